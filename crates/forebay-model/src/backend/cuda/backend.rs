@@ -2,22 +2,21 @@
 
 use forebay_compute::Cpu;
 use forebay_cuda::{
-    Added, AttentionInputs, AttentionSplits, DECODE_ROWS, DevicePtr, FiniteFlag, Gating, Gpu,
-    KvLayer, NarrowActivations, Norm, Normed, RoundedActivations, TOP_K_MAX, TopK, shares_reads,
-    takes_rounded,
+    Added, AttentionInputs, AttentionSplits, CudaError, DECODE_ROWS, DevicePtr, FiniteFlag, Gating,
+    Gpu, KvLayer, NarrowActivations, Norm, Normed, RoundedActivations, TOP_K_MAX, TopK,
+    shares_reads, takes_rounded,
 };
 use forebay_stream::{MemoryPlan, Residency};
 
 use super::embedding::EmbeddingRows;
 use super::exchange::Exchange;
-use super::expert_cache::ExpertCache;
 use super::graphs::Graphs;
 use super::kv_layout::TableMirror;
-use super::layer_ring::LayerRing;
 use super::layout::{ActivationLayout, HEAD_ROWS};
-use super::memory::{self, DeviceArena, DevicePlan};
+use super::memory::{Device, DeviceArena, DevicePlan};
 use super::products::{Product, Products, Rows};
 use super::row_kind::row_kind;
+use super::source::WeightSource;
 use super::vectors::LayerVectors;
 use crate::ModelError;
 use crate::arch::Architecture;
@@ -38,16 +37,9 @@ pub struct CudaBackend {
     pub(super) graphs: Graphs,
     /// Rows of the embedding table, if the table is not on the GPU.
     pub(super) embedding_rows: Option<EmbeddingRows>,
-    /// Sub-layers of a dense model, if not all of them are on the GPU.
-    pub(super) sub_layers: Option<LayerRing>,
-    /// Experts, if not all of them are on the GPU.
-    pub(super) streamed: Option<ExpertCache>,
+    pub(super) source: WeightSource,
     /// Weight types that are read again for every decode row, as a text for [`ComputeInfo`].
     one_by_one: String,
-    /// True if the current batch is a token whose CUDA graph asked the host for its experts.
-    pub(super) served: bool,
-    /// True while this token is finished layer by layer, because its graph gave up.
-    pub(super) resuming: bool,
     /// Current projections, if attention finishes them.
     pub(super) inputs: Option<AttentionInputs>,
     /// Output that the next norm adds, if it is not in its usual place.
@@ -62,18 +54,19 @@ pub struct CudaBackend {
 }
 
 impl CudaBackend {
+    /// Creates a backend whose tables and weights are on the GPU, or in `source` and `embedding_rows`. `captures` allows
+    /// decode rows to run as CUDA graphs.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
     pub(super) fn new(
-        gpu: Gpu,
-        plan: DevicePlan,
-        arena: DeviceArena,
-        architecture: &Architecture,
-        weights: &Weights,
+        (gpu, plan, arena): (Gpu, DevicePlan, DeviceArena),
+        source: WeightSource,
+        embedding_rows: Option<EmbeddingRows>,
+        (architecture, weights): (&Architecture, &Weights),
         exact: bool,
-        record: bool,
-    ) -> Result<CudaBackend, ModelError> {
-        let ropes =
-            architecture.rope_tables(weights.rope_factors.as_ref(), plan.kv_shape.context)?;
-        memory::upload_tables(&gpu, &plan, &arena, &ropes, weights)?;
+        captures: bool,
+    ) -> Result<CudaBackend, CudaError> {
         let at = &plan.activations;
         let rounded = RoundedActivations {
             codes: arena.activation(at.codes),
@@ -88,13 +81,10 @@ impl CudaBackend {
         Ok(CudaBackend {
             products: Products::new(exact, rounds, rounded, narrow),
             exchange: Exchange::new(&gpu, at.exchange_layout, arena.activation(at.exchange))?,
-            graphs: Graphs::new(record && plan.sub_layers.all_in_vram()),
-            embedding_rows: None,
-            sub_layers: None,
-            streamed: None,
+            graphs: Graphs::new(captures),
+            embedding_rows,
+            source,
             one_by_one: one_by_one(weights, exact),
-            served: false,
-            resuming: false,
             inputs: None,
             outputs: None,
             sorted_heads: 0,
@@ -106,6 +96,17 @@ impl CudaBackend {
             plan,
             arena,
         })
+    }
+
+    /// Returns the GPU with its plan and memory.
+    pub(super) fn device(&self) -> Device<'_> {
+        Device { gpu: &self.gpu, plan: &self.plan, arena: &self.arena }
+    }
+
+    /// Returns the source of the weights, and the GPU with its plan and memory.
+    pub(super) fn source_and_device(&mut self) -> (&mut WeightSource, Device<'_>) {
+        let CudaBackend { gpu, plan, arena, source, .. } = self;
+        (source, Device { gpu, plan, arena })
     }
 
     pub(super) fn at(&self) -> &ActivationLayout {
@@ -125,10 +126,9 @@ impl CudaBackend {
     }
 
     pub(super) fn product(&self, step: &Step<'_>, matrix: PartMatrix, out: u64) -> Product {
-        let data = match (self.plan.weights.layers[step.layer][matrix.part], &self.sub_layers) {
-            (Some(at), _) => self.arena.dense(at),
-            (None, Some(sub_layers)) => sub_layers.part(matrix.part),
-            (None, None) => unreachable!("what is not on the GPU is on its way"),
+        let data = match self.plan.weights.layers[step.layer][matrix.part] {
+            Some(at) => self.arena.dense(at),
+            None => self.source.part(matrix.part),
         };
         Product { matrix, data, out: self.float(out) }
     }
@@ -230,21 +230,14 @@ impl CudaBackend {
 
     /// Queues the CUDA graph of the current batch, if it has one, and answers the graph's questions.
     pub(super) fn queue_recorded(&mut self, weights: &Weights) -> Result<(), ModelError> {
-        let CudaBackend { gpu, plan, arena, graphs, streamed, .. } = self;
+        let CudaBackend { gpu, plan, arena, graphs, source, .. } = self;
         let Some(graph) = graphs.finish(gpu)? else { return Ok(()) };
-        let Some(streamed) = streamed else { return Ok(gpu.queue_graph(graph)?) };
-        streamed.upload_tables(gpu, plan, arena)?;
-        gpu.queue_graph(graph)?;
-        streamed.serve(gpu, plan, arena, weights)?;
-        self.served = true;
-        Ok(())
+        source.run_graph(Device { gpu, plan, arena }, graph, weights)
     }
 
     /// Waits for the batch and reports values that its kernels found not to be finite.
     pub(super) fn check(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        if let Some(sub_layers) = &mut self.sub_layers {
-            sub_layers.end(&self.gpu)?;
-        }
+        self.source.end(&self.gpu)?;
         self.exchange.wait(&self.gpu, &mut self.flags)?;
         self.report_flags(step, usize::MAX)
     }
@@ -298,7 +291,7 @@ impl Backend for CudaBackend {
         let (major, minor) = self.gpu.compute_capability();
         let arithmetic = if self.products.exact { "exact" } else { "fast" };
         let memory = self.gpu.memory_bytes().ok();
-        let cpu = self.cpu_beside();
+        let cpu = self.source.sub_layer_cpu();
         let beside = |what: fn(&Cpu) -> String| cpu.map_or(String::new(), what);
         ComputeInfo {
             threads: cpu.map_or(1, |cpu| cpu.pool().threads()),
@@ -383,13 +376,11 @@ impl Backend for CudaBackend {
     }
 
     fn residency(&self) -> Option<&Residency> {
-        let sub_layers = self.sub_layers.as_ref().map(LayerRing::host);
-        sub_layers.or(self.streamed.as_ref().map(ExpertCache::host))
+        self.source.host()
     }
 
     fn residency_mut(&mut self) -> Option<&mut Residency> {
-        let sub_layers = self.sub_layers.as_mut().map(LayerRing::host_mut);
-        sub_layers.or(self.streamed.as_mut().map(ExpertCache::host_mut))
+        self.source.host_mut()
     }
 
     fn slots(&self) -> Option<&MemoryPlan> {
@@ -401,11 +392,11 @@ impl Backend for CudaBackend {
     }
 
     fn device_experts(&self) -> Option<DeviceExperts> {
-        self.streamed.as_ref().map(ExpertCache::statistics)
+        self.source.expert_statistics()
     }
 
     fn device_sub_layers(&self) -> Option<DeviceSubLayers> {
-        self.sub_layers.as_ref().map(LayerRing::statistics)
+        self.source.sub_layer_statistics()
     }
 
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
@@ -429,7 +420,7 @@ impl Backend for CudaBackend {
         };
         let x = self.float(self.at().x);
         let exchanged = match block {
-            NextBlock::FeedForward => self.exchanged(step.layer),
+            NextBlock::FeedForward => self.source.exchanged(step.layer),
             NextBlock::Attention | NextBlock::Head => None,
         };
         let rows = exchanged.map_or(self.float(self.at().normed), |[input, _]| input);
@@ -450,7 +441,7 @@ impl Backend for CudaBackend {
     }
 
     fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        self.enter_sub_layer(attention_of(step.layer))?;
+        self.source.fetch(&self.gpu, attention_of(step.layer))?;
         self.project_layer(step)
     }
 
@@ -460,7 +451,7 @@ impl Backend for CudaBackend {
 
     fn project_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         self.project_layer_output(step)?;
-        self.leave_sub_layer(attention_of(step.layer))
+        self.source.release(&self.gpu, attention_of(step.layer))
     }
 
     fn dense_feed_forward(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
@@ -468,8 +459,10 @@ impl Backend for CudaBackend {
             unreachable!("the caller looked at the weights");
         };
         let sub_layer = feed_forward_of(step.layer);
-        self.enter_sub_layer(sub_layer)?;
-        if !self.compute_sub_layer_on_cpu(step, [gate, up, down])? {
+        self.source.fetch(&self.gpu, sub_layer)?;
+        if let Some(out) = self.source.compute_on_cpu(&self.gpu, step, [gate, up, down])? {
+            self.outputs = Some(Added::Rows(out));
+        } else {
             let (gpu, at) = (&self.gpu, self.at());
             let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
             let gating = device_gating(step.architecture.gating);
@@ -477,7 +470,7 @@ impl Backend for CudaBackend {
             let down = self.product(step, down, at.block_out);
             self.products.dense(gpu, self.float(at.gate), Rows::of(step), &[down])?;
         }
-        self.leave_sub_layer(sub_layer)
+        self.source.release(&self.gpu, sub_layer)
     }
 
     fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {
@@ -485,11 +478,9 @@ impl Backend for CudaBackend {
     }
 
     fn recorded_routing(&self, step: &Step<'_>, routing: &mut [i32]) {
-        if let Some(streamed) = self.streamed.as_ref().filter(|_| self.served) {
-            streamed.served_experts(|layer, ids| {
-                record_routing(ids, routing, layer, step.architecture.layers.len(), 1);
-            });
-        }
+        self.source.graph_experts(|layer, ids| {
+            record_routing(ids, routing, layer, step.architecture.layers.len(), 1);
+        });
     }
 
     fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {

@@ -5,7 +5,6 @@ use forebay_cuda::EmbeddingTable;
 
 use super::backend::CudaBackend;
 use super::exchange::KvPlace;
-use super::expert_cache::ExpertCache;
 use super::graphs::GraphKey;
 use super::layout::EmbeddingLocation;
 use crate::ModelError;
@@ -38,27 +37,17 @@ impl CudaBackend {
         if let Some(rows) = &mut self.embedding_rows {
             rows.read(step, batch.tokens)?;
         }
-        if let Some(sub_layers) = &mut self.sub_layers {
-            sub_layers.begin(&self.gpu, is_decode, batch.end != End::Nothing)?;
-        }
-        (self.served, self.resuming) = (false, false);
         // All logits of several rows are copied row by row, which is no work for a graph.
         let few_results = step.count == 1 || matches!(batch.end, End::Largest(_));
-        let mut one = is_decode && few_results && step.outputs.len() == step.count;
-        // Without streamed experts, a graph neither reports the chosen ids nor accepts ids chosen by the caller.
-        one &= self.streamed.is_some() || !batch.routing && batch.chosen.is_none();
-        let cpu_offloads = self.streamed.as_mut().is_some_and(ExpertCache::decide_cpu_offload);
-        one &= self.streamed.as_ref().is_none_or(|streamed| streamed.serves_rows(step.count));
+        let fits = is_decode && few_results && step.outputs.len() == step.count;
+        let source = self.source.begin(&self.gpu, step, batch)?.filter(|_| fits);
         let splits = self.attention_splits(step).most;
-        let key = GraphKey { rows: step.count, splits, end: batch.end, cpu_offloads };
-        let is_replayed = self.graphs.begin(&self.gpu, one.then_some(key))?;
-        let asks = is_replayed || self.graphs.is_capturing();
-        let streamed = self.streamed.as_mut().filter(|_| asks);
-        if let Some(streamed) = streamed {
-            streamed.begin_run(&self.gpu, step.count, batch.chosen);
-            if !is_replayed {
-                streamed.queue_run(&self.gpu, &self.plan, &self.arena)?;
-            }
+        let key =
+            source.map(|source| GraphKey { rows: step.count, splits, end: batch.end, source });
+        let is_replayed = self.graphs.begin(&self.gpu, key)?;
+        if is_replayed || self.graphs.is_capturing() {
+            let (source, on) = self.source_and_device();
+            source.begin_graph(on, step.count, batch.chosen, is_replayed)?;
         }
         if is_replayed {
             return Ok(Begun::Recorded);

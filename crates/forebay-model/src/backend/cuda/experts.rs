@@ -7,8 +7,8 @@ use forebay_cuda::{
 };
 
 use super::backend::{CudaBackend, device_gating};
-use super::expert_cache::{ExpertCache, LayerOfDevice};
-use super::memory::DeviceArena;
+use super::expert_cache::ExpertWork;
+use super::memory::Device;
 use super::on_cpu::{BatchRows, expert_matrices};
 use super::products::{EntryRow, ExpertEntries, ExpertProduct, Rows};
 use super::vectors::optional;
@@ -60,33 +60,13 @@ impl CudaBackend {
             self.products.dense(gpu, x, Rows::of(step), &[product])?;
             gpu.route(&choice, logits, &outputs, step.count)?;
         }
-        if self.resuming
-            && let Some(mut streamed) = self.streamed.take()
-        {
-            let on = self.layer_of_device(step.layer);
-            let queued = streamed
-                .answer_beforehand(&on, step.weights, ids, x)
-                .and_then(|()| Ok(streamed.queue_fetch(&on, ids, x)?));
-            self.streamed = Some(streamed);
-            return queued.and_then(|()| Ok(self.sort_pairs(step, ids)?));
-        }
-        if self.graphs.is_capturing()
-            && let Some(streamed) = &self.streamed
-        {
-            streamed.queue_fetch(&self.layer_of_device(step.layer), ids, x)?;
-            return Ok(self.sort_pairs(step, ids)?);
-        }
-        if let Some(chosen) = step.chosen {
-            gpu.upload(chosen, ids)?;
-        }
+        let (source, on) = self.source_and_device();
+        source.take_choice(on, step, ids, x)?;
         self.sort_pairs(step, ids)?;
-        let chosen = &mut self.chosen[..step.count * experts.used];
-        match (&mut self.streamed, &routing) {
-            (Some(streamed), _) => streamed.take_ids(&self.gpu, ids, chosen)?,
-            (None, Some(_)) => self.gpu.download_into(ids, chosen)?,
-            (None, None) => {}
-        }
-        if let Some(routing) = routing {
+        let CudaBackend { gpu, source, chosen, .. } = self;
+        let chosen = &mut chosen[..step.count * experts.used];
+        let is_here = source.download_choice(gpu, ids, chosen, routing.is_some())?;
+        if let Some(routing) = routing.filter(|_| is_here) {
             let layers = step.architecture.layers.len();
             record_routing(chosen, routing, step.layer, layers, step.count);
         }
@@ -105,39 +85,21 @@ impl CudaBackend {
 
     /// Computes all products of a layer's experts. The next norm adds them up.
     pub(super) fn multiply_experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let mut streamed = self.streamed.take();
-        let computed = self.compute_experts(step, streamed.as_mut());
-        self.streamed = streamed;
-        self.outputs = Some(Added::Experts(computed?));
-        Ok(())
-    }
-
-    /// Computes the products for `multiply_experts`, in several passes if the experts arrive so.
-    fn compute_experts(
-        &self,
-        step: &Step<'_>,
-        streamed: Option<&mut ExpertCache>,
-    ) -> Result<ExpertOutputs, ModelError> {
         let FeedForwardWeights::Experts { gate, up, down, .. } = step.layer_weights().feed_forward
         else {
             unreachable!("the caller looked at the weights");
         };
         let shared = self.compute_shared(step)?;
-        let (gpu, at, experts) = (&self.gpu, self.at(), step.experts());
+        let (at, experts) = (self.at(), step.experts());
         let matrices = expert_matrices(step.layer_weights(), step.architecture.gating);
         let matrices = matrices.expect("the layer has experts");
         let layout = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
         let sorted = self.sorted_pairs();
-        let fetched = streamed.is_some() && (self.graphs.is_capturing() || self.resuming);
-        let slots = match fetched {
-            true => DeviceArena::chosen_table(&self.plan, step.layer),
-            false => step.layer,
-        };
         let by_row = self.products.takes_matvec(step.kind());
         // A single row has one pair for each expert.
         let is_ordered = by_row && step.count > 1;
         let entries = ExpertEntries {
-            slots: self.arena.expert_tables().table(slots),
+            slots: self.source.expert_table(self.device(), step.layer),
             experts: experts.count,
             rows: Rows::of(step),
             used: experts.used,
@@ -166,47 +128,13 @@ impl CudaBackend {
             pairs: if by_row { DevicePtr::null() } else { sorted.pairs },
         });
         let gating = device_gating(step.architecture.gating);
-        let compute = || {
-            self.products.gated_experts(gpu, gating, biases, x, &entries, pair)?;
-            self.products.experts(gpu, inner, &entries, EntryRow::Own, &down)
-        };
-        match streamed {
-            None => compute()?,
-            Some(streamed) if fetched => {
-                compute()?;
-                let on = self.layer_of_device(step.layer);
-                streamed.queue_rows(&on, self.float(at.outputs))?;
-            }
-            Some(streamed) => {
-                let on = self.layer_of_device(step.layer);
-                let chosen = &self.chosen[..step.count * experts.used];
-                let rows = BatchRows {
-                    normed: x,
-                    outputs: self.float(at.outputs),
-                    tokens: step.count,
-                    used: experts.used,
-                    hidden: step.architecture.hidden,
-                };
-                let few = by_row.then_some(&rows);
-                streamed.begin(&on, chosen, few)?;
-                while let Some(work) = streamed.next_pass(&on)? {
-                    if work.gpu {
-                        compute()?;
-                    }
-                    if work.cpu {
-                        streamed.compute_on_cpu(gpu, &matrices, &rows, chosen)?;
-                    }
-                    streamed.end_pass(gpu)?;
-                }
-                streamed.end();
-            }
-        }
         let row_of_pair = match by_row {
             true => self.arena.activation(at.identity),
             false => sorted.row_of_pair,
         };
-        Ok(ExpertOutputs {
-            parts: self.float(at.outputs),
+        let parts = self.float(at.outputs);
+        let outputs = ExpertOutputs {
+            parts,
             weights: self.float(at.expert_weights),
             row_of_pair,
             bias: down_bias,
@@ -214,7 +142,23 @@ impl CudaBackend {
             shared,
             width: step.architecture.hidden,
             k: experts.used,
-        })
+        };
+        let rows = BatchRows {
+            normed: x,
+            outputs: parts,
+            tokens: step.count,
+            used: experts.used,
+            hidden: step.architecture.hidden,
+        };
+        let CudaBackend { gpu, plan, arena, source, products, chosen, .. } = self;
+        let chosen = &chosen[..step.count * experts.used];
+        let work = ExpertWork { layer: step.layer, matrices, rows, chosen, few: by_row };
+        source.compute_experts(Device { gpu, plan, arena }, &work, || {
+            products.gated_experts(gpu, gating, biases, x, &entries, pair)?;
+            products.experts(gpu, inner, &entries, EntryRow::Own, &down)
+        })?;
+        self.outputs = Some(Added::Experts(outputs));
+        Ok(())
     }
 
     /// Computes the shared expert, which processes every token. Returns the address of its output, or null if the
@@ -242,9 +186,5 @@ impl CudaBackend {
             pairs: self.arena.activation(self.at().pairs),
             row_of_pair: self.arena.activation(self.at().row_of_pair),
         }
-    }
-
-    fn layer_of_device(&self, layer: usize) -> LayerOfDevice<'_> {
-        LayerOfDevice { gpu: &self.gpu, plan: &self.plan, arena: &self.arena, layer }
     }
 }

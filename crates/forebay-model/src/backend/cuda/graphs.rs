@@ -17,6 +17,14 @@ pub struct GraphKey {
     /// Largest number of parts into which attention cuts the context of one of the tokens.
     pub splits: usize,
     pub end: End,
+    /// What the weight source decided. The source itself is the same for all passes of a backend, so it is no part of
+    /// the key.
+    pub source: SourceKey,
+}
+
+/// Decisions of a weight source that differ between passes and change the kernels of a graph.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct SourceKey {
     /// True if the CPU computes some of the experts that are not on the GPU.
     pub cpu_offloads: bool,
 }

@@ -1,5 +1,5 @@
-//! ExpertCache sub-layers of a dense model. They come from host memory, or from the disk behind it, and go through a
-//! ring in VRAM or to the CPU.
+//! The source of a dense model's sub-layers that are not in VRAM. They come from host memory, or from the disk behind it,
+//! and go through a ring in VRAM or to the CPU.
 //!
 //! The order of sub-layers never changes. They are therefore taken ahead as far as there is room, and each pass
 //! continues into the next. A taken sub-layer is leased in host memory. Its parts are then copied beside the kernels,
@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Arc;
 
-use forebay_compute::{Cpu, Gating};
+use forebay_compute::Cpu;
 use forebay_cuda::{CopyStream, CudaError, DevicePtr, Gpu, InFlight, Marker, Pinned};
 use forebay_stream::{Lease, Residency};
 
@@ -18,7 +18,8 @@ use super::cpu_sub_layers::{CpuSubLayers, SubLayerMatrices};
 use super::pass_times::PassClock;
 use super::ring::Ring;
 use crate::ModelError;
-use crate::sharing::{SubLayerPlan, SubLayerRates};
+use crate::backend::Step;
+use crate::sharing::{SubLayerPlan, SubLayerRates, feed_forward_of};
 use crate::statistics::{DeviceSubLayers, PassTimes};
 use crate::weights::PartMatrix;
 
@@ -65,7 +66,7 @@ struct Outside {
     on_cpu: bool,
 }
 
-/// State of one model's streamed sub-layers.
+/// A ring in VRAM for the sub-layers that are in host memory.
 pub struct LayerRing {
     // Dropped before the memory that the copies read.
     in_flight: VecDeque<InFlight<SharedLease>>,
@@ -224,17 +225,29 @@ impl LayerRing {
         is_its.then(|| [cpu.inputs(), cpu.outputs()])
     }
 
-    /// Makes `sub_layer` the current one. Kernels queued from now on read it in VRAM at [`LayerRing::part`],
-    /// or the CPU reads it in host memory.
+    /// Returns true if `sub_layer` is not in VRAM, so it is the current or next one of those in host memory.
+    ///
+    /// # Panics
+    /// Panics if sub-layers are not used in the order of execution.
+    fn is_outside(&self, sub_layer: usize) -> bool {
+        let next = self.outside.get(self.executed).map_or(usize::MAX, |next| next.sub_layer);
+        assert!(sub_layer <= next, "sub-layers run in order");
+        sub_layer == next
+    }
+
+    /// Makes `sub_layer` the current one, unless it is in VRAM. Kernels queued from now on read it in the ring at
+    /// [`LayerRing::part`], or the CPU reads it in host memory.
     ///
     /// # Errors
     /// Returns an error if a read or the device fails.
     ///
     /// # Panics
-    /// Panics if it is not the next sub-layer outside VRAM.
-    pub fn enter(&mut self, gpu: &Gpu, sub_layer: usize) -> Result<(), ModelError> {
-        assert_eq!(self.outside[self.executed].sub_layer, sub_layer, "sub-layers run in order");
-        self.feed()?;
+    /// Panics if sub-layers are not fetched in the order of execution.
+    pub fn fetch(&mut self, gpu: &Gpu, sub_layer: usize) -> Result<(), ModelError> {
+        if !self.is_outside(sub_layer) {
+            return Ok(());
+        }
+        self.prefetch()?;
         if self.taken.is_empty() {
             // The read may need a slot of host memory that a copy still reads.
             self.clock.waits_for_disk();
@@ -242,23 +255,23 @@ impl LayerRing {
             let lease = self.host.dense(self.executed as u32)?;
             self.clock.goes_on();
             self.take(lease);
-            self.feed()?;
+            self.prefetch()?;
         }
-        let entered = self.taken.pop_front().expect("it was taken");
-        if let Some(parts) = &entered.parts {
+        let fetched = self.taken.pop_front().expect("it was taken");
+        if let Some(parts) = &fetched.parts {
             assert_eq!(
                 parts.len(),
                 self.outside[self.executed].parts.len(),
                 "the ring holds a sub-layer"
             );
-            self.held = Some(entered.last_copy);
+            self.held = Some(fetched.last_copy);
             // Copies finish in order, so the last one is enough. It may have finished already.
-            let ahead = entered.last_copy.checked_sub(self.copies_done);
+            let ahead = fetched.last_copy.checked_sub(self.copies_done);
             if let Some(last) = ahead.and_then(|ahead| self.in_flight.get(ahead as usize)) {
                 self.copies.hold(gpu, last)?;
             }
         }
-        self.current = Some(entered);
+        self.current = Some(fetched);
         Ok(())
     }
 
@@ -273,32 +286,37 @@ impl LayerRing {
         self.ring_at.offset(parts[part - first] as usize)
     }
 
-    /// Ends the current sub-layer, whose kernels are queued.
+    /// Releases `sub_layer`, whose kernels are queued, unless it is in VRAM. Its place in the ring is free once they have
+    /// run.
     ///
     /// # Errors
     /// Returns an error if a read or the device fails.
-    pub fn leave(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
+    pub fn release(&mut self, gpu: &Gpu, sub_layer: usize) -> Result<(), ModelError> {
+        if !self.is_outside(sub_layer) {
+            return Ok(());
+        }
         if let Some(parts) = self.current.take().and_then(|sub_layer| sub_layer.parts) {
             self.ring.release(parts.len(), self.copies.mark(gpu)?);
         }
         self.executed += 1;
-        self.feed()
+        self.prefetch()
     }
 
-    /// Computes the current sub-layer for `tokens` rows on the CPU; see [`LayerRing::exchanged`].
+    /// Computes a layer's fetched feed-forward (gate, up and down) on the CPU, if it is the CPU's in this pass. Returns
+    /// the address of its output, or `None` if kernels compute it.
     ///
     /// # Errors
     /// Returns an error if a read or the device fails.
     ///
     /// # Panics
-    /// Panics if the current sub-layer is not one that the CPU computes.
+    /// Panics if the feed-forward is the CPU's and was not fetched.
     pub fn compute_on_cpu(
         &mut self,
         gpu: &Gpu,
+        step: &Step<'_>,
         matrices: [PartMatrix; 3],
-        gating: Gating,
-        tokens: usize,
-    ) -> Result<(), ModelError> {
+    ) -> Result<Option<DevicePtr<f32>>, ModelError> {
+        let Some([_, out]) = self.exchanged(feed_forward_of(step.layer)) else { return Ok(None) };
         self.wait_for_gpu(gpu)?;
         let Outside { parts, bytes, .. } = &self.outside[self.executed];
         self.counts.bytes_on_cpu += bytes;
@@ -307,22 +325,22 @@ impl LayerRing {
         let [gate, up, down] = matrices.map(of_block);
         let LayerRing { cpu, host, current, clock, .. } = self;
         let (Some(cpu), Some(sub_layer)) = (cpu, current) else {
-            panic!("a sub-layer was entered")
+            panic!("the sub-layer was fetched")
         };
         assert!(sub_layer.parts.is_none(), "the CPU computes the current sub-layer");
         clock.computes();
         cpu.compute(
             host,
             &sub_layer.lease.0,
-            &SubLayerMatrices { gate, up, down, gating },
-            tokens,
+            &SubLayerMatrices { gate, up, down, gating: step.architecture.gating },
+            step.count,
         )?;
         clock.goes_on();
-        Ok(())
+        Ok(Some(out))
     }
 
     /// Takes as many of the next sub-layers as there is room for. Never waits.
-    fn feed(&mut self) -> Result<(), ModelError> {
+    fn prefetch(&mut self) -> Result<(), ModelError> {
         while let Some(oldest) = self.in_flight.front() {
             if !oldest.is_done()? {
                 break;

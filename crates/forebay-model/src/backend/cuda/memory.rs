@@ -352,6 +352,14 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
     Ok(())
 }
 
+/// A GPU with the plan and the memory of a model.
+#[derive(Clone, Copy)]
+pub struct Device<'a> {
+    pub gpu: &'a Gpu,
+    pub plan: &'a DevicePlan,
+    pub arena: &'a DeviceArena,
+}
+
 /// Device memory of a model, reserved at once.
 pub struct DeviceArena {
     dense: Arc<DeviceMemory>,

@@ -1,10 +1,11 @@
 //! The NVIDIA GPU backend.
 //!
 //! If the whole model is in VRAM, every step queues kernels, and the host waits only for the copy of the logits. The
-//! work of a single token is captured once as a CUDA graph and then queued with one call.
+//! work of decode rows is captured once as a CUDA graph and then queued with one call.
 //!
 //! If not all experts fit, the host sees every router's choice and brings the missing experts. If a dense model does
-//! not fit, its sub-layers pass through a ring, and the CPU computes some of them.
+//! not fit, its sub-layers pass through a ring, and the CPU computes some of them. The steps are the same in each case:
+//! they ask the `WeightSource` for weights.
 
 mod attention;
 mod backend;
@@ -28,7 +29,7 @@ mod relayout;
 mod resume;
 mod ring;
 mod row_kind;
-mod sub_layer_steps;
+mod source;
 mod vectors;
 
 pub use backend::CudaBackend;
@@ -36,4 +37,5 @@ pub use expert_cache::HostExperts;
 pub use layer_ring::HostSubLayers;
 pub use memory::DeviceFacts;
 pub use on_cpu::OffloadCpu;
-pub use plan::{CudaPlan, HostWeights, WeightsToLoad};
+pub use plan::{CudaPlan, WeightsToLoad};
+pub use source::HostWeights;

@@ -1,21 +1,16 @@
 //! Planning and loading of a model on a GPU.
 
-use forebay_cuda::{
-    CudaError, DECODE_ROWS, DevicePtr, Gpu, KvElement, KvLayerShape, ModelKernels, modules_needed,
-};
+use forebay_cuda::{DevicePtr, Gpu, KvElement, KvLayerShape, ModelKernels, modules_needed};
 use forebay_store::{FileSet, UploadPart};
 use forebay_stream::{MemoryPlan, PolicyKind};
 
 use super::backend::CudaBackend;
 use super::embedding::EmbeddingRows;
-use super::expert_cache::{ExpertCache, HostExperts};
-use super::graphs::Graphs;
-use super::layer_ring::{HostSubLayers, LayerRing};
 use super::layout::KvSize;
-use super::memory::{DeviceArena, DeviceFacts, DevicePlan};
-use super::on_cpu::expert_matrices;
+use super::memory::{Device, DeviceArena, DeviceFacts, DevicePlan, upload_tables};
 use super::placed::upload_parts;
 use super::relayout::relayout_all;
+use super::source::{HostWeights, WeightSource};
 use crate::ModelError;
 use crate::arch::{Architecture, KvCapacity};
 use crate::sharing::{SubLayerPlan, SubLayerRates};
@@ -132,17 +127,19 @@ impl CudaPlan {
         let memory = arena.of_weights();
         let (host, filled) = fill(&WeightsToLoad { gpu: &gpu, parts, memory, modules })?;
         relayout_all(&gpu, &plan, &arena, weights).map_err(ModelError::from)?;
-        let mut backend = CudaBackend::new(gpu, plan, arena, architecture, weights, exact, record)?;
-        let rows = EmbeddingRows::new(&backend.gpu, &backend.plan, weights, files);
-        backend.embedding_rows = rows.map_err(ModelError::from)?;
-        let attached = match host {
-            HostWeights::Nothing => Ok(()),
-            HostWeights::Experts(host) => {
-                backend.attach_experts(host, architecture, weights, record && !exact)
-            }
-            HostWeights::SubLayers(host) => backend.attach_sub_layers(host, architecture),
-        };
-        attached.map_err(ModelError::from)?;
+        let ropes =
+            architecture.rope_tables(weights.rope_factors.as_ref(), plan.kv_shape.context)?;
+        upload_tables(&gpu, &plan, &arena, &ropes, weights).map_err(ModelError::from)?;
+        let rows = EmbeddingRows::new(&gpu, &plan, weights, files).map_err(ModelError::from)?;
+        let on = Device { gpu: &gpu, plan: &plan, arena: &arena };
+        // Exact products use the order of experts instead of the router's order, so exact tokens with experts in slots
+        // do not run as graphs.
+        let source = WeightSource::new(on, host, architecture, weights, record && !exact)
+            .map_err(ModelError::from)?;
+        let of_device = (gpu, plan, arena);
+        let model = (architecture, weights);
+        let backend = CudaBackend::new(of_device, source, rows, model, exact, record)
+            .map_err(ModelError::from)?;
         Ok((backend, filled))
     }
 }
@@ -156,48 +153,4 @@ pub struct WeightsToLoad<'a> {
     pub memory: [DevicePtr<u8>; 2],
     /// Modules for [`Gpu::load_modules`].
     pub modules: Vec<&'static str>,
-}
-
-/// Weights of a model that are in host memory beside a GPU.
-pub enum HostWeights {
-    Nothing,
-    Experts(HostExperts),
-    SubLayers(HostSubLayers),
-}
-
-impl CudaBackend {
-    /// Attaches the experts in host memory. `records` allows decode rows to run as CUDA graphs. Exact products use
-    /// the order of experts instead of the router's order, so exact tokens do not run as graphs.
-    ///
-    /// # Panics
-    /// Panics if the model has no experts, or the plan has no slots for them.
-    fn attach_experts(
-        &mut self,
-        host: HostExperts,
-        architecture: &Architecture,
-        weights: &Weights,
-        records: bool,
-    ) -> Result<(), CudaError> {
-        let sizes = (self.at().batch, DECODE_ROWS, architecture.experts_per_token());
-        let gating = architecture.gating;
-        let of = weights.layers.iter().find_map(|layer| expert_matrices(layer, gating));
-        let of = of.expect("a model with slots for experts has some");
-        let on = (&self.gpu, &self.plan, &self.arena);
-        let streamed = ExpertCache::new(on, host, sizes, &of, records)?;
-        self.graphs = Graphs::new(streamed.serves());
-        self.streamed = Some(streamed);
-        Ok(())
-    }
-
-    fn attach_sub_layers(
-        &mut self,
-        host: HostSubLayers,
-        architecture: &Architecture,
-    ) -> Result<(), CudaError> {
-        let sizes = (DECODE_ROWS, architecture.hidden, architecture.dense_width());
-        let ring = self.arena.dense(self.plan.weights.ring);
-        let sub_layers = LayerRing::new(&self.gpu, &self.plan.sub_layers, ring, host, sizes)?;
-        self.sub_layers = Some(sub_layers);
-        Ok(())
-    }
 }

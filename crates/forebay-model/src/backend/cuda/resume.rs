@@ -5,8 +5,6 @@
 //! From that layer on, the host queues the same kernels one by one. It provides the experts of each layer before it queues
 //! the kernel that needs them, so no kernel waits. The output has the same bits as without the timeout.
 
-use forebay_cuda::CudaError;
-
 use super::CudaBackend;
 use crate::ModelError;
 use crate::backend::{Backend, End, NextBlock, Step};
@@ -14,34 +12,25 @@ use crate::decoder::{feed_forward_step, layer_step};
 use forebay_store::Interrupt;
 
 impl CudaBackend {
-    /// Finishes the current token if its graph gave up. Waits for the graph if it may give up.
+    /// Finishes the current pass if its graph gave up. Waits for the graph if it may give up.
     ///
     /// # Errors
     /// Returns an error for values that were not finite before the graph gave up, a failed read, or a failed device.
     pub(super) fn resume(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
-        let Some(first) = self.given_up()? else { return Ok(()) };
+        let Some(first) = self.source.given_up(&self.gpu)? else { return Ok(()) };
         self.exchange.wait(&self.gpu, &mut self.flags)?;
         self.report_flags(step, first)?;
-        self.resuming = true;
-        let resumed = self.queue_rest(step, first, end);
-        self.resuming = false;
-        resumed?;
-        assert_eq!(self.given_up()?, None, "no kernel waits for experts that are in VRAM");
+        self.queue_rest(step, first, end)?;
+        let given_up = self.source.given_up(&self.gpu)?;
+        assert_eq!(given_up, None, "no kernel waits for experts that are in VRAM");
         Ok(())
-    }
-
-    /// Returns the layer in which the current graph gave up.
-    fn given_up(&self) -> Result<Option<usize>, CudaError> {
-        let streamed = self.streamed.as_ref().filter(|_| self.served);
-        let layer = streamed.map_or(Ok(None), |streamed| streamed.given_up(&self.gpu))?;
-        Ok(layer.map(|layer| layer.0 as usize))
     }
 
     /// Queues the feed-forward of layer `first` and everything after it.
     fn queue_rest(&mut self, step: &Step<'_>, first: usize, end: End) -> Result<(), ModelError> {
         (self.inputs, self.outputs) = (None, None);
-        let CudaBackend { gpu, plan, arena, streamed, .. } = self;
-        streamed.as_mut().expect("experts are missing").go_on(gpu, plan, arena)?;
+        let (source, on) = self.source_and_device();
+        source.resume(on)?;
         self.exchange.use_again();
         self.exchange.queue_up(&self.gpu)?;
         let interrupt = Interrupt::new();

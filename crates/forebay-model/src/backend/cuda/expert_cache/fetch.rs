@@ -1,11 +1,13 @@
-//! Computes a batch's experts in passes. Experts that have arrived in host memory are copied to slots while the
-//! kernels of the previous pass run and the disk reads the next experts.
+//! Fetches a layer's experts for kernels that the host queues one by one, in several passes if they do not fit at once.
+//! Experts that have arrived in host memory are copied to slots while the kernels of the previous pass run and the disk
+//! reads the next experts.
 
-use forebay_cuda::Gpu;
-use forebay_stream::{ExpertIndex, Lease};
+use forebay_cuda::{CudaError, DevicePtr, Gpu};
+use forebay_stream::{ExpertIndex, Lease, TierBatch};
 
-use super::super::on_cpu::{BatchRows, ExpertMatrices};
-use super::{ExpertCache, ExpertPass, LayerOfDevice};
+use super::super::memory::Device;
+use super::super::on_cpu::BatchRows;
+use super::{ExpertCache, ExpertPass, ExpertWork};
 use crate::ModelError;
 
 /// Maximum number of bytes of expert copies that are queued at a time. If many more are queued, the driver blocks the
@@ -15,19 +17,93 @@ const QUEUED_BYTES: u64 = 64 << 20;
 
 /// Devices that have work in a pass.
 #[derive(Clone, Copy, Debug)]
-pub struct PassWork {
+pub(super) struct PassWork {
     pub gpu: bool,
     pub cpu: bool,
 }
 
 impl ExpertCache {
+    /// Copies the ids that the router chose, `[tokens, k]`, to the host. Waits for all queued work.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call or queued work failed.
+    pub(super) fn take_ids(
+        &mut self,
+        gpu: &Gpu,
+        ids: DevicePtr<u32>,
+        chosen: &mut [u32],
+    ) -> Result<(), CudaError> {
+        gpu.queue_download(ids, &self.ids, 0..chosen.len())?;
+        gpu.synchronize()?;
+        self.ids.read(0, chosen);
+        self.finish_before(gpu);
+        Ok(())
+    }
+
+    /// Looks up the experts of a layer's batch and decides which device computes those that are not on the GPU.
+    /// Starts to bring them to host memory.
+    ///
+    /// # Errors
+    /// Returns an error if ids are no experts because the router's scores were not finite, or if a read fails.
+    pub(super) fn prefetch(
+        &mut self,
+        on: Device<'_>,
+        work: &ExpertWork<'_>,
+    ) -> Result<(), ModelError> {
+        let rows = work.few.then_some(&work.rows);
+        if let Some(service) = &mut self.service {
+            service.forget_tables();
+        }
+        self.touch(work.layer, work.chosen)?;
+        let split = rows.and_then(|_| self.split());
+        let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
+        self.tier.begin(self.layer, &self.touched, admits, &mut self.batch);
+        let TierBatch { hits, misses, elsewhere, .. } = &self.batch;
+        if rows.is_some_and(|rows| rows.tokens == 1)
+            && let Some(cpu) = &mut self.cpu
+        {
+            cpu.cpu_offload.note(misses.len() + elsewhere.len());
+        }
+        self.host.note_uses(self.layer, hits);
+        self.wanted.clear();
+        self.wanted.extend(misses.iter().chain(elsewhere));
+        self.wanted.sort_unstable();
+        self.hits_are_done = hits.is_empty();
+        self.host_is_done = self.wanted.is_empty();
+        let begun = self.begin_reads(on, rows);
+        if begun.is_err() {
+            self.give_up();
+        }
+        let free = self.tier.free_slots(self.layer);
+        let misses = self.batch.misses.len();
+        self.pass_misses = if misses <= free { free } else { (free / 2).max(1) };
+        begun
+    }
+
+    /// Starts to bring experts from the disk to host memory, and evicted experts from VRAM. Copies the batch's input to
+    /// the host if the CPU computes experts.
+    fn begin_reads(&mut self, on: Device<'_>, rows: Option<&BatchRows>) -> Result<(), ModelError> {
+        if !self.host_is_done {
+            self.host.begin_experts(self.layer, &self.wanted)?;
+        }
+        self.hand_over();
+        self.begin_returns(on)?;
+        if let (Some(cpu), Some(rows), false) =
+            (&mut self.cpu, rows, self.batch.elsewhere.is_empty())
+        {
+            // This waits for all queued work, so it must come before new kernels are queued.
+            cpu.take_input(on.gpu, rows)?;
+        }
+        Ok(())
+    }
+
     /// Queues copies of the next experts to the GPU. Makes the layer's table name these experts and no others of the
     /// batch. Returns `None` once the whole batch is computed.
     ///
     /// # Errors
     /// Returns an error if a read or the device fails. This ends the batch.
-    pub fn next_pass(&mut self, on: &LayerOfDevice<'_>) -> Result<Option<PassWork>, ModelError> {
-        match self.try_next_pass(on) {
+    pub(super) fn fetch(&mut self, on: Device<'_>) -> Result<Option<PassWork>, ModelError> {
+        match self.try_fetch(on) {
             Ok(more) => Ok(more),
             Err(error) => {
                 // Queued copies may still write slots that other experts get next.
@@ -38,7 +114,7 @@ impl ExpertCache {
         }
     }
 
-    fn try_next_pass(&mut self, on: &LayerOfDevice<'_>) -> Result<Option<PassWork>, ModelError> {
+    fn try_fetch(&mut self, on: Device<'_>) -> Result<Option<PassWork>, ModelError> {
         self.pass.clear();
         self.take_ready()?;
         self.copy_ready(on)?;
@@ -62,17 +138,15 @@ impl ExpertCache {
     ///
     /// # Errors
     /// Returns an error if a read or the device fails. This ends the batch.
-    pub fn compute_on_cpu(
+    pub(super) fn compute_on_cpu(
         &mut self,
         gpu: &Gpu,
-        of: &ExpertMatrices<'_>,
-        rows: &BatchRows,
-        chosen: &[u32],
+        work: &ExpertWork<'_>,
     ) -> Result<(), ModelError> {
         let ExpertCache { cpu, host, for_cpu, experts_on_cpu, .. } = self;
         let cpu = cpu.as_mut().expect("what is the CPU's is for a CPU");
         *experts_on_cpu += for_cpu.len() as u64;
-        let computed = cpu.compute(gpu, host, of, rows, chosen, for_cpu);
+        let computed = cpu.compute(gpu, host, &work.matrices, &work.rows, work.chosen, for_cpu);
         for_cpu.clear();
         if computed.is_err() {
             let _ = gpu.synchronize();
@@ -120,8 +194,9 @@ impl ExpertCache {
     }
 
     /// Starts copies of ready experts, as far as there are slots. Reads continue meanwhile.
-    fn copy_ready(&mut self, on: &LayerOfDevice<'_>) -> Result<(), ModelError> {
-        let layout = on.plan.weights.experts_of[on.layer].expect("the layer has experts");
+    fn copy_ready(&mut self, on: Device<'_>) -> Result<(), ModelError> {
+        let layout =
+            on.plan.weights.experts_of[self.layer.0 as usize].expect("the layer has experts");
         let expert_bytes: u64 = layout.part_bytes.iter().sum();
         let queued_most = (QUEUED_BYTES / expert_bytes.max(1)).max(2) as usize;
         while self.pass.len() < self.pass_misses {
@@ -134,7 +209,7 @@ impl ExpertCache {
                 None => {
                     let pass = self.passes.pop_front().expect("released slots are enough for one");
                     self.copies.wait_for(&pass.done)?;
-                    self.release(&pass);
+                    self.release_pass(&pass);
                     continue;
                 }
             };
@@ -153,12 +228,14 @@ impl ExpertCache {
     }
 
     /// Makes the layer's table on the GPU name the experts of the pass, and no others of the batch.
-    fn name_pass(&mut self, on: &LayerOfDevice<'_>) -> Result<(), ModelError> {
+    fn name_pass(&mut self, on: Device<'_>) -> Result<(), ModelError> {
         let ExpertCache { tier, on_device, is_known, touched, pass, layer, seen, .. } = self;
         touched.iter().for_each(|expert| seen[expert.0 as usize] = false);
         pass.iter().for_each(|expert| seen[expert.0 as usize] = true);
-        let (table, pool) = (&mut on_device[on.layer], tier.pool(*layer));
-        let mut changed = !std::mem::replace(&mut is_known[on.layer], true);
+        let pool = tier.pool(*layer);
+        let layer_number = layer.0 as usize;
+        let table = &mut on_device[layer_number];
+        let mut changed = !std::mem::replace(&mut is_known[layer_number], true);
         for &expert in &*touched {
             let index = expert.0 as usize;
             let address = match tier.slot(*layer, expert).filter(|_| seen[index]) {
@@ -176,14 +253,14 @@ impl ExpertCache {
         let at = self.tables_used * words;
         self.tables_used += 1;
         let tables = on.arena.expert_tables();
-        Ok(on.gpu.queue_table(tables, on.layer, table, &mut self.tables, at)?)
+        Ok(on.gpu.queue_table(tables, layer_number, table, &mut self.tables, at)?)
     }
 
-    /// Ends a pass whose kernels are queued.
+    /// Releases the experts of a pass whose kernels are queued, once these have run.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub fn end_pass(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
+    pub(super) fn release(&mut self, gpu: &Gpu) -> Result<(), ModelError> {
         if self.pass.is_empty() {
             return Ok(());
         }
@@ -200,15 +277,15 @@ impl ExpertCache {
         Ok(())
     }
 
-    /// Ends a batch whose kernels are all queued.
-    pub fn end(&mut self) {
+    /// Releases the experts of all passes. The kernels of the batch must be queued.
+    pub(super) fn release_all(&mut self) {
         while let Some(pass) = self.passes.pop_front() {
-            self.release(&pass);
+            self.release_pass(&pass);
         }
     }
 
     /// Releases the experts of the oldest pass.
-    fn release(&mut self, pass: &ExpertPass) {
+    fn release_pass(&mut self, pass: &ExpertPass) {
         let experts = self.in_passes.drain(..pass.experts);
         experts.for_each(|expert| self.tier.release(self.layer, expert));
     }

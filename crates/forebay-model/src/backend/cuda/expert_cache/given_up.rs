@@ -2,17 +2,16 @@
 //! layers in advance.
 
 use forebay_cuda::{CudaError, DevicePtr, GivingUp, Gpu};
-use forebay_stream::LayerIndex;
 
-use super::super::memory::{DeviceArena, DevicePlan};
-use super::{ExpertCache, LayerOfDevice};
+use super::super::memory::Device;
+use super::ExpertCache;
 use crate::ModelError;
-use crate::weights::Weights;
+use crate::backend::Step;
 
 impl ExpertCache {
     /// Returns the parameters with which kernels give up, or `None` if they wait without a limit.
-    pub(super) fn giving_up(&self, plan: &DevicePlan, arena: &DeviceArena) -> Option<GivingUp> {
-        let (service, at) = (self.service.as_ref()?, &plan.activations);
+    pub(super) fn giving_up(&self, on: Device<'_>) -> Option<GivingUp> {
+        let (service, arena, at) = (self.service(), on.arena, &on.plan.activations);
         Some(GivingUp {
             bound: service.bound?,
             run: arena.activation(at.fetch_given_up),
@@ -22,35 +21,32 @@ impl ExpertCache {
         })
     }
 
-    /// Waits for the token's work if it may have given up. Returns the layer from which the work must be repeated, if
+    /// Waits for the pass's graph if graphs may give up. Returns the layer from which the work must be repeated, if
     /// it gave up.
     ///
     /// # Errors
     /// Returns an error if a driver call or queued work failed.
-    pub fn given_up(&self, gpu: &Gpu) -> Result<Option<LayerIndex>, CudaError> {
-        let Some(service) = self.service.as_ref().filter(|service| service.bound.is_some()) else {
+    pub(super) fn layer_given_up(&self, gpu: &Gpu) -> Result<Option<usize>, CudaError> {
+        let service = self.service();
+        if service.bound.is_none() {
             return Ok(None);
-        };
+        }
         gpu.synchronize()?;
-        Ok(service.mailbox.given_up(service.run).map(|place| service.layers[place]))
+        let place = service.mailbox.given_up(service.run);
+        Ok(place.map(|place| service.layers[place].0 as usize))
     }
 
-    /// Restores the residual stream of the layer that gave up, so that the current token can continue there.
+    /// Restores the residual stream of the layer that gave up, so that the pass can continue there.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub fn go_on(
-        &mut self,
-        gpu: &Gpu,
-        plan: &DevicePlan,
-        arena: &DeviceArena,
-    ) -> Result<(), CudaError> {
-        let giving_up = self.giving_up(plan, arena).expect("a run that gives up has a bound");
-        let service = self.service.as_mut().expect("it serves");
+    pub(super) fn restore_layer(&mut self, on: Device<'_>) -> Result<(), CudaError> {
+        let giving_up = self.giving_up(on).expect("a graph that gives up has a bound");
+        let service = self.service_mut();
         service.times.given_up += 1;
-        service.mailbox.forget_given_up(gpu, &giving_up)?;
+        service.mailbox.forget_given_up(on.gpu, &giving_up)?;
         let (from, to) = (giving_up.kept.cast(), giving_up.stream.cast());
-        gpu.copy(from, to, size_of::<f32>() * giving_up.width)
+        on.gpu.copy(from, to, size_of::<f32>() * giving_up.width)
     }
 
     /// Answers a layer's question before its kernel is queued. Does nothing if the host has already answered it, but
@@ -58,16 +54,15 @@ impl ExpertCache {
     ///
     /// # Errors
     /// Returns an error if a read or the device fails.
-    pub fn answer_beforehand(
+    pub(super) fn answer_beforehand(
         &mut self,
-        on: &LayerOfDevice<'_>,
-        weights: &Weights,
+        on: Device<'_>,
+        step: &Step<'_>,
         ids: DevicePtr<u32>,
         x: DevicePtr<f32>,
     ) -> Result<(), ModelError> {
-        let service = self.service.as_mut().expect("it serves");
-        let layer = LayerIndex(on.layer as u32);
-        let place = service.layers.binary_search(&layer).expect("the layer has experts");
+        let service = self.service_mut();
+        let place = service.place_of(step.layer);
         if place < service.answered {
             return Ok(());
         }
@@ -78,17 +73,17 @@ impl ExpertCache {
         service.words.read(1, &mut forced);
         on.gpu.queue_download(ids, &self.ids, 0..pairs.len())?;
         if self.split().is_some() {
-            self.service.as_ref().expect("it serves").mailbox.queue_state(on.gpu, x)?;
+            self.service().mailbox.queue_state(on.gpu, x)?;
         }
         on.gpu.synchronize()?;
         match forced[0] {
             0 => self.ids.read(0, chosen),
-            _ => self.service.as_ref().expect("it serves").words.read(2 + pairs.start, chosen),
+            _ => self.service().words.read(2 + pairs.start, chosen),
         }
         // Kernels of earlier layers have finished their copies.
         self.let_go(on.gpu);
-        let answered = self.answer_and_compute(on, weights, place, chosen, None);
-        self.service.as_mut().expect("it serves").chosen = all;
+        let answered = self.answer_and_compute(on, step.weights, place, chosen, None);
+        self.service_mut().chosen = all;
         if answered.is_err() {
             let _ = on.gpu.synchronize();
             self.give_up();

@@ -1,9 +1,10 @@
-//! Streaming of experts that do not all fit in VRAM. Some are in VRAM slots, the others in RAM slots of pinned host
+//! The source of experts that do not all fit in VRAM. Some are in VRAM slots, the others in RAM slots of pinned host
 //! memory.
 //!
 //! The router's choice is copied to the host within the layer. Experts in VRAM slots are computed where they are. The
 //! others are copied into slots beside the kernels, in several passes if they do not fit at once, or computed by the
-//! CPU. Single tokens that run as CUDA graphs fetch experts themselves: see `serve`.
+//! CPU. Decode rows that run as CUDA graphs fetch experts themselves: see `serve`. The backend calls the methods in
+//! `steps`, which look at the way that the current pass gets its experts.
 //!
 //! Every pair of a token and an expert has an output row of its own, and rows are added in the router's order. The
 //! result does not depend on where each expert was.
@@ -13,6 +14,7 @@ mod given_up;
 mod returns;
 mod serve;
 mod service;
+mod steps;
 
 use std::collections::VecDeque;
 
@@ -22,9 +24,10 @@ use forebay_cuda::{
 use forebay_stream::{ExpertIndex, ExpertTier, LayerIndex, Lease, Residency, Returning, TierBatch};
 
 use self::service::Service;
-use super::memory::{DeviceArena, DevicePlan};
+use super::memory::Device;
 use super::on_cpu::{BatchRows, CpuExperts, ExpertMatrices, OffloadCpu};
 use crate::ModelError;
+use crate::backend::Step;
 use crate::sharing::{CpuOffloadControl, MissSplit};
 use crate::statistics::DeviceExperts;
 
@@ -38,8 +41,22 @@ pub struct HostExperts {
     pub cpu: Option<OffloadCpu>,
 }
 
-/// State of experts that are streamed through a GPU.
+/// How the current pass gets its experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Fetching {
+    /// The host sees a layer's choice and brings the experts before it queues the kernels that read them: see `fetch`.
+    ByHost,
+    /// The pass is a CUDA graph. Kernels in it ask for experts, and the host answers while they run: see `serve`.
+    InGraph,
+    /// The graph of the pass gave up. The host answers each remaining layer before it queues the kernel that asks: see
+    /// `given_up`.
+    AfterGraph,
+}
+
+/// A cache of experts in VRAM slots, with the other experts in host memory.
 pub struct ExpertCache {
+    /// How the current pass gets its experts.
+    fetching: Fetching,
     // Dropped before the memory that the copies read.
     in_flight: VecDeque<InFlight<Lease>>,
     /// Evicted experts on their way back to host memory.
@@ -87,18 +104,29 @@ pub struct ExpertCache {
     passes_done: u64,
 }
 
+/// The experts of one layer's batch that are computed.
+pub struct ExpertWork<'a> {
+    pub layer: usize,
+    pub matrices: ExpertMatrices<'a>,
+    pub rows: BatchRows,
+    /// Ids `[tokens, used]`, if [`ExpertCache::download_choice`] copied them.
+    pub chosen: &'a [u32],
+    /// True if the batch has few tokens, so the CPU may take part.
+    pub few: bool,
+}
+
+/// Replaces the router's choice at `ids` by the experts that the caller chose, if it did.
+///
+/// # Errors
+/// Returns an error if a driver call fails.
+pub fn replace_choice(gpu: &Gpu, step: &Step<'_>, ids: DevicePtr<u32>) -> Result<(), CudaError> {
+    step.chosen.map_or(Ok(()), |chosen| gpu.upload(chosen, ids))
+}
+
 /// A part of a batch that is queued and whose slots are not yet free.
 pub(super) struct ExpertPass {
     experts: usize,
     done: Marker,
-}
-
-/// One layer, and the GPU with its plan and memory.
-pub struct LayerOfDevice<'a> {
-    pub gpu: &'a Gpu,
-    pub plan: &'a DevicePlan,
-    pub arena: &'a DeviceArena,
-    pub layer: usize,
 }
 
 impl ExpertCache {
@@ -112,12 +140,13 @@ impl ExpertCache {
     /// # Panics
     /// Panics if `plan` has no tier.
     pub fn new(
-        (gpu, plan, arena): (&Gpu, &DevicePlan, &DeviceArena),
+        on: Device<'_>,
         host: HostExperts,
         (tokens, few, used): (usize, usize, usize),
         of: &ExpertMatrices<'_>,
         serves: bool,
     ) -> Result<ExpertCache, CudaError> {
+        let Device { gpu, plan, .. } = on;
         let device = plan.tier.as_ref().expect("some experts are not on the GPU");
         let HostExperts { residency: host, pinned, cpu } = host;
         let counts = || plan.weights.experts_of.iter().map(|of| of.map_or(0, |of| of.count));
@@ -128,9 +157,9 @@ impl ExpertCache {
         let tables_max = experts + 2;
         let hidden = if cpu.is_some() { of.gate.cols } else { 0 };
         let width = of.gate.cols;
-        let on = (gpu, plan, arena);
         let service = serves.then(|| Service::new(on, used, width, hidden)).transpose()?;
         Ok(ExpertCache {
+            fetching: Fetching::ByHost,
             service,
             in_flight: VecDeque::with_capacity(experts),
             returning: VecDeque::with_capacity(experts),
@@ -175,6 +204,18 @@ impl ExpertCache {
         &mut self.host
     }
 
+    /// Returns the state for passes that run as CUDA graphs.
+    ///
+    /// # Panics
+    /// Panics if no pass does.
+    fn service(&self) -> &Service {
+        self.service.as_ref().expect("passes run as CUDA graphs")
+    }
+
+    fn service_mut(&mut self) -> &mut Service {
+        self.service.as_mut().expect("passes run as CUDA graphs")
+    }
+
     pub fn statistics(&self) -> DeviceExperts {
         let times = self.service.as_ref().map(Service::times).unwrap_or_default();
         DeviceExperts {
@@ -197,31 +238,9 @@ impl ExpertCache {
         }
     }
 
-    /// Decides whether the CPU computes experts in the batch that starts. Returns true if it does.
-    pub fn decide_cpu_offload(&mut self) -> bool {
-        self.cpu.as_mut().is_some_and(|cpu| cpu.cpu_offload.decide())
-    }
-
     /// Returns how the GPU and the CPU share missing experts in the current batch, or `None` if CPU offload is off.
     fn split(&self) -> Option<MissSplit> {
         self.cpu.as_ref().map(|cpu| &cpu.cpu_offload).and_then(CpuOffloadControl::split)
-    }
-
-    /// Copies the ids that the router chose, `[tokens, k]`, to the host. Waits for all queued work.
-    ///
-    /// # Errors
-    /// Returns an error if a driver call or queued work failed.
-    pub fn take_ids(
-        &mut self,
-        gpu: &Gpu,
-        ids: DevicePtr<u32>,
-        chosen: &mut [u32],
-    ) -> Result<(), CudaError> {
-        gpu.queue_download(ids, &self.ids, 0..chosen.len())?;
-        gpu.synchronize()?;
-        self.ids.read(0, chosen);
-        self.finish_before(gpu);
-        Ok(())
     }
 
     /// Releases what the previous batch, which has finished, still holds.
@@ -232,46 +251,6 @@ impl ExpertCache {
         self.tables_used = 0;
         self.finish_returns();
         self.let_go(gpu);
-    }
-
-    /// Looks up the experts of a layer's batch and decides which device computes those that are not on the GPU.
-    /// Starts to bring them to host memory. `rows` is given if the batch has few tokens, so the CPU may take part.
-    ///
-    /// # Errors
-    /// Returns an error if ids are no experts because the router's scores were not finite, or if a read fails.
-    pub fn begin(
-        &mut self,
-        on: &LayerOfDevice<'_>,
-        chosen: &[u32],
-        rows: Option<&BatchRows>,
-    ) -> Result<(), ModelError> {
-        if let Some(service) = &mut self.service {
-            service.forget_tables();
-        }
-        self.touch(on.layer, chosen)?;
-        let split = rows.and_then(|_| self.split());
-        let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
-        self.tier.begin(self.layer, &self.touched, admits, &mut self.batch);
-        let TierBatch { hits, misses, elsewhere, .. } = &self.batch;
-        if rows.is_some_and(|rows| rows.tokens == 1)
-            && let Some(cpu) = &mut self.cpu
-        {
-            cpu.cpu_offload.note(misses.len() + elsewhere.len());
-        }
-        self.host.note_uses(self.layer, hits);
-        self.wanted.clear();
-        self.wanted.extend(misses.iter().chain(elsewhere));
-        self.wanted.sort_unstable();
-        self.hits_are_done = hits.is_empty();
-        self.host_is_done = self.wanted.is_empty();
-        let begun = self.begin_elsewhere(on, rows);
-        if begun.is_err() {
-            self.give_up();
-        }
-        let free = self.tier.free_slots(self.layer);
-        let misses = self.batch.misses.len();
-        self.pass_misses = if misses <= free { free } else { (free / 2).max(1) };
-        begun
     }
 
     /// Notes which experts of a layer are chosen.
@@ -292,31 +271,12 @@ impl ExpertCache {
         Ok(())
     }
 
-    fn begin_elsewhere(
-        &mut self,
-        on: &LayerOfDevice<'_>,
-        rows: Option<&BatchRows>,
-    ) -> Result<(), ModelError> {
-        if !self.host_is_done {
-            self.host.begin_experts(self.layer, &self.wanted)?;
-        }
-        self.hand_over();
-        self.begin_returns(on.plan, on.arena)?;
-        if let (Some(cpu), Some(rows), false) =
-            (&mut self.cpu, rows, self.batch.elsewhere.is_empty())
-        {
-            // This waits for all queued work, so it must come before new kernels are queued.
-            cpu.take_input(on.gpu, rows)?;
-        }
-        Ok(())
-    }
-
     /// Ends a batch that failed. Removes experts that did not arrive from the tier.
     fn give_up(&mut self) {
         self.host.end_experts();
         self.ready.clear();
         self.for_cpu.clear();
-        self.end();
+        self.release_all();
         for &expert in &self.touched {
             match self.tier.slot(self.layer, expert) {
                 Some(_) => self.tier.release(self.layer, expert),

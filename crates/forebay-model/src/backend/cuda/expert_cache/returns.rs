@@ -7,19 +7,14 @@
 use forebay_cuda::{CudaError, DevicePtr, ExpertReturn, Gpu};
 use forebay_stream::{ExpertIndex, GoneExpert, TierBatch};
 
-use super::super::memory::{DeviceArena, DevicePlan};
+use super::super::memory::Device;
 use super::ExpertCache;
 
 /// Returns the addresses and sizes in bytes of an evicted expert's gate, up and down. Returns `None` if the expert is
 /// in no slot.
-fn parts(
-    plan: &DevicePlan,
-    arena: &DeviceArena,
-    pool: usize,
-    gone: &GoneExpert,
-) -> Option<[(DevicePtr<u8>, u64); 3]> {
-    let from = plan.slot(arena, pool, gone.slot?);
-    let layout = plan.weights.experts_of[gone.layer.0 as usize].expect("the layer has experts");
+fn parts(on: Device<'_>, pool: usize, gone: &GoneExpert) -> Option<[(DevicePtr<u8>, u64); 3]> {
+    let from = on.plan.slot(on.arena, pool, gone.slot?);
+    let layout = on.plan.weights.experts_of[gone.layer.0 as usize].expect("the layer has experts");
     Some([0, 1, 2].map(|part| (from.offset(layout.parts[part] as usize), layout.part_bytes[part])))
 }
 
@@ -36,15 +31,11 @@ impl ExpertCache {
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub(super) fn begin_returns(
-        &mut self,
-        plan: &DevicePlan,
-        arena: &DeviceArena,
-    ) -> Result<(), CudaError> {
+    pub(super) fn begin_returns(&mut self, on: Device<'_>) -> Result<(), CudaError> {
         let ExpertCache { tier, host, batch, copies, returning, .. } = self;
         let TierBatch { gone, .. } = &*batch;
         for gone in gone {
-            let Some(parts) = parts(plan, arena, tier.pool(gone.layer), gone) else { continue };
+            let Some(parts) = parts(on, tier.pool(gone.layer), gone) else { continue };
             let Some(to) = host.take_back(gone.layer, gone.expert) else { continue };
             let ranges = to.parts();
             let from = parts.map(|(from, _)| from);
@@ -58,7 +49,7 @@ impl ExpertCache {
 
     /// Lists the same copies as [`ExpertCache::begin_returns`] for a kernel to make, up to one for each expert that a row
     /// chooses. [`ExpertCache::let_go`] frees their VRAM slots; those of other evicted experts become free at once.
-    pub(super) fn queue_returns(&mut self, plan: &DevicePlan, arena: &DeviceArena) {
+    pub(super) fn queue_returns(&mut self, on: Device<'_>) {
         let ExpertCache { tier, host, batch, service, .. } = self;
         let service = service.as_mut().expect("it serves");
         service.returns.clear();
@@ -68,7 +59,7 @@ impl ExpertCache {
                 break;
             }
             let pool = tier.pool(gone.layer);
-            let Some(parts) = parts(plan, arena, pool, gone) else { continue };
+            let Some(parts) = parts(on, pool, gone) else { continue };
             let Some(to) = host.take_back(gone.layer, gone.expert) else { continue };
             let ranges = to.parts();
             service.returned_slots.extend(gone.slot.map(|slot| (pool, slot)));

@@ -16,10 +16,10 @@ use forebay_cuda::{
 };
 use forebay_stream::{ExpertIndex, LayerIndex, Lease, TierBatch};
 
-use super::super::memory::{DeviceArena, DevicePlan};
+use super::super::memory::Device;
 use super::super::on_cpu::expert_matrices;
+use super::ExpertCache;
 use super::service::Service;
-use super::{ExpertCache, LayerOfDevice};
 use crate::ModelError;
 use crate::backend::ChosenExperts;
 use crate::weights::Weights;
@@ -28,13 +28,13 @@ use crate::weights::Weights;
 /// so that the GPU does not wait forever.
 struct Serving<'a> {
     gpu: &'a Gpu,
-    streamed: &'a mut ExpertCache,
+    cache: &'a mut ExpertCache,
     answered: usize,
 }
 
 impl Drop for Serving<'_> {
     fn drop(&mut self) {
-        let ExpertCache { service, pinned, .. } = &mut *self.streamed;
+        let ExpertCache { service, pinned, .. } = &mut *self.cache;
         if let Some(service) = service
             && self.answered < service.layers.len()
         {
@@ -45,14 +45,9 @@ impl Drop for Serving<'_> {
 }
 
 impl ExpertCache {
-    /// Returns true if decode rows can run as CUDA graphs.
-    pub fn serves(&self) -> bool {
-        self.service.is_some()
-    }
-
     /// Returns true if `rows` decode rows can run as a CUDA graph in the current batch: the experts that they choose in
     /// a layer always have slots at once, in VRAM and in RAM. The CPU computes experts for a single row only.
-    pub fn serves_rows(&self, rows: usize) -> bool {
+    pub(super) fn serves_rows(&self, rows: usize) -> bool {
         let Some(service) = &self.service else { return false };
         let has_slots = |layer: &LayerIndex| {
             let experts = self.on_device[layer.0 as usize].len();
@@ -72,9 +67,9 @@ impl ExpertCache {
     ///
     /// # Panics
     /// Panics if so many rows cannot run as CUDA graphs.
-    pub fn begin_run(&mut self, gpu: &Gpu, rows: usize, chosen: Option<&dyn ChosenExperts>) {
+    pub(super) fn begin_run(&mut self, gpu: &Gpu, rows: usize, chosen: Option<&dyn ChosenExperts>) {
         self.finish_before(gpu);
-        let service = self.service.as_mut().expect("it serves");
+        let service = self.service_mut();
         if std::mem::take(&mut service.times_are_due) {
             service.last_times().add_to(&mut service.times);
         }
@@ -94,15 +89,11 @@ impl ExpertCache {
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub fn queue_run(
-        &self,
-        gpu: &Gpu,
-        plan: &DevicePlan,
-        arena: &DeviceArena,
-    ) -> Result<(), CudaError> {
-        let service = self.service.as_ref().expect("it serves");
+    pub(super) fn queue_run(&self, on: Device<'_>) -> Result<(), CudaError> {
+        let service = self.service();
         let words = 2 + service.layers.len() * service.pairs();
-        gpu.queue_upload(&service.words, 0..words, arena.activation(plan.activations.fetch))
+        let to = on.arena.activation(on.plan.activations.fetch);
+        on.gpu.queue_upload(&service.words, 0..words, to)
     }
 
     /// Queues the kernel that fetches a layer's experts, whose ids are at `ids`, for the normed state `x`. The kernel
@@ -110,16 +101,17 @@ impl ExpertCache {
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub fn queue_fetch(
+    pub(super) fn queue_fetch(
         &self,
-        on: &LayerOfDevice<'_>,
+        on: Device<'_>,
+        layer: usize,
         ids: DevicePtr<u32>,
         x: DevicePtr<f32>,
     ) -> Result<(), CudaError> {
         // Only CPU offload needs the state.
         let x = if self.split().is_some() { x } else { DevicePtr::null() };
-        let (fetch, place) = self.fetch(on, ids, x);
-        on.gpu.fetch_experts(&fetch, &self.service.as_ref().expect("it serves").mailbox, place)
+        let (fetch, place) = self.fetch_arguments(on, layer, ids, x);
+        on.gpu.fetch_experts(&fetch, &self.service().mailbox, place)
     }
 
     /// Queues the copy to `outputs` of the rows that the CPU computes in a layer, if CPU offload is on. The copy
@@ -127,30 +119,30 @@ impl ExpertCache {
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub fn queue_rows(
+    pub(super) fn queue_rows(
         &self,
-        on: &LayerOfDevice<'_>,
+        on: Device<'_>,
+        layer: usize,
         outputs: DevicePtr<f32>,
     ) -> Result<(), CudaError> {
-        let service = self.service.as_ref().expect("it serves");
         if self.split().is_none() {
             return Ok(());
         }
         let ids = on.arena.activation(on.plan.activations.expert_ids);
-        let (fetch, place) = self.fetch(on, ids, DevicePtr::null());
-        on.gpu.take_rows(&fetch, &service.mailbox, place, outputs)
+        let (fetch, place) = self.fetch_arguments(on, layer, ids, DevicePtr::null());
+        on.gpu.take_rows(&fetch, &self.service().mailbox, place, outputs)
     }
 
     /// Returns the arguments of a layer's fetch, and the layer's place in the mailbox.
-    fn fetch(
+    fn fetch_arguments(
         &self,
-        on: &LayerOfDevice<'_>,
+        on: Device<'_>,
+        layer: usize,
         ids: DevicePtr<u32>,
         x: DevicePtr<f32>,
     ) -> (ExpertFetch, usize) {
-        let service = self.service.as_ref().expect("it serves");
-        let layer = LayerIndex(on.layer as u32);
-        let place = service.layers.binary_search(&layer).expect("the layer has experts");
+        let service = self.service();
+        let place = service.place_of(layer);
         let at = &on.plan.activations;
         let now: DevicePtr<u32> = on.arena.activation(at.fetch);
         let fetch = ExpertFetch {
@@ -162,7 +154,7 @@ impl ExpertCache {
             desk: on.arena.activation(at.fetch_desk),
             x,
             blocks: ExpertFetch::BLOCKS,
-            giving_up: self.giving_up(on.plan, on.arena),
+            giving_up: self.giving_up(on),
         };
         (fetch, place)
     }
@@ -171,11 +163,9 @@ impl ExpertCache {
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub fn upload_tables(
+    pub(super) fn upload_tables(
         &mut self,
-        gpu: &Gpu,
-        plan: &DevicePlan,
-        arena: &DeviceArena,
+        Device { gpu, plan, arena }: Device<'_>,
     ) -> Result<(), CudaError> {
         let ExpertCache { service, tier, on_device, is_known, .. } = self;
         let service = service.as_mut().expect("it serves");
@@ -203,17 +193,12 @@ impl ExpertCache {
     ///
     /// # Errors
     /// Returns an error if a read or the device fails. The graph ends nevertheless, but its results are invalid.
-    pub fn serve(
-        &mut self,
-        gpu: &Gpu,
-        plan: &DevicePlan,
-        arena: &DeviceArena,
-        weights: &Weights,
-    ) -> Result<(), ModelError> {
-        let layers = self.service.as_ref().map_or(0, |service| service.layers.len());
-        let mut serving = Serving { gpu, streamed: self, answered: 0 };
+    pub(super) fn serve(&mut self, on: Device<'_>, weights: &Weights) -> Result<(), ModelError> {
+        let gpu = on.gpu;
+        let layers = self.service().layers.len();
+        let mut serving = Serving { gpu, cache: self, answered: 0 };
         for place in 0..layers {
-            match serving.streamed.serve_layer(gpu, plan, arena, weights, place) {
+            match serving.cache.serve_layer(on, weights, place) {
                 Ok(true) => serving.answered = place + 1,
                 Ok(false) => break,
                 Err(error) => {
@@ -227,39 +212,33 @@ impl ExpertCache {
         }
         // All layers are answered, or the GPU has given up. Either way it waits for no further answer.
         serving.answered = layers;
-        if let Some(service) = &mut serving.streamed.service {
-            service.times_are_due = true;
-        }
+        serving.cache.service_mut().times_are_due = true;
         Ok(())
     }
 
     /// Answers a layer's question. Returns false if there is none, because the GPU gave up in an earlier layer.
     fn serve_layer(
         &mut self,
-        gpu: &Gpu,
-        plan: &DevicePlan,
-        arena: &DeviceArena,
+        on: Device<'_>,
         weights: &Weights,
         place: usize,
     ) -> Result<bool, ModelError> {
-        let service = self.service.as_mut().expect("it serves");
-        let layer = service.layers[place];
+        let service = self.service_mut();
         let mut all = std::mem::take(&mut service.chosen);
         let chosen = &mut all[service.pairs_of(place)];
-        let question = service.wait_for_question(gpu, place, chosen);
+        let question = service.wait_for_question(on.gpu, place, chosen);
         let served = match question {
             Err(error) => Err(error.into()),
             // Kernels of earlier layers may still be copying, so their leases are kept.
             Ok(ExpertQuestion::GivenUp) => Ok(false),
             Ok(question) => {
                 // Kernels of earlier layers have finished their copies.
-                self.let_go(gpu);
+                self.let_go(on.gpu);
                 let is_waiting = Some(question == ExpertQuestion::Waiting);
-                let on = LayerOfDevice { gpu, plan, arena, layer: layer.0 as usize };
-                self.answer_and_compute(&on, weights, place, chosen, is_waiting).map(|()| true)
+                self.answer_and_compute(on, weights, place, chosen, is_waiting).map(|()| true)
             }
         };
-        self.service.as_mut().expect("it serves").chosen = all;
+        self.service_mut().chosen = all;
         served
     }
 
@@ -267,13 +246,13 @@ impl ExpertCache {
     /// waits for the answer. It is `None` if the kernel is not queued yet.
     pub(super) fn answer_and_compute(
         &mut self,
-        on: &LayerOfDevice<'_>,
+        on: Device<'_>,
         weights: &Weights,
         place: usize,
         chosen: &[u32],
         is_waiting: Option<bool>,
     ) -> Result<(), ModelError> {
-        let layer = self.service.as_ref().expect("it serves").layers[place];
+        let layer = self.service().layers[place];
         let began = Instant::now();
         let answered = self
             .touch(layer.0 as usize, chosen)
@@ -297,19 +276,20 @@ impl ExpertCache {
     }
 
     /// Passes the experts of the last run, `[rows, used]`, to `take`, layer by layer.
-    pub fn served_experts(&self, mut take: impl FnMut(usize, &[u32])) {
-        let service = self.service.as_ref().expect("it serves");
+    pub(super) fn served_experts(&self, mut take: impl FnMut(usize, &[u32])) {
+        let service = self.service();
         let all = service.layers.iter().zip(service.chosen.chunks_exact(service.pairs()));
         all.for_each(|(layer, ids)| take(layer.0 as usize, ids));
     }
 
     fn answer(
         &mut self,
-        &LayerOfDevice { gpu, plan, arena, .. }: &LayerOfDevice<'_>,
+        on: Device<'_>,
         place: usize,
         chosen: &[u32],
         is_waiting: Option<bool>,
     ) -> Result<(), ModelError> {
+        let Device { gpu, plan, arena } = on;
         let split = self.split();
         let ExpertCache { tier, batch, host, touched, layer, ready, cpu, .. } = self;
         let (for_cpu, wanted) = (&mut self.for_cpu, &mut self.wanted);
@@ -335,7 +315,7 @@ impl ExpertCache {
             for_cpu.extend(ready.extract_if(.., of_cpu));
         }
         self.hand_over();
-        self.queue_returns(plan, arena);
+        self.queue_returns(on);
         let ExpertCache { tier, batch, host, touched, pinned, ready, service, .. } = self;
         let (experts_copied, bytes_copied) = (&mut self.experts_copied, &mut self.bytes_copied);
         let Service { mailbox, leases, slots, gone, returns, run, rows, times, answered, .. } =

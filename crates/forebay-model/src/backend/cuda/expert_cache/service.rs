@@ -11,7 +11,7 @@ use forebay_cuda::{
 };
 use forebay_stream::{ExpertIndex, LayerIndex, Lease, Returning};
 
-use super::super::memory::{DeviceArena, DevicePlan};
+use super::super::memory::{Device, DeviceArena};
 
 /// Number of polls for a question before the thread lets other threads run between polls. Once in as many polls, it
 /// also asks the driver whether anything is still running.
@@ -71,7 +71,7 @@ impl Service {
     /// # Errors
     /// Returns an error if a driver call fails.
     pub fn new(
-        (gpu, plan, arena): (&Gpu, &DevicePlan, &DeviceArena),
+        Device { gpu, plan, arena }: Device<'_>,
         used: usize,
         width: usize,
         hidden: usize,
@@ -114,6 +114,12 @@ impl Service {
             width,
             layers,
         })
+    }
+
+    /// Returns the place of a layer with experts.
+    pub(super) fn place_of(&self, layer: usize) -> usize {
+        let found = self.layers.binary_search(&LayerIndex(layer as u32));
+        found.expect("the layer has experts")
     }
 
     /// Returns the number of pairs of a row and an expert that the run has in a layer.
