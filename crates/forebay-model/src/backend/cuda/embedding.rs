@@ -11,9 +11,8 @@ use crate::weights::Weights;
 
 /// Rows of the embedding table, read from a file.
 ///
-/// They are no part of the weight source. Of a dense model that does not fit, the table leaves VRAM first. If that is
-/// enough, all layers are resident, otherwise they go through the ring. Either way each pass reads the rows in advance,
-/// because its tokens are known.
+/// They are not part of the weight source. If a dense model does not fit, its table leaves VRAM first. The layers are then
+/// resident or go through the ring. In both cases a pass reads the rows before it begins, because its tokens are known.
 pub struct EmbeddingRows {
     files: FileSet,
     /// Contiguous rows in the format of the file.

@@ -12,6 +12,7 @@ mod backend;
 mod beginning;
 mod cpu_sub_layers;
 mod embedding;
+mod ending;
 mod exchange;
 mod expert_cache;
 mod experts;

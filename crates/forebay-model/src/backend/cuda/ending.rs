@@ -1,0 +1,136 @@
+//! End of a batch on a GPU: the logits, the queueing of its CUDA graph, and the wait for its results.
+
+use forebay_cuda::{DECODE_ROWS, TopK};
+
+use super::backend::CudaBackend;
+use super::layout::HEAD_ROWS;
+use super::memory::Device;
+use super::products::{Product, Rows};
+use crate::ModelError;
+use crate::backend::{Backend, End, NextBlock, Step};
+use crate::weights::{PartMatrix, Weights};
+
+const _: () = assert!(HEAD_ROWS <= DECODE_ROWS, "rows of logits may be decode rows");
+
+impl CudaBackend {
+    /// Queues the logits of `rows` rows of the normed stream, starting at row `from`.
+    fn queue_head_rows(&self, step: &Step<'_>, from: usize, rows: usize) -> Result<(), ModelError> {
+        let vocabulary = step.architecture.vocabulary;
+        let matrix = PartMatrix { rows: vocabulary, ..step.weights.head[0].matrix };
+        let (data, out) = (self.arena.dense(self.plan.weights.head), self.exchange.logits());
+        let x = self.float(self.at().normed).offset(from * step.architecture.hidden);
+        let of_step = Rows { kind: step.kind(), count: rows };
+        self.products.dense(&self.gpu, x, of_step, &[Product { matrix, data, out }])?;
+        if let Some(cap) = step.architecture.logit_softcap {
+            self.gpu.softcap(out, rows, vocabulary, cap)?;
+        }
+        let flag = self.finite_flag(2 * step.architecture.layers.len(), from);
+        self.gpu.check_finite(out, rows, vocabulary, flag)?;
+        Ok(())
+    }
+
+    /// Ends a pass with the largest logits of the wanted rows, or with all logits of a single one, and waits for them.
+    pub(super) fn finish_rows(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
+        if !self.graphs.is_replayed() {
+            self.queue_end(step, end)?;
+        }
+        self.queue_recorded(step.weights)?;
+        self.resume(step, end)?;
+        self.check(step)
+    }
+
+    /// Queues the last norm, the logits of the wanted rows (the largest, or all of a single row), and their copy to the
+    /// host.
+    pub(super) fn queue_end(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
+        self.norm(step, NextBlock::Head, true)?;
+        let (first, rows) = wanted_rows(step);
+        self.queue_head_rows(step, first, rows)?;
+        if let End::Largest(count) = end {
+            let what = TopK { rows, vocabulary: step.architecture.vocabulary, k: count };
+            let scratch = self.arena.activation(self.at().top_k_scratch);
+            let ids = self.exchange.largest();
+            let values = ids.offset(rows * count).cast();
+            self.gpu.top_k(&what, self.exchange.logits(), scratch, ids, values)?;
+        }
+        Ok(self.exchange.queue_down(&self.gpu, end, rows)?)
+    }
+
+    /// Queues the CUDA graph of the current batch, if it has one, and answers the graph's questions.
+    fn queue_recorded(&mut self, weights: &Weights) -> Result<(), ModelError> {
+        let CudaBackend { gpu, plan, arena, graphs, source, .. } = self;
+        let Some(graph) = graphs.finish(gpu)? else { return Ok(()) };
+        source.run_graph(Device { gpu, plan, arena }, graph, weights)
+    }
+
+    /// Waits for the batch and reports values that its kernels found not to be finite.
+    fn check(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.source.end(&self.gpu)?;
+        self.exchange.wait(&self.gpu, &mut self.flags)?;
+        self.report_flags(step, usize::MAX)
+    }
+
+    /// Returns an error if the flags on the host report values that are not finite in layers up to number `last`.
+    /// Ignores the feed-forward of layer `last`.
+    pub(super) fn report_flags(&self, step: &Step<'_>, last: usize) -> Result<(), ModelError> {
+        let batch = self.at().batch;
+        let layers = step.architecture.layers.len();
+        let stream = Some(self.flags[0]).filter(|tag| *tag != u32::MAX).map(|tag| {
+            // Every layer has two blocks. The logits are the last block.
+            let (block, row) = (tag as usize / batch, tag as usize % batch);
+            (block, row)
+        });
+        let stream = stream.filter(|(block, _)| *block <= last.saturating_mul(2));
+        let stream = stream.map(|(block, row)| (block / 2, row));
+        let routers = self.flags[1..=layers].iter().position(|token| *token != u32::MAX);
+        let router = routers.filter(|layer| *layer <= last);
+        let router = router.map(|layer| (layer, self.flags[1 + layer] as usize));
+        match stream.into_iter().chain(router).min() {
+            None => Ok(()),
+            Some((layer, row)) => {
+                Err(ModelError::NumericFailure { layer, token: step.position_of(row) })
+            }
+        }
+    }
+
+    /// Ends a pass with all logits of the wanted rows, which it appends to `logits`.
+    pub(super) fn finish_logits(
+        &mut self,
+        step: &Step<'_>,
+        logits: &mut Vec<f32>,
+    ) -> Result<(), ModelError> {
+        let vocabulary = step.architecture.vocabulary;
+        let (first, wanted) = wanted_rows(step);
+        if wanted == 1 {
+            self.finish_rows(step, End::Logits)?;
+            self.exchange.append_row(logits);
+            return Ok(());
+        }
+        self.norm(step, NextBlock::Head, true)?;
+        for from in (first..first + wanted).step_by(HEAD_ROWS) {
+            let rows = HEAD_ROWS.min(first + wanted - from);
+            self.queue_head_rows(step, from, rows)?;
+            let base = logits.len();
+            logits.resize(base + rows * vocabulary, 0.0);
+            self.gpu.download_into(self.exchange.logits(), &mut logits[base..])?;
+        }
+        self.exchange.queue_down(&self.gpu, End::Nothing, 0)?;
+        self.check(step)
+    }
+
+    /// Ends a pass of which no logits are wanted.
+    pub(super) fn finish_without_logits(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.norm(step, NextBlock::Head, true)?;
+        self.exchange.queue_down(&self.gpu, End::Nothing, 0)?;
+        self.check(step)
+    }
+}
+
+/// Returns the first of the rows whose logits are wanted, and their number. They are adjacent: all rows, or the last one.
+///
+/// # Panics
+/// Panics if they are not adjacent.
+fn wanted_rows(step: &Step<'_>) -> (usize, usize) {
+    let (first, last) = (step.outputs[0] as usize, step.outputs[step.outputs.len() - 1] as usize);
+    assert_eq!(last - first + 1, step.outputs.len(), "wanted rows are not adjacent");
+    (first, step.outputs.len())
+}
