@@ -255,8 +255,10 @@ fn a_request_of_a_higher_priority_takes_the_place_of_others() {
     assert_eq!(engine.statistics().suspended, 1);
 }
 
+type Collected = Arc<Mutex<Vec<(u32, String)>>>;
+
 /// Returns a sink that collects tokens with their texts, and the list.
-fn collector() -> (Sink, Arc<Mutex<Vec<(u32, String)>>>) {
+fn collector() -> (Sink, Collected) {
     let tokens = Arc::new(Mutex::new(Vec::new()));
     let to = tokens.clone();
     let sink = Box::new(move |event: Event| {
