@@ -70,33 +70,47 @@ extern "C" __global__ void __launch_bounds__(256)
 }
 
 // Every warp computes 4 rows for 4 tokens. Its lanes share the columns.
-template <class W>
-__device__ __forceinline__ void narrow(const float *x, const u8 *weights, float *out, int rows, int cols,
-                                       u64 row_bytes, int tokens) {
+__device__ __forceinline__ void narrow(const float *x, const float *weights, float *out, int rows, int cols,
+                                       int tokens) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int first_token = blockIdx.x * 4, first_row = (blockIdx.y * 8 + warp) * 4;
     if (first_row >= rows) return;
     const float *xs[4];
-    const u8 *ws[4];
+    const float *ws[4];
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         // Rows and tokens beyond the end repeat the last ones.
         xs[i] = x + (size_t)min(first_token + i, tokens - 1) * cols;
-        ws[i] = weights + (u64)min(first_row + i, rows - 1) * row_bytes;
+        ws[i] = weights + (size_t)min(first_row + i, rows - 1) * cols;
     }
+    // A lane takes 4 adjacent columns of 128, also where they are not aligned and must be read one by one.
+    const bool aligned = (((size_t)x | (size_t)weights | (size_t)cols * 4) & 15) == 0;
     float sums[4][4] = {};
-#pragma unroll 4
-    for (int col = lane; col < cols; col += 32) {
-        float a[4], b[4];
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            a[i] = xs[i][col];
-            b[i] = W::at(ws[i], col);
-        }
+    auto add = [&](const float (&a)[4], const float (&b)[4]) {
 #pragma unroll
         for (int t = 0; t < 4; t++)
 #pragma unroll
             for (int r = 0; r < 4; r++) sums[t][r] += a[t] * b[r];
+    };
+    if (aligned) {
+#pragma unroll 4
+        for (int col = 4 * lane; col < cols; col += 128) {
+            float4 a[4], b[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                a[i] = *(const float4 *)(xs[i] + col);
+                b[i] = *(const float4 *)(ws[i] + col);
+            }
+            add({a[0].x, a[1].x, a[2].x, a[3].x}, {b[0].x, b[1].x, b[2].x, b[3].x});
+            add({a[0].y, a[1].y, a[2].y, a[3].y}, {b[0].y, b[1].y, b[2].y, b[3].y});
+            add({a[0].z, a[1].z, a[2].z, a[3].z}, {b[0].z, b[1].z, b[2].z, b[3].z});
+            add({a[0].w, a[1].w, a[2].w, a[3].w}, {b[0].w, b[1].w, b[2].w, b[3].w});
+        }
+    } else {
+        for (int first = 4 * lane; first < cols; first += 128)
+            for (int col = first; col < min(first + 4, cols); col++)
+                add({xs[0][col], xs[1][col], xs[2][col], xs[3][col]},
+                    {ws[0][col], ws[1][col], ws[2][col], ws[3][col]});
     }
 #pragma unroll
     for (int t = 0; t < 4; t++)
@@ -108,8 +122,9 @@ __device__ __forceinline__ void narrow(const float *x, const u8 *weights, float 
         }
 }
 
+// For F32 weights.
 extern "C" __global__ void __launch_bounds__(256)
-    exact_narrow(const float *__restrict__ x, const u8 *__restrict__ weights, float *__restrict__ out, int rows,
-                 int cols, u64 row_bytes, int tokens) {
-    if constexpr (WEIGHT::ELEMENTS == 1) narrow<WEIGHT>(x, weights, out, rows, cols, row_bytes, tokens);
+    exact_narrow(const float *__restrict__ x, const float *__restrict__ weights, float *__restrict__ out, int rows,
+                 int cols, int tokens) {
+    narrow(x, weights, out, rows, cols, tokens);
 }

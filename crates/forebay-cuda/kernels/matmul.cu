@@ -5,7 +5,8 @@
 // products, and stores them to the other buffer after them. So loads and arithmetic overlap. Time budget of a step of 64
 // columns with 128 tokens and 128 rows: 2.1 MFLOP take 512 clocks of the tensor cores of an H100 (its full rate needs wgmma;
 // mma reaches about 60 %). Decoding 8192 weights at 4 to 6 instructions takes 300 clocks. Reading weights takes longer
-// than both if a block is alone on its multiprocessor, so tiles for few tokens read the weights of 256 columns at once.
+// than both if a block is alone on its multiprocessor. So tiles for few tokens read the weights of 256 columns at once, and
+// weights of block types go through shared memory, up to 256 columns ahead (`matmul_ahead`).
 // Sums are added along the columns in the same order for every tile.
 //
 // For F16 and BF16 weights, the activations are the sum of two numbers, high and low, which keeps 16 bits or more.
@@ -21,12 +22,12 @@ __device__ __forceinline__ u32 swizzled(int row, int chunk) { return row * 128 +
 
 template <class W, int TOKENS> struct Plan {
     static constexpr int PARTS = Is16Bits<W>::VALUE ? 2 : 1;
-    // Rows of the output, and steps of 64 columns whose weights are read at once.
-    static constexpr int ROWS = TOKENS == 128 ? 128 : 64, DEPTH = TOKENS == 128 ? 1 : 4 / PARTS;
+    // True if encoded weights are copied ahead to shared memory.
+    static constexpr bool AHEAD = TOKENS == 32 && W::ELEMENTS > 1;
+    // Rows of the output, and steps of 64 columns between two barriers.
+    static constexpr int ROWS = TOKENS == 128 ? 128 : 64, DEPTH = TOKENS == 128 ? 1 : AHEAD ? 2 : 4 / PARTS;
     static constexpr int X_BYTES = TOKENS * STEP * 2;
     static constexpr int W_BYTES = ROWS * STEP * 2;
-    static constexpr int STEP_BYTES = PARTS * X_BYTES + W_BYTES;
-    static constexpr int BUFFER = DEPTH * STEP_BYTES;
     // Number of warps along tokens and along rows, and what one warp computes, in units of 16 tokens and 8 rows.
     static constexpr int ALONG_TOKENS = 2, ALONG_ROWS = 8 / ALONG_TOKENS;
     static constexpr int M = TOKENS / ALONG_TOKENS / 16, N = ROWS / ALONG_ROWS / 8;
@@ -34,14 +35,17 @@ template <class W, int TOKENS> struct Plan {
     static constexpr int COPIES = TOKENS * 8 / THREADS;
     // Number of groups of 32 weights that a thread decodes, and that a row has.
     static constexpr int DECODED = ROWS * DEPTH * 2 / THREADS, IN_ROW = 2 * DEPTH;
+    // Encoded weights of 256 columns of a row, and the 16-byte pieces that contain them wherever they begin.
+    static constexpr int CHUNK = W::ELEMENTS > 1 ? 256 / W::ELEMENTS * W::BYTES : 0;
+    static constexpr int PIECES = W::ALIGN >= 16 && CHUNK % 16 == 0 ? CHUNK / 16 : (CHUNK + 30) / 16;
+    static constexpr int SLOT = 16 * PIECES;
 };
 
 template <class W, int TOKENS>
-__device__ __forceinline__ void multiply_step(float (&sums)[Plan<W, TOKENS>::M][Plan<W, TOKENS>::N][4], u32 buffer,
-                                              int warp, int lane) {
+__device__ __forceinline__ void multiply_step(float (&sums)[Plan<W, TOKENS>::M][Plan<W, TOKENS>::N][4], u32 x_buffer,
+                                              u32 w_buffer, int warp, int lane) {
     using P = Plan<W, TOKENS>;
     const int first_token = warp / P::ALONG_ROWS * P::M * 16, first_row = warp % P::ALONG_ROWS * P::N * 8;
-    const u32 w_buffer = buffer + P::PARTS * P::X_BYTES;
 #pragma unroll
     for (int k = 0; k < STEP / 16; k++) {
         u32 b[P::N / 2][4];
@@ -56,7 +60,7 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Plan<W, TOKENS>::M][
             for (int m = 0; m < P::M; m++) {
                 u32 a[4];
                 const int row = first_token + m * 16 + (lane & 15);
-                load_matrices(a, buffer + part * P::X_BYTES + swizzled(row, 2 * k + (lane >> 4)));
+                load_matrices(a, x_buffer + part * P::X_BYTES + swizzled(row, 2 * k + (lane >> 4)));
 #pragma unroll
                 for (int n = 0; n < P::N; n++) {
                     const u32 b0 = b[n / 2][n % 2 * 2], b1 = b[n / 2][n % 2 * 2 + 1];
@@ -70,12 +74,48 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Plan<W, TOKENS>::M][
     }
 }
 
+// Stores a decoded group of 32 weights as half a row of 128 bytes.
+__device__ __forceinline__ void store_group(u8 *w_buffer, int row, int half, const u32 (&pairs)[16]) {
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        *(uint4 *)(w_buffer + swizzled(row, 4 * half + i)) =
+            make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
+}
+
+template <class W, int TOKENS>
+__device__ __forceinline__ void write_sums(const float (&sums)[Plan<W, TOKENS>::M][Plan<W, TOKENS>::N][4],
+                                           const float *scales, float *out, int rows, int warp, int lane, Tile tile,
+                                           const u32 *token_rows, const u32 *out_rows, int tokens) {
+    using P = Plan<W, TOKENS>;
+    const int token0 = warp / P::ALONG_ROWS * P::M * 16 + lane / 4;
+    const int row0 = blockIdx.y * P::ROWS + warp % P::ALONG_ROWS * P::N * 8 + lane % 4 * 2;
+#pragma unroll
+    for (int m = 0; m < P::M; m++)
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const int entry = tile.first + token0 + m * 16 + half * 8;
+            if (entry >= tile.end) continue;
+            const float scale =
+                (scales ? scales[tile.x_row(entry, token_rows)] : 1.0f) * (1.0f / HalfFactor<W>::VALUE);
+            const int out_row = tile.x_row(entry, out_rows);
+            if ((u32)out_row >= (u32)tokens) continue;
+            float *to = out + (size_t)out_row * rows;
+#pragma unroll
+            for (int n = 0; n < P::N; n++) {
+                const int row = row0 + n * 8;
+                if (row < rows) to[row] = sums[m][n][2 * half] * scale;
+                if (row + 1 < rows) to[row + 1] = sums[m][n][2 * half + 1] * scale;
+            }
+        }
+}
+
 // x_high and x_low (only for F16 and BF16 weights) are [x rows, cols]. scales[row of x] undoes the scaling that kept
 // the activations in range; null: they were not scaled.
 template <class W, int TOKENS>
 __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, const float *scales, float *out, int rows,
                                        int cols, u64 row_bytes, TILE_PARAMETERS) {
     using P = Plan<W, TOKENS>;
+    constexpr int STEP_BYTES = P::PARTS * P::X_BYTES + P::W_BYTES, BUFFER = P::DEPTH * STEP_BYTES;
     extern __shared__ uint4 shared[];
     Tile tile;
     if (!find_tile(tile, TOKENS, TILE_ARGUMENTS)) return;
@@ -110,7 +150,7 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
 #pragma unroll
                 for (int i = 0; i < P::COPIES; i++) {
                     const bool there = has_x[i] && col < cols;
-                    const u32 to = buffer + deep * P::STEP_BYTES + part * P::X_BYTES +
+                    const u32 to = buffer + deep * STEP_BYTES + part * P::X_BYTES +
                                    swizzled(copied_row + THREADS / 8 * i, chunk);
                     copy_async_zero(to, x + (there ? x_rows[i] + col : 0), there ? 16 : 0);
                 }
@@ -132,12 +172,9 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
     auto store_w = [&](const u32(&pairs)[P::DECODED][16], int buffer) {
 #pragma unroll
         for (int i = 0; i < P::DECODED; i++) {
-            const int deep = (first_group + i) / 2, first_chunk = (first_group + i) % 2 * 4;
-            u8 *to = (u8 *)shared + buffer * P::BUFFER + deep * P::STEP_BYTES + P::PARTS * P::X_BYTES;
-#pragma unroll
-            for (int j = 0; j < 4; j++)
-                *(uint4 *)(to + swizzled(decoded_row, first_chunk + j)) =
-                    make_uint4(pairs[i][4 * j], pairs[i][4 * j + 1], pairs[i][4 * j + 2], pairs[i][4 * j + 3]);
+            const int deep = (first_group + i) / 2;
+            u8 *to = (u8 *)shared + buffer * BUFFER + deep * STEP_BYTES + P::PARTS * P::X_BYTES;
+            store_group(to, decoded_row, (first_group + i) % 2, pairs[i]);
         }
     };
 
@@ -153,46 +190,122 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
         __syncthreads();
         const bool more = step + 1 < steps;
         if (more) {
-            copy_x(step + 1, buffers + (now ^ 1) * P::BUFFER);
+            copy_x(step + 1, buffers + (now ^ 1) * BUFFER);
             decode(step + 1, pairs);
         }
 #pragma unroll
         for (int deep = 0; deep < P::DEPTH; deep++) {
+            const u32 x_buffer = buffers + now * BUFFER + deep * STEP_BYTES;
             // Columns beyond the end are left out, because adding 0 changes the sign of a sum that is -0.
             if ((step * P::DEPTH + deep) * STEP < cols)
-                multiply_step<W, TOKENS>(sums, buffers + now * P::BUFFER + deep * P::STEP_BYTES, warp, lane);
+                multiply_step<W, TOKENS>(sums, x_buffer, x_buffer + P::PARTS * P::X_BYTES, warp, lane);
         }
         if (more) store_w(pairs, now ^ 1);
     }
-
-    const int token0 = warp / P::ALONG_ROWS * P::M * 16 + lane / 4;
-    const int row0 = first_row + warp % P::ALONG_ROWS * P::N * 8 + lane % 4 * 2;
-#pragma unroll
-    for (int m = 0; m < P::M; m++)
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int entry = tile.first + token0 + m * 16 + half * 8;
-            if (entry >= tile.end) continue;
-            const float scale =
-                (scales ? scales[tile.x_row(entry, token_rows)] : 1.0f) * (1.0f / HalfFactor<W>::VALUE);
-            const int out_row = tile.x_row(entry, out_rows);
-            if ((u32)out_row >= (u32)tokens) continue;
-            float *to = out + (size_t)out_row * rows;
-#pragma unroll
-            for (int n = 0; n < P::N; n++) {
-                const int row = row0 + n * 8;
-                if (row < rows) to[row] = sums[m][n][2 * half] * scale;
-                if (row + 1 < rows) to[row + 1] = sums[m][n][2 * half + 1] * scale;
-            }
-        }
+    write_sums<W, TOKENS>(sums, scales, out, rows, warp, lane, tile, token_rows, out_rows, tokens);
 }
 
-#define KERNEL(NAME, TOKENS, BLOCKS)                                                                           \
-    extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)                                              \
+// Does the same with encoded weights that are copied ahead. A step has 128 columns. In step `s`, the activations of step
+// `s + 2` and, if `s` is odd, the weights of the 256 columns from step `s + 3` on are copied, while the products of step
+// `s` are computed and the weights of step `s + 1` decoded. So a copy has the time of two steps.
+template <class W>
+__device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, float *out, int rows, int cols,
+                                             u64 row_bytes, TILE_PARAMETERS) {
+    constexpr int TOKENS = 32;
+    using P = Plan<W, TOKENS>;
+    constexpr int X_STEP = P::DEPTH * P::X_BYTES, W_STEP = P::DEPTH * P::W_BYTES, ENCODED = P::ROWS * P::SLOT;
+    static_assert(P::DECODED == 1 && P::COPIES == 1 && P::PARTS == 1);
+    // [2][W_STEP] decoded weights, [3][X_STEP] activations, [2][ENCODED] encoded weights.
+    extern __shared__ uint4 shared[];
+    u8 *const decoded = (u8 *)shared, *const encoded = decoded + 2 * W_STEP + 3 * X_STEP;
+    Tile tile;
+    if (!find_tile(tile, TOKENS, TILE_ARGUMENTS)) return;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const u32 w_buffers = shared_address(shared), x_buffers = w_buffers + 2 * W_STEP;
+    const u32 encoded_buffers = x_buffers + 3 * X_STEP;
+    const int first_row = blockIdx.y * P::ROWS, groups = (cols + 31) / 32;
+    const int steps = (cols + 127) / 128, chunks = (cols + 255) / 256;
+    const u64 first = tile.weights + (u64)first_row * row_bytes;
+
+    const int piece = threadIdx.x & 7, copied_row = threadIdx.x >> 3;
+    const bool has_x = tile.first + copied_row < tile.end;
+    const size_t x_row = has_x ? (size_t)tile.x_row(tile.first + copied_row, token_rows) * cols : 0;
+    auto copy_x = [&](int step) {
+        if (step >= steps) return;
+#pragma unroll
+        for (int deep = 0; deep < P::DEPTH; deep++) {
+            const int col = (step * P::DEPTH + deep) * STEP + piece * 8;
+            const bool there = has_x && col < cols;
+            const u32 to = x_buffers + step % 3 * X_STEP + deep * P::X_BYTES + swizzled(copied_row, piece);
+            copy_async_zero(to, x + (there ? x_row + col : 0), there ? 16 : 0);
+        }
+    };
+    auto copy_encoded = [&](int chunk) {
+        if (chunk >= chunks) return;
+        const u32 to = encoded_buffers + chunk % 2 * ENCODED;
+        const u64 past = (u64)chunk * P::CHUNK, bytes = min((u64)P::CHUNK, row_bytes - past);
+        for (int i = threadIdx.x; i < P::ROWS * P::PIECES; i += THREADS) {
+            const int row = i / P::PIECES, at = i % P::PIECES * 16;
+            const u64 from = first + row * row_bytes + past, aligned = from & ~15ull;
+            // Every piece has at least one byte of the row, so it lies in memory that exists.
+            if (first_row + row < rows && aligned + at < from + bytes) copy_async(to + row * P::SLOT + at, aligned + at);
+        }
+    };
+    const int decoded_row = threadIdx.x / P::IN_ROW, in_step = threadIdx.x % P::IN_ROW;
+    const bool has_w = first_row + decoded_row < rows;
+    auto decode = [&](int step) {
+        const int chunk = step / 2, group = step * P::IN_ROW + in_step;
+        u32 pairs[16];
+        if (has_w && group < groups) {
+            const u64 from = first + decoded_row * row_bytes + (u64)chunk * P::CHUNK;
+            const u8 *w = encoded + chunk % 2 * ENCODED + decoded_row * P::SLOT + (from & 15);
+            decode_pairs<W>(w, group % 8, cols, pairs);
+        } else {
+#pragma unroll
+            for (int i = 0; i < 16; i++) pairs[i] = 0;
+        }
+        store_group(decoded + step % 2 * W_STEP + in_step / 2 * P::W_BYTES, decoded_row, in_step % 2, pairs);
+    };
+
+    float sums[P::M][P::N][4] = {};
+    copy_x(0);
+    copy_encoded(0);
+    copy_commit();
+    copy_x(1);
+    copy_encoded(1);
+    copy_commit();
+    copy_wait<1>();
+    __syncthreads();
+    decode(0);
+    for (int step = 0; step < steps; step++) {
+        copy_wait<1>();
+        // Copies for this step and the decoding of the next one are complete, and no warp reads what is written now.
+        __syncthreads();
+        copy_x(step + 2);
+        if (step % 2 == 1) copy_encoded((step + 3) / 2);
+        copy_commit();
+#pragma unroll
+        for (int deep = 0; deep < P::DEPTH; deep++) {
+            // Columns beyond the end are left out, because adding 0 changes the sign of a sum that is -0.
+            if ((step * P::DEPTH + deep) * STEP < cols)
+                multiply_step<W, TOKENS>(sums, x_buffers + step % 3 * X_STEP + deep * P::X_BYTES,
+                                         w_buffers + step % 2 * W_STEP + deep * P::W_BYTES, warp, lane);
+        }
+        if (step + 1 < steps) decode(step + 1);
+    }
+    write_sums<W, TOKENS>(sums, scales, out, rows, warp, lane, tile, token_rows, out_rows, tokens);
+}
+
+#define KERNEL(NAME, TOKENS)                                                                                   \
+    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                   \
         NAME(const u16 *__restrict__ x_high, const u16 *__restrict__ x_low, const float *__restrict__ scales,  \
              float *__restrict__ out, int rows, int cols, u64 row_bytes, TILE_PARAMETERS) {                    \
-        matmul<WEIGHT, TOKENS>(x_high, x_low, scales, out, rows, cols, row_bytes, TILE_ARGUMENTS);             \
+        if constexpr (Plan<WEIGHT, TOKENS>::AHEAD) {                                                           \
+            matmul_ahead<WEIGHT>(x_high, scales, out, rows, cols, row_bytes, TILE_ARGUMENTS);                  \
+        } else {                                                                                               \
+            matmul<WEIGHT, TOKENS>(x_high, x_low, scales, out, rows, cols, row_bytes, TILE_ARGUMENTS);         \
+        }                                                                                                      \
     }
 
-KERNEL(matmul_32, 32, 2)
-KERNEL(matmul_128, 128, 2)
+KERNEL(matmul_32, 32)
+KERNEL(matmul_128, 128)

@@ -154,11 +154,10 @@ impl Gpu {
             let kernel = self.kernel(modules.exact, "exact_narrow")?;
             return Launch::new(kernel, (grid.0 as u32, grid.1 as u32, 1), (256, 1, 1))
                 .ptr(x, tokens * cols)
-                .ptr(data, job.rows * row_bytes as usize)
+                .ptr(data.cast::<f32>(), job.rows * cols)
                 .ptr(job.out, tokens * job.rows)
                 .int(job.rows)
                 .int(cols)
-                .u64(row_bytes)
                 .int(tokens)
                 .run(self);
         }
@@ -182,9 +181,7 @@ impl Gpu {
                 let tile = self.tile(job);
                 let module = modules.matmul.unwrap_or_else(|| panic!("{ty} takes f32"));
                 let grid = grid(&job.weights, tile.tokens, job.rows.div_ceil(tile.rows));
-                // Two buffers for a step's columns of 16 bits; see `Plan` in `matmul.cu`.
-                let depth = (tile.depth / parts).max(1);
-                let shared_bytes = 2 * depth * (parts * tile.tokens + tile.rows) * 64 * 2;
+                let shared_bytes = tile.shared_bytes(ty, parts);
                 let (low, scales) = match form {
                     NarrowForm::Half => (DevicePtr::null(), x.scales),
                     NarrowForm::HalfPair => (x.low, x.scales),
@@ -208,14 +205,31 @@ struct Tile {
     kernel: &'static str,
     tokens: usize,
     rows: usize,
-    /// Steps of 64 columns whose weights are read at once, for activations of one part.
-    depth: usize,
-    /// Relative time of such a step, if all blocks that run at a time do one.
+    /// Relative time of 256 columns, if all blocks that run at a time compute them.
     time: f64,
 }
 
-const LARGE: Tile = Tile { kernel: "matmul_128", tokens: 128, rows: 128, depth: 1, time: 1.0 };
-const SMALL: Tile = Tile { kernel: "matmul_32", tokens: 32, rows: 64, depth: 4, time: 0.8 };
+const LARGE: Tile = Tile { kernel: "matmul_128", tokens: 128, rows: 128, time: 1.0 };
+const SMALL: Tile = Tile { kernel: "matmul_32", tokens: 32, rows: 64, time: 0.25 };
+
+impl Tile {
+    /// Returns the shared memory of a block, for weights of type `ty` and activations of `parts` parts. See `Plan` in
+    /// `matmul.cu`.
+    fn shared_bytes(&self, ty: TensorType, parts: usize) -> usize {
+        // 64 columns of 16 bits.
+        let (x, w) = (self.tokens * 64 * 2, self.rows * 64 * 2);
+        if self.tokens == LARGE.tokens {
+            return 2 * (parts * x + w);
+        }
+        if ty.block_elements() == 1 {
+            return 2 * (4 / parts) * (parts * x + w);
+        }
+        let chunk = ty.row_bytes(256).expect("blocks divide 256 columns") as usize;
+        let is_aligned = weight_alignment(ty) >= 16 && chunk.is_multiple_of(16);
+        let pieces = if is_aligned { chunk / 16 } else { (chunk + 30) / 16 };
+        2 * 2 * w + 3 * 2 * x + 2 * self.rows * 16 * pieces
+    }
+}
 
 impl Gpu {
     /// Chooses the tile that takes less time. Small tiles decode weights more often. Large ones may be mostly empty, or too
@@ -225,14 +239,13 @@ impl Gpu {
         let time = |tile: &Tile| {
             let tiles = match job.weights {
                 MatmulWeights::Dense { tokens, .. } => tokens.div_ceil(tile.tokens),
-                // Few experts have no entries if all are used alike.
+                // Every expert has some entries, unless there are few.
                 MatmulWeights::Experts { experts, entries, .. } => {
                     let used = experts.min(entries).max(1);
                     used * entries.div_ceil(used).div_ceil(tile.tokens)
                 }
             };
-            let waves = (tiles * job.rows.div_ceil(tile.rows)).div_ceil(at_a_time);
-            (waves * job.cols.div_ceil(64 * tile.depth)) as f64 * tile.time
+            (tiles * job.rows.div_ceil(tile.rows)).div_ceil(at_a_time) as f64 * tile.time
         };
         if time(&SMALL) <= time(&LARGE) { SMALL } else { LARGE }
     }
