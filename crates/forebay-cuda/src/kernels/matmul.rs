@@ -137,6 +137,18 @@ impl Gpu {
     /// its offset in a slot is not aligned. Panics if activations are 16-bit numbers but [`narrow_form`] returns
     /// `None`.
     pub fn matmul(&self, job: &MatmulJob) -> Result<(), CudaError> {
+        self.matmul_in(job, None)
+    }
+
+    /// Does the same as [`Gpu::matmul`] in tiles of this size, if the product runs on tensor cores. All sizes give the same
+    /// bits. `None` chooses the faster one.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics as [`Gpu::matmul`] does.
+    pub fn matmul_in(&self, job: &MatmulJob, size: Option<TileSize>) -> Result<(), CudaError> {
         let (ty, cols) = (job.ty, job.cols);
         let row_bytes = ty.row_bytes(cols as u64);
         let row_bytes = row_bytes.unwrap_or_else(|| panic!("{cols} columns of {ty}"));
@@ -178,7 +190,10 @@ impl Gpu {
                 let form = narrow_form(ty, cols);
                 let form = form.unwrap_or_else(|| panic!("{ty} with {cols} columns takes f32"));
                 let parts = if form == NarrowForm::Half { 1 } else { 2 };
-                let tile = self.tile(job);
+                let tile = match size.unwrap_or_else(|| self.faster_tile(job)) {
+                    TileSize::Small => SMALL,
+                    TileSize::Large => LARGE,
+                };
                 let module = modules.matmul.unwrap_or_else(|| panic!("{ty} takes f32"));
                 let grid = grid(&job.weights, tile.tokens, job.rows.div_ceil(tile.rows));
                 let shared_bytes = tile.shared_bytes(ty, parts);
@@ -198,6 +213,15 @@ impl Gpu {
             launch.ptr(job.out, out_rows * job.rows).int(job.rows).int(cols).u64(row_bytes);
         with_weights(launch, &job.weights, job.rows * row_bytes as usize).run(self)
     }
+}
+
+/// Size of the part of an output that a block of threads computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TileSize {
+    /// 32 tokens and 64 rows.
+    Small,
+    /// 128 tokens and rows.
+    Large,
 }
 
 /// What a block computes. Both tiles give the same bits.
@@ -234,7 +258,7 @@ impl Tile {
 impl Gpu {
     /// Chooses the tile that takes less time. Small tiles decode weights more often. Large ones may be mostly empty, or too
     /// few for the multiprocessors.
-    fn tile(&self, job: &MatmulJob) -> Tile {
+    fn faster_tile(&self, job: &MatmulJob) -> TileSize {
         let at_a_time = 2 * self.multiprocessors() as usize;
         let time = |tile: &Tile| {
             let tiles = match job.weights {
@@ -247,7 +271,7 @@ impl Gpu {
             };
             (tiles * job.rows.div_ceil(tile.rows)).div_ceil(at_a_time) as f64 * tile.time
         };
-        if time(&SMALL) <= time(&LARGE) { SMALL } else { LARGE }
+        if time(&SMALL) <= time(&LARGE) { TileSize::Small } else { TileSize::Large }
     }
 }
 

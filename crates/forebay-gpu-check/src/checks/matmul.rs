@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use forebay_cuda::{
     DeviceMemory, DevicePtr, MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm,
-    narrow_form,
+    TileSize, narrow_form,
 };
 use forebay_format::TensorType;
 
@@ -155,18 +155,20 @@ fn dense_case(
     let tokens = x.len() / cols;
     let form = if exact { None } else { narrow_form(ty, cols) };
     let input = Input::new(context, form, x, cols)?;
-    let run = || -> Result<Vec<f32>> {
+    let run = |size: Option<TileSize>| -> Result<Vec<f32>> {
         let out = context.poisoned(tokens * rows)?;
         let operands = MatmulWeights::Dense { data: weights.ptr, tokens };
         let job = MatmulJob { ty, weights: operands, rows, cols, x: input.form, out: out.ptr() };
-        gpu.matmul(&job)?;
+        gpu.matmul_in(&job, size)?;
         Ok(gpu.download(out.ptr(), tokens * rows)?)
     };
-    let (got, again) = (run()?, run()?);
+    let (got, small, large) =
+        (run(None)?, run(Some(TileSize::Small))?, run(Some(TileSize::Large))?);
     let bits = |all: &[f32]| all.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    let same = Outcome::same(&bits(&again), &bits(&got));
+    let small = Outcome::same(&bits(&small), &bits(&got)).at("small tiles");
+    let large = Outcome::same(&bits(&large), &bits(&got)).at("large tiles");
     let outcome = compare(weights, x, &got, tolerance(ty, exact));
-    Ok(outcome.worse(same.at("again")))
+    Ok(outcome.worse(small).worse(large))
 }
 
 /// Compares `got [tokens, rows]` with the exact product.
@@ -231,7 +233,7 @@ fn experts(context: &Context, ty: TensorType, exact: bool) -> Result<Outcome> {
     };
     let device = [context.upload(&starts)?, with_room(&token_rows)?, with_room(&out_rows)?];
     let slots = context.table(&pool, slot_bytes, &slots)?;
-    let run = |scatter: bool, capacity: usize| -> Result<Vec<f32>> {
+    let run = |scatter: bool, capacity: usize, size: TileSize| -> Result<Vec<f32>> {
         let out = context.poisoned(most * rows)?;
         let operands = MatmulWeights::Experts {
             slots: slots.table(0),
@@ -242,18 +244,13 @@ fn experts(context: &Context, ty: TensorType, exact: bool) -> Result<Outcome> {
             out_rows: if scatter { device[2].ptr() } else { DevicePtr::null() },
             entries: capacity,
         };
-        gpu.matmul(&MatmulJob {
-            ty,
-            weights: operands,
-            rows,
-            cols,
-            x: input.form,
-            out: out.ptr(),
-        })?;
+        let job = MatmulJob { ty, weights: operands, rows, cols, x: input.form, out: out.ptr() };
+        gpu.matmul_in(&job, Some(size))?;
         Ok(gpu.download(out.ptr(), entries * rows)?)
     };
-    // A capacity above the number of entries selects the large tiles.
-    let (sorted, scattered) = (run(false, entries)?, run(true, most)?);
+    // The second has a capacity above the number of entries.
+    let sorted = run(false, entries, TileSize::Small)?;
+    let scattered = run(true, most, TileSize::Large)?;
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for (expert, weights) in &weights {
         for entry in starts[*expert] as usize..starts[*expert + 1] as usize {
