@@ -1,7 +1,7 @@
 //! Rates of matrix products for each weight type, beside the memory bandwidth of the same run.
 //!
 //! `cargo run --release -p forebay-compute --example matmul_bench [threads=N] [isa=NAME]
-//! [tokens=N,N] [rows=N] [rounds=N] [clock=cpu] [TYPE]...`
+//! [tokens=N,N] [rows=N] [cols=N] [rounds=N] [clock=cpu] [TYPE]...`
 //!
 //! The weights of one measurement are larger than the caches. For one token, the rate is bytes of
 //! weights per second, with its share of the bandwidth of plain reading. For many tokens, it is
@@ -19,7 +19,6 @@ use forebay_format::TensorType;
 #[allow(dead_code, reason = "only a part of the tests' helper is of use here")]
 mod weights;
 
-const COLS: usize = 4096;
 /// Size in bytes of the weights that one token is multiplied with.
 const STREAM_BYTES: usize = 160 << 20;
 
@@ -28,6 +27,7 @@ struct Options {
     isa: Isa,
     tokens: Vec<usize>,
     rows: usize,
+    cols: usize,
     rounds: usize,
     processor_clock: bool,
     types: Vec<TensorType>,
@@ -39,6 +39,7 @@ fn options() -> Options {
         isa: Isa::selected().expect("FOREBAY_ISA"),
         tokens: vec![512],
         rows: 1024,
+        cols: 4096,
         rounds: 5,
         processor_clock: false,
         types: vec![],
@@ -50,6 +51,7 @@ fn options() -> Options {
             Some(("tokens", list)) => options.tokens = numbers(list),
             Some(("rounds", count)) => options.rounds = count.parse().expect("a number"),
             Some(("rows", count)) => options.rows = count.parse().expect("a number"),
+            Some(("cols", count)) => options.cols = count.parse().expect("a number"),
             Some(("clock", "cpu")) => options.processor_clock = true,
             Some(("isa", name)) => options.isa = name.parse().expect("a family"),
             _ => options.types.push(TensorType::from_name(&argument).expect("a weight type")),
@@ -101,9 +103,9 @@ fn bandwidth(options: &Options, cpu: &Cpu, data: &[u8]) -> f64 {
 
 fn product(options: &Options, cpu: &Cpu, w: Matrix<'_>, tokens: usize, kind: RowKind) -> Duration {
     let mut random = weights::Random::new(2);
-    let x = random.gaussians(tokens * COLS);
+    let x = random.gaussians(tokens * w.cols);
     let mut activations = Activations::new();
-    activations.prepare(cpu, &x, tokens, COLS, &[w.ty]);
+    activations.prepare(cpu, &x, tokens, w.cols, &[w.ty]);
     let mut out = vec![0.0; tokens * w.rows];
     fastest(options, cpu.pool().threads(), || {
         cpu.matmul(&mut [MatmulJob { w, x: &activations, tokens: None, kind, out: &mut out }]);
@@ -117,14 +119,14 @@ fn main() {
     let mut random = weights::Random::new(1);
     println!("{:8}{:>8}  measure", "type", "threads");
     for &ty in &options.types {
-        let row_bytes = ty.row_bytes(COLS as u64).expect("whole blocks") as usize;
+        let row_bytes = ty.row_bytes(options.cols as u64).expect("whole blocks") as usize;
         let rows = STREAM_BYTES / row_bytes;
         // A few random rows are repeated, because making all of them would take longer than
         // measuring.
-        let some = weights::random_weights(ty, 64 * COLS, &mut random);
+        let some = weights::random_weights(ty, 64 * options.cols, &mut random);
         let data: Vec<u8> = some.iter().cycle().take(rows * row_bytes).copied().collect();
         for cpu in &cpus {
-            let w = Matrix { ty, rows, cols: COLS, data: &data };
+            let w = Matrix { ty, rows, cols: options.cols, data: &data };
             print!("{:8}{:>8}", ty.name(), cpu.pool().threads());
             if options.rounds <= 100 {
                 let limit = bandwidth(&options, cpu, &data);
@@ -135,10 +137,10 @@ fn main() {
             }
             for &tokens in &options.tokens {
                 let rows = options.rows;
-                let w = Matrix { ty, rows, cols: COLS, data: &data[..rows * row_bytes] };
+                let w = Matrix { ty, rows, cols: options.cols, data: &data[..rows * row_bytes] };
                 for (name, kind) in [("decode", RowKind::Decode), ("prompt", RowKind::Prompt)] {
                     let time = product(&options, cpu, w, tokens, kind).as_secs_f64();
-                    let rate = (tokens * options.rows * COLS) as f64 / time;
+                    let rate = (tokens * options.rows * options.cols) as f64 / time;
                     print!("  {tokens} {name} rows: {:6.1} GMAC/s", rate / 1e9);
                 }
             }

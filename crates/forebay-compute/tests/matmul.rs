@@ -244,6 +244,36 @@ fn a_row_has_the_same_bits_alone_and_beside_any_others() {
 }
 
 #[test]
+fn every_cut_of_the_tokens_gives_the_same_bits() {
+    const TOKENS: usize = 40;
+    const ROWS: usize = 77;
+    let mut random = Random::new(11);
+    for (isa, arithmetic) in Isa::supported()
+        .into_iter()
+        .flat_map(|isa| [(isa, Arithmetic::Fast), (isa, Arithmetic::Exact)])
+    {
+        let cpu = cpu(isa, arithmetic);
+        for ty in ROUNDED.iter().map(|(ty, _)| *ty).chain(FLOATS) {
+            // Whole slabs of columns, and a rest where the blocks of the type allow one.
+            let cols = 1024 + ty.block_elements().max(32);
+            for kind in [RowKind::Prompt, RowKind::Decode] {
+                let case = Case::random(ty, ROWS, cols, (TOKENS, kind), &mut random);
+                let whole = bits(&case.run(&cpu, None));
+                let tokens: Vec<u32> = (0..TOKENS as u32).collect();
+                for count in (1..=20).chain([TOKENS - 1]) {
+                    for (i, piece) in tokens.chunks(count).enumerate() {
+                        let got = bits(&case.run(&cpu, Some(piece)));
+                        let expected = &whole[i * count * ROWS..][..piece.len() * ROWS];
+                        let what = format!("{isa} {arithmetic} {ty} {kind:?} piece {i} of {count}");
+                        assert!(got == expected, "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn selected_tokens_equal_a_product_of_these_tokens_alone() {
     let mut random = Random::new(6);
     for isa in Isa::supported() {

@@ -7,13 +7,19 @@
 //!
 //! This file iterates over rows, columns and tokens; a [`PanelKernel`] packs and multiplies.
 
+use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
 use std::ops::Range;
 
 use super::task::{ChunkRows, Scratch, Task};
 
-/// Number of rows that one call packs. Two panels at a time are multiplied with the tokens, so the
-/// activations of a block are read from the L2 cache once for every two panels.
-pub(crate) const CHUNK: ChunkRows = ChunkRows::Batches(32, 64);
+/// Number of rows that are packed before the tokens are multiplied. Two panels at a time are
+/// multiplied with the tokens, so the activations of a block are read from the L2 cache once for
+/// every two panels.
+const BATCH: usize = 64;
+
+/// Number of rows that one call computes. With several batches in a call, the next batch's bytes can
+/// be prefetched.
+pub(crate) const CHUNK: ChunkRows = ChunkRows::Batches(32, 4 * BATCH);
 
 /// Number of tokens in a block. Their part of a slab fits the L2 cache.
 const TOKENS_OF_BLOCK: usize = 64;
@@ -27,6 +33,9 @@ pub(crate) trait PanelKernel: Sized {
     const ROWS: usize;
     /// Number of columns in a slab: whole blocks of weights and of activations.
     const SLAB: usize;
+    /// Number of columns that one call packs: whole blocks of weights and of activations. A slab has
+    /// a multiple of it. Smaller steps spread prefetches better.
+    const STEP: usize = 256;
     /// Largest number of tokens in a tile.
     const TILE: usize;
     /// Pointer to one token's numbers for a slab.
@@ -37,11 +46,11 @@ pub(crate) trait PanelKernel: Sized {
     /// Returns the size in bytes of a panel of `columns` columns; a multiple of 32.
     fn panel_bytes(columns: usize) -> usize;
 
-    /// Packs the given columns of a panel's rows.
+    /// Packs the given columns of a panel's rows, at most [`Self::STEP`], to `to`.
     ///
     /// # Safety
-    /// See the trait. `panel` is valid for `panel_bytes(columns)` bytes and aligned to 32.
-    unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8);
+    /// See the trait. `to` is valid for `panel_bytes(columns)` bytes and aligned to 32.
+    unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, to: *mut u8);
 
     /// Returns the number of bytes that `token` needs for each token of a block; a multiple of 32.
     fn token_bytes() -> usize {
@@ -97,6 +106,12 @@ impl PanelRows {
             *row = (self.first + i + j).min(self.last);
         }
         rows
+    }
+
+    /// Returns how many of the rows that [`Self::eight`] returns are not repeated.
+    #[inline(always)]
+    pub(crate) fn count(&self, i: usize) -> usize {
+        (self.last + 1).saturating_sub(self.first + i).min(8)
     }
 }
 
@@ -173,6 +188,18 @@ pub(crate) unsafe fn tile<K: PanelKernel, const N: usize, const P: usize>(
 /// The requirements of [`crate::matmul::task::Kernel`] hold.
 #[inline(always)]
 pub(crate) unsafe fn rows<K: PanelKernel>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
+    for first in rows.clone().step_by(BATCH) {
+        // SAFETY: as for this function.
+        unsafe { batch::<K>(task, first..rows.end.min(first + BATCH), scratch) };
+    }
+}
+
+/// Computes the rows of one batch.
+///
+/// # Safety
+/// The requirements of [`rows`] hold.
+#[inline(always)]
+unsafe fn batch<K: PanelKernel>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
     let panels = rows.len().div_ceil(K::ROWS);
     let mut from = 0;
     while from < task.cols {
@@ -182,10 +209,12 @@ pub(crate) unsafe fn rows<K: PanelKernel>(task: &Task, rows: Range<usize>, scrat
         let buffer = scratch.codes.first(buffer_bytes).as_mut_ptr().cast::<u8>();
         for panel in 0..panels {
             let panel_rows = PanelRows { first: rows.start + panel * K::ROWS, last: rows.end - 1 };
-            // SAFETY: the buffer holds all panels; the caller promises the rest.
-            unsafe {
-                let to = buffer.add(panel * panel_bytes);
-                K::pack(task, &panel_rows, columns.clone(), to);
+            for first in columns.clone().step_by(K::STEP) {
+                let step = first..columns.end.min(first + K::STEP);
+                let at = panel * panel_bytes + K::panel_bytes(first - columns.start);
+                prefetch_next_batch::<K>(task, panel_rows.first, step.clone());
+                // SAFETY: the buffer holds all panels; the caller promises the rest.
+                unsafe { K::pack(task, &panel_rows, step, buffer.add(at)) };
             }
         }
         let slab = Slab {
@@ -202,6 +231,26 @@ pub(crate) unsafe fn rows<K: PanelKernel>(task: &Task, rows: Range<usize>, scrat
             unsafe { block_of_tokens::<K>(task, &slab, tokens) };
         }
         from = columns.end;
+    }
+}
+
+/// Prefetches, into the L2 cache, the columns of the panel that is one batch after the panel from
+/// `row` on. It may lie in the next chunk or past the end of the weights.
+///
+/// Packing reads a few bytes of one row after the other. The processor's own prefetcher does not
+/// follow this, and with few tokens, packing is most of the work. Prefetching into the L1 cache, or
+/// less than a batch ahead, was slower.
+#[inline(always)]
+fn prefetch_next_batch<K: PanelKernel>(task: &Task, row: usize, columns: Range<usize>) {
+    let byte = |column: usize| column / task.ty.block_elements() * task.ty.block_bytes();
+    let bytes = byte(columns.end) - byte(columns.start);
+    let first = task.row(row).as_ptr().wrapping_add(byte(columns.start) + BATCH * task.row_bytes);
+    for i in 0..K::ROWS {
+        for line in (0..bytes).step_by(64) {
+            let at = first.wrapping_add(i * task.row_bytes + line);
+            // SAFETY: a prefetch does not access memory as far as the program can observe.
+            unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
+        }
     }
 }
 

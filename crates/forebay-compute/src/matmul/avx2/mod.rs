@@ -21,7 +21,7 @@ mod vector;
 pub(crate) use dot::{TOKENS, for_tokens, prefetch};
 pub(crate) use float::{Brain, Full, Half, Widen};
 pub(crate) use panel_float::pack_floats;
-pub(crate) use vector::{add_to, store, transpose};
+pub(crate) use vector::{add_to, store, transpose, transpose_words};
 
 /// Returns the kernel for rounded activations, if the type has one.
 pub(crate) fn plan_rounded(ty: TensorType, kind: RowKind) -> Option<Plan> {

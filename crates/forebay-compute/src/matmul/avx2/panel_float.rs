@@ -21,6 +21,7 @@ pub(crate) struct Dequantised;
 impl<W: Widen> PanelKernel for Plain<W> {
     const ROWS: usize = ROWS;
     const SLAB: usize = SLAB;
+    const STEP: usize = 64;
     const TILE: usize = 4;
     type Token = *const f32;
     type Sum = __m256;

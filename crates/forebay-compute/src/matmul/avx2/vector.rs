@@ -50,6 +50,34 @@ pub(crate) unsafe fn transpose(rows: [__m256i; 8]) -> [__m256i; 8] {
     }
 }
 
+/// Transposes eight rows of eight 16-bit integers in each 128-bit lane.
+///
+/// # Safety
+/// The machine has AVX2.
+#[inline(always)]
+pub(crate) unsafe fn transpose_words(rows: [__m256i; 8]) -> [__m256i; 8] {
+    let [a, b, c, d, e, f, g, h] = rows;
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let (ab0, ab1) = (_mm256_unpacklo_epi16(a, b), _mm256_unpackhi_epi16(a, b));
+        let (cd0, cd1) = (_mm256_unpacklo_epi16(c, d), _mm256_unpackhi_epi16(c, d));
+        let (ef0, ef1) = (_mm256_unpacklo_epi16(e, f), _mm256_unpackhi_epi16(e, f));
+        let (gh0, gh1) = (_mm256_unpacklo_epi16(g, h), _mm256_unpackhi_epi16(g, h));
+        let quads = [
+            (_mm256_unpacklo_epi32(ab0, cd0), _mm256_unpacklo_epi32(ef0, gh0)),
+            (_mm256_unpackhi_epi32(ab0, cd0), _mm256_unpackhi_epi32(ef0, gh0)),
+            (_mm256_unpacklo_epi32(ab1, cd1), _mm256_unpacklo_epi32(ef1, gh1)),
+            (_mm256_unpackhi_epi32(ab1, cd1), _mm256_unpackhi_epi32(ef1, gh1)),
+        ];
+        let mut columns = [_mm256_setzero_si256(); 8];
+        for (i, (upper, lower)) in quads.into_iter().enumerate() {
+            columns[2 * i] = _mm256_unpacklo_epi64(upper, lower);
+            columns[2 * i + 1] = _mm256_unpackhi_epi64(upper, lower);
+        }
+        columns
+    }
+}
+
 /// Stores the first `count` columns of eight rows.
 ///
 /// # Safety

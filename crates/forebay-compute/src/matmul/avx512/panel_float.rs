@@ -18,6 +18,7 @@ const VECTOR: usize = 64;
 impl<W: Widen> PanelKernel for Plain<W> {
     const ROWS: usize = 16;
     const SLAB: usize = 256;
+    const STEP: usize = 64;
     const TILE: usize = 6;
     type Token = *const f32;
     type Sum = __m512;

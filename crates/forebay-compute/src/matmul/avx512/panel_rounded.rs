@@ -8,7 +8,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::scales::{FloatScales, Halves, X, zero};
+use super::scales::{EightRows, FloatScales, GroupNumbers, X, zero};
 use crate::matmul::avx2::unpack::*;
 use crate::matmul::avx2::{add_to, store, transpose};
 use crate::matmul::panel::{PanelKernel, PanelRows, Slab, TileAt, tile, tile_sizes};
@@ -39,20 +39,31 @@ impl<F: FloatScales> PanelRounded<F> {
     const OFFSETS: usize = Self::SCALES + Self::GROUPS * VECTOR;
     const BYTES: usize = Self::OFFSETS + if F::HAS_OFFSETS { Self::GROUPS * VECTOR } else { 0 };
 
-    /// Packs eight rows into one half of every vector of a panel.
+    /// Packs rows `i..i + 8` of a panel into one half of its vectors.
     ///
     /// # Safety
     /// The requirements of [`PanelKernel::pack`] hold, and `to` points to the half.
     #[inline(always)]
-    unsafe fn pack_eight(task: &Task, rows: [usize; 8], columns: Range<usize>, to: *mut u8) {
+    unsafe fn pack_eight(
+        task: &Task,
+        rows: &PanelRows,
+        i: usize,
+        columns: Range<usize>,
+        to: *mut u8,
+    ) {
         let stride = F::TYPE.block_bytes();
+        let rows = EightRows {
+            starts: rows.eight(i).map(|row| task.row(row).as_ptr()),
+            row_bytes: task.row_bytes,
+            count: rows.count(i),
+        };
         // SAFETY: rows are whole blocks; the caller promises the rest.
         unsafe {
             for (i, column) in columns.clone().step_by(32).enumerate() {
                 let (block, group) = (column / F::BLOCK, column % F::BLOCK / 32);
                 let mut codes = [_mm256_setzero_si256(); 8];
-                for (codes, row) in codes.iter_mut().zip(rows) {
-                    let signed = F::load(task.row(row).as_ptr().add(block * stride), group);
+                for (codes, row) in codes.iter_mut().zip(rows.starts) {
+                    let signed = F::load(row.add(block * stride), group);
                     *codes = if F::LARGEST.is_some() {
                         signed
                     } else {
@@ -63,38 +74,13 @@ impl<F: FloatScales> PanelRounded<F> {
                     store(to.add(i * Self::BYTES + step * VECTOR), codes);
                 }
             }
-            let (first, last) = (columns.start / 32, columns.end / 32);
-            for from in (first..last).step_by(8) {
-                let count = (last - from).min(8);
-                let to = to.add((from - first) * Self::BYTES);
-                let mut scales = [[_mm256_setzero_si256(); 8]; 2];
-                let mut offsets = [[_mm256_setzero_si256(); 8]; 2];
-                for (i, row) in rows.into_iter().enumerate() {
-                    let row = F::scales(task.row(row).as_ptr(), from, count);
-                    set(&mut scales, i, row.0);
-                    set(&mut offsets, i, row.1);
-                }
-                Self::store_groups(scales, to.add(Self::SCALES), count);
-                if F::HAS_OFFSETS {
-                    Self::store_groups(offsets, to.add(Self::OFFSETS), count);
-                }
-            }
-        }
-    }
-
-    /// Stores the numbers of eight rows for the groups of `count` times 32 columns.
-    ///
-    /// # Safety
-    /// The requirements of [`Self::pack_eight`] hold.
-    #[inline(always)]
-    unsafe fn store_groups(numbers: [[__m256i; 8]; 2], to: *mut u8, count: usize) {
-        // SAFETY: by the caller's promise.
-        unsafe {
-            for (half, rows) in numbers.into_iter().enumerate().take(Self::GROUPS) {
-                for (i, column) in transpose(rows).into_iter().enumerate().take(count) {
-                    store(to.add(i * Self::BYTES + half * VECTOR), column);
-                }
-            }
+            let to = GroupNumbers {
+                scales: to.add(Self::SCALES),
+                offsets: to.add(Self::OFFSETS),
+                group_bytes: VECTOR,
+                columns_bytes: Self::BYTES,
+            };
+            F::scales(&rows, columns, &to);
         }
     }
 
@@ -172,15 +158,6 @@ impl<F: FloatScales> PanelRounded<F> {
     }
 }
 
-/// Stores a row's numbers in `numbers` for a transposition.
-#[inline(always)]
-fn set(numbers: &mut [[__m256i; 8]; 2], row: usize, halves: Halves) {
-    for (numbers, half) in numbers.iter_mut().zip(halves) {
-        // SAFETY: the cast compiles to no instruction.
-        numbers[row] = unsafe { _mm256_castps_si256(half) };
-    }
-}
-
 /// # Safety
 /// The machine has AVX-512 and `at` is valid for a vector.
 #[inline(always)]
@@ -220,8 +197,8 @@ impl<F: FloatScales> PanelKernel for PanelRounded<F> {
     unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8) {
         // SAFETY: as for this function.
         unsafe {
-            Self::pack_eight(task, rows.eight(0), columns.clone(), panel);
-            Self::pack_eight(task, rows.eight(8), columns, panel.add(VECTOR / 2));
+            Self::pack_eight(task, rows, 0, columns.clone(), panel);
+            Self::pack_eight(task, rows, 8, columns, panel.add(VECTOR / 2));
         }
     }
 

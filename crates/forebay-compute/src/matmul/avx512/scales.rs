@@ -1,7 +1,10 @@
 //! Scales of weight types for the AVX-512 panels. All types have the same form: scales and offsets
 //! in F32 for groups of 16 or 32 elements.
 
+use std::ops::Range;
+
 use crate::matmul::avx2::unpack::*;
+use crate::matmul::avx2::{store, transpose_words};
 use crate::matmul::quantize::{LargeBlock, SmallBlock};
 use crate::matmul::task::Task;
 use crate::matmul::types::{Block32, Block256, Format};
@@ -11,10 +14,45 @@ pub(crate) const fn zero<F: Format>() -> i32 {
     if F::LARGEST.is_some() { F::ZERO } else { 128 }
 }
 
-/// Numbers for the groups of 256 elements. Element `g` of the first vector belongs to the group
-/// that starts at 32 * g. If groups have 16 elements, element `g` of the second vector belongs to
-/// the group that starts at 32 * g + 16.
-pub(crate) type Halves = [__m256; 2];
+/// Eight neighbouring rows of weights. Past the end of the matrix, its last row is repeated.
+pub(crate) struct EightRows {
+    pub(crate) starts: [*const u8; 8],
+    /// Distance in bytes between two rows that are not repeated.
+    pub(crate) row_bytes: usize,
+    /// Number of rows before the repeated ones.
+    pub(crate) count: usize,
+}
+
+/// Memory for the scales and offsets of eight rows' groups.
+pub(crate) struct GroupNumbers {
+    /// Scales of the first group.
+    pub(crate) scales: *mut u8,
+    /// Offsets of the first group.
+    pub(crate) offsets: *mut u8,
+    /// Distance between the groups of the same 32 columns.
+    pub(crate) group_bytes: usize,
+    /// Distance between groups that are 32 columns apart.
+    pub(crate) columns_bytes: usize,
+}
+
+impl GroupNumbers {
+    /// Stores the numbers of one group.
+    ///
+    /// # Safety
+    /// The machine has AVX2, and there is memory for this group.
+    #[inline(always)]
+    unsafe fn store<F: FloatScales>(&self, group: usize, scales: __m256, offsets: __m256) {
+        let groups = 32 / F::GROUP;
+        let at = group / groups * self.columns_bytes + group % groups * self.group_bytes;
+        // SAFETY: by the caller's promise.
+        unsafe {
+            store(self.scales.add(at), _mm256_castps_si256(scales));
+            if F::HAS_OFFSETS {
+                store(self.offsets.add(at), _mm256_castps_si256(offsets));
+            }
+        }
+    }
+}
 
 /// A weight type whose groups have scales, and possibly offsets, that are converted to F32.
 pub(crate) trait FloatScales: Codes {
@@ -27,12 +65,13 @@ pub(crate) trait FloatScales: Codes {
     /// True if 256 activations share one scale, false if every 32 have one.
     const LARGE: bool;
 
-    /// Returns the scales and offsets of a row's elements from `32 * first` on, for `count` times
-    /// 32 elements (at most 8 times), then zeroes. `first` must be a multiple of 8.
+    /// Stores the eight rows' scales and offsets for each group of the columns. Repeated rows get
+    /// any numbers.
     ///
     /// # Safety
-    /// The machine has AVX2, FMA and F16C, and the row has these elements.
-    unsafe fn scales(row: *const u8, first: usize, count: usize) -> (Halves, Halves);
+    /// The machine has AVX2, FMA and F16C. The rows have these columns, which are whole blocks, and
+    /// there is memory for the numbers.
+    unsafe fn scales(rows: &EightRows, columns: Range<usize>, to: &GroupNumbers);
 
     /// Returns a token's activations for the 256 elements of `block`.
     fn activations(task: &Task, token: usize, block: usize) -> X<'_>;
@@ -53,9 +92,9 @@ macro_rules! blocks_of_32 {
             const LARGE: bool = false;
 
             #[inline(always)]
-            unsafe fn scales(row: *const u8, first: usize, count: usize) -> (Halves, Halves) {
+            unsafe fn scales(rows: &EightRows, columns: Range<usize>, to: &GroupNumbers) {
                 // SAFETY: as for this function.
-                unsafe { scales32::<Self>(row, first, count) }
+                unsafe { scales32::<Self>(rows, columns, to) }
             }
 
             #[inline(always)]
@@ -76,9 +115,9 @@ macro_rules! blocks_of_256 {
             const LARGE: bool = true;
 
             #[inline(always)]
-            unsafe fn scales(row: *const u8, first: usize, _: usize) -> (Halves, Halves) {
-                // SAFETY: as for this function. 8 times 32 elements are one block.
-                unsafe { scales256::<Self>(row.add(first / 8 * Self::TYPE.block_bytes())) }
+            unsafe fn scales(rows: &EightRows, columns: Range<usize>, to: &GroupNumbers) {
+                // SAFETY: as for this function.
+                unsafe { scales256::<Self>(rows, columns, to) }
             }
 
             #[inline(always)]
@@ -93,47 +132,118 @@ blocks_of_256!(Q2K Q3K Q4K Q5K Q6K Iq4Xs);
 /// # Safety
 /// The requirements of [`FloatScales::scales`] hold.
 #[inline(always)]
-unsafe fn scales32<F: Scales>(row: *const u8, first: usize, count: usize) -> (Halves, Halves) {
-    let stride = F::TYPE.block_bytes();
+unsafe fn scales32<F: FloatScales + Scales>(
+    rows: &EightRows,
+    columns: Range<usize>,
+    to: &GroupNumbers,
+) {
+    for (i, block) in (columns.start / 32..columns.end / 32).enumerate() {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let block = rows.starts[0].add(block * F::TYPE.block_bytes());
+            // The common case is separate, so that the compiler knows the number of rows.
+            let (scales, offsets) = match rows.count {
+                8.. => block_scales::<F>(block, rows.row_bytes, 8),
+                fewer => block_scales::<F>(block, rows.row_bytes, fewer),
+            };
+            to.store::<F>(i, scales, offsets);
+        }
+    }
+}
+
+/// Returns the scales and offsets of `count` blocks of 32 that are `stride` bytes apart, then
+/// zeroes.
+///
+/// # Safety
+/// The machine has AVX2, FMA and F16C, and the blocks are whole.
+#[inline(always)]
+unsafe fn block_scales<F: Scales>(
+    block: *const u8,
+    stride: usize,
+    count: usize,
+) -> (__m256, __m256) {
     // SAFETY: by the caller's promise.
     unsafe {
         let none = _mm256_setzero_ps();
-        let blocks = row.add(first * stride);
         // These types add their offsets, so the sign is changed.
         let offsets = match F::OFFSET_AT {
-            Some(at) => _mm256_sub_ps(none, halves(blocks.add(at), stride, count)),
+            Some(at) => _mm256_sub_ps(none, halves(block.add(at), stride, count)),
             None => none,
         };
-        ([F::scales(blocks, stride, count), none], [offsets, none])
+        (F::scales(block, stride, count), offsets)
     }
 }
 
 /// # Safety
-/// The requirements of [`FloatScales::scales`] hold for one block.
+/// The requirements of [`FloatScales::scales`] hold.
 #[inline(always)]
-unsafe fn scales256<F: GroupLanes>(block: *const u8) -> (Halves, Halves) {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        let lanes = F::lanes(block);
-        let offset = F::OFFSET_AT.map_or(0.0, |at| half_at(block.add(at)));
-        (scaled(lanes.scales, half_at(block.add(F::SCALE_AT))), scaled(lanes.offsets, offset))
+unsafe fn scales256<F: FloatScales + GroupLanes>(
+    rows: &EightRows,
+    columns: Range<usize>,
+    to: &GroupNumbers,
+) {
+    let groups = 256 / <F as FloatScales>::GROUP;
+    for (i, block) in (columns.start / 256..columns.end / 256).enumerate() {
+        let first = block * F::TYPE.block_bytes();
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let mut scales = [_mm256_setzero_si256(); 8];
+            let mut offsets = [_mm256_setzero_si256(); 8];
+            for (row, start) in rows.starts.into_iter().enumerate() {
+                let lanes = F::lanes(start.add(first));
+                (scales[row], offsets[row]) = (lanes.scales, lanes.offsets);
+            }
+            let (scales, offsets) = (transpose_words(scales), transpose_words(offsets));
+            let block = rows.starts[0].add(first);
+            let (scale, offset) = match rows.count {
+                8.. => factors::<F>(block, rows.row_bytes, 8),
+                fewer => factors::<F>(block, rows.row_bytes, fewer),
+            };
+            for pair in 0..8 {
+                for half in 0..groups / 8 {
+                    let scales = _mm256_mul_ps(floats(scales[pair], half), scale);
+                    let offsets = _mm256_mul_ps(floats(offsets[pair], half), offset);
+                    to.store::<F>(i * groups + pair * groups / 8 + half, scales, offsets);
+                }
+            }
+        }
     }
 }
 
-/// Multiplies 16-bit integers by `scale`. Each 128-bit lane becomes one vector.
+/// Returns the scales of `count` blocks of 256 that are `stride` bytes apart, and the scales of
+/// their offsets, then zeroes.
+///
+/// # Safety
+/// The machine has AVX2, FMA and F16C, and the blocks are whole.
+#[inline(always)]
+unsafe fn factors<F: GroupLanes>(
+    block: *const u8,
+    stride: usize,
+    count: usize,
+) -> (__m256, __m256) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let offsets = match F::OFFSET_AT {
+            Some(at) => halves(block.add(at), stride, count),
+            None => _mm256_setzero_ps(),
+        };
+        (halves(block.add(F::SCALE_AT), stride, count), offsets)
+    }
+}
+
+/// Converts the 16-bit integers of one 128-bit lane.
 ///
 /// # Safety
 /// The machine has AVX2.
 #[inline(always)]
-unsafe fn scaled(words: __m256i, scale: f32) -> Halves {
+unsafe fn floats(words: __m256i, lane: usize) -> __m256 {
     // SAFETY: by the caller's promise.
     unsafe {
-        let scale = _mm256_set1_ps(scale);
-        let lower = _mm256_cvtepi16_epi32(_mm256_castsi256_si128(words));
-        let upper = _mm256_cvtepi16_epi32(_mm256_extracti128_si256::<1>(words));
-        [
-            _mm256_mul_ps(_mm256_cvtepi32_ps(lower), scale),
-            _mm256_mul_ps(_mm256_cvtepi32_ps(upper), scale),
-        ]
+        let words = if lane == 1 {
+            _mm256_extracti128_si256::<1>(words)
+        } else {
+            _mm256_castsi256_si128(words)
+        };
+        _mm256_cvtepi32_ps(_mm256_cvtepi16_epi32(words))
     }
 }
