@@ -143,23 +143,41 @@ unsafe fn row_tokens<W: Widen, const N: usize>(
     // SAFETY: `eights * 8` is at most the length of w and of every x.
     unsafe {
         let mut sums = [[_mm256_setzero_ps(); U]; N];
-        let mut step = |i: usize, u: usize| {
-            let w = W::eight(w.add(i * 8 * W::BYTES));
-            for t in 0..N {
-                let x = _mm256_loadu_ps(x[t].as_ptr().add(i * 8));
-                sums[t][u] = _mm256_fmadd_ps(w, x, sums[t][u]);
-            }
-        };
         for i in 0..eights / U {
-            (0..U).for_each(|u| step(i * U + u, u));
+            for u in 0..U {
+                add_eight::<W, N>(w, x, i * U + u, u, &mut sums);
+            }
         }
         for i in eights / U * U..eights {
-            step(i, 0);
+            add_eight::<W, N>(w, x, i, 0, &mut sums);
         }
         for t in 0..N {
             let sum = sums[t].into_iter().reduce(|a, b| _mm256_add_ps(a, b));
             let rest: f32 = x[t][eights * 8..].iter().zip(tail).map(|(x, w)| x * w).sum();
             task.store(first + t, row, sum_lanes(sum.unwrap_or(_mm256_setzero_ps())) + rest);
+        }
+    }
+}
+
+/// Adds the products of elements `8 * i..8 * (i + 1)` to sum `u` of each token. A closure would not
+/// always be inlined, and its instructions would then be calls.
+///
+/// # Safety
+/// `w` and every x have these elements, and the machine has AVX2, FMA and F16C.
+#[inline(always)]
+unsafe fn add_eight<W: Widen, const N: usize>(
+    w: *const u8,
+    x: [&[f32]; N],
+    i: usize,
+    u: usize,
+    sums: &mut [[__m256; U]; N],
+) {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let w = W::eight(w.add(i * 8 * W::BYTES));
+        for t in 0..N {
+            let x = _mm256_loadu_ps(x[t].as_ptr().add(i * 8));
+            sums[t][u] = _mm256_fmadd_ps(w, x, sums[t][u]);
         }
     }
 }
