@@ -1,7 +1,7 @@
 //! Passes over the rows of sequences: blocks are reserved, the decoder runs, rows are committed.
 
 use forebay_compute::RowKind;
-use forebay_model::{Decoder, ModelError, Output, Pass, PassWatch, Routing, Run};
+use forebay_model::{Decoder, ModelError, Output, Pass, PassWatch, Paused, Routing, Run};
 
 use crate::EngineError;
 use crate::engine::SnapshotBlock;
@@ -299,29 +299,7 @@ impl Runner {
         mut routing: Option<&mut Routing>,
         mut watch: Option<PassWatch<'_>>,
     ) -> Result<(), EngineError> {
-        self.tokens.clear();
-        self.runs.clear();
-        self.outputs.clear();
-        let context = self.decoder.backend().context();
-        for &Rows { sequence, kind, tokens, logits } in rows {
-            let (position, first) = (self.blocks.len(sequence), self.tokens.len() as u32);
-            let end = position + tokens.len();
-            if end > context {
-                let (used, wanted) = (position, tokens.len());
-                return Err(ModelError::ContextFull { used, context, wanted }.into());
-            }
-            self.blocks.reserve(sequence, end, &mut self.changes)?;
-            let table = sequence.slot();
-            self.runs.push(Run { table, kind, position, count: tokens.len() });
-            self.tokens.extend_from_slice(tokens);
-            let after = self.tokens.len() as u32;
-            match logits {
-                Logits::None => {}
-                Logits::Last => self.outputs.push(after - 1),
-                Logits::All => self.outputs.extend(first..after),
-            }
-        }
-        self.apply_changes()?;
+        self.prepare(rows)?;
         let Runner { decoder, tokens, runs, outputs, .. } = self;
         let mixes = decoder.backend().mixes_rows();
         let (mut runs, mut tokens, mut outputs) = (&runs[..], &tokens[..], &mut outputs[..]);
@@ -344,11 +322,64 @@ impl Runner {
             decoder.pass(&pass, output.again(), routing.as_deref_mut(), watch)?;
             (runs, tokens, outputs) = (other_runs, other_tokens, other_outputs);
         }
-        // Only now, so that after an error no sequence has changed.
+        self.commit(rows);
+        Ok(())
+    }
+
+    /// Runs rows of one sequence through the next `layers` layers ([`Decoder::pass_part`]). Returns true if the rows have gone
+    /// through all. The rows must be the same in every call.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Runner::pass`]. The next call begins again then.
+    pub fn pass_part(
+        &mut self,
+        rows: Rows<'_>,
+        paused: &mut Paused,
+        layers: usize,
+        output: &mut Outputs<'_>,
+    ) -> Result<bool, EngineError> {
+        self.prepare(&[rows])?;
+        let Runner { decoder, tokens, runs, outputs, .. } = self;
+        let pass = Pass { tokens, runs, outputs };
+        let ended = decoder.pass_part(&pass, paused, layers, output.again())?;
+        if ended {
+            self.commit(&[rows]);
+        }
+        Ok(ended)
+    }
+
+    /// Reserves blocks for the rows of a pass and describes the pass to the decoder.
+    fn prepare(&mut self, rows: &[Rows<'_>]) -> Result<(), EngineError> {
+        self.tokens.clear();
+        self.runs.clear();
+        self.outputs.clear();
+        let context = self.decoder.backend().context();
+        for &Rows { sequence, kind, tokens, logits } in rows {
+            let (position, first) = (self.blocks.len(sequence), self.tokens.len() as u32);
+            let end = position + tokens.len();
+            if end > context {
+                let (used, wanted) = (position, tokens.len());
+                return Err(ModelError::ContextFull { used, context, wanted }.into());
+            }
+            self.blocks.reserve(sequence, end, &mut self.changes)?;
+            let table = sequence.slot();
+            self.runs.push(Run { table, kind, position, count: tokens.len() });
+            self.tokens.extend_from_slice(tokens);
+            let after = self.tokens.len() as u32;
+            match logits {
+                Logits::None => {}
+                Logits::Last => self.outputs.push(after - 1),
+                Logits::All => self.outputs.extend(first..after),
+            }
+        }
+        self.apply_changes()
+    }
+
+    /// Notes that a pass has ended. Only now, so that after an error no sequence has changed.
+    fn commit(&mut self, rows: &[Rows<'_>]) {
         for &Rows { sequence, kind, tokens, .. } in rows {
             self.blocks.commit(sequence, tokens, kind, &mut self.changes);
         }
-        Ok(())
     }
 
     fn apply_changes(&mut self) -> Result<(), EngineError> {

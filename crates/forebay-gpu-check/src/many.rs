@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
-use forebay_engine::engine::{EngineOptions, Event, Request};
+use forebay_engine::engine::{EngineOptions, EngineStatistics, Event, Request};
 use forebay_engine::{CpuOffload, DeviceChoice, Engine, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 
@@ -36,21 +36,23 @@ pub fn check(path: &Path, ids: &[u32], slots: bool, ordinal: usize) -> Result<Ou
     let mut session = open(path, options(1))?;
     for request in &requests {
         let answers;
-        (session, answers) = run(session, std::slice::from_ref(request))?;
+        (session, answers, _) = run(session, std::slice::from_ref(request))?;
         alone.extend(answers);
     }
     drop(session);
-    let (_, together) = run(open(path, options(TOGETHER))?, &requests)?;
+    let (_, together, statistics) = run(open(path, options(TOGETHER))?, &requests)?;
+    ensure!(statistics.prompt_parts > statistics.prompt_passes, "no prompt was read in parts");
     let mut worst = same(&together, &alone).at("resident");
     // The KV cache has room for little more than one sequence, and the swap space for all copies, or for none.
     for swap_bytes in [None, Some(0)] {
         let short = SessionOptions { kv_tokens: Some(CONTEXT), swap_bytes, ..options(TOGETHER) };
-        let (_, suspended) = run(open(path, short)?, &requests)?;
+        let (_, suspended, statistics) = run(open(path, short)?, &requests)?;
+        ensure!(statistics.suspended > 0, "no request was suspended");
         worst = worst.worse(same(&suspended, &alone).at("suspended"));
     }
     if slots {
         let (session, _) = open_with_least(path, &options(TOGETHER), 0)?;
-        let (_, together) = run(session, &requests)?;
+        let (_, together, _) = run(session, &requests)?;
         worst = worst.worse(same(&together, &alone).at("slots"));
         if let Some((_, together)) = run_served(path, &options(TOGETHER), &requests)? {
             worst = worst.worse(same(&together, &alone).at("slots for several rows"));
@@ -75,7 +77,7 @@ fn run_served(
     drop(least);
     for eighths in 4..8 {
         let more = bytes / 8 * eighths;
-        let (session, answers) = run(open_with_least(path, options, more)?.0, requests)?;
+        let (session, answers, _) = run(open_with_least(path, options, more)?.0, requests)?;
         let Some(of) = session.statistics().device_experts else { break };
         if of.rows_served > of.layers_served {
             return Ok(Some((more, answers)));
@@ -103,7 +105,7 @@ fn requests(ids: &[u32]) -> Vec<Request> {
 ///
 /// # Errors
 /// Returns an error if a request fails.
-fn run(session: Session, requests: &[Request]) -> Result<(Session, Answers)> {
+fn run(session: Session, requests: &[Request]) -> Result<(Session, Answers, EngineStatistics)> {
     let mut engine = Engine::new(session, &EngineOptions::default());
     let answers = Arc::new(Mutex::new(vec![Vec::new(); requests.len()]));
     let mut step = 0;
@@ -133,7 +135,8 @@ fn run(session: Session, requests: &[Request]) -> Result<(Session, Answers)> {
     for (answer, request) in answers.iter().zip(requests) {
         ensure!(Some(answer.len()) == request.options.max_tokens, "a request ended early");
     }
-    Ok((engine.into_session(), answers))
+    let statistics = engine.statistics();
+    Ok((engine.into_session(), answers, statistics))
 }
 
 /// Compares answers bit for bit.

@@ -95,6 +95,22 @@ pub struct Pass<'a> {
     pub outputs: &'a [u32],
 }
 
+/// How far a pass has come that runs in several parts.
+#[derive(Debug, Clone, Default)]
+pub struct Paused {
+    /// The layer before which it is paused; 0 if it has not begun.
+    layer: usize,
+    /// Experts that replace the routers' choice in each layer, `[layers][rows, k]`, if there are any.
+    chosen: Vec<Vec<u32>>,
+}
+
+impl Paused {
+    /// Returns the layer with which the pass goes on.
+    pub fn layer(&self) -> usize {
+        self.layer
+    }
+}
+
 /// The logits that a pass returns for every row in [`Pass::outputs`].
 pub enum Output<'a> {
     /// All logits: appends `[outputs, vocabulary]`.
@@ -177,14 +193,48 @@ impl Decoder {
         routing: Option<&mut Routing>,
         watch: Option<PassWatch<'_>>,
     ) -> Result<(), ModelError> {
+        let layers = self.architecture.layers.len();
+        self.pass_in_parts(pass, &mut Paused::default(), layers, &mut output, routing, watch)?;
+        Ok(())
+    }
+
+    /// Runs rows of a pass through the next `layers` layers. Returns true if the pass has ended, and false if it is paused.
+    /// Other passes may then run before the next call. The rows, outputs and tokens must be the same in every call, and
+    /// routing can only be recorded by a call for all layers.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Decoder::pass`]. The pass then begins again with the next call.
+    ///
+    /// # Panics
+    /// Panics as [`Decoder::pass`] does, or if the backend cannot pause ([`Backend::pauses`]).
+    pub fn pass_part(
+        &mut self,
+        pass: &Pass<'_>,
+        paused: &mut Paused,
+        layers: usize,
+        mut output: Output<'_>,
+    ) -> Result<bool, ModelError> {
+        self.pass_in_parts(pass, paused, layers, &mut output, None, None)
+    }
+
+    fn pass_in_parts(
+        &mut self,
+        pass: &Pass<'_>,
+        paused: &mut Paused,
+        layers: usize,
+        output: &mut Output<'_>,
+        routing: Option<&mut Routing>,
+        watch: Option<PassWatch<'_>>,
+    ) -> Result<bool, ModelError> {
         self.check(pass)?;
         let kept = output.len();
-        let done = self.traced_pass(pass, &mut output, routing, watch);
+        let done = self.traced_pass(pass, paused, layers, output, routing, watch);
         // An interrupted step may report an error of its own or none; the interrupt takes precedence.
         let cut_short = self.backend.was_cut_short();
         let done = if cut_short { Err(ModelError::Interrupted) } else { done };
         if done.is_err() {
             output.truncate(kept);
+            *paused = Paused::default();
         }
         done
     }
@@ -213,17 +263,19 @@ impl Decoder {
     fn traced_pass(
         &mut self,
         pass: &Pass<'_>,
+        paused: &mut Paused,
+        layers: usize,
         output: &mut Output<'_>,
         routing: Option<&mut Routing>,
         watch: Option<PassWatch<'_>>,
-    ) -> Result<(), ModelError> {
+    ) -> Result<bool, ModelError> {
         let (position, count) = (pass.runs[0].position, pass.tokens.len());
         let span = match pass.runs.iter().any(|run| run.kind == RowKind::Prompt) {
             false => pass_span!("token", position, count),
             true => pass_span!("prompt_batch", position, count),
         };
         let before = self.residency().filter(|_| !span.is_disabled()).map(Residency::statistics);
-        let done = span.in_scope(|| self.run(pass, output, routing, watch));
+        let done = span.in_scope(|| self.run(pass, paused, layers, output, routing, watch));
         if let (Some(before), Some(residency)) = (before, self.residency()) {
             let now = residency.statistics();
             span.record("hits", now.hits - before.hits);
@@ -237,13 +289,17 @@ impl Decoder {
     fn run(
         &mut self,
         pass: &Pass<'_>,
+        paused: &mut Paused,
+        part: usize,
         output: &mut Output<'_>,
         mut routing: Option<&mut Routing>,
         mut watch: Option<PassWatch<'_>>,
-    ) -> Result<(), ModelError> {
+    ) -> Result<bool, ModelError> {
         let Decoder { architecture, weights, backend, followed, interrupt } = self;
         interrupt.check()?;
         let (count, layers) = (pass.tokens.len(), architecture.layers.len());
+        let first = paused.layer;
+        let last = layers.min(first.saturating_add(part.max(1)));
         let of_decode = pass.runs.iter().filter(|run| run.kind == RowKind::Decode);
         let step = Step {
             architecture,
@@ -255,13 +311,15 @@ impl Decoder {
             outputs: pass.outputs,
             chosen: None,
         };
-        let end = if pass.outputs.is_empty() { End::Nothing } else { output.end() };
-        if let Some(followed) = followed {
+        let ends = last == layers;
+        let end = if pass.outputs.is_empty() || !ends { End::Nothing } else { output.end() };
+        if let Some(followed) = followed.as_mut().filter(|_| first == 0) {
             followed.begin(pass.runs);
         }
         let scores = routing.as_deref().and_then(|routing| routing.scores.as_ref());
         let batch = Batch {
             tokens: pass.tokens,
+            first_layer: first,
             end,
             routing: routing.is_some(),
             chosen: followed.as_deref(),
@@ -273,23 +331,37 @@ impl Decoder {
         if let Some(routing) = routing.as_deref_mut() {
             routing.grow(count, architecture);
         }
-        let to_do = if begun == Begun::Recorded { 0 } else { layers };
-        for layer in 0..to_do {
+        let to_do = if begun == Begun::Recorded { 0..0 } else { first..last };
+        for layer in to_do {
             let _span = tracing::trace_span!("layer", layer).entered();
             let has_experts = architecture.layers[layer].feed_forward.has_experts();
             let followed = followed.as_ref().filter(|_| has_experts);
-            let chosen = followed.map(|followed| followed.experts(layer));
+            let chosen = followed.map(|followed| match paused.chosen.get(layer) {
+                Some(chosen) => chosen,
+                None => followed.experts(layer),
+            });
             let step = Step { layer, chosen, ..step };
             let rows = routing.as_deref_mut().map(|routing| RoutingRows {
                 experts: &mut routing.experts[row_start..],
                 weights: &mut routing.weights[row_start..],
                 scores: routing.scores.as_mut().map(|scores| &mut scores[score_start..]),
             });
-            layer_step(backend.as_mut(), &step, rows, interrupt)?;
+            let continues = layer > first;
+            layer_step(backend.as_mut(), &step, continues, rows, interrupt)?;
             if let Some(watch) = &mut watch {
                 watch(layer + 1, layers + 1);
             }
         }
+        if !ends {
+            if let Some(followed) = followed.as_ref().filter(|_| first == 0) {
+                // Other passes replace them before this one goes on.
+                paused.chosen = (0..layers).map(|layer| followed.experts(layer).to_vec()).collect();
+            }
+            paused.layer = last;
+            backend.pause(&Step { layer: last, ..step })?;
+            return Ok(false);
+        }
+        *paused = Paused::default();
         let step = Step { layer: layers, ..step };
         match (end, output) {
             (End::Nothing, _) => backend.end(&step),
@@ -302,7 +374,7 @@ impl Decoder {
         if let Some(watch) = &mut watch {
             watch(layers + 1, layers + 1);
         }
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -331,16 +403,17 @@ impl Output<'_> {
 }
 
 /// Runs one layer: attention, then the feed-forward. The norm of each block adds the output of the block before it to the
-/// residual stream.
+/// residual stream. `continues` says that the layer before this one was the last step.
 pub(crate) fn layer_step(
     backend: &mut dyn Backend,
     step: &Step<'_>,
+    continues: bool,
     routing: Option<RoutingRows<'_>>,
     interrupt: &Interrupt,
 ) -> Result<(), ModelError> {
     interrupt.check()?;
     backend.enter_layer(step)?;
-    backend.norm(step, NextBlock::Attention, step.layer > 0)?;
+    backend.norm(step, NextBlock::Attention, continues)?;
     backend.project(step)?;
     interrupt.check()?;
     backend.attend(step)?;

@@ -28,7 +28,7 @@ pub use backend::cuda::{
     WeightsToLoad,
 };
 pub use backend::{Backend, ChosenExperts, ComputeInfo, HostMemory, KvGroup, Run, largest_context};
-pub use decoder::{Decoder, Output, Pass, PassWatch, Routing};
+pub use decoder::{Decoder, Output, Pass, PassWatch, Paused, Routing};
 pub use error::ModelError;
 pub use sharing::{
     CpuOffloadMode, CpuOffloadRates, CpuOffloadStatistics, DeviceShare, MissSplit, SubLayer,

@@ -37,7 +37,7 @@ pub use fetch::{
 pub use gating::{Gate, GateBiases, Gating};
 pub use kv::{KV_BLOCK, KvElement, KvLayer, KvLayerShape, KvPool, KvTables};
 pub use matmul::{
-    MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm, narrow_form,
+    MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm, TileSize, narrow_form,
 };
 pub use matvec::{DECODE_ROWS, Pairing};
 pub use needed::{ModelKernels, modules_needed};

@@ -7,9 +7,10 @@ use serde::{Deserialize, Serialize};
 /// The time between two tokens of a request that an [`Engine`](super::Engine) aims for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub enum Latency {
-    /// All requests generate in every pass, and prompts of others are read in short parts beside them: a pass takes at most
-    /// about three times as long as without them. If passes with prompts stream weights, they take long even with few
-    /// rows. Such parts are then as large as they can be, but a pass takes at most about a second.
+    /// All requests generate in every pass, and prompts of others are read in parts between these passes. A part takes so long
+    /// that the time between two tokens grows to about three times at most. A part is some layers of a pass of the prompt, or
+    /// few rows of the prompt where passes cannot pause: on the CPU, and on a GPU for a dense model that does not fit.
+    /// Few rows take long if their pass streams weights. Such parts then have as many rows as take about a second.
     #[default]
     Automatic,
     /// Prompts are read in parts that are as short as this needs. If more tokens per second are generated when fewer
@@ -19,10 +20,10 @@ pub enum Latency {
     Unbounded,
 }
 
-/// Prompt rows beside generated ones at first and at least.
+/// Prompt rows beside generated ones at first and at least, if passes cannot pause.
 const ROWS_LEAST: usize = 16;
 
-/// With [`Latency::Automatic`]: most time of a pass with prompt rows, as a multiple of the time of a pass without.
+/// With [`Latency::Automatic`]: most time between two tokens while a prompt is read, as a multiple of the usual time.
 const SLOWER: f64 = 2.7;
 
 /// With [`Latency::Automatic`]: most time of a pass with prompt rows that streams weights, and of a turn.
@@ -34,7 +35,7 @@ const STREAMED_SHARE: f64 = 0.02;
 /// Weight of the newest pass in the usual time of passes.
 const NEWEST: f64 = 0.2;
 
-/// Chooses the prompt rows of passes that have generated rows, too, by the time that earlier passes took.
+/// Chooses how much of a prompt is read between two tokens of others, by the time that earlier passes took.
 #[derive(Debug)]
 pub struct Pace {
     latency: Latency,
@@ -42,6 +43,8 @@ pub struct Pace {
     rows: f64,
     /// Usual seconds of a pass that has generated rows only.
     generate_seconds: Option<f64>,
+    /// Usual seconds of one layer of a pass of prompt rows that may pause.
+    layer_seconds: Option<f64>,
     turn_began: Instant,
 }
 
@@ -51,7 +54,7 @@ impl Pace {
         let least = ROWS_LEAST.min(most_rows);
         let rows = if latency == Latency::Unbounded { most_rows } else { least };
         let (rows, turn_began) = (rows as f64, Instant::now());
-        Pace { latency, most_rows, rows, generate_seconds: None, turn_began }
+        Pace { latency, most_rows, rows, generate_seconds: None, layer_seconds: None, turn_began }
     }
 
     /// Returns true if requests begin although they have to take turns.
@@ -76,6 +79,29 @@ impl Pace {
     /// Returns the most prompt rows of a pass that also has generated rows.
     pub fn prompt_rows(&self) -> usize {
         self.rows as usize
+    }
+
+    /// Returns true if passes of prompts should pause for generated rows.
+    pub fn pauses(&self) -> bool {
+        self.latency != Latency::Unbounded
+    }
+
+    /// Returns through how many layers prompt rows should go between two passes of generated rows.
+    pub fn layers(&self) -> usize {
+        let usual = self.generate_seconds.unwrap_or(0.0);
+        let most = match self.latency {
+            Latency::Automatic => SLOWER * usual,
+            Latency::AtMost(most) => most.as_secs_f64(),
+            Latency::Unbounded => return usize::MAX,
+        };
+        self.layer_seconds.map_or(1, |each| ((most - usual) / each.max(1e-9)).max(1.0) as usize)
+    }
+
+    /// Notes the time of a part of a pass of prompt rows.
+    pub fn note_layers(&mut self, layers: usize, seconds: f64) {
+        let each = seconds / layers.max(1) as f64;
+        let usual = self.layer_seconds.get_or_insert(each);
+        *usual += NEWEST * (each - *usual);
     }
 
     /// Notes the time of a pass that had generated rows only.
@@ -129,6 +155,21 @@ mod tests {
         assert!((18..=24).contains(&rows), "{rows}");
         let (rows, _) = settled(&mut pace, 4e-3, 5e-3, 0.0);
         assert_eq!(rows, 16);
+    }
+
+    #[test]
+    fn prompts_go_through_as_many_layers_as_there_is_time_for() {
+        let mut pace = Pace::new(Latency::Automatic, 512);
+        assert_eq!((pace.pauses(), pace.layers()), (true, 1));
+        (0..20).for_each(|_| pace.note_generate(4e-3));
+        (0..20).for_each(|_| pace.note_layers(2, 2e-3));
+        assert_eq!(pace.layers(), 6, "6.8 of 10.8 ms are left");
+        (0..50).for_each(|_| pace.note_layers(1, 50e-3));
+        assert_eq!(pace.layers(), 1);
+        let mut pace = Pace::new(Latency::AtMost(Duration::from_millis(104)), 512);
+        (0..20).for_each(|_| pace.note_generate(4e-3));
+        (0..20).for_each(|_| pace.note_layers(1, 10e-3));
+        assert_eq!(pace.layers(), 10);
     }
 
     #[test]

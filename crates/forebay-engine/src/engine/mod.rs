@@ -7,6 +7,7 @@
 mod active;
 mod batch_size;
 mod latency;
+mod reading;
 mod request;
 mod schedule;
 mod snapshot;
@@ -22,6 +23,7 @@ use self::active::Active;
 use self::batch_size::{BatchSize, Measured};
 pub use self::latency::Latency;
 use self::latency::Pace;
+use self::reading::Reading;
 pub use self::request::{
     Event, GeneratedToken, Request, RequestEnd, RequestId, RequestStatistics, Sink,
 };
@@ -68,6 +70,8 @@ impl Default for EngineOptions {
 pub struct EngineStatistics {
     /// Passes with prompt rows, which may also have rows of generating requests.
     pub prompt_passes: u64,
+    /// Parts in which these passes ran. A pass that never pauses is one part.
+    pub prompt_parts: u64,
     pub prompt_tokens: u64,
     pub prompt_seconds: f64,
     /// Passes in which all rows are those of generating requests.
@@ -97,6 +101,8 @@ pub struct Engine {
     /// Requests that have not begun, the next one first.
     waiting: VecDeque<Waiting>,
     running: Vec<Active>,
+    /// A pass of prompt rows that is paused.
+    reading: Option<Reading>,
     next_id: u64,
     // Buffers that are reused from pass to pass.
     parts: Vec<Part>,
@@ -134,6 +140,7 @@ impl Engine {
             waiting_most: options.waiting,
             waiting: VecDeque::new(),
             running: Vec::new(),
+            reading: None,
             next_id: 0,
             parts: Vec::new(),
             logits: Vec::new(),
@@ -263,23 +270,32 @@ impl Engine {
             0 => Progress::Generates,
             left => Progress::Reads(left),
         });
-        let prompt_rows = self.pace.prompt_rows();
+        let pauses = self.pace.pauses() && self.session.runner.decoder.backend().pauses();
+        let prompt_rows = if pauses { self.limits.prompt_rows } else { self.pace.prompt_rows() };
         schedule::choose(&Limits { prompt_rows, ..self.limits }, progress, &mut parts);
-        let started = Instant::now();
-        let ran = match self.run(&parts) {
-            Err(EngineError::Model(ModelError::NumericFailure { .. })) if parts.len() > 1 => {
-                self.run_one_by_one(&parts)
-            }
-            ran => ran,
+        let decode = parts.iter().take_while(|part| part.kind == RowKind::Decode).count();
+        let ran = match pauses && (decode > 0 || self.reading.is_some()) {
+            true => self.run_between(&parts[..decode], parts.get(decode).copied()),
+            false => self.run_noted(&parts),
         };
-        if ran.is_ok() {
-            let time = started.elapsed();
-            let streamed_share = self.note_weights(&parts);
-            self.note(&parts, time, streamed_share);
-        }
         self.parts = parts;
         self.end_finished();
         ran
+    }
+
+    /// Runs parts together, and takes their time into account.
+    fn run_noted(&mut self, parts: &[Part]) -> Result<(), EngineError> {
+        let started = Instant::now();
+        match self.run(parts) {
+            Err(EngineError::Model(ModelError::NumericFailure { .. })) if parts.len() > 1 => {
+                self.run_one_by_one(parts)
+            }
+            ran => ran,
+        }?;
+        let time = started.elapsed();
+        let streamed_share = self.note_weights(parts);
+        self.note(parts, time, streamed_share);
+        Ok(())
     }
 
     /// Lets other requests generate if some wait for it and those that generate now have had their share of the time.
@@ -318,17 +334,15 @@ impl Engine {
         let rows = |kind| parts.iter().filter(move |part| part.kind == kind).map(|part| part.count);
         let (prompt_rows, decode_rows): (usize, usize) =
             (rows(RowKind::Prompt).sum(), rows(RowKind::Decode).sum());
-        let statistics = &mut self.statistics;
         if prompt_rows > 0 {
-            statistics.prompt_passes += 1;
-            statistics.prompt_tokens += prompt_rows as u64;
-            statistics.prompt_seconds += time.as_secs_f64();
-            self.session.runner.decoder.end_prompt(prompt_rows);
+            self.statistics.prompt_parts += 1;
+            self.note_prompt(prompt_rows, time.as_secs_f64());
             if decode_rows > 0 {
                 self.pace.note_prompt(prompt_rows, time.as_secs_f64(), streamed_share);
             }
             return;
         }
+        let statistics = &mut self.statistics;
         statistics.generate_passes += 1;
         statistics.generate_rows += decode_rows as u64;
         statistics.generate_seconds += time.as_secs_f64();
@@ -343,6 +357,13 @@ impl Engine {
             });
             self.limits.decode_rows = batch_size.rows();
         }
+    }
+
+    fn note_prompt(&mut self, rows: usize, seconds: f64) {
+        self.statistics.prompt_passes += 1;
+        self.statistics.prompt_tokens += rows as u64;
+        self.statistics.prompt_seconds += seconds;
+        self.session.runner.decoder.end_prompt(rows);
     }
 
     /// Runs every part in a pass of its own, so that only the requests with broken values fail.
@@ -362,30 +383,23 @@ impl Engine {
     fn run(&mut self, parts: &[Part]) -> Result<(), EngineError> {
         let can = self.session.runner.decoder.backend().largest_count();
         let Engine { session, running, logits, largest, .. } = self;
-        let rows = |part: &Part| {
-            let active = &running[part.index];
-            Rows {
-                sequence: active.sequence,
-                kind: part.kind,
-                tokens: active.next_tokens(part.count),
-                logits: if has_logits(active, part) { Logits::Last } else { Logits::None },
-            }
-        };
-        let rows: Vec<Rows<'_>> = parts.iter().map(rows).collect();
+        let rows: Vec<Rows<'_>> =
+            parts.iter().map(|part| rows_of(&running[part.index], part)).collect();
         // If the device can select the few logits that the samplers need, the others need not be copied to the host.
         let needed = parts
             .iter()
             .map(|part| running[part.index].deciding())
             .try_fold(0, |a, b| Some(a.max(b?)));
         let few = needed.filter(|count| *count <= can);
-        logits.clear();
-        largest.clear();
-        let mut output = match few {
-            Some(count) => Outputs::Largest(count, largest),
-            None => Outputs::Logits(logits),
-        };
-        session.runner.pass(&rows, &mut output, None, None)?;
-        let vocabulary = session.vocab_size();
+        session.runner.pass(&rows, &mut outputs(few, logits, largest), None, None)?;
+        self.take_results(parts, few);
+        Ok(())
+    }
+
+    /// Takes over that parts are computed, and gives every request whose prompt is read its next token. The logits are the
+    /// `few` largest of each part that has logits, or all.
+    fn take_results(&mut self, parts: &[Part], few: Option<usize>) {
+        let vocabulary = self.session.vocab_size();
         let mut row = 0;
         for part in parts {
             let active = &mut self.running[part.index];
@@ -402,7 +416,6 @@ impl Engine {
             let ends = self.session.ends_with(chosen.id, &active.options);
             active.take(chosen, ends, full);
         }
-        Ok(())
     }
 
     fn end_finished(&mut self) {
@@ -418,6 +431,7 @@ impl Engine {
     fn end(&mut self, at: usize, end: RequestEnd) {
         let active = self.running.remove(at);
         self.session.runner.end(active.sequence);
+        self.read_no_more(active.id);
         active.finish(end);
     }
 }
@@ -426,4 +440,28 @@ impl Engine {
 /// that is computed again may have logits that are not used, because its next token is known.
 fn has_logits(active: &Active, part: &Part) -> bool {
     part.kind == RowKind::Decode || part.count == active.prompt_left()
+}
+
+/// Returns the rows of a part.
+fn rows_of<'a>(active: &'a Active, part: &Part) -> Rows<'a> {
+    Rows {
+        sequence: active.sequence,
+        kind: part.kind,
+        tokens: active.next_tokens(part.count),
+        logits: if has_logits(active, part) { Logits::Last } else { Logits::None },
+    }
+}
+
+/// Empties the buffers for logits, and returns the one for the `few` largest or for all.
+fn outputs<'a>(
+    few: Option<usize>,
+    logits: &'a mut Vec<f32>,
+    largest: &'a mut Vec<(f32, u32)>,
+) -> Outputs<'a> {
+    logits.clear();
+    largest.clear();
+    match few {
+        Some(count) => Outputs::Largest(count, largest),
+        None => Outputs::Logits(logits),
+    }
 }

@@ -172,6 +172,7 @@ impl Engine {
     fn suspend(&mut self, at: usize) -> Result<(), EngineError> {
         let saved = self.session.runner.suspend(self.running[at].sequence)?;
         let mut active = Box::new(self.running.remove(at));
+        self.read_no_more(active.id);
         active.note_suspended();
         self.statistics.suspended += 1;
         let (id, priority) = (active.id, active.priority);

@@ -107,6 +107,8 @@ impl<'a> Step<'a> {
 pub struct Batch<'a> {
     /// Tokens of all rows.
     pub tokens: &'a [u32],
+    /// The first layer that the decoder will ask for. It is 0, or the layer before which [`Backend::pause`] was called.
+    pub first_layer: usize,
     pub end: End,
     /// True if the decoder will ask [`Backend::route`] and [`Backend::recorded_routing`] for the chosen experts.
     pub routing: bool,
@@ -269,7 +271,13 @@ pub trait Backend: Send {
         None
     }
 
-    /// Writes the embeddings of the batch's tokens into the residual stream.
+    /// Returns true if passes can pause, so that other passes run between two layers of a pass ([`Backend::pause`]).
+    fn pauses(&self) -> bool {
+        false
+    }
+
+    /// Writes the embeddings of the batch's tokens into the residual stream, or restores the stream of the pass that
+    /// paused before [`Batch::first_layer`].
     ///
     /// # Errors
     /// Returns an error if a read or the device fails.
@@ -395,6 +403,18 @@ pub trait Backend: Send {
     ) -> Result<(), ModelError> {
         let _ = (step, largest);
         panic!("{count} of the largest logits of a backend that gives all");
+    }
+
+    /// Pauses a pass before the layer [`Step::layer`]: completes the residual stream and keeps a copy of it. The next call of
+    /// [`Backend::begin`] may begin another pass. One pass can be paused at a time.
+    ///
+    /// # Errors
+    /// Returns an error if values are not finite or the device fails.
+    ///
+    /// # Panics
+    /// Panics if passes cannot pause.
+    fn pause(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        panic!("a backend that cannot pause before layer {}", step.layer);
     }
 
     /// Ends a batch that needs no logits.

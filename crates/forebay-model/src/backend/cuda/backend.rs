@@ -305,6 +305,14 @@ impl Backend for CudaBackend {
         self.source.sub_layer_statistics()
     }
 
+    fn pauses(&self) -> bool {
+        self.can_pause()
+    }
+
+    fn pause(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.pause_pass(step)
+    }
+
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
         self.begin_batch(step, batch)
     }

@@ -34,7 +34,8 @@ impl CudaBackend {
         });
         self.exchange.take(&self.gpu, ids, places)?;
         self.tables.queue(&self.gpu, &self.plan.kv, self.arena.kv(0))?;
-        if let Some(rows) = &mut self.embedding_rows {
+        let resumes = batch.first_layer > 0;
+        if let Some(rows) = self.embedding_rows.as_mut().filter(|_| !resumes) {
             rows.read(step, batch.tokens)?;
         }
         // All logits of several rows are copied row by row, which is no work for a graph.
@@ -53,7 +54,10 @@ impl CudaBackend {
             return Ok(Begun::Recorded);
         }
         self.exchange.queue_up(&self.gpu)?;
-        self.embed(step)?;
+        match resumes {
+            true => self.copy_stream(step, self.at().paused, self.at().x)?,
+            false => self.embed(step)?,
+        }
         Ok(Begun::Layers)
     }
 

@@ -1,11 +1,12 @@
 //! End of a batch on a GPU: the logits, the queueing of its CUDA graph, and the wait for its results.
 
-use forebay_cuda::{DECODE_ROWS, TopK};
+use forebay_cuda::{CudaError, DECODE_ROWS, TopK};
 
 use super::backend::CudaBackend;
 use super::layout::HEAD_ROWS;
 use super::memory::Device;
 use super::products::{Product, Rows};
+use super::source::WeightSource;
 use crate::ModelError;
 use crate::backend::{Backend, End, NextBlock, Step};
 use crate::weights::{PartMatrix, Weights};
@@ -115,6 +116,26 @@ impl CudaBackend {
         }
         self.exchange.queue_down(&self.gpu, End::Nothing, 0)?;
         self.check(step)
+    }
+
+    /// Pauses a pass: completes the residual stream and keeps a copy of it.
+    pub(super) fn pause_pass(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        assert!(self.can_pause(), "a pass that cannot pause");
+        self.norm(step, NextBlock::Attention, true)?;
+        self.copy_stream(step, self.at().x, self.at().paused)?;
+        self.exchange.queue_down(&self.gpu, End::Nothing, 0)?;
+        self.check(step)
+    }
+
+    /// Returns true if passes can pause. A layer ring is always used in the order of the layers.
+    pub(super) fn can_pause(&self) -> bool {
+        self.plan.kv.sequences() > 1 && !matches!(self.source, WeightSource::LayerRing(_))
+    }
+
+    /// Queues a copy of the residual stream of a pass's rows.
+    pub(super) fn copy_stream(&self, step: &Step<'_>, from: u64, to: u64) -> Result<(), CudaError> {
+        let bytes = 4 * step.count * step.architecture.hidden;
+        self.gpu.copy(self.float(from).cast(), self.float(to).cast(), bytes)
     }
 
     /// Ends a pass of which no logits are wanted.

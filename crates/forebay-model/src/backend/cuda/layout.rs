@@ -230,6 +230,8 @@ pub struct ActivationLayout {
     pub exchange_layout: ExchangeLayout,
     /// Residual stream, normed stream and block output, `[batch, hidden]` each.
     pub x: u64,
+    /// Copy of the residual stream of a pass that is paused; nothing if there is one sequence only.
+    pub paused: u64,
     pub normed: u64,
     pub block_out: u64,
     pub q: u64,
@@ -341,6 +343,7 @@ impl ActivationLayout {
             exchange: words(exchange_layout.words),
             exchange_layout,
             x: words(batch * hidden),
+            paused: words(if cache.sequences > 1 { batch * hidden } else { 0 }),
             normed: words(batch * hidden),
             block_out: words(batch * hidden),
             q: words(batch * q_width),

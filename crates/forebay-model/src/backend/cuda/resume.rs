@@ -37,7 +37,7 @@ impl CudaBackend {
         for layer in first..step.architecture.layers.len() {
             let step = Step { layer, ..*step };
             if layer > first {
-                layer_step(self, &step, None, &interrupt)?;
+                layer_step(self, &step, true, None, &interrupt)?;
                 continue;
             }
             // The residual stream already has the output of this layer's attention.
