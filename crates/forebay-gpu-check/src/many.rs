@@ -3,9 +3,10 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use forebay_engine::engine::{EngineOptions, EngineStatistics, Event, Request};
+use forebay_engine::engine::{EngineOptions, EngineStatistics, Event, Latency, Request};
 use forebay_engine::{CpuOffload, DeviceChoice, Engine, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 
@@ -14,6 +15,12 @@ use crate::sessions::{CONTEXT, open, open_with_least};
 
 /// Sequences that run at a time.
 const TOGETHER: usize = 5;
+
+/// Tokens of the requests' prompts and answers.
+const LENGTHS: [(usize, usize); 7] = [(1, 9), (23, 5), (7, 12), (40, 3), (2, 14), (33, 6), (5, 7)];
+
+/// Those of two requests that need more KV blocks than a cache for [`CONTEXT`] positions has.
+const LONG: [(usize, usize); 2] = [(10, 85), (12, 80)];
 
 /// Ids and bits of the logarithmic probabilities that every request reported.
 type Answers = Vec<Vec<[u32; 2]>>;
@@ -31,32 +38,47 @@ pub fn check(path: &Path, ids: &[u32], slots: bool, ordinal: usize) -> Result<Ou
         sequences,
         ..SessionOptions::default()
     };
-    let requests = requests(ids);
-    let mut alone = Answers::new();
-    let mut session = open(path, options(1))?;
-    for request in &requests {
-        let answers;
-        (session, answers, _) = run(session, std::slice::from_ref(request))?;
-        alone.extend(answers);
-    }
-    drop(session);
-    let (_, together, statistics) = run(open(path, options(TOGETHER))?, &requests)?;
+    let requests = requests(ids, &LENGTHS);
+    let alone = run_alone(open(path, options(1))?, &requests)?;
+    let turns = EngineOptions {
+        generating: Some(TOGETHER),
+        latency: Latency::AtMost(Duration::ZERO),
+        ..EngineOptions::default()
+    };
+    let (_, together, statistics) = run(open(path, options(TOGETHER))?, &turns, &requests)?;
     ensure!(statistics.prompt_parts > statistics.prompt_passes, "no prompt was read in parts");
     let mut worst = same(&together, &alone).at("resident");
-    // The KV cache has room for little more than one sequence, and the swap space for all copies, or for none.
-    for swap_bytes in [None, Some(0)] {
-        let short = SessionOptions { kv_tokens: Some(CONTEXT), swap_bytes, ..options(TOGETHER) };
-        let (_, suspended, statistics) = run(open(path, short)?, &requests)?;
-        ensure!(statistics.suspended > 0, "no request was suspended");
-        worst = worst.worse(same(&suspended, &alone).at("suspended"));
-    }
+    worst = worst.worse(check_suspended(path, ids, &options)?);
     if slots {
         let (session, _) = open_with_least(path, &options(TOGETHER), 0)?;
-        let (_, together, _) = run(session, &requests)?;
+        let (_, together, _) = run(session, &EngineOptions::default(), &requests)?;
         worst = worst.worse(same(&together, &alone).at("slots"));
         if let Some((_, together)) = run_served(path, &options(TOGETHER), &requests)? {
             worst = worst.worse(same(&together, &alone).at("slots for several rows"));
         }
+    }
+    Ok(worst)
+}
+
+/// Compares requests that are suspended, because the KV cache has no room for both, with the same requests alone. The swap
+/// space has room for all copies, or for none.
+///
+/// # Errors
+/// Returns an error if the model cannot be opened, a request fails, or none is suspended.
+fn check_suspended(
+    path: &Path,
+    ids: &[u32],
+    options: &impl Fn(usize) -> SessionOptions,
+) -> Result<Outcome> {
+    let requests = requests(ids, &LONG);
+    let alone = run_alone(open(path, options(1))?, &requests)?;
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for swap_bytes in [None, Some(0)] {
+        let short = SessionOptions { kv_tokens: Some(CONTEXT), swap_bytes, ..options(LONG.len()) };
+        let (_, suspended, statistics) =
+            run(open(path, short)?, &EngineOptions::default(), &requests)?;
+        ensure!(statistics.suspended > 0, "no request was suspended");
+        worst = worst.worse(same(&suspended, &alone).at("suspended"));
     }
     Ok(worst)
 }
@@ -77,7 +99,8 @@ fn run_served(
     drop(least);
     for eighths in 4..8 {
         let more = bytes / 8 * eighths;
-        let (session, answers, _) = run(open_with_least(path, options, more)?.0, requests)?;
+        let (session, _) = open_with_least(path, options, more)?;
+        let (session, answers, _) = run(session, &EngineOptions::default(), requests)?;
         let Some(of) = session.statistics().device_experts else { break };
         if of.rows_served > of.layers_served {
             return Ok(Some((more, answers)));
@@ -88,25 +111,43 @@ fn run_served(
     Ok(None)
 }
 
-/// Returns requests of different lengths. Those with probabilities copy all logits to the host; the others copy only the
-/// largest.
-fn requests(ids: &[u32]) -> Vec<Request> {
-    let lengths = [(1, 9), (23, 5), (7, 12), (40, 3), (2, 14), (33, 6), (5, 7)];
-    let request = |(index, (prompt, generated)): (usize, (usize, usize))| Request {
+/// Returns requests of these lengths of prompts and answers. Those with probabilities copy all logits to the host; the others
+/// copy only the largest.
+fn requests(ids: &[u32], lengths: &[(usize, usize)]) -> Vec<Request> {
+    let request = |(index, &(prompt, generated)): (usize, &(usize, usize))| Request {
         prompt: ids.iter().copied().cycle().skip(index).take(prompt).collect(),
         options: GenerateOptions::exactly(generated, Sampling::greedy()),
         logprobs: (index < 3).then_some(1),
         ..Request::default()
     };
-    lengths.into_iter().enumerate().map(request).collect()
+    lengths.iter().enumerate().map(request).collect()
+}
+
+/// Runs each request by itself.
+///
+/// # Errors
+/// Returns an error if a request fails.
+fn run_alone(mut session: Session, requests: &[Request]) -> Result<Answers> {
+    let mut alone = Answers::new();
+    for request in requests {
+        let answers;
+        (session, answers, _) =
+            run(session, &EngineOptions::default(), std::slice::from_ref(request))?;
+        alone.extend(answers);
+    }
+    Ok(alone)
 }
 
 /// Runs the requests, of which one more comes with every second pass.
 ///
 /// # Errors
 /// Returns an error if a request fails.
-fn run(session: Session, requests: &[Request]) -> Result<(Session, Answers, EngineStatistics)> {
-    let mut engine = Engine::new(session, &EngineOptions::default());
+fn run(
+    session: Session,
+    options: &EngineOptions,
+    requests: &[Request],
+) -> Result<(Session, Answers, EngineStatistics)> {
+    let mut engine = Engine::new(session, options);
     let answers = Arc::new(Mutex::new(vec![Vec::new(); requests.len()]));
     let mut step = 0;
     let mut waiting = requests.iter().enumerate();
