@@ -5,7 +5,9 @@ use forebay_model::{Decoder, ModelError, Output, Pass, PassWatch, Paused, Routin
 
 use crate::EngineError;
 use crate::engine::SnapshotBlock;
-use crate::kv::{BlockManager, Changes, GroupConfig, Row, SavedBlock, SequenceId};
+use crate::kv::{
+    BlockManager, Changes, GroupConfig, GroupStatistics, KV_BLOCK, Row, SavedBlock, SequenceId,
+};
 use crate::swap::{SwapSlot, SwapSpace};
 
 /// The decoder with the sequences whose keys and values are in its blocks.
@@ -266,6 +268,23 @@ impl Runner {
         for (_, _, slot) in saved.blocks {
             self.swap.release(slot);
         }
+    }
+
+    /// Returns the bytes of the KV blocks that have content.
+    pub fn kv_bytes(&self) -> u64 {
+        let groups = self.blocks.group_statistics().enumerate();
+        let used = |(group, of): (usize, GroupStatistics)| {
+            (of.cached + of.referenced) * self.blocks.block_bytes(group)
+        };
+        groups.map(used).sum::<usize>() as u64
+    }
+
+    /// Returns the bytes of the KV blocks of so many positions, as if all layers kept all of them.
+    pub fn kv_bytes_of(&self, positions: usize) -> u64 {
+        let blocks = positions.div_ceil(KV_BLOCK);
+        (0..self.blocks.groups())
+            .map(|group| blocks * self.blocks.block_bytes(group))
+            .sum::<usize>() as u64
     }
 
     /// Ends a sequence. Its blocks stay where they are until others need them.

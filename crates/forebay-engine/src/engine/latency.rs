@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(pace.layers(), 6, "6.8 of 10.8 ms are left");
         (0..50).for_each(|_| pace.note_layers(1, 50e-3));
         assert_eq!(pace.layers(), 1);
-        let mut pace = Pace::new(Latency::AtMost(Duration::from_millis(104)), 512);
+        let mut pace = Pace::new(Latency::AtMost(Duration::from_millis(109)), 512);
         (0..20).for_each(|_| pace.note_generate(4e-3));
         (0..20).for_each(|_| pace.note_layers(1, 10e-3));
         assert_eq!(pace.layers(), 10);

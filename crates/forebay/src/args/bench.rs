@@ -35,6 +35,10 @@ pub struct BenchArgs {
     /// longest time between two of their tokens
     #[arg(long, value_name = "N", requires = "parallel", conflicts_with_all = ["scheduled", "prompt_tokens"], value_parser = count())]
     pub arriving: Option<usize>,
+    /// With --parallel N: run N requests one after the other, whose prompts have the same so many tokens
+    /// at the start, and show how much sooner the later ones get their first token
+    #[arg(long, value_name = "TOKENS", requires = "parallel", conflicts_with_all = ["scheduled", "arriving", "prompt_tokens", "gen_tokens"], value_parser = count())]
+    pub shared_prefix: Option<usize>,
     /// With --scheduled or --arriving: aim for at most this time between two tokens of a sequence, such
     /// as 200ms or 2s [default: with --scheduled no limit, with --arriving as an engine chooses it]
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]

@@ -2,14 +2,15 @@
 
 mod arrival;
 mod parallel;
+mod prefix;
 
 use std::cell::LazyCell;
 use std::path::Path;
 
 use forebay_engine::plan::{HitCurve, PredictedRate, Work};
 use forebay_engine::{
-    ARRIVAL_PROMPT, BenchRun, ModelInfo, RoutingSource, Session, SessionOptions, SessionStatistics,
-    median,
+    ARRIVAL_PROMPT, BenchRun, ModelInfo, OWN_TOKENS, RoutingSource, Session, SessionOptions,
+    SessionStatistics, median,
 };
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
@@ -99,6 +100,10 @@ pub fn run(args: BenchArgs) -> Outcome {
             let session = arrival::run(session, &args, arriving)?;
             return tracing.finish(session, "bench");
         }
+        if let Some(prefix) = args.shared_prefix {
+            let session = prefix::run(session, &args, prefix)?;
+            return tracing.finish(session, "bench");
+        }
         let (session, parallel) = parallel::measure(session, &args, predict)?;
         let shown = match args.json {
             true => output::json(&Document {
@@ -177,6 +182,15 @@ fn reserve_context(args: &BenchArgs, options: &mut SessionOptions) -> &'static s
         options.kv_tokens = Some(together.saturating_add(arriving).saturating_add(1).max(context));
         options.sequences += 1;
         return named.unwrap_or("--arriving");
+    }
+    if let Some(prefix) = args.shared_prefix {
+        let context = prefix.saturating_add(OWN_TOKENS + 1);
+        let context = *options.context.get_or_insert(context);
+        // The blocks of all runs stay. Those at the end of each prompt are filled in part.
+        let own = |requests: &usize| requests.saturating_mul(2 * OWN_TOKENS).saturating_add(prefix);
+        let run: usize = args.parallel.iter().map(own).fold(0, usize::saturating_add);
+        options.kv_tokens = Some(run.saturating_mul(args.repeat + 1).max(context));
+        return named.unwrap_or("--shared-prefix");
     }
     // The prompt and the generated tokens both start right after the depth, one after the other. With several sequences,
     // the tokens follow the prompt.

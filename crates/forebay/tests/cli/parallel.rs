@@ -86,6 +86,21 @@ fn a_prompt_arrives_while_others_generate() {
 }
 
 #[test]
+fn prompts_that_begin_alike_share_keys_and_values() {
+    let line =
+        format!("bench {} --device cpu --parallel 8 --shared-prefix 160 --repeat 2 --json", demo());
+    let document = forebay(&words(&line)).json();
+    let runs = document["prefixes"].as_array().unwrap();
+    assert_eq!(runs.len(), 2);
+    for run in runs {
+        let number = |key: &str| run[key].as_f64().unwrap_or_else(|| panic!("{key}"));
+        assert_eq!((number("requests"), number("own_tokens")), (8.0, 16.0));
+        assert!(number("first_seconds") > number("later_seconds"), "{run}");
+        assert_eq!(number("kv_bytes"), number("kv_bytes_once"), "the prefix is there once");
+    }
+}
+
+#[test]
 fn what_cannot_be_measured_together_is_refused() {
     for (options, words_of_error) in [
         ("--parallel 0", "--parallel"),
@@ -94,6 +109,8 @@ fn what_cannot_be_measured_together_is_refused() {
         ("--scheduled", "--parallel"),
         ("--unrelated", "--routing-trace"),
         ("--arriving 10", "--parallel"),
+        ("--shared-prefix 10", "--parallel"),
+        ("--parallel 2 --shared-prefix 10 --gen-tokens 5", "--gen-tokens"),
         ("--parallel 2 --arriving 0", "--arriving"),
         ("--parallel 2 --arriving 10 --scheduled", "--scheduled"),
         ("--parallel 2 --max-latency 1s", "--max-latency is for --scheduled and --arriving"),
