@@ -24,6 +24,15 @@ pub(crate) struct Runner {
     moved: Vec<SavedBlock>,
 }
 
+/// How far a sequence will grow.
+pub(crate) struct Growth {
+    pub sequence: SequenceId,
+    /// Rows whose tokens are known: the prompt, and what is generated.
+    pub known_rows: usize,
+    /// Rows at the end of the request, at most.
+    pub most_rows: usize,
+}
+
 /// Copy of a sequence in the swap space.
 pub(crate) struct SavedSequence {
     rows: Vec<Row>,
@@ -108,19 +117,21 @@ impl Runner {
         (admission.sequence, admission.hit_rows)
     }
 
-    /// Returns the number of blocks in each layer group that sequences may still need before they have their most rows, but
-    /// at most `most` for each sequence.
+    /// Returns the number of blocks in each layer group that sequences still need for the rows that are known, and at most
+    /// `growth` more for each sequence.
     pub fn blocks_left(
         &self,
-        sequences: impl Iterator<Item = (SequenceId, usize)>,
-        most: usize,
+        sequences: impl Iterator<Item = Growth>,
+        growth: usize,
     ) -> Vec<usize> {
         let mut left = vec![0; self.blocks.groups()];
-        for (sequence, most_rows) in sequences {
-            let needed = self.blocks.blocks_needed(most_rows, 0);
+        for Growth { sequence, known_rows, most_rows } in sequences {
+            let known = self.blocks.blocks_needed(known_rows, 0);
+            let most = self.blocks.blocks_needed(most_rows.max(known_rows), 0);
             let held = self.blocks.blocks_held(sequence);
-            for (left, (needed, held)) in left.iter_mut().zip(needed.zip(held)) {
-                *left += needed.saturating_sub(held).min(most);
+            for (left, ((known, most), held)) in left.iter_mut().zip(known.zip(most).zip(held)) {
+                let soon = known.max(held);
+                *left += soon - held + most.saturating_sub(soon).min(growth);
             }
         }
         left
@@ -237,17 +248,18 @@ impl Runner {
         Ok(Some(saved))
     }
 
-    /// Begins a saved sequence where it ended, if there is room for its blocks and its next row, and `left_free` blocks of
-    /// each layer group remain free. The copy stays as it is.
+    /// Begins a saved sequence where it ended, if there is room for `known_rows`, and `left_free` blocks of each layer group
+    /// remain free. The copy stays as it is.
     ///
     /// # Errors
     /// Returns an error if the device fails.
     pub fn resume(
         &mut self,
         saved: &SavedSequence,
+        known_rows: usize,
         left_free: &[usize],
     ) -> Result<Option<SequenceId>, EngineError> {
-        let needed = self.blocks.blocks_needed(saved.rows.len() + 1, 0);
+        let needed = self.blocks.blocks_needed(known_rows, 0);
         if !has_room(&self.blocks, needed, left_free) {
             return Ok(None);
         }

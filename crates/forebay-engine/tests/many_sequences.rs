@@ -232,6 +232,39 @@ fn suspended_requests_go_on_where_they_were() {
     }
 }
 
+/// All prompts could be read at once, but there is room for one.
+#[test]
+fn prompts_wait_for_room() {
+    let Some(path) = fixture("gguf/llama_k/llama_k-Q4_K_M.gguf") else { return };
+    for swap_bytes in [None, Some(0)] {
+        let options = SessionOptions {
+            sequences: 3,
+            kv_tokens: Some(CONTEXT),
+            swap_bytes,
+            ..SessionOptions::default()
+        };
+        let mut engine = Engine::new(open_with(&path, options).unwrap(), &EngineOptions::default());
+        let finished = Arc::new(Mutex::new(0));
+        for number in 0..3 {
+            let finished = finished.clone();
+            let sink = Box::new(move |event: Event| {
+                if let Event::Finished { end, .. } = event {
+                    assert_eq!(end, RequestEnd::MaxTokens);
+                    *finished.lock().unwrap() += 1;
+                }
+                ControlFlow::Continue(())
+            });
+            let prompt = (0..100).map(|at| (at * 3 + number) % 90).collect();
+            let options = GenerateOptions::exactly(50, Sampling::greedy());
+            engine.submit(Request { prompt, options, ..Request::default() }, sink).unwrap();
+        }
+        let steps = (0..1000).take_while(|_| engine.step().unwrap()).count();
+        assert!(steps < 1000, "requests hinder each other");
+        assert_eq!(*finished.lock().unwrap(), 3);
+        assert_eq!(engine.statistics().suspended, 0);
+    }
+}
+
 #[test]
 fn a_request_of_a_higher_priority_takes_the_place_of_others() {
     let Some(path) = fixture("gguf/llama_k/llama_k-Q4_K_M.gguf") else { return };

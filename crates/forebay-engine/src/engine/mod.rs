@@ -250,11 +250,12 @@ impl Engine {
     /// another step tries the same rows again. A request whose own values are not finite ends with
     /// [`RequestEnd::Failed`], and the others go on.
     pub fn step(&mut self) -> Result<bool, EngineError> {
+        self.begin_waiting()?;
+        if self.running.is_empty() {
+            return Ok(false);
+        }
+        // A request that is suspended here begins again in a later step at the earliest, so every step runs a pass.
         loop {
-            self.begin_waiting()?;
-            if self.running.is_empty() {
-                return Ok(false);
-            }
             match self.step_of_running() {
                 Err(EngineError::OutOfBlocks(_)) if self.make_room()? => {}
                 ran => return ran.map(|()| true),

@@ -15,10 +15,10 @@ use super::active::Active;
 use super::request::{Event, Request, RequestEnd, RequestId, RequestStatistics, Sink};
 use crate::EngineError;
 use crate::kv::Row;
-use crate::runner::SavedSequence;
+use crate::runner::{Growth, SavedSequence};
 
-/// KV blocks that are left free for every running request in each layer group when another one begins, so that it need not
-/// be suspended again at once.
+/// KV blocks that are left free for the growth of every running request in each layer group when another one begins, so
+/// that it need not be suspended again at once.
 const BLOCKS_LEFT_FREE: usize = 4;
 
 /// A request's place in the order in which requests run, the first one first.
@@ -115,8 +115,11 @@ impl Engine {
         };
         let context = self.session.context();
         let runner = &mut self.session.runner;
-        let running =
-            self.running.iter().map(|active| (active.sequence, active.most_rows(context)));
+        let running = self.running.iter().map(|active| Growth {
+            sequence: active.sequence,
+            known_rows: active.tokens().len(),
+            most_rows: active.most_rows(context),
+        });
         let left_free = runner.blocks_left(running, BLOCKS_LEFT_FREE);
         let state = match state {
             State::New(new) => {
@@ -144,7 +147,7 @@ impl Engine {
                 }
             }
             State::Suspended { mut active, saved: Some(saved) } => {
-                match runner.resume(&saved, &left_free) {
+                match runner.resume(&saved, active.tokens().len(), &left_free) {
                     Ok(Some(sequence)) => {
                         active.resume(sequence, saved.len());
                         runner.forget(saved);
