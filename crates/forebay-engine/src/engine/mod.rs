@@ -246,8 +246,8 @@ impl Engine {
     /// Starts waiting requests as far as there is room, and runs one pass. Returns false if there is nothing to do.
     ///
     /// # Errors
-    /// Returns an error if a read or the device fails, or if the session is interrupted. No request has changed then, and
-    /// another step tries the same rows again. A request whose own values are not finite ends with
+    /// Returns an error if a read or the device fails, or if the session is interrupted. Requests whose rows failed have not
+    /// changed, and another step tries these rows again. A request whose own values are not finite ends with
     /// [`RequestEnd::Failed`], and the others go on.
     pub fn step(&mut self) -> Result<bool, EngineError> {
         self.begin_waiting()?;
