@@ -1,5 +1,7 @@
 //! Swap space: host memory for the KV blocks of suspended sequences.
 
+use std::ops::Range;
+
 use forebay_model::{Backend, HostMemory, ModelError};
 
 /// Bytes that are reserved at a time, or one block if it is larger.
@@ -71,16 +73,24 @@ impl SwapSpace {
     /// Returns the memory of a slot.
     pub fn bytes(&self, of: &SwapSlot) -> &[u8] {
         let slots = &self.groups[of.group];
-        let at = of.slot % slots.per_chunk * slots.block_bytes;
-        let chunk: &dyn HostMemory = slots.chunks[of.slot / slots.per_chunk].as_ref();
-        &chunk.as_ref()[at..at + slots.block_bytes]
+        let (chunk, bytes) = slots.place(of.slot);
+        let chunk: &dyn HostMemory = slots.chunks[chunk].as_ref();
+        &chunk.as_ref()[bytes]
     }
 
     /// Returns the memory of a slot, to write it.
     pub fn bytes_mut(&mut self, of: &SwapSlot) -> &mut [u8] {
         let slots = &mut self.groups[of.group];
-        let at = of.slot % slots.per_chunk * slots.block_bytes;
-        let chunk: &mut dyn HostMemory = slots.chunks[of.slot / slots.per_chunk].as_mut();
-        &mut chunk.as_mut()[at..at + slots.block_bytes]
+        let (chunk, bytes) = slots.place(of.slot);
+        let chunk: &mut dyn HostMemory = slots.chunks[chunk].as_mut();
+        &mut chunk.as_mut()[bytes]
+    }
+}
+
+impl Slots {
+    /// Returns the index of the chunk with a slot, and the slot's bytes in it.
+    fn place(&self, slot: usize) -> (usize, Range<usize>) {
+        let at = slot % self.per_chunk * self.block_bytes;
+        (slot / self.per_chunk, at..at + self.block_bytes)
     }
 }

@@ -224,7 +224,7 @@ pub enum TileSize {
     Large,
 }
 
-/// What a block computes. Both tiles give the same bits.
+/// A tile is the part of the output that a block computes. Both tiles give the same bits.
 struct Tile {
     kernel: &'static str,
     tokens: usize,

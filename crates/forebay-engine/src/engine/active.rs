@@ -70,7 +70,7 @@ impl Active {
         }
     }
 
-    /// Makes a suspended request of a snapshot: `done` of its `tokens` are computed.
+    /// Makes a suspended request of a snapshot, with the prompt and the generated tokens in `tokens`.
     pub fn restored(
         id: RequestId,
         submitted: Submitted,
@@ -101,7 +101,7 @@ impl Active {
         self.done
     }
 
-    /// Returns all rows that were computed when the request was suspended, or are to be computed next.
+    /// Returns the rows of all known tokens, computed or not.
     pub fn rows(&self) -> Vec<Row> {
         let kind = |index: usize| match index < self.prompt_len {
             true => RowKind::Prompt,

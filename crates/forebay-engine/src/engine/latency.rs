@@ -26,8 +26,8 @@ const ROWS_LEAST: usize = 16;
 /// With [`Latency::Automatic`]: most time between two tokens while a prompt is read, as a multiple of the usual time.
 const SLOWER: f64 = 2.7;
 
-/// With [`Latency::Automatic`]: most time of a pass with prompt rows that streams weights, and of a turn.
-const STREAMED_MOST: Duration = Duration::from_secs(1);
+/// With [`Latency::Automatic`]: most seconds of a pass with prompt rows that streams weights, and of a turn.
+const STREAMED_MOST: f64 = 1.0;
 
 /// A pass streams weights if it copies or reads more than this share of the model.
 const STREAMED_SHARE: f64 = 0.02;
@@ -57,19 +57,27 @@ impl Pace {
         Pace { latency, most_rows, rows, generate_seconds: None, layer_seconds: None, turn_began }
     }
 
-    /// Returns true if requests begin although they have to take turns.
-    pub fn takes_turns(&self) -> bool {
+    /// Returns true if the time between two tokens matters: requests begin although they have to take turns, and passes of
+    /// prompts pause for generated rows.
+    pub fn is_bounded(&self) -> bool {
         self.latency != Latency::Unbounded
+    }
+
+    /// Returns the most seconds between two tokens. `automatic` is for [`Latency::Automatic`]. Returns `None` if there is no
+    /// bound.
+    fn most_seconds(&self, automatic: f64) -> Option<f64> {
+        match self.latency {
+            Latency::Automatic => Some(automatic),
+            Latency::AtMost(most) => Some(most.as_secs_f64()),
+            Latency::Unbounded => None,
+        }
     }
 
     /// Returns true if the next ones of `turns` groups of requests should generate, and starts their turn.
     pub fn ends_turn(&mut self, turns: usize) -> bool {
-        let most = match self.latency {
-            Latency::Automatic => STREAMED_MOST,
-            Latency::AtMost(most) => most,
-            Latency::Unbounded => return false,
-        };
-        let ends = turns > 1 && self.turn_began.elapsed() * turns as u32 >= most;
+        let Some(most) = self.most_seconds(STREAMED_MOST) else { return false };
+        let elapsed = self.turn_began.elapsed().as_secs_f64();
+        let ends = turns > 1 && elapsed * turns as f64 >= most;
         if ends {
             self.turn_began = Instant::now();
         }
@@ -81,44 +89,30 @@ impl Pace {
         self.rows as usize
     }
 
-    /// Returns true if passes of prompts should pause for generated rows.
-    pub fn pauses(&self) -> bool {
-        self.latency != Latency::Unbounded
-    }
-
     /// Returns through how many layers prompt rows should go between two passes of generated rows.
     pub fn layers(&self) -> usize {
         let usual = self.generate_seconds.unwrap_or(0.0);
-        let most = match self.latency {
-            Latency::Automatic => SLOWER * usual,
-            Latency::AtMost(most) => most.as_secs_f64(),
-            Latency::Unbounded => return usize::MAX,
-        };
+        let Some(most) = self.most_seconds(SLOWER * usual) else { return usize::MAX };
         self.layer_seconds.map_or(1, |each| ((most - usual) / each.max(1e-9)).max(1.0) as usize)
     }
 
     /// Notes the time of a part of a pass of prompt rows.
     pub fn note_layers(&mut self, layers: usize, seconds: f64) {
         let each = seconds / layers.max(1) as f64;
-        let usual = self.layer_seconds.get_or_insert(each);
-        *usual += NEWEST * (each - *usual);
+        follow(&mut self.layer_seconds, each);
     }
 
     /// Notes the time of a pass that had generated rows only.
     pub fn note_generate(&mut self, seconds: f64) {
-        let usual = self.generate_seconds.get_or_insert(seconds);
-        *usual += NEWEST * (seconds - *usual);
+        follow(&mut self.generate_seconds, seconds);
     }
 
     /// Notes the time of a pass that had `rows` prompt rows and generated rows, and copied or read a share of the model.
     pub fn note_prompt(&mut self, rows: usize, seconds: f64, streamed_share: f64) {
         let usual = self.generate_seconds.unwrap_or(0.0);
-        let most = match self.latency {
-            Latency::Automatic if streamed_share > STREAMED_SHARE => STREAMED_MOST.as_secs_f64(),
-            Latency::Automatic => SLOWER * usual,
-            Latency::AtMost(most) => most.as_secs_f64(),
-            Latency::Unbounded => return,
-        };
+        let streams = streamed_share > STREAMED_SHARE;
+        let automatic = if streams { STREAMED_MOST } else { SLOWER * usual };
+        let Some(most) = self.most_seconds(automatic) else { return };
         let factor = (most - usual).max(0.0) / (seconds - usual).max(1e-9);
         // The last rows of a prompt say little about the time of more rows.
         if rows < self.prompt_rows() && factor > 1.0 {
@@ -127,6 +121,12 @@ impl Pace {
         let least = ROWS_LEAST.min(self.most_rows) as f64;
         self.rows = (rows as f64 * factor.clamp(0.5, 2.0)).clamp(least, self.most_rows as f64);
     }
+}
+
+/// Moves a usual value towards the newest one.
+fn follow(usual: &mut Option<f64>, newest: f64) {
+    let usual = usual.get_or_insert(newest);
+    *usual += NEWEST * (newest - *usual);
 }
 
 #[cfg(test)]
@@ -160,7 +160,7 @@ mod tests {
     #[test]
     fn prompts_go_through_as_many_layers_as_there_is_time_for() {
         let mut pace = Pace::new(Latency::Automatic, 512);
-        assert_eq!((pace.pauses(), pace.layers()), (true, 1));
+        assert_eq!((pace.is_bounded(), pace.layers()), (true, 1));
         (0..20).for_each(|_| pace.note_generate(4e-3));
         (0..20).for_each(|_| pace.note_layers(2, 2e-3));
         assert_eq!(pace.layers(), 6, "6.8 of 10.8 ms are left");
@@ -196,11 +196,8 @@ mod tests {
     fn without_a_bound_prompts_take_all_rows_and_nobody_takes_turns() {
         let mut pace = Pace::new(Latency::Unbounded, 512);
         pace.note_prompt(512, 100.0, 0.0);
-        assert_eq!(
-            (pace.prompt_rows(), pace.takes_turns(), pace.ends_turn(5)),
-            (512, false, false)
-        );
+        assert_eq!((pace.prompt_rows(), pace.is_bounded(), pace.ends_turn(5)), (512, false, false));
         let mut pace = Pace::new(Latency::AtMost(Duration::ZERO), 8);
-        assert!(pace.takes_turns() && pace.ends_turn(2) && !pace.ends_turn(1));
+        assert!(pace.is_bounded() && pace.ends_turn(2) && !pace.ends_turn(1));
     }
 }

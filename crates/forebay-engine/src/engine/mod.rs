@@ -271,7 +271,7 @@ impl Engine {
             0 => Progress::Generates,
             left => Progress::Reads(left),
         });
-        let pauses = self.pace.pauses() && self.session.runner.decoder.backend().pauses();
+        let pauses = self.pace.is_bounded() && self.session.runner.decoder.backend().pauses();
         let prompt_rows = if pauses { self.limits.prompt_rows } else { self.pace.prompt_rows() };
         schedule::choose(&Limits { prompt_rows, ..self.limits }, progress, &mut parts);
         let decode = parts.iter().take_while(|part| part.kind == RowKind::Decode).count();

@@ -26,7 +26,7 @@ pub struct Snapshot {
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Header {
-    /// What the KV blocks depend on beside the tokens.
+    /// Names the model, the KV cache type and the device, on which the KV blocks depend beside the tokens.
     model: String,
     options: GenerateOptions,
     priority: i32,

@@ -91,7 +91,7 @@ impl Engine {
     /// # Errors
     /// Returns an error if the device fails.
     pub(super) fn begin_waiting(&mut self) -> Result<(), EngineError> {
-        let most = match self.pace.takes_turns() {
+        let most = match self.pace.is_bounded() {
             true => self.limits.running,
             false => self.limits.decode_rows,
         };
