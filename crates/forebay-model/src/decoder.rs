@@ -228,7 +228,8 @@ impl Decoder {
     ) -> Result<bool, ModelError> {
         self.check(pass)?;
         let kept = output.len();
-        let done = self.traced_pass(pass, paused, layers, output, routing, watch);
+        let run = |of: &mut Self| of.run(pass, paused, layers, output, routing, watch);
+        let done = self.in_span(pass, run);
         // An interrupted step may report an error of its own or none; the interrupt takes precedence.
         let cut_short = self.backend.was_cut_short();
         let done = if cut_short { Err(ModelError::Interrupted) } else { done };
@@ -259,23 +260,15 @@ impl Decoder {
         Ok(())
     }
 
-    /// Runs [`Decoder::run`] in a tracing span that records cache hits, misses and reads of the pass.
-    fn traced_pass(
-        &mut self,
-        pass: &Pass<'_>,
-        paused: &mut Paused,
-        layers: usize,
-        output: &mut Output<'_>,
-        routing: Option<&mut Routing>,
-        watch: Option<PassWatch<'_>>,
-    ) -> Result<bool, ModelError> {
+    /// Calls `run` in a tracing span that records cache hits, misses and reads of the pass.
+    fn in_span<T>(&mut self, pass: &Pass<'_>, run: impl FnOnce(&mut Self) -> T) -> T {
         let (position, count) = (pass.runs[0].position, pass.tokens.len());
         let span = match pass.runs.iter().any(|run| run.kind == RowKind::Prompt) {
             false => pass_span!("token", position, count),
             true => pass_span!("prompt_batch", position, count),
         };
         let before = self.residency().filter(|_| !span.is_disabled()).map(Residency::statistics);
-        let done = span.in_scope(|| self.run(pass, paused, layers, output, routing, watch));
+        let done = span.in_scope(|| run(self));
         if let (Some(before), Some(residency)) = (before, self.residency()) {
             let now = residency.statistics();
             span.record("hits", now.hits - before.hits);

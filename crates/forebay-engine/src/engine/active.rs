@@ -11,9 +11,9 @@ use super::request::{
     Event, GeneratedToken, Request, RequestEnd, RequestId, RequestStatistics, Sink,
 };
 use super::waiting::Submitted;
-use crate::GenerateOptions;
 use crate::kv::{Row, SequenceId};
 use crate::statistics::WeightUse;
+use crate::{GenerateOptions, Session};
 
 pub struct Active {
     pub id: RequestId,
@@ -41,9 +41,10 @@ impl Active {
         id: RequestId,
         Submitted { request, sink, submitted }: Submitted,
         (sequence, cached): (SequenceId, usize),
-        sampler: Sampler,
-        tokenizer: Option<Arc<Tokenizer>>,
+        session: &Session,
     ) -> Active {
+        let tokenizer = request.text.then(|| session.tokenizer.clone()).flatten();
+        let sampler = Sampler::new(request.options.sampling.clone(), session.vocab_size());
         let Request { prompt, options, priority, logprobs, .. } = *request;
         let statistics = RequestStatistics {
             prompt_tokens: prompt.len(),
@@ -76,11 +77,11 @@ impl Active {
         submitted: Submitted,
         tokens: &[u32],
         statistics: RequestStatistics,
-        sampler: Sampler,
-        tokenizer: Option<Arc<Tokenizer>>,
+        random_state: u64,
+        session: &Session,
     ) -> Active {
-        let nothing = (SequenceId::NONE, 0);
-        let mut active = Active::new(id, submitted, nothing, sampler, tokenizer);
+        let mut active = Active::new(id, submitted, (SequenceId::NONE, 0), session);
+        active.sampler.set_random_state(random_state);
         for &id in &tokens[active.prompt_len..] {
             active.tokens.push(id);
             if let Some(text) = &mut active.text {

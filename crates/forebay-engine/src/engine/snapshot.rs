@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use forebay_model::sampling::Sampler;
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
@@ -160,11 +159,8 @@ impl Engine {
             self.queue(Waiting { id, priority, state: State::New(new) });
             return Ok(id);
         }
-        let tokenizer = new.request.text.then(|| self.session.tokenizer.clone()).flatten();
-        let mut sampler = Sampler::new(new.request.options.sampling.clone(), vocabulary);
-        sampler.set_random_state(header.random_state);
-        let statistics = header.statistics;
-        let active = Active::restored(id, new, &tokens, statistics, sampler, tokenizer);
+        let (statistics, random_state) = (header.statistics, header.random_state);
+        let active = Active::restored(id, new, &tokens, statistics, random_state, &self.session);
         let saved = match done {
             0 => None,
             _ => self.session.runner.import(&active.rows()[..done], blocks)?,

@@ -8,8 +8,6 @@
 use std::cmp::Reverse;
 use std::time::Instant;
 
-use forebay_model::sampling::Sampler;
-
 use super::Engine;
 use super::active::Active;
 use super::request::{Event, Request, RequestEnd, RequestId, RequestStatistics, Sink};
@@ -123,13 +121,9 @@ impl Engine {
         let left_free = runner.blocks_left(running, BLOCKS_LEFT_FREE);
         let state = match state {
             State::New(new) => {
-                let request = &new.request;
-                match runner.begin_with_room(&Row::of_prompt(&request.prompt), &left_free) {
+                match runner.begin_with_room(&Row::of_prompt(&new.request.prompt), &left_free) {
                     Some(begun) => {
-                        let vocabulary = self.session.vocab_size();
-                        let sampler = Sampler::new(request.options.sampling.clone(), vocabulary);
-                        let text = request.text.then(|| self.session.tokenizer.clone()).flatten();
-                        self.running.push(Active::new(id, new, begun, sampler, text));
+                        self.running.push(Active::new(id, new, begun, &self.session));
                         return Ok(true);
                     }
                     None => State::New(new),
