@@ -229,12 +229,13 @@ struct Tile {
     kernel: &'static str,
     tokens: usize,
     rows: usize,
-    /// Relative time of 256 columns, if all blocks that run at a time compute them.
+    /// Relative time of 256 columns, if all blocks that run at a time compute them. On an H200, 3.5 us for small tiles and
+    /// 10.4 us for large ones.
     time: f64,
 }
 
 const LARGE: Tile = Tile { kernel: "matmul_128", tokens: 128, rows: 128, time: 1.0 };
-const SMALL: Tile = Tile { kernel: "matmul_32", tokens: 32, rows: 64, time: 0.25 };
+const SMALL: Tile = Tile { kernel: "matmul_32", tokens: 32, rows: 64, time: 0.34 };
 
 impl Tile {
     /// Returns the shared memory of a block, for weights of type `ty` and activations of `parts` parts. See `Plan` in
