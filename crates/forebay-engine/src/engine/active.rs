@@ -84,6 +84,7 @@ impl Active {
         active.sampler.set_random_state(random_state);
         for &id in &tokens[active.prompt_len..] {
             active.tokens.push(id);
+            active.sampler.note(id);
             if let Some(text) = &mut active.text {
                 text.push(id);
             }
