@@ -19,7 +19,7 @@ pub struct AnswerStream<T> {
 struct Output {
     filter: StopFilter,
     content: String,
-    stopped: bool,
+    stopped: Option<usize>,
 }
 
 impl<T: Deref<Target = Tokenizer> + Clone> AnswerStream<T> {
@@ -43,7 +43,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> AnswerStream<T> {
             output: Output {
                 filter: StopFilter::new(stops),
                 content: String::new(),
-                stopped: false,
+                stopped: None,
             },
         }
     }
@@ -60,18 +60,18 @@ impl<T: Deref<Target = Tokenizer> + Clone> AnswerStream<T> {
                 parser.control(&name, &mut take);
             }
         }
-        self.output.stopped
+        self.output.stopped.is_some()
     }
 
-    /// Sends the text that is still held back. Returns the message, and true if a stop text ended it.
-    pub fn finish(self, sink: &mut dyn FnMut(Event<'_>)) -> (Message, bool) {
+    /// Sends the text that is still held back. Returns the message, and the index of the stop text that ended it.
+    pub fn finish(self, sink: &mut dyn FnMut(Event<'_>)) -> (Message, Option<usize>) {
         let AnswerStream { stream, mut parser, mut output, .. } = self;
         let mut take = |event: Event<'_>| output.take(event, sink);
         parser.text(&stream.finish(), &mut take);
         let mut message = parser.finish(&mut take);
-        if !output.stopped {
+        if output.stopped.is_none() {
             let text = output.filter.finish();
-            output.pass(Passed { text, stopped: false }, sink);
+            output.pass(Passed { text, stopped: None }, sink);
         }
         message.content = output.content;
         (message, output.stopped)
@@ -80,7 +80,7 @@ impl<T: Deref<Target = Tokenizer> + Clone> AnswerStream<T> {
 
 impl Output {
     fn take(&mut self, event: Event<'_>, sink: &mut dyn FnMut(Event<'_>)) {
-        if self.stopped {
+        if self.stopped.is_some() {
             return;
         }
         match event {
@@ -93,7 +93,7 @@ impl Output {
     }
 
     fn pass(&mut self, passed: Passed, sink: &mut dyn FnMut(Event<'_>)) {
-        self.stopped |= passed.stopped;
+        self.stopped = self.stopped.or(passed.stopped);
         if !passed.text.is_empty() {
             self.content.push_str(&passed.text);
             sink(Event::Content(&passed.text));

@@ -114,6 +114,11 @@ impl Format {
         matches!(self.kind, Kind::Harmony | Kind::Tagged { thinking: true, .. })
     }
 
+    /// Returns true if the model may call tools.
+    pub fn calls_tools(&self) -> bool {
+        matches!(self.kind, Kind::Harmony | Kind::Tagged { tools: Some(_), .. })
+    }
+
     /// Returns the variables that the template reads besides the conversation.
     pub fn variables(&self) -> &[String] {
         &self.variables

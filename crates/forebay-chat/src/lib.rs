@@ -16,6 +16,7 @@ mod format;
 mod history;
 mod message;
 mod parser;
+mod prompt;
 mod stops;
 
 pub use answer::AnswerStream;
@@ -24,3 +25,4 @@ pub use format::{Format, Think, ToolSyntax};
 pub use history::History;
 pub use message::{Message, ToolCall};
 pub use parser::{Event, Parser};
+pub use prompt::encode_prompt;

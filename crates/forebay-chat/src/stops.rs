@@ -3,7 +3,7 @@
 /// Passes generated text through until a stop string appears. It never returns a stop string or a part of one, if all text
 /// goes through [`push`](StopFilter::push).
 pub struct StopFilter {
-    stops: Vec<String>,
+    stops: Vec<(usize, String)>,
     held: String,
 }
 
@@ -12,28 +12,30 @@ pub struct StopFilter {
 pub struct Passed {
     /// Text before any stop string.
     pub text: String,
-    /// True if a stop string was complete. The answer ends here.
-    pub stopped: bool,
+    /// Index of the stop string that is complete. The answer ends here.
+    pub stopped: Option<usize>,
 }
 
 impl StopFilter {
     /// Creates a filter for these stop strings. Empty strings are ignored.
     pub fn new(stops: &[String]) -> StopFilter {
-        let stops = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
+        let stops =
+            stops.iter().cloned().enumerate().filter(|(_, stop)| !stop.is_empty()).collect();
         StopFilter { stops, held: String::new() }
     }
 
     /// Adds text and returns the text that can be shown.
     pub fn push(&mut self, text: &str) -> Passed {
         self.held.push_str(text);
-        let first = self.stops.iter().filter_map(|stop| self.held.find(stop.as_str())).min();
-        if let Some(at) = first {
+        let found =
+            |(index, stop): &(usize, String)| Some((self.held.find(stop.as_str())?, *index));
+        if let Some((at, index)) = self.stops.iter().filter_map(found).min() {
             self.held.truncate(at);
-            return Passed { text: std::mem::take(&mut self.held), stopped: true };
+            return Passed { text: std::mem::take(&mut self.held), stopped: Some(index) };
         }
-        let keep = self.stops.iter().map(|stop| overlap(&self.held, stop)).max().unwrap_or(0);
+        let keep = self.stops.iter().map(|(_, stop)| overlap(&self.held, stop)).max().unwrap_or(0);
         let rest = self.held.split_off(self.held.len() - keep);
-        Passed { text: std::mem::replace(&mut self.held, rest), stopped: false }
+        Passed { text: std::mem::replace(&mut self.held, rest), stopped: None }
     }
 
     /// Returns the text still held back, which did not become a stop string.
@@ -62,7 +64,7 @@ mod tests {
         for piece in pieces {
             let passed = filter.push(piece);
             shown.push_str(&passed.text);
-            if passed.stopped {
+            if passed.stopped.is_some() {
                 return (shown, true);
             }
         }

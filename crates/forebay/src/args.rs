@@ -6,6 +6,7 @@ mod cpu_offload;
 pub mod parse;
 mod plan;
 mod run;
+mod serve;
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -29,6 +30,7 @@ pub use bench::{BatchArgs, BenchArgs, Parallel};
 pub use cpu_offload::CpuOffloadArgs;
 pub use plan::PlanArgs;
 pub use run::{ChatArgs, OnFullArg, RunArgs, SamplingArgs};
+pub use serve::ServeArgs;
 
 /// Runs language models that are larger than VRAM or RAM: their weights are streamed from the SSD
 /// through a bounded cache.
@@ -55,6 +57,9 @@ pub enum Command {
     /// Answer a file of requests, several at a time, and go on where earlier work was interrupted
     #[command(after_help = help::BATCH)]
     Batch(BatchArgs),
+    /// Answer requests of other programs, with the interfaces of OpenAI, Anthropic and Ollama
+    #[command(after_help = help::SERVE)]
+    Serve(ServeArgs),
     /// Measure prompt and generation speed
     #[command(after_help = help::BENCH)]
     Bench(BenchArgs),

@@ -57,6 +57,15 @@ A line of IN.jsonl, with url /v1/completions or /v1/chat/completions:
 After an interrupt, the same command goes on where it ended. Without --ctx, the context is as long as the
 longest request needs. A request without a seed gets one from the file and its line.";
 
+pub const SERVE: &str = "\
+Examples:
+  forebay serve model.gguf
+  forebay serve model.gguf --vram 8GiB --parallel 4 --ctx 16384
+  forebay serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+
+Programs then use http://127.0.0.1:8080/v1 as the address of OpenAI, http://127.0.0.1:8080 as that of
+Anthropic or Ollama. Ctrl-C ends the server when its answers are finished, and at once if pressed again.";
+
 pub const BENCH: &str = "\
 Examples:
   forebay bench model.gguf

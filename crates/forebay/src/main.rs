@@ -1,4 +1,4 @@
-//! The command line: `forebay run`, `plan`, `bench`, `load`, `doctor`, `inspect`, `logits`, `tokenize`,
+//! The command line: `forebay run`, `serve`, `plan`, `bench`, `load`, `doctor`, `inspect`, `logits`, `tokenize`,
 //! `render`, `synth`, `pack`, `verify`, `trace-io`, `replay`, `assess`, `completions`.
 //!
 //! `args` defines the arguments, `config` resolves them, and `commands` runs the commands. Results go to standard
@@ -65,6 +65,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Run(args) => commands::run::run(args),
         Command::Plan(args) => commands::plan::run(args),
         Command::Batch(args) => commands::batch::run(args),
+        Command::Serve(args) => commands::serve::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Replay(args) => commands::replay::run(args),
         Command::Assess(args) => commands::assess::run(args),
@@ -87,6 +88,7 @@ fn has_long_work(command: &Command) -> bool {
     match command {
         Command::Run(_)
         | Command::Batch(_)
+        | Command::Serve(_)
         | Command::Bench(_)
         | Command::Replay(_)
         | Command::Assess(_)

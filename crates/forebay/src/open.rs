@@ -35,6 +35,55 @@ pub fn session(model: &Path, options: &SessionOptions, context_for: &str) -> Out
     }
 }
 
+/// Number of sequences that an engine's session has room for.
+#[derive(Clone, Copy)]
+pub enum Sequences {
+    Exactly(usize),
+    /// So many, or half as many until they fit in memory.
+    AtMost(usize),
+}
+
+/// Opens a model for an engine. `kv_tokens` says how many positions the KV cache has for a number of sequences; `None` gives
+/// each the whole context.
+pub fn for_engine(
+    model: &Path,
+    options: &SessionOptions,
+    sequences: Sequences,
+    kv_tokens: &dyn Fn(usize) -> Option<usize>,
+    context_for: &str,
+) -> Outcome<Session> {
+    let (mut number, may_be_fewer) = match sequences {
+        Sequences::Exactly(number) => (number, false),
+        Sequences::AtMost(number) => (number, true),
+    };
+    loop {
+        let options = SessionOptions {
+            sequences: number,
+            kv_tokens: kv_tokens(number),
+            for_engine: true,
+            ..options.clone()
+        };
+        match session(model, &options, context_for) {
+            Err(Failure::Work(error)) if may_be_fewer && number > 1 && is_too_small(&error) => {
+                number /= 2;
+            }
+            opened => return opened,
+        }
+    }
+}
+
+/// Returns true if the model did not open because memory is too small.
+fn is_too_small(error: &anyhow::Error) -> bool {
+    error.downcast_ref().and_then(EngineError::needed_bytes).is_some()
+}
+
+/// Returns a name for a model by its file or folder.
+pub fn name(model: &Path) -> String {
+    let name = std::fs::canonicalize(model).unwrap_or_else(|_| model.to_owned());
+    let of_file = if name.is_dir() { name.file_name() } else { name.file_stem() };
+    of_file.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
 /// Returns a folder on the model's disk.
 pub fn folder(model: &Path) -> &Path {
     match model.parent() {

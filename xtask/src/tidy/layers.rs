@@ -4,7 +4,7 @@ use super::Finding;
 use super::files::Repository;
 
 /// Crates, each with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 13] = [
+const LAYERS: [(&str, &[&str]); 14] = [
     ("forebay-format", &[]),
     ("forebay-text", &["forebay-format"]),
     ("forebay-chat", &["forebay-text"]),
@@ -52,6 +52,7 @@ const LAYERS: [(&str, &[&str]); 13] = [
             "forebay-engine",
         ],
     ),
+    ("forebay-server", &["forebay-text", "forebay-chat", "forebay-model", "forebay-engine"]),
     ("forebay-c", &["forebay-format", "forebay-store", "forebay-cuda", "forebay-engine"]),
     (
         "forebay",
@@ -65,6 +66,7 @@ const LAYERS: [(&str, &[&str]); 13] = [
             "forebay-model",
             "forebay-engine",
             "forebay-lab",
+            "forebay-server",
         ],
     ),
 ];

@@ -34,7 +34,7 @@ const DEPTH_LIMIT: usize = 200;
 const SOURCE_BYTES_MAX: usize = 512 << 10;
 
 /// A model's chat template.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct ChatTemplate {
     source: String,
     bos: String,

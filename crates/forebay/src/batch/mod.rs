@@ -2,4 +2,3 @@
 
 pub mod journal;
 pub mod openai;
-pub mod prepared;

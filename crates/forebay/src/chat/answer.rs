@@ -209,7 +209,7 @@ impl Shown<'_, '_> {
         let finished = stream.finish(&mut |event| send(event, sink, &mut failure));
         match failure {
             Some(failure) => Err(failure),
-            None => Ok(finished),
+            None => Ok((finished.0, finished.1.is_some())),
         }
     }
 }

@@ -1,8 +1,7 @@
 //! The conversation so far and the prompt that it renders to.
 
-use forebay_chat::{Format, History};
+use forebay_chat::{Format, History, encode_prompt};
 use forebay_engine::Session;
-use forebay_text::Tokenizer;
 use serde_json::{Map, Value};
 
 use crate::failure::Outcome;
@@ -51,32 +50,9 @@ impl Conversation {
             Some(template) => self.format.render(template, messages, None, &self.variables)?,
             None => messages.iter().map(|message| message.content.as_str()).collect(),
         };
-        let ids = encode(session.tokenizer()?, &text, self.templated)?;
+        let ids = encode_prompt(session.tokenizer()?, &text, self.templated)?;
         Ok(Prompt { text, ids })
     }
-}
-
-/// Encodes a whole context. Special tokens in the text are encoded as such, because templates write them. Adds BOS if the
-/// tokenizer requires it and the text does not start with it, so `forebay run --raw` accepts the output of
-/// `forebay render`.
-pub fn encode(tokenizer: &Tokenizer, text: &str, templated: bool) -> anyhow::Result<Vec<u32>> {
-    let bos = tokenizer.bos_id().filter(|_| tokenizer.adds_bos());
-    if templated {
-        let mut ids = tokenizer.encode(text, false, true)?;
-        if let Some(bos) = bos
-            && ids.first() != Some(&bos)
-        {
-            ids.insert(0, bos);
-        }
-        return Ok(ids);
-    }
-    let mut ids = tokenizer.encode(text, true, true)?;
-    if let Some(bos) = bos
-        && ids.starts_with(&[bos, bos])
-    {
-        ids.remove(0);
-    }
-    Ok(ids)
 }
 
 /// Returns how many ids at the start of `wanted` are already in the cache. At least one id is left to process, because the

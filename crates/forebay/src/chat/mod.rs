@@ -21,7 +21,7 @@ use crate::output;
 use crate::statistics::{self, After, ChatFigures};
 use answer::{Answer, End};
 use command::Line;
-pub use conversation::{Conversation, encode};
+pub use conversation::Conversation;
 pub use display::Display;
 use input::{Input, Reader};
 

@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,21 +10,23 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, anyhow};
 use forebay_chat::{AnswerStream, Format};
 use forebay_engine::engine::{EngineOptions, Event, Latency, Request, RequestEnd};
-use forebay_engine::{Engine, EngineError, Session, SessionOptions};
+use forebay_engine::{Engine, EngineError, SessionOptions};
 use forebay_model::ModelError;
+use forebay_server::openai::answer::{Choice, Identity};
+use forebay_server::openai::{Refusal, Wanted, wanted};
+use forebay_server::{Preparation, Prepared, Token};
 use forebay_store::Outputs;
 use forebay_text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
-use twox_hash::XxHash3_128;
+use twox_hash::{XxHash3_64, XxHash3_128};
 
 use crate::args::{BatchArgs, Parallel};
 use crate::batch::journal::Journal;
-use crate::batch::openai::{self, Choice, Identity, Line, Refusal};
-use crate::batch::prepared::{Preparation, Prepared};
+use crate::batch::openai::{self, Line};
 use crate::commands::plan;
 use crate::config;
-use crate::failure::{Failure, Outcome, usage};
-use crate::open;
+use crate::failure::{Outcome, usage};
+use crate::open::{self, Sequences};
 use crate::output;
 use crate::outputs;
 use crate::progress::StepProgress;
@@ -65,11 +66,15 @@ pub fn run(args: BatchArgs) -> Outcome {
         tokenizer: &tokenizer,
         template: template.as_ref(),
         format: Format::recognise(template.as_ref(), Some(&tokenizer))?,
-        max_tokens: args.max_tokens,
-        seed: hash as u64,
+        max_tokens: Some(args.max_tokens),
+        exact_thinking: true,
     };
-    let all: Vec<Result<Prepared, Refusal>> =
-        lines.iter().enumerate().map(|(number, line)| preparation.prepare(number, line)).collect();
+    let prepare = |(number, line): (usize, &Line)| {
+        // Choices count up from the seed, so seeds of neighbouring lines must be far apart.
+        let seed = XxHash3_64::oneshot_with_seed(hash as u64, &(number as u64).to_le_bytes());
+        preparation.prepare(wanted_of_line(line)?, seed)
+    };
+    let all: Vec<Result<Prepared, Refusal>> = lines.iter().enumerate().map(prepare).collect();
     let longest = all.iter().flatten().map(Prepared::positions).max();
     options.context.get_or_insert(longest.unwrap_or(1).min(inspection.model.context_trained));
 
@@ -80,11 +85,10 @@ pub fn run(args: BatchArgs) -> Outcome {
     if before > 0 {
         output::tell!("{before} of {} requests are answered already", lines.len());
     }
-    let model = model_name(&args.model);
+    let model = open::name(&args.model);
     let batch = Batch { lines: &lines, all: &all, hash, created: journal.created, model: &model };
     if journal.answered() < lines.len() {
         plan::follow(&args.model, &mut options);
-        options.for_engine = true;
         let done = batch.answer(&args, options, &mut journal);
         if let Err(failure) = done {
             let answered = journal.answered();
@@ -109,6 +113,22 @@ pub fn run(args: BatchArgs) -> Outcome {
         );
     }
     Ok(())
+}
+
+/// Reads a request, and refuses what makes no sense in a file.
+fn wanted_of_line(line: &Line) -> Result<Wanted, Refusal> {
+    let wanted = wanted(line.endpoint, &line.body)?;
+    if wanted.stream {
+        return Err(Refusal::of("stream", "stream is not supported in a batch"));
+    }
+    if let Some(name) = wanted.unknown.first() {
+        return Err(Refusal {
+            message: format!("body: unknown field `{name}`"),
+            param: None,
+            code: None,
+        });
+    }
+    Ok(wanted)
 }
 
 /// Returns the rules for the output.
@@ -142,12 +162,6 @@ fn settings(args: &BatchArgs, options: &SessionOptions, hash: u128) -> Outcome<V
     }))
 }
 
-/// Returns the name of the model in answers to requests that name none.
-fn model_name(model: &Path) -> String {
-    let name = std::fs::canonicalize(model).unwrap_or_else(|_| model.to_owned());
-    name.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned())
-}
-
 /// The requests of a batch.
 struct Batch<'a> {
     lines: &'a [Line],
@@ -172,7 +186,23 @@ impl Batch<'_> {
         }
         let prepared = left.iter().filter_map(|number| self.all[*number].as_ref().ok());
         let answers = prepared.flat_map(|of| std::iter::repeat_n(of.positions(), of.choices));
-        let session = open_for(args, options, answers.collect())?;
+        let mut answers: Vec<usize> = answers.collect();
+        answers.sort_unstable_by_key(|positions| Reverse(*positions));
+        // The KV cache has room for the largest of the answers, by the positions that each needs at most.
+        let least = options.context.unwrap_or(0);
+        let kv_tokens = |sequences| {
+            let largest: usize = answers.iter().take(sequences).sum();
+            Some(args.kv_tokens.unwrap_or(largest.max(least)))
+        };
+        let parallel = match args.parallel {
+            Parallel::Auto => {
+                let best = plan::best_sequences(&args.model, &options);
+                Sequences::AtMost(best.unwrap_or(PARALLEL).max(PARALLEL).min(answers.len().max(1)))
+            }
+            Parallel::Fixed(number) => Sequences::Exactly(number),
+        };
+        let session =
+            open::for_engine(&args.model, &options, parallel, &kv_tokens, "the longest request")?;
         let tokenizer = session.shared_tokenizer()?;
         let mut engine = Engine::new(
             session,
@@ -248,43 +278,6 @@ impl Batch<'_> {
     }
 }
 
-/// Opens the model with room for the sequences of `--parallel`. `auto` takes as many as are predicted to be best, as many
-/// as fit, and no more than there are answers to generate. The KV cache has room for the largest of the `answers`, given by
-/// the positions that each needs at most.
-fn open_for(
-    args: &BatchArgs,
-    options: SessionOptions,
-    mut answers: Vec<usize>,
-) -> Outcome<Session> {
-    answers.sort_unstable_by_key(|positions| Reverse(*positions));
-    let mut sequences = match args.parallel {
-        Parallel::Auto => {
-            let best = plan::best_sequences(&args.model, &options);
-            best.unwrap_or(PARALLEL).max(PARALLEL).min(answers.len().max(1))
-        }
-        Parallel::Fixed(number) => number,
-    };
-    loop {
-        let largest: usize = answers.iter().take(sequences).sum();
-        let least = options.context.unwrap_or(0);
-        let kv_tokens = Some(args.kv_tokens.unwrap_or(largest.max(least)));
-        let options = SessionOptions { sequences, kv_tokens, ..options.clone() };
-        match open::session(&args.model, &options, "the longest request") {
-            Err(Failure::Work(error))
-                if args.parallel == Parallel::Auto && sequences > 1 && is_too_small(&error) =>
-            {
-                sequences /= 2;
-            }
-            opened => return opened,
-        }
-    }
-}
-
-/// Returns true if the model did not open because memory is too small.
-fn is_too_small(error: &anyhow::Error) -> bool {
-    error.downcast_ref().and_then(EngineError::needed_bytes).is_some()
-}
-
 /// Submits every choice of a request.
 fn submit(
     engine: &mut Engine,
@@ -299,18 +292,23 @@ fn submit(
         let Prepared { text, format, continues, stops, .. } = prepared;
         let stream = AnswerStream::new(tokenizer.clone(), format, text, *continues, stops);
         let (mut stream, finished) = (Some(stream), finished.clone());
+        let (tokenizer, mut tokens) = (tokenizer.clone(), Vec::new());
         let sink = move |event: Event| {
             let Some(of) = &mut stream else { return ControlFlow::Break(()) };
             match event {
-                Event::Token(token) => match of.push(token.id, &mut |_| {}) {
-                    true => ControlFlow::Break(()),
-                    false => ControlFlow::Continue(()),
-                },
+                Event::Token(token) => {
+                    tokens.extend(Token::of(&token, &tokenizer));
+                    match of.push(token.id, &mut |_| {}) {
+                        true => ControlFlow::Break(()),
+                        false => ControlFlow::Continue(()),
+                    }
+                }
                 Event::Finished { end, statistics, .. } => {
-                    let message = stream.take().map(|of| of.finish(&mut |_| {}).0);
+                    let answer = stream.take().map(|of| of.finish(&mut |_| {}));
                     if end != RequestEnd::Cancelled {
-                        let message = message.unwrap_or_default();
-                        let choice = Choice { message, end, statistics };
+                        let (message, stop) = answer.unwrap_or_default();
+                        let tokens = std::mem::take(&mut tokens);
+                        let choice = Choice { message, end, stop, statistics, tokens };
                         // The receiver is gone only if the batch has failed.
                         let _ = finished.send((number, index, choice));
                     }

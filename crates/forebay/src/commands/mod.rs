@@ -13,6 +13,7 @@ pub mod plan;
 pub mod render;
 pub mod replay;
 pub mod run;
+pub mod serve;
 pub mod synth;
 pub mod tokenize;
 pub mod trace_io;

@@ -45,10 +45,14 @@ impl CudaBackend {
         let splits = self.attention_splits(step).most;
         let key =
             source.map(|source| GraphKey { rows: step.count, splits, end: batch.end, source });
-        let is_replayed = self.graphs.begin(&self.gpu, key)?;
+        let is_replayed = self.graphs.begin(&self.gpu, key);
         if is_replayed || self.graphs.is_capturing() {
+            self.source.begin_graph(&self.gpu, step.count, batch.chosen);
+        }
+        self.graphs.begin_capture(&self.gpu)?;
+        if self.graphs.is_capturing() {
             let (source, on) = self.source_and_device();
-            source.begin_graph(on, step.count, batch.chosen, is_replayed)?;
+            source.queue_graph_input(on)?;
         }
         if is_replayed {
             return Ok(Begun::Recorded);

@@ -56,24 +56,29 @@ impl Graphs {
         Graphs { graphs: HashMap::new(), state: State::Direct, warm: HashSet::new(), enabled }
     }
 
-    /// Starts a batch. A batch that can be captured has a key. Returns true if the batch replays a graph.
-    ///
-    /// # Errors
-    /// Returns an error if a driver call fails.
-    pub fn begin(&mut self, gpu: &Gpu, key: Option<GraphKey>) -> Result<bool, CudaError> {
+    /// Starts a batch. A batch that can be captured has a key. Returns true if the batch replays a graph. If the batch is to be
+    /// captured, the caller may still wait for the GPU until [`Graphs::begin_capture`].
+    pub fn begin(&mut self, gpu: &Gpu, key: Option<GraphKey>) -> bool {
         if let State::Recording(_) = self.state {
             // The previous batch failed.
             gpu.abort_capture();
         }
         self.state = State::Direct;
-        let Some(key) = key.filter(|_| self.enabled) else { return Ok(false) };
+        let Some(key) = key.filter(|_| self.enabled) else { return false };
         if self.graphs.contains_key(&key) {
             self.state = State::Recorded(key);
         } else if !self.warm.insert((key.rows, key.end)) {
-            gpu.begin_capture()?;
             self.state = State::Recording(key);
         }
-        Ok(matches!(self.state, State::Recorded(_)))
+        matches!(self.state, State::Recorded(_))
+    }
+
+    /// Starts the capture of a batch that is to be captured.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub fn begin_capture(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        if self.is_capturing() { gpu.begin_capture() } else { Ok(()) }
     }
 
     /// Returns true if the current batch replays a graph.
@@ -81,7 +86,7 @@ impl Graphs {
         matches!(self.state, State::Recorded(_))
     }
 
-    /// Returns true if the current batch is being captured.
+    /// Returns true if the current batch is or will be captured.
     pub fn is_capturing(&self) -> bool {
         matches!(self.state, State::Recording(_))
     }

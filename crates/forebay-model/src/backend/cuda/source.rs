@@ -148,20 +148,22 @@ impl WeightSource {
         }
     }
 
-    /// Begins the CUDA graph of a pass of `rows` rows, which is captured now unless it `is_replayed`. `chosen` gives the
-    /// experts that replace the routers' choice.
+    /// Begins a pass of `rows` rows that is a CUDA graph. `chosen` gives the experts that replace the routers' choice. This
+    /// may wait for copies of earlier passes, so it comes before a capture.
+    pub fn begin_graph(&mut self, gpu: &Gpu, rows: usize, chosen: Option<&dyn ChosenExperts>) {
+        match self {
+            WeightSource::ExpertCache(cache) => cache.begin_graph(gpu, rows, chosen),
+            WeightSource::Resident | WeightSource::LayerRing(_) => {}
+        }
+    }
+
+    /// Queues the copy to the GPU of what the pass's CUDA graph reads. The copy becomes part of the graph.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub fn begin_graph(
-        &mut self,
-        on: Device<'_>,
-        rows: usize,
-        chosen: Option<&dyn ChosenExperts>,
-        is_replayed: bool,
-    ) -> Result<(), CudaError> {
+    pub fn queue_graph_input(&self, on: Device<'_>) -> Result<(), CudaError> {
         match self {
-            WeightSource::ExpertCache(cache) => cache.begin_graph(on, rows, chosen, is_replayed),
+            WeightSource::ExpertCache(cache) => cache.queue_run(on),
             WeightSource::Resident | WeightSource::LayerRing(_) => Ok(()),
         }
     }

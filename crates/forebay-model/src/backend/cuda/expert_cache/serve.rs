@@ -89,7 +89,7 @@ impl ExpertCache {
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub(super) fn queue_run(&self, on: Device<'_>) -> Result<(), CudaError> {
+    pub fn queue_run(&self, on: Device<'_>) -> Result<(), CudaError> {
         let service = self.service();
         let words = 2 + service.layers.len() * service.pairs();
         let to = on.arena.activation(on.plan.activations.fetch);

@@ -18,23 +18,13 @@ impl ExpertCache {
         self.serves_rows(rows).then_some(SourceKey { cpu_offloads })
     }
 
-    /// Begins the CUDA graph of a pass, which is captured now unless it `is_replayed`.
-    ///
-    /// # Errors
-    /// Returns an error if a driver call fails.
+    /// Begins a pass that is a CUDA graph. Waits for copies of earlier passes.
     ///
     /// # Panics
     /// Panics if so many rows cannot run as CUDA graphs.
-    pub fn begin_graph(
-        &mut self,
-        on: Device<'_>,
-        rows: usize,
-        chosen: Option<&dyn ChosenExperts>,
-        is_replayed: bool,
-    ) -> Result<(), CudaError> {
+    pub fn begin_graph(&mut self, gpu: &Gpu, rows: usize, chosen: Option<&dyn ChosenExperts>) {
         self.fetching = Fetching::InGraph;
-        self.begin_run(on.gpu, rows, chosen);
-        if is_replayed { Ok(()) } else { self.queue_run(on) }
+        self.begin_run(gpu, rows, chosen);
     }
 
     /// Queues the CUDA graph of the pass and answers its questions.

@@ -1,23 +1,22 @@
 //! Requests with their prompts as tokens, ready to run.
 
-use forebay_chat::Format;
+use forebay_chat::{Format, Think, encode_prompt};
 use forebay_engine::GenerateOptions;
 use forebay_engine::engine::Request;
 use forebay_text::{ChatTemplate, Tokenizer};
-use twox_hash::XxHash3_64;
+use serde_json::{Map, Value};
 
-use super::openai::{Input, Line, Refusal, Wanted, wanted};
-use crate::chat::encode;
+use crate::openai::{Input, Refusal, Wanted};
 
 /// Settings with which requests become prompts.
 pub struct Preparation<'a> {
     pub tokenizer: &'a Tokenizer,
     pub template: Option<&'a ChatTemplate>,
     pub format: Format,
-    /// Most tokens of an answer whose request names no limit.
-    pub max_tokens: usize,
-    /// Seed from which requests without a seed get theirs.
-    pub seed: u64,
+    /// Most tokens of an answer whose request names no limit. `None` is the rest of the context.
+    pub max_tokens: Option<usize>,
+    /// True to refuse an amount of thinking that the template does not know. Otherwise it gets the nearest one.
+    pub exact_thinking: bool,
 }
 
 /// A request that is ready to run.
@@ -35,17 +34,24 @@ pub struct Prepared {
 }
 
 impl Preparation<'_> {
-    /// Prepares the request of line `number`.
+    /// Prepares a request. `seed` is for a request that names none.
     ///
     /// # Errors
     /// Returns why the request cannot be run.
-    pub fn prepare(&self, number: usize, line: &Line) -> Result<Prepared, Refusal> {
-        let Wanted { input, max_tokens, mut sampling, has_seed, stops, choices, model } =
-            wanted(line)?;
+    pub fn prepare(&self, wanted: Wanted, seed: u64) -> Result<Prepared, Refusal> {
+        let Wanted {
+            input,
+            max_tokens,
+            mut sampling,
+            has_seed,
+            stops,
+            choices,
+            logprobs,
+            model,
+            ..
+        } = wanted;
         if !has_seed {
-            // Choices count up from the seed, so seeds of neighbouring lines must be far apart.
-            let line = (number as u64).to_le_bytes();
-            sampling.seed = XxHash3_64::oneshot_with_seed(self.seed, &line);
+            sampling.seed = seed;
         }
         let (text, ids, format, continues) = match input {
             Input::Text(text) => {
@@ -59,10 +65,7 @@ impl Preparation<'_> {
             Input::Chat { messages, tools, think, variables } => {
                 let no_template = "this model has no chat template: use /v1/completions";
                 let template = self.template.ok_or(Refusal::of("messages", no_template))?;
-                let thinks = think.map(|think| self.format.think(think)).transpose();
-                let mut all = thinks
-                    .map_err(|error| Refusal::of("reasoning_effort", error.to_string()))?
-                    .unwrap_or_default();
+                let mut all = self.thinking(think)?;
                 for (name, value) in variables {
                     let known = self.format.check_variable(&name);
                     known.map_err(|e| Refusal::of("chat_template_kwargs", e.to_string()))?;
@@ -78,11 +81,11 @@ impl Preparation<'_> {
             return Err(Refusal::of("prompt", "the prompt is empty"));
         }
         let options = GenerateOptions {
-            max_tokens: Some(max_tokens.unwrap_or(self.max_tokens)),
+            max_tokens: max_tokens.or(self.max_tokens),
             sampling,
             ..GenerateOptions::default()
         };
-        let request = Request { prompt: ids, options, ..Request::default() };
+        let request = Request { prompt: ids, options, logprobs, ..Request::default() };
         Ok(Prepared { text, request, format, continues, stops, choices, model })
     }
 
@@ -92,8 +95,27 @@ impl Preparation<'_> {
         text: &str,
         templated: bool,
     ) -> Result<Vec<u32>, Refusal> {
-        encode(self.tokenizer, text, templated)
-            .map_err(|error| Refusal::of(field, format!("{error:#}")))
+        encode_prompt(self.tokenizer, text, templated)
+            .map_err(|error| Refusal::of(field, error.to_string()))
+    }
+
+    /// Returns the template's variables for an amount of thinking.
+    fn thinking(&self, think: Option<Think>) -> Result<Map<String, Value>, Refusal> {
+        let Some(think) = think else { return Ok(Map::new()) };
+        match self.format.think(think) {
+            Ok(variables) => Ok(variables),
+            Err(error) if self.exact_thinking => {
+                Err(Refusal::of("reasoning_effort", error.to_string()))
+            }
+            Err(_) => {
+                let nearest = match think {
+                    Think::Off => Think::Low,
+                    Think::On => Think::Medium,
+                    Think::Low | Think::Medium | Think::High => Think::On,
+                };
+                Ok(self.format.think(nearest).unwrap_or_default())
+            }
+        }
     }
 }
 

@@ -1,0 +1,159 @@
+//! Who may use the server.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
+use axum::http::{HeaderMap, StatusCode};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use sha2::{Digest as _, Sha256};
+use subtle::ConstantTimeEq as _;
+
+use crate::error::ApiError;
+use crate::{anthropic, ollama, openai};
+
+/// Keys with which clients may use the server. They are kept as hashes, so that comparing them takes the same time for all.
+#[derive(Clone, Default)]
+pub struct Keys(Vec<[u8; 32]>);
+
+impl Keys {
+    /// Reads keys, one on each line. Empty lines and those that begin with `#` are ignored.
+    pub fn read(text: &str) -> Keys {
+        let lines = text.lines().map(str::trim);
+        let keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+        Keys(keys.map(|key| Sha256::digest(key).into()).collect())
+    }
+
+    /// Returns true if there is no key, so that everybody may use the server.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn has(&self, key: &str) -> bool {
+        let key: [u8; 32] = Sha256::digest(key).into();
+        let equal = self.0.iter().map(|own| own.ct_eq(&key));
+        equal.fold(subtle::Choice::from(0), |any, own| any | own).into()
+    }
+}
+
+/// Rules for requests.
+pub struct Rules {
+    pub keys: Keys,
+    /// Origins of web pages on other hosts that may use the server.
+    pub origins: Vec<String>,
+    /// True if other machines cannot reach the server. Names of hosts that are not this machine are then refused, because a
+    /// web page could use such a name to reach it.
+    pub is_local: bool,
+}
+
+/// Refuses requests that break the rules. Health needs no key.
+pub async fn check(State(rules): State<Arc<Rules>>, request: Request, next: Next) -> Response {
+    let path = request.uri().path();
+    match refusal(&rules, path, request.headers()) {
+        None => next.run(request).await,
+        Some(error) => refused(path, error),
+    }
+}
+
+fn refusal(rules: &Rules, path: &str, headers: &HeaderMap) -> Option<ApiError> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let host = text(HOST).unwrap_or_default();
+    if rules.is_local && rules.keys.is_empty() && !names_this_machine(host) {
+        let why = format!("host {host:?} is not this machine");
+        return Some(ApiError::new(StatusCode::FORBIDDEN, why));
+    }
+    if let Some(origin) = text(ORIGIN)
+        && !rules.origins.iter().any(|allowed| allowed == origin || allowed == "*")
+        && origin.split_once("://").is_none_or(|(_, of)| of != host)
+    {
+        let why = format!("web pages of {origin} may not use this server: --cors allows it");
+        return Some(ApiError::new(StatusCode::FORBIDDEN, why));
+    }
+    if rules.keys.is_empty() || path == "/health" || path == "/ready" {
+        return None;
+    }
+    let bearer = text(AUTHORIZATION).and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+    });
+    let key = bearer.or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok()));
+    match key {
+        Some(key) if rules.keys.has(key) => None,
+        Some(_) => Some(ApiError::new(StatusCode::UNAUTHORIZED, "the API key is wrong")),
+        None => {
+            let why = "an API key is missing: send it as Authorization: Bearer KEY or X-Api-Key";
+            Some(ApiError::new(StatusCode::UNAUTHORIZED, why))
+        }
+    }
+}
+
+/// Returns true if a `Host` header names this machine, with or without a port.
+fn names_this_machine(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    let name = name.trim_end_matches('.').to_ascii_lowercase();
+    name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+/// Returns an error in the form of the interface to which the path belongs.
+pub fn refused(path: &str, error: ApiError) -> Response {
+    if path.starts_with("/v1/messages") {
+        anthropic::Failure::from(error).into_response()
+    } else if path.starts_with("/api/") {
+        ollama::Failure::from(error).into_response()
+    } else {
+        openai::Failure::from(error).into_response()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(rules: &Rules, path: &str, headers: &[(&'static str, &str)]) -> Option<u16> {
+        let mut map = HeaderMap::new();
+        map.insert(HOST, "localhost:8080".parse().unwrap());
+        for (name, value) in headers {
+            map.insert(*name, value.parse().unwrap());
+        }
+        refusal(rules, path, &map).map(|error| error.status.as_u16())
+    }
+
+    #[test]
+    fn keys_are_asked_for_everywhere_but_for_health() {
+        let keys = Keys::read("# of the lab\nsecret\n\n  other  \n");
+        let rules = Rules { keys, origins: Vec::new(), is_local: false };
+        let chat = "/v1/chat/completions";
+        assert_eq!(status(&rules, chat, &[]), Some(401));
+        assert_eq!(status(&rules, chat, &[("authorization", "Bearer secret")]), None);
+        assert_eq!(status(&rules, chat, &[("authorization", "bearer other")]), None);
+        assert_eq!(status(&rules, "/v1/messages", &[("x-api-key", "secret")]), None);
+        assert_eq!(status(&rules, chat, &[("authorization", "Basic secret")]), Some(401));
+        for wrong in ["secre", "secretx", "", "# of the lab"] {
+            assert_eq!(status(&rules, chat, &[("x-api-key", wrong)]), Some(401), "{wrong}");
+        }
+        assert_eq!(status(&rules, "/health", &[]), None);
+        assert_eq!(status(&rules, "/metrics", &[]), Some(401));
+    }
+
+    #[test]
+    fn web_pages_of_others_cannot_reach_a_local_server() {
+        let local = Rules { keys: Keys::default(), origins: Vec::new(), is_local: true };
+        for good in ["localhost", "127.0.0.1:8080", "[::1]:8080", "a.localhost:1", "LOCALHOST."] {
+            assert_eq!(status(&local, "/", &[("host", good)]), None, "{good}");
+        }
+        for bad in ["example.com", "localhost.example.com:8080", ""] {
+            assert_eq!(status(&local, "/", &[("host", bad)]), Some(403), "{bad}");
+        }
+        let evil = ("origin", "https://example.com");
+        assert_eq!(status(&local, "/", &[evil]), Some(403));
+        assert_eq!(status(&local, "/", &[("origin", "http://localhost:8080")]), None);
+        assert_eq!(status(&local, "/", &[("origin", "null")]), Some(403));
+        let open = Rules { origins: vec!["https://example.com".into()], ..local };
+        assert_eq!(status(&open, "/", &[evil]), None);
+    }
+}

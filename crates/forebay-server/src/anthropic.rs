@@ -1,0 +1,468 @@
+//! The interface of Anthropic: messages and their numbers of tokens.
+//!
+//! Source: the Anthropic API reference, "Create a message", "Streaming messages" and "Count tokens". Fields and blocks that mean
+//! nothing here are ignored; images and documents are refused.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use forebay_chat::{Message, Think, ToolCall};
+use forebay_engine::engine::{RequestEnd, RequestStatistics};
+use forebay_model::sampling::Sampling;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::openai::answer::{Choice, call_id};
+use crate::openai::{Input, Wanted};
+use crate::run::{Piece, Update};
+use crate::stream::{self, Encode};
+
+/// An error in the form of the Anthropic API.
+pub struct Failure(ApiError);
+
+impl<E: Into<ApiError>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure(error.into())
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let Failure(error) = self;
+        (error.status, Json(error_body(&error))).into_response()
+    }
+}
+
+/// Returns an error in the form of the Anthropic API.
+pub fn error_body(error: &ApiError) -> Value {
+    json!({ "type": "error", "error": { "type": error.kind(), "message": error.message } })
+}
+
+#[derive(Deserialize)]
+struct Body {
+    model: Option<String>,
+    max_tokens: Option<usize>,
+    messages: Vec<Turn>,
+    system: Option<Content>,
+    #[serde(default)]
+    stream: bool,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<usize>,
+    #[serde(default)]
+    stop_sequences: Vec<String>,
+    #[serde(default)]
+    tools: Vec<Tool>,
+    tool_choice: Option<ToolChoice>,
+    thinking: Option<Thinking>,
+}
+
+#[derive(Deserialize)]
+struct Turn {
+    role: String,
+    content: Content,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Content {
+    Text(String),
+    Blocks(Vec<Block>),
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Block {
+    Text {
+        text: String,
+    },
+    Thinking {
+        thinking: String,
+    },
+    ToolUse {
+        id: String,
+        name: String,
+        input: Value,
+    },
+    ToolResult {
+        tool_use_id: String,
+        content: Option<Content>,
+    },
+    Image {},
+    Document {},
+    #[serde(other)]
+    Other,
+}
+
+/// A tool. Those that Anthropic's own servers run have a type and no schema.
+#[derive(Deserialize)]
+struct Tool {
+    name: Option<String>,
+    description: Option<String>,
+    input_schema: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct ToolChoice {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+#[derive(Deserialize)]
+struct Thinking {
+    #[serde(rename = "type")]
+    kind: String,
+}
+
+/// Reads the body of a request.
+fn read(body: &[u8]) -> Result<(Body, Wanted), ApiError> {
+    let body: Body = serde_json::from_slice(body)
+        .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))?;
+    let wanted = wanted(&body)?;
+    Ok((body, wanted))
+}
+
+fn wanted(body: &Body) -> Result<Wanted, ApiError> {
+    let mut messages = Vec::new();
+    if let Some(system) = &body.system {
+        messages.push(Message::new("system", text(system)?));
+    }
+    for turn in &body.messages {
+        add_turn(turn, &mut messages)?;
+    }
+    if body.messages.is_empty() {
+        return Err(ApiError::bad("messages: there is no message"));
+    }
+    for (name, value) in [("temperature", body.temperature), ("top_p", body.top_p)] {
+        if value.is_some_and(|value| !(0.0..=1.0).contains(&value)) {
+            return Err(ApiError::bad(format!("{name} must be between 0 and 1")));
+        }
+    }
+    let choice = body.tool_choice.as_ref().map_or("auto", |choice| choice.kind.as_str());
+    let tools = match choice {
+        "auto" => tools(&body.tools),
+        "none" => None,
+        _ => return Err(ApiError::bad("tool_choice may be of type auto or none")),
+    };
+    let think = match body.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
+        None | Some("disabled") => Think::Off,
+        Some(_) => Think::On,
+    };
+    Ok(Wanted {
+        input: Input::Chat { messages, tools, think: Some(think), variables: Map::new() },
+        max_tokens: body.max_tokens,
+        sampling: Sampling {
+            temperature: body.temperature.unwrap_or(1.0),
+            top_p: body.top_p.unwrap_or(1.0),
+            top_k: body.top_k.unwrap_or(0),
+            min_p: 0.0,
+            ..Sampling::default()
+        },
+        stops: body.stop_sequences.clone(),
+        choices: 1,
+        stream: body.stream,
+        model: body.model.clone(),
+        ..Wanted::default()
+    })
+}
+
+/// Returns the tools in the form that chat templates expect.
+fn tools(tools: &[Tool]) -> Option<Value> {
+    let functions: Vec<Value> = tools
+        .iter()
+        .filter_map(|tool| {
+            let function = json!({
+                "name": tool.name.as_ref()?,
+                "description": tool.description.as_deref().unwrap_or(""),
+                "parameters": tool.input_schema.as_ref()?,
+            });
+            Some(json!({ "type": "function", "function": function }))
+        })
+        .collect();
+    (!functions.is_empty()).then(|| functions.into())
+}
+
+/// Adds the messages of a turn: tools' results come before the user's text.
+fn add_turn(turn: &Turn, messages: &mut Vec<Message>) -> Result<(), ApiError> {
+    if !["user", "assistant", "system"].contains(&turn.role.as_str()) {
+        return Err(ApiError::bad(format!("role {:?} must be user or assistant", turn.role)));
+    }
+    let blocks = match &turn.content {
+        Content::Text(text) => {
+            messages.push(Message::new(&turn.role, text.clone()));
+            return Ok(());
+        }
+        Content::Blocks(blocks) => blocks,
+    };
+    let mut message = Message::new(&turn.role, "");
+    let mut has_own = blocks.is_empty();
+    for block in blocks {
+        has_own |= !matches!(block, Block::ToolResult { .. } | Block::Other);
+        match block {
+            Block::Text { text } => message.content.push_str(text),
+            Block::Thinking { thinking } => {
+                message.reasoning.get_or_insert_default().push_str(thinking);
+            }
+            Block::ToolUse { id, name, input } => message.tool_calls.push(ToolCall {
+                id: Some(id.clone()),
+                name: name.clone(),
+                arguments: input.to_string(),
+            }),
+            Block::ToolResult { tool_use_id, content } => {
+                let content = content.as_ref().map(text).transpose()?.unwrap_or_default();
+                messages.push(Message {
+                    tool_call_id: Some(tool_use_id.clone()),
+                    ..Message::new("tool", content)
+                });
+            }
+            Block::Image {} | Block::Document {} => return Err(no_images()),
+            Block::Other => {}
+        }
+    }
+    if has_own {
+        messages.push(message);
+    }
+    Ok(())
+}
+
+/// Returns the text of content that can only be text.
+fn text(content: &Content) -> Result<String, ApiError> {
+    match content {
+        Content::Text(text) => Ok(text.clone()),
+        Content::Blocks(blocks) => {
+            let texts: Result<Vec<&str>, ApiError> = blocks
+                .iter()
+                .map(|block| match block {
+                    Block::Text { text } => Ok(text.as_str()),
+                    Block::Image {} | Block::Document {} => Err(no_images()),
+                    _ => Ok(""),
+                })
+                .collect();
+            Ok(texts?.concat())
+        }
+    }
+}
+
+fn no_images() -> ApiError {
+    ApiError::bad("this model reads text only: images and documents are not supported")
+}
+
+/// `POST /v1/messages/count_tokens`.
+pub async fn count_tokens(
+    State(app): State<Arc<App>>,
+    body: Bytes,
+) -> Result<Json<Value>, Failure> {
+    let (_, wanted) = read(&body)?;
+    app.check_model(wanted.model.as_deref())?;
+    let prepared = app.prepare(wanted)?;
+    Ok(Json(json!({ "input_tokens": prepared.request.prompt.len() })))
+}
+
+/// `POST /v1/messages`.
+pub async fn messages(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, Failure> {
+    let (body, wanted) = read(&body)?;
+    app.check_model(wanted.model.as_deref())?;
+    if body.max_tokens.is_none_or(|most| most == 0) {
+        return Err(ApiError::bad("max_tokens must be at least 1").into());
+    }
+    let (streams, stops) = (wanted.stream, wanted.stops.clone());
+    let prepared = app.prepare(wanted)?;
+    let input_tokens = prepared.request.prompt.len();
+    let answers = app.start(&prepared).await?;
+    let unique = stream::unique();
+    if streams {
+        let events =
+            Events { app, unique, stops, input_tokens, index: 0, open: None, ended: false };
+        return Ok(stream::response(answers, events));
+    }
+    let choices = answers.all().await?;
+    let choice = match choices.first() {
+        Some(choice) if !choice.has_failed() => choice,
+        _ => return Err(app.failure_of(&choices).into()),
+    };
+    let mut answer = message(&app.model.name, &unique, usage(&choice.statistics));
+    answer["content"] = content(&unique, &choice.message).into();
+    (answer["stop_reason"], answer["stop_sequence"]) = stop(choice, &stops);
+    Ok(Json(answer).into_response())
+}
+
+/// Returns an answer without content.
+fn message(model: &str, unique: &str, usage: Value) -> Value {
+    json!({
+        "id": format!("msg_{unique}"),
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": null,
+        "stop_sequence": null,
+        "usage": usage,
+    })
+}
+
+fn usage(statistics: &RequestStatistics) -> Value {
+    json!({
+        "input_tokens": statistics.prompt_tokens - statistics.cached_tokens,
+        "cache_read_input_tokens": statistics.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": statistics.generated_tokens,
+    })
+}
+
+/// Returns the blocks of an answer.
+fn content(unique: &str, message: &Message) -> Vec<Value> {
+    let mut blocks = Vec::new();
+    if let Some(thinking) = message.reasoning.as_deref().filter(|text| !text.is_empty()) {
+        blocks.push(json!({ "type": "thinking", "thinking": thinking, "signature": SIGNATURE }));
+    }
+    if !message.content.is_empty() {
+        blocks.push(json!({ "type": "text", "text": message.content }));
+    }
+    for (number, call) in message.tool_calls.iter().enumerate() {
+        let input = serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!({}));
+        let id = call.id.clone().unwrap_or_else(|| call_id(unique, 0, number));
+        blocks.push(json!({ "type": "tool_use", "id": id, "name": call.name, "input": input }));
+    }
+    blocks
+}
+
+/// Signature of thinking blocks. Clients send it back, and nobody checks it.
+const SIGNATURE: &str = "forebay";
+
+/// Returns why the answer ended, and the stop sequence that ended it.
+fn stop(choice: &Choice, stops: &[String]) -> (Value, Value) {
+    match choice.end {
+        RequestEnd::MaxTokens | RequestEnd::ContextFull => ("max_tokens".into(), Value::Null),
+        _ if !choice.message.tool_calls.is_empty() => ("tool_use".into(), Value::Null),
+        _ => match choice.stop.and_then(|index| stops.get(index)) {
+            Some(stop) => ("stop_sequence".into(), stop.as_str().into()),
+            None => ("end_turn".into(), Value::Null),
+        },
+    }
+}
+
+/// The kind of a block of the answer.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Thinking,
+    Text,
+    Tool(usize),
+}
+
+/// The events of a streamed answer.
+struct Events {
+    app: Arc<App>,
+    unique: String,
+    stops: Vec<String>,
+    input_tokens: usize,
+    /// Number of the next block.
+    index: usize,
+    open: Option<Kind>,
+    ended: bool,
+}
+
+impl Events {
+    /// Sends a piece, in a block of its kind.
+    fn piece(&mut self, piece: &Piece, out: &mut String) {
+        let (kind, delta) = match piece {
+            Piece::Reasoning(text) => {
+                (Kind::Thinking, json!({ "type": "thinking_delta", "thinking": text }))
+            }
+            Piece::Content(text) => (Kind::Text, json!({ "type": "text_delta", "text": text })),
+            Piece::ToolCall { index, name } => {
+                let id = call_id(&self.unique, 0, *index);
+                let block = json!({ "type": "tool_use", "id": id, "name": name, "input": {} });
+                self.begin(Kind::Tool(*index), block, out);
+                return;
+            }
+            Piece::Arguments { index, text } => {
+                let delta = json!({ "type": "input_json_delta", "partial_json": text });
+                (Kind::Tool(*index), delta)
+            }
+        };
+        if self.open != Some(kind) {
+            let block = match kind {
+                Kind::Thinking => json!({ "type": "thinking", "thinking": "", "signature": "" }),
+                _ => json!({ "type": "text", "text": "" }),
+            };
+            self.begin(kind, block, out);
+        }
+        self.delta(&delta, out);
+    }
+
+    fn begin(&mut self, kind: Kind, block: Value, out: &mut String) {
+        self.end_block(out);
+        let start =
+            json!({ "type": "content_block_start", "index": self.index, "content_block": block });
+        stream::event("content_block_start", &start, out);
+        self.open = Some(kind);
+    }
+
+    fn delta(&self, delta: &Value, out: &mut String) {
+        let delta = json!({ "type": "content_block_delta", "index": self.index, "delta": delta });
+        stream::event("content_block_delta", &delta, out);
+    }
+
+    fn end_block(&mut self, out: &mut String) {
+        let Some(kind) = self.open.take() else { return };
+        if kind == Kind::Thinking {
+            self.delta(&json!({ "type": "signature_delta", "signature": SIGNATURE }), out);
+        }
+        let stop = json!({ "type": "content_block_stop", "index": self.index });
+        stream::event("content_block_stop", &stop, out);
+        self.index += 1;
+    }
+
+    fn failed(&mut self, error: &ApiError, out: &mut String) {
+        self.ended = true;
+        stream::event("error", &error_body(error), out);
+    }
+}
+
+impl Encode for Events {
+    const TYPE: &'static str = stream::EVENTS;
+
+    fn begin(&mut self, out: &mut String) {
+        let usage = json!({ "input_tokens": self.input_tokens, "output_tokens": 0 });
+        let message = message(&self.app.model.name, &self.unique, usage);
+        let start = json!({ "type": "message_start", "message": message });
+        stream::event("message_start", &start, out);
+        stream::event("ping", &json!({ "type": "ping" }), out);
+    }
+
+    fn update(&mut self, update: Update, out: &mut String) {
+        match update {
+            Update::Token { pieces, .. } => {
+                pieces.iter().for_each(|piece| self.piece(piece, out));
+            }
+            Update::Done { pieces, answer, .. } => {
+                pieces.iter().for_each(|piece| self.piece(piece, out));
+                self.end_block(out);
+                if answer.has_failed() {
+                    let error = self.app.failure_of(std::slice::from_ref(&*answer));
+                    return self.failed(&error, out);
+                }
+                let (reason, sequence) = stop(&answer, &self.stops);
+                let delta = json!({
+                    "type": "message_delta",
+                    "delta": { "stop_reason": reason, "stop_sequence": sequence },
+                    "usage": usage(&answer.statistics),
+                });
+                stream::event("message_delta", &delta, out);
+                stream::event("message_stop", &json!({ "type": "message_stop" }), out);
+                self.ended = true;
+            }
+        }
+    }
+
+    fn end(&mut self, out: &mut String) {
+        if !self.ended {
+            self.failed(&ApiError::stopped(), out);
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! Errors of requests, independent of the interface that reports them.
+
+use axum::http::StatusCode;
+use forebay_engine::EngineError;
+use forebay_model::ModelError;
+
+use crate::openai::Refusal;
+
+/// Reason why a request has no answer.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message}")]
+pub struct ApiError {
+    pub status: StatusCode,
+    pub message: String,
+    /// Field of the request that is wrong.
+    pub param: Option<&'static str>,
+    pub code: Option<&'static str>,
+}
+
+impl ApiError {
+    pub fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
+        ApiError { status, message: message.into(), param: None, code: None }
+    }
+
+    /// Creates the error of a request that cannot be understood or followed.
+    pub fn bad(message: impl Into<String>) -> ApiError {
+        ApiError::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// Creates the error of a request that comes after the engine has ended.
+    pub fn stopped() -> ApiError {
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping")
+    }
+
+    /// Creates the error of a request that the engine refuses.
+    pub fn of_engine(error: EngineError) -> ApiError {
+        let (status, code) = match &error {
+            EngineError::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, Some("queue_full")),
+            EngineError::Model(ModelError::ContextFull { .. }) => {
+                (StatusCode::BAD_REQUEST, Some("context_length_exceeded"))
+            }
+            EngineError::EmptyPrompt | EngineError::Model(ModelError::TokenOutOfRange { .. }) => {
+                (StatusCode::BAD_REQUEST, None)
+            }
+            _ => (StatusCode::INTERNAL_SERVER_ERROR, None),
+        };
+        ApiError { status, message: error.to_string(), param: None, code }
+    }
+
+    /// Returns the kind of the error by the names that OpenAI and Anthropic share.
+    pub fn kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            status if status.is_server_error() => "api_error",
+            _ => "invalid_request_error",
+        }
+    }
+}
+
+impl From<Refusal> for ApiError {
+    fn from(refusal: Refusal) -> ApiError {
+        let Refusal { message, param, code } = refusal;
+        ApiError { status: StatusCode::BAD_REQUEST, message, param, code }
+    }
+}

@@ -1,0 +1,54 @@
+//! HTTP server for one open model, with the interfaces of OpenAI, Anthropic and Ollama.
+//!
+//! [`Listener::bind`] takes an address, [`Model::start`] starts the engine of an open model on a thread of its own, and
+//! [`Listener::serve`] answers requests until it is told to stop. Handlers turn a request of any interface into the same
+//! form ([`openai::Wanted`]), and answers of the engine into that of the interface.
+
+#![forbid(unsafe_code)]
+
+mod access;
+mod anthropic;
+mod app;
+mod error;
+mod metrics;
+mod ollama;
+pub mod openai;
+mod operations;
+mod prepare;
+mod run;
+mod server;
+mod stream;
+mod worker;
+
+use forebay_chat::ChatError;
+use forebay_engine::EngineError;
+use forebay_text::TextError;
+
+pub use access::Keys;
+pub use app::Model;
+pub use prepare::{Preparation, Prepared};
+pub use run::Token;
+pub use server::{Listener, ServerOptions};
+
+/// Reason why a server cannot start or has to end.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    #[error("cannot listen on {address}: {source}")]
+    Listen { address: std::net::SocketAddr, source: std::io::Error },
+    #[error(
+        "{address} can be reached from other machines: give --api-key-file FILE, so that only those with a key can use it, or \
+         --insecure"
+    )]
+    Open { address: std::net::SocketAddr },
+    #[error("{origin:?} is no origin: write it as https://example.com")]
+    Origin { origin: String },
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    #[error(transparent)]
+    Text(#[from] TextError),
+    #[error(transparent)]
+    Chat(#[from] ChatError),
+    #[error("the server cannot run: {0}")]
+    Io(#[from] std::io::Error),
+}

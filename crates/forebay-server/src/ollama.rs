@@ -1,0 +1,474 @@
+//! The interface of Ollama.
+//!
+//! Source: Ollama's documentation, "API". Durations are in nanoseconds.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use forebay_chat::{Message, Think};
+use forebay_engine::engine::RequestEnd;
+use forebay_model::sampling::Sampling;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::openai::answer::Choice;
+use crate::openai::{Input, Wanted};
+use crate::run::{Piece, Update};
+use crate::stream::{self, Encode};
+
+/// Version of Ollama whose interface this is. Some clients refuse servers that are too old.
+const VERSION: &str = "0.13.0";
+
+/// An error in the form of Ollama.
+pub struct Failure(ApiError);
+
+impl<E: Into<ApiError>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure(error.into())
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let Failure(error) = self;
+        (error.status, Json(json!({ "error": error.message }))).into_response()
+    }
+}
+
+#[derive(Deserialize)]
+struct Body {
+    model: Option<String>,
+    messages: Option<Vec<Value>>,
+    prompt: Option<String>,
+    suffix: Option<String>,
+    system: Option<String>,
+    #[serde(default)]
+    raw: bool,
+    stream: Option<bool>,
+    format: Option<Value>,
+    think: Option<Value>,
+    tools: Option<Value>,
+    images: Option<Vec<Value>>,
+    #[serde(default)]
+    options: Options,
+}
+
+/// Options of Ollama that have a meaning here. The others are ignored.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Options {
+    num_predict: Option<i64>,
+    temperature: Option<f32>,
+    top_k: Option<usize>,
+    top_p: Option<f32>,
+    min_p: Option<f32>,
+    seed: Option<i64>,
+    repeat_penalty: Option<f32>,
+    repeat_last_n: Option<i64>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    stop: Option<Stops>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Stops {
+    One(String),
+    More(Vec<String>),
+}
+
+/// Which of the two endpoints answers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Endpoint {
+    Chat,
+    Generate,
+}
+
+/// `POST /api/chat`.
+pub async fn chat(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, Failure> {
+    answer(app, Endpoint::Chat, &body).await
+}
+
+/// `POST /api/generate`.
+pub async fn generate(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, Failure> {
+    answer(app, Endpoint::Generate, &body).await
+}
+
+async fn answer(app: Arc<App>, endpoint: Endpoint, body: &[u8]) -> Result<Response, Failure> {
+    let body: Body = serde_json::from_slice(body)
+        .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))?;
+    app.check_model(body.model.as_deref())?;
+    let Some(wanted) = wanted(endpoint, &body)? else {
+        // A request without a prompt loads the model, which is loaded already.
+        let mut loaded = part(&app.model.name, endpoint, &Shown::default());
+        (loaded["done"], loaded["done_reason"]) = (true.into(), "load".into());
+        return Ok(Json(loaded).into_response());
+    };
+    let streams = wanted.stream;
+    let prepared = app.prepare(wanted)?;
+    let answers = app.start(&prepared).await?;
+    let lines = Lines { app, endpoint, calls: Vec::new(), ended: false };
+    if streams {
+        return Ok(stream::response(answers, lines));
+    }
+    let choices = answers.all().await?;
+    let Some(choice) = choices.first().filter(|choice| !choice.has_failed()) else {
+        return Err(lines.app.failure_of(&choices).into());
+    };
+    let shown = Shown {
+        content: choice.message.content.clone(),
+        thinking: choice.message.reasoning.clone().unwrap_or_default(),
+        calls: choice.message.tool_calls.iter().map(|c| call(&c.name, &c.arguments)).collect(),
+    };
+    Ok(Json(lines.last(choice, &shown)).into_response())
+}
+
+/// Reads a request. Returns `None` if it has no prompt.
+fn wanted(endpoint: Endpoint, body: &Body) -> Result<Option<Wanted>, ApiError> {
+    if body.format.as_ref().is_some_and(|format| !format.is_null() && format != "") {
+        return Err(ApiError::bad("format is not supported yet: leave it out"));
+    }
+    if body.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
+        return Err(ApiError::bad("suffix is not supported: leave it out"));
+    }
+    let has_images = |images: Option<&Vec<Value>>| images.is_some_and(|images| !images.is_empty());
+    let of_messages = body.messages.iter().flatten();
+    let mut of_messages =
+        of_messages.map(|message| message.get("images").and_then(Value::as_array));
+    if has_images(body.images.as_ref()) || of_messages.any(has_images) {
+        return Err(ApiError::bad("this model reads text only: images are not supported"));
+    }
+    let think = think(body.think.as_ref())?;
+    let input = match endpoint {
+        Endpoint::Chat => {
+            let messages = messages(body.messages.as_deref().unwrap_or_default())?;
+            if messages.is_empty() {
+                return Ok(None);
+            }
+            let tools = body.tools.clone().filter(|t| t.as_array().is_some_and(|t| !t.is_empty()));
+            Input::Chat { messages, tools, think, variables: Map::new() }
+        }
+        Endpoint::Generate => {
+            let Some(prompt) = body.prompt.clone().filter(|prompt| !prompt.is_empty()) else {
+                return Ok(None);
+            };
+            if body.raw {
+                Input::Text(prompt)
+            } else {
+                let system = body.system.as_ref().map(|system| Message::new("system", system));
+                let messages = system.into_iter().chain([Message::new("user", prompt)]).collect();
+                Input::Chat { messages, tools: None, think, variables: Map::new() }
+            }
+        }
+    };
+    let options = &body.options;
+    Ok(Some(Wanted {
+        input,
+        // Numbers below 0 mean no limit.
+        max_tokens: options.num_predict.and_then(|most| usize::try_from(most).ok()),
+        sampling: sampling(options)?,
+        has_seed: options.seed.is_some(),
+        stops: match &options.stop {
+            None => Vec::new(),
+            Some(Stops::One(stop)) => vec![stop.clone()],
+            Some(Stops::More(stops)) => stops.clone(),
+        },
+        stream: body.stream.unwrap_or(true),
+        ..Wanted::default()
+    }))
+}
+
+/// Returns how tokens are chosen, by the defaults of Ollama.
+fn sampling(options: &Options) -> Result<Sampling, ApiError> {
+    let numbers = [
+        ("temperature", options.temperature),
+        ("top_p", options.top_p),
+        ("min_p", options.min_p),
+        ("repeat_penalty", options.repeat_penalty),
+        ("presence_penalty", options.presence_penalty),
+        ("frequency_penalty", options.frequency_penalty),
+    ];
+    for (name, value) in numbers {
+        let may_be_negative = name.starts_with("presence") || name.starts_with("frequency");
+        if value.is_some_and(|value| !value.is_finite() || value < 0.0 && !may_be_negative) {
+            return Err(ApiError::bad(format!("options.{name} must be a number from 0 on")));
+        }
+    }
+    let repeat_penalty = options.repeat_penalty.filter(|penalty| *penalty > 0.0);
+    Ok(Sampling {
+        seed: options.seed.unwrap_or(0) as u64,
+        temperature: options.temperature.unwrap_or(0.8),
+        top_k: options.top_k.unwrap_or(40),
+        top_p: options.top_p.unwrap_or(0.9),
+        min_p: options.min_p.unwrap_or(0.0),
+        repeat_penalty: repeat_penalty.unwrap_or(1.1),
+        repeat_window: options.repeat_last_n.map_or(64, |last| last.clamp(0, 4096) as usize),
+        presence_penalty: options.presence_penalty.unwrap_or(0.0),
+        frequency_penalty: options.frequency_penalty.unwrap_or(0.0),
+        logit_bias: Vec::new(),
+    })
+}
+
+fn think(think: Option<&Value>) -> Result<Option<Think>, ApiError> {
+    match think {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Bool(on)) => Ok(Some(if *on { Think::On } else { Think::Off })),
+        Some(Value::String(text)) => {
+            let think = text.parse().map_err(|why| ApiError::bad(format!("think {why}")))?;
+            Ok(Some(think))
+        }
+        Some(_) => Err(ApiError::bad("think must be true, false or a level")),
+    }
+}
+
+/// Reads messages, which name some fields otherwise than OpenAI.
+fn messages(list: &[Value]) -> Result<Vec<Message>, ApiError> {
+    let of = |(value, number): (&Value, usize)| {
+        let mut value = value.clone();
+        if let Value::Object(object) = &mut value {
+            for (theirs, ours) in [("thinking", "reasoning"), ("tool_name", "name")] {
+                if let Some(field) = object.remove(theirs) {
+                    object.insert(ours.to_owned(), field);
+                }
+            }
+        }
+        Message::from_json(&value, number).map_err(|error| ApiError::bad(error.to_string()))
+    };
+    list.iter().zip(1..).map(of).collect()
+}
+
+/// The parts of an answer that a line shows.
+#[derive(Default)]
+struct Shown {
+    content: String,
+    thinking: String,
+    calls: Vec<Value>,
+}
+
+fn call(name: &str, arguments: &str) -> Value {
+    let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
+    json!({ "function": { "name": name, "arguments": arguments } })
+}
+
+/// Returns a line that is not the last one.
+fn part(model: &str, endpoint: Endpoint, shown: &Shown) -> Value {
+    let mut line = json!({ "model": model, "created_at": jiff::Timestamp::now().to_string() });
+    match endpoint {
+        Endpoint::Chat => {
+            let mut message = json!({ "role": "assistant", "content": shown.content });
+            if !shown.thinking.is_empty() {
+                message["thinking"] = shown.thinking.as_str().into();
+            }
+            if !shown.calls.is_empty() {
+                message["tool_calls"] = shown.calls.clone().into();
+            }
+            line["message"] = message;
+        }
+        Endpoint::Generate => {
+            line["response"] = shown.content.as_str().into();
+            if !shown.thinking.is_empty() {
+                line["thinking"] = shown.thinking.as_str().into();
+            }
+        }
+    }
+    line["done"] = false.into();
+    line
+}
+
+/// The lines of an answer.
+struct Lines {
+    app: Arc<App>,
+    endpoint: Endpoint,
+    /// Names and arguments of the calls so far.
+    calls: Vec<(String, String)>,
+    ended: bool,
+}
+
+impl Lines {
+    /// Returns what pieces show. Calls are shown whole, at the end.
+    fn shown(&mut self, pieces: &[Piece]) -> Shown {
+        let mut shown = Shown::default();
+        for piece in pieces {
+            match piece {
+                Piece::Content(text) => shown.content.push_str(text),
+                Piece::Reasoning(text) => shown.thinking.push_str(text),
+                Piece::ToolCall { name, .. } => self.calls.push((name.clone(), String::new())),
+                Piece::Arguments { text, .. } => {
+                    if let Some((_, arguments)) = self.calls.last_mut() {
+                        arguments.push_str(text);
+                    }
+                }
+            }
+        }
+        shown
+    }
+
+    fn line(&self, shown: &Shown, out: &mut String) {
+        if !shown.content.is_empty() || !shown.thinking.is_empty() || !shown.calls.is_empty() {
+            stream::line(&part(&self.app.model.name, self.endpoint, shown), out);
+        }
+    }
+
+    /// Returns the last line.
+    fn last(&self, choice: &Choice, shown: &Shown) -> Value {
+        let mut line = part(&self.app.model.name, self.endpoint, shown);
+        let reason = match choice.end {
+            RequestEnd::MaxTokens | RequestEnd::ContextFull => "length",
+            _ => "stop",
+        };
+        let statistics = &choice.statistics;
+        let nanoseconds = |seconds: f64| (seconds * 1e9) as u64;
+        let first = statistics.first_token_seconds.unwrap_or(statistics.total_seconds);
+        let fields = json!({
+            "done": true,
+            "done_reason": reason,
+            "total_duration": nanoseconds(statistics.total_seconds),
+            "load_duration": 0,
+            "prompt_eval_count": statistics.prompt_tokens,
+            "prompt_eval_duration": nanoseconds(first - statistics.waited_seconds),
+            "eval_count": statistics.generated_tokens,
+            "eval_duration": nanoseconds(statistics.total_seconds - first),
+        });
+        if let (Value::Object(line), Value::Object(fields)) = (&mut line, fields) {
+            line.extend(fields);
+        }
+        line
+    }
+
+    fn failed(&mut self, error: &ApiError, out: &mut String) {
+        self.ended = true;
+        stream::line(&json!({ "error": error.message }), out);
+    }
+}
+
+impl Encode for Lines {
+    const TYPE: &'static str = stream::LINES;
+
+    fn begin(&mut self, _out: &mut String) {}
+
+    fn update(&mut self, update: Update, out: &mut String) {
+        match update {
+            Update::Token { pieces, .. } => {
+                let shown = self.shown(&pieces);
+                self.line(&shown, out);
+            }
+            Update::Done { pieces, answer, .. } => {
+                let mut shown = self.shown(&pieces);
+                shown.calls = self.calls.iter().map(|(name, text)| call(name, text)).collect();
+                self.line(&shown, out);
+                if answer.has_failed() {
+                    let error = self.app.failure_of(std::slice::from_ref(&*answer));
+                    return self.failed(&error, out);
+                }
+                stream::line(&self.last(&answer, &Shown::default()), out);
+                self.ended = true;
+            }
+        }
+    }
+
+    fn end(&mut self, out: &mut String) {
+        if !self.ended {
+            self.failed(&ApiError::stopped(), out);
+        }
+    }
+}
+
+/// `GET /api/version`.
+pub async fn version() -> Json<Value> {
+    Json(json!({ "version": VERSION }))
+}
+
+/// `GET /api/tags`.
+pub async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({ "models": [entry(&app)] }))
+}
+
+/// `GET /api/ps`.
+pub async fn ps(State(app): State<Arc<App>>) -> Json<Value> {
+    let mut entry = entry(&app);
+    let report = app.model.worker.report();
+    let vram = report.session.vram.as_ref().map_or(0, |vram| vram.total_bytes);
+    entry["size_vram"] = vram.into();
+    entry["context_length"] = app.model.context.into();
+    // The model stays until the server ends.
+    entry["expires_at"] = "9999-12-31T23:59:59Z".into();
+    Json(json!({ "models": [entry] }))
+}
+
+/// Returns the description of the model in lists.
+fn entry(app: &App) -> Value {
+    let name = format!("{}:latest", app.model.name);
+    let started = jiff::Timestamp::from_second(app.created as i64).unwrap_or_default();
+    json!({
+        "name": name,
+        "model": name,
+        "modified_at": started.to_string(),
+        "size": app.model.info.file_bytes,
+        "digest": "",
+        "details": details(app),
+    })
+}
+
+fn details(app: &App) -> Value {
+    let info = &app.model.info;
+    let largest = info.types.iter().max_by_key(|of| of.bytes).map_or("", |of| of.name);
+    json!({
+        "parent_model": "",
+        "format": info.format,
+        "family": info.architecture,
+        "families": [info.architecture],
+        "parameter_size": format!("{:.1}B", info.parameters as f64 / 1e9),
+        "quantization_level": largest,
+    })
+}
+
+#[derive(Deserialize)]
+struct Named {
+    model: Option<String>,
+    name: Option<String>,
+}
+
+/// `POST /api/show`.
+pub async fn show(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Failure> {
+    let named: Named = serde_json::from_slice(&body)
+        .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))?;
+    app.check_model(named.model.or(named.name).as_deref())?;
+    let info = &app.model.info;
+    let family = info.architecture;
+    let mut capabilities = vec!["completion"];
+    let template = app.model.template.source();
+    if app.model.format.calls_tools() {
+        capabilities.push("tools");
+    }
+    if app.model.format.reasons() {
+        capabilities.push("thinking");
+    }
+    Ok(Json(json!({
+        "modelfile": "",
+        "parameters": "",
+        "template": template,
+        "details": details(&app),
+        "model_info": {
+            "general.architecture": family,
+            "general.parameter_count": info.parameters,
+            format!("{family}.context_length"): info.context_trained,
+            format!("{family}.embedding_length"): info.hidden,
+            format!("{family}.block_count"): info.layers,
+            format!("{family}.attention.head_count"): info.heads,
+            format!("{family}.attention.head_count_kv"): info.kv_heads,
+        },
+        "capabilities": capabilities,
+    })))
+}
+
+/// Answers requests that this server cannot follow.
+pub async fn not_implemented() -> Failure {
+    let why = "this server does not make or change models";
+    Failure(ApiError::new(StatusCode::NOT_IMPLEMENTED, why))
+}

@@ -1,0 +1,220 @@
+//! Answers in the form of the OpenAI API, whole and in parts.
+
+use forebay_chat::{Message, ToolCall};
+use forebay_engine::engine::{RequestEnd, RequestStatistics};
+use serde_json::{Map, Value, json};
+
+use super::Endpoint;
+use crate::run::{Piece, Token};
+
+/// A finished answer.
+#[derive(Clone, Debug)]
+pub struct Choice {
+    pub message: Message,
+    pub end: RequestEnd,
+    /// Index of the stop text that ended the answer.
+    pub stop: Option<usize>,
+    pub statistics: RequestStatistics,
+    /// The generated tokens with their probabilities, if they were asked for.
+    pub tokens: Vec<Token>,
+}
+
+impl Choice {
+    /// Returns true if there is no answer.
+    pub fn has_failed(&self) -> bool {
+        matches!(self.end, RequestEnd::Failed(_) | RequestEnd::Cancelled)
+    }
+}
+
+/// What identifies an answer.
+#[derive(Clone, Copy)]
+pub struct Identity<'a> {
+    /// A text that no other answer has.
+    pub unique: &'a str,
+    /// Seconds since 1970.
+    pub created: u64,
+    pub model: &'a str,
+}
+
+/// Returns the body of an answer.
+///
+/// # Errors
+/// Returns the body of an error if one of the choices failed.
+pub fn whole(
+    endpoint: Endpoint,
+    identity: &Identity<'_>,
+    choices: &[Choice],
+) -> Result<Value, Value> {
+    let failed = choices.iter().find_map(|choice| match &choice.end {
+        RequestEnd::Failed(why) => Some(why.as_str()),
+        RequestEnd::Cancelled => Some("the request was cancelled"),
+        _ => None,
+    });
+    if let Some(why) = failed {
+        let error = json!({ "message": why, "type": "server_error", "param": null, "code": null });
+        return Err(json!({ "error": error }));
+    }
+    let parts: Vec<Value> = choices
+        .iter()
+        .enumerate()
+        .map(|(index, choice)| match endpoint {
+            Endpoint::Completions => json!({
+                "index": index,
+                "text": choice.message.content,
+                "logprobs": completion_logprobs(&choice.tokens, 0),
+                "finish_reason": finish_reason(choice),
+            }),
+            Endpoint::Chat => json!({
+                "index": index,
+                "message": message(identity.unique, index, &choice.message),
+                "logprobs": chat_logprobs(&choice.tokens),
+                "finish_reason": finish_reason(choice),
+            }),
+        })
+        .collect();
+    let object = match endpoint {
+        Endpoint::Completions => "text_completion",
+        Endpoint::Chat => "chat.completion",
+    };
+    let mut body = head(endpoint, object, identity);
+    body.insert("choices".into(), parts.into());
+    body.insert("usage".into(), usage(choices));
+    Ok(body.into())
+}
+
+/// Returns the fields that begin an answer and each of its parts.
+fn head(endpoint: Endpoint, object: &str, identity: &Identity<'_>) -> Map<String, Value> {
+    let prefix = match endpoint {
+        Endpoint::Completions => "cmpl",
+        Endpoint::Chat => "chatcmpl",
+    };
+    let mut head = Map::new();
+    head.insert("id".into(), format!("{prefix}-{}", identity.unique).into());
+    head.insert("object".into(), object.into());
+    head.insert("created".into(), identity.created.into());
+    head.insert("model".into(), identity.model.into());
+    head
+}
+
+/// Returns one part of a streamed answer. `choice` is `None` for the part that has only `usage`.
+pub fn part(
+    endpoint: Endpoint,
+    identity: &Identity<'_>,
+    choice: Option<Value>,
+    usage: Option<Value>,
+) -> Value {
+    let object = match endpoint {
+        Endpoint::Completions => "text_completion",
+        Endpoint::Chat => "chat.completion.chunk",
+    };
+    let mut part = head(endpoint, object, identity);
+    part.insert("choices".into(), choice.into_iter().collect());
+    if let Some(usage) = usage {
+        part.insert("usage".into(), usage);
+    }
+    part.into()
+}
+
+/// Returns a part of a choice.
+pub fn choice_part(index: usize, delta: Value, logprobs: Value, finish: Option<&str>) -> Value {
+    json!({ "index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish })
+}
+
+/// Returns a piece of an answer as a `delta`.
+pub fn delta(unique: &str, index: usize, piece: &Piece) -> Value {
+    match piece {
+        Piece::Reasoning(text) => json!({ "reasoning_content": text }),
+        Piece::Content(text) => json!({ "content": text }),
+        Piece::ToolCall { index: call, name } => json!({ "tool_calls": [{
+            "index": call,
+            "id": call_id(unique, index, *call),
+            "type": "function",
+            "function": { "name": name, "arguments": "" },
+        }] }),
+        Piece::Arguments { index: call, text } => {
+            json!({ "tool_calls": [{ "index": call, "function": { "arguments": text } }] })
+        }
+    }
+}
+
+/// Returns the numbers of tokens of a request.
+pub fn usage(choices: &[Choice]) -> Value {
+    let prompt = choices.first().map_or(0, |choice| choice.statistics.prompt_tokens);
+    let cached = choices.first().map_or(0, |choice| choice.statistics.cached_tokens);
+    let generated: usize = choices.iter().map(|choice| choice.statistics.generated_tokens).sum();
+    json!({
+        "prompt_tokens": prompt,
+        "completion_tokens": generated,
+        "total_tokens": prompt + generated,
+        "prompt_tokens_details": { "cached_tokens": cached },
+    })
+}
+
+/// Returns the probabilities of a chat's tokens, or null if there are none.
+pub fn chat_logprobs(tokens: &[Token]) -> Value {
+    if tokens.is_empty() {
+        return Value::Null;
+    }
+    let of = |text: &[u8], logprob: f32| json!({ "token": String::from_utf8_lossy(text), "logprob": finite(logprob), "bytes": text });
+    let content: Vec<Value> = tokens
+        .iter()
+        .map(|token| {
+            let mut entry = of(&token.bytes, token.logprob);
+            let likeliest = token.likeliest.iter().map(|(bytes, logprob)| of(bytes, *logprob));
+            entry["top_logprobs"] = likeliest.collect();
+            entry
+        })
+        .collect();
+    json!({ "content": content, "refusal": null })
+}
+
+/// Returns the probabilities of a completion's tokens, whose text begins at `offset`, or null if there are none.
+pub fn completion_logprobs(tokens: &[Token], offset: usize) -> Value {
+    if tokens.is_empty() {
+        return Value::Null;
+    }
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let mut at = offset;
+    let mut offsets = Vec::new();
+    for token in tokens {
+        offsets.push(at);
+        at += text(&token.bytes).chars().count();
+    }
+    let likeliest = |token: &Token| -> Map<String, Value> {
+        token.likeliest.iter().map(|(bytes, p)| (text(bytes), finite(*p).into())).collect()
+    };
+    json!({
+        "tokens": tokens.iter().map(|token| text(&token.bytes)).collect::<Vec<_>>(),
+        "token_logprobs": tokens.iter().map(|token| finite(token.logprob)).collect::<Vec<_>>(),
+        "top_logprobs": tokens.iter().map(likeliest).collect::<Vec<_>>(),
+        "text_offset": offsets,
+    })
+}
+
+/// Replaces the logarithm of 0, which JSON cannot express, by the value that the OpenAI API uses for unlikely tokens.
+fn finite(logprob: f32) -> f32 {
+    logprob.max(-9999.0)
+}
+
+/// Returns a message whose tool calls all have an id.
+fn message(unique: &str, index: usize, message: &Message) -> Value {
+    let mut message = message.clone();
+    for (number, ToolCall { id, .. }) in message.tool_calls.iter_mut().enumerate() {
+        id.get_or_insert_with(|| call_id(unique, index, number));
+    }
+    message.to_json()
+}
+
+/// Returns the id of a tool call.
+pub fn call_id(unique: &str, choice: usize, call: usize) -> String {
+    format!("call_{unique}_{choice}_{call}")
+}
+
+/// Returns why an answer ended.
+pub fn finish_reason(choice: &Choice) -> &'static str {
+    match choice.end {
+        RequestEnd::MaxTokens | RequestEnd::ContextFull => "length",
+        _ if !choice.message.tool_calls.is_empty() => "tool_calls",
+        _ => "stop",
+    }
+}

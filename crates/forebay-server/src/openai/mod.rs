@@ -1,0 +1,237 @@
+//! The interface of OpenAI: models, chat completions and completions.
+
+pub mod answer;
+mod request;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{Path, State};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use self::answer::{Choice, Identity};
+pub use self::request::{Endpoint, Input, Refusal, Wanted, wanted};
+use crate::app::App;
+use crate::error::ApiError;
+use crate::run::{Piece, Token, Update};
+use crate::stream::{self, Encode};
+
+/// An error in the form of the OpenAI API.
+pub struct Failure(ApiError);
+
+impl<E: Into<ApiError>> From<E> for Failure {
+    fn from(error: E) -> Failure {
+        Failure(error.into())
+    }
+}
+
+impl IntoResponse for Failure {
+    fn into_response(self) -> Response {
+        let Failure(error) = self;
+        (error.status, Json(error_body(&error))).into_response()
+    }
+}
+
+/// Returns an error in the form of the OpenAI API.
+pub fn error_body(error: &ApiError) -> Value {
+    let ApiError { message, param, code, .. } = error;
+    json!({ "error": { "message": message, "type": error.kind(), "param": param, "code": code } })
+}
+
+/// `GET /v1/models`.
+pub async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({ "object": "list", "data": [model_body(&app)] }))
+}
+
+/// `GET /v1/models/{model}`.
+pub async fn model(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, Failure> {
+    app.check_model(Some(&name))?;
+    Ok(Json(model_body(&app)))
+}
+
+fn model_body(app: &App) -> Value {
+    json!({
+        "id": app.model.name,
+        "object": "model",
+        "created": app.created,
+        "owned_by": "forebay",
+        "context_length": app.model.context,
+    })
+}
+
+/// `POST /v1/chat/completions`.
+pub async fn chat(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, Failure> {
+    answer(app, Endpoint::Chat, &body).await
+}
+
+/// `POST /v1/completions`.
+pub async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, Failure> {
+    answer(app, Endpoint::Completions, &body).await
+}
+
+async fn answer(app: Arc<App>, endpoint: Endpoint, body: &[u8]) -> Result<Response, Failure> {
+    let body: Value = serde_json::from_slice(body)
+        .map_err(|error| ApiError::bad(format!("the body is not JSON: {error}")))?;
+    let wanted = wanted(endpoint, &body)?;
+    if !wanted.unknown.is_empty() {
+        tracing::debug!(fields = ?wanted.unknown, "the request has fields that mean nothing here");
+    }
+    app.check_model(wanted.model.as_deref())?;
+    let (streams, usage, statistics) = (wanted.stream, wanted.stream_usage, wanted.statistics);
+    let prepared = app.prepare(wanted)?;
+    let answers = app.start(&prepared).await?;
+    let head = Head { app, endpoint, unique: stream::unique(), created: stream::now() };
+    if streams {
+        let choices = vec![None; prepared.choices];
+        let offsets = vec![0; prepared.choices];
+        let parts = Parts { head, usage, statistics, choices, offsets };
+        return Ok(stream::response(answers, parts));
+    }
+    let choices = answers.all().await?;
+    let body = match answer::whole(endpoint, &head.identity(), &choices) {
+        Ok(mut body) => {
+            if statistics {
+                body["statistics"] = statistics_of(&choices);
+            }
+            body
+        }
+        Err(_) => return Err(head.app.failure_of(&choices).into()),
+    };
+    Ok(Json(body).into_response())
+}
+
+/// Returns the statistics of all choices.
+fn statistics_of(choices: &[Choice]) -> Value {
+    choices.iter().map(|choice| json!(choice.statistics)).collect()
+}
+
+/// What all parts of an answer have in common.
+struct Head {
+    app: Arc<App>,
+    endpoint: Endpoint,
+    unique: String,
+    created: u64,
+}
+
+impl Head {
+    fn identity(&self) -> Identity<'_> {
+        Identity { unique: &self.unique, created: self.created, model: &self.app.model.name }
+    }
+}
+
+/// The parts of a streamed answer.
+struct Parts {
+    head: Head,
+    usage: bool,
+    statistics: bool,
+    /// The choices that have ended.
+    choices: Vec<Option<Choice>>,
+    /// Characters of each completion so far.
+    offsets: Vec<usize>,
+}
+
+impl Parts {
+    fn part(&self, choice: Option<Value>, usage: Option<Value>, out: &mut String) {
+        let Head { endpoint, .. } = self.head;
+        let part = answer::part(endpoint, &self.head.identity(), choice, usage);
+        stream::data(&part, out);
+    }
+
+    /// Adds parts for pieces. All but the last have no probabilities.
+    fn pieces(&mut self, choice: usize, pieces: &[Piece], tokens: &[Token], out: &mut String) {
+        match self.head.endpoint {
+            Endpoint::Chat => {
+                let mut logprobs = answer::chat_logprobs(tokens);
+                if pieces.is_empty() && !logprobs.is_null() {
+                    let part = answer::choice_part(choice, json!({}), logprobs.take(), None);
+                    self.part(Some(part), None, out);
+                }
+                for piece in pieces {
+                    let delta = answer::delta(&self.head.unique, choice, piece);
+                    let part = answer::choice_part(choice, delta, logprobs.take(), None);
+                    self.part(Some(part), None, out);
+                }
+            }
+            Endpoint::Completions => {
+                let text: String = pieces.iter().filter_map(content).collect();
+                if text.is_empty() && tokens.is_empty() {
+                    return;
+                }
+                let logprobs = answer::completion_logprobs(tokens, self.offsets[choice]);
+                self.offsets[choice] += text.chars().count();
+                self.part(Some(completion_part(choice, &text, logprobs, None)), None, out);
+            }
+        }
+    }
+}
+
+fn content(piece: &Piece) -> Option<&str> {
+    match piece {
+        Piece::Content(text) => Some(text),
+        _ => None,
+    }
+}
+
+fn completion_part(index: usize, text: &str, logprobs: Value, finish: Option<&str>) -> Value {
+    json!({ "index": index, "text": text, "logprobs": logprobs, "finish_reason": finish })
+}
+
+impl Encode for Parts {
+    const TYPE: &'static str = stream::EVENTS;
+
+    fn begin(&mut self, out: &mut String) {
+        if self.head.endpoint == Endpoint::Chat {
+            for choice in 0..self.choices.len() {
+                let delta = json!({ "role": "assistant", "content": "" });
+                let part = answer::choice_part(choice, delta, Value::Null, None);
+                self.part(Some(part), None, out);
+            }
+        }
+    }
+
+    fn update(&mut self, update: Update, out: &mut String) {
+        match update {
+            Update::Token { choice, pieces, token } => {
+                self.pieces(choice, &pieces, token.as_slice(), out);
+            }
+            Update::Done { choice, pieces, answer: done } => {
+                self.pieces(choice, &pieces, &[], out);
+                let choices = std::slice::from_ref(&*done);
+                if done.has_failed() {
+                    stream::data(&error_body(&self.head.app.failure_of(choices)), out);
+                } else {
+                    let finish = Some(answer::finish_reason(&done));
+                    let part = match self.head.endpoint {
+                        Endpoint::Chat => {
+                            answer::choice_part(choice, json!({}), Value::Null, finish)
+                        }
+                        Endpoint::Completions => completion_part(choice, "", Value::Null, finish),
+                    };
+                    self.part(Some(part), None, out);
+                }
+                self.choices[choice] = Some(*done);
+            }
+        }
+    }
+
+    fn end(&mut self, out: &mut String) {
+        let choices: Vec<Choice> = self.choices.iter().flatten().cloned().collect();
+        if choices.len() < self.choices.len() {
+            stream::data(&error_body(&ApiError::stopped()), out);
+        } else if self.usage || self.statistics {
+            let identity = self.head.identity();
+            let usage = Some(answer::usage(&choices)).filter(|_| self.usage);
+            let mut part = answer::part(self.head.endpoint, &identity, None, usage);
+            if self.statistics {
+                part["statistics"] = statistics_of(&choices);
+            }
+            stream::data(&part, out);
+        }
+        out.push_str("data: [DONE]\n\n");
+    }
+}

@@ -1,0 +1,429 @@
+//! Requests in the form of the OpenAI API.
+//!
+//! Source: the OpenAI API reference, "Create chat completion" and "Create completion". Fields of other servers that have become
+//! usual (`top_k`, `min_p`, `repetition_penalty`, `chat_template_kwargs`) are read too. A field that this server knows and
+//! cannot follow is refused.
+
+use std::collections::HashMap;
+
+use forebay_chat::{Message, Think};
+use forebay_model::sampling::Sampling;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+/// Tokens of a completion whose request names no limit, as in the OpenAI API.
+const COMPLETION_TOKENS: usize = 16;
+/// Largest number of answers to one request.
+const CHOICES_MAX: usize = 128;
+/// Most texts that end an answer.
+const STOPS_MAX: usize = 16;
+/// Largest number of the likeliest tokens that are reported.
+const LIKELIEST_MAX: usize = 20;
+
+/// Endpoint of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Endpoint {
+    Completions,
+    Chat,
+}
+
+/// Reason why a request is refused.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Refusal {
+    pub message: String,
+    pub param: Option<&'static str>,
+    pub code: Option<&'static str>,
+}
+
+impl Refusal {
+    /// Creates a refusal because of a field of the body.
+    pub fn of(param: &'static str, message: impl Into<String>) -> Refusal {
+        Refusal { message: message.into(), param: Some(param), code: None }
+    }
+
+    /// Returns the error in the form of the OpenAI API.
+    pub fn to_json(&self) -> Value {
+        let kind = "invalid_request_error";
+        json!({ "error": { "message": self.message, "type": kind, "param": self.param, "code": self.code } })
+    }
+}
+
+/// Text or ids to continue.
+#[derive(Debug, PartialEq)]
+pub enum Input {
+    Text(String),
+    Ids(Vec<u32>),
+    Chat {
+        messages: Vec<Message>,
+        tools: Option<Value>,
+        think: Option<Think>,
+        variables: Map<String, Value>,
+    },
+}
+
+/// A request that can be run.
+#[derive(Debug)]
+pub struct Wanted {
+    pub input: Input,
+    /// `None` if the request names no limit.
+    pub max_tokens: Option<usize>,
+    /// Options for the next token. The seed is 0 if the request has none.
+    pub sampling: Sampling,
+    pub has_seed: bool,
+    pub stops: Vec<String>,
+    pub choices: usize,
+    /// Number of the likeliest tokens to report with every token; `None` reports no probabilities.
+    pub logprobs: Option<usize>,
+    /// True to send the answer in parts as it is generated.
+    pub stream: bool,
+    /// True to send the numbers of tokens at the end of a stream.
+    pub stream_usage: bool,
+    /// True to report what the request needed of the weights, and how long it waited.
+    pub statistics: bool,
+    /// Name of the model, as the request gives it.
+    pub model: Option<String>,
+    /// Names of fields that mean nothing here.
+    pub unknown: Vec<String>,
+}
+
+impl Default for Wanted {
+    fn default() -> Wanted {
+        Wanted {
+            input: Input::Text(String::new()),
+            max_tokens: None,
+            sampling: Sampling::default(),
+            has_seed: false,
+            stops: Vec::new(),
+            choices: 1,
+            logprobs: None,
+            stream: false,
+            stream_usage: false,
+            statistics: false,
+            model: None,
+            unknown: Vec::new(),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum OneOrMore<T> {
+    One(T),
+    More(Vec<T>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+    Texts(Vec<String>),
+    Many(Vec<Vec<u32>>),
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct StreamOptions {
+    include_usage: bool,
+}
+
+#[derive(Deserialize)]
+struct Body {
+    model: Option<String>,
+    prompt: Option<Prompt>,
+    messages: Option<Value>,
+    max_tokens: Option<usize>,
+    max_completion_tokens: Option<usize>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<usize>,
+    min_p: Option<f32>,
+    repetition_penalty: Option<f32>,
+    n: Option<usize>,
+    stop: Option<OneOrMore<String>>,
+    seed: Option<i64>,
+    tools: Option<Value>,
+    tool_choice: Option<Value>,
+    reasoning_effort: Option<String>,
+    chat_template_kwargs: Option<Map<String, Value>>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
+    include_statistics: Option<bool>,
+    logprobs: Option<Value>,
+    top_logprobs: Option<usize>,
+    presence_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    logit_bias: Option<HashMap<String, f32>>,
+    // Accepted with the value that changes nothing.
+    echo: Option<bool>,
+    best_of: Option<usize>,
+    suffix: Option<String>,
+    response_format: Option<Value>,
+    // Fields that only describe a request.
+    #[serde(rename = "user")]
+    _user: Option<Value>,
+    #[serde(rename = "metadata")]
+    _metadata: Option<Value>,
+    #[serde(rename = "store")]
+    _store: Option<Value>,
+    #[serde(rename = "service_tier")]
+    _service_tier: Option<Value>,
+    #[serde(rename = "parallel_tool_calls")]
+    _parallel_tool_calls: Option<Value>,
+    #[serde(flatten)]
+    unknown: Map<String, Value>,
+}
+
+/// Reads the body of a request.
+///
+/// # Errors
+/// Returns why the request cannot be run.
+pub fn wanted(endpoint: Endpoint, body: &Value) -> Result<Wanted, Refusal> {
+    let mut body = Body::deserialize(body).map_err(|error| Refusal {
+        message: format!("body: {error}"),
+        param: None,
+        code: None,
+    })?;
+    without_effect(&body)?;
+    let sampling = sampling(&body)?;
+    let choices = body.n.unwrap_or(1);
+    if !(1..=CHOICES_MAX).contains(&choices) {
+        return Err(Refusal::of("n", format!("n must be between 1 and {CHOICES_MAX}")));
+    }
+    let stops = match body.stop.take() {
+        None => Vec::new(),
+        Some(OneOrMore::One(stop)) => vec![stop],
+        Some(OneOrMore::More(stops)) => stops,
+    };
+    if stops.len() > STOPS_MAX {
+        return Err(Refusal::of("stop", format!("stop may name {STOPS_MAX} texts at most")));
+    }
+    let limit = match body.max_completion_tokens {
+        Some(limit) => Some(("max_completion_tokens", limit)),
+        None => body.max_tokens.map(|limit| ("max_tokens", limit)),
+    };
+    if let Some((name, 0)) = limit {
+        return Err(Refusal::of(name, format!("{name} must be at least 1")));
+    }
+    let limit = limit.map(|(_, limit)| limit);
+    let is_chat = endpoint == Endpoint::Chat;
+    let logprobs = logprobs(&body, is_chat)?;
+    let input = match is_chat {
+        true => chat(&body)?,
+        false => completion(body.prompt.take(), body.messages.is_some())?,
+    };
+    Ok(Wanted {
+        input,
+        max_tokens: if is_chat { limit } else { Some(limit.unwrap_or(COMPLETION_TOKENS)) },
+        sampling,
+        has_seed: body.seed.is_some(),
+        stops,
+        choices,
+        logprobs,
+        stream: body.stream == Some(true),
+        stream_usage: body.stream_options.is_some_and(|options| options.include_usage),
+        statistics: body.include_statistics == Some(true),
+        model: body.model,
+        unknown: body.unknown.into_iter().map(|(name, _)| name).collect(),
+    })
+}
+
+/// Reads how tokens are chosen. The filters that the OpenAI API lacks are off unless the request names them.
+fn sampling(body: &Body) -> Result<Sampling, Refusal> {
+    let within = |name, value: Option<f32>, default: f32, (least, most): (f32, f32)| match value {
+        Some(value) if !(least..=most).contains(&value) => {
+            Err(Refusal::of(name, format!("{name} must be between {least} and {most}")))
+        }
+        value => Ok(value.unwrap_or(default)),
+    };
+    if body.repetition_penalty.is_some_and(|penalty| !(penalty > 0.0 && penalty.is_finite())) {
+        let why = "repetition_penalty must be greater than 0";
+        return Err(Refusal::of("repetition_penalty", why));
+    }
+    let mut logit_bias = Vec::new();
+    for (id, bias) in body.logit_bias.iter().flatten() {
+        let id =
+            id.parse().map_err(|_| Refusal::of("logit_bias", format!("{id:?} is no token id")))?;
+        logit_bias.push((id, within("logit_bias", Some(*bias), 0.0, (-100.0, 100.0))?));
+    }
+    // A map has no order, and sums must not depend on one.
+    logit_bias.sort_unstable_by_key(|(id, _)| *id);
+    Ok(Sampling {
+        seed: body.seed.unwrap_or(0) as u64,
+        temperature: within("temperature", body.temperature, 1.0, (0.0, 2.0))?,
+        top_p: within("top_p", body.top_p, 1.0, (0.0, 1.0))?,
+        min_p: within("min_p", body.min_p, 0.0, (0.0, 1.0))?,
+        top_k: body.top_k.unwrap_or(0),
+        repeat_penalty: body.repetition_penalty.unwrap_or(1.0),
+        presence_penalty: within("presence_penalty", body.presence_penalty, 0.0, (-2.0, 2.0))?,
+        frequency_penalty: within("frequency_penalty", body.frequency_penalty, 0.0, (-2.0, 2.0))?,
+        logit_bias,
+        ..Sampling::default()
+    })
+}
+
+/// Reads how many of the likeliest tokens are reported. A chat names them by `logprobs: true` and `top_logprobs`, a completion
+/// by a number.
+fn logprobs(body: &Body, is_chat: bool) -> Result<Option<usize>, Refusal> {
+    let wrong =
+        |name, most: usize| Refusal::of(name, format!("{name} must be between 0 and {most}"));
+    let count = match (&body.logprobs, is_chat) {
+        (None | Some(Value::Null | Value::Bool(false)), _)
+            if body.top_logprobs.unwrap_or(0) == 0 =>
+        {
+            None
+        }
+        (Some(Value::Bool(true)), true) => Some(body.top_logprobs.unwrap_or(0)),
+        (_, true) => {
+            return Err(Refusal::of("top_logprobs", "top_logprobs needs logprobs to be true"));
+        }
+        (Some(value), false) => {
+            let count = value.as_u64().ok_or_else(|| wrong("logprobs", LIKELIEST_MAX))?;
+            Some(count as usize)
+        }
+        (None, false) => {
+            return Err(Refusal::of(
+                "top_logprobs",
+                "top_logprobs is for chats: give logprobs a number",
+            ));
+        }
+    };
+    match count {
+        Some(count) if count > LIKELIEST_MAX => {
+            Err(wrong(if is_chat { "top_logprobs" } else { "logprobs" }, LIKELIEST_MAX))
+        }
+        count => Ok(count),
+    }
+}
+
+/// Refuses fields that cannot be followed.
+fn without_effect(body: &Body) -> Result<(), Refusal> {
+    let is_text = |format: &Value| format.get("type").and_then(Value::as_str) == Some("text");
+    let given = [
+        ("echo", body.echo == Some(true)),
+        ("best_of", body.best_of.is_some_and(|best| best != body.n.unwrap_or(1))),
+        ("suffix", body.suffix.is_some()),
+        ("response_format", body.response_format.as_ref().is_some_and(|format| !is_text(format))),
+    ];
+    match given.into_iter().find(|(_, is_given)| *is_given) {
+        Some((name, _)) => Err(Refusal::of(name, format!("{name} is not supported"))),
+        None => Ok(()),
+    }
+}
+
+fn completion(prompt: Option<Prompt>, has_messages: bool) -> Result<Input, Refusal> {
+    if has_messages {
+        return Err(Refusal::of("messages", "messages are for /v1/chat/completions"));
+    }
+    let several = || Refusal::of("prompt", "several prompts need a request each");
+    match prompt {
+        None => Err(Refusal::of("prompt", "prompt is missing")),
+        Some(Prompt::Text(text)) => Ok(Input::Text(text)),
+        Some(Prompt::Ids(ids)) => Ok(Input::Ids(ids)),
+        Some(Prompt::Texts(mut texts)) => match (texts.pop(), texts.is_empty()) {
+            (Some(text), true) => Ok(Input::Text(text)),
+            _ => Err(several()),
+        },
+        Some(Prompt::Many(mut all)) => match (all.pop(), all.is_empty()) {
+            (Some(ids), true) => Ok(Input::Ids(ids)),
+            _ => Err(several()),
+        },
+    }
+}
+
+fn chat(body: &Body) -> Result<Input, Refusal> {
+    if body.prompt.is_some() {
+        return Err(Refusal::of("prompt", "a prompt is for /v1/completions"));
+    }
+    let messages = Message::list_from_json(body.messages.as_ref().unwrap_or(&Value::Null))
+        .map_err(|error| Refusal::of("messages", error.to_string()))?;
+    if messages.is_empty() {
+        return Err(Refusal::of("messages", "there is no message"));
+    }
+    let tools = match body.tool_choice.as_ref().map(|choice| choice.as_str().unwrap_or("")) {
+        None | Some("auto") => body.tools.clone(),
+        Some("none") => None,
+        Some(_) => {
+            return Err(Refusal::of("tool_choice", "tool_choice may be \"auto\" or \"none\""));
+        }
+    };
+    let tools = tools.filter(|tools| tools.as_array().is_none_or(|tools| !tools.is_empty()));
+    if tools.as_ref().is_some_and(|tools| !tools.is_array()) {
+        return Err(Refusal::of("tools", "tools must be a list"));
+    }
+    let think = body.reasoning_effort.as_deref().map(str::parse).transpose();
+    let think = think.map_err(|why| Refusal::of("reasoning_effort", why))?;
+    let variables = body.chat_template_kwargs.clone().unwrap_or_default();
+    Ok(Input::Chat { messages, tools, think, variables })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(url: &str, body: Value) -> Result<Wanted, Refusal> {
+        let endpoint = if url.contains("chat") { Endpoint::Chat } else { Endpoint::Completions };
+        wanted(endpoint, &body)
+    }
+
+    #[test]
+    fn defaults_are_those_of_the_api() {
+        let wanted = of("/v1/completions", json!({ "prompt": "x" })).unwrap();
+        assert_eq!((wanted.max_tokens, wanted.choices, wanted.has_seed), (Some(16), 1, false));
+        assert_eq!((wanted.sampling.temperature, wanted.sampling.top_p), (1.0, 1.0));
+        assert_eq!((wanted.sampling.top_k, wanted.sampling.min_p), (0, 0.0));
+        let messages = json!([{ "role": "user", "content": "x" }]);
+        let wanted = of("/v1/chat/completions", json!({ "messages": messages })).unwrap();
+        assert_eq!(wanted.max_tokens, None);
+    }
+
+    #[test]
+    fn what_cannot_be_followed_is_refused() {
+        let prompt = |name: &str, value: Value| {
+            let mut body = json!({ "prompt": "x" });
+            body[name] = value;
+            of("/v1/completions", body)
+        };
+        for (name, value) in [
+            ("echo", json!(true)),
+            ("logprobs", json!(21)),
+            ("top_logprobs", json!(2)),
+            ("presence_penalty", json!(2.5)),
+            ("logit_bias", json!({ "1": 101 })),
+            ("logit_bias", json!({ "one": 1 })),
+            ("response_format", json!({ "type": "json_object" })),
+            ("n", json!(0)),
+            ("max_tokens", json!(0)),
+            ("temperature", json!(3)),
+            ("top_p", json!(-1)),
+            ("stop", json!(vec!["a"; 17])),
+            ("messages", json!([])),
+        ] {
+            assert_eq!(prompt(name, value).unwrap_err().param, Some(name));
+        }
+        for (name, value) in [
+            ("stream", json!(false)),
+            ("logprobs", Value::Null),
+            ("presence_penalty", json!(0)),
+            ("response_format", json!({ "type": "text" })),
+            ("user", json!("me")),
+        ] {
+            assert!(prompt(name, value).is_ok(), "{name}");
+        }
+        assert_eq!(prompt("heat", json!(1)).unwrap().unknown, ["heat"]);
+    }
+
+    #[test]
+    fn prompts_have_several_forms() {
+        let input =
+            |prompt: Value| of("/v1/completions", json!({ "prompt": prompt })).map(|w| w.input);
+        assert_eq!(input(json!("x")), Ok(Input::Text("x".into())));
+        assert_eq!(input(json!(["x"])), Ok(Input::Text("x".into())));
+        assert_eq!(input(json!([1, 2])), Ok(Input::Ids(vec![1, 2])));
+        assert_eq!(input(json!([[1, 2]])), Ok(Input::Ids(vec![1, 2])));
+        for several in [json!(["x", "y"]), json!([[1], [2]])] {
+            assert_eq!(input(several).unwrap_err().param, Some("prompt"));
+        }
+        assert!(of("/v1/completions", json!({})).is_err());
+    }
+}

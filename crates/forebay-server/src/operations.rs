@@ -1,0 +1,109 @@
+//! Endpoints for those who run the server, and for tools that work with tokens and templates.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::State;
+use axum::http::StatusCode;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
+use forebay_chat::Message;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value, json};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::openai::{Failure, Input, Wanted};
+
+/// `GET /`. Clients of Ollama look for these words.
+pub async fn root() -> &'static str {
+    "Ollama is running"
+}
+
+/// `GET /health` and `GET /ready`: the server answers, and its model is loaded.
+pub async fn health() -> Json<Value> {
+    Json(json!({ "status": "ok" }))
+}
+
+/// `GET /metrics`.
+pub async fn metrics(State(app): State<Arc<App>>) -> Response {
+    match app.metrics.text(&app.model.worker.report()) {
+        Ok(text) => {
+            let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+            ([(CONTENT_TYPE, kind)], text).into_response()
+        }
+        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
+    }
+}
+
+/// `GET /slots`: the requests that run and wait.
+pub async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
+    let report = app.model.worker.report();
+    Json(json!({
+        "model": app.model.name,
+        "running": report.running,
+        "waiting": report.waiting,
+        "running_most": report.running_most,
+        "context": app.model.context,
+        "statistics": report.session,
+        "uptime_seconds": app.started.elapsed().as_secs_f64(),
+    }))
+}
+
+#[derive(Deserialize)]
+struct Tokenize {
+    content: Option<String>,
+    prompt: Option<String>,
+    #[serde(default)]
+    add_special: bool,
+    #[serde(default = "yes")]
+    parse_special: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// `POST /tokenize`: a text's token ids.
+pub async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Failure> {
+    let asked: Tokenize = read(&body)?;
+    let text = asked.content.or(asked.prompt).ok_or_else(|| ApiError::bad("content is missing"))?;
+    let ids = app.model.tokenizer.encode(&text, asked.add_special, asked.parse_special);
+    let ids = ids.map_err(|error| ApiError::bad(error.to_string()))?;
+    Ok(Json(json!({ "tokens": ids, "count": ids.len() })))
+}
+
+#[derive(Deserialize)]
+struct Detokenize {
+    tokens: Vec<u32>,
+}
+
+/// `POST /detokenize`: the text of token ids.
+pub async fn detokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Failure> {
+    let Detokenize { tokens } = read(&body)?;
+    let size = app.model.tokenizer.vocab_size();
+    if let Some(id) = tokens.iter().find(|id| **id as usize >= size) {
+        return Err(ApiError::bad(format!("token {id} is not in the vocabulary of {size}")).into());
+    }
+    Ok(Json(json!({ "content": app.model.tokenizer.decode(&tokens, true) })))
+}
+
+/// `POST /apply-template`: the prompt of a conversation.
+pub async fn apply_template(
+    State(app): State<Arc<App>>,
+    body: Bytes,
+) -> Result<Json<Value>, Failure> {
+    let body: Value = read(&body)?;
+    let messages = Message::list_from_json(&body).map_err(|e| ApiError::bad(e.to_string()))?;
+    let tools = body.get("tools").filter(|tools| tools.is_array()).cloned();
+    let input = Input::Chat { messages, tools, think: None, variables: Map::new() };
+    let prepared = app.prepare(Wanted { input, ..Wanted::default() })?;
+    Ok(Json(json!({ "prompt": prepared.text, "tokens": prepared.request.prompt.len() })))
+}
+
+fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body)
+        .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))
+}

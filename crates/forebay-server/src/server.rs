@@ -1,0 +1,240 @@
+//! Listens, and routes requests to their handlers.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::{DefaultBodyLimit, Request};
+use axum::http::{HeaderName, HeaderValue, StatusCode, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::Response;
+use axum::routing::{delete, get, post};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::Semaphore;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::timeout::RequestBodyTimeoutLayer;
+
+use crate::access::{self, Keys, Rules};
+use crate::app::{App, Model};
+use crate::error::ApiError;
+use crate::{ServeError, anthropic, ollama, openai, operations, stream};
+
+/// Most connections at a time. Others wait until one ends.
+const CONNECTIONS_MOST: usize = 2048;
+/// Time that a client has for the head of a request, and between two pieces of its body.
+const CLIENT_TIME: Duration = Duration::from_secs(20);
+/// Threads that talk to clients. The engine has threads of its own.
+const THREADS: usize = 2;
+/// Time between two looks at whether the server should stop.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Options of a server.
+#[derive(Clone)]
+pub struct ServerOptions {
+    pub address: SocketAddr,
+    /// Keys with which clients may use the server; none lets everybody.
+    pub keys: Keys,
+    /// True to listen beyond this machine without keys.
+    pub insecure: bool,
+    /// Origins of web pages on other hosts that may use the server; `*` is all.
+    pub origins: Vec<String>,
+    /// Most bytes of a request.
+    pub body_bytes: usize,
+}
+
+/// A server that has its address but does not answer yet.
+pub struct Listener {
+    runtime: Runtime,
+    listener: TcpListener,
+    address: SocketAddr,
+    options: ServerOptions,
+}
+
+impl Listener {
+    /// Takes the address.
+    ///
+    /// # Errors
+    /// Returns an error if another program has the address, or if other machines could use the server without a key.
+    pub fn bind(options: ServerOptions) -> Result<Listener, ServeError> {
+        let address = options.address;
+        if !address.ip().is_loopback() && options.keys.is_empty() && !options.insecure {
+            return Err(ServeError::Open { address });
+        }
+        drop(cors(&options.origins)?);
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(THREADS)
+            .thread_name("server")
+            .enable_io()
+            .enable_time()
+            .build()?;
+        let listen = |source| ServeError::Listen { address, source };
+        let listener = runtime.block_on(TcpListener::bind(address)).map_err(listen)?;
+        let address = listener.local_addr().map_err(listen)?;
+        Ok(Listener { runtime, listener, address, options })
+    }
+
+    /// Returns the address, with the port that the system chose if it was 0.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Answers requests until `stops` returns true and all running requests have ended.
+    ///
+    /// # Errors
+    /// Returns an error if the server cannot be set up.
+    pub fn serve(self, model: Model, mut stops: impl FnMut() -> bool) -> Result<(), ServeError> {
+        let Listener { runtime, listener, options, .. } = self;
+        let app = Arc::new(App::new(model));
+        let router = router(app, &options)?;
+        runtime.block_on(accept(&listener, router, &mut stops));
+        Ok(())
+    }
+}
+
+/// Accepts connections until `stops` returns true, then waits for those that have an unfinished request.
+async fn accept(listener: &TcpListener, router: Router, stops: &mut dyn FnMut() -> bool) {
+    let mut connection = http1::Builder::new();
+    connection.timer(TokioTimer::new()).header_read_timeout(CLIENT_TIME);
+    let graceful = GracefulShutdown::new();
+    let places = Arc::new(Semaphore::new(CONNECTIONS_MOST));
+    let mut look = tokio::time::interval(LOOK_EVERY);
+    let mut next = None;
+    while !stops() {
+        let place = match next.take() {
+            Some(place) => place,
+            None => tokio::select! {
+                place = places.clone().acquire_owned() => place,
+                _ = look.tick() => continue,
+            },
+        };
+        let stream = tokio::select! {
+            accepted = listener.accept() => accepted,
+            _ = look.tick() => {
+                next = Some(place);
+                continue;
+            }
+        };
+        let stream = match stream {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // The system has no descriptor or memory left for a connection: others have to end first.
+                tracing::warn!("a connection was not accepted: {error}");
+                tokio::time::sleep(LOOK_EVERY).await;
+                continue;
+            }
+        };
+        // Tokens are small, and each should arrive at once.
+        let _ = stream.set_nodelay(true);
+        let service = TowerToHyperService::new(router.clone());
+        let served = graceful.watch(connection.serve_connection(TokioIo::new(stream), service));
+        tokio::spawn(async move {
+            if let Err(error) = served.await {
+                tracing::debug!("a connection ended: {error}");
+            }
+            drop(place);
+        });
+    }
+    graceful.shutdown().await;
+}
+
+/// Returns all endpoints.
+fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> {
+    let rules = Rules {
+        keys: options.keys.clone(),
+        origins: options.origins.clone(),
+        is_local: options.address.ip().is_loopback(),
+    };
+    let router = Router::new()
+        .route("/", get(operations::root))
+        .route("/health", get(operations::health))
+        .route("/ready", get(operations::health))
+        .route("/metrics", get(operations::metrics))
+        .route("/slots", get(operations::slots))
+        .route("/tokenize", post(operations::tokenize))
+        .route("/detokenize", post(operations::detokenize))
+        .route("/apply-template", post(operations::apply_template))
+        .route("/v1/models", get(openai::models))
+        .route("/v1/models/{model}", get(openai::model))
+        .route("/v1/chat/completions", post(openai::chat))
+        .route("/v1/completions", post(openai::completions))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
+        .route("/api/version", get(ollama::version))
+        .route("/api/tags", get(ollama::tags))
+        .route("/api/ps", get(ollama::ps))
+        .route("/api/show", post(ollama::show))
+        .route("/api/chat", post(ollama::chat))
+        .route("/api/generate", post(ollama::generate))
+        .route("/api/create", post(ollama::not_implemented))
+        .route("/api/copy", post(ollama::not_implemented))
+        .route("/api/push", post(ollama::not_implemented))
+        .route("/api/pull", post(ollama::not_implemented))
+        .route("/api/delete", delete(ollama::not_implemented))
+        .fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(app)
+        .layer(DefaultBodyLimit::max(options.body_bytes))
+        .layer(RequestBodyTimeoutLayer::new(CLIENT_TIME))
+        .layer(from_fn_with_state(Arc::new(rules), access::check))
+        .layer(cors(&options.origins)?)
+        .layer(CatchPanicLayer::new())
+        .layer(from_fn(log));
+    Ok(router)
+}
+
+async fn unknown(request: Request) -> Response {
+    let path = request.uri().path();
+    access::refused(path, ApiError::new(StatusCode::NOT_FOUND, format!("there is no {path}")))
+}
+
+async fn wrong_method(request: Request) -> Response {
+    let (method, path) = (request.method(), request.uri().path());
+    let why = format!("{path} does not take {method}");
+    access::refused(path, ApiError::new(StatusCode::METHOD_NOT_ALLOWED, why))
+}
+
+/// Returns which web pages may read answers.
+fn cors(origins: &[String]) -> Result<CorsLayer, ServeError> {
+    let mut allowed = Vec::new();
+    for origin in origins {
+        let value = HeaderValue::from_str(origin).ok();
+        let value = value.filter(|_| origin == "*" || origin.contains("://"));
+        allowed.push(value.ok_or_else(|| ServeError::Origin { origin: origin.clone() })?);
+    }
+    let layer = CorsLayer::new().allow_methods(Any).allow_headers(Any);
+    Ok(match origins.iter().any(|origin| origin == "*") {
+        true => layer.allow_origin(Any),
+        false => layer.allow_origin(AllowOrigin::list(allowed)),
+    })
+}
+
+/// Gives every request an id, and logs it when its answer begins.
+async fn log(request: Request, next: Next) -> Response {
+    let started = Instant::now();
+    let given = request.headers().get(REQUEST_ID).filter(|id| id.len() <= 128).cloned();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let mut response = next.run(request).await;
+    let id = given.or_else(|| HeaderValue::from_str(&format!("req_{}", stream::unique())).ok());
+    tracing::info!(
+        %method,
+        path,
+        status = response.status().as_u16(),
+        seconds = started.elapsed().as_secs_f64(),
+        request = id.as_ref().and_then(|id| id.to_str().ok()),
+        "answer begins"
+    );
+    let headers = response.headers_mut();
+    if let Some(id) = id {
+        headers.insert(REQUEST_ID, id);
+    }
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    response
+}

@@ -1,0 +1,211 @@
+//! The thread that runs the engine. Handlers of requests talk to it through a channel.
+
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use forebay_engine::engine::{EngineOptions, EngineStatistics, Request, RequestId, Sink};
+use forebay_engine::{Engine, EngineError, Session, SessionStatistics};
+use tokio::sync::oneshot;
+
+use crate::error::ApiError;
+
+/// Passes that may fail one after the other before the requests end with an error. Each one tries the same rows again.
+const FAILURES_MOST: u32 = 3;
+
+/// Time between two reports of statistics that take long to collect.
+const REPORT_EVERY: Duration = Duration::from_millis(250);
+
+/// State of the engine for metrics.
+#[derive(Clone, Debug)]
+pub struct Report {
+    pub waiting: usize,
+    pub running: usize,
+    /// Most requests that run at a time.
+    pub running_most: usize,
+    pub engine: EngineStatistics,
+    pub session: SessionStatistics,
+}
+
+/// A running engine. Its thread ends when the last handle to it is gone and no request is left.
+pub struct Worker {
+    commands: Sender<Command>,
+    report: Arc<Mutex<Report>>,
+    failure: Arc<Mutex<Option<String>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+enum Command {
+    Submit { request: Box<Request>, sink: Sink, reply: oneshot::Sender<Submitted> },
+    Cancel(RequestId),
+    Stop,
+}
+
+type Submitted = Result<RequestId, EngineError>;
+
+/// A request on the engine. Dropping it cancels the request.
+pub struct Ticket {
+    id: RequestId,
+    commands: Sender<Command>,
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        // The engine does nothing if the request has ended, and has ended itself if the channel is closed.
+        let _ = self.commands.send(Command::Cancel(self.id));
+    }
+}
+
+impl Worker {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// Returns an error if the system starts no thread.
+    pub fn start(session: Session, options: &EngineOptions) -> std::io::Result<Worker> {
+        let engine = Engine::new(session, options);
+        let report = Arc::new(Mutex::new(report(&engine, engine.session().statistics())));
+        let failure = Arc::new(Mutex::new(None));
+        let (commands, received) = channel();
+        let thread = Thread {
+            engine,
+            received,
+            report: report.clone(),
+            failure: failure.clone(),
+            failures: 0,
+            reported: Instant::now(),
+        };
+        let thread = thread::Builder::new().name("engine".into()).spawn(move || thread.run())?;
+        Ok(Worker { commands, report, failure, thread: Some(thread) })
+    }
+
+    /// Queues a request.
+    ///
+    /// # Errors
+    /// Returns an error if the queue is full, the prompt does not fit, or the engine has ended.
+    pub async fn submit(&self, request: Request, sink: Sink) -> Result<Ticket, ApiError> {
+        let (reply, submitted) = oneshot::channel();
+        let command = Command::Submit { request: Box::new(request), sink, reply };
+        self.commands.send(command).map_err(|_| ApiError::stopped())?;
+        let id = submitted.await.map_err(|_| ApiError::stopped())?.map_err(ApiError::of_engine)?;
+        Ok(Ticket { id, commands: self.commands.clone() })
+    }
+
+    /// Returns the state after the last pass.
+    pub fn report(&self) -> Report {
+        self.report.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Returns why the last requests that were cancelled by an error of the engine failed.
+    pub fn failure(&self) -> Option<String> {
+        self.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Worker {
+    fn drop(&mut self) {
+        let _ = self.commands.send(Command::Stop);
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            tracing::error!("the engine's thread has panicked");
+        }
+    }
+}
+
+fn report(engine: &Engine, session: SessionStatistics) -> Report {
+    let (waiting, running) = engine.load();
+    Report {
+        waiting,
+        running,
+        running_most: engine.running_most(),
+        engine: engine.statistics(),
+        session,
+    }
+}
+
+struct Thread {
+    engine: Engine,
+    received: Receiver<Command>,
+    report: Arc<Mutex<Report>>,
+    failure: Arc<Mutex<Option<String>>>,
+    /// Passes that failed since the last one that did not.
+    failures: u32,
+    reported: Instant,
+}
+
+impl Thread {
+    fn run(mut self) {
+        while self.take_commands() {
+            match self.engine.step() {
+                Ok(_) => self.failures = 0,
+                Err(error) => self.note_failure(&error),
+            }
+            self.update_report();
+        }
+        self.engine.cancel_all();
+    }
+
+    /// Takes all commands that wait, and waits for one if no request is left. Returns false if the thread should end.
+    fn take_commands(&mut self) -> bool {
+        if self.engine.load() == (0, 0) {
+            self.reported -= REPORT_EVERY;
+            self.update_report();
+            let Ok(command) = self.received.recv() else { return false };
+            if !self.take(command) {
+                return false;
+            }
+        }
+        loop {
+            let goes_on = match self.received.try_recv() {
+                Ok(command) => self.take(command),
+                Err(TryRecvError::Empty) => return true,
+                Err(TryRecvError::Disconnected) => false,
+            };
+            if !goes_on {
+                return false;
+            }
+        }
+    }
+
+    /// Returns false if the thread should end.
+    fn take(&mut self, command: Command) -> bool {
+        match command {
+            Command::Submit { request, sink, reply } => {
+                let submitted = self.engine.submit(*request, sink);
+                // If nobody waits for the reply any more, the client is gone.
+                if let Err(Ok(id)) = reply.send(submitted) {
+                    self.engine.cancel(id);
+                }
+            }
+            Command::Cancel(id) => self.engine.cancel(id),
+            Command::Stop => return false,
+        }
+        true
+    }
+
+    /// Ends all requests if passes keep failing.
+    fn note_failure(&mut self, error: &EngineError) {
+        self.failures += 1;
+        tracing::warn!(failures = self.failures, "a pass failed: {error}");
+        if self.failures >= FAILURES_MOST {
+            self.failures = 0;
+            let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
+            *failure = Some(error.to_string());
+            drop(failure);
+            self.engine.cancel_all();
+        }
+    }
+
+    /// Updates the report. Statistics that take long to collect stay as they are until it is their time.
+    fn update_report(&mut self) {
+        let is_due = self.reported.elapsed() >= REPORT_EVERY;
+        let session = is_due.then(|| self.engine.session().statistics());
+        let mut current = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        let session = session.unwrap_or_else(|| current.session.clone());
+        *current = report(&self.engine, session);
+        if is_due {
+            self.reported = Instant::now();
+        }
+    }
+}

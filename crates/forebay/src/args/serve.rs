@@ -1,0 +1,63 @@
+//! Arguments of `forebay serve`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueHint};
+
+use super::{BudgetArgs, Parallel, count, parse};
+use crate::size;
+
+#[derive(Args)]
+pub struct ServeArgs {
+    /// GGUF file (or one file of a split set), pack, or Hugging Face folder [default: the demo model]
+    #[arg(value_hint = ValueHint::AnyPath)]
+    pub model: Option<PathBuf>,
+    /// Name by which requests call the model [default: the name of its file or folder]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+    /// Answer so many requests at a time; auto takes as many as the planner finds best, at least 4, or
+    /// fewer if memory has no room for their contexts
+    #[arg(long, value_name = "N|auto", value_parser = parse::parallel, default_value = "auto")]
+    pub parallel: Parallel,
+    /// Reserve a KV cache of so many positions for all requests together. Requests that have no room
+    /// wait, and answers stay the same [default: --ctx for each request]
+    #[arg(long, value_name = "N", value_parser = count())]
+    pub kv_tokens: Option<usize>,
+    /// Aim for at most this time between two tokens of an answer, such as 200ms [default: about three
+    /// times the usual time, while a prompt is read]
+    #[arg(long, value_name = "TIME", value_parser = parse::duration)]
+    pub max_latency: Option<Duration>,
+    /// Let at most so many requests wait; others get status 429
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub queue: usize,
+    #[command(flatten)]
+    pub listen: ListenArgs,
+    #[command(flatten)]
+    pub budget: BudgetArgs,
+}
+
+/// Where the server listens and who may use it.
+#[derive(Args)]
+#[command(next_help_heading = "Network")]
+pub struct ListenArgs {
+    /// Listen on this address; 0.0.0.0 is all of IPv4
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// Listen on this port; 0 takes a free one
+    #[arg(long, value_name = "N", default_value_t = 8080)]
+    pub port: u16,
+    /// Serve only clients that send one of the keys in FILE, one on each line
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub api_key_file: Option<PathBuf>,
+    /// Let other machines use the server without a key
+    #[arg(long, conflicts_with = "api_key_file")]
+    pub insecure: bool,
+    /// Let web pages of this origin use the server, as in https://example.com; * lets all (repeatable)
+    #[arg(long, value_name = "ORIGIN")]
+    pub cors: Vec<String>,
+    /// Refuse requests with more bytes
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "32MiB")]
+    pub max_body: u64,
+}
