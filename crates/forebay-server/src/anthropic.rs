@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use forebay_chat::{Message, Think, ToolCall};
@@ -16,6 +15,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::app::App;
+use crate::body::Received;
 use crate::error::ApiError;
 use crate::openai::answer::{Choice, call_id};
 use crate::openai::{Input, Wanted};
@@ -255,7 +255,7 @@ fn no_images() -> ApiError {
 /// `POST /v1/messages/count_tokens`.
 pub async fn count_tokens(
     State(app): State<Arc<App>>,
-    body: Bytes,
+    Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
     let (_, wanted) = read(&body)?;
     app.check_model(wanted.model.as_deref())?;
@@ -264,7 +264,10 @@ pub async fn count_tokens(
 }
 
 /// `POST /v1/messages`.
-pub async fn messages(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, Failure> {
+pub async fn messages(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<Response, Failure> {
     let (body, wanted) = read(&body)?;
     app.check_model(wanted.model.as_deref())?;
     if body.max_tokens.is_none_or(|most| most == 0) {

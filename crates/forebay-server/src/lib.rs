@@ -9,6 +9,7 @@
 mod access;
 mod anthropic;
 mod app;
+mod body;
 mod error;
 mod metrics;
 mod ollama;

@@ -5,7 +5,6 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -16,6 +15,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::app::App;
+use crate::body::Received;
 use crate::error::ApiError;
 use crate::openai::answer::Choice;
 use crate::openai::{Input, Wanted};
@@ -91,12 +91,18 @@ enum Endpoint {
 }
 
 /// `POST /api/chat`.
-pub async fn chat(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, Failure> {
+pub async fn chat(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<Response, Failure> {
     answer(app, Endpoint::Chat, &body).await
 }
 
 /// `POST /api/generate`.
-pub async fn generate(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, Failure> {
+pub async fn generate(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<Response, Failure> {
     answer(app, Endpoint::Generate, &body).await
 }
 
@@ -435,7 +441,10 @@ struct Named {
 }
 
 /// `POST /api/show`.
-pub async fn show(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Failure> {
+pub async fn show(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<Json<Value>, Failure> {
     let named: Named = serde_json::from_slice(&body)
         .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))?;
     app.check_model(named.model.or(named.name).as_deref())?;

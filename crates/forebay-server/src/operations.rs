@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
@@ -14,6 +13,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::app::App;
+use crate::body::Received;
 use crate::error::ApiError;
 use crate::openai::{Failure, Input, Wanted};
 
@@ -67,7 +67,10 @@ fn yes() -> bool {
 }
 
 /// `POST /tokenize`: a text's token ids.
-pub async fn tokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Failure> {
+pub async fn tokenize(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<Json<Value>, Failure> {
     let asked: Tokenize = read(&body)?;
     let text = asked.content.or(asked.prompt).ok_or_else(|| ApiError::bad("content is missing"))?;
     let ids = app.model.tokenizer.encode(&text, asked.add_special, asked.parse_special);
@@ -81,7 +84,10 @@ struct Detokenize {
 }
 
 /// `POST /detokenize`: the text of token ids.
-pub async fn detokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json<Value>, Failure> {
+pub async fn detokenize(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<Json<Value>, Failure> {
     let Detokenize { tokens } = read(&body)?;
     let size = app.model.tokenizer.vocab_size();
     if let Some(id) = tokens.iter().find(|id| **id as usize >= size) {
@@ -93,7 +99,7 @@ pub async fn detokenize(State(app): State<Arc<App>>, body: Bytes) -> Result<Json
 /// `POST /apply-template`: the prompt of a conversation.
 pub async fn apply_template(
     State(app): State<Arc<App>>,
-    body: Bytes,
+    Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
     let body: Value = read(&body)?;
     let messages = Message::list_from_json(&body).map_err(|e| ApiError::bad(e.to_string()))?;

@@ -6,7 +6,6 @@ mod request;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
@@ -14,6 +13,7 @@ use serde_json::{Value, json};
 use self::answer::{Choice, Identity};
 pub use self::request::{Endpoint, Input, Refusal, Wanted, wanted};
 use crate::app::App;
+use crate::body::Received;
 use crate::error::ApiError;
 use crate::run::{Piece, Token, Update};
 use crate::stream::{self, Encode};
@@ -65,12 +65,18 @@ fn model_body(app: &App) -> Value {
 }
 
 /// `POST /v1/chat/completions`.
-pub async fn chat(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, Failure> {
+pub async fn chat(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<Response, Failure> {
     answer(app, Endpoint::Chat, &body).await
 }
 
 /// `POST /v1/completions`.
-pub async fn completions(State(app): State<Arc<App>>, body: Bytes) -> Result<Response, Failure> {
+pub async fn completions(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<Response, Failure> {
     answer(app, Endpoint::Completions, &body).await
 }
 

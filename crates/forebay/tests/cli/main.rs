@@ -20,6 +20,7 @@ mod parallel;
 mod plan;
 mod replay;
 mod run;
+mod serve;
 mod terminal;
 mod text;
 mod trace_io;

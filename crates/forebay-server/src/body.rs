@@ -1,0 +1,28 @@
+//! The bytes of a request.
+
+use axum::body::Bytes;
+use axum::extract::{FromRequest, Request};
+use axum::http::StatusCode;
+use axum::response::Response;
+
+use crate::access;
+use crate::error::ApiError;
+
+/// The body of a request, or an error in the form of the interface to which the path belongs.
+pub struct Received(pub Bytes);
+
+impl<S: Send + Sync> FromRequest<S> for Received {
+    type Rejection = Response;
+
+    async fn from_request(request: Request, state: &S) -> Result<Received, Response> {
+        let path = request.uri().path().to_owned();
+        let bytes = Bytes::from_request(request, state).await;
+        bytes.map(Received).map_err(|rejection| {
+            let why = match rejection.status() {
+                StatusCode::PAYLOAD_TOO_LARGE => "the request is too large".to_owned(),
+                _ => rejection.body_text(),
+            };
+            access::refused(&path, ApiError::new(rejection.status(), why))
+        })
+    }
+}

@@ -1,0 +1,405 @@
+//! Tests `forebay serve` over real connections: the interfaces agree, answers do not depend on others, and no client can
+//! disturb another.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+
+use crate::harness::{demo, forebay};
+
+/// A running server.
+struct Server {
+    child: Child,
+    address: String,
+}
+
+/// Status, and body.
+type Answer = (u16, String);
+
+impl Server {
+    fn start(more: &[&str]) -> Server {
+        let demo = demo();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
+            .args(["serve", &demo, "--name", "demo", "--device", "cpu", "--port", "0"])
+            .args(["--threads", "1"])
+            .args(more)
+            .env_remove("FOREBAY_LOG")
+            .stdin(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the binary starts");
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let line = lines.find(|line| line.contains("answers at"));
+        let line = line.expect("the server says where it listens");
+        let address = line.split("http://").nth(1).and_then(|rest| rest.split(',').next());
+        let address = address.expect("an address").to_owned();
+        // The pipe must not fill up.
+        thread::spawn(move || lines.for_each(drop));
+        Server { child, address }
+    }
+
+    /// Sends a request and does not wait for its answer. HTTP/1.0 has no chunks, and the connection ends with the answer.
+    fn begin(&self, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
+        let mut stream = TcpStream::connect(&self.address).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
+        let host = if headers.contains("Host:") { "" } else { "Host: localhost\r\n" };
+        let length = body.len();
+        let head =
+            format!("{method} {path} HTTP/1.0\r\n{host}{headers}Content-Length: {length}\r\n\r\n");
+        // A server that refuses a large body may close the connection before it has read it.
+        let _ = stream.write_all((head + body).as_bytes());
+        stream
+    }
+
+    fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+        let mut text = Vec::new();
+        let _ = self.begin(method, path, headers, body).read_to_end(&mut text);
+        let text = String::from_utf8_lossy(&text);
+        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("{text:?}"));
+        let status = head.split(' ').nth(1).and_then(|status| status.parse().ok());
+        (status.unwrap_or_else(|| panic!("{head}")), body.to_owned())
+    }
+
+    fn get(&self, path: &str) -> Answer {
+        self.ask("GET", path, "", "")
+    }
+
+    fn post(&self, path: &str, body: &Value) -> Value {
+        let (status, answer) = self.ask("POST", path, "", &body.to_string());
+        assert_eq!(status, 200, "{answer}");
+        serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}"))
+    }
+
+    /// Returns the data of the events of a streamed answer.
+    fn events(&self, path: &str, body: &Value) -> Vec<Value> {
+        let (status, answer) = self.ask("POST", path, "", &body.to_string());
+        assert_eq!(status, 200, "{answer}");
+        let data = answer.lines().filter_map(|line| line.strip_prefix("data: "));
+        data.filter(|data| *data != "[DONE]")
+            .map(|data| serde_json::from_str(data).unwrap())
+            .collect()
+    }
+
+    fn running(&self) -> (Value, Value) {
+        let (_, slots) = self.get("/slots");
+        let slots: Value = serde_json::from_str(&slots).unwrap();
+        (slots["running"].clone(), slots["waiting"].clone())
+    }
+
+    fn signal(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+    }
+
+    /// Asks the server to end, and returns its exit status.
+    fn end(mut self) -> Option<i32> {
+        self.signal();
+        self.child.wait().unwrap().code()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn completion(prompt: &str, tokens: usize) -> Value {
+    json!({ "model": "demo", "prompt": prompt, "max_tokens": tokens, "temperature": 0 })
+}
+
+fn with(mut body: Value, name: &str, value: Value) -> Value {
+    body[name] = value;
+    body
+}
+
+fn text_of(parts: &[Value], pointer: &str) -> String {
+    parts.iter().filter_map(|part| part.pointer(pointer)?.as_str()).collect()
+}
+
+#[test]
+fn all_interfaces_give_the_same_answer_whole_and_in_parts() {
+    let server = Server::start(&[]);
+    let messages = json!([{ "role": "user", "content": "Tell me a story." }]);
+    let chat = json!({ "messages": messages, "max_tokens": 20, "temperature": 0 });
+
+    let whole = server.post("/v1/chat/completions", &chat);
+    let text = whole["choices"][0]["message"]["content"].as_str().unwrap();
+    assert!(!text.is_empty());
+    assert_eq!(whole["usage"]["completion_tokens"], 20);
+    assert_eq!(whole["choices"][0]["finish_reason"], "length");
+    let usage = json!({ "include_usage": true });
+    let streamed = with(with(chat.clone(), "stream", true.into()), "stream_options", usage);
+    let parts = server.events("/v1/chat/completions", &streamed);
+    assert_eq!(text_of(&parts, "/choices/0/delta/content"), text);
+    assert_eq!(parts.last().unwrap()["usage"]["completion_tokens"], 20);
+    assert_eq!(parts[0]["choices"][0]["delta"]["role"], "assistant");
+
+    let whole = server.post("/v1/messages", &chat);
+    assert_eq!(whole["content"], json!([{ "type": "text", "text": text }]));
+    assert_eq!(
+        (&whole["stop_reason"], &whole["usage"]["output_tokens"]),
+        (&"max_tokens".into(), &20.into())
+    );
+    let parts = server.events("/v1/messages", &with(chat.clone(), "stream", true.into()));
+    assert_eq!(text_of(&parts, "/delta/text"), text);
+    let kinds: Vec<&str> = parts.iter().filter_map(|part| part["type"].as_str()).collect();
+    assert_eq!((kinds[0], *kinds.last().unwrap()), ("message_start", "message_stop"));
+    let counted = server.post("/v1/messages/count_tokens", &json!({ "messages": messages }));
+    let input: Vec<u64> = ["input_tokens", "cache_read_input_tokens"]
+        .iter()
+        .map(|name| whole["usage"][*name].as_u64().unwrap())
+        .collect();
+    assert_eq!(counted["input_tokens"], input.iter().sum::<u64>());
+
+    // The defaults of Ollama are others.
+    let options = json!({ "temperature": 0, "num_predict": 20, "repeat_penalty": 1.0 });
+    let ollama = json!({ "model": "demo:latest", "messages": messages, "options": options });
+    let (status, lines) = server.ask("POST", "/api/chat", "", &ollama.to_string());
+    assert_eq!(status, 200);
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(text_of(&lines, "/message/content"), text);
+    let last = lines.last().unwrap();
+    assert_eq!((&last["done"], &last["eval_count"]), (&true.into(), &20.into()));
+    let whole = server.post("/api/chat", &with(ollama, "stream", false.into()));
+    assert_eq!(whole["message"]["content"], text);
+
+    let prompt = completion("Once upon a time", 16);
+    let whole = server.post("/v1/completions", &prompt);
+    let raw = json!({ "prompt": "Once upon a time", "raw": true, "stream": false, "options":
+        { "temperature": 0, "num_predict": 16, "repeat_penalty": 1.0 } });
+    assert_eq!(server.post("/api/generate", &raw)["response"], whole["choices"][0]["text"]);
+    assert_eq!(server.end(), Some(0));
+}
+
+#[test]
+fn answers_do_not_depend_on_others_and_equal_those_of_a_batch() {
+    let server = Server::start(&["--parallel", "4"]);
+    let requests: Vec<Value> = (0..8usize)
+        .map(|number| {
+            let prompt = "The fox and the bear ".repeat(1 + number * 3);
+            let request = with(completion(&prompt, 8 + number), "seed", number.into());
+            with(request, "temperature", json!(if number % 2 == 0 { 0.0 } else { 0.9 }))
+        })
+        .collect();
+    let ask =
+        |request: &Value| server.post("/v1/completions", request)["choices"][0]["text"].clone();
+    let alone: Vec<Value> = requests.iter().map(ask).collect();
+    let together: Vec<Value> = thread::scope(|scope| {
+        let threads: Vec<_> =
+            requests.iter().map(|request| scope.spawn(move || ask(request))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(together, alone);
+
+    let folder = tempfile::tempdir().unwrap();
+    let [input, output] =
+        ["in.jsonl", "out.jsonl"].map(|name| folder.path().join(name).to_str().unwrap().to_owned());
+    let line = |(number, body)| {
+        format!(
+            "{}\n",
+            json!({ "custom_id": format!("{number}"), "url": "/v1/completions", "body": body })
+        )
+    };
+    std::fs::write(&input, requests.iter().enumerate().map(line).collect::<String>()).unwrap();
+    forebay(&["batch", &demo(), &input, "-o", &output, "--device", "cpu"]).ok();
+    let lines = std::fs::read_to_string(&output).unwrap();
+    let batch: Vec<Value> = lines
+        .lines()
+        .map(|line| {
+            let line: Value = serde_json::from_str(line).unwrap();
+            line["response"]["body"]["choices"][0]["text"].clone()
+        })
+        .collect();
+    assert_eq!(batch, alone);
+}
+
+#[test]
+fn stops_choices_and_probabilities() {
+    let server = Server::start(&[]);
+    let free = server.post("/v1/completions", &completion("Once upon a time", 24));
+    let text = free["choices"][0]["text"].as_str().unwrap().to_owned();
+    let stop: String = text.chars().skip(text.chars().count() / 2).take(3).collect();
+    let before = &text[..text.find(&stop).unwrap()];
+    let stopped = with(completion("Once upon a time", 24), "stop", json!([stop, "never"]));
+    let answer = server.post("/v1/completions", &stopped);
+    assert_eq!(answer["choices"][0]["text"], before);
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    let parts = server.events("/v1/completions", &with(stopped, "stream", true.into()));
+    assert_eq!(text_of(&parts, "/choices/0/text"), before);
+
+    let three = with(with(completion("A", 6), "n", 3.into()), "temperature", json!(1.2));
+    let three = with(three, "seed", 5.into());
+    let whole = server.post("/v1/completions", &three);
+    assert_eq!(whole["choices"].as_array().unwrap().len(), 3);
+    assert_eq!(whole["usage"]["completion_tokens"], 18);
+    let parts = server.events("/v1/completions", &with(three, "stream", true.into()));
+    for (index, choice) in whole["choices"].as_array().unwrap().iter().enumerate() {
+        let own: Vec<Value> =
+            parts.iter().filter(|part| part["choices"][0]["index"] == index).cloned().collect();
+        assert_eq!(text_of(&own, "/choices/0/text"), choice["text"].as_str().unwrap());
+    }
+
+    let likely = with(completion("Once upon a time", 4), "logprobs", 3.into());
+    let logprobs = &server.post("/v1/completions", &likely)["choices"][0]["logprobs"];
+    let tokens: String = text_of(logprobs["tokens"].as_array().unwrap(), "");
+    assert!(text.starts_with(&tokens), "{tokens:?} {text:?}");
+    assert_eq!(logprobs["top_logprobs"][0].as_object().unwrap().len(), 3);
+    let chosen = logprobs["token_logprobs"][0].as_f64().unwrap();
+    let best = logprobs["top_logprobs"][0].as_object().unwrap().values();
+    assert_eq!(chosen, best.filter_map(Value::as_f64).fold(f64::MIN, f64::max));
+
+    // A bias that is large enough decides.
+    let ids = server.post("/tokenize", &json!({ "content": " the" }));
+    let id = ids["tokens"][0].to_string();
+    let biased = with(completion("Once upon a time", 3), "logit_bias", json!({ id: 100 }));
+    assert_eq!(server.post("/v1/completions", &biased)["choices"][0]["text"], " the the the");
+    let back = server.post("/detokenize", &json!({ "tokens": ids["tokens"] }));
+    assert_eq!(back["content"], " the");
+}
+
+#[test]
+fn wrong_requests_get_errors_in_the_form_of_their_interface() {
+    let server = Server::start(&["--max-body", "100KiB", "--ctx", "256"]);
+    let long = completion(&"word ".repeat(2000), 4);
+    let image = json!([{ "role": "user", "content": [{ "type": "image", "source": {} }] }]);
+    for (path, body, status, words) in [
+        ("/v1/completions", json!({ "prompt": "x", "model": "other" }), 404, "demo"),
+        ("/v1/completions", json!({ "prompt": "x", "temperature": -1 }), 400, "temperature"),
+        ("/v1/completions", json!({ "prompt": [999_999_999] }), 400, "vocabulary"),
+        ("/v1/completions", json!({ "prompt": "x", "suffix": "y" }), 400, "suffix"),
+        ("/v1/completions", long, 400, "context"),
+        ("/v1/chat/completions", json!({ "messages": [] }), 400, "no message"),
+        ("/v1/chat/completions", json!({ "messages": [{ "role": "king" }] }), 400, "role"),
+        ("/v1/messages", json!({ "max_tokens": 5, "messages": image }), 400, "images"),
+        (
+            "/v1/messages",
+            json!({ "messages": [{ "role": "user", "content": "x" }] }),
+            400,
+            "max_tokens",
+        ),
+        (
+            "/api/chat",
+            json!({ "messages": [{ "role": "user", "content": "x", "images": ["x"] }] }),
+            400,
+            "images",
+        ),
+        ("/api/generate", json!({ "prompt": "x", "format": "json" }), 400, "format"),
+        ("/api/pull", json!({}), 501, "models"),
+        ("/v1/nothing", json!({}), 404, "/v1/nothing"),
+        ("/health", json!({}), 405, "POST"),
+        ("/detokenize", json!({ "tokens": [999_999_999] }), 400, "vocabulary"),
+    ] {
+        let (found, answer) = server.ask("POST", path, "", &body.to_string());
+        assert_eq!(found, status, "{path}: {answer}");
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        let message = match path {
+            "/v1/messages" => {
+                assert_eq!(answer["type"], "error");
+                &answer["error"]["message"]
+            }
+            _ if path.starts_with("/api/") => &answer["error"],
+            _ => &answer["error"]["message"],
+        };
+        assert!(message.as_str().is_some_and(|text| text.contains(words)), "{path}: {answer}");
+    }
+    for body in ["", "{", "[]", "null", "\u{1}", "{\"prompt\": 1e999}"] {
+        assert_eq!(server.ask("POST", "/v1/completions", "", body).0, 400, "{body}");
+        assert_eq!(server.ask("POST", "/v1/messages", "", body).0, 400, "{body}");
+        assert_eq!(server.ask("POST", "/api/chat", "", body).0, 400, "{body}");
+    }
+    let large = completion(&"x".repeat(200 << 10), 1).to_string();
+    assert_eq!(server.ask("POST", "/v1/completions", "", &large).0, 413);
+    let nested = format!("{{\"messages\": {}{}}}", "[".repeat(40_000), "]".repeat(40_000));
+    assert_eq!(server.ask("POST", "/v1/chat/completions", "", &nested).0, 400);
+    for (headers, status) in
+        [("Host: example.com\r\n", 403), ("Origin: https://example.com\r\n", 403), ("", 200)]
+    {
+        assert_eq!(server.ask("GET", "/v1/models", headers, "").0, status, "{headers}");
+    }
+    assert_eq!(server.get("/"), (200, "Ollama is running".to_owned()));
+    assert_eq!(server.end(), Some(0));
+}
+
+#[test]
+fn keys_and_addresses() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "secret\n").unwrap();
+    let server = Server::start(&["--api-key-file", keys.to_str().unwrap()]);
+    assert_eq!(server.get("/health").0, 200);
+    for (headers, status) in [
+        ("", 401),
+        ("Authorization: Bearer wrong\r\n", 401),
+        ("Authorization: Bearer secret\r\n", 200),
+        ("X-Api-Key: secret\r\n", 200),
+    ] {
+        assert_eq!(server.ask("GET", "/v1/models", headers, "").0, status, "{headers}");
+    }
+    let port = server.address.rsplit(':').next().unwrap();
+    let serve = |more: &[&str]| {
+        let demo = demo();
+        let mut arguments = vec!["serve", &demo, "--device", "cpu"];
+        arguments.extend(more);
+        forebay(&arguments)
+    };
+    assert!(serve(&["--port", port]).failed(1).contains("cannot listen"));
+    assert!(serve(&["--host", "0.0.0.0", "--port", "0"]).failed(2).contains("--api-key-file"));
+    std::fs::write(&keys, "\n# nothing\n").unwrap();
+    let keys = ["--api-key-file", keys.to_str().unwrap()];
+    assert!(serve(&keys).failed(1).contains("no key"));
+    assert!(serve(&["--cors", "example.com"]).failed(2).contains("origin"));
+}
+
+#[test]
+fn clients_that_go_or_stall_disturb_nobody() {
+    let server = Server::start(&["--parallel", "2"]);
+    let long =
+        with(with(completion("Once", 900), "stream", true.into()), "ignore_eos", true.into());
+    // Four clients go after the first part: two that run and two that wait.
+    for _ in 0..4 {
+        let mut stream = server.begin("POST", "/v1/completions", "", &long.to_string());
+        let _ = stream.read(&mut [0; 256]).unwrap();
+    }
+    let stalled: Vec<TcpStream> = (0..200)
+        .map(|_| {
+            let mut stream = TcpStream::connect(&server.address).unwrap();
+            stream
+                .write_all(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Le")
+                .unwrap();
+            stream
+        })
+        .collect();
+    assert_eq!(server.get("/health").0, 200);
+    let started = Instant::now();
+    while server.running() != (0.into(), 0.into()) {
+        assert!(started.elapsed() < Duration::from_secs(30), "{:?}", server.running());
+        thread::sleep(Duration::from_millis(20));
+    }
+    let answer = server.post("/v1/completions", &completion("Once", 4));
+    assert_eq!(answer["usage"]["completion_tokens"], 4);
+    drop(stalled);
+    let (status, metrics) = server.get("/metrics");
+    assert_eq!(status, 200);
+    assert!(metrics.contains("forebay_requests_total"), "{metrics}");
+}
+
+#[test]
+fn a_signal_lets_answers_finish() {
+    let mut server = Server::start(&[]);
+    let request = with(completion("Once upon a time", 300), "stream", true.into());
+    let mut stream = server.begin("POST", "/v1/completions", "", &request.to_string());
+    let mut text = vec![0; 300];
+    stream.read_exact(&mut text).unwrap();
+    server.signal();
+    stream.read_to_end(&mut text).unwrap();
+    let text = String::from_utf8(text).unwrap();
+    assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
+    assert!(text.contains("\"finish_reason\":\"length\""), "{text}");
+    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+}
