@@ -14,7 +14,7 @@ use forebay_model::sampling::Sampling;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::app::App;
+use crate::app::{self, App};
 use crate::body::Received;
 use crate::error::ApiError;
 use crate::openai::answer::{Choice, call_id};
@@ -257,9 +257,12 @@ pub async fn count_tokens(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
-    let (_, wanted) = read(&body)?;
-    app.check_model(wanted.model.as_deref())?;
-    let prepared = app.prepare(wanted)?;
+    let prepare = move || {
+        let (_, wanted) = read(&body)?;
+        app.check_model(wanted.model.as_deref())?;
+        app.prepare(wanted)
+    };
+    let prepared = app::work(prepare).await?;
     Ok(Json(json!({ "input_tokens": prepared.request.prompt.len() })))
 }
 
@@ -268,13 +271,16 @@ pub async fn messages(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    let (body, wanted) = read(&body)?;
-    app.check_model(wanted.model.as_deref())?;
-    if body.max_tokens.is_none_or(|most| most == 0) {
-        return Err(ApiError::bad("max_tokens must be at least 1").into());
-    }
-    let (streams, stops) = (wanted.stream, wanted.stops.clone());
-    let prepared = app.prepare(wanted)?;
+    let own = app.clone();
+    let prepare = move || {
+        let (body, wanted) = read(&body)?;
+        own.check_model(wanted.model.as_deref())?;
+        if body.max_tokens.is_none_or(|most| most == 0) {
+            return Err(ApiError::bad("max_tokens must be at least 1"));
+        }
+        Ok((wanted.stream, wanted.stops.clone(), own.prepare(wanted)?))
+    };
+    let (streams, stops, prepared) = app::work(prepare).await?;
     let input_tokens = prepared.request.prompt.len();
     let answers = app.start(&prepared).await?;
     let unique = stream::unique();

@@ -85,6 +85,20 @@ impl Model {
     }
 }
 
+/// Runs work that may take long, such as making tokens of a large prompt, beside the threads that talk to clients.
+///
+/// # Errors
+/// Returns the errors of the work, and an error if it panics.
+pub async fn work<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| {
+        tracing::error!("preparing a request: {error}");
+        Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be prepared"))
+    })
+}
+
 /// What all handlers share.
 pub struct App {
     pub model: Model,

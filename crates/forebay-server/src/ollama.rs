@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
@@ -14,7 +15,7 @@ use forebay_model::sampling::Sampling;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::app::App;
+use crate::app::{self, App};
 use crate::body::Received;
 use crate::error::ApiError;
 use crate::openai::answer::Choice;
@@ -95,7 +96,7 @@ pub async fn chat(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    answer(app, Endpoint::Chat, &body).await
+    answer(app, Endpoint::Chat, body).await
 }
 
 /// `POST /api/generate`.
@@ -103,21 +104,24 @@ pub async fn generate(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    answer(app, Endpoint::Generate, &body).await
+    answer(app, Endpoint::Generate, body).await
 }
 
-async fn answer(app: Arc<App>, endpoint: Endpoint, body: &[u8]) -> Result<Response, Failure> {
-    let body: Body = serde_json::from_slice(body)
-        .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))?;
-    app.check_model(body.model.as_deref())?;
-    let Some(wanted) = wanted(endpoint, &body)? else {
+async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Response, Failure> {
+    let own = app.clone();
+    let prepare = move || {
+        let body: Body = serde_json::from_slice(&body)
+            .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))?;
+        own.check_model(body.model.as_deref())?;
+        let wanted = wanted(endpoint, &body)?;
+        wanted.map(|wanted| Ok((wanted.stream, own.prepare(wanted)?))).transpose()
+    };
+    let Some((streams, prepared)) = app::work(prepare).await? else {
         // A request without a prompt loads the model, which is loaded already.
         let mut loaded = part(&app.model.name, endpoint, &Shown::default());
         (loaded["done"], loaded["done_reason"]) = (true.into(), "load".into());
         return Ok(Json(loaded).into_response());
     };
-    let streams = wanted.stream;
-    let prepared = app.prepare(wanted)?;
     let answers = app.start(&prepared).await?;
     let lines = Lines { app, endpoint, calls: Vec::new(), ended: false };
     if streams {

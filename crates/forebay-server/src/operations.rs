@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
-use crate::app::App;
+use crate::app::{self, App};
 use crate::body::Received;
 use crate::error::ApiError;
 use crate::openai::{Failure, Input, Wanted};
@@ -71,10 +71,14 @@ pub async fn tokenize(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
-    let asked: Tokenize = read(&body)?;
-    let text = asked.content.or(asked.prompt).ok_or_else(|| ApiError::bad("content is missing"))?;
-    let ids = app.model.tokenizer.encode(&text, asked.add_special, asked.parse_special);
-    let ids = ids.map_err(|error| ApiError::bad(error.to_string()))?;
+    let encode = move || {
+        let asked: Tokenize = read(&body)?;
+        let text =
+            asked.content.or(asked.prompt).ok_or_else(|| ApiError::bad("content is missing"))?;
+        let ids = app.model.tokenizer.encode(&text, asked.add_special, asked.parse_special);
+        ids.map_err(|error| ApiError::bad(error.to_string()))
+    };
+    let ids = app::work(encode).await?;
     Ok(Json(json!({ "tokens": ids, "count": ids.len() })))
 }
 
@@ -88,12 +92,15 @@ pub async fn detokenize(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
-    let Detokenize { tokens } = read(&body)?;
-    let size = app.model.tokenizer.vocab_size();
-    if let Some(id) = tokens.iter().find(|id| **id as usize >= size) {
-        return Err(ApiError::bad(format!("token {id} is not in the vocabulary of {size}")).into());
-    }
-    Ok(Json(json!({ "content": app.model.tokenizer.decode(&tokens, true) })))
+    let decode = move || {
+        let Detokenize { tokens } = read(&body)?;
+        let size = app.model.tokenizer.vocab_size();
+        if let Some(id) = tokens.iter().find(|id| **id as usize >= size) {
+            return Err(ApiError::bad(format!("token {id} is not in the vocabulary of {size}")));
+        }
+        Ok(app.model.tokenizer.decode(&tokens, true))
+    };
+    Ok(Json(json!({ "content": app::work(decode).await? })))
 }
 
 /// `POST /apply-template`: the prompt of a conversation.
@@ -101,11 +108,14 @@ pub async fn apply_template(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
-    let body: Value = read(&body)?;
-    let messages = Message::list_from_json(&body).map_err(|e| ApiError::bad(e.to_string()))?;
-    let tools = body.get("tools").filter(|tools| tools.is_array()).cloned();
-    let input = Input::Chat { messages, tools, think: None, variables: Map::new() };
-    let prepared = app.prepare(Wanted { input, ..Wanted::default() })?;
+    let prepare = move || {
+        let body: Value = read(&body)?;
+        let messages = Message::list_from_json(&body).map_err(|e| ApiError::bad(e.to_string()))?;
+        let tools = body.get("tools").filter(|tools| tools.is_array()).cloned();
+        let input = Input::Chat { messages, tools, think: None, variables: Map::new() };
+        app.prepare(Wanted { input, ..Wanted::default() })
+    };
+    let prepared = app::work(prepare).await?;
     Ok(Json(json!({ "prompt": prepared.text, "tokens": prepared.request.prompt.len() })))
 }
 

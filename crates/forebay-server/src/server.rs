@@ -32,6 +32,8 @@ const CONNECTIONS_MOST: usize = 2048;
 const CLIENT_TIME: Duration = Duration::from_secs(20);
 /// Threads that talk to clients. The engine has threads of its own.
 const THREADS: usize = 2;
+/// Most requests whose prompts are made into tokens at a time.
+const PREPARING_MOST: usize = 4;
 /// Time between two looks at whether the server should stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -71,6 +73,7 @@ impl Listener {
         drop(cors(&options.origins)?);
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
+            .max_blocking_threads(PREPARING_MOST)
             .thread_name("server")
             .enable_io()
             .enable_time()

@@ -141,7 +141,7 @@ impl Thread {
                 Ok(_) => self.failures = 0,
                 Err(error) => self.note_failure(&error),
             }
-            self.update_report();
+            self.update_report(self.reported.elapsed() >= REPORT_EVERY);
         }
         self.engine.cancel_all();
     }
@@ -149,8 +149,7 @@ impl Thread {
     /// Takes all commands that wait, and waits for one if no request is left. Returns false if the thread should end.
     fn take_commands(&mut self) -> bool {
         if self.engine.load() == (0, 0) {
-            self.reported -= REPORT_EVERY;
-            self.update_report();
+            self.update_report(true);
             let Ok(command) = self.received.recv() else { return false };
             if !self.take(command) {
                 return false;
@@ -197,9 +196,8 @@ impl Thread {
         }
     }
 
-    /// Updates the report. Statistics that take long to collect stay as they are until it is their time.
-    fn update_report(&mut self) {
-        let is_due = self.reported.elapsed() >= REPORT_EVERY;
+    /// Updates the report. Statistics that take long to collect stay as they are unless the report `is_due`.
+    fn update_report(&mut self, is_due: bool) {
         let session = is_due.then(|| self.engine.session().statistics());
         let mut current = self.report.lock().unwrap_or_else(PoisonError::into_inner);
         let session = session.unwrap_or_else(|| current.session.clone());

@@ -6,13 +6,14 @@ mod request;
 use std::sync::Arc;
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use self::answer::{Choice, Identity};
 pub use self::request::{Endpoint, Input, Refusal, Wanted, wanted};
-use crate::app::App;
+use crate::app::{self, App};
 use crate::body::Received;
 use crate::error::ApiError;
 use crate::run::{Piece, Token, Update};
@@ -69,7 +70,7 @@ pub async fn chat(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    answer(app, Endpoint::Chat, &body).await
+    answer(app, Endpoint::Chat, body).await
 }
 
 /// `POST /v1/completions`.
@@ -77,19 +78,23 @@ pub async fn completions(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    answer(app, Endpoint::Completions, &body).await
+    answer(app, Endpoint::Completions, body).await
 }
 
-async fn answer(app: Arc<App>, endpoint: Endpoint, body: &[u8]) -> Result<Response, Failure> {
-    let body: Value = serde_json::from_slice(body)
-        .map_err(|error| ApiError::bad(format!("the body is not JSON: {error}")))?;
-    let wanted = wanted(endpoint, &body)?;
-    if !wanted.unknown.is_empty() {
-        tracing::debug!(fields = ?wanted.unknown, "the request has fields that mean nothing here");
-    }
-    app.check_model(wanted.model.as_deref())?;
-    let (streams, usage, statistics) = (wanted.stream, wanted.stream_usage, wanted.statistics);
-    let prepared = app.prepare(wanted)?;
+async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Response, Failure> {
+    let own = app.clone();
+    let prepare = move || {
+        let body: Value = serde_json::from_slice(&body)
+            .map_err(|error| ApiError::bad(format!("the body is not JSON: {error}")))?;
+        let wanted = wanted(endpoint, &body)?;
+        if !wanted.unknown.is_empty() {
+            tracing::debug!(fields = ?wanted.unknown, "the request has fields that mean nothing here");
+        }
+        own.check_model(wanted.model.as_deref())?;
+        let form = (wanted.stream, wanted.stream_usage, wanted.statistics);
+        Ok((form, own.prepare(wanted)?))
+    };
+    let ((streams, usage, statistics), prepared) = app::work(prepare).await?;
     let answers = app.start(&prepared).await?;
     let head = Head { app, endpoint, unique: stream::unique(), created: stream::now() };
     if streams {
