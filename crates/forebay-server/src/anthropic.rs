@@ -15,28 +15,24 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::app::{self, App};
-use crate::body::Received;
-use crate::error::ApiError;
+use crate::body::{Received, read};
+use crate::error::{self, ApiError, ErrorForm};
 use crate::openai::answer::{Choice, call_id};
 use crate::openai::{Input, Wanted};
 use crate::run::{Piece, Update};
 use crate::stream::{self, Encode};
 
-/// An error in the form of the Anthropic API.
-pub struct Failure(ApiError);
+/// The form of errors of the Anthropic API.
+pub struct Form;
 
-impl<E: Into<ApiError>> From<E> for Failure {
-    fn from(error: E) -> Failure {
-        Failure(error.into())
+impl ErrorForm for Form {
+    fn body(error: &ApiError) -> Value {
+        error_body(error)
     }
 }
 
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        let Failure(error) = self;
-        (error.status, Json(error_body(&error))).into_response()
-    }
-}
+/// An error in this form.
+pub type Failure = error::Failure<Form>;
 
 /// Returns an error in the form of the Anthropic API.
 pub fn error_body(error: &ApiError) -> Value {
@@ -120,9 +116,8 @@ struct Thinking {
 }
 
 /// Reads the body of a request.
-fn read(body: &[u8]) -> Result<(Body, Wanted), ApiError> {
-    let body: Body = serde_json::from_slice(body)
-        .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))?;
+fn request(body: &[u8]) -> Result<(Body, Wanted), ApiError> {
+    let body: Body = read(body)?;
     let wanted = wanted(&body)?;
     Ok((body, wanted))
 }
@@ -258,7 +253,7 @@ pub async fn count_tokens(
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
     let prepare = move || {
-        let (_, wanted) = read(&body)?;
+        let (_, wanted) = request(&body)?;
         app.check_model(wanted.model.as_deref())?;
         app.prepare(wanted)
     };
@@ -273,7 +268,7 @@ pub async fn messages(
 ) -> Result<Response, Failure> {
     let own = app.clone();
     let prepare = move || {
-        let (body, wanted) = read(&body)?;
+        let (body, wanted) = request(&body)?;
         own.check_model(wanted.model.as_deref())?;
         if body.max_tokens.is_none_or(|most| most == 0) {
             return Err(ApiError::bad("max_tokens must be at least 1"));
@@ -289,11 +284,8 @@ pub async fn messages(
             Events { app, unique, stops, input_tokens, index: 0, open: None, ended: false };
         return Ok(stream::response(answers, events));
     }
-    let choices = answers.all().await?;
-    let choice = match choices.first() {
-        Some(choice) if !choice.has_failed() => choice,
-        _ => return Err(app.failure_of(&choices).into()),
-    };
+    let choices = app.all(answers).await?;
+    let choice = choices.first().ok_or_else(ApiError::stopped)?;
     let mut answer = message(&app.model.name, &unique, usage(&choice.statistics));
     answer["content"] = content(&unique, &choice.message).into();
     (answer["stop_reason"], answer["stop_sequence"]) = stop(choice, &stops);

@@ -161,6 +161,18 @@ impl App {
         Answers::start(&self.model.worker, &self.model.tokenizer, prepared, &self.metrics).await
     }
 
+    /// Waits for all answers to a request.
+    ///
+    /// # Errors
+    /// Returns an error if one of them failed.
+    pub async fn all(&self, answers: Answers) -> Result<Vec<Choice>, ApiError> {
+        let choices = answers.all().await?;
+        match choices.iter().any(Choice::has_failed) {
+            true => Err(self.failure_of(&choices)),
+            false => Ok(choices),
+        }
+    }
+
     /// Returns why answers failed.
     pub fn failure_of(&self, choices: &[Choice]) -> ApiError {
         let why = choices.iter().find_map(|choice| match &choice.end {

@@ -4,9 +4,19 @@ use axum::body::Bytes;
 use axum::extract::{FromRequest, Request};
 use axum::http::StatusCode;
 use axum::response::Response;
+use serde::de::DeserializeOwned;
 
 use crate::access;
 use crate::error::ApiError;
+
+/// Reads a body.
+///
+/// # Errors
+/// Returns an error if it is not JSON or has other fields.
+pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(body)
+        .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))
+}
 
 /// The body of a request, or an error in the form of the interface to which the path belongs.
 pub struct Received(pub Bytes);

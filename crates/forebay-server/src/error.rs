@@ -1,8 +1,13 @@
 //! Errors of requests, independent of the interface that reports them.
 
+use std::marker::PhantomData;
+
+use axum::Json;
 use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
 use forebay_engine::EngineError;
 use forebay_model::ModelError;
+use serde_json::Value;
 
 use crate::openai::Refusal;
 
@@ -56,6 +61,29 @@ impl ApiError {
             status if status.is_server_error() => "api_error",
             _ => "invalid_request_error",
         }
+    }
+}
+
+/// The form in which an interface reports errors.
+pub trait ErrorForm {
+    fn body(error: &ApiError) -> Value;
+}
+
+/// An error that becomes a response in the form of an interface.
+pub struct Failure<F> {
+    error: ApiError,
+    form: PhantomData<F>,
+}
+
+impl<E: Into<ApiError>, F> From<E> for Failure<F> {
+    fn from(error: E) -> Failure<F> {
+        Failure { error: error.into(), form: PhantomData }
+    }
+}
+
+impl<F: ErrorForm> IntoResponse for Failure<F> {
+    fn into_response(self) -> Response {
+        (self.error.status, Json(F::body(&self.error))).into_response()
     }
 }
 

@@ -28,7 +28,7 @@ use forebay_text::TextError;
 pub use access::Keys;
 pub use app::Model;
 pub use prepare::{Preparation, Prepared};
-pub use run::Token;
+pub use run::{Update, sink};
 pub use server::{Listener, ServerOptions};
 
 /// Reason why a server cannot start or has to end.

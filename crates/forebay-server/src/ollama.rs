@@ -16,8 +16,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::app::{self, App};
-use crate::body::Received;
-use crate::error::ApiError;
+use crate::body::{Received, read};
+use crate::error::{self, ApiError, ErrorForm};
 use crate::openai::answer::Choice;
 use crate::openai::{Input, Wanted};
 use crate::run::{Piece, Update};
@@ -26,21 +26,17 @@ use crate::stream::{self, Encode};
 /// Version of Ollama whose interface this is. Some clients refuse servers that are too old.
 const VERSION: &str = "0.13.0";
 
-/// An error in the form of Ollama.
-pub struct Failure(ApiError);
+/// The form of errors of Ollama.
+pub struct Form;
 
-impl<E: Into<ApiError>> From<E> for Failure {
-    fn from(error: E) -> Failure {
-        Failure(error.into())
+impl ErrorForm for Form {
+    fn body(error: &ApiError) -> Value {
+        json!({ "error": error.message })
     }
 }
 
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        let Failure(error) = self;
-        (error.status, Json(json!({ "error": error.message }))).into_response()
-    }
-}
+/// An error in this form.
+pub type Failure = error::Failure<Form>;
 
 #[derive(Deserialize)]
 struct Body {
@@ -110,8 +106,7 @@ pub async fn generate(
 async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Response, Failure> {
     let own = app.clone();
     let prepare = move || {
-        let body: Body = serde_json::from_slice(&body)
-            .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))?;
+        let body: Body = read(&body)?;
         own.check_model(body.model.as_deref())?;
         let wanted = wanted(endpoint, &body)?;
         wanted.map(|wanted| Ok((wanted.stream, own.prepare(wanted)?))).transpose()
@@ -127,10 +122,8 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
     if streams {
         return Ok(stream::response(answers, lines));
     }
-    let choices = answers.all().await?;
-    let Some(choice) = choices.first().filter(|choice| !choice.has_failed()) else {
-        return Err(lines.app.failure_of(&choices).into());
-    };
+    let choices = lines.app.all(answers).await?;
+    let choice = choices.first().ok_or_else(ApiError::stopped)?;
     let shown = Shown {
         content: choice.message.content.clone(),
         thinking: choice.message.reasoning.clone().unwrap_or_default(),
@@ -449,8 +442,7 @@ pub async fn show(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
-    let named: Named = serde_json::from_slice(&body)
-        .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))?;
+    let named: Named = read(&body)?;
     app.check_model(named.model.or(named.name).as_deref())?;
     let info = &app.model.info;
     let family = info.architecture;
@@ -483,5 +475,5 @@ pub async fn show(
 /// Answers requests that this server cannot follow.
 pub async fn not_implemented() -> Failure {
     let why = "this server does not make or change models";
-    Failure(ApiError::new(StatusCode::NOT_IMPLEMENTED, why))
+    ApiError::new(StatusCode::NOT_IMPLEMENTED, why).into()
 }

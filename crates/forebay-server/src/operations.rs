@@ -9,11 +9,10 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use forebay_chat::Message;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 
 use crate::app::{self, App};
-use crate::body::Received;
+use crate::body::{Received, read};
 use crate::error::ApiError;
 use crate::openai::{Failure, Input, Wanted};
 
@@ -117,9 +116,4 @@ pub async fn apply_template(
     };
     let prepared = app::work(prepare).await?;
     Ok(Json(json!({ "prompt": prepared.text, "tokens": prepared.request.prompt.len() })))
-}
-
-fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
-    serde_json::from_slice(body)
-        .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))
 }

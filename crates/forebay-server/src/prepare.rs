@@ -120,6 +120,14 @@ impl Preparation<'_> {
 }
 
 impl Prepared {
+    /// Returns the request for one of its answers. Their seeds count up.
+    pub fn request_of(&self, choice: usize) -> Request {
+        let mut request = self.request.clone();
+        let seed = &mut request.options.sampling.seed;
+        *seed = seed.wrapping_add(choice as u64);
+        request
+    }
+
     /// Returns the positions that the prompt and the longest answer take.
     pub fn positions(&self) -> usize {
         self.request.prompt.len() + self.request.options.max_tokens.unwrap_or(0)

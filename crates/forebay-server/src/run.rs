@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_chat::{AnswerStream, Event as ChatEvent};
-use forebay_engine::engine::{Event, GeneratedToken};
+use forebay_engine::engine::{Event, GeneratedToken, Sink};
 use forebay_text::Tokenizer;
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::error::ApiError;
 use crate::metrics::{Counts, Metrics};
@@ -100,11 +100,9 @@ impl Answers {
         let (sender, updates) = unbounded_channel();
         let mut tickets = Vec::new();
         for choice in 0..prepared.choices {
-            let mut request = prepared.request.clone();
-            let seed = &mut request.options.sampling.seed;
-            *seed = seed.wrapping_add(choice as u64);
-            let sink = Answer::sink(choice, tokenizer, prepared, sender.clone());
-            tickets.push(worker.submit(request, sink).await?);
+            let sender = sender.clone();
+            let sink = sink(choice, tokenizer, prepared, move |update| sender.send(update).is_ok());
+            tickets.push(worker.submit(prepared.request_of(choice), sink).await?);
         }
         let (left, last) = (prepared.choices, vec![None; prepared.choices]);
         Ok(Answers { updates, _tickets: tickets, left, counts: metrics.counts.clone(), last })
@@ -155,28 +153,30 @@ impl Answers {
     }
 }
 
+/// Returns the sink of one of the answers to a request. It gives `send` every update, and ends the request when a stop text is
+/// complete or `send` returns false.
+pub fn sink(
+    choice: usize,
+    tokenizer: &Arc<Tokenizer>,
+    prepared: &Prepared,
+    send: impl FnMut(Update) -> bool + Send + 'static,
+) -> Sink {
+    let Prepared { text, format, continues, stops, .. } = prepared;
+    let stream = AnswerStream::new(tokenizer.clone(), format, text, *continues, stops);
+    let tokenizer = tokenizer.clone();
+    let mut answer = Answer { choice, stream: Some(stream), tokenizer, send };
+    Box::new(move |event| answer.take(event))
+}
+
 /// One answer on the engine's thread.
-struct Answer {
+struct Answer<F> {
     choice: usize,
     stream: Option<AnswerStream<Arc<Tokenizer>>>,
     tokenizer: Arc<Tokenizer>,
-    updates: UnboundedSender<Update>,
+    send: F,
 }
 
-impl Answer {
-    fn sink(
-        choice: usize,
-        tokenizer: &Arc<Tokenizer>,
-        prepared: &Prepared,
-        updates: UnboundedSender<Update>,
-    ) -> forebay_engine::engine::Sink {
-        let Prepared { text, format, continues, stops, .. } = prepared;
-        let stream = AnswerStream::new(tokenizer.clone(), format, text, *continues, stops);
-        let mut answer =
-            Answer { choice, stream: Some(stream), tokenizer: tokenizer.clone(), updates };
-        Box::new(move |event| answer.take(event))
-    }
-
+impl<F: FnMut(Update) -> bool> Answer<F> {
     /// Takes an event of the engine. The request ends if a stop text is complete or nobody listens.
     fn take(&mut self, event: Event) -> ControlFlow<()> {
         let choice = self.choice;
@@ -196,9 +196,9 @@ impl Answer {
                 (Update::Done { choice, pieces, answer: Box::new(answer) }, true)
             }
         };
-        match self.updates.send(update) {
-            Ok(()) if !stopped => ControlFlow::Continue(()),
-            _ => ControlFlow::Break(()),
+        match (self.send)(update) && !stopped {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
         }
     }
 }

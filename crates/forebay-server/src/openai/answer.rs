@@ -36,24 +36,8 @@ pub struct Identity<'a> {
     pub model: &'a str,
 }
 
-/// Returns the body of an answer.
-///
-/// # Errors
-/// Returns the body of an error if one of the choices failed.
-pub fn whole(
-    endpoint: Endpoint,
-    identity: &Identity<'_>,
-    choices: &[Choice],
-) -> Result<Value, Value> {
-    let failed = choices.iter().find_map(|choice| match &choice.end {
-        RequestEnd::Failed(why) => Some(why.as_str()),
-        RequestEnd::Cancelled => Some("the request was cancelled"),
-        _ => None,
-    });
-    if let Some(why) = failed {
-        let error = json!({ "message": why, "type": "server_error", "param": null, "code": null });
-        return Err(json!({ "error": error }));
-    }
+/// Returns the body of an answer, none of whose choices failed.
+pub fn whole(endpoint: Endpoint, identity: &Identity<'_>, choices: &[Choice]) -> Value {
     let parts: Vec<Value> = choices
         .iter()
         .enumerate()
@@ -79,7 +63,7 @@ pub fn whole(
     let mut body = head(endpoint, object, identity);
     body.insert("choices".into(), parts.into());
     body.insert("usage".into(), usage(choices));
-    Ok(body.into())
+    body.into()
 }
 
 /// Returns the fields that begin an answer and each of its parts.

@@ -15,25 +15,21 @@ use self::answer::{Choice, Identity};
 pub use self::request::{Endpoint, Input, Refusal, Wanted, wanted};
 use crate::app::{self, App};
 use crate::body::Received;
-use crate::error::ApiError;
+use crate::error::{self, ApiError, ErrorForm};
 use crate::run::{Piece, Token, Update};
 use crate::stream::{self, Encode};
 
-/// An error in the form of the OpenAI API.
-pub struct Failure(ApiError);
+/// The form of errors of the OpenAI API.
+pub struct Form;
 
-impl<E: Into<ApiError>> From<E> for Failure {
-    fn from(error: E) -> Failure {
-        Failure(error.into())
+impl ErrorForm for Form {
+    fn body(error: &ApiError) -> Value {
+        error_body(error)
     }
 }
 
-impl IntoResponse for Failure {
-    fn into_response(self) -> Response {
-        let Failure(error) = self;
-        (error.status, Json(error_body(&error))).into_response()
-    }
-}
+/// An error in this form.
+pub type Failure = error::Failure<Form>;
 
 /// Returns an error in the form of the OpenAI API.
 pub fn error_body(error: &ApiError) -> Value {
@@ -103,16 +99,11 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
         let parts = Parts { head, usage, statistics, choices, offsets };
         return Ok(stream::response(answers, parts));
     }
-    let choices = answers.all().await?;
-    let body = match answer::whole(endpoint, &head.identity(), &choices) {
-        Ok(mut body) => {
-            if statistics {
-                body["statistics"] = statistics_of(&choices);
-            }
-            body
-        }
-        Err(_) => return Err(head.app.failure_of(&choices).into()),
-    };
+    let choices = head.app.all(answers).await?;
+    let mut body = answer::whole(endpoint, &head.identity(), &choices);
+    if statistics {
+        body["statistics"] = statistics_of(&choices);
+    }
     Ok(Json(body).into_response())
 }
 

@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use forebay_engine::engine::RequestEnd;
 use forebay_server::openai::answer::{self, Choice, Identity};
 use forebay_server::openai::{Endpoint, Refusal};
 use serde_json::{Value, json};
@@ -64,10 +65,15 @@ pub fn answered(
     choices: &[Choice],
 ) -> Value {
     let identity = Identity { model: wanted_model.unwrap_or(identity.model), ..*identity };
-    match answer::whole(line.endpoint, &identity, choices) {
-        Ok(body) => output(line, &identity, 200, body),
-        Err(error) => output(line, &identity, 500, error),
+    let failed = choices.iter().find_map(|choice| match &choice.end {
+        RequestEnd::Failed(why) => Some(why),
+        _ => None,
+    });
+    if let Some(why) = failed {
+        let error = json!({ "message": why, "type": "server_error", "param": null, "code": null });
+        return output(line, &identity, 500, json!({ "error": error }));
     }
+    output(line, &identity, 200, answer::whole(line.endpoint, &identity, choices))
 }
 
 /// Returns the output line of a request that was refused.

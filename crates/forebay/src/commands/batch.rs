@@ -2,19 +2,18 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, anyhow};
-use forebay_chat::{AnswerStream, Format};
-use forebay_engine::engine::{EngineOptions, Event, Latency, Request, RequestEnd};
+use forebay_chat::Format;
+use forebay_engine::engine::{EngineOptions, Latency, RequestEnd};
 use forebay_engine::{Engine, EngineError, SessionOptions};
 use forebay_model::ModelError;
 use forebay_server::openai::answer::{Choice, Identity};
 use forebay_server::openai::{Refusal, Wanted, wanted};
-use forebay_server::{Preparation, Prepared, Token};
+use forebay_server::{Preparation, Prepared, Update, sink};
 use forebay_store::Outputs;
 use forebay_text::{ChatTemplate, Tokenizer};
 use serde_json::{Value, json};
@@ -287,36 +286,20 @@ fn submit(
     finished: &Sender<Finished>,
 ) -> Result<(), Refusal> {
     for index in 0..prepared.choices {
-        let mut request: Request = prepared.request.clone();
-        request.options.sampling.seed = request.options.sampling.seed.wrapping_add(index as u64);
-        let Prepared { text, format, continues, stops, .. } = prepared;
-        let stream = AnswerStream::new(tokenizer.clone(), format, text, *continues, stops);
-        let (mut stream, finished) = (Some(stream), finished.clone());
-        let (tokenizer, mut tokens) = (tokenizer.clone(), Vec::new());
-        let sink = move |event: Event| {
-            let Some(of) = &mut stream else { return ControlFlow::Break(()) };
-            match event {
-                Event::Token(token) => {
-                    tokens.extend(Token::of(&token, &tokenizer));
-                    match of.push(token.id, &mut |_| {}) {
-                        true => ControlFlow::Break(()),
-                        false => ControlFlow::Continue(()),
-                    }
+        let (finished, mut tokens) = (finished.clone(), Vec::new());
+        let sink = sink(index, tokenizer, prepared, move |update| {
+            match update {
+                Update::Token { token, .. } => tokens.extend(token),
+                Update::Done { mut answer, .. } if answer.end != RequestEnd::Cancelled => {
+                    answer.tokens = std::mem::take(&mut tokens);
+                    // The receiver is gone only if the batch has failed.
+                    let _ = finished.send((number, index, *answer));
                 }
-                Event::Finished { end, statistics, .. } => {
-                    let answer = stream.take().map(|of| of.finish(&mut |_| {}));
-                    if end != RequestEnd::Cancelled {
-                        let (message, stop) = answer.unwrap_or_default();
-                        let tokens = std::mem::take(&mut tokens);
-                        let choice = Choice { message, end, stop, statistics, tokens };
-                        // The receiver is gone only if the batch has failed.
-                        let _ = finished.send((number, index, choice));
-                    }
-                    ControlFlow::Continue(())
-                }
+                Update::Done { .. } => {}
             }
-        };
-        let submitted = engine.submit(request, Box::new(sink));
+            true
+        });
+        let submitted = engine.submit(prepared.request_of(index), sink);
         if let Err(error) = submitted {
             let too_long = matches!(error, EngineError::Model(ModelError::ContextFull { .. }));
             return Err(Refusal {

@@ -15,7 +15,7 @@ use crate::args::{Parallel, ServeArgs};
 use crate::commands::plan;
 use crate::config;
 use crate::demo;
-use crate::failure::{Failure, Outcome, usage};
+use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::open::{self, Sequences};
 use crate::output;
@@ -125,7 +125,7 @@ fn while_interruptible<T>(
     let opened = open(options);
     done.store(true, Ordering::Relaxed);
     if watch.join().is_err() {
-        return usage("the thread that waits for signals has panicked");
+        return Err(anyhow!("the thread that waits for signals has panicked").into());
     }
     opened
 }
