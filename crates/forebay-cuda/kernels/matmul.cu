@@ -5,15 +5,14 @@
 // products, and stores them to the other buffer after them. So loads and arithmetic overlap. Time budget of a step of 64
 // columns with 128 tokens and 128 rows: 2.1 MFLOP take 512 clocks of the tensor cores of an H100 (its full rate needs wgmma;
 // mma reaches about 60 %). Decoding 8192 weights at 4 to 6 instructions takes 300 clocks. Reading weights takes longer
-// than both if a block is alone on its multiprocessor. So tiles for few tokens read the weights of 256 columns at once, and
-// weights of block types go through shared memory, up to 256 columns ahead (`matmul_ahead`).
+// than both if a block is alone on its multiprocessor. So tiles for few tokens read the weights of 256 columns at once.
+// Those of block types are copied ahead, and other warps decode them than multiply (`matmul_ahead`).
 // Sums are added along the columns in the same order for every tile.
 //
 // For F16 and BF16 weights, the activations are the sum of two numbers, high and low, which keeps 16 bits or more.
 #include "decode.cuh"
 #include "tiles.cuh"
 
-#define THREADS 256
 #define STEP 64
 
 // Returns the swizzled offset of a 16-byte chunk in a row of 128 bytes. Each of 8 rows permutes its chunks differently,
@@ -25,16 +24,18 @@ template <class W, int TOKENS> struct Plan {
     // True if encoded weights are copied ahead to shared memory.
     static constexpr bool AHEAD = TOKENS == 32 && W::ELEMENTS > 1;
     // Rows of the output, and steps of 64 columns between two barriers.
-    static constexpr int ROWS = TOKENS == 128 ? 128 : 64, DEPTH = TOKENS == 128 ? 1 : AHEAD ? 2 : 4 / PARTS;
+    static constexpr int ROWS = TOKENS == 128 ? 128 : AHEAD ? 32 : 64, DEPTH = TOKENS == 128 ? 1 : 4 / PARTS;
     static constexpr int X_BYTES = TOKENS * STEP * 2;
     static constexpr int W_BYTES = ROWS * STEP * 2;
-    // Number of warps along tokens and along rows, and what one warp computes, in units of 16 tokens and 8 rows.
-    static constexpr int ALONG_TOKENS = 2, ALONG_ROWS = 8 / ALONG_TOKENS;
+    // Number of threads that multiply, and of the block.
+    static constexpr int MULTIPLY = AHEAD ? 128 : 256, THREADS = AHEAD ? MULTIPLY + 256 : MULTIPLY;
+    // Number of multiplying warps along tokens and along rows, and what one computes, in units of 16 tokens and 8 rows.
+    static constexpr int ALONG_TOKENS = 2, ALONG_ROWS = MULTIPLY / 32 / ALONG_TOKENS;
     static constexpr int M = TOKENS / ALONG_TOKENS / 16, N = ROWS / ALONG_ROWS / 8;
-    // Number of 16-byte pieces of one part of the activations that a thread copies for 64 columns.
-    static constexpr int COPIES = TOKENS * 8 / THREADS;
-    // Number of groups of 32 weights that a thread decodes, and that a row has.
-    static constexpr int DECODED = ROWS * DEPTH * 2 / THREADS, IN_ROW = 2 * DEPTH;
+    // Number of 16-byte pieces of one part of the activations that a multiplying thread copies for 64 columns.
+    static constexpr int COPIES = TOKENS * 8 / MULTIPLY;
+    // Number of groups of 32 weights that a row has in a step, and that a thread decodes.
+    static constexpr int IN_ROW = 2 * DEPTH, DECODED = ROWS * IN_ROW / 256;
     // Encoded weights of 256 columns of a row, and the 16-byte pieces that contain them wherever they begin.
     static constexpr int CHUNK = W::ELEMENTS > 1 ? 256 / W::ELEMENTS * W::BYTES : 0;
     static constexpr int PIECES = W::ALIGN >= 16 && CHUNK % 16 == 0 ? CHUNK / 16 : (CHUNK + 30) / 16;
@@ -130,7 +131,7 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
     const int chunk = threadIdx.x & 7, copied_row = threadIdx.x >> 3;
 #pragma unroll
     for (int i = 0; i < P::COPIES; i++) {
-        const int entry = tile.first + copied_row + THREADS / 8 * i;
+        const int entry = tile.first + copied_row + P::THREADS / 8 * i;
         has_x[i] = entry < tile.end;
         x_rows[i] = has_x[i] ? (size_t)tile.x_row(entry, token_rows) * cols : 0;
     }
@@ -151,7 +152,7 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
                 for (int i = 0; i < P::COPIES; i++) {
                     const bool there = has_x[i] && col < cols;
                     const u32 to = buffer + deep * STEP_BYTES + part * P::X_BYTES +
-                                   swizzled(copied_row + THREADS / 8 * i, chunk);
+                                   swizzled(copied_row + P::THREADS / 8 * i, chunk);
                     copy_async_zero(to, x + (there ? x_rows[i] + col : 0), there ? 16 : 0);
                 }
             }
@@ -205,99 +206,120 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
     write_sums<W, TOKENS>(sums, scales, out, rows, warp, lane, tile, token_rows, out_rows, tokens);
 }
 
-// Does the same with encoded weights that are copied ahead. A step has 128 columns. In step `s`, the activations of step
-// `s + 2` and, if `s` is odd, the weights of the 256 columns from step `s + 3` on are copied, while the products of step
-// `s` are computed and the weights of step `s + 1` decoded. So a copy has the time of two steps.
+// Does the same with encoded weights that are copied ahead. A step has 256 columns. While 4 warps multiply those of step
+// `s`, the other 8 decode the weights of step `s + 1`; the activations of step `s + 1` and the weights of step `s + 3` are
+// being copied. So a step takes as long as the slower of two chains of instructions, not as their sum: for blocks of few
+// tokens, no other warps hide the latencies.
 template <class W>
 __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, float *out, int rows, int cols,
                                              u64 row_bytes, TILE_PARAMETERS) {
     constexpr int TOKENS = 32;
     using P = Plan<W, TOKENS>;
     constexpr int X_STEP = P::DEPTH * P::X_BYTES, W_STEP = P::DEPTH * P::W_BYTES, ENCODED = P::ROWS * P::SLOT;
-    static_assert(P::DECODED == 1 && P::COPIES == 1 && P::PARTS == 1);
-    // [2][W_STEP] decoded weights, [3][X_STEP] activations, [2][ENCODED] encoded weights.
+    static_assert(P::DECODED == 1 && P::PARTS == 1 && P::ROWS == 32);
+    // [2][W_STEP] decoded weights, [2][X_STEP] activations, [3][ENCODED] encoded weights.
     extern __shared__ uint4 shared[];
-    u8 *const decoded = (u8 *)shared, *const encoded = decoded + 2 * W_STEP + 3 * X_STEP;
+    u8 *const decoded = (u8 *)shared, *const encoded = decoded + 2 * W_STEP + 2 * X_STEP;
     Tile tile;
     if (!find_tile(tile, TOKENS, TILE_ARGUMENTS)) return;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const u32 w_buffers = shared_address(shared), x_buffers = w_buffers + 2 * W_STEP;
-    const u32 encoded_buffers = x_buffers + 3 * X_STEP;
-    const int first_row = blockIdx.y * P::ROWS, groups = (cols + 31) / 32;
-    const int steps = (cols + 127) / 128, chunks = (cols + 255) / 256;
+    const u32 encoded_buffers = x_buffers + 2 * X_STEP;
+    const int first_row = blockIdx.y * P::ROWS, groups = (cols + 31) / 32, steps = (cols + 255) / 256;
     const u64 first = tile.weights + (u64)first_row * row_bytes;
 
+    if (threadIdx.x >= P::MULTIPLY) {
+        // A warp decodes the same group of 32 rows, so that its stores use all banks.
+        const int row = threadIdx.x & 31, in_step = threadIdx.x / 32 - P::MULTIPLY / 32;
+        const bool has_w = first_row + row < rows;
+        for (int step = 0; step < steps; step++) {
+            // Copies for this step are complete, and no warp reads what is written now.
+            __syncthreads();
+            const int group = step * P::IN_ROW + in_step;
+            u32 pairs[16];
+            if (has_w && group < groups) {
+                const u64 from = first + row * row_bytes + (u64)step * P::CHUNK;
+                decode_pairs<W>(encoded + step % 3 * ENCODED + row * P::SLOT + (from & 15), in_step, cols, pairs);
+            } else {
+#pragma unroll
+                for (int i = 0; i < 16; i++) pairs[i] = 0;
+            }
+            store_group(decoded + step % 2 * W_STEP + in_step / 2 * P::W_BYTES, row, in_step % 2, pairs);
+        }
+        __syncthreads();
+        return;
+    }
+
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int piece = threadIdx.x & 7, copied_row = threadIdx.x >> 3;
-    const bool has_x = tile.first + copied_row < tile.end;
-    const size_t x_row = has_x ? (size_t)tile.x_row(tile.first + copied_row, token_rows) * cols : 0;
+    size_t x_rows[P::COPIES];
+    bool has_x[P::COPIES];
+#pragma unroll
+    for (int i = 0; i < P::COPIES; i++) {
+        const int entry = tile.first + copied_row + P::MULTIPLY / 8 * i;
+        has_x[i] = entry < tile.end;
+        x_rows[i] = has_x[i] ? (size_t)tile.x_row(entry, token_rows) * cols : 0;
+    }
     auto copy_x = [&](int step) {
         if (step >= steps) return;
 #pragma unroll
         for (int deep = 0; deep < P::DEPTH; deep++) {
             const int col = (step * P::DEPTH + deep) * STEP + piece * 8;
-            const bool there = has_x && col < cols;
-            const u32 to = x_buffers + step % 3 * X_STEP + deep * P::X_BYTES + swizzled(copied_row, piece);
-            copy_async_zero(to, x + (there ? x_row + col : 0), there ? 16 : 0);
+#pragma unroll
+            for (int i = 0; i < P::COPIES; i++) {
+                const bool there = has_x[i] && col < cols;
+                const u32 to = x_buffers + step % 2 * X_STEP + deep * P::X_BYTES +
+                               swizzled(copied_row + P::MULTIPLY / 8 * i, piece);
+                copy_async_zero(to, x + (there ? x_rows[i] + col : 0), there ? 16 : 0);
+            }
         }
     };
-    auto copy_encoded = [&](int chunk) {
-        if (chunk >= chunks) return;
-        const u32 to = encoded_buffers + chunk % 2 * ENCODED;
-        const u64 past = (u64)chunk * P::CHUNK, bytes = min((u64)P::CHUNK, row_bytes - past);
-        for (int i = threadIdx.x; i < P::ROWS * P::PIECES; i += THREADS) {
+    auto copy_encoded = [&](int step) {
+        if (step >= steps) return;
+        const u32 to = encoded_buffers + step % 3 * ENCODED;
+        const u64 past = (u64)step * P::CHUNK, bytes = min((u64)P::CHUNK, row_bytes - past);
+        for (int i = threadIdx.x; i < P::ROWS * P::PIECES; i += P::MULTIPLY) {
             const int row = i / P::PIECES, at = i % P::PIECES * 16;
             const u64 from = first + row * row_bytes + past, aligned = from & ~15ull;
             // Every piece has at least one byte of the row, so it lies in memory that exists.
             if (first_row + row < rows && aligned + at < from + bytes) copy_async(to + row * P::SLOT + at, aligned + at);
         }
     };
-    const int decoded_row = threadIdx.x / P::IN_ROW, in_step = threadIdx.x % P::IN_ROW;
-    const bool has_w = first_row + decoded_row < rows;
-    auto decode = [&](int step) {
-        const int chunk = step / 2, group = step * P::IN_ROW + in_step;
-        u32 pairs[16];
-        if (has_w && group < groups) {
-            const u64 from = first + decoded_row * row_bytes + (u64)chunk * P::CHUNK;
-            const u8 *w = encoded + chunk % 2 * ENCODED + decoded_row * P::SLOT + (from & 15);
-            decode_pairs<W>(w, group % 8, cols, pairs);
-        } else {
-#pragma unroll
-            for (int i = 0; i < 16; i++) pairs[i] = 0;
-        }
-        store_group(decoded + step % 2 * W_STEP + in_step / 2 * P::W_BYTES, decoded_row, in_step % 2, pairs);
-    };
 
     float sums[P::M][P::N][4] = {};
-    copy_x(0);
     copy_encoded(0);
     copy_commit();
-    copy_x(1);
     copy_encoded(1);
     copy_commit();
     copy_wait<1>();
     __syncthreads();
-    decode(0);
+    // The first decoding runs.
+    copy_x(0);
+    copy_commit();
+    copy_encoded(2);
+    copy_commit();
     for (int step = 0; step < steps; step++) {
+        // All but the encoded weights of step + 2.
         copy_wait<1>();
-        // Copies for this step and the decoding of the next one are complete, and no warp reads what is written now.
+        // Copies for this step's products and for the next step's decoding are complete, this step's weights are decoded,
+        // and no warp reads what is written now.
         __syncthreads();
-        copy_x(step + 2);
-        if (step % 2 == 1) copy_encoded((step + 3) / 2);
+        copy_x(step + 1);
+        copy_commit();
+        copy_encoded(step + 3);
         copy_commit();
 #pragma unroll
         for (int deep = 0; deep < P::DEPTH; deep++) {
             // Columns beyond the end are left out, because adding 0 changes the sign of a sum that is -0.
             if ((step * P::DEPTH + deep) * STEP < cols)
-                multiply_step<W, TOKENS>(sums, x_buffers + step % 3 * X_STEP + deep * P::X_BYTES,
+                multiply_step<W, TOKENS>(sums, x_buffers + step % 2 * X_STEP + deep * P::X_BYTES,
                                          w_buffers + step % 2 * W_STEP + deep * P::W_BYTES, warp, lane);
         }
-        if (step + 1 < steps) decode(step + 1);
     }
     write_sums<W, TOKENS>(sums, scales, out, rows, warp, lane, tile, token_rows, out_rows, tokens);
 }
 
 #define KERNEL(NAME, TOKENS)                                                                                   \
-    extern "C" __global__ void __launch_bounds__(THREADS, 2)                                                   \
+    extern "C" __global__ void __launch_bounds__(Plan<WEIGHT, TOKENS>::THREADS, 2)                             \
         NAME(const u16 *__restrict__ x_high, const u16 *__restrict__ x_low, const float *__restrict__ scales,  \
              float *__restrict__ out, int rows, int cols, u64 row_bytes, TILE_PARAMETERS) {                    \
         if constexpr (Plan<WEIGHT, TOKENS>::AHEAD) {                                                           \

@@ -191,7 +191,7 @@ impl Gpu {
                 let form = form.unwrap_or_else(|| panic!("{ty} with {cols} columns takes f32"));
                 let parts = if form == NarrowForm::Half { 1 } else { 2 };
                 let tile = match size.unwrap_or_else(|| self.faster_tile(job)) {
-                    TileSize::Small => SMALL,
+                    TileSize::Small => small_tile(ty),
                     TileSize::Large => LARGE,
                 };
                 let module = modules.matmul.unwrap_or_else(|| panic!("{ty} takes f32"));
@@ -202,7 +202,7 @@ impl Gpu {
                     NarrowForm::HalfPair => (x.low, x.scales),
                     NarrowForm::BfloatPair => (x.low, DevicePtr::null()),
                 };
-                Launch::new(self.kernel(module, tile.kernel)?, grid, (256, 1, 1))
+                Launch::new(self.kernel(module, tile.kernel)?, grid, (tile.threads, 1, 1))
                     .shared(shared_bytes as u32)
                     .ptr(x.high, x_rows * cols)
                     .optional(low, x_rows * cols)
@@ -218,24 +218,32 @@ impl Gpu {
 /// Size of the part of an output that a block of threads computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TileSize {
-    /// 32 tokens and 64 rows.
+    /// 32 tokens, and 32 rows of a block type or 64 of another one.
     Small,
     /// 128 tokens and rows.
     Large,
 }
 
-/// A tile is the part of the output that a block computes. Both tiles give the same bits.
+/// A tile is the part of the output that a block computes. All tiles give the same bits.
 struct Tile {
     kernel: &'static str,
+    threads: u32,
     tokens: usize,
     rows: usize,
-    /// Relative time of 256 columns, if all blocks that run at a time compute them. On an H200, 3.5 us for small tiles and
-    /// 10.4 us for large ones.
+    /// Time of 256 columns in microseconds on an H200, if all blocks that run at a time compute them.
     time: f64,
 }
 
-const LARGE: Tile = Tile { kernel: "matmul_128", tokens: 128, rows: 128, time: 1.0 };
-const SMALL: Tile = Tile { kernel: "matmul_32", tokens: 32, rows: 64, time: 0.34 };
+const LARGE: Tile = Tile { kernel: "matmul_128", threads: 256, tokens: 128, rows: 128, time: 10.4 };
+
+/// Returns the tile for few tokens. Weights of block types are decoded by warps of their own.
+fn small_tile(ty: TensorType) -> Tile {
+    if ty.block_elements() > 1 {
+        Tile { kernel: "matmul_32", threads: 384, tokens: 32, rows: 32, time: 1.2 }
+    } else {
+        Tile { kernel: "matmul_32", threads: 256, tokens: 32, rows: 64, time: 3.5 }
+    }
+}
 
 impl Tile {
     /// Returns the shared memory of a block, for weights of type `ty` and activations of `parts` parts. See `Plan` in
@@ -252,7 +260,7 @@ impl Tile {
         let chunk = ty.row_bytes(256).expect("blocks divide 256 columns") as usize;
         let is_aligned = weight_alignment(ty) >= 16 && chunk.is_multiple_of(16);
         let pieces = if is_aligned { chunk / 16 } else { (chunk + 30) / 16 };
-        2 * 2 * w + 3 * 2 * x + 2 * self.rows * 16 * pieces
+        2 * 4 * (w + x) + 3 * self.rows * 16 * pieces
     }
 }
 
@@ -272,7 +280,7 @@ impl Gpu {
             };
             (tiles * job.rows.div_ceil(tile.rows)).div_ceil(at_a_time) as f64 * tile.time
         };
-        if time(&SMALL) <= time(&LARGE) { TileSize::Small } else { TileSize::Large }
+        if time(&small_tile(job.ty)) <= time(&LARGE) { TileSize::Small } else { TileSize::Large }
     }
 }
 
