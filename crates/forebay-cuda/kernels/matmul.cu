@@ -27,13 +27,14 @@ template <class W, int TOKENS> struct Plan {
     static constexpr int ROWS = TOKENS == 128 ? 128 : AHEAD ? 32 : 64, DEPTH = TOKENS == 128 ? 1 : 4 / PARTS;
     static constexpr int X_BYTES = TOKENS * STEP * 2;
     static constexpr int W_BYTES = ROWS * STEP * 2;
-    // Number of threads that multiply, and of the block.
-    static constexpr int MULTIPLY = AHEAD ? 128 : 256, THREADS = AHEAD ? MULTIPLY + 256 : MULTIPLY;
+    // Number of threads that multiply, that copy, and of the block. If weights are copied ahead, 256 others decode.
+    static constexpr int MULTIPLY = AHEAD ? 128 : 256, COPY = AHEAD ? 128 : 256;
+    static constexpr int THREADS = AHEAD ? MULTIPLY + COPY + 256 : 256;
     // Number of multiplying warps along tokens and along rows, and what one computes, in units of 16 tokens and 8 rows.
     static constexpr int ALONG_TOKENS = 2, ALONG_ROWS = MULTIPLY / 32 / ALONG_TOKENS;
     static constexpr int M = TOKENS / ALONG_TOKENS / 16, N = ROWS / ALONG_ROWS / 8;
-    // Number of 16-byte pieces of one part of the activations that a multiplying thread copies for 64 columns.
-    static constexpr int COPIES = TOKENS * 8 / MULTIPLY;
+    // Number of 16-byte pieces of one part of the activations that a copying thread copies for 64 columns.
+    static constexpr int COPIES = TOKENS * 8 / COPY;
     // Number of groups of 32 weights that a row has in a step, and that a thread decodes.
     static constexpr int IN_ROW = 2 * DEPTH, DECODED = ROWS * IN_ROW / 256;
     // Encoded weights of 256 columns of a row, and the 16-byte pieces that contain them wherever they begin.
@@ -207,16 +208,16 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
 }
 
 // Does the same with encoded weights that are copied ahead. A step has 256 columns. While 4 warps multiply those of step
-// `s`, the other 8 decode the weights of step `s + 1`; the activations of step `s + 1` and the weights of step `s + 3` are
-// being copied. So a step takes as long as the slower of two chains of instructions, not as their sum: for blocks of few
-// tokens, no other warps hide the latencies.
+// `s`, 8 others decode the weights of step `s + 1`, and 4 others copy the activations of step `s + 1` and the weights of
+// step `s + 3`. So a step takes as long as the longest of three chains of instructions, not as their sum: for few tokens,
+// there are no other blocks that hide their latencies.
 template <class W>
 __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, float *out, int rows, int cols,
                                              u64 row_bytes, TILE_PARAMETERS) {
     constexpr int TOKENS = 32;
     using P = Plan<W, TOKENS>;
     constexpr int X_STEP = P::DEPTH * P::X_BYTES, W_STEP = P::DEPTH * P::W_BYTES, ENCODED = P::ROWS * P::SLOT;
-    static_assert(P::DECODED == 1 && P::PARTS == 1 && P::ROWS == 32);
+    static_assert(P::DECODED == 1 && P::PARTS == 1 && P::ROWS == 32 && P::DEPTH == 4);
     // [2][W_STEP] decoded weights, [2][X_STEP] activations, [3][ENCODED] encoded weights.
     extern __shared__ uint4 shared[];
     u8 *const decoded = (u8 *)shared, *const encoded = decoded + 2 * W_STEP + 2 * X_STEP;
@@ -224,98 +225,112 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
     if (!find_tile(tile, TOKENS, TILE_ARGUMENTS)) return;
     const u32 w_buffers = shared_address(shared), x_buffers = w_buffers + 2 * W_STEP;
     const u32 encoded_buffers = x_buffers + 2 * X_STEP;
-    const int first_row = blockIdx.y * P::ROWS, groups = (cols + 31) / 32, steps = (cols + 255) / 256;
-    const u64 first = tile.weights + (u64)first_row * row_bytes;
+    const int first_row = blockIdx.y * P::ROWS, steps = (cols + 255) / 256;
+    const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 
-    if (threadIdx.x >= P::MULTIPLY) {
-        // A warp decodes the same group of 32 rows, so that its stores use all banks.
-        const int row = threadIdx.x & 31, in_step = threadIdx.x / 32 - P::MULTIPLY / 32;
-        const bool has_w = first_row + row < rows;
+    // Every role passes the same barriers: one that starts the first decoding, and one before each step's products.
+    if (warp < P::MULTIPLY / 32) {
+        float sums[P::M][P::N][4] = {};
+        __syncthreads();
         for (int step = 0; step < steps; step++) {
-            // Copies for this step are complete, and no warp reads what is written now.
             __syncthreads();
-            const int group = step * P::IN_ROW + in_step;
+            const u32 x_buffer = x_buffers + step % 2 * X_STEP, w_buffer = w_buffers + step % 2 * W_STEP;
+            // Columns beyond the end are left out, because adding 0 changes the sign of a sum that is -0.
+            const int deeps = (cols - step * 256 + STEP - 1) / STEP;
+            if (deeps >= P::DEPTH) {
+#pragma unroll
+                for (int deep = 0; deep < P::DEPTH; deep++)
+                    multiply_step<W, TOKENS>(sums, x_buffer + deep * P::X_BYTES, w_buffer + deep * P::W_BYTES, warp, lane);
+            } else {
+#pragma unroll 1
+                for (int deep = 0; deep < deeps; deep++)
+                    multiply_step<W, TOKENS>(sums, x_buffer + deep * P::X_BYTES, w_buffer + deep * P::W_BYTES, warp, lane);
+            }
+        }
+        write_sums<W, TOKENS>(sums, scales, out, rows, warp, lane, tile, token_rows, out_rows, tokens);
+        return;
+    }
+    const u64 first = tile.weights + (u64)first_row * row_bytes;
+    if (warp < (P::MULTIPLY + 256) / 32) {
+        // A warp decodes the same group of 32 rows, so that its stores use all banks.
+        const int in_step = warp - P::MULTIPLY / 32, groups = (cols + 31) / 32;
+        const bool has_w = first_row + lane < rows;
+        // Low bits of the address of the row's weights.
+        u32 from = (u32)(first + lane * row_bytes);
+        for (int step = 0; step < steps; step++, from += P::CHUNK) {
+            __syncthreads();
             u32 pairs[16];
-            if (has_w && group < groups) {
-                const u64 from = first + row * row_bytes + (u64)step * P::CHUNK;
-                decode_pairs<W>(encoded + step % 3 * ENCODED + row * P::SLOT + (from & 15), in_step, cols, pairs);
+            if (has_w && step * P::IN_ROW + in_step < groups) {
+                decode_pairs<W>(encoded + step % 3 * ENCODED + lane * P::SLOT + (from & 15), in_step, cols, pairs);
             } else {
 #pragma unroll
                 for (int i = 0; i < 16; i++) pairs[i] = 0;
             }
-            store_group(decoded + step % 2 * W_STEP + in_step / 2 * P::W_BYTES, row, in_step % 2, pairs);
+            store_group(decoded + step % 2 * W_STEP + in_step / 2 * P::W_BYTES, lane, in_step % 2, pairs);
         }
         __syncthreads();
         return;
     }
 
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int piece = threadIdx.x & 7, copied_row = threadIdx.x >> 3;
-    size_t x_rows[P::COPIES];
+    const int thread = threadIdx.x - P::MULTIPLY - 256, piece = thread & 7, copied_row = thread >> 3;
+    const u32 x_to = x_buffers + swizzled(copied_row, piece);
+    const u16 *from_x[P::COPIES];
     bool has_x[P::COPIES];
 #pragma unroll
     for (int i = 0; i < P::COPIES; i++) {
-        const int entry = tile.first + copied_row + P::MULTIPLY / 8 * i;
+        const int entry = tile.first + copied_row + P::COPY / 8 * i;
         has_x[i] = entry < tile.end;
-        x_rows[i] = has_x[i] ? (size_t)tile.x_row(entry, token_rows) * cols : 0;
+        from_x[i] = x + (has_x[i] ? (size_t)tile.x_row(entry, token_rows) * cols + piece * 8 : 0);
     }
     auto copy_x = [&](int step) {
         if (step >= steps) return;
 #pragma unroll
         for (int deep = 0; deep < P::DEPTH; deep++) {
-            const int col = (step * P::DEPTH + deep) * STEP + piece * 8;
+            const int col = step * 256 + deep * STEP;
 #pragma unroll
             for (int i = 0; i < P::COPIES; i++) {
-                const bool there = has_x[i] && col < cols;
-                const u32 to = x_buffers + step % 2 * X_STEP + deep * P::X_BYTES +
-                               swizzled(copied_row + P::MULTIPLY / 8 * i, piece);
-                copy_async_zero(to, x + (there ? x_rows[i] + col : 0), there ? 16 : 0);
+                // Rows of 8 are swizzled alike.
+                const u32 to = x_to + step % 2 * X_STEP + deep * P::X_BYTES + P::COPY / 8 * 128 * i;
+                const bool there = has_x[i] && col + piece * 8 < cols;
+                copy_async_zero(to, there ? from_x[i] + col : x, there ? 16 : 0);
             }
         }
     };
+    // 4 threads copy a row.
+    const int row = thread >> 2;
+    const u64 row_start = first + row * row_bytes;
+    const bool has_row = first_row + row < rows;
     auto copy_encoded = [&](int step) {
-        if (step >= steps) return;
-        const u32 to = encoded_buffers + step % 3 * ENCODED;
-        const u64 past = (u64)step * P::CHUNK, bytes = min((u64)P::CHUNK, row_bytes - past);
-        for (int i = threadIdx.x; i < P::ROWS * P::PIECES; i += P::MULTIPLY) {
-            const int row = i / P::PIECES, at = i % P::PIECES * 16;
-            const u64 from = first + row * row_bytes + past, aligned = from & ~15ull;
+        if (step >= steps || !has_row) return;
+        const u64 from = row_start + (u64)step * P::CHUNK, aligned = from & ~15ull;
+        const u64 end = min(from + P::CHUNK, row_start + row_bytes);
+        const u32 to = encoded_buffers + step % 3 * ENCODED + row * P::SLOT;
+#pragma unroll
+        for (int i = 0; i < (P::PIECES + 3) / 4; i++) {
+            const int at = 16 * (4 * i + (thread & 3));
             // Every piece has at least one byte of the row, so it lies in memory that exists.
-            if (first_row + row < rows && aligned + at < from + bytes) copy_async(to + row * P::SLOT + at, aligned + at);
+            if (aligned + at < end) copy_async(to + at, aligned + at);
         }
     };
-
-    float sums[P::M][P::N][4] = {};
     copy_encoded(0);
     copy_commit();
     copy_encoded(1);
     copy_commit();
     copy_wait<1>();
     __syncthreads();
-    // The first decoding runs.
     copy_x(0);
     copy_commit();
     copy_encoded(2);
     copy_commit();
     for (int step = 0; step < steps; step++) {
-        // All but the encoded weights of step + 2.
+        // All but the encoded weights of step + 2. So the activations of this step and the weights of the next are there.
         copy_wait<1>();
-        // Copies for this step's products and for the next step's decoding are complete, this step's weights are decoded,
-        // and no warp reads what is written now.
         __syncthreads();
         copy_x(step + 1);
         copy_commit();
         copy_encoded(step + 3);
         copy_commit();
-#pragma unroll
-        for (int deep = 0; deep < P::DEPTH; deep++) {
-            // Columns beyond the end are left out, because adding 0 changes the sign of a sum that is -0.
-            if ((step * P::DEPTH + deep) * STEP < cols)
-                multiply_step<W, TOKENS>(sums, x_buffers + step % 2 * X_STEP + deep * P::X_BYTES,
-                                         w_buffers + step % 2 * W_STEP + deep * P::W_BYTES, warp, lane);
-        }
     }
-    write_sums<W, TOKENS>(sums, scales, out, rows, warp, lane, tile, token_rows, out_rows, tokens);
 }
 
 #define KERNEL(NAME, TOKENS)                                                                                   \

@@ -236,10 +236,10 @@ struct Tile {
 
 const LARGE: Tile = Tile { kernel: "matmul_128", threads: 256, tokens: 128, rows: 128, time: 10.4 };
 
-/// Returns the tile for few tokens. Weights of block types are decoded by warps of their own.
+/// Returns the tile for few tokens. Some warps copy and decode weights of block types.
 fn small_tile(ty: TensorType) -> Tile {
     if ty.block_elements() > 1 {
-        Tile { kernel: "matmul_32", threads: 384, tokens: 32, rows: 32, time: 1.2 }
+        Tile { kernel: "matmul_32", threads: 512, tokens: 32, rows: 32, time: 1.2 }
     } else {
         Tile { kernel: "matmul_32", threads: 256, tokens: 32, rows: 64, time: 3.5 }
     }
