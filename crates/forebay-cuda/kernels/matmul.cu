@@ -87,10 +87,10 @@ __device__ __forceinline__ void store_group(u8 *w_buffer, int row, int half, con
 template <class W, int TOKENS>
 __device__ __forceinline__ void write_sums(const float (&sums)[Plan<W, TOKENS>::M][Plan<W, TOKENS>::N][4],
                                            const float *scales, float *out, int rows, int warp, int lane, Tile tile,
-                                           const u32 *token_rows, const u32 *out_rows, int tokens) {
+                                           const u32 *token_rows, const u32 *out_rows, int tokens, int first_row) {
     using P = Plan<W, TOKENS>;
     const int token0 = warp / P::ALONG_ROWS * P::M * 16 + lane / 4;
-    const int row0 = blockIdx.y * P::ROWS + warp % P::ALONG_ROWS * P::N * 8 + lane % 4 * 2;
+    const int row0 = first_row + warp % P::ALONG_ROWS * P::N * 8 + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < P::M; m++)
 #pragma unroll
@@ -204,13 +204,14 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
         }
         if (more) store_w(pairs, now ^ 1);
     }
-    write_sums<W, TOKENS>(sums, scales, out, rows, warp, lane, tile, token_rows, out_rows, tokens);
+    write_sums<W, TOKENS>(sums, scales, out, rows, warp, lane, tile, token_rows, out_rows, tokens, first_row);
 }
 
 // Does the same with encoded weights that are copied ahead. A step has 256 columns. While 4 warps multiply those of step
 // `s`, 8 others decode the weights of step `s + 1`, and 4 others copy the activations of step `s + 1` and the weights of
 // step `s + 3`. So a step takes as long as the longest of three chains of instructions, not as their sum: for few tokens,
-// there are no other blocks that hide their latencies.
+// there are no other blocks that hide their latencies. A block computes one or several tiles along the rows, one after the
+// other without a pause, because experts have few columns.
 template <class W>
 __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, float *out, int rows, int cols,
                                              u64 row_bytes, TILE_PARAMETERS) {
@@ -225,48 +226,64 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
     if (!find_tile(tile, TOKENS, TILE_ARGUMENTS)) return;
     const u32 w_buffers = shared_address(shared), x_buffers = w_buffers + 2 * W_STEP;
     const u32 encoded_buffers = x_buffers + 2 * X_STEP;
-    const int first_row = blockIdx.y * P::ROWS, steps = (cols + 255) / 256;
+    const int steps = (cols + 255) / 256, row_tiles = (rows + P::ROWS - 1) / P::ROWS;
+    const int most = (row_tiles + gridDim.y - 1) / gridDim.y, first_tile = blockIdx.y * most;
+    const int own_tiles = min(most, row_tiles - first_tile);
+    if (own_tiles <= 0) return;
+    const int block_row = first_tile * P::ROWS, all_steps = own_tiles * steps;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 
     // Every role passes the same barriers: one that starts the first decoding, and one before each step's products.
     if (warp < P::MULTIPLY / 32) {
-        float sums[P::M][P::N][4] = {};
         __syncthreads();
-        for (int step = 0; step < steps; step++) {
-            __syncthreads();
-            const u32 x_buffer = x_buffers + step % 2 * X_STEP, w_buffer = w_buffers + step % 2 * W_STEP;
-            // Columns beyond the end are left out, because adding 0 changes the sign of a sum that is -0.
-            const int deeps = (cols - step * 256 + STEP - 1) / STEP;
-            if (deeps >= P::DEPTH) {
+        int buffer = 0;
+        for (int first_row = block_row; first_row < block_row + own_tiles * P::ROWS; first_row += P::ROWS) {
+            float sums[P::M][P::N][4] = {};
+            for (int step = 0; step < steps; step++, buffer ^= 1) {
+                __syncthreads();
+                const u32 x_buffer = x_buffers + buffer * X_STEP, w_buffer = w_buffers + buffer * W_STEP;
+                // Columns beyond the end are left out, because adding 0 changes the sign of a sum that is -0.
+                const int deeps = (cols - step * 256 + STEP - 1) / STEP;
+                if (deeps >= P::DEPTH) {
 #pragma unroll
-                for (int deep = 0; deep < P::DEPTH; deep++)
-                    multiply_step<W, TOKENS>(sums, x_buffer + deep * P::X_BYTES, w_buffer + deep * P::W_BYTES, warp, lane);
-            } else {
+                    for (int deep = 0; deep < P::DEPTH; deep++)
+                        multiply_step<W, TOKENS>(sums, x_buffer + deep * P::X_BYTES, w_buffer + deep * P::W_BYTES, warp,
+                                                 lane);
+                } else {
 #pragma unroll 1
-                for (int deep = 0; deep < deeps; deep++)
-                    multiply_step<W, TOKENS>(sums, x_buffer + deep * P::X_BYTES, w_buffer + deep * P::W_BYTES, warp, lane);
+                    for (int deep = 0; deep < deeps; deep++)
+                        multiply_step<W, TOKENS>(sums, x_buffer + deep * P::X_BYTES, w_buffer + deep * P::W_BYTES, warp,
+                                                 lane);
+                }
             }
+            write_sums<W, TOKENS>(sums, scales, out, rows, warp, lane, tile, token_rows, out_rows, tokens, first_row);
         }
-        write_sums<W, TOKENS>(sums, scales, out, rows, warp, lane, tile, token_rows, out_rows, tokens);
         return;
     }
-    const u64 first = tile.weights + (u64)first_row * row_bytes;
+    const u64 first = tile.weights + (u64)block_row * row_bytes;
     if (warp < (P::MULTIPLY + 256) / 32) {
         // A warp decodes the same group of 32 rows, so that its stores use all banks.
         const int in_step = warp - P::MULTIPLY / 32, groups = (cols + 31) / 32;
-        const bool has_w = first_row + lane < rows;
+        int row = block_row + lane, step = 0;
         // Low bits of the address of the row's weights.
-        u32 from = (u32)(first + lane * row_bytes);
-        for (int step = 0; step < steps; step++, from += P::CHUNK) {
+        const u32 tile_bytes = (u32)(P::ROWS * row_bytes);
+        u32 start = (u32)(first + lane * row_bytes);
+        for (int at = 0; at < all_steps; at++) {
             __syncthreads();
             u32 pairs[16];
-            if (has_w && step * P::IN_ROW + in_step < groups) {
-                decode_pairs<W>(encoded + step % 3 * ENCODED + lane * P::SLOT + (from & 15), in_step, cols, pairs);
+            if (row < rows && step * P::IN_ROW + in_step < groups) {
+                const u32 from = start + step * P::CHUNK;
+                decode_pairs<W>(encoded + at % 3 * ENCODED + lane * P::SLOT + (from & 15), in_step, cols, pairs);
             } else {
 #pragma unroll
                 for (int i = 0; i < 16; i++) pairs[i] = 0;
             }
-            store_group(decoded + step % 2 * W_STEP + in_step / 2 * P::W_BYTES, lane, in_step % 2, pairs);
+            store_group(decoded + at % 2 * W_STEP + in_step / 2 * P::W_BYTES, lane, in_step % 2, pairs);
+            if (++step == steps) {
+                step = 0;
+                row += P::ROWS;
+                start += tile_bytes;
+            }
         }
         __syncthreads();
         return;
@@ -282,53 +299,63 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
         has_x[i] = entry < tile.end;
         from_x[i] = x + (has_x[i] ? (size_t)tile.x_row(entry, token_rows) * cols + piece * 8 : 0);
     }
-    auto copy_x = [&](int step) {
-        if (step >= steps) return;
+    int x_at = 0, x_step = 0;
+    auto copy_x = [&]() {
+        if (x_at >= all_steps) return;
 #pragma unroll
         for (int deep = 0; deep < P::DEPTH; deep++) {
-            const int col = step * 256 + deep * STEP;
+            const int col = x_step * 256 + deep * STEP;
 #pragma unroll
             for (int i = 0; i < P::COPIES; i++) {
                 // Rows of 8 are swizzled alike.
-                const u32 to = x_to + step % 2 * X_STEP + deep * P::X_BYTES + P::COPY / 8 * 128 * i;
+                const u32 to = x_to + x_at % 2 * X_STEP + deep * P::X_BYTES + P::COPY / 8 * 128 * i;
                 const bool there = has_x[i] && col + piece * 8 < cols;
                 copy_async_zero(to, there ? from_x[i] + col : x, there ? 16 : 0);
             }
         }
+        x_at++;
+        if (++x_step == steps) x_step = 0;
     };
     // 4 threads copy a row.
-    const int row = thread >> 2;
-    const u64 row_start = first + row * row_bytes;
-    const bool has_row = first_row + row < rows;
-    auto copy_encoded = [&](int step) {
-        if (step >= steps || !has_row) return;
-        const u64 from = row_start + (u64)step * P::CHUNK, aligned = from & ~15ull;
-        const u64 end = min(from + P::CHUNK, row_start + row_bytes);
-        const u32 to = encoded_buffers + step % 3 * ENCODED + row * P::SLOT;
+    int row = block_row + (thread >> 2), w_at = 0, w_step = 0;
+    u64 row_start = first + (thread >> 2) * row_bytes;
+    auto copy_encoded = [&]() {
+        if (w_at >= all_steps) return;
+        if (row < rows) {
+            const u64 from = row_start + (u64)w_step * P::CHUNK, aligned = from & ~15ull;
+            const u64 end = min(from + P::CHUNK, row_start + row_bytes);
+            const u32 to = encoded_buffers + w_at % 3 * ENCODED + (thread >> 2) * P::SLOT;
 #pragma unroll
-        for (int i = 0; i < (P::PIECES + 3) / 4; i++) {
-            const int at = 16 * (4 * i + (thread & 3));
-            // Every piece has at least one byte of the row, so it lies in memory that exists.
-            if (aligned + at < end) copy_async(to + at, aligned + at);
+            for (int i = 0; i < (P::PIECES + 3) / 4; i++) {
+                const int at = 16 * (4 * i + (thread & 3));
+                // Every piece has at least one byte of the row, so it lies in memory that exists.
+                if (aligned + at < end) copy_async(to + at, aligned + at);
+            }
+        }
+        w_at++;
+        if (++w_step == steps) {
+            w_step = 0;
+            row += P::ROWS;
+            row_start += P::ROWS * row_bytes;
         }
     };
-    copy_encoded(0);
+    copy_encoded();
     copy_commit();
-    copy_encoded(1);
+    copy_encoded();
     copy_commit();
     copy_wait<1>();
     __syncthreads();
-    copy_x(0);
+    copy_x();
     copy_commit();
-    copy_encoded(2);
+    copy_encoded();
     copy_commit();
-    for (int step = 0; step < steps; step++) {
-        // All but the encoded weights of step + 2. So the activations of this step and the weights of the next are there.
+    for (int at = 0; at < all_steps; at++) {
+        // All but the encoded weights of step at + 2. So the activations of this step and the weights of the next are there.
         copy_wait<1>();
         __syncthreads();
-        copy_x(step + 1);
+        copy_x();
         copy_commit();
-        copy_encoded(step + 3);
+        copy_encoded();
         copy_commit();
     }
 }

@@ -31,36 +31,47 @@ __device__ __forceinline__ bool find_tile(Tile &tile, int size, TILE_PARAMETERS)
         tile = {weights, wanted * size, min(tokens, (wanted + 1) * size)};
         return tile.first < tile.end;
     }
+    // A lane looks at this many experts at a time. Their loads do not wait for each other.
+    constexpr int EACH = 4;
     __shared__ int found[3];
     if (threadIdx.x < 32) {
         const int lane = threadIdx.x;
-        int before = 0, expert = -1, within = 0;
-        for (int base = 0; base < experts && expert < 0; base += 32) {
-            const int e = base + lane;
-            const int count = e < experts ? (int)(starts[e + 1] - starts[e]) : 0;
-            const int own = (count + size - 1) / size;
-            int sum = own;  // over this expert and those of the lower lanes
+        int before = 0;
+        bool is_found = false;
+        for (int base = 0; base < experts && !is_found; base += 32 * EACH) {
+            u32 bounds[EACH + 1];
+#pragma unroll
+            for (int i = 0; i <= EACH; i++) bounds[i] = starts[min(base + lane * EACH + i, experts)];
+            int own = 0;
+#pragma unroll
+            for (int i = 0; i < EACH; i++) own += ((int)(bounds[i + 1] - bounds[i]) + size - 1) / size;
+            int sum = own;  // over the experts of this lane and those of the lower lanes
 #pragma unroll
             for (int distance = 1; distance < 32; distance <<= 1) {
                 const int other = __shfl_up_sync(~0u, sum, distance);
                 if (lane >= distance) sum += other;
             }
             const u32 past = __ballot_sync(~0u, wanted < before + sum);
-            if (past) {
-                const int lowest = __ffs((int)past) - 1;
-                expert = base + lowest;
-                within = wanted - before - __shfl_sync(~0u, sum - own, lowest);
+            is_found = past != 0;
+            if (is_found && lane == __ffs((int)past) - 1) {
+                int within = wanted - before - (sum - own);
+                bool is_here = false;
+#pragma unroll
+                for (int i = 0; i < EACH; i++) {
+                    const int tiles = ((int)(bounds[i + 1] - bounds[i]) + size - 1) / size;
+                    if (!is_here && within < tiles) {
+                        is_here = true;
+                        const u32 first = min(bounds[i] + (u32)(within * size), (u32)tokens);
+                        found[0] = base + lane * EACH + i;
+                        found[1] = (int)first;
+                        found[2] = (int)min(min(bounds[i + 1], (u32)tokens), first + (u32)size);
+                    }
+                    within -= tiles;
+                }
             }
             before += __shfl_sync(~0u, sum, 31);
         }
-        if (lane == 0) {
-            found[0] = expert;
-            if (expert >= 0) {
-                const u32 first = min(starts[expert] + (u32)(within * size), (u32)tokens);
-                found[1] = (int)first;
-                found[2] = (int)min(min(starts[expert + 1], (u32)tokens), first + (u32)size);
-            }
-        }
+        if (lane == 0 && !is_found) found[0] = -1;
     }
     __syncthreads();
     if (found[0] < 0) return false;

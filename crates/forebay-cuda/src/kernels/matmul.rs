@@ -195,7 +195,8 @@ impl Gpu {
                     TileSize::Large => LARGE,
                 };
                 let module = modules.matmul.unwrap_or_else(|| panic!("{ty} takes f32"));
-                let grid = grid(&job.weights, tile.tokens, job.rows.div_ceil(tile.rows));
+                let along_rows = self.blocks_along_rows(job, &tile);
+                let grid = grid(&job.weights, tile.tokens, along_rows);
                 let shared_bytes = tile.shared_bytes(ty, parts);
                 let (low, scales) = match form {
                     NarrowForm::Half => (DevicePtr::null(), x.scales),
@@ -239,7 +240,7 @@ const LARGE: Tile = Tile { kernel: "matmul_128", threads: 256, tokens: 128, rows
 /// Returns the tile for few tokens. Some warps copy and decode weights of block types.
 fn small_tile(ty: TensorType) -> Tile {
     if ty.block_elements() > 1 {
-        Tile { kernel: "matmul_32", threads: 512, tokens: 32, rows: 32, time: 1.2 }
+        Tile { kernel: "matmul_32", threads: 512, tokens: 32, rows: 32, time: 1.4 }
     } else {
         Tile { kernel: "matmul_32", threads: 256, tokens: 32, rows: 64, time: 3.5 }
     }
@@ -270,17 +271,34 @@ impl Gpu {
     fn faster_tile(&self, job: &MatmulJob) -> TileSize {
         let at_a_time = 2 * self.multiprocessors() as usize;
         let time = |tile: &Tile| {
-            let tiles = match job.weights {
-                MatmulWeights::Dense { tokens, .. } => tokens.div_ceil(tile.tokens),
-                // Every expert has some entries, unless there are few.
-                MatmulWeights::Experts { experts, entries, .. } => {
-                    let used = experts.min(entries).max(1);
-                    used * entries.div_ceil(used).div_ceil(tile.tokens)
-                }
-            };
+            let tiles = tiles_along_tokens(&job.weights, tile);
             (tiles * job.rows.div_ceil(tile.rows)).div_ceil(at_a_time) as f64 * tile.time
         };
         if time(&small_tile(job.ty)) <= time(&LARGE) { TileSize::Small } else { TileSize::Large }
+    }
+
+    /// Returns the number of blocks along the rows. Blocks of 512 threads compute several tiles, unless that would leave
+    /// multiprocessors without work. Finding a tile and the first copies take as long as several steps of 256 columns.
+    fn blocks_along_rows(&self, job: &MatmulJob, tile: &Tile) -> usize {
+        let row_tiles = job.rows.div_ceil(tile.rows);
+        if tile.threads != 512 {
+            return row_tiles;
+        }
+        let blocks = tiles_along_tokens(&job.weights, tile) * row_tiles;
+        let wanted = 2 * 2 * self.multiprocessors() as usize;
+        row_tiles.div_ceil((blocks / wanted).clamp(1, 8))
+    }
+}
+
+/// Returns the expected number of tiles along the tokens.
+fn tiles_along_tokens(weights: &MatmulWeights, tile: &Tile) -> usize {
+    match *weights {
+        MatmulWeights::Dense { tokens, .. } => tokens.div_ceil(tile.tokens),
+        // Every expert has some entries, unless there are few.
+        MatmulWeights::Experts { experts, entries, .. } => {
+            let used = experts.min(entries).max(1);
+            used * entries.div_ceil(used).div_ceil(tile.tokens)
+        }
     }
 }
 
