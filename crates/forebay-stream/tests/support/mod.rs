@@ -198,7 +198,7 @@ impl Model {
         }
         let files = FileSet::open(&paths).unwrap();
         // Only a test of a fault waits for the end of the time. Other reads may be slow on a busy machine.
-        let stall_timeout = Duration::from_millis(if faults.is_some() { 200 } else { 60_000 });
+        let stall_timeout = Duration::from_secs(if faults.is_some() { 1 } else { 60 });
         let options = EngineOptions { stall_timeout, ..small_requests() };
         self.residency(ram, policy, &files, |arena| match faults {
             Some(faults) => open_faulty_engine(kind, &files, arena, &options, faults).unwrap(),
