@@ -29,6 +29,10 @@ pub enum EngineError {
     Stream(StreamError),
     #[error("{waiting} requests wait already, and no more may")]
     QueueFull { waiting: usize },
+    #[error(
+        "a request with a grammar cannot be copied: its grammar has no form that could be written"
+    )]
+    NoSnapshot,
     #[error("this snapshot cannot be restored: {why}")]
     BadSnapshot { why: String },
     #[error("the KV cache is full: {0}; give a larger --ctx or run fewer sequences at a time")]

@@ -18,12 +18,7 @@ fn model() -> Option<PathBuf> {
 }
 
 fn options(ram_bytes: Option<u64>, faults: Option<FaultPlan>) -> SessionOptions {
-    SessionOptions {
-        ram_bytes,
-        context: Some(64),
-        faults,
-        ..SessionOptions::default()
-    }
+    SessionOptions { ram_bytes, context: Some(64), faults, ..SessionOptions::default() }
 }
 
 /// Returns the logits of a few tokens with a budget that makes the model stream. Opening already reads, so it may fail,

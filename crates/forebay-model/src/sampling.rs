@@ -126,22 +126,54 @@ impl Sampler {
 
     /// Chooses a token. `recent` holds the tokens so far, the latest last.
     pub fn sample(&mut self, logits: &[f32], recent: &[u32]) -> u32 {
+        self.sample_allowed(logits, recent, None)
+    }
+
+    /// Chooses one of the tokens whose bits in `allowed` are set: bit `id % 32` of word `id / 32`. At least one must be.
+    ///
+    /// # Panics
+    /// Panics if no token is allowed.
+    pub fn sample_allowed(
+        &mut self,
+        logits: &[f32],
+        recent: &[u32],
+        allowed: Option<&[u32]>,
+    ) -> u32 {
         self.candidates.clear();
         self.candidates.extend(logits.iter().zip(0..).map(|(logit, id)| (*logit, id)));
-        self.choose(recent)
+        self.choose(recent, allowed)
     }
 
     /// Chooses a token like [`Sampler::sample`], from the largest logits and their ids. [`Sampler::deciding`] says how
     /// many are needed.
     pub fn sample_from(&mut self, largest: &[(f32, u32)], recent: &[u32]) -> u32 {
-        self.candidates.clear();
-        self.candidates.extend_from_slice(largest);
-        self.choose(recent)
+        self.sample_from_allowed(largest, recent, None)
     }
 
-    fn choose(&mut self, recent: &[u32]) -> u32 {
+    /// Chooses a token like [`Sampler::sample_allowed`], from the largest logits and their ids. Beside those that
+    /// [`Sampler::deciding`] names, `largest` must have one for every token that is not allowed.
+    ///
+    /// # Panics
+    /// Panics if no token is allowed.
+    pub fn sample_from_allowed(
+        &mut self,
+        largest: &[(f32, u32)],
+        recent: &[u32],
+        allowed: Option<&[u32]>,
+    ) -> u32 {
+        self.candidates.clear();
+        self.candidates.extend_from_slice(largest);
+        self.choose(recent, allowed)
+    }
+
+    fn choose(&mut self, recent: &[u32], allowed: Option<&[u32]>) -> u32 {
         self.penalise(recent);
         self.add_biases();
+        if let Some(words) = allowed {
+            let is_set =
+                |id: u32| words.get(id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1);
+            self.candidates.retain(|(_, id)| is_set(*id));
+        }
         let id = if self.options.temperature <= 0.0 {
             likeliest(&self.candidates)
         } else {
@@ -358,6 +390,33 @@ mod tests {
                 assert_eq!(few.sample_from(largest, recent), whole.sample(&logits, recent));
             }
         }
+    }
+
+    #[test]
+    fn only_allowed_tokens_are_chosen() {
+        // Tokens 1 and 2 are the likeliest ones. Only 0 and 3 are allowed, then only 2.
+        for (words, expected) in [([0b01001], 0), ([0b00100], 2)] {
+            let mut sampler = Sampler::new(Sampling::greedy(), 5);
+            assert_eq!(sampler.sample_allowed(&logits(), &[], Some(&words)), expected);
+        }
+        let options = Sampling { temperature: 5.0, ..Sampling::default() };
+        let mut sampler = Sampler::new(options.clone(), 5);
+        let drawn: Vec<u32> =
+            (0..200).map(|_| sampler.sample_allowed(&logits(), &[], Some(&[0b11000]))).collect();
+        assert!(drawn.iter().all(|id| [3, 4].contains(id)) && drawn.contains(&4));
+        // Of the largest, as many more as there are tokens that are not allowed.
+        let (mut few, mut whole) = (Sampler::new(options.clone(), 5), Sampler::new(options, 5));
+        let largest = [(3.0, 1), (2.9, 2), (0.1, 0), (0.0, 4), (-1.0, 3)];
+        for _ in 0..50 {
+            let all_but_1 = Some(&[0b11101][..]);
+            let chosen = few.sample_from_allowed(&largest, &[], all_but_1);
+            assert_eq!(chosen, whole.sample_allowed(&logits(), &[], all_but_1));
+        }
+        // Ids behind the last word are not allowed.
+        let mut sampler = Sampler::new(Sampling::greedy(), 40);
+        let mut many = vec![0.0; 40];
+        many[35] = 9.0;
+        assert_eq!(sampler.sample_allowed(&many, &[], Some(&[u32::MAX])), 0);
     }
 
     #[test]

@@ -195,6 +195,11 @@ impl Tokenizer {
         &self.kind
     }
 
+    /// Returns true if encoding puts a space before a text, so that a part of a text has other tokens than within it.
+    pub fn adds_first_space(&self) -> bool {
+        self.drops_first_space()
+    }
+
     /// Returns true if decoding must remove a space that encoding put before the text.
     pub(crate) fn drops_first_space(&self) -> bool {
         self.spelling.drops_first_space()

@@ -1,9 +1,11 @@
 //! A request that runs.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_compute::RowKind;
+use forebay_grammar::{GrammarError, Matcher};
 use forebay_model::sampling::Sampler;
 use forebay_text::{TextStream, Tokenizer};
 
@@ -14,6 +16,10 @@ use super::waiting::Submitted;
 use crate::kv::{Row, SequenceId};
 use crate::statistics::WeightUse;
 use crate::{GenerateOptions, Session};
+
+/// Fewest known tokens that are computed in one pass. Fewer ones take a pass each, because a pass of several rows of one request
+/// takes longer than one of generated rows.
+const FORCED_TOGETHER_LEAST: usize = 4;
 
 pub struct Active {
     pub id: RequestId,
@@ -29,10 +35,25 @@ pub struct Active {
     /// The prompt and the generated tokens.
     tokens: Vec<u32>,
     prompt_len: usize,
+    /// Generated tokens that are computed together like a prompt: their indices, in ascending order.
+    forced: Vec<Range<usize>>,
+    constraint: Option<Constraint>,
     /// Number of tokens whose keys and values are computed.
     done: usize,
     submitted: Instant,
     statistics: RequestStatistics,
+}
+
+/// The grammar of an answer.
+struct Constraint {
+    /// `None` while another thread computes the mask.
+    matcher: Option<Matcher>,
+    /// Tokens that may come next, once computed: bit `id % 32` of word `id / 32`.
+    mask: Vec<u32>,
+    /// True if the mask is that of the next token.
+    is_computed: bool,
+    /// Number of tokens that the next mask excludes, if these are few.
+    few_excluded: Option<usize>,
 }
 
 impl Active {
@@ -45,7 +66,7 @@ impl Active {
     ) -> Active {
         let tokenizer = request.text.then(|| session.tokenizer.clone()).flatten();
         let sampler = Sampler::new(request.options.sampling.clone(), session.vocab_size());
-        let Request { prompt, options, priority, logprobs, .. } = *request;
+        let Request { prompt, options, priority, logprobs, grammar, .. } = *request;
         let statistics = RequestStatistics {
             prompt_tokens: prompt.len(),
             cached_tokens: cached,
@@ -64,6 +85,8 @@ impl Active {
             logprobs,
             text: tokenizer.map(TextStream::continuing),
             prompt_len: prompt.len(),
+            forced: Vec::new(),
+            constraint: grammar.map(|grammar| Constraint::new(grammar.begin())),
             tokens: prompt,
             done: cached,
             submitted,
@@ -105,7 +128,8 @@ impl Active {
 
     /// Returns the rows of all known tokens, computed or not.
     pub fn rows(&self) -> Vec<Row> {
-        let kind = |index: usize| match index < self.prompt_len {
+        let is_forced = |index: usize| self.forced.iter().any(|forced| forced.contains(&index));
+        let kind = |index: usize| match index < self.prompt_len || is_forced(index) {
             true => RowKind::Prompt,
             false => RowKind::Decode,
         };
@@ -152,9 +176,23 @@ impl Active {
         self.statistics.suspended += 1;
     }
 
-    /// Returns the number of prompt tokens that are not computed yet.
-    pub fn prompt_left(&self) -> usize {
-        self.prompt_len.saturating_sub(self.done)
+    /// Returns true if tokens of the prompt are not computed yet.
+    pub fn reads(&self) -> bool {
+        self.done < self.prompt_len
+    }
+
+    /// Returns the number of the next tokens that are computed together: the rest of the prompt, or of tokens that the grammar
+    /// forced. 0 if the next token is computed alone.
+    pub fn rows_left(&self) -> usize {
+        if self.reads() {
+            return self.prompt_len - self.done;
+        }
+        let now = self.forced.iter().rev().find(|forced| forced.contains(&self.done));
+        now.map_or(0, |forced| forced.end - self.done)
+    }
+
+    pub fn has_grammar(&self) -> bool {
+        self.constraint.is_some()
     }
 
     /// Returns the next `count` tokens to compute.
@@ -162,9 +200,44 @@ impl Active {
         &self.tokens[self.done..self.done + count]
     }
 
-    /// Returns how many of the largest logits are enough; `None` if all are needed.
-    pub fn deciding(&self) -> Option<usize> {
-        self.sampler.deciding().filter(|_| self.logprobs.is_none())
+    /// Returns how many of the largest logits after the next `count` rows are enough; `None` if all are needed.
+    pub fn needed_after(&self, count: usize) -> Option<usize> {
+        if self.chooses_after(count) { self.deciding() } else { Some(1) }
+    }
+
+    /// Returns how many of the largest logits decide the next choice; `None` if all do.
+    fn deciding(&self) -> Option<usize> {
+        let excluded = match &self.constraint {
+            Some(constraint) => constraint.few_excluded?,
+            None => 0,
+        };
+        Some(self.sampler.deciding().filter(|_| self.logprobs.is_none())? + excluded)
+    }
+
+    /// Returns true if a token is chosen after the next `count` rows. Otherwise the next token is known.
+    pub fn chooses_after(&self, count: usize) -> bool {
+        self.done + count == self.tokens.len()
+    }
+
+    /// Gives away the grammar and a buffer for the mask, if the mask of the next token is not computed.
+    pub fn lend_matcher(&mut self) -> Option<(Matcher, Vec<u32>)> {
+        let constraint = self.constraint.as_mut().filter(|constraint| !constraint.is_computed)?;
+        Some((constraint.matcher.take()?, std::mem::take(&mut constraint.mask)))
+    }
+
+    /// Takes back the grammar with the mask.
+    pub fn return_matcher(
+        &mut self,
+        matcher: Matcher,
+        mask: Vec<u32>,
+        computed: Result<(), GrammarError>,
+    ) {
+        let Some(constraint) = &mut self.constraint else { return };
+        (constraint.matcher, constraint.mask) = (Some(matcher), mask);
+        match computed {
+            Ok(()) => constraint.is_computed = true,
+            Err(error) => self.end = Some(RequestEnd::Failed(error.to_string())),
+        }
     }
 
     /// Notes that the next `count` tokens are computed. Returns true if the next token can be chosen.
@@ -174,35 +247,86 @@ impl Active {
         self.done == self.tokens.len()
     }
 
-    /// Chooses the next token from the largest logits, which may be more than this request needs.
-    pub fn choose_from(&mut self, largest: &[(f32, u32)]) -> GeneratedToken {
-        let own = self.sampler.deciding().unwrap_or(largest.len()).min(largest.len());
-        let id = self.sampler.sample_from(&largest[..own], &self.tokens);
-        GeneratedToken { id, text: String::new(), logprob: None, likeliest: Vec::new() }
+    /// Chooses the next token from the largest logits, which may be more than this request needs. Returns `None` if the
+    /// request has failed.
+    pub fn choose_from(&mut self, largest: &[(f32, u32)]) -> Option<GeneratedToken> {
+        let own = self.deciding().unwrap_or(largest.len()).min(largest.len());
+        self.choose_by(|sampler, tokens, mask| {
+            sampler.sample_from_allowed(&largest[..own], tokens, mask)
+        })
     }
 
-    /// Chooses the next token from all logits.
-    pub fn choose(&mut self, logits: &[f32]) -> GeneratedToken {
-        let id = self.sampler.sample(logits, &self.tokens);
-        let (logprob, likeliest) = match self.logprobs {
-            None => (None, Vec::new()),
-            Some(count) => {
-                let (own, likeliest) = log_probabilities(logits, id, count);
-                (Some(own), likeliest)
+    /// Chooses the next token from all logits. Returns `None` if the request has failed.
+    pub fn choose(&mut self, logits: &[f32]) -> Option<GeneratedToken> {
+        let mut token =
+            self.choose_by(|sampler, tokens, mask| sampler.sample_allowed(logits, tokens, mask))?;
+        if let Some(count) = self.logprobs {
+            let (own, likeliest) = log_probabilities(logits, token.id, count);
+            (token.logprob, token.likeliest) = (Some(own), likeliest);
+        }
+        Some(token)
+    }
+
+    fn choose_by(
+        &mut self,
+        sample: impl FnOnce(&mut Sampler, &[u32], Option<&[u32]>) -> u32,
+    ) -> Option<GeneratedToken> {
+        if self.end.is_some() {
+            return None;
+        }
+        let mask = match &self.constraint {
+            None => None,
+            Some(constraint) if constraint.is_computed => Some(constraint.mask.as_slice()),
+            Some(_) => {
+                let why = "the mask of the grammar was not computed";
+                self.end = Some(RequestEnd::Failed(why.into()));
+                return None;
             }
         };
-        GeneratedToken { id, text: String::new(), logprob, likeliest }
+        let id = sample(&mut self.sampler, &self.tokens, mask);
+        Some(GeneratedToken { id, text: String::new(), logprob: None, likeliest: Vec::new() })
     }
 
-    /// Takes over the chosen token and reports it, unless it ends the answer. `full` says that the context has no room for
-    /// another token.
-    pub fn take(&mut self, mut token: GeneratedToken, ends: bool, full: bool) {
+    /// Takes over the chosen token and reports it, unless it ends the answer. The tokens that the grammar then forces follow,
+    /// as far as a context of so many positions has room.
+    pub fn take(&mut self, token: GeneratedToken, ends: bool, context: usize) {
         if ends {
             self.end = Some(RequestEnd::End);
             return;
         }
         let first = &mut self.statistics.first_token_seconds;
         first.get_or_insert_with(|| self.submitted.elapsed().as_secs_f64());
+        let begin = self.tokens.len();
+        let id = token.id;
+        self.add(token, context);
+        let Some(constraint) = &mut self.constraint else { return };
+        match constraint.accept(id, self.logprobs.is_none()) {
+            Ok(forced) => {
+                for id in forced {
+                    if self.end.is_some() {
+                        // The rest has no room.
+                        return;
+                    }
+                    let (text, likeliest) = (String::new(), Vec::new());
+                    self.sampler.note(id);
+                    self.add(GeneratedToken { id, text, logprob: None, likeliest }, context);
+                }
+            }
+            Err(error) => self.end = Some(RequestEnd::Failed(error.to_string())),
+        }
+        // An answer that is complete with its last allowed token was not cut off.
+        let goes_on =
+            matches!(self.end, None | Some(RequestEnd::MaxTokens | RequestEnd::ContextFull));
+        if goes_on && self.constraint.as_ref().is_some_and(Constraint::is_complete) {
+            self.end = Some(RequestEnd::End);
+        }
+        if self.tokens.len() - begin >= FORCED_TOGETHER_LEAST {
+            self.forced.push(begin..self.tokens.len());
+        }
+    }
+
+    /// Adds a token to the answer and reports it.
+    fn add(&mut self, mut token: GeneratedToken, context: usize) {
         self.statistics.generated_tokens += 1;
         self.tokens.push(token.id);
         if let Some(text) = &mut self.text {
@@ -213,7 +337,7 @@ impl Active {
             self.end = Some(RequestEnd::Stopped);
         } else if self.options.max_tokens.is_some_and(|most| generated >= most) {
             self.end = Some(RequestEnd::MaxTokens);
-        } else if full {
+        } else if self.tokens.len() > context {
             self.end = Some(RequestEnd::ContextFull);
         }
     }
@@ -223,6 +347,31 @@ impl Active {
         self.statistics.total_seconds = self.submitted.elapsed().as_secs_f64();
         let text = self.text.map(TextStream::finish).unwrap_or_default();
         let _ = (self.sink)(Event::Finished { end, text, statistics: self.statistics });
+    }
+}
+
+impl Constraint {
+    fn new(matcher: Matcher) -> Constraint {
+        let few_excluded = matcher.few_excluded();
+        Constraint { matcher: Some(matcher), mask: Vec::new(), is_computed: false, few_excluded }
+    }
+
+    /// Takes a chosen token. Returns the tokens that must follow it, which are taken, too, unless `forces` is false.
+    fn accept(&mut self, id: u32, forces: bool) -> Result<Vec<u32>, GrammarError> {
+        let Some(matcher) = &mut self.matcher else { return Ok(Vec::new()) };
+        matcher.accept(id)?;
+        let forced = if forces { matcher.forced() } else { Vec::new() };
+        for id in &forced {
+            matcher.accept(*id)?;
+        }
+        self.is_computed = false;
+        self.few_excluded = matcher.few_excluded();
+        Ok(forced)
+    }
+
+    /// Returns true if nothing can follow.
+    fn is_complete(&self) -> bool {
+        self.matcher.as_ref().is_some_and(Matcher::is_complete)
     }
 }
 

@@ -7,6 +7,7 @@
 mod active;
 mod batch_size;
 mod latency;
+mod masks;
 mod reading;
 mod request;
 mod schedule;
@@ -23,6 +24,7 @@ use self::active::Active;
 use self::batch_size::{BatchSize, Measured};
 pub use self::latency::Latency;
 use self::latency::Pace;
+use self::masks::MaskThreads;
 use self::reading::Reading;
 pub use self::request::{
     Event, GeneratedToken, Request, RequestEnd, RequestId, RequestStatistics, Sink,
@@ -108,6 +110,8 @@ pub struct Engine {
     parts: Vec<Part>,
     logits: Vec<f32>,
     largest: Vec<(f32, u32)>,
+    /// Threads that compute masks. They start with the first request that has a grammar.
+    masks: MaskThreads,
 }
 
 impl Engine {
@@ -145,6 +149,7 @@ impl Engine {
             parts: Vec::new(),
             logits: Vec::new(),
             largest: Vec::new(),
+            masks: MaskThreads::default(),
         }
     }
 
@@ -267,14 +272,15 @@ impl Engine {
     fn step_of_running(&mut self) -> Result<(), EngineError> {
         let mut parts = std::mem::take(&mut self.parts);
         self.take_turns();
-        let progress = self.running.iter().map(|active| match active.prompt_left() {
+        let progress = self.running.iter().map(|active| match active.rows_left() {
             0 => Progress::Generates,
-            left => Progress::Reads(left),
+            left if active.reads() => Progress::Reads(left),
+            left => Progress::Follows(left),
         });
         let pauses = self.pace.is_bounded() && self.session.runner.decoder.backend().pauses();
         let prompt_rows = if pauses { self.limits.prompt_rows } else { self.pace.prompt_rows() };
         schedule::choose(&Limits { prompt_rows, ..self.limits }, progress, &mut parts);
-        let decode = parts.iter().take_while(|part| part.kind == RowKind::Decode).count();
+        let decode = parts.iter().take_while(|part| !part.reads).count();
         let ran = match pauses && (decode > 0 || self.reading.is_some()) {
             true => self.run_between(&parts[..decode], parts.get(decode).copied()),
             false => self.run_noted(&parts),
@@ -301,7 +307,7 @@ impl Engine {
 
     /// Lets other requests generate if some wait for it and those that generate now have had their share of the time.
     fn take_turns(&mut self) {
-        let generates = |active: &Active| active.prompt_left() == 0;
+        let generates = |active: &Active| !active.reads();
         let generating = self.running.iter().filter(|active| generates(active)).count();
         let turns = generating.div_ceil(self.limits.decode_rows);
         if self.pace.ends_turn(turns) {
@@ -332,13 +338,14 @@ impl Engine {
 
     /// Takes the time of a pass into account for the next ones.
     fn note(&mut self, parts: &[Part], time: Duration, streamed_share: f64) {
-        let rows = |kind| parts.iter().filter(move |part| part.kind == kind).map(|part| part.count);
-        let (prompt_rows, decode_rows): (usize, usize) =
-            (rows(RowKind::Prompt).sum(), rows(RowKind::Decode).sum());
+        let rows = |reads| parts.iter().filter(move |part| part.reads == reads).map(|p| p.count);
+        let (prompt_rows, decode_rows): (usize, usize) = (rows(true).sum(), rows(false).sum());
+        // Known tokens take time of their own, from which nothing follows for other passes.
+        let follows = parts.iter().any(|part| !part.reads && part.kind == RowKind::Prompt);
         if prompt_rows > 0 {
             self.statistics.prompt_parts += 1;
             self.note_prompt(prompt_rows, time.as_secs_f64());
-            if decode_rows > 0 {
+            if decode_rows > 0 && !follows {
                 self.pace.note_prompt(prompt_rows, time.as_secs_f64(), streamed_share);
             }
             return;
@@ -347,6 +354,10 @@ impl Engine {
         statistics.generate_passes += 1;
         statistics.generate_rows += decode_rows as u64;
         statistics.generate_seconds += time.as_secs_f64();
+        if follows {
+            self.session.runner.decoder.end_prompt(decode_rows);
+            return;
+        }
         self.pace.note_generate(time.as_secs_f64());
         self.session.runner.decoder.end_token();
         if let Some(batch_size) = &mut self.batch_size {
@@ -383,16 +394,19 @@ impl Engine {
     /// Runs the parts in one pass, and gives every request whose prompt is read its next token.
     fn run(&mut self, parts: &[Part]) -> Result<(), EngineError> {
         let can = self.session.runner.decoder.backend().largest_count();
+        let masks = self.begin_masks(parts);
         let Engine { session, running, logits, largest, .. } = self;
         let rows: Vec<Rows<'_>> =
             parts.iter().map(|part| rows_of(&running[part.index], part)).collect();
         // If the device can select the few logits that the samplers need, the others need not be copied to the host.
         let needed = parts
             .iter()
-            .map(|part| running[part.index].deciding())
+            .map(|part| running[part.index].needed_after(part.count))
             .try_fold(0, |a, b| Some(a.max(b?)));
         let few = needed.filter(|count| *count <= can);
-        session.runner.pass(&rows, &mut outputs(few, logits, largest), None, None)?;
+        let ran = session.runner.pass(&rows, &mut outputs(few, logits, largest), None, None);
+        self.end_masks(masks);
+        ran?;
         self.take_results(parts, few);
         Ok(())
     }
@@ -413,9 +427,10 @@ impl Engine {
                 Some(count) => active.choose_from(&self.largest[own * count..][..count]),
                 None => active.choose(&self.logits[own * vocabulary..][..vocabulary]),
             };
-            let full = self.session.runner.len(active.sequence) >= self.session.context();
-            let ends = self.session.ends_with(chosen.id, &active.options);
-            active.take(chosen, ends, full);
+            if let Some(chosen) = chosen {
+                let ends = self.session.ends_with(chosen.id, &active.options);
+                active.take(chosen, ends, self.session.context());
+            }
         }
     }
 
@@ -440,7 +455,7 @@ impl Engine {
 /// Returns true if the last row of a part has logits: it is generated, or the last one of its prompt. A row of a request
 /// that is computed again may have logits that are not used, because its next token is known.
 fn has_logits(active: &Active, part: &Part) -> bool {
-    part.kind == RowKind::Decode || part.count == active.prompt_left()
+    part.kind == RowKind::Decode || part.count == active.rows_left()
 }
 
 /// Returns the rows of a part.

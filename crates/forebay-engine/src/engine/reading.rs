@@ -42,7 +42,7 @@ impl Engine {
         let index = index.expect("a request that ends or is suspended reads no more");
         let left = self.session.info().layers - reading.paused.layer();
         let layers = if decode.is_empty() { left } else { self.pace.layers().min(left) };
-        let part = Part { index, count: reading.count, kind: RowKind::Prompt };
+        let part = Part { index, count: reading.count, kind: RowKind::Prompt, reads: true };
         let started = Instant::now();
         match self.run_part(&part, &mut reading.paused, layers) {
             Ok(ended) => {
@@ -75,12 +75,15 @@ impl Engine {
         layers: usize,
     ) -> Result<bool, EngineError> {
         let can = self.session.runner.decoder.backend().largest_count();
+        let masks = self.begin_masks(std::slice::from_ref(part));
         let Engine { session, running, logits, largest, .. } = self;
         let active = &running[part.index];
-        let few = active.deciding().filter(|count| *count <= can);
+        let few = active.needed_after(part.count).filter(|count| *count <= can);
         let mut output = outputs(few, logits, largest);
         let rows = rows_of(active, part);
-        let ended = session.runner.pass_part(rows, paused, layers, &mut output)?;
+        let ran = session.runner.pass_part(rows, paused, layers, &mut output);
+        self.end_masks(masks);
+        let ended = ran?;
         if ended {
             self.take_results(std::slice::from_ref(part), few);
         }

@@ -2,6 +2,7 @@
 
 use std::ops::ControlFlow;
 
+use forebay_grammar::Grammar;
 use serde::{Deserialize, Serialize};
 
 use crate::{GenerateOptions, WeightUse};
@@ -18,6 +19,8 @@ pub struct Request {
     pub logprobs: Option<usize>,
     /// True to report the text of the tokens too. The model must have a tokenizer.
     pub text: bool,
+    /// Rules that the answer follows. The tokens that they force are computed together and reported without probabilities.
+    pub grammar: Option<Grammar>,
 }
 
 /// Number of a request.
@@ -64,7 +67,7 @@ pub enum RequestEnd {
     Stopped,
     /// [`Engine::cancel`](super::Engine::cancel) was called.
     Cancelled,
-    /// The request's own values were not finite.
+    /// The request's own values were not finite, or its grammar allows no token.
     Failed(String),
 }
 

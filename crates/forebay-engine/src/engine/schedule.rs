@@ -20,6 +20,8 @@ pub struct Limits {
 pub enum Progress {
     /// So many tokens of its prompt are left.
     Reads(usize),
+    /// So many tokens of its answer are known, because its grammar allows no others.
+    Follows(usize),
     Generates,
 }
 
@@ -30,10 +32,12 @@ pub struct Part {
     pub index: usize,
     pub count: usize,
     pub kind: RowKind,
+    /// True if the rows belong to the prompt.
+    pub reads: bool,
 }
 
-/// Chooses the rows of the next pass: one for each of the first requests that generate, then prompt rows in the order of the
-/// requests.
+/// Chooses the rows of the next pass: one for each of the first requests that generate, known tokens of others, then prompt
+/// rows in the order of the requests.
 pub fn choose(
     limits: &Limits,
     progress: impl Iterator<Item = Progress> + Clone,
@@ -41,15 +45,25 @@ pub fn choose(
 ) {
     parts.clear();
     let generating = progress.clone().enumerate().filter(|(_, of)| *of == Progress::Generates);
-    let decode = generating.map(|(index, _)| Part { index, count: 1, kind: RowKind::Decode });
+    let decode =
+        generating.map(|(index, _)| Part { index, count: 1, kind: RowKind::Decode, reads: false });
     parts.extend(decode.take(limits.decode_rows));
+    let mut room = limits.rows.saturating_sub(parts.len());
+    for (index, of) in progress.clone().enumerate() {
+        let Progress::Follows(tokens) = of else { continue };
+        let count = tokens.min(room);
+        if count > 0 && parts.len() < limits.decode_rows {
+            parts.push(Part { index, count, kind: RowKind::Prompt, reads: false });
+            room -= count;
+        }
+    }
     let most = if parts.is_empty() { limits.rows } else { limits.prompt_rows };
-    let mut left = most.min(limits.rows.saturating_sub(parts.len()));
+    let mut left = most.min(room);
     for (index, of) in progress.enumerate() {
         let Progress::Reads(tokens) = of else { continue };
         let count = tokens.min(left);
         if count > 0 {
-            parts.push(Part { index, count, kind: RowKind::Prompt });
+            parts.push(Part { index, count, kind: RowKind::Prompt, reads: true });
             left -= count;
         }
     }
@@ -78,6 +92,13 @@ mod tests {
         assert_eq!(chosen(&[reads(30), reads(1)]), [(0, 20, false)]);
         assert_eq!(chosen(&[reads(3), reads(4)]), [(0, 3, false), (1, 4, false)]);
         assert_eq!(chosen(&[generates, generates, generates]), [(0, 1, true), (1, 1, true)]);
+        // Known tokens come before prompts, and count as requests that generate.
+        let follows = Progress::Follows;
+        assert_eq!(
+            chosen(&[reads(30), follows(5), generates, follows(2)]),
+            [(2, 1, true), (1, 5, false), (0, 12, false)]
+        );
+        assert_eq!(chosen(&[follows(30)]), [(0, 20, false)]);
         assert_eq!(chosen(&[]), []);
     }
 }

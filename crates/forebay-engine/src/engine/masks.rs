@@ -1,0 +1,83 @@
+//! Masks of grammars, computed by threads of their own while a pass runs.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+
+use forebay_grammar::{GrammarError, Matcher};
+
+use super::Engine;
+use super::request::RequestId;
+use super::schedule::Part;
+
+/// Most threads. A mask takes 10 to 500 microseconds.
+const THREADS_MOST: usize = 8;
+
+/// Threads that compute masks. They end with this value.
+#[derive(Default)]
+pub struct MaskThreads {
+    channels: Option<(Sender<Job>, Receiver<Job>)>,
+}
+
+/// A mask to compute, or a computed one.
+struct Job {
+    id: RequestId,
+    matcher: Matcher,
+    mask: Vec<u32>,
+    computed: Result<(), GrammarError>,
+}
+
+impl MaskThreads {
+    fn channels(&mut self) -> &(Sender<Job>, Receiver<Job>) {
+        self.channels.get_or_insert_with(|| {
+            let (jobs, waiting) = channel::<Job>();
+            let (done, results) = channel();
+            let waiting = Arc::new(Mutex::new(waiting));
+            let cores = thread::available_parallelism().map_or(1, usize::from);
+            for _ in 0..(cores / 2).clamp(1, THREADS_MOST) {
+                let (waiting, done) = (waiting.clone(), done.clone());
+                thread::spawn(move || {
+                    loop {
+                        let job = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                        let Ok(mut job) = job else { return };
+                        job.computed = job.matcher.mask(&mut job.mask);
+                        if done.send(job).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+            (jobs, results)
+        })
+    }
+}
+
+impl Engine {
+    /// Begins to compute the masks that are needed after these parts. Returns how many there are.
+    pub(super) fn begin_masks(&mut self, parts: &[Part]) -> usize {
+        let mut begun = 0;
+        for part in parts {
+            let active = &mut self.running[part.index];
+            if !active.chooses_after(part.count) {
+                continue;
+            }
+            let Some((matcher, mask)) = active.lend_matcher() else { continue };
+            let job = Job { id: active.id, matcher, mask, computed: Ok(()) };
+            begun += usize::from(self.masks.channels().0.send(job).is_ok());
+        }
+        begun
+    }
+
+    /// Waits for so many masks and gives them to their requests.
+    pub(super) fn end_masks(&mut self, begun: usize) {
+        for _ in 0..begun {
+            let Ok(Job { id, matcher, mask, computed }) = self.masks.channels().1.recv() else {
+                // A thread has panicked. Requests without their mask fail when they choose.
+                return;
+            };
+            if let Some(active) = self.running.iter_mut().find(|active| active.id == id) {
+                active.return_matcher(matcher, mask, computed);
+            }
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Grammars that answers must follow: JSON schemas, regular expressions and Lark grammars.
+//!
+//! A [`Compiler`] belongs to a tokenizer. It makes a [`Grammar`] of a [`Rules`]. [`Grammar::begin`] starts an answer, whose
+//! [`Matcher`] says which tokens may come next. The parser is that of the `llguidance` library.
+
+#![forbid(unsafe_code)]
+
+mod compiler;
+mod environment;
+mod matcher;
+
+pub use compiler::{Compiler, Grammar, Rules};
+pub use matcher::{Matcher, Preamble};
+
+/// Reason why a grammar cannot be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GrammarError {
+    /// The grammar is not valid, or larger than the limits.
+    #[error("the grammar cannot be used: {0}")]
+    Invalid(String),
+    /// The tokenizer has no token that ends an answer, or no tokens at all.
+    #[error("the tokenizer cannot be used with a grammar: {0}")]
+    Tokenizer(String),
+    /// The parser ran into a limit in the middle of an answer, or no token of the vocabulary fits.
+    #[error("the answer cannot go on by its grammar: {0}")]
+    Stuck(String),
+}
