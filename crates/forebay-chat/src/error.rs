@@ -17,4 +17,18 @@ pub enum ChatError {
 
     #[error("{0}")]
     Think(String),
+
+    #[error("this model's chat template has no tool calls that could be required")]
+    NoToolCalls,
+
+    #[error("there is no tool to call")]
+    NoTools,
+
+    #[error("there is no tool `{0}` among the tools")]
+    UnknownTool(String),
+
+    #[error(
+        "this model answers with calls or with JSON: leave out the tools or the form of the answer"
+    )]
+    CallOrJson,
 }

@@ -18,6 +18,8 @@ pub struct Format {
     reasoning_fields: Vec<&'static str>,
     /// True if the template writes a tool call's arguments as they are. It then gets the model's own text.
     arguments_as_text: bool,
+    /// True if the arguments of DeepSeek's tool calls are in a code block, as in V3 and R1.
+    pub(crate) fenced_arguments: bool,
     variables: Vec<String>,
 }
 
@@ -105,6 +107,7 @@ impl Format {
             kind,
             reasoning_fields: reasoning_fields.collect(),
             arguments_as_text: writes_arguments_verbatim(template),
+            fenced_arguments: source.contains("```json"),
             variables: template.variables()?,
         })
     }

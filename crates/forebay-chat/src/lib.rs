@@ -11,6 +11,7 @@
 #![forbid(unsafe_code)]
 
 mod answer;
+mod calls;
 mod error;
 mod format;
 mod history;
@@ -20,6 +21,7 @@ mod prompt;
 mod stops;
 
 pub use answer::AnswerStream;
+pub use calls::CallsWanted;
 pub use error::ChatError;
 pub use format::{Format, Think, ToolSyntax};
 pub use history::History;

@@ -304,11 +304,6 @@ impl Runner {
         self.blocks.release(sequence);
     }
 
-    /// Returns the number of positions that a sequence has.
-    pub fn len(&self, sequence: SequenceId) -> usize {
-        self.blocks.len(sequence)
-    }
-
     /// Drops the positions from `len` on, and returns how many are left. They are fewer than `len` if a layer with a window
     /// no longer has what a token at `len` sees.
     pub fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {

@@ -1,7 +1,7 @@
 //! Compilation of grammars.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use forebay_text::Tokenizer;
 use llguidance::ParserFactory;
@@ -14,7 +14,7 @@ use crate::matcher::Opening;
 use crate::{GrammarError, Matcher, Preamble};
 
 /// White space between the parts of JSON. It has a limit, because a model could go on with spaces forever.
-const JSON_SPACE: &str = r"[\x20\x09\x0A\x0D]{0,64}";
+const JSON_SPACE: &str = r"[\x20\x09\x0A\x0D]{0,32}";
 
 /// Largest size of a grammar in symbols. A schema of 100 KB has about 50,000.
 const SYMBOLS_MOST: usize = 200_000;
@@ -42,6 +42,11 @@ impl Rules {
         Rules::Lark(format!("start: {}", texts.join(" | ")))
     }
 
+    /// Returns JSON by a schema as a part of a Lark rule.
+    pub fn inline(schema: &Value) -> String {
+        format!("%json {}", Rules::schema_with_options(schema.clone()))
+    }
+
     /// Returns a schema with the options for its compilation.
     fn schema_with_options(mut schema: Value) -> Value {
         // The schema `true` allows everything, as the empty object does.
@@ -60,29 +65,37 @@ impl Rules {
 
 /// Compiler of grammars for one tokenizer.
 pub struct Compiler {
-    factory: ParserFactory,
+    /// Made for the first grammar.
+    factory: OnceLock<Result<ParserFactory, GrammarError>>,
     tokenizer: Arc<Tokenizer>,
     ends: Arc<[u32]>,
+    /// Tokens of one or two line ends. Looked for with the factory.
+    line_ends: OnceLock<Arc<[u32]>>,
 }
 
 impl Compiler {
-    /// Creates the compiler. It takes about 0.2 s and 20 MB for a vocabulary of 150,000 tokens.
-    ///
-    /// # Errors
-    /// Returns an error if the tokenizer has no token that ends an answer.
-    pub fn new(tokenizer: &Arc<Tokenizer>) -> Result<Compiler, GrammarError> {
-        let environment: TokEnv = Arc::new(Environment::new(tokenizer)?);
-        let abilities = InferenceCapabilities { ff_tokens: true, ..Default::default() };
-        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
-        let factory = ParserFactory::new(&environment, abilities, &slices);
-        let mut factory = factory.map_err(|e| GrammarError::Tokenizer(e.to_string()))?;
-        factory.quiet();
-        let limits = factory.limits_mut();
-        limits.max_grammar_size = SYMBOLS_MOST;
-        limits.max_lexer_states = LEXER_STATES_MOST;
-        limits.verbose_errors = false;
+    /// Creates the compiler. The first grammar takes 0.2 s more than others, for a table of the vocabulary.
+    pub fn new(tokenizer: &Arc<Tokenizer>) -> Compiler {
         let ends = tokenizer.eog_ids().into();
-        Ok(Compiler { factory, tokenizer: tokenizer.clone(), ends })
+        let (factory, line_ends) = (OnceLock::new(), OnceLock::new());
+        Compiler { factory, tokenizer: tokenizer.clone(), ends, line_ends }
+    }
+
+    fn factory(&self) -> Result<&ParserFactory, GrammarError> {
+        let factory = self.factory.get_or_init(|| {
+            let environment: TokEnv = Arc::new(Environment::new(&self.tokenizer)?);
+            let abilities = InferenceCapabilities { ff_tokens: true, ..Default::default() };
+            let slices = llguidance::earley::SlicedBiasComputer::general_slices();
+            let factory = ParserFactory::new(&environment, abilities, &slices);
+            let mut factory = factory.map_err(|e| GrammarError::Tokenizer(e.to_string()))?;
+            factory.quiet();
+            let limits = factory.limits_mut();
+            limits.max_grammar_size = SYMBOLS_MOST;
+            limits.max_lexer_states = LEXER_STATES_MOST;
+            limits.verbose_errors = false;
+            Ok(factory)
+        });
+        factory.as_ref().map_err(Clone::clone)
     }
 
     /// Compiles rules. The answer may begin with the `preamble`, which the rules do not apply to.
@@ -105,11 +118,18 @@ impl Compiler {
             Rules::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Rules::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
         };
-        let matcher = llguidance::Matcher::new(self.factory.create_parser(parsed));
+        let matcher = llguidance::Matcher::new(self.factory()?.create_parser(parsed));
         if let Some(why) = matcher.get_error() {
             return Err(GrammarError::Invalid(why));
         }
-        let opening = Opening::new(preamble, &self.tokenizer);
+        let line_ends = self.line_ends.get_or_init(|| {
+            let is_line_end = |id: &u32| {
+                let bytes = self.tokenizer.token_bytes(*id, false);
+                matches!(bytes.as_slice(), b"\n" | b"\n\n")
+            };
+            (0..self.tokenizer.vocab_size() as u32).filter(is_line_end).collect()
+        });
+        let opening = Opening::new(preamble, &self.tokenizer, line_ends);
         let (tokenizer, ends) = (self.tokenizer.clone(), self.ends.clone());
         Ok(Grammar { matcher: Arc::new(Sealed(matcher)), opening, tokenizer, ends })
     }

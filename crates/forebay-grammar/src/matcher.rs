@@ -22,10 +22,19 @@ pub struct Opening {
     /// Token that begins the preamble, if it has not begun.
     open: Option<u32>,
     close: Vec<Vec<u8>>,
+    /// Tokens of line ends alone, which models write behind a preamble.
+    line_ends: Arc<[u32]>,
 }
 
+/// Most tokens of line ends between a preamble and the rest.
+const LINE_ENDS_MOST: usize = 2;
+
 impl Opening {
-    pub fn new(preamble: Option<&Preamble>, tokenizer: &Tokenizer) -> Opening {
+    pub fn new(
+        preamble: Option<&Preamble>,
+        tokenizer: &Tokenizer,
+        line_ends: &Arc<[u32]>,
+    ) -> Opening {
         let Some(preamble) = preamble else { return Opening::default() };
         let open = preamble.open.as_ref().map(|text| tokenizer.token_id(text));
         match open {
@@ -33,6 +42,7 @@ impl Opening {
             Some(None) => Opening::default(),
             open => Opening {
                 open: open.flatten(),
+                line_ends: line_ends.clone(),
                 close: preamble.close.iter().map(|text| text.clone().into_bytes()).collect(),
             },
         }
@@ -48,6 +58,8 @@ enum State {
         next: usize,
         tail: Vec<u8>,
     },
+    /// Behind the preamble: how many tokens of line ends may come before the rest.
+    Between(usize),
     Ruled,
 }
 
@@ -83,7 +95,7 @@ impl Matcher {
 
     /// Returns true if the answer is complete, and nothing can follow.
     pub fn is_complete(&self) -> bool {
-        matches!(self.state, State::Ruled) && self.inner.is_stopped()
+        matches!(self.state, State::Ruled | State::Between(_)) && self.inner.is_stopped()
     }
 
     /// Computes which tokens may come next: bit `id % 32` of word `id / 32` is set. Ids behind the last word may not.
@@ -100,8 +112,12 @@ impl Matcher {
         let allowed = self.inner.compute_mask_or_eos();
         let allowed = allowed.map_err(|error| GrammarError::Stuck(error.to_string()))?;
         words.extend_from_slice(allowed.as_slice());
-        if let (State::Begins, Some(open)) = (&self.state, self.opening.open) {
-            set(words, open, true);
+        match (&self.state, self.opening.open) {
+            (State::Begins, Some(open)) => set(words, open, true),
+            (State::Between(1..), _) => {
+                self.opening.line_ends.iter().for_each(|&id| set(words, id, true));
+            }
+            _ => {}
         }
         match words.iter().all(|word| *word == 0) {
             true => Err(GrammarError::Stuck("no token fits".into())),
@@ -121,6 +137,13 @@ impl Matcher {
             }
             State::Begins => self.state = State::Ruled,
             State::Preamble { .. } => return self.accept_free(id),
+            State::Between(left) => {
+                if *left > 0 && self.opening.line_ends.contains(&id) {
+                    *left -= 1;
+                    return Ok(());
+                }
+                self.state = State::Ruled;
+            }
             State::Ruled => {}
         }
         self.inner.consume_token(id).map_err(|error| GrammarError::Stuck(error.to_string()))
@@ -141,11 +164,12 @@ impl Matcher {
             *next += 1;
         }
         let rest = std::mem::take(tail);
-        self.state = State::Ruled;
         let rest = rest.trim_ascii_start();
         if rest.is_empty() {
+            self.state = State::Between(LINE_ENDS_MOST);
             return Ok(());
         }
+        self.state = State::Ruled;
         // The token that ended the preamble has the beginning of the rest, too.
         let Ok(environment) = self.inner.tok_env() else { return Ok(()) };
         let ids = environment.tokenize_bytes(rest);

@@ -10,6 +10,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use forebay_chat::{Message, Think, ToolCall};
 use forebay_engine::engine::{RequestEnd, RequestStatistics};
+use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -18,7 +19,7 @@ use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::{self, ApiError, ErrorForm};
 use crate::openai::answer::{Choice, call_id};
-use crate::openai::{Input, Wanted};
+use crate::openai::{Input, MustCall, Wanted};
 use crate::run::{Piece, Update};
 use crate::stream::{self, Encode};
 
@@ -55,6 +56,8 @@ struct Body {
     #[serde(default)]
     tools: Vec<Tool>,
     tool_choice: Option<ToolChoice>,
+    output_format: Option<OutputFormat>,
+    output_config: Option<OutputConfig>,
     thinking: Option<Thinking>,
 }
 
@@ -107,6 +110,22 @@ struct Tool {
 struct ToolChoice {
     #[serde(rename = "type")]
     kind: String,
+    name: Option<String>,
+    #[serde(default)]
+    disable_parallel_tool_use: bool,
+}
+
+/// Form of the answer.
+#[derive(Deserialize)]
+struct OutputFormat {
+    #[serde(rename = "type")]
+    kind: String,
+    schema: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct OutputConfig {
+    format: Option<OutputFormat>,
 }
 
 #[derive(Deserialize)]
@@ -139,10 +158,26 @@ fn wanted(body: &Body) -> Result<Wanted, ApiError> {
         }
     }
     let choice = body.tool_choice.as_ref().map_or("auto", |choice| choice.kind.as_str());
-    let tools = match choice {
-        "auto" => tools(&body.tools),
-        "none" => None,
-        _ => return Err(ApiError::bad("tool_choice may be of type auto or none")),
+    let tools = tools(&body.tools).filter(|_| choice != "none");
+    let must_call = match (choice, body.tool_choice.as_ref().and_then(|choice| choice.name.clone()))
+    {
+        ("auto" | "none", _) => None,
+        ("any", _) => Some(MustCall::Any),
+        ("tool", Some(name)) => Some(MustCall::Named(name)),
+        ("tool", None) => return Err(ApiError::bad("tool_choice.name is missing")),
+        _ => return Err(ApiError::bad("tool_choice.type must be auto, any, tool or none")),
+    };
+    let format = body.output_config.as_ref().and_then(|config| config.format.as_ref());
+    let rules = match format.or(body.output_format.as_ref()) {
+        None => None,
+        Some(OutputFormat { kind, schema: Some(schema) }) if kind == "json_schema" => {
+            Some(Rules::JsonSchema(schema.clone()))
+        }
+        Some(_) => {
+            return Err(ApiError::bad(
+                "output_config.format must be of type json_schema with a schema",
+            ));
+        }
     };
     let think = match body.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
         None | Some("disabled") => Think::Off,
@@ -160,6 +195,9 @@ fn wanted(body: &Body) -> Result<Wanted, ApiError> {
         },
         stops: body.stop_sequences.clone(),
         choices: 1,
+        rules,
+        must_call,
+        parallel_calls: !body.tool_choice.as_ref().is_some_and(|c| c.disable_parallel_tool_use),
         stream: body.stream,
         model: body.model.clone(),
         ..Wanted::default()

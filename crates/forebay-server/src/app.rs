@@ -7,6 +7,7 @@ use axum::http::StatusCode;
 use forebay_chat::Format;
 use forebay_engine::engine::{EngineOptions, RequestEnd};
 use forebay_engine::{ModelInfo, Session};
+use forebay_grammar::Compiler;
 use forebay_text::{ChatTemplate, Tokenizer};
 
 use crate::ServeError;
@@ -33,6 +34,7 @@ pub struct Model {
     pub info: ModelInfo,
     pub context: usize,
     pub tokenizer: Arc<Tokenizer>,
+    pub compiler: Compiler,
     pub template: ChatTemplate,
     pub format: Format,
     /// True if the model has no template of its own.
@@ -69,6 +71,7 @@ impl Model {
             info: session.info().clone(),
             context: session.context(),
             load_seconds: session.statistics().load_seconds,
+            compiler: Compiler::new(&tokenizer),
             tokenizer,
             template,
             format,
@@ -141,6 +144,7 @@ impl App {
     pub fn prepare(&self, wanted: Wanted) -> Result<Prepared, ApiError> {
         let preparation = Preparation {
             tokenizer: &self.model.tokenizer,
+            compiler: &self.model.compiler,
             template: Some(&self.model.template),
             format: self.model.format.clone(),
             max_tokens: None,

@@ -11,6 +11,7 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use forebay_chat::{Message, Think};
 use forebay_engine::engine::RequestEnd;
+use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -134,9 +135,15 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
 
 /// Reads a request. Returns `None` if it has no prompt.
 fn wanted(endpoint: Endpoint, body: &Body) -> Result<Option<Wanted>, ApiError> {
-    if body.format.as_ref().is_some_and(|format| !format.is_null() && format != "") {
-        return Err(ApiError::bad("format is not supported yet: leave it out"));
-    }
+    let rules = match &body.format {
+        None | Some(Value::Null) => None,
+        Some(Value::String(name)) => match name.as_str() {
+            "" => None,
+            "json" => Some(Rules::JsonObject),
+            _ => return Err(ApiError::bad("format must be \"json\" or a JSON schema")),
+        },
+        Some(schema) => Some(Rules::JsonSchema(schema.clone())),
+    };
     if body.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
         return Err(ApiError::bad("suffix is not supported: leave it out"));
     }
@@ -182,6 +189,7 @@ fn wanted(endpoint: Endpoint, body: &Body) -> Result<Option<Wanted>, ApiError> {
             Some(Stops::One(stop)) => vec![stop.clone()],
             Some(Stops::More(stops)) => stops.clone(),
         },
+        rules,
         stream: body.stream.unwrap_or(true),
         ..Wanted::default()
     }))

@@ -1,22 +1,33 @@
 //! Requests with their prompts as tokens, ready to run.
 
-use forebay_chat::{Format, Think, encode_prompt};
+use forebay_chat::{CallsWanted, Format, Think, encode_prompt};
 use forebay_engine::GenerateOptions;
 use forebay_engine::engine::Request;
+use forebay_grammar::{Compiler, Grammar, Rules};
 use forebay_text::{ChatTemplate, Tokenizer};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
-use crate::openai::{Input, Refusal, Wanted};
+use crate::openai::{Input, MustCall, Refusal, Wanted};
 
 /// Settings with which requests become prompts.
 pub struct Preparation<'a> {
     pub tokenizer: &'a Tokenizer,
+    pub compiler: &'a Compiler,
     pub template: Option<&'a ChatTemplate>,
     pub format: Format,
     /// Most tokens of an answer whose request names no limit. `None` is the rest of the context.
     pub max_tokens: Option<usize>,
     /// True to refuse an amount of thinking that the template does not know. Otherwise it gets the nearest one.
     pub exact_thinking: bool,
+}
+
+/// What a request says about the form of its answer.
+struct Form {
+    rules: Option<Rules>,
+    must_call: Option<MustCall>,
+    /// Tools that the answer may call.
+    calls: Option<Value>,
+    parallel_calls: bool,
 }
 
 /// A request that is ready to run.
@@ -47,12 +58,16 @@ impl Preparation<'_> {
             stops,
             choices,
             logprobs,
+            rules,
+            must_call,
+            parallel_calls,
             model,
             ..
         } = wanted;
         if !has_seed {
             sampling.seed = seed;
         }
+        let mut calls = None;
         let (text, ids, format, continues) = match input {
             Input::Text(text) => {
                 let ids = self.encode("prompt", &text, false)?;
@@ -71,6 +86,7 @@ impl Preparation<'_> {
                     known.map_err(|e| Refusal::of("chat_template_kwargs", e.to_string()))?;
                     all.insert(name, value);
                 }
+                calls = tools.clone();
                 let text = self.format.render(template, &messages, tools.as_ref(), &all);
                 let text = text.map_err(|error| Refusal::of("messages", error.to_string()))?;
                 let ids = self.encode("messages", &text, true)?;
@@ -85,8 +101,63 @@ impl Preparation<'_> {
             sampling,
             ..GenerateOptions::default()
         };
-        let request = Request { prompt: ids, options, logprobs, ..Request::default() };
+        let form = Form { rules, must_call, calls, parallel_calls };
+        let grammar = self.grammar(form, &text, &format)?;
+        let request = Request { prompt: ids, options, logprobs, grammar, ..Request::default() };
         Ok(Prepared { text, request, format, continues, stops, choices, model })
+    }
+
+    /// Compiles the grammar of the answer to `prompt`.
+    fn grammar(
+        &self,
+        form: Form,
+        prompt: &str,
+        format: &Format,
+    ) -> Result<Option<Grammar>, Refusal> {
+        let Form { rules, must_call, calls, parallel_calls } = form;
+        let compile = |field, rules: &Rules, preamble: Option<&_>| {
+            let grammar = self.compiler.compile(rules, preamble);
+            grammar.map(Some).map_err(|error| Refusal::of(field, error.to_string()))
+        };
+        let name = match &must_call {
+            Some(MustCall::Named(name)) => Some(name.as_str()),
+            _ => None,
+        };
+        let several = parallel_calls && name.is_none();
+        let rules_of_calls = |instead: Option<&_>| {
+            let none = Value::Null;
+            let wanted = CallsWanted { tools: calls.as_ref().unwrap_or(&none), name, several };
+            let rules = format.call_rules(&wanted, instead, self.tokenizer);
+            rules.map_err(|error| Refusal::of("tool_choice", error.to_string()))
+        };
+        match (&rules, &must_call) {
+            (None, None) => Ok(None),
+            (Some(_), Some(_)) => Err(Refusal::of(
+                "tool_choice",
+                "a call that is required leaves no room for response_format",
+            )),
+            (None, Some(_)) => {
+                let rules = rules_of_calls(None)?;
+                compile("tool_choice", &rules, format.preamble_of_calls(prompt).as_ref())
+            }
+            (Some(rules), None) => {
+                let preamble = format.preamble(prompt);
+                // An answer of a form may also be calls, if there are tools.
+                let object = json!({ "type": "object" });
+                let schema = match rules {
+                    Rules::JsonObject => Some(&object),
+                    Rules::JsonSchema(schema) => Some(schema),
+                    _ => None,
+                };
+                match schema.filter(|_| calls.is_some() && format.calls_tools()) {
+                    Some(schema) => {
+                        let rules = rules_of_calls(Some(schema))?;
+                        compile("response_format", &rules, preamble.as_ref())
+                    }
+                    None => compile("response_format", rules, preamble.as_ref()),
+                }
+            }
+        }
     }
 
     fn encode(

@@ -63,7 +63,7 @@ impl Tagged {
             name == tags.open
                 || name == tags.close
                 || tags.wrappers.contains(&name)
-                || name == "<｜tool▁sep｜>"
+                || tags.inner.contains(&name)
         });
         if is_tool_tag || name == THINK || name == THINK_END {
             self.text(name, sink);

@@ -12,7 +12,12 @@ pub struct Tags {
     pub close: &'static str,
     /// Tags around all calls of an answer. They carry no information.
     pub wrappers: &'static [&'static str],
+    /// Tags within a call.
+    pub inner: &'static [&'static str],
 }
+
+const TOOL_CALL: Tags =
+    Tags { open: "<tool_call>", close: "</tool_call>", wrappers: &[], inner: &[] };
 
 impl ToolSyntax {
     pub(crate) fn tags(self) -> Tags {
@@ -21,8 +26,13 @@ impl ToolSyntax {
                 open: "<｜tool▁call▁begin｜>",
                 close: "<｜tool▁call▁end｜>",
                 wrappers: &["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
+                inner: &["<｜tool▁sep｜>"],
             },
-            _ => Tags { open: "<tool_call>", close: "</tool_call>", wrappers: &[] },
+            ToolSyntax::ArgumentTags => Tags {
+                inner: &["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
+                ..TOOL_CALL
+            },
+            ToolSyntax::Json | ToolSyntax::FunctionTags => TOOL_CALL,
         }
     }
 

@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use self::answer::{Choice, Identity};
-pub use self::request::{Endpoint, Input, Refusal, Wanted, wanted};
+pub use self::request::{Endpoint, Input, MustCall, Refusal, Wanted, wanted};
 use crate::app::{self, App};
 use crate::body::Received;
 use crate::error::{self, ApiError, ErrorForm};

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 
 use forebay_chat::{Message, Think};
+use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -74,6 +75,12 @@ pub struct Wanted {
     pub choices: usize,
     /// Number of the likeliest tokens to report with every token; `None` reports no probabilities.
     pub logprobs: Option<usize>,
+    /// Form of the answer.
+    pub rules: Option<Rules>,
+    /// Tool calls that the answer must consist of.
+    pub must_call: Option<MustCall>,
+    /// True if an answer may have several tool calls.
+    pub parallel_calls: bool,
     /// True to send the answer in parts as it is generated.
     pub stream: bool,
     /// True to send the numbers of tokens at the end of a stream.
@@ -86,6 +93,14 @@ pub struct Wanted {
     pub unknown: Vec<String>,
 }
 
+/// Tool calls that an answer must consist of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum MustCall {
+    Any,
+    /// The tool of this name.
+    Named(String),
+}
+
 impl Default for Wanted {
     fn default() -> Wanted {
         Wanted {
@@ -96,6 +111,9 @@ impl Default for Wanted {
             stops: Vec::new(),
             choices: 1,
             logprobs: None,
+            rules: None,
+            must_call: None,
+            parallel_calls: true,
             stream: false,
             stream_usage: false,
             statistics: false,
@@ -159,6 +177,14 @@ struct Body {
     best_of: Option<usize>,
     suffix: Option<String>,
     response_format: Option<Value>,
+    // Fields of other servers for the form of the answer.
+    structured_outputs: Option<Value>,
+    json_schema: Option<Value>,
+    guided_json: Option<Value>,
+    guided_regex: Option<String>,
+    guided_choice: Option<Vec<String>>,
+    guided_grammar: Option<String>,
+    parallel_tool_calls: Option<bool>,
     // Fields that only describe a request.
     #[serde(rename = "user")]
     _user: Option<Value>,
@@ -168,8 +194,6 @@ struct Body {
     _store: Option<Value>,
     #[serde(rename = "service_tier")]
     _service_tier: Option<Value>,
-    #[serde(rename = "parallel_tool_calls")]
-    _parallel_tool_calls: Option<Value>,
     #[serde(flatten)]
     unknown: Map<String, Value>,
 }
@@ -208,6 +232,8 @@ pub fn wanted(endpoint: Endpoint, body: &Value) -> Result<Wanted, Refusal> {
     let limit = limit.map(|(_, limit)| limit);
     let is_chat = endpoint == Endpoint::Chat;
     let logprobs = logprobs(&body, is_chat)?;
+    let rules = rules(&mut body)?;
+    let must_call = if is_chat { must_call(&body)? } else { None };
     let input = match is_chat {
         true => chat(&body)?,
         false => completion(body.prompt.take(), body.messages.is_some())?,
@@ -220,6 +246,9 @@ pub fn wanted(endpoint: Endpoint, body: &Value) -> Result<Wanted, Refusal> {
         stops,
         choices,
         logprobs,
+        rules,
+        must_call,
+        parallel_calls: body.parallel_tool_calls != Some(false),
         stream: body.stream == Some(true),
         stream_usage: body.stream_options.is_some_and(|options| options.include_usage),
         statistics: body.include_statistics == Some(true),
@@ -298,16 +327,94 @@ fn logprobs(body: &Body, is_chat: bool) -> Result<Option<usize>, Refusal> {
 
 /// Refuses fields that cannot be followed.
 fn without_effect(body: &Body) -> Result<(), Refusal> {
-    let is_text = |format: &Value| format.get("type").and_then(Value::as_str) == Some("text");
     let given = [
         ("echo", body.echo == Some(true)),
         ("best_of", body.best_of.is_some_and(|best| best != body.n.unwrap_or(1))),
         ("suffix", body.suffix.is_some()),
-        ("response_format", body.response_format.as_ref().is_some_and(|format| !is_text(format))),
     ];
     match given.into_iter().find(|(_, is_given)| *is_given) {
         Some((name, _)) => Err(Refusal::of(name, format!("{name} is not supported"))),
         None => Ok(()),
+    }
+}
+
+/// Reads the form that the answer must have.
+fn rules(body: &mut Body) -> Result<Option<Rules>, Refusal> {
+    let mut found = Vec::new();
+    if let Some(format) = body.response_format.take().filter(|format| !format.is_null()) {
+        let wrong = |why: &str| Refusal::of("response_format", why);
+        let schema_in =
+            |place: &Value| place.get("schema").filter(|schema| !schema.is_null()).cloned();
+        match format.get("type").and_then(Value::as_str) {
+            Some("text") => {}
+            Some("json_object") => found.push(match schema_in(&format) {
+                Some(schema) => ("response_format", Rules::JsonSchema(schema)),
+                None => ("response_format", Rules::JsonObject),
+            }),
+            Some("json_schema") => {
+                let place = format.get("json_schema").unwrap_or(&format);
+                let schema = schema_in(place);
+                let schema =
+                    schema.ok_or_else(|| wrong("response_format has no json_schema.schema"))?;
+                found.push(("response_format", Rules::JsonSchema(schema)));
+            }
+            _ => {
+                return Err(wrong("response_format.type must be text, json_object or json_schema"));
+            }
+        }
+    }
+    if let Some(outputs) = body.structured_outputs.take() {
+        let text = |name: &str| outputs.get(name).and_then(Value::as_str).map(str::to_owned);
+        let json = outputs.get("json").cloned();
+        let choice = outputs
+            .get("choice")
+            .and_then(Value::as_array)
+            .map(|choices| Rules::one_of(choices.iter().filter_map(Value::as_str)));
+        let all = [
+            json.map(Rules::JsonSchema),
+            text("regex").map(Rules::Regex),
+            choice,
+            text("grammar").map(Rules::Lark),
+            outputs.get("json_object").filter(|on| **on == true).map(|_| Rules::JsonObject),
+        ];
+        found.extend(all.into_iter().flatten().map(|rules| ("structured_outputs", rules)));
+    }
+    let choice = body.guided_choice.take();
+    let others = [
+        ("json_schema", body.json_schema.take().map(Rules::JsonSchema)),
+        ("guided_json", body.guided_json.take().map(Rules::JsonSchema)),
+        ("guided_regex", body.guided_regex.take().map(Rules::Regex)),
+        ("guided_choice", choice.map(|texts| Rules::one_of(texts.iter().map(String::as_str)))),
+        ("guided_grammar", body.guided_grammar.take().map(Rules::Lark)),
+    ];
+    found.extend(others.into_iter().filter_map(|(name, rules)| Some((name, rules?))));
+    match found.len() {
+        0 | 1 => Ok(found.pop().map(|(_, rules)| rules)),
+        _ => Err(Refusal::of(
+            found[1].0,
+            format!("{} and {} exclude each other", found[0].0, found[1].0),
+        )),
+    }
+}
+
+/// Reads the tool calls that the answer must consist of.
+fn must_call(body: &Body) -> Result<Option<MustCall>, Refusal> {
+    let wrong = || {
+        let why = "tool_choice must be \"none\", \"auto\", \"required\" or the function to call";
+        Refusal::of("tool_choice", why)
+    };
+    match &body.tool_choice {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(choice)) => match choice.as_str() {
+            "none" | "auto" => Ok(None),
+            "required" | "any" => Ok(Some(MustCall::Any)),
+            _ => Err(wrong()),
+        },
+        Some(choice) => {
+            let name = choice.pointer("/function/name").or_else(|| choice.get("name"));
+            let name = name.and_then(Value::as_str).ok_or_else(wrong)?;
+            Ok(Some(MustCall::Named(name.to_owned())))
+        }
     }
 }
 
@@ -340,13 +447,8 @@ fn chat(body: &Body) -> Result<Input, Refusal> {
     if messages.is_empty() {
         return Err(Refusal::of("messages", "there is no message"));
     }
-    let tools = match body.tool_choice.as_ref().map(|choice| choice.as_str().unwrap_or("")) {
-        None | Some("auto") => body.tools.clone(),
-        Some("none") => None,
-        Some(_) => {
-            return Err(Refusal::of("tool_choice", "tool_choice may be \"auto\" or \"none\""));
-        }
-    };
+    let is_none = body.tool_choice.as_ref().is_some_and(|choice| choice == "none");
+    let tools = body.tools.clone().filter(|_| !is_none);
     let tools = tools.filter(|tools| tools.as_array().is_none_or(|tools| !tools.is_empty()));
     if tools.as_ref().is_some_and(|tools| !tools.is_array()) {
         return Err(Refusal::of("tools", "tools must be a list"));
@@ -391,7 +493,8 @@ mod tests {
             ("presence_penalty", json!(2.5)),
             ("logit_bias", json!({ "1": 101 })),
             ("logit_bias", json!({ "one": 1 })),
-            ("response_format", json!({ "type": "json_object" })),
+            ("response_format", json!({ "type": "xml" })),
+            ("response_format", json!({ "type": "json_schema" })),
             ("n", json!(0)),
             ("max_tokens", json!(0)),
             ("temperature", json!(3)),

@@ -10,6 +10,7 @@ use anyhow::{Context as _, anyhow};
 use forebay_chat::Format;
 use forebay_engine::engine::{EngineOptions, Latency, RequestEnd};
 use forebay_engine::{Engine, EngineError, SessionOptions};
+use forebay_grammar::Compiler;
 use forebay_model::ModelError;
 use forebay_server::openai::answer::{Choice, Identity};
 use forebay_server::openai::{Refusal, Wanted, wanted};
@@ -59,10 +60,12 @@ pub fn run(args: BatchArgs) -> Outcome {
     let hash = XxHash3_128::oneshot(text.as_bytes());
     let inspection = open::inspect(&args.model)?;
     let named = |error| open::named(error, &args.model);
-    let tokenizer = Tokenizer::from_catalog(&inspection.catalog).map_err(named)?;
+    let tokenizer = Arc::new(Tokenizer::from_catalog(&inspection.catalog).map_err(named)?);
+    let compiler = Compiler::new(&tokenizer);
     let template = ChatTemplate::from_catalog(&inspection.catalog).map_err(named)?;
     let preparation = Preparation {
         tokenizer: &tokenizer,
+        compiler: &compiler,
         template: template.as_ref(),
         format: Format::recognise(template.as_ref(), Some(&tokenizer))?,
         max_tokens: Some(args.max_tokens),

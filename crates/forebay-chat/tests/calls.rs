@@ -1,0 +1,334 @@
+//! Tests of required tool calls of every family: the grammar allows what the parser reads, and nothing else.
+
+use std::sync::Arc;
+
+use forebay_chat::{AnswerStream, CallsWanted, ChatError, Format};
+use forebay_format::{Document, HfMetadata};
+use forebay_grammar::{Compiler, Grammar, GrammarError, Preamble, Rules};
+use forebay_text::{ChatTemplate, Tokenizer};
+use serde_json::{Map, Value, json};
+
+const END: &str = "<|im_end|>";
+
+const MARKS: [&str; 20] = [
+    END,
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<arg_key>",
+    "</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "<|start|>",
+    "<|channel|>",
+    "<|message|>",
+    "<|constrain|>",
+    "<|call|>",
+    "<|return|>",
+];
+
+/// Returns a tokenizer with a token for every byte and every mark. The marks are control tokens or text.
+fn tokenizer(marks_are_control: bool) -> Arc<Tokenizer> {
+    // The byte-level alphabet: printable bytes stand for themselves, the others for characters from U+0100 on.
+    let mut next = 256;
+    let mut vocabulary = Map::new();
+    for byte in 0..=255u8 {
+        let plain = matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+        let code = if plain { u32::from(byte) } else { next };
+        next += u32::from(!plain);
+        vocabulary.insert(char::from_u32(code).unwrap().to_string(), byte.into());
+    }
+    let marks = MARKS.into_iter().chain(["<|end|>"]).enumerate().map(|(number, mark)| {
+        let special = marks_are_control || mark == END;
+        json!({ "id": 256 + number, "content": mark, "special": special, "single_word": false, "lstrip": false,
+            "rstrip": false, "normalized": false })
+    });
+    let level = json!({ "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false });
+    let description = json!({
+        "version": "1.0", "added_tokens": marks.collect::<Vec<_>>(), "normalizer": null, "pre_tokenizer": level,
+        "post_processor": null, "decoder": level,
+        "model": { "type": "BPE", "vocab": vocabulary, "merges": [] },
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, description.to_string()).unwrap();
+    let metadata = HfMetadata {
+        config: json!({}),
+        tokenizer_json: Some(Document::on_disk(path)),
+        tokenizer_config: Some(json!({ "eos_token": END })),
+        generation_config: None,
+        chat_template: None,
+    };
+    Arc::new(Tokenizer::from_hugging_face(&metadata).unwrap())
+}
+
+fn tools() -> Value {
+    let of = |name: &str, parameters: Value| json!({ "type": "function", "function": { "name": name, "parameters": parameters } });
+    json!([
+        of(
+            "weather",
+            json!({
+                "type": "object",
+                "properties": {
+                    "city": { "type": "string" },
+                    "days": { "$ref": "#/$defs/days" },
+                    "unit": { "enum": ["C", "F"] },
+                },
+                "required": ["city", "days"],
+                "additionalProperties": false,
+                "$defs": { "days": { "type": "integer", "minimum": 1 } },
+            })
+        ),
+        of("stop", json!({ "type": "object", "properties": {}, "additionalProperties": false })),
+    ])
+}
+
+fn format(source: &str) -> Format {
+    Format::recognise(Some(&ChatTemplate::from_source(source, "", "").unwrap()), None).unwrap()
+}
+
+/// Feeds an answer to a grammar token by token. Returns how much of it the grammar allows, and whether it may end there.
+fn feed(grammar: &Grammar, tokenizer: &Tokenizer, answer: &str) -> (usize, bool) {
+    let mut matcher = grammar.begin();
+    let mut mask = Vec::new();
+    let mut at = 0;
+    for id in tokenizer.encode(answer, false, true).unwrap() {
+        if matcher.mask(&mut mask).is_err() || mask[id as usize / 32] >> (id % 32) & 1 == 0 {
+            return (at, false);
+        }
+        matcher.accept(id).unwrap();
+        at += tokenizer.token_bytes(id, true).len();
+    }
+    let end = tokenizer.token_id(END).unwrap();
+    let ends = matcher.is_complete()
+        || matcher.mask(&mut mask).is_ok() && mask[end as usize / 32] >> (end % 32) & 1 == 1;
+    (at, ends)
+}
+
+struct Family {
+    template: &'static str,
+    prompt: &'static str,
+    /// Answer with one call of `weather`, with `CITY` for a text, and what is before it.
+    before: &'static str,
+    weather: &'static str,
+    stop: &'static str,
+    /// Text around the calls.
+    around: [&'static str; 2],
+    several: bool,
+}
+
+const FAMILIES: [Family; 6] = [
+    Family {
+        template: "{{ '<think>\n</think>' }}<tool_call>{\"name\"",
+        prompt: "<|im_start|>assistant\n",
+        before: "<think>\nI call <tool_call>.\n</think>\n\n",
+        weather: "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"CITY\", \"days\": 3}}\n</tool_call>\n",
+        stop: "<tool_call>\n{\"name\": \"stop\", \"arguments\": {}}\n</tool_call>\n",
+        around: ["", ""],
+        several: true,
+    },
+    Family {
+        template: "<tool_call><function=",
+        prompt: "<|im_start|>assistant\n",
+        before: "",
+        weather: "<tool_call>\n<function=weather>\n<parameter=city>\nCITY\n</parameter>\n<parameter=days>\n3\n</parameter>\n\
+                  </function>\n</tool_call>\n",
+        stop: "<tool_call>\n<function=stop>\n</function>\n</tool_call>\n",
+        around: ["", ""],
+        several: true,
+    },
+    Family {
+        template: "</think><tool_call><arg_key>",
+        prompt: "<|assistant|><think>",
+        before: "thoughts</think>\n",
+        weather: "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>CITY</arg_value>\n<arg_key>days</arg_key>\n\
+                  <arg_value>3</arg_value>\n</tool_call>\n",
+        stop: "<tool_call>stop\n</tool_call>\n",
+        around: ["", ""],
+        several: true,
+    },
+    Family {
+        template: "</think><｜tool▁call▁begin｜>",
+        prompt: "<｜Assistant｜></think>",
+        before: "",
+        weather: "<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"CITY\", \"days\": 3}<｜tool▁call▁end｜>",
+        stop: "<｜tool▁call▁begin｜>stop<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
+        around: ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
+        several: true,
+    },
+    Family {
+        template: "<｜tool▁call▁begin｜>```json",
+        prompt: "<｜Assistant｜>",
+        before: "",
+        weather: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"CITY\", \"days\": 3}\n```<｜tool▁call▁end｜>",
+        stop: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>stop\n```json\n{}\n```<｜tool▁call▁end｜>",
+        around: ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
+        several: true,
+    },
+    Family {
+        template: "<|start|><|channel|><|message|>",
+        prompt: "<|start|>assistant",
+        before: "<|channel|>analysis<|message|>thoughts<|end|>",
+        weather: "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>\
+                  {\"city\": \"CITY\", \"days\": 3}<|call|>",
+        stop: "<|start|>assistant<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{}<|call|>",
+        around: ["", ""],
+        several: false,
+    },
+];
+
+#[test]
+fn required_calls_are_those_that_the_parser_reads() {
+    for (family, control) in FAMILIES.iter().flat_map(|family| [(family, true), (family, false)]) {
+        if !control && family.prompt == "<|start|>assistant" {
+            // Marks of this family are control tokens.
+            continue;
+        }
+        let (tokenizer, format, tools) = (tokenizer(control), format(family.template), tools());
+        let compiler = Compiler::new(&tokenizer);
+        let compile = |wanted: &CallsWanted<'_>, instead: Option<&Value>| {
+            let rules = format.call_rules(wanted, instead, &tokenizer).unwrap();
+            let preamble = format.preamble_of_calls(family.prompt);
+            compiler.compile(&rules, preamble.as_ref()).unwrap_or_else(|e| panic!("{e}: {rules:?}"))
+        };
+        let any = CallsWanted { tools: &tools, name: None, several: true };
+        let grammar = compile(&any, None);
+        let [open, close] = family.around;
+        let before = family.before;
+        let weather = family.weather.replace("CITY", "Køln & <b>");
+        let one = format!("{before}{open}{weather}{close}");
+        let both = format!("{before}{open}{weather}{}{close}", family.stop);
+        let what = format!("{:?}, {control}", family.template);
+        assert_eq!(feed(&grammar, &tokenizer, &one), (one.len(), true), "{what}");
+        assert_eq!(feed(&grammar, &tokenizer, &both).1, family.several, "{what}");
+        // A text that begins otherwise, a value of another type, and an unknown tool.
+        let begun = before.len();
+        assert_eq!(feed(&grammar, &tokenizer, &format!("{before}Hello")).0, begun, "{what}");
+        for (from, to) in [("weather", "whether"), ("3", "x"), ("days", "dags")] {
+            let wrong = one.replace(from, to);
+            let (allowed, _) = feed(&grammar, &tokenizer, &wrong);
+            assert!(allowed < wrong.find(to).unwrap() + to.len(), "{what}: {to}");
+        }
+        // Only the named tool, and only one call.
+        let stop = CallsWanted { tools: &tools, name: Some("stop"), several: false };
+        let grammar = compile(&stop, None);
+        assert!(!feed(&grammar, &tokenizer, &one).1, "{what}");
+        let only = format!("{before}{open}{}{close}", family.stop);
+        assert_eq!(feed(&grammar, &tokenizer, &only), (only.len(), true), "{what}");
+        let twice = format!("{before}{open}{0}{0}{close}", family.stop);
+        assert!(!feed(&grammar, &tokenizer, &twice).1, "{what}");
+        // JSON instead of calls.
+        let schema = json!({ "type": "integer" });
+        if family.prompt == "<|start|>assistant" {
+            let refused = format.call_rules(&any, Some(&schema), &tokenizer).unwrap_err();
+            assert!(matches!(refused, ChatError::CallOrJson));
+        } else {
+            let grammar = compile(&any, Some(&schema));
+            assert!(feed(&grammar, &tokenizer, &format!("{before}42")).1, "{what}");
+            assert!(feed(&grammar, &tokenizer, &one).1, "{what}");
+        }
+        // The parser reads the same calls.
+        let text = if family.several { both } else { one };
+        let mut stream = AnswerStream::new(tokenizer.clone(), &format, family.prompt, false, &[]);
+        for id in tokenizer.encode(&text, false, true).unwrap() {
+            stream.push(id, &mut |_| {});
+        }
+        let message = stream.finish(&mut |_| {}).0;
+        let calls: Vec<(&str, Value)> = message
+            .tool_calls
+            .iter()
+            .map(|call| (call.name.as_str(), serde_json::from_str(&call.arguments).unwrap()))
+            .collect();
+        let weather = ("weather", json!({ "city": "Køln & <b>", "days": 3 }));
+        let expected = [weather, ("stop", json!({}))];
+        assert_eq!(calls, expected[..if family.several { 2 } else { 1 }], "{what}");
+    }
+}
+
+#[test]
+fn calls_that_cannot_be_required_are_refused() {
+    let (tokenizer, tools) = (tokenizer(true), tools());
+    let refused = |template: &str, tools: &Value, name| {
+        let wanted = CallsWanted { tools, name, several: true };
+        format(template).call_rules(&wanted, None, &tokenizer).unwrap_err().to_string()
+    };
+    let qwen = FAMILIES[0].template;
+    assert!(refused("plain", &tools, None).contains("no tool calls"));
+    assert!(refused(qwen, &tools, Some("nothing")).contains("no tool `nothing`"));
+    assert!(refused(qwen, &json!([]), None).contains("no tool to call"));
+}
+
+#[test]
+fn json_follows_the_reasoning_and_may_begin_within_its_last_token() {
+    let tokenizer = tokenizer(false);
+    let compiler = Compiler::new(&tokenizer);
+    let format = format(FAMILIES[0].template);
+    let rules = Rules::JsonSchema(json!({ "type": "array", "items": { "type": "boolean" } }));
+    let grammar =
+        |prompt: &str| compiler.compile(&rules, format.preamble(prompt).as_ref()).unwrap();
+    for (prompt, answer, fits) in [
+        ("assistant\n", "<think>\nHm {}</think>\n\n[true]", true),
+        ("assistant\n", "[true]", true),
+        ("assistant\n", "Hm [true]", false),
+        ("assistant\n<think>\n", "Hm</think>[ true ]", true),
+        ("assistant\n<think>\n", "[true]", false),
+        ("assistant\n<think>\n\n</think>\n\n", "[true,false]", true),
+        ("assistant\n<think>\n\n</think>\n\n", "<think>Hm</think>[true]", false),
+    ] {
+        assert_eq!(feed(&grammar(prompt), &tokenizer, answer).1, fits, "{prompt:?} {answer:?}");
+    }
+    // The reasoning cannot end the answer.
+    let mut matcher = grammar("<think>").begin();
+    let mut mask = Vec::new();
+    matcher.mask(&mut mask).unwrap();
+    let end = tokenizer.token_id(END).unwrap();
+    assert_eq!(mask[end as usize / 32] >> (end % 32) & 1, 0);
+    assert_eq!(matcher.few_excluded(), Some(tokenizer.eog_ids().len()));
+    // A token that ends the reasoning may also begin the rest.
+    let preamble = Preamble { open: None, close: vec!["</thi".into()] };
+    let grammar = compiler.compile(&Rules::Regex("nk>[0-9]{2}".into()), Some(&preamble)).unwrap();
+    let mut matcher = grammar.begin();
+    matcher.accept(tokenizer.token_id("</think>").unwrap()).unwrap();
+    assert_eq!(matcher.few_excluded(), None);
+    for digit in ["4", "2"] {
+        assert!(!matcher.is_complete());
+        matcher.accept(tokenizer.token_id(digit).unwrap()).unwrap();
+    }
+    assert!(matcher.is_complete());
+}
+
+#[test]
+fn grammars_that_cannot_be_used_are_refused() {
+    let tokenizer = tokenizer(true);
+    let compiler = Compiler::new(&tokenizer);
+    let refused = |rules: Rules| match compiler.compile(&rules, None) {
+        Err(GrammarError::Invalid(why)) => why,
+        other => panic!("{rules:?}: {other:?}"),
+    };
+    for rules in [
+        Rules::JsonSchema(json!({ "type": "nothing" })),
+        Rules::JsonSchema(json!({ "$ref": "https://example.com/schema.json" })),
+        Rules::JsonSchema(json!(false)),
+        Rules::JsonSchema(json!({ "type": "string", "format": "poem" })),
+        Rules::Regex("(".into()),
+        Rules::Lark("begin: \"x\"".into()),
+    ] {
+        assert!(!refused(rules).is_empty());
+    }
+    let one_of = compiler.compile(&Rules::one_of(["yes", "\"no\"\n"]), None).unwrap();
+    for (answer, fits) in [("yes", true), ("\"no\"\n", true), ("no", false)] {
+        assert_eq!(feed(&one_of, &tokenizer, answer).1, fits, "{answer:?}");
+    }
+    let mut matcher = one_of.begin();
+    let tokens = |text: &str| tokenizer.encode(text, false, false).unwrap();
+    assert!(matcher.forced().is_empty());
+    matcher.accept(tokens("y")[0]).unwrap();
+    assert_eq!(matcher.forced(), tokens("es"));
+    assert!(matcher.accept(tokens("x")[0]).is_err());
+}
