@@ -72,7 +72,7 @@ fn tools() -> Value {
     let of = |name: &str, parameters: Value| json!({ "type": "function", "function": { "name": name, "parameters": parameters } });
     json!([
         of(
-            "weather",
+            "forecast",
             json!({
                 "type": "object",
                 "properties": {
@@ -93,7 +93,7 @@ fn format(source: &str) -> Format {
     Format::recognise(Some(&ChatTemplate::from_source(source, "", "").unwrap()), None).unwrap()
 }
 
-/// Feeds an answer to a grammar token by token. Returns how much of it the grammar allows, and whether it may end there.
+/// Feeds an answer to a grammar token by token. Returns how much of it the grammar allows, and forecest it may end there.
 fn feed(grammar: &Grammar, tokenizer: &Tokenizer, answer: &str) -> (usize, bool) {
     let mut matcher = grammar.begin();
     let mut mask = Vec::new();
@@ -114,9 +114,9 @@ fn feed(grammar: &Grammar, tokenizer: &Tokenizer, answer: &str) -> (usize, bool)
 struct Family {
     template: &'static str,
     prompt: &'static str,
-    /// Answer with one call of `weather`, with `CITY` for a text, and what is before it.
+    /// Answer with one call of `forecast`, with `CITY` for a text, and what is before it.
     before: &'static str,
-    weather: &'static str,
+    forecast: &'static str,
     stop: &'static str,
     /// Text around the calls.
     around: [&'static str; 2],
@@ -128,7 +128,7 @@ const FAMILIES: [Family; 6] = [
         template: "{{ '<think>\n</think>' }}<tool_call>{\"name\"",
         prompt: "<|im_start|>assistant\n",
         before: "<think>\nI call <tool_call>.\n</think>\n\n",
-        weather: "<tool_call>\n{\"name\": \"weather\", \"arguments\": {\"city\": \"CITY\", \"days\": 3}}\n</tool_call>\n",
+        forecast: "<tool_call>\n{\"name\": \"forecast\", \"arguments\": {\"city\": \"CITY\", \"days\": 3}}\n</tool_call>\n",
         stop: "<tool_call>\n{\"name\": \"stop\", \"arguments\": {}}\n</tool_call>\n",
         around: ["", ""],
         several: true,
@@ -137,7 +137,7 @@ const FAMILIES: [Family; 6] = [
         template: "<tool_call><function=",
         prompt: "<|im_start|>assistant\n",
         before: "",
-        weather: "<tool_call>\n<function=weather>\n<parameter=city>\nCITY\n</parameter>\n<parameter=days>\n3\n</parameter>\n\
+        forecast: "<tool_call>\n<function=forecast>\n<parameter=city>\nCITY\n</parameter>\n<parameter=days>\n3\n</parameter>\n\
                   </function>\n</tool_call>\n",
         stop: "<tool_call>\n<function=stop>\n</function>\n</tool_call>\n",
         around: ["", ""],
@@ -147,7 +147,7 @@ const FAMILIES: [Family; 6] = [
         template: "</think><tool_call><arg_key>",
         prompt: "<|assistant|><think>",
         before: "thoughts</think>\n",
-        weather: "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>CITY</arg_value>\n<arg_key>days</arg_key>\n\
+        forecast: "<tool_call>forecast\n<arg_key>city</arg_key>\n<arg_value>CITY</arg_value>\n<arg_key>days</arg_key>\n\
                   <arg_value>3</arg_value>\n</tool_call>\n",
         stop: "<tool_call>stop\n</tool_call>\n",
         around: ["", ""],
@@ -157,7 +157,7 @@ const FAMILIES: [Family; 6] = [
         template: "</think><｜tool▁call▁begin｜>",
         prompt: "<｜Assistant｜></think>",
         before: "",
-        weather: "<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{\"city\": \"CITY\", \"days\": 3}<｜tool▁call▁end｜>",
+        forecast: "<｜tool▁call▁begin｜>forecast<｜tool▁sep｜>{\"city\": \"CITY\", \"days\": 3}<｜tool▁call▁end｜>",
         stop: "<｜tool▁call▁begin｜>stop<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
         around: ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
         several: true,
@@ -166,7 +166,7 @@ const FAMILIES: [Family; 6] = [
         template: "<｜tool▁call▁begin｜>```json",
         prompt: "<｜Assistant｜>",
         before: "",
-        weather: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{\"city\": \"CITY\", \"days\": 3}\n```<｜tool▁call▁end｜>",
+        forecast: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>forecast\n```json\n{\"city\": \"CITY\", \"days\": 3}\n```<｜tool▁call▁end｜>",
         stop: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>stop\n```json\n{}\n```<｜tool▁call▁end｜>",
         around: ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
         several: true,
@@ -175,7 +175,7 @@ const FAMILIES: [Family; 6] = [
         template: "<|start|><|channel|><|message|>",
         prompt: "<|start|>assistant",
         before: "<|channel|>analysis<|message|>thoughts<|end|>",
-        weather: "<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>\
+        forecast: "<|start|>assistant<|channel|>commentary to=functions.forecast <|constrain|>json<|message|>\
                   {\"city\": \"CITY\", \"days\": 3}<|call|>",
         stop: "<|start|>assistant<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{}<|call|>",
         around: ["", ""],
@@ -201,16 +201,16 @@ fn required_calls_are_those_that_the_parser_reads() {
         let grammar = compile(&any, None);
         let [open, close] = family.around;
         let before = family.before;
-        let weather = family.weather.replace("CITY", "Køln & <b>");
-        let one = format!("{before}{open}{weather}{close}");
-        let both = format!("{before}{open}{weather}{}{close}", family.stop);
+        let forecast = family.forecast.replace("CITY", "Køln & <b>");
+        let one = format!("{before}{open}{forecast}{close}");
+        let both = format!("{before}{open}{forecast}{}{close}", family.stop);
         let what = format!("{:?}, {control}", family.template);
         assert_eq!(feed(&grammar, &tokenizer, &one), (one.len(), true), "{what}");
         assert_eq!(feed(&grammar, &tokenizer, &both).1, family.several, "{what}");
         // A text that begins otherwise, a value of another type, and an unknown tool.
         let begun = before.len();
         assert_eq!(feed(&grammar, &tokenizer, &format!("{before}Hello")).0, begun, "{what}");
-        for (from, to) in [("weather", "whether"), ("3", "x"), ("days", "dags")] {
+        for (from, to) in [("forecast", "forecest"), ("3", "x"), ("days", "dags")] {
             let wrong = one.replace(from, to);
             let (allowed, _) = feed(&grammar, &tokenizer, &wrong);
             assert!(allowed < wrong.find(to).unwrap() + to.len(), "{what}: {to}");
@@ -245,8 +245,8 @@ fn required_calls_are_those_that_the_parser_reads() {
             .iter()
             .map(|call| (call.name.as_str(), serde_json::from_str(&call.arguments).unwrap()))
             .collect();
-        let weather = ("weather", json!({ "city": "Køln & <b>", "days": 3 }));
-        let expected = [weather, ("stop", json!({}))];
+        let forecast = ("forecast", json!({ "city": "Køln & <b>", "days": 3 }));
+        let expected = [forecast, ("stop", json!({}))];
         assert_eq!(calls, expected[..if family.several { 2 } else { 1 }], "{what}");
     }
 }

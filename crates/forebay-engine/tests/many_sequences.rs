@@ -79,7 +79,7 @@ fn planned(random: &mut fastrand::Rng, vocabulary: usize, prefix: &[u32]) -> Pla
         options: GenerateOptions::exactly(random.usize(1..25), sampling),
         priority: random.i32(0..2),
         logprobs: Some(2),
-        text: false,
+        ..Request::default()
     };
     let stops = (random.usize(..4) == 0).then(|| random.usize(1..10));
     Planned { request, comes: random.usize(..40), stops }

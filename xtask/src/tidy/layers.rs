@@ -4,10 +4,11 @@ use super::Finding;
 use super::files::Repository;
 
 /// Crates, each with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 14] = [
+const LAYERS: [(&str, &[&str]); 15] = [
     ("forebay-format", &[]),
     ("forebay-text", &["forebay-format"]),
-    ("forebay-chat", &["forebay-text"]),
+    ("forebay-grammar", &["forebay-text"]),
+    ("forebay-chat", &["forebay-text", "forebay-grammar"]),
     ("forebay-store", &["forebay-format"]),
     ("forebay-stream", &["forebay-format", "forebay-store"]),
     ("forebay-compute", &["forebay-format"]),
@@ -34,6 +35,7 @@ const LAYERS: [(&str, &[&str]); 14] = [
         &[
             "forebay-format",
             "forebay-text",
+            "forebay-grammar",
             "forebay-store",
             "forebay-stream",
             "forebay-compute",
@@ -52,13 +54,17 @@ const LAYERS: [(&str, &[&str]); 14] = [
             "forebay-engine",
         ],
     ),
-    ("forebay-server", &["forebay-text", "forebay-chat", "forebay-model", "forebay-engine"]),
+    (
+        "forebay-server",
+        &["forebay-text", "forebay-grammar", "forebay-chat", "forebay-model", "forebay-engine"],
+    ),
     ("forebay-c", &["forebay-format", "forebay-store", "forebay-cuda", "forebay-engine"]),
     (
         "forebay",
         &[
             "forebay-format",
             "forebay-text",
+            "forebay-grammar",
             "forebay-chat",
             "forebay-store",
             "forebay-stream",

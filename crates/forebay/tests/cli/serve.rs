@@ -12,6 +12,83 @@ use serde_json::{Value, json};
 
 use crate::harness::{demo, forebay};
 
+#[test]
+fn answers_have_the_form_that_is_asked_for() {
+    let server = Server::start(&[]);
+    let messages = json!([{ "role": "user", "content": "A fox" }]);
+    let schema = json!({
+        "type": "object",
+        "properties": { "number_of_legs": { "type": "integer", "minimum": 0, "maximum": 9 } },
+        "required": ["number_of_legs"],
+        "additionalProperties": false,
+    });
+    let is_valid = |text: &str| {
+        let value: Value = serde_json::from_str(text).unwrap_or_else(|e| panic!("{e}: {text}"));
+        let legs = value["number_of_legs"].as_u64();
+        assert!(legs.is_some_and(|legs| legs <= 9), "{text}");
+    };
+    // OpenAI, with two choices and in parts.
+    let format =
+        json!({ "type": "json_schema", "json_schema": { "name": "fox", "schema": schema } });
+    let mut body =
+        json!({ "messages": messages, "response_format": format, "n": 2, "max_tokens": 100 });
+    let answer = server.post("/v1/chat/completions", &body);
+    for choice in answer["choices"].as_array().unwrap() {
+        assert_eq!(choice["finish_reason"], "stop");
+        is_valid(choice["message"]["content"].as_str().unwrap());
+    }
+    (body["n"], body["stream"]) = (1.into(), true.into());
+    let parts = server.events("/v1/chat/completions", &body);
+    let pieces = parts.iter().filter_map(|part| part["choices"][0]["delta"]["content"].as_str());
+    is_valid(&pieces.collect::<String>());
+    // Other fields for the form of an answer.
+    for (field, value, expected) in [
+        ("structured_outputs", json!({ "choice": ["red fox"] }), "red fox"),
+        ("guided_regex", json!("a{3}b"), "aaab"),
+        ("guided_grammar", json!("start: \"x\" | \"x\" \"y\" \"z\"\nextra: \"x\""), "x"),
+    ] {
+        let mut body = json!({ "prompt": "A", "max_tokens": 50, "temperature": 0 });
+        body[field] = value;
+        let text = server.post("/v1/completions", &body)["choices"][0]["text"].clone();
+        assert!(text.as_str().unwrap().starts_with(expected), "{field}: {text}");
+    }
+    // Ollama and Anthropic.
+    let body = json!({ "model": "demo", "messages": messages, "format": schema, "stream": false, "options": { "num_predict": 100 } });
+    is_valid(server.post("/api/chat", &body)["message"]["content"].as_str().unwrap());
+    let body = json!({ "model": "demo", "prompt": "A fox", "format": "json", "stream": false,
+        "options": { "num_predict": 200, "temperature": 0 } });
+    let answer = server.post("/api/generate", &body);
+    if answer["done_reason"] == "stop" {
+        let text = answer["response"].as_str().unwrap();
+        assert!(serde_json::from_str::<Value>(text).unwrap().is_object(), "{text}");
+    }
+    let format = json!({ "format": { "type": "json_schema", "schema": schema } });
+    let body = json!({ "model": "demo", "max_tokens": 100, "messages": messages, "output_config": format });
+    is_valid(server.post("/v1/messages", &body)["content"][0]["text"].as_str().unwrap());
+    // What cannot be followed is refused, each in its own form.
+    let refuse = |path: &str, body: Value, part: &str| {
+        let (status, answer) = server.ask("POST", path, "", &body.to_string());
+        assert!(status == 400 && answer.contains(part), "{status} {answer}");
+    };
+    let chat = "/v1/chat/completions";
+    let wrong =
+        json!({ "type": "json_schema", "json_schema": { "schema": { "type": "nothing" } } });
+    refuse(chat, json!({ "messages": messages, "response_format": wrong }), "response_format");
+    let tools = json!([{ "type": "function", "function": { "name": "f", "parameters": {} } }]);
+    refuse(
+        chat,
+        json!({ "messages": messages, "tools": tools, "tool_choice": "required" }),
+        "no tool calls that could be required",
+    );
+    refuse(
+        "/api/chat",
+        json!({ "model": "demo", "messages": messages, "format": "xml" }),
+        "format",
+    );
+    let both = json!({ "prompt": "A", "guided_regex": "a", "guided_choice": ["a"] });
+    refuse("/v1/completions", both, "exclude each other");
+}
+
 /// A running server.
 struct Server {
     child: Child,
@@ -289,7 +366,7 @@ fn wrong_requests_get_errors_in_the_form_of_their_interface() {
             400,
             "images",
         ),
-        ("/api/generate", json!({ "prompt": "x", "format": "json" }), 400, "format"),
+        ("/api/generate", json!({ "prompt": "x", "format": "xml" }), 400, "format"),
         ("/api/pull", json!({}), 501, "models"),
         ("/v1/nothing", json!({}), 404, "/v1/nothing"),
         ("/health", json!({}), 405, "POST"),
