@@ -7,6 +7,7 @@ ADDRESS is http://127.0.0.1:8080 unless given. Needs the packages openai, anthro
 if they are there. Prints one line for each check. Exit status 1 if one failed.
 """
 
+import json
 import sys
 
 import anthropic
@@ -68,6 +69,43 @@ check("openai: completion", lambda: client.completions.create(model=model, promp
 check("openai: probabilities", lambda: chat(
     logprobs=True, top_logprobs=2, seed=1, presence_penalty=0.5, frequency_penalty=0.2, logit_bias={"5": -3}, stop=["x"],
 ).choices[0].logprobs.content[0].top_logprobs[1].token)
+STRICT = {"type": "object", "properties": {"legs": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["legs"],
+          "additionalProperties": False}
+
+
+def shaped():
+    form = {"type": "json_schema", "json_schema": {"name": "fox", "schema": STRICT, "strict": True}}
+    return json.loads(chat(max_tokens=60, response_format=form).choices[0].message.content)["legs"] <= 9
+
+
+def responded(**options):
+    return client.responses.create(**{"model": model, "input": "Once upon a time", "max_output_tokens": 8, "temperature": 0, **options})
+
+
+def responded_in_parts():
+    with client.responses.stream(model=model, input="Once upon a time", max_output_tokens=8, temperature=0) as events:
+        text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    return text == responded().output_text
+
+
+def response_continued():
+    first = responded()
+    found = client.responses.retrieve(first.id).output_text == first.output_text
+    return found and responded(input="And then?", previous_response_id=first.id).usage.input_tokens > first.usage.input_tokens
+
+
+def response_of_form():
+    form = {"format": {"type": "json_schema", "name": "fox", "schema": STRICT, "strict": True}}
+    return json.loads(responded(max_output_tokens=60, text=form).output_text)["legs"] <= 9
+
+
+check("openai: JSON by a schema", shaped)
+check("openai: response", lambda: repr(responded(instructions="Be short.", tools=[{"type": "web_search"}]).output_text))
+check("openai: response in parts", responded_in_parts)
+check("openai: response continued", response_continued)
+check("openai: response by a schema", response_of_form)
+check("openai: forgotten response", lambda: refused(
+    openai.NotFoundError, lambda: responded(previous_response_id="resp_0"), lambda error: error.code))
 check("openai: unknown model", lambda: refused(openai.NotFoundError, lambda: chat(model="none"), lambda error: error.code))
 check("openai: wrong value", lambda: refused(openai.BadRequestError, lambda: chat(temperature=9), lambda error: error.param))
 
@@ -114,6 +152,8 @@ check("ollama: chat", lambda: repr(local.chat(model=model, messages=MESSAGES, op
 check("ollama: chat in parts", lambda: "".join(
     part.message.content for part in local.chat(model=model, messages=MESSAGES, options=FEW, stream=True, keep_alive="5m")
 ) == local.chat(model=model, messages=MESSAGES, options=FEW).message.content)
+check("ollama: JSON by a schema", lambda: json.loads(
+    local.chat(model=model, messages=MESSAGES, format=STRICT, options={"num_predict": 60}).message.content)["legs"] <= 9)
 check("ollama: generate", lambda: local.generate(model=model, prompt="Once", options=FEW).eval_count == 5)
 check("ollama: unknown model", lambda: refused(
     ollama.ResponseError, lambda: local.chat(model="none", messages=MESSAGES), lambda error: error.status_code))

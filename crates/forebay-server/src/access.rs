@@ -74,12 +74,7 @@ fn refusal(rules: &Rules, path: &str, headers: &HeaderMap) -> Option<ApiError> {
     if rules.keys.is_empty() || path == "/health" || path == "/ready" {
         return None;
     }
-    let bearer = text(AUTHORIZATION).and_then(|value| {
-        let (scheme, key) = value.split_once(' ')?;
-        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
-    });
-    let key = bearer.or_else(|| headers.get("x-api-key").and_then(|value| value.to_str().ok()));
-    match key {
+    match sent_key(headers) {
         Some(key) if rules.keys.has(key) => None,
         Some(_) => Some(ApiError::new(StatusCode::UNAUTHORIZED, "the API key is wrong")),
         None => {
@@ -87,6 +82,21 @@ fn refusal(rules: &Rules, path: &str, headers: &HeaderMap) -> Option<ApiError> {
             Some(ApiError::new(StatusCode::UNAUTHORIZED, why))
         }
     }
+}
+
+/// Returns the key that a client sent.
+fn sent_key(headers: &HeaderMap) -> Option<&str> {
+    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+    let bearer = text(AUTHORIZATION.as_str()).and_then(|value| {
+        let (scheme, key) = value.split_once(' ')?;
+        scheme.eq_ignore_ascii_case("bearer").then(|| key.trim())
+    });
+    bearer.or_else(|| text("x-api-key"))
+}
+
+/// Returns the hash of the key that a client sent, which tells one client from another. All that send none are one.
+pub fn owner(headers: &HeaderMap) -> [u8; 32] {
+    Sha256::digest(sent_key(headers).unwrap_or_default()).into()
 }
 
 /// Returns true if a `Host` header names this machine, with or without a port.

@@ -17,8 +17,8 @@ use crate::openai::Wanted;
 use crate::openai::answer::Choice;
 use crate::prepare::{Preparation, Prepared};
 use crate::run::Answers;
-use crate::stream;
 use crate::worker::Worker;
+use crate::{responses, stream};
 
 /// Template for models that have none: a dialogue in plain text.
 const PLAIN_TEMPLATE: &str = "{% for message in messages %}{% if message.role == 'user' %}User: \
@@ -106,6 +106,8 @@ pub async fn work<T: Send + 'static>(
 pub struct App {
     pub model: Model,
     pub metrics: Metrics,
+    /// Responses that later requests can continue.
+    pub responses: responses::Store,
     pub started: Instant,
     /// Seconds since 1970 when the server started.
     pub created: u64,
@@ -113,7 +115,13 @@ pub struct App {
 
 impl App {
     pub fn new(model: Model) -> App {
-        App { model, metrics: Metrics::new(), started: Instant::now(), created: stream::now() }
+        App {
+            model,
+            metrics: Metrics::new(),
+            responses: responses::Store::default(),
+            started: Instant::now(),
+            created: stream::now(),
+        }
     }
 
     /// Checks the name of a model. Ollama's clients add `:latest`. No name means the only model.

@@ -16,6 +16,7 @@ mod ollama;
 pub mod openai;
 mod operations;
 mod prepare;
+mod responses;
 mod run;
 mod server;
 mod stream;

@@ -24,7 +24,7 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use crate::access::{self, Keys, Rules};
 use crate::app::{App, Model};
 use crate::error::ApiError;
-use crate::{ServeError, anthropic, ollama, openai, operations, stream};
+use crate::{ServeError, anthropic, ollama, openai, operations, responses, stream};
 
 /// Most connections at a time. Others wait until one ends.
 const CONNECTIONS_MOST: usize = 2048;
@@ -168,6 +168,8 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .route("/v1/models/{model}", get(openai::model))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completions))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/api/version", get(ollama::version))

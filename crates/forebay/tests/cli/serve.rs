@@ -89,6 +89,79 @@ fn answers_have_the_form_that_is_asked_for() {
     refuse("/v1/completions", both, "exclude each other");
 }
 
+#[test]
+fn responses_continue_each_other_and_end_with_usage() {
+    let server = Server::start(&["--ctx", "512"]);
+    let ask = |body: Value| server.post("/v1/responses", &body);
+    let first = ask(json!({ "input": "A fox", "max_output_tokens": 12, "temperature": 0 }));
+    assert_eq!((&first["status"], &first["object"]), (&json!("incomplete"), &json!("response")));
+    assert_eq!(first["incomplete_details"]["reason"], "max_output_tokens");
+    assert_eq!(first["usage"]["output_tokens"], 12);
+    let text = first["output"][0]["content"][0]["text"].as_str().unwrap();
+
+    // The same in events: the deltas add up, every event is numbered, and the last one has the response.
+    let body =
+        json!({ "input": "A fox", "max_output_tokens": 12, "temperature": 0, "stream": true });
+    let events = server.events("/v1/responses", &body);
+    let numbers: Vec<u64> = events.iter().map(|e| e["sequence_number"].as_u64().unwrap()).collect();
+    assert_eq!(numbers, (0..events.len() as u64).collect::<Vec<_>>());
+    let of = |kind: &'static str| events.iter().filter(move |event| event["type"] == kind);
+    let deltas = of("response.output_text.delta").map(|event| event["delta"].as_str().unwrap());
+    assert_eq!(deltas.collect::<String>(), text);
+    assert_eq!(events[0]["type"], "response.created");
+    let last = events.last().unwrap();
+    assert_eq!(last["type"], "response.incomplete");
+    let item = &last["response"]["output"][0];
+    assert_eq!(of("response.output_item.done").next().unwrap()["item"], *item);
+    assert_eq!(item["content"][0]["text"], text);
+
+    // A conversation goes on as if all of it were sent, in the sight of its own key alone.
+    let next = json!({ "input": "And then?", "max_output_tokens": 8, "temperature": 0, "previous_response_id": first["id"] });
+    let turns = json!([
+        { "role": "user", "content": "A fox" },
+        { "role": "assistant", "content": text },
+        { "role": "user", "content": "And then?" },
+    ]);
+    let whole = json!({ "input": turns, "max_output_tokens": 8, "temperature": 0, "store": false });
+    let (continued, whole) = (ask(next.clone()), ask(whole));
+    assert_eq!(continued["output"][0]["content"], whole["output"][0]["content"]);
+    let path = format!("/v1/responses/{}", first["id"].as_str().unwrap());
+    assert_eq!(server.get(&path).0, 200);
+    let key = "X-Api-Key: other\r\n";
+    assert_eq!(server.ask("GET", &path, key, "").0, 404);
+    assert_eq!(server.ask("POST", "/v1/responses", key, &next.to_string()).0, 404);
+    let unstored = format!("/v1/responses/{}", whole["id"].as_str().unwrap());
+    assert_eq!(server.get(&unstored).0, 404);
+    assert_eq!(server.ask("DELETE", &path, "", "").0, 200);
+    assert_eq!(server.ask("POST", "/v1/responses", "", &next.to_string()).0, 404);
+
+    // Unknown tools are left out, the form of the answer is followed, and a request without input is answered.
+    let schema = json!({ "type": "object", "properties": { "n": { "type": "integer", "maximum": 9, "minimum": 0 } },
+        "required": ["n"], "additionalProperties": false });
+    let format = json!({ "format": { "type": "json_schema", "name": "n", "schema": schema } });
+    let shaped =
+        ask(json!({ "input": "A fox", "text": format, "tools": [{ "type": "web_search" }] }));
+    let shaped: Value =
+        serde_json::from_str(shaped["output"][0]["content"][0]["text"].as_str().unwrap()).unwrap();
+    assert!(shaped["n"].as_u64().is_some_and(|n| n <= 9));
+    let probe = server.events("/v1/responses", &json!({ "input": [], "stream": true }));
+    let last = probe.last().unwrap();
+    assert_eq!(last["type"], "response.completed");
+    assert_eq!(last["response"]["usage"]["total_tokens"], 0);
+    for (body, part) in [
+        (json!({ "input": "x", "background": true }), "background"),
+        (json!({ "input": "x", "temperature": 3 }), "temperature"),
+        (
+            json!({ "input": [{ "role": "user", "content": [{ "type": "input_image" }] }] }),
+            "images",
+        ),
+        (json!({ "input": [{ "type": "item_reference", "id": "x" }] }), "item_reference"),
+    ] {
+        let (status, answer) = server.ask("POST", "/v1/responses", "", &body.to_string());
+        assert!(status == 400 && answer.contains(part), "{status} {answer}");
+    }
+}
+
 /// A running server.
 struct Server {
     child: Child,

@@ -1,0 +1,192 @@
+//! OpenAI's interface of responses, which Codex and the newer libraries use.
+
+mod events;
+mod request;
+mod store;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use forebay_chat::Message;
+use serde_json::{Value, json};
+
+use self::events::Writer;
+use self::request::Body;
+pub use self::store::Store;
+use self::store::{Owner, Stored};
+use crate::access;
+use crate::app::{self, App};
+use crate::body::{Received, read};
+use crate::error::ApiError;
+use crate::openai::Failure;
+use crate::run::Update;
+use crate::stream::{self, Encode};
+
+/// `POST /v1/responses`.
+pub async fn create(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    Received(body): Received,
+) -> Result<Response, Failure> {
+    let (own, owner, unique) = (app.clone(), access::owner(&headers), stream::unique());
+    let id = format!("resp_{unique}");
+    let name = id.clone();
+    let prepare = move || {
+        let body: Body = read(&body)?;
+        own.check_model(body.model.as_deref())?;
+        let mut messages = match &body.previous_response_id {
+            None => Vec::new(),
+            Some(id) => own.responses.get(&owner, id).ok_or_else(|| unknown(id))?.messages,
+        };
+        messages.extend(body.messages()?);
+        let head = head(&name, &own.model.name, &body);
+        let asks = !messages.is_empty() || body.instructions.is_some();
+        let wanted = body.wanted(messages.clone())?;
+        let streams = wanted.stream;
+        let prepared = if asks { Some(own.prepare(wanted)?) } else { None };
+        Ok((head, messages, streams, body.store != Some(false), prepared))
+    };
+    let (head, messages, streams, stores, prepared) = app::work(prepare).await?;
+    let keep = stores.then_some(Keep { owner, id, messages });
+    let mut parts = Parts { app, writer: Writer::new(unique, head), keep, failed: None };
+    let Some(prepared) = prepared else {
+        // A request without input asks whether the endpoint is there.
+        let mut out = String::new();
+        parts.writer.begin(&mut out);
+        let response = parts.finish(&mut out);
+        return Ok(match streams {
+            true => ([(axum::http::header::CONTENT_TYPE, stream::EVENTS)], out).into_response(),
+            false => Json(response).into_response(),
+        });
+    };
+    let mut answers = parts.app.start(&prepared).await?;
+    if streams {
+        return Ok(stream::response(answers, parts));
+    }
+    let mut unsent = String::new();
+    while let Some(update) = answers.next().await {
+        parts.update(update, &mut unsent);
+        unsent.clear();
+    }
+    let response = parts.finish(&mut unsent);
+    match parts.failed {
+        Some(error) => Err(error.into()),
+        None => Ok(Json(response).into_response()),
+    }
+}
+
+/// `GET /v1/responses/{id}`.
+pub async fn get(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Failure> {
+    let found = app.responses.get(&access::owner(&headers), &id);
+    Ok(Json(found.ok_or_else(|| unknown(&id))?.response))
+}
+
+/// `DELETE /v1/responses/{id}`.
+pub async fn delete(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Failure> {
+    match app.responses.remove(&access::owner(&headers), &id) {
+        true => Ok(Json(json!({ "id": id, "object": "response", "deleted": true }))),
+        false => Err(unknown(&id).into()),
+    }
+}
+
+fn unknown(id: &str) -> ApiError {
+    let why =
+        format!("there is no response {id:?}: it was not stored, or had to give way to newer ones");
+    ApiError {
+        param: Some("previous_response_id"),
+        code: Some("previous_response_not_found"),
+        ..ApiError::new(StatusCode::NOT_FOUND, why)
+    }
+}
+
+/// Returns the fields of a response that its request decides.
+fn head(id: &str, model: &str, body: &Body) -> Value {
+    let text = body.text.clone().unwrap_or_else(|| json!({ "format": { "type": "text" } }));
+    json!({
+        "id": id,
+        "object": "response",
+        "created_at": stream::now(),
+        "status": "in_progress",
+        "background": false,
+        "error": null,
+        "incomplete_details": null,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "model": model,
+        "output": [],
+        "parallel_tool_calls": body.parallel_tool_calls != Some(false),
+        "previous_response_id": body.previous_response_id,
+        "reasoning": body.reasoning.clone().unwrap_or_else(|| json!({ "effort": null, "summary": null })),
+        "store": body.store != Some(false),
+        "temperature": body.temperature.unwrap_or(1.0),
+        "text": text,
+        "tool_choice": body.tool_choice.clone().unwrap_or_else(|| "auto".into()),
+        "tools": body.tools,
+        "top_p": body.top_p.unwrap_or(1.0),
+        "truncation": "disabled",
+        "usage": null,
+        "metadata": body.metadata.clone().unwrap_or_else(|| json!({})),
+    })
+}
+
+/// What is kept for later requests.
+struct Keep {
+    owner: Owner,
+    id: String,
+    messages: Vec<Message>,
+}
+
+/// A response that is being written.
+struct Parts {
+    app: Arc<App>,
+    writer: Writer,
+    keep: Option<Keep>,
+    failed: Option<ApiError>,
+}
+
+impl Parts {
+    /// Writes the end, and keeps the response if it did not fail.
+    fn finish(&mut self, out: &mut String) -> Value {
+        let response = self.writer.end(self.failed.as_ref(), out);
+        if self.failed.is_none()
+            && let Some(Keep { owner, id, mut messages }) = self.keep.take()
+        {
+            messages.extend(self.writer.message());
+            self.app.responses.insert(owner, Stored { id, messages, response: response.clone() });
+        }
+        response
+    }
+}
+
+impl Encode for Parts {
+    const TYPE: &'static str = stream::EVENTS;
+
+    fn begin(&mut self, out: &mut String) {
+        self.writer.begin(out);
+    }
+
+    fn update(&mut self, update: Update, out: &mut String) {
+        self.writer.update(update, out);
+        if let Some(choice) = self.writer.choice().filter(|choice| choice.has_failed()) {
+            self.failed = Some(self.app.failure_of(std::slice::from_ref(choice)));
+        }
+    }
+
+    fn end(&mut self, out: &mut String) {
+        if self.writer.choice().is_none() {
+            self.failed = Some(ApiError::stopped());
+        }
+        self.finish(out);
+    }
+}
