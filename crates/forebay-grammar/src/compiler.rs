@@ -53,6 +53,7 @@ impl Rules {
         if schema == Value::Bool(true) {
             schema = json!({});
         }
+        limit_seconds(&mut schema);
         if let Value::Object(fields) = &mut schema {
             fields.insert(
                 "x-guidance".into(),
@@ -60,6 +61,32 @@ impl Rules {
             );
         }
         schema
+    }
+}
+
+/// Times without leap seconds. The parser would allow second 60 at any time, but RFC 3339 allows it only at the end of a month.
+const SECONDS: &str = r"^[^:]*:[0-9]{2}:[0-5]";
+
+/// Adds [`SECONDS`] to all times of a schema.
+fn limit_seconds(schema: &mut Value) {
+    match schema {
+        Value::Array(all) => all.iter_mut().for_each(limit_seconds),
+        Value::Object(fields) => {
+            for (name, value) in fields.iter_mut() {
+                // These hold values, not schemas.
+                if !matches!(name.as_str(), "const" | "enum" | "default" | "examples") {
+                    limit_seconds(value);
+                }
+            }
+            if fields.get("format").is_some_and(|format| format == "time" || format == "date-time")
+            {
+                let all = fields.entry("allOf").or_insert_with(|| json!([]));
+                if let Value::Array(all) = all {
+                    all.push(json!({ "type": "string", "pattern": SECONDS }));
+                }
+            }
+        }
+        _ => {}
     }
 }
 

@@ -1,5 +1,6 @@
 //! Sampling: chooses the next token from logits.
 
+use std::cmp::Ordering;
 use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
@@ -139,9 +140,17 @@ impl Sampler {
         recent: &[u32],
         allowed: Option<&[u32]>,
     ) -> u32 {
-        self.candidates.clear();
-        self.candidates.extend(logits.iter().zip(0..).map(|(logit, id)| (*logit, id)));
-        self.choose(recent, allowed)
+        match self.deciding() {
+            Some(count) => {
+                keep_largest(logits, allowed, count, &mut self.candidates);
+                self.choose(recent, None)
+            }
+            None => {
+                self.candidates.clear();
+                self.candidates.extend(logits.iter().zip(0..).map(|(logit, id)| (*logit, id)));
+                self.choose(recent, allowed)
+            }
+        }
     }
 
     /// Chooses a token like [`Sampler::sample`], from the largest logits and their ids. [`Sampler::deciding`] says how
@@ -228,16 +237,12 @@ impl Sampler {
 
     /// Sorts the candidates that may be drawn, likeliest first. Ties go to the lower id.
     fn keep_top_k(&mut self) {
-        // Adding 0 turns -0 into 0, because `total_cmp` would order -0 below 0.
-        let order = |a: &(f32, u32), b: &(f32, u32)| {
-            (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then(a.1.cmp(&b.1))
-        };
         let k = self.options.top_k;
         if k > 0 && k < self.candidates.len() {
-            self.candidates.select_nth_unstable_by(k - 1, order);
+            self.candidates.select_nth_unstable_by(k - 1, by_logit);
             self.candidates.truncate(k);
         }
-        self.candidates.sort_unstable_by(order);
+        self.candidates.sort_unstable_by(by_logit);
     }
 
     /// Returns how many of the sorted candidates top-p and min-p keep, at least one.
@@ -272,6 +277,44 @@ impl Sampler {
             }
         }
         candidates[candidates.len() - 1].1
+    }
+}
+
+/// Orders candidates, the largest first. Ties go to the lower id.
+fn by_logit(a: &(f32, u32), b: &(f32, u32)) -> Ordering {
+    // Adding 0 turns -0 into 0, because `total_cmp` would order -0 below 0.
+    (b.0 + 0.0).total_cmp(&(a.0 + 0.0)).then(a.1.cmp(&b.1))
+}
+
+/// Collects the `count` largest logits with their ids in any order, of those whose bits in `allowed` are set.
+fn keep_largest(logits: &[f32], allowed: Option<&[u32]>, count: usize, kept: &mut Vec<(f32, u32)>) {
+    kept.clear();
+    // Collecting more before each selection makes selections rare.
+    let room = 4 * count + 256;
+    let mut least = f32::NEG_INFINITY;
+    for (word, logits) in logits.chunks(32).enumerate() {
+        let mut bits = allowed.map_or(u32::MAX, |words| words.get(word).copied().unwrap_or(0));
+        if bits == 0 {
+            continue;
+        }
+        let first = 32 * word as u32;
+        for (logit, id) in logits.iter().zip(first..) {
+            // Of equal logits the lower id counts, and ids ascend, so one that only equals the least is not needed.
+            let is_kept = bits & 1 == 1 && (*logit > least || kept.len() < count);
+            bits >>= 1;
+            if is_kept {
+                kept.push((*logit, id));
+            }
+        }
+        if kept.len() >= room {
+            kept.select_nth_unstable_by(count - 1, by_logit);
+            least = kept[count - 1].0;
+            kept.truncate(count);
+        }
+    }
+    if count < kept.len() {
+        kept.select_nth_unstable_by(count - 1, by_logit);
+        kept.truncate(count);
     }
 }
 
@@ -388,6 +431,40 @@ mod tests {
             for turn in 0..200 {
                 let recent = &recent[..recent.len() * turn / 200];
                 assert_eq!(few.sample_from(largest, recent), whole.sample(&logits, recent));
+            }
+        }
+    }
+
+    #[test]
+    fn the_largest_are_those_of_a_sort() {
+        let count = 5000;
+        // Many equal values, zeros of both signs, and an end that fills no word.
+        let logits: Vec<f32> = (0..count + 7)
+            .map(|i| match i * 7919 % 211 {
+                0 => -0.0,
+                1 => 0.0,
+                value => value as f32 / 7.0 - 15.0,
+            })
+            .collect();
+        let masks = [
+            None,
+            Some(vec![0x5a5a_1234; 200]),
+            Some(vec![u32::MAX; 50]),
+            Some((0..157).map(|word| if word % 3 == 0 { u32::MAX } else { 0 }).collect::<Vec<_>>()),
+        ];
+        for mask in masks {
+            let allows = |id: u32| match &mask {
+                None => true,
+                Some(words) => words.get(id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1),
+            };
+            let all = logits.iter().copied().zip(0..).filter(|(_, id)| allows(*id));
+            let mut sorted: Vec<(f32, u32)> = all.collect();
+            sorted.sort_by(by_logit);
+            for count in [1, 2, 40, 300, 4000, 9000] {
+                let mut kept = Vec::new();
+                keep_largest(&logits, mask.as_deref(), count, &mut kept);
+                kept.sort_by(by_logit);
+                assert_eq!(kept, sorted[..count.min(sorted.len())], "{count}");
             }
         }
     }
