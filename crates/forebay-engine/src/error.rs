@@ -112,6 +112,8 @@ pub enum EngineError {
     NoScores,
     #[error("there is nothing to continue: the prompt has no tokens; give a longer prompt")]
     EmptyPrompt,
+    #[error("no token can be chosen: no logit is a number")]
+    NoChoice,
     #[error("{name} is {value}, but {expected}")]
     BadOption { name: &'static str, value: String, expected: String },
     #[error("{}: is a pack already", path.display())]

@@ -9,6 +9,7 @@ use forebay_stream::Phase;
 use serde::{Deserialize, Serialize};
 use tracing::field::Empty;
 
+use crate::pass_logits::{NoMasks, PassLogits, WantedRow};
 use crate::runner::{Logits, Outputs};
 use crate::{EngineError, Session};
 
@@ -148,15 +149,13 @@ impl Session {
             return Err(EngineError::EmptyPrompt);
         }
         let started = Instant::now();
-        let mut sampler = Sampler::new(options.sampling.clone(), self.vocab_size());
+        let mut sampler = Sampler::new(options.sampling.clone());
         let limit = options.max_tokens.unwrap_or(usize::MAX);
-        // If the device can select the few logits that the sampler needs, the others need not be copied to the host.
-        let can = self.runner.decoder.backend().largest_count();
-        let few = sampler.deciding().filter(|count| *count <= can);
+        let mut logits = PassLogits::default();
         self.begin_turn(prompt)?;
         let reading =
             tracing::debug_span!("prompt", tokens = prompt.len(), cached = self.cached.len());
-        let fed = reading.in_scope(|| self.feed_for(Phase::Prompt, prompt, few));
+        let fed = reading.in_scope(|| self.feed_for(Phase::Prompt, prompt, &sampler, &mut logits));
         drop(reading);
         let fed = unless_interrupted(fed)?;
         let prompt_seconds = started.elapsed().as_secs_f64();
@@ -177,10 +176,9 @@ impl Session {
             if tokens.len() >= limit {
                 break StopReason::MaxTokens;
             }
-            let id = match few {
-                Some(_) => sampler.sample_from(&self.largest, &self.cached),
-                None => sampler.sample(&self.logits, &self.cached),
-            };
+            let row = logits.row(0, self.vocab_size(), sampler.needs().count);
+            let chosen = row.and_then(|row| sampler.choose(row, &self.cached, None));
+            let Some(id) = chosen else { return Err(EngineError::NoChoice) };
             if self.ends_with(id, options) {
                 break StopReason::End;
             }
@@ -194,7 +192,7 @@ impl Session {
             if self.cached.len() >= self.context() {
                 break StopReason::ContextFull;
             }
-            if !unless_interrupted(self.feed_for(Phase::Generate, &[id], few))? {
+            if !unless_interrupted(self.feed_for(Phase::Generate, &[id], &sampler, &mut logits))? {
                 break StopReason::Interrupted;
             }
             self.runner.decoder.end_token();
@@ -219,20 +217,22 @@ impl Session {
         by_model || options.stop_ids.contains(&id)
     }
 
-    /// Runs tokens and keeps the logits of the last one: all of them, or only the `few` largest.
+    /// Runs tokens and keeps what the sampler needs of the logits of the last one.
     fn feed_for(
         &mut self,
         phase: Phase,
         tokens: &[u32],
-        few: Option<usize>,
+        sampler: &Sampler,
+        logits: &mut PassLogits,
     ) -> Result<(), EngineError> {
-        let Some(count) = few else { return self.feed(phase, tokens) };
-        let mut largest = std::mem::take(&mut self.largest);
-        largest.clear();
-        let output = &mut Outputs::Largest(count, &mut largest);
-        let fed = self.forward(phase, tokens, Logits::Last, output);
-        self.largest = largest;
-        fed
+        let seen = self.cached.iter().chain(tokens);
+        let count = self.cached.len() + tokens.len();
+        let recent: Vec<u32> = seen.skip(count.saturating_sub(sampler.window())).copied().collect();
+        let wanted = WantedRow::chooses(sampler, &recent, false, false);
+        let most = self.runner.decoder.backend().largest_count();
+        logits.of_pass(most, vec![wanted], &mut NoMasks, |output| {
+            self.forward(phase, tokens, Logits::Last, output)
+        })
     }
 
     /// Runs tokens and keeps the logits of the last one.

@@ -31,6 +31,7 @@ pub mod load;
 mod memory;
 pub mod pack;
 mod parallel;
+mod pass_logits;
 mod passage;
 mod placed;
 pub mod plan;

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use forebay_model::Routing;
-use forebay_model::sampling::{Sampler, Sampling};
+use forebay_model::sampling::{RowLogits, Sampler, Sampling};
 use forebay_stream::Phase;
 
 use crate::routing_log::row_kind;
@@ -37,7 +37,7 @@ impl Session {
         step: &mut dyn FnMut(usize),
     ) -> Result<RecordedPassage, EngineError> {
         self.reset();
-        let mut sampler = Sampler::new(sampling, self.vocab_size());
+        let mut sampler = Sampler::new(sampling);
         let (mut rows, mut routing) = (self.routing_rows(), Vec::new());
         self.begin_turn(prompt)?;
         self.record_tokens(Phase::Prompt, prompt, &mut rows)?;
@@ -52,7 +52,8 @@ impl Session {
             if generated == 0 {
                 self.forbid_the_end()?;
             }
-            let id = sampler.sample(&self.logits, &self.cached);
+            let chosen = sampler.choose(RowLogits::All(&self.logits), &self.cached, None);
+            let Some(id) = chosen else { return Err(EngineError::NoChoice) };
             if self.tokenizer()?.is_end_of_generation(id) {
                 break;
             }

@@ -1,7 +1,7 @@
 //! Passes over the rows of sequences: blocks are reserved, the decoder runs, rows are committed.
 
 use forebay_compute::RowKind;
-use forebay_model::{Decoder, ModelError, Output, Pass, PassWatch, Paused, Routing, Run};
+use forebay_model::{Decoder, ModelError, Output, Pass, PassWatch, Paused, Routing, Run, Selector};
 
 use crate::EngineError;
 use crate::engine::SnapshotBlock;
@@ -71,6 +71,7 @@ pub(crate) enum Logits {
 pub(crate) enum Outputs<'a> {
     Logits(&'a mut Vec<f32>),
     Largest(usize, &'a mut Vec<(f32, u32)>),
+    Selected(&'a mut dyn Selector),
 }
 
 impl Outputs<'_> {
@@ -79,6 +80,7 @@ impl Outputs<'_> {
         match self {
             Outputs::Logits(logits) => Output::Logits(logits),
             Outputs::Largest(count, largest) => Output::Largest(*count, largest),
+            Outputs::Selected(selector) => Output::Selected(&mut **selector),
         }
     }
 }

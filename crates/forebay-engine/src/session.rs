@@ -250,8 +250,6 @@ pub struct Session {
     /// Token ids in the key/value cache.
     pub(crate) cached: Vec<u32>,
     pub(crate) logits: Vec<f32>,
-    /// The largest logits with their ids, if the device selected them.
-    pub(crate) largest: Vec<(f32, u32)>,
     /// Recording of the routing, if one is in progress.
     pub(crate) routing: Option<RoutingLog>,
     load_seconds: f64,
@@ -351,7 +349,6 @@ impl Session {
             gpu_start: placed.gpu_start,
             cached: Vec::with_capacity(context),
             logits: Vec::with_capacity(vocabulary),
-            largest: Vec::new(),
             routing: None,
             load_seconds: started.elapsed().as_secs_f64(),
             traced: placed.traced,

@@ -87,12 +87,6 @@ impl Matcher {
         Matcher { inner, state, opening, tokenizer, ends }
     }
 
-    /// Returns how many tokens may not come next, if these are few: in the preamble, only the answer's end may not. `None` if
-    /// they may be many.
-    pub fn few_excluded(&self) -> Option<usize> {
-        matches!(self.state, State::Preamble { .. }).then_some(self.ends.len())
-    }
-
     /// Returns true if the answer is complete, and nothing can follow.
     pub fn is_complete(&self) -> bool {
         matches!(self.state, State::Ruled | State::Between(_)) && self.inner.is_stopped()
@@ -104,7 +98,8 @@ impl Matcher {
     /// Returns an error if no token may, or if the parser needs more work than its limits allow.
     pub fn mask(&mut self, words: &mut Vec<u32>) -> Result<(), GrammarError> {
         words.clear();
-        if self.few_excluded().is_some() {
+        if matches!(self.state, State::Preamble { .. }) {
+            // Everything may come but the answer's end.
             words.resize(self.tokenizer.vocab_size().div_ceil(32), u32::MAX);
             self.ends.iter().for_each(|&id| set(words, id, false));
             return Ok(());

@@ -2,7 +2,7 @@
 
 use crate::ModelError;
 use crate::arch::Architecture;
-use crate::backend::{Backend, Batch, Begun, ChosenExperts, End, NextBlock, Run, Step};
+use crate::backend::{Backend, Batch, Begun, ChosenExperts, End, NextBlock, Run, Selector, Step};
 use crate::weights::{FeedForwardWeights, Weights};
 use forebay_compute::RowKind;
 use forebay_store::Interrupt;
@@ -117,6 +117,8 @@ pub enum Output<'a> {
     Logits(&'a mut Vec<f32>),
     /// The largest logits with their ids, in descending order: appends `[outputs, count]`. Equal logits are sorted by id.
     Largest(usize, &'a mut Vec<(f32, u32)>),
+    /// What the selector wants of every row ([`Backend::select`]).
+    Selected(&'a mut dyn Selector),
 }
 
 /// Progress callback for passes, called after each layer with (layers done, layers). It must not allocate and should
@@ -360,6 +362,7 @@ impl Decoder {
             (End::Nothing, _) => backend.end(&step),
             (_, Output::Logits(logits)) => backend.head(&step, logits),
             (_, Output::Largest(count, largest)) => backend.largest(&step, *count, largest),
+            (_, Output::Selected(selector)) => backend.select(&step, *selector),
         }?;
         if let Some(routing) = routing {
             backend.recorded_routing(&step, &mut routing.experts[row_start..]);
@@ -377,6 +380,7 @@ impl Output<'_> {
         match self {
             Output::Logits(_) => End::Logits,
             Output::Largest(count, _) => End::Largest(*count),
+            Output::Selected(_) => End::Selected,
         }
     }
 
@@ -384,6 +388,7 @@ impl Output<'_> {
         match self {
             Output::Logits(logits) => logits.len(),
             Output::Largest(_, largest) => largest.len(),
+            Output::Selected(selector) => selector.taken(),
         }
     }
 
@@ -391,6 +396,7 @@ impl Output<'_> {
         match self {
             Output::Logits(logits) => logits.truncate(len),
             Output::Largest(_, largest) => largest.truncate(len),
+            Output::Selected(selector) => selector.truncate(len),
         }
     }
 }

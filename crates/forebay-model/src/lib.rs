@@ -27,7 +27,10 @@ pub use backend::cuda::{
     CudaBackend, CudaPlan, DeviceFacts, HostExperts, HostSubLayers, HostWeights, OffloadCpu,
     WeightsToLoad,
 };
-pub use backend::{Backend, ChosenExperts, ComputeInfo, HostMemory, KvGroup, Run, largest_context};
+pub use backend::{
+    Backend, CHANGES_MOST, ChosenExperts, ComputeInfo, HostMemory, KvGroup, RowSelection, Run,
+    Selector, largest_context,
+};
 pub use decoder::{Decoder, Output, Pass, PassWatch, Paused, Routing};
 pub use error::ModelError;
 pub use sharing::{

@@ -45,7 +45,7 @@ pub use norm::{Added, Norm, Normed};
 pub use quantize::RoundedActivations;
 pub use router::{RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs};
 pub use rows::{PassRows, RowKind};
-pub use top_k::{TOP_K_MAX, TopK};
+pub use top_k::{Selections, TOP_K_MAX, TopK, TopKBuffers};
 pub use weights::{
     DeviceMatrix, ExpertPairs, ExpertPart, ExpertTable, MatvecInput, NO_EXPERT, shares_reads,
     supports_weights, takes_rounded, weight_alignment,

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use forebay_compute::RowKind;
 use forebay_grammar::{GrammarError, Matcher};
-use forebay_model::sampling::Sampler;
+use forebay_model::sampling::{RowLogits, Sampler};
 use forebay_text::{TextStream, Tokenizer};
 
 use super::request::{
@@ -14,6 +14,7 @@ use super::request::{
 };
 use super::waiting::Submitted;
 use crate::kv::{Row, SequenceId};
+use crate::pass_logits::WantedRow;
 use crate::statistics::WeightUse;
 use crate::{GenerateOptions, Session};
 
@@ -52,8 +53,6 @@ struct Constraint {
     mask: Vec<u32>,
     /// True if the mask is that of the next token.
     is_computed: bool,
-    /// Number of tokens that the next mask excludes, if these are few.
-    few_excluded: Option<usize>,
 }
 
 impl Active {
@@ -65,7 +64,7 @@ impl Active {
         session: &Session,
     ) -> Active {
         let tokenizer = request.text.then(|| session.tokenizer.clone()).flatten();
-        let sampler = Sampler::new(request.options.sampling.clone(), session.vocab_size());
+        let sampler = Sampler::new(request.options.sampling.clone());
         let Request { prompt, options, priority, logprobs, grammar, .. } = *request;
         let statistics = RequestStatistics {
             prompt_tokens: prompt.len(),
@@ -200,18 +199,28 @@ impl Active {
         &self.tokens[self.done..self.done + count]
     }
 
-    /// Returns how many of the largest logits after the next `count` rows are enough; `None` if all are needed.
-    pub fn needed_after(&self, count: usize) -> Option<usize> {
-        if self.chooses_after(count) { self.deciding() } else { Some(1) }
+    /// Returns what the request wants of the logits after the next `count` rows.
+    pub fn wanted_after(&self, count: usize) -> WantedRow<'_> {
+        match self.chooses_after(count) {
+            true => WantedRow::chooses(
+                &self.sampler,
+                &self.tokens,
+                self.constraint.is_some(),
+                self.logprobs.is_some(),
+            ),
+            false => WantedRow::unused(),
+        }
     }
 
-    /// Returns how many of the largest logits decide the next choice; `None` if all do.
-    fn deciding(&self) -> Option<usize> {
-        let excluded = match &self.constraint {
-            Some(constraint) => constraint.few_excluded?,
-            None => 0,
-        };
-        Some(self.sampler.deciding().filter(|_| self.logprobs.is_none())? + excluded)
+    /// Returns how many of the largest logits the next choice needs.
+    pub fn needed_count(&self) -> usize {
+        self.sampler.needs().count
+    }
+
+    /// Returns the mask of the next token, if it is computed.
+    pub fn mask(&self) -> Option<&[u32]> {
+        let constraint = self.constraint.as_ref().filter(|constraint| constraint.is_computed)?;
+        Some(&constraint.mask)
     }
 
     /// Returns true if a token is chosen after the next `count` rows. Otherwise the next token is known.
@@ -247,30 +256,8 @@ impl Active {
         self.done == self.tokens.len()
     }
 
-    /// Chooses the next token from the largest logits, which may be more than this request needs. Returns `None` if the
-    /// request has failed.
-    pub fn choose_from(&mut self, largest: &[(f32, u32)]) -> Option<GeneratedToken> {
-        let own = self.deciding().unwrap_or(largest.len()).min(largest.len());
-        self.choose_by(|sampler, tokens, mask| {
-            sampler.sample_from_allowed(&largest[..own], tokens, mask)
-        })
-    }
-
-    /// Chooses the next token from all logits. Returns `None` if the request has failed.
-    pub fn choose(&mut self, logits: &[f32]) -> Option<GeneratedToken> {
-        let mut token =
-            self.choose_by(|sampler, tokens, mask| sampler.sample_allowed(logits, tokens, mask))?;
-        if let Some(count) = self.logprobs {
-            let (own, likeliest) = log_probabilities(logits, token.id, count);
-            (token.logprob, token.likeliest) = (Some(own), likeliest);
-        }
-        Some(token)
-    }
-
-    fn choose_by(
-        &mut self,
-        sample: impl FnOnce(&mut Sampler, &[u32], Option<&[u32]>) -> u32,
-    ) -> Option<GeneratedToken> {
+    /// Chooses the next token. Returns `None` if the request has failed.
+    pub fn choose(&mut self, logits: RowLogits<'_>) -> Option<GeneratedToken> {
         if self.end.is_some() {
             return None;
         }
@@ -283,8 +270,17 @@ impl Active {
                 return None;
             }
         };
-        let id = sample(&mut self.sampler, &self.tokens, mask);
-        Some(GeneratedToken { id, text: String::new(), logprob: None, likeliest: Vec::new() })
+        let Some(id) = self.sampler.choose(logits, &self.tokens, mask) else {
+            self.end = Some(RequestEnd::Failed("no token can be chosen".into()));
+            return None;
+        };
+        let mut token =
+            GeneratedToken { id, text: String::new(), logprob: None, likeliest: Vec::new() };
+        if let (Some(count), RowLogits::All(logits)) = (self.logprobs, logits) {
+            let (own, likeliest) = log_probabilities(logits, id, count);
+            (token.logprob, token.likeliest) = (Some(own), likeliest);
+        }
+        Some(token)
     }
 
     /// Takes over the chosen token and reports it, unless it ends the answer. The tokens that the grammar then forces follow,
@@ -352,8 +348,7 @@ impl Active {
 
 impl Constraint {
     fn new(matcher: Matcher) -> Constraint {
-        let few_excluded = matcher.few_excluded();
-        Constraint { matcher: Some(matcher), mask: Vec::new(), is_computed: false, few_excluded }
+        Constraint { matcher: Some(matcher), mask: Vec::new(), is_computed: false }
     }
 
     /// Takes a chosen token. Returns the tokens that must follow it, which are taken, too, unless `forces` is false.
@@ -365,7 +360,6 @@ impl Constraint {
             matcher.accept(*id)?;
         }
         self.is_computed = false;
-        self.few_excluded = matcher.few_excluded();
         Ok(forced)
     }
 

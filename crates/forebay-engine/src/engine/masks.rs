@@ -20,11 +20,39 @@ pub struct MaskThreads {
 }
 
 /// A mask to compute, or a computed one.
-struct Job {
-    id: RequestId,
+pub struct Job {
+    pub id: RequestId,
     matcher: Matcher,
     mask: Vec<u32>,
     computed: Result<(), GrammarError>,
+}
+
+impl Job {
+    /// Returns the mask, if it could be computed.
+    pub fn mask(&self) -> Option<&[u32]> {
+        self.computed.is_ok().then_some(self.mask.as_slice())
+    }
+}
+
+/// Masks that are needed after a pass.
+pub struct PendingMasks<'a> {
+    threads: &'a MaskThreads,
+    /// Number of masks that have not come.
+    pending: usize,
+    /// Masks that have come.
+    pub come: Vec<Job>,
+}
+
+impl PendingMasks<'_> {
+    /// Waits for all masks.
+    pub fn wait(&mut self) {
+        let Some((_, results)) = &self.threads.channels else { return };
+        while self.pending > 0 {
+            self.pending -= 1;
+            // If a thread has panicked, requests without their mask fail when they choose.
+            self.come.extend(results.recv().ok());
+        }
+    }
 }
 
 impl MaskThreads {
@@ -50,6 +78,11 @@ impl MaskThreads {
             (jobs, results)
         })
     }
+
+    /// Returns the masks of a pass, of which so many were begun.
+    pub fn pending(&self, begun: usize) -> PendingMasks<'_> {
+        PendingMasks { threads: self, pending: begun, come: Vec::new() }
+    }
 }
 
 impl Engine {
@@ -68,13 +101,9 @@ impl Engine {
         begun
     }
 
-    /// Waits for so many masks and gives them to their requests.
-    pub(super) fn end_masks(&mut self, begun: usize) {
-        for _ in 0..begun {
-            let Ok(Job { id, matcher, mask, computed }) = self.masks.channels().1.recv() else {
-                // A thread has panicked. Requests without their mask fail when they choose.
-                return;
-            };
+    /// Gives masks to their requests.
+    pub(super) fn return_masks(&mut self, masks: Vec<Job>) {
+        for Job { id, matcher, mask, computed } in masks {
             if let Some(active) = self.running.iter_mut().find(|active| active.id == id) {
                 active.return_matcher(matcher, mask, computed);
             }

@@ -24,7 +24,7 @@ use self::active::Active;
 use self::batch_size::{BatchSize, Measured};
 pub use self::latency::Latency;
 use self::latency::Pace;
-use self::masks::MaskThreads;
+use self::masks::{Job, MaskThreads, PendingMasks};
 use self::reading::Reading;
 pub use self::request::{
     Event, GeneratedToken, Request, RequestEnd, RequestId, RequestStatistics, Sink,
@@ -33,7 +33,8 @@ use self::schedule::{Limits, Part, Progress};
 pub(crate) use self::snapshot::Block as SnapshotBlock;
 pub use self::snapshot::Snapshot;
 use self::waiting::{State, Submitted, Waiting};
-use crate::runner::{Logits, Outputs, Rows};
+use crate::pass_logits::{Masks, PassLogits};
+use crate::runner::{Logits, Outputs, Rows, Runner};
 use crate::statistics::WeightUse;
 use crate::{EngineError, Session};
 
@@ -108,8 +109,7 @@ pub struct Engine {
     next_id: u64,
     // Buffers that are reused from pass to pass.
     parts: Vec<Part>,
-    logits: Vec<f32>,
-    largest: Vec<(f32, u32)>,
+    logits: PassLogits,
     /// Threads that compute masks. They start with the first request that has a grammar.
     masks: MaskThreads,
 }
@@ -147,8 +147,7 @@ impl Engine {
             reading: None,
             next_id: 0,
             parts: Vec::new(),
-            logits: Vec::new(),
-            largest: Vec::new(),
+            logits: PassLogits::default(),
             masks: MaskThreads::default(),
         }
     }
@@ -393,27 +392,39 @@ impl Engine {
 
     /// Runs the parts in one pass, and gives every request whose prompt is read its next token.
     fn run(&mut self, parts: &[Part]) -> Result<(), EngineError> {
-        let can = self.session.runner.decoder.backend().largest_count();
-        let masks = self.begin_masks(parts);
-        let Engine { session, running, logits, largest, .. } = self;
-        let rows: Vec<Rows<'_>> =
-            parts.iter().map(|part| rows_of(&running[part.index], part)).collect();
-        // If the device can select the few logits that the samplers need, the others need not be copied to the host.
-        let needed = parts
-            .iter()
-            .map(|part| running[part.index].needed_after(part.count))
-            .try_fold(0, |a, b| Some(a.max(b?)));
-        let few = needed.filter(|count| *count <= can);
-        let ran = session.runner.pass(&rows, &mut outputs(few, logits, largest), None, None);
-        self.end_masks(masks);
-        ran?;
-        self.take_results(parts, few);
+        self.run_with_logits(parts, |runner, rows, output| runner.pass(rows, output, None, None))?;
+        self.take_results(parts);
         Ok(())
     }
 
-    /// Takes over that parts are computed, and gives every request whose prompt is read its next token. The logits are the
-    /// `few` largest of each part that has logits, or all.
-    fn take_results(&mut self, parts: &[Part], few: Option<usize>) {
+    /// Calls `run` with the rows of the parts and with where their logits go. The masks of their grammars are computed
+    /// meanwhile.
+    fn run_with_logits<T>(
+        &mut self,
+        parts: &[Part],
+        run: impl FnOnce(&mut Runner, &[Rows<'_>], &mut Outputs<'_>) -> T,
+    ) -> T {
+        let begun = self.begin_masks(parts);
+        let Engine { session, running, logits, masks, .. } = self;
+        let active = |part: &Part| &running[part.index];
+        let with_logits = || parts.iter().filter(|part| has_logits(active(part), part));
+        let mut masks = MasksOfRows {
+            pending: masks.pending(begun),
+            requests: with_logits().map(active).collect(),
+        };
+        let rows: Vec<Rows<'_>> = parts.iter().map(|part| rows_of(active(part), part)).collect();
+        let wanted = with_logits().map(|part| active(part).wanted_after(part.count)).collect();
+        let most = session.runner.decoder.backend().largest_count();
+        let ran = logits
+            .of_pass(most, wanted, &mut masks, |output| run(&mut session.runner, &rows, output));
+        masks.pending.wait();
+        let come = masks.pending.come;
+        self.return_masks(come);
+        ran
+    }
+
+    /// Takes over that parts are computed, and gives every request whose prompt is read its next token.
+    fn take_results(&mut self, parts: &[Part]) {
         let vocabulary = self.session.vocab_size();
         let mut row = 0;
         for part in parts {
@@ -423,11 +434,8 @@ impl Engine {
             if !active.advance(part.count) {
                 continue;
             }
-            let chosen = match few {
-                Some(count) => active.choose_from(&self.largest[own * count..][..count]),
-                None => active.choose(&self.logits[own * vocabulary..][..vocabulary]),
-            };
-            if let Some(chosen) = chosen {
+            let logits = self.logits.row(own, vocabulary, active.needed_count());
+            if let Some(chosen) = logits.and_then(|logits| active.choose(logits)) {
                 let ends = self.session.ends_with(chosen.id, &active.options);
                 active.take(chosen, ends, self.session.context());
             }
@@ -468,16 +476,20 @@ fn rows_of<'a>(active: &'a Active, part: &Part) -> Rows<'a> {
     }
 }
 
-/// Empties the buffers for logits, and returns the one for the `few` largest or for all.
-fn outputs<'a>(
-    few: Option<usize>,
-    logits: &'a mut Vec<f32>,
-    largest: &'a mut Vec<(f32, u32)>,
-) -> Outputs<'a> {
-    logits.clear();
-    largest.clear();
-    match few {
-        Some(count) => Outputs::Largest(count, largest),
-        None => Outputs::Logits(logits),
+/// The masks of the rows of a pass that have logits.
+struct MasksOfRows<'a> {
+    pending: PendingMasks<'a>,
+    requests: Vec<&'a Active>,
+}
+
+impl Masks for MasksOfRows<'_> {
+    fn wait(&mut self) {
+        self.pending.wait();
+    }
+
+    fn of_row(&self, row: usize) -> Option<&[u32]> {
+        let request = self.requests[row];
+        let come = self.pending.come.iter().find(|job| job.id == request.id);
+        come.map_or_else(|| request.mask(), Job::mask)
     }
 }

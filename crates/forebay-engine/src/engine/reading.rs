@@ -6,9 +6,9 @@ use std::time::Instant;
 use forebay_compute::RowKind;
 use forebay_model::{ModelError, Paused};
 
+use super::Engine;
 use super::request::{RequestEnd, RequestId};
 use super::schedule::Part;
-use super::{Engine, outputs, rows_of};
 use crate::EngineError;
 
 /// A pass of prompt rows that pauses while others generate.
@@ -74,18 +74,12 @@ impl Engine {
         paused: &mut Paused,
         layers: usize,
     ) -> Result<bool, EngineError> {
-        let can = self.session.runner.decoder.backend().largest_count();
-        let masks = self.begin_masks(std::slice::from_ref(part));
-        let Engine { session, running, logits, largest, .. } = self;
-        let active = &running[part.index];
-        let few = active.needed_after(part.count).filter(|count| *count <= can);
-        let mut output = outputs(few, logits, largest);
-        let rows = rows_of(active, part);
-        let ran = session.runner.pass_part(rows, paused, layers, &mut output);
-        self.end_masks(masks);
-        let ended = ran?;
+        let parts = std::slice::from_ref(part);
+        let ended = self.run_with_logits(parts, |runner, rows, output| {
+            runner.pass_part(rows[0], paused, layers, output)
+        })?;
         if ended {
-            self.take_results(std::slice::from_ref(part), few);
+            self.take_results(parts);
         }
         Ok(ended)
     }

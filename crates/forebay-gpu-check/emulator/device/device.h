@@ -83,6 +83,7 @@ inline float __fmul_rn(float a, float b) { return emulated_rounded(a * b); }
 inline float __fmaf_rn(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 inline float __fadd_rn(float a, float b) { return emulated_rounded(a + b); }
 inline float __fsub_rn(float a, float b) { return emulated_rounded(a - b); }
+inline float __fdiv_rn(float a, float b) { return emulated_rounded(a / b); }
 inline float __fdividef(float a, float b) { return a / b; }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }

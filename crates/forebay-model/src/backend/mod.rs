@@ -7,10 +7,12 @@
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod selector;
 
 use forebay_compute::RowKind;
 use forebay_stream::{MemoryPlan, Residency};
 
+pub use self::selector::{CHANGES_MOST, RowSelection, Selector};
 use crate::ModelError;
 use crate::arch::{Architecture, Experts, FeedForward};
 use crate::sharing::SubLayerPlan;
@@ -143,6 +145,8 @@ pub enum End {
     Logits,
     /// [`Backend::largest`] with this count, for the rows in [`Step::outputs`].
     Largest(usize),
+    /// [`Backend::select`], for the rows in [`Step::outputs`].
+    Selected,
 }
 
 /// The steps that the decoder must run after [`Backend::begin`].
@@ -403,6 +407,19 @@ pub trait Backend: Send {
     ) -> Result<(), ModelError> {
         let _ = (step, largest);
         panic!("{count} of the largest logits of a backend that gives all");
+    }
+
+    /// Gives `selector` what it wants of the logits of every row in [`Step::outputs`], at most [`Backend::largest_count`] of
+    /// each. The selector is asked once the work of the pass is queued.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Backend::head`].
+    ///
+    /// # Panics
+    /// Panics if the backend does not support [`Backend::largest`], or if a row has more than [`CHANGES_MOST`] changes.
+    fn select(&mut self, step: &Step<'_>, selector: &mut dyn Selector) -> Result<(), ModelError> {
+        let _ = selector;
+        panic!("a selection of {} rows by a backend that gives all logits", step.outputs.len());
     }
 
     /// Pauses a pass before the layer [`Step::layer`]: completes the residual stream and keeps a copy of it. The next call of

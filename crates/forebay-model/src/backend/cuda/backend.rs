@@ -16,12 +16,14 @@ use super::layout::ActivationLayout;
 use super::memory::{Device, DeviceArena, DevicePlan};
 use super::products::{Product, Products, Rows};
 use super::row_kind::row_kind;
+use super::selections::SelectionWords;
 use super::source::WeightSource;
 use super::vectors::LayerVectors;
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::backend::{
-    Backend, Batch, Begun, ComputeInfo, End, HostMemory, KvGroup, NextBlock, Step, record_routing,
+    Backend, Batch, Begun, ComputeInfo, End, HostMemory, KvGroup, NextBlock, Selector, Step,
+    record_routing,
 };
 use crate::sharing::{SubLayerPlan, attention_of, feed_forward_of};
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
@@ -34,6 +36,7 @@ pub struct CudaBackend {
     pub(super) arena: DeviceArena,
     pub(super) products: Products,
     pub(super) exchange: Exchange,
+    pub(super) selections: SelectionWords,
     pub(super) graphs: Graphs,
     /// Rows of the embedding table, if the table is not on the GPU.
     pub(super) embedding_rows: Option<EmbeddingRows>,
@@ -81,6 +84,12 @@ impl CudaBackend {
         Ok(CudaBackend {
             products: Products::new(exact, rounds, rounded, narrow),
             exchange: Exchange::new(&gpu, at.exchange_layout, arena.activation(at.exchange))?,
+            selections: SelectionWords::new(
+                &gpu,
+                at.decode_rows,
+                architecture.vocabulary,
+                arena.activation(at.selections),
+            )?,
             graphs: Graphs::new(captures),
             embedding_rows,
             source,
@@ -418,6 +427,10 @@ impl Backend for CudaBackend {
         self.finish_rows(step, End::Largest(count))?;
         self.exchange.append_largest(count, step.outputs.len(), largest);
         Ok(())
+    }
+
+    fn select(&mut self, step: &Step<'_>, selector: &mut dyn Selector) -> Result<(), ModelError> {
+        self.finish_selected(step, selector)
     }
 
     fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError> {

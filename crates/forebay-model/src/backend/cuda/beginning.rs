@@ -39,7 +39,7 @@ impl CudaBackend {
             rows.read(step, batch.tokens)?;
         }
         // All logits of several rows are copied row by row, which is no work for a graph.
-        let few_results = step.count == 1 || matches!(batch.end, End::Largest(_));
+        let few_results = step.count == 1 || matches!(batch.end, End::Largest(_) | End::Selected);
         let fits = is_decode && few_results && step.outputs.len() == step.count;
         let source = self.source.begin(&self.gpu, step, batch)?.filter(|_| fits);
         let splits = self.attention_splits(step).most;

@@ -1,6 +1,6 @@
 //! End of a batch on a GPU: the logits, the queueing of its CUDA graph, and the wait for its results.
 
-use forebay_cuda::{CudaError, DECODE_ROWS, TopK};
+use forebay_cuda::{CudaError, DECODE_ROWS, TopK, TopKBuffers};
 
 use super::backend::CudaBackend;
 use super::layout::HEAD_ROWS;
@@ -8,7 +8,8 @@ use super::memory::Device;
 use super::products::{Product, Rows};
 use super::source::WeightSource;
 use crate::ModelError;
-use crate::backend::{Backend, End, NextBlock, Step};
+use crate::backend::{Backend, End, NextBlock, Selector, Step};
+use crate::sampling::Largest;
 use crate::weights::{PartMatrix, Weights};
 
 const _: () = assert!(HEAD_ROWS <= DECODE_ROWS, "rows of logits may be decode rows");
@@ -46,14 +47,64 @@ impl CudaBackend {
         self.norm(step, NextBlock::Head, true)?;
         let (first, rows) = wanted_rows(step);
         self.queue_head_rows(step, first, rows)?;
-        if let End::Largest(count) = end {
-            let what = TopK { rows, vocabulary: step.architecture.vocabulary, k: count };
-            let scratch = self.arena.activation(self.at().top_k_scratch);
-            let ids = self.exchange.largest();
-            let values = ids.offset(rows * count).cast();
-            self.gpu.top_k(&what, self.exchange.logits(), scratch, ids, values)?;
+        match end {
+            // The selection follows, once it is known.
+            End::Selected => return Ok(()),
+            End::Largest(count) => {
+                let what = TopK { rows, vocabulary: step.architecture.vocabulary, k: count };
+                self.gpu.top_k(&what, &self.top_k_buffers(&what), None)?;
+            }
+            End::Nothing | End::Logits => {}
         }
         Ok(self.exchange.queue_down(&self.gpu, end, rows)?)
+    }
+
+    fn top_k_buffers(&self, what: &TopK) -> TopKBuffers {
+        let ids = self.exchange.largest();
+        TopKBuffers {
+            logits: self.exchange.logits(),
+            scratch: self.arena.activation(self.at().top_k_scratch),
+            ids,
+            values: ids.offset(what.rows * what.k).cast(),
+        }
+    }
+
+    /// Ends a pass with what the selector wants of the wanted rows.
+    pub(super) fn finish_selected(
+        &mut self,
+        step: &Step<'_>,
+        selector: &mut dyn Selector,
+    ) -> Result<(), ModelError> {
+        if !self.graphs.is_replayed() {
+            self.queue_end(step, End::Selected)?;
+        }
+        self.queue_recorded(step.weights)?;
+        self.resume(step, End::Selected)?;
+        let (rows, vocabulary) = (step.outputs.len(), step.architecture.vocabulary);
+        let selections = selector.selections(rows);
+        let counts: Vec<usize> = selections.iter().map(|row| row.count.min(vocabulary)).collect();
+        let what = TopK { rows, vocabulary, k: counts.iter().copied().max().unwrap_or(1) };
+        let buffers = self.top_k_buffers(&what);
+        let totals = buffers.values.offset(rows * what.k);
+        let selections = self.selections.queue_up(&self.gpu, &selections, totals)?;
+        self.gpu.top_k(&what, &buffers, Some(&selections))?;
+        self.exchange.queue_selected(&self.gpu, what.k, rows)?;
+        self.check(step)?;
+        let mut largest = Vec::new();
+        self.exchange.append_largest(what.k, rows, &mut largest);
+        for (row, (largest, count)) in largest.chunks(what.k).zip(counts).enumerate() {
+            // Where there are no more candidates, an id stands that no token has.
+            let found = largest[..count].partition_point(|(_, id)| (*id as usize) < vocabulary);
+            let total = self.exchange.total(what.k, rows, row);
+            let is_all = found < count;
+            if selector.take(Largest { logits: &largest[..found], is_all, total }) {
+                let mut logits = vec![0.0; vocabulary];
+                let own = buffers.logits.offset(row * vocabulary);
+                self.gpu.download_into(own, &mut logits)?;
+                selector.take_all(logits);
+            }
+        }
+        Ok(())
     }
 
     /// Queues the CUDA graph of the current batch, if it has one, and answers the graph's questions.

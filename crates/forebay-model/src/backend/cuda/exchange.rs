@@ -55,7 +55,7 @@ impl Exchange {
         self.device.offset(self.layout.batch_words)
     }
 
-    /// Returns the address of the ids of the largest logits. Their values follow the ids.
+    /// Returns the address of the ids of the largest logits. Their values follow the ids, and the rows' totals the values.
     pub fn largest(&self) -> DevicePtr<u32> {
         self.device.offset(self.layout.up_words())
     }
@@ -109,11 +109,21 @@ impl Exchange {
     /// Returns an error if a driver call fails.
     pub fn queue_down(&self, gpu: &Gpu, end: End, rows: usize) -> Result<(), CudaError> {
         let words = match end {
-            End::Nothing => self.layout.flag_words,
+            End::Nothing | End::Selected => self.layout.flag_words,
             End::Largest(count) => self.layout.flag_words + 2 * count * rows,
             End::Logits => self.layout.down_words(),
         };
         let first = self.layout.up_words();
+        gpu.queue_download(self.flags(), &self.words, first..first + words)
+    }
+
+    /// Queues the copy of the flags, and of the `count` largest logits and the totals of `rows` rows, to the host.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub fn queue_selected(&self, gpu: &Gpu, count: usize, rows: usize) -> Result<(), CudaError> {
+        let first = self.layout.up_words();
+        let words = self.layout.flag_words + (2 * count + 1) * rows;
         gpu.queue_download(self.flags(), &self.words, first..first + words)
     }
 
@@ -132,6 +142,14 @@ impl Exchange {
     pub fn append_row(&self, logits: &mut Vec<f32>) {
         let first = self.layout.up_words() + self.layout.flag_words + self.layout.largest_words;
         self.words.append(first, self.layout.vocabulary, logits);
+    }
+
+    /// Returns the total of a row of `rows`, which was copied together with the last flags and the `count` largest logits.
+    pub fn total(&self, count: usize, rows: usize, row: usize) -> f32 {
+        let mut total = [0.0_f32];
+        let first = self.layout.up_words() + self.layout.flag_words;
+        self.words.read(first + 2 * count * rows + row, &mut total);
+        total[0]
     }
 
     /// Appends the `count` largest logits of each of `rows` rows, which were copied together with the last flags.

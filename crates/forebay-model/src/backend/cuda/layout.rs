@@ -7,6 +7,7 @@ use forebay_cuda::{
 
 use forebay_stream::{Block, MemoryPlan};
 
+use super::selections::selection_words;
 use crate::ModelError;
 use crate::arch::{Architecture, Attention, KvCapacity};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
@@ -172,7 +173,7 @@ pub struct ExchangeLayout {
     pub batch_words: usize,
     /// Words of flags, padded to the alignment.
     pub flag_words: usize,
-    /// Words of ids and values of the largest logits.
+    /// Words of ids and values of the largest logits, and of the rows' totals.
     pub largest_words: usize,
     pub vocabulary: usize,
     /// Total number of words.
@@ -185,7 +186,7 @@ impl ExchangeLayout {
         let (batch_words, flag_words) = (whole(3 * batch), whole(1 + architecture.layers.len()));
         let vocabulary = architecture.vocabulary;
         let rows = batch.min(HEAD_ROWS);
-        let largest_words = 2 * TOP_K_MAX * decode_rows;
+        let largest_words = (2 * TOP_K_MAX + 1) * decode_rows;
         let words = batch_words + flag_words + largest_words + rows * vocabulary;
         ExchangeLayout { batch, batch_words, flag_words, largest_words, vocabulary, words }
     }
@@ -244,6 +245,8 @@ pub struct ActivationLayout {
     pub scores: u64,
     /// Scratch memory of the selection of the largest logits.
     pub top_k_scratch: u64,
+    /// What is wanted of the rows of logits, of [`selection_words`] words.
+    pub selections: u64,
     pub router_tickets: u64,
     pub expert_ids: u64,
     pub expert_weights: u64,
@@ -354,6 +357,7 @@ impl ActivationLayout {
             up: words(batch * inner),
             scores: words(batch * experts),
             top_k_scratch: words(2 * top_k.scratch_words()),
+            selections: words(selection_words(decode_rows, architecture.vocabulary)),
             router_tickets: words(few),
             expert_ids: words(batch * used),
             expert_weights: words(batch * used),

@@ -30,6 +30,7 @@ mod relayout;
 mod resume;
 mod ring;
 mod row_kind;
+mod selections;
 mod source;
 mod vectors;
 

@@ -18,6 +18,7 @@ impl CudaBackend {
     /// Returns an error for values that were not finite before the graph gave up, a failed read, or a failed device.
     pub(super) fn resume(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
         let Some(first) = self.source.given_up(&self.gpu)? else { return Ok(()) };
+        self.exchange.queue_down(&self.gpu, End::Nothing, 0)?;
         self.exchange.wait(&self.gpu, &mut self.flags)?;
         self.report_flags(step, first)?;
         self.queue_rest(step, first, end)?;
