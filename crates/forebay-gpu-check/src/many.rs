@@ -54,6 +54,7 @@ pub fn check(path: &Path, ids: &[u32], slots: bool, ordinal: usize) -> Result<Ou
     }
     drop(session);
     let mut worst = same(&together, &alone).at("resident");
+    worst = worst.worse(check_chosen_by_host(open(path, options(1))?, &requests, &alone)?);
     worst = worst.worse(check_suspended(path, ids, &options)?);
     if slots {
         let (session, _) = open_with_least(path, &options(TOGETHER), 0)?;
@@ -62,6 +63,28 @@ pub fn check(path: &Path, ids: &[u32], slots: bool, ordinal: usize) -> Result<Ou
         if let Some((_, together)) = run_served(path, &options(TOGETHER), &requests)? {
             worst = worst.worse(same(&together, &alone).at("slots for several rows"));
         }
+    }
+    Ok(worst)
+}
+
+/// Compares the ids that the device selected with those that the host chooses of all logits.
+///
+/// # Errors
+/// Returns an error if a request fails.
+fn check_chosen_by_host(
+    session: Session,
+    requests: &[Request],
+    answers: &Answers,
+) -> Result<Outcome> {
+    let with_probabilities = |request: &Request| Request { logprobs: Some(0), ..request.clone() };
+    let requests: Vec<Request> = requests.iter().map(with_probabilities).collect();
+    let by_host = run_alone(session, &requests)?;
+    let ids = |answers: &Answers| -> Vec<Vec<u32>> {
+        answers.iter().map(|answer| answer.iter().map(|[id, _]| *id).collect()).collect()
+    };
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for (found, expected) in ids(answers).iter().zip(&ids(&by_host)) {
+        worst = worst.worse(Outcome::same(found, expected).at("chosen by the host"));
     }
     Ok(worst)
 }
@@ -122,16 +145,29 @@ fn run_served(
     Ok(None)
 }
 
-/// Returns requests of these lengths of prompts and answers. Those with probabilities copy all logits to the host; the others
-/// copy only the largest.
+/// Returns requests of these lengths of prompts and answers. Those with probabilities copy all logits to the host; for the others
+/// the device changes logits, adds them up, or selects the largest alone.
 fn requests(ids: &[u32], lengths: &[(usize, usize)]) -> Vec<Request> {
     let request = |(index, &(prompt, generated)): (usize, &(usize, usize))| Request {
         prompt: ids.iter().copied().cycle().skip(index).take(prompt).collect(),
-        options: GenerateOptions::exactly(generated, Sampling::greedy()),
-        logprobs: (index < 3).then_some(1),
+        options: GenerateOptions::exactly(generated, sampling(index)),
+        logprobs: (index < 2).then_some(1),
         ..Request::default()
     };
     lengths.iter().enumerate().map(request).collect()
+}
+
+/// Returns options with other rules for every request.
+fn sampling(index: usize) -> Sampling {
+    let all =
+        Sampling { seed: index as u64, top_k: 0, top_p: 1.0, min_p: 0.0, ..Sampling::default() };
+    match index {
+        2 => Sampling { temperature: 1.0, ..all },
+        3 => Sampling { repeat_penalty: 1.3, presence_penalty: 0.5, ..Sampling::greedy() },
+        4 => Sampling { top_p: 0.8, logit_bias: vec![(3, 2.5), (7, -9.0)], ..all },
+        5 => Sampling { seed: 5, frequency_penalty: 0.7, ..Sampling::default() },
+        _ => Sampling::greedy(),
+    }
 }
 
 /// Runs each request by itself.
