@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Measures a running server with several clients at once: tokens per second, time to the first token, gaps between tokens.
 
-    bench/serve-load.py ADDRESS [--clients N] [--requests N] [--prompt WORDS] [--tokens N] [--form text|regex|schema] [--json]
+    bench/serve-load.py ADDRESS [--clients N] [--requests N] [--prompt WORDS] [--tokens N] [--form text|regex|schema] [--penalties]
+                        [--json]
 
 Works with every server that has OpenAI's /v1/completions with streams. Each client sends its requests one after the other. `regex`
 and `schema` ask for answers of a form with as many tokens. Only the standard library is needed. Prints one line.
@@ -22,6 +23,7 @@ parser.add_argument("--requests", type=int, default=1, help="requests of each cl
 parser.add_argument("--prompt", type=int, default=16, help="words of a prompt")
 parser.add_argument("--tokens", type=int, default=128)
 parser.add_argument("--form", choices=["text", "regex", "schema"], default="text")
+parser.add_argument("--penalties", action="store_true", help="with penalties and a bias, which change logits")
 parser.add_argument("--json", action="store_true")
 arguments = parser.parse_args()
 
@@ -35,6 +37,8 @@ def request(number):
     words = " ".join(f"word{(number * 31 + at * 7) % 997}" for at in range(arguments.prompt))
     body = {"prompt": words, "max_tokens": arguments.tokens, "temperature": 1, "top_k": 40, "seed": number, "stream": True,
             "stream_options": {"include_usage": True}, "ignore_eos": True}
+    if arguments.penalties:
+        body |= {"frequency_penalty": 0.3, "presence_penalty": 0.2, "logit_bias": {"100": 2}}
     if arguments.form == "regex":
         body["structured_outputs"] = {"regex": f"[ -~]{{{100 * arguments.tokens}}}"}
     elif arguments.form == "schema":
