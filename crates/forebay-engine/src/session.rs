@@ -20,7 +20,7 @@ use crate::gpu;
 use crate::inspect::ModelInfo;
 use crate::kv::SequenceId;
 use crate::placed::{Described, GpuStart};
-use crate::plan::{self, HitCurve, Placement, Prediction, Rates, Work};
+use crate::plan::{self, HitCurve, ModelMemory, Placement, Prediction, Rates, Work};
 use crate::routing_log::RoutingLog;
 use crate::runner::{Logits, Outputs, Rows, Runner};
 use crate::statistics::{Checks, ReadPath, SubLayerStatistics};
@@ -90,6 +90,9 @@ pub struct SessionOptions {
     pub stall_timeout: Duration,
     /// Faults to inject into reads. For tests.
     pub faults: Option<FaultPlan>,
+    /// The model's tokenizer, from an earlier session or a [`ModelText`](crate::ModelText). `None` builds it, which takes a
+    /// while for a large vocabulary.
+    pub tokenizer: Option<Arc<Tokenizer>>,
     /// Recorder of every read.
     pub recorder: Option<IoRecorder>,
     /// Interrupt that ends loading, prompts and generation early.
@@ -195,6 +198,7 @@ impl Default for SessionOptions {
             check_weights: false,
             stall_timeout: Duration::from_secs(30),
             faults: None,
+            tokenizer: None,
             recorder: None,
             interrupt: Interrupt::new(),
         }
@@ -291,7 +295,10 @@ impl Session {
             let tokenizer = scope.spawn(|| {
                 let span =
                     tracing::debug_span!(parent: parent, "tokenizer", tokens = Empty).entered();
-                let tokenizer = optional_tokenizer(&catalog)?;
+                let tokenizer = match &options.tokenizer {
+                    Some(tokenizer) => Some(tokenizer.clone()),
+                    None => optional_tokenizer(&catalog)?,
+                };
                 let tokens = tokenizer.as_ref().map(|tokenizer| tokenizer.vocab_size());
                 span.record("tokens", tokens);
                 Ok::<_, EngineError>(tokenizer)
@@ -371,6 +378,18 @@ impl Session {
     /// Returns the plan of the blocks in host memory, or `None` if all blocks are on a GPU.
     pub fn plan(&self) -> Option<&MemoryPlan> {
         self.plan.as_ref()
+    }
+
+    /// Returns the memory that the session holds.
+    pub fn memory(&self) -> ModelMemory {
+        let backend = self.runner.decoder.backend();
+        let vram = backend.info().vram;
+        let plan = self.plan.as_ref();
+        ModelMemory {
+            vram_bytes: vram.as_ref().map_or(0, |vram| vram.total_bytes - vram.context_bytes),
+            ram_bytes: plan.map_or(0, |plan| plan.arena_bytes + plan.reserved_bytes),
+            ram_kv_cache_bytes: if vram.is_some() { 0 } else { backend.cache_bytes() },
+        }
     }
 
     /// Returns the plan of the expert slots on a GPU that does not hold all experts.
@@ -652,7 +671,7 @@ pub(crate) fn offload_host(options: &SessionOptions) -> Result<Cpu, EngineError>
     host(&SessionOptions { threads: Some(threads), ..options.clone() })
 }
 
-fn optional_tokenizer(catalog: &Catalog) -> Result<Option<Arc<Tokenizer>>, EngineError> {
+pub(crate) fn optional_tokenizer(catalog: &Catalog) -> Result<Option<Arc<Tokenizer>>, EngineError> {
     match Tokenizer::from_catalog(catalog) {
         Ok(tokenizer) => Ok(Some(Arc::new(tokenizer))),
         Err(TextError::NoTokenizerFile | TextError::MissingKey { key: "tokenizer.ggml.model" }) => {

@@ -19,6 +19,7 @@ mod output;
 mod outputs;
 mod progress;
 mod routing_file;
+mod session_plan;
 mod size;
 mod statistics;
 mod tracing_file;
