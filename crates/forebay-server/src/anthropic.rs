@@ -305,16 +305,18 @@ pub async fn messages(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Response, Failure> {
+    let own = app.clone();
     let read = move || {
         let (body, wanted) = request(&body)?;
+        let entry = own.models.entry(wanted.model.as_deref())?;
         if body.max_tokens.is_none_or(|most| most == 0) {
             return Err(ApiError::bad("max_tokens must be at least 1"));
         }
-        Ok(wanted)
+        Ok((entry, wanted))
     };
-    let wanted = app::work(read).await?;
+    let (entry, wanted) = app::work(read).await?;
     let (streams, stops) = (wanted.stream, wanted.stops.clone());
-    let lease = app.models.get(wanted.model.as_deref(), None).await?;
+    let lease = app.models.get(entry, None).await?;
     let prepared = app::prepare(&lease, wanted).await?;
     let input_tokens = prepared.request.prompt.len();
     let answers = Answers::start(&lease, &prepared).await?;

@@ -10,6 +10,7 @@ mod access;
 mod anthropic;
 mod app;
 mod body;
+pub mod client;
 mod error;
 mod metrics;
 mod model;

@@ -166,7 +166,7 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .route("/detokenize", post(operations::detokenize))
         .route("/apply-template", post(operations::apply_template))
         .route("/v1/models", get(openai::models))
-        .route("/v1/models/{model}", get(openai::model))
+        .route("/v1/models/{*model}", get(openai::model))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completions))
         .route("/v1/responses", post(responses::create))

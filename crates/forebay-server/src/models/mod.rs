@@ -7,6 +7,8 @@ mod keep_alive;
 mod library;
 mod manager;
 mod room;
+#[cfg(test)]
+mod tests;
 mod texts;
 
 use std::collections::VecDeque;
@@ -170,17 +172,15 @@ impl Models {
         Ok(parallel)
     }
 
-    /// Lends the model `name`, after loading it if it is not in memory. Without a name it is the preferred model of the
-    /// library, or the one that was used last, or the only one.
+    /// Lends a model, after loading it if it is not in memory.
     ///
     /// # Errors
-    /// Returns an error if there is no such model, if too many requests wait for models, or if the model cannot be loaded.
+    /// Returns an error if too many requests wait for models, or if the model cannot be loaded.
     pub async fn get(
         &self,
-        name: Option<&str>,
+        entry: Entry,
         keep_alive: Option<KeepAlive>,
     ) -> Result<Lease, ApiError> {
-        let entry = self.entry(name)?;
         let loaded = {
             let mut state = self.shared.lock();
             if let Some(lease) = state.lend(&entry.name, keep_alive, &self.shared) {
@@ -200,18 +200,14 @@ impl Models {
         loaded.await.map_err(|_| ApiError::stopped())?
     }
 
-    /// Unloads the model `name` when no request uses it. If it is idle, returns after it is unloaded.
-    ///
-    /// # Errors
-    /// Returns an error if there is no such model.
-    pub async fn unload(&self, name: Option<&str>) -> Result<Entry, ApiError> {
-        let entry = self.entry(name)?;
+    /// Unloads a model when no request uses it. If it is idle, returns after it is unloaded.
+    pub async fn unload(&self, entry: &Entry) {
         let unloaded = {
             let mut state = self.shared.lock();
-            let Some(slot) = state.slot(&entry.name) else { return Ok(entry) };
+            let Some(slot) = state.slot(&entry.name) else { return };
             slot.keep_alive = KeepAlive::For(std::time::Duration::ZERO);
             if slot.leases > 0 {
-                return Ok(entry);
+                return;
             }
             let (sender, unloaded) = oneshot::channel();
             slot.unloads.push(sender);
@@ -220,10 +216,10 @@ impl Models {
         self.shared.changed.notify_all();
         // An error means that the server stops.
         let _ = unloaded.await;
-        Ok(entry)
     }
 
-    /// Returns the entry of a model. Ollama's clients add `:latest` to names.
+    /// Returns the entry of a model. Ollama's clients add `:latest` to names. Without a name it is the preferred model of the
+    /// library, or the one that was used last, or the only one. The library may read a folder.
     ///
     /// # Errors
     /// Returns an error that names the models that there are.

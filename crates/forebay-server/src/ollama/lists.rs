@@ -71,6 +71,7 @@ pub async fn ps(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 fn loaded(status: &Status, now: Instant) -> Value {
+    let seconds = status.ends.map(|end| end.saturating_duration_since(now).as_secs_f64());
     let until = status.ends.and_then(|end| {
         let left = end.saturating_duration_since(now);
         Timestamp::now().checked_add(left).ok()
@@ -86,6 +87,7 @@ fn loaded(status: &Status, now: Instant) -> Value {
         "details": details(&status.text.info),
         "context_length": status.context,
         "expires_at": until.map_or_else(|| NEVER.to_owned(), |time| time.to_string()),
+        "expires_seconds": seconds,
         "load_seconds": status.load_seconds,
         "requests_running": status.report.running,
         "requests_waiting": status.report.waiting,

@@ -21,7 +21,7 @@ use serde_json::{Map, Value, json};
 use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::{self, ApiError, ErrorForm};
-use crate::models::{KeepAlive, Lease};
+use crate::models::{Entry, KeepAlive, Lease};
 use crate::openai::answer::Choice;
 use crate::openai::{Input, Wanted};
 use crate::run::{Answers, Piece, Update};
@@ -108,19 +108,20 @@ pub async fn generate(
 }
 
 async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Response, Failure> {
+    let own = app.clone();
     let read = move || {
         let body: Body = read(&body)?;
         let keep_alive = KeepAlive::of_json(body.keep_alive.as_ref().unwrap_or(&Value::Null));
         let keep_alive = keep_alive.map_err(|why| ApiError::bad(format!("keep_alive {why}")))?;
         let wanted = wanted(endpoint, &body)?;
-        Ok((body.model, keep_alive, wanted))
+        Ok((own.models.entry(body.model.as_deref())?, keep_alive, wanted))
     };
-    let (model, keep_alive, wanted) = app::work(read).await?;
+    let (entry, keep_alive, wanted) = app::work(read).await?;
     let Some(wanted) = wanted else {
-        return load_or_unload(&app, endpoint, model.as_deref(), keep_alive).await;
+        return load_or_unload(&app, endpoint, entry, keep_alive).await;
     };
     let asked = Instant::now();
-    let lease = app.models.get(model.as_deref(), keep_alive).await?;
+    let lease = app.models.get(entry, keep_alive).await?;
     let load_time = asked.elapsed();
     let streams = wanted.stream;
     let prepared = app::prepare(&lease, wanted).await?;
@@ -143,12 +144,19 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
 async fn load_or_unload(
     app: &App,
     endpoint: Endpoint,
-    model: Option<&str>,
+    entry: Entry,
     keep_alive: Option<KeepAlive>,
 ) -> Result<Response, Failure> {
-    let (name, reason) = match keep_alive {
-        Some(KeepAlive::For(Duration::ZERO)) => (app.models.unload(model).await?.name, "unload"),
-        _ => (app.models.get(model, keep_alive).await?.name.clone(), "load"),
+    let name = entry.name.clone();
+    let reason = match keep_alive {
+        Some(KeepAlive::For(Duration::ZERO)) => {
+            app.models.unload(&entry).await;
+            "unload"
+        }
+        _ => {
+            drop(app.models.get(entry, keep_alive).await?);
+            "load"
+        }
     };
     let mut done = part(&name, endpoint, &Shown::default());
     (done["done"], done["done_reason"]) = (true.into(), reason.into());

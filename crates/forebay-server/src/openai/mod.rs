@@ -39,20 +39,24 @@ pub fn error_body(error: &ApiError) -> Value {
 }
 
 /// `GET /v1/models`.
-pub async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let loaded = app.models.loaded();
-    let entries = app.models.list();
-    let data = entries.iter().map(|entry| model_body(&app, &loaded, entry));
-    Json(json!({ "object": "list", "data": data.collect::<Value>() }))
+pub async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+    let list = move || {
+        let (entries, loaded) = (app.models.list(), app.models.loaded());
+        Ok(entries.iter().map(|entry| model_body(&app, &loaded, entry)).collect::<Value>())
+    };
+    Ok(Json(json!({ "object": "list", "data": app::work(list).await? })))
 }
 
-/// `GET /v1/models/{model}`.
+/// `GET /v1/models/{model}`. A name may have slashes.
 pub async fn model(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, Failure> {
-    let entry = app.models.entry(Some(&name))?;
-    Ok(Json(model_body(&app, &app.models.loaded(), &entry)))
+    let describe = move || {
+        let entry = app.models.entry(Some(&name))?;
+        Ok(model_body(&app, &app.models.loaded(), &entry))
+    };
+    Ok(Json(app::work(describe).await?))
 }
 
 /// Describes a model. The length of its context is known while it is loaded.
@@ -88,6 +92,7 @@ pub async fn completions(
 }
 
 async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Response, Failure> {
+    let own = app.clone();
     let read = move || {
         let body: Value = serde_json::from_slice(&body)
             .map_err(|error| ApiError::bad(format!("the body is not JSON: {error}")))?;
@@ -95,11 +100,11 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
         if !wanted.unknown.is_empty() {
             tracing::debug!(fields = ?wanted.unknown, "the request has fields that mean nothing here");
         }
-        Ok(wanted)
+        Ok((own.models.entry(wanted.model.as_deref())?, wanted))
     };
-    let wanted = app::work(read).await?;
+    let (entry, wanted) = app::work(read).await?;
     let Wanted { stream: streams, stream_usage: usage, statistics, .. } = wanted;
-    let lease = app.models.get(wanted.model.as_deref(), None).await?;
+    let lease = app.models.get(entry, None).await?;
     let prepared = app::prepare(&lease, wanted).await?;
     let answers = Answers::start(&lease, &prepared).await?;
     let head = Head { lease, endpoint, unique: stream::unique(), created: stream::now() };

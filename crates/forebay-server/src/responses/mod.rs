@@ -51,7 +51,7 @@ pub async fn create(
     let (entry, head, messages, stores, asks, wanted) = app::work(read).await?;
     let streams = wanted.stream;
     let lease = match asks {
-        true => Some(app.models.get(Some(&entry.name), None).await?),
+        true => Some(app.models.get(entry, None).await?),
         false => None,
     };
     let keep = stores.then_some(Keep { owner, id, messages });

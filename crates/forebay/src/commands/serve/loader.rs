@@ -27,11 +27,13 @@ pub struct SessionLoader {
     /// Stays open between loads, so that the driver's context and the kernels stay.
     gpu: Mutex<Option<OpenGpu>>,
     /// What was found out about models.
-    known: Mutex<HashMap<PathBuf, (Option<SystemTime>, Arc<Known>)>>,
+    known: Mutex<HashMap<PathBuf, Arc<Known>>>,
 }
 
 /// What is the same for every load of a model.
 struct Known {
+    /// When the file or folder was changed last.
+    modified: Option<SystemTime>,
     options: SessionOptions,
     sequences: Sequences,
     needs: Memory,
@@ -69,9 +71,7 @@ impl SessionLoader {
         open::check(path)?;
         let modified = std::fs::metadata(path).and_then(|of| of.modified()).ok();
         let lock = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((of, known)) = lock().get(path)
-            && *of == modified
-        {
+        if let Some(known) = lock().get(path).filter(|known| known.modified == modified) {
             return Ok(known.clone());
         }
         let plan = SessionPlan::open(path).map_err(|error| open::named(error, path))?;
@@ -89,8 +89,8 @@ impl SessionLoader {
         let whole = SessionOptions { sequences: number, kv_tokens, for_engine, ..options.clone() };
         let whole = plan.model.whole(&whole, self.gpu().as_ref());
         let needs = self.shared(whole.map_err(|error| open::refused(error, path, "--ctx"))?);
-        let known = Arc::new(Known { options, sequences, needs });
-        lock().insert(path.to_owned(), (modified, known.clone()));
+        let known = Arc::new(Known { modified, options, sequences, needs });
+        lock().insert(path.to_owned(), known.clone());
         Ok(known)
     }
 
