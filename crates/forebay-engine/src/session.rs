@@ -12,7 +12,7 @@ use forebay_model::{
 };
 use forebay_store::{FaultPlan, FileSet, Interrupt, IoKind, IoRecorder};
 use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
-use forebay_text::{ChatTemplate, TextError, Tokenizer};
+use forebay_text::{ChatTemplate, Tokenizer};
 use tracing::field::Empty;
 
 use crate::device::{self, DeviceChoice};
@@ -20,10 +20,11 @@ use crate::gpu;
 use crate::inspect::ModelInfo;
 use crate::kv::SequenceId;
 use crate::placed::{Described, GpuStart};
-use crate::plan::{self, HitCurve, ModelMemory, Placement, Prediction, Rates, Work};
+use crate::plan::{self, HitCurve, Placement, Prediction, Rates, Work};
 use crate::routing_log::RoutingLog;
 use crate::runner::{Logits, Outputs, Rows, Runner};
 use crate::statistics::{Checks, ReadPath, SubLayerStatistics};
+use crate::text::optional_tokenizer;
 use crate::traced::TracedModel;
 use crate::{EngineError, SessionStatistics, peak_resident_bytes};
 
@@ -380,18 +381,6 @@ impl Session {
         self.plan.as_ref()
     }
 
-    /// Returns the memory that the session holds.
-    pub fn memory(&self) -> ModelMemory {
-        let backend = self.runner.decoder.backend();
-        let vram = backend.info().vram;
-        let plan = self.plan.as_ref();
-        ModelMemory {
-            vram_bytes: vram.as_ref().map_or(0, |vram| vram.total_bytes - vram.context_bytes),
-            ram_bytes: plan.map_or(0, |plan| plan.arena_bytes + plan.reserved_bytes),
-            ram_kv_cache_bytes: if vram.is_some() { 0 } else { backend.cache_bytes() },
-        }
-    }
-
     /// Returns the plan of the expert slots on a GPU that does not hold all experts.
     pub fn slots(&self) -> Option<&MemoryPlan> {
         self.runner.decoder.backend().slots()
@@ -669,16 +658,6 @@ pub(crate) fn host(options: &SessionOptions) -> Result<Cpu, EngineError> {
 pub(crate) fn offload_host(options: &SessionOptions) -> Result<Cpu, EngineError> {
     let threads = options.threads.unwrap_or_else(|| default_threads().div_ceil(2));
     host(&SessionOptions { threads: Some(threads), ..options.clone() })
-}
-
-pub(crate) fn optional_tokenizer(catalog: &Catalog) -> Result<Option<Arc<Tokenizer>>, EngineError> {
-    match Tokenizer::from_catalog(catalog) {
-        Ok(tokenizer) => Ok(Some(Arc::new(tokenizer))),
-        Err(TextError::NoTokenizerFile | TextError::MissingKey { key: "tokenizer.ggml.model" }) => {
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
 }
 
 pub(crate) fn context(

@@ -5,9 +5,8 @@ use std::sync::Arc;
 
 use forebay_format::Catalog;
 use forebay_model::Architecture;
-use forebay_text::{ChatTemplate, Tokenizer};
+use forebay_text::{ChatTemplate, TextError, Tokenizer};
 
-use crate::session::optional_tokenizer;
 use crate::{EngineError, ModelInfo, Session};
 
 /// Description, tokenizer and chat template of a model.
@@ -57,5 +56,16 @@ impl Session {
             tokenizer: self.shared_tokenizer()?,
             chat_template: self.chat_template().cloned(),
         })
+    }
+}
+
+/// Builds the tokenizer of a model, if it has one.
+pub(crate) fn optional_tokenizer(catalog: &Catalog) -> Result<Option<Arc<Tokenizer>>, EngineError> {
+    match Tokenizer::from_catalog(catalog) {
+        Ok(tokenizer) => Ok(Some(Arc::new(tokenizer))),
+        Err(TextError::NoTokenizerFile | TextError::MissingKey { key: "tokenizer.ggml.model" }) => {
+            Ok(None)
+        }
+        Err(error) => Err(error.into()),
     }
 }

@@ -6,7 +6,7 @@ use forebay_stream::Budget;
 use super::PlannedModel;
 use crate::device::wanted_gpu;
 use crate::gpu::{self, OpenGpu};
-use crate::{DeviceChoice, EngineError, SessionOptions};
+use crate::{DeviceChoice, EngineError, Session, SessionOptions};
 
 /// Memory of a model, in bytes, without what all models share, such as the driver's context.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -46,5 +46,19 @@ impl PlannedModel {
             ram_bytes: plan.arena_bytes + plan.reserved_bytes,
             ram_kv_cache_bytes: cache_bytes(&self.architecture, size),
         })
+    }
+}
+
+impl Session {
+    /// Returns the memory that the session holds.
+    pub fn memory(&self) -> ModelMemory {
+        let backend = self.runner.decoder.backend();
+        let vram = backend.info().vram;
+        let ram_bytes = self.plan().map_or(0, |plan| plan.arena_bytes + plan.reserved_bytes);
+        ModelMemory {
+            vram_bytes: vram.as_ref().map_or(0, |vram| vram.total_bytes - vram.context_bytes),
+            ram_bytes,
+            ram_kv_cache_bytes: if vram.is_some() { 0 } else { backend.cache_bytes() },
+        }
     }
 }
