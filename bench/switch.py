@@ -6,8 +6,8 @@
 Start the server with memory for one of the models, such as `forebay serve a.gguf b.gguf --vram 20GiB`. Each round asks for one
 token of the first model, again of the first model, then twice of the second one. So one of two requests finds its model loaded, and
 the other one makes the server change it. The time is that from the request to the end of its answer of one token. The first round
-is left out. A load leaves the page cache as it was: read the files with `cat FILE > /dev/null` before, if they shall be warm. Works
-with every server that has OpenAI's /v1/completions and loads models on request. Only the standard library is needed.
+is left out: it reads the files into the page cache, if RAM has room for them. Works with every server that has OpenAI's
+/v1/completions and loads models on request. Only the standard library is needed.
 """
 
 import argparse

@@ -32,6 +32,9 @@ use crate::metrics::Metrics;
 use crate::model::{Model, Text};
 use crate::worker::Report;
 
+/// Most names in the error for an unknown name.
+const NAMES_MOST: usize = 20;
+
 /// Options of [`Models`].
 #[derive(Clone, Copy, Debug)]
 pub struct ModelsOptions {
@@ -229,14 +232,15 @@ impl Models {
         let shorter = name.strip_suffix(":latest");
         let found = library.find(name).or_else(|| library.find(shorter?));
         found.ok_or_else(|| {
-            let names: Vec<String> =
-                library.list().into_iter().map(|entry| format!("{:?}", entry.name)).collect();
-            let message = match names.as_slice() {
-                [] => format!("model {name:?} is not here: this server has no models"),
-                names => {
-                    format!("model {name:?} is not here: this server has {}", names.join(", "))
-                }
+            let names = library.list();
+            let shown: Vec<String> =
+                names.iter().take(NAMES_MOST).map(|entry| format!("{:?}", entry.name)).collect();
+            let here = match (shown.as_slice(), names.len().saturating_sub(NAMES_MOST)) {
+                ([], _) => "no models".to_owned(),
+                (shown, 0) => shown.join(", "),
+                (shown, more) => format!("{} and {more} more", shown.join(", ")),
             };
+            let message = format!("model {name:?} is not here: this server has {here}");
             ApiError {
                 code: Some("model_not_found"),
                 param: Some("model"),

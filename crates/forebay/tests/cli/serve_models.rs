@@ -173,7 +173,7 @@ fn models_without_room_for_both_answer_all_requests() {
 #[test]
 fn a_model_stays_as_long_as_requests_say() {
     let folder = library();
-    let server = Server::of(&["--models", path(&folder)]);
+    let server = Server::of(&["--models", path(&folder), "--ctx", "2048"]);
     let ask = |body: Value| server.post("/api/generate", &body);
     assert_eq!(ask(json!({ "model": "small", "keep_alive": "10m" }))["done_reason"], "load");
     assert_eq!(ask(json!({ "model": "one", "keep_alive": -1 }))["done_reason"], "load");
@@ -183,6 +183,11 @@ fn a_model_stays_as_long_as_requests_say() {
         |name: &str| ps["models"].as_array().unwrap().iter().find(|of| of["name"] == name).unwrap();
     let seconds = of("small:latest")["expires_seconds"].as_f64().unwrap();
     assert!(seconds > 590.0 && seconds <= 600.0, "{seconds}");
+    // The demo model was trained for fewer positions than the other one.
+    assert_eq!(
+        (&of("one:latest")["context_length"], &of("small:latest")["context_length"]),
+        (&1024.into(), &2048.into())
+    );
     assert!(of("one:latest")["expires_at"].as_str().unwrap().starts_with("9999"));
     assert!(of("one:latest")["size_ram"].as_u64().unwrap() > 30_000_000);
     assert_eq!(ask(json!({ "model": "one", "keep_alive": 0 }))["done_reason"], "unload");

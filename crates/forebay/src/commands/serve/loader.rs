@@ -13,6 +13,7 @@ use forebay_text::Tokenizer;
 use crate::args::Parallel;
 use crate::failure::{Failure, Outcome};
 use crate::open::{self, Sequences};
+use crate::output;
 use crate::session_plan::SessionPlan;
 
 /// Least number of sequences that run together if `--parallel` is `auto` and memory has room for their contexts.
@@ -23,6 +24,8 @@ pub struct SessionLoader {
     options: SessionOptions,
     parallel: Parallel,
     kv_tokens: Option<usize>,
+    /// True if there are several models, so that each may leave and come again.
+    may_switch: bool,
     memory: Memory,
     /// Stays open between loads, so that the driver's context and the kernels stay.
     gpu: Mutex<Option<OpenGpu>>,
@@ -37,6 +40,7 @@ struct Known {
     options: SessionOptions,
     sequences: Sequences,
     needs: Memory,
+    file_bytes: u64,
 }
 
 impl SessionLoader {
@@ -45,6 +49,7 @@ impl SessionLoader {
         options: SessionOptions,
         parallel: Parallel,
         kv_tokens: Option<usize>,
+        may_switch: bool,
     ) -> Outcome<SessionLoader> {
         let gpu = OpenGpu::open(&options);
         let vram_bytes = match &gpu {
@@ -56,6 +61,7 @@ impl SessionLoader {
             options,
             parallel,
             kv_tokens,
+            may_switch,
             memory: Memory { vram_bytes, ram_bytes },
             gpu: Mutex::new(gpu),
             known: Mutex::default(),
@@ -76,6 +82,17 @@ impl SessionLoader {
         }
         let plan = SessionPlan::open(path).map_err(|error| open::named(error, path))?;
         let mut options = self.options.clone();
+        let trained = plan.model.info.context_trained;
+        if let Some(context) =
+            options.context.filter(|context| self.may_switch && *context > trained)
+        {
+            // One option is for all models, which differ in what they were trained for.
+            output::tell!(
+                "{}: --ctx is {trained} instead of {context}, as it was trained",
+                open::name(path)
+            );
+            options.context = Some(trained);
+        }
         plan.follow(&mut options);
         let sequences = match self.parallel {
             Parallel::Fixed(number) => Sequences::Exactly(number),
@@ -89,7 +106,13 @@ impl SessionLoader {
         let whole = SessionOptions { sequences: number, kv_tokens, for_engine, ..options.clone() };
         let whole = plan.model.whole(&whole, self.gpu().as_ref());
         let needs = self.shared(whole.map_err(|error| open::refused(error, path, "--ctx"))?);
-        let known = Arc::new(Known { modified, options, sequences, needs });
+        let known = Arc::new(Known {
+            modified,
+            options,
+            sequences,
+            needs,
+            file_bytes: plan.model.info.file_bytes,
+        });
         lock().insert(path.to_owned(), known.clone());
         Ok(known)
     }
@@ -104,18 +127,32 @@ impl SessionLoader {
         Memory { vram_bytes: memory.vram_bytes, ram_bytes: memory.ram_bytes + keys_and_values }
     }
 
-    /// Returns the options for a model that gets `room` beside others.
-    fn within(&self, known: &Known, room: Memory) -> Outcome<SessionOptions> {
+    /// Returns the options for a model that gets `room`, or all memory if no other model is loaded.
+    fn within(&self, known: &Known, room: Option<Memory>) -> Outcome<SessionOptions> {
         let mut options = known.options.clone();
-        options.ram_bytes = Some(room.ram_bytes);
-        if let (Some(gpu), true) = (self.gpu().as_ref(), known.needs.vram_bytes > 0) {
-            options.vram_bytes = Some(gpu.budget_bytes(room.vram_bytes)?);
-            if options.device == DeviceChoice::Auto {
+        let gpu = self.gpu();
+        let gpu = gpu.as_ref().filter(|_| known.needs.vram_bytes > 0);
+        if let Some(gpu) = gpu.filter(|_| room.is_some() || options.vram_bytes.is_some()) {
+            // Kernels of earlier models are in the driver's memory, and do not count against this model.
+            let vram_bytes = room.unwrap_or(self.memory).vram_bytes;
+            options.vram_bytes = Some(gpu.budget_bytes(vram_bytes)?);
+        }
+        if let Some(room) = room {
+            options.ram_bytes = Some(room.ram_bytes);
+            if gpu.is_some() && options.device == DeviceChoice::Auto {
                 // With too little VRAM, it shall wait for more instead of running on the CPU.
                 options.device = DeviceChoice::Cuda(0);
             }
         }
         Ok(options)
+    }
+
+    /// Returns true if a load shall leave the model's files in the page cache, from where the next load is much faster than
+    /// from the disk. Models that go on reading from the disk would fill the page cache with what they have in memory.
+    fn keeps_files_cached(&self, known: &Known, room: Option<Memory>) -> bool {
+        let is_whole = known.needs.fits(room.unwrap_or(self.memory));
+        let needed = known.file_bytes.saturating_add(known.needs.ram_bytes);
+        self.may_switch && is_whole && needed <= default_budget_bytes()
     }
 
     /// Opens a model in at most `room` with `open`.
@@ -127,10 +164,8 @@ impl SessionLoader {
         open: impl Fn(&SessionOptions) -> Outcome<Session>,
     ) -> Outcome<Loaded> {
         let known = self.known(path)?;
-        let mut options = match room {
-            None => known.options.clone(),
-            Some(room) => self.within(&known, room)?,
-        };
+        let mut options = self.within(&known, room)?;
+        options.direct = !self.keeps_files_cached(&known, room);
         change(&mut options);
         let session = open::for_engine(&options, known.sequences, &|_| self.kv_tokens, &open)?;
         let memory = self.shared(session.memory());

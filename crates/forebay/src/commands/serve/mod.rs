@@ -39,7 +39,9 @@ pub fn run(args: ServeArgs) -> Outcome {
     let (name, folder) = (args.name.as_deref(), args.models.as_deref());
     let served = ServedModels::new(&paths, name, folder, args.keep_alive)?;
     let listener = Listener::bind(server_options(&args)?).map_err(refused)?;
-    let loader = Arc::new(SessionLoader::new(options, args.parallel, args.kv_tokens)?);
+    let may_switch = args.models.is_some() || paths.len() > 1;
+    let loader = SessionLoader::new(options, args.parallel, args.kv_tokens, may_switch)?;
+    let loader = Arc::new(loader);
     let options = ModelsOptions {
         engine: EngineOptions {
             latency: args.max_latency.map_or(Latency::Automatic, Latency::AtMost),
