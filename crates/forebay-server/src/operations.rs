@@ -30,7 +30,7 @@ pub async fn health() -> Json<Value> {
 
 /// `GET /metrics`.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    match app.models.metrics().text(&app.models.loaded(), app.models.waiting()) {
+    match app.models.metrics() {
         Ok(text) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             ([(CONTENT_TYPE, kind)], text).into_response()

@@ -40,7 +40,7 @@ struct Front {
 impl Shared {
     /// Runs the thread.
     pub(super) fn run(self: &Arc<Shared>) {
-        let mut front = None;
+        let mut front: Option<Front> = None;
         let mut state = self.lock();
         loop {
             match self.next_step(&mut state, &mut front) {
@@ -61,9 +61,11 @@ impl Shared {
                 }
                 Step::Unload(index) => {
                     let slot = state.loaded.swap_remove(index);
-                    let others = !state.loaded.is_empty();
+                    // Under the lock, so that no metric goes back in between.
+                    self.metrics.note_unload(&slot.model.name, &slot.model.worker.report());
+                    let others_are_loaded = !state.loaded.is_empty();
                     drop(state);
-                    self.unload(slot, others);
+                    self.unload(slot, others_are_loaded);
                     if let Some(front) = &mut front {
                         front.was_too_small = false;
                     }
@@ -71,36 +73,28 @@ impl Shared {
                 }
                 Step::Measure(entry) => {
                     drop(state);
-                    let needs = self.loader.needs(&entry);
-                    state = self.lock();
-                    match needs {
+                    match guarded(|| self.loader.needs(&entry)) {
                         Ok(needs) => {
-                            front = Some(Front { name: entry.name, needs, was_too_small: false });
+                            let name = entry.name;
+                            front = Some(Front { name, needs, was_too_small: false });
                         }
-                        Err(error) => state.refuse(&entry, &error),
+                        Err(error) => self.lock().refuse(&entry, &error),
                     }
+                    state = self.lock();
                 }
                 Step::Load { entry, room, is_tight } => {
                     drop(state);
-                    let loaded = self.load(&entry, room);
-                    match loaded {
-                        Ok(model) => {
-                            self.insert(&entry, model, is_tight);
-                            front = None;
-                            state = self.lock();
-                        }
+                    match self.load(&entry, room) {
+                        Ok(model) => self.insert(&entry, model, is_tight),
                         Err(LoadError::TooSmall(_)) if room.is_some() => {
-                            if let Some(front) = &mut front {
-                                front.was_too_small = true;
-                            }
-                            state = self.lock();
+                            front.iter_mut().for_each(|front| front.was_too_small = true);
                         }
                         Err(error) => {
                             front = None;
-                            state = self.lock();
-                            state.refuse(&entry, &error);
+                            self.lock().refuse(&entry, &error);
                         }
                     }
+                    state = self.lock();
                 }
             }
         }
@@ -162,14 +156,9 @@ impl Shared {
         let started = Instant::now();
         let text = Texts::known(&self.texts, entry);
         let tokenizer = text.map(|text| text.tokenizer.clone());
-        let open = || {
+        let model = guarded(|| {
             let loaded = self.loader.load(entry, room, tokenizer)?;
             self.start(entry, loaded).map_err(|error| LoadError::Failed(error.to_string()))
-        };
-        // A panic must not end the thread that loads the other models.
-        let opened = catch_unwind(AssertUnwindSafe(open));
-        let model = opened.unwrap_or_else(|_| {
-            Err(LoadError::Failed("the program failed while it loaded the model".to_owned()))
         })?;
         let seconds = started.elapsed().as_secs_f64();
         let Memory { vram_bytes, ram_bytes } = model.memory;
@@ -211,7 +200,6 @@ impl Shared {
         let Slot { model, unloads, .. } = slot;
         let name = model.name.clone();
         let is_broken = model.worker.is_broken();
-        self.metrics.note_unload(&name, &model.worker.report());
         // No lease is left, so this is the last owner: the memory is free when `drop` returns.
         drop(model);
         if is_broken && !others_are_loaded {
@@ -223,6 +211,13 @@ impl Shared {
             let _ = sender.send(());
         }
     }
+}
+
+/// Runs work on a model. A panic must not end the thread that loads the other models.
+fn guarded<T>(work: impl FnOnce() -> Result<T, LoadError>) -> Result<T, LoadError> {
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+        Err(LoadError::Failed("the program failed while it loaded the model".to_owned()))
+    })
 }
 
 impl Slot {

@@ -56,7 +56,7 @@ struct Shared {
     library: Box<dyn Library>,
     loader: Box<dyn Loader>,
     options: ModelsOptions,
-    metrics: Arc<Metrics>,
+    metrics: Metrics,
     texts: Mutex<Texts>,
     state: Mutex<State>,
     /// Notified when a request begins to wait, when a lease ends, and when the server stops.
@@ -154,7 +154,7 @@ impl Models {
             library: Box::new(library),
             loader: Box::new(loader),
             options,
-            metrics: Arc::new(Metrics::new()),
+            metrics: Metrics::new(),
             texts: Mutex::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
@@ -189,7 +189,7 @@ impl Models {
             if let Some(lease) = state.lend(&entry.name, keep_alive, &self.shared) {
                 return Ok(lease);
             }
-            let waiting = state.waiting.iter().filter(|of| !of.reply.is_closed()).count();
+            let waiting = state.waiting();
             if waiting >= self.shared.options.waiting {
                 let why = format!("{waiting} requests wait for models already, and no more may");
                 let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, why);
@@ -279,29 +279,22 @@ impl Models {
 
     /// Returns the loaded models, the one that was used last first.
     pub fn loaded(&self) -> Vec<Status> {
-        let state = self.shared.lock();
-        let mut slots: Vec<&Slot> = state.loaded.iter().collect();
-        slots.sort_by_key(|slot| std::cmp::Reverse(slot.last_used));
-        let now = Instant::now();
-        let status = |slot: &Slot| {
-            let Model { name, text, context, memory, load_seconds, worker, .. } = &*slot.model;
-            Status {
-                name: name.clone(),
-                text: text.clone(),
-                context: *context,
-                memory: *memory,
-                load_seconds: *load_seconds,
-                report: worker.report(),
-                ends: slot.keep_alive.ends(if slot.leases > 0 { now } else { slot.last_used }),
-            }
-        };
-        slots.into_iter().map(status).collect()
+        self.shared.lock().loaded()
     }
 
     /// Returns the number of requests that wait for a model to be loaded.
     pub fn waiting(&self) -> usize {
+        self.shared.lock().waiting()
+    }
+
+    /// Returns all metrics in the text format of Prometheus.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Metrics::text`].
+    pub fn metrics(&self) -> Result<String, std::fmt::Error> {
+        // A model that is unloaded meanwhile would count twice, or not at all.
         let state = self.shared.lock();
-        state.waiting.iter().filter(|waiting| !waiting.reply.is_closed()).count()
+        self.shared.metrics.text(&state.loaded(), state.waiting())
     }
 
     /// Returns the text of a model, which does not load its weights. Reading it may take a while.
@@ -322,10 +315,6 @@ impl Models {
     /// Returns an error if the model cannot be read.
     pub fn info(&self, entry: &Entry) -> Result<Arc<ModelInfo>, String> {
         Texts::info(&self.shared.texts, entry)
-    }
-
-    pub fn metrics(&self) -> &Metrics {
-        &self.shared.metrics
     }
 }
 
@@ -353,6 +342,29 @@ impl Shared {
 }
 
 impl State {
+    fn waiting(&self) -> usize {
+        self.waiting.iter().filter(|waiting| !waiting.reply.is_closed()).count()
+    }
+
+    fn loaded(&self) -> Vec<Status> {
+        let mut slots: Vec<&Slot> = self.loaded.iter().collect();
+        slots.sort_by_key(|slot| std::cmp::Reverse(slot.last_used));
+        let now = Instant::now();
+        let status = |slot: &Slot| {
+            let Model { name, text, context, memory, load_seconds, worker, .. } = &*slot.model;
+            Status {
+                name: name.clone(),
+                text: text.clone(),
+                context: *context,
+                memory: *memory,
+                load_seconds: *load_seconds,
+                report: worker.report(),
+                ends: slot.keep_alive.ends(if slot.leases > 0 { now } else { slot.last_used }),
+            }
+        };
+        slots.into_iter().map(status).collect()
+    }
+
     fn slot(&mut self, name: &str) -> Option<&mut Slot> {
         self.loaded.iter_mut().find(|slot| slot.model.name == name)
     }

@@ -389,7 +389,7 @@ async fn a_failed_engine_takes_only_its_own_model_down() {
     }
     // Numbers of passes go on when a model leaves and comes again.
     let passes = || {
-        let text = models.metrics().text(&models.loaded(), 0).unwrap();
+        let text = models.metrics().unwrap();
         let line =
             text.lines().find(|line| line.starts_with("forebay_generate_passes{model=\"b\"}"));
         line.unwrap_or_else(|| panic!("{text}")).rsplit(' ').next().unwrap().parse::<u64>().unwrap()
