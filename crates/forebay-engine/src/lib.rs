@@ -41,6 +41,7 @@ mod runner;
 mod session;
 mod statistics;
 mod swap;
+mod text;
 mod traced;
 
 pub use arrival::{ARRIVAL_PROMPT, ArrivalRun};
@@ -59,4 +60,5 @@ pub use placed::GpuStart;
 pub use prefix::{OWN_TOKENS, PrefixRun};
 pub use session::{CpuOffload, KvCacheType, PromptWatch, Session, SessionOptions};
 pub use statistics::{Checks, ReadPath, SessionStatistics, SubLayerStatistics, WeightUse, median};
+pub use text::ModelText;
 pub use traced::TracedModel;

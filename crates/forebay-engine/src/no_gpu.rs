@@ -6,7 +6,7 @@ use std::thread::Scope;
 use std::time::Duration;
 
 use forebay_format::Catalog;
-use forebay_model::{Architecture, DeviceShare, ModelError, SubLayerPlan, Weights};
+use forebay_model::{Architecture, DeviceShare, KvCapacity, ModelError, SubLayerPlan, Weights};
 use forebay_store::{Interrupt, IoKind};
 use forebay_stream::MemoryPlan;
 
@@ -43,6 +43,32 @@ impl Pool {
 /// Properties of a GPU. It has no values, because there is no GPU.
 #[derive(Clone, Copy)]
 pub enum Facts {}
+
+/// A GPU that stays open. It has no values, because there is no GPU.
+pub enum OpenGpu {}
+
+impl OpenGpu {
+    pub fn open(_: &SessionOptions) -> Option<OpenGpu> {
+        None
+    }
+
+    pub fn room_bytes(&self, _: Option<u64>) -> Result<u64, EngineError> {
+        match *self {}
+    }
+
+    pub fn budget_bytes(&self, _: u64) -> Result<u64, EngineError> {
+        match *self {}
+    }
+}
+
+pub(crate) fn whole_bytes(
+    _: &PlannedModel,
+    gpu: &OpenGpu,
+    _: &SessionOptions,
+    _: KvCapacity,
+) -> Result<u64, ModelError> {
+    match *gpu {}
+}
 
 pub(crate) struct Opening;
 

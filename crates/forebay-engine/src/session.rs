@@ -12,7 +12,7 @@ use forebay_model::{
 };
 use forebay_store::{FaultPlan, FileSet, Interrupt, IoKind, IoRecorder};
 use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
-use forebay_text::{ChatTemplate, TextError, Tokenizer};
+use forebay_text::{ChatTemplate, Tokenizer};
 use tracing::field::Empty;
 
 use crate::device::{self, DeviceChoice};
@@ -24,6 +24,7 @@ use crate::plan::{self, HitCurve, Placement, Prediction, Rates, Work};
 use crate::routing_log::RoutingLog;
 use crate::runner::{Logits, Outputs, Rows, Runner};
 use crate::statistics::{Checks, ReadPath, SubLayerStatistics};
+use crate::text::optional_tokenizer;
 use crate::traced::TracedModel;
 use crate::{EngineError, SessionStatistics, peak_resident_bytes};
 
@@ -90,6 +91,9 @@ pub struct SessionOptions {
     pub stall_timeout: Duration,
     /// Faults to inject into reads. For tests.
     pub faults: Option<FaultPlan>,
+    /// The model's tokenizer, from an earlier session or a [`ModelText`](crate::ModelText). `None` builds it, which takes a
+    /// while for a large vocabulary.
+    pub tokenizer: Option<Arc<Tokenizer>>,
     /// Recorder of every read.
     pub recorder: Option<IoRecorder>,
     /// Interrupt that ends loading, prompts and generation early.
@@ -195,6 +199,7 @@ impl Default for SessionOptions {
             check_weights: false,
             stall_timeout: Duration::from_secs(30),
             faults: None,
+            tokenizer: None,
             recorder: None,
             interrupt: Interrupt::new(),
         }
@@ -289,7 +294,10 @@ impl Session {
             let tokenizer = scope.spawn(|| {
                 let span =
                     tracing::debug_span!(parent: parent, "tokenizer", tokens = Empty).entered();
-                let tokenizer = optional_tokenizer(&catalog)?;
+                let tokenizer = match &options.tokenizer {
+                    Some(tokenizer) => Some(tokenizer.clone()),
+                    None => optional_tokenizer(&catalog)?,
+                };
                 let tokens = tokenizer.as_ref().map(|tokenizer| tokenizer.vocab_size());
                 span.record("tokens", tokens);
                 Ok::<_, EngineError>(tokenizer)
@@ -647,16 +655,6 @@ pub(crate) fn host(options: &SessionOptions) -> Result<Cpu, EngineError> {
 pub(crate) fn offload_host(options: &SessionOptions) -> Result<Cpu, EngineError> {
     let threads = options.threads.unwrap_or_else(|| default_threads().div_ceil(2));
     host(&SessionOptions { threads: Some(threads), ..options.clone() })
-}
-
-fn optional_tokenizer(catalog: &Catalog) -> Result<Option<Arc<Tokenizer>>, EngineError> {
-    match Tokenizer::from_catalog(catalog) {
-        Ok(tokenizer) => Ok(Some(Arc::new(tokenizer))),
-        Err(TextError::NoTokenizerFile | TextError::MissingKey { key: "tokenizer.ggml.model" }) => {
-            Ok(None)
-        }
-        Err(error) => Err(error.into()),
-    }
 }
 
 pub(crate) fn context(

@@ -38,6 +38,23 @@ fn threads_are_counted() {
     }
 }
 
+/// A server plans the room of models with this.
+#[test]
+fn a_whole_model_takes_the_memory_that_is_planned() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models");
+    for name in ["qwen3_moe", "gemma3", "llama3_rope"] {
+        let path = fixtures.join(name);
+        let model = PlannedModel::open(&path).unwrap();
+        for (sequences, kv_tokens) in [(1, None), (3, None), (3, Some(80))] {
+            let context = Some(64);
+            let options =
+                SessionOptions { sequences, kv_tokens, context, ..SessionOptions::default() };
+            let session = Session::open(&path, &options, &mut |_, _| {}).unwrap();
+            assert_eq!(session.memory(), model.whole(&options, None).unwrap(), "{name}");
+        }
+    }
+}
+
 /// Layers with a window are planned with the rows that they keep.
 #[test]
 fn windows_are_planned_as_they_are_kept() {

@@ -2,6 +2,7 @@
 //! measures the speed of kernels.
 
 mod bench;
+mod beside;
 mod checks;
 mod harness;
 mod late;

@@ -118,6 +118,12 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
             let checked = crate::many::check(&many.path, &ids, slots, ordinal);
             checked.with_context(|| many.path.display().to_string())
         }));
+        let beside = model.clone();
+        checks.push(Check::new(format!("model beside {}", model.name), move |_| {
+            let ids = prompt(&json(&beside.prompts), "long");
+            let checked = crate::beside::check(&beside.path, &ids, ordinal);
+            checked.with_context(|| beside.path.display().to_string())
+        }));
         if model.has_windows()? {
             let windows = model.clone();
             checks.push(Check::new(format!("model windows {}", model.name), move |_| {

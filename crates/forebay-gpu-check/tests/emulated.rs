@@ -156,6 +156,16 @@ fn many_sequences() {
     passes(&["model many gguf/qwen3_moe", "model many models/gemma3"], &[("LAZY", "1")], 1);
 }
 
+/// Sessions share the GPU's memory.
+#[test]
+fn sessions_beside_each_other() {
+    passes(
+        &["model beside gguf/qwen3_moe", "model beside models/llama3_rope"],
+        &[("LAZY", "1")],
+        2,
+    );
+}
+
 /// The GPU has a watchdog, and the disk stalls for longer than its limit. No kernel may wait so long that the watchdog
 /// ends it.
 #[test]

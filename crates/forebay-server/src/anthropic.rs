@@ -18,9 +18,10 @@ use serde_json::{Map, Value, json};
 use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::{self, ApiError, ErrorForm};
+use crate::models::Lease;
 use crate::openai::answer::{Choice, call_id};
 use crate::openai::{Input, MustCall, Wanted};
-use crate::run::{Piece, Update};
+use crate::run::{Answers, Piece, Update};
 use crate::stream::{self, Encode};
 
 /// The form of errors of the Anthropic API.
@@ -292,8 +293,8 @@ pub async fn count_tokens(
 ) -> Result<Json<Value>, Failure> {
     let prepare = move || {
         let (_, wanted) = request(&body)?;
-        app.check_model(wanted.model.as_deref())?;
-        app.prepare(wanted)
+        let entry = app.models.entry(wanted.model.as_deref())?;
+        app.models.text(&entry)?.prepare(wanted)
     };
     let prepared = app::work(prepare).await?;
     Ok(Json(json!({ "input_tokens": prepared.request.prompt.len() })))
@@ -305,26 +306,29 @@ pub async fn messages(
     Received(body): Received,
 ) -> Result<Response, Failure> {
     let own = app.clone();
-    let prepare = move || {
+    let read = move || {
         let (body, wanted) = request(&body)?;
-        own.check_model(wanted.model.as_deref())?;
+        let entry = own.models.entry(wanted.model.as_deref())?;
         if body.max_tokens.is_none_or(|most| most == 0) {
             return Err(ApiError::bad("max_tokens must be at least 1"));
         }
-        Ok((wanted.stream, wanted.stops.clone(), own.prepare(wanted)?))
+        Ok((entry, wanted))
     };
-    let (streams, stops, prepared) = app::work(prepare).await?;
+    let (entry, wanted) = app::work(read).await?;
+    let (streams, stops) = (wanted.stream, wanted.stops.clone());
+    let lease = app.models.get(entry, None).await?;
+    let prepared = app::prepare(&lease, wanted).await?;
     let input_tokens = prepared.request.prompt.len();
-    let answers = app.start(&prepared).await?;
+    let answers = Answers::start(&lease, &prepared).await?;
     let unique = stream::unique();
     if streams {
         let events =
-            Events { app, unique, stops, input_tokens, index: 0, open: None, ended: false };
+            Events { lease, unique, stops, input_tokens, index: 0, open: None, ended: false };
         return Ok(stream::response(answers, events));
     }
-    let choices = app.all(answers).await?;
+    let choices = answers.all().await?;
     let choice = choices.first().ok_or_else(ApiError::stopped)?;
-    let mut answer = message(&app.model.name, &unique, usage(&choice.statistics));
+    let mut answer = message(&lease.name, &unique, usage(&choice.statistics));
     answer["content"] = content(&unique, &choice.message).into();
     (answer["stop_reason"], answer["stop_sequence"]) = stop(choice, &stops);
     Ok(Json(answer).into_response())
@@ -395,7 +399,7 @@ enum Kind {
 
 /// The events of a streamed answer.
 struct Events {
-    app: Arc<App>,
+    lease: Lease,
     unique: String,
     stops: Vec<String>,
     input_tokens: usize,
@@ -468,7 +472,7 @@ impl Encode for Events {
 
     fn begin(&mut self, out: &mut String) {
         let usage = json!({ "input_tokens": self.input_tokens, "output_tokens": 0 });
-        let message = message(&self.app.model.name, &self.unique, usage);
+        let message = message(&self.lease.name, &self.unique, usage);
         let start = json!({ "type": "message_start", "message": message });
         stream::event("message_start", &start, out);
         stream::event("ping", &json!({ "type": "ping" }), out);
@@ -483,7 +487,7 @@ impl Encode for Events {
                 pieces.iter().for_each(|piece| self.piece(piece, out));
                 self.end_block(out);
                 if answer.has_failed() {
-                    let error = self.app.failure_of(std::slice::from_ref(&*answer));
+                    let error = self.lease.failure_of(std::slice::from_ref(&*answer));
                     return self.failed(&error, out);
                 }
                 let (reason, sequence) = stop(&answer, &self.stops);

@@ -32,9 +32,10 @@ impl ApiError {
         ApiError::new(StatusCode::BAD_REQUEST, message)
     }
 
-    /// Creates the error of a request that comes after the engine has ended.
+    /// Creates the error of a request whose engine has ended: the server stops, or the model failed.
     pub fn stopped() -> ApiError {
-        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, "the server is stopping")
+        let why = "the model's engine has ended: the server stops, or the model failed and is loaded again at the next request";
+        ApiError::new(StatusCode::SERVICE_UNAVAILABLE, why)
     }
 
     /// Creates the error of a request that the engine refuses.

@@ -1,8 +1,8 @@
-//! HTTP server for one open model, with the interfaces of OpenAI, Anthropic and Ollama.
+//! HTTP server with the interfaces of OpenAI, Anthropic and Ollama.
 //!
-//! [`Listener::bind`] takes an address, [`Model::start`] starts the engine of an open model on a thread of its own, and
-//! [`Listener::serve`] answers requests until it is told to stop. Handlers turn a request of any interface into the same
-//! form ([`openai::Wanted`]), and answers of the engine into that of the interface.
+//! [`Listener::bind`] takes an address, [`Models`] loads and unloads the models that requests name, each with an engine on a
+//! thread of its own, and [`Listener::serve`] answers requests until it is told to stop. Handlers turn a request of any
+//! interface into the same form ([`openai::Wanted`]), and answers of the engine into that of the interface.
 
 #![forbid(unsafe_code)]
 
@@ -10,8 +10,11 @@ mod access;
 mod anthropic;
 mod app;
 mod body;
+pub mod client;
 mod error;
 mod metrics;
+mod model;
+mod models;
 mod ollama;
 pub mod openai;
 mod operations;
@@ -27,7 +30,9 @@ use forebay_engine::EngineError;
 use forebay_text::TextError;
 
 pub use access::Keys;
-pub use app::Model;
+pub use models::{
+    Entry, KeepAlive, Library, LoadError, Loaded, Loader, Memory, Models, ModelsOptions,
+};
 pub use prepare::{Preparation, Prepared};
 pub use run::{Update, sink};
 pub use server::{Listener, ServerOptions};

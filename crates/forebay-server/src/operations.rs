@@ -14,6 +14,8 @@ use serde_json::{Map, Value, json};
 use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::ApiError;
+use crate::model::Text;
+use crate::models::Status;
 use crate::openai::{Failure, Input, Wanted};
 
 /// `GET /`. Clients of Ollama look for these words.
@@ -21,14 +23,14 @@ pub async fn root() -> &'static str {
     "Ollama is running"
 }
 
-/// `GET /health` and `GET /ready`: the server answers, and its model is loaded.
+/// `GET /health` and `GET /ready`: the server takes requests. Models that are not loaded are loaded on request.
 pub async fn health() -> Json<Value> {
     Json(json!({ "status": "ok" }))
 }
 
 /// `GET /metrics`.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
-    match app.metrics.text(&app.model.worker.report()) {
+    match app.models.metrics() {
         Ok(text) => {
             let kind = "application/openmetrics-text; version=1.0.0; charset=utf-8";
             ([(CONTENT_TYPE, kind)], text).into_response()
@@ -37,22 +39,37 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response {
     }
 }
 
-/// `GET /slots`: the requests that run and wait.
+/// `GET /slots`: the requests that run and wait, in all and by model.
 pub async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
-    let report = app.model.worker.report();
+    let loaded = app.models.loaded();
+    let of_model = |status: &Status| {
+        let report = &status.report;
+        json!({
+            "model": status.name,
+            "running": report.running,
+            "waiting": report.waiting,
+            "running_most": report.running_most,
+            "context": status.context,
+            "statistics": report.session,
+        })
+    };
     Json(json!({
-        "model": app.model.name,
-        "running": report.running,
-        "waiting": report.waiting,
-        "running_most": report.running_most,
-        "context": app.model.context,
-        "statistics": report.session,
+        "running": loaded.iter().map(|status| status.report.running).sum::<usize>(),
+        "waiting": loaded.iter().map(|status| status.report.waiting).sum::<usize>(),
+        "waiting_for_models": app.models.waiting(),
+        "models": loaded.iter().map(of_model).collect::<Value>(),
         "uptime_seconds": app.started.elapsed().as_secs_f64(),
     }))
 }
 
+/// Returns the text of the model that a request names. The model need not be loaded.
+fn text(app: &App, model: Option<&str>) -> Result<Arc<Text>, ApiError> {
+    app.models.text(&app.models.entry(model)?)
+}
+
 #[derive(Deserialize)]
 struct Tokenize {
+    model: Option<String>,
     content: Option<String>,
     prompt: Option<String>,
     #[serde(default)]
@@ -72,9 +89,10 @@ pub async fn tokenize(
 ) -> Result<Json<Value>, Failure> {
     let encode = move || {
         let asked: Tokenize = read(&body)?;
-        let text =
+        let content =
             asked.content.or(asked.prompt).ok_or_else(|| ApiError::bad("content is missing"))?;
-        let ids = app.model.tokenizer.encode(&text, asked.add_special, asked.parse_special);
+        let tokenizer = &text(&app, asked.model.as_deref())?.tokenizer;
+        let ids = tokenizer.encode(&content, asked.add_special, asked.parse_special);
         ids.map_err(|error| ApiError::bad(error.to_string()))
     };
     let ids = app::work(encode).await?;
@@ -83,6 +101,7 @@ pub async fn tokenize(
 
 #[derive(Deserialize)]
 struct Detokenize {
+    model: Option<String>,
     tokens: Vec<u32>,
 }
 
@@ -92,12 +111,13 @@ pub async fn detokenize(
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
     let decode = move || {
-        let Detokenize { tokens } = read(&body)?;
-        let size = app.model.tokenizer.vocab_size();
+        let Detokenize { model, tokens } = read(&body)?;
+        let tokenizer = &text(&app, model.as_deref())?.tokenizer;
+        let size = tokenizer.vocab_size();
         if let Some(id) = tokens.iter().find(|id| **id as usize >= size) {
             return Err(ApiError::bad(format!("token {id} is not in the vocabulary of {size}")));
         }
-        Ok(app.model.tokenizer.decode(&tokens, true))
+        Ok(tokenizer.decode(&tokens, true))
     };
     Ok(Json(json!({ "content": app::work(decode).await? })))
 }
@@ -112,7 +132,8 @@ pub async fn apply_template(
         let messages = Message::list_from_json(&body).map_err(|e| ApiError::bad(e.to_string()))?;
         let tools = body.get("tools").filter(|tools| tools.is_array()).cloned();
         let input = Input::Chat { messages, tools, think: None, variables: Map::new() };
-        app.prepare(Wanted { input, ..Wanted::default() })
+        let text = text(&app, body.get("model").and_then(Value::as_str))?;
+        text.prepare(Wanted { input, ..Wanted::default() })
     };
     let prepared = app::work(prepare).await?;
     Ok(Json(json!({ "prompt": prepared.text, "tokens": prepared.request.prompt.len() })))

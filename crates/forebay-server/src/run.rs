@@ -10,10 +10,10 @@ use forebay_text::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::error::ApiError;
-use crate::metrics::{Counts, Metrics};
+use crate::models::Lease;
 use crate::openai::answer::Choice;
 use crate::prepare::Prepared;
-use crate::worker::{Ticket, Worker};
+use crate::worker::Ticket;
 
 /// A part of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,9 +80,10 @@ pub struct Answers {
     updates: UnboundedReceiver<Update>,
     _tickets: Vec<Ticket>,
     left: usize,
-    counts: Counts,
     /// When each answer got its last token.
     last: Vec<Option<Instant>>,
+    /// Keeps the model in memory until the answers end.
+    lease: Lease,
 }
 
 impl Answers {
@@ -90,22 +91,19 @@ impl Answers {
     ///
     /// # Errors
     /// Returns an error if the queue is full or the prompt does not fit the context.
-    pub async fn start(
-        worker: &Worker,
-        tokenizer: &Arc<Tokenizer>,
-        prepared: &Prepared,
-        metrics: &Metrics,
-    ) -> Result<Answers, ApiError> {
+    pub async fn start(lease: &Lease, prepared: &Prepared) -> Result<Answers, ApiError> {
+        let tokenizer = &lease.text.tokenizer;
         // What a slow client has not taken yet is bounded by the length of the answer.
         let (sender, updates) = unbounded_channel();
         let mut tickets = Vec::new();
         for choice in 0..prepared.choices {
             let sender = sender.clone();
             let sink = sink(choice, tokenizer, prepared, move |update| sender.send(update).is_ok());
-            tickets.push(worker.submit(prepared.request_of(choice), sink).await?);
+            tickets.push(lease.worker.submit(prepared.request_of(choice), sink).await?);
         }
         let (left, last) = (prepared.choices, vec![None; prepared.choices]);
-        Ok(Answers { updates, _tickets: tickets, left, counts: metrics.counts.clone(), last })
+        let (_tickets, lease) = (tickets, lease.clone());
+        Ok(Answers { updates, _tickets, left, last, lease })
     }
 
     /// Waits for the next update. Returns `None` after the last one.
@@ -117,12 +115,12 @@ impl Answers {
         match &update {
             Some(Update::Done { answer, .. }) => {
                 self.left -= 1;
-                self.counts.note_end(answer);
+                self.lease.counts.note_end(answer);
             }
             Some(Update::Token { choice, .. }) => {
                 let now = Instant::now();
                 if let Some(last) = self.last[*choice].replace(now) {
-                    self.counts.note_gap((now - last).as_secs_f64());
+                    self.lease.counts.note_gap((now - last).as_secs_f64());
                 }
             }
             // The engine has ended.
@@ -134,7 +132,7 @@ impl Answers {
     /// Waits for all answers.
     ///
     /// # Errors
-    /// Returns an error if the engine ended before them.
+    /// Returns an error if one of them failed, or if the engine ended before them.
     pub async fn all(mut self) -> Result<Vec<Choice>, ApiError> {
         let mut choices: Vec<Option<Choice>> = vec![None; self.left];
         let mut tokens: Vec<Vec<Token>> = vec![Vec::new(); self.left];
@@ -149,7 +147,11 @@ impl Answers {
             choice.tokens = tokens;
             Ok(choice)
         });
-        finished.collect()
+        let choices: Vec<Choice> = finished.collect::<Result<_, ApiError>>()?;
+        match choices.iter().any(Choice::has_failed) {
+            true => Err(self.lease.failure_of(&choices)),
+            false => Ok(choices),
+        }
     }
 }
 

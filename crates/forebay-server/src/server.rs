@@ -22,8 +22,9 @@ use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use crate::access::{self, Keys, Rules};
-use crate::app::{App, Model};
+use crate::app::App;
 use crate::error::ApiError;
+use crate::models::Models;
 use crate::{ServeError, anthropic, ollama, openai, operations, responses, stream};
 
 /// Most connections at a time. Others wait until one ends.
@@ -93,9 +94,9 @@ impl Listener {
     ///
     /// # Errors
     /// Returns an error if the server cannot be set up.
-    pub fn serve(self, model: Model, mut stops: impl FnMut() -> bool) -> Result<(), ServeError> {
+    pub fn serve(self, models: Models, mut stops: impl FnMut() -> bool) -> Result<(), ServeError> {
         let Listener { runtime, listener, options, .. } = self;
-        let app = Arc::new(App::new(model));
+        let app = Arc::new(App::new(models));
         let router = router(app, &options)?;
         runtime.block_on(accept(&listener, router, &mut stops));
         Ok(())
@@ -165,7 +166,7 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .route("/detokenize", post(operations::detokenize))
         .route("/apply-template", post(operations::apply_template))
         .route("/v1/models", get(openai::models))
-        .route("/v1/models/{model}", get(openai::model))
+        .route("/v1/models/{*model}", get(openai::model))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completions))
         .route("/v1/responses", post(responses::create))

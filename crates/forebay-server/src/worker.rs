@@ -1,5 +1,6 @@
 //! The thread that runs the engine. Handlers of requests talk to it through a channel.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -33,6 +34,7 @@ pub struct Worker {
     commands: Sender<Command>,
     report: Arc<Mutex<Report>>,
     failure: Arc<Mutex<Option<String>>>,
+    is_broken: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -66,17 +68,19 @@ impl Worker {
         let engine = Engine::new(session, options);
         let report = Arc::new(Mutex::new(report(&engine, engine.session().statistics())));
         let failure = Arc::new(Mutex::new(None));
+        let is_broken = Arc::new(AtomicBool::new(false));
         let (commands, received) = channel();
         let thread = Thread {
             engine,
             received,
             report: report.clone(),
             failure: failure.clone(),
+            is_broken: is_broken.clone(),
             failures: 0,
             reported: Instant::now(),
         };
         let thread = thread::Builder::new().name("engine".into()).spawn(move || thread.run())?;
-        Ok(Worker { commands, report, failure, thread: Some(thread) })
+        Ok(Worker { commands, report, failure, is_broken, thread: Some(thread) })
     }
 
     /// Queues a request.
@@ -89,6 +93,12 @@ impl Worker {
         self.commands.send(command).map_err(|_| ApiError::stopped())?;
         let id = submitted.await.map_err(|_| ApiError::stopped())?.map_err(ApiError::of_engine)?;
         Ok(Ticket { id, commands: self.commands.clone() })
+    }
+
+    /// Returns true if passes kept failing, or if the thread has panicked. The model should then be loaded again.
+    pub fn is_broken(&self) -> bool {
+        let has_ended = self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+        has_ended || self.is_broken.load(Ordering::Relaxed)
     }
 
     /// Returns the state after the last pass.
@@ -129,6 +139,7 @@ struct Thread {
     received: Receiver<Command>,
     report: Arc<Mutex<Report>>,
     failure: Arc<Mutex<Option<String>>>,
+    is_broken: Arc<AtomicBool>,
     /// Passes that failed since the last one that did not.
     failures: u32,
     reported: Instant,
@@ -192,6 +203,7 @@ impl Thread {
             let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
             *failure = Some(error.to_string());
             drop(failure);
+            self.is_broken.store(true, Ordering::Relaxed);
             self.engine.cancel_all();
         }
     }

@@ -1,4 +1,5 @@
 use std::borrow::Cow;
+use std::fmt;
 
 use forebay_format::{Catalog, GgufMetadata, HfMetadata, Source};
 
@@ -27,6 +28,12 @@ pub struct Tokenizer {
     /// Tokens that end a generation, in ascending order.
     pub(crate) eog: Vec<u32>,
     pub(crate) kind: String,
+}
+
+impl fmt::Debug for Tokenizer {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "Tokenizer({}, {} tokens)", self.kind, self.vocab_size())
+    }
 }
 
 pub(crate) enum Encoder {

@@ -5,6 +5,7 @@ mod bench;
 mod cpu_offload;
 pub mod parse;
 mod plan;
+mod ps;
 mod run;
 mod serve;
 
@@ -29,6 +30,7 @@ pub use assess::AssessArgs;
 pub use bench::{BatchArgs, BenchArgs, Parallel};
 pub use cpu_offload::CpuOffloadArgs;
 pub use plan::PlanArgs;
+pub use ps::PsArgs;
 pub use run::{ChatArgs, OnFullArg, RunArgs, SamplingArgs};
 pub use serve::ServeArgs;
 
@@ -60,6 +62,9 @@ pub enum Command {
     /// Answer requests of other programs, with the interfaces of OpenAI, Anthropic and Ollama
     #[command(after_help = help::SERVE)]
     Serve(ServeArgs),
+    /// List the models that a running server has loaded
+    #[command(after_help = help::PS)]
+    Ps(PsArgs),
     /// Measure prompt and generation speed
     #[command(after_help = help::BENCH)]
     Bench(BenchArgs),

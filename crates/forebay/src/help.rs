@@ -62,9 +62,17 @@ Examples:
   forebay serve model.gguf
   forebay serve model.gguf --vram 8GiB --parallel 4 --ctx 16384
   forebay serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
+  forebay serve large.gguf small.gguf --vram 20GiB
+  forebay serve --models ~/models --keep-alive 30m
 
 Programs then use http://127.0.0.1:8080/v1 as the address of OpenAI, http://127.0.0.1:8080 as that of
-Anthropic or Ollama. Ctrl-C ends the server when its answers are finished, and at once if pressed again.";
+Anthropic or Ollama. Models that do not fit together are loaded on request. Ctrl-C ends the server when its answers are finished, and at once if pressed again.";
+
+pub const PS: &str = "\
+Examples:
+  forebay ps
+  forebay ps --server http://gpu-machine:8080 --api-key-file keys.txt
+  FOREBAY_HOST=gpu-machine:8080 forebay ps --json";
 
 pub const BENCH: &str = "\
 Examples:

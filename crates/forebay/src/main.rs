@@ -1,4 +1,4 @@
-//! The command line: `forebay run`, `serve`, `plan`, `bench`, `load`, `doctor`, `inspect`, `logits`, `tokenize`,
+//! The command line: `forebay run`, `serve`, `ps`, `plan`, `bench`, `load`, `doctor`, `inspect`, `logits`, `tokenize`,
 //! `render`, `synth`, `pack`, `verify`, `trace-io`, `replay`, `assess`, `completions`.
 //!
 //! `args` defines the arguments, `config` resolves them, and `commands` runs the commands. Results go to standard
@@ -19,6 +19,7 @@ mod output;
 mod outputs;
 mod progress;
 mod routing_file;
+mod session_plan;
 mod size;
 mod statistics;
 mod tracing_file;
@@ -66,6 +67,7 @@ fn dispatch(command: Command) -> Outcome {
         Command::Plan(args) => commands::plan::run(args),
         Command::Batch(args) => commands::batch::run(args),
         Command::Serve(args) => commands::serve::run(args),
+        Command::Ps(args) => commands::ps::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Replay(args) => commands::replay::run(args),
         Command::Assess(args) => commands::assess::run(args),
@@ -98,7 +100,8 @@ fn has_long_work(command: &Command) -> bool {
         | Command::Synth(_)
         | Command::Pack(_)
         | Command::Verify(_) => true,
-        Command::Plan(_)
+        Command::Ps(_)
+        | Command::Plan(_)
         | Command::TraceIo(_)
         | Command::Inspect(_)
         | Command::Tokenize(_)

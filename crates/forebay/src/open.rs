@@ -17,21 +17,30 @@ pub fn session(model: &Path, options: &SessionOptions, context_for: &str) -> Out
     let mut progress = BytesProgress::new("reading weights");
     let opened = Session::open(model, options, &mut |done, total| progress.update(done, total));
     drop(progress);
-    match opened {
-        Ok(session) => {
-            if let Some(words) = &session.info().left_out {
-                output::tell!("note: {words}");
-            }
-            if let Some(choice) = session.device_choice() {
-                output::say(format_args!("device: {choice}\n"));
-            }
-            Ok(session)
-        }
-        Err(EngineError::BadOption { name: "--ctx", value, expected }) => Err(Failure::Usage(
-            format!("{context_for} needs {value} positions of context, but {expected}"),
+    let session = opened.map_err(|error| refused(error, model, context_for))?;
+    if let Some(words) = &session.info().left_out {
+        output::tell!("note: {words}");
+    }
+    if let Some(choice) = session.device_choice() {
+        output::say(format_args!("device: {choice}\n"));
+    }
+    Ok(session)
+}
+
+/// Opens a model like [`session`], but prints nothing.
+pub fn quietly(model: &Path, options: &SessionOptions) -> Outcome<Session> {
+    check(model)?;
+    Session::open(model, options, &mut |_, _| {}).map_err(|error| refused(error, model, "--ctx"))
+}
+
+/// Tells options that do not fit the model from other errors.
+pub fn refused(error: EngineError, model: &Path, context_for: &str) -> Failure {
+    match error {
+        EngineError::BadOption { name: "--ctx", value, expected } => Failure::Usage(format!(
+            "{context_for} needs {value} positions of context, but {expected}"
         )),
-        Err(error @ EngineError::BadOption { .. }) => Err(Failure::Usage(error.to_string())),
-        Err(error) => Err(named(error, model)),
+        error @ EngineError::BadOption { .. } => Failure::Usage(error.to_string()),
+        error => named(error, model),
     }
 }
 
@@ -43,14 +52,13 @@ pub enum Sequences {
     AtMost(usize),
 }
 
-/// Opens a model for an engine. `kv_tokens` says how many positions the KV cache has for a number of sequences; `None` gives
-/// each the whole context.
+/// Opens a model for an engine with `open`. `kv_tokens` says how many positions the KV cache has for a number of sequences;
+/// `None` gives each the whole context.
 pub fn for_engine(
-    model: &Path,
     options: &SessionOptions,
     sequences: Sequences,
     kv_tokens: &dyn Fn(usize) -> Option<usize>,
-    context_for: &str,
+    open: &dyn Fn(&SessionOptions) -> Outcome<Session>,
 ) -> Outcome<Session> {
     let (mut number, may_be_fewer) = match sequences {
         Sequences::Exactly(number) => (number, false),
@@ -63,7 +71,7 @@ pub fn for_engine(
             for_engine: true,
             ..options.clone()
         };
-        match session(model, &options, context_for) {
+        match open(&options) {
             Err(Failure::Work(error)) if may_be_fewer && number > 1 && is_too_small(&error) => {
                 number /= 2;
             }
@@ -73,7 +81,7 @@ pub fn for_engine(
 }
 
 /// Returns true if the model did not open because memory is too small.
-fn is_too_small(error: &anyhow::Error) -> bool {
+pub fn is_too_small(error: &anyhow::Error) -> bool {
     error.downcast_ref().and_then(EngineError::needed_bytes).is_some()
 }
 

@@ -83,6 +83,7 @@ fn in_json(command: &Command) -> Option<&'static str> {
         Command::Plan(args) => (args.json, "plan"),
         Command::Batch(_) => (false, "batch"),
         Command::Serve(_) => (false, "serve"),
+        Command::Ps(args) => (args.json, "ps"),
         Command::Bench(args) => (args.json, "bench"),
         Command::Assess(args) => (args.json, "assess"),
         Command::TraceIo(args) => (args.json, "trace-io"),

@@ -14,8 +14,8 @@ pub(crate) use crate::load::hold_device::{Pool, hold};
 pub(crate) use forebay_model::CudaPlan as GpuPlan;
 pub(crate) use open::Opening;
 
-use crate::EngineError;
 use crate::plan::{PlanRequest, PlannedModel};
+use crate::{EngineError, SessionOptions, device};
 
 /// Returns the type in which a GPU stores keys and values.
 fn element(kind: KvType) -> KvElement {
@@ -75,6 +75,55 @@ pub(crate) fn share(
     let capacity = KvCapacity { context: request.context, sequences, tokens: None };
     let cache = CudaPlan::cache(architecture, element(request.cache), capacity);
     facts.plan(architecture, weights, cache, request.vram_bytes, request.policy)
+}
+
+/// A GPU that stays open while no session uses it, so that the next session need not open it and load its kernels again.
+pub struct OpenGpu(Gpu);
+
+impl OpenGpu {
+    /// Opens the GPU that sessions with `options` will ask for. Returns `None` if they will not ask for one, or if it cannot
+    /// be used.
+    pub fn open(options: &SessionOptions) -> Option<OpenGpu> {
+        Gpu::open(device::wanted_gpu(options)?).ok().map(OpenGpu)
+    }
+
+    fn facts(&self) -> Result<Facts, EngineError> {
+        Ok(Facts::of(&self.0)?)
+    }
+
+    /// Returns the bytes that models have in the GPU's memory now, within a budget for everything on the GPU.
+    ///
+    /// # Errors
+    /// Returns an error if the driver fails.
+    pub fn room_bytes(&self, vram_bytes: Option<u64>) -> Result<u64, EngineError> {
+        Ok(self.facts()?.room_bytes(vram_bytes))
+    }
+
+    /// Returns the VRAM budget of a session that may take `bytes` beside the sessions that are open.
+    ///
+    /// # Errors
+    /// Returns an error if the driver fails.
+    pub fn budget_bytes(&self, bytes: u64) -> Result<u64, EngineError> {
+        Ok(bytes + self.facts()?.context_bytes())
+    }
+}
+
+/// Returns the bytes that a whole model takes in the GPU's memory, without the driver's context.
+///
+/// # Errors
+/// Returns an error if there are no kernels for the weights or the router, or if the driver fails.
+pub(crate) fn whole_bytes(
+    model: &PlannedModel,
+    gpu: &OpenGpu,
+    options: &SessionOptions,
+    capacity: KvCapacity,
+) -> Result<u64, ModelError> {
+    let PlannedModel { architecture, weights, .. } = model;
+    let cache = CudaPlan::cache(architecture, element(options.kv_type()), capacity);
+    // As much memory as any model needs.
+    let facts = Facts { free_bytes: 1 << 60, total_bytes: 1 << 60, ..Facts::of(&gpu.0)? };
+    let vram = facts.plan(architecture, weights, cache, None, options.policy)?.vram;
+    Ok(vram.total_bytes - vram.context_bytes)
 }
 
 impl PlannedModel {

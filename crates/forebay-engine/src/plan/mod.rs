@@ -13,6 +13,7 @@
 //! cpu_offload.rs seconds for experts that the CPU computes for a GPU
 //! sub_layers.rs  seconds for dense models that do not fit in VRAM
 //! trust.rs       decides if a prediction is shown as a number, a range or nothing
+//! whole.rs       memory that a whole model takes beside others
 //! ```
 
 mod cost;
@@ -23,6 +24,7 @@ mod model;
 mod rates;
 mod sub_layers;
 mod trust;
+mod whole;
 
 use forebay_compute::KvType;
 use forebay_model::{DeviceShare, SubLayerPlacement, VramUse};
@@ -31,6 +33,7 @@ use serde::Serialize;
 use tracing::field::Empty;
 
 use crate::device;
+pub use crate::gpu::OpenGpu;
 use crate::gpu::{self, Facts};
 use crate::{CpuOffload, DeviceChoice, EngineError, SessionOptions, default_budget_bytes};
 pub use cost::{Cost, Placement, Prediction, Speed, Work};
@@ -38,6 +41,7 @@ pub use hits::{HitCurve, share_in_either};
 pub use model::PlannedModel;
 pub use rates::Rates;
 pub use trust::{LEAST_TOKEN_BYTES, PredictedRate};
+pub use whole::ModelMemory;
 
 use cost::Model;
 #[cfg(feature = "cuda")]

@@ -16,7 +16,8 @@ pub use self::request::{Endpoint, Input, MustCall, Refusal, Wanted, wanted};
 use crate::app::{self, App};
 use crate::body::Received;
 use crate::error::{self, ApiError, ErrorForm};
-use crate::run::{Piece, Token, Update};
+use crate::models::{Entry, Lease, Status};
+use crate::run::{Answers, Piece, Token, Update};
 use crate::stream::{self, Encode};
 
 /// The form of errors of the OpenAI API.
@@ -38,27 +39,40 @@ pub fn error_body(error: &ApiError) -> Value {
 }
 
 /// `GET /v1/models`.
-pub async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({ "object": "list", "data": [model_body(&app)] }))
+pub async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+    let list = move || {
+        let (entries, loaded) = (app.models.list(), app.models.loaded());
+        Ok(entries.iter().map(|entry| model_body(&app, &loaded, entry)).collect::<Value>())
+    };
+    Ok(Json(json!({ "object": "list", "data": app::work(list).await? })))
 }
 
-/// `GET /v1/models/{model}`.
+/// `GET /v1/models/{model}`. A name may have slashes.
 pub async fn model(
     State(app): State<Arc<App>>,
     Path(name): Path<String>,
 ) -> Result<Json<Value>, Failure> {
-    app.check_model(Some(&name))?;
-    Ok(Json(model_body(&app)))
+    let describe = move || {
+        let entry = app.models.entry(Some(&name))?;
+        Ok(model_body(&app, &app.models.loaded(), &entry))
+    };
+    Ok(Json(app::work(describe).await?))
 }
 
-fn model_body(app: &App) -> Value {
-    json!({
-        "id": app.model.name,
+/// Describes a model. The length of its context is known while it is loaded.
+fn model_body(app: &App, loaded: &[Status], entry: &Entry) -> Value {
+    let status = loaded.iter().find(|status| status.name == entry.name);
+    let mut body = json!({
+        "id": entry.name,
         "object": "model",
         "created": app.created,
         "owned_by": "forebay",
-        "context_length": app.model.context,
-    })
+        "loaded": status.is_some(),
+    });
+    if let Some(status) = status {
+        body["context_length"] = status.context.into();
+    }
+    body
 }
 
 /// `POST /v1/chat/completions`.
@@ -79,27 +93,28 @@ pub async fn completions(
 
 async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Response, Failure> {
     let own = app.clone();
-    let prepare = move || {
+    let read = move || {
         let body: Value = serde_json::from_slice(&body)
             .map_err(|error| ApiError::bad(format!("the body is not JSON: {error}")))?;
         let wanted = wanted(endpoint, &body)?;
         if !wanted.unknown.is_empty() {
             tracing::debug!(fields = ?wanted.unknown, "the request has fields that mean nothing here");
         }
-        own.check_model(wanted.model.as_deref())?;
-        let form = (wanted.stream, wanted.stream_usage, wanted.statistics);
-        Ok((form, own.prepare(wanted)?))
+        Ok((own.models.entry(wanted.model.as_deref())?, wanted))
     };
-    let ((streams, usage, statistics), prepared) = app::work(prepare).await?;
-    let answers = app.start(&prepared).await?;
-    let head = Head { app, endpoint, unique: stream::unique(), created: stream::now() };
+    let (entry, wanted) = app::work(read).await?;
+    let Wanted { stream: streams, stream_usage: usage, statistics, .. } = wanted;
+    let lease = app.models.get(entry, None).await?;
+    let prepared = app::prepare(&lease, wanted).await?;
+    let answers = Answers::start(&lease, &prepared).await?;
+    let head = Head { lease, endpoint, unique: stream::unique(), created: stream::now() };
     if streams {
         let choices = vec![None; prepared.choices];
         let offsets = vec![0; prepared.choices];
         let parts = Parts { head, usage, statistics, choices, offsets };
         return Ok(stream::response(answers, parts));
     }
-    let choices = head.app.all(answers).await?;
+    let choices = answers.all().await?;
     let mut body = answer::whole(endpoint, &head.identity(), &choices);
     if statistics {
         body["statistics"] = statistics_of(&choices);
@@ -114,7 +129,7 @@ fn statistics_of(choices: &[Choice]) -> Value {
 
 /// What all parts of an answer have in common.
 struct Head {
-    app: Arc<App>,
+    lease: Lease,
     endpoint: Endpoint,
     unique: String,
     created: u64,
@@ -122,7 +137,7 @@ struct Head {
 
 impl Head {
     fn identity(&self) -> Identity<'_> {
-        Identity { unique: &self.unique, created: self.created, model: &self.app.model.name }
+        Identity { unique: &self.unique, created: self.created, model: &self.lease.name }
     }
 }
 
@@ -205,7 +220,7 @@ impl Encode for Parts {
                 self.pieces(choice, &pieces, &[], out);
                 let choices = std::slice::from_ref(&*done);
                 if done.has_failed() {
-                    stream::data(&error_body(&self.head.app.failure_of(choices)), out);
+                    stream::data(&error_body(&self.head.lease.failure_of(choices)), out);
                 } else {
                     let finish = Some(answer::finish_reason(&done));
                     let part = match self.head.endpoint {

@@ -21,8 +21,9 @@ use crate::access;
 use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::ApiError;
+use crate::models::Lease;
 use crate::openai::Failure;
-use crate::run::Update;
+use crate::run::{Answers, Update};
 use crate::stream::{self, Encode};
 
 /// `POST /v1/responses`.
@@ -34,25 +35,29 @@ pub async fn create(
     let (own, owner, unique) = (app.clone(), access::owner(&headers), stream::unique());
     let id = format!("resp_{unique}");
     let name = id.clone();
-    let prepare = move || {
+    let read = move || {
         let body: Body = read(&body)?;
-        own.check_model(body.model.as_deref())?;
+        let entry = own.models.entry(body.model.as_deref())?;
         let mut messages = match &body.previous_response_id {
             None => Vec::new(),
             Some(id) => own.responses.get(&owner, id).ok_or_else(|| unknown(id))?.messages,
         };
         messages.extend(body.messages()?);
-        let head = head(&name, &own.model.name, &body);
+        let head = head(&name, &entry.name, &body);
         let asks = !messages.is_empty() || body.instructions.is_some();
         let wanted = body.wanted(messages.clone())?;
-        let streams = wanted.stream;
-        let prepared = if asks { Some(own.prepare(wanted)?) } else { None };
-        Ok((head, messages, streams, body.store != Some(false), prepared))
+        Ok((entry, head, messages, body.store != Some(false), asks, wanted))
     };
-    let (head, messages, streams, stores, prepared) = app::work(prepare).await?;
+    let (entry, head, messages, stores, asks, wanted) = app::work(read).await?;
+    let streams = wanted.stream;
+    let lease = match asks {
+        true => Some(app.models.get(entry, None).await?),
+        false => None,
+    };
     let keep = stores.then_some(Keep { owner, id, messages });
-    let mut parts = Parts { app, writer: Writer::new(unique, head), keep, failed: None };
-    let Some(prepared) = prepared else {
+    let writer = Writer::new(unique, head);
+    let mut parts = Parts { app, lease: lease.clone(), writer, keep, failed: None };
+    let Some(lease) = lease else {
         // A request without input asks whether the endpoint is there.
         let mut out = String::new();
         parts.writer.begin(&mut out);
@@ -62,7 +67,8 @@ pub async fn create(
             false => Json(response).into_response(),
         });
     };
-    let mut answers = parts.app.start(&prepared).await?;
+    let prepared = app::prepare(&lease, wanted).await?;
+    let mut answers = Answers::start(&lease, &prepared).await?;
     if streams {
         return Ok(stream::response(answers, parts));
     }
@@ -150,6 +156,8 @@ struct Keep {
 /// A response that is being written.
 struct Parts {
     app: Arc<App>,
+    /// The model. `None` if the request has no input.
+    lease: Option<Lease>,
     writer: Writer,
     keep: Option<Keep>,
     failed: Option<ApiError>,
@@ -178,8 +186,9 @@ impl Encode for Parts {
 
     fn update(&mut self, update: Update, out: &mut String) {
         self.writer.update(update, out);
-        if let Some(choice) = self.writer.choice().filter(|choice| choice.has_failed()) {
-            self.failed = Some(self.app.failure_of(std::slice::from_ref(choice)));
+        let choice = self.writer.choice().filter(|choice| choice.has_failed());
+        if let (Some(choice), Some(lease)) = (choice, &self.lease) {
+            self.failed = Some(lease.failure_of(std::slice::from_ref(choice)));
         }
     }
 

@@ -5,16 +5,24 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueHint};
+use forebay_server::KeepAlive;
 
 use super::{BudgetArgs, Parallel, count, parse};
 use crate::size;
 
 #[derive(Args)]
 pub struct ServeArgs {
-    /// GGUF file (or one file of a split set), pack, or Hugging Face folder [default: the demo model]
-    #[arg(value_hint = ValueHint::AnyPath)]
-    pub model: Option<PathBuf>,
-    /// Name by which requests call the model [default: the name of its file or folder]
+    /// GGUF files (or one file of a split set), packs, or Hugging Face folders [default: the demo model]
+    #[arg(value_name = "MODEL", value_hint = ValueHint::AnyPath)]
+    pub model: Vec<PathBuf>,
+    /// Offer all models in DIR, which are loaded on request
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub models: Option<PathBuf>,
+    /// Unload a model when no request has used it for this time, such as 30s or 10m. A negative time
+    /// keeps it until another model needs its memory [default: 5m; one MODEL stays]
+    #[arg(long, value_name = "TIME", allow_hyphen_values = true)]
+    pub keep_alive: Option<KeepAlive>,
+    /// Name by which requests call the only MODEL [default: the name of its file or folder]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// Answer so many requests at a time; auto takes as many as the planner finds best, at least 4, or

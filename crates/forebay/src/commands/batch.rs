@@ -23,13 +23,13 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 use crate::args::{BatchArgs, Parallel};
 use crate::batch::journal::Journal;
 use crate::batch::openai::{self, Line};
-use crate::commands::plan;
 use crate::config;
 use crate::failure::{Outcome, usage};
 use crate::open::{self, Sequences};
 use crate::output;
 use crate::outputs;
 use crate::progress::StepProgress;
+use crate::session_plan;
 
 /// Least number of sequences that run together if `--parallel` is `auto` and memory has room for their contexts.
 const PARALLEL: usize = 8;
@@ -90,7 +90,7 @@ pub fn run(args: BatchArgs) -> Outcome {
     let model = open::name(&args.model);
     let batch = Batch { lines: &lines, all: &all, hash, created: journal.created, model: &model };
     if journal.answered() < lines.len() {
-        plan::follow(&args.model, &mut options);
+        session_plan::follow(&args.model, &mut options);
         let done = batch.answer(&args, options, &mut journal);
         if let Err(failure) = done {
             let answered = journal.answered();
@@ -198,13 +198,14 @@ impl Batch<'_> {
         };
         let parallel = match args.parallel {
             Parallel::Auto => {
-                let best = plan::best_sequences(&args.model, &options);
+                let best = session_plan::best_sequences(&args.model, &options);
                 Sequences::AtMost(best.unwrap_or(PARALLEL).max(PARALLEL).min(answers.len().max(1)))
             }
             Parallel::Fixed(number) => Sequences::Exactly(number),
         };
-        let session =
-            open::for_engine(&args.model, &options, parallel, &kv_tokens, "the longest request")?;
+        let session = open::for_engine(&options, parallel, &kv_tokens, &|options| {
+            open::session(&args.model, options, "the longest request")
+        })?;
         let tokenizer = session.shared_tokenizer()?;
         let mut engine = Engine::new(
             session,

@@ -25,6 +25,7 @@ use crate::output::{self, Align};
 use crate::outputs;
 use crate::progress::StepProgress;
 use crate::routing_file::RoutingFile;
+use crate::session_plan;
 use crate::statistics::{self, After};
 use crate::tracing_file::TracingFile;
 
@@ -73,7 +74,7 @@ pub fn run(args: BenchArgs) -> Outcome {
     args.routing_trace.iter().for_each(|trace| outputs.protect(trace));
     let tracing = TracingFile::start(&args.tracing, &mut outputs, &mut options)?;
     let routing = RoutingFile::create(&args.routing, &mut outputs)?;
-    plan::follow(&args.model, &mut options);
+    session_plan::follow(&args.model, &mut options);
     let mut session = open::session(&args.model, &options, context_for)?;
     if let Some(path) = &args.routing_trace {
         let source = if path.as_os_str() == "uniform" {

@@ -10,6 +10,7 @@ pub mod load;
 pub mod logits;
 pub mod pack;
 pub mod plan;
+pub mod ps;
 pub mod render;
 pub mod replay;
 pub mod run;

@@ -11,8 +11,7 @@ use forebay_engine::plan::{
     Speed, Together, Work,
 };
 use forebay_engine::{
-    CpuOffload, DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions,
-    free_bytes,
+    DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions, free_bytes,
 };
 use forebay_model::{SubLayerCounts, SubLayerPlacement};
 use forebay_stream::{MemoryPlan, PolicyKind};
@@ -27,10 +26,10 @@ use crate::output::{self, Align};
 use crate::size;
 
 /// Number of tokens of the prompt whose speed is predicted.
-const PROMPT_TOKENS: usize = 512;
+pub const PROMPT_TOKENS: usize = 512;
 
 /// Largest number of sequences whose speed together is predicted: the most that a GPU runs.
-const SEQUENCES_MOST: usize = 32;
+pub const SEQUENCES_MOST: usize = 32;
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -174,7 +173,7 @@ pub fn hits(path: &Path, policy: PolicyKind) -> anyhow::Result<HitCurve> {
 }
 
 /// Returns the warnings that a user should see before loading.
-fn warnings(planned: &Planned) -> Vec<String> {
+pub fn warnings(planned: &Planned) -> Vec<String> {
     let slow = planned.plan.slow().map(|why| {
         let rate = rate_in_words(&planned.plan.prediction.generate.shown);
         format!("generating will be slow, {rate}: {why}")
@@ -371,7 +370,7 @@ fn hit_rates(plan: &Plan, from: &str) -> Option<String> {
 }
 
 /// Returns the number of sequences that generate most tokens per second together, if anything is predicted.
-fn best_together(together: &[Together]) -> Option<&Together> {
+pub fn best_together(together: &[Together]) -> Option<&Together> {
     let predicted = together.iter().filter(|of| of.shown.range().is_some());
     predicted.max_by(|a, b| a.tokens_per_second.total_cmp(&b.tokens_per_second))
 }
@@ -409,7 +408,7 @@ fn instead(planned: &Planned) -> Option<String> {
 }
 
 /// Formats a rate as a number, a range, or the statement that there is no prediction.
-fn rate_in_words(rate: &PredictedRate) -> String {
+pub fn rate_in_words(rate: &PredictedRate) -> String {
     match (rate.tokens_per_second, rate.range()) {
         (Some(rate), _) => format!("{} tokens/s", tokens(rate)),
         (None, Some((low, high))) => format!("{} to {} tokens/s", tokens(low), tokens(high)),
@@ -424,55 +423,6 @@ fn tokens(per_second: f64) -> String {
         rate if rate >= 10.0 => format!("{rate:.1}"),
         rate => format!("{rate:.2}"),
     }
-}
-
-/// Returns the plan of a session on this machine. Returns `None` if `doctor` has not measured the machine, or if
-/// nothing can run. In the latter case the session reports the error itself.
-fn of_session(model: &Path, options: &SessionOptions) -> Option<Planned> {
-    with_planner(model, options, |planner, request| planner.plan(request).ok())
-}
-
-/// Returns the number of sequences, up to the most that a GPU runs, that a session on this machine generates most tokens
-/// per second with. Returns `None` if nothing is predicted.
-pub fn best_sequences(model: &Path, options: &SessionOptions) -> Option<usize> {
-    with_planner(model, options, |planner, request| {
-        let together = planner.together(request, SEQUENCES_MOST);
-        best_together(&together).map(|best| best.sequences)
-    })
-}
-
-/// Calls `ask` with a planner for this machine and the request of a session. Returns `None` if `doctor` has not measured
-/// the machine, or if the model cannot be planned.
-fn with_planner<T>(
-    model: &Path,
-    options: &SessionOptions,
-    ask: impl FnOnce(&Planner<'_>, &PlanRequest) -> Option<T>,
-) -> Option<T> {
-    let profile = MachineProfile::of_folder(open::folder(model)).ok()?;
-    let rates = Rates::new(&profile).ok()?;
-    let planned = PlannedModel::open(model).ok()?;
-    let context = planned.context(options).ok()?;
-    let work = Work::alone(PROMPT_TOKENS, 0);
-    let mut request = PlanRequest::of_session(options, context, work);
-    request.ram_free_bytes = Some(free_bytes());
-    ask(&Planner::new(&planned, &rates, &HitCurve::default()), &request)
-}
-
-/// Makes a session follow the plan where the user left the choice. Warns before loading if the model will be slow.
-pub fn follow(model: &Path, options: &mut SessionOptions) {
-    let Some(planned) = of_session(model, options) else { return };
-    let only_for_gpu = !options.cuda_graphs || options.cpu_offload != CpuOffload::Auto;
-    let cpu = options.device == DeviceChoice::Auto && planned.plan.device == "cpu";
-    if let Some(gpu) = planned.other.as_ref().filter(|_| cpu && !only_for_gpu) {
-        output::tell!(
-            "device: cpu, predicted {}; the GPU: {} (use --device cuda to choose it anyway)",
-            rate_in_words(&planned.plan.prediction.generate.shown),
-            rate_in_words(&gpu.prediction.generate.shown)
-        );
-        options.device = DeviceChoice::Cpu;
-        options.vram_bytes = None;
-    }
-    warnings(&planned).iter().for_each(|warning| output::tell!("warning: {warning}"));
 }
 
 /// Returns the rate of an answer that this machine's profile predicts for the session.

@@ -24,6 +24,7 @@ use crate::open;
 use crate::output;
 use crate::outputs;
 use crate::routing_file::RoutingFile;
+use crate::session_plan;
 use crate::size;
 use crate::statistics::{self, After};
 use crate::tracing_file::TracingFile;
@@ -69,7 +70,7 @@ pub fn run(args: RunArgs) -> Outcome {
     }
     let prompt = prompt(&config)?;
     if !config.demo {
-        plan::follow(&config.model, &mut config.session);
+        session_plan::follow(&config.model, &mut config.session);
     }
     let mut session = open::session(&config.model, &config.session, "--ctx")?;
     routing.record(&mut session)?;

@@ -21,6 +21,7 @@ mod plan;
 mod replay;
 mod run;
 mod serve;
+mod serve_models;
 mod terminal;
 mod text;
 mod trace_io;

@@ -163,21 +163,24 @@ fn responses_continue_each_other_and_end_with_usage() {
 }
 
 /// A running server.
-struct Server {
+pub struct Server {
     child: Child,
-    address: String,
+    pub address: String,
 }
 
 /// Status, and body.
-type Answer = (u16, String);
+pub type Answer = (u16, String);
 
 impl Server {
-    fn start(more: &[&str]) -> Server {
-        let demo = demo();
+    pub fn start(more: &[&str]) -> Server {
+        Server::of(&[&[demo().as_str(), "--name", "demo"], more].concat())
+    }
+
+    /// Starts a server with these models and options.
+    pub fn of(arguments: &[&str]) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
-            .args(["serve", &demo, "--name", "demo", "--device", "cpu", "--port", "0"])
-            .args(["--threads", "1"])
-            .args(more)
+            .args(["serve", "--device", "cpu", "--port", "0", "--threads", "1"])
+            .args(arguments)
             .env_remove("FOREBAY_LOG")
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
@@ -194,7 +197,7 @@ impl Server {
     }
 
     /// Sends a request and does not wait for its answer. HTTP/1.0 has no chunks, and the connection ends with the answer.
-    fn begin(&self, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
+    pub fn begin(&self, method: &str, path: &str, headers: &str, body: &str) -> TcpStream {
         let mut stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(120))).unwrap();
         let host = if headers.contains("Host:") { "" } else { "Host: localhost\r\n" };
@@ -206,7 +209,7 @@ impl Server {
         stream
     }
 
-    fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
+    pub fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
         let mut text = Vec::new();
         let _ = self.begin(method, path, headers, body).read_to_end(&mut text);
         let text = String::from_utf8_lossy(&text);
@@ -215,18 +218,18 @@ impl Server {
         (status.unwrap_or_else(|| panic!("{head}")), body.to_owned())
     }
 
-    fn get(&self, path: &str) -> Answer {
+    pub fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, "", "")
     }
 
-    fn post(&self, path: &str, body: &Value) -> Value {
+    pub fn post(&self, path: &str, body: &Value) -> Value {
         let (status, answer) = self.ask("POST", path, "", &body.to_string());
         assert_eq!(status, 200, "{answer}");
         serde_json::from_str(&answer).unwrap_or_else(|error| panic!("{error}: {answer}"))
     }
 
     /// Returns the data of the events of a streamed answer.
-    fn events(&self, path: &str, body: &Value) -> Vec<Value> {
+    pub fn events(&self, path: &str, body: &Value) -> Vec<Value> {
         let (status, answer) = self.ask("POST", path, "", &body.to_string());
         assert_eq!(status, 200, "{answer}");
         let data = answer.lines().filter_map(|line| line.strip_prefix("data: "));
@@ -241,13 +244,18 @@ impl Server {
         (slots["running"].clone(), slots["waiting"].clone())
     }
 
-    fn signal(&self) {
+    pub fn signal(&self) {
         kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
     }
 
     /// Asks the server to end, and returns its exit status.
-    fn end(mut self) -> Option<i32> {
+    pub fn end(self) -> Option<i32> {
         self.signal();
+        self.wait()
+    }
+
+    /// Waits for the end of the server, and returns its exit status.
+    pub fn wait(mut self) -> Option<i32> {
         self.child.wait().unwrap().code()
     }
 }
@@ -259,7 +267,7 @@ impl Drop for Server {
     }
 }
 
-fn completion(prompt: &str, tokens: usize) -> Value {
+pub fn completion(prompt: &str, tokens: usize) -> Value {
     json!({ "model": "demo", "prompt": prompt, "max_tokens": tokens, "temperature": 0 })
 }
 
@@ -541,7 +549,7 @@ fn clients_that_go_or_stall_disturb_nobody() {
 
 #[test]
 fn a_signal_lets_answers_finish() {
-    let mut server = Server::start(&[]);
+    let server = Server::start(&[]);
     let request = with(completion("Once upon a time", 300), "stream", true.into());
     let mut stream = server.begin("POST", "/v1/completions", "", &request.to_string());
     let mut text = vec![0; 300];
@@ -551,5 +559,5 @@ fn a_signal_lets_answers_finish() {
     let text = String::from_utf8(text).unwrap();
     assert!(text.ends_with("data: [DONE]\n\n"), "{text}");
     assert!(text.contains("\"finish_reason\":\"length\""), "{text}");
-    assert_eq!(server.child.wait().unwrap().code(), Some(0));
+    assert_eq!(server.wait(), Some(0));
 }

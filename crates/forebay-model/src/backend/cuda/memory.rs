@@ -55,6 +55,23 @@ impl DeviceFacts {
         DeviceFacts { multiprocessors, free_bytes, total_bytes }
     }
 
+    /// Returns the memory that the driver's context and the code of kernels take.
+    pub fn context_bytes(&self) -> u64 {
+        self.total_bytes.saturating_sub(self.free_bytes).min(CONTEXT_BYTES_MAX) + CODE_BYTES
+    }
+
+    /// Returns the memory that a plan may use, within a budget for everything on the GPU. The driver's context already
+    /// exists, so only the rest has to fit in free memory.
+    fn budget_bytes(&self, vram_bytes: Option<u64>) -> u64 {
+        let available = self.free_bytes + self.context_bytes() - CODE_BYTES;
+        vram_bytes.map_or(available, |vram| vram.min(available))
+    }
+
+    /// Returns the memory that is left for models within a budget for everything on the GPU.
+    pub fn room_bytes(&self, vram_bytes: Option<u64>) -> u64 {
+        self.budget_bytes(vram_bytes).saturating_sub(self.context_bytes())
+    }
+
     /// Returns the plan that [`super::CudaPlan::new`] makes for such a GPU.
     ///
     /// # Errors
@@ -181,12 +198,8 @@ impl DevicePlan {
             Share::new(facts, architecture, weights, &cache, sub_layers, stays_on_disk)
         };
         let mut share = share_with(SubLayerPlan::resident(weights), false)?;
-        let DeviceFacts { free_bytes: free, total_bytes: total, .. } = *facts;
-        let context_bytes = total.saturating_sub(free).min(CONTEXT_BYTES_MAX) + CODE_BYTES;
-        // The driver's context already exists, so only the rest has to fit in free memory.
-        let available = free + context_bytes - CODE_BYTES;
-        let budget_bytes = vram_bytes.map_or(available, |vram| vram.min(available));
-        let left = budget_bytes.saturating_sub(context_bytes);
+        let (context_bytes, left) = (facts.context_bytes(), facts.room_bytes(vram_bytes));
+        let budget_bytes = facts.budget_bytes(vram_bytes);
         let all_experts = share.weights.experts_of.iter().flatten();
         let expert_bytes: u64 = all_experts.map(|of| of.slot_bytes * of.count as u64).sum();
         let too_small = |share: &Share, more_bytes: u64| {
@@ -219,7 +232,7 @@ impl DevicePlan {
             }
         }
         let vram = VramUse {
-            budget_bytes: vram_bytes.unwrap_or(available),
+            budget_bytes: vram_bytes.unwrap_or(budget_bytes),
             budget_chosen_by_user: vram_bytes.is_some(),
             context_bytes,
             weights_bytes: share.weights.dense.bytes() + share.weights.experts.bytes(),

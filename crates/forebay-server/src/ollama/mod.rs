@@ -2,12 +2,14 @@
 //!
 //! Source: Ollama's documentation, "API". Durations are in nanoseconds.
 
+mod lists;
+
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use forebay_chat::{Message, Think};
 use forebay_engine::engine::RequestEnd;
@@ -19,13 +21,13 @@ use serde_json::{Map, Value, json};
 use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::{self, ApiError, ErrorForm};
+use crate::models::{Entry, KeepAlive, Lease};
 use crate::openai::answer::Choice;
 use crate::openai::{Input, Wanted};
-use crate::run::{Piece, Update};
+use crate::run::{Answers, Piece, Update};
 use crate::stream::{self, Encode};
 
-/// Version of Ollama whose interface this is. Some clients refuse servers that are too old.
-const VERSION: &str = "0.13.0";
+pub use self::lists::{not_implemented, ps, show, tags, version};
 
 /// The form of errors of Ollama.
 pub struct Form;
@@ -53,6 +55,7 @@ struct Body {
     think: Option<Value>,
     tools: Option<Value>,
     images: Option<Vec<Value>>,
+    keep_alive: Option<Value>,
     #[serde(default)]
     options: Options,
 }
@@ -106,24 +109,28 @@ pub async fn generate(
 
 async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Response, Failure> {
     let own = app.clone();
-    let prepare = move || {
+    let read = move || {
         let body: Body = read(&body)?;
-        own.check_model(body.model.as_deref())?;
+        let keep_alive = KeepAlive::of_json(body.keep_alive.as_ref().unwrap_or(&Value::Null));
+        let keep_alive = keep_alive.map_err(|why| ApiError::bad(format!("keep_alive {why}")))?;
         let wanted = wanted(endpoint, &body)?;
-        wanted.map(|wanted| Ok((wanted.stream, own.prepare(wanted)?))).transpose()
+        Ok((own.models.entry(body.model.as_deref())?, keep_alive, wanted))
     };
-    let Some((streams, prepared)) = app::work(prepare).await? else {
-        // A request without a prompt loads the model, which is loaded already.
-        let mut loaded = part(&app.model.name, endpoint, &Shown::default());
-        (loaded["done"], loaded["done_reason"]) = (true.into(), "load".into());
-        return Ok(Json(loaded).into_response());
+    let (entry, keep_alive, wanted) = app::work(read).await?;
+    let Some(wanted) = wanted else {
+        return load_or_unload(&app, endpoint, entry, keep_alive).await;
     };
-    let answers = app.start(&prepared).await?;
-    let lines = Lines { app, endpoint, calls: Vec::new(), ended: false };
+    let asked = Instant::now();
+    let lease = app.models.get(entry, keep_alive).await?;
+    let load_time = asked.elapsed();
+    let streams = wanted.stream;
+    let prepared = app::prepare(&lease, wanted).await?;
+    let answers = Answers::start(&lease, &prepared).await?;
+    let lines = Lines { lease, endpoint, load_time, calls: Vec::new(), ended: false };
     if streams {
         return Ok(stream::response(answers, lines));
     }
-    let choices = lines.app.all(answers).await?;
+    let choices = answers.all().await?;
     let choice = choices.first().ok_or_else(ApiError::stopped)?;
     let shown = Shown {
         content: choice.message.content.clone(),
@@ -131,6 +138,29 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
         calls: choice.message.tool_calls.iter().map(|c| call(&c.name, &c.arguments)).collect(),
     };
     Ok(Json(lines.last(choice, &shown)).into_response())
+}
+
+/// Answers a request without a prompt: it loads the model, or unloads it if it shall not stay.
+async fn load_or_unload(
+    app: &App,
+    endpoint: Endpoint,
+    entry: Entry,
+    keep_alive: Option<KeepAlive>,
+) -> Result<Response, Failure> {
+    let name = entry.name.clone();
+    let reason = match keep_alive {
+        Some(KeepAlive::For(Duration::ZERO)) => {
+            app.models.unload(&entry).await;
+            "unload"
+        }
+        _ => {
+            drop(app.models.get(entry, keep_alive).await?);
+            "load"
+        }
+    };
+    let mut done = part(&name, endpoint, &Shown::default());
+    (done["done"], done["done_reason"]) = (true.into(), reason.into());
+    Ok(Json(done).into_response())
 }
 
 /// Reads a request. Returns `None` if it has no prompt.
@@ -294,8 +324,10 @@ fn part(model: &str, endpoint: Endpoint, shown: &Shown) -> Value {
 
 /// The lines of an answer.
 struct Lines {
-    app: Arc<App>,
+    lease: Lease,
     endpoint: Endpoint,
+    /// Time that the request waited for its model to be loaded.
+    load_time: Duration,
     /// Names and arguments of the calls so far.
     calls: Vec<(String, String)>,
     ended: bool,
@@ -322,25 +354,26 @@ impl Lines {
 
     fn line(&self, shown: &Shown, out: &mut String) {
         if !shown.content.is_empty() || !shown.thinking.is_empty() || !shown.calls.is_empty() {
-            stream::line(&part(&self.app.model.name, self.endpoint, shown), out);
+            stream::line(&part(&self.lease.name, self.endpoint, shown), out);
         }
     }
 
     /// Returns the last line.
     fn last(&self, choice: &Choice, shown: &Shown) -> Value {
-        let mut line = part(&self.app.model.name, self.endpoint, shown);
+        let mut line = part(&self.lease.name, self.endpoint, shown);
         let reason = match choice.end {
             RequestEnd::MaxTokens | RequestEnd::ContextFull => "length",
             _ => "stop",
         };
         let statistics = &choice.statistics;
         let nanoseconds = |seconds: f64| (seconds * 1e9) as u64;
+        let load_seconds = self.load_time.as_secs_f64();
         let first = statistics.first_token_seconds.unwrap_or(statistics.total_seconds);
         let fields = json!({
             "done": true,
             "done_reason": reason,
-            "total_duration": nanoseconds(statistics.total_seconds),
-            "load_duration": 0,
+            "total_duration": nanoseconds(load_seconds + statistics.total_seconds),
+            "load_duration": nanoseconds(load_seconds),
             "prompt_eval_count": statistics.prompt_tokens,
             "prompt_eval_duration": nanoseconds(first - statistics.waited_seconds),
             "eval_count": statistics.generated_tokens,
@@ -374,7 +407,7 @@ impl Encode for Lines {
                 shown.calls = self.calls.iter().map(|(name, text)| call(name, text)).collect();
                 self.line(&shown, out);
                 if answer.has_failed() {
-                    let error = self.app.failure_of(std::slice::from_ref(&*answer));
+                    let error = self.lease.failure_of(std::slice::from_ref(&*answer));
                     return self.failed(&error, out);
                 }
                 stream::line(&self.last(&answer, &Shown::default()), out);
@@ -388,100 +421,4 @@ impl Encode for Lines {
             self.failed(&ApiError::stopped(), out);
         }
     }
-}
-
-/// `GET /api/version`.
-pub async fn version() -> Json<Value> {
-    Json(json!({ "version": VERSION }))
-}
-
-/// `GET /api/tags`.
-pub async fn tags(State(app): State<Arc<App>>) -> Json<Value> {
-    Json(json!({ "models": [entry(&app)] }))
-}
-
-/// `GET /api/ps`.
-pub async fn ps(State(app): State<Arc<App>>) -> Json<Value> {
-    let mut entry = entry(&app);
-    let report = app.model.worker.report();
-    let vram = report.session.vram.as_ref().map_or(0, |vram| vram.total_bytes);
-    entry["size_vram"] = vram.into();
-    entry["context_length"] = app.model.context.into();
-    // The model stays until the server ends.
-    entry["expires_at"] = "9999-12-31T23:59:59Z".into();
-    Json(json!({ "models": [entry] }))
-}
-
-/// Returns the description of the model in lists.
-fn entry(app: &App) -> Value {
-    let name = format!("{}:latest", app.model.name);
-    let started = jiff::Timestamp::from_second(app.created as i64).unwrap_or_default();
-    json!({
-        "name": name,
-        "model": name,
-        "modified_at": started.to_string(),
-        "size": app.model.info.file_bytes,
-        "digest": "",
-        "details": details(app),
-    })
-}
-
-fn details(app: &App) -> Value {
-    let info = &app.model.info;
-    let largest = info.types.iter().max_by_key(|of| of.bytes).map_or("", |of| of.name);
-    json!({
-        "parent_model": "",
-        "format": info.format,
-        "family": info.architecture,
-        "families": [info.architecture],
-        "parameter_size": format!("{:.1}B", info.parameters as f64 / 1e9),
-        "quantization_level": largest,
-    })
-}
-
-#[derive(Deserialize)]
-struct Named {
-    model: Option<String>,
-    name: Option<String>,
-}
-
-/// `POST /api/show`.
-pub async fn show(
-    State(app): State<Arc<App>>,
-    Received(body): Received,
-) -> Result<Json<Value>, Failure> {
-    let named: Named = read(&body)?;
-    app.check_model(named.model.or(named.name).as_deref())?;
-    let info = &app.model.info;
-    let family = info.architecture;
-    let mut capabilities = vec!["completion"];
-    let template = app.model.template.source();
-    if app.model.format.calls_tools() {
-        capabilities.push("tools");
-    }
-    if app.model.format.reasons() {
-        capabilities.push("thinking");
-    }
-    Ok(Json(json!({
-        "modelfile": "",
-        "parameters": "",
-        "template": template,
-        "details": details(&app),
-        "model_info": {
-            "general.architecture": family,
-            "general.parameter_count": info.parameters,
-            format!("{family}.context_length"): info.context_trained,
-            format!("{family}.embedding_length"): info.hidden,
-            format!("{family}.block_count"): info.layers,
-            format!("{family}.attention.head_count"): info.heads,
-            format!("{family}.attention.head_count_kv"): info.kv_heads,
-        },
-        "capabilities": capabilities,
-    })))
-}
-
-/// Answers requests that this server cannot follow.
-pub async fn not_implemented() -> Failure {
-    let why = "this server does not make or change models";
-    ApiError::new(StatusCode::NOT_IMPLEMENTED, why).into()
 }

@@ -1,0 +1,132 @@
+//! A loaded model, and the part of it that stays when it leaves.
+
+use std::sync::Arc;
+
+use forebay_chat::Format;
+use forebay_engine::engine::{EngineOptions, RequestEnd};
+use forebay_engine::{ModelInfo, ModelText};
+use forebay_grammar::Compiler;
+use forebay_text::{ChatTemplate, Tokenizer};
+
+use crate::ServeError;
+use crate::error::ApiError;
+use crate::metrics::Counts;
+use crate::models::{Loaded, Memory};
+use crate::openai::Wanted;
+use crate::openai::answer::Choice;
+use crate::prepare::{Preparation, Prepared};
+use crate::worker::Worker;
+
+/// Template for models that have none: a dialogue in plain text.
+const PLAIN_TEMPLATE: &str = "{% for message in messages %}{% if message.role == 'user' %}User: \
+{{ message.content }}\n{% elif message.role == 'assistant' %}Assistant: {{ message.content }}\n\
+{% else %}{{ message.content }}\n{% endif %}{% endfor %}{% if add_generation_prompt %}Assistant:{% endif %}";
+
+/// Text that begins the next turn of such a dialogue.
+const PLAIN_STOP: &str = "\nUser:";
+
+/// What turns requests for a model into tokens, and tokens into text. It needs no weights.
+pub struct Text {
+    pub info: ModelInfo,
+    pub tokenizer: Arc<Tokenizer>,
+    pub template: ChatTemplate,
+    pub format: Format,
+    compiler: Compiler,
+    /// True if the model has no template of its own.
+    is_plain: bool,
+}
+
+impl Text {
+    /// Prepares the text of a model. `name` is how requests call it.
+    ///
+    /// # Errors
+    /// Returns an error if the chat template is damaged.
+    pub fn new(name: &str, text: ModelText) -> Result<Text, ServeError> {
+        let ModelText { info, tokenizer, chat_template } = text;
+        let is_plain = chat_template.is_none();
+        if is_plain {
+            tracing::warn!(
+                "{name} has no chat template: chats are plain text, \"User:\" and \"Assistant:\""
+            );
+        }
+        let template = match chat_template {
+            Some(own) => own,
+            None => ChatTemplate::from_source(PLAIN_TEMPLATE, "", "")?,
+        };
+        let format = Format::recognise(Some(&template), Some(&tokenizer))?;
+        let compiler = Compiler::new(&tokenizer);
+        Ok(Text { info, tokenizer, template, format, compiler, is_plain })
+    }
+
+    /// Makes tokens of a request's prompt.
+    ///
+    /// # Errors
+    /// Returns an error if the prompt is empty, or if the template refuses the conversation.
+    pub fn prepare(&self, wanted: Wanted) -> Result<Prepared, ApiError> {
+        let preparation = Preparation {
+            tokenizer: &self.tokenizer,
+            compiler: &self.compiler,
+            template: Some(&self.template),
+            format: self.format.clone(),
+            max_tokens: None,
+            exact_thinking: false,
+        };
+        let mut prepared = preparation.prepare(wanted, fastrand::u64(..))?;
+        if self.is_plain && !prepared.continues {
+            prepared.stops.push(PLAIN_STOP.to_owned());
+        }
+        Ok(prepared)
+    }
+}
+
+/// A model that answers requests.
+pub struct Model {
+    pub name: String,
+    pub text: Arc<Text>,
+    pub context: usize,
+    pub worker: Worker,
+    pub load_seconds: f64,
+    pub memory: Memory,
+    pub counts: Counts,
+}
+
+impl Model {
+    /// Starts the engine of an open model. `text` is the model's own from an earlier load.
+    ///
+    /// # Errors
+    /// Returns an error if the model has no tokenizer or its chat template is damaged.
+    pub fn start(
+        name: &str,
+        loaded: Loaded,
+        text: Option<Arc<Text>>,
+        options: &EngineOptions,
+        counts: Counts,
+    ) -> Result<Model, ServeError> {
+        let Loaded { session, memory } = loaded;
+        let text = match text {
+            Some(text) => text,
+            None => Arc::new(Text::new(name, session.text()?)?),
+        };
+        Ok(Model {
+            name: name.to_owned(),
+            text,
+            context: session.context(),
+            load_seconds: session.statistics().load_seconds,
+            worker: Worker::start(session, options)?,
+            memory,
+            counts,
+        })
+    }
+
+    /// Returns why answers failed.
+    pub fn failure_of(&self, choices: &[Choice]) -> ApiError {
+        let why = choices.iter().find_map(|choice| match &choice.end {
+            RequestEnd::Failed(why) => Some(why.clone()),
+            _ => None,
+        });
+        match why.or_else(|| self.worker.failure()) {
+            Some(why) => ApiError::new(axum::http::StatusCode::INTERNAL_SERVER_ERROR, why),
+            None => ApiError::stopped(),
+        }
+    }
+}

@@ -1,0 +1,161 @@
+//! The command `forebay serve`: answers requests of other programs.
+
+mod library;
+mod loader;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use forebay_engine::engine::{EngineOptions, Latency};
+use forebay_engine::{Interrupt, SessionOptions};
+use forebay_server::{
+    Entry, KeepAlive, Keys, Library as _, Listener, Loader as _, Memory, Models, ModelsOptions,
+    ServeError, ServerOptions,
+};
+
+use self::library::ServedModels;
+use self::loader::SessionLoader;
+use crate::args::ServeArgs;
+use crate::config;
+use crate::demo;
+use crate::failure::{Failure, Outcome};
+use crate::interrupt;
+use crate::open;
+use crate::output;
+
+/// Time between two looks at the signal while a model loads.
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+pub fn run(args: ServeArgs) -> Outcome {
+    let options = config::session(&args.budget)?;
+    let paths = match args.model.is_empty() && args.models.is_none() {
+        true => vec![demo::find()?],
+        false => args.model.clone(),
+    };
+    let (name, folder) = (args.name.as_deref(), args.models.as_deref());
+    let served = ServedModels::new(&paths, name, folder, args.keep_alive)?;
+    let listener = Listener::bind(server_options(&args)?).map_err(refused)?;
+    let may_switch = args.models.is_some() || paths.len() > 1;
+    let loader = SessionLoader::new(options, args.parallel, args.kv_tokens, may_switch)?;
+    let loader = Arc::new(loader);
+    let options = ModelsOptions {
+        engine: EngineOptions {
+            latency: args.max_latency.map_or(Latency::Automatic, Latency::AtMost),
+            waiting: args.queue,
+            ..EngineOptions::default()
+        },
+        keep_alive: args.keep_alive.unwrap_or(KeepAlive::USUAL),
+        waiting: args.queue,
+    };
+    let models = Models::new(served.clone(), loader.clone(), options)?;
+    let loaded = load_named(&served.named, &loader, &models)?;
+    let address = listener.address();
+    match (served.list().as_slice(), loaded.as_slice()) {
+        ([only], [(_, parallel)]) => {
+            output::tell!(
+                "{} answers at http://{address}, {parallel} requests at a time",
+                only.name
+            );
+        }
+        (all, loaded) => output::tell!(
+            "forebay answers at http://{address}, with {} models, of which {} are loaded{}",
+            all.len(),
+            loaded.len(),
+            loaded.iter().map(|(name, _)| format!(" {name}")).collect::<String>()
+        ),
+    }
+    let token = interrupt::token();
+    let mut told = false;
+    listener.serve(models, || {
+        if token.is_requested() && !std::mem::replace(&mut told, true) {
+            output::tell!("the server ends when its answers are finished; Ctrl-C ends it at once");
+        }
+        told
+    })?;
+    Ok(())
+}
+
+/// Loads the first of the models, and the others as long as they fit beside each other. Returns the names of those that are
+/// loaded, and how many requests each runs at a time.
+fn load_named(
+    named: &[Entry],
+    loader: &SessionLoader,
+    models: &Models,
+) -> Outcome<Vec<(String, usize)>> {
+    let (mut held, mut loaded) = (Memory::default(), Vec::new());
+    for entry in named {
+        let free = loader.memory() - held;
+        let room = (!loaded.is_empty()).then_some(free);
+        if room.is_some() && !loader.whole(&entry.path)?.fits(free) {
+            continue;
+        }
+        let opened = while_interruptible(|interrupt| {
+            let path = &entry.path;
+            let change = |options: &mut SessionOptions| options.interrupt = interrupt;
+            loader.open(path, room, change, |options| open::session(path, options, "--ctx"))
+        })?;
+        held = held + opened.memory;
+        loaded.push((entry.name.clone(), models.add(entry, opened)?));
+    }
+    Ok(loaded)
+}
+
+/// Resolves where the server listens.
+fn server_options(args: &ServeArgs) -> Outcome<ServerOptions> {
+    let keys = match &args.listen.api_key_file {
+        None => Keys::default(),
+        Some(file) => {
+            let text = std::fs::read_to_string(file)
+                .with_context(|| format!("{}: cannot be read as text", file.display()))?;
+            let keys = Keys::read(&text);
+            if keys.is_empty() {
+                return Err(anyhow!("{}: there is no key", file.display()).into());
+            }
+            keys
+        }
+    };
+    Ok(ServerOptions {
+        address: SocketAddr::new(args.listen.host, args.listen.port),
+        keys,
+        insecure: args.listen.insecure,
+        origins: args.listen.cors.clone(),
+        body_bytes: usize::try_from(args.listen.max_body).unwrap_or(usize::MAX),
+    })
+}
+
+/// Tells a mistake in the arguments from other reasons.
+fn refused(error: ServeError) -> Failure {
+    match error {
+        ServeError::Open { .. } | ServeError::Origin { .. } => Failure::Usage(error.to_string()),
+        error => error.into(),
+    }
+}
+
+/// Opens a model so that a signal ends the load, but not the passes of the engine later: requests that run then are finished.
+fn while_interruptible<T>(open: impl FnOnce(Interrupt) -> Outcome<T>) -> Outcome<T> {
+    let (signal, load) = (interrupt::token(), Interrupt::new());
+    let own = load.clone();
+    let done = Arc::new(AtomicBool::new(false));
+    let watch = {
+        let done = done.clone();
+        move || {
+            while !done.load(Ordering::Relaxed) && !load.is_requested() {
+                if signal.is_requested() {
+                    load.request();
+                }
+                thread::sleep(LOOK_EVERY);
+            }
+        }
+    };
+    let watch = thread::Builder::new().name("load-signal".into()).spawn(watch)?;
+    let opened = open(own);
+    done.store(true, Ordering::Relaxed);
+    if watch.join().is_err() {
+        return Err(anyhow!("the thread that waits for signals has panicked").into());
+    }
+    opened
+}
