@@ -18,7 +18,7 @@ fn demo() -> PathBuf {
 
 fn open(sequences: usize, swap_bytes: Option<u64>) -> Session {
     let options = SessionOptions {
-        context: Some(256),
+        context: Some(448),
         threads: Some(2),
         sequences,
         swap_bytes,
@@ -27,16 +27,19 @@ fn open(sequences: usize, swap_bytes: Option<u64>) -> Session {
     Session::open(&demo(), &options, &mut |_, _| {}).unwrap()
 }
 
+const ONLY: &str =
+    "a very long text that is the only one and goes on until there is no more to be said";
+
 /// A schema whose names are long, so that most tokens of an answer are forced.
 fn schema() -> Value {
     json!({
         "type": "object",
         "properties": {
-            "name_of_the_person": { "type": "string", "maxLength": 12 },
-            "number_of_children": { "type": "integer", "minimum": 0, "maximum": 20 },
-            "lives_in_the_forest": { "type": "boolean" },
+            "name_of_the_person_who_lived_in_the_old_house_at_the_end_of_the_road": { "type": "string", "maxLength": 12 },
+            "number_of_children_who_played_in_the_garden_behind_the_old_house": { "type": "integer", "minimum": 0, "maximum": 20 },
+            "lives_in_the_forest_on_the_other_side_of_the_river_and_the_hill": { "type": "boolean" },
         },
-        "required": ["name_of_the_person", "number_of_children", "lives_in_the_forest"],
+        "required": ["name_of_the_person_who_lived_in_the_old_house_at_the_end_of_the_road", "number_of_children_who_played_in_the_garden_behind_the_old_house", "lives_in_the_forest_on_the_other_side_of_the_river_and_the_hill"],
         "additionalProperties": false,
     })
 }
@@ -49,7 +52,7 @@ fn requests(tokenizer: &Arc<Tokenizer>) -> Vec<(Request, Option<Grammar>)> {
         Some(compile(Rules::Regex("The (old|young) (king|queen) had [1-9] horses\\.".into()))),
         None,
         Some(compile(Rules::JsonSchema(schema()))),
-        Some(compile(Rules::one_of(["a very long text that is the only one"]))),
+        Some(compile(Rules::one_of([ONLY]))),
     ];
     let of = |(number, grammar): (usize, Option<Grammar>)| {
         let text = ["Once upon a time", "The king", "A fox"][number % 3];
@@ -58,7 +61,7 @@ fn requests(tokenizer: &Arc<Tokenizer>) -> Vec<(Request, Option<Grammar>)> {
             _ => Sampling::greedy(),
         };
         let options =
-            GenerateOptions { max_tokens: Some(120), sampling, ..GenerateOptions::default() };
+            GenerateOptions { max_tokens: Some(400), sampling, ..GenerateOptions::default() };
         let prompt = tokenizer.encode(text, true, false).unwrap();
         let request = Request { prompt, options, grammar: grammar.clone(), ..Request::default() };
         (request, grammar)
@@ -96,9 +99,13 @@ fn run(
 
 fn is_valid(text: &str) -> bool {
     let Ok(value) = serde_json::from_str::<Value>(text) else { return false };
-    value["name_of_the_person"].as_str().is_some_and(|name| name.chars().count() <= 12)
-        && value["number_of_children"].as_u64().is_some_and(|number| number <= 20)
-        && value["lives_in_the_forest"].is_boolean()
+    value["name_of_the_person_who_lived_in_the_old_house_at_the_end_of_the_road"]
+        .as_str()
+        .is_some_and(|name| name.chars().count() <= 12)
+        && value["number_of_children_who_played_in_the_garden_behind_the_old_house"]
+            .as_u64()
+            .is_some_and(|number| number <= 20)
+        && value["lives_in_the_forest_on_the_other_side_of_the_river_and_the_hill"].is_boolean()
         && value.as_object().is_some_and(|fields| fields.len() == 3)
 }
 
@@ -118,7 +125,7 @@ fn answers_follow_their_grammar_alone_and_beside_others() {
         assert!(passes + 12 < tokens, "{passes} passes for {tokens} tokens");
     }
     assert!(texts[1].starts_with("The ") && texts[1].ends_with(" horses."), "{}", texts[1]);
-    assert_eq!(texts[4], "a very long text that is the only one");
+    assert_eq!(texts[4], ONLY);
 
     // Beside others, and one at a time where each one suspends the one before, in the middle of forced tokens or not.
     for (sequences, steps, swap_bytes) in
