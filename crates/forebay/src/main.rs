@@ -1,4 +1,4 @@
-//! The command line: `forebay run`, `serve`, `plan`, `bench`, `load`, `doctor`, `inspect`, `logits`, `tokenize`,
+//! The command line: `forebay run`, `serve`, `pull`, `list`, `rm`, `plan`, `bench`, `load`, `doctor`, `inspect`, `logits`, `tokenize`,
 //! `render`, `synth`, `pack`, `verify`, `trace-io`, `replay`, `assess`, `completions`.
 //!
 //! `args` defines the arguments, `config` resolves them, and `commands` runs the commands. Results go to standard
@@ -13,6 +13,7 @@ mod demo;
 mod failure;
 mod help;
 mod interrupt;
+mod library;
 mod log;
 mod open;
 mod output;
@@ -25,6 +26,7 @@ mod tracing_file;
 mod unfinished;
 mod usage;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use args::{Cli, Command};
@@ -50,14 +52,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Outcome {
+fn run(mut cli: Cli) -> Outcome {
     log::start(cli.log)?;
     interrupt::install();
     unfinished::begin(&cli.command);
-    dispatch(cli.command)
+    library::resolve(&mut cli.command, cli.models.as_deref())?;
+    dispatch(cli.command, cli.models)
 }
 
-fn dispatch(command: Command) -> Outcome {
+/// Runs a command. `models` is the folder of the library, if the user named it.
+fn dispatch(command: Command, models: Option<PathBuf>) -> Outcome {
     if has_long_work(&command) {
         interrupt::cooperate();
     }
@@ -66,6 +70,9 @@ fn dispatch(command: Command) -> Outcome {
         Command::Plan(args) => commands::plan::run(args),
         Command::Batch(args) => commands::batch::run(args),
         Command::Serve(args) => commands::serve::run(args),
+        Command::Pull(args) => commands::pull::run(args, models),
+        Command::List(args) => commands::list::run(args, models),
+        Command::Rm(args) => commands::rm::run(args, models),
         Command::Bench(args) => commands::bench::run(args),
         Command::Replay(args) => commands::replay::run(args),
         Command::Assess(args) => commands::assess::run(args),
@@ -89,6 +96,7 @@ fn has_long_work(command: &Command) -> bool {
         Command::Run(_)
         | Command::Batch(_)
         | Command::Serve(_)
+        | Command::Pull(_)
         | Command::Bench(_)
         | Command::Replay(_)
         | Command::Assess(_)
@@ -99,6 +107,8 @@ fn has_long_work(command: &Command) -> bool {
         | Command::Pack(_)
         | Command::Verify(_) => true,
         Command::Plan(_)
+        | Command::List(_)
+        | Command::Rm(_)
         | Command::TraceIo(_)
         | Command::Inspect(_)
         | Command::Tokenize(_)
