@@ -82,7 +82,7 @@ pub const LIST: &str = "\
 Examples:
   forebay list
   forebay list --json
-  forebay list --models /mnt/models";
+  forebay list --models models/";
 
 pub const RM: &str = "\
 Examples:
