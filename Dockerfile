@@ -1,5 +1,6 @@
 # docker build -t forebay .
 # docker run --rm -it -v "$PWD:/models:ro" forebay run /models/MODEL.gguf
+# docker run --rm -it -v forebay:/home/forebay/.local/share/forebay forebay pull OWNER/REPO
 # With a GPU, `--gpus all` brings the driver. The image needs nothing else from CUDA.
 #
 # Reads past the page cache use io_uring, which Docker's default seccomp profile forbids. forebay then reads with a pool of
@@ -12,11 +13,15 @@ ARG FEATURES=""
 RUN cargo build --locked --profile dist -p forebay $FEATURES
 
 FROM debian:bookworm-slim
+# `forebay pull` checks certificates against those of the system.
+RUN apt-get update && apt-get install --yes --no-install-recommends ca-certificates && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 10001 forebay
 COPY --from=build /source/target/dist/forebay /usr/local/bin/forebay
 # What the NVIDIA container toolkit gives the container: the driver for computing, and nvidia-smi.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER forebay
 WORKDIR /home/forebay
+# A new volume that is mounted here belongs to the user, too.
+RUN mkdir -p .local/share/forebay
 ENTRYPOINT ["forebay"]
 CMD ["--help"]

@@ -31,7 +31,7 @@ use forebay_text::TextError;
 
 pub use access::Keys;
 pub use models::{
-    Entry, KeepAlive, Library, LoadError, Loaded, Loader, Memory, Models, ModelsOptions,
+    Catalogue, Entry, KeepAlive, LoadError, Loaded, Loader, Memory, Models, ModelsOptions,
 };
 pub use prepare::{Preparation, Prepared};
 pub use run::{Update, sink};

@@ -3,6 +3,7 @@
 mod assess;
 mod bench;
 mod cpu_offload;
+mod library;
 pub mod parse;
 mod plan;
 mod ps;
@@ -29,6 +30,7 @@ use crate::size;
 pub use assess::AssessArgs;
 pub use bench::{BatchArgs, BenchArgs, Parallel};
 pub use cpu_offload::CpuOffloadArgs;
+pub use library::{ListArgs, PullArgs, RmArgs};
 pub use plan::PlanArgs;
 pub use ps::PsArgs;
 pub use run::{ChatArgs, OnFullArg, RunArgs, SamplingArgs};
@@ -46,6 +48,10 @@ pub struct Cli {
     /// [default: $FOREBAY_LOG, else warn]
     #[arg(long, global = true, value_name = "LEVEL", value_parser = LogFilter::parse, help_heading = "Log")]
     pub log: Option<LogFilter>,
+    /// Folder of the model library, whose names may stand for MODEL [default: $FOREBAY_MODELS, else
+    /// ~/.local/share/forebay/models]
+    #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Library")]
+    pub models: Option<PathBuf>,
 }
 
 #[derive(Subcommand)]
@@ -65,6 +71,15 @@ pub enum Command {
     /// List the models that a running server has loaded
     #[command(after_help = help::PS)]
     Ps(PsArgs),
+    /// Download a model from Hugging Face into the library, or go on where an earlier pull ended
+    #[command(after_help = help::PULL)]
+    Pull(PullArgs),
+    /// List the models of the library
+    #[command(after_help = help::LIST)]
+    List(ListArgs),
+    /// Remove models from the library
+    #[command(after_help = help::RM)]
+    Rm(RmArgs),
     /// Measure prompt and generation speed
     #[command(after_help = help::BENCH)]
     Bench(BenchArgs),

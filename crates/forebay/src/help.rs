@@ -13,6 +13,7 @@ pub fn reflow(text: &str) -> String {
 pub const TOP: &str = "\
 Start here:
   forebay run                    the demo model writes a story
+  forebay pull OWNER/REPO        download a model from Hugging Face
   forebay run MODEL --ram 8GiB   chat with a model larger than 8 GiB
   forebay inspect MODEL          what the model is made of
 
@@ -73,6 +74,31 @@ Examples:
   forebay ps
   forebay ps --server http://gpu-machine:8080 --api-key-file keys.txt
   FOREBAY_HOST=gpu-machine:8080 forebay ps --json";
+
+pub const PULL: &str = "\
+Examples:
+  forebay pull unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M
+  forebay pull hf.co/unsloth/Qwen3-0.6B-GGUF
+  forebay run unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M --vram 8GiB
+  forebay pull Qwen/Qwen3-0.6B --revision main --jobs 4
+
+After Ctrl-C or a failure, the same command goes on where the pull ended. Every file is compared with
+its checksum before it gets its name. HF_ENDPOINT names another hub; HF_TOKEN, or the file of
+Hugging Face's own login, gives access to private and gated models.";
+
+pub const LIST: &str = "\
+Examples:
+  forebay list
+  forebay list --json
+  forebay list --models models/";
+
+pub const RM: &str = "\
+Examples:
+  forebay rm unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M
+  forebay rm unsloth/Qwen3-0.6B-GGUF Qwen/Qwen3-0.6B
+
+A name whose pull is not finished is removed with what has arrived. Files that another name has, too,
+stay.";
 
 pub const BENCH: &str = "\
 Examples:

@@ -1,5 +1,5 @@
-//! The command line: `forebay run`, `serve`, `ps`, `plan`, `bench`, `load`, `doctor`, `inspect`, `logits`, `tokenize`,
-//! `render`, `synth`, `pack`, `verify`, `trace-io`, `replay`, `assess`, `completions`.
+//! The command line: `forebay run`, `serve`, `ps`, `pull`, `list`, `rm`, `plan`, `bench`, `load`, `doctor`, `inspect`,
+//! `logits`, `tokenize`, `render`, `synth`, `pack`, `verify`, `trace-io`, `replay`, `assess`, `completions`.
 //!
 //! `args` defines the arguments, `config` resolves them, and `commands` runs the commands. Results go to standard
 //! output. Progress, logs and statistics for people go to standard error.
@@ -13,6 +13,7 @@ mod demo;
 mod failure;
 mod help;
 mod interrupt;
+mod library;
 mod log;
 mod open;
 mod output;
@@ -26,6 +27,7 @@ mod tracing_file;
 mod unfinished;
 mod usage;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use args::{Cli, Command};
@@ -51,14 +53,16 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(cli: Cli) -> Outcome {
+fn run(mut cli: Cli) -> Outcome {
     log::start(cli.log)?;
     interrupt::install();
     unfinished::begin(&cli.command);
-    dispatch(cli.command)
+    library::resolve(&mut cli.command, cli.models.as_deref())?;
+    dispatch(cli.command, cli.models)
 }
 
-fn dispatch(command: Command) -> Outcome {
+/// Runs a command. `models` is the folder of the library, if the user named it.
+fn dispatch(command: Command, models: Option<PathBuf>) -> Outcome {
     if has_long_work(&command) {
         interrupt::cooperate();
     }
@@ -66,8 +70,11 @@ fn dispatch(command: Command) -> Outcome {
         Command::Run(args) => commands::run::run(args),
         Command::Plan(args) => commands::plan::run(args),
         Command::Batch(args) => commands::batch::run(args),
-        Command::Serve(args) => commands::serve::run(args),
+        Command::Serve(args) => commands::serve::run(args, models),
         Command::Ps(args) => commands::ps::run(args),
+        Command::Pull(args) => commands::pull::run(args, models),
+        Command::List(args) => commands::list::run(args, models),
+        Command::Rm(args) => commands::rm::run(args, models),
         Command::Bench(args) => commands::bench::run(args),
         Command::Replay(args) => commands::replay::run(args),
         Command::Assess(args) => commands::assess::run(args),
@@ -91,6 +98,7 @@ fn has_long_work(command: &Command) -> bool {
         Command::Run(_)
         | Command::Batch(_)
         | Command::Serve(_)
+        | Command::Pull(_)
         | Command::Bench(_)
         | Command::Replay(_)
         | Command::Assess(_)
@@ -102,6 +110,8 @@ fn has_long_work(command: &Command) -> bool {
         | Command::Verify(_) => true,
         Command::Ps(_)
         | Command::Plan(_)
+        | Command::List(_)
+        | Command::Rm(_)
         | Command::TraceIo(_)
         | Command::Inspect(_)
         | Command::Tokenize(_)

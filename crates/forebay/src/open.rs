@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::Context as _;
 use forebay_engine::{EngineError, Inspection, Session, SessionOptions};
 use forebay_format::Catalog;
 
 use crate::failure::{Failure, Outcome};
+use crate::library;
 use crate::output;
 use crate::progress::BytesProgress;
 
@@ -123,6 +124,6 @@ pub fn check(model: &Path) -> anyhow::Result<()> {
     let exists = model.try_exists().with_context(|| model.display().to_string())?;
     match exists {
         true => Ok(()),
-        false => Err(anyhow!("{}: no such file or folder: check the path", model.display())),
+        false => Err(library::missing(model)),
     }
 }

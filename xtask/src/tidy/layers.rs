@@ -4,9 +4,10 @@ use super::Finding;
 use super::files::Repository;
 
 /// Crates, each with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 15] = [
+const LAYERS: [(&str, &[&str]); 16] = [
     ("forebay-format", &[]),
     ("forebay-text", &["forebay-format"]),
+    ("forebay-library", &[]),
     ("forebay-grammar", &["forebay-text"]),
     ("forebay-chat", &["forebay-text", "forebay-grammar"]),
     ("forebay-store", &["forebay-format"]),
@@ -56,7 +57,14 @@ const LAYERS: [(&str, &[&str]); 15] = [
     ),
     (
         "forebay-server",
-        &["forebay-text", "forebay-grammar", "forebay-chat", "forebay-model", "forebay-engine"],
+        &[
+            "forebay-text",
+            "forebay-grammar",
+            "forebay-chat",
+            "forebay-library",
+            "forebay-model",
+            "forebay-engine",
+        ],
     ),
     ("forebay-c", &["forebay-format", "forebay-store", "forebay-cuda", "forebay-engine"]),
     (
@@ -72,6 +80,7 @@ const LAYERS: [(&str, &[&str]); 15] = [
             "forebay-model",
             "forebay-engine",
             "forebay-lab",
+            "forebay-library",
             "forebay-server",
         ],
     ),

@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use super::library::{Entry, LoadError, Loaded};
+use super::catalogue::{Entry, LoadError, Loaded};
 use super::room::{self, Holding, Memory, Room};
 use super::texts::Texts;
 use super::{Lease, Shared, Slot, State, failed};

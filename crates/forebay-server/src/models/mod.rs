@@ -3,8 +3,8 @@
 //! [`Models::get`] lends a loaded model. If the model has to be loaded first, the request waits in a queue, and one thread
 //! loads models in the order of the queue (`manager.rs`). A model that is lent stays in memory.
 
+mod catalogue;
 mod keep_alive;
-mod library;
 mod manager;
 mod room;
 #[cfg(test)]
@@ -22,8 +22,8 @@ use forebay_engine::ModelInfo;
 use forebay_engine::engine::EngineOptions;
 use tokio::sync::oneshot;
 
+pub use self::catalogue::{Catalogue, Entry, LoadError, Loaded, Loader};
 pub use self::keep_alive::KeepAlive;
-pub use self::library::{Entry, Library, LoadError, Loaded, Loader};
 pub use self::room::Memory;
 use self::texts::Texts;
 use crate::ServeError;
@@ -53,7 +53,7 @@ pub struct Models {
 
 /// What requests, leases and the thread that loads share.
 struct Shared {
-    library: Box<dyn Library>,
+    catalogue: Box<dyn Catalogue>,
     loader: Box<dyn Loader>,
     options: ModelsOptions,
     metrics: Metrics,
@@ -146,12 +146,12 @@ impl Models {
     /// # Errors
     /// Returns an error if the system starts no thread.
     pub fn new(
-        library: impl Library,
+        catalogue: impl Catalogue,
         loader: impl Loader,
         options: ModelsOptions,
     ) -> Result<Models, ServeError> {
         let shared = Arc::new(Shared {
-            library: Box::new(library),
+            catalogue: Box::new(catalogue),
             loader: Box::new(loader),
             options,
             metrics: Metrics::new(),
@@ -222,17 +222,17 @@ impl Models {
     }
 
     /// Returns the entry of a model. Ollama's clients add `:latest` to names. Without a name it is the preferred model of the
-    /// library, or the one that was used last, or the only one. The library may read a folder.
+    /// catalogue, or the one that was used last, or the only one. The catalogue may read a folder.
     ///
     /// # Errors
     /// Returns an error that names the models that there are.
     pub fn entry(&self, name: Option<&str>) -> Result<Entry, ApiError> {
-        let library = &self.shared.library;
+        let catalogue = &self.shared.catalogue;
         let Some(name) = name else { return self.unnamed() };
         let shorter = name.strip_suffix(":latest");
-        let found = library.find(name).or_else(|| library.find(shorter?));
+        let found = catalogue.find(name).or_else(|| catalogue.find(shorter?));
         found.ok_or_else(|| {
-            let names = library.list();
+            let names = catalogue.list();
             let shown: Vec<String> =
                 names.iter().take(NAMES_MOST).map(|entry| format!("{:?}", entry.name)).collect();
             let here = match (shown.as_slice(), names.len().saturating_sub(NAMES_MOST)) {
@@ -251,8 +251,8 @@ impl Models {
 
     /// Returns the entry for requests that name no model.
     fn unnamed(&self) -> Result<Entry, ApiError> {
-        let library = &self.shared.library;
-        if let Some(entry) = library.preferred() {
+        let catalogue = &self.shared.catalogue;
+        if let Some(entry) = catalogue.preferred() {
             return Ok(entry);
         }
         let last = {
@@ -260,10 +260,10 @@ impl Models {
             let last = state.loaded.iter().max_by_key(|slot| slot.last_used);
             last.map(|slot| slot.model.name.clone())
         };
-        if let Some(entry) = last.and_then(|name| library.find(&name)) {
+        if let Some(entry) = last.and_then(|name| catalogue.find(&name)) {
             return Ok(entry);
         }
-        match library.list().as_slice() {
+        match catalogue.list().as_slice() {
             [only] => Ok(only.clone()),
             _ => Err(ApiError {
                 param: Some("model"),
@@ -274,7 +274,7 @@ impl Models {
 
     /// Returns all models that requests may name.
     pub fn list(&self) -> Vec<Entry> {
-        self.shared.library.list()
+        self.shared.catalogue.list()
     }
 
     /// Returns the loaded models, the one that was used last first.

@@ -59,7 +59,7 @@ fn folder() -> PathBuf {
 
 struct Names(Arc<Test>);
 
-impl Library for Names {
+impl Catalogue for Names {
     fn list(&self) -> Vec<Entry> {
         let mut names: Vec<_> = self.0.models.keys().collect();
         names.sort();

@@ -12,12 +12,13 @@ use crate::size;
 
 #[derive(Args)]
 pub struct ServeArgs {
-    /// GGUF files (or one file of a split set), packs, or Hugging Face folders [default: the demo model]
+    /// GGUF files (or one file of a split set), packs, Hugging Face folders, or names of the library
+    /// [default: all models of the library, or the demo model if it has none]
     #[arg(value_name = "MODEL", value_hint = ValueHint::AnyPath)]
     pub model: Vec<PathBuf>,
-    /// Offer all models in DIR, which are loaded on request
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub models: Option<PathBuf>,
+    /// Names of the library by which models were given, with their paths.
+    #[arg(skip)]
+    pub from_library: Vec<(PathBuf, String)>,
     /// Unload a model when no request has used it for this time, such as 30s or 10m. A negative time
     /// keeps it until another model needs its memory [default: 5m; one MODEL stays]
     #[arg(long, value_name = "TIME", allow_hyphen_values = true)]

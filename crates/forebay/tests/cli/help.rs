@@ -2,9 +2,13 @@
 
 use crate::harness::{command, forebay};
 
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 20] = [
     "run",
     "plan",
+    "serve",
+    "pull",
+    "list",
+    "rm",
     "bench",
     "assess",
     "trace-io",

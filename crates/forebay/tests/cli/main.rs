@@ -18,6 +18,7 @@ mod outputs;
 mod packs;
 mod parallel;
 mod plan;
+mod pull;
 mod replay;
 mod run;
 mod serve;

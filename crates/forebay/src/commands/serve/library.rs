@@ -1,37 +1,41 @@
-//! The models that `forebay serve` offers: those of the command line, and those in a folder.
+//! The models that `forebay serve` offers: those of the command line, and those of the library.
 
 use std::path::{Path, PathBuf};
 
-use forebay_server::{Entry, KeepAlive, Library};
+use forebay_library::Library;
+use forebay_server::{Catalogue, Entry, KeepAlive};
 
+use crate::args::ServeArgs;
 use crate::failure::{Outcome, usage};
 use crate::open;
 
-/// Models of the command line, then those in a folder, which is read anew each time.
+/// Models of the command line, then those of the library, whose folder is read anew each time.
 #[derive(Clone)]
 pub struct ServedModels {
     pub named: Vec<Entry>,
-    folder: Option<PathBuf>,
+    library: Option<Library>,
 }
 
 impl ServedModels {
-    /// Names the models of the command line. `name` is for the only one. A model that is alone on the command line stays in
-    /// memory unless the user says otherwise.
+    /// Names the models of the command line. A model that is alone on the command line stays in memory unless the user says
+    /// otherwise.
     pub fn new(
         paths: &[PathBuf],
-        name: Option<&str>,
-        folder: Option<&Path>,
-        keep_alive: Option<KeepAlive>,
+        args: &ServeArgs,
+        library: Option<Library>,
     ) -> Outcome<ServedModels> {
+        let name = args.name.as_deref();
         if name.is_some() && paths.len() != 1 {
             return usage("--name is for one MODEL: several are called by their files' names");
         }
         let is_alone = paths.len() == 1;
-        let keep_alive = keep_alive.or(is_alone.then_some(KeepAlive::Forever));
+        let keep_alive = args.keep_alive.or(is_alone.then_some(KeepAlive::Forever));
         let mut named: Vec<Entry> = Vec::new();
         for path in paths {
             open::check(path)?;
-            let name = name.map_or_else(|| open::name(path), str::to_owned);
+            let of_library = args.from_library.iter().find(|(from, _)| from == path);
+            let usual = || of_library.map_or_else(|| open::name(path), |(_, name)| name.to_owned());
+            let name = name.map_or_else(usual, str::to_owned);
             if let Some(other) = named.iter().find(|entry| entry.name == name) {
                 return usage(format!(
                     "{} and {} are both called {name}: rename one of them",
@@ -41,26 +45,31 @@ impl ServedModels {
             }
             named.push(Entry { name, path: path.clone(), keep_alive });
         }
-        if let Some(folder) = folder {
-            open::check(folder)?;
-            if !folder.is_dir() {
-                return usage(format!("--models {}: is not a folder", folder.display()));
-            }
-        }
-        Ok(ServedModels { named, folder: folder.map(Path::to_owned) })
+        Ok(ServedModels { named, library })
     }
 
-    fn in_folder(&self) -> Vec<Entry> {
-        let files = self.folder.iter().filter_map(|folder| std::fs::read_dir(folder).ok());
-        let paths = files.flatten().flatten().map(|file| file.path());
-        let mut entries: Vec<Entry> = paths
-            .filter_map(|path| Some(Entry { name: name_in_folder(&path)?, path, keep_alive: None }))
-            .filter(|entry| self.named.iter().all(|named| named.name != entry.name))
-            .collect();
-        entries.sort_by(|a, b| a.name.cmp(&b.name));
-        entries.dedup_by(|a, b| a.name == b.name);
+    fn in_library(&self) -> Vec<Entry> {
+        let mut entries: Vec<Entry> = self.library.iter().flat_map(models).collect();
+        entries.retain(|entry| self.named.iter().all(|named| named.name != entry.name));
         entries
     }
+}
+
+/// Returns the models of a library: those that were pulled, and files and folders of models that lie in its folder.
+pub fn models(library: &Library) -> Vec<Entry> {
+    let entry = |name: String, path: PathBuf| Entry { name, path, keep_alive: None };
+    let listing = library.list().unwrap_or_else(|error| {
+        tracing::warn!("{error}");
+        Default::default()
+    });
+    let pulled = listing.entries.into_iter().map(|found| entry(found.name, found.path));
+    let files = std::fs::read_dir(library.folder()).into_iter().flatten().flatten();
+    let files = files.map(|file| file.path());
+    let mut entries: Vec<Entry> =
+        pulled.chain(files.filter_map(|path| Some(entry(name_in_folder(&path)?, path)))).collect();
+    entries.sort_by(|a, b| a.name.cmp(&b.name));
+    entries.dedup_by(|a, b| a.name == b.name);
+    entries
 }
 
 /// Returns the name of a model in a folder of models, or `None` if the path is no model or a later file of a split set.
@@ -83,14 +92,18 @@ fn is_number(text: &str) -> bool {
     text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-impl Library for ServedModels {
+impl Catalogue for ServedModels {
     fn list(&self) -> Vec<Entry> {
-        self.named.iter().cloned().chain(self.in_folder()).collect()
+        self.named.iter().cloned().chain(self.in_library()).collect()
     }
 
     fn find(&self, name: &str) -> Option<Entry> {
-        let named = self.named.iter().find(|entry| entry.name == name);
-        named.cloned().or_else(|| self.in_folder().into_iter().find(|entry| entry.name == name))
+        let own = |entries: &[Entry]| entries.iter().find(|entry| entry.name == name).cloned();
+        let by_short_name = || {
+            let found = self.library.as_ref()?.find(name).ok()?;
+            Some(Entry { name: found.name, path: found.path, keep_alive: None })
+        };
+        own(&self.named).or_else(|| own(&self.in_library())).or_else(by_short_name)
     }
 
     fn preferred(&self) -> Option<Entry> {
@@ -100,7 +113,16 @@ impl Library for ServedModels {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser as _;
+
     use super::*;
+    use crate::args::{Cli, Command};
+
+    fn arguments(more: &[&str]) -> ServeArgs {
+        let cli = Cli::parse_from([&["forebay", "serve"], more].concat());
+        let Command::Serve(args) = cli.command else { panic!("another command") };
+        args
+    }
 
     #[test]
     fn a_folder_shows_its_models_as_they_come_and_go() {
@@ -121,7 +143,8 @@ mod tests {
         }
         std::fs::write(at("folder/config.json"), "{}").unwrap();
         let named = [at("b.gguf")];
-        let Ok(models) = ServedModels::new(&named, None, Some(folder.path()), None) else {
+        let library = Some(Library::open(folder.path()));
+        let Ok(models) = ServedModels::new(&named, &arguments(&[]), library) else {
             panic!("the models are there")
         };
         let names = || models.list().into_iter().map(|entry| entry.name).collect::<Vec<_>>();
@@ -142,8 +165,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let paths = ["m.gguf", "m.fbay"].map(|name| folder.path().join(name));
         paths.iter().for_each(|path| std::fs::write(path, "").unwrap());
-        assert!(ServedModels::new(&paths, None, None, None).is_err());
-        assert!(ServedModels::new(&paths, Some("name"), None, None).is_err());
-        assert!(ServedModels::new(&paths[..1], Some("name"), None, None).is_ok());
+        let named = arguments(&["--name", "name"]);
+        assert!(ServedModels::new(&paths, &arguments(&[]), None).is_err());
+        assert!(ServedModels::new(&paths, &named, None).is_err());
+        assert!(ServedModels::new(&paths[..1], &named, None).is_ok());
     }
 }

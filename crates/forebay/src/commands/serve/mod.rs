@@ -4,6 +4,7 @@ mod library;
 mod loader;
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -12,8 +13,9 @@ use std::time::Duration;
 use anyhow::{Context as _, anyhow};
 use forebay_engine::engine::{EngineOptions, Latency};
 use forebay_engine::{Interrupt, SessionOptions};
+use forebay_library::Library;
 use forebay_server::{
-    Entry, KeepAlive, Keys, Library as _, Listener, Loader as _, Memory, Models, ModelsOptions,
+    Catalogue as _, Entry, KeepAlive, Keys, Listener, Loader as _, Memory, Models, ModelsOptions,
     ServeError, ServerOptions,
 };
 
@@ -22,7 +24,7 @@ use self::loader::SessionLoader;
 use crate::args::ServeArgs;
 use crate::config;
 use crate::demo;
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, usage};
 use crate::interrupt;
 use crate::open;
 use crate::output;
@@ -30,16 +32,29 @@ use crate::output;
 /// Time between two looks at the signal while a model loads.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-pub fn run(args: ServeArgs) -> Outcome {
+/// Runs the server. `models` is the folder of the library, if the user named it.
+pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
     let options = config::session(&args.budget)?;
-    let paths = match args.model.is_empty() && args.models.is_none() {
+    let names_folder = models.is_some();
+    let library = match models {
+        Some(folder) => {
+            open::check(&folder)?;
+            if !folder.is_dir() {
+                return usage(format!("--models {}: is not a folder", folder.display()));
+            }
+            Some(Library::open(folder))
+        }
+        // Without models, the library is what is served.
+        None => Library::default_folder().map(Library::open).filter(|_| args.model.is_empty()),
+    };
+    let has_models = library.iter().any(|library| !library::models(library).is_empty());
+    let paths = match args.model.is_empty() && !names_folder && !has_models {
         true => vec![demo::find()?],
         false => args.model.clone(),
     };
-    let (name, folder) = (args.name.as_deref(), args.models.as_deref());
-    let served = ServedModels::new(&paths, name, folder, args.keep_alive)?;
+    let served = ServedModels::new(&paths, &args, library)?;
     let listener = Listener::bind(server_options(&args)?).map_err(refused)?;
-    let may_switch = args.models.is_some() || paths.len() > 1;
+    let may_switch = names_folder || has_models || paths.len() > 1;
     let loader = SessionLoader::new(options, args.parallel, args.kv_tokens, may_switch)?;
     let loader = Arc::new(loader);
     let options = ModelsOptions {

@@ -20,7 +20,7 @@ pub struct Entry {
 }
 
 /// The models that requests may name. It is asked anew for each request, so models may come and go.
-pub trait Library: Send + Sync + 'static {
+pub trait Catalogue: Send + Sync + 'static {
     /// Returns all models in the order in which they are listed.
     fn list(&self) -> Vec<Entry>;
 

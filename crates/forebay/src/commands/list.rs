@@ -1,0 +1,73 @@
+//! `forebay list`: shows the models of the library.
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime};
+
+use forebay_library::Entry;
+use indicatif::HumanDuration;
+use serde::Serialize;
+
+use crate::args::ListArgs;
+use crate::failure::Outcome;
+use crate::output::{self, Align};
+use crate::{library, size};
+
+#[derive(Serialize)]
+struct Document {
+    folder: PathBuf,
+    models: Vec<Model>,
+    /// Names whose pull is not finished.
+    unfinished: Vec<String>,
+    /// What is wrong with the other names.
+    damaged: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Model {
+    name: String,
+    path: PathBuf,
+    size_bytes: u64,
+    /// Seconds since 1970.
+    modified: u64,
+    digest: String,
+}
+
+pub fn run(args: ListArgs, folder: Option<PathBuf>) -> Outcome {
+    let library = library::open(folder)?;
+    let listing = library.list()?;
+    let damaged: Vec<String> = listing.damaged.iter().map(ToString::to_string).collect();
+    let unfinished: Vec<String> = listing.unfinished.iter().map(ToString::to_string).collect();
+    if args.json {
+        let models = listing.entries.into_iter().map(model).collect();
+        let folder = library.folder().to_owned();
+        return output::json(&Document { folder, models, unfinished, damaged });
+    }
+    for why in damaged {
+        output::tell!("warning: {why}");
+    }
+    for name in unfinished {
+        output::tell!("note: the pull of {name} is not finished: forebay pull {name} goes on");
+    }
+    if listing.entries.is_empty() {
+        output::tell!(
+            "no models in {}: forebay pull OWNER/REPO downloads one",
+            library.folder().display()
+        );
+        return Ok(());
+    }
+    let mut rows = vec![["NAME", "SIZE", "MODIFIED"].map(String::from).to_vec()];
+    rows.extend(listing.entries.iter().map(row));
+    output::print(&output::table(&[Align::Left, Align::Right, Align::Left], &rows))
+}
+
+fn row(entry: &Entry) -> Vec<String> {
+    let age = SystemTime::now().duration_since(entry.modified).unwrap_or_default();
+    let age = HumanDuration(Duration::from_secs(age.as_secs()));
+    vec![entry.name.clone(), size::format(entry.size_bytes), format!("{age} ago")]
+}
+
+fn model(entry: Entry) -> Model {
+    let Entry { name, path, size_bytes, digest, modified } = entry;
+    let modified = modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
+    Model { name, path, size_bytes, modified, digest }
+}

@@ -1,0 +1,191 @@
+//! Tests the model library: pulls from a hub on this machine, names in place of paths, interrupts and kills.
+
+#[path = "../../../forebay-library/tests/pull/hub.rs"]
+#[expect(dead_code, reason = "the tests of the library use more of it")]
+mod hub;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::harness::{Ran, demo, forebay};
+use hub::{Answer, Hub, Served};
+
+/// Three ranges of a pull, the last one short.
+const SIZE: usize = (70 << 20) + 5;
+
+struct Place {
+    folder: tempfile::TempDir,
+}
+
+impl Place {
+    fn new() -> Place {
+        Place { folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn command(&self, hub: &Hub, arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command
+            .args(arguments)
+            .env("HOME", self.folder.path())
+            .env("FOREBAY_MODELS", self.folder.path().join("models"))
+            .env("HF_ENDPOINT", &hub.address)
+            .env_remove("HF_TOKEN")
+            .env_remove("HF_HOME")
+            .env_remove("FOREBAY_LOG")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn run(&self, hub: &Hub, arguments: &[&str]) -> Ran {
+        ended(self.command(hub, arguments).spawn().unwrap())
+    }
+
+    /// Returns the number of ranges that journals of unfinished files name.
+    fn finished_ranges(&self) -> usize {
+        let mut folders = vec![self.folder.path().join("models")];
+        let mut count = 0;
+        while let Some(folder) = folders.pop() {
+            for path in fs::read_dir(folder).into_iter().flatten().map(|e| e.unwrap().path()) {
+                if path.is_dir() {
+                    folders.push(path);
+                } else if path.extension().is_some_and(|ending| ending == "journal") {
+                    count += fs::read_to_string(path).unwrap().lines().count().saturating_sub(1);
+                }
+            }
+        }
+        count
+    }
+
+    /// Starts a pull and waits until it has finished a range.
+    fn started(&self, hub: &Hub) -> Child {
+        let child = self.command(hub, &["pull", "o/r", "--jobs", "1"]).spawn().unwrap();
+        let since = Instant::now();
+        while self.finished_ranges() == 0 {
+            assert!(since.elapsed() < Duration::from_secs(60), "no range arrives");
+            thread::sleep(Duration::from_millis(2));
+        }
+        child
+    }
+}
+
+fn ended(child: Child) -> Ran {
+    let output = child.wait_with_output().unwrap();
+    Ran {
+        status: output.status.code(),
+        stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+        stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+    }
+}
+
+/// Returns a hub with a file whose first range arrives fast, and the others slowly.
+fn slow_hub(bytes: &[u8]) -> Hub {
+    let files = vec![Served::large("m-Q8_0.gguf", bytes.to_vec())];
+    Hub::start(files, |_, before| if before == 0 { Answer::Usual } else { Answer::Slow(1000) })
+}
+
+fn bytes() -> Vec<u8> {
+    (0..SIZE).map(|i| (i * 31 + i / 4099) as u8).collect()
+}
+
+#[test]
+fn a_model_is_pulled_listed_opened_by_name_and_removed() {
+    let model = Served::large("tales-Q4_K_M.gguf", fs::read(demo()).unwrap());
+    let hub = Hub::start(vec![model], |_, _| Answer::Usual);
+    let place = Place::new();
+    fs::create_dir_all(place.folder.path().join(".cache/huggingface")).unwrap();
+    fs::write(place.folder.path().join(".cache/huggingface/token"), "from-file\n").unwrap();
+    let pulled = place.run(&hub, &["pull", "hf.co/o/r"]).ok().stdout;
+    assert!(pulled.starts_with("o/r:Q4_K_M: "), "{pulled}");
+    let sent: Vec<_> = hub.requests().iter().map(|r| r.headers["authorization"].clone()).collect();
+    assert!(sent.iter().all(|token| token == "Bearer from-file"), "{sent:?}");
+
+    let list = place.run(&hub, &["list"]).ok().stdout;
+    assert!(list.starts_with("NAME") && list.contains("\no/r:Q4_K_M  "), "{list}");
+    let json = place.run(&hub, &["list", "--json"]).json();
+    assert_eq!(json["models"][0]["name"], "o/r:Q4_K_M");
+    let path = PathBuf::from(json["models"][0]["path"].as_str().unwrap());
+    assert_eq!(fs::read(&path).unwrap(), fs::read(demo()).unwrap());
+
+    // A name is the same as the path, in every command.
+    let by_path = forebay(&["tokenize", &demo(), "--text", "The sea"]).ok().stdout;
+    for name in ["o/r", "o/r:q4_k_m", "hf.co/O/R:Q4_K_M"] {
+        let by_name = place.run(&hub, &["tokenize", name, "--text", "The sea"]).ok().stdout;
+        assert_eq!(by_name, by_path);
+    }
+    let run = ["run", "o/r", "--raw", "-p", "The sea", "-n", "4", "--temperature", "0"];
+    assert!(!place.run(&hub, &run).ok().stdout.is_empty());
+    let models = place.folder.path().join("models");
+    let elsewhere = ["inspect", "o/r", "--models", models.to_str().unwrap()];
+    let mut command = place.command(&hub, &elsewhere);
+    ended(command.env_remove("FOREBAY_MODELS").spawn().unwrap()).ok();
+
+    place.run(&hub, &["rm", "o/r"]).ok();
+    assert!(!path.exists());
+    let error = place.run(&hub, &["inspect", "o/r"]).failed(1);
+    assert!(error.contains("no such file or folder, and no model of the library"), "{error}");
+    assert!(error.contains("forebay pull o/r"), "{error}");
+    place.run(&hub, &["rm", "o/r"]).failed(1);
+}
+
+#[test]
+fn a_killed_pull_goes_on_where_it_ended() {
+    let (place, bytes) = (Place::new(), bytes());
+    let mut child = place.started(&slow_hub(&bytes));
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let hub = Hub::start(vec![Served::large("m-Q8_0.gguf", bytes.clone())], |_, _| Answer::Usual);
+    let list = place.run(&hub, &["list"]).ok();
+    assert!(list.stderr.contains("the pull of o/r:Q8_0 is not finished"), "{}", list.stderr);
+    assert_eq!(list.stdout, "");
+    let json = place.run(&hub, &["pull", "o/r", "--json"]).json();
+    assert!(fs::read(json["path"].as_str().unwrap()).unwrap() == bytes);
+    assert_eq!(hub.downloads().len(), 2, "the first range is not asked for again");
+    assert_eq!(place.finished_ranges(), 0, "no journal stays");
+}
+
+#[test]
+fn an_interrupted_pull_says_how_to_go_on() {
+    let (place, bytes) = (Place::new(), bytes());
+    let hub = slow_hub(&bytes);
+    let child = place.started(&hub);
+    let process = child.id().to_string();
+    assert!(Command::new("kill").args(["-s", "INT", &process]).status().unwrap().success());
+    let ran = ended(child);
+    assert_eq!(ran.status, Some(130), "{}", ran.stderr);
+    assert!(ran.stderr.contains("note: forebay pull o/r goes on"), "{}", ran.stderr);
+    assert_eq!(place.finished_ranges(), 1);
+    place.run(&hub, &["rm", "o/r"]).ok();
+    assert_eq!(fs::read_dir(place.folder.path().join("models/files")).unwrap().count(), 0);
+}
+
+#[test]
+fn wrong_names_and_options_are_refused() {
+    let hub = Hub::start(Vec::new(), |_, _| Answer::Status(404, ""));
+    let place = Place::new();
+    for (line, words, status) in [
+        ("pull ../x", "is not a name", 2),
+        ("pull llama3.2", "has no owner", 2),
+        ("pull o/r --jobs 0", "--jobs", 2),
+        ("pull o/r --revision ../x", "no revision", 1),
+        ("pull o/r", "does not exist", 1),
+        ("rm o/r", "not in the library", 1),
+        ("rm ../models", "is not a name", 2),
+        ("replay x --models y", "--models", 2),
+        ("inspect o/r.gguf", "no such file or folder: check the path", 1),
+        ("inspect a/b/c", "no such file or folder: check the path", 1),
+    ] {
+        let arguments: Vec<&str> = line.split(' ').collect();
+        let error = place.run(&hub, &arguments).failed(status);
+        assert!(error.contains(words), "{line}: {error}");
+    }
+    let error = place.run(&hub, &["list"]).ok().stderr;
+    assert!(error.contains("no models in"), "{error}");
+    let mut nowhere = place.command(&hub, &["list"]);
+    let nowhere = nowhere.env_remove("HOME").env_remove("FOREBAY_MODELS");
+    ended(nowhere.env_remove("XDG_DATA_HOME").spawn().unwrap()).failed(2);
+}
