@@ -1,5 +1,6 @@
 //! HTTP requests: redirects, tokens, errors and retries.
 
+use std::io;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -94,7 +95,7 @@ impl Client {
             if let Some((first, last)) = range {
                 request = request.header("Range", format!("bytes={first}-{last}"));
             }
-            let response = request.call().map_err(|error| passing(&url, &error.to_string()))?;
+            let response = request.call().map_err(|error| failed(&url, &error))?;
             match response.status().as_u16() {
                 200 | 206 => return Ok(response),
                 301 | 302 | 303 | 307 | 308 => url = redirected(&url, response.headers())?,
@@ -173,6 +174,22 @@ impl Client {
     }
 }
 
+/// Returns the trouble of a request that got no answer. A certificate that is refused once is refused again.
+fn failed(url: &str, error: &ureq::Error) -> Trouble {
+    let is_about_encryption = match error {
+        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => true,
+        ureq::Error::Io(error) => error.kind() == io::ErrorKind::InvalidData,
+        _ => false,
+    };
+    match is_about_encryption {
+        true => {
+            let why = format!("no encrypted connection: {error}");
+            Trouble::Lasting(Error::Network { url: shown(url), why })
+        }
+        false => passing(url, &error.to_string()),
+    }
+}
+
 /// Returns the trouble of a connection that failed.
 pub fn passing(url: &str, why: &str) -> Trouble {
     let error = Error::Network { url: shown(url), why: why.to_owned() };
@@ -239,6 +256,17 @@ mod tests {
         for refused in ["http://c.d/z", "file:///etc/passwd", "z", ""] {
             assert_eq!(to(from, refused), None, "{refused}");
         }
+    }
+
+    #[test]
+    fn a_refused_certificate_is_not_tried_again() {
+        let lasts = |error| matches!(failed("https://a.b/", &error), Trouble::Lasting(_));
+        let refused = rustls::Error::InvalidCertificate(rustls::CertificateError::BadSignature);
+        let refused = io::Error::new(io::ErrorKind::InvalidData, refused);
+        assert!(lasts(ureq::Error::Io(refused)));
+        assert!(lasts(ureq::Error::Rustls(rustls::Error::DecryptError)));
+        assert!(!lasts(ureq::Error::Io(io::ErrorKind::ConnectionReset.into())));
+        assert!(!lasts(ureq::Error::HostNotFound));
     }
 
     #[test]
