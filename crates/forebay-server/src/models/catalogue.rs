@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use forebay_engine::Session;
+use forebay_library::Library;
 use forebay_text::Tokenizer;
 
 use super::keep_alive::KeepAlive;
@@ -26,6 +27,11 @@ pub trait Catalogue: Send + Sync + 'static {
 
     /// Returns the model of this name.
     fn find(&self, name: &str) -> Option<Entry>;
+
+    /// Returns the library into which requests may pull models, if there is one.
+    fn library(&self) -> Option<Library> {
+        None
+    }
 
     /// Returns the model for requests that name none. `None` is the only model, or the one that was used last.
     fn preferred(&self) -> Option<Entry>;

@@ -20,6 +20,7 @@ use std::time::Instant;
 use axum::http::StatusCode;
 use forebay_engine::ModelInfo;
 use forebay_engine::engine::EngineOptions;
+use forebay_library::Library;
 use tokio::sync::oneshot;
 
 pub use self::catalogue::{Catalogue, Entry, LoadError, Loaded, Loader};
@@ -270,6 +271,11 @@ impl Models {
                 ..ApiError::bad("model is missing: GET /v1/models lists the models")
             }),
         }
+    }
+
+    /// Returns the library into which requests may pull models, if there is one.
+    pub fn library(&self) -> Option<Library> {
+        self.shared.catalogue.library()
     }
 
     /// Returns all models that requests may name.

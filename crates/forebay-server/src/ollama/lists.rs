@@ -152,6 +152,6 @@ pub async fn show(
 
 /// Answers requests that this server cannot follow.
 pub async fn not_implemented() -> Failure {
-    let why = "this server does not make or change models";
+    let why = "this server downloads models, but it does not make or upload them";
     ApiError::new(StatusCode::NOT_IMPLEMENTED, why).into()
 }

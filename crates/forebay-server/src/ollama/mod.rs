@@ -2,6 +2,7 @@
 //!
 //! Source: Ollama's documentation, "API". Durations are in nanoseconds.
 
+mod library;
 mod lists;
 
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use crate::openai::{Input, Wanted};
 use crate::run::{Answers, Piece, Update};
 use crate::stream::{self, Encode};
 
+pub use self::library::{copy, delete, pull};
 pub use self::lists::{not_implemented, ps, show, tags, version};
 
 /// The form of errors of Ollama.

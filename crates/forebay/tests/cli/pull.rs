@@ -11,7 +11,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::harness::{Ran, demo, forebay};
+use crate::serve::Server;
 use hub::{Answer, Hub, Served};
+use serde_json::{Value, json};
 
 /// Three ranges of a pull, the last one short.
 const SIZE: usize = (70 << 20) + 5;
@@ -130,6 +132,70 @@ fn a_model_is_pulled_listed_opened_by_name_and_removed() {
     assert!(error.contains("no such file or folder, and no model of the library"), "{error}");
     assert!(error.contains("forebay pull o/r"), "{error}");
     place.run(&hub, &["rm", "o/r"]).failed(1);
+}
+
+#[test]
+fn a_server_pulls_copies_and_deletes_models() {
+    let bytes = fs::read(demo()).unwrap();
+    let hub = Hub::start(vec![Served::large("tales-Q4_K_M.gguf", bytes)], |_, _| Answer::Usual);
+    let place = Place::new();
+    let folder = place.folder.path().join("models");
+    fs::create_dir(&folder).unwrap();
+    let home = place.folder.path().to_str().unwrap();
+    let variables = [("HF_ENDPOINT", hub.address.as_str()), ("HOME", home), ("HF_TOKEN", "t")];
+    let server = Server::with_environment(&["--models", folder.to_str().unwrap()], &variables);
+    let names = || {
+        let tags: Value = serde_json::from_str(&server.get("/api/tags").1).unwrap();
+        let names = tags["models"].as_array().unwrap().iter();
+        names.map(|model| model["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert!(names().is_empty());
+    let (status, lines) =
+        server.ask("POST", "/api/pull", "", &json!({ "model": "hf.co/o/r" }).to_string());
+    assert_eq!(status, 200, "{lines}");
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.first().unwrap()["status"], "pulling manifest");
+    assert_eq!(lines.last().unwrap(), &json!({ "status": "success" }), "{lines:?}");
+    let last = &lines[lines.len() - 2];
+    assert!(last["total"].as_u64() > Some(0) && last["total"] == last["completed"], "{last}");
+    assert_eq!(names(), ["o/r:Q4_K_M"]);
+
+    // The model answers by its name, without a restart, and by a second name.
+    let copied = json!({ "source": "o/r", "destination": "mine" });
+    assert_eq!(server.ask("POST", "/api/copy", "", &copied.to_string()).0, 200);
+    assert_eq!(server.ask("POST", "/api/copy", "", &copied.to_string()).0, 409);
+    assert_eq!(names(), ["mine:latest", "o/r:Q4_K_M"]);
+    let ask = |name: &str| {
+        let body = json!({ "model": name, "prompt": "The sea", "max_tokens": 4, "temperature": 0 });
+        server.post("/v1/completions", &body)["choices"][0]["text"].clone()
+    };
+    assert_eq!(ask("mine"), ask("o/r"));
+    let pulled_again = json!({ "name": "o/r:q4_k_m", "stream": false });
+    assert_eq!(server.post("/api/pull", &pulled_again), json!({ "status": "success" }));
+
+    let delete = |name: &str| {
+        server.ask("DELETE", "/api/delete", "", &json!({ "model": name }).to_string()).0
+    };
+    assert_eq!([delete("o/r"), delete("o/r"), delete("mine:latest")], [200, 404, 200]);
+    assert!(names().is_empty());
+    assert_eq!(fs::read_dir(folder.join("files")).unwrap().count(), 0);
+    let (_, ps) = server.get("/api/ps");
+    assert_eq!(ps, r#"{"models":[]}"#);
+
+    // Names of another registry, wrong names, and what the hub does not have.
+    fs::copy(demo(), folder.join("own.gguf")).unwrap();
+    assert_eq!([delete("own"), delete("../own"), delete("")], [403, 400, 400]);
+    for (name, status) in [("llama3.2", 404), ("../x", 400), ("o/r:Q9", 400)] {
+        let body = json!({ "model": name, "stream": false }).to_string();
+        let (found, answer) = server.ask("POST", "/api/pull", "", &body);
+        assert!(found == status && answer.contains("error"), "{name}: {found} {answer}");
+    }
+    drop(server);
+
+    // A server of one model has no library.
+    let server = Server::start(&[]);
+    let (status, answer) = server.ask("POST", "/api/pull", "", r#"{ "model": "o/r" }"#);
+    assert!(status == 501 && answer.contains("--models"), "{status} {answer}");
 }
 
 #[test]

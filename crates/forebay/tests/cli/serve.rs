@@ -178,9 +178,15 @@ impl Server {
 
     /// Starts a server with these models and options.
     pub fn of(arguments: &[&str]) -> Server {
+        Server::with_environment(arguments, &[])
+    }
+
+    /// Starts a server with these models, options and environment variables.
+    pub fn with_environment(arguments: &[&str], variables: &[(&str, &str)]) -> Server {
         let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
             .args(["serve", "--device", "cpu", "--port", "0", "--threads", "1"])
             .args(arguments)
+            .envs(variables.iter().copied())
             .env_remove("FOREBAY_LOG")
             .stdin(Stdio::null())
             .stderr(Stdio::piped())
@@ -448,7 +454,7 @@ fn wrong_requests_get_errors_in_the_form_of_their_interface() {
             "images",
         ),
         ("/api/generate", json!({ "prompt": "x", "format": "xml" }), 400, "format"),
-        ("/api/pull", json!({}), 501, "models"),
+        ("/api/push", json!({}), 501, "models"),
         ("/v1/nothing", json!({}), 404, "/v1/nothing"),
         ("/health", json!({}), 405, "POST"),
         ("/detokenize", json!({ "tokens": [999_999_999] }), 400, "vocabulary"),

@@ -106,6 +106,10 @@ impl Catalogue for ServedModels {
         own(&self.named).or_else(|| own(&self.in_library())).or_else(by_short_name)
     }
 
+    fn library(&self) -> Option<Library> {
+        self.library.clone()
+    }
+
     fn preferred(&self) -> Option<Entry> {
         self.named.first().cloned()
     }

@@ -1,0 +1,190 @@
+//! Downloads, copies and removals of models in the form of Ollama.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use forebay_library::{Error, Library, Name, Options, Progress};
+use futures_util::stream::unfold;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use super::Failure;
+use crate::app::{self, App};
+use crate::body::{Received, read};
+use crate::error::ApiError;
+use crate::stream;
+
+/// Fewest milliseconds between two reports of a download.
+const REPORT_EVERY_MS: u64 = 200;
+/// Reports that wait for a slow client. More are dropped.
+const REPORTS_MOST: usize = 16;
+
+#[derive(Deserialize)]
+struct Named {
+    model: Option<String>,
+    name: Option<String>,
+    stream: Option<bool>,
+}
+
+#[derive(Deserialize)]
+struct Copied {
+    source: String,
+    destination: String,
+}
+
+impl Named {
+    fn name(self) -> Result<String, ApiError> {
+        self.model.or(self.name).ok_or_else(|| ApiError::bad("model is missing"))
+    }
+}
+
+fn library(app: &App) -> Result<Library, ApiError> {
+    let why = "this server has no library: start it with --models DIR, or without a model";
+    app.models.library().ok_or_else(|| ApiError::new(StatusCode::NOT_IMPLEMENTED, why))
+}
+
+fn refused(error: Error) -> ApiError {
+    let status = match &error {
+        Error::NotFound { .. } | Error::NoSuchName { .. } | Error::NoOwner { .. } => {
+            StatusCode::NOT_FOUND
+        }
+        Error::Missing { .. } | Error::NoModel { .. } => StatusCode::NOT_FOUND,
+        Error::BadName { .. } | Error::Ambiguous { .. } | Error::Choice { .. } => {
+            StatusCode::BAD_REQUEST
+        }
+        Error::Exists { .. } | Error::Locked { .. } => StatusCode::CONFLICT,
+        Error::Denied { .. } => StatusCode::FORBIDDEN,
+        Error::Space { .. } => StatusCode::INSUFFICIENT_STORAGE,
+        Error::Status { .. } | Error::Network { .. } | Error::BadListing { .. } => {
+            StatusCode::BAD_GATEWAY
+        }
+        _ => StatusCode::INTERNAL_SERVER_ERROR,
+    };
+    let mut message = error.to_string();
+    if let Error::Io { source, .. } = &error {
+        message = format!("{message}: {source}");
+    }
+    ApiError::new(status, message)
+}
+
+/// `POST /api/pull`. A client that goes ends the pull, and the next pull of the name goes on where it ended.
+pub async fn pull(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<Response, Failure> {
+    let body: Named = read(&body)?;
+    let streams = body.stream.unwrap_or(true);
+    let name: Name = body.name()?.parse().map_err(refused)?;
+    if !name.has_owner() {
+        return Err(refused(Error::NoOwner { name: name.to_string() }).into());
+    }
+    let library = library(&app)?;
+    let (reports, mut updates) = mpsc::channel::<Value>(REPORTS_MOST);
+    let pulling = tokio::task::spawn_blocking(move || pull_and_report(&library, &name, &reports));
+    if !streams {
+        // The reports' receiver lives as long as the client waits.
+        while updates.recv().await.is_some() {}
+        let pulled = pulling.await.map_err(|_| ApiError::stopped())?;
+        pulled.map_err(refused)?;
+        return Ok(Json(json!({ "status": "success" })).into_response());
+    }
+    let lines = unfold((updates, Some(pulling)), |(mut updates, mut pulling)| async move {
+        let value = match updates.recv().await {
+            Some(report) => report,
+            None => match pulling.take()?.await {
+                Ok(Ok(())) => json!({ "status": "success" }),
+                Ok(Err(error)) => json!({ "error": refused(error).message }),
+                Err(_) => json!({ "error": ApiError::stopped().message }),
+            },
+        };
+        let mut line = String::new();
+        stream::line(&value, &mut line);
+        Some((Ok::<_, std::convert::Infallible>(Bytes::from(line)), (updates, pulling)))
+    });
+    let mut response = Response::new(Body::from_stream(lines));
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(stream::LINES));
+    Ok(response)
+}
+
+/// Pulls a model and reports how far it is, until nobody listens.
+fn pull_and_report(
+    library: &Library,
+    name: &Name,
+    reports: &mpsc::Sender<Value>,
+) -> Result<(), Error> {
+    let (started, reported_ms) = (Instant::now(), AtomicU64::new(0));
+    let progress = |progress: Progress| {
+        let (status, done_bytes, total_bytes) = match progress {
+            Progress::Listing => {
+                let _ = reports.try_send(json!({ "status": "pulling manifest" }));
+                return;
+            }
+            Progress::Downloading { done_bytes, total_bytes } => {
+                ("pulling", done_bytes, total_bytes)
+            }
+            Progress::Verifying { done_bytes, total_bytes } => {
+                ("verifying sha256 digest", done_bytes, total_bytes)
+            }
+        };
+        let now_ms = started.elapsed().as_millis() as u64 + 1;
+        let is_due = now_ms >= reported_ms.load(Ordering::Relaxed) + REPORT_EVERY_MS;
+        if is_due || done_bytes == 0 || done_bytes == total_bytes {
+            reported_ms.store(now_ms, Ordering::Relaxed);
+            let _ = reports.try_send(json!({
+                "status": format!("{status} {name}"),
+                "digest": name.to_string(),
+                "total": total_bytes,
+                "completed": done_bytes,
+            }));
+        }
+    };
+    let options = Options::from_environment();
+    let pulled = forebay_library::pull(library, name, &options, &progress, &|| reports.is_closed());
+    pulled.map(|entry| tracing::info!(model = entry.name, "pulled"))
+}
+
+/// `DELETE /api/delete`. A loaded model leaves memory when its requests have ended.
+pub async fn delete(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<StatusCode, Failure> {
+    let name = read::<Named>(&body)?.name()?;
+    let library = library(&app)?;
+    let entry = app.models.entry(Some(&name)).ok();
+    let is_known = entry.is_some();
+    app::work(move || {
+        let is_file =
+            |error: &Error| error.is_not_found() || matches!(error, Error::BadName { .. });
+        library.remove(&name).map_err(|error| match is_known && is_file(&error) {
+            true => {
+                let why = format!("{name} was not pulled: delete its file, or end the server");
+                ApiError::new(StatusCode::FORBIDDEN, why)
+            }
+            false => refused(error),
+        })
+    })
+    .await?;
+    if let Some(entry) = entry {
+        app.models.unload(&entry).await;
+    }
+    Ok(StatusCode::OK)
+}
+
+/// `POST /api/copy`: a second name for the same files.
+pub async fn copy(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<StatusCode, Failure> {
+    let Copied { source, destination } = read(&body)?;
+    let library = library(&app)?;
+    app::work(move || library.copy(&source, &destination).map_err(refused)).await?;
+    Ok(StatusCode::OK)
+}
