@@ -46,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let sink = Box::new(move |event: Event| {
             match event {
                 Event::Token(token) => answer.push_str(&token.text),
-                Event::Finished { end, text, statistics } => {
+                Event::Finished { end, text, statistics, .. } => {
                     println!(
                         "{answer}{text}\n  ({end:?}: {} tokens in {} passes, first token after {:.0} ms)",
                         statistics.generated_tokens,

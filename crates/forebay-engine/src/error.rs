@@ -30,7 +30,7 @@ pub enum EngineError {
     #[error("{waiting} requests wait already, and no more may")]
     QueueFull { waiting: usize },
     #[error(
-        "a request with a grammar cannot be copied: its grammar has no form that could be written"
+        "a request with a grammar or for an embedding cannot be copied: its state has no form that could be written"
     )]
     NoSnapshot,
     #[error("this snapshot cannot be restored: {why}")]

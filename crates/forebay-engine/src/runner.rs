@@ -1,5 +1,7 @@
 //! Passes over the rows of sequences: blocks are reserved, the decoder runs, rows are committed.
 
+use std::ops::Range;
+
 use forebay_compute::RowKind;
 use forebay_model::{Decoder, ModelError, Output, Pass, PassWatch, Paused, Routing, Run, Selector};
 
@@ -21,6 +23,7 @@ pub(crate) struct Runner {
     tokens: Vec<u32>,
     runs: Vec<Run>,
     outputs: Vec<u32>,
+    final_rows: Vec<Range<usize>>,
     moved: Vec<SavedBlock>,
 }
 
@@ -65,6 +68,8 @@ pub(crate) enum Logits {
     None,
     Last,
     All,
+    /// Not logits, but the states behind the last layer of all rows ([`Decoder::final_rows`]).
+    FinalStates,
 }
 
 /// Where the logits of several passes go.
@@ -108,6 +113,7 @@ impl Runner {
             tokens: Vec::new(),
             runs: Vec::new(),
             outputs: Vec::new(),
+            final_rows: Vec::new(),
             moved: Vec::new(),
         }
     }
@@ -140,13 +146,14 @@ impl Runner {
     }
 
     /// Does the same as [`Runner::begin`] if there is room for all rows, and `left_free` blocks of each layer group remain
-    /// free. Returns `None` otherwise.
+    /// free. Returns `None` otherwise. Without `reuse`, no rows of other sequences are used.
     pub fn begin_with_room(
         &mut self,
         rows: &[Row],
+        reuse: bool,
         left_free: &[usize],
     ) -> Option<(SequenceId, usize)> {
-        let begun = self.begin(rows);
+        let begun = self.begin(if reuse { rows } else { &[] });
         let blocks = &self.blocks;
         let needed = blocks.blocks_needed(rows.len(), 0).zip(blocks.blocks_held(begun.0));
         let needed = needed.map(|(needed, held)| needed.saturating_sub(held));
@@ -328,9 +335,10 @@ impl Runner {
         mut watch: Option<PassWatch<'_>>,
     ) -> Result<(), EngineError> {
         self.prepare(rows)?;
-        let Runner { decoder, tokens, runs, outputs, .. } = self;
+        let Runner { decoder, tokens, runs, outputs, final_rows, .. } = self;
         let mixes = decoder.backend().mixes_rows();
         let (mut runs, mut tokens, mut outputs) = (&runs[..], &tokens[..], &mut outputs[..]);
+        let mut final_rows = &mut final_rows[..];
         while let Some(run) = runs.first() {
             let count = match run.kind {
                 _ if mixes => runs.len(),
@@ -345,10 +353,19 @@ impl Runner {
             let wanted = outputs.partition_point(|row| (*row as usize) < rows);
             let (own_outputs, other_outputs) = outputs.split_at_mut(wanted);
             other_outputs.iter_mut().for_each(|row| *row -= rows as u32);
-            let pass = Pass { tokens: own_tokens, runs: own_runs, outputs: own_outputs };
+            let wanted = final_rows.partition_point(|of| of.start < rows);
+            let (own_final, other_final) = final_rows.split_at_mut(wanted);
+            other_final.iter_mut().for_each(|of| *of = of.start - rows..of.end - rows);
+            let pass = Pass {
+                tokens: own_tokens,
+                runs: own_runs,
+                outputs: own_outputs,
+                final_rows: own_final,
+            };
             let watch = watch.as_mut().map(|watch| &mut **watch as PassWatch<'_>);
             decoder.pass(&pass, output.again(), routing.as_deref_mut(), watch)?;
             (runs, tokens, outputs) = (other_runs, other_tokens, other_outputs);
+            final_rows = other_final;
         }
         self.commit(rows);
         Ok(())
@@ -367,8 +384,8 @@ impl Runner {
         output: &mut Outputs<'_>,
     ) -> Result<bool, EngineError> {
         self.prepare(&[rows])?;
-        let Runner { decoder, tokens, runs, outputs, .. } = self;
-        let pass = Pass { tokens, runs, outputs };
+        let Runner { decoder, tokens, runs, outputs, final_rows, .. } = self;
+        let pass = Pass { tokens, runs, outputs, final_rows };
         let ended = decoder.pass_part(&pass, paused, layers, output.again())?;
         if ended {
             self.commit(&[rows]);
@@ -381,6 +398,8 @@ impl Runner {
         self.tokens.clear();
         self.runs.clear();
         self.outputs.clear();
+        self.final_rows.clear();
+        self.decoder.clear_final_rows();
         let context = self.decoder.backend().context();
         for &Rows { sequence, kind, tokens, logits } in rows {
             let (position, first) = (self.blocks.len(sequence), self.tokens.len() as u32);
@@ -396,6 +415,7 @@ impl Runner {
             let after = self.tokens.len() as u32;
             match logits {
                 Logits::None => {}
+                Logits::FinalStates => self.final_rows.push(first as usize..after as usize),
                 Logits::Last => self.outputs.push(after - 1),
                 Logits::All => self.outputs.extend(first..after),
             }

@@ -1,5 +1,7 @@
 //! The decoder: runs the rows of a pass through all layers of a backend and returns logits.
 
+use std::ops::Range;
+
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::backend::{Backend, Batch, Begun, ChosenExperts, End, NextBlock, Run, Selector, Step};
@@ -81,6 +83,7 @@ pub struct Decoder {
     backend: Box<dyn Backend>,
     followed: Option<Box<dyn ChosenExperts>>,
     interrupt: Interrupt,
+    final_rows: Vec<f32>,
 }
 
 /// The rows of a pass.
@@ -93,6 +96,8 @@ pub struct Pass<'a> {
     pub runs: &'a [Run],
     /// Rows whose logits are wanted, ascending.
     pub outputs: &'a [u32],
+    /// Rows whose states behind the last layer are wanted ([`Decoder::final_rows`]).
+    pub final_rows: &'a [Range<usize>],
 }
 
 /// How far a pass has come that runs in several parts.
@@ -129,7 +134,14 @@ impl Decoder {
     /// Creates a decoder. `backend` must have been created for the same description and weights.
     pub fn new(architecture: Architecture, weights: Weights, backend: Box<dyn Backend>) -> Decoder {
         let interrupt = Interrupt::new();
-        Decoder { architecture, weights, backend, followed: None, interrupt }
+        Decoder {
+            architecture,
+            weights,
+            backend,
+            followed: None,
+            interrupt,
+            final_rows: Vec::new(),
+        }
     }
 
     pub fn architecture(&self) -> &Architecture {
@@ -147,6 +159,16 @@ impl Decoder {
     /// Returns the backend, to set and copy KV blocks between passes.
     pub fn backend_mut(&mut self) -> &mut dyn Backend {
         self.backend.as_mut()
+    }
+
+    /// Returns the states behind the last layer of the rows that passes wanted, `[rows, hidden]`, since
+    /// [`Decoder::clear_final_rows`]. They are normalised as for the logits.
+    pub fn final_rows(&self) -> &[f32] {
+        &self.final_rows
+    }
+
+    pub fn clear_final_rows(&mut self) {
+        self.final_rows.clear();
     }
 
     /// Returns the residency of blocks in host memory, if the backend streams weights through it.
@@ -290,7 +312,7 @@ impl Decoder {
         mut routing: Option<&mut Routing>,
         mut watch: Option<PassWatch<'_>>,
     ) -> Result<bool, ModelError> {
-        let Decoder { architecture, weights, backend, followed, interrupt } = self;
+        let Decoder { architecture, weights, backend, followed, interrupt, final_rows } = self;
         interrupt.check()?;
         let (count, layers) = (pass.tokens.len(), architecture.layers.len());
         let first = paused.layer;
@@ -364,6 +386,9 @@ impl Decoder {
             (_, Output::Largest(count, largest)) => backend.largest(&step, *count, largest),
             (_, Output::Selected(selector)) => backend.select(&step, *selector),
         }?;
+        for rows in pass.final_rows {
+            backend.final_rows(&step, rows.clone(), final_rows)?;
+        }
         if let Some(routing) = routing {
             backend.recorded_routing(&step, &mut routing.experts[row_start..]);
         }

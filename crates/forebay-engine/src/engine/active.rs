@@ -10,7 +10,7 @@ use forebay_model::sampling::{RowLogits, Sampler};
 use forebay_text::{TextStream, Tokenizer};
 
 use super::request::{
-    Event, GeneratedToken, Request, RequestEnd, RequestId, RequestStatistics, Sink,
+    Event, GeneratedToken, Pooling, Request, RequestEnd, RequestId, RequestStatistics, Sink,
 };
 use super::waiting::Submitted;
 use crate::kv::{Row, SequenceId};
@@ -40,6 +40,7 @@ pub struct Active {
     /// Generated tokens that are computed together like a prompt: their indices, in ascending order.
     forced: Vec<Range<usize>>,
     constraint: Option<Constraint>,
+    pooled: Option<Pooled>,
     /// Number of tokens whose keys and values are computed.
     done: usize,
     submitted: Instant,
@@ -66,14 +67,14 @@ impl Active {
     ) -> Active {
         let tokenizer = request.text.then(|| session.tokenizer.clone()).flatten();
         let sampler = Sampler::new(request.options.sampling.clone());
-        let Request { prompt, options, priority, logprobs, grammar, .. } = *request;
+        let Request { prompt, options, priority, logprobs, grammar, pooling, .. } = *request;
         let statistics = RequestStatistics {
             prompt_tokens: prompt.len(),
             cached_tokens: cached,
             waited_seconds: submitted.elapsed().as_secs_f64(),
             ..RequestStatistics::default()
         };
-        let no_tokens = options.max_tokens == Some(0);
+        let no_tokens = options.max_tokens == Some(0) && pooling.is_none();
         Active {
             id,
             priority,
@@ -87,6 +88,7 @@ impl Active {
             prompt_len: prompt.len(),
             forced: Vec::new(),
             constraint: grammar.map(|grammar| Constraint::new(grammar.begin())),
+            pooled: pooling.map(Pooled::new),
             tokens: prompt,
             done: cached,
             submitted,
@@ -191,8 +193,30 @@ impl Active {
         now.map_or(0, |forced| forced.end - self.done)
     }
 
-    pub fn has_grammar(&self) -> bool {
-        self.constraint.is_some()
+    /// Returns true if the request asks for an embedding.
+    pub fn pools(&self) -> bool {
+        self.pooled.is_some()
+    }
+
+    /// Takes the states of the next `count` rows behind the last layer, `[count, hidden]`. Ends the request if these are the
+    /// last ones.
+    pub fn pool(&mut self, count: usize, states: &[f32]) {
+        let Some(pooled) = &mut self.pooled else { return };
+        let first = self.done;
+        self.done += count;
+        self.statistics.passes += 1;
+        pooled.take(first, states, count);
+        if self.done == self.tokens.len() {
+            self.end = Some(match pooled.state.iter().all(|x| x.is_finite()) {
+                true => RequestEnd::End,
+                false => RequestEnd::Failed("the model's states are not finite".into()),
+            });
+        }
+    }
+
+    /// Returns true if the request has a state that a snapshot cannot hold.
+    pub fn has_own_state(&self) -> bool {
+        self.constraint.is_some() || self.pools()
     }
 
     /// Returns the next `count` tokens to compute.
@@ -343,7 +367,46 @@ impl Active {
     pub fn finish(mut self, end: RequestEnd) {
         self.statistics.total_seconds = self.submitted.elapsed().as_secs_f64();
         let text = self.text.map(TextStream::finish).unwrap_or_default();
-        let _ = (self.sink)(Event::Finished { end, text, statistics: self.statistics });
+        let embedding = self.pooled.filter(|_| end == RequestEnd::End);
+        let embedding = embedding.map(|pooled| pooled.embedding());
+        let statistics = self.statistics;
+        let _ = (self.sink)(Event::Finished { end, text, embedding, statistics });
+    }
+}
+
+/// States of a prompt's tokens, on their way to an embedding.
+struct Pooled {
+    pooling: Pooling,
+    /// Sum of the states, or the last one.
+    state: Vec<f64>,
+    /// Number of rows that were taken. A request that is computed again brings rows twice.
+    rows: usize,
+}
+
+impl Pooled {
+    fn new(pooling: Pooling) -> Pooled {
+        Pooled { pooling, state: Vec::new(), rows: 0 }
+    }
+
+    /// Takes `count` rows of states from row `first` on.
+    fn take(&mut self, first: usize, states: &[f32], count: usize) {
+        let hidden = states.len() / count.max(1);
+        self.state.resize(hidden, 0.0);
+        for (row, state) in states.chunks_exact(hidden.max(1)).enumerate() {
+            if first + row < self.rows {
+                continue;
+            }
+            self.rows += 1;
+            for (sum, x) in self.state.iter_mut().zip(state) {
+                let before = if self.pooling == Pooling::Mean { *sum } else { 0.0 };
+                *sum = before + f64::from(*x);
+            }
+        }
+    }
+
+    fn embedding(&self) -> Vec<f32> {
+        let divisor = if self.pooling == Pooling::Mean { self.rows as f64 } else { 1.0 };
+        self.state.iter().map(|x| (x / divisor) as f32).collect()
     }
 }
 

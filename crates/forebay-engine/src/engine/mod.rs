@@ -27,7 +27,7 @@ use self::latency::Pace;
 use self::masks::{Job, MaskThreads, PendingMasks};
 use self::reading::Reading;
 pub use self::request::{
-    Event, GeneratedToken, Request, RequestEnd, RequestId, RequestStatistics, Sink,
+    Event, GeneratedToken, Pooling, Request, RequestEnd, RequestId, RequestStatistics, Sink,
 };
 use self::schedule::{Limits, Part, Progress};
 pub(crate) use self::snapshot::Block as SnapshotBlock;
@@ -426,9 +426,17 @@ impl Engine {
     /// Takes over that parts are computed, and gives every request whose prompt is read its next token.
     fn take_results(&mut self, parts: &[Part]) {
         let vocabulary = self.session.vocab_size();
+        let hidden = self.session.info().hidden;
+        let mut states = self.session.runner.decoder.final_rows();
         let mut row = 0;
         for part in parts {
             let active = &mut self.running[part.index];
+            if active.pools() {
+                let own;
+                (own, states) = states.split_at(part.count * hidden);
+                active.pool(part.count, own);
+                continue;
+            }
             let own = row;
             row += usize::from(has_logits(active, part));
             if !active.advance(part.count) {
@@ -463,7 +471,7 @@ impl Engine {
 /// Returns true if the last row of a part has logits: it is generated, or the last one of its prompt. A row of a request
 /// that is computed again may have logits that are not used, because its next token is known.
 fn has_logits(active: &Active, part: &Part) -> bool {
-    part.kind == RowKind::Decode || part.count == active.rows_left()
+    !active.pools() && (part.kind == RowKind::Decode || part.count == active.rows_left())
 }
 
 /// Returns the rows of a part.
@@ -472,7 +480,11 @@ fn rows_of<'a>(active: &'a Active, part: &Part) -> Rows<'a> {
         sequence: active.sequence,
         kind: part.kind,
         tokens: active.next_tokens(part.count),
-        logits: if has_logits(active, part) { Logits::Last } else { Logits::None },
+        logits: match has_logits(active, part) {
+            _ if active.pools() => Logits::FinalStates,
+            true => Logits::Last,
+            false => Logits::None,
+        },
     }
 }
 

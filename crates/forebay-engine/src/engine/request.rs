@@ -21,6 +21,17 @@ pub struct Request {
     pub text: bool,
     /// Rules that the answer follows. The tokens that they force are computed together and reported without probabilities.
     pub grammar: Option<Grammar>,
+    /// Asks for the embedding of the prompt instead of an answer.
+    pub pooling: Option<Pooling>,
+}
+
+/// How the states of a prompt's tokens behind the last layer become one embedding.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// The state of the last token.
+    Last,
 }
 
 /// Number of a request.
@@ -39,6 +50,9 @@ pub enum Event {
         end: RequestEnd,
         /// Rest of the text: a character that the last token began and no other ended, as U+FFFD.
         text: String,
+        /// The embedding of the prompt if the request asked for one and was not cut off: one number for each hidden dimension,
+        /// not normalised.
+        embedding: Option<Vec<f32>>,
         statistics: RequestStatistics,
     },
 }

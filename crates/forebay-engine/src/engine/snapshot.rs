@@ -109,22 +109,22 @@ impl Engine {
     /// Copies a request that waits or runs. The request itself goes on. Returns `None` if it has ended.
     ///
     /// # Errors
-    /// Returns an error if the device fails, or if the request has a grammar.
+    /// Returns an error if the device fails, or if the request has a grammar or is for an embedding.
     pub fn snapshot(&mut self, id: RequestId) -> Result<Option<Snapshot>, EngineError> {
         let Engine { session, waiting, running, .. } = self;
         let model = identity(session);
         let running = running.iter().find(|active| active.id == id);
         if let Some(active) = running {
-            check_grammar(active.has_grammar())?;
+            check_state(active.has_own_state())?;
             let blocks = session.runner.export(active.sequence)?;
             return Ok(Some(of_active(model, active, active.done(), blocks)));
         }
         let Some(waiting) = waiting.iter().find(|waiting| waiting.id == id) else {
             return Ok(None);
         };
-        check_grammar(match &waiting.state {
-            State::New(new) => new.request.grammar.is_some(),
-            State::Suspended { active, .. } => active.has_grammar(),
+        check_state(match &waiting.state {
+            State::New(new) => new.request.grammar.is_some() || new.request.pooling.is_some(),
+            State::Suspended { active, .. } => active.has_own_state(),
         })?;
         Ok(Some(match &waiting.state {
             State::New(new) => of_new(model, &new.request),
@@ -151,7 +151,7 @@ impl Engine {
         }
         let Header { options, priority, logprobs, text, tokens, prompt_len, done, .. } = header;
         let prompt = tokens[..prompt_len].to_vec();
-        let request = Request { prompt, options, priority, logprobs, text, grammar: None };
+        let request = Request { prompt, options, priority, logprobs, text, ..Request::default() };
         self.check(&request)?;
         let context = self.session.context();
         let vocabulary = self.session.vocab_size();
@@ -176,9 +176,9 @@ impl Engine {
     }
 }
 
-/// Refuses a request with a grammar, whose state cannot be written.
-fn check_grammar(has_grammar: bool) -> Result<(), EngineError> {
-    match has_grammar {
+/// Refuses a request with a grammar or for an embedding, whose state cannot be written.
+fn check_state(has_own_state: bool) -> Result<(), EngineError> {
+    match has_own_state {
         true => Err(EngineError::NoSnapshot),
         false => Ok(()),
     }

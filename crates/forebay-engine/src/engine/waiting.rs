@@ -74,7 +74,8 @@ impl Engine {
                     total_seconds: submitted.elapsed().as_secs_f64(),
                     ..RequestStatistics::default()
                 };
-                let _ = sink(Event::Finished { end, text: String::new(), statistics });
+                let text = String::new();
+                let _ = sink(Event::Finished { end, text, embedding: None, statistics });
             }
             State::Suspended { active, saved } => {
                 saved.into_iter().for_each(|saved| self.session.runner.forget(saved));
@@ -121,7 +122,9 @@ impl Engine {
         let left_free = runner.blocks_left(running, BLOCKS_LEFT_FREE);
         let state = match state {
             State::New(new) => {
-                match runner.begin_with_room(&Row::of_prompt(&new.request.prompt), &left_free) {
+                let request = &new.request;
+                let (rows, reuse) = (Row::of_prompt(&request.prompt), request.pooling.is_none());
+                match runner.begin_with_room(&rows, reuse, &left_free) {
                     Some(begun) => {
                         self.running.push(Active::new(id, new, begun, &self.session));
                         return Ok(true);
@@ -130,7 +133,7 @@ impl Engine {
                 }
             }
             State::Suspended { mut active, saved: None } => {
-                match runner.begin_with_room(&active.rows(), &left_free) {
+                match runner.begin_with_room(&active.rows(), !active.pools(), &left_free) {
                     Some((sequence, cached)) => {
                         active.resume(sequence, cached);
                         self.running.push(*active);

@@ -9,6 +9,8 @@ pub mod cpu;
 pub mod cuda;
 mod selector;
 
+use std::ops::Range;
+
 use forebay_compute::RowKind;
 use forebay_stream::{MemoryPlan, Residency};
 
@@ -421,6 +423,17 @@ pub trait Backend: Send {
         let _ = selector;
         panic!("a selection of {} rows by a backend that gives all logits", step.outputs.len());
     }
+
+    /// Appends the normalised residual stream behind the last layer, `[rows, hidden]`, of rows of the pass that has just ended.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    fn final_rows(
+        &mut self,
+        step: &Step<'_>,
+        rows: Range<usize>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), ModelError>;
 
     /// Pauses a pass before the layer [`Step::layer`]: completes the residual stream and keeps a copy of it. The next call of
     /// [`Backend::begin`] may begin another pass. One pass can be paused at a time.

@@ -1,5 +1,7 @@
 //! The CPU backend and its sequence of steps.
 
+use std::ops::Range;
+
 use forebay_compute::{
     Cpu, KV_BLOCK, KvCache, KvLayer, KvShape, KvType, MatmulJob, RopeTable, RowKind,
 };
@@ -514,6 +516,20 @@ impl Backend for CpuBackend {
                 Err(ModelError::NumericFailure { layer: layers, token })
             }
         }
+    }
+
+    fn final_rows(
+        &mut self,
+        step: &Step<'_>,
+        rows: Range<usize>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), ModelError> {
+        let (hidden, base) = (step.architecture.hidden, out.len());
+        let x = &self.scratch.x[rows.start * hidden..rows.end * hidden];
+        out.resize(base + x.len(), 0.0);
+        let (weight, epsilon) = (&step.weights.final_norm, step.architecture.norm_epsilon);
+        self.cpu.rms_norm(x, weight, epsilon, &mut out[base..]);
+        Ok(())
     }
 
     fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError> {

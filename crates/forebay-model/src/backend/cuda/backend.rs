@@ -1,5 +1,7 @@
 //! The GPU backend: the order of its steps.
 
+use std::ops::Range;
+
 use forebay_compute::Cpu;
 use forebay_cuda::{
     Added, AttentionInputs, AttentionSplits, CudaError, DevicePtr, FiniteFlag, Gating, Gpu,
@@ -431,6 +433,18 @@ impl Backend for CudaBackend {
 
     fn select(&mut self, step: &Step<'_>, selector: &mut dyn Selector) -> Result<(), ModelError> {
         self.finish_selected(step, selector)
+    }
+
+    fn final_rows(
+        &mut self,
+        step: &Step<'_>,
+        rows: Range<usize>,
+        out: &mut Vec<f32>,
+    ) -> Result<(), ModelError> {
+        let (hidden, base) = (step.architecture.hidden, out.len());
+        out.resize(base + rows.len() * hidden, 0.0);
+        let from = self.float(self.at().normed).offset(rows.start * hidden);
+        Ok(self.gpu.download_into(from, &mut out[base..])?)
     }
 
     fn end(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
