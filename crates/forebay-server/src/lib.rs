@@ -11,6 +11,7 @@ mod anthropic;
 mod app;
 mod body;
 pub mod client;
+mod embeddings;
 mod error;
 mod metrics;
 mod model;

@@ -25,7 +25,7 @@ use crate::access::{self, Keys, Rules};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::Models;
-use crate::{ServeError, anthropic, ollama, openai, operations, responses, stream};
+use crate::{ServeError, anthropic, embeddings, ollama, openai, operations, responses, stream};
 
 /// Most connections at a time. Others wait until one ends.
 const CONNECTIONS_MOST: usize = 2048;
@@ -169,6 +169,7 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .route("/v1/models/{*model}", get(openai::model))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completions))
+        .route("/v1/embeddings", post(embeddings::openai))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/v1/messages", post(anthropic::messages))
@@ -179,6 +180,8 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .route("/api/show", post(ollama::show))
         .route("/api/chat", post(ollama::chat))
         .route("/api/generate", post(ollama::generate))
+        .route("/api/embed", post(embeddings::ollama))
+        .route("/api/embeddings", post(embeddings::ollama_older))
         .route("/api/create", post(ollama::not_implemented))
         .route("/api/copy", post(ollama::copy))
         .route("/api/push", post(ollama::not_implemented))

@@ -162,6 +162,51 @@ fn responses_continue_each_other_and_end_with_usage() {
     }
 }
 
+#[test]
+fn embeddings_in_all_forms() {
+    let server = Server::start(&["--ctx", "64"]);
+    let ask = |body: Value| server.post("/v1/embeddings", &body);
+    let vector = |answer: &Value, index: usize| -> Vec<f64> {
+        let numbers = answer["data"][index]["embedding"].as_array().unwrap();
+        numbers.iter().map(|x| x.as_f64().unwrap()).collect()
+    };
+    let long = "A fox ran through the snow and over the hill to its den. ".repeat(20);
+    let both = ask(json!({ "input": ["The sea", "A fox"] }));
+    let sea = vector(&both, 0);
+    assert!((sea.iter().map(|x| x * x).sum::<f64>() - 1.0).abs() < 1e-5);
+    assert_eq!(vector(&ask(json!({ "input": "The sea" })), 0), sea);
+    assert_ne!(vector(&both, 1), sea);
+    let tokens = server.post("/tokenize", &json!({ "content": "The sea", "add_special": true }));
+    let by_tokens = ask(json!({ "input": [tokens["tokens"]] }));
+    assert_eq!(vector(&by_tokens, 0), sea);
+    assert_eq!(by_tokens["usage"]["prompt_tokens"], tokens["tokens"].as_array().unwrap().len());
+    assert_ne!(vector(&ask(json!({ "input": "The sea", "pooling": "last" })), 0), sea);
+
+    // The first dimensions, with the length 1 again, as text.
+    let short = ask(json!({ "input": "The sea", "dimensions": 8 }));
+    let short = vector(&short, 0);
+    let scale = sea[..8].iter().map(|x| x * x).sum::<f64>().sqrt();
+    assert!(short.iter().zip(&sea).all(|(short, x)| (short - x / scale).abs() < 1e-6));
+    let body = json!({ "input": "The sea", "dimensions": 8, "encoding_format": "base64" });
+    assert_eq!(ask(body)["data"][0]["embedding"].as_str().unwrap().len(), 44);
+
+    let answer = server.post("/api/embed", &json!({ "input": ["The sea", long] }));
+    assert_eq!(answer["embeddings"][0], json!(sea));
+    let older = server.post("/api/embeddings", &json!({ "prompt": "The sea" }));
+    assert_eq!(older["embedding"], answer["embeddings"][0]);
+    for (body, part) in [
+        (json!({ "input": [] }), "no text"),
+        (json!({ "input": [[]] }), "empty"),
+        (json!({ "input": long }), "context"),
+        (json!({ "input": "x", "dimensions": 0 }), "dimensions"),
+        (json!({ "input": [999_999] }), "vocabulary"),
+        (json!({ "input": 5 }), "request"),
+    ] {
+        let (status, answer) = server.ask("POST", "/v1/embeddings", "", &body.to_string());
+        assert!(status == 400 && answer.contains(part), "{part}: {status} {answer}");
+    }
+}
+
 /// A running server.
 pub struct Server {
     child: Child,

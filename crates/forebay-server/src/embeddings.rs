@@ -1,0 +1,264 @@
+//! Embeddings, in the forms of OpenAI and of Ollama.
+//!
+//! An embedding is made of the states of the text's tokens behind the last layer, normalised as for the logits: their mean, or the
+//! last one. It has the length 1.
+
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use forebay_engine::engine::{Event, Pooling, Request, RequestEnd};
+use forebay_text::Tokenizer;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::sync::oneshot;
+
+use crate::app::{self, App};
+use crate::body::{Received, read};
+use crate::error::ApiError;
+use crate::models::{KeepAlive, Lease};
+use crate::worker::Ticket;
+use crate::{ollama, openai};
+
+/// Most texts of a request, as in OpenAI's interface.
+const TEXTS_MOST: usize = 2048;
+/// Most texts of a request in the engine's queue.
+const QUEUED_MOST: usize = 32;
+
+/// One or several texts, or their tokens.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Texts {
+    One(String),
+    Several(Vec<String>),
+    Tokens(Vec<u32>),
+    SeveralTokens(Vec<Vec<u32>>),
+}
+
+#[derive(Clone, Copy, Default, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum PoolingName {
+    #[default]
+    Mean,
+    Last,
+}
+
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Encoding {
+    #[default]
+    Float,
+    Base64,
+}
+
+/// What an embedding is made of.
+struct Wanted {
+    texts: Texts,
+    pooling: PoolingName,
+    dimensions: Option<usize>,
+    /// True to cut texts that are longer than the context, instead of refusing them.
+    truncates: bool,
+}
+
+/// Embeddings of all texts, and the number of tokens.
+struct Embeddings {
+    vectors: Vec<Vec<f32>>,
+    tokens: usize,
+}
+
+#[derive(Deserialize)]
+struct Body {
+    model: Option<String>,
+    input: Texts,
+    #[serde(default)]
+    encoding_format: Encoding,
+    dimensions: Option<usize>,
+    #[serde(default)]
+    pooling: PoolingName,
+}
+
+/// `POST /v1/embeddings`.
+pub async fn openai(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<Json<Value>, openai::Failure> {
+    let own = app.clone();
+    let read = move || {
+        let body: Body = read(&body)?;
+        Ok((own.models.entry(body.model.as_deref())?, body))
+    };
+    let (entry, Body { input, encoding_format, dimensions, pooling, .. }) = app::work(read).await?;
+    let lease = app.models.get(entry, None).await?;
+    let wanted = Wanted { texts: input, pooling, dimensions, truncates: false };
+    let Embeddings { vectors, tokens } = embed(&lease, wanted).await?;
+    let shown = |vector: &Vec<f32>| match encoding_format {
+        Encoding::Float => json!(vector),
+        Encoding::Base64 => {
+            let bytes: Vec<u8> = vector.iter().flat_map(|x| x.to_le_bytes()).collect();
+            json!(BASE64_STANDARD.encode(bytes))
+        }
+    };
+    let data = vectors.iter().enumerate().map(|(index, vector)| {
+        json!({ "object": "embedding", "index": index, "embedding": shown(vector) })
+    });
+    Ok(Json(json!({
+        "object": "list",
+        "data": data.collect::<Value>(),
+        "model": lease.name,
+        "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
+    })))
+}
+
+#[derive(Deserialize)]
+struct OllamaBody {
+    model: Option<String>,
+    input: Option<Texts>,
+    /// The text of `/api/embeddings`, the older endpoint.
+    prompt: Option<String>,
+    truncate: Option<bool>,
+    dimensions: Option<usize>,
+    keep_alive: Option<Value>,
+}
+
+/// `POST /api/embed`.
+pub async fn ollama(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<Json<Value>, ollama::Failure> {
+    let began = Instant::now();
+    let (lease, Embeddings { vectors, tokens }) = of_ollama(app, &body).await?;
+    Ok(Json(json!({
+        "model": lease.name,
+        "embeddings": vectors,
+        "total_duration": began.elapsed().as_nanos() as u64,
+        "prompt_eval_count": tokens,
+    })))
+}
+
+/// `POST /api/embeddings`, the older form for one text.
+pub async fn ollama_older(
+    State(app): State<Arc<App>>,
+    Received(body): Received,
+) -> Result<Json<Value>, ollama::Failure> {
+    let (_, Embeddings { mut vectors, .. }) = of_ollama(app, &body).await?;
+    Ok(Json(json!({ "embedding": vectors.pop() })))
+}
+
+async fn of_ollama(app: Arc<App>, body: &[u8]) -> Result<(Lease, Embeddings), ApiError> {
+    let body: OllamaBody = read(body)?;
+    let texts = body.input.or(body.prompt.map(Texts::One));
+    let texts = texts.ok_or_else(|| ApiError::bad("input is missing"))?;
+    let keep_alive = KeepAlive::of_json(body.keep_alive.as_ref().unwrap_or(&Value::Null));
+    let keep_alive = keep_alive.map_err(|why| ApiError::bad(format!("keep_alive {why}")))?;
+    let (own, name) = (app.clone(), body.model);
+    let entry = app::work(move || own.models.entry(name.as_deref())).await?;
+    let lease = app.models.get(entry, keep_alive).await?;
+    let wanted = Wanted {
+        texts,
+        pooling: PoolingName::default(),
+        dimensions: body.dimensions,
+        truncates: body.truncate.unwrap_or(true),
+    };
+    let embeddings = embed(&lease, wanted).await?;
+    Ok((lease, embeddings))
+}
+
+/// Computes the embeddings of texts. They run together, beside other requests.
+async fn embed(lease: &Lease, wanted: Wanted) -> Result<Embeddings, ApiError> {
+    let Wanted { texts, pooling, dimensions, truncates } = wanted;
+    let hidden = lease.text.info.hidden;
+    let dimensions = dimensions.unwrap_or(hidden);
+    if !(1..=hidden).contains(&dimensions) {
+        let why = format!("dimensions must be from 1 to {hidden}, those of the model");
+        return Err(ApiError { param: Some("dimensions"), ..ApiError::bad(why) });
+    }
+    let pooling = match pooling {
+        PoolingName::Mean => Pooling::Mean,
+        PoolingName::Last => Pooling::Last,
+    };
+    let tokenizer = lease.text.tokenizer.clone();
+    let prompts = app::work(move || prompts(&tokenizer, texts)).await?;
+    let (mut running, mut vectors, mut tokens) = (VecDeque::new(), Vec::new(), 0);
+    let mut prompts = prompts.into_iter();
+    loop {
+        // Other requests need places in the queue.
+        while running.len() < QUEUED_MOST
+            && let Some(mut prompt) = prompts.next()
+        {
+            if truncates {
+                prompt.truncate(lease.context);
+            }
+            tokens += prompt.len();
+            running.push_back(submit(lease, prompt, pooling).await?);
+        }
+        let Some((_ticket, result)) = running.pop_front() else { break };
+        let state = result.await.map_err(|_| ApiError::stopped())??;
+        vectors.push(normalised(&state[..dimensions]));
+    }
+    Ok(Embeddings { vectors, tokens })
+}
+
+/// Makes tokens of texts.
+fn prompts(tokenizer: &Tokenizer, texts: Texts) -> Result<Vec<Vec<u32>>, ApiError> {
+    let texts = match texts {
+        Texts::One(text) => vec![text],
+        Texts::Several(texts) => texts,
+        Texts::Tokens(tokens) => return checked(vec![tokens]),
+        Texts::SeveralTokens(tokens) => return checked(tokens),
+    };
+    let encode = |text: &String| {
+        tokenizer.encode(text, true, false).map_err(|error| ApiError::bad(error.to_string()))
+    };
+    checked(texts.iter().map(encode).collect::<Result<_, _>>()?)
+}
+
+fn checked(prompts: Vec<Vec<u32>>) -> Result<Vec<Vec<u32>>, ApiError> {
+    let refuse = |why: &str| Err(ApiError { param: Some("input"), ..ApiError::bad(why) });
+    match prompts.len() {
+        0 => refuse("input has no text"),
+        count if count > TEXTS_MOST => refuse("input has more than 2048 texts"),
+        _ if prompts.iter().any(Vec::is_empty) => refuse("input has an empty text"),
+        _ => Ok(prompts),
+    }
+}
+
+type Embedded = Result<Vec<f32>, ApiError>;
+
+/// Queues a text. Dropping the ticket cancels it.
+async fn submit(
+    lease: &Lease,
+    prompt: Vec<u32>,
+    pooling: Pooling,
+) -> Result<(Ticket, oneshot::Receiver<Embedded>), ApiError> {
+    let (sender, result) = oneshot::channel();
+    let mut sender = Some(sender);
+    let sink = move |event| {
+        if let (Event::Finished { end, embedding, .. }, Some(sender)) = (event, sender.take()) {
+            let embedded = match (end, embedding) {
+                (_, Some(state)) => Ok(state),
+                (RequestEnd::Failed(why), None) => {
+                    Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why))
+                }
+                _ => Err(ApiError::stopped()),
+            };
+            // If nobody waits, the client is gone.
+            let _ = sender.send(embedded);
+        }
+        ControlFlow::Continue(())
+    };
+    let request = Request { prompt, pooling: Some(pooling), ..Request::default() };
+    Ok((lease.worker.submit(request, Box::new(sink)).await?, result))
+}
+
+/// Returns a vector of the same direction and the length 1. One of zeros stays as it is.
+fn normalised(state: &[f32]) -> Vec<f32> {
+    let length = state.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+    let divisor = if length > 0.0 { length } else { 1.0 };
+    state.iter().map(|x| (f64::from(*x) / divisor) as f32).collect()
+}
