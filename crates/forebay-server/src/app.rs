@@ -12,6 +12,7 @@ use forebay_text::{ChatTemplate, Tokenizer};
 
 use crate::ServeError;
 use crate::error::ApiError;
+use crate::live::Outlook;
 use crate::metrics::Metrics;
 use crate::openai::Wanted;
 use crate::openai::answer::Choice;
@@ -41,6 +42,7 @@ pub struct Model {
     pub plain: bool,
     pub worker: Worker,
     pub load_seconds: f64,
+    pub outlook: Outlook,
 }
 
 impl Model {
@@ -77,11 +79,18 @@ impl Model {
             format,
             plain,
             worker: Worker::start(session, options)?,
+            outlook: Outlook::default(),
         })
     }
 }
 
 impl Model {
+    /// Adds what the machine can do, which the web page shows beside what it does.
+    #[must_use]
+    pub fn with_outlook(self, outlook: Outlook) -> Model {
+        Model { outlook, ..self }
+    }
+
     /// Returns the most requests that run at a time.
     pub fn parallel(&self) -> usize {
         self.worker.report().running_most

@@ -16,11 +16,6 @@ use crate::body::{Received, read};
 use crate::error::ApiError;
 use crate::openai::{Failure, Input, Wanted};
 
-/// `GET /`. Clients of Ollama look for these words.
-pub async fn root() -> &'static str {
-    "Ollama is running"
-}
-
 /// `GET /health` and `GET /ready`: the server answers, and its model is loaded.
 pub async fn health() -> Json<Value> {
     Json(json!({ "status": "ok" }))

@@ -24,7 +24,7 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use crate::access::{self, Keys, Rules};
 use crate::app::{App, Model};
 use crate::error::ApiError;
-use crate::{ServeError, anthropic, ollama, openai, operations, responses, stream};
+use crate::{ServeError, anthropic, live, ollama, openai, operations, page, responses, stream};
 
 /// Most connections at a time. Others wait until one ends.
 const CONNECTIONS_MOST: usize = 2048;
@@ -156,7 +156,9 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         is_local: options.address.ip().is_loopback(),
     };
     let router = Router::new()
-        .route("/", get(operations::root))
+        .route("/", get(page::root))
+        .route("/page/{name}", get(page::asset))
+        .route("/live", get(live::live))
         .route("/health", get(operations::health))
         .route("/ready", get(operations::health))
         .route("/metrics", get(operations::metrics))

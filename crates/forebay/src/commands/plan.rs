@@ -15,6 +15,7 @@ use forebay_engine::{
     free_bytes,
 };
 use forebay_model::{SubLayerCounts, SubLayerPlacement};
+use forebay_server::Outlook;
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 
@@ -439,6 +440,20 @@ pub fn best_sequences(model: &Path, options: &SessionOptions) -> Option<usize> {
         let together = planner.together(request, SEQUENCES_MOST);
         best_together(&together).map(|best| best.sequences)
     })
+}
+
+/// Returns what this machine can do with a model, as far as `doctor` has measured it.
+pub fn outlook(model: &Path, options: &SessionOptions) -> Outlook {
+    let Ok(profile) = MachineProfile::of_folder(open::folder(model)) else {
+        return Outlook::default();
+    };
+    let copies = profile.gpu.iter().flat_map(|gpu| &gpu.pinned_copies);
+    let copies = copies.map(|copy| copy.to_device_bytes_per_second);
+    Outlook {
+        planned: of_session(model, options),
+        disk_bytes_per_second: Some(profile.read.bytes_per_second),
+        pcie_bytes_per_second: copies.max_by(f64::total_cmp),
+    }
 }
 
 /// Calls `ask` with a planner for this machine and the request of a session. Returns `None` if `doctor` has not measured

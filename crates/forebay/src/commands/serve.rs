@@ -35,6 +35,8 @@ pub fn run(args: ServeArgs) -> Outcome {
     open::check(&path)?;
     let listener = Listener::bind(server_options(&args)?).map_err(refused)?;
     plan::follow(&path, &mut options);
+    // The plan counts the memory that is free before the model is loaded.
+    let outlook = plan::outlook(&path, &options);
     let session = while_interruptible(&mut options, |options| open_session(&args, &path, options))?;
     let name = args.name.clone().unwrap_or_else(|| open::name(&path));
     let engine = EngineOptions {
@@ -43,6 +45,7 @@ pub fn run(args: ServeArgs) -> Outcome {
         ..EngineOptions::default()
     };
     let model = Model::start(name.clone(), session, &engine)?;
+    let model = model.with_outlook(outlook);
     let (address, parallel) = (listener.address(), model.parallel());
     output::tell!("{name} answers at http://{address}, {parallel} requests at a time");
     let token = interrupt::token();
