@@ -51,6 +51,7 @@ pub use error::EngineError;
 pub use features::Feature;
 pub use followed::RoutingSource;
 pub use forebay_store::Interrupt;
+pub use forebay_stream::LayerUses;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
 pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, block_kind, inspect};
 pub use memory::{default_budget_bytes, free_bytes, peak_resident_bytes};

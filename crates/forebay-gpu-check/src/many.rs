@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use forebay_engine::engine::{EngineOptions, EngineStatistics, Event, Latency, Request};
+use forebay_engine::engine::{EngineOptions, EngineStatistics, Event, Latency, Pooling, Request};
 use forebay_engine::{
     CpuOffload, DeviceChoice, Engine, GenerateOptions, Session, SessionOptions, inspect,
 };
@@ -24,7 +24,7 @@ const LENGTHS: [(usize, usize); 7] = [(1, 9), (23, 5), (7, 12), (40, 3), (2, 14)
 /// Those of two requests that need more KV blocks than a cache for [`CONTEXT`] positions has.
 const LONG: [(usize, usize); 2] = [(10, 85), (12, 80)];
 
-/// Ids and bits of the logarithmic probabilities that every request reported.
+/// Ids and bits of the logarithmic probabilities that every request reported, or the indices and bits of an embedding.
 type Answers = Vec<Vec<[u32; 2]>>;
 
 /// Compares requests that come one after the other, run together and end at different times with the same requests alone:
@@ -152,6 +152,7 @@ fn requests(ids: &[u32], lengths: &[(usize, usize)]) -> Vec<Request> {
         prompt: ids.iter().copied().cycle().skip(index).take(prompt).collect(),
         options: GenerateOptions::exactly(generated, sampling(index)),
         logprobs: (index < 2).then_some(1),
+        pooling: (index == 3).then_some(Pooling::Mean),
         ..Request::default()
     };
     lengths.iter().enumerate().map(request).collect()
@@ -204,10 +205,15 @@ fn run(
         {
             let answers = answers.clone();
             let sink = Box::new(move |event: Event| {
-                if let Event::Token(token) = event {
-                    let bits = token.logprob.map_or(0, f32::to_bits);
-                    let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
-                    answers[index].push([token.id, bits]);
+                let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);
+                match event {
+                    Event::Token(token) => {
+                        answers[index].push([token.id, token.logprob.map_or(0, f32::to_bits)]);
+                    }
+                    Event::Finished { embedding, .. } => {
+                        let numbers = (0..).zip(embedding.into_iter().flatten());
+                        answers[index].extend(numbers.map(|(at, x)| [at, x.to_bits()]));
+                    }
                 }
                 ControlFlow::Continue(())
             });

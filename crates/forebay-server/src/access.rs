@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
 use crate::error::ApiError;
-use crate::{anthropic, ollama, openai};
+use crate::{anthropic, ollama, openai, page};
 
 /// Keys with which clients may use the server. They are kept as hashes, so that comparing them takes the same time for all.
 #[derive(Clone, Default)]
@@ -48,7 +48,7 @@ pub struct Rules {
     pub is_local: bool,
 }
 
-/// Refuses requests that break the rules. Health needs no key.
+/// Refuses requests that break the rules. Health and the web page need no key.
 pub async fn check(State(rules): State<Arc<Rules>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     match refusal(&rules, path, request.headers()) {
@@ -71,7 +71,8 @@ fn refusal(rules: &Rules, path: &str, headers: &HeaderMap) -> Option<ApiError> {
         let why = format!("web pages of {origin} may not use this server: --cors allows it");
         return Some(ApiError::new(StatusCode::FORBIDDEN, why));
     }
-    if rules.keys.is_empty() || path == "/health" || path == "/ready" {
+    let is_public = path == "/health" || path == "/ready" || page::is_public(path);
+    if rules.keys.is_empty() || is_public {
         return None;
     }
     match sent_key(headers) {

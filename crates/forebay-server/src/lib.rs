@@ -13,12 +13,14 @@ mod body;
 pub mod client;
 mod embeddings;
 mod error;
+mod live;
 mod metrics;
 mod model;
 mod models;
 mod ollama;
 pub mod openai;
 mod operations;
+mod page;
 mod prepare;
 mod responses;
 mod run;
@@ -31,6 +33,7 @@ use forebay_engine::EngineError;
 use forebay_text::TextError;
 
 pub use access::Keys;
+pub use live::Outlook;
 pub use models::{
     Catalogue, Entry, KeepAlive, LoadError, Loaded, Loader, Memory, Models, ModelsOptions,
 };

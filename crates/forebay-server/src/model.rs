@@ -10,6 +10,7 @@ use forebay_text::{ChatTemplate, Tokenizer};
 
 use crate::ServeError;
 use crate::error::ApiError;
+use crate::live::Outlook;
 use crate::metrics::Counts;
 use crate::models::{Loaded, Memory};
 use crate::openai::Wanted;
@@ -87,6 +88,7 @@ pub struct Model {
     pub worker: Worker,
     pub load_seconds: f64,
     pub memory: Memory,
+    pub outlook: Arc<Outlook>,
     pub counts: Counts,
 }
 
@@ -102,7 +104,7 @@ impl Model {
         options: &EngineOptions,
         counts: Counts,
     ) -> Result<Model, ServeError> {
-        let Loaded { session, memory } = loaded;
+        let Loaded { session, memory, outlook } = loaded;
         let text = match text {
             Some(text) => text,
             None => Arc::new(Text::new(name, session.text()?)?),
@@ -114,6 +116,7 @@ impl Model {
             load_seconds: session.statistics().load_seconds,
             worker: Worker::start(session, options)?,
             memory,
+            outlook,
             counts,
         })
     }

@@ -18,11 +18,6 @@ use crate::model::Text;
 use crate::models::Status;
 use crate::openai::{Failure, Input, Wanted};
 
-/// `GET /`. Clients of Ollama look for these words.
-pub async fn root() -> &'static str {
-    "Ollama is running"
-}
-
 /// `GET /health` and `GET /ready`: the server takes requests. Models that are not loaded are loaded on request.
 pub async fn health() -> Json<Value> {
     Json(json!({ "status": "ok" }))

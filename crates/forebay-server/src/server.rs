@@ -25,7 +25,9 @@ use crate::access::{self, Keys, Rules};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::models::Models;
-use crate::{ServeError, anthropic, embeddings, ollama, openai, operations, responses, stream};
+use crate::{
+    ServeError, anthropic, embeddings, live, ollama, openai, operations, page, responses, stream,
+};
 
 /// Most connections at a time. Others wait until one ends.
 const CONNECTIONS_MOST: usize = 2048;
@@ -157,7 +159,9 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         is_local: options.address.ip().is_loopback(),
     };
     let router = Router::new()
-        .route("/", get(operations::root))
+        .route("/", get(page::root))
+        .route("/page/{name}", get(page::asset))
+        .route("/live", get(live::live))
         .route("/health", get(operations::health))
         .route("/ready", get(operations::health))
         .route("/metrics", get(operations::metrics))

@@ -11,6 +11,7 @@ use forebay_engine::{Engine, EngineError, Session, SessionStatistics};
 use tokio::sync::oneshot;
 
 use crate::error::ApiError;
+use crate::live::{Collected, History};
 
 /// Passes that may fail one after the other before the requests end with an error. Each one tries the same rows again.
 const FAILURES_MOST: u32 = 3;
@@ -27,6 +28,7 @@ pub struct Report {
     pub running_most: usize,
     pub engine: EngineStatistics,
     pub session: SessionStatistics,
+    pub live: Collected,
 }
 
 /// A running engine. Its thread ends when the last handle to it is gone and no request is left.
@@ -66,7 +68,11 @@ impl Worker {
     /// Returns an error if the system starts no thread.
     pub fn start(session: Session, options: &EngineOptions) -> std::io::Result<Worker> {
         let engine = Engine::new(session, options);
-        let report = Arc::new(Mutex::new(report(&engine, engine.session().statistics())));
+        let report = Arc::new(Mutex::new(report(
+            &engine,
+            engine.session().statistics(),
+            Collected::default(),
+        )));
         let failure = Arc::new(Mutex::new(None));
         let is_broken = Arc::new(AtomicBool::new(false));
         let (commands, received) = channel();
@@ -78,6 +84,7 @@ impl Worker {
             is_broken: is_broken.clone(),
             failures: 0,
             reported: Instant::now(),
+            history: History::default(),
         };
         let thread = thread::Builder::new().name("engine".into()).spawn(move || thread.run())?;
         Ok(Worker { commands, report, failure, is_broken, thread: Some(thread) })
@@ -123,7 +130,7 @@ impl Drop for Worker {
     }
 }
 
-fn report(engine: &Engine, session: SessionStatistics) -> Report {
+fn report(engine: &Engine, session: SessionStatistics, live: Collected) -> Report {
     let (waiting, running) = engine.load();
     Report {
         waiting,
@@ -131,6 +138,7 @@ fn report(engine: &Engine, session: SessionStatistics) -> Report {
         running_most: engine.running_most(),
         engine: engine.statistics(),
         session,
+        live,
     }
 }
 
@@ -143,6 +151,7 @@ struct Thread {
     /// Passes that failed since the last one that did not.
     failures: u32,
     reported: Instant,
+    history: History,
 }
 
 impl Thread {
@@ -161,6 +170,7 @@ impl Thread {
     fn take_commands(&mut self) -> bool {
         if self.engine.load() == (0, 0) {
             self.update_report(true);
+            self.history.rest();
             let Ok(command) = self.received.recv() else { return false };
             if !self.take(command) {
                 return false;
@@ -210,10 +220,15 @@ impl Thread {
 
     /// Updates the report. Statistics that take long to collect stay as they are unless the report `is_due`.
     fn update_report(&mut self, is_due: bool) {
-        let session = is_due.then(|| self.engine.session().statistics());
+        let collected = is_due.then(|| {
+            let session = self.engine.session().statistics();
+            let live = self.history.collect(&self.engine, &session);
+            (session, live)
+        });
         let mut current = self.report.lock().unwrap_or_else(PoisonError::into_inner);
-        let session = session.unwrap_or_else(|| current.session.clone());
-        *current = report(&self.engine, session);
+        let (session, live) =
+            collected.unwrap_or_else(|| (current.session.clone(), current.live.clone()));
+        *current = report(&self.engine, session, live);
         if is_due {
             self.reported = Instant::now();
         }

@@ -30,7 +30,7 @@ mod statistics;
 mod tier;
 
 pub use blocks::{BlockId, ExpertIndex, LayerIndex, ModelBlocks};
-pub use cache::{CacheCounters, CacheShape, CacheState, LayerShape};
+pub use cache::{CacheCounters, CacheShape, CacheState, LayerShape, LayerUses};
 pub use error::StreamError;
 pub use forebay_store::{Block, Extent, FileIndex, Relayout, Step, TensorType};
 pub use plan::{Budget, DensePlan, ExpertPool, MemoryPlan};

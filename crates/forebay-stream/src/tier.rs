@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use serde::Serialize;
 
 use crate::blocks::{ExpertIndex, LayerIndex};
-use crate::cache::{CacheCounters, CacheShape, CacheState};
+use crate::cache::{CacheCounters, CacheShape, CacheState, LayerUses};
 use crate::plan::MemoryPlan;
 use crate::policy::PolicyKind;
 
@@ -222,6 +222,11 @@ impl ExpertTier {
     /// Restarts the counters.
     pub fn reset_statistics(&mut self) {
         self.window = self.cache.counters();
+    }
+
+    /// Returns the uses of all experts in this tier since the start, by layer.
+    pub fn expert_uses(&self) -> Vec<LayerUses> {
+        self.cache.uses()
     }
 
     /// Returns the counters since the start or the last reset.

@@ -5,6 +5,7 @@ use std::path::Path;
 use forebay_engine::doctor::MachineProfile;
 use forebay_engine::plan::{HitCurve, PlanRequest, PlannedModel, Planner, Rates, Work};
 use forebay_engine::{CpuOffload, DeviceChoice, EngineError, SessionOptions, free_bytes};
+use forebay_server::Outlook;
 
 use crate::commands::plan::{
     PROMPT_TOKENS, SEQUENCES_MOST, best_together, rate_in_words, warnings,
@@ -16,6 +17,7 @@ pub struct SessionPlan {
     pub model: PlannedModel,
     /// `None` if `doctor` has not measured the machine.
     rates: Option<Rates>,
+    profile: Option<MachineProfile>,
 }
 
 impl SessionPlan {
@@ -25,8 +27,8 @@ impl SessionPlan {
     /// Returns an error if the file is damaged or its architecture is unknown.
     pub fn open(model: &Path) -> Result<SessionPlan, EngineError> {
         let profile = MachineProfile::of_folder(open::folder(model)).ok();
-        let rates = profile.and_then(|profile| Rates::new(&profile).ok());
-        Ok(SessionPlan { model: PlannedModel::open(model)?, rates })
+        let rates = profile.as_ref().and_then(|profile| Rates::new(profile).ok());
+        Ok(SessionPlan { model: PlannedModel::open(model)?, rates, profile })
     }
 
     /// Calls `ask` with a planner for this machine and the request of a session. Returns `None` if `doctor` has not measured
@@ -51,6 +53,18 @@ impl SessionPlan {
             let together = planner.together(request, SEQUENCES_MOST);
             best_together(&together).map(|best| best.sequences)
         })
+    }
+
+    /// Returns what this machine can do with the model, as far as `doctor` has measured it.
+    pub fn outlook(&self, options: &SessionOptions) -> Outlook {
+        let Some(profile) = &self.profile else { return Outlook::default() };
+        let copies = profile.gpu.iter().flat_map(|gpu| &gpu.pinned_copies);
+        let copies = copies.map(|copy| copy.to_device_bytes_per_second);
+        Outlook {
+            planned: self.ask(options, |planner, request| planner.plan(request).ok()),
+            disk_bytes_per_second: Some(profile.read.bytes_per_second),
+            pcie_bytes_per_second: copies.max_by(f64::total_cmp),
+        }
     }
 
     /// Makes a session follow the plan where the user left the choice. Warns before loading if the model will be slow.

@@ -12,7 +12,7 @@ mod selector;
 use std::ops::Range;
 
 use forebay_compute::RowKind;
-use forebay_stream::{MemoryPlan, Residency};
+use forebay_stream::{LayerUses, MemoryPlan, Residency};
 
 pub use self::selector::{CHANGES_MOST, RowSelection, Selector};
 use crate::ModelError;
@@ -265,6 +265,11 @@ pub trait Backend: Send {
     /// Returns expert statistics of a device that holds part of the experts.
     fn device_experts(&self) -> Option<DeviceExperts> {
         None
+    }
+
+    /// Returns the uses of all experts of a device that holds part of them, by layer.
+    fn expert_uses(&self) -> Vec<LayerUses> {
+        Vec::new()
     }
 
     /// Returns the placement of a dense model's sub-layers on a device that holds part of them.

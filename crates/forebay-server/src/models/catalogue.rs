@@ -9,6 +9,7 @@ use forebay_text::Tokenizer;
 
 use super::keep_alive::KeepAlive;
 use super::room::Memory;
+use crate::live::Outlook;
 
 /// A model that requests may name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,6 +52,7 @@ pub enum LoadError {
 pub struct Loaded {
     pub session: Session,
     pub memory: Memory,
+    pub outlook: Arc<Outlook>,
 }
 
 /// Opens models within the memory that there is for all of them.

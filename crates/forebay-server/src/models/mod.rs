@@ -29,6 +29,7 @@ pub use self::room::Memory;
 use self::texts::Texts;
 use crate::ServeError;
 use crate::error::ApiError;
+use crate::live::Outlook;
 use crate::metrics::Metrics;
 use crate::model::{Model, Text};
 use crate::worker::Report;
@@ -103,6 +104,7 @@ pub struct Status {
     pub text: Arc<Text>,
     pub context: usize,
     pub memory: Memory,
+    pub outlook: Arc<Outlook>,
     pub load_seconds: f64,
     pub report: Report,
     /// When the model leaves if nobody asks for it. `None` is never.
@@ -357,12 +359,14 @@ impl State {
         slots.sort_by_key(|slot| std::cmp::Reverse(slot.last_used));
         let now = Instant::now();
         let status = |slot: &Slot| {
-            let Model { name, text, context, memory, load_seconds, worker, .. } = &*slot.model;
+            let Model { name, text, context, memory, outlook, load_seconds, worker, .. } =
+                &*slot.model;
             Status {
                 name: name.clone(),
                 text: text.clone(),
                 context: *context,
                 memory: *memory,
+                outlook: outlook.clone(),
                 load_seconds: *load_seconds,
                 report: worker.report(),
                 ends: slot.keep_alive.ends(if slot.leases > 0 { now } else { slot.last_used }),

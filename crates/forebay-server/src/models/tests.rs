@@ -123,7 +123,11 @@ impl Loader for Test {
             ..SessionOptions::default()
         };
         let session = forebay_engine::Session::open(&entry.path, &options, &mut |_, _| {}).unwrap();
-        Ok(Loaded { session, memory: vram(needs.min(room.unwrap_or(ALL))) })
+        Ok(Loaded {
+            session,
+            memory: vram(needs.min(room.unwrap_or(ALL))),
+            outlook: Arc::default(),
+        })
     }
 
     fn forget(&self) {

@@ -7,6 +7,7 @@
 
 mod lists;
 mod shape;
+mod uses;
 
 use serde::Serialize;
 
@@ -15,6 +16,7 @@ use crate::policy::{AGEING_LOOKUPS_PER_EXPERT, Moment, PolicyKind, Ranking, Rule
 
 use lists::Lists;
 pub use shape::{CacheShape, LayerShape};
+pub use uses::LayerUses;
 
 /// Counts of lookups and evictions.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
@@ -94,6 +96,8 @@ struct Entry {
     position: u32,
     /// Number of the last batch that touched the entry.
     batch: u64,
+    /// Counts since the start.
+    counts: CacheCounters,
 }
 
 const ABSENT: u32 = u32::MAX;
@@ -128,8 +132,13 @@ impl CacheState {
             if experts > 0 {
                 members[layer.group] += experts;
             }
-            let entry =
-                Entry { usage: Usage::default(), layer: index as u32, position: ABSENT, batch: 0 };
+            let entry = Entry {
+                usage: Usage::default(),
+                layer: index as u32,
+                position: ABSENT,
+                batch: 0,
+                counts: CacheCounters::default(),
+            };
             let first = entries.len();
             entries.resize(first + experts, entry);
             let until_ageing = ageing_period(layer);
@@ -193,9 +202,12 @@ impl CacheState {
     pub fn lookup(&mut self, layer: LayerIndex, expert: ExpertIndex) -> bool {
         let index = self.entry(layer, expert);
         self.record_use(layer, index);
-        let hit = self.entries[index].position != ABSENT;
-        self.counters.lookups += 1;
-        self.counters.hits += u64::from(hit);
+        let entry = &mut self.entries[index];
+        let hit = entry.position != ABSENT;
+        for counters in [&mut self.counters, &mut entry.counts] {
+            counters.lookups += 1;
+            counters.hits += u64::from(hit);
+        }
         hit
     }
 
@@ -417,6 +429,7 @@ impl CacheState {
     fn evict(&mut self, index: usize) {
         self.remove(index);
         self.counters.evictions += 1;
+        self.entries[index].counts.evictions += 1;
     }
 
     fn remove(&mut self, index: usize) {

@@ -14,7 +14,7 @@ use std::time::Instant;
 use forebay_store::{BlockLayout, BlockRead, Completion, Priority, ReadEngine, ReadError};
 
 use crate::blocks::BlockId;
-use crate::cache::CacheState;
+use crate::cache::{CacheState, LayerUses};
 use crate::error::StreamError;
 use crate::plan::MemoryPlan;
 use crate::slots::{Lease, Purpose, ReadInFlight, Slot, SlotIndex};
@@ -173,6 +173,11 @@ impl Residency {
             prefetch: now.prefetch.since(&from.prefetch),
             io: IoCounters::between(&self.window.io, &self.engine.io_statistics(), elapsed),
         }
+    }
+
+    /// Returns the uses of all experts in RAM since the start, by layer.
+    pub fn expert_uses(&self) -> Vec<LayerUses> {
+        self.cache.uses()
     }
 
     /// Returns the number of experts that were in memory and that were not, and the bytes read, since the start of the counted

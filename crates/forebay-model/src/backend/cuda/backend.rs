@@ -8,7 +8,7 @@ use forebay_cuda::{
     KvLayer, NarrowActivations, Norm, Normed, RoundedActivations, TOP_K_MAX, shares_reads,
     takes_rounded,
 };
-use forebay_stream::{MemoryPlan, Residency};
+use forebay_stream::{LayerUses, MemoryPlan, Residency};
 
 use super::embedding::EmbeddingRows;
 use super::exchange::Exchange;
@@ -310,6 +310,10 @@ impl Backend for CudaBackend {
 
     fn device_experts(&self) -> Option<DeviceExperts> {
         self.source.expert_statistics()
+    }
+
+    fn expert_uses(&self) -> Vec<LayerUses> {
+        self.source.expert_uses()
     }
 
     fn device_sub_layers(&self) -> Option<DeviceSubLayers> {

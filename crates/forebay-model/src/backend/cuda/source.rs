@@ -20,7 +20,7 @@
 
 use forebay_compute::{Cpu, RowKind};
 use forebay_cuda::{AddressTable, CudaError, DECODE_ROWS, DevicePtr, Gpu, Graph};
-use forebay_stream::Residency;
+use forebay_stream::{LayerUses, Residency};
 
 use super::expert_cache::{ExpertCache, ExpertWork, HostExperts, replace_choice};
 use super::graphs::SourceKey;
@@ -105,6 +105,13 @@ impl WeightSource {
         match self {
             WeightSource::ExpertCache(cache) => Some(cache.statistics()),
             WeightSource::Resident | WeightSource::LayerRing(_) => None,
+        }
+    }
+
+    pub fn expert_uses(&self) -> Vec<LayerUses> {
+        match self {
+            WeightSource::ExpertCache(cache) => cache.expert_uses(),
+            WeightSource::Resident | WeightSource::LayerRing(_) => Vec::new(),
         }
     }
 

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 
 use forebay_engine::plan::{ModelMemory, OpenGpu};
 use forebay_engine::{DeviceChoice, Interrupt, Session, SessionOptions, default_budget_bytes};
-use forebay_server::{Entry, LoadError, Loaded, Loader, Memory};
+use forebay_server::{Entry, LoadError, Loaded, Loader, Memory, Outlook};
 use forebay_text::Tokenizer;
 
 use crate::args::Parallel;
@@ -40,6 +40,7 @@ struct Known {
     options: SessionOptions,
     sequences: Sequences,
     needs: Memory,
+    outlook: Arc<Outlook>,
     file_bytes: u64,
 }
 
@@ -108,10 +109,11 @@ impl SessionLoader {
         let needs = self.shared(whole.map_err(|error| open::refused(error, path, "--ctx"))?);
         let known = Arc::new(Known {
             modified,
-            options,
             sequences,
             needs,
+            outlook: Arc::new(plan.outlook(&options)),
             file_bytes: plan.model.info.file_bytes,
+            options,
         });
         lock().insert(path.to_owned(), known.clone());
         Ok(known)
@@ -169,7 +171,7 @@ impl SessionLoader {
         change(&mut options);
         let session = open::for_engine(&options, known.sequences, &|_| self.kv_tokens, &open)?;
         let memory = self.shared(session.memory());
-        Ok(Loaded { session, memory })
+        Ok(Loaded { session, memory, outlook: known.outlook.clone() })
     }
 
     /// Returns the memory that a whole model takes.

@@ -21,7 +21,9 @@ use std::collections::VecDeque;
 use forebay_cuda::{
     CopyStream, CudaError, DevicePtr, Gpu, HostWords, InFlight, Marker, Pinned, TableStaging,
 };
-use forebay_stream::{ExpertIndex, ExpertTier, LayerIndex, Lease, Residency, Returning, TierBatch};
+use forebay_stream::{
+    ExpertIndex, ExpertTier, LayerIndex, LayerUses, Lease, Residency, Returning, TierBatch,
+};
 
 use self::service::Service;
 use super::memory::Device;
@@ -194,6 +196,10 @@ impl ExpertCache {
             experts_on_cpu: 0,
             passes_done: 0,
         })
+    }
+
+    pub fn expert_uses(&self) -> Vec<LayerUses> {
+        self.tier.expert_uses()
     }
 
     pub fn host(&self) -> &Residency {

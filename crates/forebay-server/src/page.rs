@@ -1,0 +1,60 @@
+//! The web page: a chat, and a view of what the machine does. Its files are part of the program.
+
+use axum::extract::Path;
+use axum::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, VARY};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+
+use crate::error::ApiError;
+use crate::openai::Failure;
+
+/// The page loads nothing from other hosts, and runs no script but its own files.
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// Name, type and text of every file.
+const FILES: [(&str, &str, &str); 7] = [
+    ("page.css", "text/css", include_str!("../page/page.css")),
+    ("main.js", "text/javascript", include_str!("../page/main.js")),
+    ("api.js", "text/javascript", include_str!("../page/api.js")),
+    ("chat.js", "text/javascript", include_str!("../page/chat.js")),
+    ("live.js", "text/javascript", include_str!("../page/live.js")),
+    ("markdown.js", "text/javascript", include_str!("../page/markdown.js")),
+    ("icon.svg", "image/svg+xml", include_str!("../page/icon.svg")),
+];
+
+/// `GET /`: the page for browsers. Clients of Ollama look for other words.
+pub async fn root(headers: HeaderMap) -> Response {
+    let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    if accept.contains("text/html") {
+        file("text/html", include_str!("../page/index.html"))
+    } else {
+        ([(VARY, "Accept")], "Ollama is running").into_response()
+    }
+}
+
+/// `GET /page/{name}`: a file of the page.
+pub async fn asset(Path(name): Path<String>) -> Response {
+    match FILES.iter().find(|(known, ..)| *known == name) {
+        Some((_, kind, text)) => file(kind, text),
+        None => {
+            let why = format!("the page has no file {name:?}");
+            Failure::from(ApiError::new(StatusCode::NOT_FOUND, why)).into_response()
+        }
+    }
+}
+
+/// Returns true if a path needs no key: the page asks its user for one.
+pub fn is_public(path: &str) -> bool {
+    path == "/" || path.starts_with("/page/")
+}
+
+fn file(kind: &str, text: &'static str) -> Response {
+    let headers = [
+        (CONTENT_TYPE, format!("{kind}; charset=utf-8")),
+        (CONTENT_SECURITY_POLICY, POLICY.to_owned()),
+        (CACHE_CONTROL, "no-cache".to_owned()),
+        (VARY, "Accept".to_owned()),
+    ];
+    (headers, text).into_response()
+}
