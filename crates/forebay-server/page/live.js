@@ -58,12 +58,17 @@ function facts(model) {
     fact("Requests", `${queue.running} of ${queue.running_most}`, `${queue.waiting} waiting, ${queue.suspended} suspensions`),
   ];
   if (model.experts.length) {
-    const rate = found > 0 ? `${((100 * rates.expert_hits) / found).toFixed(0)} %` : "none now";
-    const note = `${rates.expert_misses.toFixed(0)} misses, ${rates.evictions.toFixed(0)} evictions per second`;
-    list.push(fact("Experts in memory when needed", rate, note));
+    const rate = found > 0 ? `${percent(rates.expert_hits / found)}` : "none now";
+    const note = `${rates.expert_misses.toFixed(0)} misses/s, ${rates.evictions.toFixed(0)} evictions/s`;
+    list.push(fact("Expert hits", rate, note));
   }
   list.push(fact("One more GiB would bring", gain(model.one_more_gib), model.one_more_gib ? "tokens/s, predicted" : "run forebay doctor to know"));
   return list;
+}
+
+/** Returns a share in words that never rounds up to everything. */
+function percent(share) {
+  return `${(Math.floor(1000 * share) / 10).toFixed(1)} %`;
 }
 
 function words(name) {
@@ -94,8 +99,9 @@ function memory(model) {
   list.push(meter("RAM", [["weights", used], ["kv", ram.kv_cache_bytes]], whole));
   const held = used + (vram?.weights_bytes ?? 0);
   const rest = Math.max(0, disk.weights_bytes - held);
-  list.push(meter("On disk only", [["other", rest]], disk.weights_bytes));
-  list.push(legend([["", "weights"], ["kv", "keys and values"], ["other", "other"]]));
+  list.push(meter("Only on disk", [["absent", rest]], disk.weights_bytes));
+  const entries = [["", "weights"], ["kv", "keys and values"]];
+  list.push(legend(vram ? [...entries, ["other", "activations and driver"]] : entries));
   return list;
 }
 
@@ -161,6 +167,8 @@ function heatMap() {
   const node = element("div", "heat");
   const [title, canvas, tip] = [element("h3"), element("canvas"), element("p", "tip")];
   canvas.setAttribute("role", "img");
+  canvas.tabIndex = 0;
+  tip.setAttribute("aria-live", "polite");
   node.append(title, canvas, legend([["", "in memory, stronger if used more"], ["absent", "not in memory"], ["evicted", "evicted in the last second"]]), tip);
   let layers = [];
   let at = null;
@@ -168,7 +176,7 @@ function heatMap() {
   let recent = new Map();
 
   const tell = () => {
-    if (!at || !layers[at.row]) return (tip.textContent = "Point at a cell for its counts.");
+    if (!at || !layers[at.row]) return (tip.textContent = "Point at a cell, or use the arrow keys, for its counts.");
     const layer = layers[at.row];
     const { column } = at;
     if (column >= layer.lookups.length) return;
@@ -183,6 +191,15 @@ function heatMap() {
       row: Math.floor(((event.clientY - box.top) / box.height) * layers.length),
       column: Math.floor(((event.clientX - box.left) / box.width) * most),
     };
+    tell();
+  });
+  canvas.addEventListener("keydown", (event) => {
+    const step = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
+    if (!step) return;
+    event.preventDefault();
+    const { row, column } = at ?? { row: 0, column: -step[1] };
+    const within = (value, count) => Math.min(count - 1, Math.max(0, value));
+    at = { row: within(row + step[0], layers.length), column: within(column + step[1], layers[0].lookups.length) };
     tell();
   });
   canvas.addEventListener("pointerleave", () => {

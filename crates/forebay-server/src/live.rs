@@ -165,9 +165,13 @@ impl History {
         Collected { at, rates, experts: Arc::new(engine.session().expert_uses()) }
     }
 
-    /// Forgets all samples, so that rates of later work do not contain the idle time before it.
-    pub fn rest(&mut self) {
-        self.0.clear();
+    /// Begins to count time again after the engine had nothing to do, so that rates do not contain the idle time.
+    pub fn resume(&mut self) {
+        if let Some(mut last) = self.0.pop_back() {
+            last.at = Instant::now();
+            self.0.clear();
+            self.0.push_back(last);
+        }
     }
 }
 

@@ -170,8 +170,8 @@ impl Thread {
     fn take_commands(&mut self) -> bool {
         if self.engine.load() == (0, 0) {
             self.update_report(true);
-            self.history.rest();
             let Ok(command) = self.received.recv() else { return false };
+            self.history.resume();
             if !self.take(command) {
                 return false;
             }

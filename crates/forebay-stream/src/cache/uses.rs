@@ -57,7 +57,9 @@ mod tests {
         let mut cache = CacheState::new(PolicyKind::LAYER_LFU, &shape);
         for batch in [[0, 1], [0, 2], [0, 3], [0, 1]] {
             let batch = batch.map(ExpertIndex);
-            batch.iter().for_each(|expert| drop(cache.lookup(LayerIndex(1), *expert)));
+            for expert in batch {
+                cache.lookup(LayerIndex(1), expert);
+            }
             cache.retain(LayerIndex(1), &batch, &mut Vec::new());
         }
         let uses = cache.uses();

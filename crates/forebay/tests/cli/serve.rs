@@ -566,6 +566,89 @@ fn keys_and_addresses() {
 }
 
 #[test]
+fn browsers_get_the_page_and_others_do_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    std::fs::write(&keys, "secret\n").unwrap();
+    let server = Server::start(&["--api-key-file", keys.to_str().unwrap()]);
+    assert_eq!(server.get("/"), (200, "Ollama is running".to_owned()));
+    let mut stream = server.begin("GET", "/", "Accept: text/html,*/*;q=0.8\r\n", "");
+    let mut page = String::new();
+    stream.read_to_string(&mut page).unwrap();
+    let (head, body) = page.split_once("\r\n\r\n").unwrap();
+    assert!(head.contains("default-src 'none'") && head.contains("nosniff"), "{head}");
+    // Every file that the page or its modules name is there, without a key, and no address is of another host.
+    let mut names: Vec<String> = Vec::new();
+    let mut texts = vec![body.to_owned()];
+    while let Some(text) = texts.pop() {
+        assert!(!text.contains("src=\"http") && !text.contains("href=\"http"), "{text}");
+        let found = text.split('"').filter_map(|part| {
+            part.strip_prefix("/page/").or_else(|| part.strip_prefix("./")).map(str::to_owned)
+        });
+        for name in found.collect::<Vec<_>>() {
+            if !names.contains(&name) {
+                let (status, text) = server.get(&format!("/page/{name}"));
+                assert_eq!(status, 200, "{name}");
+                texts.push(text);
+                names.push(name);
+            }
+        }
+    }
+    assert!(names.len() >= 7, "{names:?}");
+    for path in ["/page/", "/page/nothing", "/page/..%2Findex.html"] {
+        assert_eq!(server.get(path).0, if path == "/page/" { 401 } else { 404 }, "{path}");
+    }
+    assert_eq!(server.get("/live").0, 401);
+    assert_eq!(server.ask("GET", "/live", "X-Api-Key: secret\r\n", "").0, 200);
+}
+
+#[test]
+fn the_live_view_counts_what_the_cache_does() {
+    let server = Server::start(&["--ram", "18MiB"]);
+    let live = || {
+        let live: Value = serde_json::from_str(&server.get("/live").1).unwrap();
+        assert_eq!(live["models"].as_array().unwrap().len(), 1);
+        live["models"][0].clone()
+    };
+    let before = live();
+    assert_eq!((&before["name"], &before["limited_by"]), (&json!("demo"), &Value::Null));
+    let request = with(completion("Once upon a time", 200), "ignore_eos", true.into());
+    server.post("/v1/completions", &request);
+    // The engine's thread collects when it has no more work, shortly after the answer.
+    let started = Instant::now();
+    let after = loop {
+        let now = live();
+        if now["queue"]["running"] == 0 && now["totals"]["generated_tokens"] != 0 {
+            break now;
+        }
+        assert!(started.elapsed() < Duration::from_secs(30), "{now}");
+        thread::sleep(Duration::from_millis(10));
+    };
+    assert!(after["rates"]["generated_tokens"].as_f64().unwrap() > 0.0, "{}", after["rates"]);
+    assert!(after["rates"]["disk_bytes"].as_f64().unwrap() > 0.0, "{}", after["rates"]);
+    assert!(after["limited_by"] == "CPU" || after["limited_by"] == "disk");
+    // Each expert's counts add up to those of the cache, which evicts, and memory does not hold all.
+    let layers = after["experts"].as_array().unwrap();
+    let sum = |name: &str| -> u64 {
+        let lists = layers.iter().flat_map(|layer| layer[name].as_array().unwrap());
+        lists.map(|count| count.as_u64().unwrap()).sum()
+    };
+    let stream = &after["totals"]["stream"];
+    for name in ["lookups", "hits", "evictions"] {
+        assert!(sum(name) > 0, "{name}");
+        assert_eq!(stream[name], sum(name), "{name}");
+    }
+    assert!(sum("hits") < sum("lookups"));
+    let resident = layers.iter().flat_map(|layer| layer["resident"].as_array().unwrap());
+    let resident: Vec<bool> = resident.map(|is| is.as_bool().unwrap()).collect();
+    assert!(resident.contains(&true) && resident.contains(&false));
+    let memory = &after["memory"];
+    assert!(
+        memory["ram"]["weights_used_bytes"].as_u64() < memory["disk"]["weights_bytes"].as_u64()
+    );
+}
+
+#[test]
 fn clients_that_go_or_stall_disturb_nobody() {
     let server = Server::start(&["--parallel", "2"]);
     let long =
