@@ -19,7 +19,8 @@ use crate::sessions::{CONTEXT, open, open_with_least};
 const TOGETHER: usize = 5;
 
 /// Tokens of the requests' prompts and answers.
-const LENGTHS: [(usize, usize); 7] = [(1, 9), (23, 5), (7, 12), (40, 3), (2, 14), (33, 6), (5, 7)];
+const LENGTHS: [(usize, usize); 8] =
+    [(1, 9), (23, 5), (7, 12), (40, 3), (2, 14), (33, 6), (5, 7), (37, 1)];
 
 /// Those of two requests that need more KV blocks than a cache for [`CONTEXT`] positions has.
 const LONG: [(usize, usize); 2] = [(10, 85), (12, 80)];
@@ -152,7 +153,7 @@ fn requests(ids: &[u32], lengths: &[(usize, usize)]) -> Vec<Request> {
         prompt: ids.iter().copied().cycle().skip(index).take(prompt).collect(),
         options: GenerateOptions::exactly(generated, sampling(index)),
         logprobs: (index < 2).then_some(1),
-        pooling: (index == 3).then_some(Pooling::Mean),
+        pooling: (index == 7).then_some(Pooling::Mean),
         ..Request::default()
     };
     lengths.iter().enumerate().map(request).collect()
@@ -227,7 +228,11 @@ fn run(
     }
     let answers = answers.lock().unwrap_or_else(PoisonError::into_inner).clone();
     for (answer, request) in answers.iter().zip(requests) {
-        ensure!(Some(answer.len()) == request.options.max_tokens, "a request ended early");
+        let is_whole = match request.pooling {
+            Some(_) => !answer.is_empty(),
+            None => Some(answer.len()) == request.options.max_tokens,
+        };
+        ensure!(is_whole, "a request ended early");
     }
     let statistics = engine.statistics();
     Ok((engine.into_session(), answers, statistics))
