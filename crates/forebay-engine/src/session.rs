@@ -11,7 +11,7 @@ use forebay_model::{
     Architecture, CpuOffloadRates, Decoder, KvCapacity, ModelError, Routing, SubLayerRates, Weights,
 };
 use forebay_store::{FaultPlan, FileSet, Interrupt, IoKind, IoRecorder};
-use forebay_stream::{LayerUses, MemoryPlan, Phase, PolicyKind, Residency};
+use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
 use tracing::field::Empty;
 
@@ -597,16 +597,6 @@ impl Session {
     /// Returns the model that a trace of this session's reads belongs to, or `None` without a recorder.
     pub fn traced_model(&self) -> Option<&TracedModel> {
         self.traced.as_ref()
-    }
-
-    /// Returns the uses of all experts since the start, by layer: in the memory of the device that computes, if it holds
-    /// part of them, otherwise in RAM. A model without experts, or with all of them in VRAM, has none.
-    pub fn expert_uses(&self) -> Vec<LayerUses> {
-        let device = self.runner.decoder.backend().expert_uses();
-        if !device.is_empty() {
-            return device;
-        }
-        self.runner.decoder.residency().map_or_else(Vec::new, Residency::expert_uses)
     }
 
     /// Returns the statistics so far.
