@@ -604,16 +604,6 @@ impl Session {
         self.traced.as_ref()
     }
 
-    /// Returns the uses of all experts since the start, by layer: in the memory of the device that computes, if it holds
-    /// part of them, otherwise in RAM. A model without experts, or with all of them in VRAM, has none.
-    pub fn expert_uses(&self) -> Vec<LayerUses> {
-        let device = self.runner.decoder.backend().expert_uses();
-        if !device.is_empty() {
-            return device;
-        }
-        self.runner.decoder.residency().map_or_else(Vec::new, Residency::expert_uses)
-    }
-
     /// Returns the statistics so far.
     pub fn statistics(&self) -> SessionStatistics {
         let compute = self.runner.decoder.backend().info();

@@ -3,11 +3,11 @@
 use forebay_format::Catalog;
 use forebay_model::{DeviceExperts, DeviceSubLayers, VramUse};
 use forebay_store::EngineInfo;
-use forebay_stream::StreamStatistics;
+use forebay_stream::{LayerUses, Residency, StreamStatistics};
 use serde::{Deserialize, Serialize};
 
-use crate::EngineError;
 use crate::placed::GpuStart;
+use crate::{EngineError, Session};
 
 /// Statistics of a session and the code paths it took. All values are in raw units, and none is rounded.
 #[derive(Debug, Clone, Serialize)]
@@ -59,6 +59,18 @@ pub struct SessionStatistics {
     /// Transfers between disk and memory since the start, or `None` if the model does not stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamStatistics>,
+}
+
+impl Session {
+    /// Returns the uses of all experts since the start, by layer: in the memory of the device that computes, if it holds
+    /// part of them, otherwise in RAM. A model without experts, or with all of them in VRAM, has none.
+    pub fn expert_uses(&self) -> Vec<LayerUses> {
+        let device = self.runner.decoder.backend().expert_uses();
+        if !device.is_empty() {
+            return device;
+        }
+        self.runner.decoder.residency().map_or_else(Vec::new, Residency::expert_uses)
+    }
 }
 
 /// Statistics of a dense model that a GPU does not hold whole.

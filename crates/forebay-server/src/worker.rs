@@ -171,9 +171,12 @@ impl Thread {
         if self.engine.load() == (0, 0) {
             self.update_report(true);
             let Ok(command) = self.received.recv() else { return false };
-            self.history.resume();
             if !self.take(command) {
                 return false;
+            }
+            // A cancelled request that has ended is no work.
+            if self.engine.load() != (0, 0) {
+                self.history.resume();
             }
         }
         loop {
