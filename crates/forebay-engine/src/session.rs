@@ -11,7 +11,7 @@ use forebay_model::{
     Architecture, CpuOffloadRates, Decoder, KvCapacity, ModelError, Routing, SubLayerRates, Weights,
 };
 use forebay_store::{FaultPlan, FileSet, Interrupt, IoKind, IoRecorder};
-use forebay_stream::{LayerUses, MemoryPlan, Phase, PolicyKind, Residency};
+use forebay_stream::{MemoryPlan, Phase, PolicyKind, Residency};
 use forebay_text::{ChatTemplate, Tokenizer};
 use tracing::field::Empty;
 
