@@ -34,6 +34,13 @@ pub async fn metrics(State(app): State<Arc<App>>) -> Response {
     }
 }
 
+/// `POST /rerank` and `/v1/rerank`, which need a model that scores pairs of texts.
+pub async fn rerank() -> Failure {
+    let why =
+        "this server has no model that ranks texts: compare embeddings of /v1/embeddings instead";
+    ApiError::new(StatusCode::NOT_IMPLEMENTED, why).into()
+}
+
 /// `GET /slots`: the requests that run and wait, in all and by model.
 pub async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
     let loaded = app.models.loaded();

@@ -173,6 +173,8 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .route("/v1/models/{*model}", get(openai::model))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completions))
+        .route("/rerank", post(operations::rerank))
+        .route("/v1/rerank", post(operations::rerank))
         .route("/v1/embeddings", post(embeddings::openai))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))

@@ -500,6 +500,7 @@ fn wrong_requests_get_errors_in_the_form_of_their_interface() {
         ),
         ("/api/generate", json!({ "prompt": "x", "format": "xml" }), 400, "format"),
         ("/api/push", json!({}), 501, "models"),
+        ("/v1/rerank", json!({ "query": "x", "documents": ["y"] }), 501, "ranks"),
         ("/v1/nothing", json!({}), 404, "/v1/nothing"),
         ("/health", json!({}), 405, "POST"),
         ("/detokenize", json!({ "tokens": [999_999_999] }), 400, "vocabulary"),
