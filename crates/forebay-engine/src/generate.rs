@@ -230,7 +230,7 @@ impl Session {
         let recent: Vec<u32> = seen.skip(count.saturating_sub(sampler.window())).copied().collect();
         let wanted = WantedRow::chooses(sampler, &recent, false, false);
         let most = self.runner.decoder.backend().largest_count();
-        logits.of_pass(most, vec![wanted], &mut NoMasks, |output| {
+        logits.of_pass(most, std::iter::once(wanted), &mut NoMasks, |output| {
             self.forward(phase, tokens, Logits::Last, output)
         })
     }

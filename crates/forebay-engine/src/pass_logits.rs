@@ -5,7 +5,7 @@ use forebay_model::{CHANGES_MOST, RowSelection, Selector};
 
 use crate::runner::Outputs;
 
-/// What a request wants of the logits of a row.
+/// A row of logits, with what its request wants of it.
 pub(crate) struct WantedRow<'a> {
     /// `None` if the logits are not used, because the next token is known.
     sampler: Option<&'a Sampler>,
@@ -16,7 +16,7 @@ pub(crate) struct WantedRow<'a> {
     changes: Vec<LogitChange>,
 }
 
-/// What gives the masks of a pass.
+/// Gives the masks of a pass.
 pub(crate) trait Masks {
     /// Waits until the masks are there.
     fn wait(&mut self);
@@ -36,7 +36,7 @@ impl Masks for NoMasks {
     }
 }
 
-/// What passes return of the logits of their rows. Buffers are reused from pass to pass.
+/// Holds the logits that a pass returned of its rows. Buffers are reused from pass to pass.
 #[derive(Default)]
 pub(crate) struct PassLogits {
     way: Way,
@@ -53,7 +53,7 @@ enum Way {
     All,
     /// So many of the largest of each row.
     Largest(usize),
-    /// What each row wants ([`Selecting`]).
+    /// Those that each row wants ([`Selecting`]).
     Selected,
 }
 
@@ -111,13 +111,15 @@ impl PassLogits {
     pub fn of_pass<'a, M: Masks, T>(
         &'a mut self,
         most: usize,
-        wanted: Vec<WantedRow<'a>>,
+        wanted: impl Iterator<Item = WantedRow<'a>>,
         masks: &'a mut M,
         run: impl FnOnce(&mut Outputs<'_>) -> T,
     ) -> T {
         self.logits.clear();
         self.largest.clear();
         self.rows.clear();
+        // If all logits come to the host, the samplers find out there what they need.
+        let wanted: Vec<_> = if most == 0 { Vec::new() } else { wanted.collect() };
         let plain =
             wanted.iter().map(WantedRow::plain).try_fold(1, |most, row| Some(row?.max(most)));
         self.way = match plain {

@@ -35,6 +35,6 @@ pub use gguf::parse::{GgufHeader, parse_gguf_bytes};
 pub use gguf::value::{Array, ByteStrings, Value, ValueType};
 pub use huggingface::safetensors::{SafetensorsHeader, parse_safetensors_bytes};
 pub use huggingface::{Document, HfMetadata};
-pub use model_files::model_files;
+pub use model_files::{model_files, split_stem};
 pub use quant::{can_dequantize, dequantize};
 pub use tensor_type::TensorType;

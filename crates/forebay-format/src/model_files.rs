@@ -40,16 +40,19 @@ fn weights(root: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.path()).filter(|path| is_safetensors(path)).collect()
 }
 
+/// Returns the prefix, the number and the count in the name of one file of a split set, `PREFIX-00001-of-00003` without its
+/// extension. Returns `None` for other names.
+pub fn split_stem(stem: &str) -> Option<(&str, &str, &str)> {
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (prefix, number) = rest.rsplit_once('-')?;
+    let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
+    (is_number(count) && is_number(number)).then_some((prefix, number, count))
+}
+
 /// Returns `PREFIX-00001-of-00003.gguf` and its siblings, or nothing for other names.
 fn split_set(path: &Path) -> Vec<PathBuf> {
-    let parts = || {
-        let stem = path.file_name()?.to_str()?.strip_suffix(".gguf")?;
-        let (rest, count) = stem.rsplit_once("-of-")?;
-        let (prefix, number) = rest.rsplit_once('-')?;
-        let is_number = |text: &str| text.len() == 5 && text.bytes().all(|b| b.is_ascii_digit());
-        (is_number(count) && is_number(number)).then_some((prefix, count))
-    };
-    let Some((prefix, count)) = parts() else { return Vec::new() };
+    let stem = || path.file_name()?.to_str()?.strip_suffix(".gguf");
+    let Some((prefix, _, count)) = stem().and_then(split_stem) else { return Vec::new() };
     // Five digits limit this to 99,999 names.
     let last: u32 = count.parse().unwrap_or(0);
     let name = |number| folder_of(path).join(format!("{prefix}-{number:05}-of-{count}.gguf"));

@@ -22,7 +22,7 @@ const SYMBOLS_MOST: usize = 200_000;
 /// Most states of the lexer, of 1 to 2 KB each.
 const LEXER_STATES_MOST: usize = 50_000;
 
-/// What an answer must follow.
+/// Rules that an answer must follow.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Rules {
     /// Any JSON object.

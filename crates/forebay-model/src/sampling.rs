@@ -231,32 +231,37 @@ impl Sampler {
         let (id, random) = match logits {
             RowLogits::Largest(largest) => self.decide(&largest),
             RowLogits::Changed(logits) => self.decide_by_all(logits, allowed),
-            RowLogits::All(logits) => {
-                let mut changes = std::mem::take(&mut self.changes);
-                self.changes(recent, &mut changes);
-                let decided = match changes.is_empty() {
-                    true => self.decide_by_all(logits, allowed),
-                    false => {
-                        let mut changed = std::mem::take(&mut self.changed);
-                        changed.clear();
-                        changed.extend_from_slice(logits);
-                        for change in &changes {
-                            if let Some(logit) = changed.get_mut(change.id as usize) {
-                                *logit = change.apply(*logit);
-                            }
-                        }
-                        let decided = self.decide_by_all(&changed, allowed);
-                        self.changed = changed;
-                        decided
-                    }
-                };
-                self.changes = changes;
-                decided
-            }
+            RowLogits::All(logits) => self.decide_after_changes(logits, recent, allowed),
         }?;
         self.random = random;
         self.note(id);
         Some(id)
+    }
+
+    /// Chooses from all logits before their changes.
+    fn decide_after_changes(
+        &mut self,
+        logits: &[f32],
+        recent: &[u32],
+        allowed: Option<&[u32]>,
+    ) -> Option<(u32, SplitMix64)> {
+        let mut changes = std::mem::take(&mut self.changes);
+        self.changes(recent, &mut changes);
+        if changes.is_empty() {
+            self.changes = changes;
+            return self.decide_by_all(logits, allowed);
+        }
+        let mut changed = std::mem::take(&mut self.changed);
+        changed.clear();
+        changed.extend_from_slice(logits);
+        for change in &changes {
+            if let Some(logit) = changed.get_mut(change.id as usize) {
+                *logit = change.apply(*logit);
+            }
+        }
+        let decided = self.decide_by_all(&changed, allowed);
+        (self.changes, self.changed) = (changes, changed);
+        decided
     }
 
     /// Chooses from all logits after their changes. Sorting all of them takes long, so the largest are tried first.

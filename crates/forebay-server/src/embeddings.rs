@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::ApiError;
-use crate::models::{KeepAlive, Lease};
+use crate::models::Lease;
 use crate::worker::Ticket;
 use crate::{ollama, openai};
 
@@ -154,8 +154,7 @@ async fn of_ollama(app: Arc<App>, body: &[u8]) -> Result<(Lease, Embeddings), Ap
     let body: OllamaBody = read(body)?;
     let texts = body.input.or(body.prompt.map(Texts::One));
     let texts = texts.ok_or_else(|| ApiError::bad("input is missing"))?;
-    let keep_alive = KeepAlive::of_json(body.keep_alive.as_ref().unwrap_or(&Value::Null));
-    let keep_alive = keep_alive.map_err(|why| ApiError::bad(format!("keep_alive {why}")))?;
+    let keep_alive = ollama::keep_alive(body.keep_alive.as_ref())?;
     let (own, name) = (app.clone(), body.model);
     let entry = app::work(move || own.models.entry(name.as_deref())).await?;
     let lease = app.models.get(entry, keep_alive).await?;

@@ -413,7 +413,7 @@ impl Engine {
             requests: with_logits().map(active).collect(),
         };
         let rows: Vec<Rows<'_>> = parts.iter().map(|part| rows_of(active(part), part)).collect();
-        let wanted = with_logits().map(|part| active(part).wanted_after(part.count)).collect();
+        let wanted = with_logits().map(|part| active(part).wanted_after(part.count));
         let most = session.runner.decoder.backend().largest_count();
         let ran = logits
             .of_pass(most, wanted, &mut masks, |output| run(&mut session.runner, &rows, output));

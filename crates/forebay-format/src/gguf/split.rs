@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::parse::{GgufHeader, parse_file};
 use crate::catalog::folder_of;
+use crate::model_files::split_stem;
 use crate::{Catalog, FileIndex, FormatError, Source};
 
 /// Upper limit on the number of files in a set, larger than any real set. It keeps a hostile count
@@ -46,12 +47,12 @@ impl SplitName {
             });
         }
         let name = path.file_name().and_then(|name| name.to_str()).ok_or_else(error)?;
-        let stem = name.strip_suffix(&format!("-of-{count:05}.gguf")).ok_or_else(error)?;
-        let (prefix, number) = stem.rsplit_once('-').ok_or_else(error)?;
-        if number.len() != 5 || !number.bytes().all(|byte| byte.is_ascii_digit()) {
-            return Err(error());
+        match name.strip_suffix(".gguf").and_then(split_stem) {
+            Some((prefix, _, named)) if named == format!("{count:05}") => {
+                Ok(Self { prefix: prefix.to_owned(), count })
+            }
+            _ => Err(error()),
         }
-        Ok(Self { prefix: prefix.to_owned(), count })
     }
 
     /// Returns the name of file `index`, counted from 0.

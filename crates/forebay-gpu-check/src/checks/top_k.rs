@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 use anyhow::Result;
-use forebay_cuda::{Selections, TopK, TopKBuffers};
+use forebay_cuda::{DeviceMemory, Selections, TopK, TopKBuffers};
 
 use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
@@ -58,25 +58,45 @@ fn best(row: &[f32], k: usize) -> (Vec<u32>, Vec<f32>) {
     (ids, values)
 }
 
+/// Device memory of a selection.
+struct Memory {
+    logits: DeviceMemory,
+    scratch: DeviceMemory,
+    ids: DeviceMemory,
+    values: DeviceMemory,
+}
+
+impl Memory {
+    fn new(context: &Context, what: &TopK, logits: &[f32]) -> Result<Memory> {
+        Ok(Memory {
+            logits: context.upload(logits)?,
+            scratch: context.poisoned(2 * what.scratch_words())?,
+            ids: context.poisoned(what.rows * what.k)?,
+            values: context.poisoned(what.rows * what.k)?,
+        })
+    }
+
+    fn buffers(&self) -> TopKBuffers {
+        TopKBuffers {
+            logits: self.logits.ptr(),
+            scratch: self.scratch.ptr(),
+            ids: self.ids.ptr(),
+            values: self.values.ptr(),
+        }
+    }
+}
+
 fn sorted(context: &Context) -> Result<Outcome> {
     let gpu = &context.gpu;
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for (rows, vocabulary) in SHAPES {
         let logits = logits(rows, vocabulary);
-        let device = context.upload(&logits)?;
         for k in [1, 5, 64, 256] {
             let what = TopK { rows, vocabulary, k };
-            let scratch = context.poisoned(2 * what.scratch_words())?;
-            let (ids, values) = (context.poisoned(rows * k)?, context.poisoned(rows * k)?);
-            let buffers = TopKBuffers {
-                logits: device.ptr(),
-                scratch: scratch.ptr(),
-                ids: ids.ptr(),
-                values: values.ptr(),
-            };
-            gpu.top_k(&what, &buffers, None)?;
-            let got_ids = gpu.download::<u32>(ids.ptr(), rows * k)?;
-            let got_values = gpu.download::<f32>(values.ptr(), rows * k)?;
+            let memory = Memory::new(context, &what, &logits)?;
+            gpu.top_k(&what, &memory.buffers(), None)?;
+            let got_ids = gpu.download::<u32>(memory.ids.ptr(), rows * k)?;
+            let got_values = gpu.download::<f32>(memory.values.ptr(), rows * k)?;
             let (mut expected_ids, mut expected_values) = (Vec::new(), Vec::new());
             for row in logits.chunks(vocabulary) {
                 let (ids, values) = best(row, k);
@@ -103,18 +123,10 @@ fn argmax(context: &Context) -> Result<Outcome> {
         if rows > 1 {
             logits[..vocabulary].fill(f32::NAN);
         }
-        let device = context.upload(&logits)?;
         let what = TopK { rows, vocabulary, k: 1 };
-        let scratch = context.poisoned(2 * what.scratch_words())?;
-        let (ids, values) = (context.poisoned(rows)?, context.poisoned(rows)?);
-        let buffers = TopKBuffers {
-            logits: device.ptr(),
-            scratch: scratch.ptr(),
-            ids: ids.ptr(),
-            values: values.ptr(),
-        };
-        gpu.top_k(&what, &buffers, None)?;
-        let got = gpu.download::<u32>(ids.ptr(), rows)?;
+        let memory = Memory::new(context, &what, &logits)?;
+        gpu.top_k(&what, &memory.buffers(), None)?;
+        let got = gpu.download::<u32>(memory.ids.ptr(), rows)?;
         let expected: Vec<u32> = logits
             .chunks(vocabulary)
             .map(|row| context.cpu.argmax(row).map_or(u32::MAX, |id| id as u32))
@@ -173,22 +185,14 @@ fn selected(context: &Context) -> Result<Outcome> {
         let words = words_of(&wanted);
         let on_device = context.upload(&words)?;
         for k in [1, 5, 256] {
-            let device = context.upload(&logits)?;
             let what = TopK { rows, vocabulary, k };
-            let scratch = context.poisoned(2 * what.scratch_words())?;
-            let (ids, values) = (context.poisoned(rows * k)?, context.poisoned(rows * k)?);
+            let memory = Memory::new(context, &what, &logits)?;
             let totals = context.upload(&vec![0.0_f32; rows])?;
-            let buffers = TopKBuffers {
-                logits: device.ptr(),
-                scratch: scratch.ptr(),
-                ids: ids.ptr(),
-                values: values.ptr(),
-            };
             let has_changes = wanted.iter().any(|(_, changes, _)| !changes.is_empty());
             let (words, count, totals_at) = (on_device.ptr(), words.len(), totals.ptr());
             let selections = Selections { words, count, totals: totals_at, has_changes };
-            gpu.top_k(&what, &buffers, Some(&selections))?;
-            let got_ids = gpu.download::<u32>(ids.ptr(), rows * k)?;
+            gpu.top_k(&what, &memory.buffers(), Some(&selections))?;
+            let got_ids = gpu.download::<u32>(memory.ids.ptr(), rows * k)?;
             let got_totals = gpu.download::<f32>(totals.ptr(), rows)?;
             let (mut expected_ids, mut expected_totals) = (Vec::new(), Vec::new());
             for (row, (mask, changes, divisor)) in logits.chunks(vocabulary).zip(&wanted) {
@@ -229,11 +233,8 @@ fn selected(context: &Context) -> Result<Outcome> {
 fn measure(context: &Context, k: usize) -> Result<Measured> {
     let (gpu, vocabulary) = (&context.gpu, 151_936);
     let what = TopK { rows: 1, vocabulary, k };
-    let logits = context.upload(&logits(1, vocabulary))?;
-    let scratch = context.poisoned(2 * what.scratch_words())?;
-    let (ids, values) = (context.poisoned(k)?, context.poisoned(k)?);
-    let (scratch, ids, values) = (scratch.ptr(), ids.ptr(), values.ptr());
-    let buffers = TopKBuffers { logits: logits.ptr(), scratch, ids, values };
+    let memory = Memory::new(context, &what, &logits(1, vocabulary))?;
+    let buffers = memory.buffers();
     let seconds = median_seconds(context, |_| gpu.top_k(&what, &buffers, None))?;
     Ok(Measured { seconds, bytes: vocabulary as f64 * 4.0, flops: 0.0 })
 }

@@ -113,8 +113,7 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
     let own = app.clone();
     let read = move || {
         let body: Body = read(&body)?;
-        let keep_alive = KeepAlive::of_json(body.keep_alive.as_ref().unwrap_or(&Value::Null));
-        let keep_alive = keep_alive.map_err(|why| ApiError::bad(format!("keep_alive {why}")))?;
+        let keep_alive = keep_alive(body.keep_alive.as_ref())?;
         let wanted = wanted(endpoint, &body)?;
         Ok((own.models.entry(body.model.as_deref())?, keep_alive, wanted))
     };
@@ -140,6 +139,15 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
         calls: choice.message.tool_calls.iter().map(|c| call(&c.name, &c.arguments)).collect(),
     };
     Ok(Json(lines.last(choice, &shown)).into_response())
+}
+
+/// Reads `keep_alive` of a request.
+///
+/// # Errors
+/// Returns an error if it is neither a number nor a time.
+pub fn keep_alive(value: Option<&Value>) -> Result<Option<KeepAlive>, ApiError> {
+    let keep_alive = KeepAlive::of_json(value.unwrap_or(&Value::Null));
+    keep_alive.map_err(|why| ApiError::bad(format!("keep_alive {why}")))
 }
 
 /// Answers a request without a prompt: it loads the model, or unloads it if it shall not stay.

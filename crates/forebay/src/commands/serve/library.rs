@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use forebay_format::split_stem;
 use forebay_library::Library;
 use forebay_server::{Catalogue, Entry, KeepAlive};
 
@@ -79,17 +80,10 @@ fn name_in_folder(path: &Path) -> Option<String> {
         return path.join("config.json").is_file().then(|| name.to_owned());
     }
     let stem = name.strip_suffix(".gguf").or_else(|| name.strip_suffix(".fbay"))?;
-    match stem.rsplit_once("-of-").and_then(|(rest, count)| Some((rest.rsplit_once('-')?, count))) {
-        Some(((name, number), count)) if is_number(number) && is_number(count) => {
-            (number == "00001").then(|| name.to_owned())
-        }
-        _ => Some(stem.to_owned()),
+    match split_stem(stem) {
+        Some((name, number, _)) => (number == "00001").then(|| name.to_owned()),
+        None => Some(stem.to_owned()),
     }
-}
-
-/// Returns true for a number as in the names of split sets.
-fn is_number(text: &str) -> bool {
-    text.len() == 5 && text.bytes().all(|byte| byte.is_ascii_digit())
 }
 
 impl Catalogue for ServedModels {
