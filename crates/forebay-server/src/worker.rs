@@ -161,7 +161,10 @@ impl Thread {
                 Ok(_) => self.failures = 0,
                 Err(error) => self.note_failure(&error),
             }
-            self.update_report(self.reported.elapsed() >= REPORT_EVERY);
+            // Without work, `take_commands` makes the report, whole, so that nobody sees an idle engine with old rates.
+            if self.engine.load() != (0, 0) {
+                self.update_report(self.reported.elapsed() >= REPORT_EVERY);
+            }
         }
         self.engine.cancel_all();
     }
