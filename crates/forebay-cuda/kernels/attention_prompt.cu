@@ -176,6 +176,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
                      int dim_k, int dim_v, int context, int window, float scale, float softcap) {
     __shared__ __align__(16) __half key_tile[KEYS * STRIDE];
     __shared__ __align__(16) __half value_tile[KEYS * STRIDE];
+    wait_for_previous();
     const KvLayer cache{KV_ARGUMENTS};
     const int head = blockIdx.y, kv_head_index = head / (heads / kv_heads);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;

@@ -13,6 +13,7 @@ template <class W>
 __device__ __forceinline__ void exact(const float *x, float *out, int rows, int cols, u64 row_bytes, TILE_PARAMETERS) {
     // [column of the step][token or row]
     __shared__ __align__(16) float xs[32][PITCH], ws[32][PITCH];
+    wait_for_previous();
     Tile tile;
     if (!find_tile(tile, SIZE, TILE_ARGUMENTS)) return;
     const int first_row = blockIdx.y * SIZE, steps = (cols + 31) / 32;
@@ -64,14 +65,13 @@ __device__ __forceinline__ void exact(const float *x, float *out, int rows, int 
 }
 
 extern "C" __global__ void __launch_bounds__(256)
-    exact_matmul(const float *__restrict__ x, float *__restrict__ out, int rows, int cols, u64 row_bytes,
-                 TILE_PARAMETERS) {
+    exact_matmul(const float *x, float *out, int rows, int cols, u64 row_bytes, TILE_PARAMETERS) {
     exact<WEIGHT>(x, out, rows, cols, row_bytes, TILE_ARGUMENTS);
 }
 
 // Every warp computes 4 rows for 4 tokens. Its lanes share the columns.
-__device__ __forceinline__ void narrow(const float *x, const float *weights, float *out, int rows, int cols,
-                                       int tokens) {
+__device__ __forceinline__ void narrow(const float *__restrict__ x, const float *__restrict__ weights,
+                                       float *__restrict__ out, int rows, int cols, int tokens) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int first_token = blockIdx.x * 4, first_row = (blockIdx.y * 8 + warp) * 4;
     if (first_row >= rows) return;
@@ -124,7 +124,7 @@ __device__ __forceinline__ void narrow(const float *x, const float *weights, flo
 
 // For F32 weights.
 extern "C" __global__ void __launch_bounds__(256)
-    exact_narrow(const float *__restrict__ x, const float *__restrict__ weights, float *__restrict__ out, int rows,
-                 int cols, int tokens) {
+    exact_narrow(const float *x, const float *weights, float *out, int rows, int cols, int tokens) {
+    wait_for_previous();
     narrow(x, weights, out, rows, cols, tokens);
 }

@@ -86,7 +86,8 @@ __device__ __forceinline__ void store_group(u8 *w_buffer, int row, int half, con
 
 template <class W, int TOKENS>
 __device__ __forceinline__ void write_sums(const float (&sums)[Plan<W, TOKENS>::M][Plan<W, TOKENS>::N][4],
-                                           const float *scales, float *out, int rows, int warp, int lane, Tile tile,
+                                           const float *__restrict__ scales, float *__restrict__ out, int rows,
+                                           int warp, int lane, Tile tile,
                                            const u32 *token_rows, const u32 *out_rows, int tokens, int first_row) {
     using P = Plan<W, TOKENS>;
     const int token0 = warp / P::ALONG_ROWS * P::M * 16 + lane / 4;
@@ -119,11 +120,13 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
     using P = Plan<W, TOKENS>;
     constexpr int STEP_BYTES = P::PARTS * P::X_BYTES + P::W_BYTES, BUFFER = P::DEPTH * STEP_BYTES;
     extern __shared__ uint4 shared[];
+    wait_for_previous();
     Tile tile;
-    if (!find_tile(tile, TOKENS, TILE_ARGUMENTS)) return;
+    // The grid has room for the matrix with the most rows.
+    const int first_row = blockIdx.y * P::ROWS, groups = (cols + 31) / 32;
+    if (first_row >= rows || !find_tile(tile, TOKENS, TILE_ARGUMENTS)) return;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const u32 buffers = shared_address(shared);
-    const int first_row = blockIdx.y * P::ROWS, groups = (cols + 31) / 32;
     const int steps = (cols + P::DEPTH * STEP - 1) / (P::DEPTH * STEP);
 
     // The rows and chunks that this thread copies and decodes in every step.
@@ -222,6 +225,8 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
     // [2][W_STEP] decoded weights, [2][X_STEP] activations, [3][ENCODED] encoded weights.
     extern __shared__ uint4 shared[];
     u8 *const decoded = (u8 *)shared, *const encoded = decoded + 2 * W_STEP + 2 * X_STEP;
+    // Kernels have written which entries belong to an expert. Dense matrices are read before the previous kernel has ended.
+    if (table) wait_for_previous();
     Tile tile;
     if (!find_tile(tile, TOKENS, TILE_ARGUMENTS)) return;
     const u32 w_buffers = shared_address(shared), x_buffers = w_buffers + 2 * W_STEP;
@@ -235,6 +240,7 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
 
     // Every role passes the same barriers: one that starts the first decoding, and one before each step's products.
     if (warp < P::MULTIPLY / 32) {
+        wait_for_previous();
         __syncthreads();
         int buffer = 0;
         for (int first_row = block_row; first_row < block_row + own_tiles * P::ROWS; first_row += P::ROWS) {
@@ -343,6 +349,7 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
     copy_commit();
     copy_encoded();
     copy_commit();
+    wait_for_previous();
     copy_wait<1>();
     __syncthreads();
     copy_x();
@@ -360,10 +367,15 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
     }
 }
 
+// blockIdx.z chooses one of up to three matrices with the same columns and entries: its weights (a dense matrix's address,
+// or the offset in an expert's slot), rows and output.
 #define KERNEL(NAME, TOKENS)                                                                                   \
     extern "C" __global__ void __launch_bounds__(Plan<WEIGHT, TOKENS>::THREADS, 2)                             \
-        NAME(const u16 *__restrict__ x_high, const u16 *__restrict__ x_low, const float *__restrict__ scales,  \
-             float *__restrict__ out, int rows, int cols, u64 row_bytes, TILE_PARAMETERS) {                    \
+        NAME(const u16 *x_high, const u16 *x_low, const float *scales, float *out, int rows, int cols,         \
+             u64 row_bytes, TILE_PARAMETERS, u64 weights1, float *out1, int rows1, u64 weights2, float *out2,  \
+             int rows2) {                                                                                      \
+        if (blockIdx.z == 1) weights = weights1, out = out1, rows = rows1;                                     \
+        if (blockIdx.z == 2) weights = weights2, out = out2, rows = rows2;                                     \
         if constexpr (Plan<WEIGHT, TOKENS>::AHEAD) {                                                           \
             matmul_ahead<WEIGHT>(x_high, scales, out, rows, cols, row_bytes, TILE_ARGUMENTS);                  \
         } else {                                                                                               \

@@ -16,9 +16,8 @@ __device__ __forceinline__ u32 bfloat_bits(float x) {
 // Converts a row per block to halves of x * 2^k and sets scales[row] = 2^-k. k puts the largest magnitude between 2^13
 // and 2^14. Then neither the largest number nor the sums overflow, and the others keep their bits. `low`, unless null,
 // receives the rounding errors of the halves.
-extern "C" __global__ void __launch_bounds__(256)
-    narrow_half(const float *__restrict__ x, u16 *__restrict__ high, u16 *__restrict__ low, float *__restrict__ scales,
-                int cols) {
+__device__ __forceinline__ void to_halves(const float *__restrict__ x, u16 *__restrict__ high, u16 *__restrict__ low,
+                                          float *__restrict__ scales, int cols) {
     const size_t row = (size_t)blockIdx.x * cols;
     int largest = 0;  // bits without the sign, ordered like magnitudes, with NaN above all
     for (int i = threadIdx.x; i < cols; i += 256) largest = max(largest, __float_as_int(x[row + i]) & 0x7fffffff);
@@ -42,9 +41,16 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x == 0) scales[blockIdx.x] = __int_as_float((127 - k) << 23);
 }
 
+extern "C" __global__ void __launch_bounds__(256)
+    narrow_half(const float *x, u16 *high, u16 *low, float *scales, int cols) {
+    wait_for_previous();
+    to_halves(x, high, low, scales, cols);
+}
+
 // Converts each number to two bfloats whose sum is within 2^-17 of it.
 extern "C" __global__ void __launch_bounds__(256)
-    narrow_bfloat(const float *__restrict__ x, u16 *__restrict__ high, u16 *__restrict__ low, size_t count) {
+    narrow_bfloat(const float *x, u16 *high, u16 *low, size_t count) {
+    wait_for_previous();
     const size_t i = (size_t)blockIdx.x * 256 + threadIdx.x;
     if (i >= count) return;
     const u32 bits = bfloat_bits(x[i]);

@@ -40,6 +40,20 @@ pub struct AddressTable {
 }
 
 impl AddressTable {
+    /// Checks that a kernel reaches at most the first `bytes` bytes of a slot.
+    ///
+    /// # Panics
+    /// Panics if slots are smaller.
+    pub(crate) fn check(self, bytes: u64) {
+        let slot_bytes = self.size.slot_bytes;
+        assert!(bytes <= slot_bytes, "{bytes} bytes of slots of {slot_bytes}");
+    }
+
+    /// Returns the device address of the first entry.
+    pub(crate) fn address(self) -> u64 {
+        self.first.address()
+    }
+
     /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.size.entries
@@ -196,8 +210,7 @@ impl Launch {
     /// # Panics
     /// Panics if there are fewer entries, or if slots are smaller.
     pub(crate) fn table(self, table: AddressTable, entries: usize, bytes: u64) -> Launch {
-        let slot_bytes = table.size.slot_bytes;
-        assert!(bytes <= slot_bytes, "{bytes} bytes of slots of {slot_bytes}");
+        table.check(bytes);
         self.ptr(table.first, entries)
     }
 }

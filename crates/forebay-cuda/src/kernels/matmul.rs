@@ -13,6 +13,8 @@ const EXACT_SIZE: usize = 64;
 const NARROW_ROWS: usize = 1024;
 /// Tokens and rows of a block of that kernel.
 const NARROW_SIZE: (usize, usize) = (4, 32);
+/// Most products of a launch on tensor cores; the same as in the kernel.
+const TOGETHER: usize = 3;
 
 /// Form of the activations for products with a weight type on tensor cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,16 +151,42 @@ impl Gpu {
     /// # Panics
     /// Panics as [`Gpu::matmul`] does.
     pub fn matmul_in(&self, job: &MatmulJob, size: Option<TileSize>) -> Result<(), CudaError> {
+        self.matmul_together(std::slice::from_ref(job), size)
+    }
+
+    /// Computes several products of the same activations as [`Gpu::matmul_in`] does. Those on tensor cores share launches,
+    /// because a launch of few rows takes mostly its start and its end.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics as [`Gpu::matmul`] does, or if the jobs differ in more than data or offset, rows and output.
+    pub fn matmul_together(
+        &self,
+        jobs: &[MatmulJob],
+        size: Option<TileSize>,
+    ) -> Result<(), CudaError> {
+        for job in jobs {
+            check(job);
+            assert!(is_beside(job, &jobs[0]), "products of different activations");
+        }
+        let Some(first) = jobs.first() else { return Ok(()) };
+        match first.x {
+            MatmulInput::Float(x) => jobs.iter().try_for_each(|job| self.matmul_float(job, x)),
+            MatmulInput::Narrow(x) => {
+                let size = size.unwrap_or_else(|| self.faster_tile(jobs));
+                let launches = jobs.chunks(TOGETHER);
+                launches.into_iter().try_for_each(|jobs| self.matmul_narrow(jobs, x, size))
+            }
+        }
+    }
+
+    /// Computes a product in f32.
+    fn matmul_float(&self, job: &MatmulJob, x: DevicePtr<f32>) -> Result<(), CudaError> {
         let (ty, cols) = (job.ty, job.cols);
-        let row_bytes = ty.row_bytes(cols as u64);
-        let row_bytes = row_bytes.unwrap_or_else(|| panic!("{cols} columns of {ty}"));
-        let address = match job.weights {
-            MatmulWeights::Dense { data, .. } => data.address(),
-            MatmulWeights::Experts { offset, .. } => offset,
-        };
-        assert!(address.is_multiple_of(weight_alignment(ty) as u64), "{ty} is not aligned");
         let modules = modules_of(ty);
-        if let (MatmulInput::Float(x), MatmulWeights::Dense { data, tokens }) = (job.x, job.weights)
+        if let MatmulWeights::Dense { data, tokens } = job.weights
             && ty == TensorType::F32
             && job.rows <= NARROW_ROWS
         {
@@ -173,46 +201,106 @@ impl Gpu {
                 .int(tokens)
                 .run(self);
         }
-        // Number of rows of `x` that are known to be read, and of rows of the output.
-        let (x_rows, out_rows) = match job.weights {
-            MatmulWeights::Dense { tokens, .. } => (tokens, tokens),
-            MatmulWeights::Experts { token_rows, entries, .. } => {
-                (if token_rows.is_null() { entries } else { entries.min(1) }, entries)
-            }
+        let (x_rows, out_rows) = known_rows(&job.weights);
+        let grid = grid(&job.weights, EXACT_SIZE, job.rows.div_ceil(EXACT_SIZE), 1);
+        let launch = Launch::new(self.kernel(modules.exact, "exact_matmul")?, grid, (256, 1, 1))
+            .ptr(x, x_rows * cols)
+            .ptr(job.out, out_rows * job.rows)
+            .int(job.rows)
+            .int(cols)
+            .u64(row_bytes(job) as u64);
+        with_weights(launch, job).run(self)
+    }
+
+    /// Computes products on tensor cores, at most [`TOGETHER`], with one launch.
+    fn matmul_narrow(
+        &self,
+        jobs: &[MatmulJob],
+        x: NarrowActivations,
+        size: TileSize,
+    ) -> Result<(), CudaError> {
+        let first = &jobs[0];
+        let (ty, cols) = (first.ty, first.cols);
+        let form = narrow_form(ty, cols);
+        let form = form.unwrap_or_else(|| panic!("{ty} with {cols} columns takes f32"));
+        let parts = if form == NarrowForm::Half { 1 } else { 2 };
+        let tile = match size {
+            TileSize::Small => small_tile(ty),
+            TileSize::Large => LARGE,
         };
-        let launch = match job.x {
-            MatmulInput::Float(x) => {
-                let grid = grid(&job.weights, EXACT_SIZE, job.rows.div_ceil(EXACT_SIZE));
-                let kernel = self.kernel(modules.exact, "exact_matmul")?;
-                Launch::new(kernel, grid, (256, 1, 1)).ptr(x, x_rows * cols)
-            }
-            MatmulInput::Narrow(x) => {
-                let form = narrow_form(ty, cols);
-                let form = form.unwrap_or_else(|| panic!("{ty} with {cols} columns takes f32"));
-                let parts = if form == NarrowForm::Half { 1 } else { 2 };
-                let tile = match size.unwrap_or_else(|| self.faster_tile(job)) {
-                    TileSize::Small => small_tile(ty),
-                    TileSize::Large => LARGE,
-                };
-                let module = modules.matmul.unwrap_or_else(|| panic!("{ty} takes f32"));
-                let along_rows = self.blocks_along_rows(job, &tile);
-                let grid = grid(&job.weights, tile.tokens, along_rows);
-                let shared_bytes = tile.shared_bytes(ty, parts);
-                let (low, scales) = match form {
-                    NarrowForm::Half => (DevicePtr::null(), x.scales),
-                    NarrowForm::HalfPair => (x.low, x.scales),
-                    NarrowForm::BfloatPair => (x.low, DevicePtr::null()),
-                };
-                Launch::new(self.kernel(module, tile.kernel)?, grid, (tile.threads, 1, 1))
-                    .shared(shared_bytes as u32)
-                    .ptr(x.high, x_rows * cols)
-                    .optional(low, x_rows * cols)
-                    .optional(scales, x_rows)
-            }
+        let module = modules_of(ty).matmul.unwrap_or_else(|| panic!("{ty} takes f32"));
+        let (x_rows, out_rows) = known_rows(&first.weights);
+        let (low, scales) = match form {
+            NarrowForm::Half => (DevicePtr::null(), x.scales),
+            NarrowForm::HalfPair => (x.low, x.scales),
+            NarrowForm::BfloatPair => (x.low, DevicePtr::null()),
         };
-        let launch =
-            launch.ptr(job.out, out_rows * job.rows).int(job.rows).int(cols).u64(row_bytes);
-        with_weights(launch, &job.weights, job.rows * row_bytes as usize).run(self)
+        let grid =
+            grid(&first.weights, tile.tokens, self.blocks_along_rows(jobs, &tile), jobs.len());
+        let launch = Launch::new(self.kernel(module, tile.kernel)?, grid, (tile.threads, 1, 1))
+            .shared(tile.shared_bytes(ty, parts) as u32)
+            .ptr(x.high, x_rows * cols)
+            .optional(low, x_rows * cols)
+            .optional(scales, x_rows)
+            .ptr(first.out, out_rows * first.rows)
+            .int(first.rows)
+            .int(cols)
+            .u64(row_bytes(first) as u64);
+        let mut launch = with_weights(launch, first);
+        for other in 1..TOGETHER {
+            launch = match jobs.get(other) {
+                None => launch.u64(0).null().int(0),
+                Some(job) => {
+                    let launch = with_matrix(launch, job);
+                    launch.ptr(job.out, out_rows * job.rows).int(job.rows)
+                }
+            };
+        }
+        launch.run(self)
+    }
+}
+
+/// Checks that a product's weights can be read.
+fn check(job: &MatmulJob) {
+    let address = match job.weights {
+        MatmulWeights::Dense { data, .. } => data.address(),
+        MatmulWeights::Experts { offset, .. } => offset,
+    };
+    let ty = job.ty;
+    assert!(address.is_multiple_of(weight_alignment(ty) as u64), "{ty} is not aligned");
+}
+
+/// Returns the number of bytes of a row of the matrix.
+fn row_bytes(job: &MatmulJob) -> usize {
+    let bytes = job.ty.row_bytes(job.cols as u64);
+    bytes.unwrap_or_else(|| panic!("{} columns of {}", job.cols, job.ty)) as usize
+}
+
+/// Returns true if two products multiply the same rows of the same activations with matrices of the same type.
+fn is_beside(a: &MatmulJob, b: &MatmulJob) -> bool {
+    let same_x = match (a.x, b.x) {
+        (MatmulInput::Narrow(a), MatmulInput::Narrow(b)) => a.high.address() == b.high.address(),
+        (MatmulInput::Float(a), MatmulInput::Float(b)) => a.address() == b.address(),
+        _ => false,
+    };
+    let same_rows = match (a.weights, b.weights) {
+        (MatmulWeights::Dense { tokens: a, .. }, MatmulWeights::Dense { tokens: b, .. }) => a == b,
+        (
+            MatmulWeights::Experts { slots: a, starts: at, entries: of, .. },
+            MatmulWeights::Experts { slots: b, starts, entries, .. },
+        ) => a.address() == b.address() && at.address() == starts.address() && of == entries,
+        _ => false,
+    };
+    same_x && same_rows && a.ty == b.ty && a.cols == b.cols
+}
+
+/// Returns the number of rows of `x` that are known to be read, and of rows of the output.
+fn known_rows(weights: &MatmulWeights) -> (usize, usize) {
+    match *weights {
+        MatmulWeights::Dense { tokens, .. } => (tokens, tokens),
+        MatmulWeights::Experts { token_rows, entries, .. } => {
+            (if token_rows.is_null() { entries } else { entries.min(1) }, entries)
+        }
     }
 }
 
@@ -268,26 +356,33 @@ impl Tile {
 impl Gpu {
     /// Chooses the tile that takes less time. Small tiles decode weights more often. Large ones may be mostly empty, or too
     /// few for the multiprocessors.
-    fn faster_tile(&self, job: &MatmulJob) -> TileSize {
+    fn faster_tile(&self, jobs: &[MatmulJob]) -> TileSize {
         let at_a_time = 2 * self.multiprocessors() as usize;
-        let time = |tile: &Tile| {
-            let tiles = tiles_along_tokens(&job.weights, tile);
-            (tiles * job.rows.div_ceil(tile.rows)).div_ceil(at_a_time) as f64 * tile.time
-        };
-        if time(&small_tile(job.ty)) <= time(&LARGE) { TileSize::Small } else { TileSize::Large }
+        let time = |tile: &Tile| tiles(jobs, tile).div_ceil(at_a_time) as f64 * tile.time;
+        if time(&small_tile(jobs[0].ty)) <= time(&LARGE) {
+            TileSize::Small
+        } else {
+            TileSize::Large
+        }
     }
 
     /// Returns the number of blocks along the rows. Blocks of 512 threads compute several tiles, unless that would leave
     /// multiprocessors without work. Finding a tile and the first copies take as long as several steps of 256 columns.
-    fn blocks_along_rows(&self, job: &MatmulJob, tile: &Tile) -> usize {
-        let row_tiles = job.rows.div_ceil(tile.rows);
+    fn blocks_along_rows(&self, jobs: &[MatmulJob], tile: &Tile) -> usize {
+        let rows = jobs.iter().map(|job| job.rows).max().unwrap_or(0);
+        let row_tiles = rows.div_ceil(tile.rows);
         if tile.threads != 512 {
             return row_tiles;
         }
-        let blocks = tiles_along_tokens(&job.weights, tile) * row_tiles;
         let wanted = 2 * 2 * self.multiprocessors() as usize;
-        row_tiles.div_ceil((blocks / wanted).clamp(1, 8))
+        row_tiles.div_ceil((tiles(jobs, tile) / wanted).clamp(1, 8))
     }
+}
+
+/// Returns the expected number of tiles of all products.
+fn tiles(jobs: &[MatmulJob], tile: &Tile) -> usize {
+    let row_tiles: usize = jobs.iter().map(|job| job.rows.div_ceil(tile.rows)).sum();
+    tiles_along_tokens(&jobs[0].weights, tile) * row_tiles
 }
 
 /// Returns the expected number of tiles along the tokens.
@@ -302,22 +397,28 @@ fn tiles_along_tokens(weights: &MatmulWeights, tile: &Tile) -> usize {
     }
 }
 
-/// Returns a grid with blocks for every possible tile of `size` tokens, times `along_rows` blocks along the rows.
-fn grid(weights: &MatmulWeights, size: usize, along_rows: usize) -> (u32, u32, u32) {
+/// Returns a grid with blocks for every possible tile of `size` tokens, times `along_rows` blocks along the rows, for `products`
+/// products.
+fn grid(
+    weights: &MatmulWeights,
+    size: usize,
+    along_rows: usize,
+    products: usize,
+) -> (u32, u32, u32) {
     let tiles = match *weights {
         MatmulWeights::Dense { tokens, .. } => tokens.div_ceil(size),
         // Every expert with entries may have one tile that is not full.
         MatmulWeights::Experts { experts, entries, .. } => entries / size + experts.min(entries),
     };
-    (tiles as u32, along_rows as u32, 1)
+    (tiles as u32, along_rows as u32, products as u32)
 }
 
-/// Passes the parameters named in `tiles.cuh`, for matrices of `bytes` bytes.
-fn with_weights(launch: Launch, weights: &MatmulWeights, bytes: usize) -> Launch {
-    match *weights {
-        MatmulWeights::Dense { data, tokens } => {
-            let launch = launch.ptr(data, bytes).null().null().null().null();
-            launch.int(0).int(tokens)
+/// Passes the parameters named in `tiles.cuh`.
+fn with_weights(launch: Launch, job: &MatmulJob) -> Launch {
+    let launch = with_matrix(launch, job);
+    match job.weights {
+        MatmulWeights::Dense { tokens, .. } => {
+            launch.null().null().null().null().int(0).int(tokens)
         }
         MatmulWeights::Experts {
             slots,
@@ -328,10 +429,21 @@ fn with_weights(launch: Launch, weights: &MatmulWeights, bytes: usize) -> Launch
             out_rows,
             entries,
         } => {
-            let launch = launch.u64(offset).table(slots, experts, offset + bytes as u64);
-            let launch = launch.ptr(starts, experts + 1);
+            let bytes = offset + (job.rows * row_bytes(job)) as u64;
+            let launch = launch.table(slots, experts, bytes).ptr(starts, experts + 1);
             let launch = launch.optional(token_rows, entries).optional(out_rows, entries);
             launch.int(experts).int(entries)
+        }
+    }
+}
+
+/// Passes the address of a dense matrix, or the offset of the matrix in an expert's slot.
+fn with_matrix(launch: Launch, job: &MatmulJob) -> Launch {
+    match job.weights {
+        MatmulWeights::Dense { data, .. } => launch.ptr(data, job.rows * row_bytes(job)),
+        MatmulWeights::Experts { slots, offset, .. } => {
+            slots.check(offset + (job.rows * row_bytes(job)) as u64);
+            launch.u64(offset)
         }
     }
 }

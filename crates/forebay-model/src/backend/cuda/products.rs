@@ -151,15 +151,10 @@ impl Products {
         let (tokens, cols) = (rows.count, products[0].matrix.cols);
         if self.takes_matvec(rows.kind) {
             self.round_for(gpu, x, tokens, cols, products.iter().map(|p| p.matrix.ty))?;
-            for (first, product) in products.iter().enumerate() {
-                let ty = product.matrix.ty;
-                // The first product of a type launches all products of that type.
-                if products[..first].iter().any(|earlier| earlier.matrix.ty == ty) {
-                    continue;
-                }
-                let mut matrices = [device_matrix(product); 4];
+            for (ty, of_type) in by_type(products, |product| product.matrix.ty) {
+                let mut matrices = [device_matrix(&products[0]); TOGETHER];
                 let mut count = 0;
-                for product in products.iter().filter(|product| product.matrix.ty == ty) {
+                for product in of_type {
                     matrices[count] = device_matrix(product);
                     count += 1;
                 }
@@ -169,17 +164,17 @@ impl Products {
             return Ok(());
         }
         let mut form = None;
-        for product in products {
-            let ty = product.matrix.ty;
-            let input = self.prompt_input(gpu, ty, x, tokens, cols, &mut form)?;
-            gpu.matmul(&MatmulJob {
+        for (ty, products) in by_type(products, |product| product.matrix.ty) {
+            let x = self.prompt_input(gpu, ty, x, tokens, cols, &mut form)?;
+            let job = |product: &Product| MatmulJob {
                 ty,
                 weights: MatmulWeights::Dense { data: product.data, tokens },
                 rows: product.matrix.rows,
                 cols,
-                x: input,
+                x,
                 out: product.out,
-            })?;
+            };
+            multiply_together(gpu, products.map(job))?;
         }
         Ok(())
     }
@@ -304,10 +299,9 @@ impl Products {
         let token_rows =
             if row == EntryRow::Token { entries.pair_tokens } else { DevicePtr::null() };
         let mut form = None;
-        for product in products {
-            let ty = product.matrix.ty;
-            let input = self.prompt_input(gpu, ty, x, x_rows, cols, &mut form)?;
-            gpu.matmul(&MatmulJob {
+        for (ty, products) in by_type(products, |product| product.matrix.ty) {
+            let x = self.prompt_input(gpu, ty, x, x_rows, cols, &mut form)?;
+            let job = |product: &ExpertProduct| MatmulJob {
                 ty,
                 weights: MatmulWeights::Experts {
                     slots: entries.slots,
@@ -320,9 +314,10 @@ impl Products {
                 },
                 rows: product.matrix.rows,
                 cols,
-                x: input,
+                x,
                 out: product.out,
-            })?;
+            };
+            multiply_together(gpu, products.map(job))?;
         }
         Ok(())
     }
@@ -368,6 +363,38 @@ impl Products {
         }
         Ok(MatmulInput::Narrow(self.narrow))
     }
+}
+
+/// Most products of the same activations.
+const TOGETHER: usize = 4;
+
+/// Returns the types among `products`, each with its products.
+fn by_type<T>(
+    products: &[T],
+    type_of: impl Fn(&T) -> TensorType + Copy,
+) -> impl Iterator<Item = (TensorType, impl Iterator<Item = &T>)> {
+    let is_first = move |index: usize| {
+        let ty = type_of(&products[index]);
+        products[..index].iter().all(|earlier| type_of(earlier) != ty)
+    };
+    (0..products.len()).filter(move |index| is_first(*index)).map(move |index| {
+        let ty = type_of(&products[index]);
+        (ty, products.iter().filter(move |product| type_of(product) == ty))
+    })
+}
+
+/// Computes up to [`TOGETHER`] products of the same activations with weights of one type.
+fn multiply_together(
+    gpu: &Gpu,
+    mut jobs: impl Iterator<Item = MatmulJob>,
+) -> Result<(), ModelError> {
+    let Some(first) = jobs.next() else { return Ok(()) };
+    let (mut all, mut count) = ([first; TOGETHER], 1);
+    for job in jobs {
+        all[count] = job;
+        count += 1;
+    }
+    Ok(gpu.matmul_together(&all[..count], None)?)
 }
 
 fn device_matrix(product: &Product) -> DeviceMatrix {
