@@ -51,6 +51,15 @@ impl Gpu {
         Ok(())
     }
 
+    /// Checks that no graph is captured. A wait for the GPU would invalidate the capture, but only if there is work to wait for,
+    /// so code that may wait calls this even if there is none.
+    ///
+    /// # Panics
+    /// Panics if a graph is captured.
+    pub fn check_may_wait(&self) {
+        assert!(!self.is_capturing.load(Ordering::Relaxed), "a wait for the GPU during a capture");
+    }
+
     /// Ends a capture and returns its graph.
     ///
     /// # Errors

@@ -56,14 +56,17 @@ impl Graphs {
         Graphs { graphs: HashMap::new(), state: State::Direct, warm: HashSet::new(), enabled }
     }
 
+    /// Ends the capture of a batch that failed or was interrupted. The caller cannot wait for the GPU before.
+    pub fn abandon(&mut self, gpu: &Gpu) {
+        if let State::Recording(_) = std::mem::replace(&mut self.state, State::Direct) {
+            gpu.abort_capture();
+        }
+    }
+
     /// Starts a batch. A batch that can be captured has a key. Returns true if the batch replays a graph. If the batch is to be
     /// captured, the caller may still wait for the GPU until [`Graphs::begin_capture`].
     pub fn begin(&mut self, gpu: &Gpu, key: Option<GraphKey>) -> bool {
-        if let State::Recording(_) = self.state {
-            // The previous batch failed.
-            gpu.abort_capture();
-        }
-        self.state = State::Direct;
+        self.abandon(gpu);
         let Some(key) = key.filter(|_| self.enabled) else { return false };
         if self.graphs.contains_key(&key) {
             self.state = State::Recorded(key);

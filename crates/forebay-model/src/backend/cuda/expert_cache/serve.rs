@@ -68,6 +68,7 @@ impl ExpertCache {
     /// # Panics
     /// Panics if so many rows cannot run as CUDA graphs.
     pub(super) fn begin_run(&mut self, gpu: &Gpu, rows: usize, chosen: Option<&dyn ChosenExperts>) {
+        gpu.check_may_wait();
         self.finish_before(gpu);
         let service = self.service_mut();
         if std::mem::take(&mut service.times_are_due) {
