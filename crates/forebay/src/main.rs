@@ -5,7 +5,6 @@
 //! output. Progress, logs and statistics for people go to standard error.
 
 mod args;
-mod batch;
 mod chat;
 mod commands;
 mod config;
@@ -22,6 +21,7 @@ mod progress;
 mod routing_file;
 mod session_plan;
 mod size;
+mod state;
 mod statistics;
 mod tracing_file;
 mod unfinished;
