@@ -99,7 +99,7 @@ impl Host {
             None => Running::start(self.command, &self.setup)?,
         };
         let mut answer = running.ask(question);
-        // Somebody may have ended a process that was idle.
+        // A user or the system may have ended the process while it was idle.
         if answer.as_ref().is_err_and(|error| running.was_ended(error)) {
             running = Running::start(self.command, &self.setup)?;
             answer = running.ask(question);
@@ -155,7 +155,7 @@ impl Running {
         }
     }
 
-    /// Returns true if the process does not answer because somebody else ended it.
+    /// Returns true if the process does not answer because a signal of another process or of the system ended it.
     fn was_ended(&mut self, error: &io::Error) -> bool {
         if !matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe) {
             return false;
