@@ -22,6 +22,6 @@ ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER forebay
 WORKDIR /home/forebay
 # A new volume that is mounted here belongs to the user, too.
-RUN mkdir -p .local/share/forebay
+RUN mkdir -p .local/share/forebay .local/state/forebay
 ENTRYPOINT ["forebay"]
 CMD ["--help"]

@@ -9,6 +9,7 @@ if they are there. Prints one line for each check. Exit status 1 if one failed.
 
 import json
 import sys
+import time
 
 import anthropic
 import ollama
@@ -99,6 +100,26 @@ def response_of_form():
     return json.loads(responded(max_output_tokens=60, text=form).output_text)["legs"] <= 9
 
 
+def batch():
+    body = {"model": model, "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
+    lines = [{"custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions", "body": body} for i in range(5)]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = client.files.create(file=("requests.jsonl", content), purpose="batch",
+                               expires_after={"anchor": "created_at", "seconds": 3600})
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    while batch.status in ("validating", "in_progress", "finalizing"):
+        time.sleep(0.1)
+        batch = client.batches.retrieve(batch.id)
+    answers = [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+    texts = {answer["response"]["body"]["choices"][0]["message"]["content"] for answer in answers}
+    listed = client.batches.list(limit=1).data[0].id == batch.id and client.files.content(file.id).read() == content
+    gone = client.files.delete(file.id).deleted and client.files.delete(batch.output_file_id).deleted
+    return listed and gone and texts == {chat().choices[0].message.content} and batch.request_counts.completed == 5
+
+
+check("openai: batch", batch)
+check("openai: batch of responses", lambda: refused(openai.BadRequestError, lambda: client.batches.create(
+    input_file_id="file-0", endpoint="/v1/responses", completion_window="24h"), lambda error: error.param))
 check("openai: JSON by a schema", shaped)
 check("openai: response", lambda: repr(responded(instructions="Be short.", tools=[{"type": "web_search"}]).output_text))
 check("openai: response in parts", responded_in_parts)

@@ -5,6 +5,7 @@ use std::time::Instant;
 use axum::http::StatusCode;
 
 use crate::error::ApiError;
+use crate::files::{FilesOptions, Storage};
 use crate::models::{Lease, Models};
 use crate::openai::Wanted;
 use crate::prepare::Prepared;
@@ -38,16 +39,19 @@ pub struct App {
     pub models: Models,
     /// Responses that later requests can continue.
     pub responses: responses::Store,
+    /// Files and batches.
+    pub storage: Storage,
     pub started: Instant,
     /// Seconds since 1970 when the server started.
     pub created: u64,
 }
 
 impl App {
-    pub fn new(models: Models) -> App {
+    pub fn new(models: Models, files: FilesOptions) -> App {
         App {
             models,
             responses: responses::Store::default(),
+            storage: Storage::new(files),
             started: Instant::now(),
             created: stream::now(),
         }

@@ -64,6 +64,7 @@ struct Wanted {
     dimensions: Option<usize>,
     /// True to cut texts that are longer than the context, instead of refusing them.
     truncates: bool,
+    priority: i32,
 }
 
 /// Embeddings of all texts, and the number of tokens.
@@ -88,14 +89,26 @@ pub async fn openai(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Json<Value>, openai::Failure> {
+    let body = app::work(move || read(&body)).await?;
+    Ok(Json(embeddings_of(&app, body, 0).await?))
+}
+
+/// Answers a request of a batch, which has this priority.
+///
+/// # Errors
+/// Returns an error if the request is wrong or fails.
+pub async fn answer(app: &Arc<App>, body: Value, priority: i32) -> Result<Value, ApiError> {
+    let body = Body::deserialize(body)
+        .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))?;
+    embeddings_of(app, body, priority).await
+}
+
+async fn embeddings_of(app: &Arc<App>, body: Body, priority: i32) -> Result<Value, ApiError> {
     let own = app.clone();
-    let read = move || {
-        let body: Body = read(&body)?;
-        Ok((own.models.entry(body.model.as_deref())?, body))
-    };
-    let (entry, Body { input, encoding_format, dimensions, pooling, .. }) = app::work(read).await?;
+    let find = move || Ok((own.models.entry(body.model.as_deref())?, body));
+    let (entry, Body { input, encoding_format, dimensions, pooling, .. }) = app::work(find).await?;
     let lease = app.models.get(entry, None).await?;
-    let wanted = Wanted { texts: input, pooling, dimensions, truncates: false };
+    let wanted = Wanted { texts: input, pooling, dimensions, truncates: false, priority };
     let Embeddings { vectors, tokens } = embed(&lease, wanted).await?;
     let shown = |vector: &Vec<f32>| match encoding_format {
         Encoding::Float => json!(vector),
@@ -107,12 +120,12 @@ pub async fn openai(
     let data = vectors.iter().enumerate().map(|(index, vector)| {
         json!({ "object": "embedding", "index": index, "embedding": shown(vector) })
     });
-    Ok(Json(json!({
+    Ok(json!({
         "object": "list",
         "data": data.collect::<Value>(),
         "model": lease.name,
         "usage": { "prompt_tokens": tokens, "total_tokens": tokens },
-    })))
+    }))
 }
 
 #[derive(Deserialize)]
@@ -163,6 +176,7 @@ async fn of_ollama(app: Arc<App>, body: &[u8]) -> Result<(Lease, Embeddings), Ap
         pooling: PoolingName::default(),
         dimensions: body.dimensions,
         truncates: body.truncate.unwrap_or(true),
+        priority: 0,
     };
     let embeddings = embed(&lease, wanted).await?;
     Ok((lease, embeddings))
@@ -170,7 +184,7 @@ async fn of_ollama(app: Arc<App>, body: &[u8]) -> Result<(Lease, Embeddings), Ap
 
 /// Computes the embeddings of texts. They run together, beside other requests.
 async fn embed(lease: &Lease, wanted: Wanted) -> Result<Embeddings, ApiError> {
-    let Wanted { texts, pooling, dimensions, truncates } = wanted;
+    let Wanted { texts, pooling, dimensions, truncates, priority } = wanted;
     let hidden = lease.text.info.hidden;
     let dimensions = dimensions.unwrap_or(hidden);
     if !(1..=hidden).contains(&dimensions) {
@@ -194,7 +208,7 @@ async fn embed(lease: &Lease, wanted: Wanted) -> Result<Embeddings, ApiError> {
                 prompt.truncate(lease.context);
             }
             tokens += prompt.len();
-            running.push_back(submit(lease, prompt, pooling).await?);
+            running.push_back(submit(lease, prompt, pooling, priority).await?);
         }
         let Some((_ticket, result)) = running.pop_front() else { break };
         let state = result.await.map_err(|_| ApiError::stopped())??;
@@ -234,6 +248,7 @@ async fn submit(
     lease: &Lease,
     prompt: Vec<u32>,
     pooling: Pooling,
+    priority: i32,
 ) -> Result<(Ticket, oneshot::Receiver<Embedded>), ApiError> {
     let (sender, result) = oneshot::channel();
     let mut sender = Some(sender);
@@ -251,7 +266,7 @@ async fn submit(
         }
         ControlFlow::Continue(())
     };
-    let request = Request { prompt, pooling: Some(pooling), ..Request::default() };
+    let request = Request { prompt, priority, pooling: Some(pooling), ..Request::default() };
     Ok((lease.worker.submit(request, Box::new(sink)).await?, result))
 }
 

@@ -9,10 +9,12 @@
 mod access;
 mod anthropic;
 mod app;
+pub mod batches;
 mod body;
 pub mod client;
 mod embeddings;
 mod error;
+mod files;
 mod live;
 mod metrics;
 mod model;
@@ -33,6 +35,7 @@ use forebay_engine::EngineError;
 use forebay_text::TextError;
 
 pub use access::Keys;
+pub use files::FilesOptions;
 pub use live::Outlook;
 pub use models::{
     Catalogue, Entry, KeepAlive, LoadError, Loaded, Loader, Memory, Models, ModelsOptions,

@@ -64,6 +64,14 @@ impl Text {
     /// # Errors
     /// Returns an error if the prompt is empty, or if the template refuses the conversation.
     pub fn prepare(&self, wanted: Wanted) -> Result<Prepared, ApiError> {
+        self.prepare_with(wanted, fastrand::u64(..))
+    }
+
+    /// Makes tokens of a request's prompt. `seed` is for a request that names none.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Text::prepare`].
+    pub fn prepare_with(&self, wanted: Wanted, seed: u64) -> Result<Prepared, ApiError> {
         let preparation = Preparation {
             tokenizer: &self.tokenizer,
             compiler: &self.compiler,
@@ -72,7 +80,7 @@ impl Text {
             max_tokens: None,
             exact_thinking: false,
         };
-        let mut prepared = preparation.prepare(wanted, fastrand::u64(..))?;
+        let mut prepared = preparation.prepare(wanted, seed)?;
         if self.is_plain && !prepared.continues {
             prepared.stops.push(PLAIN_STOP.to_owned());
         }

@@ -24,9 +24,11 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use crate::access::{self, Keys, Rules};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::files::{self, FilesOptions};
 use crate::models::Models;
 use crate::{
-    ServeError, anthropic, embeddings, live, ollama, openai, operations, page, responses, stream,
+    ServeError, anthropic, batches, embeddings, live, ollama, openai, operations, page, responses,
+    stream,
 };
 
 /// Most connections at a time. Others wait until one ends.
@@ -53,6 +55,8 @@ pub struct ServerOptions {
     pub origins: Vec<String>,
     /// Most bytes of a request.
     pub body_bytes: usize,
+    /// Where files of clients are stored.
+    pub files: FilesOptions,
 }
 
 /// A server that has its address but does not answer yet.
@@ -98,9 +102,15 @@ impl Listener {
     /// Returns an error if the server cannot be set up.
     pub fn serve(self, models: Models, mut stops: impl FnMut() -> bool) -> Result<(), ServeError> {
         let Listener { runtime, listener, options, .. } = self;
-        let app = Arc::new(App::new(models));
-        let router = router(app, &options)?;
-        runtime.block_on(accept(&listener, router, &mut stops));
+        let app = Arc::new(App::new(models, options.files.clone()));
+        let router = router(app.clone(), &options)?;
+        let batches = runtime.spawn(batches::run(app));
+        runtime.block_on(async {
+            accept(&listener, router, &mut stops).await;
+            // What is unfinished goes on at the next start.
+            batches.abort();
+            let _ = batches.await;
+        });
         Ok(())
     }
 }
@@ -176,6 +186,12 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .route("/rerank", post(operations::rerank))
         .route("/v1/rerank", post(operations::rerank))
         .route("/v1/embeddings", post(embeddings::openai))
+        .route("/v1/files", get(files::list).post(files::create).layer(DefaultBodyLimit::disable()))
+        .route("/v1/files/{id}", get(files::get).delete(files::delete))
+        .route("/v1/files/{id}/content", get(files::content))
+        .route("/v1/batches", get(batches::list).post(batches::create))
+        .route("/v1/batches/{id}", get(batches::get))
+        .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route("/v1/responses", post(responses::create))
         .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/v1/messages", post(anthropic::messages))

@@ -29,5 +29,5 @@ mod vocabulary;
 pub use error::TextError;
 pub use pretokenize::known_names as known_pre_tokenizers;
 pub use stream::TextStream;
-pub use template::{ChatTemplate, CivilTime, RenderInput};
+pub use template::{ChatTemplate, CivilTime, RenderInput, isolate_templates, serve_template};
 pub use tokenizer::Tokenizer;

@@ -5,7 +5,6 @@
 //! output. Progress, logs and statistics for people go to standard error.
 
 mod args;
-mod batch;
 mod chat;
 mod commands;
 mod config;
@@ -22,7 +21,9 @@ mod progress;
 mod routing_file;
 mod session_plan;
 mod size;
+mod state;
 mod statistics;
+mod template_process;
 mod tracing_file;
 mod unfinished;
 mod usage;
@@ -34,6 +35,10 @@ use args::{Cli, Command};
 use failure::{Failure, Outcome};
 
 fn main() -> ExitCode {
+    if let Some(status) = template_process::run_if_asked() {
+        return status;
+    }
+    template_process::isolate();
     let cli = match args::parse_all(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => return usage::report(&error),

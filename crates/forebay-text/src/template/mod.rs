@@ -1,37 +1,28 @@
 //! Chat templates: render conversations to prompts, as `apply_chat_template` of transformers does.
 //!
-//! Templates are Jinja programs that are part of a model, so they are untrusted. A render has a
-//! budget of steps. Its stack is large enough for the deepest values that so many steps can build.
-//! Memory is not bounded: a template that doubles a text over and over can use it up.
+//! Templates are Jinja programs that are part of a model, so they are untrusted. `program.rs` bounds their steps, and
+//! `process.rs` their memory: after [`isolate_templates`], every template has a process of its own.
 
 mod functions;
 mod generation;
 mod json;
 mod methods;
+mod process;
+mod program;
 mod stack;
 mod time;
+mod wire;
 
-use std::error::Error as _;
+use std::sync::Arc;
 
 use forebay_format::{Catalog, Source};
-use minijinja::{AutoEscape, Environment, ErrorKind, Value, syntax::SyntaxConfig};
 use serde_json::Map;
 
 use crate::TextError;
-use functions::Refusal;
+use process::Host;
+pub use process::{isolate_templates, serve_template};
+use program::Program;
 pub use time::CivilTime;
-
-/// Number of steps that every render may take, and of additional steps per JSON value of the
-/// conversation. The largest published templates take 1,200 for ten messages, about 40 per value.
-const STEPS_BASE: u64 = 200_000;
-const STEPS_PER_VALUE: u64 = 300;
-const STEPS_MAX: u64 = 3_000_000;
-
-/// Limit of the nesting of macros, loops and calls.
-const DEPTH_LIMIT: usize = 200;
-
-/// Length limit of a template's source. Published ones stay below 64 KiB.
-const SOURCE_BYTES_MAX: usize = 512 << 10;
 
 /// A model's chat template.
 #[derive(Clone, Debug)]
@@ -39,7 +30,14 @@ pub struct ChatTemplate {
     source: String,
     bos: String,
     eos: String,
-    environment: Environment<'static>,
+    place: Place,
+}
+
+/// Where a template runs.
+#[derive(Clone, Debug)]
+enum Place {
+    Here(Box<Program>),
+    Process(Arc<Host>),
 }
 
 /// Input of a template.
@@ -58,7 +56,6 @@ pub struct RenderInput {
     pub now: Option<CivilTime>,
 }
 
-const NAME: &str = "chat_template";
 const TEMPLATE_KEY: &str = "tokenizer.chat_template";
 
 impl ChatTemplate {
@@ -103,28 +100,12 @@ impl ChatTemplate {
     /// # Errors
     /// Returns [`TextError::TemplateSyntax`] if the template is not valid.
     pub fn from_source(source: &str, bos: &str, eos: &str) -> Result<Self, TextError> {
-        let syntax = |reason: String| TextError::TemplateSyntax { reason };
-        if source.len() > SOURCE_BYTES_MAX {
-            return Err(syntax(format!("{} bytes are too many for a template", source.len())));
-        }
-        let mut environment = Environment::new();
-        let rules = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(rules.map_err(|error| syntax(error.to_string()))?);
-        environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_recursion_limit(DEPTH_LIMIT);
-        environment.set_unknown_method_callback(methods::unknown_method);
-        functions::install(&mut environment);
-        let program = generation::without_generation_tags(source);
-        // The shortest operator that nests, a minus sign, takes one byte.
-        let levels = program.len() as u64;
-        let added = stack::with_room(levels, || environment.add_template_owned(NAME, program))?;
-        added.map_err(|error| syntax(describe(&error)))?;
-        Ok(Self {
-            source: source.to_owned(),
-            bos: bos.to_owned(),
-            eos: eos.to_owned(),
-            environment,
-        })
+        let place = match Host::start(source, bos, eos)? {
+            Some(host) => Place::Process(Arc::new(host)),
+            None => Place::Here(Box::new(Program::new(source)?)),
+        };
+        let [source, bos, eos] = [source, bos, eos].map(str::to_owned);
+        Ok(Self { source, bos, eos, place })
     }
 
     /// Returns the template as the model's files have it.
@@ -136,81 +117,24 @@ impl ChatTemplate {
     /// such as `enable_thinking`, in alphabetical order.
     ///
     /// # Errors
-    /// Returns [`TextError::TemplateFailed`] if the system has no memory for the analysis.
+    /// Returns [`TextError::TemplateFailed`] if the analysis needs too much memory.
     pub fn variables(&self) -> Result<Vec<String>, TextError> {
-        const ALWAYS_SET: [&str; 5] =
-            ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
-        let levels = self.source.len() as u64;
-        let found = stack::with_room(levels, || {
-            self.environment.get_template(NAME).map(|template| template.undeclared_variables(false))
-        })?;
-        let mut names: Vec<String> = found.map_err(|error| failure(&error))?.into_iter().collect();
-        let mut environment = self.environment.clone();
-        functions::install_clock(&mut environment, None);
-        names.retain(|name| {
-            !ALWAYS_SET.contains(&name.as_str())
-                && environment.globals().all(|(global, _)| global != name)
-        });
-        names.sort_unstable();
-        Ok(names)
+        match &self.place {
+            Place::Here(program) => program.variables(),
+            Place::Process(host) => Ok(host.variables()?.lines().map(str::to_owned).collect()),
+        }
     }
 
     /// Renders the prompt for a conversation.
     ///
     /// # Errors
     /// Returns [`TextError::TemplateRefused`] if the template raises an exception, and
-    /// [`TextError::TemplateFailed`] for every other failure, including too many steps.
+    /// [`TextError::TemplateFailed`] for every other failure, including too many steps and too much memory.
     pub fn render(&self, input: &RenderInput) -> Result<String, TextError> {
-        let tools = input.tools.as_ref().unwrap_or(&serde_json::Value::Null);
-        let values = json::count(&input.messages) + json::count(tools);
-        let steps = STEPS_MAX.min(STEPS_BASE + STEPS_PER_VALUE * values);
-        let mut environment = self.environment.clone();
-        environment.set_fuel(Some(steps));
-        functions::install_clock(&mut environment, input.now);
-        // A step can nest a value one level deeper.
-        let rendered = stack::with_room(steps, || {
-            environment.get_template(NAME)?.render(self.context(input, tools))
-        })?;
-        rendered.map_err(|error| failure(&error))
-    }
-
-    fn context(&self, input: &RenderInput, tools: &serde_json::Value) -> Value {
-        let mut context = Vec::with_capacity(input.variables.len() + 5);
-        context.push(("messages", json::to_template_value(&input.messages)));
-        context.push(("tools", json::to_template_value(tools)));
-        context.push(("add_generation_prompt", Value::from(input.add_generation_prompt)));
-        context.push(("bos_token", Value::from(self.bos.as_str())));
-        context.push(("eos_token", Value::from(self.eos.as_str())));
-        for (name, value) in &input.variables {
-            context.push((name, json::to_template_value(value)));
+        match &self.place {
+            Place::Here(program) => program.render(input, &self.bos, &self.eos),
+            Place::Process(host) => host.render(input),
         }
-        Value::from_pairs(context)
-    }
-}
-
-fn failure(error: &minijinja::Error) -> TextError {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = error.source();
-    while let Some(inner) = cause {
-        if let Some(Refusal(message)) = inner.downcast_ref() {
-            return TextError::TemplateRefused { message: message.clone() };
-        }
-        cause = inner.source();
-    }
-    TextError::TemplateFailed { reason: describe(error) }
-}
-
-/// Describes an error and the line of the template in which it occurred.
-fn describe(error: &minijinja::Error) -> String {
-    if error.kind() == ErrorKind::OutOfFuel {
-        return "it does not come to an end".to_owned();
-    }
-    let what = match error.detail() {
-        Some(detail) => format!("{}: {detail}", error.kind()),
-        None => error.kind().to_string(),
-    };
-    match error.line() {
-        Some(line) => format!("line {line}: {what}"),
-        None => what,
     }
 }
 

@@ -11,13 +11,18 @@ use crate::TextError;
 const BYTES_PER_LEVEL: u64 = 640;
 const BYTES_BASE: u64 = 16 << 20;
 
+/// Returns the bytes of the stack for `levels` levels of recursion.
+pub fn bytes(levels: u64) -> u64 {
+    BYTES_BASE + BYTES_PER_LEVEL * levels
+}
+
 /// Runs `work` on a stack for `levels` levels of recursion. The stack is reserved as address space;
 /// memory is used only as deep as `work` goes.
 ///
 /// # Errors
 /// Returns an error if the stack cannot be reserved or `work` panicked.
 pub fn with_room<T: Send>(levels: u64, work: impl FnOnce() -> T + Send) -> Result<T, TextError> {
-    let bytes = BYTES_BASE + BYTES_PER_LEVEL * levels;
+    let bytes = bytes(levels);
     let failed = |reason: String| TextError::TemplateFailed { reason };
     thread::scope(|scope| {
         let builder = thread::Builder::new().name("chat template".to_owned());

@@ -1,5 +1,6 @@
 use serde_json::json;
 
+use super::program::SOURCE_BYTES_MAX;
 use super::*;
 
 fn render(source: &str, input: &RenderInput) -> Result<String, TextError> {

@@ -44,7 +44,25 @@ pub struct ServeArgs {
     #[command(flatten)]
     pub listen: ListenArgs,
     #[command(flatten)]
+    pub files: FilesArgs,
+    #[command(flatten)]
     pub budget: BudgetArgs,
+}
+
+/// Where the server stores the files and batches of clients.
+#[derive(Args)]
+#[command(next_help_heading = "Files and batches")]
+pub struct FilesArgs {
+    /// Store files and batches of clients in DIR [default: forebay/files below $XDG_STATE_HOME, else
+    /// below ~/.local/state]
+    #[arg(long = "files", value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub folder: Option<PathBuf>,
+    /// Refuse files that would make all files together larger
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "4GiB")]
+    pub files_size: u64,
+    /// Refuse larger files
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "200MiB")]
+    pub file_size: u64,
 }
 
 /// Where the server listens and who may use it.

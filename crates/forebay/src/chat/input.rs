@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::fs;
 use std::io::{self, BufRead as _, IsTerminal as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
-use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use reedline::{
@@ -17,6 +16,7 @@ use super::command;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::output;
+use crate::state;
 
 const PROMPT: &str = "> ";
 const CONTINUED: &str = ". ";
@@ -92,7 +92,8 @@ fn editor() -> Reedline {
 
 /// Opens the history of earlier inputs. Only its owner may read the file.
 fn history() -> anyhow::Result<FileBackedHistory> {
-    let path = history_path().context("neither XDG_STATE_HOME nor HOME is set")?;
+    let folder = state::folder().context("neither XDG_STATE_HOME nor HOME is set")?;
+    let path = folder.join("chat-history");
     let failed = || format!("{}: cannot be written", path.display());
     if let Some(folder) = path.parent() {
         fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).with_context(failed)?;
@@ -104,14 +105,6 @@ fn history() -> anyhow::Result<FileBackedHistory> {
         .open(&path)
         .with_context(failed)?;
     FileBackedHistory::with_file(HISTORY_LENGTH, path.clone()).with_context(failed)
-}
-
-/// Returns `forebay/chat-history` below `$XDG_STATE_HOME`, or below `~/.local/state`.
-fn history_path() -> Option<PathBuf> {
-    let named = |name: &str| std::env::var_os(name).map(PathBuf::from);
-    let state = named("XDG_STATE_HOME").filter(|path| path.is_absolute());
-    let home = || named("HOME").map(|home| home.join(".local/state"));
-    Some(state.or_else(home)?.join(Path::new("forebay/chat-history")))
 }
 
 /// Reads lines until the open block is closed.

@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,8 +13,9 @@ use forebay_engine::engine::{EngineOptions, Latency, RequestEnd};
 use forebay_engine::{Engine, EngineError, SessionOptions};
 use forebay_grammar::Compiler;
 use forebay_model::ModelError;
+use forebay_server::batches::{Journal, JournalError, Line, Url, answered, is_error, scan};
 use forebay_server::openai::answer::{Choice, Identity};
-use forebay_server::openai::{Refusal, Wanted, wanted};
+use forebay_server::openai::{Endpoint, Refusal, Wanted};
 use forebay_server::{Preparation, Prepared, Update, sink};
 use forebay_store::Outputs;
 use forebay_text::{ChatTemplate, Tokenizer};
@@ -21,10 +23,8 @@ use serde_json::{Value, json};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
 use crate::args::{BatchArgs, Parallel};
-use crate::batch::journal::Journal;
-use crate::batch::openai::{self, Line};
 use crate::config;
-use crate::failure::{Outcome, usage};
+use crate::failure::{Failure, Outcome, usage};
 use crate::open::{self, Sequences};
 use crate::output;
 use crate::outputs;
@@ -44,7 +44,12 @@ pub fn run(args: BatchArgs) -> Outcome {
     }
     let text = std::fs::read_to_string(&args.input)
         .with_context(|| format!("{}: cannot be read as text", args.input.display()))?;
-    let lines = openai::lines(&text).map_err(|why| anyhow!("{}: {why}", args.input.display()))?;
+    let mut lines = Vec::new();
+    let read = scan(text.as_bytes(), &[Url::Completions, Url::Chat], |_, line| {
+        lines.push(line);
+        Ok(())
+    });
+    read.map_err(|why| anyhow!("{}: {why}", args.input.display()))?;
     if lines.is_empty() {
         return Err(anyhow!("{}: there is no request", args.input.display()).into());
     }
@@ -82,7 +87,10 @@ pub fn run(args: BatchArgs) -> Outcome {
 
     let settings = settings(&args, &options, hash)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    let mut journal = Journal::open(&args.output, settings, lines.len(), now, args.force)?;
+    let mut path = args.output.as_os_str().to_owned();
+    path.push(".partial");
+    let journal = Journal::open(path.as_ref(), settings, lines.len(), now, args.force);
+    let mut journal = journal.map_err(refused_journal)?;
     let before = journal.answered();
     if before > 0 {
         output::tell!("{before} of {} requests are answered already", lines.len());
@@ -104,10 +112,7 @@ pub fn run(args: BatchArgs) -> Outcome {
             return Err(failure);
         }
     }
-    let mut errors = 0;
-    journal.finish(&mut rules(&args)?, &args.output, |answer| {
-        errors += usize::from(openai::is_error(answer));
-    })?;
+    let errors = finish(journal, &args)?;
     output::tell!("{} answers are in {}", lines.len(), args.output.display());
     if errors > 0 {
         output::tell!(
@@ -117,12 +122,37 @@ pub fn run(args: BatchArgs) -> Outcome {
     Ok(())
 }
 
+/// Says what to do about a journal that cannot be used.
+fn refused_journal(error: JournalError) -> Failure {
+    let then = match error {
+        JournalError::OtherBatch { .. } => "finish that one, remove the file, or give --force",
+        JournalError::NoJournal { .. } => "remove it, or choose another -o",
+        error => return error.into(),
+    };
+    Failure::Usage(format!("{error}: {then}"))
+}
+
+/// Writes all answers to the output, in the order of the requests, removes the journal and returns the number of errors.
+fn finish(mut journal: Journal, args: &BatchArgs) -> Outcome<usize> {
+    let mut stream = outputs::create(&mut rules(args)?, &args.output)?.into_stream();
+    let mut errors = 0;
+    journal.each(|answer| {
+        errors += usize::from(is_error(answer));
+        Ok::<_, anyhow::Error>(stream.write_all(answer)?)
+    })?;
+    stream.commit()?;
+    journal.remove()?;
+    Ok(errors)
+}
+
+/// Returns the kind of answer that a line asks for.
+fn endpoint(line: &Line) -> Endpoint {
+    line.url.endpoint().expect("embeddings were refused when the lines were read")
+}
+
 /// Reads a request, and refuses what makes no sense in a file.
 fn wanted_of_line(line: &Line) -> Result<Wanted, Refusal> {
-    let wanted = wanted(line.endpoint, &line.body)?;
-    if wanted.stream {
-        return Err(Refusal::of("stream", "stream is not supported in a batch"));
-    }
+    let wanted = line.wanted(endpoint(line))?;
     if let Some(name) = wanted.unknown.first() {
         return Err(Refusal {
             message: format!("body: unknown field `{name}`"),
@@ -259,8 +289,8 @@ impl Batch<'_> {
             let wanted = self.all[number].as_ref().ok().and_then(|of| of.model.as_deref());
             let line = &self.lines[number];
             let unique = self.unique(number);
-            journal
-                .add(number, &openai::answered(line, wanted, &self.identity(&unique), &choices))?;
+            let identity = self.identity(&unique);
+            journal.add(number, &answered(line, endpoint(line), wanted, &identity, &choices))?;
             progress.step();
         }
         Ok(())
@@ -268,8 +298,7 @@ impl Batch<'_> {
 
     fn refuse(&self, number: usize, refusal: &Refusal, journal: &mut Journal) -> Outcome {
         let unique = self.unique(number);
-        let line = &self.lines[number];
-        journal.add(number, &openai::refused(line, &self.identity(&unique), refusal))
+        Ok(journal.add(number, &self.lines[number].answered(&unique, 400, refusal.to_json()))?)
     }
 
     fn unique(&self, number: usize) -> String {

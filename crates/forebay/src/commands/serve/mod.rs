@@ -15,8 +15,8 @@ use forebay_engine::engine::{EngineOptions, Latency};
 use forebay_engine::{Interrupt, SessionOptions};
 use forebay_library::Library;
 use forebay_server::{
-    Catalogue as _, Entry, KeepAlive, Keys, Listener, Loader as _, Memory, Models, ModelsOptions,
-    ServeError, ServerOptions,
+    Catalogue as _, Entry, FilesOptions, KeepAlive, Keys, Listener, Loader as _, Memory, Models,
+    ModelsOptions, ServeError, ServerOptions,
 };
 
 use self::library::ServedModels;
@@ -28,6 +28,7 @@ use crate::failure::{Failure, Outcome, usage};
 use crate::interrupt;
 use crate::open;
 use crate::output;
+use crate::state;
 
 /// Time between two looks at the signal while a model loads.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -139,6 +140,11 @@ fn server_options(args: &ServeArgs) -> Outcome<ServerOptions> {
         insecure: args.listen.insecure,
         origins: args.listen.cors.clone(),
         body_bytes: usize::try_from(args.listen.max_body).unwrap_or(usize::MAX),
+        files: FilesOptions {
+            folder: args.files.folder.clone().or_else(|| Some(state::folder()?.join("files"))),
+            bytes_most: args.files.files_size,
+            file_bytes_most: args.files.file_size,
+        },
     })
 }
 

@@ -1,27 +1,37 @@
 //! The journal of a batch: every answer is in a file before the batch is complete, so that work which was killed goes on
 //! where it ended.
 //!
-//! The journal of `OUT` is `OUT.partial`. Its first line describes the batch. Every other line is the number of a request,
-//! a tab, and the answer. A last line that was cut is dropped. When all requests are answered, `OUT` gets the answers in
-//! the order of the requests, and the journal is removed.
+//! The first line describes the batch. Every other line is the number of a request, a tab, and the answer. A last line that
+//! was cut is dropped. `forebay batch` and the server's batches both keep one.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _};
+use std::io::{
+    self, BufRead as _, BufReader, ErrorKind, Read as _, Seek as _, SeekFrom, Write as _,
+};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow};
-use forebay_store::Outputs;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::failure::{Failure, Outcome, usage};
-use crate::outputs;
-
 /// Time after which new answers are written to the disk itself. A process that is killed loses nothing in between, a
 /// machine that fails loses as much.
 const SYNC_EVERY: Duration = Duration::from_secs(5);
+
+/// Reason why a journal cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JournalError {
+    #[error("{path}: another process works on this batch", path = path.display())]
+    InUse { path: PathBuf },
+    #[error("{path} holds the answers of another batch ({differences})", path = path.display())]
+    OtherBatch { path: PathBuf, differences: String },
+    #[error("{path} exists and is no journal of a batch", path = path.display())]
+    NoJournal { path: PathBuf },
+    #[error("{path}: {source}", path = path.display())]
+    Io { path: PathBuf, source: io::Error },
+}
 
 /// The first line of a journal.
 #[derive(Serialize, Deserialize)]
@@ -46,84 +56,58 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Opens the journal of `out` for `requests` requests. Takes up an earlier one with the same settings. Replaces another
-    /// one only with `force`.
+    /// Opens the journal `path` for `requests` requests. Takes up an earlier one with the same settings. Replaces another one
+    /// only with `force`.
     ///
     /// # Errors
-    /// Returns a usage error if there is a journal of another batch, and an error if the file cannot be used or another
-    /// process uses it.
+    /// Returns an error if there is a journal of another batch, if the file cannot be used, or if another process uses it.
     pub fn open(
-        out: &Path,
+        path: &Path,
         settings: Value,
         requests: usize,
         created: u64,
         force: bool,
-    ) -> Outcome<Journal> {
-        let mut path = out.as_os_str().to_owned();
-        path.push(".partial");
-        let path = PathBuf::from(path);
-        let named = || path.display().to_string();
-        let mut options = OpenOptions::new();
-        options.read(true).write(true);
-        let (mut file, is_new) = match options.clone().create_new(true).open(&path) {
-            Ok(file) => (file, true),
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                (options.open(&path).with_context(named)?, false)
-            }
-            Err(error) => return Err(anyhow!(error).context(named()).into()),
-        };
-        match file.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                return Err(anyhow!("{}: another process works on this batch", named()).into());
-            }
-            Err(TryLockError::Error(error)) => return Err(anyhow!(error).context(named()).into()),
-        }
+    ) -> Result<Journal, JournalError> {
+        let failed = |source| JournalError::Io { path: path.to_owned(), source };
+        let (mut file, is_new) = open_locked(path)?;
         let mut journal = Journal {
-            file: file.try_clone().with_context(named)?,
-            path: path.clone(),
+            file: file.try_clone().map_err(failed)?,
+            path: path.to_owned(),
             created,
             answers: vec![None; requests],
             end: 0,
             synced: Instant::now(),
         };
         if !is_new {
-            match read_header(&mut file).with_context(named)? {
+            let length_of_file = file.metadata().map_err(failed)?.len();
+            match read_header(&mut file).map_err(failed)? {
                 Some((header, length)) if header.settings == settings => {
                     journal.created = header.created;
                     journal.end = length;
-                    journal.read(&mut file).with_context(named)?;
+                    journal.read(&mut file).map_err(failed)?;
                     return Ok(journal);
                 }
                 // Nothing is lost with a journal without answers.
-                Some((_, length)) if file.metadata().with_context(named)?.len() == length => {}
-                None if file.metadata().with_context(named)?.len() == 0 => {}
+                Some((_, length)) if length_of_file == length => {}
+                None if length_of_file == 0 => {}
                 Some(_) if force => {}
                 Some((header, _)) => {
-                    return usage(format!(
-                        "{} holds the answers of another batch ({}): finish that one, remove the file, or give --force",
-                        named(),
-                        differences(&header.settings, &settings)
-                    ));
+                    let differences = differences(&header.settings, &settings);
+                    return Err(JournalError::OtherBatch { path: path.to_owned(), differences });
                 }
-                None => {
-                    return usage(format!(
-                        "{} exists and is no journal of a batch: remove it, or choose another -o",
-                        named()
-                    ));
-                }
+                None => return Err(JournalError::NoJournal { path: path.to_owned() }),
             }
         }
         let header = Header { forebay_batch: 1, created, settings };
-        let line = serde_json::to_string(&header)? + "\n";
-        journal.file.set_len(0).with_context(named)?;
+        let line = serde_json::to_string(&header).map_err(|error| failed(error.into()))? + "\n";
+        journal.file.set_len(0).map_err(failed)?;
         journal.write(line.as_bytes())?;
-        journal.file.sync_all().with_context(named)?;
+        journal.file.sync_all().map_err(failed)?;
         Ok(journal)
     }
 
     /// Reads the answers, up to the first line that is not whole.
-    fn read(&mut self, file: &mut File) -> anyhow::Result<()> {
+    fn read(&mut self, file: &mut File) -> io::Result<()> {
         file.seek(SeekFrom::Start(self.end))?;
         let mut reader = BufReader::new(file);
         let mut line = Vec::new();
@@ -138,7 +122,7 @@ impl Journal {
             self.answers[number] = Some((at, answer));
             self.end += length as u64;
         }
-        Ok(self.file.set_len(self.end)?)
+        self.file.set_len(self.end)
     }
 
     /// Returns true if the request is answered.
@@ -151,33 +135,39 @@ impl Journal {
         self.answers.iter().flatten().count()
     }
 
+    /// Returns the bytes of the file.
+    pub fn bytes(&self) -> u64 {
+        self.end
+    }
+
     /// Adds the answer of a request.
     ///
     /// # Errors
     /// Returns an error if the file cannot be written. The answer may then be in it or not.
-    pub fn add(&mut self, number: usize, answer: &Value) -> Outcome {
-        let text = serde_json::to_string(answer)?;
+    pub fn add(&mut self, number: usize, answer: &Value) -> Result<(), JournalError> {
+        let text = answer.to_string();
         let start = format!("{number}\t");
         let place = (self.end + start.len() as u64, text.len());
         self.write((start + &text + "\n").as_bytes())?;
         self.answers[number] = Some(place);
         if self.synced.elapsed() >= SYNC_EVERY {
             self.synced = Instant::now();
-            self.file.sync_data().with_context(|| self.path.display().to_string())?;
+            self.file.sync_data().map_err(|source| self.failed(source))?;
         }
         Ok(())
     }
 
-    fn write(&mut self, bytes: &[u8]) -> Outcome {
-        let written = self
-            .file
-            .seek(SeekFrom::Start(self.end))
-            .and_then(|_| self.file.write_all(bytes))
-            .with_context(|| format!("{}: cannot be written", self.path.display()));
+    fn failed(&self, source: io::Error) -> JournalError {
+        JournalError::Io { path: self.path.clone(), source }
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), JournalError> {
+        let at = SeekFrom::Start(self.end);
+        let written = self.file.seek(at).and_then(|_| self.file.write_all(bytes));
         if let Err(error) = written {
             // What was written of the line is dropped.
             let _ = self.file.set_len(self.end);
-            return Err(Failure::Work(error));
+            return Err(self.failed(error));
         }
         self.end += bytes.len() as u64;
         Ok(())
@@ -191,40 +181,57 @@ impl Journal {
         }
     }
 
-    /// Writes all answers to `out`, in the order of the requests, and removes the journal. Calls `look` with each answer.
+    /// Gives the answers to `take`, each as text with its line's end, in the order of the requests.
     ///
     /// # Errors
-    /// Returns an error if `out` cannot be written. The journal then stays.
-    ///
-    /// # Panics
-    /// Panics if a request has no answer.
-    pub fn finish(
-        mut self,
-        outputs: &mut Outputs,
-        out: &Path,
-        mut look: impl FnMut(&[u8]),
-    ) -> Outcome {
-        let mut stream = outputs::create(outputs, out)?.into_stream();
+    /// Returns an error if the journal cannot be read, and the errors of `take`.
+    pub fn each<E: From<JournalError>>(
+        &mut self,
+        mut take: impl FnMut(&[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut answer = Vec::new();
-        for place in &self.answers {
-            let (at, length) = place.expect("every request is answered");
+        for at in 0..self.answers.len() {
+            let Some((at, length)) = self.answers[at] else { continue };
             answer.resize(length, 0);
-            self.file
-                .seek(SeekFrom::Start(at))
-                .and_then(|_| self.file.read_exact(&mut answer))
-                .with_context(|| self.path.display().to_string())?;
-            look(&answer);
+            let read = self.file.seek(SeekFrom::Start(at));
+            let read = read.and_then(|_| self.file.read_exact(&mut answer));
+            read.map_err(|source| self.failed(source))?;
             answer.push(b'\n');
-            stream.write_all(&answer)?;
+            take(&answer)?;
         }
-        stream.commit()?;
-        std::fs::remove_file(&self.path).with_context(|| self.path.display().to_string())?;
         Ok(())
+    }
+
+    /// Removes the journal.
+    ///
+    /// # Errors
+    /// Returns an error if the file cannot be removed.
+    pub fn remove(self) -> Result<(), JournalError> {
+        std::fs::remove_file(&self.path).map_err(|source| self.failed(source))
+    }
+}
+
+/// Opens and locks a journal, and says if it is new.
+fn open_locked(path: &Path) -> Result<(File, bool), JournalError> {
+    let failed = |source| JournalError::Io { path: path.to_owned(), source };
+    let mut options = OpenOptions::new();
+    options.read(true).write(true);
+    let (file, is_new) = match options.clone().create_new(true).open(path) {
+        Ok(file) => (file, true),
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+            (options.open(path).map_err(failed)?, false)
+        }
+        Err(error) => return Err(failed(error)),
+    };
+    match file.try_lock() {
+        Ok(()) => Ok((file, is_new)),
+        Err(TryLockError::WouldBlock) => Err(JournalError::InUse { path: path.to_owned() }),
+        Err(TryLockError::Error(error)) => Err(failed(error)),
     }
 }
 
 /// Returns the header and the length of its line, or `None` if the file does not begin with one.
-fn read_header(file: &mut File) -> std::io::Result<Option<(Header, u64)>> {
+fn read_header(file: &mut File) -> io::Result<Option<(Header, u64)>> {
     /// A journal's first line is shorter.
     const LONGEST: u64 = 1 << 20;
     let mut line = Vec::new();

@@ -1,0 +1,200 @@
+//! Batches: files of requests, and files of their answers.
+//!
+//! `lines.rs` and `journal.rs` are also those of `forebay batch`. The other files are OpenAI's interface of batches.
+
+mod answer;
+mod journal;
+mod lines;
+mod outputs;
+mod record;
+mod run;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::HeaderMap;
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+pub use self::journal::{Journal, JournalError};
+pub use self::lines::{Line, Place, Unusable, Url, answered, is_error, scan};
+pub use self::record::Batch;
+use self::record::{Counts, Status, Times};
+pub use self::run::{answers_of, run};
+use crate::app::App;
+use crate::body::{Received, read};
+use crate::error::ApiError;
+use crate::files::{self, Disk, ListQuery, on_disk};
+use crate::openai::Failure;
+use crate::stream;
+
+/// How many batches a page usually has, and the most.
+const PAGE_USUAL: usize = 20;
+const PAGE_MOST: usize = 100;
+/// Most seconds in which a batch has to be complete.
+const WINDOW_MOST: u64 = 14 * 24 * 3600;
+/// Most pairs of metadata, and most characters of a name and of a value, as in OpenAI's interface.
+const METADATA_MOST: (usize, usize, usize) = (16, 64, 512);
+
+#[derive(Deserialize)]
+struct ExpiresAfter {
+    anchor: String,
+    seconds: u64,
+}
+
+#[derive(Deserialize)]
+struct Body {
+    input_file_id: String,
+    endpoint: String,
+    completion_window: String,
+    metadata: Option<Map<String, Value>>,
+    output_expires_after: Option<ExpiresAfter>,
+}
+
+fn wrong(param: &'static str, why: impl Into<String>) -> ApiError {
+    ApiError { param: Some(param), ..ApiError::bad(why) }
+}
+
+impl Body {
+    /// Makes a batch.
+    fn batch(self, owner: String, order: u64) -> Result<Batch, ApiError> {
+        let endpoint = Url::of(&self.endpoint).ok_or_else(|| {
+            let why = "endpoint must be /v1/chat/completions, /v1/completions or /v1/embeddings";
+            wrong("endpoint", format!("{why}: batches do not support {:?}", self.endpoint))
+        })?;
+        let window = window(&self.completion_window).ok_or_else(|| {
+            let why = "completion_window must be a time such as 24h, from 1s to 14d";
+            wrong("completion_window", why)
+        })?;
+        let outputs_stay = match self.output_expires_after {
+            None => None,
+            Some(after) if after.anchor == "created_at" => Some(files::check_stay(after.seconds)?),
+            Some(_) => {
+                let why = "output_expires_after.anchor must be created_at";
+                return Err(wrong("output_expires_after", why));
+            }
+        };
+        if let Some(metadata) = &self.metadata {
+            check_metadata(metadata)?;
+        }
+        let now = stream::now();
+        Ok(Batch {
+            id: format!("batch_{}", stream::unique()),
+            owner,
+            order,
+            endpoint,
+            input_file_id: self.input_file_id,
+            completion_window: self.completion_window,
+            metadata: self.metadata,
+            status: Status::Validating,
+            end: Status::Completed,
+            errors: Vec::new(),
+            outputs: [(); 2].map(|()| format!("file-{}", stream::unique())),
+            output_file_id: None,
+            error_file_id: None,
+            times: Times { created_at: now, expires_at: now + window, ..Times::default() },
+            counts: Counts::default(),
+            outputs_stay,
+        })
+    }
+}
+
+/// Reads a time such as `24h`, in seconds.
+fn window(text: &str) -> Option<u64> {
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let unit = match unit {
+        "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 24 * 3600,
+        _ => return None,
+    };
+    let seconds = number.parse::<u64>().ok()?.checked_mul(unit)?;
+    (1..=WINDOW_MOST).contains(&seconds).then_some(seconds)
+}
+
+fn check_metadata(metadata: &Map<String, Value>) -> Result<(), ApiError> {
+    let (pairs, name_most, value_most) = METADATA_MOST;
+    let fits = |(name, value): (&String, &Value)| {
+        let value = value.as_str().map(|value| value.chars().count());
+        name.chars().count() <= name_most && value.is_some_and(|length| length <= value_most)
+    };
+    match metadata.len() <= pairs && metadata.iter().all(fits) {
+        true => Ok(()),
+        false => Err(wrong(
+            "metadata",
+            format!(
+                "metadata may have {pairs} pairs of a name and a text, of {name_most} and {value_most} characters"
+            ),
+        )),
+    }
+}
+
+/// `POST /v1/batches`.
+pub async fn create(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    Received(body): Received,
+) -> Result<Json<Value>, Failure> {
+    let create = move |disk: &Arc<Disk>| {
+        let body: Body = read(&body)?;
+        let batch = body.batch(files::owner(&headers), disk.next_order())?;
+        Ok(disk.add_batch(batch)?.object())
+    };
+    Ok(Json(on_disk(&app, create).await?))
+}
+
+/// `GET /v1/batches`.
+pub async fn list(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    query: ListQuery,
+) -> Result<Json<Value>, Failure> {
+    let page = move |disk: &Arc<Disk>| {
+        let batches = disk.batches(&files::owner(&headers));
+        let batches = batches.iter().map(|batch| (batch.id.clone(), batch.object())).collect();
+        query.page(batches, PAGE_USUAL, PAGE_MOST)
+    };
+    Ok(Json(on_disk(&app, page).await?))
+}
+
+/// `GET /v1/batches/{id}`.
+pub async fn get(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Failure> {
+    let find = move |disk: &Arc<Disk>| Ok(disk.batch(&files::owner(&headers), &id)?.object());
+    Ok(Json(on_disk(&app, find).await?))
+}
+
+/// `POST /v1/batches/{id}/cancel`.
+pub async fn cancel(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Failure> {
+    let cancel = move |disk: &Arc<Disk>| {
+        let owner = files::owner(&headers);
+        disk.batch(&owner, &id)?;
+        disk.change(&id, Batch::cancel)?;
+        Ok(disk.batch(&owner, &id)?.object())
+    };
+    Ok(Json(on_disk(&app, cancel).await?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows() {
+        for (text, seconds) in [("24h", Some(86400)), ("1s", Some(1)), ("14d", Some(1_209_600))] {
+            assert_eq!(window(text), seconds, "{text}");
+        }
+        for text in ["", "h", "0h", "15d", "24", "-1h", "24H", "1é", "é"] {
+            assert_eq!(window(text), None, "{text}");
+        }
+    }
+}

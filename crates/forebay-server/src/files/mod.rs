@@ -1,0 +1,175 @@
+//! OpenAI's interface of files. They are the inputs and outputs of batches.
+
+mod folder;
+mod paging;
+mod store;
+mod upload;
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::{Body, Bytes};
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderMap, HeaderValue, header};
+use axum::response::Response;
+use serde_json::{Value, json};
+
+pub use self::folder::{Incoming, StoreError};
+pub use self::paging::Query as ListQuery;
+pub use self::store::{Disk, FileRecord, FilesOptions, Naming, Storage};
+use crate::access;
+use crate::app::{self, App};
+use crate::error::ApiError;
+use crate::openai::Failure;
+
+/// Purpose of the files that clients send.
+pub const PURPOSE: &str = "batch";
+/// Purpose of the files that batches make.
+pub const PURPOSE_OF_OUTPUT: &str = "batch_output";
+
+/// Most files of a page, and how many a page usually has.
+const PAGE_MOST: usize = 10_000;
+/// Bytes that are read at a time.
+const PIECE_BYTES: u64 = 256 << 10;
+/// Least and most seconds that a file may be asked to stay.
+const STAY: std::ops::RangeInclusive<u64> = 3600..=2_592_000;
+
+/// Returns the owner of the files that a client with these headers sees: the hash of its key.
+pub fn owner(headers: &HeaderMap) -> String {
+    access::owner(headers).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Checks the time that a file should stay.
+///
+/// # Errors
+/// Returns an error if it is too short or too long.
+pub fn check_stay(seconds: u64) -> Result<u64, ApiError> {
+    match STAY.contains(&seconds) {
+        true => Ok(seconds),
+        false => Err(ApiError {
+            param: Some("expires_after"),
+            ..ApiError::bad(format!(
+                "expires_after.seconds must be between {} and {}",
+                STAY.start(),
+                STAY.end()
+            ))
+        }),
+    }
+}
+
+/// Describes a file.
+fn object(file: &FileRecord) -> Value {
+    json!({
+        "id": file.id,
+        "object": "file",
+        "bytes": file.bytes,
+        "created_at": file.created_at,
+        "expires_at": file.expires_at,
+        "filename": file.filename,
+        "purpose": file.purpose,
+        "status": "processed",
+        "status_details": null,
+    })
+}
+
+/// Runs work on the files, beside the threads that talk to clients.
+pub async fn on_disk<T: Send + 'static>(
+    app: &Arc<App>,
+    work: impl FnOnce(&Arc<Disk>) -> Result<T, ApiError> + Send + 'static,
+) -> Result<T, ApiError> {
+    let app = app.clone();
+    app::work(move || work(&app.storage.disk()?)).await
+}
+
+/// `POST /v1/files`.
+pub async fn create(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    request: Request,
+) -> Result<Json<Value>, Failure> {
+    let disk = on_disk(&app, |disk| Ok(disk.clone())).await?;
+    let most = app.storage.options.file_bytes_most;
+    let file = upload::receive(disk, most, owner(&headers), request).await?;
+    Ok(Json(object(&file)))
+}
+
+/// `GET /v1/files`.
+pub async fn list(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    query: ListQuery,
+) -> Result<Json<Value>, Failure> {
+    let page = move |disk: &Arc<Disk>| {
+        let mut files = disk.files(&owner(&headers));
+        files.retain(|file| query.purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose));
+        let files = files.iter().map(|file| (file.id.clone(), object(file))).collect();
+        query.page(files, PAGE_MOST, PAGE_MOST)
+    };
+    Ok(Json(on_disk(&app, page).await?))
+}
+
+/// `GET /v1/files/{id}`.
+pub async fn get(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Failure> {
+    let find = move |disk: &Arc<Disk>| Ok(object(&disk.file(&owner(&headers), &id)?));
+    Ok(Json(on_disk(&app, find).await?))
+}
+
+/// `DELETE /v1/files/{id}`.
+pub async fn delete(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Json<Value>, Failure> {
+    let delete = move |disk: &Arc<Disk>| {
+        disk.delete(&owner(&headers), &id)?;
+        Ok(json!({ "id": id, "object": "file", "deleted": true }))
+    };
+    Ok(Json(on_disk(&app, delete).await?))
+}
+
+/// `GET /v1/files/{id}/content`.
+pub async fn content(
+    State(app): State<Arc<App>>,
+    headers: HeaderMap,
+    Path(id): Path<String>,
+) -> Result<Response, Failure> {
+    let open = move |disk: &Arc<Disk>| {
+        let file = disk.file(&owner(&headers), &id)?;
+        Ok((disk.content(&id)?, file.bytes))
+    };
+    let (file, bytes) = on_disk(&app, open).await?;
+    let pieces =
+        futures_util::stream::try_unfold((Arc::new(file), 0), move |(file, at)| async move {
+            let length = PIECE_BYTES.min(bytes - at);
+            if length == 0 {
+                return Ok::<_, ApiError>(None);
+            }
+            let own = file.clone();
+            let piece = app::work(move || read_at(&own, at, length)).await?;
+            Ok(Some((Bytes::from(piece), (file, at + length))))
+        });
+    let mut response = Response::new(Body::from_stream(pieces));
+    let own = response.headers_mut();
+    own.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    own.insert(header::CONTENT_LENGTH, HeaderValue::from(bytes));
+    Ok(response)
+}
+
+/// Reads bytes of a file.
+///
+/// # Errors
+/// Returns an error if the file cannot be read or is shorter.
+pub fn read_at(file: &File, at: u64, length: u64) -> Result<Vec<u8>, ApiError> {
+    let mut bytes = vec![0; usize::try_from(length).unwrap_or(usize::MAX)];
+    file.read_exact_at(&mut bytes, at).map_err(|error| {
+        tracing::error!("a file cannot be read: {error}");
+        ApiError::new(axum::http::StatusCode::INTERNAL_SERVER_ERROR, "the file cannot be read")
+    })?;
+    Ok(bytes)
+}

@@ -1,0 +1,154 @@
+//! A template that runs in this process.
+//!
+//! A render has a budget of steps. Its stack is large enough for the deepest values that so many steps can build. Its memory
+//! is not bounded here: see `process.rs`.
+
+use std::error::Error as _;
+
+use minijinja::{AutoEscape, Environment, ErrorKind, Value, syntax::SyntaxConfig};
+
+use super::functions::{self, Refusal};
+use super::{RenderInput, generation, json, methods, stack};
+use crate::TextError;
+
+/// Number of steps that every render may take, and of additional steps per JSON value of the
+/// conversation. The largest published templates take 1,200 for ten messages, about 40 per value.
+const STEPS_BASE: u64 = 200_000;
+const STEPS_PER_VALUE: u64 = 300;
+const STEPS_MAX: u64 = 3_000_000;
+
+/// Limit of the nesting of macros, loops and calls.
+const DEPTH_LIMIT: usize = 200;
+
+/// Length limit of a template's source. Published ones stay below 64 KiB.
+pub const SOURCE_BYTES_MAX: usize = 512 << 10;
+
+const NAME: &str = "chat_template";
+
+/// A compiled template.
+#[derive(Clone, Debug)]
+pub struct Program {
+    source_bytes: u64,
+    environment: Environment<'static>,
+}
+
+impl Program {
+    /// Compiles a template.
+    ///
+    /// # Errors
+    /// Returns [`TextError::TemplateSyntax`] if the template is not valid.
+    pub fn new(source: &str) -> Result<Program, TextError> {
+        let syntax = |reason: String| TextError::TemplateSyntax { reason };
+        if source.len() > SOURCE_BYTES_MAX {
+            return Err(syntax(format!("{} bytes are too many for a template", source.len())));
+        }
+        let mut environment = Environment::new();
+        let rules = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+        environment.set_syntax(rules.map_err(|error| syntax(error.to_string()))?);
+        environment.set_auto_escape_callback(|_| AutoEscape::None);
+        environment.set_recursion_limit(DEPTH_LIMIT);
+        environment.set_unknown_method_callback(methods::unknown_method);
+        functions::install(&mut environment);
+        let program = generation::without_generation_tags(source);
+        // The shortest operator that nests, a minus sign, takes one byte.
+        let levels = program.len() as u64;
+        let added = stack::with_room(levels, || environment.add_template_owned(NAME, program))?;
+        added.map_err(|error| syntax(describe(&error)))?;
+        Ok(Program { source_bytes: source.len() as u64, environment })
+    }
+
+    /// Returns the variables that the template reads and that are not part of every conversation,
+    /// such as `enable_thinking`, in alphabetical order.
+    ///
+    /// # Errors
+    /// Returns [`TextError::TemplateFailed`] if the system has no memory for the analysis.
+    pub fn variables(&self) -> Result<Vec<String>, TextError> {
+        const ALWAYS_SET: [&str; 5] =
+            ["messages", "tools", "add_generation_prompt", "bos_token", "eos_token"];
+        let found = stack::with_room(self.source_bytes, || {
+            self.environment.get_template(NAME).map(|template| template.undeclared_variables(false))
+        })?;
+        let mut names: Vec<String> = found.map_err(|error| failure(&error))?.into_iter().collect();
+        let mut environment = self.environment.clone();
+        functions::install_clock(&mut environment, None);
+        names.retain(|name| {
+            !ALWAYS_SET.contains(&name.as_str())
+                && environment.globals().all(|(global, _)| global != name)
+        });
+        names.sort_unstable();
+        Ok(names)
+    }
+
+    /// Renders the prompt for a conversation. `bos` and `eos` are the template's `bos_token` and `eos_token`.
+    ///
+    /// # Errors
+    /// Returns [`TextError::TemplateRefused`] if the template raises an exception, and
+    /// [`TextError::TemplateFailed`] for every other failure, including too many steps.
+    pub fn render(&self, input: &RenderInput, bos: &str, eos: &str) -> Result<String, TextError> {
+        let steps = steps(input);
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(steps));
+        functions::install_clock(&mut environment, input.now);
+        // A step can nest a value one level deeper.
+        let rendered = stack::with_room(steps, || {
+            environment.get_template(NAME)?.render(context(input, bos, eos))
+        })?;
+        rendered.map_err(|error| failure(&error))
+    }
+
+    /// Returns the bytes of stack that a template of this length is compiled with.
+    pub fn stack_to_compile(source: &str) -> u64 {
+        stack::bytes(source.len() as u64)
+    }
+
+    /// Returns the bytes of stack that a conversation is rendered with.
+    pub fn stack_to_render(input: &RenderInput) -> u64 {
+        stack::bytes(steps(input))
+    }
+}
+
+/// Returns how many steps a render may take.
+fn steps(input: &RenderInput) -> u64 {
+    let tools = input.tools.as_ref().map_or(1, json::count);
+    STEPS_MAX.min(STEPS_BASE + STEPS_PER_VALUE * (json::count(&input.messages) + tools))
+}
+
+fn context(input: &RenderInput, bos: &str, eos: &str) -> Value {
+    let mut context = Vec::with_capacity(input.variables.len() + 5);
+    let tools = input.tools.as_ref().unwrap_or(&serde_json::Value::Null);
+    context.push(("messages", json::to_template_value(&input.messages)));
+    context.push(("tools", json::to_template_value(tools)));
+    context.push(("add_generation_prompt", Value::from(input.add_generation_prompt)));
+    context.push(("bos_token", Value::from(bos)));
+    context.push(("eos_token", Value::from(eos)));
+    for (name, value) in &input.variables {
+        context.push((name, json::to_template_value(value)));
+    }
+    Value::from_pairs(context)
+}
+
+fn failure(error: &minijinja::Error) -> TextError {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = error.source();
+    while let Some(inner) = cause {
+        if let Some(Refusal(message)) = inner.downcast_ref() {
+            return TextError::TemplateRefused { message: message.clone() };
+        }
+        cause = inner.source();
+    }
+    TextError::TemplateFailed { reason: describe(error) }
+}
+
+/// Describes an error and the line of the template in which it occurred.
+fn describe(error: &minijinja::Error) -> String {
+    if error.kind() == ErrorKind::OutOfFuel {
+        return "it does not come to an end".to_owned();
+    }
+    let what = match error.detail() {
+        Some(detail) => format!("{}: {detail}", error.kind()),
+        None => error.kind().to_string(),
+    };
+    match error.line() {
+        Some(line) => format!("line {line}: {what}"),
+        None => what,
+    }
+}

@@ -1,4 +1,0 @@
-//! Batches: a file of requests, and a file of their answers.
-
-pub mod journal;
-pub mod openai;
