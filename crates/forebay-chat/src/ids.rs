@@ -24,7 +24,7 @@ struct Open {
 }
 
 /// Gives calls and results ids of the form that the prompt needs, and with `names`, each result the name of its tool.
-/// Results without an id belong to the calls in their order.
+/// Results without an id belong to the calls of their tool, in the order of the calls.
 pub(crate) fn complete(messages: &mut [Message], ids: Ids, names: bool) {
     let mut count = 0;
     let mut open: Vec<Open> = Vec::new();
@@ -47,8 +47,11 @@ pub(crate) fn complete(messages: &mut [Message], ids: Ids, names: bool) {
         }
         let known = message.tool_call_id.as_ref();
         let by_id = open.iter().position(|call| call.id.is_some() && call.id.as_ref() == known);
-        let by_order = || open.iter().position(|call| call.id.is_none() || known.is_none());
-        match by_id.or_else(by_order).map(|at| open.remove(at)) {
+        let is_free = |call: &Open| call.id.is_none() || known.is_none();
+        let name = message.name.as_ref();
+        let by_name = || open.iter().position(|call| is_free(call) && Some(&call.name) == name);
+        let by_order = || open.iter().position(is_free);
+        match by_id.or_else(by_name).or_else(by_order).map(|at| open.remove(at)) {
             Some(call) => {
                 if ids != Ids::Own {
                     message.tool_call_id = call.written;
@@ -138,6 +141,16 @@ mod tests {
         let expected = [0, 1, 2, 1, 0, 2].map(|number| format!("functions.f:{number}"));
         assert_eq!(ids_of(&all), expected);
         assert!(all[1].name.as_deref() == Some("f"));
+    }
+
+    #[test]
+    fn results_without_ids_belong_to_the_calls_of_their_tool() {
+        let mut all = [calls(&[None, None]), result(None), result(None)];
+        all[0].tool_calls[1].name = "g".into();
+        all[1].name = Some("g".into());
+        complete(&mut all, Ids::Numbered, false);
+        let expected = ["functions.f:0", "functions.g:1", "functions.g:1", "functions.f:0"];
+        assert_eq!(ids_of(&all), expected);
     }
 
     #[test]
