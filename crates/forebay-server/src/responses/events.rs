@@ -292,7 +292,7 @@ mod tests {
         // What was sent is there, and marked as not complete.
         assert_eq!(response["output"][0]["content"][0]["text"], "Half");
         assert_eq!(response["output"][0]["status"], "incomplete");
-        let last = out.lines().filter(|line| line.starts_with("event: ")).next_back();
+        let last = out.lines().rfind(|line| line.starts_with("event: "));
         assert_eq!(last, Some("event: response.failed"));
     }
 }
