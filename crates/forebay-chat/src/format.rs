@@ -5,21 +5,18 @@ use std::str::FromStr;
 use forebay_text::{ChatTemplate, RenderInput, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::{ChatError, Message};
+use crate::conversation::Needs;
+use crate::offer::Offer;
+use crate::syntax::ThinkMarks;
+use crate::{ChatError, Message, ToolSyntax};
 
-/// Names under which templates look for the reasoning of a message.
-const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
-
-/// Marks around the parts of a model's answer, and the names that its template uses for them.
+/// Marks around the parts of a model's answer, and the form of conversations that its template takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Format {
     pub(crate) kind: Kind,
-    /// Fields of a message that the template reads reasoning from.
-    reasoning_fields: Vec<&'static str>,
-    /// True if the template writes a tool call's arguments as they are. It then gets the model's own text.
-    arguments_as_text: bool,
-    /// True if the arguments of DeepSeek's tool calls are in a code block, as in V3 and R1.
-    pub(crate) fenced_arguments: bool,
+    /// Tools that the model may call.
+    pub(crate) offer: Offer,
+    needs: Needs,
     variables: Vec<String>,
 }
 
@@ -29,24 +26,11 @@ pub(crate) enum Kind {
     #[default]
     Plain,
     Tagged {
-        thinking: bool,
+        thinking: Option<ThinkMarks>,
         tools: Option<ToolSyntax>,
     },
     /// gpt-oss: a header with role, recipient and channel before each part.
     Harmony,
-}
-
-/// Syntax of a tool call between its tags.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ToolSyntax {
-    /// Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
-    Json,
-    /// Qwen3-Coder: `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
-    FunctionTags,
-    /// GLM: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`.
-    ArgumentTags,
-    /// DeepSeek V3, R1 and V3.1: `<｜tool▁call▁begin｜>...<｜tool▁call▁end｜>`.
-    DeepSeek,
 }
 
 /// Amount of thinking that is requested from a model.
@@ -92,29 +76,45 @@ impl Format {
     ) -> Result<Format, ChatError> {
         let Some(template) = template else { return Ok(Format::default()) };
         let source = template.source();
-        let token = |text| tokenizer.is_some_and(|tokenizer| tokenizer.token_id(text).is_some());
-        let thinking = source.contains("</think>") || (token("<think>") && token("</think>"));
-        let tools = tool_syntax(source);
+        let token =
+            |text: &str| tokenizer.is_some_and(|tokenizer| tokenizer.token_id(text).is_some());
+        let thinking = ThinkMarks::recognise(source, token);
+        let tools = ToolSyntax::recognise(template);
         let kind = if source.contains("<|channel|>") && source.contains("<|message|>") {
             Kind::Harmony
-        } else if thinking || tools.is_some() {
+        } else if thinking.is_some() || tools.is_some() {
             Kind::Tagged { thinking, tools }
         } else {
             Kind::Plain
         };
-        let reasoning_fields = REASONING_FIELDS.into_iter().filter(|name| reads(source, name));
         Ok(Format {
             kind,
-            reasoning_fields: reasoning_fields.collect(),
-            arguments_as_text: writes_arguments_verbatim(template),
-            fenced_arguments: source.contains("```json"),
+            offer: Offer::Unknown,
+            needs: Needs::of(template, tools, kind == Kind::Harmony),
             variables: template.variables()?,
         })
     }
 
+    /// Returns the format of answers to a request with these tools. Without tools, everything that looks like a call is
+    /// text. A model whose template has no tool calls writes them in the form of Hermes, which
+    /// [`render`](Format::render) describes to it.
+    pub fn offering(&self, tools: Option<&Value>) -> Format {
+        let offer = Offer::of(tools);
+        let kind = match (self.kind, &offer) {
+            (Kind::Plain, Offer::Tools(_)) => {
+                Kind::Tagged { thinking: None, tools: Some(ToolSyntax::Json) }
+            }
+            (Kind::Tagged { thinking, tools: None }, Offer::Tools(_)) => {
+                Kind::Tagged { thinking, tools: Some(ToolSyntax::Json) }
+            }
+            (kind, _) => kind,
+        };
+        Format { kind, offer, ..self.clone() }
+    }
+
     /// Returns true if the model may think before it answers.
     pub fn reasons(&self) -> bool {
-        matches!(self.kind, Kind::Harmony | Kind::Tagged { thinking: true, .. })
+        matches!(self.kind, Kind::Harmony | Kind::Tagged { thinking: Some(_), .. })
     }
 
     /// Returns true if the model may call tools.
@@ -169,7 +169,8 @@ impl Format {
         Err(ChatError::UnknownVariable { name: name.to_owned(), known })
     }
 
-    /// Renders the prompt for a conversation. It ends where the model's answer begins.
+    /// Renders the prompt for a conversation. It ends where the model's answer begins. What the template cannot write
+    /// itself, such as tools or a system message, becomes text of another message.
     ///
     /// # Errors
     /// Returns the errors of [`ChatTemplate::render`].
@@ -180,85 +181,14 @@ impl Format {
         tools: Option<&Value>,
         variables: &Map<String, Value>,
     ) -> Result<String, ChatError> {
+        let (messages, tools) = self.needs.apply(messages, tools);
         let input = RenderInput {
-            messages: messages.iter().map(|message| self.for_template(message)).collect(),
-            tools: tools.cloned(),
+            messages,
+            tools,
             add_generation_prompt: true,
             variables: variables.clone(),
             now: None,
         };
         Ok(template.render(&input)?)
     }
-
-    /// Returns a message with the fields that the template reads. The template decides which past reasoning stays in
-    /// the prompt.
-    fn for_template(&self, message: &Message) -> Value {
-        let mut value = message.to_json();
-        let Some(object) = value.as_object_mut() else { return value };
-        object.remove("reasoning_content");
-        if let Some(reasoning) = &message.reasoning {
-            for field in &self.reasoning_fields {
-                object.insert((*field).to_owned(), json!(reasoning));
-            }
-            // The template of gpt-oss uses the reasoning of a tool call or its preamble, never both. The model was
-            // trained to see its reasoning.
-            if self.kind == Kind::Harmony && !message.tool_calls.is_empty() {
-                object.insert("content".into(), json!(""));
-            }
-        }
-        if !self.arguments_as_text
-            && let Some(Value::Array(calls)) = object.get_mut("tool_calls")
-        {
-            calls.iter_mut().for_each(arguments_to_value);
-        }
-        value
-    }
-}
-
-/// Replaces the text of a call's arguments by the JSON that it holds. Text that is not JSON, such as an answer that was
-/// cut, stays text.
-fn arguments_to_value(call: &mut Value) {
-    let Some(arguments) = call.pointer_mut("/function/arguments") else { return };
-    let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
-    if let Some(parsed) = parsed {
-        *arguments = parsed;
-    }
-}
-
-fn tool_syntax(source: &str) -> Option<ToolSyntax> {
-    if source.contains("<｜tool▁call▁begin｜>") {
-        Some(ToolSyntax::DeepSeek)
-    } else if !source.contains("<tool_call>") {
-        None
-    } else if source.contains("<arg_key>") {
-        Some(ToolSyntax::ArgumentTags)
-    } else if source.contains("<function=") {
-        Some(ToolSyntax::FunctionTags)
-    } else {
-        Some(ToolSyntax::Json)
-    }
-}
-
-/// Returns true if a template reads a field `name`, as `.name`, `['name']` or `'name' in`.
-fn reads(source: &str, name: &str) -> bool {
-    source.match_indices(name).any(|(at, _)| {
-        let before = source[..at].chars().next_back();
-        let after = source[at + name.len()..].chars().next();
-        before.is_some_and(|c| matches!(c, '.' | '\'' | '"'))
-            && after.is_none_or(|c| !c.is_alphanumeric() && c != '_')
-    })
-}
-
-/// Returns true if the template writes the text of a tool call's arguments as it is. Some templates do. Others turn a
-/// value into JSON and would quote a text, and some iterate over an object.
-fn writes_arguments_verbatim(template: &ChatTemplate) -> bool {
-    const ARGUMENTS: &str = "{\"needle\":  1}";
-    let function = json!({ "name": "f", "arguments": ARGUMENTS });
-    let call = json!([{ "type": "function", "id": "call00000", "function": function }]);
-    let messages = json!([
-        { "role": "user", "content": "x" },
-        { "role": "assistant", "content": "", "tool_calls": call },
-    ]);
-    let input = RenderInput { messages, ..RenderInput::default() };
-    template.render(&input).is_ok_and(|prompt| prompt.contains(ARGUMENTS))
 }

@@ -12,19 +12,26 @@
 
 mod answer;
 mod calls;
+mod conversation;
 mod error;
 mod format;
+mod generic_tools;
 mod history;
+mod ids;
 mod message;
+mod offer;
 mod parser;
+mod probe;
 mod prompt;
 mod stops;
+mod syntax;
 
 pub use answer::AnswerStream;
 pub use calls::CallsWanted;
 pub use error::ChatError;
-pub use format::{Format, Think, ToolSyntax};
+pub use format::{Format, Think};
 pub use history::History;
 pub use message::{Message, ToolCall};
 pub use parser::{Event, Parser};
 pub use prompt::encode_prompt;
+pub use syntax::ToolSyntax;

@@ -1,5 +1,9 @@
 //! A message of a conversation, and its JSON form.
 
+use std::io::{self, Write};
+
+use serde::Serialize as _;
+use serde_json::ser::Formatter;
 use serde_json::{Map, Value, json};
 
 use crate::ChatError;
@@ -27,6 +31,35 @@ pub struct ToolCall {
     pub name: String,
     /// JSON as the model wrote it. It is an object if the model followed its format.
     pub arguments: String,
+}
+
+impl ToolCall {
+    /// Returns arguments as text in the form that models write: JSON with a space behind each comma and colon.
+    pub fn text_of(arguments: &Value) -> String {
+        let mut text = Vec::new();
+        let mut serializer = serde_json::Serializer::with_formatter(&mut text, Spaced);
+        match arguments.serialize(&mut serializer) {
+            Ok(()) => String::from_utf8_lossy(&text).into_owned(),
+            Err(_) => arguments.to_string(),
+        }
+    }
+}
+
+/// Writes JSON as `json.dumps` of Python does.
+struct Spaced;
+
+impl Formatter for Spaced {
+    fn begin_array_value<W: Write + ?Sized>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
+        to.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_key<W: Write + ?Sized>(&mut self, to: &mut W, first: bool) -> io::Result<()> {
+        to.write_all(if first { b"" } else { b", " })
+    }
+
+    fn begin_object_value<W: Write + ?Sized>(&mut self, to: &mut W) -> io::Result<()> {
+        to.write_all(b": ")
+    }
 }
 
 impl Message {
@@ -142,7 +175,7 @@ fn tool_call(value: &Value) -> Option<ToolCall> {
     let function = value.get("function").unwrap_or(value);
     let arguments = match function.get("arguments")? {
         Value::String(text) => text.clone(),
-        other => other.to_string(),
+        other => ToolCall::text_of(other),
     };
     Some(ToolCall {
         id: value.get("id").and_then(Value::as_str).map(str::to_owned),
@@ -150,6 +183,10 @@ fn tool_call(value: &Value) -> Option<ToolCall> {
         arguments,
     })
 }
+
+/// Error of a message with an image or a file.
+const ONLY_TEXT: &str =
+    "`content` may hold only parts of type text: images, sound and files are not supported";
 
 fn content(value: Option<&Value>) -> Result<String, &'static str> {
     match value {
@@ -163,7 +200,7 @@ fn content(value: Option<&Value>) -> Result<String, &'static str> {
                     _ => None,
                 })
                 .collect();
-            texts.map(|texts| texts.concat()).ok_or("`content` may hold only parts of type text")
+            texts.map(|texts| texts.concat()).ok_or(ONLY_TEXT)
         }
         Some(_) => Err("`content` must be text"),
     }
@@ -198,7 +235,7 @@ mod tests {
         assert_eq!(read(json!({"role": "user", "content": parts})).unwrap().content, "ab");
         let call = json!([{"function": {"name": "f", "arguments": {"x": 1}}}]);
         let message = json!({"role": "assistant", "content": null, "tool_calls": call});
-        assert_eq!(read(message).unwrap().tool_calls[0].arguments, "{\"x\":1}");
+        assert_eq!(read(message).unwrap().tool_calls[0].arguments, "{\"x\": 1}");
         for wrong in [
             json!(1),
             json!({"content": "x"}),

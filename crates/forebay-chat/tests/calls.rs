@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 const END: &str = "<|im_end|>";
 
-const MARKS: [&str; 20] = [
+const MARKS: [&str; 40] = [
     END,
     "<think>",
     "</think>",
@@ -31,10 +31,40 @@ const MARKS: [&str; 20] = [
     "<|constrain|>",
     "<|call|>",
     "<|return|>",
+    "<|end|>",
+    "｜DSML｜",
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_calls_section_end|>",
+    "<|tool_call_begin|>",
+    "<|tool_call_argument_begin|>",
+    "<|tool_call_end|>",
+    "<start_function_call>",
+    "<end_function_call>",
+    "<escape>",
+    "<|tool_call>",
+    "<tool_call|>",
+    "<|\"|>",
+    "<|channel>",
+    "<channel|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "[CALL_ID]",
 ];
 
-/// Returns a tokenizer with a token for every byte and every mark. The marks are control tokens or text.
-fn tokenizer(marks_are_control: bool) -> Arc<Tokenizer> {
+/// What marks are in a vocabulary.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Marks {
+    Control,
+    /// Tokens that are text.
+    Text,
+    /// No tokens.
+    Absent,
+}
+
+/// Returns a tokenizer with a token for every byte and, unless they are absent, for every mark.
+fn tokenizer(form: Marks) -> Arc<Tokenizer> {
     // The byte-level alphabet: printable bytes stand for themselves, the others for characters from U+0100 on.
     let mut next = 256;
     let mut vocabulary = Map::new();
@@ -44,8 +74,9 @@ fn tokenizer(marks_are_control: bool) -> Arc<Tokenizer> {
         next += u32::from(!plain);
         vocabulary.insert(char::from_u32(code).unwrap().to_string(), byte.into());
     }
-    let marks = MARKS.into_iter().chain(["<|end|>"]).enumerate().map(|(number, mark)| {
-        let special = marks_are_control || mark == END;
+    let count = if form == Marks::Absent { 1 } else { MARKS.len() };
+    let marks = MARKS.into_iter().take(count).enumerate().map(|(number, mark)| {
+        let special = form == Marks::Control || mark == END;
         json!({ "id": 256 + number, "content": mark, "special": special, "single_word": false, "lstrip": false,
             "rstrip": false, "normalized": false })
     });
@@ -90,7 +121,8 @@ fn tools() -> Value {
 }
 
 fn format(source: &str) -> Format {
-    Format::recognise(Some(&ChatTemplate::from_source(source, "", "").unwrap()), None).unwrap()
+    let template = ChatTemplate::from_source(source, "", "").unwrap();
+    Format::recognise(Some(&template), None).unwrap().offering(Some(&tools()))
 }
 
 /// Feeds an answer to a grammar token by token. Returns how much of it the grammar allows, and forecest it may end there.
@@ -120,10 +152,20 @@ struct Family {
     stop: &'static str,
     /// Text around the calls.
     around: [&'static str; 2],
+    /// Text between two calls.
+    between: &'static str,
     several: bool,
 }
 
-const FAMILIES: [Family; 6] = [
+/// Template that writes calls as Llama 3 does.
+const LLAMA: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}{\"name\": \"{{ c.function.name }}\", \
+                     \"parameters\": {{ c.function.arguments | tojson }}}{% endfor %}{% endfor %}";
+
+/// Template that writes calls in the form of Python.
+const PYTHON: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}[{{ c.function.name }}(\
+                      {% for k, v in c.function.arguments | items %}{{ k }}=\"{{ v }}\"{% endfor %})]{% endfor %}{% endfor %}";
+
+const FAMILIES: [Family; 18] = [
     Family {
         template: "{{ '<think>\n</think>' }}<tool_call>{\"name\"",
         prompt: "<|im_start|>assistant\n",
@@ -131,6 +173,7 @@ const FAMILIES: [Family; 6] = [
         forecast: "<tool_call>\n{\"name\": \"forecast\", \"arguments\": {\"city\": \"CITY\", \"days\": 3}}\n</tool_call>\n",
         stop: "<tool_call>\n{\"name\": \"stop\", \"arguments\": {}}\n</tool_call>\n",
         around: ["", ""],
+        between: "",
         several: true,
     },
     Family {
@@ -141,6 +184,7 @@ const FAMILIES: [Family; 6] = [
                   </function>\n</tool_call>\n",
         stop: "<tool_call>\n<function=stop>\n</function>\n</tool_call>\n",
         around: ["", ""],
+        between: "",
         several: true,
     },
     Family {
@@ -151,6 +195,7 @@ const FAMILIES: [Family; 6] = [
                   <arg_value>3</arg_value>\n</tool_call>\n",
         stop: "<tool_call>stop\n</tool_call>\n",
         around: ["", ""],
+        between: "",
         several: true,
     },
     Family {
@@ -160,6 +205,7 @@ const FAMILIES: [Family; 6] = [
         forecast: "<｜tool▁call▁begin｜>forecast<｜tool▁sep｜>{\"city\": \"CITY\", \"days\": 3}<｜tool▁call▁end｜>",
         stop: "<｜tool▁call▁begin｜>stop<｜tool▁sep｜>{}<｜tool▁call▁end｜>",
         around: ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
+        between: "",
         several: true,
     },
     Family {
@@ -169,6 +215,7 @@ const FAMILIES: [Family; 6] = [
         forecast: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>forecast\n```json\n{\"city\": \"CITY\", \"days\": 3}\n```<｜tool▁call▁end｜>",
         stop: "<｜tool▁call▁begin｜>function<｜tool▁sep｜>stop\n```json\n{}\n```<｜tool▁call▁end｜>",
         around: ["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
+        between: "",
         several: true,
     },
     Family {
@@ -179,18 +226,145 @@ const FAMILIES: [Family; 6] = [
                   {\"city\": \"CITY\", \"days\": 3}<|call|>",
         stop: "<|start|>assistant<|channel|>commentary to=functions.stop <|constrain|>json<|message|>{}<|call|>",
         around: ["", ""],
+        between: "",
         several: false,
+    },
+    Family {
+        template: "</think><tool_call></arg_key><arg_value><arg_key>",
+        prompt: "<|assistant|><think>",
+        before: "thoughts</think>",
+        forecast: "<tool_call>forecast<arg_key>city</arg_key><arg_value>CITY</arg_value><arg_key>days</arg_key>\
+                  <arg_value>3</arg_value></tool_call>",
+        stop: "<tool_call>stop</tool_call>",
+        around: ["", ""],
+        between: "",
+        several: true,
+    },
+    Family {
+        template: "</think>｜DSML｜function_calls invoke name=",
+        prompt: "<｜Assistant｜><think>",
+        before: "I write <｜DSML｜invoke.</think>",
+        forecast: "<｜DSML｜invoke name=\"forecast\">\n<｜DSML｜parameter name=\"city\" string=\"true\">CITY</｜DSML｜parameter>\n\
+                  <｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n",
+        stop: "<｜DSML｜invoke name=\"stop\">\n</｜DSML｜invoke>\n",
+        around: ["<｜DSML｜function_calls>\n", "</｜DSML｜function_calls>"],
+        between: "",
+        several: true,
+    },
+    Family {
+        template: "｜DSML｜tool_calls invoke name=",
+        prompt: "<｜Assistant｜>",
+        before: "",
+        forecast: "<｜DSML｜invoke name=\"forecast\">\n<｜DSML｜parameter name=\"city\" string=\"true\">CITY</｜DSML｜parameter>\n\
+                  <｜DSML｜parameter name=\"days\" string=\"false\">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n",
+        stop: "<｜DSML｜invoke name=\"stop\">\n</｜DSML｜invoke>\n",
+        around: ["<｜DSML｜tool_calls>\n", "</｜DSML｜tool_calls>"],
+        between: "",
+        several: true,
+    },
+    Family {
+        template: "</think><minimax:tool_call>",
+        prompt: "]~b]ai\n<think>\n",
+        before: "thoughts\n</think>\n\n",
+        forecast: "<invoke name=\"forecast\">\n<parameter name=\"city\">CITY</parameter>\n\
+                  <parameter name=\"days\">3</parameter>\n</invoke>\n",
+        stop: "<invoke name=\"stop\">\n</invoke>\n",
+        around: ["<minimax:tool_call>\n", "</minimax:tool_call>"],
+        between: "",
+        several: true,
+    },
+    Family {
+        template: "</think><|tool_call_begin|>",
+        prompt: "<|im_assistant|>assistant<|im_middle|>",
+        before: "<think>thoughts</think>",
+        forecast: "<|tool_call_begin|>functions.forecast:0<|tool_call_argument_begin|>{\"city\": \"CITY\", \"days\": 3}<|tool_call_end|>",
+        stop: "<|tool_call_begin|>functions.stop:1<|tool_call_argument_begin|>{}<|tool_call_end|>",
+        around: ["<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"],
+        between: "",
+        several: true,
+    },
+    Family {
+        template: "<start_function_call>",
+        prompt: "<start_of_turn>model\n",
+        before: "",
+        forecast: "<start_function_call>call:forecast{city:<escape>CITY<escape>,days:3}<end_function_call>",
+        stop: "<start_function_call>call:stop{}<end_function_call>",
+        around: ["", ""],
+        between: "",
+        several: true,
+    },
+    Family {
+        template: "<channel|><|tool_call>call:",
+        prompt: "<|turn>model\n",
+        before: "<|channel>thought\nthoughts<channel|>",
+        forecast: "<|tool_call>call:forecast{city:<|\"|>CITY<|\"|>,days:3}<tool_call|>",
+        stop: "<|tool_call>call:stop{}<tool_call|>",
+        around: ["", ""],
+        between: "",
+        several: true,
+    },
+    Family {
+        template: "[TOOL_CALLS][",
+        prompt: "[/INST]",
+        before: "",
+        forecast: "{\"name\": \"forecast\", \"arguments\": {\"city\": \"CITY\", \"days\": 3}}",
+        stop: "{\"name\": \"stop\", \"arguments\": {}}",
+        around: ["[TOOL_CALLS][", "]"],
+        between: ", ",
+        several: true,
+    },
+    Family {
+        template: "[TOOL_CALLS][ARGS]",
+        prompt: "[/INST]",
+        before: "",
+        forecast: "[TOOL_CALLS]forecast[ARGS]{\"city\": \"CITY\", \"days\": 3}",
+        stop: "[TOOL_CALLS]stop[ARGS]{}",
+        around: ["", ""],
+        between: "",
+        several: true,
+    },
+    Family {
+        template: "[TOOL_CALLS][CALL_ID][ARGS]",
+        prompt: "[/INST]",
+        before: "",
+        forecast: "[TOOL_CALLS]forecast[CALL_ID]abcDEF123[ARGS]{\"city\": \"CITY\", \"days\": 3}",
+        stop: "[TOOL_CALLS]stop[CALL_ID]123456789[ARGS]{}",
+        around: ["", ""],
+        between: "",
+        several: true,
+    },
+    Family {
+        template: LLAMA,
+        prompt: "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        before: "",
+        forecast: "{\"name\": \"forecast\", \"parameters\": {\"city\": \"CITY\", \"days\": 3}}",
+        stop: "{\"name\": \"stop\", \"parameters\": {}}",
+        around: ["", ""],
+        between: "; ",
+        several: true,
+    },
+    Family {
+        template: PYTHON,
+        prompt: "<|header_start|>assistant<|header_end|>\n\n",
+        before: "",
+        forecast: "forecast(city=\"CITY\", days=3)",
+        stop: "stop()",
+        around: ["[", "]"],
+        between: ", ",
+        several: true,
     },
 ];
 
 #[test]
 fn required_calls_are_those_that_the_parser_reads() {
-    for (family, control) in FAMILIES.iter().flat_map(|family| [(family, true), (family, false)]) {
-        if !control && family.prompt == "<|start|>assistant" {
+    let forms = [Marks::Control, Marks::Text, Marks::Absent];
+    for (family, form) in FAMILIES.iter().flat_map(|family| forms.map(|form| (family, form))) {
+        let is_harmony = family.prompt == "<|start|>assistant";
+        if is_harmony && form != Marks::Control {
             // Marks of this family are control tokens.
             continue;
         }
-        let (tokenizer, format, tools) = (tokenizer(control), format(family.template), tools());
+        let (tokenizer, format, tools) = (tokenizer(form), format(family.template), tools());
         let compiler = Compiler::new(&tokenizer);
         let compile = |wanted: &CallsWanted<'_>, instead: Option<&Value>| {
             let rules = format.call_rules(wanted, instead, &tokenizer).unwrap();
@@ -200,18 +374,20 @@ fn required_calls_are_those_that_the_parser_reads() {
         let any = CallsWanted { tools: &tools, name: None, several: true };
         let grammar = compile(&any, None);
         let [open, close] = family.around;
-        let before = family.before;
+        // Without a token for its mark, an answer cannot begin with reasoning.
+        let may_think = form != Marks::Absent || family.prompt.trim_end().ends_with("<think>");
+        let before = if may_think { family.before } else { "" };
         let forecast = family.forecast.replace("CITY", "Køln & <b>");
         let one = format!("{before}{open}{forecast}{close}");
-        let both = format!("{before}{open}{forecast}{}{close}", family.stop);
-        let what = format!("{:?}, {control}", family.template);
+        let both = format!("{before}{open}{forecast}{}{}{close}", family.between, family.stop);
+        let what = format!("{:?}, {form:?}", family.template);
         assert_eq!(feed(&grammar, &tokenizer, &one), (one.len(), true), "{what}");
         assert_eq!(feed(&grammar, &tokenizer, &both).1, family.several, "{what}");
         // A text that begins otherwise, a value of another type, and an unknown tool.
         let begun = before.len();
         assert_eq!(feed(&grammar, &tokenizer, &format!("{before}Hello")).0, begun, "{what}");
-        for (from, to) in [("forecast", "forecest"), ("3", "x"), ("days", "dags")] {
-            let wrong = one.replace(from, to);
+        for (from, to) in [("forecast", "forecest"), ("3", "?"), ("days", "dags")] {
+            let wrong = one.replace("DEF123", "DEFabc").replace(from, to);
             let (allowed, _) = feed(&grammar, &tokenizer, &wrong);
             assert!(allowed < wrong.find(to).unwrap() + to.len(), "{what}: {to}");
         }
@@ -221,11 +397,11 @@ fn required_calls_are_those_that_the_parser_reads() {
         assert!(!feed(&grammar, &tokenizer, &one).1, "{what}");
         let only = format!("{before}{open}{}{close}", family.stop);
         assert_eq!(feed(&grammar, &tokenizer, &only), (only.len(), true), "{what}");
-        let twice = format!("{before}{open}{0}{0}{close}", family.stop);
+        let twice = format!("{before}{open}{0}{1}{0}{close}", family.stop, family.between);
         assert!(!feed(&grammar, &tokenizer, &twice).1, "{what}");
         // JSON instead of calls.
         let schema = json!({ "type": "integer" });
-        if family.prompt == "<|start|>assistant" {
+        if is_harmony {
             let refused = format.call_rules(&any, Some(&schema), &tokenizer).unwrap_err();
             assert!(matches!(refused, ChatError::CallOrJson));
         } else {
@@ -253,10 +429,12 @@ fn required_calls_are_those_that_the_parser_reads() {
 
 #[test]
 fn calls_that_cannot_be_required_are_refused() {
-    let (tokenizer, tools) = (tokenizer(true), tools());
+    let (tokenizer, tools) = (tokenizer(Marks::Control), tools());
     let refused = |template: &str, tools: &Value, name| {
         let wanted = CallsWanted { tools, name, several: true };
-        format(template).call_rules(&wanted, None, &tokenizer).unwrap_err().to_string()
+        let template = ChatTemplate::from_source(template, "", "").unwrap();
+        let format = Format::recognise(Some(&template), None).unwrap();
+        format.call_rules(&wanted, None, &tokenizer).unwrap_err().to_string()
     };
     let qwen = FAMILIES[0].template;
     assert!(refused("plain", &tools, None).contains("no tool calls"));
@@ -266,7 +444,7 @@ fn calls_that_cannot_be_required_are_refused() {
 
 #[test]
 fn json_follows_the_reasoning_and_may_begin_within_its_last_token() {
-    let tokenizer = tokenizer(false);
+    let tokenizer = tokenizer(Marks::Text);
     let compiler = Compiler::new(&tokenizer);
     let format = format(FAMILIES[0].template);
     let rules = Rules::JsonSchema(json!({ "type": "array", "items": { "type": "boolean" } }));
@@ -308,7 +486,7 @@ fn json_follows_the_reasoning_and_may_begin_within_its_last_token() {
 
 #[test]
 fn grammars_that_cannot_be_used_are_refused() {
-    let tokenizer = tokenizer(true);
+    let tokenizer = tokenizer(Marks::Control);
     let compiler = Compiler::new(&tokenizer);
     let refused = |rules: Rules| match compiler.compile(&rules, None) {
         Err(GrammarError::Invalid(why)) => why,

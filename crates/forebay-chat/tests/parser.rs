@@ -71,6 +71,21 @@ const CODER: &str = "<tool_call><function=";
 const GLM: &str = "</think><tool_call><arg_key>";
 const DEEPSEEK: &str = "</think><｜tool▁call▁begin｜>";
 const HARMONY: &str = "<|start|><|channel|><|message|>";
+const MISTRAL: &str = "[TOOL_CALLS][ARGS][/THINK]";
+const GEMMA: &str = "<channel|><|tool_call>call:";
+const KIMI: &str = "</think><|tool_call_begin|>";
+const MINIMAX: &str = "</think><minimax:tool_call>";
+const DSML: &str = "</think>｜DSML｜function_calls invoke name=";
+const LLAMA: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}{\"name\": \"{{ c.function.name }}\", \
+                     \"parameters\": {{ c.function.arguments | tojson }}}{% endfor %}{% endfor %}";
+const PYTHON: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}[{{ c.function.name }}(\
+                      {% for k, v in c.function.arguments | items %}{{ k }}=\"{{ v }}\"{% endfor %})]{% endfor %}{% endfor %}";
+
+/// Returns a format whose tools are `f` and `g`.
+fn with_tools(template: &str) -> Format {
+    let tool = |name: &str| serde_json::json!({ "type": "function", "function": { "name": name } });
+    format(template).offering(Some(&[tool("f"), tool("g")].into_iter().collect()))
+}
 
 struct Expected<'a> {
     reasoning: Option<&'a str>,
@@ -93,7 +108,7 @@ fn expected(want: &Expected<'_>) -> Message {
 
 #[track_caller]
 fn check(template: &str, prompt: &str, answer: &str, want: &Expected<'_>) {
-    let format = format(template);
+    let format = with_tools(template);
     let whole = match template {
         HARMONY => harmony(answer),
         _ => vec![Piece::Text(answer.to_owned())],
@@ -193,8 +208,48 @@ fn tool_calls() {
 
 #[test]
 fn what_is_no_tool_call_stays_as_it_was_written() {
-    let text = "Write\n <tool_call>like this</tool_call> and go on.";
-    check(QWEN, "", text, &Expected { reasoning: None, content: text, calls: &[] });
+    let check = |template, text: &str| {
+        check(template, "", text, &Expected { reasoning: None, content: text, calls: &[] });
+    };
+    check(QWEN, "Write\n <tool_call>like this</tool_call> and go on.");
+    check(MISTRAL, "The mark is [TOOL_CALLS]f and no arguments");
+    check(MISTRAL, "[TOOL_CALLS]f[ARGS]{\"x\": ]} and more");
+    check(GEMMA, "Write <|tool_call>this<tool_call|> here.");
+    check(KIMI, "<|tool_call_begin|>f<|tool_call_end|>");
+    check(MINIMAX, "<minimax:tool_call>f</minimax:tool_call>");
+    check(DSML, "<｜DSML｜invoke name=\"f\"></｜DSML｜invoke>");
+    // Other JSON, a call of a tool that is not offered, and JSON behind text.
+    check(LLAMA, "{\"name\": \"Ada\", \"age\": 36}");
+    check(LLAMA, " {\"name\": \"h\", \"parameters\": {}}\nText.");
+    check(LLAMA, "Write {\"name\": \"f\", \"parameters\": {}}");
+    check(LLAMA, "[1, 2, 3]\n");
+    check(LLAMA, "{\"name\": \"f\", \"param");
+    check(PYTHON, "[h(x=1)]");
+    check(PYTHON, "[f(x=y)] is no call.");
+    check(PYTHON, "Call [f(x=1)].");
+}
+
+#[test]
+fn without_tools_everything_is_text() {
+    let texts = [
+        (QWEN, "a <tool_call>{\"name\": \"f\", \"arguments\": {}}</tool_call> b"),
+        (LLAMA, "{\"name\": \"f\", \"parameters\": {}}"),
+        (MISTRAL, "[TOOL_CALLS]f[ARGS]{}"),
+        (GEMMA, "<|tool_call>call:f{}<tool_call|>"),
+    ];
+    for (template, text) in texts {
+        let format = format(template).offering(None);
+        let whole = parse(&format, "", &[Piece::Text(text.into())]);
+        assert_eq!(whole, Message::new("assistant", text));
+        assert_eq!(parse(&format, "", &single(&[Piece::Text(text.into())])), whole);
+    }
+    // A mark that is a control token becomes its text.
+    let pieces =
+        [Piece::Control("[TOOL_CALLS]"), Piece::Text("f".into()), Piece::Control("[ARGS]")];
+    assert_eq!(parse(&format(MISTRAL).offering(None), "", &pieces).content, "[TOOL_CALLS]f[ARGS]");
+    // Nothing is known about tools: calls with marks count, calls without marks do not.
+    let bare = "{\"name\": \"f\", \"parameters\": {}}";
+    assert_eq!(parse(&format(LLAMA), "", &[Piece::Text(bare.into())]).content, bare);
 }
 
 #[test]
@@ -248,7 +303,7 @@ fn harmony_channels() {
 }
 
 /// Fragments from which answers of all tagged families are made, in any order.
-const FRAGMENTS: [&str; 24] = [
+const FRAGMENTS: [&str; 60] = [
     "<think>",
     "</think>",
     "<thi",
@@ -273,6 +328,42 @@ const FRAGMENTS: [&str; 24] = [
     "f<｜tool▁sep｜>{}",
     "<｜tool▁call▁end｜>",
     "<｜tool▁calls▁end｜>",
+    "[TOOL_CALLS]",
+    "[TOOL_CA",
+    "f[ARGS]{\"x\": \"é}\"}",
+    "[CALL_ID]abcdefghi",
+    "[{\"name\": \"f\", \"arguments\": {}}]",
+    "[THINK]",
+    "[/THINK]",
+    "<|channel>",
+    "thought\n",
+    "<channel|>",
+    "<|tool_call>",
+    "call:f{x:<|\"|>é,}<|\"|>}",
+    "<tool_call|>",
+    "<|tool_calls_section_begin|>",
+    "<|tool_call_begin|>",
+    "functions.f:0<|tool_call_argument_begin|>{}",
+    "<|tool_call_end|>",
+    "<|tool_calls_section_end|>",
+    "<minimax:tool_call>",
+    "<invoke name=\"f\">",
+    "<parameter name=\"x\">1</parameter>",
+    "</invoke>",
+    "</minimax:tool_call>",
+    "<｜DSML｜function_calls>",
+    "<｜DSML｜invoke name=\"g\">",
+    "</｜DSML｜invoke>",
+    "</｜DSML｜function_calls>",
+    "<|python_tag|>",
+    "<|python",
+    "{\"name\": \"g\", \"parameters\": {\"x\": \"\\\"}\"}}",
+    "{",
+    "}",
+    "; ",
+    "[f(x='é)]', y=[1])]",
+    "[g()]",
+    "]",
 ];
 
 proptest! {
@@ -283,11 +374,13 @@ proptest! {
     fn cuts_do_not_matter(
         parts in prop::collection::vec(0..FRAGMENTS.len(), 0..14),
         cuts in prop::collection::vec(1..6_usize, 1..60),
-        template in 0..4_usize,
+        template in 0..11_usize,
         opened in any::<bool>(),
     ) {
         let text: String = parts.iter().map(|part| FRAGMENTS[*part]).collect();
-        let format = format([QWEN, CODER, GLM, DEEPSEEK][template]);
+        let templates =
+            [QWEN, CODER, GLM, DEEPSEEK, MISTRAL, GEMMA, KIMI, MINIMAX, DSML, LLAMA, PYTHON];
+        let format = with_tools(templates[template]);
         let prompt = if opened { "<think>" } else { "" };
         let whole = parse(&format, prompt, &[Piece::Text(text.clone())]);
         let mut pieces = Vec::new();

@@ -245,7 +245,7 @@ fn add_turn(turn: &Turn, messages: &mut Vec<Message>) -> Result<(), ApiError> {
             Block::ToolUse { id, name, input } => message.tool_calls.push(ToolCall {
                 id: Some(id.clone()),
                 name: name.clone(),
-                arguments: input.to_string(),
+                arguments: ToolCall::text_of(input),
             }),
             Block::ToolResult { tool_use_id, content } => {
                 let content = content.as_ref().map(text).transpose()?.unwrap_or_default();

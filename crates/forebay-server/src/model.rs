@@ -1,6 +1,6 @@
 //! A loaded model, and the part of it that stays when it leaves.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use forebay_chat::Format;
 use forebay_engine::engine::{EngineOptions, RequestEnd};
@@ -13,8 +13,8 @@ use crate::error::ApiError;
 use crate::live::Outlook;
 use crate::metrics::Counts;
 use crate::models::{Loaded, Memory};
-use crate::openai::Wanted;
 use crate::openai::answer::Choice;
+use crate::openai::{Input, Wanted};
 use crate::prepare::{Preparation, Prepared};
 use crate::worker::Worker;
 
@@ -35,6 +35,10 @@ pub struct Text {
     compiler: Compiler,
     /// True if the model has no template of its own.
     is_plain: bool,
+    /// Name of the model in the log.
+    name: String,
+    /// Done once the log says that the model's template has no tool calls.
+    tools_logged: Once,
 }
 
 impl Text {
@@ -56,7 +60,8 @@ impl Text {
         };
         let format = Format::recognise(Some(&template), Some(&tokenizer))?;
         let compiler = Compiler::new(&tokenizer);
-        Ok(Text { info, tokenizer, template, format, compiler, is_plain })
+        let (name, tools_logged) = (name.to_owned(), Once::new());
+        Ok(Text { info, tokenizer, template, format, compiler, is_plain, name, tools_logged })
     }
 
     /// Makes tokens of a request's prompt.
@@ -72,6 +77,16 @@ impl Text {
     /// # Errors
     /// Returns the errors of [`Text::prepare`].
     pub fn prepare_with(&self, wanted: Wanted, seed: u64) -> Result<Prepared, ApiError> {
+        if matches!(&wanted.input, Input::Chat { tools: Some(_), .. }) && !self.format.calls_tools()
+        {
+            let name = &self.name;
+            self.tools_logged.call_once(|| {
+                tracing::warn!(
+                    "{name}'s chat template has no tool calls: the system message describes the tools, and calls \
+                     have the form <tool_call>{{...}}</tool_call>"
+                );
+            });
+        }
         let preparation = Preparation {
             tokenizer: &self.tokenizer,
             compiler: &self.compiler,

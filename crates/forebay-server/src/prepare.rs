@@ -87,10 +87,11 @@ impl Preparation<'_> {
                     all.insert(name, value);
                 }
                 calls = tools.clone();
-                let text = self.format.render(template, &messages, tools.as_ref(), &all);
+                let format = self.format.offering(tools.as_ref());
+                let text = format.render(template, &messages, tools.as_ref(), &all);
                 let text = text.map_err(|error| Refusal::of("messages", error.to_string()))?;
                 let ids = self.encode("messages", &text, true)?;
-                (text, ids, self.format.clone(), false)
+                (text, ids, format, false)
             }
         };
         if ids.is_empty() {

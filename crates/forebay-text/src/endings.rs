@@ -22,6 +22,7 @@ const ENDINGS: &[&str] = &[
     "<end_of_turn>",
     "<turn|>",
     "<|tool_response>",
+    "<start_function_response>",
     "<end_of_utterance>",
     "<EOT>",
     "_<EOT>",

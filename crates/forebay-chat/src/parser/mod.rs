@@ -2,9 +2,13 @@
 //!
 //! The message does not depend on how the text is cut into pieces.
 
+mod gemma;
 mod harmony;
+mod json_calls;
+mod python;
 mod tagged;
 mod tools;
+mod value_end;
 
 use crate::format::Kind;
 use crate::{Format, Message};
@@ -49,7 +53,7 @@ impl Parser {
         let family = match format.kind {
             Kind::Plain => Family::Plain(String::new()),
             Kind::Tagged { thinking, tools } => {
-                Family::Tagged(Tagged::new(thinking, tools, prompt))
+                Family::Tagged(Tagged::new(thinking, tools, &format.offer, prompt))
             }
             Kind::Harmony => Family::Harmony(Harmony::new(prompt)),
         };

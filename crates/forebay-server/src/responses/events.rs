@@ -271,3 +271,28 @@ impl Writer {
         Some(message)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stream_that_fails_ends_with_the_error_and_usage() {
+        let mut writer = Writer::new("u".into(), json!({ "id": "resp_u", "error": null }));
+        let mut out = String::new();
+        writer.begin(&mut out);
+        let pieces = vec![Piece::Content("Half".into())];
+        writer.update(Update::Token { choice: 0, pieces, token: None }, &mut out);
+        let response = writer.end(Some(&ApiError::stopped()), &mut out);
+        assert_eq!(
+            (&response["status"], &response["error"]["code"]),
+            (&"failed".into(), &"server_error".into())
+        );
+        assert_eq!(response["usage"]["total_tokens"], 0);
+        // What was sent is there, and marked as not complete.
+        assert_eq!(response["output"][0]["content"][0]["text"], "Half");
+        assert_eq!(response["output"][0]["status"], "incomplete");
+        let last = out.lines().rfind(|line| line.starts_with("event: "));
+        assert_eq!(last, Some("event: response.failed"));
+    }
+}

@@ -23,6 +23,7 @@ mod replay;
 mod run;
 mod serve;
 mod serve_batches;
+mod serve_clients;
 mod serve_models;
 mod templates;
 mod terminal;

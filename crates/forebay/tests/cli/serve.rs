@@ -77,8 +77,8 @@ fn answers_have_the_form_that_is_asked_for() {
     let tools = json!([{ "type": "function", "function": { "name": "f", "parameters": {} } }]);
     refuse(
         chat,
-        json!({ "messages": messages, "tools": tools, "tool_choice": "required" }),
-        "no tool calls that could be required",
+        json!({ "messages": messages, "tools": tools, "tool_choice": { "type": "function", "function": { "name": "g" } } }),
+        "no tool `g`",
     );
     refuse(
         "/api/chat",

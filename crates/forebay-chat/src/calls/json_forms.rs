@@ -1,0 +1,101 @@
+//! Grammars of calls whose arguments are JSON.
+
+use serde_json::json;
+
+use super::writer::{Form, Tool, Writer};
+
+impl Writer<'_> {
+    /// `<tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>`
+    pub fn json(&self, tools: &[Tool<'_>]) -> Form {
+        let around = |name: &str| {
+            let open = format!("<tool_call>\n{{\"name\": {}, \"arguments\": ", json!(name));
+            (open, "}\n</tool_call>\n")
+        };
+        Form { rules: self.objects(tools, around), ..Form::default() }
+    }
+
+    /// `f<｜tool▁sep｜>{...}`, or with `fenced`, `function<｜tool▁sep｜>f` and a code block.
+    pub fn deepseek(&self, tools: &[Tool<'_>], fenced: bool) -> Form {
+        let around = |name: &str| match fenced {
+            true => {
+                let open = format!("<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n");
+                (open, "\n```<｜tool▁call▁end｜>")
+            }
+            false => {
+                let open = format!("<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>");
+                (open, "<｜tool▁call▁end｜>")
+            }
+        };
+        Form {
+            rules: self.objects(tools, around),
+            open: "<｜tool▁calls▁begin｜>",
+            close: "<｜tool▁calls▁end｜>",
+            ..Form::default()
+        }
+    }
+
+    /// `<|start|>assistant<|channel|>commentary to=functions.f <|constrain|>json<|message|>{...}<|call|>`
+    pub fn harmony(&self, tools: &[Tool<'_>]) -> Form {
+        let around = |name: &str| {
+            let open = format!(
+                "<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+            );
+            (open, "<|call|>")
+        };
+        Form { rules: self.objects(tools, around), ..Form::default() }
+    }
+
+    /// `{"name": "f", "parameters": {...}}`
+    pub fn llama(&self, tools: &[Tool<'_>]) -> Form {
+        let around = |name: &str| (format!("{{\"name\": {}, \"parameters\": ", json!(name)), "}");
+        Form { rules: self.objects(tools, around), separator: "; ", ..Form::default() }
+    }
+
+    /// `[TOOL_CALLS][{"name": "f", "arguments": {...}}]`
+    pub fn mistral_list(&self, tools: &[Tool<'_>], spaced: bool) -> Form {
+        let around = |name: &str| (format!("{{\"name\": {}, \"arguments\": ", json!(name)), "}");
+        Form {
+            rules: self.objects(tools, around),
+            open: if spaced { "[TOOL_CALLS] [" } else { "[TOOL_CALLS][" },
+            close: "]",
+            separator: ", ",
+        }
+    }
+
+    /// `[TOOL_CALLS]f[ARGS]{...}`, or `[TOOL_CALLS]f[CALL_ID]id[ARGS]{...}`
+    pub fn mistral_arguments(&self, tools: &[Tool<'_>], call_id: bool) -> Form {
+        let rule = |(number, tool): (usize, &Tool<'_>)| {
+            let arguments = tool.inline(&tool.schema);
+            let name = tool.name;
+            match call_id {
+                true => {
+                    let id = format!("call_id {} {arguments}", self.literal("[ARGS]"));
+                    self.rule(number, &format!("[TOOL_CALLS]{name}[CALL_ID]"), &id, "")
+                }
+                false => self.rule(number, &format!("[TOOL_CALLS]{name}[ARGS]"), &arguments, ""),
+            }
+        };
+        let mut rules: String = tools.iter().enumerate().map(rule).collect();
+        if call_id {
+            rules += "call_id: /[a-zA-Z0-9]{9}/\n";
+        }
+        Form { rules, ..Form::default() }
+    }
+
+    /// `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`
+    pub fn kimi(&self, tools: &[Tool<'_>]) -> Form {
+        let rule = |(number, tool): (usize, &Tool<'_>)| {
+            let open = format!("<|tool_call_begin|>functions.{}:", tool.name);
+            let begin = self.literal("<|tool_call_argument_begin|>");
+            let middle = format!("call_number {begin} {}", tool.inline(&tool.schema));
+            self.rule(number, &open, &middle, "<|tool_call_end|>")
+        };
+        let rules: String = tools.iter().enumerate().map(rule).collect();
+        Form {
+            rules: rules + "call_number: /[0-9]{1,4}/\n",
+            open: "<|tool_calls_section_begin|>",
+            close: "<|tool_calls_section_end|>",
+            ..Form::default()
+        }
+    }
+}

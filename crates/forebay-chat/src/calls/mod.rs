@@ -1,0 +1,142 @@
+//! Grammars of tool calls, by which a model must call a tool, and of what comes before an answer's own text.
+
+mod gemma;
+mod json_forms;
+mod python;
+mod tag_forms;
+mod writer;
+
+use forebay_grammar::{Preamble, Rules};
+use forebay_text::Tokenizer;
+use serde_json::{Value, json};
+
+use crate::format::Kind;
+use crate::{ChatError, Format, ToolSyntax};
+use writer::{Form, Tool, Writer};
+
+/// Calls that an answer must consist of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CallsWanted<'a> {
+    /// Tools that may be called, as a list of `{"type": "function", "function": {"name": ..., "parameters": {...}}}`.
+    pub tools: &'a Value,
+    /// The only tool that may be called.
+    pub name: Option<&'a str>,
+    /// True if the answer may have several calls.
+    pub several: bool,
+}
+
+/// Marks of gpt-oss.
+const HARMONY: &[&str] =
+    &["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|end|>"];
+
+impl Format {
+    /// Returns what may come before the text of an answer to `prompt`: reasoning, and headers.
+    pub fn preamble(&self, prompt: &str) -> Option<Preamble> {
+        let of = |open: Option<&str>, close: &[&str]| Preamble {
+            open: open.map(str::to_owned),
+            close: close.iter().map(|text| (*text).to_owned()).collect(),
+        };
+        match self.kind {
+            Kind::Harmony => Some(of(None, &["<|channel|>final", "<|message|>"])),
+            Kind::Tagged { thinking: Some(marks), .. } => {
+                let prompt = prompt.trim_end();
+                match (prompt.ends_with(marks.open()), prompt.ends_with(marks.close())) {
+                    (_, true) => None,
+                    (true, false) => Some(of(None, &[marks.close()])),
+                    (false, false) => Some(of(Some(marks.open_token()), &[marks.close()])),
+                }
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns what may come before tool calls in an answer to `prompt`: reasoning.
+    pub fn preamble_of_calls(&self, prompt: &str) -> Option<Preamble> {
+        match self.kind {
+            Kind::Harmony => Some(Preamble { open: None, close: vec!["<|end|>".into()] }),
+            _ => self.preamble(prompt),
+        }
+    }
+
+    /// Returns the rules of an answer that consists of tool calls, or of JSON by the schema `instead`.
+    ///
+    /// # Errors
+    /// Returns an error if the format has no tool calls, if there is no such tool, or if the format cannot have `instead`.
+    pub fn call_rules(
+        &self,
+        wanted: &CallsWanted<'_>,
+        instead: Option<&Value>,
+        tokenizer: &Tokenizer,
+    ) -> Result<Rules, ChatError> {
+        let tools = tools(wanted.tools, wanted.name)?;
+        let writer = |marks: Vec<&'static str>| Writer { tokenizer, marks };
+        let (writer, form) = match self.kind {
+            Kind::Harmony if instead.is_some() => return Err(ChatError::CallOrJson),
+            Kind::Harmony => {
+                let writer = writer(HARMONY.to_vec());
+                let form = writer.harmony(&tools);
+                (writer, form)
+            }
+            Kind::Tagged { tools: Some(syntax), .. } => {
+                let writer = writer(syntax.tags().all().collect());
+                let form = writer.form(syntax, &tools);
+                (writer, form)
+            }
+            Kind::Plain | Kind::Tagged { tools: None, .. } => return Err(ChatError::NoToolCalls),
+        };
+        let calls = match form.separator {
+            _ if !wanted.several || self.kind == Kind::Harmony => "call".to_owned(),
+            "" => "call+".to_owned(),
+            separator => format!("call ({} call)*", writer.literal(separator)),
+        };
+        let [open, close] = [form.open, form.close].map(|text| writer.literal(text));
+        let instead =
+            instead.map_or(String::new(), |schema| format!(" | {}", Rules::inline(schema)));
+        let one: Vec<String> = (0..tools.len()).map(|number| format!("call{number}")).collect();
+        Ok(Rules::Lark(format!(
+            "start: calls{instead}\ncalls: {open} {calls} {close}\ncall: {}\n{}",
+            one.join(" | "),
+            form.rules
+        )))
+    }
+}
+
+impl Writer<'_> {
+    /// Returns the form of calls in a syntax.
+    fn form(&self, syntax: ToolSyntax, tools: &[Tool<'_>]) -> Form {
+        match syntax {
+            ToolSyntax::Json => self.json(tools),
+            ToolSyntax::FunctionTags => self.function_tags(tools),
+            ToolSyntax::ArgumentTags { compact } => self.argument_tags(tools, compact),
+            ToolSyntax::DeepSeek { fenced } => self.deepseek(tools, fenced),
+            ToolSyntax::Dsml { renamed } => self.dsml(tools, renamed),
+            ToolSyntax::MiniMax => self.minimax(tools),
+            ToolSyntax::Kimi => self.kimi(tools),
+            ToolSyntax::FunctionGemma => {
+                self.gemma(tools, ["<start_function_call>", "<end_function_call>"], "<escape>")
+            }
+            ToolSyntax::Gemma4 => self.gemma(tools, ["<|tool_call>", "<tool_call|>"], "<|\"|>"),
+            ToolSyntax::MistralList { spaced } => self.mistral_list(tools, spaced),
+            ToolSyntax::MistralArguments { call_id } => self.mistral_arguments(tools, call_id),
+            ToolSyntax::Llama => self.llama(tools),
+            ToolSyntax::Python => self.python(tools),
+        }
+    }
+}
+
+/// Reads the list of tools.
+fn tools<'a>(tools: &'a Value, wanted: Option<&str>) -> Result<Vec<Tool<'a>>, ChatError> {
+    let functions = tools.as_array().into_iter().flatten().filter_map(|tool| tool.get("function"));
+    let named = functions.filter_map(|function| {
+        let name = function.get("name")?.as_str()?;
+        let schema = function.get("parameters").filter(|schema| schema.is_object()).cloned();
+        Some(Tool { name, schema: schema.unwrap_or_else(|| json!({ "type": "object" })) })
+    });
+    let found: Vec<Tool<'_>> =
+        named.filter(|tool| wanted.is_none_or(|wanted| wanted == tool.name)).collect();
+    match (found.is_empty(), wanted) {
+        (false, _) => Ok(found),
+        (true, Some(name)) => Err(ChatError::UnknownTool(name.to_owned())),
+        (true, None) => Err(ChatError::NoTools),
+    }
+}

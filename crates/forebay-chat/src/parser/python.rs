@@ -1,0 +1,226 @@
+//! Calls in the form of Python: `[f(a=1, b="x"), g()]`.
+
+use serde_json::{Map, Number, Value};
+
+use super::tools::{Call, typed};
+use crate::offer::Offer;
+
+/// Deepest nesting of lists and dictionaries.
+const DEPTH_MOST: usize = 64;
+
+/// Parses a list of calls with named arguments.
+pub fn calls(body: &str, offer: &Offer) -> Option<Vec<Call>> {
+    let mut reader = Reader { rest: body };
+    let mut calls = Vec::new();
+    if !reader.takes("[") {
+        return None;
+    }
+    while !reader.takes("]") {
+        if !calls.is_empty() && !reader.takes(",") {
+            return None;
+        }
+        calls.push(reader.call(offer)?);
+    }
+    (!calls.is_empty() && reader.rest.trim().is_empty()).then_some(calls)
+}
+
+struct Reader<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    /// Takes a text if it comes next.
+    fn takes(&mut self, text: &str) -> bool {
+        let found = self.rest.trim_start().strip_prefix(text);
+        self.rest = found.unwrap_or(self.rest);
+        found.is_some()
+    }
+
+    /// Takes a name, which may have dots.
+    fn name(&mut self) -> Option<&'a str> {
+        let trimmed = self.rest.trim_start();
+        let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
+        let end = trimmed.find(|c| !is_part(c)).unwrap_or(trimmed.len());
+        let (name, rest) = trimmed.split_at(end);
+        self.rest = rest;
+        (!name.is_empty()).then_some(name)
+    }
+
+    fn call(&mut self, offer: &Offer) -> Option<Call> {
+        let name = self.name()?;
+        if !self.takes("(") {
+            return None;
+        }
+        let mut arguments = Map::new();
+        while !self.takes(")") {
+            if !arguments.is_empty() && !self.takes(",") {
+                return None;
+            }
+            let key = self.name()?;
+            if !self.takes("=") {
+                return None;
+            }
+            let value = match (self.value(0)?, offer.is_text(name, key)) {
+                // The templates of Llama 4 write every value of earlier calls in quotes.
+                (Value::String(text), Some(false)) => typed(&text, Some(false)),
+                (value, _) => value,
+            };
+            arguments.insert(key.to_owned(), value);
+        }
+        Some(Call { name: name.to_owned(), arguments: Value::Object(arguments).to_string() })
+    }
+
+    fn value(&mut self, depth: usize) -> Option<Value> {
+        if depth > DEPTH_MOST {
+            return None;
+        }
+        if self.takes("[") {
+            return self.list(depth).map(Value::Array);
+        }
+        if self.takes("{") {
+            return self.dictionary(depth).map(Value::Object);
+        }
+        for quote in ['"', '\''] {
+            if self.takes(quote.encode_utf8(&mut [0; 4])) {
+                return self.text(quote).map(Value::String);
+            }
+        }
+        let trimmed = self.rest.trim_start();
+        let (word, rest) = trimmed.split_at(trimmed.find([',', ')', ']', '}', ':'])?);
+        self.rest = rest;
+        match word.trim() {
+            "True" | "true" => Some(Value::Bool(true)),
+            "False" | "false" => Some(Value::Bool(false)),
+            "None" | "null" => Some(Value::Null),
+            word => serde_json::from_str::<Number>(word).ok().map(Value::Number),
+        }
+    }
+
+    fn list(&mut self, depth: usize) -> Option<Vec<Value>> {
+        let mut list = Vec::new();
+        while !self.takes("]") {
+            if !list.is_empty() && !self.takes(",") {
+                return None;
+            }
+            list.push(self.value(depth + 1)?);
+        }
+        Some(list)
+    }
+
+    fn dictionary(&mut self, depth: usize) -> Option<Map<String, Value>> {
+        let mut dictionary = Map::new();
+        while !self.takes("}") {
+            if !dictionary.is_empty() && !self.takes(",") {
+                return None;
+            }
+            let Value::String(key) = self.value(depth + 1)? else { return None };
+            if !self.takes(":") {
+                return None;
+            }
+            let value = self.value(depth + 1)?;
+            dictionary.insert(key, value);
+        }
+        Some(dictionary)
+    }
+
+    /// Reads the rest of a text, and the quotation mark behind it.
+    fn text(&mut self, quote: char) -> Option<String> {
+        let mut text = String::new();
+        let mut chars = self.rest.char_indices();
+        while let Some((at, c)) = chars.next() {
+            if c == quote {
+                self.rest = &self.rest[at + 1..];
+                return Some(text);
+            }
+            if c != '\\' {
+                text.push(c);
+                continue;
+            }
+            let (at, escape) = chars.next()?;
+            match escape {
+                'n' => text.push('\n'),
+                't' => text.push('\t'),
+                'r' => text.push('\r'),
+                'b' => text.push('\u{8}'),
+                'f' => text.push('\u{c}'),
+                'u' | 'x' | 'U' => {
+                    let (c, length) = escaped(&self.rest[at..])?;
+                    text.push(c);
+                    chars = self.rest[at + length..].char_indices();
+                    self.rest = &self.rest[at + length..];
+                }
+                '\n' => {}
+                '\\' | '"' | '\'' | '/' => text.push(escape),
+                // Python keeps the backslash of an escape that it does not know.
+                other => text.extend(['\\', other]),
+            }
+        }
+        None
+    }
+}
+
+/// Reads `u20AC`, `x41` or `U0001F600`, or two surrogates as in JSON. Returns the character and the bytes that it takes.
+fn escaped(text: &str) -> Option<(char, usize)> {
+    let digits = match text.as_bytes().first()? {
+        b'x' => 2,
+        b'u' => 4,
+        _ => 8,
+    };
+    let code = |text: &str, digits: usize| u32::from_str_radix(text.get(1..=digits)?, 16).ok();
+    let first = code(text, digits)?;
+    if let Some(c) = char::from_u32(first) {
+        return Some((c, 1 + digits));
+    }
+    let low = code(text.get(1 + digits..)?.strip_prefix('\\')?, 4)?;
+    let is_pair = (0xD800..0xDC00).contains(&first) && (0xDC00..0xE000).contains(&low);
+    let c = char::from_u32(0x10000 + ((first & 0x3FF) << 10) + (low & 0x3FF))?;
+    is_pair.then_some((c, 2 * (1 + digits) + 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(body: &str) -> Option<Vec<(String, String)>> {
+        let calls = calls(body, &Offer::Unknown)?;
+        Some(calls.into_iter().map(|call| (call.name, call.arguments)).collect())
+    }
+
+    #[test]
+    fn values() {
+        let text = r#" [f(a=1, b="x\"\n", c='it\'s'), g.h(l=[1.5, True, None], d={"k": False})] "#;
+        let expected = [
+            ("f", r#"{"a":1,"b":"x\"\n","c":"it's"}"#),
+            ("g.h", r#"{"l":[1.5,true,null],"d":{"k":false}}"#),
+        ];
+        let expected = expected.map(|(name, text)| (name.to_owned(), text.to_owned()));
+        assert_eq!(parse(text), Some(expected.to_vec()));
+        let text = r#"[f(a="\u20ac\x41\U0001F600\ud83d\ude00\d", b='')]"#;
+        let arguments = r#"{"a":"€A😀😀\\d","b":""}"#;
+        assert_eq!(parse(text), Some(vec![("f".to_owned(), arguments.to_owned())]));
+        assert_eq!(parse("[f()]"), Some(vec![("f".to_owned(), "{}".to_owned())]));
+    }
+
+    #[test]
+    fn other_texts() {
+        for text in [
+            "",
+            "[]",
+            "[1, 2]",
+            "f(a=1)",
+            "[f(1)]",
+            "[f(a=1)",
+            "[f(a=1)] x",
+            "[f(a=b)]",
+            "[f a=1)]",
+            "[f(a='x)]",
+            "[f(a=\"\\ud83d\")]",
+            "[f(a={1: 2})]",
+            "[f(a=1) g()]",
+        ] {
+            assert_eq!(parse(text), None, "{text}");
+        }
+        let deep = format!("[f(a={}{})]", "[".repeat(100), "]".repeat(100));
+        assert_eq!(parse(&deep), None);
+    }
+}
