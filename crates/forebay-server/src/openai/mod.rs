@@ -1,6 +1,7 @@
 //! The interface of OpenAI: models, chat completions and completions.
 
 pub mod answer;
+pub(crate) mod effort;
 mod request;
 
 use std::sync::Arc;
