@@ -1,14 +1,16 @@
 //! What all handlers share.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::http::StatusCode;
+use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
 use crate::models::{Lease, Models};
 use crate::openai::Wanted;
 use crate::prepare::Prepared;
-use crate::{responses, stream};
+use crate::{ollama, responses, stream};
 
 /// Runs work that may take long, such as making tokens of a large prompt, beside the threads that talk to clients.
 ///
@@ -38,6 +40,8 @@ pub struct App {
     pub models: Models,
     /// Responses that later requests can continue.
     pub responses: responses::Store,
+    /// Places for pulls.
+    pub pulls: Arc<Semaphore>,
     pub started: Instant,
     /// Seconds since 1970 when the server started.
     pub created: u64,
@@ -48,6 +52,7 @@ impl App {
         App {
             models,
             responses: responses::Store::default(),
+            pulls: Arc::new(Semaphore::new(ollama::PULLS_MOST)),
             started: Instant::now(),
             created: stream::now(),
         }

@@ -13,6 +13,7 @@ mod body;
 pub mod client;
 mod embeddings;
 mod error;
+mod large;
 mod live;
 mod metrics;
 mod model;

@@ -24,6 +24,7 @@ use tower_http::timeout::RequestBodyTimeoutLayer;
 use crate::access::{self, Keys, Rules};
 use crate::app::App;
 use crate::error::ApiError;
+use crate::large::{self, Cleaner, LargeRequests};
 use crate::models::Models;
 use crate::{
     ServeError, anthropic, embeddings, live, ollama, openai, operations, page, responses, stream,
@@ -99,7 +100,9 @@ impl Listener {
     pub fn serve(self, models: Models, mut stops: impl FnMut() -> bool) -> Result<(), ServeError> {
         let Listener { runtime, listener, options, .. } = self;
         let app = Arc::new(App::new(models));
-        let router = router(app, &options)?;
+        let large = Arc::new(LargeRequests::new());
+        let _cleaner = Cleaner::start(large.clone())?;
+        let router = router(app, &options)?.layer(from_fn_with_state(large, large::note));
         runtime.block_on(accept(&listener, router, &mut stops));
         Ok(())
     }

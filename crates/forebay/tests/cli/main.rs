@@ -22,6 +22,7 @@ mod pull;
 mod replay;
 mod run;
 mod serve;
+mod serve_hostile;
 mod serve_models;
 mod terminal;
 mod text;
