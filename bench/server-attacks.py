@@ -619,8 +619,8 @@ def costly(server):
         "doubled rules": {"guided_grammar": "start: a\n" + "".join(f"{chr(97 + at)}: {chr(98 + at)} {chr(98 + at)}\n" for at in range(24)) + 'y: "x"'},
         "many small properties": {"guided_json": {"type": "object", "properties": {f"p{at}": {} for at in range(20000)}}},
         "chain of references": {"guided_json": {"$ref": "#/$defs/d0", "$defs": {
-            **{f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(15000)}, "d15000": {"type": "null"}}}},
-        "chain of rules": {"guided_grammar": "start: r0\n" + "".join(f'r{at}: r{at + 1} "a"\n' for at in range(15000)) + 'r15000: "x"\n'},
+            **{f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(9000)}, "d9000": {"type": "null"}}}},
+        "chain of rules": {"guided_grammar": "start: r0\n" + "".join(f'r{at}: r{at + 1} "a"\n' for at in range(3000)) + 'r3000: "x"\n'},
         "optional pairs": {"guided_regex": "(ab)?" * 100000}, "optional pairs again": {"guided_regex": "(ab)?" * 100000},
         "rule of itself": {"guided_grammar": 'start: start start | start start start | "x" | ""'}, "endless rule": {"guided_grammar": "start: start"},
         "many stops": {"stop": ["x" * 1500000] * 16}, "much bias": {"logit_bias": {str(at): 1 for at in range(300000)}},

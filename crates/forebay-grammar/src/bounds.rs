@@ -12,11 +12,14 @@ use serde_json::Value;
 
 use crate::{GrammarError, Rules};
 
-/// Stack of threads that run the parser. Only what is used of it takes memory.
-pub const STACK_BYTES: usize = 256 << 20;
+/// Stack of threads that compile. A reference that leads to the next one takes up to 20 KB. Only what is used takes memory.
+const COMPILING_STACK_BYTES: usize = 512 << 20;
 
-/// Longest text of a grammar or a schema.
-const BYTES_MOST: usize = 512 << 10;
+/// Stack of threads that compute masks or take tokens.
+pub const STACK_BYTES: usize = 64 << 20;
+
+/// Longest text of a grammar or a schema. Longer ones have more symbols than the parser can number.
+const BYTES_MOST: usize = 256 << 10;
 
 /// Most bytes of regular expressions and of rules. The parser's time grows with their square or cube.
 const RULE_BYTES_MOST: usize = 64 << 10;
@@ -98,7 +101,7 @@ fn run_within<T: Send + 'static>(
         return Err(GrammarError::Busy(why.into()));
     }
     let (sender, done) = sync_channel(0);
-    let builder = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
+    let builder = thread::Builder::new().name("grammar".into()).stack_size(COMPILING_STACK_BYTES);
     let started = builder.spawn(move || {
         // Without room in the channel, this fails as soon as nobody waits any more.
         if sender.send(work()).is_err() {
