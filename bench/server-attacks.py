@@ -485,11 +485,11 @@ def keys(server, key):
     if server.ask("GET", "/v1/models", headers=["Authorization: Bearer " + key])[0] != 200:
         report("keys: the right key does not let a request in")
     times = {}
-    guesses = {"first letter wrong": "#" + key[1:], "last letter wrong": key[:-1] + "#"}
+    wrong_keys = {"first letter wrong": "#" + key[1:], "last letter wrong": key[:-1] + "#"}
     for _ in range(1000):
-        for name, guess in guesses.items():
+        for name, wrong_key in wrong_keys.items():
             began = time.perf_counter()
-            server.ask("GET", "/v1/models", headers=["X-Api-Key: " + guess])
+            server.ask("GET", "/v1/models", headers=["X-Api-Key: " + wrong_key])
             times.setdefault(name, []).append(time.perf_counter() - began)
     return ", ".join(f"{name}: {1e6 * statistics.median(all):.0f} us" for name, all in times.items())
 
