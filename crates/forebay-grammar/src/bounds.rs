@@ -1,6 +1,7 @@
 //! Bounds for the work on grammars that come from others.
 //!
-//! The parser recurses as deep as rules lead to each other, and some regular expressions take it minutes. Clients choose both. So each grammar is compiled by a thread with a large stack, for which a request waits a bounded time.
+//! The parser recurses as deep as rules lead to each other, and some regular expressions take it minutes. Clients choose both. So each
+//! grammar is compiled by a thread with a large stack, for which a request waits a bounded time.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
