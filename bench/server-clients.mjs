@@ -1,21 +1,25 @@
 #!/usr/bin/env node
-// Runs the npm packages `openai` and `ollama` against a running `forebay serve`.
+// Runs the npm packages `openai`, `@anthropic-ai/sdk` and `ollama` against a running `forebay serve`: streams, tools, schemas, errors.
 //
 //     NODE_PATH=FOLDER/node_modules bench/server-clients.mjs [ADDRESS]
 //
-// ADDRESS is http://127.0.0.1:8080 unless given. FOLDER is where the packages are installed (npm i openai ollama). Prints one line for
-// each check. Exit status 1 if one failed.
+// ADDRESS is http://127.0.0.1:8080 unless given. FOLDER is where the packages are installed; `.ci/clients` installs them. Checks all
+// models of the server. As in bench/server-clients.py, a client that cannot force a call is checked with the model `caller`. Prints a
+// table. Exit status 1 if a check failed.
 
 import { createRequire } from "node:module";
 
 const require = createRequire(process.env.NODE_PATH ? `${process.env.NODE_PATH}/` : import.meta.url);
 const OpenAI = require("openai").default;
+const Anthropic = require("@anthropic-ai/sdk").default;
 const { Ollama } = require("ollama");
 
 const address = process.argv[2] ?? "http://127.0.0.1:8080";
-const client = new OpenAI({ baseURL: `${address}/v1`, apiKey: "none" });
+const client = new OpenAI({ baseURL: `${address}/v1`, apiKey: "none", maxRetries: 0 });
+const claude = new Anthropic({ baseURL: address, apiKey: "none", maxRetries: 0 });
 const local = new Ollama({ host: address });
 const messages = [{ role: "user", content: "Once upon a time there was" }];
+const tooLong = [{ role: "user", content: "word ".repeat(20000) }];
 const schema = {
   type: "object",
   properties: { legs: { type: "integer", minimum: 0, maximum: 9 } },
@@ -23,72 +27,159 @@ const schema = {
   additionalProperties: false,
 };
 const tools = [{ type: "function", function: { name: "look", description: "Looks", parameters: schema } }];
-let failed = 0;
+const results = new Map();
 
-// Runs one check, which returns something to show, or false if it failed.
-async function check(name, work) {
-  let shown;
+// Runs one check, which fails if it throws or returns anything but true.
+async function check(name, model, what, work) {
+  let why = "";
   try {
-    shown = await work();
+    const shown = await work();
+    if (shown !== true) why = JSON.stringify(shown) ?? "undefined";
   } catch (error) {
-    shown = `${error.name}: ${String(error.message).slice(0, 300)}`;
-    failed += 1;
-    console.log("FAIL", name, shown);
-    return;
+    why = `${error.name}: ${String(error.message).slice(0, 300)}`;
   }
-  const fine = shown !== false && shown !== undefined;
-  failed += fine ? 0 : 1;
-  console.log(fine ? "pass" : "FAIL", name, JSON.stringify(shown));
+  const key = `${name} ${model}`;
+  const [passed, failed] = results.get(key) ?? [0, 0];
+  results.set(key, why === "" ? [passed + 1, failed] : [passed, failed + 1]);
+  if (why !== "") console.log(`FAIL  ${name}, ${model}: ${what}: ${why}`);
 }
 
-// Returns what `value` says about the error that the work must end with.
-async function refused(work, value) {
+// Returns true if the work ends with an error of which `isRight` says that it is the right one.
+async function refused(work, isRight) {
   try {
     await work();
   } catch (error) {
-    return value(error);
+    return isRight(error) === true || `another error: ${error.message}`;
   }
-  return false;
+  return "no error";
 }
 
-const model = (await client.models.list()).data[0].id;
-const ask = (more) => client.chat.completions.create({ model, messages, max_tokens: 8, temperature: 0, ...more });
+// Returns true if a text, or what was read from one, has the form of the schema.
+function legs(value) {
+  const found = typeof value === "string" ? JSON.parse(value) : value;
+  return Object.keys(found).join() === "legs" && Number.isInteger(found.legs) && found.legs >= 0 && found.legs <= 9;
+}
 
-await check("openai: chat", async () => (await ask({})).choices[0].message.content);
-await check("openai: chat in parts", async () => {
-  let text = "";
-  for await (const part of await ask({ stream: true })) text += part.choices[0]?.delta?.content ?? "";
-  return text === (await ask({})).choices[0].message.content;
-});
-await check("openai: tools", async () => (await ask({ tools })).choices[0].finish_reason);
-await check("openai: JSON by a schema", async () => {
-  const response_format = { type: "json_schema", json_schema: { name: "fox", schema, strict: true } };
-  return JSON.parse((await ask({ max_tokens: 60, response_format })).choices[0].message.content).legs <= 9;
-});
-await check("openai: response in parts", async () => {
-  const options = { model, input: "Once upon a time", max_output_tokens: 8, temperature: 0 };
-  let text = "";
-  for await (const event of await client.responses.create({ ...options, stream: true })) {
-    if (event.type === "response.output_text.delta") text += event.delta;
+async function checkOpenai(model, hasTools) {
+  const run = (what, work) => check("openai", model, what, work);
+  const ask = (more) => client.chat.completions.create({ model, messages, max_tokens: 8, temperature: 0, ...more });
+  const response = (more) =>
+    client.responses.create({ model, input: "Once upon a time", max_output_tokens: 8, temperature: 0, ...more });
+  await run("chat", async () => (await ask({})).usage.completion_tokens > 0);
+  await run("chat, streamed", async () => {
+    let text = "";
+    let usage;
+    for await (const part of await ask({ stream: true, stream_options: { include_usage: true } })) {
+      text += part.choices[0]?.delta?.content ?? "";
+      usage = part.usage ?? usage;
+    }
+    const whole = await ask({});
+    return text === (whole.choices[0].message.content ?? "") && usage.completion_tokens === whole.usage.completion_tokens;
+  });
+  await run("schema", async () => {
+    const response_format = { type: "json_schema", json_schema: { name: "fox", schema, strict: true } };
+    return legs((await ask({ max_tokens: 60, response_format })).choices[0].message.content);
+  });
+  await run("response, streamed", async () => {
+    let text = "";
+    for await (const event of await response({ stream: true })) {
+      if (event.type === "response.output_text.delta") text += event.delta;
+    }
+    return text === (await response({})).output_text;
+  });
+  await run("embeddings", async () => (await client.embeddings.create({ model, input: ["A fox", "A dog"] })).data.length === 2);
+  await run("error: unknown model", () =>
+    refused(() => ask({ model: "none" }), (e) => e instanceof OpenAI.NotFoundError && e.code === "model_not_found"));
+  await run("error: wrong value", () =>
+    refused(() => ask({ temperature: 9 }), (e) => e instanceof OpenAI.BadRequestError && e.param === "temperature"));
+  await run("error: too long, streamed", () =>
+    refused(() => ask({ messages: tooLong, stream: true }), (e) => e.code === "context_length_exceeded"));
+  const must = { tools, tool_choice: "required", parallel_tool_calls: false, max_tokens: 200, reasoning_effort: "none" };
+  if (!hasTools) {
+    await run("error: no tools", () => refused(() => ask(must), (e) => e.status === 400 && e.param === "tool_choice"));
+    return;
   }
-  return text === (await client.responses.create(options)).output_text;
-});
-await check("openai: unknown model", () => refused(() => ask({ model: "none" }), (error) => error.status === 404 && error.code));
-await check("openai: wrong value", () => refused(() => ask({ temperature: 9 }), (error) => error.status === 400 && error.param));
+  const isCall = (completion) => {
+    const [call, ...more] = completion.choices[0].message.tool_calls;
+    return more.length === 0 && call.function.name === "look" && legs(call.function.arguments);
+  };
+  await run("tools", async () => isCall(await ask(must)));
+  await run("tools, streamed", async () => {
+    const stream = client.chat.completions.stream({ model, messages, temperature: 0, ...must });
+    return isCall(await stream.finalChatCompletion());
+  });
+}
 
-const few = { num_predict: 5, temperature: 0 };
-await check("ollama: list", async () => (await local.list()).models[0].model);
-await check("ollama: show", async () => (await local.show({ model })).capabilities);
-await check("ollama: chat in parts", async () => {
-  let text = "";
-  for await (const part of await local.chat({ model, messages, options: few, stream: true })) text += part.message.content;
-  return text === (await local.chat({ model, messages, options: few })).message.content;
-});
-await check("ollama: JSON by a schema", async () => {
-  const answer = await local.chat({ model, messages, format: schema, options: { num_predict: 60 } });
-  return JSON.parse(answer.message.content).legs <= 9;
-});
-await check("ollama: generate", async () => (await local.generate({ model, prompt: "Once", options: few })).eval_count === 5);
-await check("ollama: unknown model", () => refused(() => local.chat({ model: "none", messages }), (error) => error.status_code === 404));
-console.log(failed ? `${failed} failed` : "all passed");
+async function checkAnthropic(model, hasTools) {
+  const run = (what, work) => check("anthropic", model, what, work);
+  const own = [{ name: "look", description: "Looks", input_schema: schema }];
+  const ask = (more) => claude.messages.create({ model, max_tokens: 6, temperature: 0, messages, ...more });
+  const text = (answer) => answer.content.map((block) => (block.type === "text" ? block.text : "")).join("");
+  await run("message", async () => (await ask({ system: "Be short." })).usage.output_tokens > 0);
+  await run("message, streamed", async () => {
+    const stream = claude.messages.stream({ model, max_tokens: 6, temperature: 0, messages });
+    let pieces = "";
+    stream.on("text", (piece) => (pieces += piece));
+    const whole = await stream.finalMessage();
+    return pieces === text(whole) && pieces === text(await ask({}));
+  });
+  await run("count", async () => (await claude.messages.countTokens({ model, messages })).input_tokens > 0);
+  await run("schema", async () =>
+    legs(text(await ask({ max_tokens: 60, output_config: { format: { type: "json_schema", schema } } }))));
+  await run("error: unknown model", () => refused(() => ask({ model: "none" }), (e) => e instanceof Anthropic.NotFoundError));
+  await run("error: wrong value", () =>
+    refused(() => ask({ temperature: 9 }), (e) => e instanceof Anthropic.BadRequestError && e.message.includes("temperature")));
+  const must = { tools: own, tool_choice: { type: "any", disable_parallel_tool_use: true }, max_tokens: 200 };
+  if (!hasTools) {
+    await run("error: no tools", () => refused(() => ask(must), (e) => e.status === 400 && e.message.includes("tool")));
+    return;
+  }
+  const isCall = (answer) => {
+    const [call, ...more] = answer.content.filter((block) => block.type === "tool_use");
+    return more.length === 0 && answer.stop_reason === "tool_use" && call.name === "look" && legs(call.input);
+  };
+  await run("tools", async () => isCall(await ask(must)));
+  await run("tools, streamed", async () => isCall(await claude.messages.stream({ model, messages, ...must }).finalMessage()));
+}
+
+async function checkOllama(model, hasTools) {
+  const run = (what, work) => check("ollama", model, what, work);
+  const ask = (more) => local.chat({ model, messages, options: { num_predict: 5, temperature: 0 }, ...more });
+  await run("list", async () => (await local.list()).models.some((found) => found.model === `${model}:latest`));
+  await run("show", async () => (await local.show({ model })).capabilities.includes("completion"));
+  await run("chat, streamed", async () => {
+    let text = "";
+    for await (const part of await ask({ stream: true })) text += part.message.content;
+    return text === (await ask({})).message.content;
+  });
+  await run("schema", async () =>
+    legs((await ask({ format: schema, options: { num_predict: 60 }, ...(hasTools ? { think: false } : {}) })).message.content));
+  await run("generate", async () => (await local.generate({ model, prompt: "Once", options: { num_predict: 5 } })).eval_count > 0);
+  await run("embed", async () => (await local.embed({ model, input: ["A fox", "A dog"] })).embeddings.length === 2);
+  await run("error: unknown model", () => refused(() => ask({ model: "none" }), (e) => e.status_code === 404));
+  await run("error: wrong value", () => refused(() => ask({ options: { temperature: -1 } }), (e) => e.status_code === 400));
+  if (model !== "caller") return;
+  const isCall = ({ function: { name, arguments: given } }) => name === "look" && legs(given);
+  await run("tools", async () => isCall((await ask({ tools, options: {} })).message.tool_calls[0]));
+  await run("tools, streamed", async () => {
+    const calls = [];
+    for await (const part of await ask({ tools, options: {}, stream: true })) calls.push(...(part.message.tool_calls ?? []));
+    return calls.length === 1 && isCall(calls[0]);
+  });
+}
+
+const models = (await client.models.list()).data.map((found) => found.id);
+const clients = { openai: checkOpenai, anthropic: checkAnthropic, ollama: checkOllama };
+for (const work of Object.values(clients)) {
+  for (const model of models) await work(model, (await local.show({ model })).capabilities.includes("tools"));
+}
+console.log(`\n${"client".padEnd(18)}${models.map((model) => model.padEnd(26)).join("")}`);
+let failed = 0;
+for (const name of Object.keys(clients)) {
+  const cells = models.map((model) => results.get(`${name} ${model}`));
+  failed += cells.reduce((sum, [, more]) => sum + more, 0);
+  console.log(name.padEnd(18) + cells.map(([good, bad]) => `${good} passed, ${bad} failed`.padEnd(26)).join(""));
+}
+if (!models.includes("caller")) console.log("NOT CHECKED: tools of ollama: there is no model caller");
+console.log(failed ? `${failed} checks failed` : "all checks passed");
 process.exit(failed ? 1 : 0);

@@ -9,6 +9,7 @@ use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{InferenceCapabilities, TokEnv};
 use serde_json::{Value, json};
 
+use crate::bounds;
 use crate::environment::Environment;
 use crate::matcher::Opening;
 use crate::{GrammarError, Matcher, Preamble};
@@ -45,6 +46,33 @@ impl Rules {
     /// Returns JSON by a schema as a part of a Lark rule.
     pub fn inline(schema: &Value) -> String {
         format!("%json {}", Rules::schema_with_options(schema.clone()))
+    }
+
+    /// Compiles the rules, and looks for the first token, which is where some limits show. What is found out then stays for the answers.
+    fn matcher(&self, factory: &ParserFactory) -> Result<llguidance::Matcher, GrammarError> {
+        let parsed = match self {
+            Rules::JsonObject => {
+                let schema = Rules::schema_with_options(json!({ "type": "object" }));
+                TopLevelGrammar::from_json_schema(schema)
+            }
+            Rules::JsonSchema(schema) => {
+                TopLevelGrammar::from_json_schema(Rules::schema_with_options(schema.clone()))
+            }
+            Rules::Regex(regex) => TopLevelGrammar::from_regex(regex),
+            Rules::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+        };
+        let mut matcher = llguidance::Matcher::new(factory.create_parser(parsed));
+        if matcher.get_error().is_none() {
+            matcher.compute_ff_tokens();
+        }
+        if matcher.get_error().is_none() && !matcher.is_stopped() {
+            // The matcher keeps the error, too.
+            let _ = matcher.compute_mask_or_eos();
+        }
+        match matcher.get_error() {
+            Some(why) => Err(GrammarError::Invalid(why)),
+            None => Ok(matcher),
+        }
     }
 
     /// Returns a schema with the options for its compilation.
@@ -93,7 +121,7 @@ fn limit_seconds(schema: &mut Value) {
 /// Compiler of grammars for one tokenizer.
 pub struct Compiler {
     /// Made for the first grammar.
-    factory: OnceLock<Result<ParserFactory, GrammarError>>,
+    factory: OnceLock<Result<Arc<ParserFactory>, GrammarError>>,
     tokenizer: Arc<Tokenizer>,
     ends: Arc<[u32]>,
     /// Tokens of one or two line ends. Looked for with the factory.
@@ -108,7 +136,7 @@ impl Compiler {
         Compiler { factory, tokenizer: tokenizer.clone(), ends, line_ends }
     }
 
-    fn factory(&self) -> Result<&ParserFactory, GrammarError> {
+    fn factory(&self) -> Result<&Arc<ParserFactory>, GrammarError> {
         let factory = self.factory.get_or_init(|| {
             let environment: TokEnv = Arc::new(Environment::new(&self.tokenizer)?);
             let abilities = InferenceCapabilities { ff_tokens: true, ..Default::default() };
@@ -120,7 +148,7 @@ impl Compiler {
             limits.max_grammar_size = SYMBOLS_MOST;
             limits.max_lexer_states = LEXER_STATES_MOST;
             limits.verbose_errors = false;
-            Ok(factory)
+            Ok(Arc::new(factory))
         });
         factory.as_ref().map_err(Clone::clone)
     }
@@ -134,21 +162,9 @@ impl Compiler {
         rules: &Rules,
         preamble: Option<&Preamble>,
     ) -> Result<Grammar, GrammarError> {
-        let parsed = match rules {
-            Rules::JsonObject => {
-                let schema = Rules::schema_with_options(json!({ "type": "object" }));
-                TopLevelGrammar::from_json_schema(schema)
-            }
-            Rules::JsonSchema(schema) => {
-                TopLevelGrammar::from_json_schema(Rules::schema_with_options(schema.clone()))
-            }
-            Rules::Regex(regex) => TopLevelGrammar::from_regex(regex),
-            Rules::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
-        };
-        let matcher = llguidance::Matcher::new(self.factory()?.create_parser(parsed));
-        if let Some(why) = matcher.get_error() {
-            return Err(GrammarError::Invalid(why));
-        }
+        bounds::check(rules)?;
+        let (factory, own) = (self.factory()?.clone(), rules.clone());
+        let matcher = bounds::run(move || own.matcher(&factory))??;
         let line_ends = self.line_ends.get_or_init(|| {
             let is_line_end = |id: &u32| {
                 let bytes = self.tokenizer.token_bytes(*id, false);

@@ -5,10 +5,12 @@
 
 #![forbid(unsafe_code)]
 
+mod bounds;
 mod compiler;
 mod environment;
 mod matcher;
 
+pub use bounds::STACK_BYTES;
 pub use compiler::{Compiler, Grammar, Rules};
 pub use matcher::{Matcher, Preamble};
 
@@ -19,6 +21,9 @@ pub enum GrammarError {
     /// The grammar is not valid, or larger than the limits.
     #[error("the grammar cannot be used: {0}")]
     Invalid(String),
+    /// The grammar was not compiled, because others need too much time.
+    #[error("the grammar cannot be compiled now: {0}")]
+    Busy(String),
     /// The tokenizer has no token that ends an answer, or no tokens at all.
     #[error("the tokenizer cannot be used with a grammar: {0}")]
     Tokenizer(String),

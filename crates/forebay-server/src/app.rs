@@ -1,15 +1,17 @@
 //! What all handlers share.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use axum::http::StatusCode;
+use tokio::sync::Semaphore;
 
 use crate::error::ApiError;
 use crate::files::{FilesOptions, Storage};
 use crate::models::{Lease, Models};
 use crate::openai::Wanted;
 use crate::prepare::Prepared;
-use crate::{responses, stream};
+use crate::{ollama, responses, stream};
 
 /// Runs work that may take long, such as making tokens of a large prompt, beside the threads that talk to clients.
 ///
@@ -41,6 +43,8 @@ pub struct App {
     pub responses: responses::Store,
     /// Files and batches.
     pub storage: Storage,
+    /// Places for pulls.
+    pub pulls: Arc<Semaphore>,
     pub started: Instant,
     /// Seconds since 1970 when the server started.
     pub created: u64,
@@ -52,6 +56,7 @@ impl App {
             models,
             responses: responses::Store::default(),
             storage: Storage::new(files),
+            pulls: Arc::new(Semaphore::new(ollama::PULLS_MOST)),
             started: Instant::now(),
             created: stream::now(),
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::http::StatusCode;
 use base64::Engine as _;
@@ -145,7 +146,7 @@ pub async fn ollama(
     Received(body): Received,
 ) -> Result<Json<Value>, ollama::Failure> {
     let began = Instant::now();
-    let (lease, Embeddings { vectors, tokens }) = of_ollama(app, &body).await?;
+    let (lease, Embeddings { vectors, tokens }) = of_ollama(app, body).await?;
     Ok(Json(json!({
         "model": lease.name,
         "embeddings": vectors,
@@ -159,12 +160,12 @@ pub async fn ollama_older(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Json<Value>, ollama::Failure> {
-    let (_, Embeddings { mut vectors, .. }) = of_ollama(app, &body).await?;
+    let (_, Embeddings { mut vectors, .. }) = of_ollama(app, body).await?;
     Ok(Json(json!({ "embedding": vectors.pop() })))
 }
 
-async fn of_ollama(app: Arc<App>, body: &[u8]) -> Result<(Lease, Embeddings), ApiError> {
-    let body: OllamaBody = read(body)?;
+async fn of_ollama(app: Arc<App>, body: Bytes) -> Result<(Lease, Embeddings), ApiError> {
+    let body: OllamaBody = app::work(move || read(&body)).await?;
     let texts = body.input.or(body.prompt.map(Texts::One));
     let texts = texts.ok_or_else(|| ApiError::bad("input is missing"))?;
     let keep_alive = ollama::keep_alive(body.keep_alive.as_ref())?;

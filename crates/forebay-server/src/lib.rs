@@ -15,6 +15,7 @@ pub mod client;
 mod embeddings;
 mod error;
 mod files;
+mod large;
 mod live;
 mod metrics;
 mod model;

@@ -1,10 +1,10 @@
 //! The web page: a chat, and a view of what the machine does. Its files are part of the program.
 
-use axum::extract::Path;
 use axum::http::header::{ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, VARY};
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 
+use crate::body::Segment;
 use crate::error::ApiError;
 use crate::openai::Failure;
 
@@ -34,7 +34,7 @@ pub async fn root(headers: HeaderMap) -> Response {
 }
 
 /// `GET /page/{name}`: a file of the page.
-pub async fn asset(Path(name): Path<String>) -> Response {
+pub async fn asset(Segment(name): Segment) -> Response {
     match FILES.iter().find(|(known, ..)| *known == name) {
         Some((_, kind, text)) => file(kind, text),
         None => {

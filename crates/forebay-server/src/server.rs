@@ -25,6 +25,7 @@ use crate::access::{self, Keys, Rules};
 use crate::app::App;
 use crate::error::ApiError;
 use crate::files::{self, FilesOptions};
+use crate::large::{self, Cleaner, LargeRequests};
 use crate::models::Models;
 use crate::{
     ServeError, anthropic, batches, embeddings, live, ollama, openai, operations, page, responses,
@@ -103,7 +104,9 @@ impl Listener {
     pub fn serve(self, models: Models, mut stops: impl FnMut() -> bool) -> Result<(), ServeError> {
         let Listener { runtime, listener, options, .. } = self;
         let app = Arc::new(App::new(models, options.files.clone()));
-        let router = router(app.clone(), &options)?;
+        let large = Arc::new(LargeRequests::new());
+        let _cleaner = Cleaner::start(large.clone())?;
+        let router = router(app.clone(), &options)?.layer(from_fn_with_state(large, large::note));
         let batches = runtime.spawn(batches::run(app));
         runtime.block_on(async {
             accept(&listener, router, &mut stops).await;

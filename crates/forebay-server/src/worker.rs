@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::engine::{EngineOptions, EngineStatistics, Request, RequestId, Sink};
 use forebay_engine::{Engine, EngineError, Session, SessionStatistics};
+use forebay_grammar::STACK_BYTES;
 use tokio::sync::oneshot;
 
 use crate::error::ApiError;
@@ -86,7 +87,9 @@ impl Worker {
             reported: Instant::now(),
             history: History::default(),
         };
-        let thread = thread::Builder::new().name("engine".into()).spawn(move || thread.run())?;
+        // It runs parsers of grammars, too.
+        let builder = thread::Builder::new().name("engine".into()).stack_size(STACK_BYTES);
+        let thread = builder.spawn(move || thread.run())?;
         Ok(Worker { commands, report, failure, is_broken, thread: Some(thread) })
     }
 

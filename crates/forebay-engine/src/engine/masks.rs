@@ -4,7 +4,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 
-use forebay_grammar::{GrammarError, Matcher};
+use forebay_grammar::{GrammarError, Matcher, STACK_BYTES};
 
 use super::Engine;
 use super::request::RequestId;
@@ -64,7 +64,8 @@ impl MaskThreads {
             let cores = thread::available_parallelism().map_or(1, usize::from);
             for _ in 0..(cores / 2).clamp(1, THREADS_MOST) {
                 let (waiting, done) = (waiting.clone(), done.clone());
-                thread::spawn(move || {
+                let builder = thread::Builder::new().name("masks".into()).stack_size(STACK_BYTES);
+                let run = move || {
                     loop {
                         let job = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
                         let Ok(mut job) = job else { return };
@@ -73,7 +74,9 @@ impl MaskThreads {
                             return;
                         }
                     }
-                });
+                };
+                // Without any thread, requests fail when they choose, because they have no mask.
+                let _ = builder.spawn(run);
             }
             (jobs, results)
         })

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
 use std::time::Instant;
 
 use axum::Json;
@@ -14,7 +15,7 @@ use forebay_library::{Error, Library, Name, Options, Progress};
 use futures_util::stream::unfold;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 use super::Failure;
 use crate::app::{self, App};
@@ -24,6 +25,8 @@ use crate::stream;
 
 /// Fewest milliseconds between two reports of a download.
 const REPORT_EVERY_MS: u64 = 200;
+/// Most pulls at a time. Each has a thread and several connections.
+pub const PULLS_MOST: usize = 4;
 /// Reports that wait for a slow client. More are dropped.
 const REPORTS_MOST: usize = 16;
 
@@ -88,7 +91,7 @@ pub async fn pull(
     }
     let library = library(&app)?;
     let (reports, mut updates) = mpsc::channel::<Value>(REPORTS_MOST);
-    let pulling = tokio::task::spawn_blocking(move || pull_and_report(&library, &name, &reports));
+    let pulling = start(&app, move || pull_and_report(&library, &name, &reports))?;
     if !streams {
         // The reports' receiver lives as long as the client waits.
         while updates.recv().await.is_some() {}
@@ -112,6 +115,26 @@ pub async fn pull(
     let mut response = Response::new(Body::from_stream(lines));
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(stream::LINES));
     Ok(response)
+}
+
+/// Runs a pull on a thread of its own, because it may take hours: threads that prepare requests are few.
+fn start(
+    app: &App,
+    pull: impl FnOnce() -> Result<(), Error> + Send + 'static,
+) -> Result<oneshot::Receiver<Result<(), Error>>, ApiError> {
+    let place = app.pulls.clone().try_acquire_owned().map_err(|_| {
+        let why = format!("{PULLS_MOST} models are pulled already: try again when one is there");
+        ApiError::new(StatusCode::TOO_MANY_REQUESTS, why)
+    })?;
+    let (sender, pulled) = oneshot::channel();
+    let run = move || {
+        // If nobody waits for the result, the client is gone.
+        let _ = sender.send(pull());
+        drop(place);
+    };
+    let started = thread::Builder::new().name("pull".into()).spawn(run);
+    started.map_err(|error| ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    Ok(pulled)
 }
 
 /// Pulls a model and reports how far it is, until nobody listens.

@@ -28,7 +28,7 @@ use crate::openai::{Input, Wanted};
 use crate::run::{Answers, Piece, Update};
 use crate::stream::{self, Encode};
 
-pub use self::library::{copy, delete, pull};
+pub use self::library::{PULLS_MOST, copy, delete, pull};
 pub use self::lists::{not_implemented, ps, show, tags, version};
 
 /// The form of errors of Ollama.

@@ -1,20 +1,21 @@
 //! The interface of OpenAI: models, chat completions and completions.
 
 pub mod answer;
+pub(crate) mod effort;
 mod request;
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use self::answer::{Choice, Identity};
 pub use self::request::{Endpoint, Input, MustCall, Refusal, Wanted, wanted};
 use crate::app::{self, App};
-use crate::body::Received;
+use crate::body::{Received, Segment};
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, Lease, Status};
 use crate::run::{Answers, Piece, Token, Update};
@@ -50,7 +51,7 @@ pub async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure>
 /// `GET /v1/models/{model}`. A name may have slashes.
 pub async fn model(
     State(app): State<Arc<App>>,
-    Path(name): Path<String>,
+    Segment(name): Segment,
 ) -> Result<Json<Value>, Failure> {
     let describe = move || {
         let entry = app.models.entry(Some(&name))?;

@@ -12,6 +12,8 @@ use forebay_model::sampling::Sampling;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::effort;
+
 /// Tokens of a completion whose request names no limit, as in the OpenAI API.
 const COMPLETION_TOKENS: usize = 16;
 /// Largest number of answers to one request.
@@ -453,7 +455,7 @@ fn chat(body: &Body) -> Result<Input, Refusal> {
     if tools.as_ref().is_some_and(|tools| !tools.is_array()) {
         return Err(Refusal::of("tools", "tools must be a list"));
     }
-    let think = body.reasoning_effort.as_deref().map(str::parse).transpose();
+    let think = body.reasoning_effort.as_deref().map(effort::think).transpose();
     let think = think.map_err(|why| Refusal::of("reasoning_effort", why))?;
     let variables = body.chat_template_kwargs.clone().unwrap_or_default();
     Ok(Input::Chat { messages, tools, think, variables })

@@ -7,7 +7,7 @@ mod store;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use forebay_chat::Message;
@@ -19,7 +19,7 @@ pub use self::store::Store;
 use self::store::{Owner, Stored};
 use crate::access;
 use crate::app::{self, App};
-use crate::body::{Received, read};
+use crate::body::{Received, Segment, read};
 use crate::error::ApiError;
 use crate::models::Lease;
 use crate::openai::Failure;
@@ -88,7 +88,7 @@ pub async fn create(
 pub async fn get(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
-    Path(id): Path<String>,
+    Segment(id): Segment,
 ) -> Result<Json<Value>, Failure> {
     let found = app.responses.get(&access::owner(&headers), &id);
     Ok(Json(found.ok_or_else(|| unknown(&id))?.response))
@@ -98,7 +98,7 @@ pub async fn get(
 pub async fn delete(
     State(app): State<Arc<App>>,
     headers: HeaderMap,
-    Path(id): Path<String>,
+    Segment(id): Segment,
 ) -> Result<Json<Value>, Failure> {
     match app.responses.remove(&access::owner(&headers), &id) {
         true => Ok(Json(json!({ "id": id, "object": "response", "deleted": true }))),

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::error::ApiError;
-use crate::openai::{Input, MustCall, Wanted};
+use crate::openai::{Input, MustCall, Wanted, effort};
 
 #[derive(Deserialize)]
 pub struct Body {
@@ -81,15 +81,9 @@ impl Body {
         let instructions = instructions.map(|text| Message::new("system", text));
         let messages = instructions.into_iter().chain(history).collect();
         let (is_none, must_call) = self.choice()?;
-        let effort = self.reasoning.as_ref().and_then(|reasoning| reasoning.get("effort"));
-        let think = match effort.and_then(Value::as_str) {
-            None => None,
-            Some("none" | "minimal") => Some(forebay_chat::Think::Off),
-            Some("xhigh" | "max") => Some(forebay_chat::Think::High),
-            Some(text) => {
-                Some(text.parse().map_err(|why| bad("reasoning", format!("effort {why}")))?)
-            }
-        };
+        let wanted = self.reasoning.as_ref().and_then(|reasoning| reasoning.get("effort"));
+        let think = wanted.and_then(Value::as_str).map(effort::think).transpose();
+        let think = think.map_err(|why| bad("reasoning", format!("effort {why}")))?;
         Ok(Wanted {
             input: Input::Chat {
                 messages,

@@ -24,6 +24,7 @@ mod run;
 mod serve;
 mod serve_batches;
 mod serve_clients;
+mod serve_hostile;
 mod serve_models;
 mod templates;
 mod terminal;

@@ -1,0 +1,75 @@
+//! Tests `forebay serve` with requests of hostile clients: none ends the server, and none takes from others for long.
+
+use std::io::Read as _;
+use std::net::TcpListener;
+
+use serde_json::{Map, Value, json};
+
+use crate::harness::demo;
+use crate::serve::Server;
+
+#[test]
+fn grammars_that_lead_deep_or_take_long_are_answered() {
+    let server = Server::start(&[]);
+    let ask = |field: &str, value: Value| {
+        let mut body = json!({ "prompt": "A", "max_tokens": 2 });
+        body[field] = value;
+        server.ask("POST", "/v1/completions", "", &body.to_string())
+    };
+    // Each rule leads to the next one, deeper than the stack of a usual thread.
+    let definitions: Map<String, Value> = (0..9_000)
+        .map(|at| (format!("d{at}"), json!({ "$ref": format!("#/$defs/d{}", at + 1) })))
+        .chain([("d9000".to_owned(), json!({ "type": "null" }))])
+        .collect();
+    let schema = json!({ "$ref": "#/$defs/d0", "$defs": definitions });
+    let (status, answer) = ask("guided_json", schema);
+    assert!(status == 200 || status == 400, "{status} {answer}");
+    // What can only fail is refused before an answer begins, and so is what is too large to be tried.
+    let itself = json!({ "$ref": "#/$defs/a", "$defs": { "a": { "$ref": "#/$defs/a" } } });
+    let large = json!("ab|".repeat(200_000) + "c");
+    for (field, value) in [("guided_json", itself), ("guided_regex", large)] {
+        let (status, answer) = ask(field, value);
+        assert!(status == 400 && answer.contains("grammar cannot be used"), "{status} {answer}");
+    }
+    assert_eq!(
+        server.ask("POST", "/v1/completions", "", r#"{"prompt": "A", "max_tokens": 2}"#).0,
+        200
+    );
+}
+
+#[test]
+fn paths_that_are_no_text_are_refused_in_the_form_of_their_interface() {
+    let server = Server::start(&[]);
+    for path in ["/v1/models/%ff", "/v1/responses/%ff", "/page/%ff"] {
+        let (status, answer) = server.get(path);
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        assert!(status == 400 && answer["error"]["message"].is_string(), "{path}: {answer}");
+    }
+}
+
+#[test]
+fn pulls_that_stand_still_leave_threads_for_others() {
+    // This hub takes connections and says nothing.
+    let hub = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", hub.local_addr().unwrap());
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::copy(demo(), folder.path().join("demo.gguf")).unwrap();
+    let home = folder.path().to_str().unwrap();
+    let variables = [("HF_ENDPOINT", endpoint.as_str()), ("HOME", home), ("HF_TOKEN", "t")];
+    let server = Server::with_environment(&["--models", home], &variables);
+    let begin = |number: usize| {
+        let body = json!({ "model": format!("o/r{number}") }).to_string();
+        let mut stream = server.begin("POST", "/api/pull", "", &body);
+        // The pull runs when its first line has come.
+        stream.read_exact(&mut [0; 12]).unwrap();
+        stream
+    };
+    let pulls: Vec<_> = (0..4).map(begin).collect();
+    let (status, refused) = server.ask("POST", "/api/pull", "", r#"{ "model": "o/more" }"#);
+    assert_eq!(status, 429, "{refused}");
+    assert!(refused.contains("pulled already"), "{refused}");
+    assert_eq!(server.get("/v1/models").0, 200);
+    let asked = json!({ "model": "demo", "prompt": "A", "max_tokens": 2 });
+    assert_eq!(server.post("/v1/completions", &asked)["usage"]["completion_tokens"], 2);
+    drop(pulls);
+}
