@@ -60,7 +60,7 @@ function legs(value) {
   return Object.keys(found).join() === "legs" && Number.isInteger(found.legs) && found.legs >= 0 && found.legs <= 9;
 }
 
-async function checkOpenai(model, hasTools) {
+async function checkOpenai(model) {
   const run = (what, work) => check("openai", model, what, work);
   const ask = (more) => client.chat.completions.create({ model, messages, max_tokens: 8, temperature: 0, ...more });
   const response = (more) =>
@@ -95,10 +95,6 @@ async function checkOpenai(model, hasTools) {
   await run("error: too long, streamed", () =>
     refused(() => ask({ messages: tooLong, stream: true }), (e) => e.code === "context_length_exceeded"));
   const must = { tools, tool_choice: "required", parallel_tool_calls: false, max_tokens: 200, reasoning_effort: "none" };
-  if (!hasTools) {
-    await run("error: no tools", () => refused(() => ask(must), (e) => e.status === 400 && e.param === "tool_choice"));
-    return;
-  }
   const isCall = (completion) => {
     const [call, ...more] = completion.choices[0].message.tool_calls;
     return more.length === 0 && call.function.name === "look" && legs(call.function.arguments);
@@ -110,7 +106,7 @@ async function checkOpenai(model, hasTools) {
   });
 }
 
-async function checkAnthropic(model, hasTools) {
+async function checkAnthropic(model) {
   const run = (what, work) => check("anthropic", model, what, work);
   const own = [{ name: "look", description: "Looks", input_schema: schema }];
   const ask = (more) => claude.messages.create({ model, max_tokens: 6, temperature: 0, messages, ...more });
@@ -130,10 +126,6 @@ async function checkAnthropic(model, hasTools) {
   await run("error: wrong value", () =>
     refused(() => ask({ temperature: 9 }), (e) => e instanceof Anthropic.BadRequestError && e.message.includes("temperature")));
   const must = { tools: own, tool_choice: { type: "any", disable_parallel_tool_use: true }, max_tokens: 200 };
-  if (!hasTools) {
-    await run("error: no tools", () => refused(() => ask(must), (e) => e.status === 400 && e.message.includes("tool")));
-    return;
-  }
   const isCall = (answer) => {
     const [call, ...more] = answer.content.filter((block) => block.type === "tool_use");
     return more.length === 0 && answer.stop_reason === "tool_use" && call.name === "look" && legs(call.input);

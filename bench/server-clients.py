@@ -81,7 +81,7 @@ def legs(text):
     return list(value) == ["legs"] and type(value["legs"]) is int and 0 <= value["legs"] <= 9
 
 
-def check_openai(model, tools):
+def check_openai(model, _tools):
     client = openai.OpenAI(base_url=V1, api_key=KEY, max_retries=0)
 
     def chat(**more):
@@ -137,10 +137,6 @@ def check_openai(model, tools):
             openai.NotFoundError, lambda: responded(previous_response_id="resp_0"), lambda e: e.code == "previous_response_not_found"),
     }.items():
         check("openai", model, name, work)
-    if not tools:
-        check("openai", model, "error: no tools", lambda: refused(
-            openai.BadRequestError, lambda: chat(tools=TOOLS, tool_choice="required"), lambda e: e.param == "tool_choice"))
-        return
     must = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200, "parallel_tool_calls": False, "reasoning_effort": "none"}
 
     def called():
@@ -171,8 +167,30 @@ def check_openai(model, tools):
     check("openai", model, "response, tools", lambda: response_called(False))
     check("openai", model, "response, tools, streamed", lambda: response_called(True))
 
+    def batch():
+        body = {"model": model, "messages": MESSAGES, "max_tokens": 8, "temperature": 0}
+        lines = [{"custom_id": f"r{i}", "method": "POST", "url": "/v1/chat/completions", "body": body} for i in range(5)]
+        content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        file = client.files.create(file=("requests.jsonl", content), purpose="batch",
+                                   expires_after={"anchor": "created_at", "seconds": 3600})
+        made = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        while made.status in ("validating", "in_progress", "finalizing"):
+            time.sleep(0.1)
+            made = client.batches.retrieve(made.id)
+        answers = [json.loads(line) for line in client.files.content(made.output_file_id).text.splitlines()]
+        texts = {answer["response"]["body"]["choices"][0]["message"]["content"] for answer in answers}
+        assert texts == {chat().choices[0].message.content} and made.request_counts.completed == 5, texts
+        assert client.batches.list(limit=1).data[0].id == made.id and client.files.content(file.id).read() == content
+        return client.files.delete(file.id).deleted and client.files.delete(made.output_file_id).deleted
 
-def check_anthropic(model, tools):
+    check("openai", model, "batch", batch)
+    check("openai", model, "error: batch of responses", lambda: refused(
+        openai.BadRequestError,
+        lambda: client.batches.create(input_file_id="file-0", endpoint="/v1/responses", completion_window="24h"),
+        lambda e: e.param == "endpoint"))
+
+
+def check_anthropic(model, _tools):
     client = anthropic.Anthropic(base_url=ADDRESS, api_key=KEY, max_retries=0)
     own = [{"name": "look", "description": "Looks", "input_schema": SCHEMA}]
     replayed = [
@@ -211,10 +229,6 @@ def check_anthropic(model, tools):
             anthropic.BadRequestError, lambda: message(messages=TOO_LONG), lambda e: e.body["error"]["type"] == "invalid_request_error"),
     }.items():
         check("anthropic", model, name, work)
-    if not tools:
-        check("anthropic", model, "error: no tools", lambda: refused(
-            anthropic.BadRequestError, lambda: message(tools=own, tool_choice={"type": "any"}), lambda e: "tool" in str(e)))
-        return
     must = {"tools": own, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}, "max_tokens": 200}
 
     def is_call(answer):
