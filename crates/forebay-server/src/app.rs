@@ -1,6 +1,6 @@
 //! What all handlers share.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 
@@ -39,16 +39,19 @@ pub struct App {
     /// Responses that later requests can continue.
     pub responses: responses::Store,
     pub started: Instant,
+    /// Time without a part of a streamed answer after which a comment is sent.
+    pub ping: Option<Duration>,
     /// Seconds since 1970 when the server started.
     pub created: u64,
 }
 
 impl App {
-    pub fn new(models: Models) -> App {
+    pub fn new(models: Models, ping: Option<Duration>) -> App {
         App {
             models,
             responses: responses::Store::default(),
             started: Instant::now(),
+            ping,
             created: stream::now(),
         }
     }

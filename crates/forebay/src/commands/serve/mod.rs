@@ -1,5 +1,6 @@
 //! The command `forebay serve`: answers requests of other programs.
 
+mod access_log;
 mod library;
 mod loader;
 
@@ -139,6 +140,11 @@ fn server_options(args: &ServeArgs) -> Outcome<ServerOptions> {
         insecure: args.listen.insecure,
         origins: args.listen.cors.clone(),
         body_bytes: usize::try_from(args.listen.max_body).unwrap_or(usize::MAX),
+        ping: match args.sse_ping_interval {
+            0 => None,
+            seconds => Some(Duration::from_secs(seconds.into())),
+        },
+        access_log: args.access_log.as_deref().map(access_log::open).transpose()?,
     })
 }
 
