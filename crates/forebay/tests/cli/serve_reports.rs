@@ -292,7 +292,8 @@ fn the_openapi_document_is_served() {
 fn streams_get_comments_while_nothing_comes() {
     let folder = tempfile::tempdir().unwrap();
     let model = chat_model(&folder.path().join("m"));
-    let options = ["--name", "demo", "--sse-ping-interval", "1", "--parallel", "1"];
+    let options =
+        ["--name", "demo", "--sse-ping-interval", "1", "--parallel", "1", "--ctx", "16384"];
     let server = Server::of(&[&[model.as_str()], &options[..]].concat());
     // The second request waits for the first one, which has the only place.
     let mut long = completion("Once", 15_000);
