@@ -231,19 +231,29 @@ impl Session {
     /// Returns the use of weights so far.
     pub(crate) fn weight_use(&self) -> WeightUse {
         let backend = self.runner.decoder.backend();
-        let [hits, misses, read] =
-            backend.residency().map_or([0; 3], Residency::hits_misses_and_bytes);
-        let (hits, misses, copied) = match (backend.device_experts(), backend.device_sub_layers()) {
-            (Some(experts), _) => (experts.tier.hits, experts.tier.misses, experts.bytes_copied),
-            (None, Some(sub_layers)) => (hits, misses, sub_layers.bytes_copied),
-            (None, None) => (hits, misses, 0),
-        };
-        WeightUse {
+        let residency = backend.residency();
+        let [hits, misses, read] = residency.map_or([0; 3], Residency::hits_misses_and_bytes);
+        let mut used = WeightUse {
             expert_hits: hits as f64,
             expert_misses: misses as f64,
-            bytes_from_ram: copied as f64,
             bytes_from_disk: read as f64,
+            ..WeightUse::default()
+        };
+        if let Some(experts) = backend.device_experts() {
+            used.expert_hits = experts.tier.hits as f64;
+            used.expert_misses = experts.tier.misses as f64;
+            used.bytes_from_ram = experts.bytes_copied as f64;
+            used.disk_wait_seconds = experts.answer_wait_seconds;
+            used.copy_wait_seconds = experts.copy_seconds;
+        } else if let Some(sub_layers) = backend.device_sub_layers() {
+            let passes = [sub_layers.few_tokens, sub_layers.many_tokens];
+            used.bytes_from_ram = sub_layers.bytes_copied as f64;
+            used.disk_wait_seconds = passes.iter().map(|of| of.disk_wait_seconds).sum();
+            used.copy_wait_seconds = passes.iter().map(|of| of.copy_wait_seconds).sum();
+        } else {
+            used.disk_wait_seconds = residency.map_or(0.0, Residency::wait_seconds);
         }
+        used
     }
 }
 

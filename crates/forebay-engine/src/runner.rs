@@ -291,6 +291,11 @@ impl Runner {
         }
     }
 
+    /// Returns the blocks of each layer group.
+    pub fn kv_blocks(&self) -> impl Iterator<Item = GroupStatistics> {
+        self.blocks.group_statistics()
+    }
+
     /// Returns the bytes of the KV blocks that have content.
     pub fn kv_bytes(&self) -> u64 {
         let groups = self.blocks.group_statistics().enumerate();

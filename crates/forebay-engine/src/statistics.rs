@@ -148,15 +148,30 @@ pub struct WeightUse {
     pub bytes_from_ram: f64,
     /// Bytes read from the disk.
     pub bytes_from_disk: f64,
+    /// Seconds that passes waited for weights from the disk. If a GPU does not hold all experts, this is the time that it
+    /// waited to learn where experts are, which includes reads.
+    #[serde(default)]
+    pub disk_wait_seconds: f64,
+    /// Seconds that a GPU waited for copies from RAM.
+    #[serde(default)]
+    pub copy_wait_seconds: f64,
 }
 
 impl WeightUse {
+    /// Returns the share of experts that were in memory, or `None` if no pass needed any.
+    pub fn hit_rate(&self) -> Option<f64> {
+        let lookups = self.expert_hits + self.expert_misses;
+        (lookups > 0.0).then(|| self.expert_hits / lookups)
+    }
+
     /// Adds a share of the use between two moments.
     pub(crate) fn add_between(&mut self, before: &WeightUse, now: &WeightUse, share: f64) {
         self.expert_hits += share * (now.expert_hits - before.expert_hits);
         self.expert_misses += share * (now.expert_misses - before.expert_misses);
         self.bytes_from_ram += share * (now.bytes_from_ram - before.bytes_from_ram);
         self.bytes_from_disk += share * (now.bytes_from_disk - before.bytes_from_disk);
+        self.disk_wait_seconds += share * (now.disk_wait_seconds - before.disk_wait_seconds);
+        self.copy_wait_seconds += share * (now.copy_wait_seconds - before.copy_wait_seconds);
     }
 }
 

@@ -95,6 +95,12 @@ fn sent_key(headers: &HeaderMap) -> Option<&str> {
     bearer.or_else(|| text("x-api-key"))
 }
 
+/// Returns the beginning of the hash of the key that a client sent, for logs.
+pub fn key_hash(headers: &HeaderMap) -> Option<String> {
+    let hash = Sha256::digest(sent_key(headers)?);
+    Some(hash.iter().take(6).map(|byte| format!("{byte:02x}")).collect())
+}
+
 /// Returns the hash of the key that a client sent, which tells one client from another. All that send none are one.
 pub fn owner(headers: &HeaderMap) -> [u8; 32] {
     Sha256::digest(sent_key(headers).unwrap_or_default()).into()

@@ -14,14 +14,16 @@ use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::{self, ApiError, ErrorForm};
-use crate::models::Lease;
+use crate::models::{Entry, Lease};
 use crate::openai::answer::{Choice, call_id};
 use crate::openai::{Input, MustCall, Wanted};
 use crate::run::{Answers, Piece, Update};
+use crate::statistics;
 use crate::stream::{self, Encode};
 
 /// The form of errors of the Anthropic API.
@@ -41,8 +43,9 @@ pub fn error_body(error: &ApiError) -> Value {
     json!({ "type": "error", "error": { "type": error.kind(), "message": error.message } })
 }
 
-#[derive(Deserialize)]
-struct Body {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = AnthropicRequest)]
+pub struct Body {
     model: Option<String>,
     max_tokens: Option<usize>,
     messages: Vec<Turn>,
@@ -60,24 +63,28 @@ struct Body {
     output_format: Option<OutputFormat>,
     output_config: Option<OutputConfig>,
     thinking: Option<Thinking>,
+    /// True to report what the request needed of the weights, and how long it waited.
+    #[serde(default)]
+    include_statistics: bool,
 }
 
-#[derive(Deserialize)]
-struct Turn {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = AnthropicTurn)]
+pub struct Turn {
     role: String,
     content: Content,
 }
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Content {
+pub enum Content {
     Text(String),
     Blocks(Vec<Block>),
 }
 
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Block {
+pub enum Block {
     Text {
         text: String,
     },
@@ -100,15 +107,17 @@ enum Block {
 }
 
 /// A tool. Those that Anthropic's own servers run have a type and no schema.
-#[derive(Deserialize)]
-struct Tool {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = AnthropicTool)]
+pub struct Tool {
     name: Option<String>,
     description: Option<String>,
     input_schema: Option<Value>,
 }
 
-#[derive(Deserialize)]
-struct ToolChoice {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = AnthropicToolChoice)]
+pub struct ToolChoice {
     #[serde(rename = "type")]
     kind: String,
     name: Option<String>,
@@ -117,20 +126,23 @@ struct ToolChoice {
 }
 
 /// Form of the answer.
-#[derive(Deserialize)]
-struct OutputFormat {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = AnthropicOutputFormat)]
+pub struct OutputFormat {
     #[serde(rename = "type")]
     kind: String,
     schema: Option<Value>,
 }
 
-#[derive(Deserialize)]
-struct OutputConfig {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = AnthropicOutputConfig)]
+pub struct OutputConfig {
     format: Option<OutputFormat>,
 }
 
-#[derive(Deserialize)]
-struct Thinking {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = AnthropicThinking)]
+pub struct Thinking {
     #[serde(rename = "type")]
     kind: String,
 }
@@ -200,6 +212,7 @@ fn wanted(body: &Body) -> Result<Wanted, ApiError> {
         must_call,
         parallel_calls: !body.tool_choice.as_ref().is_some_and(|c| c.disable_parallel_tool_use),
         stream: body.stream,
+        statistics: body.include_statistics,
         model: body.model.clone(),
         ..Wanted::default()
     })
@@ -315,22 +328,37 @@ pub async fn messages(
         Ok((entry, wanted))
     };
     let (entry, wanted) = app::work(read).await?;
-    let (streams, stops) = (wanted.stream, wanted.stops.clone());
+    Ok(match wanted.stream {
+        true => {
+            let failed: fn(&ApiError, &mut String) =
+                |error, out| stream::event("error", &error_body(error), out);
+            stream::with_pings(app.ping, begin(app.clone(), entry, wanted), failed).await?
+        }
+        false => begin(app, entry, wanted).await?,
+    })
+}
+
+/// Begins a stream, or returns the whole answer.
+async fn begin(app: Arc<App>, entry: Entry, wanted: Wanted) -> Result<Response, ApiError> {
+    let (streams, stops, statistics) = (wanted.stream, wanted.stops.clone(), wanted.statistics);
     let lease = app.models.get(entry, None).await?;
     let prepared = app::prepare(&lease, wanted).await?;
     let input_tokens = prepared.request.prompt.len();
     let answers = Answers::start(&lease, &prepared).await?;
     let unique = stream::unique();
     if streams {
-        let events =
-            Events { lease, unique, stops, input_tokens, index: 0, open: None, ended: false };
-        return Ok(stream::response(answers, events));
+        let (index, open, ended) = (0, None, false);
+        let events = Events { lease, unique, stops, input_tokens, statistics, index, open, ended };
+        return Ok(stream::response(answers, events, app.ping));
     }
     let choices = answers.all().await?;
     let choice = choices.first().ok_or_else(ApiError::stopped)?;
     let mut answer = message(&lease.name, &unique, usage(&choice.statistics));
     answer["content"] = content(&unique, &choice.message).into();
     (answer["stop_reason"], answer["stop_sequence"]) = stop(choice, &stops);
+    if statistics {
+        answer["statistics"] = statistics::of(&lease, choice);
+    }
     Ok(Json(answer).into_response())
 }
 
@@ -403,6 +431,7 @@ struct Events {
     unique: String,
     stops: Vec<String>,
     input_tokens: usize,
+    statistics: bool,
     /// Number of the next block.
     index: usize,
     open: Option<Kind>,
@@ -497,7 +526,11 @@ impl Encode for Events {
                     "usage": usage(&answer.statistics),
                 });
                 stream::event("message_delta", &delta, out);
-                stream::event("message_stop", &json!({ "type": "message_stop" }), out);
+                let mut last = json!({ "type": "message_stop" });
+                if self.statistics {
+                    last["statistics"] = statistics::of(&self.lease, &answer);
+                }
+                stream::event("message_stop", &last, out);
                 self.ended = true;
             }
         }

@@ -1,7 +1,7 @@
 //! What all handlers share.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use tokio::sync::Semaphore;
@@ -46,18 +46,21 @@ pub struct App {
     /// Places for pulls.
     pub pulls: Arc<Semaphore>,
     pub started: Instant,
+    /// Time without a part of a streamed answer after which a comment is sent.
+    pub ping: Option<Duration>,
     /// Seconds since 1970 when the server started.
     pub created: u64,
 }
 
 impl App {
-    pub fn new(models: Models, files: FilesOptions) -> App {
+    pub fn new(models: Models, files: FilesOptions, ping: Option<Duration>) -> App {
         App {
             models,
             responses: responses::Store::default(),
             storage: Storage::new(files),
             pulls: Arc::new(Semaphore::new(ollama::PULLS_MOST)),
             started: Instant::now(),
+            ping,
             created: stream::now(),
         }
     }

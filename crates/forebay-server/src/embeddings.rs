@@ -19,7 +19,9 @@ use forebay_text::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
+use utoipa::ToSchema;
 
+use crate::access_log;
 use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::ApiError;
@@ -33,26 +35,29 @@ const TEXTS_MOST: usize = 2048;
 const QUEUED_MOST: usize = 32;
 
 /// One or several texts, or their tokens.
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(untagged)]
-enum Texts {
+#[schema(as = EmbeddingTexts)]
+pub enum Texts {
     One(String),
     Several(Vec<String>),
     Tokens(Vec<u32>),
     SeveralTokens(Vec<Vec<u32>>),
 }
 
-#[derive(Clone, Copy, Default, Deserialize)]
+#[derive(Clone, Copy, Default, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-enum PoolingName {
+#[schema(as = EmbeddingPooling)]
+pub enum PoolingName {
     #[default]
     Mean,
     Last,
 }
 
-#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-enum Encoding {
+#[schema(as = EmbeddingEncoding)]
+pub enum Encoding {
     #[default]
     Float,
     Base64,
@@ -74,8 +79,9 @@ struct Embeddings {
     tokens: usize,
 }
 
-#[derive(Deserialize)]
-struct Body {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = EmbeddingsRequest)]
+pub struct Body {
     model: Option<String>,
     input: Texts,
     #[serde(default)]
@@ -129,8 +135,9 @@ async fn embeddings_of(app: &Arc<App>, body: Body, priority: i32) -> Result<Valu
     }))
 }
 
-#[derive(Deserialize)]
-struct OllamaBody {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = OllamaEmbedRequest)]
+pub struct OllamaBody {
     model: Option<String>,
     input: Option<Texts>,
     /// The text of `/api/embeddings`, the older endpoint.
@@ -214,6 +221,9 @@ async fn embed(lease: &Lease, wanted: Wanted) -> Result<Embeddings, ApiError> {
         let Some((_ticket, result)) = running.pop_front() else { break };
         let state = result.await.map_err(|_| ApiError::stopped())??;
         vectors.push(normalised(&state[..dimensions]));
+    }
+    if let Some(note) = access_log::note() {
+        note.prompt(tokens);
     }
     Ok(Embeddings { vectors, tokens })
 }

@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 mod access;
+mod access_log;
 mod anthropic;
 mod app;
 pub mod batches;
@@ -15,19 +16,26 @@ pub mod client;
 mod embeddings;
 mod error;
 mod files;
+mod infill;
 mod large;
 mod live;
+mod machine_metrics;
 mod metrics;
 mod model;
 mod models;
 mod ollama;
 pub mod openai;
+mod openapi;
 mod operations;
 mod page;
+mod plan;
 mod prepare;
+mod request_log;
 mod responses;
+mod routes;
 mod run;
 mod server;
+mod statistics;
 mod stream;
 mod worker;
 
@@ -36,11 +44,13 @@ use forebay_engine::EngineError;
 use forebay_text::TextError;
 
 pub use access::Keys;
+pub use access_log::{AccessLog, AccessLogTarget};
 pub use files::FilesOptions;
 pub use live::Outlook;
 pub use models::{
     Catalogue, Entry, KeepAlive, LoadError, Loaded, Loader, Memory, Models, ModelsOptions,
 };
+pub use plan::PlanReport;
 pub use prepare::{Preparation, Prepared};
 pub use run::{Update, sink};
 pub use server::{Listener, ServerOptions};

@@ -7,13 +7,14 @@ use std::time::{Duration, Instant};
 use axum::Json;
 use axum::extract::State;
 use forebay_engine::engine::EngineStatistics;
-use forebay_engine::plan::Planned;
+use forebay_engine::plan::{Planned, PredictedRate};
 use forebay_engine::{Engine, LayerUses, SessionStatistics};
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::models::Status;
+use crate::plan::PlanReport;
 
 /// Time over which rates are averaged.
 const WINDOW: Duration = Duration::from_secs(2);
@@ -27,6 +28,10 @@ pub struct Outlook {
     pub disk_bytes_per_second: Option<f64>,
     /// Rate of copies from RAM to the GPU.
     pub pcie_bytes_per_second: Option<f64>,
+    /// Rate that is predicted for one request alone with the memory that the model got.
+    pub predicted: PredictedRate,
+    /// The planner's report for the memory that the model got.
+    pub report: PlanReport,
 }
 
 /// What the engine's thread collects for `GET /live`.
@@ -35,6 +40,17 @@ pub struct Collected {
     at: Option<Instant>,
     rates: Rates,
     experts: Arc<Vec<LayerUses>>,
+}
+
+impl Collected {
+    /// Returns the rates of generated tokens and of tokens of prompts: 0 if the engine `is_idle` and the last ones are old.
+    pub fn tokens_per_second(&self, is_idle: bool) -> [f64; 2] {
+        let age = self.at.map_or(Duration::MAX, |at| at.elapsed());
+        match is_idle && age > WINDOW {
+            true => [0.0; 2],
+            false => [self.rates.generated_tokens, self.rates.prompt_tokens],
+        }
+    }
 }
 
 /// Rates of the last two seconds, each per second of wall time.

@@ -11,6 +11,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::machine_metrics::MachineMetrics;
 use crate::models::Status;
 use crate::openai::answer::Choice;
 use crate::worker::Report;
@@ -66,6 +67,7 @@ pub struct Metrics {
     suspended: Gauges,
     waiting_for_models: Gauge,
     resident_bytes: Gauge,
+    machine: MachineMetrics,
     /// Work of engines that have ended, by model.
     ended: Mutex<HashMap<String, Passes>>,
 }
@@ -148,6 +150,7 @@ impl Metrics {
             ),
             resident_bytes: new.gauge("peak_resident_bytes", "Largest resident set of the process"),
             ended: Mutex::default(),
+            machine: MachineMetrics::new(&mut new.0),
             registry: new.0,
         }
     }
@@ -181,6 +184,13 @@ impl Metrics {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         let passes = ended.entry(name.to_owned()).or_default();
         *passes = passes.with(&last.engine);
+        drop(ended);
+        self.machine.note_unload(name, last);
+    }
+
+    /// Counts an answer with this status.
+    pub fn note_response(&self, status: u16) {
+        self.machine.note_response(status);
     }
 
     /// Returns all metrics in the text format. Models that are not loaded have no memory and no requests.
@@ -228,6 +238,7 @@ impl Metrics {
                 gauges.get_or_create(&of_model(&name)).set(value as i64);
             }
         }
+        self.machine.update(loaded);
         self.waiting_for_models.set(waiting_for_models as i64);
         self.resident_bytes.set(forebay_engine::peak_resident_bytes().unwrap_or(0) as i64);
         let mut text = String::new();

@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use forebay_chat::Message;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use crate::app::{self, App};
 use crate::body::{Received, read};
@@ -69,8 +70,8 @@ fn text(app: &App, model: Option<&str>) -> Result<Arc<Text>, ApiError> {
     app.models.text(&app.models.entry(model)?)
 }
 
-#[derive(Deserialize)]
-struct Tokenize {
+#[derive(Deserialize, ToSchema)]
+pub struct Tokenize {
     model: Option<String>,
     content: Option<String>,
     prompt: Option<String>,
@@ -101,8 +102,8 @@ pub async fn tokenize(
     Ok(Json(json!({ "tokens": ids, "count": ids.len() })))
 }
 
-#[derive(Deserialize)]
-struct Detokenize {
+#[derive(Deserialize, ToSchema)]
+pub struct Detokenize {
     model: Option<String>,
     tokens: Vec<u32>,
 }

@@ -1,6 +1,6 @@
 //! Requests with their prompts as tokens, ready to run.
 
-use forebay_chat::{CallsWanted, Format, Think, encode_prompt};
+use forebay_chat::{CallsWanted, Format, Gap, Think, encode_prompt, infill_prompt};
 use forebay_engine::GenerateOptions;
 use forebay_engine::engine::Request;
 use forebay_grammar::{Compiler, Grammar, Rules};
@@ -76,6 +76,10 @@ impl Preparation<'_> {
             Input::Ids(ids) => {
                 let text = self.tokenizer.decode(&ids, true);
                 (text, ids, Format::default(), true)
+            }
+            Input::Infill(gap) => {
+                let ids = self.infill(&gap)?;
+                (self.tokenizer.decode(&ids, true), ids, Format::default(), true)
             }
             Input::Chat { messages, tools, think, variables } => {
                 let no_template = "this model has no chat template: use /v1/completions";
@@ -159,6 +163,15 @@ impl Preparation<'_> {
                 }
             }
         }
+    }
+
+    /// Makes the prompt for a gap between two texts.
+    fn infill(&self, gap: &Gap) -> Result<Vec<u32>, Refusal> {
+        let none = "this model's vocabulary has no tokens for filling in the middle, so it cannot \
+                    take a suffix: leave it out, or use a model that has them";
+        let ids = infill_prompt(self.tokenizer, gap);
+        let ids = ids.map_err(|error| Refusal::of("suffix", error.to_string()))?;
+        ids.ok_or_else(|| Refusal::of("suffix", none))
     }
 
     fn encode(

@@ -9,6 +9,7 @@ use forebay_engine::engine::{Event, GeneratedToken, Sink};
 use forebay_text::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use crate::access_log::{self, Note};
 use crate::error::ApiError;
 use crate::models::Lease;
 use crate::openai::answer::Choice;
@@ -84,6 +85,8 @@ pub struct Answers {
     last: Vec<Option<Instant>>,
     /// Keeps the model in memory until the answers end.
     lease: Lease,
+    /// What the access log learns of the request.
+    note: Option<Arc<Note>>,
 }
 
 impl Answers {
@@ -103,7 +106,11 @@ impl Answers {
         }
         let (left, last) = (prepared.choices, vec![None; prepared.choices]);
         let (_tickets, lease) = (tickets, lease.clone());
-        Ok(Answers { updates, _tickets, left, last, lease })
+        let note = access_log::note();
+        if let Some(note) = &note {
+            note.prompt(prepared.request.prompt.len());
+        }
+        Ok(Answers { updates, _tickets, left, last, lease, note })
     }
 
     /// Waits for the next update. Returns `None` after the last one.
@@ -119,6 +126,9 @@ impl Answers {
             }
             Some(Update::Token { choice, .. }) => {
                 let now = Instant::now();
+                if let Some(note) = &self.note {
+                    note.token(now);
+                }
                 if let Some(last) = self.last[*choice].replace(now) {
                     self.lease.counts.note_gap((now - last).as_secs_f64());
                 }

@@ -2,15 +2,16 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
-use axum::http::{HeaderName, HeaderValue, StatusCode, header};
-use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::http::{HeaderValue, StatusCode};
+use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{delete, get, post};
 use hyper::server::conn::http1;
+use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
@@ -22,14 +23,17 @@ use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use crate::access::{self, Keys, Rules};
+use crate::access_log::AccessLog;
 use crate::app::App;
 use crate::error::ApiError;
 use crate::files::{self, FilesOptions};
 use crate::large::{self, Cleaner, LargeRequests};
 use crate::models::Models;
+use crate::request_log::{self, Logging, Remote};
+use crate::routes::Routes;
 use crate::{
-    ServeError, anthropic, batches, embeddings, live, ollama, openai, operations, page, responses,
-    stream,
+    ServeError, anthropic, batches, embeddings, infill, live, ollama, openai, openapi, operations,
+    page, plan, responses,
 };
 
 /// Most connections at a time. Others wait until one ends.
@@ -42,7 +46,6 @@ const THREADS: usize = 2;
 const PREPARING_MOST: usize = 4;
 /// Time between two looks at whether the server should stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Options of a server.
 #[derive(Clone)]
@@ -58,6 +61,10 @@ pub struct ServerOptions {
     pub body_bytes: usize,
     /// Where files of clients are stored.
     pub files: FilesOptions,
+    /// Time without a part of a streamed answer after which a comment is sent. `None` sends no comments.
+    pub ping: Option<Duration>,
+    /// Where every request is logged.
+    pub access_log: Option<Arc<AccessLog>>,
 }
 
 /// A server that has its address but does not answer yet.
@@ -103,7 +110,7 @@ impl Listener {
     /// Returns an error if the server cannot be set up.
     pub fn serve(self, models: Models, mut stops: impl FnMut() -> bool) -> Result<(), ServeError> {
         let Listener { runtime, listener, options, .. } = self;
-        let app = Arc::new(App::new(models, options.files.clone()));
+        let app = Arc::new(App::new(models, options.files.clone(), options.ping));
         let large = Arc::new(LargeRequests::new());
         let _cleaner = Cleaner::start(large.clone())?;
         let router = router(app.clone(), &options)?.layer(from_fn_with_state(large, large::note));
@@ -114,6 +121,8 @@ impl Listener {
             batches.abort();
             let _ = batches.await;
         });
+        // The log is written to its end after the last request.
+        drop(runtime);
         Ok(())
     }
 }
@@ -141,8 +150,8 @@ async fn accept(listener: &TcpListener, router: Router, stops: &mut dyn FnMut() 
                 continue;
             }
         };
-        let stream = match stream {
-            Ok((stream, _)) => stream,
+        let (stream, remote) = match stream {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // The system has no descriptor or memory left for a connection: others have to end first.
                 tracing::warn!("a connection was not accepted: {error}");
@@ -152,7 +161,11 @@ async fn accept(listener: &TcpListener, router: Router, stops: &mut dyn FnMut() 
         };
         // Tokens are small, and each should arrive at once.
         let _ = stream.set_nodelay(true);
-        let service = TowerToHyperService::new(router.clone());
+        let router = TowerToHyperService::new(router.clone());
+        let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+            request.extensions_mut().insert(Remote(remote));
+            router.call(request)
+        });
         let served = graceful.watch(connection.serve_connection(TokioIo::new(stream), service));
         tokio::spawn(async move {
             if let Err(error) = served.await {
@@ -164,17 +177,14 @@ async fn accept(listener: &TcpListener, router: Router, stops: &mut dyn FnMut() 
     graceful.shutdown().await;
 }
 
-/// Returns all endpoints.
-fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> {
-    let rules = Rules {
-        keys: options.keys.clone(),
-        origins: options.origins.clone(),
-        is_local: options.address.ip().is_loopback(),
-    };
-    let router = Router::new()
+/// Returns the routes. Each is described in `openapi/routes.rs`.
+pub fn routes() -> Routes {
+    Routes::new()
         .route("/", get(page::root))
         .route("/page/{name}", get(page::asset))
         .route("/live", get(live::live))
+        .route("/plan", get(plan::plan))
+        .route("/openapi.json", get(openapi::document))
         .route("/health", get(operations::health))
         .route("/ready", get(operations::health))
         .route("/metrics", get(operations::metrics))
@@ -186,6 +196,7 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .route("/v1/models/{*model}", get(openai::model))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completions))
+        .route("/infill", post(infill::infill))
         .route("/rerank", post(operations::rerank))
         .route("/v1/rerank", post(operations::rerank))
         .route("/v1/embeddings", post(embeddings::openai))
@@ -212,6 +223,18 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .route("/api/push", post(ollama::not_implemented))
         .route("/api/pull", post(ollama::pull))
         .route("/api/delete", delete(ollama::delete))
+}
+
+/// Returns the routes with what all requests go through.
+fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> {
+    let rules = Rules {
+        keys: options.keys.clone(),
+        origins: options.origins.clone(),
+        is_local: options.address.ip().is_loopback(),
+    };
+    let logging = Logging { app: app.clone(), access_log: options.access_log.clone() };
+    let router = routes()
+        .into_router()
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .with_state(app)
@@ -220,7 +243,7 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .layer(from_fn_with_state(Arc::new(rules), access::check))
         .layer(cors(&options.origins)?)
         .layer(CatchPanicLayer::new())
-        .layer(from_fn(log));
+        .layer(from_fn_with_state(Arc::new(logging), request_log::log));
     Ok(router)
 }
 
@@ -248,27 +271,4 @@ fn cors(origins: &[String]) -> Result<CorsLayer, ServeError> {
         true => layer.allow_origin(Any),
         false => layer.allow_origin(AllowOrigin::list(allowed)),
     })
-}
-
-/// Gives every request an id, and logs it when its answer begins.
-async fn log(request: Request, next: Next) -> Response {
-    let started = Instant::now();
-    let given = request.headers().get(REQUEST_ID).filter(|id| id.len() <= 128).cloned();
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let mut response = next.run(request).await;
-    let id = given.or_else(|| HeaderValue::from_str(&format!("req_{}", stream::unique())).ok());
-    tracing::info!(
-        %method,
-        path,
-        status = response.status().as_u16(),
-        seconds = started.elapsed().as_secs_f64(),
-        request = id.as_ref().and_then(|id| id.to_str().ok()),
-        "answer begins"
-    );
-    let headers = response.headers_mut();
-    if let Some(id) = id {
-        headers.insert(REQUEST_ID, id);
-    }
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    response
 }

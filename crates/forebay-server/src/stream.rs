@@ -1,14 +1,19 @@
 //! Answers that are sent in parts: server-sent events, or lines of JSON.
 
 use std::convert::Infallible;
+use std::pin::Pin;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use axum::body::{Body, Bytes};
+use axum::body::{Body, BodyDataStream, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::Response;
+use futures_util::StreamExt as _;
 use futures_util::stream::unfold;
 use serde_json::Value;
+use tokio::time::Instant;
 
+use crate::access_log;
+use crate::error::ApiError;
 use crate::run::{Answers, Update};
 
 /// Media type of server-sent events.
@@ -16,8 +21,8 @@ pub const EVENTS: &str = "text/event-stream";
 /// Media type of lines of JSON.
 pub const LINES: &str = "application/x-ndjson";
 
-/// Time without a part after which a comment tells the client, and what is between them, that the answer goes on.
-const KEEP_ALIVE: Duration = Duration::from_secs(10);
+/// Comment that tells the client, and what is between them, that the answer goes on.
+const PING: &str = ": keep-alive\n\n";
 
 /// Writes an answer in the form of an interface.
 pub trait Encode: Send + 'static {
@@ -39,12 +44,16 @@ enum State {
     Ended,
 }
 
-/// Returns a response that sends the answers as they are generated. If the client goes, they are dropped, which ends the
-/// request.
-pub fn response<E: Encode>(answers: Answers, encoder: E) -> Response {
-    let parts = unfold((State::Begins, answers, encoder), |(state, mut answers, mut encoder)| {
-        async move {
+/// Returns a response that sends the answers as they are generated, and a comment after every time of `ping` without a part. If
+/// the client goes, the answers are dropped, which ends the request.
+pub fn response<E: Encode>(answers: Answers, encoder: E, ping: Option<Duration>) -> Response {
+    // Lines of JSON have no comments.
+    let ping = ping.filter(|_| E::TYPE == EVENTS);
+    let parts = unfold(
+        (State::Begins, answers, encoder),
+        move |(state, mut answers, mut encoder)| async move {
             let mut out = String::new();
+            let deadline = ping.map(|ping| Instant::now() + ping);
             let next = loop {
                 match state {
                     State::Begins => {
@@ -54,28 +63,90 @@ pub fn response<E: Encode>(answers: Answers, encoder: E) -> Response {
                     State::Runs => {}
                     State::Ended => return None,
                 }
-                match tokio::time::timeout(KEEP_ALIVE, answers.next()).await {
-                    Ok(Some(update)) => encoder.update(update, &mut out),
-                    Ok(None) => {
+                match before(deadline, answers.next()).await {
+                    Some(Some(update)) => encoder.update(update, &mut out),
+                    Some(None) => {
                         encoder.end(&mut out);
                         break State::Ended;
                     }
-                    // Lines of JSON have no comments.
-                    Err(_) if E::TYPE == EVENTS => out.push_str(": keep-alive\n\n"),
-                    Err(_) => {}
+                    None => out.push_str(PING),
                 }
                 if !out.is_empty() {
                     break State::Runs;
                 }
             };
             Some((Ok::<_, Infallible>(Bytes::from(out)), (next, answers, encoder)))
-        }
-    });
-    let mut response = Response::new(Body::from_stream(parts));
+        },
+    );
+    of_parts(E::TYPE, Body::from_stream(parts))
+}
+
+fn of_parts(kind: &'static str, body: Body) -> Response {
+    let mut response = Response::new(body);
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, axum::http::HeaderValue::from_static(E::TYPE));
+    headers.insert(CONTENT_TYPE, axum::http::HeaderValue::from_static(kind));
     headers.insert(CACHE_CONTROL, axum::http::HeaderValue::from_static("no-cache"));
     response
+}
+
+/// Returns what the future gives, or `None` if it takes until the deadline.
+async fn before<T>(deadline: Option<Instant>, future: impl Future<Output = T>) -> Option<T> {
+    match deadline {
+        None => Some(future.await),
+        Some(deadline) => tokio::time::timeout_at(deadline, future).await.ok(),
+    }
+}
+
+type Begins = Pin<Box<dyn Future<Output = Result<Response, ApiError>> + Send>>;
+
+/// A response whose first comments are sent before it begins.
+enum Beginning {
+    /// The client gets a comment at once.
+    Late(Begins),
+    Waits(Begins),
+    Runs(BodyDataStream),
+    Ended,
+}
+
+/// Returns the response in server-sent events that `begins` gives. If it takes longer than `ping`, as while a model is loaded,
+/// a response with status 200 begins before it, with comments. `failed` writes an error that comes after that.
+///
+/// # Errors
+/// Returns the errors of `begins` that come before that.
+pub async fn with_pings(
+    ping: Option<Duration>,
+    begins: impl Future<Output = Result<Response, ApiError>> + Send + 'static,
+    failed: fn(&ApiError, &mut String),
+) -> Result<Response, ApiError> {
+    let mut begins: Begins = Box::pin(access_log::within(begins));
+    let Some(ping) = ping else { return begins.await };
+    if let Ok(response) = tokio::time::timeout(ping, &mut begins).await {
+        return response;
+    }
+    let parts = unfold(Beginning::Late(begins), move |state| async move {
+        let mut body = match state {
+            Beginning::Late(begins) => {
+                return Some((Ok(Bytes::from_static(PING.as_bytes())), Beginning::Waits(begins)));
+            }
+            Beginning::Waits(mut begins) => match tokio::time::timeout(ping, &mut begins).await {
+                Err(_) => {
+                    let part = Bytes::from_static(PING.as_bytes());
+                    return Some((Ok(part), Beginning::Waits(begins)));
+                }
+                Ok(Ok(response)) => response.into_body().into_data_stream(),
+                Ok(Err(error)) => {
+                    let mut out = String::new();
+                    failed(&error, &mut out);
+                    return Some((Ok(Bytes::from(out)), Beginning::Ended));
+                }
+            },
+            Beginning::Runs(body) => body,
+            Beginning::Ended => return None,
+        };
+        let part = body.next().await?;
+        Some((part, Beginning::Runs(body)))
+    });
+    Ok(of_parts(EVENTS, Body::from_stream(parts)))
 }
 
 /// Adds an event without a name.
@@ -107,4 +178,41 @@ pub fn unique() -> String {
 /// Returns the seconds since 1970.
 pub fn now() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const INTERVAL: Duration = Duration::from_millis(20);
+
+    /// Returns the body of a response that begins after `delay`, or the error before it.
+    fn begun(delay: Duration, given: Result<&'static str, ApiError>) -> Result<String, ApiError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let begins = async move {
+                tokio::time::sleep(delay).await;
+                given.map(|text| Response::new(Body::from(text)))
+            };
+            let failed: fn(&ApiError, &mut String) = |error, out| out.push_str(&error.message);
+            let response = with_pings(Some(INTERVAL), begins, failed).await?;
+            let bytes = axum::body::to_bytes(response.into_body(), 1 << 20).await.unwrap();
+            Ok(String::from_utf8(bytes.to_vec()).unwrap())
+        })
+    }
+
+    #[test]
+    fn a_late_stream_begins_with_comments() {
+        let late = 5 * INTERVAL;
+        assert_eq!(begun(Duration::ZERO, Ok("data: x\n\n")).unwrap(), "data: x\n\n");
+        let text = begun(late, Ok("data: x\n\n")).unwrap();
+        let pings = text.matches(PING).count();
+        assert!((2..=5).contains(&pings), "{text}");
+        assert_eq!(text.replace(PING, ""), "data: x\n\n");
+        // An error is a status before the first comment, and a part of the stream after it.
+        let error = || Err(ApiError::bad("the disk is gone"));
+        assert_eq!(begun(Duration::ZERO, error()).unwrap_err().message, "the disk is gone");
+        let text = begun(late, error()).unwrap();
+        assert!(text.starts_with(PING) && text.ends_with("the disk is gone"), "{text}");
+    }
 }

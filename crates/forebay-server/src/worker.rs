@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use forebay_engine::engine::{EngineOptions, EngineStatistics, Request, RequestId, Sink};
-use forebay_engine::{Engine, EngineError, Session, SessionStatistics};
+use forebay_engine::engine::{EngineOptions, EngineStatistics, KvBlocks, Request, RequestId, Sink};
+use forebay_engine::{Engine, EngineError, Session, SessionStatistics, WeightUse};
 use forebay_grammar::STACK_BYTES;
 use tokio::sync::oneshot;
 
@@ -29,6 +29,9 @@ pub struct Report {
     pub running_most: usize,
     pub engine: EngineStatistics,
     pub session: SessionStatistics,
+    pub kv: KvBlocks,
+    /// Use of weights up to the last pass.
+    pub weights: WeightUse,
     pub live: Collected,
 }
 
@@ -141,6 +144,8 @@ fn report(engine: &Engine, session: SessionStatistics, live: Collected) -> Repor
         running_most: engine.running_most(),
         engine: engine.statistics(),
         session,
+        kv: engine.kv_blocks(),
+        weights: engine.weight_use(),
         live,
     }
 }

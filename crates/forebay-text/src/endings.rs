@@ -26,6 +26,7 @@ const ENDINGS: &[&str] = &[
     "<end_of_utterance>",
     "<EOT>",
     "_<EOT>",
+    "▁<EOT>",
     "[EOT]",
     "[EOS]",
     "[e~[",
@@ -35,9 +36,16 @@ const ENDINGS: &[&str] = &[
     // Fill-in-the-middle: another file follows these tokens, or nothing.
     "<|fim_pad|>",
     "<fim_pad>",
+    "<fim-pad>",
     "<|repo_name|>",
+    "<repo_name>",
     "<|fim_repo|>",
+    "<fim-repo>",
+    "<REPO>",
+    "<reponame>",
     "<|file_sep|>",
+    "<file_sep>",
+    "<|file_separator|>",
 ];
 
 /// Trust in the kinds of tokens in a model's files.

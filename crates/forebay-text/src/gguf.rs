@@ -4,6 +4,7 @@ use forebay_format::{ByteStrings, GgufMetadata, Value};
 
 use crate::bpe::{Alphabet, Bpe};
 use crate::endings::{self, Kinds};
+use crate::infill;
 use crate::pieces::Spelling;
 use crate::pretokenize::Splitter;
 use crate::sentencepiece::SentencePiece;
@@ -22,6 +23,13 @@ const BOS: &str = "tokenizer.ggml.bos_token_id";
 const EOS: &str = "tokenizer.ggml.eos_token_id";
 const EOT: &str = "tokenizer.ggml.eot_token_id";
 const EOM: &str = "tokenizer.ggml.eom_token_id";
+/// Keys of tokens for filling in the middle: the present name, and the older one.
+const FIM_PREFIX: [&str; 2] = ["tokenizer.ggml.fim_pre_token_id", "tokenizer.ggml.prefix_token_id"];
+const FIM_SUFFIX: [&str; 2] = ["tokenizer.ggml.fim_suf_token_id", "tokenizer.ggml.suffix_token_id"];
+const FIM_MIDDLE: [&str; 2] = ["tokenizer.ggml.fim_mid_token_id", "tokenizer.ggml.middle_token_id"];
+const FIM_PAD: &str = "tokenizer.ggml.fim_pad_token_id";
+const FIM_REPOSITORY: &str = "tokenizer.ggml.fim_rep_token_id";
+const FIM_FILE: &str = "tokenizer.ggml.fim_sep_token_id";
 const UNKNOWN: &str = "tokenizer.ggml.unknown_token_id";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
 const ADD_EOS: &str = "tokenizer.ggml.add_eos_token";
@@ -66,8 +74,12 @@ pub fn tokenizer(metadata: &GgufMetadata) -> Result<Tokenizer, TextError> {
     };
     let (bos, eos) = (id(BOS, defaults.bos)?, id(EOS, defaults.eos)?);
     let unknown = id(UNKNOWN, defaults.unknown)?;
-    let named_endings = [eos, id(EOT, None)?, id(EOM, None)?];
-    let eog = endings::find(&mut vocabulary, Kinds::Doubtful, named_endings.into_iter().flatten());
+    let infill = infill_tokens(|key| id(key, None))?;
+    // Another file follows these tokens, or nothing.
+    let files = [id(FIM_PAD, None)?, infill.repository, infill.file];
+    let named_endings = [eos, id(EOT, None)?, id(EOM, None)?].into_iter().chain(files);
+    let eog = endings::find(&mut vocabulary, Kinds::Doubtful, named_endings.flatten());
+    let infill = infill::find(&vocabulary, infill);
 
     let (encoder, spelling, kind) = match splitter {
         None => {
@@ -91,7 +103,21 @@ pub fn tokenizer(metadata: &GgufMetadata) -> Result<Tokenizer, TextError> {
     };
     let specials = SpecialTokens::new(&vocabulary, strip_rule(metadata, &vocabulary))?;
     let affixes = affixes(metadata, &defaults, bos, eos)?;
-    Ok(Tokenizer { vocabulary, encoder, specials, spelling, bos, eos, affixes, eog, kind })
+    Ok(Tokenizer { vocabulary, encoder, specials, spelling, bos, eos, affixes, eog, infill, kind })
+}
+
+/// Reads the tokens for filling in the middle that the file names.
+fn infill_tokens(
+    id: impl Fn(&'static str) -> Result<Option<u32>, TextError>,
+) -> Result<infill::Named, TextError> {
+    let either = |[now, older]: [&'static str; 2]| Ok(id(now)?.or(id(older)?));
+    Ok(infill::Named {
+        prefix: either(FIM_PREFIX)?,
+        suffix: either(FIM_SUFFIX)?,
+        middle: either(FIM_MIDDLE)?,
+        repository: id(FIM_REPOSITORY)?,
+        file: id(FIM_FILE)?,
+    })
 }
 
 fn alphabet_of(splitter: &Splitter) -> Alphabet {

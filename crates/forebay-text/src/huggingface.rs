@@ -14,6 +14,7 @@ use serde_json::Value;
 
 use crate::TextError;
 use crate::endings::{self, Kinds};
+use crate::infill;
 use crate::pieces::Spelling;
 use crate::special::{SpecialTokens, Strip};
 use crate::tokenizer::{Affixes, Encoder, Tokenizer};
@@ -132,6 +133,7 @@ pub fn tokenizer(metadata: &HfMetadata) -> Result<Tokenizer, TextError> {
     let named = end_ids(metadata).filter(|id| (*id as usize) < vocabulary.len()).chain(eos);
     let named: Vec<u32> = named.collect();
     let eog = endings::find(&mut vocabulary, Kinds::Reliable, named);
+    let infill = infill::find(&vocabulary, infill::Named::default());
 
     let model = description["model"]["type"].as_str().unwrap_or("unknown model");
     let mut hugging_face =
@@ -146,6 +148,7 @@ pub fn tokenizer(metadata: &HfMetadata) -> Result<Tokenizer, TextError> {
         eos,
         affixes,
         eog,
+        infill,
         kind: format!("hf ({model})"),
     })
 }

@@ -16,6 +16,7 @@ mod endings;
 mod error;
 mod gguf;
 mod huggingface;
+mod infill;
 mod merge;
 mod pieces;
 mod pretokenize;
@@ -27,6 +28,7 @@ mod tokenizer;
 mod vocabulary;
 
 pub use error::TextError;
+pub use infill::InfillTokens;
 pub use pretokenize::known_names as known_pre_tokenizers;
 pub use stream::TextStream;
 pub use template::{ChatTemplate, CivilTime, RenderInput, isolate_templates, serve_template};

@@ -5,6 +5,7 @@ use forebay_format::{Catalog, GgufMetadata, HfMetadata, Source};
 
 use crate::bpe::Bpe;
 use crate::huggingface::HuggingFace;
+use crate::infill::InfillTokens;
 use crate::merge::Merger;
 use crate::pieces::Spelling;
 use crate::sentencepiece::SentencePiece;
@@ -27,6 +28,7 @@ pub struct Tokenizer {
     pub(crate) affixes: Affixes,
     /// Tokens that end a generation, in ascending order.
     pub(crate) eog: Vec<u32>,
+    pub(crate) infill: Option<InfillTokens>,
     pub(crate) kind: String,
 }
 
@@ -195,6 +197,11 @@ impl Tokenizer {
     /// Returns all tokens that end a generation, in ascending order.
     pub fn eog_ids(&self) -> &[u32] {
         &self.eog
+    }
+
+    /// Returns the tokens for filling in the middle, if the vocabulary has them.
+    pub fn infill(&self) -> Option<&InfillTokens> {
+        self.infill.as_ref()
     }
 
     /// Returns the kind of this tokenizer: `bpe (qwen2)`, `spm`, `hf (BPE)`.

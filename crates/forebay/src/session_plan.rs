@@ -3,21 +3,24 @@
 use std::path::Path;
 
 use forebay_engine::doctor::MachineProfile;
-use forebay_engine::plan::{HitCurve, PlanRequest, PlannedModel, Planner, Rates, Work};
-use forebay_engine::{CpuOffload, DeviceChoice, EngineError, SessionOptions, free_bytes};
+use forebay_engine::plan::{
+    HitCurve, PlanRequest, PlannedModel, Planner, PredictedRate, Rates, Work,
+};
+use forebay_engine::{CpuOffload, DeviceChoice, EngineError, Session, SessionOptions, free_bytes};
 use forebay_server::Outlook;
+use serde_json::Value;
 
 use crate::commands::plan::{
-    PROMPT_TOKENS, SEQUENCES_MOST, best_together, rate_in_words, warnings,
+    Document, PROMPT_TOKENS, RECORDED_ROUTING, SEQUENCES_MOST, best_together, rate_in_words,
+    warnings,
 };
 use crate::{open, output};
 
 /// A model that was read for plans, and the rates of this machine with the model's disk.
 pub struct SessionPlan {
     pub model: PlannedModel,
-    /// `None` if `doctor` has not measured the machine.
-    rates: Option<Rates>,
-    profile: Option<MachineProfile>,
+    /// The machine's profile with its rates, or why there is none.
+    machine: Result<(MachineProfile, Rates), String>,
 }
 
 impl SessionPlan {
@@ -26,9 +29,13 @@ impl SessionPlan {
     /// # Errors
     /// Returns an error if the file is damaged or its architecture is unknown.
     pub fn open(model: &Path) -> Result<SessionPlan, EngineError> {
-        let profile = MachineProfile::of_folder(open::folder(model)).ok();
-        let rates = profile.as_ref().and_then(|profile| Rates::new(profile).ok());
-        Ok(SessionPlan { model: PlannedModel::open(model)?, rates, profile })
+        let again = |why: &str| format!("{why}: run forebay doctor");
+        let profile = MachineProfile::of_folder(open::folder(model)).map_err(again);
+        let machine = profile.and_then(|profile| {
+            let rates = Rates::new(&profile).map_err(again)?;
+            Ok((profile, rates))
+        });
+        Ok(SessionPlan { model: PlannedModel::open(model)?, machine })
     }
 
     /// Calls `ask` with a planner for this machine and the request of a session. Returns `None` if `doctor` has not measured
@@ -38,12 +45,71 @@ impl SessionPlan {
         options: &SessionOptions,
         ask: impl FnOnce(&Planner<'_>, &PlanRequest) -> Option<T>,
     ) -> Option<T> {
-        let rates = self.rates.as_ref()?;
-        let context = self.model.context(options).ok()?;
+        let (_, rates) = self.machine.as_ref().ok()?;
+        let request = self.request(options, free_bytes()).ok()?;
+        ask(&Planner::new(&self.model, rates, &HitCurve::default()), &request)
+    }
+
+    /// Returns the request for a plan of a session on a machine with so much free RAM.
+    fn request(
+        &self,
+        options: &SessionOptions,
+        free_bytes: u64,
+    ) -> Result<PlanRequest, EngineError> {
+        let context = self.model.context(options)?;
         let work = Work::alone(PROMPT_TOKENS, 0);
         let mut request = PlanRequest::of_session(options, context, work);
-        request.ram_free_bytes = Some(free_bytes());
-        ask(&Planner::new(&self.model, rates, &HitCurve::default()), &request)
+        request.ram_free_bytes = Some(free_bytes);
+        Ok(request)
+    }
+
+    /// Returns what `forebay plan --json` prints, without paths, for a session on this machine when so much RAM was free.
+    ///
+    /// # Errors
+    /// Returns why there is no plan.
+    pub fn report(&self, options: &SessionOptions, free_bytes: u64) -> Result<Value, String> {
+        let (profile, rates) = self.machine.as_ref().map_err(Clone::clone)?;
+        let words = |error: EngineError| error.to_string();
+        let request = self.request(options, free_bytes).map_err(words)?;
+        let hits = HitCurve::default();
+        let planner = Planner::new(&self.model, rates, &hits);
+        let planned = planner.plan(&request).map_err(words)?;
+        let together = planner.together(&request, SEQUENCES_MOST);
+        let document = Document {
+            path: None,
+            model: &self.model.info,
+            machine: &profile.machine.cpu,
+            gpu: rates.gpu_name(),
+            ram_bytes: request.ram_bytes,
+            vram_bytes: request.vram_bytes,
+            context: request.context,
+            prompt_tokens: PROMPT_TOKENS,
+            expected_hits_from: RECORDED_ROUTING.to_owned(),
+            free_vram_is_estimated: rates.gpu_name().is_some(),
+            planned: &planned,
+            best_sequences: best_together(&together).map(|best| best.sequences),
+            together: &together,
+            warnings: &warnings(&planned),
+        };
+        let mut report = serde_json::to_value(&document).map_err(|error| error.to_string())?;
+        // Clients name models, and need not know where they are.
+        if let Some(model) = report.get_mut("model").and_then(Value::as_object_mut) {
+            model.shift_remove("path");
+        }
+        Ok(report)
+    }
+
+    /// Returns the rate that is predicted for one request alone in an open session.
+    pub fn predicted(&self, session: &Session) -> PredictedRate {
+        let (_, rates) = match &self.machine {
+            Ok(machine) => machine,
+            Err(why) => return PredictedRate::none(why),
+        };
+        let work = Work::alone(PROMPT_TOKENS, 0);
+        match session.predicted(rates, &HitCurve::default(), work) {
+            Some(predicted) => predicted.generate.shown,
+            None => PredictedRate::none("the machine profile has no GPU: run forebay doctor"),
+        }
     }
 
     /// Returns the number of sequences, up to the most that a GPU runs, that a session on this machine generates most tokens
@@ -57,13 +123,14 @@ impl SessionPlan {
 
     /// Returns what this machine can do with the model, as far as `doctor` has measured it.
     pub fn outlook(&self, options: &SessionOptions) -> Outlook {
-        let Some(profile) = &self.profile else { return Outlook::default() };
+        let Ok((profile, _)) = &self.machine else { return Outlook::default() };
         let copies = profile.gpu.iter().flat_map(|gpu| &gpu.pinned_copies);
         let copies = copies.map(|copy| copy.to_device_bytes_per_second);
         Outlook {
             planned: self.ask(options, |planner, request| planner.plan(request).ok()),
             disk_bytes_per_second: Some(profile.read.bytes_per_second),
             pcie_bytes_per_second: copies.max_by(f64::total_cmp),
+            ..Outlook::default()
         }
     }
 

@@ -88,6 +88,20 @@ pub struct EngineStatistics {
     pub computed_again: u64,
 }
 
+/// Blocks of an engine's KV cache, over all groups of layers. `total` is the sum of `free`, `cached` and `referenced`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct KvBlocks {
+    pub total: usize,
+    /// Blocks without content.
+    pub free: usize,
+    /// Blocks with content that no request uses. They are evicted when blocks are needed.
+    pub cached: usize,
+    /// Blocks that requests use, each counted once.
+    pub referenced: usize,
+    /// Cached blocks that were given out for other content since the start.
+    pub evictions: u64,
+}
+
 /// An open model that runs many requests.
 pub struct Engine {
     session: Session,
@@ -177,6 +191,22 @@ impl Engine {
     /// Returns what the engine has done.
     pub fn statistics(&self) -> EngineStatistics {
         self.statistics
+    }
+
+    /// Returns the blocks of the KV cache.
+    pub fn kv_blocks(&self) -> KvBlocks {
+        self.session.runner.kv_blocks().fold(KvBlocks::default(), |sum, group| KvBlocks {
+            total: sum.total + group.total,
+            free: sum.free + group.free,
+            cached: sum.cached + group.cached,
+            referenced: sum.referenced + group.referenced,
+            evictions: sum.evictions + group.evictions_total,
+        })
+    }
+
+    /// Returns the use of weights by all passes that have ended.
+    pub fn weight_use(&self) -> WeightUse {
+        self.weights
     }
 
     /// Queues a request behind those of the same or a higher priority. `sink` gets its events from [`Engine::step`].

@@ -16,6 +16,7 @@ use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 pub use self::journal::{Journal, JournalError};
 pub use self::lines::{Line, Place, Unusable, Url, answered, is_error, scan};
@@ -37,17 +38,23 @@ const WINDOW_MOST: u64 = 14 * 24 * 3600;
 /// Most pairs of metadata, and most characters of a name and of a value, as in OpenAI's interface.
 const METADATA_MOST: (usize, usize, usize) = (16, 64, 512);
 
-#[derive(Deserialize)]
-struct ExpiresAfter {
+#[derive(Deserialize, ToSchema)]
+pub struct ExpiresAfter {
+    /// `created_at`.
     anchor: String,
     seconds: u64,
 }
 
-#[derive(Deserialize)]
-struct Body {
+/// A batch that is to be made.
+#[derive(Deserialize, ToSchema)]
+#[schema(as = BatchBody)]
+pub struct Body {
     input_file_id: String,
+    /// `/v1/chat/completions`, `/v1/completions` or `/v1/embeddings`.
     endpoint: String,
+    /// Time from `1s` to `14d`.
     completion_window: String,
+    #[schema(value_type = Object)]
     metadata: Option<Map<String, Value>>,
     output_expires_after: Option<ExpiresAfter>,
 }

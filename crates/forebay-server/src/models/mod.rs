@@ -13,9 +13,9 @@ mod texts;
 
 use std::collections::VecDeque;
 use std::ops::Deref;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use forebay_engine::ModelInfo;
@@ -28,6 +28,7 @@ pub use self::keep_alive::KeepAlive;
 pub use self::room::Memory;
 use self::texts::Texts;
 use crate::ServeError;
+use crate::access_log;
 use crate::error::ApiError;
 use crate::live::Outlook;
 use crate::metrics::Metrics;
@@ -120,6 +121,15 @@ struct Guard {
     model: Option<Arc<Model>>,
     shared: Arc<Shared>,
     id: u64,
+    /// Time that the request waited for the model.
+    waited: OnceLock<Duration>,
+}
+
+impl Lease {
+    /// Returns the time that the request waited for the model to be loaded.
+    pub fn waited(&self) -> Duration {
+        self.0.waited.get().copied().unwrap_or_default()
+    }
 }
 
 impl Deref for Lease {
@@ -187,6 +197,10 @@ impl Models {
         entry: Entry,
         keep_alive: Option<KeepAlive>,
     ) -> Result<Lease, ApiError> {
+        if let Some(note) = access_log::note() {
+            note.model(&entry.name);
+        }
+        let asked = Instant::now();
         let loaded = {
             let mut state = self.shared.lock();
             if let Some(lease) = state.lend(&entry.name, keep_alive, &self.shared) {
@@ -203,7 +217,10 @@ impl Models {
             loaded
         };
         self.shared.changed.notify_all();
-        loaded.await.map_err(|_| ApiError::stopped())?
+        let lease = loaded.await.map_err(|_| ApiError::stopped())??;
+        // Nothing else sets it.
+        let _ = lease.0.waited.set(asked.elapsed());
+        Ok(lease)
     }
 
     /// Unloads a model when no request uses it. If it is idle, returns after it is unloaded.
@@ -303,6 +320,11 @@ impl Models {
         // A model that is unloaded meanwhile would count twice, or not at all.
         let state = self.shared.lock();
         self.shared.metrics.text(&state.loaded(), state.waiting())
+    }
+
+    /// Counts an answer with this status.
+    pub fn note_response(&self, status: u16) {
+        self.shared.metrics.note_response(status);
     }
 
     /// Returns the text of a model, which does not load its weights. Reading it may take a while.
@@ -407,6 +429,6 @@ impl State {
         slot.last_used = Instant::now();
         slot.keep_alive = keep_alive.unwrap_or(slot.keep_alive);
         let (model, shared, id) = (Some(slot.model.clone()), shared.clone(), slot.id);
-        Some(Lease(Arc::new(Guard { model, shared, id })))
+        Some(Lease(Arc::new(Guard { model, shared, id, waited: OnceLock::new() })))
     }
 }

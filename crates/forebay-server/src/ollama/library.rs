@@ -16,6 +16,7 @@ use futures_util::stream::unfold;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
+use utoipa::ToSchema;
 
 use super::Failure;
 use crate::app::{self, App};
@@ -30,15 +31,17 @@ pub const PULLS_MOST: usize = 4;
 /// Reports that wait for a slow client. More are dropped.
 const REPORTS_MOST: usize = 16;
 
-#[derive(Deserialize)]
-struct Named {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = OllamaNamed)]
+pub struct Named {
     model: Option<String>,
     name: Option<String>,
     stream: Option<bool>,
 }
 
-#[derive(Deserialize)]
-struct Copied {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = OllamaCopied)]
+pub struct Copied {
     source: String,
     destination: String,
 }

@@ -10,6 +10,7 @@ use forebay_engine::ModelInfo;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::Failure;
 use crate::app::{self, App};
@@ -106,8 +107,9 @@ fn details(info: &ModelInfo) -> Value {
     })
 }
 
-#[derive(Deserialize)]
-struct Named {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = OllamaShown)]
+pub struct Named {
     model: Option<String>,
     name: Option<String>,
 }
@@ -128,6 +130,9 @@ pub async fn show(
     let mut capabilities = vec!["completion"];
     if text.format.calls_tools() {
         capabilities.push("tools");
+    }
+    if text.tokenizer.infill().is_some() {
+        capabilities.push("insert");
     }
     if text.format.reasons() {
         capabilities.push("thinking");

@@ -12,12 +12,13 @@ use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use forebay_chat::{Message, Think};
+use forebay_chat::{Gap, Message, Think};
 use forebay_engine::engine::RequestEnd;
 use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use crate::app::{self, App};
 use crate::body::{Received, read};
@@ -26,10 +27,11 @@ use crate::models::{Entry, KeepAlive, Lease};
 use crate::openai::answer::Choice;
 use crate::openai::{Input, Wanted};
 use crate::run::{Answers, Piece, Update};
+use crate::statistics;
 use crate::stream::{self, Encode};
 
-pub use self::library::{PULLS_MOST, copy, delete, pull};
-pub use self::lists::{not_implemented, ps, show, tags, version};
+pub use self::library::{Copied, Named, PULLS_MOST, copy, delete, pull};
+pub use self::lists::{Named as Showing, not_implemented, ps, show, tags, version};
 
 /// The form of errors of Ollama.
 pub struct Form;
@@ -43,8 +45,9 @@ impl ErrorForm for Form {
 /// An error in this form.
 pub type Failure = error::Failure<Form>;
 
-#[derive(Deserialize)]
-struct Body {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = OllamaRequest)]
+pub struct Body {
     model: Option<String>,
     messages: Option<Vec<Value>>,
     prompt: Option<String>,
@@ -58,14 +61,18 @@ struct Body {
     tools: Option<Value>,
     images: Option<Vec<Value>>,
     keep_alive: Option<Value>,
+    /// True to report what the request needed of the weights, and how long it waited.
+    #[serde(default)]
+    include_statistics: bool,
     #[serde(default)]
     options: Options,
 }
 
 /// Options of Ollama that have a meaning here. The others are ignored.
-#[derive(Default, Deserialize)]
+#[derive(Default, Deserialize, ToSchema)]
 #[serde(default)]
-struct Options {
+#[schema(as = OllamaOptions)]
+pub struct Options {
     num_predict: Option<i64>,
     temperature: Option<f32>,
     top_k: Option<usize>,
@@ -79,9 +86,10 @@ struct Options {
     stop: Option<Stops>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
-enum Stops {
+#[schema(as = OllamaStops)]
+pub enum Stops {
     One(String),
     More(Vec<String>),
 }
@@ -124,12 +132,13 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
     let asked = Instant::now();
     let lease = app.models.get(entry, keep_alive).await?;
     let load_time = asked.elapsed();
-    let streams = wanted.stream;
+    let (streams, statistics) = (wanted.stream, wanted.statistics);
     let prepared = app::prepare(&lease, wanted).await?;
     let answers = Answers::start(&lease, &prepared).await?;
-    let lines = Lines { lease, endpoint, load_time, calls: Vec::new(), ended: false };
+    let (calls, ended) = (Vec::new(), false);
+    let lines = Lines { lease, endpoint, load_time, statistics, calls, ended };
     if streams {
-        return Ok(stream::response(answers, lines));
+        return Ok(stream::response(answers, lines, app.ping));
     }
     let choices = answers.all().await?;
     let choice = choices.first().ok_or_else(ApiError::stopped)?;
@@ -184,9 +193,6 @@ fn wanted(endpoint: Endpoint, body: &Body) -> Result<Option<Wanted>, ApiError> {
         },
         Some(schema) => Some(Rules::JsonSchema(schema.clone())),
     };
-    if body.suffix.as_ref().is_some_and(|suffix| !suffix.is_empty()) {
-        return Err(ApiError::bad("suffix is not supported: leave it out"));
-    }
     let has_images = |images: Option<&Vec<Value>>| images.is_some_and(|images| !images.is_empty());
     let of_messages = body.messages.iter().flatten();
     let mut of_messages =
@@ -208,7 +214,10 @@ fn wanted(endpoint: Endpoint, body: &Body) -> Result<Option<Wanted>, ApiError> {
             let Some(prompt) = body.prompt.clone().filter(|prompt| !prompt.is_empty()) else {
                 return Ok(None);
             };
-            if body.raw {
+            let suffix = body.suffix.clone().filter(|suffix| !suffix.is_empty());
+            if let Some(suffix) = suffix {
+                Input::Infill(Gap { prefix: prompt, suffix, ..Gap::default() })
+            } else if body.raw {
                 Input::Text(prompt)
             } else {
                 let system = body.system.as_ref().map(|system| Message::new("system", system));
@@ -231,6 +240,7 @@ fn wanted(endpoint: Endpoint, body: &Body) -> Result<Option<Wanted>, ApiError> {
         },
         rules,
         stream: body.stream.unwrap_or(true),
+        statistics: body.include_statistics,
         ..Wanted::default()
     }))
 }
@@ -338,6 +348,8 @@ struct Lines {
     endpoint: Endpoint,
     /// Time that the request waited for its model to be loaded.
     load_time: Duration,
+    /// True to add statistics to the last line.
+    statistics: bool,
     /// Names and arguments of the calls so far.
     calls: Vec<(String, String)>,
     ended: bool,
@@ -391,6 +403,9 @@ impl Lines {
         });
         if let (Value::Object(line), Value::Object(fields)) = (&mut line, fields) {
             line.extend(fields);
+        }
+        if self.statistics {
+            line["statistics"] = statistics::of(&self.lease, choice);
         }
         line
     }

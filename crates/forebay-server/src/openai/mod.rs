@@ -13,12 +13,13 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use self::answer::{Choice, Identity};
-pub use self::request::{Endpoint, Input, MustCall, Refusal, Wanted, wanted};
+pub use self::request::{Body, Endpoint, Input, MustCall, Refusal, Wanted, wanted};
 use crate::app::{self, App};
 use crate::body::{Received, Segment};
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, Lease, Status};
 use crate::run::{Answers, Piece, Token, Update};
+use crate::statistics;
 use crate::stream::{self, Encode};
 
 /// The form of errors of the OpenAI API.
@@ -104,6 +105,28 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
         Ok((own.models.entry(wanted.model.as_deref())?, wanted))
     };
     let (entry, wanted) = app::work(read).await?;
+    Ok(match wanted.stream {
+        true => {
+            let begins = begin(app.clone(), endpoint, entry, wanted);
+            stream::with_pings(app.ping, begins, stream_failed).await?
+        }
+        false => begin(app, endpoint, entry, wanted).await?,
+    })
+}
+
+/// Writes an error that comes after the first comments of a stream.
+pub fn stream_failed(error: &ApiError, out: &mut String) {
+    stream::data(&error_body(error), out);
+    out.push_str("data: [DONE]\n\n");
+}
+
+/// Begins a stream, or returns the whole answer.
+async fn begin(
+    app: Arc<App>,
+    endpoint: Endpoint,
+    entry: Entry,
+    wanted: Wanted,
+) -> Result<Response, ApiError> {
     let Wanted { stream: streams, stream_usage: usage, statistics, .. } = wanted;
     let lease = app.models.get(entry, None).await?;
     let prepared = app::prepare(&lease, wanted).await?;
@@ -113,19 +136,19 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
         let choices = vec![None; prepared.choices];
         let offsets = vec![0; prepared.choices];
         let parts = Parts { head, usage, statistics, choices, offsets };
-        return Ok(stream::response(answers, parts));
+        return Ok(stream::response(answers, parts, app.ping));
     }
     let choices = answers.all().await?;
     let mut body = answer::whole(endpoint, &head.identity(), &choices);
     if statistics {
-        body["statistics"] = statistics_of(&choices);
+        body["statistics"] = statistics_of(&head.lease, &choices);
     }
     Ok(Json(body).into_response())
 }
 
 /// Returns the statistics of all choices.
-fn statistics_of(choices: &[Choice]) -> Value {
-    choices.iter().map(|choice| json!(choice.statistics)).collect()
+fn statistics_of(lease: &Lease, choices: &[Choice]) -> Value {
+    choices.iter().map(|choice| statistics::of(lease, choice)).collect()
 }
 
 /// What all parts of an answer have in common.
@@ -246,7 +269,7 @@ impl Encode for Parts {
             let usage = Some(answer::usage(&choices)).filter(|_| self.usage);
             let mut part = answer::part(self.head.endpoint, &identity, None, usage);
             if self.statistics {
-                part["statistics"] = statistics_of(&choices);
+                part["statistics"] = statistics_of(&self.head.lease, &choices);
             }
             stream::data(&part, out);
         }

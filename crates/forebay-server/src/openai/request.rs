@@ -6,11 +6,12 @@
 
 use std::collections::HashMap;
 
-use forebay_chat::{Message, Think};
+use forebay_chat::{Gap, Message, Think};
 use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use super::effort;
 
@@ -56,6 +57,8 @@ impl Refusal {
 pub enum Input {
     Text(String),
     Ids(Vec<u32>),
+    /// Two texts with a gap between them, which the answer fills.
+    Infill(Gap),
     Chat {
         messages: Vec<Message>,
         tools: Option<Value>,
@@ -125,30 +128,32 @@ impl Default for Wanted {
     }
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(untagged)]
-enum OneOrMore<T> {
+pub enum OneOrMore<T> {
     One(T),
     More(Vec<T>),
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
 #[serde(untagged)]
-enum Prompt {
+#[schema(as = CompletionPrompt)]
+pub enum Prompt {
     Text(String),
     Ids(Vec<u32>),
     Texts(Vec<String>),
     Many(Vec<Vec<u32>>),
 }
 
-#[derive(Deserialize, Default)]
+#[derive(Deserialize, Default, ToSchema)]
 #[serde(default)]
-struct StreamOptions {
+pub struct StreamOptions {
     include_usage: bool,
 }
 
-#[derive(Deserialize)]
-struct Body {
+#[derive(Deserialize, ToSchema)]
+#[schema(as = OpenAiRequest)]
+pub struct Body {
     model: Option<String>,
     prompt: Option<Prompt>,
     messages: Option<Value>,
@@ -238,7 +243,10 @@ pub fn wanted(endpoint: Endpoint, body: &Value) -> Result<Wanted, Refusal> {
     let must_call = if is_chat { must_call(&body)? } else { None };
     let input = match is_chat {
         true => chat(&body)?,
-        false => completion(body.prompt.take(), body.messages.is_some())?,
+        false => {
+            let suffix = body.suffix.take().filter(|suffix| !suffix.is_empty());
+            completion(body.prompt.take(), suffix, body.messages.is_some())?
+        }
     };
     Ok(Wanted {
         input,
@@ -332,7 +340,6 @@ fn without_effect(body: &Body) -> Result<(), Refusal> {
     let given = [
         ("echo", body.echo == Some(true)),
         ("best_of", body.best_of.is_some_and(|best| best != body.n.unwrap_or(1))),
-        ("suffix", body.suffix.is_some()),
     ];
     match given.into_iter().find(|(_, is_given)| *is_given) {
         Some((name, _)) => Err(Refusal::of(name, format!("{name} is not supported"))),
@@ -420,12 +427,16 @@ fn must_call(body: &Body) -> Result<Option<MustCall>, Refusal> {
     }
 }
 
-fn completion(prompt: Option<Prompt>, has_messages: bool) -> Result<Input, Refusal> {
+fn completion(
+    prompt: Option<Prompt>,
+    suffix: Option<String>,
+    has_messages: bool,
+) -> Result<Input, Refusal> {
     if has_messages {
         return Err(Refusal::of("messages", "messages are for /v1/chat/completions"));
     }
     let several = || Refusal::of("prompt", "several prompts need a request each");
-    match prompt {
+    let input = match prompt {
         None => Err(Refusal::of("prompt", "prompt is missing")),
         Some(Prompt::Text(text)) => Ok(Input::Text(text)),
         Some(Prompt::Ids(ids)) => Ok(Input::Ids(ids)),
@@ -437,12 +448,22 @@ fn completion(prompt: Option<Prompt>, has_messages: bool) -> Result<Input, Refus
             (Some(ids), true) => Ok(Input::Ids(ids)),
             _ => Err(several()),
         },
+    };
+    match (input?, suffix) {
+        (Input::Text(prefix), Some(suffix)) => {
+            Ok(Input::Infill(Gap { prefix, suffix, ..Gap::default() }))
+        }
+        (_, Some(_)) => Err(Refusal::of("suffix", "suffix needs a prompt of text, not of tokens")),
+        (input, None) => Ok(input),
     }
 }
 
 fn chat(body: &Body) -> Result<Input, Refusal> {
     if body.prompt.is_some() {
         return Err(Refusal::of("prompt", "a prompt is for /v1/completions"));
+    }
+    if body.suffix.is_some() {
+        return Err(Refusal::of("suffix", "a suffix is for /v1/completions"));
     }
     let messages = Message::list_from_json(body.messages.as_ref().unwrap_or(&Value::Null))
         .map_err(|error| Refusal::of("messages", error.to_string()))?;
@@ -530,5 +551,12 @@ mod tests {
             assert_eq!(input(several).unwrap_err().param, Some("prompt"));
         }
         assert!(of("/v1/completions", json!({})).is_err());
+        let with_suffix = |prompt: Value, suffix: Value| {
+            of("/v1/completions", json!({ "prompt": prompt, "suffix": suffix })).map(|w| w.input)
+        };
+        let gap = Gap { prefix: "x".into(), suffix: "y".into(), ..Gap::default() };
+        assert_eq!(with_suffix(json!("x"), json!("y")), Ok(Input::Infill(gap)));
+        assert_eq!(with_suffix(json!("x"), json!("")), Ok(Input::Text("x".into())));
+        assert_eq!(with_suffix(json!([1]), json!("y")).unwrap_err().param, Some("suffix"));
     }
 }

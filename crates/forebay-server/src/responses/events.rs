@@ -55,6 +55,11 @@ impl Writer {
         self.choice.as_ref()
     }
 
+    /// Adds a field to the response.
+    pub fn add_to_head(&mut self, name: &str, value: Value) {
+        self.head[name] = value;
+    }
+
     fn event(&mut self, name: &str, mut value: Value, out: &mut String) {
         value["type"] = name.into();
         value["sequence_number"] = self.number.into();

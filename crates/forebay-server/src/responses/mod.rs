@@ -14,16 +14,17 @@ use forebay_chat::Message;
 use serde_json::{Value, json};
 
 use self::events::Writer;
-use self::request::Body;
+pub use self::request::Body;
 pub use self::store::Store;
 use self::store::{Owner, Stored};
 use crate::access;
 use crate::app::{self, App};
 use crate::body::{Received, Segment, read};
 use crate::error::ApiError;
-use crate::models::Lease;
-use crate::openai::Failure;
+use crate::models::{Entry, Lease};
+use crate::openai::{Failure, Wanted};
 use crate::run::{Answers, Update};
+use crate::statistics;
 use crate::stream::{self, Encode};
 
 /// `POST /v1/responses`.
@@ -49,14 +50,47 @@ pub async fn create(
         Ok((entry, head, messages, body.store != Some(false), asks, wanted))
     };
     let (entry, head, messages, stores, asks, wanted) = app::work(read).await?;
-    let streams = wanted.stream;
+    let asked = Asked { unique, owner, id, entry, head, messages, stores, asks };
+    Ok(match wanted.stream {
+        true => {
+            let begins = begin(app.clone(), asked, wanted);
+            stream::with_pings(app.ping, begins, failed_late).await?
+        }
+        false => begin(app, asked, wanted).await?,
+    })
+}
+
+/// What is known of a request before its model is loaded.
+struct Asked {
+    unique: String,
+    owner: Owner,
+    id: String,
+    entry: Entry,
+    head: Value,
+    messages: Vec<Message>,
+    stores: bool,
+    /// True if the request has input.
+    asks: bool,
+}
+
+/// Writes an error that comes after the first comments of a stream.
+fn failed_late(error: &ApiError, out: &mut String) {
+    let event = json!({ "type": "error", "sequence_number": 0, "code": error.code.unwrap_or("server_error"),
+        "message": error.message, "param": error.param });
+    stream::event("error", &event, out);
+}
+
+/// Begins a stream, or returns the whole response.
+async fn begin(app: Arc<App>, asked: Asked, wanted: Wanted) -> Result<Response, ApiError> {
+    let Asked { unique, owner, id, entry, head, messages, stores, asks } = asked;
+    let (streams, statistics, ping) = (wanted.stream, wanted.statistics, app.ping);
     let lease = match asks {
         true => Some(app.models.get(entry, None).await?),
         false => None,
     };
     let keep = stores.then_some(Keep { owner, id, messages });
     let writer = Writer::new(unique, head);
-    let mut parts = Parts { app, lease: lease.clone(), writer, keep, failed: None };
+    let mut parts = Parts { app, lease: lease.clone(), writer, keep, statistics, failed: None };
     let Some(lease) = lease else {
         // A request without input asks whether the endpoint is there.
         let mut out = String::new();
@@ -70,7 +104,7 @@ pub async fn create(
     let prepared = app::prepare(&lease, wanted).await?;
     let mut answers = Answers::start(&lease, &prepared).await?;
     if streams {
-        return Ok(stream::response(answers, parts));
+        return Ok(stream::response(answers, parts, ping));
     }
     let mut unsent = String::new();
     while let Some(update) = answers.next().await {
@@ -79,7 +113,7 @@ pub async fn create(
     }
     let response = parts.finish(&mut unsent);
     match parts.failed {
-        Some(error) => Err(error.into()),
+        Some(error) => Err(error),
         None => Ok(Json(response).into_response()),
     }
 }
@@ -160,12 +194,20 @@ struct Parts {
     lease: Option<Lease>,
     writer: Writer,
     keep: Option<Keep>,
+    /// True to add statistics to the response.
+    statistics: bool,
     failed: Option<ApiError>,
 }
 
 impl Parts {
     /// Writes the end, and keeps the response if it did not fail.
     fn finish(&mut self, out: &mut String) -> Value {
+        if let (true, Some(lease), Some(choice)) =
+            (self.statistics, &self.lease, self.writer.choice())
+        {
+            let statistics = statistics::of(lease, choice);
+            self.writer.add_to_head("statistics", statistics);
+        }
         let response = self.writer.end(self.failed.as_ref(), out);
         if self.failed.is_none()
             && let Some(Keep { owner, id, mut messages }) = self.keep.take()

@@ -8,11 +8,13 @@ use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use crate::error::ApiError;
 use crate::openai::{Input, MustCall, Wanted, effort};
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = ResponsesRequest)]
 pub struct Body {
     pub model: Option<String>,
     #[serde(default)]
@@ -33,6 +35,8 @@ pub struct Body {
     pub metadata: Option<Value>,
     top_logprobs: Option<usize>,
     background: Option<bool>,
+    /// True to report what the request needed of the weights, and how long it waited.
+    pub include_statistics: Option<bool>,
 }
 
 impl Body {
@@ -103,6 +107,7 @@ impl Body {
             must_call,
             parallel_calls: self.parallel_tool_calls != Some(false),
             stream: self.stream == Some(true),
+            statistics: self.include_statistics == Some(true),
             model: self.model.clone(),
             ..Wanted::default()
         })

@@ -189,6 +189,12 @@ impl Residency {
         [hits, misses, now.bytes_read - from.bytes_read]
     }
 
+    /// Returns the seconds that the computation waited for blocks since the start of the counted time.
+    pub fn wait_seconds(&self) -> f64 {
+        let waited = self.totals.wait_nanoseconds - self.window.totals.wait_nanoseconds;
+        waited as f64 * 1e-9
+    }
+
     fn totals(&self) -> Totals {
         Totals { cache: self.cache.counters(), ..self.totals }
     }

@@ -41,6 +41,14 @@ pub struct ServeArgs {
     /// Let at most so many requests wait; others get status 429
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub queue: usize,
+    /// Add a line of JSON for every request to FILE, without prompts and keys; - is standard output.
+    /// SIGHUP opens FILE again
+    #[arg(long, value_name = "FILE|-", value_hint = ValueHint::FilePath)]
+    pub access_log: Option<PathBuf>,
+    /// Send a comment when a streamed answer has had no part for so many seconds, while a prompt is
+    /// read or a model is loaded; 0 sends none
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    pub sse_ping_interval: u32,
     #[command(flatten)]
     pub listen: ListenArgs,
     #[command(flatten)]

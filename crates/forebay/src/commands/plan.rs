@@ -31,24 +31,29 @@ pub const PROMPT_TOKENS: usize = 512;
 /// Largest number of sequences whose speed together is predicted: the most that a GPU runs.
 pub const SEQUENCES_MOST: usize = 32;
 
+/// Source of the hit rates that are expected without a trace.
+pub const RECORDED_ROUTING: &str = "recorded routing of Qwen3-30B-A3B";
+
+/// A plan as `--json` prints it.
 #[derive(Serialize)]
-struct Document<'a> {
-    path: &'a Path,
-    model: &'a ModelInfo,
-    machine: &'a str,
-    gpu: Option<&'a str>,
-    ram_bytes: u64,
-    vram_bytes: Option<u64>,
-    context: usize,
-    prompt_tokens: usize,
-    expected_hits_from: String,
-    free_vram_is_estimated: bool,
+pub struct Document<'a> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub path: Option<&'a Path>,
+    pub model: &'a ModelInfo,
+    pub machine: &'a str,
+    pub gpu: Option<&'a str>,
+    pub ram_bytes: u64,
+    pub vram_bytes: Option<u64>,
+    pub context: usize,
+    pub prompt_tokens: usize,
+    pub expected_hits_from: String,
+    pub free_vram_is_estimated: bool,
     #[serde(flatten)]
-    planned: &'a Planned,
+    pub planned: &'a Planned,
     /// Number of sequences that generate most tokens per second together. `None` if nothing is predicted.
-    best_sequences: Option<usize>,
-    together: &'a [Together],
-    warnings: &'a [String],
+    pub best_sequences: Option<usize>,
+    pub together: &'a [Together],
+    pub warnings: &'a [String],
 }
 
 /// The user's request, and the part of it that is estimated.
@@ -97,7 +102,7 @@ pub fn run(args: PlanArgs) -> Outcome {
     let warnings = warnings(&planned);
     if args.json {
         return output::json(&Document {
-            path: &args.model,
+            path: Some(&args.model),
             model: &model.info,
             machine: &asked.profile.machine.cpu,
             gpu: rates.gpu_name(),
@@ -185,7 +190,7 @@ impl Asked<'_> {
     fn hits_from(&self) -> String {
         match &self.args.routing {
             Some(path) => path.display().to_string(),
-            None => "recorded routing of Qwen3-30B-A3B".into(),
+            None => RECORDED_ROUTING.into(),
         }
     }
 

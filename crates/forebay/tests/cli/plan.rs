@@ -179,7 +179,12 @@ fn recorded_routing_replaces_the_usual_hits() {
 }
 
 /// Saves a profile of this machine and of the disk that `model` is on in its own configuration folder.
-fn saved_profile(folder: &Path, model: &str, faster: f64, quality: Option<(QualityState, f64)>) {
+pub fn saved_profile(
+    folder: &Path,
+    model: &str,
+    faster: f64,
+    quality: Option<(QualityState, f64)>,
+) {
     let here = MachineIdentity::here(Path::new(model).parent().unwrap()).unwrap();
     let text = profile_of_quality(folder, "epyc-2core.json", quality);
     let mut profile = MachineProfile::parse(&std::fs::read_to_string(text).unwrap()).unwrap();

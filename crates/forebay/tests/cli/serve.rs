@@ -209,7 +209,7 @@ fn embeddings_in_all_forms() {
 
 /// A running server.
 pub struct Server {
-    child: Child,
+    pub child: Child,
     pub address: String,
 }
 

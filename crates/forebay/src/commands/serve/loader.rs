@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use forebay_engine::plan::{ModelMemory, OpenGpu};
-use forebay_engine::{DeviceChoice, Interrupt, Session, SessionOptions, default_budget_bytes};
-use forebay_server::{Entry, LoadError, Loaded, Loader, Memory, Outlook};
+use forebay_engine::{
+    DeviceChoice, Interrupt, Session, SessionOptions, default_budget_bytes, free_bytes,
+};
+use forebay_server::{Entry, LoadError, Loaded, Loader, Memory, Outlook, PlanReport};
 use forebay_text::Tokenizer;
 
 use crate::args::Parallel;
@@ -40,7 +42,8 @@ struct Known {
     options: SessionOptions,
     sequences: Sequences,
     needs: Memory,
-    outlook: Arc<Outlook>,
+    plan: Arc<SessionPlan>,
+    outlook: Outlook,
     file_bytes: u64,
 }
 
@@ -111,8 +114,9 @@ impl SessionLoader {
             modified,
             sequences,
             needs,
-            outlook: Arc::new(plan.outlook(&options)),
+            outlook: plan.outlook(&options),
             file_bytes: plan.model.info.file_bytes,
+            plan: Arc::new(plan),
             options,
         });
         lock().insert(path.to_owned(), known.clone());
@@ -168,16 +172,25 @@ impl SessionLoader {
         let known = self.known(path)?;
         let mut options = self.within(&known, room)?;
         options.direct = !self.keeps_files_cached(&known, room);
+        let report = report(known.plan.clone(), options.clone());
         change(&mut options);
         let session = open::for_engine(&options, known.sequences, &|_| self.kv_tokens, &open)?;
         let memory = self.shared(session.memory());
-        Ok(Loaded { session, memory, outlook: known.outlook.clone() })
+        let predicted = known.plan.predicted(&session);
+        let outlook = Arc::new(Outlook { predicted, report, ..known.outlook.clone() });
+        Ok(Loaded { session, memory, outlook })
     }
 
     /// Returns the memory that a whole model takes.
     pub fn whole(&self, path: &Path) -> Outcome<Memory> {
         Ok(self.known(path)?.needs)
     }
+}
+
+/// Returns what makes the planner's report for a model that is opened with these options now.
+fn report(plan: Arc<SessionPlan>, options: SessionOptions) -> PlanReport {
+    let free_bytes = free_bytes();
+    PlanReport::new(move || plan.report(&options, free_bytes))
 }
 
 /// Returns a failure for those who asked for the model.

@@ -1,5 +1,6 @@
 //! The command `forebay serve`: answers requests of other programs.
 
+mod access_log;
 mod library;
 mod loader;
 
@@ -145,6 +146,11 @@ fn server_options(args: &ServeArgs) -> Outcome<ServerOptions> {
             bytes_most: args.files.files_size,
             file_bytes_most: args.files.file_size,
         },
+        ping: match args.sse_ping_interval {
+            0 => None,
+            seconds => Some(Duration::from_secs(seconds.into())),
+        },
+        access_log: args.access_log.as_deref().map(access_log::open).transpose()?,
     })
 }
 
