@@ -202,10 +202,12 @@ mod tests {
         let mut waiting = 0;
         for name in ptx::names() {
             let ptx = ptx::text(name).unwrap();
-            let kernels = ptx.matches(".entry ").count();
-            let waits = ptx.matches(WAITS).count();
-            assert!(waits == 0 || waits == kernels, "{name}: {waits} of {kernels}");
-            waiting += usize::from(waits > 0);
+            // A kernel whose warps have different work may wait in several places.
+            let waits: Vec<bool> =
+                ptx.split(".entry ").skip(1).map(|of| of.contains(WAITS)).collect();
+            let all = waits.iter().all(|waits| *waits);
+            assert!(all || !waits.contains(&true), "{name}: only some kernels wait");
+            waiting += usize::from(all);
         }
         assert!(waiting > 30, "{waiting} modules");
     }
@@ -217,8 +219,8 @@ mod tests {
         let (text, waits) = for_capability(ptx, (9, 0));
         assert!(waits && !text.contains(HIDDEN) && text.contains("\n.target sm_90\n"));
         assert!(text.lines().any(|line| line.trim() == "griddepcontrol.wait;"));
-        // Products on tensor cores do not wait, so their PTX is loaded unchanged.
-        let ptx = ptx::text("matmul_f16").unwrap();
+        // The measurement of bandwidth does not wait, so its PTX is loaded unchanged.
+        let ptx = ptx::text("bandwidth").unwrap();
         assert_eq!(for_capability(ptx.clone(), (9, 0)), (ptx, false));
     }
 }

@@ -16,7 +16,7 @@ use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
 
 /// Checks that take little time, at least one of each family.
-const KERNELS: [&str; 35] = [
+const KERNELS: [&str; 36] = [
     "buffers",
     "norm",
     "quantize",
@@ -41,6 +41,7 @@ const KERNELS: [&str; 35] = [
     "matvec TQ2_0",
     "matvec-experts MXFP4",
     "matmul-experts Q4_K",
+    "matmul-together Q4_K",
     "alone matvec Q4_K",
     "alone matvec Q5_0",
     "alone matvec Q8_0",
@@ -113,7 +114,7 @@ fn passes(only: &[&str], settings: &[(&str, &str)], least: usize) {
 
 #[test]
 fn kernels() {
-    passes(&KERNELS, &[], 46);
+    passes(&KERNELS, &[], 47);
 }
 
 /// Runs threads and blocks in reverse order, and queued work only when the program waits for it.

@@ -4,7 +4,7 @@
 //! dropped and counted.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
@@ -92,7 +92,17 @@ impl Out {
     }
 }
 
+/// Opens a file to add lines to it. A file that holds something other than lines of JSON stays as it is.
 fn append(path: &Path) -> io::Result<File> {
+    let is_file = path.metadata().is_ok_and(|of| of.is_file() && of.len() > 0);
+    if is_file {
+        let mut first = [0];
+        File::open(path)?.read_exact(&mut first)?;
+        if first != *b"{" {
+            let why = "the file is there and is no access log: give another name";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
+        }
+    }
     OpenOptions::new().create(true).append(true).open(path)
 }
 

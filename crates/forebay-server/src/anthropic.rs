@@ -40,7 +40,7 @@ pub type Failure = error::Failure<Form>;
 
 /// Returns an error in the form of the Anthropic API.
 pub fn error_body(error: &ApiError) -> Value {
-    json!({ "type": "error", "error": { "type": error.kind(), "message": error.message } })
+    json!({ "type": "error", "error": { "type": error.anthropic_kind(), "message": error.message } })
 }
 
 #[derive(Deserialize, ToSchema)]

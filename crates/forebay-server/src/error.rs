@@ -9,7 +9,7 @@ use forebay_engine::EngineError;
 use forebay_model::ModelError;
 use serde_json::Value;
 
-use crate::openai::Refusal;
+use crate::openai::{NOT_NOW, Refusal};
 
 /// Reason why a request has no answer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -53,7 +53,17 @@ impl ApiError {
         ApiError { status, message: error.to_string(), param: None, code }
     }
 
-    /// Returns the kind of the error by the names that OpenAI and Anthropic share.
+    /// Returns the kind of the error by Anthropic's names.
+    pub fn anthropic_kind(&self) -> &'static str {
+        match self.status {
+            StatusCode::FORBIDDEN => "permission_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            _ => self.kind(),
+        }
+    }
+
+    /// Returns the kind of the error by OpenAI's names.
     pub fn kind(&self) -> &'static str {
         match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
@@ -91,6 +101,36 @@ impl<F: ErrorForm> IntoResponse for Failure<F> {
 impl From<Refusal> for ApiError {
     fn from(refusal: Refusal) -> ApiError {
         let Refusal { message, param, code } = refusal;
-        ApiError { status: StatusCode::BAD_REQUEST, message, param, code }
+        let status = match code {
+            Some(NOT_NOW) => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        ApiError { status, message, param, code }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_have_the_names_of_each_interface() {
+        let kinds = |status| {
+            let error = ApiError::new(status, "");
+            (error.kind(), error.anthropic_kind())
+        };
+        let bad = "invalid_request_error";
+        assert_eq!(kinds(StatusCode::BAD_REQUEST), (bad, bad));
+        assert_eq!(kinds(StatusCode::FORBIDDEN), (bad, "permission_error"));
+        assert_eq!(kinds(StatusCode::NOT_FOUND), ("not_found_error", "not_found_error"));
+        assert_eq!(kinds(StatusCode::PAYLOAD_TOO_LARGE), (bad, "request_too_large"));
+        assert_eq!(kinds(StatusCode::SERVICE_UNAVAILABLE), ("api_error", "overloaded_error"));
+    }
+
+    #[test]
+    fn a_refusal_for_now_can_be_tried_again() {
+        let refusal = |code| Refusal { message: String::new(), param: None, code };
+        assert_eq!(ApiError::from(refusal(None)).status, StatusCode::BAD_REQUEST);
+        assert_eq!(ApiError::from(refusal(Some(NOT_NOW))).status, StatusCode::SERVICE_UNAVAILABLE);
     }
 }

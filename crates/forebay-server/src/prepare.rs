@@ -3,11 +3,11 @@
 use forebay_chat::{CallsWanted, Format, Gap, Think, encode_prompt, infill_prompt};
 use forebay_engine::GenerateOptions;
 use forebay_engine::engine::Request;
-use forebay_grammar::{Compiler, Grammar, Rules};
+use forebay_grammar::{Compiler, Grammar, GrammarError, Rules};
 use forebay_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::openai::{Input, MustCall, Refusal, Wanted};
+use crate::openai::{Input, MustCall, NOT_NOW, Refusal, Wanted};
 
 /// Settings with which requests become prompts.
 pub struct Preparation<'a> {
@@ -122,7 +122,10 @@ impl Preparation<'_> {
         let Form { rules, must_call, calls, parallel_calls } = form;
         let compile = |field, rules: &Rules, preamble: Option<&_>| {
             let grammar = self.compiler.compile(rules, preamble);
-            grammar.map(Some).map_err(|error| Refusal::of(field, error.to_string()))
+            grammar.map(Some).map_err(|error| {
+                let code = matches!(error, GrammarError::Busy(_)).then_some(NOT_NOW);
+                Refusal { code, ..Refusal::of(field, error.to_string()) }
+            })
         };
         let name = match &must_call {
             Some(MustCall::Named(name)) => Some(name.as_str()),

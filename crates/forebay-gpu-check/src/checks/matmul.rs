@@ -37,6 +37,10 @@ pub fn checks() -> Vec<Check> {
             checks.push(Check::new(format!("{name}-experts {ty}"), run));
         }
     }
+    for ty in [TensorType::Q4_K, TensorType::Q6_K, TensorType::Q8_0, TensorType::BF16] {
+        let run = move |context: &Context| together(context, ty);
+        checks.push(Check::new(format!("matmul-together {ty}"), run));
+    }
     checks
 }
 
@@ -169,6 +173,45 @@ fn dense_case(
     let large = Outcome::same(&bits(&large), &bits(&got)).at("large tiles");
     let outcome = compare(weights, x, &got, tolerance(ty, exact));
     Ok(outcome.worse(small).worse(large))
+}
+
+/// Compares four products of the same activations, with different numbers of rows, with the same products one by one. They
+/// take two launches.
+fn together(context: &Context, ty: TensorType) -> Result<Outcome> {
+    let (cols, gpu, mut random) = (768, &context.gpu, Random::new(7));
+    let weights =
+        [300, 32, 131, 5].map(|rows| Weights::random(context, ty, rows, cols, &mut random));
+    let weights: Vec<Weights> = weights.into_iter().collect::<Result<_>>()?;
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for tokens in [1, 40, 150] {
+        let x = random.gaussians(tokens * cols);
+        let input = Input::new(context, narrow_form(ty, cols), &x, cols)?;
+        for size in [TileSize::Small, TileSize::Large] {
+            let outs = || weights.iter().map(|of| context.poisoned(tokens * of.rows));
+            let (alone, beside) =
+                (outs().collect::<Result<Vec<_>>>()?, outs().collect::<Result<Vec<_>>>()?);
+            let job = |(of, out): (&Weights, &DeviceMemory)| MatmulJob {
+                ty,
+                weights: MatmulWeights::Dense { data: of.ptr, tokens },
+                rows: of.rows,
+                cols,
+                x: input.form,
+                out: out.ptr(),
+            };
+            let jobs: Vec<MatmulJob> = weights.iter().zip(&beside).map(job).collect();
+            gpu.matmul_together(&jobs, Some(size))?;
+            for ((of, alone), beside) in weights.iter().zip(&alone).zip(&beside) {
+                gpu.matmul_in(&job((of, alone)), Some(size))?;
+                let bits = |memory: &DeviceMemory| -> Result<Vec<u32>> {
+                    let values = gpu.download::<f32>(memory.ptr(), tokens * of.rows)?;
+                    Ok(values.iter().map(|x| x.to_bits()).collect())
+                };
+                let case = format!("{}x{cols}, {tokens} tokens, {size:?}", of.rows);
+                worst = worst.worse(Outcome::same(&bits(beside)?, &bits(alone)?).at(&case));
+            }
+        }
+    }
+    Ok(worst)
 }
 
 /// Compares `got [tokens, rows]` with the exact product.

@@ -31,6 +31,9 @@ pub enum Endpoint {
     Chat,
 }
 
+/// Code of a refusal that does not hold for long.
+pub const NOT_NOW: &str = "server_busy";
+
 /// Reason why a request is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refusal {

@@ -49,7 +49,7 @@ pub fn upload() -> RefOr<Schema> {
     let number = ObjectBuilder::new().schema_type(SchemaType::new(Type::Integer));
     let purpose = ObjectBuilder::new().schema_type(SchemaType::new(Type::String));
     ObjectBuilder::new()
-        .property("purpose", purpose.description(Some("batch, or another purpose of OpenAI's")))
+        .property("purpose", purpose.description(Some("batch")))
         .property("file", ObjectBuilder::new().schema_type(SchemaType::new(Type::String)))
         .property("expires_after[anchor]", text())
         .property("expires_after[seconds]", number)

@@ -102,9 +102,14 @@ const ROWS: [Row; 16] = [
     row("pack", "--to-gguf", "PACK", To::Seekable, "pack PACK --to-gguf OUT"),
 ];
 
-/// These outputs have tests of their own: folders, and the file of a batch, which is taken up again.
-const OTHERS: [(&str, &str); 3] =
-    [("assess", "--svg"), ("pack", "--to-huggingface"), ("batch", "--output")];
+/// These outputs have tests of their own: folders, and files that are taken up again, of a batch and of an access log.
+const OTHERS: [(&str, &str); 5] = [
+    ("assess", "--svg"),
+    ("pack", "--to-huggingface"),
+    ("batch", "--output"),
+    ("serve", "--access-log"),
+    ("serve", "--files"),
+];
 
 /// Copies of all inputs, and a folder for outputs.
 struct Place {

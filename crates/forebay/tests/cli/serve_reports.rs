@@ -212,18 +212,16 @@ fn the_access_log_has_every_request_and_no_secrets() {
     let gone = lines(&log, |lines| lines.len() == 2).pop().unwrap();
     assert!(gone["generated_tokens"].as_u64().unwrap() < 900, "{gone}");
     assert_eq!(server.end(), Some(0));
-    let wrong = folder.path().join("none").join("log");
-    let error = forebay(&[
-        "serve",
-        &demo(),
-        "--device",
-        "cpu",
-        "--port",
-        "0",
-        "--access-log",
-        wrong.to_str().unwrap(),
-    ]);
-    assert!(error.failed(1).contains("--access-log"));
+    // A file that is something else stays as it is.
+    let precious = folder.path().join("precious.txt");
+    std::fs::write(&precious, "precious").unwrap();
+    for wrong in [&folder.path().join("none").join("log"), &precious] {
+        let wrong = wrong.to_str().unwrap();
+        let options = ["--device", "cpu", "--port", "0", "--access-log", wrong];
+        let error = forebay(&[&["serve", &demo()][..], &options].concat());
+        assert!(error.failed(1).contains("--access-log"));
+    }
+    assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
 }
 
 #[test]
@@ -275,7 +273,8 @@ fn metrics_count_traffic_memory_and_statuses() {
 
 #[test]
 fn the_openapi_document_is_served() {
-    let server = Server::start(&[]);
+    let folder = tempfile::tempdir().unwrap();
+    let server = Server::start(&["--files", folder.path().join("files").to_str().unwrap()]);
     let (status, text) = server.get("/openapi.json");
     assert_eq!(status, 200);
     let document: Value = serde_json::from_str(&text).unwrap();
