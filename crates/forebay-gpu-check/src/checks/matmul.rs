@@ -187,9 +187,10 @@ fn together(context: &Context, ty: TensorType) -> Result<Outcome> {
         let x = random.gaussians(tokens * cols);
         let input = Input::new(context, narrow_form(ty, cols), &x, cols)?;
         for size in [TileSize::Small, TileSize::Large] {
-            let outs = || weights.iter().map(|of| context.poisoned(tokens * of.rows));
-            let (alone, beside) =
-                (outs().collect::<Result<Vec<_>>>()?, outs().collect::<Result<Vec<_>>>()?);
+            let outs = || -> Result<Vec<DeviceMemory>> {
+                weights.iter().map(|of| Ok(context.poisoned(tokens * of.rows)?)).collect()
+            };
+            let (alone, beside) = (outs()?, outs()?);
             let job = |(of, out): (&Weights, &DeviceMemory)| MatmulJob {
                 ty,
                 weights: MatmulWeights::Dense { data: of.ptr, tokens },
