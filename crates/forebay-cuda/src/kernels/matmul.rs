@@ -176,8 +176,8 @@ impl Gpu {
             MatmulInput::Float(x) => jobs.iter().try_for_each(|job| self.matmul_float(job, x)),
             MatmulInput::Narrow(x) => {
                 let size = size.unwrap_or_else(|| self.faster_tile(jobs));
-                let launches = jobs.chunks(TOGETHER);
-                launches.into_iter().try_for_each(|jobs| self.matmul_narrow(jobs, x, size))
+                let mut launches = jobs.chunks(TOGETHER);
+                launches.try_for_each(|jobs| self.matmul_narrow(jobs, x, size))
             }
         }
     }

@@ -46,7 +46,7 @@ impl CudaBackend {
         let splits = self.attention_splits(step).most;
         let key =
             source.map(|source| GraphKey { rows: step.count, splits, end: batch.end, source });
-        let is_replayed = self.graphs.begin(&self.gpu, key);
+        let is_replayed = self.graphs.begin(key);
         if is_replayed || self.graphs.is_capturing() {
             self.source.begin_graph(&self.gpu, step.count, batch.chosen);
         }

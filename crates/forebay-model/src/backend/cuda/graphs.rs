@@ -63,10 +63,9 @@ impl Graphs {
         }
     }
 
-    /// Starts a batch. A batch that can be captured has a key. Returns true if the batch replays a graph. If the batch is to be
+    /// Starts a batch, after [`Graphs::abandon`]. A batch that can be captured has a key. Returns true if the batch replays a graph. If the batch is to be
     /// captured, the caller may still wait for the GPU until [`Graphs::begin_capture`].
-    pub fn begin(&mut self, gpu: &Gpu, key: Option<GraphKey>) -> bool {
-        self.abandon(gpu);
+    pub fn begin(&mut self, key: Option<GraphKey>) -> bool {
         let Some(key) = key.filter(|_| self.enabled) else { return false };
         if self.graphs.contains_key(&key) {
             self.state = State::Recorded(key);
