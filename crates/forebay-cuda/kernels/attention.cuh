@@ -19,6 +19,20 @@ struct AttentionShape {
     float softcap;
 };
 
+// Consecutive rows of one sequence in a pass of prompts, which one block of threads takes (PromptTile of the host).
+struct PromptTile {
+    // The first row and the number of rows. Attention of latent rows counts rows of heads.
+    u32 first, rows;
+    // Position of the first row's token, and the number of the sequence's table.
+    u32 position, table;
+
+    // Loads a tile with one load.
+    __device__ inline PromptTile(const uint4 *tiles, int index) {
+        const uint4 x = tiles[index];
+        first = x.x, rows = x.y, position = x.z, table = x.w;
+    }
+};
+
 // A range of positions.
 struct Span {
     int from, to;

@@ -256,23 +256,16 @@ __device__ inline Parts parts_of(float *memory, int units, int limit) {
 struct Unit {
     // First row and number of rows, counted through all tokens.
     int first, rows;
-    // Token whose table the rows read.
-    int token;
     // Row r is at `position + (offset + r) / heads`.
     int position, offset, heads;
 
     __device__ inline int position_of(int row) const { return position + (offset + row) / heads; }
 };
 
-// Returns unit number `unit`. Of a prompt, units follow one another through all tokens, which are at consecutive
-// positions. Otherwise each token has units of its own.
-__device__ inline Unit unit_of(int unit, const u32 *positions, int tokens, int heads, bool prompt) {
-    if (prompt) {
-        const int first = unit * ROWS;
-        return Unit{first, min(ROWS, tokens * heads - first), 0, (int)positions[0], first, heads};
-    }
+// Returns unit number `unit` of generated tokens. Each token has units of its own.
+__device__ inline Unit unit_of(int unit, const u32 *positions, int heads) {
     const int units = (heads + ROWS - 1) / ROWS, token = unit / units, offset = unit % units * ROWS;
-    return Unit{token * heads + offset, min(ROWS, heads - offset), token, (int)positions[token], offset, heads};
+    return Unit{token * heads + offset, min(ROWS, heads - offset), (int)positions[token], offset, heads};
 }
 
 // Returns the share `split` of the positions that the query rows of `unit` see.
@@ -283,27 +276,34 @@ __device__ inline Span span_of(const Unit &unit, int split, int limit, int conte
 }
 
 // Grid (largest number of splits of a token, units). q [tokens, heads, 576], out [tokens, heads, 512]. The tokens' own
-// rows are already in the cache. If `prompt` is not 0, the tokens are consecutive ones of one sequence, and `limit` is
-// 1. Otherwise a token has up to `limit` splits (`splits_of`). `memory` is that of `parts_of`. Results of a token with
-// one part go to `out`; for others, `attention_latent_join` must follow.
+// rows are already in the cache. For prompts, `tiles` gives the rows of each unit, and `limit` is 1. Otherwise `tiles` is null,
+// and a token has up to `limit` splits (`splits_of`). `memory` is that of `parts_of`. Results of a token with one part go to
+// `out`; for others, `attention_latent_join` must follow.
 extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attention_latent(const float *q, KV_PARAMETERS, const float *sinks, float *out, float *memory, int limit, int prompt,
-                     int tokens, int heads, int context, int window, float scale, float softcap) {
+    attention_latent(const float *q, KV_PARAMETERS, const float *sinks, float *out, float *memory, int limit,
+                     const uint4 *tiles, int heads, int context, int window, float scale, float softcap) {
     wait_for_previous();
     extern __shared__ __align__(16) char dynamic_shared[];
     Shared &shared = *(Shared *)dynamic_shared;
     const KvLayer cache{KV_ARGUMENTS};
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    // The last rows see the most positions, so they begin first.
-    const int unit_index = gridDim.y - 1 - blockIdx.y;
-    const Unit unit = unit_of(unit_index, positions, tokens, heads, prompt != 0);
+    const int unit_index = blockIdx.y;
+    Unit unit;
+    const u32 *table;
+    if (tiles) {
+        const PromptTile tile(tiles, unit_index);
+        unit = Unit{(int)tile.first, (int)tile.rows, (int)tile.position, (int)tile.first % heads, heads};
+        table = cache.table_at(tile.table);
+    } else {
+        unit = unit_of(unit_index, positions, heads);
+        table = cache.table(unit.first / heads);
+    }
     const int first_row = unit.first, rows = unit.rows;
     int active;
     const Span span = span_of(unit, blockIdx.x, limit, context, window, active);
     if ((int)blockIdx.x >= active) return;
     // Rows before the first visible position may hold anything.
     const Span loaded{max(span.from, first_visible(unit.position_of(0), window)), span.to};
-    const u32 *const table = cache.table(unit.token);
     const KvHead<KvType> keys = cache.keys_of(DIM_K, 0, 1);
     // Tiles after the last one have the blocks of the last one. They are not loaded.
     const int last_tile = (span.to - 1) / KEYS * KEYS;
@@ -414,7 +414,7 @@ extern "C" __global__ void __launch_bounds__(JOIN_WARPS * 32)
     const int row = blockIdx.y, head = row % heads, units = (heads + ROWS - 1) / ROWS;
     const int unit = row / heads * units + head / ROWS, column = head % ROWS;
     int active;
-    span_of(unit_of(unit, positions, tokens, heads, false), 0, limit, context, window, active);
+    span_of(unit_of(unit, positions, heads), 0, limit, context, window, active);
     // A single part has already gone to `out`.
     if (active <= 1) return;
     const Parts parts = parts_of(memory, tokens * units, limit);

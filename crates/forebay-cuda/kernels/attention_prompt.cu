@@ -169,26 +169,26 @@ __device__ inline u32 load_query(const float *row, int i, int dim, bool there, f
     return pack(low, high);
 }
 
-// Grid (rows of 64 tokens, heads). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. The tokens are consecutive
-// ones of the first row's sequence, and their own keys and values are already in the cache.
+// Grid (tiles, heads). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. A tile has up to ROWS tokens. The tokens' own keys
+// and values are already in the cache.
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
-    attention_prompt(const float *q, KV_PARAMETERS, const float *sinks, float *out, int tokens, int heads, int kv_heads,
-                     int dim_k, int dim_v, int context, int window, float scale, float softcap) {
+    attention_prompt(const float *q, KV_PARAMETERS, const float *sinks, float *out, const uint4 *tiles, int heads,
+                     int kv_heads, int dim_k, int dim_v, int context, int window, float scale, float softcap) {
     __shared__ __align__(16) __half key_tile[KEYS * STRIDE];
     __shared__ __align__(16) __half value_tile[KEYS * STRIDE];
     wait_for_previous();
     const KvLayer cache{KV_ARGUMENTS};
     const int head = blockIdx.y, kv_head_index = head / (heads / kv_heads);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    // The last rows see the most keys, so they begin first.
-    const int first_row = (int)(gridDim.x - 1 - blockIdx.x) * ROWS;
-    const int start = (int)positions[0];
-    const u32 *const table = cache.table(0);
-    const int token = first_row + warp * 16 + lane / 4;
+    const PromptTile tile(tiles, blockIdx.x);
+    const int start = (int)tile.position, rows = (int)tile.rows;
+    const u32 *const table = cache.table_at(tile.table);
+    // The first of the thread's two rows, counted from the first row of the tile.
+    const int row = warp * 16 + lane / 4;
     const KvHead<KvType> keys = cache.keys_of(dim_k, kv_head_index, kv_heads);
     const KvHead<KvType> values = cache.values_of(dim_k, dim_v, kv_head_index, kv_heads);
     const Rule rule{window, softcap};
-    const Span span{first_visible(start + first_row, window), min(start + min(first_row + ROWS, tokens), context)};
+    const Span span{first_visible(start, window), min(start + rows, context)};
     const int last_tile = (span.to - 1) / KEYS * KEYS, first_tile = min(span.from / KEYS * KEYS, last_tile);
 
     load_tile(key_tile, keys, TileBlocks(table, first_tile), first_tile, span);
@@ -196,12 +196,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
     const float factor = softcap > 0.0f ? scale / softcap : scale * LOG2_E;
 #pragma unroll
     for (int j = 0; j < 4; j++) {
-        const int own = token + j % 2 * 8;
-        const float *const row = q + ((size_t)own * heads + head) * dim_k;
+        const int own = row + j % 2 * 8;
+        const float *const from = q + ((size_t)(tile.first + own) * heads + head) * dim_k;
 #pragma unroll
         for (int step = 0; step < HEAD_DIM / 16; step++)
-            queries[step][j] =
-                load_query(row, step * 16 + j / 2 * 8 + lane % 4 * 2, dim_k, own < tokens, factor);
+            queries[step][j] = load_query(from, step * 16 + j / 2 * 8 + lane % 4 * 2, dim_k, own < rows, factor);
     }
     Running running;
 #pragma unroll
@@ -224,7 +223,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
         // Numbers are loaded as late as possible, because registers are short.
         __syncthreads();  // No warp reads the keys any more.
         load_tile(key_tile, keys, TileBlocks(table, min(first + KEYS, (span.to - 1) / KEYS * KEYS)), first + KEYS, span);
-        weigh(scores, running, rule, first, start + token);
+        weigh(scores, running, rule, first, start + row);
         wait_for_tiles<1>();
         __syncthreads();  // The values are loaded.
         add_values(running, scores, value_tile);
@@ -234,21 +233,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
     const float sink = sinks ? sinks[head] * LOG2_E : -INFINITE;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int own = token + r * 8;
+        const int own = row + r * 8;
         float sum = running.sum[r];
         sum += __shfl_xor_sync(~0u, sum, 1);
         sum += __shfl_xor_sync(~0u, sum, 2);
         const float base = running.largest[r] - WEIGHT_SHIFT, largest = fmaxf(base, sink);
         const float shrink = exp2_fast(base - largest);
         const float inverse = shrink / (sum * shrink + exp2_fast(sink - largest));
-        if (own >= tokens) continue;
-        float *const row = out + ((size_t)own * heads + head) * dim_v;
+        if (own >= rows) continue;
+        float *const to = out + ((size_t)(tile.first + own) * heads + head) * dim_v;
 #pragma unroll
         for (int n = 0; n < HEAD_DIM / 8; n++)
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int at = n * 8 + lane % 4 * 2 + i;
-                if (at < dim_v) row[at] = running.values[n][2 * r + i] * inverse;
+                if (at < dim_v) to[at] = running.values[n][2 * r + i] * inverse;
             }
     }
 }

@@ -97,8 +97,10 @@ struct KvLayer {
     int table_stride;
     const u32 *table_of_row, *positions;
 
+    // Returns the table with this number.
+    __device__ inline const u32 *table_at(u32 number) const { return tables + (size_t)number * table_stride; }
     // Returns the table of a row's sequence.
-    __device__ inline const u32 *table(int row) const { return tables + (size_t)table_of_row[row] * table_stride; }
+    __device__ inline const u32 *table(int row) const { return table_at(table_of_row[row]); }
     __device__ inline KvHead<KvType> keys_of(int dim_k, int head, int heads) const {
         return kv_head<KvType>(key_plane, block_bytes, dim_k, head, heads);
     }

@@ -341,17 +341,13 @@ impl Runner {
     ) -> Result<(), EngineError> {
         self.prepare(rows)?;
         let Runner { decoder, tokens, runs, outputs, final_rows, .. } = self;
-        let mixes = decoder.backend().mixes_rows();
+        let (mixes, most) = (decoder.backend().mixes_rows(), decoder.backend().decode_rows());
         let (mut runs, mut tokens, mut outputs) = (&runs[..], &tokens[..], &mut outputs[..]);
         let mut final_rows = &mut final_rows[..];
         while let Some(run) = runs.first() {
-            let count = match run.kind {
-                _ if mixes => runs.len(),
-                RowKind::Decode => {
-                    runs.iter().take_while(|run| run.kind == RowKind::Decode).count()
-                }
-                RowKind::Prompt => 1,
-            };
+            let kind = run.kind;
+            let alike = || runs.iter().take_while(|run| run.kind == kind).take(most).count();
+            let count = if mixes { runs.len() } else { alike() };
             let (own_runs, other_runs) = runs.split_at(count);
             let rows: usize = own_runs.iter().map(|run| run.count).sum();
             let (own_tokens, other_tokens) = tokens.split_at(rows);
@@ -376,24 +372,27 @@ impl Runner {
         Ok(())
     }
 
-    /// Runs rows of one sequence through the next `layers` layers ([`Decoder::pass_part`]). Returns true if the rows have gone
-    /// through all. The rows must be the same in every call.
+    /// Runs rows of one or several prompts through the next `layers` layers ([`Decoder::pass_part`]). Returns true if the rows
+    /// have gone through all. The rows must be the same in every call.
     ///
     /// # Errors
     /// Returns the errors of [`Runner::pass`]. The next call begins again then.
+    ///
+    /// # Panics
+    /// Panics if the backend takes fewer rows or prompts in a pass.
     pub fn pass_part(
         &mut self,
-        rows: Rows<'_>,
+        rows: &[Rows<'_>],
         paused: &mut Paused,
         layers: usize,
         output: &mut Outputs<'_>,
     ) -> Result<bool, EngineError> {
-        self.prepare(&[rows])?;
+        self.prepare(rows)?;
         let Runner { decoder, tokens, runs, outputs, final_rows, .. } = self;
         let pass = Pass { tokens, runs, outputs, final_rows };
         let ended = decoder.pass_part(&pass, paused, layers, output.again())?;
         if ended {
-            self.commit(&[rows]);
+            self.commit(rows);
         }
         Ok(ended)
     }

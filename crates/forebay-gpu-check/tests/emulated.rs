@@ -16,7 +16,7 @@ use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
 
 /// Checks that take little time, at least one of each family.
-const KERNELS: [&str; 36] = [
+const KERNELS: [&str; 38] = [
     "buffers",
     "norm",
     "quantize",
@@ -35,6 +35,8 @@ const KERNELS: [&str; 36] = [
     "attention cuts q4_0 64/64",
     "attention cuts f16 256/256",
     "attention cuts f16 576/512",
+    "attention prompts together f16 64/64",
+    "attention prompts together q8_0 576/512",
     "attention after inputs f16",
     "embedding Q6_K",
     "matvec Q4_K",

@@ -1,9 +1,11 @@
 //! Causal attention over the KV cache: choice of the kernel and the number of parts of a split context.
 
+use std::cmp::Reverse;
+
 use super::latent;
 use super::{
-    AttentionInputs, KvElement, KvLayer, KvLayerShape, PassRows, Rotation, RoundedActivations,
-    RowKind,
+    AttentionInputs, KvElement, KvLayer, KvLayerShape, PassRows, PromptRun, PromptTiles, Rotation,
+    RoundedActivations, RowKind,
 };
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
@@ -41,8 +43,8 @@ pub struct Attention {
     pub q: DevicePtr<f32>,
     /// Outputs `[rows, heads, dim_v]`.
     pub out: DevicePtr<f32>,
-    /// The query rows, whose own keys and values are in the cache already, except for `inputs`. Rows of a prompt are
-    /// consecutive tokens of one sequence. Generated tokens may belong to any sequences.
+    /// The query rows, whose own keys and values are in the cache already, except for `inputs`. They may belong to any
+    /// sequences.
     pub rows: PassRows,
     /// Number of query heads, a multiple of the cache's heads.
     pub heads: usize,
@@ -216,6 +218,7 @@ impl AttentionScratchSize {
             count: rows,
             positions: DevicePtr::null(),
             tables: DevicePtr::null(),
+            tiles: PromptTiles::none(),
         };
         let of = |family: Family| {
             let limit = family.splits(family.limit(multiprocessors, shape, heads), shape.context);
@@ -305,6 +308,21 @@ impl Gpu {
         Family::on(self, shape, rows.kind).scratch(shape, heads, rows, splits.limit)
     }
 
+    /// Cuts prompts into tiles. Those whose rows see the most positions come first, because they take the longest. Results
+    /// do not depend on how prompts are cut. Returns nothing for kernels that take rows one by one.
+    pub fn prompt_tiles(
+        &self,
+        shape: &KvLayerShape,
+        heads: usize,
+        runs: impl Iterator<Item = PromptRun>,
+    ) -> Vec<[u32; PromptTiles::WORDS]> {
+        match Family::on(self, shape, RowKind::Prompt) {
+            Family::Prompt => tiles(PROMPT_ROWS, 1, runs),
+            Family::Latent => tiles(latent::columns(self, heads, RowKind::Prompt), heads, runs),
+            Family::Decode | Family::General => Vec::new(),
+        }
+    }
+
     /// Computes `out = softmax(scale * q k^T, masked) v` for every query row and head. `splits` comes from
     /// [`Gpu::attention_splits`], with at least the largest end of all rows.
     ///
@@ -344,13 +362,15 @@ impl Gpu {
         if tokens == 0 {
             return Ok(());
         }
+        let takes_tiles = kind == RowKind::Prompt && family != Family::General;
+        assert_eq!(takes_tiles, rows.tiles.count > 0, "tiles of {kind:?} rows");
         if family == Family::Latent {
             return latent::launch(self, what, layer, splits, scratch);
         }
         let (module, kernel) = kernel_of(shape, family);
         let grid = match family {
             Family::Decode => (splits.most, tokens * family.units(shape, heads).0, 1),
-            Family::Prompt => (tokens.div_ceil(PROMPT_ROWS), heads, 1),
+            Family::Prompt => (rows.tiles.count, heads, 1),
             Family::General => (splits.most, heads, tokens),
             Family::Latent => unreachable!("launched by itself"),
         };
@@ -362,7 +382,7 @@ impl Gpu {
             .optional(what.sinks, heads)
             .ptr(what.out, tokens * heads * shape.dim_v);
         launch = match family {
-            Family::Prompt => launch.int(tokens),
+            Family::Prompt => launch.ptr(rows.tiles.words, rows.tiles.count * PromptTiles::WORDS),
             _ => launch
                 .optional(scratch.parts, needed.floats)
                 .optional(scratch.tickets, needed.tickets)
@@ -383,6 +403,33 @@ impl Gpu {
             launch = what.pass_fused(launch, shape);
         }
         launch.run(self)
+    }
+}
+
+/// Cuts runs into tiles of up to `most` rows, of which every token has `heads`.
+fn tiles(
+    most: usize,
+    heads: usize,
+    runs: impl Iterator<Item = PromptRun>,
+) -> Vec<[u32; PromptTiles::WORDS]> {
+    let of_run = |PromptRun { first, count, position, table }: PromptRun| {
+        let end = count * heads;
+        (0..end).step_by(most).map(move |from| {
+            let rows = most.min(end - from);
+            [first * heads + from, rows, position + from / heads, table].map(|word| word as u32)
+        })
+    };
+    let mut tiles: Vec<_> = runs.flat_map(of_run).collect();
+    tiles.sort_by_key(|[_, rows, position, _]| Reverse(position + rows / heads as u32));
+    tiles
+}
+
+/// Returns the largest number of tiles of a pass with `rows` rows of `runs` runs, on any GPU.
+pub fn prompt_tiles_most(shape: &KvLayerShape, heads: usize, rows: usize, runs: usize) -> usize {
+    match Family::of(shape, RowKind::Prompt) {
+        Family::Prompt => rows.div_ceil(PROMPT_ROWS) + runs,
+        Family::Latent => (rows * heads).div_ceil(latent::FEW) + runs,
+        Family::Decode | Family::General => 0,
     }
 }
 
@@ -499,6 +546,22 @@ mod tests {
             [16, 16, 20, 20]
         );
         assert_eq!([1, 256, 257, 9000].map(|end| Family::Latent.splits(66, end)), [4, 4, 8, 66]);
+    }
+
+    #[test]
+    fn prompts_are_cut_into_tiles_of_one_sequence() {
+        let run = |first, count, position, table| PromptRun { first, count, position, table };
+        let runs = || [run(0, 70, 0, 4), run(70, 3, 500, 2)].into_iter();
+        assert_eq!(tiles(64, 1, runs()), [[70, 3, 500, 2], [64, 6, 64, 4], [0, 64, 0, 4]]);
+        // Tiles of rows of heads begin and end inside of tokens.
+        assert_eq!(
+            tiles(64, 40, [run(2, 4, 7, 1)].into_iter()),
+            [[208, 32, 10, 1], [144, 64, 8, 1], [80, 64, 7, 1]]
+        );
+        let plain = shape(KvElement::F16, 8, (128, 128));
+        assert_eq!(prompt_tiles_most(&plain, 32, 73, 2), 4);
+        let most = prompt_tiles_most(&latent_shape(KvElement::F16), 40, 6, 1);
+        assert!((4..=16).contains(&most), "{most}");
     }
 
     #[test]

@@ -3,7 +3,8 @@
 
 use super::attention::{Family, SplitRule};
 use super::{
-    Attention, AttentionScratch, AttentionSplits, KvElement, KvLayer, KvLayerShape, RowKind,
+    Attention, AttentionScratch, AttentionSplits, KvElement, KvLayer, KvLayerShape, PromptTiles,
+    RowKind,
 };
 use crate::launch::Launch;
 use crate::{CudaError, Gpu};
@@ -11,7 +12,7 @@ use crate::{CudaError, Gpu};
 /// Number of elements of a key and of a value; the same as in the kernel.
 const DIMS: (usize, usize) = (576, 512);
 /// Query rows of a block: `FEW` for generated tokens with up to 16 heads, `MANY` for others.
-const FEW: usize = 16;
+pub(super) const FEW: usize = 16;
 const MANY: usize = 64;
 /// How contexts are cut. There are as many parts as a GPU has multiprocessors, because few heads make only one block per
 /// part. Even short contexts are worth the launch that joins their parts.
@@ -31,6 +32,12 @@ pub(super) fn fits(shape: &KvLayerShape) -> bool {
 /// Returns true if the GPU has enough shared memory for a block; compute capabilities 8.6 and 8.9 have 99 KiB.
 pub(super) fn runs_on(gpu: &Gpu) -> bool {
     shared_bytes(FEW) <= gpu.shared_memory()
+}
+
+/// Returns the number of query rows of a block.
+pub(super) fn columns(gpu: &Gpu, heads: usize, kind: RowKind) -> usize {
+    let is_small = shared_bytes(MANY) > gpu.shared_memory();
+    if kind == RowKind::Decode && heads <= FEW || is_small { FEW } else { MANY }
 }
 
 /// Returns the bytes of shared memory of a block with `rows` query rows. It holds queries, three tiles of 32
@@ -68,13 +75,11 @@ pub(super) fn launch(
     assert!(what.rounded.is_none() && what.inputs.is_none(), "latent rows are not fused");
     assert!(what.q.address().is_multiple_of(16) && what.out.address().is_multiple_of(16));
     let rows = tokens * heads;
-    let is_small = shared_bytes(MANY) > gpu.shared_memory();
-    let few = kind == RowKind::Decode && heads <= FEW || is_small;
+    let columns = columns(gpu, heads, kind);
     let modules = modules(layer.shape.element);
-    let (module, columns, threads) =
-        if few { (modules[0], FEW, 128) } else { (modules[1], MANY, 256) };
+    let (module, threads) = if columns == FEW { (modules[0], 128) } else { (modules[1], 256) };
     let units = match kind {
-        RowKind::Prompt => rows.div_ceil(columns),
+        RowKind::Prompt => what.rows.tiles.count,
         RowKind::Decode => tokens * heads.div_ceil(columns),
     };
     assert!(rows < 65_536 || splits.most == 1 && units < 65_536, "attention of {rows} rows");
@@ -93,8 +98,7 @@ pub(super) fn launch(
     .ptr(what.out, rows * DIMS.1)
     .optional(scratch.parts, floats)
     .int(splits.limit)
-    .int(usize::from(kind == RowKind::Prompt))
-    .int(tokens)
+    .optional(what.rows.tiles.words, what.rows.tiles.count * PromptTiles::WORDS)
     .int(heads)
     .int(context)
     .int(window)

@@ -22,8 +22,8 @@ mod top_k;
 mod weights;
 
 pub use attention::{
-    Attention, AttentionScratch, AttentionScratchSize, AttentionSplits, rounds_outputs,
-    takes_inputs,
+    Attention, AttentionScratch, AttentionScratchSize, AttentionSplits, prompt_tiles_most,
+    rounds_outputs, takes_inputs,
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
 pub use columns::Columns;
@@ -44,7 +44,7 @@ pub use needed::{ModelKernels, modules_needed};
 pub use norm::{Added, Norm, Normed};
 pub use quantize::RoundedActivations;
 pub use router::{RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs};
-pub use rows::{PassRows, RowKind};
+pub use rows::{PassRows, PromptRun, PromptTiles, RowKind};
 pub use top_k::{Selections, TOP_K_MAX, TopK, TopKBuffers};
 pub use weights::{
     DeviceMatrix, ExpertPairs, ExpertPart, ExpertTable, MatvecInput, NO_EXPERT, shares_reads,

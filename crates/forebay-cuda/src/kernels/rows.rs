@@ -21,4 +21,35 @@ pub struct PassRows {
     pub positions: DevicePtr<u32>,
     /// Number of each row's table among those of [`super::KvTables`] `[count]`.
     pub tables: DevicePtr<u32>,
+    /// Prompt rows as attention takes them; nothing for generated tokens.
+    pub tiles: PromptTiles,
+}
+
+/// Consecutive rows of one sequence in a pass of prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PromptRun {
+    /// Index of the first row in the pass.
+    pub first: usize,
+    pub count: usize,
+    /// Position of the first row in its sequence.
+    pub position: usize,
+    /// Number of the sequence's table.
+    pub table: usize,
+}
+
+/// Tiles of a pass of prompts on the device ([`crate::Gpu::prompt_tiles`]).
+#[derive(Clone, Copy)]
+pub struct PromptTiles {
+    /// Four words for each tile, aligned to 16 bytes.
+    pub words: DevicePtr<u32>,
+    pub count: usize,
+}
+
+impl PromptTiles {
+    /// Number of words of a tile.
+    pub const WORDS: usize = 4;
+
+    pub fn none() -> PromptTiles {
+        PromptTiles { words: DevicePtr::null(), count: 0 }
+    }
 }

@@ -135,16 +135,17 @@ impl Engine {
         let backend = session.runner.decoder.backend();
         let rows = backend.batch_tokens();
         let running = options.running.unwrap_or(usize::MAX);
-        let running = running.min(backend.tables()).min(backend.decode_rows()).max(1);
+        let running = running.min(backend.tables()).max(1);
+        let together = running.min(backend.decode_rows());
         let prompt_rows = options.prompt_rows.unwrap_or(rows).clamp(1, rows);
         // Only experts that are not in memory can make a pass of fewer rows better.
-        let has_choice = running > 1 && options.generating.is_none();
+        let has_choice = together > 1 && options.generating.is_none();
         let has_choice = has_choice && options.latency != Latency::Automatic;
         let chooses = has_choice && session.experts_so_far().is_some();
-        let batch_size = chooses.then(|| BatchSize::new(running, session.predict_together()));
+        let batch_size = chooses.then(|| BatchSize::new(together, session.predict_together()));
         let decode_rows = match &batch_size {
             Some(batch_size) => batch_size.rows(),
-            None => options.generating.unwrap_or(running).clamp(1, running),
+            None => options.generating.unwrap_or(together).clamp(1, together),
         };
         let limits = Limits { running, rows, prompt_rows, decode_rows };
         Engine {
@@ -311,7 +312,7 @@ impl Engine {
         schedule::choose(&Limits { prompt_rows, ..self.limits }, progress, &mut parts);
         let decode = parts.iter().take_while(|part| !part.reads).count();
         let ran = match pauses && (decode > 0 || self.reading.is_some()) {
-            true => self.run_between(&parts[..decode], parts.get(decode).copied()),
+            true => self.run_between(&parts[..decode], &parts[decode..]),
             false => self.run_noted(&parts),
         };
         self.parts = parts;

@@ -7,15 +7,14 @@ use forebay_compute::RowKind;
 use forebay_model::{ModelError, Paused};
 
 use super::Engine;
-use super::request::{RequestEnd, RequestId};
+use super::request::RequestId;
 use super::schedule::Part;
 use crate::EngineError;
 
 /// A pass of prompt rows that pauses while others generate.
 pub struct Reading {
-    id: RequestId,
-    /// Number of its rows.
-    count: usize,
+    /// The requests, and the number of rows of each.
+    requests: Vec<(RequestId, usize)>,
     paused: Paused,
     /// Seconds of its parts so far.
     seconds: f64,
@@ -23,60 +22,76 @@ pub struct Reading {
 
 impl Engine {
     /// Runs a pass of generated rows, and then some layers of a pass of prompt rows: those of the pass that is paused, or else
-    /// `prompt`.
+    /// `prompts`.
     pub(super) fn run_between(
         &mut self,
         decode: &[Part],
-        prompt: Option<Part>,
+        prompts: &[Part],
     ) -> Result<(), EngineError> {
         if !decode.is_empty() {
             self.run_noted(decode)?;
         }
-        let Some(of_next) = prompt else { return Ok(()) };
-        let begins = || {
-            let id = self.running[of_next.index].id;
-            Reading { id, count: of_next.count, paused: Paused::default(), seconds: 0.0 }
+        if prompts.is_empty() {
+            return Ok(());
+        }
+        let mut reading = match self.reading.take() {
+            Some(reading) => reading,
+            None => self.begin_reading(prompts),
         };
-        let mut reading = self.reading.take().unwrap_or_else(begins);
-        let index = self.running.iter().position(|active| active.id == reading.id);
-        let index = index.expect("a request that ends or is suspended reads no more");
+        let index_of = |id| {
+            let index = self.running.iter().position(|active| active.id == id);
+            index.expect("a request that ends or is suspended reads no more")
+        };
+        let part = |&(id, count): &(RequestId, usize)| Part {
+            index: index_of(id),
+            count,
+            kind: RowKind::Prompt,
+            reads: true,
+        };
+        let parts: Vec<Part> = reading.requests.iter().map(part).collect();
         let left = self.session.info().layers - reading.paused.layer();
         let layers = if decode.is_empty() { left } else { self.pace.layers().min(left) };
-        let part = Part { index, count: reading.count, kind: RowKind::Prompt, reads: true };
         let started = Instant::now();
-        match self.run_part(&part, &mut reading.paused, layers) {
+        match self.run_parts(&parts, &mut reading.paused, layers) {
             Ok(ended) => {
                 let seconds = started.elapsed().as_secs_f64();
-                self.note_weights(&[part]);
+                self.note_weights(&parts);
                 self.statistics.prompt_parts += 1;
                 reading.seconds += seconds;
                 if ended {
-                    self.note_prompt(reading.count, reading.seconds);
+                    let rows = parts.iter().map(|part| part.count).sum();
+                    self.note_prompt(rows, reading.seconds);
                 } else {
                     self.pace.note_layers(layers, seconds);
                     self.reading = Some(reading);
                 }
                 Ok(())
             }
-            Err(error @ EngineError::Model(ModelError::NumericFailure { .. })) => {
-                self.running[index].end = Some(RequestEnd::Failed(error.to_string()));
-                Ok(())
+            Err(EngineError::Model(ModelError::NumericFailure { .. })) => {
+                self.run_one_by_one(&parts)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// Runs prompt rows through the next `layers` layers. If they have gone through all, the request gets its next token if
-    /// its prompt is read. Returns true then.
-    fn run_part(
+    /// Begins a pass with as many of the prompts as the backend takes together.
+    fn begin_reading(&self, prompts: &[Part]) -> Reading {
+        let most = self.session.runner.decoder.backend().decode_rows();
+        let of = |part: &Part| (self.running[part.index].id, part.count);
+        let requests = prompts.iter().take(most).map(of).collect();
+        Reading { requests, paused: Paused::default(), seconds: 0.0 }
+    }
+
+    /// Runs prompt rows through the next `layers` layers. If they have gone through all, the requests whose prompts are read
+    /// get their next tokens. Returns true then.
+    fn run_parts(
         &mut self,
-        part: &Part,
+        parts: &[Part],
         paused: &mut Paused,
         layers: usize,
     ) -> Result<bool, EngineError> {
-        let parts = std::slice::from_ref(part);
         let ended = self.run_with_logits(parts, |runner, rows, output| {
-            runner.pass_part(rows[0], paused, layers, output)
+            runner.pass_part(rows, paused, layers, output)
         })?;
         if ended {
             self.take_results(parts);
@@ -84,8 +99,8 @@ impl Engine {
         Ok(ended)
     }
 
-    /// Forgets the paused pass if it is of this request.
+    /// Forgets the paused pass if the request has rows in it. Its other requests begin theirs again.
     pub(super) fn read_no_more(&mut self, id: RequestId) {
-        self.reading.take_if(|reading| reading.id == id);
+        self.reading.take_if(|reading| reading.requests.iter().any(|(own, _)| *own == id));
     }
 }

@@ -62,6 +62,8 @@ pub fn attend(context: &Context, call: &Call, layer: &KvLayer) -> Result<Vec<f32
 const POSITIONS: [usize; 8] = [300, 0, 15, 600, 16, 255, 63, 256];
 /// Numbers of rows in a pass.
 const BATCHES: [usize; 3] = [2, 3, 8];
+/// First position and number of tokens of the prompts of different sequences.
+const PROMPTS: [(usize, usize); 6] = [(0, 70), (300, 3), (15, 1), (63, 66), (0, 1), (128, 64)];
 /// Length of the prompt, and where it is cut in different runs.
 const PROMPT: usize = 200;
 const CUTS: [&[usize]; 4] = [&[1], &[64, 128], &[7, 8, 72, 199], &[100, 103, 170]];
@@ -100,6 +102,9 @@ pub fn checks() -> Vec<Check> {
             let form = if form.latent { latent(5) } else { form };
             checks.push(Check::new(label("cuts"), move |context: &Context| {
                 cuts(context, element, form)
+            }));
+            checks.push(Check::new(label("prompts together"), move |context: &Context| {
+                prompts(context, element, form)
             }));
         }
     }
@@ -196,6 +201,48 @@ fn rows(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
     Ok(outcome)
 }
 
+/// Runs prompts of different sequences alone and together.
+fn prompts(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
+    let most = PROMPTS.into_iter().map(|(from, count)| from + count).max().unwrap_or_default();
+    let count = PROMPTS.into_iter().map(|(_, count)| count).sum();
+    let numbers = form.numbers(context, count, most)?;
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for variation in variations() {
+        let shape = form.shape(element, most + 9);
+        let longest = PROMPTS.into_iter().map(|(_, count)| count).max().unwrap_or(1);
+        let ring = variation.window.map(|window| shape.blocks_for_window(window, longest));
+        let cache = PagedCache::new(context, shape, PROMPTS.len(), ring)?;
+        // Every sequence has a part of the same keys, from another one on.
+        for (sequence, (from, count)) in PROMPTS.into_iter().enumerate() {
+            let first = most - from - count;
+            let keys = numbers.keys.ptr::<f32>().offset(first * form.kv_heads * form.dim_k);
+            let values = numbers.values.ptr::<f32>().offset(first * form.kv_heads * form.dim_v);
+            cache.fill(context, sequence, 0..from + count, keys, values)?;
+        }
+        let run = |sequences: std::ops::Range<usize>| -> Result<Vec<f32>> {
+            let before = PROMPTS[..sequences.start].iter().map(|(_, count)| count).sum::<usize>();
+            let places: Vec<(usize, usize)> = sequences
+                .flat_map(|sequence| {
+                    let (from, count) = PROMPTS[sequence];
+                    (from..from + count).map(move |position| (sequence, position))
+                })
+                .collect();
+            let rows = Rows::new(context, RowKind::Prompt, &places)?;
+            let tiles = rows.tiles(context, &shape, form.heads)?;
+            let pass = PassRows { tiles: tiles.on_device(), ..rows.pass() };
+            let mut call = form.call(&numbers, pass, most, variation);
+            call.q = call.q.offset(before * form.heads * form.dim_k);
+            attend(context, &call, &cache.layer())
+        };
+        let each = (0..PROMPTS.len()).map(|sequence| run(sequence..sequence + 1));
+        let alone = each.collect::<Result<Vec<_>>>()?.concat();
+        anyhow::ensure!(alone.iter().all(|x| x.is_finite()), "not finite: {form:?} {variation:?}");
+        let same = Outcome::same(&bits(&run(0..PROMPTS.len())?), &bits(&alone));
+        outcome = outcome.worse(same.at(&format!("{form:?} {variation:?}")));
+    }
+    Ok(outcome)
+}
+
 /// Runs a prompt at once and in several batches.
 fn cuts(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
     let numbers = form.numbers(context, PROMPT, PROMPT)?;
@@ -215,7 +262,9 @@ fn cuts(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
                 let values = numbers.values.ptr::<f32>().offset(from * form.kv_heads * form.dim_v);
                 cache.fill(context, 0, from..to, keys, values)?;
                 let rows = Rows::run(context, RowKind::Prompt, 0, from..to)?;
-                let mut call = form.call(&numbers, rows.pass(), to, variation);
+                let tiles = rows.tiles(context, &shape, form.heads)?;
+                let pass = PassRows { tiles: tiles.on_device(), ..rows.pass() };
+                let mut call = form.call(&numbers, pass, to, variation);
                 call.q = call.q.offset(from * form.heads * form.dim_k);
                 out.extend(attend(context, &call, &cache.layer())?);
             }

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use forebay_cuda::{
     AttentionInputs, DeviceMemory, DevicePtr, Gpu, HeadInput, KV_BLOCK, KvLayer, KvLayerShape,
-    KvPool, KvTables, PassRows, RowKind,
+    KvPool, KvTables, PassRows, PromptRun, PromptTiles, RowKind,
 };
 
 use crate::harness::Context;
@@ -24,9 +24,22 @@ pub struct PagedCache {
 /// Rows on the device: the position and the sequence of each.
 pub struct Rows {
     kind: RowKind,
-    count: usize,
+    /// Sequence and position of each.
+    places: Vec<(usize, usize)>,
     positions: DeviceMemory,
     tables: DeviceMemory,
+}
+
+/// Tiles of prompt rows on the device.
+pub struct Tiles {
+    memory: DeviceMemory,
+    count: usize,
+}
+
+impl Tiles {
+    pub fn on_device(&self) -> PromptTiles {
+        PromptTiles { words: self.memory.ptr(), count: self.count }
+    }
 }
 
 impl Rows {
@@ -35,7 +48,7 @@ impl Rows {
         let positions: Vec<u32> = rows.iter().map(|row| row.1 as u32).collect();
         let tables: Vec<u32> = rows.iter().map(|row| row.0 as u32).collect();
         let [positions, tables] = [context.upload(&positions)?, context.upload(&tables)?];
-        Ok(Rows { kind, count: rows.len(), positions, tables })
+        Ok(Rows { kind, places: rows.to_vec(), positions, tables })
     }
 
     /// Uploads consecutive rows of one sequence.
@@ -50,7 +63,7 @@ impl Rows {
     }
 
     pub fn pass(&self) -> PassRows {
-        self.part(0..self.count)
+        self.part(0..self.places.len())
     }
 
     /// Returns some of the rows.
@@ -60,7 +73,27 @@ impl Rows {
             count: of.len(),
             positions: self.positions.ptr::<u32>().offset(of.start),
             tables: self.tables.ptr::<u32>().offset(of.start),
+            tiles: PromptTiles::none(),
         }
+    }
+
+    /// Uploads the tiles of the rows for attention. There are none for generated tokens.
+    pub fn tiles(&self, context: &Context, shape: &KvLayerShape, heads: usize) -> Result<Tiles> {
+        let mut tiles = Vec::new();
+        if self.kind == RowKind::Prompt {
+            let follows = |a: &(usize, usize), b: &(usize, usize)| (a.0, a.1 + 1) == *b;
+            let mut rows = 0;
+            let runs = self.places.chunk_by(follows).map(|run| {
+                let first = rows;
+                rows += run.len();
+                let (table, position) = run[0];
+                PromptRun { first, count: run.len(), position, table }
+            });
+            tiles = context.gpu.prompt_tiles(shape, heads, runs);
+        }
+        let count = tiles.len();
+        tiles.resize(count.max(1), [0; PromptTiles::WORDS]);
+        Ok(Tiles { memory: context.upload(tiles.as_flattened())?, count })
     }
 }
 

@@ -188,11 +188,10 @@ pub trait Backend: Send {
     /// Returns the largest number of rows in a pass.
     fn batch_tokens(&self) -> usize;
 
-    /// Returns the largest number of decode rows in a pass.
+    /// Returns the largest number of decode rows in a pass, which is also the largest number of prompts.
     fn decode_rows(&self) -> usize;
 
-    /// Returns true if a pass may have rows of both kinds, and of several prompts. Otherwise a pass has decode rows only, or
-    /// one run of prompt rows.
+    /// Returns true if a pass may have rows of both kinds.
     fn mixes_rows(&self) -> bool;
 
     /// Returns the number of sequences that can have tables at a time.

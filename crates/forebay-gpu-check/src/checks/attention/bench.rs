@@ -3,7 +3,7 @@
 use anyhow::Result;
 use forebay_cuda::{
     Attention, AttentionScratch, DevicePtr, KV_BLOCK, KvElement, KvLayer, KvLayerShape, KvPool,
-    KvTables, PassRows, RowKind,
+    KvTables, PassRows, PromptRun, PromptTiles, RowKind,
 };
 
 use crate::bench::{Bench, Measured, ROTATION_BYTES, median_seconds};
@@ -136,7 +136,19 @@ fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measu
     let numbers: Vec<u32> = (0..stride).map(|n| 1 + (n % ring) as u32).collect();
     let blocks = context.upload(&numbers)?;
     let splits = gpu.attention_splits(shape, heads, kind, first + tokens);
-    let rows = PassRows { kind, count: tokens, positions: positions.ptr(), tables: tables.ptr() };
+    let run = (kind == RowKind::Prompt).then_some(PromptRun {
+        first: 0,
+        count: tokens,
+        position: first,
+        table: 0,
+    });
+    let mut tiles = gpu.prompt_tiles(shape, heads, run.into_iter());
+    let count = tiles.len();
+    tiles.resize(count.max(1), [0; PromptTiles::WORDS]);
+    let words = context.upload(tiles.as_flattened())?;
+    let tiles = PromptTiles { words: words.ptr(), count };
+    let rows =
+        PassRows { kind, count: tokens, positions: positions.ptr(), tables: tables.ptr(), tiles };
     let size = gpu.attention_scratch(shape, heads, &rows, splits);
     let parts = context.poisoned(size.floats.max(1))?;
     let tickets = context.upload(&vec![0_u32; size.tickets.max(1)])?;

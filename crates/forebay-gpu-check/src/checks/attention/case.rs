@@ -7,11 +7,11 @@ use forebay_compute::{
     Attention as CpuAttention, AttentionRun, KV_BLOCK, KvCache, KvLayer, KvShape, KvType,
     RowKind as CpuRowKind,
 };
-use forebay_cuda::{DeviceMemory, DevicePtr, KvElement, KvLayerShape, RowKind};
+use forebay_cuda::{DeviceMemory, DevicePtr, KvElement, KvLayerShape, PassRows, RowKind};
 use half::f16;
 
 use super::super::attention_rows::{Call, attend};
-use super::super::paged::{PagedCache, Rows};
+use super::super::paged::{PagedCache, Rows, Tiles};
 use crate::harness::{Context, Outcome};
 use crate::random::Random;
 
@@ -76,6 +76,7 @@ pub struct Inputs {
     device_q: DeviceMemory,
     device_sinks: DeviceMemory,
     rows: Rows,
+    tiles: Tiles,
 }
 
 /// Rounds a row as the cache does.
@@ -183,6 +184,7 @@ impl Case {
         let (keys, values) = (keys.offset(own * dim_k), values.offset(own * dim_v));
         paged.fill(context, 0, first..self.end(), keys, values)?;
         let rows = Rows::run(context, self.kind, 0, first..self.end())?;
+        let tiles = rows.tiles(context, &shape, heads)?;
         let device_sinks = context.upload(&sinks)?;
         let cache = self.cpu_cache(context, &k, &v)?;
         let keys = k.chunks(dim_k).flat_map(|row| stored(row, element)).collect();
@@ -201,6 +203,7 @@ impl Case {
             device_q,
             device_sinks,
             rows,
+            tiles,
         })
     }
 
@@ -253,7 +256,7 @@ impl Inputs {
         let sinks = if variation.sinks { self.device_sinks.ptr() } else { DevicePtr::null() };
         let call = Call {
             q: self.device_q.ptr(),
-            rows: self.rows.pass(),
+            rows: PassRows { tiles: self.tiles.on_device(), ..self.rows.pass() },
             heads: self.case.heads,
             end: self.case.end(),
             scale: SCALE,

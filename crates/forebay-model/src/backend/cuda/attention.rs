@@ -34,6 +34,7 @@ impl CudaBackend {
             count: step.count,
             positions: self.exchange.positions(),
             tables: self.exchange.tables(),
+            tiles: self.exchange.tiles(),
         }
     }
 

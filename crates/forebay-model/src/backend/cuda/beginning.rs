@@ -1,28 +1,21 @@
 //! Start of a batch on a GPU. If VRAM has no room for the embedding table, the tokens' rows are read from the file.
 
 use forebay_compute::RowKind;
-use forebay_cuda::EmbeddingTable;
+use forebay_cuda::{EmbeddingTable, PromptRun};
 
 use super::backend::CudaBackend;
 use super::exchange::KvPlace;
 use super::graphs::GraphKey;
 use super::layout::EmbeddingLocation;
 use crate::ModelError;
-use crate::backend::{Batch, Begun, End, Step};
+use crate::backend::{Batch, Begun, End, Run, Step};
 
 impl CudaBackend {
     /// Writes the embeddings of the batch's tokens to the residual stream, unless a CUDA graph does so.
     pub fn begin_batch(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
-        assert!(
-            step.decode == 0 && step.runs.len() == 1 || step.decode == step.count,
-            "mixed rows"
-        );
+        assert!(step.decode == 0 || step.decode == step.count, "mixed rows");
         let is_decode = step.kind() == RowKind::Decode;
-        assert!(
-            !is_decode || step.count <= self.at().decode_rows,
-            "{} generated tokens",
-            step.count
-        );
+        assert!(step.runs.len() <= self.at().decode_rows, "{} runs", step.runs.len());
         // A failed batch may have left values for steps that it did not reach, and a capture that did not end.
         (self.inputs, self.outputs) = (None, None);
         self.graphs.abandon(&self.gpu);
@@ -34,6 +27,11 @@ impl CudaBackend {
             positions.map(move |position| KvPlace { position: position as u32, table })
         });
         self.exchange.take(&self.gpu, ids, places)?;
+        if !is_decode {
+            let heads = step.architecture.attention.heads;
+            let tiles = self.gpu.prompt_tiles(&self.plan.kv_shape, heads, prompt_runs(step.runs));
+            self.exchange.take_prompts(&tiles, step.outputs);
+        }
         self.tables.queue(&self.gpu, &self.plan.kv, self.arena.kv(0))?;
         let resumes = batch.first_layer > 0;
         if let Some(rows) = self.embedding_rows.as_mut().filter(|_| !resumes) {
@@ -81,4 +79,13 @@ impl CudaBackend {
         self.gpu.embed(&table, ids, x, step.count, step.architecture.embedding_scale)?;
         Ok(())
     }
+}
+
+/// Returns the runs of a pass of prompts, as the kernels' side names them.
+fn prompt_runs(runs: &[Run]) -> impl Iterator<Item = PromptRun> {
+    runs.iter().scan(0, |rows, &Run { table, position, count, .. }| {
+        let first = *rows;
+        *rows += count;
+        Some(PromptRun { first, count, position, table })
+    })
 }

@@ -1,6 +1,8 @@
 //! End of a batch on a GPU: the logits, the queueing of its CUDA graph, and the wait for its results.
 
-use forebay_cuda::{CudaError, DECODE_ROWS, TopK, TopKBuffers};
+use forebay_compute::RowKind;
+use forebay_cuda::{CudaError, DECODE_ROWS, DevicePtr, EmbeddingTable, TopK, TopKBuffers};
+use forebay_format::TensorType;
 
 use super::backend::CudaBackend;
 use super::layout::HEAD_ROWS;
@@ -15,12 +17,18 @@ use crate::weights::{PartMatrix, Weights};
 const _: () = assert!(HEAD_ROWS <= DECODE_ROWS, "rows of logits may be decode rows");
 
 impl CudaBackend {
-    /// Queues the logits of `rows` rows of the normed stream, starting at row `from`.
-    fn queue_head_rows(&self, step: &Step<'_>, from: usize, rows: usize) -> Result<(), ModelError> {
+    /// Queues the logits of `rows` of the wanted rows `x`, starting at row `from`.
+    fn queue_head_rows(
+        &self,
+        step: &Step<'_>,
+        x: DevicePtr<f32>,
+        from: usize,
+        rows: usize,
+    ) -> Result<(), ModelError> {
         let vocabulary = step.architecture.vocabulary;
         let matrix = PartMatrix { rows: vocabulary, ..step.weights.head[0].matrix };
         let (data, out) = (self.arena.dense(self.plan.weights.head), self.exchange.logits());
-        let x = self.float(self.at().normed).offset(from * step.architecture.hidden);
+        let x = x.offset(from * step.architecture.hidden);
         let of_step = Rows { kind: step.kind(), count: rows };
         self.products.dense(&self.gpu, x, of_step, &[Product { matrix, data, out }])?;
         if let Some(cap) = step.architecture.logit_softcap {
@@ -29,6 +37,25 @@ impl CudaBackend {
         let flag = self.finite_flag(2 * step.architecture.layers.len(), from);
         self.gpu.check_finite(out, rows, vocabulary, flag)?;
         Ok(())
+    }
+
+    /// Returns the rows of the normed stream whose logits are wanted, one after the other. Queues a copy of them if others are
+    /// between them, as in a pass of several prompts.
+    fn queue_wanted(&self, step: &Step<'_>) -> Result<DevicePtr<f32>, ModelError> {
+        let (hidden, rows) = (step.architecture.hidden, step.outputs.len());
+        let normed = self.float(self.at().normed);
+        let (first, last) = (step.outputs[0] as usize, step.outputs[rows - 1] as usize);
+        if last - first + 1 == rows {
+            return Ok(normed.offset(first * hidden));
+        }
+        assert_eq!(step.kind(), RowKind::Prompt, "all decode rows have logits");
+        let (ty, data, vocabulary) = (TensorType::F32, normed.cast(), step.count);
+        let table = EmbeddingTable { ty, data, vocabulary, hidden };
+        // The output of the last layer is in the residual stream already.
+        let wanted = self.float(self.at().block_out);
+        self.gpu.embed(&table, self.exchange.wanted(), wanted, rows, 1.0)?;
+        self.products.changed(wanted);
+        Ok(wanted)
     }
 
     /// Ends a pass with the largest logits of the wanted rows, or with all logits of a single one, and waits for them.
@@ -45,8 +72,9 @@ impl CudaBackend {
     /// host.
     pub(super) fn queue_end(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
         self.norm(step, NextBlock::Head, true)?;
-        let (first, rows) = wanted_rows(step);
-        self.queue_head_rows(step, first, rows)?;
+        let rows = step.outputs.len();
+        let x = self.queue_wanted(step)?;
+        self.queue_head_rows(step, x, 0, rows)?;
         match end {
             // The selection follows, once it is known.
             End::Selected => return Ok(()),
@@ -139,6 +167,8 @@ impl CudaBackend {
         match stream.into_iter().chain(router).min() {
             None => Ok(()),
             Some((layer, row)) => {
+                // Rows of logits are counted among those that are wanted.
+                let row = if layer < layers { row } else { step.outputs[row] as usize };
                 Err(ModelError::NumericFailure { layer, token: step.position_of(row) })
             }
         }
@@ -150,17 +180,17 @@ impl CudaBackend {
         step: &Step<'_>,
         logits: &mut Vec<f32>,
     ) -> Result<(), ModelError> {
-        let vocabulary = step.architecture.vocabulary;
-        let (first, wanted) = wanted_rows(step);
+        let (vocabulary, wanted) = (step.architecture.vocabulary, step.outputs.len());
         if wanted == 1 {
             self.finish_rows(step, End::Logits)?;
             self.exchange.append_row(logits);
             return Ok(());
         }
         self.norm(step, NextBlock::Head, true)?;
-        for from in (first..first + wanted).step_by(HEAD_ROWS) {
-            let rows = HEAD_ROWS.min(first + wanted - from);
-            self.queue_head_rows(step, from, rows)?;
+        let x = self.queue_wanted(step)?;
+        for from in (0..wanted).step_by(HEAD_ROWS) {
+            let rows = HEAD_ROWS.min(wanted - from);
+            self.queue_head_rows(step, x, from, rows)?;
             let base = logits.len();
             logits.resize(base + rows * vocabulary, 0.0);
             self.gpu.download_into(self.exchange.logits(), &mut logits[base..])?;
@@ -195,14 +225,4 @@ impl CudaBackend {
         self.exchange.queue_down(&self.gpu, End::Nothing, 0)?;
         self.check(step)
     }
-}
-
-/// Returns the first of the rows whose logits are wanted, and their number. They are adjacent: all rows, or the last one.
-///
-/// # Panics
-/// Panics if they are not adjacent.
-fn wanted_rows(step: &Step<'_>) -> (usize, usize) {
-    let (first, last) = (step.outputs[0] as usize, step.outputs[step.outputs.len() - 1] as usize);
-    assert_eq!(last - first + 1, step.outputs.len(), "wanted rows are not adjacent");
-    (first, step.outputs.len())
 }

@@ -1,7 +1,7 @@
 //! Words that the host and the device exchange with every batch. The host sends tokens and where they belong in the KV
 //! cache, and gets flags and one row of logits back.
 
-use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords, TOP_K_MAX};
+use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords, PromptTiles, TOP_K_MAX};
 
 use super::layout::ExchangeLayout;
 use crate::backend::End;
@@ -14,9 +14,15 @@ pub struct KvPlace {
     pub table: u32,
 }
 
-/// Pinned copy of [`ExchangeLayout`]: first the words for the device, then the words for the host.
+/// Pinned copy of [`ExchangeLayout`]: first the words for the device, then the words for the host. The words of prompts are
+/// apart, because generated tokens do not need them.
 pub struct Exchange {
     words: HostWords,
+    prompt_words: HostWords,
+    /// Number of words of the current prompts.
+    prompt_count: usize,
+    /// Number of their tiles.
+    tiles: usize,
     layout: ExchangeLayout,
     /// Device address of the exchanged words.
     device: DevicePtr<u32>,
@@ -33,7 +39,16 @@ impl Exchange {
         let mut words = gpu.host_words(layout.up_words() + layout.down_words())?;
         // Flags are cleared until a kernel sets them.
         words.write(layout.batch_words, &vec![u32::MAX; layout.flag_words]);
-        Ok(Exchange { words, layout, device, in_use: false })
+        let prompt_words = gpu.host_words(layout.prompt_words)?;
+        Ok(Exchange {
+            words,
+            prompt_words,
+            prompt_count: 0,
+            tiles: 0,
+            layout,
+            device,
+            in_use: false,
+        })
     }
 
     pub fn tokens(&self) -> DevicePtr<u32> {
@@ -47,6 +62,16 @@ impl Exchange {
     /// Returns the address of the number of each row's KV table.
     pub fn tables(&self) -> DevicePtr<u32> {
         self.device.offset(2 * self.layout.batch)
+    }
+
+    /// Returns the tiles of the prompts.
+    pub fn tiles(&self) -> PromptTiles {
+        PromptTiles { words: self.device.offset(self.layout.prompts()), count: self.tiles }
+    }
+
+    /// Returns the address of the rows whose logits are wanted, for prompts.
+    pub fn wanted(&self) -> DevicePtr<u32> {
+        self.tiles().words.offset(self.tiles * PromptTiles::WORDS)
     }
 
     /// Returns the address of the flags. Word 0 is for the residual stream and the logits, followed by one word for
@@ -85,7 +110,17 @@ impl Exchange {
             self.words.write(self.layout.batch + row, &[position]);
             self.words.write(2 * self.layout.batch + row, &[table]);
         }
+        (self.tiles, self.prompt_count) = (0, 0);
         Ok(())
+    }
+
+    /// Takes what only prompts need: tiles for attention, and the rows whose logits are wanted.
+    pub fn take_prompts(&mut self, tiles: &[[u32; PromptTiles::WORDS]], wanted: &[u32]) {
+        let tile_words = tiles.as_flattened();
+        self.prompt_words.write(0, tile_words);
+        self.prompt_words.write(tile_words.len(), wanted);
+        self.tiles = tiles.len();
+        self.prompt_count = tile_words.len() + wanted.len();
     }
 
     /// Marks the words as used again by the current batch.
@@ -93,13 +128,18 @@ impl Exchange {
         self.in_use = true;
     }
 
-    /// Queues a kernel that copies tokens, their places and cleared flags to the device. A queued copy would wait behind
+    /// Queues kernels that copy tokens, their places, cleared flags and what prompts need to the device. A queued copy would wait behind
     /// copies of sub-layers for the next pass, which take many milliseconds.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
     pub fn queue_up(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        gpu.read_words(&self.words, 0..self.layout.up_words(), self.device)
+        gpu.read_words(&self.words, 0..self.layout.up_words(), self.device)?;
+        if self.prompt_count > 0 {
+            let to = self.device.offset(self.layout.prompts());
+            gpu.read_words(&self.prompt_words, 0..self.prompt_count, to)?;
+        }
+        Ok(())
     }
 
     /// Queues the copy of the flags, and of the results that `end` asks for `rows` rows, to the host. There are logits of

@@ -2,7 +2,7 @@
 
 use forebay_cuda::{
     AddressTables, AttentionScratchSize, DECODE_ROWS, ExpertFetch, FETCHED_PAIRS_MAX, KvLayerShape,
-    RoundedActivations, TOP_K_MAX, TopK,
+    PromptTiles, RoundedActivations, TOP_K_MAX, TopK, prompt_tiles_most,
 };
 
 use forebay_stream::{Block, MemoryPlan};
@@ -165,7 +165,7 @@ fn matrix_bytes(matrix: &PartMatrix) -> Result<u64, ModelError> {
 
 /// Layout of the words exchanged with the host. They are contiguous, so one copy each way is enough: ids `[batch]`,
 /// positions `[batch]`, numbers of KV tables `[batch]`, flags, ids and values of the largest logits `[2, rows, TOP_K_MAX]`, logits
-/// `[HEAD_ROWS, vocabulary]`.
+/// `[HEAD_ROWS, vocabulary]`. The words that only prompts need follow: tiles for attention, and rows whose logits are wanted.
 #[derive(Debug, Clone, Copy)]
 pub struct ExchangeLayout {
     pub batch: usize,
@@ -176,19 +176,44 @@ pub struct ExchangeLayout {
     /// Words of ids and values of the largest logits, and of the rows' totals.
     pub largest_words: usize,
     pub vocabulary: usize,
+    /// Words that the host sends for prompts only.
+    pub prompt_words: usize,
     /// Total number of words.
     pub words: usize,
 }
 
 impl ExchangeLayout {
-    fn new(architecture: &Architecture, batch: usize, decode_rows: usize) -> ExchangeLayout {
+    fn new(
+        architecture: &Architecture,
+        shape: &KvLayerShape,
+        batch: usize,
+        decode_rows: usize,
+    ) -> ExchangeLayout {
         let whole = |words: usize| words.next_multiple_of(ALIGNMENT as usize / 4);
         let (batch_words, flag_words) = (whole(3 * batch), whole(1 + architecture.layers.len()));
         let vocabulary = architecture.vocabulary;
         let rows = batch.min(HEAD_ROWS);
         let largest_words = (2 * TOP_K_MAX + 1) * decode_rows;
-        let words = batch_words + flag_words + largest_words + rows * vocabulary;
-        ExchangeLayout { batch, batch_words, flag_words, largest_words, vocabulary, words }
+        // Every decode row, and so every run of prompts, is of another sequence.
+        let heads = architecture.attention.heads;
+        let tiles = prompt_tiles_most(shape, heads, batch, decode_rows);
+        let prompt_words = tiles * PromptTiles::WORDS + batch;
+        let before = whole(batch_words + flag_words + largest_words + rows * vocabulary);
+        let words = before + prompt_words;
+        ExchangeLayout {
+            batch,
+            batch_words,
+            flag_words,
+            largest_words,
+            vocabulary,
+            prompt_words,
+            words,
+        }
+    }
+
+    /// Returns the first of the words that only prompts need.
+    pub fn prompts(&self) -> usize {
+        self.words - self.prompt_words
     }
 
     /// Returns the number of words that the host sends.
@@ -332,7 +357,7 @@ impl ActivationLayout {
         let widest = widest.into_iter().fold(hidden, usize::max);
         let attention_size =
             AttentionScratchSize::of(multiprocessors, kv, attention.heads, decode_rows);
-        let exchange_layout = ExchangeLayout::new(architecture, batch, decode_rows);
+        let exchange_layout = ExchangeLayout::new(architecture, kv, batch, decode_rows);
         let top_k = TopK { rows: decode_rows, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
         let mut words = |count: usize| layout.take(4 * count as u64);
         let expert_layers = architecture.expert_layers().map(|of| 2 * of.count).sum();
