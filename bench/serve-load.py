@@ -2,7 +2,7 @@
 """Measures a running server with several clients at once: tokens per second, time to the first token, gaps between tokens.
 
     bench/serve-load.py ADDRESS [--clients N] [--requests N] [--prompt WORDS] [--tokens N] [--form text|regex|schema] [--penalties]
-                        [--json]
+                        [--from N] [--json]
 
 Works with every server that has OpenAI's /v1/completions with streams. Each client sends its requests one after the other. `regex`
 and `schema` ask for answers of a form with as many tokens. Only the standard library is needed. Prints one line.
@@ -24,6 +24,7 @@ parser.add_argument("--prompt", type=int, default=16, help="words of a prompt")
 parser.add_argument("--tokens", type=int, default=128)
 parser.add_argument("--form", choices=["text", "regex", "schema"], default="text")
 parser.add_argument("--penalties", action="store_true", help="with penalties and a bias, which change logits")
+parser.add_argument("--from", dest="first", type=int, default=0, help="number of the first request; others have other prompts")
 parser.add_argument("--json", action="store_true")
 arguments = parser.parse_args()
 
@@ -34,7 +35,7 @@ firsts, gaps, counts, errors = [], [], [], []
 
 
 def request(number):
-    words = " ".join(f"word{(number * 31 + at * 7) % 997}" for at in range(arguments.prompt))
+    words = " ".join(f"word{(number * 31 + at * 7) % 9973}" for at in range(arguments.prompt))
     body = {"prompt": words, "max_tokens": arguments.tokens, "temperature": 1, "top_k": 40, "seed": number, "stream": True,
             "stream_options": {"include_usage": True}, "ignore_eos": True}
     if arguments.penalties:
@@ -75,7 +76,7 @@ def request(number):
 def client(index):
     try:
         for turn in range(arguments.requests):
-            request(turn * arguments.clients + index)
+            request(arguments.first + turn * arguments.clients + index)
     except Exception as error:
         errors.append(f"{type(error).__name__}: {error}")
 

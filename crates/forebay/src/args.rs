@@ -188,6 +188,19 @@ pub struct TracingArgs {
     pub force: bool,
 }
 
+/// Routing that replaces the model's own; flattened into the commands that measure.
+#[derive(Args, Clone, Default)]
+pub struct FollowedArgs {
+    /// Use experts from a recorded trace (--trace-routing, or the CSV form) or uniform random ones
+    /// (`uniform`) instead of the router's choice, which means nothing for random weights
+    #[arg(long, value_name = "FILE|uniform", value_hint = ValueHint::FilePath)]
+    pub routing_trace: Option<PathBuf>,
+    /// With --routing-trace FILE: renumber the experts for every sequence, as if the sequences had
+    /// nothing in common
+    #[arg(long, requires = "routing_trace")]
+    pub unrelated: bool,
+}
+
 /// Recording of routing; flattened into the commands that generate.
 #[derive(Args, Clone, Default)]
 pub struct RoutingArgs {

@@ -1,12 +1,14 @@
-//! The file of `--trace-routing`, to which a session writes its routing from its first token on.
+//! Files of routing: that of `--trace-routing`, to which a session writes its routing from its first token on, and that of
+//! `--routing-trace`, whose routing a session follows.
 
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_engine::{EngineError, Session};
+use forebay_engine::{EngineError, RoutingSource, Session};
 use forebay_store::{OutputStream, Outputs};
 
-use crate::args::RoutingArgs;
+use crate::args::{FollowedArgs, RoutingArgs};
+use crate::commands::replay;
 use crate::failure::{Failure, Outcome};
 use crate::output;
 use crate::outputs;
@@ -29,6 +31,19 @@ impl Write for Shared {
     fn flush(&mut self) -> io::Result<()> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).flush()
     }
+}
+
+/// Returns the routing that replaces the model's own, if there is one.
+pub fn followed(args: &FollowedArgs) -> Outcome<Option<RoutingSource>> {
+    let Some(path) = &args.routing_trace else { return Ok(None) };
+    if path.as_os_str() == "uniform" {
+        return Ok(Some(RoutingSource::Uniform));
+    }
+    let trace = Box::new(replay::open(path)?);
+    Ok(Some(match args.unrelated {
+        true => RoutingSource::Unrelated(trace),
+        false => RoutingSource::Trace(trace),
+    }))
 }
 
 impl RoutingFile {

@@ -26,7 +26,8 @@ const ROWS_LEAST: usize = 16;
 /// With [`Latency::Automatic`]: most time between two tokens while a prompt is read, as a multiple of the usual time.
 const SLOWER: f64 = 2.7;
 
-/// With [`Latency::Automatic`]: most seconds of a pass with prompt rows that streams weights, and of a turn.
+/// With [`Latency::Automatic`]: most seconds of a pass with prompt rows that streams weights, and of all turns if passes of
+/// generated rows stream weights.
 const STREAMED_MOST: f64 = 1.0;
 
 /// A pass streams weights if it copies or reads more than this share of the model.
@@ -45,6 +46,8 @@ pub struct Pace {
     generate_seconds: Option<f64>,
     /// Usual seconds of one layer of a pass of prompt rows that may pause.
     layer_seconds: Option<f64>,
+    /// True if the last pass of generated rows streamed weights.
+    streams: bool,
     turn_began: Instant,
 }
 
@@ -54,7 +57,15 @@ impl Pace {
         let least = ROWS_LEAST.min(most_rows);
         let rows = if latency == Latency::Unbounded { most_rows } else { least };
         let (rows, turn_began) = (rows as f64, Instant::now());
-        Pace { latency, most_rows, rows, generate_seconds: None, layer_seconds: None, turn_began }
+        Pace {
+            latency,
+            most_rows,
+            rows,
+            generate_seconds: None,
+            layer_seconds: None,
+            streams: false,
+            turn_began,
+        }
     }
 
     /// Returns true if the time between two tokens matters: requests begin although they have to take turns, and passes of
@@ -73,9 +84,11 @@ impl Pace {
         }
     }
 
-    /// Returns true if the next ones of `turns` groups of requests should generate, and starts their turn.
+    /// Returns true if the next ones of `turns` groups of requests should generate, and starts their turn. A turn is one pass,
+    /// unless passes stream weights: others would then push the experts of these requests out of memory.
     pub fn ends_turn(&mut self, turns: usize) -> bool {
-        let Some(most) = self.most_seconds(STREAMED_MOST) else { return false };
+        let automatic = if self.streams { STREAMED_MOST } else { 0.0 };
+        let Some(most) = self.most_seconds(automatic) else { return false };
         let elapsed = self.turn_began.elapsed().as_secs_f64();
         let ends = turns > 1 && elapsed * turns as f64 >= most;
         if ends {
@@ -102,8 +115,9 @@ impl Pace {
         follow(&mut self.layer_seconds, each);
     }
 
-    /// Notes the time of a pass that had generated rows only.
-    pub fn note_generate(&mut self, seconds: f64) {
+    /// Notes the time of a pass that had generated rows only, and copied or read a share of the model.
+    pub fn note_generate(&mut self, seconds: f64, streamed_share: f64) {
+        self.streams = streamed_share > STREAMED_SHARE;
         follow(&mut self.generate_seconds, seconds);
     }
 
@@ -136,7 +150,7 @@ mod tests {
     /// Runs passes whose times grow linearly with prompt rows, and returns the last number of rows and its time.
     fn settled(pace: &mut Pace, fixed: f64, each: f64, streamed: f64) -> (usize, f64) {
         let seconds = |rows: usize| fixed + each * rows as f64;
-        (0..10).for_each(|_| pace.note_generate(seconds(0).min(4e-3)));
+        (0..10).for_each(|_| pace.note_generate(seconds(0).min(4e-3), 0.0));
         for _ in 0..100 {
             let rows = pace.prompt_rows();
             pace.note_prompt(rows, seconds(rows), streamed);
@@ -161,13 +175,13 @@ mod tests {
     fn prompts_go_through_as_many_layers_as_there_is_time_for() {
         let mut pace = Pace::new(Latency::Automatic, 512);
         assert_eq!((pace.is_bounded(), pace.layers()), (true, 1));
-        (0..20).for_each(|_| pace.note_generate(4e-3));
+        (0..20).for_each(|_| pace.note_generate(4e-3, 0.0));
         (0..20).for_each(|_| pace.note_layers(2, 2e-3));
         assert_eq!(pace.layers(), 6, "6.8 of 10.8 ms are left");
         (0..50).for_each(|_| pace.note_layers(1, 50e-3));
         assert_eq!(pace.layers(), 1);
         let mut pace = Pace::new(Latency::AtMost(Duration::from_millis(109)), 512);
-        (0..20).for_each(|_| pace.note_generate(4e-3));
+        (0..20).for_each(|_| pace.note_generate(4e-3, 0.0));
         (0..20).for_each(|_| pace.note_layers(1, 10e-3));
         assert_eq!(pace.layers(), 10);
     }
@@ -190,6 +204,15 @@ mod tests {
         let before = pace.prompt_rows();
         pace.note_prompt(1, 11e-3, 0.0);
         assert_eq!(pace.prompt_rows(), before);
+    }
+
+    #[test]
+    fn turns_are_one_pass_long_unless_passes_stream_weights() {
+        let mut pace = Pace::new(Latency::Automatic, 512);
+        pace.note_generate(4e-3, 0.0);
+        assert!(pace.ends_turn(2) && pace.ends_turn(2) && !pace.ends_turn(1));
+        pace.note_generate(4e-3, 0.5);
+        assert!(!pace.ends_turn(2));
     }
 
     #[test]

@@ -388,7 +388,7 @@ impl Engine {
             self.session.runner.decoder.end_prompt(decode_rows);
             return;
         }
-        self.pace.note_generate(time.as_secs_f64());
+        self.pace.note_generate(time.as_secs_f64(), streamed_share);
         self.session.runner.decoder.end_token();
         if let Some(batch_size) = &mut self.batch_size {
             let available = (self.running.len() + self.waiting.len()).min(self.limits.running);

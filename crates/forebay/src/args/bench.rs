@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueHint};
 
-use super::{BudgetArgs, RoutingArgs, TracingArgs, count, parse};
+use super::{BudgetArgs, FollowedArgs, RoutingArgs, TracingArgs, count, parse};
 
 #[derive(Args)]
 pub struct BenchArgs {
@@ -47,14 +47,8 @@ pub struct BenchArgs {
     pub budget: BudgetArgs,
     #[command(flatten)]
     pub tracing: TracingArgs,
-    /// Use experts from a recorded trace (--trace-routing, or the CSV form) or uniform random ones
-    /// (`uniform`) instead of the router's choice, which means nothing for random weights
-    #[arg(long, value_name = "FILE|uniform", value_hint = ValueHint::FilePath)]
-    pub routing_trace: Option<PathBuf>,
-    /// With --routing-trace FILE: renumber the experts for every sequence, as if the sequences had
-    /// nothing in common
-    #[arg(long, requires = "routing_trace")]
-    pub unrelated: bool,
+    #[command(flatten)]
+    pub followed: FollowedArgs,
     #[command(flatten)]
     pub routing: RoutingArgs,
     /// Print one JSON document

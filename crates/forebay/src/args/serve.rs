@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueHint};
 use forebay_server::KeepAlive;
 
-use super::{BudgetArgs, Parallel, count, parse};
+use super::{BudgetArgs, FollowedArgs, Parallel, count, parse};
 use crate::size;
 
 #[derive(Args)]
@@ -55,6 +55,9 @@ pub struct ServeArgs {
     pub files: FilesArgs,
     #[command(flatten)]
     pub budget: BudgetArgs,
+    // For measurements: answers then mean nothing.
+    #[command(flatten)]
+    pub followed: FollowedArgs,
 }
 
 /// Where the server stores the files and batches of clients.

@@ -9,22 +9,22 @@ use std::path::Path;
 
 use forebay_engine::plan::{HitCurve, PredictedRate, Work};
 use forebay_engine::{
-    ARRIVAL_PROMPT, BenchRun, ModelInfo, OWN_TOKENS, RoutingSource, Session, SessionOptions,
-    SessionStatistics, median,
+    ARRIVAL_PROMPT, BenchRun, ModelInfo, OWN_TOKENS, Session, SessionOptions, SessionStatistics,
+    median,
 };
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 
 use self::parallel::ParallelSummary;
 use crate::args::BenchArgs;
-use crate::commands::{plan, replay};
+use crate::commands::plan;
 use crate::config;
 use crate::failure::{Outcome, usage};
 use crate::open;
 use crate::output::{self, Align};
 use crate::outputs;
 use crate::progress::StepProgress;
-use crate::routing_file::RoutingFile;
+use crate::routing_file::{self, RoutingFile};
 use crate::session_plan;
 use crate::statistics::{self, After};
 use crate::tracing_file::TracingFile;
@@ -71,21 +71,12 @@ pub fn run(args: BenchArgs) -> Outcome {
     let named = args.tracing.trace_io.is_some() || args.routing.trace_routing.is_some();
     let mut outputs = outputs::begin(args.tracing.force, named)?;
     outputs::protect_model(&mut outputs, &args.model);
-    args.routing_trace.iter().for_each(|trace| outputs.protect(trace));
+    args.followed.routing_trace.iter().for_each(|trace| outputs.protect(trace));
     let tracing = TracingFile::start(&args.tracing, &mut outputs, &mut options)?;
     let routing = RoutingFile::create(&args.routing, &mut outputs)?;
     session_plan::follow(&args.model, &mut options);
     let mut session = open::session(&args.model, &options, context_for)?;
-    if let Some(path) = &args.routing_trace {
-        let source = if path.as_os_str() == "uniform" {
-            RoutingSource::Uniform
-        } else {
-            let trace = Box::new(replay::open(path)?);
-            match args.unrelated {
-                true => RoutingSource::Unrelated(trace),
-                false => RoutingSource::Trace(trace),
-            }
-        };
+    if let Some(source) = routing_file::followed(&args.followed)? {
         session.follow_routing(source)?;
     }
     routing.record(&mut session)?;
@@ -114,7 +105,7 @@ pub fn run(args: BenchArgs) -> Outcome {
                 generate: None,
                 runs: &[],
                 parallel,
-                routing_from: args.routing_trace.as_deref(),
+                routing_from: args.followed.routing_trace.as_deref(),
                 plan: session.plan(),
                 statistics: session.statistics(),
             }),
@@ -159,7 +150,7 @@ pub fn run(args: BenchArgs) -> Outcome {
             generate,
             runs: &runs,
             parallel: Vec::new(),
-            routing_from: args.routing_trace.as_deref(),
+            routing_from: args.followed.routing_trace.as_deref(),
             plan: session.plan(),
             statistics: session.statistics(),
         }),
@@ -212,7 +203,7 @@ fn reserve_context(args: &BenchArgs, options: &mut SessionOptions) -> &'static s
 /// Returns the expected cache hits: those of the routing that the session followed or recorded, if a curve can be made
 /// of it.
 fn hits(args: &BenchArgs, policy: PolicyKind) -> HitCurve {
-    let followed = args.routing_trace.as_deref();
+    let followed = args.followed.routing_trace.as_deref();
     if followed == Some(Path::new("uniform")) {
         return HitCurve::uniform();
     }
@@ -271,7 +262,7 @@ fn print(
     if let Some(why) = summary.and_then(|summary| summary.predicted.uncertain_because.as_ref()) {
         output::tell!("prediction: {why}");
     }
-    if let Some(source) = &args.routing_trace {
+    if let Some(source) = &args.followed.routing_trace {
         output::say(format_args!("  routing  from {}, not the model's own\n", source.display()));
     }
     output::say(format_args!("{}", statistics::block(session, &args.model, After::Benchmark)));

@@ -7,7 +7,8 @@ use std::time::SystemTime;
 
 use forebay_engine::plan::{ModelMemory, OpenGpu};
 use forebay_engine::{
-    DeviceChoice, Interrupt, Session, SessionOptions, default_budget_bytes, free_bytes,
+    DeviceChoice, Interrupt, RoutingSource, Session, SessionOptions, default_budget_bytes,
+    free_bytes,
 };
 use forebay_server::{Entry, LoadError, Loaded, Loader, Memory, Outlook, PlanReport};
 use forebay_text::Tokenizer;
@@ -28,6 +29,8 @@ pub struct SessionLoader {
     kv_tokens: Option<usize>,
     /// True if there are several models, so that each may leave and come again.
     may_switch: bool,
+    /// Routing that replaces that of the models.
+    followed: Option<RoutingSource>,
     memory: Memory,
     /// Stays open between loads, so that the driver's context and the kernels stay.
     gpu: Mutex<Option<OpenGpu>>,
@@ -54,6 +57,7 @@ impl SessionLoader {
         parallel: Parallel,
         kv_tokens: Option<usize>,
         may_switch: bool,
+        followed: Option<RoutingSource>,
     ) -> Outcome<SessionLoader> {
         let gpu = OpenGpu::open(&options);
         let vram_bytes = match &gpu {
@@ -66,6 +70,7 @@ impl SessionLoader {
             parallel,
             kv_tokens,
             may_switch,
+            followed,
             memory: Memory { vram_bytes, ram_bytes },
             gpu: Mutex::new(gpu),
             known: Mutex::default(),
@@ -174,7 +179,10 @@ impl SessionLoader {
         options.direct = !self.keeps_files_cached(&known, room);
         let report = report(known.plan.clone(), options.clone());
         change(&mut options);
-        let session = open::for_engine(&options, known.sequences, &|_| self.kv_tokens, &open)?;
+        let mut session = open::for_engine(&options, known.sequences, &|_| self.kv_tokens, &open)?;
+        if let Some(source) = &self.followed {
+            session.follow_routing(source.clone())?;
+        }
         let memory = self.shared(session.memory());
         let predicted = known.plan.predicted(&session);
         let outlook = Arc::new(Outlook { predicted, report, ..known.outlook.clone() });

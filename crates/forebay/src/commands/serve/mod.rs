@@ -29,6 +29,7 @@ use crate::failure::{Failure, Outcome, usage};
 use crate::interrupt;
 use crate::open;
 use crate::output;
+use crate::routing_file;
 use crate::state;
 
 /// Time between two looks at the signal while a model loads.
@@ -57,7 +58,8 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
     let served = ServedModels::new(&paths, &args, library)?;
     let listener = Listener::bind(server_options(&args)?).map_err(refused)?;
     let may_switch = names_folder || has_models || paths.len() > 1;
-    let loader = SessionLoader::new(options, args.parallel, args.kv_tokens, may_switch)?;
+    let followed = routing_file::followed(&args.followed)?;
+    let loader = SessionLoader::new(options, args.parallel, args.kv_tokens, may_switch, followed)?;
     let loader = Arc::new(loader);
     let options = ModelsOptions {
         engine: EngineOptions {
