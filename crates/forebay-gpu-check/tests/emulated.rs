@@ -16,7 +16,7 @@ use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
 
 /// Checks that take little time, at least one of each family.
-const KERNELS: [&str; 38] = [
+const KERNELS: [&str; 39] = [
     "buffers",
     "norm",
     "quantize",
@@ -29,6 +29,7 @@ const KERNELS: [&str; 38] = [
     "attention prompt f16 24/16",
     "attention prompt q8_0 24/16",
     "attention general f32 33/17",
+    "attention latent f16",
     "attention rows f16 64/64",
     "attention rows q8_0 576/512",
     "attention rows f32 64/64",

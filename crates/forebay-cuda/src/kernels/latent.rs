@@ -86,7 +86,7 @@ pub(super) fn launch(
     let floats = Family::Latent.scratch(&layer.shape, heads, &what.rows, splits.limit).floats;
     let context = layer.shape.context;
     let window = what.window.map_or(0, |window| window.min(context));
-    Launch::new(
+    let launch = Launch::new(
         gpu.kernel(module, "attention_latent")?,
         (splits.most as u32, units as u32, 1),
         (threads, 1, 1),
@@ -97,14 +97,19 @@ pub(super) fn launch(
     .optional(what.sinks, heads)
     .ptr(what.out, rows * DIMS.1)
     .optional(scratch.parts, floats)
-    .int(splits.limit)
-    .optional(what.rows.tiles.words, what.rows.tiles.count * PromptTiles::WORDS)
-    .int(heads)
-    .int(context)
-    .int(window)
-    .float(what.scale)
-    .float(what.softcap.unwrap_or(0.0))
-    .run(gpu)?;
+    .int(splits.limit);
+    let tiles = what.rows.tiles;
+    let launch = match kind {
+        RowKind::Prompt => launch.ptr(tiles.words, tiles.count * PromptTiles::WORDS),
+        RowKind::Decode => launch.null(),
+    };
+    launch
+        .int(heads)
+        .int(context)
+        .int(window)
+        .float(what.scale)
+        .float(what.softcap.unwrap_or(0.0))
+        .run(gpu)?;
     if splits.most == 1 {
         return Ok(());
     }
