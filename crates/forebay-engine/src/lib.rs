@@ -50,7 +50,7 @@ pub use engine::Engine;
 pub use error::EngineError;
 pub use features::Feature;
 pub use followed::RoutingSource;
-pub use forebay_store::{Interrupt, give_back_free_memory};
+pub use forebay_store::{Interrupt, give_back_free_memory, keep_little_free_memory};
 pub use forebay_stream::LayerUses;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
 pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, block_kind, inspect};

@@ -307,7 +307,7 @@ pub async fn count_tokens(
     let prepare = move || {
         let (_, wanted) = request(&body)?;
         let entry = app.models.entry(wanted.model.as_deref())?;
-        app.models.text(&entry)?.prepare(wanted)
+        app.models.text(&entry)?.prepare(wanted, None)
     };
     let prepared = app::work(prepare).await?;
     Ok(Json(json!({ "input_tokens": prepared.request.prompt.len() })))

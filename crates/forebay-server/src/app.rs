@@ -33,7 +33,7 @@ pub async fn work<T: Send + 'static>(
 /// Returns an error if the prompt is empty, or if the template refuses the conversation.
 pub async fn prepare(lease: &Lease, wanted: Wanted) -> Result<Prepared, ApiError> {
     let lease = lease.clone();
-    work(move || lease.text.prepare(wanted)).await
+    work(move || lease.text.prepare(wanted, Some(lease.context))).await
 }
 
 /// What all handlers share.

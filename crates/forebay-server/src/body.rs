@@ -1,13 +1,19 @@
 //! The bytes of a request.
 
+use std::error::Error;
+
+use axum::RequestExt as _;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::StatusCode;
 use axum::http::request::Parts;
 use axum::response::Response;
+use futures_util::StreamExt as _;
+use http_body_util::LengthLimitError;
 use serde::de::DeserializeOwned;
 
 use crate::access;
+use crate::app;
 use crate::error::ApiError;
 
 /// Reads a body.
@@ -40,15 +46,33 @@ pub struct Received(pub Bytes);
 impl<S: Send + Sync> FromRequest<S> for Received {
     type Rejection = Response;
 
-    async fn from_request(request: Request, state: &S) -> Result<Received, Response> {
+    async fn from_request(request: Request, _: &S) -> Result<Received, Response> {
         let path = request.uri().path().to_owned();
-        let bytes = Bytes::from_request(request, state).await;
-        bytes.map(Received).map_err(|rejection| {
-            let why = match rejection.status() {
-                StatusCode::PAYLOAD_TOO_LARGE => "the request is too large".to_owned(),
-                _ => rejection.body_text(),
-            };
-            access::refused(&path, ApiError::new(rejection.status(), why))
-        })
+        let refused = |error| access::refused(&path, error);
+        let mut stream = request.with_limited_body().into_body().into_data_stream();
+        let mut parts = Vec::new();
+        while let Some(part) = stream.next().await {
+            parts.push(part.map_err(|error| refused(unread(error)))?);
+            // A large body that comes as fast as it is read would hold up all other connections of this thread.
+            tokio::task::yield_now().await;
+        }
+        let bytes = match parts.len() {
+            0 => Ok(Bytes::new()),
+            1 => Ok(parts.remove(0)),
+            _ => app::work(move || Ok(Bytes::from(parts.concat()))).await,
+        };
+        bytes.map(Received).map_err(refused)
     }
+}
+
+/// Returns why a body could not be read.
+fn unread(error: axum::Error) -> ApiError {
+    let mut cause: Option<&dyn Error> = Some(&error);
+    while let Some(of) = cause {
+        if of.is::<LengthLimitError>() {
+            return ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "the request is too large");
+        }
+        cause = of.source();
+    }
+    ApiError::bad(format!("the body of the request could not be read: {error}"))
 }

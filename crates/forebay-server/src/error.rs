@@ -9,7 +9,7 @@ use forebay_engine::EngineError;
 use forebay_model::ModelError;
 use serde_json::Value;
 
-use crate::openai::{NOT_NOW, Refusal};
+use crate::openai::{NOT_NOW, Refusal, TOO_LONG};
 
 /// Reason why a request has no answer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -43,7 +43,7 @@ impl ApiError {
         let (status, code) = match &error {
             EngineError::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, Some("queue_full")),
             EngineError::Model(ModelError::ContextFull { .. }) => {
-                (StatusCode::BAD_REQUEST, Some("context_length_exceeded"))
+                (StatusCode::BAD_REQUEST, Some(TOO_LONG))
             }
             EngineError::EmptyPrompt | EngineError::Model(ModelError::TokenOutOfRange { .. }) => {
                 (StatusCode::BAD_REQUEST, None)

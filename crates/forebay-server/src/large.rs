@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use axum::extract::{Request, State};
 use axum::middleware::Next;
 use axum::response::Response;
-use forebay_engine::give_back_free_memory;
+use forebay_engine::{give_back_free_memory, keep_little_free_memory};
 use hyper::body::Body as _;
 
 /// Size from which a request is large.
@@ -75,11 +75,12 @@ pub struct Cleaner {
 }
 
 impl Cleaner {
-    /// Starts the thread.
+    /// Starts the thread, and makes the allocator keep little for the whole process.
     ///
     /// # Errors
     /// Returns an error if the system starts no thread.
     pub fn start(requests: Arc<LargeRequests>) -> std::io::Result<Cleaner> {
+        keep_little_free_memory();
         let (stop, stopped) = channel::<()>();
         let clean = move || {
             while stopped.recv_timeout(EVERY) == Err(RecvTimeoutError::Timeout) {

@@ -64,19 +64,24 @@ impl Text {
         Ok(Text { info, tokenizer, template, format, compiler, is_plain, name, tools_logged })
     }
 
-    /// Makes tokens of a request's prompt.
+    /// Makes tokens of a request's prompt. `context` is the number of positions of a sequence, if it is known.
     ///
     /// # Errors
-    /// Returns an error if the prompt is empty, or if the template refuses the conversation.
-    pub fn prepare(&self, wanted: Wanted) -> Result<Prepared, ApiError> {
-        self.prepare_with(wanted, fastrand::u64(..))
+    /// Returns an error if the prompt is empty or cannot fit, or if the template refuses the conversation.
+    pub fn prepare(&self, wanted: Wanted, context: Option<usize>) -> Result<Prepared, ApiError> {
+        self.prepare_with(wanted, context, fastrand::u64(..))
     }
 
     /// Makes tokens of a request's prompt. `seed` is for a request that names none.
     ///
     /// # Errors
     /// Returns the errors of [`Text::prepare`].
-    pub fn prepare_with(&self, wanted: Wanted, seed: u64) -> Result<Prepared, ApiError> {
+    pub fn prepare_with(
+        &self,
+        wanted: Wanted,
+        context: Option<usize>,
+        seed: u64,
+    ) -> Result<Prepared, ApiError> {
         if matches!(&wanted.input, Input::Chat { tools: Some(_), .. }) && !self.format.calls_tools()
         {
             let name = &self.name;
@@ -93,6 +98,7 @@ impl Text {
             template: Some(&self.template),
             format: self.format.clone(),
             max_tokens: None,
+            context,
             exact_thinking: false,
         };
         let mut prepared = preparation.prepare(wanted, seed)?;

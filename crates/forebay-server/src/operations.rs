@@ -136,7 +136,7 @@ pub async fn apply_template(
         let tools = body.get("tools").filter(|tools| tools.is_array()).cloned();
         let input = Input::Chat { messages, tools, think: None, variables: Map::new() };
         let text = text(&app, body.get("model").and_then(Value::as_str))?;
-        text.prepare(Wanted { input, ..Wanted::default() })
+        text.prepare(Wanted { input, ..Wanted::default() }, None)
     };
     let prepared = app::work(prepare).await?;
     Ok(Json(json!({ "prompt": prepared.text, "tokens": prepared.request.prompt.len() })))

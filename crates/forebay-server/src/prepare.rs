@@ -7,7 +7,7 @@ use forebay_grammar::{Compiler, Grammar, GrammarError, Rules};
 use forebay_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::openai::{Input, MustCall, NOT_NOW, Refusal, Wanted};
+use crate::openai::{Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted};
 
 /// Settings with which requests become prompts.
 pub struct Preparation<'a> {
@@ -17,6 +17,8 @@ pub struct Preparation<'a> {
     pub format: Format,
     /// Most tokens of an answer whose request names no limit. `None` is the rest of the context.
     pub max_tokens: Option<usize>,
+    /// Positions of a sequence, if they are known. A text that cannot fit is then refused before its tokens are made.
+    pub context: Option<usize>,
     /// True to refuse an amount of thinking that the template does not know. Otherwise it gets the nearest one.
     pub exact_thinking: bool,
 }
@@ -183,6 +185,14 @@ impl Preparation<'_> {
         text: &str,
         templated: bool,
     ) -> Result<Vec<u32>, Refusal> {
+        let least = self.tokenizer.tokens_least(text.len());
+        if let Some(context) = self.context.filter(|context| least > *context) {
+            let message = format!(
+                "the context is too short: it has {context} positions, and this prompt has at least {least} tokens; \
+                 give a larger --ctx or a shorter prompt"
+            );
+            return Err(Refusal { code: Some(TOO_LONG), ..Refusal::of(field, message) });
+        }
         encode_prompt(self.tokenizer, text, templated)
             .map_err(|error| Refusal::of(field, error.to_string()))
     }

@@ -62,7 +62,7 @@ pub use error::{ReadError, StoreError};
 pub use faults::{Fault, FaultKind, FaultPlan};
 pub use files::{FileSet, filesystem_type};
 pub use forebay_format::{Block, Extent, FileIndex, Relayout, Step, TensorType};
-pub use free_memory::give_back_free_memory;
+pub use free_memory::{give_back_free_memory, keep_little_free_memory};
 pub use interrupt::Interrupt;
 pub use layout::{BlockLayout, Part};
 pub use load::{

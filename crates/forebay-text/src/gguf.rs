@@ -103,7 +103,22 @@ pub fn tokenizer(metadata: &GgufMetadata) -> Result<Tokenizer, TextError> {
     };
     let specials = SpecialTokens::new(&vocabulary, strip_rule(metadata, &vocabulary))?;
     let affixes = affixes(metadata, &defaults, bos, eos)?;
-    Ok(Tokenizer { vocabulary, encoder, specials, spelling, bos, eos, affixes, eog, infill, kind })
+    // A token that swallows whitespace may stand for any number of bytes, and an unknown character for up to 4.
+    let texts = (0..vocabulary.len() as u32).filter_map(|id| vocabulary.text(id));
+    let longest = (!specials.swallow()).then(|| texts.map(<[u8]>::len).fold(4, usize::max));
+    Ok(Tokenizer {
+        vocabulary,
+        encoder,
+        specials,
+        spelling,
+        bos,
+        eos,
+        affixes,
+        eog,
+        infill,
+        kind,
+        longest,
+    })
 }
 
 /// Reads the tokens for filling in the middle that the file names.

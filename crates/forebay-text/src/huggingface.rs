@@ -150,6 +150,8 @@ pub fn tokenizer(metadata: &HfMetadata) -> Result<Tokenizer, TextError> {
         eog,
         infill,
         kind: format!("hf ({model})"),
+        // What the library normalises may leave nothing of a text.
+        longest: None,
     })
 }
 

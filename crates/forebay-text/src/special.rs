@@ -66,6 +66,11 @@ impl SpecialTokens {
         Ok(Self { specials, finder })
     }
 
+    /// Returns true if a token swallows whitespace beside it.
+    pub fn swallow(&self) -> bool {
+        self.specials.iter().any(|special| special.strip.left || special.strip.right)
+    }
+
     /// Cuts `text` at special tokens. Without `parse_special`, only user-defined tokens count,
     /// because they are text that happens to be one token.
     pub fn split<'a>(&self, text: &'a str, parse_special: bool) -> Vec<Fragment<'a>> {

@@ -30,6 +30,8 @@ pub struct Tokenizer {
     pub(crate) eog: Vec<u32>,
     pub(crate) infill: Option<InfillTokens>,
     pub(crate) kind: String,
+    /// Most bytes of a text that one token stands for; `None` if that is not known.
+    pub(crate) longest: Option<usize>,
 }
 
 impl fmt::Debug for Tokenizer {
@@ -174,6 +176,12 @@ impl Tokenizer {
     /// logits.
     pub fn vocab_size(&self) -> usize {
         self.vocabulary.len()
+    }
+
+    /// Returns a number of tokens that no text of so many bytes falls below. It takes no time, so it can refuse a text that
+    /// is much too long before its tokens are made. It is 0 if nothing is known.
+    pub fn tokens_least(&self, text_bytes: usize) -> usize {
+        self.longest.map_or(0, |longest| text_bytes / longest)
     }
 
     pub fn bos_id(&self) -> Option<u32> {

@@ -43,6 +43,13 @@ fn check_case(tokenizer: &Tokenizer, case: &Value) -> Result<(), String> {
     if found != expected {
         return Err(format!("{case:?}\n found {found:?}"));
     }
+    let least = tokenizer.tokens_least(text.len());
+    if least > found.len() {
+        return Err(format!(
+            "{text:?} was to have {least} tokens at least, but has {}",
+            found.len()
+        ));
+    }
     let plain = tokenizer.encode(text, false, false).map_err(|e| e.to_string())?;
     let decoded = tokenizer.decode(&plain, true);
     // Swallowed whitespace and `▁` for a space are not restored.

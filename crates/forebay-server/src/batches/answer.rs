@@ -110,7 +110,8 @@ impl Requests {
         let lease = self.app.models.get(entry, None).await?;
         self.note_places(&lease);
         let (own, seed) = (lease.clone(), self.seed(number));
-        let mut prepared = app::work(move || own.text.prepare_with(wanted, seed)).await?;
+        let mut prepared =
+            app::work(move || own.text.prepare_with(wanted, Some(own.context), seed)).await?;
         prepared.request.priority = PRIORITY;
         let choices = Answers::start(&lease, &prepared).await?.all().await?;
         let identity = Identity { unique, created: self.created, model: &lease.name };

@@ -13,7 +13,9 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 
 use self::answer::{Choice, Identity};
-pub use self::request::{Body, Endpoint, Input, MustCall, NOT_NOW, Refusal, Wanted, wanted};
+pub use self::request::{
+    Body, Endpoint, Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted, wanted,
+};
 use crate::app::{self, App};
 use crate::body::{Received, Segment};
 use crate::error::{self, ApiError, ErrorForm};

@@ -33,6 +33,8 @@ pub enum Endpoint {
 
 /// Code of a refusal that does not hold for long.
 pub const NOT_NOW: &str = "server_busy";
+/// Code of the error of a prompt that does not fit the context.
+pub const TOO_LONG: &str = "context_length_exceeded";
 
 /// Reason why a request is refused.
 #[derive(Debug, PartialEq, Eq)]

@@ -74,6 +74,7 @@ pub fn run(args: BatchArgs) -> Outcome {
         template: template.as_ref(),
         format: Format::recognise(template.as_ref(), Some(&tokenizer))?,
         max_tokens: Some(args.max_tokens),
+        context: options.context,
         exact_thinking: true,
     };
     let prepare = |(number, line): (usize, &Line)| {

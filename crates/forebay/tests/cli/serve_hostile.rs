@@ -38,6 +38,27 @@ fn grammars_that_lead_deep_or_take_long_are_answered() {
 }
 
 #[test]
+fn prompts_that_cannot_fit_are_refused_before_they_become_tokens() {
+    let server = Server::start(&["--ctx", "64"]);
+    let long = "word ".repeat(100_000);
+    let messages = json!([{ "role": "user", "content": long }]);
+    for (path, body) in [
+        ("/v1/completions", json!({ "prompt": long })),
+        ("/v1/chat/completions", json!({ "messages": messages })),
+    ] {
+        let (status, answer) = server.ask("POST", path, "", &body.to_string());
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        assert_eq!((status, &answer["error"]["code"]), (400, &"context_length_exceeded".into()));
+        let message = answer["error"]["message"].as_str().unwrap();
+        assert!(message.contains("64 positions") && message.contains("at least"), "{message}");
+    }
+    // A text that may fit becomes tokens, and their number is in the error.
+    let body = json!({ "prompt": "word ".repeat(70) }).to_string();
+    let (status, answer) = server.ask("POST", "/v1/completions", "", &body);
+    assert!(status == 400 && answer.contains("more are asked for"), "{answer}");
+}
+
+#[test]
 fn paths_that_are_no_text_are_refused_in_the_form_of_their_interface() {
     let server = Server::start(&[]);
     for path in ["/v1/models/%ff", "/v1/responses/%ff", "/page/%ff"] {

@@ -335,7 +335,7 @@ impl ActivationLayout {
     ) -> ActivationLayout {
         let mut layout = LayoutBuilder::default();
         let kv = &cache.shape;
-        let batch = BATCH_TOKENS.min(kv.context);
+        let batch = BATCH_TOKENS.min(kv.context * cache.sequences);
         let few = batch.min(DECODE_ROWS);
         // One row of each sequence.
         let decode_rows = few.min(cache.sequences);
