@@ -120,6 +120,8 @@ pub struct Engine {
     running: Vec<Active>,
     /// A pass of prompt rows that is paused.
     reading: Option<Reading>,
+    /// True if the next such pass has one prompt only.
+    reads_alone: bool,
     next_id: u64,
     // Buffers that are reused from pass to pass.
     parts: Vec<Part>,
@@ -160,6 +162,7 @@ impl Engine {
             waiting: VecDeque::new(),
             running: Vec::new(),
             reading: None,
+            reads_alone: false,
             next_id: 0,
             parts: Vec::new(),
             logits: PassLogits::default(),

@@ -74,9 +74,11 @@ impl Engine {
         }
     }
 
-    /// Begins a pass with as many of the prompts as the backend takes together.
-    fn begin_reading(&self, prompts: &[Part]) -> Reading {
-        let most = self.session.runner.decoder.backend().decode_rows();
+    /// Begins a pass with as many of the prompts as the backend takes together. After a pass that was forgotten, it is the first
+    /// prompt alone, so that requests which end early cannot hold up the others again and again.
+    fn begin_reading(&mut self, prompts: &[Part]) -> Reading {
+        let together = self.session.runner.decoder.backend().decode_rows();
+        let most = if std::mem::take(&mut self.reads_alone) { 1 } else { together };
         let of = |part: &Part| (self.running[part.index].id, part.count);
         let requests = prompts.iter().take(most).map(of).collect();
         Reading { requests, paused: Paused::default(), seconds: 0.0 }
@@ -101,6 +103,9 @@ impl Engine {
 
     /// Forgets the paused pass if the request has rows in it. Its other requests begin theirs again.
     pub(super) fn read_no_more(&mut self, id: RequestId) {
-        self.reading.take_if(|reading| reading.requests.iter().any(|(own, _)| *own == id));
+        let has_rows = |reading: &mut Reading| reading.requests.iter().any(|(own, _)| *own == id);
+        if let Some(forgotten) = self.reading.take_if(has_rows) {
+            self.reads_alone = forgotten.requests.len() > 1;
+        }
     }
 }
