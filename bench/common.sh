@@ -28,3 +28,16 @@ need() {
         exit 1
     done
 }
+
+# run_pair PAIR ARGUMENT...: calls run_forebay and run_llama with the arguments, in reverse order for every second pair.
+run_pair() {
+    local pair=$1
+    shift
+    if ((pair % 2 == 0)); then
+        run_forebay "$@"
+        run_llama "$@"
+    else
+        run_llama "$@"
+        run_forebay "$@"
+    fi
+}

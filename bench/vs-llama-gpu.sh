@@ -58,13 +58,7 @@ for run in json.load(sys.stdin):
 for model in "$@"; do
     for ((pair = 0; pair < pairs; pair++)); do
         echo "$model: pair $((pair + 1)) of $pairs" >&2
-        if ((pair % 2 == 0)); then
-            run_forebay "$model" "$pair"
-            run_llama "$model" "$pair"
-        else
-            run_llama "$model" "$pair"
-            run_forebay "$model" "$pair"
-        fi
+        run_pair "$pair" "$model" "$pair"
     done
 done
 

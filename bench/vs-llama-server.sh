@@ -69,13 +69,7 @@ run_llama() {
 }
 
 for ((pair = 0; pair < pairs; pair++)); do
-    if ((pair % 2 == 0)); then
-        run_forebay "$pair"
-        run_llama "$pair"
-    else
-        run_llama "$pair"
-        run_forebay "$pair"
-    fi
+    run_pair "$pair" "$pair"
 done >&2
 
 python3 - "$runs" "$clients" <<'PYTHON'

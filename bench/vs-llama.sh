@@ -35,13 +35,7 @@ for run in json.load(sys.stdin):
 
 for ((pair = 0; pair < pairs; pair++)); do
     echo "pair $((pair + 1)) of $pairs" >&2
-    if ((pair % 2 == 0)); then
-        run_forebay "$pair"
-        run_llama "$pair"
-    else
-        run_llama "$pair"
-        run_forebay "$pair"
-    fi
+    run_pair "$pair" "$pair"
 done
 
 python3 - "$runs" "$(basename "$model")" "$threads" "$prompt" "$generate" <<'PYTHON'

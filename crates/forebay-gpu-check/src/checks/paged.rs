@@ -37,6 +37,19 @@ pub struct Tiles {
 }
 
 impl Tiles {
+    /// Uploads the tiles of prompts.
+    pub fn new(
+        context: &Context,
+        shape: &KvLayerShape,
+        heads: usize,
+        runs: impl Iterator<Item = PromptRun>,
+    ) -> Result<Tiles> {
+        let mut tiles = context.gpu.prompt_tiles(shape, heads, runs);
+        let count = tiles.len();
+        tiles.resize(count.max(1), [0; PromptTiles::WORDS]);
+        Ok(Tiles { memory: context.upload(tiles.as_flattened())?, count })
+    }
+
     pub fn on_device(&self) -> PromptTiles {
         PromptTiles { words: self.memory.ptr(), count: self.count }
     }
@@ -79,21 +92,15 @@ impl Rows {
 
     /// Uploads the tiles of the rows for attention. There are none for generated tokens.
     pub fn tiles(&self, context: &Context, shape: &KvLayerShape, heads: usize) -> Result<Tiles> {
-        let mut tiles = Vec::new();
-        if self.kind == RowKind::Prompt {
-            let follows = |a: &(usize, usize), b: &(usize, usize)| (a.0, a.1 + 1) == *b;
-            let mut rows = 0;
-            let runs = self.places.chunk_by(follows).map(|run| {
-                let first = rows;
-                rows += run.len();
-                let (table, position) = run[0];
-                PromptRun { first, count: run.len(), position, table }
-            });
-            tiles = context.gpu.prompt_tiles(shape, heads, runs);
-        }
-        let count = tiles.len();
-        tiles.resize(count.max(1), [0; PromptTiles::WORDS]);
-        Ok(Tiles { memory: context.upload(tiles.as_flattened())?, count })
+        let follows = |a: &(usize, usize), b: &(usize, usize)| (a.0, a.1 + 1) == *b;
+        let places = if self.kind == RowKind::Prompt { &self.places[..] } else { &[] };
+        let runs = places.chunk_by(follows).scan(0, |rows, run| {
+            let first = *rows;
+            *rows += run.len();
+            let (table, position) = run[0];
+            Some(PromptRun { first, count: run.len(), position, table })
+        });
+        Tiles::new(context, shape, heads, runs)
     }
 }
 

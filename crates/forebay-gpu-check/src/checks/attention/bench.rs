@@ -3,9 +3,10 @@
 use anyhow::Result;
 use forebay_cuda::{
     Attention, AttentionScratch, DevicePtr, KV_BLOCK, KvElement, KvLayer, KvLayerShape, KvPool,
-    KvTables, PassRows, PromptRun, PromptTiles, RowKind,
+    KvTables, PassRows, PromptRun, RowKind,
 };
 
+use super::super::paged::Tiles;
 use crate::bench::{Bench, Measured, ROTATION_BYTES, median_seconds};
 use crate::harness::Context;
 use crate::random::Random;
@@ -142,13 +143,14 @@ fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measu
         position: first,
         table: 0,
     });
-    let mut tiles = gpu.prompt_tiles(shape, heads, run.into_iter());
-    let count = tiles.len();
-    tiles.resize(count.max(1), [0; PromptTiles::WORDS]);
-    let words = context.upload(tiles.as_flattened())?;
-    let tiles = PromptTiles { words: words.ptr(), count };
-    let rows =
-        PassRows { kind, count: tokens, positions: positions.ptr(), tables: tables.ptr(), tiles };
+    let tiles = Tiles::new(context, shape, heads, run.into_iter())?;
+    let rows = PassRows {
+        kind,
+        count: tokens,
+        positions: positions.ptr(),
+        tables: tables.ptr(),
+        tiles: tiles.on_device(),
+    };
     let size = gpu.attention_scratch(shape, heads, &rows, splits);
     let parts = context.poisoned(size.floats.max(1))?;
     let tickets = context.upload(&vec![0_u32; size.tickets.max(1)])?;
