@@ -20,8 +20,9 @@ use crate::{output, unfinished};
 /// Exit status of an interrupted command, as shells report SIGINT (128 + 2).
 pub const INTERRUPTED: u8 = 130;
 
-/// Longest time that the final output may take before the program exits. The reader of its output may be blocked.
-const LAST_WORDS: Duration = Duration::from_millis(200);
+/// Longest time that the final output may take before the program exits. The reader of its output may be blocked, and a
+/// busy machine may run the thread that writes it late.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 static TOKEN: LazyLock<Interrupt> = LazyLock::new(Interrupt::new);
 static COOPERATES: AtomicBool = AtomicBool::new(false);

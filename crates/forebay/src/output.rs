@@ -7,9 +7,10 @@ use serde::Serialize;
 use crate::failure::Outcome;
 use crate::unfinished;
 
-/// Prints one JSON document.
+/// Prints the command's one JSON document. Does nothing if it is printed: two threads may want to print one if a second
+/// signal arrives while the command ends.
 pub fn json<T: Serialize>(document: &T) -> Outcome {
-    unfinished::claim();
+    let Some(_claim) = unfinished::claim() else { return Ok(()) };
     let mut text = serde_json::to_string_pretty(document)?;
     text.push('\n');
     print(&text)

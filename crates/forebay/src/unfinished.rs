@@ -1,7 +1,6 @@
 //! The document that a command with `--json` prints if an interrupt ended it before it had its own document.
 
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use serde::Serialize;
@@ -35,8 +34,9 @@ struct Running {
 
 static RUNNING: Mutex<Option<Running>> = Mutex::new(None);
 static PROGRESS: Mutex<Option<Progress>> = Mutex::new(None);
-/// True once standard output has its one document.
-static PRINTED: AtomicBool = AtomicBool::new(false);
+/// True once standard output has its one document. A thread holds the lock until it has written the document, so that
+/// no other thread ends the program before that.
+static PRINTED: Mutex<bool> = Mutex::new(false);
 
 /// Registers the command. Call this before it runs.
 pub fn begin(command: &Command) {
@@ -53,9 +53,11 @@ pub fn note(progress: Progress) {
     }
 }
 
-/// Claims the right to print the one document. Returns false if it was already claimed.
-pub fn claim() -> bool {
-    !PRINTED.swap(true, Ordering::SeqCst)
+/// Returns the right to print the one document, or `None` if it is printed. Waits while another thread prints it.
+pub fn claim() -> Option<MutexGuard<'static, bool>> {
+    let mut printed = PRINTED.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_first = !std::mem::replace(&mut *printed, true);
+    is_first.then_some(printed)
 }
 
 /// Prints the document, unless the command prints no JSON or has printed its own document.
@@ -67,10 +69,6 @@ pub fn print() -> Outcome {
     else {
         return Ok(());
     };
-    // Two threads may get here if a second signal arrives while the command ends.
-    if !claim() {
-        return Ok(());
-    }
     let progress = PROGRESS.lock().ok().and_then(|last| *last);
     let seconds = started.elapsed().as_secs_f64();
     output::json(&Document { end: "interrupted", command, seconds, progress })
