@@ -4,10 +4,11 @@ use super::Finding;
 use super::files::Repository;
 
 /// Crates, each with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 16] = [
+const LAYERS: [(&str, &[&str]); 17] = [
     ("forebay-format", &[]),
     ("forebay-text", &["forebay-format"]),
     ("forebay-library", &[]),
+    ("forebay-kv", &[]),
     ("forebay-grammar", &["forebay-text"]),
     ("forebay-chat", &["forebay-text", "forebay-grammar"]),
     ("forebay-store", &["forebay-format"]),
@@ -37,6 +38,7 @@ const LAYERS: [(&str, &[&str]); 16] = [
             "forebay-format",
             "forebay-text",
             "forebay-grammar",
+            "forebay-kv",
             "forebay-store",
             "forebay-stream",
             "forebay-compute",
