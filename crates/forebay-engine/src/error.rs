@@ -33,6 +33,10 @@ pub enum EngineError {
         "a request with a grammar or for an embedding cannot be copied: its state has no form that could be written"
     )]
     NoSnapshot,
+    #[error("{}: cannot be read to tell the model from others: {source}", path.display())]
+    CannotIdentify { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    KvDisk(#[from] forebay_kv::DiskError),
     #[error("this snapshot cannot be restored: {why}")]
     BadSnapshot { why: String },
     #[error("the KV cache is full: {0}; give a larger --ctx or run fewer sequences at a time")]

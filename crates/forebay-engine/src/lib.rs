@@ -20,6 +20,7 @@ mod gpu;
 #[cfg(not(feature = "cuda"))]
 #[path = "no_gpu.rs"]
 mod gpu;
+mod identity;
 mod inspect;
 #[allow(
     dead_code,
@@ -27,6 +28,7 @@ mod inspect;
     reason = "forks and statistics are tested, and have no caller yet"
 )]
 mod kv;
+mod kv_tiers;
 pub mod load;
 mod memory;
 pub mod pack;
@@ -40,7 +42,6 @@ mod routing_log;
 mod runner;
 mod session;
 mod statistics;
-mod swap;
 mod text;
 mod traced;
 
@@ -50,10 +51,16 @@ pub use engine::Engine;
 pub use error::EngineError;
 pub use features::Feature;
 pub use followed::RoutingSource;
+pub use forebay_kv::{
+    Access as KvAccess, DiskError as KvDiskError, DiskFaults as KvDiskFaults,
+    DiskOptions as KvDiskOptions, DiskStatistics as KvDiskStatistics, DiskStore as KvDiskStore,
+    Operation as KvDiskOperation, Secret as KvSecret,
+};
 pub use forebay_store::{Interrupt, give_back_free_memory, keep_little_free_memory};
 pub use forebay_stream::LayerUses;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
 pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, block_kind, inspect};
+pub use kv_tiers::KvTierStatistics;
 pub use memory::{default_budget_bytes, free_bytes, peak_resident_bytes};
 pub use parallel::ParallelRun;
 pub use passage::RecordedPassage;

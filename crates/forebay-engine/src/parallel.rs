@@ -112,7 +112,7 @@ impl Session {
     ) -> Result<ParallelRun, EngineError> {
         assert!((1..=self.sequences()).contains(&sequences), "{sequences} sequences");
         self.end_sequence();
-        let ids: Vec<SequenceId> = (0..sequences).map(|_| self.runner.begin(&[]).0).collect();
+        let ids: Vec<SequenceId> = (0..sequences).map(|_| self.runner.begin_empty()).collect();
         let measured = self.measure(&ids, prompt_tokens, generate_tokens, seed);
         for id in ids {
             self.runner.end(id);

@@ -1,8 +1,10 @@
 //! Passes over the rows of sequences: blocks are reserved, the decoder runs, rows are committed.
 
 use std::ops::Range;
+use std::time::Duration;
 
 use forebay_compute::RowKind;
+use forebay_kv::{BlockHash, BlockKey, Link};
 use forebay_model::{Decoder, ModelError, Output, Pass, PassWatch, Paused, Routing, Run, Selector};
 
 use crate::EngineError;
@@ -10,13 +12,15 @@ use crate::engine::SnapshotBlock;
 use crate::kv::{
     BlockManager, Changes, GroupConfig, GroupStatistics, KV_BLOCK, Row, SavedBlock, SequenceId,
 };
-use crate::swap::{SwapSlot, SwapSpace};
+use crate::kv_tiers::{Fetching, HostSlot, KvTiers};
 
 /// The decoder with the sequences whose keys and values are in its blocks.
 pub(crate) struct Runner {
     pub decoder: Decoder,
     blocks: BlockManager,
-    swap: SwapSpace,
+    tiers: KvTiers,
+    /// What keys and values depend on beside rows and who may share them.
+    identity: Vec<u8>,
     /// Work for the backend before the next pass.
     changes: Changes,
     // Buffers that are reused from pass to pass.
@@ -36,11 +40,20 @@ pub(crate) struct Growth {
     pub most_rows: usize,
 }
 
-/// Copy of a sequence in the swap space.
+/// Copy of a sequence in host memory.
 pub(crate) struct SavedSequence {
+    root: BlockHash,
     rows: Vec<Row>,
     /// Every block by the index of its layer group, and its index in the sequence's table.
-    blocks: Vec<(usize, usize, SwapSlot)>,
+    blocks: Vec<(usize, usize, SavedPlace)>,
+}
+
+/// Where a block of a saved sequence is.
+#[derive(Debug, Clone, Copy)]
+enum SavedPlace {
+    /// A full block, which others may use too. It is leased.
+    Shared(BlockKey),
+    Own(HostSlot),
 }
 
 impl SavedSequence {
@@ -50,8 +63,25 @@ impl SavedSequence {
     }
 }
 
-/// Most bytes of swap space if the caller does not choose them.
-const SWAP_BYTES_MOST: u64 = 4 << 30;
+/// A sequence that has begun, and what it found.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Begun {
+    pub sequence: SequenceId,
+    /// Rows at the start that need not be computed.
+    pub rows: usize,
+    /// Those of them that were copied from host memory, also if they came from the disk before.
+    pub rows_from_below: usize,
+}
+
+/// Most bytes of host memory for KV blocks if the caller does not choose them.
+const RAM_BYTES_MOST: u64 = 4 << 30;
+
+/// How long it takes to compute a row again, and to read a block.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct FetchRates {
+    pub seconds_per_row: f64,
+    pub disk_bytes_per_second: f64,
+}
 
 /// Consecutive rows of one sequence, behind the rows that it has.
 #[derive(Clone, Copy)]
@@ -91,9 +121,9 @@ impl Outputs<'_> {
 }
 
 impl Runner {
-    /// Takes over a decoder, in whose blocks nothing is written yet. Suspended sequences take up to `swap_bytes` of host
+    /// Takes over a decoder, in whose blocks nothing is written yet. KV blocks outside the device take up to `ram_bytes` of host
     /// memory; `None` is as much as the decoder's blocks have, at most 4 GiB.
-    pub fn new(decoder: Decoder, swap_bytes: Option<u64>) -> Runner {
+    pub fn new(decoder: Decoder, ram_bytes: Option<u64>) -> Runner {
         let backend = decoder.backend();
         let group = |group: forebay_model::KvGroup| GroupConfig {
             window: group.window,
@@ -101,14 +131,12 @@ impl Runner {
             block_bytes: group.block_bytes as usize,
         };
         let groups: Vec<GroupConfig> = backend.kv_groups().into_iter().map(group).collect();
-        // Blocks do not outlive the process, so nothing else needs to be told apart.
-        let blocks = BlockManager::new(&groups, backend.batch_tokens(), 0);
-        let block_bytes = groups.iter().map(|group| group.block_bytes);
-        let swap_bytes = swap_bytes.unwrap_or(backend.cache_bytes().min(SWAP_BYTES_MOST));
+        let ram_bytes = ram_bytes.unwrap_or(backend.cache_bytes().min(RAM_BYTES_MOST));
         Runner {
-            swap: SwapSpace::new(block_bytes, swap_bytes),
+            tiers: KvTiers::new(&groups, ram_bytes),
+            blocks: BlockManager::new(&groups, backend.batch_tokens()),
             decoder,
-            blocks,
+            identity: Vec::new(),
             changes: Changes::default(),
             tokens: Vec::new(),
             runs: Vec::new(),
@@ -118,11 +146,29 @@ impl Runner {
         }
     }
 
-    /// Begins a sequence with the longest prefix of `rows` whose keys and values are in blocks already. Returns the
-    /// sequence and the length of that prefix, which is less than that of the rows.
-    pub fn begin(&mut self, rows: &[Row]) -> (SequenceId, usize) {
-        let admission = self.blocks.admit(rows, &mut self.changes);
-        (admission.sequence, admission.hit_rows)
+    /// Says on what keys and values depend beside rows. Only blocks that outlive this process need it.
+    pub fn set_identity(&mut self, identity: Vec<u8>) {
+        self.identity = identity;
+    }
+
+    /// Returns the tiers of KV blocks below the device.
+    pub fn tiers(&self) -> &KvTiers {
+        &self.tiers
+    }
+
+    pub fn tiers_mut(&mut self) -> &mut KvTiers {
+        &mut self.tiers
+    }
+
+    /// Returns the hash before the first block of sequences that share blocks with those of the same `namespace` only.
+    pub fn root(&self, namespace: &[u8]) -> BlockHash {
+        BlockHash::root(&[&self.identity, namespace])
+    }
+
+    /// Begins an empty sequence that shares its blocks with no other.
+    pub fn begin_empty(&mut self) -> SequenceId {
+        let root = self.root(b"");
+        self.blocks.admit(root, &[], |_| false, &mut self.changes).sequence
     }
 
     /// Returns the number of blocks in each layer group that sequences still need for the rows that are known, and at most
@@ -145,35 +191,155 @@ impl Runner {
         left
     }
 
-    /// Does the same as [`Runner::begin`] if there is room for all rows, and `left_free` blocks of each layer group remain
-    /// free. Returns `None` otherwise. Without `reuse`, no rows of other sequences are used.
+    /// Begins a sequence with the longest prefix of `rows` whose keys and values are in blocks of the device or in host memory, if
+    /// there is room for all rows, and `left_free` blocks of each layer group remain free. Returns `None` otherwise. Without
+    /// `reuse`, no rows of other sequences are used.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
     pub fn begin_with_room(
         &mut self,
+        root: BlockHash,
         rows: &[Row],
         reuse: bool,
         left_free: &[usize],
-    ) -> Option<(SequenceId, usize)> {
-        let begun = self.begin(if reuse { rows } else { &[] });
-        let blocks = &self.blocks;
-        let needed = blocks.blocks_needed(rows.len(), 0).zip(blocks.blocks_held(begun.0));
+    ) -> Result<Option<Begun>, EngineError> {
+        let Runner { blocks, tiers, changes, .. } = self;
+        let known = if reuse { rows } else { &[] };
+        let admission = blocks.admit(root, known, |key| tiers.has(key), changes);
+        let sequence = admission.sequence;
+        let needed = blocks.blocks_needed(rows.len(), 0).zip(blocks.blocks_held(sequence));
         let needed = needed.map(|(needed, held)| needed.saturating_sub(held));
-        if has_room(blocks, needed, left_free) {
-            return Some(begun);
+        if !has_room(blocks, needed, left_free) {
+            self.end(sequence);
+            return Ok(None);
         }
-        self.end(begun.0);
-        None
+        let rows_from_below = self.fill_up(sequence)?;
+        Ok(Some(Begun { sequence, rows: admission.hit_rows, rows_from_below }))
     }
 
-    /// Copies a sequence to the swap space and ends it. Returns `None`, and ends it all the same, if the swap space has no
-    /// room.
+    /// Copies those blocks of a new sequence from host memory that the device does not have. Returns the number of their rows.
+    fn fill_up(&mut self, sequence: SequenceId) -> Result<usize, EngineError> {
+        self.moved.clear();
+        self.blocks.fill_up(sequence, &mut self.moved, &mut self.changes);
+        let key = |blocks: &BlockManager, of: &SavedBlock| {
+            let (key, _) = blocks.block_key(sequence, of.group, of.index).expect("a full block");
+            key
+        };
+        // Blocks that the device loses for these must not take their place in host memory.
+        let keys: Vec<BlockKey> = self.moved.iter().map(|of| key(&self.blocks, of)).collect();
+        keys.iter().for_each(|key| self.tiers.lease(key.hash));
+        let filled = self.apply_changes().and_then(|()| {
+            let Runner { decoder, tiers, moved, .. } = self;
+            for (of, key) in moved.iter().zip(&keys) {
+                let bytes = tiers.bytes(*key).expect("leased blocks stay");
+                decoder.backend_mut().restore_block(of.group, of.block.index() as u32, bytes)?;
+            }
+            Ok(())
+        });
+        keys.iter().for_each(|key| self.tiers.end_lease(key.hash));
+        if let Err(error) = filled {
+            self.blocks.abandon(sequence, &self.moved);
+            return Err(error);
+        }
+        let mut hashes: Vec<BlockHash> = keys.iter().map(|key| key.hash).collect();
+        hashes.sort_unstable();
+        hashes.dedup();
+        hashes.iter().for_each(|hash| self.tiers.note_restored(*hash));
+        Ok(hashes.len() * KV_BLOCK)
+    }
+
+    /// Begins to read those blocks of a prefix of `rows` from the disk whose reading is sooner than computing them again. Returns
+    /// `None` if there are none.
+    pub fn fetch(&self, root: BlockHash, rows: &[Row], rates: FetchRates) -> Option<Fetching> {
+        #[derive(Clone, Copy, PartialEq)]
+        enum Place {
+            Memory,
+            Disk(u64),
+        }
+        let disk = self.tiers.disk()?;
+        let survey =
+            self.blocks.survey(root, rows, Place::Memory, |key| match self.tiers.has(key) {
+                true => Some(Place::Memory),
+                false => disk.store.len_of(key).map(Place::Disk),
+            });
+        // For each group, the bytes on disk of the blocks before each block.
+        let sums: Vec<Vec<u64>> = survey
+            .places
+            .iter()
+            .map(|places| {
+                let bytes = places.iter().scan(0, |sum, place| {
+                    *sum += if let Some(Place::Disk(len)) = place { *len } else { 0 };
+                    Some(*sum)
+                });
+                std::iter::once(0).chain(bytes).collect()
+            })
+            .collect();
+        let fits = |group: usize, blocks: usize| blocks <= self.tiers.room(group);
+        let best = survey.hits.iter().map(|&hit| {
+            let seen = self.blocks.first_seen_behind(hit);
+            let (mut bytes, mut has_room) = (0, true);
+            for (group, first) in seen.enumerate() {
+                bytes += sums[group][hit] - sums[group][first];
+                let places = &survey.places[group][first..hit];
+                let read = places.iter().filter(|place| matches!(place, Some(Place::Disk(_))));
+                has_room &= bytes == 0 || fits(group, read.count());
+            }
+            let computing = (hit * KV_BLOCK) as f64 * rates.seconds_per_row;
+            let saved = computing - bytes as f64 / rates.disk_bytes_per_second;
+            (if has_room { saved } else { f64::NEG_INFINITY }, hit, bytes)
+        });
+        let (saved, hit, bytes) = best.max_by(|a, b| a.0.total_cmp(&b.0))?;
+        if bytes == 0 || saved <= 0.0 {
+            return None;
+        }
+        let mut keys: Vec<(BlockKey, Link)> = Vec::new();
+        for (group, index) in self.blocks.seen_behind(hit) {
+            if let Some(Place::Disk(_)) = survey.places[group][index] {
+                let previous = index.checked_sub(1).map_or(root, |before| survey.hashes[before]);
+                let key = BlockKey { hash: survey.hashes[index], group: group as u32 };
+                keys.push((key, Link { previous, index: index as u32 }));
+            }
+        }
+        keys.sort_by_key(|(_, link)| link.index);
+        let computing = (hit * KV_BLOCK) as f64 * rates.seconds_per_row;
+        let limit = Duration::from_secs_f64((1.0 + 2.0 * computing).min(3600.0));
+        Some(Fetching::begin(disk, keys, limit))
+    }
+
+    /// Copies fetched blocks to host memory ([`Fetching::advance`]). Returns true if nothing more will come.
+    pub fn advance(&mut self, fetching: &mut Fetching, wait: Duration) -> bool {
+        fetching.advance(&mut self.tiers, self.decoder.backend(), wait)
+    }
+
+    /// Notes that the prompt of a sequence is computed: later requests are likely to share it up to here.
+    pub fn note_end_of_turn(&mut self, sequence: SequenceId) {
+        self.blocks.note_end_of_turn(sequence);
+    }
+
+    /// Writes KV blocks to the disk, if there is such a tier, for up to `limit`.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    pub fn write_kv(&mut self, limit: Duration) -> Result<(), EngineError> {
+        self.apply_changes()?;
+        let pools = self.blocks.full_blocks();
+        self.tiers.write_all(self.decoder.backend_mut(), &pools, limit)?;
+        Ok(())
+    }
+
+    /// Copies a sequence to host memory and ends it. Returns `None`, and ends it all the same, if host memory has no room.
     ///
     /// # Errors
     /// Returns an error if memory cannot be reserved or the device fails. The sequence goes on then.
     pub fn suspend(&mut self, sequence: SequenceId) -> Result<Option<SavedSequence>, EngineError> {
         // Blocks get their content before they are copied.
         self.apply_changes()?;
-        let mut saved =
-            SavedSequence { rows: self.blocks.rows(sequence).to_vec(), blocks: Vec::new() };
+        let mut saved = SavedSequence {
+            root: self.blocks.root(sequence),
+            rows: self.blocks.rows(sequence).to_vec(),
+            blocks: Vec::new(),
+        };
         let copied = self.copy_blocks(sequence, &mut saved);
         if let Ok(true) = copied {
             self.end(sequence);
@@ -185,18 +351,39 @@ impl Runner {
         Ok(None)
     }
 
-    /// Copies the blocks of a sequence to the swap space. Returns false if it has no room for all.
+    /// Copies the blocks of a sequence to host memory. Returns false if it has no room for all.
     fn copy_blocks(
         &mut self,
         sequence: SequenceId,
         saved: &mut SavedSequence,
     ) -> Result<bool, EngineError> {
-        let Runner { decoder, blocks, swap, .. } = self;
+        let Runner { decoder, blocks, tiers, .. } = self;
         for SavedBlock { group, index, block } in blocks.blocks_to_save(sequence) {
-            let Some(slot) = swap.take(decoder.backend(), group)? else { return Ok(false) };
-            saved.blocks.push((group, index, slot));
-            let (_, _, slot) = &saved.blocks[saved.blocks.len() - 1];
-            decoder.backend_mut().save_block(group, block.index() as u32, swap.bytes_mut(slot))?;
+            let key = blocks.block_key(sequence, group, index);
+            if let Some((key, _)) = key
+                && tiers.has(key)
+            {
+                tiers.lease(key.hash);
+                saved.blocks.push((group, index, SavedPlace::Shared(key)));
+                continue;
+            }
+            let Some(slot) = tiers.take(decoder.backend(), group)? else { return Ok(false) };
+            let block = block.index() as u32;
+            let copied =
+                decoder.backend_mut().save_block(group, block, tiers.slot_bytes_mut(&slot));
+            if let Err(error) = copied {
+                tiers.release(slot);
+                return Err(error.into());
+            }
+            let place = match key {
+                Some((key, link)) => {
+                    tiers.insert(key, link, slot, 0);
+                    tiers.lease(key.hash);
+                    SavedPlace::Shared(key)
+                }
+                None => SavedPlace::Own(slot),
+            };
+            saved.blocks.push((group, index, place));
         }
         Ok(true)
     }
@@ -218,20 +405,28 @@ impl Runner {
 
     /// Returns copies of the blocks of a saved sequence.
     pub fn export_saved(&self, saved: &SavedSequence) -> Vec<SnapshotBlock> {
-        let copy = |(group, index, slot): &(usize, usize, SwapSlot)| SnapshotBlock {
+        let copy = |(group, index, place): &(usize, usize, SavedPlace)| SnapshotBlock {
             group: *group,
             index: *index,
-            bytes: self.swap.bytes(slot).to_vec(),
+            bytes: self.saved_bytes(place).to_vec(),
         };
         saved.blocks.iter().map(copy).collect()
     }
 
-    /// Copies the blocks of a sequence with these rows to the swap space. Returns `None` if it has no room.
+    fn saved_bytes(&self, place: &SavedPlace) -> &[u8] {
+        match place {
+            SavedPlace::Shared(key) => self.tiers.bytes(*key).expect("leased blocks stay"),
+            SavedPlace::Own(slot) => self.tiers.slot_bytes(slot),
+        }
+    }
+
+    /// Copies the blocks of a sequence with these rows to host memory. Returns `None` if it has no room.
     ///
     /// # Errors
     /// Returns an error if these are not the blocks that a sequence with these rows needs, or if memory cannot be reserved.
     pub fn import(
         &mut self,
+        root: BlockHash,
         rows: &[Row],
         blocks: Vec<SnapshotBlock>,
     ) -> Result<Option<SavedSequence>, EngineError> {
@@ -240,12 +435,12 @@ impl Runner {
             let why = "its KV blocks are not those that this engine needs".into();
             return Err(EngineError::BadSnapshot { why });
         }
-        let mut saved = SavedSequence { rows: rows.to_vec(), blocks: Vec::new() };
+        let mut saved = SavedSequence { root, rows: rows.to_vec(), blocks: Vec::new() };
         for SnapshotBlock { group, index, bytes } in blocks {
-            match self.swap.take(self.decoder.backend(), group) {
+            match self.tiers.take(self.decoder.backend(), group) {
                 Ok(Some(slot)) => {
-                    self.swap.bytes_mut(&slot).copy_from_slice(&bytes);
-                    saved.blocks.push((group, index, slot));
+                    self.tiers.slot_bytes_mut(&slot).copy_from_slice(&bytes);
+                    saved.blocks.push((group, index, SavedPlace::Own(slot)));
                 }
                 full => {
                     self.forget(saved);
@@ -273,21 +468,38 @@ impl Runner {
             return Ok(None);
         }
         self.moved.clear();
-        let sequence = self.blocks.restore(&saved.rows, &mut self.moved, &mut self.changes)?;
-        self.apply_changes()?;
-        for &SavedBlock { group, index, block } in &self.moved {
-            let found = saved.blocks.binary_search_by_key(&(group, index), |(g, i, _)| (*g, *i));
-            let at = found.expect("all blocks that the next token sees were saved");
-            let bytes = self.swap.bytes(&saved.blocks[at].2);
-            self.decoder.backend_mut().restore_block(group, block.index() as u32, bytes)?;
+        let sequence =
+            self.blocks.restore(saved.root, &saved.rows, &mut self.moved, &mut self.changes)?;
+        let moved = std::mem::take(&mut self.moved);
+        let restored = self.apply_changes().and_then(|()| {
+            for &SavedBlock { group, index, block } in &moved {
+                let found =
+                    saved.blocks.binary_search_by_key(&(group, index), |(g, i, _)| (*g, *i));
+                let at = found.expect("all blocks that the next token sees were saved");
+                let Runner { decoder, tiers, .. } = self;
+                let bytes = match &saved.blocks[at].2 {
+                    SavedPlace::Shared(key) => tiers.bytes(*key).expect("leased blocks stay"),
+                    SavedPlace::Own(slot) => tiers.slot_bytes(slot),
+                };
+                decoder.backend_mut().restore_block(group, block.index() as u32, bytes)?;
+            }
+            Ok(())
+        });
+        self.moved = moved;
+        if let Err(error) = restored {
+            self.blocks.abandon(sequence, &self.moved);
+            return Err(error);
         }
         Ok(Some(sequence))
     }
 
-    /// Frees the swap space of a copy.
+    /// Gives up a copy.
     pub fn forget(&mut self, saved: SavedSequence) {
-        for (_, _, slot) in saved.blocks {
-            self.swap.release(slot);
+        for (_, _, place) in saved.blocks {
+            match place {
+                SavedPlace::Shared(key) => self.tiers.end_lease(key.hash),
+                SavedPlace::Own(slot) => self.tiers.release(slot),
+            }
         }
     }
 
@@ -296,7 +508,7 @@ impl Runner {
         self.blocks.group_statistics()
     }
 
-    /// Returns the bytes of the KV blocks that have content.
+    /// Returns the bytes of the KV blocks of the device that have content.
     pub fn kv_bytes(&self) -> u64 {
         let groups = self.blocks.group_statistics().enumerate();
         let used = |(group, of): (usize, GroupStatistics)| {
@@ -436,6 +648,10 @@ impl Runner {
 
     fn apply_changes(&mut self) -> Result<(), EngineError> {
         let backend = self.decoder.backend_mut();
+        for lost in &self.changes.lost {
+            self.tiers.save_lost(backend, lost)?;
+        }
+        self.changes.lost.clear();
         for copy in &self.changes.copies {
             backend.copy_block(copy.group, copy.from.index() as u32, copy.to.index() as u32)?;
         }

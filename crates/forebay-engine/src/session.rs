@@ -22,7 +22,7 @@ use crate::kv::SequenceId;
 use crate::placed::{Described, GpuStart};
 use crate::plan::{self, HitCurve, Placement, Prediction, Rates, Work};
 use crate::routing_log::RoutingLog;
-use crate::runner::{Logits, Outputs, Rows, Runner};
+use crate::runner::{FetchRates, Logits, Outputs, Rows, Runner};
 use crate::statistics::{Checks, ReadPath, SubLayerStatistics};
 use crate::text::optional_tokenizer;
 use crate::traced::TracedModel;
@@ -44,10 +44,11 @@ pub struct SessionOptions {
     /// gives every sequence room for the whole context. With fewer positions, an [`Engine`](crate::Engine) suspends
     /// sequences when there is no room for all.
     pub kv_tokens: Option<usize>,
-    /// Most bytes of RAM for the keys and values of suspended sequences. They are reserved when they are needed. A sequence
-    /// for which there is no room is computed again, which gives the same bits. `None` is as much as the key/value cache
-    /// has, at most 4 GiB.
-    pub swap_bytes: Option<u64>,
+    /// Most bytes of RAM for keys and values that the device has no room for: those of suspended sequences, and prefixes that
+    /// later requests may share. They are reserved when they are needed, and are not part of [`SessionOptions::ram_bytes`]. A
+    /// sequence for which there is no room is computed again, which gives the same bits. `None` is as much as the key/value
+    /// cache has, at most 4 GiB.
+    pub kv_ram_bytes: Option<u64>,
     /// True if an [`Engine`](crate::Engine) will run the session. Bits of a request then do not depend on others, even if
     /// there is room for one sequence only.
     pub for_engine: bool,
@@ -179,7 +180,7 @@ impl Default for SessionOptions {
             context: None,
             sequences: 1,
             kv_tokens: None,
-            swap_bytes: None,
+            kv_ram_bytes: None,
             for_engine: false,
             threads: None,
             exact: false,
@@ -248,6 +249,7 @@ pub struct Session {
     threads: Option<usize>,
     cpu_offload: CpuOffload,
     root: PathBuf,
+    model_path: PathBuf,
     policy: PolicyKind,
     checks: Checks,
     read_path: ReadPath,
@@ -331,8 +333,8 @@ impl Session {
         options.interrupt.check()?;
         let mut decoder = Decoder::new(architecture, weights, placed.backend);
         decoder.stop_on(&options.interrupt);
-        let mut runner = Runner::new(decoder, options.swap_bytes);
-        let (sequence, _) = runner.begin(&[]);
+        let mut runner = Runner::new(decoder, options.kv_ram_bytes);
+        let sequence = runner.begin_empty();
         Ok(Session {
             runner,
             sequence,
@@ -351,6 +353,7 @@ impl Session {
             threads: options.threads,
             cpu_offload: options.cpu_offload_possible(),
             root: catalog.root,
+            model_path: model.to_owned(),
             policy: options.policy,
             checks,
             read_path: placed.read_path,
@@ -414,6 +417,18 @@ impl Session {
         }
     }
 
+    /// Returns the predicted time for a row of a prompt, and the rate of the disk on which the model is.
+    pub(crate) fn predicted_rates(&self) -> FetchRates {
+        let rates = Rates::of_folder(&self.root).unwrap_or_else(Rates::usual_here);
+        let work = Work::alone(512.min(self.context()), 0);
+        let predicted = self.predicted(&rates, &HitCurve::default(), work);
+        let per_second = predicted.map_or(100.0, |of| of.prompt.tokens_per_second);
+        FetchRates {
+            seconds_per_row: 1.0 / per_second.max(1e-3),
+            disk_bytes_per_second: rates.disk_bytes_per_second(),
+        }
+    }
+
     /// Returns the device with the reason for it, if forebay chose it itself and there was a choice.
     pub fn device_choice(&self) -> Option<String> {
         let why = self.why_not_cuda.as_ref();
@@ -443,6 +458,16 @@ impl Session {
     /// Returns the model's chat template, if it has one.
     pub fn chat_template(&self) -> Option<&ChatTemplate> {
         self.chat_template.as_ref()
+    }
+
+    /// Returns the path with which the model was opened.
+    pub(crate) fn model_path(&self) -> &Path {
+        &self.model_path
+    }
+
+    /// Returns the CPU offload that may happen.
+    pub(crate) fn cpu_offload(&self) -> CpuOffload {
+        self.cpu_offload
     }
 
     /// Returns what the bytes of KV blocks depend on beside model and tokens.
@@ -521,7 +546,7 @@ impl Session {
 
     /// Begins the session's own sequence again.
     pub(crate) fn begin_sequence(&mut self) {
-        (self.sequence, _) = self.runner.begin(&[]);
+        self.sequence = self.runner.begin_empty();
     }
 
     /// Runs tokens behind the cached ones, in as many passes as they need, and adds them to the cached ones. Appends the

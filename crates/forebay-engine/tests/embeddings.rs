@@ -16,12 +16,12 @@ use logits::{References, json, prompt};
 use safetensors::SafeTensors;
 use support::fixture;
 
-fn open(path: &Path, sequences: usize, swap_bytes: Option<u64>) -> Session {
+fn open(path: &Path, sequences: usize, kv_ram_bytes: Option<u64>) -> Session {
     let options = SessionOptions {
         context: Some(96),
         threads: Some(2),
         sequences,
-        swap_bytes,
+        kv_ram_bytes,
         kv_tokens: Some(96),
         ..SessionOptions::default()
     };
@@ -112,12 +112,12 @@ fn embeddings_do_not_depend_on_other_requests() {
             alone.iter().zip(&all).all(|(found, of)| found.0.is_some() == of.pooling.is_some())
         );
         // Together, and where each request of a higher priority suspends the one before.
-        for (sequences, swap_bytes) in [(4, None), (1, None), (1, Some(0))] {
+        for (sequences, kv_ram_bytes) in [(4, None), (1, None), (1, Some(0))] {
             let mut engine = Engine::new(
-                open(&path, sequences, swap_bytes),
+                open(&path, sequences, kv_ram_bytes),
                 &EngineOptions { prompt_rows: Some(7), ..EngineOptions::default() },
             );
-            assert_eq!(run(&mut engine, &all), alone, "{name} {sequences} {swap_bytes:?}");
+            assert_eq!(run(&mut engine, &all), alone, "{name} {sequences} {kv_ram_bytes:?}");
             assert!(sequences > 1 || engine.statistics().suspended > 0);
         }
     }

@@ -16,12 +16,12 @@ fn demo() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models/tales-moe-sticky-Q4_K_M.gguf")
 }
 
-fn open(sequences: usize, swap_bytes: Option<u64>) -> Session {
+fn open(sequences: usize, kv_ram_bytes: Option<u64>) -> Session {
     let options = SessionOptions {
         context: Some(448),
         threads: Some(2),
         sequences,
-        swap_bytes,
+        kv_ram_bytes,
         ..SessionOptions::default()
     };
     Session::open(&demo(), &options, &mut |_, _| {}).unwrap()
@@ -128,10 +128,10 @@ fn answers_follow_their_grammar_alone_and_beside_others() {
     assert_eq!(texts[4], ONLY);
 
     // Beside others, and one at a time where each one suspends the one before, in the middle of forced tokens or not.
-    for (sequences, steps, swap_bytes) in
+    for (sequences, steps, kv_ram_bytes) in
         [(5, 0, None), (5, 3, None), (1, 2, None), (1, 3, Some(0)), (1, 5, Some(0))]
     {
-        let session = open(sequences, swap_bytes);
+        let session = open(sequences, kv_ram_bytes);
         let mut engine = Engine::new(session, &EngineOptions::default());
         let of_rank = |(rank, (request, _)): (usize, &(Request, Option<Grammar>))| {
             let priority = if sequences == 1 { rank as i32 } else { 0 };
@@ -143,7 +143,7 @@ fn answers_follow_their_grammar_alone_and_beside_others() {
         }
         let statistics = engine.statistics();
         assert_eq!(statistics.suspended > 0, sequences == 1);
-        assert_eq!(statistics.computed_again > 0, swap_bytes == Some(0));
+        assert_eq!(statistics.computed_again > 0, kv_ram_bytes == Some(0));
     }
 }
 

@@ -156,19 +156,19 @@ fn requests_are_answered_as_if_they_were_alone() {
             }
         }
         // The cache has room for one or two sequences, and the swap space for all copies, some, or none.
-        for (swap_bytes, kv_tokens) in
+        for (kv_ram_bytes, kv_tokens) in
             [(None, CONTEXT), (Some(0), CONTEXT + 70), (Some(300_000), CONTEXT)]
         {
             let short = SessionOptions {
                 sequences: 6,
                 kv_tokens: Some(kv_tokens),
-                swap_bytes,
+                kv_ram_bytes,
                 ..SessionOptions::default()
             };
             let session = open_with(&path, short).unwrap();
             let (_, answers) = run(session, &usual(), &all);
             for (index, (answer, expected)) in answers.iter().zip(&expected).enumerate() {
-                assert_eq!(answer, expected, "{}, {swap_bytes:?}, {index}", path.display());
+                assert_eq!(answer, expected, "{}, {kv_ram_bytes:?}, {index}", path.display());
             }
         }
     }
@@ -178,13 +178,13 @@ fn requests_are_answered_as_if_they_were_alone() {
 /// how often requests were suspended and computed again.
 fn run_short_of_room(
     path: &Path,
-    swap_bytes: u64,
+    kv_ram_bytes: u64,
     kv_tokens: Option<usize>,
 ) -> (Vec<Vec<u32>>, u64, u64) {
     let options = SessionOptions {
         sequences: 4,
         kv_tokens,
-        swap_bytes: Some(swap_bytes),
+        kv_ram_bytes: Some(kv_ram_bytes),
         ..SessionOptions::default()
     };
     let mut engine = Engine::new(open_with(path, options).unwrap(), &EngineOptions::default());
@@ -236,11 +236,11 @@ fn suspended_requests_go_on_where_they_were() {
 #[test]
 fn prompts_wait_for_room() {
     let Some(path) = fixture("gguf/llama_k/llama_k-Q4_K_M.gguf") else { return };
-    for swap_bytes in [None, Some(0)] {
+    for kv_ram_bytes in [None, Some(0)] {
         let options = SessionOptions {
             sequences: 3,
             kv_tokens: Some(CONTEXT),
-            swap_bytes,
+            kv_ram_bytes,
             ..SessionOptions::default()
         };
         let mut engine = Engine::new(open_with(&path, options).unwrap(), &EngineOptions::default());
@@ -307,8 +307,8 @@ fn collector() -> (Sink, Collected) {
 #[test]
 fn restored_requests_go_on_in_another_engine() {
     let Some(path) = fixture("gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf") else { return };
-    let open = |swap_bytes| {
-        let options = SessionOptions { sequences: 2, swap_bytes, ..SessionOptions::default() };
+    let open = |kv_ram_bytes| {
+        let options = SessionOptions { sequences: 2, kv_ram_bytes, ..SessionOptions::default() };
         Engine::new(open_with(&path, options).unwrap(), &EngineOptions::default())
     };
     let request = |priority| Request {
@@ -341,13 +341,13 @@ fn restored_requests_go_on_in_another_engine() {
     let expected = std::mem::take(&mut *tokens.lock().unwrap());
     assert_eq!(expected.len(), 51);
     for (bytes, done) in snapshots.into_iter().step_by(7) {
-        for swap_bytes in [None, Some(0)] {
-            let mut other = open(swap_bytes);
+        for kv_ram_bytes in [None, Some(0)] {
+            let mut other = open(kv_ram_bytes);
             let (sink, tokens) = collector();
             let snapshot = Snapshot::from_bytes(&bytes).unwrap();
             other.restore(snapshot, sink).unwrap();
             other.drain().unwrap();
-            assert_eq!(*tokens.lock().unwrap(), expected[done..], "{done} {swap_bytes:?}");
+            assert_eq!(*tokens.lock().unwrap(), expected[done..], "{done} {kv_ram_bytes:?}");
         }
     }
 }

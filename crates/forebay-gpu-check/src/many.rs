@@ -104,8 +104,9 @@ fn check_suspended(
     let alone = run_alone(open(path, options(1))?, &requests)?;
     let keeps_all = inspect(path)?.kv_bytes_per_position_kept > 0;
     let mut worst = Outcome::same::<u8>(&[], &[]);
-    for swap_bytes in [None, Some(0)] {
-        let short = SessionOptions { kv_tokens: Some(CONTEXT), swap_bytes, ..options(LONG.len()) };
+    for kv_ram_bytes in [None, Some(0)] {
+        let short =
+            SessionOptions { kv_tokens: Some(CONTEXT), kv_ram_bytes, ..options(LONG.len()) };
         let (_, suspended, statistics) =
             run(open(path, short)?, &EngineOptions::default(), &requests)?;
         ensure!(

@@ -103,11 +103,11 @@ impl RamIndex {
         self.nodes.get(&key.hash)?.slots[key.group as usize]
     }
 
-    /// Adds a block that is in `slot`.
+    /// Adds a block that is in `slot`. So many sequences have used it before.
     ///
     /// # Panics
     /// Panics if the index has the block.
-    pub fn insert(&mut self, key: BlockKey, link: Link, slot: usize) {
+    pub fn insert(&mut self, key: BlockKey, link: Link, slot: usize, uses: u64) {
         let group = key.group as usize;
         let groups = self.groups.len();
         self.delist(key.hash);
@@ -121,6 +121,7 @@ impl RamIndex {
         });
         assert!(node.slots[group].is_none(), "{key:?} is held already");
         node.slots[group] = Some(slot);
+        node.uses = node.uses.max(uses);
         self.statistics.blocks += 1;
         self.statistics.inserted += 1;
         if !self.groups[group].is_windowed {
@@ -288,7 +289,7 @@ mod tests {
         for number in first..first + count {
             let previous = if number == first { root } else { number - 1 };
             let link = Link { previous: hash(previous), index: (number - first) as u32 };
-            index.insert(key(number, 0), link, number as usize);
+            index.insert(key(number, 0), link, number as usize, 0);
         }
     }
 
@@ -347,7 +348,7 @@ mod tests {
         chain(&mut index, 0, 1, 2);
         for number in 1..=2 {
             let link = Link { previous: hash(number - 1), index: number as u32 - 1 };
-            index.insert(key(number, 1), link, 100 + number as usize);
+            index.insert(key(number, 1), link, 100 + number as usize, 0);
         }
         assert_eq!(evict(&mut index, 1), [101]);
         assert_eq!(index.find(key(1, 0)), Some(1));
@@ -373,7 +374,7 @@ mod tests {
                 let held = index.nodes.contains_key(&hash(number));
                 match what {
                     0 | 1 if index.find(key(number, group)).is_none() => {
-                        index.insert(key(number, group), link(number), number as usize);
+                        index.insert(key(number, group), link(number), number as usize, 0);
                     }
                     2 => index.note_use(hash(number)),
                     3 => index.lower(hash(number)),

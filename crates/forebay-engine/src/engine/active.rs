@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use forebay_compute::RowKind;
 use forebay_grammar::{GrammarError, Matcher};
+use forebay_kv::BlockHash;
 use forebay_model::sampling::{RowLogits, Sampler};
 use forebay_text::{TextStream, Tokenizer};
 
@@ -23,11 +24,22 @@ use crate::{GenerateOptions, Session};
 /// the two kinds of rows differ in their last bits.
 const FORCED_TOGETHER_LEAST: usize = 16;
 
+/// Where the cached tokens of a request came from.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CachedFrom {
+    pub ram: usize,
+    pub disk: usize,
+    pub read_seconds: f64,
+    pub saved_seconds: f64,
+}
+
 pub struct Active {
     pub id: RequestId,
     pub priority: i32,
     pub options: GenerateOptions,
     pub sequence: SequenceId,
+    /// Hash before the first KV block.
+    pub root: BlockHash,
     /// Why the request ends after this pass.
     pub end: Option<RequestEnd>,
     sampler: Sampler,
@@ -61,12 +73,13 @@ impl Active {
     /// Starts a request whose sequence has `cached` rows of the prompt.
     pub fn new(
         id: RequestId,
-        Submitted { request, sink, submitted }: Submitted,
+        Submitted { request, sink, submitted, .. }: Submitted,
         (sequence, cached): (SequenceId, usize),
         session: &Session,
     ) -> Active {
         let tokenizer = request.text.then(|| session.tokenizer.clone()).flatten();
         let sampler = Sampler::new(request.options.sampling.clone());
+        let root = session.runner.root(&request.namespace);
         let Request { prompt, options, priority, logprobs, grammar, pooling, .. } = *request;
         let statistics = RequestStatistics {
             prompt_tokens: prompt.len(),
@@ -80,6 +93,7 @@ impl Active {
             priority,
             options,
             sequence,
+            root,
             end: no_tokens.then_some(RequestEnd::MaxTokens),
             sampler,
             sink,
@@ -172,6 +186,14 @@ impl Active {
     /// Adds a share of the use of weights between two moments.
     pub fn note_weights(&mut self, before: &WeightUse, now: &WeightUse, share: f64) {
         self.statistics.weights.add_between(before, now, share);
+    }
+
+    /// Adds where the cached tokens came from.
+    pub fn note_cached(&mut self, from: &CachedFrom) {
+        self.statistics.cached_tokens_from_ram = from.ram;
+        self.statistics.cached_tokens_from_disk = from.disk;
+        self.statistics.kv_read_seconds = from.read_seconds;
+        self.statistics.saved_seconds = from.saved_seconds;
     }
 
     pub fn note_suspended(&mut self) {

@@ -15,9 +15,11 @@ mod snapshot;
 mod waiting;
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_compute::RowKind;
+use forebay_kv::DiskStore;
 use forebay_model::ModelError;
 
 use self::active::Active;
@@ -33,8 +35,9 @@ use self::schedule::{Limits, Part, Progress};
 pub(crate) use self::snapshot::Block as SnapshotBlock;
 pub use self::snapshot::Snapshot;
 use self::waiting::{State, Submitted, Waiting};
+use crate::kv_tiers::{DiskTier, KvTierStatistics};
 use crate::pass_logits::{Masks, PassLogits};
-use crate::runner::{Logits, Outputs, Rows, Runner};
+use crate::runner::{FetchRates, Logits, Outputs, Rows, Runner};
 use crate::statistics::WeightUse;
 use crate::{EngineError, Session};
 
@@ -123,6 +126,8 @@ pub struct Engine {
     /// True if the next such pass has one prompt only.
     reads_alone: bool,
     next_id: u64,
+    /// Rates by prediction, until they are measured.
+    predicted: FetchRates,
     // Buffers that are reused from pass to pass.
     parts: Vec<Part>,
     logits: PassLogits,
@@ -134,6 +139,7 @@ impl Engine {
     /// Takes over an open model. The session's own sequence ends.
     pub fn new(mut session: Session, options: &EngineOptions) -> Engine {
         session.end_sequence();
+        session.runner.tiers_mut().keep(true);
         let backend = session.runner.decoder.backend();
         let rows = backend.batch_tokens();
         let running = options.running.unwrap_or(usize::MAX);
@@ -149,6 +155,7 @@ impl Engine {
             Some(batch_size) => batch_size.rows(),
             None => options.generating.unwrap_or(together).clamp(1, together),
         };
+        let predicted = session.predicted_rates();
         let limits = Limits { running, rows, prompt_rows, decode_rows };
         Engine {
             batch_size,
@@ -164,6 +171,7 @@ impl Engine {
             reading: None,
             reads_alone: false,
             next_id: 0,
+            predicted,
             parts: Vec::new(),
             logits: PassLogits::default(),
             masks: MaskThreads::default(),
@@ -178,6 +186,7 @@ impl Engine {
     /// Ends all requests and returns the open model.
     pub fn into_session(mut self) -> Session {
         self.cancel_all();
+        self.session.runner.tiers_mut().keep(false);
         self.session.begin_sequence();
         self.session
     }
@@ -208,6 +217,33 @@ impl Engine {
         })
     }
 
+    /// Returns what the tiers of the KV cache below the device hold and have done.
+    pub fn kv_tiers(&self) -> KvTierStatistics {
+        self.session.runner.tiers().statistics()
+    }
+
+    /// Adds a tier on disk to the KV cache. `name` is what a listing of the folder calls the model. Several engines may use one
+    /// store.
+    ///
+    /// # Errors
+    /// Returns an error if the model's files cannot be read to identify them, or if the folder cannot be written.
+    pub fn set_kv_disk(&mut self, store: Arc<DiskStore>, name: &str) -> Result<(), EngineError> {
+        let identity = self.session.strong_identity()?;
+        let runner = &mut self.session.runner;
+        runner.set_identity(identity);
+        let model = store.add_model(runner.root(b""), name)?;
+        runner.tiers_mut().set_disk(DiskTier { store, model });
+        Ok(())
+    }
+
+    /// Writes keys and values to the disk that later requests may share, if there is such a tier, for up to `limit`.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    pub fn write_kv(&mut self, limit: Duration) -> Result<(), EngineError> {
+        self.session.runner.write_kv(limit)
+    }
+
     /// Returns the use of weights by all passes that have ended.
     pub fn weight_use(&self) -> WeightUse {
         self.weights
@@ -221,8 +257,8 @@ impl Engine {
     pub fn submit(&mut self, request: Request, sink: Sink) -> Result<RequestId, EngineError> {
         self.check(&request)?;
         let id = self.new_id();
-        let (priority, submitted) = (request.priority, Instant::now());
-        let state = State::New(Submitted { request: Box::new(request), sink, submitted });
+        let priority = request.priority;
+        let state = State::New(Submitted::new(request, sink));
         self.queue(Waiting { id, priority, state });
         Ok(id)
     }
@@ -290,7 +326,7 @@ impl Engine {
     pub fn step(&mut self) -> Result<bool, EngineError> {
         self.begin_waiting()?;
         if self.running.is_empty() {
-            return Ok(false);
+            return Ok(self.wait_for_blocks());
         }
         // A request that is suspended here begins again in a later step at the earliest, so every step runs a pass.
         loop {
@@ -463,6 +499,7 @@ impl Engine {
         let hidden = self.session.info().hidden;
         let mut states = self.session.runner.decoder.final_rows();
         let mut row = 0;
+        let mut ends = Vec::new();
         for part in parts {
             let active = &mut self.running[part.index];
             if active.pools() {
@@ -473,7 +510,12 @@ impl Engine {
             }
             let own = row;
             row += usize::from(has_logits(active, part));
-            if !active.advance(part.count) {
+            let was_reading = active.reads();
+            let goes_on = active.advance(part.count);
+            if was_reading && !active.reads() {
+                ends.push(active.sequence);
+            }
+            if !goes_on {
                 continue;
             }
             let logits = self.logits.row(own, vocabulary, active.needed_count());
@@ -482,6 +524,7 @@ impl Engine {
                 active.take(chosen, ends, self.session.context());
             }
         }
+        ends.into_iter().for_each(|sequence| self.session.runner.note_end_of_turn(sequence));
     }
 
     fn end_finished(&mut self) {

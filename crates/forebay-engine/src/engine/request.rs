@@ -21,6 +21,9 @@ pub struct Request {
     pub text: bool,
     /// Rules that the answer follows. The tokens that they force are computed together and reported without probabilities.
     pub grammar: Option<Grammar>,
+    /// Requests share keys and values of equal prefixes only with requests of the same namespace, because the time of an answer
+    /// tells whether its prefix was known.
+    pub namespace: Vec<u8>,
     /// Asks for the embedding of the prompt instead of an answer.
     pub pooling: Option<Pooling>,
 }
@@ -91,6 +94,19 @@ pub struct RequestStatistics {
     pub prompt_tokens: usize,
     /// Tokens of the prompt whose keys and values were there already.
     pub cached_tokens: usize,
+    /// Those of them that came from RAM, and not from the device that computes.
+    #[serde(default)]
+    pub cached_tokens_from_ram: usize,
+    /// Those of them that came from the disk.
+    #[serde(default)]
+    pub cached_tokens_from_disk: usize,
+    /// Seconds for which the request waited for the disk to bring keys and values.
+    #[serde(default)]
+    pub kv_read_seconds: f64,
+    /// Estimated seconds that computing the cached tokens again would have taken, less
+    /// [`RequestStatistics::kv_read_seconds`].
+    #[serde(default)]
+    pub saved_seconds: f64,
     pub generated_tokens: usize,
     /// Seconds from the call of [`Engine::submit`](super::Engine::submit) until the request began.
     pub waited_seconds: f64,

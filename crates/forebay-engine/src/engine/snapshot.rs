@@ -1,7 +1,5 @@
 //! Snapshots: a request with its sequence, to go on later or in another process.
 
-use std::time::Instant;
-
 use serde::{Deserialize, Serialize};
 use twox_hash::XxHash3_64;
 
@@ -159,7 +157,7 @@ impl Engine {
             return Err(bad("its tokens do not fit the context or the vocabulary".into()));
         }
         let id = self.new_id();
-        let new = Submitted { request: Box::new(request), sink, submitted: Instant::now() };
+        let new = Submitted::new(request, sink);
         if tokens.len() == prompt_len && done == 0 {
             self.queue(Waiting { id, priority, state: State::New(new) });
             return Ok(id);
@@ -168,7 +166,7 @@ impl Engine {
         let active = Active::restored(id, new, &tokens, statistics, random_state, &self.session);
         let saved = match done {
             0 => None,
-            _ => self.session.runner.import(&active.rows()[..done], blocks)?,
+            _ => self.session.runner.import(active.root, &active.rows()[..done], blocks)?,
         };
         let state = State::Suspended { active: Box::new(active), saved };
         self.queue(Waiting { id, priority, state });

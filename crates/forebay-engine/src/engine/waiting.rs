@@ -6,18 +6,28 @@
 //! suspended request waits by its old rank.
 
 use std::cmp::Reverse;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Engine;
-use super::active::Active;
+use super::active::{Active, CachedFrom};
 use super::request::{Event, Request, RequestEnd, RequestId, RequestStatistics, Sink};
 use crate::EngineError;
-use crate::kv::Row;
-use crate::runner::{Growth, SavedSequence};
+use crate::kv::{KV_BLOCK, Row};
+use crate::kv_tiers::Fetching;
+use crate::runner::{Begun, FetchRates, Growth, SavedSequence};
 
 /// KV blocks that are left free for the growth of every running request in each layer group when another one begins, so
 /// that it need not be suspended again at once.
 const BLOCKS_LEFT_FREE: usize = 4;
+
+/// Requests that read KV blocks from the disk, or have read them and wait, at a time.
+const FETCHES: usize = 4;
+
+/// Longest wait for a block from the disk if nothing else is to be done.
+const WAIT_FOR_BLOCKS: Duration = Duration::from_millis(5);
+
+/// Prompt tokens after which the measured rate replaces the predicted one.
+const MEASURED_TOKENS: u64 = 256;
 
 /// A request's place in the order in which requests run, the first one first.
 type Rank = (Reverse<i32>, RequestId);
@@ -42,6 +52,22 @@ pub struct Submitted {
     pub request: Box<Request>,
     pub sink: Sink,
     pub submitted: Instant,
+    pub lookup: Lookup,
+}
+
+/// How far the disk was searched for a request's keys and values.
+pub enum Lookup {
+    NotYet,
+    Reads(Box<Fetching>),
+    /// The search has ended. Blocks that were read are leased until the request begins.
+    Ended(Option<Box<Fetching>>),
+}
+
+impl Submitted {
+    pub fn new(request: Request, sink: Sink) -> Submitted {
+        let (request, submitted) = (Box::new(request), Instant::now());
+        Submitted { request, sink, submitted, lookup: Lookup::NotYet }
+    }
 }
 
 impl Waiting {
@@ -67,7 +93,10 @@ impl Engine {
     /// Ends a request that waits.
     pub(super) fn end_waiting(&mut self, waiting: Waiting, end: RequestEnd) {
         match waiting.state {
-            State::New(Submitted { request, mut sink, submitted }) => {
+            State::New(Submitted { request, mut sink, submitted, lookup }) => {
+                if let Lookup::Reads(fetching) | Lookup::Ended(Some(fetching)) = lookup {
+                    fetching.end(self.session.runner.tiers_mut());
+                }
                 let statistics = RequestStatistics {
                     prompt_tokens: request.prompt.len(),
                     waited_seconds: submitted.elapsed().as_secs_f64(),
@@ -94,9 +123,15 @@ impl Engine {
             true => self.limits.running,
             false => self.limits.decode_rows,
         };
-        while let Some(next) = self.waiting.front() {
-            let priority = next.priority;
-            if self.running.len() < most && self.begin_next()? {
+        let mut at = 0;
+        while at < self.waiting.len() {
+            if self.reads_blocks(at) {
+                // Others may begin meanwhile.
+                at += 1;
+                continue;
+            }
+            let priority = self.waiting[at].priority;
+            if self.running.len() < most && self.begin_at(at)? {
                 continue;
             }
             match self.last_running() {
@@ -107,9 +142,77 @@ impl Engine {
         Ok(())
     }
 
-    /// Starts the next waiting request if there is room for it.
-    fn begin_next(&mut self) -> Result<bool, EngineError> {
-        let Some(Waiting { id, priority, state }) = self.waiting.pop_front() else {
+    /// Looks a new request up on the disk, and takes over blocks that have come from there. Returns true if the request must wait
+    /// for more.
+    fn reads_blocks(&mut self, at: usize) -> bool {
+        let holds = |waiting: &Waiting| {
+            let State::New(new) = &waiting.state else { return false };
+            matches!(new.lookup, Lookup::Reads(_) | Lookup::Ended(Some(_)))
+        };
+        let may_begin = self.waiting.iter().filter(|waiting| holds(waiting)).count() < FETCHES;
+        let rates = self.fetch_rates();
+        let runner = &mut self.session.runner;
+        let State::New(new) = &mut self.waiting[at].state else { return false };
+        if let Lookup::NotYet = new.lookup {
+            if runner.tiers().disk().is_none() || new.request.pooling.is_some() {
+                return false;
+            }
+            if !may_begin {
+                return true;
+            }
+            let root = runner.root(&new.request.namespace);
+            let rows = Row::of_prompt(&new.request.prompt);
+            new.lookup = match runner.fetch(root, &rows, rates) {
+                Some(fetching) => Lookup::Reads(Box::new(fetching)),
+                None => Lookup::Ended(None),
+            };
+        }
+        match std::mem::replace(&mut new.lookup, Lookup::NotYet) {
+            Lookup::Reads(mut fetching) => {
+                let has_ended = runner.advance(&mut fetching, Duration::ZERO);
+                new.lookup = match has_ended {
+                    true => Lookup::Ended(Some(fetching)),
+                    false => Lookup::Reads(fetching),
+                };
+                !has_ended
+            }
+            lookup => {
+                new.lookup = lookup;
+                false
+            }
+        }
+    }
+
+    /// Waits a moment for blocks from the disk. Returns false if no request waits for any.
+    pub(super) fn wait_for_blocks(&mut self) -> bool {
+        let runner = &mut self.session.runner;
+        for waiting in &mut self.waiting {
+            if let State::New(Submitted { lookup: Lookup::Reads(fetching), .. }) =
+                &mut waiting.state
+            {
+                runner.advance(fetching, WAIT_FOR_BLOCKS);
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Returns how long it takes to compute rows again, measured if possible, and to read from the disk.
+    fn fetch_rates(&self) -> FetchRates {
+        let statistics = &self.statistics;
+        let seconds_per_row = match statistics.prompt_tokens {
+            MEASURED_TOKENS.. => statistics.prompt_seconds / statistics.prompt_tokens as f64,
+            _ => self.predicted.seconds_per_row,
+        };
+        let disk = self.session.runner.tiers().disk();
+        let measured = disk.and_then(|disk| disk.bytes_per_second());
+        let disk_bytes_per_second = measured.unwrap_or(self.predicted.disk_bytes_per_second);
+        FetchRates { seconds_per_row, disk_bytes_per_second }
+    }
+
+    /// Starts a waiting request if there is room for it.
+    fn begin_at(&mut self, at: usize) -> Result<bool, EngineError> {
+        let Some(Waiting { id, priority, state }) = self.waiting.remove(at) else {
             return Ok(false);
         };
         let context = self.session.context();
@@ -120,27 +223,37 @@ impl Engine {
             most_rows: active.most_rows(context),
         });
         let left_free = runner.blocks_left(running, BLOCKS_LEFT_FREE);
-        let state = match state {
+        match state {
             State::New(new) => {
                 let request = &new.request;
                 let (rows, reuse) = (Row::of_prompt(&request.prompt), request.pooling.is_none());
-                match runner.begin_with_room(&rows, reuse, &left_free) {
-                    Some(begun) => {
-                        self.running.push(Active::new(id, new, begun, &self.session));
+                let root = runner.root(&request.namespace);
+                match runner.begin_with_room(root, &rows, reuse, &left_free) {
+                    Ok(Some(begun)) => {
+                        let active = self.begin_new(id, new, begun);
+                        self.running.push(active);
                         return Ok(true);
                     }
-                    None => State::New(new),
+                    begun => {
+                        self.waiting.insert(at, Waiting { id, priority, state: State::New(new) });
+                        return begun.map(|_| false);
+                    }
                 }
             }
             State::Suspended { mut active, saved: None } => {
-                match runner.begin_with_room(&active.rows(), !active.pools(), &left_free) {
-                    Some((sequence, cached)) => {
-                        active.resume(sequence, cached);
+                let (root, reuse) = (active.root, !active.pools());
+                match runner.begin_with_room(root, &active.rows(), reuse, &left_free) {
+                    Ok(Some(begun)) => {
+                        active.resume(begun.sequence, begun.rows);
                         self.running.push(*active);
                         self.statistics.computed_again += 1;
                         return Ok(true);
                     }
-                    None => State::Suspended { active, saved: None },
+                    begun => {
+                        let state = State::Suspended { active, saved: None };
+                        self.waiting.insert(at, Waiting { id, priority, state });
+                        return begun.map(|_| false);
+                    }
                 }
             }
             State::Suspended { mut active, saved: Some(saved) } => {
@@ -153,14 +266,30 @@ impl Engine {
                     }
                     resumed => {
                         let state = State::Suspended { active, saved: Some(saved) };
-                        self.waiting.push_front(Waiting { id, priority, state });
+                        self.waiting.insert(at, Waiting { id, priority, state });
                         return resumed.map(|_| false);
                     }
                 }
             }
-        };
-        self.waiting.push_front(Waiting { id, priority, state });
-        Ok(false)
+        }
+    }
+
+    /// Makes a running request of a new one, and notes where its cached tokens came from.
+    fn begin_new(&mut self, id: RequestId, mut new: Submitted, begun: Begun) -> Active {
+        let rates = self.fetch_rates();
+        let tiers = self.session.runner.tiers_mut();
+        let mut from = CachedFrom::default();
+        if let Lookup::Ended(Some(fetching)) = std::mem::replace(&mut new.lookup, Lookup::NotYet) {
+            from.disk = fetching.from_disk(begun.rows / KV_BLOCK) * KV_BLOCK;
+            from.read_seconds = fetching.seconds();
+            fetching.end(tiers);
+        }
+        from.ram = begun.rows_from_below.saturating_sub(from.disk);
+        from.saved_seconds = begun.rows as f64 * rates.seconds_per_row - from.read_seconds;
+        tiers.note_positions(from.ram, from.disk, from.saved_seconds);
+        let mut active = Active::new(id, new, (begun.sequence, begun.rows), &self.session);
+        active.note_cached(&from);
+        active
     }
 
     /// Returns the running request of the lowest rank.

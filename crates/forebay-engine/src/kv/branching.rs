@@ -79,8 +79,8 @@ impl BlockManager {
     /// # Panics
     /// Panics if the sequence is released.
     pub fn fork(&mut self, id: SequenceId, changes: &mut Changes) -> SequenceId {
-        self.sequences.get_mut(id);
-        let child_id = self.sequences.start();
+        let root = self.sequences.get(id).root;
+        let child_id = self.sequences.start(root);
         let (parent, child) = self.sequences.pair(id, child_id);
         child.rows.extend_from_slice(&parent.rows);
         child.hashes.extend_from_slice(&parent.hashes);

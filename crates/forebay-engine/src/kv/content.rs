@@ -1,7 +1,7 @@
 //! Identity of a block: its rows, and a hash of them and of everything before them.
 
 use forebay_compute::RowKind;
-use twox_hash::XxHash3_128;
+use forebay_kv::{BlockHash, Link};
 
 /// Positions in a KV block.
 pub const KV_BLOCK: usize = 16;
@@ -22,22 +22,11 @@ impl Row {
     }
 }
 
-/// Hash of a block's rows and of all rows before them in its sequence, with the manager's salt.
-///
-/// Equal hashes mean equal keys and values, bit for bit, in every layer. A later tier in RAM or on disk can use the hash,
-/// together with the layer group, as its key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct BlockHash(pub u128);
-
-impl BlockHash {
-    /// The hash "before" the first block of a sequence.
-    pub(super) const ROOT: BlockHash = BlockHash(0);
-}
-
 /// Returns the hashes of the full blocks of a sequence with these rows.
-pub(super) fn hashes(salt: u64, rows: &[Row]) -> impl Iterator<Item = BlockHash> {
-    rows.chunks_exact(KV_BLOCK).scan(BlockHash::ROOT, move |hash, rows| {
-        *hash = Content::new(salt, *hash, rows).hash;
+pub(super) fn hashes(root: BlockHash, rows: &[Row]) -> impl Iterator<Item = BlockHash> {
+    rows.chunks_exact(KV_BLOCK).scan(root, move |hash, rows| {
+        let link = Link { previous: *hash, index: 0 };
+        *hash = Content::new(link, rows).hash;
         Some(*hash)
     })
 }
@@ -46,6 +35,7 @@ pub(super) fn hashes(salt: u64, rows: &[Row]) -> impl Iterator<Item = BlockHash>
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Content {
     pub hash: BlockHash,
+    pub link: Link,
     /// Unused entries are 0.
     tokens: [u32; KV_BLOCK],
     /// Bit `i` is set if row `i` was generated.
@@ -54,19 +44,18 @@ pub(super) struct Content {
 }
 
 impl Content {
-    /// Returns the content of a block with 1 to 16 `rows` that follows a block with the hash `previous`.
-    pub fn new(salt: u64, previous: BlockHash, rows: &[Row]) -> Content {
+    /// Returns the content of a block with 1 to 16 `rows`.
+    pub fn new(link: Link, rows: &[Row]) -> Content {
         let (tokens, generated) = Self::pack(rows);
-        let mut bytes = [0; 16 + 4 * KV_BLOCK + 3];
-        bytes[..16].copy_from_slice(&previous.0.to_le_bytes());
-        for (to, token) in bytes[16..].chunks_exact_mut(4).zip(tokens) {
+        let mut bytes = [0; 4 * KV_BLOCK + 3];
+        for (to, token) in bytes.chunks_exact_mut(4).zip(tokens) {
             to.copy_from_slice(&token.to_le_bytes());
         }
         let [.., low, high, count] = &mut bytes;
         [*low, *high] = generated.to_le_bytes();
         *count = rows.len() as u8;
-        let hash = BlockHash(XxHash3_128::oneshot_with_seed(salt, &bytes));
-        Content { hash, tokens, generated, rows: rows.len() as u8 }
+        let hash = link.previous.then(&bytes);
+        Content { hash, link, tokens, generated, rows: rows.len() as u8 }
     }
 
     /// Returns true if these are the block's rows.
@@ -98,22 +87,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hash_covers_salt_previous_block_tokens_kinds_and_count() {
+    fn the_hash_covers_the_previous_block_tokens_kinds_and_count() {
         let row = |token, kind| Row { token, kind };
         let rows = [row(0, RowKind::Prompt); KV_BLOCK];
-        let hash =
-            |salt, previous, rows: &[Row]| Content::new(salt, BlockHash(previous), rows).hash;
-        let reference = hash(1, 2, &rows);
-        assert_eq!(reference, hash(1, 2, &rows));
-        let mut others = vec![hash(2, 2, &rows), hash(1, 3, &rows), hash(1, 2, &rows[..15])];
+        let link = |previous| Link { previous: BlockHash([previous; 16]), index: 1 };
+        let hash = |previous, rows: &[Row]| Content::new(link(previous), rows).hash;
+        let reference = hash(2, &rows);
+        assert_eq!(reference, hash(2, &rows));
+        let mut others = vec![hash(3, &rows), hash(2, &rows[..15])];
         for index in 0..KV_BLOCK {
             for other in [row(1, RowKind::Prompt), row(0, RowKind::Decode)] {
                 let mut rows = rows;
                 rows[index] = other;
-                others.push(hash(1, 2, &rows));
-                assert!(
-                    !Content::new(1, BlockHash(2), &rows).holds(&[row(0, RowKind::Prompt); 16])
-                );
+                others.push(hash(2, &rows));
+                assert!(!Content::new(link(2), &rows).holds(&[row(0, RowKind::Prompt); 16]));
             }
         }
         for (index, other) in others.iter().enumerate() {

@@ -1,7 +1,10 @@
 //! Layer groups with their pools, and what the pools owe each other.
 
-use super::content::{BlockHash, KV_BLOCK};
-use super::pool::{BlockId, Pool};
+use forebay_kv::BlockHash;
+
+use super::content::KV_BLOCK;
+use super::manager::LostBlock;
+use super::pool::{BlockId, Evicted, Pool};
 
 /// A layer group: the layers with the same attention window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +28,13 @@ impl Group {
     /// Returns the index of the first block that a token at position `len` sees, or any later token.
     pub fn first_seen(&self, len: usize) -> usize {
         self.window.map_or(0, |window| (len + 1).saturating_sub(window) / KV_BLOCK)
+    }
+
+    /// Returns a block that leaves the pool of this group, which has the index `group`.
+    pub fn lost(&self, group: usize, evicted: &Evicted) -> LostBlock {
+        let Evicted { block, content, uses, .. } = *evicted;
+        let (hash, link, bytes) = (content.hash, content.link, self.block_bytes);
+        LostBlock { group, block, hash, link, uses, bytes }
     }
 
     /// Returns the largest number of blocks that a sequence of up to `len` positions holds at a time, if a pass has up to
@@ -64,40 +74,53 @@ impl Groups {
         &mut self.0[group].pool
     }
 
-    /// Takes a block of a group, if necessary a cached one, and gives it one reference.
+    /// Takes a block of a group, if necessary a cached one, and gives it one reference. Appends what is evicted for it to
+    /// `lost`.
     ///
     /// # Panics
     /// Panics if the group has no free and no cached block.
-    pub fn take(&mut self, group: usize) -> BlockId {
+    pub fn take(&mut self, group: usize, lost: &mut Vec<LostBlock>) -> BlockId {
         let pool = &mut self.0[group].pool;
         if pool.free() == 0
-            && let Some(hash) = pool.evict()
+            && let Some(evicted) = pool.evict()
         {
-            self.forget_elsewhere(group, hash);
+            self.note_lost(group, &evicted, lost);
+            self.forget_elsewhere(group, evicted.content.hash, lost);
         }
         self.0[group].pool.take_free().expect("the caller has counted the available blocks")
     }
 
-    /// Removes the content of a block with references from the index, so that it can be written.
-    pub fn withdraw(&mut self, group: usize, block: BlockId) {
+    /// Removes the content of a block with references from the index, so that it can be written. Appends it to `lost` if no
+    /// other block has it.
+    pub fn withdraw(&mut self, group: usize, block: BlockId, lost: &mut Vec<LostBlock>) {
         let pool = &mut self.0[group].pool;
-        let Some(hash) = pool.hash(block) else { return };
+        let Some(withdrawn) = pool.as_evicted(block) else { return };
+        let hash = withdrawn.content.hash;
         pool.withdraw(block);
         if !pool.contains(hash) {
-            self.forget_elsewhere(group, hash);
+            self.note_lost(group, &withdrawn, lost);
+            self.forget_elsewhere(group, hash, lost);
+        }
+    }
+
+    /// Appends a block to `lost` if a later request could use it. In a group with a window, that is a block at the end of a
+    /// turn.
+    fn note_lost(&self, group: usize, evicted: &Evicted, lost: &mut Vec<LostBlock>) {
+        if self.0[group].window.is_none() || evicted.ends_turn {
+            lost.push(self.0[group].lost(group, evicted));
         }
     }
 
     /// Removes a content that a group has lost from the other groups, if it cannot be reached there any more.
     ///
     /// A hit beyond this block needs it in every group without a window. A hit before it does not see it.
-    fn forget_elsewhere(&mut self, group: usize, hash: BlockHash) {
+    fn forget_elsewhere(&mut self, group: usize, hash: BlockHash, lost: &mut Vec<LostBlock>) {
         if self.0[group].window.is_some() {
             return;
         }
-        for (index, other) in self.0.iter_mut().enumerate() {
-            if index != group {
-                other.pool.forget(hash);
+        for other in (0..self.0.len()).filter(|other| *other != group) {
+            if let Some(evicted) = self.0[other].pool.forget(hash) {
+                self.note_lost(other, &evicted, lost);
             }
         }
     }

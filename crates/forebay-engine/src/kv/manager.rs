@@ -1,8 +1,9 @@
 //! The block manager: room for new positions, and their commit.
 
 use forebay_compute::RowKind;
+use forebay_kv::{BlockHash, BlockKey, Link};
 
-use super::content::{BlockHash, Content, KV_BLOCK, Row};
+use super::content::{KV_BLOCK, Row};
 use super::groups::{GroupConfig, Groups};
 use super::pool::BlockId;
 use super::sequence::{Sequence, SequenceId, Sequences};
@@ -16,7 +17,6 @@ pub struct BlockManager {
     pub(super) groups: Groups,
     pub(super) sequences: Sequences,
     pub(super) statistics: KvStatistics,
-    pub(super) salt: u64,
     batch: usize,
     /// One number for each group, for searches.
     pub(super) marks: Vec<usize>,
@@ -43,9 +43,32 @@ pub struct BlockCopy {
     pub to: BlockId,
 }
 
+/// A block whose content leaves its pool. The memory of the block still has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LostBlock {
+    /// Index of the layer group.
+    pub group: usize,
+    pub block: BlockId,
+    pub hash: BlockHash,
+    pub link: Link,
+    /// Number of sequences that found the block in its pool.
+    pub uses: u64,
+    /// Length of the block.
+    pub bytes: usize,
+}
+
+impl LostBlock {
+    /// Returns the key of the block in slower tiers.
+    pub fn key(&self) -> BlockKey {
+        BlockKey { hash: self.hash, group: self.group as u32 }
+    }
+}
+
 /// Work for a backend before its next pass. Calls append to the lists, so one value serves all sequences of a pass.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Changes {
+    /// Blocks that a slower tier may copy. Before anything else is done: afterwards they hold other content.
+    pub lost: Vec<LostBlock>,
     /// Changed entries of tables, in order. A later entry replaces an earlier one.
     pub entries: Vec<TableEntry>,
     /// Copies, to be made in this order: a block that was copied from may be the target of a later copy.
@@ -55,6 +78,7 @@ pub struct Changes {
 impl Changes {
     /// Empties the lists and keeps their memory.
     pub fn clear(&mut self) {
+        self.lost.clear();
         self.entries.clear();
         self.copies.clear();
     }
@@ -73,19 +97,15 @@ pub struct OutOfBlocks {
 impl BlockManager {
     /// Creates a manager without sequences.
     ///
-    /// - `batch` is the largest number of rows of one sequence in a pass.
-    /// - `salt` identifies everything beside tokens that determines keys and values: the model, the cache type, the
-    ///   arithmetic. XXH3 is not a cryptographic hash: where users must not be able to construct collisions, the salt must
-    ///   also be secret.
+    /// `batch` is the largest number of rows of one sequence in a pass.
     ///
     /// # Panics
     /// Panics if a window is 0, or a pool has no null block or more than 2^32 - 1 blocks.
-    pub fn new(groups: &[GroupConfig], batch: usize, salt: u64) -> BlockManager {
+    pub fn new(groups: &[GroupConfig], batch: usize) -> BlockManager {
         BlockManager {
             groups: Groups::new(groups),
             sequences: Sequences::new(groups.len()),
             statistics: KvStatistics::default(),
-            salt,
             batch,
             marks: Vec::with_capacity(groups.len()),
         }
@@ -125,7 +145,7 @@ impl BlockManager {
             // New blocks come first. A copy that is not necessary is made only if another block is left for it.
             let sequence = self.sequences.get_mut(id);
             for index in sequence.tables[group].len()..end {
-                let block = self.groups.take(group);
+                let block = self.groups.take(group, &mut changes.lost);
                 sequence.tables[group].push(block);
                 changes.entries.push(TableEntry { sequence: id, group, index, block });
             }
@@ -151,10 +171,10 @@ impl BlockManager {
         let alone = pool.references(block) == 1;
         if alone && (pool.has_equals(block) || pool.available() == 0) {
             // Without available blocks, no cached block depends on this one.
-            self.groups.withdraw(group, block);
+            self.groups.withdraw(group, block, &mut changes.lost);
             return;
         }
-        let to = self.groups.take(group);
+        let to = self.groups.take(group, &mut changes.lost);
         self.groups.pool(group).release(block);
         let sequence = self.sequences.get_mut(id);
         let index = sequence.len() / KV_BLOCK;
@@ -184,8 +204,7 @@ impl BlockManager {
         }
         sequence.rows.extend(tokens.iter().map(|&token| Row { token, kind }));
         for index in from / KV_BLOCK..to / KV_BLOCK {
-            let rows = sequence.block_rows(index);
-            let content = Content::new(self.salt, sequence.hash_before(index), rows);
+            let content = sequence.content(index);
             sequence.hashes.push(content.hash);
             for group in 0..self.groups.len() {
                 self.groups.pool(group).publish(sequence.entry(group, index), content);
@@ -252,7 +271,8 @@ impl BlockManager {
     pub fn blocks_held(&self, id: SequenceId) -> impl Iterator<Item = usize> {
         let sequence = self.sequences.get(id);
         let held = |(group, table): (_, &Vec<_>)| {
-            table.len().saturating_sub(self.groups[group].first_seen(sequence.len()))
+            let seen = table.len().saturating_sub(self.groups[group].first_seen(sequence.len()));
+            seen - sequence.absent[group]
         };
         sequence.tables.iter().enumerate().map(held)
     }

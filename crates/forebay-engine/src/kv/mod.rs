@@ -12,6 +12,7 @@
 //! | table | the blocks of a sequence in a group: entry `i` holds positions `16 i` to `16 i + 15`, and 0 means absent |
 //! | row | one position of a sequence: a token, and whether it was read as prompt or generated |
 //! | hash | the identity of a full block: a hash of its 16 rows and of all rows before them |
+//! | root | stands for the hash before a sequence's first block: what keys and values depend on beside rows |
 //!
 //! # A block's life
 //!
@@ -42,7 +43,7 @@
 //! # Order of work
 //!
 //! For each pass: [`BlockManager::reserve`] for every sequence, apply the [`Changes`], run the pass,
-//! [`BlockManager::commit`] for every sequence. [`Changes::copies`], blocks to save ([`BlockManager::blocks_to_save`]) and
+//! [`BlockManager::commit`] for every sequence. [`Changes::lost`] come before everything else. [`Changes::copies`], blocks to save ([`BlockManager::blocks_to_save`]) and
 //! blocks to restore ([`BlockManager::restore`]) must be moved in the order of the calls that reported them, and before the next
 //! pass. A block may appear in several of them.
 
@@ -59,9 +60,9 @@ mod statistics;
 mod tests;
 
 pub use admission::Admission;
-pub use content::{BlockHash, KV_BLOCK, Row};
+pub use content::{KV_BLOCK, Row};
 pub use groups::GroupConfig;
-pub use manager::{BlockCopy, BlockManager, Changes, OutOfBlocks, TableEntry};
+pub use manager::{BlockCopy, BlockManager, Changes, LostBlock, OutOfBlocks, TableEntry};
 pub use pool::BlockId;
 pub use saving::SavedBlock;
 pub use sequence::SequenceId;

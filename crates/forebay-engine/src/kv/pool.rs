@@ -3,7 +3,9 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::content::{BlockHash, Content, Row};
+use forebay_kv::BlockHash;
+
+use super::content::{Content, Row};
 
 /// Number of a block in the pool of a layer group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
@@ -28,20 +30,34 @@ impl Hasher for KeyIsHash {
         self.0
     }
 
-    fn write(&mut self, _: &[u8]) {
-        unreachable!("the key is a u128");
+    fn write(&mut self, key: &[u8]) {
+        let (first, _) = key.split_first_chunk().expect("hashes have 16 bytes");
+        self.0 = u64::from_le_bytes(*first);
     }
 
-    fn write_u128(&mut self, key: u128) {
-        self.0 = key as u64;
-    }
+    // The length of the array, which is always the same.
+    fn write_usize(&mut self, _: usize) {}
 }
 
-#[derive(Debug, Clone)]
+/// A block that was cached and is free now. Its memory still has the content.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Evicted {
+    pub block: BlockId,
+    pub content: Content,
+    pub ends_turn: bool,
+    /// Number of sequences that found the block here.
+    pub uses: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
 struct Block {
     references: u32,
     /// Rows of a full block that the index knows.
     content: Option<Content>,
+    /// True if a later turn of the conversation may begin where this block ends.
+    ends_turn: bool,
+    /// Number of sequences that found the content here.
+    uses: u64,
     /// Neighbours in a ring. A cached block is in the ring of cached blocks, which starts and ends at the null block. A full
     /// block with references is in the ring of blocks with the same content. Any other block is alone.
     previous: BlockId,
@@ -70,7 +86,14 @@ impl Pool {
         let count = u32::try_from(blocks).expect("block numbers have 32 bits");
         let block = |index| {
             let own = BlockId(index);
-            Block { references: 0, content: None, previous: own, next: own }
+            Block {
+                references: 0,
+                content: None,
+                ends_turn: false,
+                uses: 0,
+                previous: own,
+                next: own,
+            }
         };
         Pool {
             blocks: (0..count).map(block).collect(),
@@ -144,6 +167,7 @@ impl Pool {
             self.cached -= 1;
         }
         self.blocks[block.index()].references += 1;
+        self.blocks[block.index()].uses += 1;
     }
 
     /// Adds a reference to a block that has one already.
@@ -179,7 +203,8 @@ impl Pool {
                 return;
             }
             if self.references(equal) == 0 {
-                self.forget(content.hash);
+                let evicted = self.forget(content.hash);
+                self.blocks[block.index()].ends_turn = evicted.is_some_and(|of| of.ends_turn);
             } else {
                 self.link_before(block, equal);
             }
@@ -195,19 +220,32 @@ impl Pool {
         Some(block)
     }
 
-    /// Makes the least recently used cached block free, and returns the hash of its content.
-    pub fn evict(&mut self) -> Option<BlockHash> {
+    /// Makes the least recently used cached block free, and returns what is lost.
+    pub fn evict(&mut self) -> Option<Evicted> {
         let oldest = self.blocks[BlockId::NULL.index()].next;
-        let hash = self.hash(oldest)?;
-        self.forget(hash);
+        let evicted = self.forget(self.hash(oldest)?);
         self.evictions += 1;
-        Some(hash)
+        evicted
+    }
+
+    /// Returns a block with its content as it would be evicted.
+    pub fn as_evicted(&self, block: BlockId) -> Option<Evicted> {
+        let Block { content, ends_turn, uses, .. } = self.blocks[block.index()];
+        content.map(|content| Evicted { block, content, ends_turn, uses })
+    }
+
+    /// Notes that a later turn may begin where a block with this hash ends.
+    pub fn note_end_of_turn(&mut self, hash: BlockHash) {
+        if let Some(&block) = self.index.get(&hash) {
+            self.blocks[block.index()].ends_turn = true;
+        }
     }
 
     /// Removes the content of a block with references from the index.
     pub fn withdraw(&mut self, block: BlockId) {
         let next = self.blocks[block.index()].next;
         self.unlink(block);
+        (self.blocks[block.index()].ends_turn, self.blocks[block.index()].uses) = (false, 0);
         let Some(content) = self.blocks[block.index()].content.take() else { return };
         if self.index.get(&content.hash) == Some(&block) {
             if next == block {
@@ -218,16 +256,26 @@ impl Pool {
         }
     }
 
-    /// Removes all blocks with a hash from the index. A cached block becomes free.
-    pub fn forget(&mut self, hash: BlockHash) {
+    /// Removes all blocks with a hash from the index. A cached block becomes free, and is returned.
+    pub fn forget(&mut self, hash: BlockHash) -> Option<Evicted> {
+        let mut evicted = None;
         while let Some(&block) = self.index.get(&hash) {
             if self.references(block) == 0 {
+                evicted = self.as_evicted(block);
                 self.unlink(block);
                 self.cached -= 1;
                 self.free.push(block);
             }
             self.withdraw(block);
         }
+        evicted
+    }
+
+    /// Returns the blocks with content, one for each content.
+    pub fn full(&self) -> impl Iterator<Item = Evicted> {
+        let blocks = (1..self.blocks.len() as u32).map(BlockId);
+        let full = blocks.filter_map(|block| self.as_evicted(block));
+        full.filter(|full| self.index.get(&full.content.hash) == Some(&full.block))
     }
 
     fn unlink(&mut self, block: BlockId) {

@@ -1,6 +1,8 @@
 //! Sequences: their rows, hashes and tables.
 
-use super::content::{BlockHash, KV_BLOCK, Row};
+use forebay_kv::{BlockHash, Link};
+
+use super::content::{Content, KV_BLOCK, Row};
 use super::pool::BlockId;
 
 /// A sequence of a [`BlockManager`](super::BlockManager).
@@ -31,10 +33,15 @@ impl SequenceId {
 pub(super) struct Sequence {
     generation: u32,
     exists: bool,
+    /// The hash "before" the first block.
+    pub root: BlockHash,
     /// One for each committed position.
     pub rows: Vec<Row>,
     /// One for each block whose 16 rows are committed.
     pub hashes: Vec<BlockHash>,
+    /// For each layer group, the number of blocks that are absent although the next token sees them. Not 0 only while a
+    /// sequence begins.
+    pub absent: Vec<usize>,
     /// One table for each layer group.
     pub tables: Vec<Vec<BlockId>>,
 }
@@ -55,15 +62,17 @@ impl Sequence {
         self.tables[group].get(index).copied().unwrap_or(BlockId::NULL)
     }
 
-    /// Returns the hash of the last full block before a block.
-    pub fn hash_before(&self, index: usize) -> BlockHash {
-        if index == 0 { BlockHash::ROOT } else { self.hashes[index - 1] }
+    /// Returns the content of a block whose 16 rows are known.
+    pub fn content(&self, index: usize) -> Content {
+        let previous = if index == 0 { self.root } else { self.hashes[index - 1] };
+        Content::new(Link { previous, index: index as u32 }, self.block_rows(index))
     }
 
     fn clear(&mut self) {
         self.rows.clear();
         self.hashes.clear();
         self.tables.iter_mut().for_each(Vec::clear);
+        self.absent.fill(0);
     }
 }
 
@@ -81,14 +90,16 @@ impl Sequences {
     }
 
     /// Starts an empty sequence.
-    pub fn start(&mut self) -> SequenceId {
+    pub fn start(&mut self, root: BlockHash) -> SequenceId {
         let slot = self.vacant.pop().unwrap_or_else(|| {
             let tables = vec![Vec::new(); self.groups];
-            self.slots.push(Sequence { tables, ..Sequence::default() });
+            let absent = vec![0; self.groups];
+            self.slots.push(Sequence { tables, absent, ..Sequence::default() });
             self.slots.len() as u32 - 1
         });
         let sequence = &mut self.slots[slot as usize];
         sequence.exists = true;
+        sequence.root = root;
         SequenceId { slot, generation: sequence.generation }
     }
 

@@ -115,6 +115,11 @@ pub(crate) struct GpuCosts {
 }
 
 impl Rates {
+    /// Returns the rate of the disk.
+    pub(crate) fn disk_bytes_per_second(&self) -> f64 {
+        self.disk
+    }
+
     /// Returns the rates of this machine with the disk of a folder, or `None` if `doctor` has not measured them.
     pub(crate) fn of_folder(folder: &Path) -> Option<Rates> {
         Rates::new(&MachineProfile::of_folder(folder).ok()?).ok()

@@ -97,7 +97,7 @@ impl std::fmt::Display for Pair {
             options.cuda_graphs,
             options.sequences,
             options.kv_tokens,
-            options.swap_bytes
+            options.kv_ram_bytes
         )
     }
 }
@@ -136,8 +136,8 @@ fn random_options(path: &Path, place: &Place, random: &mut Random) -> Result<Ses
     let policy = PolicyKind::ALL[random.next() as usize % PolicyKind::ALL.len()];
     // Half of the engines suspend requests, because the KV cache has no room for all.
     let kv_tokens = random.next().is_multiple_of(2).then_some(context);
-    let swap_bytes = [None, Some(0), Some(1 << 20)][random.next() as usize % 3];
-    let many = SessionOptions { sequences, kv_tokens, swap_bytes, ..options };
+    let kv_ram_bytes = [None, Some(0), Some(1 << 20)][random.next() as usize % 3];
+    let many = SessionOptions { sequences, kv_tokens, kv_ram_bytes, ..options };
     Ok(SessionOptions { context: Some(context), policy, ..many })
 }
 

@@ -35,6 +35,9 @@ use crate::buffers::Buffers;
 /// Bytes of all buffers with blocks that wait to be written, and of all buffers with blocks that were read.
 const BUFFER_BYTES: usize = 64 << 20;
 
+/// Bytes after which the rate of reading is known.
+const MEASURED_BYTES: u64 = 64 << 20;
+
 /// How a store is opened.
 #[derive(Clone)]
 pub struct DiskOptions {
@@ -422,6 +425,13 @@ impl DiskStore {
             written_today_bytes: state.wear.today().bytes,
             ..state.statistics
         }
+    }
+
+    /// Returns the rate at which blocks are read by all readers together, once enough were read.
+    pub fn measured_bytes_per_second(&self) -> Option<f64> {
+        let DiskStatistics { read_bytes, read_seconds, .. } = self.shared.state().statistics;
+        let is_enough = read_bytes >= MEASURED_BYTES && read_seconds > 0.0;
+        is_enough.then(|| read_bytes as f64 / read_seconds * self.readers.len() as f64)
     }
 
     /// Returns the blocks of each model.

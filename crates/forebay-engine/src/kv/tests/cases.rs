@@ -1,15 +1,25 @@
 //! Cases by hand.
 
 use forebay_compute::RowKind;
+use forebay_kv::BlockHash;
 
 use super::super::{
-    BlockCopy, BlockId, BlockManager, Changes, GroupConfig, KV_BLOCK, OutOfBlocks, Row, SequenceId,
+    Admission, BlockCopy, BlockId, BlockManager, Changes, GroupConfig, KV_BLOCK, OutOfBlocks, Row,
+    SequenceId,
 };
 
 /// Returns a manager with groups of these windows, each with room for `blocks` blocks.
 fn manager(windows: &[Option<usize>], blocks: usize) -> BlockManager {
     let group = |&window| GroupConfig { window, blocks: blocks + 1, block_bytes: 4096 };
-    BlockManager::new(&windows.iter().map(group).collect::<Vec<_>>(), 64, 1)
+    BlockManager::new(&windows.iter().map(group).collect::<Vec<_>>(), 64)
+}
+
+/// The hash before the first blocks.
+const ROOT: BlockHash = BlockHash([1; 16]);
+
+/// Admits a sequence with what the pools hold.
+fn admit(manager: &mut BlockManager, rows: &[Row], changes: &mut Changes) -> Admission {
+    manager.admit(ROOT, rows, |_| false, changes)
 }
 
 /// Returns `count` tokens of a text.
@@ -33,7 +43,7 @@ fn add(manager: &mut BlockManager, id: SequenceId, tokens: &[u32], kind: RowKind
 
 /// Admits a prompt and computes all of it in one pass. Returns the sequence and the hit in tokens.
 fn read(manager: &mut BlockManager, prompt: &[u32]) -> (SequenceId, usize) {
-    let admission = manager.admit(&Row::of_prompt(prompt), &mut Changes::default());
+    let admission = admit(manager, &Row::of_prompt(prompt), &mut Changes::default());
     add(manager, admission.sequence, &prompt[admission.hit_rows..], RowKind::Prompt);
     (admission.sequence, admission.hit_rows)
 }
@@ -95,7 +105,7 @@ fn a_full_block_survives_a_truncation_into_it() {
     let changes = add(&mut manager, id, &[7], RowKind::Decode);
     assert_eq!(changes.copies.len(), 1);
     assert_eq!(cached(&manager), [1]);
-    assert_eq!(manager.admit(&rows(0, 33), &mut Changes::default()).hit_rows, 32);
+    assert_eq!(admit(&mut manager, &rows(0, 33), &mut Changes::default()).hit_rows, 32);
 }
 
 #[test]
@@ -108,7 +118,7 @@ fn a_full_block_is_written_in_place_if_there_is_no_block_for_a_copy() {
     assert_eq!(changes.copies, []);
     assert_eq!(manager.table(id, 0), before);
     manager.release(id);
-    assert_eq!(manager.admit(&rows(0, 33), &mut Changes::default()).hit_rows, 16);
+    assert_eq!(admit(&mut manager, &rows(0, 33), &mut Changes::default()).hit_rows, 16);
 }
 
 #[test]
@@ -116,8 +126,8 @@ fn equal_blocks_are_kept_once_after_their_sequences_end() {
     let mut manager = manager(&[None], 10);
     let prompt = text(0, 32);
     // Both begin before either has computed anything.
-    let ids =
-        [0, 1].map(|_| manager.admit(&Row::of_prompt(&prompt), &mut Changes::default()).sequence);
+    let ids = [0, 1]
+        .map(|_| admit(&mut manager, &Row::of_prompt(&prompt), &mut Changes::default()).sequence);
     for id in ids {
         let changes = add(&mut manager, id, &prompt, RowKind::Prompt);
         assert_eq!(changes.entries.len(), 2, "a commit replaces no entry");
@@ -140,7 +150,7 @@ fn eviction_takes_ends_first_and_spares_what_was_used_last() {
     assert_eq!(cached(&manager), [6]);
     let (id, _) = read(&mut manager, &text(2, 32));
     let mut hit = |number| {
-        let admission = manager.admit(&rows(number, 100), &mut Changes::default());
+        let admission = admit(&mut manager, &rows(number, 100), &mut Changes::default());
         manager.release(admission.sequence);
         admission.hit_rows
     };
@@ -157,8 +167,8 @@ fn a_reservation_is_made_in_all_groups_or_in_none() {
         blocks,
         block_bytes: 1,
     });
-    let mut manager = BlockManager::new(&groups, 64, 0);
-    let id = manager.admit(&rows(0, 40), &mut Changes::default()).sequence;
+    let mut manager = BlockManager::new(&groups, 64);
+    let id = admit(&mut manager, &rows(0, 40), &mut Changes::default()).sequence;
     let mut changes = Changes::default();
     let error = manager.reserve(id, 33, &mut changes).unwrap_err();
     assert_eq!(error, OutOfBlocks { group: 1, needed: 3, available: 2 });
@@ -192,7 +202,7 @@ fn truncation_uses_cached_blocks_and_goes_back_without_them() {
         blocks,
         block_bytes: 1,
     });
-    let mut manager = BlockManager::new(&groups, 96, 0);
+    let mut manager = BlockManager::new(&groups, 96);
     let (id, _) = read(&mut manager, &prompt);
     assert_eq!(manager.blocks_held(id).collect::<Vec<_>>(), [6, 1]);
     // A token at 50 sees 35 to 50.
@@ -222,14 +232,14 @@ fn a_restored_sequence_copies_only_what_was_evicted() {
     assert_eq!(manager.free_blocks().next(), Some(4));
 
     let (other, _) = read(&mut manager, &text(1, 33));
-    let error = manager.restore(&rows, &mut restored, &mut changes).unwrap_err();
+    let error = manager.restore(ROOT, &rows, &mut restored, &mut changes).unwrap_err();
     assert_eq!((error.needed, error.available), (3, 1));
     manager.release(other);
-    let id = manager.restore(&rows, &mut restored, &mut changes).unwrap();
+    let id = manager.restore(ROOT, &rows, &mut restored, &mut changes).unwrap();
     assert_eq!(restored.iter().map(|block| block.index).collect::<Vec<_>>(), [1, 2]);
     assert_eq!((manager.len(id), manager.table(id, 0).len()), (40, 3));
     // The restored blocks can be found again.
-    assert_eq!(manager.admit(&rows, &mut changes).hit_rows, 32);
+    assert_eq!(admit(&mut manager, &rows, &mut changes).hit_rows, 32);
 }
 
 #[test]
@@ -238,7 +248,7 @@ fn generated_rows_are_hits_for_the_same_generated_rows() {
     let (id, _) = read(&mut manager, &text(0, 20));
     add(&mut manager, id, &text(0, 50)[20..], RowKind::Decode);
     let rows = manager.rows(id).to_vec();
-    assert_eq!(manager.admit(&rows, &mut Changes::default()).hit_rows, 48);
+    assert_eq!(admit(&mut manager, &rows, &mut Changes::default()).hit_rows, 48);
 }
 
 #[test]

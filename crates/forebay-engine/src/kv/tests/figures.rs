@@ -1,6 +1,7 @@
 //! How many blocks a shared prefix takes.
 
 use forebay_compute::RowKind;
+use forebay_kv::BlockHash;
 
 use super::super::{BlockManager, Changes, GroupConfig, KV_BLOCK, Row};
 
@@ -15,7 +16,8 @@ fn admit_all(manager: &mut BlockManager) -> Vec<usize> {
     let admit = |number| {
         let own = (0..OWN).map(|position| PREFIX + number * OWN + position);
         let prompt: Vec<u32> = (0..PREFIX).chain(own).collect();
-        let admission = manager.admit(&Row::of_prompt(&prompt), &mut changes);
+        let admission =
+            manager.admit(BlockHash::default(), &Row::of_prompt(&prompt), |_| false, &mut changes);
         for chunk in prompt[admission.hit_rows..].chunks(BATCH) {
             let upto = manager.len(admission.sequence) + chunk.len();
             manager.reserve(admission.sequence, upto, &mut changes).unwrap();
@@ -34,7 +36,7 @@ fn sequences_with_a_common_prefix_share_its_blocks() {
     let whole = GroupConfig { window: None, blocks: 1 + tokens / KV_BLOCK, block_bytes: 1 };
     let window = GroupConfig { window: Some(128), blocks: 1 + 200, block_bytes: 1 };
     for groups in [vec![whole], vec![whole, window]] {
-        let mut manager = BlockManager::new(&groups, BATCH, 0);
+        let mut manager = BlockManager::new(&groups, BATCH);
         let hits = admit_all(&mut manager);
         assert_eq!(hits[0], 0);
         assert_eq!(hits[1..], [PREFIX as usize; SEQUENCES as usize - 1]);

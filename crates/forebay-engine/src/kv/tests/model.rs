@@ -3,6 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use forebay_compute::RowKind;
+use forebay_kv::{BlockHash, BlockKey};
 
 use super::super::content::{KV_BLOCK, Row};
 use super::super::pool::Pool;
@@ -10,6 +11,9 @@ use super::super::{BlockId, BlockManager, Changes, GroupConfig, SavedBlock, Sequ
 
 /// Rows that a pass reserves beyond those it uses are fewer than this.
 pub const MORE_MAX: usize = 40;
+
+/// The hash before the first blocks.
+const ROOT: BlockHash = BlockHash([1; 16]);
 
 /// A row together with all rows before it. 0 stands for no row.
 pub type History = usize;
@@ -75,21 +79,27 @@ pub struct World {
     pub pools: Vec<Vec<BlockContent>>,
     pub sequences: Vec<ModelSequence>,
     pub saved: Vec<SavedModel>,
+    /// True if blocks that pools lose are kept.
+    keeps: bool,
+    /// These blocks.
+    below: HashMap<BlockKey, BlockContent>,
     /// Everything that the manager has returned.
     pub log: Vec<String>,
     changes: Changes,
 }
 
 impl World {
-    pub fn new(groups: &[GroupConfig], batch: usize) -> World {
+    pub fn new(groups: &[GroupConfig], batch: usize, keeps: bool) -> World {
         World {
-            manager: BlockManager::new(groups, batch, 7),
+            manager: BlockManager::new(groups, batch),
             groups: groups.to_vec(),
             batch,
             histories: Histories::default(),
             pools: groups.iter().map(|group| vec![[0; KV_BLOCK]; group.blocks]).collect(),
             sequences: Vec::new(),
             saved: Vec::new(),
+            keeps,
+            below: HashMap::new(),
             log: Vec::new(),
             changes: Changes::default(),
         }
@@ -127,6 +137,13 @@ impl World {
             assert_ne!(table[entry.index], entry.block, "nothing has changed");
             table[entry.index] = entry.block;
         }
+        for lost in changes.lost.iter().filter(|_| self.keeps) {
+            let content = self.pools[lost.group][lost.block.index()];
+            assert!(!content.contains(&0), "a lost block is full");
+            let known = self.below.insert(lost.key(), content);
+            assert!(known.is_none_or(|known| known == content));
+            assert_eq!(lost.link.index as usize, self.position(content[0]) / KV_BLOCK);
+        }
         for copy in &changes.copies {
             assert!(self.manager.groups[copy.group].pool.is_writable(copy.to));
             self.pools[copy.group][copy.to.index()] = self.pools[copy.group][copy.from.index()];
@@ -146,6 +163,16 @@ impl World {
         self.sequences.push(ModelSequence { id, histories, tables, prompt });
     }
 
+    /// Returns the position of a row.
+    fn position(&self, mut history: History) -> usize {
+        let mut position = 0;
+        while self.histories.previous(history) != 0 {
+            history = self.histories.previous(history);
+            position += 1;
+        }
+        position
+    }
+
     pub fn admit(&mut self, prompt: &[u32]) {
         let mut histories = vec![0];
         for &token in prompt {
@@ -162,7 +189,8 @@ impl World {
 
     fn admit_rows(&mut self, mut histories: Vec<History>) {
         let rows = self.rows(&histories);
-        let full = self.full_blocks();
+        let mut full = self.full_blocks();
+        full.extend(self.below.iter().map(|(key, content)| (key.group as usize, content[15])));
         let is_hit = |&len: &usize| {
             let there = |group, block| full.contains(&(group, histories[block * KV_BLOCK + 15]));
             (0..self.groups.len())
@@ -170,14 +198,39 @@ impl World {
         };
         let expected = (0..rows.len()).step_by(KV_BLOCK).filter(is_hit).max();
 
-        let admission = self.manager.admit(&rows, &mut self.changes);
+        let is_below = |key| self.below.contains_key(&key);
+        let admission = self.manager.admit(ROOT, &rows, is_below, &mut self.changes);
         self.log.push(format!("{admission:?}"));
         assert_eq!(admission.hit_rows, expected.unwrap_or(0));
+        let id = admission.sequence;
+        let seen = (0..self.groups.len()).map(|group| self.needed(group, admission.hit_rows).len());
+        let absent: Vec<usize> =
+            seen.zip(self.manager.blocks_held(id)).map(|(seen, held)| seen - held).collect();
+        if self.first_short(|group, _| absent[group]).is_some() {
+            // Nothing is reported for a sequence that does not begin.
+            self.changes.entries.retain(|entry| entry.sequence != id);
+            self.manager.release(id);
+            return;
+        }
+        let mut restored = Vec::new();
+        self.manager.fill_up(id, &mut restored, &mut self.changes);
+        self.log.push(format!("{restored:?}"));
+        assert_eq!(restored.len(), absent.iter().sum::<usize>());
+        let contents: Vec<_> = restored
+            .iter()
+            .map(|of| {
+                let (key, _) = self.manager.block_key(id, of.group, of.index).unwrap();
+                (of.group, of.block, self.below[&key])
+            })
+            .collect();
         let rest = rows[admission.hit_rows..].iter().rev();
         let rest = rest.filter(|row| row.kind == RowKind::Prompt).map(|row| row.token).collect();
         histories.truncate(admission.hit_rows);
-        self.add(admission.sequence, histories, rest);
+        self.add(id, histories, rest);
         self.apply();
+        for (group, block, content) in contents {
+            self.pools[group][block.index()] = content;
+        }
     }
 
     /// Runs a pass of some sequences, each with up to `rows` rows, and reserves `more` than it uses. Sequences without
@@ -207,6 +260,9 @@ impl World {
                 sequence.prompt.truncate(sequence.prompt.len() - batch.len());
             }
             self.manager.commit(sequence.id, &batch, kind, &mut self.changes);
+            if sequence.prompt.is_empty() && kind == RowKind::Prompt {
+                self.manager.note_end_of_turn(sequence.id);
+            }
         }
         self.apply();
     }
@@ -353,7 +409,7 @@ impl World {
         });
         let mut restored = Vec::new();
         let before = format!("{:?}", self.manager);
-        let id = self.manager.restore(&rows, &mut restored, &mut self.changes);
+        let id = self.manager.restore(ROOT, &rows, &mut restored, &mut self.changes);
         self.log.push(format!("{id:?} {restored:?}"));
         assert_eq!(id.err().map(|error| (error.group, error.needed)), short);
         match id {
@@ -363,15 +419,18 @@ impl World {
             }
             Ok(id) => {
                 let saved = &self.saved[index];
+                let (prompt, contents) = (saved.prompt.clone(), saved.contents.clone());
+                let len = histories.len();
+                self.add(id, histories, prompt);
+                // What the pools lose is copied before other content comes.
+                self.apply();
                 for block in restored {
                     assert_eq!(self.manager.groups[block.group].pool.references(block.block), 1);
-                    let content = saved.contents[&(block.group, block.index)];
-                    let used = (histories.len() - block.index * KV_BLOCK).min(KV_BLOCK);
+                    let content = contents[&(block.group, block.index)];
+                    let used = (len - block.index * KV_BLOCK).min(KV_BLOCK);
                     assert!(!content[..used].contains(&0));
                     self.pools[block.group][block.block.index()] = content;
                 }
-                let prompt = saved.prompt.clone();
-                self.add(id, histories, prompt);
             }
         }
         self.apply();

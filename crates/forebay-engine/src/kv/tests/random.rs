@@ -59,7 +59,7 @@ fn groups() -> impl Strategy<Value = Vec<GroupConfig>> {
         vec![Some(1), None],
         vec![Some(40)],
         vec![Some(16), Some(33)],
-        vec![None, Some(17), None],
+        vec![None, Some(17), Some(30)],
     ]);
     (windows, prop::collection::vec(2..40_usize, 3)).prop_map(|(windows, blocks)| {
         let group = |(window, blocks)| GroupConfig { window, blocks, block_bytes: 1 };
@@ -125,8 +125,14 @@ fn make(world: &mut World, call: &Call) {
     }
 }
 
-fn run(groups: &[GroupConfig], batch: usize, calls: &[Call], check: bool) -> Vec<String> {
-    let mut world = World::new(groups, batch);
+fn run(
+    groups: &[GroupConfig],
+    batch: usize,
+    keeps: bool,
+    calls: &[Call],
+    check: bool,
+) -> Vec<String> {
+    let mut world = World::new(groups, batch, keeps);
     for call in calls {
         make(&mut world, call);
         if check {
@@ -148,9 +154,10 @@ proptest! {
     fn random_calls_agree_with_a_naive_model(
         groups in groups(),
         batch in 1..50_usize,
+        keeps: bool,
         calls in prop::collection::vec(call(), 1..150),
     ) {
-        let log = run(&groups, batch, &calls, true);
-        prop_assert!(log == run(&groups, batch, &calls, false), "the same calls, other results");
+        let log = run(&groups, batch, keeps, &calls, true);
+        prop_assert!(log == run(&groups, batch, keeps, &calls, false), "the same calls, other results");
     }
 }

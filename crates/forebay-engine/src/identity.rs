@@ -1,0 +1,77 @@
+//! What the bytes of KV blocks depend on beside tokens, so that blocks of another model or arithmetic are never used.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use forebay_format::Catalog;
+use sha2::{Digest as _, Sha256};
+
+use crate::{EngineError, Session};
+
+/// Number of the arithmetic of keys and values. Increase it with every change of their bits that [`Session::strong_identity`]
+/// does not notice by itself.
+const ARITHMETIC: u32 = 1;
+
+/// Bytes that are read of every tensor.
+const SAMPLE_BYTES: u64 = 512;
+
+impl Session {
+    /// Returns everything on which the bytes of KV blocks depend beside the tokens: the files with a sample of every tensor, the
+    /// type of keys and values, the device and its arithmetic, and which parts the CPU computes for a GPU.
+    ///
+    /// # Errors
+    /// Returns an error if the model's files cannot be read.
+    pub(crate) fn strong_identity(&self) -> Result<Vec<u8>, EngineError> {
+        let catalog = Catalog::open(self.model_path())?;
+        let files = of_files(&catalog)
+            .map_err(|(path, source)| EngineError::CannotIdentify { path, source })?;
+        let compute = self.runner.decoder.backend().info();
+        let shared = self.runner.decoder.backend().sub_layers();
+        let text = format!(
+            "{} {ARITHMETIC} {} {} {} {:?} {shared:?} {files:02x?}",
+            env!("CARGO_PKG_VERSION"),
+            self.kv_identity(),
+            compute.isa,
+            compute.description,
+            self.cpu_offload(),
+        );
+        Ok(text.into_bytes())
+    }
+}
+
+/// Returns a hash of the files' sizes and times, of the tensor table, and of the middle of every tensor.
+fn of_files(catalog: &Catalog) -> Result<[u8; 32], (PathBuf, io::Error)> {
+    let mut hash = Sha256::new();
+    let mut files = Vec::new();
+    for path in &catalog.files {
+        let failed = |error| (path.clone(), error);
+        let file = File::open(path).map_err(failed)?;
+        let (bytes, time) = size_and_time(path).map_err(failed)?;
+        hash.update(bytes.to_le_bytes());
+        hash.update(time.to_le_bytes());
+        files.push(file);
+    }
+    let mut sample = vec![0; SAMPLE_BYTES as usize];
+    for tensor in catalog.tensors() {
+        let extent = tensor.extent;
+        let table = (&tensor.name, tensor.ty.name(), &tensor.shape, extent.offset, extent.length);
+        hash.update(format!("{table:?} {}", extent.file.0));
+        let len = SAMPLE_BYTES.min(extent.length);
+        let sample = &mut sample[..len as usize];
+        let at = extent.offset + (extent.length - len) / 2;
+        let (file, path) = (&files[extent.file.0 as usize], &catalog.files[extent.file.0 as usize]);
+        file.read_exact_at(sample, at).map_err(|error| (path.clone(), error))?;
+        hash.update(sample);
+    }
+    Ok(hash.finalize().into())
+}
+
+/// Returns the size of a file and the time of its last change, in nanoseconds since 1970.
+fn size_and_time(path: &Path) -> io::Result<(u64, u128)> {
+    let found = fs::metadata(path)?;
+    let since = found.modified()?.duration_since(UNIX_EPOCH);
+    Ok((found.len(), since.map_or(0, |since| since.as_nanos())))
+}

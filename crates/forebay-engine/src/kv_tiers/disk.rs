@@ -1,0 +1,157 @@
+//! The tier on disk, and requests whose blocks are read from it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_kv::{BlockHash, BlockKey, DiskStatistics, DiskStore, Fetch, Fetched, Link};
+use forebay_model::Backend;
+
+use super::KvTiers;
+use crate::kv::KV_BLOCK;
+
+/// A block that no request has used twice is written if it ends a prefix of at least so many positions, which take a while to
+/// compute.
+const LONG_PREFIX: usize = 1024;
+
+/// Time without an arrival after which a fetch ends with what it has.
+const STALL: Duration = Duration::from_secs(2);
+
+/// Blocks that are copied to host memory between two passes.
+const ARRIVALS_AT_A_TIME: usize = 32;
+
+/// A store on disk, and the name under which this engine writes.
+#[derive(Debug, Clone)]
+pub struct DiskTier {
+    pub store: Arc<DiskStore>,
+    /// Tag of the model.
+    pub model: u64,
+}
+
+impl DiskTier {
+    /// Returns true if a block that leaves host memory is worth a write.
+    pub fn earns_write(&self, key: BlockKey, link: Link, uses: u64) -> bool {
+        uses > 0
+            || (link.index as usize + 1) * KV_BLOCK >= LONG_PREFIX
+            || self.store.has_followers(key.hash)
+    }
+
+    pub fn write(&self, key: BlockKey, link: Link, bytes: &[u8], waits: Duration) {
+        self.store.write(key, link, self.model, bytes, waits);
+    }
+
+    pub fn flush(&self, limit: Duration) {
+        if !self.store.flush(limit) {
+            tracing::warn!("not all KV blocks were written to the disk in time");
+        }
+    }
+
+    /// Returns the rate at which blocks come, once enough were read.
+    pub fn bytes_per_second(&self) -> Option<f64> {
+        self.store.measured_bytes_per_second()
+    }
+
+    pub fn statistics(&self) -> DiskStatistics {
+        self.store.statistics()
+    }
+}
+
+/// Blocks on their way from the disk to host memory, for one request.
+pub struct Fetching {
+    fetch: Fetch,
+    links: HashMap<BlockKey, Link>,
+    /// Blocks in host memory that are leased until the request begins.
+    leased: Vec<BlockHash>,
+    /// Blocks from the disk.
+    indices: Vec<u32>,
+    is_whole: bool,
+    started: Instant,
+    /// When the last block came.
+    last: Instant,
+    /// Time after which computing the positions again would have been sooner.
+    limit: Duration,
+}
+
+impl Fetching {
+    /// Begins to read blocks.
+    pub fn begin(disk: &DiskTier, keys: Vec<(BlockKey, Link)>, limit: Duration) -> Fetching {
+        let fetch = disk.store.fetch(keys.iter().map(|(key, _)| *key));
+        let now = Instant::now();
+        Fetching {
+            fetch,
+            links: keys.into_iter().collect(),
+            leased: Vec::new(),
+            indices: Vec::new(),
+            is_whole: true,
+            started: now,
+            last: now,
+            limit,
+        }
+    }
+
+    /// Keeps a block in host memory until the request begins.
+    pub fn lease(&mut self, tiers: &mut KvTiers, hash: BlockHash) {
+        tiers.lease(hash);
+        self.leased.push(hash);
+    }
+
+    /// Returns the time from the beginning to the last arrival, in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.last.duration_since(self.started).as_secs_f64()
+    }
+
+    /// Returns the number of the first `blocks` blocks of the request that came from the disk.
+    pub fn from_disk(&self, blocks: usize) -> usize {
+        let mut indices: Vec<u32> = self.indices.clone();
+        indices.sort_unstable();
+        indices.dedup();
+        indices.iter().filter(|index| (**index as usize) < blocks).count()
+    }
+
+    /// Copies blocks that have arrived to host memory. Waits for the first one up to `wait`. Returns true if nothing more will
+    /// come.
+    pub fn advance(&mut self, tiers: &mut KvTiers, backend: &dyn Backend, wait: Duration) -> bool {
+        let mut wait = wait;
+        for _ in 0..ARRIVALS_AT_A_TIME {
+            if self.fetch.left() == 0 || !self.is_whole {
+                return true;
+            }
+            let Some(Fetched { key, block }) = self.fetch.next_within(wait) else {
+                if self.last.elapsed() > STALL || self.started.elapsed() > self.limit {
+                    tracing::debug!("a fetch of KV blocks ended early: {} left", self.fetch.left());
+                    self.is_whole = false;
+                    return true;
+                }
+                return false;
+            };
+            self.last = Instant::now();
+            wait = Duration::ZERO;
+            let link = self.links[&key];
+            if tiers.has(key) {
+                // It came from a pool meanwhile.
+                self.lease(tiers, key.hash);
+                continue;
+            }
+            let slot = tiers.take(backend, key.group as usize).ok().flatten();
+            match (block, slot) {
+                (Ok(block), Some(slot)) if tiers.slot_bytes(&slot).len() == block.len() => {
+                    tiers.slot_bytes_mut(&slot).copy_from_slice(&block);
+                    tiers.insert(key, link, slot, 1);
+                    self.lease(tiers, key.hash);
+                    self.indices.push(link.index);
+                }
+                (_, slot) => {
+                    slot.into_iter().for_each(|slot| tiers.release(slot));
+                    self.is_whole = false;
+                }
+            }
+        }
+        self.fetch.left() == 0
+    }
+
+    /// Ends the leases.
+    pub fn end(self, tiers: &mut KvTiers) {
+        tiers.note_fetch(self.is_whole);
+        self.leased.into_iter().for_each(|hash| tiers.end_lease(hash));
+    }
+}

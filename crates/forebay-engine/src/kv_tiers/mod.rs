@@ -1,0 +1,265 @@
+//! Tiers of the KV cache below the pools of a device: host memory, and a folder on disk.
+//!
+//! A block that a pool evicts is copied to host memory. A block that host memory evicts is written to the disk, if it has earned
+//! that. A new request is looked up in all tiers. What it can use goes back the same way: from the disk to host memory, and from
+//! there to a pool.
+//!
+//! Blocks of suspended sequences are kept in the same memory, by leases.
+
+mod disk;
+mod host_slots;
+
+use std::time::Duration;
+
+use forebay_kv::{BlockHash, BlockKey, Evicted, Link, RamIndex};
+use forebay_model::{Backend, ModelError};
+
+pub use self::disk::{DiskTier, Fetching};
+pub use self::host_slots::HostSlot;
+use self::host_slots::{HostSlots, Share};
+use crate::kv::{GroupConfig, KV_BLOCK, LostBlock};
+
+/// The KV blocks outside the pools, and what moved them.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct KvTierStatistics {
+    /// Blocks in host memory.
+    pub ram_blocks: u64,
+    /// Bytes of host memory that are reserved, and that may be.
+    pub ram_bytes: u64,
+    pub ram_most_bytes: u64,
+    /// Blocks that pools lost and that host memory took.
+    pub ram_saved_blocks: u64,
+    /// Blocks that were copied from host memory to a pool for a new request.
+    pub ram_restored_blocks: u64,
+    pub ram_evicted_blocks: u64,
+    /// Positions of new requests that came from host memory, and from the disk.
+    pub ram_positions: u64,
+    pub disk_positions: u64,
+    /// Estimated time that computing these positions again would have taken, less the time that they took.
+    pub saved_seconds: f64,
+    /// Requests for which blocks were read from the disk, and of these those that did not get all of them.
+    pub fetches: u64,
+    pub fetches_cut: u64,
+    pub disk: Option<forebay_kv::DiskStatistics>,
+}
+
+/// The tiers below the pools.
+pub struct KvTiers {
+    slots: HostSlots,
+    index: RamIndex,
+    disk: Option<DiskTier>,
+    /// True if blocks that pools lose are kept.
+    keeps: bool,
+    /// True if memory could not be reserved. Blocks that pools lose are not kept then.
+    is_short: bool,
+    statistics: KvTierStatistics,
+    // A buffer that is reused.
+    evicted: Vec<Evicted>,
+}
+
+impl KvTiers {
+    /// Creates tiers with `ram_bytes` of host memory.
+    pub fn new(groups: &[GroupConfig], ram_bytes: u64) -> KvTiers {
+        let share = |of: &GroupConfig| {
+            let whole = Share::UNIT / KV_BLOCK;
+            // At the end of a turn, the blocks that one window touches are kept, and a few for a turn that ends differently.
+            let window = of.window.map(|window| window.div_ceil(KV_BLOCK) + 3);
+            Share { block_bytes: of.block_bytes, blocks: window.map_or(whole, |of| of.min(whole)) }
+        };
+        let shares: Vec<Share> = groups.iter().map(share).collect();
+        KvTiers {
+            slots: HostSlots::new(&shares, ram_bytes),
+            index: RamIndex::new(groups.iter().map(|of| of.window.is_some())),
+            disk: None,
+            keeps: false,
+            is_short: false,
+            statistics: KvTierStatistics::default(),
+            evicted: Vec::new(),
+        }
+    }
+
+    /// Says whether blocks that pools lose are kept.
+    pub fn keep(&mut self, keeps: bool) {
+        self.keeps = keeps;
+    }
+
+    /// Adds a tier on disk.
+    pub fn set_disk(&mut self, disk: DiskTier) {
+        self.disk = Some(disk);
+    }
+
+    pub fn disk(&self) -> Option<&DiskTier> {
+        self.disk.as_ref()
+    }
+
+    /// Returns true if host memory has a block.
+    pub fn has(&self, key: BlockKey) -> bool {
+        self.index.find(key).is_some()
+    }
+
+    /// Returns the number of blocks of a group that host memory has room for.
+    pub fn room(&self, group: usize) -> usize {
+        self.slots.total(group)
+    }
+
+    /// Returns a block in host memory.
+    pub fn bytes(&self, key: BlockKey) -> Option<&[u8]> {
+        let slot = self.index.find(key)?;
+        Some(self.slots.bytes(&HostSlot { group: key.group as usize, slot }))
+    }
+
+    /// Keeps a block in host memory until [`KvTiers::end_lease`].
+    pub fn lease(&mut self, hash: BlockHash) {
+        self.index.lease(hash);
+    }
+
+    pub fn end_lease(&mut self, hash: BlockHash) {
+        self.index.end_lease(hash);
+    }
+
+    /// Notes that a new request uses a block, which is now in a pool, too.
+    pub fn note_restored(&mut self, hash: BlockHash) {
+        self.index.note_use(hash);
+        self.index.lower(hash);
+        self.statistics.ram_restored_blocks += 1;
+    }
+
+    /// Takes a slot, if necessary that of another block. Returns `None` if all are leased, or if there are none.
+    ///
+    /// # Errors
+    /// Returns an error if memory cannot be reserved.
+    pub fn take(
+        &mut self,
+        backend: &dyn Backend,
+        group: usize,
+    ) -> Result<Option<HostSlot>, ModelError> {
+        loop {
+            if let Some(slot) = self.slots.take(backend, group)? {
+                return Ok(Some(slot));
+            }
+            let mut evicted = std::mem::take(&mut self.evicted);
+            let found = self.index.evict(group, &mut evicted);
+            for Evicted { key, link, slot, uses } in evicted.drain(..) {
+                let slot = HostSlot { group: key.group as usize, slot };
+                if let Some(disk) = &self.disk
+                    && disk.earns_write(key, link, uses)
+                {
+                    disk.write(key, link, self.slots.bytes(&slot), Duration::ZERO);
+                }
+                self.slots.release(slot);
+                self.statistics.ram_evicted_blocks += 1;
+            }
+            self.evicted = evicted;
+            if !found {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Gives back a slot whose block the index does not know.
+    pub fn release(&mut self, slot: HostSlot) {
+        self.slots.release(slot);
+    }
+
+    pub fn slot_bytes(&self, slot: &HostSlot) -> &[u8] {
+        self.slots.bytes(slot)
+    }
+
+    pub fn slot_bytes_mut(&mut self, slot: &HostSlot) -> &mut [u8] {
+        self.slots.bytes_mut(slot)
+    }
+
+    /// Adds a block whose bytes are in a slot.
+    pub fn insert(&mut self, key: BlockKey, link: Link, slot: HostSlot, uses: u64) {
+        self.index.insert(key, link, slot.slot, uses);
+    }
+
+    /// Copies a block that a pool has lost, unless host memory has it.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    pub fn save_lost(
+        &mut self,
+        backend: &mut dyn Backend,
+        lost: &LostBlock,
+    ) -> Result<(), ModelError> {
+        let key = lost.key();
+        if !self.keeps || self.is_short {
+            return Ok(());
+        }
+        if self.has(key) {
+            self.index.raise(key.hash);
+            return Ok(());
+        }
+        let slot = match self.take(backend, lost.group) {
+            Ok(Some(slot)) => slot,
+            Ok(None) => return Ok(()),
+            Err(error) => {
+                tracing::warn!("KV blocks are not kept in RAM: {error}");
+                self.is_short = true;
+                return Ok(());
+            }
+        };
+        let saved =
+            backend.save_block(lost.group, lost.block.index() as u32, self.slot_bytes_mut(&slot));
+        if let Err(error) = saved {
+            self.release(slot);
+            return Err(error);
+        }
+        self.insert(key, lost.link, slot, lost.uses);
+        self.statistics.ram_saved_blocks += 1;
+        Ok(())
+    }
+
+    /// Writes all blocks in host memory to the disk, and those in `pools`. Ends after `limit` at the latest.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    pub fn write_all(
+        &mut self,
+        backend: &mut dyn Backend,
+        pools: &[LostBlock],
+        limit: Duration,
+    ) -> Result<(), ModelError> {
+        let until = std::time::Instant::now() + limit;
+        let left = || until.saturating_duration_since(std::time::Instant::now());
+        let Some(disk) = &self.disk else { return Ok(()) };
+        for Evicted { key, link, slot, .. } in self.index.in_order() {
+            let slot = HostSlot { group: key.group as usize, slot };
+            disk.write(key, link, self.slots.bytes(&slot), left());
+        }
+        let mut bytes = Vec::new();
+        for lost in pools.iter().filter(|lost| !self.has(lost.key())) {
+            if left().is_zero() {
+                break;
+            }
+            bytes.resize(lost.bytes, 0);
+            backend.save_block(lost.group, lost.block.index() as u32, &mut bytes)?;
+            disk.write(lost.key(), lost.link, &bytes, left());
+        }
+        disk.flush(left());
+        Ok(())
+    }
+
+    /// Notes positions of a new request that did not come from a pool.
+    pub fn note_positions(&mut self, from_ram: usize, from_disk: usize, saved_seconds: f64) {
+        self.statistics.ram_positions += from_ram as u64;
+        self.statistics.disk_positions += from_disk as u64;
+        self.statistics.saved_seconds += saved_seconds;
+    }
+
+    fn note_fetch(&mut self, is_whole: bool) {
+        self.statistics.fetches += 1;
+        self.statistics.fetches_cut += u64::from(!is_whole);
+    }
+
+    pub fn statistics(&self) -> KvTierStatistics {
+        KvTierStatistics {
+            ram_blocks: self.index.statistics().blocks,
+            ram_bytes: self.slots.reserved_bytes(),
+            ram_most_bytes: self.slots.most_bytes(),
+            disk: self.disk.as_ref().map(DiskTier::statistics),
+            ..self.statistics
+        }
+    }
+}
