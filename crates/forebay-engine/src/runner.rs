@@ -317,14 +317,17 @@ impl Runner {
         self.blocks.note_end_of_turn(sequence);
     }
 
-    /// Writes KV blocks to the disk, if there is such a tier, for up to `limit`.
+    /// Writes KV blocks to the disk, if there is such a tier, for up to `limit`: everything, or what has earned it.
     ///
     /// # Errors
     /// Returns an error if the device fails.
-    pub fn write_kv(&mut self, limit: Duration) -> Result<(), EngineError> {
+    pub fn write_kv(&mut self, everything: bool, limit: Duration) -> Result<(), EngineError> {
+        if self.tiers.disk().is_none() {
+            return Ok(());
+        }
         self.apply_changes()?;
         let pools = self.blocks.full_blocks();
-        self.tiers.write_all(self.decoder.backend_mut(), &pools, limit)?;
+        self.tiers.write(self.decoder.backend_mut(), &pools, everything, limit)?;
         Ok(())
     }
 

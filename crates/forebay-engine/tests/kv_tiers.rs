@@ -94,8 +94,8 @@ fn ask(engine: &mut Engine, prompts: &[Vec<u32>], namespace: &[u8]) -> Vec<Answe
         engine.submit(request, sink).unwrap();
     }
     engine.drain().unwrap();
-    let answers = std::mem::take(&mut *answers.lock().unwrap());
-    answers
+    let mut answers = answers.lock().unwrap();
+    std::mem::take(&mut *answers)
 }
 
 fn tokens_of(answers: &[Answer]) -> Vec<&[(u32, u32)]> {
@@ -203,7 +203,7 @@ fn a_restart_finds_the_blocks_on_disk() {
                     assert!(turn == 0 || of.cached_tokens_from_disk > 0, "turn {turn}: {of:?}");
                 }
                 assert_eq!(tiered.kv_tiers().fetches_cut, 0);
-                tiered.write_kv(LONG).unwrap();
+                tiered.write_kv(true, LONG).unwrap();
             }
             // Another type of keys and values finds nothing.
             let store = Arc::new(KvDiskStore::open(store(&folder)).unwrap());
@@ -260,7 +260,7 @@ fn damaged_and_failing_disks_change_no_answer() {
                 let mut tiered = with_disk(tiered, &store);
                 let answers = ask(&mut tiered, prompts, b"");
                 assert_eq!(tokens_of(&answers), tokens_of(expected), "{} {round}", path.display());
-                tiered.write_kv(LONG).unwrap();
+                tiered.write_kv(true, LONG).unwrap();
                 damaged += tiered.kv_tiers().disk.unwrap().damaged_blocks;
                 drop(tiered);
                 drop(store);

@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
 use crate::error::ApiError;
-use crate::{anthropic, ollama, openai, page};
+use crate::{anthropic, files, ollama, openai, page};
 
 /// Keys with which clients may use the server. They are kept as hashes, so that comparing them takes the same time for all.
 #[derive(Clone, Default)]
@@ -46,13 +46,41 @@ pub struct Rules {
     /// True if other machines cannot reach the server. Names of hosts that are not this machine are then refused, because a
     /// web page could use such a name to reach it.
     pub is_local: bool,
+    /// True if requests share keys and values of equal prefixes with requests of other API keys.
+    pub shares_prefixes: bool,
+}
+
+tokio::task_local! {
+    static NAMESPACE: Vec<u8>;
+}
+
+impl Rules {
+    /// Returns the namespace of the prefixes of an owner. Without keys, all clients are one.
+    pub fn namespace_of(&self, owner: &str) -> Vec<u8> {
+        match self.shares_prefixes || self.keys.is_empty() {
+            true => Vec::new(),
+            false => owner.as_bytes().to_vec(),
+        }
+    }
+}
+
+/// Returns the namespace of the prefixes of the request that this task handles.
+pub fn namespace() -> Vec<u8> {
+    NAMESPACE.try_with(Clone::clone).unwrap_or_default()
+}
+
+/// Does work on requests of this namespace.
+pub async fn within<T>(namespace: Vec<u8>, work: impl Future<Output = T>) -> T {
+    NAMESPACE.scope(namespace, work).await
 }
 
 /// Refuses requests that break the rules. Health and the web page need no key.
 pub async fn check(State(rules): State<Arc<Rules>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     match refusal(&rules, path, request.headers()) {
-        None => next.run(request).await,
+        None => {
+            within(rules.namespace_of(&files::owner(request.headers())), next.run(request)).await
+        }
         Some(error) => refused(path, error),
     }
 }
@@ -143,7 +171,7 @@ mod tests {
     #[test]
     fn keys_are_asked_for_everywhere_but_for_health() {
         let keys = Keys::read("# of the lab\nsecret\n\n  other  \n");
-        let rules = Rules { keys, origins: Vec::new(), is_local: false };
+        let rules = Rules { keys, origins: Vec::new(), is_local: false, shares_prefixes: false };
         let chat = "/v1/chat/completions";
         assert_eq!(status(&rules, chat, &[]), Some(401));
         assert_eq!(status(&rules, chat, &[("authorization", "Bearer secret")]), None);
@@ -159,7 +187,12 @@ mod tests {
 
     #[test]
     fn web_pages_of_others_cannot_reach_a_local_server() {
-        let local = Rules { keys: Keys::default(), origins: Vec::new(), is_local: true };
+        let local = Rules {
+            keys: Keys::default(),
+            origins: Vec::new(),
+            is_local: true,
+            shares_prefixes: false,
+        };
         for good in ["localhost", "127.0.0.1:8080", "[::1]:8080", "a.localhost:1", "LOCALHOST."] {
             assert_eq!(status(&local, "/", &[("host", good)]), None, "{good}");
         }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use tokio::sync::Semaphore;
 
+use crate::access::Rules;
 use crate::error::ApiError;
 use crate::files::{FilesOptions, Storage};
 use crate::models::{Lease, Models};
@@ -43,6 +44,7 @@ pub struct App {
     pub responses: responses::Store,
     /// Files and batches.
     pub storage: Storage,
+    pub rules: Arc<Rules>,
     /// Places for pulls.
     pub pulls: Arc<Semaphore>,
     pub started: Instant,
@@ -53,11 +55,17 @@ pub struct App {
 }
 
 impl App {
-    pub fn new(models: Models, files: FilesOptions, ping: Option<Duration>) -> App {
+    pub fn new(
+        models: Models,
+        files: FilesOptions,
+        ping: Option<Duration>,
+        rules: Arc<Rules>,
+    ) -> App {
         App {
             models,
             responses: responses::Store::default(),
             storage: Storage::new(files),
+            rules,
             pulls: Arc::new(Semaphore::new(ollama::PULLS_MOST)),
             started: Instant::now(),
             ping,

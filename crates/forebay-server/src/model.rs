@@ -3,8 +3,8 @@
 use std::sync::{Arc, Once};
 
 use forebay_chat::Format;
-use forebay_engine::engine::{EngineOptions, RequestEnd};
-use forebay_engine::{ModelInfo, ModelText};
+use forebay_engine::engine::RequestEnd;
+use forebay_engine::{Engine, ModelInfo, ModelText};
 use forebay_grammar::Compiler;
 use forebay_text::{ChatTemplate, Tokenizer};
 
@@ -12,7 +12,7 @@ use crate::ServeError;
 use crate::error::ApiError;
 use crate::live::Outlook;
 use crate::metrics::Counts;
-use crate::models::{Loaded, Memory};
+use crate::models::{Loaded, Memory, ModelsOptions};
 use crate::openai::answer::Choice;
 use crate::openai::{Input, Wanted};
 use crate::prepare::{Preparation, Prepared};
@@ -130,7 +130,7 @@ impl Model {
         name: &str,
         loaded: Loaded,
         text: Option<Arc<Text>>,
-        options: &EngineOptions,
+        options: &ModelsOptions,
         counts: Counts,
     ) -> Result<Model, ServeError> {
         let Loaded { session, memory, outlook } = loaded;
@@ -138,12 +138,17 @@ impl Model {
             Some(text) => text,
             None => Arc::new(Text::new(name, session.text()?)?),
         };
+        let (context, load_seconds) = (session.context(), session.statistics().load_seconds);
+        let mut engine = Engine::new(session, &options.engine);
+        if let Some(store) = &options.kv_disk {
+            engine.set_kv_disk(store.clone(), name)?;
+        }
         Ok(Model {
             name: name.to_owned(),
             text,
-            context: session.context(),
-            load_seconds: session.statistics().load_seconds,
-            worker: Worker::start(session, options)?,
+            context,
+            load_seconds,
+            worker: Worker::start(engine)?,
             memory,
             outlook,
             counts,

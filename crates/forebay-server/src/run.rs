@@ -5,10 +5,11 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use forebay_chat::{AnswerStream, Event as ChatEvent};
-use forebay_engine::engine::{Event, GeneratedToken, Sink};
+use forebay_engine::engine::{Event, GeneratedToken, Request, Sink};
 use forebay_text::Tokenizer;
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
+use crate::access;
 use crate::access_log::{self, Note};
 use crate::error::ApiError;
 use crate::models::Lease;
@@ -102,7 +103,9 @@ impl Answers {
         for choice in 0..prepared.choices {
             let sender = sender.clone();
             let sink = sink(choice, tokenizer, prepared, move |update| sender.send(update).is_ok());
-            tickets.push(lease.worker.submit(prepared.request_of(choice), sink).await?);
+            let request = prepared.request_of(choice);
+            let request = Request { namespace: access::namespace(), ..request };
+            tickets.push(lease.worker.submit(request, sink).await?);
         }
         let (left, last) = (prepared.choices, vec![None; prepared.choices]);
         let (_tickets, lease) = (tickets, lease.clone());

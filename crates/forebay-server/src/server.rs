@@ -57,6 +57,9 @@ pub struct ServerOptions {
     pub insecure: bool,
     /// Origins of web pages on other hosts that may use the server; `*` is all.
     pub origins: Vec<String>,
+    /// True if requests share keys and values of equal prefixes with requests of other keys. The time of an answer tells
+    /// whether its prefix was known.
+    pub shares_prefixes: bool,
     /// Most bytes of a request.
     pub body_bytes: usize,
     /// Where files of clients are stored.
@@ -74,6 +77,9 @@ pub struct Listener {
     address: SocketAddr,
     options: ServerOptions,
 }
+
+/// Longest time that a server takes at its end to write KV blocks to the disk.
+const WRITE_KV: Duration = Duration::from_secs(60);
 
 impl Listener {
     /// Takes the address.
@@ -110,17 +116,24 @@ impl Listener {
     /// Returns an error if the server cannot be set up.
     pub fn serve(self, models: Models, mut stops: impl FnMut() -> bool) -> Result<(), ServeError> {
         let Listener { runtime, listener, options, .. } = self;
-        let app = Arc::new(App::new(models, options.files.clone(), options.ping));
+        let rules = Arc::new(Rules {
+            keys: options.keys.clone(),
+            origins: options.origins.clone(),
+            is_local: options.address.ip().is_loopback(),
+            shares_prefixes: options.shares_prefixes,
+        });
+        let app = Arc::new(App::new(models, options.files.clone(), options.ping, rules));
         let large = Arc::new(LargeRequests::new());
         let _cleaner = Cleaner::start(large.clone())?;
         let router = router(app.clone(), &options)?.layer(from_fn_with_state(large, large::note));
-        let batches = runtime.spawn(batches::run(app));
+        let batches = runtime.spawn(batches::run(app.clone()));
         runtime.block_on(async {
             accept(&listener, router, &mut stops).await;
             // What is unfinished goes on at the next start.
             batches.abort();
             let _ = batches.await;
         });
+        app.models.write_kv(WRITE_KV);
         // The log is written to its end after the last request.
         drop(runtime);
         Ok(())
@@ -227,20 +240,15 @@ pub fn routes() -> Routes {
 
 /// Returns the routes with what all requests go through.
 fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> {
-    let rules = Rules {
-        keys: options.keys.clone(),
-        origins: options.origins.clone(),
-        is_local: options.address.ip().is_loopback(),
-    };
     let logging = Logging { app: app.clone(), access_log: options.access_log.clone() };
     let router = routes()
         .into_router()
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
-        .with_state(app)
+        .with_state(app.clone())
         .layer(DefaultBodyLimit::max(options.body_bytes))
         .layer(RequestBodyTimeoutLayer::new(CLIENT_TIME))
-        .layer(from_fn_with_state(Arc::new(rules), access::check))
+        .layer(from_fn_with_state(app.rules.clone(), access::check))
         .layer(cors(&options.origins)?)
         .layer(CatchPanicLayer::new())
         .layer(from_fn_with_state(Arc::new(logging), request_log::log));

@@ -1,13 +1,13 @@
 //! The thread that runs the engine. Handlers of requests talk to it through a channel.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use forebay_engine::engine::{EngineOptions, EngineStatistics, KvBlocks, Request, RequestId, Sink};
-use forebay_engine::{Engine, EngineError, Session, SessionStatistics, WeightUse};
+use forebay_engine::engine::{EngineStatistics, KvBlocks, Request, RequestId, Sink};
+use forebay_engine::{Engine, EngineError, KvTierStatistics, SessionStatistics, WeightUse};
 use forebay_grammar::STACK_BYTES;
 use tokio::sync::oneshot;
 
@@ -20,6 +20,13 @@ const FAILURES_MOST: u32 = 3;
 /// Time between two reports of statistics that take long to collect.
 const REPORT_EVERY: Duration = Duration::from_millis(250);
 
+/// Time without requests after which KV blocks are written to the disk.
+const IDLE: Duration = Duration::from_secs(1);
+/// Longest time for which these writes delay a request that comes meanwhile.
+const WRITE_WHEN_IDLE: Duration = Duration::from_millis(500);
+/// Longest time for which writes of KV blocks delay another model that needs the memory.
+const WRITE_AT_END: Duration = Duration::from_millis(200);
+
 /// State of the engine for metrics.
 #[derive(Clone, Debug)]
 pub struct Report {
@@ -30,6 +37,7 @@ pub struct Report {
     pub engine: EngineStatistics,
     pub session: SessionStatistics,
     pub kv: KvBlocks,
+    pub kv_tiers: KvTierStatistics,
     /// Use of weights up to the last pass.
     pub weights: WeightUse,
     pub live: Collected,
@@ -45,8 +53,17 @@ pub struct Worker {
 }
 
 enum Command {
-    Submit { request: Box<Request>, sink: Sink, reply: oneshot::Sender<Submitted> },
+    Submit {
+        request: Box<Request>,
+        sink: Sink,
+        reply: oneshot::Sender<Submitted>,
+    },
     Cancel(RequestId),
+    /// Writes KV blocks to the disk, and says when that is done.
+    WriteKv {
+        limit: Duration,
+        done: Sender<()>,
+    },
     Stop,
 }
 
@@ -70,8 +87,7 @@ impl Worker {
     ///
     /// # Errors
     /// Returns an error if the system starts no thread.
-    pub fn start(session: Session, options: &EngineOptions) -> std::io::Result<Worker> {
-        let engine = Engine::new(session, options);
+    pub fn start(engine: Engine) -> std::io::Result<Worker> {
         let report = Arc::new(Mutex::new(report(
             &engine,
             engine.session().statistics(),
@@ -106,6 +122,15 @@ impl Worker {
         self.commands.send(command).map_err(|_| ApiError::stopped())?;
         let id = submitted.await.map_err(|_| ApiError::stopped())?.map_err(ApiError::of_engine)?;
         Ok(Ticket { id, commands: self.commands.clone() })
+    }
+
+    /// Writes KV blocks to the disk that later requests may use, after the requests that run. Returns what receives a message
+    /// when that is done.
+    pub fn write_kv(&self, limit: Duration) -> Receiver<()> {
+        let (done, received) = channel();
+        // If the engine has ended, nothing is received.
+        let _ = self.commands.send(Command::WriteKv { limit, done });
+        received
     }
 
     /// Returns true if passes kept failing, or if the thread has panicked. The model should then be loaded again.
@@ -145,6 +170,7 @@ fn report(engine: &Engine, session: SessionStatistics, live: Collected) -> Repor
         engine: engine.statistics(),
         session,
         kv: engine.kv_blocks(),
+        kv_tiers: engine.kv_tiers(),
         weights: engine.weight_use(),
         live,
     }
@@ -175,13 +201,14 @@ impl Thread {
             }
         }
         self.engine.cancel_all();
+        self.write_kv(true, WRITE_AT_END);
     }
 
     /// Takes all commands that wait, and waits for one if no request is left. Returns false if the thread should end.
     fn take_commands(&mut self) -> bool {
         if self.engine.load() == (0, 0) {
             self.update_report(true);
-            let Ok(command) = self.received.recv() else { return false };
+            let Some(command) = self.next_when_idle() else { return false };
             if !self.take(command) {
                 return false;
             }
@@ -202,6 +229,24 @@ impl Thread {
         }
     }
 
+    /// Waits for a command. If none comes for a while, this writes KV blocks that have earned it, so that they survive the
+    /// process however it ends.
+    fn next_when_idle(&mut self) -> Option<Command> {
+        match self.received.recv_timeout(IDLE) {
+            Err(RecvTimeoutError::Timeout) => {}
+            received => return received.ok(),
+        }
+        self.write_kv(false, WRITE_WHEN_IDLE);
+        self.update_report(true);
+        self.received.recv().ok()
+    }
+
+    fn write_kv(&mut self, everything: bool, limit: Duration) {
+        if let Err(error) = self.engine.write_kv(everything, limit) {
+            tracing::warn!("KV blocks are not written to the disk: {error}");
+        }
+    }
+
     /// Returns false if the thread should end.
     fn take(&mut self, command: Command) -> bool {
         match command {
@@ -213,6 +258,10 @@ impl Thread {
                 }
             }
             Command::Cancel(id) => self.engine.cancel(id),
+            Command::WriteKv { limit, done } => {
+                self.write_kv(true, limit);
+                let _ = done.send(());
+            }
             Command::Stop => return false,
         }
         true

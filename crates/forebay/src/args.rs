@@ -3,6 +3,7 @@
 mod assess;
 mod bench;
 mod cpu_offload;
+mod kv;
 mod library;
 pub mod parse;
 mod plan;
@@ -30,11 +31,12 @@ use crate::size;
 pub use assess::AssessArgs;
 pub use bench::{BatchArgs, BenchArgs, Parallel};
 pub use cpu_offload::CpuOffloadArgs;
+pub use kv::{KvAction, KvArgs, KvCommandArgs, KvFolderArgs};
 pub use library::{ListArgs, PullArgs, RmArgs};
 pub use plan::PlanArgs;
 pub use ps::PsArgs;
 pub use run::{ChatArgs, OnFullArg, RunArgs, SamplingArgs};
-pub use serve::ServeArgs;
+pub use serve::{ServeArgs, SharePrefixes};
 
 /// Runs language models that are larger than VRAM or RAM: their weights are streamed from the SSD
 /// through a bounded cache.
@@ -80,6 +82,9 @@ pub enum Command {
     /// Remove models from the library
     #[command(after_help = help::RM)]
     Rm(RmArgs),
+    /// List, check or empty a folder of keys and values (--kv-disk of serve)
+    #[command(after_help = help::KV)]
+    Kv(KvCommandArgs),
     /// Measure prompt and generation speed
     #[command(after_help = help::BENCH)]
     Bench(BenchArgs),

@@ -65,6 +65,7 @@ Examples:
   forebay serve model.gguf --host 0.0.0.0 --api-key-file keys.txt
   forebay serve large.gguf small.gguf --vram 20GiB
   forebay serve --models ~/models --keep-alive 30m
+  forebay serve model.gguf --kv-disk ~/kv --kv-disk-size 64GiB
 
 Programs then use http://127.0.0.1:8080/v1 as the address of OpenAI, http://127.0.0.1:8080 as that of
 Anthropic or Ollama. Models that do not fit together are loaded on request. Ctrl-C ends the server when its answers are finished, and at once if pressed again.";
@@ -99,6 +100,15 @@ Examples:
 
 A name whose pull is not finished is removed with what has arrived. Files that another name has, too,
 stay.";
+
+pub const KV: &str = "\
+Examples:
+  forebay kv list ~/kv
+  forebay kv verify ~/kv
+  forebay kv gc ~/kv --size 8GiB
+  forebay kv wipe ~/kv
+
+`forebay serve --kv-disk DIR` makes such a folder. A server that uses it goes on with what it can read.";
 
 pub const BENCH: &str = "\
 Examples:

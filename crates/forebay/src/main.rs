@@ -12,6 +12,7 @@ mod demo;
 mod failure;
 mod help;
 mod interrupt;
+mod kv_disk;
 mod library;
 mod log;
 mod open;
@@ -80,6 +81,7 @@ fn dispatch(command: Command, models: Option<PathBuf>) -> Outcome {
         Command::Pull(args) => commands::pull::run(args, models),
         Command::List(args) => commands::list::run(args, models),
         Command::Rm(args) => commands::rm::run(args, models),
+        Command::Kv(args) => commands::kv::run(args),
         Command::Bench(args) => commands::bench::run(args),
         Command::Replay(args) => commands::replay::run(args),
         Command::Assess(args) => commands::assess::run(args),
@@ -112,6 +114,7 @@ fn has_long_work(command: &Command) -> bool {
         | Command::Logits(_)
         | Command::Synth(_)
         | Command::Pack(_)
+        | Command::Kv(_)
         | Command::Verify(_) => true,
         Command::Ps(_)
         | Command::Plan(_)

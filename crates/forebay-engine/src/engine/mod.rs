@@ -236,12 +236,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Writes keys and values to the disk that later requests may share, if there is such a tier, for up to `limit`.
+    /// Writes keys and values to the disk that later requests may share, if there is such a tier, for up to `limit`: everything,
+    /// or what was used more than once or took long to compute.
     ///
     /// # Errors
     /// Returns an error if the device fails.
-    pub fn write_kv(&mut self, limit: Duration) -> Result<(), EngineError> {
-        self.session.runner.write_kv(limit)
+    pub fn write_kv(&mut self, everything: bool, limit: Duration) -> Result<(), EngineError> {
+        self.session.runner.write_kv(everything, limit)
     }
 
     /// Returns the use of weights by all passes that have ended.
@@ -400,6 +401,9 @@ impl Engine {
         for part in parts {
             let share = part.count as f64 / rows as f64;
             self.running[part.index].note_weights(&before, &now, share);
+        }
+        if let Some(disk) = self.session.runner.tiers().disk() {
+            disk.store.share_disk(now.bytes_from_disk > before.bytes_from_disk);
         }
         let streamed = |of: &WeightUse| of.bytes_from_ram + of.bytes_from_disk;
         (streamed(&now) - streamed(&before)) / self.session.info().weights_bytes.max(1) as f64

@@ -223,7 +223,7 @@ impl Engine {
             most_rows: active.most_rows(context),
         });
         let left_free = runner.blocks_left(running, BLOCKS_LEFT_FREE);
-        match state {
+        let (begun, state) = match state {
             State::New(new) => {
                 let request = &new.request;
                 let (rows, reuse) = (Row::of_prompt(&request.prompt), request.pooling.is_none());
@@ -234,10 +234,7 @@ impl Engine {
                         self.running.push(active);
                         return Ok(true);
                     }
-                    begun => {
-                        self.waiting.insert(at, Waiting { id, priority, state: State::New(new) });
-                        return begun.map(|_| false);
-                    }
+                    begun => (begun.map(|_| false), State::New(new)),
                 }
             }
             State::Suspended { mut active, saved: None } => {
@@ -249,11 +246,7 @@ impl Engine {
                         self.statistics.computed_again += 1;
                         return Ok(true);
                     }
-                    begun => {
-                        let state = State::Suspended { active, saved: None };
-                        self.waiting.insert(at, Waiting { id, priority, state });
-                        return begun.map(|_| false);
-                    }
+                    begun => (begun.map(|_| false), State::Suspended { active, saved: None }),
                 }
             }
             State::Suspended { mut active, saved: Some(saved) } => {
@@ -264,14 +257,14 @@ impl Engine {
                         self.running.push(*active);
                         return Ok(true);
                     }
-                    resumed => {
-                        let state = State::Suspended { active, saved: Some(saved) };
-                        self.waiting.insert(at, Waiting { id, priority, state });
-                        return resumed.map(|_| false);
+                    begun => {
+                        (begun.map(|_| false), State::Suspended { active, saved: Some(saved) })
                     }
                 }
             }
-        }
+        };
+        self.waiting.insert(at, Waiting { id, priority, state });
+        begun
     }
 
     /// Makes a running request of a new one, and notes where its cached tokens came from.
@@ -280,7 +273,7 @@ impl Engine {
         let tiers = self.session.runner.tiers_mut();
         let mut from = CachedFrom::default();
         if let Lookup::Ended(Some(fetching)) = std::mem::replace(&mut new.lookup, Lookup::NotYet) {
-            from.disk = fetching.from_disk(begun.rows / KV_BLOCK) * KV_BLOCK;
+            from.disk = fetching.read_blocks(begun.rows / KV_BLOCK) * KV_BLOCK;
             from.read_seconds = fetching.seconds();
             fetching.end(tiers);
         }

@@ -36,6 +36,10 @@ impl DiskTier {
             || self.store.has_followers(key.hash)
     }
 
+    pub fn has(&self, key: BlockKey) -> bool {
+        self.store.len_of(key).is_some()
+    }
+
     pub fn write(&self, key: BlockKey, link: Link, bytes: &[u8], waits: Duration) {
         self.store.write(key, link, self.model, bytes, waits);
     }
@@ -101,7 +105,7 @@ impl Fetching {
     }
 
     /// Returns the number of the first `blocks` blocks of the request that came from the disk.
-    pub fn from_disk(&self, blocks: usize) -> usize {
+    pub fn read_blocks(&self, blocks: usize) -> usize {
         let mut indices: Vec<u32> = self.indices.clone();
         indices.sort_unstable();
         indices.dedup();

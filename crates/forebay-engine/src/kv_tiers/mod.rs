@@ -9,7 +9,7 @@
 mod disk;
 mod host_slots;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use forebay_kv::{BlockHash, BlockKey, Evicted, Link, RamIndex};
 use forebay_model::{Backend, ModelError};
@@ -211,33 +211,44 @@ impl KvTiers {
         Ok(())
     }
 
-    /// Writes all blocks in host memory to the disk, and those in `pools`. Ends after `limit` at the latest.
+    /// Writes blocks in host memory and in `pools` to the disk: all, or those that have earned it. Ends after `limit` at the
+    /// latest.
     ///
     /// # Errors
     /// Returns an error if the device fails.
-    pub fn write_all(
+    pub fn write(
         &mut self,
         backend: &mut dyn Backend,
         pools: &[LostBlock],
+        everything: bool,
         limit: Duration,
     ) -> Result<(), ModelError> {
-        let until = std::time::Instant::now() + limit;
-        let left = || until.saturating_duration_since(std::time::Instant::now());
+        let until = Instant::now() + limit;
+        let left = || until.saturating_duration_since(Instant::now());
         let Some(disk) = &self.disk else { return Ok(()) };
-        for Evicted { key, link, slot, .. } in self.index.in_order() {
-            let slot = HostSlot { group: key.group as usize, slot };
-            disk.write(key, link, self.slots.bytes(&slot), left());
+        // The engine computes nothing meanwhile.
+        disk.store.share_disk(false);
+        // From the end of each prefix to its start, because a block earns its write by those behind it.
+        for Evicted { key, link, slot, uses } in self.index.in_order().into_iter().rev() {
+            if !left().is_zero() && (everything || disk.earns_write(key, link, uses)) {
+                let slot = HostSlot { group: key.group as usize, slot };
+                disk.write(key, link, self.slots.bytes(&slot), left());
+            }
         }
         let mut bytes = Vec::new();
-        for lost in pools.iter().filter(|lost| !self.has(lost.key())) {
-            if left().is_zero() {
-                break;
+        for lost in pools.iter().rev() {
+            let (key, link) = (lost.key(), lost.link);
+            let is_wanted = everything || disk.earns_write(key, link, lost.uses);
+            if left().is_zero() || self.has(key) || !is_wanted || disk.has(key) {
+                continue;
             }
             bytes.resize(lost.bytes, 0);
             backend.save_block(lost.group, lost.block.index() as u32, &mut bytes)?;
-            disk.write(lost.key(), lost.link, &bytes, left());
+            disk.write(key, link, &bytes, left());
         }
-        disk.flush(left());
+        if everything {
+            disk.flush(left());
+        }
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! Which block is in which segment, and which segment goes first.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -35,10 +35,10 @@ pub struct Place {
 pub struct Index {
     segments: BTreeMap<u64, Segment>,
     blocks: HashMap<BlockKey, Place>,
-    /// Number of blocks directly behind a block.
+    /// Number of blocks directly behind a block, with those that wait to be written.
     followers: HashMap<BlockHash, u32>,
-    /// Blocks that wait to be written.
-    queued: HashSet<BlockKey>,
+    /// Blocks that wait to be written, each with the block before it.
+    queued: HashMap<BlockKey, BlockHash>,
     bytes: u64,
     uses: u64,
 }
@@ -70,7 +70,7 @@ impl Index {
             self.bytes += stored_bytes;
             self.add(number, record);
         }
-        self.queued.remove(&record.meta.key);
+        self.dequeue(record.meta.key);
     }
 
     /// Returns where a block is, and notes the use.
@@ -92,13 +92,20 @@ impl Index {
     }
 
     /// Notes that a block waits to be written. Returns false if it is here already, or waits already.
-    pub fn enqueue(&mut self, key: BlockKey) -> bool {
-        !self.blocks.contains_key(&key) && self.queued.insert(key)
+    pub fn enqueue(&mut self, key: BlockKey, previous: BlockHash) -> bool {
+        if self.blocks.contains_key(&key) || self.queued.contains_key(&key) {
+            return false;
+        }
+        self.queued.insert(key, previous);
+        *self.followers.entry(previous).or_default() += 1;
+        true
     }
 
-    /// Notes that a block is not written after all.
+    /// Notes that a block does not wait any more.
     pub fn dequeue(&mut self, key: BlockKey) {
-        self.queued.remove(&key);
+        if let Some(previous) = self.queued.remove(&key) {
+            self.end_follower(previous);
+        }
     }
 
     /// Forgets a block, because its bytes are damaged or cannot be read.

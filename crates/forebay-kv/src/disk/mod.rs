@@ -363,7 +363,7 @@ impl DiskStore {
                 state.statistics.skipped_wear += 1;
                 return false;
             }
-            if !state.index.enqueue(key) {
+            if !state.index.enqueue(key, link.previous) {
                 return false;
             }
         }

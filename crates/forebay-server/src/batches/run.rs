@@ -21,6 +21,7 @@ use super::journal::{Journal, JournalError};
 use super::lines::{Place, Unusable, is_error, scan};
 use super::outputs;
 use super::record::{Batch, Problem, Status};
+use crate::access;
 use crate::app::{self, App};
 use crate::error::ApiError;
 use crate::files::{Disk, StoreError};
@@ -228,6 +229,7 @@ async fn answer(app: &Arc<App>, disk: &Arc<Disk>, batch: Batch) -> Result<(), Ap
     let opened = app::work(move || open(&own, &of));
     let Open { input, places, mut journal } = opened.await?;
     let left: Vec<usize> = (0..places.len()).filter(|number| !journal.has(*number)).collect();
+    let namespace = app.rules.namespace_of(&batch.owner);
     let requests = Requests::new(app.clone(), &batch, input, places);
     let until = Duration::from_secs(batch.times.expires_at.saturating_sub(stream::now()));
     let over = tokio::time::sleep(until);
@@ -238,7 +240,7 @@ async fn answer(app: &Arc<App>, disk: &Arc<Disk>, batch: Batch) -> Result<(), Ap
         while running.len() < requests.at_a_time()
             && let Some(number) = left.next()
         {
-            running.push(requests.answer(number));
+            running.push(access::within(namespace.clone(), requests.answer(number)));
         }
         tokio::select! {
             answered = running.next() => {

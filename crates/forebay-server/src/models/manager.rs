@@ -171,7 +171,7 @@ impl Shared {
     pub(super) fn start(&self, entry: &Entry, loaded: Loaded) -> Result<Arc<Model>, ServeError> {
         let text = Texts::known(&self.texts, entry);
         let counts = self.metrics.counts_of(&entry.name);
-        let model = Model::start(&entry.name, loaded, text, &self.options.engine, counts)?;
+        let model = Model::start(&entry.name, loaded, text, &self.options, counts)?;
         Texts::keep(&self.texts, entry, &model.text);
         Ok(Arc::new(model))
     }

@@ -18,8 +18,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
-use forebay_engine::ModelInfo;
 use forebay_engine::engine::EngineOptions;
+use forebay_engine::{KvDiskStore, ModelInfo};
 use forebay_library::Library;
 use tokio::sync::oneshot;
 
@@ -39,13 +39,15 @@ use crate::worker::Report;
 const NAMES_MOST: usize = 20;
 
 /// Options of [`Models`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ModelsOptions {
     pub engine: EngineOptions,
     /// How long an idle model stays if neither a request nor its entry says it.
     pub keep_alive: KeepAlive,
     /// Most requests that wait for models to be loaded.
     pub waiting: usize,
+    /// Folder of KV blocks on disk, for all models.
+    pub kv_disk: Option<Arc<KvDiskStore>>,
 }
 
 /// All models of a server.
@@ -221,6 +223,18 @@ impl Models {
         // Nothing else sets it.
         let _ = lease.0.waited.set(asked.elapsed());
         Ok(lease)
+    }
+
+    /// Writes KV blocks of all loaded models to the disk that later requests may use, for up to `limit`. Requests that run come
+    /// first.
+    pub fn write_kv(&self, limit: Duration) {
+        let models: Vec<Arc<Model>> =
+            self.shared.lock().loaded.iter().map(|slot| slot.model.clone()).collect();
+        let written: Vec<_> = models.iter().map(|model| model.worker.write_kv(limit)).collect();
+        let until = Instant::now() + limit;
+        for written in written {
+            let _ = written.recv_timeout(until.saturating_duration_since(Instant::now()));
+        }
     }
 
     /// Unloads a model when no request uses it. If it is idle, returns after it is unloaded.

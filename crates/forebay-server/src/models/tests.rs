@@ -40,7 +40,12 @@ impl Test {
     }
 
     fn models(self: &Arc<Test>, keep_alive: KeepAlive) -> Arc<Models> {
-        let options = ModelsOptions { engine: EngineOptions::default(), keep_alive, waiting: 100 };
+        let options = ModelsOptions {
+            engine: EngineOptions::default(),
+            keep_alive,
+            waiting: 100,
+            kv_disk: None,
+        };
         Arc::new(Models::new(Names(self.clone()), self.clone(), options).unwrap())
     }
 

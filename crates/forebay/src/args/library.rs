@@ -58,6 +58,7 @@ impl Command {
             Command::Pull(_)
             | Command::List(_)
             | Command::Rm(_)
+            | Command::Kv(_)
             | Command::Ps(_)
             | Command::TraceIo(_)
             | Command::Replay(_)

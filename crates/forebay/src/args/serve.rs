@@ -4,10 +4,10 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, ValueHint};
+use clap::{Args, ValueEnum, ValueHint};
 use forebay_server::KeepAlive;
 
-use super::{BudgetArgs, FollowedArgs, Parallel, count, parse};
+use super::{BudgetArgs, FollowedArgs, KvArgs, Parallel, count, parse};
 use crate::size;
 
 #[derive(Args)]
@@ -49,6 +49,12 @@ pub struct ServeArgs {
     /// read or a model is loaded; 0 sends none
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub sse_ping_interval: u32,
+    /// Let requests of one API key use keys and values of equal prompts of this key only, or of all
+    /// keys. The time of an answer tells whether its prompt was known
+    #[arg(long, value_enum, value_name = "AMONG", default_value_t = SharePrefixes::Key)]
+    pub share_prefixes: SharePrefixes,
+    #[command(flatten)]
+    pub kv: KvArgs,
     #[command(flatten)]
     pub listen: ListenArgs,
     #[command(flatten)]
@@ -58,6 +64,13 @@ pub struct ServeArgs {
     // For measurements: answers then mean nothing.
     #[command(flatten)]
     pub followed: FollowedArgs,
+}
+
+/// Who shares keys and values of equal prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SharePrefixes {
+    Key,
+    All,
 }
 
 /// Where the server stores the files and batches of clients.

@@ -6,6 +6,7 @@ pub mod bench;
 pub mod completions;
 pub mod doctor;
 pub mod inspect;
+pub mod kv;
 pub mod list;
 pub mod load;
 pub mod logits;

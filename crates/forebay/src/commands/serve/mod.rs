@@ -22,11 +22,12 @@ use forebay_server::{
 
 use self::library::ServedModels;
 use self::loader::SessionLoader;
-use crate::args::ServeArgs;
+use crate::args::{ServeArgs, SharePrefixes};
 use crate::config;
 use crate::demo;
 use crate::failure::{Failure, Outcome, usage};
 use crate::interrupt;
+use crate::kv_disk;
 use crate::open;
 use crate::output;
 use crate::routing_file;
@@ -37,7 +38,8 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Runs the server. `models` is the folder of the library, if the user named it.
 pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
-    let options = config::session(&args.budget)?;
+    let mut options = config::session(&args.budget)?;
+    options.kv_ram_bytes = args.kv.kv_ram;
     let names_folder = models.is_some();
     let library = match models {
         Some(folder) => {
@@ -69,6 +71,7 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
         },
         keep_alive: args.keep_alive.unwrap_or(KeepAlive::USUAL),
         waiting: args.queue,
+        kv_disk: kv_disk::open(&args.kv)?,
     };
     let models = Models::new(served.clone(), loader.clone(), options)?;
     let loaded = load_named(&served.named, &loader, &models)?;
@@ -141,6 +144,7 @@ fn server_options(args: &ServeArgs) -> Outcome<ServerOptions> {
         address: SocketAddr::new(args.listen.host, args.listen.port),
         keys,
         insecure: args.listen.insecure,
+        shares_prefixes: args.share_prefixes == SharePrefixes::All,
         origins: args.listen.cors.clone(),
         body_bytes: usize::try_from(args.listen.max_body).unwrap_or(usize::MAX),
         files: FilesOptions {

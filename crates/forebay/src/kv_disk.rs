@@ -1,0 +1,80 @@
+//! Opens the folder of KV blocks that the user chose.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow};
+use forebay_engine::{KvAccess, KvDiskError, KvDiskOptions, KvDiskStore, KvSecret};
+
+use crate::args::KvArgs;
+use crate::failure::{Failure, Outcome, usage};
+use crate::output;
+
+/// Most bytes of a key file that are read.
+const KEY_BYTES: u64 = 1 << 20;
+
+/// Opens the folder, if there is one. A folder whose blocks have another key is not used, with a warning.
+pub fn open(args: &KvArgs) -> Outcome<Option<Arc<KvDiskStore>>> {
+    let Some(folder) = &args.kv_disk else { return Ok(None) };
+    if args.kv_ram == Some(0) {
+        return usage("--kv-disk brings keys and values through RAM: --kv-ram must not be 0");
+    }
+    let options = KvDiskOptions {
+        bytes_per_day: Some(args.kv_disk_writes_per_day),
+        secret: args.kv_disk_encrypt.as_deref().map(secret).transpose()?,
+        ..KvDiskOptions::new(folder, args.kv_disk_size)
+    };
+    let store = match KvDiskStore::open(options) {
+        Ok(store) => store,
+        Err(error @ KvDiskError::WrongSecret { .. }) => {
+            output::tell!("warning: {error}, so they are not used and none are written");
+            return Ok(None);
+        }
+        Err(error) => return Err(refused(error)),
+    };
+    if store.access() == KvAccess::ReadOnly {
+        output::tell!(
+            "note: another process uses {}: KV blocks that are there now are read, and none are written",
+            folder.display()
+        );
+    }
+    Ok(Some(Arc::new(store)))
+}
+
+/// Tells a folder or a key that does not fit from other reasons.
+pub fn refused(error: KvDiskError) -> Failure {
+    match error {
+        KvDiskError::OthersMayRead { .. }
+        | KvDiskError::NotAStore { .. }
+        | KvDiskError::Encrypted { .. }
+        | KvDiskError::NotEncrypted { .. } => Failure::Usage(error.to_string()),
+        error => error.into(),
+    }
+}
+
+/// Reads a key file.
+pub fn secret(path: &Path) -> Outcome<KvSecret> {
+    let cannot = || format!("{}: the key cannot be read", path.display());
+    let mode = fs::metadata(path).with_context(cannot)?.permissions().mode();
+    if mode & 0o077 != 0 {
+        return usage(format!(
+            "{}: other users may read the key: run `chmod 600` on it",
+            path.display()
+        ));
+    }
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(KEY_BYTES).read_to_end(&mut bytes))
+        .with_context(cannot)?;
+    let secret = KvSecret::new(&bytes).ok_or_else(|| {
+        anyhow!(
+            "{}: a key has at least {} bytes: `head -c 32 /dev/urandom` makes one",
+            path.display(),
+            KvSecret::BYTES_LEAST
+        )
+    })?;
+    Ok(secret)
+}
