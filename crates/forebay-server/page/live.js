@@ -95,8 +95,9 @@ function memory(model) {
     list.push(meter("VRAM", parts, vram.budget_bytes));
   }
   const used = ram.weights_used_bytes ?? ram.weights_bytes;
-  const whole = (ram.budget_bytes ?? ram.weights_bytes) + ram.kv_cache_bytes;
-  list.push(meter("RAM", [["weights", used], ["kv", ram.kv_cache_bytes]], whole));
+  const kv = ram.kv_cache_bytes + ram.kv_tier_bytes;
+  const whole = (ram.budget_bytes ?? ram.weights_bytes) + kv;
+  list.push(meter("RAM", [["weights", used], ["kv", kv]], whole));
   const held = used + (vram?.weights_bytes ?? 0);
   const rest = Math.max(0, disk.weights_bytes - held);
   list.push(meter("Only on disk", [["absent", rest]], disk.weights_bytes));

@@ -8,7 +8,7 @@ use axum::Json;
 use axum::extract::State;
 use forebay_engine::engine::EngineStatistics;
 use forebay_engine::plan::{Planned, PredictedRate};
-use forebay_engine::{Engine, LayerUses, SessionStatistics};
+use forebay_engine::{Engine, KvTierStatistics, LayerUses, SessionStatistics};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -224,7 +224,8 @@ fn of_model(model: &Status) -> Value {
             "disk_bytes_per_second": model.outlook.disk_bytes_per_second,
             "pcie_bytes_per_second": model.outlook.pcie_bytes_per_second,
         },
-        "memory": memory(session),
+        "memory": memory(session, &report.kv_tiers),
+        "kv_tiers": report.kv_tiers,
         "totals": {
             "prompt_tokens": report.engine.prompt_tokens,
             "generated_tokens": report.engine.generate_rows,
@@ -239,7 +240,7 @@ fn of_model(model: &Status) -> Value {
 }
 
 /// Returns where the bytes of a model are.
-fn memory(session: &SessionStatistics) -> Value {
+fn memory(session: &SessionStatistics, kv_tiers: &KvTierStatistics) -> Value {
     let kv_in_ram = if session.vram.is_some() { 0 } else { session.kv_cache_bytes };
     let occupied = session.stream.as_ref().map(|stream| stream.peak_bytes.host_occupied);
     let ram_budget = match (&session.vram, &session.device_sub_layers) {
@@ -254,6 +255,7 @@ fn memory(session: &SessionStatistics) -> Value {
             "weights_bytes": session.arena_bytes,
             "weights_used_bytes": occupied,
             "kv_cache_bytes": kv_in_ram,
+            "kv_tier_bytes": kv_tiers.ram_bytes,
         },
         "disk": { "file_bytes": session.model_bytes, "weights_bytes": session.weights_bytes },
     })

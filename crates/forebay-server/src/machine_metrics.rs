@@ -26,16 +26,22 @@ enum Total {
     Evictions,
     WaitSeconds,
     DiskBusySeconds,
+    KvPositions,
+    KvDisk,
+    KvSavedSeconds,
 }
 
 impl Total {
-    const ALL: [Total; 6] = [
+    const ALL: [Total; 9] = [
         Total::Hits,
         Total::Misses,
         Total::Bytes,
         Total::Evictions,
         Total::WaitSeconds,
         Total::DiskBusySeconds,
+        Total::KvPositions,
+        Total::KvDisk,
+        Total::KvSavedSeconds,
     ];
 
     /// Returns the name, the label, and the explanation.
@@ -57,13 +63,24 @@ impl Total {
             Total::DiskBusySeconds => {
                 ("disk_busy", "disk", "Time with at least one request at the disk")
             }
+            Total::KvPositions => {
+                ("kv_positions", "tier", "Positions of prompts that came from this tier")
+            }
+            Total::KvDisk => ("kv_disk", "direction", "Bytes of KV blocks read and written"),
+            Total::KvSavedSeconds => (
+                "kv_saved",
+                "by",
+                "Estimated time that computing reused positions again would have taken, less the time of reading them",
+            ),
         }
     }
 
     fn unit(self) -> Option<Unit> {
         match self {
-            Total::Bytes => Some(Unit::Bytes),
-            Total::WaitSeconds | Total::DiskBusySeconds => Some(Unit::Seconds),
+            Total::Bytes | Total::KvDisk => Some(Unit::Bytes),
+            Total::WaitSeconds | Total::DiskBusySeconds | Total::KvSavedSeconds => {
+                Some(Unit::Seconds)
+            }
             _ => None,
         }
     }
@@ -194,6 +211,17 @@ fn totals(report: &Report) -> Vec<(Total, &'static str, f64)> {
     if let Some(device) = &session.device_sub_layers {
         all.push((Total::Bytes, "pcie", device.sub_layers.bytes_copied as f64));
     }
+    let kv = &report.kv_tiers;
+    all.extend([
+        (Total::Evictions, "kv_ram", kv.ram_evicted_blocks as f64),
+        (Total::KvPositions, "device", kv.pool_positions as f64),
+        (Total::KvPositions, "ram", kv.ram_positions as f64),
+        (Total::KvPositions, "disk", kv.disk_positions as f64),
+        (Total::KvDisk, "read", kv.disk_read_bytes as f64),
+        (Total::KvDisk, "written", kv.disk_written_bytes as f64),
+        // Reading may take longer than was estimated, and a counter never falls.
+        (Total::KvSavedSeconds, "reuse", kv.saved_seconds.max(0.0)),
+    ]);
     all.push((Total::WaitSeconds, "disk", report.weights.disk_wait_seconds));
     all.push((Total::WaitSeconds, "pcie", report.weights.copy_wait_seconds));
     all
@@ -210,7 +238,9 @@ fn values(report: &Report) -> Vec<(Now, &'static str, f64)> {
         (Now::KvBlocks, "free", kv.free as f64),
         (Now::KvBlocks, "cached", kv.cached as f64),
         (Now::KvBlocks, "in_use", kv.referenced as f64),
+        (Now::KvBlocks, "ram", report.kv_tiers.ram_blocks as f64),
         (Now::Ram, "weights", session.arena_bytes as f64),
+        (Now::Ram, "kv_tier", report.kv_tiers.ram_bytes as f64),
     ];
     match &session.vram {
         None => all.push((Now::Ram, "kv_cache", session.kv_cache_bytes as f64)),

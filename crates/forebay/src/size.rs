@@ -40,6 +40,11 @@ pub fn parse(text: &str) -> Result<u64, String> {
     Ok(bytes)
 }
 
+/// Reads a size like [`parse`], or 0 for nothing.
+pub fn parse_or_zero(text: &str) -> Result<u64, String> {
+    if text.trim() == "0" { Ok(0) } else { parse(text) }
+}
+
 /// Returns the error for a number without a unit. It suggests GiB for a small number and bytes for a large one.
 fn without_unit(number: &str) -> String {
     let meant = match number.parse::<f64>() {

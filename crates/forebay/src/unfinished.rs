@@ -85,7 +85,7 @@ fn in_json(command: &Command) -> Option<&'static str> {
         Command::Pull(args) => (args.json, "pull"),
         Command::List(args) => (args.json, "list"),
         Command::Rm(_) => (false, "rm"),
-        Command::Kv(args) => (args.json(), "kv"),
+        Command::Kv(args) => (args.json, "kv"),
         Command::Bench(args) => (args.json, "bench"),
         Command::Assess(args) => (args.json, "assess"),
         Command::TraceIo(args) => (args.json, "trace-io"),

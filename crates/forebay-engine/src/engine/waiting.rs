@@ -279,7 +279,8 @@ impl Engine {
         }
         from.ram = begun.rows_from_below.saturating_sub(from.disk);
         from.saved_seconds = begun.rows as f64 * rates.seconds_per_row - from.read_seconds;
-        tiers.note_positions(from.ram, from.disk, from.saved_seconds);
+        let from_pool = begun.rows - from.ram - from.disk;
+        tiers.note_positions(from_pool, from.ram, from.disk, from.saved_seconds);
         let mut active = Active::new(id, new, (begun.sequence, begun.rows), &self.session);
         active.note_cached(&from);
         active

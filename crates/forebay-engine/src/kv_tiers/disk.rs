@@ -40,8 +40,12 @@ impl DiskTier {
         self.store.len_of(key).is_some()
     }
 
-    pub fn write(&self, key: BlockKey, link: Link, bytes: &[u8], waits: Duration) {
-        self.store.write(key, link, self.model, bytes, waits);
+    /// Gives a block to be written. Returns its bytes, or 0 if it is not written.
+    pub fn write(&self, key: BlockKey, link: Link, bytes: &[u8], waits: Duration) -> u64 {
+        match self.store.write(key, link, self.model, bytes, waits) {
+            true => bytes.len() as u64,
+            false => 0,
+        }
     }
 
     pub fn flush(&self, limit: Duration) {
@@ -140,6 +144,7 @@ impl Fetching {
             match (block, slot) {
                 (Ok(block), Some(slot)) if tiers.slot_bytes(&slot).len() == block.len() => {
                     tiers.slot_bytes_mut(&slot).copy_from_slice(&block);
+                    tiers.note_read(block.len());
                     tiers.insert(key, link, slot, 1);
                     self.lease(tiers, key.hash);
                     self.indices.push(link.index);

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use forebay_kv::{BlockHash, BlockKey, Evicted, Link, RamIndex};
 use forebay_model::{Backend, ModelError};
+use serde::Serialize;
 
 pub use self::disk::{DiskTier, Fetching};
 pub use self::host_slots::HostSlot;
@@ -20,7 +21,7 @@ use self::host_slots::{HostSlots, Share};
 use crate::kv::{GroupConfig, KV_BLOCK, LostBlock};
 
 /// The KV blocks outside the pools, and what moved them.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct KvTierStatistics {
     /// Blocks in host memory.
     pub ram_blocks: u64,
@@ -32,7 +33,8 @@ pub struct KvTierStatistics {
     /// Blocks that were copied from host memory to a pool for a new request.
     pub ram_restored_blocks: u64,
     pub ram_evicted_blocks: u64,
-    /// Positions of new requests that came from host memory, and from the disk.
+    /// Positions of new requests that were in the device's pools, that came from host memory, and from the disk.
+    pub pool_positions: u64,
     pub ram_positions: u64,
     pub disk_positions: u64,
     /// Estimated time that computing these positions again would have taken, less the time that they took.
@@ -40,6 +42,10 @@ pub struct KvTierStatistics {
     /// Requests for which blocks were read from the disk, and of these those that did not get all of them.
     pub fetches: u64,
     pub fetches_cut: u64,
+    /// Bytes of blocks that this engine read from the disk and gave to be written there.
+    pub disk_read_bytes: u64,
+    pub disk_written_bytes: u64,
+    /// The store on disk, which other engines may use too.
     pub disk: Option<forebay_kv::DiskStatistics>,
 }
 
@@ -144,7 +150,8 @@ impl KvTiers {
                 if let Some(disk) = &self.disk
                     && disk.earns_write(key, link, uses)
                 {
-                    disk.write(key, link, self.slots.bytes(&slot), Duration::ZERO);
+                    self.statistics.disk_written_bytes +=
+                        disk.write(key, link, self.slots.bytes(&slot), Duration::ZERO);
                 }
                 self.slots.release(slot);
                 self.statistics.ram_evicted_blocks += 1;
@@ -232,7 +239,8 @@ impl KvTiers {
         for Evicted { key, link, slot, uses } in self.index.in_order().into_iter().rev() {
             if !left().is_zero() && (everything || disk.earns_write(key, link, uses)) {
                 let slot = HostSlot { group: key.group as usize, slot };
-                disk.write(key, link, self.slots.bytes(&slot), left());
+                self.statistics.disk_written_bytes +=
+                    disk.write(key, link, self.slots.bytes(&slot), left());
             }
         }
         let mut bytes = Vec::new();
@@ -244,7 +252,7 @@ impl KvTiers {
             }
             bytes.resize(lost.bytes, 0);
             backend.save_block(lost.group, lost.block.index() as u32, &mut bytes)?;
-            disk.write(key, link, &bytes, left());
+            self.statistics.disk_written_bytes += disk.write(key, link, &bytes, left());
         }
         if everything {
             disk.flush(left());
@@ -252,11 +260,22 @@ impl KvTiers {
         Ok(())
     }
 
-    /// Notes positions of a new request that did not come from a pool.
-    pub fn note_positions(&mut self, from_ram: usize, from_disk: usize, saved_seconds: f64) {
+    /// Notes where the positions of a new request came from that need not be computed.
+    pub fn note_positions(
+        &mut self,
+        from_pool: usize,
+        from_ram: usize,
+        from_disk: usize,
+        saved_seconds: f64,
+    ) {
+        self.statistics.pool_positions += from_pool as u64;
         self.statistics.ram_positions += from_ram as u64;
         self.statistics.disk_positions += from_disk as u64;
         self.statistics.saved_seconds += saved_seconds;
+    }
+
+    pub(super) fn note_read(&mut self, bytes: usize) {
+        self.statistics.disk_read_bytes += bytes as u64;
     }
 
     fn note_fetch(&mut self, is_whole: bool) {

@@ -22,6 +22,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use serde::Serialize;
+
 use self::folder::{Folder, Wear};
 use self::format::HEADER_BYTES;
 use self::index::Index;
@@ -133,7 +135,7 @@ pub enum Damage {
 }
 
 /// What a store holds and has done.
-#[derive(Debug, Clone, Copy, Default, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct DiskStatistics {
     pub blocks: u64,
     /// Bytes of all segments.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand, ValueHint};
+use clap::{Args, ValueEnum, ValueHint};
 
 use crate::size;
 
@@ -11,9 +11,9 @@ use crate::size;
 #[command(next_help_heading = "KV cache")]
 pub struct KvArgs {
     /// Keep keys and values in up to so much RAM, beside --ram, when the device needs their room.
-    /// Prompts that come again are then not read again [default: as much as the KV cache has, at most
-    /// 4GiB]
-    #[arg(long, value_name = "SIZE", value_parser = size::parse)]
+    /// Prompts that come again are then not read again; 0 keeps none [default: as much as the KV cache
+    /// has, at most 4GiB]
+    #[arg(long, value_name = "SIZE", value_parser = size::parse_or_zero)]
     pub kv_ram: Option<u64>,
     /// Keep keys and values in DIR, too, also after the end. A new folder can be read by you only
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
@@ -29,56 +29,34 @@ pub struct KvArgs {
     pub kv_disk_encrypt: Option<PathBuf>,
 }
 
-/// A folder of KV blocks.
-#[derive(Args)]
-pub struct KvFolderArgs {
-    /// Folder that was given as --kv-disk
-    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub folder: PathBuf,
-    /// File with the key of an encrypted folder
-    #[arg(long = "key", value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub key: Option<PathBuf>,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
+/// What `forebay kv` does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum KvAction {
+    /// List the models whose keys and values are in the folder
+    List,
+    /// Read everything in the folder and compare it with its checksums
+    Verify,
+    /// Remove what was not used for the longest time, until --size is left
+    Gc,
+    /// Remove everything, and the folder if nothing else is in it
+    Wipe,
 }
 
 #[derive(Args)]
 pub struct KvCommandArgs {
-    #[command(subcommand)]
+    /// What to do with the folder
+    #[arg(value_enum, value_name = "ACTION")]
     pub action: KvAction,
-}
-
-#[derive(Subcommand)]
-pub enum KvAction {
-    /// List the models whose keys and values are in a folder
-    List(KvFolderArgs),
-    /// Read everything in a folder and compare it with its checksums
-    Verify(KvFolderArgs),
-    /// Remove what was not used for the longest time, until so much is left
-    Gc {
-        #[command(flatten)]
-        folder: KvFolderArgs,
-        /// Bytes that may be left
-        #[arg(long, value_name = "SIZE", value_parser = size::parse)]
-        size: u64,
-    },
-    /// Remove everything from a folder, and the folder if nothing else is in it
-    Wipe {
-        /// Folder that was given as --kv-disk
-        #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
-        folder: PathBuf,
-    },
-}
-
-impl KvCommandArgs {
-    /// Returns true if the command prints JSON.
-    pub fn json(&self) -> bool {
-        match &self.action {
-            KvAction::List(folder) | KvAction::Verify(folder) | KvAction::Gc { folder, .. } => {
-                folder.json
-            }
-            KvAction::Wipe { .. } => false,
-        }
-    }
+    /// Folder that was given as --kv-disk
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub folder: PathBuf,
+    /// File with the key of an encrypted folder
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub key: Option<PathBuf>,
+    /// Bytes that gc leaves
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, required_if_eq("action", "gc"))]
+    pub size: Option<u64>,
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
 }

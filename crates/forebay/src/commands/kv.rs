@@ -8,8 +8,8 @@ use forebay_engine::{KvAccess, KvDiskOptions, KvDiskStore};
 use indicatif::HumanDuration;
 use serde::Serialize;
 
-use crate::args::{KvAction, KvCommandArgs, KvFolderArgs};
-use crate::failure::{Failure, Outcome};
+use crate::args::{KvAction, KvCommandArgs};
+use crate::failure::{Failure, Outcome, usage};
 use crate::output::{self, Align};
 use crate::progress::BytesProgress;
 use crate::{interrupt, kv_disk, open, size};
@@ -47,26 +47,37 @@ struct GcDocument {
     bytes: u64,
 }
 
+#[derive(Serialize)]
+struct WipeDocument {
+    folder: PathBuf,
+}
+
 pub fn run(args: KvCommandArgs) -> Outcome {
+    open::check(&args.folder)?;
+    if args.size.is_some() && args.action != KvAction::Gc {
+        return usage("--size is for gc");
+    }
     match args.action {
-        KvAction::List(args) => list(args),
-        KvAction::Verify(args) => verify(args),
-        KvAction::Gc { folder, size } => gc(folder, size),
-        KvAction::Wipe { folder } => {
-            open::check(&folder)?;
-            KvDiskStore::wipe(&folder).map_err(kv_disk::refused)
+        KvAction::List => list(args),
+        KvAction::Verify => verify(args),
+        KvAction::Gc => gc(args),
+        KvAction::Wipe => {
+            KvDiskStore::wipe(&args.folder).map_err(kv_disk::refused)?;
+            match args.json {
+                true => output::json(&WipeDocument { folder: args.folder }),
+                false => Ok(()),
+            }
         }
     }
 }
 
-fn open(args: &KvFolderArgs) -> Outcome<KvDiskStore> {
-    open::check(&args.folder)?;
+fn open(args: &KvCommandArgs) -> Outcome<KvDiskStore> {
     let secret = args.key.as_deref().map(kv_disk::secret).transpose()?;
     let options = KvDiskOptions { secret, ..KvDiskOptions::new(&args.folder, u64::MAX) };
     KvDiskStore::open_existing(options).map_err(kv_disk::refused)
 }
 
-fn list(args: KvFolderArgs) -> Outcome {
+fn list(args: KvCommandArgs) -> Outcome {
     let store = open(&args)?;
     let bytes = store.statistics().bytes;
     let models = store.list().into_iter().map(|of| Model {
@@ -100,7 +111,7 @@ fn list(args: KvFolderArgs) -> Outcome {
     output::print(&output::table(&columns, &rows))
 }
 
-fn verify(args: KvFolderArgs) -> Outcome {
+fn verify(args: KvCommandArgs) -> Outcome {
     let store = open(&args)?;
     let before = store.statistics();
     let token = interrupt::token();
@@ -135,7 +146,7 @@ fn verify(args: KvFolderArgs) -> Outcome {
     Ok(())
 }
 
-fn gc(args: KvFolderArgs, bytes: u64) -> Outcome {
+fn gc(args: KvCommandArgs) -> Outcome {
     let store = open(&args)?;
     if store.access() == KvAccess::ReadOnly {
         return Err(Failure::Work(anyhow!(
@@ -143,7 +154,7 @@ fn gc(args: KvFolderArgs, bytes: u64) -> Outcome {
             args.folder.display()
         )));
     }
-    let removed = store.shrink(bytes)?;
+    let removed = store.shrink(args.size.unwrap_or_default())?;
     let left = store.statistics().bytes;
     if args.json {
         let folder = args.folder;

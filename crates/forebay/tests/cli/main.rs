@@ -26,6 +26,7 @@ mod serve_batches;
 mod serve_clients;
 mod serve_hostile;
 mod serve_infill;
+mod serve_kv;
 mod serve_models;
 mod serve_reports;
 mod templates;

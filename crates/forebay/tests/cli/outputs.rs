@@ -103,12 +103,13 @@ const ROWS: [Row; 16] = [
 ];
 
 /// These outputs have tests of their own: folders, and files that are taken up again, of a batch and of an access log.
-const OTHERS: [(&str, &str); 5] = [
+const OTHERS: [(&str, &str); 6] = [
     ("assess", "--svg"),
     ("pack", "--to-huggingface"),
     ("batch", "--output"),
     ("serve", "--access-log"),
     ("serve", "--files"),
+    ("serve", "--kv-disk"),
 ];
 
 /// Copies of all inputs, and a folder for outputs.

@@ -1,0 +1,206 @@
+//! Tests `forebay serve --kv-disk` and `forebay kv`: what was read is found again after a restart, and after `kill -9` at any
+//! moment no answer is wrong.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::harness::{demo, forebay};
+use crate::serve::{Server, completion};
+
+/// Number of times that the server is killed. FOREBAY_KILLS sets another one.
+const KILLS: usize = 12;
+
+fn text_of(answer: &Value) -> String {
+    answer["choices"][0]["text"].as_str().unwrap().to_owned()
+}
+
+fn cached(answer: &Value) -> u64 {
+    answer["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap()
+}
+
+fn prompt(number: usize) -> String {
+    let names = ["fox", "bear", "girl", "king", "cat", "boy"];
+    let name = names[number % names.len()];
+    let told = (0..12).map(|day| format!("On day {day} the {name} went to house {number}. "));
+    told.collect::<String>() + "Then"
+}
+
+fn serve(kv: &str, more: &[&str]) -> Server {
+    Server::start(&[&["--kv-disk", kv, "--ctx", "512"], more].concat())
+}
+
+fn json_of(arguments: &[&str]) -> Value {
+    forebay(&[arguments, &["--json"]].concat()).json()
+}
+
+#[test]
+fn prompts_are_found_again_after_a_restart() {
+    let folder = TempDir::new().unwrap();
+    let (kv, key) = (folder.path().join("kv"), folder.path().join("key"));
+    let (kv, key) = (kv.to_str().unwrap(), key.to_str().unwrap());
+    fs::write(key, [7; 32]).unwrap();
+    fs::set_permissions(key, fs::Permissions::from_mode(0o600)).unwrap();
+    for sealed in [&[][..], &["--kv-disk-encrypt", key][..]] {
+        let server = serve(kv, sealed);
+        let first = server.post("/v1/completions", &completion(&prompt(1), 8));
+        assert_eq!(cached(&first), 0);
+        assert_eq!(server.end(), Some(0));
+        let server = serve(kv, sealed);
+        let again = server.post("/v1/completions", &completion(&prompt(1), 8));
+        let tokens = again["usage"]["prompt_tokens"].as_u64().unwrap();
+        assert_eq!(cached(&again), (tokens - 1) / 16 * 16);
+        assert_eq!(text_of(&again), text_of(&first));
+        let (_, metrics) = server.get("/metrics");
+        let line = metrics.lines().find(|line| {
+            line.starts_with("forebay_kv_positions_total") && line.contains("\"disk\"")
+        });
+        let count: f64 = line.unwrap().split(' ').nth(1).unwrap().parse().unwrap();
+        assert_eq!(count as u64, cached(&again), "{line:?}");
+        assert_eq!(server.end(), Some(0));
+        let key = if sealed.is_empty() { vec![] } else { vec!["--key", key] };
+        let list = json_of(&[&["kv", "list", kv], &key[..]].concat());
+        assert_eq!(list["models"][0]["model"], "demo");
+        assert!(list["models"][0]["blocks"].as_u64().unwrap() >= cached(&again) / 16);
+        let verified = json_of(&[&["kv", "verify", kv], &key[..]].concat());
+        assert_eq!(verified["damaged_blocks"], 0);
+        let left = json_of(&[&["kv", "gc", kv, "--size", "1MiB"], &key[..]].concat());
+        assert!(left["bytes"].as_u64().unwrap() <= 1 << 20, "{left}");
+        forebay(&["kv", "wipe", kv]).ok();
+        assert!(!Path::new(kv).exists());
+    }
+}
+
+#[test]
+fn folders_and_keys_that_do_not_fit_are_refused_or_not_used() {
+    let folder = TempDir::new().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (kv, key, other) = (path("kv"), path("key"), path("other"));
+    for (name, byte) in [(&key, 1), (&other, 2)] {
+        fs::write(name, [byte; 40]).unwrap();
+        fs::set_permissions(name, fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    assert_eq!(serve(&kv, &["--kv-disk-encrypt", &key]).end(), Some(0));
+    // With another key, the server answers and leaves the folder alone.
+    let before: Vec<_> = names(&kv);
+    let server = serve(&kv, &["--kv-disk-encrypt", &other]);
+    assert_eq!(cached(&server.post("/v1/completions", &completion(&prompt(1), 2))), 0);
+    assert_eq!(server.end(), Some(0));
+    assert_eq!(names(&kv), before);
+
+    let model = demo();
+    let refused = |arguments: &[&str], status, part: &str| {
+        let line = ["serve", &model, "--device", "cpu", "--port", "0"];
+        let told = forebay(&[&line, arguments].concat()).failed(status);
+        assert!(told.contains(part), "{told}");
+    };
+    refused(&["--kv-disk", &kv], 2, "are encrypted: give the key file");
+    refused(&["--kv-disk", &kv, "--kv-ram", "0"], 2, "--kv-ram must not be 0");
+    refused(&["--kv-disk-encrypt", &key], 2, "--kv-disk");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
+    refused(&["--kv-disk", &kv, "--kv-disk-encrypt", &key], 2, "chmod 600");
+    fs::set_permissions(&kv, fs::Permissions::from_mode(0o755)).unwrap();
+    refused(&["--kv-disk", &kv, "--kv-disk-encrypt", &other], 2, "chmod 700");
+    fs::write(path("short"), "short").unwrap();
+    fs::set_permissions(path("short"), fs::Permissions::from_mode(0o600)).unwrap();
+    refused(&["--kv-disk", &kv, "--kv-disk-encrypt", &path("short")], 1, "at least 32 bytes");
+    let full = path("full");
+    fs::create_dir(&full).unwrap();
+    fs::set_permissions(&full, fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(Path::new(&full).join("letter.txt"), "mine").unwrap();
+    refused(&["--kv-disk", &full], 2, "is not a folder of KV blocks");
+    for action in ["list", "verify", "wipe"] {
+        let told = forebay(&["kv", action, &full]).failed(2);
+        assert!(told.contains("is not a folder of KV blocks"), "{told}");
+        forebay(&["kv", action, &path("missing")]).failed(1);
+    }
+    assert_eq!(names(&full), ["letter.txt"]);
+    forebay(&["kv", "gc", &kv]).failed(2);
+    forebay(&["kv", "list", &kv, "--size", "1GiB"]).failed(2);
+}
+
+fn names(folder: &str) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn keys_of_clients_tell_their_prompts_apart() {
+    let folder = TempDir::new().unwrap();
+    let keys = folder.path().join("keys");
+    fs::write(&keys, "first\nsecond\n").unwrap();
+    for (more, shares) in [(&[][..], false), (&["--share-prefixes", "all"][..], true)] {
+        let keys = ["--api-key-file", keys.to_str().unwrap()];
+        let server = Server::start(&[&keys, more].concat());
+        let ask = |key: &str| {
+            let head = format!("Authorization: Bearer {key}\r\n");
+            let body = completion(&prompt(2), 2).to_string();
+            let (status, answer) = server.ask("POST", "/v1/completions", &head, &body);
+            assert_eq!(status, 200, "{answer}");
+            cached(&serde_json::from_str(&answer).unwrap())
+        };
+        assert_eq!(ask("first"), 0);
+        assert!(ask("first") > 0);
+        assert_eq!(ask("second") > 0, shares);
+    }
+}
+
+#[test]
+fn after_kill_at_any_moment_no_answer_is_wrong() {
+    let folder = TempDir::new().unwrap();
+    let kv = folder.path().join("kv");
+    let kv = kv.to_str().unwrap();
+    let server = Server::start(&["--ctx", "512"]);
+    let expected: Vec<String> = (0..8)
+        .map(|number| text_of(&server.post("/v1/completions", &completion(&prompt(number), 8))))
+        .collect();
+    drop(server);
+    let kills = std::env::var("FOREBAY_KILLS").ok().and_then(|kills| kills.parse().ok());
+    let mut random = fastrand::Rng::with_seed(11);
+    let mut found = 0;
+    for _ in 0..kills.unwrap_or(KILLS) {
+        // There is room for two sequences on the device and a few in RAM, so blocks move all the time.
+        let small = ["--kv-tokens", "600", "--kv-ram", "3MiB", "--kv-disk-size", "24MiB"];
+        let server = serve(kv, &[&small[..], &["--parallel", "2"]].concat());
+        let pause = Duration::from_millis(random.u64(20..500));
+        let order: Vec<usize> = (0..60).map(|_| random.usize(..8)).collect();
+        found += thread::scope(|scope| {
+            let ask = |orders: &[usize]| {
+                let mut found = 0;
+                for &number in orders {
+                    let body = completion(&prompt(number), 8).to_string();
+                    // The server may be gone.
+                    let Some((200, answer)) = server.try_ask("/v1/completions", &body) else {
+                        break;
+                    };
+                    let Ok(answer) = serde_json::from_str::<Value>(&answer) else { break };
+                    assert_eq!(text_of(&answer), expected[number]);
+                    found += cached(&answer);
+                }
+                found
+            };
+            let clients: Vec<_> =
+                order.chunks(20).map(|orders| scope.spawn(move || ask(orders))).collect();
+            thread::sleep(pause);
+            server.kill();
+            clients.into_iter().map(|client| client.join().unwrap()).sum::<u64>()
+        });
+    }
+    assert!(found > 0, "nothing was found again");
+    let server = serve(kv, &[]);
+    for (number, expected) in expected.iter().enumerate() {
+        let answer = server.post("/v1/completions", &completion(&prompt(number), 8));
+        assert_eq!(text_of(&answer), *expected);
+    }
+    assert_eq!(server.end(), Some(0));
+    let listed = json_of(&["kv", "list", kv]);
+    assert!(listed["bytes"].as_u64().unwrap() > 0, "{}", json!(listed));
+}
