@@ -269,25 +269,6 @@ impl Server {
         (status.unwrap_or_else(|| panic!("{head}")), body.to_owned())
     }
 
-    /// Posts a request to a server that may be gone. Returns `None` if no whole head of an answer comes.
-    pub fn try_ask(&self, path: &str, body: &str) -> Option<Answer> {
-        let mut stream = TcpStream::connect(&self.address).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(120))).ok()?;
-        let length = body.len();
-        let head =
-            format!("POST {path} HTTP/1.0\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n");
-        stream.write_all((head + body).as_bytes()).ok()?;
-        let mut text = String::new();
-        stream.read_to_string(&mut text).ok()?;
-        let (head, body) = text.split_once("\r\n\r\n")?;
-        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
-    }
-
-    /// Ends the server at once, as `kill -9` does.
-    pub fn kill(&self) {
-        kill_process(Pid::from_child(&self.child), Signal::KILL).unwrap();
-    }
-
     pub fn get(&self, path: &str) -> Answer {
         self.ask("GET", path, "", "")
     }
