@@ -197,10 +197,7 @@ fn after_kill_at_any_moment_no_answer_is_wrong() {
                 for &number in orders {
                     let body = completion(&prompt(number), 8).to_string();
                     // The server may be gone.
-                    let Some((200, answer)) = server.try_ask("/v1/completions", &body) else {
-                        break;
-                    };
-                    let Ok(answer) = serde_json::from_str::<Value>(&answer) else { break };
+                    let Some(answer) = try_ask(&server, &body) else { break };
                     assert_eq!(text_of(&answer), expected[number]);
                     found += cached(&answer);
                 }
