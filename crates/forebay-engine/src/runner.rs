@@ -56,6 +56,15 @@ enum SavedPlace {
     Own(HostSlot),
 }
 
+impl SavedPlace {
+    fn bytes<'a>(&self, tiers: &'a KvTiers) -> &'a [u8] {
+        match self {
+            SavedPlace::Shared(key) => tiers.bytes(*key).expect("leased blocks stay"),
+            SavedPlace::Own(slot) => tiers.slot_bytes(slot),
+        }
+    }
+}
+
 impl SavedSequence {
     /// Returns the number of rows.
     pub fn len(&self) -> usize {
@@ -214,6 +223,7 @@ impl Runner {
             self.end(sequence);
             return Ok(None);
         }
+        self.blocks.note_uses(sequence);
         let rows_from_below = self.fill_up(sequence)?;
         Ok(Some(Begun { sequence, rows: admission.hit_rows, rows_from_below }))
     }
@@ -275,6 +285,7 @@ impl Runner {
                 std::iter::once(0).chain(bytes).collect()
             })
             .collect();
+        let computing = |hit: usize| (hit * KV_BLOCK) as f64 * rates.seconds_per_row;
         let fits = |group: usize, blocks: usize| blocks <= self.tiers.room(group);
         let best = survey.hits.iter().map(|&hit| {
             let seen = self.blocks.first_seen_behind(hit);
@@ -285,8 +296,7 @@ impl Runner {
                 let read = places.iter().filter(|place| matches!(place, Some(Place::Disk(_))));
                 has_room &= bytes == 0 || fits(group, read.count());
             }
-            let computing = (hit * KV_BLOCK) as f64 * rates.seconds_per_row;
-            let saved = computing - bytes as f64 / rates.disk_bytes_per_second;
+            let saved = computing(hit) - bytes as f64 / rates.disk_bytes_per_second;
             (if has_room { saved } else { f64::NEG_INFINITY }, hit, bytes)
         });
         let (saved, hit, bytes) = best.max_by(|a, b| a.0.total_cmp(&b.0))?;
@@ -302,8 +312,7 @@ impl Runner {
             }
         }
         keys.sort_by_key(|(_, link)| link.index);
-        let computing = (hit * KV_BLOCK) as f64 * rates.seconds_per_row;
-        let limit = Duration::from_secs_f64((1.0 + 2.0 * computing).min(3600.0));
+        let limit = Duration::from_secs_f64((1.0 + 2.0 * computing(hit)).min(3600.0));
         Some(Fetching::begin(disk, keys, limit))
     }
 
@@ -371,13 +380,7 @@ impl Runner {
                 continue;
             }
             let Some(slot) = tiers.take(decoder.backend(), group)? else { return Ok(false) };
-            let block = block.index() as u32;
-            let copied =
-                decoder.backend_mut().save_block(group, block, tiers.slot_bytes_mut(&slot));
-            if let Err(error) = copied {
-                tiers.release(slot);
-                return Err(error.into());
-            }
+            tiers.copy_to(slot, decoder.backend_mut(), block)?;
             let place = match key {
                 Some((key, link)) => {
                     tiers.insert(key, link, slot, 0);
@@ -411,16 +414,9 @@ impl Runner {
         let copy = |(group, index, place): &(usize, usize, SavedPlace)| SnapshotBlock {
             group: *group,
             index: *index,
-            bytes: self.saved_bytes(place).to_vec(),
+            bytes: place.bytes(&self.tiers).to_vec(),
         };
         saved.blocks.iter().map(copy).collect()
-    }
-
-    fn saved_bytes(&self, place: &SavedPlace) -> &[u8] {
-        match place {
-            SavedPlace::Shared(key) => self.tiers.bytes(*key).expect("leased blocks stay"),
-            SavedPlace::Own(slot) => self.tiers.slot_bytes(slot),
-        }
     }
 
     /// Copies the blocks of a sequence with these rows to host memory. Returns `None` if it has no room.
@@ -480,10 +476,7 @@ impl Runner {
                     saved.blocks.binary_search_by_key(&(group, index), |(g, i, _)| (*g, *i));
                 let at = found.expect("all blocks that the next token sees were saved");
                 let Runner { decoder, tiers, .. } = self;
-                let bytes = match &saved.blocks[at].2 {
-                    SavedPlace::Shared(key) => tiers.bytes(*key).expect("leased blocks stay"),
-                    SavedPlace::Own(slot) => tiers.slot_bytes(slot),
-                };
+                let bytes = saved.blocks[at].2.bytes(tiers);
                 decoder.backend_mut().restore_block(group, block.index() as u32, bytes)?;
             }
             Ok(())

@@ -6,7 +6,7 @@ mod support;
 use std::fs;
 use std::io;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -17,27 +17,11 @@ use forebay_engine::{
     KvDiskStore, Session, SessionOptions,
 };
 use forebay_model::sampling::Sampling;
-use support::fixture;
+use support::{fixture, models};
 use tempfile::TempDir;
 
 const CONTEXT: usize = 400;
 const LONG: Duration = Duration::from_secs(30);
-
-fn models() -> Vec<PathBuf> {
-    [
-        "gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf",
-        "gguf/llama_k/llama_k-Q4_K_M.gguf",
-        "gguf/gpt_oss/gpt_oss-Q4_K_M.gguf",
-        "gguf/gemma3/gemma3-BF16.gguf",
-        "gguf/deepseek_v2_k/deepseek_v2_k-Q4_K_M.gguf",
-        "models/mixtral",
-        "models/glm4_moe",
-        "models/deepseek_v3",
-    ]
-    .iter()
-    .filter_map(|name| fixture(name))
-    .collect()
-}
 
 /// Returns an engine whose device has room for little more than one sequence.
 fn engine(path: &Path, kv_ram_bytes: u64, options: SessionOptions) -> Engine {

@@ -4,7 +4,7 @@
 mod support;
 
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use forebay_engine::engine::{EngineOptions, Event, Latency, Request, RequestEnd,
 use forebay_engine::{Engine, EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_stream::StreamError;
-use support::fixture;
+use support::{fixture, models};
 
 const CONTEXT: usize = 160;
 
@@ -32,23 +32,6 @@ fn smallest(path: &Path) -> u64 {
         Err(error) => panic!("one byte must be refused as too small: {error}"),
         Ok(_) => panic!("one byte must be refused"),
     }
-}
-
-fn models() -> Vec<PathBuf> {
-    [
-        "gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf",
-        "gguf/llama_k/llama_k-Q4_K_M.gguf",
-        "gguf/gpt_oss/gpt_oss-Q4_K_M.gguf",
-        "gguf/gemma3/gemma3-BF16.gguf",
-        "gguf/deepseek_v2_k/deepseek_v2_k-Q4_K_M.gguf",
-        "models/qwen3_moe",
-        "models/mixtral",
-        "models/glm4_moe",
-        "models/deepseek_v3",
-    ]
-    .iter()
-    .filter_map(|name| fixture(name))
-    .collect()
 }
 
 /// A request with the step before which it comes, and the number of tokens after which it is cancelled.

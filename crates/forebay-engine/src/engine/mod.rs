@@ -14,6 +14,7 @@ mod schedule;
 mod snapshot;
 mod waiting;
 
+use std::cell::OnceCell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -126,8 +127,8 @@ pub struct Engine {
     /// True if the next such pass has one prompt only.
     reads_alone: bool,
     next_id: u64,
-    /// Rates by prediction, until they are measured.
-    predicted: FetchRates,
+    /// Rates by prediction, until they are measured. They are read when they are first needed.
+    predicted: OnceCell<FetchRates>,
     // Buffers that are reused from pass to pass.
     parts: Vec<Part>,
     logits: PassLogits,
@@ -155,7 +156,6 @@ impl Engine {
             Some(batch_size) => batch_size.rows(),
             None => options.generating.unwrap_or(together).clamp(1, together),
         };
-        let predicted = session.predicted_rates();
         let limits = Limits { running, rows, prompt_rows, decode_rows };
         Engine {
             batch_size,
@@ -171,7 +171,7 @@ impl Engine {
             reading: None,
             reads_alone: false,
             next_id: 0,
-            predicted,
+            predicted: OnceCell::new(),
             parts: Vec::new(),
             logits: PassLogits::default(),
             masks: MaskThreads::default(),
@@ -503,7 +503,7 @@ impl Engine {
         let hidden = self.session.info().hidden;
         let mut states = self.session.runner.decoder.final_rows();
         let mut row = 0;
-        let mut ends = Vec::new();
+        let mut turn_ends = Vec::new();
         for part in parts {
             let active = &mut self.running[part.index];
             if active.pools() {
@@ -517,7 +517,7 @@ impl Engine {
             let was_reading = active.reads();
             let goes_on = active.advance(part.count);
             if was_reading && !active.reads() {
-                ends.push(active.sequence);
+                turn_ends.push(active.sequence);
             }
             if !goes_on {
                 continue;
@@ -528,7 +528,8 @@ impl Engine {
                 active.take(chosen, ends, self.session.context());
             }
         }
-        ends.into_iter().for_each(|sequence| self.session.runner.note_end_of_turn(sequence));
+        let runner = &mut self.session.runner;
+        turn_ends.into_iter().for_each(|sequence| runner.note_end_of_turn(sequence));
     }
 
     fn end_finished(&mut self) {

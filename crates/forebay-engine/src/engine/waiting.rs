@@ -55,12 +55,14 @@ pub struct Submitted {
     pub lookup: Lookup,
 }
 
-/// How far the disk was searched for a request's keys and values.
+/// Whether the disk has keys and values for a request.
 pub enum Lookup {
+    /// It was not searched.
     NotYet,
+    /// Nothing is read from it.
+    Nothing,
+    /// Blocks are read, or were read. They are leased until the request begins.
     Reads(Box<Fetching>),
-    /// The search has ended. Blocks that were read are leased until the request begins.
-    Ended(Option<Box<Fetching>>),
 }
 
 impl Submitted {
@@ -94,7 +96,7 @@ impl Engine {
     pub(super) fn end_waiting(&mut self, waiting: Waiting, end: RequestEnd) {
         match waiting.state {
             State::New(Submitted { request, mut sink, submitted, lookup }) => {
-                if let Lookup::Reads(fetching) | Lookup::Ended(Some(fetching)) = lookup {
+                if let Lookup::Reads(fetching) = lookup {
                     fetching.end(self.session.runner.tiers_mut());
                 }
                 let statistics = RequestStatistics {
@@ -145,16 +147,19 @@ impl Engine {
     /// Looks a new request up on the disk, and takes over blocks that have come from there. Returns true if the request must wait
     /// for more.
     fn reads_blocks(&mut self, at: usize) -> bool {
-        let holds = |waiting: &Waiting| {
-            let State::New(new) = &waiting.state else { return false };
-            matches!(new.lookup, Lookup::Reads(_) | Lookup::Ended(Some(_)))
+        if self.session.runner.tiers().disk().is_none() {
+            return false;
+        }
+        let reads = |waiting: &&Waiting| match &waiting.state {
+            State::New(new) => matches!(new.lookup, Lookup::Reads(_)),
+            State::Suspended { .. } => false,
         };
-        let may_begin = self.waiting.iter().filter(|waiting| holds(waiting)).count() < FETCHES;
+        let may_begin = self.waiting.iter().filter(reads).count() < FETCHES;
         let rates = self.fetch_rates();
         let runner = &mut self.session.runner;
         let State::New(new) = &mut self.waiting[at].state else { return false };
         if let Lookup::NotYet = new.lookup {
-            if runner.tiers().disk().is_none() || new.request.pooling.is_some() {
+            if new.request.pooling.is_some() {
                 return false;
             }
             if !may_begin {
@@ -164,22 +169,12 @@ impl Engine {
             let rows = Row::of_prompt(&new.request.prompt);
             new.lookup = match runner.fetch(root, &rows, rates) {
                 Some(fetching) => Lookup::Reads(Box::new(fetching)),
-                None => Lookup::Ended(None),
+                None => Lookup::Nothing,
             };
         }
-        match std::mem::replace(&mut new.lookup, Lookup::NotYet) {
-            Lookup::Reads(mut fetching) => {
-                let has_ended = runner.advance(&mut fetching, Duration::ZERO);
-                new.lookup = match has_ended {
-                    true => Lookup::Ended(Some(fetching)),
-                    false => Lookup::Reads(fetching),
-                };
-                !has_ended
-            }
-            lookup => {
-                new.lookup = lookup;
-                false
-            }
+        match &mut new.lookup {
+            Lookup::Reads(fetching) => !runner.advance(fetching, Duration::ZERO),
+            _ => false,
         }
     }
 
@@ -189,6 +184,7 @@ impl Engine {
         for waiting in &mut self.waiting {
             if let State::New(Submitted { lookup: Lookup::Reads(fetching), .. }) =
                 &mut waiting.state
+                && !fetching.has_ended()
             {
                 runner.advance(fetching, WAIT_FOR_BLOCKS);
                 return true;
@@ -200,13 +196,14 @@ impl Engine {
     /// Returns how long it takes to compute rows again, measured if possible, and to read from the disk.
     fn fetch_rates(&self) -> FetchRates {
         let statistics = &self.statistics;
+        let predicted = || self.predicted.get_or_init(|| self.session.predicted_rates());
         let seconds_per_row = match statistics.prompt_tokens {
             MEASURED_TOKENS.. => statistics.prompt_seconds / statistics.prompt_tokens as f64,
-            _ => self.predicted.seconds_per_row,
+            _ => predicted().seconds_per_row,
         };
         let disk = self.session.runner.tiers().disk();
         let measured = disk.and_then(|disk| disk.bytes_per_second());
-        let disk_bytes_per_second = measured.unwrap_or(self.predicted.disk_bytes_per_second);
+        let disk_bytes_per_second = measured.unwrap_or_else(|| predicted().disk_bytes_per_second);
         FetchRates { seconds_per_row, disk_bytes_per_second }
     }
 
@@ -269,16 +266,17 @@ impl Engine {
 
     /// Makes a running request of a new one, and notes where its cached tokens came from.
     fn begin_new(&mut self, id: RequestId, mut new: Submitted, begun: Begun) -> Active {
-        let rates = self.fetch_rates();
+        // Only what is not computed needs a rate.
+        let seconds_per_row = if begun.rows > 0 { self.fetch_rates().seconds_per_row } else { 0.0 };
         let tiers = self.session.runner.tiers_mut();
         let mut from = CachedFrom::default();
-        if let Lookup::Ended(Some(fetching)) = std::mem::replace(&mut new.lookup, Lookup::NotYet) {
+        if let Lookup::Reads(fetching) = std::mem::replace(&mut new.lookup, Lookup::Nothing) {
             from.disk = fetching.read_blocks(begun.rows / KV_BLOCK) * KV_BLOCK;
             from.read_seconds = fetching.seconds();
             fetching.end(tiers);
         }
         from.ram = begun.rows_from_below.saturating_sub(from.disk);
-        from.saved_seconds = begun.rows as f64 * rates.seconds_per_row - from.read_seconds;
+        from.saved_seconds = begun.rows as f64 * seconds_per_row - from.read_seconds;
         let from_pool = begun.rows - from.ram - from.disk;
         tiers.note_positions(from_pool, from.ram, from.disk, from.saved_seconds);
         let mut active = Active::new(id, new, (begun.sequence, begun.rows), &self.session);

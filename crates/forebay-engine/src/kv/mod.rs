@@ -43,9 +43,9 @@
 //! # Order of work
 //!
 //! For each pass: [`BlockManager::reserve`] for every sequence, apply the [`Changes`], run the pass,
-//! [`BlockManager::commit`] for every sequence. [`Changes::lost`] come before everything else. [`Changes::copies`], blocks to save ([`BlockManager::blocks_to_save`]) and
-//! blocks to restore ([`BlockManager::restore`]) must be moved in the order of the calls that reported them, and before the next
-//! pass. A block may appear in several of them.
+//! [`BlockManager::commit`] for every sequence. [`Changes::lost`] come before everything else. [`Changes::copies`], blocks to
+//! save ([`BlockManager::blocks_to_save`]) and blocks to restore ([`BlockManager::restore`]) must be moved in the order of the
+//! calls that reported them, and before the next pass. A block may appear in several of them.
 
 mod admission;
 mod branching;

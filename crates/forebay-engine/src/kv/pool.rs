@@ -167,6 +167,10 @@ impl Pool {
             self.cached -= 1;
         }
         self.blocks[block.index()].references += 1;
+    }
+
+    /// Counts a sequence that found the block.
+    pub fn note_use(&mut self, block: BlockId) {
         self.blocks[block.index()].uses += 1;
     }
 

@@ -174,6 +174,19 @@ impl BlockManager {
         self.sequences.get(id).root
     }
 
+    /// Counts the use of every block that a new sequence found in the pools. Not part of [`BlockManager::admit`], because a
+    /// sequence without room is admitted again and again.
+    ///
+    /// # Panics
+    /// Panics if the sequence is released.
+    pub fn note_uses(&mut self, id: SequenceId) {
+        let sequence = self.sequences.get(id);
+        for (group, table) in sequence.tables.iter().enumerate() {
+            let found = table.iter().filter(|block| **block != BlockId::NULL);
+            found.for_each(|block| self.groups.pool(group).note_use(*block));
+        }
+    }
+
     /// Notes that a later request may share the sequence up to about here, because its prompt ends here: a slower tier keeps the
     /// blocks that such a request needs in groups with a window.
     ///

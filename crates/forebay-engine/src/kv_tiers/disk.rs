@@ -116,12 +116,17 @@ impl Fetching {
         indices.iter().filter(|index| (**index as usize) < blocks).count()
     }
 
+    /// Returns true if nothing more will come.
+    pub fn has_ended(&self) -> bool {
+        self.fetch.left() == 0 || !self.is_whole
+    }
+
     /// Copies blocks that have arrived to host memory. Waits for the first one up to `wait`. Returns true if nothing more will
     /// come.
     pub fn advance(&mut self, tiers: &mut KvTiers, backend: &dyn Backend, wait: Duration) -> bool {
         let mut wait = wait;
         for _ in 0..ARRIVALS_AT_A_TIME {
-            if self.fetch.left() == 0 || !self.is_whole {
+            if self.has_ended() {
                 return true;
             }
             let Some(Fetched { key, block }) = self.fetch.next_within(wait) else {
@@ -155,7 +160,7 @@ impl Fetching {
                 }
             }
         }
-        self.fetch.left() == 0
+        self.has_ended()
     }
 
     /// Ends the leases.

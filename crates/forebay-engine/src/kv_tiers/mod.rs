@@ -18,7 +18,7 @@ use serde::Serialize;
 pub use self::disk::{DiskTier, Fetching};
 pub use self::host_slots::HostSlot;
 use self::host_slots::{HostSlots, Share};
-use crate::kv::{GroupConfig, KV_BLOCK, LostBlock};
+use crate::kv::{BlockId, GroupConfig, KV_BLOCK, LostBlock};
 
 /// The KV blocks outside the pools, and what moved them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
@@ -163,6 +163,24 @@ impl KvTiers {
         }
     }
 
+    /// Copies a block of a pool to a slot. Gives the slot back if that fails.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    pub fn copy_to(
+        &mut self,
+        slot: HostSlot,
+        backend: &mut dyn Backend,
+        block: BlockId,
+    ) -> Result<(), ModelError> {
+        let bytes = self.slots.bytes_mut(&slot);
+        let copied = backend.save_block(slot.group, block.index() as u32, bytes);
+        if copied.is_err() {
+            self.release(slot);
+        }
+        copied
+    }
+
     /// Gives back a slot whose block the index does not know.
     pub fn release(&mut self, slot: HostSlot) {
         self.slots.release(slot);
@@ -207,12 +225,7 @@ impl KvTiers {
                 return Ok(());
             }
         };
-        let saved =
-            backend.save_block(lost.group, lost.block.index() as u32, self.slot_bytes_mut(&slot));
-        if let Err(error) = saved {
-            self.release(slot);
-            return Err(error);
-        }
+        self.copy_to(slot, backend, lost.block)?;
         self.insert(key, lost.link, slot, lost.uses);
         self.statistics.ram_saved_blocks += 1;
         Ok(())

@@ -26,3 +26,22 @@ pub fn fixture(relative: &str) -> Option<PathBuf> {
     let _ = writeln!(std::io::stderr(), "SKIPPED: {relative} is not in {}", fixtures().display());
     None
 }
+
+/// Returns a model of every kind of attention and of mixture: windows, latent attention, shared experts.
+#[allow(dead_code, reason = "only some tests need many models")]
+pub fn models() -> Vec<PathBuf> {
+    [
+        "gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf",
+        "gguf/llama_k/llama_k-Q4_K_M.gguf",
+        "gguf/gpt_oss/gpt_oss-Q4_K_M.gguf",
+        "gguf/gemma3/gemma3-BF16.gguf",
+        "gguf/deepseek_v2_k/deepseek_v2_k-Q4_K_M.gguf",
+        "models/qwen3_moe",
+        "models/mixtral",
+        "models/glm4_moe",
+        "models/deepseek_v3",
+    ]
+    .iter()
+    .filter_map(|name| fixture(name))
+    .collect()
+}
