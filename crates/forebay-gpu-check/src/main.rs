@@ -18,6 +18,7 @@ mod random;
 mod sessions;
 mod slots;
 mod split;
+mod tiers;
 mod weights;
 
 use std::io::Write as _;

@@ -118,6 +118,12 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
             let checked = crate::many::check(&many.path, &ids, slots, ordinal);
             checked.with_context(|| many.path.display().to_string())
         }));
+        let tiers = model.clone();
+        checks.push(Check::new(format!("model tiers {}", model.name), move |_| {
+            let ids = prompt(&json(&tiers.prompts), "long");
+            let checked = crate::tiers::check(&tiers.path, &ids, ordinal);
+            checked.with_context(|| tiers.path.display().to_string())
+        }));
         let beside = model.clone();
         checks.push(Check::new(format!("model beside {}", model.name), move |_| {
             let ids = prompt(&json(&beside.prompts), "long");

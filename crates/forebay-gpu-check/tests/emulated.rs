@@ -160,6 +160,12 @@ fn many_sequences() {
     passes(&["model many gguf/qwen3_moe", "model many models/gemma3"], &[("LAZY", "1")], 1);
 }
 
+/// Keys and values that leave for RAM or the disk and come back give the same bits.
+#[test]
+fn tiers_of_the_kv_cache() {
+    passes(&["model tiers gguf/llama_k", "model tiers models/gpt_oss"], &[("LAZY", "1")], 2);
+}
+
 /// Sessions share the GPU's memory.
 #[test]
 fn sessions_beside_each_other() {
