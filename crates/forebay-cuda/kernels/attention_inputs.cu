@@ -44,7 +44,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     } else {
         const u32 block = cache.table(token)[position / KV_BLOCK];
         if (block == 0) return;
-        const KvHead<KvType> plane = kv_head<KvType>(value ? value_plane : key_plane, block_bytes, dim, member, kv_heads);
+        const KvHead<KvType> plane = kv_head<KvType>(value ? value_plane : key_plane, KV_PLACES, dim, member, kv_heads);
         store_row(plane.block(block), position % KV_BLOCK, row, dim, lane);
     }
 }

@@ -10,6 +10,8 @@
 // multiples of 16 bytes long.
 //
 // If the values are the first elements of the keys, both planes are the same memory.
+//
+// The last blocks of a pool may lie elsewhere, in host memory. There, the blocks of each layer follow each other.
 #pragma once
 #include <cuda_fp16.h>
 #include "common.cuh"
@@ -63,36 +65,48 @@ template <class T> struct KvBlock {
     __device__ inline __half *row_scales(int i) const { return (__half *)(rows + scales) + i * (stride / 32); }
 };
 
-// Rows of one head in all blocks.
-template <class T> struct KvHead {
-    u8 *rows;  // in block 0
-    u32 block_bytes;
-    int stride, scales;
+// Where the blocks of a layer are. Block n is n * `bytes` behind block 0, or n * `bytes_elsewhere` + `elsewhere` if it is
+// block `own` or a later one.
+struct KvPlaces {
+    u32 bytes, own, bytes_elsewhere;
+    u64 elsewhere;
 
-    __device__ inline KvBlock<T> block(u32 number) const {
-        return KvBlock<T>{rows + (u64)number * block_bytes, stride, scales};
+    __device__ inline u64 operator[](u32 number) const {
+        return number < own ? (u64)number * bytes : (u64)number * bytes_elsewhere + elsewhere;
     }
 };
 
+// Rows of one head in all blocks.
+template <class T> struct KvHead {
+    u8 *rows;  // in block 0
+    KvPlaces places;
+    int stride, scales;
+
+    __device__ inline KvBlock<T> block(u32 number) const { return KvBlock<T>{rows + places[number], stride, scales}; }
+};
+
 // Returns the rows of head `head` of the plane at `plane` in block 0.
-template <class T> __device__ inline KvHead<T> kv_head(u8 *plane, u32 block_bytes, int dim, int head, int heads) {
+template <class T>
+__device__ inline KvHead<T> kv_head(u8 *plane, const KvPlaces &places, int dim, int head, int heads) {
     const int stride = kv_stride<T>(dim);
     const int head_bytes = KV_BLOCK * stride * T::BITS / 8, scale_bytes = KV_BLOCK * (stride / 32) * 2;
-    return KvHead<T>{plane + head * head_bytes, block_bytes, stride, (heads - head) * head_bytes + head * scale_bytes};
+    return KvHead<T>{plane + head * head_bytes, places, stride, (heads - head) * head_bytes + head * scale_bytes};
 }
 
 // Kernel parameters for one layer of the cache, and for where the rows of a pass belong in it.
 // - key_plane, value_plane: the planes in block 0
+// - block_bytes, own_blocks, elsewhere_bytes, elsewhere: KvPlaces
 // - tables [tables, table_stride]: block numbers. table_stride is a multiple of 4, and `tables` of 16 bytes.
 // - table_of_row, positions: the table and the position of each row of the pass
 #define KV_PARAMETERS                                                                                          \
-    u8 *key_plane, u8 *value_plane, u32 block_bytes, const u32 *tables, int table_stride,                \
-        const u32 *table_of_row, const u32 *positions
-#define KV_ARGUMENTS key_plane, value_plane, block_bytes, tables, table_stride, table_of_row, positions
+    u8 *key_plane, u8 *value_plane, u32 block_bytes, u32 own_blocks, u32 elsewhere_bytes, u64 elsewhere,       \
+        const u32 *tables, int table_stride, const u32 *table_of_row, const u32 *positions
+#define KV_PLACES KvPlaces{block_bytes, own_blocks, elsewhere_bytes, elsewhere}
+#define KV_ARGUMENTS key_plane, value_plane, KV_PLACES, tables, table_stride, table_of_row, positions
 
 struct KvLayer {
     u8 *key_plane, *value_plane;
-    u32 block_bytes;
+    KvPlaces places;
     const u32 *tables;
     int table_stride;
     const u32 *table_of_row, *positions;
@@ -102,11 +116,11 @@ struct KvLayer {
     // Returns the table of a row's sequence.
     __device__ inline const u32 *table(int row) const { return table_at(table_of_row[row]); }
     __device__ inline KvHead<KvType> keys_of(int dim_k, int head, int heads) const {
-        return kv_head<KvType>(key_plane, block_bytes, dim_k, head, heads);
+        return kv_head<KvType>(key_plane, places, dim_k, head, heads);
     }
     // Only the first `dim_v` elements of each row are values.
     __device__ inline KvHead<KvType> values_of(int dim_k, int dim_v, int head, int heads) const {
-        return kv_head<KvType>(value_plane, block_bytes, value_plane == key_plane ? dim_k : dim_v, head, heads);
+        return kv_head<KvType>(value_plane, places, value_plane == key_plane ? dim_k : dim_v, head, heads);
     }
 };
 

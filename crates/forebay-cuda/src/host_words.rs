@@ -49,6 +49,36 @@ impl HostWords {
         unsafe { values.as_mut_ptr().copy_from_nonoverlapping(self.first.add(at), values.len()) }
     }
 
+    /// Copies `bytes` to the words from `at` on. No queued work may still have to read these words.
+    ///
+    /// # Panics
+    /// Panics if the bytes are not whole words, or if the words are beyond the end.
+    pub fn write_bytes(&mut self, at: usize, bytes: &[u8]) {
+        self.check_bytes(at, bytes.len());
+        // SAFETY: the words lie inside the allocation, and nothing borrows it.
+        unsafe {
+            let to = self.first.add(at).cast::<u8>();
+            to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len());
+        }
+    }
+
+    /// Copies the words from `at` on into `bytes`. What the GPU writes is visible only after waiting for that work.
+    ///
+    /// # Panics
+    /// Panics if the bytes are not whole words, or if the words are beyond the end.
+    pub fn read_bytes(&self, at: usize, bytes: &mut [u8]) {
+        self.check_bytes(at, bytes.len());
+        // SAFETY: the words lie inside the allocation, and nothing borrows it.
+        unsafe {
+            let from = self.first.add(at).cast::<u8>();
+            bytes.as_mut_ptr().copy_from_nonoverlapping(from, bytes.len());
+        }
+    }
+
+    fn check_bytes(&self, at: usize, bytes: usize) {
+        assert!(bytes.is_multiple_of(4) && at + bytes / 4 <= self.count, "words beyond the end");
+    }
+
     /// Reads a word that the GPU may write at the same time. What the GPU wrote before that word can be read
     /// afterwards.
     ///

@@ -57,6 +57,7 @@ pub use forebay_kv::{
     DiskOptions as KvDiskOptions, DiskStatistics as KvDiskStatistics, DiskStore as KvDiskStore,
     Operation as KvDiskOperation, Secret as KvSecret,
 };
+pub use forebay_model::KvInVram;
 pub use forebay_store::{Interrupt, give_back_free_memory, keep_little_free_memory};
 pub use forebay_stream::LayerUses;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};

@@ -8,7 +8,12 @@ const SHARE_OF_FREE: f64 = 0.75;
 
 /// Returns the default budget in bytes: three quarters of [`free_bytes`].
 pub fn default_budget_bytes() -> u64 {
-    (free_bytes() as f64 * SHARE_OF_FREE) as u64
+    budget_beside(0)
+}
+
+/// Returns the default budget in bytes if `other_bytes` of the free memory are for something else.
+pub fn budget_beside(other_bytes: u64) -> u64 {
+    (free_bytes().saturating_sub(other_bytes) as f64 * SHARE_OF_FREE) as u64
 }
 
 /// Returns the bytes that programs can allocate, within the control group's limit. This includes page cache that the

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_compute::KvType;
-use forebay_model::{CpuOffloadRates, KvCapacity, SubLayerRates};
+use forebay_model::{CpuOffloadRates, KvCapacity, KvInVram, SubLayerRates};
 use forebay_store::{FaultPlan, Interrupt, IoKind, IoRecorder};
 use forebay_stream::PolicyKind;
 use forebay_text::Tokenizer;
@@ -28,6 +28,9 @@ pub struct SessionOptions {
     /// gives every sequence room for the whole context. With fewer positions, an [`Engine`](crate::Engine) suspends
     /// sequences when there is no room for all.
     pub kv_tokens: Option<usize>,
+    /// How much of the keys and values is in VRAM. The rest is in pinned RAM, which is reserved at the start and is not part of
+    /// [`SessionOptions::ram_bytes`]. Layers with a window stay in VRAM. A CPU does not use this.
+    pub kv_in_vram: KvInVram,
     /// Most bytes of RAM for keys and values that the device has no room for: those of suspended sequences, and prefixes that
     /// later requests may share. They are reserved when they are needed, and are not part of [`SessionOptions::ram_bytes`]. A
     /// sequence for which there is no room is computed again, which gives the same bits. `None` is as much as the key/value
@@ -141,7 +144,8 @@ impl SessionOptions {
                 expected: format!("one sequence (--ctx) has up to {context} positions"),
             });
         }
-        Ok(KvCapacity { context, sequences: self.sequences, tokens })
+        let in_vram = self.kv_in_vram;
+        Ok(KvCapacity { context, sequences: self.sequences, tokens, in_vram })
     }
 
     /// Returns the type of the keys and values in the cache.
@@ -164,6 +168,7 @@ impl Default for SessionOptions {
             context: None,
             sequences: 1,
             kv_tokens: None,
+            kv_in_vram: KvInVram::All,
             kv_ram_bytes: None,
             for_engine: false,
             threads: None,

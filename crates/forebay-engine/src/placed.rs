@@ -18,11 +18,11 @@ use forebay_stream::{MemoryPlan, ModelBlocks, Residency};
 use serde::Serialize;
 use tracing::field::Empty;
 
-use crate::memory::free_bytes;
+use crate::memory::{budget_beside, free_bytes};
 use crate::plan::memory;
 use crate::statistics::ReadPath;
 use crate::traced::TracedModel;
-use crate::{EngineError, SessionOptions, default_budget_bytes};
+use crate::{EngineError, SessionOptions};
 
 /// A model that has been described. Of its weights, only vectors have been read.
 pub(crate) struct Described<'a> {
@@ -79,7 +79,7 @@ impl Described<'_> {
         options: &SessionOptions,
         progress: &mut dyn FnMut(u64, u64),
     ) -> Result<Placed, EngineError> {
-        let host = self.host_plan(self.weights.blocks.clone(), options)?;
+        let host = self.host_plan(self.weights.blocks.clone(), options, 0)?;
         let budget_bytes = host.budget_bytes;
         let kind = options.kv_type();
         let capacity = options.kv_capacity(self.context)?;
@@ -111,13 +111,15 @@ impl Described<'_> {
         })
     }
 
-    /// Plans host memory for `blocks` within the user's budget.
+    /// Plans host memory for `blocks` within the user's budget. Without one, weights take their share of the memory that is free
+    /// beside `other_bytes`.
     pub(crate) fn host_plan(
         &self,
         blocks: ModelBlocks,
         options: &SessionOptions,
+        other_bytes: u64,
     ) -> Result<HostPlan, EngineError> {
-        let budget_bytes = options.ram_bytes.unwrap_or_else(default_budget_bytes);
+        let budget_bytes = options.ram_bytes.unwrap_or_else(|| budget_beside(other_bytes));
         let plan = memory::host(self.weights, &blocks, budget_bytes, options.policy)?;
         Ok(HostPlan { blocks, plan, budget_bytes })
     }

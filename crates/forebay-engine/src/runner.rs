@@ -137,6 +137,7 @@ impl Runner {
         let group = |group: forebay_model::KvGroup| GroupConfig {
             window: group.window,
             blocks: group.blocks,
+            on_device: group.on_device,
             block_bytes: group.block_bytes as usize,
         };
         let groups: Vec<GroupConfig> = backend.kv_groups().into_iter().map(group).collect();

@@ -16,7 +16,7 @@ use tracing::field::Empty;
 use crate::device;
 use crate::gpu;
 use crate::inspect::ModelInfo;
-use crate::kv::SequenceId;
+use crate::kv::{KV_BLOCK, SequenceId};
 use crate::options::{CpuOffload, SessionOptions};
 use crate::placed::{Described, GpuStart};
 use crate::plan::{self, HitCurve, Placement, Prediction, Rates, Work};
@@ -210,7 +210,13 @@ impl Session {
         let (architecture, weights) =
             (self.runner.decoder.architecture(), self.runner.decoder.weights());
         let rates = rates.with_threads(self.threads);
-        plan::predict(architecture, weights, self.context(), (&rates, hits), &placement, work)
+        let groups = self.runner.decoder.backend().kv_groups();
+        let kept = groups.iter().find(|group| group.window.is_none());
+        let kv = kept.map_or((1.0, 0), |group| {
+            (group.on_device as f64 / group.blocks as f64, group.blocks * KV_BLOCK)
+        });
+        let placement = (&placement, kv);
+        plan::predict(architecture, weights, self.context(), (&rates, hits), placement, work)
     }
 
     /// Returns a function that predicts the tokens per second of several unrelated sequences that generate together. It uses

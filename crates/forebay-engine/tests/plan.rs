@@ -9,7 +9,7 @@ use forebay_engine::doctor::{BesideCpu, MachineProfile};
 use forebay_engine::plan::{
     Cost, HitCurve, PlanRequest, PlannedModel, Planner, Prediction, Rates, Speed, Work,
 };
-use forebay_engine::{CpuOffload, DeviceChoice, EngineError, Session, SessionOptions};
+use forebay_engine::{CpuOffload, DeviceChoice, EngineError, KvInVram, Session, SessionOptions};
 use forebay_model::ModelError;
 use forebay_stream::StreamError;
 use planning::{GIB, h200_together, model, plan, profile, request};
@@ -152,6 +152,62 @@ fn a_context_that_does_not_fit_is_refused_with_the_largest_that_does() {
         assert!(on_cpu(most, free).is_ok() && on_cpu(most + 1, free).is_err(), "{arch}: {most}");
         let error = on_cpu(trained, weights).unwrap_err();
         assert!(error.to_string().contains("give a smaller --ram"), "{error}");
+    }
+}
+
+/// The same models. Windows and latent caches have less to move.
+#[test]
+fn a_context_that_does_not_fit_has_a_place_in_ram() {
+    let profile = profile("h200.json");
+    for (arch, layers) in
+        [("llama-8b", None), ("qwen3moe-30b", None), ("gemma3-4b", None), ("deepseek-v3", Some(4))]
+    {
+        let model = model(arch, layers, "Q4_K_M");
+        let trained = model.info.context_trained;
+        let short = |vram| request(DeviceChoice::Cuda(0), Some(vram), 64 * GIB, 4096);
+        // All that every token needs fits with a short context.
+        let needed = match model.info.experts {
+            0 => plan(&model, &profile, &short(140 * GIB)).unwrap().plan.vram.unwrap().total_bytes,
+            _ => plan(&model, &profile, &short(1 << 20)).unwrap_err().needed_bytes().unwrap(),
+        };
+        let vram = needed + GIB / 4;
+        let with = |kv_in_vram, free_bytes| {
+            let request = request(DeviceChoice::Cuda(0), Some(vram), 64 * GIB, trained);
+            let ram_free_bytes = Some(free_bytes);
+            plan(&model, &profile, &PlanRequest { kv_in_vram, ram_free_bytes, ..request })
+        };
+        let in_vram = |found: &forebay_engine::plan::Planned| found.plan.vram.clone().unwrap();
+        assert!(with(KvInVram::All, u64::MAX).is_err(), "{arch}");
+        let found = with(KvInVram::AsMuchAsFits, u64::MAX).unwrap();
+        let used = in_vram(&found);
+        assert!(used.total_bytes <= vram && used.kv_cache_in_ram_bytes > 0, "{arch}: {used:?}");
+        assert_eq!(found.plan.host_kv_cache_bytes, used.kv_cache_in_ram_bytes);
+        // A little more in VRAM does not fit, or weights leave for it.
+        let more = used.kv_cache_bytes + (4 << 20);
+        let is_worse = match with(KvInVram::Bytes(more), u64::MAX) {
+            Err(_) => true,
+            Ok(other) => other.plan.sub_layers.is_some(),
+        };
+        assert!(is_worse, "{arch}");
+        // Less in VRAM leaves more to RAM.
+        let error = with(KvInVram::Bytes(1), u64::MAX).unwrap_err();
+        assert!(error.to_string().contains("give a larger --kv-vram"), "{arch}: {error}");
+        let EngineError::Model(ModelError::KvVramTooSmall { least_bytes, .. }) = error else {
+            panic!("{arch}: {error}")
+        };
+        let bytes = (least_bytes + used.kv_cache_bytes) / 2;
+        let less = with(KvInVram::Bytes(bytes), u64::MAX).unwrap();
+        // The windows of gemma3 and the copy of a layer are as much as fits.
+        let is_least = arch == "gemma3-4b";
+        assert_eq!(least_bytes == used.kv_cache_bytes, is_least, "{arch}");
+        let [less, most] = [&less, &found].map(|found| found.plan.host_kv_cache_bytes);
+        assert!(if is_least { less == most } else { less > most }, "{arch}");
+        // RAM must have the room.
+        let weights = found.plan.host.as_ref().map_or(0, |host| host.arena_bytes);
+        let needed = weights + used.kv_cache_in_ram_bytes;
+        assert!(with(KvInVram::AsMuchAsFits, needed).is_ok(), "{arch}");
+        let error = with(KvInVram::AsMuchAsFits, needed - (1 << 20)).unwrap_err();
+        assert!(matches!(error, EngineError::CacheDoesNotFit { .. }), "{arch}: {error}");
     }
 }
 

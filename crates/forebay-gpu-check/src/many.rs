@@ -8,12 +8,12 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use forebay_engine::engine::{EngineOptions, EngineStatistics, Event, Latency, Pooling, Request};
 use forebay_engine::{
-    CpuOffload, DeviceChoice, Engine, GenerateOptions, Session, SessionOptions, inspect,
+    CpuOffload, DeviceChoice, Engine, GenerateOptions, KvInVram, Session, SessionOptions, inspect,
 };
 use forebay_model::sampling::Sampling;
 
 use crate::harness::Outcome;
-use crate::sessions::{CONTEXT, open, open_with_least};
+use crate::sessions::{CONTEXT, kv_vram_range, open, open_with_least};
 
 /// Sequences that run at a time.
 const TOGETHER: usize = 5;
@@ -57,6 +57,7 @@ pub fn check(path: &Path, ids: &[u32], slots: bool, ordinal: usize) -> Result<Ou
     let mut worst = same(&together, &alone).at("resident");
     worst = worst.worse(check_chosen_by_host(open(path, options(1))?, &requests, &alone)?);
     worst = worst.worse(check_suspended(path, ids, &options)?);
+    worst = worst.worse(check_in_ram(path, &options(TOGETHER), &requests, &alone)?);
     if slots {
         let (session, _) = open_with_least(path, &options(TOGETHER), 0)?;
         let (_, together, _) = run(session, &EngineOptions::default(), &requests)?;
@@ -115,6 +116,30 @@ fn check_suspended(
             statistics.suspended
         );
         worst = worst.worse(same(&suspended, &alone).at("suspended"));
+    }
+    Ok(worst)
+}
+
+/// Compares requests whose keys and values are in RAM, except for some blocks or for none, with the same requests alone. Layers
+/// with a window keep theirs in VRAM.
+///
+/// # Errors
+/// Returns an error if the model cannot be opened, a request fails, or all keys and values are in VRAM.
+fn check_in_ram(
+    path: &Path,
+    options: &SessionOptions,
+    requests: &[Request],
+    alone: &Answers,
+) -> Result<Outcome> {
+    let with = |bytes| SessionOptions { kv_in_vram: KvInVram::Bytes(bytes), ..options.clone() };
+    let (least, all) = kv_vram_range(path, options)?;
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for bytes in [least, (least + all) / 2] {
+        let session = open(path, with(bytes))?;
+        let in_ram = session.statistics().vram.map_or(0, |vram| vram.kv_cache_in_ram_bytes);
+        ensure!((in_ram > 0) == (least < all), "{in_ram} bytes are in RAM");
+        let (_, answers, _) = run(session, &EngineOptions::default(), requests)?;
+        worst = worst.worse(same(&answers, alone).at("keys and values in RAM"));
     }
     Ok(worst)
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, Result, bail};
 use forebay_engine::plan::{self, PlanRequest, PlannedModel, Work};
-use forebay_engine::{EngineError, GenerateOptions, Session, SessionOptions};
+use forebay_engine::{EngineError, GenerateOptions, KvInVram, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_model::{DeviceShare, ModelError};
 
@@ -29,6 +29,22 @@ pub fn logits(session: &mut Session, ids: &[u32]) -> Result<Vec<f32>> {
     let alone: Vec<u32> = ids.iter().copied().cycle().take(ALONE).collect();
     all.extend(session.logits_one_by_one(&alone)?);
     Ok(all)
+}
+
+/// Returns the least bytes of VRAM that keys and values need, and the bytes of all of them.
+///
+/// # Errors
+/// Returns an error if the model cannot be opened, or if it can without VRAM for keys and values.
+pub fn kv_vram_range(path: &Path, options: &SessionOptions) -> Result<(u64, u64)> {
+    let all = open(path, options.clone())?.statistics().kv_cache_bytes;
+    let with_none = SessionOptions { kv_in_vram: KvInVram::Bytes(0), ..options.clone() };
+    match Session::open(path, &with_none, &mut |_, _| {}) {
+        Err(EngineError::Model(ModelError::KvVramTooSmall { least_bytes, .. })) => {
+            Ok((least_bytes, all))
+        }
+        Err(error) => Err(error.into()),
+        Ok(_) => bail!("keys and values need no VRAM"),
+    }
 }
 
 /// Generates exactly `count` tokens after `prompt`, always the likeliest. Stop tokens do not end the text.

@@ -9,12 +9,12 @@ use anyhow::{Result, ensure};
 use forebay_engine::engine::{EngineOptions, Event, Request, RequestStatistics};
 use forebay_engine::{
     CpuOffload, DeviceChoice, Engine, GenerateOptions, KvCacheType, KvDiskOptions, KvDiskStore,
-    SessionOptions, inspect,
+    KvInVram, SessionOptions, inspect,
 };
 use forebay_model::sampling::Sampling;
 
 use crate::harness::Outcome;
-use crate::sessions::{CONTEXT, open};
+use crate::sessions::{CONTEXT, kv_vram_range, open};
 
 const CONVERSATIONS: usize = 4;
 const TURNS: usize = 3;
@@ -25,6 +25,9 @@ const ANSWER: usize = 5;
 
 /// Ids with the bits of their logarithmic probabilities.
 type Answer = Vec<[u32; 2]>;
+
+/// The prompts and answers of all conversations in one turn.
+type Turn = (Vec<Vec<u32>>, Vec<Answer>);
 
 /// Compares conversations that take turns in a GPU with room for little more than one of them with the same conversations
 /// alone: with copies in RAM, with copies in RAM for some, and after a restart with a store on the disk.
@@ -46,26 +49,31 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             kv_cache,
             ..SessionOptions::default()
         };
-        let (prompts, expected) = alone(path, ids, &options)?;
+        let turns = alone(path, ids, &options)?;
+        let (least, _) = kv_vram_range(path, &options)?;
         let folder = tempfile::tempdir()?;
         let disk = || KvDiskStore::open(KvDiskOptions::new(&folder.path().join("kv"), 256 << 20));
         for (ram, restarts) in [(64 << 20, false), (100_000, false), (64 << 20, true)] {
-            let with_ram = SessionOptions { kv_ram_bytes: Some(ram), ..options.clone() };
+            // After the restart, the GPU reads most blocks in RAM.
+            let with_ram = SessionOptions {
+                kv_ram_bytes: Some(ram),
+                kv_in_vram: if restarts { KvInVram::Bytes(least) } else { KvInVram::All },
+                ..options.clone()
+            };
             let mut engine = Engine::new(open(path, with_ram)?, &EngineOptions::default());
             if ram > 100_000 {
                 engine.set_kv_disk(Arc::new(disk()?), "a model")?;
             }
             let mut of_all = RequestStatistics::default();
-            for (turn, prompts) in
-                prompts.iter().enumerate().skip(if restarts { TURNS - 1 } else { 0 })
-            {
+            let skipped = if restarts { TURNS - 1 } else { 0 };
+            for (prompts, expected) in turns.iter().skip(skipped) {
                 let (answers, statistics) = ask(&mut engine, prompts, b"all")?;
                 let at = match (ram, restarts) {
                     (100_000, _) => "little RAM",
                     (_, false) => "RAM",
                     (_, true) => "disk",
                 };
-                let expected = expected[turn].concat();
+                let expected = expected.concat();
                 let same = Outcome::same(answers.concat().as_flattened(), expected.as_flattened());
                 worst = worst.worse(same.at(at));
                 for of in statistics {
@@ -85,19 +93,15 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
     Ok(worst)
 }
 
-/// Returns the prompts of all turns, and the answers to each in an engine that shares nothing between requests.
+/// Runs all turns in an engine that shares nothing between requests.
 ///
 /// # Errors
 /// Returns an error if the model cannot be opened or a request fails.
-fn alone(
-    path: &Path,
-    ids: &[u32],
-    options: &SessionOptions,
-) -> Result<(Vec<Vec<Vec<u32>>>, Vec<Vec<Answer>>)> {
+fn alone(path: &Path, ids: &[u32], options: &SessionOptions) -> Result<Vec<Turn>> {
     let mut engine = Engine::new(open(path, options.clone())?, &EngineOptions::default());
     let from = |at: usize, count: usize| ids.iter().copied().cycle().skip(at).take(count);
     let mut talks: Vec<Vec<u32>> = vec![from(0, SYSTEM).collect(); CONVERSATIONS];
-    let (mut prompts, mut answers) = (Vec::new(), Vec::new());
+    let mut turns = Vec::new();
     for turn in 0..TURNS {
         let mut of_turn = Vec::new();
         for (index, talk) in talks.iter_mut().enumerate() {
@@ -108,13 +112,13 @@ fn alone(
             ensure!(statistics[0].cached_tokens == 0, "a request shares with another one");
             of_turn.extend(answer);
         }
-        prompts.push(talks.clone());
+        let prompts = talks.clone();
         for (talk, answer) in talks.iter_mut().zip(&of_turn) {
             talk.extend(answer.iter().map(|[id, _]| id));
         }
-        answers.push(of_turn);
+        turns.push((prompts, of_turn));
     }
-    Ok((prompts, answers))
+    Ok(turns)
 }
 
 /// Runs requests together. Returns the answer and the statistics of each.

@@ -46,8 +46,13 @@ pub enum ModelError {
     )]
     NumericFailure { layer: usize, token: usize },
     #[error(
+        "keys and values need at least {least_bytes} bytes of VRAM with this context, but --kv-vram allows {given_bytes}; give \
+         a larger --kv-vram or a smaller --ctx"
+    )]
+    KvVramTooSmall { given_bytes: u64, least_bytes: u64 },
+    #[error(
         "the model needs {needed_bytes} bytes of VRAM, but {given_bytes} may be used: {why}; \
-         give {}a larger --vram, or use --device cpu",
+         give {}a larger --vram, keep part of the KV cache in RAM with a --kv-vram, or use --device cpu",
         match largest_context {
             Some(positions) => format!("a --ctx of at most {positions} or "),
             None => String::new(),

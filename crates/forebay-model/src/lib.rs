@@ -20,7 +20,7 @@ mod sharing;
 mod statistics;
 pub mod weights;
 
-pub use arch::{Architecture, KvCapacity};
+pub use arch::{Architecture, KvCapacity, KvInVram};
 pub use backend::cpu::{CacheSize, CpuBackend, batch_tokens, cache_bytes};
 #[cfg(feature = "cuda")]
 pub use backend::cuda::{

@@ -16,6 +16,8 @@ pub struct VramUse {
     pub context_bytes: u64,
     pub weights_bytes: u64,
     pub kv_cache_bytes: u64,
+    /// Keys and values in pinned RAM, which the GPU reads there. They take no VRAM.
+    pub kv_cache_in_ram_bytes: u64,
     /// Activations, tables and small vectors.
     pub activation_bytes: u64,
     /// Sum of the four uses above.

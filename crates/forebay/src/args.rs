@@ -18,7 +18,7 @@ use clap::{
     Args, FromArgMatches as _, Parser, Subcommand, ValueEnum, ValueHint,
     builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser},
 };
-use forebay_engine::SessionOptions;
+use forebay_engine::{KvInVram, SessionOptions};
 use forebay_lab::replay::{Predictor, ReplayPolicy};
 use forebay_lab::synth;
 use forebay_stream::{Capacity, PolicyKind};
@@ -149,6 +149,10 @@ pub struct BudgetArgs {
     /// Type of the KV cache. q8_0 takes half the memory of f16, q4_0 a quarter; both lose some accuracy
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16)]
     pub kv_type: KvTypeArg,
+    /// VRAM for the KV cache. What does not fit is in pinned RAM, where the GPU reads it over PCIe: contexts may be longer than
+    /// VRAM. auto takes what fits beside the dense weights [default: all in VRAM]
+    #[arg(long, value_name = "SIZE|auto", value_parser = parse::kv_vram, allow_hyphen_values = true)]
+    pub kv_vram: Option<KvInVram>,
     /// On a GPU, launch every kernel by itself instead of one CUDA graph per token: slower, same results
     #[arg(long)]
     pub no_cuda_graph: bool,

@@ -190,6 +190,7 @@ pub fn session(args: &BudgetArgs) -> Outcome<SessionOptions> {
         threads: args.threads,
         exact: args.exact,
         kv_cache: kv_cache(args.kv_type),
+        kv_in_vram: args.kv_vram.unwrap_or_default(),
         cuda_graphs: !args.no_cuda_graph,
         cpu_offload: args.cpu_offload.resolve(),
         policy: args.policy,

@@ -141,8 +141,12 @@ fn vram(used: &VramUse) -> String {
         None => "the driver does not say how much is in use".into(),
         Some(driver) => format!("{} in use as reported by the driver", bytes(driver)),
     };
+    let in_ram = match used.kv_cache_in_ram_bytes {
+        0 => String::new(),
+        count => format!(" with {} more in pinned RAM", bytes(count)),
+    };
     format!(
-        "{} by our count: weights {}, KV cache {}, activations {}, context and kernels {}; {driver}",
+        "{} by our count: weights {}, KV cache {}{in_ram}, activations {}, context and kernels {}; {driver}",
         bytes(used.total_bytes),
         bytes(used.weights_bytes),
         bytes(used.kv_cache_bytes),

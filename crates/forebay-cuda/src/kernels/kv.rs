@@ -121,6 +121,18 @@ pub struct KvLayer {
     pub tables: KvTables,
     /// Offset of the layer's keys in a block; its values follow.
     pub offset: usize,
+    /// The layer's keys and values in the blocks behind those of the pool: one block after the other, of
+    /// [`KvLayerShape::block_bytes`] each.
+    pub elsewhere: Option<KvElsewhere>,
+}
+
+/// Blocks of one layer that are not in the memory of their pool but in pinned host memory, or in a copy of that memory.
+#[derive(Clone, Copy)]
+pub struct KvElsewhere {
+    /// Memory of the blocks, aligned to 16 bytes.
+    pub memory: DevicePtr<u8>,
+    /// Number of blocks. The first one has the number that follows the pool's last.
+    pub blocks: usize,
 }
 
 impl KvLayer {
@@ -147,6 +159,12 @@ impl KvLayer {
             && tables.blocks.address().is_multiple_of(16);
         assert!(aligned, "blocks, planes and tables begin at multiples of 16 bytes");
         assert!(pool.block_bytes < 1 << 32, "blocks of {} bytes", pool.block_bytes);
+        if let Some(elsewhere) = self.elsewhere {
+            assert!(
+                elsewhere.memory.address().is_multiple_of(16),
+                "blocks begin at multiples of 16 bytes"
+            );
+        }
         let end = self.offset + shape.block_bytes() as usize;
         assert!(end <= pool.block_bytes, "a layer's block ends at {end} of {}", pool.block_bytes);
         assert_eq!(tables.stride, shape.table_stride(), "the tables of {shape:?}");
@@ -156,13 +174,23 @@ impl KvLayer {
 impl Launch {
     /// Passes a layer's cache and where the rows of a pass belong in it, as `KV_PARAMETERS` of the kernels.
     pub(super) fn cache(self, layer: &KvLayer, rows: &PassRows) -> Launch {
-        let KvLayer { pool, tables, offset, .. } = *layer;
+        let KvLayer { pool, tables, offset, elsewhere, shape } = *layer;
         let [keys, values] = layer.planes();
         let behind_keys = pool.blocks * pool.block_bytes - offset;
         let behind_values = behind_keys - (values.address() - keys.address()) as usize;
+        let own = elsewhere.map_or(u64::from(u32::MAX), |_| pool.blocks as u64);
+        let bytes_elsewhere = shape.block_bytes();
+        // The distance from block 0 of the pool to where block 0 would be elsewhere. It is the same for keys and values.
+        let distance = elsewhere.map_or(0, |of| {
+            of.memory.check(of.blocks * bytes_elsewhere as usize);
+            of.memory.address().wrapping_sub(keys.address()).wrapping_sub(own * bytes_elsewhere)
+        });
         self.ptr(keys, behind_keys)
             .ptr(values, behind_values)
             .u64(pool.block_bytes as u64)
+            .u64(own)
+            .u64(bytes_elsewhere)
+            .u64(distance)
             .ptr(tables.blocks, tables.count * tables.stride)
             .int(tables.stride)
             .ptr(rows.tables, rows.count)

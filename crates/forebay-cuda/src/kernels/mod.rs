@@ -35,7 +35,7 @@ pub use fetch::{
     FETCHED_PAIRS_MAX, FetchedLayer, GivingUp,
 };
 pub use gating::{Gate, GateBiases, Gating};
-pub use kv::{KV_BLOCK, KvElement, KvLayer, KvLayerShape, KvPool, KvTables};
+pub use kv::{KV_BLOCK, KvElement, KvElsewhere, KvLayer, KvLayerShape, KvPool, KvTables};
 pub use matmul::{
     MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm, TileSize, narrow_form,
 };

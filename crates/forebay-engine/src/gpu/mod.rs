@@ -72,7 +72,8 @@ pub(crate) fn share(
 ) -> Result<DeviceShare, ModelError> {
     let PlannedModel { architecture, weights, .. } = model;
     let sequences = request.work.sequences.max(1);
-    let capacity = KvCapacity { context: request.context, sequences, tokens: None };
+    let PlanRequest { context, kv_in_vram: in_vram, .. } = *request;
+    let capacity = KvCapacity { context, sequences, tokens: None, in_vram };
     let cache = CudaPlan::cache(architecture, element(request.cache), capacity);
     facts.plan(architecture, weights, cache, request.vram_bytes, request.policy)
 }

@@ -12,6 +12,7 @@ use tracing::field::Empty;
 
 use crate::doctor::MachineProfile;
 use crate::load::{GpuRing, RingRequest, contents, name_of, named, poison, read_back};
+use crate::memory::free_bytes;
 use crate::placed::{Described, GpuStart, Placed, engine_only, engine_options};
 use crate::plan::{self, Rates, memory};
 use crate::session;
@@ -33,8 +34,11 @@ impl Described<'_> {
             (false, true) => Some(plan.sub_layers().host_blocks(self.weights)),
             (false, false) => None,
         };
-        let host = blocks.map(|blocks| self.host_plan(blocks, options)).transpose()?;
+        let kv_bytes = plan.kv_in_ram_bytes();
+        let host = blocks.map(|blocks| self.host_plan(blocks, options, kv_bytes)).transpose()?;
         let host_plan = host.as_ref().map(|host| host.plan.clone());
+        let weights_bytes = host_plan.as_ref().map_or(0, |plan| plan.arena_bytes);
+        memory::check_cache_on_gpu(self.context, weights_bytes, free_bytes(), kv_bytes)?;
         let cpu_sub_layers = plan.sub_layers().cpu_takes_part();
         let planned = plan.sub_layer_rates();
         let cpu_offload = match (plan.slots(), &host_plan) {

@@ -13,6 +13,8 @@ pub struct GroupConfig {
     pub window: Option<usize>,
     /// Blocks in the pool, with the null block.
     pub blocks: usize,
+    /// Number of those in the device's own memory, which come first and are given out first.
+    pub on_device: usize,
     /// Size of one block over all layers of the group, in bytes.
     pub block_bytes: usize,
 }
@@ -56,8 +58,8 @@ impl Groups {
     pub fn new(configs: &[GroupConfig]) -> Groups {
         let group = |config: &GroupConfig| {
             assert_ne!(config.window, Some(0), "a window of 0 sees nothing");
-            let GroupConfig { window, blocks, block_bytes } = *config;
-            Group { window, block_bytes, pool: Pool::new(blocks) }
+            let GroupConfig { window, blocks, on_device, block_bytes } = *config;
+            Group { window, block_bytes, pool: Pool::new(blocks, on_device) }
         };
         Groups(configs.iter().map(group).collect())
     }
@@ -140,7 +142,7 @@ mod tests {
 
     #[test]
     fn windows_bound_the_blocks_that_a_sequence_needs() {
-        let group = |window| Group { window, block_bytes: 1, pool: Pool::new(1) };
+        let group = |window| Group { window, block_bytes: 1, pool: Pool::new(1, 1) };
         assert_eq!(group(None).blocks_needed(33, 8), 3);
         assert_eq!(group(Some(100)).blocks_needed(0, 8), 0);
         for (window, batch) in
@@ -156,7 +158,7 @@ mod tests {
     #[test]
     fn a_window_includes_the_token_itself() {
         let first =
-            |window, len| Group { window, block_bytes: 1, pool: Pool::new(1) }.first_seen(len);
+            |window, len| Group { window, block_bytes: 1, pool: Pool::new(1, 1) }.first_seen(len);
         assert_eq!(first(None, 1000), 0);
         assert_eq!((first(Some(1), 31), first(Some(1), 32)), (1, 2));
         assert_eq!((first(Some(17), 31), first(Some(17), 32)), (0, 1));

@@ -73,6 +73,10 @@ pub(super) struct Pool {
     blocks: Vec<Block>,
     /// Blocks without content and references. The last one is given out first.
     free: Vec<BlockId>,
+    /// The same for blocks outside the device's own memory, which are given out when no others are free.
+    free_outside: Vec<BlockId>,
+    /// The first block outside the device's own memory.
+    outside: BlockId,
     cached: usize,
     /// One of the blocks with a content. It is never iterated over, because the order is not deterministic.
     index: HashMap<BlockHash, BlockId, BuildHasherDefault<KeyIsHash>>,
@@ -80,10 +84,12 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// Creates a pool of `blocks` blocks, of which the first is the null block.
-    pub fn new(blocks: usize) -> Pool {
-        assert!(blocks > 0, "a pool needs a null block");
+    /// Creates a pool of `blocks` blocks, of which the first is the null block. Those from `on_device` on are outside the device's
+    /// own memory.
+    pub fn new(blocks: usize, on_device: usize) -> Pool {
+        assert!((1..=blocks).contains(&on_device), "a pool needs a null block");
         let count = u32::try_from(blocks).expect("block numbers have 32 bits");
+        let outside = u32::try_from(on_device).expect("block numbers have 32 bits");
         let block = |index| {
             let own = BlockId(index);
             Block {
@@ -97,7 +103,9 @@ impl Pool {
         };
         Pool {
             blocks: (0..count).map(block).collect(),
-            free: (1..count).rev().map(BlockId).collect(),
+            free: (1..outside).rev().map(BlockId).collect(),
+            free_outside: (outside..count).rev().map(BlockId).collect(),
+            outside: BlockId(outside),
             cached: 0,
             // A map that is at most half full removes the traces of removed keys in place.
             index: HashMap::with_capacity_and_hasher(2 * blocks, BuildHasherDefault::default()),
@@ -111,7 +119,7 @@ impl Pool {
     }
 
     pub fn free(&self) -> usize {
-        self.free.len()
+        self.free.len() + self.free_outside.len()
     }
 
     pub fn cached(&self) -> usize {
@@ -120,7 +128,7 @@ impl Pool {
 
     /// Returns the number of blocks that can be given out: free and cached ones.
     pub fn available(&self) -> usize {
-        self.free.len() + self.cached
+        self.free() + self.cached
     }
 
     pub fn evictions(&self) -> u64 {
@@ -194,8 +202,14 @@ impl Pool {
             self.cached += 1;
         } else {
             self.withdraw(block);
-            self.free.push(block);
+            self.put_back(block);
         }
+    }
+
+    /// Notes that a block is free.
+    fn put_back(&mut self, block: BlockId) {
+        let free = if block < self.outside { &mut self.free } else { &mut self.free_outside };
+        free.push(block);
     }
 
     /// Makes a written block full: its content can be found from now on.
@@ -219,7 +233,7 @@ impl Pool {
 
     /// Takes a free block and gives it one reference.
     pub fn take_free(&mut self) -> Option<BlockId> {
-        let block = self.free.pop()?;
+        let block = self.free.pop().or_else(|| self.free_outside.pop())?;
         self.blocks[block.index()].references = 1;
         Some(block)
     }
@@ -268,7 +282,7 @@ impl Pool {
                 evicted = self.as_evicted(block);
                 self.unlink(block);
                 self.cached -= 1;
-                self.free.push(block);
+                self.put_back(block);
             }
             self.withdraw(block);
         }
@@ -299,8 +313,8 @@ impl Pool {
     }
 
     #[cfg(test)]
-    pub fn free_list(&self) -> &[BlockId] {
-        &self.free
+    pub fn free_list(&self) -> impl Iterator<Item = BlockId> + use<'_> {
+        self.free.iter().chain(&self.free_outside).copied()
     }
 
     /// Returns the cached blocks, least recently used first.

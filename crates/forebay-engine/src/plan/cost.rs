@@ -211,6 +211,12 @@ impl Model<'_> {
         self.sequences() * self.costs.kv.bytes_read(self.work.depth)
     }
 
+    /// Returns the seconds for reading keys and values in RAM, if every sequence has `depth` positions.
+    pub(super) fn kv_in_ram_seconds(&self, gpu: &GpuCosts, depth: usize) -> f64 {
+        let bytes = self.costs.kv.bytes_read_in_ram(depth * self.work.sequences.max(1));
+        if bytes > 0.0 { bytes / gpu.copy_rate(bytes) } else { 0.0 }
+    }
+
     pub(super) fn sequences(&self) -> f64 {
         self.work.sequences.max(1) as f64
     }
@@ -240,6 +246,7 @@ impl Model<'_> {
         let mut sum = Sum::default();
         let mut seconds = sum.add(Cost::GpuMemory, rows * gpu.seconds(&costs.head));
         seconds += sum.add(Cost::GpuMemory, gpu.attention_seconds(self.kv_bytes()));
+        seconds += sum.add(Cost::Pcie, self.kv_in_ram_seconds(gpu, self.work.depth));
         for layer in &costs.layers {
             // Every row multiplies with its experts on its own.
             let used = layer.experts.as_ref().map_or(0.0, |experts| {
@@ -290,6 +297,9 @@ impl Model<'_> {
             }
             computing += sum.add(Cost::GpuCompute, batches * products);
         }
+        // Every batch copies what it sees of the prompt so far.
+        let middle = self.work.depth + self.work.prompt_tokens / 2;
+        computing += sum.add(Cost::Pcie, batches * self.kv_in_ram_seconds(gpu, middle));
         if vram >= 1.0 {
             return sum.speed(self.work.prompt_tokens as f64, computing);
         }

@@ -49,6 +49,20 @@ pub(crate) fn check_cache(
     })
 }
 
+/// Returns an error if `kv_bytes` of a GPU's keys and values for `context` positions do not fit in RAM beside weights.
+pub(crate) fn check_cache_on_gpu(
+    context: usize,
+    weights_bytes: u64,
+    free_bytes: u64,
+    kv_bytes: u64,
+) -> Result<(), EngineError> {
+    if kv_bytes == 0 {
+        return Ok(());
+    }
+    let share = |other: usize| (kv_bytes as f64 * other as f64 / context as f64) as u64;
+    check_cache(context, weights_bytes, free_bytes, share)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

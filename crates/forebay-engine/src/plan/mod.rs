@@ -27,7 +27,7 @@ mod trust;
 mod whole;
 
 use forebay_compute::KvType;
-use forebay_model::{DeviceShare, SubLayerPlacement, VramUse};
+use forebay_model::{DeviceShare, KvInVram, SubLayerPlacement, VramUse};
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
 use tracing::field::Empty;
@@ -72,6 +72,8 @@ pub struct PlanRequest {
     pub ram_free_bytes: Option<u64>,
     /// Number of positions in the KV cache.
     pub context: usize,
+    /// How much of the keys and values is in VRAM.
+    pub kv_in_vram: KvInVram,
     /// Type in which keys and values are stored.
     pub cache: KvType,
     pub policy: PolicyKind,
@@ -97,6 +99,7 @@ impl PlanRequest {
             ram_chosen_by_user: options.ram_bytes.is_some(),
             ram_free_bytes: None,
             context,
+            kv_in_vram: options.kv_in_vram,
             cache: options.kv_type(),
             policy: options.policy,
             threads: options.threads,
@@ -343,14 +346,25 @@ impl<'a> Planner<'a> {
             | Placement::SubLayers { host, .. }
             | Placement::Ram(host) => Some(host.clone()),
         };
-        let prediction = self.predict(costs, request, &placement)?;
+        let (kv_bytes, free_bytes) = (vram.kv_cache_in_ram_bytes, request.ram_free_bytes);
+        let weights_bytes = host.as_ref().map_or(0, |host| host.arena_bytes);
+        memory::check_cache_on_gpu(
+            request.context,
+            weights_bytes,
+            free_bytes.unwrap_or(u64::MAX),
+            kv_bytes,
+        )?;
+        let positions = request.context * request.work.sequences.max(1);
+        let in_ram = vram.kv_cache_in_ram_bytes as f64 / costs.kv.bytes_kept(positions).max(1.0);
+        let kv = costs.kv.clone().with_in_vram(1.0 - in_ram, positions);
+        let prediction = self.predict(&ModelCosts { kv, ..costs.clone() }, request, &placement)?;
         Ok(Plan {
             device: "cuda",
-            vram: Some(vram),
             slots,
             sub_layers: (!all_sub_layers).then(|| sub_layers.placement()),
             host,
-            host_kv_cache_bytes: 0,
+            host_kv_cache_bytes: vram.kv_cache_in_ram_bytes,
+            vram: Some(vram),
             prediction,
         })
     }
@@ -377,17 +391,19 @@ pub fn gpu_facts(device: DeviceChoice) -> Option<Facts> {
     gpu::facts(ordinal)
 }
 
-/// Predicts the speed of a model that is already placed. Returns `None` if a GPU computes and the rates do not have
-/// one.
+/// Predicts the speed of a model that is already placed, with such a share of the keys and values for so many positions in VRAM.
+/// Returns `None` if a GPU computes and the rates do not have one.
 pub(crate) fn predict(
     architecture: &forebay_model::Architecture,
     weights: &forebay_model::Weights,
     context: usize,
     (rates, hits): (&Rates, &HitCurve),
-    placement: &Placement,
+    (placement, (in_vram, positions)): (&Placement, (f64, usize)),
     work: Work,
 ) -> Option<Prediction> {
     let costs = ModelCosts::new(architecture, weights, context);
+    let kv = costs.kv.clone().with_in_vram(in_vram, positions);
+    let costs = ModelCosts { kv, ..costs };
     Model { costs: &costs, rates, hits, work }.predict(placement)
 }
 

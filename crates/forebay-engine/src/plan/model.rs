@@ -5,7 +5,7 @@ use std::path::Path;
 use forebay_compute::KvType;
 use forebay_format::{Catalog, TensorType};
 use forebay_model::weights::{FeedForwardWeights, PartMatrix};
-use forebay_model::{Architecture, CacheSize, KvCapacity, Weights};
+use forebay_model::{Architecture, CacheSize, KvCapacity, KvInVram, Weights};
 use forebay_store::FileSet;
 use forebay_stream::ModelBlocks;
 
@@ -51,7 +51,7 @@ impl PlannedModel {
 
     /// Returns the bytes of keys and values in host memory for `sequences` times `context` positions.
     pub(crate) fn cache_bytes(&self, context: usize, sequences: usize, cache: KvType) -> u64 {
-        let capacity = KvCapacity { context, sequences, tokens: None };
+        let capacity = KvCapacity { context, sequences, tokens: None, in_vram: KvInVram::All };
         let size = CacheSize { kind: cache, capacity };
         forebay_model::cache_bytes(&self.architecture, size)
     }
@@ -117,6 +117,8 @@ pub(crate) struct KvCosts {
     layer_bytes: u64,
     /// Attention window of each layer, in positions. `None` if the layer sees the whole context.
     windows: Vec<Option<usize>>,
+    /// Bytes of layers that see the whole context which are in VRAM, if others are read in RAM.
+    in_vram_bytes: Option<f64>,
 }
 
 impl KvCosts {
@@ -131,7 +133,27 @@ impl KvCosts {
         KvCosts {
             layer_bytes: attention.kv_heads as u64 * keys_and_values,
             windows: architecture.layers.iter().map(|layer| layer.window).collect(),
+            in_vram_bytes: None,
         }
+    }
+
+    /// Returns the costs if a GPU keeps `in_vram` of the keys and values for `positions` positions in VRAM, as a share from 0 to 1.
+    pub fn with_in_vram(self, in_vram: f64, positions: usize) -> KvCosts {
+        let in_vram_bytes = (in_vram < 1.0).then(|| self.bytes_kept(positions) * in_vram);
+        KvCosts { in_vram_bytes, ..self }
+    }
+
+    /// Returns the bytes of keys and values for `positions` positions in the layers that see the whole context.
+    pub fn bytes_kept(&self, positions: usize) -> f64 {
+        let layers = self.windows.iter().filter(|window| window.is_none()).count();
+        (layers * positions) as f64 * self.layer_bytes as f64
+    }
+
+    /// Returns the bytes of keys and values that a GPU reads in RAM if sequences with `positions` positions in all generate a
+    /// token each. Blocks in VRAM are given out first.
+    pub fn bytes_read_in_ram(&self, positions: usize) -> f64 {
+        let in_vram = self.in_vram_bytes.unwrap_or(f64::INFINITY);
+        (self.bytes_kept(positions) - in_vram).max(0.0)
     }
 
     /// Returns the bytes of keys and values that a token after `depth` others reads.

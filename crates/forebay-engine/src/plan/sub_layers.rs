@@ -86,6 +86,7 @@ impl Machine {
             both: model.rates.both(gpu, copy, on_cpu),
             gpu_seconds: gpu.seconds(&costs.head)
                 + gpu.attention_seconds(model.kv_bytes())
+                + model.kv_in_ram_seconds(gpu, model.work.depth)
                 + of_layers
                 + layers * latency,
             gpu: mean(feed_forward.iter().map(|of| gpu.seconds(of)).sum()),

@@ -58,7 +58,10 @@ impl Session {
         ModelMemory {
             vram_bytes: vram.as_ref().map_or(0, |vram| vram.total_bytes - vram.context_bytes),
             ram_bytes,
-            ram_kv_cache_bytes: if vram.is_some() { 0 } else { backend.cache_bytes() },
+            ram_kv_cache_bytes: match &vram {
+                Some(vram) => vram.kv_cache_in_ram_bytes,
+                None => backend.cache_bytes(),
+            },
         }
     }
 }

@@ -143,7 +143,7 @@ impl PagedCache {
         };
         let tables =
             KvTables { blocks: self.tables.ptr(), stride, count: self.numbers.len() / stride };
-        KvLayer { shape, pool, tables, offset: block_bytes / 2 }
+        KvLayer { shape, pool, tables, offset: block_bytes / 2, elsewhere: None }
     }
 
     /// Returns the number of positions that can be written at once.

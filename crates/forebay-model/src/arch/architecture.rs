@@ -279,12 +279,26 @@ pub struct KvCapacity {
     pub sequences: usize,
     /// Positions of all sequences together. `None` gives every sequence room for the whole context.
     pub tokens: Option<usize>,
+    /// How much of a GPU's cache is in VRAM.
+    pub in_vram: KvInVram,
+}
+
+/// How much of the KV cache is in VRAM. The rest is in pinned host memory, where the GPU reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvInVram {
+    #[default]
+    All,
+    /// As much as so many bytes of VRAM hold, with the memory for copies of one layer.
+    Bytes(u64),
+    /// As much as fits beside the dense weights. Experts get what is left: in every token, the GPU reads all keys and values of
+    /// the context, but only a part of the experts.
+    AsMuchAsFits,
 }
 
 impl KvCapacity {
     /// Returns the capacity of one sequence.
     pub fn alone(context: usize) -> KvCapacity {
-        KvCapacity { context, sequences: 1, tokens: None }
+        KvCapacity { context, sequences: 1, tokens: None, in_vram: KvInVram::All }
     }
 }
 
@@ -304,7 +318,7 @@ impl Architecture {
     /// Returns the number of KV blocks that each group's pool needs for a capacity and passes of up to `batch` rows of a
     /// sequence, with block 0. One sequence always has room for the whole context.
     pub fn kv_blocks(&self, batch: usize, capacity: KvCapacity) -> Vec<usize> {
-        let KvCapacity { context, sequences, tokens } = capacity;
+        let KvCapacity { context, sequences, tokens, .. } = capacity;
         let positions = |window: Option<usize>| {
             window.map_or(context, |window| rows_for_window(window, batch, context))
         };

@@ -8,8 +8,8 @@ mod huggingface;
 mod names;
 
 pub use architecture::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, KvCapacity, Latent, Layer,
-    Naming, NormLayout, QkNorm, Rope, RopeFactors,
+    Architecture, Attention, AttentionBias, Experts, FeedForward, KvCapacity, KvInVram, Latent,
+    Layer, Naming, NormLayout, QkNorm, Rope, RopeFactors,
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use families::by_name;

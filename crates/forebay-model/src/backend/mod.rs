@@ -129,6 +129,8 @@ pub struct KvGroup {
     pub window: Option<usize>,
     /// Number of blocks in the pool. Block 0 is never used and stands for "no block".
     pub blocks: usize,
+    /// Number of those that are in the device's own memory, which come first. Others are read over PCIe.
+    pub on_device: usize,
     /// Number of bytes of a block: [`forebay_compute::KV_BLOCK`] positions of all layers of the group.
     pub block_bytes: u64,
 }

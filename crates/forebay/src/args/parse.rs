@@ -2,7 +2,18 @@
 
 use std::time::Duration;
 
+use forebay_engine::KvInVram;
+
 use super::Parallel;
+use crate::size;
+
+/// Parses the VRAM for keys and values: a size or `auto`.
+pub fn kv_vram(text: &str) -> Result<KvInVram, String> {
+    match text {
+        "auto" => Ok(KvInVram::AsMuchAsFits),
+        size => size::parse(size).map(KvInVram::Bytes).map_err(|error| error.to_string()),
+    }
+}
 
 pub fn non_negative(text: &str) -> Result<f32, String> {
     number(text, |x| x >= 0.0, "must be a number of at least 0")

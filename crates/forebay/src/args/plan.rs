@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use clap::builder::RangedU64ValueParser;
 use clap::{Args, ValueHint};
-use forebay_engine::SessionOptions;
+use forebay_engine::{KvInVram, SessionOptions};
 use forebay_stream::PolicyKind;
 
-use super::{CpuOffloadArgs, Device, KvTypeArg, count, policy};
+use super::{CpuOffloadArgs, Device, KvTypeArg, count, parse, policy};
 use crate::size;
 
 #[derive(Args)]
@@ -31,6 +31,10 @@ pub struct PlanArgs {
     /// Type of the KV cache
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16)]
     pub kv_type: KvTypeArg,
+    /// VRAM for the KV cache; the rest is in pinned RAM. auto takes what fits beside the dense weights
+    /// [default: all in VRAM]
+    #[arg(long, value_name = "SIZE|auto", value_parser = parse::kv_vram, allow_hyphen_values = true)]
+    pub kv_vram: Option<KvInVram>,
     #[command(flatten)]
     pub cpu_offload: CpuOffloadArgs,
     /// Compute threads of the CPU [default: as many as the machine profile was made with]

@@ -145,6 +145,7 @@ fn options(args: &PlanArgs) -> SessionOptions {
         ram_bytes: args.ram,
         context: args.ctx,
         kv_cache: config::kv_cache(args.kv_type),
+        kv_in_vram: args.kv_vram.unwrap_or_default(),
         cpu_offload: args.cpu_offload.resolve(),
         threads: args.threads,
         policy: args.policy,
@@ -338,13 +339,14 @@ fn memory(plan: &Plan) -> Option<String> {
             size::format(vram.context_bytes)
         )
     });
-    let host = plan.host.as_ref().map(|host| {
-        let cache = match plan.host_kv_cache_bytes {
-            0 => String::new(),
-            bytes => format!(", KV cache {}", size::format(bytes)),
-        };
-        format!("RAM: weights {}{cache}", size::format(host.arena_bytes + host.reserved_bytes))
-    });
+    let weights = plan
+        .host
+        .as_ref()
+        .map(|host| format!("weights {}", size::format(host.arena_bytes + host.reserved_bytes)));
+    let cache = plan.host_kv_cache_bytes;
+    let cache = (cache > 0).then(|| format!("KV cache {}", size::format(cache)));
+    let in_ram: Vec<String> = [weights, cache].into_iter().flatten().collect();
+    let host = (!in_ram.is_empty()).then(|| format!("RAM: {}", in_ram.join(", ")));
     let parts: Vec<String> = [vram, host].into_iter().flatten().collect();
     (!parts.is_empty()).then(|| parts.join("; "))
 }

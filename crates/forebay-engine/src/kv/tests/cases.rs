@@ -10,7 +10,12 @@ use super::super::{
 
 /// Returns a manager with groups of these windows, each with room for `blocks` blocks.
 fn manager(windows: &[Option<usize>], blocks: usize) -> BlockManager {
-    let group = |&window| GroupConfig { window, blocks: blocks + 1, block_bytes: 4096 };
+    let group = |&window| GroupConfig {
+        window,
+        blocks: blocks + 1,
+        on_device: blocks + 1,
+        block_bytes: 4096,
+    };
     BlockManager::new(&windows.iter().map(group).collect::<Vec<_>>(), 64)
 }
 
@@ -165,6 +170,7 @@ fn a_reservation_is_made_in_all_groups_or_in_none() {
     let groups = [(None, 10), (Some(100), 3)].map(|(window, blocks)| GroupConfig {
         window,
         blocks,
+        on_device: blocks,
         block_bytes: 1,
     });
     let mut manager = BlockManager::new(&groups, 64);
@@ -200,6 +206,7 @@ fn truncation_uses_cached_blocks_and_goes_back_without_them() {
     let groups = [(None, 13), (Some(16), 8)].map(|(window, blocks)| GroupConfig {
         window,
         blocks,
+        on_device: blocks,
         block_bytes: 1,
     });
     let mut manager = BlockManager::new(&groups, 96);

@@ -33,8 +33,14 @@ fn admit_all(manager: &mut BlockManager) -> Vec<usize> {
 fn sequences_with_a_common_prefix_share_its_blocks() {
     // In a pool with exactly the room for one prefix and the own parts.
     let tokens = (PREFIX + SEQUENCES * OWN) as usize;
-    let whole = GroupConfig { window: None, blocks: 1 + tokens / KV_BLOCK, block_bytes: 1 };
-    let window = GroupConfig { window: Some(128), blocks: 1 + 200, block_bytes: 1 };
+    let whole = GroupConfig {
+        window: None,
+        blocks: 1 + tokens / KV_BLOCK,
+        on_device: 1 + tokens / KV_BLOCK,
+        block_bytes: 1,
+    };
+    let window =
+        GroupConfig { window: Some(128), blocks: 1 + 200, on_device: 1 + 200, block_bytes: 1 };
     for groups in [vec![whole], vec![whole, window]] {
         let mut manager = BlockManager::new(&groups, BATCH);
         let hits = admit_all(&mut manager);

@@ -31,7 +31,7 @@ impl World {
             for block in pool.block_ids() {
                 let count = references.get(&block).copied().unwrap_or(0);
                 assert_eq!(pool.references(block), count);
-                let is_free = pool.free_list().contains(&block);
+                let is_free = pool.free_list().any(|free| free == block);
                 let is_cached = cached.contains(&block);
                 assert_eq!(u8::from(is_free) + u8::from(is_cached) + u8::from(count > 0), 1);
                 assert!(!is_free || pool.hash(block).is_none());

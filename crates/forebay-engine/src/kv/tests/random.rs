@@ -62,7 +62,12 @@ fn groups() -> impl Strategy<Value = Vec<GroupConfig>> {
         vec![None, Some(17), Some(30)],
     ]);
     (windows, prop::collection::vec(2..40_usize, 3)).prop_map(|(windows, blocks)| {
-        let group = |(window, blocks)| GroupConfig { window, blocks, block_bytes: 1 };
+        let group = |(window, blocks)| GroupConfig {
+            window,
+            blocks,
+            on_device: 1 + blocks / 2,
+            block_bytes: 1,
+        };
         windows.into_iter().zip(blocks).map(group).collect()
     })
 }

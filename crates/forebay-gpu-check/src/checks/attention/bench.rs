@@ -171,7 +171,7 @@ fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measu
         let memory: DevicePtr<u8> = memory.ptr::<u8>().offset(turn % layers * layer_bytes);
         let pool = KvPool { memory, blocks: 1 + ring, block_bytes };
         let tables = KvTables { blocks: blocks.ptr(), stride, count: 1 };
-        let layer = KvLayer { shape: *shape, pool, tables, offset: 0 };
+        let layer = KvLayer { shape: *shape, pool, tables, offset: 0, elsewhere: None };
         gpu.attention(&what, &layer, splits, &scratch)
     })?;
     // Number of pairs of a query and a key that it sees.

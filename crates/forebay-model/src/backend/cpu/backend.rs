@@ -236,6 +236,7 @@ impl Backend for CpuBackend {
         let group = |(group, window): (usize, &Option<usize>)| KvGroup {
             window: *window,
             blocks: self.cache.blocks(group),
+            on_device: self.cache.blocks(group),
             block_bytes: self.cache.block_bytes(group),
         };
         self.windows.iter().enumerate().map(group).collect()

@@ -258,7 +258,7 @@ impl CudaBackend {
             tickets: self.arena.activation(at.attention_tickets),
             size: at.attention_size,
         };
-        self.gpu.attention(&what, &self.kv_layer(step), splits, &scratch)?;
+        self.gpu.attention(&what, &self.kv_layer_to_read(step)?, splits, &scratch)?;
         Ok(())
     }
 

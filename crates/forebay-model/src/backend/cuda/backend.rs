@@ -5,15 +5,15 @@ use std::ops::Range;
 use forebay_compute::Cpu;
 use forebay_cuda::{
     Added, AttentionInputs, AttentionSplits, CudaError, DevicePtr, FiniteFlag, Gating, Gpu,
-    KvLayer, NarrowActivations, Norm, Normed, RoundedActivations, TOP_K_MAX, shares_reads,
-    takes_rounded,
+    HostWords, KvLayer, NarrowActivations, Norm, Normed, RoundedActivations, RowKind, TOP_K_MAX,
+    shares_reads, takes_rounded,
 };
 use forebay_stream::{LayerUses, MemoryPlan, Residency};
 
 use super::embedding::EmbeddingRows;
 use super::exchange::Exchange;
 use super::graphs::Graphs;
-use super::kv_layout::TableMirror;
+use super::kv_layout::{BlockPlace, TableMirror};
 use super::layout::ActivationLayout;
 use super::memory::{Device, DeviceArena, DevicePlan};
 use super::products::{Product, Products, Rows};
@@ -51,6 +51,8 @@ pub struct CudaBackend {
     pub(super) outputs: Option<Added>,
     /// Number of tokens for which the rows of latent attention are sorted by head.
     pub(super) sorted_heads: usize,
+    /// KV blocks for which there is no room in VRAM.
+    kv_in_ram: Option<HostWords>,
     /// KV tables of all sequences.
     pub(super) tables: TableMirror,
     pub(super) vocabulary: usize,
@@ -99,6 +101,10 @@ impl CudaBackend {
             inputs: None,
             outputs: None,
             sorted_heads: 0,
+            kv_in_ram: match plan.kv.host_bytes() {
+                0 => None,
+                bytes => Some(gpu.host_words(bytes as usize / 4)?),
+            },
             tables: TableMirror::new(&gpu, &plan.kv, &plan.kv_shape)?,
             vocabulary: architecture.vocabulary,
             flags: vec![0; 1 + architecture.layers.len()],
@@ -144,15 +150,37 @@ impl CudaBackend {
         Product { matrix, data, out: self.float(out) }
     }
 
-    /// Returns the address of a KV block and its size in bytes.
-    fn block(&self, group: usize, block: u32) -> (DevicePtr<u8>, usize) {
-        let of = &self.plan.kv.groups[group];
-        assert!((block as usize) < of.blocks, "block {block} of {}", of.blocks);
-        (self.arena.kv(of.block(block)), of.block_bytes as usize)
+    /// Returns the blocks in host memory.
+    fn kv_in_ram(&mut self) -> &mut HostWords {
+        self.kv_in_ram.as_mut().expect("a block is in host memory")
     }
 
+    /// Returns the cache of the step's layer, with blocks in host memory where they are.
     pub(super) fn kv_layer(&self, step: &Step<'_>) -> KvLayer {
-        self.plan.kv.layer(self.arena.kv(0), &self.plan.kv_shape, step.layer)
+        let host = self.kv_in_ram.as_ref().map(|host| host.device(0).cast());
+        self.plan.kv.layer(self.arena.kv(0), host, &self.plan.kv_shape, step.layer)
+    }
+
+    /// Returns the cache of the step's layer for attention. For a prompt, it has copies of the blocks in host memory that the
+    /// rows see, because many rows read each of them.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub(super) fn kv_layer_to_read(&self, step: &Step<'_>) -> Result<KvLayer, ModelError> {
+        let kv = &self.plan.kv;
+        let index = kv.group_of(step.layer);
+        let group = &kv.groups[index];
+        let host = self.kv_in_ram.as_ref().filter(|_| group.in_host_memory() > 0);
+        let Some(host) = host.filter(|_| row_kind(step) == RowKind::Prompt) else {
+            return Ok(self.kv_layer(step));
+        };
+        let tables = step.runs.iter().map(|run| (run.table, run.position + run.count));
+        for blocks in self.tables.in_host_memory(index, group, tables) {
+            let (from, to, bytes) = kv.copy_of(step.layer, blocks);
+            let words = from as usize / 4..(from + bytes) as usize / 4;
+            self.gpu.queue_upload(host, words, self.arena.kv(to).cast())?;
+        }
+        Ok(kv.layer(self.arena.kv(0), None, &self.plan.kv_shape, step.layer))
     }
 
     /// Returns the flag in which kernels report rows that are not finite after block number `block`. Blocks are
@@ -268,10 +296,16 @@ impl Backend for CudaBackend {
     }
 
     fn copy_block(&mut self, group: usize, from: u32, to: u32) -> Result<(), ModelError> {
-        let (from, bytes) = self.block(group, from);
-        let (to, _) = self.block(group, to);
-        self.gpu.copy(from, to, bytes)?;
-        Ok(())
+        let kv = &self.plan.kv;
+        let bytes = kv.groups[group].block_bytes as usize;
+        let [of, into] = [from, to].map(|block| kv.block(group, block));
+        if let (BlockPlace::Vram(of), BlockPlace::Vram(into)) = (of, into) {
+            self.gpu.copy(self.arena.kv(of), self.arena.kv(into), bytes)?;
+            return Ok(());
+        }
+        let mut copy = vec![0; bytes];
+        self.save_block(group, from, &mut copy)?;
+        self.restore_block(group, to, &copy)
     }
 
     fn host_memory(&self, bytes: usize) -> Result<Box<dyn HostMemory>, ModelError> {
@@ -279,16 +313,36 @@ impl Backend for CudaBackend {
     }
 
     fn save_block(&mut self, group: usize, block: u32, bytes: &mut [u8]) -> Result<(), ModelError> {
-        let (from, count) = self.block(group, block);
-        assert_eq!(bytes.len(), count, "a block of another group");
-        self.gpu.download_into(from, bytes)?;
+        assert_eq!(bytes.len() as u64, self.plan.kv.groups[group].block_bytes);
+        match self.plan.kv.block(group, block) {
+            BlockPlace::Vram(at) => self.gpu.download_into(self.arena.kv(at), bytes)?,
+            BlockPlace::Host { first, step } => {
+                // Queued kernels may still write the block.
+                self.gpu.synchronize()?;
+                let layer_bytes = self.plan.kv.layer_bytes() as usize;
+                for (layer, part) in bytes.chunks_exact_mut(layer_bytes).enumerate() {
+                    let at = (first as usize + layer * step as usize) / 4;
+                    self.kv_in_ram().read_bytes(at, part);
+                }
+            }
+        }
         Ok(())
     }
 
     fn restore_block(&mut self, group: usize, block: u32, bytes: &[u8]) -> Result<(), ModelError> {
-        let (to, count) = self.block(group, block);
-        assert_eq!(bytes.len(), count, "a block of another group");
-        self.gpu.upload(bytes, to)?;
+        assert_eq!(bytes.len() as u64, self.plan.kv.groups[group].block_bytes);
+        match self.plan.kv.block(group, block) {
+            BlockPlace::Vram(at) => self.gpu.upload(bytes, self.arena.kv(at))?,
+            BlockPlace::Host { first, step } => {
+                // Queued kernels may still read what the block held before.
+                self.gpu.synchronize()?;
+                let layer_bytes = self.plan.kv.layer_bytes() as usize;
+                for (layer, part) in bytes.chunks_exact(layer_bytes).enumerate() {
+                    let at = (first as usize + layer * step as usize) / 4;
+                    self.kv_in_ram().write_bytes(at, part);
+                }
+            }
+        }
         Ok(())
     }
 

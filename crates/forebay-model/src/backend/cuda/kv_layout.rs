@@ -1,11 +1,20 @@
 //! Layout of the paged KV cache. Layers with the same window form a group. A group has a pool of blocks, and a table for
 //! every sequence that finds the sequence's blocks in the pool.
+//!
+//! If VRAM is short, the last blocks of the layers that see all positions are in pinned host memory. Kernels for generated tokens
+//! read them there. A prompt has many rows that read the same blocks, so a copy of the layer's blocks in VRAM comes first.
 
-use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords, KvLayer, KvLayerShape, KvPool, KvTables};
+use std::ops::Range;
+
+use forebay_compute::KV_BLOCK;
+use forebay_cuda::{
+    CudaError, DevicePtr, Gpu, HostWords, KvElsewhere, KvLayer, KvLayerShape, KvPool, KvTables,
+};
 
 use super::layout::{KvSize, LayoutBuilder};
-use crate::arch::Architecture;
+use crate::arch::{Architecture, KvInVram};
 use crate::backend;
+use crate::sharing::ALIGNMENT;
 
 /// Offsets of all pools and tables.
 #[derive(Debug)]
@@ -16,6 +25,12 @@ pub struct KvLayout {
     /// Offset of the tables, `[groups, sequences, table stride]`.
     tables: u64,
     sequences: usize,
+    /// Bytes of one layer in a block.
+    layer_bytes: u64,
+    /// Offset of the memory for copies of one layer's blocks in host memory.
+    copies: u64,
+    /// Bytes of VRAM without room for anything else ([`KvLayout::with_room_for`]).
+    needed: u64,
 }
 
 /// Layers that see as many positions as each other.
@@ -24,6 +39,8 @@ pub struct KvGroup {
     pub window: Option<usize>,
     /// Number of blocks of the pool, which begins with the null block.
     pub blocks: usize,
+    /// Number of blocks in VRAM. The others are in host memory.
+    pub in_vram: usize,
     pub block_bytes: u64,
     /// Offset of the pool.
     pool: u64,
@@ -35,18 +52,28 @@ struct KvLayerLayout {
     group: usize,
     /// Offset of the keys in a block of the group.
     offset: u64,
+    /// Number of layers of the group before this one.
+    index: usize,
+}
+
+/// Where a block is.
+pub enum BlockPlace {
+    /// Offset in VRAM.
+    Vram(u64),
+    /// Offset of the first layer's part in host memory, and from one layer's part to the next.
+    Host { first: u64, step: u64 },
 }
 
 impl KvGroup {
     /// Returns the group as the decoder sees it.
     pub fn described(&self) -> backend::KvGroup {
-        let KvGroup { window, blocks, block_bytes, .. } = *self;
-        backend::KvGroup { window, blocks, block_bytes }
+        let KvGroup { window, blocks, in_vram, block_bytes, .. } = *self;
+        backend::KvGroup { window, blocks, on_device: in_vram, block_bytes }
     }
 
-    /// Returns the offset of a block.
-    pub fn block(&self, block: u32) -> u64 {
-        self.pool + u64::from(block) * self.block_bytes
+    /// Returns the number of blocks in host memory.
+    pub fn in_host_memory(&self) -> usize {
+        self.blocks - self.in_vram
     }
 }
 
@@ -56,23 +83,81 @@ impl KvLayout {
         let KvSize { shape, sequences, .. } = size;
         let windows = architecture.kv_windows();
         let blocks = architecture.kv_blocks(batch, size.capacity());
-        let group = |(&window, blocks)| KvGroup { window, blocks, block_bytes: 0, pool: 0 };
+        let group = |(&window, blocks)| KvGroup {
+            window,
+            blocks,
+            in_vram: blocks,
+            block_bytes: 0,
+            pool: 0,
+        };
         let mut groups: Vec<KvGroup> = windows.iter().zip(blocks).map(group).collect();
         let places = architecture.layers.iter().map(|layer| {
             let group = windows.iter().position(|window| *window == layer.window);
             let group = group.expect("every window is listed");
-            let offset = groups[group].block_bytes;
-            groups[group].block_bytes += shape.block_bytes();
-            KvLayerLayout { group, offset }
+            let (offset, layer_bytes) = (groups[group].block_bytes, shape.block_bytes());
+            groups[group].block_bytes += layer_bytes;
+            KvLayerLayout { group, offset, index: (offset / layer_bytes) as usize }
         });
         let layers = places.collect();
+        let table_bytes = 4 * (groups.len() * sequences * shape.table_stride()) as u64;
+        let layer_bytes = shape.block_bytes();
+        if let KvInVram::Bytes(vram_bytes) = size.in_vram {
+            // Every piece begins at a multiple of the alignment.
+            let others = table_bytes + ALIGNMENT * (groups.len() as u64 + 2);
+            move_out(&mut groups, layer_bytes, vram_bytes.saturating_sub(others));
+        }
         let mut layout = LayoutBuilder::default();
         for group in &mut groups {
-            group.pool = layout.take(group.blocks as u64 * group.block_bytes);
+            group.pool = layout.take(group.in_vram as u64 * group.block_bytes);
         }
-        let words = groups.len() * sequences * shape.table_stride();
-        let tables = layout.take(4 * words as u64);
-        KvLayout { layout, groups, layers, tables, sequences: *sequences }
+        let tables = layout.take(table_bytes);
+        let outside = groups.iter().map(KvGroup::in_host_memory).max().unwrap_or(0);
+        let copies = layout.take(outside as u64 * layer_bytes);
+        let needed = layout.bytes();
+        let sequences = *sequences;
+        KvLayout { layout, groups, layers, tables, sequences, layer_bytes, copies, needed }
+    }
+
+    /// Returns the bytes of VRAM that the pools, tables and copies need.
+    pub fn least_bytes(&self) -> u64 {
+        self.needed
+    }
+
+    /// Returns the number of bytes of the blocks in host memory.
+    pub fn host_bytes(&self) -> u64 {
+        self.groups.iter().map(|group| group.in_host_memory() as u64 * group.block_bytes).sum()
+    }
+
+    /// Returns where a block is.
+    pub fn block(&self, group: usize, block: u32) -> BlockPlace {
+        let of = &self.groups[group];
+        assert!((block as usize) < of.blocks, "block {block} of {}", of.blocks);
+        match (block as usize).checked_sub(of.in_vram) {
+            None => BlockPlace::Vram(of.pool + u64::from(block) * of.block_bytes),
+            Some(outside) => BlockPlace::Host {
+                first: outside as u64 * self.layer_bytes,
+                step: of.in_host_memory() as u64 * self.layer_bytes,
+            },
+        }
+    }
+
+    /// Returns the number of bytes of one layer in a block.
+    pub fn layer_bytes(&self) -> u64 {
+        self.layer_bytes
+    }
+
+    /// Returns the offset in host memory of a layer's part of these blocks, the offset in VRAM for a copy, and the number of
+    /// bytes. `blocks` counts the blocks in host memory.
+    pub fn copy_of(&self, layer: usize, blocks: Range<usize>) -> (u64, u64, u64) {
+        let KvLayerLayout { group, index, .. } = self.layers[layer];
+        let first = index * self.groups[group].in_host_memory() + blocks.start;
+        let [from, to] = [first, blocks.start].map(|block| block as u64 * self.layer_bytes);
+        (from, self.copies + to, blocks.len() as u64 * self.layer_bytes)
+    }
+
+    /// Returns the group of a layer.
+    pub fn group_of(&self, layer: usize) -> usize {
+        self.layers[layer].group
     }
 
     /// Makes the cache at least `bytes` large, because the relayout of weights uses its memory before the first
@@ -87,19 +172,35 @@ impl KvLayout {
         self.sequences
     }
 
-    /// Returns the cache of a layer, in the memory that begins at `memory`.
-    pub fn layer(&self, memory: DevicePtr<u8>, shape: &KvLayerShape, layer: usize) -> KvLayer {
-        let KvLayerLayout { group: index, offset } = self.layers[layer];
+    /// Returns the cache of a layer, in the memory that begins at `memory`. Blocks outside of it are in `host` memory, or the
+    /// copies of these blocks are read if there is none.
+    pub fn layer(
+        &self,
+        memory: DevicePtr<u8>,
+        host: Option<DevicePtr<u8>>,
+        shape: &KvLayerShape,
+        layer: usize,
+    ) -> KvLayer {
+        let KvLayerLayout { group: index, offset, index: in_group } = self.layers[layer];
         let group = &self.groups[index];
+        let blocks = group.in_host_memory();
+        let elsewhere = (blocks > 0).then(|| KvElsewhere {
+            memory: match host {
+                Some(host) => host.offset(in_group * blocks * self.layer_bytes as usize),
+                None => memory.offset(self.copies as usize),
+            },
+            blocks,
+        });
         let pool = KvPool {
             memory: memory.offset(group.pool as usize),
-            blocks: group.blocks,
+            blocks: group.in_vram,
             block_bytes: group.block_bytes as usize,
         };
         let words = index * self.sequences * shape.table_stride();
-        let blocks = memory.offset(self.tables as usize + 4 * words).cast();
-        let tables = KvTables { blocks, stride: shape.table_stride(), count: self.sequences };
-        KvLayer { shape: *shape, pool, tables, offset: offset as usize }
+        let numbers = memory.offset(self.tables as usize + 4 * words).cast();
+        let (stride, count) = (shape.table_stride(), self.sequences);
+        let tables = KvTables { blocks: numbers, stride, count };
+        KvLayer { shape: *shape, pool, tables, offset: offset as usize, elsewhere }
     }
 
     /// Clears the null blocks and the tables. The memory must not be a workspace any more.
@@ -117,6 +218,19 @@ impl KvLayout {
         }
         let words = self.groups.len() * self.sequences * shape.table_stride();
         gpu.fill(memory.offset(self.tables as usize), 0, 4 * words)
+    }
+}
+
+/// Moves as many blocks of the group without a window to host memory as need be, so that the pools and the copies of one layer
+/// take at most `bytes` of VRAM, if that is possible. The null block stays.
+fn move_out(groups: &mut [KvGroup], layer_bytes: u64, bytes: u64) {
+    let all: u64 = groups.iter().map(|group| group.blocks as u64 * group.block_bytes).sum();
+    let Some(group) = groups.iter_mut().find(|group| group.window.is_none()) else { return };
+    // A block that moves out needs room for the copy of one layer. A group of one layer gains nothing.
+    let gained = group.block_bytes - layer_bytes;
+    if all > bytes && gained > 0 {
+        let outside = usize::try_from((all - bytes).div_ceil(gained)).unwrap_or(usize::MAX);
+        group.in_vram = group.blocks - outside.min(group.blocks - 1);
     }
 }
 
@@ -151,6 +265,29 @@ impl TableMirror {
         let at = (group * self.sequences + table) * self.stride + index;
         self.words.write(at, &[block]);
         self.changed.push(at);
+    }
+
+    /// Returns the runs of blocks in host memory that a table names for its first `positions` positions, counted from the first
+    /// such block. Runs with few blocks between them are one.
+    pub fn in_host_memory(
+        &self,
+        group: usize,
+        of: &KvGroup,
+        tables: impl Iterator<Item = (usize, usize)>,
+    ) -> Vec<Range<usize>> {
+        /// Copying so many blocks takes about as long as starting another copy.
+        const BETWEEN: usize = 8;
+        let mut blocks = Vec::new();
+        for (table, positions) in tables {
+            let mut numbers = vec![0_u32; positions.div_ceil(KV_BLOCK)];
+            self.words.read((group * self.sequences + table) * self.stride, &mut numbers);
+            blocks.extend(
+                numbers.iter().filter_map(|block| (*block as usize).checked_sub(of.in_vram)),
+            );
+        }
+        blocks.sort_unstable();
+        let runs = blocks.chunk_by(|a, b| b - a <= BETWEEN);
+        runs.map(|run| run[0]..run[run.len() - 1] + 1).collect()
     }
 
     /// Queues the changes. A kernel makes them, because a copy would wait behind copies of weights.

@@ -9,7 +9,7 @@ use forebay_stream::{Block, MemoryPlan};
 
 use super::selections::selection_words;
 use crate::ModelError;
-use crate::arch::{Architecture, Attention, KvCapacity};
+use crate::arch::{Architecture, Attention, KvCapacity, KvInVram};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
@@ -236,12 +236,13 @@ pub struct KvSize {
     pub sequences: usize,
     /// Positions of all sequences together ([`KvCapacity::tokens`]).
     pub tokens: Option<usize>,
+    pub in_vram: KvInVram,
 }
 
 impl KvSize {
     pub fn capacity(&self) -> KvCapacity {
-        let KvSize { shape, sequences, tokens } = *self;
-        KvCapacity { context: shape.context, sequences, tokens }
+        let KvSize { shape, sequences, tokens, in_vram } = *self;
+        KvCapacity { context: shape.context, sequences, tokens, in_vram }
     }
 }
 

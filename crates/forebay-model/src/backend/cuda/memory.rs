@@ -14,7 +14,7 @@ use super::kv_layout::KvLayout;
 use super::layout::{ActivationLayout, ExpertLayout, KvSize, WeightLayout};
 use super::vectors::Vectors;
 use crate::ModelError;
-use crate::arch::Architecture;
+use crate::arch::{Architecture, KvInVram};
 use crate::backend::largest_context;
 use crate::sharing::{ALIGNMENT, DeviceShare, SubLayerPlan};
 use crate::statistics::VramUse;
@@ -111,6 +111,36 @@ pub struct DeviceTier {
     pub pools: Vec<u64>,
 }
 
+/// Returns the plan with the most keys and values in VRAM that leaves room for all dense weights in `room_bytes`. If there is none,
+/// returns what there is with the least.
+fn most_in_vram(
+    room_bytes: u64,
+    plan: impl Fn(KvInVram) -> Result<DevicePlan, ModelError>,
+) -> Result<DevicePlan, ModelError> {
+    /// The plan has as much as fits, less at most this.
+    const STEP_BYTES: u64 = 1 << 20;
+    let is_right = |plan: &DevicePlan| plan.sub_layers.all_in_vram();
+    let all = plan(KvInVram::All);
+    let least_bytes = match plan(KvInVram::Bytes(0)) {
+        _ if all.as_ref().is_ok_and(is_right) => return all,
+        Err(ModelError::KvVramTooSmall { least_bytes, .. }) => least_bytes,
+        other => return other,
+    };
+    let mut best = plan(KvInVram::Bytes(least_bytes))?;
+    if !is_right(&best) {
+        return Ok(best);
+    }
+    let (mut low, mut high) = (least_bytes, room_bytes.max(least_bytes));
+    while high - low > STEP_BYTES {
+        let middle = low + (high - low) / 2;
+        match plan(KvInVram::Bytes(middle)) {
+            Ok(found) if is_right(&found) => (best, low) = (found, middle),
+            _ => high = middle,
+        }
+    }
+    Ok(best)
+}
+
 /// Everything that a GPU holds of a model, before experts are placed.
 struct Share {
     sub_layers: SubLayerPlan,
@@ -173,7 +203,14 @@ impl DevicePlan {
         check_kernels(architecture, weights)?;
         let plan = |context: usize| {
             let cache = KvSize { shape: KvLayerShape { context, ..cache.shape }, ..cache };
-            Self::within(facts, architecture, weights, cache, vram_bytes, policy)
+            let with = |in_vram: KvInVram| {
+                let cache = KvSize { in_vram, ..cache };
+                Self::within(facts, architecture, weights, cache, vram_bytes, policy)
+            };
+            match cache.in_vram {
+                KvInVram::AsMuchAsFits => most_in_vram(facts.room_bytes(vram_bytes), with),
+                in_vram => with(in_vram),
+            }
         };
         plan(cache.shape.context).map_err(|error| match error {
             ModelError::VramTooSmall { needed_bytes, given_bytes, why, .. } => {
@@ -209,6 +246,14 @@ impl DevicePlan {
             let given_bytes = budget_bytes;
             ModelError::VramTooSmall { needed_bytes, given_bytes, why, largest_context: None }
         };
+        if let KvInVram::Bytes(given_bytes) = cache.in_vram
+            && share.kv.least_bytes() > given_bytes
+        {
+            return Err(ModelError::KvVramTooSmall {
+                given_bytes,
+                least_bytes: share.kv.least_bytes(),
+            });
+        }
         let mut tier = None;
         if share.bytes() + expert_bytes <= left {
             share.weights.place_experts();
@@ -237,6 +282,7 @@ impl DevicePlan {
             context_bytes,
             weights_bytes: share.weights.dense.bytes() + share.weights.experts.bytes(),
             kv_cache_bytes: share.kv.layout.bytes(),
+            kv_cache_in_ram_bytes: share.kv.host_bytes(),
             activation_bytes: share.activations.bytes(),
             total_bytes: context_bytes + share.bytes(),
             driver_used_bytes: None,

@@ -28,7 +28,7 @@ pub struct CudaPlan {
 impl CudaPlan {
     /// Returns the size of a KV cache for a capacity.
     pub fn cache(architecture: &Architecture, element: KvElement, capacity: KvCapacity) -> KvSize {
-        let KvCapacity { context, sequences, tokens } = capacity;
+        let KvCapacity { context, sequences, tokens, in_vram } = capacity;
         let attention = &architecture.attention;
         let shape = KvLayerShape {
             element,
@@ -38,7 +38,7 @@ impl CudaPlan {
             values_in_keys: attention.latent.is_some(),
             context,
         };
-        KvSize { shape, sequences, tokens }
+        KvSize { shape, sequences, tokens, in_vram }
     }
 
     /// Plans how much of a model is placed on `gpu`, with such a KV cache. `exact` computes in f32 throughout.
@@ -67,6 +67,11 @@ impl CudaPlan {
     pub fn without_graphs(mut self) -> CudaPlan {
         self.record = false;
         self
+    }
+
+    /// Returns the bytes of keys and values that will be in pinned host memory.
+    pub fn kv_in_ram_bytes(&self) -> u64 {
+        self.plan.vram.kv_cache_in_ram_bytes
     }
 
     /// Returns the slots for experts, if not all of them fit.
