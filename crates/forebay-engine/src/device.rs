@@ -3,7 +3,7 @@
 use forebay_model::ModelError;
 
 use crate::gpu::{self, GpuPlan};
-use crate::{CpuOffload, EngineError, KvCacheType, SessionOptions};
+use crate::{CpuOffload, EngineError, KvCacheType, KvInVram, SessionOptions};
 
 /// The device on which the user wants the model to be computed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -175,6 +175,7 @@ impl SessionOptions {
             ("--no-cuda-graph", !self.cuda_graphs),
             ("--cpu-experts", self.cpu_offload == CpuOffload::Always),
             ("--no-cpu-experts", self.cpu_offload == CpuOffload::Never),
+            ("--kv-vram", self.kv_in_vram != KvInVram::All),
             ("--vram", self.vram_bytes.is_some()),
         ];
         given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)
