@@ -26,35 +26,13 @@ pub struct HostWords {
 unsafe impl Send for HostWords {}
 
 impl HostWords {
-    /// Writes `values`, of whole words each, at word `at`. No queued work may still have to read the words there.
+    /// Writes `values`, of whole words in all, at word `at`. No queued work may still have to read the words there.
     ///
     /// # Panics
-    /// Panics if the words are beyond the end.
+    /// Panics if the values are not whole words, or if the words are beyond the end.
     pub fn write<T: Pod>(&mut self, at: usize, values: &[T]) {
-        let values: &[u32] = bytemuck::cast_slice(values);
-        assert!(at + values.len() <= self.count, "words beyond the end");
-        // SAFETY: the words lie inside the allocation, and nothing borrows it.
-        unsafe { self.first.add(at).copy_from_nonoverlapping(values.as_ptr(), values.len()) }
-    }
-
-    /// Copies the words from `at` on into `values`, of 4 bytes each. What the GPU writes is visible only after waiting
-    /// for that work.
-    ///
-    /// # Panics
-    /// Panics if the words are beyond the end.
-    pub fn read<T: Pod>(&self, at: usize, values: &mut [T]) {
-        let values: &mut [u32] = bytemuck::cast_slice_mut(values);
-        assert!(at + values.len() <= self.count, "words beyond the end");
-        // SAFETY: the words lie inside the allocation, and nothing borrows it.
-        unsafe { values.as_mut_ptr().copy_from_nonoverlapping(self.first.add(at), values.len()) }
-    }
-
-    /// Copies `bytes` to the words from `at` on. No queued work may still have to read these words.
-    ///
-    /// # Panics
-    /// Panics if the bytes are not whole words, or if the words are beyond the end.
-    pub fn write_bytes(&mut self, at: usize, bytes: &[u8]) {
-        self.check_bytes(at, bytes.len());
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        self.check(at, bytes.len());
         // SAFETY: the words lie inside the allocation, and nothing borrows it.
         unsafe {
             let to = self.first.add(at).cast::<u8>();
@@ -62,12 +40,14 @@ impl HostWords {
         }
     }
 
-    /// Copies the words from `at` on into `bytes`. What the GPU writes is visible only after waiting for that work.
+    /// Copies the words from `at` on into `values`, of whole words in all. What the GPU writes is visible only after waiting
+    /// for that work.
     ///
     /// # Panics
-    /// Panics if the bytes are not whole words, or if the words are beyond the end.
-    pub fn read_bytes(&self, at: usize, bytes: &mut [u8]) {
-        self.check_bytes(at, bytes.len());
+    /// Panics if the values are not whole words, or if the words are beyond the end.
+    pub fn read<T: Pod>(&self, at: usize, values: &mut [T]) {
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
+        self.check(at, bytes.len());
         // SAFETY: the words lie inside the allocation, and nothing borrows it.
         unsafe {
             let from = self.first.add(at).cast::<u8>();
@@ -75,7 +55,7 @@ impl HostWords {
         }
     }
 
-    fn check_bytes(&self, at: usize, bytes: usize) {
+    fn check(&self, at: usize, bytes: usize) {
         assert!(bytes.is_multiple_of(4) && at + bytes / 4 <= self.count, "words beyond the end");
     }
 

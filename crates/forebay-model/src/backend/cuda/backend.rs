@@ -322,7 +322,7 @@ impl Backend for CudaBackend {
                 let layer_bytes = self.plan.kv.layer_bytes() as usize;
                 for (layer, part) in bytes.chunks_exact_mut(layer_bytes).enumerate() {
                     let at = (first as usize + layer * step as usize) / 4;
-                    self.kv_in_ram().read_bytes(at, part);
+                    self.kv_in_ram().read(at, part);
                 }
             }
         }
@@ -339,7 +339,7 @@ impl Backend for CudaBackend {
                 let layer_bytes = self.plan.kv.layer_bytes() as usize;
                 for (layer, part) in bytes.chunks_exact(layer_bytes).enumerate() {
                     let at = (first as usize + layer * step as usize) / 4;
-                    self.kv_in_ram().write_bytes(at, part);
+                    self.kv_in_ram().write(at, part);
                 }
             }
         }

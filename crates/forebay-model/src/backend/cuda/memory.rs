@@ -121,8 +121,10 @@ fn most_in_vram(
     const STEP_BYTES: u64 = 1 << 20;
     let is_right = |plan: &DevicePlan| plan.sub_layers.all_in_vram();
     let all = plan(KvInVram::All);
+    if all.as_ref().is_ok_and(is_right) {
+        return all;
+    }
     let least_bytes = match plan(KvInVram::Bytes(0)) {
-        _ if all.as_ref().is_ok_and(is_right) => return all,
         Err(ModelError::KvVramTooSmall { least_bytes, .. }) => least_bytes,
         other => return other,
     };
