@@ -23,13 +23,15 @@ struct AttentionShape {
 struct PromptTile {
     // The first row and the number of rows. Attention of latent rows counts rows of heads.
     u32 first, rows;
+    // The part of the context, or -1 for all of it.
+    int part;
     // Position of the first row's token, and the number of the sequence's table.
     u32 position, table;
 
-    // Loads a tile with one load.
+    // Loads a tile with one load. The number of rows is in the low byte of its word, and 1 + the part above.
     __device__ inline PromptTile(const uint4 *tiles, int index) {
         const uint4 x = tiles[index];
-        first = x.x, rows = x.y, position = x.z, table = x.w;
+        first = x.x, rows = x.y & 255, part = (int)(x.y >> 8) - 1, position = x.z, table = x.w;
     }
 };
 

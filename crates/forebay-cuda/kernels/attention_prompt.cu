@@ -4,13 +4,17 @@
 // The bits of a row depend on its own position and sequence alone, wherever the prompt is cut into batches:
 // - Tiles begin at absolute multiples of KEYS.
 // - A tile that a row does not see changes nothing in the row: its weights are 0, and the factor for the sums is 1.
+// - Long contexts are cut into parts, which begin at positions that follow from the row's own (`part_length`). Every part
+//   is summed by itself, and then the parts are added from the first to the last.
+//
+// A pass of many rows has enough tiles for all multiprocessors, and a block takes all parts of its tile. It adds each to
+// those before, which it keeps in the output. A pass of few rows has a block for every part, and another kernel adds them.
 //
 // HEAD_DIM is the capacity for elements of a head: 64, 96, 128 or 256. Shorter heads are padded with zeroes.
 #include "attention.cuh"
 #include "attention_tiles.cuh"
 
 static constexpr int WARPS = 4;
-static constexpr int ROWS = WARPS * 16;
 // Keys of a tile: as many as let three blocks fit on a multiprocessor.
 static constexpr int KEYS = HEAD_DIM > 128 ? 32 : 64;
 // Halves from one row of a tile to the next. The padding puts eight rows in different banks.
@@ -18,6 +22,16 @@ static constexpr int STRIDE = HEAD_DIM + 8;
 
 // Number of threads of a block.
 static constexpr int THREADS = WARPS * 32;
+
+// Largest number of parts of a context, and the least number of positions of one; the same as in attention.rs.
+static constexpr int PARTS_MOST = 8;
+static constexpr int PART_LEAST = 256;
+
+// Returns the number of positions of a part of the context of a row at `position`. The host cuts tiles where it changes.
+__device__ inline int part_length(int position) {
+    const u32 capacity = 1u << (32 - __clz(position));
+    return max((int)(capacity / PARTS_MOST), PART_LEAST);
+}
 
 // The blocks of a tile.
 struct TileBlocks {
@@ -161,48 +175,7 @@ __device__ inline void add_values(Running &running, const float (&weights)[KEYS 
     }
 }
 
-// Loads two adjacent elements of a query row, scaled. Elements beyond the end of the row, and rows that do not exist,
-// are zero.
-__device__ inline u32 load_query(const float *row, int i, int dim, bool there, float scale) {
-    const float low = there && i < dim ? row[i] * scale : 0.0f;
-    const float high = there && i + 1 < dim ? row[i + 1] * scale : 0.0f;
-    return pack(low, high);
-}
-
-// Grid (tiles, heads). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. A tile has up to ROWS tokens. The tokens' own keys
-// and values are already in the cache.
-extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
-    attention_prompt(const float *q, KV_PARAMETERS, const float *sinks, float *out, const uint4 *tiles, int heads,
-                     int kv_heads, int dim_k, int dim_v, int context, int window, float scale, float softcap) {
-    __shared__ __align__(16) __half key_tile[KEYS * STRIDE];
-    __shared__ __align__(16) __half value_tile[KEYS * STRIDE];
-    wait_for_previous();
-    const KvLayer cache{KV_ARGUMENTS};
-    const int head = blockIdx.y, kv_head_index = head / (heads / kv_heads);
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const PromptTile tile(tiles, blockIdx.x);
-    const int start = (int)tile.position, rows = (int)tile.rows;
-    const u32 *const table = cache.table_at(tile.table);
-    // The first of the thread's two rows, counted from the first row of the tile.
-    const int row = warp * 16 + lane / 4;
-    const KvHead<KvType> keys = cache.keys_of(dim_k, kv_head_index, kv_heads);
-    const KvHead<KvType> values = cache.values_of(dim_k, dim_v, kv_head_index, kv_heads);
-    const Rule rule{window, softcap};
-    const Span span{first_visible(start, window), min(start + rows, context)};
-    const int last_tile = (span.to - 1) / KEYS * KEYS, first_tile = min(span.from / KEYS * KEYS, last_tile);
-
-    load_tile(key_tile, keys, TileBlocks(table, first_tile), first_tile, span);
-    u32 queries[HEAD_DIM / 16][4];
-    const float factor = softcap > 0.0f ? scale / softcap : scale * LOG2_E;
-#pragma unroll
-    for (int j = 0; j < 4; j++) {
-        const int own = row + j % 2 * 8;
-        const float *const from = q + ((size_t)(tile.first + own) * heads + head) * dim_k;
-#pragma unroll
-        for (int step = 0; step < HEAD_DIM / 16; step++)
-            queries[step][j] = load_query(from, step * 16 + j / 2 * 8 + lane % 4 * 2, dim_k, own < rows, factor);
-    }
-    Running running;
+__device__ inline void clear(Running &running) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         running.largest[r] = -INFINITE;
@@ -212,42 +185,227 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
     for (int n = 0; n < HEAD_DIM / 8; n++)
 #pragma unroll
         for (int i = 0; i < 4; i++) running.values[n][i] = 0.0f;
+}
 
-    for (int first = first_tile; first < span.to; first += KEYS) {
-        const TileBlocks own(table, first);
-        wait_for_tiles<0>();
-        __syncthreads();  // The keys are loaded, and no warp reads the old values any more.
-        load_tile(value_tile, values, own, first, span);
-        float scores[KEYS / 8][4];
-        multiply_keys(scores, queries, key_tile);
-        // Numbers are loaded as late as possible, because registers are short.
-        __syncthreads();  // No warp reads the keys any more.
-        load_tile(key_tile, keys, TileBlocks(table, min(first + KEYS, (span.to - 1) / KEYS * KEYS)), first + KEYS, span);
-        weigh(scores, running, rule, first, start + row);
-        wait_for_tiles<1>();
-        __syncthreads();  // The values are loaded.
-        add_values(running, scores, value_tile);
-    }
-    wait_for_tiles<0>();
-
-    const float sink = sinks ? sinks[head] * LOG2_E : -INFINITE;
+// Adds up the weights that the four lanes of a row have summed.
+__device__ inline void finish_sums(Running &running) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int own = row + r * 8;
-        float sum = running.sum[r];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        const float base = running.largest[r] - WEIGHT_SHIFT, largest = fmaxf(base, sink);
-        const float shrink = exp2_fast(base - largest);
-        const float inverse = shrink / (sum * shrink + exp2_fast(sink - largest));
-        if (own >= rows) continue;
-        float *const to = out + ((size_t)(tile.first + own) * heads + head) * dim_v;
-#pragma unroll
-        for (int n = 0; n < HEAD_DIM / 8; n++)
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const int at = n * 8 + lane % 4 * 2 + i;
-                if (at < dim_v) to[at] = running.values[n][2 * r + i] * inverse;
-            }
+        running.sum[r] += __shfl_xor_sync(~0u, running.sum[r], 1);
+        running.sum[r] += __shfl_xor_sync(~0u, running.sum[r], 2);
     }
+}
+
+// Sums of parts of a row's context that are added up from the first part to the last: the largest score, and the sum of
+// weights. Sums of values are scaled alike.
+struct Joined {
+    float largest, sum;
+
+    // Returns true if the row has seen nothing. The weight of the largest score is not 0.
+    __device__ inline bool is_empty() const { return sum == 0.0f; }
+};
+
+// The factors that sums so far and those of the next part get.
+struct JoinFactors {
+    float before, next;
+
+    // Adds a part to `joined`.
+    __device__ inline JoinFactors(Joined &joined, const Joined &part) {
+        const float largest = fmaxf(joined.largest, part.largest);
+        before = exp2_fast(joined.largest - largest);
+        next = exp2_fast(part.largest - largest);
+        joined = Joined{largest, add(joined.sum, part.sum)};
+    }
+
+    __device__ inline float add(float sum, float part) const { return __fmaf_rn(sum, before, __fmul_rn(part, next)); }
+};
+
+// Adds `running`, a later part, to what is joined already, whose sums of values are at `row`. A part in which the row sees
+// nothing changes nothing.
+__device__ inline void join(Running &running, int r, const Joined &joined, const float *row, int dim_v) {
+    const Joined part{running.largest[r], running.sum[r]};
+    if (joined.is_empty()) return;
+    const bool sees = !part.is_empty();
+    Joined all = joined;
+    const JoinFactors factors(all, part);
+    running.largest[r] = sees ? all.largest : joined.largest;
+    running.sum[r] = sees ? all.sum : joined.sum;
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int at = n * 8 + (threadIdx.x & 3) * 2 + i;
+            float &x = running.values[n][2 * r + i];
+            if (at < dim_v) x = sees ? factors.add(row[at], x) : row[at];
+        }
+}
+
+// Returns the factor that turns sums of values into results. A head's sink takes its share of the weights.
+__device__ inline float inverse_of(float largest_score, float sum, const float *sinks, int head) {
+    const float sink = sinks ? sinks[head] * LOG2_E : -INFINITE;
+    const float base = largest_score - WEIGHT_SHIFT, largest = fmaxf(base, sink);
+    const float shrink = exp2_fast(base - largest);
+    return shrink / __fmaf_rn(sum, shrink, exp2_fast(sink - largest));
+}
+
+__device__ inline void scale_values(Running &running, int r, float factor) {
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; n++) {
+        running.values[n][2 * r] *= factor;
+        running.values[n][2 * r + 1] *= factor;
+    }
+}
+
+// Stores a row's sums of values.
+__device__ inline void store_values(const Running &running, int r, float *row, int dim_v) {
+#pragma unroll
+    for (int n = 0; n < HEAD_DIM / 8; n++)
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const int at = n * 8 + (threadIdx.x & 3) * 2 + i;
+            if (at < dim_v) row[at] = running.values[n][2 * r + i];
+        }
+}
+
+// Sums of parts that blocks of their own have computed, for [tokens, heads] units.
+struct PromptParts {
+    float *values;  // [units, PARTS_MOST, stride]
+    Joined *stats;  // [units, PARTS_MOST]
+    int stride;
+
+    __device__ inline PromptParts(float *memory, size_t units, int dim_v) : values(memory), stride((dim_v + 3) / 4 * 4) {
+        stats = (Joined *)(memory + units * PARTS_MOST * stride);
+    }
+};
+
+// Loads two adjacent elements of a query row, scaled. Elements beyond the end of the row, and rows that do not exist,
+// are zero.
+__device__ inline u32 load_query(const float *row, int i, int dim, bool there, float scale) {
+    const float low = there && i < dim ? row[i] * scale : 0.0f;
+    const float high = there && i + 1 < dim ? row[i + 1] * scale : 0.0f;
+    return pack(low, high);
+}
+
+// Grid (tiles, heads). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. A tile has up to 16 * WARPS tokens, and all parts of
+// their contexts or one of them. In the second case, the sums go to `memory` (PromptParts). The tokens' own keys and values are
+// already in the cache.
+extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
+    attention_prompt(const float *q, KV_PARAMETERS, const float *sinks, float *out, const uint4 *tiles, float *memory,
+                     int tokens, int heads, int kv_heads, int dim_k, int dim_v, int context, int window,
+                     float scale, float softcap) {
+    __shared__ __align__(16) __half key_tile[KEYS * STRIDE];
+    __shared__ __align__(16) __half value_tile[KEYS * STRIDE];
+    wait_for_previous();
+    const KvLayer cache{KV_ARGUMENTS};
+    const int head = blockIdx.y, kv_head_index = head / (heads / kv_heads);
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const PromptTile tile(tiles, blockIdx.x);
+    const int start = (int)tile.position, rows = (int)tile.rows, length = part_length(start);
+    const u32 *const table = cache.table_at(tile.table);
+    // The first of the thread's two rows, counted from the first row of the tile.
+    const int row = warp * 16 + lane / 4;
+    const KvHead<KvType> keys = cache.keys_of(dim_k, kv_head_index, kv_heads);
+    const KvHead<KvType> values = cache.values_of(dim_k, dim_v, kv_head_index, kv_heads);
+    const Rule rule{window, softcap};
+    const Span all{first_visible(start, window), min(start + rows, context)};
+    const Span span = tile.part < 0 ? all
+                                    : Span{max(all.from, tile.part * length), min(all.to, (tile.part + 1) * length)};
+    if (tile.part >= 0 && span.from >= span.to) return;
+    const int last_tile = (span.to - 1) / KEYS * KEYS, first_tile = min(span.from / KEYS * KEYS, last_tile);
+
+    load_tile(key_tile, keys, TileBlocks(table, first_tile), first_tile, span);
+    const float factor = softcap > 0.0f ? scale / softcap : scale * LOG2_E;
+    // The thread's rows among all rows of heads.
+    const auto unit = [&](int r) { return (tile.first + row + r * 8) * (size_t)heads + head; };
+    // The parts before this one, whose sums of values are in the output.
+    Joined joined[2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
+
+    for (int first = first_tile; first < span.to;) {
+        // Queries are loaded anew for every part, because registers are short where parts are joined.
+        u32 queries[HEAD_DIM / 16][4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int own = row + j % 2 * 8;
+            const float *const from = q + unit(j % 2) * dim_k;
+#pragma unroll
+            for (int step = 0; step < HEAD_DIM / 16; step++)
+                queries[step][j] = load_query(from, step * 16 + j / 2 * 8 + lane % 4 * 2, dim_k, own < rows, factor);
+        }
+        Running running;
+        clear(running);
+        const int end = min((first / length + 1) * length, span.to);
+        for (; first < end; first += KEYS) {
+            const TileBlocks own(table, first);
+            wait_for_tiles<0>();
+            __syncthreads();  // The keys are loaded, and no warp reads the old values any more.
+            load_tile(value_tile, values, own, first, span);
+            float scores[KEYS / 8][4];
+            multiply_keys(scores, queries, key_tile);
+            // Numbers are loaded as late as possible, because registers are short.
+            __syncthreads();  // No warp reads the keys any more.
+            load_tile(key_tile, keys, TileBlocks(table, min(first + KEYS, (span.to - 1) / KEYS * KEYS)), first + KEYS, span);
+            weigh(scores, running, rule, first, start + row);
+            wait_for_tiles<1>();
+            __syncthreads();  // The values are loaded.
+            add_values(running, scores, value_tile);
+        }
+        finish_sums(running);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (row + r * 8 >= rows) continue;
+            float *to = out + unit(r) * dim_v;
+            if (tile.part >= 0) {
+                const PromptParts parts(memory, (size_t)tokens * heads, dim_v);
+                const size_t at = unit(r) * PARTS_MOST + tile.part;
+                to = parts.values + at * parts.stride;
+                if (lane % 4 == 0) parts.stats[at] = Joined{running.largest[r], running.sum[r]};
+            } else {
+                join(running, r, joined[r], to, dim_v);
+                joined[r] = Joined{running.largest[r], running.sum[r]};
+                if (end == span.to) scale_values(running, r, inverse_of(running.largest[r], running.sum[r], sinks, head));
+            }
+            store_values(running, r, to, dim_v);
+        }
+    }
+    wait_for_tiles<0>();
+}
+
+// Adds the parts that attention_prompt has left in `memory`, one warp for each token and head.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    attention_prompt_join(const u32 *positions, const float *sinks, float *out, float *memory, int tokens, int heads,
+                          int dim_v, int context, int window) {
+    wait_for_previous();
+    const int unit = blockIdx.x * WARPS + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    if (unit >= tokens * heads) return;
+    const PromptParts parts(memory, (size_t)tokens * heads, dim_v);
+    const int position = (int)positions[unit / heads], length = part_length(position);
+    const int from = first_visible(position, window) / length, to = min(position, context - 1) / length;
+    const size_t first = (size_t)unit * PARTS_MOST;
+    constexpr int QUADS = (HEAD_DIM + 127) / 128;
+    Joined joined{-INFINITE, 0.0f};
+    float values[QUADS][4] = {};
+    for (int part = from; part <= to; part++) {
+        const Joined own = parts.stats[first + part];
+        const bool begins = joined.is_empty();
+        Joined all = joined;
+        const JoinFactors factors(all, own);
+        joined = begins ? own : all;
+#pragma unroll
+        for (int n = 0; n < QUADS; n++) {
+            const int at = n * 128 + lane * 4;
+            if (at >= parts.stride) continue;
+            const float4 x = *(const float4 *)(parts.values + (first + part) * parts.stride + at);
+            const float next[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int i = 0; i < 4; i++) values[n][i] = begins ? next[i] : factors.add(values[n][i], next[i]);
+        }
+    }
+    const float inverse = inverse_of(joined.largest, joined.sum, sinks, unit % heads);
+#pragma unroll
+    for (int n = 0; n < QUADS; n++)
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const int at = n * 128 + lane * 4 + i;
+            if (at < dim_v) out[(size_t)unit * dim_v + at] = values[n][i] * inverse;
+        }
 }

@@ -240,6 +240,8 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
 
     // Every role passes the same barriers: one that starts the first decoding, and one before each step's products.
     if (warp < P::MULTIPLY / 32) {
+        // Experts often have fewer entries than a tile has room for. A warp without entries only passes the barriers.
+        const bool has_tokens = tile.first + warp / P::ALONG_ROWS * P::M * 16 < tile.end;
         wait_for_previous();
         __syncthreads();
         int buffer = 0;
@@ -247,6 +249,7 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
             float sums[P::M][P::N][4] = {};
             for (int step = 0; step < steps; step++, buffer ^= 1) {
                 __syncthreads();
+                if (!has_tokens) continue;
                 const u32 x_buffer = x_buffers + buffer * X_STEP, w_buffer = w_buffers + buffer * W_STEP;
                 // Columns beyond the end are left out, because adding 0 changes the sign of a sum that is -0.
                 const int deeps = (cols - step * 256 + STEP - 1) / STEP;
@@ -315,8 +318,9 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
             for (int i = 0; i < P::COPIES; i++) {
                 // Rows of 8 are swizzled alike.
                 const u32 to = x_to + x_at % 2 * X_STEP + deep * P::X_BYTES + P::COPY / 8 * 128 * i;
-                const bool there = has_x[i] && col + piece * 8 < cols;
-                copy_async_zero(to, there ? from_x[i] + col : x, there ? 16 : 0);
+                // Sums of a row that does not exist are never used, so what is there may be anything.
+                const bool there = col + piece * 8 < cols;
+                if (has_x[i]) copy_async_zero(to, there ? from_x[i] + col : x, there ? 16 : 0);
             }
         }
         x_at++;

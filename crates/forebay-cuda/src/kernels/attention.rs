@@ -4,8 +4,8 @@ use std::cmp::Reverse;
 
 use super::latent;
 use super::{
-    AttentionInputs, KvElement, KvLayer, KvLayerShape, PassRows, PromptRun, PromptTiles, Rotation,
-    RoundedActivations, RowKind,
+    AttentionInputs, CutPrompts, KvElement, KvLayer, KvLayerShape, PassRows, PromptRun,
+    PromptTiles, Rotation, RoundedActivations, RowKind,
 };
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
@@ -17,6 +17,12 @@ const COLUMNS: usize = 8;
 const SMALLEST_CAPACITY: usize = 256;
 /// Number of query rows of a block of the prompt kernel.
 const PROMPT_ROWS: usize = 64;
+/// Largest number of parts of the context of a prompt's row, and the least number of positions of one; the same as in the
+/// prompt kernel.
+const PROMPT_PARTS: usize = 8;
+const PROMPT_PART: usize = 256;
+/// Passes of up to this many prompt rows have a block of threads for every part of a context. Others have enough tiles.
+const SPREAD_ROWS: usize = 128;
 const THREADS: u32 = 128;
 /// Largest number of elements of a head.
 const DIM_MAX: usize = 576;
@@ -113,7 +119,7 @@ pub struct AttentionSplits {
 }
 
 impl AttentionSplits {
-    /// Contexts of prompts are not cut, because their rows fill a GPU.
+    /// Contexts of prompts are cut by the tiles ([`Gpu::prompt_tiles`]).
     const PROMPT: AttentionSplits = AttentionSplits { limit: 1, most: 1 };
 }
 
@@ -194,42 +200,51 @@ impl Family {
         rows: &PassRows,
         limit: usize,
     ) -> AttentionScratchSize {
+        let part_floats = shape.dim_v.next_multiple_of(4) + 2;
+        if self == Family::Prompt && is_spread(rows.count) {
+            let floats = rows.count * heads * PROMPT_PARTS * part_floats;
+            return AttentionScratchSize { floats, tickets: 0 };
+        }
         if rows.kind == RowKind::Prompt || limit == 1 {
             return AttentionScratchSize::default();
         }
         let (units, columns) = self.units(shape, heads);
         let parts = rows.count * units * limit * columns;
-        let floats = parts * (shape.dim_v.next_multiple_of(4) + 2);
+        let floats = parts * part_floats;
         let tickets = if self == Family::Latent { 0 } else { rows.count * units };
         AttentionScratchSize { floats, tickets }
     }
 }
 
 impl AttentionScratchSize {
-    /// Returns the size for passes of up to `rows` generated tokens on a GPU with `multiprocessors`. Prompts need none.
+    /// Returns the size for passes of up to `rows` generated tokens or `batch` rows of prompts on a GPU with
+    /// `multiprocessors`.
     pub fn of(
         multiprocessors: u32,
         shape: &KvLayerShape,
         heads: usize,
         rows: usize,
+        batch: usize,
     ) -> AttentionScratchSize {
-        let rows = PassRows {
-            kind: RowKind::Decode,
-            count: rows,
+        let pass = |kind, count| PassRows {
+            kind,
+            count,
             positions: DevicePtr::null(),
             tables: DevicePtr::null(),
             tiles: PromptTiles::none(),
         };
         let of = |family: Family| {
             let limit = family.splits(family.limit(multiprocessors, shape, heads), shape.context);
-            family.scratch(shape, heads, &rows, limit)
+            family.scratch(shape, heads, &pass(RowKind::Decode, rows), limit)
         };
         let family = Family::of(shape, RowKind::Decode);
-        match family {
+        let decode = match family {
             // A GPU with little shared memory runs the general kernel on latent rows.
             Family::Latent => of(family).max(of(Family::General)),
             _ => of(family),
-        }
+        };
+        let prompt = pass(RowKind::Prompt, batch.min(SPREAD_ROWS));
+        decode.max(Family::of(shape, RowKind::Prompt).scratch(shape, heads, &prompt, 1))
     }
 }
 
@@ -315,11 +330,14 @@ impl Gpu {
         shape: &KvLayerShape,
         heads: usize,
         runs: impl Iterator<Item = PromptRun>,
-    ) -> Vec<[u32; PromptTiles::WORDS]> {
+    ) -> CutPrompts {
         match Family::on(self, shape, RowKind::Prompt) {
-            Family::Prompt => tiles(PROMPT_ROWS, 1, runs),
-            Family::Latent => tiles(latent::columns(self, heads, RowKind::Prompt), heads, runs),
-            Family::Decode | Family::General => Vec::new(),
+            Family::Prompt => cut_prompts(runs.collect()),
+            Family::Latent => {
+                let rows = latent::columns(self, heads, RowKind::Prompt);
+                CutPrompts { tiles: tiles(rows, heads, runs), in_parts: false }
+            }
+            Family::Decode | Family::General => CutPrompts::default(),
         }
     }
 
@@ -364,6 +382,7 @@ impl Gpu {
         }
         let takes_tiles = kind == RowKind::Prompt && family != Family::General;
         assert_eq!(takes_tiles, rows.tiles.count > 0, "tiles of {kind:?} rows");
+        assert!(!rows.tiles.in_parts || is_spread(tokens), "parts of {tokens} rows");
         if family == Family::Latent {
             return latent::launch(self, what, layer, splits, scratch);
         }
@@ -382,7 +401,10 @@ impl Gpu {
             .optional(what.sinks, heads)
             .ptr(what.out, tokens * heads * shape.dim_v);
         launch = match family {
-            Family::Prompt => launch.ptr(rows.tiles.words, rows.tiles.count * PromptTiles::WORDS),
+            Family::Prompt => launch
+                .ptr(rows.tiles.words, rows.tiles.count * PromptTiles::WORDS)
+                .optional(scratch.parts, needed.floats)
+                .int(tokens),
             _ => launch
                 .optional(scratch.parts, needed.floats)
                 .optional(scratch.tickets, needed.tickets)
@@ -390,19 +412,36 @@ impl Gpu {
         };
         assert!(what.rounded.is_none() || rounds_outputs(shape, kind), "not rounded: {shape:?}");
         assert!(what.inputs.is_none() || takes_inputs(shape, kind), "inputs of {kind:?} rows");
+        let window = what.window.map_or(0, |window| window.min(shape.context));
         launch = launch
             .int(heads)
             .int(shape.kv_heads)
             .int(shape.dim_k)
             .int(shape.dim_v)
             .int(shape.context)
-            .int(what.window.map_or(0, |window| window.min(shape.context)))
+            .int(window)
             .float(what.scale)
             .float(what.softcap.unwrap_or(0.0));
         if family == Family::Decode {
             launch = what.pass_fused(launch, shape);
         }
-        launch.run(self)
+        launch.run(self)?;
+        if !rows.tiles.in_parts {
+            return Ok(());
+        }
+        let units = (tokens * heads) as u32;
+        let grid = (units.div_ceil(THREADS / 32), 1, 1);
+        Launch::new(self.kernel(module, "attention_prompt_join")?, grid, (THREADS, 1, 1))
+            .ptr(rows.positions, tokens)
+            .optional(what.sinks, heads)
+            .ptr(what.out, tokens * heads * shape.dim_v)
+            .ptr(scratch.parts, needed.floats)
+            .int(tokens)
+            .int(heads)
+            .int(shape.dim_v)
+            .int(shape.context)
+            .int(window)
+            .run(self)
     }
 }
 
@@ -424,10 +463,55 @@ fn tiles(
     tiles
 }
 
+/// Returns true if every part of a context may have a block of threads in a pass with this many prompt rows.
+fn is_spread(rows: usize) -> bool {
+    rows <= SPREAD_ROWS
+}
+
+/// Returns the number of positions of a part of the context of a row at `position`, and the first position behind it with
+/// other parts. The prompt kernel computes the same.
+fn part_length(position: usize) -> (usize, usize) {
+    let capacity = (position + 1).next_power_of_two().max(PROMPT_PARTS * PROMPT_PART);
+    (capacity / PROMPT_PARTS, capacity)
+}
+
+/// Cuts runs into tiles whose contexts are cut alike. A pass of few rows has a tile for every part.
+fn cut_prompts(runs: Vec<PromptRun>) -> CutPrompts {
+    let rows = runs.iter().map(|run| run.count).sum();
+    let alike = runs.into_iter().flat_map(|run| {
+        let end = run.position + run.count;
+        let starts = std::iter::successors(Some(run.position), |&at| Some(part_length(at).1));
+        starts.take_while(move |&position| position < end).map(move |position| {
+            let first = run.first + position - run.position;
+            let count = part_length(position).1.min(end) - position;
+            PromptRun { first, count, position, ..run }
+        })
+    });
+    let tiles = tiles(PROMPT_ROWS, 1, alike);
+    let parts = |[_, rows, position, _]: [u32; PromptTiles::WORDS]| {
+        let (length, _) = part_length(position as usize);
+        (position + rows).div_ceil(length as u32)
+    };
+    if !is_spread(rows) || tiles.iter().all(|&tile| parts(tile) == 1) {
+        return CutPrompts { tiles, in_parts: false };
+    }
+    let in_parts = tiles.into_iter().flat_map(|tile| {
+        let [first, rows, position, table] = tile;
+        (1..=parts(tile)).map(move |part| [first, rows | part << 8, position, table])
+    });
+    CutPrompts { tiles: in_parts.collect(), in_parts: true }
+}
+
 /// Returns the largest number of tiles of a pass with `rows` rows of `runs` runs, on any GPU.
 pub fn prompt_tiles_most(shape: &KvLayerShape, heads: usize, rows: usize, runs: usize) -> usize {
     match Family::of(shape, RowKind::Prompt) {
-        Family::Prompt => rows.div_ceil(PROMPT_ROWS) + runs,
+        Family::Prompt => {
+            // Every run may end with a tile that is not full, and be cut where parts change: once, and again only if it is
+            // as long as that position.
+            let cuts = |rows: usize| rows.min(runs) + rows / (PROMPT_PARTS * PROMPT_PART);
+            let whole = |rows: usize| rows.div_ceil(PROMPT_ROWS) + rows.min(runs) + cuts(rows);
+            whole(rows).max(PROMPT_PARTS * whole(rows.min(SPREAD_ROWS)))
+        }
         Family::Latent => (rows * heads).div_ceil(latent::FEW) + runs,
         Family::Decode | Family::General => 0,
     }
@@ -526,7 +610,7 @@ mod tests {
             let limit = |heads| Family::Latent.limit(132, &shape, heads);
             assert_eq!((limit(16), limit(128)), (128, 66));
             // The tickets are for GPUs that run the general kernel.
-            let size = AttentionScratchSize::of(132, &shape, 16, 2);
+            let size = AttentionScratchSize::of(132, &shape, 16, 2, 512);
             assert_eq!(size, AttentionScratchSize { floats: 2 * 16 * 128 * 514, tickets: 32 });
         }
         let exact = latent_shape(KvElement::F32);
@@ -559,21 +643,62 @@ mod tests {
             [[208, 32, 10, 1], [144, 64, 8, 1], [80, 64, 7, 1]]
         );
         let plain = shape(KvElement::F16, 8, (128, 128));
-        assert_eq!(prompt_tiles_most(&plain, 32, 73, 2), 4);
+        assert_eq!(prompt_tiles_most(&plain, 32, 73, 2), 8 * 6);
+        assert_eq!(prompt_tiles_most(&plain, 32, 5000, 2), 79 + 2 + 4);
         let most = prompt_tiles_most(&latent_shape(KvElement::F16), 40, 6, 1);
         assert!((4..=16).contains(&most), "{most}");
     }
 
     #[test]
+    fn tiles_of_prompts_do_not_cross_a_change_of_parts() {
+        let run = |count, position| PromptRun { first: 5, count, position, table: 1 };
+        let lengths = [0, 2047, 2048, 4095, 4096, 30_000].map(part_length);
+        let (short, middle) = ((256, 2048), (512, 4096));
+        assert_eq!(lengths, [short, short, middle, middle, (1024, 8192), (4096, 32_768)]);
+        // A pass of many rows takes all parts of a context with one tile.
+        let many = cut_prompts(vec![run(200, 2000)]);
+        assert!(!many.in_parts);
+        assert_eq!(
+            many.tiles,
+            [[181, 24, 2176, 1], [117, 64, 2112, 1], [53, 64, 2048, 1], [5, 48, 2000, 1]]
+        );
+        let few = cut_prompts(vec![run(20, 2040)]);
+        let part = |first, rows, position, part| [first, rows | part << 8, position, 1];
+        let later = (1..=5).map(|of| part(13, 12, 2048, of));
+        let expected: Vec<_> = later.chain((1..=8).map(|of| part(5, 8, 2040, of))).collect();
+        assert_eq!(few, CutPrompts { tiles: expected, in_parts: true });
+        // A single part needs no join.
+        let short = cut_prompts(vec![run(100, 0), run(20, 236)]);
+        assert_eq!(
+            short,
+            CutPrompts {
+                tiles: vec![[5, 20, 236, 1], [69, 36, 64, 1], [5, 64, 0, 1]],
+                in_parts: false
+            }
+        );
+        for (rows, runs) in [(1, 1), (20, 1), (128, 128), (129, 1), (9000, 1)] {
+            let each = rows / runs;
+            let cut = (0..runs).map(|_| run(each, 2047)).collect();
+            let most = prompt_tiles_most(&shape(KvElement::F16, 8, (64, 64)), 8, rows, runs);
+            let tiles = cut_prompts(cut).tiles.len();
+            assert!(tiles <= most, "{tiles} of {most} tiles");
+        }
+    }
+
+    #[test]
     fn scratch_is_counted_by_rows_and_limit() {
         let plain = shape(KvElement::F16, 8, (128, 128));
-        let size = |shape: &KvLayerShape, rows| AttentionScratchSize::of(132, shape, 32, rows);
+        let size = |shape: &KvLayerShape, rows| AttentionScratchSize::of(132, shape, 32, rows, 0);
         let floats = 8 * 49 * 8 * 130;
         assert_eq!(size(&plain, 1), AttentionScratchSize { floats, tickets: 8 });
         assert_eq!(size(&plain, 3), AttentionScratchSize { floats: 3 * floats, tickets: 24 });
         // A context that is never cut needs none.
         let short = KvLayerShape { context: 99, ..plain };
         assert_eq!(size(&short, 1), AttentionScratchSize::default());
+        // A pass of up to 128 prompt rows has parts, too.
+        let prompts = AttentionScratchSize::of(132, &plain, 32, 1, 512);
+        let floats = 128 * 32 * 8 * 130;
+        assert_eq!(prompts, AttentionScratchSize { floats, tickets: 8 });
         let exact = KvLayerShape { element: KvElement::F32, ..plain };
         assert_eq!(
             size(&exact, 2),

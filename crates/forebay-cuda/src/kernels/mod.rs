@@ -44,7 +44,7 @@ pub use needed::{ModelKernels, modules_needed};
 pub use norm::{Added, Norm, Normed};
 pub use quantize::RoundedActivations;
 pub use router::{RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs};
-pub use rows::{PassRows, PromptRun, PromptTiles, RowKind};
+pub use rows::{CutPrompts, PassRows, PromptRun, PromptTiles, RowKind};
 pub use top_k::{Selections, TOP_K_MAX, TopK, TopKBuffers};
 pub use weights::{
     DeviceMatrix, ExpertPairs, ExpertPart, ExpertTable, MatvecInput, NO_EXPERT, shares_reads,

@@ -40,9 +40,19 @@ pub struct PromptRun {
 /// Tiles of a pass of prompts on the device ([`crate::Gpu::prompt_tiles`]).
 #[derive(Clone, Copy)]
 pub struct PromptTiles {
-    /// Four words for each tile, aligned to 16 bytes.
+    /// Four words for each tile, aligned to 16 bytes (`PromptTile` of the kernels).
     pub words: DevicePtr<u32>,
     pub count: usize,
+    /// True if a tile has one part of the context, and false if it has all parts.
+    pub in_parts: bool,
+}
+
+/// A pass of prompts cut into tiles, before it is on the device.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CutPrompts {
+    pub tiles: Vec<[u32; PromptTiles::WORDS]>,
+    /// The same as in [`PromptTiles`].
+    pub in_parts: bool,
 }
 
 impl PromptTiles {
@@ -50,6 +60,6 @@ impl PromptTiles {
     pub const WORDS: usize = 4;
 
     pub fn none() -> PromptTiles {
-        PromptTiles { words: DevicePtr::null(), count: 0 }
+        PromptTiles { words: DevicePtr::null(), count: 0, in_parts: false }
     }
 }

@@ -62,11 +62,14 @@ pub fn attend(context: &Context, call: &Call, layer: &KvLayer) -> Result<Vec<f32
 const POSITIONS: [usize; 8] = [300, 0, 15, 600, 16, 255, 63, 256];
 /// Numbers of rows in a pass.
 const BATCHES: [usize; 3] = [2, 3, 8];
-/// First position and number of tokens of the prompts of different sequences.
-const PROMPTS: [(usize, usize); 6] = [(0, 70), (300, 3), (15, 1), (63, 66), (0, 1), (128, 64)];
+/// First position and number of tokens of the prompts of different sequences. Alone, the parts of their contexts are computed
+/// by blocks of threads of their own; together, there are too many rows for that. One begins before a position at which parts
+/// become longer, and ends after it.
+const PROMPTS: [(usize, usize); 6] = [(0, 70), (2045, 5), (15, 1), (63, 66), (0, 1), (250, 9)];
 /// Length of the prompt, and where it is cut in different runs.
-const PROMPT: usize = 200;
-const CUTS: [&[usize]; 4] = [&[1], &[64, 128], &[7, 8, 72, 199], &[100, 103, 170]];
+const PROMPT: usize = 300;
+const CUTS: [&[usize]; 4] =
+    [&[1], &[64, 128, 290], &[7, 8, 72, 199, 299], &[100, 103, 170, 250, 270]];
 
 /// Heads and their elements, with values in keys or not.
 #[derive(Clone, Copy, Debug)]

@@ -3,8 +3,8 @@
 
 use anyhow::Result;
 use forebay_cuda::{
-    AttentionInputs, DeviceMemory, DevicePtr, Gpu, HeadInput, KV_BLOCK, KvLayer, KvLayerShape,
-    KvPool, KvTables, PassRows, PromptRun, PromptTiles, RowKind,
+    AttentionInputs, CutPrompts, DeviceMemory, DevicePtr, Gpu, HeadInput, KV_BLOCK, KvLayer,
+    KvLayerShape, KvPool, KvTables, PassRows, PromptRun, PromptTiles, RowKind,
 };
 
 use crate::harness::Context;
@@ -34,6 +34,7 @@ pub struct Rows {
 pub struct Tiles {
     memory: DeviceMemory,
     count: usize,
+    in_parts: bool,
 }
 
 impl Tiles {
@@ -44,14 +45,14 @@ impl Tiles {
         heads: usize,
         runs: impl Iterator<Item = PromptRun>,
     ) -> Result<Tiles> {
-        let mut tiles = context.gpu.prompt_tiles(shape, heads, runs);
+        let CutPrompts { mut tiles, in_parts } = context.gpu.prompt_tiles(shape, heads, runs);
         let count = tiles.len();
         tiles.resize(count.max(1), [0; PromptTiles::WORDS]);
-        Ok(Tiles { memory: context.upload(tiles.as_flattened())?, count })
+        Ok(Tiles { memory: context.upload(tiles.as_flattened())?, count, in_parts })
     }
 
     pub fn on_device(&self) -> PromptTiles {
-        PromptTiles { words: self.memory.ptr(), count: self.count }
+        PromptTiles { words: self.memory.ptr(), count: self.count, in_parts: self.in_parts }
     }
 }
 

@@ -29,8 +29,8 @@ impl CudaBackend {
         self.exchange.take(&self.gpu, ids, places)?;
         if !is_decode {
             let heads = step.architecture.attention.heads;
-            let tiles = self.gpu.prompt_tiles(&self.plan.kv_shape, heads, prompt_runs(step.runs));
-            self.exchange.take_prompts(&tiles, step.outputs);
+            let cut = self.gpu.prompt_tiles(&self.plan.kv_shape, heads, prompt_runs(step.runs));
+            self.exchange.take_prompts(&cut, step.outputs);
         }
         self.tables.queue(&self.gpu, &self.plan.kv, self.arena.kv(0))?;
         let resumes = batch.first_layer > 0;

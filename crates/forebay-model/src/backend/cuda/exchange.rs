@@ -1,7 +1,7 @@
 //! Words that the host and the device exchange with every batch. The host sends tokens and where they belong in the KV
 //! cache, and gets flags and one row of logits back.
 
-use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords, PromptTiles, TOP_K_MAX};
+use forebay_cuda::{CudaError, CutPrompts, DevicePtr, Gpu, HostWords, PromptTiles, TOP_K_MAX};
 
 use super::layout::ExchangeLayout;
 use crate::backend::End;
@@ -21,8 +21,9 @@ pub struct Exchange {
     prompt_words: HostWords,
     /// Number of words of the current prompts.
     prompt_count: usize,
-    /// Number of their tiles.
+    /// Number of their tiles, and whether each has one part of its context.
     tiles: usize,
+    in_parts: bool,
     layout: ExchangeLayout,
     /// Device address of the exchanged words.
     device: DevicePtr<u32>,
@@ -45,6 +46,7 @@ impl Exchange {
             prompt_words,
             prompt_count: 0,
             tiles: 0,
+            in_parts: false,
             layout,
             device,
             in_use: false,
@@ -66,7 +68,8 @@ impl Exchange {
 
     /// Returns the tiles of the prompts.
     pub fn tiles(&self) -> PromptTiles {
-        PromptTiles { words: self.device.offset(self.layout.prompts()), count: self.tiles }
+        let words = self.device.offset(self.layout.prompts());
+        PromptTiles { words, count: self.tiles, in_parts: self.in_parts }
     }
 
     /// Returns the address of the rows whose logits are wanted, for prompts.
@@ -110,16 +113,16 @@ impl Exchange {
             self.words.write(self.layout.batch + row, &[position]);
             self.words.write(2 * self.layout.batch + row, &[table]);
         }
-        (self.tiles, self.prompt_count) = (0, 0);
+        (self.tiles, self.in_parts, self.prompt_count) = (0, false, 0);
         Ok(())
     }
 
     /// Takes what only prompts need: tiles for attention, and the rows whose logits are wanted.
-    pub fn take_prompts(&mut self, tiles: &[[u32; PromptTiles::WORDS]], wanted: &[u32]) {
-        let tile_words = tiles.as_flattened();
+    pub fn take_prompts(&mut self, cut: &CutPrompts, wanted: &[u32]) {
+        let tile_words = cut.tiles.as_flattened();
         self.prompt_words.write(0, tile_words);
         self.prompt_words.write(tile_words.len(), wanted);
-        self.tiles = tiles.len();
+        (self.tiles, self.in_parts) = (cut.tiles.len(), cut.in_parts);
         self.prompt_count = tile_words.len() + wanted.len();
     }
 

@@ -357,7 +357,7 @@ impl ActivationLayout {
         let widest = [q_width, heads_width, attention.output_width(), inner, shared_width];
         let widest = widest.into_iter().fold(hidden, usize::max);
         let attention_size =
-            AttentionScratchSize::of(multiprocessors, kv, attention.heads, decode_rows);
+            AttentionScratchSize::of(multiprocessors, kv, attention.heads, decode_rows, batch);
         let exchange_layout = ExchangeLayout::new(architecture, kv, batch, decode_rows);
         let top_k = TopK { rows: decode_rows, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
         let mut words = |count: usize| layout.take(4 * count as u64);
