@@ -210,47 +210,154 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
     write_sums<W, TOKENS>(sums, scales, out, rows, warp, lane, tile, token_rows, out_rows, tokens, first_row);
 }
 
+// Matrices with the same columns that multiply the same entries: each one's weights (a dense matrix's address, or the offset
+// in an expert's slot), output and rows.
+static constexpr int TOGETHER = 3;
+struct Matrices {
+    u64 weights[TOGETHER];
+    float *out[TOGETHER];
+    int rows[TOGETHER];
+};
+
+// Some rows of one matrix, and the entries that they multiply.
+struct Item {
+    u64 weights;  // of the first row
+    float *out;
+    int first, end;  // entries
+    int row, rows;   // the first row; rows of the matrix, or 0 for an expert without a slot
+};
+
+// Largest number of items of a block; the same as in matmul.rs.
+static constexpr int ITEMS = 32;
+
+// Finds the items of this block, and returns their number. All blocks take equal shares of all items, one after the other:
+// the rows of a tile's matrices, then those of the next tile. So no multiprocessor waits for others at the end, and
+// surplus blocks end at once. All threads of a block must call this.
+template <int TOKENS, int ROWS>
+__device__ __forceinline__ int find_items(Item (&items)[ITEMS], const Matrices &matrices, u64 row_bytes,
+                                          const u64 *table, const u32 *starts, int experts, int tokens) {
+    // A lane looks at this many experts at a time. Their loads do not wait for each other.
+    constexpr int EACH = 4;
+    __shared__ int found;
+    if (threadIdx.x < 32) {
+        const int lane = threadIdx.x;
+        const auto tiles_of = [&](int expert) {
+            if (expert >= experts) return 0;
+            return ((int)(starts[expert + 1] - starts[expert]) + TOKENS - 1) / TOKENS;
+        };
+        int tiles = table ? 0 : (tokens + TOKENS - 1) / TOKENS, in_tile = 0;
+        if (table) {
+            for (int expert = lane * EACH; expert < experts; expert += 32 * EACH)
+#pragma unroll
+                for (int i = 0; i < EACH; i++) tiles += tiles_of(expert + i);
+#pragma unroll
+            for (int distance = 16; distance > 0; distance >>= 1) tiles += __shfl_xor_sync(~0u, tiles, distance);
+        }
+#pragma unroll
+        for (int i = 0; i < TOGETHER; i++) in_tile += (matrices.rows[i] + ROWS - 1) / ROWS;
+        const u64 all = (u64)max(tiles, 0) * in_tile;
+        const u64 from = all * blockIdx.x / gridDim.x, to = all * (blockIdx.x + 1) / gridDim.x;
+        const int count = min((int)(to - from), ITEMS);
+        const int own_tile = (int)((from + lane) / in_tile);
+        int row_tile = (int)((from + lane) % in_tile);
+        Item item{0, nullptr, own_tile * TOKENS, min(tokens, (own_tile + 1) * TOKENS), 0, 0};
+        u64 slot = 0;
+        if (table && count > 0) {
+            const int last = (int)((from + count - 1) / in_tile);
+            int tile = (int)(from / in_tile), before = 0;
+            for (int base = 0; base < experts && tile <= last; base += 32 * EACH) {
+                int own = 0;
+#pragma unroll
+                for (int i = 0; i < EACH; i++) own += tiles_of(base + lane * EACH + i);
+                int sum = own;  // over the experts of this lane and those of the lower lanes
+#pragma unroll
+                for (int distance = 1; distance < 32; distance <<= 1) {
+                    const int other = __shfl_up_sync(~0u, sum, distance);
+                    if (lane >= distance) sum += other;
+                }
+                for (; tile <= last; tile++) {
+                    const u32 past = __ballot_sync(~0u, tile < before + sum);
+                    if (past == 0) break;
+                    const int source = __ffs((int)past) - 1;
+                    int within = tile - before - (sum - own), expert = base + lane * EACH;
+                    for (int i = 1; i < EACH && within >= tiles_of(expert); i++) within -= tiles_of(expert++);
+                    expert = __shfl_sync(~0u, expert, source);
+                    within = __shfl_sync(~0u, within, source);
+                    if (own_tile == tile) {
+                        const u32 first = min(starts[expert] + (u32)(within * TOKENS), (u32)tokens);
+                        item.first = (int)first;
+                        item.end = (int)min(min(starts[expert + 1], (u32)tokens), first + TOKENS);
+                        slot = table[expert];
+                    }
+                }
+                before += __shfl_sync(~0u, sum, 31);
+            }
+        }
+        if (lane < count) {
+#pragma unroll
+            for (int i = 0; i < TOGETHER; i++) {
+                const int row_tiles = (matrices.rows[i] + ROWS - 1) / ROWS;
+                if (row_tile >= 0 && row_tile < row_tiles) {
+                    item.row = row_tile * ROWS;
+                    item.rows = table && slot == 0 ? 0 : matrices.rows[i];
+                    item.out = matrices.out[i];
+                    item.weights = slot + matrices.weights[i] + (u64)item.row * row_bytes;
+                }
+                row_tile -= row_tiles;
+            }
+            items[lane] = item;
+        }
+        if (lane == 0) found = count;
+    }
+    __syncthreads();
+    return found;
+}
+
 // Does the same with encoded weights that are copied ahead. A step has 256 columns. While 4 warps multiply those of step
-// `s`, 8 others decode the weights of step `s + 1`, and 4 others copy the activations of step `s + 1` and the weights of
-// step `s + 3`. So a step takes as long as the longest of three chains of instructions, not as their sum: for few tokens,
-// there are no other blocks that hide their latencies. A block computes one or several tiles along the rows, one after the
-// other without a pause, because experts have few columns.
+// `s`, 8 others decode the weights of step `s + 1`, and 4 others copy the activations of step `s + x_ahead` and the
+// weights of step `s + 1 + w_ahead`. So a step takes as long as the longest of three chains of instructions, not as their
+// sum: for few tokens, there are no other blocks that hide their latencies. A block computes its items one after the other
+// without a pause, because experts have few columns.
 template <class W>
-__device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, float *out, int rows, int cols,
-                                             u64 row_bytes, TILE_PARAMETERS) {
+__device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, int cols, u64 row_bytes,
+                                             const Matrices &matrices, const u64 *table, const u32 *starts,
+                                             const u32 *token_rows, const u32 *out_rows, int experts, int tokens,
+                                             int x_ahead) {
     constexpr int TOKENS = 32;
     using P = Plan<W, TOKENS>;
     constexpr int X_STEP = P::DEPTH * P::X_BYTES, W_STEP = P::DEPTH * P::W_BYTES, ENCODED = P::ROWS * P::SLOT;
     static_assert(P::DECODED == 1 && P::PARTS == 1 && P::ROWS == 32 && P::DEPTH == 4);
-    // [2][W_STEP] decoded weights, [2][X_STEP] activations, [3][ENCODED] encoded weights.
+    // x_ahead is 1, 2 or 3.
+    const int w_ahead = max(x_ahead, 2), x_slots = x_ahead + 1, w_slots = w_ahead + 1;
+    // [2][W_STEP] decoded weights, [x_slots][X_STEP] activations, [w_slots][ENCODED] encoded weights.
     extern __shared__ uint4 shared[];
-    u8 *const decoded = (u8 *)shared, *const encoded = decoded + 2 * W_STEP + 2 * X_STEP;
+    __shared__ Item items[ITEMS];
+    u8 *const decoded = (u8 *)shared, *const encoded = decoded + 2 * W_STEP + x_slots * X_STEP;
     // Kernels have written which entries belong to an expert. Dense matrices are read before the previous kernel has ended.
     if (table) wait_for_previous();
-    Tile tile;
-    if (!find_tile(tile, TOKENS, TILE_ARGUMENTS)) return;
+    const int count = find_items<TOKENS, P::ROWS>(items, matrices, row_bytes, table, starts, experts, tokens);
+    if (count == 0) return;
     const u32 w_buffers = shared_address(shared), x_buffers = w_buffers + 2 * W_STEP;
-    const u32 encoded_buffers = x_buffers + 2 * X_STEP;
-    const int steps = (cols + 255) / 256, row_tiles = (rows + P::ROWS - 1) / P::ROWS;
-    const int most = (row_tiles + gridDim.y - 1) / gridDim.y, first_tile = blockIdx.y * most;
-    const int own_tiles = min(most, row_tiles - first_tile);
-    if (own_tiles <= 0) return;
-    const int block_row = first_tile * P::ROWS, all_steps = own_tiles * steps;
+    const u32 encoded_buffers = x_buffers + x_slots * X_STEP;
+    const int steps = (cols + 255) / 256, all_steps = count * steps;
     const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5;
 
     // Every role passes the same barriers: one that starts the first decoding, and one before each step's products.
     if (warp < P::MULTIPLY / 32) {
-        // Experts often have fewer entries than a tile has room for. A warp without entries only passes the barriers.
-        const bool has_tokens = tile.first + warp / P::ALONG_ROWS * P::M * 16 < tile.end;
         wait_for_previous();
         __syncthreads();
-        int buffer = 0;
-        for (int first_row = block_row; first_row < block_row + own_tiles * P::ROWS; first_row += P::ROWS) {
+        int w_slot = 0, x_slot = 0;
+        for (int i = 0; i < count; i++) {
+            const Item item = items[i];
+            // Experts often have fewer entries than a tile has room for. A warp without entries only passes the barriers.
+            const bool has_tokens = item.first + warp / P::ALONG_ROWS * P::M * 16 < item.end;
             float sums[P::M][P::N][4] = {};
-            for (int step = 0; step < steps; step++, buffer ^= 1) {
+            for (int step = 0; step < steps; step++) {
                 __syncthreads();
+                const u32 x_buffer = x_buffers + x_slot * X_STEP, w_buffer = w_buffers + w_slot * W_STEP;
+                w_slot ^= 1;
+                if (++x_slot == x_slots) x_slot = 0;
                 if (!has_tokens) continue;
-                const u32 x_buffer = x_buffers + buffer * X_STEP, w_buffer = w_buffers + buffer * W_STEP;
                 // Columns beyond the end are left out, because adding 0 changes the sign of a sum that is -0.
                 const int deeps = (cols - step * 256 + STEP - 1) / STEP;
                 if (deeps >= P::DEPTH) {
@@ -265,33 +372,33 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
                                                  lane);
                 }
             }
-            write_sums<W, TOKENS>(sums, scales, out, rows, warp, lane, tile, token_rows, out_rows, tokens, first_row);
+            const Tile tile{0, item.first, item.end};
+            write_sums<W, TOKENS>(sums, scales, item.out, item.rows, warp, lane, tile, token_rows, out_rows, tokens,
+                                  item.row);
         }
         return;
     }
-    const u64 first = tile.weights + (u64)block_row * row_bytes;
     if (warp < (P::MULTIPLY + 256) / 32) {
         // A warp decodes the same group of 32 rows, so that its stores use all banks.
         const int in_step = warp - P::MULTIPLY / 32, groups = (cols + 31) / 32;
-        int row = block_row + lane, step = 0;
-        // Low bits of the address of the row's weights.
-        const u32 tile_bytes = (u32)(P::ROWS * row_bytes);
-        u32 start = (u32)(first + lane * row_bytes);
-        for (int at = 0; at < all_steps; at++) {
-            __syncthreads();
-            u32 pairs[16];
-            if (row < rows && step * P::IN_ROW + in_step < groups) {
-                const u32 from = start + step * P::CHUNK;
-                decode_pairs<W>(encoded + at % 3 * ENCODED + lane * P::SLOT + (from & 15), in_step, cols, pairs);
-            } else {
+        int w_slot = 0, encoded_slot = 0;
+        for (int i = 0; i < count; i++) {
+            const bool there = items[i].row + lane < items[i].rows;
+            // Low bits of the address of the row's weights.
+            const u32 start = (u32)(items[i].weights + lane * row_bytes);
+            for (int step = 0; step < steps; step++) {
+                __syncthreads();
+                u32 pairs[16];
+                if (there && step * P::IN_ROW + in_step < groups) {
+                    const u32 from = start + step * P::CHUNK;
+                    decode_pairs<W>(encoded + encoded_slot * ENCODED + lane * P::SLOT + (from & 15), in_step, cols, pairs);
+                } else {
 #pragma unroll
-                for (int i = 0; i < 16; i++) pairs[i] = 0;
-            }
-            store_group(decoded + at % 2 * W_STEP + in_step / 2 * P::W_BYTES, lane, in_step % 2, pairs);
-            if (++step == steps) {
-                step = 0;
-                row += P::ROWS;
-                start += tile_bytes;
+                    for (int j = 0; j < 16; j++) pairs[j] = 0;
+                }
+                store_group(decoded + w_slot * W_STEP + in_step / 2 * P::W_BYTES, lane, in_step % 2, pairs);
+                w_slot ^= 1;
+                if (++encoded_slot == w_slots) encoded_slot = 0;
             }
         }
         __syncthreads();
@@ -302,87 +409,102 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
     const u32 x_to = x_buffers + swizzled(copied_row, piece);
     const u16 *from_x[P::COPIES];
     bool has_x[P::COPIES];
-#pragma unroll
-    for (int i = 0; i < P::COPIES; i++) {
-        const int entry = tile.first + copied_row + P::COPY / 8 * i;
-        has_x[i] = entry < tile.end;
-        from_x[i] = x + (has_x[i] ? (size_t)tile.x_row(entry, token_rows) * cols + piece * 8 : 0);
-    }
-    int x_at = 0, x_step = 0;
+    int x_at = 0, x_step = 0, x_slot = 0, known = -1;
     auto copy_x = [&]() {
-        if (x_at >= all_steps) return;
+        if (x_at < count) {
+            // Items of the same entries follow each other.
+            if (x_step == 0 && items[x_at].first != known) {
+                const Tile tile{0, items[x_at].first, items[x_at].end};
+                known = tile.first;
 #pragma unroll
-        for (int deep = 0; deep < P::DEPTH; deep++) {
-            const int col = x_step * 256 + deep * STEP;
-#pragma unroll
-            for (int i = 0; i < P::COPIES; i++) {
-                // Rows of 8 are swizzled alike.
-                const u32 to = x_to + x_at % 2 * X_STEP + deep * P::X_BYTES + P::COPY / 8 * 128 * i;
-                // Sums of a row that does not exist are never used, so what is there may be anything.
-                const bool there = col + piece * 8 < cols;
-                if (has_x[i]) copy_async_zero(to, there ? from_x[i] + col : x, there ? 16 : 0);
+                for (int i = 0; i < P::COPIES; i++) {
+                    const int entry = tile.first + copied_row + P::COPY / 8 * i;
+                    has_x[i] = entry < tile.end;
+                    from_x[i] = x + (has_x[i] ? (size_t)tile.x_row(entry, token_rows) * cols + piece * 8 : 0);
+                }
             }
+#pragma unroll
+            for (int deep = 0; deep < P::DEPTH; deep++) {
+                const int col = x_step * 256 + deep * STEP;
+#pragma unroll
+                for (int i = 0; i < P::COPIES; i++) {
+                    // Rows of 8 are swizzled alike.
+                    const u32 to = x_to + x_slot * X_STEP + deep * P::X_BYTES + P::COPY / 8 * 128 * i;
+                    // Sums of a row that does not exist are never used, so what is there may be anything.
+                    const bool there = col + piece * 8 < cols;
+                    if (has_x[i]) copy_async_zero(to, there ? from_x[i] + col : x, there ? 16 : 0);
+                }
+            }
+            if (++x_slot == x_slots) x_slot = 0;
+            if (++x_step == steps) x_step = 0, x_at++;
         }
-        x_at++;
-        if (++x_step == steps) x_step = 0;
+        copy_commit();
     };
     // 4 threads copy a row.
-    int row = block_row + (thread >> 2), w_at = 0, w_step = 0;
-    u64 row_start = first + (thread >> 2) * row_bytes;
+    int w_at = 0, w_step = 0, w_slot = 0;
+    u64 row_start = 0;
+    bool has_w = false;
     auto copy_encoded = [&]() {
-        if (w_at >= all_steps) return;
-        if (row < rows) {
-            const u64 from = row_start + (u64)w_step * P::CHUNK, aligned = from & ~15ull;
-            const u64 end = min(from + P::CHUNK, row_start + row_bytes);
-            const u32 to = encoded_buffers + w_at % 3 * ENCODED + (thread >> 2) * P::SLOT;
-#pragma unroll
-            for (int i = 0; i < (P::PIECES + 3) / 4; i++) {
-                const int at = 16 * (4 * i + (thread & 3));
-                // Every piece has at least one byte of the row, so it lies in memory that exists.
-                if (aligned + at < end) copy_async(to + at, aligned + at);
+        if (w_at < count) {
+            if (w_step == 0) {
+                has_w = items[w_at].row + (thread >> 2) < items[w_at].rows;
+                row_start = items[w_at].weights + (thread >> 2) * row_bytes;
             }
+            if (has_w) {
+                const u64 from = row_start + (u64)w_step * P::CHUNK, aligned = from & ~15ull;
+                const u64 end = min(from + P::CHUNK, row_start + row_bytes);
+                const u32 to = encoded_buffers + w_slot * ENCODED + (thread >> 2) * P::SLOT;
+#pragma unroll
+                for (int i = 0; i < (P::PIECES + 3) / 4; i++) {
+                    const int at = 16 * (4 * i + (thread & 3));
+                    // Every piece has at least one byte of the row, so it lies in memory that exists.
+                    if (aligned + at < end) copy_async(to + at, aligned + at);
+                }
+            }
+            if (++w_slot == w_slots) w_slot = 0;
+            if (++w_step == steps) w_step = 0, w_at++;
         }
-        w_at++;
-        if (++w_step == steps) {
-            w_step = 0;
-            row += P::ROWS;
-            row_start += P::ROWS * row_bytes;
-        }
+        copy_commit();
     };
-    copy_encoded();
-    copy_commit();
-    copy_encoded();
-    copy_commit();
+    // Copies are committed in the order of the steps that need them: x of step s, then the weights of step s + 1.
+    for (int i = 0; i <= w_ahead - x_ahead; i++) copy_encoded();
     wait_for_previous();
-    copy_wait<1>();
+    for (int i = 0; i < x_ahead; i++) {
+        copy_x();
+        copy_encoded();
+    }
+    // Waits for the weights of step 0, behind which at least three groups were committed.
+    copy_wait<3>();
     __syncthreads();
-    copy_x();
-    copy_commit();
-    copy_encoded();
-    copy_commit();
     for (int at = 0; at < all_steps; at++) {
-        // All but the encoded weights of step at + 2. So the activations of this step and the weights of the next are there.
-        copy_wait<1>();
+        // Of what was copied ahead, the activations of this step and the weights of the next must be there.
+        if (x_ahead == 1) {
+            copy_wait<1>();
+        } else if (x_ahead == 2) {
+            copy_wait<2>();
+        } else {
+            copy_wait<4>();
+        }
         __syncthreads();
         copy_x();
-        copy_commit();
         copy_encoded();
-        copy_commit();
     }
 }
 
-// blockIdx.z chooses one of up to three matrices with the same columns and entries: its weights (a dense matrix's address,
-// or the offset in an expert's slot), rows and output.
+// Multiplies up to three matrices with the same columns and entries. The products of few tokens with block types take
+// blocks along x alone. For others, blockIdx.z chooses a matrix.
 #define KERNEL(NAME, TOKENS)                                                                                   \
     extern "C" __global__ void __launch_bounds__(Plan<WEIGHT, TOKENS>::THREADS, 2)                             \
         NAME(const u16 *x_high, const u16 *x_low, const float *scales, float *out, int rows, int cols,         \
              u64 row_bytes, TILE_PARAMETERS, u64 weights1, float *out1, int rows1, u64 weights2, float *out2,  \
-             int rows2) {                                                                                      \
-        if (blockIdx.z == 1) weights = weights1, out = out1, rows = rows1;                                     \
-        if (blockIdx.z == 2) weights = weights2, out = out2, rows = rows2;                                     \
+             int rows2, int x_ahead) {                                                                         \
         if constexpr (Plan<WEIGHT, TOKENS>::AHEAD) {                                                           \
-            matmul_ahead<WEIGHT>(x_high, scales, out, rows, cols, row_bytes, TILE_ARGUMENTS);                  \
+            const Matrices matrices{{weights, weights1, weights2}, {out, out1, out2}, {rows, rows1, rows2}};   \
+            matmul_ahead<WEIGHT>(x_high, scales, cols, row_bytes, matrices, table, starts, token_rows,         \
+                                 out_rows, experts, tokens, x_ahead);                                          \
         } else {                                                                                               \
+            if (blockIdx.z == 1) weights = weights1, out = out1, rows = rows1;                                 \
+            if (blockIdx.z == 2) weights = weights2, out = out2, rows = rows2;                                 \
             matmul<WEIGHT, TOKENS>(x_high, x_low, scales, out, rows, cols, row_bytes, TILE_ARGUMENTS);         \
         }                                                                                                      \
     }

@@ -15,6 +15,10 @@ const NARROW_ROWS: usize = 1024;
 const NARROW_SIZE: (usize, usize) = (4, 32);
 /// Most products of a launch on tensor cores; the same as in the kernel.
 const TOGETHER: usize = 3;
+/// Largest number of tiles that a block computes one after the other, and the bytes that describe them; the same as in the
+/// kernel.
+const ITEMS: usize = 32;
+const ITEMS_BYTES: usize = ITEMS * 32 + 16;
 
 /// Form of the activations for products with a weight type on tensor cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -235,10 +239,16 @@ impl Gpu {
             NarrowForm::HalfPair => (x.low, x.scales),
             NarrowForm::BfloatPair => (x.low, DevicePtr::null()),
         };
-        let grid =
-            grid(&first.weights, tile.tokens, self.blocks_along_rows(jobs, &tile), jobs.len());
+        let (grid, ahead) = match tile.ahead {
+            true => (self.blocks_of_items(jobs, &tile), self.steps_ahead(ty, &tile)),
+            false => {
+                let most = jobs.iter().map(|job| job.rows).max().unwrap_or(0);
+                let along_rows = most.div_ceil(tile.rows);
+                (grid(&first.weights, tile.tokens, along_rows, jobs.len()), 1)
+            }
+        };
         let launch = Launch::new(self.kernel(module, tile.kernel)?, grid, (tile.threads, 1, 1))
-            .shared(tile.shared_bytes(ty, parts) as u32)
+            .shared(tile.shared_bytes(ty, parts, ahead) as u32)
             .ptr(x.high, x_rows * cols)
             .optional(low, x_rows * cols)
             .optional(scales, x_rows)
@@ -256,7 +266,7 @@ impl Gpu {
                 }
             };
         }
-        launch.run(self)
+        launch.int(ahead).run(self)
     }
 }
 
@@ -319,37 +329,41 @@ struct Tile {
     threads: u32,
     tokens: usize,
     rows: usize,
+    /// True if a block copies weights ahead, and computes several tiles one after the other.
+    ahead: bool,
     /// Time of 256 columns in microseconds on an H200, if all blocks that run at a time compute them.
     time: f64,
 }
 
-const LARGE: Tile = Tile { kernel: "matmul_128", threads: 256, tokens: 128, rows: 128, time: 10.4 };
+const LARGE: Tile =
+    Tile { kernel: "matmul_128", threads: 256, tokens: 128, rows: 128, ahead: false, time: 10.4 };
 
 /// Returns the tile for few tokens. Some warps copy and decode weights of block types.
 fn small_tile(ty: TensorType) -> Tile {
     if ty.block_elements() > 1 {
-        Tile { kernel: "matmul_32", threads: 512, tokens: 32, rows: 32, time: 1.4 }
+        Tile { kernel: "matmul_32", threads: 512, tokens: 32, rows: 32, ahead: true, time: 1.4 }
     } else {
-        Tile { kernel: "matmul_32", threads: 256, tokens: 32, rows: 64, time: 3.5 }
+        Tile { kernel: "matmul_32", threads: 256, tokens: 32, rows: 64, ahead: false, time: 3.5 }
     }
 }
 
 impl Tile {
-    /// Returns the shared memory of a block, for weights of type `ty` and activations of `parts` parts. See `Plan` in
-    /// `matmul.cu`.
-    fn shared_bytes(&self, ty: TensorType, parts: usize) -> usize {
+    /// Returns the shared memory of a block, for weights of type `ty` and activations of `parts` parts, which are copied
+    /// `ahead` steps ahead. See `Plan` and `matmul_ahead` in `matmul.cu`.
+    fn shared_bytes(&self, ty: TensorType, parts: usize, ahead: usize) -> usize {
         // 64 columns of 16 bits.
         let (x, w) = (self.tokens * 64 * 2, self.rows * 64 * 2);
         if self.tokens == LARGE.tokens {
             return 2 * (parts * x + w);
         }
-        if ty.block_elements() == 1 {
+        if !self.ahead {
             return 2 * (4 / parts) * (parts * x + w);
         }
         let chunk = ty.row_bytes(256).expect("blocks divide 256 columns") as usize;
         let is_aligned = weight_alignment(ty) >= 16 && chunk.is_multiple_of(16);
         let pieces = if is_aligned { chunk / 16 } else { (chunk + 30) / 16 };
-        2 * 4 * (w + x) + 3 * self.rows * 16 * pieces
+        let encoded = (ahead.max(2) + 1) * self.rows * 16 * pieces;
+        4 * (2 * w + (ahead + 1) * x) + encoded
     }
 }
 
@@ -366,16 +380,26 @@ impl Gpu {
         }
     }
 
-    /// Returns the number of blocks along the rows. Blocks of 512 threads compute several tiles, unless that would leave
-    /// multiprocessors without work. Finding a tile and the first copies take as long as several steps of 256 columns.
-    fn blocks_along_rows(&self, jobs: &[MatmulJob], tile: &Tile) -> usize {
-        let rows = jobs.iter().map(|job| job.rows).max().unwrap_or(0);
-        let row_tiles = rows.div_ceil(tile.rows);
-        if tile.threads != 512 {
-            return row_tiles;
-        }
-        let wanted = 2 * 2 * self.multiprocessors() as usize;
-        row_tiles.div_ceil((tiles(jobs, tile) / wanted).clamp(1, 8))
+    /// Returns the grid of products whose blocks compute several tiles: so few blocks that all run at a time, unless they would
+    /// have too many tiles. Blocks take equal shares of the tiles that exist.
+    fn blocks_of_items(&self, jobs: &[MatmulJob], tile: &Tile) -> (u32, u32, u32) {
+        let row_tiles: usize = jobs.iter().map(|job| job.rows.div_ceil(tile.rows)).sum();
+        let most = grid(&jobs[0].weights, tile.tokens, 1, 1).0 as usize * row_tiles;
+        let at_a_time = 2 * self.multiprocessors() as usize;
+        let blocks = at_a_time * most.div_ceil(at_a_time * ITEMS);
+        (blocks.min(most) as u32, 1, 1)
+    }
+
+    /// Returns the number of steps by which activations are copied ahead: as many as shared memory has room for. Two blocks
+    /// share a multiprocessor if they can.
+    fn steps_ahead(&self, ty: TensorType, tile: &Tile) -> usize {
+        // Every block takes another KiB, and the multiprocessor has one more than a block may have.
+        const RESERVED: usize = 1024;
+        let room = self.shared_memory().saturating_sub(ITEMS_BYTES);
+        let half = (self.shared_memory() + RESERVED) / 2 - RESERVED - ITEMS_BYTES;
+        let bytes = |ahead| tile.shared_bytes(ty, 1, ahead);
+        let room = if bytes(1) <= half { half } else { room };
+        (2..=3).rev().find(|&ahead| bytes(ahead) <= room).unwrap_or(1)
     }
 }
 
