@@ -10,7 +10,8 @@
 // A pass of many rows has enough tiles for all multiprocessors, and a block takes all parts of its tile. It adds each to
 // those before, which it keeps in the output. A pass of few rows has a block for every part, and another kernel adds them.
 //
-// HEAD_DIM is the capacity for elements of a head: 64, 96, 128 or 256. Shorter heads are padded with zeroes.
+// HEAD_DIM is the capacity for elements of a head: 64, 96, 128 or 256. Shorter heads are padded with zeroes. Heads have an
+// even number of elements, which are read and written in pairs.
 #include "attention.cuh"
 #include "attention_tiles.cuh"
 
@@ -231,13 +232,14 @@ __device__ inline void join(Running &running, int r, const Joined &joined, const
     running.largest[r] = sees ? all.largest : joined.largest;
     running.sum[r] = sees ? all.sum : joined.sum;
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int at = n * 8 + (threadIdx.x & 3) * 2 + i;
-            float &x = running.values[n][2 * r + i];
-            if (at < dim_v) x = sees ? factors.add(row[at], x) : row[at];
-        }
+    for (int n = 0; n < HEAD_DIM / 8; n++) {
+        const int at = n * 8 + (threadIdx.x & 3) * 2;
+        if (at >= dim_v) continue;
+        const float2 before = *(const float2 *)(row + at);
+        float &x = running.values[n][2 * r], &y = running.values[n][2 * r + 1];
+        x = sees ? factors.add(before.x, x) : before.x;
+        y = sees ? factors.add(before.y, y) : before.y;
+    }
 }
 
 // Returns the factor that turns sums of values into results. A head's sink takes its share of the weights.
@@ -259,12 +261,10 @@ __device__ inline void scale_values(Running &running, int r, float factor) {
 // Stores a row's sums of values.
 __device__ inline void store_values(const Running &running, int r, float *row, int dim_v) {
 #pragma unroll
-    for (int n = 0; n < HEAD_DIM / 8; n++)
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-            const int at = n * 8 + (threadIdx.x & 3) * 2 + i;
-            if (at < dim_v) row[at] = running.values[n][2 * r + i];
-        }
+    for (int n = 0; n < HEAD_DIM / 8; n++) {
+        const int at = n * 8 + (threadIdx.x & 3) * 2;
+        if (at < dim_v) *(float2 *)(row + at) = make_float2(running.values[n][2 * r], running.values[n][2 * r + 1]);
+    }
 }
 
 // Sums of parts that blocks of their own have computed, for [tokens, heads] units.
@@ -281,9 +281,9 @@ struct PromptParts {
 // Loads two adjacent elements of a query row, scaled. Elements beyond the end of the row, and rows that do not exist,
 // are zero.
 __device__ inline u32 load_query(const float *row, int i, int dim, bool there, float scale) {
-    const float low = there && i < dim ? row[i] * scale : 0.0f;
-    const float high = there && i + 1 < dim ? row[i + 1] * scale : 0.0f;
-    return pack(low, high);
+    if (!there || i >= dim) return 0;
+    const float2 x = *(const float2 *)(row + i);
+    return pack(x.x * scale, x.y * scale);
 }
 
 // Grid (tiles, heads). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. A tile has up to 16 * WARPS tokens, and all parts of
@@ -382,19 +382,32 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const int from = first_visible(position, window) / length, to = min(position, context - 1) / length;
     const size_t first = (size_t)unit * PARTS_MOST;
     constexpr int QUADS = (HEAD_DIM + 127) / 128;
-    Joined joined{-INFINITE, 0.0f};
-    float values[QUADS][4] = {};
-    for (int part = from; part <= to; part++) {
-        const Joined own = parts.stats[first + part];
-        const bool begins = joined.is_empty();
-        Joined all = joined;
-        const JoinFactors factors(all, own);
-        joined = begins ? own : all;
+    // All loads are issued before the first sum.
+    Joined own[PARTS_MOST];
+    float4 loaded[PARTS_MOST][QUADS];
+#pragma unroll
+    for (int part = 0; part < PARTS_MOST; part++) {
+        own[part] = Joined{0.0f, 0.0f};
+        if (part < from || part > to) continue;
+        own[part] = parts.stats[first + part];
 #pragma unroll
         for (int n = 0; n < QUADS; n++) {
             const int at = n * 128 + lane * 4;
-            if (at >= parts.stride) continue;
-            const float4 x = *(const float4 *)(parts.values + (first + part) * parts.stride + at);
+            if (at < parts.stride) loaded[part][n] = *(const float4 *)(parts.values + (first + part) * parts.stride + at);
+        }
+    }
+    Joined joined{0.0f, 0.0f};
+    float values[QUADS][4] = {};
+#pragma unroll
+    for (int part = 0; part < PARTS_MOST; part++) {
+        if (part < from || part > to) continue;
+        const bool begins = part == from;
+        Joined all = joined;
+        const JoinFactors factors(all, own[part]);
+        joined = begins ? own[part] : all;
+#pragma unroll
+        for (int n = 0; n < QUADS; n++) {
+            const float4 x = loaded[part][n];
             const float next[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
             for (int i = 0; i < 4; i++) values[n][i] = begins ? next[i] : factors.add(values[n][i], next[i]);

@@ -1,6 +1,7 @@
 // Biases, gated activations, soft caps, a check for values that are not finite, and a copy of words from the host.
 #include "experts.cuh"
 #include "gating.cuh"
+#include "halves.cuh"
 
 // x [rows, width] += bias [width]. The grid's second dimension counts rows.
 extern "C" __global__ void __launch_bounds__(256)
@@ -43,6 +44,36 @@ extern "C" __global__ void __launch_bounds__(256)
             out[at + j] = gated(gating, g, u, alpha, limit);
         }
     }
+}
+
+// Does the same for rows of a multiple of 4 elements, and writes them also as halves. A block computes a row.
+extern "C" __global__ void __launch_bounds__(256)
+    gate_halves(const float *gates, const float *ups, float *out, u16 *halves, float *scales, int width, int gating,
+                float alpha, float limit, const float *gate_bias, const float *up_bias, const u32 *ids,
+                const u32 *pairs) {
+    wait_for_previous();
+    const u64 row = blockIdx.x, first = row * width;
+    const u32 id = ids ? ids[pairs ? pairs[row] : row] : NO_EXPERT;
+    const u64 bias = id == NO_EXPERT ? 0 : (u64)id * width;
+    int largest = 0;
+    for (int i = 4 * threadIdx.x; i < width; i += 4 * blockDim.x) {
+        float4 g = *(const float4 *)(gates + first + i), u = *(const float4 *)(ups + first + i);
+        if (ids) {
+            const float4 b = *(const float4 *)(gate_bias + bias + i), c = *(const float4 *)(up_bias + bias + i);
+            g = make_float4(g.x + b.x, g.y + b.y, g.z + b.z, g.w + b.w);
+            u = make_float4(u.x + c.x, u.y + c.y, u.z + c.z, u.w + c.w);
+        }
+        const float4 y = make_float4(gated(gating, g.x, u.x, alpha, limit), gated(gating, g.y, u.y, alpha, limit),
+                                     gated(gating, g.z, u.z, alpha, limit), gated(gating, g.w, u.w, alpha, limit));
+        *(float4 *)(out + first + i) = y;
+        largest = larger_bits(larger_bits(larger_bits(larger_bits(largest, y.x), y.y), y.z), y.w);
+    }
+    float scale;
+    const float factor = half_row_factor(block_largest(largest), scale);
+    // A thread reads only what it has written itself.
+    for (int i = 4 * threadIdx.x; i < width; i += 4 * blockDim.x)
+        *(uint2 *)(halves + first + i) = four_halves(*(const float4 *)(out + first + i), factor);
+    if (threadIdx.x == 0) scales[row] = scale;
 }
 
 // x = cap * tanh(x / cap), count elements.

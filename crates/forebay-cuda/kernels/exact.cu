@@ -69,11 +69,14 @@ extern "C" __global__ void __launch_bounds__(256)
     exact<WEIGHT>(x, out, rows, cols, row_bytes, TILE_ARGUMENTS);
 }
 
+// Warps of a block. Blocks are small, because few rows make few blocks.
+static constexpr int NARROW_WARPS = 2;
+
 // Every warp computes 4 rows for 4 tokens. Its lanes share the columns.
 __device__ __forceinline__ void narrow(const float *__restrict__ x, const float *__restrict__ weights,
                                        float *__restrict__ out, int rows, int cols, int tokens) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int first_token = blockIdx.x * 4, first_row = (blockIdx.y * 8 + warp) * 4;
+    const int first_token = blockIdx.x * 4, first_row = (blockIdx.y * NARROW_WARPS + warp) * 4;
     if (first_row >= rows) return;
     const float *xs[4];
     const float *ws[4];
@@ -123,7 +126,7 @@ __device__ __forceinline__ void narrow(const float *__restrict__ x, const float 
 }
 
 // For F32 weights.
-extern "C" __global__ void __launch_bounds__(256)
+extern "C" __global__ void __launch_bounds__(32 * NARROW_WARPS)
     exact_narrow(const float *x, const float *weights, float *out, int rows, int cols, int tokens) {
     wait_for_previous();
     narrow(x, weights, out, rows, cols, tokens);

@@ -84,30 +84,43 @@ __device__ __forceinline__ void store_group(u8 *w_buffer, int row, int half, con
             make_uint4(pairs[4 * i], pairs[4 * i + 1], pairs[4 * i + 2], pairs[4 * i + 3]);
 }
 
+// Where the sums of one entry belong: a row of the output, or -1, and the factor that undoes scaling.
+struct OutputRow {
+    int row;
+    float scale;
+};
+
+// Finds the output of the thread's entry in products of 16 tokens number `m`, in its first or second half.
 template <class W, int TOKENS>
-__device__ __forceinline__ void write_sums(const float (&sums)[Plan<W, TOKENS>::M][Plan<W, TOKENS>::N][4],
-                                           const float *__restrict__ scales, float *__restrict__ out, int rows,
-                                           int warp, int lane, Tile tile,
-                                           const u32 *token_rows, const u32 *out_rows, int tokens, int first_row) {
+__device__ __forceinline__ OutputRow output_row(int m, int half, const float *__restrict__ scales, int warp, int lane,
+                                                const Tile &tile, const u32 *token_rows, const u32 *out_rows,
+                                                int tokens) {
     using P = Plan<W, TOKENS>;
-    const int token0 = warp / P::ALONG_ROWS * P::M * 16 + lane / 4;
+    const int entry = tile.first + (warp / P::ALONG_ROWS * P::M + m) * 16 + half * 8 + lane / 4;
+    if (entry >= tile.end) return OutputRow{-1, 0.0f};
+    const float scale = (scales ? scales[tile.x_row(entry, token_rows)] : 1.0f) * (1.0f / HalfFactor<W>::VALUE);
+    const int row = tile.x_row(entry, out_rows);
+    return OutputRow{(u32)row < (u32)tokens ? row : -1, scale};
+}
+
+// Writes all sums of a thread. `output(m, half)` returns an OutputRow.
+template <class W, int TOKENS, class F>
+__device__ __forceinline__ void write_sums(const float (&sums)[Plan<W, TOKENS>::M][Plan<W, TOKENS>::N][4], F output,
+                                           float *__restrict__ out, int rows, int warp, int lane, int first_row) {
+    using P = Plan<W, TOKENS>;
     const int row0 = first_row + warp % P::ALONG_ROWS * P::N * 8 + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < P::M; m++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int entry = tile.first + token0 + m * 16 + half * 8;
-            if (entry >= tile.end) continue;
-            const float scale =
-                (scales ? scales[tile.x_row(entry, token_rows)] : 1.0f) * (1.0f / HalfFactor<W>::VALUE);
-            const int out_row = tile.x_row(entry, out_rows);
-            if ((u32)out_row >= (u32)tokens) continue;
-            float *to = out + (size_t)out_row * rows;
+            const OutputRow at = output(m, half);
+            if (at.row < 0) continue;
+            float *to = out + (size_t)at.row * rows;
 #pragma unroll
             for (int n = 0; n < P::N; n++) {
                 const int row = row0 + n * 8;
-                if (row < rows) to[row] = sums[m][n][2 * half] * scale;
-                if (row + 1 < rows) to[row + 1] = sums[m][n][2 * half + 1] * scale;
+                if (row < rows) to[row] = sums[m][n][2 * half] * at.scale;
+                if (row + 1 < rows) to[row + 1] = sums[m][n][2 * half + 1] * at.scale;
             }
         }
 }
@@ -207,7 +220,10 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
         }
         if (more) store_w(pairs, now ^ 1);
     }
-    write_sums<W, TOKENS>(sums, scales, out, rows, warp, lane, tile, token_rows, out_rows, tokens, first_row);
+    const auto output = [&](int m, int half) {
+        return output_row<W, TOKENS>(m, half, scales, warp, lane, tile, token_rows, out_rows, tokens);
+    };
+    write_sums<W, TOKENS>(sums, output, out, rows, warp, lane, first_row);
 }
 
 // Matrices with the same columns that multiply the same entries: each one's weights (a dense matrix's address, or the offset
@@ -326,7 +342,7 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
     constexpr int TOKENS = 32;
     using P = Plan<W, TOKENS>;
     constexpr int X_STEP = P::DEPTH * P::X_BYTES, W_STEP = P::DEPTH * P::W_BYTES, ENCODED = P::ROWS * P::SLOT;
-    static_assert(P::DECODED == 1 && P::PARTS == 1 && P::ROWS == 32 && P::DEPTH == 4);
+    static_assert(P::DECODED == 1 && P::PARTS == 1 && P::ROWS == 32 && P::DEPTH == 4 && P::M == 1);
     // x_ahead is 1, 2 or 3.
     const int w_ahead = max(x_ahead, 2), x_slots = x_ahead + 1, w_slots = w_ahead + 1;
     // [2][W_STEP] decoded weights, [x_slots][X_STEP] activations, [w_slots][ENCODED] encoded weights.
@@ -351,6 +367,12 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
             const Item item = items[i];
             // Experts often have fewer entries than a tile has room for. A warp without entries only passes the barriers.
             const bool has_tokens = item.first + warp / P::ALONG_ROWS * P::M * 16 < item.end;
+            const Tile tile{0, item.first, item.end};
+            // Looked up before the products, which hide the latency.
+            OutputRow outputs[2];
+#pragma unroll
+            for (int half = 0; half < 2; half++)
+                outputs[half] = output_row<W, TOKENS>(0, half, scales, warp, lane, tile, token_rows, out_rows, tokens);
             float sums[P::M][P::N][4] = {};
             for (int step = 0; step < steps; step++) {
                 __syncthreads();
@@ -372,9 +394,8 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
                                                  lane);
                 }
             }
-            const Tile tile{0, item.first, item.end};
-            write_sums<W, TOKENS>(sums, scales, item.out, item.rows, warp, lane, tile, token_rows, out_rows, tokens,
-                                  item.row);
+            const auto output = [&](int, int half) { return outputs[half]; };
+            write_sums<W, TOKENS>(sums, output, item.out, item.rows, warp, lane, item.row);
         }
         return;
     }

@@ -1,5 +1,5 @@
 // Converts activations [rows, cols] to 16-bit numbers for tensor cores.
-#include "mma.cuh"
+#include "halves.cuh"
 
 __device__ __forceinline__ float half_value(u32 bits) {
     float x;
@@ -13,32 +13,22 @@ __device__ __forceinline__ u32 bfloat_bits(float x) {
     return bits & 0xffff;
 }
 
-// Converts a row per block to halves of x * 2^k and sets scales[row] = 2^-k. k puts the largest magnitude between 2^13
-// and 2^14. Then neither the largest number nor the sums overflow, and the others keep their bits. `low`, unless null,
-// receives the rounding errors of the halves.
+// Converts a row per block to halves of x * 2^k and sets scales[row] = 2^-k. `low`, unless null, receives the rounding errors
+// of the halves.
 __device__ __forceinline__ void to_halves(const float *__restrict__ x, u16 *__restrict__ high, u16 *__restrict__ low,
                                           float *__restrict__ scales, int cols) {
     const size_t row = (size_t)blockIdx.x * cols;
-    int largest = 0;  // bits without the sign, ordered like magnitudes, with NaN above all
-    for (int i = threadIdx.x; i < cols; i += 256) largest = max(largest, __float_as_int(x[row + i]) & 0x7fffffff);
-#pragma unroll
-    for (int distance = 16; distance > 0; distance >>= 1)
-        largest = max(largest, __shfl_xor_sync(~0u, largest, distance));
-    __shared__ int warps[8];
-    if ((threadIdx.x & 31) == 0) warps[threadIdx.x >> 5] = largest;
-    __syncthreads();
-#pragma unroll
-    for (int warp = 0; warp < 8; warp++) largest = max(largest, warps[warp]);
-    // The exponent of the factor. It is at most 120, so that the inverse of 2^120 is not subnormal.
-    const int k = min(13 - ((largest >> 23) - 127), 120);
-    const float factor = __int_as_float((k + 127) << 23);
+    int largest = 0;
+    for (int i = threadIdx.x; i < cols; i += 256) largest = larger_bits(largest, x[row + i]);
+    float scale;
+    const float factor = half_row_factor(block_largest(largest), scale);
     for (int i = threadIdx.x; i < cols; i += 256) {
         const float value = x[row + i] * factor;
         const u32 bits = pack_halves(value, 0.0f) & 0xffff;
         high[row + i] = (u16)bits;
         if (low) low[row + i] = (u16)pack_halves(value - half_value(bits), 0.0f);
     }
-    if (threadIdx.x == 0) scales[blockIdx.x] = __int_as_float((127 - k) << 23);
+    if (threadIdx.x == 0) scales[blockIdx.x] = scale;
 }
 
 extern "C" __global__ void __launch_bounds__(256)

@@ -1,6 +1,7 @@
 // Root-mean-square norms. The order in which a row is summed depends only on its length.
 #include "activation.cuh"
 #include "experts.cuh"
+#include "halves.cuh"
 #include "reduce.cuh"
 
 // Elements that a thread keeps in registers between the two passes.
@@ -60,11 +61,12 @@ template <bool BIASED> struct Addition {
 
 // Computes out = weight * x / sqrt(mean(x^2) + eps) for one row of n elements per block. Before that, `addition` is
 // added to x and the sum written back. `out` may be `x`. `codes` and `scales`, if not null, receive `out` rounded; n is
-// then a multiple of 32 and at most KEPT times the number of threads. `flag`, if not null, receives the smallest `tag +
-// row` whose sum is not finite.
+// then a multiple of 32 and at most KEPT times the number of threads. `halves` and `half_scales` receive it as halves; n is
+// then a multiple of 4 within the same limit. `flag`, if not null, receives the smallest `tag + row` whose sum is not finite.
 template <bool BIASED>
 __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition, const float *weight, float *out, i8 *codes,
-                                     ActivationScale *scales, int n, float eps, u32 *flag, int tag) {
+                                     ActivationScale *scales, u16 *halves, float *half_scales, int n, float eps,
+                                     u32 *flag, int tag) {
     wait_for_previous();
     __shared__ float shared[32];
     const size_t first = (size_t)blockIdx.x * n;
@@ -119,7 +121,25 @@ __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition,
                 *(float4 *)(out + at) = y;
             }
             if (codes) round_quad(y, at < n, blockIdx.x, at, n, codes, scales);
+            kept[4 * i] = y.x;
+            kept[4 * i + 1] = y.y;
+            kept[4 * i + 2] = y.z;
+            kept[4 * i + 3] = y.w;
         }
+        if (!halves) return;
+        int largest = 0;
+#pragma unroll
+        for (int i = 0; i < KEPT; i++)
+            if (4 * (threadIdx.x + i / 4 * blockDim.x) < n) largest = larger_bits(largest, kept[i]);
+        float half_scale;
+        const float factor = half_row_factor(block_largest(largest), half_scale);
+#pragma unroll
+        for (int i = 0; i < KEPT / 4; i++) {
+            const int at = 4 * (threadIdx.x + i * blockDim.x);
+            const float4 y = make_float4(kept[4 * i], kept[4 * i + 1], kept[4 * i + 2], kept[4 * i + 3]);
+            if (at < n) *(uint2 *)(halves + first + at) = four_halves(y, factor);
+        }
+        if (threadIdx.x == 0) half_scales[blockIdx.x] = half_scale;
     } else {
         // A thread reads only elements that it has written itself, so `out` may be `x` here, too.
         for (int at = threadIdx.x; at < n; at += blockDim.x) out[at] = x[at] * scale * weight[at];
@@ -131,9 +151,9 @@ __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition,
     extern "C" __global__ void __launch_bounds__(1024, 1)                                                      \
         NAME(float *x, const float *add, const float *parts, const float *part_weights, const u32 *row_of_pair, \
              const float *bias, const u32 *ids, int k, const float *weight, float *out, i8 *codes,             \
-             ActivationScale *scales, int n, float eps, u32 *flag, int tag) {                                  \
+             ActivationScale *scales, u16 *halves, float *half_scales, int n, float eps, u32 *flag, int tag) { \
         const Addition<BIASED> addition{add, parts, part_weights, row_of_pair, bias, ids, k};                  \
-        norm(x, addition, weight, out, codes, scales, n, eps, flag, tag);                                      \
+        norm(x, addition, weight, out, codes, scales, halves, half_scales, n, eps, flag, tag);                 \
     }
 KERNEL(rms_norm, false)
 KERNEL(rms_norm_biased, true)

@@ -126,9 +126,9 @@ impl AttentionSplits {
 /// Families of attention kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Family {
-    /// Generated tokens, elements other than f32, heads up to 256.
+    /// Generated tokens, elements other than f32, heads of an even number of elements up to 256.
     Decode,
-    /// Prompts, elements other than f32, heads up to 256.
+    /// Prompts, with the same elements and heads.
     Prompt,
     /// Rows of DeepSeek's latent space, elements other than f32.
     Latent,
@@ -140,7 +140,11 @@ impl Family {
     fn of(shape: &KvLayerShape, kind: RowKind) -> Family {
         if latent::fits(shape) {
             Family::Latent
-        } else if shape.element == KvElement::F32 || shape.dim_k.max(shape.dim_v) > 256 {
+        } else if shape.element == KvElement::F32
+            || shape.dim_k.max(shape.dim_v) > 256
+            || !shape.dim_k.is_multiple_of(2)
+            || !shape.dim_v.is_multiple_of(2)
+        {
             Family::General
         } else {
             match kind {
@@ -364,6 +368,11 @@ impl Gpu {
         let (tokens, kind) = (rows.count, rows.kind);
         assert!(heads > 0 && heads.is_multiple_of(shape.kv_heads), "{heads} heads over {shape:?}");
         assert!(shape.dim_k.max(shape.dim_v) <= DIM_MAX, "{shape:?} has too long heads");
+        let aligned = |address: u64| address.is_multiple_of(8);
+        assert!(
+            aligned(what.q.address()) && aligned(what.out.address()),
+            "heads are read by 8 bytes"
+        );
         assert!(what.window != Some(0), "a window of 0 sees nothing");
         let family = Family::on(self, shape, kind);
         let limits = 1..=if kind == RowKind::Prompt { 1 } else { family.split_rule().most };

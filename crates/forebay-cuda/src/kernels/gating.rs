@@ -1,5 +1,6 @@
 //! The gated activation of feed-forward blocks.
 
+use super::NarrowActivations;
 use super::elementwise::{GRID_Y_MAX, THREADS, blocks};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
@@ -38,6 +39,8 @@ pub struct Gate {
     pub width: usize,
     pub gating: Gating,
     pub biases: Option<GateBiases>,
+    /// Second output that gets `out` in the form [`super::NarrowForm::Half`], for widths that are multiples of 4.
+    pub halves: Option<NarrowActivations>,
 }
 
 impl Gating {
@@ -58,7 +61,7 @@ impl Gpu {
     /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// Panics if a buffer is too small or not aligned to 16 bytes.
+    /// Panics if a buffer is too small or not aligned to 16 bytes, or if halves of rows are wanted whose width is no multiple of 4.
     pub fn gate(&self, gate: &Gate) -> Result<(), CudaError> {
         let none = (DevicePtr::null(), DevicePtr::null(), DevicePtr::null(), DevicePtr::null());
         let (gate_bias, up_bias, ids, pairs) =
@@ -66,13 +69,34 @@ impl Gpu {
         let pointers = [gate.gate, gate.up, gate.out, gate_bias, up_bias];
         let aligned = |pointer: &DevicePtr<f32>| pointer.address().is_multiple_of(16);
         assert!(pointers.iter().all(aligned), "gates are read by 16 bytes");
+        let (kind, alpha, limit) = gate.gating.arguments();
+        if let Some(halves) = gate.halves {
+            assert!(gate.width.is_multiple_of(4), "halves of rows of {} elements", gate.width);
+            assert!(halves.high.address().is_multiple_of(16), "halves are not aligned");
+            let (values, grid) = (gate.rows * gate.width, (gate.rows as u32, 1, 1));
+            let kernel = self.kernel("elementwise", "gate_halves")?;
+            return Launch::new(kernel, grid, (THREADS as u32, 1, 1))
+                .ptr(gate.gate, values)
+                .ptr(gate.up, values)
+                .ptr(gate.out, values)
+                .ptr(halves.high, values)
+                .ptr(halves.scales, gate.rows)
+                .int(gate.width)
+                .int(kind)
+                .float(alpha)
+                .float(limit)
+                .optional(gate_bias, gate.width)
+                .optional(up_bias, gate.width)
+                .optional(ids, gate.rows)
+                .optional(pairs, gate.rows)
+                .run(self);
+        }
         // Without biases, rows make no difference, so all values are one row.
         let (rows, width) = match gate.biases {
             Some(_) => (gate.rows, gate.width),
             None => (1, gate.rows * gate.width),
         };
         let values = gate.rows * gate.width;
-        let (kind, alpha, limit) = gate.gating.arguments();
         let grid = (blocks(width.div_ceil(4)), rows.min(GRID_Y_MAX) as u32, 1);
         Launch::new(self.kernel("elementwise", "gate")?, grid, (THREADS as u32, 1, 1))
             .ptr(gate.gate, values)

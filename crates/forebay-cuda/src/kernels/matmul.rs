@@ -11,8 +11,9 @@ const EXACT_SIZE: usize = 64;
 /// Most rows of an F32 matrix, such as a router, that is multiplied by the exact kernel for few rows. That choice depends on
 /// the matrix alone, because the kernels add in different orders.
 const NARROW_ROWS: usize = 1024;
-/// Tokens and rows of a block of that kernel.
-const NARROW_SIZE: (usize, usize) = (4, 32);
+/// Tokens and rows of a block of that kernel, and its threads.
+const NARROW_SIZE: (usize, usize) = (4, 8);
+const NARROW_THREADS: u32 = 64;
 /// Most products of a launch on tensor cores; the same as in the kernel.
 const TOGETHER: usize = 3;
 /// Largest number of tiles that a block computes one after the other, and the bytes that describe them; the same as in the
@@ -196,7 +197,7 @@ impl Gpu {
         {
             let grid = (tokens.div_ceil(NARROW_SIZE.0), job.rows.div_ceil(NARROW_SIZE.1));
             let kernel = self.kernel(modules.exact, "exact_narrow")?;
-            return Launch::new(kernel, (grid.0 as u32, grid.1 as u32, 1), (256, 1, 1))
+            return Launch::new(kernel, (grid.0 as u32, grid.1 as u32, 1), (NARROW_THREADS, 1, 1))
                 .ptr(x, tokens * cols)
                 .ptr(data.cast::<f32>(), job.rows * cols)
                 .ptr(job.out, tokens * job.rows)

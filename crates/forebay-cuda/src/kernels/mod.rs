@@ -41,7 +41,7 @@ pub use matmul::{
 };
 pub use matvec::{DECODE_ROWS, Pairing};
 pub use needed::{ModelKernels, modules_needed};
-pub use norm::{Added, Norm, Normed};
+pub use norm::{Added, Converted, Norm, Normed};
 pub use quantize::RoundedActivations;
 pub use router::{RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs};
 pub use rows::{CutPrompts, PassRows, PromptRun, PromptTiles, RowKind};

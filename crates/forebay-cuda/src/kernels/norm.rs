@@ -1,6 +1,6 @@
 //! Root-mean-square norms.
 
-use super::{ExpertOutputs, FiniteFlag, RoundedActivations};
+use super::{ExpertOutputs, FiniteFlag, NarrowActivations, NarrowForm, RoundedActivations};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
@@ -24,14 +24,23 @@ pub enum Added {
 pub struct Normed {
     /// Normed rows `[rows, width]`.
     pub rows: DevicePtr<f32>,
-    /// Second output that gets the same rows, rounded for products in integers.
-    pub rounded: Option<RoundedActivations>,
+    /// Second output that gets the same rows.
+    pub also: Option<Converted>,
+}
+
+/// Rows in the form that products take.
+#[derive(Clone, Copy)]
+pub enum Converted {
+    /// Rounded for products in integers.
+    Rounded(RoundedActivations),
+    /// In the form [`NarrowForm::Half`].
+    Halves(NarrowActivations),
 }
 
 impl Normed {
-    /// Returns a value for rows that are not rounded.
+    /// Returns a value for rows without a second output.
     pub fn plain(rows: DevicePtr<f32>) -> Normed {
-        Normed { rows, rounded: None }
+        Normed { rows, also: None }
     }
 }
 
@@ -88,14 +97,17 @@ impl Gpu {
         assert_eq!(experts.width, norm.width, "experts' outputs of another width");
         norm.check(&[x, out.rows, add, experts.parts, experts.bias]);
         let flag = flag.unwrap_or(FiniteFlag::none());
-        // Rounding in this kernel needs the row in registers; a longer row is rounded afterwards.
-        let at_once = norm.width <= KEPT * norm.threads() as usize;
-        let rounded = out.rounded.filter(|_| at_once);
-        let (codes, scales) = match rounded {
-            Some(rounded) => (rounded.codes, rounded.scales),
-            None => (DevicePtr::null(), DevicePtr::null()),
-        };
-        assert!(out.rounded.is_none() || norm.width.is_multiple_of(32), "no whole groups of 32");
+        // Conversion in this kernel needs the row in registers, in whole quads; other rows are converted afterwards.
+        let at_once = norm.width <= KEPT * norm.threads() as usize && norm.width.is_multiple_of(4);
+        let (mut codes, mut scales) = (DevicePtr::null(), DevicePtr::null());
+        let (mut halves, mut half_scales) = (DevicePtr::null(), DevicePtr::null());
+        match out.also.filter(|_| at_once) {
+            Some(Converted::Rounded(to)) => (codes, scales) = (to.codes, to.scales),
+            Some(Converted::Halves(to)) => (halves, half_scales) = (to.high, to.scales),
+            None => {}
+        }
+        let rounds = matches!(out.also, Some(Converted::Rounded(_)));
+        assert!(!rounds || norm.width.is_multiple_of(32), "no whole groups of 32");
         let pointers = [experts.row_of_pair, experts.ids];
         let complete = !experts.parts.is_null() && !pointers.iter().any(|ids| ids.is_null());
         assert!(experts.k == 0 || complete, "experts without outputs");
@@ -115,14 +127,19 @@ impl Gpu {
             .ptr(out.rows, values)
             .optional(codes, values)
             .optional(scales, values / 32)
+            .optional(halves, values)
+            .optional(half_scales, rows)
             .int(norm.width)
             .float(norm.epsilon)
             .optional(flag.flag, 1)
             .int(flag.first_tag)
             .run(self)?;
-        match out.rounded {
-            Some(rounded) if !at_once => self.quantize_q8(out.rows, rounded, rows, norm.width),
-            _ => Ok(()),
+        match out.also.filter(|_| !at_once) {
+            Some(Converted::Rounded(to)) => self.quantize_q8(out.rows, to, rows, norm.width),
+            Some(Converted::Halves(to)) => {
+                self.narrow(NarrowForm::Half, out.rows, to, rows, norm.width)
+            }
+            None => Ok(()),
         }
     }
 }

@@ -4,6 +4,7 @@ use anyhow::Result;
 use forebay_compute::Gating as CpuGating;
 use forebay_cuda::{DevicePtr, Gate, GateBiases, Gating};
 
+use super::halves::Halves;
 use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -96,7 +97,8 @@ fn plain(context: &Context, gating: Gating) -> Result<Outcome> {
         let out = context.poisoned(count)?;
         let to = |out| {
             let (gate, up) = (device.ptr(), device_up.ptr());
-            gpu.gate(&Gate { gate, up, out, rows, width, gating, biases: None })
+            let halves = None;
+            gpu.gate(&Gate { gate, up, out, rows, width, gating, biases: None, halves })
         };
         to(out.ptr())?;
         let got = gpu.download(out.ptr(), count)?;
@@ -143,9 +145,19 @@ fn biased(context: &Context, gating: Gating) -> Result<Outcome> {
                     ids: device_ids.ptr(),
                     pairs: pairs.map_or(DevicePtr::null(), |_| device_pairs.ptr()),
                 }),
+                halves: None,
             };
             gpu.gate(&call)?;
             let got = gpu.download(out.ptr(), rows * width)?;
+            if width.is_multiple_of(4) {
+                let halves = Halves::new(context, rows, width)?;
+                call.halves = Some(halves.checked());
+                gpu.gate(&call)?;
+                call.halves = None;
+                let again = gpu.download(out.ptr(), rows * width)?;
+                outcome = outcome.worse(Outcome::same::<f32>(&again, &got));
+                outcome = outcome.worse(halves.compare(context, out.ptr())?);
+            }
             let (before, before_up) = (context.upload(&gate)?, context.upload(&up)?);
             (call.gate, call.up, call.biases) = (before.ptr(), before_up.ptr(), None);
             gpu.gate(&call)?;
@@ -181,6 +193,7 @@ fn measure(
         width,
         gating,
         biases: biased.then_some(biases),
+        halves: None,
     };
     let seconds = median_seconds(context, |_| context.gpu.gate(&gate))?;
     Ok(Measured { seconds, bytes: count as f64 * 12.0, flops: 0.0 })

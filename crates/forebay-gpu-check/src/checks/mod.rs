@@ -11,6 +11,7 @@ mod elementwise;
 mod embedding;
 mod fetch;
 mod gating;
+mod halves;
 mod load;
 mod matmul;
 mod matvec;

@@ -2,9 +2,11 @@
 
 use anyhow::Result;
 use forebay_cuda::{
-    Added, DevicePtr, ExpertOutputs, FiniteFlag, NO_EXPERT, Norm, Normed, RoundedActivations,
+    Added, Converted, DevicePtr, ExpertOutputs, FiniteFlag, NO_EXPERT, Norm, Normed,
+    RoundedActivations,
 };
 
+use super::halves::Halves;
 use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -19,6 +21,7 @@ pub fn checks() -> Vec<Check> {
         Check::new("norm after addition", |context| over_shapes(context, after_addition)),
         Check::new("norm after experts", |context| over_shapes(context, after_experts)),
         Check::new("norm rounded", |context| over_shapes(context, rounded)),
+        Check::new("norm as halves", |context| over_shapes(context, as_halves)),
         Check::new("norm reports what is not finite", reports),
     ]
 }
@@ -218,11 +221,28 @@ fn rounded(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
         scales: memory.ptr::<u8>().offset(first + codes).cast(),
     };
     let norm = Norm { weight: device_weight.ptr(), width, epsilon: EPSILON };
-    let normed = Normed { rows: out.ptr(), rounded: Some(place(0)) };
+    let normed = Normed { rows: out.ptr(), also: Some(Converted::Rounded(place(0))) };
     context.gpu.rms_norm(device.ptr(), Added::Nothing, &norm, normed, rows, None)?;
     context.gpu.quantize_q8(out.ptr(), place(codes + scales), rows, width)?;
     let got = context.gpu.download::<u8>(memory.ptr(), 2 * (codes + scales))?;
     Ok(Outcome::same(&got[..codes + scales], &got[codes + scales..]))
+}
+
+/// Compares rows that the norm writes as halves with the same rows converted afterwards. A row of zeroes and one that is not
+/// finite are among them.
+fn as_halves(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
+    let (mut x, weight) = inputs(rows, width);
+    if rows > 2 {
+        x[width..2 * width].fill(0.0);
+        x[2 * width + width / 2] = f32::NAN;
+    }
+    let (device, device_weight) = (context.upload(&x)?, context.upload(&weight)?);
+    let out = context.poisoned(x.len())?;
+    let halves = Halves::new(context, rows, width)?;
+    let norm = Norm { weight: device_weight.ptr(), width, epsilon: EPSILON };
+    let normed = Normed { rows: out.ptr(), also: Some(Converted::Halves(halves.checked())) };
+    context.gpu.rms_norm(device.ptr(), Added::Nothing, &norm, normed, rows, None)?;
+    halves.compare(context, out.ptr())
 }
 
 fn reports(context: &Context) -> Result<Outcome> {

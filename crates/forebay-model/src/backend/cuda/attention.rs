@@ -143,8 +143,8 @@ impl CudaBackend {
                 let weight = vectors.q_a_norm.expect("queries that pass through have a norm");
                 let norm =
                     Norm { weight: self.vectors().offset(weight), width: matrix.rows, epsilon };
-                let rounded = self.products.rounded_too(q_a.out, Rows::of(step), matrix.rows);
-                let out = Normed { rows: q_a.out, rounded };
+                let also = self.products.converted_too(q_a.out, Rows::of(step), matrix.rows);
+                let out = Normed { rows: q_a.out, also };
                 gpu.rms_norm(q_a.out, Added::Nothing, &norm, out, count, None)?;
                 let q = self.product(step, weights.q, at.latent.q);
                 self.products.dense(gpu, q_a.out, Rows::of(step), &[q])?;

@@ -6,7 +6,7 @@ use forebay_compute::Cpu;
 use forebay_cuda::{
     Added, AttentionInputs, AttentionSplits, CudaError, DevicePtr, FiniteFlag, Gating, Gpu,
     HostWords, KvLayer, NarrowActivations, Norm, Normed, RoundedActivations, RowKind, TOP_K_MAX,
-    shares_reads, takes_rounded,
+    shares_reads,
 };
 use forebay_stream::{LayerUses, MemoryPlan, Residency};
 
@@ -84,9 +84,9 @@ impl CudaBackend {
             low: arena.activation(at.low),
             scales: arena.activation(at.narrow_scales),
         };
-        let rounds = weights.matrix_types().into_iter().any(takes_rounded);
+        let types: Vec<_> = weights.matrix_types().into_iter().collect();
         Ok(CudaBackend {
-            products: Products::new(exact, rounds, rounded, narrow),
+            products: Products::new(exact, &types, rounded, narrow),
             exchange: Exchange::new(&gpu, at.exchange_layout, arena.activation(at.exchange))?,
             selections: SelectionWords::new(
                 &gpu,
@@ -415,11 +415,11 @@ impl Backend for CudaBackend {
             let block = 2 * step.added_layer(block) + usize::from(block != NextBlock::FeedForward);
             flag = Some(self.finite_flag(block, 0));
         }
-        let rounded = match exchanged {
+        let also = match exchanged {
             Some(_) => None,
-            None => self.products.rounded_too(rows, Rows::of(step), step.architecture.hidden),
+            None => self.products.converted_too(rows, Rows::of(step), step.architecture.hidden),
         };
-        self.gpu.rms_norm(x, added, &norm, Normed { rows, rounded }, step.count, flag)?;
+        self.gpu.rms_norm(x, added, &norm, Normed { rows, also }, step.count, flag)?;
         Ok(())
     }
 

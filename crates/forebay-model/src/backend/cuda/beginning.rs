@@ -19,6 +19,7 @@ impl CudaBackend {
         // A failed batch may have left values for steps that it did not reach, and a capture that did not end.
         (self.inputs, self.outputs) = (None, None);
         self.graphs.abandon(&self.gpu);
+        self.products.begin();
         // `take` waits for work of an earlier batch, so all pinned memory is free afterwards.
         let ids = self.embedding_rows.as_ref().map_or(batch.tokens, |rows| &rows.ids[..step.count]);
         let places = step.runs.iter().flat_map(|run| {

@@ -5,9 +5,9 @@ use std::cell::Cell;
 
 use forebay_compute::RowKind;
 use forebay_cuda::{
-    AddressTable, DECODE_ROWS, DeviceMatrix, DevicePtr, ExpertPairs, ExpertPart, ExpertTable, Gate,
-    GateBiases, Gating, Gpu, MatmulInput, MatmulJob, MatmulWeights, MatvecInput, NarrowActivations,
-    NarrowForm, Pairing, RoundedActivations, narrow_form, takes_rounded,
+    AddressTable, Converted, DECODE_ROWS, DeviceMatrix, DevicePtr, ExpertPairs, ExpertPart,
+    ExpertTable, Gate, GateBiases, Gating, Gpu, MatmulInput, MatmulJob, MatmulWeights, MatvecInput,
+    NarrowActivations, NarrowForm, Pairing, RoundedActivations, narrow_form, takes_rounded,
 };
 use forebay_format::TensorType;
 
@@ -96,19 +96,58 @@ pub struct Products {
     narrow: NarrowActivations,
     /// Address of the activations whose rounded values are in `rounded`; `None` if the activations have changed.
     rounded_of: Cell<Option<u64>>,
+    /// Address of the activations whose halves are in `narrow`; `None` if the activations have changed.
+    halves_of: Cell<Option<u64>>,
     /// True if any matrix takes rounded activations.
     rounds: bool,
+    /// True if any matrix takes halves, [`NarrowForm::Half`].
+    takes_halves: bool,
 }
 
 impl Products {
-    /// Creates the state. `rounds` is true if any matrix takes rounded activations.
+    /// Creates the state for a model with matrices of these types.
     pub fn new(
         exact: bool,
-        rounds: bool,
+        types: &[TensorType],
         rounded: RoundedActivations,
         narrow: NarrowActivations,
     ) -> Products {
-        Products { exact, rounded, narrow, rounded_of: Cell::new(None), rounds }
+        let takes_halves = |&ty: &TensorType| narrow_form(ty, 256) == Some(NarrowForm::Half);
+        Products {
+            exact,
+            rounded,
+            narrow,
+            rounded_of: Cell::new(None),
+            halves_of: Cell::new(None),
+            rounds: types.iter().copied().any(takes_rounded),
+            takes_halves: !exact && types.iter().any(takes_halves),
+        }
+    }
+
+    /// Begins a pass: another one may have used the memory since the last.
+    pub fn begin(&self) {
+        self.halves_of.set(None);
+    }
+
+    /// Notes that `x [rows, cols]` gets new values. Returns the form in which the kernel that writes them must write them
+    /// too, and where.
+    ///
+    /// # Panics
+    /// Panics if there are more than [`DECODE_ROWS`] decode rows.
+    pub fn converted_too(&self, x: DevicePtr<f32>, rows: Rows, cols: usize) -> Option<Converted> {
+        let rounded = self.rounded_too(x, rows, cols).map(Converted::Rounded);
+        rounded.or_else(|| self.halves_too(x, rows, cols).map(Converted::Halves))
+    }
+
+    /// Notes that `x` gets new values. If the kernel that writes them must also write halves, returns where.
+    fn halves_too(&self, x: DevicePtr<f32>, rows: Rows, cols: usize) -> Option<NarrowActivations> {
+        let is_prompt = rows.kind == RowKind::Prompt;
+        let wanted = self.takes_halves && is_prompt && cols.is_multiple_of(8);
+        self.changed(x);
+        if wanted {
+            self.halves_of.set(Some(x.address()));
+        }
+        wanted.then_some(self.narrow)
     }
 
     /// Notes that `x [rows, cols]` gets new values. If the kernel that writes them must also write them rounded, returns
@@ -130,8 +169,10 @@ impl Products {
 
     /// Notes that `x` got new values.
     pub fn changed(&self, x: DevicePtr<f32>) {
-        if self.rounded_of.get() == Some(x.address()) {
-            self.rounded_of.set(None);
+        for known in [&self.rounded_of, &self.halves_of] {
+            if known.get() == Some(x.address()) {
+                known.set(None);
+            }
         }
     }
 
@@ -198,10 +239,10 @@ impl Products {
             return Ok(());
         }
         self.dense(gpu, x, rows, &[gate, up])?;
-        self.changed(gate.out);
-        let (width, rows) = (gate.matrix.rows, rows.count);
-        let (gate, up) = (gate.out, up.out);
-        gpu.gate(&Gate { gate, up, out: gate, rows, width, gating, biases: None })?;
+        let width = gate.matrix.rows;
+        let (gate, up, halves) = (gate.out, up.out, self.halves_too(gate.out, rows, width));
+        let rows = rows.count;
+        gpu.gate(&Gate { gate, up, out: gate, rows, width, gating, biases: None, halves })?;
         Ok(())
     }
 
@@ -229,10 +270,10 @@ impl Products {
             return Ok(());
         }
         self.experts(gpu, x, entries, EntryRow::Token, &[gate, up])?;
-        self.changed(gate.out);
-        let rows = entries.count();
-        let (width, gate, up) = (gate.matrix.rows, gate.out, up.out);
-        gpu.gate(&Gate { gate, up, out: gate, rows, width, gating, biases })?;
+        let (width, rows) = (gate.matrix.rows, entries.count());
+        let (gate, up) = (gate.out, up.out);
+        let halves = self.halves_too(gate, Rows { count: rows, ..entries.rows }, width);
+        gpu.gate(&Gate { gate, up, out: gate, rows, width, gating, biases, halves })?;
         Ok(())
     }
 
@@ -357,7 +398,9 @@ impl Products {
     ) -> Result<MatmulInput, ModelError> {
         let form = if self.exact { None } else { narrow_form(ty, cols) };
         let Some(form) = form else { return Ok(MatmulInput::Float(x)) };
-        if *made != Some(form) {
+        let is_made = form == NarrowForm::Half && self.halves_of.get() == Some(x.address());
+        if !is_made && *made != Some(form) {
+            self.halves_of.set(None);
             gpu.narrow(form, x, self.narrow, rows, cols)?;
             *made = Some(form);
         }
