@@ -72,62 +72,85 @@ extern "C" __global__ void __launch_bounds__(256)
 // Warps of a block. Blocks are small, because few rows make few blocks.
 static constexpr int NARROW_WARPS = 2;
 
-// Every warp computes 4 rows for 4 tokens. Its lanes share the columns.
+// A load that the compiler does not move down to its first use, where its latency would show.
+__device__ __forceinline__ float4 load_early(const float *from) {
+    float4 x;
+    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
+                 : "l"(from));
+    return x;
+}
+
+// Every warp computes ROWS rows for 4 tokens. Its lanes share the columns. All numbers of rows give the same bits.
+template <int ROWS>
 __device__ __forceinline__ void narrow(const float *__restrict__ x, const float *__restrict__ weights,
                                        float *__restrict__ out, int rows, int cols, int tokens) {
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int first_token = blockIdx.x * 4, first_row = (blockIdx.y * NARROW_WARPS + warp) * 4;
+    const int first_token = blockIdx.x * 4, first_row = (blockIdx.y * NARROW_WARPS + warp) * ROWS;
     if (first_row >= rows) return;
     const float *xs[4];
-    const float *ws[4];
+    const float *ws[ROWS];
+    // Rows and tokens beyond the end repeat the last ones.
 #pragma unroll
-    for (int i = 0; i < 4; i++) {
-        // Rows and tokens beyond the end repeat the last ones.
-        xs[i] = x + (size_t)min(first_token + i, tokens - 1) * cols;
-        ws[i] = weights + (size_t)min(first_row + i, rows - 1) * cols;
-    }
+    for (int i = 0; i < 4; i++) xs[i] = x + (size_t)min(first_token + i, tokens - 1) * cols;
+#pragma unroll
+    for (int i = 0; i < ROWS; i++) ws[i] = weights + (size_t)min(first_row + i, rows - 1) * cols;
     // A lane takes 4 adjacent columns of 128, also where they are not aligned and must be read one by one.
     const bool aligned = (((size_t)x | (size_t)weights | (size_t)cols * 4) & 15) == 0;
-    float sums[4][4] = {};
-    auto add = [&](const float (&a)[4], const float (&b)[4]) {
-#pragma unroll
-        for (int t = 0; t < 4; t++)
-#pragma unroll
-            for (int r = 0; r < 4; r++) sums[t][r] += a[t] * b[r];
-    };
+    float sums[4][ROWS] = {};
     if (aligned) {
-#pragma unroll 4
-        for (int col = 4 * lane; col < cols; col += 128) {
-            float4 a[4], b[4];
+        // Columns whose loads do not wait for each other. Those beyond the end read the first ones, and are not used.
+        constexpr int BATCH = ROWS == 1 ? 4 : 2;
+        for (int first = 4 * lane; first < cols; first += BATCH * 128) {
+            float4 a[BATCH][4], b[BATCH][ROWS];
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                a[i] = *(const float4 *)(xs[i] + col);
-                b[i] = *(const float4 *)(ws[i] + col);
+            for (int k = 0; k < BATCH; k++) {
+                const int col = first + k * 128 < cols ? first + k * 128 : 0;
+#pragma unroll
+                for (int i = 0; i < 4; i++) a[k][i] = load_early(xs[i] + col);
+#pragma unroll
+                for (int i = 0; i < ROWS; i++) b[k][i] = load_early(ws[i] + col);
             }
-            add({a[0].x, a[1].x, a[2].x, a[3].x}, {b[0].x, b[1].x, b[2].x, b[3].x});
-            add({a[0].y, a[1].y, a[2].y, a[3].y}, {b[0].y, b[1].y, b[2].y, b[3].y});
-            add({a[0].z, a[1].z, a[2].z, a[3].z}, {b[0].z, b[1].z, b[2].z, b[3].z});
-            add({a[0].w, a[1].w, a[2].w, a[3].w}, {b[0].w, b[1].w, b[2].w, b[3].w});
+#pragma unroll
+            for (int k = 0; k < BATCH; k++) {
+                if (first + k * 128 >= cols) break;
+#pragma unroll
+                for (int t = 0; t < 4; t++)
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++) {
+                        sums[t][r] = __fmaf_rn(a[k][t].x, b[k][r].x, sums[t][r]);
+                        sums[t][r] = __fmaf_rn(a[k][t].y, b[k][r].y, sums[t][r]);
+                        sums[t][r] = __fmaf_rn(a[k][t].z, b[k][r].z, sums[t][r]);
+                        sums[t][r] = __fmaf_rn(a[k][t].w, b[k][r].w, sums[t][r]);
+                    }
+            }
         }
     } else {
         for (int first = 4 * lane; first < cols; first += 128)
             for (int col = first; col < min(first + 4, cols); col++)
-                add({xs[0][col], xs[1][col], xs[2][col], xs[3][col]},
-                    {ws[0][col], ws[1][col], ws[2][col], ws[3][col]});
+#pragma unroll
+                for (int t = 0; t < 4; t++)
+#pragma unroll
+                    for (int r = 0; r < ROWS; r++) sums[t][r] = __fmaf_rn(xs[t][col], ws[r][col], sums[t][r]);
     }
 #pragma unroll
     for (int t = 0; t < 4; t++)
 #pragma unroll
-        for (int r = 0; r < 4; r++) {
+        for (int r = 0; r < ROWS; r++) {
             const float sum = warp_sum(sums[t][r]);
             if (lane == 0 && first_token + t < tokens && first_row + r < rows)
                 out[(size_t)(first_token + t) * rows + first_row + r] = sum;
         }
 }
 
-// For F32 weights.
+// For F32 weights. The second kernel is for few tokens: more warps, each of which reads less.
 extern "C" __global__ void __launch_bounds__(32 * NARROW_WARPS)
     exact_narrow(const float *x, const float *weights, float *out, int rows, int cols, int tokens) {
     wait_for_previous();
-    narrow(x, weights, out, rows, cols, tokens);
+    narrow<4>(x, weights, out, rows, cols, tokens);
+}
+extern "C" __global__ void __launch_bounds__(32 * NARROW_WARPS)
+    exact_narrow_few(const float *x, const float *weights, float *out, int rows, int cols, int tokens) {
+    wait_for_previous();
+    narrow<1>(x, weights, out, rows, cols, tokens);
 }

@@ -76,6 +76,31 @@ __device__ __forceinline__ void multiply_step(float (&sums)[Plan<W, TOKENS>::M][
     }
 }
 
+// Does the same for a whole step of 256 columns and 16 tokens times 16 rows. Operands are loaded two products ahead: the
+// products of a warp depend on each other, and no other warp hides the latency of the loads.
+template <class W, int TOKENS>
+__device__ __forceinline__ void multiply_whole_step(float (&sums)[1][2][4], u32 x_buffer, u32 w_buffer, int warp, int lane) {
+    using P = Plan<W, TOKENS>;
+    constexpr int IN_DEEP = STEP / 16, ALL = P::DEPTH * IN_DEEP, AHEAD = 2;
+    const int token = warp / P::ALONG_ROWS * 16 + (lane & 15);
+    const int row = warp % P::ALONG_ROWS * 16 + (lane & 7) + (lane >> 4) * 8;
+    u32 a[AHEAD + 1][4], b[AHEAD + 1][4];
+    const auto load = [&](int k) {
+        const int deep = k / IN_DEEP, chunk = 2 * (k % IN_DEEP);
+        load_matrices(b[k % (AHEAD + 1)], w_buffer + deep * P::W_BYTES + swizzled(row, chunk + (lane >> 3 & 1)));
+        load_matrices(a[k % (AHEAD + 1)], x_buffer + deep * P::X_BYTES + swizzled(token, chunk + (lane >> 4)));
+    };
+#pragma unroll
+    for (int k = 0; k < AHEAD; k++) load(k);
+#pragma unroll
+    for (int k = 0; k < ALL; k++) {
+        if (k + AHEAD < ALL) load(k + AHEAD);
+        const u32(&x)[4] = a[k % (AHEAD + 1)], (&w)[4] = b[k % (AHEAD + 1)];
+#pragma unroll
+        for (int n = 0; n < 2; n++) mma_half(sums[0][n], x, w[2 * n], w[2 * n + 1]);
+    }
+}
+
 // Stores a decoded group of 32 weights as half a row of 128 bytes.
 __device__ __forceinline__ void store_group(u8 *w_buffer, int row, int half, const u32 (&pairs)[16]) {
 #pragma unroll
@@ -342,7 +367,7 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
     constexpr int TOKENS = 32;
     using P = Plan<W, TOKENS>;
     constexpr int X_STEP = P::DEPTH * P::X_BYTES, W_STEP = P::DEPTH * P::W_BYTES, ENCODED = P::ROWS * P::SLOT;
-    static_assert(P::DECODED == 1 && P::PARTS == 1 && P::ROWS == 32 && P::DEPTH == 4 && P::M == 1);
+    static_assert(P::DECODED == 1 && P::PARTS == 1 && P::ROWS == 32 && P::DEPTH == 4 && P::M == 1 && P::N == 2);
     // x_ahead is 1, 2 or 3.
     const int w_ahead = max(x_ahead, 2), x_slots = x_ahead + 1, w_slots = w_ahead + 1;
     // [2][W_STEP] decoded weights, [x_slots][X_STEP] activations, [w_slots][ENCODED] encoded weights.
@@ -383,10 +408,7 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
                 // Columns beyond the end are left out, because adding 0 changes the sign of a sum that is -0.
                 const int deeps = (cols - step * 256 + STEP - 1) / STEP;
                 if (deeps >= P::DEPTH) {
-#pragma unroll
-                    for (int deep = 0; deep < P::DEPTH; deep++)
-                        multiply_step<W, TOKENS>(sums, x_buffer + deep * P::X_BYTES, w_buffer + deep * P::W_BYTES, warp,
-                                                 lane);
+                    multiply_whole_step<W, TOKENS>(sums, x_buffer, w_buffer, warp, lane);
                 } else {
 #pragma unroll 1
                     for (int deep = 0; deep < deeps; deep++)

@@ -11,8 +11,11 @@ const EXACT_SIZE: usize = 64;
 /// Most rows of an F32 matrix, such as a router, that is multiplied by the exact kernel for few rows. That choice depends on
 /// the matrix alone, because the kernels add in different orders.
 const NARROW_ROWS: usize = 1024;
-/// Tokens and rows of a block of that kernel, and its threads.
+/// Tokens and rows of a block of that kernel, and its threads. For up to `FEW_TOKENS`, a block has fewer rows, so that more
+/// blocks read at a time.
 const NARROW_SIZE: (usize, usize) = (4, 8);
+const NARROW_FEW_ROWS: usize = 2;
+const FEW_TOKENS: usize = 64;
 const NARROW_THREADS: u32 = 64;
 /// Most products of a launch on tensor cores; the same as in the kernel.
 const TOGETHER: usize = 3;
@@ -195,8 +198,12 @@ impl Gpu {
             && ty == TensorType::F32
             && job.rows <= NARROW_ROWS
         {
-            let grid = (tokens.div_ceil(NARROW_SIZE.0), job.rows.div_ceil(NARROW_SIZE.1));
-            let kernel = self.kernel(modules.exact, "exact_narrow")?;
+            let (name, rows) = match tokens {
+                0..=FEW_TOKENS => ("exact_narrow_few", NARROW_FEW_ROWS),
+                _ => ("exact_narrow", NARROW_SIZE.1),
+            };
+            let grid = (tokens.div_ceil(NARROW_SIZE.0), job.rows.div_ceil(rows));
+            let kernel = self.kernel(modules.exact, name)?;
             return Launch::new(kernel, (grid.0 as u32, grid.1 as u32, 1), (NARROW_THREADS, 1, 1))
                 .ptr(x, tokens * cols)
                 .ptr(data.cast::<f32>(), job.rows * cols)
