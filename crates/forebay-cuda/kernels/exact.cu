@@ -74,11 +74,11 @@ static constexpr int NARROW_WARPS = 2;
 
 // A load that the compiler does not move down to its first use, where its latency would show.
 __device__ __forceinline__ float4 load_early(const float *from) {
-    float4 x;
-    asm volatile("ld.global.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w)
-                 : "l"(from));
-    return x;
+    uint4 x;
+    asm volatile("ld.global.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                 : "l"((const uint4 *)from));
+    return make_float4(__uint_as_float(x.x), __uint_as_float(x.y), __uint_as_float(x.z), __uint_as_float(x.w));
 }
 
 // Every warp computes ROWS rows for 4 tokens. Its lanes share the columns. All numbers of rows give the same bits.

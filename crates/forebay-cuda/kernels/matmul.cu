@@ -448,62 +448,82 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
         return;
     }
 
+    // Copying takes the longest chain of instructions of the three, so addresses are added up from step to step.
     const int thread = threadIdx.x - P::MULTIPLY - 256, piece = thread & 7, copied_row = thread >> 3;
     const u32 x_to = x_buffers + swizzled(copied_row, piece);
-    const u16 *from_x[P::COPIES];
+    u64 row_x[P::COPIES], from_x[P::COPIES];
     bool has_x[P::COPIES];
     int x_at = 0, x_step = 0, x_slot = 0, known = -1;
     auto copy_x = [&]() {
         if (x_at < count) {
-            // Items of the same entries follow each other.
-            if (x_step == 0 && items[x_at].first != known) {
-                const Tile tile{0, items[x_at].first, items[x_at].end};
-                known = tile.first;
+            if (x_step == 0) {
+                // Items of the same entries follow each other.
+                if (items[x_at].first != known) {
+                    const Tile tile{0, items[x_at].first, items[x_at].end};
+                    known = tile.first;
 #pragma unroll
-                for (int i = 0; i < P::COPIES; i++) {
-                    const int entry = tile.first + copied_row + P::COPY / 8 * i;
-                    has_x[i] = entry < tile.end;
-                    from_x[i] = x + (has_x[i] ? (size_t)tile.x_row(entry, token_rows) * cols + piece * 8 : 0);
+                    for (int i = 0; i < P::COPIES; i++) {
+                        const int entry = tile.first + copied_row + P::COPY / 8 * i;
+                        has_x[i] = entry < tile.end;
+                        row_x[i] = (u64)(x + (has_x[i] ? (size_t)tile.x_row(entry, token_rows) * cols + piece * 8 : 0));
+                    }
+                }
+#pragma unroll
+                for (int i = 0; i < P::COPIES; i++) from_x[i] = row_x[i];
+            }
+            const u32 to = x_to + x_slot * X_STEP;
+            // Sums of a row that does not exist are never used, so what is there may be anything. Rows of 8 are swizzled alike.
+            constexpr u32 APART = P::COPY / 8 * 128;
+            if ((x_step + 1) * 256 <= cols) {
+#pragma unroll
+                for (int i = 0; i < P::COPIES; i++)
+                    if (has_x[i]) {
+#pragma unroll
+                        for (int deep = 0; deep < P::DEPTH; deep++)
+                            copy_async(to + deep * P::X_BYTES + APART * i, from_x[i] + deep * STEP * 2);
+                    }
+            } else {
+#pragma unroll 1
+                for (int deep = 0; deep < P::DEPTH; deep++) {
+                    const bool there = x_step * 256 + deep * STEP + piece * 8 < cols;
+#pragma unroll
+                    for (int i = 0; i < P::COPIES; i++) {
+                        const u16 *const from = there ? (const u16 *)from_x[i] + deep * STEP : x;
+                        if (has_x[i]) copy_async_zero(to + deep * P::X_BYTES + APART * i, from, there ? 16 : 0);
+                    }
                 }
             }
 #pragma unroll
-            for (int deep = 0; deep < P::DEPTH; deep++) {
-                const int col = x_step * 256 + deep * STEP;
-#pragma unroll
-                for (int i = 0; i < P::COPIES; i++) {
-                    // Rows of 8 are swizzled alike.
-                    const u32 to = x_to + x_slot * X_STEP + deep * P::X_BYTES + P::COPY / 8 * 128 * i;
-                    // Sums of a row that does not exist are never used, so what is there may be anything.
-                    const bool there = col + piece * 8 < cols;
-                    if (has_x[i]) copy_async_zero(to, there ? from_x[i] + col : x, there ? 16 : 0);
-                }
-            }
+            for (int i = 0; i < P::COPIES; i++) from_x[i] += 256 * 2;
             if (++x_slot == x_slots) x_slot = 0;
             if (++x_step == steps) x_step = 0, x_at++;
         }
         copy_commit();
     };
     // 4 threads copy a row.
+    const u32 row_to = encoded_buffers + (thread >> 2) * P::SLOT + 16 * (thread & 3);
     int w_at = 0, w_step = 0, w_slot = 0;
-    u64 row_start = 0;
+    u64 from_w = 0;
+    u32 left = 0;  // bytes of the row
     bool has_w = false;
     auto copy_encoded = [&]() {
         if (w_at < count) {
             if (w_step == 0) {
                 has_w = items[w_at].row + (thread >> 2) < items[w_at].rows;
-                row_start = items[w_at].weights + (thread >> 2) * row_bytes;
+                from_w = items[w_at].weights + (thread >> 2) * row_bytes;
+                left = (u32)row_bytes;
             }
             if (has_w) {
-                const u64 from = row_start + (u64)w_step * P::CHUNK, aligned = from & ~15ull;
-                const u64 end = min(from + P::CHUNK, row_start + row_bytes);
-                const u32 to = encoded_buffers + w_slot * ENCODED + (thread >> 2) * P::SLOT;
+                const u32 to = row_to + w_slot * ENCODED, past = (u32)from_w & 15, end = past + min((u32)P::CHUNK, left);
+                const u64 aligned = from_w - past + 16 * (thread & 3);
 #pragma unroll
                 for (int i = 0; i < (P::PIECES + 3) / 4; i++) {
-                    const int at = 16 * (4 * i + (thread & 3));
                     // Every piece has at least one byte of the row, so it lies in memory that exists.
-                    if (aligned + at < end) copy_async(to + at, aligned + at);
+                    if (64 * i + 16 * (thread & 3) < end) copy_async(to + 64 * i, aligned + 64 * i);
                 }
             }
+            from_w += P::CHUNK;
+            left -= P::CHUNK;
             if (++w_slot == w_slots) w_slot = 0;
             if (++w_step == steps) w_step = 0, w_at++;
         }

@@ -672,7 +672,7 @@ mod tests {
             [[181, 24, 2176, 1], [117, 64, 2112, 1], [53, 64, 2048, 1], [5, 48, 2000, 1]]
         );
         let few = cut_prompts(vec![run(20, 2040)]);
-        let part = |first, rows, position, part| [first, rows | part << 8, position, 1];
+        let part = |first, rows, position, part: u32| [first, rows | part << 8, position, 1];
         let later = (1..=5).map(|of| part(13, 12, 2048, of));
         let expected: Vec<_> = later.chain((1..=8).map(|of| part(5, 8, 2040, of))).collect();
         assert_eq!(few, CutPrompts { tiles: expected, in_parts: true });

@@ -76,3 +76,11 @@ inline __half2 __hsub2(__half2 a, __half2 b) {
     };
     return {less(a.x, b.x), less(a.y, b.y)};
 }
+inline __half2 __hfma2(__half2 a, __half2 b, __half2 c) {
+    // The product is exact in f64, and the sum has so many more bits than a half that rounding it twice makes no difference
+    // unless a term is 2^30 times as large as the other.
+    const auto add = [](__half x, __half y, __half z) {
+        return __half{emulated::double_to_half((double)__half2float(x) * (double)__half2float(y) + (double)__half2float(z))};
+    };
+    return {add(a.x, b.x, c.x), add(a.y, b.y, c.y)};
+}
