@@ -99,31 +99,39 @@ __device__ __forceinline__ void narrow(const float *__restrict__ x, const float 
     const bool aligned = (((size_t)x | (size_t)weights | (size_t)cols * 4) & 15) == 0;
     float sums[4][ROWS] = {};
     if (aligned) {
-        // Columns whose loads do not wait for each other. Those beyond the end read the first ones, and are not used.
-        constexpr int BATCH = ROWS == 1 ? 4 : 2;
-        for (int first = 4 * lane; first < cols; first += BATCH * 128) {
+        const auto add = [&](const float4 (&a)[4], const float4 (&b)[ROWS]) {
+#pragma unroll
+            for (int t = 0; t < 4; t++)
+#pragma unroll
+                for (int r = 0; r < ROWS; r++) {
+                    sums[t][r] = __fmaf_rn(a[t].x, b[r].x, sums[t][r]);
+                    sums[t][r] = __fmaf_rn(a[t].y, b[r].y, sums[t][r]);
+                    sums[t][r] = __fmaf_rn(a[t].z, b[r].z, sums[t][r]);
+                    sums[t][r] = __fmaf_rn(a[t].w, b[r].w, sums[t][r]);
+                }
+        };
+        // The loads of a batch do not wait for each other. A branch among them would let the compiler move them down.
+        constexpr int BATCH = ROWS == 1 ? 4 : 1;
+        int first = 4 * lane;
+        for (; first + (BATCH - 1) * 128 < cols; first += BATCH * 128) {
             float4 a[BATCH][4], b[BATCH][ROWS];
 #pragma unroll
             for (int k = 0; k < BATCH; k++) {
-                const int col = first + k * 128 < cols ? first + k * 128 : 0;
 #pragma unroll
-                for (int i = 0; i < 4; i++) a[k][i] = load_early(xs[i] + col);
+                for (int i = 0; i < 4; i++) a[k][i] = load_early(xs[i] + first + k * 128);
 #pragma unroll
-                for (int i = 0; i < ROWS; i++) b[k][i] = load_early(ws[i] + col);
+                for (int i = 0; i < ROWS; i++) b[k][i] = load_early(ws[i] + first + k * 128);
             }
 #pragma unroll
-            for (int k = 0; k < BATCH; k++) {
-                if (first + k * 128 >= cols) break;
+            for (int k = 0; k < BATCH; k++) add(a[k], b[k]);
+        }
+        for (; first < cols; first += 128) {
+            float4 a[4], b[ROWS];
 #pragma unroll
-                for (int t = 0; t < 4; t++)
+            for (int i = 0; i < 4; i++) a[i] = load_early(xs[i] + first);
 #pragma unroll
-                    for (int r = 0; r < ROWS; r++) {
-                        sums[t][r] = __fmaf_rn(a[k][t].x, b[k][r].x, sums[t][r]);
-                        sums[t][r] = __fmaf_rn(a[k][t].y, b[k][r].y, sums[t][r]);
-                        sums[t][r] = __fmaf_rn(a[k][t].z, b[k][r].z, sums[t][r]);
-                        sums[t][r] = __fmaf_rn(a[k][t].w, b[k][r].w, sums[t][r]);
-                    }
-            }
+            for (int i = 0; i < ROWS; i++) b[i] = load_early(ws[i] + first);
+            add(a, b);
         }
     } else {
         for (int first = 4 * lane; first < cols; first += 128)
