@@ -39,6 +39,10 @@ pub enum EngineError {
     KvDisk(#[from] forebay_kv::DiskError),
     #[error("this snapshot cannot be restored: {why}")]
     BadSnapshot { why: String },
+    #[error("these keys and values cannot be used: {why}")]
+    BadKvFile { why: String },
+    #[error("keys and values cannot be read or written: {0}")]
+    KvFile(std::io::Error),
     #[error("the KV cache is full: {0}; give a larger --ctx or run fewer sequences at a time")]
     OutOfBlocks(#[from] crate::kv::OutOfBlocks),
     #[error(transparent)]

@@ -28,6 +28,7 @@ mod inspect;
     reason = "forks and statistics are tested, and have no caller yet"
 )]
 mod kv;
+mod kv_file;
 mod kv_tiers;
 pub mod load;
 mod memory;

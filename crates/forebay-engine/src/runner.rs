@@ -1,5 +1,7 @@
 //! Passes over the rows of sequences: blocks are reserved, the decoder runs, rows are committed.
 
+mod kept;
+
 use std::ops::Range;
 use std::time::Duration;
 

@@ -39,7 +39,7 @@ const DEFAULT_CONTEXT: usize = 4096;
 pub struct Session {
     pub(crate) runner: Runner,
     /// The only sequence of this session.
-    sequence: SequenceId,
+    pub(crate) sequence: SequenceId,
     watch: Option<PromptWatch>,
     pub(crate) tokenizer: Option<Arc<Tokenizer>>,
     chat_template: Option<ChatTemplate>,

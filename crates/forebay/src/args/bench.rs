@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueHint};
 
-use super::{BudgetArgs, FollowedArgs, RoutingArgs, TracingArgs, count, parse};
+use super::{BudgetArgs, FollowedArgs, KvArgs, RoutingArgs, TracingArgs, count, parse};
 
 #[derive(Args)]
 pub struct BenchArgs {
@@ -89,6 +89,8 @@ pub struct BatchArgs {
     /// Most tokens of an answer, if its request names no limit
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = count())]
     pub max_tokens: usize,
+    #[command(flatten)]
+    pub kv: KvArgs,
     #[command(flatten)]
     pub budget: BudgetArgs,
 }

@@ -25,8 +25,8 @@ pub const HELP: &str = "\
 /set [NAME VALUE]  show or change a setting: temperature, top_p, top_k, min_p, repeat_penalty,
                    seed, max_tokens, think
 /clear             forget the conversation; the system message stays
-/save FILE         write the conversation to a JSON file
-/load FILE         continue a saved conversation
+/save FILE         write the conversation to a JSON file, and its keys and values to FILE.kv
+/load FILE         continue a saved conversation, with its keys and values if they are there
 /stats             speed, context used and statistics so far
 /bye               quit (also /exit, Ctrl-D)
 \"\"\" begins and ends a message of several lines; a paste is one message.

@@ -18,6 +18,7 @@ use crate::demo;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::output;
+use crate::size;
 use crate::statistics::{self, After, ChatFigures};
 use answer::{Answer, End};
 use command::Line;
@@ -114,20 +115,44 @@ impl Chat<'_> {
                 Ok(()) => output::tell!("{name} is {value}"),
                 Err(reason) => output::tell!("error: /set {name} {value}: {reason}"),
             },
-            Line::Save(file) => match files::save(&self.conversation.history, Path::new(&file)) {
-                Ok(()) => output::tell!("the conversation is in {file}"),
-                Err(error) => tell(&error.into()),
-            },
-            Line::Load(file) => match files::load(Path::new(&file)) {
-                Ok(history) => {
-                    output::tell!("{} turns from {file}", history.turns());
-                    self.conversation.history = history;
-                }
-                Err(error) => tell(&error.into()),
-            },
+            Line::Save(file) => self.save(Path::new(&file)),
+            Line::Load(file) => self.load(Path::new(&file)),
             Line::Say(text) => return self.say(text),
         }
         Ok(())
+    }
+
+    fn save(&mut self, file: &Path) {
+        match files::save(&self.conversation.history, self.session, file) {
+            Ok(None) => output::tell!("the conversation is in {}", file.display()),
+            Ok(Some(bytes)) => output::tell!(
+                "the conversation is in {}, its keys and values in {} ({})",
+                file.display(),
+                files::kv_path(file).display(),
+                size::format(bytes)
+            ),
+            Err(error) => tell(&error.into()),
+        }
+    }
+
+    fn load(&mut self, file: &Path) {
+        match files::load(file) {
+            Ok(history) => {
+                output::tell!("{} turns from {}", history.turns(), file.display());
+                self.conversation.history = history;
+            }
+            Err(error) => return tell(&error.into()),
+        }
+        match files::load_kv(self.session, file) {
+            Ok(None) => {}
+            Ok(Some(tokens)) => {
+                output::tell!("keys and values of {tokens} tokens need not be computed again")
+            }
+            Err(error) => output::tell!(
+                "note: {}: {error}: the conversation will be read again",
+                files::kv_path(file).display()
+            ),
+        }
     }
 
     /// Runs one turn. After a failure, prints the error and drops the turn, so the conversation can continue. A closed

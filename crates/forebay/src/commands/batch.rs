@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, anyhow};
 use forebay_chat::Format;
@@ -25,11 +25,16 @@ use twox_hash::{XxHash3_64, XxHash3_128};
 use crate::args::{BatchArgs, Parallel};
 use crate::config;
 use crate::failure::{Failure, Outcome, usage};
+use crate::kv_disk;
 use crate::open::{self, Sequences};
 use crate::output;
 use crate::outputs;
 use crate::progress::StepProgress;
 use crate::session_plan;
+
+/// Longest time for which keys and values are written to `--kv-disk` at the end, and when the batch is interrupted.
+const WRITE_KV: Duration = Duration::from_secs(60);
+const WRITE_KV_INTERRUPTED: Duration = Duration::from_secs(2);
 
 /// Least number of sequences that run together if `--parallel` is `auto` and memory has room for their contexts.
 const PARALLEL: usize = 8;
@@ -39,6 +44,7 @@ type Finished = (usize, usize, Choice);
 
 pub fn run(args: BatchArgs) -> Outcome {
     let mut options = config::session(&args.budget)?;
+    options.kv_ram_bytes = args.kv.kv_ram;
     if outputs::is_standard(&args.output) {
         return usage("-o - cannot be taken up again after an interrupt: name a file");
     }
@@ -234,14 +240,31 @@ impl Batch<'_> {
             }
             Parallel::Fixed(number) => Sequences::Exactly(number),
         };
+        let kv_disk = kv_disk::open(&args.kv)?;
         let session = open::for_engine(&options, parallel, &kv_tokens, &|options| {
             open::session(&args.model, options, "the longest request")
         })?;
-        let tokenizer = session.shared_tokenizer()?;
         let mut engine = Engine::new(
             session,
             &EngineOptions { latency: Latency::Unbounded, ..EngineOptions::default() },
         );
+        if let Some(store) = kv_disk {
+            engine.set_kv_disk(store, self.model)?;
+        }
+        let answered = self.answer_with(&mut engine, left, journal);
+        let limit = if answered.is_ok() { WRITE_KV } else { WRITE_KV_INTERRUPTED };
+        let written = engine.write_kv(true, limit);
+        answered?;
+        // All answers are there, so a device that fails now is no failure of the batch.
+        if let Err(error) = written {
+            output::tell!("warning: --kv-disk: {error}");
+        }
+        Ok(())
+    }
+
+    /// Answers these requests.
+    fn answer_with(&self, engine: &mut Engine, left: Vec<usize>, journal: &mut Journal) -> Outcome {
+        let tokenizer = engine.session().shared_tokenizer()?;
         // A few requests wait, so that the place of one that ends is taken at once.
         let queued = 2 * engine.running_most();
         let (sender, finished) = mpsc::channel::<Finished>();
@@ -254,7 +277,7 @@ impl Batch<'_> {
                 && let Some(number) = left.next()
             {
                 let Ok(prepared) = &self.all[number] else { continue };
-                match submit(&mut engine, &tokenizer, number, prepared, &sender) {
+                match submit(engine, &tokenizer, number, prepared, &sender) {
                     Ok(()) => {
                         open.insert(number, (0..prepared.choices).map(|_| None).collect());
                     }

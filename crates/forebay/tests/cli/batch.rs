@@ -286,3 +286,41 @@ fn a_file_that_is_no_batch_is_an_error() {
     let line = place.run("out", &["--parallel", "0"]).failed(2);
     assert!(line.contains("--parallel"), "{line}");
 }
+
+#[test]
+fn keys_and_values_on_disk_are_found_by_a_later_batch_and_change_no_answer() {
+    let start = "The king walked through the forest and came to a small house. ".repeat(12);
+    let request = |name: &str, end: &str| {
+        let prompt = format!("{start}{end}");
+        completion(name, json!({ "prompt": prompt, "temperature": 0, "max_tokens": 10 }))
+    };
+    let place = Place::new(&[request("first", "He"), request("second", "She")]);
+    place.run("plain.jsonl", &[]).ok();
+    let kv = place.path("kv").to_str().unwrap().to_owned();
+    let more = ["--kv-disk", kv.as_str(), "--parallel", "1"];
+    place.run("written.jsonl", &more).ok();
+    let listed = forebay(&["kv", "list", &kv, "--json"]).ok();
+    let listed: Value = serde_json::from_str(&listed.stdout).unwrap();
+    let of_model = &listed["models"][0];
+    assert!(of_model["bytes"].as_u64().unwrap() > 100_000, "{listed}");
+    forebay(&["kv", "verify", &kv]).ok();
+    let read = place.run("read.jsonl", &more).ok();
+    assert!(!read.stderr.contains("warning"), "{}", read.stderr);
+    let [plain, written, read] =
+        ["plain.jsonl", "written.jsonl", "read.jsonl"].map(|name| answers(&place.path(name)));
+    let cached = |answer: &Value| {
+        let usage = &answer["response"]["body"]["usage"];
+        let details = &usage["prompt_tokens_details"];
+        (details["cached_tokens"].as_u64(), usage["prompt_tokens"].as_u64())
+    };
+    for ((plain, written), read) in plain.iter().zip(&written).zip(&read) {
+        let choices = |answer: &Value| answer["response"]["body"]["choices"].clone();
+        assert_eq!(choices(written), choices(plain));
+        assert_eq!(choices(read), choices(plain));
+        let (cached, prompt) = cached(read);
+        assert!(cached.unwrap() + 17 > prompt.unwrap(), "{read}");
+    }
+    let refused = place.run("other.jsonl", &["--kv-disk", &kv, "--kv-ram", "0"]);
+    assert_eq!(refused.status, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("--kv-ram must not be 0"), "{}", refused.stderr);
+}

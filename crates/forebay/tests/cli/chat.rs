@@ -224,3 +224,42 @@ fn settings_and_the_system_message_change_in_the_chat() {
     assert_eq!(saved["messages"][0]["content"], "Be brief.");
     assert_eq!(saved["messages"].as_array().map(Vec::len), Some(3));
 }
+
+#[test]
+fn a_saved_conversation_goes_on_without_reading_it_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let model = chat_model(&directory.path().join("model"));
+    let file = directory.path().join("chat.json");
+    let (save, load) = (format!("/save {}", file.display()), format!("/load {}", file.display()));
+    let arguments = ["run", &model, "--temperature", "0", "--max-tokens", "12", "--stats"];
+    let chat = |lines: &[&str]| typed(&arguments, &format!("{}\n", lines.join("\n")));
+    let turns = ["A question that has some words", "Another one"];
+    let whole = chat(&[turns[0], &save, turns[1], &save, "/bye"]).ok();
+    assert!(whole.stderr.contains("its keys and values in"), "{}", whole.stderr);
+    assert!(whole.stderr.contains("exists: choose another name"), "{}", whole.stderr);
+    // The first line is the first answer.
+    let answers: Vec<&str> = whole.stdout.lines().collect();
+    let kv = directory.path().join("chat.json.kv");
+    assert!(kv.metadata().unwrap().len() > 1000);
+
+    let later = chat(&[&load, turns[1], "/bye"]).ok();
+    assert!(later.stderr.contains("need not be computed again"), "{}", later.stderr);
+    assert_eq!(later.stdout.lines().next(), answers.get(1).copied(), "{}", later.stdout);
+    let prompt_tokens = |ran: &Ran| {
+        let line = ran.stderr.lines().find(|line| line.trim_start().starts_with("prompt"));
+        let line = line.unwrap_or_else(|| panic!("no prompt line: {}", ran.stderr));
+        let mut words = line.split_whitespace();
+        words.find_map(|word| word.parse::<usize>().ok()).expect("a number of tokens")
+    };
+    let with = prompt_tokens(&later);
+
+    let mut bytes = std::fs::read(&kv).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&kv, bytes).unwrap();
+    let damaged = chat(&[&load, turns[1], "/bye"]).ok();
+    assert!(damaged.stderr.contains("checksum does not match"), "{}", damaged.stderr);
+    assert!(damaged.stderr.contains("will be read again"), "{}", damaged.stderr);
+    std::fs::remove_file(&kv).unwrap();
+    let without = chat(&[&load, turns[1], "/bye"]).ok();
+    assert!(prompt_tokens(&without) > with + 10, "{with} and {}", prompt_tokens(&without));
+}

@@ -1,0 +1,77 @@
+//! The blocks of one sequence as a stream of bytes, to go on with it in another process.
+
+use std::io::{Read, Write};
+
+use super::Runner;
+use crate::EngineError;
+use crate::kv::{Row, SavedBlock, SequenceId};
+
+impl Runner {
+    /// Returns the committed rows of a sequence.
+    pub fn rows(&self, sequence: SequenceId) -> &[Row] {
+        self.blocks.rows(sequence)
+    }
+
+    /// Returns the layer group, the index and the bytes of every block that the next token of a sequence with so many rows sees,
+    /// in the order of [`Runner::write_blocks`].
+    pub fn blocks_seen(&self, rows: usize) -> Vec<(usize, usize, usize)> {
+        self.blocks.blocks_seen(rows).collect()
+    }
+
+    /// Writes the blocks that the next token of a sequence sees.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails or if `to` does.
+    pub fn write_blocks(
+        &mut self,
+        sequence: SequenceId,
+        to: &mut dyn Write,
+    ) -> Result<(), EngineError> {
+        self.apply_changes()?;
+        let Runner { decoder, blocks, .. } = self;
+        let mut bytes = Vec::new();
+        for SavedBlock { group, block, .. } in blocks.blocks_to_save(sequence) {
+            bytes.resize(blocks.block_bytes(group), 0);
+            decoder.backend_mut().save_block(group, block.index() as u32, &mut bytes)?;
+            to.write_all(&bytes).map_err(EngineError::KvFile)?;
+        }
+        Ok(())
+    }
+
+    /// Begins a sequence with these rows, which shares its blocks with no other, and reads its blocks. `is_whole` is asked once
+    /// all of them are read: if it returns an error, the sequence ends again.
+    ///
+    /// # Errors
+    /// Returns an error if there are too few blocks, if the device fails or if `from` does.
+    pub fn read_blocks<R: Read>(
+        &mut self,
+        rows: &[Row],
+        from: &mut R,
+        is_whole: impl FnOnce(&mut R) -> Result<(), EngineError>,
+    ) -> Result<SequenceId, EngineError> {
+        let seen = self.blocks_seen(rows.len());
+        let root = self.root(b"");
+        let mut restored = Vec::new();
+        let sequence = self.blocks.restore(root, rows, &mut restored, &mut self.changes)?;
+        let read = || {
+            self.apply_changes()?;
+            let (mut bytes, mut next) = (Vec::new(), restored.iter().peekable());
+            for (group, index, len) in seen {
+                bytes.resize(len, 0);
+                from.read_exact(&mut bytes).map_err(EngineError::KvFile)?;
+                // A block that is in a pool already needs no copy.
+                let of = next.next_if(|of| (of.group, of.index) == (group, index));
+                if let Some(SavedBlock { block, .. }) = of {
+                    let backend = self.decoder.backend_mut();
+                    backend.restore_block(group, block.index() as u32, &bytes)?;
+                }
+            }
+            is_whole(from)
+        };
+        if let Err(error) = read() {
+            self.blocks.abandon(sequence, &restored);
+            return Err(error);
+        }
+        Ok(sequence)
+    }
+}
