@@ -1,12 +1,10 @@
 //! Causal attention over the KV cache: choice of the kernel and the number of parts of a split context.
 
-use std::cmp::Reverse;
-
-use super::latent;
 use super::{
     AttentionInputs, CutPrompts, KvElement, KvLayer, KvLayerShape, PassRows, PromptRun,
     PromptTiles, Rotation, RoundedActivations, RowKind,
 };
+use super::{latent, prompts};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
@@ -15,14 +13,6 @@ const COLUMNS: usize = 8;
 /// Contexts up to this length are split in the same way. A longer context is split like one of the next power of two; the
 /// same as in the kernels.
 const SMALLEST_CAPACITY: usize = 256;
-/// Number of query rows of a block of the prompt kernel.
-const PROMPT_ROWS: usize = 64;
-/// Largest number of parts of the context of a prompt's row, and the least number of positions of one; the same as in the
-/// prompt kernel.
-const PROMPT_PARTS: usize = 8;
-const PROMPT_PART: usize = 256;
-/// Passes of up to this many prompt rows have a block of threads for every part of a context. Others have enough tiles.
-const SPREAD_ROWS: usize = 128;
 const THREADS: u32 = 128;
 /// Largest number of elements of a head.
 const DIM_MAX: usize = 576;
@@ -205,8 +195,8 @@ impl Family {
         limit: usize,
     ) -> AttentionScratchSize {
         let part_floats = shape.dim_v.next_multiple_of(4) + 2;
-        if self == Family::Prompt && is_spread(rows.count) {
-            let floats = rows.count * heads * PROMPT_PARTS * part_floats;
+        if self == Family::Prompt && prompts::is_spread(rows.count) {
+            let floats = rows.count * heads * prompts::PARTS * part_floats;
             return AttentionScratchSize { floats, tickets: 0 };
         }
         if rows.kind == RowKind::Prompt || limit == 1 {
@@ -247,7 +237,7 @@ impl AttentionScratchSize {
             Family::Latent => of(family).max(of(Family::General)),
             _ => of(family),
         };
-        let prompt = pass(RowKind::Prompt, batch.min(SPREAD_ROWS));
+        let prompt = pass(RowKind::Prompt, batch.min(prompts::SPREAD_ROWS));
         decode.max(Family::of(shape, RowKind::Prompt).scratch(shape, heads, &prompt, 1))
     }
 }
@@ -336,10 +326,10 @@ impl Gpu {
         runs: impl Iterator<Item = PromptRun>,
     ) -> CutPrompts {
         match Family::on(self, shape, RowKind::Prompt) {
-            Family::Prompt => cut_prompts(runs.collect()),
+            Family::Prompt => prompts::cut(runs.collect()),
             Family::Latent => {
                 let rows = latent::columns(self, heads, RowKind::Prompt);
-                CutPrompts { tiles: tiles(rows, heads, runs), in_parts: false }
+                CutPrompts { tiles: prompts::tiles(rows, heads, runs), in_parts: false }
             }
             Family::Decode | Family::General => CutPrompts::default(),
         }
@@ -391,7 +381,7 @@ impl Gpu {
         }
         let takes_tiles = kind == RowKind::Prompt && family != Family::General;
         assert_eq!(takes_tiles, rows.tiles.count > 0, "tiles of {kind:?} rows");
-        assert!(!rows.tiles.in_parts || is_spread(tokens), "parts of {tokens} rows");
+        assert!(!rows.tiles.in_parts || prompts::is_spread(tokens), "parts of {tokens} rows");
         if family == Family::Latent {
             return latent::launch(self, what, layer, splits, scratch);
         }
@@ -454,73 +444,10 @@ impl Gpu {
     }
 }
 
-/// Cuts runs into tiles of up to `most` rows, of which every token has `heads`.
-fn tiles(
-    most: usize,
-    heads: usize,
-    runs: impl Iterator<Item = PromptRun>,
-) -> Vec<[u32; PromptTiles::WORDS]> {
-    let of_run = |PromptRun { first, count, position, table }: PromptRun| {
-        let end = count * heads;
-        (0..end).step_by(most).map(move |from| {
-            let rows = most.min(end - from);
-            [first * heads + from, rows, position + from / heads, table].map(|word| word as u32)
-        })
-    };
-    let mut tiles: Vec<_> = runs.flat_map(of_run).collect();
-    tiles.sort_by_key(|[_, rows, position, _]| Reverse(position + rows / heads as u32));
-    tiles
-}
-
-/// Returns true if every part of a context may have a block of threads in a pass with this many prompt rows.
-fn is_spread(rows: usize) -> bool {
-    rows <= SPREAD_ROWS
-}
-
-/// Returns the number of positions of a part of the context of a row at `position`, and the first position behind it with
-/// other parts. The prompt kernel computes the same.
-fn part_length(position: usize) -> (usize, usize) {
-    let capacity = (position + 1).next_power_of_two().max(PROMPT_PARTS * PROMPT_PART);
-    (capacity / PROMPT_PARTS, capacity)
-}
-
-/// Cuts runs into tiles whose contexts are cut alike. A pass of few rows has a tile for every part.
-fn cut_prompts(runs: Vec<PromptRun>) -> CutPrompts {
-    let rows = runs.iter().map(|run| run.count).sum();
-    let alike = runs.into_iter().flat_map(|run| {
-        let end = run.position + run.count;
-        let starts = std::iter::successors(Some(run.position), |&at| Some(part_length(at).1));
-        starts.take_while(move |&position| position < end).map(move |position| {
-            let first = run.first + position - run.position;
-            let count = part_length(position).1.min(end) - position;
-            PromptRun { first, count, position, ..run }
-        })
-    });
-    let tiles = tiles(PROMPT_ROWS, 1, alike);
-    let parts = |[_, rows, position, _]: [u32; PromptTiles::WORDS]| {
-        let (length, _) = part_length(position as usize);
-        (position + rows).div_ceil(length as u32)
-    };
-    if !is_spread(rows) || tiles.iter().all(|&tile| parts(tile) == 1) {
-        return CutPrompts { tiles, in_parts: false };
-    }
-    let in_parts = tiles.into_iter().flat_map(|tile| {
-        let [first, rows, position, table] = tile;
-        (1..=parts(tile)).map(move |part| [first, rows | part << 8, position, table])
-    });
-    CutPrompts { tiles: in_parts.collect(), in_parts: true }
-}
-
 /// Returns the largest number of tiles of a pass with `rows` rows of `runs` runs, on any GPU.
 pub fn prompt_tiles_most(shape: &KvLayerShape, heads: usize, rows: usize, runs: usize) -> usize {
     match Family::of(shape, RowKind::Prompt) {
-        Family::Prompt => {
-            // Every run may end with a tile that is not full, and be cut where parts change: once, and again only if it is
-            // as long as that position.
-            let cuts = |rows: usize| rows.min(runs) + rows / (PROMPT_PARTS * PROMPT_PART);
-            let whole = |rows: usize| rows.div_ceil(PROMPT_ROWS) + rows.min(runs) + cuts(rows);
-            whole(rows).max(PROMPT_PARTS * whole(rows.min(SPREAD_ROWS)))
-        }
+        Family::Prompt => prompts::tiles_most(rows, runs),
         Family::Latent => (rows * heads).div_ceil(latent::FEW) + runs,
         Family::Decode | Family::General => 0,
     }
@@ -642,56 +569,9 @@ mod tests {
     }
 
     #[test]
-    fn prompts_are_cut_into_tiles_of_one_sequence() {
-        let run = |first, count, position, table| PromptRun { first, count, position, table };
-        let runs = || [run(0, 70, 0, 4), run(70, 3, 500, 2)].into_iter();
-        assert_eq!(tiles(64, 1, runs()), [[70, 3, 500, 2], [64, 6, 64, 4], [0, 64, 0, 4]]);
-        // Tiles of rows of heads begin and end inside of tokens.
-        assert_eq!(
-            tiles(64, 40, [run(2, 4, 7, 1)].into_iter()),
-            [[208, 32, 10, 1], [144, 64, 8, 1], [80, 64, 7, 1]]
-        );
-        let plain = shape(KvElement::F16, 8, (128, 128));
-        assert_eq!(prompt_tiles_most(&plain, 32, 73, 2), 8 * 6);
-        assert_eq!(prompt_tiles_most(&plain, 32, 5000, 2), 79 + 2 + 4);
+    fn latent_rows_are_cut_into_tiles_of_rows_of_heads() {
         let most = prompt_tiles_most(&latent_shape(KvElement::F16), 40, 6, 1);
         assert!((4..=16).contains(&most), "{most}");
-    }
-
-    #[test]
-    fn tiles_of_prompts_do_not_cross_a_change_of_parts() {
-        let run = |count, position| PromptRun { first: 5, count, position, table: 1 };
-        let lengths = [0, 2047, 2048, 4095, 4096, 30_000].map(part_length);
-        let (short, middle) = ((256, 2048), (512, 4096));
-        assert_eq!(lengths, [short, short, middle, middle, (1024, 8192), (4096, 32_768)]);
-        // A pass of many rows takes all parts of a context with one tile.
-        let many = cut_prompts(vec![run(200, 2000)]);
-        assert!(!many.in_parts);
-        assert_eq!(
-            many.tiles,
-            [[181, 24, 2176, 1], [117, 64, 2112, 1], [53, 64, 2048, 1], [5, 48, 2000, 1]]
-        );
-        let few = cut_prompts(vec![run(20, 2040)]);
-        let part = |first, rows, position, part: u32| [first, rows | part << 8, position, 1];
-        let later = (1..=5).map(|of| part(13, 12, 2048, of));
-        let expected: Vec<_> = later.chain((1..=8).map(|of| part(5, 8, 2040, of))).collect();
-        assert_eq!(few, CutPrompts { tiles: expected, in_parts: true });
-        // A single part needs no join.
-        let short = cut_prompts(vec![run(100, 0), run(20, 236)]);
-        assert_eq!(
-            short,
-            CutPrompts {
-                tiles: vec![[5, 20, 236, 1], [69, 36, 64, 1], [5, 64, 0, 1]],
-                in_parts: false
-            }
-        );
-        for (rows, runs) in [(1, 1), (20, 1), (128, 128), (129, 1), (9000, 1)] {
-            let each = rows / runs;
-            let cut = (0..runs).map(|_| run(each, 2047)).collect();
-            let most = prompt_tiles_most(&shape(KvElement::F16, 8, (64, 64)), 8, rows, runs);
-            let tiles = cut_prompts(cut).tiles.len();
-            assert!(tiles <= most, "{tiles} of {most} tiles");
-        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod matmul;
 mod matvec;
 mod needed;
 mod norm;
+mod prompts;
 mod quantize;
 mod router;
 mod rows;
