@@ -19,6 +19,7 @@ mod open;
 mod output;
 mod outputs;
 mod progress;
+mod requests;
 mod routing_file;
 mod session_plan;
 mod size;

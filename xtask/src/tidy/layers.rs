@@ -51,6 +51,7 @@ const LAYERS: [(&str, &[&str]); 17] = [
         &[
             "forebay-format",
             "forebay-text",
+            "forebay-kv",
             "forebay-store",
             "forebay-stream",
             "forebay-model",

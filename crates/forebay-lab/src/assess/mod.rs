@@ -7,6 +7,7 @@
 //! locality.rs   properties of the routing without a cache
 //! sweep.rs      miss ratios by policy and capacity, through the engine's own cache state machine
 //! residency.rs  one cache over time
+//! prefixes.rs   not experts but prompts: what prefix caches of all sizes find of a log of requests
 //! predict.rs    tokens per second by RAM and VRAM budget, from the planner
 //! verdict.rs    the verdict in sentences
 //! plot/         figures as SVG
@@ -18,6 +19,7 @@ mod locality;
 mod page;
 mod plot;
 mod predict;
+pub mod prefixes;
 pub mod prompts;
 mod record;
 mod residency;
@@ -33,8 +35,8 @@ use forebay_stream::PolicyKind;
 
 pub use assessment::{Assessment, Measured, RecordedPrompt, Section};
 pub use locality::{Locality, ReuseClass, WindowExperts};
-pub use page::page;
-pub use plot::{Figure, comparison, figures};
+pub use page::{page, prefix_page};
+pub use plot::{Figure, comparison, figures, prefix_figure};
 pub use predict::{Machine, Prediction, Predictions, VramCurve};
 pub use record::{
     GeneratingTime, Passage, PromptForm, RecordOptions, Recording, RoutingShape, record_prompts,

@@ -3,6 +3,7 @@
 use super::assessment::{Assessment, Section};
 use super::plot::{self, Figure};
 use super::predict::{Prediction, VramCurve};
+use super::prefixes::{PrefixAssessment, PrefixCurve};
 use crate::page::{Document, bytes, count, escape, percent, sentence, table};
 
 /// Returns the report on assessments, one model after the other. Several models are compared first.
@@ -19,6 +20,49 @@ pub fn page(models: &[Assessment]) -> String {
     };
     document.html()
 }
+
+/// Returns the report on a prefix cache.
+pub fn prefix_page(assessment: &PrefixAssessment) -> String {
+    let facts = [
+        format!("{} requests", count(assessment.requests as u64)),
+        format!("{} prompt tokens", count(assessment.prompt_tokens)),
+        format!("{} different positions", count(assessment.distinct_positions)),
+        format!("{} each", bytes(assessment.bytes_per_position as f64)),
+    ];
+    let facts = facts.map(|fact| format!("<span>{}</span>", escape(&fact)));
+    let mut body = figure_grid(&[plot::prefix_figure(assessment)]);
+    let points = &assessment.curves[0].points;
+    let row = |index: usize| {
+        let point = &points[index];
+        let mut row = vec![percent(point.share), count(point.positions), bytes(point.bytes as f64)];
+        let found = |curve: &PrefixCurve| percent(curve.points[index].found);
+        row.extend(assessment.curves.iter().map(found));
+        row
+    };
+    let mut columns = vec!["size", "positions", "bytes"];
+    columns.extend(assessment.curves.iter().map(|curve| curve.policy));
+    let rows: Vec<Vec<String>> = (0..points.len()).map(row).collect();
+    table(&mut body, "Prompt tokens that are found", &columns, 0, &rows);
+    let title = format!("A prefix cache for {}", assessment.model);
+    Document {
+        title: &title,
+        style: &format!("{}{}", plot::STYLE, include_str!("page.css")),
+        head: format!(
+            "<p class=\"kicker\">How small a prefix cache will do</p><h1>{}</h1><p class=\"facts\">{}</p>",
+            escape(&assessment.model),
+            facts.concat()
+        ),
+        body,
+        notes: format!("<p>{}</p>", escape(PREFIX_NOTE)),
+        script: None,
+    }
+    .html()
+}
+
+/// What the numbers of a prefix cache mean.
+const PREFIX_NOTE: &str = "Requests are replayed one after the other, and every prompt is held afterwards as far as it fits. Blocks have 16 \
+    positions, and a prompt's last token is always computed. forebay is the policy of --kv-ram, lru evicts what was used longest \
+    ago, and belady knows the future. Layers with a window are taken to keep what a hit needs.";
 
 fn head(models: &[Assessment]) -> String {
     let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();

@@ -11,6 +11,12 @@ pub struct AssessArgs {
     /// Models with experts, each a GGUF file, pack or Hugging Face folder; several are compared
     #[arg(value_name = "MODEL", required = true, num_args = 1.., value_hint = ValueHint::AnyPath)]
     pub models: Vec<PathBuf>,
+    /// Replay this log of requests through prefix caches of all sizes, instead of experts: JSON lines as for
+    /// forebay batch. The model may be dense
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath,
+        conflicts_with_all = ["prompts", "raw", "profile", "trace_routing", "tokens", "seed", "ram", "vram", "device",
+            "threads"])]
+    pub kv: Option<PathBuf>,
     /// Record on these instead of the prompts that ship with the program: JSON lines or plain text
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub prompts: Option<PathBuf>,

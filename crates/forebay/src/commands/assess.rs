@@ -1,5 +1,7 @@
 //! The command `forebay assess`: measures how small an expert cache can be for a model.
 
+mod prefixes;
+
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::Path;
@@ -34,15 +36,14 @@ pub fn run(args: AssessArgs) -> Outcome {
         return usage("--trace-routing records one model: assess the others without it");
     }
     let mut outputs = begin(&args)?;
+    if let Some(log) = &args.kv {
+        return prefixes::run(&args, log, &options, &mut outputs);
+    }
     let page =
         args.output.as_deref().map(|path| outputs::create(&mut outputs, path)).transpose()?;
     let routing_file = RoutingFile::create(&args.routing, &mut outputs)?;
     if let Some(folder) = &args.svg {
-        outputs.check_folder(folder)?;
-        if !folder.exists() {
-            // Check that the folder can be created, then remove it again.
-            Outputs::new(false).create(folder)?;
-        }
+        check_folder(folder, &outputs)?;
     }
     let prompts = match &args.prompts {
         Some(path) => prompts::read(path)?,
@@ -81,6 +82,16 @@ pub fn run(args: AssessArgs) -> Outcome {
     }
 }
 
+/// Checks that figures can be written into a folder.
+fn check_folder(folder: &Path, outputs: &Outputs) -> Outcome {
+    outputs.check_folder(folder)?;
+    if !folder.exists() {
+        // Check that the folder can be created, then remove it again.
+        Outputs::new(false).create(folder)?;
+    }
+    Ok(())
+}
+
 /// Protects every input of the command from being overwritten by its outputs.
 fn begin(args: &AssessArgs) -> Outcome<Outputs> {
     if let (true, Some(path)) = (args.json, &args.output) {
@@ -89,7 +100,7 @@ fn begin(args: &AssessArgs) -> Outcome<Outputs> {
     let named = args.output.is_some() || args.svg.is_some() || args.routing.trace_routing.is_some();
     let mut outputs = outputs::begin(args.force, named)?;
     args.models.iter().for_each(|model| outputs::protect_model(&mut outputs, model));
-    args.prompts.iter().chain(&args.profile).for_each(|path| outputs.protect(path));
+    args.prompts.iter().chain(&args.profile).chain(&args.kv).for_each(|path| outputs.protect(path));
     Ok(outputs)
 }
 
@@ -140,8 +151,6 @@ fn machine(file: Option<&Path>, model: &Path) -> anyhow::Result<Machine> {
 
 /// Writes the figures of every model and the comparison. Returns the number of files.
 fn draw(folder: &Path, models: &[Assessment], outputs: &mut Outputs) -> anyhow::Result<usize> {
-    std::fs::create_dir_all(folder)
-        .with_context(|| format!("{}: cannot be made", folder.display()))?;
     let mut drawn: Vec<(String, Figure)> = Vec::new();
     let mut used: Vec<String> = Vec::new();
     for model in models {
@@ -159,14 +168,26 @@ fn draw(folder: &Path, models: &[Assessment], outputs: &mut Outputs) -> anyhow::
         let compared = assess::comparison(models).into_iter();
         drawn.extend(compared.map(|figure| (format!("{}.svg", figure.id), figure)));
     }
-    for (name, figure) in &drawn {
+    write_figures(folder, &drawn, outputs)?;
+    Ok(drawn.len())
+}
+
+/// Writes figures to files of these names.
+fn write_figures(
+    folder: &Path,
+    figures: &[(String, Figure)],
+    outputs: &mut Outputs,
+) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("{}: cannot be made", folder.display()))?;
+    for (name, figure) in figures {
         let path = folder.join(name);
         let mut file = outputs.create(&path)?.into_stream();
         file.write_all(figure.standalone().as_bytes())
             .with_context(|| format!("{}: cannot be written", path.display()))?;
         file.commit()?;
     }
-    Ok(drawn.len())
+    Ok(())
 }
 
 /// Returns a name that is valid on every file system.

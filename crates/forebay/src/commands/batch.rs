@@ -7,18 +7,16 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use anyhow::{Context as _, anyhow};
-use forebay_chat::Format;
+use anyhow::Context as _;
 use forebay_engine::engine::{EngineOptions, Latency, RequestEnd};
 use forebay_engine::{Engine, EngineError, SessionOptions};
-use forebay_grammar::Compiler;
 use forebay_model::ModelError;
-use forebay_server::batches::{Journal, JournalError, Line, Url, answered, is_error, scan};
+use forebay_server::batches::{Journal, JournalError, Line, answered, is_error};
+use forebay_server::openai::Refusal;
 use forebay_server::openai::answer::{Choice, Identity};
-use forebay_server::openai::{Endpoint, Refusal, Wanted};
-use forebay_server::{Preparation, Prepared, Update, sink};
+use forebay_server::{Prepared, Update, sink};
 use forebay_store::Outputs;
-use forebay_text::{ChatTemplate, Tokenizer};
+use forebay_text::Tokenizer;
 use serde_json::{Value, json};
 use twox_hash::{XxHash3_64, XxHash3_128};
 
@@ -30,6 +28,7 @@ use crate::open::{self, Sequences};
 use crate::output;
 use crate::outputs;
 use crate::progress::StepProgress;
+use crate::requests::{self, endpoint};
 use crate::session_plan;
 
 /// Longest time for which keys and values are written to `--kv-disk` at the end, and when the batch is interrupted.
@@ -48,17 +47,7 @@ pub fn run(args: BatchArgs) -> Outcome {
     if outputs::is_standard(&args.output) {
         return usage("-o - cannot be taken up again after an interrupt: name a file");
     }
-    let text = std::fs::read_to_string(&args.input)
-        .with_context(|| format!("{}: cannot be read as text", args.input.display()))?;
-    let mut lines = Vec::new();
-    let read = scan(text.as_bytes(), &[Url::Completions, Url::Chat], |_, line| {
-        lines.push(line);
-        Ok(())
-    });
-    read.map_err(|why| anyhow!("{}: {why}", args.input.display()))?;
-    if lines.is_empty() {
-        return Err(anyhow!("{}: there is no request", args.input.display()).into());
-    }
+    let (text, lines) = requests::read(&args.input)?;
     // Refuses an output that cannot be written, before any work.
     drop(outputs::create(&mut rules(&args)?, &args.output)?);
     if args.output.metadata().is_ok_and(|about| !about.is_file()) {
@@ -70,25 +59,17 @@ pub fn run(args: BatchArgs) -> Outcome {
 
     let hash = XxHash3_128::oneshot(text.as_bytes());
     let inspection = open::inspect(&args.model)?;
-    let named = |error| open::named(error, &args.model);
-    let tokenizer = Arc::new(Tokenizer::from_catalog(&inspection.catalog).map_err(named)?);
-    let compiler = Compiler::new(&tokenizer);
-    let template = ChatTemplate::from_catalog(&inspection.catalog).map_err(named)?;
-    let preparation = Preparation {
-        tokenizer: &tokenizer,
-        compiler: &compiler,
-        template: template.as_ref(),
-        format: Format::recognise(template.as_ref(), Some(&tokenizer))?,
-        max_tokens: Some(args.max_tokens),
-        context: options.context,
-        exact_thinking: true,
-    };
-    let prepare = |(number, line): (usize, &Line)| {
-        // Choices count up from the seed, so seeds of neighbouring lines must be far apart.
-        let seed = XxHash3_64::oneshot_with_seed(hash as u64, &(number as u64).to_le_bytes());
-        preparation.prepare(wanted_of_line(line)?, seed)
-    };
-    let all: Vec<Result<Prepared, Refusal>> = lines.iter().enumerate().map(prepare).collect();
+    // Choices count up from the seed, so seeds of neighbouring lines must be far apart.
+    let seed =
+        |number: usize| XxHash3_64::oneshot_with_seed(hash as u64, &(number as u64).to_le_bytes());
+    let all = requests::prepare(
+        &inspection,
+        &args.model,
+        &lines,
+        args.max_tokens,
+        options.context,
+        seed,
+    )?;
     let longest = all.iter().flatten().map(Prepared::positions).max();
     options.context.get_or_insert(longest.unwrap_or(1).min(inspection.model.context_trained));
 
@@ -150,24 +131,6 @@ fn finish(mut journal: Journal, args: &BatchArgs) -> Outcome<usize> {
     stream.commit()?;
     journal.remove()?;
     Ok(errors)
-}
-
-/// Returns the kind of answer that a line asks for.
-fn endpoint(line: &Line) -> Endpoint {
-    line.url.endpoint().expect("embeddings were refused when the lines were read")
-}
-
-/// Reads a request, and refuses what makes no sense in a file.
-fn wanted_of_line(line: &Line) -> Result<Wanted, Refusal> {
-    let wanted = line.wanted(endpoint(line))?;
-    if let Some(name) = wanted.unknown.first() {
-        return Err(Refusal {
-            message: format!("body: unknown field `{name}`"),
-            param: None,
-            code: None,
-        });
-    }
-    Ok(wanted)
 }
 
 /// Returns the rules for the output.

@@ -368,3 +368,58 @@ fn gguf_in(folder: &Path) -> String {
     let mut files = entries.filter(|path| path.extension().is_some_and(|end| end == "gguf"));
     files.next().expect("a GGUF file").to_str().unwrap().to_owned()
 }
+
+#[test]
+fn a_log_of_requests_says_how_small_a_prefix_cache_may_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let start = "The king walked through the forest and came to a small house. ".repeat(8);
+    let line = |number: usize| {
+        let prompt = format!("{start} {}", "And then? ".repeat(number));
+        let body = serde_json::json!({ "prompt": prompt, "max_tokens": 4 });
+        let line = serde_json::json!({
+            "custom_id": format!("{number}"), "method": "POST", "url": "/v1/completions", "body": body
+        });
+        format!("{line}\n")
+    };
+    let log = path("log.jsonl");
+    std::fs::write(&log, (0..12).map(line).collect::<String>()).unwrap();
+    let model = demo();
+    let ran = forebay(&["assess", &model, "--kv", &log]).ok();
+    assert!(ran.stdout.contains("12 requests"), "{}", ran.stdout);
+    assert!(ran.stdout.contains("find nine tenths of that: --kv-ram"), "{}", ran.stdout);
+    let of_type = |kv_type: &str| -> serde_json::Value {
+        let ran = forebay(&["assess", &model, "--kv", &log, "--json", "--kv-type", kv_type]).ok();
+        serde_json::from_str(&ran.stdout).unwrap()
+    };
+    let (all, small) = (of_type("f16"), of_type("q8_0"));
+    let number = |value: &serde_json::Value| value.as_u64().unwrap();
+    assert_eq!(number(&small["bytes_per_position"]) * 64, number(&all["bytes_per_position"]) * 34);
+    // Every prompt begins with the one before it.
+    let (found, tokens) = (number(&all["most_found_tokens"]), number(&all["prompt_tokens"]));
+    assert!(found > tokens * 3 / 4 && found < tokens, "{found} of {tokens}");
+    let last = &all["curves"][0]["points"].as_array().unwrap().last().unwrap()["found_tokens"];
+    assert_eq!(number(last), found);
+
+    let (page, figures) = (path("page.html"), path("figures"));
+    forebay(&["assess", &model, "--kv", &log, "-o", &page, "--svg", &figures]).ok();
+    assert!(std::fs::read_to_string(&page).unwrap().contains("prefix cache"));
+    assert_eq!(std::fs::read_dir(&figures).unwrap().count(), 1);
+
+    let mixed = path("mixed.jsonl");
+    let chat =
+        r#"{"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": 7}}"#;
+    std::fs::write(&mixed, format!("{chat}\n{}", line(3))).unwrap();
+    let ran = forebay(&["assess", &model, "--kv", &mixed]).ok();
+    assert!(ran.stderr.contains("1 requests are left out"), "{}", ran.stderr);
+    std::fs::write(&mixed, format!("{chat}\n")).unwrap();
+    for (arguments, status, why) in [
+        (vec!["--kv", &mixed], 1, "no request can be used"),
+        (vec!["--kv", &log, "--tokens", "7"], 2, "--tokens"),
+        (vec!["--kv", &log, &model], 2, "name one"),
+    ] {
+        let ran = forebay(&[&["assess", &model], arguments.as_slice()].concat());
+        assert_eq!(ran.status, Some(status), "{}", ran.stderr);
+        assert!(ran.stderr.contains(why), "{}", ran.stderr);
+    }
+}

@@ -6,8 +6,9 @@ mod svg;
 
 use super::assessment::{Assessment, GOOD_HIT_RATE, Section};
 use super::predict::Prediction;
+use super::prefixes::{PrefixAssessment, PrefixCurve};
 use super::sweep::PolicyCurve;
-use crate::page::{bytes, escape, percent};
+use crate::page::{bytes, count, escape, percent};
 use lines::{Axis, Mark, Series};
 
 /// Colours for light and dark schemes. The report includes them in its style.
@@ -77,6 +78,62 @@ pub fn comparison(models: &[Assessment]) -> Vec<Figure> {
         svg: growth_chart(&mixed, false),
     };
     vec![compared_misses(models), growth]
+}
+
+/// Returns what caches of all sizes find.
+pub fn prefix_figure(assessment: &PrefixAssessment) -> Figure {
+    let line = |(index, curve): (usize, &PrefixCurve)| {
+        let points = curve.points.iter().map(|point| {
+            let tip = format!(
+                "{}: {} of the prompts with {} ({} positions)",
+                curve.policy,
+                percent(point.found),
+                bytes(point.bytes as f64),
+                count(point.positions)
+            );
+            (100.0 * point.share, 100.0 * (1.0 - point.found), tip)
+        });
+        Series {
+            name: curve.policy.to_owned(),
+            colour: index % COLOURS,
+            style: match () {
+                () if curve.is_bound => "dashed",
+                () if index == 0 => "thick",
+                () => "",
+            },
+            points: points.collect(),
+        }
+    };
+    let series: Vec<Series> = assessment.curves.iter().enumerate().map(line).collect();
+    let all = assessment.distinct_positions as f64 * assessment.bytes_per_position as f64;
+    let text = |value: f64| format!("{value:.0} %");
+    let in_bytes = |value: f64| bytes(value / 100.0 * all);
+    let axis =
+        |name| Axis { least: 0.0, most: 100.0, is_binary: false, ticks: 5.0, text: &text, name };
+    let found = assessment.most_found_tokens as f64 / (assessment.prompt_tokens as f64).max(1.0);
+    let mark = assessment.enough(0.9).map(|point| Mark {
+        x: 100.0 * point.share,
+        name: format!("nine tenths: {}", bytes(point.bytes as f64)),
+    });
+    Figure {
+        id: "prefixes",
+        title: "Prompt tokens that must be computed".to_owned(),
+        caption: format!(
+            "{} requests with {} prompt tokens, one after the other. A cache without a limit finds {}. Dashed: a bound that knows the \
+             future. The dotted line is the size that finds nine tenths of what can be found.",
+            count(assessment.requests as u64),
+            count(assessment.prompt_tokens),
+            percent(found)
+        ),
+        svg: lines::chart(
+            "Share of the prompt tokens that a prefix cache does not have, by its size",
+            &axis("of all different positions in the cache"),
+            &axis(""),
+            &series,
+            mark.as_ref(),
+            Some(&in_bytes),
+        ),
+    }
 }
 
 fn compared_misses(models: &[Assessment]) -> Figure {

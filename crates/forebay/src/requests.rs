@@ -1,0 +1,77 @@
+//! Files of requests in OpenAI's batch format.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context as _, anyhow};
+use forebay_chat::Format;
+use forebay_engine::Inspection;
+use forebay_grammar::Compiler;
+use forebay_server::batches::{Line, Url, scan};
+use forebay_server::openai::{Endpoint, Refusal, Wanted};
+use forebay_server::{Preparation, Prepared};
+use forebay_text::{ChatTemplate, Tokenizer};
+
+use crate::failure::Outcome;
+use crate::open;
+
+/// Reads a file of completions and chats. Returns its text and its requests, of which there is at least one.
+pub fn read(path: &Path) -> Outcome<(String, Vec<Line>)> {
+    let text = std::fs::read_to_string(path)
+        .with_context(|| format!("{}: cannot be read as text", path.display()))?;
+    let mut lines = Vec::new();
+    let read = scan(text.as_bytes(), &[Url::Completions, Url::Chat], |_, line| {
+        lines.push(line);
+        Ok(())
+    });
+    read.map_err(|why| anyhow!("{}: {why}", path.display()))?;
+    if lines.is_empty() {
+        return Err(anyhow!("{}: there is no request", path.display()).into());
+    }
+    Ok((text, lines))
+}
+
+/// Turns requests into tokens. `max_tokens` is for those that name no limit, `seed` returns that of a request that names none.
+pub fn prepare(
+    inspection: &Inspection,
+    model: &Path,
+    lines: &[Line],
+    max_tokens: usize,
+    context: Option<usize>,
+    seed: impl Fn(usize) -> u64,
+) -> Outcome<Vec<Result<Prepared, Refusal>>> {
+    let named = |error| open::named(error, model);
+    let tokenizer = Arc::new(Tokenizer::from_catalog(&inspection.catalog).map_err(named)?);
+    let compiler = Compiler::new(&tokenizer);
+    let template = ChatTemplate::from_catalog(&inspection.catalog).map_err(named)?;
+    let preparation = Preparation {
+        tokenizer: &tokenizer,
+        compiler: &compiler,
+        template: template.as_ref(),
+        format: Format::recognise(template.as_ref(), Some(&tokenizer))?,
+        max_tokens: Some(max_tokens),
+        context,
+        exact_thinking: true,
+    };
+    let prepare =
+        |(number, line): (usize, &Line)| preparation.prepare(wanted_of_line(line)?, seed(number));
+    Ok(lines.iter().enumerate().map(prepare).collect())
+}
+
+/// Returns the kind of answer that a line asks for.
+pub fn endpoint(line: &Line) -> Endpoint {
+    line.url.endpoint().expect("embeddings were refused when the lines were read")
+}
+
+/// Reads a request, and refuses what makes no sense in a file.
+fn wanted_of_line(line: &Line) -> Result<Wanted, Refusal> {
+    let wanted = line.wanted(endpoint(line))?;
+    if let Some(name) = wanted.unknown.first() {
+        return Err(Refusal {
+            message: format!("body: unknown field `{name}`"),
+            param: None,
+            code: None,
+        });
+    }
+    Ok(wanted)
+}
