@@ -12,8 +12,12 @@
 //! evicted there, and with them their parts in the other groups. In a group with a window, any block may go.
 //!
 //! A leased block is not evicted.
+//!
+//! The uses of an evicted block are remembered for a while. A block that comes back was wanted while it was away, which counts as
+//! a use, too. Otherwise a prefix that comes again and again, but never soon enough, would stay as worthless as one that comes
+//! once.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::block::{BlockHash, BlockKey, Link};
 
@@ -25,6 +29,9 @@ const USES_MOST: u64 = 16;
 /// 4,096 numbers per row.
 const WORK_DOUBLES: u64 = 512;
 
+/// Evicted blocks that are remembered, as a multiple of those held.
+const REMEMBERED: usize = 4;
+
 /// Which blocks a tier in host memory holds.
 #[derive(Debug)]
 pub struct RamIndex {
@@ -32,10 +39,40 @@ pub struct RamIndex {
     /// Number of blocks directly behind a block, among those in the group without a window.
     followers: HashMap<BlockHash, u32>,
     groups: Vec<Group>,
+    evicted: Remembered,
     clock: u64,
     /// Number of changes so far, which orders blocks of equal rank.
     changes: u64,
     statistics: RamStatistics,
+}
+
+/// The uses of evicted blocks, the oldest first.
+#[derive(Debug, Default)]
+struct Remembered {
+    uses: HashMap<BlockHash, u64>,
+    order: VecDeque<BlockHash>,
+}
+
+impl Remembered {
+    /// Adds a block, and forgets the oldest ones beyond `most`.
+    fn add(&mut self, hash: BlockHash, uses: u64, most: usize) {
+        if self.uses.insert(hash, uses).is_none() {
+            self.order.push_back(hash);
+        }
+        while self.uses.len() > most.max(1) {
+            let oldest = self.order.pop_front().expect("every block has a place in the order");
+            self.uses.remove(&oldest);
+        }
+        // Blocks that came back left their places.
+        if self.order.len() > 2 * self.uses.len() + 16 {
+            self.order.retain(|hash| self.uses.contains_key(hash));
+        }
+    }
+
+    /// Returns the uses of a block that comes back.
+    fn take(&mut self, hash: BlockHash) -> Option<u64> {
+        self.uses.remove(&hash)
+    }
 }
 
 #[derive(Debug)]
@@ -92,6 +129,7 @@ impl RamIndex {
             nodes: HashMap::new(),
             followers: HashMap::new(),
             groups,
+            evicted: Remembered::default(),
             clock: 0,
             changes: 0,
             statistics: RamStatistics::default(),
@@ -111,6 +149,7 @@ impl RamIndex {
         let group = key.group as usize;
         let groups = self.groups.len();
         self.delist(key.hash);
+        let before = self.evicted.take(key.hash).map_or(0, |uses| uses + 1);
         let node = self.nodes.entry(key.hash).or_insert_with(|| Node {
             link,
             slots: vec![None; groups],
@@ -121,7 +160,7 @@ impl RamIndex {
         });
         assert!(node.slots[group].is_none(), "{key:?} is held already");
         node.slots[group] = Some(slot);
-        node.uses = node.uses.max(uses);
+        node.uses = node.uses.max(uses + before);
         self.statistics.blocks += 1;
         self.statistics.inserted += 1;
         if !self.groups[group].is_windowed {
@@ -219,6 +258,8 @@ impl RamIndex {
         if node.slots.iter().any(Option::is_some) {
             self.nodes.insert(hash, node);
             self.list(hash);
+        } else {
+            self.evicted.add(hash, node.uses, REMEMBERED * (self.nodes.len() + 1));
         }
         if unlinks && let Some(count) = self.followers.get_mut(&previous) {
             *count -= 1;
@@ -325,6 +366,26 @@ mod tests {
             evict(&mut index, 0);
         }
         assert!((10..40).contains(&rounds), "{rounds}");
+    }
+
+    #[test]
+    fn a_block_that_comes_back_was_wanted_while_it_was_away() {
+        let mut index = RamIndex::new([false].into_iter());
+        chain(&mut index, 0, 1, 1);
+        chain(&mut index, 0, 2, 1);
+        assert_eq!(evict(&mut index, 0), [1]);
+        chain(&mut index, 0, 1, 1);
+        chain(&mut index, 0, 3, 1);
+        // Block 1 is older than block 3, and worth more.
+        assert_eq!(evict(&mut index, 0), [2]);
+        assert_eq!(evict(&mut index, 0), [3]);
+        // What is remembered is bounded by what is held.
+        for number in 10..200 {
+            chain(&mut index, 0, number, 1);
+            evict(&mut index, 0);
+        }
+        let Remembered { uses, order } = &index.evicted;
+        assert!(uses.len() <= 2 * REMEMBERED && order.len() <= 4 * REMEMBERED + 17);
     }
 
     #[test]
