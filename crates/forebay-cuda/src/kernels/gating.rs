@@ -70,47 +70,35 @@ impl Gpu {
         let aligned = |pointer: &DevicePtr<f32>| pointer.address().is_multiple_of(16);
         assert!(pointers.iter().all(aligned), "gates are read by 16 bytes");
         let (kind, alpha, limit) = gate.gating.arguments();
+        let values = gate.rows * gate.width;
+        // What both kernels begin and end with.
+        let with_rows = |launch: Launch| {
+            launch.ptr(gate.gate, values).ptr(gate.up, values).ptr(gate.out, values)
+        };
+        let with_rule = |launch: Launch| {
+            let launch = launch.int(kind).float(alpha).float(limit);
+            let launch = launch.optional(gate_bias, gate.width).optional(up_bias, gate.width);
+            launch.optional(ids, gate.rows).optional(pairs, gate.rows)
+        };
         if let Some(halves) = gate.halves {
             assert!(gate.width.is_multiple_of(4), "halves of rows of {} elements", gate.width);
             assert!(halves.high.address().is_multiple_of(16), "halves are not aligned");
-            let (values, grid) = (gate.rows * gate.width, (gate.rows as u32, 1, 1));
+            let grid = (gate.rows as u32, 1, 1);
             let kernel = self.kernel("elementwise", "gate_halves")?;
-            return Launch::new(kernel, grid, (THREADS as u32, 1, 1))
-                .ptr(gate.gate, values)
-                .ptr(gate.up, values)
-                .ptr(gate.out, values)
+            let launch = with_rows(Launch::new(kernel, grid, (THREADS as u32, 1, 1)))
                 .ptr(halves.high, values)
                 .ptr(halves.scales, gate.rows)
-                .int(gate.width)
-                .int(kind)
-                .float(alpha)
-                .float(limit)
-                .optional(gate_bias, gate.width)
-                .optional(up_bias, gate.width)
-                .optional(ids, gate.rows)
-                .optional(pairs, gate.rows)
-                .run(self);
+                .int(gate.width);
+            return with_rule(launch).run(self);
         }
         // Without biases, rows make no difference, so all values are one row.
         let (rows, width) = match gate.biases {
             Some(_) => (gate.rows, gate.width),
             None => (1, gate.rows * gate.width),
         };
-        let values = gate.rows * gate.width;
         let grid = (blocks(width.div_ceil(4)), rows.min(GRID_Y_MAX) as u32, 1);
-        Launch::new(self.kernel("elementwise", "gate")?, grid, (THREADS as u32, 1, 1))
-            .ptr(gate.gate, values)
-            .ptr(gate.up, values)
-            .ptr(gate.out, values)
-            .u64(width as u64)
-            .int(rows)
-            .int(kind)
-            .float(alpha)
-            .float(limit)
-            .optional(gate_bias, gate.width)
-            .optional(up_bias, gate.width)
-            .optional(ids, gate.rows)
-            .optional(pairs, gate.rows)
-            .run(self)
+        let kernel = self.kernel("elementwise", "gate")?;
+        let launch = with_rows(Launch::new(kernel, grid, (THREADS as u32, 1, 1)));
+        with_rule(launch.u64(width as u64).int(rows)).run(self)
     }
 }

@@ -29,7 +29,6 @@ pub fn prefix_page(assessment: &PrefixAssessment) -> String {
         format!("{} different positions", count(assessment.distinct_positions)),
         format!("{} each", bytes(assessment.bytes_per_position as f64)),
     ];
-    let facts = facts.map(|fact| format!("<span>{}</span>", escape(&fact)));
     let mut body = figure_grid(&[plot::prefix_figure(assessment)]);
     let points = &assessment.curves[0].points;
     let row = |index: usize| {
@@ -47,11 +46,7 @@ pub fn prefix_page(assessment: &PrefixAssessment) -> String {
     Document {
         title: &title,
         style: &format!("{}{}", plot::STYLE, include_str!("page.css")),
-        head: format!(
-            "<p class=\"kicker\">How small a prefix cache will do</p><h1>{}</h1><p class=\"facts\">{}</p>",
-            escape(&assessment.model),
-            facts.concat()
-        ),
+        head: heading("How small a prefix cache will do", &assessment.model, &facts),
         body,
         notes: format!("<p>{}</p>", escape(PREFIX_NOTE)),
         script: None,
@@ -75,12 +70,16 @@ fn head(models: &[Assessment]) -> String {
         facts.push(format!("{} generated", count(locality.generated_tokens as u64)));
         facts.push(format!("seed {}", model.sampling_seed));
     }
-    let facts: Vec<String> =
-        facts.iter().map(|fact| format!("<span>{}</span>", escape(fact))).collect();
+    heading("How small an expert cache will do", &title, &facts)
+}
+
+/// Returns the title of a report, with a line above it and facts below.
+fn heading(kicker: &str, title: &str, facts: &[String]) -> String {
+    let facts = facts.iter().map(|fact| format!("<span>{}</span>", escape(fact)));
     format!(
-        "<p class=\"kicker\">How small an expert cache will do</p><h1>{}</h1><p class=\"facts\">{}</p>",
-        escape(&title),
-        facts.concat()
+        "<p class=\"kicker\">{kicker}</p><h1>{}</h1><p class=\"facts\">{}</p>",
+        escape(title),
+        facts.collect::<String>()
     )
 }
 

@@ -11,7 +11,7 @@ use forebay_engine::{EngineError, SessionOptions};
 use forebay_lab::assess::prompts::{self, Prompt};
 use forebay_lab::assess::{self, Assessment, Figure, Machine, RecordOptions, Section, Subject};
 use forebay_model::sampling::Sampling;
-use forebay_store::Outputs;
+use forebay_store::{OutputFile, Outputs};
 use serde::Serialize;
 
 use crate::args::AssessArgs;
@@ -60,17 +60,7 @@ pub fn run(args: AssessArgs) -> Outcome {
     for model in &args.models {
         models.push(one(model, &prompts, &options, &args, routing_file.take())?);
     }
-    let mut is_printed = false;
-    if let (Some(file), Some(path)) = (page, &args.output) {
-        let mut file = file.into_stream();
-        file.write_all(assess::page(&models).as_bytes())
-            .with_context(|| format!("{}: cannot be written", path.display()))?;
-        file.commit()?;
-        is_printed = outputs::is_standard(path);
-        if !is_printed {
-            output::tell!("{}: open it in a browser", path.display());
-        }
-    }
+    let is_printed = write_page(page, || assess::page(&models))?;
     if let Some(folder) = &args.svg {
         let count = draw(folder, &models, &mut outputs)?;
         output::tell!("{}: {count} figures", folder.display());
@@ -90,6 +80,21 @@ fn check_folder(folder: &Path, outputs: &Outputs) -> Outcome {
         Outputs::new(false).create(folder)?;
     }
     Ok(())
+}
+
+/// Writes the report, if there is to be one. Returns true if it went to standard output.
+fn write_page(page: Option<OutputFile>, html: impl FnOnce() -> String) -> anyhow::Result<bool> {
+    let Some(page) = page else { return Ok(false) };
+    let path = page.path().to_owned();
+    let mut file = page.into_stream();
+    file.write_all(html().as_bytes())
+        .with_context(|| format!("{}: cannot be written", path.display()))?;
+    file.commit()?;
+    let is_printed = outputs::is_standard(&path);
+    if !is_printed {
+        output::tell!("{}: open it in a browser", path.display());
+    }
+    Ok(is_printed)
 }
 
 /// Protects every input of the command from being overwritten by its outputs.

@@ -1,9 +1,8 @@
 //! `forebay assess --kv`: how small a prefix cache can be for a log of requests.
 
-use std::io::Write as _;
 use std::path::Path;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use forebay_engine::{KvCacheType, SessionOptions};
 use forebay_lab::assess::prefixes::{PrefixAssessment, PrefixCurve};
 use forebay_lab::assess::{self, Figure};
@@ -52,17 +51,7 @@ pub fn run(
     let name = super::clean(&open::name(model));
     let bytes = bytes_per_position(inspection.kv_bytes_per_position, options.kv_cache);
     let assessment = PrefixAssessment::new(name.clone(), &prompts, bytes);
-    let mut is_printed = false;
-    if let (Some(file), Some(path)) = (page, &args.output) {
-        let mut file = file.into_stream();
-        file.write_all(assess::prefix_page(&assessment).as_bytes())
-            .with_context(|| format!("{}: cannot be written", path.display()))?;
-        file.commit()?;
-        is_printed = outputs::is_standard(path);
-        if !is_printed {
-            output::tell!("{}: open it in a browser", path.display());
-        }
-    }
+    let is_printed = super::write_page(page, || assess::prefix_page(&assessment))?;
     if let Some(folder) = &args.svg {
         let figure: Figure = assess::prefix_figure(&assessment);
         let name = format!("{}-{}.svg", super::file_name(&name), figure.id);
