@@ -9,7 +9,8 @@
 // elements where the instruction expects 2 and 2. Weights are also split into two halves. That gives f32 accuracy at
 // little cost, because memory is the limit.
 //
-// A tile is one block of the cache. Its number is looked up one tile ahead.
+// A tile is one block of the cache. A warp looks up the numbers of 32 of its tiles at once. Its first tiles are fetched to
+// the L2 cache before the kernel waits for the projections, because short contexts are read in the time of a few latencies.
 //
 // If all tokens belong to different sequences, the kernel can take the raw projections. Every block finishes the queries
 // that it needs by itself. The block that has the token's own position also finishes and stores key and value first. That
@@ -29,6 +30,8 @@ static constexpr int TILE = KV_BLOCK;
 static constexpr int STEP = WARPS * TILE;
 // Contexts of up to this many positions are not cut, because joining the parts takes longer than a few steps.
 static constexpr int ALONE = 256;
+// Tiles of a warp that are fetched to the L2 cache before the kernel's inputs are there.
+static constexpr int FETCHED_AHEAD = 4;
 static constexpr int KEY_CHUNKS = (HEAD_DIM + 31) / 32;
 static constexpr int VALUE_CHUNKS = (HEAD_DIM + 63) / 64;
 static constexpr int PART_STRIDE = VALUE_CHUNKS * 64 + 2;
@@ -161,6 +164,23 @@ struct Tiles {
             for (int chunk = 0; chunk < VALUE_CHUNKS; chunk++)
                 v[chunk][j].load(block, row(p + (j & 1) + 8 * (j >> 1), first), value_at[chunk]);
     }
+};
+
+// The blocks of the tiles of a warp, which are STEP positions apart. Each lane has the number of one of 32 tiles.
+struct WarpBlocks {
+    const u32 *table;
+    // Tiles after the last block repeat it.
+    int last_block;
+    u32 number;
+
+    // Looks up 32 tiles, the first of which begins at position `first`. All lanes must call this.
+    __device__ inline void look_up(int first) {
+        const int lane = threadIdx.x & 31;
+        number = load_now(table + min(first / TILE + lane * WARPS, last_block));
+    }
+
+    // Returns the block of tile `index` of the 32. All lanes must call this.
+    __device__ inline u32 at(int index) const { return __shfl_sync(~0u, number, index); }
 };
 
 // Computes the dot products of query row g with keys p, p + 1, p + 8 and p + 9.
@@ -334,17 +354,24 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
     const Span span = share_of(all, blockIdx.x, splits, STEP, active);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     int first = span.from + warp * TILE;
-    // The number of the warp's first block, and of its next one. Tiles after the last one repeat the last block. A part that
-    // is not active lies behind the positions of the row, but in the table.
-    const int last_block = min(max(span.to - 1, 0), context - 1) / TILE;
-    u32 block = load_now(table + min(first / TILE, last_block));
-    u32 next = load_now(table + min(first / TILE + WARPS, last_block));
-    // Positions and tables were written before the pass's first kernel ended, so they are read before this.
-    wait_for_previous();
-    if ((int)blockIdx.x >= active) return;
-
     const KvHead<KvType> keys = cache.keys_of(dim_k, kv_head_index, kv_heads);
     const KvHead<KvType> values = cache.values_of(dim_k, dim_v, kv_head_index, kv_heads);
+    // A part that is not active lies behind the positions of the row, but in the table.
+    WarpBlocks blocks{table, min(max(span.to - 1, 0), context - 1) / TILE};
+    blocks.look_up(first);
+#pragma unroll
+    for (int tile = 0; tile < FETCHED_AHEAD; tile++) {
+        const u32 number = blocks.at(tile);
+        if (first + tile * STEP >= span.to) continue;
+        fetch_ahead(keys, number);
+        fetch_ahead(values, number);
+    }
+    // Positions, tables and the tokens before were written before the pass's first kernel ended, so they are read before
+    // this.
+    wait_for_previous();
+    start_next(gridDim.y <= FEW_ROWS * kv_heads * chunks);
+    if ((int)blockIdx.x >= active) return;
+
     if (k_input) {
         float *inputs_at = &shared.values[0][0][0];
         finish_inputs(inputs_at, q, inputs, dim_k, dim_v, (size_t)token * heads + first_head, first_head, own_columns,
@@ -371,16 +398,17 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
 #pragma unroll
         for (int i = 0; i < 4; i++) running.values[t][i] = 0.0f;
     Eight<KvType> k[KEY_CHUNKS][2];
+    u32 block = blocks.at(0);
     if (first < span.to) tiles.load_keys(k, block, first);
-    for (; first < span.to; first += STEP) {
+    for (int tile = 1; first < span.to; first += STEP, tile++) {
         Eight<KvType> v[VALUE_CHUNKS][4];
         tiles.load_values(v, block, first);
+        if (tile % 32 == 0) blocks.look_up(first + STEP);
+        block = blocks.at(tile % 32);
         float scores[4];
         multiply_keys(scores, queries, k);
         // Loads the next tile's keys while this tile is processed. After the last tile they are not used.
-        tiles.load_keys(k, next, first + STEP);
-        block = next;
-        next = load_now(table + min(first / TILE + 2 * WARPS, last_block));
+        tiles.load_keys(k, block, first + STEP);
         add_tile(running, scores, v, shape, first, tiles.seen);
     }
     leave(shared, running);

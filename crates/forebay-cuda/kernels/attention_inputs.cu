@@ -4,6 +4,23 @@
 
 static constexpr int WARPS = 4;
 
+// Copies `from` [dim], plus `bias` if that is not null, to shared memory, with all lanes of a warp. The loads of 128 elements
+// are issued before the first is stored, so they cost one latency.
+__device__ inline void copy_row(float *to, const float *from, const float *bias, int dim, int lane) {
+    for (int first = lane; first < dim; first += 4 * 32) {
+        float x[4], b[4];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            const int i = min(first + 32 * j, dim - 1);
+            x[j] = from[i];
+            b[j] = bias ? bias[i] : 0.0f;
+        }
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            if (first + 32 * j < dim) to[first + 32 * j] = bias ? x[j] + b[j] : x[j];
+    }
+}
+
 // q [tokens, heads, dim_k] is changed in place. It keeps its values if bias, norm and angles are all null, and it may
 // be null if `heads` is 0. k [tokens, kv_heads, dim_k] and v [tokens, kv_heads, dim_v] go to the cache; v is null if
 // the values are a part of the keys. Only the first `key_norm_dim` elements of a key are normed. angles [positions, 2,
@@ -15,10 +32,12 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                      const float *k_norm, const float *angles, KV_PARAMETERS, int heads, int kv_heads, int dim_k,
                      int dim_v, int key_norm_dim, int rotary_dim, int rotary_from, int interleaved, int context,
                      float eps) {
-    wait_for_previous();
     extern __shared__ float shared[];
     const int lane = threadIdx.x & 31;
-    float *row = shared + (threadIdx.x >> 5) * max(dim_k, dim_v);
+    // The warp's row, the weight of its norm, and the angles of its position, one behind the other.
+    const int size = max(dim_k, dim_v);
+    float *const row = shared + (threadIdx.x >> 5) * (2 * size + rotary_dim);
+    float *const own_norm = row + size, *const own_angles = own_norm + size;
     const int head = blockIdx.x * WARPS + (threadIdx.x >> 5);
     const size_t token = blockIdx.y;
     if (head >= heads + (v ? 2 : 1) * kv_heads) return;
@@ -27,22 +46,24 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     if (position >= (u32)context) return;
 
     const bool query = head < heads, value = head >= heads + kv_heads;
-    const int dim = value ? dim_v : dim_k;
+    const int dim = value ? dim_v : dim_k, norm_dim = query ? dim : key_norm_dim;
     const int member = query ? head : value ? head - heads - kv_heads : head - heads;
     const size_t first = (token * (query ? heads : kv_heads) + member) * dim;
-    const float *from = (query ? q : value ? v : k) + first;
-    const float *bias = query ? q_bias : value ? v_bias : k_bias;
-    const float *norm = query ? q_norm : value ? nullptr : k_norm;
-
-    for (int i = lane; i < dim; i += 32)
-        row[i] = bias ? from[i] + bias[(size_t)member * dim + i] : from[i];
-    const float *of_position = angles ? angles + (size_t)position * rotary_dim : nullptr;
-    finish_head(row, query ? dim : key_norm_dim, norm, !value,
-                HeadRules{of_position, rotary_dim, rotary_from, interleaved, eps});
+    const float *const from = (query ? q : value ? v : k) + first;
+    const float *const biases = query ? q_bias : value ? v_bias : k_bias;
+    const float *const norm = query ? q_norm : value ? nullptr : k_norm;
+    const u32 block = query ? 0 : cache.table(token)[position / KV_BLOCK];
+    if (norm) copy_row(own_norm, norm, nullptr, norm_dim, lane);
+    if (angles && !value) copy_row(own_angles, angles + (size_t)position * rotary_dim, nullptr, rotary_dim, lane);
+    // What no kernel of the pass writes is loaded before this.
+    wait_for_previous();
+    copy_row(row, from, biases ? biases + (size_t)member * dim : nullptr, dim, lane);
+    __syncwarp();
+    finish_head(row, norm_dim, norm ? own_norm : nullptr, !value,
+                HeadRules{angles ? own_angles : nullptr, rotary_dim, rotary_from, interleaved, eps});
     if (query) {
         for (int i = lane; i < dim; i += 32) q[first + i] = row[i];
     } else {
-        const u32 block = cache.table(token)[position / KV_BLOCK];
         if (block == 0) return;
         const KvHead<KvType> plane = kv_head<KvType>(value ? value_plane : key_plane, KV_PLACES, dim, member, kv_heads);
         store_row(plane.block(block), position % KV_BLOCK, row, dim, lane);

@@ -54,6 +54,18 @@ __device__ inline u16 load_now(const u16 *from) {
     return x;
 }
 
+// Fetches the 128 bytes around an address to the L2 cache.
+__device__ inline void prefetch_l2(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
+// Fetches the keys or the values of a head in one block to the L2 cache, with all lanes of a warp. Blocks in host memory
+// are left out.
+__device__ inline void fetch_ahead(const KvHead<KvType> &head, u32 number) {
+    if (number >= head.places.own) return;
+    const u8 *const from = head.block(number).rows;
+    const int bytes = KV_BLOCK * head.stride * KvType::BITS / 8;
+    for (int at = (threadIdx.x & 31) * 128; at < bytes; at += 32 * 128) prefetch_l2(from + at);
+}
+
 // Converts two bytes, each with BIAS added, to halves and subtracts BIAS: 0x6400 + n is the half 1024 + n.
 template <int BIAS> __device__ inline __half2 bytes_to_halves(u32 biased, u32 selector) {
     const u32 bits = __byte_perm(biased, 0x64646464u, selector);

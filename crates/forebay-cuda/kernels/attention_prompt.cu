@@ -1,5 +1,6 @@
-// Attention of prompts on tensor cores. A block takes 64 query rows of one head through the keys they see, tile by
-// tile (Dao 2023, "FlashAttention-2"). Operands are halves; sums and the softmax are f32.
+// Attention of prompts on tensor cores. A block takes 64 query rows through the keys they see, tile by tile (Dao 2023,
+// "FlashAttention-2"). These are 16 rows of four heads that share a key/value head, 32 of two, or 64 of one, so that few
+// tokens, too, fill a block. Operands are halves; sums and the softmax are f32.
 //
 // The bits of a row depend on its own position and sequence alone, wherever the prompt is cut into batches:
 // - Tiles begin at absolute multiples of KEYS.
@@ -14,6 +15,7 @@
 // even number of elements, which are read and written in pairs.
 #include "attention.cuh"
 #include "attention_tiles.cuh"
+#include "halves.cuh"
 
 static constexpr int WARPS = 4;
 // Keys of a tile: as many as let three blocks fit on a multiprocessor.
@@ -24,6 +26,9 @@ static constexpr int STRIDE = HEAD_DIM + 8;
 // Number of threads of a block.
 static constexpr int THREADS = WARPS * 32;
 
+// Blocks of the cache that a warp fetches to the L2 cache before the kernel's inputs are there.
+static constexpr int FETCHED_AHEAD = 4;
+
 // Largest number of parts of a context, and the least number of positions of one; the same as in attention.rs.
 static constexpr int PARTS_MOST = 8;
 static constexpr int PART_LEAST = 256;
@@ -33,6 +38,9 @@ __device__ inline int part_length(int position) {
     const u32 capacity = 1u << (32 - __clz(position));
     return max((int)(capacity / PARTS_MOST), PART_LEAST);
 }
+
+// Returns the number of query heads that a block takes, of `group` heads that share a key/value head; the same as in prompts.rs.
+__device__ inline int heads_of_block(int group) { return group % 4 == 0 ? 4 : group % 2 == 0 ? 2 : 1; }
 
 // The blocks of a tile.
 struct TileBlocks {
@@ -286,8 +294,8 @@ __device__ inline u32 load_query(const float *row, int i, int dim, bool there, f
     return pack(x.x * scale, x.y * scale);
 }
 
-// Grid (tiles, heads). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. A tile has up to 16 * WARPS tokens, and all parts of
-// their contexts or one of them. In the second case, the sums go to `memory` (PromptParts). The tokens' own keys and values are
+// Grid (tiles, heads / heads of a block). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. A tile has up to 64 / (heads of a
+// block) tokens, and all parts of their contexts or one of them. In the second case, the sums go to `memory` (PromptParts). The tokens' own keys and values are
 // already in the cache.
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
     attention_prompt(const float *q, KV_PARAMETERS, const float *sinks, float *out, const uint4 *tiles, float *memory,
@@ -295,28 +303,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
                      float scale, float softcap) {
     __shared__ __align__(16) __half key_tile[KEYS * STRIDE];
     __shared__ __align__(16) __half value_tile[KEYS * STRIDE];
-    wait_for_previous();
     const KvLayer cache{KV_ARGUMENTS};
-    const int head = blockIdx.y, kv_head_index = head / (heads / kv_heads);
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int group = heads / kv_heads, of_block = heads_of_block(group), warps_of_head = WARPS / of_block;
+    const int kv_head_index = blockIdx.y * of_block / group, head = blockIdx.y * of_block + warp / warps_of_head;
     const PromptTile tile(tiles, blockIdx.x);
     const int start = (int)tile.position, rows = (int)tile.rows, length = part_length(start);
     const u32 *const table = cache.table_at(tile.table);
     // The first of the thread's two rows, counted from the first row of the tile.
-    const int row = warp * 16 + lane / 4;
+    const int row = warp % warps_of_head * 16 + lane / 4;
     const KvHead<KvType> keys = cache.keys_of(dim_k, kv_head_index, kv_heads);
     const KvHead<KvType> values = cache.values_of(dim_k, dim_v, kv_head_index, kv_heads);
     const Rule rule{window, softcap};
     const Span all{first_visible(start, window), min(start + rows, context)};
     const Span span = tile.part < 0 ? all
                                     : Span{max(all.from, tile.part * length), min(all.to, (tile.part + 1) * length)};
+    if (tile.part >= 0) {
+        // A block of a part reads little, in the time of a few latencies. So its first tiles are fetched to the L2 cache while
+        // the previous kernel ends.
+        const int block = span.from / KV_BLOCK + warp + lane % FETCHED_AHEAD * WARPS;
+        const u32 number = table[min(block, max(span.to - 1, 0) / KV_BLOCK)];
+#pragma unroll
+        for (int i = 0; i < FETCHED_AHEAD; i++) {
+            const u32 own = __shfl_sync(~0u, number, i);
+            if ((span.from / KV_BLOCK + warp + i * WARPS) * KV_BLOCK >= span.to) continue;
+            fetch_ahead(keys, own);
+            fetch_ahead(values, own);
+        }
+    }
+    // Tiles, tables and the tokens before were written before the pass's first kernel ended, so they are read before this.
+    wait_for_previous();
     if (tile.part >= 0 && span.from >= span.to) return;
     const int last_tile = (span.to - 1) / KEYS * KEYS, first_tile = min(span.from / KEYS * KEYS, last_tile);
 
     load_tile(key_tile, keys, TileBlocks(table, first_tile), first_tile, span);
     const float factor = softcap > 0.0f ? scale / softcap : scale * LOG2_E;
     // The thread's rows among all rows of heads.
-    const auto unit = [&](int r) { return (tile.first + row + r * 8) * (size_t)heads + head; };
+    const u32 first_unit = (tile.first + row) * heads + head;
+    const auto unit = [&](int r) { return (size_t)(first_unit + r * 8 * heads); };
     // The parts before this one, whose sums of values are in the output.
     Joined joined[2] = {{0.0f, 0.0f}, {0.0f, 0.0f}};
 
@@ -362,7 +386,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
             } else {
                 join(running, r, joined[r], to, dim_v);
                 joined[r] = Joined{running.largest[r], running.sum[r]};
-                if (end == span.to) scale_values(running, r, inverse_of(running.largest[r], running.sum[r], sinks, head));
+                if (end == span.to)
+                    scale_values(running, r, inverse_of(running.largest[r], running.sum[r], sinks, first_unit % heads));
             }
             store_values(running, r, to, dim_v);
         }
@@ -370,55 +395,76 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
     wait_for_tiles<0>();
 }
 
-// Adds the parts that attention_prompt has left in `memory`, one warp for each token and head.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    attention_prompt_join(const u32 *positions, const float *sinks, float *out, float *memory, int tokens, int heads,
-                          int dim_v, int context, int window) {
-    wait_for_previous();
-    const int unit = blockIdx.x * WARPS + (threadIdx.x >> 5), lane = threadIdx.x & 31;
-    if (unit >= tokens * heads) return;
+// Threads of a block of `attention_prompt_join`.
+static constexpr int JOIN_THREADS = 512;
+
+// Adds the parts that attention_prompt has left in `memory`. A block takes a token, and each of its warps a head at a time.
+// `halves` and `scales`, unless null, receive the results of each token as `narrow_half` writes them. dim_v is then a multiple
+// of 4.
+extern "C" __global__ void __launch_bounds__(JOIN_THREADS)
+    attention_prompt_join(const u32 *positions, const float *sinks, float *out, float *memory, u16 *halves, float *scales,
+                          int tokens, int heads, int dim_v, int context, int window) {
+    const int token = blockIdx.x, lane = threadIdx.x & 31;
     const PromptParts parts(memory, (size_t)tokens * heads, dim_v);
-    const int position = (int)positions[unit / heads], length = part_length(position);
+    const int position = (int)positions[token], length = part_length(position);
     const int from = first_visible(position, window) / length, to = min(position, context - 1) / length;
-    const size_t first = (size_t)unit * PARTS_MOST;
     constexpr int QUADS = (HEAD_DIM + 127) / 128;
-    // All loads are issued before the first sum.
-    Joined own[PARTS_MOST];
-    float4 loaded[PARTS_MOST][QUADS];
+    wait_for_previous();
+    int largest = 0;
+    for (int head = threadIdx.x >> 5; head < heads; head += JOIN_THREADS / 32) {
+        const size_t unit = (size_t)token * heads + head, first = unit * PARTS_MOST;
+        // All loads are issued before the first sum.
+        Joined own[PARTS_MOST];
+        float4 loaded[PARTS_MOST][QUADS];
 #pragma unroll
-    for (int part = 0; part < PARTS_MOST; part++) {
-        own[part] = Joined{0.0f, 0.0f};
-        if (part < from || part > to) continue;
-        own[part] = parts.stats[first + part];
+        for (int part = 0; part < PARTS_MOST; part++) {
+            own[part] = Joined{0.0f, 0.0f};
+            if (part < from || part > to) continue;
+            own[part] = parts.stats[first + part];
 #pragma unroll
-        for (int n = 0; n < QUADS; n++) {
-            const int at = n * 128 + lane * 4;
-            if (at < parts.stride) loaded[part][n] = *(const float4 *)(parts.values + (first + part) * parts.stride + at);
+            for (int n = 0; n < QUADS; n++) {
+                const int at = n * 128 + lane * 4;
+                if (at < parts.stride)
+                    loaded[part][n] = *(const float4 *)(parts.values + (first + part) * parts.stride + at);
+            }
         }
+        Joined joined{0.0f, 0.0f};
+        float values[QUADS][4] = {};
+#pragma unroll
+        for (int part = 0; part < PARTS_MOST; part++) {
+            if (part < from || part > to) continue;
+            const bool begins = part == from;
+            Joined all = joined;
+            const JoinFactors factors(all, own[part]);
+            joined = begins ? own[part] : all;
+#pragma unroll
+            for (int n = 0; n < QUADS; n++) {
+                const float4 x = loaded[part][n];
+                const float next[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+                for (int i = 0; i < 4; i++) values[n][i] = begins ? next[i] : factors.add(values[n][i], next[i]);
+            }
+        }
+        const float inverse = inverse_of(joined.largest, joined.sum, sinks, head);
+#pragma unroll
+        for (int n = 0; n < QUADS; n++)
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int at = n * 128 + lane * 4 + i;
+                if (at >= dim_v) continue;
+                const float x = values[n][i] * inverse;
+                out[unit * dim_v + at] = x;
+                largest = larger_bits(largest, x);
+            }
     }
-    Joined joined{0.0f, 0.0f};
-    float values[QUADS][4] = {};
-#pragma unroll
-    for (int part = 0; part < PARTS_MOST; part++) {
-        if (part < from || part > to) continue;
-        const bool begins = part == from;
-        Joined all = joined;
-        const JoinFactors factors(all, own[part]);
-        joined = begins ? own[part] : all;
-#pragma unroll
-        for (int n = 0; n < QUADS; n++) {
-            const float4 x = loaded[part][n];
-            const float next[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-            for (int i = 0; i < 4; i++) values[n][i] = begins ? next[i] : factors.add(values[n][i], next[i]);
-        }
+    if (!halves) return;
+    float scale;
+    const float factor = half_row_factor(block_largest(largest), scale);
+    // A thread reads only elements that it has written itself.
+    for (int head = threadIdx.x >> 5; head < heads; head += JOIN_THREADS / 32) {
+        const size_t first = ((size_t)token * heads + head) * dim_v;
+        for (int at = lane * 4; at < dim_v; at += 128)
+            *(uint2 *)(halves + first + at) = four_halves(*(const float4 *)(out + first + at), factor);
     }
-    const float inverse = inverse_of(joined.largest, joined.sum, sinks, unit % heads);
-#pragma unroll
-    for (int n = 0; n < QUADS; n++)
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const int at = n * 128 + lane * 4 + i;
-            if (at < dim_v) out[(size_t)unit * dim_v + at] = values[n][i] * inverse;
-        }
+    if (threadIdx.x == 0) scales[token] = scale;
 }

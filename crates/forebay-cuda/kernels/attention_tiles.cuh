@@ -1,10 +1,7 @@
 // Tiles of the KV cache in shared memory, as halves, for kernels whose warps share what they read.
 #pragma once
 #include "attention_mma.cuh"
-
-__device__ inline u32 shared_address(const void *pointer) {
-    return (u32)__cvta_generic_to_shared(pointer);
-}
+#include "pipeline.cuh"
 
 __device__ inline void load_matrices(u32 (&r)[4], const __half *from) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"

@@ -102,6 +102,7 @@ __device__ __forceinline__ void matvec(const i8 *codes, const ActivationScale *s
 #pragma unroll 1
     for (int s = 0; s < S::STAGES - 1; s++) filling.step(work, filled + s * S::STAGE, lane, stride);
     wait_for_previous();
+    start_next(tokens <= FEW_ROWS);
     if (pair >= work.count) return;
 
     const int unit = lane % S::UNITS, block = lane / S::UNITS;

@@ -18,6 +18,8 @@ __device__ __forceinline__ void matvec_direct(const i8 *codes, const ActivationS
     constexpr int SEGMENT = LANES / UNITS * W::BYTES, GROUPS_OF_STEP = LANES * U::RUN;
     static_assert(LANES >= UNITS, "a row's lanes take whole blocks");
     wait_for_previous();
+    // A token has up to eight experts in most models.
+    start_next(ids ? gridDim.y <= 8 * FEW_ROWS : tokens <= FEW_ROWS);
     RowPairs work;
     if (!find_rows<TOKENS>(work, MATVEC_ARGUMENTS)) return;
     const int lane = threadIdx.x & 31, warps = blockDim.x >> 5, warp = threadIdx.x >> 5;
@@ -121,6 +123,7 @@ __device__ __forceinline__ void matvec_ahead(const i8 *codes, const ActivationSc
     aim();
     read();
     wait_for_previous();
+    start_next(tokens <= FEW_ROWS);
     float sums[2] = {};
     int group = lane;
     while (true) {

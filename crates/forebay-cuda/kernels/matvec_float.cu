@@ -5,6 +5,7 @@
     extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)                                           \
         NAME(const float *x, MATVEC_PARAMETERS) {                                                              \
         wait_for_previous();                                                                                   \
+        start_next(ids ? gridDim.y <= 8 * FEW_ROWS : tokens <= FEW_ROWS);                                      \
         matvec<WEIGHT, TOKENS>(x, MATVEC_ARGUMENTS);                                                           \
     }
 

@@ -68,6 +68,7 @@ __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition,
                                      ActivationScale *scales, u16 *halves, float *half_scales, int n, float eps,
                                      u32 *flag, int tag) {
     wait_for_previous();
+    start_next(gridDim.x <= FEW_ROWS);
     __shared__ float shared[32];
     const size_t first = (size_t)blockIdx.x * n;
     x += first;

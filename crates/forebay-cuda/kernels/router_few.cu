@@ -30,5 +30,6 @@ __device__ inline void choose(const float *x, u64 matrix, int cols, u64 row_byte
 extern "C" __global__ void __launch_bounds__(32 * WARPS, 4)
     route_few(const float *x, u64 matrix, int cols, u64 row_bytes, float *logits, u32 *tickets, ROUTER_PARAMETERS) {
     wait_for_previous();
+    start_next(tokens <= FEW_ROWS);
     choose<WEIGHT, EXPERTS / 32>(x, matrix, cols, row_bytes, logits, tickets, ROUTER_ARGUMENTS);
 }

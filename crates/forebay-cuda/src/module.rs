@@ -213,6 +213,22 @@ mod tests {
     }
 
     #[test]
+    fn kernels_start_the_next_one_after_their_wait_and_never_wait_for_the_host() {
+        let starts = "// 90: griddepcontrol.launch_dependents;";
+        let mut starting = 0;
+        for name in ptx::names() {
+            let ptx = ptx::text(name).unwrap();
+            for kernel in ptx.split(".entry ").skip(1).filter(|of| of.contains(starts)) {
+                let entry = kernel.split('(').next().unwrap();
+                assert!(kernel.find(WAITS) < kernel.find(starts), "{name} {entry}: starts first");
+                assert!(!kernel.contains("ld.acquire.sys"), "{name} {entry}: waits for the host");
+                starting += 1;
+            }
+        }
+        assert!(starting > 50, "{starting} kernels");
+    }
+
+    #[test]
     fn instructions_are_uncovered_where_they_exist() {
         let ptx = ptx::text("norm").unwrap();
         assert_eq!(for_capability(ptx.clone(), (8, 9)), (ptx.clone(), false));

@@ -1,8 +1,8 @@
 //! Causal attention over the KV cache: choice of the kernel and the number of parts of a split context.
 
 use super::{
-    AttentionInputs, CutPrompts, KvElement, KvLayer, KvLayerShape, PassRows, PromptRun,
-    PromptTiles, Rotation, RoundedActivations, RowKind,
+    AttentionInputs, Converted, CutPrompts, KvElement, KvLayer, KvLayerShape, PassRows, PromptRun,
+    PromptTiles, Rotation, RowKind,
 };
 use super::{latent, prompts};
 use crate::launch::Launch;
@@ -57,8 +57,9 @@ pub struct Attention {
     /// is then their projection. No two of the rows may belong to the same sequence, because a row would not wait for
     /// the keys of another.
     pub inputs: Option<AttentionInputs>,
-    /// Second output that gets `out` rounded, if [`rounds_outputs`] allows it.
-    pub rounded: Option<RoundedActivations>,
+    /// Second output that gets `out` converted, if [`converts_outputs`] allows it: rounded for generated tokens, as halves for
+    /// prompts.
+    pub also: Option<Converted>,
 }
 
 /// Returns true if attention of such rows does the work of [`Gpu::attention_inputs`] by itself.
@@ -66,9 +67,14 @@ pub fn takes_inputs(shape: &KvLayerShape, kind: RowKind) -> bool {
     !shape.values_in_keys && Family::of(shape, kind) == Family::Decode
 }
 
-/// Returns true if attention of such rows can round its results for products in integers.
-pub fn rounds_outputs(shape: &KvLayerShape, kind: RowKind) -> bool {
-    Family::of(shape, kind) == Family::Decode && shape.dim_v.is_multiple_of(32)
+/// Returns true if attention of such rows can also write its results in the form that products take.
+pub fn converts_outputs(shape: &KvLayerShape, rows: &PassRows) -> bool {
+    match Family::of(shape, rows.kind) {
+        Family::Decode => shape.dim_v.is_multiple_of(32),
+        // The kernel that joins the parts sees whole rows.
+        Family::Prompt => rows.tiles.in_parts && shape.dim_v.is_multiple_of(4),
+        Family::Latent | Family::General => false,
+    }
 }
 
 /// Scratch memory for the parts of split contexts, shared by all layers.
@@ -246,11 +252,12 @@ impl Attention {
     /// Passes the last arguments of the decode kernel.
     fn pass_fused(&self, launch: Launch, shape: &KvLayerShape) -> Launch {
         let tokens = self.rows.count;
-        let launch = match self.rounded {
-            Some(rounded) => {
+        let launch = match self.also {
+            Some(Converted::Rounded(to)) => {
                 let values = tokens * self.heads * shape.dim_v;
-                launch.ptr(rounded.codes, values).ptr(rounded.scales, values / 32)
+                launch.ptr(to.codes, values).ptr(to.scales, values / 32)
             }
+            Some(Converted::Halves(_)) => unreachable!("halves of generated tokens"),
             None => launch.null().null(),
         };
         let Some(inputs) = self.inputs else { return (0..12).fold(launch, |l, _| l.u64(0)) };
@@ -326,7 +333,7 @@ impl Gpu {
         runs: impl Iterator<Item = PromptRun>,
     ) -> CutPrompts {
         match Family::on(self, shape, RowKind::Prompt) {
-            Family::Prompt => prompts::cut(runs.collect()),
+            Family::Prompt => prompts::cut(runs.collect(), heads_of_block(shape, heads)),
             Family::Latent => {
                 let rows = latent::columns(self, heads, RowKind::Prompt);
                 CutPrompts { tiles: prompts::tiles(rows, heads, runs), in_parts: false }
@@ -388,7 +395,7 @@ impl Gpu {
         let (module, kernel) = kernel_of(shape, family);
         let grid = match family {
             Family::Decode => (splits.most, tokens * family.units(shape, heads).0, 1),
-            Family::Prompt => (rows.tiles.count, heads, 1),
+            Family::Prompt => (rows.tiles.count, heads / heads_of_block(shape, heads), 1),
             Family::General => (splits.most, heads, tokens),
             Family::Latent => unreachable!("launched by itself"),
         };
@@ -409,7 +416,7 @@ impl Gpu {
                 .optional(scratch.tickets, needed.tickets)
                 .int(splits.limit),
         };
-        assert!(what.rounded.is_none() || rounds_outputs(shape, kind), "not rounded: {shape:?}");
+        assert!(what.also.is_none() || converts_outputs(shape, &rows), "not converted: {shape:?}");
         assert!(what.inputs.is_none() || takes_inputs(shape, kind), "inputs of {kind:?} rows");
         let window = what.window.map_or(0, |window| window.min(shape.context));
         launch = launch
@@ -428,13 +435,20 @@ impl Gpu {
         if !rows.tiles.in_parts {
             return Ok(());
         }
-        let units = (tokens * heads) as u32;
-        let grid = (units.div_ceil(THREADS / 32), 1, 1);
-        Launch::new(self.kernel(module, "attention_prompt_join")?, grid, (THREADS, 1, 1))
+        let values = tokens * heads * shape.dim_v;
+        let (halves, scales) = match what.also {
+            Some(Converted::Halves(to)) => (to.high, to.scales),
+            Some(Converted::Rounded(_)) => unreachable!("rounded prompts"),
+            None => (DevicePtr::null(), DevicePtr::null()),
+        };
+        let (grid, block) = ((tokens as u32, 1, 1), (prompts::JOIN_THREADS, 1, 1));
+        Launch::new(self.kernel(module, "attention_prompt_join")?, grid, block)
             .ptr(rows.positions, tokens)
             .optional(what.sinks, heads)
-            .ptr(what.out, tokens * heads * shape.dim_v)
+            .ptr(what.out, values)
             .ptr(scratch.parts, needed.floats)
+            .optional(halves, values)
+            .optional(scales, tokens)
             .int(tokens)
             .int(heads)
             .int(shape.dim_v)
@@ -444,10 +458,15 @@ impl Gpu {
     }
 }
 
+/// Returns the number of query heads that a block of the prompt kernel takes.
+fn heads_of_block(shape: &KvLayerShape, heads: usize) -> usize {
+    prompts::heads_of_block(heads / shape.kv_heads)
+}
+
 /// Returns the largest number of tiles of a pass with `rows` rows of `runs` runs, on any GPU.
 pub fn prompt_tiles_most(shape: &KvLayerShape, heads: usize, rows: usize, runs: usize) -> usize {
     match Family::of(shape, RowKind::Prompt) {
-        Family::Prompt => prompts::tiles_most(rows, runs),
+        Family::Prompt => prompts::tiles_most(rows, runs, heads_of_block(shape, heads)),
         Family::Latent => (rows * heads).div_ceil(latent::FEW) + runs,
         Family::Decode | Family::General => 0,
     }

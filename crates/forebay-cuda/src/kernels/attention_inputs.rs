@@ -132,7 +132,8 @@ impl Gpu {
         let module = inputs_module(shape.element);
         let rows = heads + if shape.values_in_keys { 1 } else { 2 } * shape.kv_heads;
         let grid = (rows.div_ceil(WARPS) as u32, tokens as u32, 1);
-        let shared = WARPS * shape.dim_k.max(shape.dim_v) * size_of::<f32>();
+        let of_warp = 2 * shape.dim_k.max(shape.dim_v) + rotation.rotary_dim;
+        let shared = WARPS * of_warp * size_of::<f32>();
         Launch::new(self.kernel(module, "attention_inputs")?, grid, (WARPS as u32 * 32, 1, 1))
             .shared(shared as u32)
             .optional(q.projected, tokens * heads * shape.dim_k)

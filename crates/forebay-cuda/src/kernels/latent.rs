@@ -72,7 +72,7 @@ pub(super) fn launch(
     scratch: &AttentionScratch,
 ) -> Result<(), CudaError> {
     let (tokens, heads, kind) = (what.rows.count, what.heads, what.rows.kind);
-    assert!(what.rounded.is_none() && what.inputs.is_none(), "latent rows are not fused");
+    assert!(what.also.is_none() && what.inputs.is_none(), "latent rows are not fused");
     assert!(what.q.address().is_multiple_of(16) && what.out.address().is_multiple_of(16));
     let rows = tokens * heads;
     let columns = columns(gpu, heads, kind);

@@ -23,8 +23,8 @@ mod top_k;
 mod weights;
 
 pub use attention::{
-    Attention, AttentionScratch, AttentionScratchSize, AttentionSplits, prompt_tiles_most,
-    rounds_outputs, takes_inputs,
+    Attention, AttentionScratch, AttentionScratchSize, AttentionSplits, converts_outputs,
+    prompt_tiles_most, takes_inputs,
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
 pub use columns::Columns;

@@ -64,6 +64,7 @@ inline void nanoseconds(unsigned long long &time) {
     time = now;
 }
 inline void ld_u32(uint32_t &x, const uint32_t *from) { x = *from; }
+inline void prefetch(const void *) {}
 inline void ld_u16(uint16_t &x, const uint16_t *from) { x = *from; }
 
 inline void cp_async(uint32_t to, uint64_t from) { emulated::device->copy(shared(to), (const void *)from, 16, 0); }

@@ -19,6 +19,7 @@ namespace {
 const std::map<std::string, std::string> STATEMENTS = {
     {"", "hidden"},
     {"//90:griddepcontrol.wait;", "nothing"},
+    {"//90:griddepcontrol.launch_dependents;", "nothing"},
     {"cvt.f32.f16%0,%1;", "cvt_f32_f16"},
     {"cvt.rn.f16x2.f32%0,%1,%2;", "cvt_f16x2_f32"},
     {"{.reg.b16h;cvt.rn.bf16.f32h,%1;mov.b32%0,{h,h};}", "cvt_bf16_f32_twice"},
@@ -29,6 +30,7 @@ const std::map<std::string, std::string> STATEMENTS = {
     {"ld.global.v2.u32{%0,%1},[%2];", "ld_v2"},
     {"ld.global.u32%0,[%1];", "ld_u32"},
     {"ld.global.u16%0,[%1];", "ld_u16"},
+    {"prefetch.global.L2[%0];", "prefetch"},
     {"ld.acquire.sys.global.u32%0,[%1];", "ld_acquire_sys"},
     {"ld.acquire.gpu.global.u32%0,[%1];", "ld_acquire_gpu"},
     {"st.release.sys.global.u32[%0],%1;", "st_release_sys"},

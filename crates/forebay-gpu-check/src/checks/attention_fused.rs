@@ -3,8 +3,8 @@
 
 use anyhow::Result;
 use forebay_cuda::{
-    Attention, AttentionInputs, AttentionScratch, DeviceMemory, DevicePtr, HeadInput, KvElement,
-    KvLayerShape, PassRows, Rotation, RoundedActivations, RowKind,
+    Attention, AttentionInputs, AttentionScratch, Converted, DeviceMemory, DevicePtr, HeadInput,
+    KvElement, KvLayerShape, PassRows, Rotation, RoundedActivations, RowKind,
 };
 
 use super::paged::{PagedCache, Rows};
@@ -206,7 +206,7 @@ impl Case {
             softcap: None,
             sinks: if self.sinks { numbers.sinks.ptr() } else { DevicePtr::null() },
             inputs,
-            rounded,
+            also: rounded.map(Converted::Rounded),
         };
         gpu.attention(&what, &cache.layer(), splits, &scratch)?;
         let rounded = rounded.map(|_| gpu.download(memory.ptr(), codes + scales)).transpose()?;

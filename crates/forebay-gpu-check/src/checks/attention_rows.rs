@@ -2,11 +2,12 @@
 
 use anyhow::Result;
 use forebay_cuda::{
-    Attention, AttentionScratch, DeviceMemory, DevicePtr, KvElement, KvLayer, KvLayerShape,
-    PassRows, RowKind,
+    Attention, AttentionScratch, Converted, DeviceMemory, DevicePtr, KvElement, KvLayer,
+    KvLayerShape, PassRows, RowKind, converts_outputs,
 };
 
 use super::attention::Variation;
+use super::halves::Halves;
 use super::paged::{PagedCache, Rows};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -40,6 +41,10 @@ pub fn attend(context: &Context, call: &Call, layer: &KvLayer) -> Result<Vec<f32
     let scratch = AttentionScratch { parts: parts.ptr(), tickets: tickets.ptr(), size };
     let count = rows.count * heads * shape.dim_v;
     let out = context.poisoned(count)?;
+    // Prompts in parts also get halves.
+    let width = heads * shape.dim_v;
+    let converts = rows.kind == RowKind::Prompt && converts_outputs(shape, &rows);
+    let halves = Halves::new(context, rows.count, width)?;
     let what = Attention {
         q: call.q,
         out: out.ptr(),
@@ -50,9 +55,13 @@ pub fn attend(context: &Context, call: &Call, layer: &KvLayer) -> Result<Vec<f32
         softcap: call.variation.softcap,
         sinks: call.sinks,
         inputs: None,
-        rounded: None,
+        also: converts.then(|| Converted::Halves(halves.checked())),
     };
     gpu.attention(&what, layer, splits, &scratch)?;
+    if converts {
+        let same = halves.compare(context, out.ptr())?;
+        anyhow::ensure!(same.passed(), "halves: {}", same.place);
+    }
     let left = gpu.download::<u32>(scratch.tickets, size.tickets)?;
     anyhow::ensure!(left.iter().all(|&ticket| ticket == 0), "tickets stay: {left:?}");
     Ok(gpu.download(out.ptr(), count)?)

@@ -165,7 +165,7 @@ fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measu
         softcap: None,
         sinks: DevicePtr::null(),
         inputs: None,
-        rounded: None,
+        also: None,
     };
     let seconds = median_seconds(context, |turn| {
         let memory: DevicePtr<u8> = memory.ptr::<u8>().offset(turn % layers * layer_bytes);

@@ -3,7 +3,7 @@
 use forebay_compute::RopeLayout;
 use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, Columns, DevicePtr, HeadInput, Norm,
-    Normed, PassRows, Rotation, rounds_outputs, takes_inputs,
+    Normed, PassRows, Rotation, converts_outputs, takes_inputs,
 };
 
 use super::backend::CudaBackend;
@@ -232,21 +232,21 @@ impl CudaBackend {
         let (attention, at) = (&step.architecture.attention, self.at());
         let splits = self.attention_splits(step);
         let (shape, out) = (&self.plan.kv_shape, self.float(at.attended));
-        // Latent attention continues with rows of heads, which are rounded in another order than rows of tokens.
-        let rounds = rounds_outputs(shape, row_kind(step)) && attention.latent.is_none();
-        let rounded = match rounds {
-            true => self.products.rounded_too(out, Rows::of(step), attention.heads * shape.dim_v),
+        let rows = self.pass_rows(step);
+        self.products.changed(out);
+        // Latent attention continues with rows of heads, which are converted in another order than rows of tokens.
+        let converts = converts_outputs(shape, &rows) && attention.latent.is_none();
+        let width = attention.heads * shape.dim_v;
+        let also = match converts {
+            true => self.products.converted_too(out, Rows::of(step), width),
             false => None,
         };
-        if rounded.is_none() {
-            self.products.changed(out);
-        }
         let what = Attention {
             q: self.float(at.q),
             out,
             inputs,
-            rounded,
-            rows: self.pass_rows(step),
+            also,
+            rows,
             heads: attention.heads,
             scale: attention.scale,
             window: step.architecture.layers[step.layer].window,
