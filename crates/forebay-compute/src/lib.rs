@@ -9,6 +9,7 @@ mod buffer;
 mod cpu;
 mod error;
 mod kv;
+pub mod kv_rounding;
 mod matmul;
 mod ops;
 mod pool;

@@ -63,7 +63,7 @@ pub use forebay_store::{Interrupt, give_back_free_memory, keep_little_free_memor
 pub use forebay_stream::LayerUses;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
 pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, block_kind, inspect};
-pub use kv_tiers::KvTierStatistics;
+pub use kv_tiers::{KvDisk, KvDiskType, KvTierStatistics};
 pub use memory::{default_budget_bytes, free_bytes, peak_resident_bytes};
 pub use options::{CpuOffload, KvCacheType, SessionOptions};
 pub use parallel::ParallelRun;

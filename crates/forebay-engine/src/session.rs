@@ -17,6 +17,7 @@ use crate::device;
 use crate::gpu;
 use crate::inspect::ModelInfo;
 use crate::kv::{KV_BLOCK, SequenceId};
+use crate::kv_tiers::KvDiskType;
 use crate::options::{CpuOffload, SessionOptions};
 use crate::placed::{Described, GpuStart};
 use crate::plan::{self, HitCurve, Placement, Prediction, Rates, Work};
@@ -281,6 +282,20 @@ impl Session {
     /// Returns the CPU offload that may happen.
     pub(crate) fn cpu_offload(&self) -> CpuOffload {
         self.cpu_offload
+    }
+
+    /// Returns true if the bits of a request's tokens do not depend on other requests.
+    pub(crate) fn is_independent(&self) -> bool {
+        let on_gpu = self.runner.decoder.backend().info().vram.is_some();
+        // Which experts the CPU computes follows from what other requests have left in VRAM.
+        let offloads = on_gpu && self.cpu_offload == CpuOffload::Always;
+        let rounds = self.runner.tiers().disk().is_some_and(|disk| disk.ty == KvDiskType::Q8_0);
+        !offloads && !rounds
+    }
+
+    /// Returns true if keys and values are f16.
+    pub(crate) fn has_f16_kv(&self) -> bool {
+        self.kv_type == KvType::F16
     }
 
     /// Returns what the bytes of KV blocks depend on beside model and tokens.

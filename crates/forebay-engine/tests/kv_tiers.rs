@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd, RequestStatistics};
 use forebay_engine::{
-    Engine, GenerateOptions, KvCacheType, KvDiskFaults, KvDiskOperation, KvDiskOptions,
-    KvDiskStore, Session, SessionOptions,
+    Engine, EngineError, GenerateOptions, KvCacheType, KvDisk, KvDiskFaults, KvDiskOperation,
+    KvDiskOptions, KvDiskStore, KvDiskType, Session, SessionOptions,
 };
 use forebay_model::sampling::Sampling;
 use support::{fixture, models};
@@ -38,8 +38,12 @@ fn engine(path: &Path, kv_ram_bytes: u64, options: SessionOptions) -> Engine {
     Engine::new(session, &EngineOptions::default())
 }
 
-fn with_disk(mut engine: Engine, store: &Arc<KvDiskStore>) -> Engine {
-    engine.set_kv_disk(store.clone(), "a model").unwrap();
+fn with_disk(engine: Engine, store: &Arc<KvDiskStore>) -> Engine {
+    with_type(engine, store, KvDiskType::AsCached)
+}
+
+fn with_type(mut engine: Engine, store: &Arc<KvDiskStore>, ty: KvDiskType) -> Engine {
+    engine.set_kv_disk(KvDisk { store: store.clone(), ty }, "a model").unwrap();
     engine
 }
 
@@ -197,6 +201,57 @@ fn a_restart_finds_the_blocks_on_disk() {
             assert_eq!(answers[0].1.cached_tokens, 0);
         }
     }
+}
+
+#[test]
+fn blocks_may_be_rounded_for_the_disk() {
+    for path in models() {
+        let turns = alone(&path, &SessionOptions::default());
+        let open = || engine(&path, 64 << 20, SessionOptions::default());
+        let (exact, rounded) = (TempDir::new().unwrap(), TempDir::new().unwrap());
+        let mut bytes = [0, 0];
+        let (mut compared, mut worst) = (0, 0.0_f32);
+        let types = [KvDiskType::AsCached, KvDiskType::Q8_0];
+        for (index, (folder, ty)) in [&exact, &rounded].into_iter().zip(types).enumerate() {
+            let rounds = ty == KvDiskType::Q8_0;
+            for (turn, (prompts, expected)) in turns[..2].iter().enumerate() {
+                let store = Arc::new(KvDiskStore::open(store(folder)).unwrap());
+                let mut tiered = with_type(open(), &store, ty);
+                let answers = ask(&mut tiered, prompts, b"");
+                for ((got, of), (wanted, _)) in answers.iter().zip(expected) {
+                    assert_eq!(of.exact, !rounds);
+                    assert_eq!(of.cached_tokens_from_disk > 0, turn > 0, "{of:?}");
+                    // Only what was found makes a difference.
+                    if !rounds || turn == 0 {
+                        assert_eq!(got, wanted, "{}", path.display());
+                    } else if got[0].0 == wanted[0].0 {
+                        let [got, wanted] = [got, wanted].map(|tokens| f32::from_bits(tokens[0].1));
+                        worst = worst.max((got - wanted).abs());
+                        compared += 1;
+                    }
+                }
+                tiered.write_kv(true, LONG).unwrap();
+                let statistics = tiered.kv_tiers();
+                let error = statistics.disk_rounding_error;
+                assert_eq!((0.0005..0.02).contains(&error), rounds, "{error}");
+                assert!(rounds || error == 0.0, "{error}");
+                bytes[index] += statistics.disk_written_bytes;
+            }
+        }
+        assert!(compared >= 3 && worst < 0.3, "{}: {worst} in {compared}", path.display());
+        let ratio = bytes[1] as f64 / bytes[0] as f64;
+        assert!((0.53..0.54).contains(&ratio), "{ratio}");
+        // An engine that promises equal bits finds nothing of it.
+        let store = Arc::new(KvDiskStore::open(store(&rounded)).unwrap());
+        let answers = ask(&mut with_disk(open(), &store), &turns[1].0[..1], b"");
+        assert_eq!(answers[0].1.cached_tokens, 0);
+    }
+    let folder = TempDir::new().unwrap();
+    let store = Arc::new(KvDiskStore::open(store(&folder)).unwrap());
+    let small = SessionOptions { kv_cache: KvCacheType::Q8_0, ..SessionOptions::default() };
+    let mut small = engine(&models()[0], 64 << 20, small);
+    let refused = small.set_kv_disk(KvDisk { store, ty: KvDiskType::Q8_0 }, "a model");
+    assert!(matches!(refused, Err(EngineError::BadOption { name: "--kv-disk-type", .. })));
 }
 
 /// Fails every so many operations, and waits before every so many.

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use forebay_engine::engine::{EngineOptions, Event, Request, RequestStatistics};
 use forebay_engine::{
-    CpuOffload, DeviceChoice, Engine, GenerateOptions, KvCacheType, KvDiskOptions, KvDiskStore,
-    KvInVram, SessionOptions, inspect,
+    CpuOffload, DeviceChoice, Engine, GenerateOptions, KvCacheType, KvDisk, KvDiskOptions,
+    KvDiskStore, KvDiskType, KvInVram, SessionOptions, inspect,
 };
 use forebay_model::sampling::Sampling;
 
@@ -62,7 +62,8 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             };
             let mut engine = Engine::new(open(path, with_ram)?, &EngineOptions::default());
             if ram > 100_000 {
-                engine.set_kv_disk(Arc::new(disk()?), "a model")?;
+                let (store, ty) = (Arc::new(disk()?), KvDiskType::AsCached);
+                engine.set_kv_disk(KvDisk { store, ty }, "a model")?;
             }
             let mut of_all = RequestStatistics::default();
             let skipped = if restarts { TURNS - 1 } else { 0 };

@@ -140,8 +140,8 @@ impl Model {
         };
         let (context, load_seconds) = (session.context(), session.statistics().load_seconds);
         let mut engine = Engine::new(session, &options.engine);
-        if let Some(store) = &options.kv_disk {
-            engine.set_kv_disk(store.clone(), name)?;
+        if let Some(disk) = &options.kv_disk {
+            engine.set_kv_disk(disk.clone(), name)?;
         }
         Ok(Model {
             name: name.to_owned(),

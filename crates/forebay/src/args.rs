@@ -31,7 +31,7 @@ use crate::size;
 pub use assess::AssessArgs;
 pub use bench::{BatchArgs, BenchArgs, Parallel};
 pub use cpu_offload::CpuOffloadArgs;
-pub use kv::{KvAction, KvArgs, KvCommandArgs};
+pub use kv::{KvAction, KvArgs, KvCommandArgs, KvDiskTypeArg};
 pub use library::{ListArgs, PullArgs, RmArgs};
 pub use plan::PlanArgs;
 pub use ps::PsArgs;

@@ -7,9 +7,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
-use forebay_engine::{KvAccess, KvDiskError, KvDiskOptions, KvDiskStore, KvSecret};
+use forebay_engine::{
+    KvAccess, KvCacheType, KvDisk, KvDiskError, KvDiskOptions, KvDiskStore, KvDiskType, KvSecret,
+    SessionOptions,
+};
 
-use crate::args::KvArgs;
+use crate::args::{KvArgs, KvDiskTypeArg};
 use crate::failure::{Failure, Outcome, usage};
 use crate::output;
 
@@ -17,10 +20,19 @@ use crate::output;
 const KEY_BYTES: u64 = 1 << 20;
 
 /// Opens the folder, if there is one. A folder whose blocks have another key is not used, with a warning.
-pub fn open(args: &KvArgs) -> Outcome<Option<Arc<KvDiskStore>>> {
+pub fn open(args: &KvArgs, session: &SessionOptions) -> Outcome<Option<KvDisk>> {
     let Some(folder) = &args.kv_disk else { return Ok(None) };
     if args.kv_ram == Some(0) {
         return usage("--kv-disk brings keys and values through RAM: --kv-ram must not be 0");
+    }
+    let ty = match args.kv_disk_type {
+        KvDiskTypeArg::AsCached => KvDiskType::AsCached,
+        KvDiskTypeArg::Q8_0 => KvDiskType::Q8_0,
+    };
+    if ty == KvDiskType::Q8_0 && (session.exact || session.kv_cache != KvCacheType::F16) {
+        return usage(
+            "--kv-disk-type q8_0 rounds keys and values in f16: leave out --exact, and --kv-type",
+        );
     }
     let options = KvDiskOptions {
         bytes_per_day: Some(args.kv_disk_writes_per_day),
@@ -41,7 +53,13 @@ pub fn open(args: &KvArgs) -> Outcome<Option<Arc<KvDiskStore>>> {
             folder.display()
         );
     }
-    Ok(Some(Arc::new(store)))
+    if ty == KvDiskType::Q8_0 {
+        output::tell!(
+            "note: keys and values in {} are rounded to q8_0: answers differ a little if something is found there",
+            folder.display()
+        );
+    }
+    Ok(Some(KvDisk { store: Arc::new(store), ty }))
 }
 
 /// Tells a folder or a key that does not fit from other reasons.

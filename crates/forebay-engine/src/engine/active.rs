@@ -82,6 +82,7 @@ impl Active {
         let root = session.runner.root(&request.namespace);
         let Request { prompt, options, priority, logprobs, grammar, pooling, .. } = *request;
         let statistics = RequestStatistics {
+            exact: session.is_independent(),
             prompt_tokens: prompt.len(),
             cached_tokens: cached,
             waited_seconds: submitted.elapsed().as_secs_f64(),

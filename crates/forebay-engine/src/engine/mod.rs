@@ -16,11 +16,9 @@ mod waiting;
 
 use std::cell::OnceCell;
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_compute::RowKind;
-use forebay_kv::DiskStore;
 use forebay_model::ModelError;
 
 use self::active::Active;
@@ -36,7 +34,7 @@ use self::schedule::{Limits, Part, Progress};
 pub(crate) use self::snapshot::Block as SnapshotBlock;
 pub use self::snapshot::Snapshot;
 use self::waiting::{State, Submitted, Waiting};
-use crate::kv_tiers::{DiskTier, KvTierStatistics};
+use crate::kv_tiers::{DiskTier, KvDisk, KvDiskType, KvTierStatistics};
 use crate::pass_logits::{Masks, PassLogits};
 use crate::runner::{FetchRates, Logits, Outputs, Rows, Runner};
 use crate::statistics::WeightUse;
@@ -226,13 +224,26 @@ impl Engine {
     /// store.
     ///
     /// # Errors
-    /// Returns an error if the model's files cannot be read to identify them, or if the folder cannot be written.
-    pub fn set_kv_disk(&mut self, store: Arc<DiskStore>, name: &str) -> Result<(), EngineError> {
-        let identity = self.session.strong_identity()?;
+    /// Returns an error if the model's files cannot be read to identify them, if the folder cannot be written, or if keys and
+    /// values are to be rounded and are not f16.
+    pub fn set_kv_disk(&mut self, disk: KvDisk, name: &str) -> Result<(), EngineError> {
+        let KvDisk { store, ty } = disk;
+        let mut identity = self.session.strong_identity()?;
+        if ty == KvDiskType::Q8_0 {
+            if !self.session.has_f16_kv() {
+                return Err(EngineError::BadOption {
+                    name: "--kv-disk-type",
+                    value: "q8_0".to_owned(),
+                    expected: "keys and values in f16 (--kv-type f16, without --exact)".to_owned(),
+                });
+            }
+            // Blocks behind rounded ones differ, too, so both kinds must not meet.
+            identity.extend(b" q8_0 on disk");
+        }
         let runner = &mut self.session.runner;
         runner.set_identity(identity);
         let model = store.add_model(runner.root(b""), name)?;
-        runner.tiers_mut().set_disk(DiskTier { store, model });
+        runner.tiers_mut().set_disk(DiskTier { store, model, ty });
         Ok(())
     }
 

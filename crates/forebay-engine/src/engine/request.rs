@@ -88,9 +88,17 @@ pub enum RequestEnd {
     Failed(String),
 }
 
+fn yes() -> bool {
+    true
+}
+
 /// Counts and times of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct RequestStatistics {
+    /// False if the last bits may depend on other requests: with [`CpuOffload::Always`](crate::CpuOffload) on a GPU, and with
+    /// [`KvDiskType::Q8_0`](crate::KvDiskType).
+    #[serde(default = "yes")]
+    pub exact: bool,
     pub prompt_tokens: usize,
     /// Tokens of the prompt whose keys and values were there already.
     pub cached_tokens: usize,

@@ -100,6 +100,7 @@ impl Engine {
                     fetching.end(self.session.runner.tiers_mut());
                 }
                 let statistics = RequestStatistics {
+                    exact: self.session.is_independent(),
                     prompt_tokens: request.prompt.len(),
                     waited_seconds: submitted.elapsed().as_secs_f64(),
                     total_seconds: submitted.elapsed().as_secs_f64(),

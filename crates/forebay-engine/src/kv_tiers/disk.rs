@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_compute::kv_rounding::{self as rounding, RoundingError};
 use forebay_kv::{BlockHash, BlockKey, DiskStatistics, DiskStore, Fetch, Fetched, Link};
 use forebay_model::Backend;
 
@@ -20,12 +21,38 @@ const STALL: Duration = Duration::from_secs(2);
 /// Blocks that are copied to host memory between two passes.
 const ARRIVALS_AT_A_TIME: usize = 32;
 
-/// A store on disk, and the name under which this engine writes.
+/// Type of keys and values in a folder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum KvDiskType {
+    /// That of the cache. Blocks come back as they were.
+    #[default]
+    AsCached,
+    /// f16 is rounded to q8_0, which is 0.53 times as large. What comes back differs a little, so answers depend on what was
+    /// found.
+    Q8_0,
+}
+
+/// A folder on disk for [`Engine::set_kv_disk`](crate::Engine::set_kv_disk).
+#[derive(Debug, Clone)]
+pub struct KvDisk {
+    pub store: Arc<DiskStore>,
+    pub ty: KvDiskType,
+}
+
+/// A store on disk, and how this engine uses it.
 #[derive(Debug, Clone)]
 pub struct DiskTier {
     pub store: Arc<DiskStore>,
     /// Tag of the model.
     pub model: u64,
+    pub ty: KvDiskType,
+}
+
+/// What was given to be written.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Given {
+    pub bytes: u64,
+    pub rounding: RoundingError,
 }
 
 impl DiskTier {
@@ -40,11 +67,37 @@ impl DiskTier {
         self.store.len_of(key).is_some()
     }
 
-    /// Gives a block to be written. Returns its bytes, or 0 if it is not written.
-    pub fn write(&self, key: BlockKey, link: Link, bytes: &[u8], waits: Duration) -> u64 {
+    /// Gives a block to be written. Returns nothing if it is not written.
+    pub fn write(&self, key: BlockKey, link: Link, bytes: &[u8], waits: Duration) -> Given {
+        let mut rounded = Vec::new();
+        let (bytes, rounding) = match self.ty {
+            KvDiskType::AsCached => (bytes, RoundingError::default()),
+            KvDiskType::Q8_0 => {
+                // Rounding takes longer than finding out that the block is there.
+                if self.has(key) {
+                    return Given::default();
+                }
+                let Some(error) = rounding::round(bytes, &mut rounded) else {
+                    return Given::default();
+                };
+                (rounded.as_slice(), error)
+            }
+        };
         match self.store.write(key, link, self.model, bytes, waits) {
-            true => bytes.len() as u64,
-            false => 0,
+            true => Given { bytes: bytes.len() as u64, rounding },
+            false => Given::default(),
+        }
+    }
+
+    /// Copies a block that was read to memory for `to.len()` bytes of it. Returns false if it has another length.
+    fn copy(&self, block: &[u8], to: &mut [u8]) -> bool {
+        match self.ty {
+            KvDiskType::Q8_0 => rounding::unround(block, to),
+            KvDiskType::AsCached if block.len() == to.len() => {
+                to.copy_from_slice(block);
+                true
+            }
+            KvDiskType::AsCached => false,
         }
     }
 
@@ -66,6 +119,7 @@ impl DiskTier {
 
 /// Blocks on their way from the disk to host memory, for one request.
 pub struct Fetching {
+    disk: DiskTier,
     fetch: Fetch,
     links: HashMap<BlockKey, Link>,
     /// Blocks in host memory that are leased until the request begins.
@@ -86,6 +140,7 @@ impl Fetching {
         let fetch = disk.store.fetch(keys.iter().map(|(key, _)| *key));
         let now = Instant::now();
         Fetching {
+            disk: disk.clone(),
             fetch,
             links: keys.into_iter().collect(),
             leased: Vec::new(),
@@ -124,7 +179,7 @@ impl Fetching {
     /// Copies blocks that have arrived to host memory. Waits for the first one up to `wait`. Returns true if nothing more will
     /// come.
     pub fn advance(&mut self, tiers: &mut KvTiers, backend: &dyn Backend, wait: Duration) -> bool {
-        let mut wait = wait;
+        let (mut wait, disk) = (wait, self.disk.clone());
         for _ in 0..ARRIVALS_AT_A_TIME {
             if self.has_ended() {
                 return true;
@@ -147,8 +202,7 @@ impl Fetching {
             }
             let slot = tiers.take(backend, key.group as usize).ok().flatten();
             match (block, slot) {
-                (Ok(block), Some(slot)) if tiers.slot_bytes(&slot).len() == block.len() => {
-                    tiers.slot_bytes_mut(&slot).copy_from_slice(&block);
+                (Ok(block), Some(slot)) if disk.copy(&block, tiers.slot_bytes_mut(&slot)) => {
                     tiers.note_read(block.len());
                     tiers.insert(key, link, slot, 1);
                     self.lease(tiers, key.hash);

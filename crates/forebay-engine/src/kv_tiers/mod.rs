@@ -11,11 +11,13 @@ mod host_slots;
 
 use std::time::{Duration, Instant};
 
+use forebay_compute::kv_rounding::RoundingError;
 use forebay_kv::{BlockHash, BlockKey, Evicted, Link, RamIndex};
 use forebay_model::{Backend, ModelError};
 use serde::Serialize;
 
-pub use self::disk::{DiskTier, Fetching};
+use self::disk::Given;
+pub use self::disk::{DiskTier, Fetching, KvDisk, KvDiskType};
 pub use self::host_slots::HostSlot;
 use self::host_slots::{HostSlots, Share};
 use crate::kv::{BlockId, GroupConfig, KV_BLOCK, LostBlock};
@@ -45,6 +47,9 @@ pub struct KvTierStatistics {
     /// Bytes of blocks that this engine read from the disk and gave to be written there.
     pub disk_read_bytes: u64,
     pub disk_written_bytes: u64,
+    /// Root mean square of the errors of the blocks that were rounded for the disk, as a share of that of their values. 0 without
+    /// [`KvDiskType::Q8_0`].
+    pub disk_rounding_error: f64,
     /// The store on disk, which other engines may use too.
     pub disk: Option<forebay_kv::DiskStatistics>,
 }
@@ -59,6 +64,7 @@ pub struct KvTiers {
     /// True if memory could not be reserved. Blocks that pools lose are not kept then.
     is_short: bool,
     statistics: KvTierStatistics,
+    rounding: RoundingError,
     // A buffer that is reused.
     evicted: Vec<Evicted>,
 }
@@ -80,6 +86,7 @@ impl KvTiers {
             keeps: false,
             is_short: false,
             statistics: KvTierStatistics::default(),
+            rounding: RoundingError::default(),
             evicted: Vec::new(),
         }
     }
@@ -150,8 +157,8 @@ impl KvTiers {
                 if let Some(disk) = &self.disk
                     && disk.earns_write(key, link, uses)
                 {
-                    self.statistics.disk_written_bytes +=
-                        disk.write(key, link, self.slots.bytes(&slot), Duration::ZERO);
+                    let given = disk.write(key, link, self.slots.bytes(&slot), Duration::ZERO);
+                    self.note_given(given);
                 }
                 self.slots.release(slot);
                 self.statistics.ram_evicted_blocks += 1;
@@ -245,15 +252,15 @@ impl KvTiers {
     ) -> Result<(), ModelError> {
         let until = Instant::now() + limit;
         let left = || until.saturating_duration_since(Instant::now());
-        let Some(disk) = &self.disk else { return Ok(()) };
+        let Some(disk) = self.disk.clone() else { return Ok(()) };
         // The engine computes nothing meanwhile.
         disk.store.share_disk(false);
         // From the end of each prefix to its start, because a block earns its write by those behind it.
         for Evicted { key, link, slot, uses } in self.index.in_order().into_iter().rev() {
             if !left().is_zero() && (everything || disk.earns_write(key, link, uses)) {
                 let slot = HostSlot { group: key.group as usize, slot };
-                self.statistics.disk_written_bytes +=
-                    disk.write(key, link, self.slots.bytes(&slot), left());
+                let given = disk.write(key, link, self.slots.bytes(&slot), left());
+                self.note_given(given);
             }
         }
         let mut bytes = Vec::new();
@@ -265,7 +272,7 @@ impl KvTiers {
             }
             bytes.resize(lost.bytes, 0);
             backend.save_block(lost.group, lost.block.index() as u32, &mut bytes)?;
-            self.statistics.disk_written_bytes += disk.write(key, link, &bytes, left());
+            self.note_given(disk.write(key, link, &bytes, left()));
         }
         if everything {
             disk.flush(left());
@@ -287,6 +294,11 @@ impl KvTiers {
         self.statistics.saved_seconds += saved_seconds;
     }
 
+    fn note_given(&mut self, given: Given) {
+        self.statistics.disk_written_bytes += given.bytes;
+        self.rounding.add(given.rounding);
+    }
+
     pub(super) fn note_read(&mut self, bytes: usize) {
         self.statistics.disk_read_bytes += bytes as u64;
     }
@@ -301,6 +313,7 @@ impl KvTiers {
             ram_blocks: self.index.statistics().blocks,
             ram_bytes: self.slots.reserved_bytes(),
             ram_most_bytes: self.slots.most_bytes(),
+            disk_rounding_error: self.rounding.relative(),
             disk: self.disk.as_ref().map(DiskTier::statistics),
             ..self.statistics
         }

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use forebay_engine::engine::EngineOptions;
-use forebay_engine::{KvDiskStore, ModelInfo};
+use forebay_engine::{KvDisk, ModelInfo};
 use forebay_library::Library;
 use tokio::sync::oneshot;
 
@@ -47,7 +47,7 @@ pub struct ModelsOptions {
     /// Most requests that wait for models to be loaded.
     pub waiting: usize,
     /// Folder of KV blocks on disk, for all models.
-    pub kv_disk: Option<Arc<KvDiskStore>>,
+    pub kv_disk: Option<KvDisk>,
 }
 
 /// All models of a server.

@@ -203,7 +203,7 @@ impl Batch<'_> {
             }
             Parallel::Fixed(number) => Sequences::Exactly(number),
         };
-        let kv_disk = kv_disk::open(&args.kv)?;
+        let kv_disk = kv_disk::open(&args.kv, &options)?;
         let session = open::for_engine(&options, parallel, &kv_tokens, &|options| {
             open::session(&args.model, options, "the longest request")
         })?;
@@ -211,13 +211,20 @@ impl Batch<'_> {
             session,
             &EngineOptions { latency: Latency::Unbounded, ..EngineOptions::default() },
         );
-        if let Some(store) = kv_disk {
-            engine.set_kv_disk(store, self.model)?;
+        if let Some(disk) = kv_disk {
+            engine.set_kv_disk(disk, self.model)?;
         }
         let answered = self.answer_with(&mut engine, left, journal);
         let limit = if answered.is_ok() { WRITE_KV } else { WRITE_KV_INTERRUPTED };
         let written = engine.write_kv(true, limit);
         answered?;
+        let error = engine.kv_tiers().disk_rounding_error;
+        if error > 0.0 {
+            output::tell!(
+                "rounding for --kv-disk: errors of {:.2} % of the values (root mean square)",
+                100.0 * error
+            );
+        }
         // All answers are there, so a device that fails now is no failure of the batch.
         if let Err(error) = written {
             output::tell!("warning: --kv-disk: {error}");

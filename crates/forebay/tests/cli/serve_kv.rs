@@ -105,6 +105,9 @@ fn folders_and_keys_that_do_not_fit_are_refused_or_not_used() {
     refused(&["--kv-disk", &kv], 2, "are encrypted: give the key file");
     refused(&["--kv-disk", &kv, "--kv-ram", "0"], 2, "--kv-ram must not be 0");
     refused(&["--kv-disk-encrypt", &key], 2, "--kv-disk");
+    refused(&["--kv-disk-type", "q8_0"], 2, "--kv-disk");
+    let twice = ["--kv-disk", &kv, "--kv-disk-type", "q8_0", "--kv-type", "q8_0"];
+    refused(&twice, 2, "rounds keys and values in f16");
     fs::set_permissions(&key, fs::Permissions::from_mode(0o644)).unwrap();
     refused(&["--kv-disk", &kv, "--kv-disk-encrypt", &key], 2, "chmod 600");
     fs::set_permissions(&kv, fs::Permissions::from_mode(0o755)).unwrap();

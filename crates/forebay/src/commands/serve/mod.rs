@@ -61,6 +61,7 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
     let listener = Listener::bind(server_options(&args)?).map_err(refused)?;
     let may_switch = names_folder || has_models || paths.len() > 1;
     let followed = routing_file::followed(&args.followed)?;
+    let kv_disk = kv_disk::open(&args.kv, &options)?;
     let loader = SessionLoader::new(options, args.parallel, args.kv_tokens, may_switch, followed)?;
     let loader = Arc::new(loader);
     let options = ModelsOptions {
@@ -71,7 +72,7 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
         },
         keep_alive: args.keep_alive.unwrap_or(KeepAlive::USUAL),
         waiting: args.queue,
-        kv_disk: kv_disk::open(&args.kv)?,
+        kv_disk,
     };
     let models = Models::new(served.clone(), loader.clone(), options)?;
     let loaded = load_named(&served.named, &loader, &models)?;
