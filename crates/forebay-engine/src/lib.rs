@@ -56,7 +56,8 @@ pub use followed::RoutingSource;
 pub use forebay_kv::{
     Access as KvAccess, DiskError as KvDiskError, DiskFaults as KvDiskFaults,
     DiskOptions as KvDiskOptions, DiskStatistics as KvDiskStatistics, DiskStore as KvDiskStore,
-    Operation as KvDiskOperation, Secret as KvSecret,
+    DiskWatch as KvDiskWatch, Operation as KvDiskOperation, Secret as KvSecret,
+    Transfer as KvTransfer,
 };
 pub use forebay_model::KvInVram;
 pub use forebay_store::{Interrupt, give_back_free_memory, keep_little_free_memory};

@@ -26,7 +26,7 @@ mod ram;
 pub use block::{BlockHash, BlockKey, Link};
 pub use buffers::{Aligned, PAGE};
 pub use disk::{
-    Access, Block, Damage, DiskError, DiskFaults, DiskOptions, DiskStatistics, DiskStore, Fetch,
-    Fetched, Listed, Operation, Secret,
+    Access, Block, Damage, DiskError, DiskFaults, DiskOptions, DiskStatistics, DiskStore,
+    DiskWatch, Fetch, Fetched, Listed, Operation, Secret, Transfer,
 };
 pub use ram::{Evicted, RamIndex, RamStatistics};

@@ -18,6 +18,20 @@ pub enum Why {
     Load,
     /// A small read through the page cache: a row of the embedding table, a norm.
     Small,
+    /// A block of keys and values was read back.
+    KvRead,
+    /// A block of keys and values was written.
+    KvWrite,
+}
+
+impl Why {
+    pub const ALL: [Why; 6] =
+        [Why::Demand, Why::ReadAhead, Why::Load, Why::Small, Why::KvRead, Why::KvWrite];
+
+    /// Returns true for keys and values.
+    pub fn is_kv(self) -> bool {
+        matches!(self, Why::KvRead | Why::KvWrite)
+    }
 }
 
 impl From<Priority> for Why {
@@ -99,6 +113,21 @@ pub struct Recording {
     pub nanoseconds: u64,
 }
 
+impl Recording {
+    /// Makes `file` the file of all keys and values. Moves them together, so that the first one is at its start. Returns the end
+    /// of the last one, if there are any.
+    pub fn place_kv(&mut self, file: FileIndex) -> Option<u64> {
+        let of_kv = || self.reads.iter().filter(|read| read.why.is_kv());
+        let first = of_kv().map(|read| read.offset).min()?;
+        let end = of_kv().map(|read| read.offset - first + u64::from(read.length)).max();
+        for read in self.reads.iter_mut().filter(|read| read.why.is_kv()) {
+            read.file = file;
+            read.offset -= first;
+        }
+        end
+    }
+}
+
 /// A recorder that keeps up to a fixed number of records. Clones share the records.
 ///
 /// Pass it to [`crate::FileSet::recorded`]. From then on it records every engine that is opened for
@@ -137,6 +166,24 @@ impl IoRecorder {
         let nanoseconds = nanoseconds(self.now());
         let taken = std::mem::take(&mut *self.lock());
         Recording { nanoseconds, ..taken }
+    }
+
+    /// Records a read or a write of keys and values that began at `started` and has just ended. [`Recording::place_kv`] sets its
+    /// file later.
+    pub fn kv(&self, why: Why, started: Instant, offset: u64, length: u32, end: ReadEnd) {
+        self.read(ReadRecord {
+            start_nanoseconds: nanoseconds(started.saturating_duration_since(self.shared.made)),
+            duration_nanoseconds: nanoseconds(started.elapsed()),
+            file: FileIndex(u32::MAX),
+            offset,
+            length,
+            bytes: if end == ReadEnd::Done { length } else { 0 },
+            block: None,
+            why,
+            attempt: 0,
+            end,
+            faults: None,
+        });
     }
 
     /// Returns the time since the recorder was created.

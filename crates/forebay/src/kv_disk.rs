@@ -8,9 +8,10 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
 use forebay_engine::{
-    KvAccess, KvCacheType, KvDisk, KvDiskError, KvDiskOptions, KvDiskStore, KvDiskType, KvSecret,
-    SessionOptions,
+    KvAccess, KvCacheType, KvDisk, KvDiskError, KvDiskOperation, KvDiskOptions, KvDiskStore,
+    KvDiskType, KvDiskWatch, KvSecret, KvTransfer, SessionOptions,
 };
+use forebay_store::{IoRecorder, ReadEnd, Why};
 
 use crate::args::{KvArgs, KvDiskTypeArg};
 use crate::failure::{Failure, Outcome, usage};
@@ -18,6 +19,25 @@ use crate::output;
 
 /// Most bytes of a key file that are read.
 const KEY_BYTES: u64 = 1 << 20;
+
+/// Bytes from the start of one segment to that of the next in traces: at least as many as a segment has.
+const SEGMENT_BYTES: u64 = 256 << 20;
+
+/// Records reads and writes of keys and values for `--trace-io`.
+struct Recorded(IoRecorder);
+
+impl KvDiskWatch for Recorded {
+    fn ended(&self, transfer: &KvTransfer) {
+        let why = match transfer.operation {
+            KvDiskOperation::Read => Why::KvRead,
+            KvDiskOperation::Write => Why::KvWrite,
+        };
+        let offset = transfer.segment.saturating_mul(SEGMENT_BYTES).saturating_add(transfer.offset);
+        let length = u32::try_from(transfer.bytes).unwrap_or(u32::MAX);
+        let end = transfer.failed.map_or(ReadEnd::Done, ReadEnd::Failed);
+        self.0.kv(why, transfer.started, offset, length, end);
+    }
+}
 
 /// Opens the folder, if there is one. A folder whose blocks have another key is not used, with a warning.
 pub fn open(args: &KvArgs, session: &SessionOptions) -> Outcome<Option<KvDisk>> {
@@ -36,6 +56,7 @@ pub fn open(args: &KvArgs, session: &SessionOptions) -> Outcome<Option<KvDisk>> 
     }
     let options = KvDiskOptions {
         bytes_per_day: Some(args.kv_disk_writes_per_day),
+        watch: session.recorder.clone().map(|recorder| Arc::new(Recorded(recorder)) as _),
         secret: args.kv_disk_encrypt.as_deref().map(secret).transpose()?,
         ..KvDiskOptions::new(folder, args.kv_disk_size)
     };

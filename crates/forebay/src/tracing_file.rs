@@ -1,8 +1,11 @@
 //! The recorder of `--trace-io` for the session, and the file that is written at the end.
 
+use std::path::Path;
+
 use anyhow::Context as _;
 use forebay_engine::{Session, SessionOptions, TracedModel};
-use forebay_lab::trace_io::{self, Trace, TraceHeader};
+use forebay_format::FileIndex;
+use forebay_lab::trace_io::{self, FileEntry, Trace, TraceHeader};
 use forebay_store::{IoRecorder, OutputStream, Outputs, Recording};
 
 use crate::args::TracingArgs;
@@ -21,14 +24,14 @@ impl TracingFile {
         outputs: &mut Outputs,
         options: &mut SessionOptions,
     ) -> Outcome<TracingFile> {
-        let tracing = TracingFile::create(args, outputs)?;
+        let tracing = TracingFile::create(args.trace_io.as_deref(), outputs)?;
         options.recorder = tracing.recorder().cloned();
         Ok(tracing)
     }
 
     /// Creates the file. The caller decides what is recorded.
-    pub fn create(args: &TracingArgs, outputs: &mut Outputs) -> Outcome<TracingFile> {
-        let Some(path) = &args.trace_io else { return Ok(TracingFile(None)) };
+    pub fn create(path: Option<&Path>, outputs: &mut Outputs) -> Outcome<TracingFile> {
+        let Some(path) = path else { return Ok(TracingFile(None)) };
         outputs::not_standard("--trace-io", path, "the result of the command")?;
         let file = outputs::create(outputs, path)?.into_stream();
         Ok(TracingFile(Some((file, IoRecorder::new(IoRecorder::DEFAULT_CAPACITY)))))
@@ -44,23 +47,30 @@ impl TracingFile {
         let traced = session.traced_model().cloned();
         drop(session);
         match traced {
-            Some(traced) => self.write(&traced, command),
+            Some(traced) => self.write(&traced, command, None),
             None => Ok(()),
         }
     }
 
-    /// Writes the file. The caller must have closed the engine.
-    pub fn write(self, traced: &TracedModel, command: &str) -> Outcome {
+    /// Writes the file. The caller must have closed the engine, and the folder of keys and values.
+    pub fn write(self, traced: &TracedModel, command: &str, kv_disk: Option<&Path>) -> Outcome {
         let Some((mut file, recorder)) = self.0 else { return Ok(()) };
-        let header = TraceHeader { command: command.to_owned(), ..TraceHeader::new(traced) };
-        let trace = Trace { header, recording: recorder.take() };
+        let mut header = TraceHeader { command: command.to_owned(), ..TraceHeader::new(traced) };
+        let mut recording = recorder.take();
+        // The folder of keys and values counts as one more file.
+        if let Some(bytes) = recording.place_kv(FileIndex(header.files.len() as u32)) {
+            let path =
+                kv_disk.map_or("keys and values".into(), |folder| folder.display().to_string());
+            header.files.push(FileEntry { path, bytes });
+        }
+        let trace = Trace { header, recording };
         let path = file.path().to_path_buf();
         let failed = || format!("{}: the trace cannot be written", path.display());
         trace_io::write(&mut file, &trace).with_context(failed)?;
         file.commit()?;
         let Recording { reads, dropped_reads, dropped_bytes, .. } = &trace.recording;
         output::tell!(
-            "{}: a trace of {} reads",
+            "{}: a trace of {} reads and writes",
             path.display(),
             output::grouped(reads.len() as u64)
         );

@@ -55,13 +55,23 @@ pub struct DiskOptions {
     pub readers: usize,
     /// Faults to inject. For tests.
     pub faults: Option<Arc<dyn DiskFaults>>,
+    /// Gets to know every read and write of a block.
+    pub watch: Option<Arc<dyn DiskWatch>>,
 }
 
 impl DiskOptions {
     /// Returns the options for a folder of up to so many bytes.
     pub fn new(folder: &Path, bytes: u64) -> DiskOptions {
         let folder = folder.to_owned();
-        DiskOptions { folder, bytes, bytes_per_day: None, secret: None, readers: 8, faults: None }
+        DiskOptions {
+            folder,
+            bytes,
+            bytes_per_day: None,
+            secret: None,
+            readers: 8,
+            faults: None,
+            watch: None,
+        }
     }
 }
 
@@ -92,6 +102,25 @@ pub trait DiskFaults: Send + Sync {
     /// # Errors
     /// An error is taken for that of the operation, which then does not happen.
     fn before(&self, operation: Operation) -> io::Result<()>;
+}
+
+/// A read or a write of a block that has just ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Transfer {
+    pub operation: Operation,
+    /// Number of the segment, and the offset and bytes in it.
+    pub segment: u64,
+    pub offset: u64,
+    pub bytes: u64,
+    pub started: Instant,
+    /// Error number of the operating system, or 0, if it failed.
+    pub failed: Option<i32>,
+}
+
+/// Gets to know what a store reads and writes.
+pub trait DiskWatch: Send + Sync {
+    /// Is called on the thread that has read or written.
+    fn ended(&self, transfer: &Transfer);
 }
 
 /// What this process may do with a folder.
@@ -226,6 +255,18 @@ impl Shared {
 
     fn inject(&self, operation: Operation) -> io::Result<()> {
         self.options.faults.as_ref().map_or(Ok(()), |faults| faults.before(operation))
+    }
+
+    fn tell_watch(
+        &self,
+        operation: Operation,
+        (segment, offset, bytes): (u64, u64, u64),
+        started: Instant,
+        result: &io::Result<()>,
+    ) {
+        let Some(watch) = &self.options.watch else { return };
+        let failed = result.as_ref().err().map(|error| error.raw_os_error().unwrap_or(0));
+        watch.ended(&Transfer { operation, segment, offset, bytes, started, failed });
     }
 
     fn note_damage(&self, key: BlockKey, damage: &Damage) {

@@ -133,6 +133,7 @@ impl Shared {
             place.and_then(|place| {
                 let segment = state.index.segment(place.segment)?;
                 Some((
+                    place.segment,
                     place.record,
                     segment.file.clone(),
                     segment.cipher.clone(),
@@ -140,7 +141,9 @@ impl Shared {
                 ))
             })
         };
-        let Some((record, file, cipher, path)) = found else { return Some(Err(Damage::Gone)) };
+        let Some((segment, record, file, cipher, path)) = found else {
+            return Some(Err(Damage::Gone));
+        };
         let (len, is_sealed) = (record.len as usize, self.folder.is_sealed());
         let stored = format::payload_bytes(len, is_sealed);
         let mut buffer = loop {
@@ -156,6 +159,7 @@ impl Shared {
         let read = self
             .inject(Operation::Read)
             .and_then(|()| read_exact_at(&file, &mut buffer[..stored], from));
+        self.tell_watch(Operation::Read, (segment, from, stored as u64), started, &read);
         let mut state = self.state();
         state.statistics.read_seconds += started.elapsed().as_secs_f64();
         state.statistics.read_bytes += stored as u64;

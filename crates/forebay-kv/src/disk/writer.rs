@@ -92,8 +92,13 @@ impl Writer {
         let record = Record { offset, len: len as u64, meta };
         let bytes = format::write_record(&mut buffer, &tag, &record, cipher.as_deref());
         let write = || {
-            shared.inject(Operation::Write)?;
-            file.write_all_at(&buffer[..bytes], offset)
+            let started = Instant::now();
+            let written = shared
+                .inject(Operation::Write)
+                .and_then(|()| file.write_all_at(&buffer[..bytes], offset));
+            let place = (number, offset, bytes as u64);
+            shared.tell_watch(Operation::Write, place, started, &written);
+            written
         };
         match write() {
             // The disk is full, although the store's own limit is not reached.

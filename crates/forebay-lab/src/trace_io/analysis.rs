@@ -36,8 +36,10 @@ pub fn analyse(trace: &Trace, limit: Option<Limit>) -> Report {
         direct: header.engine.direct,
         engine_why: header.engine.why.clone(),
         seconds: total,
-        requests: reads.len() as u64,
-        bytes: bytes(reads.iter()),
+        requests: count(|read| !read.why.is_kv()),
+        bytes: bytes(reads.iter().filter(|read| !read.why.is_kv())),
+        kv_read_bytes: bytes(reads.iter().filter(|read| read.why == Why::KvRead)),
+        kv_written_bytes: bytes(reads.iter().filter(|read| read.why == Why::KvWrite)),
         repeated: count(|read| read.attempt > 0),
         failed: count(|read| matches!(read.end, ReadEnd::Failed(_))),
         lost: count(|read| read.end == ReadEnd::Lost),
@@ -136,7 +138,7 @@ fn reasons(recording: &Recording) -> Vec<ReasonReport> {
             latency_histogram,
         }
     };
-    let all = [Why::Demand, Why::ReadAhead, Why::Load, Why::Small].into_iter().map(report);
+    let all = Why::ALL.into_iter().map(report);
     all.filter(|reason| reason.requests > 0).collect()
 }
 

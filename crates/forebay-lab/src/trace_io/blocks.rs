@@ -22,10 +22,12 @@ pub enum Component {
     /// Vectors: norms and biases.
     Vectors,
     Other,
+    /// Blocks of keys and values, which are no part of the model.
+    Kv,
 }
 
 impl Component {
-    pub const ALL: [Component; 8] = [
+    pub const ALL: [Component; 9] = [
         Component::Embedding,
         Component::Attention,
         Component::FeedForward,
@@ -34,6 +36,7 @@ impl Component {
         Component::Head,
         Component::Vectors,
         Component::Other,
+        Component::Kv,
     ];
 
     /// Returns the name for display.
@@ -47,6 +50,7 @@ impl Component {
             Component::Head => "head",
             Component::Vectors => "vectors",
             Component::Other => "other",
+            Component::Kv => "kv",
         }
     }
 

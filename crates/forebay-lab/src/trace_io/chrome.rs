@@ -20,23 +20,25 @@ enum Group {
     Computation = 1,
     Reads = 2,
     SmallReads = 3,
+    Kv = 4,
 }
 
 impl Group {
-    const ALL: [Group; 3] = [Group::Computation, Group::Reads, Group::SmallReads];
+    const ALL: [Group; 4] = [Group::Computation, Group::Reads, Group::SmallReads, Group::Kv];
 
     fn name(self) -> &'static str {
         match self {
             Group::Computation => "computation",
             Group::Reads => "reads",
             Group::SmallReads => "small reads",
+            Group::Kv => "keys and values",
         }
     }
 
     fn row_name(self, row: usize) -> String {
         match self {
             Group::Computation => "waiting for reads".to_owned(),
-            Group::Reads | Group::SmallReads => format!("request {row}"),
+            Group::Reads | Group::SmallReads | Group::Kv => format!("request {row}"),
         }
     }
 }
@@ -65,7 +67,7 @@ struct ReadArguments<'a> {
     length: u32,
     /// Bytes that the read returned.
     bytes: u32,
-    /// Reason of the read: `demand`, `ahead`, `load` or `small`.
+    /// Reason of the read: `demand`, `ahead`, `load` or `small`; `kv-read` or `kv-write` for keys and values.
     why: &'static str,
     component: Component,
     path: &'static str,
@@ -129,9 +131,14 @@ pub fn write_chrome(mut out: impl Write, trace: &Trace) -> Result<()> {
     reads.sort_by_key(|read| read.start_nanoseconds);
     for read in reads {
         let name = read.block.map(|block| BlockName(block).to_string());
-        let group = if read.why == Why::Small { Group::SmallReads } else { Group::Reads };
+        let group = match read.why {
+            Why::Small => Group::SmallReads,
+            Why::KvRead | Why::KvWrite => Group::Kv,
+            Why::Demand | Why::ReadAhead | Why::Load => Group::Reads,
+        };
         let span = (read.start_nanoseconds, read.duration_nanoseconds);
-        let (name, arguments) = (name.as_deref().unwrap_or("small"), arguments(header, read));
+        let (name, arguments) =
+            (name.as_deref().unwrap_or(why_word(read.why)), arguments(header, read));
         events.slice(group, name, arguments.why, span, arguments)?;
     }
     events.finish()
@@ -161,6 +168,7 @@ fn arguments<'a>(header: &'a TraceHeader, read: &ReadRecord) -> ReadArguments<'a
 fn path(header: &TraceHeader, read: &ReadRecord) -> &'static str {
     match read.faults {
         _ if read.why == Why::Small => "through the page cache",
+        _ if read.why.is_kv() => "disk, past the page cache where the file system can",
         Some(PageFaults { absent: 0, .. }) => "page cache",
         Some(_) => "disk, page fault by page fault",
         None if header.engine.direct => "disk, past the page cache",

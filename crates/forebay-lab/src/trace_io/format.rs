@@ -23,11 +23,13 @@ pub(super) fn why_word(why: Why) -> &'static str {
         Why::ReadAhead => "ahead",
         Why::Load => "load",
         Why::Small => "small",
+        Why::KvRead => "kv-read",
+        Why::KvWrite => "kv-write",
     }
 }
 
 fn why_of(word: &str) -> Option<Why> {
-    [Why::Demand, Why::ReadAhead, Why::Load, Why::Small].into_iter().find(|&w| why_word(w) == word)
+    Why::ALL.into_iter().find(|&w| why_word(w) == word)
 }
 
 /// Any line after the header.

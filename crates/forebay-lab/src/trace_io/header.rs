@@ -84,6 +84,9 @@ impl TraceHeader {
     /// Returns the component of a read. Blocks of experts and of the output projection determine it
     /// themselves. Otherwise it is the component of the tensor that has most of the read's bytes.
     pub fn component(&self, read: &ReadRecord) -> Component {
+        if read.why.is_kv() {
+            return Component::Kv;
+        }
         match read.block {
             Some(BlockLabel::Expert { .. }) => return Component::Experts,
             Some(BlockLabel::Dense(index)) if index >= self.layers => return Component::Head,

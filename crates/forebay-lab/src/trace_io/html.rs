@@ -83,6 +83,13 @@ fn tiles(report: &Report) -> String {
         ),
         None => ("demand latency", "–".to_owned(), "no demand reads".to_owned()),
     });
+    if report.kv_read_bytes + report.kv_written_bytes > 0 {
+        tiles.push((
+            "keys and values read",
+            bytes(report.kv_read_bytes as f64),
+            format!("{} written", bytes(report.kv_written_bytes as f64)),
+        ));
+    }
     if let Some(pages) = report.pages {
         tiles.push((
             "pages absent",
@@ -103,7 +110,8 @@ fn tiles(report: &Report) -> String {
 
 fn tables(report: &Report) -> String {
     let mut html = String::new();
-    let total = report.bytes.max(1) as f64;
+    let kv = report.kv_read_bytes + report.kv_written_bytes;
+    let total = (report.bytes + kv).max(1) as f64;
     let with_bar = |part: u64, class: &str| {
         let share = 100.0 * part as f64 / total;
         let figure = bytes(part as f64);
@@ -151,7 +159,7 @@ fn tables(report: &Report) -> String {
         ]);
     }
     let head = ["why", "requests", "bytes", "p50", "p99", "longest"];
-    table(&mut html, "Why it was read", &head, 1, &rows);
+    table(&mut html, "Why it was read or written", &head, 1, &rows);
 
     rows.clear();
     for class in &report.sizes {

@@ -1,6 +1,6 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
-const WHYS = ["demand", "ahead", "load", "small"];
+const WHYS = ["demand", "ahead", "load", "small", "kv-read", "kv-write"];
 const LEFT = 72, RIGHT = 10, AXIS = 22;
 const style = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 const tip = document.getElementById("tip");
@@ -125,7 +125,7 @@ function throughput() {
   hover("throughput", x => {
     const i = slice(s, x);
     if (i < 0) return "";
-    const parts = WHYS.map((why, w) => rate[w][i] > 0 ? why.padEnd(8) + bytes(rate[w][i]) + "/s" : "").filter(Boolean);
+    const parts = WHYS.map((why, w) => rate[w][i] > 0 ? why.padEnd(9) + bytes(rate[w][i]) + "/s" : "").filter(Boolean);
     return [since(i), ...(parts.length ? parts : ["nothing read"])].join("\n");
   });
 }
@@ -279,7 +279,7 @@ function latency() {
     const i = first + Math.floor((x - LEFT) / s.span * n);
     if (i < first || i >= last) return "";
     const border = j => time(+(Math.pow(2, j / 4) * 1e-6).toPrecision(3));
-    const parts = data.latency.filter(row => row[1][i]).map(row => row[0].padEnd(8) + row[1][i]);
+    const parts = data.latency.filter(row => row[1][i]).map(row => row[0].padEnd(9) + row[1][i]);
     return [border(i) + " – " + border(i + 1), ...(parts.length ? parts : ["none"])].join("\n");
   });
 }

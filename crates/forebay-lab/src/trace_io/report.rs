@@ -1,5 +1,6 @@
 //! The statistics of a trace, in bytes and seconds.
 
+use forebay_store::Why;
 use serde::Serialize;
 
 use super::blocks::Component;
@@ -16,9 +17,13 @@ pub struct Report {
     pub engine_why: String,
     /// Time from the start of the recording to its end.
     pub seconds: f64,
+    /// Reads of weights.
     pub requests: u64,
-    /// Bytes that the reads returned.
+    /// Bytes that the reads of weights returned.
     pub bytes: u64,
+    /// Bytes of keys and values that were read back, and written.
+    pub kv_read_bytes: u64,
+    pub kv_written_bytes: u64,
     /// Number of requests that repeat another one or read the rest of a short one.
     pub repeated: u64,
     pub failed: u64,
@@ -70,7 +75,7 @@ pub struct ComponentReport {
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ReasonReport {
-    /// Reason: "demand", "ahead", "load" or "small".
+    /// Reason: "demand", "ahead", "load" or "small", or "kv-read" or "kv-write".
     pub why: &'static str,
     pub requests: u64,
     pub bytes: u64,
@@ -144,8 +149,8 @@ pub struct ExpertReads {
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Timeline {
     pub slice_seconds: f64,
-    /// Bytes of each slice by reason: demand, ahead, load, small.
-    pub bytes: [Vec<f64>; 4],
+    /// Bytes of each slice by reason: demand, ahead, load, small, kv-read, kv-write.
+    pub bytes: [Vec<f64>; Why::ALL.len()],
     /// Share of each slice with a request at the disk.
     pub busy: Vec<f64>,
     /// Share of each slice in which the computation waited.

@@ -125,7 +125,7 @@ pub(super) fn timeline(recording: &Recording, depth: &Depth) -> Timeline {
     }
     let width = total / SLICES as f64;
     let bins = || Bins::new(SLICES, width);
-    let mut bytes = [bins(), bins(), bins(), bins()];
+    let mut bytes = Why::ALL.map(|_| bins());
     let (mut busy, mut waiting, mut at_disk) = (bins(), bins(), bins());
     for read in &recording.reads {
         let (start, end) = read_span(read);

@@ -89,6 +89,10 @@ pub struct BatchArgs {
     /// Most tokens of an answer, if its request names no limit
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = count())]
     pub max_tokens: usize,
+    /// Record every read of weights, and every read and write of keys and values, to FILE, for
+    /// `forebay trace-io`
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub trace_io: Option<PathBuf>,
     #[command(flatten)]
     pub kv: KvArgs,
     #[command(flatten)]

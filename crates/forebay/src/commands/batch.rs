@@ -3,6 +3,7 @@
 use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::io::Write as _;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -30,6 +31,7 @@ use crate::outputs;
 use crate::progress::StepProgress;
 use crate::requests::{self, endpoint};
 use crate::session_plan;
+use crate::tracing_file::TracingFile;
 
 /// Longest time for which keys and values are written to `--kv-disk` at the end, and when the batch is interrupted.
 const WRITE_KV: Duration = Duration::from_secs(60);
@@ -77,6 +79,13 @@ pub fn run(args: BatchArgs) -> Outcome {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
     let mut path = args.output.as_os_str().to_owned();
     path.push(".partial");
+    // The answers are written when the trace is complete, so they would find its file.
+    let absolute = |path: &Path| std::path::absolute(path).ok();
+    if let Some(trace) = &args.trace_io
+        && [args.output.as_path(), path.as_ref()].iter().any(|of| absolute(of) == absolute(trace))
+    {
+        return usage(format!("--trace-io {}: is the file for the answers", trace.display()));
+    }
     let journal = Journal::open(path.as_ref(), settings, lines.len(), now, args.force);
     let mut journal = journal.map_err(refused_journal)?;
     let before = journal.answered();
@@ -159,6 +168,7 @@ fn settings(args: &BatchArgs, options: &SessionOptions, hash: u128) -> Outcome<V
         "--ctx": options.context,
         "--device": format!("{:?}", options.device),
         "--kv-type": format!("{:?}", options.kv_cache),
+        "--kv-disk-type": format!("{:?}", args.kv.kv_disk_type),
         "--exact": options.exact,
         "--cpu-experts": format!("{:?}", options.cpu_offload),
     }))
@@ -203,6 +213,8 @@ impl Batch<'_> {
             }
             Parallel::Fixed(number) => Sequences::Exactly(number),
         };
+        let tracing = TracingFile::create(args.trace_io.as_deref(), &mut rules(args)?)?;
+        let options = SessionOptions { recorder: tracing.recorder().cloned(), ..options };
         let kv_disk = kv_disk::open(&args.kv, &options)?;
         let session = open::for_engine(&options, parallel, &kv_tokens, &|options| {
             open::session(&args.model, options, "the longest request")
@@ -217,12 +229,18 @@ impl Batch<'_> {
         let answered = self.answer_with(&mut engine, left, journal);
         let limit = if answered.is_ok() { WRITE_KV } else { WRITE_KV_INTERRUPTED };
         let written = engine.write_kv(true, limit);
+        let rounding_error = engine.kv_tiers().disk_rounding_error;
+        // No read or write is missing in the trace after this.
+        let traced = engine.session().traced_model().cloned();
+        drop(engine);
+        let traced = traced
+            .map_or(Ok(()), |traced| tracing.write(&traced, "batch", args.kv.kv_disk.as_deref()));
         answered?;
-        let error = engine.kv_tiers().disk_rounding_error;
-        if error > 0.0 {
+        traced?;
+        if rounding_error > 0.0 {
             output::tell!(
                 "rounding for --kv-disk: errors of {:.2} % of the values (root mean square)",
-                100.0 * error
+                100.0 * rounding_error
             );
         }
         // All answers are there, so a device that fails now is no failure of the batch.

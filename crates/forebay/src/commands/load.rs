@@ -22,7 +22,7 @@ pub fn run(args: LoadArgs) -> Outcome {
     open::check(&args.model)?;
     let mut outputs = outputs::begin(args.tracing.force, args.tracing.trace_io.is_some())?;
     outputs::protect_model(&mut outputs, &args.model);
-    let tracing = TracingFile::create(&args.tracing, &mut outputs)?;
+    let tracing = TracingFile::create(args.tracing.trace_io.as_deref(), &mut outputs)?;
     let request = LoadRequest {
         io: io_kind(args.io),
         cold: args.cold,
@@ -41,7 +41,7 @@ pub fn run(args: LoadArgs) -> Outcome {
         error => open::named(error, &args.model),
     })?;
     if let Some(traced) = report.traced.take() {
-        tracing.write(&traced, "load")?;
+        tracing.write(&traced, "load", None)?;
     }
     if args.json {
         return output::json(&report);

@@ -109,7 +109,12 @@ fn text(report: &Report) -> String {
     text.push_str(&sizes("request size", &report.sizes));
     for reason in report.reasons.iter().filter(|reason| reason.sizes.len() > 1) {
         text.push('\n');
-        text.push_str(&sizes(&format!("{} reads", reason.why), &reason.sizes));
+        // Keys and values are also written.
+        let title = match reason.why.starts_with("kv-") {
+            true => reason.why.to_owned(),
+            false => format!("{} reads", reason.why),
+        };
+        text.push_str(&sizes(&title, &reason.sizes));
     }
     text
 }
@@ -156,6 +161,10 @@ fn summary(report: &Report) -> String {
             ),
         ),
     ];
+    if report.kv_read_bytes + report.kv_written_bytes > 0 {
+        let (read, written) = (bytes(report.kv_read_bytes), bytes(report.kv_written_bytes));
+        lines.push(("kv", format!("{read} of keys and values read, {written} written")));
+    }
     lines.extend(remarks(report));
     let mut text = String::new();
     for (name, line) in lines {

@@ -298,13 +298,35 @@ fn keys_and_values_on_disk_are_found_by_a_later_batch_and_change_no_answer() {
     place.run("plain.jsonl", &[]).ok();
     let kv = place.path("kv").to_str().unwrap().to_owned();
     let more = ["--kv-disk", kv.as_str(), "--parallel", "1"];
-    place.run("written.jsonl", &more).ok();
+    let trace = |name: &str| place.path(name).to_str().unwrap().to_owned();
+    let run = |output: &str, trace: &str| {
+        let options = [&more[..], &["--trace-io", trace]].concat();
+        place.run(output, &options)
+    };
+    run("written.jsonl", &trace("first.trace")).ok();
     let listed = forebay(&["kv", "list", &kv, "--json"]).ok();
     let listed: Value = serde_json::from_str(&listed.stdout).unwrap();
     let of_model = &listed["models"][0];
     assert!(of_model["bytes"].as_u64().unwrap() > 100_000, "{listed}");
     forebay(&["kv", "verify", &kv]).ok();
-    let read = place.run("read.jsonl", &more).ok();
+    let line = run("read.jsonl", &trace("first.trace")).failed(2);
+    assert!(line.contains("first.trace"), "{line}");
+    let line = run("read.jsonl", &trace("read.jsonl")).failed(2);
+    assert!(line.contains("read.jsonl"), "{line}");
+    let read = run("read.jsonl", &trace("second.trace")).ok();
+    // Keys and values were written by the first batch and read by the second.
+    for (name, reads) in [("first.trace", false), ("second.trace", true)] {
+        let report = forebay(&["trace-io", &trace(name), "--json"]).ok();
+        let report: Value = serde_json::from_str(&report.stdout).unwrap();
+        let bytes = |key: &str| report[key].as_u64().unwrap();
+        assert_eq!(bytes("kv_read_bytes") > 100_000, reads, "{name}");
+        // The second batch finds what the first has written.
+        assert!(reads || bytes("kv_written_bytes") > 100_000, "{name}");
+        let parts = report["components"].as_array().unwrap();
+        assert!(parts.iter().any(|part| part["component"] == "kv"), "{parts:?}");
+        let text = forebay(&["trace-io", &trace(name)]).ok().stdout;
+        assert!(text.contains("of keys and values read"), "{text}");
+    }
     assert!(!read.stderr.contains("warning"), "{}", read.stderr);
     let [plain, written, read] =
         ["plain.jsonl", "written.jsonl", "read.jsonl"].map(|name| answers(&place.path(name)));

@@ -103,10 +103,11 @@ const ROWS: [Row; 16] = [
 ];
 
 /// These outputs have tests of their own: folders, and files that are taken up again, of a batch and of an access log.
-const OTHERS: [(&str, &str); 7] = [
+const OTHERS: [(&str, &str); 8] = [
     ("assess", "--svg"),
     ("pack", "--to-huggingface"),
     ("batch", "--output"),
+    ("batch", "--trace-io"),
     ("batch", "--kv-disk"),
     ("serve", "--access-log"),
     ("serve", "--files"),
