@@ -294,9 +294,9 @@ __device__ inline u32 load_query(const float *row, int i, int dim, bool there, f
     return pack(x.x * scale, x.y * scale);
 }
 
-// Grid (tiles, heads / heads of a block). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. A tile has up to 64 / (heads of a
-// block) tokens, and all parts of their contexts or one of them. In the second case, the sums go to `memory` (PromptParts). The tokens' own keys and values are
-// already in the cache.
+// Grid (tiles, heads / heads of a block). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. A tile has up to
+// 64 / (heads of a block) tokens, and all parts of their contexts or one of them. In the second case, the sums go to `memory`
+// (PromptParts). The tokens' own keys and values are already in the cache.
 extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
     attention_prompt(const float *q, KV_PARAMETERS, const float *sinks, float *out, const uint4 *tiles, float *memory,
                      int tokens, int heads, int kv_heads, int dim_k, int dim_v, int context, int window,

@@ -1,0 +1,139 @@
+#!/usr/bin/env python3
+"""Measures how soon conversations that return get their first token: forebay against llama-server.
+
+    bench/returning.py FOREBAY LLAMA_SERVER MODEL [--conversations N] [--tokens N] [--rounds N] [--forebay=OPTION]... [--llama=OPTION]...
+
+One request runs at a time, and the device's KV cache has room for one conversation. So each conversation that returns was moved away
+for the others: by forebay to RAM (--kv-ram), by llama-server to RAM (--cache-ram). Then both servers are stopped and started again.
+forebay finds its blocks in --kv-disk. llama-server restores the files that were saved with /slots (--slot-save-path), one for each
+conversation, which the client must name. Times are from the request to the end of its answer of one token; for llama-server after the
+start, with the request that restores the slot.
+
+Rounds alternate between the programs. The same conversations are random tokens. Prints a Markdown table.
+Only the standard library is needed. An option that begins with a dash is given as --llama=-t --llama=2.
+"""
+
+import argparse
+import contextlib
+import http.client
+import json
+import random
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+parser = argparse.ArgumentParser()
+parser.add_argument("forebay")
+parser.add_argument("llama_server")
+parser.add_argument("model")
+parser.add_argument("--conversations", type=int, default=5)
+parser.add_argument("--tokens", type=int, default=1000, help="tokens of a conversation")
+parser.add_argument("--rounds", type=int, default=2)
+parser.add_argument("--forebay", dest="forebay_options", action="append", default=[])
+parser.add_argument("--llama", dest="llama_options", action="append", default=[])
+arguments = parser.parse_args()
+
+context = arguments.tokens + 64
+generator = random.Random(1)
+conversations = [[generator.randrange(10, 1000) for _ in range(arguments.tokens)] for _ in range(arguments.conversations)]
+# What a user adds when the conversation returns.
+added = [generator.randrange(10, 1000) for _ in range(16)]
+
+
+def ask(port, path, body):
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+    response = connection.getresponse()
+    text = response.read().decode()
+    connection.close()
+    if response.status != 200:
+        sys.exit(f"{path}: status {response.status}: {text[:300]}")
+    return json.loads(text)
+
+
+def first_token(port, prompt, before=None):
+    started = time.perf_counter()
+    if before:
+        before()
+    ask(port, "/v1/completions", {"model": "model", "prompt": prompt, "max_tokens": 1, "temperature": 0})
+    return time.perf_counter() - started
+
+
+@contextlib.contextmanager
+def server(command):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until = time.time() + 300
+        while True:
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+                connection.request("GET", "/health")
+                if connection.getresponse().status == 200:
+                    break
+            except OSError:
+                pass
+            if process.poll() is not None or time.time() > until:
+                sys.exit(f"{command[0]} does not start")
+            time.sleep(0.1)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(timeout=120)
+
+
+def forebay(folder):
+    return [arguments.forebay, "serve", arguments.model, "--name", "model", "--parallel", "1", "--ctx", str(context), "--kv-ram",
+            "4GiB", "--kv-disk", f"{folder}/kv", *arguments.forebay_options]
+
+
+def llama(folder):
+    return [arguments.llama_server, "-m", arguments.model, "-np", "1", "-c", str(context), "--cache-ram", "4096", "--slot-save-path",
+            folder, *arguments.llama_options]
+
+
+def measure(command, is_llama):
+    times = {"new": [], "returns": [], "after a restart": []}
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        slot = lambda action, index: ask(port, f"/slots/0?action={action}", {"filename": f"{index}.bin"})
+        with server(command(folder)) as port:
+            # The first request of a server takes longer.
+            first_token(port, added)
+            for index, prompt in enumerate(conversations):
+                times["new"].append(first_token(port, prompt))
+                if is_llama:
+                    slot("save", index)
+            for prompt in conversations:
+                times["returns"].append(first_token(port, prompt + added))
+        with server(command(folder)) as port:
+            first_token(port, added)
+            for index, prompt in enumerate(conversations):
+                before = (lambda index=index: slot("restore", index)) if is_llama else None
+                times["after a restart"].append(first_token(port, prompt + added, before))
+        used = int(subprocess.run(["du", "-sb", folder], capture_output=True, text=True).stdout.split()[0])
+    return {name: statistics.median(of) for name, of in times.items()}, used
+
+
+for program in (arguments.forebay, arguments.llama_server):
+    if not shutil.which(program):
+        sys.exit(f"{program}: is no program")
+runs = {"forebay": [], "llama-server": []}
+for number in range(arguments.rounds):
+    order = [("forebay", forebay, False), ("llama-server", llama, True)]
+    for name, command, is_llama in order if number % 2 == 0 else reversed(order):
+        print(f"round {number + 1}: {name}", file=sys.stderr)
+        runs[name].append(measure(command, is_llama))
+print(f"{arguments.conversations} conversations of {arguments.tokens} tokens, median of the conversations, each round\n")
+print("| first token, s | forebay | llama-server | times sooner |\n| --- | --- | --- | --- |")
+for row in ("new", "returns", "after a restart"):
+    ours, theirs = ([of[row] for of, _ in runs[name]] for name in ("forebay", "llama-server"))
+    ratios = ", ".join(f"{b / a:.2f}" for a, b in zip(ours, theirs))
+    show = lambda values: ", ".join(f"{value:.3f}" for value in values)
+    print(f"| {row} | {show(ours)} | {show(theirs)} | {ratios} |")
+print("| MB on disk | " + " | ".join(f"{runs[name][0][1] / 1e6:.0f}" for name in ("forebay", "llama-server")) + " | |")
