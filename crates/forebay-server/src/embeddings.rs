@@ -204,7 +204,8 @@ async fn embed(lease: &Lease, wanted: Wanted) -> Result<Embeddings, ApiError> {
         PoolingName::Last => Pooling::Last,
     };
     let tokenizer = lease.text.tokenizer.clone();
-    let prompts = app::work(move || prompts(&tokenizer, texts)).await?;
+    let context = lease.context;
+    let prompts = app::work(move || prompts(&tokenizer, texts, context, truncates)).await?;
     let (mut running, mut vectors, mut tokens) = (VecDeque::new(), Vec::new(), 0);
     let mut prompts = prompts.into_iter();
     loop {
@@ -228,8 +229,17 @@ async fn embed(lease: &Lease, wanted: Wanted) -> Result<Embeddings, ApiError> {
     Ok(Embeddings { vectors, tokens })
 }
 
-/// Makes tokens of texts.
-fn prompts(tokenizer: &Tokenizer, texts: Texts) -> Result<Vec<Vec<u32>>, ApiError> {
+/// Tokens behind the context of which a text that is cut keeps the bytes, because a cut may change the tokens before it.
+const TOKENS_BEHIND: usize = 64;
+
+/// Makes tokens of texts. Of a text that cannot fit the context, only what may fit becomes tokens, or nothing if texts are not
+/// cut.
+fn prompts(
+    tokenizer: &Tokenizer,
+    texts: Texts,
+    context: usize,
+    truncates: bool,
+) -> Result<Vec<Vec<u32>>, ApiError> {
     let texts = match texts {
         Texts::One(text) => vec![text],
         Texts::Several(texts) => texts,
@@ -237,6 +247,15 @@ fn prompts(tokenizer: &Tokenizer, texts: Texts) -> Result<Vec<Vec<u32>>, ApiErro
         Texts::SeveralTokens(tokens) => return checked(tokens),
     };
     let encode = |text: &String| {
+        let least = tokenizer.tokens_least(text.len());
+        if !truncates && least > context {
+            let why = format!(
+                "input has a text of at least {least} tokens, and the context has {context}"
+            );
+            return Err(ApiError { param: Some("input"), ..ApiError::bad(why) });
+        }
+        let most = tokenizer.bytes_most(context + TOKENS_BEHIND).unwrap_or(text.len());
+        let text = &text[..text.floor_char_boundary(most)];
         tokenizer.encode(text, true, false).map_err(|error| ApiError::bad(error.to_string()))
     };
     checked(texts.iter().map(encode).collect::<Result<_, _>>()?)

@@ -184,6 +184,11 @@ impl Tokenizer {
         self.longest.map_or(0, |longest| text_bytes / longest)
     }
 
+    /// Returns a number of bytes that no text of so many tokens exceeds, if it is known.
+    pub fn bytes_most(&self, tokens: usize) -> Option<usize> {
+        self.longest.map(|longest| tokens.saturating_mul(longest))
+    }
+
     pub fn bos_id(&self) -> Option<u32> {
         self.bos
     }

@@ -171,6 +171,7 @@ fn embeddings_in_all_forms() {
         numbers.iter().map(|x| x.as_f64().unwrap()).collect()
     };
     let long = "A fox ran through the snow and over the hill to its den. ".repeat(20);
+    let huge = long.repeat(1000);
     let both = ask(json!({ "input": ["The sea", "A fox"] }));
     let sea = vector(&both, 0);
     assert!((sea.iter().map(|x| x * x).sum::<f64>() - 1.0).abs() < 1e-5);
@@ -183,21 +184,22 @@ fn embeddings_in_all_forms() {
     assert_ne!(vector(&ask(json!({ "input": "The sea", "pooling": "last" })), 0), sea);
 
     // The first dimensions, with the length 1 again, as text.
-    let short = ask(json!({ "input": "The sea", "dimensions": 8 }));
-    let short = vector(&short, 0);
+    let short = vector(&ask(json!({ "input": "The sea", "dimensions": 8 })), 0);
     let scale = sea[..8].iter().map(|x| x * x).sum::<f64>().sqrt();
     assert!(short.iter().zip(&sea).all(|(short, x)| (short - x / scale).abs() < 1e-6));
     let body = json!({ "input": "The sea", "dimensions": 8, "encoding_format": "base64" });
     assert_eq!(ask(body)["data"][0]["embedding"].as_str().unwrap().len(), 44);
 
-    let answer = server.post("/api/embed", &json!({ "input": ["The sea", long] }));
+    let answer = server.post("/api/embed", &json!({ "input": ["The sea", long, huge] }));
     assert_eq!(answer["embeddings"][0], json!(sea));
+    assert_eq!(answer["embeddings"][1], answer["embeddings"][2]);
     let older = server.post("/api/embeddings", &json!({ "prompt": "The sea" }));
     assert_eq!(older["embedding"], answer["embeddings"][0]);
     for (body, part) in [
         (json!({ "input": [] }), "no text"),
         (json!({ "input": [[]] }), "empty"),
         (json!({ "input": long }), "context"),
+        (json!({ "input": huge }), "at least"),
         (json!({ "input": "x", "dimensions": 0 }), "dimensions"),
         (json!({ "input": [999_999] }), "vocabulary"),
         (json!({ "input": 5 }), "request"),
