@@ -9,7 +9,8 @@ forebay finds its blocks in --kv-disk. llama-server restores the files that were
 conversation, which the client must name. Times are from the request to the end of its answer of one token; for llama-server after the
 start, with the request that restores the slot.
 
-Rounds alternate between the programs. The same conversations are random tokens. Prints a Markdown table.
+LLAMA_SERVER may be -: forebay is then measured alone. Rounds alternate between the programs, with the same conversations of random
+tokens. Prints a Markdown table.
 Only the standard library is needed. An option that begins with a dash is given as --llama=-t --llama=2.
 """
 
@@ -120,20 +121,31 @@ def measure(command, is_llama):
     return {name: statistics.median(of) for name, of in times.items()}, used
 
 
-for program in (arguments.forebay, arguments.llama_server):
+programs = [("forebay", arguments.forebay, forebay, False)]
+if arguments.llama_server != "-":
+    programs.append(("llama-server", arguments.llama_server, llama, True))
+for _, program, _, _ in programs:
     if not shutil.which(program):
         sys.exit(f"{program}: is no program")
-runs = {"forebay": [], "llama-server": []}
+runs = {name: [] for name, _, _, _ in programs}
 for number in range(arguments.rounds):
-    order = [("forebay", forebay, False), ("llama-server", llama, True)]
-    for name, command, is_llama in order if number % 2 == 0 else reversed(order):
+    for name, _, command, is_llama in programs if number % 2 == 0 else reversed(programs):
         print(f"round {number + 1}: {name}", file=sys.stderr)
         runs[name].append(measure(command, is_llama))
 print(f"{arguments.conversations} conversations of {arguments.tokens} tokens, median of the conversations, each round\n")
-print("| first token, s | forebay | llama-server | times sooner |\n| --- | --- | --- | --- |")
-for row in ("new", "returns", "after a restart"):
-    ours, theirs = ([of[row] for of, _ in runs[name]] for name in ("forebay", "llama-server"))
-    ratios = ", ".join(f"{b / a:.2f}" for a, b in zip(ours, theirs))
-    show = lambda values: ", ".join(f"{value:.3f}" for value in values)
-    print(f"| {row} | {show(ours)} | {show(theirs)} | {ratios} |")
-print("| MB on disk | " + " | ".join(f"{runs[name][0][1] / 1e6:.0f}" for name in ("forebay", "llama-server")) + " | |")
+show = lambda values: ", ".join(f"{value:.3f}" for value in values)
+times_sooner = lambda of, than: ", ".join(f"{b / a:.2f}" for a, b in zip(of, than))
+rows = ("new", "returns", "after a restart")
+of = {name: {row: [run[row] for run, _ in runs[name]] for row in rows} for name in runs}
+used = {name: f"{runs[name][0][1] / 1e6:.0f}" for name in runs}
+if len(programs) == 1:
+    print("| first token, s | forebay | times sooner than new |\n| --- | --- | --- |")
+    for row in rows:
+        print(f"| {row} | {show(of['forebay'][row])} | {times_sooner(of['forebay'][row], of['forebay']['new'])} |")
+    print(f"| MB on disk | {used['forebay']} | |")
+else:
+    print("| first token, s | forebay | llama-server | times sooner |\n| --- | --- | --- | --- |")
+    for row in rows:
+        ours, theirs = of["forebay"][row], of["llama-server"][row]
+        print(f"| {row} | {show(ours)} | {show(theirs)} | {times_sooner(ours, theirs)} |")
+    print(f"| MB on disk | {used['forebay']} | {used['llama-server']} | |")

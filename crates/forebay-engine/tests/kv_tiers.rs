@@ -173,6 +173,31 @@ fn evicted_blocks_come_back_with_the_same_bits() {
 }
 
 #[test]
+fn a_larger_pool_keeps_conversations_that_do_not_run() {
+    for path in models() {
+        let options = SessionOptions {
+            context: Some(CONTEXT),
+            threads: Some(2),
+            kv_ram_bytes: Some(0),
+            kv_tokens: Some(6 * CONTEXT),
+            for_engine: true,
+            ..SessionOptions::default()
+        };
+        let session = Session::open(&path, &options, &mut |_, _| {}).unwrap();
+        let mut engine = Engine::new(session, &EngineOptions::default());
+        let mut talk = Conversations::new(5, 5, engine.session().vocab_size());
+        talk.speak();
+        for turn in 0..2 {
+            for prompt in &talk.prompts {
+                let (_, of) = &ask(&mut engine, std::slice::from_ref(prompt), b"")[0];
+                let known = (prompt.len() - 1) / 16 * 16;
+                assert_eq!(of.cached_tokens == known, turn > 0, "{} {of:?}", path.display());
+            }
+        }
+    }
+}
+
+#[test]
 fn a_restart_finds_the_blocks_on_disk() {
     for path in models() {
         for kv_cache in [KvCacheType::F16, KvCacheType::Q8_0] {

@@ -277,7 +277,8 @@ pub struct KvCapacity {
     pub context: usize,
     /// Most sequences at a time.
     pub sequences: usize,
-    /// Positions of all sequences together. `None` gives every sequence room for the whole context.
+    /// Positions of all sequences together, and of those that have ended and are kept. `None` gives every sequence room for the
+    /// whole context.
     pub tokens: Option<usize>,
     /// How much of a GPU's cache is in VRAM.
     pub in_vram: KvInVram,
@@ -329,7 +330,9 @@ impl Architecture {
         };
         // The last block of every sequence may be filled in part.
         let together = tokens.map_or(usize::MAX, |tokens| tokens.div_ceil(KV_BLOCK) + sequences);
-        let pool = |window| (sequences * blocks(window)).min(together.max(blocks(window)));
+        // More positions than the sequences need are for prompts that come again, each with its own windows.
+        let kept = tokens.map_or(0, |tokens| tokens.div_ceil(context.max(1))).max(sequences);
+        let pool = |window| (kept * blocks(window)).min(together.max(blocks(window)));
         self.kv_windows().into_iter().map(|window| 1 + pool(window)).collect()
     }
 
