@@ -256,6 +256,8 @@ fn blocks_may_be_rounded_for_the_disk() {
                     }
                 }
                 tiered.write_kv(true, LONG).unwrap();
+                let name = store.list()[0].model.clone().unwrap();
+                assert_eq!(name.ends_with("(rounded to q8_0)"), rounds, "{name}");
                 let statistics = tiered.kv_tiers();
                 let error = statistics.disk_rounding_error;
                 assert_eq!((0.0005..0.02).contains(&error), rounds, "{error}");

@@ -229,6 +229,7 @@ impl Engine {
     pub fn set_kv_disk(&mut self, disk: KvDisk, name: &str) -> Result<(), EngineError> {
         let KvDisk { store, ty } = disk;
         let mut identity = self.session.strong_identity()?;
+        let mut name = name.to_owned();
         if ty == KvDiskType::Q8_0 {
             if !self.session.has_f16_kv() {
                 return Err(EngineError::BadOption {
@@ -239,10 +240,11 @@ impl Engine {
             }
             // Blocks behind rounded ones differ, too, so both kinds must not meet.
             identity.extend(b" q8_0 on disk");
+            name.push_str(" (rounded to q8_0)");
         }
         let runner = &mut self.session.runner;
         runner.set_identity(identity);
-        let model = store.add_model(runner.root(b""), name)?;
+        let model = store.add_model(runner.root(b""), &name)?;
         runner.tiers_mut().set_disk(DiskTier { store, model, ty });
         Ok(())
     }
