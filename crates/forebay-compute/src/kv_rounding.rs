@@ -3,6 +3,7 @@
 //! A plane of a block has a multiple of 128 elements, so no 32 of them belong to keys and values, or to two layers. They may
 //! belong to two rows, if a row's length is not a multiple of 32.
 
+use forebay_format::{TensorType, dequantize};
 use half::f16;
 use half::slice::{HalfBitsSliceExt as _, HalfFloatSliceExt as _};
 
@@ -42,11 +43,13 @@ pub fn rounded_bytes(bytes: usize) -> usize {
     (bytes / 2).div_ceil(GROUP) * ROUNDED
 }
 
-/// Rounds halves, which are native-endian words, to `out`. Returns `None` if a value is not finite: such a block cannot be
-/// rounded.
-pub fn round(halves: &[u8], out: &mut Vec<u8>) -> Option<RoundingError> {
-    out.clear();
-    out.resize(rounded_bytes(halves.len()), 0);
+/// Rounds halves, which are native-endian words, to `out`, which has [`rounded_bytes`]. Returns `None` if a value is not finite:
+/// such a block cannot be rounded.
+///
+/// # Panics
+/// Panics if `out` has another length.
+pub fn round(halves: &[u8], out: &mut [u8]) -> Option<RoundingError> {
+    assert_eq!(out.len(), rounded_bytes(halves.len()), "{} bytes of halves", halves.len());
     let mut error = RoundingError::default();
     let (mut bits, mut values) = ([0_u16; AT_ONCE], [0.0_f32; AT_ONCE]);
     let parts = halves.chunks(2 * AT_ONCE).zip(out.chunks_mut(AT_ONCE / GROUP * ROUNDED));
@@ -107,12 +110,9 @@ pub fn unround(rounded: &[u8], halves: &mut [u8]) -> bool {
     let (mut values, mut bits) = ([0.0_f32; AT_ONCE], [0_u16; AT_ONCE]);
     let parts = rounded.chunks(AT_ONCE / GROUP * ROUNDED).zip(halves.chunks_mut(2 * AT_ONCE));
     for (rounded, halves) in parts {
-        let groups = rounded.as_chunks::<ROUNDED>().0;
-        for (from, values) in groups.iter().zip(values.as_chunks_mut::<GROUP>().0) {
-            let step = f16::from_bits(u16::from_le_bytes([from[0], from[1]])).to_f32();
-            for (value, code) in values.iter_mut().zip(&from[2..]) {
-                *value = f32::from(*code as i8) * step;
-            }
+        let values_of_part = &mut values[..rounded.len() / ROUNDED * GROUP];
+        if dequantize(TensorType::Q8_0, rounded, values_of_part).is_err() {
+            return false;
         }
         bits.reinterpret_cast_mut::<f16>().convert_from_f32_slice(&values);
         for (to, bits) in halves.as_chunks_mut().0.iter_mut().zip(bits) {
@@ -143,9 +143,8 @@ mod tests {
         let values: Vec<f32> =
             (0..130).map(|i| [1.0, 1e-6, 0.0, 60_000.0, 3.0][i / 32] * random[i]).collect();
         let halves = bytes_of(values.iter().copied());
-        let mut rounded = Vec::new();
+        let mut rounded = vec![0xff; rounded_bytes(halves.len())];
         let error = round(&halves, &mut rounded).unwrap();
-        assert_eq!(rounded.len(), rounded_bytes(halves.len()));
         assert_eq!(rounded.len(), 5 * 34);
         let mut back = vec![0xff; halves.len()];
         assert!(unround(&rounded, &mut back));
@@ -170,7 +169,7 @@ mod tests {
     #[test]
     fn rounding_again_changes_nothing() {
         let halves = bytes_of(random(4, 256).into_iter());
-        let (mut first, mut second) = (Vec::new(), Vec::new());
+        let [mut first, mut second] = [0, 1].map(|_| vec![0; rounded_bytes(halves.len())]);
         round(&halves, &mut first).unwrap();
         let mut back = vec![0; halves.len()];
         unround(&first, &mut back);
@@ -186,7 +185,7 @@ mod tests {
     fn values_that_are_not_finite_are_refused() {
         for bad in [f32::NAN, f32::INFINITY] {
             let halves = bytes_of([1.0, bad, 2.0].into_iter());
-            assert_eq!(round(&halves, &mut Vec::new()), None);
+            assert_eq!(round(&halves, &mut [0; 34]), None);
         }
     }
 }

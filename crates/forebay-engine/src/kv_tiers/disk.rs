@@ -32,6 +32,28 @@ pub enum KvDiskType {
     Q8_0,
 }
 
+impl KvDiskType {
+    /// Returns the bytes on disk of a block of `bytes` bytes.
+    fn stored_bytes(self, bytes: usize) -> usize {
+        match self {
+            KvDiskType::AsCached => bytes,
+            KvDiskType::Q8_0 => rounding::rounded_bytes(bytes),
+        }
+    }
+
+    /// Makes a block in memory of one that was read. Returns false if that has another length.
+    fn restore(self, block: &[u8], to: &mut [u8]) -> bool {
+        match self {
+            KvDiskType::Q8_0 => rounding::unround(block, to),
+            KvDiskType::AsCached if block.len() == to.len() => {
+                to.copy_from_slice(block);
+                true
+            }
+            KvDiskType::AsCached => false,
+        }
+    }
+}
+
 /// A folder on disk for [`Engine::set_kv_disk`](crate::Engine::set_kv_disk).
 #[derive(Debug, Clone)]
 pub struct KvDisk {
@@ -69,36 +91,16 @@ impl DiskTier {
 
     /// Gives a block to be written. Returns nothing if it is not written.
     pub fn write(&self, key: BlockKey, link: Link, bytes: &[u8], waits: Duration) -> Given {
-        let mut rounded = Vec::new();
-        let (bytes, rounding) = match self.ty {
-            KvDiskType::AsCached => (bytes, RoundingError::default()),
-            KvDiskType::Q8_0 => {
-                // Rounding takes longer than finding out that the block is there.
-                if self.has(key) {
-                    return Given::default();
-                }
-                let Some(error) = rounding::round(bytes, &mut rounded) else {
-                    return Given::default();
-                };
-                (rounded.as_slice(), error)
-            }
+        let (store, model) = (&self.store, self.model);
+        let (len, mut rounding) = (self.ty.stored_bytes(bytes.len()), RoundingError::default());
+        let is_written = match self.ty {
+            KvDiskType::AsCached => store.write(key, link, model, bytes, waits),
+            // Only a block that is written is rounded.
+            KvDiskType::Q8_0 => store.write_with(key, link, model, len, waits, |to| {
+                rounding::round(bytes, to).map(|error| rounding = error).is_some()
+            }),
         };
-        match self.store.write(key, link, self.model, bytes, waits) {
-            true => Given { bytes: bytes.len() as u64, rounding },
-            false => Given::default(),
-        }
-    }
-
-    /// Copies a block that was read to memory for `to.len()` bytes of it. Returns false if it has another length.
-    fn copy(&self, block: &[u8], to: &mut [u8]) -> bool {
-        match self.ty {
-            KvDiskType::Q8_0 => rounding::unround(block, to),
-            KvDiskType::AsCached if block.len() == to.len() => {
-                to.copy_from_slice(block);
-                true
-            }
-            KvDiskType::AsCached => false,
-        }
+        if is_written { Given { bytes: len as u64, rounding } } else { Given::default() }
     }
 
     pub fn flush(&self, limit: Duration) {
@@ -119,7 +121,7 @@ impl DiskTier {
 
 /// Blocks on their way from the disk to host memory, for one request.
 pub struct Fetching {
-    disk: DiskTier,
+    ty: KvDiskType,
     fetch: Fetch,
     links: HashMap<BlockKey, Link>,
     /// Blocks in host memory that are leased until the request begins.
@@ -140,7 +142,7 @@ impl Fetching {
         let fetch = disk.store.fetch(keys.iter().map(|(key, _)| *key));
         let now = Instant::now();
         Fetching {
-            disk: disk.clone(),
+            ty: disk.ty,
             fetch,
             links: keys.into_iter().collect(),
             leased: Vec::new(),
@@ -179,7 +181,7 @@ impl Fetching {
     /// Copies blocks that have arrived to host memory. Waits for the first one up to `wait`. Returns true if nothing more will
     /// come.
     pub fn advance(&mut self, tiers: &mut KvTiers, backend: &dyn Backend, wait: Duration) -> bool {
-        let (mut wait, disk) = (wait, self.disk.clone());
+        let mut wait = wait;
         for _ in 0..ARRIVALS_AT_A_TIME {
             if self.has_ended() {
                 return true;
@@ -202,7 +204,7 @@ impl Fetching {
             }
             let slot = tiers.take(backend, key.group as usize).ok().flatten();
             match (block, slot) {
-                (Ok(block), Some(slot)) if disk.copy(&block, tiers.slot_bytes_mut(&slot)) => {
+                (Ok(block), Some(slot)) if self.ty.restore(&block, tiers.slot_bytes_mut(&slot)) => {
                     tiers.note_read(block.len());
                     tiers.insert(key, link, slot, 1);
                     self.lease(tiers, key.hash);

@@ -55,7 +55,7 @@ pub struct DiskOptions {
     pub readers: usize,
     /// Faults to inject. For tests.
     pub faults: Option<Arc<dyn DiskFaults>>,
-    /// Gets to know every read and write of a block.
+    /// Observer of every read and write of a block.
     pub watch: Option<Arc<dyn DiskWatch>>,
 }
 
@@ -117,9 +117,9 @@ pub struct Transfer {
     pub failed: Option<i32>,
 }
 
-/// Gets to know what a store reads and writes.
+/// Observer of what a store reads and writes.
 pub trait DiskWatch: Send + Sync {
-    /// Is called on the thread that has read or written.
+    /// Takes note of a transfer, on the thread that has read or written.
     fn ended(&self, transfer: &Transfer);
 }
 
@@ -383,9 +383,7 @@ impl DiskStore {
         self.shared.shares_disk.store(shares, Ordering::Relaxed);
     }
 
-    /// Copies a block and queues it to be written. Returns false if it is not written: it is here already, too many wait, the
-    /// limit of the day is reached, or the folder is read-only. With `waits`, this waits up to that time for others to be
-    /// written.
+    /// Copies a block and queues it to be written ([`DiskStore::write_with`]).
     pub fn write(
         &self,
         key: BlockKey,
@@ -394,12 +392,31 @@ impl DiskStore {
         block: &[u8],
         waits: Duration,
     ) -> bool {
+        let copy = |to: &mut [u8]| {
+            to.copy_from_slice(block);
+            true
+        };
+        self.write_with(key, link, model, block.len(), waits, copy)
+    }
+
+    /// Queues a block of `len` bytes to be written. `fill` puts it into a buffer, or returns false if there is none. Returns false
+    /// if the block is not written: it is here already, too many wait, the limit of the day is reached, or the folder is
+    /// read-only; `fill` is not called then. With `waits`, this waits up to that time for others to be written.
+    pub fn write_with(
+        &self,
+        key: BlockKey,
+        link: Link,
+        model: u64,
+        len: usize,
+        waits: Duration,
+        fill: impl FnOnce(&mut [u8]) -> bool,
+    ) -> bool {
         let shared = &self.shared;
         let stops = shared.stops_writing.load(Ordering::Relaxed);
         if self.writer.is_none() || stops {
             return false;
         }
-        let bytes = writer::buffer_bytes(block.len(), shared.folder.is_sealed());
+        let bytes = writer::buffer_bytes(len, shared.folder.is_sealed());
         {
             let mut state = shared.state();
             if !shared.may_wear(bytes as u64, state.wear) {
@@ -420,8 +437,11 @@ impl DiskStore {
             state.statistics.skipped_busy += 1;
             return false;
         };
-        buffer[HEADER_BYTES..][..block.len()].copy_from_slice(block);
-        let queued = Queued { meta: writer::meta(key, link, model), len: block.len(), buffer };
+        if !fill(&mut buffer[HEADER_BYTES..][..len]) {
+            shared.state().index.dequeue(key);
+            return false;
+        }
+        let queued = Queued { meta: writer::meta(key, link, model), len, buffer };
         shared.state().to_write.push_back(queued);
         shared.changed.notify_all();
         true
