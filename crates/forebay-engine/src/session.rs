@@ -293,6 +293,11 @@ impl Session {
         !offloads && !rounds
     }
 
+    /// Returns the folder of the KV cache's tier on disk, if there is one.
+    pub fn kv_folder(&self) -> Option<&Path> {
+        self.runner.tiers().disk().map(|disk| disk.store.folder())
+    }
+
     /// Returns true if keys and values are f16.
     pub(crate) fn has_f16_kv(&self) -> bool {
         self.kv_type == KvType::F16

@@ -45,22 +45,23 @@ impl TracingFile {
     /// Closes the session, so that no read is missing, and writes the file.
     pub fn finish(self, session: Session, command: &str) -> Outcome {
         let traced = session.traced_model().cloned();
+        let kv_folder = session.kv_folder().map(Path::to_owned);
         drop(session);
         match traced {
-            Some(traced) => self.write(&traced, command, None),
+            Some(traced) => self.write(&traced, command, kv_folder.as_deref()),
             None => Ok(()),
         }
     }
 
     /// Writes the file. The caller must have closed the engine, and the folder of keys and values.
-    pub fn write(self, traced: &TracedModel, command: &str, kv_disk: Option<&Path>) -> Outcome {
+    pub fn write(self, traced: &TracedModel, command: &str, kv_folder: Option<&Path>) -> Outcome {
         let Some((mut file, recorder)) = self.0 else { return Ok(()) };
         let mut header = TraceHeader { command: command.to_owned(), ..TraceHeader::new(traced) };
         let mut recording = recorder.take();
         // The folder of keys and values counts as one more file.
         if let Some(bytes) = recording.place_kv(FileIndex(header.files.len() as u32)) {
             let path =
-                kv_disk.map_or("keys and values".into(), |folder| folder.display().to_string());
+                kv_folder.map_or("keys and values".into(), |folder| folder.display().to_string());
             header.files.push(FileEntry { path, bytes });
         }
         let trace = Trace { header, recording };

@@ -230,11 +230,7 @@ impl Batch<'_> {
         let limit = if answered.is_ok() { WRITE_KV } else { WRITE_KV_INTERRUPTED };
         let written = engine.write_kv(true, limit);
         let rounding_error = engine.kv_tiers().disk_rounding_error;
-        // No read or write is missing in the trace after this.
-        let traced = engine.session().traced_model().cloned();
-        drop(engine);
-        let traced = traced
-            .map_or(Ok(()), |traced| tracing.write(&traced, "batch", args.kv.kv_disk.as_deref()));
+        let traced = tracing.finish(engine.into_session(), "batch");
         answered?;
         traced?;
         if rounding_error > 0.0 {
