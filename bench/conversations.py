@@ -8,20 +8,17 @@ Each conversation begins with a prompt of --tokens tokens of its own, and every 
 All conversations take their first turn, then all take the second, and so on. The KV cache of the device (--kv-tokens) has room for
 --fitting conversations in one server and for all in the other; --kv-ram has room for all. The first turn is not measured. Counts the tokens of
 later turns that were read again, beyond the answer before and less than two blocks at its ends. Rounds alternate. Prints a Markdown table.
-Only the standard library is needed.
+Needs serving.py beside it.
 """
 
 import argparse
 import concurrent.futures
-import contextlib
-import http.client
-import json
 import random
-import socket
 import statistics
-import subprocess
 import sys
 import time
+
+from serving import ask, server
 
 parser = argparse.ArgumentParser()
 parser.add_argument("forebay")
@@ -40,42 +37,15 @@ ADDED = 32
 context = arguments.tokens + arguments.turns * (ADDED + arguments.answer) + 32
 
 
-@contextlib.contextmanager
-def server(fitting):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [arguments.forebay, "serve", arguments.model, "--name", "model", "--parallel", str(arguments.at_once), "--ctx",
-               str(context), "--kv-tokens", str(fitting * context), "--kv-ram", "64GiB", "--port", str(port), *arguments.option]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    try:
-        until = time.time() + 300
-        while True:
-            with contextlib.suppress(OSError):
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-                connection.request("GET", "/health")
-                if connection.getresponse().status == 200:
-                    break
-            if process.poll() is not None or time.time() > until:
-                sys.exit("the server does not start: " + process.stderr.read())
-            time.sleep(0.1)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(timeout=120)
+def command(fitting):
+    return [arguments.forebay, "serve", arguments.model, "--name", "model", "--parallel", str(arguments.at_once), "--ctx", str(context),
+            "--kv-tokens", str(fitting * context), "--kv-ram", "64GiB", *arguments.option]
 
 
-def ask(port, prompt):
+def turn_of(port, prompt):
     body = {"model": "model", "prompt": prompt, "max_tokens": arguments.answer, "temperature": 0, "ignore_eos": True,
             "include_statistics": True, "logprobs": 0}
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=1200)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    text = response.read().decode()
-    connection.close()
-    if response.status != 200:
-        sys.exit(f"status {response.status}: {text[:300]}")
-    answer = json.loads(text)
+    answer = ask(port, "/v1/completions", body)
     return answer["usage"], answer["statistics"][0]
 
 
@@ -84,10 +54,10 @@ def measure(fitting):
     words = lambda count: [generator.randrange(10, 1000) for _ in range(count)]
     prompts = [words(arguments.tokens) for _ in range(arguments.conversations)]
     times, again, generated, from_ram = [], 0, 0, 0
-    with server(fitting) as port, concurrent.futures.ThreadPoolExecutor(arguments.at_once) as pool:
+    with server(command(fitting)) as port, concurrent.futures.ThreadPoolExecutor(arguments.at_once) as pool:
         for turn in range(arguments.turns):
             started = time.perf_counter()
-            answers = list(pool.map(lambda prompt: ask(port, prompt), prompts))
+            answers = list(pool.map(lambda prompt: turn_of(port, prompt), prompts))
             if turn > 0:
                 times.append(time.perf_counter() - started)
                 for (usage, of), prompt in zip(answers, prompts):

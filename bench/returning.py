@@ -11,21 +11,19 @@ start, with the request that restores the slot.
 
 LLAMA_SERVER may be -: forebay is then measured alone. Rounds alternate between the programs, with the same conversations of random
 tokens. Prints a Markdown table.
-Only the standard library is needed. An option that begins with a dash is given as --llama=-t --llama=2.
+Needs serving.py beside it. An option that begins with a dash is given as --llama=-t --llama=2.
 """
 
 import argparse
-import contextlib
-import http.client
-import json
 import random
 import shutil
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+
+from serving import ask, server
 
 parser = argparse.ArgumentParser()
 parser.add_argument("forebay")
@@ -45,48 +43,12 @@ conversations = [[generator.randrange(10, 1000) for _ in range(arguments.tokens)
 added = [generator.randrange(10, 1000) for _ in range(16)]
 
 
-def ask(port, path, body):
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    text = response.read().decode()
-    connection.close()
-    if response.status != 200:
-        sys.exit(f"{path}: status {response.status}: {text[:300]}")
-    return json.loads(text)
-
-
 def first_token(port, prompt, before=None):
     started = time.perf_counter()
     if before:
         before()
     ask(port, "/v1/completions", {"model": "model", "prompt": prompt, "max_tokens": 1, "temperature": 0})
     return time.perf_counter() - started
-
-
-@contextlib.contextmanager
-def server(command):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        until = time.time() + 300
-        while True:
-            try:
-                connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-                connection.request("GET", "/health")
-                if connection.getresponse().status == 200:
-                    break
-            except OSError:
-                pass
-            if process.poll() is not None or time.time() > until:
-                sys.exit(f"{command[0]} does not start")
-            time.sleep(0.1)
-        yield port
-    finally:
-        process.terminate()
-        process.wait(timeout=120)
 
 
 def forebay(folder):
