@@ -150,6 +150,20 @@ __device__ __forceinline__ void copy_back(u64 to, u64 from, u32 bytes, u32 first
     if (first < rest) ((u8 *)to)[behind + first] = __ldcg((const u8 *)from + behind + first);
 }
 
+// Names the chosen experts that are on the device, so that kernels can compute them while `fetch_experts` fetches the others.
+// `slots` [experts] receives their addresses by id, and 0 for chosen experts that are not there. Grid (1). The other parameters are
+// those of fetch_experts.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    find_experts(const u32 *now, u32 *ids, const u32 *forced, int k, const u64 *tables, int first, u64 *slots) {
+    wait_for_previous();
+    const int lane = threadIdx.x;
+    if (lane >= k) return;
+    const bool is_forced = now[1];
+    const u32 id = (is_forced ? forced : ids)[lane];
+    if (is_forced) ids[lane] = id;
+    slots[id] = tables[first + id];
+}
+
 // Fetches the experts of one layer that a run's rows chose: k pairs of a row and an expert, at most THREADS. Two pairs
 // may have the same expert. Grid (blocks): any number. Dynamic shared memory: R = 4 + (4 + MISS_WORDS + BACK_WORDS) * k
 // words. `tickets` [2] and the first word of `desk` [4 + R] are 0 before and after.
@@ -158,7 +172,8 @@ __device__ __forceinline__ void copy_back(u64 to, u64 from, u32 bytes, u32 first
 //   else 0. If it does, `ids` is overwritten.
 // - tables: addresses of all experts that are retained on the device, those of this layer from index `first` on; 0
 //   means not on the device.
-// - slots [experts]: receives the addresses of the chosen experts, by id; 0 means that the host computes this expert.
+// - slots [experts]: receives the addresses of the chosen experts, by id; 0 means that the host computes this expert. If
+//   `only_fetched` is 1, experts that were on the device get 0, too: `find_experts` has named them.
 // - asked (host) [4 + k]: receives the run's number, 1 if the kernel waits for an answer, and from word 4 on the chosen
 //   ids. When all experts are there, words 2 and 3 receive the nanoseconds spent waiting and copying.
 // - x [hidden]: if not null, it is copied to x_host (host) with a question that waits.
@@ -172,7 +187,7 @@ __device__ __forceinline__ void copy_back(u64 to, u64 from, u32 bytes, u32 first
 //   `asked` [1] is 2.
 extern "C" __global__ void __launch_bounds__(THREADS)
     fetch_experts(const u32 *now, u32 *ids, const u32 *forced, int k, u64 *tables, int first, u64 *slots,
-                  u32 *tickets, u32 *desk, u32 *asked, const u32 *answer, const float *x, float *x_host, int hidden,
+                  int only_fetched, u32 *tickets, u32 *desk, u32 *asked, const u32 *answer, const float *x, float *x_host, int hidden,
                   u64 part0, u64 part1, u64 part2, int bytes0, int bytes1, int bytes2, u32 bound, int place,
                   const float *stream, float *kept, int width, u32 *given_up, u32 *given_up_host) {
     wait_for_previous();
@@ -258,6 +273,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // The last block changes the tables, after all blocks have read them.
     if (!last) return;
     __threadfence();
+    const bool was_there = slot != 0;
     if (has_answer) {
         const u32 *const misses = record + 4 + 2 * k, *const cleared = misses + MISS_WORDS * k;
         if (lane < k) slot = ((const u64 *)(record + 4))[lane];
@@ -267,9 +283,9 @@ extern "C" __global__ void __launch_bounds__(THREADS)
             tables[misses[MISS_WORDS * lane]] = *(const u64 *)(misses + MISS_WORDS * lane + 2);
     }
     if (lane < k) {
-        slots[id] = is_over || (missing && !has_answer) ? 0 : slot;
-        // Later kernels read the ids, too.
-        if (now[1]) ids[lane] = id;
+        slots[id] = is_over || (missing && !has_answer) || (only_fetched && was_there) ? 0 : slot;
+        // Later kernels read the ids, too. `find_experts` may have written them, and then others read them now.
+        if (now[1] && !only_fetched) ids[lane] = id;
     }
     if (lane == 0) {
         tickets[0] = tickets[1] = desk[0] = 0;

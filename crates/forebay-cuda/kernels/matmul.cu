@@ -265,7 +265,7 @@ struct Item {
     u64 weights;  // of the first row
     float *out;
     int first, end;  // entries
-    int row, rows;   // the first row; rows of the matrix, or 0 for an expert without a slot
+    int row, rows;   // the first row; rows of the matrix
 };
 
 // Largest number of items of a block; the same as in matmul.rs.
@@ -282,15 +282,27 @@ __device__ __forceinline__ int find_items(Item (&items)[ITEMS], const Matrices &
     __shared__ int found;
     if (threadIdx.x < 32) {
         const int lane = threadIdx.x;
-        const auto tiles_of = [&](int expert) {
-            if (expert >= experts) return 0;
-            return ((int)(starts[expert + 1] - starts[expert]) + TOKENS - 1) / TOKENS;
+        // Numbers of tiles of the EACH experts that this lane looks at, from `first` on. Experts are often computed in several
+        // launches, as they arrive: those without a slot have no tiles.
+        int tiles_of[EACH];
+        const auto look = [&](int first) {
+            int sum = 0;
+#pragma unroll
+            for (int i = 0; i < EACH; i++) {
+                // Loads do not depend on each other. What is read for an expert that does not exist is not used.
+                const int expert = min(first + i, experts - 1);
+                const bool has_slot = table[expert] != 0;
+                const int entries = (int)(starts[expert + 1] - starts[expert]);
+                tiles_of[i] = has_slot && first + i < experts ? (entries + TOKENS - 1) / TOKENS : 0;
+                sum += tiles_of[i];
+            }
+            return sum;
         };
         int tiles = table ? 0 : (tokens + TOKENS - 1) / TOKENS, in_tile = 0;
         if (table) {
-            for (int expert = lane * EACH; expert < experts; expert += 32 * EACH)
-#pragma unroll
-                for (int i = 0; i < EACH; i++) tiles += tiles_of(expert + i);
+            // From the last experts to the first, which the loop below looks at first.
+            for (int base = (experts - 1) / (32 * EACH) * 32 * EACH; base >= 0; base -= 32 * EACH)
+                tiles += look(base + lane * EACH);
 #pragma unroll
             for (int distance = 16; distance > 0; distance >>= 1) tiles += __shfl_xor_sync(~0u, tiles, distance);
         }
@@ -307,9 +319,10 @@ __device__ __forceinline__ int find_items(Item (&items)[ITEMS], const Matrices &
             const int last = (int)((from + count - 1) / in_tile);
             int tile = (int)(from / in_tile), before = 0;
             for (int base = 0; base < experts && tile <= last; base += 32 * EACH) {
+                if (base > 0) look(base + lane * EACH);
                 int own = 0;
 #pragma unroll
-                for (int i = 0; i < EACH; i++) own += tiles_of(base + lane * EACH + i);
+                for (int i = 0; i < EACH; i++) own += tiles_of[i];
                 int sum = own;  // over the experts of this lane and those of the lower lanes
 #pragma unroll
                 for (int distance = 1; distance < 32; distance <<= 1) {
@@ -321,7 +334,12 @@ __device__ __forceinline__ int find_items(Item (&items)[ITEMS], const Matrices &
                     if (past == 0) break;
                     const int source = __ffs((int)past) - 1;
                     int within = tile - before - (sum - own), expert = base + lane * EACH;
-                    for (int i = 1; i < EACH && within >= tiles_of(expert); i++) within -= tiles_of(expert++);
+#pragma unroll
+                    for (int i = 0; i < EACH - 1; i++) {
+                        const bool is_past = expert == base + lane * EACH + i && within >= tiles_of[i];
+                        within -= is_past ? tiles_of[i] : 0;
+                        expert += is_past;
+                    }
                     expert = __shfl_sync(~0u, expert, source);
                     within = __shfl_sync(~0u, within, source);
                     if (own_tile == tile) {
@@ -340,7 +358,7 @@ __device__ __forceinline__ int find_items(Item (&items)[ITEMS], const Matrices &
                 const int row_tiles = (matrices.rows[i] + ROWS - 1) / ROWS;
                 if (row_tile >= 0 && row_tile < row_tiles) {
                     item.row = row_tile * ROWS;
-                    item.rows = table && slot == 0 ? 0 : matrices.rows[i];
+                    item.rows = matrices.rows[i];
                     item.out = matrices.out[i];
                     item.weights = slot + matrices.weights[i] + (u64)item.row * row_bytes;
                 }

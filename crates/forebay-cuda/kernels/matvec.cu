@@ -19,6 +19,7 @@
 // all kernels with 32 lanes for each row. Those with fewer lanes serve rows of less than 2048 columns, for any number of
 // tokens. So a token's bits do not depend on the tokens beside it.
 #include "matvec_direct.cuh"
+#include "matvec_tiles.cuh"
 #include "pipeline.cuh"
 
 #define WARPS 4
@@ -36,7 +37,7 @@ template <class W> struct Shape {
     // Blocks per multiprocessor, limited so that registers suffice: for one token, for two, and for more.
     static constexpr int BLOCKS = HasRaw<W>::VALUE ? 4 : RUN == 1 ? 6 : W::ALIGN == 16 ? 5 : 4;
     static constexpr int BLOCKS_2 = RUN == 1 ? 6 : 4;
-    static constexpr int BLOCKS_8 = RUN == 1 ? 4 : 3;
+    static constexpr int BLOCKS_4 = RUN == 1 ? 4 : 3;
     // Blocks per multiprocessor, and steps, for kernels that load weights directly to registers.
     static constexpr int DIRECT_BLOCKS = RUN == 2 && W::ALIGN < 16 ? 4 : 6;
     static constexpr int DIRECT_STEPS = RUN == 2 && W::ALIGN == 16 ? 1 : 2;
@@ -177,16 +178,27 @@ __device__ __forceinline__ void matvec_one(const i8 *codes, const ActivationScal
         MATVEC(codes, scales, MATVEC_ARGUMENTS);                                                               \
     }
 
+#define TILE_KERNEL(NAME, MATVEC)                                                                              \
+    extern "C" __global__ void __launch_bounds__(32 * TILE_WARPS, 2)                                           \
+        NAME(const i8 *codes, const ActivationScale *scales, MATVEC_PARAMETERS) {                              \
+        MATVEC(codes, scales, MATVEC_ARGUMENTS);                                                               \
+    }
+
 typedef Shape<WEIGHT> S;
 // Rows of less than 2048 columns: 32 lanes for each row would be too many.
 static constexpr int SHORT_LANES = 8 / S::RUN, SHORT_STEPS = S::RUN == 2 ? 1 : 3;
-// One module for one token at once and another for more. Most sessions never need the second, so the driver need not
-// compile it.
+// One module for one token at once, another for two to four, and a third for more. Most sessions need only the first, so the
+// driver need not compile the others.
 #ifdef FEW
 KERNEL(matvec_2, S::BLOCKS_2, (matvec<WEIGHT, 2>))
-KERNEL(matvec_4, S::BLOCKS_8, (matvec<WEIGHT, 4>))
-KERNEL(matvec_8, S::BLOCKS_8, (matvec<WEIGHT, 8>))
+KERNEL(matvec_4, S::BLOCKS_4, (matvec<WEIGHT, 4>))
 KERNEL(matvec_short_4, 4, (matvec_direct<WEIGHT, SHORT_LANES, SHORT_STEPS, 4>))
+#elif defined(MANY)
+TILE_KERNEL(matvec_8, (matvec_tiles<WEIGHT, 32, 8>))
+TILE_KERNEL(matvec_16, (matvec_tiles<WEIGHT, 32, 16>))
+TILE_KERNEL(matvec_32, (matvec_tiles<WEIGHT, 32, 32>))
+TILE_KERNEL(matvec_short_8, (matvec_tiles<WEIGHT, SHORT_LANES, 8>))
+TILE_KERNEL(matvec_short_16, (matvec_tiles<WEIGHT, SHORT_LANES, 16>))
 #else
 KERNEL(matvec_1, S::BLOCKS, matvec_one<WEIGHT>)
 // Experts, one token each.

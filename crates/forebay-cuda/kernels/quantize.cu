@@ -28,3 +28,24 @@ extern "C" __global__ void __launch_bounds__(256)
     codes[((size_t)token * 2 + half) * groups_per_token * 16 + at * 16 + (lane & 15)] = (i8)code;
     if (lane == 0) scales[group] = {largest / 127.0f, (short)sum, (short)upper_sum};
 }
+
+// Copies codes and scales of quantize_q8 to the order in which tensor cores take them: for every eight tokens and every group,
+// 32 lanes with 8 codes each, then a scale for each of the eight tokens. Lane 4 * i + q has codes 4q .. 4q + 3 and 16 + 4q .. 16 + 4q + 3
+// of token i. Tokens that do not exist are 0. One warp per eight tokens and group.
+extern "C" __global__ void __launch_bounds__(256)
+    tile_codes(const i8 *codes, const ActivationScale *scales, uint2 *tile_codes, ActivationScale *tile_scales, int tokens,
+               int groups) {
+    wait_for_previous();
+    const int item = blockIdx.x * 8 + (threadIdx.x >> 5), lane = threadIdx.x & 31;
+    if (item >= (tokens + 7) / 8 * groups) return;
+    const int token = item / groups * 8 + (lane >> 2), group = item % groups, quarter = lane & 3;
+    uint2 out = make_uint2(0, 0);
+    ActivationScale scale = {0.0f, {0, 0}};
+    if (token < tokens) {
+        const u32 *const from = (const u32 *)codes + (size_t)token * 8 * groups + 4 * group + quarter;
+        out = make_uint2(from[0], from[4 * groups]);
+        scale = scales[(size_t)token * groups + group];
+    }
+    tile_codes[item * 32 + lane] = out;
+    if (quarter == 0) tile_scales[item * 8 + (lane >> 2)] = scale;
+}

@@ -37,6 +37,8 @@ pub struct Gpu {
     /// True while a graph is captured; `recorded` then holds the owners of the memory that it uses.
     pub(crate) is_capturing: AtomicBool,
     pub(crate) recorded: Mutex<Option<Vec<Owner>>>,
+    /// True if the next kernel of the compute stream waits for kernels of a side stream, too.
+    joins: AtomicBool,
 }
 
 impl Gpu {
@@ -105,6 +107,7 @@ impl Gpu {
             finished: AtomicU64::new(0),
             is_capturing: AtomicBool::new(false),
             recorded: Mutex::new(None),
+            joins: AtomicBool::new(false),
         })
     }
 
@@ -188,6 +191,16 @@ impl Gpu {
     /// Counts one more queued work item.
     pub(crate) fn note_queued(&self) {
         self.queued.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Notes that the next kernel of the compute stream waits for kernels of a side stream, too.
+    pub(crate) fn note_join(&self) {
+        self.joins.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if the kernel that is queued now waits for kernels of a side stream, too.
+    pub(crate) fn takes_join(&self) -> bool {
+        self.joins.load(Ordering::Relaxed) && self.joins.swap(false, Ordering::Relaxed)
     }
 
     /// Returns true if all queued work is done. Does not wait.

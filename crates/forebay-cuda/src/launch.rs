@@ -1,4 +1,4 @@
-//! Queueing a kernel on the compute stream.
+//! Queueing a kernel.
 
 use std::ffi::c_void;
 
@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 
 use crate::lifetime::{Owner, while_alive};
 use crate::module::Kernel;
-use crate::{CudaError, DevicePtr, Gpu};
+use crate::{CudaError, DevicePtr, Gpu, SideStream};
 
 /// Maximum number of arguments of a kernel.
 const MOST: usize = 40;
@@ -92,8 +92,34 @@ impl Launch {
     }
 
     /// Queues the kernel. Does nothing if the grid is empty.
-    pub(crate) fn run(mut self, gpu: &Gpu) -> Result<(), CudaError> {
-        if self.grid.0 == 0 || self.grid.1 == 0 || self.grid.2 == 0 {
+    pub(crate) fn run(self, gpu: &Gpu) -> Result<(), CudaError> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        // A kernel that waits for two streams does not start early.
+        let starts_early = self.kernel.waits && !gpu.takes_join();
+        self.queue(gpu, gpu.stream().cu_stream(), starts_early)
+    }
+
+    /// Queues the kernel on `side`, or on the compute stream if there is none. Does nothing if the grid is empty.
+    pub(crate) fn run_beside(self, gpu: &Gpu, side: Option<&SideStream>) -> Result<(), CudaError> {
+        match side {
+            Some(side) => self.queue(gpu, side.handle(), false),
+            None => self.run(gpu),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.grid.0 == 0 || self.grid.1 == 0 || self.grid.2 == 0
+    }
+
+    fn queue(
+        mut self,
+        gpu: &Gpu,
+        stream: sys::CUstream,
+        starts_early: bool,
+    ) -> Result<(), CudaError> {
+        if self.is_empty() {
             return Ok(());
         }
         gpu.bind()?;
@@ -114,9 +140,9 @@ impl Launch {
             blockDimY: self.block.1,
             blockDimZ: self.block.2,
             sharedMemBytes: self.shared_bytes,
-            hStream: gpu.stream().cu_stream(),
+            hStream: stream,
             attrs: &mut overlap,
-            numAttrs: u32::from(self.kernel.waits),
+            numAttrs: u32::from(starts_early),
         };
         let owners = &self.owners[..self.owner_count];
         // SAFETY: the driver reads the arguments before it returns, and none is longer than its word. The launchers of

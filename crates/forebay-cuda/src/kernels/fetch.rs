@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::launch::Launch;
-use crate::{AddressTable, AddressTables, CudaError, DevicePtr, Gpu, HostWords, Pinned};
+use crate::{
+    AddressTable, AddressTables, CudaError, DevicePtr, Gpu, HostWords, Pinned, SideStream,
+};
 
 /// Number of threads of a block; the same as in the kernel.
 const THREADS: u32 = 512;
@@ -77,8 +79,11 @@ pub struct FetchedLayer {
     /// and 0 for the others.
     pub table: usize,
     /// Index of the table of the same length that gets the addresses of the chosen experts. An address is 0 where the
-    /// answer says so.
+    /// answer says so. If a side stream fetches, the table names only the experts that it fetches.
     pub slots: usize,
+    /// Index of the table of the same length that gets the addresses of the chosen experts that are on the device before
+    /// a side stream fetches the others.
+    pub present: usize,
     /// Offset of each part of an expert in its slot, a multiple of 16, and its length in bytes.
     pub parts: [(u64, u64); 3],
 }
@@ -175,9 +180,12 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
         assert!((1..=FETCHED_PAIRS_MAX).contains(&pairs_max), "{pairs_max} pairs");
         assert!(hidden.is_multiple_of(4), "16 bytes are copied at once");
         for layer in &layers {
-            let (table, slots) = (tables.table(layer.table), tables.table(layer.slots));
-            let is_enough = slots.len() >= table.len() && slots.slot_bytes() <= table.slot_bytes();
-            assert!(is_enough, "chosen slots");
+            let table = tables.table(layer.table);
+            for slots in [layer.slots, layer.present].map(|index| tables.table(index)) {
+                let is_enough =
+                    slots.len() >= table.len() && slots.slot_bytes() <= table.slot_bytes();
+                assert!(is_enough, "chosen slots");
+            }
             let is_right = |(at, bytes): &(u64, u64)| {
                 at.is_multiple_of(16) && at + bytes <= table.slot_bytes() && *bytes < 1 << 31
             };
@@ -380,9 +388,39 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
 }
 
 impl Gpu {
+    /// Queues a kernel that writes the addresses of the chosen experts that are on the device to the table
+    /// [`FetchedLayer::present`]. The next call of [`Gpu::fetch_experts`] with a side stream must be for the same choice.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a buffer is too small.
+    pub fn find_experts<R: AsMut<[u8]> + Send + 'static>(
+        &self,
+        fetch: &ExpertFetch,
+        mailbox: &ExpertMailbox<R>,
+        place: usize,
+    ) -> Result<(), CudaError> {
+        let (k, tables) = (fetch.k, &mailbox.tables);
+        let FetchedLayer { table, present, .. } = mailbox.layers[place];
+        let (table, present) = (tables.table(table), tables.table(present));
+        assert!(k <= mailbox.pairs_max, "{k} pairs");
+        Launch::new(self.kernel("fetch", "find_experts")?, (1, 1, 1), (THREADS, 1, 1))
+            .ptr(fetch.now, 2)
+            .ptr(fetch.ids, k)
+            .ptr(fetch.forced, k)
+            .int(k)
+            .ptr(tables.all(), table.number() + table.len())
+            .int(table.number())
+            .ptr(present.first(), table.len())
+            .run(self)
+    }
+
     /// Queues a kernel that requests the missing experts from the host through place `place` of the mailbox, waits for
     /// the answer and copies them. The host must call [`ExpertMailbox::answer`] before, or each time the kernel runs
-    /// and waits.
+    /// and waits. With a side stream, the kernel runs there, after the last fork. The table of chosen experts then names
+    /// only those that were missing; [`Gpu::find_experts`] has named the others.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -394,9 +432,10 @@ impl Gpu {
         fetch: &ExpertFetch,
         mailbox: &ExpertMailbox<R>,
         place: usize,
+        side: Option<&SideStream>,
     ) -> Result<(), CudaError> {
         let (k, tables) = (fetch.k, &mailbox.tables);
-        let FetchedLayer { table, slots, parts } = mailbox.layers[place];
+        let FetchedLayer { table, slots, parts, .. } = mailbox.layers[place];
         let table = tables.table(table);
         assert!(fetch.blocks >= 2, "some copy in, some out");
         assert!(k <= mailbox.pairs_max, "{k} pairs");
@@ -417,6 +456,7 @@ impl Gpu {
             .ptr(tables.all(), table.number() + table.len())
             .int(table.number())
             .ptr(tables.table(slots).first(), table.len())
+            .int(usize::from(side.is_some()))
             .ptr(fetch.tickets, 2)
             .ptr(fetch.desk, ExpertFetch::desk_words(k))
             .ptr(asked, asked_words)
@@ -431,7 +471,7 @@ impl Gpu {
             .int(two.1 as usize)
             .int(three.1 as usize)
             .giving_up(fetch, &mailbox.words, mailbox.given_up_at, place)
-            .run(self)
+            .run_beside(self, side)
     }
 
     /// Queues a kernel that copies output rows which the host computes to `out [k, hidden]`. These are the rows of the

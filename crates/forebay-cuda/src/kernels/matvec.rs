@@ -5,10 +5,10 @@ use forebay_format::TensorType;
 use super::gating::{GateBiases, Gating};
 use super::weights::{
     DeviceMatrix, ExpertPairs, ExpertPart, ExpertTable, MatvecInput, modules_of, takes_rounded,
-    weight_alignment,
+    takes_tiles, weight_alignment,
 };
 use crate::launch::Launch;
-use crate::{AddressTable, CudaError, DevicePtr, Gpu};
+use crate::{AddressTable, CudaError, DevicePtr, Gpu, TiledActivations};
 
 /// Maximum number of decode rows, which are one token each, of one launch.
 pub const DECODE_ROWS: usize = 32;
@@ -19,6 +19,11 @@ const LONG: usize = 2048;
 const MATRICES: usize = 4;
 /// Number of warps of a block.
 const WARPS: usize = 4;
+/// Number of warps of a block that uses tensor cores, and of pairs of rows in a tile: `matvec_tiles.cuh`.
+const TILE_WARPS: usize = 8;
+const TILE_PAIRS: usize = 8;
+/// Bytes of a decoded group of 32 elements in shared memory.
+const DECODED_BYTES: usize = 48;
 /// Shared memory that the blocks of one multiprocessor may take together: that of compute capability 8.0, minus some
 /// for the cache.
 const SHARED_BYTES: usize = 150 << 10;
@@ -185,8 +190,13 @@ impl Work {
         let row_bytes = ty.row_bytes(self.cols as u64);
         let row_bytes = row_bytes.unwrap_or_else(|| panic!("{} columns of {ty}", self.cols));
         assert!(self.items <= 65_535, "{} pairs in one launch", self.items);
-        let rounded = matches!(x, MatvecInput::Rounded(_));
-        assert_eq!(rounded, takes_rounded(ty), "activations in the wrong form for {ty}");
+        let tiles = self.table.is_none() && takes_tiles(ty, self.tokens);
+        let is_right = match x {
+            MatvecInput::Rounded(_) => takes_rounded(ty) && !tiles,
+            MatvecInput::Tiled(_) => tiles,
+            MatvecInput::Float(_) => !takes_rounded(ty),
+        };
+        assert!(is_right, "activations in the wrong form for {} rows and {ty}", self.tokens);
         let variant = Variant::of(ty, self.cols, self.tokens, self.table.is_some());
         let blocks =
             (0..self.items.min(MATRICES)).map(|i| variant.blocks(self.rows_of(i), self.mode));
@@ -198,7 +208,7 @@ impl Work {
         let along_rows = blocks.min(resident.div_ceil((self.items * groups).max(1)));
         let grid = (along_rows as u32, self.items as u32, groups as u32);
         let kernel = gpu.kernel(variant.module, variant.name)?;
-        let launch = Launch::new(kernel, grid, (32 * WARPS as u32, 1, 1));
+        let launch = Launch::new(kernel, grid, (32 * variant.warps as u32, 1, 1));
         let mut launch = launch.shared(variant.shared_bytes as u32);
         // Number of rows of activations, and of each output.
         let (x_rows, out_rows) = match self.table {
@@ -208,6 +218,10 @@ impl Work {
         let values = x_rows * self.cols;
         launch = match x {
             MatvecInput::Rounded(x) => launch.ptr(x.codes, values).ptr(x.scales, values / 32),
+            MatvecInput::Tiled(x) => {
+                let (codes, scales) = TiledActivations::bytes(x_rows, self.cols);
+                launch.ptr(x.codes, codes).ptr(x.scales, scales / 8)
+            }
             MatvecInput::Float(x) => launch.ptr(x, values),
         };
         let is_written = |i: usize| i == 0 || !matches!(self.mode, Mode::Gated);
@@ -254,8 +268,9 @@ struct Variant {
     name: &'static str,
     /// Tokens that a block processes at once.
     tokens: usize,
-    /// Pairs of rows that a warp processes at once.
-    slots: usize,
+    /// Warps of a block, and the pairs of rows that a block processes at once.
+    warps: usize,
+    pairs: usize,
     shared_bytes: usize,
     blocks_per_multiprocessor: usize,
 }
@@ -269,7 +284,8 @@ impl Variant {
             module: modules.matvec,
             name,
             tokens: 1,
-            slots,
+            warps: WARPS,
+            pairs: slots * WARPS,
             shared_bytes: 0,
             blocks_per_multiprocessor,
         };
@@ -289,6 +305,27 @@ impl Variant {
                 ..direct(name, 1, 4)
             });
         }
+        let many = modules.matvec_many.filter(|_| takes_tiles(ty, tokens) && !experts);
+        if let Some(module) = many {
+            // Lanes of a row in the kernels for fewer tokens. Four of them make a warp's part of a tile.
+            let lanes = if cols < LONG { 8 / run } else { 32 };
+            let (name, tokens) = match (cols < LONG, tokens) {
+                (true, ..=8) => ("matvec_short_8", 8),
+                (true, _) => ("matvec_short_16", 16),
+                (false, ..=8) => ("matvec_8", 8),
+                (false, ..=16) => ("matvec_16", 16),
+                (false, _) => ("matvec_32", 32),
+            };
+            return Variant {
+                module,
+                name,
+                tokens,
+                warps: TILE_WARPS,
+                pairs: TILE_WARPS / (lanes / 4) * TILE_PAIRS,
+                shared_bytes: TILE_WARPS * 64 * run * DECODED_BYTES,
+                blocks_per_multiprocessor: 2,
+            };
+        }
         if cols < LONG {
             let one = direct("matvec_short", 4 * run, 4);
             return few.map_or(one, |module| Variant {
@@ -304,7 +341,8 @@ impl Variant {
             let shared_bytes = ring_bytes(ty);
             let fitting = (SHARED_BYTES / shared_bytes).clamp(1, registers_allow);
             let blocks_per_multiprocessor = fitting;
-            Variant { module, name, tokens, slots: 1, shared_bytes, blocks_per_multiprocessor }
+            let (warps, pairs) = (WARPS, WARPS);
+            Variant { module, name, tokens, warps, pairs, shared_bytes, blocks_per_multiprocessor }
         };
         match few {
             Some(module) if tokens == 2 => ring(module, name, 2, if run == 2 { 4 } else { 6 }),
@@ -322,7 +360,7 @@ impl Variant {
             Mode::Separate => rows.div_ceil(2),
             Mode::Paired | Mode::Gated => rows,
         };
-        pairs.div_ceil(self.slots).div_ceil(WARPS)
+        pairs.div_ceil(self.pairs)
     }
 }
 

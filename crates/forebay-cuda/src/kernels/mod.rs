@@ -43,11 +43,11 @@ pub use matmul::{
 pub use matvec::{DECODE_ROWS, Pairing};
 pub use needed::{ModelKernels, modules_needed};
 pub use norm::{Added, Converted, Norm, Normed};
-pub use quantize::RoundedActivations;
+pub use quantize::{RoundedActivations, TiledActivations};
 pub use router::{RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs};
 pub use rows::{CutPrompts, PassRows, PromptRun, PromptTiles, RowKind};
 pub use top_k::{Selections, TOP_K_MAX, TopK, TopKBuffers};
 pub use weights::{
     DeviceMatrix, ExpertPairs, ExpertPart, ExpertTable, MatvecInput, NO_EXPERT, shares_reads,
-    supports_weights, takes_rounded, weight_alignment,
+    supports_weights, takes_rounded, takes_tiles, weight_alignment,
 };

@@ -20,6 +20,22 @@ impl RoundedActivations {
     }
 }
 
+/// The same activations in the order in which tensor cores take them, for eight tokens at a time. See `tile_codes` in `quantize.cu`.
+#[derive(Clone, Copy)]
+pub struct TiledActivations {
+    /// Codes, aligned to 16 bytes.
+    pub codes: DevicePtr<i8>,
+    /// Scales of 8 bytes each, aligned to 16 bytes.
+    pub scales: DevicePtr<[u8; 8]>,
+}
+
+impl TiledActivations {
+    /// Returns the number of bytes of codes and of scales for `x [tokens, cols]`.
+    pub fn bytes(tokens: usize, cols: usize) -> (usize, usize) {
+        RoundedActivations::bytes(tokens.next_multiple_of(8), cols)
+    }
+}
+
 impl Gpu {
     /// Rounds `x [tokens, cols]` to `out`.
     ///
@@ -43,6 +59,34 @@ impl Gpu {
             .ptr(out.codes, tokens * cols)
             .ptr(out.scales, groups)
             .int(groups)
+            .int(cols / 32)
+            .run(self)
+    }
+
+    /// Copies rounded activations `x [tokens, cols]` to the order of tensor cores.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a buffer is too small, or if `cols` is not a multiple of 32.
+    pub fn tile_rounded(
+        &self,
+        x: RoundedActivations,
+        out: TiledActivations,
+        tokens: usize,
+        cols: usize,
+    ) -> Result<(), CudaError> {
+        assert!(cols.is_multiple_of(32), "{cols} columns are not whole groups of 32");
+        let (codes, scales) = TiledActivations::bytes(tokens, cols);
+        let items = tokens.div_ceil(8) * cols / 32;
+        let grid = (items.div_ceil(8) as u32, 1, 1);
+        Launch::new(self.kernel("quantize", "tile_codes")?, grid, (256, 1, 1))
+            .ptr(x.codes, tokens * cols)
+            .ptr(x.scales, tokens * cols / 32)
+            .ptr(out.codes, codes)
+            .ptr(out.scales, scales / 8)
+            .int(tokens)
             .int(cols / 32)
             .run(self)
     }

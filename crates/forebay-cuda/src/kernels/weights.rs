@@ -2,15 +2,17 @@
 
 use forebay_format::{TensorType, can_dequantize};
 
-use crate::{AddressTable, DevicePtr, RoundedActivations};
+use crate::{AddressTable, DevicePtr, RoundedActivations, TiledActivations};
 
 /// Modules of a type, whose names end in the type's name in lower case.
 pub(crate) struct TypeModules {
     pub(crate) ty: TensorType,
     /// Module for products of one token at once.
     pub(crate) matvec: &'static str,
-    /// Module for products of two to eight tokens at once. `None` for rare types.
+    /// Module for products of two to four tokens at once, and of more with weights that are floats. `None` for rare types.
     pub(crate) matvec_few: Option<&'static str>,
+    /// Module for products of more tokens, by tensor cores. `None` for rare types and for floats.
+    pub(crate) matvec_many: Option<&'static str>,
     /// Module for prompt rows. `None` if tensor cores cannot compute with the type.
     pub(crate) matmul: Option<&'static str>,
     pub(crate) exact: &'static str,
@@ -25,6 +27,10 @@ macro_rules! type_modules {
             matvec_few: match TensorType::$ty {
                 ty if is_rare(ty) => None,
                 _ => Some(concat!("matvec_few_", $name)),
+            },
+            matvec_many: match TensorType::$ty {
+                ty if is_rare(ty) || is_float(ty) => None,
+                _ => Some(concat!("matvec_many_", $name)),
             },
             matmul: match TensorType::$ty {
                 TensorType::F32 | TensorType::F64 => None,
@@ -41,6 +47,11 @@ macro_rules! type_modules {
 const fn is_rare(ty: TensorType) -> bool {
     use TensorType as T;
     matches!(ty, T::F64 | T::F8_E5M2 | T::TQ1_0 | T::TQ2_0 | T::IQ1_S | T::IQ1_M)
+}
+
+const fn is_float(ty: TensorType) -> bool {
+    use TensorType as T;
+    matches!(ty, T::F64 | T::F32 | T::F16 | T::BF16 | T::F8_E4M3 | T::F8_E5M2)
 }
 
 static TYPES: &[TypeModules] = type_modules![
@@ -131,7 +142,21 @@ pub struct ExpertPart {
 #[derive(Clone, Copy)]
 pub enum MatvecInput {
     Rounded(RoundedActivations),
+    /// For as many rows as [`takes_tiles`] says.
+    Tiled(TiledActivations),
     Float(DevicePtr<f32>),
+}
+
+/// Least number of rows that are multiplied by tensor cores. Measured on an H100 with llama-8b: 8 rows are 7 % faster, 4 are
+/// slower.
+const TILED_ROWS_LEAST: usize = 5;
+
+/// Returns true if [`crate::Gpu::matvec`] takes `rows` rows in the order of tensor cores.
+///
+/// # Panics
+/// Panics if the type has no kernels.
+pub fn takes_tiles(ty: TensorType, rows: usize) -> bool {
+    rows >= TILED_ROWS_LEAST && modules_of(ty).matvec_many.is_some()
 }
 
 /// Returns true if mat-vec kernels of this type take activations rounded to 8 bits, as they do for all types with
@@ -151,7 +176,9 @@ mod tests {
         }
         for modules in TYPES {
             let always = [modules.matvec, modules.exact, modules.embedding];
-            let all = always.map(Some).into_iter().chain([modules.matvec_few, modules.matmul]);
+            assert_eq!(takes_rounded(modules.ty), !is_float(modules.ty), "{}", modules.ty);
+            let some = [modules.matvec_few, modules.matvec_many, modules.matmul];
+            let all = always.map(Some).into_iter().chain(some);
             assert!(all.flatten().all(crate::ptx::has), "{}", modules.ty);
         }
     }

@@ -91,7 +91,7 @@ inline void ldmatrix_transposed(uint32_t &a, uint32_t &b, uint32_t &c, uint32_t 
     load_matrices(out, address, true);
 }
 
-inline void mma(emulated::Kind kind, float *c[4], const uint32_t (&ab)[6]) {
+template <class T> inline void mma(emulated::Kind kind, T *const (&c)[4], const uint32_t (&ab)[6]) {
     uint32_t words[10];
     memcpy(words, ab, sizeof ab);
     for (int i = 0; i < 4; i++) memcpy(words + 6 + i, c[i], 4);
@@ -107,6 +107,16 @@ inline void mma_bf16(float &c0, float &c1, float &c2, float &c3, uint32_t a0, ui
                      uint32_t b0, uint32_t b1) {
     float *c[4] = {&c0, &c1, &c2, &c3};
     mma(emulated::MMA_BF16, c, {a0, a1, a2, a3, b0, b1});
+}
+
+inline void mma_s8(int &c0, int &c1, int &c2, int &c3, uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
+                   uint32_t b1) {
+    int *const c[4] = {&c0, &c1, &c2, &c3};
+    mma(emulated::MMA_S8, c, {a0, a1, a2, a3, b0, b1});
+}
+// The other 16 codes are 0.
+inline void mma_s8_half(int &c0, int &c1, int &c2, int &c3, uint32_t a0, uint32_t a1, uint32_t b) {
+    mma_s8(c0, c1, c2, c3, a0, a1, 0, 0, b, 0);
 }
 
 }  // namespace ptx

@@ -16,7 +16,7 @@ struct Slot {
 };
 
 // Operations of a whole warp. If lanes of a warp arrive at different ones, the kernel is wrong.
-enum Kind : int { SYNC, SHUFFLE, VOTE, REDUCE, LOAD_MATRICES, MMA_F16, MMA_BF16 };
+enum Kind : int { SYNC, SHUFFLE, VOTE, REDUCE, LOAD_MATRICES, MMA_F16, MMA_BF16, MMA_S8 };
 
 // Everything of the device that a running thread sees. A switch of threads changes `thread`.
 struct Runtime {

@@ -113,6 +113,7 @@ void release(uint32_t &waiting, Warp &warp) {
 void finish_operation(Warp &warp) {
     Slot *slots = warp.slots[warp.operations % 2];
     if (warp.kind == MMA_F16 || warp.kind == MMA_BF16) multiply_tiles(slots, warp.kind == MMA_BF16);
+    if (warp.kind == MMA_S8) multiply_codes(slots);
     if (warp.kind == LOAD_MATRICES) load_tiles(slots);
     warp.operations++;
     release(warp.arrived, warp);
@@ -125,7 +126,7 @@ Slot *exchange(uint32_t mask, Kind kind, const uint32_t *words, int count) {
     if (!(mask & bit)) fail("a lane is not in the mask of its own operation");
     if (warp.arrived && warp.kind != kind) fail("lanes of a warp have come to different operations");
     if (mask != ~0u) fail("operations of some lanes only are not emulated");
-    if ((kind == MMA_F16 || kind == MMA_BF16 || kind == LOAD_MATRICES) && warp.alive != ~0u)
+    if ((kind >= LOAD_MATRICES) && warp.alive != ~0u)
         fail("lanes are missing at an operation that needs all");
     Slot *slots = warp.slots[warp.operations % 2];
     for (int i = 0; i < count; i++) slots[lane].words[i] = words[i];

@@ -26,6 +26,7 @@ namespace emulated {
 using Work = std::function<void()>;
 
 struct Graph {
+    // In the order in which the program queued it, whichever stream it is for.
     std::vector<Work> work;
     // True if a kernel of the graph waits for the host.
     bool asks_host = false;
@@ -40,11 +41,16 @@ struct Stream {
     std::shared_ptr<Graph> captured;
     std::thread::id owner;
     bool invalid = false;
+    // True if the stream has joined a capture that another stream began, and that stream does not wait for it yet.
+    bool forked = false;
 };
 
 struct Event {
     double seconds = 0.0;
     Stream *pending = nullptr;
+    // The graph in which it was recorded, if any, and its stream.
+    std::shared_ptr<Graph> captured;
+    Stream *recorded = nullptr;
 };
 
 namespace {
@@ -284,8 +290,21 @@ EMULATED_CALL cuStreamQuery(Stream *stream) {
 
 EMULATED_CALL cuStreamWaitEvent(Stream *stream, Event *event, unsigned) {
     EMULATED_READY();
+    if (!streams.count(stream)) return INVALID_HANDLE;
+    if (event->captured) {
+        if (stream->captured && stream->captured != event->captured)
+            return refuse(STREAM_CAPTURE_UNSUPPORTED, "cuStreamWaitEvent", "the event is part of another capture");
+        if (!stream->captured) {
+            stream->captured = event->captured;
+            stream->owner = std::this_thread::get_id();
+            stream->forked = true;
+        } else if (streams.count(event->recorded)) {
+            event->recorded->forked = false;
+        }
+        return SUCCESS;
+    }
     if (event->pending) finish(event->pending);
-    return streams.count(stream) ? SUCCESS : INVALID_HANDLE;
+    return SUCCESS;
 }
 
 EMULATED_CALL cuStreamBeginCapture_v2(Stream *stream, int) {
@@ -303,6 +322,13 @@ EMULATED_CALL cuStreamEndCapture(Stream *stream, Graph **graph) {
     if (!streams.count(stream) || !stream->captured) return ILLEGAL_STATE;
     const std::shared_ptr<Graph> captured = std::move(stream->captured);
     stream->captured = nullptr;
+    // Other streams leave the capture with it.
+    for (Stream *const other : streams) {
+        if (other->captured != captured) continue;
+        other->captured = nullptr;
+        if (other->forked) stream->invalid = true;
+        other->forked = false;
+    }
     if (stream->invalid) return STREAM_CAPTURE_INVALIDATED;
     *graph = new Graph(*captured);
     return SUCCESS;
@@ -350,6 +376,10 @@ EMULATED_CALL cuEventDestroy_v2(Event *event) {
 
 EMULATED_CALL cuEventRecord(Event *event, Stream *stream) {
     EMULATED_READY();
+    if (!streams.count(stream)) return INVALID_HANDLE;
+    event->captured = stream->captured;
+    event->recorded = stream;
+    if (stream->captured) return SUCCESS;
     event->pending = stream;
     return queue(stream, [=] {
         event->pending = nullptr;

@@ -39,6 +39,24 @@ void multiply_tiles(Slot *slots, bool bfloat) {
             slots[lane].words[6 + i] = __float_as_uint(c[lane / 4 + i / 2 * 8][lane % 4 * 2 + i % 2]);
 }
 
+void multiply_codes(Slot *slots) {
+    int8_t a[16][32], b[32][8];
+    for (int lane = 0; lane < 32; lane++) {
+        const int group = lane / 4, four = lane % 4 * 4;
+        int8_t codes[24];
+        memcpy(codes, slots[lane].words, sizeof codes);
+        for (int i = 0; i < 16; i++) a[group + i / 4 % 2 * 8][four + i % 4 + i / 8 * 16] = codes[i];
+        for (int i = 0; i < 8; i++) b[four + i % 4 + i / 4 * 16][group] = codes[16 + i];
+    }
+    for (int lane = 0; lane < 32; lane++)
+        for (int i = 0; i < 4; i++) {
+            const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+            int32_t sum = (int32_t)slots[lane].words[6 + i];
+            for (int k = 0; k < 32; k++) sum += a[row][k] * b[k][column];
+            slots[lane].words[6 + i] = (uint32_t)sum;
+        }
+}
+
 void load_tiles(Slot *slots) {
     const bool transposed = slots[0].words[2];
     for (int i = 0; i < 4; i++) {

@@ -15,7 +15,7 @@ use crate::random::Random;
 use crate::weights::{Weights, types};
 
 /// Numbers of decode rows of a pass.
-pub const ROW_COUNTS: [usize; 7] = [1, 2, 3, 5, 8, 9, DECODE_ROWS];
+pub const ROW_COUNTS: [usize; 8] = [1, 2, 3, 5, 8, 9, 17, DECODE_ROWS];
 /// Number of prompt rows.
 const PROMPT_ROWS: usize = 100;
 /// Output bits that no kernel has written.
@@ -95,9 +95,9 @@ fn decode(context: &Context, ty: TensorType) -> Result<Outcome> {
                 out: out[to].ptr(),
             };
             let separate = [matrix(0, 0), matrix(1, 1), matrix(2, 2)];
-            gpu.matvec(ty, &separate, input.form, count, cols, Pairing::Separate)?;
+            gpu.matvec(ty, &separate, input.dense, count, cols, Pairing::Separate)?;
             let pair = [matrix(0, 3), matrix(1, 3)];
-            gpu.matvec(ty, &pair, input.form, count, cols, Pairing::gated(Gating::Silu))?;
+            gpu.matvec(ty, &pair, input.dense, count, cols, Pairing::gated(Gating::Silu))?;
             let widths = [rows[0], rows[1], rows[2], rows[0]];
             rows_of(context, &out.iter().zip(widths).collect::<Vec<_>>(), count)
         })?;

@@ -25,7 +25,8 @@ pub fn checks() -> Vec<Check> {
         check("fetch aligned experts", [4096, 48, 70_000], [0, 16, 32]),
         check("fetch experts from odd addresses", [1003, 33, 40_001], [1, 6, 15]),
         check("fetch experts from multiples of four", [64, 15, 8196], [4, 8, 12]),
-        Check::new("fetch for many rows", fetched_for_rows),
+        Check::new("fetch for many rows", |context| fetched_for_rows(context, false)),
+        Check::new("fetch beside other kernels", |context| fetched_for_rows(context, true)),
         Check::new("fetch gives up without an answer", |context| gives_up(context, true)),
         Check::new("fetch gives up without rows", |context| gives_up(context, false)),
     ]
@@ -114,7 +115,8 @@ impl Desk {
         let words = gpu.allocate_with(&vec![0_u32; 4 + 2 * k])?;
         let slot_bytes = parts[2].0 + parts[2].1;
         let table = |entries| TableSize { entries, slot_bytes };
-        let sizes = [table(FIRST), table(EXPERTS - FIRST), table(EXPERTS - FIRST)];
+        let of_layer = table(EXPERTS - FIRST);
+        let sizes = [table(FIRST), of_layer, of_layer, of_layer];
         let tables = Arc::new(gpu.address_tables(memory.clone(), &sizes)?);
         let desk = gpu.allocate_with(&vec![0_u32; ExpertFetch::desk_words(k)])?;
         let x = context.upload(&STATE)?;
@@ -130,7 +132,7 @@ impl Desk {
             blocks,
             giving_up: None,
         };
-        let layers = vec![FetchedLayer { table: 1, slots: 2, parts }; 2];
+        let layers = vec![FetchedLayer { table: 1, slots: 2, present: 3, parts }; 2];
         let mailbox = ExpertMailbox::new(gpu, tables.clone(), layers, k, STATE.len())?;
         Ok(Desk { mailbox, words, _desk: desk, _x: x, tables, fetch })
     }
@@ -149,9 +151,9 @@ impl Desk {
         Ok(all)
     }
 
-    /// Returns the address of each pair's expert, as the ids and the table of the chosen experts on the device give it.
-    fn slots(&self, context: &Context) -> Result<Vec<u64>> {
-        let slots = self.tables.download(&context.gpu, 2)?;
+    /// Returns the address of each pair's expert, as the ids and a table of chosen experts on the device give it.
+    fn slots(&self, context: &Context, table: usize) -> Result<Vec<u64>> {
+        let slots = self.tables.download(&context.gpu, table)?;
         let ids: Vec<u32> = context.gpu.download(self.fetch.ids, self.fetch.k)?;
         Ok(ids.into_iter().map(|id| slots[id as usize]).collect())
     }
@@ -223,7 +225,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
         };
         let chosen = if forced.is_empty() { ids } else { [forced[0], forced[1], forced[2]] };
         desk.upload(context, run, &ids, forced)?;
-        gpu.fetch_experts(&desk.fetch, &desk.mailbox, 1)?;
+        gpu.fetch_experts(&desk.fetch, &desk.mailbox, 1, None)?;
         gpu.take_rows(&desk.fetch, &desk.mailbox, 1, rows.ptr())?;
         let mut asked = [0; K];
         let question = desk.question(1, run, &mut asked)?;
@@ -269,7 +271,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
         };
         gpu.synchronize()?;
         came_back = came_back.or(desk.mailbox.returned(gpu));
-        let got = desk.slots(context)?;
+        let got = desk.slots(context, 2)?;
         outcome = outcome.worse(Outcome::same(&got, &slots.map(DevicePtr::address)).at("slots"));
         let got = desk.table(context)?;
         outcome = outcome.worse(Outcome::same(&got, &table).at("tables"));
@@ -298,8 +300,9 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
 }
 
 /// Fetches experts for the pairs of many rows, most of which share an expert with another row. Then again, when all are
-/// there, and then with other experts, one of which takes the slot of an expert that leaves.
-fn fetched_for_rows(context: &Context) -> Result<Outcome> {
+/// there, and then with other experts, one of which takes the slot of an expert that leaves. If it is done beside other
+/// kernels, one table must name the experts that were there, and another the fetched ones.
+fn fetched_for_rows(context: &Context, is_beside: bool) -> Result<Outcome> {
     const BYTES: usize = 4096;
     const PAIRS: usize = 100;
     const SLOTS: usize = 6;
@@ -311,6 +314,7 @@ fn fetched_for_rows(context: &Context) -> Result<Outcome> {
     let mut desk = Desk::new(context, &memory, PAIRS, parts, 3)?;
     let slot = |number: usize| memory.ptr::<u8>().offset(number * 3 * BYTES);
     let from = |id: u32| [0, 1, 2].map(|part| 32_768 * (3 * id as usize + part) + 16);
+    let side = gpu.side_stream()?;
     // Expert in each slot, if any.
     let mut held: [Option<u32>; SLOTS] = [None; SLOTS];
     let mut outcome = Outcome::same::<u8>(&[], &[]);
@@ -327,7 +331,11 @@ fn fetched_for_rows(context: &Context) -> Result<Outcome> {
         let (ids, forced) = if run == 3 { (vec![0; PAIRS], ids) } else { (ids, Vec::new()) };
         let chosen = if forced.is_empty() { ids.clone() } else { forced.clone() };
         desk.upload(context, run, &ids, &forced)?;
-        gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0)?;
+        if is_beside {
+            gpu.find_experts(&desk.fetch, &desk.mailbox, 0)?;
+            side.fork(gpu)?;
+        }
+        gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0, is_beside.then_some(&side))?;
         let mut asked = [0; PAIRS];
         let question = desk.question(0, run, &mut asked)?;
         outcome = outcome.worse(Outcome::same(&asked[..], &chosen).at("asked for"));
@@ -348,9 +356,21 @@ fn fetched_for_rows(context: &Context) -> Result<Outcome> {
             let nothing = [].into_iter();
             desk.mailbox.answer(gpu, 0, run, &answer, misses, nothing, &source.pinned);
         }
+        if is_beside {
+            side.join(gpu)?;
+        }
         gpu.synchronize()?;
-        let expected: Vec<u64> = slots.iter().map(|slot| slot.address()).collect();
-        outcome = outcome.worse(Outcome::same(&desk.slots(context)?, &expected).at("slots"));
+        let is_fetched = |id: &u32| comes.iter().any(|(comes, _)| comes == id);
+        let named = |is_named: &dyn Fn(&u32) -> bool| -> Vec<u64> {
+            let of_pair = chosen.iter().zip(&slots);
+            of_pair.map(|(id, slot)| if is_named(id) { slot.address() } else { 0 }).collect()
+        };
+        let expected = named(&|id| !is_beside || is_fetched(id));
+        outcome = outcome.worse(Outcome::same(&desk.slots(context, 2)?, &expected).at("slots"));
+        if is_beside {
+            let (got, expected) = (desk.slots(context, 3)?, named(&|id| !is_fetched(id)));
+            outcome = outcome.worse(Outcome::same(&got, &expected).at("experts that were there"));
+        }
         let mut table = [0_u64; EXPERTS];
         let mut expected = vec![0xa5; memory.bytes()];
         for (number, id) in held.iter().enumerate().filter_map(|(at, id)| Some((at, (*id)?))) {
@@ -417,7 +437,7 @@ fn gives_up(context: &Context, without_answer: bool) -> Result<Outcome> {
     }
     let began = Instant::now();
     for place in [0, 1] {
-        gpu.fetch_experts(&desk.fetch, &desk.mailbox, place)?;
+        gpu.fetch_experts(&desk.fetch, &desk.mailbox, place, None)?;
         gpu.take_rows(&desk.fetch, &desk.mailbox, place, rows.ptr())?;
     }
     let mut asked = [0; K];
@@ -455,11 +475,11 @@ fn gives_up(context: &Context, without_answer: bool) -> Result<Outcome> {
     desk.mailbox.write_row(2, &STATE.map(|x| 10.0 * x));
     desk.mailbox.rows_are_there(0, run);
     desk.mailbox.forget_given_up(gpu, &giving_up)?;
-    gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0)?;
+    gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0, None)?;
     gpu.take_rows(&desk.fetch, &desk.mailbox, 0, rows.ptr())?;
     gpu.synchronize()?;
     outcome = outcome.worse(Outcome::same(&[desk.mailbox.given_up(run)], &[None]).at("anew"));
-    let got = desk.slots(context)?;
+    let got = desk.slots(context, 2)?;
     outcome = outcome.worse(Outcome::same(&got, &slots.map(DevicePtr::address)).at("slots"));
     let got = desk.table(context)?;
     outcome = outcome.worse(Outcome::same(&got, &table).at("tables"));
@@ -519,6 +539,7 @@ fn bench_ways(
     let answer = ExpertAnswer { slots: &slots, gone: &[] };
     let (all, returns) = (all.into_iter(), returns.into_iter());
     desk.mailbox.answer(gpu, 0, 1, &answer, all, returns, &pinned);
-    let seconds = median_seconds(context, |_| gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0))?;
+    let seconds =
+        median_seconds(context, |_| gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0, None))?;
     Ok(Measured { seconds, bytes: (misses * 3 * PART) as f64, flops: 0.0 })
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use forebay_cuda::{
     AddressTables, DeviceMatrix, DeviceMemory, DevicePtr, ExpertPairs, ExpertPart, ExpertTable,
-    GateBiases, Gating, MatvecInput, Pairing, takes_rounded,
+    GateBiases, Gating, MatvecInput, Pairing, TiledActivations, takes_rounded, takes_tiles,
 };
 use forebay_format::TensorType;
 
@@ -31,8 +31,11 @@ pub fn checks() -> Vec<Check> {
 
 /// Activations on the device in the form that a type takes, and the values they have in that form.
 pub struct Input {
+    /// For products with experts.
     pub form: MatvecInput,
-    _memory: [DeviceMemory; 2],
+    /// For products with dense matrices.
+    pub dense: MatvecInput,
+    _memory: [DeviceMemory; 3],
     /// `[tokens, cols]`.
     pub values: Vec<f64>,
 }
@@ -41,11 +44,24 @@ impl Input {
     pub fn new(context: &Context, ty: TensorType, x: &[f32], cols: usize) -> Result<Input> {
         let device = context.upload(x)?;
         if !takes_rounded(ty) {
-            let (form, empty) = (MatvecInput::Float(device.ptr()), context.gpu.allocate(1)?);
+            let (form, gpu) = (MatvecInput::Float(device.ptr()), &context.gpu);
             let values = x.iter().map(|x| f64::from(*x)).collect();
-            return Ok(Input { form, _memory: [device, empty], values });
+            let memory = [device, gpu.allocate(1)?, gpu.allocate(1)?];
+            return Ok(Input { form, dense: form, _memory: memory, values });
         }
-        let (out, memory) = rounded(context, device.ptr(), x.len() / cols, cols)?;
+        let rows = x.len() / cols;
+        let (out, memory) = rounded(context, device.ptr(), rows, cols)?;
+        let form = MatvecInput::Rounded(out);
+        let (codes, scales) = TiledActivations::bytes(rows, cols);
+        let tiles = context.gpu.allocate(codes + scales)?;
+        let dense = if takes_tiles(ty, rows) {
+            let scales = tiles.ptr::<u8>().offset(codes).cast();
+            let to = TiledActivations { codes: tiles.ptr(), scales };
+            context.gpu.tile_rounded(out, to, rows, cols)?;
+            MatvecInput::Tiled(to)
+        } else {
+            form
+        };
         let groups = x.chunks(32).map(round_group);
         let values = groups.flat_map(|(codes, scale, _)| {
             codes
@@ -53,11 +69,7 @@ impl Input {
                 .map(move |code| f64::from(code) * f64::from(scale))
                 .collect::<Vec<_>>()
         });
-        Ok(Input {
-            form: MatvecInput::Rounded(out),
-            _memory: [device, memory],
-            values: values.collect(),
-        })
+        Ok(Input { form, dense, _memory: [device, memory, tiles], values: values.collect() })
     }
 }
 
@@ -75,7 +87,18 @@ pub fn widths(ty: TensorType) -> Vec<usize> {
 fn shapes(context: &Context, ty: TensorType) -> Result<Outcome> {
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for (i, cols) in widths(ty).into_iter().enumerate() {
-        for (rows, tokens) in [(1, 1), (37, 1), (64, 2), (9, 3), (33, 5), (66, 8)] {
+        for (rows, tokens) in [
+            (1, 1),
+            (37, 1),
+            (64, 2),
+            (9, 3),
+            (33, 5),
+            (66, 8),
+            (45, 9),
+            (1, 16),
+            (131, 17),
+            (37, 32),
+        ] {
             let mut random = Random::new((i * 100 + tokens) as u64);
             let first = Weights::random(context, ty, rows, cols, &mut random)?;
             let second = Weights::random(context, ty, rows + 3, cols, &mut random)?;
@@ -91,7 +114,7 @@ fn shapes(context: &Context, ty: TensorType) -> Result<Outcome> {
                     out: out[i].ptr(),
                 });
                 let gpu = &context.gpu;
-                gpu.matvec(ty, &matrices, input.form, tokens, cols, Pairing::Separate)?;
+                gpu.matvec(ty, &matrices, input.dense, tokens, cols, Pairing::Separate)?;
                 (0..2).map(|i| Ok(gpu.download(out[i].ptr(), tokens * weights[i].rows)?)).collect()
             };
             let (got, again) = (run()?, run()?);
@@ -99,9 +122,7 @@ fn shapes(context: &Context, ty: TensorType) -> Result<Outcome> {
                 let outcome = compare(weights, &input.values, got);
                 worst = worst.worse(outcome.at(&format!("{rows}x{cols}, {tokens} tokens")));
             }
-            let bits =
-                |all: &[Vec<f32>]| all.concat().iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            let same = Outcome::same(&bits(&again), &bits(&got));
+            let same = Outcome::same(&bits_of(&again.concat()), &bits_of(&got.concat()));
             worst = worst.worse(same.at(&format!("again, {rows}x{cols}, {tokens} tokens")));
             let up = Weights::random(context, ty, rows, cols, &mut random)?;
             let gated = joined(context, ty, [&first, &up], &input, tokens)?;
@@ -109,6 +130,10 @@ fn shapes(context: &Context, ty: TensorType) -> Result<Outcome> {
         }
     }
     Ok(worst)
+}
+
+fn bits_of(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|x| x.to_bits()).collect()
 }
 
 /// Compares `got [tokens, rows]` with `x [tokens, cols]` times the weights.
@@ -268,7 +293,7 @@ fn joined(
     let out = context.poisoned(tokens * rows)?;
     let matrices = weights.map(|w| DeviceMatrix { data: w.ptr, rows, out: out.ptr() });
     let pairing = Pairing::gated(Gating::GeluTanh);
-    context.gpu.matvec(ty, &matrices, input.form, tokens, cols, pairing)?;
+    context.gpu.matvec(ty, &matrices, input.dense, tokens, cols, pairing)?;
     let got = context.gpu.download::<f32>(out.ptr(), tokens * rows)?;
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for (x, got) in input.values.chunks(cols).zip(got.chunks(rows)) {
@@ -341,7 +366,7 @@ fn bench(
     let out = context.poisoned(tokens * rows)?;
     let seconds = median_seconds(context, |turn| {
         let matrix = DeviceMatrix { data: rotation.turn(turn), rows, out: out.ptr() };
-        context.gpu.matvec(ty, &[matrix], input.form, tokens, cols, Pairing::Separate)
+        context.gpu.matvec(ty, &[matrix], input.dense, tokens, cols, Pairing::Separate)
     })?;
     Ok(Measured { seconds, bytes: data.len() as f64, flops: 2.0 * (tokens * rows * cols) as f64 })
 }

@@ -115,11 +115,6 @@ impl CudaBackend {
         })
     }
 
-    /// Returns the GPU with its plan and memory.
-    pub(super) fn device(&self) -> Device<'_> {
-        Device { gpu: &self.gpu, plan: &self.plan, arena: &self.arena }
-    }
-
     /// Returns the source of the weights, and the GPU with its plan and memory.
     pub(super) fn source_and_device(&mut self) -> (&mut WeightSource, Device<'_>) {
         let CudaBackend { gpu, plan, arena, source, .. } = self;

@@ -98,12 +98,13 @@ impl CudaBackend {
         let by_row = self.products.takes_matvec(step.kind());
         // A single row has one pair for each expert.
         let is_ordered = by_row && step.count > 1;
-        let entries = ExpertEntries {
-            slots: self.source.expert_table(self.device(), step.layer),
+        let chosen = self.arena.activation(at.expert_ids);
+        let entries = move |slots| ExpertEntries {
+            slots,
             experts: experts.count,
             rows: Rows::of(step),
             used: experts.used,
-            ids: self.arena.activation(at.expert_ids),
+            ids: chosen,
             order: if is_ordered { sorted.pairs } else { DevicePtr::null() },
             starts: sorted.starts,
             pair_tokens: sorted.pair_tokens,
@@ -117,7 +118,6 @@ impl CudaBackend {
         let down = [part(down, at.outputs)];
         let (x, inner) = (self.float(at.normed), self.float(at.gate));
         let vectors = self.layer_vectors(step);
-        let chosen = self.arena.activation(at.expert_ids);
         let [gate_bias, up_bias, down_bias] =
             vectors.expert_biases.map(|bias| optional(self.vectors(), bias));
         let biases = (!gate_bias.is_null()).then_some(GateBiases {
@@ -153,7 +153,8 @@ impl CudaBackend {
         let CudaBackend { gpu, plan, arena, source, products, chosen, .. } = self;
         let chosen = &chosen[..step.count * experts.used];
         let work = ExpertWork { layer: step.layer, matrices, rows, chosen, few: by_row };
-        source.compute_experts(Device { gpu, plan, arena }, &work, || {
+        source.compute_experts(Device { gpu, plan, arena }, &work, |slots| {
+            let entries = entries(slots);
             products.gated_experts(gpu, gating, biases, x, &entries, pair)?;
             products.experts(gpu, inner, &entries, EntryRow::Own, &down)
         })?;

@@ -302,8 +302,7 @@ pub struct ActivationLayout {
     /// Inner activations of the shared expert.
     pub shared_gate: u64,
     pub shared_up: u64,
-    /// Total number of entries of the address tables. The first is for experts: all of each layer, and again those that
-    /// the rows of a pass choose. The second is for the matrices of heads.
+    /// Total number of entries of the address tables. The first is for experts, with three tables of each layer. The second is for the matrices of heads.
     pub table_entries: [usize; 2],
     /// Maximum number of decode rows whose experts one kernel fetches.
     pub fetch_rows: usize,
@@ -361,7 +360,7 @@ impl ActivationLayout {
         let exchange_layout = ExchangeLayout::new(architecture, kv, batch, decode_rows);
         let top_k = TopK { rows: decode_rows, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
         let mut words = |count: usize| layout.take(4 * count as u64);
-        let expert_layers = architecture.expert_layers().map(|of| 2 * of.count).sum();
+        let expert_layers = architecture.expert_layers().map(|of| 3 * of.count).sum();
         let fetch_rows = decode_rows.min(FETCHED_PAIRS_MAX / used.max(1));
         let fetch_pairs = fetch_rows * used;
         let table_entries = [expert_layers, 2 * heads_of_latent * architecture.layers.len()];

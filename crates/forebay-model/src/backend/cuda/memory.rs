@@ -453,7 +453,7 @@ impl DeviceArena {
             None => TableSize { entries: 0, slot_bytes: 0 },
         };
         let all = plan.weights.experts_of.iter().map(size);
-        let expert_sizes: Vec<TableSize> = all.clone().chain(all).collect();
+        let expert_sizes: Vec<TableSize> = all.clone().chain(all.clone()).chain(all).collect();
         let of_heads = |layer: &LayerWeights| match &layer.attention {
             AttentionWeights::Latent(of) => [&of.k_b, &of.v_b]
                 .map(|stack| TableSize { entries: stack.heads, slot_bytes: stack.bytes as u64 }),
@@ -480,8 +480,8 @@ impl DeviceArena {
         [self.dense.ptr(), self.experts.ptr()]
     }
 
-    /// Returns the address tables of experts. Tables `0 ..` are those of each layer, followed by those of the experts
-    /// that the rows of a pass have chosen.
+    /// Returns the address tables of experts. Tables `0 ..` are those of each layer, followed by
+    /// [`DeviceArena::chosen_table`] and [`DeviceArena::present_table`] of each layer.
     pub fn expert_tables(&self) -> &Arc<AddressTables> {
         &self.expert_tables
     }
@@ -490,6 +490,12 @@ impl DeviceArena {
     /// that fetches experts writes it.
     pub fn chosen_table(plan: &DevicePlan, layer: usize) -> usize {
         plan.weights.experts_of.len() + layer
+    }
+
+    /// Returns the number of the table of the chosen experts that are on the device before the others are fetched beside
+    /// other kernels. [`DeviceArena::chosen_table`] then has only the others.
+    pub fn present_table(plan: &DevicePlan, layer: usize) -> usize {
+        2 * plan.weights.experts_of.len() + layer
     }
 
     /// Returns the address table of one of a layer's two stacks of per-head matrices: 0 for keys, 1 for values.

@@ -7,7 +7,8 @@ use forebay_compute::RowKind;
 use forebay_cuda::{
     AddressTable, Converted, DECODE_ROWS, DeviceMatrix, DevicePtr, ExpertPairs, ExpertPart,
     ExpertTable, Gate, GateBiases, Gating, Gpu, MatmulInput, MatmulJob, MatmulWeights, MatvecInput,
-    NarrowActivations, NarrowForm, Pairing, RoundedActivations, narrow_form, takes_rounded,
+    NarrowActivations, NarrowForm, Pairing, RoundedActivations, TiledActivations, narrow_form,
+    takes_rounded, takes_tiles,
 };
 use forebay_format::TensorType;
 
@@ -96,6 +97,10 @@ pub struct Products {
     narrow: NarrowActivations,
     /// Address of the activations whose rounded values are in `rounded`; `None` if the activations have changed.
     rounded_of: Cell<Option<u64>>,
+    /// Rounded activations of decode rows in the order of tensor cores, in the memory of `narrow`, which only prompts need.
+    tiled: TiledActivations,
+    /// Address of the activations that are in `tiled`; `None` if they have changed.
+    tiled_of: Cell<Option<u64>>,
     /// Address of the activations whose halves are in `narrow`; `None` if the activations have changed.
     halves_of: Cell<Option<u64>>,
     /// True if any matrix takes rounded activations.
@@ -118,6 +123,8 @@ impl Products {
             rounded,
             narrow,
             rounded_of: Cell::new(None),
+            tiled: TiledActivations { codes: narrow.high.cast(), scales: narrow.low.cast() },
+            tiled_of: Cell::new(None),
             halves_of: Cell::new(None),
             rounds: types.iter().copied().any(takes_rounded),
             takes_halves: !exact && types.iter().any(takes_halves),
@@ -127,6 +134,7 @@ impl Products {
     /// Begins a pass: another one may have used the memory since the last.
     pub fn begin(&self) {
         self.halves_of.set(None);
+        self.tiled_of.set(None);
     }
 
     /// Notes that `x [rows, cols]` gets new values. Returns the form in which the kernel that writes them must write them
@@ -163,13 +171,14 @@ impl Products {
     ) -> Option<RoundedActivations> {
         let wanted = self.rounds && self.takes_matvec(rows.kind) && cols.is_multiple_of(32);
         assert!(!wanted || rows.count <= DECODE_ROWS, "{} decode rows", rows.count);
+        self.changed(x);
         self.rounded_of.set(wanted.then_some(x.address()));
         wanted.then_some(self.rounded)
     }
 
     /// Notes that `x` got new values.
     pub fn changed(&self, x: DevicePtr<f32>) {
-        for known in [&self.rounded_of, &self.halves_of] {
+        for known in [&self.rounded_of, &self.tiled_of, &self.halves_of] {
             if known.get() == Some(x.address()) {
                 known.set(None);
             }
@@ -199,7 +208,7 @@ impl Products {
                     matrices[count] = device_matrix(product);
                     count += 1;
                 }
-                let input = self.decode_input(ty, x);
+                let input = self.dense_input(gpu, ty, x, tokens, cols)?;
                 gpu.matvec(ty, &matrices[..count], input, tokens, cols, Pairing::Separate)?;
             }
             return Ok(());
@@ -233,7 +242,7 @@ impl Products {
         if self.takes_matvec(rows.kind) && ty == up.matrix.ty {
             self.round_for(gpu, x, rows.count, cols, [ty].into_iter())?;
             let matrices = [device_matrix(&gate), device_matrix(&up)];
-            let input = self.decode_input(ty, x);
+            let input = self.dense_input(gpu, ty, x, rows.count, cols)?;
             gpu.matvec(ty, &matrices, input, rows.count, cols, Pairing::gated(gating))?;
             self.changed(gate.out);
             return Ok(());
@@ -377,6 +386,25 @@ impl Products {
             self.rounded_of.set(Some(x.address()));
         }
         Ok(())
+    }
+
+    /// Returns rounded rows of `x` for a product with a dense matrix, in the order that it takes.
+    fn dense_input(
+        &self,
+        gpu: &Gpu,
+        ty: TensorType,
+        x: DevicePtr<f32>,
+        rows: usize,
+        cols: usize,
+    ) -> Result<MatvecInput, ModelError> {
+        if !takes_tiles(ty, rows) {
+            return Ok(self.decode_input(ty, x));
+        }
+        if self.tiled_of.get() != Some(x.address()) {
+            gpu.tile_rounded(self.rounded, self.tiled, rows, cols)?;
+            self.tiled_of.set(Some(x.address()));
+        }
+        Ok(MatvecInput::Tiled(self.tiled))
     }
 
     fn decode_input(&self, ty: TensorType, x: DevicePtr<f32>) -> MatvecInput {

@@ -334,18 +334,8 @@ impl WeightSource {
         }
     }
 
-    /// Returns the table with the addresses of a layer's experts that products read in this pass.
-    pub fn expert_table(&self, on: Device<'_>, layer: usize) -> AddressTable {
-        match self {
-            WeightSource::ExpertCache(cache) => cache.table(on, layer),
-            WeightSource::Resident | WeightSource::LayerRing(_) => {
-                on.arena.expert_tables().table(layer)
-            }
-        }
-    }
-
     /// Makes the chosen experts of a layer available and computes them. `compute` queues the products of those that
-    /// [`WeightSource::expert_table`] names. It is called several times if the experts do not all fit at once.
+    /// a table of addresses names. It is called several times if the experts do not all fit or do not all come at once.
     ///
     /// # Errors
     /// Returns an error of `compute`, or an error if a read or the device fails.
@@ -353,11 +343,13 @@ impl WeightSource {
         &mut self,
         on: Device<'_>,
         work: &ExpertWork<'_>,
-        compute: impl Fn() -> Result<(), ModelError>,
+        compute: impl Fn(AddressTable) -> Result<(), ModelError>,
     ) -> Result<(), ModelError> {
         match self {
             WeightSource::ExpertCache(cache) => cache.compute(on, work, compute),
-            WeightSource::Resident | WeightSource::LayerRing(_) => compute(),
+            WeightSource::Resident | WeightSource::LayerRing(_) => {
+                compute(on.arena.expert_tables().table(work.layer))
+            }
         }
     }
 

@@ -24,6 +24,10 @@ use crate::ModelError;
 use crate::backend::ChosenExperts;
 use crate::weights::Weights;
 
+/// Least number of rows of a pass that fetches experts beside the products of those that are in VRAM. With fewer rows, these
+/// products take less time than the second launch.
+const BESIDE_ROWS_MIN: usize = 2;
+
 /// Guard of a run that is served. When dropped, for whatever reason, it answers all layers that have had no answer,
 /// so that the GPU does not wait forever.
 struct Serving<'a> {
@@ -112,7 +116,19 @@ impl ExpertCache {
         // Only CPU offload needs the state.
         let x = if self.split().is_some() { x } else { DevicePtr::null() };
         let (fetch, place) = self.fetch_arguments(on, layer, ids, x);
-        on.gpu.fetch_experts(&fetch, &self.service().mailbox, place)
+        let Service { mailbox, side, .. } = self.service();
+        if !self.fetches_beside() {
+            return on.gpu.fetch_experts(&fetch, mailbox, place, None);
+        }
+        on.gpu.find_experts(&fetch, mailbox, place)?;
+        side.fork(on.gpu)?;
+        on.gpu.fetch_experts(&fetch, mailbox, place, Some(side))
+    }
+
+    /// Returns true if experts are fetched beside the products of those that are in VRAM. These products then take two
+    /// launches: one for the experts that are in VRAM, and one for those that were fetched.
+    pub(super) fn fetches_beside(&self) -> bool {
+        self.split().is_none() && self.service().rows >= BESIDE_ROWS_MIN
     }
 
     /// Queues the copy to `outputs` of the rows that the CPU computes in a layer, if CPU offload is on. The copy

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_cuda::{
     CudaError, DevicePtr, ExpertAnswer, ExpertMailbox, ExpertQuestion, ExpertReturn, FetchedLayer,
-    Gpu, HostWords, Pinned,
+    Gpu, HostWords, Pinned, SideStream,
 };
 use forebay_stream::{ExpertIndex, LayerIndex, Lease, Returning};
 
@@ -47,6 +47,8 @@ pub(super) struct Service {
     pub(super) times: ServiceTimes,
     /// True if the last run's times have not been read yet.
     pub(super) times_are_due: bool,
+    /// Where experts are fetched beside the products of those that are in VRAM.
+    pub(super) side: SideStream,
     /// How long a kernel waits for the host; `None` if it waits without a limit.
     pub(super) bound: Option<Duration>,
     /// Number of values of the residual stream.
@@ -87,6 +89,7 @@ impl Service {
             FetchedLayer {
                 table: layer,
                 slots: DeviceArena::chosen_table(plan, layer),
+                present: DeviceArena::present_table(plan, layer),
                 parts: [0, 1, 2].map(|part| (layout.parts[part], layout.part_bytes[part])),
             }
         };
@@ -110,6 +113,7 @@ impl Service {
             returned_slots: Vec::with_capacity(used),
             times: ServiceTimes::default(),
             times_are_due: false,
+            side: gpu.side_stream()?,
             bound: gpu.host_wait_bound(),
             width,
             layers,

@@ -100,15 +100,7 @@ impl ExpertCache {
         }
     }
 
-    /// Returns the table of a layer that products read: the one that the host writes, or the one that a kernel writes.
-    pub fn table(&self, on: Device<'_>, layer: usize) -> AddressTable {
-        on.arena.expert_tables().table(match self.fetching {
-            Fetching::ByHost => layer,
-            Fetching::InGraph | Fetching::AfterGraph => DeviceArena::chosen_table(on.plan, layer),
-        })
-    }
-
-    /// Computes the chosen experts of a layer. `compute` queues the products of the experts that the layer's table names.
+    /// Computes the chosen experts of a layer. `compute` queues the products of the experts that a table names.
     ///
     /// # Errors
     /// Returns an error of `compute`, or an error if a read or the device fails.
@@ -116,17 +108,22 @@ impl ExpertCache {
         &mut self,
         on: Device<'_>,
         work: &ExpertWork<'_>,
-        compute: impl Fn() -> Result<(), ModelError>,
+        compute: impl Fn(AddressTable) -> Result<(), ModelError>,
     ) -> Result<(), ModelError> {
+        let table = |index| on.arena.expert_tables().table(index);
         if self.fetching != Fetching::ByHost {
             // The kernel that fetches them has been queued.
-            compute()?;
+            if self.fetches_beside() {
+                compute(table(DeviceArena::present_table(on.plan, work.layer)))?;
+                self.service().side.join(on.gpu)?;
+            }
+            compute(table(DeviceArena::chosen_table(on.plan, work.layer)))?;
             return Ok(self.queue_rows(on, work.layer, work.rows.outputs)?);
         }
         self.prefetch(on, work)?;
         while let Some(devices) = self.fetch(on)? {
             if devices.gpu {
-                compute()?;
+                compute(table(work.layer))?;
             }
             if devices.cpu {
                 self.compute_on_cpu(on.gpu, work)?;
