@@ -4,8 +4,9 @@ use super::Finding;
 use super::files::Repository;
 
 /// Crates, each with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 17] = [
+const LAYERS: [(&str, &[&str]); 18] = [
     ("forebay-format", &[]),
+    ("forebay-codec", &[]),
     ("forebay-text", &["forebay-format"]),
     ("forebay-library", &[]),
     ("forebay-kv", &[]),

@@ -7,8 +7,9 @@ use super::scan::{RustSource, matching_brace, words};
 
 /// Crates that call the kernel, vector instructions, the GPU's driver, or C programs; and the task that calls NVIDIA's
 /// compiler.
-const HOMES: [&str; 5] = [
+const HOMES: [&str; 6] = [
     "crates/forebay-store/",
+    "crates/forebay-codec/",
     "crates/forebay-compute/",
     "crates/forebay-cuda/",
     "crates/forebay-c/",

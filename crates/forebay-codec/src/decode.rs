@@ -1,0 +1,317 @@
+//! Decoding of chunks: the same result on every processor.
+
+use std::ops::Range;
+
+#[cfg(target_arch = "x86_64")]
+use crate::bits::ByBmi2;
+use crate::bits::{ByByte, Moves, spread};
+use crate::layout::{Header, Layout, bitmap_bytes, weights_of};
+use crate::table::{CODES, SECOND, THIRD};
+use crate::{CHUNK_WEIGHTS, CodecError, Float, Table};
+
+/// Instructions with which chunks are decoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isa {
+    Portable,
+    /// x86-64 with AVX2 and BMI2.
+    Avx2,
+    /// x86-64 with AVX-512 F, BW, VL and VBMI2.
+    Avx512,
+}
+
+impl Isa {
+    /// Returns the best of this processor.
+    pub fn best() -> Isa {
+        let all = [Isa::Avx512, Isa::Avx2];
+        all.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
+    }
+
+    pub fn is_available(self) -> bool {
+        match self {
+            Isa::Portable => true,
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2"),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("avx512vbmi2")
+            }
+            #[cfg(not(target_arch = "x86_64"))]
+            _ => false,
+        }
+    }
+}
+
+/// Decodes one chunk to `weights`, whose length says how many weights it has.
+///
+/// # Errors
+/// Returns an error if `weights` has no whole weights, too many or none, or if the chunk is not one of so many weights. `weights` then
+/// holds anything.
+pub fn decode_chunk(
+    float: Float,
+    table: &Table,
+    chunk: &[u8],
+    weights: &mut [u8],
+) -> Result<(), CodecError> {
+    decode_chunk_with(Isa::best(), float, table, chunk, weights)
+}
+
+/// Decodes like [`decode_chunk`] with the instructions of `isa`.
+///
+/// # Errors
+/// Returns the errors of [`decode_chunk`].
+///
+/// # Panics
+/// Panics if the processor has no such instructions.
+pub fn decode_chunk_with(
+    isa: Isa,
+    float: Float,
+    table: &Table,
+    chunk: &[u8],
+    weights: &mut [u8],
+) -> Result<(), CodecError> {
+    assert!(isa.is_available(), "{isa:?} on a processor without it");
+    let count = weights_of(float, weights.len())?;
+    let header = Header::read(chunk)?;
+    let layout = Layout::of(float, count, header.follow);
+    if chunk.len() != layout.bytes() {
+        return Err(CodecError::ChunkLength { bytes: chunk.len(), needed: layout.bytes() });
+    }
+    let parts =
+        Parts { float, count, header, layout, chunk, exponents: table.exponents(header.base) };
+    match isa {
+        Isa::Portable => parts.decode::<Eights<ByByte>>(weights),
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the processor has the instructions, by the check above.
+        Isa::Avx2 => unsafe { decode_avx2(&parts, weights) },
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the processor has the instructions, by the check above.
+        Isa::Avx512 => unsafe { decode_avx512(&parts, weights) },
+        #[cfg(not(target_arch = "x86_64"))]
+        _ => unreachable!("it is not available"),
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
+fn decode_avx2(parts: &Parts<'_>, weights: &mut [u8]) -> Result<(), CodecError> {
+    parts.decode::<Eights<ByBmi2>>(weights)
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi2,avx2,bmi1,bmi2,popcnt")]
+fn decode_avx512(parts: &Parts<'_>, weights: &mut [u8]) -> Result<(), CodecError> {
+    parts.decode::<Avx512>(weights)
+}
+
+/// Bytes of one level, with room for whole words of 64 behind the last.
+type Bytes = [u8; CHUNK_WEIGHTS + 64];
+
+/// Bitmaps to bytes.
+trait Fill {
+    /// Writes a byte for each of `count` items to `out`: `of[code]` for the codes 0 to 2 in the bitmaps `low` and `high`, and the
+    /// next of `escaped` for code 3. `escaped` has as many bytes as there are such codes, and 64 more.
+    fn codes(low: &[u8], high: &[u8], of: [u8; 3], escaped: &[u8], out: &mut [u8]);
+
+    /// Adds `1 << bit` to a byte of `out` for every one in `bitmap`.
+    fn add_bit(bitmap: &[u8], bit: usize, out: &mut [u8]);
+}
+
+/// Fills eight bytes at a time.
+struct Eights<M>(std::marker::PhantomData<M>);
+
+impl<M: Moves> Fill for Eights<M> {
+    #[inline(always)]
+    fn codes(low: &[u8], high: &[u8], of: [u8; 3], escaped: &[u8], out: &mut [u8]) {
+        let of = of.map(|byte| u64::from(byte) * 0x0101_0101_0101_0101);
+        let mut at = 0;
+        let eights = out.as_chunks_mut::<8>().0;
+        for ((low, high), out) in low.iter().zip(high).zip(eights) {
+            let (l, h) = (spread(*low), spread(*high));
+            let next = escaped[at..].first_chunk::<8>().map_or(0, |next| u64::from_le_bytes(*next));
+            let codes = !(l | h) & of[0] | l & !h & of[1] | h & !l & of[2];
+            *out = (codes | M::expand(next, l & h)).to_le_bytes();
+            at += (low & high).count_ones() as usize;
+        }
+    }
+
+    #[inline(always)]
+    fn add_bit(bitmap: &[u8], bit: usize, out: &mut [u8]) {
+        let of = 0x0101_0101_0101_0101_u64 << bit;
+        for (bits, out) in bitmap.iter().zip(out.as_chunks_mut::<8>().0) {
+            *out = (u64::from_le_bytes(*out) | spread(*bits) & of).to_le_bytes();
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+struct Avx512;
+
+#[cfg(target_arch = "x86_64")]
+impl Fill for Avx512 {
+    #[inline(always)]
+    fn codes(low: &[u8], high: &[u8], of: [u8; 3], escaped: &[u8], out: &mut [u8]) {
+        use std::arch::x86_64::*;
+        let mut at = 0;
+        let words = out.as_chunks_mut::<64>().0.iter_mut();
+        for (index, out) in words.enumerate().take(low.len().div_ceil(8)) {
+            let (l, h) = (word_at(low, index), word_at(high, index));
+            let left = &escaped[at..at + 64];
+            // SAFETY: only `decode_avx512` calls this, on a processor with these instructions. 64 bytes are read from `left` at
+            // most, and 64 written to `out`.
+            unsafe {
+                let [a, b, c] = of.map(|byte| _mm512_set1_epi8(byte as i8));
+                let codes = _mm512_mask_mov_epi8(_mm512_mask_mov_epi8(a, l, b), h, c);
+                let next = _mm512_loadu_epi8(left.as_ptr().cast());
+                let all = _mm512_mask_expand_epi8(codes, l & h, next);
+                _mm512_storeu_epi8(out.as_mut_ptr().cast(), all);
+            }
+            at += (l & h).count_ones() as usize;
+        }
+    }
+
+    #[inline(always)]
+    fn add_bit(bitmap: &[u8], bit: usize, out: &mut [u8]) {
+        use std::arch::x86_64::*;
+        let words = out.as_chunks_mut::<64>().0.iter_mut();
+        for (index, out) in words.enumerate().take(bitmap.len().div_ceil(8)) {
+            let bits = word_at(bitmap, index);
+            // SAFETY: only `decode_avx512` calls this, on a processor with these instructions. 64 bytes of `out` are read and written.
+            unsafe {
+                let add = _mm512_maskz_set1_epi8(bits, 1 << bit);
+                let from = _mm512_loadu_epi8(out.as_ptr().cast());
+                _mm512_storeu_epi8(out.as_mut_ptr().cast(), _mm512_or_si512(from, add));
+            }
+        }
+    }
+}
+
+/// Returns bits `64 * index ..` of a bitmap; those beyond its end are 0.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+fn word_at(bitmap: &[u8], index: usize) -> u64 {
+    match bitmap[8 * index..].first_chunk::<8>() {
+        Some(word) => u64::from_le_bytes(*word),
+        None => {
+            let mut word = [0; 8];
+            let rest = &bitmap[8 * index..];
+            word[..rest.len()].copy_from_slice(rest);
+            u64::from_le_bytes(word)
+        }
+    }
+}
+
+/// A chunk with its parts.
+struct Parts<'a> {
+    float: Float,
+    count: usize,
+    header: Header,
+    layout: Layout,
+    chunk: &'a [u8],
+    exponents: [u8; CODES],
+}
+
+impl<'a> Parts<'a> {
+    /// Returns bitmap number `number` of a part with bitmaps of `items` items.
+    #[inline(always)]
+    fn bitmap(&self, part: &Range<usize>, items: usize, number: usize) -> &'a [u8] {
+        let bytes = bitmap_bytes(items);
+        &self.chunk[part.clone()][number * bytes..][..bytes]
+    }
+
+    #[inline(always)]
+    fn decode<F: Fill>(&self, weights: &mut [u8]) -> Result<(), CodecError> {
+        let (layout, [second, third, raw]) = (&self.layout, self.header.follow);
+        let bitmap = |part, items, number| self.bitmap(part, items, number);
+        let (low, high) =
+            (bitmap(&layout.first, self.count, 0), bitmap(&layout.first, self.count, 1));
+        expect(second, both(low, high))?;
+        let (second_low, second_high) =
+            (bitmap(&layout.second, second, 0), bitmap(&layout.second, second, 1));
+        expect(third, both(second_low, second_high))?;
+
+        // Exponents of the last level first, because each level takes those of the next.
+        let mut of_third: Bytes = [0; CHUNK_WEIGHTS + 64];
+        for bit in 0..4 {
+            F::add_bit(bitmap(&layout.third, third, bit), bit, &mut of_third);
+        }
+        let mut known = [0; 16];
+        known[..15].copy_from_slice(&self.exponents[THIRD..]);
+        let mut raws = self.chunk[layout.raw.clone()][..raw].iter();
+        let mut found = 0;
+        for byte in &mut of_third[..third] {
+            let code = *byte & 15;
+            *byte = known[usize::from(code)];
+            if code == 15 {
+                found += 1;
+                *byte = raws.next().copied().unwrap_or(0);
+            }
+        }
+        expect(raw, found)?;
+        let [a, b, c] = [0, 1, 2].map(|code| self.exponents[SECOND + code]);
+        let mut of_second: Bytes = [0; CHUNK_WEIGHTS + 64];
+        F::codes(second_low, second_high, [a, b, c], &of_third, &mut of_second);
+        let [a, b, c] = [0, 1, 2].map(|code| self.exponents[code]);
+        let mut exponents: Bytes = [0; CHUNK_WEIGHTS + 64];
+        F::codes(low, high, [a, b, c], &of_second, &mut exponents);
+
+        let most = ((1_u16 << self.float.exponent_bits()) - 1) as u8;
+        let largest = match most {
+            u8::MAX => 0,
+            _ => exponents[..self.count].iter().copied().max().unwrap_or(0),
+        };
+        if largest > most {
+            let exponents = 1 << self.float.exponent_bits();
+            return Err(CodecError::Exponent { exponent: largest, exponents });
+        }
+        let mut bits: Bytes = [0; CHUNK_WEIGHTS + 64];
+        for number in 0..self.float.rest_bits() as usize % 8 {
+            F::add_bit(bitmap(&layout.rest_bits, self.count, number), number, &mut bits);
+        }
+        let bytes = &self.chunk[layout.rest_bytes.clone()];
+        match self.float {
+            Float::Bf16 => join_two(Float::Bf16, weights, &exponents, |i| u16::from(bytes[i])),
+            Float::F16 => join_two(Float::F16, weights, &exponents, |i| {
+                u16::from(bytes[i]) | u16::from(bits[i]) << 8
+            }),
+            Float::F8E4M3 => join_one(Float::F8E4M3, weights, &exponents, &bits),
+            Float::F8E5M2 => join_one(Float::F8E5M2, weights, &exponents, &bits),
+        }
+        Ok(())
+    }
+}
+
+/// Puts weights of two bytes together.
+#[inline(always)]
+fn join_two(float: Float, weights: &mut [u8], exponents: &Bytes, rest: impl Fn(usize) -> u16) {
+    for (index, weight) in weights.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+        *weight = float.join(exponents[index], rest(index)).to_le_bytes();
+    }
+}
+
+/// Puts weights of one byte together.
+#[inline(always)]
+fn join_one(float: Float, weights: &mut [u8], exponents: &Bytes, rest: &Bytes) {
+    for ((weight, exponent), rest) in weights.iter_mut().zip(exponents).zip(rest) {
+        *weight = float.join(*exponent, u16::from(*rest)) as u8;
+    }
+}
+
+/// Returns the number of items whose code is 3.
+#[inline(always)]
+fn both(low: &[u8], high: &[u8]) -> usize {
+    let (low_words, low_rest) = low.as_chunks::<8>();
+    let (high_words, high_rest) = high.as_chunks::<8>();
+    let words = low_words.iter().zip(high_words);
+    let of_words: u32 = words
+        .map(|(low, high)| (u64::from_le_bytes(*low) & u64::from_le_bytes(*high)).count_ones())
+        .sum();
+    let of_rest: u32 = low_rest.iter().zip(high_rest).map(|(l, h)| (l & h).count_ones()).sum();
+    (of_words + of_rest) as usize
+}
+
+fn expect(counted: usize, found: usize) -> Result<(), CodecError> {
+    if counted == found { Ok(()) } else { Err(CodecError::Counts { counted, found }) }
+}

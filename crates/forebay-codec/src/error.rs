@@ -1,0 +1,22 @@
+//! Errors of codecs.
+
+/// Why weights cannot be encoded, or a chunk cannot be decoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    #[error("{bytes} bytes are no whole number of weights of {weight_bytes} bytes")]
+    PartOfAWeight { bytes: usize, weight_bytes: usize },
+    #[error("{weights} weights in a chunk, which holds 1 to {most}")]
+    ChunkSize { weights: usize, most: usize },
+    #[error("a chunk of {bytes} bytes is cut off or damaged: it needs {needed}")]
+    ChunkLength { bytes: usize, needed: usize },
+    #[error(
+        "a chunk is damaged: its header counts {counted} codes that others follow, its bits {found}"
+    )]
+    Counts { counted: usize, found: usize },
+    #[error("a chunk is damaged: exponent {exponent} of a type that has {exponents}")]
+    Exponent { exponent: u8, exponents: u16 },
+    #[error("a table of {bytes} bytes, instead of {needed}")]
+    TableLength { bytes: usize, needed: usize },
+    #[error("a table names exponent offset {offset} twice")]
+    TableRepeats { offset: u8 },
+}

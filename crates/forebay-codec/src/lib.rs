@@ -1,0 +1,36 @@
+//! Lossless codecs for weights, on the CPU.
+//!
+//! Floating-point weights of a tensor have few exponents: most lie within some factors of two. A codec here stores sign and mantissa as
+//! they are and codes the exponents, so that BF16 takes about 10.7 bits a weight instead of 16. What is decoded equals what was encoded, to
+//! the byte, with zeros, subnormal numbers, infinities and NaNs.
+//!
+//! The crate knows no files and no tensors. A caller cuts a tensor into chunks of up to [`CHUNK_WEIGHTS`] weights, and keeps the
+//! [`Table`] of the tensor and the lengths of the chunks. Each chunk is decoded without the others. `docs/codec.md` describes the bytes.
+//!
+//! ```
+//! use forebay_codec::{Float, Table, decode_chunk, encode_chunk};
+//!
+//! let weights: Vec<u8> = [0.5_f32, -0.25, 0.0, f32::INFINITY].iter().flat_map(|x| x.to_bits().to_be_bytes()[..2].iter().rev().copied().collect::<Vec<u8>>()).collect();
+//! let table = Table::of(Float::Bf16, &weights)?;
+//! let mut chunk = Vec::new();
+//! encode_chunk(Float::Bf16, &table, &weights, &mut chunk)?;
+//! let mut decoded = vec![0; weights.len()];
+//! decode_chunk(Float::Bf16, &table, &chunk, &mut decoded)?;
+//! assert_eq!(decoded, weights);
+//! # Ok::<(), forebay_codec::CodecError>(())
+//! ```
+
+mod bits;
+mod decode;
+mod encode;
+mod error;
+mod float;
+mod layout;
+mod table;
+
+pub use decode::{Isa, decode_chunk, decode_chunk_with};
+pub use encode::encode_chunk;
+pub use error::CodecError;
+pub use float::Float;
+pub use layout::{CHUNK_WEIGHTS, chunk_bytes_max};
+pub use table::Table;
