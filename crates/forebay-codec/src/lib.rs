@@ -10,7 +10,8 @@
 //! ```
 //! use forebay_codec::{Float, Table, decode_chunk, encode_chunk};
 //!
-//! let weights: Vec<u8> = [0.5_f32, -0.25, 0.0, f32::INFINITY].iter().flat_map(|x| x.to_bits().to_be_bytes()[..2].iter().rev().copied().collect::<Vec<u8>>()).collect();
+//! let numbers = [0.5, -0.25, 0.0, f32::INFINITY].map(half::bf16::from_f32);
+//! let weights = numbers.map(half::bf16::to_le_bytes).concat();
 //! let table = Table::of(Float::Bf16, &weights)?;
 //! let mut chunk = Vec::new();
 //! encode_chunk(Float::Bf16, &table, &weights, &mut chunk)?;

@@ -20,6 +20,7 @@ const LAYERS: [(&str, &[&str]); 18] = [
         "forebay-gpu-check",
         &[
             "forebay-format",
+            "forebay-codec",
             "forebay-store",
             "forebay-stream",
             "forebay-compute",

@@ -7,6 +7,7 @@ mod columns;
 mod convert;
 mod elementwise;
 mod embedding;
+mod exponents;
 mod fetch;
 mod gating;
 mod kv;
@@ -31,6 +32,7 @@ pub use columns::Columns;
 pub use convert::{Matrices, SplitMxfp4};
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
+pub use exponents::CodedExponents;
 pub use fetch::{
     ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertQuestion, ExpertReturn,
     FETCHED_PAIRS_MAX, FetchedLayer, GivingUp,

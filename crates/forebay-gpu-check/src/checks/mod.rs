@@ -9,6 +9,7 @@ mod buffers;
 mod convert;
 mod elementwise;
 mod embedding;
+mod exponents;
 mod fetch;
 mod gating;
 mod halves;
@@ -26,6 +27,7 @@ use crate::harness::Check;
 
 pub fn checks() -> Vec<Check> {
     let families = [
+        exponents::checks(),
         quantize::checks(),
         matvec::checks(),
         matmul::checks(),
@@ -50,6 +52,7 @@ pub fn checks() -> Vec<Check> {
 
 pub fn benches() -> Vec<Bench> {
     let families = [
+        exponents::benches(),
         quantize::benches(),
         matvec::benches(),
         matmul::benches(),
