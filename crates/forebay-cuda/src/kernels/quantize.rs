@@ -69,7 +69,7 @@ impl Gpu {
     /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// Panics if a buffer is too small, or if `cols` is not a multiple of 32.
+    /// Panics if a buffer is too small or not aligned, or if `cols` is not a multiple of 32.
     pub fn tile_rounded(
         &self,
         x: RoundedActivations,
@@ -78,6 +78,8 @@ impl Gpu {
         cols: usize,
     ) -> Result<(), CudaError> {
         assert!(cols.is_multiple_of(32), "{cols} columns are not whole groups of 32");
+        let is_aligned = |address: u64| address.is_multiple_of(16);
+        assert!(is_aligned(out.codes.address()) && is_aligned(out.scales.address()));
         let (codes, scales) = TiledActivations::bytes(tokens, cols);
         let items = tokens.div_ceil(8) * cols / 32;
         let grid = (items.div_ceil(8) as u32, 1, 1);

@@ -62,7 +62,7 @@ pub(super) fn measure(interrupt: &Interrupt) -> Result<ComputeReport, EngineErro
     // After an interrupt, measurements are cut short and their results are discarded.
     let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast).stopping_on(interrupt.flag());
     let bytes = working_set();
-    let arena = Arena::reserve(bytes)?;
+    let arena = reserve(bytes, interrupt)?;
     let mut slot = arena.carve(arena.bytes())?;
     let memory = bandwidth(&cpu, slot.as_mut_slice());
     interrupt.check()?;
@@ -73,7 +73,7 @@ pub(super) fn measure(interrupt: &Interrupt) -> Result<ComputeReport, EngineErro
         let kernel_type = ty.name();
         let span = tracing::debug_span!("doctor_case", kernel_type, bytes_per_second = Empty);
         let _entered = span.enter();
-        fill(ty, slot.as_mut_slice());
+        fill(ty, slot.as_mut_slice(), interrupt);
         let bytes_per_second = kernel(&cpu, ty, slot.as_slice());
         span.record("bytes_per_second", bytes_per_second);
         kernels.push(KernelRate {
@@ -101,13 +101,15 @@ pub(super) struct SteadyRates {
 
 impl SteadyRates {
     /// Measures the rates as [`measure`] does, but for one type only.
-    pub(super) fn measure() -> Result<SteadyRates, EngineError> {
-        let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast);
-        let arena = Arena::reserve(working_set())?;
+    pub(super) fn measure(interrupt: &Interrupt) -> Result<SteadyRates, EngineError> {
+        let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast).stopping_on(interrupt.flag());
+        let arena = reserve(working_set(), interrupt)?;
         let mut slot = arena.carve(arena.bytes())?;
         let memory_bytes_per_second = read_rate(&cpu, slot.as_slice());
-        fill(BESIDE_TYPE, slot.as_mut_slice());
+        interrupt.check()?;
+        fill(BESIDE_TYPE, slot.as_mut_slice(), interrupt);
         let kernel_bytes_per_second = kernel(&cpu, BESIDE_TYPE, slot.as_slice());
+        interrupt.check()?;
         Ok(SteadyRates { memory_bytes_per_second, kernel_bytes_per_second })
     }
 
@@ -126,11 +128,13 @@ impl SteadyRates {
 pub(super) fn beside<T: Send>(
     time: Duration,
     copy: impl FnOnce() -> T + Send,
+    interrupt: &Interrupt,
 ) -> Result<(f64, T), EngineError> {
     let cpu = Cpu::new(0, Isa::selected()?, Arithmetic::Fast);
-    let arena = Arena::reserve(working_set())?;
+    let arena = reserve(working_set(), interrupt)?;
     let mut slot = arena.carve(arena.bytes())?;
-    fill(BESIDE_TYPE, slot.as_mut_slice());
+    fill(BESIDE_TYPE, slot.as_mut_slice(), interrupt);
+    interrupt.check()?;
     let mut product = Product::new(&cpu, BESIDE_TYPE, slot.as_slice());
     let (rounds, (copied, end)) = std::thread::scope(|scope| {
         let copying = scope.spawn(|| {
@@ -164,6 +168,13 @@ fn working_set() -> usize {
     let wanted = (8 * last_cache_bytes()).max(WEIGHTS_BYTES);
     let most = (free_bytes() / 4).max(16 << 20) as usize;
     wanted.min(most) / (1 << 20) * (1 << 20)
+}
+
+/// Reserves memory. On a busy machine, some gigabytes may take many seconds.
+fn reserve(bytes: usize, interrupt: &Interrupt) -> Result<Arena, EngineError> {
+    let arena = Arena::map(bytes)?;
+    arena.make_resident_unless(interrupt)?;
+    Ok(arena)
 }
 
 /// Returns the least time of several rounds in seconds. The round before them does not count.
@@ -205,8 +216,8 @@ fn bandwidth(cpu: &Cpu, memory: &mut [u8]) -> MemoryRate {
     MemoryRate { read_bytes_per_second, copy_bytes_per_second: half as f64 / copied }
 }
 
-/// Fills memory with weights of a type: some random rows, repeated.
-pub(super) fn fill(ty: TensorType, memory: &mut [u8]) {
+/// Fills memory with weights of a type: some random rows, repeated. An interrupt stops this early.
+pub(super) fn fill(ty: TensorType, memory: &mut [u8], interrupt: &Interrupt) {
     const SOME: usize = 4 << 20;
     let row = ty.row_bytes(COLS as u64).unwrap_or(1) as usize;
     let some = SOME.min(memory.len()) / row * row;
@@ -214,7 +225,7 @@ pub(super) fn fill(ty: TensorType, memory: &mut [u8]) {
         content.fill(1, 0, &mut memory[..some]);
     }
     let (first, rest) = memory.split_at_mut(some);
-    for chunk in rest.chunks_mut(some) {
+    for chunk in rest.chunks_mut(some).take_while(|_| !interrupt.is_requested()) {
         chunk.copy_from_slice(&first[..chunk.len()]);
     }
 }

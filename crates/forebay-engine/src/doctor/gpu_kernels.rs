@@ -6,6 +6,7 @@ use forebay_cuda::{
 };
 use forebay_format::TensorType;
 use forebay_format::random_weights::Content;
+use forebay_store::Interrupt;
 
 use super::KernelRate;
 use super::compute::{TYPES, fill};
@@ -51,7 +52,8 @@ fn fill_device(
     bytes: usize,
 ) -> Result<(), CudaError> {
     let mut some = vec![0; whole_rows(ty, SOME_BYTES)];
-    fill(ty, &mut some);
+    // Takes no time that an interrupt would have to cut short.
+    fill(ty, &mut some, &Interrupt::new());
     gpu.upload(&some, to)?;
     let mut done = some.len();
     while done < bytes {

@@ -40,7 +40,7 @@ pub(crate) fn measure(subject: &Subject, read: &ProfiledRead, interrupt: &Interr
         Ok(measured) => measured,
         Err(error) => return none(count, &error),
     };
-    match beside_cpu(&gpu) {
+    match beside_cpu(&gpu, interrupt) {
         Ok(both) => rates.beside_cpu = Some(both),
         Err(error) => return none(count, &error),
     }
@@ -54,9 +54,9 @@ pub(crate) fn measure(subject: &Subject, read: &ProfiledRead, interrupt: &Interr
     GpuReport { count, first: Some(rates), why: String::new(), why_not_cufile }
 }
 
-fn beside_cpu(gpu: &Gpu) -> Result<BesideCpu, EngineError> {
+fn beside_cpu(gpu: &Gpu, interrupt: &Interrupt) -> Result<BesideCpu, EngineError> {
     let copy = || gpu.pinned_copy_rate(Direction::ToDevice, BESIDE_BYTES, BESIDE_SPAN, BESIDE_TIME);
-    let (cpu_bytes_per_second, copy) = compute::beside(BESIDE_TIME, copy)?;
+    let (cpu_bytes_per_second, copy) = compute::beside(BESIDE_TIME, copy, interrupt)?;
     Ok(BesideCpu { copy_bytes_per_second: copy?, cpu_bytes_per_second })
 }
 

@@ -82,7 +82,7 @@ pub fn examine(
         .map_err(|source| folder_error(&request.folder, source))?;
     step("a file to read");
     let subject = disk::Subject::open(request)?;
-    let before = SteadyRates::measure()?;
+    let before = SteadyRates::measure(&request.interrupt)?;
     let disk = disk::measure(&subject, request.quick, step)?;
     step("memory and kernels");
     let compute = compute::measure(&request.interrupt)?;
@@ -90,7 +90,7 @@ pub fn examine(
     let gpu = crate::gpu::measure(&subject, &disk.best, &request.interrupt);
     request.interrupt.check()?;
     let paths = paths::list(&disk, &gpu);
-    let after = SteadyRates::measure()?;
+    let after = SteadyRates::measure(&request.interrupt)?;
     let activity = watch.end();
     let repeated = repeated(&before, &disk, &compute, &after);
     let quality = ProfileQuality::judge(&activity, &repeated);

@@ -247,11 +247,13 @@ impl Model<'_> {
         let mut seconds = sum.add(Cost::GpuMemory, rows * gpu.seconds(&costs.head));
         seconds += sum.add(Cost::GpuMemory, gpu.attention_seconds(self.kv_bytes()));
         seconds += sum.add(Cost::Pcie, self.kv_in_ram_seconds(gpu, self.work.depth));
+        let mut of_experts = 0.0;
         for layer in &costs.layers {
             // Every row multiplies with its experts on its own.
             let used = layer.experts.as_ref().map_or(0.0, |experts| {
                 pairs * experts.used as f64 * gpu.seconds(&experts.matrices)
             });
+            of_experts += used;
             seconds += sum.add(Cost::GpuMemory, rows * gpu.seconds(&layer.dense) + used);
             seconds += sum.add(Cost::GpuLayers, gpu.layer_seconds(layer.experts.is_some()));
             if layer.experts.is_some() && !all {
@@ -261,6 +263,11 @@ impl Model<'_> {
         let on_cpu =
             self.missing_experts(gpu, (missed, hit_rate), ram < 1.0, cpu_offload, &mut sum);
         seconds += on_cpu.seconds;
+        if self.work.sequences > 1 && on_cpu.experts == 0.0 {
+            // Several rows fetch missing experts beside the products of those in VRAM.
+            let (copying, computing) = (on_cpu.seconds, of_experts * hit_rate);
+            seconds -= copying + computing - beside(copying, computing);
+        }
         seconds += sum.add(Cost::Disk, self.bursts(from_disk));
         sum.disk_bytes = from_disk * expert_bytes;
         Prediction {

@@ -46,9 +46,9 @@ const GPU_EXPERT_LAYER_SECONDS: f64 = 35e-6;
 const HOST_LOOP_SECONDS: f64 = 25e-6;
 
 /// Time that each further row of a pass of generated tokens adds to the products with weights that all rows share, as a
-/// share of the first row's time. The GPU's is from 468, 1460 and 1849 tokens/s of llama-8b with 1, 8 and 32 sequences on an
-/// H200, the CPU's from 1.62 times the tokens/s of one sequence with 4 (llama-1b, 2 cores of an EPYC).
-const GPU_NEXT_ROW: f64 = 0.22;
+/// share of the first row's time. The GPU's is from 415, 1142, 1515, 1936 and 2543 tokens/s of llama-8b with 1, 4, 8, 16 and 32
+/// sequences on an H100 (0.18 to 0.23), the CPU's from 1.62 times the tokens/s of one sequence with 4 (llama-1b, 2 cores of an EPYC).
+const GPU_NEXT_ROW: f64 = 0.2;
 const CPU_NEXT_ROW: f64 = 0.5;
 
 /// Time of one token's kernel that looks up a layer's experts, in seconds. `BRING_SECONDS` is added for each expert
