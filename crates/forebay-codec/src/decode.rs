@@ -13,9 +13,9 @@ use crate::{CHUNK_WEIGHTS, CodecError, Float, Table};
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
     Portable,
-    /// x86-64 with AVX2 and BMI2.
+    /// x86-64 with AVX2, BMI1, BMI2 and POPCNT.
     Avx2,
-    /// x86-64 with AVX-512 F, BW, VL and VBMI2.
+    /// The same with AVX-512 F, BW, VL and VBMI2.
     Avx512,
 }
 
@@ -30,10 +30,16 @@ impl Isa {
         match self {
             Isa::Portable => true,
             #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => is_x86_feature_detected!("avx2") && is_x86_feature_detected!("bmi2"),
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("bmi1")
+                    && is_x86_feature_detected!("bmi2")
+                    && is_x86_feature_detected!("popcnt")
+            }
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
-                is_x86_feature_detected!("avx512f")
+                Isa::Avx2.is_available()
+                    && is_x86_feature_detected!("avx512f")
                     && is_x86_feature_detected!("avx512bw")
                     && is_x86_feature_detected!("avx512vl")
                     && is_x86_feature_detected!("avx512vbmi2")

@@ -10,7 +10,7 @@ pub const CHUNK_WEIGHTS: usize = 4096;
 /// Bytes of a chunk's header: the base, a zero, and three counts of 16 bits.
 pub(crate) const HEADER: usize = 8;
 
-/// Most codes that are followed by another, by level: [`Layout::follow`].
+/// Number of levels of codes.
 pub(crate) const LEVELS: usize = 3;
 
 /// What a chunk's header says.

@@ -407,12 +407,7 @@ impl Gpu {
         let (table, present) = (tables.table(table), tables.table(present));
         assert!(k <= mailbox.pairs_max, "{k} pairs");
         Launch::new(self.kernel("fetch", "find_experts")?, (1, 1, 1), (THREADS, 1, 1))
-            .ptr(fetch.now, 2)
-            .ptr(fetch.ids, k)
-            .ptr(fetch.forced, k)
-            .int(k)
-            .ptr(tables.all(), table.number() + table.len())
-            .int(table.number())
+            .choice(fetch, tables, &table)
             .ptr(present.first(), table.len())
             .run(self)
     }
@@ -449,12 +444,7 @@ impl Gpu {
         let asked_words = 4 + k;
         Launch::new(self.kernel("fetch", "fetch_experts")?, (fetch.blocks, 1, 1), (THREADS, 1, 1))
             .shared(4 * answer_words(k) as u32)
-            .ptr(fetch.now, 2)
-            .ptr(fetch.ids, k)
-            .ptr(fetch.forced, k)
-            .int(k)
-            .ptr(tables.all(), table.number() + table.len())
-            .int(table.number())
+            .choice(fetch, tables, &table)
             .ptr(tables.table(slots).first(), table.len())
             .int(usize::from(side.is_some()))
             .ptr(fetch.tickets, 2)
@@ -508,7 +498,17 @@ impl Gpu {
 }
 
 impl Launch {
-    /// Passes the arguments that both kernels end with.
+    /// Passes the arguments with which kernels that look up the experts of a layer begin.
+    fn choice(self, fetch: &ExpertFetch, tables: &AddressTables, table: &AddressTable) -> Launch {
+        self.ptr(fetch.now, 2)
+            .ptr(fetch.ids, fetch.k)
+            .ptr(fetch.forced, fetch.k)
+            .int(fetch.k)
+            .ptr(tables.all(), table.number() + table.len())
+            .int(table.number())
+    }
+
+    /// Passes the arguments with which kernels that wait for the host end.
     fn giving_up(self, fetch: &ExpertFetch, words: &HostWords, at: usize, place: usize) -> Launch {
         let none = GivingUp {
             bound: Duration::ZERO,
