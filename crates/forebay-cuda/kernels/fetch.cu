@@ -10,7 +10,7 @@
 
 #define THREADS 512
 // Words of a missing expert: its index in the table of retained experts (or ~0), its destination, and the sources of
-// its three parts.
+// its three parts, or 0 if an earlier kernel has copied it there.
 #define MISS_WORDS 10
 // Words of an expert that goes back to the host: the sources, destinations and sizes in bytes of its three parts.
 #define BACK_WORDS 16
@@ -164,9 +164,23 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     slots[id] = tables[first + id];
 }
 
+// Sends the ids that a run's rows chose to the host ahead of `fetch_experts`, so that it may answer before that kernel runs.
+// Grid (1). The parameters are those of fetch_experts; asked [1] receives 3. With k = 0, it only tells the host how far the
+// run is.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    ask_experts(const u32 *now, const u32 *ids, const u32 *forced, int k, u32 *asked) {
+    wait_for_previous();
+    const int lane = threadIdx.x;
+    if (lane < k) asked[4 + lane] = (now[1] ? forced : ids)[lane];
+    if (lane == 0) asked[1] = 3;
+    __threadfence_system();
+    __syncthreads();
+    if (lane == 0) write_release(asked, now[0]);
+}
+
 // Fetches the experts of one layer that a run's rows chose: k pairs of a row and an expert, at most THREADS. Two pairs
-// may have the same expert. Grid (blocks): any number. Dynamic shared memory: R = 4 + (4 + MISS_WORDS + BACK_WORDS) * k
-// words. `tickets` [2] and the first word of `desk` [4 + R] are 0 before and after.
+// may have the same expert. Grid (blocks): any number. Dynamic shared memory: R = 4 + (4 + MISS_WORDS + BACK_WORDS) * room
+// words; k <= room <= THREADS. `tickets` [2] and the first word of `desk` [4 + R] are 0 before and after.
 //
 // - now [2]: the number of this run (never 0, never that of the previous run), and 1 if `forced` [k] replaces `ids` [k],
 //   else 0. If it does, `ids` is overwritten.
@@ -177,16 +191,16 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 // - asked (host) [4 + k]: receives the run's number, 1 if the kernel waits for an answer, and from word 4 on the chosen
 //   ids. When all experts are there, words 2 and 3 receive the nanoseconds spent waiting and copying.
 // - x [hidden]: if not null, it is copied to x_host (host) with a question that waits.
-// - answer (host) [R]: the run's number, which the host writes last; k * 65536 + the number of misses; the number of
-//   words to clear, and of experts that go back; the address of each pair's expert [k]; misses [k][MISS_WORDS]; indices of words of `tables` to
-//   clear [2k]; and experts that go back [k][BACK_WORDS]. Nothing else may access the memory that those are copied from
-//   and to. The kernel does not read the answer if all chosen experts are on the device.
+// - answer (host) [R]: the run's number, which the host writes last; room * 65536 + the number of misses; the number of
+//   words to clear, and of experts that go back; the address of each pair's expert [k]; misses [room][MISS_WORDS]; indices of words of `tables` to
+//   clear [2 * room]; and experts that go back [room][BACK_WORDS]. Nothing else may access the memory that those are copied from
+//   and to. The kernel does not read the answer if all chosen experts are on the device, unless `always` is 1.
 // - bound: longest wait for an answer in nanoseconds; 0: no limit. If no answer comes, `stream` [width] is copied to
 //   `kept`, `given_up` [1] receives the run's number, and `given_up_host` [2] that number and `place`. A run that has
 //   given up waits for nothing more, copies nothing and leaves the tables unchanged. The `slots` of its experts are 0, and
 //   `asked` [1] is 2.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    fetch_experts(const u32 *now, u32 *ids, const u32 *forced, int k, u64 *tables, int first, u64 *slots,
+    fetch_experts(const u32 *now, u32 *ids, const u32 *forced, int k, u64 *tables, int first, int room, int always, u64 *slots,
                   int only_fetched, u32 *tickets, u32 *desk, u32 *asked, const u32 *answer, const float *x, float *x_host, int hidden,
                   u64 part0, u64 part1, u64 part2, int bytes0, int bytes1, int bytes2, u32 bound, int place,
                   const float *stream, float *kept, int width, u32 *given_up, u32 *given_up_host) {
@@ -196,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     // This is also true in a block that begins after another block of this kernel has given up. Such a block
     // would otherwise find out below.
     const bool is_over = bound != 0 && *(const volatile u32 *)given_up == now[0];
-    const int lane = threadIdx.x, pieces = (4 + (4 + MISS_WORDS + BACK_WORDS) * k + 3) / 4;
+    const int lane = threadIdx.x, pieces = (4 + (4 + MISS_WORDS + BACK_WORDS) * room + 3) / 4;
     uint4 *const told = (uint4 *)desk + 1;
     u64 *const answered = (u64 *)desk + 1;
     const u32 id = lane < k ? (now[1] ? forced : ids)[lane] : 0;
@@ -204,7 +218,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (lane < k && !is_over) slot = tables[first + id];
     // The first block to arrive asks.
     if (lane == 0) asks = atomicAdd(tickets, 1u) == 0;
-    const bool missing = __syncthreads_or(slot == 0);
+    const bool missing = __syncthreads_or(slot == 0 || always);
     if (asks) {
         const u64 begun = nanoseconds();
         if (x && missing)
@@ -243,8 +257,8 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (has_answer) {
         for (int i = lane; i < pieces; i += THREADS) ((uint4 *)record)[i] = __ldcg(told + i);
         __syncthreads();
-        // The entries of an answer for another number of pairs would be elsewhere.
-        if (record[1] >> 16 != k) __trap();
+        // The entries of an answer with other room would be elsewhere.
+        if (record[1] >> 16 != room) __trap();
         missed = record[1] & 0xffff;
         // PCIe transfers in both directions at once if different blocks copy. Half of the blocks saturate either
         // direction.
@@ -252,7 +266,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         const bool is_outward = blockIdx.x >= inward;
         const u32 all = (is_outward ? outward : inward) * THREADS;
         const u32 first = (is_outward ? blockIdx.x - inward : blockIdx.x) * THREADS + threadIdx.x;
-        const u32 *const misses = record + 4 + 2 * k, *const backs = misses + (2 + MISS_WORDS) * k;
+        const u32 *const misses = record + 4 + 2 * room, *const backs = misses + (2 + MISS_WORDS) * room;
         for (u32 m = 0; m < record[3] && is_outward; m++) {
             const u32 *const back = backs + m * BACK_WORDS;
             const u64 *const places = (const u64 *)back;
@@ -260,6 +274,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         for (u32 m = 0; m < missed && !is_outward; m++) {
             const u64 *const places = (const u64 *)(misses + m * MISS_WORDS + 2);
+            if (places[1] == 0) continue;
             copy_part(places[0] + part0, places[1], bytes0, first, all);
             copy_part(places[0] + part1, places[2], bytes1, first, all);
             copy_part(places[0] + part2, places[3], bytes2, first, all);
@@ -275,7 +290,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     __threadfence();
     const bool was_there = slot != 0;
     if (has_answer) {
-        const u32 *const misses = record + 4 + 2 * k, *const cleared = misses + MISS_WORDS * k;
+        const u32 *const misses = record + 4 + 2 * room, *const cleared = misses + MISS_WORDS * room;
         if (lane < k) slot = ((const u64 *)(record + 4))[lane];
         for (u32 i = lane; i < record[2]; i += THREADS) tables[cleared[i]] = 0;
         __syncthreads();

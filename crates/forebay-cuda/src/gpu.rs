@@ -9,6 +9,7 @@ use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use crate::CudaError;
 use crate::error::{bind, check_not_lost};
+use crate::lanes::Lanes;
 use crate::lifetime::Owner;
 use crate::module::Modules;
 
@@ -20,11 +21,11 @@ const NEEDED_CAPABILITY: (i32, i32) = (8, 0);
 /// the half second that a display may stand still. It is longer than any answer that needs no disk.
 const WAIT_UNDER_WATCHDOG: Duration = Duration::from_millis(250);
 
-/// One GPU: its context, the stream that all kernels run on, and the modules loaded so far. All users of the GPU share
+/// One GPU: its context, the streams that kernels run on, and the modules loaded so far. All users of the GPU share
 /// the modules.
 pub struct Gpu {
     context: Arc<CudaContext>,
-    stream: Arc<CudaStream>,
+    lanes: Lanes,
     pub(crate) modules: Arc<Modules>,
     name: String,
     capability: (i32, i32),
@@ -37,8 +38,6 @@ pub struct Gpu {
     /// True while a graph is captured; `recorded` then holds the owners of the memory that it uses.
     pub(crate) is_capturing: AtomicBool,
     pub(crate) recorded: Mutex<Option<Vec<Owner>>>,
-    /// True if the next kernel of the compute stream waits for kernels of a side stream, too.
-    joins: AtomicBool,
 }
 
 impl Gpu {
@@ -92,11 +91,11 @@ impl Gpu {
         let host_wait_bound = has_watchdog.then_some(WAIT_UNDER_WATCHDOG);
         // SAFETY: this switches off the implicit synchronisation of cudarc's slices, and nothing uses those.
         unsafe { context.disable_event_tracking() };
-        let stream = context.new_stream().map_err(CudaError::of("creating a stream"))?;
+        let lanes = Lanes::new(&context)?;
         let modules = Modules::of(&context);
         Ok(Gpu {
             context,
-            stream,
+            lanes,
             modules,
             name,
             capability,
@@ -107,7 +106,6 @@ impl Gpu {
             finished: AtomicU64::new(0),
             is_capturing: AtomicBool::new(false),
             recorded: Mutex::new(None),
-            joins: AtomicBool::new(false),
         })
     }
 
@@ -142,13 +140,17 @@ impl Gpu {
         self.shared_memory
     }
 
-    /// Returns the stream that every kernel and copy is queued on.
+    /// Returns the stream that every kernel and copy is queued on: that of the current lane.
     pub fn stream(&self) -> &CudaStream {
-        &self.stream
+        self.lanes.current()
+    }
+
+    pub(crate) fn lanes(&self) -> &Lanes {
+        &self.lanes
     }
 
     pub(crate) fn shared_stream(&self) -> Arc<CudaStream> {
-        self.stream.clone()
+        self.lanes.first().clone()
     }
 
     pub(crate) fn shared_context(&self) -> Arc<CudaContext> {
@@ -173,7 +175,7 @@ impl Gpu {
     pub fn synchronize(&self) -> Result<(), CudaError> {
         self.bind()?;
         let queued = self.queued();
-        self.stream.synchronize().map_err(CudaError::of("waiting for the GPU"))?;
+        self.lanes.first().synchronize().map_err(CudaError::of("waiting for the GPU"))?;
         self.finished.fetch_max(queued, Ordering::Relaxed);
         Ok(())
     }
@@ -193,16 +195,6 @@ impl Gpu {
         self.queued.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Notes that the next kernel of the compute stream waits for kernels of a side stream, too.
-    pub(crate) fn note_join(&self) {
-        self.joins.store(true, Ordering::Relaxed);
-    }
-
-    /// Returns true if the kernel that is queued now waits for kernels of a side stream, too.
-    pub(crate) fn takes_join(&self) -> bool {
-        self.joins.load(Ordering::Relaxed) && self.joins.swap(false, Ordering::Relaxed)
-    }
-
     /// Returns true if all queued work is done. Does not wait.
     ///
     /// # Errors
@@ -210,7 +202,7 @@ impl Gpu {
     pub fn is_idle(&self) -> Result<bool, CudaError> {
         self.bind()?;
         // SAFETY: the stream is alive.
-        match unsafe { sys::cuStreamQuery(self.stream.cu_stream()) }.result() {
+        match unsafe { sys::cuStreamQuery(self.lanes.first().cu_stream()) }.result() {
             Ok(()) => Ok(true),
             Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
             Err(error) => Err(CudaError::of("asking the GPU")(error)),

@@ -44,7 +44,7 @@ impl Gpu {
         self.bind()?;
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is alive.
-        unsafe { result::stream::begin_capture(self.stream().cu_stream(), mode) }
+        unsafe { result::stream::begin_capture(self.lanes().first().cu_stream(), mode) }
             .map_err(CudaError::of("capturing a graph"))?;
         *self.recorded.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
         self.is_capturing.store(true, Ordering::Relaxed);
@@ -70,7 +70,7 @@ impl Gpu {
         let owners = self.take_recorded();
         self.bind()?;
         // SAFETY: the stream is alive and captures.
-        let graph = unsafe { result::stream::end_capture(self.stream().cu_stream()) }
+        let graph = unsafe { result::stream::end_capture(self.lanes().first().cu_stream()) }
             .map_err(CudaError::of("ending a capture"))?;
         // SAFETY: the graph is alive.
         let executable = unsafe { result::graph::instantiate(graph, CUgraphInstantiate_flags(0)) };
@@ -104,12 +104,13 @@ impl Gpu {
 
     /// Ends a capture and discards it.
     pub fn abort_capture(&self) {
+        self.enter_lane(0);
         self.take_recorded();
         if self.bind().is_err() {
             return;
         }
         // SAFETY: the stream is alive; a failed capture leaves no graph.
-        if let Ok(graph) = unsafe { result::stream::end_capture(self.stream().cu_stream()) }
+        if let Ok(graph) = unsafe { result::stream::end_capture(self.lanes().first().cu_stream()) }
             && !graph.is_null()
         {
             // SAFETY: it is destroyed once.
@@ -128,7 +129,7 @@ impl Gpu {
         self.bind()?;
         // SAFETY: graph and stream are alive, and so is all memory that it uses.
         while_alive(&graph.owners, || unsafe {
-            result::graph::launch(graph.executable, self.stream().cu_stream())
+            result::graph::launch(graph.executable, self.lanes().first().cu_stream())
         })
         .map_err(CudaError::of("queueing recorded work"))?;
         self.note_queued();

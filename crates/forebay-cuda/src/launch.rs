@@ -97,7 +97,7 @@ impl Launch {
             return Ok(());
         }
         // A kernel that waits for two streams does not start early.
-        let starts_early = self.kernel.waits && !gpu.takes_join();
+        let starts_early = self.kernel.waits && !gpu.lanes().takes_join();
         self.queue(gpu, gpu.stream().cu_stream(), starts_early)
     }
 

@@ -52,6 +52,9 @@ struct Arguments {
     /// Also check whole models: the folder of the fixtures.
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
+    /// Also check passes in two lanes with this model, whose layers have many experts.
+    #[arg(long, value_name = "MODEL")]
+    mixture: Option<PathBuf>,
     /// Index of the GPU to use, counted from 0.
     #[arg(long, default_value_t = 0)]
     gpu: usize,
@@ -75,6 +78,12 @@ fn run(arguments: &Arguments) -> Result<bool> {
     let mut checks = checks::checks();
     if let Some(fixtures) = &arguments.models {
         checks.extend(models::checks(fixtures, arguments.gpu)?);
+    }
+    if let Some(mixture) = arguments.mixture.clone() {
+        let ordinal = arguments.gpu;
+        checks.push(harness::Check::new("model lanes", move |_| {
+            many::check_lanes(&mixture, ordinal)
+        }));
     }
     checks.retain(|check| wanted(&check.name));
     let mut benches = checks::benches();

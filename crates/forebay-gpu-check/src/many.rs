@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use forebay_engine::engine::{EngineOptions, EngineStatistics, Event, Latency, Pooling, Request};
 use forebay_engine::{
     CpuOffload, DeviceChoice, Engine, GenerateOptions, KvInVram, Session, SessionOptions, inspect,
@@ -13,7 +13,7 @@ use forebay_engine::{
 use forebay_model::sampling::Sampling;
 
 use crate::harness::Outcome;
-use crate::sessions::{CONTEXT, kv_vram_range, open, open_with_least};
+use crate::sessions::{CONTEXT, kv_vram_range, least_ram, open, open_with_least};
 
 /// Sequences that run at a time.
 const TOGETHER: usize = 5;
@@ -144,6 +144,42 @@ fn check_in_ram(
     Ok(worst)
 }
 
+/// Compares requests whose rows go through the layers in two lanes with the same requests alone: with slots for most experts
+/// and for fewer, with all experts in RAM and with few. The layers of the model at `path` have many experts.
+///
+/// # Errors
+/// Returns an error if the model cannot be opened, a request fails, or no pass had two lanes.
+pub fn check_lanes(path: &Path, ordinal: usize) -> Result<Outcome> {
+    let options = |sequences| SessionOptions {
+        device: DeviceChoice::Cuda(ordinal),
+        context: Some(CONTEXT),
+        cpu_offload: CpuOffload::Never,
+        sequences,
+        ..SessionOptions::default()
+    };
+    let ids: Vec<u32> = (5..45).collect();
+    let requests = requests(&ids, &LENGTHS);
+    let alone = run_alone(open(path, options(1))?, &requests)?;
+    let expert_bytes = open(path, options(1))?.info().expert_bytes;
+    let few = least_ram(path, &options(TOGETHER))? + expert_bytes / 4;
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for ram_bytes in [None, Some(few)] {
+        let options = SessionOptions { ram_bytes, ..options(TOGETHER) };
+        let mut layers_in_lanes = 0;
+        for eighths in [4, 7] {
+            let (session, _) = open_with_least(path, &options, expert_bytes / 8 * eighths)?;
+            let (session, together, _) = run(session, &EngineOptions::default(), &requests)?;
+            let of = session.statistics().device_experts;
+            let of = of.context("some experts are not in VRAM")?;
+            layers_in_lanes += of.layers_in_lanes;
+            ensure!(of.layers_resident < of.layers_served, "all experts were in VRAM");
+            worst = worst.worse(same(&together, &alone).at(&format!("{eighths} of 8")));
+        }
+        ensure!(layers_in_lanes > 0, "no pass had two lanes");
+    }
+    Ok(worst)
+}
+
 /// Runs the requests with slots for so many experts, but not all, that kernels fetch the experts of several rows. Returns
 /// the bytes of VRAM beyond the least, and the answers. Returns `None` for a model whose layers have too few experts.
 ///
@@ -163,7 +199,7 @@ fn run_served(
         let (session, _) = open_with_least(path, options, more)?;
         let (session, answers, _) = run(session, &EngineOptions::default(), requests)?;
         let Some(of) = session.statistics().device_experts else { break };
-        if of.rows_served > of.layers_served {
+        if of.rows_served > of.layers_served || of.layers_in_lanes > 0 {
             return Ok(Some((more, answers)));
         }
     }

@@ -46,11 +46,13 @@ pub struct DeviceExperts {
     pub answer_wait_seconds: f64,
     pub answer_seconds: f64,
     pub copy_seconds: f64,
-    /// Layers of such tokens, and those in which the GPU did not ask because all chosen experts were in VRAM.
+    /// Layers of such tokens, each once for every lane, and those in which all chosen experts were in VRAM.
     pub layers_served: u64,
     /// Sum of the rows over these layers.
     pub rows_served: u64,
     pub layers_resident: u64,
+    /// Those of passes whose rows go through the layers in two lanes, so that one computes while the other's experts come.
+    pub layers_in_lanes: u64,
     /// Tokens whose CUDA graph stopped waiting for the host, because a watchdog would have ended it. They were computed
     /// layer by layer instead.
     pub tokens_given_up: u64,

@@ -42,4 +42,4 @@ pub use residency::{Residency, Returning};
 pub use routing::{Phase, RoutingTrace};
 pub use slots::Lease;
 pub use statistics::{FaultedExperts, PeakBytes, PrefetchCounters, StreamStatistics, TokenRecord};
-pub use tier::{ExpertTier, GoneExpert, TierBatch, TierStatistics};
+pub use tier::{BatchPart, ExpertTier, GoneExpert, TierBatch, TierStatistics};

@@ -30,6 +30,18 @@ pub struct ExpertTier {
     window: CacheCounters,
 }
 
+/// Part of a layer's batch that comes to a tier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BatchPart<'a> {
+    /// The whole batch. Its experts are evicted last.
+    Whole,
+    /// The first of two parts. All its misses get slots, none is kept, and nothing is evicted.
+    First,
+    /// The second of two parts, after one with these experts. The experts of both parts are kept or evicted in order of worth,
+    /// like all others. Those of the first part must have slots.
+    Last(&'a [ExpertIndex]),
+}
+
 /// A layer's batch, grouped by where its experts are. Lists are ascending, and reused from batch to batch.
 #[derive(Clone, Debug, Default)]
 pub struct TierBatch {
@@ -131,6 +143,7 @@ impl ExpertTier {
         &mut self,
         layer: LayerIndex,
         experts: &[ExpertIndex],
+        part: BatchPart<'_>,
         admits: impl FnOnce(usize) -> usize,
         batch: &mut TierBatch,
     ) {
@@ -151,8 +164,18 @@ impl ExpertTier {
         self.admitted.clear();
         let comes = |expert: &&ExpertIndex| !batch.elsewhere.contains(expert);
         self.admitted.extend(experts.iter().filter(comes));
+        match part {
+            BatchPart::Whole => {}
+            // What is kept is decided with the last part.
+            BatchPart::First => return,
+            BatchPart::Last(earlier) => {
+                let is_new = |expert: &&ExpertIndex| !experts.contains(expert);
+                self.admitted.extend(earlier.iter().filter(is_new));
+            }
+        }
+        let spares_batch = part == BatchPart::Whole;
         let mut evicted = std::mem::take(&mut self.evicted);
-        self.cache.retain(layer, &self.admitted, &mut evicted);
+        self.cache.retain_by(layer, &self.admitted, spares_batch, &mut evicted);
         for (of, expert) in evicted.drain(..) {
             let entry = self.cache.entry(of, expert);
             let slot = self.places[entry];
@@ -281,7 +304,13 @@ mod tests {
             let (of, pool) = (LayerIndex(layer), self.tier.pool(LayerIndex(layer)));
             let experts: Vec<ExpertIndex> = experts.iter().map(|&e| ExpertIndex(e)).collect();
             let mut batch = TierBatch::default();
-            self.tier.begin(of, &experts, |misses| misses.min(self.admits), &mut batch);
+            self.tier.begin(
+                of,
+                &experts,
+                BatchPart::Whole,
+                |misses| misses.min(self.admits),
+                &mut batch,
+            );
             let TierBatch { hits, misses, elsewhere, gone } = batch;
             for gone in gone {
                 let Some(slot) = gone.slot else { continue };
@@ -374,12 +403,12 @@ mod tests {
         let mut tier = tier(40 << 10, PolicyKind::LAYER_LRU);
         let (layer, expert) = (LayerIndex(0), ExpertIndex(5));
         let mut batch = TierBatch::default();
-        tier.begin(layer, &[expert], |misses| misses, &mut batch);
+        tier.begin(layer, &[expert], BatchPart::Whole, |misses| misses, &mut batch);
         let free = tier.free_slots(layer);
         tier.take(layer, expert).unwrap();
         tier.forget(layer, expert);
         assert_eq!((tier.free_slots(layer), tier.slot(layer, expert)), (free, None));
-        tier.begin(layer, &[expert], |misses| misses, &mut batch);
+        tier.begin(layer, &[expert], BatchPart::Whole, |misses| misses, &mut batch);
         assert_eq!((batch.hits.len(), batch.misses.len()), (0, 1));
     }
 }

@@ -4,7 +4,7 @@ mod support;
 
 use forebay_store::FaultPlan;
 use forebay_stream::{
-    BlockId, Budget, ExpertIndex, ExpertPool, ExpertTier, LayerIndex, Lease, MemoryPlan,
+    BatchPart, BlockId, Budget, ExpertIndex, ExpertPool, ExpertTier, LayerIndex, Lease, MemoryPlan,
     PolicyKind, Residency, TierBatch,
 };
 use proptest::prelude::*;
@@ -36,7 +36,7 @@ impl<'a> Both<'a> {
     fn token(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) -> u64 {
         let Both { model, host, tier, memory, batch } = self;
         let before = host.statistics().experts_read;
-        tier.begin(layer, experts, |misses| misses, batch);
+        tier.begin(layer, experts, BatchPart::Whole, |misses| misses, batch);
         let pool = tier.pool(layer);
         for expert in &batch.hits {
             let slot = tier.slot(layer, *expert).unwrap() as usize;

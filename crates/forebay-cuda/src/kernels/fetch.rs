@@ -16,6 +16,8 @@ const THREADS: u32 = 512;
 /// memory that every GPU gives a block.
 pub const FETCHED_PAIRS_MAX: usize = 384;
 const MISS_WORDS: usize = 10;
+/// State of a question that `ask_experts` has sent.
+const EARLY: u32 = 3;
 const RETURN_WORDS: usize = 16;
 /// Alignment of every question and every answer, so that no two of them share a cache line.
 const LINE_WORDS: usize = 32;
@@ -43,6 +45,10 @@ pub struct ExpertFetch {
     pub now: DevicePtr<u32>,
     /// Number of pairs.
     pub k: usize,
+    /// Number of experts that may come, and that may go back, at least `k`. Twice as many may leave.
+    pub room: usize,
+    /// True if the kernel takes an answer even if all chosen experts are on the device.
+    pub always: bool,
     /// Ids `[k]` of the experts that the router chose; `forced` has the same size and may replace them.
     pub ids: DevicePtr<u32>,
     pub forced: DevicePtr<u32>,
@@ -88,7 +94,7 @@ pub struct FetchedLayer {
     pub parts: [(u64, u64); 3],
 }
 
-/// Pinned words for questions and answers, with one place per layer. If the host computes experts, they also hold the
+/// Pinned words for questions and answers, with one place for each part of a pass in each layer, in the order in which kernels ask. If the host computes experts, they also hold the
 /// state that goes to the host and the rows that come back. The mailbox owns the memory of type `R` that evicted
 /// experts go back to, until kernels have written it.
 pub struct ExpertMailbox<R> {
@@ -120,6 +126,9 @@ pub enum ExpertQuestion {
     Resident,
     /// The kernel waits for an answer.
     Waiting,
+    /// The kernel has not run yet. It will wait for an answer unless all chosen experts are on the device by then.
+    /// Kernels of the places before the last have run.
+    Early,
     /// An earlier kernel of the run has given up; see [`ExpertMailbox::given_up`].
     GivenUp,
 }
@@ -129,8 +138,10 @@ pub enum ExpertQuestion {
 pub struct ExpertAnswer<'a> {
     /// Future slot of each pair's expert `[k]`; null for an expert that the host computes.
     pub slots: &'a [DevicePtr<u8>],
-    /// Indices, in all tables, of experts that are no longer on the device, at most `2 * k`.
+    /// Indices, in all tables, of experts that are no longer on the device, at most `2 * room`.
     pub gone: &'a [u32],
+    /// [`ExpertFetch::room`] of the kernel.
+    pub room: usize,
 }
 
 /// An expert that goes back to pinned memory.
@@ -156,8 +167,9 @@ pub struct ExpertMiss<'a> {
     /// Index in the layer's table, if the expert stays on the device.
     pub stays_as: Option<u32>,
     pub to: DevicePtr<u8>,
-    /// Its parts in pinned memory, as long as the layer's parts. They must not change until the kernel has run.
-    pub from: [&'a [u8]; 3],
+    /// Its parts in pinned memory, as long as the layer's parts. They must not change until the kernel has run. `None` if an
+    /// earlier kernel has copied them to `to`.
+    pub from: Option<[&'a [u8]; 3]>,
 }
 
 impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
@@ -304,6 +316,10 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
         let question = match wanted[0] {
             0 => ExpertQuestion::Resident,
             1 => ExpertQuestion::Waiting,
+            EARLY => {
+                self.seen = (run, place.saturating_sub(1));
+                return Some(ExpertQuestion::Early);
+            }
             _ => return Some(ExpertQuestion::GivenUp),
         };
         self.seen = (run, place);
@@ -318,8 +334,7 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
         times
     }
 
-    /// Answers the question of run `run`, once. As many experts go back as there are pairs, at most; [`ExpertMailbox::returned`] returns their
-    /// memory.
+    /// Answers the question of run `run`, once. [`ExpertMailbox::returned`] returns the memory of experts that go back.
     ///
     /// # Panics
     /// Panics if there are more entries than possible, if an address is not that of a whole slot, or if an index is
@@ -335,10 +350,10 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
         returns: impl ExactSizeIterator<Item = ExpertReturn<R>>,
         pinned: &Pinned,
     ) {
-        let ExpertAnswer { slots, gone } = *answer;
+        let ExpertAnswer { slots, gone, room } = *answer;
         let (k, returned, mut missed) = (slots.len(), returns.len(), 0);
-        assert!(k <= self.pairs_max, "{k} pairs");
-        assert!(gone.len() <= 2 * k && returned <= k, "more than was chosen");
+        assert!(k <= room && room <= self.pairs_max, "{k} pairs, room for {room}");
+        assert!(gone.len() <= 2 * room && returned <= room, "more than there is room for");
         let FetchedLayer { table, parts, .. } = self.layers[place];
         let table = self.tables.table(table);
         let (all, first) = (self.tables.all().len(), table.number());
@@ -349,24 +364,26 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
         for (i, slot) in slots.iter().enumerate() {
             words.write(at + 4 + 2 * i, &[slot.address()]);
         }
-        let first_miss = at + 4 + 2 * k;
+        let first_miss = at + 4 + 2 * room;
         for miss in misses {
-            assert!(missed < k, "more than was chosen");
+            assert!(missed < room, "more than there is room for");
             let at = first_miss + MISS_WORDS * missed;
             missed += 1;
             assert!(miss.stays_as.is_none_or(|expert| (expert as usize) < table.len()));
             self.tables.check(&table, miss.to.address());
             assert!(!miss.to.is_null(), "an expert goes nowhere");
             let is_whole = |(from, part): (&&[u8], &(u64, u64))| from.len() as u64 == part.1;
-            assert!(miss.from.iter().zip(&parts).all(is_whole), "parts of other lengths");
+            let is_right = |from: [&[u8]; 3]| from.iter().zip(&parts).all(is_whole);
+            assert!(miss.from.is_none_or(is_right), "parts of other lengths");
             let stays_as = miss.stays_as.map_or(u32::MAX, |expert| first as u32 + expert);
             words.write(at, &[stays_as, 0]);
             words.write(at + 2, &[miss.to.address()]);
-            words.write(at + 4, &miss.from.map(|from| pinned.device_address(from)));
+            let from = miss.from.map(|from| from.map(|part| pinned.device_address(part)));
+            words.write(at + 4, &from.unwrap_or([0; 3]));
         }
-        words.write(first_miss + MISS_WORDS * k, gone);
-        let first_return = first_miss + (MISS_WORDS + 2) * k;
-        for (i, back) in returns.enumerate().take(k) {
+        words.write(first_miss + MISS_WORDS * room, gone);
+        let first_return = first_miss + (MISS_WORDS + 2) * room;
+        for (i, back) in returns.enumerate().take(room) {
             let ExpertReturn { from, mut to, ranges } = back;
             let at = first_return + RETURN_WORDS * i;
             let bytes = ranges.clone().map(|range| range.len());
@@ -381,7 +398,7 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
             let last = self.returning.back_mut().map(|last| last.to.as_mut().as_ptr());
             assert_eq!(last, Some(first), "memory that an expert goes back to has moved");
         }
-        let counts = [(k << 16 | missed) as u32, gone.len() as u32, returned as u32];
+        let counts = [(room << 16 | missed) as u32, gone.len() as u32, returned as u32];
         words.write(at + 1, &counts);
         words.store_release(at, run);
     }
@@ -389,7 +406,8 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
 
 impl Gpu {
     /// Queues a kernel that writes the addresses of the chosen experts that are on the device to the table
-    /// [`FetchedLayer::present`]. The next call of [`Gpu::fetch_experts`] with a side stream must be for the same choice.
+    /// [`FetchedLayer::present`]. The next call of [`Gpu::fetch_experts`] with a side stream must be for the same choice. If
+    /// other fetches run on a side stream, it must run there, too, because fetches change what is on the device.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -401,6 +419,7 @@ impl Gpu {
         fetch: &ExpertFetch,
         mailbox: &ExpertMailbox<R>,
         place: usize,
+        side: Option<&SideStream>,
     ) -> Result<(), CudaError> {
         let (k, tables) = (fetch.k, &mailbox.tables);
         let FetchedLayer { table, present, .. } = mailbox.layers[place];
@@ -409,6 +428,31 @@ impl Gpu {
         Launch::new(self.kernel("fetch", "find_experts")?, (1, 1, 1), (THREADS, 1, 1))
             .choice(fetch, tables, &table)
             .ptr(present.first(), table.len())
+            .run_beside(self, side)
+    }
+
+    /// Queues a kernel that sends the chosen ids to place `place` of the mailbox, so that the host may answer before
+    /// [`Gpu::fetch_experts`] runs. With no pairs, it only tells the host how far the run is.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a buffer is too small.
+    pub fn ask_experts<R: AsMut<[u8]> + Send + 'static>(
+        &self,
+        fetch: &ExpertFetch,
+        mailbox: &ExpertMailbox<R>,
+        place: usize,
+    ) -> Result<(), CudaError> {
+        let k = fetch.k;
+        assert!(k <= mailbox.pairs_max && place < mailbox.layers.len(), "place {place}");
+        Launch::new(self.kernel("fetch", "ask_experts")?, (1, 1, 1), (THREADS, 1, 1))
+            .ptr(fetch.now, 2)
+            .ptr(fetch.ids, k)
+            .ptr(fetch.forced, k)
+            .int(k)
+            .ptr(mailbox.words.device(place * mailbox.place_words), 4 + k)
             .run(self)
     }
 
@@ -433,7 +477,8 @@ impl Gpu {
         let FetchedLayer { table, slots, parts, .. } = mailbox.layers[place];
         let table = tables.table(table);
         assert!(fetch.blocks >= 2, "some copy in, some out");
-        assert!(k <= mailbox.pairs_max, "{k} pairs");
+        let room = fetch.room;
+        assert!(k <= room && room <= mailbox.pairs_max, "{k} pairs, room for {room}");
         let asked = mailbox.words.device(place * mailbox.place_words);
         let (x, x_host) = match mailbox.hidden {
             0 => (DevicePtr::null(), DevicePtr::null()),
@@ -443,14 +488,16 @@ impl Gpu {
         let hidden = if fetch.x.is_null() { 0 } else { mailbox.hidden };
         let asked_words = 4 + k;
         Launch::new(self.kernel("fetch", "fetch_experts")?, (fetch.blocks, 1, 1), (THREADS, 1, 1))
-            .shared(4 * answer_words(k) as u32)
+            .shared(4 * answer_words(room) as u32)
             .choice(fetch, tables, &table)
+            .int(room)
+            .int(usize::from(fetch.always))
             .ptr(tables.table(slots).first(), table.len())
             .int(usize::from(side.is_some()))
             .ptr(fetch.tickets, 2)
-            .ptr(fetch.desk, ExpertFetch::desk_words(k))
+            .ptr(fetch.desk, ExpertFetch::desk_words(room))
             .ptr(asked, asked_words)
-            .ptr(asked.offset(mailbox.asked_words), answer_words(k))
+            .ptr(asked.offset(mailbox.asked_words), answer_words(room))
             .optional(x, hidden)
             .optional(x_host, hidden)
             .int(mailbox.hidden)

@@ -50,6 +50,6 @@ pub use router::{RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, Sorted
 pub use rows::{CutPrompts, PassRows, PromptRun, PromptTiles, RowKind};
 pub use top_k::{Selections, TOP_K_MAX, TopK, TopKBuffers};
 pub use weights::{
-    DeviceMatrix, ExpertPairs, ExpertPart, ExpertTable, MatvecInput, NO_EXPERT, shares_reads,
-    supports_weights, takes_rounded, takes_tiles, weight_alignment,
+    DeviceMatrix, ExpertPairs, ExpertPart, ExpertTable, MatvecInput, NO_EXPERT, decode_modules,
+    shares_reads, supports_weights, takes_rounded, takes_tiles, weight_alignment,
 };

@@ -71,6 +71,15 @@ pub(crate) fn modules_of(ty: TensorType) -> &'static TypeModules {
     TYPES.iter().find(|modules| modules.ty == ty).unwrap_or_else(|| panic!("no kernels for {ty}"))
 }
 
+/// Returns the modules that multiply decode rows, however many, by weights of type `ty`.
+///
+/// # Panics
+/// Panics if the type has none.
+pub fn decode_modules(ty: TensorType) -> impl Iterator<Item = &'static str> {
+    let of = modules_of(ty);
+    [Some(of.matvec), of.matvec_few, of.matvec_many].into_iter().flatten()
+}
+
 /// Returns true if the GPU computes products with weights of this type, which holds for all types that can be
 /// dequantised.
 pub fn supports_weights(ty: TensorType) -> bool {

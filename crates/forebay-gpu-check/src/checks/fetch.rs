@@ -25,8 +25,9 @@ pub fn checks() -> Vec<Check> {
         check("fetch aligned experts", [4096, 48, 70_000], [0, 16, 32]),
         check("fetch experts from odd addresses", [1003, 33, 40_001], [1, 6, 15]),
         check("fetch experts from multiples of four", [64, 15, 8196], [4, 8, 12]),
-        Check::new("fetch for many rows", |context| fetched_for_rows(context, false)),
-        Check::new("fetch beside other kernels", |context| fetched_for_rows(context, true)),
+        Check::new("fetch for many rows", |context| fetched_for_rows(context, None)),
+        Check::new("fetch beside other kernels", |context| fetched_for_rows(context, Some(0))),
+        Check::new("fetch from the second lane", |context| fetched_for_rows(context, Some(1))),
         Check::new("fetch gives up without an answer", |context| gives_up(context, true)),
         Check::new("fetch gives up without rows", |context| gives_up(context, false)),
     ]
@@ -124,6 +125,8 @@ impl Desk {
         let fetch = ExpertFetch {
             now: at(0),
             k,
+            room: k,
+            always: false,
             tickets: at(2),
             desk: desk.ptr(),
             x: x.ptr(),
@@ -208,7 +211,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
     let miss = |number: usize, stays_as: Option<u32>| ExpertMiss {
         stays_as,
         to: slot(number),
-        from: [0, 1, 2].map(|part| &source[from(number)[part]..][..bytes[part]]),
+        from: Some([0, 1, 2].map(|part| &source[from(number)[part]..][..bytes[part]])),
     };
     // The evicted expert goes to other odd addresses. It is a little smaller, as if it belonged to another layer.
     let back = |part: usize| 300_001 + 100_000 * part + 3 * shifts[part];
@@ -237,7 +240,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
             1 => {
                 let misses = [miss(0, Some(5)), miss(1, Some(0)), miss(2, None)];
                 let slots = [slot(0), slot(1), slot(2)];
-                let answer = ExpertAnswer { slots: &slots, gone: &[] };
+                let answer = ExpertAnswer { slots: &slots, gone: &[], room: desk.fetch.room };
                 let nothing = [].into_iter();
                 desk.mailbox.answer(gpu, 1, run, &answer, misses.into_iter(), nothing, &pinned);
                 (table[at(5)], table[at(0)]) = (slot(0).address(), slot(1).address());
@@ -253,7 +256,7 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
                     to,
                     ranges: [0, 1, 2].map(|part| back(part)..back(part) + back_bytes(part)),
                 });
-                let answer = ExpertAnswer { slots: &slots, gone: &gone };
+                let answer = ExpertAnswer { slots: &slots, gone: &gone, room: desk.fetch.room };
                 let (misses, returns) = (misses.into_iter(), returns.into_iter());
                 desk.mailbox.answer(gpu, 1, run, &answer, misses, returns, &pinned);
                 let nothing = desk.mailbox.returned(gpu).is_none();
@@ -299,10 +302,20 @@ fn fetched(context: &Context, bytes: [usize; 3], shifts: [usize; 3]) -> Result<O
     Ok(outcome.worse(Outcome::same(came_back.as_mut(), &expected).at("what went back")))
 }
 
+/// An expert that comes to the device.
+struct Comes {
+    id: u32,
+    slot: usize,
+    stays: bool,
+    /// False if its bytes are in the slot already.
+    is_copied: bool,
+}
+
 /// Fetches experts for the pairs of many rows, most of which share an expert with another row. Then again, when all are
-/// there, and then with other experts, one of which takes the slot of an expert that leaves. If it is done beside other
-/// kernels, one table must name the experts that were there, and another the fetched ones.
-fn fetched_for_rows(context: &Context, is_beside: bool) -> Result<Outcome> {
+/// there, and then with other experts, one of which takes the slot of an expert that leaves. Then again with one whose bytes were
+/// left in its slot. If it is done beside other kernels, for a lane, one table must name the experts that were there, and another
+/// the fetched ones.
+fn fetched_for_rows(context: &Context, lane: Option<usize>) -> Result<Outcome> {
     const BYTES: usize = 4096;
     const PAIRS: usize = 100;
     const SLOTS: usize = 6;
@@ -318,63 +331,78 @@ fn fetched_for_rows(context: &Context, is_beside: bool) -> Result<Outcome> {
     // Expert in each slot, if any.
     let mut held: [Option<u32>; SLOTS] = [None; SLOTS];
     let mut outcome = Outcome::same::<u8>(&[], &[]);
-    // Experts that are chosen, those of them that come with their slots, and those that leave.
-    type Run = (&'static [u32], &'static [(u32, usize)], &'static [u32]);
-    let runs: [Run; 3] = [
-        (&[6, 0, 3, 7], &[(0, 0), (3, 1), (6, 2), (7, 3)], &[]),
-        (&[7, 6, 0], &[], &[]),
-        (&[1, 0, 2, 4], &[(1, 3), (2, 4), (4, 5)], &[7]),
+    let comes = |id, slot| Comes { id, slot, stays: true, is_copied: true };
+    let four_comes = |stays| Comes { stays, is_copied: !stays, ..comes(4, 5) };
+    // Experts that are chosen, those of them that come, and those that leave.
+    let runs: [(&[u32], Vec<Comes>, &[u32]); 4] = [
+        (&[6, 0, 3, 7], vec![comes(0, 0), comes(3, 1), comes(6, 2), comes(7, 3)], &[]),
+        (&[7, 6, 0], vec![], &[]),
+        (&[1, 0, 2, 4], vec![comes(1, 3), comes(2, 4), four_comes(false)], &[7]),
+        (&[4, 2], vec![four_comes(true)], &[]),
     ];
+    let mut in_table = Vec::new();
     for (run, (experts, comes, leaves)) in (1..).zip(runs) {
         let ids: Vec<u32> =
             (0..PAIRS).map(|pair| experts[(7 * pair + pair / 5) % experts.len()]).collect();
         let (ids, forced) = if run == 3 { (vec![0; PAIRS], ids) } else { (ids, Vec::new()) };
         let chosen = if forced.is_empty() { ids.clone() } else { forced.clone() };
         desk.upload(context, run, &ids, &forced)?;
-        if is_beside {
-            gpu.find_experts(&desk.fetch, &desk.mailbox, 0)?;
+        if let Some(lane) = lane {
+            gpu.fork_lanes()?;
+            gpu.enter_lane(lane);
             side.fork(gpu)?;
+            gpu.find_experts(&desk.fetch, &desk.mailbox, 0, Some(&side))?;
+            side.join(gpu)?;
         }
-        gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0, is_beside.then_some(&side))?;
+        gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0, lane.map(|_| &side))?;
+        if let Some(lane) = lane {
+            side.set_mark(lane)?;
+        }
         let mut asked = [0; PAIRS];
         let question = desk.question(0, run, &mut asked)?;
         outcome = outcome.worse(Outcome::same(&asked[..], &chosen).at("asked for"));
         let is_waiting = question == ExpertQuestion::Waiting;
         outcome = outcome.worse(Outcome::same(&[is_waiting], &[!comes.is_empty()]).at("waits"));
-        comes.iter().for_each(|&(id, at)| held[at] = Some(id));
+        comes.iter().for_each(|expert| held[expert.slot] = Some(expert.id));
+        in_table.retain(|id| !leaves.contains(id));
+        in_table.extend(comes.iter().filter(|expert| expert.stays).map(|expert| expert.id));
         let slot_of = |id: u32| held.iter().position(|of| *of == Some(id)).map(slot);
         let slots: Option<Vec<DevicePtr<u8>>> = chosen.iter().map(|&id| slot_of(id)).collect();
         let slots = slots.context("every chosen expert has a slot")?;
         if is_waiting {
-            let misses = comes.iter().map(|&(id, at)| ExpertMiss {
-                stays_as: Some(id),
-                to: slot(at),
-                from: from(id).map(|at| source.bytes(at, BYTES)),
+            let misses = comes.iter().map(|expert| ExpertMiss {
+                stays_as: expert.stays.then_some(expert.id),
+                to: slot(expert.slot),
+                from: expert.is_copied.then(|| from(expert.id).map(|at| source.bytes(at, BYTES))),
             });
             let gone: Vec<u32> = leaves.iter().map(|id| FIRST as u32 + id).collect();
-            let answer = ExpertAnswer { slots: &slots, gone: &gone };
+            let answer = ExpertAnswer { slots: &slots, gone: &gone, room: desk.fetch.room };
             let nothing = [].into_iter();
             desk.mailbox.answer(gpu, 0, run, &answer, misses, nothing, &source.pinned);
         }
-        if is_beside {
-            side.join(gpu)?;
+        if let Some(lane) = lane {
+            side.join_mark(gpu, lane)?;
+            gpu.enter_lane(0);
+            gpu.join_lanes()?;
         }
         gpu.synchronize()?;
-        let is_fetched = |id: &u32| comes.iter().any(|(comes, _)| comes == id);
+        let is_fetched = |id: &u32| comes.iter().any(|expert| expert.id == *id);
         let named = |is_named: &dyn Fn(&u32) -> bool| -> Vec<u64> {
             let of_pair = chosen.iter().zip(&slots);
             of_pair.map(|(id, slot)| if is_named(id) { slot.address() } else { 0 }).collect()
         };
-        let expected = named(&|id| !is_beside || is_fetched(id));
+        let expected = named(&|id| lane.is_none() || is_fetched(id));
         outcome = outcome.worse(Outcome::same(&desk.slots(context, 2)?, &expected).at("slots"));
-        if is_beside {
+        if lane.is_some() {
             let (got, expected) = (desk.slots(context, 3)?, named(&|id| !is_fetched(id)));
             outcome = outcome.worse(Outcome::same(&got, &expected).at("experts that were there"));
         }
         let mut table = [0_u64; EXPERTS];
         let mut expected = vec![0xa5; memory.bytes()];
         for (number, id) in held.iter().enumerate().filter_map(|(at, id)| Some((at, (*id)?))) {
-            table[FIRST + id as usize] = slot(number).address();
+            if in_table.contains(&id) {
+                table[FIRST + id as usize] = slot(number).address();
+            }
             for (part, at) in from(id).into_iter().enumerate() {
                 let bytes = &source.slot.as_slice()[at..][..BYTES];
                 expected[(3 * number + part) * BYTES..][..BYTES].copy_from_slice(bytes);
@@ -422,12 +450,12 @@ fn gives_up(context: &Context, without_answer: bool) -> Result<Outcome> {
     let miss = |number: usize, id: u32| ExpertMiss {
         stays_as: Some(id),
         to: slot(number),
-        from: from(number).map(|at| source.bytes(at, BYTES)),
+        from: Some(from(number).map(|at| source.bytes(at, BYTES))),
     };
     // The host computes the last of the three experts.
     let slots = [slot(0), slot(1), DevicePtr::null()];
     let misses = [miss(0, ids[0]), miss(1, ids[1])];
-    let answer = ExpertAnswer { slots: &slots, gone: &[] };
+    let answer = ExpertAnswer { slots: &slots, gone: &[], room: desk.fetch.room };
     let answer = |desk: &mut Desk| {
         let nothing = [].into_iter();
         desk.mailbox.answer(gpu, 0, run, &answer, misses.into_iter(), nothing, &source.pinned);
@@ -521,7 +549,9 @@ fn bench_ways(
     let miss = |(number, &to): (usize, &DevicePtr<u8>)| ExpertMiss {
         stays_as: None,
         to,
-        from: [0, 1, 2].map(|part| &source.as_slice()[(3 * number + part) << 21 | shift..][..PART]),
+        from: Some(
+            [0, 1, 2].map(|part| &source.as_slice()[(3 * number + part) << 21 | shift..][..PART]),
+        ),
     };
     let all: Vec<ExpertMiss<'_>> = slots.iter().enumerate().map(miss).take(misses).collect();
     let mut places = places.into_iter();
@@ -536,7 +566,7 @@ fn bench_ways(
         })
     };
     let returns: Vec<ExpertReturn<Back>> = (0..back).filter_map(goes).collect();
-    let answer = ExpertAnswer { slots: &slots, gone: &[] };
+    let answer = ExpertAnswer { slots: &slots, gone: &[], room: desk.fetch.room };
     let (all, returns) = (all.into_iter(), returns.into_iter());
     desk.mailbox.answer(gpu, 0, 1, &answer, all, returns, &pinned);
     let seconds =

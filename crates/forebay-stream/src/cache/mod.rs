@@ -255,11 +255,25 @@ impl CacheState {
         touched: &[ExpertIndex],
         evicted: &mut Vec<(LayerIndex, ExpertIndex)>,
     ) {
+        self.retain_by(layer, touched, true, evicted);
+    }
+
+    /// Ends a layer's batch as [`CacheState::retain`] does. If `spares_batch` is false, experts of the batch are evicted in
+    /// order of worth like all others.
+    pub fn retain_by(
+        &mut self,
+        layer: LayerIndex,
+        touched: &[ExpertIndex],
+        spares_batch: bool,
+        evicted: &mut Vec<(LayerIndex, ExpertIndex)>,
+    ) {
         self.batch += 1;
         self.batch_is_over = true;
         for &expert in touched {
             let index = self.entry(layer, expert);
-            self.entries[index].batch = self.batch;
+            if spares_batch {
+                self.entries[index].batch = self.batch;
+            }
             self.insert(index);
         }
         let Some(shape) = self.layers.get(layer.0 as usize).map(|layer| layer.shape) else {

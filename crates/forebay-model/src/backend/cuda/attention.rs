@@ -29,11 +29,12 @@ struct HeadInputs {
 impl CudaBackend {
     /// Returns the rows of the current batch.
     fn pass_rows(&self, step: &Step<'_>) -> PassRows {
+        let first = self.lanes.current().first_row;
         PassRows {
             kind: row_kind(step),
             count: step.count,
-            positions: self.exchange.positions(),
-            tables: self.exchange.tables(),
+            positions: self.exchange.positions().offset(first),
+            tables: self.exchange.tables().offset(first),
             tiles: self.exchange.tiles(),
         }
     }
@@ -57,7 +58,7 @@ impl CudaBackend {
             self.product(step, weights.v, at.v),
         ];
         let gpu = &self.gpu;
-        self.products.dense(gpu, self.float(at.normed), Rows::of(step), &products)?;
+        self.products().dense(gpu, self.float(at.normed), Rows::of(step), &products)?;
         let input = |projected: u64, bias: Option<usize>, norm: Option<usize>| HeadInput {
             projected: self.float(projected),
             bias: optional(self.vectors(), bias),
@@ -111,7 +112,7 @@ impl CudaBackend {
         // begins.
         let alone = step.runs.iter().all(|run| run.count == 1);
         if alone && takes_inputs(&self.plan.kv_shape, row_kind(step)) {
-            self.inputs = Some(inputs);
+            self.lanes.current_mut().inputs = Some(inputs);
         } else {
             self.gpu.attention_inputs(&inputs, &self.kv_layer(step), &self.pass_rows(step))?;
         }
@@ -135,19 +136,19 @@ impl CudaBackend {
         match &weights.q_a {
             None => {
                 let q = self.product(step, weights.q, at.latent.q);
-                self.products.dense(gpu, normed, Rows::of(step), &[q, kv_a])?;
+                self.products().dense(gpu, normed, Rows::of(step), &[q, kv_a])?;
             }
             Some((matrix, _)) => {
                 let q_a = self.product(step, *matrix, at.latent.q_a);
-                self.products.dense(gpu, normed, Rows::of(step), &[q_a, kv_a])?;
+                self.products().dense(gpu, normed, Rows::of(step), &[q_a, kv_a])?;
                 let weight = vectors.q_a_norm.expect("queries that pass through have a norm");
                 let norm =
                     Norm { weight: self.vectors().offset(weight), width: matrix.rows, epsilon };
-                let also = self.products.converted_too(q_a.out, Rows::of(step), matrix.rows);
+                let also = self.products().converted_too(q_a.out, Rows::of(step), matrix.rows);
                 let out = Normed { rows: q_a.out, also };
                 gpu.rms_norm(q_a.out, Added::Nothing, &norm, out, count, None)?;
                 let q = self.product(step, weights.q, at.latent.q);
-                self.products.dense(gpu, q_a.out, Rows::of(step), &[q])?;
+                self.products().dense(gpu, q_a.out, Rows::of(step), &[q])?;
             }
         }
 
@@ -158,7 +159,7 @@ impl CudaBackend {
         let stride = plain + rotary;
         let of_q = Columns { from: q, stride, cols: plain };
         gpu.join_columns([of_q, Columns::none()], parts, rows)?;
-        self.products.changed(parts);
+        self.products().changed(parts);
         let products = self.float(at.attended);
         self.multiply_heads(step, &weights.k_b, 0, parts, products)?;
         let turned = Columns { from: products, stride: rank, cols: rank };
@@ -184,7 +185,7 @@ impl CudaBackend {
     /// Makes the row order by head available for batches of many tokens.
     fn sort_heads(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let is_known = step.count == 1 || self.sorted_heads == step.count;
-        if is_known || self.products.takes_matvec(step.kind()) {
+        if is_known || self.products().takes_matvec(step.kind()) {
             return Ok(());
         }
         let (heads, count) = (step.architecture.attention.heads, step.count);
@@ -224,21 +225,21 @@ impl CudaBackend {
             pair_tokens: DevicePtr::null(),
         };
         let product = ExpertProduct { matrix: weights.matrix, offset: 0, out };
-        self.products.heads(&self.gpu, x, &entries, self.arena.activation(rows), product)
+        self.products().heads(&self.gpu, x, &entries, self.arena.activation(rows), product)
     }
 
     pub(super) fn attend_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let inputs = self.inputs.take();
+        let inputs = self.lanes.current_mut().inputs.take();
         let (attention, at) = (&step.architecture.attention, self.at());
-        let splits = self.attention_splits(step);
+        let splits = self.splits.expect("the pass has begun");
         let (shape, out) = (&self.plan.kv_shape, self.float(at.attended));
         let rows = self.pass_rows(step);
-        self.products.changed(out);
+        self.products().changed(out);
         // Latent attention continues with rows of heads, which are converted in another order than rows of tokens.
         let converts = converts_outputs(shape, &rows) && attention.latent.is_none();
         let width = attention.heads * shape.dim_v;
         let also = match converts {
-            true => self.products.converted_too(out, Rows::of(step), width),
+            true => self.products().converted_too(out, Rows::of(step), width),
             false => None,
         };
         let what = Attention {
@@ -269,10 +270,10 @@ impl CudaBackend {
         if let AttentionWeights::Latent(weights) = &step.layer_weights().attention {
             let values = self.float(at.latent.heads);
             self.multiply_heads(step, &weights.v_b, 1, attended, values)?;
-            self.products.changed(values);
+            self.products().changed(values);
             attended = values;
         }
-        self.products.dense(&self.gpu, attended, Rows::of(step), &[product])?;
+        self.products().dense(&self.gpu, attended, Rows::of(step), &[product])?;
         if let Some(bias) = self.layer_vectors(step).o_bias {
             let bias = self.vectors().offset(bias);
             self.gpu.add_bias_rows(product.out, bias, step.count, step.architecture.hidden)?;

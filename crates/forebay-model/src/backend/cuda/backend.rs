@@ -4,9 +4,8 @@ use std::ops::Range;
 
 use forebay_compute::Cpu;
 use forebay_cuda::{
-    Added, AttentionInputs, AttentionSplits, CudaError, DevicePtr, FiniteFlag, Gating, Gpu,
-    HostWords, KvLayer, NarrowActivations, Norm, Normed, RoundedActivations, RowKind, TOP_K_MAX,
-    shares_reads,
+    Added, AttentionSplits, CudaError, DevicePtr, FiniteFlag, Gating, Gpu, HostWords, KvLayer,
+    LANES, Norm, Normed, RowKind, TOP_K_MAX, shares_reads,
 };
 use forebay_stream::{LayerUses, MemoryPlan, Residency};
 
@@ -14,6 +13,7 @@ use super::embedding::EmbeddingRows;
 use super::exchange::Exchange;
 use super::graphs::Graphs;
 use super::kv_layout::{BlockPlace, TableMirror};
+use super::lanes::PassLanes;
 use super::layout::ActivationLayout;
 use super::memory::{Device, DeviceArena, DevicePlan};
 use super::products::{Product, Products, Rows};
@@ -36,7 +36,6 @@ pub struct CudaBackend {
     pub(super) gpu: Gpu,
     pub(super) plan: DevicePlan,
     pub(super) arena: DeviceArena,
-    pub(super) products: Products,
     pub(super) exchange: Exchange,
     pub(super) selections: SelectionWords,
     pub(super) graphs: Graphs,
@@ -45,10 +44,9 @@ pub struct CudaBackend {
     pub(super) source: WeightSource,
     /// Weight types that are read again for every decode row, as a text for [`ComputeInfo`].
     one_by_one: String,
-    /// Current projections, if attention finishes them.
-    pub(super) inputs: Option<AttentionInputs>,
-    /// Output that the next norm adds, if it is not in its usual place.
-    pub(super) outputs: Option<Added>,
+    pub(super) lanes: PassLanes,
+    /// How attention cuts the contexts of the pass's rows, in every lane.
+    pub(super) splits: Option<AttentionSplits>,
     /// Number of tokens for which the rows of latent attention are sorted by head.
     pub(super) sorted_heads: usize,
     /// KV blocks for which there is no room in VRAM.
@@ -75,18 +73,9 @@ impl CudaBackend {
         captures: bool,
     ) -> Result<CudaBackend, CudaError> {
         let at = &plan.activations;
-        let rounded = RoundedActivations {
-            codes: arena.activation(at.codes),
-            scales: arena.activation(at.code_scales),
-        };
-        let narrow = NarrowActivations {
-            high: arena.activation(at.high),
-            low: arena.activation(at.low),
-            scales: arena.activation(at.narrow_scales),
-        };
-        let types: Vec<_> = weights.matrix_types().into_iter().collect();
         Ok(CudaBackend {
-            products: Products::new(exact, &types, rounded, narrow),
+            lanes: PassLanes::new(&plan, &arena, (architecture, weights), exact),
+            splits: None,
             exchange: Exchange::new(&gpu, at.exchange_layout, arena.activation(at.exchange))?,
             selections: SelectionWords::new(
                 &gpu,
@@ -98,8 +87,6 @@ impl CudaBackend {
             embedding_rows,
             source,
             one_by_one: one_by_one(weights, exact),
-            inputs: None,
-            outputs: None,
             sorted_heads: 0,
             kv_in_ram: match plan.kv.host_bytes() {
                 0 => None,
@@ -107,7 +94,7 @@ impl CudaBackend {
             },
             tables: TableMirror::new(&gpu, &plan.kv, &plan.kv_shape)?,
             vocabulary: architecture.vocabulary,
-            flags: vec![0; 1 + architecture.layers.len()],
+            flags: vec![0; LANES * at.exchange_layout.lane_flags],
             chosen: vec![0; at.batch * architecture.experts_per_token()],
             gpu,
             plan,
@@ -122,7 +109,11 @@ impl CudaBackend {
     }
 
     pub(super) fn at(&self) -> &ActivationLayout {
-        &self.plan.activations
+        &self.lanes.current().at
+    }
+
+    pub(super) fn products(&self) -> &Products {
+        &self.lanes.current().products
     }
 
     pub(super) fn float(&self, at: u64) -> DevicePtr<f32> {
@@ -181,7 +172,8 @@ impl CudaBackend {
     /// Returns the flag in which kernels report rows that are not finite after block number `block`. Blocks are
     /// counted from the attention of layer 0, so the first one wins.
     pub(super) fn finite_flag(&self, block: usize, first_row: usize) -> FiniteFlag {
-        FiniteFlag { flag: self.exchange.flags(), first_tag: block * self.at().batch + first_row }
+        let flag = self.exchange.flags(self.lanes.number());
+        FiniteFlag { flag, first_tag: block * self.at().batch + first_row }
     }
 
     /// Norms the output of a block before it is added, if the model has such norms.
@@ -204,6 +196,62 @@ impl CudaBackend {
         };
         self.gpu.rms_norm(*rows, Added::Nothing, &norm, Normed::plain(*rows), step.count, None)?;
         Ok(added)
+    }
+
+    /// Queues the norm before a block, for the rows of a lane.
+    fn norm_rows(
+        &mut self,
+        step: &Step<'_>,
+        block: NextBlock,
+        add: bool,
+    ) -> Result<(), ModelError> {
+        let weight = match block {
+            NextBlock::Attention => self.layer_vectors(step).attention_norm,
+            NextBlock::FeedForward => self.layer_vectors(step).feed_forward_norm,
+            NextBlock::Head => self.plan.vectors.final_norm,
+        };
+        let norm = Norm {
+            weight: self.vectors().offset(weight),
+            width: step.architecture.hidden,
+            epsilon: step.architecture.norm_epsilon,
+        };
+        let x = self.float(self.at().x);
+        let exchanged = match block {
+            NextBlock::FeedForward => self.source.exchanged(step.layer),
+            NextBlock::Attention | NextBlock::Head => None,
+        };
+        let rows = exchanged.map_or(self.float(self.at().normed), |[input, _]| input);
+        let (mut added, mut flag) = (Added::Nothing, None);
+        if add {
+            let usual = Added::Rows(self.float(self.at().block_out));
+            added = self.lanes.current_mut().outputs.take().unwrap_or(usual);
+            added = self.post_norm(step, block, added)?;
+            let block = 2 * step.added_layer(block) + usize::from(block != NextBlock::FeedForward);
+            flag = Some(self.finite_flag(block, 0));
+        }
+        let also = match exchanged {
+            Some(_) => None,
+            None => self.products().converted_too(rows, Rows::of(step), step.architecture.hidden),
+        };
+        self.gpu.rms_norm(x, added, &norm, Normed { rows, also }, step.count, flag)?;
+        Ok(())
+    }
+
+    /// Queues a dense feed-forward whose weights are there, for the rows of a lane.
+    fn multiply_dense(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        let FeedForwardWeights::Dense { gate, up, down } = step.layer_weights().feed_forward else {
+            unreachable!("the caller looked at the weights");
+        };
+        if let Some(out) = self.source.compute_on_cpu(&self.gpu, step, [gate, up, down])? {
+            self.lanes.current_mut().outputs = Some(Added::Rows(out));
+            return Ok(());
+        }
+        let (gpu, at, products) = (&self.gpu, self.at(), self.products());
+        let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
+        let gating = device_gating(step.architecture.gating);
+        products.gated(gpu, gating, self.float(at.normed), Rows::of(step), pair)?;
+        let down = self.product(step, down, at.block_out);
+        products.dense(gpu, self.float(at.gate), Rows::of(step), &[down])
     }
 
     /// Returns how attention cuts the contexts of the batch's rows.
@@ -229,7 +277,7 @@ fn one_by_one(weights: &Weights, exact: bool) -> String {
 impl Backend for CudaBackend {
     fn info(&self) -> ComputeInfo {
         let (major, minor) = self.gpu.compute_capability();
-        let arithmetic = if self.products.exact { "exact" } else { "fast" };
+        let arithmetic = if self.products().exact { "exact" } else { "fast" };
         let memory = self.gpu.memory_bytes().ok();
         let cpu = self.source.sub_layer_cpu();
         let beside = |what: fn(&Cpu) -> String| cpu.map_or(String::new(), what);
@@ -386,73 +434,34 @@ impl Backend for CudaBackend {
     }
 
     fn norm(&mut self, step: &Step<'_>, block: NextBlock, add: bool) -> Result<(), ModelError> {
-        let weight = match block {
-            NextBlock::Attention => self.layer_vectors(step).attention_norm,
-            NextBlock::FeedForward => self.layer_vectors(step).feed_forward_norm,
-            NextBlock::Head => self.plan.vectors.final_norm,
-        };
-        let norm = Norm {
-            weight: self.vectors().offset(weight),
-            width: step.architecture.hidden,
-            epsilon: step.architecture.norm_epsilon,
-        };
-        let x = self.float(self.at().x);
-        let exchanged = match block {
-            NextBlock::FeedForward => self.source.exchanged(step.layer),
-            NextBlock::Attention | NextBlock::Head => None,
-        };
-        let rows = exchanged.map_or(self.float(self.at().normed), |[input, _]| input);
-        let (mut added, mut flag) = (Added::Nothing, None);
-        if add {
-            let usual = Added::Rows(self.float(self.at().block_out));
-            added = self.outputs.take().unwrap_or(usual);
-            added = self.post_norm(step, block, added)?;
-            let block = 2 * step.added_layer(block) + usize::from(block != NextBlock::FeedForward);
-            flag = Some(self.finite_flag(block, 0));
-        }
-        let also = match exchanged {
-            Some(_) => None,
-            None => self.products.converted_too(rows, Rows::of(step), step.architecture.hidden),
-        };
-        self.gpu.rms_norm(x, added, &norm, Normed { rows, also }, step.count, flag)?;
-        Ok(())
+        self.in_lanes(step, |backend, step| backend.norm_rows(step, block, add))
     }
 
     fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         self.source.fetch(&self.gpu, attention_of(step.layer))?;
-        self.project_layer(step)
+        self.in_lanes(step, CudaBackend::project_layer)
     }
 
     fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        self.attend_layer(step)
+        self.in_lanes(step, CudaBackend::attend_layer)
     }
 
     fn project_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        self.project_layer_output(step)?;
+        self.in_lanes(step, CudaBackend::project_layer_output)?;
         self.source.release(&self.gpu, attention_of(step.layer))
     }
 
     fn dense_feed_forward(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let FeedForwardWeights::Dense { gate, up, down } = step.layer_weights().feed_forward else {
-            unreachable!("the caller looked at the weights");
-        };
         let sub_layer = feed_forward_of(step.layer);
         self.source.fetch(&self.gpu, sub_layer)?;
-        if let Some(out) = self.source.compute_on_cpu(&self.gpu, step, [gate, up, down])? {
-            self.outputs = Some(Added::Rows(out));
-        } else {
-            let (gpu, at) = (&self.gpu, self.at());
-            let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
-            let gating = device_gating(step.architecture.gating);
-            self.products.gated(gpu, gating, self.float(at.normed), Rows::of(step), pair)?;
-            let down = self.product(step, down, at.block_out);
-            self.products.dense(gpu, self.float(at.gate), Rows::of(step), &[down])?;
-        }
+        self.in_lanes(step, CudaBackend::multiply_dense)?;
         self.source.release(&self.gpu, sub_layer)
     }
 
     fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {
-        self.choose_experts(step, routing)
+        // Where the host gets the choice, passes have one lane.
+        let routing = std::cell::Cell::new(routing);
+        self.in_lanes(step, |backend, step| backend.choose_experts(step, routing.take()))
     }
 
     fn recorded_routing(&self, step: &Step<'_>, routing: &mut [i32]) {
@@ -462,7 +471,7 @@ impl Backend for CudaBackend {
     }
 
     fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        self.multiply_experts(step)
+        self.in_lanes(step, CudaBackend::multiply_experts)
     }
 
     fn head(&mut self, step: &Step<'_>, logits: &mut Vec<f32>) -> Result<(), ModelError> {

@@ -16,10 +16,9 @@ impl CudaBackend {
         assert!(step.decode == 0 || step.decode == step.count, "mixed rows");
         let is_decode = step.kind() == RowKind::Decode;
         assert!(step.runs.len() <= self.at().decode_rows, "{} runs", step.runs.len());
-        // A failed batch may have left values for steps that it did not reach, and a capture that did not end.
-        (self.inputs, self.outputs) = (None, None);
+        // A failed batch may have left a capture that did not end.
         self.graphs.abandon(&self.gpu);
-        self.products.begin();
+        self.lanes.begin(&self.gpu);
         // `take` waits for work of an earlier batch, so all pinned memory is free afterwards.
         let ids = self.embedding_rows.as_ref().map_or(batch.tokens, |rows| &rows.ids[..step.count]);
         let places = step.runs.iter().flat_map(|run| {
@@ -42,12 +41,24 @@ impl CudaBackend {
         let few_results = step.count == 1 || matches!(batch.end, End::Largest(_) | End::Selected);
         let fits = is_decode && few_results && step.outputs.len() == step.count;
         let source = self.source.begin(&self.gpu, step, batch)?.filter(|_| fits);
-        let splits = self.attention_splits(step).most;
-        let key =
-            source.map(|source| GraphKey { rows: step.count, splits, end: batch.end, source });
+        let splits = self.attention_splits(step);
+        self.splits = Some(splits);
+        let key = source.map(|mut source| {
+            let may_split = step.runs.len() == step.count;
+            source.first_lane = source.first_lane.filter(|_| may_split);
+            GraphKey { rows: step.count, splits: splits.most, end: batch.end, source }
+        });
         let is_replayed = self.graphs.begin(key);
+        let first_lane = self.graphs.key().and_then(|key| key.source.first_lane);
+        if let Some(first) = first_lane {
+            self.lanes.split(first, step.architecture.hidden);
+        }
         if is_replayed || self.graphs.is_capturing() {
-            self.source.begin_graph(&self.gpu, step.count, batch.chosen);
+            let rows = (step.count, first_lane.unwrap_or(step.count));
+            self.source.begin_graph(&self.gpu, rows, batch.chosen);
+        }
+        if self.graphs.is_capturing() && first_lane.is_some() {
+            self.lanes.load(&self.gpu)?;
         }
         self.graphs.begin_capture(&self.gpu)?;
         if self.graphs.is_capturing() {
@@ -61,6 +72,9 @@ impl CudaBackend {
         match resumes {
             true => self.copy_stream(step, self.at().paused, self.at().x)?,
             false => self.embed(step)?,
+        }
+        if first_lane.is_some() && self.graphs.is_capturing() {
+            self.lanes.fork(&self.gpu)?;
         }
         Ok(Begun::Layers)
     }

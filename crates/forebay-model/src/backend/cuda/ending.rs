@@ -30,7 +30,7 @@ impl CudaBackend {
         let (data, out) = (self.arena.dense(self.plan.weights.head), self.exchange.logits());
         let x = x.offset(from * step.architecture.hidden);
         let of_step = Rows { kind: step.kind(), count: rows };
-        self.products.dense(&self.gpu, x, of_step, &[Product { matrix, data, out }])?;
+        self.products().dense(&self.gpu, x, of_step, &[Product { matrix, data, out }])?;
         if let Some(cap) = step.architecture.logit_softcap {
             self.gpu.softcap(out, rows, vocabulary, cap)?;
         }
@@ -54,7 +54,7 @@ impl CudaBackend {
         // The output of the last layer is in the residual stream already.
         let wanted = self.float(self.at().block_out);
         self.gpu.embed(&table, self.exchange.wanted(), wanted, rows, 1.0)?;
-        self.products.changed(wanted);
+        self.products().changed(wanted);
         Ok(wanted)
     }
 
@@ -72,6 +72,13 @@ impl CudaBackend {
     /// host.
     pub(super) fn queue_end(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
         self.norm(step, NextBlock::Head, true)?;
+        if self.lanes.are_forked() {
+            let (source, on) = self.source_and_device();
+            source.end_lane(on)?;
+            self.lanes.join(&self.gpu)?;
+            // The other lane has written rows, too.
+            self.products().changed(self.float(self.at().normed));
+        }
         let rows = step.outputs.len();
         let x = self.queue_wanted(step)?;
         self.queue_head_rows(step, x, 0, rows)?;
@@ -154,17 +161,18 @@ impl CudaBackend {
     pub(super) fn report_flags(&self, step: &Step<'_>, last: usize) -> Result<(), ModelError> {
         let batch = self.at().batch;
         let layers = step.architecture.layers.len();
-        let stream = Some(self.flags[0]).filter(|tag| *tag != u32::MAX).map(|tag| {
+        let first_rows = self.lanes.first_rows();
+        let found = self.flags.chunks(1 + layers).zip(first_rows).flat_map(|(flags, first_row)| {
             // Every layer has two blocks. The logits are the last block.
-            let (block, row) = (tag as usize / batch, tag as usize % batch);
-            (block, row)
+            let stream = Some(flags[0] as usize).filter(|_| flags[0] != u32::MAX);
+            let stream = stream.map(|tag| (tag / batch, first_row + tag % batch));
+            let stream = stream.filter(|(block, _)| *block <= last.saturating_mul(2));
+            let router = flags[1..].iter().position(|token| *token != u32::MAX);
+            let router = router.filter(|layer| *layer <= last);
+            let router = router.map(|layer| (layer, first_row + flags[1 + layer] as usize));
+            stream.map(|(block, row)| (block / 2, row)).into_iter().chain(router)
         });
-        let stream = stream.filter(|(block, _)| *block <= last.saturating_mul(2));
-        let stream = stream.map(|(block, row)| (block / 2, row));
-        let routers = self.flags[1..=layers].iter().position(|token| *token != u32::MAX);
-        let router = routers.filter(|layer| *layer <= last);
-        let router = router.map(|layer| (layer, self.flags[1 + layer] as usize));
-        match stream.into_iter().chain(router).min() {
+        match found.min() {
             None => Ok(()),
             Some((layer, row)) => {
                 // Rows of logits are counted among those that are wanted.

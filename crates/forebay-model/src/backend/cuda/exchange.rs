@@ -77,10 +77,10 @@ impl Exchange {
         self.tiles().words.offset(self.tiles * PromptTiles::WORDS)
     }
 
-    /// Returns the address of the flags. Word 0 is for the residual stream and the logits, followed by one word for
+    /// Returns the address of a lane's flags. Word 0 is for the residual stream and the logits, followed by one word for
     /// each layer's router.
-    pub fn flags(&self) -> DevicePtr<u32> {
-        self.device.offset(self.layout.batch_words)
+    pub fn flags(&self, lane: usize) -> DevicePtr<u32> {
+        self.device.offset(self.layout.batch_words + lane * self.layout.lane_flags)
     }
 
     /// Returns the address of the ids of the largest logits. Their values follow the ids, and the rows' totals the values.
@@ -157,7 +157,7 @@ impl Exchange {
             End::Logits => self.layout.down_words(),
         };
         let first = self.layout.up_words();
-        gpu.queue_download(self.flags(), &self.words, first..first + words)
+        gpu.queue_download(self.flags(0), &self.words, first..first + words)
     }
 
     /// Queues the copy of the flags, and of the `count` largest logits and the totals of `rows` rows, to the host.
@@ -167,7 +167,7 @@ impl Exchange {
     pub fn queue_selected(&self, gpu: &Gpu, count: usize, rows: usize) -> Result<(), CudaError> {
         let first = self.layout.up_words();
         let words = self.layout.flag_words + (2 * count + 1) * rows;
-        gpu.queue_download(self.flags(), &self.words, first..first + words)
+        gpu.queue_download(self.flags(0), &self.words, first..first + words)
     }
 
     /// Waits for all queued work and reads the flags.

@@ -48,20 +48,21 @@ impl CudaBackend {
         let outputs = RouterOutputs {
             ids,
             weights: self.float(at.expert_weights),
-            flag: self.exchange.flags().offset(1 + step.layer),
+            flag: self.exchange.flags(self.lanes.number()).offset(1 + step.layer),
         };
         let (x, logits) = (self.float(at.normed), product.out);
-        let by_row = self.products.takes_matvec(step.kind());
+        let by_row = self.products().takes_matvec(step.kind());
         if by_row && RouterMatrix::is_supported(router.ty) {
             let matrix = RouterMatrix { ty: router.ty, data: product.data, cols: router.cols };
             let tickets = self.arena.activation(at.router_tickets);
             gpu.route_few(&choice, matrix, x, logits, &outputs, tickets, step.count)?;
         } else {
-            self.products.dense(gpu, x, Rows::of(step), &[product])?;
+            self.products().dense(gpu, x, Rows::of(step), &[product])?;
             gpu.route(&choice, logits, &outputs, step.count)?;
         }
+        let lane = self.lanes.number();
         let (source, on) = self.source_and_device();
-        source.take_choice(on, step, ids, x)?;
+        source.take_choice(on, step, lane, ids, x)?;
         self.sort_pairs(step, ids)?;
         let CudaBackend { gpu, source, chosen, .. } = self;
         let chosen = &mut chosen[..step.count * experts.used];
@@ -76,7 +77,7 @@ impl CudaBackend {
     /// Queues the sorting of the pairs of a row and an expert, for kernels that need it.
     fn sort_pairs(&self, step: &Step<'_>, ids: DevicePtr<u32>) -> Result<(), CudaError> {
         // The mat-vec kernels need no order. They compute the pairs of one expert together if there are several rows.
-        if self.products.takes_matvec(step.kind()) && step.count == 1 {
+        if self.products().takes_matvec(step.kind()) && step.count == 1 {
             return Ok(());
         }
         let experts = step.experts();
@@ -95,7 +96,7 @@ impl CudaBackend {
         let matrices = matrices.expect("the layer has experts");
         let layout = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
         let sorted = self.sorted_pairs();
-        let by_row = self.products.takes_matvec(step.kind());
+        let by_row = self.products().takes_matvec(step.kind());
         // A single row has one pair for each expert.
         let is_ordered = by_row && step.count > 1;
         let chosen = self.arena.activation(at.expert_ids);
@@ -150,15 +151,17 @@ impl CudaBackend {
             used: experts.used,
             hidden: step.architecture.hidden,
         };
-        let CudaBackend { gpu, plan, arena, source, products, chosen, .. } = self;
+        let CudaBackend { gpu, plan, arena, source, lanes, chosen, .. } = self;
+        let products = &lanes.current().products;
         let chosen = &chosen[..step.count * experts.used];
-        let work = ExpertWork { layer: step.layer, matrices, rows, chosen, few: by_row };
+        let lane = lanes.number();
+        let work = ExpertWork { layer: step.layer, lane, matrices, rows, chosen, few: by_row };
         source.compute_experts(Device { gpu, plan, arena }, &work, |slots| {
             let entries = entries(slots);
             products.gated_experts(gpu, gating, biases, x, &entries, pair)?;
             products.experts(gpu, inner, &entries, EntryRow::Own, &down)
         })?;
-        self.outputs = Some(Added::Experts(outputs));
+        self.lanes.current_mut().outputs = Some(Added::Experts(outputs));
         Ok(())
     }
 
@@ -173,9 +176,9 @@ impl CudaBackend {
         let (gpu, at) = (&self.gpu, self.at());
         let pair = [self.product(step, gate, at.shared_gate), self.product(step, up, at.shared_up)];
         let gating = device_gating(step.architecture.gating);
-        self.products.gated(gpu, gating, self.float(at.normed), Rows::of(step), pair)?;
+        self.products().gated(gpu, gating, self.float(at.normed), Rows::of(step), pair)?;
         let down = self.product(step, down, at.shared);
-        self.products.dense(gpu, self.float(at.shared_gate), Rows::of(step), &[down])?;
+        self.products().dense(gpu, self.float(at.shared_gate), Rows::of(step), &[down])?;
         Ok(down.out)
     }
 

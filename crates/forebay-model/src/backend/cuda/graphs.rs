@@ -27,6 +27,8 @@ pub struct GraphKey {
 pub struct SourceKey {
     /// True if the CPU computes some of the experts that are not on the GPU.
     pub cpu_offloads: bool,
+    /// Number of rows in the first of two lanes; `None` if all rows are in one.
+    pub first_lane: Option<usize>,
 }
 
 /// State of the current batch.
@@ -81,6 +83,14 @@ impl Graphs {
     /// Returns an error if a driver call fails.
     pub fn begin_capture(&self, gpu: &Gpu) -> Result<(), CudaError> {
         if self.is_capturing() { gpu.begin_capture() } else { Ok(()) }
+    }
+
+    /// Returns the key of the current batch, if it has one.
+    pub fn key(&self) -> Option<GraphKey> {
+        match self.state {
+            State::Direct => None,
+            State::Recording(key) | State::Recorded(key) => Some(key),
+        }
     }
 
     /// Returns true if the current batch replays a graph.

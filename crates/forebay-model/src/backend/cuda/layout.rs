@@ -2,14 +2,14 @@
 
 use forebay_cuda::{
     AddressTables, AttentionScratchSize, DECODE_ROWS, ExpertFetch, FETCHED_PAIRS_MAX, KvLayerShape,
-    PromptTiles, RoundedActivations, TOP_K_MAX, TopK, prompt_tiles_most,
+    LANES, PromptTiles, RoundedActivations, TOP_K_MAX, TopK, prompt_tiles_most,
 };
 
 use forebay_stream::{Block, MemoryPlan};
 
 use super::selections::selection_words;
 use crate::ModelError;
-use crate::arch::{Architecture, Attention, KvCapacity, KvInVram};
+use crate::arch::{Architecture, Attention, KvCapacity, KvInVram, Latent};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
@@ -20,7 +20,7 @@ pub const BATCH_TOKENS: usize = 512;
 pub const HEAD_ROWS: usize = 32;
 
 /// Assigns offsets in memory that is reserved later.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct LayoutBuilder {
     end: u64,
 }
@@ -171,7 +171,9 @@ pub struct ExchangeLayout {
     pub batch: usize,
     /// Words of ids, positions and table numbers, padded to the alignment.
     pub batch_words: usize,
-    /// Words of flags, padded to the alignment.
+    /// Words of a lane's flags: one for the residual stream and the logits, then one for each layer's router.
+    pub lane_flags: usize,
+    /// Words of all flags, padded to the alignment.
     pub flag_words: usize,
     /// Words of ids and values of the largest logits, and of the rows' totals.
     pub largest_words: usize,
@@ -190,7 +192,8 @@ impl ExchangeLayout {
         decode_rows: usize,
     ) -> ExchangeLayout {
         let whole = |words: usize| words.next_multiple_of(ALIGNMENT as usize / 4);
-        let (batch_words, flag_words) = (whole(3 * batch), whole(1 + architecture.layers.len()));
+        let lane_flags = 1 + architecture.layers.len();
+        let (batch_words, flag_words) = (whole(3 * batch), whole(LANES * lane_flags));
         let vocabulary = architecture.vocabulary;
         let rows = batch.min(HEAD_ROWS);
         let largest_words = (2 * TOP_K_MAX + 1) * decode_rows;
@@ -203,6 +206,7 @@ impl ExchangeLayout {
         ExchangeLayout {
             batch,
             batch_words,
+            lane_flags,
             flag_words,
             largest_words,
             vocabulary,
@@ -246,8 +250,70 @@ impl KvSize {
     }
 }
 
+/// Numbers of values that buffers hold for each row of a pass.
+struct Widths {
+    hidden: usize,
+    q: usize,
+    k: usize,
+    v: usize,
+    attended: usize,
+    /// Inner activations of a feed-forward.
+    inner: usize,
+    /// Widest input of a product.
+    widest: usize,
+    /// Experts of a layer, and those that a row uses.
+    experts: usize,
+    used: usize,
+    shared: usize,
+    latent_q_a: usize,
+    latent_q: usize,
+    latent_kv_a: usize,
+    latent_heads: usize,
+}
+
+impl Widths {
+    fn of(architecture: &Architecture) -> Widths {
+        let attention = &architecture.attention;
+        let (heads, hidden) = (attention.heads, architecture.hidden);
+        let (q, attended) = (heads * attention.head_dim, heads * attention.value_dim);
+        let used = architecture.experts_per_token();
+        let expert_width = architecture.expert_layers().map(|e| e.width).max().unwrap_or(0);
+        let inner = architecture.dense_width().max(used * expert_width);
+        let shared = architecture.shared_width();
+        let widest = [q, attended, attention.output_width(), inner, shared];
+        let latent = |of: fn(Latent) -> usize| attention.latent.map_or(0, of);
+        Widths {
+            hidden,
+            q,
+            k: attention.kv_heads * attention.head_dim,
+            v: attention.kv_heads * attention.value_dim,
+            attended,
+            inner,
+            widest: widest.into_iter().fold(hidden, usize::max),
+            experts: architecture.expert_layers().map(|e| e.count).max().unwrap_or(0),
+            used,
+            shared,
+            latent_q_a: latent(|of| of.query_rank.unwrap_or(0)),
+            latent_q: heads * latent(|of| of.plain + of.rotary),
+            latent_kv_a: latent(|of| of.rank + of.rotary),
+            latent_heads: heads * latent(|of| of.plain.max(of.value)),
+        }
+    }
+}
+
+/// Scratch memory of the second lane, which two lanes cannot share. Nothing if passes have one lane.
+#[derive(Debug, Clone, Copy)]
+struct LaneScratch {
+    router_tickets: u64,
+    starts: u64,
+    codes: u64,
+    code_scales: u64,
+    attention_parts: u64,
+    attention_tickets: u64,
+}
+
 /// Offsets of activations and of the other buffers of a forward pass, all in one piece of memory.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct ActivationLayout {
     pub layout: LayoutBuilder,
     pub batch: usize,
@@ -302,7 +368,7 @@ pub struct ActivationLayout {
     /// Inner activations of the shared expert.
     pub shared_gate: u64,
     pub shared_up: u64,
-    /// Total number of entries of the address tables. The first is for experts, with three tables of each layer. The second is for the matrices of heads.
+    /// Total number of entries of the address tables. The first is for experts, with `1 + 2 * LANES` tables of each layer. The second is for the matrices of heads.
     pub table_entries: [usize; 2],
     /// Maximum number of decode rows whose experts one kernel fetches.
     pub fetch_rows: usize,
@@ -317,6 +383,7 @@ pub struct ActivationLayout {
     /// Copy of the residual stream `[fetch_rows, hidden]` at the time when the run gave up.
     pub fetch_kept: u64,
     pub vectors: u64,
+    lane: LaneScratch,
 }
 
 impl ActivationLayout {
@@ -340,46 +407,47 @@ impl ActivationLayout {
         // One row of each sequence.
         let decode_rows = few.min(cache.sequences);
         let attention = &architecture.attention;
-        let hidden = architecture.hidden;
-        let q_width = attention.heads * attention.head_dim;
-        let (k_width, v_width) =
-            (attention.kv_heads * attention.head_dim, attention.kv_heads * attention.value_dim);
-        let shared_width = architecture.shared_width();
         let heads_of_latent = if attention.latent.is_some() { attention.heads } else { 0 };
-        let used = architecture.experts_per_token();
-        let experts = architecture.expert_layers().map(|e| e.count).max().unwrap_or(0);
-        let expert_width = architecture.expert_layers().map(|e| e.width).max().unwrap_or(0);
-        let dense_width = architecture.dense_width();
-        // Values per token: the inner activations of a feed-forward, then the widest input of a product.
-        let inner = dense_width.max(used * expert_width);
-        let heads_width = attention.heads * attention.value_dim;
-        let widest = [q_width, heads_width, attention.output_width(), inner, shared_width];
-        let widest = widest.into_iter().fold(hidden, usize::max);
+        let width = Widths::of(architecture);
+        let (used, experts) = (width.used, width.experts);
         let attention_size =
             AttentionScratchSize::of(multiprocessors, kv, attention.heads, decode_rows, batch);
         let exchange_layout = ExchangeLayout::new(architecture, kv, batch, decode_rows);
         let top_k = TopK { rows: decode_rows, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
         let mut words = |count: usize| layout.take(4 * count as u64);
-        let expert_layers = architecture.expert_layers().map(|of| 3 * of.count).sum();
+        let tables = 1 + 2 * LANES;
+        let expert_layers = architecture.expert_layers().map(|of| tables * of.count).sum();
         let fetch_rows = decode_rows.min(FETCHED_PAIRS_MAX / used.max(1));
         let fetch_pairs = fetch_rows * used;
         let table_entries = [expert_layers, 2 * heads_of_latent * architecture.layers.len()];
-        let (codes, code_scales) = RoundedActivations::bytes(few, widest);
+        let (codes, code_scales) = RoundedActivations::bytes(few, width.widest);
+        let (codes, code_scales) = (codes.div_ceil(4), code_scales.div_ceil(4));
+        let narrow = (batch * width.widest).div_ceil(2);
+        let has_lanes = experts > 0 && decode_rows > 1;
+        let mut of_lane = |count: usize| words(if has_lanes { count } else { 0 });
+        let lane = LaneScratch {
+            router_tickets: of_lane(few),
+            starts: of_lane(experts + 1),
+            codes: of_lane(codes),
+            code_scales: of_lane(code_scales),
+            attention_parts: of_lane(attention_size.floats),
+            attention_tickets: of_lane(attention_size.tickets),
+        };
         ActivationLayout {
             batch,
             decode_rows,
             exchange: words(exchange_layout.words),
             exchange_layout,
-            x: words(batch * hidden),
-            paused: words(if cache.sequences > 1 { batch * hidden } else { 0 }),
-            normed: words(batch * hidden),
-            block_out: words(batch * hidden),
-            q: words(batch * q_width),
-            k: words(batch * k_width),
-            v: words(batch * v_width),
-            attended: words(batch * attention.heads * attention.value_dim),
-            gate: words(batch * inner),
-            up: words(batch * inner),
+            x: words(batch * width.hidden),
+            paused: words(if cache.sequences > 1 { batch * width.hidden } else { 0 }),
+            normed: words(batch * width.hidden),
+            block_out: words(batch * width.hidden),
+            q: words(batch * width.q),
+            k: words(batch * width.k),
+            v: words(batch * width.v),
+            attended: words(batch * width.attended),
+            gate: words(batch * width.inner),
+            up: words(batch * width.inner),
             scores: words(batch * experts),
             top_k_scratch: words(2 * top_k.scratch_words()),
             selections: words(selection_words(decode_rows, architecture.vocabulary)),
@@ -392,11 +460,11 @@ impl ActivationLayout {
             row_of_pair: words(batch * used),
             identity: words(few * used),
             identity_count: few * used,
-            outputs: words(batch * used * hidden),
-            codes: words(codes.div_ceil(4)),
-            code_scales: words(code_scales.div_ceil(4)),
-            high: words((batch * widest).div_ceil(2)),
-            low: words((batch * widest).div_ceil(2)),
+            outputs: words(batch * used * width.hidden),
+            codes: words(codes),
+            code_scales: words(code_scales),
+            high: words(narrow),
+            low: words(narrow),
             narrow_scales: words(batch * used.max(heads_of_latent).max(1)),
             attention_parts: words(attention_size.floats),
             attention_tickets: words(attention_size.tickets),
@@ -406,19 +474,70 @@ impl ActivationLayout {
                 .iter()
                 .map(|rope| words(kv.context * rope.rotary_dim))
                 .collect(),
-            latent: LatentLayout::new(attention, batch, &mut words),
-            shared: words(if shared_width > 0 { batch * hidden } else { 0 }),
-            shared_gate: words(batch * shared_width),
-            shared_up: words(batch * shared_width),
+            latent: LatentLayout::new(attention, &width, batch, &mut words),
+            shared: words(if width.shared > 0 { batch * width.hidden } else { 0 }),
+            shared_gate: words(batch * width.shared),
+            shared_up: words(batch * width.shared),
             table_entries,
             fetch_rows,
             fetch: words(2 + architecture.layers.len() * fetch_pairs),
             fetch_tickets: words(2),
             fetch_desk: words(ExpertFetch::desk_words(fetch_pairs)),
             fetch_given_up: words(1),
-            fetch_kept: words(fetch_rows * hidden),
+            fetch_kept: words(fetch_rows * width.hidden),
             vectors: words(vector_floats),
+            lane,
             layout,
+        }
+    }
+
+    /// Returns the most rows that a lane may have.
+    pub fn lane_rows(&self) -> usize {
+        // A multiple keeps halves of buffers aligned.
+        self.batch / LANES / 4 * 4
+    }
+
+    /// Returns the layout for the decode rows of the second lane. They use the second half of buffers that have room for a
+    /// whole batch, and scratch memory of their own. `x` and `normed` must be set to those of the lane's first row.
+    pub fn second_lane(&self, architecture: &Architecture) -> ActivationLayout {
+        let width = Widths::of(architecture);
+        let first = self.lane_rows();
+        let behind = |at: u64, width: usize| at + 4 * (first * width) as u64;
+        let halves = |at: u64| at + 2 * (first * width.widest) as u64;
+        ActivationLayout {
+            block_out: behind(self.block_out, width.hidden),
+            q: behind(self.q, width.q),
+            k: behind(self.k, width.k),
+            v: behind(self.v, width.v),
+            attended: behind(self.attended, width.attended),
+            gate: behind(self.gate, width.inner),
+            up: behind(self.up, width.inner),
+            scores: behind(self.scores, width.experts),
+            expert_ids: behind(self.expert_ids, width.used),
+            expert_weights: behind(self.expert_weights, width.used),
+            pair_tokens: behind(self.pair_tokens, width.used),
+            pairs: behind(self.pairs, width.used),
+            row_of_pair: behind(self.row_of_pair, width.used),
+            outputs: behind(self.outputs, width.used * width.hidden),
+            high: halves(self.high),
+            low: halves(self.low),
+            shared: behind(self.shared, width.hidden),
+            shared_gate: behind(self.shared_gate, width.shared),
+            shared_up: behind(self.shared_up, width.shared),
+            latent: LatentLayout {
+                q_a: behind(self.latent.q_a, width.latent_q_a),
+                q: behind(self.latent.q, width.latent_q),
+                kv_a: behind(self.latent.kv_a, width.latent_kv_a),
+                heads: behind(self.latent.heads, width.latent_heads),
+                ..self.latent
+            },
+            router_tickets: self.lane.router_tickets,
+            starts: self.lane.starts,
+            codes: self.lane.codes,
+            code_scales: self.lane.code_scales,
+            attention_parts: self.lane.attention_parts,
+            attention_tickets: self.lane.attention_tickets,
+            ..self.clone()
         }
     }
 }
@@ -449,17 +568,20 @@ pub struct LatentLayout {
 impl LatentLayout {
     fn new(
         attention: &Attention,
+        width: &Widths,
         batch: usize,
         words: &mut impl FnMut(usize) -> u64,
     ) -> LatentLayout {
-        let Some(latent) = attention.latent else { return LatentLayout::default() };
+        if attention.latent.is_none() {
+            return LatentLayout::default();
+        }
         let heads = attention.heads;
         let ids_count = batch.min(DECODE_ROWS) * heads;
         LatentLayout {
-            q_a: words(batch * latent.query_rank.unwrap_or(0)),
-            q: words(batch * attention.heads * (latent.plain + latent.rotary)),
-            kv_a: words(batch * (latent.rank + latent.rotary)),
-            heads: words(batch * heads * latent.plain.max(latent.value)),
+            q_a: words(batch * width.latent_q_a),
+            q: words(batch * width.latent_q),
+            kv_a: words(batch * width.latent_kv_a),
+            heads: words(batch * width.latent_heads),
             ids: words(ids_count),
             ids_count,
             single: words(heads + 1),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use forebay_compute::RopeTable;
 use forebay_cuda::{
-    AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu, KvLayerShape, Pod,
+    AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu, KvLayerShape, LANES, Pod,
     TableSize, supports_weights, weight_alignment,
 };
 use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
@@ -365,19 +365,23 @@ fn plan_tier(
         layers.iter().enumerate().map(of_layer).max().unwrap_or(0)
     };
     let transient = least.pools.iter().map(|pool| pool.transient_slots).max().unwrap_or(0);
+    let most = layers.iter().map(|&(experts, _)| experts as usize).max().unwrap_or(0);
     let halves = std::iter::successors(Some(rows), |rows| Some(rows / 2));
     for rows in halves.take_while(|&rows| rows > 1) {
         let more = missing(&least, rows);
         if more == 0 {
             break;
         }
-        // Each of these slots is one less for all layers together, which costs a layer a slot now and then.
-        let wider = plan(transient as usize + more + more.div_ceil(layers.len()) + 1);
-        let is_right = |wider: &MemoryPlan| {
-            missing(wider, rows) == 0 && 8 * wider.kept_slots() >= 7 * least.kept_slots()
-        };
-        if let Some(wider) = wider.ok().filter(is_right) {
-            return Ok(wider);
+        let mut in_transit = transient as usize + more;
+        while let Ok(wider) = plan(in_transit)
+            && 8 * wider.kept_slots() >= 7 * least.kept_slots()
+        {
+            // Each of these slots is one less for all layers together, which costs a layer a slot now and then.
+            match missing(&wider, rows) {
+                0 => return Ok(wider),
+                more if in_transit < most => in_transit += more,
+                _ => break,
+            }
         }
     }
     Ok(least)
@@ -427,8 +431,8 @@ pub struct DeviceArena {
     experts: Arc<DeviceMemory>,
     kv: DeviceMemory,
     activations: DeviceMemory,
-    /// Address tables of the experts of each layer, then of the experts that a token chooses in each layer. The
-    /// latter serve only if not all experts are in VRAM.
+    /// Address tables of the experts of each layer, then of the experts that rows choose in each layer. The latter serve
+    /// only if not all experts are in VRAM.
     expert_tables: Arc<AddressTables>,
     /// Address tables of the matrices of heads: two for each layer, those of keys and those of values.
     head_tables: AddressTables,
@@ -452,8 +456,8 @@ impl DeviceArena {
             Some(of) => TableSize { entries: of.count, slot_bytes: of.slot_bytes },
             None => TableSize { entries: 0, slot_bytes: 0 },
         };
-        let all = plan.weights.experts_of.iter().map(size);
-        let expert_sizes: Vec<TableSize> = all.clone().chain(all.clone()).chain(all).collect();
+        let all: Vec<TableSize> = plan.weights.experts_of.iter().map(size).collect();
+        let expert_sizes = all.repeat(1 + 2 * LANES);
         let of_heads = |layer: &LayerWeights| match &layer.attention {
             AttentionWeights::Latent(of) => [&of.k_b, &of.v_b]
                 .map(|stack| TableSize { entries: stack.heads, slot_bytes: stack.bytes as u64 }),
@@ -481,21 +485,21 @@ impl DeviceArena {
     }
 
     /// Returns the address tables of experts. Tables `0 ..` are those of each layer, followed by
-    /// [`DeviceArena::chosen_table`] and [`DeviceArena::present_table`] of each layer.
+    /// [`DeviceArena::chosen_table`] and [`DeviceArena::present_table`] of each layer and lane.
     pub fn expert_tables(&self) -> &Arc<AddressTables> {
         &self.expert_tables
     }
 
-    /// Returns the number of the table of the experts that the rows of a pass have chosen in a layer, by id. The kernel
+    /// Returns the number of the table of the experts that the rows of a lane have chosen in a layer, by id. The kernel
     /// that fetches experts writes it.
-    pub fn chosen_table(plan: &DevicePlan, layer: usize) -> usize {
-        plan.weights.experts_of.len() + layer
+    pub fn chosen_table(plan: &DevicePlan, layer: usize, lane: usize) -> usize {
+        (1 + lane) * plan.weights.experts_of.len() + layer
     }
 
     /// Returns the number of the table of the chosen experts that are on the device before the others are fetched beside
     /// other kernels. [`DeviceArena::chosen_table`] then has only the others.
-    pub fn present_table(plan: &DevicePlan, layer: usize) -> usize {
-        2 * plan.weights.experts_of.len() + layer
+    pub fn present_table(plan: &DevicePlan, layer: usize, lane: usize) -> usize {
+        (1 + LANES + lane) * plan.weights.experts_of.len() + layer
     }
 
     /// Returns the address table of one of a layer's two stacks of per-head matrices: 0 for keys, 1 for values.

@@ -18,6 +18,7 @@ mod expert_cache;
 mod experts;
 mod graphs;
 mod kv_layout;
+mod lanes;
 mod layer_ring;
 mod layout;
 mod memory;

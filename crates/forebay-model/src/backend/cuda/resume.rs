@@ -29,7 +29,7 @@ impl CudaBackend {
 
     /// Queues the feed-forward of layer `first` and everything after it.
     fn queue_rest(&mut self, step: &Step<'_>, first: usize, end: End) -> Result<(), ModelError> {
-        (self.inputs, self.outputs) = (None, None);
+        self.lanes.begin(&self.gpu);
         let (source, on) = self.source_and_device();
         source.resume(on)?;
         self.exchange.use_again();

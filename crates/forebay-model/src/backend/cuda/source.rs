@@ -155,9 +155,14 @@ impl WeightSource {
         }
     }
 
-    /// Begins a pass of `rows` rows that is a CUDA graph. `chosen` gives the experts that replace the routers' choice. This
+    /// Begins a pass that is a CUDA graph, with so many rows in all and in the first lane. `chosen` gives the experts that replace the routers' choice. This
     /// may wait for copies of earlier passes, so it comes before a capture.
-    pub fn begin_graph(&mut self, gpu: &Gpu, rows: usize, chosen: Option<&dyn ChosenExperts>) {
+    pub fn begin_graph(
+        &mut self,
+        gpu: &Gpu,
+        rows: (usize, usize),
+        chosen: Option<&dyn ChosenExperts>,
+    ) {
         match self {
             WeightSource::ExpertCache(cache) => cache.begin_graph(gpu, rows, chosen),
             WeightSource::Resident | WeightSource::LayerRing(_) => {}
@@ -291,7 +296,7 @@ impl WeightSource {
         }
     }
 
-    /// Takes the experts `ids` that a layer's router chose for the normed state `x`. Experts chosen by the caller replace
+    /// Takes the experts `ids` that a layer's router chose for the normed state `x` of a lane. Experts chosen by the caller replace
     /// them. Queues the kernel that fetches them, if a kernel does.
     ///
     /// # Errors
@@ -300,14 +305,26 @@ impl WeightSource {
         &mut self,
         on: Device<'_>,
         step: &Step<'_>,
+        lane: usize,
         ids: DevicePtr<u32>,
         x: DevicePtr<f32>,
     ) -> Result<(), ModelError> {
         match self {
-            WeightSource::ExpertCache(cache) => cache.take_choice(on, step, ids, x),
+            WeightSource::ExpertCache(cache) => cache.take_choice(on, step, lane, ids, x),
             WeightSource::Resident | WeightSource::LayerRing(_) => {
                 Ok(replace_choice(on.gpu, step, ids)?)
             }
+        }
+    }
+
+    /// Queues the end of the first of two lanes.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub fn end_lane(&self, on: Device<'_>) -> Result<(), CudaError> {
+        match self {
+            WeightSource::ExpertCache(cache) => cache.end_lane(on),
+            WeightSource::Resident | WeightSource::LayerRing(_) => Ok(()),
         }
     }
 

@@ -3,7 +3,7 @@
 //! reads the next experts.
 
 use forebay_cuda::{CudaError, DevicePtr, Gpu};
-use forebay_stream::{ExpertIndex, Lease, TierBatch};
+use forebay_stream::{BatchPart, ExpertIndex, Lease, TierBatch};
 
 use super::super::memory::Device;
 use super::super::on_cpu::BatchRows;
@@ -57,7 +57,8 @@ impl ExpertCache {
         self.touch(work.layer, work.chosen)?;
         let split = rows.and_then(|_| self.split());
         let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
-        self.tier.begin(self.layer, &self.touched, admits, &mut self.batch);
+        let whole = BatchPart::Whole;
+        self.tier.begin(self.layer, &self.touched, whole, admits, &mut self.batch);
         let TierBatch { hits, misses, elsewhere, .. } = &self.batch;
         if rows.is_some_and(|rows| rows.tokens == 1)
             && let Some(cpu) = &mut self.cpu

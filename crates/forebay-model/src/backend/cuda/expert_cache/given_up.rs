@@ -33,7 +33,7 @@ impl ExpertCache {
         }
         gpu.synchronize()?;
         let place = service.mailbox.given_up(service.run);
-        Ok(place.map(|place| service.layers[place].0 as usize))
+        Ok(place.map(|place| service.layer_of(place).0 as usize))
     }
 
     /// Restores the residual stream of the layer that gave up, so that the pass can continue there.
@@ -62,7 +62,7 @@ impl ExpertCache {
         x: DevicePtr<f32>,
     ) -> Result<(), ModelError> {
         let service = self.service_mut();
-        let place = service.place_of(step.layer);
+        let place = service.place_of(step.layer, 0);
         if place < service.answered {
             return Ok(());
         }

@@ -11,6 +11,7 @@
 
 mod fetch;
 mod given_up;
+mod held;
 mod returns;
 mod serve;
 mod service;
@@ -109,6 +110,8 @@ pub struct ExpertCache {
 /// The experts of one layer's batch that are computed.
 pub struct ExpertWork<'a> {
     pub layer: usize,
+    /// Lane of the rows.
+    pub lane: usize,
     pub matrices: ExpertMatrices<'a>,
     pub rows: BatchRows,
     /// Ids `[tokens, used]`, if [`ExpertCache::download_choice`] copied them.
@@ -233,6 +236,7 @@ impl ExpertCache {
             layers_served: times.layers,
             rows_served: times.rows,
             layers_resident: times.resident,
+            layers_in_lanes: times.in_lanes,
             tokens_given_up: times.given_up,
             experts_copied: self.experts_copied,
             bytes_copied: self.bytes_copied,

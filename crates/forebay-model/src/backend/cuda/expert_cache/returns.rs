@@ -67,7 +67,10 @@ impl ExpertCache {
             self.experts_returned += 1;
             self.bytes_returned += parts.iter().map(|(_, bytes)| bytes).sum::<u64>();
         }
-        tier.free_left_unless(|pool, slot| service.returned_slots.contains(&(pool, slot)));
+        // Kernels of the other lane may still compute with evicted experts.
+        tier.free_left_unless(|pool, slot| {
+            service.returned_slots.contains(&(pool, slot)) || service.held[0].has_slot(pool, slot)
+        });
     }
 
     /// Waits until all copies that were started by [`ExpertCache::begin_returns`] have finished.

@@ -12,13 +12,14 @@
 use std::time::Instant;
 
 use forebay_cuda::{
-    CudaError, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMiss, ExpertQuestion, Gpu,
+    CudaError, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMiss, ExpertQuestion, Gpu, LANES,
 };
-use forebay_stream::{ExpertIndex, LayerIndex, Lease, TierBatch};
+use forebay_stream::{BatchPart, ExpertIndex, LayerIndex, Lease, TierBatch};
 
 use super::super::memory::Device;
 use super::super::on_cpu::expert_matrices;
 use super::ExpertCache;
+use super::held::HeldExpert;
 use super::service::Service;
 use crate::ModelError;
 use crate::backend::ChosenExperts;
@@ -28,11 +29,15 @@ use crate::weights::Weights;
 /// products take less time than the second launch.
 const BESIDE_ROWS_MIN: usize = 2;
 
-/// Guard of a run that is served. When dropped, for whatever reason, it answers all layers that have had no answer,
+/// Least number of rows of a pass whose rows go through the layers in two lanes.
+const LANE_ROWS_MIN: usize = 2;
+
+/// Guard of a run that is served. When dropped, for whatever reason, it answers all places that have had no answer,
 /// so that the GPU does not wait forever.
 struct Serving<'a> {
     gpu: &'a Gpu,
     cache: &'a mut ExpertCache,
+    /// Number of places before which all are answered.
     answered: usize,
 }
 
@@ -40,7 +45,7 @@ impl Drop for Serving<'_> {
     fn drop(&mut self) {
         let ExpertCache { service, pinned, .. } = &mut *self.cache;
         if let Some(service) = service
-            && self.answered < service.layers.len()
+            && self.answered < LANES * service.layers.len()
         {
             service.dismiss(self.answered, self.gpu, pinned);
             service.tables_are_right = false;
@@ -66,12 +71,29 @@ impl ExpertCache {
                 && service.layers.iter().all(has_slots)
     }
 
-    /// Starts `rows` rows whose CUDA graph is captured or replayed. If `chosen` is given, the rows use the caller's
+    /// Returns the number of rows that the first of two lanes has if `rows` decode rows run as a CUDA graph, or `None` if they
+    /// have one lane. One lane then computes while the experts of the other come.
+    pub(super) fn first_lane(&self, rows: usize) -> Option<usize> {
+        let service = self.service.as_ref()?;
+        // A pass that gives up goes on in one lane, with another order of questions.
+        let fits = rows >= LANE_ROWS_MIN
+            && self.serves_rows(rows)
+            && self.split().is_none()
+            && service.bound.is_none();
+        fits.then(|| rows.div_ceil(LANES))
+    }
+
+    /// Starts `rows` rows whose CUDA graph is captured or replayed, of which `first_lane` are in the first lane. If `chosen` is given, the rows use the caller's
     /// experts instead of the router's. The previous run must have finished.
     ///
     /// # Panics
     /// Panics if so many rows cannot run as CUDA graphs.
-    pub(super) fn begin_run(&mut self, gpu: &Gpu, rows: usize, chosen: Option<&dyn ChosenExperts>) {
+    pub(super) fn begin_run(
+        &mut self,
+        gpu: &Gpu,
+        (rows, first_lane): (usize, usize),
+        chosen: Option<&dyn ChosenExperts>,
+    ) {
         gpu.check_may_wait();
         self.finish_before(gpu);
         let service = self.service_mut();
@@ -80,11 +102,11 @@ impl ExpertCache {
         }
         service.run = service.run.wrapping_add(1).max(1);
         assert!(rows <= service.rows_max, "{rows} rows");
-        (service.rows, service.answered) = (rows, 0);
+        (service.rows, service.first_lane, service.answered) = (rows, first_lane, 0);
         service.words.write(0, &[service.run, u32::from(chosen.is_some())]);
         if let Some(chosen) = chosen {
-            for (place, layer) in service.layers.iter().enumerate() {
-                let at = 2 + service.pairs_of(place).start;
+            for (index, layer) in service.layers.iter().enumerate() {
+                let at = 2 + index * service.pairs();
                 service.words.write(at, chosen.experts(layer.0 as usize));
             }
         }
@@ -109,20 +131,44 @@ impl ExpertCache {
     pub(super) fn queue_fetch(
         &self,
         on: Device<'_>,
-        layer: usize,
+        (layer, lane): (usize, usize),
         ids: DevicePtr<u32>,
         x: DevicePtr<f32>,
     ) -> Result<(), CudaError> {
         // Only CPU offload needs the state.
         let x = if self.split().is_some() { x } else { DevicePtr::null() };
-        let (fetch, place) = self.fetch_arguments(on, layer, ids, x);
-        let Service { mailbox, side, .. } = self.service();
+        let (fetch, place) = self.fetch_arguments(on, (layer, lane), ids, x);
+        let service = self.service();
+        let Service { mailbox, side, .. } = service;
         if !self.fetches_beside() {
             return on.gpu.fetch_experts(&fetch, mailbox, place, None);
         }
-        on.gpu.find_experts(&fetch, mailbox, place)?;
-        side.fork(on.gpu)?;
-        on.gpu.fetch_experts(&fetch, mailbox, place, Some(side))
+        if service.has_lanes() {
+            // The host can answer while the other lane's experts are fetched. That fetch may change what is on the
+            // device, so `find_experts` waits for it.
+            on.gpu.ask_experts(&fetch, mailbox, place)?;
+            side.fork(on.gpu)?;
+            on.gpu.find_experts(&fetch, mailbox, place, Some(side))?;
+            side.join(on.gpu)?;
+        } else {
+            on.gpu.find_experts(&fetch, mailbox, place, None)?;
+            side.fork(on.gpu)?;
+        }
+        on.gpu.fetch_experts(&fetch, mailbox, place, Some(side))?;
+        side.set_mark(lane)
+    }
+
+    /// Queues the kernel that tells the host that the first of two lanes has ended.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub fn end_lane(&self, on: Device<'_>) -> Result<(), CudaError> {
+        let service = self.service();
+        let ids = on.arena.activation(on.plan.activations.expert_ids);
+        let last = service.layers.last().expect("some layers have experts").0 as usize;
+        let (fetch, _) = self.fetch_arguments(on, (last, 0), ids, DevicePtr::null());
+        let nothing = ExpertFetch { k: 0, ..fetch };
+        on.gpu.ask_experts(&nothing, &service.mailbox, service.end_place())
     }
 
     /// Returns true if experts are fetched beside the products of those that are in VRAM. These products then take two
@@ -146,7 +192,7 @@ impl ExpertCache {
             return Ok(());
         }
         let ids = on.arena.activation(on.plan.activations.expert_ids);
-        let (fetch, place) = self.fetch_arguments(on, layer, ids, DevicePtr::null());
+        let (fetch, place) = self.fetch_arguments(on, (layer, 0), ids, DevicePtr::null());
         on.gpu.take_rows(&fetch, &self.service().mailbox, place, outputs)
     }
 
@@ -154,19 +200,22 @@ impl ExpertCache {
     fn fetch_arguments(
         &self,
         on: Device<'_>,
-        layer: usize,
+        (layer, lane): (usize, usize),
         ids: DevicePtr<u32>,
         x: DevicePtr<f32>,
     ) -> (ExpertFetch, usize) {
         let service = self.service();
-        let place = service.place_of(layer);
+        let place = service.place_of(layer, lane);
+        let pairs = service.pairs_of(place);
         let at = &on.plan.activations;
         let now: DevicePtr<u32> = on.arena.activation(at.fetch);
         let fetch = ExpertFetch {
             now,
-            k: service.pairs(),
+            k: pairs.len(),
+            room: service.pairs(),
+            always: service.has_lanes() && lane + 1 == LANES,
             ids,
-            forced: now.offset(2 + service.pairs_of(place).start),
+            forced: now.offset(2 + pairs.start),
             tickets: on.arena.activation(at.fetch_tickets),
             desk: on.arena.activation(at.fetch_desk),
             x,
@@ -212,9 +261,10 @@ impl ExpertCache {
     /// Returns an error if a read or the device fails. The graph ends nevertheless, but its results are invalid.
     pub(super) fn serve(&mut self, on: Device<'_>, weights: &Weights) -> Result<(), ModelError> {
         let gpu = on.gpu;
-        let layers = self.service().layers.len();
+        let places = self.service().places();
+        let all = LANES * self.service().layers.len();
         let mut serving = Serving { gpu, cache: self, answered: 0 };
-        for place in 0..layers {
+        for place in places {
             match serving.cache.serve_layer(on, weights, place) {
                 Ok(true) => serving.answered = place + 1,
                 Ok(false) => break,
@@ -223,13 +273,17 @@ impl ExpertCache {
                     // Kernels may still copy leased experts.
                     let _ = gpu.synchronize();
                     self.give_up();
+                    self.release_held(gpu);
                     return Err(error);
                 }
             }
         }
         // All layers are answered, or the GPU has given up. Either way it waits for no further answer.
-        serving.answered = layers;
+        serving.answered = all;
         serving.cache.service_mut().times_are_due = true;
+        if serving.cache.service().has_lanes() {
+            serving.cache.release_held(gpu);
+        }
         Ok(())
     }
 
@@ -249,9 +303,12 @@ impl ExpertCache {
             // Kernels of earlier layers may still be copying, so their leases are kept.
             Ok(ExpertQuestion::GivenUp) => Ok(false),
             Ok(question) => {
-                // Kernels of earlier layers have finished their copies.
-                self.let_go(on.gpu);
-                let is_waiting = Some(question == ExpertQuestion::Waiting);
+                let has_lanes = self.service().has_lanes();
+                if !has_lanes {
+                    // Kernels of earlier layers have finished their copies.
+                    self.let_go(on.gpu);
+                }
+                let is_waiting = (!has_lanes).then_some(question == ExpertQuestion::Waiting);
                 self.answer_and_compute(on, weights, place, chosen, is_waiting).map(|()| true)
             }
         };
@@ -269,7 +326,7 @@ impl ExpertCache {
         chosen: &[u32],
         is_waiting: Option<bool>,
     ) -> Result<(), ModelError> {
-        let layer = self.service().layers[place];
+        let layer = self.service().layer_of(place);
         let began = Instant::now();
         let answered = self
             .touch(layer.0 as usize, chosen)
@@ -308,11 +365,29 @@ impl ExpertCache {
     ) -> Result<(), ModelError> {
         let Device { gpu, plan, arena } = on;
         let split = self.split();
+        let has_lanes = self.service().has_lanes();
+        if has_lanes {
+            self.release_older(gpu);
+        }
         let ExpertCache { tier, batch, host, touched, layer, ready, cpu, .. } = self;
         let (for_cpu, wanted) = (&mut self.for_cpu, &mut self.wanted);
         let layer = *layer;
         let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
-        tier.begin(layer, touched, admits, batch);
+        let first_lane = has_lanes && place.is_multiple_of(LANES);
+        let held = &self.service.as_ref().expect("it serves").held[0];
+        let earlier: Vec<ExpertIndex> = held.of_layer(layer).map(|of| of.expert).collect();
+        let part = match (has_lanes, first_lane) {
+            (false, _) => BatchPart::Whole,
+            (true, true) => BatchPart::First,
+            (true, false) => BatchPart::Last(&earlier),
+        };
+        tier.begin(layer, touched, part, admits, batch);
+        // Those that the first lane has brought and that stay become known to the tables.
+        let stays = |of: &&HeldExpert| of.is_new && tier.stays(layer, of.expert);
+        let others = held.of_layer(layer).filter(stays).map(|of| of.expert);
+        let mut there: Vec<ExpertIndex> =
+            others.filter(|expert| !first_lane && !touched.contains(expert)).collect();
+        there.iter().for_each(|&expert| host.hand_over(layer, expert));
         let TierBatch { hits, misses: missing, elsewhere, .. } = &*batch;
         if let Some(cpu) = cpu {
             cpu.cpu_offload.note(missing.len() + elsewhere.len());
@@ -322,8 +397,11 @@ impl ExpertCache {
         wanted.extend(missing.iter().chain(elsewhere));
         wanted.sort_unstable();
         // Otherwise the GPU would compute with other experts than the host assumes.
-        let waits = !wanted.is_empty();
+        let waits = !wanted.is_empty() || has_lanes && !first_lane;
         assert_eq!(is_waiting.unwrap_or(waits), waits, "the tables on the GPU are not the tier's");
+        // It has brought some of this lane's, too.
+        let is_there = |expert: &mut ExpertIndex| tier.slot(layer, *expert).is_some();
+        there.extend(wanted.extract_if(.., is_there));
         if !wanted.is_empty() {
             host.begin_experts(layer, wanted)?;
             while host.next_experts(ready)? {}
@@ -333,10 +411,16 @@ impl ExpertCache {
         }
         self.hand_over();
         self.queue_returns(on);
+        if has_lanes {
+            self.make_room(gpu, place)?;
+        }
         let ExpertCache { tier, batch, host, touched, pinned, ready, service, .. } = self;
         let (experts_copied, bytes_copied) = (&mut self.experts_copied, &mut self.bytes_copied);
-        let Service { mailbox, leases, slots, gone, returns, run, rows, times, answered, .. } =
-            service.as_mut().expect("it serves");
+        let service = service.as_mut().expect("it serves");
+        let room = service.pairs();
+        let Service {
+            mailbox, leases, slots, gone, returns, run, used, times, answered, held, ..
+        } = service;
         let layout = plan.weights.experts_of[layer.0 as usize].expect("the layer has experts");
         let tables = arena.expert_tables();
         let number = |layer: LayerIndex, expert: ExpertIndex| {
@@ -347,12 +431,15 @@ impl ExpertCache {
         for (expert, _) in &*leases {
             tier.take(layer, *expert).expect("the experts of a pass have slots at once");
         }
-        let misses = leases.iter().map(|(expert, lease)| {
-            let slot = tier.slot(layer, *expert).expect("it was taken");
-            let from = [0, 1, 2].map(|part| host.bytes(lease, part));
-            let stays_as = tier.stays(layer, *expert).then_some(expert.0);
+        let miss = |expert: ExpertIndex, from| {
+            let slot = tier.slot(layer, expert).expect("it was taken");
+            let stays_as = tier.stays(layer, expert).then_some(expert.0);
             ExpertMiss { stays_as, to: plan.slot(arena, pool, slot), from }
+        };
+        let copied = leases.iter().map(|(expert, lease)| {
+            miss(*expert, Some([0, 1, 2].map(|part| host.bytes(lease, part))))
         });
+        let misses = copied.chain(there.into_iter().map(|expert| miss(expert, None)));
         let copied = leases.len();
         let slot = |&id: &u32| {
             // Experts that the CPU computes have no slot.
@@ -365,17 +452,28 @@ impl ExpertCache {
         gone.extend(batch.gone.iter().map(|gone| number(gone.layer, gone.expert)));
         assert!(waits || gone.is_empty(), "nothing goes where nothing comes");
         if waits {
-            let answer = ExpertAnswer { slots, gone };
+            let answer = ExpertAnswer { slots, gone, room };
             mailbox.answer(gpu, place, *run, &answer, misses, returns.drain(..), pinned);
         }
         *answered = place + 1;
         times.layers += 1;
-        times.rows += *rows as u64;
+        times.rows += (chosen.len() / *used) as u64;
         times.resident += u64::from(!waits);
+        times.in_lanes += u64::from(has_lanes);
         *experts_copied += copied as u64;
         *bytes_copied += copied as u64 * layout.part_bytes.iter().sum::<u64>();
-        // The next answer is given only after these kernels have run.
-        touched.iter().for_each(|&expert| tier.release(layer, expert));
+        if !has_lanes {
+            // The next answer is given only after these kernels have run.
+            touched.iter().for_each(|&expert| tier.release(layer, expert));
+            return Ok(());
+        }
+        // The next answer is for the other lane, and only the one after it for this lane.
+        held[1].experts.extend(touched.iter().map(|&expert| {
+            let slot = tier.slot(layer, expert).expect("the experts of a lane are on the GPU");
+            let is_new = batch.misses.contains(&expert);
+            HeldExpert { layer, expert, pool, slot, is_new }
+        }));
+        held[1].leases.append(leases);
         Ok(())
     }
 }

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use forebay_cuda::{
     CudaError, DevicePtr, ExpertAnswer, ExpertMailbox, ExpertQuestion, ExpertReturn, FetchedLayer,
-    Gpu, HostWords, Pinned, SideStream,
+    Gpu, HostWords, LANES, Pinned, SideStream,
 };
 use forebay_stream::{ExpertIndex, LayerIndex, Lease, Returning};
 
 use super::super::memory::{Device, DeviceArena};
+use super::held::Held;
 
 /// Number of polls for a question before the thread lets other threads run between polls. Once in as many polls, it
 /// also asks the driver whether anything is still running.
@@ -31,13 +32,18 @@ pub(super) struct Service {
     /// Number of rows of the run, and its maximum.
     pub(super) rows: usize,
     pub(super) rows_max: usize,
-    /// Number of places that have an answer in this run. A place is the index of a layer in `layers`.
+    /// Number of rows of the run that are in the first lane. All are if the run has one lane.
+    pub(super) first_lane: usize,
+    /// Number of places before which all have an answer in this run. Every layer has a place for each lane; see
+    /// [`Service::places`]. One more is for the end of the first lane.
     pub(super) answered: usize,
+    /// What the last answer but one and the last answer hold, in a run with two lanes.
+    pub(super) held: [Held; 2],
     /// True if the tables on the GPU agree with the tier.
     pub(super) tables_are_right: bool,
     /// Experts in host memory that kernels may still be copying.
     pub leases: Vec<(ExpertIndex, Lease)>,
-    /// Chosen ids of the run, by place `[layers, pairs]`.
+    /// Chosen ids of the run, by layer `[layers, pairs]`.
     pub(super) chosen: Vec<u32>,
     pub(super) slots: Vec<DevicePtr<u8>>,
     pub(super) gone: Vec<u32>,
@@ -63,6 +69,7 @@ pub(super) struct ServiceTimes {
     pub layers: u64,
     pub rows: u64,
     pub resident: u64,
+    pub in_lanes: u64,
     pub given_up: u64,
 }
 
@@ -83,17 +90,19 @@ impl Service {
         let all = &plan.weights.experts_of;
         let layers: Vec<LayerIndex> =
             (0..all.len()).filter(|&l| all[l].is_some()).map(|l| LayerIndex(l as u32)).collect();
-        let fetched = |layer: &LayerIndex| {
-            let layer = layer.0 as usize;
+        let places = layers.len() * LANES + 1;
+        let fetched = |place: usize| {
+            let layer = layers[(place / LANES).min(layers.len() - 1)].0 as usize;
+            let lane = place % LANES;
             let layout = all[layer].expect("the layer has experts");
             FetchedLayer {
                 table: layer,
-                slots: DeviceArena::chosen_table(plan, layer),
-                present: DeviceArena::present_table(plan, layer),
+                slots: DeviceArena::chosen_table(plan, layer, lane),
+                present: DeviceArena::present_table(plan, layer, lane),
                 parts: [0, 1, 2].map(|part| (layout.parts[part], layout.part_bytes[part])),
             }
         };
-        let fetched = layers.iter().map(fetched).collect();
+        let fetched = (0..places).map(fetched).collect();
         let rows_max = plan.activations.fetch_rows;
         let (tables, pairs) = (arena.expert_tables().clone(), rows_max * used);
         Ok(Service {
@@ -104,6 +113,8 @@ impl Service {
             used,
             rows: 0,
             rows_max,
+            first_lane: 0,
+            held: [Held::new(pairs), Held::new(pairs)],
             tables_are_right: false,
             leases: Vec::with_capacity(pairs),
             chosen: vec![0; layers.len() * pairs],
@@ -120,10 +131,31 @@ impl Service {
         })
     }
 
-    /// Returns the place of a layer with experts.
-    pub(super) fn place_of(&self, layer: usize) -> usize {
+    /// Returns the place of a lane in a layer with experts.
+    pub(super) fn place_of(&self, layer: usize, lane: usize) -> usize {
         let found = self.layers.binary_search(&LayerIndex(layer as u32));
-        found.expect("the layer has experts")
+        LANES * found.expect("the layer has experts") + lane
+    }
+
+    /// Returns the layer of a place.
+    pub(super) fn layer_of(&self, place: usize) -> LayerIndex {
+        self.layers[place / LANES]
+    }
+
+    /// Returns the place where the first lane tells that it has ended.
+    pub(super) fn end_place(&self) -> usize {
+        LANES * self.layers.len()
+    }
+
+    /// Returns the places of the run, in the order in which kernels ask.
+    pub(super) fn places(&self) -> impl Iterator<Item = usize> + use<> {
+        let step = if self.has_lanes() { 1 } else { LANES };
+        (0..LANES * self.layers.len()).step_by(step)
+    }
+
+    /// Returns true if the run has two lanes.
+    pub(super) fn has_lanes(&self) -> bool {
+        self.first_lane < self.rows
     }
 
     /// Returns the number of pairs of a row and an expert that the run has in a layer.
@@ -133,7 +165,10 @@ impl Service {
 
     /// Returns the range of a place's pairs among those of all layers.
     pub(super) fn pairs_of(&self, place: usize) -> Range<usize> {
-        place * self.pairs()..(place + 1) * self.pairs()
+        let is_first = place.is_multiple_of(LANES);
+        let rows = if is_first { 0..self.first_lane } else { self.first_lane..self.rows };
+        let first = place / LANES * self.pairs();
+        first + rows.start * self.used..first + rows.end * self.used
     }
 
     pub fn times(&self) -> ServiceTimes {
@@ -152,7 +187,7 @@ impl Service {
     /// Returns the times of the last run, once its work is done.
     pub(super) fn last_times(&self) -> ServiceTimes {
         let mut sum = ServiceTimes::default();
-        for place in 0..self.layers.len() {
+        for place in self.places() {
             let [wait, copy] = self
                 .mailbox
                 .times(place)
@@ -194,12 +229,12 @@ impl Service {
 
     /// Ends the wait of all layers from place `first` on, with answers that name no experts.
     pub(super) fn dismiss(&mut self, first: usize, gpu: &Gpu, pinned: &Pinned) {
-        self.slots.clear();
-        self.slots.resize(self.pairs(), DevicePtr::null());
-        let answer = ExpertAnswer { slots: &self.slots, gone: &[] };
-        for place in first..self.layers.len() {
+        for place in self.places().filter(|&place| place >= first) {
             // The kernel of a place that has an answer may be copying by it.
             if place >= self.answered {
+                self.slots.clear();
+                self.slots.resize(self.pairs_of(place).len(), DevicePtr::null());
+                let answer = ExpertAnswer { slots: &self.slots, gone: &[], room: self.pairs() };
                 let (misses, returns) = ([].into_iter(), [].into_iter());
                 self.mailbox.answer(gpu, place, self.run, &answer, misses, returns, pinned);
             }
@@ -215,6 +250,7 @@ impl ServiceTimes {
         sum.layers += self.layers;
         sum.rows += self.rows;
         sum.resident += self.resident;
+        sum.in_lanes += self.in_lanes;
         sum.given_up += self.given_up;
     }
 }

@@ -15,14 +15,20 @@ impl ExpertCache {
     pub fn begin(&mut self, rows: usize) -> Option<SourceKey> {
         self.fetching = Fetching::ByHost;
         let cpu_offloads = self.cpu.as_mut().is_some_and(|cpu| cpu.cpu_offload.decide());
-        self.serves_rows(rows).then_some(SourceKey { cpu_offloads })
+        let first_lane = self.first_lane(rows);
+        self.serves_rows(rows).then_some(SourceKey { cpu_offloads, first_lane })
     }
 
-    /// Begins a pass that is a CUDA graph. Waits for copies of earlier passes.
+    /// Begins a pass that is a CUDA graph, with so many rows in all and in the first lane. Waits for copies of earlier passes.
     ///
     /// # Panics
     /// Panics if so many rows cannot run as CUDA graphs.
-    pub fn begin_graph(&mut self, gpu: &Gpu, rows: usize, chosen: Option<&dyn ChosenExperts>) {
+    pub fn begin_graph(
+        &mut self,
+        gpu: &Gpu,
+        rows: (usize, usize),
+        chosen: Option<&dyn ChosenExperts>,
+    ) {
         self.fetching = Fetching::InGraph;
         self.begin_run(gpu, rows, chosen);
     }
@@ -64,8 +70,8 @@ impl ExpertCache {
         self.restore_layer(on)
     }
 
-    /// Takes the experts `ids` that a layer's router chose for the normed state `x`. Experts chosen by the caller replace
-    /// them. Queues the kernel that fetches them, unless the host does.
+    /// Takes the experts `ids` that a layer's router chose for the normed state `x` of a lane. Experts chosen by the caller
+    /// replace them. Queues the kernel that fetches them, unless the host does.
     ///
     /// # Errors
     /// Returns an error if a read or the device fails.
@@ -73,6 +79,7 @@ impl ExpertCache {
         &mut self,
         on: Device<'_>,
         step: &Step<'_>,
+        lane: usize,
         ids: DevicePtr<u32>,
         x: DevicePtr<f32>,
     ) -> Result<(), ModelError> {
@@ -81,7 +88,7 @@ impl ExpertCache {
             Fetching::InGraph => {}
             Fetching::AfterGraph => self.answer_beforehand(on, step, ids, x)?,
         }
-        Ok(self.queue_fetch(on, step.layer, ids, x)?)
+        Ok(self.queue_fetch(on, (step.layer, lane), ids, x)?)
     }
 
     /// Copies the experts `ids` to `chosen`, if the host fetches them. Returns true if it does.
@@ -114,10 +121,10 @@ impl ExpertCache {
         if self.fetching != Fetching::ByHost {
             // The kernel that fetches them has been queued.
             if self.fetches_beside() {
-                compute(table(DeviceArena::present_table(on.plan, work.layer)))?;
-                self.service().side.join(on.gpu)?;
+                compute(table(DeviceArena::present_table(on.plan, work.layer, work.lane)))?;
+                self.service().side.join_mark(on.gpu, work.lane)?;
             }
-            compute(table(DeviceArena::chosen_table(on.plan, work.layer)))?;
+            compute(table(DeviceArena::chosen_table(on.plan, work.layer, work.lane)))?;
             return Ok(self.queue_rows(on, work.layer, work.rows.outputs)?);
         }
         self.prefetch(on, work)?;
