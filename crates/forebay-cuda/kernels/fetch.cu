@@ -151,27 +151,21 @@ __device__ __forceinline__ void copy_back(u64 to, u64 from, u32 bytes, u32 first
 }
 
 // Names the chosen experts that are on the device, so that kernels can compute them while `fetch_experts` fetches the others.
-// `slots` [experts] receives their addresses by id, and 0 for chosen experts that are not there. Grid (1). The other parameters are
-// those of fetch_experts.
+// `slots` [experts] receives their addresses by id, and 0 for chosen experts that are not there. If `asked` is not null, the
+// ids go to the host, so that it may answer before `fetch_experts` runs; asked [1] receives 3. With k = 0, this only tells the
+// host how far the run is. Grid (1). The other parameters are those of fetch_experts.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    find_experts(const u32 *now, u32 *ids, const u32 *forced, int k, const u64 *tables, int first, u64 *slots) {
+    find_experts(const u32 *now, u32 *ids, const u32 *forced, int k, const u64 *tables, int first, u64 *slots, u32 *asked) {
     wait_for_previous();
     const int lane = threadIdx.x;
-    if (lane >= k) return;
-    const bool is_forced = now[1];
-    const u32 id = (is_forced ? forced : ids)[lane];
-    if (is_forced) ids[lane] = id;
-    slots[id] = tables[first + id];
-}
-
-// Sends the ids that a run's rows chose to the host ahead of `fetch_experts`, so that it may answer before that kernel runs.
-// Grid (1). The parameters are those of fetch_experts; asked [1] receives 3. With k = 0, it only tells the host how far the
-// run is.
-extern "C" __global__ void __launch_bounds__(THREADS)
-    ask_experts(const u32 *now, const u32 *ids, const u32 *forced, int k, u32 *asked) {
-    wait_for_previous();
-    const int lane = threadIdx.x;
-    if (lane < k) asked[4 + lane] = (now[1] ? forced : ids)[lane];
+    if (lane < k) {
+        const bool is_forced = now[1];
+        const u32 id = (is_forced ? forced : ids)[lane];
+        if (is_forced) ids[lane] = id;
+        slots[id] = tables[first + id];
+        if (asked) asked[4 + lane] = id;
+    }
+    if (!asked) return;
     if (lane == 0) asked[1] = 3;
     __threadfence_system();
     __syncthreads();

@@ -72,7 +72,8 @@ impl Gpu {
     pub fn fork_lanes(&self) -> Result<(), CudaError> {
         self.bind()?;
         let lanes = self.lanes();
-        order(&lanes.forked, &lanes.streams[0], &lanes.streams[1])?;
+        let [first, second] = &lanes.streams;
+        order(&lanes.forked, first.cu_stream(), second.cu_stream())?;
         lanes.joins[1].store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -84,7 +85,8 @@ impl Gpu {
     pub fn join_lanes(&self) -> Result<(), CudaError> {
         self.bind()?;
         let lanes = self.lanes();
-        order(&lanes.joined, &lanes.streams[1], &lanes.streams[0])?;
+        let [first, second] = &lanes.streams;
+        order(&lanes.joined, second.cu_stream(), first.cu_stream())?;
         lanes.joins[0].store(true, Ordering::Relaxed);
         Ok(())
     }

@@ -148,8 +148,13 @@ impl ExpertTier {
         batch: &mut TierBatch,
     ) {
         batch.clear();
+        let earlier = if let BatchPart::Last(earlier) = part { earlier } else { &[] };
         for &expert in experts {
-            let hit = self.cache.lookup(layer, expert);
+            // Experts of both parts are looked up once.
+            let hit = match earlier.contains(&expert) {
+                true => self.cache.is_resident(layer, expert),
+                false => self.cache.lookup(layer, expert),
+            };
             if hit { &mut batch.hits } else { &mut batch.misses }.push(expert);
         }
         let admitted = admits(batch.misses.len());
@@ -164,15 +169,11 @@ impl ExpertTier {
         self.admitted.clear();
         let comes = |expert: &&ExpertIndex| !batch.elsewhere.contains(expert);
         self.admitted.extend(experts.iter().filter(comes));
-        match part {
-            BatchPart::Whole => {}
+        if part == BatchPart::First {
             // What is kept is decided with the last part.
-            BatchPart::First => return,
-            BatchPart::Last(earlier) => {
-                let is_new = |expert: &&ExpertIndex| !experts.contains(expert);
-                self.admitted.extend(earlier.iter().filter(is_new));
-            }
+            return;
         }
+        self.admitted.extend(earlier.iter().filter(|expert| !experts.contains(expert)));
         let spares_batch = part == BatchPart::Whole;
         let mut evicted = std::mem::take(&mut self.evicted);
         self.cache.retain_by(layer, &self.admitted, spares_batch, &mut evicted);

@@ -16,7 +16,7 @@ const THREADS: u32 = 512;
 /// memory that every GPU gives a block.
 pub const FETCHED_PAIRS_MAX: usize = 384;
 const MISS_WORDS: usize = 10;
-/// State of a question that `ask_experts` has sent.
+/// State of a question that `find_experts` has sent.
 const EARLY: u32 = 3;
 const RETURN_WORDS: usize = 16;
 /// Alignment of every question and every answer, so that no two of them share a cache line.
@@ -407,7 +407,8 @@ impl<R: AsMut<[u8]> + Send + 'static> ExpertMailbox<R> {
 impl Gpu {
     /// Queues a kernel that writes the addresses of the chosen experts that are on the device to the table
     /// [`FetchedLayer::present`]. The next call of [`Gpu::fetch_experts`] with a side stream must be for the same choice. If
-    /// other fetches run on a side stream, it must run there, too, because fetches change what is on the device.
+    /// `asks`, the kernel also sends the ids to the host, so that it may answer before the experts are fetched. With no
+    /// pairs, that only tells the host how far the run is.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -419,41 +420,20 @@ impl Gpu {
         fetch: &ExpertFetch,
         mailbox: &ExpertMailbox<R>,
         place: usize,
-        side: Option<&SideStream>,
+        asks: bool,
     ) -> Result<(), CudaError> {
         let (k, tables) = (fetch.k, &mailbox.tables);
         let FetchedLayer { table, present, .. } = mailbox.layers[place];
         let (table, present) = (tables.table(table), tables.table(present));
         assert!(k <= mailbox.pairs_max, "{k} pairs");
-        Launch::new(self.kernel("fetch", "find_experts")?, (1, 1, 1), (THREADS, 1, 1))
+        let launch = Launch::new(self.kernel("fetch", "find_experts")?, (1, 1, 1), (THREADS, 1, 1))
             .choice(fetch, tables, &table)
-            .ptr(present.first(), table.len())
-            .run_beside(self, side)
-    }
-
-    /// Queues a kernel that sends the chosen ids to place `place` of the mailbox, so that the host may answer before
-    /// [`Gpu::fetch_experts`] runs. With no pairs, it only tells the host how far the run is.
-    ///
-    /// # Errors
-    /// Returns an error if a driver call fails.
-    ///
-    /// # Panics
-    /// Panics if a buffer is too small.
-    pub fn ask_experts<R: AsMut<[u8]> + Send + 'static>(
-        &self,
-        fetch: &ExpertFetch,
-        mailbox: &ExpertMailbox<R>,
-        place: usize,
-    ) -> Result<(), CudaError> {
-        let k = fetch.k;
-        assert!(k <= mailbox.pairs_max && place < mailbox.layers.len(), "place {place}");
-        Launch::new(self.kernel("fetch", "ask_experts")?, (1, 1, 1), (THREADS, 1, 1))
-            .ptr(fetch.now, 2)
-            .ptr(fetch.ids, k)
-            .ptr(fetch.forced, k)
-            .int(k)
-            .ptr(mailbox.words.device(place * mailbox.place_words), 4 + k)
-            .run(self)
+            .ptr(present.first(), table.len());
+        let launch = match asks {
+            true => launch.ptr(mailbox.words.device(place * mailbox.place_words), 4 + k),
+            false => launch.null(),
+        };
+        launch.run(self)
     }
 
     /// Queues a kernel that requests the missing experts from the host through place `place` of the mailbox, waits for

@@ -259,6 +259,15 @@ EMULATED_CALL cuStreamCreate(Stream **stream, unsigned) {
     return SUCCESS;
 }
 
+EMULATED_CALL cuStreamCreateWithPriority(Stream **stream, unsigned flags, int) { return cuStreamCreate(stream, flags); }
+
+EMULATED_CALL cuCtxGetStreamPriorityRange(int *least, int *greatest) {
+    EMULATED_READY();
+    *least = 0;
+    *greatest = -5;
+    return SUCCESS;
+}
+
 EMULATED_CALL cuStreamDestroy_v2(Stream *stream) {
     EMULATED_READY();
     if (!streams.count(stream)) return INVALID_HANDLE;

@@ -350,9 +350,8 @@ fn fetched_for_rows(context: &Context, lane: Option<usize>) -> Result<Outcome> {
         if let Some(lane) = lane {
             gpu.fork_lanes()?;
             gpu.enter_lane(lane);
+            gpu.find_experts(&desk.fetch, &desk.mailbox, 0, false)?;
             side.fork(gpu)?;
-            gpu.find_experts(&desk.fetch, &desk.mailbox, 0, Some(&side))?;
-            side.join(gpu)?;
         }
         gpu.fetch_experts(&desk.fetch, &desk.mailbox, 0, lane.map(|_| &side))?;
         if let Some(lane) = lane {

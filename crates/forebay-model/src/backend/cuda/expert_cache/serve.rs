@@ -14,7 +14,7 @@ use std::time::Instant;
 use forebay_cuda::{
     CudaError, DevicePtr, ExpertAnswer, ExpertFetch, ExpertMiss, ExpertQuestion, Gpu, LANES,
 };
-use forebay_stream::{BatchPart, ExpertIndex, LayerIndex, Lease, TierBatch};
+use forebay_stream::{BatchPart, ExpertIndex, LayerIndex, Lease, Scope, TierBatch};
 
 use super::super::memory::Device;
 use super::super::on_cpu::expert_matrices;
@@ -75,9 +75,11 @@ impl ExpertCache {
     /// have one lane. One lane then computes while the experts of the other come.
     pub(super) fn first_lane(&self, rows: usize) -> Option<usize> {
         let service = self.service.as_ref()?;
-        // A pass that gives up goes on in one lane, with another order of questions.
+        // Experts of one layer must not take the room of another's. A pass that gives up goes on in one lane, with another order
+        // of questions.
         let fits = rows >= LANE_ROWS_MIN
             && self.serves_rows(rows)
+            && self.tier.plan().policy.scope == Scope::PerLayer
             && self.split().is_none()
             && service.bound.is_none();
         fits.then(|| rows.div_ceil(LANES))
@@ -143,17 +145,10 @@ impl ExpertCache {
         if !self.fetches_beside() {
             return on.gpu.fetch_experts(&fetch, mailbox, place, None);
         }
-        if service.has_lanes() {
-            // The host can answer while the other lane's experts are fetched. That fetch may change what is on the
-            // device, so `find_experts` waits for it.
-            on.gpu.ask_experts(&fetch, mailbox, place)?;
-            side.fork(on.gpu)?;
-            on.gpu.find_experts(&fetch, mailbox, place, Some(side))?;
-            side.join(on.gpu)?;
-        } else {
-            on.gpu.find_experts(&fetch, mailbox, place, None)?;
-            side.fork(on.gpu)?;
-        }
+        // With two lanes, the host can answer while the other lane's experts are fetched. That fetch does not change what is
+        // known of this layer: a first lane's does not, and a second lane's only for its own layer.
+        on.gpu.find_experts(&fetch, mailbox, place, service.has_lanes())?;
+        side.fork(on.gpu)?;
         on.gpu.fetch_experts(&fetch, mailbox, place, Some(side))?;
         side.set_mark(lane)
     }
@@ -168,7 +163,7 @@ impl ExpertCache {
         let last = service.layers.last().expect("some layers have experts").0 as usize;
         let (fetch, _) = self.fetch_arguments(on, (last, 0), ids, DevicePtr::null());
         let nothing = ExpertFetch { k: 0, ..fetch };
-        on.gpu.ask_experts(&nothing, &service.mailbox, service.end_place())
+        on.gpu.find_experts(&nothing, &service.mailbox, service.end_place(), true)
     }
 
     /// Returns true if experts are fetched beside the products of those that are in VRAM. These products then take two
