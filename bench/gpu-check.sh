@@ -73,7 +73,10 @@ model=$(find "$fixtures/gguf/qwen3_moe" -name '*Q8_0.gguf' | head -n 1)
 run=("$FOREBAY" run "$model" --raw --prompt "one two three" --max-tokens 8 --temperature 0)
 cuda=cuda:$gpu
 
-check "kernels and models" "$GPU_CHECK" --gpu "$gpu" --models "$fixtures"
+mixture=()
+[ -f "$root/models/tales-moe-sticky-Q4_K_M.gguf" ] && mixture=(--mixture "$root/models/tales-moe-sticky-Q4_K_M.gguf")
+[ ${#mixture[@]} -gt 0 ] || skip "passes in two lanes" "the demo model is not in models/"
+check "kernels and models" "$GPU_CHECK" --gpu "$gpu" --models "$fixtures" "${mixture[@]}"
 check "run --device $cuda" "${run[@]}" --device "$cuda" --stats
 check "run --device auto" "${run[@]}"
 check "bench --device $cuda" "$FOREBAY" bench "$model" --device "$cuda" --prompt-tokens 32 --gen-tokens 16 --repeat 2

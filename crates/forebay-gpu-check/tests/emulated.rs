@@ -95,6 +95,9 @@ fn emulated(driver: &Path, program: &str) -> Command {
 fn gpu_check(driver: &Path, only: &[&str], settings: &[(&str, &str)]) -> Output {
     let mut command = emulated(driver, env!("CARGO_BIN_EXE_gpu-check"));
     command.arg("--models").arg(fixtures());
+    // Its layers have 32 experts.
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../models");
+    command.arg("--mixture").arg(demo.join("tales-moe-sticky-Q4_K_M.gguf"));
     for only in only {
         command.args(["--only", only]);
     }
@@ -158,6 +161,12 @@ fn experts_in_slots() {
 #[test]
 fn many_sequences() {
     passes(&["model many gguf/qwen3_moe", "model many models/gemma3"], &[("LAZY", "1")], 1);
+}
+
+/// So do requests whose rows go through the layers in two lanes.
+#[test]
+fn two_lanes() {
+    passes(&["model lanes"], &[], 1);
 }
 
 /// Keys and values that leave for RAM or the disk and come back give the same bits.

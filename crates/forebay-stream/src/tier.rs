@@ -399,6 +399,54 @@ mod tests {
         }
     }
 
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 64, failure_persistence: None, ..Default::default() })]
+
+        /// Batches in two parts: every slot holds what the tier reports, no slot of a part is taken before both parts are
+        /// released, and each expert counts as one lookup.
+        #[test]
+        fn parts_of_a_batch_keep_their_slots(
+            kib in 60_u64..100,
+            batches in prop::collection::vec(
+                (
+                    prop::sample::select(vec![0_u32, 2, 3]),
+                    prop::collection::btree_set(0_u32..12, 1..4),
+                    prop::collection::btree_set(0_u32..12, 1..4),
+                ),
+                1..60,
+            ),
+        ) {
+            let layers = [(12, 1024), (0, 0), (12, 4096), (12, 1024)];
+            let plan = Budget::plan_experts(&layers, 7, kib << 10, PolicyKind::LAYER_LFU).unwrap();
+            let lacks = |layer| plan.slots_lacking_for_parts(LayerIndex(layer), 3, 0);
+            prop_assume!([0, 2, 3].into_iter().all(|layer| lacks(layer) == 0));
+            let mut device = Device::new(ExpertTier::new(plan), usize::MAX);
+            let (mut batch, mut lookups) = (TierBatch::default(), 0);
+            for (layer, first, last) in batches {
+                let (of, pool) = (LayerIndex(layer), device.tier.pool(LayerIndex(layer)));
+                let [first, last] = [first, last].map(|of| of.into_iter().map(ExpertIndex).collect::<Vec<_>>());
+                lookups += first.iter().chain(last.iter().filter(|e| !first.contains(e))).count() as u64;
+                for (part, experts) in [(BatchPart::First, &first), (BatchPart::Last(&first), &last)] {
+                    device.tier.begin(of, experts, part, |misses| misses, &mut batch);
+                    prop_assert!(part != BatchPart::First || batch.gone.is_empty());
+                    device.tier.free_left();
+                    for &expert in &batch.misses {
+                        if device.tier.slot(of, expert).is_none() {
+                            let slot = device.tier.take(of, expert).expect("parts have slots");
+                            device.memory[pool][slot as usize] = Some((layer, expert.0));
+                        }
+                    }
+                }
+                for &expert in first.iter().chain(&last) {
+                    let slot = device.tier.slot(of, expert).expect("both parts are here") as usize;
+                    prop_assert_eq!(device.memory[pool][slot], Some((layer, expert.0)));
+                }
+                first.into_iter().chain(last).for_each(|expert| device.tier.release(of, expert));
+            }
+            prop_assert_eq!(device.tier.statistics().lookups, lookups);
+        }
+    }
+
     #[test]
     fn what_never_came_is_not_here() {
         let mut tier = tier(40 << 10, PolicyKind::LAYER_LRU);

@@ -65,6 +65,22 @@ impl MemoryPlan {
         (kept as usize + pool.transient_slots as usize).saturating_sub(busy)
     }
 
+    /// Returns the number of slots in transit that a layer lacks so that batches may come in two parts of up to `experts`
+    /// distinct experts, while the slots of `busy` experts that were evicted are not free yet.
+    pub fn slots_lacking_for_parts(&self, layer: LayerIndex, experts: usize, busy: usize) -> usize {
+        let Some(pool) = self.pools.iter().find(|pool| pool.layers.contains(&layer.0)) else {
+            return 0;
+        };
+        // Nothing is kept of a first part before the last one comes, so all that is not kept needs such a slot.
+        let kept = match self.policy.scope {
+            Scope::Global => 0,
+            Scope::PerLayer => self.kept_per_layer[layer.0 as usize],
+        };
+        let others = (self.experts_per_layer[layer.0 as usize] - kept) as usize;
+        let needed = if others == 0 { 0 } else { others.min(experts) + busy };
+        needed.saturating_sub(pool.transient_slots as usize)
+    }
+
     /// Returns the number of experts of all layers.
     pub fn experts(&self) -> u64 {
         self.experts_per_layer.iter().map(|&experts| u64::from(experts)).sum()

@@ -72,7 +72,7 @@ impl CudaBackend {
     /// host.
     pub(super) fn queue_end(&mut self, step: &Step<'_>, end: End) -> Result<(), ModelError> {
         self.norm(step, NextBlock::Head, true)?;
-        if self.lanes.are_forked() {
+        if self.lanes.forked().is_some() {
             let (source, on) = self.source_and_device();
             source.end_lane(on)?;
             self.lanes.join(&self.gpu)?;

@@ -11,21 +11,16 @@
 //! side stream                  | fetch, first  | fetch, second  | fetch, first
 //! ```
 
-use std::ops::Range;
-
 use forebay_cuda::{
     Added, AttentionInputs, CudaError, Gpu, LANES, NarrowActivations, RoundedActivations,
     decode_modules,
 };
 use forebay_format::TensorType;
 
-use super::backend::CudaBackend;
 use super::layout::ActivationLayout;
 use super::memory::{DeviceArena, DevicePlan};
 use super::products::Products;
-use crate::ModelError;
 use crate::arch::Architecture;
-use crate::backend::Step;
 use crate::weights::Weights;
 
 /// State of a lane.
@@ -140,9 +135,15 @@ impl PassLanes {
         gpu.fork_lanes()
     }
 
-    /// Returns true if work is queued in both lanes.
-    pub fn are_forked(&self) -> bool {
-        self.first_lane.is_some()
+    /// Returns the number of rows in the first lane, if work is queued in both.
+    pub fn forked(&self) -> Option<usize> {
+        self.first_lane
+    }
+
+    /// Queues work in lane number `lane` from now on.
+    pub fn enter(&mut self, gpu: &Gpu, lane: usize) {
+        self.current = lane;
+        gpu.enter_lane(lane);
     }
 
     /// Queues work in the first lane only. It waits for the second lane's.
@@ -153,36 +154,4 @@ impl PassLanes {
         self.first_lane = None;
         gpu.join_lanes()
     }
-}
-
-impl CudaBackend {
-    /// Queues work of the pass with `queue`, for each lane with a step that has only its rows.
-    ///
-    /// # Errors
-    /// Returns an error of `queue`.
-    pub(super) fn in_lanes(
-        &mut self,
-        step: &Step<'_>,
-        queue: impl Fn(&mut CudaBackend, &Step<'_>) -> Result<(), ModelError>,
-    ) -> Result<(), ModelError> {
-        let Some(first) = self.lanes.first_lane else { return queue(self, step) };
-        for (lane, rows) in [0..first, first..step.count].into_iter().enumerate() {
-            self.enter_lane(lane);
-            let queued = queue(self, &of_rows(step, rows));
-            self.enter_lane(0);
-            queued?;
-        }
-        Ok(())
-    }
-
-    fn enter_lane(&mut self, lane: usize) {
-        self.lanes.current = lane;
-        self.gpu.enter_lane(lane);
-    }
-}
-
-/// Returns the step for some of the rows of a pass whose runs have one row each.
-fn of_rows<'a>(step: &Step<'a>, rows: Range<usize>) -> Step<'a> {
-    let count = rows.len();
-    Step { runs: &step.runs[rows], count, decode: count, outputs: &[], chosen: None, ..*step }
 }

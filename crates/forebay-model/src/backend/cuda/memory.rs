@@ -356,19 +356,23 @@ fn plan_tier(
         _ => u64::MAX,
     })?;
     // A kernel fetches the experts of several rows only if they have slots at once. More slots for experts in transit
-    // make room for that. They are worth it if most slots remain for experts that are kept.
-    let missing = |plan: &MemoryPlan, rows: usize| {
+    // make room for that, and for rows in two lanes. They are worth it if most slots remain for experts that are kept.
+    let missing = |plan: &MemoryPlan, rows: usize, lanes: usize| {
         let of_layer = |(layer, &(experts, _)): (usize, &(u32, u64))| {
+            let layer = LayerIndex(layer as u32);
             let wanted = (experts as usize).min(rows * used);
-            wanted.saturating_sub(plan.slots_at_once(LayerIndex(layer as u32), used))
+            let whole = wanted.saturating_sub(plan.slots_at_once(layer, used));
+            let in_parts = plan.slots_lacking_for_parts(layer, rows.div_ceil(LANES) * used, used);
+            if lanes == 1 { whole } else { whole.max(in_parts) }
         };
         layers.iter().enumerate().map(of_layer).max().unwrap_or(0)
     };
     let transient = least.pools.iter().map(|pool| pool.transient_slots).max().unwrap_or(0);
     let most = layers.iter().map(|&(experts, _)| experts as usize).max().unwrap_or(0);
     let halves = std::iter::successors(Some(rows), |rows| Some(rows / 2));
-    for rows in halves.take_while(|&rows| rows > 1) {
-        let more = missing(&least, rows);
+    let halves = halves.take_while(|&rows| rows > 1);
+    for (rows, lanes) in halves.flat_map(|rows| [(rows, LANES), (rows, 1)]) {
+        let more = missing(&least, rows, lanes);
         if more == 0 {
             break;
         }
@@ -377,7 +381,7 @@ fn plan_tier(
             && 8 * wider.kept_slots() >= 7 * least.kept_slots()
         {
             // Each of these slots is one less for all layers together, which costs a layer a slot now and then.
-            match missing(&wider, rows) {
+            match missing(&wider, rows, lanes) {
                 0 => return Ok(wider),
                 more if in_transit < most => in_transit += more,
                 _ => break,

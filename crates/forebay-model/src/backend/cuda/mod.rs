@@ -17,6 +17,7 @@ mod exchange;
 mod expert_cache;
 mod experts;
 mod graphs;
+mod in_lanes;
 mod kv_layout;
 mod lanes;
 mod layer_ring;

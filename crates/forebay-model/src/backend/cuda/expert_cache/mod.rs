@@ -16,6 +16,7 @@ mod returns;
 mod serve;
 mod service;
 mod steps;
+mod turns;
 
 use std::collections::VecDeque;
 

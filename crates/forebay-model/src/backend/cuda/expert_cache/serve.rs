@@ -77,12 +77,18 @@ impl ExpertCache {
         let service = self.service.as_ref()?;
         // Experts of one layer must not take the room of another's. A pass that gives up goes on in one lane, with another order
         // of questions.
+        let first = rows.div_ceil(LANES);
+        let lacks_slots = |layer: &LayerIndex| {
+            let (plan, used) = (self.tier.plan(), service.used);
+            plan.slots_lacking_for_parts(*layer, first * used, used) > 0
+        };
         let fits = rows >= LANE_ROWS_MIN
+            && !service.layers.iter().any(lacks_slots)
             && self.serves_rows(rows)
             && self.tier.plan().policy.scope == Scope::PerLayer
             && self.split().is_none()
             && service.bound.is_none();
-        fits.then(|| rows.div_ceil(LANES))
+        fits.then_some(first)
     }
 
     /// Starts `rows` rows whose CUDA graph is captured or replayed, of which `first_lane` are in the first lane. If `chosen` is given, the rows use the caller's
