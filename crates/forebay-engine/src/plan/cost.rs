@@ -236,7 +236,10 @@ impl Model<'_> {
         let costs = self.costs;
         let all = vram >= 1.0;
         let either = share_in_either(vram, ram);
-        let (rows, pairs) = (gpu.rows(self.sequences()), self.sequences());
+        let pairs = self.sequences();
+        // The rows of a pass are in two lanes, each of which reads the dense weights.
+        let has_lanes = self.work.sequences > 1 && !all;
+        let rows = if has_lanes { 2.0 * gpu.rows(pairs / 2.0) } else { gpu.rows(pairs) };
         let lookups = self.used_in_all();
         let (hit_rate, found) = (self.hit_rate(vram), self.hit_rate(either));
         let (missed, from_disk) = (lookups * (1.0 - hit_rate), lookups * (1.0 - found));
@@ -247,13 +250,11 @@ impl Model<'_> {
         let mut seconds = sum.add(Cost::GpuMemory, rows * gpu.seconds(&costs.head));
         seconds += sum.add(Cost::GpuMemory, gpu.attention_seconds(self.kv_bytes()));
         seconds += sum.add(Cost::Pcie, self.kv_in_ram_seconds(gpu, self.work.depth));
-        let mut of_experts = 0.0;
         for layer in &costs.layers {
             // Every row multiplies with its experts on its own.
             let used = layer.experts.as_ref().map_or(0.0, |experts| {
                 pairs * experts.used as f64 * gpu.seconds(&experts.matrices)
             });
-            of_experts += used;
             seconds += sum.add(Cost::GpuMemory, rows * gpu.seconds(&layer.dense) + used);
             seconds += sum.add(Cost::GpuLayers, gpu.layer_seconds(layer.experts.is_some()));
             if layer.experts.is_some() && !all {
@@ -262,12 +263,11 @@ impl Model<'_> {
         }
         let on_cpu =
             self.missing_experts(gpu, (missed, hit_rate), ram < 1.0, cpu_offload, &mut sum);
-        seconds += on_cpu.seconds;
-        if self.work.sequences > 1 && on_cpu.experts == 0.0 {
-            // Several rows fetch missing experts beside the products of those in VRAM.
-            let (copying, computing) = (on_cpu.seconds, of_experts * hit_rate);
-            seconds -= copying + computing - beside(copying, computing);
-        }
+        // One lane computes while the experts of the other are fetched.
+        seconds = match has_lanes && on_cpu.experts == 0.0 {
+            true => beside(on_cpu.seconds, seconds),
+            false => on_cpu.seconds + seconds,
+        };
         seconds += sum.add(Cost::Disk, self.bursts(from_disk));
         sum.disk_bytes = from_disk * expert_bytes;
         Prediction {
