@@ -94,9 +94,9 @@ pub struct FetchedLayer {
     pub parts: [(u64, u64); 3],
 }
 
-/// Pinned words for questions and answers, with one place for each part of a pass in each layer, in the order in which kernels ask. If the host computes experts, they also hold the
-/// state that goes to the host and the rows that come back. The mailbox owns the memory of type `R` that evicted
-/// experts go back to, until kernels have written it.
+/// Pinned words for questions and answers, with one place for each part of a pass in each layer, in the order in which
+/// kernels ask. If the host computes experts, they also hold the state that goes to the host and the rows that come back.
+/// The mailbox owns the memory of type `R` that evicted experts go back to, until kernels have written it.
 pub struct ExpertMailbox<R> {
     // Declared first, so that it is dropped first; its drop waits for the device.
     words: HostWords,

@@ -368,7 +368,8 @@ pub struct ActivationLayout {
     /// Inner activations of the shared expert.
     pub shared_gate: u64,
     pub shared_up: u64,
-    /// Total number of entries of the address tables. The first is for experts, with `1 + 2 * LANES` tables of each layer. The second is for the matrices of heads.
+    /// Total number of entries of the address tables. The first is for experts, with `1 + 2 * LANES` tables of each layer.
+    /// The second is for the matrices of heads.
     pub table_entries: [usize; 2],
     /// Maximum number of decode rows whose experts one kernel fetches.
     pub fetch_rows: usize,

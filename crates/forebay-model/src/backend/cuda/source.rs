@@ -155,8 +155,8 @@ impl WeightSource {
         }
     }
 
-    /// Begins a pass that is a CUDA graph, with so many rows in all and in the first lane. `chosen` gives the experts that replace the routers' choice. This
-    /// may wait for copies of earlier passes, so it comes before a capture.
+    /// Begins a pass that is a CUDA graph, with so many rows in all and in the first lane. `chosen` gives the experts that
+    /// replace the routers' choice. This may wait for copies of earlier passes, so it comes before a capture.
     pub fn begin_graph(
         &mut self,
         gpu: &Gpu,

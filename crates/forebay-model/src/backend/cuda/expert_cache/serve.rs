@@ -91,8 +91,8 @@ impl ExpertCache {
         fits.then_some(first)
     }
 
-    /// Starts `rows` rows whose CUDA graph is captured or replayed, of which `first_lane` are in the first lane. If `chosen` is given, the rows use the caller's
-    /// experts instead of the router's. The previous run must have finished.
+    /// Starts `rows` rows whose CUDA graph is captured or replayed, of which `first_lane` are in the first lane. If
+    /// `chosen` is given, the rows use the caller's experts instead of the router's. The previous run must have finished.
     ///
     /// # Panics
     /// Panics if so many rows cannot run as CUDA graphs.
