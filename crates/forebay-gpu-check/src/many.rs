@@ -34,13 +34,7 @@ type Answers = Vec<Vec<[u32; 2]>>;
 /// # Errors
 /// Returns an error if the model cannot be opened or a request fails.
 pub fn check(path: &Path, ids: &[u32], slots: bool, ordinal: usize) -> Result<Outcome> {
-    let options = |sequences| SessionOptions {
-        device: DeviceChoice::Cuda(ordinal),
-        context: Some(CONTEXT),
-        cpu_offload: CpuOffload::Never,
-        sequences,
-        ..SessionOptions::default()
-    };
+    let options = |sequences| options(ordinal, sequences);
     let requests = requests(ids, &LENGTHS);
     let alone = run_alone(open(path, options(1))?, &requests)?;
     let turns = EngineOptions {
@@ -150,13 +144,7 @@ fn check_in_ram(
 /// # Errors
 /// Returns an error if the model cannot be opened, a request fails, or no pass had two lanes.
 pub fn check_lanes(path: &Path, ordinal: usize) -> Result<Outcome> {
-    let options = |sequences| SessionOptions {
-        device: DeviceChoice::Cuda(ordinal),
-        context: Some(CONTEXT),
-        cpu_offload: CpuOffload::Never,
-        sequences,
-        ..SessionOptions::default()
-    };
+    let options = |sequences| options(ordinal, sequences);
     let ids: Vec<u32> = (5..45).collect();
     let requests = requests(&ids, &LENGTHS);
     let alone = run_alone(open(path, options(1))?, &requests)?;
@@ -177,7 +165,33 @@ pub fn check_lanes(path: &Path, ordinal: usize) -> Result<Outcome> {
         }
         ensure!(layers_in_lanes > 0, "no pass had two lanes");
     }
-    Ok(worst)
+    Ok(worst.worse(check_few_rows(path, &options, expert_bytes)?))
+}
+
+/// Compares requests in passes that have room for so few rows that two lanes cannot share it with the same requests alone.
+///
+/// # Errors
+/// Returns an error if the model cannot be opened, a request fails, or lanes share memory.
+fn check_few_rows(
+    path: &Path,
+    options: &impl Fn(usize) -> SessionOptions,
+    expert_bytes: u64,
+) -> Result<Outcome> {
+    let options = |sequences| SessionOptions { context: Some(3), ..options(sequences) };
+    let request = |id: u32| Request {
+        prompt: vec![id],
+        options: GenerateOptions::exactly(3, Sampling::greedy()),
+        ..Request::default()
+    };
+    let requests: Vec<Request> = (5..25).map(request).collect();
+    let alone = run_alone(open(path, options(1))?, &requests)?;
+    let (session, _) = open_with_least(path, &options(2), expert_bytes / 8 * 7)?;
+    let (session, together, _) =
+        run_arriving(usize::MAX, 1, session, &EngineOptions::default(), &requests)?;
+    let of = session.statistics().device_experts.context("some experts are not in VRAM")?;
+    ensure!(of.layers_in_lanes == 0, "lanes shared memory");
+    ensure!(of.rows_served > of.layers_served, "no graph had two rows");
+    Ok(same(&together, &alone).at("few rows"))
 }
 
 /// Runs the requests with slots for so many experts, but not all, that kernels fetch the experts of several rows. Returns
@@ -206,6 +220,17 @@ fn run_served(
     // The slots of two rows, and those of experts on their way back to RAM, are all slots.
     ensure!(3 * used >= experts, "kernels fetched the experts of single rows only");
     Ok(None)
+}
+
+/// Returns the options of a session with room for so many sequences.
+fn options(ordinal: usize, sequences: usize) -> SessionOptions {
+    SessionOptions {
+        device: DeviceChoice::Cuda(ordinal),
+        context: Some(CONTEXT),
+        cpu_offload: CpuOffload::Never,
+        sequences,
+        ..SessionOptions::default()
+    }
 }
 
 /// Returns requests of these lengths of prompts and answers. Those with probabilities copy all logits to the host; for the others
@@ -258,14 +283,27 @@ fn run(
     options: &EngineOptions,
     requests: &[Request],
 ) -> Result<(Session, Answers, EngineStatistics)> {
+    run_arriving(1, 2, session, options, requests)
+}
+
+/// Runs the requests, of which `more` come every `passes` passes.
+///
+/// # Errors
+/// Returns an error if a request fails.
+fn run_arriving(
+    more: usize,
+    passes: usize,
+    session: Session,
+    options: &EngineOptions,
+    requests: &[Request],
+) -> Result<(Session, Answers, EngineStatistics)> {
     let mut engine = Engine::new(session, options);
     let answers = Arc::new(Mutex::new(vec![Vec::new(); requests.len()]));
     let mut step = 0;
     let mut waiting = requests.iter().enumerate();
     loop {
-        if step % 2 == 0
-            && let Some((index, request)) = waiting.next()
-        {
+        let due = if step % passes == 0 { more } else { 0 };
+        for (index, request) in waiting.by_ref().take(due) {
             let answers = answers.clone();
             let sink = Box::new(move |event: Event| {
                 let mut answers = answers.lock().unwrap_or_else(PoisonError::into_inner);

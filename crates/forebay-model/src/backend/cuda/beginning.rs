@@ -44,8 +44,9 @@ impl CudaBackend {
         let splits = self.attention_splits(step);
         self.splits = Some(splits);
         let key = source.map(|mut source| {
+            let lane_rows = self.at().lane_rows();
             let may_split = step.runs.len() == step.count;
-            source.first_lane = source.first_lane.filter(|_| may_split);
+            source.first_lane = source.first_lane.filter(|&rows| may_split && rows <= lane_rows);
             GraphKey { rows: step.count, splits: splits.most, end: batch.end, source }
         });
         let is_replayed = self.graphs.begin(key);
