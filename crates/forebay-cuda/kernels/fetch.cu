@@ -186,10 +186,10 @@ extern "C" __global__ void __launch_bounds__(THREADS)
 //   ids. When all experts are there, words 2 and 3 receive the nanoseconds spent waiting and copying.
 // - x [hidden]: if not null, it is copied to x_host (host) with a question that waits.
 // - answer (host) [R]: the run's number, which the host writes last; room * 65536 + the number of misses; the number of
-//   words to clear, and of experts that go back; the address of each pair's expert [k]; misses [room][MISS_WORDS]; indices of
-//   words of `tables` to
-//   clear [2 * room]; and experts that go back [room][BACK_WORDS]. Nothing else may access the memory that those are copied from
-//   and to. The kernel does not read the answer if all chosen experts are on the device, unless `always` is 1.
+//   words to clear, and of experts that go back; the address of each pair's expert [k]; misses [room][MISS_WORDS]; indices
+//   of words of `tables` to clear [2 * room]; and experts that go back [room][BACK_WORDS]. Nothing else may access the
+//   memory that those are copied from and to. The kernel does not read the answer if all chosen experts are on the device,
+//   unless `always` is 1.
 // - bound: longest wait for an answer in nanoseconds; 0: no limit. If no answer comes, `stream` [width] is copied to
 //   `kept`, `given_up` [1] receives the run's number, and `given_up_host` [2] that number and `place`. A run that has
 //   given up waits for nothing more, copies nothing and leaves the tables unchanged. The `slots` of its experts are 0, and

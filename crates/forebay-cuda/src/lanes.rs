@@ -70,12 +70,7 @@ impl Gpu {
     /// # Errors
     /// Returns an error if a driver call fails.
     pub fn fork_lanes(&self) -> Result<(), CudaError> {
-        self.bind()?;
-        let lanes = self.lanes();
-        let [first, second] = &lanes.streams;
-        order(&lanes.forked, first.cu_stream(), second.cu_stream())?;
-        lanes.joins[1].store(true, Ordering::Relaxed);
-        Ok(())
+        self.order_lanes(&self.lanes().forked, 0, 1)
     }
 
     /// Makes work of the first lane wait for everything that is queued in the second.
@@ -83,11 +78,14 @@ impl Gpu {
     /// # Errors
     /// Returns an error if a driver call fails.
     pub fn join_lanes(&self) -> Result<(), CudaError> {
+        self.order_lanes(&self.lanes().joined, 1, 0)
+    }
+
+    fn order_lanes(&self, event: &CudaEvent, from: usize, to: usize) -> Result<(), CudaError> {
         self.bind()?;
-        let lanes = self.lanes();
-        let [first, second] = &lanes.streams;
-        order(&lanes.joined, second.cu_stream(), first.cu_stream())?;
-        lanes.joins[0].store(true, Ordering::Relaxed);
+        let Lanes { streams, joins, .. } = self.lanes();
+        order(event, streams[from].cu_stream(), streams[to].cu_stream())?;
+        joins[to].store(true, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -6,6 +6,7 @@ use forebay_cuda::{EmbeddingTable, PromptRun};
 use super::backend::CudaBackend;
 use super::exchange::KvPlace;
 use super::graphs::GraphKey;
+use super::lanes::PassLanes;
 use super::layout::EmbeddingLocation;
 use crate::ModelError;
 use crate::backend::{Batch, Begun, End, Run, Step};
@@ -58,8 +59,9 @@ impl CudaBackend {
             let rows = (step.count, first_lane.unwrap_or(step.count));
             self.source.begin_graph(&self.gpu, rows, batch.chosen);
         }
-        if self.graphs.is_capturing() && first_lane.is_some() {
-            self.lanes.load(&self.gpu)?;
+        let forks = first_lane.is_some() && self.graphs.is_capturing();
+        if forks {
+            PassLanes::load(&self.gpu, step.weights)?;
         }
         self.graphs.begin_capture(&self.gpu)?;
         if self.graphs.is_capturing() {
@@ -74,7 +76,7 @@ impl CudaBackend {
             true => self.copy_stream(step, self.at().paused, self.at().x)?,
             false => self.embed(step)?,
         }
-        if first_lane.is_some() && self.graphs.is_capturing() {
+        if forks {
             self.lanes.fork(&self.gpu)?;
         }
         Ok(Begun::Layers)

@@ -18,16 +18,12 @@ impl CudaBackend {
     ) -> Result<(), ModelError> {
         let Some(first) = self.lanes.forked() else { return queue(self, step) };
         for (lane, rows) in [0..first, first..step.count].into_iter().enumerate() {
-            self.enter_lane(lane);
+            self.lanes.enter(&self.gpu, lane);
             let queued = queue(self, &of_rows(step, rows));
-            self.enter_lane(0);
+            self.lanes.enter(&self.gpu, 0);
             queued?;
         }
         Ok(())
-    }
-
-    fn enter_lane(&mut self, lane: usize) {
-        self.lanes.enter(&self.gpu, lane);
     }
 }
 

@@ -39,11 +39,8 @@ pub struct Lane {
 pub struct PassLanes {
     lanes: [Lane; LANES],
     current: usize,
-    /// Number of rows in the first lane, if the pass that is being queued has two.
-    first_lane: Option<usize>,
-    /// Types of all matrices.
-    types: Vec<TensorType>,
-    are_loaded: bool,
+    /// True if work is queued in both lanes.
+    are_forked: bool,
 }
 
 impl PassLanes {
@@ -71,9 +68,7 @@ impl PassLanes {
         PassLanes {
             lanes: [lane(first.clone()), lane(first.second_lane(architecture))],
             current: 0,
-            first_lane: None,
-            are_loaded: false,
-            types,
+            are_forked: false,
         }
     }
 
@@ -93,13 +88,13 @@ impl PassLanes {
 
     /// Returns the index of each lane's first row.
     pub fn first_rows(&self) -> [usize; LANES] {
-        [0, 1].map(|lane: usize| self.lanes[lane].first_row)
+        self.lanes.each_ref().map(|lane| lane.first_row)
     }
 
     /// Begins a pass with one lane. A failed pass may have left values for steps that it did not reach.
     pub fn begin(&mut self, gpu: &Gpu) {
-        (self.current, self.first_lane) = (0, None);
-        gpu.enter_lane(0);
+        self.enter(gpu, 0);
+        self.are_forked = false;
         for lane in &mut self.lanes {
             (lane.inputs, lane.outputs, lane.first_row) = (None, None, 0);
             lane.products.begin();
@@ -110,12 +105,10 @@ impl PassLanes {
     ///
     /// # Errors
     /// Returns an error if the driver refuses a module.
-    pub fn load(&mut self, gpu: &Gpu) -> Result<(), CudaError> {
-        if !std::mem::replace(&mut self.are_loaded, true) {
-            let modules: Vec<_> = self.types.iter().flat_map(|&ty| decode_modules(ty)).collect();
-            gpu.load_modules(&modules)?;
-        }
-        Ok(())
+    pub fn load(gpu: &Gpu, weights: &Weights) -> Result<(), CudaError> {
+        let types = weights.matrix_types().into_iter();
+        let modules: Vec<_> = types.flat_map(decode_modules).collect();
+        gpu.load_modules(&modules)
     }
 
     /// Gives the rows of the pass from number `first` on to the second lane. `width` is that of the residual stream.
@@ -131,13 +124,13 @@ impl PassLanes {
     /// # Errors
     /// Returns an error if a driver call fails.
     pub fn fork(&mut self, gpu: &Gpu) -> Result<(), CudaError> {
-        self.first_lane = Some(self.lanes[1].first_row);
+        self.are_forked = true;
         gpu.fork_lanes()
     }
 
     /// Returns the number of rows in the first lane, if work is queued in both.
     pub fn forked(&self) -> Option<usize> {
-        self.first_lane
+        self.are_forked.then_some(self.lanes[1].first_row)
     }
 
     /// Queues work in lane number `lane` from now on.
@@ -151,7 +144,7 @@ impl PassLanes {
     /// # Errors
     /// Returns an error if a driver call fails.
     pub fn join(&mut self, gpu: &Gpu) -> Result<(), CudaError> {
-        self.first_lane = None;
+        self.are_forked = false;
         gpu.join_lanes()
     }
 }

@@ -19,6 +19,9 @@ pub const BATCH_TOKENS: usize = 512;
 /// Maximum number of rows of logits that are on the device at once.
 pub const HEAD_ROWS: usize = 32;
 
+/// Address tables of the experts of each layer: one of the layer, and two of each lane.
+pub const EXPERT_TABLES: usize = 1 + 2 * LANES;
+
 /// Assigns offsets in memory that is reserved later.
 #[derive(Debug, Clone, Default)]
 pub struct LayoutBuilder {
@@ -368,7 +371,7 @@ pub struct ActivationLayout {
     /// Inner activations of the shared expert.
     pub shared_gate: u64,
     pub shared_up: u64,
-    /// Total number of entries of the address tables. The first is for experts, with `1 + 2 * LANES` tables of each layer.
+    /// Total number of entries of the address tables. The first is for experts, with [`EXPERT_TABLES`] of each layer.
     /// The second is for the matrices of heads.
     pub table_entries: [usize; 2],
     /// Maximum number of decode rows whose experts one kernel fetches.
@@ -416,8 +419,7 @@ impl ActivationLayout {
         let exchange_layout = ExchangeLayout::new(architecture, kv, batch, decode_rows);
         let top_k = TopK { rows: decode_rows, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
         let mut words = |count: usize| layout.take(4 * count as u64);
-        let tables = 1 + 2 * LANES;
-        let expert_layers = architecture.expert_layers().map(|of| tables * of.count).sum();
+        let expert_layers = architecture.expert_layers().map(|of| EXPERT_TABLES * of.count).sum();
         let fetch_rows = decode_rows.min(FETCHED_PAIRS_MAX / used.max(1));
         let fetch_pairs = fetch_rows * used;
         let table_entries = [expert_layers, 2 * heads_of_latent * architecture.layers.len()];

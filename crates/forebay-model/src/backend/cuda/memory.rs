@@ -11,7 +11,7 @@ use forebay_cuda::{
 use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
 
 use super::kv_layout::KvLayout;
-use super::layout::{ActivationLayout, ExpertLayout, KvSize, WeightLayout};
+use super::layout::{ActivationLayout, EXPERT_TABLES, ExpertLayout, KvSize, WeightLayout};
 use super::vectors::Vectors;
 use crate::ModelError;
 use crate::arch::{Architecture, KvInVram};
@@ -461,7 +461,7 @@ impl DeviceArena {
             None => TableSize { entries: 0, slot_bytes: 0 },
         };
         let all: Vec<TableSize> = plan.weights.experts_of.iter().map(size).collect();
-        let expert_sizes = all.repeat(1 + 2 * LANES);
+        let expert_sizes = all.repeat(EXPERT_TABLES);
         let of_heads = |layer: &LayerWeights| match &layer.attention {
             AttentionWeights::Latent(of) => [&of.k_b, &of.v_b]
                 .map(|stack| TableSize { entries: stack.heads, slot_bytes: stack.bytes as u64 }),

@@ -15,7 +15,7 @@
 //! 2. for each sub-layer with dense weights [`WeightSource::fetch`], its kernels, [`WeightSource::release`],
 //! 3. for each layer with experts [`WeightSource::take_choice`], [`WeightSource::download_choice`] and
 //!    [`WeightSource::compute_experts`],
-//! 4. [`WeightSource::run_graph`] if the pass is a CUDA graph,
+//! 4. [`WeightSource::end_lane`] if the pass has two lanes, and [`WeightSource::run_graph`] if it is a CUDA graph,
 //! 5. [`WeightSource::end`].
 
 use forebay_compute::{Cpu, RowKind};
@@ -296,8 +296,8 @@ impl WeightSource {
         }
     }
 
-    /// Takes the experts `ids` that a layer's router chose for the normed state `x` of a lane. Experts chosen by the caller replace
-    /// them. Queues the kernel that fetches them, if a kernel does.
+    /// Takes the experts `ids` that a layer's router chose for the normed state `x` of a lane. Experts chosen by the
+    /// caller replace them. Queues the kernel that fetches them, if a kernel does.
     ///
     /// # Errors
     /// Returns an error if a read or the device fails.

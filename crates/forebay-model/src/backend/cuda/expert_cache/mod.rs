@@ -94,6 +94,9 @@ pub struct ExpertCache {
     batch: TierBatch,
     /// Experts of the batch that are not on the GPU.
     wanted: Vec<ExpertIndex>,
+    /// Experts of the batch's first part, and those that it has brought and that the tables on the GPU do not name yet.
+    earlier: Vec<ExpertIndex>,
+    there: Vec<ExpertIndex>,
     seen: Vec<bool>,
     pass: Vec<ExpertIndex>,
     /// Maximum number of misses in one pass.
@@ -188,6 +191,8 @@ impl ExpertCache {
             touched: Vec::with_capacity(experts),
             batch: TierBatch::default(),
             wanted: Vec::with_capacity(experts),
+            earlier: Vec::with_capacity(experts),
+            there: Vec::with_capacity(experts),
             seen: vec![false; experts],
             pass: Vec::with_capacity(experts),
             pass_misses: 0,

@@ -91,13 +91,18 @@ impl ExpertCache {
     /// Releases the leases, RAM slots and VRAM slots that copies of earlier kernels used. These kernels must have
     /// run.
     pub(super) fn let_go(&mut self, gpu: &Gpu) {
-        let ExpertCache { service, host, tier, .. } = self;
-        if let Some(service) = service {
+        if let Some(service) = &mut self.service {
             service.leases.clear();
-            while let Some(returned) = service.mailbox.returned(gpu) {
-                host.has_returned(returned);
-            }
         }
-        tier.free_left();
+        self.take_returned(gpu);
+        self.tier.free_left();
+    }
+
+    /// Takes the experts that kernels have copied back to host memory.
+    pub(super) fn take_returned(&mut self, gpu: &Gpu) {
+        let Some(service) = &mut self.service else { return };
+        while let Some(returned) = service.mailbox.returned(gpu) {
+            self.host.has_returned(returned);
+        }
     }
 }

@@ -29,9 +29,6 @@ use crate::weights::Weights;
 /// products take less time than the second launch.
 const BESIDE_ROWS_MIN: usize = 2;
 
-/// Least number of rows of a pass whose rows go through the layers in two lanes.
-const LANE_ROWS_MIN: usize = 2;
-
 /// Guard of a run that is served. When dropped, for whatever reason, it answers all places that have had no answer,
 /// so that the GPU does not wait forever.
 struct Serving<'a> {
@@ -45,7 +42,7 @@ impl Drop for Serving<'_> {
     fn drop(&mut self) {
         let ExpertCache { service, pinned, .. } = &mut *self.cache;
         if let Some(service) = service
-            && self.answered < LANES * service.layers.len()
+            && self.answered < service.end_place()
         {
             service.dismiss(self.answered, self.gpu, pinned);
             service.tables_are_right = false;
@@ -71,23 +68,21 @@ impl ExpertCache {
                 && service.layers.iter().all(has_slots)
     }
 
-    /// Returns the number of rows that the first of two lanes has if `rows` decode rows run as a CUDA graph, or `None` if they
-    /// have one lane. One lane then computes while the experts of the other come.
+    /// Returns the number of rows that the first of two lanes has if `rows` decode rows run as a CUDA graph, which they
+    /// can, or `None` if they have one lane. One lane then computes while the experts of the other come.
     pub(super) fn first_lane(&self, rows: usize) -> Option<usize> {
-        let service = self.service.as_ref()?;
-        // Experts of one layer must not take the room of another's. A pass that gives up goes on in one lane, with another order
-        // of questions.
+        let service = self.service();
         let first = rows.div_ceil(LANES);
         let lacks_slots = |layer: &LayerIndex| {
             let (plan, used) = (self.tier.plan(), service.used);
             plan.slots_lacking_for_parts(*layer, first * used, used) > 0
         };
-        let fits = rows >= LANE_ROWS_MIN
-            && !service.layers.iter().any(lacks_slots)
-            && self.serves_rows(rows)
+        // Every lane has a row. Experts of one layer must not take the room of another's. A pass that gives up goes on in
+        // one lane, with another order of questions.
+        let fits = rows >= LANES
             && self.tier.plan().policy.scope == Scope::PerLayer
-            && self.split().is_none()
-            && service.bound.is_none();
+            && service.bound.is_none()
+            && !service.layers.iter().any(lacks_slots);
         fits.then_some(first)
     }
 
@@ -214,7 +209,7 @@ impl ExpertCache {
             now,
             k: pairs.len(),
             room: service.pairs(),
-            always: service.has_lanes() && lane + 1 == LANES,
+            always: service.always_answers(place),
             ids,
             forced: now.offset(2 + pairs.start),
             tickets: on.arena.activation(at.fetch_tickets),
@@ -262,8 +257,7 @@ impl ExpertCache {
     /// Returns an error if a read or the device fails. The graph ends nevertheless, but its results are invalid.
     pub(super) fn serve(&mut self, on: Device<'_>, weights: &Weights) -> Result<(), ModelError> {
         let gpu = on.gpu;
-        let places = self.service().places();
-        let all = LANES * self.service().layers.len();
+        let (places, end) = (self.service().places(), self.service().end_place());
         let mut serving = Serving { gpu, cache: self, answered: 0 };
         for place in places {
             match serving.cache.serve_layer(on, weights, place) {
@@ -280,7 +274,7 @@ impl ExpertCache {
             }
         }
         // All layers are answered, or the GPU has given up. Either way it waits for no further answer.
-        serving.answered = all;
+        serving.answered = end;
         serving.cache.service_mut().times_are_due = true;
         if serving.cache.service().has_lanes() {
             serving.cache.release_held(gpu);
@@ -357,6 +351,15 @@ impl ExpertCache {
         all.for_each(|(layer, ids)| take(layer.0 as usize, ids));
     }
 
+    /// Begins the tier's batch of an answer.
+    fn begin_batch(&mut self) {
+        let split = self.split();
+        let ExpertCache { tier, batch, touched, layer, there, .. } = self;
+        there.clear();
+        let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
+        tier.begin(*layer, touched, BatchPart::Whole, admits, batch);
+    }
+
     fn answer(
         &mut self,
         on: Device<'_>,
@@ -365,30 +368,15 @@ impl ExpertCache {
         is_waiting: Option<bool>,
     ) -> Result<(), ModelError> {
         let Device { gpu, plan, arena } = on;
-        let split = self.split();
         let has_lanes = self.service().has_lanes();
-        if has_lanes {
-            self.release_older(gpu);
+        let always = self.service().always_answers(place);
+        match has_lanes {
+            true => self.begin_part(gpu, place),
+            false => self.begin_batch(),
         }
-        let ExpertCache { tier, batch, host, touched, layer, ready, cpu, .. } = self;
-        let (for_cpu, wanted) = (&mut self.for_cpu, &mut self.wanted);
+        let ExpertCache { tier, batch, host, layer, ready, cpu, .. } = self;
+        let (for_cpu, wanted, there) = (&mut self.for_cpu, &mut self.wanted, &mut self.there);
         let layer = *layer;
-        let admits = |misses: usize| split.map_or(misses, |split| split.brought(misses));
-        let first_lane = has_lanes && place.is_multiple_of(LANES);
-        let held = &self.service.as_ref().expect("it serves").held[0];
-        let earlier: Vec<ExpertIndex> = held.of_layer(layer).map(|of| of.expert).collect();
-        let part = match (has_lanes, first_lane) {
-            (false, _) => BatchPart::Whole,
-            (true, true) => BatchPart::First,
-            (true, false) => BatchPart::Last(&earlier),
-        };
-        tier.begin(layer, touched, part, admits, batch);
-        // Those that the first lane has brought and that stay become known to the tables.
-        let stays = |of: &&HeldExpert| of.is_new && tier.stays(layer, of.expert);
-        let others = held.of_layer(layer).filter(stays).map(|of| of.expert);
-        let mut there: Vec<ExpertIndex> =
-            others.filter(|expert| !first_lane && !touched.contains(expert)).collect();
-        there.iter().for_each(|&expert| host.hand_over(layer, expert));
         let TierBatch { hits, misses: missing, elsewhere, .. } = &*batch;
         if let Some(cpu) = cpu {
             cpu.cpu_offload.note(missing.len() + elsewhere.len());
@@ -398,9 +386,9 @@ impl ExpertCache {
         wanted.extend(missing.iter().chain(elsewhere));
         wanted.sort_unstable();
         // Otherwise the GPU would compute with other experts than the host assumes.
-        let waits = !wanted.is_empty() || has_lanes && !first_lane;
+        let waits = !wanted.is_empty() || always;
         assert_eq!(is_waiting.unwrap_or(waits), waits, "the tables on the GPU are not the tier's");
-        // It has brought some of this lane's, too.
+        // The other lane has brought these.
         let is_there = |expert: &mut ExpertIndex| tier.slot(layer, *expert).is_some();
         there.extend(wanted.extract_if(.., is_there));
         if !wanted.is_empty() {
@@ -415,7 +403,7 @@ impl ExpertCache {
         if has_lanes {
             self.make_room(gpu, place)?;
         }
-        let ExpertCache { tier, batch, host, touched, pinned, ready, service, .. } = self;
+        let ExpertCache { tier, batch, host, touched, pinned, ready, there, service, .. } = self;
         let (experts_copied, bytes_copied) = (&mut self.experts_copied, &mut self.bytes_copied);
         let service = service.as_mut().expect("it serves");
         let room = service.pairs();
@@ -440,7 +428,7 @@ impl ExpertCache {
         let copied = leases.iter().map(|(expert, lease)| {
             miss(*expert, Some([0, 1, 2].map(|part| host.bytes(lease, part))))
         });
-        let misses = copied.chain(there.into_iter().map(|expert| miss(expert, None)));
+        let misses = copied.chain(there.drain(..).map(|expert| miss(expert, None)));
         let copied = leases.len();
         let slot = |&id: &u32| {
             // Experts that the CPU computes have no slot.

@@ -35,7 +35,7 @@ pub(super) struct Service {
     /// Number of rows of the run that are in the first lane. All are if the run has one lane.
     pub(super) first_lane: usize,
     /// Number of places before which all have an answer in this run. Every layer has a place for each lane; see
-    /// [`Service::places`]. One more is for the end of the first lane.
+    /// [`Service::places`].
     pub(super) answered: usize,
     /// What the last answer but one and the last answer hold, in a run with two lanes.
     pub(super) held: [Held; 2],
@@ -90,7 +90,6 @@ impl Service {
         let all = &plan.weights.experts_of;
         let layers: Vec<LayerIndex> =
             (0..all.len()).filter(|&l| all[l].is_some()).map(|l| LayerIndex(l as u32)).collect();
-        let places = layers.len() * LANES + 1;
         let fetched = |place: usize| {
             let layer = layers[(place / LANES).min(layers.len() - 1)].0 as usize;
             let lane = place % LANES;
@@ -102,7 +101,8 @@ impl Service {
                 parts: [0, 1, 2].map(|part| (layout.parts[part], layout.part_bytes[part])),
             }
         };
-        let fetched = (0..places).map(fetched).collect();
+        // One more place is for the end of the first lane.
+        let fetched = (0..=layers.len() * LANES).map(fetched).collect();
         let rows_max = plan.activations.fetch_rows;
         let (tables, pairs) = (arena.expert_tables().clone(), rows_max * used);
         Ok(Service {
@@ -150,12 +150,18 @@ impl Service {
     /// Returns the places of the run, in the order in which kernels ask.
     pub(super) fn places(&self) -> impl Iterator<Item = usize> + use<> {
         let step = if self.has_lanes() { 1 } else { LANES };
-        (0..LANES * self.layers.len()).step_by(step)
+        (0..self.end_place()).step_by(step)
     }
 
     /// Returns true if the run has two lanes.
     pub(super) fn has_lanes(&self) -> bool {
         self.first_lane < self.rows
+    }
+
+    /// Returns true if the kernel of a place takes an answer even if all its experts are in VRAM: that of the second lane,
+    /// whose answer says what stays there.
+    pub(super) fn always_answers(&self, place: usize) -> bool {
+        self.has_lanes() && !place.is_multiple_of(LANES)
     }
 
     /// Returns the number of pairs of a row and an expert that the run has in a layer.

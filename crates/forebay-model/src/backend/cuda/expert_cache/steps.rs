@@ -15,8 +15,8 @@ impl ExpertCache {
     pub fn begin(&mut self, rows: usize) -> Option<SourceKey> {
         self.fetching = Fetching::ByHost;
         let cpu_offloads = self.cpu.as_mut().is_some_and(|cpu| cpu.cpu_offload.decide());
-        let first_lane = self.first_lane(rows);
-        self.serves_rows(rows).then_some(SourceKey { cpu_offloads, first_lane })
+        self.serves_rows(rows)
+            .then(|| SourceKey { cpu_offloads, first_lane: self.first_lane(rows) })
     }
 
     /// Begins a pass that is a CUDA graph, with so many rows in all and in the first lane. Waits for copies of earlier passes.

@@ -1,17 +1,40 @@
 //! Turns of two lanes: what is free when a lane gets an answer. See `held.rs`.
 
-use forebay_cuda::{CudaError, Gpu};
+use forebay_cuda::{CudaError, Gpu, LANES};
+use forebay_stream::BatchPart;
 
 use super::ExpertCache;
 use super::held::HeldExpert;
 use super::service::Service;
 
 impl ExpertCache {
-    /// Begins an answer: releases what the last answer but one holds, unless the last one holds it, too. The last answer
-    /// becomes the first of `held`, and the second is empty.
-    pub(super) fn release_older(&mut self, gpu: &Gpu) {
-        let ExpertCache { tier, service, host, .. } = self;
-        let Service { held, mailbox, .. } = service.as_mut().expect("it serves");
+    /// Begins the tier's part of a batch of an answer for `place`. Lists in `there` the experts that only the first lane has
+    /// brought and that stay, which become known to the tables with this answer.
+    pub(super) fn begin_part(&mut self, gpu: &Gpu, place: usize) {
+        self.release_older(gpu);
+        let ExpertCache { tier, batch, host, touched, layer, service, earlier, there, .. } = self;
+        let held = &service.as_ref().expect("it serves").held[0];
+        // The answer before that for the first lane was for another layer.
+        earlier.clear();
+        earlier.extend(held.of_layer(*layer).map(|of| of.expert));
+        let part = match place.is_multiple_of(LANES) {
+            true => BatchPart::First,
+            false => BatchPart::Last(earlier),
+        };
+        tier.begin(*layer, touched, part, |misses| misses, batch);
+        let stays = |of: &&HeldExpert| of.is_new && tier.stays(*layer, of.expert);
+        let stays = held.of_layer(*layer).filter(stays).map(|of| of.expert);
+        there.clear();
+        there.extend(stays.filter(|expert| !touched.contains(expert)));
+        there.iter().for_each(|&expert| host.hand_over(*layer, expert));
+    }
+
+    /// Releases what the last answer but one holds, unless the last one holds it, too. The last answer becomes the first of
+    /// `held`, and the second is empty.
+    fn release_older(&mut self, gpu: &Gpu) {
+        self.take_returned(gpu);
+        let ExpertCache { tier, service, .. } = self;
+        let Service { held, .. } = service.as_mut().expect("it serves");
         let [older, last] = held;
         for of in older.experts.drain(..) {
             let is_same = |other: &HeldExpert| (other.layer, other.expert) == (of.layer, of.expert);
@@ -20,9 +43,6 @@ impl ExpertCache {
             }
         }
         older.leases.clear();
-        while let Some(returned) = mailbox.returned(gpu) {
-            host.has_returned(returned);
-        }
         tier.free_left_unless(|pool, slot| last.has_slot(pool, slot));
         held.swap(0, 1);
     }
@@ -39,9 +59,7 @@ impl ExpertCache {
         }
         let service = self.service.as_mut().expect("it serves");
         // The other lane asks behind this one.
-        let next = place + 1;
-        let pairs = if next == service.end_place() { 0 } else { service.pairs_of(next).len() };
-        service.wait_for_question(gpu, next, &mut vec![0; pairs])?;
+        service.wait_for_question(gpu, place + 1, &mut [])?;
         let ExpertCache { tier, touched, service, .. } = self;
         let Service { held, returned_slots, .. } = service.as_mut().expect("it serves");
         for of in held[0].experts.drain(..) {
