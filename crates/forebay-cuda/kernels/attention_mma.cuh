@@ -54,9 +54,6 @@ __device__ inline u16 load_now(const u16 *from) {
     return x;
 }
 
-// Fetches the 128 bytes around an address to the L2 cache.
-__device__ inline void prefetch_l2(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
-
 // Fetches the keys or the values of a head in one block to the L2 cache, with all lanes of a warp. Blocks in host memory
 // are left out.
 __device__ inline void fetch_ahead(const KvHead<KvType> &head, u32 number) {

@@ -396,75 +396,70 @@ extern "C" __global__ void __launch_bounds__(THREADS, HEAD_DIM > 128 ? 2 : 3)
 }
 
 // Threads of a block of `attention_prompt_join`.
-static constexpr int JOIN_THREADS = 512;
+static constexpr int JOIN_THREADS = 1024;
 
-// Adds the parts that attention_prompt has left in `memory`. A block takes a token, and each of its warps a head at a time.
-// `halves` and `scales`, unless null, receive the results of each token as `narrow_half` writes them. dim_v is then a multiple
-// of 4.
+// Adds the parts that attention_prompt has left in `memory`. A block takes a token, and each of its warps 128 elements of a head
+// at a time. `halves` and `scales`, unless null, receive the results of each token as `narrow_half` writes them. dim_v is then a
+// multiple of 4.
 extern "C" __global__ void __launch_bounds__(JOIN_THREADS)
     attention_prompt_join(const u32 *positions, const float *sinks, float *out, float *memory, u16 *halves, float *scales,
                           int tokens, int heads, int dim_v, int context, int window) {
-    const int token = blockIdx.x, lane = threadIdx.x & 31;
+    const int token = blockIdx.x, warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const PromptParts parts(memory, (size_t)tokens * heads, dim_v);
     const int position = (int)positions[token], length = part_length(position);
     const int from = first_visible(position, window) / length, to = min(position, context - 1) / length;
-    constexpr int QUADS = (HEAD_DIM + 127) / 128;
+    constexpr int IN_HEAD = (HEAD_DIM + 127) / 128;
     wait_for_previous();
     int largest = 0;
-    for (int head = threadIdx.x >> 5; head < heads; head += JOIN_THREADS / 32) {
-        const size_t unit = (size_t)token * heads + head, first = unit * PARTS_MOST;
-        // All loads are issued before the first sum.
-        Joined own[PARTS_MOST];
-        float4 loaded[PARTS_MOST][QUADS];
+    float values[4];
+    for (int item = warp; item < heads * IN_HEAD; item += JOIN_THREADS / 32) {
+        const int head = item / IN_HEAD, first = item % IN_HEAD * 128 + lane * 4;
+        const size_t unit = (size_t)token * heads + head, parts_of = unit * PARTS_MOST;
+        // All loads are issued before the first sum. Each lane loads the sums of one part.
+        const bool has_stats = lane >= from && lane <= to && lane < PARTS_MOST;
+        const Joined own = has_stats ? parts.stats[parts_of + lane] : Joined{0.0f, 0.0f};
+        float4 loaded[PARTS_MOST];
 #pragma unroll
-        for (int part = 0; part < PARTS_MOST; part++) {
-            own[part] = Joined{0.0f, 0.0f};
-            if (part < from || part > to) continue;
-            own[part] = parts.stats[first + part];
-#pragma unroll
-            for (int n = 0; n < QUADS; n++) {
-                const int at = n * 128 + lane * 4;
-                if (at < parts.stride)
-                    loaded[part][n] = *(const float4 *)(parts.values + (first + part) * parts.stride + at);
-            }
-        }
+        for (int part = 0; part < PARTS_MOST; part++)
+            if (part >= from && part <= to && first < parts.stride)
+                loaded[part] = *(const float4 *)(parts.values + (parts_of + part) * parts.stride + first);
         Joined joined{0.0f, 0.0f};
-        float values[QUADS][4] = {};
+#pragma unroll
+        for (int i = 0; i < 4; i++) values[i] = 0.0f;
 #pragma unroll
         for (int part = 0; part < PARTS_MOST; part++) {
             if (part < from || part > to) continue;
+            const Joined next{__shfl_sync(~0u, own.largest, part), __shfl_sync(~0u, own.sum, part)};
+            const float4 x = loaded[part];
+            const float added[4] = {x.x, x.y, x.z, x.w};
             const bool begins = part == from;
             Joined all = joined;
-            const JoinFactors factors(all, own[part]);
-            joined = begins ? own[part] : all;
+            const JoinFactors factors(all, next);
+            joined = begins ? next : all;
 #pragma unroll
-            for (int n = 0; n < QUADS; n++) {
-                const float4 x = loaded[part][n];
-                const float next[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-                for (int i = 0; i < 4; i++) values[n][i] = begins ? next[i] : factors.add(values[n][i], next[i]);
-            }
+            for (int i = 0; i < 4; i++) values[i] = begins ? added[i] : factors.add(values[i], added[i]);
         }
         const float inverse = inverse_of(joined.largest, joined.sum, sinks, head);
 #pragma unroll
-        for (int n = 0; n < QUADS; n++)
-#pragma unroll
-            for (int i = 0; i < 4; i++) {
-                const int at = n * 128 + lane * 4 + i;
-                if (at >= dim_v) continue;
-                const float x = values[n][i] * inverse;
-                out[unit * dim_v + at] = x;
-                largest = larger_bits(largest, x);
-            }
+        for (int i = 0; i < 4; i++) {
+            if (first + i >= dim_v) continue;
+            values[i] *= inverse;
+            out[unit * dim_v + first + i] = values[i];
+            largest = larger_bits(largest, values[i]);
+        }
     }
     if (!halves) return;
     float scale;
     const float factor = half_row_factor(block_largest(largest), scale);
-    // A thread reads only elements that it has written itself.
-    for (int head = threadIdx.x >> 5; head < heads; head += JOIN_THREADS / 32) {
-        const size_t first = ((size_t)token * heads + head) * dim_v;
-        for (int at = lane * 4; at < dim_v; at += 128)
-            *(uint2 *)(halves + first + at) = four_halves(*(const float4 *)(out + first + at), factor);
+    const bool is_kept = heads * IN_HEAD <= JOIN_THREADS / 32;
+    for (int item = warp; item < heads * IN_HEAD; item += JOIN_THREADS / 32) {
+        const int at = item % IN_HEAD * 128 + lane * 4;
+        const size_t first = ((size_t)token * heads + item / IN_HEAD) * dim_v + at;
+        if (at >= dim_v) continue;
+        float4 x = make_float4(values[0], values[1], values[2], values[3]);
+        // A thread reads only elements that it has written itself.
+        if (!is_kept) x = *(const float4 *)(out + first);
+        *(uint2 *)(halves + first) = four_halves(x, factor);
     }
     if (threadIdx.x == 0) scales[token] = scale;
 }

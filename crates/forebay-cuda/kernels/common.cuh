@@ -29,6 +29,9 @@ __device__ __forceinline__ void start_next(bool few_rows) {
     if (few_rows) asm volatile("// 90: griddepcontrol.launch_dependents;" ::: "memory");
 }
 
+// Fetches the 128 bytes around an address to the L2 cache.
+__device__ inline void prefetch_l2(const void *from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 // Returns the sum over the 32 lanes, with the same bits in each lane: the order of additions does not depend on the
 // lane.
 __device__ inline float warp_sum(float x) {

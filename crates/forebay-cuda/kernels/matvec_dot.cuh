@@ -49,23 +49,23 @@ struct Input {
     }
 };
 
-// Returns `total` plus a product of one group of weights with one group of activations, whose codes have the products
-// `first` and `second`: of the first and last 16 codes if W::HALVES, else `first` of all. Roundings are explicit, so that all kernels
-// give the same bits, whatever the compiler would fuse in each.
+// Returns `total` plus a product of one group of weights with one group of activations. `first` and `second` are the products
+// of their codes, less ZERO times the sums of the activations' codes: of the first and last 16 codes if W::HALVES, else `first` of
+// all. Roundings are explicit, so that all kernels give the same bits, whatever the compiler would fuse in each.
 template <class W>
 __device__ __forceinline__ float add_scaled(float total, int first, int second, const float (&scale)[2],
                                             const float (&offset)[2], const ActivationScale &x) {
     const int sum = x.sums[0] + x.sums[1];
     float value;
     if constexpr (W::HALVES) {
-        value = __fmul_rn(scale[0], (float)(first - W::ZERO * x.sums[0]));
-        value = __fmaf_rn(scale[1], (float)(second - W::ZERO * x.sums[1]), value);
+        value = __fmul_rn(scale[0], (float)first);
+        value = __fmaf_rn(scale[1], (float)second, value);
         if constexpr (W::OFFSET) {
             value = __fmaf_rn(offset[0], (float)x.sums[0], value);
             value = __fmaf_rn(offset[1], (float)x.sums[1], value);
         }
     } else {
-        value = __fmul_rn(scale[0], (float)(first - W::ZERO * sum));
+        value = __fmul_rn(scale[0], (float)first);
         if constexpr (W::OFFSET) value = __fmaf_rn(offset[0], (float)sum, value);
     }
     return __fmaf_rn(value, x.scale, total);
@@ -77,6 +77,11 @@ template <class W> __device__ __forceinline__ float add_dot(float total, const G
     first = __dp4a((int)w.codes[2], x.low.z, __dp4a((int)w.codes[3], x.low.w, first));
     int second = __dp4a((int)w.codes[4], x.high.x, __dp4a((int)w.codes[5], x.high.y, 0));
     second = __dp4a((int)w.codes[6], x.high.z, __dp4a((int)w.codes[7], x.high.w, second));
-    if constexpr (!W::HALVES) first += second;
+    if constexpr (W::HALVES) {
+        first -= W::ZERO * x.scale.sums[0];
+        second -= W::ZERO * x.scale.sums[1];
+    } else {
+        first += second - W::ZERO * (x.scale.sums[0] + x.scale.sums[1]);
+    }
     return add_scaled<W>(total, first, second, w.scale, w.offset, x.scale);
 }

@@ -35,13 +35,14 @@ __device__ __forceinline__ void mma_codes(int (&c)[4], u32 a0, u32 a1, u32 b) {
 
 // Activations are those of `tile_codes`. A tile is eight pairs of rows: the first rows of the pairs are its rows 0 to 7, the second ones its rows 8 to 15. LANES / 4
 // warps share a tile; each of them has four of the LANES sums of a row. TOKENS is a multiple of 8. Blocks have TILE_WARPS
-// warps and TILE_WARPS * 64 * RUN * GROUP_WORDS words of shared memory.
+// warps and TILE_WARPS * REGION words of shared memory.
 template <class W, int LANES, int TOKENS>
 __device__ __forceinline__ void matvec_tiles(const i8 *codes, const ActivationScale *scales, MATVEC_PARAMETERS) {
     using U = Unit<W>;
     constexpr int GROUPS = W::ELEMENTS / 32, UNITS = GROUPS / U::RUN, SHARING = LANES / 4;
     constexpr int SEGMENT = LANES / UNITS * W::BYTES, GROUPS_OF_STEP = LANES * U::RUN;
-    constexpr int REGION = 4 * U::RUN * 16 * GROUP_WORDS, TILES = TILE_WARPS / SHARING;
+    // Words of the groups of one of the four sums, and some against bank conflicts.
+    constexpr int OF_SUM = U::RUN * 16 * GROUP_WORDS + 8, REGION = 4 * OF_SUM, TILES = TILE_WARPS / SHARING;
     static_assert(4 * SUM_WORDS <= REGION, "sums take the place of weights");
     extern __shared__ uint4 memory[];
     ids = nullptr;  // experts have few rows each
@@ -64,7 +65,7 @@ __device__ __forceinline__ void matvec_tiles(const i8 *codes, const ActivationSc
             U::unpack(from, unit, w);
 #pragma unroll
             for (int r = 0; r < U::RUN; r++) {
-                uint4 *const to = (uint4 *)(mine + ((quarter * U::RUN + r) * 16 + 8 * j + row) * GROUP_WORDS);
+                uint4 *const to = (uint4 *)(mine + quarter * OF_SUM + (r * 16 + 8 * j + row) * GROUP_WORDS);
                 const u32 *const c = w[r].codes;
                 to[0] = make_uint4(c[0], c[1], c[2], c[3]);
                 to[1] = make_uint4(c[4], c[5], c[6], c[7]);
@@ -75,6 +76,16 @@ __device__ __forceinline__ void matvec_tiles(const i8 *codes, const ActivationSc
                 *(float4 *)(to + 2) = factors;
             }
         }
+    };
+
+    // Fetches what `decode` would read to the L2 cache.
+    const auto fetch_ahead = [&](int tile, int base) {
+        const int of_row = 4 * part + quarter, unit = of_row % UNITS, block = of_row / UNITS;
+        if (base + block * GROUPS + U::first_of(unit) >= groups) return;
+#pragma unroll
+        for (int j = 0; j < 2; j++)
+            prefetch_l2(row_of(work, 8 * tile + row, j) + base / GROUPS_OF_STEP * SEGMENT + block * W::BYTES +
+                        unit * (W::BYTES / UNITS));
     };
 
     int first = blockIdx.x * TILES;
@@ -88,6 +99,11 @@ __device__ __forceinline__ void matvec_tiles(const i8 *codes, const ActivationSc
         for (int base = 0; base < groups; base += GROUPS_OF_STEP) {
             if (!is_decoded) decode(tile, base);
             is_decoded = false;
+            if (base + GROUPS_OF_STEP < groups) {
+                fetch_ahead(tile, base + GROUPS_OF_STEP);
+            } else if (8 * (first + (int)gridDim.x * TILES) < work.count) {
+                fetch_ahead(tile + gridDim.x * TILES, 0);
+            }
             __syncwarp();
 #pragma unroll
             for (int v = 0; v < 4; v++) {
@@ -96,19 +112,38 @@ __device__ __forceinline__ void matvec_tiles(const i8 *codes, const ActivationSc
                 if (group >= groups) continue;
 #pragma unroll
                 for (int r = 0; r < U::RUN; r++) {
-                    const u32 *const upper = mine + ((v * U::RUN + r) * 16 + row) * GROUP_WORDS;
+                    const int at = group + r * U::APART;
+                    // All loads are issued before the first product. Rows that do not exist repeat the last tile.
+                    uint2 x[TOKENS / 8];
+                    float4 raw[TOKENS / 8];
+#pragma unroll
+                    for (int t = 0; t < TOKENS / 8; t++) {
+                        const u32 tile_group = (u32)min(work.first_token / 8 + t, (tokens - 1) / 8) * groups + at;
+                        x[t] = ((const uint2 *)codes)[tile_group * 32 + lane];
+                        raw[t] = ((const float4 *)scales)[tile_group * 4 + quarter];
+                    }
+                    const u32 *const upper = mine + v * OF_SUM + (r * 16 + row) * GROUP_WORDS;
                     const u32 *const lower = upper + 8 * GROUP_WORDS;
                     const u32 a[4] = {upper[quarter], lower[quarter], upper[4 + quarter], lower[4 + quarter]};
                     const float4 factors[2] = {*(const float4 *)(upper + 8), *(const float4 *)(lower + 8)};
-                    const int at = group + r * U::APART;
 #pragma unroll
                     for (int t = 0; t < TOKENS / 8; t++) {
                         if (work.first_token + 8 * t >= tokens) continue;
-                        const u32 tile_group = (work.first_token / 8 + t) * groups + at;
-                        const uint2 x = ((const uint2 *)codes)[tile_group * 32 + lane];
-                        const float4 raw = ((const float4 *)scales)[tile_group * 4 + quarter];
-                        const u32 b[2] = {x.x, x.y};
-                        int dots[2][4] = {};
+                        const u32 b[2] = {x[t].x, x[t].y};
+                        ActivationScale of_row[2];
+                        // Products begin with what ZERO takes from them.
+                        int dots[2][4];
+#pragma unroll
+                        for (int i = 0; i < 2; i++) {
+                            const u32 bits = __float_as_uint(i ? raw[t].w : raw[t].y);
+                            of_row[i] = {i ? raw[t].z : raw[t].x, {(short)bits, (short)(bits >> 16)}};
+                            const int taken[2] = {-W::ZERO * of_row[i].sums[0], -W::ZERO * of_row[i].sums[1]};
+#pragma unroll
+                            for (int j = 0; j < 2; j++) {
+                                dots[0][2 * j + i] = W::HALVES ? taken[0] : taken[0] + taken[1];
+                                dots[1][2 * j + i] = W::HALVES ? taken[1] : 0;
+                            }
+                        }
                         if constexpr (W::HALVES) {
                             mma_codes(dots[0], a[0], a[1], b[0]);
                             mma_codes(dots[1], a[2], a[3], b[1]);
@@ -116,16 +151,13 @@ __device__ __forceinline__ void matvec_tiles(const i8 *codes, const ActivationSc
                             mma_codes(dots[0], a, b);
                         }
 #pragma unroll
-                        for (int i = 0; i < 2; i++) {
-                            const u32 bits = __float_as_uint(i ? raw.w : raw.y);
-                            const ActivationScale scale = {i ? raw.z : raw.x, {(short)bits, (short)(bits >> 16)}};
+                        for (int i = 0; i < 2; i++)
 #pragma unroll
                             for (int j = 0; j < 2; j++) {
                                 const float of[2] = {factors[j].x, factors[j].y}, and_of[2] = {factors[j].z, factors[j].w};
                                 float &sum = sums[v][t][2 * j + i];
-                                sum = add_scaled<W>(sum, dots[0][2 * j + i], dots[1][2 * j + i], of, and_of, scale);
+                                sum = add_scaled<W>(sum, dots[0][2 * j + i], dots[1][2 * j + i], of, and_of, of_row[i]);
                             }
-                        }
                     }
                 }
             }

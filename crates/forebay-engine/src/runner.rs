@@ -244,11 +244,11 @@ impl Runner {
         keys.iter().for_each(|key| self.tiers.lease(key.hash));
         let filled = self.apply_changes().and_then(|()| {
             let Runner { decoder, tiers, moved, .. } = self;
-            for (of, key) in moved.iter().zip(&keys) {
-                let bytes = tiers.bytes(*key).expect("leased blocks stay");
-                decoder.backend_mut().restore_block(of.group, of.block.index() as u32, bytes)?;
-            }
-            Ok(())
+            let mut contents = moved
+                .iter()
+                .zip(&keys)
+                .map(|(of, key)| of.with_content(tiers.bytes(*key).expect("leased blocks stay")));
+            Ok(decoder.backend_mut().restore_blocks(&mut contents)?)
         });
         keys.iter().for_each(|key| self.tiers.end_lease(key.hash));
         if let Err(error) = filled {
@@ -474,15 +474,14 @@ impl Runner {
             self.blocks.restore(saved.root, &saved.rows, &mut self.moved, &mut self.changes)?;
         let moved = std::mem::take(&mut self.moved);
         let restored = self.apply_changes().and_then(|()| {
-            for &SavedBlock { group, index, block } in &moved {
-                let found =
-                    saved.blocks.binary_search_by_key(&(group, index), |(g, i, _)| (*g, *i));
+            let Runner { decoder, tiers, .. } = self;
+            let mut contents = moved.iter().map(|of| {
+                let place = (of.group, of.index);
+                let found = saved.blocks.binary_search_by_key(&place, |(g, i, _)| (*g, *i));
                 let at = found.expect("all blocks that the next token sees were saved");
-                let Runner { decoder, tiers, .. } = self;
-                let bytes = saved.blocks[at].2.bytes(tiers);
-                decoder.backend_mut().restore_block(group, block.index() as u32, bytes)?;
-            }
-            Ok(())
+                of.with_content(saved.blocks[at].2.bytes(tiers))
+            });
+            Ok(decoder.backend_mut().restore_blocks(&mut contents)?)
         });
         self.moved = moved;
         if let Err(error) = restored {

@@ -24,6 +24,8 @@ const TILE_WARPS: usize = 8;
 const TILE_PAIRS: usize = 8;
 /// Bytes of a decoded group of 32 elements in shared memory.
 const DECODED_BYTES: usize = 48;
+/// Bytes between the groups of different sums in shared memory, against bank conflicts.
+const TILE_GAP: usize = 32;
 /// Shared memory that the blocks of one multiprocessor may take together: that of compute capability 8.0, minus some
 /// for the cache.
 const SHARED_BYTES: usize = 150 << 10;
@@ -322,7 +324,7 @@ impl Variant {
                 tokens,
                 warps: TILE_WARPS,
                 pairs: TILE_WARPS / (lanes / 4) * TILE_PAIRS,
-                shared_bytes: TILE_WARPS * 64 * run * DECODED_BYTES,
+                shared_bytes: TILE_WARPS * 4 * (16 * run * DECODED_BYTES + TILE_GAP),
                 blocks_per_multiprocessor: 2,
             };
         }

@@ -11,7 +11,7 @@ const ROWS: usize = 64;
 pub(super) const PARTS: usize = 8;
 const PART: usize = 256;
 /// Threads of a block of the kernel that joins parts; the same as in the kernel.
-pub(super) const JOIN_THREADS: u32 = 512;
+pub(super) const JOIN_THREADS: u32 = 1024;
 /// Passes of up to this many prompt rows have a block of threads for every part of a context. Others have enough tiles.
 pub(super) const SPREAD_ROWS: usize = 128;
 

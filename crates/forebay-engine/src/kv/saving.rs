@@ -3,6 +3,7 @@
 //! Preemption saves a sequence, releases it, and restores it later. A snapshot saves a sequence that goes on.
 
 use forebay_kv::{BlockHash, BlockKey, Link};
+use forebay_model::BlockContent;
 
 use super::content::{KV_BLOCK, Row, hashes};
 use super::manager::{BlockManager, Changes, LostBlock, OutOfBlocks, TableEntry};
@@ -22,6 +23,13 @@ pub struct SavedBlock {
     pub index: usize,
     /// The block to copy from, or to.
     pub block: BlockId,
+}
+
+impl SavedBlock {
+    /// Returns the block with its content.
+    pub fn with_content<'a>(&self, bytes: &'a [u8]) -> BlockContent<'a> {
+        BlockContent { group: self.group, block: self.block.index() as u32, bytes }
+    }
 }
 
 impl BlockManager {

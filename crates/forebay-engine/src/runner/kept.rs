@@ -61,9 +61,9 @@ impl Runner {
                 from.read_exact(&mut bytes).map_err(EngineError::KvFile)?;
                 // A block that is in a pool already needs no copy.
                 let of = next.next_if(|of| (of.group, of.index) == (group, index));
-                if let Some(SavedBlock { block, .. }) = of {
-                    let backend = self.decoder.backend_mut();
-                    backend.restore_block(group, block.index() as u32, &bytes)?;
+                if let Some(of) = of {
+                    let content = of.with_content(&bytes);
+                    self.decoder.backend_mut().restore_blocks(&mut std::iter::once(content))?;
                 }
             }
             is_whole(from)

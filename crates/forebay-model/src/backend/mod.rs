@@ -122,6 +122,14 @@ pub struct Batch<'a> {
     pub scores: bool,
 }
 
+/// A KV block of a layer group with its content, as [`Backend::save_block`] returns it.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockContent<'a> {
+    pub group: usize,
+    pub block: u32,
+    pub bytes: &'a [u8],
+}
+
 /// A group of layers with the same attention window, and its pool of KV blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvGroup {
@@ -244,14 +252,17 @@ pub trait Backend: Send {
     /// Panics if `bytes` is not [`KvGroup::block_bytes`] long.
     fn save_block(&mut self, group: usize, block: u32, bytes: &mut [u8]) -> Result<(), ModelError>;
 
-    /// Replaces the content of a KV block by what [`Backend::save_block`] returned.
+    /// Replaces the content of KV blocks by what [`Backend::save_block`] returned, and waits for that.
     ///
     /// # Errors
-    /// Returns an error if the device fails.
+    /// Returns an error if the device fails. Any of the blocks may have been replaced then.
     ///
     /// # Panics
-    /// Panics if `bytes` is not [`KvGroup::block_bytes`] long.
-    fn restore_block(&mut self, group: usize, block: u32, bytes: &[u8]) -> Result<(), ModelError>;
+    /// Panics if a block's bytes are not [`KvGroup::block_bytes`] long.
+    fn restore_blocks<'a>(
+        &mut self,
+        blocks: &mut dyn Iterator<Item = BlockContent<'a>>,
+    ) -> Result<(), ModelError>;
 
     /// Returns the residency of blocks in host memory, if the backend streams weights through it.
     fn residency(&self) -> Option<&Residency>;

@@ -15,7 +15,8 @@ use super::scratch::{Scratch, batch_tokens};
 use crate::ModelError;
 use crate::arch::{Architecture, KvCapacity, Layer};
 use crate::backend::{
-    Backend, Batch, Begun, ComputeInfo, End, KvGroup, NextBlock, Step, record_routing, record_rows,
+    Backend, Batch, Begun, BlockContent, ComputeInfo, End, KvGroup, NextBlock, Step,
+    record_routing, record_rows,
 };
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
@@ -263,8 +264,13 @@ impl Backend for CpuBackend {
         Ok(())
     }
 
-    fn restore_block(&mut self, group: usize, block: u32, bytes: &[u8]) -> Result<(), ModelError> {
-        self.cache.restore_block(group, block, bytes);
+    fn restore_blocks<'a>(
+        &mut self,
+        blocks: &mut dyn Iterator<Item = BlockContent<'a>>,
+    ) -> Result<(), ModelError> {
+        for BlockContent { group, block, bytes } in blocks {
+            self.cache.restore_block(group, block, bytes);
+        }
         Ok(())
     }
 

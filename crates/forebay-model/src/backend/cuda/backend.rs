@@ -24,8 +24,8 @@ use super::vectors::LayerVectors;
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::backend::{
-    Backend, Batch, Begun, ComputeInfo, End, HostMemory, KvGroup, NextBlock, Selector, Step,
-    record_routing,
+    Backend, Batch, Begun, BlockContent, ComputeInfo, End, HostMemory, KvGroup, NextBlock,
+    Selector, Step, record_routing,
 };
 use crate::sharing::{SubLayerPlan, attention_of, feed_forward_of};
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
@@ -346,9 +346,10 @@ impl Backend for CudaBackend {
             self.gpu.copy(self.arena.kv(of), self.arena.kv(into), bytes)?;
             return Ok(());
         }
-        let mut copy = vec![0; bytes];
-        self.save_block(group, from, &mut copy)?;
-        self.restore_block(group, to, &copy)
+        let mut bytes = vec![0; bytes];
+        self.save_block(group, from, &mut bytes)?;
+        let copy = BlockContent { group, block: to, bytes: &bytes };
+        self.restore_blocks(&mut std::iter::once(copy))
     }
 
     fn host_memory(&self, bytes: usize) -> Result<Box<dyn HostMemory>, ModelError> {
@@ -372,21 +373,30 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
-    fn restore_block(&mut self, group: usize, block: u32, bytes: &[u8]) -> Result<(), ModelError> {
-        assert_eq!(bytes.len() as u64, self.plan.kv.groups[group].block_bytes);
-        match self.plan.kv.block(group, block) {
-            BlockPlace::Vram(at) => self.gpu.upload(bytes, self.arena.kv(at))?,
-            BlockPlace::Host { first, step } => {
-                // Queued kernels may still read what the block held before.
-                self.gpu.synchronize()?;
-                let layer_bytes = self.plan.kv.layer_bytes() as usize;
-                for (layer, part) in bytes.chunks_exact(layer_bytes).enumerate() {
-                    let at = (first as usize + layer * step as usize) / 4;
-                    self.kv_in_ram().write(at, part);
-                }
+    fn restore_blocks<'a>(
+        &mut self,
+        blocks: &mut dyn Iterator<Item = BlockContent<'a>>,
+    ) -> Result<(), ModelError> {
+        let CudaBackend { gpu, plan, arena, kv_in_ram, .. } = self;
+        let layer_bytes = plan.kv.layer_bytes() as usize;
+        let mut may_be_read = true;
+        let in_vram = blocks.map(|BlockContent { group, block, bytes }| {
+            assert_eq!(bytes.len() as u64, plan.kv.groups[group].block_bytes);
+            let (first, step) = match plan.kv.block(group, block) {
+                BlockPlace::Vram(at) => return Ok(Some((bytes, arena.kv(at)))),
+                BlockPlace::Host { first, step } => (first as usize, step as usize),
+            };
+            if std::mem::take(&mut may_be_read) {
+                // Queued kernels may still read what such blocks held before.
+                gpu.synchronize()?;
             }
-        }
-        Ok(())
+            let host = kv_in_ram.as_mut().expect("a block is in host memory");
+            for (layer, part) in bytes.chunks_exact(layer_bytes).enumerate() {
+                host.write((first + layer * step) / 4, part);
+            }
+            Ok(None)
+        });
+        Ok(gpu.upload_all(in_vram.filter_map(Result::transpose))?)
     }
 
     fn residency(&self) -> Option<&Residency> {
