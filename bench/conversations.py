@@ -44,7 +44,7 @@ def command(fitting):
 
 def turn_of(port, prompt):
     body = {"model": "model", "prompt": prompt, "max_tokens": arguments.answer, "temperature": 0, "ignore_eos": True,
-            "include_statistics": True, "logprobs": 0}
+            "include_statistics": True}
     answer = ask(port, "/v1/completions", body)
     return answer["usage"], answer["statistics"][0]
 
@@ -69,6 +69,8 @@ def measure(fitting):
             # An answer's tokens are not known exactly, so the conversation goes on with others in their place.
             for prompt in prompts:
                 prompt.extend(words(arguments.answer + ADDED))
+    each = arguments.conversations * arguments.answer
+    print(f"turns with room for {fitting}: {', '.join(f'{each / time:.1f}' for time in times)} tokens/s", file=sys.stderr)
     return generated / sum(times), again, from_ram
 
 

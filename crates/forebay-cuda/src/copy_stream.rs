@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cudarc::driver::sys::{self, CUevent_flags};
 use cudarc::driver::{CudaStream, result};
 
-use crate::error::bind;
+use crate::error::{bind, is_not_ready};
 use crate::lifetime::while_alive;
 use crate::{CudaError, DevicePtr, Gpu};
 
@@ -238,7 +238,7 @@ impl<M> InFlight<M> {
         // SAFETY: the event is alive.
         match unsafe { result::event::query(event.0) } {
             Ok(()) => Ok(true),
-            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(error) if is_not_ready(&error) => Ok(false),
             Err(error) => Err(CudaError::of("copying to the GPU")(error)),
         }
     }

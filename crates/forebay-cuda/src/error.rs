@@ -112,6 +112,10 @@ pub(crate) fn bind(context: &CudaContext) -> Result<(), CudaError> {
     context.bind_to_thread().map_err(CudaError::of("binding the GPU to the thread"))
 }
 
+pub(crate) fn is_not_ready(error: &DriverError) -> bool {
+    error.0 == CUresult::CUDA_ERROR_NOT_READY
+}
+
 pub(crate) fn is_out_of_memory(error: &DriverError) -> bool {
     error.0 == CUresult::CUDA_ERROR_OUT_OF_MEMORY
 }

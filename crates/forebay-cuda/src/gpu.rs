@@ -8,7 +8,7 @@ use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 
 use crate::CudaError;
-use crate::error::{bind, check_not_lost};
+use crate::error::{bind, check_not_lost, is_not_ready};
 use crate::lanes::Lanes;
 use crate::lifetime::Owner;
 use crate::module::Modules;
@@ -204,7 +204,7 @@ impl Gpu {
         // SAFETY: the stream is alive.
         match unsafe { sys::cuStreamQuery(self.lanes.first().cu_stream()) }.result() {
             Ok(()) => Ok(true),
-            Err(error) if error.0 == sys::CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            Err(error) if is_not_ready(&error) => Ok(false),
             Err(error) => Err(CudaError::of("asking the GPU")(error)),
         }
     }

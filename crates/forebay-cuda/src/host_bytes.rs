@@ -1,62 +1,184 @@
-//! Pinned host memory that no kernel uses: copies to and from it run at the full rate of the bus.
+//! Pinned host memory, and a stream that copies from it to the device while kernels run.
 
-use std::ptr::NonNull;
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use cudarc::driver::{CudaStream, result};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
-use crate::error::bind;
-use crate::{CudaError, Gpu};
+use crate::error::{bind, is_not_ready};
+use crate::lifetime::while_alive;
+use crate::pinned::{Pinned, pin};
+use crate::side_stream::{new_event, order};
+use crate::{CudaError, DevicePtr, Gpu};
 
-/// Pinned memory of this process for [`Gpu::upload`] and [`Gpu::download_into`]. Both wait for their copy, so nothing uses
-/// the memory while it is not borrowed.
-pub struct HostBytes {
-    first: NonNull<u8>,
-    count: usize,
+/// Pinned memory from which [`HostUploads`] copy.
+pub struct HostBytes<M> {
+    _pinned: Pinned,
+    memory: M,
     stream: Arc<CudaStream>,
+    /// True if copies from the memory may be under way.
+    is_read: AtomicBool,
 }
 
-// SAFETY: the memory belongs to this process, and this value alone owns it.
-unsafe impl Send for HostBytes {}
-
-impl AsRef<[u8]> for HostBytes {
-    fn as_ref(&self) -> &[u8] {
-        // SAFETY: that many bytes were reserved and initialised, and they are borrowed as this value is.
-        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.count) }
-    }
-}
-
-impl AsMut<[u8]> for HostBytes {
-    fn as_mut(&mut self) -> &mut [u8] {
-        // SAFETY: as in `as_ref`; the borrow is exclusive.
-        unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), self.count) }
-    }
-}
-
-impl Drop for HostBytes {
-    fn drop(&mut self) {
-        if bind(self.stream.context()).is_ok() {
-            // SAFETY: the memory came from the driver, no copy is under way, and it is freed once.
-            let _ = unsafe { result::free_host(self.first.as_ptr().cast()) };
+impl<M> HostBytes<M> {
+    /// Waits for copies from the memory.
+    fn wait(&self) {
+        if self.is_read.swap(false, Ordering::AcqRel) && bind(self.stream.context()).is_ok() {
+            // After an error, nothing is copied any more.
+            let _ = self.stream.synchronize();
         }
     }
 }
 
-impl Gpu {
-    /// Reserves `count` bytes of pinned memory, all 0.
+impl<M: AsRef<[u8]>> AsRef<[u8]> for HostBytes<M> {
+    fn as_ref(&self) -> &[u8] {
+        self.memory.as_ref()
+    }
+}
+
+impl<M: AsMut<[u8]>> AsMut<[u8]> for HostBytes<M> {
+    /// Waits for copies from the memory first.
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.wait();
+        self.memory.as_mut()
+    }
+}
+
+impl<M> Drop for HostBytes<M> {
+    fn drop(&mut self) {
+        self.wait();
+    }
+}
+
+/// Pins memory for [`HostUploads`], on any thread.
+#[derive(Clone)]
+pub struct HostPinner {
+    context: Arc<CudaContext>,
+    stream: Arc<CudaStream>,
+}
+
+impl HostPinner {
+    /// Pins `memory` at `addresses`, which must be whole pages that are in memory and that `memory` owns.
     ///
     /// # Errors
     /// Returns an error if a driver call fails, most often because of a limit on locked memory.
-    pub fn host_bytes(&self, count: usize) -> Result<HostBytes, CudaError> {
+    pub fn pin<M>(&self, addresses: Range<usize>, memory: M) -> Result<HostBytes<M>, CudaError> {
+        let pinned = pin(&self.context, addresses, ())?;
+        let stream = self.stream.clone();
+        Ok(HostBytes { _pinned: pinned, memory, stream, is_read: AtomicBool::new(false) })
+    }
+}
+
+/// Copies from pinned memory to the device, in groups, on a stream of their own.
+pub struct HostUploads {
+    stream: Arc<CudaStream>,
+    context: Arc<CudaContext>,
+    forked: CudaEvent,
+    /// Numbers and ends of the groups that may be under way, in order.
+    groups: VecDeque<(u64, CudaEvent)>,
+    spare_events: Vec<CudaEvent>,
+    /// Numbers of the last group, and of the last one that has ended. Groups are counted from 1.
+    last: u64,
+    ended: u64,
+}
+
+impl Gpu {
+    /// Creates a stream for copies from pinned memory.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub fn host_uploads(&self) -> Result<HostUploads, CudaError> {
         self.bind()?;
-        let bytes = count.max(1);
-        // SAFETY: only `HostBytes` frees the memory.
-        let first = unsafe { result::malloc_host(bytes, 0) }
-            .map_err(CudaError::of("reserving pinned memory"))?
-            .cast::<u8>();
-        let first = NonNull::new(first).expect("the driver returns memory or an error");
-        // SAFETY: that many bytes were reserved.
-        unsafe { first.as_ptr().write_bytes(0, bytes) };
-        Ok(HostBytes { first, count, stream: self.shared_stream() })
+        let context = self.shared_context();
+        let stream = context.new_stream().map_err(CudaError::of("creating a stream"))?;
+        let forked = new_event(&context)?;
+        let (groups, spare_events) = (VecDeque::new(), Vec::new());
+        Ok(HostUploads { stream, context, forked, groups, spare_events, last: 0, ended: 0 })
+    }
+}
+
+impl HostUploads {
+    /// Returns what pins memory for these copies.
+    pub fn pinner(&self) -> HostPinner {
+        HostPinner { context: self.context.clone(), stream: self.stream.clone() }
+    }
+
+    /// Makes the copies that are queued from now on wait for everything that is queued on `gpu`.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub fn begin(&self, gpu: &Gpu) -> Result<(), CudaError> {
+        gpu.check_may_wait();
+        gpu.bind()?;
+        order(&self.forked, gpu.stream().cu_stream(), self.stream.cu_stream())
+    }
+
+    /// Queues a copy of `range` of `from` to the device.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if the range is not in `from`, if the bytes do not fit at `to`, or if its memory was freed.
+    pub fn upload<M: AsRef<[u8]>>(
+        &self,
+        from: &HostBytes<M>,
+        range: Range<usize>,
+        to: DevicePtr<u8>,
+    ) -> Result<(), CudaError> {
+        let bytes = &from.as_ref()[range];
+        to.check(bytes.len());
+        from.is_read.store(true, Ordering::Release);
+        // SAFETY: there is room at `to`, by the check. Until the copies of the stream have ended, `from` neither lets anyone
+        // change the memory nor is dropped.
+        while_alive(&[to.owner()], || unsafe {
+            result::memcpy_htod_async(to.address(), bytes, self.stream.cu_stream())
+        })
+        .map_err(CudaError::of("copying to the GPU"))
+    }
+
+    /// Ends a group of copies, and returns its number.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub fn end_group(&mut self) -> Result<u64, CudaError> {
+        let event = match self.spare_events.pop() {
+            Some(event) => event,
+            None => new_event(&self.context)?,
+        };
+        // SAFETY: event and stream are alive.
+        unsafe { result::event::record(event.cu_event(), self.stream.cu_stream()) }
+            .map_err(CudaError::of("recording an event"))?;
+        self.last += 1;
+        self.groups.push_back((self.last, event));
+        Ok(self.last)
+    }
+
+    /// Returns true if all copies up to those of a group have ended. Waits for them if `waits`.
+    ///
+    /// # Errors
+    /// Returns the error of copies that failed, or an error if a driver call fails.
+    pub fn has_ended(&mut self, group: u64, waits: bool) -> Result<bool, CudaError> {
+        while self.ended < group
+            && let Some((number, event)) = self.groups.front()
+        {
+            bind(&self.context)?;
+            // SAFETY: the event is alive.
+            let has_ended = unsafe {
+                match waits {
+                    true => result::event::synchronize(event.cu_event()),
+                    false => result::event::query(event.cu_event()),
+                }
+            };
+            match has_ended {
+                Err(error) if is_not_ready(&error) => break,
+                other => other.map_err(CudaError::of("copying to the GPU"))?,
+            }
+            self.ended = *number;
+            self.spare_events.extend(self.groups.pop_front().map(|(_, event)| event));
+        }
+        Ok(self.ended >= group)
     }
 }

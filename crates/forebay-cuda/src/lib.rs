@@ -38,7 +38,7 @@ pub use describe::PcieLink;
 pub use error::CudaError;
 pub use gpu::Gpu;
 pub use graph::Graph;
-pub use host_bytes::HostBytes;
+pub use host_bytes::{HostBytes, HostPinner, HostUploads};
 pub use host_words::HostWords;
 pub use kernels::*;
 pub use lanes::LANES;

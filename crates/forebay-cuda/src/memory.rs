@@ -221,40 +221,6 @@ impl Gpu {
         waited
     }
 
-    /// Copies several values to the device, in stream order, and waits for all of them together. Stops at the first error.
-    ///
-    /// # Errors
-    /// Returns an error of `copies`, or an error if a driver call fails.
-    ///
-    /// # Panics
-    /// Panics if values do not fit where they go, or if its memory was freed.
-    pub fn upload_all<'a>(
-        &self,
-        copies: impl Iterator<Item = Result<(&'a [u8], DevicePtr<u8>), CudaError>>,
-    ) -> Result<(), CudaError> {
-        /// Waits for queued copies, also during a panic.
-        struct Waiting<'a>(&'a Gpu);
-        impl Drop for Waiting<'_> {
-            fn drop(&mut self) {
-                let _ = self.0.synchronize();
-            }
-        }
-        self.bind()?;
-        let waiting = Waiting(self);
-        for copy in copies {
-            let (values, to) = copy?;
-            to.check(values.len());
-            // SAFETY: there is room at `to`, by the check. The values are borrowed longer than this call, which waits for
-            // the copies before it ends.
-            while_alive(&[to.owner()], || unsafe {
-                result::memcpy_htod_async(to.address(), values, self.stream().cu_stream())
-            })
-            .map_err(CudaError::of("copying to the GPU"))?;
-        }
-        std::mem::forget(waiting);
-        self.synchronize()
-    }
-
     /// Copies `count` values from the device after all queued work, and waits for them.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! Passes over the rows of sequences: blocks are reserved, the decoder runs, rows are committed.
 
+mod arriving;
 mod kept;
 
 use std::ops::Range;
@@ -7,7 +8,10 @@ use std::time::Duration;
 
 use forebay_compute::RowKind;
 use forebay_kv::{BlockHash, BlockKey, Link};
-use forebay_model::{Decoder, ModelError, Output, Pass, PassWatch, Paused, Routing, Run, Selector};
+use forebay_model::{
+    Decoder, HostMemory, ModelError, Output, Pass, PassWatch, Paused, Restoring, Routing, Run,
+    Selector,
+};
 
 use crate::EngineError;
 use crate::engine::SnapshotBlock;
@@ -25,6 +29,10 @@ pub(crate) struct Runner {
     identity: Vec<u8>,
     /// Work for the backend before the next pass.
     changes: Changes,
+    /// Sequences whose blocks may still be copied from host memory, each with the copies that it waits for.
+    arriving: Vec<(SequenceId, Restoring)>,
+    /// The copies that began last.
+    last_restoring: Restoring,
     // Buffers that are reused from pass to pass.
     tokens: Vec<u32>,
     runs: Vec<Run>,
@@ -59,10 +67,10 @@ enum SavedPlace {
 }
 
 impl SavedPlace {
-    fn bytes<'a>(&self, tiers: &'a KvTiers) -> &'a [u8] {
+    fn place<'a>(&self, tiers: &'a KvTiers) -> (&'a dyn HostMemory, Range<usize>) {
         match self {
-            SavedPlace::Shared(key) => tiers.bytes(*key).expect("leased blocks stay"),
-            SavedPlace::Own(slot) => tiers.slot_bytes(slot),
+            SavedPlace::Shared(key) => tiers.place(*key).expect("leased blocks stay"),
+            SavedPlace::Own(slot) => tiers.slot_place(slot),
         }
     }
 }
@@ -145,11 +153,13 @@ impl Runner {
         let groups: Vec<GroupConfig> = backend.kv_groups().into_iter().map(group).collect();
         let ram_bytes = ram_bytes.unwrap_or(backend.cache_bytes().min(RAM_BYTES_MOST));
         Runner {
-            tiers: KvTiers::new(&groups, ram_bytes),
+            tiers: KvTiers::new(backend.host_reserver(), &groups, ram_bytes),
             blocks: BlockManager::new(&groups, backend.batch_tokens()),
             decoder,
             identity: Vec::new(),
             changes: Changes::default(),
+            arriving: Vec::new(),
+            last_restoring: Restoring::default(),
             tokens: Vec::new(),
             runs: Vec::new(),
             outputs: Vec::new(),
@@ -228,10 +238,14 @@ impl Runner {
         }
         self.blocks.note_uses(sequence);
         let rows_from_below = self.fill_up(sequence)?;
+        if admission.hit_rows > 0 {
+            self.note_arriving(sequence)?;
+        }
         Ok(Some(Begun { sequence, rows: admission.hit_rows, rows_from_below }))
     }
 
-    /// Copies those blocks of a new sequence from host memory that the device does not have. Returns the number of their rows.
+    /// Begins to copy those blocks of a new sequence from host memory that the device does not have. Returns the number of their
+    /// rows.
     fn fill_up(&mut self, sequence: SequenceId) -> Result<usize, EngineError> {
         self.moved.clear();
         self.blocks.fill_up(sequence, &mut self.moved, &mut self.changes);
@@ -247,9 +261,12 @@ impl Runner {
             let mut contents = moved
                 .iter()
                 .zip(&keys)
-                .map(|(of, key)| of.with_content(tiers.bytes(*key).expect("leased blocks stay")));
+                .map(|(of, key)| of.with_content(tiers.place(*key).expect("leased blocks stay")));
             Ok(decoder.backend_mut().restore_blocks(&mut contents)?)
         });
+        let filled =
+            filled.map(|restoring| self.last_restoring = self.last_restoring.max(restoring));
+        // Whoever takes the place of a block in host memory waits until it is copied.
         keys.iter().for_each(|key| self.tiers.end_lease(key.hash));
         if let Err(error) = filled {
             self.blocks.abandon(sequence, &self.moved);
@@ -321,7 +338,7 @@ impl Runner {
 
     /// Copies fetched blocks to host memory ([`Fetching::advance`]). Returns true if nothing more will come.
     pub fn advance(&mut self, fetching: &mut Fetching, wait: Duration) -> bool {
-        fetching.advance(&mut self.tiers, self.decoder.backend(), wait)
+        fetching.advance(&mut self.tiers, wait)
     }
 
     /// Notes that the prompt of a sequence is computed: later requests are likely to share it up to here.
@@ -338,6 +355,7 @@ impl Runner {
             return Ok(());
         }
         self.apply_changes()?;
+        self.wait_for_arrivals()?;
         let pools = self.blocks.full_blocks();
         self.tiers.write(self.decoder.backend_mut(), &pools, everything, limit)?;
         Ok(())
@@ -350,6 +368,7 @@ impl Runner {
     pub fn suspend(&mut self, sequence: SequenceId) -> Result<Option<SavedSequence>, EngineError> {
         // Blocks get their content before they are copied.
         self.apply_changes()?;
+        self.has_arrived(sequence, true)?;
         let mut saved = SavedSequence {
             root: self.blocks.root(sequence),
             rows: self.blocks.rows(sequence).to_vec(),
@@ -382,7 +401,7 @@ impl Runner {
                 saved.blocks.push((group, index, SavedPlace::Shared(key)));
                 continue;
             }
-            let Some(slot) = tiers.take(decoder.backend(), group)? else { return Ok(false) };
+            let Some(slot) = tiers.take(group)? else { return Ok(false) };
             tiers.copy_to(slot, decoder.backend_mut(), block)?;
             let place = match key {
                 Some((key, link)) => {
@@ -395,31 +414,6 @@ impl Runner {
             saved.blocks.push((group, index, place));
         }
         Ok(true)
-    }
-
-    /// Returns copies of the blocks that a sequence needs.
-    ///
-    /// # Errors
-    /// Returns an error if the device fails.
-    pub fn export(&mut self, sequence: SequenceId) -> Result<Vec<SnapshotBlock>, EngineError> {
-        self.apply_changes()?;
-        let Runner { decoder, blocks, .. } = self;
-        let copied = blocks.blocks_to_save(sequence).map(|SavedBlock { group, index, block }| {
-            let mut bytes = vec![0; blocks.block_bytes(group)];
-            decoder.backend_mut().save_block(group, block.index() as u32, &mut bytes)?;
-            Ok(SnapshotBlock { group, index, bytes })
-        });
-        copied.collect()
-    }
-
-    /// Returns copies of the blocks of a saved sequence.
-    pub fn export_saved(&self, saved: &SavedSequence) -> Vec<SnapshotBlock> {
-        let copy = |(group, index, place): &(usize, usize, SavedPlace)| SnapshotBlock {
-            group: *group,
-            index: *index,
-            bytes: place.bytes(&self.tiers).to_vec(),
-        };
-        saved.blocks.iter().map(copy).collect()
     }
 
     /// Copies the blocks of a sequence with these rows to host memory. Returns `None` if it has no room.
@@ -439,7 +433,7 @@ impl Runner {
         }
         let mut saved = SavedSequence { root, rows: rows.to_vec(), blocks: Vec::new() };
         for SnapshotBlock { group, index, bytes } in blocks {
-            match self.tiers.take(self.decoder.backend(), group) {
+            match self.tiers.take(group) {
                 Ok(Some(slot)) => {
                     self.tiers.slot_bytes_mut(&slot).copy_from_slice(&bytes);
                     saved.blocks.push((group, index, SavedPlace::Own(slot)));
@@ -479,11 +473,16 @@ impl Runner {
                 let place = (of.group, of.index);
                 let found = saved.blocks.binary_search_by_key(&place, |(g, i, _)| (*g, *i));
                 let at = found.expect("all blocks that the next token sees were saved");
-                of.with_content(saved.blocks[at].2.bytes(tiers))
+                of.with_content(saved.blocks[at].2.place(tiers))
             });
             Ok(decoder.backend_mut().restore_blocks(&mut contents)?)
         });
         self.moved = moved;
+        let restored = restored.and_then(|restoring| {
+            self.last_restoring = self.last_restoring.max(restoring);
+            // Others may have begun to copy blocks that this sequence shares.
+            self.wait_for_arrivals()
+        });
         if let Err(error) = restored {
             self.blocks.abandon(sequence, &self.moved);
             return Err(error);
@@ -525,6 +524,8 @@ impl Runner {
 
     /// Ends a sequence. Its blocks stay where they are until others need them.
     pub fn end(&mut self, sequence: SequenceId) {
+        // Others must not get its blocks while they are written. If the device has failed, nothing writes.
+        let _ = self.has_arrived(sequence, true);
         self.blocks.release(sequence);
     }
 
@@ -650,6 +651,10 @@ impl Runner {
             self.tiers.save_lost(backend, lost)?;
         }
         self.changes.lost.clear();
+        if !self.changes.copies.is_empty() {
+            self.wait_for_arrivals()?;
+        }
+        let backend = self.decoder.backend_mut();
         for copy in &self.changes.copies {
             backend.copy_block(copy.group, copy.from.index() as u32, copy.to.index() as u32)?;
         }

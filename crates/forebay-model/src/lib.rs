@@ -28,8 +28,8 @@ pub use backend::cuda::{
     WeightsToLoad,
 };
 pub use backend::{
-    Backend, BlockContent, CHANGES_MOST, ChosenExperts, ComputeInfo, HostMemory, KvGroup,
-    RowSelection, Run, Selector, largest_context,
+    Backend, BlockContent, CHANGES_MOST, ChosenExperts, ComputeInfo, HostMemory, HostReserver,
+    KvGroup, Restoring, RowSelection, Run, Selector, largest_context,
 };
 pub use decoder::{Decoder, Output, Pass, PassWatch, Paused, Routing};
 pub use error::ModelError;

@@ -360,6 +360,12 @@ impl AsRef<[u8]> for SlotBuffer {
     }
 }
 
+impl AsMut<[u8]> for SlotBuffer {
+    fn as_mut(&mut self) -> &mut [u8] {
+        self.as_mut_slice()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

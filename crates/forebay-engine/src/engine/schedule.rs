@@ -23,6 +23,8 @@ pub enum Progress {
     /// So many tokens of its answer are known, because its grammar allows no others.
     Follows(usize),
     Generates,
+    /// Its keys and values are still being copied to the device.
+    Arrives,
 }
 
 /// Rows of one request in a pass.

@@ -2,8 +2,10 @@
 //!
 //! Preemption saves a sequence, releases it, and restores it later. A snapshot saves a sequence that goes on.
 
+use std::ops::Range;
+
 use forebay_kv::{BlockHash, BlockKey, Link};
-use forebay_model::BlockContent;
+use forebay_model::{BlockContent, HostMemory};
 
 use super::content::{KV_BLOCK, Row, hashes};
 use super::manager::{BlockManager, Changes, LostBlock, OutOfBlocks, TableEntry};
@@ -26,9 +28,12 @@ pub struct SavedBlock {
 }
 
 impl SavedBlock {
-    /// Returns the block with its content.
-    pub fn with_content<'a>(&self, bytes: &'a [u8]) -> BlockContent<'a> {
-        BlockContent { group: self.group, block: self.block.index() as u32, bytes }
+    /// Returns the block with its content, which is in this range of the memory.
+    pub fn with_content<'a>(
+        &self,
+        (memory, range): (&'a dyn HostMemory, Range<usize>),
+    ) -> BlockContent<'a> {
+        BlockContent { group: self.group, block: self.block.index() as u32, memory, range }
     }
 }
 

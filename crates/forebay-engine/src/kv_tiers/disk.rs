@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use forebay_compute::kv_rounding::{self as rounding, RoundingError};
 use forebay_kv::{BlockHash, BlockKey, DiskStatistics, DiskStore, Fetch, Fetched, Link};
-use forebay_model::Backend;
 
 use super::KvTiers;
 use crate::kv::KV_BLOCK;
@@ -180,7 +179,7 @@ impl Fetching {
 
     /// Copies blocks that have arrived to host memory. Waits for the first one up to `wait`. Returns true if nothing more will
     /// come.
-    pub fn advance(&mut self, tiers: &mut KvTiers, backend: &dyn Backend, wait: Duration) -> bool {
+    pub fn advance(&mut self, tiers: &mut KvTiers, wait: Duration) -> bool {
         let mut wait = wait;
         for _ in 0..ARRIVALS_AT_A_TIME {
             if self.has_ended() {
@@ -202,7 +201,7 @@ impl Fetching {
                 self.lease(tiers, key.hash);
                 continue;
             }
-            let slot = tiers.take(backend, key.group as usize).ok().flatten();
+            let slot = tiers.take(key.group as usize).ok().flatten();
             match (block, slot) {
                 (Ok(block), Some(slot)) if self.ty.restore(&block, tiers.slot_bytes_mut(&slot)) => {
                     tiers.note_read(block.len());

@@ -9,11 +9,12 @@
 mod disk;
 mod host_slots;
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use forebay_compute::kv_rounding::RoundingError;
 use forebay_kv::{BlockHash, BlockKey, Evicted, Link, RamIndex};
-use forebay_model::{Backend, ModelError};
+use forebay_model::{Backend, HostMemory, HostReserver, ModelError};
 use serde::Serialize;
 
 use self::disk::Given;
@@ -70,8 +71,8 @@ pub struct KvTiers {
 }
 
 impl KvTiers {
-    /// Creates tiers with `ram_bytes` of host memory.
-    pub fn new(groups: &[GroupConfig], ram_bytes: u64) -> KvTiers {
+    /// Creates tiers with up to `ram_bytes` of host memory.
+    pub fn new(reserver: HostReserver, groups: &[GroupConfig], ram_bytes: u64) -> KvTiers {
         let share = |of: &GroupConfig| {
             let whole = Share::UNIT / KV_BLOCK;
             // At the end of a turn, the blocks that one window touches are kept, and a few for a turn that ends differently.
@@ -80,7 +81,7 @@ impl KvTiers {
         };
         let shares: Vec<Share> = groups.iter().map(share).collect();
         KvTiers {
-            slots: HostSlots::new(&shares, ram_bytes),
+            slots: HostSlots::new(reserver, &shares, ram_bytes),
             index: RamIndex::new(groups.iter().map(|of| of.window.is_some())),
             disk: None,
             keeps: false,
@@ -115,10 +116,10 @@ impl KvTiers {
         self.slots.total(group)
     }
 
-    /// Returns a block in host memory.
-    pub fn bytes(&self, key: BlockKey) -> Option<&[u8]> {
+    /// Returns the memory of a block in host memory, and where the block is there.
+    pub fn place(&self, key: BlockKey) -> Option<(&dyn HostMemory, Range<usize>)> {
         let slot = self.index.find(key)?;
-        Some(self.slots.bytes(&HostSlot { group: key.group as usize, slot }))
+        Some(self.slots.place(&HostSlot { group: key.group as usize, slot }))
     }
 
     /// Keeps a block in host memory until [`KvTiers::end_lease`].
@@ -141,13 +142,9 @@ impl KvTiers {
     ///
     /// # Errors
     /// Returns an error if memory cannot be reserved.
-    pub fn take(
-        &mut self,
-        backend: &dyn Backend,
-        group: usize,
-    ) -> Result<Option<HostSlot>, ModelError> {
+    pub fn take(&mut self, group: usize) -> Result<Option<HostSlot>, ModelError> {
         loop {
-            if let Some(slot) = self.slots.take(backend, group)? {
+            if let Some(slot) = self.slots.take(group)? {
                 return Ok(Some(slot));
             }
             let mut evicted = std::mem::take(&mut self.evicted);
@@ -193,8 +190,9 @@ impl KvTiers {
         self.slots.release(slot);
     }
 
-    pub fn slot_bytes(&self, slot: &HostSlot) -> &[u8] {
-        self.slots.bytes(slot)
+    /// Returns the memory of a slot, and where the slot is there.
+    pub fn slot_place(&self, slot: &HostSlot) -> (&dyn HostMemory, Range<usize>) {
+        self.slots.place(slot)
     }
 
     pub fn slot_bytes_mut(&mut self, slot: &HostSlot) -> &mut [u8] {
@@ -223,7 +221,7 @@ impl KvTiers {
             self.index.raise(key.hash);
             return Ok(());
         }
-        let slot = match self.take(backend, lost.group) {
+        let slot = match self.take(lost.group) {
             Ok(Some(slot)) => slot,
             Ok(None) => return Ok(()),
             Err(error) => {

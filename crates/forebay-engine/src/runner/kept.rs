@@ -2,8 +2,9 @@
 
 use std::io::{Read, Write};
 
-use super::Runner;
+use super::{Runner, SavedPlace, SavedSequence};
 use crate::EngineError;
+use crate::engine::SnapshotBlock;
 use crate::kv::{Row, SavedBlock, SequenceId};
 
 impl Runner {
@@ -18,6 +19,35 @@ impl Runner {
         self.blocks.blocks_seen(rows).collect()
     }
 
+    /// Returns copies of the blocks that a sequence needs.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    pub fn export(&mut self, sequence: SequenceId) -> Result<Vec<SnapshotBlock>, EngineError> {
+        self.apply_changes()?;
+        self.has_arrived(sequence, true)?;
+        let Runner { decoder, blocks, .. } = self;
+        let copied = blocks.blocks_to_save(sequence).map(|SavedBlock { group, index, block }| {
+            let mut bytes = vec![0; blocks.block_bytes(group)];
+            decoder.backend_mut().save_block(group, block.index() as u32, &mut bytes)?;
+            Ok(SnapshotBlock { group, index, bytes })
+        });
+        copied.collect()
+    }
+
+    /// Returns copies of the blocks of a saved sequence.
+    pub fn export_saved(&self, saved: &SavedSequence) -> Vec<SnapshotBlock> {
+        let copy = |(group, index, place): &(usize, usize, SavedPlace)| SnapshotBlock {
+            group: *group,
+            index: *index,
+            bytes: {
+                let (memory, range) = place.place(&self.tiers);
+                memory.as_ref()[range].to_vec()
+            },
+        };
+        saved.blocks.iter().map(copy).collect()
+    }
+
     /// Writes the blocks that the next token of a sequence sees.
     ///
     /// # Errors
@@ -28,6 +58,7 @@ impl Runner {
         to: &mut dyn Write,
     ) -> Result<(), EngineError> {
         self.apply_changes()?;
+        self.has_arrived(sequence, true)?;
         let Runner { decoder, blocks, .. } = self;
         let mut bytes = Vec::new();
         for SavedBlock { group, block, .. } in blocks.blocks_to_save(sequence) {
@@ -62,10 +93,13 @@ impl Runner {
                 // A block that is in a pool already needs no copy.
                 let of = next.next_if(|of| (of.group, of.index) == (group, index));
                 if let Some(of) = of {
-                    let content = of.with_content(&bytes);
-                    self.decoder.backend_mut().restore_blocks(&mut std::iter::once(content))?;
+                    let content = of.with_content((&bytes, 0..len));
+                    let mut contents = std::iter::once(content);
+                    let restoring = self.decoder.backend_mut().restore_blocks(&mut contents)?;
+                    self.last_restoring = self.last_restoring.max(restoring);
                 }
             }
+            self.wait_for_arrivals()?;
             is_whole(from)
         };
         if let Err(error) = read() {

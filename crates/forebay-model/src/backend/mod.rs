@@ -9,7 +9,9 @@ pub mod cpu;
 pub mod cuda;
 mod selector;
 
+use std::any::Any;
 use std::ops::Range;
+use std::sync::Arc;
 
 use forebay_compute::RowKind;
 use forebay_stream::{LayerUses, MemoryPlan, Residency};
@@ -123,12 +125,25 @@ pub struct Batch<'a> {
 }
 
 /// A KV block of a layer group with its content, as [`Backend::save_block`] returns it.
-#[derive(Debug, Clone, Copy)]
 pub struct BlockContent<'a> {
     pub group: usize,
     pub block: u32,
-    pub bytes: &'a [u8],
+    /// Memory with the content, and where it is there.
+    pub memory: &'a dyn HostMemory,
+    pub range: Range<usize>,
 }
+
+impl<'a> BlockContent<'a> {
+    /// Returns the content.
+    pub fn bytes(&self) -> &'a [u8] {
+        &self.memory.as_ref()[self.range.clone()]
+    }
+}
+
+/// Number of copies that [`Backend::restore_blocks`] began. Those that began earlier have lower numbers. The default is that of
+/// copies that have ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Restoring(pub u64);
 
 /// A group of layers with the same attention window, and its pool of KV blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -143,10 +158,19 @@ pub struct KvGroup {
     pub block_bytes: u64,
 }
 
-/// Host memory for copies of KV blocks.
-pub trait HostMemory: AsRef<[u8]> + AsMut<[u8]> + Send {}
+/// Host memory for copies of KV blocks. Whoever asks to change it waits until no device reads it.
+pub trait HostMemory: AsRef<[u8]> + AsMut<[u8]> + Send {
+    fn as_any(&self) -> &dyn Any;
+}
 
-impl<T: AsRef<[u8]> + AsMut<[u8]> + Send> HostMemory for T {}
+impl<T: AsRef<[u8]> + AsMut<[u8]> + Send + Any> HostMemory for T {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+/// Reserves host memory of so many bytes, all 0, to and from which a device copies at its full rate. Any thread may call it.
+pub type HostReserver = Arc<dyn Fn(usize) -> Result<Box<dyn HostMemory>, ModelError> + Send + Sync>;
 
 /// The call that ends a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -235,12 +259,9 @@ pub trait Backend: Send {
     /// Returns an error if the device fails.
     fn copy_block(&mut self, group: usize, from: u32, to: u32) -> Result<(), ModelError>;
 
-    /// Reserves host memory, all 0, to and from which the device copies at its full rate.
-    ///
-    /// # Errors
-    /// Returns an error if the memory cannot be reserved.
-    fn host_memory(&self, bytes: usize) -> Result<Box<dyn HostMemory>, ModelError> {
-        Ok(Box::new(vec![0_u8; bytes]))
+    /// Returns what reserves host memory for copies of KV blocks.
+    fn host_reserver(&self) -> HostReserver {
+        Arc::new(|bytes| Ok(Box::new(vec![0_u8; bytes])))
     }
 
     /// Copies the content of a KV block to `bytes`, and waits for it.
@@ -252,17 +273,26 @@ pub trait Backend: Send {
     /// Panics if `bytes` is not [`KvGroup::block_bytes`] long.
     fn save_block(&mut self, group: usize, block: u32, bytes: &mut [u8]) -> Result<(), ModelError>;
 
-    /// Replaces the content of KV blocks by what [`Backend::save_block`] returned, and waits for that.
+    /// Begins to replace the content of KV blocks by what [`Backend::save_block`] returned. Until [`Backend::has_restored`],
+    /// nothing else may use the blocks.
     ///
     /// # Errors
-    /// Returns an error if the device fails. Any of the blocks may have been replaced then.
+    /// Returns an error if the device fails. Any of the blocks may have been replaced then, and no copy is under way.
     ///
     /// # Panics
-    /// Panics if a block's bytes are not [`KvGroup::block_bytes`] long.
+    /// Panics if a block's content is not [`KvGroup::block_bytes`] long.
     fn restore_blocks<'a>(
         &mut self,
         blocks: &mut dyn Iterator<Item = BlockContent<'a>>,
-    ) -> Result<(), ModelError>;
+    ) -> Result<Restoring, ModelError>;
+
+    /// Returns true if these copies and all that began before have ended. Waits for them if `waits`.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    fn has_restored(&mut self, _restoring: Restoring, _waits: bool) -> Result<bool, ModelError> {
+        Ok(true)
+    }
 
     /// Returns the residency of blocks in host memory, if the backend streams weights through it.
     fn residency(&self) -> Option<&Residency>;

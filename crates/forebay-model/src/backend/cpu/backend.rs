@@ -15,7 +15,7 @@ use super::scratch::{Scratch, batch_tokens};
 use crate::ModelError;
 use crate::arch::{Architecture, KvCapacity, Layer};
 use crate::backend::{
-    Backend, Batch, Begun, BlockContent, ComputeInfo, End, KvGroup, NextBlock, Step,
+    Backend, Batch, Begun, BlockContent, ComputeInfo, End, KvGroup, NextBlock, Restoring, Step,
     record_routing, record_rows,
 };
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
@@ -267,11 +267,11 @@ impl Backend for CpuBackend {
     fn restore_blocks<'a>(
         &mut self,
         blocks: &mut dyn Iterator<Item = BlockContent<'a>>,
-    ) -> Result<(), ModelError> {
-        for BlockContent { group, block, bytes } in blocks {
-            self.cache.restore_block(group, block, bytes);
+    ) -> Result<Restoring, ModelError> {
+        for of in blocks {
+            self.cache.restore_block(of.group, of.block, of.bytes());
         }
-        Ok(())
+        Ok(Restoring::default())
     }
 
     fn residency(&self) -> Option<&Residency> {

@@ -1,12 +1,14 @@
 //! The GPU backend: the order of its steps.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use forebay_compute::Cpu;
 use forebay_cuda::{
-    Added, AttentionSplits, CudaError, DevicePtr, FiniteFlag, Gating, Gpu, HostWords, KvLayer,
-    LANES, Norm, Normed, RowKind, TOP_K_MAX, shares_reads,
+    Added, AttentionSplits, CudaError, DevicePtr, FiniteFlag, Gating, Gpu, HostBytes, HostUploads,
+    HostWords, KvLayer, LANES, Norm, Normed, RowKind, TOP_K_MAX, shares_reads,
 };
+use forebay_store::{Arena, SlotBuffer};
 use forebay_stream::{LayerUses, MemoryPlan, Residency};
 
 use super::embedding::EmbeddingRows;
@@ -24,8 +26,8 @@ use super::vectors::LayerVectors;
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::backend::{
-    Backend, Batch, Begun, BlockContent, ComputeInfo, End, HostMemory, KvGroup, NextBlock,
-    Selector, Step, record_routing,
+    Backend, Batch, Begun, BlockContent, ComputeInfo, End, HostReserver, KvGroup, NextBlock,
+    Restoring, Selector, Step, record_routing,
 };
 use crate::sharing::{SubLayerPlan, attention_of, feed_forward_of};
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
@@ -51,6 +53,8 @@ pub struct CudaBackend {
     pub(super) sorted_heads: usize,
     /// KV blocks for which there is no room in VRAM.
     kv_in_ram: Option<HostWords>,
+    /// Copies of KV blocks that return from host memory.
+    uploads: HostUploads,
     /// KV tables of all sequences.
     pub(super) tables: TableMirror,
     pub(super) vocabulary: usize,
@@ -92,6 +96,7 @@ impl CudaBackend {
                 0 => None,
                 bytes => Some(gpu.host_words(bytes as usize / 4)?),
             },
+            uploads: gpu.host_uploads()?,
             tables: TableMirror::new(&gpu, &plan.kv, &plan.kv_shape)?,
             vocabulary: architecture.vocabulary,
             flags: vec![0; LANES * at.exchange_layout.lane_flags],
@@ -134,6 +139,40 @@ impl CudaBackend {
             None => self.source.part(matrix.part),
         };
         Product { matrix, data, out: self.float(out) }
+    }
+
+    /// Copies content to KV blocks: beside other work if it is in memory of [`Backend::host_reserver`] and goes to VRAM, at
+    /// once otherwise.
+    fn queue_blocks<'a>(
+        &mut self,
+        blocks: &mut dyn Iterator<Item = BlockContent<'a>>,
+    ) -> Result<(), ModelError> {
+        let CudaBackend { gpu, plan, arena, kv_in_ram, uploads, .. } = self;
+        let layer_bytes = plan.kv.layer_bytes() as usize;
+        // Queued kernels may still use what the blocks held before.
+        uploads.begin(gpu)?;
+        let mut is_idle = false;
+        for of in blocks {
+            assert_eq!(of.range.len() as u64, plan.kv.groups[of.group].block_bytes);
+            let (first, step) = match plan.kv.block(of.group, of.block) {
+                BlockPlace::Vram(at) => {
+                    match of.memory.as_any().downcast_ref::<HostBytes<SlotBuffer>>() {
+                        Some(memory) => uploads.upload(memory, of.range, arena.kv(at))?,
+                        None => gpu.upload(of.bytes(), arena.kv(at))?,
+                    }
+                    continue;
+                }
+                BlockPlace::Host { first, step } => (first as usize, step as usize),
+            };
+            if !std::mem::replace(&mut is_idle, true) {
+                gpu.synchronize()?;
+            }
+            let host = kv_in_ram.as_mut().expect("a block is in host memory");
+            for (layer, part) in of.bytes().chunks_exact(layer_bytes).enumerate() {
+                host.write((first + layer * step) / 4, part);
+            }
+        }
+        Ok(())
     }
 
     /// Returns the blocks in host memory.
@@ -348,12 +387,19 @@ impl Backend for CudaBackend {
         }
         let mut bytes = vec![0; bytes];
         self.save_block(group, from, &mut bytes)?;
-        let copy = BlockContent { group, block: to, bytes: &bytes };
-        self.restore_blocks(&mut std::iter::once(copy))
+        let range = 0..bytes.len();
+        let copy = BlockContent { group, block: to, memory: &bytes, range };
+        self.queue_blocks(&mut std::iter::once(copy))
     }
 
-    fn host_memory(&self, bytes: usize) -> Result<Box<dyn HostMemory>, ModelError> {
-        Ok(Box::new(self.gpu.host_bytes(bytes)?))
+    fn host_reserver(&self) -> HostReserver {
+        let pinner = self.uploads.pinner();
+        Arc::new(move |bytes| {
+            let arena = Arena::reserve(bytes)?;
+            let memory: HostBytes<SlotBuffer> =
+                pinner.pin(arena.addresses(), arena.carve(bytes)?)?;
+            Ok(Box::new(memory))
+        })
     }
 
     fn save_block(&mut self, group: usize, block: u32, bytes: &mut [u8]) -> Result<(), ModelError> {
@@ -376,27 +422,18 @@ impl Backend for CudaBackend {
     fn restore_blocks<'a>(
         &mut self,
         blocks: &mut dyn Iterator<Item = BlockContent<'a>>,
-    ) -> Result<(), ModelError> {
-        let CudaBackend { gpu, plan, arena, kv_in_ram, .. } = self;
-        let layer_bytes = plan.kv.layer_bytes() as usize;
-        let mut may_be_read = true;
-        let in_vram = blocks.map(|BlockContent { group, block, bytes }| {
-            assert_eq!(bytes.len() as u64, plan.kv.groups[group].block_bytes);
-            let (first, step) = match plan.kv.block(group, block) {
-                BlockPlace::Vram(at) => return Ok(Some((bytes, arena.kv(at)))),
-                BlockPlace::Host { first, step } => (first as usize, step as usize),
-            };
-            if std::mem::take(&mut may_be_read) {
-                // Queued kernels may still read what such blocks held before.
-                gpu.synchronize()?;
-            }
-            let host = kv_in_ram.as_mut().expect("a block is in host memory");
-            for (layer, part) in bytes.chunks_exact(layer_bytes).enumerate() {
-                host.write((first + layer * step) / 4, part);
-            }
-            Ok(None)
-        });
-        Ok(gpu.upload_all(in_vram.filter_map(Result::transpose))?)
+    ) -> Result<Restoring, ModelError> {
+        let begun = self.queue_blocks(blocks);
+        let group = self.uploads.end_group()?;
+        if let Err(error) = begun {
+            self.uploads.has_ended(group, true)?;
+            return Err(error);
+        }
+        Ok(Restoring(group))
+    }
+
+    fn has_restored(&mut self, restoring: Restoring, waits: bool) -> Result<bool, ModelError> {
+        Ok(self.uploads.has_ended(restoring.0, waits)?)
     }
 
     fn residency(&self) -> Option<&Residency> {
