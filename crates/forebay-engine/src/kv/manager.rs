@@ -207,7 +207,10 @@ impl BlockManager {
             let content = sequence.content(index);
             sequence.hashes.push(content.hash);
             for group in 0..self.groups.len() {
-                self.groups.pool(group).publish(sequence.entry(group, index), content);
+                let pool = self.groups.pool(group);
+                let previous = index.checked_sub(1).map(|before| sequence.entry(group, before));
+                let is_copied = previous.is_some_and(|block| pool.is_copied(block));
+                pool.publish(sequence.entry(group, index), content, is_copied);
             }
         }
         for group in 0..self.groups.len() {

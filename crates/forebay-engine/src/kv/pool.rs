@@ -58,11 +58,21 @@ struct Block {
     ends_turn: bool,
     /// Number of sequences that found the content here.
     uses: u64,
-    /// Neighbours in a ring. A cached block is in the ring of cached blocks, which starts and ends at the null block. A full
-    /// block with references is in the ring of blocks with the same content. Any other block is alone.
+    /// True if the content, or that of a block before it, came from host memory, which is likely to have it still. Equal blocks
+    /// agree, and no block without this is behind one with it: so prefixes are evicted from their ends.
+    is_copied: bool,
+    /// [`Pool::releases`] when the block was cached.
+    cached_at: u64,
+    /// Neighbours in a ring. A cached block is in one of the two rings of cached blocks: that of copied ones, which starts and ends
+    /// at [`Pool::copied_end`], or that of others, which does so at the null block. A full block with references is in the ring of
+    /// blocks with the same content. Any other block is alone.
     previous: BlockId,
     next: BlockId,
 }
+
+/// Number of times that all blocks of a pool can be replaced before a cached block without a copy is evicted although there are
+/// copied ones. Evicting it costs a copy and room in host memory, about ten times as much as the return of a copied one.
+const PATIENCE: u64 = 8;
 
 /// Blocks of one layer group.
 ///
@@ -78,6 +88,10 @@ pub(super) struct Pool {
     /// The first block outside the device's own memory.
     outside: BlockId,
     cached: usize,
+    /// Entry behind the last block, which is the end of the ring of copied blocks.
+    copied_end: BlockId,
+    /// Number of blocks that were cached so far.
+    releases: u64,
     /// One of the blocks with a content. It is never iterated over, because the order is not deterministic.
     index: HashMap<BlockHash, BlockId, BuildHasherDefault<KeyIsHash>>,
     evictions: u64,
@@ -97,16 +111,20 @@ impl Pool {
                 content: None,
                 ends_turn: false,
                 uses: 0,
+                is_copied: false,
+                cached_at: 0,
                 previous: own,
                 next: own,
             }
         };
         Pool {
-            blocks: (0..count).map(block).collect(),
+            blocks: (0..=count).map(block).collect(),
             free: (1..outside).rev().map(BlockId).collect(),
             free_outside: (outside..count).rev().map(BlockId).collect(),
             outside: BlockId(outside),
             cached: 0,
+            copied_end: BlockId(count),
+            releases: 0,
             // A map that is at most half full removes the traces of removed keys in place.
             index: HashMap::with_capacity_and_hasher(2 * blocks, BuildHasherDefault::default()),
             evictions: 0,
@@ -115,7 +133,7 @@ impl Pool {
 
     /// Returns the number of blocks without the null block.
     pub fn total(&self) -> usize {
-        self.blocks.len() - 1
+        self.copied_end.index() - 1
     }
 
     pub fn free(&self) -> usize {
@@ -198,7 +216,11 @@ impl Pool {
             return;
         }
         if content.is_some() && !has_equals {
-            self.link_before(block, BlockId::NULL);
+            self.releases += 1;
+            let of = &mut self.blocks[block.index()];
+            of.cached_at = self.releases;
+            let end = if of.is_copied { self.copied_end } else { BlockId::NULL };
+            self.link_before(block, end);
             self.cached += 1;
         } else {
             self.withdraw(block);
@@ -212,14 +234,21 @@ impl Pool {
         free.push(block);
     }
 
-    /// Makes a written block full: its content can be found from now on.
-    pub fn publish(&mut self, block: BlockId, content: Content) {
+    /// Returns true if the content of a block, or that of a block before it, came from host memory.
+    pub fn is_copied(&self, block: BlockId) -> bool {
+        self.blocks[block.index()].is_copied
+    }
+
+    /// Makes a written block full: its content can be found from now on. `is_copied` tells that it came from host memory, or that
+    /// the block before it did.
+    pub fn publish(&mut self, block: BlockId, content: Content, mut is_copied: bool) {
         debug_assert!(self.is_writable(block));
         if let Some(&equal) = self.index.get(&content.hash) {
             if self.blocks[equal.index()].content != Some(content) {
                 // A collision of hashes. The block stays private.
                 return;
             }
+            is_copied &= self.is_copied(equal);
             if self.references(equal) == 0 {
                 let evicted = self.forget(content.hash);
                 self.blocks[block.index()].ends_turn = evicted.is_some_and(|of| of.ends_turn);
@@ -227,8 +256,21 @@ impl Pool {
                 self.link_before(block, equal);
             }
         }
+        self.set_copied(block, is_copied);
         self.blocks[block.index()].content = Some(content);
         self.index.entry(content.hash).or_insert(block);
+    }
+
+    /// Sets whether a block and its equals count as copied.
+    fn set_copied(&mut self, block: BlockId, is_copied: bool) {
+        let mut at = block;
+        loop {
+            self.blocks[at.index()].is_copied = is_copied;
+            at = self.blocks[at.index()].next;
+            if at == block {
+                return;
+            }
+        }
     }
 
     /// Takes a free block and gives it one reference.
@@ -238,10 +280,19 @@ impl Pool {
         Some(block)
     }
 
-    /// Makes the least recently used cached block free, and returns what is lost.
+    /// Makes the least recently used cached block free, of the copied ones if there are any, and returns what is lost. Others go
+    /// first only after a long time.
     pub fn evict(&mut self) -> Option<Evicted> {
-        let oldest = self.blocks[BlockId::NULL.index()].next;
-        let evicted = self.forget(self.hash(oldest)?);
+        let [copied, other] = [self.copied_end, BlockId::NULL].map(|end| {
+            let oldest = self.blocks[end.index()].next;
+            self.hash(oldest).map(|hash| (hash, self.blocks[oldest.index()].cached_at))
+        });
+        let waits = |since: u64| {
+            let is_young = self.releases - since <= PATIENCE * self.total() as u64;
+            copied.is_some_and(|(_, copied)| is_young || copied < since)
+        };
+        let (hash, _) = other.filter(|(_, since)| !waits(*since)).or(copied)?;
+        let evicted = self.forget(hash);
         self.evictions += 1;
         evicted
     }
@@ -263,7 +314,8 @@ impl Pool {
     pub fn withdraw(&mut self, block: BlockId) {
         let next = self.blocks[block.index()].next;
         self.unlink(block);
-        (self.blocks[block.index()].ends_turn, self.blocks[block.index()].uses) = (false, 0);
+        let of = &mut self.blocks[block.index()];
+        (of.ends_turn, of.uses, of.is_copied) = (false, 0, false);
         let Some(content) = self.blocks[block.index()].content.take() else { return };
         if self.index.get(&content.hash) == Some(&block) {
             if next == block {
@@ -291,7 +343,7 @@ impl Pool {
 
     /// Returns the blocks with content, one for each content.
     pub fn full(&self) -> impl Iterator<Item = Evicted> {
-        let blocks = (1..self.blocks.len() as u32).map(BlockId);
+        let blocks = (1..self.copied_end.0).map(BlockId);
         let full = blocks.filter_map(|block| self.as_evicted(block));
         full.filter(|full| self.index.get(&full.content.hash) == Some(&full.block))
     }
@@ -317,12 +369,14 @@ impl Pool {
         self.free.iter().chain(&self.free_outside).copied()
     }
 
-    /// Returns the cached blocks, least recently used first.
+    /// Returns the cached blocks: copied ones first, each least recently used first.
     #[cfg(test)]
     pub fn cached_list(&self) -> Vec<BlockId> {
         let next = |block: &BlockId| Some(self.blocks[block.index()].next);
-        let blocks = std::iter::successors(next(&BlockId::NULL), next);
-        blocks.take_while(|block| *block != BlockId::NULL).collect()
+        let of_ring = |end: BlockId| {
+            std::iter::successors(next(&end), next).take_while(move |block| *block != end)
+        };
+        of_ring(self.copied_end).chain(of_ring(BlockId::NULL)).collect()
     }
 
     #[cfg(test)]
@@ -332,6 +386,6 @@ impl Pool {
 
     #[cfg(test)]
     pub fn block_ids(&self) -> impl Iterator<Item = BlockId> + use<> {
-        (1..self.blocks.len() as u32).map(BlockId)
+        (1..self.copied_end.0).map(BlockId)
     }
 }

@@ -141,8 +141,10 @@ impl BlockManager {
                 restored.push(SavedBlock { group, index, block });
                 changes.entries.push(TableEntry { sequence: id, group, index, block });
                 if index < sequence.hashes.len() {
+                    // Blocks of windows are saved only at the ends of turns, and may go first without a copy.
+                    let is_copied = self.groups[group].window.is_none();
                     let pool = self.groups.pool(group);
-                    pool.publish(block, sequence.content(index));
+                    pool.publish(block, sequence.content(index), is_copied);
                     // It was kept outside the pool, so it is at the end of a turn.
                     pool.note_end_of_turn(sequence.hashes[index]);
                 }

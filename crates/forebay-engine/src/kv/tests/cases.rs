@@ -166,6 +166,34 @@ fn eviction_takes_ends_first_and_spares_what_was_used_last() {
 }
 
 #[test]
+fn blocks_that_have_a_copy_go_first_for_a_while() {
+    for turns in [1, 60] {
+        let mut manager = manager(&[None], 6);
+        for number in [0, 1] {
+            let (id, _) = read(&mut manager, &text(number, 32));
+            manager.release(id);
+        }
+        let (mut restored, mut changes) = (Vec::new(), Changes::default());
+        let rows_of_3 = rows(3, 32);
+        for _ in 0..turns {
+            let id = manager.restore(ROOT, &rows_of_3, &mut restored, &mut changes).unwrap();
+            manager.release(id);
+        }
+        // The first time, two blocks are copied to the pool. Then they are there.
+        assert_eq!((restored.len(), cached(&manager)), (2, vec![6]));
+        let (id, _) = read(&mut manager, &text(4, 32));
+        let mut hit = |number| {
+            let admission = admit(&mut manager, &rows(number, 100), &mut Changes::default());
+            manager.release(admission.sequence);
+            admission.hit_rows
+        };
+        let hits = [0, 1, 3].map(&mut hit);
+        assert_eq!(hits, if turns == 1 { [32, 32, 0] } else { [0, 32, 32] }, "{turns} turns");
+        manager.release(id);
+    }
+}
+
+#[test]
 fn a_reservation_is_made_in_all_groups_or_in_none() {
     let groups = [(None, 10), (Some(100), 3)].map(|(window, blocks)| GroupConfig {
         window,
