@@ -266,7 +266,7 @@ impl Runner {
         });
         let filled =
             filled.map(|restoring| self.last_restoring = self.last_restoring.max(restoring));
-        // Whoever takes the place of a block in host memory waits until it is copied.
+        // What takes the place of a block in host memory waits until it is copied.
         keys.iter().for_each(|key| self.tiers.end_lease(key.hash));
         if let Err(error) = filled {
             self.blocks.abandon(sequence, &self.moved);

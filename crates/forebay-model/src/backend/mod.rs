@@ -158,7 +158,7 @@ pub struct KvGroup {
     pub block_bytes: u64,
 }
 
-/// Host memory for copies of KV blocks. Whoever asks to change it waits until no device reads it.
+/// Host memory for copies of KV blocks. Calls that ask to change it wait until no device reads it.
 pub trait HostMemory: AsRef<[u8]> + AsMut<[u8]> + Send {
     fn as_any(&self) -> &dyn Any;
 }
