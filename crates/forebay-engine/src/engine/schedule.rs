@@ -101,6 +101,9 @@ mod tests {
             [(2, 1, true), (1, 5, false), (0, 12, false)]
         );
         assert_eq!(chosen(&[follows(30)]), [(0, 20, false)]);
+        // Requests whose keys and values are still being copied have no rows.
+        let arrives = Progress::Arrives;
+        assert_eq!(chosen(&[arrives, generates, arrives, reads(3)]), [(1, 1, true), (3, 3, false)]);
         assert_eq!(chosen(&[]), []);
     }
 }
