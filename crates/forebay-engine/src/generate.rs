@@ -228,7 +228,7 @@ impl Session {
         let seen = self.cached.iter().chain(tokens);
         let count = self.cached.len() + tokens.len();
         let recent: Vec<u32> = seen.skip(count.saturating_sub(sampler.window())).copied().collect();
-        let wanted = WantedRow::chooses(sampler, &recent, false, false);
+        let wanted = WantedRow::chooses(sampler, &recent, false, None);
         let most = self.runner.decoder.backend().largest_count();
         logits.of_pass(most, std::iter::once(wanted), &mut NoMasks, |output| {
             self.forward(phase, tokens, Logits::Last, output)

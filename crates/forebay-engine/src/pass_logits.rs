@@ -1,6 +1,6 @@
 //! The logits of a pass: which are wanted, and what the pass returned of them.
 
-use forebay_model::sampling::{Largest, LogitChange, Needs, RowLogits, Sampler};
+use forebay_model::sampling::{LARGEST_MOST, Largest, LogitChange, Needs, RowLogits, Sampler};
 use forebay_model::{CHANGES_MOST, RowSelection, Selector};
 
 use crate::runner::Outputs;
@@ -11,6 +11,9 @@ pub(crate) struct WantedRow<'a> {
     sampler: Option<&'a Sampler>,
     /// True if all logits are wanted as they are.
     all: bool,
+    /// How many of the largest logits are wanted, beside what the choice needs, with the total of all at a divisor of 1: logarithms
+    /// of probabilities follow from them. `None` if these are not wanted, or if `all` are.
+    probabilities: Option<usize>,
     /// True if a grammar decides which tokens are allowed. Its mask may come while the pass runs.
     has_grammar: bool,
     changes: Vec<LogitChange>,
@@ -75,30 +78,46 @@ pub(crate) struct Selecting<'a, M> {
 impl<'a> WantedRow<'a> {
     /// Returns a row whose logits are not used.
     pub fn unused() -> WantedRow<'a> {
-        WantedRow { sampler: None, all: false, has_grammar: false, changes: Vec::new() }
+        let changes = Vec::new();
+        WantedRow { sampler: None, all: false, probabilities: None, has_grammar: false, changes }
     }
 
-    /// Returns a row from which a token is chosen. `recent` holds the tokens so far. If `all`, the request also reports
-    /// probabilities.
+    /// Returns a row from which a token is chosen. `recent` holds the tokens so far. With `probabilities`, the request also
+    /// reports the probability of the token and those of so many of the likeliest ones.
     pub fn chooses(
         sampler: &'a Sampler,
         recent: &[u32],
         has_grammar: bool,
-        all: bool,
+        probabilities: Option<usize>,
     ) -> WantedRow<'a> {
         let mut changes = Vec::new();
         sampler.changes(recent, &mut changes);
-        let all = all || changes.len() > CHANGES_MOST;
+        // Probabilities are those of the model, before all changes. A row has one total.
+        let follow = |count: usize| {
+            let has_total = matches!(sampler.needs().total_at, None | Some(1.0));
+            has_total && !has_grammar && changes.is_empty() && count <= LARGEST_MOST
+        };
+        let all = probabilities.is_some_and(|count| !follow(count)) || changes.len() > CHANGES_MOST;
         if all {
             changes.clear();
         }
-        WantedRow { sampler: Some(sampler), all, has_grammar, changes }
+        let probabilities = probabilities.filter(|_| !all);
+        WantedRow { sampler: Some(sampler), all, probabilities, has_grammar, changes }
+    }
+
+    /// Returns what is needed of the logits if not `all` are.
+    fn needs(&self, sampler: &Sampler) -> Needs {
+        let needs = sampler.needs();
+        match self.probabilities {
+            None => needs,
+            Some(count) => Needs { count: needs.count.max(count), total_at: Some(1.0) },
+        }
     }
 
     /// Returns how many of the largest logits of the model are enough; `None` if that is not all that is wanted.
     fn plain(&self) -> Option<usize> {
         let Some(sampler) = self.sampler else { return Some(1) };
-        let needs = sampler.needs();
+        let needs = self.needs(sampler);
         let is_plain =
             !self.all && !self.has_grammar && self.changes.is_empty() && needs.total_at.is_none();
         is_plain.then_some(needs.count)
@@ -167,7 +186,7 @@ impl<M: Masks> Selector for Selecting<'_, M> {
         let rows = self.wanted[first..first + outputs].iter().zip(first..);
         rows.map(|(row, index)| match row.sampler {
             Some(sampler) if !row.all => {
-                let Needs { count, total_at } = sampler.needs();
+                let Needs { count, total_at } = row.needs(sampler);
                 let allowed = self.masks.of_row(index);
                 RowSelection { count, total_at, changes: &row.changes, allowed }
             }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use forebay_compute::RowKind;
 use forebay_grammar::{GrammarError, Matcher};
 use forebay_kv::BlockHash;
-use forebay_model::sampling::{RowLogits, Sampler};
+use forebay_model::sampling::{Largest, RowLogits, Sampler};
 use forebay_text::{TextStream, Tokenizer};
 
 use super::request::{
@@ -254,7 +254,7 @@ impl Active {
                 &self.sampler,
                 &self.tokens,
                 self.constraint.is_some(),
-                self.logprobs.is_some(),
+                self.logprobs,
             ),
             false => WantedRow::unused(),
         }
@@ -324,8 +324,14 @@ impl Active {
         };
         let mut token =
             GeneratedToken { id, text: String::new(), logprob: None, likeliest: Vec::new() };
-        if let (Some(count), RowLogits::All(logits)) = (self.logprobs, logits) {
-            let (own, likeliest) = log_probabilities(logits, id, count);
+        if let Some(count) = self.logprobs {
+            let (own, likeliest) = match logits {
+                // These are those of the model: otherwise the row asks for all.
+                RowLogits::All(logits) | RowLogits::Changed(logits) => {
+                    log_probabilities(logits, id, count)
+                }
+                RowLogits::Largest(largest) => log_probabilities_of_largest(&largest, id, count),
+            };
             (token.logprob, token.likeliest) = (Some(own), likeliest);
         }
         Some(token)
@@ -472,4 +478,39 @@ fn log_probabilities(logits: &[f32], id: u32, count: usize) -> (f32, Vec<(u32, f
     order.truncate(count);
     order.sort_unstable_by(by_logit);
     (of(logits[id as usize]), order.into_iter().map(|id| (id, of(logits[id as usize]))).collect())
+}
+
+/// Does the same as [`log_probabilities`] with the largest logits and their total at a divisor of 1. Token `id` is one of them.
+fn log_probabilities_of_largest(
+    largest: &Largest<'_>,
+    id: u32,
+    count: usize,
+) -> (f32, Vec<(u32, f32)>) {
+    let Largest { logits, total, .. } = largest;
+    let log_sum = f64::from(logits[0].0) + f64::from(*total).ln();
+    let of = |logit: f32| (f64::from(logit) - log_sum) as f32;
+    let own = logits.iter().find(|(_, of)| *of == id).expect("a token is chosen from the largest");
+    let likeliest = logits.iter().take(count).map(|(logit, id)| (*id, of(*logit)));
+    (of(own.0), likeliest.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn probabilities_follow_from_the_largest_logits_and_their_total() {
+        let logits = [0.5, 3.0, -1.0, 2.5, 3.0];
+        let largest = [(3.0, 1), (3.0, 4), (2.5, 3)];
+        let total = logits.iter().map(|logit: &f32| (logit - 3.0).exp()).sum();
+        let largest = Largest { logits: &largest, is_all: false, total };
+        for (id, count) in [(1, 0), (4, 1), (3, 3)] {
+            let (own, likeliest) = log_probabilities(&logits, id, count);
+            let (of_largest, same) = log_probabilities_of_largest(&largest, id, count);
+            assert!((own - of_largest).abs() < 1e-6);
+            let ids = |of: &[(u32, f32)]| of.iter().map(|(id, _)| *id).collect::<Vec<_>>();
+            assert_eq!(ids(&likeliest), ids(&same));
+            assert!(likeliest.iter().zip(&same).all(|(a, b)| (a.1 - b.1).abs() < 1e-6));
+        }
+    }
 }
