@@ -79,6 +79,8 @@ pub struct HostUploads {
     /// Numbers and ends of the groups that may be under way, in order.
     groups: VecDeque<(u64, CudaEvent)>,
     spare_events: Vec<CudaEvent>,
+    /// True if copies were queued since the last group ended.
+    is_open: bool,
     /// Numbers of the last group, and of the last one that has ended. Groups are counted from 1.
     last: u64,
     ended: u64,
@@ -95,7 +97,8 @@ impl Gpu {
         let stream = context.new_stream().map_err(CudaError::of("creating a stream"))?;
         let forked = new_event(&context)?;
         let (groups, spare_events) = (VecDeque::new(), Vec::new());
-        Ok(HostUploads { stream, context, forked, groups, spare_events, last: 0, ended: 0 })
+        let (is_open, last, ended) = (false, 0, 0);
+        Ok(HostUploads { stream, context, forked, groups, spare_events, is_open, last, ended })
     }
 }
 
@@ -105,17 +108,7 @@ impl HostUploads {
         HostPinner { context: self.context.clone(), stream: self.stream.clone() }
     }
 
-    /// Makes the copies that are queued from now on wait for everything that is queued on `gpu`.
-    ///
-    /// # Errors
-    /// Returns an error if a driver call fails.
-    pub fn begin(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        gpu.check_may_wait();
-        gpu.bind()?;
-        order(&self.forked, gpu.stream().cu_stream(), self.stream.cu_stream())
-    }
-
-    /// Queues a copy of `range` of `from` to the device.
+    /// Queues a copy of `range` of `from` to the device. The first copy of a group waits for everything that is queued on `gpu`.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -123,13 +116,20 @@ impl HostUploads {
     /// # Panics
     /// Panics if the range is not in `from`, if the bytes do not fit at `to`, or if its memory was freed.
     pub fn upload<M: AsRef<[u8]>>(
-        &self,
+        &mut self,
+        gpu: &Gpu,
         from: &HostBytes<M>,
         range: Range<usize>,
         to: DevicePtr<u8>,
     ) -> Result<(), CudaError> {
         let bytes = &from.as_ref()[range];
         to.check(bytes.len());
+        gpu.check_may_wait();
+        gpu.bind()?;
+        if !self.is_open {
+            order(&self.forked, gpu.stream().cu_stream(), self.stream.cu_stream())?;
+            self.is_open = true;
+        }
         from.is_read.store(true, Ordering::Release);
         // SAFETY: there is room at `to`, by the check. Until the copies of the stream have ended, `from` neither lets anyone
         // change the memory nor is dropped.
@@ -139,11 +139,14 @@ impl HostUploads {
         .map_err(CudaError::of("copying to the GPU"))
     }
 
-    /// Ends a group of copies, and returns its number.
+    /// Ends a group of copies, and returns its number. Returns that of the last group if nothing was queued since.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
     pub fn end_group(&mut self) -> Result<u64, CudaError> {
+        if !self.is_open {
+            return Ok(self.last);
+        }
         let event = match self.spare_events.pop() {
             Some(event) => event,
             None => new_event(&self.context)?,
@@ -151,6 +154,7 @@ impl HostUploads {
         // SAFETY: event and stream are alive.
         unsafe { result::event::record(event.cu_event(), self.stream.cu_stream()) }
             .map_err(CudaError::of("recording an event"))?;
+        self.is_open = false;
         self.last += 1;
         self.groups.push_back((self.last, event));
         Ok(self.last)

@@ -257,15 +257,14 @@ impl Runner {
         let keys: Vec<BlockKey> = self.moved.iter().map(|of| key(&self.blocks, of)).collect();
         keys.iter().for_each(|key| self.tiers.lease(key.hash));
         let filled = self.apply_changes().and_then(|()| {
-            let Runner { decoder, tiers, moved, .. } = self;
+            let Runner { decoder, tiers, moved, last_restoring, .. } = self;
             let mut contents = moved
                 .iter()
                 .zip(&keys)
                 .map(|(of, key)| of.with_content(tiers.place(*key).expect("leased blocks stay")));
-            Ok(decoder.backend_mut().restore_blocks(&mut contents)?)
+            *last_restoring = decoder.backend_mut().restore_blocks(&mut contents)?;
+            Ok(())
         });
-        let filled =
-            filled.map(|restoring| self.last_restoring = self.last_restoring.max(restoring));
         // What takes the place of a block in host memory waits until it is copied.
         keys.iter().for_each(|key| self.tiers.end_lease(key.hash));
         if let Err(error) = filled {
@@ -368,7 +367,7 @@ impl Runner {
     pub fn suspend(&mut self, sequence: SequenceId) -> Result<Option<SavedSequence>, EngineError> {
         // Blocks get their content before they are copied.
         self.apply_changes()?;
-        self.has_arrived(sequence, true)?;
+        self.wait_for_arrival(sequence)?;
         let mut saved = SavedSequence {
             root: self.blocks.root(sequence),
             rows: self.blocks.rows(sequence).to_vec(),
@@ -468,21 +467,18 @@ impl Runner {
             self.blocks.restore(saved.root, &saved.rows, &mut self.moved, &mut self.changes)?;
         let moved = std::mem::take(&mut self.moved);
         let restored = self.apply_changes().and_then(|()| {
-            let Runner { decoder, tiers, .. } = self;
+            let Runner { decoder, tiers, last_restoring, .. } = self;
             let mut contents = moved.iter().map(|of| {
                 let place = (of.group, of.index);
                 let found = saved.blocks.binary_search_by_key(&place, |(g, i, _)| (*g, *i));
                 let at = found.expect("all blocks that the next token sees were saved");
                 of.with_content(saved.blocks[at].2.place(tiers))
             });
-            Ok(decoder.backend_mut().restore_blocks(&mut contents)?)
-        });
-        self.moved = moved;
-        let restored = restored.and_then(|restoring| {
-            self.last_restoring = self.last_restoring.max(restoring);
+            *last_restoring = decoder.backend_mut().restore_blocks(&mut contents)?;
             // Others may have begun to copy blocks that this sequence shares.
             self.wait_for_arrivals()
         });
+        self.moved = moved;
         if let Err(error) = restored {
             self.blocks.abandon(sequence, &self.moved);
             return Err(error);
@@ -525,7 +521,7 @@ impl Runner {
     /// Ends a sequence. Its blocks stay where they are until others need them.
     pub fn end(&mut self, sequence: SequenceId) {
         // Others must not get its blocks while they are written. If the device has failed, nothing writes.
-        let _ = self.has_arrived(sequence, true);
+        let _ = self.wait_for_arrival(sequence);
         self.blocks.release(sequence);
     }
 

@@ -39,8 +39,10 @@ pub struct Selections {
     /// Number of words.
     pub count: usize,
     /// `[rows]`: for rows with a divisor, the sum of `exp((logit - largest) / divisor)` over all tokens that may be
-    /// selected. Other rows are not written. Not written if `k` is 1.
+    /// selected. Other rows are not written.
     pub totals: DevicePtr<f32>,
+    /// True if a row has a divisor. Otherwise `totals` may be left unwritten.
+    pub has_totals: bool,
     /// True if a row has changes.
     pub has_changes: bool,
 }
@@ -100,7 +102,8 @@ impl Gpu {
         if let Some(selections) = selections.filter(|selections| selections.has_changes) {
             self.change_logits(what, logits, selections)?;
         }
-        let kernel = self.kernel("top_k", if what.k == 1 { "argmax" } else { "top_k" })?;
+        let is_argmax = what.k == 1 && selections.is_none_or(|selections| !selections.has_totals);
+        let kernel = self.kernel("top_k", if is_argmax { "argmax" } else { "top_k" })?;
         let parts = scratch.offset(what.scratch_words() - what.parts());
         self.passes(what, logits, scratch, |grid, logits, before, after, count| {
             let launch = Launch::new(kernel, grid, (THREADS, 1, 1))
@@ -114,7 +117,7 @@ impl Gpu {
                 None => launch.null(),
             };
             // The kernel for the largest alone does not sort and has no total and no argument `k`.
-            if what.k == 1 {
+            if is_argmax {
                 return launch.int(count).run(self);
             }
             let launch = launch.ptr(parts, what.parts());

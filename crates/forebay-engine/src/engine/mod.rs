@@ -355,14 +355,14 @@ impl Engine {
     fn step_of_running(&mut self) -> Result<(), EngineError> {
         let mut parts = std::mem::take(&mut self.parts);
         self.take_turns();
-        let arriving = self.arriving()?;
-        let progress =
-            self.running.iter().zip(&arriving).map(|(active, arrives)| match active.rows_left() {
-                _ if *arrives => Progress::Arrives,
-                0 => Progress::Generates,
-                left if active.reads() => Progress::Reads(left),
-                left => Progress::Follows(left),
-            });
+        self.take_arrivals()?;
+        let runner = &self.session.runner;
+        let progress = self.running.iter().map(|active| match active.rows_left() {
+            _ if runner.is_arriving(active.sequence) => Progress::Arrives,
+            0 => Progress::Generates,
+            left if active.reads() => Progress::Reads(left),
+            left => Progress::Follows(left),
+        });
         let pauses = self.pace.is_bounded() && self.session.runner.decoder.backend().pauses();
         let prompt_rows = if pauses { self.limits.prompt_rows } else { self.pace.prompt_rows() };
         schedule::choose(&Limits { prompt_rows, ..self.limits }, progress, &mut parts);
@@ -376,21 +376,16 @@ impl Engine {
         ran
     }
 
-    /// Returns which of the running requests cannot run yet, because keys and values of their prompts are still being copied to
-    /// the device. Waits for the first of them if no other request runs.
-    fn arriving(&mut self) -> Result<Vec<bool>, EngineError> {
+    /// Takes note of requests whose keys and values have arrived on the device. Waits for the first one if no other request
+    /// can run.
+    fn take_arrivals(&mut self) -> Result<(), EngineError> {
         let Engine { session, running, .. } = self;
-        let mut arriving = Vec::with_capacity(running.len());
-        for active in &*running {
-            arriving.push(!session.runner.has_arrived(active.sequence, false)?);
+        session.runner.take_arrivals()?;
+        let all_arrive = running.iter().all(|of| session.runner.is_arriving(of.sequence));
+        match running.first() {
+            Some(first) if all_arrive => session.runner.wait_for_arrival(first.sequence),
+            _ => Ok(()),
         }
-        if arriving.iter().all(|arrives| *arrives)
-            && let Some((active, arrives)) = running.iter().zip(&mut arriving).next()
-        {
-            session.runner.has_arrived(active.sequence, true)?;
-            *arrives = false;
-        }
-        Ok(arriving)
     }
 
     /// Runs parts together, and takes their time into account.

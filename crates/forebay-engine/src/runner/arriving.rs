@@ -16,19 +16,36 @@ impl Runner {
         Ok(())
     }
 
-    /// Returns true if all keys and values of a sequence are there. Waits for them if `waits`.
+    /// Returns true if keys and values of a sequence may still be on their way, as far as [`Runner::take_arrivals`] knows.
+    pub fn is_arriving(&self, sequence: SequenceId) -> bool {
+        self.arriving.iter().any(|(of, _)| *of == sequence)
+    }
+
+    /// Takes note of what has arrived.
     ///
     /// # Errors
     /// Returns an error if the device fails.
-    pub fn has_arrived(&mut self, sequence: SequenceId, waits: bool) -> Result<bool, EngineError> {
-        let Some(at) = self.arriving.iter().position(|(of, _)| *of == sequence) else {
-            return Ok(true);
-        };
-        let has_arrived = self.decoder.backend_mut().has_restored(self.arriving[at].1, waits)?;
-        if has_arrived {
-            self.arriving.swap_remove(at);
+    pub fn take_arrivals(&mut self) -> Result<(), EngineError> {
+        // In the order in which copies began.
+        while let Some((_, restoring)) = self.arriving.first()
+            && self.decoder.backend_mut().has_restored(*restoring, false)?
+        {
+            self.arriving.remove(0);
         }
-        Ok(has_arrived)
+        Ok(())
+    }
+
+    /// Waits for the keys and values of a sequence.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    pub fn wait_for_arrival(&mut self, sequence: SequenceId) -> Result<(), EngineError> {
+        let Some(at) = self.arriving.iter().position(|(of, _)| *of == sequence) else {
+            return Ok(());
+        };
+        self.decoder.backend_mut().has_restored(self.arriving[at].1, true)?;
+        self.arriving.remove(at);
+        Ok(())
     }
 
     /// Waits for all keys and values that are being copied.

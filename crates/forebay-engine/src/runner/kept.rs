@@ -25,7 +25,7 @@ impl Runner {
     /// Returns an error if the device fails.
     pub fn export(&mut self, sequence: SequenceId) -> Result<Vec<SnapshotBlock>, EngineError> {
         self.apply_changes()?;
-        self.has_arrived(sequence, true)?;
+        self.wait_for_arrival(sequence)?;
         let Runner { decoder, blocks, .. } = self;
         let copied = blocks.blocks_to_save(sequence).map(|SavedBlock { group, index, block }| {
             let mut bytes = vec![0; blocks.block_bytes(group)];
@@ -37,13 +37,9 @@ impl Runner {
 
     /// Returns copies of the blocks of a saved sequence.
     pub fn export_saved(&self, saved: &SavedSequence) -> Vec<SnapshotBlock> {
-        let copy = |(group, index, place): &(usize, usize, SavedPlace)| SnapshotBlock {
-            group: *group,
-            index: *index,
-            bytes: {
-                let (memory, range) = place.place(&self.tiers);
-                memory.as_ref()[range].to_vec()
-            },
+        let copy = |(group, index, place): &(usize, usize, SavedPlace)| {
+            let (memory, range) = place.place(&self.tiers);
+            SnapshotBlock { group: *group, index: *index, bytes: memory.as_ref()[range].to_vec() }
         };
         saved.blocks.iter().map(copy).collect()
     }
@@ -58,7 +54,7 @@ impl Runner {
         to: &mut dyn Write,
     ) -> Result<(), EngineError> {
         self.apply_changes()?;
-        self.has_arrived(sequence, true)?;
+        self.wait_for_arrival(sequence)?;
         let Runner { decoder, blocks, .. } = self;
         let mut bytes = Vec::new();
         for SavedBlock { group, block, .. } in blocks.blocks_to_save(sequence) {
@@ -95,8 +91,8 @@ impl Runner {
                 if let Some(of) = of {
                     let content = of.with_content((&bytes, 0..len));
                     let mut contents = std::iter::once(content);
-                    let restoring = self.decoder.backend_mut().restore_blocks(&mut contents)?;
-                    self.last_restoring = self.last_restoring.max(restoring);
+                    self.last_restoring =
+                        self.decoder.backend_mut().restore_blocks(&mut contents)?;
                 }
             }
             self.wait_for_arrivals()?;

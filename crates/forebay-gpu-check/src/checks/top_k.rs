@@ -184,13 +184,14 @@ fn selected(context: &Context) -> Result<Outcome> {
         let wanted = wanted(rows, vocabulary);
         let words = words_of(&wanted);
         let on_device = context.upload(&words)?;
-        for k in [1, 5, 256] {
+        for (k, has_totals) in [(1, false), (1, true), (5, true), (256, true)] {
             let what = TopK { rows, vocabulary, k };
             let memory = Memory::new(context, &what, &logits)?;
             let totals = context.upload(&vec![0.0_f32; rows])?;
             let has_changes = wanted.iter().any(|(_, changes, _)| !changes.is_empty());
             let (words, count, totals_at) = (on_device.ptr(), words.len(), totals.ptr());
-            let selections = Selections { words, count, totals: totals_at, has_changes };
+            let selections =
+                Selections { words, count, totals: totals_at, has_totals, has_changes };
             gpu.top_k(&what, &memory.buffers(), Some(&selections))?;
             let got_ids = gpu.download::<u32>(memory.ids.ptr(), rows * k)?;
             let got_totals = gpu.download::<f32>(totals.ptr(), rows)?;
@@ -211,7 +212,7 @@ fn selected(context: &Context) -> Result<Outcome> {
                 let (ids, values) = best(&row, k);
                 let weight = |x: &f32| (f64::from(x - values[0]) / f64::from(*divisor)).exp();
                 let numbers = row.iter().filter(|x| !x.is_nan());
-                let has_total = k > 1 && *divisor > 0.0;
+                let has_total = has_totals && *divisor > 0.0;
                 let total = if has_total { numbers.map(weight).sum::<f64>() } else { 0.0 };
                 expected_totals.push(total as f32);
                 expected_ids.extend(ids);

@@ -149,15 +149,13 @@ impl CudaBackend {
     ) -> Result<(), ModelError> {
         let CudaBackend { gpu, plan, arena, kv_in_ram, uploads, .. } = self;
         let layer_bytes = plan.kv.layer_bytes() as usize;
-        // Queued kernels may still use what the blocks held before.
-        uploads.begin(gpu)?;
         let mut is_idle = false;
         for of in blocks {
             assert_eq!(of.range.len() as u64, plan.kv.groups[of.group].block_bytes);
             let (first, step) = match plan.kv.block(of.group, of.block) {
                 BlockPlace::Vram(at) => {
                     match of.memory.as_any().downcast_ref::<HostBytes<SlotBuffer>>() {
-                        Some(memory) => uploads.upload(memory, of.range, arena.kv(at))?,
+                        Some(memory) => uploads.upload(gpu, memory, of.range, arena.kv(at))?,
                         None => gpu.upload(of.bytes(), arena.kv(at))?,
                     }
                     continue;
@@ -165,6 +163,7 @@ impl CudaBackend {
                 BlockPlace::Host { first, step } => (first as usize, step as usize),
             };
             if !std::mem::replace(&mut is_idle, true) {
+                // Queued kernels may still use what the blocks held before.
                 gpu.synchronize()?;
             }
             let host = kv_in_ram.as_mut().expect("a block is in host memory");

@@ -118,10 +118,7 @@ impl CudaBackend {
         let (rows, vocabulary) = (step.outputs.len(), step.architecture.vocabulary);
         let selections = selector.selections(rows);
         let counts: Vec<usize> = selections.iter().map(|row| row.count.min(vocabulary)).collect();
-        // The selection of a single logit writes no totals.
-        let has_totals = selections.iter().any(|row| row.total_at.is_some());
-        let least = if has_totals { vocabulary.min(2) } else { 1 };
-        let what = TopK { rows, vocabulary, k: counts.iter().copied().fold(least, usize::max) };
+        let what = TopK { rows, vocabulary, k: counts.iter().copied().max().unwrap_or(1) };
         let buffers = self.top_k_buffers(&what);
         let totals = buffers.values.offset(rows * what.k);
         let selections = self.selections.queue_up(&self.gpu, &selections, totals)?;

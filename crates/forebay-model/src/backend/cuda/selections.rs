@@ -70,6 +70,8 @@ impl SelectionWords {
         self.words.write(0, out);
         gpu.read_words(&self.words, 0..out.len(), self.device)?;
         let has_changes = rows.iter().any(|row| !row.changes.is_empty());
-        Ok(Selections { words: self.device, count: out.len(), totals, has_changes })
+        let has_totals = rows.iter().any(|row| row.total_at.is_some());
+        let (words, count) = (self.device, out.len());
+        Ok(Selections { words, count, totals, has_totals, has_changes })
     }
 }
