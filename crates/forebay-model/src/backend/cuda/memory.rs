@@ -378,7 +378,7 @@ fn plan_tier(
         }
         let mut in_transit = transient as usize + more;
         while let Ok(wider) = plan(in_transit)
-            && 8 * wider.kept_slots() >= 7 * least.kept_slots()
+            && 4 * wider.kept_slots() >= 3 * least.kept_slots()
         {
             // Each of these slots is one less for all layers together, which costs a layer a slot now and then.
             match missing(&wider, rows, lanes) {
