@@ -175,7 +175,7 @@ impl SessionOptions {
             ("--no-cuda-graph", !self.cuda_graphs),
             ("--cpu-experts", self.cpu_offload == CpuOffload::Always),
             ("--no-cpu-experts", self.cpu_offload == CpuOffload::Never),
-            ("--kv-vram", self.kv_in_vram != KvInVram::All),
+            ("--kv-vram", self.kv_in_vram != KvInVram::default()),
             ("--vram", self.vram_bytes.is_some()),
         ];
         given.into_iter().find(|(_, given)| *given).map(|(name, _)| name)

@@ -168,7 +168,7 @@ impl Default for SessionOptions {
             context: None,
             sequences: 1,
             kv_tokens: None,
-            kv_in_vram: KvInVram::All,
+            kv_in_vram: KvInVram::default(),
             kv_ram_bytes: None,
             for_engine: false,
             threads: None,

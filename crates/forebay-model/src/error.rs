@@ -52,7 +52,7 @@ pub enum ModelError {
     KvVramTooSmall { given_bytes: u64, least_bytes: u64 },
     #[error(
         "the model needs {needed_bytes} bytes of VRAM, but {given_bytes} may be used: {why}; \
-         give {}a larger --vram, keep part of the KV cache in RAM with a --kv-vram, or use --device cpu",
+         give {}a larger --vram, or use --device cpu",
         match largest_context {
             Some(positions) => format!("a --ctx of at most {positions} or "),
             None => String::new(),

@@ -150,7 +150,7 @@ pub struct BudgetArgs {
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = KvTypeArg::F16)]
     pub kv_type: KvTypeArg,
     /// VRAM for the KV cache. What does not fit is in pinned RAM, where the GPU reads it over PCIe: contexts may be longer than
-    /// VRAM. auto takes what fits beside the dense weights [default: all in VRAM]
+    /// VRAM. auto takes what fits beside the dense weights [default: auto]
     #[arg(long, value_name = "SIZE|auto", value_parser = parse::kv_vram, allow_hyphen_values = true)]
     pub kv_vram: Option<KvInVram>,
     /// On a GPU, launch every kernel by itself instead of one CUDA graph per token: slower, same results
@@ -459,6 +459,9 @@ pub struct SynthArgs {
     /// Experts of a token [default: as many as the architecture has]
     #[arg(long, value_name = "K", value_parser = clap::value_parser!(u32).range(1..))]
     pub experts_used: Option<u32>,
+    /// Positions that the model says it was trained for [default: as many as the architecture]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub context: Option<u32>,
     /// Seed of the random weights
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     pub seed: u64,

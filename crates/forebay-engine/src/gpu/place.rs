@@ -16,7 +16,7 @@ use crate::memory::free_bytes;
 use crate::placed::{Described, GpuStart, Placed, engine_only, engine_options};
 use crate::plan::{self, Rates, memory};
 use crate::session;
-use crate::{CpuOffload, EngineError, SessionOptions};
+use crate::{CpuOffload, EngineError, KvInVram, SessionOptions};
 
 impl Described<'_> {
     /// Loads the weights to the GPU through a ring. Host memory keeps only the weights that do not fit in VRAM.
@@ -39,6 +39,12 @@ impl Described<'_> {
         let host_plan = host.as_ref().map(|host| host.plan.clone());
         let weights_bytes = host_plan.as_ref().map_or(0, |plan| plan.arena_bytes);
         memory::check_cache_on_gpu(self.context, weights_bytes, free_bytes(), kv_bytes)?;
+        if kv_bytes > 0 && options.kv_in_vram == KvInVram::AsMuchAsFits {
+            tracing::warn!(
+                "VRAM has no room for all keys and values: {kv_bytes} bytes of them are in RAM, which makes long contexts slower; \
+                 a smaller --ctx or a larger --vram avoids this"
+            );
+        }
         let cpu_sub_layers = plan.sub_layers().cpu_takes_part();
         let planned = plan.sub_layer_rates();
         let cpu_offload = match (plan.slots(), &host_plan) {

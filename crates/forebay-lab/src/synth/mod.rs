@@ -33,6 +33,8 @@ pub struct SynthOptions {
     pub layers: Option<u32>,
     /// Number of experts that a token uses; `None` means as many as in the architecture.
     pub experts_used: Option<u32>,
+    /// Number of positions that the model says it was trained for; `None` means as many as the architecture.
+    pub context: Option<u32>,
     /// True to write DeepSeek's key and value matrices of all heads as one tensor, as converters did until 2025.
     pub heads_in_one_tensor: bool,
     /// Random seed. The same seed gives the same file, byte for byte.
@@ -47,6 +49,7 @@ impl Default for SynthOptions {
             quantisation: None,
             layers: None,
             experts_used: None,
+            context: None,
             heads_in_one_tensor: false,
             seed: 0,
             threads: 2,
@@ -159,6 +162,7 @@ fn choice(arch: &str, options: &SynthOptions) -> Result<(Shape, Recipe, u32), Sy
     let name = options.quantisation.as_deref().unwrap_or(shape.quantisation);
     let recipe = Recipe::find(name).ok_or_else(|| SynthError::unknown_quantisation(name))?;
     let mut shape = with_experts_used(*shape, options.experts_used)?;
+    shape.context = options.context.unwrap_or(shape.context);
     if let Some(latent) = &mut shape.latent_attention {
         latent.one_tensor = options.heads_in_one_tensor;
     }

@@ -287,12 +287,12 @@ pub struct KvCapacity {
 /// How much of the KV cache is in VRAM. The rest is in pinned host memory, where the GPU reads it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum KvInVram {
-    #[default]
     All,
     /// As much as so many bytes of VRAM hold, with the memory for copies of one layer.
     Bytes(u64),
     /// As much as fits beside the dense weights. Experts get what is left: in every token, the GPU reads all keys and values of
     /// the context, but only a part of the experts.
+    #[default]
     AsMuchAsFits,
 }
 

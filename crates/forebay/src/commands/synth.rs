@@ -41,6 +41,7 @@ fn write(args: &SynthArgs, out: OutputFile) -> Outcome<SynthReport> {
         quantisation: args.quantisation.clone(),
         layers: args.layers.map(|layers| u32::try_from(layers).unwrap_or(u32::MAX)),
         experts_used: args.experts_used,
+        context: args.context,
         seed: args.seed,
         threads: std::thread::available_parallelism().map_or(1, NonZero::get),
         ..SynthOptions::default()

@@ -86,7 +86,7 @@ fn options_that_the_device_does_not_use_are_refused() {
         ("--device cuda --cpu-experts --exact", "--cpu-experts"),
         ("--device auto --cpu-experts --exact", "--cpu-experts"),
         ("--device cpu --vram 1GiB", "--vram"),
-        ("--device cpu --kv-vram auto", "--kv-vram"),
+        ("--device cpu --kv-vram 1GiB", "--kv-vram"),
         ("--device cpu --kv-type q8_0 --exact", "--kv-type"),
         ("--device auto --kv-type q4_0 --exact", "--kv-type"),
         ("--device cpu --no-cuda-graph", "--no-cuda-graph"),
