@@ -5,6 +5,10 @@
 pub enum CodecError {
     #[error("{bytes} bytes are no whole number of weights of {weight_bytes} bytes")]
     PartOfAWeight { bytes: usize, weight_bytes: usize },
+    #[error("{bytes} bytes are no whole number of blocks of {block_bytes} bytes")]
+    PartOfABlock { bytes: usize, block_bytes: usize },
+    #[error("a block is damaged: lowest exponent {base}, with {exceptions} weights elsewhere")]
+    Block { base: u8, exceptions: u8 },
     #[error("{weights} weights in a chunk, which holds 1 to {most}")]
     ChunkSize { weights: usize, most: usize },
     #[error("a chunk of {bytes} bytes is cut off or damaged: it needs {needed}")]

@@ -22,6 +22,7 @@
 //! ```
 
 mod bits;
+mod compact;
 mod decode;
 mod encode;
 mod error;
@@ -29,6 +30,7 @@ mod float;
 mod layout;
 mod table;
 
+pub use compact::{Compact, decode_compact, decode_compact_block, encode_compact};
 pub use decode::{Isa, decode_chunk, decode_chunk_with};
 pub use encode::encode_chunk;
 pub use error::CodecError;

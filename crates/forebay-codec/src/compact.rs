@@ -1,0 +1,256 @@
+//! BF16 weights in blocks of fixed size, about 12 bits each, that products read as they are.
+//!
+//! A block has a lowest exponent, and each weight has its exponent as four bits above that. The few weights whose exponents lie elsewhere
+//! are in a short list. `docs/codec.md` describes the bytes.
+
+use crate::CodecError;
+
+/// Exponents that four bits can say.
+const WINDOW: usize = 16;
+
+/// The largest exponent that a block may begin with, so that the sum of it and four bits has eight bits.
+const BASE_MOST: usize = 256 - WINDOW;
+
+/// Exponents below the window that a list entry can name. 0 is the exponent 0, higher numbers are these.
+const BELOW: u16 = 24;
+
+/// Lists' entries have a position in their low bits, and an exponent above it.
+const POSITION_BITS: u32 = 11;
+
+/// Number of columns of a lane's word.
+const LANE: usize = 8;
+
+/// Number of columns whose words lie side by side.
+const STRIDE: usize = 256;
+
+/// The blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Compact {
+    /// 2048 weights in 3088 bytes.
+    C2048,
+    /// 256 weights in 392 bytes.
+    C256,
+}
+
+impl Compact {
+    pub const ALL: [Compact; 2] = [Compact::C2048, Compact::C256];
+
+    /// Returns the largest blocks of which rows of `columns` weights have a whole number, if there are any.
+    pub fn of_row(columns: u64) -> Option<Compact> {
+        let fits = |of: &Compact| columns > 0 && columns.is_multiple_of(of.weights() as u64);
+        Compact::ALL.into_iter().find(fits)
+    }
+
+    /// Returns the number of weights of a block.
+    pub const fn weights(self) -> usize {
+        match self {
+            Compact::C2048 => 2048,
+            Compact::C256 => STRIDE,
+        }
+    }
+
+    /// Returns the number of bytes of a block.
+    pub const fn bytes(self) -> usize {
+        self.header() + 2 + 2 * self.exceptions_most()
+    }
+
+    /// Returns the most weights of a block that its list has room for.
+    pub const fn exceptions_most(self) -> usize {
+        match self {
+            Compact::C2048 => 7,
+            Compact::C256 => 3,
+        }
+    }
+
+    /// Returns the offset of the lowest exponent, which the number of exceptions and their list follow.
+    const fn header(self) -> usize {
+        self.weights() / 2 * 3
+    }
+
+    /// Returns the offsets of the eight low bytes, and of the word, of eight weights from column `LANE * eight` on.
+    const fn places(self, eight: usize) -> (usize, usize) {
+        let (lanes, per_group) = (STRIDE / LANE, self.strides_per_group());
+        let (stride, lane) = (eight / lanes, eight % lanes);
+        let (group, stride) = (stride / per_group, stride % per_group);
+        let start = group * per_group * STRIDE / 2 * 3;
+        // A lane has the low bytes of two strides, or of the only one, side by side, and the words of all.
+        let together = if per_group == 1 { 1 } else { 2 };
+        let low = (stride / together) * STRIDE * together
+            + lane * LANE * together
+            + stride % together * LANE;
+        (start + low, start + per_group * STRIDE + lane * 4 * per_group + stride * 4)
+    }
+
+    const fn strides_per_group(self) -> usize {
+        match self {
+            Compact::C2048 => 4,
+            Compact::C256 => 1,
+        }
+    }
+}
+
+/// Encodes whole blocks of BF16 weights, little-endian. Returns false if a block has more exceptions than its list has room for, or
+/// numbers that no entry can say: very large or small ones beside others, infinities, NaNs. `coded` is then not to be used.
+///
+/// # Errors
+/// Returns an error if the lengths are not those of equally many blocks.
+pub fn encode_compact(of: Compact, weights: &[u8], coded: &mut [u8]) -> Result<bool, CodecError> {
+    check_lengths(of, coded.len(), weights.len())?;
+    let blocks = weights.chunks_exact(2 * of.weights()).zip(coded.chunks_exact_mut(of.bytes()));
+    Ok(blocks.into_iter().all(|(weights, coded)| encode_block(of, weights, coded).is_some()))
+}
+
+/// Decodes whole blocks to BF16 weights, little-endian.
+///
+/// # Errors
+/// Returns an error if the lengths are not those of equally many blocks, or if a block is not as [`encode_compact`] makes it.
+pub fn decode_compact(of: Compact, coded: &[u8], weights: &mut [u8]) -> Result<(), CodecError> {
+    check_lengths(of, coded.len(), weights.len())?;
+    let blocks = coded.chunks_exact(of.bytes()).zip(weights.chunks_exact_mut(2 * of.weights()));
+    for (coded, weights) in blocks {
+        check_block(of, coded)?;
+        decode_compact_block(of, coded, |column, bits| {
+            weights[2 * column..][..2].copy_from_slice(&bits.to_le_bytes());
+        });
+    }
+    Ok(())
+}
+
+/// Calls `weight` with the column and the bits of each weight of a block, some of them twice: the last call counts. Blocks that
+/// [`decode_compact`] refuses give some weights.
+///
+/// # Panics
+/// Panics if `coded` is not as long as a block.
+#[inline]
+pub fn decode_compact_block(of: Compact, coded: &[u8], mut weight: impl FnMut(usize, u16)) {
+    assert_eq!(coded.len(), of.bytes());
+    let base = u32::from(coded[of.header()]) << 7;
+    let at = |column: usize| {
+        let (low, word) = of.places(column / LANE);
+        let (j, low) = (column % LANE, u32::from(coded[low + column % LANE]));
+        let word = u32::from_le_bytes([0, 1, 2, 3].map(|i| coded[word + i]));
+        let high = word.rotate_left(4 * (j as u32 / 2)) >> (16 * (j & 1));
+        (high & 0x8700 | low).wrapping_add(base) as u16
+    };
+    (0..of.weights()).for_each(|column| weight(column, at(column)));
+    for entry in entries(of, coded) {
+        let column = usize::from(entry & ((1 << POSITION_BITS) - 1)) % of.weights();
+        let exponent = exponent_of(entry >> POSITION_BITS, coded[of.header()]) & 255;
+        weight(column, at(column) & 0x807f | exponent << 7);
+    }
+}
+
+fn check_lengths(of: Compact, coded: usize, weights: usize) -> Result<(), CodecError> {
+    let blocks = weights / (2 * of.weights());
+    if !weights.is_multiple_of(2 * of.weights()) {
+        return Err(CodecError::PartOfABlock { bytes: weights, block_bytes: 2 * of.weights() });
+    }
+    match blocks * of.bytes() {
+        needed if needed == coded => Ok(()),
+        needed => Err(CodecError::ChunkLength { bytes: coded, needed }),
+    }
+}
+
+/// Checks what a block says about its exceptions.
+fn check_block(of: Compact, coded: &[u8]) -> Result<(), CodecError> {
+    let (base, count) = (coded[of.header()], coded[of.header() + 1]);
+    let mut columns = entries(of, coded).map(|entry| entry & ((1 << POSITION_BITS) - 1));
+    let is_right = usize::from(base) <= BASE_MOST
+        && usize::from(count) <= of.exceptions_most()
+        && columns.clone().is_sorted_by(|a, b| a < b)
+        && columns.all(|column| usize::from(column) < of.weights())
+        && entries(of, coded)
+            .all(|entry| code_of(exponent_of(entry >> POSITION_BITS, base), base).is_some());
+    match is_right {
+        true => Ok(()),
+        false => Err(CodecError::Block { base, exceptions: count }),
+    }
+}
+
+/// Returns the entries of a block's list.
+fn entries(of: Compact, coded: &[u8]) -> impl Iterator<Item = u16> + Clone {
+    let count = usize::from(coded[of.header() + 1]).min(of.exceptions_most());
+    let list = coded[of.header() + 2..][..2 * count].as_chunks().0;
+    list.iter().map(|entry| u16::from_le_bytes(*entry))
+}
+
+/// Returns the exponent that an entry's code means. A code that no encoder writes may mean one of more than eight bits.
+fn exponent_of(code: u16, base: u8) -> u16 {
+    let base = u16::from(base);
+    match code {
+        0 => 0,
+        1..=BELOW => base.wrapping_sub(code),
+        above => base + WINDOW as u16 + above - BELOW - 1,
+    }
+}
+
+/// Returns the code of an exponent outside of the window.
+fn code_of(exponent: u16, base: u8) -> Option<u16> {
+    let base = u16::from(base);
+    let first_above = base + WINDOW as u16;
+    let code = match exponent {
+        0 => 0,
+        _ if exponent < base => base - exponent,
+        _ if (first_above..256).contains(&exponent) => BELOW + 1 + exponent - first_above,
+        _ => return None,
+    };
+    let fits = if exponent < base { code <= BELOW } else { code < 1 << (16 - POSITION_BITS) };
+    fits.then_some(code)
+}
+
+/// Encodes a block. Returns `None` if its list has no room.
+fn encode_block(of: Compact, weights: &[u8], coded: &mut [u8]) -> Option<()> {
+    let weights = weights.as_chunks().0;
+    let base = best_base(weights);
+    let (codes, header) = coded.split_at_mut(of.header());
+    let mut list = [0u8; 2 * 7];
+    let mut exceptions = 0;
+    for (eight, weights) in weights.as_chunks::<LANE>().0.iter().enumerate() {
+        let mut word = 0u32;
+        let (low_at, word_at) = of.places(eight);
+        for (j, &weight) in weights.iter().enumerate() {
+            let bits = u32::from(u16::from_le_bytes(weight));
+            let exponent = bits >> 7 & 255;
+            let mut code = exponent.wrapping_sub(u32::from(base));
+            if code >= WINDOW as u32 {
+                if exceptions == of.exceptions_most() {
+                    return None;
+                }
+                let entry =
+                    (LANE * eight + j) as u16 | code_of(exponent as u16, base)? << POSITION_BITS;
+                list[2 * exceptions..][..2].copy_from_slice(&entry.to_le_bytes());
+                exceptions += 1;
+                code = 0;
+            }
+            codes[low_at + j] = (code << 7 | bits & 0x7f) as u8;
+            let high = bits & 0x8000 | (code >> 1) << 8;
+            word |= (high << (16 * (j & 1))).rotate_right(4 * (j as u32 / 2));
+        }
+        codes[word_at..][..4].copy_from_slice(&word.to_le_bytes());
+    }
+    let most = of.exceptions_most();
+    header[..2].copy_from_slice(&[base, exceptions as u8]);
+    header[2..][..2 * most].copy_from_slice(&list[..2 * most]);
+    Some(())
+}
+
+/// Returns the lowest exponent of the window that leaves out the fewest weights: the highest one, because entries reach further down.
+fn best_base(weights: &[[u8; 2]]) -> u8 {
+    // Several tables, because equal exponents often follow each other.
+    let mut counts = [[0u16; 256]; 4];
+    for weights in weights.as_chunks::<4>().0 {
+        for (weight, counts) in weights.iter().zip(&mut counts) {
+            counts[usize::from(u16::from_le_bytes(*weight) >> 7 & 255)] += 1;
+        }
+    }
+    let count = |exponent: usize| counts.iter().map(|of| u32::from(of[exponent])).sum::<u32>();
+    let mut inside: u32 = (0..WINDOW).map(count).sum();
+    let (mut best, mut most) = (0, inside);
+    for base in 1..=BASE_MOST {
+        inside = inside + count(base + WINDOW - 1) - count(base - 1);
+        if inside >= most {
+            (best, most) = (base, inside);
+        }
+    }
+    best as u8
+}
