@@ -134,10 +134,18 @@ pub fn decode_compact_block(of: Compact, coded: &[u8], mut weight: impl FnMut(us
     };
     (0..of.weights()).for_each(|column| weight(column, at(column)));
     for entry in entries(of, coded) {
-        let column = usize::from(entry & ((1 << POSITION_BITS) - 1)) % of.weights();
-        let exponent = exponent_of(entry >> POSITION_BITS, coded[of.header()]) & 255;
-        weight(column, at(column) & 0x807f | exponent << 7);
+        let (column, exponent) = compact_exception(entry, coded[of.header()]);
+        let column = column % of.weights();
+        weight(column, at(column) & 0x807f | u16::from(exponent) << 7);
     }
+}
+
+/// Returns the column and the exponent that an entry of a block's list means. The column may be beyond the block, and the exponent wrong,
+/// if [`decode_compact`] refuses the block.
+#[inline]
+pub fn compact_exception(entry: u16, base: u8) -> (usize, u8) {
+    let column = entry & ((1 << POSITION_BITS) - 1);
+    (usize::from(column), exponent_of(entry >> POSITION_BITS, base) as u8)
 }
 
 fn check_lengths(of: Compact, coded: usize, weights: usize) -> Result<(), CodecError> {

@@ -30,7 +30,9 @@ mod float;
 mod layout;
 mod table;
 
-pub use compact::{Compact, decode_compact, decode_compact_block, encode_compact};
+pub use compact::{
+    Compact, compact_exception, decode_compact, decode_compact_block, encode_compact,
+};
 pub use decode::{Isa, decode_chunk, decode_chunk_with};
 pub use encode::encode_chunk;
 pub use error::CodecError;

@@ -168,10 +168,33 @@ fn exact_products_of_every_type_keep_activations() {
         let cpu = cpu(isa, Arithmetic::Exact);
         for &ty in TensorType::all().iter().filter(|&&ty| Cpu::supports(ty)) {
             for (tokens, kind) in in_both_kinds([1, 3, 20]) {
-                let case = Case::random(ty, 19, 512, (tokens, kind), &mut random);
+                let cols = 512usize.next_multiple_of(ty.block_elements());
+                let case = Case::random(ty, 19, cols, (tokens, kind), &mut random);
                 let x: Vec<f64> = case.x.iter().map(|&x| f64::from(x)).collect();
                 let model = case.model(&x);
                 assert_close(&case.run(&cpu, None), &model, 1e-6, &format!("{isa} {ty} {tokens}"));
+            }
+        }
+    }
+}
+
+/// Compact weights are the same numbers, so every kernel must add their products in the order of plain ones.
+#[test]
+fn compact_weights_give_the_bits_of_plain_ones() {
+    let mut random = Random::new(12);
+    for isa in Isa::supported() {
+        for arithmetic in [Arithmetic::Fast, Arithmetic::Exact] {
+            let cpu = cpu(isa, arithmetic);
+            for (ty, cols) in [(TensorType::BF16_C2048, 4096), (TensorType::BF16_C256, 768)] {
+                for (tokens, kind) in in_both_kinds([1, 2, 3, 20]) {
+                    let compact = Case::random(ty, 37, cols, (tokens, kind), &mut random);
+                    let plain = compact.weights().into_iter();
+                    let data = plain.flat_map(|w| half::bf16::from_f32(w).to_le_bytes()).collect();
+                    let x = compact.x.clone();
+                    let plain = Case { ty: TensorType::BF16, data, x, ..compact };
+                    let (a, b) = (compact.run(&cpu, None), plain.run(&cpu, None));
+                    assert_eq!(bits(&a), bits(&b), "{isa} {ty} {tokens} {kind:?}");
+                }
             }
         }
     }
@@ -344,7 +367,8 @@ fn arbitrary_bytes_do_no_harm_and_nan_is_seen() {
         let cpu = cpu(isa, Arithmetic::Fast);
         for &ty in TensorType::all().iter().filter(|&&ty| Cpu::supports(ty)) {
             for (tokens, kind) in in_both_kinds([1, 2, 30]) {
-                let mut case = Case::random(ty, 16, 768, (tokens, kind), &mut random);
+                let cols = 768usize.next_multiple_of(ty.block_elements());
+                let mut case = Case::random(ty, 16, cols, (tokens, kind), &mut random);
                 case.data.iter_mut().for_each(|byte| *byte = random.next() as u8);
                 case.run(&cpu, None);
             }

@@ -65,6 +65,8 @@ enum Scale {
     Exponent { at: usize },
     /// Four unsigned E4M3 floats.
     FourE4M3 { at: usize },
+    /// The lowest exponent of a compact block, and two exceptions: a zero or subnormal number, and a number below all others.
+    Compact { at: usize },
 }
 
 fn scale_of(ty: TensorType) -> Option<Scale> {
@@ -81,6 +83,8 @@ fn scale_of(ty: TensorType) -> Option<Scale> {
         TensorType::IQ1_M => Scale::ScatteredHalf { at: 48 },
         TensorType::MXFP4 => Scale::Exponent { at: 0 },
         TensorType::NVFP4 => Scale::FourE4M3 { at: 0 },
+        TensorType::BF16_C2048 => Scale::Compact { at: 3072 },
+        TensorType::BF16_C256 => Scale::Compact { at: 384 },
         TensorType::Q4_0
         | TensorType::Q5_0
         | TensorType::Q8_0
@@ -207,6 +211,14 @@ impl ScaledBlocks {
                     bytes[..4].fill(nearest_e4m3(scale));
                     (at, 4)
                 }
+                Scale::Compact { at } => {
+                    let base = (112.0 + scale.log2().round()).clamp(1.0, 240.0);
+                    bytes[..6].copy_from_slice(&[base as u8, 2, 0, 0, 0, 3 << 3]);
+                    // The columns of the two are random, and differ by their lowest bit.
+                    blocks.mask = [0xFF, 0xFF, 1, 0xF8, 1, 0xF8, 0, 0];
+                    bytes[4] = 1;
+                    (at, 6)
+                }
             };
         }
         blocks
@@ -298,8 +310,9 @@ mod tests {
             let mean = values.iter().map(|value| f64::from(*value)).sum::<f64>() / count;
             let square = values.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>() / count;
             let found = square.sqrt() as f32 / deviation;
-            // MXFP4 scales are powers of two and cannot come closer.
-            let tolerance = if *ty == TensorType::MXFP4 { 0.45 } else { 0.15 };
+            // Scales that are powers of two cannot come closer.
+            let in_powers = *ty == TensorType::MXFP4 || ty.compact().is_some();
+            let tolerance = if in_powers { 0.45 } else { 0.15 };
             assert!((found - 1.0).abs() < tolerance, "{ty}: deviation {found} of what was asked");
             assert!(mean.abs() < 0.2 * f64::from(deviation), "{ty}: mean {mean}");
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
+use forebay_codec::Compact;
 use serde::{Serialize, Serializer};
 
 use crate::FormatError;
@@ -56,6 +57,10 @@ pub enum TensorType {
     NVFP4,
     Q1_0,
     Q2_0,
+    /// BF16 in compact blocks of 2048 weights, as packs have it.
+    BF16_C2048,
+    /// BF16 in compact blocks of 256 weights, as packs have it.
+    BF16_C256,
 }
 
 /// Row of the table of types.
@@ -79,7 +84,7 @@ const fn facts(
 }
 
 /// The rows are in the order of the enum, so that a type's discriminant is its index here.
-const TABLE: [Facts; 41] = [
+const TABLE: [Facts; 43] = [
     facts(TensorType::F64, "F64", Some(28), 1, 8),
     facts(TensorType::F32, "F32", Some(0), 1, 4),
     facts(TensorType::F16, "F16", Some(1), 1, 2),
@@ -121,6 +126,8 @@ const TABLE: [Facts; 41] = [
     facts(TensorType::NVFP4, "NVFP4", Some(40), 64, 36),
     facts(TensorType::Q1_0, "Q1_0", Some(41), 128, 18),
     facts(TensorType::Q2_0, "Q2_0", Some(42), 64, 18),
+    facts(TensorType::BF16_C2048, "BF16_C2048", None, 2048, Compact::C2048.bytes()),
+    facts(TensorType::BF16_C256, "BF16_C256", None, 256, Compact::C256.bytes()),
 ];
 
 const ALL: [TensorType; TABLE.len()] = {
@@ -173,6 +180,23 @@ impl TensorType {
     /// Returns the number of bytes of one block.
     pub fn block_bytes(self) -> usize {
         self.facts().block_bytes
+    }
+
+    /// Returns the blocks of compact BF16, which hold exactly the numbers of BF16.
+    pub fn compact(self) -> Option<Compact> {
+        match self {
+            TensorType::BF16_C2048 => Some(Compact::C2048),
+            TensorType::BF16_C256 => Some(Compact::C256),
+            _ => None,
+        }
+    }
+
+    /// Returns the type of compact BF16 with these blocks.
+    pub fn from_compact(of: Compact) -> TensorType {
+        match of {
+            Compact::C2048 => TensorType::BF16_C2048,
+            Compact::C256 => TensorType::BF16_C256,
+        }
     }
 
     /// Returns true if several elements share a block, as in all `Q`, `IQ`, `TQ` and `FP4` types.

@@ -5,7 +5,7 @@ use super::files::Repository;
 
 /// Crates, each with the crates that it may depend on.
 const LAYERS: [(&str, &[&str]); 18] = [
-    ("forebay-format", &[]),
+    ("forebay-format", &["forebay-codec"]),
     ("forebay-codec", &[]),
     ("forebay-text", &["forebay-format"]),
     ("forebay-library", &[]),
@@ -14,7 +14,7 @@ const LAYERS: [(&str, &[&str]); 18] = [
     ("forebay-chat", &["forebay-text", "forebay-grammar"]),
     ("forebay-store", &["forebay-format"]),
     ("forebay-stream", &["forebay-format", "forebay-store"]),
-    ("forebay-compute", &["forebay-format"]),
+    ("forebay-compute", &["forebay-format", "forebay-codec"]),
     ("forebay-cuda", &["forebay-format"]),
     (
         "forebay-gpu-check",

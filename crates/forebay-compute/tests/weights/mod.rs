@@ -72,6 +72,12 @@ pub fn random_weights(ty: TensorType, elements: usize, random: &mut Random) -> V
             TensorType::MXFP4 => block[0] = 118 + block[0] % 12,
             // Four scales of 8 bits: keep sign and the top exponent bit clear.
             TensorType::NVFP4 => block[..4].iter_mut().for_each(|scale| *scale &= 0x3f),
+            // The lowest exponent, and how many exceptions are in the list.
+            TensorType::BF16_C2048 | TensorType::BF16_C256 => {
+                let (header, most) = if block.len() > 392 { (3072, 7) } else { (384, 3) };
+                block[header] = 100 + block[header] % 16;
+                block[header + 1] %= most + 1;
+            }
             // The F16 scale is in the top halves of four words.
             TensorType::IQ1_M => block[55] = block[55] & 0x0f | 0x20,
             _ => {

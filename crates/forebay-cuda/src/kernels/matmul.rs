@@ -43,7 +43,9 @@ pub fn narrow_form(ty: TensorType, cols: usize) -> Option<NarrowForm> {
         TensorType::F32 | TensorType::F64 => None,
         _ if !cols.is_multiple_of(8) => None,
         TensorType::F16 => Some(NarrowForm::HalfPair),
-        TensorType::BF16 => Some(NarrowForm::BfloatPair),
+        TensorType::BF16 | TensorType::BF16_C2048 | TensorType::BF16_C256 => {
+            Some(NarrowForm::BfloatPair)
+        }
         _ => Some(NarrowForm::Half),
     }
 }

@@ -51,11 +51,14 @@ const fn is_rare(ty: TensorType) -> bool {
 
 const fn is_float(ty: TensorType) -> bool {
     use TensorType as T;
-    matches!(ty, T::F64 | T::F32 | T::F16 | T::BF16 | T::F8_E4M3 | T::F8_E5M2)
+    matches!(
+        ty,
+        T::F64 | T::F32 | T::F16 | T::BF16 | T::F8_E4M3 | T::F8_E5M2 | T::BF16_C2048 | T::BF16_C256
+    )
 }
 
 static TYPES: &[TypeModules] = type_modules![
-    F64 "f64", F32 "f32", F16 "f16", BF16 "bf16", F8_E4M3 "f8_e4m3", F8_E5M2 "f8_e5m2",
+    F64 "f64", F32 "f32", F16 "f16", BF16 "bf16", BF16_C2048 "bf16_c2048", BF16_C256 "bf16_c256", F8_E4M3 "f8_e4m3", F8_E5M2 "f8_e5m2",
     Q4_0 "q4_0", Q4_1 "q4_1", Q5_0 "q5_0", Q5_1 "q5_1", Q8_0 "q8_0",
     Q2_K "q2_k", Q3_K "q3_k", Q4_K "q4_k", Q5_K "q5_k", Q6_K "q6_k",
     IQ4_NL "iq4_nl", IQ4_XS "iq4_xs", IQ2_XXS "iq2_xxs", IQ2_XS "iq2_xs", IQ2_S "iq2_s",
@@ -168,10 +171,9 @@ pub fn takes_tiles(ty: TensorType, rows: usize) -> bool {
     rows >= TILED_ROWS_LEAST && modules_of(ty).matvec_many.is_some()
 }
 
-/// Returns true if mat-vec kernels of this type take activations rounded to 8 bits, as they do for all types with
-/// blocks.
+/// Returns true if mat-vec kernels of this type take activations rounded to 8 bits, as they do for all quantised types.
 pub fn takes_rounded(ty: TensorType) -> bool {
-    ty.is_quantized()
+    !is_float(ty)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@
 //! 16-bit scales are little-endian IEEE half-precision floats. Results equal ggml's `to_float` bit
 //! for bit.
 
+pub mod compact;
 pub mod fp4;
 mod grids;
 pub mod iq1;
@@ -78,6 +79,8 @@ fn decoder(ty: TensorType) -> Option<DecodeBlock> {
         TensorType::NVFP4 => fp4::nvfp4,
         TensorType::Q1_0 => low_bits::q1_0,
         TensorType::Q2_0 => low_bits::q2_0,
+        TensorType::BF16_C2048 => compact::c2048,
+        TensorType::BF16_C256 => compact::c256,
         TensorType::F8_E8M0
         | TensorType::I8
         | TensorType::I16

@@ -4,21 +4,20 @@ use std::ops::Range;
 
 use forebay_format::TensorType;
 
+use super::compact::{Compact256, Compact2048};
 use super::dot::TOKENS;
 use super::unpack::*;
 use super::vector::sum_lanes;
 use crate::matmul::float::widen_row;
 use crate::matmul::task::{Kernel, Scratch, Task};
 
-/// A plain number type that widens to F32.
+/// A number type that widens to F32.
 pub(crate) trait Widen {
-    const BYTES: usize;
-
-    /// Loads eight numbers.
+    /// Loads the numbers of columns `8 * i..8 * (i + 1)` of a row.
     ///
     /// # Safety
-    /// `at` is readable for eight numbers, and the machine has AVX2, FMA and F16C.
-    unsafe fn eight(at: *const u8) -> __m256;
+    /// The row has these columns, and the machine has AVX2, FMA and F16C.
+    unsafe fn eight(row: *const u8, i: usize) -> __m256;
 }
 
 pub(crate) struct Full;
@@ -26,29 +25,33 @@ pub(crate) struct Half;
 pub(crate) struct Brain;
 
 impl Widen for Full {
-    const BYTES: usize = 4;
     #[inline(always)]
-    unsafe fn eight(at: *const u8) -> __m256 {
+    unsafe fn eight(row: *const u8, i: usize) -> __m256 {
         // SAFETY: by the caller's promise.
-        unsafe { _mm256_loadu_ps(at.cast()) }
+        unsafe {
+            let at = row.add(32 * i);
+            _mm256_loadu_ps(at.cast())
+        }
     }
 }
 
 impl Widen for Half {
-    const BYTES: usize = 2;
     #[inline(always)]
-    unsafe fn eight(at: *const u8) -> __m256 {
+    unsafe fn eight(row: *const u8, i: usize) -> __m256 {
         // SAFETY: by the caller's promise.
-        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(at.cast())) }
+        unsafe {
+            let at = row.add(16 * i);
+            _mm256_cvtph_ps(_mm_loadu_si128(at.cast()))
+        }
     }
 }
 
 impl Widen for Brain {
-    const BYTES: usize = 2;
     #[inline(always)]
-    unsafe fn eight(at: *const u8) -> __m256 {
+    unsafe fn eight(row: *const u8, i: usize) -> __m256 {
         // SAFETY: by the caller's promise.
         unsafe {
+            let at = row.add(16 * i);
             let wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(at.cast()));
             _mm256_castsi256_ps(_mm256_slli_epi32::<16>(wide))
         }
@@ -61,6 +64,8 @@ pub(crate) fn few_tokens(ty: TensorType) -> Kernel {
         TensorType::F32 => rows::<Full>,
         TensorType::F16 => rows::<Half>,
         TensorType::BF16 => rows::<Brain>,
+        TensorType::BF16_C2048 => rows::<Compact2048>,
+        TensorType::BF16_C256 => rows::<Compact256>,
         _ => rows_dequantised,
     }
 }
@@ -77,7 +82,9 @@ unsafe fn rows<W: Widen>(task: &Task, rows: Range<usize>, scratch: &mut Scratch)
     for row in rows {
         let bytes = task.row(row);
         tail.fill(0.0);
-        widen_row(task.ty, &bytes[whole * W::BYTES..], &mut tail[..task.cols - whole]);
+        // Rows of whole blocks have no such elements.
+        let rest = whole / task.ty.block_elements() * task.ty.block_bytes();
+        widen_row(task.ty, &bytes[rest..], &mut tail[..task.cols - whole]);
         // SAFETY: the row is `cols` numbers long; the caller promises the rest.
         unsafe { row_all_tokens::<W>(task, row, bytes.as_ptr(), tail) };
     }
@@ -174,7 +181,7 @@ unsafe fn add_eight<W: Widen, const N: usize>(
 ) {
     // SAFETY: by the caller's promise.
     unsafe {
-        let w = W::eight(w.add(i * 8 * W::BYTES));
+        let w = W::eight(w, i);
         for t in 0..N {
             let x = _mm256_loadu_ps(x[t].as_ptr().add(i * 8));
             sums[t][u] = _mm256_fmadd_ps(w, x, sums[t][u]);

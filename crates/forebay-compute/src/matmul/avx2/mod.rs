@@ -9,6 +9,7 @@ use super::task::{ChunkRows, Kernel, Plan, Scratch, Task};
 use super::types;
 use crate::row_kind::RowKind;
 
+mod compact;
 mod dot;
 mod float;
 mod panel256;
@@ -18,6 +19,7 @@ mod panel_wide;
 pub(crate) mod unpack;
 mod vector;
 
+pub(crate) use compact::{Compact256, Compact2048};
 pub(crate) use dot::{TOKENS, for_tokens, prefetch};
 pub(crate) use float::{Brain, Full, Half, Widen};
 pub(crate) use panel_float::pack_floats;
@@ -40,6 +42,8 @@ pub(crate) fn plan_float(ty: TensorType, kind: RowKind) -> Plan {
             TensorType::F32 => panels::<panel_float::Plain<float::Full>>,
             TensorType::F16 => panels::<panel_float::Plain<float::Half>>,
             TensorType::BF16 => panels::<panel_float::Plain<float::Brain>>,
+            TensorType::BF16_C2048 => panels::<panel_float::Plain<compact::Compact2048>>,
+            TensorType::BF16_C256 => panels::<panel_float::Plain<compact::Compact256>>,
             _ => panels::<panel_float::Dequantised>,
         };
         return Plan { kernel, rows: CHUNK };

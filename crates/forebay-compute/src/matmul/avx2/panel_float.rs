@@ -89,8 +89,8 @@ pub(crate) unsafe fn pack_floats<W: Widen>(
         for column in (0..whole).step_by(8) {
             let mut vectors = [_mm256_setzero_si256(); ROWS];
             for (vector, row) in vectors.iter_mut().zip(rows) {
-                let at = (columns.start + column) * W::BYTES;
-                *vector = _mm256_castps_si256(W::eight(task.row(row).as_ptr().add(at)));
+                let i = (columns.start + column) / 8;
+                *vector = _mm256_castps_si256(W::eight(task.row(row).as_ptr(), i));
             }
             for (i, vector) in transpose(vectors).into_iter().enumerate() {
                 store(panel.add((column + i) * stride), vector);
@@ -98,7 +98,8 @@ pub(crate) unsafe fn pack_floats<W: Widen>(
         }
         for (i, row) in rows.into_iter().enumerate() {
             let rest = columns.start + whole..columns.end;
-            let bytes = &task.row(row)[rest.start * W::BYTES..rest.end * W::BYTES];
+            let byte = |column: usize| column / task.ty.block_elements() * task.ty.block_bytes();
+            let bytes = &task.row(row)[byte(rest.start)..byte(rest.end)];
             let mut values = [0.0; 8];
             widen_row(task.ty, bytes, &mut values[..rest.len()]);
             for (column, value) in values[..rest.len()].iter().enumerate() {

@@ -35,6 +35,8 @@ pub(crate) fn plan_float(ty: TensorType, kind: RowKind) -> Plan {
             TensorType::F32 => panels::<panel_float::Plain<avx2::Full>>,
             TensorType::F16 => panels::<panel_float::Plain<avx2::Half>>,
             TensorType::BF16 => panels::<panel_float::Plain<avx2::Brain>>,
+            TensorType::BF16_C2048 => panels::<panel_float::Plain<avx2::Compact2048>>,
+            TensorType::BF16_C256 => panels::<panel_float::Plain<avx2::Compact256>>,
             _ => return avx2::plan_float(ty, kind),
         };
         return Plan { kernel, rows: CHUNK };
