@@ -14,6 +14,8 @@ template <> struct Is16Bits<F16> {
 template <> struct Is16Bits<BF16> {
     static constexpr bool VALUE = true, BFLOAT = true;
 };
+template <> struct Is16Bits<BF16_C2048> : Is16Bits<BF16> {};
+template <> struct Is16Bits<BF16_C256> : Is16Bits<BF16> {};
 
 // Factor of the halves that hold weights of blocks, so that small weights keep their bits. The largest weight is then
 // 4094.
@@ -70,6 +72,14 @@ template <class W> __device__ __forceinline__ void decode_pairs(const u8 *row, i
             const __half2 codes = __hsub2(*(const __half2 *)&bits, __float2half2_rn(BIAS));
             const __half2 pair = W::OFFSET ? __hfma2(codes, scales[h], offsets[h]) : __hmul2(codes, scales[h]);
             out[i] = *(const u32 *)&pair;
+        }
+    } else if constexpr (IsCompact<W>::VALUE) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            u32 four[4];
+            W::eight(row, 4 * group + i, four);
+#pragma unroll
+            for (int j = 0; j < 4; j++) out[4 * i + j] = four[j];
         }
     } else if constexpr (Is16Bits<W>::VALUE) {
         const u8 *from = row + (size_t)group * 64;

@@ -12,6 +12,10 @@
 
 #define WARPS 4
 
+template <int N> struct Constant {
+    static constexpr int VALUE = N;
+};
+
 // Eight adjacent elements as stored.
 template <class W> struct Eight {
     static constexpr int WORDS = 2 * W::BYTES;
@@ -81,6 +85,84 @@ __device__ __forceinline__ void add_aligned(const u8 *const (&rows)[2], const fl
     }
 }
 
+// Loads 16 bytes that are read once, before any that follow in the program are waited for.
+__device__ __forceinline__ uint4 load_once(const u8 *p) { return __ldcs((const uint4 *)p); }
+
+// Adds all columns of rows of compact blocks. A lane adds the same columns in the same order as with BF16.
+template <class W, int TOKENS>
+__device__ __forceinline__ void add_compact(const u8 *const (&rows)[2], const float *x, int cols, int tokens, int lane,
+                                            float (&sums)[2][TOKENS]) {
+    x += lane * 8;
+    if constexpr (W::COLUMNS == 2048) {
+        // So many groups of a block are loaded before the first products.
+        constexpr int GROUPS = TOKENS == 1 ? 2 : 1;
+#pragma unroll 1
+        for (int first = 0; first < cols / 1024; first += GROUPS) {
+            typename W::Header headers[2];
+            const u8 *ends[2];
+            uint4 low[2][GROUPS][2], words[2][GROUPS];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const u8 *block = rows[j] + (size_t)(first / 2) * W::BYTES;
+                const u8 *of_lane = block + first % 2 * W::GROUP + 16 * lane;
+#pragma unroll
+                for (int group = 0; group < GROUPS; group++) {
+                    low[j][group][0] = load_once(of_lane + group * W::GROUP);
+                    low[j][group][1] = load_once(of_lane + group * W::GROUP + 512);
+                    words[j][group] = load_once(of_lane + group * W::GROUP + 1024);
+                }
+                ends[j] = block + W::HEADER;
+                headers[j].load(ends[j]);
+            }
+#pragma unroll
+            for (int stride = 0; stride < 4 * GROUPS; stride++) {
+                Eight<BF16> w[2];
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    const uint4 bytes = low[j][stride / 4][stride / 2 % 2], four = words[j][stride / 4];
+                    const uint2 eight = stride % 2 ? make_uint2(bytes.z, bytes.w) : make_uint2(bytes.x, bytes.y);
+                    const u32 word = stride % 4 == 0 ? four.x : stride % 4 == 1 ? four.y : stride % 4 == 2 ? four.z : four.w;
+                    compact_pairs(eight, word, headers[j].base, w[j].words);
+                    headers[j].correct(ends[j], 128 * (first % 2) + 32 * stride + lane, w[j].words);
+                }
+                add_eight<BF16, TOKENS>(w, x + 1024 * first + 256 * stride, cols, tokens, sums);
+            }
+        }
+    } else {
+        constexpr int UNROLL = TOKENS == 1 ? 3 : 1;
+        const auto add = [&](int first, auto count) {
+            constexpr int COUNT = decltype(count)::VALUE;
+            typename W::Header headers[COUNT][2];
+            uint2 low[COUNT][2];
+            u32 words[COUNT][2];
+#pragma unroll
+            for (int u = 0; u < COUNT; u++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    const u8 *from = rows[j] + (size_t)(first + u) * W::BYTES;
+                    low[u][j] = __ldcs((const uint2 *)(from + 8 * lane));
+                    words[u][j] = __ldcs((const u32 *)(from + 256 + 4 * lane));
+                    headers[u][j].load(from + W::HEADER);
+                }
+#pragma unroll
+            for (int u = 0; u < COUNT; u++) {
+                Eight<BF16> w[2];
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    compact_pairs(low[u][j], words[u][j], headers[u][j].base, w[j].words);
+                    headers[u][j].correct(rows[j] + (size_t)(first + u) * W::BYTES + W::HEADER, lane, w[j].words);
+                }
+                add_eight<BF16, TOKENS>(w, x + 256 * (first + u), cols, tokens, sums);
+            }
+        };
+        int block = 0;
+#pragma unroll 1
+        for (; block + UNROLL <= cols / 256; block += UNROLL) add(block, Constant<UNROLL>{});
+#pragma unroll 1
+        for (; block < cols / 256; block++) add(block, Constant<1>{});
+    }
+}
+
 // Adds columns from `col` on, `run` adjacent ones for each lane. With `run` 8, every lane gets the same columns as from
 // `add_aligned`, in the same order, so results do not depend on the alignment of weights. With `run` 1, it adds the
 // rest of a row.
@@ -113,11 +195,15 @@ template <class W, int TOKENS> __device__ __forceinline__ void matvec(const floa
         const u8 *const rows[2] = {(const u8 *)(work.base[0] + (u64)pair * work.pitch),
                                    (const u8 *)(second_base + (u64)pair * work.pitch)};
         const u64 together = (u64)rows[0] | (u64)rows[1];
-        const bool aligned = (together & (W::BYTES == 1 ? 7 : 15)) == 0 && ((u64)x & 15) == 0 && cols % 4 == 0;
+        const bool aligned = (together & (W::ALIGN == 1 || W::ALIGN == 8 && IsCompact<W>::VALUE ? 7 : 15)) == 0 && ((u64)x & 15) == 0 && cols % 4 == 0;
         const int end = cols / 8 * 8;
         float sums[2][TOKENS] = {};
         if (aligned) {
-            add_aligned<W, TOKENS>(rows, x, cols, present, lane, sums);
+            if constexpr (IsCompact<W>::VALUE) {
+                add_compact<W, TOKENS>(rows, x, cols, present, lane, sums);
+            } else {
+                add_aligned<W, TOKENS>(rows, x, cols, present, lane, sums);
+            }
         } else {
             add_singly<W, TOKENS>(rows, x, cols, present, lane * 8, end, 8, sums);
         }

@@ -1,4 +1,6 @@
-// Types without blocks: F64, F32, F16, BF16, F8_E4M3, F8_E5M2. `at` returns element i of a row.
+// Types whose products take f32 activations. `at` returns element i of a row. F64, F32, F16, BF16, F8_E4M3 and F8_E5M2 have no
+// blocks. BF16_C2048 and BF16_C256 are BF16 in compact blocks of COLUMNS weights and BYTES bytes, which docs/codec.md describes.
+// ELEMENTS is 1, because `at` takes any element.
 #pragma once
 
 struct F64 {
@@ -39,4 +41,107 @@ struct F8_E5M2 {
     static constexpr int ELEMENTS = 1, BYTES = 1, ALIGN = 1;
     // The byte is the upper byte of a half.
     static __device__ __forceinline__ float at(const u8 *row, size_t i) { return half_of(row[i] << 8); }
+};
+
+template <class W> struct IsCompact {
+    static constexpr bool VALUE = false;
+};
+
+// Decodes eight adjacent weights of a compact block to pairs of bfloats, without exceptions. `low` has a byte of each: the lowest
+// bit of its exponent code, and its mantissa. Rotations of `word` bring signs and the upper bits of the codes to their places.
+__device__ __forceinline__ void compact_pairs(uint2 low, u32 word, u32 base, u32 (&pairs)[4]) {
+    const u32 both = base << 7 | base << 23;
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const u32 high = i == 0 ? word : __funnelshift_l(word, word, 4 * i);
+        pairs[i] = (high & 0x87008700u) + (__byte_perm(i < 2 ? low.x : low.y, 0, i & 1 ? 0x4342 : 0x4140) + both);
+    }
+}
+
+// The exponent that an entry of a block's list means.
+__device__ __forceinline__ u32 compact_exponent(u32 entry, u32 base) {
+    const u32 code = entry >> 11;
+    return (code == 0 ? 0 : code < 25 ? base - code : base + code - 9) & 255;
+}
+
+// The end of a compact block: its lowest exponent, the number of exceptions, and their list of up to MOST entries.
+template <int MOST> struct CompactHeader {
+    u32 base, count;
+
+    __device__ __forceinline__ void load(const u8 *p) {
+        const u32 word = *(const u16 *)p;
+        base = word & 255, count = min(word >> 8, (u32)MOST);
+    }
+
+    // Sets the exponents of those of the weights 8 * eight to 8 * eight + 7 of the block that the list names. `p` is where the
+    // header is. Few blocks have exceptions, so the list is read only here.
+    __device__ __forceinline__ void correct(const u8 *p, int eight, u32 (&pairs)[4]) const {
+#pragma unroll 1
+        for (u32 i = 0; i < count; i++) {
+            const u32 entry = ((const u16 *)p)[1 + i], column = entry & 2047;
+            if ((int)(column >> 3) != eight) continue;
+            const u32 mask = 0x7f80u << 16 * (column & 1), bits = compact_exponent(entry, base) * 0x00800080u;
+#pragma unroll
+            for (u32 j = 0; j < 4; j++) {
+                // Every pair is written, so that pairs stay in registers.
+                const u32 here = (column >> 1 & 3) == j ? mask : 0;
+                pairs[j] = pairs[j] & ~here | bits & here;
+            }
+        }
+    }
+};
+
+// Blocks of 2048 weights: two groups of 1024. In a group, a lane of a warp has four times eight adjacent columns, 256 apart. All its
+// bytes of a kind are adjacent, 16 at a time.
+struct BF16_C2048 {
+    static constexpr int ELEMENTS = 1, ALIGN = 16, COLUMNS = 2048, BYTES = 3088, HEADER = 3072, GROUP = 1536;
+    typedef CompactHeader<7> Header;
+
+    // Decodes columns 8 * i to 8 * i + 7 of a row.
+    static __device__ __forceinline__ void eight(const u8 *row, int i, u32 (&pairs)[4]) {
+        const u8 *block = row + (size_t)(i >> 8) * BYTES;
+        const int group = i >> 7 & 1, stride = i >> 5 & 3, lane = i & 31;
+        const u8 *from = block + group * GROUP + 16 * lane;
+        Header header;
+        header.load(block + HEADER);
+        compact_pairs(*(const uint2 *)(from + 512 * (stride >> 1) + 8 * (stride & 1)), *(const u32 *)(from + 1024 + 4 * stride),
+                      header.base, pairs);
+        header.correct(block + HEADER, i & 255, pairs);
+    }
+    static __device__ __forceinline__ float at(const u8 *row, size_t i);
+};
+
+// Blocks of 256 weights: a lane of a warp has eight adjacent columns.
+struct BF16_C256 {
+    static constexpr int ELEMENTS = 1, ALIGN = 8, COLUMNS = 256, BYTES = 392, HEADER = 384;
+    typedef CompactHeader<3> Header;
+
+    static __device__ __forceinline__ void eight(const u8 *row, int i, u32 (&pairs)[4]) {
+        const u8 *block = row + (size_t)(i >> 5) * BYTES;
+        const int lane = i & 31;
+        Header header;
+        header.load(block + HEADER);
+        compact_pairs(*(const uint2 *)(block + 8 * lane), *(const u32 *)(block + 256 + 4 * lane), header.base, pairs);
+        header.correct(block + HEADER, lane, pairs);
+    }
+    static __device__ __forceinline__ float at(const u8 *row, size_t i);
+};
+
+template <class W> __device__ __forceinline__ float compact_at(const u8 *row, size_t i) {
+    u32 pairs[4];
+    W::eight(row, (int)(i >> 3), pairs);
+    u32 pair = pairs[0];
+#pragma unroll
+    for (u32 j = 1; j < 4; j++) pair = (i >> 1 & 3) == j ? pairs[j] : pair;
+    return __uint_as_float(i & 1 ? pair & 0xffff0000u : pair << 16);
+}
+
+__device__ __forceinline__ float BF16_C2048::at(const u8 *row, size_t i) { return compact_at<BF16_C2048>(row, i); }
+__device__ __forceinline__ float BF16_C256::at(const u8 *row, size_t i) { return compact_at<BF16_C256>(row, i); }
+
+template <> struct IsCompact<BF16_C2048> {
+    static constexpr bool VALUE = true;
+};
+template <> struct IsCompact<BF16_C256> {
+    static constexpr bool VALUE = true;
 };

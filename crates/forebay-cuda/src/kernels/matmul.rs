@@ -2,7 +2,7 @@
 
 use forebay_format::TensorType;
 
-use super::weights::{modules_of, weight_alignment};
+use super::weights::{modules_of, takes_rounded, weight_alignment};
 use crate::launch::Launch;
 use crate::{AddressTable, CudaError, DevicePtr, Gpu};
 
@@ -348,9 +348,9 @@ struct Tile {
 const LARGE: Tile =
     Tile { kernel: "matmul_128", threads: 256, tokens: 128, rows: 128, ahead: false, time: 10.4 };
 
-/// Returns the tile for few tokens. Some warps copy and decode weights of block types.
+/// Returns the tile for few tokens. Some warps copy and decode weights of quantised types.
 fn small_tile(ty: TensorType) -> Tile {
-    if ty.block_elements() > 1 {
+    if takes_rounded(ty) {
         Tile { kernel: "matmul_32", threads: 512, tokens: 32, rows: 32, ahead: true, time: 1.4 }
     } else {
         Tile { kernel: "matmul_32", threads: 256, tokens: 32, rows: 64, ahead: false, time: 3.5 }
