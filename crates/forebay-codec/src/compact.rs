@@ -135,8 +135,9 @@ pub fn decode_compact_block(of: Compact, coded: &[u8], mut weight: impl FnMut(us
     (0..of.weights()).for_each(|column| weight(column, at(column)));
     for entry in entries(of, coded) {
         let (column, exponent) = compact_exception(entry, coded[of.header()]);
-        let column = column % of.weights();
-        weight(column, at(column) & 0x807f | u16::from(exponent) << 7);
+        if column < of.weights() {
+            weight(column, at(column) & 0x807f | u16::from(exponent) << 7);
+        }
     }
 }
 

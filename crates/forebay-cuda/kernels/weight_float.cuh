@@ -53,7 +53,7 @@ __device__ __forceinline__ void compact_pairs(uint2 low, u32 word, u32 base, u32
     const u32 both = base << 7 | base << 23;
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const u32 high = i == 0 ? word : __funnelshift_l(word, word, 4 * i);
+        const u32 high = i == 0 ? word : __funnelshift_r(word, word, 32 - 4 * i);
         pairs[i] = (high & 0x87008700u) + (__byte_perm(i < 2 ? low.x : low.y, 0, i & 1 ? 0x4342 : 0x4140) + both);
     }
 }

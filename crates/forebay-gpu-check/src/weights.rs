@@ -34,7 +34,17 @@ impl Weights {
         cols: usize,
         random: &mut Random,
     ) -> Result<Weights> {
-        let data = random_weights(ty, rows * cols, random);
+        Weights::of(context, ty, rows, cols, random_weights(ty, rows * cols, random))
+    }
+
+    /// Places the matrix `data` like a random one.
+    pub fn of(
+        context: &Context,
+        ty: TensorType,
+        rows: usize,
+        cols: usize,
+        data: Vec<u8>,
+    ) -> Result<Weights> {
         let mut values = vec![0.0; rows * cols];
         dequantize(ty, &data, &mut values)?;
         let (_memory, ptr) = place(context, &data, 16 + weight_alignment(ty) % 16)?;

@@ -91,6 +91,16 @@ pub fn random_weights(ty: TensorType, elements: usize, random: &mut Random) -> V
     data
 }
 
+/// Returns weights of a compact type like those of trained models, in whole blocks.
+pub fn gaussian_bf16(ty: TensorType, elements: usize, random: &mut Random) -> Vec<u8> {
+    let of = ty.compact().expect("a compact type");
+    let values = (0..elements).map(|_| half::bf16::from_f32(0.02 * random.gaussian()));
+    let plain: Vec<u8> = values.flat_map(half::bf16::to_le_bytes).collect();
+    let mut data = vec![0; elements / of.weights() * of.bytes()];
+    assert_eq!(forebay_codec::encode_compact(of, &plain, &mut data), Ok(true));
+    data
+}
+
 /// Sets everything but the F16 scales (and MXFP4's exponent) to `byte`.
 pub fn fill_codes(ty: TensorType, data: &mut [u8], byte: u8) {
     for block in data.chunks_mut(ty.block_bytes()) {

@@ -41,6 +41,7 @@ fn widths(ty: TensorType) -> Vec<usize> {
     let block = ty.block_elements();
     match block {
         1 => vec![5, 264, 1025, 2304],
+        2048 => vec![2048, 6144],
         _ => vec![3 * block, 1792, 2048 + 3 * block.max(256)],
     }
 }

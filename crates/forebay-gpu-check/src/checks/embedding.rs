@@ -5,7 +5,7 @@ use forebay_cuda::EmbeddingTable;
 use forebay_format::{TensorType, can_dequantize, dequantize};
 
 use crate::harness::{Check, Context, Outcome};
-use crate::random::Random;
+use crate::random::{Random, random_weights};
 
 pub fn checks() -> Vec<Check> {
     let check = |ty: TensorType| {
@@ -17,10 +17,13 @@ pub fn checks() -> Vec<Check> {
 /// Checks rows of random bytes, which are valid blocks; some scales are not finite. All bits must agree, except those
 /// of NaNs.
 fn rows(context: &Context, ty: TensorType) -> Result<Outcome> {
-    let (vocabulary, hidden) = (37, 768);
+    let (vocabulary, hidden) = (37, 768usize.next_multiple_of(ty.block_elements()));
     let row_bytes = hidden / ty.block_elements() * ty.block_bytes();
     let mut random = Random::new(9);
-    let data: Vec<u8> = (0..vocabulary * row_bytes).map(|_| random.next() as u8).collect();
+    let data: Vec<u8> = match ty.compact() {
+        None => (0..vocabulary * row_bytes).map(|_| random.next() as u8).collect(),
+        Some(_) => random_weights(ty, vocabulary * hidden, &mut random),
+    };
     let ids: [u32; 6] = [0, 36, 5, 5, 37, u32::MAX];
     let mut expected = Vec::new();
     for &id in &ids {

@@ -9,6 +9,7 @@ use forebay_cuda::{
 };
 use forebay_format::TensorType;
 
+use super::matvec;
 use crate::bench::{Bench, Measured, Rotation, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -119,7 +120,7 @@ fn tolerance(ty: TensorType, exact: bool) -> f64 {
         _ if exact => EXACT,
         TensorType::F16 => EXACT,
         // The activations keep 16 bits.
-        TensorType::BF16 => 2.0 * EXACT,
+        TensorType::BF16 | TensorType::BF16_C2048 | TensorType::BF16_C256 => 2.0 * EXACT,
         _ => HALF,
     }
 }
@@ -129,7 +130,7 @@ fn dense(context: &Context, ty: TensorType, exact: bool) -> Result<Outcome> {
     let widths = match (exact, block) {
         (true, 1) => vec![1, 5, 33, 256],
         (false, 1) => vec![8, 72, 264],
-        _ => vec![block, 3 * block.max(32), 768],
+        _ => vec![block, 3 * block.max(32), 768usize.next_multiple_of(block)],
     };
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for cols in widths {
@@ -178,7 +179,8 @@ fn dense_case(
 /// Compares four products of the same activations, with different numbers of rows, with the same products one by one. They
 /// take two launches.
 fn together(context: &Context, ty: TensorType) -> Result<Outcome> {
-    let (cols, gpu, mut random) = (768, &context.gpu, Random::new(7));
+    let cols = 768usize.next_multiple_of(ty.block_elements());
+    let (gpu, mut random) = (&context.gpu, Random::new(7));
     let weights =
         [300, 32, 131, 5].map(|rows| Weights::random(context, ty, rows, cols, &mut random));
     let weights: Vec<Weights> = weights.into_iter().collect::<Result<_>>()?;
@@ -319,7 +321,7 @@ fn experts(context: &Context, ty: TensorType, exact: bool) -> Result<Outcome> {
 
 pub fn benches() -> Vec<Bench> {
     let mut benches = Vec::new();
-    for ty in [TensorType::Q4_K, TensorType::Q8_0, TensorType::BF16] {
+    for ty in [TensorType::Q4_K, TensorType::Q8_0, TensorType::BF16, TensorType::BF16_C2048] {
         for tokens in [32, 512] {
             let name = format!("matmul {ty} 4096x14336, {tokens} tokens");
             benches.push(Bench::new(name, move |context| bench(context, ty, tokens)));
@@ -331,8 +333,7 @@ pub fn benches() -> Vec<Bench> {
 
 fn bench(context: &Context, ty: TensorType, tokens: usize) -> Result<Measured> {
     let (rows, cols) = (4096, 14336);
-    let some = random_weights(ty, 16 * cols, &mut Random::new(1));
-    let data: Vec<u8> = some.iter().copied().cycle().take(some.len() / 16 * rows).collect();
+    let data = matvec::repeated_weights(ty, rows, cols);
     let rotation = Rotation::new(context, &data)?;
     let x = Random::new(2).gaussians(tokens * cols);
     let input = Input::new(context, narrow_form(ty, cols), &x, cols)?;

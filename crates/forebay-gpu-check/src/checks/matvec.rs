@@ -14,6 +14,7 @@ use super::quantize::{round_group, rounded};
 use crate::bench::{Bench, Measured, Rotation, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
+use crate::random::gaussian_bf16;
 use crate::weights::{Weights, random_weights, types};
 
 /// Tolerance relative to the product of the norms of row and activations.
@@ -76,6 +77,9 @@ impl Input {
 /// Returns the numbers of columns to test: the fewest, some that leave lanes idle, and many.
 pub fn widths(ty: TensorType) -> Vec<usize> {
     let block = ty.block_elements();
+    if ty.compact().is_some() {
+        return vec![block, 3 * block, 2048, 4096];
+    }
     if !takes_rounded(ty) {
         return vec![1, 5, 8, 264, 1028, 1025, 2304, 4096];
     }
@@ -148,7 +152,8 @@ pub fn compare(weights: &Weights, x: &[f64], got: &[f32]) -> Outcome {
 fn experts(context: &Context, ty: TensorType) -> Result<Outcome> {
     let (tokens, used, rows, gpu) = (2, 4, 35, &context.gpu);
     let mut worst = Outcome::same::<u8>(&[], &[]);
-    for cols in [3 * ty.block_elements().max(256), 2304] {
+    for cols in [3 * ty.block_elements().max(256), 2304usize.next_multiple_of(ty.block_elements())]
+    {
         let mut random = Random::new(cols as u64);
         let pool = Pool::random(context, ty, rows, cols, &mut random)?;
         let ids: Vec<u32> = vec![5, 0, 3, 4, 1, 5, 2, 0];
@@ -324,8 +329,15 @@ fn compare_gated(
     Outcome::of(got, &expected, |i| norms[i] + 1e-4, TOLERANCE)
 }
 
-const MEASURED: [TensorType; 5] =
-    [TensorType::Q4_K, TensorType::Q6_K, TensorType::Q8_0, TensorType::MXFP4, TensorType::BF16];
+const MEASURED: [TensorType; 7] = [
+    TensorType::Q4_K,
+    TensorType::Q6_K,
+    TensorType::Q8_0,
+    TensorType::MXFP4,
+    TensorType::BF16,
+    TensorType::BF16_C2048,
+    TensorType::BF16_C256,
+];
 
 pub fn benches() -> Vec<Bench> {
     let mut benches = Vec::new();
@@ -337,7 +349,9 @@ pub fn benches() -> Vec<Bench> {
         benches.push(Bench::new(format!("matvec {ty} 14336x4096 4 tokens"), move |context| {
             bench(context, ty, 14336, 4096, 4)
         }));
-        for (rows, cols, parts) in [(2048, 768, 1), (768, 2048, 2)] {
+        let of_experts = [(2048, 768, 1), (768, 2048, 2)];
+        let fits = |of: &(usize, usize, usize)| of.1.is_multiple_of(ty.block_elements());
+        for (rows, cols, parts) in of_experts.into_iter().filter(fits) {
             let name = format!("matvec-experts {ty} 8 of 128, {parts} x {rows}x{cols}");
             benches.push(Bench::new(name, move |context| {
                 bench_experts(context, ty, rows, cols, parts)
@@ -348,8 +362,11 @@ pub fn benches() -> Vec<Bench> {
 }
 
 /// Repeats a few random rows, because random bytes for a whole large matrix take seconds.
-fn repeated_weights(ty: TensorType, rows: usize, cols: usize) -> Vec<u8> {
-    let some = random_weights(ty, 16 * cols, &mut Random::new(1));
+pub fn repeated_weights(ty: TensorType, rows: usize, cols: usize) -> Vec<u8> {
+    let some = match ty.compact() {
+        None => random_weights(ty, 16 * cols, &mut Random::new(1)),
+        Some(_) => gaussian_bf16(ty, 16 * cols, &mut Random::new(1)),
+    };
     some.iter().copied().cycle().take(some.len() / 16 * rows).collect()
 }
 

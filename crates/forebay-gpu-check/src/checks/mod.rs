@@ -6,6 +6,7 @@ mod attention_fused;
 mod attention_inputs;
 mod attention_rows;
 mod buffers;
+mod compact;
 mod convert;
 mod elementwise;
 mod embedding;
@@ -32,6 +33,7 @@ pub fn checks() -> Vec<Check> {
         matvec::checks(),
         matmul::checks(),
         alone::checks(),
+        compact::checks(),
         norm::checks(),
         elementwise::checks(),
         gating::checks(),

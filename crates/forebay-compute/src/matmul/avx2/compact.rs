@@ -26,7 +26,7 @@ impl Widen for Compact2048 {
             let group = block.add(1536 * group);
             let low = group.add(512 * (stride / 2) + 16 * lane + 8 * (stride % 2));
             let word = group.add(1024 + 16 * lane + 4 * stride);
-            eight::<2048, 7>(low, word, block.add(HEADER_2048), i)
+            eight::<7>(low, word, block.add(HEADER_2048), i)
         }
     }
 }
@@ -37,17 +37,18 @@ impl Widen for Compact256 {
         // SAFETY: by the caller's promise, the block is whole, and all offsets are inside.
         unsafe {
             let (block, i) = (row.add(i / 32 * (HEADER_256 + 8)), i % 32);
-            eight::<256, 3>(block.add(8 * i), block.add(256 + 4 * i), block.add(HEADER_256), i)
+            eight::<3>(block.add(8 * i), block.add(256 + 4 * i), block.add(HEADER_256), i)
         }
     }
 }
 
-/// Decodes eight weights: those of columns `8 * i..8 * (i + 1)` of a block of `COLUMNS`, whose list has room for `MOST` entries.
+/// Decodes eight weights: those of columns `8 * i..8 * (i + 1)` of a block whose list has room for `MOST`
+/// entries.
 ///
 /// # Safety
 /// `low` is readable for eight bytes, `word` for four, `header` to the end of its block, and the machine has AVX2.
 #[inline(always)]
-unsafe fn eight<const COLUMNS: usize, const MOST: usize>(
+unsafe fn eight<const MOST: usize>(
     low: *const u8,
     word: *const u8,
     header: *const u8,
@@ -66,7 +67,7 @@ unsafe fn eight<const COLUMNS: usize, const MOST: usize>(
         let bits = _mm256_add_epi32(_mm256_or_si256(high, low), base);
         match header.add(1).read() {
             0 => _mm256_castsi256_ps(bits),
-            _ => with_exceptions::<COLUMNS, MOST>(bits, header, i),
+            _ => with_exceptions::<MOST>(bits, header, i),
         }
     }
 }
@@ -78,11 +79,7 @@ unsafe fn eight<const COLUMNS: usize, const MOST: usize>(
 #[cold]
 #[inline(never)]
 #[target_feature(enable = "avx2")]
-unsafe fn with_exceptions<const COLUMNS: usize, const MOST: usize>(
-    bits: __m256i,
-    header: *const u8,
-    i: usize,
-) -> __m256 {
+unsafe fn with_exceptions<const MOST: usize>(bits: __m256i, header: *const u8, i: usize) -> __m256 {
     let mut weights = [0u32; 8];
     // SAFETY: by the caller's promise; the list has room for `MOST` entries.
     unsafe {
@@ -91,7 +88,7 @@ unsafe fn with_exceptions<const COLUMNS: usize, const MOST: usize>(
         for at in 0..count {
             let entry = header.add(2 + 2 * at).cast::<u16>().read_unaligned();
             let (column, exponent) = compact_exception(u16::from_le(entry), base);
-            if let Some(weight) = weights.get_mut((column % COLUMNS).wrapping_sub(8 * i)) {
+            if let Some(weight) = weights.get_mut(column.wrapping_sub(8 * i)) {
                 *weight = *weight & 0x807f_0000 | u32::from(exponent) << 23;
             }
         }
