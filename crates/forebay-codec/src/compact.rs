@@ -17,11 +17,8 @@ const BELOW: u16 = 24;
 /// Lists' entries have a position in their low bits, and an exponent above it.
 const POSITION_BITS: u32 = 11;
 
-/// Number of columns of a lane's word.
+/// Number of weights that share a word.
 const LANE: usize = 8;
-
-/// Number of columns whose words lie side by side.
-const STRIDE: usize = 256;
 
 /// The blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -45,7 +42,7 @@ impl Compact {
     pub const fn weights(self) -> usize {
         match self {
             Compact::C2048 => 2048,
-            Compact::C256 => STRIDE,
+            Compact::C256 => 256,
         }
     }
 
@@ -67,25 +64,9 @@ impl Compact {
         self.weights() / 2 * 3
     }
 
-    /// Returns the offsets of the eight low bytes, and of the word, of eight weights from column `LANE * eight` on.
-    const fn places(self, eight: usize) -> (usize, usize) {
-        let (lanes, per_group) = (STRIDE / LANE, self.strides_per_group());
-        let (stride, lane) = (eight / lanes, eight % lanes);
-        let (group, stride) = (stride / per_group, stride % per_group);
-        let start = group * per_group * STRIDE / 2 * 3;
-        // A lane has the low bytes of two strides, or of the only one, side by side, and the words of all.
-        let together = if per_group == 1 { 1 } else { 2 };
-        let low = (stride / together) * STRIDE * together
-            + lane * LANE * together
-            + stride % together * LANE;
-        (start + low, start + per_group * STRIDE + lane * 4 * per_group + stride * 4)
-    }
-
-    const fn strides_per_group(self) -> usize {
-        match self {
-            Compact::C2048 => 4,
-            Compact::C256 => 1,
-        }
+    /// Returns the offset of the word of eight weights from column `LANE * eight` on. Before the words, each weight has a byte.
+    const fn word(self, eight: usize) -> usize {
+        self.weights() + 4 * eight
     }
 }
 
@@ -126,10 +107,10 @@ pub fn decode_compact_block(of: Compact, coded: &[u8], mut weight: impl FnMut(us
     assert_eq!(coded.len(), of.bytes());
     let base = u32::from(coded[of.header()]) << 7;
     let at = |column: usize| {
-        let (low, word) = of.places(column / LANE);
-        let (j, low) = (column % LANE, u32::from(coded[low + column % LANE]));
+        let (word, j) = (of.word(column / LANE), column % LANE);
         let word = u32::from_le_bytes([0, 1, 2, 3].map(|i| coded[word + i]));
         let high = word.rotate_left(4 * (j as u32 / 2)) >> (16 * (j & 1));
+        let low = u32::from(coded[column]);
         (high & 0x8700 | low).wrapping_add(base) as u16
     };
     (0..of.weights()).for_each(|column| weight(column, at(column)));
@@ -216,7 +197,6 @@ fn encode_block(of: Compact, weights: &[u8], coded: &mut [u8]) -> Option<()> {
     let mut exceptions = 0;
     for (eight, weights) in weights.as_chunks::<LANE>().0.iter().enumerate() {
         let mut word = 0u32;
-        let (low_at, word_at) = of.places(eight);
         for (j, &weight) in weights.iter().enumerate() {
             let bits = u32::from(u16::from_le_bytes(weight));
             let exponent = bits >> 7 & 255;
@@ -231,11 +211,11 @@ fn encode_block(of: Compact, weights: &[u8], coded: &mut [u8]) -> Option<()> {
                 exceptions += 1;
                 code = 0;
             }
-            codes[low_at + j] = (code << 7 | bits & 0x7f) as u8;
+            codes[LANE * eight + j] = (code << 7 | bits & 0x7f) as u8;
             let high = bits & 0x8000 | (code >> 1) << 8;
             word |= (high << (16 * (j & 1))).rotate_right(4 * (j as u32 / 2));
         }
-        codes[word_at..][..4].copy_from_slice(&word.to_le_bytes());
+        codes[of.word(eight)..][..4].copy_from_slice(&word.to_le_bytes());
     }
     let most = of.exceptions_most();
     header[..2].copy_from_slice(&[base, exceptions as u8]);

@@ -18,26 +18,18 @@ fn decode(of: Compact, coded: &[u8]) -> Result<Vec<u8>, CodecError> {
 
 /// Returns the weights of a block as `docs/codec.md` describes it, without the decoder's code.
 fn by_the_description(of: Compact, block: &[u8]) -> Vec<u16> {
-    let (header, wide) = (of.weights() * 3 / 2, of == Compact::C2048);
+    let header = of.weights() * 3 / 2;
     let (base, count) = (i32::from(block[header]), usize::from(block[header + 1]));
     let mut weights: Vec<u16> = (0..of.weights())
         .map(|column| {
-            let (group, stride, lane, j) =
-                (column / 1024, column % 1024 / 256, column % 256 / 8, column % 8);
-            let (low, word) = match wide {
-                true => (
-                    1536 * group + 512 * (stride / 2) + 16 * lane + 8 * (stride % 2) + j,
-                    1536 * group + 1024 + 16 * lane + 4 * stride,
-                ),
-                false => (8 * lane + j, 256 + 4 * lane),
-            };
+            let (word, j) = (of.weights() + column / 8 * 4, column % 8);
             let word = u32::from_le_bytes(block[word..word + 4].try_into().unwrap());
             // Bit b of the upper byte of an even weight is bit b + 8 - 2 j of the word, and of an odd one 16 bits above, modulo 32.
             let bit = |b: usize| {
                 let at = (b + 8 + 16 * (j % 2) + 32 - 4 * (j / 2)) % 32;
                 i32::from(word >> at & 1 == 1)
             };
-            let low = i32::from(block[low]);
+            let low = i32::from(block[column]);
             let code = bit(2) << 3 | bit(1) << 2 | bit(0) << 1 | low >> 7;
             (bit(7) << 15 | (base + code) << 7 | low & 127) as u16
         })

@@ -74,13 +74,7 @@ template <class W> __device__ __forceinline__ void decode_pairs(const u8 *row, i
             out[i] = *(const u32 *)&pair;
         }
     } else if constexpr (IsCompact<W>::VALUE) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            u32 four[4];
-            W::eight(row, 4 * group + i, four);
-#pragma unroll
-            for (int j = 0; j < 4; j++) out[4 * i + j] = four[j];
-        }
+        W::template eights<4>(row, 4 * group, out);
     } else if constexpr (Is16Bits<W>::VALUE) {
         const u8 *from = row + (size_t)group * 64;
         if (32 * group + 32 > cols) {

@@ -12,9 +12,6 @@
 
 #define WARPS 4
 
-template <int N> struct Constant {
-    static constexpr int VALUE = N;
-};
 
 // Eight adjacent elements as stored.
 template <class W> struct Eight {
@@ -85,81 +82,85 @@ __device__ __forceinline__ void add_aligned(const u8 *const (&rows)[2], const fl
     }
 }
 
-// Loads 16 bytes that are read once, before any that follow in the program are waited for.
-__device__ __forceinline__ uint4 load_once(const u8 *p) { return __ldcs((const uint4 *)p); }
+// Compact weights of a lane: U times eight columns of two rows, 256 columns apart.
+template <class W, int U> struct CompactChunk {
+    static constexpr int HEADERS = U * 256 > W::COLUMNS ? U * 256 / W::COLUMNS : 1;
+    uint2 low[U][2];
+    u32 words[U][2];
+    typename W::Header headers[HEADERS][2];
 
-// Adds all columns of rows of compact blocks. A lane adds the same columns in the same order as with BF16.
-template <class W, int TOKENS>
-__device__ __forceinline__ void add_compact(const u8 *const (&rows)[2], const float *x, int cols, int tokens, int lane,
-                                            float (&sums)[2][TOKENS]) {
-    x += lane * 8;
-    if constexpr (W::COLUMNS == 2048) {
-        // So many groups of a block are loaded before the first products.
-        constexpr int GROUPS = TOKENS == 1 ? 2 : 1;
-#pragma unroll 1
-        for (int first = 0; first < cols / 1024; first += GROUPS) {
-            typename W::Header headers[2];
-            const u8 *ends[2];
-            uint4 low[2][GROUPS][2], words[2][GROUPS];
+    // Loads from column 256 * `first` on, a multiple of U. Rows may end before. The compiler must not move loads down to where they
+    // are needed.
+    __device__ __forceinline__ void load(const u8 *const (&rows)[2], int first, int strides, int lane) {
+        constexpr int IN_BLOCK = W::COLUMNS / 256;
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            if (IN_BLOCK < U && first + u >= strides) break;
 #pragma unroll
             for (int j = 0; j < 2; j++) {
-                const u8 *block = rows[j] + (size_t)(first / 2) * W::BYTES;
-                const u8 *of_lane = block + first % 2 * W::GROUP + 16 * lane;
-#pragma unroll
-                for (int group = 0; group < GROUPS; group++) {
-                    low[j][group][0] = load_once(of_lane + group * W::GROUP);
-                    low[j][group][1] = load_once(of_lane + group * W::GROUP + 512);
-                    words[j][group] = load_once(of_lane + group * W::GROUP + 1024);
-                }
-                ends[j] = block + W::HEADER;
-                headers[j].load(ends[j]);
-            }
-#pragma unroll
-            for (int stride = 0; stride < 4 * GROUPS; stride++) {
-                Eight<BF16> w[2];
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    const uint4 bytes = low[j][stride / 4][stride / 2 % 2], four = words[j][stride / 4];
-                    const uint2 eight = stride % 2 ? make_uint2(bytes.z, bytes.w) : make_uint2(bytes.x, bytes.y);
-                    const u32 word = stride % 4 == 0 ? four.x : stride % 4 == 1 ? four.y : stride % 4 == 2 ? four.z : four.w;
-                    compact_pairs(eight, word, headers[j].base, w[j].words);
-                    headers[j].correct(ends[j], 128 * (first % 2) + 32 * stride + lane, w[j].words);
-                }
-                add_eight<BF16, TOKENS>(w, x + 1024 * first + 256 * stride, cols, tokens, sums);
+                const u8 *block = rows[j] + (size_t)((first + u) / IN_BLOCK) * W::BYTES;
+                const int in_block = (first + u) % IN_BLOCK;
+                asm volatile("ld.global.cs.v2.u32 {%0,%1}, [%2];"
+                             : "=r"(low[u][j].x), "=r"(low[u][j].y)
+                             : "l"(block + in_block * 256 + 8 * lane));
+                asm volatile("ld.global.cs.u32 %0, [%1];" : "=r"(words[u][j]) : "l"(block + W::COLUMNS + in_block * 128 + 4 * lane));
+                if (u % IN_BLOCK == 0) headers[u / IN_BLOCK][j].load(block + W::HEADER);
             }
         }
-    } else {
-        constexpr int UNROLL = TOKENS == 1 ? 3 : 1;
-        const auto add = [&](int first, auto count) {
-            constexpr int COUNT = decltype(count)::VALUE;
-            typename W::Header headers[COUNT][2];
-            uint2 low[COUNT][2];
-            u32 words[COUNT][2];
+    }
+
+    // Adds the products of these columns. `x` is that of column 256 * `first` + 8 * lane.
+    template <int TOKENS>
+    __device__ __forceinline__ void add(const u8 *const (&rows)[2], int first, int strides, int lane, const float *x, int cols,
+                                        int tokens, float (&sums)[2][TOKENS]) const {
+        constexpr int IN_BLOCK = W::COLUMNS / 256;
 #pragma unroll
-            for (int u = 0; u < COUNT; u++)
+        for (int u = 0; u < U; u++) {
+            if (IN_BLOCK < U && first + u >= strides) break;
+            Eight<BF16> w[2];
 #pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    const u8 *from = rows[j] + (size_t)(first + u) * W::BYTES;
-                    low[u][j] = __ldcs((const uint2 *)(from + 8 * lane));
-                    words[u][j] = __ldcs((const u32 *)(from + 256 + 4 * lane));
-                    headers[u][j].load(from + W::HEADER);
+            for (int j = 0; j < 2; j++) {
+                const auto &header = headers[u / IN_BLOCK][j];
+                compact_pairs(low[u][j], words[u][j], header.base(), w[j].words);
+                if (header.has_exceptions()) {
+                    const u8 *block = rows[j] + (size_t)((first + u) / IN_BLOCK) * W::BYTES;
+                    header.correct(block + W::HEADER, (first + u) % IN_BLOCK * 32 + lane, w[j].words);
                 }
-#pragma unroll
-            for (int u = 0; u < COUNT; u++) {
-                Eight<BF16> w[2];
-#pragma unroll
-                for (int j = 0; j < 2; j++) {
-                    compact_pairs(low[u][j], words[u][j], headers[u][j].base, w[j].words);
-                    headers[u][j].correct(rows[j] + (size_t)(first + u) * W::BYTES + W::HEADER, lane, w[j].words);
-                }
-                add_eight<BF16, TOKENS>(w, x + 256 * (first + u), cols, tokens, sums);
             }
-        };
-        int block = 0;
-#pragma unroll 1
-        for (; block + UNROLL <= cols / 256; block += UNROLL) add(block, Constant<UNROLL>{});
-#pragma unroll 1
-        for (; block < cols / 256; block++) add(block, Constant<1>{});
+            add_eight<BF16, TOKENS>(w, x + 256 * u, cols, tokens, sums);
+        }
+    }
+};
+
+// Computes the pairs of a warp from rows of compact blocks. A lane adds the same columns in the same order as with BF16. The next
+// chunk is loaded, also that of the next pair, before this one is multiplied.
+template <class W, int TOKENS, class F>
+__device__ __forceinline__ void add_compact(const RowPairs &work, const float *x, int cols, int tokens, int warp, int lane, F store) {
+    constexpr int U = TOKENS > 4 ? 1 : TOKENS > 1 ? 2 : W::COLUMNS == 256 ? 3 : 4;
+    typedef CompactChunk<W, U> Chunk;
+    const int strides = cols / 256, apart = gridDim.x * WARPS;
+    int pair = blockIdx.x * WARPS + warp;
+    if (pair >= work.count) return;
+    const u8 *rows[2] = {row_of(work, pair, 0), row_of(work, pair, 1)};
+    x += lane * 8;
+    Chunk now;
+    now.load(rows, 0, strides, lane);
+    for (; pair < work.count; pair += apart) {
+        const u8 *const after[2] = {row_of(work, pair + apart, 0), row_of(work, pair + apart, 1)};
+        float sums[2][TOKENS] = {};
+#pragma unroll 2
+        for (int first = 0; first < strides; first += U) {
+            Chunk next;
+            if (first + U < strides) {
+                next.load(rows, first + U, strides, lane);
+            } else if (pair + apart < work.count) {
+                next.load(after, 0, strides, lane);
+            }
+            now.template add<TOKENS>(rows, first, strides, lane, x + 256 * first, cols, tokens, sums);
+            now = next;
+        }
+        store(pair, sums);
+        rows[0] = after[0], rows[1] = after[1];
     }
 }
 
@@ -183,36 +184,45 @@ __device__ __forceinline__ void add_singly(const u8 *const (&rows)[2], const flo
         }
 }
 
-template <class W, int TOKENS> __device__ __forceinline__ void matvec(const float *x, MATVEC_PARAMETERS) {
-    RowPairs work;
-    if (!find_rows<TOKENS>(work, MATVEC_ARGUMENTS)) return;
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    x += work.x_row * cols;
-    const int present = tokens - work.first_token;
+// Computes the pairs of a warp from rows of numbers without blocks.
+template <class W, int TOKENS, class F>
+__device__ __forceinline__ void add_plain(const RowPairs &work, const float *x, int cols, int tokens, int warp, int lane, F store) {
     for (int pair = blockIdx.x * WARPS + warp; pair < work.count; pair += gridDim.x * WARPS) {
         // With an odd number of rows, the last pair has no second row: the first is computed twice.
         const u64 second_base = has_row(work, pair, 1) ? work.base[1] : work.base[0];
         const u8 *const rows[2] = {(const u8 *)(work.base[0] + (u64)pair * work.pitch),
                                    (const u8 *)(second_base + (u64)pair * work.pitch)};
         const u64 together = (u64)rows[0] | (u64)rows[1];
-        const bool aligned = (together & (W::ALIGN == 1 || W::ALIGN == 8 && IsCompact<W>::VALUE ? 7 : 15)) == 0 && ((u64)x & 15) == 0 && cols % 4 == 0;
+        const bool aligned = (together & (W::BYTES == 1 ? 7 : 15)) == 0 && ((u64)x & 15) == 0 && cols % 4 == 0;
         const int end = cols / 8 * 8;
         float sums[2][TOKENS] = {};
         if (aligned) {
-            if constexpr (IsCompact<W>::VALUE) {
-                add_compact<W, TOKENS>(rows, x, cols, present, lane, sums);
-            } else {
-                add_aligned<W, TOKENS>(rows, x, cols, present, lane, sums);
-            }
+            add_aligned<W, TOKENS>(rows, x, cols, tokens, lane, sums);
         } else {
-            add_singly<W, TOKENS>(rows, x, cols, present, lane * 8, end, 8, sums);
+            add_singly<W, TOKENS>(rows, x, cols, tokens, lane * 8, end, 8, sums);
         }
-        add_singly<W, TOKENS>(rows, x, cols, present, end + lane, cols, 1, sums);
+        add_singly<W, TOKENS>(rows, x, cols, tokens, end + lane, cols, 1, sums);
+        store(pair, sums);
+    }
+}
+
+template <class W, int TOKENS> __device__ __forceinline__ void matvec(const float *x, MATVEC_PARAMETERS) {
+    RowPairs work;
+    if (!find_rows<TOKENS>(work, MATVEC_ARGUMENTS)) return;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    x += work.x_row * cols;
+    const int present = tokens - work.first_token;
+    const auto store = [&](int pair, const float (&sums)[2][TOKENS]) {
 #pragma unroll
         for (int t = 0; t < TOKENS; t++) {
             const float first = warp_sum(sums[0][t]), second = warp_sum(sums[1][t]);
             if (lane == 0 && t < present)
                 store_pair(work, pair, work.first_token + t, first, second, MATVEC_ARGUMENTS);
         }
+    };
+    if constexpr (IsCompact<W>::VALUE) {
+        add_compact<W, TOKENS>(work, x, cols, present, warp, lane, store);
+    } else {
+        add_plain<W, TOKENS>(work, x, cols, present, warp, lane, store);
     }
 }

@@ -66,21 +66,20 @@ __device__ __forceinline__ u32 compact_exponent(u32 entry, u32 base) {
 
 // The end of a compact block: its lowest exponent, the number of exceptions, and their list of up to MOST entries.
 template <int MOST> struct CompactHeader {
-    u32 base, count;
+    u32 word;
 
-    __device__ __forceinline__ void load(const u8 *p) {
-        const u32 word = *(const u16 *)p;
-        base = word & 255, count = min(word >> 8, (u32)MOST);
-    }
+    __device__ __forceinline__ void load(const u8 *p) { word = *(const u16 *)p; }
+    __device__ __forceinline__ u32 base() const { return word & 255; }
+    __device__ __forceinline__ bool has_exceptions() const { return word > 255; }
 
     // Sets the exponents of those of the weights 8 * eight to 8 * eight + 7 of the block that the list names. `p` is where the
     // header is. Few blocks have exceptions, so the list is read only here.
     __device__ __forceinline__ void correct(const u8 *p, int eight, u32 (&pairs)[4]) const {
 #pragma unroll 1
-        for (u32 i = 0; i < count; i++) {
+        for (u32 i = 0; i < min(word >> 8, (u32)MOST); i++) {
             const u32 entry = ((const u16 *)p)[1 + i], column = entry & 2047;
             if ((int)(column >> 3) != eight) continue;
-            const u32 mask = 0x7f80u << 16 * (column & 1), bits = compact_exponent(entry, base) * 0x00800080u;
+            const u32 mask = 0x7f80u << 16 * (column & 1), bits = compact_exponent(entry, base()) * 0x00800080u;
 #pragma unroll
             for (u32 j = 0; j < 4; j++) {
                 // Every pair is written, so that pairs stay in registers.
@@ -91,53 +90,44 @@ template <int MOST> struct CompactHeader {
     }
 };
 
-// Blocks of 2048 weights: two groups of 1024. In a group, a lane of a warp has four times eight adjacent columns, 256 apart. All its
-// bytes of a kind are adjacent, 16 at a time.
-struct BF16_C2048 {
-    static constexpr int ELEMENTS = 1, ALIGN = 16, COLUMNS = 2048, BYTES = 3088, HEADER = 3072, GROUP = 1536;
-    typedef CompactHeader<7> Header;
+// Blocks of COLUMNS weights: a byte of each, a word of every eight, and the header, whose list has room for MOST entries.
+template <int COLUMNS_, int MOST> struct Compact {
+    static constexpr int COLUMNS = COLUMNS_, ELEMENTS = 1, HEADER = COLUMNS / 2 * 3, BYTES = HEADER + 2 + 2 * MOST;
+    // The blocks of a row begin at multiples of ALIGN, if the first one does.
+    static constexpr int ALIGN = BYTES % 16 == 0 ? 16 : 8;
+    typedef CompactHeader<MOST> Header;
 
-    // Decodes columns 8 * i to 8 * i + 7 of a row.
-    static __device__ __forceinline__ void eight(const u8 *row, int i, u32 (&pairs)[4]) {
-        const u8 *block = row + (size_t)(i >> 8) * BYTES;
-        const int group = i >> 7 & 1, stride = i >> 5 & 3, lane = i & 31;
-        const u8 *from = block + group * GROUP + 16 * lane;
+    // Decodes columns 8 * i to 8 * i + 8 * N - 1 of a row, all of one block.
+    template <int N> static __device__ __forceinline__ void eights(const u8 *row, int i, u32 (&pairs)[4 * N]) {
+        const u8 *block = row + (size_t)(i / (COLUMNS / 8)) * BYTES;
+        const int first = i % (COLUMNS / 8);
+        u32 low[2 * N], words[N];
+        load_words<8, 2 * N>(block + 8 * first, low);
+        load_words<4, N>(block + COLUMNS + 4 * first, words);
         Header header;
         header.load(block + HEADER);
-        compact_pairs(*(const uint2 *)(from + 512 * (stride >> 1) + 8 * (stride & 1)), *(const u32 *)(from + 1024 + 4 * stride),
-                      header.base, pairs);
-        header.correct(block + HEADER, i & 255, pairs);
-    }
-    static __device__ __forceinline__ float at(const u8 *row, size_t i);
-};
-
-// Blocks of 256 weights: a lane of a warp has eight adjacent columns.
-struct BF16_C256 {
-    static constexpr int ELEMENTS = 1, ALIGN = 8, COLUMNS = 256, BYTES = 392, HEADER = 384;
-    typedef CompactHeader<3> Header;
-
-    static __device__ __forceinline__ void eight(const u8 *row, int i, u32 (&pairs)[4]) {
-        const u8 *block = row + (size_t)(i >> 5) * BYTES;
-        const int lane = i & 31;
-        Header header;
-        header.load(block + HEADER);
-        compact_pairs(*(const uint2 *)(block + 8 * lane), *(const u32 *)(block + 256 + 4 * lane), header.base, pairs);
-        header.correct(block + HEADER, lane, pairs);
-    }
-    static __device__ __forceinline__ float at(const u8 *row, size_t i);
-};
-
-template <class W> __device__ __forceinline__ float compact_at(const u8 *row, size_t i) {
-    u32 pairs[4];
-    W::eight(row, (int)(i >> 3), pairs);
-    u32 pair = pairs[0];
 #pragma unroll
-    for (u32 j = 1; j < 4; j++) pair = (i >> 1 & 3) == j ? pairs[j] : pair;
-    return __uint_as_float(i & 1 ? pair & 0xffff0000u : pair << 16);
-}
+        for (int k = 0; k < N; k++) {
+            u32 four[4];
+            compact_pairs(make_uint2(low[2 * k], low[2 * k + 1]), words[k], header.base(), four);
+            if (header.has_exceptions()) header.correct(block + HEADER, first + k, four);
+#pragma unroll
+            for (int j = 0; j < 4; j++) pairs[4 * k + j] = four[j];
+        }
+    }
 
-__device__ __forceinline__ float BF16_C2048::at(const u8 *row, size_t i) { return compact_at<BF16_C2048>(row, i); }
-__device__ __forceinline__ float BF16_C256::at(const u8 *row, size_t i) { return compact_at<BF16_C256>(row, i); }
+    static __device__ __forceinline__ float at(const u8 *row, size_t i) {
+        u32 pairs[4];
+        eights<1>(row, (int)(i >> 3), pairs);
+        u32 pair = pairs[0];
+#pragma unroll
+        for (u32 j = 1; j < 4; j++) pair = (i >> 1 & 3) == j ? pairs[j] : pair;
+        return __uint_as_float(i & 1 ? pair & 0xffff0000u : pair << 16);
+    }
+};
+
+struct BF16_C2048 : Compact<2048, 7> {};
+struct BF16_C256 : Compact<256, 3> {};
 
 template <> struct IsCompact<BF16_C2048> {
     static constexpr bool VALUE = true;

@@ -12,50 +12,34 @@ pub(crate) struct Compact2048;
 /// Blocks of 256 weights.
 pub(crate) struct Compact256;
 
-/// Offset from which on a block of 2048 has its lowest exponent, the number of exceptions, and their list.
-const HEADER_2048: usize = 3072;
-const HEADER_256: usize = 384;
-
 impl Widen for Compact2048 {
     #[inline(always)]
     unsafe fn eight(row: *const u8, i: usize) -> __m256 {
-        // SAFETY: by the caller's promise, the block is whole, and all offsets are inside.
-        unsafe {
-            let (block, i) = (row.add(i / 256 * (HEADER_2048 + 16)), i % 256);
-            let (group, stride, lane) = (i / 128, i / 32 % 4, i % 32);
-            let group = block.add(1536 * group);
-            let low = group.add(512 * (stride / 2) + 16 * lane + 8 * (stride % 2));
-            let word = group.add(1024 + 16 * lane + 4 * stride);
-            eight::<7>(low, word, block.add(HEADER_2048), i)
-        }
+        // SAFETY: by the caller's promise, the block is whole.
+        unsafe { eight::<2048, 7>(row, i) }
     }
 }
 
 impl Widen for Compact256 {
     #[inline(always)]
     unsafe fn eight(row: *const u8, i: usize) -> __m256 {
-        // SAFETY: by the caller's promise, the block is whole, and all offsets are inside.
-        unsafe {
-            let (block, i) = (row.add(i / 32 * (HEADER_256 + 8)), i % 32);
-            eight::<3>(block.add(8 * i), block.add(256 + 4 * i), block.add(HEADER_256), i)
-        }
+        // SAFETY: by the caller's promise, the block is whole.
+        unsafe { eight::<256, 3>(row, i) }
     }
 }
 
-/// Decodes eight weights: those of columns `8 * i..8 * (i + 1)` of a block whose list has room for `MOST`
-/// entries.
+/// Decodes the weights of columns `8 * i..8 * (i + 1)` of a row of blocks of `COLUMNS` weights, whose lists have room for `MOST` entries.
 ///
 /// # Safety
-/// `low` is readable for eight bytes, `word` for four, `header` to the end of its block, and the machine has AVX2.
+/// The row has these columns, and the machine has AVX2.
 #[inline(always)]
-unsafe fn eight<const MOST: usize>(
-    low: *const u8,
-    word: *const u8,
-    header: *const u8,
-    i: usize,
-) -> __m256 {
-    // SAFETY: by the caller's promise.
+unsafe fn eight<const COLUMNS: usize, const MOST: usize>(row: *const u8, i: usize) -> __m256 {
+    let header = COLUMNS / 2 * 3;
+    let (block, i) = (i / (COLUMNS / 8) * (header + 2 + 2 * MOST), i % (COLUMNS / 8));
+    // SAFETY: by the caller's promise; all offsets are inside of the block.
     unsafe {
+        let block = row.add(block);
+        let (low, word, header) = (block.add(8 * i), block.add(COLUMNS + 4 * i), block.add(header));
         let word = _mm256_set1_epi32(word.cast::<i32>().read_unaligned());
         // Each weight's sign and upper bits of its exponent code are in the word where a rotation brings them to the top.
         let left = _mm256_setr_epi32(16, 0, 20, 4, 24, 8, 28, 12);
@@ -75,7 +59,7 @@ unsafe fn eight<const MOST: usize>(
 /// Sets the exponents of those weights that the list of the block names.
 ///
 /// # Safety
-/// As for [`eight`].
+/// `header` is readable to the end of its block, and the machine has AVX2.
 #[cold]
 #[inline(never)]
 #[target_feature(enable = "avx2")]
