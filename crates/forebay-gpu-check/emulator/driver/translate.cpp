@@ -29,6 +29,8 @@ const std::map<std::string, std::string> STATEMENTS = {
     {"ld.global.v4.u32{%0,%1,%2,%3},[%4];", "ld_v4"},
     {"ld.global.v2.u32{%0,%1},[%2];", "ld_v2"},
     {"ld.global.u32%0,[%1];", "ld_u32"},
+    {"ld.global.cs.v2.u32{%0,%1},[%2];", "ld_v2"},
+    {"ld.global.cs.u32%0,[%1];", "ld_u32"},
     {"ld.global.u16%0,[%1];", "ld_u16"},
     {"prefetch.global.L2[%0];", "prefetch"},
     {"ld.acquire.sys.global.u32%0,[%1];", "ld_acquire_sys"},
