@@ -100,10 +100,10 @@ template <class W, int U> struct CompactChunk {
             for (int j = 0; j < 2; j++) {
                 const u8 *block = rows[j] + (size_t)((first + u) / IN_BLOCK) * W::BYTES;
                 const int in_block = (first + u) % IN_BLOCK;
-                asm volatile("ld.global.cs.v2.u32 {%0,%1}, [%2];"
-                             : "=r"(low[u][j].x), "=r"(low[u][j].y)
-                             : "l"(block + in_block * 256 + 8 * lane));
-                asm volatile("ld.global.cs.u32 %0, [%1];" : "=r"(words[u][j]) : "l"(block + W::COLUMNS + in_block * 128 + 4 * lane));
+                const uint2 *const bytes = (const uint2 *)(block + in_block * 256) + lane;
+                const u32 *const word = (const u32 *)(block + W::COLUMNS + in_block * 128) + lane;
+                asm volatile("ld.global.cs.v2.u32 {%0,%1}, [%2];" : "=r"(low[u][j].x), "=r"(low[u][j].y) : "l"(bytes));
+                asm volatile("ld.global.cs.u32 %0, [%1];" : "=r"(words[u][j]) : "l"(word));
                 if (u % IN_BLOCK == 0) headers[u / IN_BLOCK][j].load(block + W::HEADER);
             }
         }
