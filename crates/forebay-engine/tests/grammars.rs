@@ -214,3 +214,29 @@ fn limits_of_requests_with_a_grammar() {
     engine.drain().unwrap();
     assert!(*tokens.lock().unwrap() > 10);
 }
+
+/// Returns a grammar whose parser reaches its limit behind eight digits.
+fn stuck() -> Rules {
+    let choices: Vec<String> = (0..2500).map(|number| format!("\"x{number}\" tail")).collect();
+    let choices = choices.join(" | ");
+    Rules::Lark(format!(
+        "start: NUMBER choice\nNUMBER: /[0-9]{{8}}\\./\nchoice: {choices}\ntail: \"y\" | \"y\" tail"
+    ))
+}
+
+#[test]
+fn a_grammar_that_cannot_go_on_ends_its_own_answer_alone() {
+    let mut engine = Engine::new(open(2, None), &EngineOptions::default());
+    let tokenizer = engine.session().shared_tokenizer().unwrap();
+    let mut all = requests(&tokenizer);
+    let (fine, _) = all.swap_remove(4);
+    let mut wrong = fine.clone();
+    wrong.grammar = Some(Compiler::new(&tokenizer).compile(&stuck(), None).unwrap());
+    let answers = run(&mut engine, [wrong, fine], 0);
+    let (tokens, end, _) = &answers[0];
+    assert!(matches!(end, RequestEnd::GrammarStuck(why) if !why.is_empty()), "{end:?}");
+    let text = tokenizer.decode(tokens, false);
+    assert!(text.len() == 8 && text.bytes().all(|byte| byte.is_ascii_digit()), "{text:?}");
+    assert_eq!(answers[1].1, RequestEnd::End);
+    assert_eq!(tokenizer.decode(&answers[1].0, false), ONLY);
+}

@@ -105,7 +105,7 @@ impl Matcher {
             return Ok(());
         }
         let allowed = self.inner.compute_mask_or_eos();
-        let allowed = allowed.map_err(|error| GrammarError::Stuck(error.to_string()))?;
+        let allowed = allowed.map_err(|error| stuck(&error))?;
         words.extend_from_slice(allowed.as_slice());
         match (&self.state, self.opening.open) {
             (State::Begins, Some(open)) => set(words, open, true),
@@ -141,7 +141,7 @@ impl Matcher {
             }
             State::Ruled => {}
         }
-        self.inner.consume_token(id).map_err(|error| GrammarError::Stuck(error.to_string()))
+        self.inner.consume_token(id).map_err(|error| stuck(&error))
     }
 
     /// Takes a token of the preamble.
@@ -168,7 +168,7 @@ impl Matcher {
         // The token that ended the preamble has the beginning of the rest, too.
         let Ok(environment) = self.inner.tok_env() else { return Ok(()) };
         let ids = environment.tokenize_bytes(rest);
-        self.inner.consume_tokens(&ids).map_err(|error| GrammarError::Stuck(error.to_string()))
+        self.inner.consume_tokens(&ids).map_err(|error| stuck(&error))
     }
 
     /// Returns the tokens that must come next, because the grammar allows no other text. They are not taken yet.
@@ -178,6 +178,12 @@ impl Matcher {
             _ => Vec::new(),
         }
     }
+}
+
+/// Returns the error of a parser that cannot go on. Its text ends with a remark on what it leaves out.
+fn stuck(error: &impl ToString) -> GrammarError {
+    let why = error.to_string();
+    GrammarError::Stuck(why.trim_end().trim_end_matches("<non-verbose/>").trim_end().to_owned())
 }
 
 /// Returns where `text` begins in `bytes`.

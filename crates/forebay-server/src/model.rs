@@ -3,7 +3,6 @@
 use std::sync::{Arc, Once};
 
 use forebay_chat::Format;
-use forebay_engine::engine::RequestEnd;
 use forebay_engine::{Engine, ModelInfo, ModelText};
 use forebay_grammar::Compiler;
 use forebay_text::{ChatTemplate, Tokenizer};
@@ -157,11 +156,10 @@ impl Model {
 
     /// Returns why answers failed.
     pub fn failure_of(&self, choices: &[Choice]) -> ApiError {
-        let why = choices.iter().find_map(|choice| match &choice.end {
-            RequestEnd::Failed(why) => Some(why.clone()),
-            _ => None,
-        });
-        match why.or_else(|| self.worker.failure()) {
+        if let Some(error) = choices.iter().find_map(Choice::failure) {
+            return error;
+        }
+        match self.worker.failure() {
             Some(why) => ApiError::new(axum::http::StatusCode::INTERNAL_SERVER_ERROR, why),
             None => ApiError::stopped(),
         }

@@ -293,7 +293,7 @@ impl Active {
         (constraint.matcher, constraint.mask) = (Some(matcher), mask);
         match computed {
             Ok(()) => constraint.is_computed = true,
-            Err(error) => self.end = Some(RequestEnd::Failed(error.to_string())),
+            Err(error) => self.end = Some(end_by_grammar(error)),
         }
     }
 
@@ -362,7 +362,7 @@ impl Active {
                     self.add(GeneratedToken { id, text, logprob: None, likeliest }, context);
                 }
             }
-            Err(error) => self.end = Some(RequestEnd::Failed(error.to_string())),
+            Err(error) => self.end = Some(end_by_grammar(error)),
         }
         // An answer that is complete with its last allowed token was not cut off.
         let goes_on =
@@ -459,6 +459,14 @@ impl Constraint {
     /// Returns true if nothing can follow.
     fn is_complete(&self) -> bool {
         self.matcher.as_ref().is_some_and(Matcher::is_complete)
+    }
+}
+
+/// Returns the end of a request whose grammar brought this error.
+fn end_by_grammar(error: GrammarError) -> RequestEnd {
+    match error {
+        GrammarError::Stuck(why) => RequestEnd::GrammarStuck(why),
+        error => RequestEnd::Failed(error.to_string()),
     }
 }
 

@@ -84,8 +84,10 @@ pub enum RequestEnd {
     Stopped,
     /// [`Engine::cancel`](super::Engine::cancel) was called.
     Cancelled,
-    /// The request's own values were not finite, or its grammar allows no token.
+    /// The request's own values were not finite, or its mask was not computed.
     Failed(String),
+    /// No token can follow by the request's grammar, or its parser ran into a limit. This is the request's fault.
+    GrammarStuck(String),
 }
 
 fn yes() -> bool {

@@ -6,13 +6,12 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, BufRead, Read as _};
 
-use forebay_engine::engine::RequestEnd;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::openai::answer::{self, Choice, Identity};
-use crate::openai::{Endpoint, Refusal, Wanted};
+use crate::openai::{self, Endpoint, Refusal, Wanted};
 
 /// Most bytes of a line.
 const LINE_BYTES_MOST: u64 = 32 << 20;
@@ -198,13 +197,9 @@ pub fn answered(
     choices: &[Choice],
 ) -> Value {
     let identity = Identity { model: wanted_model.unwrap_or(identity.model), ..*identity };
-    let failed = choices.iter().find_map(|choice| match &choice.end {
-        RequestEnd::Failed(why) => Some(why),
-        _ => None,
-    });
-    if let Some(why) = failed {
-        let error = json!({ "message": why, "type": "server_error", "param": null, "code": null });
-        return line.answered(identity.unique, 500, json!({ "error": error }));
+    if let Some(error) = choices.iter().find_map(Choice::failure) {
+        let body = openai::error_body(&error);
+        return line.answered(identity.unique, error.status.as_u16(), body);
     }
     line.answered(identity.unique, 200, answer::whole(endpoint, &identity, choices))
 }

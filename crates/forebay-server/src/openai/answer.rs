@@ -1,10 +1,12 @@
 //! Answers in the form of the OpenAI API, whole and in parts.
 
+use axum::http::StatusCode;
 use forebay_chat::{Message, ToolCall};
 use forebay_engine::engine::{RequestEnd, RequestStatistics};
 use serde_json::{Map, Value, json};
 
 use super::Endpoint;
+use crate::error::ApiError;
 use crate::run::{Piece, Token};
 
 /// A finished answer.
@@ -22,7 +24,22 @@ pub struct Choice {
 impl Choice {
     /// Returns true if there is no answer.
     pub fn has_failed(&self) -> bool {
-        matches!(self.end, RequestEnd::Failed(_) | RequestEnd::Cancelled)
+        matches!(self.end, RequestEnd::Cancelled) || self.failure().is_some()
+    }
+
+    /// Returns why this answer failed, if it failed by itself. A grammar that cannot go on is the client's error.
+    pub fn failure(&self) -> Option<ApiError> {
+        match &self.end {
+            RequestEnd::Failed(why) => Some(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why)),
+            RequestEnd::GrammarStuck(why) => {
+                let count = self.statistics.generated_tokens;
+                let tokens = if count == 1 { "token" } else { "tokens" };
+                Some(ApiError::bad(format!(
+                    "the answer cannot go on after {count} {tokens} by its grammar or schema: {why}"
+                )))
+            }
+            _ => None,
+        }
     }
 }
 

@@ -234,7 +234,10 @@ impl Writer {
         };
         let mut response = self.response(status);
         if let Some(error) = failure {
-            response["error"] = json!({ "code": "server_error", "message": error.message });
+            // Of the codes that OpenAI's libraries know, this is the one for errors of clients.
+            let is_of_client = error.status.is_client_error();
+            let code = if is_of_client { "invalid_prompt" } else { "server_error" };
+            response["error"] = json!({ "code": code, "message": error.message });
         } else if is_cut {
             response["incomplete_details"] = json!({ "reason": "max_output_tokens" });
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::harness::{Ran, demo, forebay};
+use crate::harness::{Ran, demo, forebay, stuck_schema};
 
 /// A folder with a file of requests.
 struct Place {
@@ -248,9 +248,13 @@ fn a_request_that_cannot_be_run_is_refused_alone() {
         chat("role", json!({ "messages": [{ "role": "king", "content": "x" }] })),
         chat("effort", json!({ "messages": messages, "reasoning_effort": "high" })),
         completion("stops", json!({ "prompt": "Once upon a time", "stop": ["a", "e", "i", "o"] })),
+        completion(
+            "grammar",
+            json!({ "prompt": "The sea", "max_tokens": 200, "guided_json": stuck_schema() }),
+        ),
     ]);
     let ran = place.run("out", &["--ctx", "512"]).ok();
-    assert!(ran.stderr.contains("7 of them are errors"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("8 of them are errors"), "{}", ran.stderr);
     let answers = answers(&place.path("out"));
     let error = |index: usize| {
         let response = &answers[index]["response"];
@@ -265,6 +269,8 @@ fn a_request_that_cannot_be_run_is_refused_alone() {
     assert_eq!(error(5)["param"], "prompt");
     assert_eq!(error(6)["param"], "messages");
     assert_eq!(error(7)["param"], "reasoning_effort");
+    assert_eq!(error(9)["type"], "invalid_request_error");
+    assert!(error(9)["message"].as_str().unwrap().contains("cannot go on after"));
     let stopped = &answers[8]["response"]["body"]["choices"][0];
     assert_eq!(stopped["finish_reason"], "stop");
     assert!(!stopped["text"].as_str().unwrap().contains(['a', 'e', 'i', 'o']), "{stopped}");

@@ -153,3 +153,16 @@ pub fn model_with_template(folder: &Path, template: &str, context: usize) -> Str
     std::fs::write(&config, json.to_string()).unwrap();
     folder.to_str().expect("UTF-8").to_string()
 }
+
+/// Returns a schema that is valid, but whose parser reaches its limit behind eight digits.
+pub fn stuck_schema() -> serde_json::Value {
+    use serde_json::json;
+    let object = |name: String| json!({ "type": "object", "properties": { &name: {} }, "required": [name], "additionalProperties": false });
+    let choices: Vec<_> = (0..2100).map(|number| object(format!("x{number}"))).collect();
+    json!({
+        "type": "object",
+        "properties": { "a": { "type": "string", "pattern": "^[0-9]{8}$" }, "b": { "anyOf": choices } },
+        "required": ["a", "b"],
+        "additionalProperties": false,
+    })
+}

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::harness::stuck_schema;
 use crate::serve::{Answer, Server, completion};
 
 const BOUNDARY: &str = "----boundary7";
@@ -486,6 +487,19 @@ fn batches_are_cancelled_and_expire() {
     assert_eq!(done["request_counts"]["failed"], errors.len());
     json_of(server.ask("DELETE", &format!("/v1/files/{file}"), "", ""));
     assert_eq!(server.end(), Some(0));
+}
+
+#[test]
+fn a_grammar_that_cannot_go_on_is_an_error_of_the_client() {
+    let folder = tempfile::tempdir().unwrap();
+    let server = start(&folder, &[]);
+    let body = json!({ "model": "demo", "prompt": "A fox", "max_tokens": 200, "guided_json": stuck_schema() });
+    let file = upload(&server, lines(&[request("stuck", "/v1/completions", body)]).as_bytes());
+    let id = create(&server, &file, "/v1/completions", "24h");
+    let done = until(&server, &id, "completed");
+    let response = &content(&server, &done["error_file_id"])["stuck"]["response"];
+    assert_eq!(response["status_code"], 400, "{response}");
+    assert_eq!(response["body"]["error"]["type"], "invalid_request_error");
 }
 
 #[test]

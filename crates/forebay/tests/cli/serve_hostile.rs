@@ -5,7 +5,7 @@ use std::net::TcpListener;
 
 use serde_json::{Map, Value, json};
 
-use crate::harness::demo;
+use crate::harness::{demo, stuck_schema};
 use crate::serve::Server;
 
 #[test]
@@ -35,6 +35,63 @@ fn grammars_that_lead_deep_or_take_long_are_answered() {
         server.ask("POST", "/v1/completions", "", r#"{"prompt": "A", "max_tokens": 2}"#).0,
         200
     );
+}
+
+/// Such a grammar is the client's error in every interface, whole and in parts, and no error of the server.
+#[test]
+fn a_grammar_that_cannot_go_on_is_an_error_of_the_client() {
+    let server = Server::start(&[]);
+    let schema = stuck_schema();
+    let format = json!({ "type": "json_schema", "name": "x", "schema": schema });
+    let of_openai = json!({ "type": "json_schema", "json_schema": { "schema": schema } });
+    let messages = json!([{ "role": "user", "content": "A fox" }]);
+    let is_clear = |message: &Value| {
+        let message = message.as_str().unwrap();
+        let parts = ["cannot go on after ", " tokens by its grammar", "max is 2000"];
+        assert!(parts.iter().all(|part| message.contains(part)), "{message}");
+        assert!(!message.contains("after 0 tokens") && !message.contains('\n'), "{message}");
+    };
+    for (path, mut body) in [
+        ("/v1/completions", json!({ "prompt": "A fox", "max_tokens": 200, "guided_json": schema })),
+        ("/v1/chat/completions", json!({ "messages": messages, "response_format": of_openai })),
+        ("/v1/responses", json!({ "input": "A fox", "text": { "format": format } })),
+        (
+            "/v1/messages",
+            json!({ "messages": messages, "max_tokens": 200, "output_config": { "format": format } }),
+        ),
+        ("/api/chat", json!({ "messages": messages, "format": schema })),
+        ("/api/generate", json!({ "prompt": "A fox", "format": schema })),
+    ] {
+        (body["model"], body["stream"]) = ("demo".into(), false.into());
+        let (status, answer) = server.ask("POST", path, "", &body.to_string());
+        assert_eq!(status, 400, "{path}: {answer}");
+        let answer: Value = serde_json::from_str(&answer).unwrap();
+        let error = &answer["error"];
+        if path.starts_with("/api/") {
+            is_clear(error);
+        } else {
+            assert_eq!(error["type"], "invalid_request_error", "{path}");
+            is_clear(&error["message"]);
+        }
+        body["stream"] = true.into();
+        if path.starts_with("/api/") {
+            let (status, lines) = server.ask("POST", path, "", &body.to_string());
+            assert_eq!(status, 200, "{path}: {lines}");
+            let last: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+            is_clear(&last["error"]);
+            continue;
+        }
+        let events = server.events(path, &body);
+        let error = match path {
+            "/v1/responses" => &events.last().unwrap()["response"]["error"],
+            _ => events.iter().find_map(|event| event.get("error")).unwrap(),
+        };
+        is_clear(&error["message"]);
+        match path {
+            "/v1/responses" => assert_eq!(error["code"], "invalid_prompt"),
+            _ => assert_eq!(error["type"], "invalid_request_error", "{path}"),
+        }
+    }
 }
 
 #[test]
