@@ -1,5 +1,6 @@
 //! Who may use the server.
 
+use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -24,6 +25,11 @@ impl Keys {
         let lines = text.lines().map(str::trim);
         let keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
         Keys(keys.map(|key| Sha256::digest(key).into()).collect())
+    }
+
+    /// Returns the number of different keys.
+    pub fn count(&self) -> usize {
+        self.0.iter().collect::<HashSet<_>>().len()
     }
 
     /// Returns true if there is no key, so that everybody may use the server.
@@ -172,6 +178,7 @@ mod tests {
     fn keys_are_asked_for_everywhere_but_for_health() {
         let keys = Keys::read("# of the lab\nsecret\n\n  other  \n");
         let rules = Rules { keys, origins: Vec::new(), is_local: false, shares_prefixes: false };
+        assert_eq!((rules.keys.count(), Keys::read("a\nb\na").count()), (2, 2));
         let chat = "/v1/chat/completions";
         assert_eq!(status(&rules, chat, &[]), Some(401));
         assert_eq!(status(&rules, chat, &[("authorization", "Bearer secret")]), None);

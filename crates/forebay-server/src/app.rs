@@ -64,7 +64,7 @@ impl App {
         App {
             models,
             responses: responses::Store::default(),
-            storage: Storage::new(files),
+            storage: Storage::new(files, rules.keys.count()),
             rules,
             pulls: Arc::new(Semaphore::new(ollama::PULLS_MOST)),
             started: Instant::now(),

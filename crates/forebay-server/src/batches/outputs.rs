@@ -26,7 +26,7 @@ pub fn write(disk: &Arc<Disk>, batch: &Batch) -> Result<(), ApiError> {
     let add = |to: &mut Option<Incoming>, line: &[u8]| -> Result<(), ApiError> {
         let file = match to {
             Some(file) => file,
-            None => to.insert(disk.folder.begin_output()?),
+            None => to.insert(disk.folder.begin_output(&batch.owner)?),
         };
         Ok(file.write(line)?)
     };
@@ -71,6 +71,6 @@ pub fn write(disk: &Arc<Disk>, batch: &Batch) -> Result<(), ApiError> {
     })?;
     let bytes = journal.bytes();
     journal.remove()?;
-    disk.folder.release(bytes);
+    disk.folder.release(&batch.owner, bytes);
     Ok(())
 }

@@ -215,8 +215,8 @@ pub fn open(disk: &Disk, batch: &Batch) -> Result<Open, ApiError> {
     let before = path.metadata().map_or(0, |about| about.len());
     let journal = open_journal(&path, batch, places.len())?;
     // A new one has a head, and one whose last line was cut has become shorter.
-    disk.folder.count(journal.bytes());
-    disk.folder.release(before);
+    disk.folder.count(&batch.owner, journal.bytes());
+    disk.folder.release(&batch.owner, before);
     Ok(Open { input, places, journal })
 }
 
@@ -245,7 +245,7 @@ async fn answer(app: &Arc<App>, disk: &Arc<Disk>, batch: Batch) -> Result<(), Ap
         tokio::select! {
             answered = running.next() => {
                 let Some((number, line)) = answered else { break (Status::Completed, None) };
-                match note(disk, &batch.id, journal, number, line).await? {
+                match note(disk, &batch, journal, number, line).await? {
                     (own, None) => journal = own,
                     (_, Some(full)) => break (Status::Failed, Some(full)),
                 }
@@ -275,25 +275,25 @@ async fn answer(app: &Arc<App>, disk: &Arc<Disk>, batch: Batch) -> Result<(), Ap
 /// Writes an answer into the journal. Returns the problem if there is no room for it.
 async fn note(
     disk: &Arc<Disk>,
-    id: &str,
+    batch: &Batch,
     mut journal: Journal,
     number: usize,
     line: Value,
 ) -> Result<(Journal, Option<Problem>), ApiError> {
-    let (disk, id) = (disk.clone(), id.to_owned());
+    let (disk, id, owner) = (disk.clone(), batch.id.clone(), batch.owner.clone());
     app::work(move || {
         let before = journal.bytes();
         // The number of the request and two bytes around the answer.
         let bytes = line.to_string().len() as u64 + 22;
-        match disk.folder.reserve(bytes) {
+        match disk.folder.reserve(&owner, bytes) {
             Ok(()) => {}
-            Err(full @ StoreError::NoRoom { .. }) => {
+            Err(full @ (StoreError::NoRoom { .. } | StoreError::NoRoomForKey { .. })) => {
                 return Ok((journal, Some(Problem::new("files_full", full.to_string()))));
             }
             Err(error) => return Err(error.into()),
         }
         let added = journal.add(number, &line);
-        disk.folder.release(bytes - (journal.bytes() - before));
+        disk.folder.release(&owner, bytes - (journal.bytes() - before));
         added?;
         let failed = line.pointer("/response/status_code").and_then(Value::as_u64) != Some(200);
         disk.note_answer(&id, failed);

@@ -3,12 +3,12 @@
 //! Names are ids that the server made. A file is written under a temporary name, flushed to the disk and renamed, so that it
 //! is whole or absent. A lock keeps a second server out.
 
+use std::collections::HashMap;
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
 use serde::Serialize;
@@ -24,6 +24,11 @@ pub enum StoreError {
         "there is no room: the files of this server may have {most} bytes in all (--files-size)"
     )]
     NoRoom { most: u64 },
+    #[error(
+        "there is no room: the files of your key may have {most} bytes in all. The server has {keys} keys, and each may use \
+         an equal part of {all} bytes (--files-size)"
+    )]
+    NoRoomForKey { most: u64, keys: u64, all: u64 },
     #[error("{path}: {source}", path = path.display())]
     Io { path: PathBuf, source: io::Error },
 }
@@ -31,7 +36,9 @@ pub enum StoreError {
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> ApiError {
         let status = match &error {
-            StoreError::NoRoom { .. } => StatusCode::PAYLOAD_TOO_LARGE,
+            StoreError::NoRoom { .. } | StoreError::NoRoomForKey { .. } => {
+                StatusCode::PAYLOAD_TOO_LARGE
+            }
             StoreError::Io { .. } => {
                 // A client need not know the paths of this machine.
                 tracing::error!("files: {error}");
@@ -62,18 +69,47 @@ impl Kind {
     }
 }
 
+/// How large the files in the folder may become.
+#[derive(Clone, Copy, Debug)]
+pub struct Room {
+    /// Most bytes of all files.
+    pub most: u64,
+    /// Number of keys, each of which may use an equal part. 0 if the server asks for none.
+    pub keys: u64,
+}
+
+impl Room {
+    /// Returns the most bytes of the files of one owner.
+    fn share(self) -> u64 {
+        self.most / self.keys.max(1)
+    }
+}
+
+/// Bytes that are in use.
+#[derive(Default)]
+struct Used {
+    all: u64,
+    by_owner: HashMap<String, u64>,
+}
+
+impl Used {
+    fn add(&mut self, owner: &str, bytes: u64) {
+        self.all += bytes;
+        *self.by_owner.entry(owner.to_owned()).or_default() += bytes;
+    }
+}
+
 /// An open folder.
 pub struct Folder {
     path: PathBuf,
-    /// Most bytes of all files.
-    most: u64,
-    used: AtomicU64,
+    room: Room,
+    used: Mutex<Used>,
     _lock: File,
 }
 
 impl Folder {
     /// Opens or creates the folder. Returns `None` if another process uses it.
-    pub fn open(path: &Path, most: u64) -> Result<Option<Folder>, StoreError> {
+    pub fn open(path: &Path, room: Room) -> Result<Option<Folder>, StoreError> {
         let failed = |source| StoreError::Io { path: path.to_owned(), source };
         let mut builder = DirBuilder::new();
         builder.recursive(true).mode(0o700);
@@ -93,8 +129,8 @@ impl Folder {
         for entry in fs::read_dir(path.join(Kind::Incoming.name())).map_err(failed)? {
             fs::remove_file(entry.map_err(failed)?.path()).map_err(failed)?;
         }
-        let (path, used) = (path.to_owned(), AtomicU64::new(0));
-        Ok(Some(Folder { path, most, used, _lock: lock }))
+        let (path, used) = (path.to_owned(), Mutex::default());
+        Ok(Some(Folder { path, room, used, _lock: lock }))
     }
 
     /// Returns the path of a name that the server made.
@@ -107,29 +143,40 @@ impl Folder {
         move |source| StoreError::Io { path, source }
     }
 
-    /// Reserves bytes.
-    pub fn reserve(&self, bytes: u64) -> Result<(), StoreError> {
-        let (most, add) = (self.most, |used: u64| used.checked_add(bytes));
-        let fits = |used| add(used).filter(|sum| *sum <= most);
-        let reserved = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
-        reserved.map(|_| ()).map_err(|_| StoreError::NoRoom { most })
+    fn used(&self) -> MutexGuard<'_, Used> {
+        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reserves bytes for a file of this owner.
+    pub fn reserve(&self, owner: &str, bytes: u64) -> Result<(), StoreError> {
+        let Room { most, keys } = self.room;
+        let mut used = self.used();
+        let own = used.by_owner.get(owner).copied().unwrap_or(0);
+        if used.all.saturating_add(bytes) > most {
+            return Err(StoreError::NoRoom { most });
+        }
+        let share = self.room.share();
+        if own.saturating_add(bytes) > share {
+            return Err(StoreError::NoRoomForKey { most: share, keys, all: most });
+        }
+        used.add(owner, bytes);
+        Ok(())
     }
 
     /// Counts bytes that are on the disk already, whether there is room or not.
-    pub fn count(&self, bytes: u64) {
-        self.used.fetch_add(bytes, Ordering::Relaxed);
+    pub fn count(&self, owner: &str, bytes: u64) {
+        self.used().add(owner, bytes);
     }
 
     /// Gives bytes back.
-    pub fn release(&self, bytes: u64) {
-        let less = |used: u64| Some(used.saturating_sub(bytes));
-        // The closure always returns a value.
-        let _ = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
-    }
-
-    /// Returns the bytes of all files.
-    pub fn used(&self) -> u64 {
-        self.used.load(Ordering::Relaxed)
+    pub fn release(&self, owner: &str, bytes: u64) {
+        let mut used = self.used();
+        used.all = used.all.saturating_sub(bytes);
+        let Some(own) = used.by_owner.get_mut(owner) else { return };
+        *own = own.saturating_sub(bytes);
+        if *own == 0 {
+            used.by_owner.remove(owner);
+        }
     }
 
     /// Reads the JSON documents of a part of the folder. One that is damaged is left alone and logged.
@@ -204,11 +251,12 @@ impl Folder {
         }
     }
 
-    /// Begins a file. Dropping it removes what was written.
-    pub fn begin(self: &Arc<Folder>) -> Result<Incoming, StoreError> {
+    /// Begins a file of this owner. Dropping it removes what was written.
+    pub fn begin(self: &Arc<Folder>, owner: &str) -> Result<Incoming, StoreError> {
         let (file, path) = self.temporary()?;
         Ok(Incoming {
             folder: self.clone(),
+            owner: owner.to_owned(),
             file,
             path,
             bytes: 0,
@@ -218,8 +266,8 @@ impl Folder {
     }
 
     /// Begins a file that may exceed the bound, because it replaces a journal of about its size.
-    pub fn begin_output(self: &Arc<Folder>) -> Result<Incoming, StoreError> {
-        let mut output = self.begin()?;
+    pub fn begin_output(self: &Arc<Folder>, owner: &str) -> Result<Incoming, StoreError> {
+        let mut output = self.begin(owner)?;
         output.is_bounded = false;
         Ok(output)
     }
@@ -228,6 +276,7 @@ impl Folder {
 /// A file that is being written under a temporary name.
 pub struct Incoming {
     folder: Arc<Folder>,
+    owner: String,
     file: File,
     path: PathBuf,
     bytes: u64,
@@ -244,8 +293,8 @@ impl Incoming {
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
         let length = bytes.len() as u64;
         match self.is_bounded {
-            true => self.folder.reserve(length)?,
-            false => self.folder.count(length),
+            true => self.folder.reserve(&self.owner, length)?,
+            false => self.folder.count(&self.owner, length),
         }
         self.bytes += length;
         self.file.write_all(bytes).map_err(Folder::failed(&self.path))
@@ -265,7 +314,7 @@ impl Drop for Incoming {
         if !self.is_kept {
             // The next start removes it if this does not.
             let _ = fs::remove_file(&self.path);
-            self.folder.release(self.bytes);
+            self.folder.release(&self.owner, self.bytes);
         }
     }
 }
@@ -278,26 +327,61 @@ mod tests {
     fn files_are_whole_or_absent_and_bounded() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("a/b");
-        let folder = Arc::new(Folder::open(&path, 10).unwrap().unwrap());
-        assert!(Folder::open(&path, 10).unwrap().is_none(), "another one is kept out");
+        let room = Room { most: 10, keys: 0 };
+        let folder = Arc::new(Folder::open(&path, room).unwrap().unwrap());
+        assert!(Folder::open(&path, room).unwrap().is_none(), "another one is kept out");
         let names = |kind: Kind| fs::read_dir(path.join(kind.name())).unwrap().count();
-        let mut incoming = folder.begin().unwrap();
+        let mut incoming = folder.begin("a").unwrap();
         incoming.write(b"12345678").unwrap();
         assert_eq!((names(Kind::Incoming), names(Kind::Files)), (1, 0));
         assert!(matches!(incoming.write(b"9ab"), Err(StoreError::NoRoom { most: 10 })));
         drop(incoming);
-        assert_eq!((names(Kind::Incoming), folder.used()), (0, 0));
-        let mut incoming = folder.begin().unwrap();
+        assert_eq!((names(Kind::Incoming), folder.used().all), (0, 0));
+        let mut incoming = folder.begin("b").unwrap();
         incoming.write(b"12345678").unwrap();
         incoming.keep(Kind::Files, "x").unwrap();
         assert_eq!(fs::read(folder.path(Kind::Files, "x")).unwrap(), b"12345678");
-        assert_eq!((names(Kind::Incoming), folder.used()), (0, 8));
+        assert_eq!((names(Kind::Incoming), folder.used().all), (0, 8));
         fs::write(path.join("incoming/left"), "x").unwrap();
         drop(folder);
-        Folder::open(&path, 10).unwrap().unwrap();
+        Folder::open(&path, room).unwrap().unwrap();
         assert_eq!(names(Kind::Incoming), 0);
         let mode =
             std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o700);
+    }
+
+    #[test]
+    fn each_key_has_an_equal_part() {
+        let place = tempfile::tempdir().unwrap();
+        let room = Room { most: 30, keys: 3 };
+        let folder = Folder::open(place.path(), room).unwrap().unwrap();
+        folder.reserve("a", 10).unwrap();
+        let full = folder.reserve("a", 1);
+        assert!(matches!(full, Err(StoreError::NoRoomForKey { most: 10, keys: 3, all: 30 })));
+        // Others have their part, and what one gives back is free for it alone.
+        folder.reserve("b", 8).unwrap();
+        assert!(folder.reserve("b", 3).is_err());
+        folder.release("a", 4);
+        folder.reserve("b", 2).unwrap();
+        folder.reserve("a", 4).unwrap();
+        // Files of keys that the server does not have any more take room from all.
+        folder.count("old", 5);
+        assert!(matches!(folder.reserve("c", 6), Err(StoreError::NoRoom { most: 30 })));
+        folder.reserve("c", 5).unwrap();
+        for owner in ["a", "b", "c", "old"] {
+            folder.release(owner, 10);
+        }
+        assert!(folder.used().by_owner.is_empty(), "nothing stays of owners without files");
+    }
+
+    #[test]
+    fn one_key_or_none_may_use_all() {
+        for keys in [0, 1] {
+            let place = tempfile::tempdir().unwrap();
+            let folder = Folder::open(place.path(), Room { most: 30, keys }).unwrap().unwrap();
+            folder.reserve("a", 30).unwrap();
+            assert!(matches!(folder.reserve("a", 1), Err(StoreError::NoRoom { most: 30 })));
+        }
     }
 }

@@ -11,7 +11,7 @@ use axum::http::StatusCode;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 
-use super::folder::{Folder, Incoming, Kind, StoreError};
+use super::folder::{Folder, Incoming, Kind, Room, StoreError};
 use crate::batches::{self, Batch};
 use crate::error::ApiError;
 use crate::stream;
@@ -60,13 +60,16 @@ pub struct Naming {
 /// The folder of files, which is opened when it is first needed.
 pub struct Storage {
     pub options: FilesOptions,
+    /// Number of keys, each of which may use an equal part. 0 if the server asks for none.
+    keys: usize,
     disk: Mutex<Option<Arc<Disk>>>,
     changed: watch::Sender<()>,
 }
 
 impl Storage {
-    pub fn new(options: FilesOptions) -> Storage {
-        Storage { options, disk: Mutex::default(), changed: watch::Sender::new(()) }
+    /// Creates the storage of a server with so many keys.
+    pub fn new(options: FilesOptions, keys: usize) -> Storage {
+        Storage { options, keys, disk: Mutex::default(), changed: watch::Sender::new(()) }
     }
 
     /// Returns a receiver that is told when a batch changes.
@@ -87,7 +90,8 @@ impl Storage {
         let folder = self.options.folder.as_ref().ok_or_else(|| {
             unusable("this server has no folder for files: start it with --files DIR")
         })?;
-        let folder = Folder::open(folder, self.options.bytes_most)?.ok_or_else(|| {
+        let room = Room { most: self.options.bytes_most, keys: self.keys as u64 };
+        let folder = Folder::open(folder, room)?.ok_or_else(|| {
             unusable("another server uses the folder for files: start this one with --files DIR")
         })?;
         let opened = Arc::new(Disk::open(folder, self.changed.clone())?);
@@ -144,7 +148,7 @@ impl Disk {
         let last = orders.chain(batches.iter().map(|batch| batch.order)).max().unwrap_or(0);
         let files: HashMap<_, _> = files.into_iter().map(|file| (file.id.clone(), file)).collect();
         for file in files.values() {
-            folder.count(file.bytes);
+            folder.count(&file.owner, file.bytes);
         }
         let disk = Disk {
             folder: Arc::new(folder),
@@ -170,8 +174,12 @@ impl Disk {
                 }
                 let id = path.file_stem().and_then(|stem| stem.to_str()).unwrap_or_default();
                 match kind {
-                    Kind::Batches if batches.get(id).is_some_and(|batch| !batch.is_finished()) => {
-                        self.folder.count(path.metadata().map_or(0, |about| about.len()));
+                    Kind::Batches
+                        if let Some(batch) = batches.get(id)
+                            && !batch.is_finished() =>
+                    {
+                        let bytes = path.metadata().map_or(0, |about| about.len());
+                        self.folder.count(&batch.owner, bytes);
                     }
                     Kind::Files if files.contains_key(id) => {}
                     _ => {
@@ -231,11 +239,11 @@ impl Disk {
         if described.is_err() {
             // The next start removes the content if this does not.
             let _ = self.folder.remove(Kind::Files, &content_name(&record.id));
-            self.folder.release(record.bytes);
+            self.folder.release(&record.owner, record.bytes);
         }
         described?;
         if let Some(earlier) = files.insert(record.id.clone(), record.clone()) {
-            self.folder.release(earlier.bytes);
+            self.folder.release(&earlier.owner, earlier.bytes);
         }
         Ok(record)
     }
@@ -281,7 +289,7 @@ impl Disk {
         // The next start removes a content without a description.
         self.folder.remove(Kind::Files, &record_name(id))?;
         self.folder.remove(Kind::Files, &content_name(id))?;
-        self.folder.release(file.bytes);
+        self.folder.release(&file.owner, file.bytes);
         files.remove(id);
         Ok(())
     }

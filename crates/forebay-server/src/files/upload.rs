@@ -48,7 +48,7 @@ pub async fn receive(
     owner: String,
     request: Request,
 ) -> Result<FileRecord, ApiError> {
-    let form = tokio::time::timeout(UPLOAD_TIME, read(&disk, bytes_most, request)).await;
+    let form = tokio::time::timeout(UPLOAD_TIME, read(&disk, bytes_most, &owner, request)).await;
     let form = form.map_err(|_| {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "the upload did not end within an hour")
     })??;
@@ -75,7 +75,12 @@ pub async fn receive(
     app::work(move || disk.keep(incoming, naming)).await
 }
 
-async fn read(disk: &Arc<Disk>, bytes_most: u64, request: Request) -> Result<Form, ApiError> {
+async fn read(
+    disk: &Arc<Disk>,
+    bytes_most: u64,
+    owner: &str,
+    request: Request,
+) -> Result<Form, ApiError> {
     // The parser keeps what it reads until it finds the end of a part's head, so bytes that do not belong to the file are counted.
     let (parts, body) = request.into_parts();
     let taken = Arc::new(AtomicU64::new(0));
@@ -98,7 +103,7 @@ async fn read(disk: &Arc<Disk>, bytes_most: u64, request: Request) -> Result<For
             "file" if found.file.is_some() => {
                 return Err(ApiError::bad("the form has more than one file"));
             }
-            "file" => found.file = Some(write(disk, bytes_most, field, &taken).await?),
+            "file" => found.file = Some(write(disk, bytes_most, owner, field, &taken).await?),
             "purpose" => found.purpose = Some(text(field).await?),
             "expires_after[anchor]" => found.anchor = Some(text(field).await?),
             "expires_after[seconds]" => found.seconds = Some(text(field).await?),
@@ -115,13 +120,14 @@ async fn read(disk: &Arc<Disk>, bytes_most: u64, request: Request) -> Result<For
 async fn write(
     disk: &Arc<Disk>,
     bytes_most: u64,
+    owner: &str,
     mut field: Field<'_>,
     taken: &AtomicU64,
 ) -> Result<(Incoming, String), ApiError> {
     let name = field.file_name().unwrap_or_default().chars();
     let name = name.filter(|c| !c.is_control()).take(NAME_CHARACTERS_MOST).collect();
-    let folder = disk.folder.clone();
-    let mut incoming = app::work(move || Ok(folder.begin()?)).await?;
+    let (folder, owner) = (disk.folder.clone(), owner.to_owned());
+    let mut incoming = app::work(move || Ok(folder.begin(&owner)?)).await?;
     let mut piece = Vec::with_capacity(PIECE_BYTES);
     loop {
         let more = field.chunk().await.map_err(broken)?;

@@ -81,7 +81,8 @@ pub struct FilesArgs {
     /// below ~/.local/state]
     #[arg(long = "files", value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub folder: Option<PathBuf>,
-    /// Refuse files that would make all files together larger
+    /// Refuse files that would make all files together larger. With several API keys, each has an equal
+    /// part
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "4GiB")]
     pub files_size: u64,
     /// Refuse larger files

@@ -268,6 +268,34 @@ fn uploads_that_are_wrong_or_cut_leave_nothing() {
 }
 
 #[test]
+fn no_key_takes_the_room_of_others() {
+    let folder = tempfile::tempdir().unwrap();
+    let keys = folder.path().join("keys");
+    fs::write(&keys, "one\ntwo\n").unwrap();
+    let options = ["--files-size", "64KiB", "--api-key-file", keys.to_str().unwrap()];
+    let [one, two] = ["one", "two"].map(|key| format!("X-Api-Key: {key}\r\n"));
+    let whole = form(&[("purpose", "batch")], &[b'x'; 20 << 10]);
+    let full = |server: &Server, key: &str| {
+        let (status, answer) = send(server, &whole, key);
+        assert!(status == 413 && answer.contains("files_full"), "{status} {answer}");
+        assert!(answer.contains("32768 bytes") && answer.contains("2 keys"), "{answer}");
+    };
+    let server = start(&folder, &options);
+    let file = json_of(send(&server, &whole, &one));
+    full(&server, &one);
+    json_of(send(&server, &whole, &two));
+    full(&server, &two);
+    // The next server counts the same.
+    assert_eq!(server.end(), Some(0));
+    let server = start(&folder, &options);
+    full(&server, &one);
+    let path = format!("/v1/files/{}", file["id"].as_str().unwrap());
+    json_of(server.ask("DELETE", &path, &one, ""));
+    json_of(send(&server, &whole, &one));
+    full(&server, &two);
+}
+
+#[test]
 fn a_batch_gives_the_answers_of_single_requests() {
     let folder = tempfile::tempdir().unwrap();
     let server = start(&folder, &["--parallel", "3"]);
