@@ -1,10 +1,12 @@
 //! Methods of Python's strings that templates use and that `minijinja-contrib` does not have.
 
-use minijinja::value::{Rest, from_args};
+use minijinja::value::{Rest, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// Handles methods that the engine does not know. Methods that change a value in place, such as
-/// `append`, are deliberately unknown: the sandbox of transformers forbids them too.
+use super::lists;
+
+/// Handles methods that the engine does not know. Methods that change a list are in `lists.rs`. Other values never change, as
+/// in the sandbox of transformers.
 pub fn unknown_method(
     state: &mut State,
     value: &Value,
@@ -12,6 +14,10 @@ pub fn unknown_method(
     args: &[Value],
 ) -> Result<Value, Error> {
     let Some(text) = value.as_str() else {
+        if lists::changes(method) && matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
+            let why = "changes only lists that the template makes, with [...] or the filter list";
+            return Err(Error::new(ErrorKind::InvalidOperation, format!("{method} {why}")));
+        }
         return minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args);
     };
     match method {

@@ -6,6 +6,7 @@
 mod functions;
 mod generation;
 mod json;
+mod lists;
 mod methods;
 mod process;
 mod program;

@@ -8,7 +8,7 @@ use std::error::Error as _;
 use minijinja::{AutoEscape, Environment, ErrorKind, Value, syntax::SyntaxConfig};
 
 use super::functions::{self, Refusal};
-use super::{RenderInput, generation, json, methods, stack};
+use super::{RenderInput, generation, json, lists, methods, stack};
 use crate::TextError;
 
 /// Number of steps that every render may take, and of additional steps per JSON value of the
@@ -29,6 +29,8 @@ const NAME: &str = "chat_template";
 #[derive(Clone, Debug)]
 pub struct Program {
     source_bytes: u64,
+    /// True if the template changes lists.
+    changes_lists: bool,
     environment: Environment<'static>,
 }
 
@@ -44,7 +46,8 @@ impl Program {
         }
         let mut environment = Environment::new();
         let rules = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-        environment.set_syntax(rules.map_err(|error| syntax(error.to_string()))?);
+        let rules = rules.map_err(|error| syntax(error.to_string()))?;
+        environment.set_syntax(rules.clone());
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_recursion_limit(DEPTH_LIMIT);
         environment.set_unknown_method_callback(methods::unknown_method);
@@ -52,9 +55,16 @@ impl Program {
         let program = generation::without_generation_tags(source);
         // The shortest operator that nests, a minus sign, takes one byte.
         let levels = program.len() as u64;
-        let added = stack::with_room(levels, || environment.add_template_owned(NAME, program))?;
-        added.map_err(|error| syntax(describe(&error)))?;
-        Ok(Program { source_bytes: source.len() as u64, environment })
+        let added = stack::with_room(levels, || {
+            if let Some(changed) = lists::with_changeable_lists(&program, rules)
+                && environment.add_template_owned(NAME, changed).is_ok()
+            {
+                return Ok(true);
+            }
+            environment.add_template_owned(NAME, program).map(|()| false)
+        })?;
+        let changes_lists = added.map_err(|error| syntax(describe(&error)))?;
+        Ok(Program { source_bytes: source.len() as u64, changes_lists, environment })
     }
 
     /// Returns the variables that the template reads and that are not part of every conversation,
@@ -71,6 +81,7 @@ impl Program {
         let mut names: Vec<String> = found.map_err(|error| failure(&error))?.into_iter().collect();
         let mut environment = self.environment.clone();
         functions::install_clock(&mut environment, None);
+        lists::install(&mut environment, 0);
         names.retain(|name| {
             !ALWAYS_SET.contains(&name.as_str())
                 && environment.globals().all(|(global, _)| global != name)
@@ -89,6 +100,9 @@ impl Program {
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(steps));
         functions::install_clock(&mut environment, input.now);
+        if self.changes_lists {
+            lists::install(&mut environment, steps);
+        }
         // A step can nest a value one level deeper.
         let rendered = stack::with_room(steps, || {
             environment.get_template(NAME)?.render(context(input, bos, eos))

@@ -84,6 +84,11 @@ fn hostile_templates_fail_and_harm_nobody() {
         repeated(99, "{% set ns.l = ns.l + ['x' * (100000000 - i)] %}"),
         "{{ ([1] * 100000000) | list }}".to_owned(),
         "{{ ([1] * 100000000)[::-1] }}".to_owned(),
+        // Lists that change.
+        repeated(90_000, "{% for j in range(90000) %}{% do ns.l.append(j) %}{% endfor %}"),
+        repeated(64, "{% do ns.l.extend(ns.l) %}"),
+        repeated(90_000, "{% do ns.l.append('x' * 1000000 ~ i) %}"),
+        repeated(64, "{% do ns.l.append([ns.l[:], ns.l[:]]) %}") + "{{ ns.l }}",
         // Captured text.
         repeated(64, "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}"),
         format!("{{% set y %}}{}{{% endset %}}", repeated(90_000, &long)),
@@ -110,6 +115,8 @@ fn hostile_templates_fail_and_harm_nobody() {
     // These need memory and nothing else.
     let doubled = reason(plain(&hostile[0]).unwrap_err());
     assert_eq!(doubled, "it needs more memory than a template may use");
+    let appended = repeated(90_000, "{% do ns.l.append('x' * 1000000 ~ i) %}");
+    assert_eq!(reason(plain(&appended).unwrap_err()), doubled);
     // A template that failed works again for others.
     let source = format!("{{% if boom %}}{}{{% endif %}}fine", hostile[0]);
     let template = ChatTemplate::from_source(&source, "", "").unwrap();
