@@ -4,7 +4,8 @@
 #
 # Works with stable Rust and a C++ compiler: the coverage instrumentation consists of stable compiler flags. Only the
 # sanitizers need nightly, and without unsafe code in these crates they would find little. Panics (overflow
-# checks included), hangs over ten seconds and allocations beyond the input's size + 64 MiB are findings.
+# checks included), hangs over ten seconds and allocations beyond the input's size + 64 MiB are findings. README.md says
+# which limits templates have.
 set -euo pipefail
 
 # FUZZ_PROFILE names another profile of fuzz/Cargo.toml.
@@ -49,6 +50,11 @@ if [ "$target" = template ]; then
         fi
     done
 fi
+# A template runs four times. Each run may take the ten seconds that the program gives it.
+timeout=10
+if [ "$target" = template ]; then
+    timeout=60
+fi
 exec "${CARGO_TARGET_DIR:-target}/$host/$profile/$target" "corpus/$target" "${seeds[@]}" \
     -artifact_prefix="artifacts/$target/" -max_total_time="$seconds" \
-    -timeout=10 -rss_limit_mb=1024 -max_len=65536 -print_final_stats=1 "$@"
+    -timeout="$timeout" -rss_limit_mb=1024 -max_len=65536 -print_final_stats=1 "$@"

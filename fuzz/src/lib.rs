@@ -13,8 +13,14 @@ const ALLOWANCE_BYTES: usize = 64 << 20;
 /// Runs `work` on `data`. If it allocates more than the size of `data` and the allowance, it aborts, and the fuzzer
 /// reports that.
 pub fn bounded(data: &[u8], work: impl FnOnce(&[u8])) {
-    let limit = ALLOCATOR.allocated() + data.len() + ALLOWANCE_BYTES;
-    ALLOCATOR.set_limit(limit).expect("the limit lies above what is in use");
-    work(data);
+    within(data.len() + ALLOWANCE_BYTES, || work(data));
+}
+
+/// Runs `work`. If it allocates more than so many bytes, it aborts, and the fuzzer reports that.
+pub fn within(bytes: usize, work: impl FnOnce()) {
+    ALLOCATOR
+        .set_limit(ALLOCATOR.allocated() + bytes)
+        .expect("the limit lies above what is in use");
+    work();
     ALLOCATOR.set_limit(usize::MAX).expect("no limit is always possible");
 }

@@ -31,5 +31,7 @@ pub use error::TextError;
 pub use infill::InfillTokens;
 pub use pretokenize::known_names as known_pre_tokenizers;
 pub use stream::TextStream;
-pub use template::{ChatTemplate, CivilTime, RenderInput, isolate_templates, serve_template};
+pub use template::{
+    ChatTemplate, CivilTime, RenderInput, isolate_templates, serve_template_within_limits,
+};
 pub use tokenizer::Tokenizer;

@@ -6,6 +6,7 @@
 mod functions;
 mod generation;
 mod json;
+mod limits;
 mod lists;
 mod methods;
 mod process;
@@ -20,8 +21,9 @@ use forebay_format::{Catalog, Source};
 use serde_json::Map;
 
 use crate::TextError;
+pub use limits::serve_template_within_limits;
 use process::Host;
-pub use process::{isolate_templates, serve_template};
+pub use process::isolate_templates;
 use program::Program;
 pub use time::CivilTime;
 
@@ -101,10 +103,19 @@ impl ChatTemplate {
     /// # Errors
     /// Returns [`TextError::TemplateSyntax`] if the template is not valid.
     pub fn from_source(source: &str, bos: &str, eos: &str) -> Result<Self, TextError> {
-        let place = match Host::start(source, bos, eos)? {
-            Some(host) => Place::Process(Arc::new(host)),
-            None => Place::Here(Box::new(Program::new(source)?)),
+        let Some(host) = Host::start(source, bos, eos)? else {
+            return Self::in_this_process(source, bos, eos);
         };
+        let [source, bos, eos] = [source, bos, eos].map(str::to_owned);
+        Ok(Self { source, bos, eos, place: Place::Process(Arc::new(host)) })
+    }
+
+    /// Creates a template that runs in this process, even after [`isolate_templates`]. Its memory is not limited.
+    ///
+    /// # Errors
+    /// Returns [`TextError::TemplateSyntax`] if the template is not valid.
+    pub fn in_this_process(source: &str, bos: &str, eos: &str) -> Result<Self, TextError> {
+        let place = Place::Here(Box::new(Program::new(source)?));
         let [source, bos, eos] = [source, bos, eos].map(str::to_owned);
         Ok(Self { source, bos, eos, place })
     }

@@ -31,7 +31,8 @@ const TIME: &str = "%Y-%m-%dT%H:%M:%S";
 static COMMAND: OnceLock<fn() -> Command> = OnceLock::new();
 
 /// Makes every template that is created from now on run in a process of its own. `command` is the start of this process, which
-/// has to call [`serve_template`] with its standard input and output.
+/// has to call
+/// [`serve_template_within_limits`](super::serve_template_within_limits).
 pub fn isolate_templates(command: fn() -> Command) {
     // A second call would bring the same command.
     let _ = COMMAND.set(command);
