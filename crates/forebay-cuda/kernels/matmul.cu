@@ -200,32 +200,33 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
             }
         copy_commit();
     };
-    auto decode = [&](int step, u32(&pairs)[P::DECODED][16]) {
+    ComingGroup<W> coming[P::DECODED];
+    auto load_w = [&](int step) {
 #pragma unroll
         for (int i = 0; i < P::DECODED; i++) {
             const int group = step * P::IN_ROW + first_group + i;
             if (has_w && group < groups) {
-                decode_pairs<W>(w, group, cols, pairs[i]);
+                coming[i].load(w, group, cols);
             } else {
-#pragma unroll
-                for (int j = 0; j < 16; j++) pairs[i][j] = 0;
+                coming[i].clear();
             }
         }
     };
-    auto store_w = [&](const u32(&pairs)[P::DECODED][16], int buffer) {
+    auto store_w = [&](int step, int buffer) {
 #pragma unroll
         for (int i = 0; i < P::DECODED; i++) {
             const int deep = (first_group + i) / 2;
             u8 *to = (u8 *)shared + buffer * BUFFER + deep * STEP_BYTES + P::PARTS * P::X_BYTES;
-            store_group(to, decoded_row, (first_group + i) % 2, pairs[i]);
+            u32 pairs[16];
+            coming[i].pairs(w, step * P::IN_ROW + first_group + i, pairs);
+            store_group(to, decoded_row, (first_group + i) % 2, pairs);
         }
     };
 
     float sums[P::M][P::N][4] = {};
-    u32 pairs[P::DECODED][16];
     copy_x(0, buffers);
-    decode(0, pairs);
-    store_w(pairs, 0);
+    load_w(0);
+    store_w(0, 0);
     for (int step = 0; step < steps; step++) {
         const int now = step & 1;
         copy_wait<0>();
@@ -234,7 +235,7 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
         const bool more = step + 1 < steps;
         if (more) {
             copy_x(step + 1, buffers + (now ^ 1) * BUFFER);
-            decode(step + 1, pairs);
+            load_w(step + 1);
         }
 #pragma unroll
         for (int deep = 0; deep < P::DEPTH; deep++) {
@@ -243,7 +244,7 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
             if ((step * P::DEPTH + deep) * STEP < cols)
                 multiply_step<W, TOKENS>(sums, x_buffer, x_buffer + P::PARTS * P::X_BYTES, warp, lane);
         }
-        if (more) store_w(pairs, now ^ 1);
+        if (more) store_w(step + 1, now ^ 1);
     }
     const auto output = [&](int m, int half) {
         return output_row<W, TOKENS>(m, half, scales, warp, lane, tile, token_rows, out_rows, tokens);

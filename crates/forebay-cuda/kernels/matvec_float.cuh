@@ -43,9 +43,9 @@ template <> __device__ __forceinline__ float Eight<BF16>::at(int i) const {
 template <> __device__ __forceinline__ float Eight<F32>::at(int i) const { return __uint_as_float(words[i]); }
 
 // Adds eight products for each row and token.
-template <class W, int TOKENS>
-__device__ __forceinline__ void add_eight(const Eight<W> (&w)[2], const float *x, int cols, int tokens,
-                                          float (&sums)[2][TOKENS]) {
+template <class W, int ROWS, int TOKENS>
+__device__ __forceinline__ void add_eight(const Eight<W> (&w)[ROWS], const float *x, int cols, int tokens,
+                                          float (&sums)[ROWS][TOKENS]) {
 #pragma unroll
     for (int t = 0; t < TOKENS; t++) {
         const float4 *at = (const float4 *)(x + (size_t)(TOKENS == 1 ? 0 : min(t, tokens - 1)) * cols);
@@ -54,7 +54,7 @@ __device__ __forceinline__ void add_eight(const Eight<W> (&w)[2], const float *x
 #pragma unroll
         for (int i = 0; i < 8; i++)
 #pragma unroll
-            for (int j = 0; j < 2; j++) sums[j][t] = __fmaf_rn(w[j].at(i), values[i], sums[j][t]);
+            for (int j = 0; j < ROWS; j++) sums[j][t] = __fmaf_rn(w[j].at(i), values[i], sums[j][t]);
     }
 }
 
@@ -71,55 +71,57 @@ __device__ __forceinline__ void add_aligned(const u8 *const (&rows)[2], const fl
 #pragma unroll
             for (int j = 0; j < 2; j++) w[u][j].load(rows[j] + (size_t)(col + 256 * u) * W::BYTES);
 #pragma unroll
-        for (int u = 0; u < UNROLL; u++) add_eight<W, TOKENS>(w[u], x + col + 256 * u, cols, tokens, sums);
+        for (int u = 0; u < UNROLL; u++) add_eight<W, 2, TOKENS>(w[u], x + col + 256 * u, cols, tokens, sums);
     }
 #pragma unroll 1
     for (; col < cols / 8 * 8; col += 256) {
         Eight<W> w[2];
 #pragma unroll
         for (int j = 0; j < 2; j++) w[j].load(rows[j] + (size_t)col * W::BYTES);
-        add_eight<W, TOKENS>(w, x + col, cols, tokens, sums);
+        add_eight<W, 2, TOKENS>(w, x + col, cols, tokens, sums);
     }
 }
 
-// Compact weights of a lane: U times eight columns of two rows, 256 columns apart.
-template <class W, int U> struct CompactChunk {
-    static constexpr int HEADERS = U * 256 > W::COLUMNS ? U * 256 / W::COLUMNS : 1;
-    uint2 low[U][2];
-    u32 words[U][2];
-    typename W::Header headers[HEADERS][2];
+// Compact weights of a lane: U times eight columns of ROWS rows, 256 columns apart.
+template <class W, int U, int ROWS> struct CompactChunk {
+    static constexpr int IN_BLOCK = W::COLUMNS / 256, HEADERS = U > IN_BLOCK ? U / IN_BLOCK : 1;
+    static_assert(U % IN_BLOCK == 0 || IN_BLOCK % U == 0, "chunks are parts of blocks, or blocks");
+    uint2 low[U][ROWS];
+    u32 words[U][ROWS];
+    typename W::Header headers[HEADERS][ROWS];
 
     // Loads from column 256 * `first` on, a multiple of U. Rows may end before. The compiler must not move loads down to where they
     // are needed.
-    __device__ __forceinline__ void load(const u8 *const (&rows)[2], int first, int strides, int lane) {
-        constexpr int IN_BLOCK = W::COLUMNS / 256;
+    __device__ __forceinline__ void load(const u8 *const (&rows)[ROWS], int first, int strides, int lane) {
+        const int in_block = IN_BLOCK > U ? first % IN_BLOCK : 0;
 #pragma unroll
-        for (int u = 0; u < U; u++) {
-            if (IN_BLOCK < U && first + u >= strides) break;
+        for (int j = 0; j < ROWS; j++) {
+            const u8 *block = rows[j] + (size_t)(first / IN_BLOCK) * W::BYTES;
+            const u8 *const bytes = block + in_block * 256 + 8 * lane, *const word = block + W::COLUMNS + in_block * 128 + 4 * lane;
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                const u8 *block = rows[j] + (size_t)((first + u) / IN_BLOCK) * W::BYTES;
-                const int in_block = (first + u) % IN_BLOCK;
-                const uint2 *const bytes = (const uint2 *)(block + in_block * 256) + lane;
-                const u32 *const word = (const u32 *)(block + W::COLUMNS + in_block * 128) + lane;
-                asm volatile("ld.global.cs.v2.u32 {%0,%1}, [%2];" : "=r"(low[u][j].x), "=r"(low[u][j].y) : "l"(bytes));
-                asm volatile("ld.global.cs.u32 %0, [%1];" : "=r"(words[u][j]) : "l"(word));
-                if (u % IN_BLOCK == 0) headers[u / IN_BLOCK][j].load(block + W::HEADER);
+            for (int u = 0; u < U; u++) {
+                if (IN_BLOCK < U && first + u >= strides) break;
+                // Offsets from the first block are constants.
+                const int past = u / IN_BLOCK * W::BYTES, stride = u % IN_BLOCK;
+                asm volatile("ld.global.cs.v2.u32 {%0,%1}, [%2];"
+                             : "=r"(low[u][j].x), "=r"(low[u][j].y)
+                             : "l"((const uint2 *)(bytes + past + 256 * stride)));
+                asm volatile("ld.global.cs.u32 %0, [%1];" : "=r"(words[u][j]) : "l"((const u32 *)(word + past + 128 * stride)));
+                if (stride == 0) headers[u / IN_BLOCK][j].load(block + past + W::HEADER);
             }
         }
     }
 
     // Adds the products of these columns. `x` is that of column 256 * `first` + 8 * lane.
     template <int TOKENS>
-    __device__ __forceinline__ void add(const u8 *const (&rows)[2], int first, int strides, int lane, const float *x, int cols,
-                                        int tokens, float (&sums)[2][TOKENS]) const {
-        constexpr int IN_BLOCK = W::COLUMNS / 256;
+    __device__ __forceinline__ void add(const u8 *const (&rows)[ROWS], int first, int strides, int lane, const float *x, int cols,
+                                        int tokens, float (&sums)[ROWS][TOKENS]) const {
 #pragma unroll
         for (int u = 0; u < U; u++) {
             if (IN_BLOCK < U && first + u >= strides) break;
-            Eight<BF16> w[2];
+            Eight<BF16> w[ROWS];
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
+            for (int j = 0; j < ROWS; j++) {
                 const auto &header = headers[u / IN_BLOCK][j];
                 compact_pairs(low[u][j], words[u][j], header.base(), w[j].words);
                 if (header.has_exceptions()) {
@@ -127,40 +129,80 @@ template <class W, int U> struct CompactChunk {
                     header.correct(block + W::HEADER, (first + u) % IN_BLOCK * 32 + lane, w[j].words);
                 }
             }
-            add_eight<BF16, TOKENS>(w, x + 256 * u, cols, tokens, sums);
+            add_eight<BF16, ROWS, TOKENS>(w, x + 256 * u, cols, tokens, sums);
         }
     }
 };
 
-// Computes the pairs of a warp from rows of compact blocks. A lane adds the same columns in the same order as with BF16. The next
-// chunk is loaded, also that of the next pair, before this one is multiplied.
+// Multiplies `rows`, of which `now` has the first chunk, and leaves the first chunk of the rows `after` in `now`. A chunk is loaded
+// before the one in front of it is multiplied.
+template <class W, int U, int ROWS, int TOKENS>
+__device__ __forceinline__ void add_rows(CompactChunk<W, U, ROWS> &now, const u8 *const (&rows)[ROWS], const u8 *const (&after)[ROWS],
+                                         bool has_more, const float *x, int cols, int tokens, int lane, float (&sums)[ROWS][TOKENS]) {
+    const int strides = cols / 256;
+#pragma unroll 2
+    for (int first = 0; first < strides; first += U) {
+        CompactChunk<W, U, ROWS> next;
+        if (first + U < strides) {
+            next.load(rows, first + U, strides, lane);
+        } else if (has_more) {
+            next.load(after, 0, strides, lane);
+        }
+        now.template add<TOKENS>(rows, first, strides, lane, x + 256 * first, cols, tokens, sums);
+        now = next;
+    }
+}
+
+// Computes the pairs of a warp from rows of compact blocks. A lane adds the same columns in the same order as with BF16.
 template <class W, int TOKENS, class F>
 __device__ __forceinline__ void add_compact(const RowPairs &work, const float *x, int cols, int tokens, int warp, int lane, F store) {
-    constexpr int U = TOKENS > 4 ? 1 : TOKENS > 1 ? 2 : W::COLUMNS == 256 ? 3 : 4;
-    typedef CompactChunk<W, U> Chunk;
-    const int strides = cols / 256, apart = gridDim.x * WARPS;
+    constexpr int U = TOKENS > 4 ? 1 : 2;
+    const int apart = gridDim.x * WARPS;
     int pair = blockIdx.x * WARPS + warp;
     if (pair >= work.count) return;
     const u8 *rows[2] = {row_of(work, pair, 0), row_of(work, pair, 1)};
     x += lane * 8;
-    Chunk now;
-    now.load(rows, 0, strides, lane);
+    CompactChunk<W, U, 2> now;
+    now.load(rows, 0, cols / 256, lane);
     for (; pair < work.count; pair += apart) {
         const u8 *const after[2] = {row_of(work, pair + apart, 0), row_of(work, pair + apart, 1)};
         float sums[2][TOKENS] = {};
-#pragma unroll 2
-        for (int first = 0; first < strides; first += U) {
-            Chunk next;
-            if (first + U < strides) {
-                next.load(rows, first + U, strides, lane);
-            } else if (pair + apart < work.count) {
-                next.load(after, 0, strides, lane);
-            }
-            now.template add<TOKENS>(rows, first, strides, lane, x + 256 * first, cols, tokens, sums);
-            now = next;
-        }
+        add_rows<W, U, 2, TOKENS>(now, rows, after, pair + apart < work.count, x, cols, tokens, lane, sums);
         store(pair, sums);
         rows[0] = after[0], rows[1] = after[1];
+    }
+}
+
+// Does the same for one token, row by row: there are twice as many rows as pairs, so warps have more even shares. The rows of two
+// matrices follow each other. `store(item, first, second)` gets both, or one row twice.
+template <class W, class F>
+__device__ __forceinline__ void add_compact_singly(const RowPairs &work, const float *x, int cols, int warp, int lane, F store) {
+    constexpr int U = W::COLUMNS == 256 ? 3 : 8;
+    const int apart = gridDim.x * WARPS, items = work.two ? work.count : work.rows;
+    int item = blockIdx.x * WARPS + warp;
+    if (item >= items) return;
+    const u64 bases[2] = {work.base[0], work.base[1]};
+    const auto row_at = [&](int at, bool is_second) {
+        return (const u8 *)((is_second ? bases[1] : bases[0]) + (u64)(u32)min(at, items - 1) * (u32)work.row_bytes);
+    };
+    const u8 *row[1] = {row_at(item, false)};
+    x += lane * 8;
+    CompactChunk<W, U, 1> now;
+    now.load(row, 0, cols / 256, lane);
+    float first = 0.0f;
+    for (bool is_second = false; item < items;) {
+        const bool is_first = work.two && !is_second;
+        const int next = is_first ? item : item + apart;
+        const u8 *const after[1] = {row_at(next, is_first)};
+        float sums[1][1] = {};
+        add_rows<W, U, 1, 1>(now, row, after, next < items, x, cols, 1, lane, sums);
+        const float sum = warp_sum(sums[0][0]);
+        if (is_first) {
+            first = sum;
+        } else if (lane == 0) {
+            store(item, work.two ? first : sum, sum);
+        }
+        row[0] = after[0], item = next, is_second = is_first;
     }
 }
 
@@ -220,7 +262,15 @@ template <class W, int TOKENS> __device__ __forceinline__ void matvec(const floa
                 store_pair(work, pair, work.first_token + t, first, second, MATVEC_ARGUMENTS);
         }
     };
-    if constexpr (IsCompact<W>::VALUE) {
+    if constexpr (IsCompact<W>::VALUE && TOKENS == 1) {
+        add_compact_singly<W>(work, x, cols, warp, lane, [&](int item, float first, float second) {
+            if (work.two) {
+                store_pair(work, item, work.first_token, first, second, MATVEC_ARGUMENTS);
+            } else {
+                work.out[0][(size_t)work.first_token * work.rows + item] = first;
+            }
+        });
+    } else if constexpr (IsCompact<W>::VALUE) {
         add_compact<W, TOKENS>(work, x, cols, present, warp, lane, store);
     } else {
         add_plain<W, TOKENS>(work, x, cols, present, warp, lane, store);

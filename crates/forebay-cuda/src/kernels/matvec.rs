@@ -275,6 +275,8 @@ struct Variant {
     pairs: usize,
     shared_bytes: usize,
     blocks_per_multiprocessor: usize,
+    /// True if the rows of one matrix are computed one by one, not in pairs.
+    single_rows: bool,
 }
 
 impl Variant {
@@ -290,6 +292,7 @@ impl Variant {
             pairs: slots * WARPS,
             shared_bytes: 0,
             blocks_per_multiprocessor,
+            single_rows: false,
         };
         // The module for several tokens, if it is needed and exists. Otherwise every token has its own blocks.
         let few = modules.matvec_few.filter(|_| tokens > 1);
@@ -299,7 +302,10 @@ impl Variant {
             _ => ("matvec_8", 8),
         };
         if !takes_rounded(ty) {
-            let one = direct("matvec_1", 1, 4);
+            let one = match ty.compact() {
+                None => direct("matvec_1", 1, 4),
+                Some(_) => Variant { single_rows: true, ..direct("matvec_1", 1, 5) },
+            };
             return few.map_or(one, |module| Variant {
                 module,
                 name,
@@ -326,6 +332,7 @@ impl Variant {
                 pairs: TILE_WARPS / (lanes / 4) * TILE_PAIRS,
                 shared_bytes: TILE_WARPS * 4 * (16 * run * DECODED_BYTES + TILE_GAP),
                 blocks_per_multiprocessor: 2,
+                single_rows: false,
             };
         }
         if cols < LONG {
@@ -344,7 +351,17 @@ impl Variant {
             let fitting = (SHARED_BYTES / shared_bytes).clamp(1, registers_allow);
             let blocks_per_multiprocessor = fitting;
             let (warps, pairs) = (WARPS, WARPS);
-            Variant { module, name, tokens, warps, pairs, shared_bytes, blocks_per_multiprocessor }
+            let single_rows = false;
+            Variant {
+                module,
+                name,
+                tokens,
+                warps,
+                pairs,
+                shared_bytes,
+                blocks_per_multiprocessor,
+                single_rows,
+            }
         };
         match few {
             Some(module) if tokens == 2 => ring(module, name, 2, if run == 2 { 4 } else { 6 }),
@@ -359,6 +376,7 @@ impl Variant {
     /// Returns the number of blocks that a matrix of `rows` rows can use.
     fn blocks(&self, rows: usize, mode: Mode) -> usize {
         let pairs = match mode {
+            Mode::Separate if self.single_rows => rows,
             Mode::Separate => rows.div_ceil(2),
             Mode::Paired | Mode::Gated => rows,
         };
