@@ -1,4 +1,4 @@
-//! Ratio and rates of the codec for Gaussian weights, on one core.
+//! Ratios and rates of the codec, and of compact BF16, for Gaussian weights, on one core.
 //!
 //! `cargo run --release -p forebay-codec --example codec_rates`
 //!
@@ -6,7 +6,10 @@
 
 use std::time::Instant;
 
-use forebay_codec::{CHUNK_WEIGHTS, Float, Isa, Table, decode_chunk_with, encode_chunk};
+use forebay_codec::{
+    CHUNK_WEIGHTS, Compact, Float, Isa, Table, decode_chunk_with, decode_compact, encode_chunk,
+    encode_compact,
+};
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -44,6 +47,18 @@ fn main() {
         });
         let ratio = weights.len() as f64 / stored as f64;
         println!("| {float:?} | {ratio:.3} | {encode:.2} | {} |", decode.join(" | "));
+    }
+    for of in Compact::ALL {
+        let mut weights = support::gaussian(Float::Bf16, 32, 4096, 1);
+        let mut coded = vec![0; weights.len() / 2 / of.weights() * of.bytes()];
+        let encode = fastest(weights.len(), || {
+            assert_eq!(encode_compact(of, &weights, &mut coded), Ok(true));
+        });
+        let decode = fastest(weights.len(), || {
+            decode_compact(of, &coded, &mut weights).expect("blocks");
+        });
+        let ratio = weights.len() as f64 / coded.len() as f64;
+        println!("| compact {of:?} | {ratio:.3} | {encode:.2} | {decode:.2} | | |");
     }
 }
 

@@ -90,35 +90,44 @@ pub fn decode_compact(of: Compact, coded: &[u8], weights: &mut [u8]) -> Result<(
     let blocks = coded.chunks_exact(of.bytes()).zip(weights.chunks_exact_mut(2 * of.weights()));
     for (coded, weights) in blocks {
         check_block(of, coded)?;
-        decode_compact_block(of, coded, |column, bits| {
-            weights[2 * column..][..2].copy_from_slice(&bits.to_le_bytes());
+        let mut all = weights.as_chunks_mut::<{ 2 * LANE }>().0.iter_mut();
+        decode_compact_block(of, coded, |_, eight| {
+            let bytes = all.next().map(|bytes| bytes.as_chunks_mut().0).unwrap_or_default();
+            bytes.iter_mut().zip(eight).for_each(|(bytes, weight)| *bytes = weight.to_le_bytes());
         });
     }
     Ok(())
 }
 
-/// Calls `weight` with the column and the bits of each weight of a block, some of them twice: the last call counts. Blocks that
-/// [`decode_compact`] refuses give some weights.
+/// Calls `take` with every eight weights of a block, as bits, and the column of the first one. Blocks that [`decode_compact`] refuses give
+/// some weights.
 ///
 /// # Panics
 /// Panics if `coded` is not as long as a block.
 #[inline]
-pub fn decode_compact_block(of: Compact, coded: &[u8], mut weight: impl FnMut(usize, u16)) {
+pub fn decode_compact_block(of: Compact, coded: &[u8], mut take: impl FnMut(usize, [u16; LANE])) {
     assert_eq!(coded.len(), of.bytes());
-    let base = u32::from(coded[of.header()]) << 7;
-    let at = |column: usize| {
-        let (word, j) = (of.word(column / LANE), column % LANE);
-        let word = u32::from_le_bytes([0, 1, 2, 3].map(|i| coded[word + i]));
-        let high = word.rotate_left(4 * (j as u32 / 2)) >> (16 * (j & 1));
-        let low = u32::from(coded[column]);
-        (high & 0x8700 | low).wrapping_add(base) as u16
-    };
-    (0..of.weights()).for_each(|column| weight(column, at(column)));
-    for entry in entries(of, coded) {
-        let (column, exponent) = compact_exception(entry, coded[of.header()]);
-        if column < of.weights() {
-            weight(column, at(column) & 0x807f | u16::from(exponent) << 7);
+    let (low, words) = coded[..of.header()].split_at(of.weights());
+    let (base, has_exceptions) = (coded[of.header()], coded[of.header() + 1] > 0);
+    let lows = low.as_chunks::<LANE>().0.iter();
+    for (eight, (low, word)) in lows.zip(words.as_chunks().0).enumerate() {
+        let word = u32::from_le_bytes(*word);
+        let mut weights = [0; LANE];
+        for (i, pair) in weights.as_chunks_mut::<2>().0.iter_mut().enumerate() {
+            let high = word.rotate_left(4 * i as u32);
+            for (j, weight) in pair.iter_mut().enumerate() {
+                let bits = (high >> (16 * j)) as u16 & 0x8700 | u16::from(low[2 * i + j]);
+                *weight = bits.wrapping_add(u16::from(base) << 7);
+            }
         }
+        if has_exceptions {
+            for (column, exponent) in entries(of, coded).map(|of| compact_exception(of, base)) {
+                if let Some(weight) = weights.get_mut(column.wrapping_sub(LANE * eight)) {
+                    *weight = *weight & 0x807f | u16::from(exponent) << 7;
+                }
+            }
+        }
+        take(LANE * eight, weights);
     }
 }
 
@@ -227,15 +236,19 @@ fn encode_block(of: Compact, weights: &[u8], coded: &mut [u8]) -> Option<()> {
 fn best_base(weights: &[[u8; 2]]) -> u8 {
     // Several tables, because equal exponents often follow each other.
     let mut counts = [[0u16; 256]; 4];
+    let (mut least, mut largest) = (255, 0);
     for weights in weights.as_chunks::<4>().0 {
         for (weight, counts) in weights.iter().zip(&mut counts) {
-            counts[usize::from(u16::from_le_bytes(*weight) >> 7 & 255)] += 1;
+            let exponent = usize::from(u16::from_le_bytes(*weight) >> 7 & 255);
+            counts[exponent] += 1;
+            (least, largest) = (exponent.min(least), exponent.max(largest));
         }
     }
     let count = |exponent: usize| counts.iter().map(|of| u32::from(of[exponent])).sum::<u32>();
-    let mut inside: u32 = (0..WINDOW).map(count).sum();
-    let (mut best, mut most) = (0, inside);
-    for base in 1..=BASE_MOST {
+    let first = least.saturating_sub(WINDOW - 1).min(BASE_MOST);
+    let mut inside: u32 = (first..first + WINDOW).map(count).sum();
+    let (mut best, mut most) = (first, inside);
+    for base in first + 1..=largest.min(BASE_MOST) {
         inside = inside + count(base + WINDOW - 1) - count(base - 1);
         if inside >= most {
             (best, most) = (base, inside);

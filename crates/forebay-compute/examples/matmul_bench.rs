@@ -123,7 +123,11 @@ fn main() {
         let rows = STREAM_BYTES / row_bytes;
         // A few random rows are repeated, because making all of them would take longer than
         // measuring.
-        let some = weights::random_weights(ty, 64 * options.cols, &mut random);
+        let elements = 64 * options.cols;
+        let some = match ty.compact() {
+            None => weights::random_weights(ty, elements, &mut random),
+            Some(_) => weights::gaussian_bf16(ty, elements, &mut random),
+        };
         let data: Vec<u8> = some.iter().cycle().take(rows * row_bytes).copied().collect();
         for cpu in &cpus {
             let w = Matrix { ty, rows, cols: options.cols, data: &data };

@@ -12,5 +12,8 @@ pub(super) fn c256(block: &[u8], out: &mut [f32]) {
 }
 
 fn decode(of: Compact, block: &[u8], out: &mut [f32]) {
-    decode_compact_block(of, block, |column, bits| out[column] = bf16::from_bits(bits).to_f32());
+    decode_compact_block(of, block, |column, eight| {
+        let out = &mut out[column..][..eight.len()];
+        out.iter_mut().zip(eight).for_each(|(out, bits)| *out = bf16::from_bits(bits).to_f32());
+    });
 }

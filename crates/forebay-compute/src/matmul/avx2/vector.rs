@@ -13,7 +13,7 @@ pub(super) const ROWS: usize = 8;
 /// # Safety
 /// The machine has AVX.
 #[inline(always)]
-pub(super) unsafe fn sum_lanes(v: __m256) -> f32 {
+pub(crate) unsafe fn sum_lanes(v: __m256) -> f32 {
     // SAFETY: by the caller's promise.
     unsafe {
         let four = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));

@@ -10,6 +10,7 @@ use super::task::{ChunkRows, Kernel, Plan, Scratch, Task};
 use super::types;
 use crate::row_kind::RowKind;
 
+mod compact;
 mod dot;
 mod panel_float;
 mod panel_rounded;
@@ -41,7 +42,15 @@ pub(crate) fn plan_float(ty: TensorType, kind: RowKind) -> Plan {
         };
         return Plan { kernel, rows: CHUNK };
     }
-    avx2::plan_float(ty, kind)
+    let kernel = match ty {
+        TensorType::BF16_C2048 => compact::few_tokens::<compact::Of2048>(),
+        TensorType::BF16_C256 => compact::few_tokens::<compact::Of256>(),
+        _ => None,
+    };
+    match kernel {
+        Some(kernel) => Plan { kernel, rows: ChunkRows::Any },
+        None => avx2::plan_float(ty, kind),
+    }
 }
 
 /// Returns the kernel for few tokens. IQ4_XS has none here and uses the AVX2 kernel.
