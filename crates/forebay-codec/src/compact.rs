@@ -63,11 +63,6 @@ impl Compact {
     const fn header(self) -> usize {
         self.weights() / 2 * 3
     }
-
-    /// Returns the offset of the word of eight weights from column `LANE * eight` on. Before the words, each weight has a byte.
-    const fn word(self, eight: usize) -> usize {
-        self.weights() + 4 * eight
-    }
 }
 
 /// Encodes whole blocks of BF16 weights, little-endian. Returns false if a block has more exceptions than its list has room for, or
@@ -199,37 +194,59 @@ fn code_of(exponent: u16, base: u8) -> Option<u16> {
 
 /// Encodes a block. Returns `None` if its list has no room.
 fn encode_block(of: Compact, weights: &[u8], coded: &mut [u8]) -> Option<()> {
-    let weights = weights.as_chunks().0;
-    let base = best_base(weights);
+    let weights = weights.as_chunks::<2>().0;
+    let base = base_of(of, weights);
     let (codes, header) = coded.split_at_mut(of.header());
-    let mut list = [0u8; 2 * 7];
-    let mut exceptions = 0;
-    for (eight, weights) in weights.as_chunks::<LANE>().0.iter().enumerate() {
-        let mut word = 0u32;
-        for (j, &weight) in weights.iter().enumerate() {
-            let bits = u32::from(u16::from_le_bytes(weight));
-            let exponent = bits >> 7 & 255;
-            let mut code = exponent.wrapping_sub(u32::from(base));
-            if code >= WINDOW as u32 {
-                if exceptions == of.exceptions_most() {
-                    return None;
+    let (low, words) = codes.split_at_mut(of.weights());
+    header.fill(0);
+    header[0] = base;
+    let eights = weights.as_chunks::<LANE>().0.iter();
+    let places = low.as_chunks_mut::<LANE>().0.iter_mut().zip(words.as_chunks_mut().0);
+    for (eight, (weights, (low, word))) in eights.zip(places).enumerate() {
+        let bits = weights.map(u16::from_le_bytes);
+        let mut code = bits.map(|bits| ((bits >> 7) as u8).wrapping_sub(base));
+        if code.iter().any(|code| usize::from(*code) >= WINDOW) {
+            for (j, code) in code.iter_mut().enumerate() {
+                if usize::from(*code) >= WINDOW {
+                    let exponent = base.wrapping_add(std::mem::take(code));
+                    add_exception(of, header, LANE * eight + j, exponent)?;
                 }
-                let entry =
-                    (LANE * eight + j) as u16 | code_of(exponent as u16, base)? << POSITION_BITS;
-                list[2 * exceptions..][..2].copy_from_slice(&entry.to_le_bytes());
-                exceptions += 1;
-                code = 0;
             }
-            codes[LANE * eight + j] = (code << 7 | bits & 0x7f) as u8;
-            let high = bits & 0x8000 | (code >> 1) << 8;
-            word |= (high << (16 * (j & 1))).rotate_right(4 * (j as u32 / 2));
         }
-        codes[of.word(eight)..][..4].copy_from_slice(&word.to_le_bytes());
+        for ((low, bits), code) in low.iter_mut().zip(bits).zip(code) {
+            *low = code << 7 | bits as u8 & 0x7f;
+        }
+        let mut all = 0u32;
+        for i in 0..LANE / 2 {
+            let high = |j: usize| u32::from(bits[j] & 0x8000 | u16::from(code[j] >> 1) << 8);
+            all |= (high(2 * i) | high(2 * i + 1) << 16).rotate_right(4 * i as u32);
+        }
+        *word = all.to_le_bytes();
     }
-    let most = of.exceptions_most();
-    header[..2].copy_from_slice(&[base, exceptions as u8]);
-    header[2..][..2 * most].copy_from_slice(&list[..2 * most]);
     Some(())
+}
+
+/// Adds a weight to the list of a block. Returns `None` if there is no room, or if no entry says the exponent.
+fn add_exception(of: Compact, header: &mut [u8], column: usize, exponent: u8) -> Option<()> {
+    let at = usize::from(header[1]);
+    let code = code_of(u16::from(exponent), header[0])?;
+    if at == of.exceptions_most() {
+        return None;
+    }
+    let entry = column as u16 | code << POSITION_BITS;
+    header[2 + 2 * at..][..2].copy_from_slice(&entry.to_le_bytes());
+    header[1] += 1;
+    Some(())
+}
+
+/// Returns the lowest exponent of a block: that of a window which ends with the largest exponent, if few weights are below, as nearly
+/// always, else that of the window which leaves out the fewest weights.
+fn base_of(of: Compact, weights: &[[u8; 2]]) -> u8 {
+    let exponent = |weight: &[u8; 2]| (u16::from_le_bytes(*weight) >> 7) as u8;
+    let largest = weights.iter().map(exponent).fold(0, u8::max);
+    let base = largest.saturating_sub(WINDOW as u8 - 1).min(BASE_MOST as u8);
+    let below: u16 = weights.iter().map(|weight| u16::from(exponent(weight) < base)).sum();
+    if usize::from(below) <= of.exceptions_most() { base } else { best_base(weights) }
 }
 
 /// Returns the lowest exponent of the window that leaves out the fewest weights: the highest one, because entries reach further down.
