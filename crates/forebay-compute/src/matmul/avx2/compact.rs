@@ -49,9 +49,14 @@ unsafe fn eight<const COLUMNS: usize, const MOST: usize>(row: *const u8, i: usiz
         let low = _mm256_slli_epi32::<16>(_mm256_cvtepu8_epi32(_mm_loadl_epi64(low.cast())));
         let base = _mm256_set1_epi32(i32::from(header.read()) << 23);
         let bits = _mm256_add_epi32(_mm256_or_si256(high, low), base);
-        match header.add(1).read() {
-            0 => _mm256_castsi256_ps(bits),
-            _ => with_exceptions::<MOST>(bits, header, i),
+        // Blocks with exceptions have few, so most eights of such a block have none either.
+        let entry = |at: usize| header.add(2 + 2 * at).cast::<u16>().read_unaligned();
+        let is_here = |at| compact_exception(u16::from_le(entry(at)), 0).0 / 8 == i;
+        match usize::from(header.add(1).read()) {
+            count if count > 0 && (0..count.min(MOST)).any(is_here) => {
+                with_exceptions::<MOST>(bits, header, i)
+            }
+            _ => _mm256_castsi256_ps(bits),
         }
     }
 }
