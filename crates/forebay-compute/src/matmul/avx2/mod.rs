@@ -22,7 +22,7 @@ mod vector;
 pub(crate) use compact::{Compact256, Compact2048};
 pub(crate) use dot::{TOKENS, for_tokens, prefetch};
 pub(crate) use float::{Brain, Full, Half, Widen};
-pub(crate) use panel_float::pack_floats;
+pub(crate) use panel_float::{pack_eights, pack_floats};
 pub(crate) use vector::{add_to, store, sum_lanes, transpose, transpose_words};
 
 /// Returns the kernel for rounded activations, if the type has one.

@@ -71,6 +71,33 @@ impl<W: Widen> PanelKernel for Plain<W> {
     }
 }
 
+/// Packs the given columns, a multiple of eight of them, of the eight rows that begin at `rows`.
+///
+/// # Safety
+/// The rows have these columns. The rest as for [`pack_floats`].
+#[inline(always)]
+pub(crate) unsafe fn pack_eights<W: Widen>(
+    rows: [*const u8; ROWS],
+    columns: Range<usize>,
+    panel: *mut u8,
+    stride: usize,
+) {
+    for column in (0..columns.len()).step_by(8) {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let i = (columns.start + column) / 8;
+            // A closure would not always be inlined, and its instructions would then be calls.
+            let mut vectors = [_mm256_setzero_si256(); ROWS];
+            for (vector, row) in vectors.iter_mut().zip(rows) {
+                *vector = _mm256_castps_si256(W::eight(row, i));
+            }
+            for (i, vector) in transpose(vectors).into_iter().enumerate() {
+                store(panel.add((column + i) * stride), vector);
+            }
+        }
+    }
+}
+
 /// Packs the given columns of eight rows. The vectors of eight numbers start `stride` bytes apart.
 ///
 /// # Safety
@@ -86,16 +113,8 @@ pub(crate) unsafe fn pack_floats<W: Widen>(
     let whole = columns.len() / 8 * 8;
     // SAFETY: the rows have these columns; the caller promises the rest.
     unsafe {
-        for column in (0..whole).step_by(8) {
-            let mut vectors = [_mm256_setzero_si256(); ROWS];
-            for (vector, row) in vectors.iter_mut().zip(rows) {
-                let i = (columns.start + column) / 8;
-                *vector = _mm256_castps_si256(W::eight(task.row(row).as_ptr(), i));
-            }
-            for (i, vector) in transpose(vectors).into_iter().enumerate() {
-                store(panel.add((column + i) * stride), vector);
-            }
-        }
+        let starts = rows.map(|row| task.row(row).as_ptr());
+        pack_eights::<W>(starts, columns.start..columns.start + whole, panel, stride);
         for (i, row) in rows.into_iter().enumerate() {
             let rest = columns.start + whole..columns.end;
             let byte = |column: usize| column / task.ty.block_elements() * task.ty.block_bytes();

@@ -1,13 +1,16 @@
-//! Products of few tokens with BF16 in compact blocks, decoded 64 weights at a time.
+//! Products with BF16 in compact blocks, decoded 64 weights at a time.
 //!
 //! The instructions that move bytes are those of AVX-512 VBMI. Sums have the order of the AVX2 kernels for plain numbers.
 
 use std::arch::x86_64::*;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use forebay_codec::compact_exception;
 
-use crate::matmul::avx2::{for_tokens, prefetch, sum_lanes};
+use super::panel_float::Plain;
+use crate::matmul::avx2::{Full, for_tokens, pack_eights, prefetch, sum_lanes};
+use crate::matmul::panel::{PanelKernel, PanelRows, Slab, TileAt, tile, tile_sizes};
 use crate::matmul::task::{Kernel, Scratch, Task};
 
 pub(crate) use crate::matmul::avx2::TOKENS;
@@ -64,6 +67,106 @@ unsafe fn rows<F: Blocks>(task: &Task, rows: Range<usize>, _: &mut Scratch) {
     for row in rows {
         // SAFETY: as for this function.
         unsafe { for_tokens!(row_tokens, task, row) };
+    }
+}
+
+/// Returns the kernel for many tokens, if this machine has its instructions.
+pub(crate) fn many_tokens<F: Blocks>() -> Option<Kernel> {
+    is_x86_feature_detected!("avx512vbmi").then_some(panels::<F> as Kernel)
+}
+
+/// Runs [`crate::matmul::panel::rows`] with the instructions of this family.
+///
+/// # Safety
+/// The requirements of [`Kernel`] hold, and the machine has AVX-512 VBMI.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
+unsafe fn panels<F: Blocks>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
+    // SAFETY: as for this function.
+    unsafe { crate::matmul::panel::rows::<Panels<F>>(task, rows, scratch) };
+}
+
+/// Panels of F32, like those of plain numbers.
+struct Panels<F>(PhantomData<F>);
+
+type Floats = Plain<Full>;
+
+impl<F: Blocks> PanelKernel for Panels<F> {
+    const ROWS: usize = Floats::ROWS;
+    const SLAB: usize = Floats::SLAB;
+    const STEP: usize = STEP;
+    const TILE: usize = Floats::TILE;
+    type Token = *const f32;
+    type Sum = __m512;
+    tile_sizes!(1 2 3 4 5 6);
+
+    fn panel_bytes(columns: usize) -> usize {
+        Floats::panel_bytes(columns)
+    }
+
+    #[inline(always)]
+    unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8) {
+        let (block, step) = (columns.start / F::COLUMNS, columns.start % F::COLUMNS / STEP);
+        let mut floats = [[0.0_f32; STEP]; 16];
+        // SAFETY: rows have whole blocks, of which `columns` are a step; the caller promises the rest.
+        unsafe {
+            for (eight, floats) in floats.as_chunks_mut::<8>().0.iter_mut().enumerate() {
+                for (row, floats) in rows.eight(8 * eight).into_iter().zip(floats.iter_mut()) {
+                    let from = task.row(row).as_ptr().add(block * F::BYTES);
+                    let weights = decode_step::<F>(from, step);
+                    for (weights, floats) in weights.iter().zip(floats.as_chunks_mut::<16>().0) {
+                        _mm512_storeu_ps(floats.as_mut_ptr(), *weights);
+                    }
+                }
+                let starts = floats.each_ref().map(|row| row.as_ptr().cast());
+                pack_eights::<Full>(starts, 0..STEP, panel.add(32 * eight), 64);
+            }
+        }
+    }
+
+    #[inline(always)]
+    unsafe fn token(
+        task: &Task,
+        selected: usize,
+        columns: Range<usize>,
+        to: *mut u8,
+    ) -> *const f32 {
+        // SAFETY: as for this function.
+        unsafe { Floats::token(task, selected, columns, to) }
+    }
+
+    #[inline(always)]
+    unsafe fn products<const N: usize, const P: usize>(
+        panels: [*const u8; P],
+        tokens: [*const f32; N],
+        columns: usize,
+    ) -> [[__m512; P]; N] {
+        // SAFETY: as for this function.
+        unsafe { Floats::products(panels, tokens, columns) }
+    }
+
+    #[inline(always)]
+    unsafe fn add(sum: __m512, out: *mut f32, count: usize, is_first: bool) {
+        // SAFETY: as for this function.
+        unsafe { Floats::add(sum, out, count, is_first) };
+    }
+}
+
+/// Decodes a step of a block.
+///
+/// # Safety
+/// The block is whole, and the machine has AVX-512 VBMI.
+#[inline(always)]
+unsafe fn decode_step<F: Blocks>(block: *const u8, step: usize) -> [__m512; 4] {
+    // SAFETY: by the caller's promise.
+    unsafe {
+        let header = block.add(F::HEADER);
+        let base = _mm512_set1_epi16(i16::from(header.read()) << 7);
+        let words = block.add(F::COLUMNS + step * STEP / 2);
+        let mut weights = decode(block.add(step * STEP), words, base);
+        if header.add(1).read() > 0 && steps_with_exceptions::<F>(header) >> step & 1 == 1 {
+            correct::<F>(&mut weights, header, step);
+        }
+        weights
     }
 }
 

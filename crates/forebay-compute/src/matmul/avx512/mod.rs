@@ -31,26 +31,25 @@ pub(crate) fn plan_rounded(ty: TensorType, kind: RowKind) -> Option<Plan> {
 
 /// Returns the kernel for F32 activations.
 pub(crate) fn plan_float(ty: TensorType, kind: RowKind) -> Plan {
-    if kind == RowKind::Prompt {
-        let kernel = match ty {
-            TensorType::F32 => panels::<panel_float::Plain<avx2::Full>>,
-            TensorType::F16 => panels::<panel_float::Plain<avx2::Half>>,
-            TensorType::BF16 => panels::<panel_float::Plain<avx2::Brain>>,
-            TensorType::BF16_C2048 => panels::<panel_float::Plain<avx2::Compact2048>>,
-            TensorType::BF16_C256 => panels::<panel_float::Plain<avx2::Compact256>>,
-            _ => return avx2::plan_float(ty, kind),
-        };
-        return Plan { kernel, rows: CHUNK };
-    }
-    let kernel = match ty {
-        TensorType::BF16_C2048 => compact::few_tokens::<compact::Of2048>(),
-        TensorType::BF16_C256 => compact::few_tokens::<compact::Of256>(),
+    let is_prompt = kind == RowKind::Prompt;
+    let kernel: Option<Kernel> = match (ty, is_prompt) {
+        (TensorType::F32, true) => Some(panels::<panel_float::Plain<avx2::Full>>),
+        (TensorType::F16, true) => Some(panels::<panel_float::Plain<avx2::Half>>),
+        (TensorType::BF16, true) => Some(panels::<panel_float::Plain<avx2::Brain>>),
+        (TensorType::BF16_C2048, true) => Some(
+            compact::many_tokens::<compact::Of2048>()
+                .unwrap_or(panels::<panel_float::Plain<avx2::Compact2048>>),
+        ),
+        (TensorType::BF16_C256, true) => Some(
+            compact::many_tokens::<compact::Of256>()
+                .unwrap_or(panels::<panel_float::Plain<avx2::Compact256>>),
+        ),
+        (TensorType::BF16_C2048, false) => compact::few_tokens::<compact::Of2048>(),
+        (TensorType::BF16_C256, false) => compact::few_tokens::<compact::Of256>(),
         _ => None,
     };
-    match kernel {
-        Some(kernel) => Plan { kernel, rows: ChunkRows::Any },
-        None => avx2::plan_float(ty, kind),
-    }
+    let rows = if is_prompt { CHUNK } else { ChunkRows::Any };
+    kernel.map_or_else(|| avx2::plan_float(ty, kind), |kernel| Plan { kernel, rows })
 }
 
 /// Returns the kernel for few tokens. IQ4_XS has none here and uses the AVX2 kernel.
