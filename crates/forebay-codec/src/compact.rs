@@ -16,6 +16,7 @@ const BELOW: u16 = 24;
 
 /// Lists' entries have a position in their low bits, and an exponent above it.
 const POSITION_BITS: u32 = 11;
+const COLUMN_MASK: u16 = (1 << POSITION_BITS) - 1;
 
 /// Number of weights that share a word.
 const LANE: usize = 8;
@@ -60,7 +61,7 @@ impl Compact {
     }
 
     /// Returns the offset of the lowest exponent, which the number of exceptions and their list follow.
-    const fn header(self) -> usize {
+    pub const fn header(self) -> usize {
         self.weights() / 2 * 3
     }
 }
@@ -116,7 +117,7 @@ pub fn decode_compact_block(of: Compact, coded: &[u8], mut take: impl FnMut(usiz
             }
         }
         if has_exceptions {
-            for (column, exponent) in entries(of, coded).map(|of| compact_exception(of, base)) {
+            for (column, exponent) in compact_exceptions(&coded[of.header()..]) {
                 if let Some(weight) = weights.get_mut(column.wrapping_sub(LANE * eight)) {
                     *weight = *weight & 0x807f | u16::from(exponent) << 7;
                 }
@@ -126,12 +127,17 @@ pub fn decode_compact_block(of: Compact, coded: &[u8], mut take: impl FnMut(usiz
     }
 }
 
-/// Returns the column and the exponent that an entry of a block's list means. The column may be beyond the block, and the exponent wrong,
-/// if [`decode_compact`] refuses the block.
+/// Returns the columns and exponents of the exceptions of a block, given its bytes from the lowest exponent on. Columns may be beyond the
+/// block, and exponents wrong, if [`decode_compact`] refuses the block.
+///
+/// # Panics
+/// Panics if `end` is shorter than the two bytes before the list.
 #[inline]
-pub fn compact_exception(entry: u16, base: u8) -> (usize, u8) {
-    let column = entry & ((1 << POSITION_BITS) - 1);
-    (usize::from(column), exponent_of(entry >> POSITION_BITS, base) as u8)
+pub fn compact_exceptions(end: &[u8]) -> impl Iterator<Item = (usize, u8)> {
+    entries(end).map(|entry| {
+        let exponent = exponent_of(entry >> POSITION_BITS, end[0]) as u8;
+        (usize::from(entry & COLUMN_MASK), exponent)
+    })
 }
 
 fn check_lengths(of: Compact, coded: usize, weights: usize) -> Result<(), CodecError> {
@@ -147,13 +153,14 @@ fn check_lengths(of: Compact, coded: usize, weights: usize) -> Result<(), CodecE
 
 /// Checks what a block says about its exceptions.
 fn check_block(of: Compact, coded: &[u8]) -> Result<(), CodecError> {
-    let (base, count) = (coded[of.header()], coded[of.header() + 1]);
-    let mut columns = entries(of, coded).map(|entry| entry & ((1 << POSITION_BITS) - 1));
+    let end = &coded[of.header()..];
+    let (base, count) = (end[0], end[1]);
+    let mut columns = entries(end).map(|entry| entry & COLUMN_MASK);
     let is_right = usize::from(base) <= BASE_MOST
         && usize::from(count) <= of.exceptions_most()
         && columns.clone().is_sorted_by(|a, b| a < b)
         && columns.all(|column| usize::from(column) < of.weights())
-        && entries(of, coded)
+        && entries(end)
             .all(|entry| code_of(exponent_of(entry >> POSITION_BITS, base), base).is_some());
     match is_right {
         true => Ok(()),
@@ -161,11 +168,11 @@ fn check_block(of: Compact, coded: &[u8]) -> Result<(), CodecError> {
     }
 }
 
-/// Returns the entries of a block's list.
-fn entries(of: Compact, coded: &[u8]) -> impl Iterator<Item = u16> + Clone {
-    let count = usize::from(coded[of.header() + 1]).min(of.exceptions_most());
-    let list = coded[of.header() + 2..][..2 * count].as_chunks().0;
-    list.iter().map(|entry| u16::from_le_bytes(*entry))
+/// Returns the entries of a block's list, given the block's bytes from the lowest exponent on.
+#[inline]
+fn entries(end: &[u8]) -> impl Iterator<Item = u16> + Clone {
+    let list = end[2..].as_chunks().0.iter().take(usize::from(end[1]));
+    list.map(|entry| u16::from_le_bytes(*entry))
 }
 
 /// Returns the exponent that an entry's code means. A code that no encoder writes may mean one of more than eight bits.

@@ -31,7 +31,7 @@ mod layout;
 mod table;
 
 pub use compact::{
-    Compact, compact_exception, decode_compact, decode_compact_block, encode_compact,
+    Compact, compact_exceptions, decode_compact, decode_compact_block, encode_compact,
 };
 pub use decode::{Isa, decode_chunk, decode_chunk_with};
 pub use encode::encode_chunk;

@@ -19,7 +19,7 @@ mod panel_wide;
 pub(crate) mod unpack;
 mod vector;
 
-pub(crate) use compact::{Compact256, Compact2048};
+pub(crate) use compact::{Blocks, Compact256, Compact2048, set_exponents};
 pub(crate) use dot::{TOKENS, for_tokens, prefetch};
 pub(crate) use float::{Brain, Full, Half, Widen};
 pub(crate) use panel_float::{pack_eights, pack_floats};

@@ -6,11 +6,13 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use forebay_codec::compact_exception;
+use forebay_codec::compact_exceptions;
 
-use super::panel_float::Plain;
-use crate::matmul::avx2::{Full, for_tokens, pack_eights, prefetch, sum_lanes};
-use crate::matmul::panel::{PanelKernel, PanelRows, Slab, TileAt, tile, tile_sizes};
+use super::panel_float::{Pack, Plain};
+use crate::matmul::avx2::{
+    Blocks, Full, for_tokens, pack_eights, prefetch, set_exponents, sum_lanes,
+};
+use crate::matmul::panel::PanelRows;
 use crate::matmul::task::{Kernel, Scratch, Task};
 
 pub(crate) use crate::matmul::avx2::TOKENS;
@@ -28,30 +30,6 @@ const ORDER: [u8; STEP] = {
     }
     order
 };
-
-/// The blocks of a compact type.
-pub(crate) trait Blocks {
-    /// Number of weights of a block.
-    const COLUMNS: usize;
-    /// Room for entries of its list.
-    const EXCEPTIONS: usize;
-
-    const HEADER: usize = Self::COLUMNS / 2 * 3;
-    const BYTES: usize = Self::HEADER + 2 + 2 * Self::EXCEPTIONS;
-}
-
-pub(crate) struct Of2048;
-pub(crate) struct Of256;
-
-impl Blocks for Of2048 {
-    const COLUMNS: usize = 2048;
-    const EXCEPTIONS: usize = 7;
-}
-
-impl Blocks for Of256 {
-    const COLUMNS: usize = 256;
-    const EXCEPTIONS: usize = 3;
-}
 
 /// Returns the kernel, if this machine has its instructions.
 pub(crate) fn few_tokens<F: Blocks>() -> Option<Kernel> {
@@ -82,27 +60,13 @@ pub(crate) fn many_tokens<F: Blocks>() -> Option<Kernel> {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512vbmi,avx2,fma,f16c")]
 unsafe fn panels<F: Blocks>(task: &Task, rows: Range<usize>, scratch: &mut Scratch) {
     // SAFETY: as for this function.
-    unsafe { crate::matmul::panel::rows::<Panels<F>>(task, rows, scratch) };
+    unsafe { crate::matmul::panel::rows::<Plain<Decoded<F>>>(task, rows, scratch) };
 }
 
-/// Panels of F32, like those of plain numbers.
-struct Panels<F>(PhantomData<F>);
+/// Packing of compact blocks.
+struct Decoded<F>(PhantomData<F>);
 
-type Floats = Plain<Full>;
-
-impl<F: Blocks> PanelKernel for Panels<F> {
-    const ROWS: usize = Floats::ROWS;
-    const SLAB: usize = Floats::SLAB;
-    const STEP: usize = STEP;
-    const TILE: usize = Floats::TILE;
-    type Token = *const f32;
-    type Sum = __m512;
-    tile_sizes!(1 2 3 4 5 6);
-
-    fn panel_bytes(columns: usize) -> usize {
-        Floats::panel_bytes(columns)
-    }
-
+impl<F: Blocks> Pack for Decoded<F> {
     #[inline(always)]
     unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8) {
         let (block, step) = (columns.start / F::COLUMNS, columns.start % F::COLUMNS / STEP);
@@ -112,7 +76,7 @@ impl<F: Blocks> PanelKernel for Panels<F> {
             for (eight, floats) in floats.as_chunks_mut::<8>().0.iter_mut().enumerate() {
                 for (row, floats) in rows.eight(8 * eight).into_iter().zip(floats.iter_mut()) {
                     let from = task.row(row).as_ptr().add(block * F::BYTES);
-                    let weights = decode_step::<F>(from, step);
+                    let weights = Block::<F>::new(from).decode(step);
                     for (weights, floats) in weights.iter().zip(floats.as_chunks_mut::<16>().0) {
                         _mm512_storeu_ps(floats.as_mut_ptr(), *weights);
                     }
@@ -122,51 +86,49 @@ impl<F: Blocks> PanelKernel for Panels<F> {
             }
         }
     }
-
-    #[inline(always)]
-    unsafe fn token(
-        task: &Task,
-        selected: usize,
-        columns: Range<usize>,
-        to: *mut u8,
-    ) -> *const f32 {
-        // SAFETY: as for this function.
-        unsafe { Floats::token(task, selected, columns, to) }
-    }
-
-    #[inline(always)]
-    unsafe fn products<const N: usize, const P: usize>(
-        panels: [*const u8; P],
-        tokens: [*const f32; N],
-        columns: usize,
-    ) -> [[__m512; P]; N] {
-        // SAFETY: as for this function.
-        unsafe { Floats::products(panels, tokens, columns) }
-    }
-
-    #[inline(always)]
-    unsafe fn add(sum: __m512, out: *mut f32, count: usize, is_first: bool) {
-        // SAFETY: as for this function.
-        unsafe { Floats::add(sum, out, count, is_first) };
-    }
 }
 
-/// Decodes a step of a block.
-///
-/// # Safety
-/// The block is whole, and the machine has AVX-512 VBMI.
-#[inline(always)]
-unsafe fn decode_step<F: Blocks>(block: *const u8, step: usize) -> [__m512; 4] {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        let header = block.add(F::HEADER);
-        let base = _mm512_set1_epi16(i16::from(header.read()) << 7);
-        let words = block.add(F::COLUMNS + step * STEP / 2);
-        let mut weights = decode(block.add(step * STEP), words, base);
-        if header.add(1).read() > 0 && steps_with_exceptions::<F>(header) >> step & 1 == 1 {
-            correct::<F>(&mut weights, header, step);
+/// A block, and what is the same for all of its steps.
+struct Block<F> {
+    start: *const u8,
+    /// The lowest exponent, at the exponents' place in each of 32 numbers.
+    base: __m512i,
+    /// A bit for each step that has exceptions.
+    exceptions: u32,
+    of: PhantomData<F>,
+}
+
+impl<F: Blocks> Block<F> {
+    /// # Safety
+    /// `start` is readable for a whole block as long as the result is used, and the machine has AVX-512 VBMI.
+    #[inline(always)]
+    unsafe fn new(start: *const u8) -> Block<F> {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let end = F::end(start);
+            let base = _mm512_set1_epi16(i16::from(end[0]) << 7);
+            let columns = compact_exceptions(end).map(|(column, _)| column);
+            let columns = columns.filter(|column| *column < F::COLUMNS);
+            let exceptions = columns.fold(0, |steps, column| steps | 1 << (column / STEP));
+            Block { start, base, exceptions, of: PhantomData }
         }
-        weights
+    }
+
+    /// Decodes a step.
+    ///
+    /// # Safety
+    /// As for [`Block::new`]; the block has this step.
+    #[inline(always)]
+    unsafe fn decode(&self, step: usize) -> [__m512; 4] {
+        // SAFETY: by the caller's promise.
+        unsafe {
+            let (low, words) = (step * STEP, F::COLUMNS + step * STEP / 2);
+            let mut weights = decode(self.start.add(low), self.start.add(words), self.base);
+            if self.exceptions >> step & 1 == 1 {
+                correct(&mut weights, step * STEP, F::end(self.start));
+            }
+            weights
+        }
     }
 }
 
@@ -185,18 +147,11 @@ unsafe fn row_tokens<F: Blocks, const N: usize>(task: &Task, row: usize, first: 
         let mut sums = [[_mm512_setzero_ps(); 2]; N];
         for block in 0..task.cols / F::COLUMNS {
             let from = bytes.add(block * F::BYTES);
-            let header = from.add(F::HEADER);
-            let base = _mm512_set1_epi16(i16::from(header.read()) << 7);
-            let exceptions = steps_with_exceptions::<F>(header);
+            let opened = Block::<F>::new(from);
             for step in 0..F::COLUMNS / STEP {
-                let low = from.add(step * STEP);
-                let words = from.add(F::COLUMNS + step * STEP / 2);
-                prefetch(low, STEP);
-                prefetch(words, STEP / 2);
-                let mut weights = decode(low, words, base);
-                if exceptions >> step & 1 == 1 {
-                    correct::<F>(&mut weights, header, step);
-                }
+                prefetch(from.add(step * STEP), STEP);
+                prefetch(from.add(F::COLUMNS + step * STEP / 2), STEP / 2);
+                let weights = opened.decode(step);
                 for t in 0..N {
                     let x = x[t].add(block * F::COLUMNS + step * STEP);
                     for (v, weights) in weights.iter().enumerate() {
@@ -250,45 +205,21 @@ unsafe fn decode(low: *const u8, words: *const u8, base: __m512i) -> [__m512; 4]
     }
 }
 
-/// Returns the steps of a block that have exceptions, a bit for each.
+/// Sets the exponents of those weights of a step that the block's list names. `first` is the step's first column.
 ///
 /// # Safety
-/// `header` is readable to the end of its block.
-#[inline(always)]
-unsafe fn steps_with_exceptions<F: Blocks>(header: *const u8) -> u32 {
-    // SAFETY: by the caller's promise; the list has room for these entries.
-    let entries = unsafe {
-        let count = usize::from(header.add(1).read()).min(F::EXCEPTIONS);
-        (0..count).map(move |at| header.add(2 + 2 * at).cast::<u16>().read_unaligned())
-    };
-    let columns = entries.map(|entry| compact_exception(u16::from_le(entry), 0).0);
-    columns
-        .filter(|column| *column < F::COLUMNS)
-        .fold(0, |steps, column| steps | 1 << (column / STEP))
-}
-
-/// Sets the exponents of those weights of a step that the list of the block names.
-///
-/// # Safety
-/// `header` is readable to the end of its block, and the machine has AVX-512.
+/// The machine has AVX-512.
 #[cold]
 #[inline(never)]
 #[target_feature(enable = "avx512f")]
-unsafe fn correct<F: Blocks>(weights: &mut [__m512; 4], header: *const u8, step: usize) {
+unsafe fn correct(weights: &mut [__m512; 4], first: usize, end: &[u8]) {
     let mut bits = [0u32; STEP];
-    // SAFETY: by the caller's promise; the list has room for these entries.
+    // SAFETY: all accesses are to `bits`; the caller promises the rest.
     unsafe {
         for (weights, bits) in weights.iter().zip(bits.as_chunks_mut::<16>().0) {
             _mm512_storeu_ps(bits.as_mut_ptr().cast(), *weights);
         }
-        let (base, count) = (header.read(), usize::from(header.add(1).read()).min(F::EXCEPTIONS));
-        for at in 0..count {
-            let entry = header.add(2 + 2 * at).cast::<u16>().read_unaligned();
-            let (column, exponent) = compact_exception(u16::from_le(entry), base);
-            if let Some(bits) = bits.get_mut(column.wrapping_sub(step * STEP)) {
-                *bits = *bits & 0x807f_0000 | u32::from(exponent) << 23;
-            }
-        }
+        set_exponents(&mut bits, first, end);
         for (weights, bits) in weights.iter_mut().zip(bits.as_chunks::<16>().0) {
             *weights = _mm512_loadu_ps(bits.as_ptr().cast());
         }

@@ -37,15 +37,15 @@ pub(crate) fn plan_float(ty: TensorType, kind: RowKind) -> Plan {
         (TensorType::F16, true) => Some(panels::<panel_float::Plain<avx2::Half>>),
         (TensorType::BF16, true) => Some(panels::<panel_float::Plain<avx2::Brain>>),
         (TensorType::BF16_C2048, true) => Some(
-            compact::many_tokens::<compact::Of2048>()
+            compact::many_tokens::<avx2::Compact2048>()
                 .unwrap_or(panels::<panel_float::Plain<avx2::Compact2048>>),
         ),
         (TensorType::BF16_C256, true) => Some(
-            compact::many_tokens::<compact::Of256>()
+            compact::many_tokens::<avx2::Compact256>()
                 .unwrap_or(panels::<panel_float::Plain<avx2::Compact256>>),
         ),
-        (TensorType::BF16_C2048, false) => compact::few_tokens::<compact::Of2048>(),
-        (TensorType::BF16_C256, false) => compact::few_tokens::<compact::Of256>(),
+        (TensorType::BF16_C2048, false) => compact::few_tokens::<avx2::Compact2048>(),
+        (TensorType::BF16_C256, false) => compact::few_tokens::<avx2::Compact256>(),
         _ => None,
     };
     let rows = if is_prompt { CHUNK } else { ChunkRows::Any };

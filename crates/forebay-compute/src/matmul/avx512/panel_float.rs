@@ -1,4 +1,4 @@
-//! Panels of F32 made from plain number types.
+//! Panels of F32.
 
 use std::arch::x86_64::*;
 use std::marker::PhantomData;
@@ -9,13 +9,33 @@ use crate::matmul::avx2::{Widen, pack_floats};
 use crate::matmul::panel::{PanelKernel, PanelRows, Slab, TileAt, tile, tile_sizes};
 use crate::matmul::task::Task;
 
-/// A plain number type.
+/// Panels of a type that [`Pack`] makes F32.
 pub(crate) struct Plain<W>(PhantomData<W>);
 
 /// Size of a vector in bytes.
 const VECTOR: usize = 64;
 
-impl<W: Widen> PanelKernel for Plain<W> {
+/// Packing of a type's rows to panels of F32.
+pub(crate) trait Pack {
+    /// Packs columns of a panel's rows: see [`PanelKernel::pack`].
+    ///
+    /// # Safety
+    /// As for [`PanelKernel::pack`].
+    unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8);
+}
+
+impl<W: Widen> Pack for W {
+    #[inline(always)]
+    unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8) {
+        // SAFETY: as for this function.
+        unsafe {
+            pack_floats::<W>(task, rows.eight(0), columns.clone(), panel, VECTOR);
+            pack_floats::<W>(task, rows.eight(8), columns, panel.add(VECTOR / 2), VECTOR);
+        }
+    }
+}
+
+impl<W: Pack> PanelKernel for Plain<W> {
     const ROWS: usize = 16;
     const SLAB: usize = 256;
     const STEP: usize = 64;
@@ -31,10 +51,7 @@ impl<W: Widen> PanelKernel for Plain<W> {
     #[inline(always)]
     unsafe fn pack(task: &Task, rows: &PanelRows, columns: Range<usize>, panel: *mut u8) {
         // SAFETY: as for this function.
-        unsafe {
-            pack_floats::<W>(task, rows.eight(0), columns.clone(), panel, VECTOR);
-            pack_floats::<W>(task, rows.eight(8), columns, panel.add(VECTOR / 2), VECTOR);
-        }
+        unsafe { W::pack(task, rows, columns, panel) };
     }
 
     #[inline(always)]
