@@ -73,8 +73,6 @@ template <class W> __device__ __forceinline__ void decode_pairs(const u8 *row, i
             const __half2 pair = W::OFFSET ? __hfma2(codes, scales[h], offsets[h]) : __hmul2(codes, scales[h]);
             out[i] = *(const u32 *)&pair;
         }
-    } else if constexpr (IsCompact<W>::VALUE) {
-        W::template eights<4>(row, 4 * group, out);
     } else if constexpr (Is16Bits<W>::VALUE) {
         const u8 *from = row + (size_t)group * 64;
         if (32 * group + 32 > cols) {
@@ -98,46 +96,26 @@ template <class W> __device__ __forceinline__ void decode_pairs(const u8 *row, i
 
 // A group of 32 weights on its way from device memory to tensor cores. Compact weights are decoded when they are needed, so that
 // products run while they come.
-template <class W> struct ComingGroup {
+template <class W, bool COMPACT = IsCompact<W>::VALUE> struct ComingGroup {
     u32 words[16];
 
-    __device__ __forceinline__ void load(const u8 *row, int group, int cols) {
-        if constexpr (IsCompact<W>::VALUE) {
-            const u8 *block = row + (size_t)(group / (W::COLUMNS / 32)) * W::BYTES;
-            const int in_block = group % (W::COLUMNS / 32);
-            u32 low[8], words4[4];
-            load_words<8, 8>(block + 32 * in_block, low);
-            load_words<8, 4>(block + W::COLUMNS + 16 * in_block, words4);
-#pragma unroll
-            for (int i = 0; i < 8; i++) words[i] = low[i];
-#pragma unroll
-            for (int i = 0; i < 4; i++) words[8 + i] = words4[i];
-            words[12] = *(const u16 *)(block + W::HEADER);
-        } else {
-            decode_pairs<W>(row, group, cols, words);
-        }
-    }
+    __device__ __forceinline__ void load(const u8 *row, int group, int cols) { decode_pairs<W>(row, group, cols, words); }
     __device__ __forceinline__ void clear() {
 #pragma unroll
         for (int i = 0; i < 16; i++) words[i] = 0;
     }
     // Decodes to pairs of 16-bit numbers. `row` and `group` are those of `load`; they are not used after `clear`.
-    __device__ __forceinline__ void pairs(const u8 *row, int group, u32 (&out)[16]) const {
-        if constexpr (IsCompact<W>::VALUE) {
-            const typename W::Header header{words[12]};
-            const int in_block = group % (W::COLUMNS / 32);
+    __device__ __forceinline__ void pairs(const u8 *, int, u32 (&out)[16]) const {
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
-                u32 four[4];
-                compact_pairs(make_uint2(words[2 * k], words[2 * k + 1]), words[8 + k], header.base(), four);
-                if (header.has_exceptions())
-                    header.correct(row + (size_t)(group / (W::COLUMNS / 32)) * W::BYTES + W::HEADER, 4 * in_block + k, four);
-#pragma unroll
-                for (int j = 0; j < 4; j++) out[4 * k + j] = four[j];
-            }
-        } else {
-#pragma unroll
-            for (int i = 0; i < 16; i++) out[i] = words[i];
-        }
+        for (int i = 0; i < 16; i++) out[i] = words[i];
     }
+};
+
+template <class W> struct ComingGroup<W, true> {
+    CompactEights<W, 4> eights;
+
+    // Rows are whole blocks, so a group has no columns beyond the end.
+    __device__ __forceinline__ void load(const u8 *row, int group, int) { eights.load(row, 4 * group); }
+    __device__ __forceinline__ void clear() { eights.clear(); }
+    __device__ __forceinline__ void pairs(const u8 *row, int group, u32 (&out)[16]) const { eights.pairs(row, 4 * group, out); }
 };

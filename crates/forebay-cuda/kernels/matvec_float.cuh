@@ -12,7 +12,6 @@
 
 #define WARPS 4
 
-
 // Eight adjacent elements as stored.
 template <class W> struct Eight {
     static constexpr int WORDS = 2 * W::BYTES;
@@ -82,127 +81,137 @@ __device__ __forceinline__ void add_aligned(const u8 *const (&rows)[2], const fl
     }
 }
 
-// Compact weights of a lane: U times eight columns of ROWS rows, 256 columns apart.
-template <class W, int U, int ROWS> struct CompactChunk {
-    static constexpr int IN_BLOCK = W::COLUMNS / 256, HEADERS = U > IN_BLOCK ? U / IN_BLOCK : 1;
-    static_assert(U % IN_BLOCK == 0 || IN_BLOCK % U == 0, "chunks are parts of blocks, or blocks");
-    uint2 low[U][ROWS];
-    u32 words[U][ROWS];
-    typename W::Header headers[HEADERS][ROWS];
+// A lane's place in a row of compact blocks: its first eight bytes and word in a block, and the block's end.
+template <class W> struct CompactPlace {
+    static constexpr int STRIDES = W::COLUMNS / 256;  // 256 columns each
+    const u8 *bytes, *word, *end;
 
-    // Loads from column 256 * `first` on, a multiple of U. Rows may end before. The compiler must not move loads down to where they
-    // are needed.
-    __device__ __forceinline__ void load(const u8 *const (&rows)[ROWS], int first, int strides, int lane) {
-        const int in_block = IN_BLOCK > U ? first % IN_BLOCK : 0;
+    __device__ __forceinline__ CompactPlace(const u8 *row, int lane)
+        : bytes(row + 8 * lane), word(row + W::COLUMNS + 4 * lane), end(row + W::HEADER) {}
+    __device__ __forceinline__ void advance(int blocks) { bytes += blocks * W::BYTES, word += blocks * W::BYTES, end += blocks * W::BYTES; }
+
+    // Offsets of stride number `stride`, counted from this block on. They are constants in unrolled loops.
+    static __device__ __forceinline__ int block_at(int stride) { return stride / STRIDES * W::BYTES; }
+    __device__ __forceinline__ const uint2 *bytes_at(int stride) const {
+        return (const uint2 *)(bytes + block_at(stride) + stride % STRIDES * 256);
+    }
+    __device__ __forceinline__ const u32 *word_at(int stride) const {
+        return (const u32 *)(word + block_at(stride) + stride % STRIDES * 128);
+    }
+    __device__ __forceinline__ const u8 *end_at(int stride) const { return end + block_at(stride); }
+};
+
+// Compact weights of a lane: U times eight columns of two rows, 256 columns apart.
+template <class W, int U> struct CompactChunk {
+    typedef CompactPlace<W> Place;
+    static constexpr int IN_BLOCK = Place::STRIDES, HEADERS = U > IN_BLOCK ? U / IN_BLOCK : 1;
+    static_assert(U % IN_BLOCK == 0 || IN_BLOCK % U == 0, "chunks are parts of blocks, or blocks");
+    uint2 low[U][2];
+    u32 words[U][2];
+    u32 headers[HEADERS][2];
+
+    // Loads `present` strides of both rows, from stride `first` on. The compiler must not move loads down to where they are needed.
+    __device__ __forceinline__ void load(const Place (&rows)[2], int first, int present) {
 #pragma unroll
-        for (int j = 0; j < ROWS; j++) {
-            const u8 *block = rows[j] + (size_t)(first / IN_BLOCK) * W::BYTES;
-            const u8 *const bytes = block + in_block * 256 + 8 * lane, *const word = block + W::COLUMNS + in_block * 128 + 4 * lane;
+        for (int j = 0; j < 2; j++)
 #pragma unroll
             for (int u = 0; u < U; u++) {
-                if (IN_BLOCK < U && first + u >= strides) break;
-                // Offsets from the first block are constants.
-                const int past = u / IN_BLOCK * W::BYTES, stride = u % IN_BLOCK;
+                if (IN_BLOCK < U && u >= present) break;
                 asm volatile("ld.global.cs.v2.u32 {%0,%1}, [%2];"
                              : "=r"(low[u][j].x), "=r"(low[u][j].y)
-                             : "l"((const uint2 *)(bytes + past + 256 * stride)));
-                asm volatile("ld.global.cs.u32 %0, [%1];" : "=r"(words[u][j]) : "l"((const u32 *)(word + past + 128 * stride)));
-                if (stride == 0) headers[u / IN_BLOCK][j].load(block + past + W::HEADER);
+                             : "l"(rows[j].bytes_at(first + u)));
+                asm volatile("ld.global.cs.u32 %0, [%1];" : "=r"(words[u][j]) : "l"(rows[j].word_at(first + u)));
+                if (u % IN_BLOCK == 0)
+                    asm volatile("ld.global.cs.u32 %0, [%1];"
+                                 : "=r"(headers[u / IN_BLOCK][j])
+                                 : "l"((const u32 *)rows[j].end_at(first + u)));
             }
+    }
+
+    // Returns true if columns of the chunk are exceptions, and sometimes if only others of their blocks are. All lanes have the same
+    // headers.
+    __device__ __forceinline__ bool may_have_exceptions(int first, int present) const {
+        bool may_have = false;
+#pragma unroll
+        for (int u = 0; u < HEADERS; u++)
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const u32 header = headers[u][j], count = header >> 8 & 255;
+                // The only exception of a block is in the header's word.
+                const bool is_elsewhere = count == 1 && (header >> 16 & 2047) / (256 * U) != first % IN_BLOCK / U;
+                const bool is_there = HEADERS == 1 || u * IN_BLOCK < present;
+                may_have |= is_there && count > 0 && !(IN_BLOCK > U && is_elsewhere);
+            }
+        return may_have;
+    }
+
+    // Adds the products of these columns if none are exceptions. `x` is that of this lane's first column.
+    template <int TOKENS>
+    __device__ __forceinline__ void add(int present, const float *x, int cols, int tokens, float (&sums)[2][TOKENS]) const {
+#pragma unroll
+        for (int u = 0; u < U; u++) {
+            if (IN_BLOCK < U && u >= present) break;
+            Eight<BF16> w[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) compact_pairs(low[u][j], words[u][j], headers[u / IN_BLOCK][j] & 255, w[j].words);
+            add_eight<BF16, 2, TOKENS>(w, x + 256 * u, cols, tokens, sums);
         }
     }
 
-    // Adds the products of these columns. `x` is that of column 256 * `first` + 8 * lane.
+    // Does the same if some may be exceptions. They are few, so this is a short loop, for which every stride moves to the front.
     template <int TOKENS>
-    __device__ __forceinline__ void add(const u8 *const (&rows)[ROWS], int first, int strides, int lane, const float *x, int cols,
-                                        int tokens, float (&sums)[ROWS][TOKENS]) const {
+    __device__ __forceinline__ void add_with_exceptions(const Place (&rows)[2], int first, int present, const float *x, int lane,
+                                                        int cols, int tokens, float (&sums)[2][TOKENS]) {
+#pragma unroll 1
+        for (int stride = first; stride < first + present; stride++) {
+            Eight<BF16> w[2];
 #pragma unroll
-        for (int u = 0; u < U; u++) {
-            if (IN_BLOCK < U && first + u >= strides) break;
-            Eight<BF16> w[ROWS];
+            for (int j = 0; j < 2; j++) {
+                typename W::Header header;
+                header.words[0] = headers[0][j];
+                compact_pairs(low[0][j], words[0][j], header.base(), w[j].words);
+                header.correct(rows[j].end_at(stride), stride % IN_BLOCK * 32 + lane, w[j].words);
 #pragma unroll
-            for (int j = 0; j < ROWS; j++) {
-                const auto &header = headers[u / IN_BLOCK][j];
-                compact_pairs(low[u][j], words[u][j], header.base(), w[j].words);
-                if (header.has_exceptions()) {
-                    const u8 *block = rows[j] + (size_t)((first + u) / IN_BLOCK) * W::BYTES;
-                    header.correct(block + W::HEADER, (first + u) % IN_BLOCK * 32 + lane, w[j].words);
-                }
+                for (int u = 0; u + 1 < U; u++) low[u][j] = low[u + 1][j], words[u][j] = words[u + 1][j];
+#pragma unroll
+                for (int u = 0; u + 1 < HEADERS; u++) headers[u][j] = headers[u + 1][j];
             }
-            add_eight<BF16, ROWS, TOKENS>(w, x + 256 * u, cols, tokens, sums);
+            add_eight<BF16, 2, TOKENS>(w, x, cols, tokens, sums);
+            x += 256;
         }
     }
 };
 
-// Multiplies `rows`, of which `now` has the first chunk, and leaves the first chunk of the rows `after` in `now`. A chunk is loaded
-// before the one in front of it is multiplied.
-template <class W, int U, int ROWS, int TOKENS>
-__device__ __forceinline__ void add_rows(CompactChunk<W, U, ROWS> &now, const u8 *const (&rows)[ROWS], const u8 *const (&after)[ROWS],
-                                         bool has_more, const float *x, int cols, int tokens, int lane, float (&sums)[ROWS][TOKENS]) {
-    const int strides = cols / 256;
-#pragma unroll 2
-    for (int first = 0; first < strides; first += U) {
-        CompactChunk<W, U, ROWS> next;
-        if (first + U < strides) {
-            next.load(rows, first + U, strides, lane);
-        } else if (has_more) {
-            next.load(after, 0, strides, lane);
-        }
-        now.template add<TOKENS>(rows, first, strides, lane, x + 256 * first, cols, tokens, sums);
-        now = next;
-    }
-}
-
-// Computes the pairs of a warp from rows of compact blocks. A lane adds the same columns in the same order as with BF16.
+// Computes the pairs of a warp from rows of compact blocks. A lane adds the same columns in the same order as with BF16. A warp waits
+// for its whole chunk, so kernels leave registers for many warps, which have theirs on the way meanwhile.
 template <class W, int TOKENS, class F>
 __device__ __forceinline__ void add_compact(const RowPairs &work, const float *x, int cols, int tokens, int warp, int lane, F store) {
-    constexpr int U = TOKENS > 4 ? 1 : 2;
-    const int apart = gridDim.x * WARPS;
-    int pair = blockIdx.x * WARPS + warp;
-    if (pair >= work.count) return;
-    const u8 *rows[2] = {row_of(work, pair, 0), row_of(work, pair, 1)};
+    constexpr int U = TOKENS == 1 ? 4 : TOKENS <= 4 ? 2 : 1, IN_BLOCK = W::COLUMNS / 256;
+    // Strides of one turn of the loop: a block, or several.
+    constexpr int TURN = U > IN_BLOCK ? U : IN_BLOCK;
+    const int strides = cols / 256;
     x += lane * 8;
-    CompactChunk<W, U, 2> now;
-    now.load(rows, 0, cols / 256, lane);
-    for (; pair < work.count; pair += apart) {
-        const u8 *const after[2] = {row_of(work, pair + apart, 0), row_of(work, pair + apart, 1)};
+    for (int pair = blockIdx.x * WARPS + warp; pair < work.count; pair += gridDim.x * WARPS) {
+        CompactPlace<W> rows[2] = {{row_of(work, pair, 0), lane}, {row_of(work, pair, 1), lane}};
         float sums[2][TOKENS] = {};
-        add_rows<W, U, 2, TOKENS>(now, rows, after, pair + apart < work.count, x, cols, tokens, lane, sums);
-        store(pair, sums);
-        rows[0] = after[0], rows[1] = after[1];
-    }
-}
-
-// Does the same for one token, row by row: there are twice as many rows as pairs, so warps have more even shares. The rows of two
-// matrices follow each other. `store(item, first, second)` gets both, or one row twice.
-template <class W, class F>
-__device__ __forceinline__ void add_compact_singly(const RowPairs &work, const float *x, int cols, int warp, int lane, F store) {
-    constexpr int U = W::COLUMNS == 256 ? 3 : 8;
-    const int apart = gridDim.x * WARPS, items = work.two ? work.count : work.rows;
-    int item = blockIdx.x * WARPS + warp;
-    if (item >= items) return;
-    const u64 bases[2] = {work.base[0], work.base[1]};
-    const auto row_at = [&](int at, bool is_second) {
-        return (const u8 *)((is_second ? bases[1] : bases[0]) + (u64)(u32)min(at, items - 1) * (u32)work.row_bytes);
-    };
-    const u8 *row[1] = {row_at(item, false)};
-    x += lane * 8;
-    CompactChunk<W, U, 1> now;
-    now.load(row, 0, cols / 256, lane);
-    float first = 0.0f;
-    for (bool is_second = false; item < items;) {
-        const bool is_first = work.two && !is_second;
-        const int next = is_first ? item : item + apart;
-        const u8 *const after[1] = {row_at(next, is_first)};
-        float sums[1][1] = {};
-        add_rows<W, U, 1, 1>(now, row, after, next < items, x, cols, 1, lane, sums);
-        const float sum = warp_sum(sums[0][0]);
-        if (is_first) {
-            first = sum;
-        } else if (lane == 0) {
-            store(item, work.two ? first : sum, sum);
+        const float *at = x;
+#pragma unroll 1
+        for (int left = strides; left > 0; left -= TURN) {
+#pragma unroll
+            for (int first = 0; first < TURN; first += U) {
+                const int present = IN_BLOCK < U ? min(left, U) : U;
+                CompactChunk<W, U> chunk;
+                chunk.load(rows, first, present);
+                if (chunk.may_have_exceptions(first, present)) {
+                    chunk.template add_with_exceptions<TOKENS>(rows, first, present, at + 256 * first, lane, cols, tokens, sums);
+                } else {
+                    chunk.template add<TOKENS>(present, at + 256 * first, cols, tokens, sums);
+                }
+            }
+            rows[0].advance(TURN / IN_BLOCK), rows[1].advance(TURN / IN_BLOCK);
+            at += 256 * TURN;
         }
-        row[0] = after[0], item = next, is_second = is_first;
+        store(pair, sums);
     }
 }
 
@@ -262,15 +271,7 @@ template <class W, int TOKENS> __device__ __forceinline__ void matvec(const floa
                 store_pair(work, pair, work.first_token + t, first, second, MATVEC_ARGUMENTS);
         }
     };
-    if constexpr (IsCompact<W>::VALUE && TOKENS == 1) {
-        add_compact_singly<W>(work, x, cols, warp, lane, [&](int item, float first, float second) {
-            if (work.two) {
-                store_pair(work, item, work.first_token, first, second, MATVEC_ARGUMENTS);
-            } else {
-                work.out[0][(size_t)work.first_token * work.rows + item] = first;
-            }
-        });
-    } else if constexpr (IsCompact<W>::VALUE) {
+    if constexpr (IsCompact<W>::VALUE) {
         add_compact<W, TOKENS>(work, x, cols, present, warp, lane, store);
     } else {
         add_plain<W, TOKENS>(work, x, cols, present, warp, lane, store);

@@ -64,19 +64,36 @@ __device__ __forceinline__ u32 compact_exponent(u32 entry, u32 base) {
     return (code == 0 ? 0 : code < 25 ? base - code : base + code - 9) & 255;
 }
 
-// The end of a compact block: its lowest exponent, the number of exceptions, and their list of up to MOST entries.
+// The end of a compact block: its lowest exponent, the number of exceptions, and their list of up to MOST entries, two in a word.
 template <int MOST> struct CompactHeader {
-    u32 word;
+    static constexpr int WORDS = (1 + MOST) / 2;
+    u32 words[WORDS];
 
-    __device__ __forceinline__ void load(const u8 *p) { word = *(const u16 *)p; }
-    __device__ __forceinline__ u32 base() const { return word & 255; }
-    __device__ __forceinline__ bool has_exceptions() const { return word > 255; }
+    __device__ __forceinline__ void load(const u8 *p) { load_words<4 * WORDS, WORDS>(p, words); }
+    __device__ __forceinline__ u32 base() const { return words[0] & 255; }
+    __device__ __forceinline__ u32 exceptions() const { return words[0] >> 8 & 255; }
+
+    // Returns true if the list names a weight of run number `run` of 2^SHIFT weights, and rarely in other cases. So the list is
+    // in registers, and a loop over it is seldom needed.
+    template <int SHIFT> __device__ __forceinline__ bool may_name(u32 run) const {
+        constexpr u32 RUNS = (2047u >> SHIFT << SHIFT) * 0x00010001u;
+        u32 found = 0;
+#pragma unroll
+        for (int i = 0; i < WORDS; i++) {
+            u32 apart = words[i] & RUNS ^ run * (0x00010001u << SHIFT);
+            // The lower half of the first word is not an entry.
+            if (i == 0) apart |= 1;
+            // The highest bit of a half is set if the half was 0.
+            found |= apart - 0x00010001u;
+        }
+        return (found & 0x80008000u) != 0 && exceptions() > 0;
+    }
 
     // Sets the exponents of those of the weights 8 * eight to 8 * eight + 7 of the block that the list names. `p` is where the
-    // header is. Few blocks have exceptions, so the list is read only here.
+    // header is: a list in registers has no index.
     __device__ __forceinline__ void correct(const u8 *p, int eight, u32 (&pairs)[4]) const {
 #pragma unroll 1
-        for (u32 i = 0; i < min(word >> 8, (u32)MOST); i++) {
+        for (u32 i = 0; i < min(exceptions(), (u32)MOST); i++) {
             const u32 entry = ((const u16 *)p)[1 + i], column = entry & 2047;
             if ((int)(column >> 3) != eight) continue;
             const u32 mask = 0x7f80u << 16 * (column & 1), bits = compact_exponent(entry, base()) * 0x00800080u;
@@ -90,6 +107,45 @@ template <int MOST> struct CompactHeader {
     }
 };
 
+// The weights 8 * i to 8 * (i + N) - 1 of a row, all of one block of type W, as stored. N divides i and is 1 or 4.
+template <class W, int N> struct CompactEights {
+    u32 low[2 * N], words[N];
+    typename W::Header header;
+
+    static __device__ __forceinline__ const u8 *block_of(const u8 *row, int i) {
+        return row + (size_t)(i / (W::COLUMNS / 8)) * W::BYTES;
+    }
+
+    __device__ __forceinline__ void load(const u8 *row, int i) {
+        const u8 *block = block_of(row, i);
+        const int first = i % (W::COLUMNS / 8);
+        load_words<W::ALIGN, 2 * N>(block + 8 * first, low);
+        load_words<W::ALIGN, N>(block + W::COLUMNS + 4 * first, words);
+        header.load(block + W::HEADER);
+    }
+
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int k = 0; k < N; k++) low[2 * k] = low[2 * k + 1] = words[k] = 0;
+#pragma unroll
+        for (int k = 0; k < W::Header::WORDS; k++) header.words[k] = 0;
+    }
+
+    // Decodes to pairs of bfloats. `row` and `i` are those of `load`; they are not used after `clear`.
+    __device__ __forceinline__ void pairs(const u8 *row, int i, u32 (&out)[4 * N]) const {
+        const int first = i % (W::COLUMNS / 8);
+        const bool has_exceptions = header.template may_name<N == 4 ? 5 : 3>(first / N);
+#pragma unroll
+        for (int k = 0; k < N; k++) {
+            u32 four[4];
+            compact_pairs(make_uint2(low[2 * k], low[2 * k + 1]), words[k], header.base(), four);
+            if (has_exceptions) header.correct(block_of(row, i) + W::HEADER, first + k, four);
+#pragma unroll
+            for (int j = 0; j < 4; j++) out[4 * k + j] = four[j];
+        }
+    }
+};
+
 // Blocks of COLUMNS weights: a byte of each, a word of every eight, and the header, whose list has room for MOST entries.
 template <int COLUMNS_, int MOST> struct Compact {
     static constexpr int COLUMNS = COLUMNS_, ELEMENTS = 1, HEADER = COLUMNS / 2 * 3, BYTES = HEADER + 2 + 2 * MOST;
@@ -97,28 +153,11 @@ template <int COLUMNS_, int MOST> struct Compact {
     static constexpr int ALIGN = BYTES % 16 == 0 ? 16 : 8;
     typedef CompactHeader<MOST> Header;
 
-    // Decodes columns 8 * i to 8 * i + 8 * N - 1 of a row, all of one block.
-    template <int N> static __device__ __forceinline__ void eights(const u8 *row, int i, u32 (&pairs)[4 * N]) {
-        const u8 *block = row + (size_t)(i / (COLUMNS / 8)) * BYTES;
-        const int first = i % (COLUMNS / 8);
-        u32 low[2 * N], words[N];
-        load_words<8, 2 * N>(block + 8 * first, low);
-        load_words<4, N>(block + COLUMNS + 4 * first, words);
-        Header header;
-        header.load(block + HEADER);
-#pragma unroll
-        for (int k = 0; k < N; k++) {
-            u32 four[4];
-            compact_pairs(make_uint2(low[2 * k], low[2 * k + 1]), words[k], header.base(), four);
-            if (header.has_exceptions()) header.correct(block + HEADER, first + k, four);
-#pragma unroll
-            for (int j = 0; j < 4; j++) pairs[4 * k + j] = four[j];
-        }
-    }
-
     static __device__ __forceinline__ float at(const u8 *row, size_t i) {
         u32 pairs[4];
-        eights<1>(row, (int)(i >> 3), pairs);
+        CompactEights<Compact, 1> eight;
+        eight.load(row, (int)(i >> 3));
+        eight.pairs(row, (int)(i >> 3), pairs);
         u32 pair = pairs[0];
 #pragma unroll
         for (u32 j = 1; j < 4; j++) pair = (i >> 1 & 3) == j ? pairs[j] : pair;

@@ -217,7 +217,8 @@ impl Session {
             (group.on_device as f64 / group.blocks as f64, group.blocks * KV_BLOCK)
         });
         let placement = (&placement, kv);
-        plan::predict(architecture, weights, self.context(), (&rates, hits), placement, work)
+        let tokens = (self.context(), self.runner.decoder.backend().batch_tokens());
+        plan::predict(architecture, weights, tokens, (&rates, hits), placement, work)
     }
 
     /// Returns a function that predicts the tokens per second of several unrelated sequences that generate together. It uses
@@ -234,7 +235,8 @@ impl Session {
     /// Returns the predicted time for a row of a prompt, and the rate of the disk on which the model is.
     pub(crate) fn predicted_rates(&self) -> FetchRates {
         let rates = Rates::of_folder(&self.root).unwrap_or_else(Rates::usual_here);
-        let work = Work::alone(512.min(self.context()), 0);
+        let tokens = self.runner.decoder.backend().batch_tokens();
+        let work = Work::alone(tokens.min(self.context()), 0);
         let predicted = self.predicted(&rates, &HitCurve::default(), work);
         let per_second = predicted.map_or(100.0, |of| of.prompt.tokens_per_second);
         FetchRates {

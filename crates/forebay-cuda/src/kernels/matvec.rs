@@ -275,8 +275,6 @@ struct Variant {
     pairs: usize,
     shared_bytes: usize,
     blocks_per_multiprocessor: usize,
-    /// True if the rows of one matrix are computed one by one, not in pairs.
-    single_rows: bool,
 }
 
 impl Variant {
@@ -292,7 +290,6 @@ impl Variant {
             pairs: slots * WARPS,
             shared_bytes: 0,
             blocks_per_multiprocessor,
-            single_rows: false,
         };
         // The module for several tokens, if it is needed and exists. Otherwise every token has its own blocks.
         let few = modules.matvec_few.filter(|_| tokens > 1);
@@ -302,16 +299,11 @@ impl Variant {
             _ => ("matvec_8", 8),
         };
         if !takes_rounded(ty) {
-            let one = match ty.compact() {
-                None => direct("matvec_1", 1, 4),
-                Some(_) => Variant { single_rows: true, ..direct("matvec_1", 1, 5) },
-            };
-            return few.map_or(one, |module| Variant {
-                module,
-                name,
-                tokens: at_once,
-                ..direct(name, 1, 4)
-            });
+            // Kernels of compact blocks take fewer registers.
+            let one = direct("matvec_1", 1, if ty.compact().is_some() { 6 } else { 4 });
+            let few =
+                few.map(|module| Variant { module, name, tokens: at_once, ..direct(name, 1, 4) });
+            return few.unwrap_or(one);
         }
         let many = modules.matvec_many.filter(|_| takes_tiles(ty, tokens) && !experts);
         if let Some(module) = many {
@@ -332,7 +324,6 @@ impl Variant {
                 pairs: TILE_WARPS / (lanes / 4) * TILE_PAIRS,
                 shared_bytes: TILE_WARPS * 4 * (16 * run * DECODED_BYTES + TILE_GAP),
                 blocks_per_multiprocessor: 2,
-                single_rows: false,
             };
         }
         if cols < LONG {
@@ -351,17 +342,7 @@ impl Variant {
             let fitting = (SHARED_BYTES / shared_bytes).clamp(1, registers_allow);
             let blocks_per_multiprocessor = fitting;
             let (warps, pairs) = (WARPS, WARPS);
-            let single_rows = false;
-            Variant {
-                module,
-                name,
-                tokens,
-                warps,
-                pairs,
-                shared_bytes,
-                blocks_per_multiprocessor,
-                single_rows,
-            }
+            Variant { module, name, tokens, warps, pairs, shared_bytes, blocks_per_multiprocessor }
         };
         match few {
             Some(module) if tokens == 2 => ring(module, name, 2, if run == 2 { 4 } else { 6 }),
@@ -376,7 +357,6 @@ impl Variant {
     /// Returns the number of blocks that a matrix of `rows` rows can use.
     fn blocks(&self, rows: usize, mode: Mode) -> usize {
         let pairs = match mode {
-            Mode::Separate if self.single_rows => rows,
             Mode::Separate => rows.div_ceil(2),
             Mode::Paired | Mode::Gated => rows,
         };

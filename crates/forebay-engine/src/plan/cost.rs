@@ -290,7 +290,7 @@ impl Model<'_> {
 
     fn prompt_on_gpu(&self, gpu: &GpuCosts, vram: f64, ram: f64, copy_seconds: f64) -> Speed {
         let costs = self.costs;
-        let batches = batches(self.work.prompt_tokens, GPU_BATCH_TOKENS);
+        let batches = batches(self.work.prompt_tokens, costs.gpu_batch_tokens);
         let tokens = self.work.prompt_tokens as f64 / batches;
         let mut sum = Sum::default();
         let mut computing = 0.0;
@@ -409,9 +409,6 @@ impl Model<'_> {
         sum.speed(prompt, beside(computing, reading))
     }
 }
-
-/// Largest number of tokens that a GPU takes through the layers together.
-pub(super) const GPU_BATCH_TOKENS: usize = 512;
 
 pub(super) fn batches(tokens: usize, most: usize) -> f64 {
     tokens.div_ceil(most).max(1) as f64

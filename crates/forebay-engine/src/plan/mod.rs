@@ -323,7 +323,8 @@ impl<'a> Planner<'a> {
     fn on_gpu(&self, costs: &ModelCosts, request: &PlanRequest) -> Result<Plan, EngineError> {
         let rates = self.rates.with_threads(request.threads);
         let facts = self.facts.ok_or_else(gpu::none_in_profile)?;
-        let DeviceShare { mut sub_layers, vram, slots } = gpu::share(self.model, &facts, request)?;
+        let share = gpu::share(self.model, &facts, request)?;
+        let DeviceShare { mut sub_layers, vram, slots, batch_tokens } = share;
         let all_sub_layers = sub_layers.all_in_vram();
         if !all_sub_layers {
             sub_layers.share_with_cpu(&sub_layers::rates_of(costs, &rates, &sub_layers));
@@ -357,7 +358,8 @@ impl<'a> Planner<'a> {
         let positions = request.context * request.work.sequences.max(1);
         let in_ram = vram.kv_cache_in_ram_bytes as f64 / costs.kv.bytes_kept(positions).max(1.0);
         let kv = costs.kv.clone().with_in_vram(1.0 - in_ram, positions);
-        let prediction = self.predict(&ModelCosts { kv, ..costs.clone() }, request, &placement)?;
+        let costs = ModelCosts { kv, gpu_batch_tokens: batch_tokens, ..costs.clone() };
+        let prediction = self.predict(&costs, request, &placement)?;
         Ok(Plan {
             device: "cuda",
             slots,
@@ -391,19 +393,19 @@ pub fn gpu_facts(device: DeviceChoice) -> Option<Facts> {
     gpu::facts(ordinal)
 }
 
-/// Predicts the speed of a model that is already placed, with such a share of the keys and values for so many positions in VRAM.
-/// Returns `None` if a GPU computes and the rates do not have one.
+/// Predicts the speed of a model that is already placed, with such a share of the keys and values for so many positions in VRAM,
+/// and with such a context and number of prompt tokens in a pass. Returns `None` if a GPU computes and the rates do not have one.
 pub(crate) fn predict(
     architecture: &forebay_model::Architecture,
     weights: &forebay_model::Weights,
-    context: usize,
+    (context, batch_tokens): (usize, usize),
     (rates, hits): (&Rates, &HitCurve),
     (placement, (in_vram, positions)): (&Placement, (f64, usize)),
     work: Work,
 ) -> Option<Prediction> {
     let costs = ModelCosts::new(architecture, weights, context);
     let kv = costs.kv.clone().with_in_vram(in_vram, positions);
-    let costs = ModelCosts { kv, ..costs };
+    let costs = ModelCosts { kv, gpu_batch_tokens: batch_tokens, ..costs };
     Model { costs: &costs, rates, hits, work }.predict(placement)
 }
 

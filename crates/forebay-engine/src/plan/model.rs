@@ -82,6 +82,9 @@ impl Matrices {
     }
 }
 
+/// Largest number of prompt tokens that a GPU takes through the layers together, unless its plan says otherwise.
+const GPU_BATCH_TOKENS: usize = 512;
+
 /// Experts of one layer.
 #[derive(Clone, Debug)]
 pub(crate) struct ExpertCosts {
@@ -108,6 +111,8 @@ pub(crate) struct ModelCosts {
     pub kv: KvCosts,
     /// Largest number of prompt tokens that the CPU takes through the layers together.
     pub cpu_batch_tokens: usize,
+    /// Largest number of prompt tokens that the GPU takes through the layers together.
+    pub gpu_batch_tokens: usize,
 }
 
 /// Costs of keys and values.
@@ -208,6 +213,7 @@ impl ModelCosts {
             head: Matrices::of(&head),
             kv: KvCosts::new(architecture, KvType::F16),
             cpu_batch_tokens,
+            gpu_batch_tokens: GPU_BATCH_TOKENS,
         }
     }
 

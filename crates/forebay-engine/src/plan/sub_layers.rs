@@ -179,7 +179,7 @@ impl Model<'_> {
         copy: f64,
         from_disk: f64,
     ) -> Speed {
-        let batches = batches(self.work.prompt_tokens, super::cost::GPU_BATCH_TOKENS);
+        let batches = batches(self.work.prompt_tokens, self.costs.gpu_batch_tokens);
         let tokens = self.work.prompt_tokens as f64 / batches;
         let mut sum = Sum::default();
         let mut computing = 0.0;

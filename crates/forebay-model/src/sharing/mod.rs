@@ -21,4 +21,6 @@ pub struct DeviceShare {
     pub vram: VramUse,
     /// Slots for experts, if not all of them fit.
     pub slots: Option<MemoryPlan>,
+    /// Most tokens of a prompt that go through the layers together.
+    pub batch_tokens: usize,
 }

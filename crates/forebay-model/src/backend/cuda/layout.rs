@@ -13,8 +13,12 @@ use crate::arch::{Architecture, Attention, KvCapacity, KvInVram, Latent};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
-/// Maximum number of tokens that go through the layers together.
+/// Maximum number of tokens that go through the layers together, if all weights are in VRAM.
 pub const BATCH_TOKENS: usize = 512;
+
+/// Numbers of tokens that go through the layers together if experts are copied to the GPU for every pass of a prompt,
+/// the best first. Longer passes copy them less often.
+pub const LONG_BATCHES: [usize; 2] = [2048, 1024];
 
 /// Maximum number of rows of logits that are on the device at once.
 pub const HEAD_ROWS: usize = 32;
@@ -402,11 +406,12 @@ impl ActivationLayout {
         multiprocessors: u32,
         architecture: &Architecture,
         cache: &KvSize,
+        batch_tokens: usize,
         vector_floats: usize,
     ) -> ActivationLayout {
         let mut layout = LayoutBuilder::default();
         let kv = &cache.shape;
-        let batch = BATCH_TOKENS.min(kv.context * cache.sequences);
+        let batch = batch_tokens.min(kv.context * cache.sequences);
         let few = batch.min(DECODE_ROWS);
         // One row of each sequence.
         let decode_rows = few.min(cache.sequences);

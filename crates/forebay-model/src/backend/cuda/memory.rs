@@ -11,7 +11,9 @@ use forebay_cuda::{
 use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
 
 use super::kv_layout::KvLayout;
-use super::layout::{ActivationLayout, EXPERT_TABLES, ExpertLayout, KvSize, WeightLayout};
+use super::layout::{
+    ActivationLayout, BATCH_TOKENS, EXPERT_TABLES, ExpertLayout, KvSize, LONG_BATCHES, WeightLayout,
+};
 use super::vectors::Vectors;
 use crate::ModelError;
 use crate::arch::{Architecture, KvInVram};
@@ -86,8 +88,9 @@ impl DeviceFacts {
         policy: PolicyKind,
     ) -> Result<DeviceShare, ModelError> {
         let plan = DevicePlan::new(self, architecture, weights, cache, vram_bytes, policy)?;
-        let DevicePlan { sub_layers, vram, tier, .. } = plan;
-        Ok(DeviceShare { sub_layers, vram, slots: tier.map(|tier| tier.plan) })
+        let DevicePlan { sub_layers, vram, tier, activations, .. } = plan;
+        let slots = tier.map(|tier| tier.plan);
+        Ok(DeviceShare { sub_layers, vram, slots, batch_tokens: activations.batch })
     }
 }
 
@@ -143,6 +146,33 @@ fn most_in_vram(
     Ok(best)
 }
 
+/// Returns the plan with the longest passes for prompts that are worth their memory. `plan` makes a plan for a number of
+/// tokens in a pass.
+///
+/// A pass of a prompt copies all experts that are not in VRAM, so four times as many tokens in a pass read a long prompt
+/// up to four times as fast. The memory for their activations holds fewer experts, which slows generated tokens.
+fn with_long_passes(
+    cache: &KvSize,
+    room_bytes: u64,
+    plan: impl Fn(usize) -> Result<DevicePlan, ModelError>,
+) -> Result<DevicePlan, ModelError> {
+    /// Longer passes may take this part of the memory.
+    const PART: u64 = 20;
+    let usual = plan(BATCH_TOKENS)?;
+    if usual.tier.is_none() {
+        return Ok(usual);
+    }
+    // Windows of keys and values have room for a pass. Wherever keys and values are, longer passes take this much more.
+    let bytes = |DevicePlan { vram, .. }: &DevicePlan| {
+        vram.activation_bytes + vram.kv_cache_bytes + vram.kv_cache_in_ram_bytes
+    };
+    let most_bytes = bytes(&usual) + room_bytes / PART;
+    let positions = cache.shape.context * cache.sequences;
+    let longer = LONG_BATCHES.into_iter().filter(|tokens| 2 * tokens <= positions);
+    let mut plans = longer.filter_map(|tokens| plan(tokens).ok());
+    Ok(plans.find(|plan| bytes(plan) <= most_bytes).unwrap_or(usual))
+}
+
 /// Everything that a GPU holds of a model, before experts are placed.
 struct Share {
     sub_layers: SubLayerPlan,
@@ -158,13 +188,14 @@ impl Share {
         facts: &DeviceFacts,
         architecture: &Architecture,
         weights: &Weights,
-        cache: &KvSize,
+        (cache, batch_tokens): (&KvSize, usize),
         sub_layers: SubLayerPlan,
         stays_on_disk: bool,
     ) -> Result<Share, ModelError> {
         let vectors = Vectors::new(weights);
         let (multiprocessors, floats) = (facts.multiprocessors, vectors.floats.len());
-        let activations = ActivationLayout::new(multiprocessors, architecture, cache, floats);
+        let activations =
+            ActivationLayout::new(multiprocessors, architecture, cache, batch_tokens, floats);
         Ok(Share {
             weights: WeightLayout::new(architecture, weights, &sub_layers, stays_on_disk)?,
             kv: KvLayout::new(cache, architecture, activations.batch)
@@ -186,7 +217,7 @@ impl DevicePlan {
     /// Otherwise:
     ///
     /// - For a model with experts, everything but experts is on the device, with slots for as many experts as fit
-    ///   beside it.
+    ///   beside it. Prompts are read in longer passes, because every pass copies all other experts.
     /// - For a dense model, the embedding table stays on the disk. If this is not enough, as many sub-layers as fit
     ///   are in VRAM, beside a ring for the others.
     ///
@@ -205,14 +236,17 @@ impl DevicePlan {
         check_kernels(architecture, weights)?;
         let plan = |context: usize| {
             let cache = KvSize { shape: KvLayerShape { context, ..cache.shape }, ..cache };
-            let with = |in_vram: KvInVram| {
-                let cache = KvSize { in_vram, ..cache };
+            let with = |batch_tokens: usize, in_vram: KvInVram| {
+                let cache = (KvSize { in_vram, ..cache }, batch_tokens);
                 Self::within(facts, architecture, weights, cache, vram_bytes, policy)
             };
-            match cache.in_vram {
-                KvInVram::AsMuchAsFits => most_in_vram(facts.room_bytes(vram_bytes), with),
-                in_vram => with(in_vram),
-            }
+            let room_bytes = facts.room_bytes(vram_bytes);
+            with_long_passes(&cache, room_bytes, |batch_tokens| match cache.in_vram {
+                KvInVram::AsMuchAsFits => {
+                    most_in_vram(room_bytes, |in_vram| with(batch_tokens, in_vram))
+                }
+                in_vram => with(batch_tokens, in_vram),
+            })
         };
         plan(cache.shape.context).map_err(|error| match error {
             ModelError::VramTooSmall { needed_bytes, given_bytes, why, .. } => {
@@ -224,17 +258,18 @@ impl DevicePlan {
         })
     }
 
-    /// Makes the plan for [`DevicePlan::new`], but does not search for a context that fits.
+    /// Makes the plan for [`DevicePlan::new`] with passes of so many tokens. Does not search for a context that fits.
     fn within(
         facts: &DeviceFacts,
         architecture: &Architecture,
         weights: &Weights,
-        cache: KvSize,
+        (cache, batch_tokens): (KvSize, usize),
         vram_bytes: Option<u64>,
         policy: PolicyKind,
     ) -> Result<DevicePlan, ModelError> {
         let share_with = |sub_layers: SubLayerPlan, stays_on_disk: bool| {
-            Share::new(facts, architecture, weights, &cache, sub_layers, stays_on_disk)
+            let cache = (&cache, batch_tokens);
+            Share::new(facts, architecture, weights, cache, sub_layers, stays_on_disk)
         };
         let mut share = share_with(SubLayerPlan::resident(weights), false)?;
         let (context_bytes, left) = (facts.context_bytes(), facts.room_bytes(vram_bytes));
