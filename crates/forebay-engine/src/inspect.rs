@@ -17,6 +17,8 @@ pub struct BlockKindBytes {
     pub kind: &'static str,
     pub tensors: usize,
     pub bytes: u64,
+    /// Bytes of the same weights without compression.
+    pub plain_bytes: u64,
 }
 
 /// Bytes and number of tensors of one tensor type.
@@ -177,7 +179,8 @@ fn format(catalog: &Catalog) -> String {
 
 const EXPERTS: &str = "experts";
 /// Kinds of blocks in display order.
-const KINDS: [&str; 6] = ["embeddings", "attention", "feed-forward", "router", EXPERTS, "head"];
+pub(crate) const KINDS: [&str; 6] =
+    ["embeddings", "attention", "feed-forward", "router", EXPERTS, "head"];
 
 /// Returns the kind of block that a tensor belongs to, from its GGUF or Hugging Face name.
 pub fn block_kind(tensor: &TensorInfo) -> &'static str {
@@ -210,9 +213,15 @@ fn kinds(tensors: &[TensorInfo]) -> Vec<BlockKindBytes> {
     let of_kind = |kind: &'static str| {
         let members = || tensors.iter().filter(move |tensor| block_kind(tensor) == kind);
         let bytes = members().map(|tensor| tensor.bytes()).sum();
-        BlockKindBytes { kind, tensors: members().count(), bytes }
+        let plain_bytes = members().map(plain_bytes).sum();
+        BlockKindBytes { kind, tensors: members().count(), bytes, plain_bytes }
     };
     KINDS.into_iter().map(of_kind).filter(|entry| entry.tensors > 0).collect()
+}
+
+fn plain_bytes(tensor: &TensorInfo) -> u64 {
+    let bf16 = || TensorType::BF16.tensor_bytes(&tensor.shape);
+    tensor.ty.compact().and_then(|_| bf16()).unwrap_or(tensor.bytes())
 }
 
 /// Returns the tensor types by bytes, largest first.

@@ -232,10 +232,15 @@ impl Catalog {
 
     /// Returns the tensor of this name.
     pub fn tensor(&self, name: &str) -> Option<&TensorInfo> {
+        self.tensor_index(name).map(|index| &self.tensors[index])
+    }
+
+    /// Returns the index of the tensor of this name.
+    pub fn tensor_index(&self, name: &str) -> Option<usize> {
         let found = self
             .by_name
             .binary_search_by(|index| self.tensors[*index as usize].name.as_str().cmp(name));
-        found.ok().map(|at| &self.tensors[self.by_name[at] as usize])
+        found.ok().map(|at| self.by_name[at] as usize)
     }
 
     /// Returns all tensors in file order.

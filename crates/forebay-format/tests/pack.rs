@@ -5,8 +5,8 @@ use std::path::PathBuf;
 
 use forebay_format::gguf::writer::GgufWriter;
 use forebay_format::pack::{
-    BlockKind, PackPlan, PlannedBlock, PlannedPiece, checksum, parse_pack_bytes, restore_gguf,
-    source_documents,
+    BlockKind, PackPlan, PackSpan, PlannedBlock, PlannedPiece, checksum, parse_pack_bytes,
+    restore_gguf, source_documents,
 };
 use forebay_format::{Catalog, FormatError, TensorType};
 use proptest::prelude::*;
@@ -63,9 +63,9 @@ fn planned(source: &Catalog) -> Vec<PlannedBlock> {
 
 fn pack_of(source: &Catalog, gguf: &[u8]) -> Vec<u8> {
     let documents = source_documents(source).unwrap();
-    let plan = PackPlan::new(source, &planned(source), documents).unwrap();
+    let plan = PackPlan::new(source, &planned(source), documents, &[]).unwrap();
     let mut bytes = vec![0; plan.file_bytes() as usize];
-    for &(to, from) in plan.spans() {
+    for &PackSpan { to, from, .. } in plan.spans() {
         let data = &gguf[from.offset as usize..from.end() as usize];
         bytes[to as usize..to as usize + data.len()].copy_from_slice(data);
     }
@@ -108,7 +108,7 @@ fn a_pack_holds_what_its_source_holds() {
     let restored = restore_gguf(&catalog).unwrap();
     let mut back = restored.header.clone();
     back.resize(restored.bytes as usize, 0);
-    for (to, from) in restored.spans {
+    for PackSpan { to, from, .. } in restored.spans {
         let data = &pack[from.offset as usize..from.end() as usize];
         back[to as usize..to as usize + data.len()].copy_from_slice(data);
     }

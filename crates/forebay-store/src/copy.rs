@@ -1,4 +1,4 @@
-//! Copies the bytes of many extents into a new order, at the speed of the disk and with bounded memory.
+//! Copies the bytes of many extents into a new order, and converts some of them, at the speed of the disk and with bounded memory.
 //!
 //! The output is cut into windows of a few MiB. An engine reads the bytes of the windows with many requests in flight.
 //! A few worker threads put the bytes of a window in order and pass them to the sink, which checks or writes them. The
@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use forebay_format::Extent;
-use forebay_format::pack::ChunkIndex;
+use forebay_format::pack::{ChunkIndex, Conversion, PackSpan};
 
 use crate::arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
 use crate::engine::{
@@ -31,22 +31,17 @@ const WORKERS: usize = 4;
 const EXTENT_BYTES: u64 = 8 << 10;
 const WINDOW_COST_MAX: u64 = 8 << 20;
 
-/// One extent and its position in the output.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Span {
-    /// Offset in the output.
-    pub to: u64,
-    pub from: Extent,
-}
-
 /// Description of the output. Bytes that neither the header nor a span provides are zeros.
 pub struct CopyJob<'a> {
     /// The part of the output to make. Its start must be a multiple of 4096.
     pub range: Range<u64>,
     /// The first bytes of the output, which come from memory.
     pub header: &'a [u8],
-    /// Extents of the output, in ascending order and without overlaps.
-    pub spans: Vec<Span>,
+    /// What the output takes from files, in its order and without overlaps.
+    pub spans: Vec<PackSpan>,
+    /// Called with the number of a tensor if some of its bytes cannot be converted. The output is zero there, and the copy goes
+    /// on.
+    pub refused: &'a (dyn Fn(usize) + Sync),
     /// If present, the output is cut where these chunks end, so that every window consists of whole chunks.
     pub chunks: Option<&'a ChunkIndex>,
 }
@@ -303,7 +298,9 @@ impl Shared<'_> {
         let (start, end) = (window.range.start, window.range.end);
         let length = (end - start) as usize;
         let parts = &window.layout.parts;
-        if let [part] = parts[..]
+        let spans = &self.job.spans[window.spans.clone()];
+        if let ([part], [span]) = (&parts[..], spans)
+            && span.conversion.is_none()
             && part.extent.length == end - start
             && part.at.is_multiple_of(SLOT_ALIGNMENT)
             && start >= self.job.header.len() as u64
@@ -317,18 +314,62 @@ impl Shared<'_> {
             filled = header.len().min(length);
             out[..filled].copy_from_slice(&header[..filled]);
         }
-        for (part, span) in parts.iter().zip(&self.job.spans[window.spans.clone()]) {
-            let at = span.to.max(start).saturating_sub(start) as usize;
-            let bytes = part.extent.length as usize;
-            if at > filled {
-                out[filled..at].fill(0);
+        for (part, span) in parts.iter().zip(spans) {
+            let (first, last) = (span.to.max(start), span.end().min(end));
+            let at = (first - start) as usize..(last - start) as usize;
+            if at.start > filled {
+                out[filled..at.start].fill(0);
             }
-            out[at..at + bytes].copy_from_slice(&slot.as_slice()[part.at..part.at + bytes]);
-            filled = filled.max(at + bytes);
+            let from = &slot.as_slice()[part.at..part.at + part.extent.length as usize];
+            filled = filled.max(at.end);
+            let to = &mut out[at];
+            match span.conversion {
+                None => to.copy_from_slice(from),
+                Some(conversion) => {
+                    if !convert(conversion, (first - span.to) as usize, from, to) {
+                        (self.job.refused)(span.tensor);
+                        to.fill(0);
+                    }
+                }
+            }
         }
         out[filled..].fill(0);
         out
     }
+}
+
+/// Converts whole blocks, of which `to` gets the bytes from `skipped` on of all converted blocks of the span. `from` begins with the
+/// block that has the first of these bytes. Returns false if a block cannot be converted.
+fn convert(conversion: Conversion, skipped: usize, from: &[u8], to: &mut [u8]) -> bool {
+    let (from_bytes, to_bytes) = conversion.block_bytes();
+    let (from_bytes, to_bytes) = (from_bytes as usize, to_bytes as usize);
+    // Windows may begin and end inside of blocks.
+    let before = (to_bytes - skipped % to_bytes) % to_bytes;
+    let (begin, rest) = to.split_at_mut(before.min(to.len()));
+    let mut from = from;
+    let mut block = vec![0; to_bytes];
+    if !begin.is_empty() {
+        let (first, others) = from.split_at(from_bytes);
+        if !conversion.convert(first, &mut block) {
+            return false;
+        }
+        let at = skipped % to_bytes;
+        begin.copy_from_slice(&block[at..at + begin.len()]);
+        from = others;
+    }
+    let whole = rest.len() / to_bytes;
+    let (middle, end) = rest.split_at_mut(whole * to_bytes);
+    let (inside, last) = from.split_at(whole * from_bytes);
+    if !conversion.convert(inside, middle) {
+        return false;
+    }
+    if !end.is_empty() {
+        if !conversion.convert(last, &mut block) {
+            return false;
+        }
+        end.copy_from_slice(&block[..end.len()]);
+    }
+    true
 }
 
 /// Cuts the output into windows that fit in memory.
@@ -337,7 +378,7 @@ fn cut(files: &FileSet, job: &CopyJob<'_>) -> Vec<Window> {
     let mut start = job.range.start;
     let mut first = 0;
     while start < job.range.end {
-        while job.spans.get(first).is_some_and(|span| span.to + span.from.length <= start) {
+        while job.spans.get(first).is_some_and(|span| span.end() <= start) {
             first += 1;
         }
         let mut size = WINDOW_BYTES;
@@ -370,13 +411,13 @@ fn window(files: &FileSet, job: &CopyJob<'_>, range: Range<u64>, first: usize) -
     let inside = job.spans[first..].iter().take_while(|span| span.to < range.end);
     let extents: Vec<Extent> = inside
         .map(|span| {
-            let skip = range.start.saturating_sub(span.to);
-            let end = (span.to + span.from.length).min(range.end);
-            Extent {
-                file: span.from.file,
-                offset: span.from.offset + skip,
-                length: end - (span.to + skip),
-            }
+            let (first, end) = (range.start.max(span.to), range.end.min(span.end()));
+            let (skipped, taken) = (first - span.to, end - span.to);
+            // Whole blocks are read if they are converted.
+            let (from_bytes, to_bytes) = span.conversion.map_or((1, 1), Conversion::block_bytes);
+            let (first, last) =
+                (skipped / to_bytes * from_bytes, taken.div_ceil(to_bytes) * from_bytes);
+            Extent { file: span.from.file, offset: span.from.offset + first, length: last - first }
         })
         .collect();
     let layout = files.plan(&extents, SLOT_ALIGNMENT);

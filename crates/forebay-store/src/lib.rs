@@ -53,7 +53,7 @@ mod trace;
 mod uring;
 
 pub use arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
-pub use copy::{CopyJob, CopyReport, OpenEngine, Sink, Span, copy, copy_through};
+pub use copy::{CopyJob, CopyReport, OpenEngine, Sink, copy, copy_through};
 pub use engine::{
     BlockLabel, BlockRead, Completion, EngineInfo, EngineOptions, IoKind, IoStatistics, Priority,
     ReadDone, ReadEngine, open_engine, open_faulty_engine,

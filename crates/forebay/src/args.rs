@@ -489,6 +489,10 @@ pub struct PackArgs {
     /// Write the Hugging Face folder that the pack MODEL was made from
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, group = "target")]
     pub to_huggingface: Option<PathBuf>,
+    /// How the pack stores weights: BF16 in compact blocks where they fit, or everything as it is.
+    /// Both give the same numbers
+    #[arg(long, value_enum, value_name = "NAME", default_value_t = CodecArg::Auto, requires = "output")]
+    pub codec: CodecArg,
     /// Replace the output if it exists
     #[arg(long, conflicts_with = "to_huggingface")]
     pub force: bool,
@@ -534,6 +538,13 @@ pub enum IoArg {
     Uring,
     Pread,
     Mmap,
+}
+
+/// How a pack stores weights.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub enum CodecArg {
+    Auto,
+    None,
 }
 
 /// Read engines of [`IoArg`], and cuFile, which reads directly to GPUs.

@@ -48,7 +48,7 @@ impl Order<'_> {
     fn dense(&mut self, kind: BlockKind, layer: Option<u32>, extents: &[Extent]) {
         let mut pieces = Vec::new();
         for extent in extents {
-            let Some(tensor) = self.tensor_at(extent) else { continue };
+            let Some(tensor) = tensor_at(self.catalog, extent) else { continue };
             if !std::mem::replace(&mut self.placed[tensor], true) {
                 pieces.push(PlannedPiece { tensor, entry: None });
             }
@@ -63,7 +63,7 @@ impl Order<'_> {
         for (expert, block) in experts.iter().enumerate() {
             let mut pieces: Vec<PlannedPiece> = Vec::with_capacity(block.extents.len());
             for extent in &block.extents {
-                let Some(tensor) = self.tensor_at(extent) else { continue };
+                let Some(tensor) = tensor_at(self.catalog, extent) else { continue };
                 let entry = match stacks.get(&tensor) {
                     Some(true) => Some(expert as u64),
                     // The tensor does not have one entry for each expert, so it is stored whole after everything else.
@@ -88,7 +88,7 @@ impl Order<'_> {
         let mut stacks = HashMap::new();
         for (expert, block) in experts.iter().enumerate() {
             for extent in &block.extents {
-                let Some(index) = self.tensor_at(extent) else { continue };
+                let Some(index) = tensor_at(self.catalog, extent) else { continue };
                 let tensor = &self.catalog.tensors()[index];
                 if tensor.extent == *extent {
                     continue;
@@ -101,15 +101,15 @@ impl Order<'_> {
         }
         stacks
     }
+}
 
-    /// Returns the index of the tensor that contains an extent.
-    fn tensor_at(&self, extent: &Extent) -> Option<usize> {
-        let tensors: &[TensorInfo] = self.catalog.tensors();
-        let start = |tensor: &TensorInfo| (tensor.extent.file, tensor.extent.offset);
-        let after = tensors.partition_point(|tensor| start(tensor) <= (extent.file, extent.offset));
-        let index = after.checked_sub(1)?;
-        holds(&tensors[index].extent, extent).then_some(index)
-    }
+/// Returns the index of the tensor that contains an extent.
+pub fn tensor_at(catalog: &Catalog, extent: &Extent) -> Option<usize> {
+    let tensors: &[TensorInfo] = catalog.tensors();
+    let start = |tensor: &TensorInfo| (tensor.extent.file, tensor.extent.offset);
+    let after = tensors.partition_point(|tensor| start(tensor) <= (extent.file, extent.offset));
+    let index = after.checked_sub(1)?;
+    holds(&tensors[index].extent, extent).then_some(index)
 }
 
 fn holds(outer: &Extent, inner: &Extent) -> bool {

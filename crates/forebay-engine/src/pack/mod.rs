@@ -1,24 +1,27 @@
 //! Makes packs from other containers, verifies them, and restores their sources.
 
 mod blocks;
+mod compact;
 mod restore;
 mod verify;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use forebay_format::Catalog;
 use forebay_format::pack::{Chunk, ChunkIndex, PackPlan, checksum, source_documents};
 use forebay_model::{Architecture, Weights};
-use forebay_store::{
-    CopyJob, FileSet, Interrupt, IoKind, OutputFile, Sink, Span, StoreError, copy,
-};
+use forebay_store::{CopyJob, FileSet, Interrupt, IoKind, OutputFile, Sink, StoreError, copy};
 use serde::Serialize;
 
+use self::compact::Choice;
 use crate::EngineError;
 use crate::statistics::ReadPath;
 
+pub use compact::{Codec, Saved};
 pub use restore::{RestoreReport, to_gguf, to_hugging_face};
 pub use verify::{Damage, VerifyReport, verify};
 
@@ -30,6 +33,8 @@ pub type Progress<'a> = dyn FnMut(u64, u64) -> bool + 'a;
 #[derive(Clone, Debug, Default)]
 pub struct PackOptions {
     pub io: IoKind,
+    /// How a new pack stores weights.
+    pub codec: Codec,
     /// Interrupt that ends the work early. Unfinished files are removed.
     pub interrupt: Interrupt,
 }
@@ -48,6 +53,11 @@ pub struct PackReport {
     pub source: PathBuf,
     pub bytes: u64,
     pub source_bytes: u64,
+    /// What compact BF16 saved, by kind of block.
+    pub saved: Vec<Saved>,
+    /// Number of tensors that stay BF16 because their exponents lie too far apart for compact blocks, or those of tensors that
+    /// products take together with them.
+    pub left_plain: usize,
     pub blocks: usize,
     pub experts: usize,
     pub chunks: u64,
@@ -61,7 +71,8 @@ pub struct PackReport {
     pub direct_writes: bool,
 }
 
-/// Makes the pack `out` from the model at `source`. The file appears when it is complete and on the disk.
+/// Makes the pack `out` from the model at `source`. The file appears when it is complete and on the disk. The model is read twice
+/// if tensors turn out not to fit compact blocks.
 ///
 /// # Errors
 /// Returns an error if the model cannot be opened or is not known, if the source is a pack, if the disk is full, or if
@@ -74,7 +85,7 @@ pub fn pack(
     progress: &mut Progress<'_>,
 ) -> Result<PackReport, EngineError> {
     let started = Instant::now();
-    let PackOptions { io, interrupt } = options.into();
+    let PackOptions { io, codec, interrupt } = options.into();
     let _span = tracing::debug_span!("pack", from = %source.display(), to = %out.path().display())
         .entered();
     let catalog = Catalog::open(source)?;
@@ -85,20 +96,38 @@ pub fn pack(
     let files = FileSet::of_catalog(&catalog, true)?.interruptible(&interrupt);
     let weights = Weights::new(&catalog, &architecture, &files)?;
     let documents = source_documents(&catalog)?;
-    let plan = PackPlan::new(&catalog, &blocks::blocks(&catalog, &weights), documents)?;
-
-    out.reserve(plan.file_bytes())?;
-    let index = plan.chunk_index();
-    let sink = Packing { file: &out, index: &index, checksums: zeros(index.len()) };
-    let job = CopyJob {
-        range: plan.data_offset()..plan.file_bytes(),
-        header: &[],
-        spans: plan.spans().iter().map(|&(to, from)| Span { to, from }).collect(),
-        chunks: Some(&index),
+    let planned = blocks::blocks(&catalog, &weights);
+    let mut choice = match codec {
+        Codec::Auto => Choice::all(&catalog, &weights),
+        Codec::None => Choice::none(&catalog),
     };
-    let report = copy(&files, &job, io, &sink, progress)?;
-    let checksums: Vec<u64> =
-        sink.checksums.iter().map(|sum| sum.load(Ordering::Relaxed)).collect();
+    let (plan, index, report, checksums) = loop {
+        let plan = PackPlan::new(&catalog, &planned, documents.clone(), choice.compact())?;
+        out.reserve(plan.file_bytes())?;
+        let index = plan.chunk_index();
+        let refused = Mutex::new(BTreeSet::new());
+        let is_useless = AtomicBool::new(false);
+        let checksums = zeros(index.len());
+        let sink = Packing { file: &out, index: &index, checksums, is_useless: &is_useless };
+        let job = CopyJob {
+            range: plan.data_offset()..plan.file_bytes(),
+            header: &[],
+            spans: plan.spans().to_vec(),
+            refused: &|tensor| {
+                is_useless.store(true, Ordering::Relaxed);
+                refused.lock().unwrap_or_else(PoisonError::into_inner).insert(tensor);
+            },
+            chunks: Some(&index),
+        };
+        let report = copy(&files, &job, io, &sink, progress)?;
+        let checksums = sink.checksums.into_iter().map(AtomicU64::into_inner).collect::<Vec<_>>();
+        let refused = refused.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if refused.is_empty() {
+            break (plan, index, report, checksums);
+        }
+        // The whole model was read, so all tensors that do not fit are known.
+        choice.leave_out(&refused);
+    };
     out.write_at(0, &plan.front(&checksums))?;
     let direct_writes = out.is_past_cache();
     let path = out.path().to_path_buf();
@@ -110,6 +139,8 @@ pub fn pack(
         source: source.to_path_buf(),
         bytes: plan.file_bytes(),
         source_bytes: catalog.file_bytes.iter().sum(),
+        saved: choice.saved(&catalog),
+        left_plain: choice.left_out(),
         blocks: plan.blocks().len(),
         experts: plan.blocks().iter().filter(|block| block.expert.is_some()).count(),
         chunks: index.len(),
@@ -130,6 +161,8 @@ struct Packing<'a> {
     file: &'a OutputFile,
     index: &'a ChunkIndex,
     checksums: Vec<AtomicU64>,
+    /// True if the file must be written again.
+    is_useless: &'a AtomicBool,
 }
 
 impl Sink for Packing<'_> {
@@ -137,6 +170,9 @@ impl Sink for Packing<'_> {
         for chunk in self.index.chunks(offset, offset + bytes.len() as u64) {
             let sum = checksum(slice(bytes, offset, &chunk));
             self.checksums[chunk.number as usize].store(sum, Ordering::Relaxed);
+        }
+        if self.is_useless.load(Ordering::Relaxed) {
+            return Ok(());
         }
         Ok(self.file.write_at(offset, bytes)?)
     }

@@ -1,12 +1,13 @@
 //! Restores the files that a pack was made from.
 
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Instant;
 
-use forebay_format::Catalog;
 use forebay_format::pack::{Embedded, RestoredFile, restore_gguf, restore_hugging_face};
+use forebay_format::{Catalog, FormatError};
 use forebay_store::{
-    CopyJob, FileSet, Interrupt, IoKind, OutputFile, Outputs, Sink, Span, StoreError, copy,
+    CopyJob, FileSet, Interrupt, IoKind, OutputFile, Outputs, Sink, StoreError, copy,
 };
 use serde::Serialize;
 
@@ -38,13 +39,13 @@ pub fn to_gguf(
     progress: &mut Progress<'_>,
 ) -> Result<RestoreReport, EngineError> {
     let started = Instant::now();
-    let PackOptions { io, interrupt } = options.into();
+    let PackOptions { io, interrupt, .. } = options.into();
     let _span = tracing::debug_span!("unpack", from = %pack.display(), to = %out.path().display())
         .entered();
     let (catalog, files) = open(pack, &interrupt)?;
     let restored = restore_gguf(&catalog)?;
     let path = out.path().to_path_buf();
-    write(&files, &restored, out, io, progress)?;
+    write(&(catalog, files), &restored, out, io, progress)?;
     Ok(report(pack, &path, 1, restored.bytes, started))
 }
 
@@ -60,11 +61,12 @@ pub fn to_hugging_face(
     progress: &mut Progress<'_>,
 ) -> Result<RestoreReport, EngineError> {
     let started = Instant::now();
-    let PackOptions { io, interrupt } = options.into();
+    let PackOptions { io, interrupt, .. } = options.into();
     let _span =
         tracing::debug_span!("unpack", from = %pack.display(), to = %folder.display()).entered();
     let (catalog, files) = open(pack, &interrupt)?;
     let (documents, restored) = restore_hugging_face(&catalog)?;
+    let files = (catalog, files);
     let failed = |source| EngineError::Folder { path: folder.to_path_buf(), source };
     Outputs::new(false).check_folder(folder)?;
     let is_new = !folder.exists();
@@ -87,7 +89,7 @@ pub fn to_hugging_face(
 
 /// Writes all files, lists them in `written` and returns their total size in bytes.
 fn write_folder(
-    files: &FileSet,
+    files: &(Catalog, FileSet),
     restored: &[RestoredFile],
     documents: &[Embedded],
     folder: &Path,
@@ -140,20 +142,32 @@ fn report(pack: &Path, out: &Path, files: usize, bytes: u64, started: Instant) -
 }
 
 fn write(
-    files: &FileSet,
+    (catalog, files): &(Catalog, FileSet),
     restored: &RestoredFile,
     out: OutputFile,
     io: IoKind,
     progress: &mut Progress<'_>,
 ) -> Result<(), EngineError> {
     out.reserve(restored.bytes)?;
+    let damaged = OnceLock::new();
     let job = CopyJob {
         range: 0..restored.bytes,
         header: &restored.header,
-        spans: restored.spans.iter().map(|&(to, from)| Span { to, from }).collect(),
+        spans: restored.spans.clone(),
+        refused: &|tensor| {
+            damaged.get_or_init(|| tensor);
+        },
         chunks: None,
     };
     copy(files, &job, io, &Writing(&out), progress)?;
+    if let Some(&tensor) = damaged.get() {
+        let tensor = &catalog.tensors()[tensor];
+        return Err(EngineError::Format(FormatError::PackDamaged {
+            path: catalog.files[0].clone(),
+            offset: tensor.extent.offset,
+            what: format!("tensor {:?} has a block that is not {}", tensor.name, tensor.ty),
+        }));
+    }
     out.commit()?;
     Ok(())
 }

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use forebay_format::pack::{Chunk, ChunkIndex, checksum};
+use forebay_format::pack::{Chunk, ChunkIndex, PackSpan, checksum};
 use forebay_format::{Catalog, Extent, FileIndex, FormatError};
-use forebay_store::{CopyJob, FileSet, Sink, Span, StoreError, copy};
+use forebay_store::{CopyJob, FileSet, Sink, StoreError, copy};
 use serde::Serialize;
 
 use super::{PackOptions, Progress, slice};
@@ -54,7 +54,7 @@ pub fn verify(
     progress: &mut Progress<'_>,
 ) -> Result<VerifyReport, EngineError> {
     let started = Instant::now();
-    let PackOptions { io, interrupt } = options.into();
+    let PackOptions { io, interrupt, .. } = options.into();
     let _span = tracing::debug_span!("verify_pack", path = %path.display()).entered();
     let catalog = Catalog::open(path)?;
     let Some(pack) = &catalog.pack else {
@@ -73,7 +73,8 @@ pub fn verify(
     let from = Extent { file: FileIndex(0), offset: range.start, length: range.end - range.start };
     let sink = Comparing { index, bad: Mutex::new(Vec::new()) };
     let job = CopyJob {
-        spans: vec![Span { to: range.start, from }],
+        spans: vec![PackSpan { to: range.start, from, tensor: 0, conversion: None }],
+        refused: &|_| {},
         range,
         header: &[],
         chunks: Some(index),

@@ -14,6 +14,7 @@
 //! ```
 
 mod chunks;
+mod conversion;
 mod encode;
 mod parse;
 mod plan;
@@ -26,6 +27,7 @@ use std::path::{Component, Path};
 use std::sync::Arc;
 
 pub use chunks::{Chunk, ChunkIndex};
+pub use conversion::{Conversion, PackSpan};
 pub use parse::{is_pack, open, parse_pack_bytes};
 pub use plan::{PackPlan, PlannedBlock, PlannedPiece};
 pub use restore::{RestoredFile, restore_gguf, restore_hugging_face, source_documents};

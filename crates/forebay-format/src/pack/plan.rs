@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 
+use forebay_codec::Compact;
+
 use super::tensors::TensorRow;
 use super::{
-    Block, BlockKind, CHUNK_BYTES_MAX, ChunkIndex, Embedded, Origin, PAGE_BYTES, TENSOR_ALIGNMENT,
-    encode,
+    Block, BlockKind, CHUNK_BYTES_MAX, ChunkIndex, Conversion, Embedded, Origin, PAGE_BYTES,
+    PackSpan, TENSOR_ALIGNMENT, encode,
 };
-use crate::{Catalog, Extent, FormatError, Source, TensorInfo};
+use crate::{Catalog, FormatError, Source, TensorInfo, TensorType};
 
 /// Block of a new pack and the tensors that it contains, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,20 +37,22 @@ pub struct PackPlan {
     pub(super) documents: Vec<Embedded>,
     pub(super) rows: Vec<TensorRow>,
     pub(super) blocks: Vec<Block>,
-    spans: Vec<(u64, Extent)>,
+    spans: Vec<PackSpan>,
     file_bytes: u64,
 }
 
 impl PackPlan {
-    /// Lays out `blocks` of the tensors of `source`, after tables and `documents`.
+    /// Lays out `blocks` of the tensors of `source`, after tables and `documents`. The tensors for which `compact` has blocks are
+    /// BF16, and become compact. `compact` has an entry for each tensor of the source.
     ///
     /// # Errors
     /// Returns [`FormatError::WriteTensor`] if the blocks do not contain every tensor exactly once,
-    /// or not as the format can express it.
+    /// or not as the format can express it, or if a tensor cannot become compact.
     pub fn new(
         source: &Catalog,
         blocks: &[PlannedBlock],
         documents: Vec<Embedded>,
+        compact: &[Option<Compact>],
     ) -> Result<PackPlan, FormatError> {
         let origin = match source.source {
             Source::Gguf(_) => Origin::Gguf,
@@ -62,7 +66,8 @@ impl PackPlan {
             spans: Vec::new(),
             file_bytes: 0,
         };
-        let mut builder = Builder { source, row_of: HashMap::new(), plan: &mut plan, end: 0 };
+        let row_of = HashMap::new();
+        let mut builder = Builder { source, compact, row_of, plan: &mut plan, end: 0 };
         for block in blocks.iter().filter(|block| !block.pieces.is_empty()) {
             builder.add(block)?;
         }
@@ -70,7 +75,7 @@ impl PackPlan {
         let data_bytes = builder.end;
         let data_offset = encode::front_bytes(&plan);
         plan.blocks.iter_mut().for_each(|block| block.offset += data_offset);
-        plan.spans.iter_mut().for_each(|span| span.0 += data_offset);
+        plan.spans.iter_mut().for_each(|span| span.to += data_offset);
         plan.file_bytes = data_offset + data_bytes;
         Ok(plan)
     }
@@ -96,9 +101,8 @@ impl PackPlan {
         ChunkIndex::new(self.blocks.clone(), vec![0; chunks as usize])
     }
 
-    /// Returns offsets in the pack, ascending, each with the extent of the source to copy there.
-    /// The gaps are zeros.
-    pub fn spans(&self) -> &[(u64, Extent)] {
+    /// Returns what to copy from the source, in the order of the pack. The gaps are zeros.
+    pub fn spans(&self) -> &[PackSpan] {
         &self.spans
     }
 
@@ -113,6 +117,7 @@ impl PackPlan {
 
 struct Builder<'a> {
     source: &'a Catalog,
+    compact: &'a [Option<Compact>],
     /// Index of each tensor's row, by the tensor's index.
     row_of: HashMap<usize, usize>,
     plan: &'a mut PackPlan,
@@ -133,10 +138,20 @@ impl Builder<'_> {
                     .outer_slice(entry, 1)
                     .ok_or_else(|| self.refuse(tensor, "it has no such entry"))?,
             };
+            let compact = self.compact.get(piece.tensor).copied().flatten();
+            let ty = compact.map_or(tensor.ty, TensorType::from_compact);
+            let columns = tensor.shape.last().copied().unwrap_or(0);
+            if compact.is_some()
+                && (tensor.ty != TensorType::BF16 || ty.row_bytes(columns).is_none())
+            {
+                return Err(self.refuse(tensor, &format!("it cannot become {ty}")));
+            }
             at = at.next_multiple_of(TENSOR_ALIGNMENT);
-            self.row(piece, tensor, at)?;
-            self.plan.spans.push((start + at, extent));
-            at += extent.length;
+            self.row(piece, (tensor, ty), at)?;
+            let conversion = compact.map(Conversion::Compact);
+            let span = PackSpan { to: start + at, from: extent, tensor: piece.tensor, conversion };
+            at += span.bytes();
+            self.plan.spans.push(span);
         }
         let bytes = at.next_multiple_of(PAGE_BYTES);
         let previous = self.plan.blocks.last();
@@ -157,7 +172,7 @@ impl Builder<'_> {
     fn row(
         &mut self,
         piece: &PlannedPiece,
-        tensor: &TensorInfo,
+        (tensor, ty): (&TensorInfo, TensorType),
         offset: u64,
     ) -> Result<(), FormatError> {
         let block = self.plan.blocks.len() as u32;
@@ -168,7 +183,7 @@ impl Builder<'_> {
                 row_of.insert(piece.tensor, rows.len());
                 rows.push(TensorRow {
                     name: tensor.name.clone(),
-                    ty: tensor.ty,
+                    ty,
                     shape: tensor.shape.clone(),
                     block,
                     pieces: u32::try_from(pieces).unwrap_or(0),

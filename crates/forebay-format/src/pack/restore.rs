@@ -5,10 +5,10 @@ use std::io::Read;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::{DocumentKind, Embedded, Pack};
+use super::{Conversion, DocumentKind, Embedded, Pack, PackSpan};
 use crate::gguf::writer::GgufWriter;
 use crate::huggingface::safetensors;
-use crate::{Catalog, Extent, FileIndex, FormatError, Source, TensorInfo, gguf};
+use crate::{Catalog, FileIndex, FormatError, Source, TensorInfo, TensorType, gguf};
 
 /// Files of a Hugging Face folder that a pack keeps if they exist. They describe the model, its
 /// tokenizer and templates, and the terms of its licence.
@@ -52,9 +52,8 @@ pub struct RestoredFile {
     pub bytes: u64,
     /// First bytes of the file, up to its tensor data.
     pub header: Vec<u8>,
-    /// Offsets in the file, ascending, each with the extent of the pack to copy there. The gaps are
-    /// zeros.
-    pub spans: Vec<(u64, Extent)>,
+    /// What to copy from the pack, in the order of the file. The gaps are zeros.
+    pub spans: Vec<PackSpan>,
 }
 
 /// Returns the documents of `source` that a pack keeps beside the tensors.
@@ -192,23 +191,29 @@ fn restored(
     let mut spans = Vec::new();
     let mut most = header.len() as u64 + PADDING_BYTES_MAX;
     for tensor in tensors {
-        let found = catalog.tensor(&tensor.name);
-        let same = found.filter(|found| found.ty == tensor.ty && found.shape == tensor.shape);
-        let Some(found) = same else {
+        let index = catalog.tensor_index(&tensor.name);
+        let found = index.map(|index| (index, &catalog.tensors()[index]));
+        let same = found.filter(|(_, found)| {
+            let ty = found.ty.compact().map_or(found.ty, |_| TensorType::BF16);
+            ty == tensor.ty && found.shape == tensor.shape
+        });
+        let Some((index, found)) = same else {
             let why = format!("its file had a tensor {:?} that the pack lacks", tensor.name);
             return Err(refuse(catalog, &why));
         };
         let mut to = tensor.extent.offset;
-        for extent in found.extents() {
-            spans.push((to, extent));
-            to += extent.length;
+        for from in found.extents() {
+            let conversion = found.ty.compact().map(Conversion::Plain);
+            let span = PackSpan { to, from, tensor: index, conversion };
+            to = span.end();
+            spans.push(span);
         }
         most = most.saturating_add(tensor.bytes()).saturating_add(PADDING_BYTES_MAX);
     }
     if document.source_bytes > most {
         return Err(refuse(catalog, "its file had more bytes than its tensors account for"));
     }
-    spans.sort_by_key(|span| span.0);
+    spans.sort_by_key(|span| span.to);
     let name = document.name.clone();
     Ok(RestoredFile { name, bytes: document.source_bytes, header, spans })
 }

@@ -3,9 +3,10 @@
 
 use std::sync::Mutex;
 
+use forebay_format::pack::{Conversion, PackSpan};
 use forebay_store::{
     Arena, CopyJob, CopyReport, EngineOptions, FaultKind, FaultPlan, FileIndex, OutputError,
-    ReadError, Sink, Span, StoreError, copy_through,
+    ReadError, Sink, StoreError, copy_through,
 };
 
 use crate::support::{Bench, Kind, Noise, extent, half_cached, kinds, open, small_requests};
@@ -34,11 +35,12 @@ impl Sink for Collected {
 
 /// Returns pieces of odd sizes that copy the file from its end to its beginning, with gaps between
 /// them.
-fn spans() -> Vec<Span> {
+fn spans() -> Vec<PackSpan> {
     let (mut noise, mut to, mut end, mut spans) = (Noise(9), 5000, BYTES as u64, Vec::new());
     while end > 700_000 {
         let length = 1 + noise.below(600_000);
-        spans.push(Span { to, from: extent(0, end - length, length) });
+        let from = extent(0, end - length, length);
+        spans.push(PackSpan { to, from, tensor: 0, conversion: None });
         (to, end) = (to + length + noise.below(9000), end - length);
     }
     spans
@@ -59,7 +61,8 @@ fn copied(
     let spans = spans();
     let bytes = spans.last().map_or(0, |span| span.to + span.from.length);
     let sink = Collected { bytes: Mutex::new(vec![0xA5; bytes as usize]), refuses };
-    let job = CopyJob { range: 0..bytes, header: HEADER, spans, chunks: None };
+    let refused = &|_| panic!("nothing is converted");
+    let job = CopyJob { range: 0..bytes, header: HEADER, spans, refused, chunks: None };
     let opened = |arena: &Arena, options: &EngineOptions| {
         let options = EngineOptions { request_bytes: 64 << 10, direct, ..*options };
         open(kind, &bench.files, arena, &options, faults.clone())
@@ -72,7 +75,7 @@ fn expected(bench: &Bench) -> Vec<u8> {
     let spans = spans();
     let mut bytes = vec![0; spans.last().map_or(0, |s| s.to + s.from.length) as usize];
     bytes[..HEADER.len()].copy_from_slice(HEADER);
-    for Span { to, from } in spans {
+    for PackSpan { to, from, .. } in spans {
         let source = &bench.images[0][from.offset as usize..from.end() as usize];
         bytes[to as usize..][..source.len()].copy_from_slice(source);
     }

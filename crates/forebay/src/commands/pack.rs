@@ -3,10 +3,10 @@
 use std::path::Path;
 
 use forebay_engine::EngineError;
-use forebay_engine::pack::{self, PackOptions, PackReport, RestoreReport};
+use forebay_engine::pack::{self, Codec, PackOptions, PackReport, RestoreReport, Saved};
 use forebay_store::{OutputFile, Outputs};
 
-use crate::args::{IoArg, PackArgs};
+use crate::args::{CodecArg, IoArg, PackArgs};
 use crate::config;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
@@ -18,7 +18,11 @@ use crate::size;
 
 pub fn run(args: PackArgs) -> Outcome {
     open::check(&args.model)?;
-    let options = options(args.io);
+    let codec = match args.codec {
+        CodecArg::Auto => Codec::Auto,
+        CodecArg::None => Codec::None,
+    };
+    let options = PackOptions { codec, ..options(args.io) };
     let mut outputs = Outputs::new(args.force);
     outputs::protect_model(&mut outputs, &args.model);
     if let Some(out) = &args.output {
@@ -72,7 +76,7 @@ fn create(outputs: &mut Outputs, out: &Path, args: &PackArgs) -> Outcome<OutputF
 
 /// Returns the options for reading packs. Ctrl-C interrupts the reads.
 pub fn options(io: IoArg) -> PackOptions {
-    PackOptions { io: config::io_kind(io), interrupt: interrupt::token() }
+    PackOptions { io: config::io_kind(io), interrupt: interrupt::token(), ..PackOptions::default() }
 }
 
 /// Runs long work with a progress bar.
@@ -113,5 +117,19 @@ fn tell_packed(report: &PackReport) -> Outcome {
         report.seconds,
         size::format_rate(report.bytes_per_second)
     );
+    if !report.saved.is_empty() {
+        let ratio = |of: &Saved| {
+            format!("{} {:.2}", of.kind, of.source_bytes as f64 / of.bytes.max(1) as f64)
+        };
+        let ratios: Vec<String> = report.saved.iter().map(ratio).collect();
+        let saved: u64 = report.saved.iter().map(|of| of.source_bytes - of.bytes).sum();
+        output::tell!("compact BF16 saves {}; ratios: {}", size::format(saved), ratios.join(", "));
+    }
+    if report.left_plain > 0 {
+        output::tell!(
+            "{} tensors stay BF16: exponents in them, or in others of their layer, lie too far apart",
+            output::grouped(report.left_plain as u64)
+        );
+    }
     Ok(())
 }
