@@ -15,5 +15,5 @@ KERNEL(matvec_2, 2, 4)
 KERNEL(matvec_4, 4, 4)
 KERNEL(matvec_8, 8, 3)
 #else
-KERNEL(matvec_1, 1, IsCompact<WEIGHT>::VALUE ? 6 : 4)
+KERNEL(matvec_1, 1, IsCompact<WEIGHT>::VALUE ? 8 : 4)
 #endif

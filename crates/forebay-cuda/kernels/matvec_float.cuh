@@ -186,7 +186,7 @@ template <class W, int U> struct CompactChunk {
 // for its whole chunk, so kernels leave registers for many warps, which have theirs on the way meanwhile.
 template <class W, int TOKENS, class F>
 __device__ __forceinline__ void add_compact(const RowPairs &work, const float *x, int cols, int tokens, int warp, int lane, F store) {
-    constexpr int U = TOKENS == 1 ? 4 : TOKENS <= 4 ? 2 : 1, IN_BLOCK = W::COLUMNS / 256;
+    constexpr int U = TOKENS <= 4 ? 2 : 1, IN_BLOCK = W::COLUMNS / 256;
     // Strides of one turn of the loop: a block, or several.
     constexpr int TURN = U > IN_BLOCK ? U : IN_BLOCK;
     const int strides = cols / 256;

@@ -300,7 +300,7 @@ impl Variant {
         };
         if !takes_rounded(ty) {
             // Kernels of compact blocks take fewer registers.
-            let one = direct("matvec_1", 1, if ty.compact().is_some() { 6 } else { 4 });
+            let one = direct("matvec_1", 1, if ty.compact().is_some() { 8 } else { 4 });
             let few =
                 few.map(|module| Variant { module, name, tokens: at_once, ..direct(name, 1, 4) });
             return few.unwrap_or(one);

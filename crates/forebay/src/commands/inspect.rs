@@ -133,7 +133,20 @@ fn features(features: &[Feature]) -> String {
 
 fn kinds(model: &ModelInfo) -> String {
     let rows = model.kinds.iter().map(|kind| (kind.kind, kind.tensors, kind.bytes));
-    shares("blocks", model.weights_bytes, rows)
+    let mut text = shares("blocks", model.weights_bytes, rows);
+    let smaller = model.kinds.iter().filter(|kind| kind.plain_bytes > kind.bytes);
+    let ratio = |plain_bytes: u64, bytes: u64| format!("{:.2}", plain_bytes as f64 / bytes as f64);
+    let mut rows: Vec<Vec<String>> = smaller
+        .map(|kind| vec![kind.kind.to_owned(), ratio(kind.plain_bytes, kind.bytes)])
+        .collect();
+    if !rows.is_empty() {
+        let plain_bytes = model.kinds.iter().map(|kind| kind.plain_bytes).sum();
+        rows.push(vec!["all".into(), ratio(plain_bytes, model.weights_bytes)]);
+        rows.insert(0, vec!["compact".into(), "ratio".into()]);
+        text.push('\n');
+        text.push_str(&output::table(&[Align::Left, Align::Right], &rows));
+    }
+    text
 }
 
 fn types(model: &ModelInfo) -> String {

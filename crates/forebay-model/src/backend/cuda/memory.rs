@@ -153,11 +153,10 @@ fn most_in_vram(
 /// up to four times as fast. The memory for their activations holds fewer experts, which slows generated tokens.
 fn with_long_passes(
     cache: &KvSize,
-    room_bytes: u64,
     plan: impl Fn(usize) -> Result<DevicePlan, ModelError>,
 ) -> Result<DevicePlan, ModelError> {
-    /// Longer passes may take this part of the memory.
-    const PART: u64 = 20;
+    /// Longer passes may take this part of the memory of experts, keys and values.
+    const PART: u64 = 16;
     let usual = plan(BATCH_TOKENS)?;
     if usual.tier.is_none() {
         return Ok(usual);
@@ -166,7 +165,8 @@ fn with_long_passes(
     let bytes = |DevicePlan { vram, .. }: &DevicePlan| {
         vram.activation_bytes + vram.kv_cache_bytes + vram.kv_cache_in_ram_bytes
     };
-    let most_bytes = bytes(&usual) + room_bytes / PART;
+    let shared_bytes = usual.weights.experts.bytes() + usual.vram.kv_cache_bytes;
+    let most_bytes = bytes(&usual) + shared_bytes / PART;
     let positions = cache.shape.context * cache.sequences;
     let longer = LONG_BATCHES.into_iter().filter(|tokens| 2 * tokens <= positions);
     let mut plans = longer.filter_map(|tokens| plan(tokens).ok());
@@ -241,7 +241,7 @@ impl DevicePlan {
                 Self::within(facts, architecture, weights, cache, vram_bytes, policy)
             };
             let room_bytes = facts.room_bytes(vram_bytes);
-            with_long_passes(&cache, room_bytes, |batch_tokens| match cache.in_vram {
+            with_long_passes(&cache, |batch_tokens| match cache.in_vram {
                 KvInVram::AsMuchAsFits => {
                     most_in_vram(room_bytes, |in_vram| with(batch_tokens, in_vram))
                 }
