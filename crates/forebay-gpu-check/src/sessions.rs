@@ -62,6 +62,16 @@ fn planned(path: &Path, options: &SessionOptions) -> Result<DeviceShare> {
     Ok(PlannedModel::open(path)?.in_vram(&facts, &request)?)
 }
 
+/// Keeps keys and values in VRAM, unless the options say how many. Otherwise a session with little VRAM moves them to RAM, and they
+/// take the bytes that are meant for experts.
+fn with_kv_in_vram(options: &SessionOptions) -> SessionOptions {
+    let kv_in_vram = match options.kv_in_vram {
+        KvInVram::AsMuchAsFits => KvInVram::All,
+        chosen => chosen,
+    };
+    SessionOptions { kv_in_vram, ..options.clone() }
+}
+
 /// Opens a session with `more` bytes than the smallest `--vram` that works, and returns it with its options. The
 /// driver's own memory use grows now and then as sessions open and close, so a budget found a moment ago may be too
 /// small. This function then tries again.
@@ -70,6 +80,7 @@ pub fn open_with_least(
     options: &SessionOptions,
     more: u64,
 ) -> Result<(Session, SessionOptions)> {
+    let options = &with_kv_in_vram(options);
     let mut tries = 0;
     loop {
         tries += 1;
@@ -91,6 +102,7 @@ pub fn open_as_planned(
     more: u64,
     agrees: impl Fn(&DeviceShare, &Session) -> bool,
 ) -> Result<Session> {
+    let options = &with_kv_in_vram(options);
     for _ in 0..TRIES {
         let vram_bytes = Some(smallest_vram(path, options)? + more);
         let with = SessionOptions { vram_bytes, ..options.clone() };

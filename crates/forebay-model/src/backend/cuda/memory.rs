@@ -155,7 +155,8 @@ fn with_long_passes(
     cache: &KvSize,
     plan: impl Fn(usize) -> Result<DevicePlan, ModelError>,
 ) -> Result<DevicePlan, ModelError> {
-    /// Longer passes may take this part of the memory of experts, keys and values.
+    /// Longer passes may take this part of the memory that gives way: that of experts, and of keys and values that would go to
+    /// RAM instead.
     const PART: u64 = 16;
     let usual = plan(BATCH_TOKENS)?;
     if usual.tier.is_none() {
@@ -165,8 +166,11 @@ fn with_long_passes(
     let bytes = |DevicePlan { vram, .. }: &DevicePlan| {
         vram.activation_bytes + vram.kv_cache_bytes + vram.kv_cache_in_ram_bytes
     };
-    let shared_bytes = usual.weights.experts.bytes() + usual.vram.kv_cache_bytes;
-    let most_bytes = bytes(&usual) + shared_bytes / PART;
+    let kv_bytes = match usual.vram.kv_cache_in_ram_bytes {
+        0 => 0,
+        _ => usual.vram.kv_cache_bytes,
+    };
+    let most_bytes = bytes(&usual) + (usual.weights.experts.bytes() + kv_bytes) / PART;
     let positions = cache.shape.context * cache.sequences;
     let longer = LONG_BATCHES.into_iter().filter(|tokens| 2 * tokens <= positions);
     let mut plans = longer.filter_map(|tokens| plan(tokens).ok());
