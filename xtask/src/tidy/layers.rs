@@ -37,6 +37,7 @@ const LAYERS: [(&str, &[&str]); 18] = [
     (
         "forebay-engine",
         &[
+            "forebay-codec",
             "forebay-format",
             "forebay-text",
             "forebay-grammar",
