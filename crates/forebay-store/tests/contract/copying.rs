@@ -3,7 +3,7 @@
 
 use std::sync::Mutex;
 
-use forebay_format::pack::{Conversion, PackSpan};
+use forebay_format::pack::PackSpan;
 use forebay_store::{
     Arena, CopyJob, CopyReport, EngineOptions, FaultKind, FaultPlan, FileIndex, OutputError,
     ReadError, Sink, StoreError, copy_through,
