@@ -213,15 +213,11 @@ fn kinds(tensors: &[TensorInfo]) -> Vec<BlockKindBytes> {
     let of_kind = |kind: &'static str| {
         let members = || tensors.iter().filter(move |tensor| block_kind(tensor) == kind);
         let bytes = members().map(|tensor| tensor.bytes()).sum();
-        let plain_bytes = members().map(plain_bytes).sum();
+        let plain = |tensor: &TensorInfo| tensor.ty.plain().tensor_bytes(&tensor.shape);
+        let plain_bytes = members().filter_map(plain).sum();
         BlockKindBytes { kind, tensors: members().count(), bytes, plain_bytes }
     };
     KINDS.into_iter().map(of_kind).filter(|entry| entry.tensors > 0).collect()
-}
-
-fn plain_bytes(tensor: &TensorInfo) -> u64 {
-    let bf16 = || TensorType::BF16.tensor_bytes(&tensor.shape);
-    tensor.ty.compact().and_then(|_| bf16()).unwrap_or(tensor.bytes())
 }
 
 /// Returns the tensor types by bytes, largest first.

@@ -199,6 +199,11 @@ impl TensorType {
         }
     }
 
+    /// Returns the type of the same numbers without compression.
+    pub fn plain(self) -> TensorType {
+        self.compact().map_or(self, |_| TensorType::BF16)
+    }
+
     /// Returns true if several elements share a block, as in all `Q`, `IQ`, `TQ` and `FP4` types.
     pub fn is_quantized(self) -> bool {
         self.block_elements() > 1

@@ -423,3 +423,54 @@ fn window(files: &FileSet, job: &CopyJob<'_>, range: Range<u64>, first: usize) -
     let layout = files.plan(&extents, SLOT_ALIGNMENT);
     Window { range, layout, spans: first..first + extents.len() }
 }
+
+#[cfg(test)]
+mod tests {
+    use forebay_format::TensorType;
+
+    use super::*;
+
+    #[test]
+    fn converted_bytes_do_not_depend_on_where_a_window_cuts_blocks() {
+        for ty in [TensorType::BF16_C2048, TensorType::BF16_C256] {
+            let of = ty.compact().unwrap();
+            let numbers = 0..4 * of.weights();
+            let weights = numbers.map(|index| (0x3f00 | ((index * 7919) >> 3 & 0x80ff)) as u16);
+            let plain: Vec<u8> = weights.flat_map(u16::to_le_bytes).collect();
+            let mut compact = vec![0; 4 * of.bytes()];
+            assert!(Conversion::Compact(of).convert(&plain, &mut compact));
+            for (conversion, from, to) in [
+                (Conversion::Compact(of), &plain, &compact),
+                (Conversion::Plain(of), &compact, &plain),
+            ] {
+                let (from_bytes, to_bytes) = conversion.block_bytes();
+                let (from_bytes, to_bytes) = (from_bytes as usize, to_bytes as usize);
+                let (one, all) = (to_bytes, to.len());
+                let places = [0, 1, one - 1, one, one + 7, 2 * one, 3 * one + 5, all - 1, all];
+                for (start, end) in places.iter().flat_map(|start| places.map(|end| (*start, end)))
+                {
+                    if start >= end {
+                        continue;
+                    }
+                    let blocks = start / to_bytes * from_bytes..end.div_ceil(to_bytes) * from_bytes;
+                    let mut out = vec![0xA5; end - start];
+                    assert!(convert(conversion, start, &from[blocks], &mut out));
+                    assert!(out == to[start..end], "{ty}: {start} to {end}");
+                }
+            }
+            // More exceptions than a block has room for, in the last block only.
+            let mut apart = plain.clone();
+            let last = 3 * of.weights()..4 * of.weights();
+            last.step_by(9).for_each(|index| apart[2 * index..][..2].fill(0));
+            let mut out = vec![0; compact.len()];
+            assert!(!convert(Conversion::Compact(of), 0, &apart, &mut out));
+            let whole = 3 * of.bytes();
+            assert!(convert(
+                Conversion::Compact(of),
+                0,
+                &apart[..6 * of.weights()],
+                &mut out[..whole]
+            ));
+        }
+    }
+}

@@ -50,7 +50,7 @@ impl Choice {
     /// heads, and what is converted when it is read.
     pub fn all(catalog: &Catalog, weights: &Weights) -> Choice {
         let mut choice = Choice::none(catalog);
-        choice.add(catalog, &[weights.embedding.extent]);
+        choice.add(catalog, [weights.embedding.extent]);
         let layers = weights.layers.len();
         for (layer, block) in weights.layers.iter().zip(&weights.blocks.dense) {
             let mut plain = Vec::new();
@@ -67,31 +67,30 @@ impl Choice {
             }
             let plain: Vec<Extent> =
                 plain.iter().filter_map(|matrix| extent_of(block, matrix)).collect();
-            let read: Vec<Extent> = as_they_are(block).filter(|of| !plain.contains(of)).collect();
-            choice.add(catalog, &read);
-            let together = together.iter().filter_map(|matrix| extent_of(block, matrix));
-            choice.join(catalog, together);
+            choice.add(catalog, as_they_are(block).filter(|of| !plain.contains(of)));
+            choice.join(catalog, together.iter().filter_map(|matrix| extent_of(block, matrix)));
         }
         for experts in &weights.blocks.experts {
-            let of_part = |part: usize| experts.iter().map(move |block| block.extents.get(part));
-            for part in 0..3 {
-                let all: Vec<Extent> = as_they_are_in(experts, of_part(part)).collect();
-                choice.add(catalog, &all);
+            if experts.iter().any(|block| block.relayout.is_some()) {
+                continue;
             }
-            let [gate, up, down] = [0, 1, 2].map(of_part);
-            choice.join(catalog, as_they_are_in(experts, gate.chain(up)));
-            choice.join(catalog, as_they_are_in(experts, down));
+            // Gate and up, then down.
+            for parts in [0..2, 2..3] {
+                let of_expert = |block: &Block| block.extents[parts.clone()].to_vec();
+                let extents = || experts.iter().flat_map(of_expert);
+                choice.add(catalog, extents());
+                choice.join(catalog, extents());
+            }
         }
         for block in weights.blocks.dense.iter().skip(layers) {
-            let read: Vec<Extent> = as_they_are(block).collect();
-            choice.add(catalog, &read);
+            choice.add(catalog, as_they_are(block));
         }
         choice
     }
 
     /// Adds the tensors that contain these extents, if they can become compact.
-    fn add(&mut self, catalog: &Catalog, extents: &[Extent]) {
-        for tensor in extents.iter().filter_map(|extent| tensor_at(catalog, extent)) {
+    fn add(&mut self, catalog: &Catalog, extents: impl IntoIterator<Item = Extent>) {
+        for tensor in extents.into_iter().filter_map(|extent| tensor_at(catalog, &extent)) {
             let of = &catalog.tensors()[tensor];
             let is_matrix = of.ty == TensorType::BF16 && of.shape.len() > 1;
             let columns = of.shape.last().copied().unwrap_or(0);
@@ -101,10 +100,10 @@ impl Choice {
 
     /// Makes one group of the tensors that contain these extents.
     fn join(&mut self, catalog: &Catalog, extents: impl Iterator<Item = Extent>) {
-        let tensors: BTreeSet<usize> =
-            extents.filter_map(|extent| tensor_at(catalog, &extent)).collect();
-        let Some(&first) = tensors.first() else { return };
-        tensors.iter().for_each(|&tensor| self.groups[tensor] = first);
+        let mut first = None;
+        for tensor in extents.filter_map(|extent| tensor_at(catalog, &extent)) {
+            self.groups[tensor] = *first.get_or_insert(tensor);
+        }
     }
 
     /// Leaves out the tensors that cannot become compact, and their groups.
@@ -133,7 +132,8 @@ impl Choice {
             let Some(of) = compact else { continue };
             let (source, packed) = bytes.entry(block_kind(tensor)).or_insert((0, 0));
             *source += tensor.bytes();
-            *packed += tensor.bytes() / (2 * of.weights() as u64) * of.bytes() as u64;
+            let ty = TensorType::from_compact(*of);
+            *packed += ty.tensor_bytes(&tensor.shape).unwrap_or(0);
         }
         let of_kind = |kind| {
             let &(source_bytes, bytes) = bytes.get(kind)?;
@@ -148,15 +148,6 @@ fn as_they_are(block: &Block) -> impl Iterator<Item = Extent> + '_ {
     let converted = block.relayout.as_ref().map_or(0..0, |relayout| relayout.extents.clone());
     let extents = block.extents.iter().enumerate();
     extents.filter(move |(index, _)| !converted.contains(index)).map(|(_, extent)| *extent)
-}
-
-/// Returns the extents that experts have, if nothing of the experts is converted when it is read.
-fn as_they_are_in<'a>(
-    experts: &'a [Block],
-    extents: impl Iterator<Item = Option<&'a Extent>> + 'a,
-) -> impl Iterator<Item = Extent> + 'a {
-    let is_converted = experts.iter().any(|block| block.relayout.is_some());
-    extents.flatten().copied().filter(move |_| !is_converted)
 }
 
 /// Returns the extent of a matrix of a block, if the matrix is not made of others when it is read.

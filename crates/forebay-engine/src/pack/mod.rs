@@ -7,7 +7,7 @@ mod verify;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -106,15 +106,13 @@ pub fn pack(
         out.reserve(plan.file_bytes())?;
         let index = plan.chunk_index();
         let refused = Mutex::new(BTreeSet::new());
-        let is_useless = AtomicBool::new(false);
         let checksums = zeros(index.len());
-        let sink = Packing { file: &out, index: &index, checksums, is_useless: &is_useless };
+        let sink = Packing { file: &out, index: &index, checksums, refused: &refused };
         let job = CopyJob {
             range: plan.data_offset()..plan.file_bytes(),
             header: &[],
             spans: plan.spans().to_vec(),
             refused: &|tensor| {
-                is_useless.store(true, Ordering::Relaxed);
                 refused.lock().unwrap_or_else(PoisonError::into_inner).insert(tensor);
             },
             chunks: Some(&index),
@@ -161,8 +159,8 @@ struct Packing<'a> {
     file: &'a OutputFile,
     index: &'a ChunkIndex,
     checksums: Vec<AtomicU64>,
-    /// True if the file must be written again.
-    is_useless: &'a AtomicBool,
+    /// Tensors that cannot become compact. If there are any, the file must be written again.
+    refused: &'a Mutex<BTreeSet<usize>>,
 }
 
 impl Sink for Packing<'_> {
@@ -171,7 +169,7 @@ impl Sink for Packing<'_> {
             let sum = checksum(slice(bytes, offset, &chunk));
             self.checksums[chunk.number as usize].store(sum, Ordering::Relaxed);
         }
-        if self.is_useless.load(Ordering::Relaxed) {
+        if !self.refused.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
             return Ok(());
         }
         Ok(self.file.write_at(offset, bytes)?)

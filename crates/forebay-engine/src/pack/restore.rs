@@ -42,10 +42,10 @@ pub fn to_gguf(
     let PackOptions { io, interrupt, .. } = options.into();
     let _span = tracing::debug_span!("unpack", from = %pack.display(), to = %out.path().display())
         .entered();
-    let (catalog, files) = open(pack, &interrupt)?;
-    let restored = restore_gguf(&catalog)?;
+    let source = open(pack, &interrupt)?;
+    let restored = restore_gguf(&source.catalog)?;
     let path = out.path().to_path_buf();
-    write(&(catalog, files), &restored, out, io, progress)?;
+    write(&source, &restored, out, io, progress)?;
     Ok(report(pack, &path, 1, restored.bytes, started))
 }
 
@@ -64,15 +64,14 @@ pub fn to_hugging_face(
     let PackOptions { io, interrupt, .. } = options.into();
     let _span =
         tracing::debug_span!("unpack", from = %pack.display(), to = %folder.display()).entered();
-    let (catalog, files) = open(pack, &interrupt)?;
-    let (documents, restored) = restore_hugging_face(&catalog)?;
-    let files = (catalog, files);
+    let source = open(pack, &interrupt)?;
+    let (documents, restored) = restore_hugging_face(&source.catalog)?;
     let failed = |source| EngineError::Folder { path: folder.to_path_buf(), source };
     Outputs::new(false).check_folder(folder)?;
     let is_new = !folder.exists();
     std::fs::create_dir_all(folder).map_err(failed)?;
     let mut written = Vec::new();
-    match write_folder(&files, &restored, &documents, folder, io, &mut written, progress) {
+    match write_folder(&source, &restored, &documents, folder, io, &mut written, progress) {
         Ok(bytes) => Ok(report(pack, folder, restored.len() + documents.len(), bytes, started)),
         Err(error) => {
             // An incomplete model must not be mistaken for a whole one.
@@ -89,7 +88,7 @@ pub fn to_hugging_face(
 
 /// Writes all files, lists them in `written` and returns their total size in bytes.
 fn write_folder(
-    files: &(Catalog, FileSet),
+    source: &Opened,
     restored: &[RestoredFile],
     documents: &[Embedded],
     folder: &Path,
@@ -102,7 +101,7 @@ fn write_folder(
     for file in restored {
         let part = &mut |done, _: u64| progress(before + done, total);
         let target = folder.join(&file.name);
-        write(files, file, OutputFile::create(&target)?, io, part)?;
+        write(source, file, OutputFile::create(&target)?, io, part)?;
         written.push(target);
         before += file.bytes;
     }
@@ -120,13 +119,19 @@ fn write_folder(
     Ok(bytes)
 }
 
-fn open(pack: &Path, interrupt: &Interrupt) -> Result<(Catalog, FileSet), EngineError> {
+/// A pack that is restored.
+struct Opened {
+    catalog: Catalog,
+    files: FileSet,
+}
+
+fn open(pack: &Path, interrupt: &Interrupt) -> Result<Opened, EngineError> {
     let catalog = Catalog::open(pack)?;
     if catalog.pack.is_none() {
         return Err(EngineError::NoPack { path: pack.to_path_buf() });
     }
     let files = FileSet::of_catalog(&catalog, true)?.interruptible(interrupt);
-    Ok((catalog, files))
+    Ok(Opened { catalog, files })
 }
 
 fn report(pack: &Path, out: &Path, files: usize, bytes: u64, started: Instant) -> RestoreReport {
@@ -142,7 +147,7 @@ fn report(pack: &Path, out: &Path, files: usize, bytes: u64, started: Instant) -
 }
 
 fn write(
-    (catalog, files): &(Catalog, FileSet),
+    source: &Opened,
     restored: &RestoredFile,
     out: OutputFile,
     io: IoKind,
@@ -159,11 +164,11 @@ fn write(
         },
         chunks: None,
     };
-    copy(files, &job, io, &Writing(&out), progress)?;
+    copy(&source.files, &job, io, &Writing(&out), progress)?;
     if let Some(&tensor) = damaged.get() {
-        let tensor = &catalog.tensors()[tensor];
+        let tensor = &source.catalog.tensors()[tensor];
         return Err(EngineError::Format(FormatError::PackDamaged {
-            path: catalog.files[0].clone(),
+            path: source.catalog.files[0].clone(),
             offset: tensor.extent.offset,
             what: format!("tensor {:?} has a block that is not {}", tensor.name, tensor.ty),
         }));

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Conversion, DocumentKind, Embedded, Pack, PackSpan};
 use crate::gguf::writer::GgufWriter;
 use crate::huggingface::safetensors;
-use crate::{Catalog, FileIndex, FormatError, Source, TensorInfo, TensorType, gguf};
+use crate::{Catalog, FileIndex, FormatError, Source, TensorInfo, gguf};
 
 /// Files of a Hugging Face folder that a pack keeps if they exist. They describe the model, its
 /// tokenizer and templates, and the terms of its licence.
@@ -193,10 +193,8 @@ fn restored(
     for tensor in tensors {
         let index = catalog.tensor_index(&tensor.name);
         let found = index.map(|index| (index, &catalog.tensors()[index]));
-        let same = found.filter(|(_, found)| {
-            let ty = found.ty.compact().map_or(found.ty, |_| TensorType::BF16);
-            ty == tensor.ty && found.shape == tensor.shape
-        });
+        let same =
+            found.filter(|(_, found)| found.ty.plain() == tensor.ty && found.shape == tensor.shape);
         let Some((index, found)) = same else {
             let why = format!("its file had a tensor {:?} that the pack lacks", tensor.name);
             return Err(refuse(catalog, &why));
