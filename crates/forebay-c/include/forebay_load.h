@@ -20,6 +20,10 @@
  * their file, which saves a copy: at a multiple of their element's size at least, those of packs at multiples of 256.
  * In host memory the entries of a pack's stack of experts lie apart (stride_bytes, FOREBAY_TENSOR_APART); nothing else does.
  *
+ * PACKS MAY HAVE COMPACT WEIGHTS. They take three quarters of the bytes of BF16 and become BF16 as the load ends, in the
+ * memory of the tensor: on a GPU with at most 64 MiB beside it. vram_bytes counts those. With the option stored they are
+ * blocks of bytes, as docs/codec.md describes them.
+ *
  * THREADS. Every function may be called by any thread at any time, for the same weights, too. forebay_load works with
  * threads of its own and calls progress on the calling thread only. The calling thread's current CUDA context is the same
  * after every call and every deleter as before. After fork the child must not use what its parent loaded.
@@ -50,7 +54,7 @@ typedef struct forebay_load_options {
     uint32_t engine;            /* FOREBAY_ENGINE_... */
     uint32_t verify;            /* 1: compare packs with their checksums; only packs may have 0 */
     uint32_t read_back;         /* 1: read everything back from the GPU and compare it with the files, which takes seconds */
-    uint32_t reserved;          /* 0 */
+    uint32_t stored;            /* 1: compact BF16 of packs stays as the pack has it; 0: it becomes BF16 */
     uint64_t vram_bytes;        /* GPU: memory that may be in use when the weights are there, others' included; 0: no bound */
     uint64_t pinned_bytes;      /* GPU: host memory pinned while the load goes on, 1 MiB at least; 0: 128 MiB at most */
     forebay_progress progress;  /* may be null */
@@ -62,12 +66,14 @@ enum {
      * are unsigned bytes then, the innermost dimension that of a row in bytes. */
     FOREBAY_TENSOR_BLOCKS = 1,
     /* Entries of the outermost dimension are further apart than they are long. */
-    FOREBAY_TENSOR_APART = 2
+    FOREBAY_TENSOR_APART = 2,
+    /* The file has the elements compressed, so their bytes are not those at file_offset. */
+    FOREBAY_TENSOR_DECODED = 4
 };
 
 typedef struct forebay_tensor {
     const char *name;
-    const char *type;            /* what the formats call it, as "BF16", "F8_E4M3", "Q4_K" */
+    const char *type;            /* in memory: what the formats call it, as "BF16", "F8_E4M3", "Q4_K" */
     const int64_t *shape;        /* rank numbers of elements, outermost dimension first */
     void *data;                  /* the first byte; on a GPU an address of the device */
     uint64_t bytes;              /* of all elements */

@@ -16,6 +16,8 @@ use crate::{on_thread, weights};
 const TENSOR_BLOCKS: u32 = 1;
 /// Flag: entries of the outermost dimension are further apart than they are long.
 const TENSOR_APART: u32 = 2;
+/// Flag: the file has the elements compressed.
+const TENSOR_DECODED: u32 = 4;
 
 type Progress = unsafe extern "C" fn(*mut c_void, u64, u64) -> c_int;
 
@@ -27,7 +29,7 @@ pub struct LoadOptions {
     engine: u32,
     verify: u32,
     read_back: u32,
-    reserved: u32,
+    stored: u32,
     vram_bytes: u64,
     pinned_bytes: u64,
     progress: Option<Progress>,
@@ -85,7 +87,7 @@ impl Default for LoadOptions {
             engine: 0,
             verify: 1,
             read_back: 0,
-            reserved: 0,
+            stored: 0,
             vram_bytes: 0,
             pinned_bytes: 0,
             progress: None,
@@ -130,8 +132,8 @@ fn resolve(options: &LoadOptions, ordinal: Option<usize>) -> Result<HoldRequest,
         2 => IoKind::Pread,
         other => return Err(Failure::argument(&format!("there is no engine {other}"))),
     };
-    if options.reserved != 0 {
-        return Err(Failure::argument("reserved must be 0"));
+    if options.stored > 1 {
+        return Err(Failure::argument("stored must be 0 or 1"));
     }
     let device = match ordinal {
         None if options.vram_bytes != 0 || options.pinned_bytes != 0 || options.read_back != 0 => {
@@ -152,7 +154,7 @@ fn resolve(options: &LoadOptions, ordinal: Option<usize>) -> Result<HoldRequest,
             })
         }
     };
-    Ok(HoldRequest { io, verify: options.verify != 0, device })
+    Ok(HoldRequest { io, verify: options.verify != 0, decode: options.stored == 0, device })
 }
 
 /// # Safety
@@ -225,22 +227,25 @@ pub unsafe extern "C" fn forebay_weights_tensor(
         let it = weights.tensor(index)?;
         let held = &weights.held.tensors[index];
         let info = &held.info;
-        let blocks = if info.ty.is_quantized() { TENSOR_BLOCKS } else { 0 };
         let entries = info.shape.first().copied().unwrap_or(1);
-        let apart = held.stride.saturating_mul(entries) > info.bytes() && entries > 1;
+        let flags = [
+            (held.ty.is_quantized(), TENSOR_BLOCKS),
+            (held.stride.saturating_mul(entries) > held.bytes() && entries > 1, TENSOR_APART),
+            (held.ty != info.ty, TENSOR_DECODED),
+        ];
         let value = Tensor {
             name: it.name.as_ptr(),
             type_name: it.type_name.as_ptr(),
             shape: it.shape.as_ptr(),
             data: it.data(),
-            bytes: info.bytes(),
+            bytes: held.bytes(),
             stride_bytes: held.stride,
             file_offset: info.extent.offset,
             file_stride_bytes: info.stride,
             file: info.extent.file.0,
             rank: it.shape.len() as i32,
-            flags: blocks | if apart { TENSOR_APART } else { 0 },
-            ggml_type: info.ty.ggml_id().map_or(-1, |id| id as i32),
+            flags: flags.iter().filter(|(is_set, _)| *is_set).map(|(_, flag)| flag).sum(),
+            ggml_type: held.ty.ggml_id().map_or(-1, |id| id as i32),
             dlpack_code: it.data_type.code,
             dlpack_bits: it.data_type.bits,
             dlpack_lanes: it.data_type.lanes,

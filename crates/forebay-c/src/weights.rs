@@ -73,23 +73,23 @@ impl Weights {
 
 impl Described {
     fn new(tensor: &HeldTensor) -> Described {
-        let HeldTensor { info, address, stride } = tensor;
+        let HeldTensor { info, ty, address, stride } = tensor;
         // A name in a JSON file may contain a zero byte. For C the name ends there.
         let text = |text: &str| {
             let bytes: Vec<u8> = text.bytes().take_while(|&byte| byte != 0).collect();
             CString::new(bytes).unwrap_or_default()
         };
-        let data_type = data_type(info.ty);
+        let data_type = data_type(*ty);
         let shape: Box<[i64]> = info.shape.iter().map(|&dim| dim as i64).collect();
         let mut dlpack_shape = shape.clone();
-        if let (true, Some(last)) = (info.ty.is_quantized(), dlpack_shape.last_mut()) {
-            *last = info.ty.row_bytes(*last as u64).unwrap_or(0) as i64;
+        if let (true, Some(last)) = (ty.is_quantized(), dlpack_shape.last_mut()) {
+            *last = ty.row_bytes(*last as u64).unwrap_or(0) as i64;
         }
         let strides = strides(&dlpack_shape, *stride, u64::from(data_type.bits) / 8);
         Described {
             address: *address,
             name: text(&info.name),
-            type_name: text(info.ty.name()),
+            type_name: text(ty.name()),
             shape,
             data_type,
             dlpack_shape,

@@ -7,6 +7,7 @@ use std::process::Command;
 
 use forebay_engine::EngineError;
 use forebay_engine::pack::pack;
+use forebay_lab::synth::{SynthOptions, synthesize};
 use forebay_store::{IoKind, OutputFile};
 use support::{compile, compile_linked, here};
 #[cfg(feature = "cuda")]
@@ -90,6 +91,22 @@ fn packs_lie_in_host_memory_as_in_the_file() {
         checked += 1;
     }
     assert!(checked >= 2, "{checked} packs");
+}
+
+#[test]
+fn compact_weights_of_packs_become_those_of_the_source() {
+    let folder = tempfile::tempdir().unwrap();
+    let Some(program) = compile("loads", folder.path()) else { return };
+    for (number, shape) in ["qwen3moe-tiny", "deepseek-v3-tiny"].into_iter().enumerate() {
+        let model = folder.path().join(format!("{number}.gguf"));
+        let quantisation = Some("BF16".to_owned());
+        let options = SynthOptions { quantisation, ..SynthOptions::default() };
+        let out = OutputFile::create(&model).expect("a new file");
+        synthesize(shape, out, &options, &mut |_, _| true).expect("a known shape");
+        let packed = packed(&model, folder.path(), number).expect("a model that runs");
+        run(&program, &[Path::new("same"), Path::new("cpu"), &model, &packed]);
+        run(&program, &[Path::new("check"), Path::new("cpu"), &packed]);
+    }
 }
 
 #[test]

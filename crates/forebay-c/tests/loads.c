@@ -1,6 +1,7 @@
 /* Loads through forebay_load.h, compared with pread. GPU_IS_HOST_MEMORY in the environment: with the driver of driver.c.
  *
  *   loads check DEVICE PATH...   everything below for each path; prints "ok"
+ *   loads same DEVICE A B        every tensor of A is in B, with the same elements; prints "ok"
  *   loads errors FOLDER          bad input, in a folder to write to
  */
 #define _GNU_SOURCE
@@ -73,11 +74,19 @@ static void check_context(void) {
     dlclose(driver);
 }
 
-static forebay_weights load(const char *path, const char *device) {
+/* With stored, compact weights are as in their file. The driver of driver.c runs no kernels, so nothing is decoded there. */
+static forebay_weights load_as(const char *path, const char *device, int stored) {
     forebay_weights weights = 0;
-    CHECK(forebay_load(path, device, NULL, &weights) == FOREBAY_OK && weights != 0);
+    forebay_load_options options;
+    CHECK(forebay_load_options_init(&options, sizeof options) == FOREBAY_OK && options.stored == 0);
+    options.stored = stored || getenv("GPU_IS_HOST_MEMORY") != NULL;
+    CHECK(forebay_load(path, device, &options, &weights) == FOREBAY_OK && weights != 0);
     check_context();
     return weights;
+}
+
+static forebay_weights load(const char *path, const char *device) {
+    return load_as(path, device, 0);
 }
 
 static forebay_tensor describe(forebay_weights weights, size_t index) {
@@ -86,9 +95,10 @@ static forebay_tensor describe(forebay_weights weights, size_t index) {
     return tensor;
 }
 
-/* Every byte is the file's. */
+/* Every byte is the file's, unless the tensor was decoded: see same. */
 static void compare(forebay_weights weights, const forebay_tensor *t) {
     char path[4096];
+    if (t->flags & FOREBAY_TENSOR_DECODED) return;
     CHECK(forebay_weights_file(weights, t->file, path, sizeof path) == FOREBAY_OK);
     int fd = open(path, O_RDONLY);
     CHECK(fd >= 0);
@@ -197,6 +207,7 @@ static void check_load(const char *path, const char *device) {
     forebay_load_options options;
     CHECK(forebay_load_options_init(&options, sizeof options) == FOREBAY_OK);
     options.progress = tell;
+    options.stored = 1;
     options.engine = FOREBAY_ENGINE_PREAD;
     if (on_gpu) {
         options.read_back = 1;
@@ -211,6 +222,7 @@ static void check_load(const char *path, const char *device) {
         forebay_tensor t = describe(weights, i);
         size_t found = count;
         CHECK(forebay_weights_find(weights, t.name, &found) == FOREBAY_OK && found == i);
+        CHECK(!(t.flags & FOREBAY_TENSOR_DECODED));
         if (readable(device)) compare(weights, &t);
         bytes += t.bytes;
     }
@@ -243,6 +255,31 @@ static int check(char **arguments) {
         check_load(*arguments, device);
         check_orders(*arguments, device);
     }
+    puts("ok");
+    return 0;
+}
+
+static int same(char **arguments) {
+    const char *device = arguments[0];
+    forebay_weights a = load(arguments[1], device), b = load(arguments[2], device);
+    size_t count = 0, decoded = 0;
+    CHECK(forebay_weights_count(a, &count) == FOREBAY_OK && count > 0);
+    for (size_t i = 0; i < count; i++) {
+        size_t other = 0;
+        forebay_tensor s = describe(a, i), t;
+        CHECK(forebay_weights_find(b, s.name, &other) == FOREBAY_OK);
+        t = describe(b, other);
+        CHECK(strcmp(s.type, t.type) == 0 && s.bytes == t.bytes && s.rank == t.rank && s.ggml_type == t.ggml_type);
+        CHECK(memcmp(s.shape, t.shape, (size_t)s.rank * sizeof *s.shape) == 0);
+        uint64_t entries = s.rank > 0 ? (uint64_t)s.shape[0] : 1, length = s.bytes / entries;
+        for (uint64_t entry = 0; entry < entries; entry++) {
+            const char *p = s.data, *q = t.data;
+            CHECK(memcmp(p + entry * s.stride_bytes, q + entry * t.stride_bytes, length) == 0);
+        }
+        decoded += (t.flags & FOREBAY_TENSOR_DECODED) != 0;
+    }
+    CHECK(decoded > 0);
+    CHECK(forebay_weights_free(a) == FOREBAY_OK && forebay_weights_free(b) == FOREBAY_OK);
     puts("ok");
     return 0;
 }
@@ -307,6 +344,9 @@ static int errors(char **arguments) {
     options.engine = 0;
     options.verify = 0;
     CHECK(forebay_load(path, "cpu", &options, &weights) == FOREBAY_INVALID_ARGUMENT && says("checksums"));
+    options.verify = 1;
+    options.stored = 2;
+    CHECK(forebay_load(path, "cpu", &options, &weights) == FOREBAY_INVALID_ARGUMENT && says("stored"));
 
     forebay_tensor tensor;
     DLManagedTensorVersioned *managed;
@@ -333,7 +373,8 @@ static int errors(char **arguments) {
 
 int main(int count, char **arguments) {
     if (count >= 4 && strcmp(arguments[1], "check") == 0) return check(arguments + 2);
+    if (count == 5 && strcmp(arguments[1], "same") == 0) return same(arguments + 2);
     if (count == 3 && strcmp(arguments[1], "errors") == 0) return errors(arguments + 2);
-    fprintf(stderr, "usage: loads check DEVICE PATH... | loads errors FOLDER\n");
+    fprintf(stderr, "usage: loads check DEVICE PATH... | loads same DEVICE A B | loads errors FOLDER\n");
     return 2;
 }

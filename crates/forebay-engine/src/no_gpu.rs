@@ -155,6 +155,7 @@ pub(crate) fn hold(
     _: Catalog,
     _: &Sources,
     _: IoKind,
+    _: bool,
     _: DeviceRequest,
     _: &ReadChoice,
     _: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,

@@ -159,6 +159,7 @@ fn loads_end() {
         limit: false,
         repeat: 1_000_000,
         verify: true,
+        decode: false,
         device: None,
         recorder: None,
         interrupt: interrupt.clone(),

@@ -132,6 +132,21 @@ impl BlockLayout {
         self
     }
 
+    /// Returns the same layout with everything `bytes` bytes further back in a slot that is larger by as much.
+    ///
+    /// # Panics
+    /// Panics if `bytes` is no multiple of 4096, or if there is a relayout.
+    pub fn moved(mut self, bytes: usize) -> BlockLayout {
+        assert!(bytes.is_multiple_of(SLOT_ALIGNMENT), "reads go to aligned memory");
+        assert!(self.relayout.is_none(), "a relayout has places of its own");
+        self.parts = self.parts.iter().map(|part| Part { at: part.at + bytes, ..*part }).collect();
+        self.held = self.held.iter().map(|held| held.start + bytes..held.end + bytes).collect();
+        let regions = self.regions.iter();
+        self.regions = regions.map(|region| Region { at: region.at + bytes, ..*region }).collect();
+        self.slot_bytes = self.slot_bytes.saturating_add(bytes);
+        self
+    }
+
     /// Returns the same layout without its relayout.
     pub(crate) fn as_read(&self) -> BlockLayout {
         BlockLayout { relayout: None, ..self.clone() }

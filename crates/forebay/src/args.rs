@@ -344,6 +344,9 @@ pub struct LoadArgs {
     /// After the last run, read everything back from the GPU and compare it with the files
     #[arg(long)]
     pub check: bool,
+    /// Decode the compact weights of a pack to BF16, as for other programs
+    #[arg(long)]
+    pub decode: bool,
     /// Do not verify the checksums of a pack
     #[arg(long)]
     pub no_verify: bool,

@@ -72,7 +72,10 @@ const LAYERS: [(&str, &[&str]); 18] = [
             "forebay-engine",
         ],
     ),
-    ("forebay-c", &["forebay-format", "forebay-store", "forebay-cuda", "forebay-engine"]),
+    (
+        "forebay-c",
+        &["forebay-format", "forebay-store", "forebay-cuda", "forebay-engine", "forebay-lab"],
+    ),
     (
         "forebay",
         &[

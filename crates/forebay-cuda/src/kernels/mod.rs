@@ -4,6 +4,7 @@ mod attention;
 mod attention_inputs;
 mod bandwidth;
 mod columns;
+mod compact;
 mod convert;
 mod elementwise;
 mod embedding;
@@ -29,6 +30,7 @@ pub use attention::{
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
 pub use columns::Columns;
+pub use compact::compact_workspace_bytes;
 pub use convert::{Matrices, SplitMxfp4};
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;

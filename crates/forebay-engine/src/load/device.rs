@@ -14,8 +14,10 @@ use forebay_store::{
 };
 
 use super::cufile::{CuFileReader, choose};
+use super::hold::HeldTensor;
+use super::hold_device::{HoldPlan, decode_all, workspace_bytes};
 use super::limit::LoadLimit;
-use super::read_back::{name_of, poison, read_back};
+use super::read_back::{name_of, poison, read_back, read_back_decoded};
 use super::request::{CuFileRequests, CuFileUse, DeviceReport, DeviceRequest};
 use super::ring::{GpuRing, RingRequest, named};
 use super::{Destination, LoadRequest, Loaded, Sources, contents, repeat};
@@ -46,6 +48,8 @@ pub(super) struct Device<'a> {
     /// Names and extents of the weights.
     contents: Vec<(String, Extent)>,
     parts: Vec<UploadPart>,
+    /// Tensors with addresses, if compact ones are decoded. Otherwise empty.
+    tensors: Vec<HeldTensor>,
     files: &'a FileSet,
     pool_bytes: usize,
     used_before_bytes: u64,
@@ -86,10 +90,14 @@ impl<'a> Device<'a> {
     ) -> Result<Device<'a>, EngineError> {
         let (files, io) = (&sources.checked, load.io);
         let contents = contents(catalog);
-        let (mut parts, pool_bytes) = plan(&contents, files);
+        let HoldPlan { mut tensors, mut parts, pool_bytes } = match load.decode {
+            true => HoldPlan::new(catalog.tensors(), true),
+            false => plan(&contents, files),
+        };
         let (gpu, open_seconds) = timed(|| Ok(Gpu::open(request.ordinal)?))?;
         let chosen = choose(request.cufile, choice.cufile.as_ref(), &gpu, files, load.cold)?;
-        let used_before_bytes = fits(&gpu, request.vram_bytes, pool_bytes as u64)?;
+        let needed_bytes = pool_bytes + workspace_bytes(&tensors);
+        let used_before_bytes = fits(&gpu, request.vram_bytes, needed_bytes as u64)?;
         let opened = match chosen {
             Err(why_not) => Err(why_not),
             Ok(requests) => match timed(|| CuFileReader::open(&gpu, files, pool_bytes)) {
@@ -100,7 +108,7 @@ impl<'a> Device<'a> {
         };
         let (reader, why_not_cufile, [pin_seconds, map_seconds]) = match opened {
             Ok((requests, reader, seconds)) => {
-                place(&mut parts, reader.ptr().address());
+                place(&mut parts, &mut tensors, reader.ptr().address());
                 let plan = UploadPlan::new(&parts, files, requests.request_bytes as u64);
                 (DeviceReader::CuFile(reader, plan, requests), String::new(), [seconds, 0.0])
             }
@@ -110,7 +118,7 @@ impl<'a> Device<'a> {
                     pool.grow(&gpu, pool_bytes)?;
                     Ok(pool)
                 })?;
-                place(&mut parts, pool.ptr().address());
+                place(&mut parts, &mut tensors, pool.ptr().address());
                 let DeviceRequest { piece_bytes, ring_bytes, .. } = request;
                 let through =
                     RingRequest { piece_bytes, ring_bytes, ..RingRequest::new(files, io, choice) };
@@ -126,6 +134,7 @@ impl<'a> Device<'a> {
             request,
             contents,
             parts,
+            tensors,
             files,
             pool_bytes,
             used_before_bytes,
@@ -152,13 +161,14 @@ impl<'a> Device<'a> {
 
     /// Returns the report, after all runs are done.
     pub fn report(&self, files: &FileSet) -> Result<DeviceReport, EngineError> {
+        let (gpu, memory) = (&self.gpu, &[self.memory()][..]);
+        let name = |extent: &Extent| name_of(&self.contents, extent);
         let read_back = match self.request.check {
-            true => {
-                Some(read_back(&self.gpu, files, (&self.parts, &[self.memory()]), &|extent| {
-                    name_of(&self.contents, extent)
-                })?)
-            }
             false => None,
+            true if self.tensors.is_empty() => {
+                Some(read_back(gpu, files, (&self.parts, memory), &name)?)
+            }
+            true => Some(read_back_decoded(gpu, files, (&self.tensors, memory), &name)?),
         };
         let (free_bytes, memory_bytes) = self.gpu.memory_bytes()?;
         let to_device = Direction::ToDevice;
@@ -218,7 +228,9 @@ impl Destination for Device<'_> {
                 reader.fill(self.files, plan, requests.threads, progress)
             }
         };
-        filled.map_err(|error| named(error, &self.contents, self.files))
+        let mut statistics = filled.map_err(|error| named(error, &self.contents, self.files))?;
+        statistics.seconds += decode_all(&self.gpu, &self.tensors, self.memory())?;
+        Ok(statistics)
     }
 
     fn engine(&self) -> EngineInfo {
@@ -243,9 +255,9 @@ impl Destination for Device<'_> {
     }
 }
 
-/// Returns the positions of all weights in a pool, and the size of the pool. The weights of each file are laid out as
+/// Returns the places of all weights in a pool. The weights of each file are laid out as
 /// in the file.
-fn plan(contents: &[(String, Extent)], files: &FileSet) -> (Vec<UploadPart>, usize) {
+fn plan(contents: &[(String, Extent)], files: &FileSet) -> HoldPlan {
     let (mut parts, mut end) = (Vec::new(), MARGIN as u64);
     for file in (0..files.len() as u32).map(FileIndex) {
         let here = contents.iter().enumerate().filter(|(_, (_, extent))| extent.file == file);
@@ -258,14 +270,14 @@ fn plan(contents: &[(String, Extent)], files: &FileSet) -> (Vec<UploadPart>, usi
         }
         end = end.saturating_add(layout.slot_bytes as u64);
     }
-    (parts, end.saturating_add(MARGIN as u64) as usize)
+    let pool_bytes = end.saturating_add(MARGIN as u64) as usize;
+    HoldPlan { tensors: Vec::new(), parts, pool_bytes }
 }
 
-/// Moves parts whose positions count from 0 to the address of their memory.
-fn place(parts: &mut [UploadPart], address: u64) {
-    for part in parts {
-        part.to += address;
-    }
+/// Moves parts and tensors whose positions count from 0 to the address of their memory.
+fn place(parts: &mut [UploadPart], tensors: &mut [HeldTensor], address: u64) {
+    parts.iter_mut().for_each(|part| part.to += address);
+    tensors.iter_mut().for_each(|tensor| tensor.address += address);
 }
 
 /// Checks that `bytes` fit on the GPU and returns the bytes in use now.

@@ -4,11 +4,11 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use forebay_format::{Catalog, TensorInfo};
-use forebay_store::{BlockLayout, EngineInfo, Extent, FileSet, IoKind, LoadStatistics, SlotBuffer};
+use forebay_format::{Catalog, TensorInfo, TensorType};
+use forebay_store::{EngineInfo, Extent, FileSet, IoKind, LoadStatistics, SlotBuffer};
 
 use super::host::Host;
-use super::{Destination as _, DeviceRequest, Sources, contents};
+use super::{Destination as _, DeviceRequest, Sources};
 use crate::doctor::{MachineProfile, ReadChoice};
 use crate::{EngineError, gpu};
 
@@ -26,6 +26,8 @@ pub struct HoldRequest {
     pub io: IoKind,
     /// True if blocks of a pack are verified against their checksums. It may be false only for packs.
     pub verify: bool,
+    /// True if compact weights of a pack are decoded to BF16. Otherwise they stay as the pack has them.
+    pub decode: bool,
     /// GPU to load to. `None` means host memory.
     pub device: Option<DeviceRequest>,
 }
@@ -35,6 +37,8 @@ pub struct HoldRequest {
 pub struct HeldTensor {
     /// Name, type and shape, and the extent of the file that it was read from.
     pub info: TensorInfo,
+    /// Type in memory. It differs from that in the file if the tensor was decoded.
+    pub ty: TensorType,
     /// Address of the first byte, in the memory of the host or of the GPU. It is a multiple of 256 on a GPU, and of an
     /// element's size on the host.
     pub address: u64,
@@ -63,6 +67,14 @@ pub struct HeldWeights {
 pub(super) enum Memory {
     Host(Vec<SlotBuffer>),
     Device(gpu::Pool),
+}
+
+impl HeldTensor {
+    /// Returns the number of bytes of all elements in memory.
+    pub fn bytes(&self) -> u64 {
+        // The memory was reserved, so the tensor has a size.
+        self.ty.tensor_bytes(&self.info.shape).unwrap_or_default()
+    }
 }
 
 impl HeldWeights {
@@ -134,47 +146,43 @@ pub fn hold(
     };
     let choice = MachineProfile::choice_for(&catalog.root);
     match request.device {
-        None => to_host(catalog, &sources, request.io, &choice, progress),
-        Some(device) => gpu::hold(catalog, &sources, request.io, device, &choice, progress),
+        None => to_host(&catalog, &sources, request, &choice, progress),
+        Some(device) => {
+            let (io, decode) = (request.io, request.decode);
+            gpu::hold(catalog, &sources, io, decode, device, &choice, progress)
+        }
     }
 }
 
 fn to_host(
-    catalog: Catalog,
+    catalog: &Catalog,
     sources: &Sources,
-    io: IoKind,
+    request: &HoldRequest,
     choice: &ReadChoice,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<HeldWeights, EngineError> {
-    let mut host = Host::new(&catalog, sources, io, choice)?;
+    let mut host = Host::new(catalog, sources, request.io, choice, request.decode)?;
     let statistics = host.fill_while(progress)?;
     let engine = host.engine();
-    let mut memory = host.into_memory();
-    let contents = contents(&catalog);
     if catalog.pack.is_none() {
-        for (tensor, (slot, layout)) in catalog.tensors().iter().zip(&mut memory) {
-            align(tensor, slot, layout);
-        }
+        host.align();
     }
-    let place = |((_, extent), (slot, layout)): (_, &mut (SlotBuffer, BlockLayout))| {
-        let first = slot.as_mut_slice().as_mut_ptr().expose_provenance();
-        (extent, (first + layout.parts.first().map_or(0, |part| part.at)) as u64)
-    };
-    let places = Places::new(contents.into_iter().zip(&mut memory).map(place).collect());
+    let (slots, places) = host.into_memory();
+    let places = Places::new(places);
     let mut tensors = Vec::with_capacity(catalog.tensors().len());
     for info in catalog.tensors() {
-        let found = places.of(info);
+        let ty = if request.decode { info.ty.plain() } else { info.ty };
+        let found = places.of(info, ty);
         let (address, stride) = found.ok_or_else(|| EngineError::InPieces {
             path: catalog.files[info.extent.file.0 as usize].clone(),
             tensor: info.name.clone(),
         })?;
-        tensors.push(HeldTensor { info: info.clone(), address, stride });
+        tensors.push(HeldTensor { info: info.clone(), ty, address, stride });
     }
-    let slots = memory.into_iter().map(|(slot, _)| slot).collect();
     Ok(HeldWeights {
         by_name: by_name(&tensors),
         tensors,
-        files: catalog.files,
+        files: catalog.files.clone(),
         device: None,
         statistics,
         engine,
@@ -184,16 +192,10 @@ fn to_host(
     })
 }
 
-/// Moves a tensor to an address that is aligned for its elements. A read without a copy leaves the tensor at its offset
-/// in the file, which is nearly always aligned already.
-fn align(tensor: &TensorInfo, slot: &mut SlotBuffer, layout: &mut BlockLayout) {
-    let Some(part) = layout.parts.first().copied() else { return };
-    if tensor.ty.is_quantized() || part.at.is_multiple_of(tensor.ty.block_bytes()) {
-        return;
-    }
-    let to = part.at / DEVICE_ALIGNMENT as usize * DEVICE_ALIGNMENT as usize;
-    slot.as_mut_slice().copy_within(part.at..part.at + part.extent.length as usize, to);
-    layout.parts = [forebay_store::Part { at: to, ..part }].into();
+/// Returns the distance of entries of the outermost dimension that lie without gaps.
+pub(super) fn dense_stride(info: &TensorInfo, ty: TensorType) -> u64 {
+    let entries = info.shape.first().copied().unwrap_or(1).max(1);
+    ty.tensor_bytes(&info.shape).unwrap_or_default() / entries
 }
 
 /// Addresses of file bytes in memory: extents in the order of the files, each with its address.
@@ -205,18 +207,15 @@ impl Places {
         Places(places)
     }
 
-    /// Returns the address and the stride of a tensor, or `None` if its bytes are not laid out as in the file.
-    fn of(&self, tensor: &TensorInfo) -> Option<(u64, u64)> {
-        let mut addresses = tensor.extents().map(|extent| self.address(&extent));
-        let first = addresses.next()??;
-        let mut expected = first;
-        for address in addresses {
-            expected += tensor.stride;
-            if address? != expected {
-                return None;
-            }
-        }
-        Some((first, tensor.stride))
+    /// Returns the address of a tensor and the distance of its entries, or `None` if pieces are missing or lie at different distances. In
+    /// memory it is of type `ty`.
+    fn of(&self, tensor: &TensorInfo, ty: TensorType) -> Option<(u64, u64)> {
+        let addresses = tensor.extents().map(|extent| self.address(&extent));
+        let addresses = addresses.collect::<Option<Vec<u64>>>()?;
+        let first = *addresses.first()?;
+        let mut strides = addresses.windows(2).map(|pair| pair[1].checked_sub(pair[0]));
+        let Some(stride) = strides.next() else { return Some((first, dense_stride(tensor, ty))) };
+        strides.all(|other| other == stride).then_some((first, stride?))
     }
 
     /// Returns the address of an extent, or `None` unless its bytes are contiguous in memory too.

@@ -1,23 +1,29 @@
 //! Weights in host memory. Every block has a slot of its own.
 
 use std::ops::ControlFlow;
+use std::time::Instant;
 
-use forebay_format::Catalog;
+use forebay_format::{Catalog, FormatError};
 use forebay_store::{
-    Arena, BlockLabel, BlockLayout, EngineInfo, FileSet, IoKind, LoadItem, LoadOptions,
-    LoadStatistics, Loaded, Loader, ReadEngine, ReadError, SLOT_ALIGNMENT, SlotBuffer, open_engine,
+    Arena, BlockLabel, BlockLayout, EngineInfo, Extent, FileSet, IoKind, LoadItem, LoadOptions,
+    LoadStatistics, Loaded, Loader, Part, ReadEngine, ReadError, SLOT_ALIGNMENT, SlotBuffer,
+    open_engine,
 };
 
+use super::expansion::{Expansion, expand_all, expansions};
 use super::{Destination, Sources, contents};
 use crate::EngineError;
 use crate::doctor::ReadChoice;
 use crate::memory::free_bytes;
 
+/// Alignment of a tensor that is moved.
+const ALIGNMENT: usize = 256;
 /// Number of bytes read at a time through a ring.
 const PIECE_BYTES: u64 = 1 << 20;
 
 /// Host memory for all weights, and the reader that fills it.
 pub(super) struct Host<'a> {
+    catalog: &'a Catalog,
     sources: &'a Sources,
     io: IoKind,
     choice: &'a ReadChoice,
@@ -28,10 +34,17 @@ pub(super) struct Host<'a> {
 
 /// Blocks of weights and their memory.
 struct Blocks {
-    /// Names of the blocks, indexed by their labels.
-    names: Vec<String>,
-    layouts: Vec<BlockLayout>,
+    planned: Vec<PlannedBlock>,
     buffers: Vec<SlotBuffer>,
+}
+
+/// A block of weights; its label is its index.
+struct PlannedBlock {
+    name: String,
+    extent: Extent,
+    layout: BlockLayout,
+    /// What becomes of the block after it was read, if it has compact tensors that are to be decoded.
+    expansion: Option<Expansion>,
 }
 
 /// Read engine and its settings.
@@ -42,16 +55,19 @@ struct Reader {
 }
 
 impl<'a> Host<'a> {
+    /// Reserves memory for all weights. Compact ones become BF16 if `decode` is true.
     pub fn new(
-        catalog: &Catalog,
+        catalog: &'a Catalog,
         sources: &'a Sources,
         io: IoKind,
         choice: &'a ReadChoice,
+        decode: bool,
     ) -> Result<Host<'a>, EngineError> {
-        let arena = Arena::map(arena_bytes(&plan(catalog, &sources.checked))?)?;
-        let blocks = Blocks::new(catalog, &sources.checked, &arena)?;
+        let planned = plan(catalog, &sources.checked, decode);
+        let arena = Arena::map(arena_bytes(&planned)?)?;
+        let blocks = Blocks::new(planned, &arena)?;
         let reader = Reader::open(io, sources, &arena, choice)?;
-        Ok(Host { sources, io, choice, arena, blocks, reader })
+        Ok(Host { catalog, sources, io, choice, arena, blocks, reader })
     }
 
     /// Reads all weights into memory once. If `progress` ends the load, the buffers are freed and this cannot be filled
@@ -61,14 +77,44 @@ impl<'a> Host<'a> {
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<LoadStatistics, EngineError> {
         let items = self.blocks.items();
-        let (loaded, statistics) = self.reader.load(&self.sources.checked, items, progress)?;
+        let (loaded, mut statistics) = self.reader.load(&self.sources.checked, items, progress)?;
         self.blocks.take_back(loaded)?;
+        let started = Instant::now();
+        self.blocks.expand().map_err(|tensor| damaged(self.catalog, tensor))?;
+        statistics.seconds += started.elapsed().as_secs_f64();
         Ok(statistics)
     }
 
-    /// Returns every block's memory and the position of its bytes there, in the order of [`contents`].
-    pub fn into_memory(self) -> Vec<(SlotBuffer, BlockLayout)> {
-        self.blocks.buffers.into_iter().zip(self.blocks.layouts).collect()
+    /// Returns all memory, and the extents with their addresses there.
+    pub fn into_memory(self) -> (Vec<SlotBuffer>, Vec<(Extent, u64)>) {
+        let Blocks { planned, mut buffers } = self.blocks;
+        let mut places = Vec::new();
+        for (block, buffer) in planned.iter().zip(&mut buffers) {
+            let first = buffer.as_mut_slice().as_mut_ptr().expose_provenance() as u64;
+            match &block.expansion {
+                Some(expansion) => {
+                    places.extend(expansion.places().map(|(of, at)| (of, first + at as u64)));
+                }
+                None => places.push((block.extent, first + block.at() as u64)),
+            }
+        }
+        (buffers, places)
+    }
+
+    /// Moves every tensor to an address that is aligned for its elements, in files other than packs, whose tensors are the blocks. A read
+    /// without a copy leaves a tensor at its offset in the file, which is nearly always aligned already.
+    pub fn align(&mut self) {
+        let blocks = self.blocks.planned.iter_mut().zip(&mut self.blocks.buffers);
+        for (tensor, (block, slot)) in self.catalog.tensors().iter().zip(blocks) {
+            let Some(part) = block.layout.parts.first().copied() else { continue };
+            if tensor.ty.is_quantized() || part.at.is_multiple_of(tensor.ty.block_bytes()) {
+                continue;
+            }
+            let to = part.at / ALIGNMENT * ALIGNMENT;
+            let bytes = part.at..part.at + part.extent.length as usize;
+            slot.as_mut_slice().copy_within(bytes, to);
+            block.layout.parts = [Part { at: to, ..part }].into();
+        }
     }
 }
 
@@ -93,19 +139,38 @@ impl Destination for Host<'_> {
     }
 
     fn bytes(&self) -> (u64, u64) {
-        let weights = self.blocks.layouts.iter().map(BlockLayout::wanted_bytes).sum();
+        let weights = self.blocks.planned.iter().map(|block| block.layout.wanted_bytes()).sum();
         (weights, self.arena.bytes() as u64)
     }
 }
 
-fn plan(catalog: &Catalog, files: &FileSet) -> Vec<(String, BlockLayout)> {
-    let layout = |(name, extent)| (name, files.plan(&[extent], SLOT_ALIGNMENT));
-    contents(catalog).into_iter().map(layout).collect()
+fn damaged(catalog: &Catalog, tensor: usize) -> EngineError {
+    let tensor = &catalog.tensors()[tensor];
+    EngineError::Format(FormatError::PackDamaged {
+        path: catalog.files[tensor.extent.file.0 as usize].clone(),
+        offset: tensor.extent.offset,
+        what: format!("tensor {:?} has a block that is not {}", tensor.name, tensor.ty),
+    })
+}
+
+fn plan(catalog: &Catalog, files: &FileSet, decode: bool) -> Vec<PlannedBlock> {
+    let contents = contents(catalog);
+    let expansions = match &catalog.pack {
+        Some(pack) if decode => expansions(catalog, pack.chunks.blocks()),
+        _ => contents.iter().map(|_| None).collect(),
+    };
+    let block = |((name, extent), expansion): ((String, Extent), Option<Expansion>)| {
+        let layout = files.plan(&[extent], SLOT_ALIGNMENT);
+        let shift = expansion.as_ref().map_or(0, |expansion| expansion.shift);
+        PlannedBlock { name, extent, layout: layout.moved(shift), expansion }
+    };
+    contents.into_iter().zip(expansions).map(block).collect()
 }
 
 /// Returns the bytes of memory for all weights, or an error if that much is not free.
-fn arena_bytes(plan: &[(String, BlockLayout)]) -> Result<usize, EngineError> {
-    let needed = plan.iter().fold(0_u64, |sum, it| sum.saturating_add(it.1.slot_bytes as u64));
+fn arena_bytes(planned: &[PlannedBlock]) -> Result<usize, EngineError> {
+    let slots = planned.iter().map(|block| block.layout.slot_bytes as u64);
+    let needed = slots.fold(0_u64, u64::saturating_add);
     let free = free_bytes();
     match usize::try_from(needed) {
         Ok(bytes) if needed <= free => Ok(bytes),
@@ -113,21 +178,37 @@ fn arena_bytes(plan: &[(String, BlockLayout)]) -> Result<usize, EngineError> {
     }
 }
 
+impl PlannedBlock {
+    /// Returns the offset in the slot at which the block's bytes are read.
+    fn at(&self) -> usize {
+        self.layout.parts.first().map_or(0, |part| part.at)
+    }
+}
+
 impl Blocks {
-    fn new(catalog: &Catalog, files: &FileSet, arena: &Arena) -> Result<Blocks, EngineError> {
-        let (names, layouts): (_, Vec<BlockLayout>) = plan(catalog, files).into_iter().unzip();
-        let carve = |layout: &BlockLayout| arena.carve(layout.slot_bytes);
-        Ok(Blocks { names, buffers: layouts.iter().map(carve).collect::<Result<_, _>>()?, layouts })
+    fn new(planned: Vec<PlannedBlock>, arena: &Arena) -> Result<Blocks, EngineError> {
+        let carve = |block: &PlannedBlock| arena.carve(block.layout.slot_bytes);
+        Ok(Blocks { buffers: planned.iter().map(carve).collect::<Result<_, _>>()?, planned })
     }
 
     fn items(&mut self) -> Vec<LoadItem> {
-        let buffers = self.buffers.drain(..).zip(&self.layouts).enumerate();
-        let item = |(index, (buffer, layout)): (usize, (SlotBuffer, &BlockLayout))| LoadItem {
+        let buffers = self.buffers.drain(..).zip(&self.planned).enumerate();
+        let item = |(index, (buffer, block)): (usize, (SlotBuffer, &PlannedBlock))| LoadItem {
             label: BlockLabel::Other(index as u64),
-            layout: layout.clone(),
+            layout: block.layout.clone(),
             buffer,
         };
         buffers.map(item).collect()
+    }
+
+    /// Decodes compact tensors. Returns the index of a damaged one as an error.
+    fn expand(&mut self) -> Result<(), usize> {
+        let blocks = self.planned.iter().zip(&mut self.buffers);
+        let with_expansion = blocks.filter_map(|(block, buffer)| {
+            let expansion = block.expansion.as_ref()?;
+            Some((expansion, buffer.as_mut_slice(), block.at()))
+        });
+        expand_all(with_expansion.collect())
     }
 
     fn take_back(&mut self, loaded: Vec<Loaded>) -> Result<(), EngineError> {
@@ -141,7 +222,7 @@ impl Blocks {
             }
         }
         failure.map_or(Ok(()), |(index, cause)| {
-            Err(EngineError::Load { place: self.names[index].clone(), cause })
+            Err(EngineError::Load { place: self.planned[index].name.clone(), cause })
         })
     }
 }

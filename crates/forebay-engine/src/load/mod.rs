@@ -5,6 +5,7 @@
 mod cufile;
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
+mod expansion;
 mod hold;
 #[cfg(feature = "cuda")]
 pub(crate) mod hold_device;
@@ -59,6 +60,8 @@ pub struct LoadRequest {
     pub repeat: usize,
     /// True if blocks of a pack are verified against their checksums.
     pub verify: bool,
+    /// True if compact weights of a pack are decoded to BF16, as part of every run. Sessions use them as they are.
+    pub decode: bool,
     /// GPU to load to. `None` means host memory.
     pub device: Option<DeviceRequest>,
     /// Recorder of every read of the runs. Reads that measure the limits are not recorded.
@@ -161,6 +164,13 @@ pub fn load(
 ) -> Result<LoadReport, EngineError> {
     let catalog = Catalog::open(model)?;
     let checks = Checks::requested(&catalog, request.verify)?;
+    if request.decode && catalog.tensors().iter().all(|tensor| tensor.ty.compact().is_none()) {
+        return Err(EngineError::BadOption {
+            name: "decode",
+            value: "on".into(),
+            expected: format!("{} has no compact weights", model.display()),
+        });
+    }
     let recorded = |files: FileSet| match &request.recorder {
         Some(recorder) => files.recorded(recorder),
         None => files,
@@ -185,7 +195,7 @@ pub fn load(
     let (mut request_bytes, mut queue_depth) = (choice.request_bytes, choice.queue_depth);
     let loaded = match request.device {
         None => {
-            let mut host = Host::new(&catalog, &sources, request.io, &choice)?;
+            let mut host = Host::new(&catalog, &sources, request.io, &choice, request.decode)?;
             let runs = repeat(request, &sources, &mut limit, &mut host, progress)?;
             // Taken before the page cache is measured, because that needs memory of its own.
             let peak_resident_bytes = peak_resident_bytes();

@@ -2,9 +2,11 @@
 
 use std::time::Instant;
 
+use forebay_codec::{Compact, decode_compact};
 use forebay_cuda::{DevicePtr, Gpu};
-use forebay_store::{Extent, FileSet, UploadPart};
+use forebay_store::{BlockLabel, Extent, FileSet, UploadPart};
 
+use super::hold::HeldTensor;
 use super::request::ReadBack;
 use crate::EngineError;
 
@@ -55,29 +57,75 @@ pub(crate) fn read_back(
     name: &dyn Fn(&Extent) -> String,
 ) -> Result<ReadBack, EngineError> {
     let started = Instant::now();
-    let (mut bytes, mut expected) = (0, Vec::new());
+    let mut bytes = 0;
     for part in parts {
-        let mut done = 0;
-        while done < part.extent.length {
-            let length = CHECK_BYTES.min(part.extent.length - done);
-            let offset = part.extent.offset + done;
-            expected.resize(length as usize, 0);
-            files.read_exact(Extent { offset, length, ..part.extent }, &mut expected)?;
-            let from = planned(memory, part.to + done, length);
-            let found = gpu.download(from, length as usize)?;
-            // The whole piece is compared first, at the speed of memory.
-            if found != expected {
-                let pairs = || found.iter().zip(&expected);
-                let at = pairs().position(|(found, expected)| found != expected);
-                return Err(EngineError::ReadBack {
-                    place: name(&part.extent),
-                    file: files.path(part.extent.file).unwrap_or_default(),
-                    offset: offset + at.unwrap_or(0) as u64,
-                });
-            }
-            done += length;
-        }
+        compare(gpu, files, memory, *part, None, name)?;
         bytes += part.extent.length;
     }
     Ok(ReadBack { bytes, seconds: started.elapsed().as_secs_f64() })
+}
+
+/// Compares tensors, some of which were decoded, with what the host decodes from the files.
+pub(crate) fn read_back_decoded(
+    gpu: &Gpu,
+    files: &FileSet,
+    (tensors, memory): (&[HeldTensor], &[DevicePtr<u8>]),
+    name: &dyn Fn(&Extent) -> String,
+) -> Result<ReadBack, EngineError> {
+    let started = Instant::now();
+    let mut bytes = 0;
+    for tensor in tensors {
+        let compact = tensor.info.ty.compact().filter(|_| tensor.ty != tensor.info.ty);
+        let plain_bytes = tensor.bytes() / tensor.info.extents().count().max(1) as u64;
+        for (number, extent) in tensor.info.extents().enumerate() {
+            let to = tensor.address + number as u64 * plain_bytes;
+            let part = UploadPart { label: BlockLabel::Other(number as u64), extent, to };
+            compare(gpu, files, memory, part, compact, name)?;
+            bytes += extent.length;
+        }
+    }
+    Ok(ReadBack { bytes, seconds: started.elapsed().as_secs_f64() })
+}
+
+/// Compares device memory at `part.to` with the bytes of a file, or with the BF16 weights of which they are compact blocks.
+fn compare(
+    gpu: &Gpu,
+    files: &FileSet,
+    memory: &[DevicePtr<u8>],
+    part: UploadPart,
+    compact: Option<Compact>,
+    name: &dyn Fn(&Extent) -> String,
+) -> Result<(), EngineError> {
+    let (read, held) = compact.map_or((1, 1), |of| (of.bytes() as u64, 2 * of.weights() as u64));
+    let (mut done, mut stored) = (0, Vec::new());
+    while done < part.extent.length {
+        let length = (CHECK_BYTES / read * read).min(part.extent.length - done);
+        let offset = part.extent.offset + done;
+        let differs = |at: u64| EngineError::ReadBack {
+            place: name(&part.extent),
+            file: files.path(part.extent.file).unwrap_or_default(),
+            offset: offset + at,
+        };
+        stored.resize(length as usize, 0);
+        files.read_exact(Extent { offset, length, ..part.extent }, &mut stored)?;
+        let mut decoded = Vec::new();
+        let expected = match compact {
+            None => &stored,
+            Some(of) => {
+                decoded.resize((length / read * held) as usize, 0);
+                decode_compact(of, &stored, &mut decoded).map_err(|_| differs(0))?;
+                &decoded
+            }
+        };
+        let from = planned(memory, part.to + done / read * held, expected.len() as u64);
+        let found = gpu.download(from, expected.len())?;
+        // The whole piece is compared first, at the speed of memory.
+        if found != *expected {
+            let mut pairs = found.iter().zip(expected);
+            let at = pairs.position(|(found, expected)| found != expected).unwrap_or(0) as u64;
+            return Err(differs(at / held * read));
+        }
+        done += length;
+    }
+    Ok(())
 }

@@ -6,8 +6,10 @@ use std::rc::Rc;
 
 use anyhow::{Result, ensure};
 use forebay_engine::load::{DeviceRequest, LoadRequest, load};
+use forebay_engine::pack::pack;
 use forebay_format::TensorType;
 use forebay_format::gguf::writer::GgufWriter;
+use forebay_lab::synth::{SynthOptions, synthesize};
 use forebay_store::{Interrupt, IoKind, OutputFile};
 use tempfile::TempDir;
 
@@ -30,6 +32,7 @@ pub fn checks() -> Vec<Check> {
     ];
     let check = |(name, io, cold)| Check::new(name, move |_| loaded(io, cold));
     let mut checks: Vec<Check> = cases.into_iter().map(check).collect();
+    checks.push(Check::new("load/decoded", |_| decoded()));
     checks.push(Check::new("load/pool", pool));
     checks
 }
@@ -57,6 +60,20 @@ fn loaded(io: IoKind, cold: bool) -> Result<Outcome> {
     let folder = tempfile::tempdir()?;
     let path = folder.path().join("model.gguf");
     write_model(&path)?;
+    checked_load(&path, io, cold, false)
+}
+
+/// Loads a pack with compact weights, which become BF16.
+fn decoded() -> Result<Outcome> {
+    let folder = tempfile::tempdir()?;
+    let (source, packed) = (folder.path().join("source.gguf"), folder.path().join("packed.fbay"));
+    let options = SynthOptions { quantisation: Some("BF16".into()), ..SynthOptions::default() };
+    synthesize("qwen3moe-tiny", OutputFile::create(&source)?, &options, &mut |_, _| true)?;
+    pack(&source, OutputFile::create(&packed)?, IoKind::Auto, &mut |_, _| true)?;
+    checked_load(&packed, IoKind::Auto, false, true)
+}
+
+fn checked_load(path: &Path, io: IoKind, cold: bool, decode: bool) -> Result<Outcome> {
     let device = Some(DeviceRequest { check: true, ..DeviceRequest::new(0) });
     let request = LoadRequest {
         io,
@@ -64,12 +81,13 @@ fn loaded(io: IoKind, cold: bool) -> Result<Outcome> {
         limit: false,
         repeat: 2,
         verify: true,
+        decode,
         device,
         recorder: None,
         interrupt: Interrupt::new(),
     };
     // With these options, a wrong byte is an error.
-    let report = load(&path, &request, &mut |_, _| {})?;
+    let report = load(path, &request, &mut |_, _| {})?;
     let read_back = report.device.and_then(|device| device.read_back);
     let bytes = read_back.map_or(0, |read_back| read_back.bytes);
     Ok(Outcome::same(&[bytes], &[report.weights_bytes]))
@@ -149,6 +167,7 @@ fn warm(folder: &OnceCell<TempDir>, piece_bytes: usize, ring_bytes: usize) -> Re
         limit: false,
         repeat,
         verify: true,
+        decode: false,
         device,
         recorder: None,
         interrupt: Interrupt::new(),

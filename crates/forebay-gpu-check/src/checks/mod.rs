@@ -65,6 +65,7 @@ pub fn benches() -> Vec<Bench> {
         top_k::benches(),
         attention_inputs::benches(),
         attention::benches(),
+        compact::benches(),
         convert::benches(),
         load::benches(),
     ];

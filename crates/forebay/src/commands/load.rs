@@ -29,6 +29,7 @@ pub fn run(args: LoadArgs) -> Outcome {
         limit: !args.no_limit,
         repeat: args.repeat,
         verify: !args.no_verify,
+        decode: args.decode,
         device,
         recorder: tracing.recorder().cloned(),
         interrupt: interrupt::token(),
