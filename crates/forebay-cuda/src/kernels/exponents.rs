@@ -10,7 +10,7 @@ const CHUNK_WEIGHTS: u64 = 4096;
 /// Bytes of the table of a tensor.
 const TABLE_BYTES: usize = 21;
 /// Warps of a block. Each decodes one chunk at a time.
-const WARPS: usize = 8;
+const WARPS: usize = 4;
 
 /// Coded weights of a tensor in device memory.
 #[derive(Clone, Copy)]
@@ -56,7 +56,7 @@ impl Gpu {
         let CodedExponents { weights, chunks, .. } = *coded;
         assert_eq!(chunks as u64, weights.div_ceil(CHUNK_WEIGHTS), "chunks of {weights} weights");
         assert!(out.address().is_multiple_of(16) && coded.bytes.address().is_multiple_of(4));
-        let resident = 8 * self.multiprocessors() as usize;
+        let resident = 6 * self.multiprocessors() as usize;
         let blocks = chunks.div_ceil(WARPS).min(resident);
         let kernel = self.kernel("exponents", name)?;
         Launch::new(kernel, (blocks as u32, 1, 1), (32 * WARPS as u32, 1, 1))
