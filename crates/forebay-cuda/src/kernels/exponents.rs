@@ -56,7 +56,7 @@ impl Gpu {
         let CodedExponents { weights, chunks, .. } = *coded;
         assert_eq!(chunks as u64, weights.div_ceil(CHUNK_WEIGHTS), "chunks of {weights} weights");
         assert!(out.address().is_multiple_of(16) && coded.bytes.address().is_multiple_of(4));
-        let resident = 6 * self.multiprocessors() as usize;
+        let resident = 9 * self.multiprocessors() as usize;
         let blocks = chunks.div_ceil(WARPS).min(resident);
         let kernel = self.kernel("exponents", name)?;
         Launch::new(kernel, (blocks as u32, 1, 1), (32 * WARPS as u32, 1, 1))
