@@ -23,4 +23,22 @@ pub enum CodecError {
     TableLength { bytes: usize, needed: usize },
     #[error("a table names exponent offset {offset} twice")]
     TableRepeats { offset: u8 },
+    #[error("codec {number} is unknown")]
+    UnknownCodec { number: u16 },
+    #[error("a chunk of {bytes} bytes; the most is {most}")]
+    ChunkBytes { bytes: usize, most: usize },
+    #[error("a chunk has {bytes} bytes after decoding, instead of {expected}")]
+    DecodedBytes { bytes: usize, expected: usize },
+    #[error("a chunk names type {number}, which is unknown")]
+    FloatNumber { number: u8 },
+    #[error("a chunk is damaged: bytes that must be zeros are not")]
+    NotZero,
+    #[error("a chunk is damaged: part {part} begins or ends at byte {at}")]
+    PartPlace { part: usize, at: usize },
+    #[error("zstd: {reason}")]
+    Zstd { reason: String },
+    #[error("a GDeflate stream is damaged: {reason}")]
+    Stream { reason: &'static str },
+    #[error("tile {tile} of a GDeflate stream is damaged: {reason}")]
+    Tile { tile: usize, reason: &'static str },
 }

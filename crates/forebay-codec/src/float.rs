@@ -12,6 +12,20 @@ pub enum Float {
 impl Float {
     pub const ALL: [Float; 4] = [Float::Bf16, Float::F16, Float::F8E4M3, Float::F8E5M2];
 
+    /// Returns the number by which files name the type.
+    pub const fn number(self) -> u8 {
+        match self {
+            Float::Bf16 => 0,
+            Float::F16 => 1,
+            Float::F8E4M3 => 2,
+            Float::F8E5M2 => 3,
+        }
+    }
+
+    pub fn from_number(number: u8) -> Option<Float> {
+        Float::ALL.into_iter().find(|float| float.number() == number)
+    }
+
     /// Returns the number of bytes of a weight.
     pub const fn bytes(self) -> usize {
         match self {

@@ -22,17 +22,22 @@
 //! ```
 
 mod bits;
+mod codec;
 mod compact;
+mod container;
 mod decode;
 mod encode;
 mod error;
 mod float;
+mod gdeflate;
 mod layout;
 mod table;
 
+pub use codec::{CHUNK_BYTES, Codec, Decoder, Encoder, Encoding};
 pub use compact::{
     Compact, compact_exceptions, decode_compact, decode_compact_block, encode_compact,
 };
+pub use container::Container;
 pub use decode::{Isa, decode_chunk, decode_chunk_with};
 pub use encode::encode_chunk;
 pub use error::CodecError;
