@@ -1,30 +1,85 @@
-//! Ratios and rates of the codec, and of compact BF16, for Gaussian weights, on one core.
+//! Ratios and rates of codecs, and of compact BF16, on one core: for synthetic tensors, and for the bytes of files.
 //!
-//! `cargo run --release -p forebay-codec --example codec_rates`
+//! `cargo run --release -p forebay-codec --example codec_rates -- [FILE...]`
 //!
 //! Rates are of decoded bytes. Decoding is measured from chunks that are in the cache of the second level, so memory does not limit it.
 
 use std::time::Instant;
 
 use forebay_codec::{
-    CHUNK_WEIGHTS, Compact, Float, Isa, Table, decode_chunk_with, decode_compact, encode_chunk,
-    encode_compact,
+    CHUNK_WEIGHTS, Compact, Decoder, Encoder, Encoding, Float, Isa, Table, decode_chunk_with,
+    decode_compact, encode_chunk, encode_compact,
 };
 
+#[path = "../tests/support/contents.rs"]
+mod contents;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-/// Repetitions of a measurement, of which the fastest counts.
+use support::{gaussian, normal};
+
+/// Repetitions of a short measurement, of which the fastest counts.
 const ROUNDS: usize = 20;
 
+/// Bytes of a chunk of a pack.
+const PACK_CHUNK: usize = 128 << 10;
+
+/// Bytes of a synthetic tensor, and most bytes of a file, in tables of chunks of packs.
+const TENSOR: usize = 1 << 20;
+const FILE: usize = 64 << 20;
+
 fn main() {
+    pieces();
+    println!("\nChunks of {} KiB:\n", PACK_CHUNK >> 10);
+    println!("| bytes | codec | ratio | encode MB/s | decode MB/s |");
+    println!("| --- | --- | --- | --- | --- |");
+    for (name, float, bytes) in contents::all(TENSOR) {
+        chunks(name, float, &bytes, ROUNDS);
+    }
+    for path in std::env::args().skip(1) {
+        let mut bytes = std::fs::read(&path).expect("a file");
+        bytes.truncate(FILE);
+        chunks(&path, None, &bytes, 3);
+    }
+}
+
+/// Prints the lines of all codecs for `bytes`.
+fn chunks(name: &str, float: Option<Float>, bytes: &[u8], rounds: usize) {
+    let general = [Encoding::Zstd { level: 3 }, Encoding::Gdeflate];
+    for encoding in float.map(Encoding::Exponents).into_iter().chain(general) {
+        let (mut encoder, mut decoder) = (Encoder::new(encoding), Decoder::default());
+        let mut encoded = Vec::new();
+        let encode = fastest(rounds.min(3), bytes.len(), || {
+            encoded.clear();
+            for chunk in bytes.chunks(PACK_CHUNK) {
+                let mut out = Vec::with_capacity(2 * PACK_CHUNK);
+                encoder.encode(chunk, &mut out).expect("a chunk");
+                encoded.push((chunk, out));
+            }
+        });
+        let mut decoded = vec![0; PACK_CHUNK];
+        let decode = fastest(rounds, bytes.len(), || {
+            for (chunk, encoded) in &encoded {
+                let decoded = &mut decoded[..chunk.len()];
+                decoder.decode(encoding.codec(), encoded, decoded).expect("a chunk");
+            }
+        });
+        let stored: usize = encoded.iter().map(|(_, encoded)| encoded.len()).sum();
+        let ratio = bytes.len() as f64 / stored as f64;
+        let (codec, encode, decode) = (encoding.codec().name(), 1e3 * encode, 1e3 * decode);
+        println!("| {name} | {codec} | {ratio:.3} | {encode:.0} | {decode:.0} |");
+    }
+}
+
+/// Prints the table of codec `exponents` and compact BF16.
+fn pieces() {
     println!("| type | ratio | encode GB/s | decode GB/s: portable | AVX2 | AVX-512 |");
     println!("| --- | --- | --- | --- | --- | --- |");
     for float in Float::ALL {
         let weights = support::gaussian(float, 32, 4096, 1);
         let table = Table::of(float, &weights).expect("whole weights");
         let mut chunks = Vec::new();
-        let encode = fastest(weights.len(), || {
+        let encode = fastest(ROUNDS, weights.len(), || {
             chunks.clear();
             for weights in weights.chunks(CHUNK_WEIGHTS * float.bytes()) {
                 let mut chunk = Vec::with_capacity(weights.len());
@@ -38,7 +93,7 @@ fn main() {
                 return "-".to_string();
             }
             let mut decoded = vec![0; CHUNK_WEIGHTS * float.bytes()];
-            let rate = fastest(weights.len(), || {
+            let rate = fastest(ROUNDS, weights.len(), || {
                 for chunk in &chunks {
                     decode_chunk_with(isa, float, &table, chunk, &mut decoded).expect("a chunk");
                 }
@@ -51,10 +106,10 @@ fn main() {
     for of in Compact::ALL {
         let mut weights = support::gaussian(Float::Bf16, 32, 4096, 1);
         let mut coded = vec![0; weights.len() / 2 / of.weights() * of.bytes()];
-        let encode = fastest(weights.len(), || {
+        let encode = fastest(ROUNDS, weights.len(), || {
             assert_eq!(encode_compact(of, &weights, &mut coded), Ok(true));
         });
-        let decode = fastest(weights.len(), || {
+        let decode = fastest(ROUNDS, weights.len(), || {
             decode_compact(of, &coded, &mut weights).expect("blocks");
         });
         let ratio = weights.len() as f64 / coded.len() as f64;
@@ -63,8 +118,8 @@ fn main() {
 }
 
 /// Returns GB/s for work on `bytes` bytes.
-fn fastest(bytes: usize, mut work: impl FnMut()) -> f64 {
-    let seconds = (0..ROUNDS).map(|_| {
+fn fastest(rounds: usize, bytes: usize, mut work: impl FnMut()) -> f64 {
+    let seconds = (0..rounds).map(|_| {
         let began = Instant::now();
         work();
         began.elapsed().as_secs_f64()

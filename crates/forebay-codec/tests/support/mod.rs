@@ -9,8 +9,7 @@ pub fn gaussian(float: Float, rows: usize, cols: usize, seed: u64) -> Vec<u8> {
     for _ in 0..rows {
         let scale = 0.02 * (0.5 + random.f64());
         for _ in 0..cols {
-            let (u, v) = (1.0 - random.f64(), random.f64());
-            let x = scale * (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos();
+            let x = scale * normal(&mut random);
             match float {
                 Float::Bf16 => weights.extend(half::bf16::from_f64(x).to_le_bytes()),
                 Float::F16 => weights.extend(half::f16::from_f64(x).to_le_bytes()),
@@ -21,6 +20,12 @@ pub fn gaussian(float: Float, rows: usize, cols: usize, seed: u64) -> Vec<u8> {
         }
     }
     weights
+}
+
+/// Returns a number of the standard normal distribution.
+pub fn normal(random: &mut fastrand::Rng) -> f64 {
+    let (u, v) = (1.0 - random.f64(), random.f64());
+    (-2.0 * u.ln()).sqrt() * (std::f64::consts::TAU * v).cos()
 }
 
 /// Rounds to a float of 8 bits.
