@@ -47,12 +47,8 @@ fn main() -> ExitCode {
                     let mut worker = Worker::new(seeds);
                     while done.fetch_add(STEP, Ordering::Relaxed) < inputs {
                         for _ in 0..STEP {
-                            match worker.step(&mut random) {
-                                Ok(good) => {
-                                    drop(accepted.fetch_add(good.into(), Ordering::Relaxed))
-                                }
-                                Err(()) => return false,
-                            }
+                            let Ok(good) = worker.step(&mut random) else { return false };
+                            accepted.fetch_add(good.into(), Ordering::Relaxed);
                         }
                         let all = done.load(Ordering::Relaxed);
                         if all % LINE < STEP {
