@@ -26,7 +26,7 @@ if [ "$*" = --build ]; then
 fi
 if [ $# -lt 2 ]; then
     echo "usage: fuzz/run.sh TARGET SECONDS [LIBFUZZER OPTIONS...] | fuzz/run.sh --build" >&2
-    echo "targets: codec gguf safetensors_header pack tokenizer_metadata template routing_trace" >&2
+    echo "targets: codec codecs gguf safetensors_header pack tokenizer_metadata template routing_trace" >&2
     exit 2
 fi
 target=$1

@@ -200,14 +200,8 @@ pub(super) fn code_words<const N: usize>(lengths: &[u8; N]) -> [u16; N] {
 pub(super) fn lengths_of<const N: usize>(counts: &[u32; N], most: usize) -> [u8; N] {
     let mut symbols: Vec<(u32, usize)> = Vec::with_capacity(N);
     symbols.extend(counts.iter().enumerate().filter(|(_, n)| **n > 0).map(|(s, n)| (*n, s)));
-    for symbol in 0..N {
-        if symbols.len() >= 2 {
-            break;
-        }
-        if counts[symbol] == 0 {
-            symbols.push((1, symbol));
-        }
-    }
+    let unused = counts.iter().enumerate().filter(|(_, n)| **n == 0).map(|(s, _)| (1, s));
+    symbols.extend(unused.take(2_usize.saturating_sub(symbols.len())));
     symbols.sort_unstable();
     let mut of_length = [0_u32; 64];
     for depth in depths(&symbols) {
