@@ -65,12 +65,12 @@ impl<'a> Lanes<'a> {
     #[inline(always)]
     fn refill(&mut self, lane: usize) {
         let lane = &mut self.lanes[lane % LANES];
-        if lane.count < 32 {
-            let word = self.words.get(self.next).map_or(0, |word| u32::from_le_bytes(*word));
-            lane.bits |= u64::from(word) << lane.count;
-            lane.count += 32;
-            self.next += 1;
-        }
+        // Without a branch, because no processor could predict it.
+        let needed = u32::from(lane.count < 32);
+        let word = self.words.get(self.next).map_or(0, |word| u32::from_le_bytes(*word));
+        lane.bits |= u64::from(word & needed.wrapping_neg()) << lane.count;
+        lane.count += 32 * needed;
+        self.next += needed as usize;
     }
 
     fn check(&self) -> Result<(), Reason> {

@@ -1,5 +1,7 @@
 //! Matches in a tile: LZ77 with chains of equal hashes, and one position of delay.
 
+use crate::table::counts_of;
+
 /// A part of a tile.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Item {
@@ -7,18 +9,21 @@ pub(super) enum Item {
     Match { length: u32, distance: u32 },
 }
 
-/// Fewest bytes of a match.
-const LEAST: usize = 3;
+/// Fewest bytes of a match. The format has matches of three bytes, but in weights these cost more than literals.
+const LEAST: usize = 4;
 /// Most bytes of a match: those of the last length symbol, within a tile.
 const MOST: usize = 65535;
-/// A match of three bytes that lies further back costs more than literals.
-const THREE_FAR: usize = 4096;
-
-const HASH_BITS: u32 = 15;
+const HASH_BITS: u32 = 16;
 /// Positions that are compared, at most.
-const TRIES: usize = 96;
+const TRIES: usize = 32;
 /// A match of so many bytes is taken without a look at the next position.
 const GOOD: usize = 64;
+
+/// A match of so many bytes is never compared with its literals.
+const SURE: usize = 24;
+
+/// Sixteenths of a bit that the symbols of length and distance have together, about.
+const MATCH_COST: u32 = 16 * 11;
 
 /// Positions of the tile by the hash of their first bytes.
 pub(super) struct Matches {
@@ -26,11 +31,13 @@ pub(super) struct Matches {
     last: Vec<u32>,
     /// For every position, the one before it with the same hash, plus one.
     before: Vec<u32>,
+    /// Sixteenths of a bit that every literal costs, if there were no matches.
+    costs: [u32; 256],
 }
 
 impl Default for Matches {
     fn default() -> Matches {
-        Matches { last: vec![0; 1 << HASH_BITS], before: Vec::new() }
+        Matches { last: vec![0; 1 << HASH_BITS], before: Vec::new(), costs: [0; 256] }
     }
 }
 
@@ -41,6 +48,7 @@ impl Matches {
         self.last.fill(0);
         self.before.clear();
         self.before.resize(tile.len(), 0);
+        self.costs = costs_of(tile);
         let mut at = 0;
         let mut found = (0, 0);
         while at < tile.len() {
@@ -80,6 +88,17 @@ impl Matches {
         }
     }
 
+    /// Returns whether a match takes fewer bits than literals.
+    #[inline(always)]
+    fn pays(&self, bytes: &[u8], distance: usize) -> bool {
+        if bytes.len() >= SURE {
+            return true;
+        }
+        let literals: u32 = bytes.iter().map(|byte| self.costs[usize::from(*byte)].max(16)).sum();
+        // Far distances have more extra bits.
+        literals > MATCH_COST + 16 * distance.ilog2().saturating_sub(1)
+    }
+
     /// Returns length and distance of the longest match with more than `least` bytes, or zeros.
     fn longest(&self, tile: &[u8], at: usize, least: usize) -> (usize, usize) {
         let Some(hash) = hash_of(tile, at) else { return (0, 0) };
@@ -95,7 +114,7 @@ impl Matches {
             // A longer match has this byte, too.
             if tile[from + best] == here[best] {
                 let length = equal_bytes(&tile[from..from + most], here);
-                if length > best && (length > LEAST || at - from <= THREE_FAR) {
+                if length > best && self.pays(&here[..length], at - from) {
                     (best, distance) = (length, at - from);
                     if best >= GOOD * 2 {
                         break;
@@ -108,9 +127,21 @@ impl Matches {
     }
 }
 
+/// Returns what every byte costs as a literal, in sixteenths of a bit.
+fn costs_of(tile: &[u8]) -> [u32; 256] {
+    let all = log2_sixteenths(tile.len() as u32);
+    counts_of(tile).map(|count| all - log2_sixteenths(count))
+}
+
+/// Returns about 16 times the logarithm to base 2. Integers give the same result on every processor.
+fn log2_sixteenths(number: u32) -> u32 {
+    let whole = number.max(1).ilog2();
+    16 * whole + ((u64::from(number) << 4 >> whole) & 15) as u32
+}
+
 fn hash_of(tile: &[u8], at: usize) -> Option<usize> {
     let bytes = tile.get(at..)?.first_chunk::<LEAST>()?;
-    let word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], 0]);
+    let word = u32::from_le_bytes(*bytes);
     Some((word.wrapping_mul(0x9e37_79b1) >> (32 - HASH_BITS)) as usize)
 }
 
