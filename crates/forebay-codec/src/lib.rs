@@ -1,11 +1,26 @@
-//! Lossless codecs for weights, on the CPU.
+//! Lossless codecs for weights, on the CPU. What is decoded equals what was encoded, to the byte.
 //!
-//! Floating-point weights of a tensor have few exponents: most lie within some factors of two. A codec here stores sign and mantissa as
-//! they are and codes the exponents, so that BF16 takes about 10.7 bits a weight instead of 16. What is decoded equals what was encoded, to
-//! the byte, with zeros, subnormal numbers, infinities and NaNs.
+//! [`Codec`], [`Encoder`] and [`Decoder`] are the interface to all codecs of chunks of bytes:
 //!
-//! The crate knows no files and no tensors. A caller cuts a tensor into chunks of up to [`CHUNK_WEIGHTS`] weights, and keeps the
-//! [`Table`] of the tensor and the lengths of the chunks. Each chunk is decoded without the others. `docs/codec.md` describes the bytes.
+//! ```
+//! use forebay_codec::{Decoder, Encoder, Encoding};
+//!
+//! let bytes = b"weights ".repeat(100);
+//! let mut encoder = Encoder::new(Encoding::Zstd { level: 3 });
+//! let mut chunk = Vec::new();
+//! encoder.encode(&bytes, &mut chunk)?;
+//! let mut decoded = vec![0; bytes.len()];
+//! Decoder::default().decode(encoder.encoding().codec(), &chunk, &mut decoded)?;
+//! assert_eq!(decoded, bytes);
+//! # Ok::<(), forebay_codec::CodecError>(())
+//! ```
+//!
+//! Floating-point weights of a tensor have few exponents: most lie within some factors of two. Codec `exponents` stores sign and mantissa as
+//! they are and codes the exponents, so that BF16 takes about 10.7 bits a weight instead of 16: also zeros, subnormal numbers, infinities and
+//! NaNs. [`Container`] holds a chunk of it. Below that, a caller cuts a tensor into pieces of up to [`CHUNK_WEIGHTS`] weights, and keeps the
+//! [`Table`] of the tensor and the lengths of the pieces. Each is decoded without the others.
+//!
+//! The crate knows no files and no tensors. `docs/codec.md` describes the bytes.
 //!
 //! ```
 //! use forebay_codec::{Float, Table, decode_chunk, encode_chunk};

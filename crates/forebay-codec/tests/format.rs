@@ -1,6 +1,6 @@
 //! Reads chunks as `docs/codec.md` describes them, bit by bit and without the decoder's code.
 
-use forebay_codec::{Float, Table, encode_chunk};
+use forebay_codec::{Encoder, Encoding, Float, Table, encode_chunk};
 
 mod support;
 
@@ -75,6 +75,35 @@ fn chunks_are_as_described() {
         encode_chunk(float, &table, &weights, &mut chunk).unwrap();
         let count = weights.len() / float.bytes();
         assert_eq!(read(float, &table.to_bytes(), &chunk, count), weights, "{float:?}");
+    }
+}
+
+/// Reads a container as `docs/codec.md` describes it.
+#[test]
+fn containers_are_as_described() {
+    for (number, float) in Float::ALL.into_iter().enumerate() {
+        let width = if number < 2 { 2 } else { 1 };
+        for (weights, rest) in [(0, 0), (0, width - 1), (1, 0), (4096, width - 1), (9000, 0)] {
+            let mut bytes = support::gaussian(float, 1, weights, 3);
+            bytes.extend(vec![0x77; rest]);
+            let mut container = Vec::new();
+            Encoder::new(Encoding::Exponents(float)).encode(&bytes, &mut container).unwrap();
+            let word =
+                |at: usize| u32::from_le_bytes(container[at..at + 4].try_into().unwrap()) as usize;
+            assert_eq!(container[..4], [number as u8, 0, 0, 0]);
+            assert_eq!(word(4), bytes.len());
+            assert_eq!(container[29..32], [0; 3]);
+            let parts = weights.div_ceil(4096);
+            assert_eq!(word(32), 36 + 4 * parts);
+            let mut decoded = Vec::new();
+            for part in 0..parts {
+                let stored = &container[word(32 + 4 * part)..word(36 + 4 * part)];
+                let count = 4096.min(weights - 4096 * part);
+                decoded.extend(read(float, &container[8..29], stored, count));
+            }
+            decoded.extend(&container[word(32 + 4 * parts)..]);
+            assert_eq!(decoded, bytes, "{float:?}, {weights} weights");
+        }
     }
 }
 
