@@ -283,3 +283,11 @@ proptest! {
         let _ = codec.decode(&encoded, &mut vec![0; bytes]);
     }
 }
+
+/// Threads have a decoder or an encoder each, and may hand them on.
+#[test]
+fn decoders_and_encoders_move_between_threads() {
+    fn check<T: Send>(_: T) {}
+    check(Decoder::default());
+    check(Encoder::new(Encoding::Gdeflate));
+}
