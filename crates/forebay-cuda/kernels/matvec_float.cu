@@ -1,19 +1,22 @@
 // Products of a few tokens with a matrix of floats.
 #include "matvec_float.cuh"
 
-#define KERNEL(NAME, TOKENS, BLOCKS)                                                                           \
-    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS)                                           \
-        NAME(const float *x, MATVEC_PARAMETERS) {                                                              \
-        wait_for_previous();                                                                                   \
-        start_next(ids ? gridDim.y <= 8 * FEW_ROWS : tokens <= FEW_ROWS);                                      \
-        matvec<WEIGHT, TOKENS>(x, MATVEC_ARGUMENTS);                                                           \
+#define KERNEL(NAME, TOKENS, U, BLOCKS)                                                                        \
+    extern "C" __global__ void __launch_bounds__(32 * WARPS, BLOCKS) NAME(const float *x, MATVEC_PARAMETERS) { \
+        if (!IsCompact<WEIGHT>::VALUE) begin_matvec(ids, tokens);                                              \
+        matvec<WEIGHT, TOKENS, U>(x, MATVEC_ARGUMENTS);                                                        \
     }
 
 // See matvec.cu for why there are two modules.
 #ifdef FEW
-KERNEL(matvec_2, 2, 4)
-KERNEL(matvec_4, 4, 4)
-KERNEL(matvec_8, 8, 3)
+KERNEL(matvec_2, 2, 2, 4)
+KERNEL(matvec_4, 4, 2, 4)
+KERNEL(matvec_8, 8, 1, 3)
+#elif defined(COMPACT)
+KERNEL(matvec_1, 1, 2, 8)
+// Matrices of fewer rows have no work for so many warps, so a warp has more bytes on the way.
+KERNEL(matvec_1_some_rows, 1, 4, 6)
+KERNEL(matvec_1_few_rows, 1, 8, 4)
 #else
-KERNEL(matvec_1, 1, IsCompact<WEIGHT>::VALUE ? 8 : 4)
+KERNEL(matvec_1, 1, 1, 4)
 #endif

@@ -183,15 +183,26 @@ template <class W, int U> struct CompactChunk {
 };
 
 // Computes the pairs of a warp from rows of compact blocks. A lane adds the same columns in the same order as with BF16. A warp waits
-// for its whole chunk, so kernels leave registers for many warps, which have theirs on the way meanwhile.
-template <class W, int TOKENS, class F>
-__device__ __forceinline__ void add_compact(const RowPairs &work, const float *x, int cols, int tokens, int warp, int lane, F store) {
-    constexpr int U = TOKENS <= 4 ? 2 : 1, IN_BLOCK = W::COLUMNS / 256;
+// for its whole chunk of U strides, so kernels leave registers for many warps, which have theirs on the way meanwhile. `begin` is called
+// once, behind the first loads, and waits for the activations.
+template <class W, int TOKENS, int U, class F, class G>
+__device__ __forceinline__ void add_compact(const RowPairs &work, const float *x, int cols, int tokens, int warp, int lane, G begin,
+                                            F store) {
+    constexpr int IN_BLOCK = W::COLUMNS / 256;
     // Strides of one turn of the loop: a block, or several.
     constexpr int TURN = U > IN_BLOCK ? U : IN_BLOCK;
     const int strides = cols / 256;
+    const auto present_of = [&](int left) { return IN_BLOCK < U ? min(left, U) : U; };
     x += lane * 8;
-    for (int pair = blockIdx.x * WARPS + warp; pair < work.count; pair += gridDim.x * WARPS) {
+    int pair = blockIdx.x * WARPS + warp;
+    CompactChunk<W, U> chunk;
+    bool is_loaded = pair < work.count;
+    if (is_loaded) {
+        const CompactPlace<W> rows[2] = {{row_of(work, pair, 0), lane}, {row_of(work, pair, 1), lane}};
+        chunk.load(rows, 0, present_of(strides));
+    }
+    begin();
+    for (; pair < work.count; pair += gridDim.x * WARPS) {
         CompactPlace<W> rows[2] = {{row_of(work, pair, 0), lane}, {row_of(work, pair, 1), lane}};
         float sums[2][TOKENS] = {};
         const float *at = x;
@@ -199,9 +210,9 @@ __device__ __forceinline__ void add_compact(const RowPairs &work, const float *x
         for (int left = strides; left > 0; left -= TURN) {
 #pragma unroll
             for (int first = 0; first < TURN; first += U) {
-                const int present = IN_BLOCK < U ? min(left, U) : U;
-                CompactChunk<W, U> chunk;
-                chunk.load(rows, first, present);
+                const int present = present_of(left);
+                if (first > 0 || !is_loaded) chunk.load(rows, first, present);
+                is_loaded = false;
                 if (chunk.may_have_exceptions(first, present)) {
                     chunk.template add_with_exceptions<TOKENS>(rows, first, present, at + 256 * first, lane, cols, tokens, sums);
                 } else {
@@ -257,7 +268,18 @@ __device__ __forceinline__ void add_plain(const RowPairs &work, const float *x, 
     }
 }
 
-template <class W, int TOKENS> __device__ __forceinline__ void matvec(const float *x, MATVEC_PARAMETERS) {
+// Waits for the kernel before, unless this was done, and lets the next one begin.
+__device__ __forceinline__ void begin_matvec(const u32 *ids, int tokens) {
+    wait_for_previous();
+    start_next(ids ? gridDim.y <= 8 * FEW_ROWS : tokens <= FEW_ROWS);
+}
+
+// U: strides of 256 columns that a warp loads at once, for compact types. With those, it waits for the kernel before; with others, the
+// caller has done so.
+template <class W, int TOKENS, int U = 1> __device__ __forceinline__ void matvec(const float *x, MATVEC_PARAMETERS) {
+    // The kernel before writes activations and ids, but no weights. Without ids, the first weights may be read earlier.
+    constexpr bool EARLY = IsCompact<W>::VALUE;
+    if (EARLY && ids) begin_matvec(ids, tokens);
     RowPairs work;
     if (!find_rows<TOKENS>(work, MATVEC_ARGUMENTS)) return;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
@@ -271,8 +293,11 @@ template <class W, int TOKENS> __device__ __forceinline__ void matvec(const floa
                 store_pair(work, pair, work.first_token + t, first, second, MATVEC_ARGUMENTS);
         }
     };
-    if constexpr (IsCompact<W>::VALUE) {
-        add_compact<W, TOKENS>(work, x, cols, present, warp, lane, store);
+    if constexpr (EARLY) {
+        const auto begin = [&] {
+            if (!ids) begin_matvec(ids, tokens);
+        };
+        add_compact<W, TOKENS, U>(work, x, cols, present, warp, lane, begin, store);
     } else {
         add_plain<W, TOKENS>(work, x, cols, present, warp, lane, store);
     }

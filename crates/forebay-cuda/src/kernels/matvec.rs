@@ -199,7 +199,10 @@ impl Work {
             MatvecInput::Float(_) => !takes_rounded(ty),
         };
         assert!(is_right, "activations in the wrong form for {} rows and {ty}", self.tokens);
-        let variant = Variant::of(ty, self.cols, self.tokens, self.table.is_some());
+        let (experts, all) = (self.table.is_some(), 0..self.items);
+        let pairs: usize = all.map(|i| pairs_of(self.rows_of(i), self.mode)).sum();
+        let pairs = pairs.div_ceil(gpu.multiprocessors() as usize);
+        let variant = Variant::of(ty, self.cols, self.tokens, experts, pairs);
         let blocks =
             (0..self.items.min(MATRICES)).map(|i| variant.blocks(self.rows_of(i), self.mode));
         let blocks = blocks.max().unwrap_or(0);
@@ -278,7 +281,8 @@ struct Variant {
 }
 
 impl Variant {
-    fn of(ty: TensorType, cols: usize, tokens: usize, experts: bool) -> Variant {
+    /// `pairs` is the number of pairs of rows for each multiprocessor.
+    fn of(ty: TensorType, cols: usize, tokens: usize, experts: bool, pairs: usize) -> Variant {
         let (run, modules) = (run_of(ty), modules_of(ty));
         // The same as in `matvec.cu`. Half-aligned pairs of groups take the most registers.
         let unaligned_pair = run == 2 && weight_alignment(ty) < 16;
@@ -299,8 +303,13 @@ impl Variant {
             _ => ("matvec_8", 8),
         };
         if !takes_rounded(ty) {
-            // Kernels of compact blocks take fewer registers.
-            let one = direct("matvec_1", 1, if ty.compact().is_some() { 8 } else { 4 });
+            // Kernels of compact blocks take fewer registers, and more if there are fewer rows than warps.
+            let one = match (ty.compact().is_some(), pairs) {
+                (false, _) => direct("matvec_1", 1, 4),
+                (true, ..=16) => direct("matvec_1_few_rows", 1, 4),
+                (true, ..=24) => direct("matvec_1_some_rows", 1, 6),
+                (true, _) => direct("matvec_1", 1, 8),
+            };
             let few =
                 few.map(|module| Variant { module, name, tokens: at_once, ..direct(name, 1, 4) });
             return few.unwrap_or(one);
@@ -356,11 +365,15 @@ impl Variant {
 
     /// Returns the number of blocks that a matrix of `rows` rows can use.
     fn blocks(&self, rows: usize, mode: Mode) -> usize {
-        let pairs = match mode {
-            Mode::Separate => rows.div_ceil(2),
-            Mode::Paired | Mode::Gated => rows,
-        };
-        pairs.div_ceil(self.pairs)
+        pairs_of(rows, mode).div_ceil(self.pairs)
+    }
+}
+
+/// Returns the number of pairs of rows of a matrix, or of two.
+fn pairs_of(rows: usize, mode: Mode) -> usize {
+    match mode {
+        Mode::Separate => rows.div_ceil(2),
+        Mode::Paired | Mode::Gated => rows,
     }
 }
 
@@ -390,11 +403,14 @@ mod tests {
         for &ty in TensorType::all().iter().filter(|ty| supports_weights(**ty)) {
             for cols in [256, 4096] {
                 for (tokens, experts) in (1..=DECODE_ROWS).map(|n| (n, false)).chain([(1, true)]) {
-                    let Variant { module, name, .. } = Variant::of(ty, cols, tokens, experts);
-                    let text = texts.entry(module).or_insert_with(|| crate::ptx::text(module));
-                    let entry = format!(".entry {name}(");
-                    let has = text.as_ref().is_some_and(|text| text.contains(&entry));
-                    assert!(has, "{module} {name}");
+                    let few =
+                        [1, 20, 100].map(|pairs| Variant::of(ty, cols, tokens, experts, pairs));
+                    for Variant { module, name, .. } in few {
+                        let text = texts.entry(module).or_insert_with(|| crate::ptx::text(module));
+                        let entry = format!(".entry {name}(");
+                        let has = text.as_ref().is_some_and(|text| text.contains(&entry));
+                        assert!(has, "{module} {name}");
+                    }
                 }
             }
         }
