@@ -21,6 +21,11 @@ const COLUMN_MASK: u16 = (1 << POSITION_BITS) - 1;
 /// Number of weights that share a word.
 const LANE: usize = 8;
 
+/// Number of weights of a piece of a block, whose bytes and words lie together.
+const PIECE: usize = 256;
+/// Bytes of a piece.
+const PIECE_BYTES: usize = PIECE + PIECE / 2;
+
 /// The blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Compact {
@@ -62,7 +67,17 @@ impl Compact {
 
     /// Returns the offset of the lowest exponent, which the number of exceptions and their list follow.
     pub const fn header(self) -> usize {
-        self.weights() / 2 * 3
+        self.weights() / PIECE * PIECE_BYTES
+    }
+
+    /// Returns the offset in a block of the byte of the weight in this column.
+    pub const fn byte_at(column: usize) -> usize {
+        column / PIECE * PIECE_BYTES + column % PIECE
+    }
+
+    /// Returns the offset in a block of the word of the eight weights from this column on.
+    pub const fn word_at(column: usize) -> usize {
+        column / PIECE * PIECE_BYTES + PIECE + column % PIECE / LANE * 4
     }
 }
 
@@ -103,10 +118,13 @@ pub fn decode_compact(of: Compact, coded: &[u8], weights: &mut [u8]) -> Result<(
 #[inline]
 pub fn decode_compact_block(of: Compact, coded: &[u8], mut take: impl FnMut(usize, [u16; LANE])) {
     assert_eq!(coded.len(), of.bytes());
-    let (low, words) = coded[..of.header()].split_at(of.weights());
     let (base, has_exceptions) = (coded[of.header()], coded[of.header() + 1] > 0);
-    let lows = low.as_chunks::<LANE>().0.iter();
-    for (eight, (low, word)) in lows.zip(words.as_chunks().0).enumerate() {
+    let pieces = coded[..of.header()].as_chunks::<PIECE_BYTES>().0.iter();
+    let eights = pieces.flat_map(|piece| {
+        let (low, words) = piece.split_at(PIECE);
+        low.as_chunks::<LANE>().0.iter().zip(words.as_chunks().0)
+    });
+    for (eight, (low, word)) in eights.enumerate() {
         let word = u32::from_le_bytes(*word);
         let mut weights = [0; LANE];
         for (i, pair) in weights.as_chunks_mut::<2>().0.iter_mut().enumerate() {
@@ -204,11 +222,13 @@ fn encode_block(of: Compact, weights: &[u8], coded: &mut [u8]) -> Option<()> {
     let weights = weights.as_chunks::<2>().0;
     let base = base_of(of, weights);
     let (codes, header) = coded.split_at_mut(of.header());
-    let (low, words) = codes.split_at_mut(of.weights());
     header.fill(0);
     header[0] = base;
     let eights = weights.as_chunks::<LANE>().0.iter();
-    let places = low.as_chunks_mut::<LANE>().0.iter_mut().zip(words.as_chunks_mut().0);
+    let places = codes.as_chunks_mut::<PIECE_BYTES>().0.iter_mut().flat_map(|piece| {
+        let (low, words) = piece.split_at_mut(PIECE);
+        low.as_chunks_mut::<LANE>().0.iter_mut().zip(words.as_chunks_mut().0)
+    });
     for (eight, (weights, (low, word))) in eights.zip(places).enumerate() {
         let bits = weights.map(u16::from_le_bytes);
         let mut code = bits.map(|bits| ((bits >> 7) as u8).wrapping_sub(base));

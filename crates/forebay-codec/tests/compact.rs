@@ -22,14 +22,16 @@ fn by_the_description(of: Compact, block: &[u8]) -> Vec<u16> {
     let (base, count) = (i32::from(block[header]), usize::from(block[header + 1]));
     let mut weights: Vec<u16> = (0..of.weights())
         .map(|column| {
-            let (word, j) = (of.weights() + column / 8 * 4, column % 8);
+            // 256 weights have their bytes, then their words.
+            let piece = column / 256 * 384;
+            let (word, j) = (piece + 256 + column % 256 / 8 * 4, column % 8);
             let word = u32::from_le_bytes(block[word..word + 4].try_into().unwrap());
             // Bit b of the upper byte of an even weight is bit b + 8 - 2 j of the word, and of an odd one 16 bits above, modulo 32.
             let bit = |b: usize| {
                 let at = (b + 8 + 16 * (j % 2) + 32 - 4 * (j / 2)) % 32;
                 i32::from(word >> at & 1 == 1)
             };
-            let low = i32::from(block[column]);
+            let low = i32::from(block[piece + column % 256]);
             let code = bit(2) << 3 | bit(1) << 2 | bit(0) << 1 | low >> 7;
             (bit(7) << 15 | (base + code) << 7 | low & 127) as u16
         })

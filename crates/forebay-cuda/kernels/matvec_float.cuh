@@ -83,20 +83,20 @@ __device__ __forceinline__ void add_aligned(const u8 *const (&rows)[2], const fl
 
 // A lane's place in a row of compact blocks: its first eight bytes and word in a block, and the block's end.
 template <class W> struct CompactPlace {
-    static constexpr int STRIDES = W::COLUMNS / 256;  // 256 columns each
+    static constexpr int STRIDES = W::COLUMNS / COMPACT_PIECE;
     const u8 *bytes, *word, *end;
 
     __device__ __forceinline__ CompactPlace(const u8 *row, int lane)
-        : bytes(row + 8 * lane), word(row + W::COLUMNS + 4 * lane), end(row + W::HEADER) {}
+        : bytes(row + 8 * lane), word(row + COMPACT_PIECE + 4 * lane), end(row + W::HEADER) {}
     __device__ __forceinline__ void advance(int blocks) { bytes += blocks * W::BYTES, word += blocks * W::BYTES, end += blocks * W::BYTES; }
 
     // Offsets of stride number `stride`, counted from this block on. They are constants in unrolled loops.
     static __device__ __forceinline__ int block_at(int stride) { return stride / STRIDES * W::BYTES; }
     __device__ __forceinline__ const uint2 *bytes_at(int stride) const {
-        return (const uint2 *)(bytes + block_at(stride) + stride % STRIDES * 256);
+        return (const uint2 *)(bytes + block_at(stride) + stride % STRIDES * COMPACT_PIECE_BYTES);
     }
     __device__ __forceinline__ const u32 *word_at(int stride) const {
-        return (const u32 *)(word + block_at(stride) + stride % STRIDES * 128);
+        return (const u32 *)(word + block_at(stride) + stride % STRIDES * COMPACT_PIECE_BYTES);
     }
     __device__ __forceinline__ const u8 *end_at(int stride) const { return end + block_at(stride); }
 };

@@ -107,6 +107,10 @@ template <int MOST> struct CompactHeader {
     }
 };
 
+// Weights whose bytes and words lie together in a block, and the bytes of both.
+#define COMPACT_PIECE 256
+#define COMPACT_PIECE_BYTES 384
+
 // The weights 8 * i to 8 * (i + N) - 1 of a row, all of one block of type W, as stored. N divides i and is 1 or 4.
 template <class W, int N> struct CompactEights {
     u32 low[2 * N], words[N];
@@ -119,8 +123,10 @@ template <class W, int N> struct CompactEights {
     __device__ __forceinline__ void load(const u8 *row, int i) {
         const u8 *block = block_of(row, i);
         const int first = i % (W::COLUMNS / 8);
-        load_words<W::ALIGN, 2 * N>(block + 8 * first, low);
-        load_words<W::ALIGN, N>(block + W::COLUMNS + 4 * first, words);
+        const u8 *piece = block + first / (COMPACT_PIECE / 8) * COMPACT_PIECE_BYTES;
+        const int in_piece = first % (COMPACT_PIECE / 8);
+        load_words<W::ALIGN, 2 * N>(piece + 8 * in_piece, low);
+        load_words<W::ALIGN, N>(piece + COMPACT_PIECE + 4 * in_piece, words);
         header.load(block + W::HEADER);
     }
 
@@ -146,7 +152,8 @@ template <class W, int N> struct CompactEights {
     }
 };
 
-// Blocks of COLUMNS weights: a byte of each, a word of every eight, and the header, whose list has room for MOST entries.
+// Blocks of COLUMNS weights: for every 256 of them a byte of each and a word of every eight, and then the header, whose list has room for
+// MOST entries.
 template <int COLUMNS_, int MOST> struct Compact {
     static constexpr int COLUMNS = COLUMNS_, ELEMENTS = 1, HEADER = COLUMNS / 2 * 3, BYTES = HEADER + 2 + 2 * MOST;
     // The blocks of a row begin at multiples of ALIGN, if the first one does.

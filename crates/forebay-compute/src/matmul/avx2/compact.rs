@@ -76,7 +76,8 @@ unsafe fn eight<F: Blocks>(row: *const u8, i: usize) -> __m256 {
     // SAFETY: by the caller's promise; all offsets are inside of the block.
     unsafe {
         let block = row.add(block);
-        let (low, word, end) = (block.add(8 * i), block.add(F::COLUMNS + 4 * i), F::end(block));
+        let (low, word) = (block.add(Compact::byte_at(8 * i)), block.add(Compact::word_at(8 * i)));
+        let end = F::end(block);
         let word = _mm256_set1_epi32(word.cast::<i32>().read_unaligned());
         // Each weight's sign and upper bits of its exponent code are in the word where a rotation brings them to the top.
         let left = _mm256_setr_epi32(16, 0, 20, 4, 24, 8, 28, 12);

@@ -6,7 +6,7 @@ use std::arch::x86_64::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use forebay_codec::compact_exceptions;
+use forebay_codec::{Compact, compact_exceptions};
 
 use super::panel_float::{Pack, Plain};
 use crate::matmul::avx2::{
@@ -122,7 +122,7 @@ impl<F: Blocks> Block<F> {
     unsafe fn decode(&self, step: usize) -> [__m512; 4] {
         // SAFETY: by the caller's promise.
         unsafe {
-            let (low, words) = (step * STEP, F::COLUMNS + step * STEP / 2);
+            let (low, words) = (Compact::byte_at(step * STEP), Compact::word_at(step * STEP));
             let mut weights = decode(self.start.add(low), self.start.add(words), self.base);
             if self.exceptions >> step & 1 == 1 {
                 correct(&mut weights, step * STEP, F::end(self.start));
@@ -149,8 +149,8 @@ unsafe fn row_tokens<F: Blocks, const N: usize>(task: &Task, row: usize, first: 
             let from = bytes.add(block * F::BYTES);
             let opened = Block::<F>::new(from);
             for step in 0..F::COLUMNS / STEP {
-                prefetch(from.add(step * STEP), STEP);
-                prefetch(from.add(F::COLUMNS + step * STEP / 2), STEP / 2);
+                prefetch(from.add(Compact::byte_at(step * STEP)), STEP);
+                prefetch(from.add(Compact::word_at(step * STEP)), STEP / 2);
                 let weights = opened.decode(step);
                 for t in 0..N {
                     let x = x[t].add(block * F::COLUMNS + step * STEP);
