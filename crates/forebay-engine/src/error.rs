@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use forebay_compute::ComputeError;
 #[cfg(feature = "cuda")]
 use forebay_cuda::{CuFileError, CudaError};
-use forebay_format::FormatError;
+use forebay_format::{Catalog, FormatError};
 use forebay_model::ModelError;
 use forebay_store::{OutputError, ReadError, StoreError};
 use forebay_stream::StreamError;
@@ -173,6 +173,16 @@ impl From<ModelError> for EngineError {
 }
 
 impl EngineError {
+    /// Returns the error that a tensor's compressed weights cannot be decoded. `tensor` is its index.
+    pub(crate) fn damaged_tensor(catalog: &Catalog, tensor: usize) -> EngineError {
+        let tensor = &catalog.tensors()[tensor];
+        EngineError::Format(FormatError::PackDamaged {
+            path: catalog.files[tensor.extent.file.0 as usize].clone(),
+            offset: tensor.extent.offset,
+            what: format!("tensor {:?} has a block that is not {}", tensor.name, tensor.ty),
+        })
+    }
+
     /// Returns the smallest budget that works, in bytes, if this error says that a budget is too small.
     pub fn needed_bytes(&self) -> Option<u64> {
         match self {

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use forebay_format::{Catalog, FormatError};
+use forebay_format::Catalog;
 use forebay_store::{
     Arena, BlockLabel, BlockLayout, EngineInfo, Extent, FileSet, IoKind, LoadItem, LoadOptions,
     LoadStatistics, Loaded, Loader, Part, ReadEngine, ReadError, SLOT_ALIGNMENT, SlotBuffer,
@@ -80,7 +80,8 @@ impl<'a> Host<'a> {
         let (loaded, mut statistics) = self.reader.load(&self.sources.checked, items, progress)?;
         self.blocks.take_back(loaded)?;
         let started = Instant::now();
-        self.blocks.expand().map_err(|tensor| damaged(self.catalog, tensor))?;
+        let expanded = self.blocks.expand();
+        expanded.map_err(|tensor| EngineError::damaged_tensor(self.catalog, tensor))?;
         statistics.seconds += started.elapsed().as_secs_f64();
         Ok(statistics)
     }
@@ -142,15 +143,6 @@ impl Destination for Host<'_> {
         let weights = self.blocks.planned.iter().map(|block| block.layout.wanted_bytes()).sum();
         (weights, self.arena.bytes() as u64)
     }
-}
-
-fn damaged(catalog: &Catalog, tensor: usize) -> EngineError {
-    let tensor = &catalog.tensors()[tensor];
-    EngineError::Format(FormatError::PackDamaged {
-        path: catalog.files[tensor.extent.file.0 as usize].clone(),
-        offset: tensor.extent.offset,
-        what: format!("tensor {:?} has a block that is not {}", tensor.name, tensor.ty),
-    })
 }
 
 fn plan(catalog: &Catalog, files: &FileSet, decode: bool) -> Vec<PlannedBlock> {

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Instant;
 
+use forebay_format::Catalog;
 use forebay_format::pack::{Embedded, RestoredFile, restore_gguf, restore_hugging_face};
-use forebay_format::{Catalog, FormatError};
 use forebay_store::{
     CopyJob, FileSet, Interrupt, IoKind, OutputFile, Outputs, Sink, StoreError, copy,
 };
@@ -166,12 +166,7 @@ fn write(
     };
     copy(&source.files, &job, io, &Writing(&out), progress)?;
     if let Some(&tensor) = damaged.get() {
-        let tensor = &source.catalog.tensors()[tensor];
-        return Err(EngineError::Format(FormatError::PackDamaged {
-            path: source.catalog.files[0].clone(),
-            offset: tensor.extent.offset,
-            what: format!("tensor {:?} has a block that is not {}", tensor.name, tensor.ty),
-        }));
+        return Err(EngineError::damaged_tensor(&source.catalog, tensor));
     }
     out.commit()?;
     Ok(())
