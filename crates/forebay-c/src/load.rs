@@ -231,7 +231,7 @@ pub unsafe extern "C" fn forebay_weights_tensor(
         let flags = [
             (held.ty.is_quantized(), TENSOR_BLOCKS),
             (held.stride.saturating_mul(entries) > held.bytes() && entries > 1, TENSOR_APART),
-            (held.ty != info.ty, TENSOR_DECODED),
+            (held.decoded_from().is_some(), TENSOR_DECODED),
         ];
         let value = Tensor {
             name: it.name.as_ptr(),

@@ -74,19 +74,15 @@ static void check_context(void) {
     dlclose(driver);
 }
 
-/* With stored, compact weights are as in their file. The driver of driver.c runs no kernels, so nothing is decoded there. */
-static forebay_weights load_as(const char *path, const char *device, int stored) {
+/* The driver of driver.c runs no kernels, so nothing is decoded there. */
+static forebay_weights load(const char *path, const char *device) {
     forebay_weights weights = 0;
     forebay_load_options options;
     CHECK(forebay_load_options_init(&options, sizeof options) == FOREBAY_OK && options.stored == 0);
-    options.stored = stored || getenv("GPU_IS_HOST_MEMORY") != NULL;
+    options.stored = getenv("GPU_IS_HOST_MEMORY") != NULL;
     CHECK(forebay_load(path, device, &options, &weights) == FOREBAY_OK && weights != 0);
     check_context();
     return weights;
-}
-
-static forebay_weights load(const char *path, const char *device) {
-    return load_as(path, device, 0);
 }
 
 static forebay_tensor describe(forebay_weights weights, size_t index) {

@@ -2,6 +2,11 @@
 
 const ONES: u64 = 0x0101_0101_0101_0101;
 
+/// Returns word number `index` of a table of words of 32 bits, or 0 behind its end.
+pub(crate) fn table_word(table: &[u8], index: usize) -> usize {
+    table.as_chunks().0.get(index).map_or(0, |word| u32::from_le_bytes(*word) as usize)
+}
+
 /// Returns eight bytes that are 0xff where `bits` has a one, and 0 elsewhere.
 #[inline(always)]
 pub(crate) fn spread(bits: u8) -> u64 {

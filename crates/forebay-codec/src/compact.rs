@@ -52,6 +52,11 @@ impl Compact {
         }
     }
 
+    /// Returns the number of bytes of the weights of a block as BF16.
+    pub const fn plain_bytes(self) -> usize {
+        2 * self.weights()
+    }
+
     /// Returns the number of bytes of a block.
     pub const fn bytes(self) -> usize {
         self.header() + 2 + 2 * self.exceptions_most()
@@ -88,7 +93,7 @@ impl Compact {
 /// Returns an error if the lengths are not those of equally many blocks.
 pub fn encode_compact(of: Compact, weights: &[u8], coded: &mut [u8]) -> Result<bool, CodecError> {
     check_lengths(of, coded.len(), weights.len())?;
-    let blocks = weights.chunks_exact(2 * of.weights()).zip(coded.chunks_exact_mut(of.bytes()));
+    let blocks = weights.chunks_exact(of.plain_bytes()).zip(coded.chunks_exact_mut(of.bytes()));
     Ok(blocks.into_iter().all(|(weights, coded)| encode_block(of, weights, coded).is_some()))
 }
 
@@ -98,7 +103,7 @@ pub fn encode_compact(of: Compact, weights: &[u8], coded: &mut [u8]) -> Result<b
 /// Returns an error if the lengths are not those of equally many blocks, or if a block is not as [`encode_compact`] makes it.
 pub fn decode_compact(of: Compact, coded: &[u8], weights: &mut [u8]) -> Result<(), CodecError> {
     check_lengths(of, coded.len(), weights.len())?;
-    let blocks = coded.chunks_exact(of.bytes()).zip(weights.chunks_exact_mut(2 * of.weights()));
+    let blocks = coded.chunks_exact(of.bytes()).zip(weights.chunks_exact_mut(of.plain_bytes()));
     for (coded, weights) in blocks {
         check_block(of, coded)?;
         let mut all = weights.as_chunks_mut::<{ 2 * LANE }>().0.iter_mut();
@@ -159,9 +164,9 @@ pub fn compact_exceptions(end: &[u8]) -> impl Iterator<Item = (usize, u8)> {
 }
 
 fn check_lengths(of: Compact, coded: usize, weights: usize) -> Result<(), CodecError> {
-    let blocks = weights / (2 * of.weights());
-    if !weights.is_multiple_of(2 * of.weights()) {
-        return Err(CodecError::PartOfABlock { bytes: weights, block_bytes: 2 * of.weights() });
+    let (blocks, block_bytes) = (weights / of.plain_bytes(), of.plain_bytes());
+    if !weights.is_multiple_of(block_bytes) {
+        return Err(CodecError::PartOfABlock { bytes: weights, block_bytes });
     }
     match blocks * of.bytes() {
         needed if needed == coded => Ok(()),

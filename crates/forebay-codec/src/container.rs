@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use crate::bits::table_word;
 use crate::{CHUNK_WEIGHTS, CodecError, Float, Isa, Table, chunk_bytes_max};
 use crate::{decode_chunk_with, encode_chunk};
 
@@ -120,8 +121,7 @@ impl<'a> Container<'a> {
 
     /// Returns where sub-chunk number `part` begins. The number after the last gives the end of the last.
     fn start(&self, part: usize) -> usize {
-        let bytes = self.bytes[HEADER + 4 * part..].first_chunk::<4>();
-        bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes) as usize)
+        table_word(&self.bytes[HEADER..], part)
     }
 
     pub fn float(&self) -> Float {

@@ -110,9 +110,7 @@ impl<const FIRST: usize, const SIZE: usize> Decoding<FIRST, SIZE> {
     /// belong to: only a code with one symbol of one bit, or with no symbol, may be so.
     #[must_use]
     pub fn fill(&mut self, lengths: &[u8], entry_of: impl Fn(usize) -> Option<Entry>) -> bool {
-        let mut counts = [0_u32; MAX_BITS + 1];
-        lengths.iter().for_each(|&length| counts[usize::from(length & 15)] += 1);
-        counts[0] = 0;
+        let counts = words_by_length(lengths);
         let space: u32 = (1..=MAX_BITS).map(|bits| counts[bits] << (MAX_BITS - bits)).sum();
         let symbols: u32 = counts.iter().sum();
         let incomplete = symbols == 0 || symbols == 1 && counts[1] == 1;
@@ -122,14 +120,13 @@ impl<const FIRST: usize, const SIZE: usize> Decoding<FIRST, SIZE> {
         let second_bits = MAX_BITS.saturating_sub(FIRST);
         self.entries[..1 << FIRST].fill(Entry(0));
         let mut end = 1 << FIRST;
-        let mut next = next_words(&counts);
+        let mut words = Words::new(&counts);
         for (symbol, &length) in lengths.iter().enumerate() {
             let bits = usize::from(length);
             if bits == 0 {
                 continue;
             }
-            let word = usize::from(next[bits].reverse_bits() >> (16 - bits));
-            next[bits] += 1;
+            let word = usize::from(words.next(bits));
             let Some(entry) = entry_of(symbol) else { continue };
             let entry = Entry(entry.0 | bits as u32);
             if bits <= FIRST {
@@ -169,31 +166,39 @@ impl<const FIRST: usize, const SIZE: usize> Decoding<FIRST, SIZE> {
     }
 }
 
-/// Returns the first code word of every length.
-fn next_words(counts: &[u32; MAX_BITS + 1]) -> [u16; MAX_BITS + 1] {
-    let (mut next, mut word) = ([0_u16; MAX_BITS + 1], 0_u32);
-    for bits in 1..=MAX_BITS {
-        word = (word + counts[bits - 1]) << 1;
-        next[bits] = word as u16;
+/// Returns the number of code words of every length. Symbols of length 0 have none.
+fn words_by_length(lengths: &[u8]) -> [u32; MAX_BITS + 1] {
+    let mut counts = [0; MAX_BITS + 1];
+    lengths.iter().for_each(|&length| counts[usize::from(length & 15)] += 1);
+    counts[0] = 0;
+    counts
+}
+
+/// The next code word of every length, in the order of symbols.
+struct Words([u16; MAX_BITS + 1]);
+
+impl Words {
+    fn new(counts: &[u32; MAX_BITS + 1]) -> Words {
+        let (mut next, mut word) = ([0_u16; MAX_BITS + 1], 0_u32);
+        for bits in 1..=MAX_BITS {
+            word = (word + counts[bits - 1]) << 1;
+            next[bits] = word as u16;
+        }
+        Words(next)
     }
-    next
+
+    /// Returns the next code word of `bits` bits, at least one, with its first bit as the lowest bit.
+    fn next(&mut self, bits: usize) -> u16 {
+        let word = self.0[bits].reverse_bits() >> (16 - bits);
+        self.0[bits] += 1;
+        word
+    }
 }
 
 /// Returns code words with their first bit as the lowest bit.
 pub(super) fn code_words<const N: usize>(lengths: &[u8; N]) -> [u16; N] {
-    let mut counts = [0_u32; MAX_BITS + 1];
-    lengths.iter().for_each(|&length| counts[usize::from(length)] += 1);
-    counts[0] = 0;
-    let mut next = next_words(&counts);
-    lengths.map(|length| {
-        let bits = usize::from(length);
-        if bits == 0 {
-            return 0;
-        }
-        let word = next[bits].reverse_bits() >> (16 - bits);
-        next[bits] += 1;
-        word
-    })
+    let mut words = Words::new(&words_by_length(lengths));
+    lengths.map(|length| if length == 0 { 0 } else { words.next(usize::from(length)) })
 }
 
 /// Returns lengths of a good code with at most `most` bits a word. At least two symbols get a word, so that every code is complete.

@@ -12,6 +12,7 @@ pub(crate) use decode::TileDecoder;
 pub(crate) use encode::TileEncoder;
 
 use crate::CodecError;
+use crate::bits::table_word;
 
 /// Bytes of a tile before encoding; the last may have fewer.
 const TILE: usize = 1 << 16;
@@ -83,14 +84,12 @@ pub(crate) fn decode_stream(
     let Some((offsets, data)) = rest.split_at_checked(4 * tiles) else {
         return Err(CodecError::Stream { reason: "offsets of its tiles are missing" });
     };
-    let offset = |tile: usize| -> usize {
-        let bytes = offsets[4 * tile..].first_chunk::<4>();
-        bytes.map_or(0, |bytes| u32::from_le_bytes(*bytes) as usize)
-    };
     let mut start = 0_usize;
     for (tile, decoded) in decoded.chunks_mut(TILE).enumerate() {
-        let end =
-            if tile + 1 < tiles { Some(offset(tile + 1)) } else { start.checked_add(offset(0)) };
+        let end = match tile + 1 {
+            next if next < tiles => Some(table_word(offsets, next)),
+            _ => start.checked_add(table_word(offsets, 0)),
+        };
         let Some(bytes) = end.and_then(|end| data.get(start..end)) else {
             return Err(CodecError::Tile { tile, reason: "it does not lie in the stream" });
         };

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use forebay_model::{
     CpuOffloadMode, CudaPlan, HostExperts, HostSubLayers, HostWeights, OffloadCpu, WeightsToLoad,
 };
-use forebay_store::EngineInfo;
+use forebay_store::{EngineInfo, Extent};
 use forebay_stream::MemoryPlan;
 use tracing::field::Empty;
 
 use crate::doctor::MachineProfile;
-use crate::load::{GpuRing, RingRequest, contents, name_of, named, poison, read_back};
+use crate::load::{GpuRing, RingRequest, as_read, contents, name_of, named, poison, read_back};
 use crate::memory::free_bytes;
 use crate::placed::{Described, GpuStart, Placed, engine_only, engine_options};
 use crate::plan::{self, Rates, memory};
@@ -147,8 +147,8 @@ impl Described<'_> {
         let weights = filled.map_err(|error| named(error, &contents(self.catalog), &self.files))?;
         if options.check_weights {
             let contents = contents(self.catalog);
-            let placed = (&load.parts[..], &load.memory[..]);
-            read_back(gpu, &self.files, placed, &|extent| name_of(&contents, extent))?;
+            let name = |extent: &Extent| name_of(&contents, extent);
+            read_back(gpu, &self.files, as_read(&load.parts), &load.memory, &name)?;
         }
         span.record("bytes", weights.bytes);
         span.record("seconds", weights.seconds);

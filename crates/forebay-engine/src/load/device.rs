@@ -17,7 +17,7 @@ use super::cufile::{CuFileReader, choose};
 use super::hold::HeldTensor;
 use super::hold_device::{HoldPlan, decode_all, workspace_bytes};
 use super::limit::LoadLimit;
-use super::read_back::{name_of, poison, read_back, read_back_decoded};
+use super::read_back::{as_decoded, as_read, name_of, poison, read_back};
 use super::request::{CuFileRequests, CuFileUse, DeviceReport, DeviceRequest};
 use super::ring::{GpuRing, RingRequest, named};
 use super::{Destination, LoadRequest, Loaded, Sources, contents, repeat};
@@ -166,9 +166,9 @@ impl<'a> Device<'a> {
         let read_back = match self.request.check {
             false => None,
             true if self.tensors.is_empty() => {
-                Some(read_back(gpu, files, (&self.parts, memory), &name)?)
+                Some(read_back(gpu, files, as_read(&self.parts), memory, &name)?)
             }
-            true => Some(read_back_decoded(gpu, files, (&self.tensors, memory), &name)?),
+            true => Some(read_back(gpu, files, as_decoded(&self.tensors), memory, &name)?),
         };
         let (free_bytes, memory_bytes) = self.gpu.memory_bytes()?;
         let to_device = Direction::ToDevice;

@@ -5,17 +5,13 @@
 
 use std::num::NonZero;
 use std::ops::Range;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 
 use forebay_codec::decode_compact;
-use forebay_format::pack::Block;
+use forebay_format::pack::{Block, TENSOR_ALIGNMENT};
 use forebay_format::{Catalog, TensorType};
 use forebay_store::{Extent, SLOT_ALIGNMENT};
-
-/// Alignment of tensors in their slot; the same as in packs.
-const ALIGNMENT: usize = 256;
 
 /// The tensors of a block of a pack, some of which are compact.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,7 +43,7 @@ impl Piece {
 /// Returns the bytes of a block of this type without compression.
 fn plain_block_bytes(ty: TensorType) -> usize {
     match ty.compact() {
-        Some(of) => 2 * of.weights(),
+        Some(of) => of.plain_bytes(),
         None => ty.block_bytes(),
     }
 }
@@ -74,7 +70,7 @@ impl Expansion {
         pieces.sort_by_key(|piece| piece.from);
         let (mut end, mut shift) = (0_usize, 0);
         for piece in &mut pieces {
-            piece.to = end.next_multiple_of(ALIGNMENT);
+            piece.to = end.next_multiple_of(TENSOR_ALIGNMENT as usize);
             end = piece.end();
             // A tensor must not be written over bytes behind it that are still to be read.
             shift = shift.max(end.saturating_sub(piece.from + piece.extent.length as usize));
@@ -122,14 +118,12 @@ const COMPACT_BYTES_MOST: usize = forebay_codec::Compact::C2048.bytes();
 /// Returns the index of a tensor that has a damaged block.
 pub(super) fn expand_all(blocks: Vec<(&Expansion, &mut [u8], usize)>) -> Result<(), usize> {
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(blocks.len());
-    let blocks: Vec<_> = blocks.into_iter().map(|block| Mutex::new(Some(block))).collect();
-    let (next, damaged) = (AtomicUsize::new(0), OnceLock::new());
+    let (blocks, damaged) = (Mutex::new(blocks.into_iter()), OnceLock::new());
+    let next = || blocks.lock().unwrap_or_else(PoisonError::into_inner).next();
     thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some(block) = blocks.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let taken = block.lock().unwrap_or_else(PoisonError::into_inner).take();
-                    let Some((expansion, slot, read_at)) = taken else { continue };
+                while let Some((expansion, slot, read_at)) = next() {
                     if let Err(tensor) = expansion.expand(slot, read_at) {
                         damaged.get_or_init(|| tensor);
                         return;
@@ -153,7 +147,7 @@ mod tests {
         let plain: Vec<u8> =
             (0..3 * 2048_u16).flat_map(|i| (0x3c00 | i & 0x80ff).to_le_bytes()).collect();
         let encoded = |of: Compact, plain: &[u8]| {
-            let mut out = vec![0; plain.len() / (2 * of.weights()) * of.bytes()];
+            let mut out = vec![0; plain.len() / of.plain_bytes() * of.bytes()];
             assert_eq!(encode_compact(of, plain, &mut out), Ok(true));
             out
         };
@@ -165,7 +159,7 @@ mod tests {
         ];
         let (mut block, mut pieces) = (Vec::new(), Vec::new());
         for (tensor, (ty, bytes, _)) in of_type.iter().enumerate() {
-            block.resize(block.len().next_multiple_of(ALIGNMENT), 0);
+            block.resize(block.len().next_multiple_of(TENSOR_ALIGNMENT as usize), 0);
             let (from, length) = (block.len(), bytes.len() as u64);
             let extent = Extent { file: FileIndex(0), offset: 8192 + from as u64, length };
             pieces.push(Piece { tensor, extent, from, to: 0, ty: *ty });
@@ -177,7 +171,7 @@ mod tests {
         slot.extend(&block);
         expand_all(vec![(&expansion, &mut slot, expansion.shift)]).unwrap();
         for ((extent, to), (ty, _, expected)) in expansion.places().zip(&of_type) {
-            assert_eq!(to % ALIGNMENT, 0, "{extent:?}");
+            assert_eq!(to % TENSOR_ALIGNMENT as usize, 0, "{extent:?}");
             assert!(slot[to..].starts_with(expected), "{ty}");
         }
         // A block with more exceptions than its list has room for.

@@ -4,6 +4,7 @@
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
+use forebay_codec::Compact;
 use forebay_format::{Catalog, TensorInfo, TensorType};
 use forebay_store::{EngineInfo, Extent, FileSet, IoKind, LoadStatistics, SlotBuffer};
 
@@ -70,6 +71,11 @@ pub(super) enum Memory {
 }
 
 impl HeldTensor {
+    /// Returns the compact blocks that the file has and memory has not, because they were decoded.
+    pub fn decoded_from(&self) -> Option<Compact> {
+        self.info.ty.compact().filter(|_| self.ty != self.info.ty)
+    }
+
     /// Returns the number of bytes of all elements in memory.
     pub fn bytes(&self) -> u64 {
         // The memory was reserved, so the tensor has a size.

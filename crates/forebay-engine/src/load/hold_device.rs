@@ -5,14 +5,15 @@ use std::time::Instant;
 
 use forebay_cuda::{CallersContext, DevicePtr, Gpu, WeightsPool, compact_workspace_bytes};
 use forebay_format::{Catalog, TensorInfo, TensorType};
-use forebay_store::{BlockLabel, IoKind, UploadPart};
+use forebay_store::{BlockLabel, Extent, IoKind, UploadPart};
 
 use super::device::{CHUNK_BYTES, MARGIN, fits, timed};
 use super::hold::{
     DEVICE_ALIGNMENT, HeldTensor, HeldWeights, Memory, by_name, dense_stride, pinned_bytes_is,
 };
 use super::{
-    DeviceRequest, GpuRing, RingRequest, Sources, contents, name_of, named, poison, read_back,
+    DeviceRequest, GpuRing, RingRequest, Sources, as_read, contents, name_of, named, poison,
+    read_back,
 };
 use crate::EngineError;
 use crate::doctor::ReadChoice;
@@ -75,8 +76,8 @@ pub(crate) fn hold(
         ring.fill_while(progress).map_err(|error| named(error, &contents, files))?;
     // Before anything is decoded: then memory no longer has the bytes of the files.
     if request.check {
-        let placed = (&parts[..], &[pool.ptr()][..]);
-        read_back(&gpu, &sources.unrecorded, placed, &|extent| name_of(&contents, extent))?;
+        let name = |extent: &Extent| name_of(&contents, extent);
+        read_back(&gpu, &sources.unrecorded, as_read(&parts), &[pool.ptr()], &name)?;
     }
     statistics.seconds += decode_all(&gpu, &tensors, pool.ptr())?;
     let setup_seconds = open_seconds + ring.pin_time().as_secs_f64() + map_seconds;
@@ -126,8 +127,8 @@ impl HoldPlan {
 
 /// Returns the compact type of a tensor that is to be decoded, and its number of blocks.
 fn coded(tensor: &HeldTensor) -> Option<(TensorType, usize)> {
-    let ty = tensor.info.ty;
-    (ty != tensor.ty).then(|| (ty, tensor.info.bytes() as usize / ty.block_bytes()))
+    let of = tensor.decoded_from()?;
+    Some((tensor.info.ty, tensor.info.bytes() as usize / of.bytes()))
 }
 
 /// Returns the bytes of device memory that [`decode_all`] takes while it runs.
@@ -161,7 +162,7 @@ pub(super) fn decode_all(
 
 #[cfg(test)]
 mod tests {
-    use forebay_format::{Extent, FileIndex, TensorType};
+    use forebay_format::{FileIndex, TensorType};
 
     use super::*;
 

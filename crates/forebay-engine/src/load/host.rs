@@ -11,13 +11,12 @@ use forebay_store::{
 };
 
 use super::expansion::{Expansion, expand_all, expansions};
+use super::hold::DEVICE_ALIGNMENT;
 use super::{Destination, Sources, contents};
 use crate::EngineError;
 use crate::doctor::ReadChoice;
 use crate::memory::free_bytes;
 
-/// Alignment of a tensor that is moved.
-const ALIGNMENT: usize = 256;
 /// Number of bytes read at a time through a ring.
 const PIECE_BYTES: u64 = 1 << 20;
 
@@ -111,7 +110,7 @@ impl<'a> Host<'a> {
             if tensor.ty.is_quantized() || part.at.is_multiple_of(tensor.ty.block_bytes()) {
                 continue;
             }
-            let to = part.at / ALIGNMENT * ALIGNMENT;
+            let to = part.at / DEVICE_ALIGNMENT as usize * DEVICE_ALIGNMENT as usize;
             let bytes = part.at..part.at + part.extent.length as usize;
             slot.as_mut_slice().copy_within(bytes, to);
             block.layout.parts = [Part { at: to, ..part }].into();

@@ -39,7 +39,7 @@ use host::Host;
 use limit::Beside;
 pub use limit::{DiskReading, LoadLimit};
 #[cfg(feature = "cuda")]
-pub(crate) use read_back::{name_of, poison, read_back};
+pub(crate) use read_back::{as_read, name_of, poison, read_back};
 pub use request::{CuFileRequests, CuFileUse, DeviceReport, DeviceRequest, ReadBack};
 #[cfg(feature = "cuda")]
 pub(crate) use ring::{GpuRing, RingRequest, named};

@@ -49,40 +49,39 @@ pub(crate) fn name_of(contents: &[(String, Extent)], of: &Extent) -> String {
     found.map_or_else(|| "weights".to_owned(), |(name, _)| name.clone())
 }
 
+/// Returns parts as they were read.
+pub(crate) fn as_read(parts: &[UploadPart]) -> impl Iterator<Item = (UploadPart, Option<Compact>)> {
+    parts.iter().map(|part| (*part, None))
+}
+
+/// Returns where the pieces of tensors are, and the compact blocks that were decoded to these places.
+pub(crate) fn as_decoded(
+    tensors: &[HeldTensor],
+) -> impl Iterator<Item = (UploadPart, Option<Compact>)> {
+    tensors.iter().flat_map(|tensor| {
+        let pieces = tensor.info.extents().count().max(1) as u64;
+        let bytes = tensor.bytes() / pieces;
+        tensor.info.extents().enumerate().map(move |(number, extent)| {
+            let to = tensor.address + number as u64 * bytes;
+            let label = BlockLabel::Other(number as u64);
+            (UploadPart { label, extent, to }, tensor.decoded_from())
+        })
+    })
+}
+
 /// Compares all parts, which lie in `memory`, with the files. `name` returns the name for an extent, for the error.
 pub(crate) fn read_back(
     gpu: &Gpu,
     files: &FileSet,
-    (parts, memory): (&[UploadPart], &[DevicePtr<u8>]),
+    parts: impl Iterator<Item = (UploadPart, Option<Compact>)>,
+    memory: &[DevicePtr<u8>],
     name: &dyn Fn(&Extent) -> String,
 ) -> Result<ReadBack, EngineError> {
     let started = Instant::now();
     let mut bytes = 0;
-    for part in parts {
-        compare(gpu, files, memory, *part, None, name)?;
+    for (part, compact) in parts {
+        compare(gpu, files, memory, part, compact, name)?;
         bytes += part.extent.length;
-    }
-    Ok(ReadBack { bytes, seconds: started.elapsed().as_secs_f64() })
-}
-
-/// Compares tensors, some of which were decoded, with what the host decodes from the files.
-pub(crate) fn read_back_decoded(
-    gpu: &Gpu,
-    files: &FileSet,
-    (tensors, memory): (&[HeldTensor], &[DevicePtr<u8>]),
-    name: &dyn Fn(&Extent) -> String,
-) -> Result<ReadBack, EngineError> {
-    let started = Instant::now();
-    let mut bytes = 0;
-    for tensor in tensors {
-        let compact = tensor.info.ty.compact().filter(|_| tensor.ty != tensor.info.ty);
-        let plain_bytes = tensor.bytes() / tensor.info.extents().count().max(1) as u64;
-        for (number, extent) in tensor.info.extents().enumerate() {
-            let to = tensor.address + number as u64 * plain_bytes;
-            let part = UploadPart { label: BlockLabel::Other(number as u64), extent, to };
-            compare(gpu, files, memory, part, compact, name)?;
-            bytes += extent.length;
-        }
     }
     Ok(ReadBack { bytes, seconds: started.elapsed().as_secs_f64() })
 }
@@ -96,7 +95,7 @@ fn compare(
     compact: Option<Compact>,
     name: &dyn Fn(&Extent) -> String,
 ) -> Result<(), EngineError> {
-    let (read, held) = compact.map_or((1, 1), |of| (of.bytes() as u64, 2 * of.weights() as u64));
+    let (read, held) = compact.map_or((1, 1), |of| (of.bytes() as u64, of.plain_bytes() as u64));
     let (mut done, mut stored) = (0, Vec::new());
     while done < part.extent.length {
         let length = (CHECK_BYTES / read * read).min(part.extent.length - done);

@@ -16,7 +16,7 @@ pub enum Conversion {
 impl Conversion {
     /// Returns the bytes of a block before the conversion and after it.
     pub fn block_bytes(self) -> (u64, u64) {
-        let bytes = |of: Compact| (2 * of.weights() as u64, of.bytes() as u64);
+        let bytes = |of: Compact| (of.plain_bytes() as u64, of.bytes() as u64);
         match self {
             Conversion::Compact(of) => bytes(of),
             Conversion::Plain(of) => {
