@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use forebay_format::{Catalog, Source, TensorInfo, TensorType};
+use forebay_format::{Catalog, Extent, Source, TensorInfo, TensorType};
 use forebay_model::Architecture;
 use forebay_model::arch::Layer;
 use forebay_text::{TextError, Tokenizer};
@@ -19,6 +19,8 @@ pub struct BlockKindBytes {
     pub bytes: u64,
     /// Bytes of the same weights without compression.
     pub plain_bytes: u64,
+    /// Bytes of them in the file: fewer than in memory where a pack has coded blocks.
+    pub stored_bytes: u64,
 }
 
 /// Bytes and number of tensors of one tensor type.
@@ -160,7 +162,7 @@ impl ModelInfo {
             experts_per_token: architecture.experts_per_token(),
             tied_embeddings: architecture.tied_embeddings,
             types: types(tensors),
-            kinds: kinds(tensors),
+            kinds: kinds(catalog),
             left_out: left_out(architecture, catalog),
         }
     }
@@ -209,13 +211,22 @@ pub fn block_kind(tensor: &TensorInfo) -> &'static str {
     }
 }
 
-fn kinds(tensors: &[TensorInfo]) -> Vec<BlockKindBytes> {
+fn kinds(catalog: &Catalog) -> Vec<BlockKindBytes> {
+    let tensors = catalog.tensors();
+    let stored = |tensor: &TensorInfo| match &catalog.pack {
+        Some(pack) if pack.chunks.is_coded() => {
+            let bytes = |extent: Extent| pack.chunks.stored_bytes(extent.offset, extent.end());
+            tensor.extents().map(bytes).sum()
+        }
+        _ => tensor.bytes(),
+    };
     let of_kind = |kind: &'static str| {
         let members = || tensors.iter().filter(move |tensor| block_kind(tensor) == kind);
         let bytes = members().map(|tensor| tensor.bytes()).sum();
         let plain = |tensor: &TensorInfo| tensor.ty.plain().tensor_bytes(&tensor.shape);
         let plain_bytes = members().filter_map(plain).sum();
-        BlockKindBytes { kind, tensors: members().count(), bytes, plain_bytes }
+        let stored_bytes = members().map(stored).sum();
+        BlockKindBytes { kind, tensors: members().count(), bytes, plain_bytes, stored_bytes }
     };
     KINDS.into_iter().map(of_kind).filter(|entry| entry.tensors > 0).collect()
 }
@@ -239,7 +250,7 @@ fn types(tensors: &[TensorInfo]) -> Vec<TypeBytes> {
 
 #[cfg(test)]
 mod tests {
-    use forebay_format::{Extent, FileIndex};
+    use forebay_format::FileIndex;
 
     use super::*;
 

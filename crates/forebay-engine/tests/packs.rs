@@ -3,12 +3,13 @@
 mod support;
 
 use std::fs;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use forebay_engine::pack::{pack, to_gguf, to_hugging_face, verify};
+use forebay_engine::pack::{Codec, PackOptions, pack, to_gguf, to_hugging_face, verify};
 use forebay_engine::{Checks, EngineError, Session, SessionOptions};
-use forebay_format::pack::BlockKind;
+use forebay_format::pack::{BlockKind, parse_pack_bytes};
 use forebay_format::{Catalog, Extent, FileIndex, TensorInfo};
 use forebay_model::{Architecture, Weights};
 use forebay_store::{
@@ -30,9 +31,37 @@ fn create(path: &Path) -> OutputFile {
 
 /// Packs `source` and returns the path of the pack.
 fn packed(source: &Path, folder: &Path) -> Result<PathBuf, EngineError> {
+    packed_as(Codec::Auto, source, folder)
+}
+
+fn packed_as(codec: Codec, source: &Path, folder: &Path) -> Result<PathBuf, EngineError> {
     let out = folder.join("model.fbay");
-    pack(source, OutputFile::replace(&out).unwrap(), IoKind::Auto, &mut never)?;
+    let options = PackOptions { codec, ..PackOptions::default() };
+    pack(source, OutputFile::replace(&out).unwrap(), options, &mut never)?;
     Ok(out)
+}
+
+/// Codecs of a pack whose blocks are stored as they are, and of one with coded blocks.
+const CODECS: [Codec; 2] = [Codec::Compact, Codec::Zstd];
+
+/// Returns the range of the file that stores an extent.
+fn stored(path: &Path, extent: Extent) -> Range<u64> {
+    let files = FileSet::of_catalog(&Catalog::open(path).unwrap(), true).unwrap();
+    let stored = files.stored(extent);
+    stored.offset..stored.end()
+}
+
+/// Returns the bytes of all blocks of a pack, decoded.
+fn block_bytes(path: &Path) -> Vec<Vec<u8>> {
+    let catalog = Catalog::open(path).unwrap();
+    let files = FileSet::of_catalog(&catalog, true).unwrap();
+    let bytes = |block: &forebay_format::pack::Block| {
+        let mut bytes = vec![0; block.bytes as usize];
+        let (file, offset, length) = (FileIndex(0), block.offset, block.bytes);
+        files.read_exact(Extent { file, offset, length }, &mut bytes).unwrap();
+        bytes
+    };
+    catalog.pack.as_ref().unwrap().chunks.blocks().iter().map(bytes).collect()
 }
 
 fn options(ram_bytes: Option<u64>) -> SessionOptions {
@@ -226,13 +255,20 @@ fn blocks_lie_in_execution_order_and_an_expert_is_one_read() {
 
 #[test]
 fn damage_is_an_error_with_its_place_and_never_a_token() {
+    CODECS.into_iter().for_each(damage_is_an_error);
+}
+
+fn damage_is_an_error(codec: Codec) {
     let folder = tempfile::tempdir().unwrap();
-    let path = packed(&moe(), folder.path()).unwrap();
+    let path = packed_as(codec, &moe(), folder.path()).unwrap();
+    let is_coded =
+        parse_pack_bytes(&fs::read(&path).unwrap()).unwrap().pack.unwrap().chunks.is_coded();
+    assert_eq!(is_coded, codec == Codec::Zstd);
     let catalog = Catalog::open(&path).unwrap();
     let whole = fs::read(&path).unwrap();
     let expert = catalog.tensor("model.layers.1.mlp.experts.5.up_proj.weight").unwrap().extent;
     let mut broken = whole.clone();
-    broken[expert.offset as usize + 7] ^= 4;
+    broken[stored(&path, expert).start as usize + 7] ^= 4;
     fs::write(&path, &broken).unwrap();
 
     let report = verify(&path, IoKind::Auto, &mut never).unwrap();
@@ -254,7 +290,7 @@ fn damage_is_an_error_with_its_place_and_never_a_token() {
     for name in ["model.norm.weight", "model.embed_tokens.weight"] {
         let extent = catalog.tensor(name).unwrap().extent;
         let mut broken = whole.clone();
-        broken[extent.end() as usize - 1] ^= 1;
+        broken[stored(&path, extent).end as usize - 1] ^= 1;
         fs::write(&path, &broken).unwrap();
         let run = open(&path, &options(None)).and_then(|mut session| {
             let last = session.vocab_size() as u32 - 1;
@@ -278,12 +314,16 @@ fn damage_is_an_error_with_its_place_and_never_a_token() {
 
 #[test]
 fn a_bit_that_flips_on_the_way_is_read_again() {
+    CODECS.into_iter().for_each(a_flipped_bit_is_read_again);
+}
+
+fn a_flipped_bit_is_read_again(codec: Codec) {
     let folder = tempfile::tempdir().unwrap();
-    let path = packed(&moe(), folder.path()).unwrap();
+    let path = packed_as(codec, &moe(), folder.path()).unwrap();
     let expected = bits(&mut open(&path, &options(None)).unwrap()).unwrap();
     let catalog = Catalog::open(&path).unwrap();
     let extent = catalog.tensor("model.layers.0.mlp.experts.3.down_proj.weight").unwrap().extent;
-    let range = extent.offset..extent.end();
+    let range = stored(&path, extent);
     for io in [IoKind::Auto, IoKind::Pread] {
         let once = FaultPlan::once(FileIndex(0), range.clone(), FaultKind::Flip);
         let mut session =
@@ -297,7 +337,7 @@ fn a_bit_that_flips_on_the_way_is_read_again() {
     }
 }
 
-/// Loads all blocks of a pack, through a ring or in place, and returns their contents. The engine does not verify
+/// Loads all blocks of a pack, through a ring or in place, and returns their contents. If no block is coded, the engine does not verify
 /// checksums, so the loader must.
 fn loaded(path: &Path, ring_slots: usize, faults: FaultPlan) -> Vec<Result<Vec<u8>, ReadError>> {
     let catalog = Catalog::open(path).unwrap();
@@ -317,11 +357,14 @@ fn loaded(path: &Path, ring_slots: usize, faults: FaultPlan) -> Vec<Result<Vec<u
     let items = items.collect();
     let ring_arena = Arena::map(ring_slots << 18).unwrap();
     let mut ring = (0..ring_slots).map(|_| ring_arena.carve(1 << 18).unwrap()).collect();
-    let unchecked = FileSet::open(&[path]).unwrap();
+    let unchecked = match files.is_coded() {
+        true => files.clone(),
+        false => FileSet::open(&[path]).unwrap(),
+    };
     let options = EngineOptions::default();
     let mut engine =
         open_faulty_engine(IoKind::Auto, &unchecked, &ring_arena, &options, faults).unwrap();
-    assert!(!engine.compares());
+    assert_eq!(engine.compares(), files.is_coded());
     // The page cache would hide the disk's faults.
     let options = LoadOptions { copy_threads: 0, piece_bytes: 1 << 17, ..LoadOptions::default() };
     let loader = Loader { engine: engine.as_mut(), files: &files, options, ring: &mut ring };
@@ -337,17 +380,18 @@ fn loaded(path: &Path, ring_slots: usize, faults: FaultPlan) -> Vec<Result<Vec<u
 
 #[test]
 fn loads_compare_what_their_engine_did_not() {
+    CODECS.into_iter().for_each(loads_find_damage);
+}
+
+fn loads_find_damage(codec: Codec) {
     let folder = tempfile::tempdir().unwrap();
-    let path = packed(&moe(), folder.path()).unwrap();
+    let path = packed_as(codec, &moe(), folder.path()).unwrap();
     let whole = fs::read(&path).unwrap();
     let catalog = Catalog::open(&path).unwrap();
     let blocks = catalog.pack.as_ref().unwrap().chunks.blocks().to_vec();
-    let expected: Vec<&[u8]> = blocks
-        .iter()
-        .map(|block| &whole[block.offset as usize..][..block.bytes as usize])
-        .collect();
+    let expected = block_bytes(&path);
     let middle = blocks.len() / 2;
-    let range = blocks[middle].offset + 100..blocks[middle].offset + 101;
+    let range = blocks[middle].stored_offset + 100..blocks[middle].stored_offset + 101;
     for ring_slots in [0, 3] {
         // If a bit flips once in transit, the checking thread reads the chunk again.
         for faults in
@@ -436,8 +480,12 @@ fn uploaded(
 
 #[test]
 fn every_part_reaches_its_place_on_a_device_and_damage_does_not() {
+    CODECS.into_iter().for_each(parts_reach_a_device);
+}
+
+fn parts_reach_a_device(codec: Codec) {
     let folder = tempfile::tempdir().unwrap();
-    let path = packed(&moe(), folder.path()).unwrap();
+    let path = packed_as(codec, &moe(), folder.path()).unwrap();
     let expected = uploaded(&moe(), 2, 1 << 20).unwrap();
     for (copy_threads, piece_bytes) in [(0, 2 << 20), (2, 2 << 20), (0, 4096), (2, 30_000)] {
         let found = uploaded(&path, copy_threads, piece_bytes).unwrap();
@@ -447,7 +495,7 @@ fn every_part_reaches_its_place_on_a_device_and_damage_does_not() {
     let blocks = catalog.pack.as_ref().unwrap().chunks.blocks();
     let expert = blocks.iter().find(|block| block.kind == BlockKind::Expert).unwrap();
     let mut bytes = fs::read(&path).unwrap();
-    bytes[expert.offset as usize + 100] ^= 1;
+    bytes[expert.stored_offset as usize + 100] ^= 1;
     fs::write(&path, bytes).unwrap();
     for copy_threads in [0, 2] {
         let error = uploaded(&path, copy_threads, 2 << 20).unwrap_err();
@@ -459,9 +507,13 @@ fn every_part_reaches_its_place_on_a_device_and_damage_does_not() {
 /// block, all of its checks must have finished, and none may fail afterwards.
 #[test]
 fn blocks_are_handed_out_only_after_their_last_check() {
+    CODECS.into_iter().for_each(blocks_come_after_their_checks);
+}
+
+fn blocks_come_after_their_checks(codec: Codec) {
     let folder = tempfile::tempdir().unwrap();
-    let path = packed(&moe(), folder.path()).unwrap();
-    let whole = fs::read(&path).unwrap();
+    let path = packed_as(codec, &moe(), folder.path()).unwrap();
+    let whole = block_bytes(&path);
     let catalog = Catalog::open(&path).unwrap();
     let files = FileSet::of_catalog(&catalog, true).unwrap();
     let extents: Vec<Extent> = (catalog.pack.as_ref().unwrap().chunks.blocks().iter())
@@ -495,8 +547,8 @@ fn blocks_are_handed_out_only_after_their_last_check() {
                 completion.result.unwrap();
                 let (extent, mut buffer) =
                     (extents[completion.id as usize], completion.buffer.unwrap());
-                let (start, end) = (extent.offset as usize, extent.end() as usize);
-                assert!(buffer.as_slice()[..end - start] == whole[start..end]);
+                let expected = &whole[completion.id as usize];
+                assert!(buffer.as_slice()[..expected.len()] == expected[..]);
                 buffer.as_mut_slice().fill(0xAA);
                 slots.push(buffer);
                 wanted_bytes += extent.length;

@@ -202,7 +202,7 @@ pub enum FormatError {
     NotAPack { path: PathBuf, found: Vec<u8> },
 
     #[error(
-        "{}: the pack has format version {major}.{minor}, this build reads version 1; \
+        "{}: the pack has format version {major}.{minor}, this build reads versions 1 and 2; \
          use a newer forebay, or pack the model again",
         show(path)
     )]
@@ -220,7 +220,7 @@ pub enum FormatError {
 
     #[error(
         "{}: {block} is stored with codec {codec} version {version}, which this build does not know \
-         (it knows codec 0, raw); use a newer forebay, or pack the model again",
+         (it knows codecs 0 to 3); use a newer forebay, or pack the model again",
         show(path)
     )]
     PackCodec { path: PathBuf, block: String, codec: u16, version: u16 },

@@ -2,11 +2,13 @@
 //! the file matches `docs/pack-format.md` byte for byte.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
+use forebay_codec::{Codec, Encoder, Encoding};
 use forebay_format::gguf::writer::GgufWriter;
 use forebay_format::pack::{
-    BlockKind, PackPlan, PackSpan, PlannedBlock, PlannedPiece, checksum, parse_pack_bytes,
-    restore_gguf, source_documents,
+    BlockKind, PackPlan, PackSpan, PlannedBlock, PlannedPiece, TensorStorage, checksum,
+    parse_pack_bytes, restore_gguf, source_documents,
 };
 use forebay_format::{Catalog, FormatError, TensorType};
 use proptest::prelude::*;
@@ -17,6 +19,22 @@ struct Small {
     gguf: Vec<u8>,
     source: Catalog,
     pack: Vec<u8>,
+}
+
+/// The experts' gates in GDeflate, which does not make them smaller, and their other matrices in Zstandard.
+fn coded() -> Small {
+    let small = small();
+    let storage = |name: &str| TensorStorage {
+        encoding: match name {
+            "gate_exps" => Encoding::Gdeflate,
+            "down_exps" => Encoding::Zstd { level: 3 },
+            _ => Encoding::Raw,
+        },
+        ..TensorStorage::default()
+    };
+    let tensors = small.source.tensors().iter();
+    let storage: Vec<_> = tensors.map(|tensor| storage(&tensor.name)).collect();
+    Small { pack: pack_of(&small.source, &small.gguf, &storage), ..small }
 }
 
 fn small() -> Small {
@@ -37,7 +55,7 @@ fn small() -> Small {
     let gguf = data.finish().unwrap();
     std::fs::write(&path, &gguf).unwrap();
     let source = Catalog::open(&path).unwrap();
-    let pack = pack_of(&source, &gguf);
+    let pack = pack_of(&source, &gguf, &[]);
     Small { _folder: folder, gguf, source, pack }
 }
 
@@ -61,39 +79,75 @@ fn planned(source: &Catalog) -> Vec<PlannedBlock> {
     ]
 }
 
-fn pack_of(source: &Catalog, gguf: &[u8]) -> Vec<u8> {
+fn pack_of(source: &Catalog, gguf: &[u8], storage: &[TensorStorage]) -> Vec<u8> {
     let documents = source_documents(source).unwrap();
-    let plan = PackPlan::new(source, &planned(source), documents, &[]).unwrap();
-    let mut bytes = vec![0; plan.file_bytes() as usize];
+    let plan = PackPlan::new(source, &planned(source), documents, storage).unwrap();
+    let mut decoded = vec![0; plan.decoded_bytes() as usize];
     for &PackSpan { to, from, .. } in plan.spans() {
         let data = &gguf[from.offset as usize..from.end() as usize];
-        bytes[to as usize..to as usize + data.len()].copy_from_slice(data);
+        decoded[to as usize..to as usize + data.len()].copy_from_slice(data);
     }
-    let index = plan.chunk_index();
-    let sums: Vec<u64> = index
-        .chunks(plan.data_offset(), plan.file_bytes())
-        .map(|chunk| checksum(&bytes[chunk.offset as usize..chunk.end() as usize]))
-        .collect();
-    let front = plan.front(&sums);
+    let mut bytes = vec![0; plan.data_offset() as usize];
+    let mut stored = Vec::new();
+    let range = plan.chunk_index().range();
+    for chunk in plan.chunk_index().chunks(range.start, range.end) {
+        let content = &decoded[chunk.offset as usize..chunk.end() as usize];
+        let (mut codec, mut encoded) = (plan.encoding(&chunk).codec(), Vec::new());
+        Encoder::new(plan.encoding(&chunk)).encode(content, &mut encoded).unwrap();
+        if encoded.len() >= content.len() {
+            (codec, encoded) = (Codec::Raw, content.to_vec());
+        }
+        let written = plan.stored(&chunk, codec, &encoded, bytes.len() as u64);
+        bytes.extend(encoded);
+        bytes.resize(bytes.len() + written.padding as usize, 0);
+        stored.push(written);
+    }
+    let front = plan.front(&stored);
     assert_eq!(front.len() as u64, plan.data_offset());
     bytes[..front.len()].copy_from_slice(&front);
     bytes
 }
 
-/// Returns true if everything in a pack is as it was written.
-fn is_whole(bytes: &[u8]) -> bool {
-    let Ok(catalog) = parse_pack_bytes(bytes) else { return false };
+/// Returns the decoded file of a pack: as if its blocks were stored as they are. Returns `None` if a checksum or a chunk is wrong.
+fn decoded(bytes: &[u8]) -> Option<Vec<u8>> {
+    let catalog = parse_pack_bytes(bytes).ok()?;
     let index = &catalog.pack.as_ref().unwrap().chunks;
-    index.chunks(index.range().start, index.range().end).all(|chunk| {
-        checksum(&bytes[chunk.offset as usize..chunk.end() as usize]) == chunk.checksum
-    })
+    let range = index.range();
+    let mut out = bytes[..range.start as usize].to_vec();
+    for chunk in index.chunks(range.start, range.end) {
+        let stored = &bytes[chunk.stored_offset as usize..chunk.stored_end() as usize];
+        if checksum(stored) != chunk.checksum {
+            return None;
+        }
+        let own = &stored[..stored.len() - chunk.padding as usize];
+        let start = out.len();
+        out.resize(start + chunk.bytes as usize, 0);
+        chunk.codec.decode(own, &mut out[start..]).ok()?;
+    }
+    Some(out)
+}
+
+fn is_whole(bytes: &[u8]) -> bool {
+    decoded(bytes).is_some()
 }
 
 #[test]
 fn a_pack_holds_what_its_source_holds() {
-    let Small { gguf, source, pack, .. } = small();
-    let catalog = parse_pack_bytes(&pack).unwrap();
-    assert!(is_whole(&pack));
+    for Small { gguf, source, pack, .. } in [small(), coded()] {
+        holds_its_source(&source, &gguf, &pack);
+    }
+    let (plain, coded) = (small().pack, coded().pack);
+    let version = |pack: &[u8]| parse_pack_bytes(pack).unwrap().pack.as_ref().unwrap().version;
+    assert_eq!((version(&plain), version(&coded)), ((1, 0), (2, 0)));
+    let index = Arc::clone(&parse_pack_bytes(&coded).unwrap().pack.as_ref().unwrap().chunks);
+    let codecs = index.chunks(index.range().start, u64::MAX).map(|chunk| chunk.codec);
+    let experts = [Codec::Raw, Codec::Zstd].repeat(2);
+    assert!(codecs.collect::<Vec<_>>()[2..].starts_with(&experts), "behind the embedding");
+}
+
+fn holds_its_source(source: &Catalog, gguf: &[u8], pack: &[u8]) {
+    let catalog = parse_pack_bytes(pack).unwrap();
+    let pack = decoded(pack).unwrap();
     assert_eq!(catalog.gguf(), source.gguf());
     assert_eq!(catalog.total_bytes(), source.total_bytes());
     for tensor in source.tensors() {
@@ -112,15 +166,20 @@ fn a_pack_holds_what_its_source_holds() {
         let data = &pack[from.offset as usize..from.end() as usize];
         back[to as usize..to as usize + data.len()].copy_from_slice(data);
     }
-    assert!(back == gguf, "the file comes back byte for byte");
+    assert!(back == *gguf, "the file comes back byte for byte");
 }
 
 #[test]
-fn ten_thousand_flipped_bits_and_all_truncations_are_found() {
-    let pack = small().pack;
+fn flipped_bits_and_all_truncations_are_found() {
+    for pack in [small().pack, coded().pack] {
+        all_damage_is_found(&pack);
+    }
+}
+
+fn all_damage_is_found(pack: &[u8]) {
     let mut state = 1_u64;
-    let mut broken = pack.clone();
-    for _ in 0..10_000 {
+    let mut broken = pack.to_vec();
+    for _ in 0..5_000 {
         state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
         let bit = (state >> 20) as usize % (pack.len() * 8);
         broken[bit / 8] ^= 1 << (bit % 8);
@@ -161,8 +220,8 @@ fn what_no_reader_can_know_is_refused_in_words() {
         reseal(&mut broken);
         parse_pack_bytes(&broken).unwrap_err()
     };
-    let version = error(8, 2);
-    assert!(matches!(version, FormatError::PackVersion { major: 2, minor: 0, .. }), "{version}");
+    let version = error(8, 3);
+    assert!(matches!(version, FormatError::PackVersion { major: 3, minor: 0, .. }), "{version}");
     let chunks = u64::from_le_bytes(pack[160..168].try_into().unwrap()) as usize;
     let codec = error(chunks, 9).to_string();
     assert!(codec.contains("codec 9") && codec.contains("the embedding"), "{codec}");
@@ -183,8 +242,9 @@ proptest! {
     fn hostile_tables_are_refused(
         changes in prop::collection::vec((0_usize..20_480, any::<u8>()), 1..4),
         section in 0_usize..5,
+        is_coded in any::<bool>(),
     ) {
-        let mut pack = PACK.with(Clone::clone);
+        let mut pack = PACKS.with(|packs| packs[usize::from(is_coded)].clone());
         let field = |at: usize| u64::from_le_bytes(pack[at..at + 8].try_into().unwrap()) as usize;
         // A section's entries are the bytes before its padding. Of the header, the first 200 bytes
         // are changed.
@@ -200,7 +260,15 @@ proptest! {
             let mut extents: Vec<_> =
                 catalog.tensors().iter().flat_map(|tensor| tensor.extents()).collect();
             extents.sort();
-            prop_assert!(extents.iter().all(|extent| extent.end() <= pack.len() as u64));
+            let index = &catalog.pack.as_ref().unwrap().chunks;
+            let (range, stored) = (index.range(), index.stored_range());
+            prop_assert!(stored.end == pack.len() as u64);
+            prop_assert!(extents.iter().all(|extent| extent.end() <= range.end));
+            for chunk in index.chunks(range.start, range.end) {
+                prop_assert!(chunk.stored_end() <= pack.len() as u64);
+                prop_assert!(chunk.padding <= chunk.stored_bytes);
+            }
+            let _ = decoded(&pack);
             prop_assert!(extents.windows(2).all(|pair| pair[0].end() <= pair[1].offset));
             let _ = restore_gguf(&catalog);
         }
@@ -208,7 +276,7 @@ proptest! {
 }
 
 thread_local! {
-    static PACK: Vec<u8> = small().pack;
+    static PACKS: [Vec<u8>; 2] = [small().pack, coded().pack];
 }
 
 /// The hexdump in the document shows this pack, and the offsets below are those of the document.

@@ -1,12 +1,12 @@
 //! Packs with compact BF16: bits of the logits are those of the source, on the CPU, resident and streamed, and the source comes back.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use forebay_engine::pack::{Codec, PackOptions, PackReport, pack, to_gguf, verify};
-use forebay_engine::{EngineError, Session, SessionOptions};
+use forebay_engine::{EngineError, Session, SessionOptions, inspect};
 use forebay_format::{Catalog, TensorType};
 use forebay_lab::synth::{SynthOptions, synthesize};
 use forebay_store::{IoKind, OutputFile};
@@ -27,8 +27,12 @@ fn never(_: u64, _: u64) -> bool {
 }
 
 fn synth(shape: &str, folder: &Path) -> PathBuf {
+    synth_as(shape, "BF16", folder)
+}
+
+fn synth_as(shape: &str, quantisation: &str, folder: &Path) -> PathBuf {
     let path = folder.join("source.gguf");
-    let quantisation = Some("BF16".to_owned());
+    let quantisation = Some(quantisation.to_owned());
     let options = SynthOptions { quantisation, ..SynthOptions::default() };
     let out = OutputFile::replace(&path).unwrap();
     synthesize(shape, out, &options, &mut |_, _| true).unwrap();
@@ -116,6 +120,65 @@ fn every_shape_has_the_bits_of_its_source_and_comes_back() {
         let (plain, report) = packed(&source, Codec::None);
         assert!(!types(&plain).contains("BF16_C256") && report.saved.is_empty());
         assert!(smallest(&path) < smallest(&plain), "{shape} needs less memory");
+    }
+}
+
+/// Returns how many chunks of a pack have each codec.
+fn codecs(path: &Path) -> BTreeMap<&'static str, usize> {
+    let catalog = Catalog::open(path).unwrap();
+    let index = &catalog.pack.as_ref().unwrap().chunks;
+    let mut counts = BTreeMap::new();
+    for chunk in index.chunks(index.range().start, index.range().end) {
+        *counts.entry(chunk.codec.name()).or_insert(0) += 1;
+    }
+    counts
+}
+
+/// Replaces a half of all weights by 0, so that every codec makes them smaller.
+fn prune(path: &Path) {
+    let catalog = Catalog::open(path).unwrap();
+    let file = fs::OpenOptions::new().read(true).write(true).open(path).unwrap();
+    for tensor in catalog.tensors().iter().filter(|tensor| tensor.shape.len() > 1) {
+        let mut bytes = vec![0; tensor.bytes() as usize];
+        file.read_exact_at(&mut bytes, tensor.extent.offset).unwrap();
+        bytes.chunks_mut(64).step_by(2).for_each(|part| part.fill(0));
+        file.write_all_at(&bytes, tensor.extent.offset).unwrap();
+    }
+}
+
+#[test]
+fn coded_packs_have_the_bits_of_their_source_in_every_budget() {
+    for (shape, quantisation) in [
+        ("llama-tiny", "F16"),
+        ("qwen3moe-tiny", "BF16"),
+        ("deepseek-v3-tiny", "BF16"),
+        ("qwen3moe-tiny", "Q8_0"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let source = synth_as(shape, quantisation, folder.path());
+        prune(&source);
+        let expected = bits(&source, None);
+        for (codec, name) in [(Codec::Zstd, "zstd"), (Codec::Gdeflate, "gdeflate")] {
+            let (path, report) = packed(&source, codec);
+            assert!(
+                codecs(&path).get(name).is_some_and(|count| *count > 10),
+                "{:?}",
+                codecs(&path)
+            );
+            assert!(report.bytes < report.source_bytes * 4 / 5, "{shape}: {report:?}");
+            assert_eq!(fs::metadata(&path).unwrap().len(), report.bytes);
+            for ram_bytes in [None, Some(smallest(&path)), Some(2 * smallest(&path))] {
+                let found = bits(&path, ram_bytes);
+                assert!(found == expected, "{shape} {codec:?} with {ram_bytes:?} bytes");
+            }
+            assert_eq!(verify(&path, IoKind::Auto, &mut never).unwrap().damaged_chunks, 0);
+            let back = folder.path().join("back.gguf");
+            to_gguf(&path, OutputFile::replace(&back).unwrap(), IoKind::Auto, &mut never).unwrap();
+            assert!(fs::read(&source).unwrap() == fs::read(&back).unwrap(), "{shape} comes back");
+            assert!(
+                inspect(&path).unwrap().model.kinds.iter().any(|it| it.stored_bytes < it.bytes)
+            );
+        }
     }
 }
 

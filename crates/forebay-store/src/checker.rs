@@ -1,15 +1,16 @@
-//! Work on bytes that have arrived: verifying checksums, and relayout. Its own threads do the work and sleep while
+//! Work on bytes that have arrived: verifying checksums, decoding, and relayout. Its own threads do the work and sleep while
 //! there is none. The reader thread takes part whenever it would otherwise only wait for the disk.
 
 use std::collections::VecDeque;
 use std::num::NonZero;
+use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use forebay_format::FileIndex;
 
-use crate::checks::{BadChunk, Checks};
+use crate::chunks::{BadChunk, Chunks};
 use crate::error::StoreError;
 use crate::relayout::{Copying, Making};
 
@@ -27,16 +28,30 @@ const LOOK_AGAIN: Duration = Duration::from_millis(100);
 /// A range of memory that must match the checksums of whole chunks of a file.
 pub(crate) struct Span {
     pub file: FileIndex,
-    pub checks: Checks,
-    /// File offset that the bytes were read from.
+    pub chunks: Chunks,
+    /// Offset in the decoded file.
     pub offset: u64,
     pub memory: *const u8,
     pub bytes: usize,
 }
 
+/// Chunks of a file that were read, and the memory that they are decoded to.
+pub(crate) struct Decoding {
+    pub file: FileIndex,
+    pub chunks: Chunks,
+    /// Range of the decoded file: whole chunks.
+    pub range: Range<u64>,
+    pub stored: *const u8,
+    pub stored_bytes: usize,
+    pub to: *mut u8,
+    /// Number of the memory at `stored`, which the answer returns.
+    pub stage: u32,
+}
+
 /// One piece of work.
 pub(crate) enum Work {
     Compare(Span),
+    Decode(Decoding),
     Make(Making),
     Copy(Copying),
 }
@@ -54,16 +69,24 @@ unsafe impl Send for Task {}
 /// The answer to one piece of work.
 pub(crate) struct Answer {
     pub job: u32,
-    /// Result of the comparison, if the task was one.
-    pub compared: Option<Compared>,
+    pub done: Done,
     pub took: Duration,
 }
 
-/// Result of comparing a [`Span`] with its checksums.
+/// What was done.
+pub(crate) enum Done {
+    /// A [`Span`] was compared with its checksums.
+    Compared(Compared),
+    /// Chunks were verified and decoded, and the memory with this number is free.
+    Decoded(Compared, u32),
+    Relayout,
+}
+
+/// Result of verifying chunks.
 pub(crate) struct Compared {
     pub file: FileIndex,
     pub bytes: u64,
-    /// The first chunk that does not match.
+    /// The first chunk that is damaged.
     pub bad: Option<BadChunk>,
 }
 
@@ -223,21 +246,42 @@ impl Shared {
 impl Task {
     fn run(&self) -> Answer {
         let started = Instant::now();
-        let compared = match &self.work {
-            Work::Compare(span) => Some(span.compare()),
+        let done = match &self.work {
+            Work::Compare(span) => Done::Compared(span.compare()),
+            // SAFETY: as below.
+            Work::Decode(decoding) => unsafe { Done::Decoded(decoding.decode(), decoding.stage) },
             // SAFETY: the caller of `Checker::begin` promised that memory to be read is initialised and not written to,
             // and that nothing else uses memory to be written, until the answer. The answer is made below.
             Work::Make(share) => unsafe {
                 share.run();
-                None
+                Done::Relayout
             },
             // SAFETY: as above.
             Work::Copy(bytes) => unsafe {
                 bytes.run();
-                None
+                Done::Relayout
             },
         };
-        Answer { job: self.job, compared, took: started.elapsed() }
+        Answer { job: self.job, done, took: started.elapsed() }
+    }
+}
+
+impl Decoding {
+    /// Verifies and decodes the chunks.
+    ///
+    /// # Safety
+    /// `stored` must be valid for reads of `stored_bytes` bytes that are not written to, and `to` for writes of as many bytes as the range
+    /// has. Nothing else may use them.
+    unsafe fn decode(&self) -> Compared {
+        let bytes = self.range.end - self.range.start;
+        // SAFETY: the caller promises both.
+        let (stored, out) = unsafe {
+            let stored = std::slice::from_raw_parts(self.stored, self.stored_bytes);
+            (stored, std::slice::from_raw_parts_mut(self.to, bytes as usize))
+        };
+        let bad = self.chunks.decode(self.range.clone(), stored, out);
+        let bytes = if self.chunks.verify { bytes } else { 0 };
+        Compared { file: self.file, bytes, bad }
     }
 }
 
@@ -246,7 +290,7 @@ impl Span {
         // SAFETY: the caller of `Checker::begin` promised that the memory is initialised, stays valid and is not
         // written to until the answer. The answer is made here.
         let bytes = unsafe { std::slice::from_raw_parts(self.memory, self.bytes) };
-        let bad = self.checks.first_bad(self.offset, bytes);
+        let bad = self.chunks.first_bad(self.offset, bytes);
         Compared { file: self.file, bytes: self.bytes as u64, bad }
     }
 }

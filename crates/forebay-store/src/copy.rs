@@ -4,6 +4,8 @@
 //! A few worker threads put the bytes of a window in order and pass them to the sink, which checks or writes them. The
 //! sink handles several windows at the same time.
 
+use std::collections::BTreeSet;
+use std::num::NonZero;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -11,7 +13,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use forebay_format::Extent;
-use forebay_format::pack::{ChunkIndex, Conversion, PackSpan};
+use forebay_format::pack::{Conversion, PackSpan};
 
 use crate::arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
 use crate::engine::{
@@ -26,7 +28,10 @@ use crate::page_cache::{CacheProbe, Cached};
 const WINDOW_BYTES: u64 = 4 << 20;
 /// Bytes of memory for reads. Windows that are put in order need more besides.
 const READ_BYTES: usize = 36 << 20;
-const WORKERS: usize = 4;
+/// Most threads that put windows in order and pass them to the sink, which may encode them.
+const WORKERS_MAX: usize = 16;
+/// Number of windows that may be read before an earlier one has arrived. It bounds the memory of a sink that needs them in order.
+const AHEAD: usize = 32;
 /// Assumed cost of an extent in bytes, in addition to its own bytes, when a window is cut.
 const EXTENT_BYTES: u64 = 8 << 10;
 const WINDOW_COST_MAX: u64 = 8 << 20;
@@ -42,11 +47,16 @@ pub struct CopyJob<'a> {
     /// Called with the number of a tensor if some of its bytes cannot be converted. The output is zero there, and the copy goes
     /// on.
     pub refused: &'a (dyn Fn(usize) + Sync),
-    /// If present, the output is cut where these chunks end, so that every window consists of whole chunks.
-    pub chunks: Option<&'a ChunkIndex>,
+    /// Returns the range of the chunk that holds a byte of the output. The output is cut where chunks end, so that every window consists of
+    /// whole chunks.
+    pub chunk_at: Option<&'a ChunkAt<'a>>,
 }
 
-/// Receiver of windows of the output. It is called from several threads, in any order.
+/// Function that returns the range of the chunk that holds a byte, if there is one.
+pub type ChunkAt<'a> = dyn Fn(u64) -> Option<Range<u64>> + Sync + 'a;
+
+/// Receiver of windows of the output. It is called from several threads, in any order. But a window is not read before all others that are
+/// more than 32 before it.
 pub trait Sink: Sync {
     /// Takes `bytes` of the output from `offset` on. Their address is aligned to 4096.
     ///
@@ -122,7 +132,9 @@ pub fn copy_through(
         windows.iter().map(|w| (w.range.end - w.range.start) as usize).max().unwrap_or(0);
     let slots = (READ_BYTES / slot_bytes.max(1)).clamp(2, 32);
     let window_room = window_bytes.next_multiple_of(SLOT_ALIGNMENT);
-    let arena = Arena::reserve(slot_bytes * slots + window_room * WORKERS)?;
+    let workers =
+        std::thread::available_parallelism().map_or(1, NonZero::get).clamp(4, WORKERS_MAX);
+    let arena = Arena::reserve(slot_bytes * slots + window_room * workers)?;
     let options = EngineOptions { background_depth: 64, ..EngineOptions::default() };
     let mut engine = open(&arena, &options)?;
     let absent = absent_windows(files, &windows, &engine.describe());
@@ -144,7 +156,7 @@ pub fn copy_through(
             // Sending cannot fail: the receiver lives until everything is read.
             let _ = give_back.send(arena.carve(slot_bytes)?);
         }
-        for _ in 0..WORKERS {
+        for _ in 0..workers {
             let buffer = arena.carve(window_room)?;
             let (shared, taken, give_back) = (&shared, &taken, give_back.clone());
             scope.spawn(move || shared.work(taken, &give_back, buffer));
@@ -207,13 +219,15 @@ fn read_all(
 ) -> Result<(), StoreError> {
     let mut next = 0;
     let mut given = 0;
+    // Windows before `first` have all arrived, and those in `early` behind it.
+    let (mut first, mut early) = (0, BTreeSet::new());
     let mut completions = Vec::new();
     while given < windows.len() {
         files.check_interrupt()?;
         if !go_on() {
             return Err(StoreError::Interrupted);
         }
-        while next < windows.len() {
+        while next < windows.len().min(first + AHEAD) {
             // If no read is in flight, nothing can continue until a slot is free, so wait for one.
             let slot = match engine.in_flight() {
                 0 => lines.free.recv().ok(),
@@ -237,6 +251,10 @@ fn read_all(
         for completion in completions.drain(..) {
             completion.result?;
             arrived(completion.id as usize);
+            early.insert(completion.id as usize);
+            while early.remove(&first) {
+                first += 1;
+            }
             let Some(buffer) = completion.buffer else { continue };
             let _ = lines.give.send((completion.id as usize, buffer));
             given += 1;
@@ -384,7 +402,7 @@ fn cut(files: &FileSet, job: &CopyJob<'_>) -> Vec<Window> {
         let mut size = WINDOW_BYTES;
         loop {
             let limit = (start + size).min(job.range.end);
-            let end = job.chunks.map_or(limit, |chunks| chunk_end(chunks, start, limit));
+            let end = job.chunk_at.map_or(limit, |chunk_at| chunk_end(chunk_at, start, limit));
             let window = window(files, job, start..end, first);
             let cost = window.layout.slot_bytes as u64 + window.spans.len() as u64 * EXTENT_BYTES;
             if cost <= WINDOW_COST_MAX || size <= SLOT_ALIGNMENT as u64 {
@@ -399,10 +417,10 @@ fn cut(files: &FileSet, job: &CopyJob<'_>) -> Vec<Window> {
 }
 
 /// Returns the last end of a chunk up to `limit`, or else the first one after `start`.
-fn chunk_end(chunks: &ChunkIndex, start: u64, limit: u64) -> u64 {
-    match chunks.chunk_at(limit) {
-        Some(chunk) if chunk.offset > start => chunk.offset,
-        Some(chunk) => chunk.end(),
+fn chunk_end(chunk_at: &ChunkAt<'_>, start: u64, limit: u64) -> u64 {
+    match chunk_at(limit) {
+        Some(chunk) if chunk.start > start => chunk.start,
+        Some(chunk) => chunk.end,
         None => limit,
     }
 }

@@ -118,7 +118,9 @@ pub struct IoStatistics {
     /// Part of the waiting time, in seconds, in which no request was at the disk. The waiting thread verified
     /// checksums, or waited for threads that did.
     pub check_wait_seconds: f64,
-    /// Number of blocks whose bytes did not match their checksums.
+    /// Time spent verifying and decoding coded blocks, summed over all threads.
+    pub decode_seconds: f64,
+    /// Number of blocks whose bytes did not match their checksums, or could not be decoded.
     pub checksum_mismatches: u64,
     /// Number of bytes that a relayout made. `relayout_seconds` is the time that took, summed over all threads.
     pub bytes_relaid_out: u64,
@@ -262,7 +264,7 @@ impl EngineOptions {
     /// Returns the default options for reading blocks of `files` on demand.
     pub fn suited_to(files: &FileSet) -> EngineOptions {
         let defaults = EngineOptions::default();
-        match files.is_checked() {
+        match files.is_checked() || files.is_coded() {
             true => EngineOptions { queue_depth: CHECKED_DEPTH, ..defaults },
             false => defaults,
         }
@@ -361,14 +363,15 @@ fn open(
     scheduled(device, files, options, faults)
 }
 
-/// Wraps a real device in a scheduler. Starts the threads of a checker only if checksums or relayouts need them.
+/// Wraps a real device in a scheduler. Starts the threads of a checker only if checksums, codecs or relayouts
+/// need them.
 fn scheduled<D: Device + 'static>(
     device: D,
     files: &FileSet,
     options: &EngineOptions,
     faults: Option<FaultPlan>,
 ) -> Result<Box<dyn ReadEngine>, StoreError> {
-    let beside = files.is_checked() || options.relayout_bytes > 0;
+    let beside = files.is_checked() || files.is_coded() || options.relayout_bytes > 0;
     let checker = if beside { Checker::start()? } else { Checker::inline() };
     Ok(with_checker(device, checker, files, options, faults))
 }

@@ -7,6 +7,15 @@ use crate::engine::BlockLabel;
 use crate::load::UploadError;
 use crate::output_file::OutputError;
 
+/// What is wrong with a chunk of a pack.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Damage {
+    #[error("its checksum is {found:016x}, {expected:016x} was written")]
+    Checksum { expected: u64, found: u64 },
+    #[error("it cannot be decoded: {0}")]
+    Coding(forebay_codec::CodecError),
+}
+
 /// Error of a file, an arena or an engine as a whole. The error of one block's read is a [`ReadError`].
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -22,11 +31,10 @@ pub enum StoreError {
     )]
     UnexpectedEnd { file: PathBuf, offset: u64, length: u64, file_bytes: u64 },
     #[error(
-        "{} is damaged at byte {offset}, in {place}: its checksum is {found:016x}, {expected:016x} was written; \
-         get the file again (forebay verify lists all damage)",
+        "{} is damaged at byte {offset}, in {place}: {damage}; get the file again (forebay verify lists all damage)",
         file.display()
     )]
-    Corrupt { file: PathBuf, offset: u64, place: String, expected: u64, found: u64 },
+    Corrupt { file: PathBuf, offset: u64, place: String, damage: Damage },
     #[error(transparent)]
     Output(#[from] OutputError),
     #[error("cannot copy weights to the device: {source}")]
@@ -85,20 +93,13 @@ pub enum ReadError {
     )]
     Stalled { file: PathBuf, offset: u64, block: BlockLabel, waited: Duration },
     #[error(
-        "{block} is damaged in {} at byte {offset} (in {place}): its checksum is {found:016x}, \
-         {expected:016x} was written, also when read again; get the file again (forebay verify lists all damage)",
+        "{block} is damaged in {} at byte {offset} (in {place}): {damage}, also when read again; \
+         get the file again (forebay verify lists all damage)",
         file.display()
     )]
-    Corrupt {
-        file: PathBuf,
-        offset: u64,
-        place: String,
-        block: BlockLabel,
-        expected: u64,
-        found: u64,
-    },
+    Corrupt { file: PathBuf, offset: u64, place: String, block: BlockLabel, damage: Damage },
     #[error(
-        "the layout of {block} would read only a part of a checksummed range in {} at byte {offset}; \
+        "the layout of {block} would read only a part of a chunk of {} at byte {offset}; \
          plan it with the files that it is read from",
         file.display()
     )]

@@ -11,11 +11,11 @@ use forebay_format::{Block, Catalog, Extent, FileIndex};
 use rustix::fs::{AtFlags, StatxFlags, fstatfs, statx};
 
 use crate::arena::SLOT_ALIGNMENT;
-use crate::checks::{BadChunk, Checks};
+use crate::chunks::{BadChunk, Chunks};
 use crate::engine::BlockLabel;
 use crate::error::StoreError;
 use crate::interrupt::Interrupt;
-use crate::layout::BlockLayout;
+use crate::layout::{BlockLayout, Covered};
 use crate::trace::{IoRecorder, ReadEnd, ReadRecord, Why, nanoseconds};
 
 /// Alignment of files that need none. Parts keep their position within a cache line that they have in the file.
@@ -35,8 +35,8 @@ pub struct FileSet {
 pub(crate) struct StoredFile {
     pub path: PathBuf,
     pub bytes: u64,
-    /// Checksums of the file, or `None` if it has none or they are not to be verified.
-    pub checks: Option<Checks>,
+    /// Chunks of a pack. `None` if nothing is coded and no checksums are to be verified.
+    pub chunks: Option<Chunks>,
     content: Content,
 }
 
@@ -72,17 +72,33 @@ impl FileSet {
     pub fn of_catalog(catalog: &Catalog, verify: bool) -> Result<FileSet, StoreError> {
         let open = |path: &PathBuf| StoredFile::open(path);
         let mut files = catalog.files.iter().map(open).collect::<Result<Vec<_>, _>>()?;
-        if let (Some(pack), Some(file)) =
-            (catalog.pack.as_ref().filter(|_| verify), files.first_mut())
-        {
-            file.checks = Some(Checks::new(Arc::clone(&pack.chunks)));
+        let pack = catalog.pack.as_ref().filter(|pack| verify || pack.chunks.is_coded());
+        if let (Some(pack), Some(file)) = (pack, files.first_mut()) {
+            file.chunks = Some(Chunks::new(Arc::clone(&pack.chunks), verify));
         }
         Ok(FileSet { files: files.into(), recorder: None, interrupt: None })
     }
 
     /// Returns true if any of the files is verified against checksums.
     pub fn is_checked(&self) -> bool {
-        self.files.iter().any(|file| file.checks.is_some())
+        self.files.iter().any(|file| file.chunks.as_ref().is_some_and(|chunks| chunks.verify))
+    }
+
+    /// Returns true if blocks of any of the files are coded. Their bytes are decoded when they are read: all offsets are those of the
+    /// decoded file.
+    pub fn is_coded(&self) -> bool {
+        self.files.iter().any(|file| file.chunks.as_ref().is_some_and(Chunks::is_coded))
+    }
+
+    /// Returns the extent of the stored file that is read for an extent of the decoded file. Without coded blocks, the two are the same.
+    pub fn stored(&self, extent: Extent) -> Extent {
+        match self.file(extent.file).and_then(|file| file.chunks.as_ref()) {
+            None => extent,
+            Some(chunks) => {
+                let Range { start, end } = chunks.stored(extent.offset..extent.end());
+                Extent { file: extent.file, offset: start, length: end - start }
+            }
+        }
     }
 
     /// Plans a slot for `extents` like [`BlockLayout::plan`], with room for every whole chunk that has a checksum.
@@ -96,10 +112,12 @@ impl FileSet {
         BlockLayout::plan_covering(extents, relayout, alignment, &|extent| self.cover(extent))
     }
 
-    /// Returns the range that must be read for an extent if it has checksums.
-    fn cover(&self, extent: &Extent) -> Option<Range<u64>> {
-        let checks = self.file(extent.file)?.checks.as_ref()?;
-        Some(checks.cover(extent.offset..extent.end()))
+    /// Returns the range that must be read for an extent of a pack.
+    fn cover(&self, extent: &Extent) -> Option<Covered> {
+        let chunks = self.file(extent.file)?.chunks.as_ref()?;
+        let range = chunks.cover(extent.offset..extent.end());
+        let is_coded = chunks.is_coded_at(extent.offset);
+        (is_coded || chunks.verify).then_some(Covered { range, is_coded })
     }
 
     /// Creates files that exist only in memory. The simulated engine reads them, and the other engines refuse them.
@@ -107,7 +125,7 @@ impl FileSet {
         let stored = |(index, image): (usize, Vec<u8>)| StoredFile {
             path: PathBuf::from(format!("memory-{index}")),
             bytes: image.len() as u64,
-            checks: None,
+            chunks: None,
             content: Content::Memory(image),
         };
         let files = images.into_iter().enumerate().map(stored).collect();
@@ -192,10 +210,12 @@ impl FileSet {
                 buffer_bytes: out.len(),
             });
         }
-        self.record_read(extent, None, Why::Small, || file.read_checked_at(extent.offset, out))
+        let stored = self.stored(extent);
+        self.record_read(stored, None, Why::Small, || file.read_checked_at(extent.offset, out))
     }
 
-    /// Fills `out` like [`FileSet::read_exact`], for a part of a block that is being loaded. Does not verify checksums.
+    /// Fills `out` like [`FileSet::read_exact`], for a part of a block that is being loaded. Verifies checksums of coded
+    /// blocks only.
     pub(crate) fn read_for_load(
         &self,
         index: FileIndex,
@@ -207,7 +227,11 @@ impl FileSet {
             .file(index)
             .ok_or(StoreError::UnknownFile { index: index.0, files: self.files.len() })?;
         let extent = Extent { file: index, offset, length: out.len() as u64 };
-        self.record_read(extent, Some(block), Why::Load, || file.read_exact_at(offset, out))
+        let stored = self.stored(extent);
+        self.record_read(stored, Some(block), Why::Load, || match file.coded(offset) {
+            Some(_) => file.read_checked_at(offset, out),
+            None => file.read_exact_at(stored.offset, out),
+        })
     }
 
     /// Calls `read`, and records it if there is a recorder.
@@ -350,7 +374,7 @@ impl StoredFile {
         Ok(StoredFile {
             path: path.to_path_buf(),
             bytes,
-            checks: None,
+            chunks: None,
             content: Content::Disk { cached, direct },
         })
     }
@@ -403,11 +427,27 @@ impl StoredFile {
         }
     }
 
-    /// Fills `out` like `read_exact_at`, and verifies the bytes that have checksums.
+    /// Returns the chunks if this byte belongs to a coded block.
+    pub(crate) fn coded(&self, offset: u64) -> Option<&Chunks> {
+        self.chunks.as_ref().filter(|chunks| chunks.is_coded_at(offset))
+    }
+
+    /// Returns the chunks if this byte is stored as it is, and is to be verified.
+    pub(crate) fn checks(&self, offset: u64) -> Option<&Chunks> {
+        self.chunks.as_ref().filter(|chunks| chunks.verify && !chunks.is_coded_at(offset))
+    }
+
+    /// Returns the number of bytes that can be read: those of the decoded file.
+    pub(crate) fn end(&self) -> u64 {
+        let chunks = self.chunks.as_ref().filter(|chunks| chunks.is_coded());
+        chunks.map_or(self.bytes, Chunks::decoded_bytes)
+    }
+
+    /// Fills `out` with bytes of the decoded file, and verifies those that have checksums.
     fn read_checked_at(&self, offset: u64, out: &mut [u8]) -> Result<(), StoreError> {
-        let Some(checks) = &self.checks else { return self.read_exact_at(offset, out) };
+        let Some(checks) = &self.chunks else { return self.read_exact_at(offset, out) };
         let read = |offset, out: &mut [u8]| self.read_exact_at(offset, out);
-        // On a mismatch, read again: the bytes may have been damaged in transfer and not on the disk.
+        // Read damaged bytes again: they may have been damaged in transfer and not on the disk.
         if checks.read(offset, out, &read)?.is_none() {
             return Ok(());
         }
@@ -418,8 +458,8 @@ impl StoredFile {
     }
 
     fn corrupt(&self, bad: BadChunk) -> StoreError {
-        let BadChunk { offset, place, expected, found } = bad;
-        StoreError::Corrupt { file: self.path.clone(), offset, place, expected, found }
+        let BadChunk { offset, place, damage } = bad;
+        StoreError::Corrupt { file: self.path.clone(), offset, place, damage }
     }
 
     fn read_exact_at(&self, offset: u64, out: &mut [u8]) -> Result<(), StoreError> {

@@ -1,12 +1,13 @@
 //! The read of one block in progress: how it is cut into requests, and what the answer to a request means.
 
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
 use forebay_format::FileIndex;
 
 use crate::arena::SLOT_ALIGNMENT;
-use crate::checks::BadChunk;
+use crate::chunks::{BadChunk, Chunks};
 use crate::engine::{BlockLabel, BlockRead, Priority, ReadDone};
 use crate::error::ReadError;
 use crate::layout::Region;
@@ -14,6 +15,10 @@ use crate::relayout::Stage;
 
 /// Number of times that a request is repeated after EINTR or EAGAIN without counting as a failure.
 const TRANSIENT_REPEATS: u32 = 1000;
+
+/// Most bytes after decoding that a request reads of coded blocks, unless one chunk has more. Memory is reserved for as many as are at the
+/// disk.
+pub(crate) const CODED_REQUEST_BYTES: u64 = 256 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -30,11 +35,11 @@ pub(crate) struct Job {
     pub abandoned: bool,
     /// Number of times that everything was read again because a checksum did not match.
     pub rereads: u32,
-    /// Number of spans whose checksums are being verified, or of relayout tasks in progress. `checked_bytes` is the
-    /// number of bytes that have been verified.
+    /// Number of spans that are being verified or decoded, or of relayout tasks in progress. `checked_bytes` is the
+    /// number of bytes that have been verified in the slot.
     pub checking: u32,
     pub checked_bytes: u64,
-    /// The first chunk found that does not match its checksum.
+    /// The first damaged chunk that was found.
     pub bad: Option<(FileIndex, BadChunk)>,
     /// Stage of the block's relayout, if it has one.
     pub stage: Stage,
@@ -45,12 +50,16 @@ pub(crate) struct Job {
 pub(crate) struct Request {
     pub job: u32,
     pub file: FileIndex,
+    /// Offset in the stored file.
     pub offset: u64,
     pub length: u64,
-    /// Offset of the span in the slot, in bytes.
+    /// Offset of the span in the slot, in bytes. If the span is coded, offset in the memory that it is read to.
     pub at: usize,
-    /// File offset up to which the file must be read for the request to be complete.
+    /// Offset up to which the stored file must be read for the request to be complete.
     pub wanted_end: u64,
+    /// By how much the same byte of the decoded file has a larger offset.
+    pub behind: u64,
+    pub coded: Option<CodedSpan>,
     /// Number of failed attempts. `transient` counts those that only met a busy kernel.
     pub attempts: u32,
     pub transient: u32,
@@ -62,6 +71,21 @@ pub(crate) struct Request {
     pub why: Priority,
     /// Number of times that the request was started again.
     pub again: u32,
+}
+
+/// A part of a job whose bytes are decoded when they have arrived.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CodedSpan {
+    /// First byte and end in the decoded file: whole chunks.
+    pub start: u64,
+    pub end: u64,
+    /// Offset in the job's slot of the first decoded byte.
+    pub at: usize,
+    /// Offset of the first chunk in the memory that the span is read to, and the number of bytes of all chunks.
+    pub skip: usize,
+    pub stored_bytes: usize,
+    /// Number of the memory that the span is read to. `None` before the request begins, and after the memory was passed to the decoder.
+    pub stage: Option<u32>,
 }
 
 impl Job {
@@ -107,27 +131,57 @@ impl Job {
         Some((region.file, region.offset + self.position))
     }
 
-    /// Cuts off and returns the next request.
-    pub(crate) fn next_request(&mut self, job: u32, request_bytes: u64) -> Option<Request> {
+    /// Cuts off and returns the next request. `chunks` are those of a file.
+    pub(crate) fn next_request<'a>(
+        &mut self,
+        job: u32,
+        request_bytes: u64,
+        chunks: impl FnOnce(FileIndex) -> Option<&'a Chunks>,
+    ) -> Option<Request> {
         if !self.is_pending() {
             return None;
         }
         let region: Region = *self.read.layout.regions.get(self.region)?;
         let start = self.position;
-        let length = piece_bytes(region.length, request_bytes).min(region.length - start);
-        let end = region.offset + start + length;
+        let chunks = chunks(region.file);
+        let first = region.offset + start;
+        let coded = chunks.filter(|chunks| chunks.is_coded_at(first));
+        let (length, span) = match coded {
+            None => (piece_bytes(region.length, request_bytes).min(region.length - start), None),
+            Some(chunks) => {
+                let span = coded_span(chunks, first..region.wanted_end, request_bytes)?;
+                (span.end - span.start, Some(span))
+            }
+        };
+        let behind = chunks.map_or(0, |chunks| chunks.behind(first));
         self.position += length;
         if self.position == region.length {
             self.region += 1;
             self.position = 0;
         }
+        let at = region.at + start as usize;
+        let end = (first + length).min(region.wanted_end);
+        let (offset, length, wanted_end, behind, coded) = match (coded, span) {
+            (Some(chunks), Some(span)) => {
+                let page = SLOT_ALIGNMENT as u64;
+                let stored = chunks.stored(span.start..span.end);
+                let offset = stored.start / page * page;
+                let skip = (stored.start - offset) as usize;
+                let stored_bytes = (stored.end - stored.start) as usize;
+                let length = (stored.end - offset).next_multiple_of(page);
+                (offset, length, stored.end, 0, Some(CodedSpan { at, skip, stored_bytes, ..span }))
+            }
+            _ => (first.wrapping_sub(behind), length, end.wrapping_sub(behind), behind, None),
+        };
         Some(Request {
             job,
             file: region.file,
-            offset: region.offset + start,
+            offset,
             length,
-            at: region.at + start as usize,
-            wanted_end: end.min(region.wanted_end),
+            at: if coded.is_some() { 0 } else { at },
+            wanted_end,
+            behind,
+            coded,
             attempts: 0,
             transient: 0,
             started: Duration::ZERO,
@@ -136,6 +190,16 @@ impl Job {
             again: 0,
         })
     }
+}
+
+/// Returns as many whole chunks from the start of `range` on as fit into a request, or one.
+fn coded_span(chunks: &Chunks, range: Range<u64>, request_bytes: u64) -> Option<CodedSpan> {
+    let most = request_bytes.min(CODED_REQUEST_BYTES);
+    let mut ends = chunks.chunks(range.clone()).map(|chunk| chunk.end().min(range.end));
+    let first = ends.next()?;
+    let end = ends.take_while(|end| end - range.start <= most).last().unwrap_or(first);
+    let (start, at, skip, stored_bytes) = (range.start, 0, 0, 0);
+    Some(CodedSpan { start, end, at, skip, stored_bytes, stage: None })
 }
 
 /// Returns the request size that cuts `length` into equal pieces. A small remainder would cost about as much as a full
@@ -252,6 +316,8 @@ mod tests {
             length: 16384,
             at: 4096,
             wanted_end: 8192 + 16000,
+            behind: 0,
+            coded: None,
             attempts: 0,
             transient: 0,
             started: Duration::ZERO,

@@ -20,14 +20,21 @@ pub struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Region {
     pub file: FileIndex,
-    /// Offset of the first byte in the file, a multiple of the alignment.
+    /// Offset of the first byte in the decoded file, a multiple of the alignment unless the bytes are coded.
     pub offset: u64,
-    /// Number of bytes to read, a multiple of the alignment. The span may extend past the end of the file.
+    /// Number of bytes to read, a multiple of the alignment unless the bytes are coded. The span may extend past the end of the file.
     pub length: u64,
-    /// Offset of the span in the slot, a multiple of the alignment.
+    /// Offset of the span in the slot, a multiple of the alignment unless the bytes are coded.
     pub at: usize,
     /// File offset after the last byte that a part needs.
     pub wanted_end: u64,
+}
+
+/// Bytes that must be read for an extent of a pack: whole chunks.
+pub(crate) struct Covered {
+    pub range: Range<u64>,
+    /// True if the bytes are decoded when they are read. They then need no alignment.
+    pub is_coded: bool,
 }
 
 /// The plan of one block's slot. Clones share its lists.
@@ -68,7 +75,7 @@ impl BlockLayout {
         extents: &[Extent],
         relayout: Option<&Relayout>,
         alignment: usize,
-        cover: &dyn Fn(&Extent) -> Option<Range<u64>>,
+        cover: &dyn Fn(&Extent) -> Option<Covered>,
     ) -> BlockLayout {
         let alignment = alignment.clamp(1, SLOT_ALIGNMENT).next_power_of_two();
         let unit = alignment as u64;
@@ -79,10 +86,14 @@ impl BlockLayout {
         for index in order {
             let extent = extents[index];
             let covered = cover(&extent);
-            let in_place = covered.is_some();
-            let Range { start, end } = covered.unwrap_or(extent.offset..extent.end());
+            let (in_place, is_coded) =
+                (covered.is_some(), covered.as_ref().is_some_and(|covered| covered.is_coded));
+            let Range { start, end } =
+                covered.map_or(extent.offset..extent.end(), |covered| covered.range);
             match spans.last_mut() {
-                Some(last) if last.touches(extent.file, start, unit) => {
+                Some(last)
+                    if last.is_coded == is_coded && last.touches(extent.file, start, unit) =>
+                {
                     last.start = last.start.min(start);
                     last.end = last.end.max(end);
                     last.members.push(index);
@@ -90,7 +101,7 @@ impl BlockLayout {
                 }
                 _ => {
                     let (file, members) = (extent.file, vec![index]);
-                    spans.push(Span { file, start, end, members, in_place });
+                    spans.push(Span { file, start, end, members, in_place, is_coded });
                 }
             }
         }
@@ -166,10 +177,12 @@ struct Span {
     members: Vec<usize>,
     /// True if the span begins at an aligned byte wherever its extents lie, as the chunks of a pack do.
     in_place: bool,
+    is_coded: bool,
 }
 
 impl Span {
     fn touches(&self, file: FileIndex, start: u64, unit: u64) -> bool {
+        let unit = if self.is_coded { 1 } else { unit };
         self.file == file && start / unit * unit <= aligned_up(self.end, unit)
     }
 }
@@ -180,19 +193,26 @@ fn place(extents: &[Extent], spans: &[Span], alignment: usize) -> BlockLayout {
     let mut regions = Vec::with_capacity(spans.len());
     let mut at = 0_u64;
     for span in spans {
-        let offset = span.start / unit * unit;
+        // Parts keep their position within an aligned unit. Only reads that are not decoded begin at one.
+        let aligned = span.start / unit * unit;
+        let offset = if span.is_coded { span.start } else { aligned };
+        let first = at.saturating_add(offset - aligned);
         for &member in &span.members {
-            parts[member].at = at.saturating_add(extents[member].offset - offset) as usize;
+            parts[member].at = first.saturating_add(extents[member].offset - offset) as usize;
         }
         regions.push(Region {
             file: span.file,
             offset,
-            length: aligned_up(span.end - offset, unit),
-            at: at as usize,
+            length: if span.is_coded {
+                span.end - offset
+            } else {
+                aligned_up(span.end - offset, unit)
+            },
+            at: first as usize,
             wanted_end: span.end,
         });
         // Leave room for the longest possible head, so that the size does not depend on where the span begins.
-        let head = if span.in_place { span.start - offset } else { unit - 1 };
+        let head = if span.in_place { span.start - aligned } else { unit - 1 };
         let room = aligned_up((span.end - span.start).saturating_add(head), unit);
         at = at.saturating_add(room);
     }

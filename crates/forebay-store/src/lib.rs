@@ -15,8 +15,8 @@
 //! reader.rs       reads blocks of any offset and size into the caller's memory, with any engine
 //! load.rs         fills memory at start from the disk and the page cache together
 //! trace.rs        a record of every request, for `forebay trace-io`
-//! checks.rs       checksums of packs, verified before a block is returned
-//! checker.rs      threads beside the reader thread that verify checksums and do relayouts
+//! chunks.rs       chunks of packs: checksums, verified before a block is returned, and decoding
+//! checker.rs      threads beside the reader thread that verify checksums, decode and do relayouts
 //! relayout.rs     relayout: converts the bytes of a block to the layout in which they are held
 //! copy.rs         copies the bytes of many extents into a new order, with bounded memory
 //! interrupt.rs    the flag that stops waits, loads and copies early
@@ -25,7 +25,7 @@
 
 mod arena;
 mod checker;
-mod checks;
+mod chunks;
 mod copy;
 mod device;
 mod engine;
@@ -53,12 +53,12 @@ mod trace;
 mod uring;
 
 pub use arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
-pub use copy::{CopyJob, CopyReport, OpenEngine, Sink, copy, copy_through};
+pub use copy::{ChunkAt, CopyJob, CopyReport, OpenEngine, Sink, copy, copy_through};
 pub use engine::{
     BlockLabel, BlockRead, Completion, EngineInfo, EngineOptions, IoKind, IoStatistics, Priority,
     ReadDone, ReadEngine, open_engine, open_faulty_engine,
 };
-pub use error::{ReadError, StoreError};
+pub use error::{Damage, ReadError, StoreError};
 pub use faults::{Fault, FaultKind, FaultPlan};
 pub use files::{FileSet, filesystem_type};
 pub use forebay_format::{Block, Extent, FileIndex, Relayout, Step, TensorType};

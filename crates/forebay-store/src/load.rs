@@ -98,6 +98,9 @@ pub struct LoadStatistics {
     pub engine_bytes: u64,
     /// The part of `bytes` that was copied from the page cache.
     pub cached_bytes: u64,
+    /// Bytes in the files of `engine_bytes`, and of `cached_bytes`: fewer if blocks are coded.
+    pub engine_stored_bytes: u64,
+    pub cached_stored_bytes: u64,
     /// The part of `engine_bytes` that was in the page cache too. The engine read it because the disk had
     /// time to spare.
     pub engine_cached_bytes: u64,
@@ -164,7 +167,7 @@ impl Loader<'_> {
         let staging_bytes = self.ring.iter().map(|slot| slot.len() as u64).sum();
         let layouts: Vec<BlockLayout> = items.iter().map(|item| item.layout.clone()).collect();
         let (counts, pieces) = cut(items, self.files, self.options.piece_bytes);
-        let shared = Shared::new(pieces, self.options, self.files.interrupt().cloned());
+        let shared = Shared::new(pieces, self.options, self.files);
         let probe = (self.options.copy_threads > 0).then(|| CacheProbe::new(self.files, None));
         let mut progress = || shared.tell(bytes, progress);
         progress();
@@ -258,7 +261,7 @@ impl Loader<'_> {
         let (started, processor, bytes) = (Instant::now(), process_seconds(), plan.bytes());
         let staging_bytes = self.ring.iter().map(|slot| slot.len() as u64).sum();
         let (pieces, copies) = plan.cut();
-        let shared = Shared::new(pieces, self.options, self.files.interrupt().cloned());
+        let shared = Shared::new(pieces, self.options, self.files);
         let copy_threads = self.options.copy_threads;
         let probe = (copy_threads > 0).then(|| CacheProbe::new(self.files, None));
         let mut progress = || shared.tell(bytes, progress);

@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr;
 
-use forebay_format::FileIndex;
+use forebay_format::{Extent, FileIndex};
 use rustix::fs::{Advice, fadvise};
 use rustix::io::ReadWriteFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
@@ -196,10 +196,11 @@ impl CacheProbe {
         CacheProbe { methods: methods.collect(), files: files.clone() }
     }
 
-    /// Returns how much of a range is cached. If the kernel does not tell, the answer is
+    /// Returns how much of a range of the decoded file is cached. If the kernel does not tell, the answer is
     /// [`Cached::Part`]: the caller then reads from the disk and leaves the cached pages alone,
     /// which is always correct.
     pub(crate) fn ask(&self, file: FileIndex, offset: u64, length: u64) -> Cached {
+        let Extent { offset, length, .. } = self.files.stored(Extent { file, offset, length });
         let Some(Some((method, own))) = self.methods.get(file.0 as usize) else {
             return Cached::Part;
         };
@@ -250,9 +251,10 @@ impl FileSet {
         Ok(())
     }
 
-    /// Drops the pages of a range that was not cached before it was read. This is only advice to
+    /// Drops the pages of a range of the decoded file that was not cached before it was read. This is only advice to
     /// the kernel, so a failure is ignored.
     pub(crate) fn forget_range(&self, file: FileIndex, offset: u64, length: u64) {
+        let Extent { offset, length, .. } = self.stored(Extent { file, offset, length });
         if let Some(file) = self.cached_file(file) {
             // The kernel keeps a page if the range covers only a part of it.
             let start = offset / page_bytes() * page_bytes();

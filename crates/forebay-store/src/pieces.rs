@@ -68,11 +68,11 @@ fn next_cut(files: &FileSet, region: &Region, start: u64, step: u64) -> u64 {
     if end >= region.length {
         return region.length;
     }
-    let Some(checks) = files.file(region.file).and_then(|file| file.checks.as_ref()) else {
+    let Some(chunks) = files.file(region.file).and_then(|file| file.chunks.as_ref()) else {
         return end;
     };
     let at = region.offset + end;
-    let chunk = checks.cover(at..at + 1);
+    let chunk = chunks.cover(at..at + 1);
     match chunk.start > region.offset + start {
         true => chunk.start - region.offset,
         false => (chunk.end - region.offset).min(region.length),

@@ -4,10 +4,12 @@
 mod checking;
 mod recording;
 mod relayout;
+mod stages;
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use crate::arena::SLOT_ALIGNMENT;
 use crate::checker::{Answer, Checker};
 use crate::device::{Device, Finished, Transfer};
 use crate::engine::{
@@ -16,8 +18,9 @@ use crate::engine::{
 use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
 use crate::interrupt::{DRAIN, LOOK};
-use crate::job::{Circumstances, Job, Request, Verdict, judge};
+use crate::job::{CODED_REQUEST_BYTES, Circumstances, Job, Request, Verdict, judge};
 use crate::relayout::Scratch;
+use crate::scheduler::stages::Stages;
 use crate::trace::{IoRecorder, ReadEnd};
 
 /// Number of finished requests for which the scheduler wakes up if their bytes must be verified.
@@ -25,9 +28,10 @@ const CHECKED_AT_A_TIME: usize = 4;
 
 pub(crate) struct Scheduler<D: Device> {
     device: D,
-    /// Checker of the arrived bytes. It is declared before `scratch` and `jobs`, so that its threads have ended before
+    /// Checker of the arrived bytes. It is declared before `stages`, `scratch` and `jobs`, so that its threads have ended before
     /// that memory is freed.
     checker: Checker,
+    stages: Stages,
     scratch: Scratch,
     /// The job that uses the scratch memory. The jobs in `to_relayout` wait for it.
     relayouts: Option<u32>,
@@ -60,6 +64,18 @@ pub(crate) struct Scheduler<D: Device> {
     recorder_ahead: Duration,
 }
 
+/// Returns the size of the memory for one read of coded bytes of these files, or 0 if there are none.
+fn stage_bytes(files: &FileSet) -> usize {
+    let chunks = files.files().iter().filter_map(|file| file.chunks.as_ref());
+    let largest = chunks.map(|chunks| chunks.coded_bytes_max()).max().unwrap_or(0);
+    if largest == 0 {
+        return 0;
+    }
+    // A coded chunk has at most as many bytes as after decoding, and padding. Reads begin and end at whole pages.
+    let bytes = largest.max(CODED_REQUEST_BYTES) as usize + 3 * SLOT_ALIGNMENT;
+    bytes.next_multiple_of(SLOT_ALIGNMENT)
+}
+
 impl<D: Device> Scheduler<D> {
     pub(crate) fn new(
         device: D,
@@ -69,11 +85,13 @@ impl<D: Device> Scheduler<D> {
     ) -> Scheduler<D> {
         let depth = options.queue_depth;
         let recorder = files.recorder().cloned();
+        let stages = Stages::new(stage_bytes(&files));
         let ahead = |recorder: &IoRecorder| recorder.now().saturating_sub(device.now());
         let recorder_ahead = recorder.as_ref().map_or(Duration::ZERO, ahead);
         Scheduler {
             device,
             checker,
+            stages,
             scratch: Scratch::new(options.relayout_bytes),
             relayouts: None,
             to_relayout: VecDeque::new(),
@@ -124,7 +142,7 @@ impl<D: Device> Scheduler<D> {
                 return Err(ReadError::UnknownFile { index: region.file.0, files, block });
             };
             let needed = file.read_alignment(self.options.direct);
-            if layout.alignment < needed {
+            if layout.alignment < needed && file.coded(region.offset).is_none() {
                 let planned = layout.alignment;
                 return Err(ReadError::Misaligned {
                     file: file.path.clone(),
@@ -133,15 +151,18 @@ impl<D: Device> Scheduler<D> {
                     block,
                 });
             }
-            let read = region.offset..region.wanted_end;
-            if file.checks.as_ref().is_some_and(|checks| !checks.is_whole(read)) {
+            let wanted = region.offset..region.wanted_end;
+            if file.chunks.as_ref().is_some_and(|chunks| {
+                // Bytes without checksums that are stored as they are can be read alone, but not together with coded ones.
+                !chunks.is_whole(wanted.clone()) || chunks.end_of_kind(wanted.start) < wanted.end
+            }) {
                 let (file, offset) = (file.path.clone(), region.offset);
                 return Err(ReadError::PartOfChunk { file, offset, block });
             }
-            if region.wanted_end > file.bytes {
+            if region.wanted_end > file.end() {
                 return Err(ReadError::UnexpectedEnd {
                     file: file.path.clone(),
-                    file_end: file.bytes,
+                    file_end: file.end(),
                     wanted_end: region.wanted_end,
                     block,
                 });
@@ -152,15 +173,26 @@ impl<D: Device> Scheduler<D> {
 
     /// Starts requests while the queue depths allow it.
     fn pump(&mut self) {
-        while !self.free_requests.is_empty() {
+        while !self.free_requests.is_empty() && !self.stages.is_exhausted() {
             let Some(key) = self.next_job() else { break };
             let Some(job) = self.jobs[key as usize].as_mut() else { continue };
             let priority = job.read.priority;
-            let next = job.next_request(key, self.options.largest_request(priority));
-            if !job.is_pending() {
+            let chunks = |file| self.files.file(file).and_then(|file| file.chunks.as_ref());
+            let next = job.next_request(key, self.options.largest_request(priority), chunks);
+            if !job.is_pending() || next.is_none() {
                 self.queues[priority as usize].pop_front();
             }
             let Some(mut request) = next else { continue };
+            if let Some(span) = request.coded.as_mut() {
+                span.stage = self.stages.take(request.length);
+                if span.stage.is_none() {
+                    let (needed_bytes, block) = (request.length as usize, job.read.label);
+                    let given_bytes = self.stages.stage_bytes();
+                    self.fail(key, ReadError::SlotTooSmall { needed_bytes, given_bytes, block });
+                    self.conclude(key);
+                    continue;
+                }
+            }
             let Some(slot) = self.free_requests.pop() else { break };
             job.in_flight += 1;
             request.background = priority != Priority::Demand;
@@ -209,7 +241,14 @@ impl<D: Device> Scheduler<D> {
         let Some(job) = self.jobs[request.job as usize].as_mut() else { return };
         job.done.requests += 1;
         self.statistics.requests += 1;
-        // SAFETY: the span lies inside the slot, because `check` compared the slot with the layout and requests stay
+        let memory = match request.coded {
+            None => job.read.buffer.pointer(),
+            Some(span) => {
+                span.stage.map_or(std::ptr::null_mut(), |stage| self.stages.pointer(stage))
+            }
+        };
+        // SAFETY: a span of a coded block lies inside the stage that `pump` took for it and that it keeps until it is back. Any other span
+        // lies inside the slot, because `check` compared the slot with the layout and requests stay
         // inside their region. Regions do not overlap, and neither do requests. The job owns the buffer and keeps it
         // until all its requests are back. `drop` waits for them or leaks the buffer.
         let started = unsafe {
@@ -218,7 +257,7 @@ impl<D: Device> Scheduler<D> {
                 file: request.file,
                 offset: request.offset,
                 length: request.length as u32,
-                memory: job.read.buffer.pointer().add(request.at),
+                memory: memory.add(request.at),
                 priority: job.read.priority,
             })
         };
@@ -278,7 +317,10 @@ impl<D: Device> Scheduler<D> {
         };
         match judge(request, end.result, &about) {
             Verdict::Complete => {
-                self.begin_check(&request);
+                match request.coded {
+                    None => self.begin_check(&request),
+                    Some(_) => self.begin_decoding(end.key),
+                }
                 self.release(end.key);
             }
             Verdict::Again(mut next) => {
@@ -305,6 +347,9 @@ impl<D: Device> Scheduler<D> {
     fn release(&mut self, slot: u32) {
         let Some(request) = self.requests[slot as usize].take() else { return };
         self.free_requests.push(slot);
+        if let Some(stage) = request.coded.and_then(|span| span.stage) {
+            self.stages.give_back(stage);
+        }
         self.background -= usize::from(request.background);
         if let Some(job) = self.jobs[request.job as usize].as_mut() {
             job.in_flight -= 1;
@@ -396,7 +441,8 @@ impl<D: Device> Scheduler<D> {
     /// Fails all waiting jobs if stalled requests fill the whole queue depth, because then no waiting request can ever
     /// start.
     fn end_starved(&mut self) {
-        if !self.free_requests.is_empty() || self.queues.iter().all(VecDeque::is_empty) {
+        let has_room = !self.free_requests.is_empty() && !self.stages.is_exhausted();
+        if has_room || self.checker.open() > 0 || self.queues.iter().all(VecDeque::is_empty) {
             return;
         }
         let is_abandoned = |request: &Request| {
@@ -436,7 +482,11 @@ impl<D: Device> Scheduler<D> {
             false => self.at_device() / 4,
         };
         // Checksums should be verified while the remaining requests run, not after them.
-        let checked = if self.files.is_checked() { CHECKED_AT_A_TIME } else { usize::MAX };
+        let checked = if self.files.is_checked() || self.files.is_coded() {
+            CHECKED_AT_A_TIME
+        } else {
+            usize::MAX
+        };
         first.min(refill).min(checked).max(1)
     }
 
@@ -581,6 +631,7 @@ impl<D: Device> Drop for Scheduler<D> {
             let writing = self.device.writing();
             tracing::warn!(writing, "requests did not end; their memory is not given back");
             std::mem::forget(std::mem::take(&mut self.jobs));
+            self.stages.forget();
         }
     }
 }

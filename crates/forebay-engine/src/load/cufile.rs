@@ -122,6 +122,11 @@ pub(super) fn choose(
     let found = found.filter(|found| found.gpu == gpu.name());
     match wanted {
         CuFileUse::Never => Ok(Err(String::new())),
+        CuFileUse::Always if files.is_coded() => Err(EngineError::BadOption {
+            name: "--io",
+            value: NAME.to_owned(),
+            expected: "cuFile cannot decode the blocks of this pack: use another --io, or a pack made with --codec compact or none".to_owned(),
+        }),
         CuFileUse::Always if files.is_checked() => Err(EngineError::BadOption {
             name: "--io",
             value: NAME.to_owned(),
@@ -134,6 +139,9 @@ pub(super) fn choose(
             let Some(found) = found.filter(|found| found.wins) else {
                 return Ok(Err(String::new()));
             };
+            if files.is_coded() {
+                return Ok(Err("cuFile, the faster way here, cannot decode blocks".to_owned()));
+            }
             if files.is_checked() {
                 return Ok(Err("cuFile, the faster way here, cannot compare checksums".to_owned()));
             }

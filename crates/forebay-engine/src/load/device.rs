@@ -72,7 +72,7 @@ pub(crate) fn load(
     let mut device = Device::new(catalog, sources, wanted, request, choice)?;
     let runs = repeat(request, sources, limit, &mut device, progress)?;
     let peak_resident_bytes = peak_resident_bytes();
-    limit.measure_again(&sources.unrecorded, &runs)?;
+    limit.measure_again(&sources.as_stored, &runs)?;
     let report = device.report(&sources.unrecorded)?;
     limit.device_bytes_per_second = request.limit.then_some(report.copy_bytes_per_second);
     let (engine, bytes) = (device.engine(), device.bytes());

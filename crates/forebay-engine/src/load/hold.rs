@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_codec::Compact;
 use forebay_format::{Catalog, TensorInfo, TensorType};
-use forebay_store::{EngineInfo, Extent, FileSet, IoKind, LoadStatistics, SlotBuffer};
+use forebay_store::{EngineInfo, Extent, IoKind, LoadStatistics, SlotBuffer};
 
 use super::host::Host;
 use super::{Destination as _, DeviceRequest, Sources};
@@ -144,12 +144,7 @@ pub fn hold(
             expected: "only packs (.fbay) have checksums, and this is none".into(),
         });
     }
-    let unchecked = FileSet::open(&catalog.files)?;
-    let sources = Sources {
-        checked: FileSet::of_catalog(&catalog, request.verify)?,
-        unrecorded: unchecked.clone(),
-        unchecked,
-    };
+    let sources = Sources::open(&catalog, request.verify, None, None)?;
     let choice = MachineProfile::choice_for(&catalog.root);
     match request.device {
         None => to_host(&catalog, &sources, request, &choice, progress),

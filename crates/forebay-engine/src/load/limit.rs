@@ -234,12 +234,16 @@ impl LoadLimit {
     /// Weights on a device are compared with the disk and the device alone, because copies from the page cache are work
     /// of forebay itself.
     pub(super) fn seconds(&self, load: &LoadStatistics, disk: Option<f64>) -> Option<f64> {
-        let mut from_cache = load.cached_bytes + load.engine_cached_bytes;
-        if disk.is_none() && from_cache as f64 > MOSTLY * load.bytes as f64 {
+        // Bytes in the files, as far as the engine and the copies are told apart.
+        let stored_bytes = load.engine_stored_bytes + load.cached_stored_bytes;
+        let share = load.engine_stored_bytes as f64 / load.engine_bytes.max(1) as f64;
+        let engine_cached = (load.engine_cached_bytes as f64 * share) as u64;
+        let mut from_cache = load.cached_stored_bytes + engine_cached;
+        if disk.is_none() && from_cache as f64 > MOSTLY * stored_bytes as f64 {
             // The few bytes that were not cached make no difference to the limit.
-            from_cache = load.bytes;
+            from_cache = stored_bytes;
         }
-        let from_disk = load.bytes.saturating_sub(from_cache);
+        let from_disk = stored_bytes.saturating_sub(from_cache);
         let part = |bytes: u64, rate: Option<f64>| match bytes {
             0 => Some(0.0),
             _ => rate.map(|rate| bytes as f64 / rate),

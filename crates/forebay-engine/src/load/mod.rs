@@ -121,8 +121,36 @@ pub(crate) struct Sources {
     checked: FileSet,
     /// Files for an engine that does not verify checksums.
     unchecked: FileSet,
-    /// Files for reads that are not part of a run: measurements and comparisons.
+    /// Files for comparisons after a run.
     unrecorded: FileSet,
+    /// Files whose bytes are not decoded, for measurements.
+    as_stored: FileSet,
+}
+
+impl Sources {
+    /// Opens the files of a model.
+    fn open(
+        catalog: &Catalog,
+        verify: bool,
+        interrupt: Option<&Interrupt>,
+        recorder: Option<&IoRecorder>,
+    ) -> Result<Sources, EngineError> {
+        let interruptible = |files: FileSet| match interrupt {
+            Some(interrupt) => files.interruptible(interrupt),
+            None => files,
+        };
+        let recorded = |files: FileSet| match recorder {
+            Some(recorder) => files.recorded(recorder),
+            None => files,
+        };
+        let checked = interruptible(FileSet::of_catalog(catalog, verify)?);
+        let unrecorded = interruptible(FileSet::of_catalog(catalog, false)?);
+        let as_stored = interruptible(FileSet::open(&catalog.files)?);
+        // An engine that decodes must verify, because only it sees the bytes that have checksums.
+        let unchecked = if checked.is_coded() { checked.clone() } else { as_stored.clone() };
+        let (checked, unchecked) = (recorded(checked), recorded(unchecked));
+        Ok(Sources { checked, unchecked, unrecorded, as_stored })
+    }
 }
 
 /// Results of all runs together.
@@ -171,19 +199,9 @@ pub fn load(
             expected: format!("{} has no compact weights", model.display()),
         });
     }
-    let recorded = |files: FileSet| match &request.recorder {
-        Some(recorder) => files.recorded(recorder),
-        None => files,
-    };
-    let files = FileSet::of_catalog(&catalog, request.verify)?;
-    let files = recorded(files.interruptible(&request.interrupt));
-    // The limits are those of reading alone, without checksums.
-    let unchecked = FileSet::open(&catalog.files)?.interruptible(&request.interrupt);
-    let sources = Sources {
-        unchecked: recorded(unchecked.clone()),
-        unrecorded: unchecked,
-        checked: files.clone(),
-    };
+    let (interrupt, recorder) = (Some(&request.interrupt), request.recorder.as_ref());
+    let sources = Sources::open(&catalog, request.verify, interrupt, recorder)?;
+    let files = sources.checked.clone();
     let choice = MachineProfile::choice_for(&catalog.root);
     let mut limit = LoadLimit::new(&files, &choice, request.beside());
     let by_hand = request.io != IoKind::Auto
@@ -199,7 +217,7 @@ pub fn load(
             let runs = repeat(request, &sources, &mut limit, &mut host, progress)?;
             // Taken before the page cache is measured, because that needs memory of its own.
             let peak_resident_bytes = peak_resident_bytes();
-            limit.measure_again(&sources.unrecorded, &runs)?;
+            limit.measure_again(&sources.as_stored, &runs)?;
             let (engine, bytes) = (host.engine(), host.bytes());
             Loaded { engine, bytes, runs, device: None, cufile: None, peak_resident_bytes }
         }
@@ -251,11 +269,15 @@ fn repeat(
             sources.checked.drop_cached()?;
         }
         let (cached_before_bytes, _) = sources.checked.cached_bytes()?;
-        limit.measure_disk(&sources.unrecorded, cached_before_bytes, run)?;
+        limit.measure_disk(&sources.as_stored, cached_before_bytes, run)?;
         let mut statistics = destination.fill(progress)?;
         if request.io == IoKind::Mmap {
             // With a mapping, bytes that were in the page cache came from there, whichever component asked for them.
-            statistics.cached_bytes = cached_before_bytes.min(statistics.bytes);
+            let stored_bytes = statistics.engine_stored_bytes + statistics.cached_stored_bytes;
+            statistics.cached_stored_bytes = cached_before_bytes.min(stored_bytes);
+            statistics.engine_stored_bytes = stored_bytes - statistics.cached_stored_bytes;
+            let share = statistics.cached_stored_bytes as f64 / stored_bytes.max(1) as f64;
+            statistics.cached_bytes = (statistics.bytes as f64 * share) as u64;
             statistics.engine_bytes = statistics.bytes - statistics.cached_bytes;
         }
         runs.push(LoadRun {

@@ -1,28 +1,32 @@
 //! Makes packs from other containers, verifies them, and restores their sources.
 
 mod blocks;
-mod compact;
+mod choice;
 mod restore;
+mod saved;
 mod verify;
+mod writer;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use forebay_format::Catalog;
-use forebay_format::pack::{Chunk, ChunkIndex, PackPlan, checksum, source_documents};
+use forebay_format::pack::{PackPlan, source_documents};
 use forebay_model::{Architecture, Weights};
-use forebay_store::{CopyJob, FileSet, Interrupt, IoKind, OutputFile, Sink, StoreError, copy};
+use forebay_store::{CopyJob, FileSet, Interrupt, IoKind, OutputFile, copy};
 use serde::Serialize;
 
-use self::compact::Choice;
+use self::choice::Choice;
+use self::saved::saved;
+use self::writer::Packing;
 use crate::EngineError;
 use crate::statistics::ReadPath;
 
-pub use compact::{Codec, Saved};
+pub use choice::Codec;
 pub use restore::{RestoreReport, to_gguf, to_hugging_face};
+pub use saved::Saved;
 pub use verify::{Damage, VerifyReport, verify};
 
 /// Callback that gets the bytes done and the bytes in total. If it returns false, the work stops and unfinished files
@@ -53,7 +57,7 @@ pub struct PackReport {
     pub source: PathBuf,
     pub bytes: u64,
     pub source_bytes: u64,
-    /// What compact BF16 saved, by kind of block.
+    /// What compact BF16 and codecs saved, by kind of block.
     pub saved: Vec<Saved>,
     /// Number of tensors that stay BF16 because their exponents lie too far apart for compact blocks, or those of tensors that
     /// products take together with them.
@@ -97,36 +101,35 @@ pub fn pack(
     let weights = Weights::new(&catalog, &architecture, &files)?;
     let documents = source_documents(&catalog)?;
     let planned = blocks::blocks(&catalog, &weights);
-    let mut choice = match codec {
-        Codec::Auto => Choice::all(&catalog, &weights),
-        Codec::None => Choice::none(&catalog),
-    };
-    let (plan, index, report, checksums) = loop {
-        let plan = PackPlan::new(&catalog, &planned, documents.clone(), choice.compact())?;
-        out.reserve(plan.file_bytes())?;
+    let mut choice = Choice::new(&catalog, &weights, codec, &files)?;
+    let (plan, report, chunks, bytes, write_bytes) = loop {
+        let storage = choice.storage(&catalog);
+        let plan = PackPlan::new(&catalog, &planned, documents.clone(), &storage)?;
+        out.reserve(plan.decoded_bytes())?;
         let index = plan.chunk_index();
         let refused = Mutex::new(BTreeSet::new());
-        let checksums = zeros(index.len());
-        let sink = Packing { file: &out, index: &index, checksums, refused: &refused };
+        let sink = Packing::new(&out, &plan, &refused)?;
         let job = CopyJob {
-            range: plan.data_offset()..plan.file_bytes(),
+            range: index.range(),
             header: &[],
             spans: plan.spans().to_vec(),
             refused: &|tensor| {
                 refused.lock().unwrap_or_else(PoisonError::into_inner).insert(tensor);
             },
-            chunks: Some(&index),
+            chunk_at: Some(&|at| index.chunk_at(at).map(|chunk| chunk.offset..chunk.end())),
         };
         let report = copy(&files, &job, io, &sink, progress)?;
-        let checksums = sink.checksums.into_iter().map(AtomicU64::into_inner).collect::<Vec<_>>();
+        let write_bytes = sink.memory_bytes();
+        let (chunks, bytes) = sink.finish()?;
         let refused = refused.into_inner().unwrap_or_else(PoisonError::into_inner);
         if refused.is_empty() {
-            break (plan, index, report, checksums);
+            break (plan, report, chunks, bytes, write_bytes);
         }
         // The whole model was read, so all tensors that do not fit are known.
         choice.leave_out(&refused);
     };
-    out.write_at(0, &plan.front(&checksums))?;
+    out.write_at(0, &plan.front(&chunks))?;
+    out.truncate(bytes)?;
     let direct_writes = out.is_past_cache();
     let path = out.path().to_path_buf();
     out.commit()?;
@@ -135,49 +138,17 @@ pub fn pack(
     Ok(PackReport {
         path,
         source: source.to_path_buf(),
-        bytes: plan.file_bytes(),
+        bytes,
         source_bytes: catalog.file_bytes.iter().sum(),
-        saved: choice.saved(&catalog),
+        saved: saved(&catalog, &plan, &chunks),
         left_plain: choice.left_out(),
         blocks: plan.blocks().len(),
         experts: plan.blocks().iter().filter(|block| block.expert.is_some()).count(),
-        chunks: index.len(),
+        chunks: chunks.len() as u64,
         seconds,
-        bytes_per_second: plan.file_bytes() as f64 / seconds,
-        buffer_bytes: report.memory_bytes,
+        bytes_per_second: bytes as f64 / seconds,
+        buffer_bytes: report.memory_bytes + write_bytes,
         io_engine: report.engine.into(),
         direct_writes,
     })
-}
-
-fn zeros(count: u64) -> Vec<AtomicU64> {
-    (0..count).map(|_| AtomicU64::new(0)).collect()
-}
-
-/// Sink that writes the pack and computes the checksums of what it writes.
-struct Packing<'a> {
-    file: &'a OutputFile,
-    index: &'a ChunkIndex,
-    checksums: Vec<AtomicU64>,
-    /// Tensors that cannot become compact. If there are any, the file must be written again.
-    refused: &'a Mutex<BTreeSet<usize>>,
-}
-
-impl Sink for Packing<'_> {
-    fn take(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        for chunk in self.index.chunks(offset, offset + bytes.len() as u64) {
-            let sum = checksum(slice(bytes, offset, &chunk));
-            self.checksums[chunk.number as usize].store(sum, Ordering::Relaxed);
-        }
-        if !self.refused.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
-            return Ok(());
-        }
-        Ok(self.file.write_at(offset, bytes)?)
-    }
-}
-
-/// Returns the bytes of a chunk in a window that begins at `offset`.
-fn slice<'b>(bytes: &'b [u8], offset: u64, chunk: &Chunk) -> &'b [u8] {
-    let start = (chunk.offset - offset) as usize;
-    &bytes[start..start + chunk.bytes as usize]
 }

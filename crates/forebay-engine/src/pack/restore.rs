@@ -162,7 +162,7 @@ fn write(
         refused: &|tensor| {
             damaged.get_or_init(|| tensor);
         },
-        chunks: None,
+        chunk_at: None,
     };
     copy(&source.files, &job, io, &Writing(&out), progress)?;
     if let Some(&tensor) = damaged.get() {

@@ -1,15 +1,18 @@
 //! Reads a whole pack and verifies every checksum.
 
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
+use forebay_codec::{Codec, Decoder};
 use forebay_format::pack::{Chunk, ChunkIndex, PackSpan, checksum};
 use forebay_format::{Catalog, Extent, FileIndex, FormatError};
 use forebay_store::{CopyJob, FileSet, Sink, StoreError, copy};
 use serde::Serialize;
 
-use super::{PackOptions, Progress, slice};
+use super::writer::slice;
+use super::{PackOptions, Progress};
 use crate::EngineError;
 use crate::statistics::ReadPath;
 
@@ -31,7 +34,7 @@ pub struct VerifyReport {
     pub io_engine: ReadPath,
 }
 
-/// Chunk whose bytes differ from those that were written.
+/// Chunk whose bytes differ from those that were written, or cannot be decoded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Damage {
     /// Position of the chunk in bytes from the start of the file.
@@ -61,8 +64,9 @@ pub fn verify(
         return Err(EngineError::NoPack { path: path.to_path_buf() });
     };
     let index = &pack.chunks;
-    let files = FileSet::of_catalog(&catalog, false)?.interruptible(&interrupt);
-    let range = index.range();
+    // The bytes in the file, which are not decoded.
+    let files = FileSet::open(&catalog.files)?.interruptible(&interrupt);
+    let range = index.stored_range();
     let file_bytes = catalog.file_bytes[0];
     if files.file_bytes(FileIndex(0)) != Some(file_bytes) || range.end != file_bytes {
         let what = "the file changed while it was opened".to_owned();
@@ -77,7 +81,9 @@ pub fn verify(
         refused: &|_| {},
         range,
         header: &[],
-        chunks: Some(index),
+        chunk_at: Some(&|at| {
+            index.stored_chunk_at(at).map(|chunk| chunk.stored_offset..chunk.stored_end())
+        }),
     };
     let report = copy(&files, &job, io, &sink, progress)?;
 
@@ -104,11 +110,16 @@ fn damage(catalog: &Catalog, index: &ChunkIndex, chunk: &Chunk) -> Damage {
         there(tensor.extent) && tensor.extents().any(there)
     });
     Damage {
-        offset: chunk.offset,
-        bytes: chunk.bytes,
+        offset: chunk.stored_offset,
+        bytes: chunk.stored_bytes,
         block: index.block_at(chunk.offset).map(ToString::to_string).unwrap_or_default(),
         tensors: tensors.map(|tensor| tensor.name.clone()).collect(),
     }
+}
+
+thread_local! {
+    /// Memory for decoding, kept from chunk to chunk.
+    static MEMORY: RefCell<(Decoder, Vec<u8>)> = RefCell::default();
 }
 
 struct Comparing<'a> {
@@ -118,11 +129,24 @@ struct Comparing<'a> {
 
 impl Sink for Comparing<'_> {
     fn take(&self, offset: u64, bytes: &[u8]) -> Result<(), StoreError> {
-        for chunk in self.index.chunks(offset, offset + bytes.len() as u64) {
-            if checksum(slice(bytes, offset, &chunk)) != chunk.checksum {
+        for chunk in self.index.stored_chunks(offset, offset + bytes.len() as u64) {
+            let stored = slice(bytes, offset, chunk.stored_offset..chunk.stored_end());
+            if checksum(stored) != chunk.checksum || !is_decodable(&chunk, stored) {
                 self.bad.lock().unwrap_or_else(PoisonError::into_inner).push(chunk);
             }
         }
         Ok(())
     }
+}
+
+/// Returns true if the bytes of a chunk in the file can be decoded.
+fn is_decodable(chunk: &Chunk, stored: &[u8]) -> bool {
+    if chunk.codec == Codec::Raw {
+        return true;
+    }
+    MEMORY.with_borrow_mut(|(decoder, decoded)| {
+        decoded.resize(chunk.bytes as usize, 0);
+        let own = &stored[..stored.len() - chunk.padding as usize];
+        decoder.decode(chunk.codec, own, decoded).is_ok()
+    })
 }

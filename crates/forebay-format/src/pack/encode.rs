@@ -1,7 +1,10 @@
 //! Encodes the front of a pack, which `parse` reads.
 
 use super::tensors::TensorRow;
-use super::{CODEC_RAW, MAGIC, NO_INDEX, PAGE_BYTES, PackPlan, VERSION, checksum};
+use super::{
+    Block, MAGIC, NO_INDEX, PAGE_BYTES, PackPlan, StoredChunk, VERSION_CODED, VERSION_PLAIN,
+    checksum,
+};
 
 const DOCUMENT_ENTRY_BYTES: usize = 24;
 const TENSOR_ENTRY_BYTES: usize = 24;
@@ -25,7 +28,7 @@ pub fn front_bytes(plan: &PackPlan) -> u64 {
 }
 
 fn chunk_count(plan: &PackPlan) -> usize {
-    plan.blocks.last().map_or(0, |block| block.first_chunk + block.chunks()) as usize
+    plan.blocks.last().map_or(0, |block| block.first_chunk + block.chunks) as usize
 }
 
 fn row_bytes(row: &TensorRow) -> usize {
@@ -33,21 +36,24 @@ fn row_bytes(row: &TensorRow) -> usize {
 }
 
 /// Returns the header and all sections.
-pub fn front(plan: &PackPlan, checksums: &[u64]) -> Vec<u8> {
-    assert_eq!(checksums.len(), chunk_count(plan), "every chunk has one checksum");
+pub fn front(plan: &PackPlan, chunks: &[StoredChunk]) -> Vec<u8> {
+    assert_eq!(chunks.len(), chunk_count(plan), "every chunk of the plan was stored");
     let mut out = vec![0; PAGE_BYTES as usize];
     let mut header = Header { page: vec![0; PAGE_BYTES as usize], sections: 0 };
     out.reserve(plan.data_offset() as usize);
     header.section(&mut out, plan.documents.len(), |out| put_documents(out, plan));
     header.section(&mut out, plan.rows.len(), |out| put_rows(out, plan));
-    header.section(&mut out, plan.blocks.len(), |out| put_blocks(out, plan));
-    header.section(&mut out, checksums.len(), |out| put_chunks(out, plan, checksums));
+    header.section(&mut out, plan.blocks.len(), |out| put_blocks(out, plan, chunks));
+    header.section(&mut out, chunks.len(), |out| put_chunks(out, plan, chunks));
+    let stored: u64 = chunks.iter().map(|chunk| u64::from(chunk.bytes)).sum();
+    let file_bytes = plan.data_offset() + stored;
+    let version = if plan.is_coded() { VERSION_CODED } else { VERSION_PLAIN };
 
     header.put(0, &MAGIC);
-    header.put(8, &VERSION.0.to_le_bytes());
-    header.put(10, &VERSION.1.to_le_bytes());
+    header.put(8, &version.0.to_le_bytes());
+    header.put(10, &version.1.to_le_bytes());
     header.put(12, &(plan.origin as u32).to_le_bytes());
-    header.put(16, &plan.file_bytes().to_le_bytes());
+    header.put(16, &file_bytes.to_le_bytes());
     header.put(24, &(out.len() as u64).to_le_bytes());
     let sum = checksum(&header.page[..4088]);
     header.put(4088, &sum.to_le_bytes());
@@ -103,32 +109,41 @@ fn put_rows(out: &mut Vec<u8>, plan: &PackPlan) {
     }
 }
 
-fn put_blocks(out: &mut Vec<u8>, plan: &PackPlan) {
+fn put_blocks(out: &mut Vec<u8>, plan: &PackPlan, chunks: &[StoredChunk]) {
+    let mut stored_offset = plan.data_offset();
     for block in &plan.blocks {
+        let stored: u64 = chunks_of(plan, block, chunks).map(|(_, it)| u64::from(it.bytes)).sum();
         out.extend((block.kind as u32).to_le_bytes());
         out.extend(block.layer.unwrap_or(NO_INDEX).to_le_bytes());
         out.extend(block.expert.unwrap_or(NO_INDEX).to_le_bytes());
         out.extend(block.chunk_bytes.to_le_bytes());
-        out.extend(block.offset.to_le_bytes());
-        // Stored and decoded sizes are equal for raw chunks.
-        out.extend(block.bytes.to_le_bytes());
+        out.extend(stored_offset.to_le_bytes());
+        out.extend(stored.to_le_bytes());
         out.extend(block.bytes.to_le_bytes());
         out.extend(block.first_chunk.to_le_bytes());
+        stored_offset += stored;
     }
 }
 
-fn put_chunks(out: &mut Vec<u8>, plan: &PackPlan, checksums: &[u64]) {
-    let mut checksums = checksums.iter();
+fn put_chunks(out: &mut Vec<u8>, plan: &PackPlan, chunks: &[StoredChunk]) {
     for block in &plan.blocks {
-        let size = u64::from(block.chunk_bytes);
-        for (chunk, sum) in (0..block.chunks()).zip(&mut checksums) {
-            let bytes = size.min(block.bytes - chunk * size) as u32;
-            out.extend(CODEC_RAW.0.to_le_bytes());
-            out.extend(CODEC_RAW.1.to_le_bytes());
-            out.extend(bytes.to_le_bytes());
-            out.extend(bytes.to_le_bytes());
-            out.extend(0_u32.to_le_bytes());
-            out.extend(sum.to_le_bytes());
+        for (bytes, chunk) in chunks_of(plan, block, chunks) {
+            out.extend(chunk.codec.number().to_le_bytes());
+            out.extend(chunk.codec.version().to_le_bytes());
+            out.extend((bytes as u32).to_le_bytes());
+            out.extend(chunk.bytes.to_le_bytes());
+            out.extend(chunk.padding.to_le_bytes());
+            out.extend(chunk.checksum.to_le_bytes());
         }
     }
+}
+
+/// Returns the chunks of a block, each with its number of bytes after decoding.
+fn chunks_of<'a>(
+    plan: &'a PackPlan,
+    block: &Block,
+    chunks: &'a [StoredChunk],
+) -> impl Iterator<Item = (u64, &'a StoredChunk)> {
+    let all = plan.index.chunks(block.offset, block.end());
+    all.map(|chunk| (chunk.bytes, &chunks[chunk.number as usize]))
 }

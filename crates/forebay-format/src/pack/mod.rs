@@ -26,10 +26,10 @@ use std::fmt;
 use std::path::{Component, Path};
 use std::sync::Arc;
 
-pub use chunks::{Chunk, ChunkIndex};
+pub use chunks::{Chunk, ChunkIndex, StoredChunk};
 pub use conversion::{Conversion, PackSpan};
 pub use parse::{is_pack, open, parse_pack_bytes};
-pub use plan::{PackPlan, PlannedBlock, PlannedPiece};
+pub use plan::{PackPlan, PlannedBlock, PlannedPiece, TensorStorage};
 pub use restore::{RestoredFile, restore_gguf, restore_hugging_face, source_documents};
 
 /// Extension of the file names of packs.
@@ -39,9 +39,11 @@ pub const EXTENSION: &str = "fbay";
 /// treated the file as text.
 pub(crate) const MAGIC: [u8; 8] = *b"FBAY\r\n\x1a\n";
 
-/// Version of the format. Packs of another major version are refused. A higher minor version adds
-/// only what readers may ignore.
-pub(crate) const VERSION: (u16, u16) = (1, 0);
+/// Version of packs whose blocks are all stored as they are. A higher minor version adds only what readers may ignore.
+pub(crate) const VERSION_PLAIN: (u16, u16) = (1, 0);
+
+/// Version of packs with coded blocks.
+pub(crate) const VERSION_CODED: (u16, u16) = (2, 0);
 
 /// Number of bytes of the header. Sections and blocks start at multiples of this.
 pub const PAGE_BYTES: u64 = 4096;
@@ -55,8 +57,9 @@ pub const CHUNK_BYTES_MAX: u64 = 128 << 10;
 /// Largest chunk that a reader accepts, in bytes.
 pub(crate) const CHUNK_BYTES_LIMIT: u64 = 4 << 20;
 
-/// Codec of chunks that are stored unchanged, the only one so far.
-pub(crate) const CODEC_RAW: (u16, u16) = (0, 0);
+/// Most bytes of a chunk of a coded block, after decoding. Larger ones are coded hardly better, and a block of several is decoded by several
+/// threads while others are being read.
+pub const CODED_CHUNK_BYTES_MAX: u64 = 256 << 10;
 
 pub(crate) const NO_INDEX: u32 = u32::MAX;
 
@@ -149,6 +152,11 @@ impl BlockKind {
         matches!(self, BlockKind::Layer | BlockKind::Expert)
     }
 
+    /// Returns true if the block may be coded. Single rows of the embedding are read, and tensors of other blocks are small.
+    pub(crate) fn may_be_coded(self) -> bool {
+        self.is_read_whole() || self == BlockKind::Head
+    }
+
     pub(crate) fn from_id(id: u32) -> BlockKind {
         use BlockKind::*;
         // A newer minor version may know more kinds. Their bytes can be read all the same.
@@ -165,25 +173,38 @@ pub struct Block {
     pub kind: BlockKind,
     pub layer: Option<u32>,
     pub expert: Option<u32>,
-    /// Offset from the start of the file in bytes, a multiple of 4096.
+    /// Offset after decoding, in bytes, a multiple of 4096.
     pub offset: u64,
-    /// Number of bytes with the padding at the end, a multiple of 4096.
+    /// Number of bytes after decoding, with the padding at the end, a multiple of 4096.
     pub bytes: u64,
-    /// Number of bytes of every chunk but the last, which may be shorter.
+    /// Offset from the start of the file in bytes, a multiple of 4096.
+    pub stored_offset: u64,
+    /// Number of bytes in the file, a multiple of 4096.
+    pub stored_bytes: u64,
+    /// Number of bytes of every chunk but the last, which may be shorter. 0 if the block is coded: its chunks then have sizes of their own.
     pub chunk_bytes: u32,
     /// Index of the first chunk in the chunk table.
     pub first_chunk: u64,
+    /// Number of chunks.
+    pub chunks: u64,
+    /// Number of chunks of coded blocks before this block.
+    pub(crate) first_coded: u64,
 }
 
 impl Block {
-    /// Returns the offset of the byte after the block.
+    /// Returns the offset of the byte after the block, after decoding.
     pub fn end(&self) -> u64 {
         self.offset + self.bytes
     }
 
-    /// Returns the number of chunks.
-    pub fn chunks(&self) -> u64 {
-        self.bytes.div_ceil(u64::from(self.chunk_bytes))
+    /// Returns the offset in the file of the byte after the block.
+    pub fn stored_end(&self) -> u64 {
+        self.stored_offset + self.stored_bytes
+    }
+
+    /// Returns true if chunks of the block may be coded.
+    pub fn is_coded(&self) -> bool {
+        self.chunk_bytes == 0
     }
 }
 

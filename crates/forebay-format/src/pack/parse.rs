@@ -5,11 +5,14 @@ use std::io::{BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
 
+use forebay_codec::Codec;
+
+use super::chunks::CodedChunk;
 use super::section::{Section, SectionExtent};
 use super::tensors;
 use super::{
-    Block, BlockKind, CHUNK_BYTES_LIMIT, CODEC_RAW, ChunkIndex, DocumentKind, Embedded, MAGIC,
-    NO_INDEX, Origin, PAGE_BYTES, Pack, VERSION, checksum, is_plain_name,
+    Block, BlockKind, CHUNK_BYTES_LIMIT, ChunkIndex, DocumentKind, Embedded, MAGIC, NO_INDEX,
+    Origin, PAGE_BYTES, Pack, VERSION_CODED, VERSION_PLAIN, checksum, is_plain_name,
 };
 use crate::catalog::folder_of;
 use crate::huggingface::{Folder, read_metadata};
@@ -17,6 +20,8 @@ use crate::{Catalog, FormatError, Source, TensorInfo, gguf};
 
 const DOCUMENTS_MAX: u64 = 16_384;
 const BLOCKS_MAX: u64 = 1 << 20;
+/// Most bytes of all blocks after decoding.
+const DECODED_BYTES_MAX: u64 = 1 << 56;
 
 /// Returns true if the file begins like a pack.
 ///
@@ -60,16 +65,16 @@ fn parse(mut reader: impl Read, path: &Path, file_bytes: u64) -> Result<Catalog,
     let rows = section.finish(outcome)?;
 
     let mut section = Section::new(&mut reader, path, "the block table", blocks);
-    let outcome = read_blocks(&mut section, header.data_offset, file_bytes);
+    let outcome = read_blocks(&mut section, &header, file_bytes);
     let blocks = section.finish(outcome)?;
 
     let mut section = Section::new(&mut reader, path, "the chunk table", chunks);
     let outcome = read_chunks(&mut section, &blocks);
-    let checksums = section.finish(outcome)?;
+    let (checksums, coded) = section.finish(outcome)?;
 
     let tensors = tensors::place(path, rows, &blocks)?;
     let source = source(path, header.origin, &documents)?;
-    let chunks = Arc::new(ChunkIndex::new(blocks, checksums));
+    let chunks = Arc::new(ChunkIndex::new(blocks, checksums, coded));
     let pack = Pack { version: header.version, origin: header.origin, documents, chunks };
     catalog(path, file_bytes, source, tensors, pack)
 }
@@ -131,7 +136,7 @@ impl Header {
         let page: [u8; PAGE_BYTES as usize] =
             page.try_into().map_err(|_| cut_off("the pack's header", 0, PAGE_BYTES))?;
         let (major, minor) = (u16_at(&page, 8), u16_at(&page, 10));
-        if major != VERSION.0 {
+        if ![VERSION_PLAIN.0, VERSION_CODED.0].contains(&major) {
             return Err(FormatError::PackVersion { path: path.to_owned(), major, minor });
         }
         let (expected, found) = (u64_at(&page, 4088), checksum(&page[..4088]));
@@ -216,78 +221,128 @@ fn read_documents<R: Read>(section: &mut Section<'_, R>) -> Result<Vec<Embedded>
 
 fn read_blocks<R: Read>(
     section: &mut Section<'_, R>,
-    data_offset: u64,
+    header: &Header,
     file_bytes: u64,
 ) -> Result<Vec<Block>, FormatError> {
-    if section.count() > BLOCKS_MAX {
-        return Err(section.damaged(format!("{} blocks are too many", section.count())));
+    let count = section.count();
+    if count > BLOCKS_MAX || section.left() / 48 < count {
+        return Err(section.damaged(format!("{count} blocks are too many")));
     }
-    let mut blocks = Vec::new();
-    let (mut offset, mut first_chunk) = (data_offset, 0);
-    for number in 0..section.count() {
-        let entry: [u8; 48] = section.array()?;
-        let index = |at| Some(u32_at(&entry, at)).filter(|index| *index != NO_INDEX);
-        let (bytes, raw_bytes) = (u64_at(&entry, 24), u64_at(&entry, 32));
+    let mut entries: Vec<[u8; 48]> = Vec::with_capacity(count as usize);
+    for _ in 0..count {
+        entries.push(section.array()?);
+    }
+    let chunks = header.sections[3].count;
+    let mut blocks = Vec::with_capacity(count as usize);
+    let (mut offset, mut stored_offset) = (header.data_offset, header.data_offset);
+    let (mut first_chunk, mut first_coded) = (0, 0);
+    for (number, entry) in entries.iter().enumerate() {
+        let index = |at| Some(u32_at(entry, at)).filter(|index| *index != NO_INDEX);
+        let next_chunk = entries.get(number + 1).map_or(chunks, |next| u64_at(next, 40));
         let block = Block {
-            kind: BlockKind::from_id(u32_at(&entry, 0)),
+            kind: BlockKind::from_id(u32_at(entry, 0)),
             layer: index(4),
             expert: index(8),
-            offset: u64_at(&entry, 16),
-            bytes,
-            chunk_bytes: u32_at(&entry, 12),
-            first_chunk: u64_at(&entry, 40),
+            offset,
+            bytes: u64_at(entry, 32),
+            stored_offset: u64_at(entry, 16),
+            stored_bytes: u64_at(entry, 24),
+            chunk_bytes: u32_at(entry, 12),
+            first_chunk: u64_at(entry, 40),
+            chunks: next_chunk.saturating_sub(first_chunk),
+            first_coded,
         };
-        let chunk_bytes = u64::from(block.chunk_bytes);
-        let whole_pages = bytes > 0
-            && bytes.is_multiple_of(PAGE_BYTES)
-            && (PAGE_BYTES..=CHUNK_BYTES_LIMIT).contains(&chunk_bytes)
-            && chunk_bytes.is_multiple_of(PAGE_BYTES);
-        let end = block.offset.checked_add(bytes).filter(|end| *end <= file_bytes);
-        let in_place = block.offset == offset && block.first_chunk == first_chunk;
-        if !whole_pages || !in_place || raw_bytes != bytes || end.is_none() {
+        let sizes = match block.is_coded() {
+            true => {
+                let most = block.chunks.saturating_mul(CHUNK_BYTES_LIMIT);
+                header.version.0 == VERSION_CODED.0 && block.bytes <= most
+            }
+            false => {
+                let chunk_bytes = u64::from(block.chunk_bytes);
+                (PAGE_BYTES..=CHUNK_BYTES_LIMIT).contains(&chunk_bytes)
+                    && chunk_bytes.is_multiple_of(PAGE_BYTES)
+                    && block.bytes == block.stored_bytes
+                    && block.chunks == block.bytes.div_ceil(chunk_bytes)
+            }
+        };
+        let whole_pages = [block.bytes, block.stored_bytes]
+            .iter()
+            .all(|bytes| *bytes > 0 && bytes.is_multiple_of(PAGE_BYTES));
+        let end = offset.checked_add(block.bytes).filter(|end| *end <= DECODED_BYTES_MAX);
+        let stored_end = block.stored_offset.checked_add(block.stored_bytes);
+        let stored_end = stored_end.filter(|end| *end <= file_bytes);
+        let in_place = block.stored_offset == stored_offset && block.first_chunk == first_chunk;
+        let (Some(end), Some(stored_end), true) =
+            (end, stored_end, whole_pages && sizes && in_place)
+        else {
             return Err(section.damaged(format!("block {number} is not where it must be")));
-        }
-        offset = block.end();
-        first_chunk += block.chunks();
+        };
+        (offset, stored_offset) = (end, stored_end);
+        first_chunk += block.chunks;
+        first_coded += if block.is_coded() { block.chunks } else { 0 };
         blocks.push(block);
     }
-    match offset == file_bytes {
+    match stored_offset == file_bytes {
         true => Ok(blocks),
         false => Err(section.damaged("the blocks do not reach the end of the file")),
     }
 }
 
-/// Reads the checksums of all chunks.
+/// Reads the checksums of all chunks, and the places of those of coded blocks.
 fn read_chunks<R: Read>(
     section: &mut Section<'_, R>,
     blocks: &[Block],
-) -> Result<Vec<u64>, FormatError> {
-    let expected = blocks.last().map_or(0, |block| block.first_chunk + block.chunks());
+) -> Result<(Vec<u64>, Vec<CodedChunk>), FormatError> {
+    let expected = blocks.last().map_or(0, |block| block.first_chunk + block.chunks);
     if section.count() != expected || section.left() / 24 < expected {
         return Err(section.damaged(format!("{} chunks, not {expected}", section.count())));
     }
     let mut checksums = Vec::with_capacity(expected as usize);
+    let mut coded = Vec::new();
     for block in blocks {
-        for chunk in 0..block.chunks() {
+        let (mut offset, mut stored_offset) = (block.offset, block.stored_offset);
+        for _ in 0..block.chunks {
             let entry: [u8; 24] = section.array()?;
-            let codec = (u16_at(&entry, 0), u16_at(&entry, 2));
-            if codec != CODEC_RAW {
+            let (number, version) = (u16_at(&entry, 0), u16_at(&entry, 2));
+            let codec = Codec::from_number(number).ok().filter(|codec| {
+                codec.version() == version && (block.is_coded() || *codec == Codec::Raw)
+            });
+            let Some(codec) = codec else {
                 let (path, block) = (section.path().to_owned(), block.to_string());
-                return Err(FormatError::PackCodec {
-                    path,
-                    block,
-                    codec: codec.0,
-                    version: codec.1,
-                });
-            }
-            let size = u64::from(block.chunk_bytes);
-            let bytes = size.min(block.bytes - chunk * size);
-            let (raw, stored) = (u32_at(&entry, 4), u32_at(&entry, 8));
-            if u64::from(raw) != bytes || u64::from(stored) != bytes {
+                return Err(FormatError::PackCodec { path, block, codec: number, version });
+            };
+            let (bytes, stored) = (u64::from(u32_at(&entry, 4)), u64::from(u32_at(&entry, 8)));
+            let padding = u32_at(&entry, 12);
+            let right = match block.is_coded() {
+                false => {
+                    let size = u64::from(block.chunk_bytes).min(block.end() - offset);
+                    bytes == size && stored == size && padding == 0
+                }
+                true => {
+                    let own = stored.checked_sub(padding.into());
+                    let fits = own.is_some_and(|own| match codec {
+                        Codec::Raw => own == bytes,
+                        _ => own > 0 && own <= bytes,
+                    });
+                    fits && (1..=CHUNK_BYTES_LIMIT).contains(&bytes)
+                        && u64::from(padding) < PAGE_BYTES
+                        && bytes <= block.end() - offset
+                        && stored <= block.stored_end() - stored_offset
+                }
+            };
+            if !right {
                 return Err(section.damaged(format!("a chunk of {block} has the wrong size")));
             }
+            if block.is_coded() {
+                coded.push(CodedChunk { codec, offset, stored_offset, padding });
+            }
             checksums.push(u64_at(&entry, 16));
+            offset += bytes;
+            stored_offset += stored;
+        }
+        if offset != block.end() || stored_offset != block.stored_end() {
+            return Err(section.damaged(format!("the chunks of {block} do not fill it")));
         }
     }
-    Ok(checksums)
+    Ok((checksums, coded))
 }

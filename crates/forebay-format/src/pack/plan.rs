@@ -1,13 +1,17 @@
 //! Plans the layout of a new pack. The module reads and writes no files.
 
 use std::collections::HashMap;
+use std::hash::Hasher as _;
 
-use forebay_codec::Compact;
+use twox_hash::XxHash3_64;
 
+use forebay_codec::{CHUNK_WEIGHTS, Codec, Compact, Encoding};
+
+use super::chunks::CodedChunk;
 use super::tensors::TensorRow;
 use super::{
-    Block, BlockKind, CHUNK_BYTES_MAX, ChunkIndex, Conversion, Embedded, Origin, PAGE_BYTES,
-    PackSpan, TENSOR_ALIGNMENT, encode,
+    Block, BlockKind, CHUNK_BYTES_MAX, CODED_CHUNK_BYTES_MAX, Chunk, ChunkIndex, Conversion,
+    Embedded, Origin, PAGE_BYTES, PackSpan, StoredChunk, TENSOR_ALIGNMENT, encode,
 };
 use crate::{Catalog, FormatError, Source, TensorInfo, TensorType};
 
@@ -30,20 +34,39 @@ pub struct PlannedPiece {
     pub entry: Option<u64>,
 }
 
-/// Plan of a new pack, complete except for its data and checksums.
+/// How the bytes of a tensor are stored in a pack.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TensorStorage {
+    /// Blocks of a BF16 tensor that becomes compact.
+    pub compact: Option<Compact>,
+    /// Encoding of the tensor's chunks, if it lies in a block that is read whole. Other blocks are stored raw.
+    pub encoding: Encoding,
+}
+
+impl Default for TensorStorage {
+    /// The tensor is stored as it is.
+    fn default() -> TensorStorage {
+        TensorStorage { compact: None, encoding: Encoding::Raw }
+    }
+}
+
+/// Plan of a new pack, complete except for its data, the sizes of coded chunks, and checksums.
 #[derive(Debug)]
 pub struct PackPlan {
     pub(super) origin: Origin,
     pub(super) documents: Vec<Embedded>,
     pub(super) rows: Vec<TensorRow>,
     pub(super) blocks: Vec<Block>,
+    pub(super) index: ChunkIndex,
+    /// Encoding of each chunk of a coded block, by the chunk's number.
+    encodings: HashMap<u64, Encoding>,
     spans: Vec<PackSpan>,
-    file_bytes: u64,
+    decoded_bytes: u64,
 }
 
 impl PackPlan {
-    /// Lays out `blocks` of the tensors of `source`, after tables and `documents`. The tensors for which `compact` has blocks are
-    /// BF16, and become compact. `compact` has an entry for each tensor of the source.
+    /// Lays out `blocks` of the tensors of `source`, after tables and `documents`. `storage` has an entry for each tensor of the source; none
+    /// means that all are stored as they are.
     ///
     /// # Errors
     /// Returns [`FormatError::WriteTensor`] if the blocks do not contain every tensor exactly once,
@@ -52,7 +75,7 @@ impl PackPlan {
         source: &Catalog,
         blocks: &[PlannedBlock],
         documents: Vec<Embedded>,
-        compact: &[Option<Compact>],
+        storage: &[TensorStorage],
     ) -> Result<PackPlan, FormatError> {
         let origin = match source.source {
             Source::Gguf(_) => Origin::Gguf,
@@ -63,31 +86,36 @@ impl PackPlan {
             documents,
             rows: Vec::new(),
             blocks: Vec::new(),
+            index: ChunkIndex::new(Vec::new(), Vec::new(), Vec::new()),
+            encodings: HashMap::new(),
             spans: Vec::new(),
-            file_bytes: 0,
+            decoded_bytes: 0,
         };
-        let row_of = HashMap::new();
-        let mut builder = Builder { source, compact, row_of, plan: &mut plan, end: 0 };
+        let (row_of, coded) = (HashMap::new(), Vec::new());
+        let mut builder = Builder { source, storage, row_of, coded, plan: &mut plan, end: 0 };
         for block in blocks.iter().filter(|block| !block.pieces.is_empty()) {
             builder.add(block)?;
         }
         builder.check_complete()?;
-        let data_bytes = builder.end;
+        let (data_bytes, mut coded) = (builder.end, builder.coded);
         let data_offset = encode::front_bytes(&plan);
         plan.blocks.iter_mut().for_each(|block| block.offset += data_offset);
         plan.spans.iter_mut().for_each(|span| span.to += data_offset);
-        plan.file_bytes = data_offset + data_bytes;
+        coded.iter_mut().for_each(|chunk| chunk.offset += data_offset);
+        let chunks = plan.blocks.last().map_or(0, |block| block.first_chunk + block.chunks);
+        plan.index = ChunkIndex::new(plan.blocks.clone(), vec![0; chunks as usize], coded);
+        plan.decoded_bytes = data_offset + data_bytes;
         Ok(plan)
     }
 
-    /// Returns the size of the finished file in bytes.
-    pub fn file_bytes(&self) -> u64 {
-        self.file_bytes
+    /// Returns the size of the file in bytes if nothing becomes smaller by coding.
+    pub fn decoded_bytes(&self) -> u64 {
+        self.decoded_bytes
     }
 
     /// Returns the offset of the first block. Everything before it is [`Self::front`].
     pub fn data_offset(&self) -> u64 {
-        self.blocks.first().map_or(self.file_bytes, |block| block.offset)
+        self.blocks.first().map_or(self.decoded_bytes, |block| block.offset)
     }
 
     /// Returns the blocks in file order, without gaps.
@@ -95,10 +123,43 @@ impl PackPlan {
         &self.blocks
     }
 
-    /// Returns the chunks, with zeros in place of their checksums.
-    pub fn chunk_index(&self) -> ChunkIndex {
-        let chunks = self.blocks.last().map_or(0, |block| block.first_chunk + block.chunks());
-        ChunkIndex::new(self.blocks.clone(), vec![0; chunks as usize])
+    /// Returns true if any block is coded.
+    pub fn is_coded(&self) -> bool {
+        self.index.is_coded()
+    }
+
+    /// Returns the chunks, with their places after decoding. Checksums and places in the file are not known yet.
+    pub fn chunk_index(&self) -> &ChunkIndex {
+        &self.index
+    }
+
+    /// Returns the encoding of a chunk.
+    pub fn encoding(&self, chunk: &Chunk) -> Encoding {
+        self.encodings.get(&chunk.number).copied().unwrap_or(Encoding::Raw)
+    }
+
+    /// Returns how a chunk is stored from `stored_offset` on, given its encoded bytes. If it is the last one of its block, zeros follow it
+    /// up to the next page.
+    pub fn stored(
+        &self,
+        chunk: &Chunk,
+        codec: Codec,
+        encoded: &[u8],
+        stored_offset: u64,
+    ) -> StoredChunk {
+        let end = stored_offset + encoded.len() as u64;
+        let is_last =
+            self.index.block_at(chunk.offset).is_some_and(|block| block.end() == chunk.end());
+        let padding = if is_last { end.next_multiple_of(PAGE_BYTES) - end } else { 0 };
+        let mut hasher = XxHash3_64::default();
+        hasher.write(encoded);
+        hasher.write(&[0; PAGE_BYTES as usize][..padding as usize]);
+        StoredChunk {
+            codec,
+            bytes: (encoded.len() as u64 + padding) as u32,
+            padding: padding as u32,
+            checksum: hasher.finish(),
+        }
     }
 
     /// Returns what to copy from the source, in the order of the pack. The gaps are zeros.
@@ -106,20 +167,22 @@ impl PackPlan {
         &self.spans
     }
 
-    /// Returns the header, documents and tables, with the checksums of all chunks in order.
+    /// Returns the header, documents and tables, given all chunks in order as they were stored. Its length does not depend on them.
     ///
     /// # Panics
-    /// Panics if the number of checksums differs from the number of chunks.
-    pub fn front(&self, checksums: &[u64]) -> Vec<u8> {
-        encode::front(self, checksums)
+    /// Panics if their number differs from that of the plan's chunks.
+    pub fn front(&self, chunks: &[StoredChunk]) -> Vec<u8> {
+        encode::front(self, chunks)
     }
 }
 
 struct Builder<'a> {
     source: &'a Catalog,
-    compact: &'a [Option<Compact>],
+    storage: &'a [TensorStorage],
     /// Index of each tensor's row, by the tensor's index.
     row_of: HashMap<usize, usize>,
+    /// Chunks of the coded blocks so far.
+    coded: Vec<CodedChunk>,
     plan: &'a mut PackPlan,
     /// Number of bytes of all blocks so far.
     end: u64,
@@ -129,6 +192,8 @@ impl Builder<'_> {
     fn add(&mut self, planned: &PlannedBlock) -> Result<(), FormatError> {
         let start = self.end;
         let mut at = 0_u64;
+        // Offset of each piece in the block, with its encoding and the bytes that chunks end after a multiple of.
+        let mut pieces: Vec<(u64, Encoding, u64)> = Vec::with_capacity(planned.pieces.len());
         for piece in &planned.pieces {
             let Some(tensor) = self.source.tensors().get(piece.tensor) else { continue };
             let extent = match piece.entry {
@@ -138,7 +203,8 @@ impl Builder<'_> {
                     .outer_slice(entry, 1)
                     .ok_or_else(|| self.refuse(tensor, "it has no such entry"))?,
             };
-            let compact = self.compact.get(piece.tensor).copied().flatten();
+            let TensorStorage { compact, encoding } =
+                self.storage.get(piece.tensor).copied().unwrap_or_default();
             let ty = compact.map_or(tensor.ty, TensorType::from_compact);
             let columns = tensor.shape.last().copied().unwrap_or(0);
             if compact.is_some()
@@ -150,22 +216,67 @@ impl Builder<'_> {
             self.row(piece, (tensor, ty), at)?;
             let conversion = compact.map(Conversion::Compact);
             let span = PackSpan { to: start + at, from: extent, tensor: piece.tensor, conversion };
+            pieces.push((at, encoding, coding_unit(ty)));
             at += span.bytes();
             self.plan.spans.push(span);
         }
         let bytes = at.next_multiple_of(PAGE_BYTES);
-        let previous = self.plan.blocks.last();
+        let first_chunk =
+            self.plan.blocks.last().map_or(0, |block| block.first_chunk + block.chunks);
+        let first_coded = self.coded.len() as u64;
+        let is_coded = planned.kind.may_be_coded()
+            && pieces.iter().any(|(_, encoding, _)| encoding.codec() != Codec::Raw);
+        let (chunk_bytes, chunks) = match is_coded {
+            true => (0, self.code(start, bytes, first_chunk, &pieces)),
+            false => {
+                let size = chunk_bytes(planned.kind, bytes);
+                (size, bytes.div_ceil(size.into()))
+            }
+        };
         self.plan.blocks.push(Block {
             kind: planned.kind,
             layer: planned.layer,
             expert: planned.expert,
             offset: start,
             bytes,
-            chunk_bytes: chunk_bytes(planned.kind, bytes),
-            first_chunk: previous.map_or(0, |block| block.first_chunk + block.chunks()),
+            stored_offset: 0,
+            stored_bytes: 0,
+            chunk_bytes,
+            first_chunk,
+            chunks,
+            first_coded,
         });
         self.end += bytes;
         Ok(())
+    }
+
+    /// Cuts a block of `bytes` bytes from `start` on into chunks, and returns their number. Every piece begins with a chunk of its own.
+    fn code(
+        &mut self,
+        start: u64,
+        bytes: u64,
+        first_chunk: u64,
+        pieces: &[(u64, Encoding, u64)],
+    ) -> u64 {
+        let before = self.coded.len() as u64;
+        for (index, &(at, encoding, unit)) in pieces.iter().enumerate() {
+            // The padding behind a piece belongs to its last chunk.
+            let end = pieces.get(index + 1).map_or(bytes, |next| next.0);
+            let number = (end - at).div_ceil(CODED_CHUNK_BYTES_MAX).max(1);
+            let size = (end - at).div_ceil(number).next_multiple_of(unit);
+            let mut next = at;
+            while next < end {
+                let codec = encoding.codec();
+                let chunk = self.coded.len() as u64 - before + first_chunk;
+                self.plan.encodings.insert(chunk, encoding);
+                let offset = start + next;
+                self.coded.push(CodedChunk { codec, offset, stored_offset: 0, padding: 0 });
+                // What is less than a unit would hardly be coded.
+                next += size;
+                next = if end.saturating_sub(next) < unit { end } else { next };
+            }
+        }
+        self.coded.len() as u64 - before
     }
 
     /// Creates the table row of a piece's tensor, or checks the existing one.
@@ -242,4 +353,9 @@ fn chunk_bytes(kind: BlockKind, bytes: u64) -> u32 {
     }
     let chunks = bytes.div_ceil(CHUNK_BYTES_MAX).max(1);
     bytes.div_ceil(chunks).next_multiple_of(PAGE_BYTES).max(PAGE_BYTES) as u32
+}
+
+/// Returns the number of bytes after which chunks of weights of this type may end: what their encoders code together.
+fn coding_unit(ty: TensorType) -> u64 {
+    (CHUNK_WEIGHTS.div_ceil(ty.block_elements()) * ty.block_bytes()) as u64
 }

@@ -9,7 +9,7 @@ use forebay_format::pack::checksum;
 
 use super::past_cache::{copy, copy_with_checksum};
 use crate::arena::SlotBuffer;
-use crate::checks::Checks;
+use crate::chunks::Chunks;
 use crate::engine::{BlockLabel, Completion};
 use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
@@ -117,8 +117,9 @@ impl<'a> Landing<'a> {
         }
     }
 
-    fn checks(&self, region: &Region) -> Option<&'a Checks> {
-        self.files?.file(region.file)?.checks.as_ref()
+    /// Returns the chunks of a region that is to be verified here. Coded blocks were verified when they were decoded.
+    fn checks(&self, region: &Region) -> Option<&'a Chunks> {
+        self.files?.file(region.file)?.checks(region.offset)
     }
 
     /// Reads a region again, through the page cache. The bytes may have been damaged in transfer and not on the disk.
@@ -145,8 +146,8 @@ pub(super) fn read_error(
 ) -> ReadError {
     let offset = region.offset;
     match error {
-        StoreError::Corrupt { file, offset, place, expected, found } => {
-            ReadError::Corrupt { file, offset, place, block, expected, found }
+        StoreError::Corrupt { file, offset, place, damage } => {
+            ReadError::Corrupt { file, offset, place, block, damage }
         }
         StoreError::UnexpectedEnd { file, file_bytes: file_end, .. } => {
             ReadError::UnexpectedEnd { file, file_end, wanted_end: region.wanted_end, block }
@@ -169,7 +170,7 @@ fn span(region: &Region) -> Range<usize> {
 
 /// Copies one region chunk by chunk. Returns false if a chunk does not match its checksum, or if the region does not
 /// consist of whole chunks.
-fn copy_checked(checks: &Checks, region: &Region, to: &mut [u8], from: &[u8]) -> bool {
+fn copy_checked(checks: &Chunks, region: &Region, to: &mut [u8], from: &[u8]) -> bool {
     if !checks.is_whole(region.offset..region.wanted_end) {
         return false;
     }

@@ -5,12 +5,14 @@ use std::ops::ControlFlow;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_format::FileIndex;
+use forebay_format::{Extent, FileIndex};
 
 use super::{LoadOptions, LoadStatistics};
 use crate::engine::Completion;
 use crate::error::StoreError;
+use crate::files::FileSet;
 use crate::interrupt::Interrupt;
+use crate::layout::Region;
 use crate::page_cache::{CacheProbe, Cached};
 use crate::pieces::Piece;
 
@@ -37,6 +39,8 @@ pub(super) struct Planned {
     pub file: FileIndex,
     pub offset: u64,
     pub bytes: u64,
+    /// Number of bytes in the file.
+    pub stored_bytes: u64,
     /// How much of it was in the page cache when it was probed.
     pub cached: Cached,
 }
@@ -69,11 +73,22 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub fn new(pieces: Vec<Piece>, options: LoadOptions, interrupt: Option<Interrupt>) -> Shared {
+    pub fn new(pieces: Vec<Piece>, options: LoadOptions, files: &FileSet) -> Shared {
+        let interrupt = files.interrupt().cloned();
+        let stored = |region: &Region| {
+            let length = region.wanted_end - region.offset;
+            files.stored(Extent { file: region.file, offset: region.offset, length }).length
+        };
+        // Without coded blocks, the bytes around the wanted ones do not count.
+        let stored_bytes = |piece: &Piece| match files.is_coded() {
+            true => piece.layout.regions.iter().map(stored).sum(),
+            false => piece.layout.wanted_bytes(),
+        };
         let plan = |piece: &Piece| Planned {
             file: piece.layout.regions.first().map_or(FileIndex(0), |region| region.file),
             offset: piece.layout.regions.first().map_or(0, |region| region.offset),
             bytes: piece.layout.wanted_bytes(),
+            stored_bytes: stored_bytes(piece),
             cached: Cached::Part,
         };
         let state = State {
@@ -306,12 +321,16 @@ fn ask(probe: &CacheProbe, piece: &Piece) -> Cached {
 impl State {
     /// Records the answer to a piece. Returns true if waiting threads must be woken.
     fn answer(&mut self, completion: Completion, copied: bool) -> bool {
-        let Planned { bytes, cached, .. } = self.planned[completion.id as usize];
+        let Planned { bytes, stored_bytes, cached, .. } = self.planned[completion.id as usize];
         let was_cached = cached == Cached::Whole;
         match &completion.result {
-            Ok(_) if copied => self.totals.cached_bytes += bytes,
+            Ok(_) if copied => {
+                self.totals.cached_bytes += bytes;
+                self.totals.cached_stored_bytes += stored_bytes;
+            }
             Ok(_) => {
                 self.totals.engine_bytes += bytes;
+                self.totals.engine_stored_bytes += stored_bytes;
                 self.totals.engine_cached_bytes += if was_cached { bytes } else { 0 };
             }
             Err(_) => self.stopped = true,

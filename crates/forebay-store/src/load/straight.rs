@@ -95,6 +95,10 @@ pub fn load_straight(
     options: StraightOptions,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<LoadStatistics, StoreError> {
+    if files.is_coded() {
+        let why = "what it reads cannot be decoded".to_owned();
+        return Err(StoreError::Unavailable { engine: reader.name(), why });
+    }
     if files.is_checked() {
         let why = "what it reads cannot be compared with the checksums of a pack".to_owned();
         return Err(StoreError::Unavailable { engine: reader.name(), why });
@@ -140,6 +144,7 @@ pub fn load_straight(
         None => Ok(LoadStatistics {
             bytes,
             engine_bytes: bytes,
+            engine_stored_bytes: bytes,
             seconds: started.elapsed().as_secs_f64(),
             cpu_seconds: process_seconds() - processor,
             ..LoadStatistics::default()

@@ -10,7 +10,7 @@ use forebay_format::{Extent, FileIndex};
 use super::remote::UploadCopy;
 use super::straight::DeviceSpan;
 use crate::arena::{SLOT_ALIGNMENT, SlotBuffer};
-use crate::checks::Checks;
+use crate::chunks::Chunks;
 use crate::engine::BlockLabel;
 use crate::files::FileSet;
 use crate::layout::{BlockLayout, Region};
@@ -70,15 +70,15 @@ impl UploadPlan {
             let gap = b.start.checked_sub(a.end);
             a.file == b.file && gap.is_some_and(|gap| gap <= READ_OVER)
         }) {
-            let checks = files.file(run[0].file).and_then(|file| file.checks.as_ref());
+            let chunks = files.file(run[0].file).and_then(|file| file.chunks.as_ref());
             let mut at = run[0].start;
             let (mut rest, end) = (run, run[run.len() - 1].end);
             while at < end {
-                let next = match checks {
-                    Some(checks) => chunk_cut(checks, at, end, step),
+                let next = match chunks {
+                    Some(chunks) => chunk_cut(chunks, at, end, step),
                     None => part_cut(rest, at, end, step),
                 };
-                pieces.push(piece(rest, at..next, checks));
+                pieces.push(piece(rest, at..next, chunks));
                 rest = &rest[rest.partition_point(|stretch| stretch.end <= next)..];
                 at = rest.first().map_or(end, |stretch| stretch.start.max(next));
             }
@@ -186,21 +186,24 @@ fn part_cut(run: &[Stretch], at: u64, end: u64, step: u64) -> u64 {
     .max(at / page * page + page)
 }
 
-/// Returns the end of the piece that begins at `at`, in a file with checksums, where pieces consist of whole chunks.
-fn chunk_cut(checks: &Checks, at: u64, end: u64, step: u64) -> u64 {
-    let limit = checks.cover(at..at + 1).start.saturating_add(step);
+/// Returns the end of the piece that begins at `at`, in a pack, where pieces consist of whole chunks.
+fn chunk_cut(chunks: &Chunks, at: u64, end: u64, step: u64) -> u64 {
+    let limit = chunks.cover(at..at + 1).start.saturating_add(step);
+    // Coded blocks and others are read differently.
+    let end = end.min(chunks.end_of_kind(at));
     if end <= limit {
         return end;
     }
-    let chunk = checks.cover(limit..limit + 1);
+    let chunk = chunks.cover(limit..limit + 1);
     if chunk.start > at { chunk.start } else { chunk.end.min(end) }
 }
 
 /// Plans the piece that reads `range` of a file. The first stretch of `run` is the one that the range begins in.
-fn piece(run: &[Stretch], range: Range<u64>, checks: Option<&Checks>) -> Planned {
+fn piece(run: &[Stretch], range: Range<u64>, chunks: Option<&Chunks>) -> Planned {
     let page = SLOT_ALIGNMENT as u64;
-    let covered = checks.map_or(range.clone(), |checks| checks.cover(range.clone()));
-    let offset = covered.start / page * page;
+    let covered = chunks.map_or(range.clone(), |chunks| chunks.cover(range.clone()));
+    let is_coded = chunks.is_some_and(|chunks| chunks.is_coded_at(range.start));
+    let offset = if is_coded { covered.start } else { covered.start / page * page };
     let (mut wanted_bytes, mut label, mut most) = (0, run[0].label, 0);
     let inside = run.iter().take_while(|stretch| stretch.start < range.end);
     let copies = inside.map(|stretch| {

@@ -167,6 +167,14 @@ impl OutputFile {
         }
     }
 
+    /// Cuts the file to `bytes`, if more were reserved.
+    ///
+    /// # Errors
+    /// Returns [`OutputError::Write`] if the system refuses.
+    pub fn truncate(&self, bytes: u64) -> Result<(), OutputError> {
+        self.cached.set_len(bytes).map_err(|error| self.failed(error))
+    }
+
     /// Returns true if writes of whole pages bypass the page cache.
     pub fn is_past_cache(&self) -> bool {
         self.past_cache_works.load(Ordering::Relaxed)

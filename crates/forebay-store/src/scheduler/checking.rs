@@ -3,20 +3,22 @@
 use std::time::Duration;
 
 use super::Scheduler;
-use crate::checker::{Answer, Span, Work};
-use crate::checks::BadChunk;
+use crate::checker::{Answer, Compared, Decoding, Done, Span, Work};
+use crate::chunks::BadChunk;
 use crate::device::Device;
 use crate::error::ReadError;
 use crate::job::{Job, Request};
+use crate::layout::Region;
 
 impl<D: Device> Scheduler<D> {
     /// Sends the bytes of one request to the checker, if they are whole chunks. Other bytes are verified when the whole
     /// block has arrived.
     pub(super) fn begin_check(&mut self, request: &Request) {
         let Some(file) = self.files.file(request.file) else { return };
-        let Some(checks) = &file.checks else { return };
-        let span = request.offset..request.wanted_end;
-        if !checks.is_whole(span.clone()) {
+        let span = request.offset.wrapping_add(request.behind)
+            ..request.wanted_end.wrapping_add(request.behind);
+        let Some(chunks) = file.checks(span.start) else { return };
+        if !chunks.is_whole(span.clone()) {
             return;
         }
         let Some(job) = self.jobs[request.job as usize].as_mut() else { return };
@@ -27,7 +29,7 @@ impl<D: Device> Scheduler<D> {
         unsafe {
             let span = Span {
                 file: request.file,
-                checks: checks.clone(),
+                chunks: chunks.clone(),
                 offset: span.start,
                 memory: job.read.buffer.pointer().add(request.at),
                 bytes: (span.end - span.start) as usize,
@@ -36,12 +38,44 @@ impl<D: Device> Scheduler<D> {
         }
     }
 
+    /// Sends the bytes of a coded request to the checker, with the memory that they were read to.
+    pub(super) fn begin_decoding(&mut self, slot: u32) {
+        let Some(request) = self.requests[slot as usize].as_mut() else { return };
+        let Some((span, stage)) =
+            request.coded.as_mut().and_then(|span| span.stage.take().map(|stage| (*span, stage)))
+        else {
+            return;
+        };
+        let chunks = self.files.file(request.file).and_then(|file| file.chunks.clone());
+        let (Some(chunks), Some(job)) = (chunks, self.jobs[request.job as usize].as_mut()) else {
+            self.stages.give_back(stage);
+            return;
+        };
+        job.checking += 1;
+        // SAFETY: `check` compared the slot with the layout, so the decoded bytes lie inside the slot, and no other request writes there.
+        // `next_request` made `skip + stored_bytes` at most the request's length, for which `pump` found the stage large enough. The request
+        // has ended. Stage and slot belong to this task until its answer has arrived or the checker is dropped.
+        unsafe {
+            let decoding = Decoding {
+                file: request.file,
+                chunks,
+                range: span.start..span.end,
+                stored: self.stages.pointer(stage).add(span.skip),
+                stored_bytes: span.stored_bytes,
+                to: job.read.buffer.pointer().add(span.at),
+                stage,
+            };
+            self.checker.begin(request.job, Work::Decode(decoding));
+        }
+    }
+
     /// Sends the bytes that could not be verified request by request to the checker. Returns false if there are none.
     pub(super) fn begin_last_checks(&mut self, key: u32) -> bool {
         let Some(job) = self.jobs[key as usize].as_mut() else { return false };
         let regions = job.read.layout.regions.iter();
-        let checked = |file| self.files.file(file).and_then(|file| file.checks.as_ref());
-        let all = regions.clone().filter(|region| checked(region.file).is_some());
+        let checked =
+            |region: &Region| self.files.file(region.file).and_then(|it| it.checks(region.offset));
+        let all = regions.clone().filter(|region| checked(region).is_some());
         let all = all.map(|region| region.wanted_end - region.offset).sum::<u64>();
         let ended = job.outcome.is_some() || job.abandoned || job.bad.is_some();
         if job.checked_bytes == all || ended {
@@ -50,14 +84,14 @@ impl<D: Device> Scheduler<D> {
         self.statistics.bytes_checked -= job.checked_bytes;
         job.checked_bytes = 0;
         for region in regions {
-            let Some(checks) = checked(region.file) else { continue };
+            let Some(chunks) = checked(region) else { continue };
             job.checking += 1;
             // SAFETY: the reasons in `begin_check` apply: the span lies inside the slot, no request of the job is at
             // the device, and the job keeps the buffer.
             unsafe {
                 let span = Span {
                     file: region.file,
-                    checks: checks.clone(),
+                    chunks: chunks.clone(),
                     offset: region.offset,
                     memory: job.read.buffer.pointer().add(region.at),
                     bytes: (region.wanted_end - region.offset) as usize,
@@ -82,32 +116,42 @@ impl<D: Device> Scheduler<D> {
     }
 
     fn settle_check(&mut self, answer: Answer) {
-        let Answer { job: key, compared, took } = answer;
+        let Answer { job: key, done, took } = answer;
+        if let Done::Decoded(_, stage) = done {
+            self.stages.give_back(stage);
+        }
         let Some(job) = self.jobs[key as usize].as_mut() else { return };
         job.checking -= 1;
-        match compared {
-            None => {
-                tracing::trace!(block = %job.read.label, seconds = took.as_secs_f64(), "relayout");
-                self.statistics.relayout_seconds += took.as_secs_f64();
+        let seconds = took.as_secs_f64();
+        let block = job.read.label;
+        match done {
+            Done::Relayout => {
+                tracing::trace!(%block, seconds, "relayout");
+                self.statistics.relayout_seconds += seconds;
             }
-            Some(compared) => {
-                let (bytes, seconds) = (compared.bytes, took.as_secs_f64());
-                tracing::trace!(block = %job.read.label, bytes, seconds, "verify");
-                self.statistics.check_seconds += took.as_secs_f64();
-                self.statistics.bytes_checked += compared.bytes;
-                job.checked_bytes += compared.bytes;
-                if let Some(bad) = compared.bad {
-                    job.bad.get_or_insert((compared.file, bad));
-                }
+            Done::Compared(Compared { file, bytes, bad }) => {
+                tracing::trace!(%block, bytes, seconds, "verify");
+                self.statistics.check_seconds += seconds;
+                self.statistics.bytes_checked += bytes;
+                job.checked_bytes += bytes;
+                job.bad = job.bad.take().or(bad.map(|bad| (file, bad)));
+            }
+            Done::Decoded(Compared { file, bytes, bad }, _) => {
+                tracing::trace!(%block, bytes, seconds, "decode");
+                self.statistics.decode_seconds += seconds;
+                self.statistics.bytes_checked += bytes;
+                job.bad = job.bad.take().or(bad.map(|bad| (file, bad)));
             }
         }
         self.conclude(key);
     }
 
-    /// Returns true if a block has arrived completely and only lacks answers of the checker's threads.
+    /// Returns true if a block has arrived completely and only lacks answers of the checker's threads, or if nothing else goes on.
     pub(super) fn waits_for_checker(&self) -> bool {
         let waits = |job: &Job| job.checking > 0 && job.is_here();
-        self.checker.open() > 0 && self.jobs.iter().flatten().any(waits)
+        // Requests may wait for memory that is being decoded from.
+        let idle = self.at_device() == 0;
+        self.checker.open() > 0 && (idle || self.jobs.iter().flatten().any(waits))
     }
 
     /// Adds the time since `began` to the time spent waiting for verification, if nothing was at the device meanwhile.
@@ -125,12 +169,12 @@ impl<D: Device> Scheduler<D> {
             return false;
         }
         let Some((file, bad)) = job.bad.take() else { return false };
-        let BadChunk { offset, place, expected, found } = bad;
+        let BadChunk { offset, place, damage } = bad;
         self.statistics.checksum_mismatches += 1;
         let block = job.read.label;
         if job.rereads == 0 {
             // The bytes may be correct on the disk and have changed on the way to memory.
-            tracing::warn!(%block, offset, "a checksum does not match; reading again");
+            tracing::warn!(%block, offset, "{damage}; reading again");
             job.read_again();
             self.statistics.retries += 1;
             let priority = job.read.priority;
@@ -138,7 +182,7 @@ impl<D: Device> Scheduler<D> {
             return true;
         }
         let file = self.files.file(file).map(|file| file.path.clone()).unwrap_or_default();
-        job.outcome = Some(ReadError::Corrupt { file, offset, place, block, expected, found });
+        job.outcome = Some(ReadError::Corrupt { file, offset, place, block, damage });
         false
     }
 }

@@ -62,7 +62,7 @@ fn copied(
     let bytes = spans.last().map_or(0, |span| span.to + span.from.length);
     let sink = Collected { bytes: Mutex::new(vec![0xA5; bytes as usize]), refuses };
     let refused = &|_| panic!("nothing is converted");
-    let job = CopyJob { range: 0..bytes, header: HEADER, spans, refused, chunks: None };
+    let job = CopyJob { range: 0..bytes, header: HEADER, spans, refused, chunk_at: None };
     let opened = |arena: &Arena, options: &EngineOptions| {
         let options = EngineOptions { request_bytes: 64 << 10, direct, ..*options };
         open(kind, &bench.files, arena, &options, faults.clone())

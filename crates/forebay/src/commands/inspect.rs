@@ -1,6 +1,6 @@
 //! `forebay inspect` describes the contents of a model file from its headers alone.
 
-use forebay_engine::{Feature, Inspection, ModelInfo};
+use forebay_engine::{BlockKindBytes, Feature, Inspection, ModelInfo};
 use forebay_format::TensorInfo;
 use serde::Serialize;
 
@@ -134,17 +134,24 @@ fn features(features: &[Feature]) -> String {
 fn kinds(model: &ModelInfo) -> String {
     let rows = model.kinds.iter().map(|kind| (kind.kind, kind.tensors, kind.bytes));
     let mut text = shares("blocks", model.weights_bytes, rows);
-    let smaller = model.kinds.iter().filter(|kind| kind.plain_bytes > kind.bytes);
-    let ratio = |plain_bytes: u64, bytes: u64| format!("{:.2}", plain_bytes as f64 / bytes as f64);
-    let mut rows: Vec<Vec<String>> = smaller
-        .map(|kind| vec![kind.kind.to_owned(), ratio(kind.plain_bytes, kind.bytes)])
+    let smaller = |kind: &&BlockKindBytes| kind.plain_bytes > kind.bytes.min(kind.stored_bytes);
+    let ratio = |name: &str, plain_bytes: u64, bytes: u64, stored_bytes: u64| {
+        let of = |bytes: u64| format!("{:.2}", plain_bytes as f64 / bytes.max(1) as f64);
+        vec![name.to_owned(), of(bytes), of(stored_bytes)]
+    };
+    let mut rows: Vec<Vec<String>> = model
+        .kinds
+        .iter()
+        .filter(smaller)
+        .map(|kind| ratio(kind.kind, kind.plain_bytes, kind.bytes, kind.stored_bytes))
         .collect();
     if !rows.is_empty() {
-        let plain_bytes = model.kinds.iter().map(|kind| kind.plain_bytes).sum();
-        rows.push(vec!["all".into(), ratio(plain_bytes, model.weights_bytes)]);
-        rows.insert(0, vec!["compact".into(), "ratio".into()]);
+        let sum = |of: &dyn Fn(&BlockKindBytes) -> u64| model.kinds.iter().map(of).sum();
+        let (plain_bytes, stored_bytes) = (sum(&|it| it.plain_bytes), sum(&|it| it.stored_bytes));
+        rows.push(ratio("all", plain_bytes, model.weights_bytes, stored_bytes));
+        rows.insert(0, vec!["compressed".into(), "in memory".into(), "in the file".into()]);
         text.push('\n');
-        text.push_str(&output::table(&[Align::Left, Align::Right], &rows));
+        text.push_str(&output::table(&[Align::Left, Align::Right, Align::Right], &rows));
     }
     text
 }

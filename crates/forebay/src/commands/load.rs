@@ -117,8 +117,8 @@ fn row(index: usize, run: &LoadRun) -> Vec<String> {
         format!("{:.3}", statistics.seconds),
         rate(run.bytes_per_second),
         run.share_of_limit.map_or_else(|| "-".into(), |share| format!("{:.0} %", 100.0 * share)),
-        size::format(statistics.engine_bytes),
-        size::format(statistics.cached_bytes),
+        size::format(statistics.engine_stored_bytes),
+        size::format(statistics.cached_stored_bytes),
         format!("{:.3}", run.cpu_seconds_per_gigabyte),
     ]
 }

@@ -21,6 +21,10 @@ pub fn run(args: PackArgs) -> Outcome {
     let codec = match args.codec {
         CodecArg::Auto => Codec::Auto,
         CodecArg::None => Codec::None,
+        CodecArg::Compact => Codec::Compact,
+        CodecArg::Exponents => Codec::Exponents,
+        CodecArg::Zstd => Codec::Zstd,
+        CodecArg::Gdeflate => Codec::Gdeflate,
     };
     let options = PackOptions { codec, ..options(args.io) };
     let mut outputs = Outputs::new(args.force);
@@ -118,12 +122,20 @@ fn tell_packed(report: &PackReport) -> Outcome {
         size::format_rate(report.bytes_per_second)
     );
     if !report.saved.is_empty() {
-        let ratio = |of: &Saved| {
-            format!("{} {:.2}", of.kind, of.source_bytes as f64 / of.bytes.max(1) as f64)
+        let ratios = |of: &dyn Fn(&Saved) -> u64| {
+            let ratio = |saved: &Saved| {
+                let ratio = saved.source_bytes as f64 / of(saved).max(1) as f64;
+                (ratio > 1.0).then(|| format!("{} {ratio:.2}", saved.kind))
+            };
+            report.saved.iter().filter_map(ratio).collect::<Vec<_>>().join(", ")
         };
-        let ratios: Vec<String> = report.saved.iter().map(ratio).collect();
         let saved: u64 = report.saved.iter().map(|of| of.source_bytes - of.bytes).sum();
-        output::tell!("compact BF16 saves {}; ratios: {}", size::format(saved), ratios.join(", "));
+        let in_pack = ratios(&|of| of.bytes);
+        output::tell!("{} smaller than the weights; ratios: {in_pack}", size::format(saved));
+        let in_memory = ratios(&|of| of.memory_bytes);
+        if !in_memory.is_empty() {
+            output::tell!("ratios in memory, as compact BF16: {in_memory}");
+        }
     }
     if report.left_plain > 0 {
         output::tell!(
