@@ -67,7 +67,7 @@ enum {
     FOREBAY_TENSOR_BLOCKS = 1,
     /* Entries of the outermost dimension are further apart than they are long. */
     FOREBAY_TENSOR_APART = 2,
-    /* The file has the elements compressed, so their bytes are not those at file_offset. */
+    /* The file has the elements compressed, so their bytes are not those at file_offset. Entries are then at no regular distance in it. */
     FOREBAY_TENSOR_DECODED = 4
 };
 

@@ -227,11 +227,12 @@ pub unsafe extern "C" fn forebay_weights_tensor(
         let it = weights.tensor(index)?;
         let held = &weights.held.tensors[index];
         let info = &held.info;
+        let (stored, is_coded) = weights.held.stored(held);
         let entries = info.shape.first().copied().unwrap_or(1);
         let flags = [
             (held.ty.is_quantized(), TENSOR_BLOCKS),
             (held.stride.saturating_mul(entries) > held.bytes() && entries > 1, TENSOR_APART),
-            (held.decoded_from().is_some(), TENSOR_DECODED),
+            (held.decoded_from().is_some() || is_coded, TENSOR_DECODED),
         ];
         let value = Tensor {
             name: it.name.as_ptr(),
@@ -240,7 +241,7 @@ pub unsafe extern "C" fn forebay_weights_tensor(
             data: it.data(),
             bytes: held.bytes(),
             stride_bytes: held.stride,
-            file_offset: info.extent.offset,
+            file_offset: stored.offset,
             file_stride_bytes: info.stride,
             file: info.extent.file.0,
             rank: it.shape.len() as i32,

@@ -73,7 +73,7 @@ impl Weights {
 
 impl Described {
     fn new(tensor: &HeldTensor) -> Described {
-        let HeldTensor { info, ty, address, stride } = tensor;
+        let HeldTensor { info, ty, address, stride, .. } = tensor;
         // A name in a JSON file may contain a zero byte. For C the name ends there.
         let text = |text: &str| {
             let bytes: Vec<u8> = text.bytes().take_while(|&byte| byte != 0).collect();

@@ -59,9 +59,10 @@ fn of_files(catalog: &Catalog) -> Result<[u8; 32], (PathBuf, io::Error)> {
         let extent = tensor.extent;
         let table = (&tensor.name, tensor.ty.name(), &tensor.shape, extent.offset, extent.length);
         hash.update(format!("{table:?} {}", extent.file.0));
-        let len = SAMPLE_BYTES.min(extent.length);
+        let stored = catalog.stored(extent);
+        let len = SAMPLE_BYTES.min(stored.length);
         let sample = &mut sample[..len as usize];
-        let at = extent.offset + (extent.length - len) / 2;
+        let at = stored.offset + (stored.length - len) / 2;
         let (file, path) = (&files[extent.file.0 as usize], &catalog.files[extent.file.0 as usize]);
         file.read_exact_at(sample, at).map_err(|error| (path.clone(), error))?;
         hash.update(sample);

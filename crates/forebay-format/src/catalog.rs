@@ -253,6 +253,11 @@ impl Catalog {
         self.tensors.iter().map(TensorInfo::bytes).sum()
     }
 
+    /// Returns the extent of the file that stores an extent. They differ in packs with coded blocks.
+    pub fn stored(&self, extent: Extent) -> Extent {
+        self.pack.as_ref().map_or(extent, |pack| pack.stored(extent))
+    }
+
     /// Returns the GGUF metadata, if the model is a GGUF.
     pub fn gguf(&self) -> Option<&GgufMetadata> {
         match &self.source {

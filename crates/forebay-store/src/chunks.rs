@@ -169,7 +169,7 @@ impl Chunks {
         bad.or_else(|| {
             let own = &stored[..stored.len() - chunk.padding as usize];
             let decoded = decoder.decode(chunk.codec, own, out);
-            decoded.err().map(|error| self.bad(chunk, Damage::Coding(error)))
+            decoded.err().map(|error| self.bad(chunk, Damage::Coding(Box::new(error))))
         })
     }
 

@@ -13,7 +13,7 @@ pub enum Damage {
     #[error("its checksum is {found:016x}, {expected:016x} was written")]
     Checksum { expected: u64, found: u64 },
     #[error("it cannot be decoded: {0}")]
-    Coding(forebay_codec::CodecError),
+    Coding(Box<forebay_codec::CodecError>),
 }
 
 /// Error of a file, an arena or an engine as a whole. The error of one block's read is a [`ReadError`].

@@ -3,8 +3,10 @@
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use forebay_codec::Compact;
+use forebay_format::pack::Pack;
 use forebay_format::{Catalog, TensorInfo, TensorType};
 use forebay_store::{EngineInfo, Extent, IoKind, LoadStatistics, SlotBuffer};
 
@@ -52,6 +54,8 @@ pub struct HeldWeights {
     pub tensors: Vec<HeldTensor>,
     /// Files that the file indexes of [`TensorInfo::extent`] refer to.
     pub files: Vec<PathBuf>,
+    /// The pack that they were loaded from, if it was one.
+    pub pack: Option<Arc<Pack>>,
     /// Ordinal of the GPU. `None` means host memory.
     pub device: Option<usize>,
     pub statistics: LoadStatistics,
@@ -89,6 +93,14 @@ impl HeldWeights {
         let found =
             self.by_name.binary_search_by(|&at| self.tensors[at].info.name.as_str().cmp(name));
         found.ok().map(|at| self.by_name[at])
+    }
+
+    /// Returns the extent of the file that stores a tensor, and true if it lies in a coded block.
+    pub fn stored(&self, tensor: &HeldTensor) -> (Extent, bool) {
+        match &self.pack {
+            Some(pack) => (pack.stored(tensor.info.extent), pack.is_coded(tensor.info.extent)),
+            None => (tensor.info.extent, false),
+        }
     }
 
     /// Returns the bytes of memory that the weights take, including what alignment leaves unused.
@@ -184,6 +196,7 @@ fn to_host(
         by_name: by_name(&tensors),
         tensors,
         files: catalog.files.clone(),
+        pack: catalog.pack.clone(),
         device: None,
         statistics,
         engine,

@@ -85,6 +85,7 @@ pub(crate) fn hold(
         by_name: by_name(&tensors),
         tensors,
         files: catalog.files,
+        pack: catalog.pack,
         device: Some(request.ordinal),
         statistics,
         engine: ring.engine(),

@@ -23,8 +23,11 @@ mod section;
 mod tensors;
 
 use std::fmt;
+use std::ops::Range;
 use std::path::{Component, Path};
 use std::sync::Arc;
+
+use crate::Extent;
 
 pub use chunks::{Chunk, ChunkIndex, StoredChunk};
 pub use conversion::{Conversion, PackSpan};
@@ -93,6 +96,25 @@ pub struct Pack {
     pub documents: Vec<Embedded>,
     /// Blocks, and the checksums of their bytes.
     pub chunks: Arc<ChunkIndex>,
+}
+
+impl Pack {
+    /// Returns the extent of the file that stores an extent of the decoded file.
+    pub fn stored(&self, extent: Extent) -> Extent {
+        let is_coded = self.chunks.is_coded();
+        let range = is_coded.then(|| self.chunks.stored_for(extent.offset, extent.end())).flatten();
+        match range {
+            Some(Range { start, end }) => {
+                Extent { file: extent.file, offset: start, length: end - start }
+            }
+            None => extent,
+        }
+    }
+
+    /// Returns true if the first byte of an extent lies in a coded block.
+    pub fn is_coded(&self, extent: Extent) -> bool {
+        self.chunks.block_at(extent.offset).is_some_and(Block::is_coded)
+    }
 }
 
 /// Kind of an embedded document.

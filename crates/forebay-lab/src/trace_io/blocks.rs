@@ -90,7 +90,8 @@ pub struct BlockEntry {
 }
 
 pub(super) fn tensors(catalog: &Catalog) -> Vec<TensorEntry> {
-    let entry = |tensor: &TensorInfo, extent: Extent| TensorEntry {
+    // Reads are recorded by their place in the stored file.
+    let of_stored = |tensor: &TensorInfo, extent: Extent| TensorEntry {
         name: tensor.name.clone(),
         ty: tensor.ty.name().to_owned(),
         component: Component::of_tensor(tensor),
@@ -98,20 +99,27 @@ pub(super) fn tensors(catalog: &Catalog) -> Vec<TensorEntry> {
         offset: extent.offset,
         length: extent.length,
     };
+    let entry = |tensor: &TensorInfo, extent| of_stored(tensor, catalog.stored(extent));
     // In a pack the experts of a stack are not contiguous, so each gets an entry.
     let all = catalog.tensors().iter();
-    let mut tensors: Vec<TensorEntry> =
-        all.flat_map(|tensor| tensor.extents().map(move |extent| entry(tensor, extent))).collect();
+    let mut tensors: Vec<TensorEntry> = all
+        .flat_map(|tensor| tensor.extents().map(|extent| entry(tensor, extent)).collect::<Vec<_>>())
+        .collect();
     tensors.sort_by_key(|tensor| (tensor.file, tensor.offset));
     tensors
 }
 
-pub(super) fn blocks(blocks: &ModelBlocks) -> Vec<BlockEntry> {
+pub(super) fn blocks(catalog: &Catalog, blocks: &ModelBlocks) -> Vec<BlockEntry> {
     let layers = blocks.experts.len();
     let entry = |label, component, of: &Block| BlockEntry {
         block: BlockName(label),
         component,
-        extents: of.extents.iter().map(|e| (e.file.0, e.offset, e.length)).collect(),
+        extents: of
+            .extents
+            .iter()
+            .map(|extent| catalog.stored(*extent))
+            .map(|stored| (stored.file.0, stored.offset, stored.length))
+            .collect(),
     };
     let mut entries = Vec::new();
     for (index, block) in blocks.dense.iter().enumerate() {

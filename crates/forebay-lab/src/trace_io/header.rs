@@ -77,7 +77,7 @@ impl TraceHeader {
             layers: blocks.map_or(u32::MAX, |blocks| blocks.experts.len() as u32),
             experts_per_layer: blocks.map_or(0, experts) as u32,
             tensors: blocks::tensors(catalog),
-            blocks: blocks.map(blocks::blocks).unwrap_or_default(),
+            blocks: blocks.map(|of| blocks::blocks(catalog, of)).unwrap_or_default(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! `forebay inspect` describes the contents of a model file from its headers alone.
 
 use forebay_engine::{BlockKindBytes, Feature, Inspection, ModelInfo};
-use forebay_format::TensorInfo;
+use forebay_format::{Catalog, Extent, TensorInfo};
 use serde::Serialize;
 
 use crate::args::InspectArgs;
@@ -42,7 +42,7 @@ pub fn run(args: InspectArgs) -> Outcome {
         let catalog = &inspection.catalog;
         let files = catalog.files.iter().zip(&catalog.file_bytes);
         let files = files.map(|(path, &bytes)| File { path, bytes }).collect();
-        let tensors = args.tensors.then(|| catalog.tensors().iter().map(tensor).collect());
+        let tensors = args.tensors.then(|| tensors_of(catalog));
         return output::json(&Document { inspection: &inspection, files, tensors });
     }
     let mut text = summary(&inspection);
@@ -56,18 +56,23 @@ pub fn run(args: InspectArgs) -> Outcome {
     text.push_str(&types(&inspection.model));
     if args.tensors {
         text.push('\n');
-        text.push_str(&tensors(inspection.catalog.tensors()));
+        text.push_str(&tensors(&inspection.catalog));
     }
     output::print(&text)
 }
 
-fn tensor(info: &TensorInfo) -> Tensor<'_> {
+fn tensors_of(catalog: &Catalog) -> Vec<Tensor<'_>> {
+    let tensor = |info| tensor(info, catalog.stored(info.extent));
+    catalog.tensors().iter().map(tensor).collect()
+}
+
+fn tensor(info: &TensorInfo, stored: Extent) -> Tensor<'_> {
     Tensor {
         name: &info.name,
         ty: info.ty.name(),
         shape: &info.shape,
         file: info.extent.file.0,
-        offset_bytes: info.extent.offset,
+        offset_bytes: stored.offset,
         bytes: info.bytes(),
     }
 }
@@ -181,10 +186,10 @@ fn shares<'a>(
     output::table(&[Align::Left, Align::Right, Align::Right, Align::Right], &rows)
 }
 
-fn tensors(tensors: &[TensorInfo]) -> String {
+fn tensors(catalog: &Catalog) -> String {
     let head = ["tensor", "type", "shape", "size", "file", "offset"];
     let mut rows = vec![head.map(String::from).to_vec()];
-    for info in tensors {
+    for info in catalog.tensors() {
         let shape: Vec<String> = info.shape.iter().map(u64::to_string).collect();
         rows.push(vec![
             info.name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect(),
@@ -192,7 +197,7 @@ fn tensors(tensors: &[TensorInfo]) -> String {
             shape.join(" x "),
             size::format(info.bytes()),
             info.extent.file.0.to_string(),
-            info.extent.offset.to_string(),
+            catalog.stored(info.extent).offset.to_string(),
         ]);
     }
     let columns =
