@@ -4,7 +4,7 @@
 
 #![no_main]
 
-use forebay_codec::{Codec, Decoder, Encoder, Encoding, Float};
+use forebay_codec::{Codec, Decoder, Encoder, Encoding, Weights};
 use libfuzzer_sys::fuzz_target;
 
 /// Most bytes after decoding: more than two tiles of GDeflate.
@@ -25,7 +25,7 @@ fuzz_target!(|data: &[u8]| {
     let encoding = match codec {
         Codec::Raw => Encoding::Raw,
         Codec::Exponents => {
-            Encoding::Exponents(Float::ALL[usize::from(choice) / 4 % Float::ALL.len()])
+            Encoding::Exponents(Weights::ALL[usize::from(choice) / 4 % Weights::ALL.len()])
         }
         Codec::Zstd => Encoding::Zstd { level: i32::from(choice) / 32 },
         Codec::Gdeflate => Encoding::Gdeflate,

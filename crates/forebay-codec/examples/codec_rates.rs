@@ -2,12 +2,12 @@
 //!
 //! `cargo run --release -p forebay-codec --example codec_rates -- [FILE...]`
 //!
-//! Rates are of decoded bytes. Decoding is measured from chunks that are in the cache of the second level, so memory does not limit it.
+//! Rates and ratios are of decoded bytes. The first table takes the bytes as BF16 for compact blocks. Decoding is measured from chunks that are in the cache of the second level, so memory does not limit it.
 
 use std::time::Instant;
 
 use forebay_codec::{
-    CHUNK_WEIGHTS, Compact, Decoder, Encoder, Encoding, Float, Isa, Table, decode_chunk_with,
+    Compact, Decoder, Encoder, Encoding, Float, Isa, Table, Weights, decode_chunk_with,
     decode_compact, encode_chunk, encode_compact,
 };
 
@@ -16,7 +16,7 @@ mod contents;
 #[path = "../tests/support/mod.rs"]
 mod support;
 
-use support::{gaussian, normal};
+use support::{compact, gaussian, normal};
 
 /// Repetitions of a short measurement, of which the fastest counts.
 const ROUNDS: usize = 20;
@@ -33,8 +33,8 @@ fn main() {
     println!("\nChunks of {} KiB:\n", PACK_CHUNK >> 10);
     println!("| bytes | codec | ratio | encode MB/s | decode MB/s |");
     println!("| --- | --- | --- | --- | --- |");
-    for (name, float, bytes) in contents::all(TENSOR) {
-        chunks(name, float, &bytes, ROUNDS);
+    for (name, weights, bytes) in contents::all(TENSOR) {
+        chunks(name, weights, &bytes, ROUNDS);
     }
     for path in std::env::args().skip(1) {
         let mut bytes = std::fs::read(&path).expect("a file");
@@ -44,17 +44,21 @@ fn main() {
 }
 
 /// Prints the lines of all codecs for `bytes`.
-fn chunks(name: &str, float: Option<Float>, bytes: &[u8], rounds: usize) {
+fn chunks(name: &str, weights: Option<Weights>, bytes: &[u8], rounds: usize) {
+    // Whole blocks.
+    let chunk_bytes = match weights {
+        Some(Weights::Compact(of)) => PACK_CHUNK / of.bytes() * of.bytes(),
+        _ => PACK_CHUNK,
+    };
     let general = [Encoding::Zstd { level: 3 }, Encoding::Gdeflate];
-    for encoding in float.map(Encoding::Exponents).into_iter().chain(general) {
+    for encoding in weights.map(Encoding::Exponents).into_iter().chain(general) {
         let (mut encoder, mut decoder) = (Encoder::new(encoding), Decoder::default());
-        let mut encoded = Vec::new();
+        // Vectors that are used again, because the first use of their memory takes longer than encoding.
+        let mut encoded: Vec<_> = bytes.chunks(chunk_bytes).map(|chunk| (chunk, vec![])).collect();
         let encode = fastest(rounds.min(3), bytes.len(), || {
-            encoded.clear();
-            for chunk in bytes.chunks(PACK_CHUNK) {
-                let mut out = Vec::with_capacity(2 * PACK_CHUNK);
-                encoder.encode(chunk, &mut out).expect("a chunk");
-                encoded.push((chunk, out));
+            for (chunk, out) in &mut encoded {
+                out.clear();
+                encoder.encode(chunk, out).expect("a chunk");
             }
         });
         let mut decoded = vec![0; PACK_CHUNK];
@@ -75,15 +79,23 @@ fn chunks(name: &str, float: Option<Float>, bytes: &[u8], rounds: usize) {
 fn pieces() {
     println!("| type | ratio | encode GB/s | decode GB/s: portable | AVX2 | AVX-512 |");
     println!("| --- | --- | --- | --- | --- | --- |");
-    for float in Float::ALL {
-        let weights = support::gaussian(float, 32, 4096, 1);
-        let table = Table::of(float, &weights).expect("whole weights");
+    for weights in Weights::ALL {
+        let (name, bytes, plain_bytes) = match weights {
+            Weights::Plain(float) => {
+                let bytes = support::gaussian(float, 32, 4096, 1);
+                (format!("{float:?}"), bytes.clone(), bytes.len())
+            }
+            Weights::Compact(of) => {
+                (format!("blocks {of:?}"), support::compact(of, 32, 4096, 1), 32 * 8192)
+            }
+        };
+        let table = Table::of(weights, &bytes).expect("whole weights");
         let mut chunks = Vec::new();
-        let encode = fastest(ROUNDS, weights.len(), || {
+        let encode = fastest(ROUNDS, plain_bytes, || {
             chunks.clear();
-            for weights in weights.chunks(CHUNK_WEIGHTS * float.bytes()) {
-                let mut chunk = Vec::with_capacity(weights.len());
-                encode_chunk(float, &table, weights, &mut chunk).expect("a chunk");
+            for bytes in bytes.chunks(weights.chunk_bytes()) {
+                let mut chunk = Vec::with_capacity(2 * bytes.len());
+                encode_chunk(weights, &table, bytes, &mut chunk).expect("a chunk");
                 chunks.push(chunk);
             }
         });
@@ -92,16 +104,16 @@ fn pieces() {
             if !isa.is_available() {
                 return "-".to_string();
             }
-            let mut decoded = vec![0; CHUNK_WEIGHTS * float.bytes()];
-            let rate = fastest(ROUNDS, weights.len(), || {
+            let mut decoded = vec![0; weights.chunk_bytes()];
+            let rate = fastest(ROUNDS, plain_bytes, || {
                 for chunk in &chunks {
-                    decode_chunk_with(isa, float, &table, chunk, &mut decoded).expect("a chunk");
+                    decode_chunk_with(isa, weights, &table, chunk, &mut decoded).expect("a chunk");
                 }
             });
             format!("{rate:.2}")
         });
-        let ratio = weights.len() as f64 / stored as f64;
-        println!("| {float:?} | {ratio:.3} | {encode:.2} | {} |", decode.join(" | "));
+        let ratio = plain_bytes as f64 / stored as f64;
+        println!("| {name} | {ratio:.3} | {encode:.2} | {} |", decode.join(" | "));
     }
     for of in Compact::ALL {
         let mut weights = support::gaussian(Float::Bf16, 32, 4096, 1);

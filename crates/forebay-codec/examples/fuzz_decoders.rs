@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use forebay_codec::{Codec, Decoder, Encoder, Encoding, Float};
+use forebay_codec::{Codec, Compact, Decoder, Encoder, Encoding, Weights, encode_compact};
 
 /// Bytes behind the output that must stay as they are.
 const BEHIND: usize = 64;
@@ -86,7 +86,16 @@ fn seeds() -> Vec<Seed> {
     // Two tiles, and two sub-chunks.
     plains.push(vec![3; 65_540]);
     plains.push((0..8_300).map(|_| random.u8(60..64)).collect());
-    let mut encodings: Vec<Encoding> = Float::ALL.map(Encoding::Exponents).to_vec();
+    // Compact blocks: a few, and more than a sub-chunk has.
+    for (of, blocks) in [(Compact::C256, 3), (Compact::C256, 17), (Compact::C2048, 1)] {
+        let near = |random: &mut fastrand::Rng| 0x3c00 + random.u16(..0x700);
+        let count = blocks * of.weights();
+        let plain: Vec<u8> = (0..count).flat_map(|_| near(&mut random).to_le_bytes()).collect();
+        let mut coded = vec![0; blocks * of.bytes()];
+        assert_eq!(encode_compact(of, &plain, &mut coded), Ok(true));
+        plains.push(coded);
+    }
+    let mut encodings: Vec<Encoding> = Weights::ALL.map(Encoding::Exponents).to_vec();
     encodings.extend([Encoding::Raw, Encoding::Gdeflate, Encoding::Gdeflate, Encoding::Gdeflate]);
     encodings.extend([1, 3, 19].map(|level| Encoding::Zstd { level }));
     let mut seeds = Vec::new();

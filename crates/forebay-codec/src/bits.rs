@@ -24,6 +24,9 @@ pub(crate) fn gather(bytes: u64) -> u8 {
 
 /// Moves bytes within a word of eight.
 pub(crate) trait Moves {
+    /// Says that the processor has AVX2, and that all code that uses the type is compiled for it.
+    const HAS_AVX2: bool;
+
     /// Returns the lowest bytes of `next`, in order, where `mask` has 0xff, and 0 where it has 0.
     fn expand(next: u64, mask: u64) -> u64;
 
@@ -35,6 +38,8 @@ pub(crate) trait Moves {
 pub(crate) struct ByByte;
 
 impl Moves for ByByte {
+    const HAS_AVX2: bool = false;
+
     #[inline(always)]
     fn expand(next: u64, mask: u64) -> u64 {
         let (mut next, mut left, mut out) = (next, mask, 0);
@@ -60,12 +65,14 @@ impl Moves for ByByte {
     }
 }
 
-/// With instructions of BMI2. Only functions that are compiled for BMI2 may use this.
+/// With instructions of BMI2. Only functions that are compiled for BMI2 and AVX2 may use this.
 #[cfg(target_arch = "x86_64")]
 pub(crate) struct ByBmi2;
 
 #[cfg(target_arch = "x86_64")]
 impl Moves for ByBmi2 {
+    const HAS_AVX2: bool = true;
+
     #[inline(always)]
     fn expand(next: u64, mask: u64) -> u64 {
         // SAFETY: the processor has this instruction, as the type says.

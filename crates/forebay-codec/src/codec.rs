@@ -4,7 +4,7 @@ use zstd::bulk;
 
 use crate::container::{Container, container_bytes_max, encode_container};
 use crate::gdeflate::{self, TileDecoder, TileEncoder};
-use crate::{CodecError, Float};
+use crate::{CodecError, Weights};
 
 /// Most bytes of a chunk, before encoding.
 pub const CHUNK_BYTES: usize = 4 << 20;
@@ -14,7 +14,7 @@ pub const CHUNK_BYTES: usize = 4 << 20;
 pub enum Codec {
     /// The bytes themselves.
     Raw,
-    /// Coded exponents of BF16, F16 or FP8.
+    /// Coded exponents of BF16, F16, FP8 or compact BF16.
     Exponents,
     /// Zstandard frames.
     Zstd,
@@ -70,7 +70,7 @@ impl Codec {
         match self {
             Codec::Raw => bytes,
             Codec::Exponents => {
-                let all = Float::ALL.map(|float| container_bytes_max(float, bytes));
+                let all = Weights::ALL.map(|weights| container_bytes_max(weights, bytes));
                 all.into_iter().max().unwrap_or(0)
             }
             Codec::Zstd => zstd::zstd_safe::compress_bound(bytes),
@@ -91,8 +91,8 @@ impl Codec {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Encoding {
     Raw,
-    /// For weights of this type. Other bytes come back as well, but grow.
-    Exponents(Float),
+    /// For weights of this type, or compact blocks. Other bytes come back as well, but grow.
+    Exponents(Weights),
     Zstd {
         /// 1 is fast and 22 is slow; 3 is usual. Others become the nearest of these, and 0 becomes 3.
         level: i32,
@@ -136,7 +136,7 @@ impl Encoder {
         check_bytes(bytes.len())?;
         match self.encoding {
             Encoding::Raw => encoded.extend_from_slice(bytes),
-            Encoding::Exponents(float) => encode_container(float, bytes, encoded)?,
+            Encoding::Exponents(weights) => encode_container(weights, bytes, encoded)?,
             Encoding::Zstd { level } => {
                 let compressor = match &mut self.zstd {
                     Some(compressor) => compressor,

@@ -9,7 +9,7 @@ use crate::CodecError;
 const WINDOW: usize = 16;
 
 /// The largest exponent that a block may begin with, so that the sum of it and four bits has eight bits.
-const BASE_MOST: usize = 256 - WINDOW;
+pub(crate) const BASE_MOST: usize = 256 - WINDOW;
 
 /// Exponents below the window that a list entry can name. 0 is the exponent 0, higher numbers are these.
 const BELOW: u16 = 24;
@@ -19,12 +19,12 @@ const POSITION_BITS: u32 = 11;
 const COLUMN_MASK: u16 = (1 << POSITION_BITS) - 1;
 
 /// Number of weights that share a word.
-const LANE: usize = 8;
+pub(crate) const LANE: usize = 8;
 
 /// Number of weights of a piece of a block, whose bytes and words lie together.
-const PIECE: usize = 256;
+pub(crate) const PIECE: usize = 256;
 /// Bytes of a piece.
-const PIECE_BYTES: usize = PIECE + PIECE / 2;
+pub(crate) const PIECE_BYTES: usize = PIECE + PIECE / 2;
 
 /// The blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

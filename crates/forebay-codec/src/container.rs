@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::bits::table_word;
-use crate::{CHUNK_WEIGHTS, CodecError, Float, Isa, Table, chunk_bytes_max};
+use crate::{CHUNK_WEIGHTS, CodecError, Isa, Table, Weights, chunk_bytes_max};
 use crate::{decode_chunk_with, encode_chunk};
 
 /// Bytes before the starts of the sub-chunks: the type, three zeros, decoded bytes, the table, three zeros.
@@ -16,46 +16,46 @@ const TABLE_AT: usize = 8;
 #[derive(Debug, Clone)]
 pub struct Container<'a> {
     bytes: &'a [u8],
-    float: Float,
+    weights: Weights,
     table: Table,
     decoded_bytes: usize,
 }
 
-/// Returns the number of whole weights, of sub-chunks, and of bytes behind the last whole weight.
-fn parts_of(float: Float, bytes: usize) -> (usize, usize, usize) {
-    let weights = bytes / float.bytes();
-    (weights, weights.div_ceil(CHUNK_WEIGHTS), bytes % float.bytes())
+/// Returns the number of weights in whole numbers or blocks, of sub-chunks, and of bytes behind the last weight.
+fn parts_of(weights: Weights, bytes: usize) -> (usize, usize, usize) {
+    let count = weights.whole_weights(bytes);
+    (count, count.div_ceil(CHUNK_WEIGHTS), bytes - weights.bytes_of(count))
 }
 
 /// Returns the place of sub-chunk number `index` in the decoded bytes.
-fn place_of(float: Float, weights: usize, index: usize) -> Range<usize> {
+fn place_of(weights: Weights, count: usize, index: usize) -> Range<usize> {
     let first = index * CHUNK_WEIGHTS;
-    let end = weights.min(first + CHUNK_WEIGHTS);
-    first * float.bytes()..end * float.bytes()
+    let end = count.min(first + CHUNK_WEIGHTS);
+    weights.bytes_of(first)..weights.bytes_of(end)
 }
 
 /// Returns the most bytes that a container for `bytes` bytes has.
-pub(crate) fn container_bytes_max(float: Float, bytes: usize) -> usize {
-    let (weights, parts, rest) = parts_of(float, bytes);
-    let last = match weights % CHUNK_WEIGHTS {
+pub(crate) fn container_bytes_max(weights: Weights, bytes: usize) -> usize {
+    let (count, parts, rest) = parts_of(weights, bytes);
+    let last = match count % CHUNK_WEIGHTS {
         0 => 0,
-        last => chunk_bytes_max(float, last),
+        last => chunk_bytes_max(weights, last),
     };
-    let whole = weights / CHUNK_WEIGHTS * chunk_bytes_max(float, CHUNK_WEIGHTS);
+    let whole = count / CHUNK_WEIGHTS * chunk_bytes_max(weights, CHUNK_WEIGHTS);
     HEADER + 4 * (parts + 1) + whole + last + rest
 }
 
-/// Appends a container with `bytes`, which are weights of type `float`, to `out`.
+/// Appends a container with `bytes`, which are such weights, to `out`.
 pub(crate) fn encode_container(
-    float: Float,
+    weights: Weights,
     bytes: &[u8],
     out: &mut Vec<u8>,
 ) -> Result<(), CodecError> {
-    let (weights, parts, rest) = parts_of(float, bytes.len());
+    let (count, parts, rest) = parts_of(weights, bytes.len());
     let (whole, behind) = bytes.split_at(bytes.len() - rest);
-    let table = Table::of(float, whole)?;
+    let table = Table::of(weights, whole)?;
     let start = out.len();
-    out.extend([float.number(), 0, 0, 0]);
+    out.extend([weights.number(), 0, 0, 0]);
     out.extend((bytes.len() as u32).to_le_bytes());
     out.extend(table.to_bytes());
     out.extend([0; 3]);
@@ -65,7 +65,7 @@ pub(crate) fn encode_container(
         let at = (out.len() - start) as u32;
         out[starts + 4 * index..][..4].copy_from_slice(&at.to_le_bytes());
         if index < parts {
-            encode_chunk(float, &table, &whole[place_of(float, weights, index)], out)?;
+            encode_chunk(weights, &table, &whole[place_of(weights, count, index)], out)?;
         }
     }
     out.extend(behind);
@@ -82,7 +82,7 @@ impl<'a> Container<'a> {
             return Err(CodecError::ChunkLength { bytes: bytes.len(), needed: HEADER });
         };
         let number = header[0];
-        let float = Float::from_number(number).ok_or(CodecError::FloatNumber { number })?;
+        let weights = Weights::from_number(number).ok_or(CodecError::FloatNumber { number })?;
         let zeros = [header[1], header[2], header[3], header[29], header[30], header[31]];
         if zeros != [0; 6] {
             return Err(CodecError::NotZero);
@@ -92,13 +92,13 @@ impl<'a> Container<'a> {
             return Err(CodecError::DecodedBytes { bytes: said, expected: decoded_bytes });
         }
         let table = Table::from_bytes(&header[TABLE_AT..TABLE_AT + Table::BYTES])?;
-        let container = Container { bytes, float, table, decoded_bytes };
+        let container = Container { bytes, weights, table, decoded_bytes };
         container.check_places()?;
         Ok(container)
     }
 
     fn check_places(&self) -> Result<(), CodecError> {
-        let (_, parts, rest) = parts_of(self.float, self.decoded_bytes);
+        let (_, parts, rest) = parts_of(self.weights, self.decoded_bytes);
         let first = HEADER + 4 * (parts + 1);
         if self.bytes.len() < first + rest {
             return Err(CodecError::ChunkLength { bytes: self.bytes.len(), needed: first + rest });
@@ -124,8 +124,8 @@ impl<'a> Container<'a> {
         table_word(&self.bytes[HEADER..], part)
     }
 
-    pub fn float(&self) -> Float {
-        self.float
+    pub fn weights(&self) -> Weights {
+        self.weights
     }
 
     pub fn table(&self) -> &Table {
@@ -134,7 +134,7 @@ impl<'a> Container<'a> {
 
     /// Returns the number of sub-chunks.
     pub fn parts(&self) -> usize {
-        parts_of(self.float, self.decoded_bytes).1
+        parts_of(self.weights, self.decoded_bytes).1
     }
 
     /// Returns sub-chunk number `part` as it is stored, and the place of its weights in the decoded bytes.
@@ -142,15 +142,15 @@ impl<'a> Container<'a> {
     /// # Panics
     /// Panics if there is no such sub-chunk.
     pub fn part(&self, part: usize) -> (&'a [u8], Range<usize>) {
-        let (weights, parts, _) = parts_of(self.float, self.decoded_bytes);
+        let (count, parts, _) = parts_of(self.weights, self.decoded_bytes);
         assert!(part < parts, "sub-chunk {part} of {parts}");
         let stored = &self.bytes[self.start(part)..self.start(part + 1)];
-        (stored, place_of(self.float, weights, part))
+        (stored, place_of(self.weights, count, part))
     }
 
-    /// Returns the bytes behind the last whole weight, which are stored as they are.
+    /// Returns the bytes behind the last whole weight or block, which are stored as they are.
     pub fn rest(&self) -> &'a [u8] {
-        let (_, _, rest) = parts_of(self.float, self.decoded_bytes);
+        let (_, _, rest) = parts_of(self.weights, self.decoded_bytes);
         &self.bytes[self.bytes.len() - rest..]
     }
 
@@ -166,7 +166,7 @@ impl<'a> Container<'a> {
         let isa = Isa::best();
         for part in 0..self.parts() {
             let (stored, place) = self.part(part);
-            decode_chunk_with(isa, self.float, &self.table, stored, &mut decoded[place])?;
+            decode_chunk_with(isa, self.weights, &self.table, stored, &mut decoded[place])?;
         }
         let rest = self.rest();
         decoded[self.decoded_bytes - rest.len()..].copy_from_slice(rest);

@@ -5,9 +5,13 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use crate::bits::ByBmi2;
 use crate::bits::{ByByte, Moves, spread};
-use crate::layout::{Header, Layout, bitmap_bytes, weights_of};
+use crate::blocks::{Coded, Ends, Piece, join_piece};
+#[cfg(target_arch = "x86_64")]
+use crate::blocks::{join_piece_avx2, join_piece_avx512};
+use crate::compact::{PIECE, PIECE_BYTES};
+use crate::layout::{HEADER, Header, Layout, bitmap_bytes};
 use crate::table::{CODES, SECOND, THIRD};
-use crate::{CHUNK_WEIGHTS, CodecError, Float, Table};
+use crate::{CHUNK_WEIGHTS, CodecError, Compact, Float, Table, Weights};
 
 /// Instructions with which chunks are decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,18 +54,18 @@ impl Isa {
     }
 }
 
-/// Decodes one chunk to `weights`, whose length says how many weights it has.
+/// Decodes one chunk to `decoded`, whose length says how many weights it has.
 ///
 /// # Errors
-/// Returns an error if `weights` has no whole weights, too many or none, or if the chunk is not one of so many weights. `weights` then
-/// holds anything.
+/// Returns an error if `decoded` has no whole weights or blocks, too many or none, or if the chunk is not one of so many weights.
+/// `decoded` then holds anything.
 pub fn decode_chunk(
-    float: Float,
+    weights: impl Into<Weights>,
     table: &Table,
     chunk: &[u8],
-    weights: &mut [u8],
+    decoded: &mut [u8],
 ) -> Result<(), CodecError> {
-    decode_chunk_with(Isa::best(), float, table, chunk, weights)
+    decode_chunk_with(Isa::best(), weights, table, chunk, decoded)
 }
 
 /// Decodes like [`decode_chunk`] with the instructions of `isa`.
@@ -73,28 +77,36 @@ pub fn decode_chunk(
 /// Panics if the processor has no such instructions.
 pub fn decode_chunk_with(
     isa: Isa,
-    float: Float,
+    weights: impl Into<Weights>,
     table: &Table,
     chunk: &[u8],
-    weights: &mut [u8],
+    decoded: &mut [u8],
 ) -> Result<(), CodecError> {
     assert!(isa.is_available(), "{isa:?} on a processor without it");
-    let count = weights_of(float, weights.len())?;
+    let weights = weights.into();
+    let count = weights.in_chunk(decoded.len())?;
     let header = Header::read(chunk)?;
-    let layout = Layout::of(float, count, header.follow);
+    let blocks = match weights {
+        Weights::Plain(float) => Blocks::None(float),
+        Weights::Compact(of) => {
+            Blocks::Compact(of, Ends::read(of, count / of.weights(), &chunk[HEADER..])?)
+        }
+    };
+    let ends = if let Blocks::Compact(_, ends) = blocks { ends.bytes() } else { 0 };
+    let layout = Layout::of(weights, count, ends, header.follow);
     if chunk.len() != layout.bytes() {
         return Err(CodecError::ChunkLength { bytes: chunk.len(), needed: layout.bytes() });
     }
-    let parts =
-        Parts { float, count, header, layout, chunk, exponents: table.exponents(header.base) };
+    let exponents = table.exponents(header.base);
+    let parts = Parts { blocks, count, header, layout, chunk, exponents };
     match isa {
-        Isa::Portable => parts.decode::<Eights<ByByte>>(weights),
+        Isa::Portable => parts.decode::<Eights<ByByte>>(decoded),
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor has the instructions, by the check above.
-        Isa::Avx2 => unsafe { decode_avx2(&parts, weights) },
+        Isa::Avx2 => unsafe { decode_avx2(&parts, decoded) },
         #[cfg(target_arch = "x86_64")]
         // SAFETY: the processor has the instructions, by the check above.
-        Isa::Avx512 => unsafe { decode_avx512(&parts, weights) },
+        Isa::Avx512 => unsafe { decode_avx512(&parts, decoded) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("it is not available"),
     }
@@ -102,14 +114,14 @@ pub fn decode_chunk_with(
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
-fn decode_avx2(parts: &Parts<'_>, weights: &mut [u8]) -> Result<(), CodecError> {
-    parts.decode::<Eights<ByBmi2>>(weights)
+fn decode_avx2(parts: &Parts<'_>, decoded: &mut [u8]) -> Result<(), CodecError> {
+    parts.decode::<Eights<ByBmi2>>(decoded)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512vbmi2,avx2,bmi1,bmi2,popcnt")]
-fn decode_avx512(parts: &Parts<'_>, weights: &mut [u8]) -> Result<(), CodecError> {
-    parts.decode::<Avx512>(weights)
+fn decode_avx512(parts: &Parts<'_>, decoded: &mut [u8]) -> Result<(), CodecError> {
+    parts.decode::<Avx512>(decoded)
 }
 
 /// Bytes of one level, with room for whole words of 64 behind the last.
@@ -123,6 +135,9 @@ trait Fill {
 
     /// Adds `1 << bit` to a byte of `out` for every one in `bitmap`.
     fn add_bit(bitmap: &[u8], bit: usize, out: &mut [u8]);
+
+    /// Puts a piece of a compact block together, like [`join_piece`].
+    fn piece(exponents: &Piece, rest: &Piece, first: u8, piece: &mut Coded) -> u8;
 }
 
 /// Fills eight bytes at a time.
@@ -149,6 +164,16 @@ impl<M: Moves> Fill for Eights<M> {
         for (bits, out) in bitmap.iter().zip(out.as_chunks_mut::<8>().0) {
             *out = (u64::from_le_bytes(*out) | spread(*bits) & of).to_le_bytes();
         }
+    }
+
+    #[inline(always)]
+    fn piece(exponents: &Piece, rest: &Piece, first: u8, piece: &mut Coded) -> u8 {
+        #[cfg(target_arch = "x86_64")]
+        if M::HAS_AVX2 {
+            // SAFETY: the type says that the processor has AVX2, and that only functions compiled for it use the type.
+            return unsafe { join_piece_avx2(exponents, rest, first, piece) };
+        }
+        join_piece(exponents, rest, first, piece)
     }
 }
 
@@ -192,6 +217,12 @@ impl Fill for Avx512 {
             }
         }
     }
+
+    #[inline(always)]
+    fn piece(exponents: &Piece, rest: &Piece, first: u8, piece: &mut Coded) -> u8 {
+        // SAFETY: only `decode_avx512` calls this, on a processor with these instructions.
+        unsafe { join_piece_avx512(exponents, rest, first, piece) }
+    }
 }
 
 /// Returns bits `64 * index ..` of a bitmap; those beyond its end are 0.
@@ -209,9 +240,18 @@ fn word_at(bitmap: &[u8], index: usize) -> u64 {
     }
 }
 
+/// What the weights of a chunk are.
+#[derive(Clone, Copy)]
+enum Blocks {
+    /// Numbers of a type.
+    None(Float),
+    /// Compact blocks.
+    Compact(Compact, Ends),
+}
+
 /// A chunk with its parts.
 struct Parts<'a> {
-    float: Float,
+    blocks: Blocks,
     count: usize,
     header: Header,
     layout: Layout,
@@ -228,7 +268,7 @@ impl<'a> Parts<'a> {
     }
 
     #[inline(always)]
-    fn decode<F: Fill>(&self, weights: &mut [u8]) -> Result<(), CodecError> {
+    fn decode<F: Fill>(&self, decoded: &mut [u8]) -> Result<(), CodecError> {
         let (layout, [second, third, raw]) = (&self.layout, self.header.follow);
         let bitmap = |part, items, number| self.bitmap(part, items, number);
         let (low, high) =
@@ -262,28 +302,69 @@ impl<'a> Parts<'a> {
         let [a, b, c] = [0, 1, 2].map(|code| self.exponents[code]);
         let mut exponents: Bytes = [0; CHUNK_WEIGHTS + 64];
         F::codes(low, high, [a, b, c], &of_second, &mut exponents);
+        match self.blocks {
+            Blocks::None(float) => self.join::<F>(float, &exponents, decoded),
+            Blocks::Compact(of, ends) => self.join_blocks::<F>(of, ends, &exponents, decoded),
+        }
+    }
 
-        let most = ((1_u16 << self.float.exponent_bits()) - 1) as u8;
+    /// Puts numbers together.
+    #[inline(always)]
+    fn join<F: Fill>(
+        &self,
+        float: Float,
+        exponents: &Bytes,
+        decoded: &mut [u8],
+    ) -> Result<(), CodecError> {
+        let most = ((1_u16 << float.exponent_bits()) - 1) as u8;
         let largest = match most {
             u8::MAX => 0,
             _ => exponents[..self.count].iter().copied().max().unwrap_or(0),
         };
         if largest > most {
-            let exponents = 1 << self.float.exponent_bits();
+            let exponents = 1 << float.exponent_bits();
             return Err(CodecError::Exponent { exponent: largest, exponents });
         }
         let mut bits: Bytes = [0; CHUNK_WEIGHTS + 64];
-        for number in 0..self.float.rest_bits() as usize % 8 {
-            F::add_bit(bitmap(&layout.rest_bits, self.count, number), number, &mut bits);
+        for number in 0..float.rest_bits() as usize % 8 {
+            let bitmap = self.bitmap(&self.layout.rest_bits, self.count, number);
+            F::add_bit(bitmap, number, &mut bits);
         }
-        let bytes = &self.chunk[layout.rest_bytes.clone()];
-        match self.float {
-            Float::Bf16 => join_two(Float::Bf16, weights, &exponents, |i| u16::from(bytes[i])),
-            Float::F16 => join_two(Float::F16, weights, &exponents, |i| {
+        let bytes = &self.chunk[self.layout.rest_bytes.clone()];
+        match float {
+            Float::Bf16 => join_two(Float::Bf16, decoded, exponents, |i| u16::from(bytes[i])),
+            Float::F16 => join_two(Float::F16, decoded, exponents, |i| {
                 u16::from(bytes[i]) | u16::from(bits[i]) << 8
             }),
-            Float::F8E4M3 => join_one(Float::F8E4M3, weights, &exponents, &bits),
-            Float::F8E5M2 => join_one(Float::F8E5M2, weights, &exponents, &bits),
+            Float::F8E4M3 => join_one(Float::F8E4M3, decoded, exponents, &bits),
+            Float::F8E5M2 => join_one(Float::F8E5M2, decoded, exponents, &bits),
+        }
+        Ok(())
+    }
+
+    /// Puts compact blocks together.
+    #[inline(always)]
+    fn join_blocks<F: Fill>(
+        &self,
+        of: Compact,
+        ends: Ends,
+        exponents: &Bytes,
+        decoded: &mut [u8],
+    ) -> Result<(), CodecError> {
+        let listed = &self.chunk[self.layout.ends.clone()];
+        let rest = self.chunk[self.layout.rest_bytes.clone()].as_chunks::<PIECE>().0.iter();
+        let mut parts = exponents.as_chunks::<PIECE>().0.iter().zip(rest);
+        for (index, block) in decoded.chunks_exact_mut(of.bytes()).enumerate() {
+            let (pieces, end) = block.split_at_mut(of.header());
+            let first = ends.copy(index, listed, end);
+            let mut all = 0;
+            let pieces = pieces.as_chunks_mut::<PIECE_BYTES>().0.iter_mut();
+            for (piece, (exponents, rest)) in pieces.zip(&mut parts) {
+                all |= F::piece(exponents, rest, first, piece);
+            }
+            if all > 15 {
+                return Err(CodecError::Window { block: index });
+            }
         }
         Ok(())
     }

@@ -3,67 +3,70 @@
 #[cfg(target_arch = "x86_64")]
 use crate::bits::ByBmi2;
 use crate::bits::{ByByte, Moves, equal, gather, write_bitmap};
-use crate::layout::{Header, LEVELS, Layout, bitmap_bytes, weights_of};
-use crate::table::{CODES, SECOND, THIRD, counts_of, most_frequent};
-use crate::{CHUNK_WEIGHTS, CodecError, Float, Isa, Table};
-
-/// Weights of a chunk that choose its base. Any base gives the same weights; a frequent exponent gives fewer bytes.
-const SAMPLED: usize = 1024;
+use crate::blocks::{Ends, split_blocks};
+use crate::layout::{HEADER, Header, LEVELS, Layout, bitmap_bytes};
+use crate::table::{CODES, SAMPLED, SECOND, THIRD, counts_of, most_frequent};
+use crate::{CHUNK_WEIGHTS, CodecError, Isa, Table, Weights};
 
 /// Bytes of a bitmap of a whole chunk.
 const BITMAP: usize = CHUNK_WEIGHTS / 8;
 
-/// Appends one chunk with `weights`, up to [`CHUNK_WEIGHTS`] of them, to `out`. It has at most
+/// Appends one chunk with the weights in `bytes`, up to [`CHUNK_WEIGHTS`] of them, to `out`. It has at most
 /// [`chunk_bytes_max`](crate::chunk_bytes_max) bytes, and at least eight. The same weights and table give the same bytes.
 ///
 /// # Errors
-/// Returns an error if these are no whole weights, or too many or none.
+/// Returns an error if these are no whole weights or blocks, or too many or none.
 pub fn encode_chunk(
-    float: Float,
+    weights: impl Into<Weights>,
     table: &Table,
-    weights: &[u8],
+    bytes: &[u8],
     out: &mut Vec<u8>,
 ) -> Result<(), CodecError> {
+    let weights = weights.into();
     #[cfg(target_arch = "x86_64")]
     if Isa::Avx2.is_available() {
         // SAFETY: the processor has the instructions.
-        return unsafe { encode_avx2(float, table, weights, out) };
+        return unsafe { encode_avx2(weights, table, bytes, out) };
     }
-    encode::<ByByte>(float, table, weights, out)
+    encode::<ByByte>(weights, table, bytes, out)
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,bmi1,bmi2,popcnt")]
 fn encode_avx2(
-    float: Float,
+    weights: Weights,
     table: &Table,
-    weights: &[u8],
+    bytes: &[u8],
     out: &mut Vec<u8>,
 ) -> Result<(), CodecError> {
-    encode::<ByBmi2>(float, table, weights, out)
+    encode::<ByBmi2>(weights, table, bytes, out)
 }
 
 #[inline(always)]
 fn encode<M: Moves>(
-    float: Float,
+    weights: Weights,
     table: &Table,
-    weights: &[u8],
+    bytes: &[u8],
     out: &mut Vec<u8>,
 ) -> Result<(), CodecError> {
-    let count = weights_of(float, weights.len())?;
+    let count = weights.in_chunk(bytes.len())?;
     // Exponents, and the low and high byte of sign and mantissa.
     let mut exponents = [0_u8; CHUNK_WEIGHTS];
     let (mut low, mut high) = ([0_u8; CHUNK_WEIGHTS], [0_u8; CHUNK_WEIGHTS]);
     let parts = exponents.iter_mut().zip(low.iter_mut().zip(&mut high));
-    match float.bytes() {
-        2 => weights.as_chunks::<2>().0.iter().zip(parts).for_each(|(weight, (exponent, rest))| {
-            let (of, bits) = float.split(u16::from_le_bytes(*weight));
-            (*exponent, *rest.0, *rest.1) = (of, bits as u8, (bits >> 8) as u8);
-        }),
-        _ => weights.iter().zip(parts).for_each(|(weight, (exponent, rest))| {
+    match weights {
+        Weights::Plain(float) if float.bytes() == 2 => {
+            let all = bytes.as_chunks::<2>().0.iter().zip(parts);
+            all.for_each(|(weight, (exponent, rest))| {
+                let (of, bits) = float.split(u16::from_le_bytes(*weight));
+                (*exponent, *rest.0, *rest.1) = (of, bits as u8, (bits >> 8) as u8);
+            });
+        }
+        Weights::Plain(float) => bytes.iter().zip(parts).for_each(|(weight, (exponent, rest))| {
             let (of, bits) = float.split(u16::from(*weight));
             (*exponent, *rest.0) = (of, bits as u8);
         }),
+        Weights::Compact(of) => split_blocks(of, bytes, &mut exponents, &mut low),
     }
     let base = most_frequent(&counts_of(&exponents[..count.min(SAMPLED)]));
     let known = table.exponents(base);
@@ -89,22 +92,23 @@ fn encode<M: Moves>(
     let (mut second, mut third, mut raw) = (Items::new(), Items::new(), Items::new());
     for exponent in &later[..later_count] {
         let code = code_of[usize::from(*exponent)];
-        second.push((code - SECOND as u8).min(3));
-        if code >= THIRD as u8 {
-            third.push(code - THIRD as u8);
-        }
-        if usize::from(code) == CODES {
-            raw.push(*exponent);
-        }
+        second.push((code - SECOND as u8).min(3), true);
+        third.push(code.wrapping_sub(THIRD as u8), code >= THIRD as u8);
+        raw.push(*exponent, usize::from(code) == CODES);
     }
 
     let follow = [later_count, third.len, raw.len];
-    let layout = Layout::of(float, count, follow);
     let start = out.len();
+    out.resize(start + HEADER, 0);
+    let ends = match weights {
+        Weights::Plain(_) => 0,
+        Weights::Compact(of) => Ends::write(of, bytes, out).bytes(),
+    };
+    let layout = Layout::of(weights, count, ends, follow);
     out.resize(start + layout.bytes(), 0);
     let chunk = &mut out[start..];
     Header { base, follow }.write(chunk);
-    let rest = float.rest_bits();
+    let rest = weights.rest_bits();
     let bits_of = if rest >= 8 { &high } else { &low };
     if rest >= 8 {
         chunk[layout.rest_bytes.clone()][..count].copy_from_slice(&low[..count]);
@@ -139,10 +143,11 @@ impl Items {
         Items { bytes: [0; CHUNK_WEIGHTS], len: 0 }
     }
 
+    /// Adds a byte if `is_kept`. No branch, because it would often be predicted wrongly.
     #[inline(always)]
-    fn push(&mut self, byte: u8) {
+    fn push(&mut self, byte: u8, is_kept: bool) {
         self.bytes[self.len] = byte;
-        self.len += 1;
+        self.len += usize::from(is_kept);
     }
 
     fn get(&self) -> &[u8] {
@@ -160,18 +165,21 @@ mod tests {
     /// What is encoded must not depend on the processor.
     #[test]
     fn all_processors_write_the_same_bytes() {
-        let mut weights = vec![0; 2 * CHUNK_WEIGHTS];
+        let mut bytes = vec![0; 2 * CHUNK_WEIGHTS];
         let mut random = fastrand::Rng::with_seed(5);
-        for float in Float::ALL {
+        for weights in Weights::ALL {
             for spread in [1, 40, 255] {
-                weights.iter_mut().for_each(|byte| *byte = random.u8(..=spread));
-                for count in [1, 7, 8, 31, 33, 1000, CHUNK_WEIGHTS] {
-                    let weights = &weights[..count * float.bytes()];
-                    let table = Table::of(float, weights).unwrap();
+                bytes.iter_mut().for_each(|byte| *byte = random.u8(..=spread));
+                for count in [1, 7, 8, 31, 33, 1000, 2048, CHUNK_WEIGHTS] {
+                    let bytes = &bytes[..weights.bytes_of(count)];
+                    if bytes.is_empty() {
+                        continue;
+                    }
+                    let table = Table::of(weights, bytes).unwrap();
                     let (mut own, mut portable) = (vec![1, 2], vec![1, 2]);
-                    encode_chunk(float, &table, weights, &mut own).unwrap();
-                    encode::<ByByte>(float, &table, weights, &mut portable).unwrap();
-                    assert_eq!(own, portable, "{float:?}, {count} weights");
+                    encode_chunk(weights, &table, bytes, &mut own).unwrap();
+                    encode::<ByByte>(weights, &table, bytes, &mut portable).unwrap();
+                    assert_eq!(own, portable, "{weights:?}, {count} weights");
                 }
             }
         }

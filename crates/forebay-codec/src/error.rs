@@ -19,6 +19,8 @@ pub enum CodecError {
     Counts { counted: usize, found: usize },
     #[error("a chunk is damaged: exponent {exponent} of a type that has {exponents}")]
     Exponent { exponent: u8, exponents: u16 },
+    #[error("a chunk is damaged: block {block} has an exponent that its codes cannot say")]
+    Window { block: usize },
     #[error("a table of {bytes} bytes, instead of {needed}")]
     TableLength { bytes: usize, needed: usize },
     #[error("a table names exponent offset {offset} twice")]

@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use crate::{CodecError, Float};
+use crate::blocks::Ends;
+use crate::{CodecError, Weights};
 
 /// Largest number of weights of a chunk.
 pub const CHUNK_WEIGHTS: usize = 4096;
@@ -44,6 +45,8 @@ impl Header {
 /// bits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Layout {
+    /// What the blocks have besides their weights; empty where there are no blocks.
+    pub ends: Range<usize>,
     /// Sign and mantissa without what is in `rest_bits`, a byte each; empty for types with fewer than eight such bits.
     pub rest_bytes: Range<usize>,
     /// Bitmaps of the other bits of sign and mantissa, lowest first.
@@ -64,17 +67,18 @@ pub(crate) fn bitmap_bytes(items: usize) -> usize {
 }
 
 impl Layout {
-    /// Returns the places for a chunk of `weights` weights with these counts.
-    pub fn of(float: Float, weights: usize, follow: [usize; LEVELS]) -> Layout {
-        let items = weights.next_multiple_of(32);
+    /// Returns the places for a chunk of `count` weights with these counts, and with this number of bytes for the ends of blocks.
+    pub fn of(weights: Weights, count: usize, ends: usize, follow: [usize; LEVELS]) -> Layout {
+        let items = count.next_multiple_of(32);
         let mut end = HEADER;
         let mut take = |bytes: usize| {
             let start = end;
             end += bytes;
             start..end
         };
-        let rest = float.rest_bits() as usize;
+        let rest = weights.rest_bits() as usize;
         Layout {
+            ends: take(ends),
             rest_bytes: take(rest / 8 * items),
             rest_bits: take(rest % 8 * bitmap_bytes(items)),
             first: take(2 * bitmap_bytes(items)),
@@ -90,23 +94,12 @@ impl Layout {
     }
 }
 
-/// Returns the most bytes that a chunk of `weights` weights can have.
-pub fn chunk_bytes_max(float: Float, weights: usize) -> usize {
-    Layout::of(float, weights, [weights; LEVELS]).bytes()
-}
-
-/// Returns the number of weights in `bytes` bytes.
-///
-/// # Errors
-/// Returns an error if they are no whole weights, or too many or none for a chunk.
-pub(crate) fn weights_of(float: Float, bytes: usize) -> Result<usize, CodecError> {
-    let weight_bytes = float.bytes();
-    if !bytes.is_multiple_of(weight_bytes) {
-        return Err(CodecError::PartOfAWeight { bytes, weight_bytes });
-    }
-    let weights = bytes / weight_bytes;
-    if !(1..=CHUNK_WEIGHTS).contains(&weights) {
-        return Err(CodecError::ChunkSize { weights, most: CHUNK_WEIGHTS });
-    }
-    Ok(weights)
+/// Returns the most bytes that a chunk of `count` weights can have.
+pub fn chunk_bytes_max(weights: impl Into<Weights>, count: usize) -> usize {
+    let weights = weights.into();
+    let ends = match weights {
+        Weights::Plain(_) => 0,
+        Weights::Compact(of) => Ends::bytes_max(of, count / of.weights()),
+    };
+    Layout::of(weights, count, ends, [count; LEVELS]).bytes()
 }

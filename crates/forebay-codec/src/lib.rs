@@ -17,7 +17,7 @@
 //!
 //! Floating-point weights of a tensor have few exponents: most lie within some factors of two. Codec `exponents` stores sign and mantissa as
 //! they are and codes the exponents, so that BF16 takes about 10.7 bits a weight instead of 16: also zeros, subnormal numbers, infinities and
-//! NaNs. [`Container`] holds a chunk of it. Below that, a caller cuts a tensor into pieces of up to [`CHUNK_WEIGHTS`] weights, and keeps the
+//! NaNs. It does the same for the codes of [`Compact`] blocks. [`Container`] holds a chunk of it. Below that, a caller cuts a tensor into pieces of up to [`CHUNK_WEIGHTS`] weights, and keeps the
 //! [`Table`] of the tensor and the lengths of the pieces. Each is decoded without the others.
 //!
 //! The crate knows no files and no tensors. `docs/codec.md` describes the bytes.
@@ -37,6 +37,7 @@
 //! ```
 
 mod bits;
+mod blocks;
 mod codec;
 mod compact;
 mod container;
@@ -47,6 +48,7 @@ mod float;
 mod gdeflate;
 mod layout;
 mod table;
+mod weights;
 
 pub use codec::{CHUNK_BYTES, Codec, Decoder, Encoder, Encoding};
 pub use compact::{
@@ -59,3 +61,4 @@ pub use error::CodecError;
 pub use float::Float;
 pub use layout::{CHUNK_WEIGHTS, chunk_bytes_max};
 pub use table::Table;
+pub use weights::Weights;

@@ -2,7 +2,8 @@
 
 use std::cmp::Reverse;
 
-use crate::{CHUNK_WEIGHTS, CodecError, Float};
+use crate::blocks::split_blocks;
+use crate::{CHUNK_WEIGHTS, CodecError, Float, Weights};
 
 /// Number of exponents with a code of their own: three of the first level, three of the second, fifteen of the third.
 pub(crate) const CODES: usize = 21;
@@ -11,7 +12,10 @@ pub(crate) const SECOND: usize = 3;
 pub(crate) const THIRD: usize = 6;
 
 /// Chunks that [`Table::of`] looks at, at most. They are spread evenly.
-const SAMPLED: usize = 256;
+const CHUNKS_SAMPLED: usize = 16;
+
+/// Weights of a chunk that choose its base. Any base gives the same weights; a frequent exponent gives fewer bytes.
+pub(crate) const SAMPLED: usize = 1024;
 
 /// Offsets of exponents to the base of a chunk, the most frequent first. All chunks of a tensor share one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,17 +29,15 @@ impl Table {
     /// Returns the table for `weights`, of any number.
     ///
     /// # Errors
-    /// Returns an error if these are no whole weights.
-    pub fn of(float: Float, weights: &[u8]) -> Result<Table, CodecError> {
-        let (bytes, weight_bytes) = (weights.len(), float.bytes());
-        if !bytes.is_multiple_of(weight_bytes) {
-            return Err(CodecError::PartOfAWeight { bytes, weight_bytes });
-        }
-        let chunks = weights.chunks(CHUNK_WEIGHTS * weight_bytes);
-        let step = chunks.len().div_ceil(SAMPLED).max(1);
+    /// Returns an error if these are no whole weights or blocks.
+    pub fn of(weights: impl Into<Weights>, bytes: &[u8]) -> Result<Table, CodecError> {
+        let weights = weights.into();
+        weights.in_bytes(bytes.len())?;
+        let chunks = bytes.chunks(weights.chunk_bytes());
+        let step = chunks.len().div_ceil(CHUNKS_SAMPLED).max(1);
         let mut of_offset = [0_u64; 256];
         for chunk in chunks.step_by(step) {
-            let counts = counts_of(&exponents_of(float, chunk));
+            let counts = counts_of(&first_exponents(weights, chunk));
             let base = most_frequent(&counts);
             for (exponent, count) in counts.iter().enumerate() {
                 of_offset[usize::from((exponent as u8).wrapping_sub(base))] += u64::from(*count);
@@ -91,14 +93,25 @@ pub(crate) fn counts_of(exponents: &[u8]) -> [u32; 256] {
     std::array::from_fn(|exponent| counts.iter().map(|counts| counts[exponent]).sum())
 }
 
-/// Returns the exponents of weights.
-fn exponents_of(float: Float, weights: &[u8]) -> Vec<u8> {
-    match float.bytes() {
-        2 => {
-            let weights = weights.as_chunks::<2>().0.iter();
-            weights.map(|weight| float.split(u16::from_le_bytes(*weight)).0).collect()
+/// Returns the exponents of the first weights of a chunk.
+fn first_exponents(weights: Weights, chunk: &[u8]) -> Vec<u8> {
+    match weights {
+        Weights::Plain(float @ (Float::Bf16 | Float::F16)) => {
+            let numbers = chunk.as_chunks::<2>().0.iter().take(SAMPLED);
+            numbers.map(|weight| float.split(u16::from_le_bytes(*weight)).0).collect()
         }
-        _ => weights.iter().map(|weight| float.split(u16::from(*weight)).0).collect(),
+        Weights::Plain(float) => {
+            let numbers = chunk.iter().take(SAMPLED);
+            numbers.map(|weight| float.split(u16::from(*weight)).0).collect()
+        }
+        Weights::Compact(of) => {
+            let blocks = SAMPLED.div_ceil(of.weights()) * of.bytes();
+            let sampled = &chunk[..chunk.len().min(blocks)];
+            let mut exponents = vec![0; weights.whole_weights(sampled.len())];
+            split_blocks(of, sampled, &mut exponents, &mut [0; CHUNK_WEIGHTS]);
+            exponents.truncate(SAMPLED);
+            exponents
+        }
     }
 }
 

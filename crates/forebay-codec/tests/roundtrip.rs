@@ -1,8 +1,8 @@
 //! What is decoded equals what was encoded, with all instructions; damaged chunks give errors.
 
 use forebay_codec::{
-    CHUNK_WEIGHTS, CodecError, Float, Isa, Table, chunk_bytes_max, decode_chunk, decode_chunk_with,
-    encode_chunk,
+    CHUNK_WEIGHTS, CodecError, Compact, Float, Isa, Table, Weights, chunk_bytes_max, decode_chunk,
+    decode_chunk_with, encode_chunk,
 };
 use proptest::prelude::*;
 
@@ -11,19 +11,20 @@ mod support;
 const ISAS: [Isa; 3] = [Isa::Portable, Isa::Avx2, Isa::Avx512];
 
 /// Encodes weights in chunks, checks that all instructions decode them, and returns the bytes of all chunks.
-fn round_trip(float: Float, weights: &[u8]) -> usize {
-    let table = Table::of(float, weights).unwrap();
+fn round_trip(weights: impl Into<Weights>, bytes: &[u8]) -> usize {
+    let weights = weights.into();
+    let table = Table::of(weights, bytes).unwrap();
     let table = Table::from_bytes(&table.to_bytes()).unwrap();
     let mut all = 0;
-    for weights in weights.chunks(CHUNK_WEIGHTS * float.bytes()) {
+    for bytes in bytes.chunks(weights.chunk_bytes()) {
         let mut chunk = Vec::new();
-        encode_chunk(float, &table, weights, &mut chunk).unwrap();
-        assert!(chunk.len() <= chunk_bytes_max(float, weights.len() / float.bytes()));
+        encode_chunk(weights, &table, bytes, &mut chunk).unwrap();
+        assert!(chunk.len() <= chunk_bytes_max(weights, weights.whole_weights(bytes.len())));
         all += chunk.len();
         for isa in ISAS.into_iter().filter(|isa| isa.is_available()) {
-            let mut decoded = vec![0xa5; weights.len()];
-            decode_chunk_with(isa, float, &table, &chunk, &mut decoded).unwrap();
-            assert!(decoded == weights, "{float:?}, {isa:?}");
+            let mut decoded = vec![0xa5; bytes.len()];
+            decode_chunk_with(isa, weights, &table, &chunk, &mut decoded).unwrap();
+            assert!(decoded == bytes, "{weights:?}, {isa:?}");
         }
     }
     all
@@ -65,13 +66,48 @@ fn gaussian_weights_become_smaller() {
 }
 
 #[test]
+fn compact_blocks_become_smaller() {
+    for of in Compact::ALL {
+        let blocks = support::compact(of, 64, 4096, 7);
+        let stored = round_trip(of, &blocks) as f64;
+        let (of_blocks, of_plain) = (blocks.len() as f64 / stored, 64.0 * 8192.0 / stored);
+        assert!(of_blocks >= 1.115 && of_plain >= 1.475, "{of:?}: {of_blocks}, {of_plain}");
+    }
+}
+
+/// Blocks with exceptions, of zeros, without sense, and of a part of a chunk.
+#[test]
+fn all_compact_blocks_come_back() {
+    let mut random = fastrand::Rng::with_seed(6);
+    for of in Compact::ALL {
+        for blocks in [1, 2, 3, 16, 17] {
+            let mut bytes = support::compact(of, blocks, of.weights(), 5);
+            round_trip(of, &bytes);
+            // Some blocks have ends that hold more than a lowest exponent.
+            for block in bytes.chunks_mut(of.bytes()) {
+                if random.bool() {
+                    random.fill(&mut block[of.header()..]);
+                }
+            }
+            round_trip(of, &bytes);
+            bytes.fill(0);
+            round_trip(of, &bytes);
+            random.fill(&mut bytes);
+            round_trip(of, &bytes);
+            bytes.fill(255);
+            round_trip(of, &bytes);
+        }
+    }
+}
+
+#[test]
 fn random_bits_grow_little() {
-    let mut weights = vec![0; 2 * CHUNK_WEIGHTS];
-    fastrand::Rng::with_seed(9).fill(&mut weights);
-    for float in Float::ALL {
-        let weights = &weights[..CHUNK_WEIGHTS * float.bytes()];
-        let bytes = round_trip(float, weights);
-        assert!(bytes < weights.len() * 2, "{float:?}: {bytes}");
+    let mut bytes = vec![0; 2 * CHUNK_WEIGHTS];
+    fastrand::Rng::with_seed(9).fill(&mut bytes);
+    for weights in Weights::ALL {
+        let plain = weights.chunk_bytes();
+        let bytes = round_trip(weights, &bytes[..plain]);
+        assert!(bytes < plain * 2, "{weights:?}: {bytes}");
     }
 }
 
@@ -110,38 +146,64 @@ fn exponents_that_a_type_does_not_have_are_refused() {
     assert!(matches!(refused, CodecError::Exponent { exponents: 16, .. }), "{refused}");
 }
 
-fn any_float() -> impl Strategy<Value = Float> {
-    prop::sample::select(Float::ALL.to_vec())
+/// Exponents that the codes of a block cannot say, and a mask of blocks that are not there.
+#[test]
+fn damaged_blocks_are_refused() {
+    for of in Compact::ALL {
+        let bytes = support::compact(of, 1, of.weights(), 1);
+        let table = Table::of(of, &bytes).unwrap();
+        let mut chunk = Vec::new();
+        encode_chunk(of, &table, &bytes, &mut chunk).unwrap();
+        let refused = |at: usize, byte: u8| {
+            let mut chunk = chunk.clone();
+            chunk[at] = byte;
+            decode_chunk(of, &table, &chunk, &mut vec![0; bytes.len()]).unwrap_err()
+        };
+        assert_eq!(refused(0, chunk[0] ^ 0x80), CodecError::Window { block: 0 });
+        assert_eq!(refused(10, 0), CodecError::Window { block: 0 });
+        assert_eq!((refused(8, 2), refused(9, 0x80)), (CodecError::NotZero, CodecError::NotZero));
+        assert!(matches!(refused(8, 1), CodecError::ChunkLength { .. }));
+        let part = decode_chunk(of, &table, &chunk, &mut vec![0; bytes.len() - 1]).unwrap_err();
+        assert!(matches!(part, CodecError::PartOfABlock { .. }), "{part}");
+    }
+}
+
+fn any_weights() -> impl Strategy<Value = Weights> {
+    prop::sample::select(Weights::ALL.to_vec())
 }
 
 proptest! {
     #[test]
-    fn any_weights_come_back(float in any_float(), bytes in prop::collection::vec(any::<u8>(), 1..600)) {
-        let weights = bytes.len() / float.bytes() * float.bytes();
-        if weights > 0 {
-            round_trip(float, &bytes[..weights]);
+    fn any_bytes_come_back(weights in any_weights(), bytes in prop::collection::vec(any::<u8>(), 1..4000)) {
+        let whole = weights.bytes_of(weights.whole_weights(bytes.len()));
+        if whole > 0 {
+            round_trip(weights, &bytes[..whole]);
         }
     }
 
     /// A damaged chunk gives an error or other weights, the same with all instructions.
     #[test]
     fn damaged_chunks_do_no_harm(
-        float in any_float(),
+        weights in any_weights(),
         seed in any::<u64>(),
         count in 1..300_usize,
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
-        let weights = support::gaussian(float, 1, count, seed);
-        let table = Table::of(float, &weights).unwrap();
+        let bytes = match weights {
+            Weights::Plain(float) => support::gaussian(float, 1, count, seed),
+            Weights::Compact(of) => support::compact(of, 1, of.weights() * (1 + count % 2), seed),
+        };
+        let table = Table::of(weights, &bytes).unwrap();
         let mut chunk = Vec::new();
-        encode_chunk(float, &table, &weights, &mut chunk).unwrap();
+        encode_chunk(weights, &table, &bytes, &mut chunk).unwrap();
         for (at, byte) in changes {
-            let at = at.index(chunk.len());
-            chunk[at] = byte;
+            // Every other change is in the headers.
+            let within = if byte % 2 == 0 { chunk.len() } else { chunk.len().min(20) };
+            chunk[at.index(within)] = byte;
         }
         let decode = |isa| {
-            let mut decoded = vec![0; weights.len()];
-            decode_chunk_with(isa, float, &table, &chunk, &mut decoded).map(|()| decoded)
+            let mut decoded = vec![0; bytes.len()];
+            decode_chunk_with(isa, weights, &table, &chunk, &mut decoded).map(|()| decoded)
         };
         let expected = decode(Isa::Portable);
         for isa in ISAS.into_iter().filter(|isa| isa.is_available()) {
@@ -151,11 +213,15 @@ proptest! {
 
     #[test]
     fn any_bytes_are_no_chunk_or_one(
-        float in any_float(),
+        weights in any_weights(),
         chunk in prop::collection::vec(any::<u8>(), 0..400),
         count in 1..100_usize,
     ) {
-        let table = Table::of(float, &[]).unwrap();
-        let _ = decode_chunk(float, &table, &chunk, &mut vec![0; count * float.bytes()]);
+        let table = Table::of(weights, &[]).unwrap();
+        let bytes = weights.bytes_of(match weights {
+            Weights::Plain(_) => count,
+            Weights::Compact(of) => (1 + count % 2) * of.weights(),
+        });
+        let _ = decode_chunk(weights, &table, &chunk, &mut vec![0; bytes]);
     }
 }

@@ -1,12 +1,13 @@
 //! Bytes like those of tensors of many kinds.
 
-use forebay_codec::Float;
+use forebay_codec::{Compact, Float, Weights};
 
-use super::{gaussian, normal};
+use super::{compact, gaussian, normal};
 
-/// Returns names, and about `bytes` bytes of each kind. The type is that of the weights for codec `exponents`, if it has one.
-pub fn all(bytes: usize) -> Vec<(&'static str, Option<Float>, Vec<u8>)> {
+/// Returns names, and about `bytes` bytes of each kind. Those for codec `exponents` say what its weights are.
+pub fn all(bytes: usize) -> Vec<(&'static str, Option<Weights>, Vec<u8>)> {
     let weights = |float: Float| gaussian(float, bytes / float.bytes() / 4096, 4096, 1);
+    let blocks_of = |of: Compact| compact(of, bytes / 2 / 4096, 4096, 1);
     let mut random = fastrand::Rng::with_seed(4);
     let mut pruned = weights(Float::Bf16);
     pruned.chunks_exact_mut(2).filter(|_| random.bool()).for_each(|weight| weight.fill(0));
@@ -14,12 +15,14 @@ pub fn all(bytes: usize) -> Vec<(&'static str, Option<Float>, Vec<u8>)> {
     let half = padded.len() / 2;
     padded[half..].fill(0);
     vec![
-        ("BF16", Some(Float::Bf16), weights(Float::Bf16)),
-        ("F16", Some(Float::F16), weights(Float::F16)),
-        ("F8_E4M3", Some(Float::F8E4M3), weights(Float::F8E4M3)),
-        ("F8_E5M2", Some(Float::F8E5M2), weights(Float::F8E5M2)),
-        ("BF16, half of the weights pruned", Some(Float::Bf16), pruned),
-        ("BF16, half of the tensor is padding", Some(Float::Bf16), padded),
+        ("BF16", Some(Float::Bf16.into()), weights(Float::Bf16)),
+        ("F16", Some(Float::F16.into()), weights(Float::F16)),
+        ("F8_E4M3", Some(Float::F8E4M3.into()), weights(Float::F8E4M3)),
+        ("F8_E5M2", Some(Float::F8E5M2.into()), weights(Float::F8E5M2)),
+        ("BF16_C2048", Some(Compact::C2048.into()), blocks_of(Compact::C2048)),
+        ("BF16_C256", Some(Compact::C256.into()), blocks_of(Compact::C256)),
+        ("BF16, half of the weights pruned", Some(Float::Bf16.into()), pruned),
+        ("BF16, half of the tensor is padding", Some(Float::Bf16.into()), padded),
         ("INT8, a scale per row", None, int8(bytes, 5.0)),
         ("INT8, quantisation-aware training", None, int8(bytes, 16.0)),
         ("Q8_0", None, blocks(bytes, q8_0)),

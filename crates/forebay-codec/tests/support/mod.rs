@@ -1,6 +1,6 @@
 //! Weights for tests, like those of trained models.
 
-use forebay_codec::Float;
+use forebay_codec::{Compact, Float, Weights, encode_compact};
 
 /// Returns `rows` rows of Gaussian weights with a scale of their own each, as BF16, F16 or FP8.
 pub fn gaussian(float: Float, rows: usize, cols: usize, seed: u64) -> Vec<u8> {
@@ -20,6 +20,14 @@ pub fn gaussian(float: Float, rows: usize, cols: usize, seed: u64) -> Vec<u8> {
         }
     }
     weights
+}
+
+/// Returns such weights in compact blocks. Rows must be whole blocks.
+pub fn compact(of: Compact, rows: usize, cols: usize, seed: u64) -> Vec<u8> {
+    let plain = gaussian(Float::Bf16, rows, cols, seed);
+    let mut blocks = vec![0; Weights::from(of).bytes_of(rows * cols)];
+    assert_eq!(encode_compact(of, &plain, &mut blocks), Ok(true));
+    blocks
 }
 
 /// Returns a number of the standard normal distribution.
