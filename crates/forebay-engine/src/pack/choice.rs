@@ -214,10 +214,10 @@ impl Choice {
 fn encoding(codec: ChunkCodec, ty: TensorType, compact: Option<Compact>) -> Option<Encoding> {
     Some(match codec {
         ChunkCodec::Raw => Encoding::Raw,
-        ChunkCodec::Exponents => match compact {
-            Some(_) => return None,
-            None => Encoding::Exponents(float(ty)?),
-        },
+        ChunkCodec::Exponents => Encoding::Exponents(match compact {
+            Some(of) => of.into(),
+            None => float(ty)?.into(),
+        }),
         ChunkCodec::Zstd => Encoding::Zstd { level: ZSTD_LEVEL },
         ChunkCodec::Gdeflate => Encoding::Gdeflate,
     })
