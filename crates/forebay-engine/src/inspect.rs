@@ -10,6 +10,7 @@ use serde::Serialize;
 
 use crate::EngineError;
 use crate::features::{Feature, features, left_out};
+use crate::plan::Coding;
 
 /// Bytes and number of tensors of one kind of block.
 #[derive(Debug, Clone, Serialize)]
@@ -60,6 +61,9 @@ pub struct ModelInfo {
     pub tied_embeddings: bool,
     pub types: Vec<TypeBytes>,
     pub kinds: Vec<BlockKindBytes>,
+    /// How the blocks that are read again and again are stored.
+    #[serde(skip)]
+    pub(crate) coding: Coding,
     /// Description of the tensors that are never read.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left_out: Option<String>,
@@ -163,6 +167,7 @@ impl ModelInfo {
             tied_embeddings: architecture.tied_embeddings,
             types: types(tensors),
             kinds: kinds(catalog),
+            coding: Coding::of(catalog),
             left_out: left_out(architecture, catalog),
         }
     }

@@ -1,7 +1,6 @@
 //! Replacement for the GPU module in a build without CUDA: there are no GPUs, and asking for one is an error.
 
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::thread::Scope;
 use std::time::Duration;
 
@@ -83,7 +82,7 @@ impl Opening {
         _: &Architecture,
         _: &Weights,
         _context: usize,
-        _: &Path,
+        _: &Catalog,
         _: &mut Duration,
     ) -> Result<GpuPlan, EngineError> {
         Err(EngineError::NoCuda)

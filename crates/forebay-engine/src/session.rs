@@ -115,9 +115,9 @@ impl Session {
             let opening = gpu::Opening::start(scope, options);
             let weights = Weights::new(&catalog, &architecture, &files)?;
             let mut open_time = Duration::ZERO;
-            let folder = &catalog.root;
-            let plan =
-                || opening.plan(options, &architecture, &weights, context, folder, &mut open_time);
+            let plan = || {
+                opening.plan(options, &architecture, &weights, context, &catalog, &mut open_time)
+            };
             let dense = architecture.expert_layers().next().is_none();
             let span = tracing::debug_span!("plan", device = ?options.device, context);
             let mut chosen = span.in_scope(|| device::choose(options, dense, plan))?;
@@ -210,7 +210,7 @@ impl Session {
         };
         let (architecture, weights) =
             (self.runner.decoder.architecture(), self.runner.decoder.weights());
-        let rates = rates.with_threads(self.threads);
+        let rates = rates.reading(&self.info.coding).with_threads(self.threads);
         let groups = self.runner.decoder.backend().kv_groups();
         let kept = groups.iter().find(|group| group.window.is_none());
         let kv = kept.map_or((1.0, 0), |group| {

@@ -5,6 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use forebay_format::FileIndex;
+use forebay_format::pack::Chunk;
 
 use crate::arena::SLOT_ALIGNMENT;
 use crate::chunks::{BadChunk, Chunks};
@@ -16,9 +17,8 @@ use crate::relayout::Stage;
 /// Number of times that a request is repeated after EINTR or EAGAIN without counting as a failure.
 const TRANSIENT_REPEATS: u32 = 1000;
 
-/// Most bytes after decoding that a request reads of coded blocks, unless one chunk has more. Memory is reserved for as many as are at the
-/// disk.
-pub(crate) const CODED_REQUEST_BYTES: u64 = 256 << 10;
+/// Most bytes that a request reads of coded blocks, unless one chunk has more. Memory is reserved for many of them.
+pub(crate) const CODED_REQUEST_BYTES: u64 = 512 << 10;
 
 #[derive(Debug)]
 pub(crate) struct Job {
@@ -195,9 +195,10 @@ impl Job {
 /// Returns as many whole chunks from the start of `range` on as fit into a request, or one.
 fn coded_span(chunks: &Chunks, range: Range<u64>, request_bytes: u64) -> Option<CodedSpan> {
     let most = request_bytes.min(CODED_REQUEST_BYTES);
-    let mut ends = chunks.chunks(range.clone()).map(|chunk| chunk.end().min(range.end));
-    let first = ends.next()?;
-    let end = ends.take_while(|end| end - range.start <= most).last().unwrap_or(first);
+    let mut all = chunks.chunks(range.clone());
+    let first = all.next()?;
+    let fits = |chunk: &Chunk| chunk.stored_end() - first.stored_offset <= most;
+    let end = all.take_while(fits).last().unwrap_or(first).end();
     let (start, at, skip, stored_bytes) = (range.start, 0, 0, 0);
     Some(CodedSpan { start, end, at, skip, stored_bytes, stage: None })
 }

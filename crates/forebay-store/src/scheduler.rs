@@ -9,6 +9,8 @@ mod stages;
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use forebay_format::FileIndex;
+
 use crate::arena::SLOT_ALIGNMENT;
 use crate::checker::{Answer, Checker};
 use crate::device::{Device, Finished, Transfer};
@@ -152,9 +154,12 @@ impl<D: Device> Scheduler<D> {
                 });
             }
             let wanted = region.offset..region.wanted_end;
+            let is_coded = file.coded(region.offset).is_some();
             if file.chunks.as_ref().is_some_and(|chunks| {
                 // Bytes without checksums that are stored as they are can be read alone, but not together with coded ones.
-                !chunks.is_whole(wanted.clone()) || chunks.end_of_kind(wanted.start) < wanted.end
+                !chunks.is_whole(wanted.clone())
+                    || chunks.end_of_kind(wanted.start) < wanted.end
+                    || is_coded && region.length != wanted.end - wanted.start
             }) {
                 let (file, offset) = (file.path.clone(), region.offset);
                 return Err(ReadError::PartOfChunk { file, offset, block });
@@ -179,10 +184,19 @@ impl<D: Device> Scheduler<D> {
             let priority = job.read.priority;
             let chunks = |file| self.files.file(file).and_then(|file| file.chunks.as_ref());
             let next = job.next_request(key, self.options.largest_request(priority), chunks);
-            if !job.is_pending() || next.is_none() {
+            if !job.is_pending() {
                 self.queues[priority as usize].pop_front();
             }
-            let Some(mut request) = next else { continue };
+            let Some(mut request) = next else {
+                // `check` refuses layouts that no request can read.
+                let (block, place) = (job.read.label, job.place());
+                let (index, offset) = place.unwrap_or((FileIndex(0), 0));
+                let file = self.files.file(index).map(|file| file.path.clone());
+                let file = file.unwrap_or_default();
+                self.fail(key, ReadError::PartOfChunk { file, offset, block });
+                self.conclude(key);
+                continue;
+            };
             if let Some(span) = request.coded.as_mut() {
                 span.stage = self.stages.take(request.length);
                 if span.stage.is_none() {
@@ -454,7 +468,7 @@ impl<D: Device> Scheduler<D> {
         while let Some(key) = self.queues.iter_mut().find_map(VecDeque::pop_front) {
             let Some(job) = &self.jobs[key as usize] else { continue };
             let block = job.read.label;
-            let (index, offset) = job.place().unwrap_or((forebay_format::FileIndex(0), 0));
+            let (index, offset) = job.place().unwrap_or((FileIndex(0), 0));
             let path = self.files.file(index).map(|file| file.path.clone());
             let waited = self.options.stall_timeout;
             let file = path.unwrap_or_default();

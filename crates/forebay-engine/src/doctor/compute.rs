@@ -2,14 +2,16 @@
 
 use std::time::{Duration, Instant};
 
+use forebay_codec::{Compact, Decoder, Encoder, Encoding, encode_compact};
 use forebay_compute::{Activations, Arithmetic, Cpu, Isa, MatmulJob, Matrix, RowKind};
 use forebay_format::TensorType;
+use forebay_format::pack::CODED_CHUNK_BYTES_MAX;
 use forebay_format::random_weights::Content;
 use forebay_store::{Arena, Interrupt, last_cache_bytes};
 use serde::Serialize;
 use tracing::field::Empty;
 
-use super::KernelRate;
+use super::{DecoderRate, KernelRate};
 use crate::EngineError;
 use crate::memory::free_bytes;
 use crate::statistics::median;
@@ -20,6 +22,8 @@ const ROUNDS: usize = 9;
 const PROMPT_TOKENS: usize = 128;
 const PROMPT_ROWS: usize = 4096;
 const PROMPT_ROUNDS: usize = 3;
+/// Number of chunks that the measurement of a decoder goes through. They do not fit into a core's cache.
+const DECODED_CHUNKS: usize = 32;
 /// Smallest size of the weights in bytes. They are larger if the last-level cache is large.
 const WEIGHTS_BYTES: usize = 256 << 20;
 /// Type of the weights that the CPU multiplies beside copies.
@@ -56,6 +60,8 @@ pub struct ComputeReport {
     pub working_set_bytes: usize,
     pub memory: MemoryRate,
     pub kernels: Vec<KernelRate>,
+    /// Rates of the decoders of packs' chunks, on one core.
+    pub decoders: Vec<DecoderRate>,
 }
 
 pub(super) fn measure(interrupt: &Interrupt) -> Result<ComputeReport, EngineError> {
@@ -89,7 +95,48 @@ pub(super) fn measure(interrupt: &Interrupt) -> Result<ComputeReport, EngineErro
         working_set_bytes: bytes,
         memory,
         kernels,
+        decoders: decoders(interrupt)?,
     })
+}
+
+/// Measures the decoders with chunks of compact BF16 as packs have them, on one core.
+fn decoders(interrupt: &Interrupt) -> Result<Vec<DecoderRate>, EngineError> {
+    let of = Compact::C2048;
+    let chunk = CODED_CHUNK_BYTES_MAX as usize / of.bytes();
+    let mut weights = vec![0; DECODED_CHUNKS * chunk * of.plain_bytes()];
+    fill(TensorType::BF16, &mut weights, interrupt);
+    let mut blocks = vec![0; DECODED_CHUNKS * chunk * of.bytes()];
+    if encode_compact(of, &weights, &mut blocks) != Ok(true) {
+        return Ok(Vec::new());
+    }
+    let encodings =
+        [Encoding::Exponents(of.into()), Encoding::Zstd { level: 3 }, Encoding::Gdeflate];
+    let mut rates = Vec::new();
+    for encoding in encodings {
+        let (mut encoder, mut decoder) = (Encoder::new(encoding), Decoder::default());
+        let mut chunks = Vec::new();
+        for bytes in blocks.chunks(chunk * of.bytes()) {
+            let mut encoded = Vec::new();
+            if encoder.encode(bytes, &mut encoded).is_ok() {
+                chunks.push(encoded);
+            }
+        }
+        let mut decoded = vec![0; chunk * of.bytes()];
+        let mut rounds = Vec::new();
+        for _ in 0..ROUNDS {
+            let started = Instant::now();
+            for encoded in &chunks {
+                let result = decoder.decode(encoding.codec(), encoded, &mut decoded);
+                debug_assert!(result.is_ok(), "what was encoded is decoded");
+            }
+            let bytes = (chunks.len() * decoded.len()) as f64;
+            rounds.push(bytes / started.elapsed().as_secs_f64());
+            interrupt.check()?;
+        }
+        let codec = encoding.codec().name().to_owned();
+        rates.push(DecoderRate { codec, bytes_per_second: median(rounds.into_iter()) });
+    }
+    Ok(rates)
 }
 
 /// Rates that are measured several times to see if the machine is steady.

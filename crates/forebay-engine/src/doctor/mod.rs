@@ -29,7 +29,8 @@ pub use disk::{CopyRate, DiskBursts, DiskCase, DiskReport, PlaceRates};
 pub use gpu::{BesideCpu, GpuRates, GpuReport, PcieRates, PinnedCopyRate};
 pub use paths::IoPath;
 pub use profile::{
-    KernelRate, MachineIdentity, MachineProfile, PROFILE_VERSION, ProfiledRead, ReadChoice,
+    DecoderRate, KernelRate, MachineIdentity, MachineProfile, PROFILE_VERSION, ProfiledRead,
+    ReadChoice,
 };
 pub use quality::{Activity, ProfileQuality, QualityState, RepeatedReading};
 
@@ -109,6 +110,7 @@ pub fn examine(
         memory_copy_bytes_per_second: compute.memory.copy_bytes_per_second,
         threads: Some(compute.threads),
         kernels: compute.kernels.clone(),
+        decoders: compute.decoders.clone(),
         gpu: gpu.first.clone(),
         last_cache_bytes: Some(last_cache_bytes() as u64),
         quality: Some(quality),

@@ -55,6 +55,9 @@ pub struct MachineProfile {
     pub threads: Option<usize>,
     /// Bytes of weights per second of one token's products, by type.
     pub kernels: Vec<KernelRate>,
+    /// Rates of the decoders of packs' chunks, on one core. Older profiles do not have them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub decoders: Vec<DecoderRate>,
     /// Rates of the first GPU, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu: Option<GpuRates>,
@@ -76,6 +79,15 @@ pub struct KernelRate {
     /// older profiles do not have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub prompt_multiply_adds_per_second: Option<f64>,
+}
+
+/// Rate of a decoder on one core.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DecoderRate {
+    /// Name of the codec.
+    pub codec: String,
+    /// Bytes after decoding per second.
+    pub bytes_per_second: f64,
 }
 
 /// Way that a load reads, and the reason for this choice.

@@ -1,14 +1,14 @@
 //! Opens a GPU while a model's description is read, and plans the model for it.
 
-use std::path::Path;
 use std::thread::{Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use forebay_cuda::{CudaError, Gpu};
+use forebay_format::Catalog;
 use forebay_model::{Architecture, CudaPlan, Weights};
 
 use super::element;
-use crate::plan::{Rates, sub_layer_rates};
+use crate::plan::{Coding, Rates, sub_layer_rates};
 use crate::session::joined;
 use crate::{CpuOffload, EngineError, SessionOptions, device};
 
@@ -49,7 +49,7 @@ impl<'scope> Opening<'scope> {
         architecture: &Architecture,
         weights: &Weights,
         context: usize,
-        folder: &Path,
+        catalog: &Catalog,
         open_time: &mut Duration,
     ) -> Result<CudaPlan, EngineError> {
         if options.cpu_offload == CpuOffload::Always && options.exact {
@@ -76,8 +76,8 @@ impl<'scope> Opening<'scope> {
             return Ok(plan);
         }
         let rates = options.sub_layer_rates.unwrap_or_else(|| {
-            let rates = Rates::of_folder(folder).unwrap_or_else(Rates::usual_here);
-            let rates = rates.with_threads(options.threads);
+            let rates = Rates::of_folder(&catalog.root).unwrap_or_else(Rates::usual_here);
+            let rates = rates.reading(&Coding::of(catalog)).with_threads(options.threads);
             sub_layer_rates(architecture, weights, context, &rates, plan.sub_layers())
         });
         Ok(plan.share_with_cpu(&rates))

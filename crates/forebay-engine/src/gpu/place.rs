@@ -14,7 +14,7 @@ use crate::doctor::MachineProfile;
 use crate::load::{GpuRing, RingRequest, as_read, contents, name_of, named, poison, read_back};
 use crate::memory::free_bytes;
 use crate::placed::{Described, GpuStart, Placed, engine_only, engine_options};
-use crate::plan::{self, Rates, memory};
+use crate::plan::{self, Coding, Rates, memory};
 use crate::session;
 use crate::{CpuOffload, EngineError, KvInVram, SessionOptions};
 
@@ -100,7 +100,8 @@ impl Described<'_> {
             return Ok(None);
         }
         let rates = Rates::of_folder(&self.catalog.root);
-        let rates = rates.map(|rates| rates.with_threads(options.threads));
+        let coding = Coding::of(self.catalog);
+        let rates = rates.map(|rates| rates.reading(&coding).with_threads(options.threads));
         let (architecture, weights) = (self.architecture, self.weights);
         let (known, expected) =
             plan::offloading(architecture, weights, rates.as_ref(), slots, host);

@@ -16,6 +16,7 @@
 //! whole.rs       memory that a whole model takes beside others
 //! ```
 
+mod coding;
 mod cost;
 mod cpu_offload;
 mod hits;
@@ -36,6 +37,7 @@ use crate::device;
 pub use crate::gpu::OpenGpu;
 use crate::gpu::{self, Facts};
 use crate::{CpuOffload, DeviceChoice, EngineError, SessionOptions, default_budget_bytes};
+pub(crate) use coding::Coding;
 pub use cost::{Cost, Placement, Prediction, Speed, Work};
 pub use hits::{HitCurve, share_in_either};
 pub use model::PlannedModel;
@@ -191,14 +193,15 @@ pub struct Together {
 /// Planner for one model on one machine.
 pub struct Planner<'a> {
     model: &'a PlannedModel,
-    rates: &'a Rates,
+    rates: Rates,
     hits: &'a HitCurve,
     facts: Option<Facts>,
 }
 
 impl<'a> Planner<'a> {
     /// Creates a planner that estimates the free memory of the profile's GPU.
-    pub fn new(model: &'a PlannedModel, rates: &'a Rates, hits: &'a HitCurve) -> Planner<'a> {
+    pub fn new(model: &'a PlannedModel, rates: &Rates, hits: &'a HitCurve) -> Planner<'a> {
+        let rates = rates.reading(&model.info.coding);
         let known = rates.gpu.as_ref();
         let facts = known.and_then(|gpu| gpu::estimate(gpu.multiprocessors, gpu.memory_bytes));
         Planner { model, rates, hits, facts }

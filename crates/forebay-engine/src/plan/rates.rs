@@ -4,9 +4,12 @@ use std::path::Path;
 
 use forebay_format::TensorType;
 
+use super::coding::Coding;
 use super::model::Matrices;
 use super::trust::Doubt;
-use crate::doctor::{BESIDE_TYPE, BesideCpu, GpuRates, KernelRate, MachineProfile, PinnedCopyRate};
+use crate::doctor::{
+    BESIDE_TYPE, BesideCpu, DecoderRate, GpuRates, KernelRate, MachineProfile, PinnedCopyRate,
+};
 
 /// Multiplications per second and processor for prompts, used if the profile has none. This is the slower of the
 /// measured processors (Zen 3 with AVX2, 62e9 for Q4_K and 34e9 for Q8_0 per core).
@@ -97,6 +100,8 @@ pub struct Rates {
     pub(crate) gpu: Option<GpuCosts>,
     /// Reason why these rates may be wrong, if there is one.
     pub(super) doubt: Option<Doubt>,
+    /// Rates of the decoders of coded blocks, on one core.
+    decoders: Vec<DecoderRate>,
     /// Size of the processor's last-level cache, if the profile has it.
     pub(super) last_cache_bytes: Option<u64>,
 }
@@ -143,6 +148,7 @@ impl Rates {
             threads: None,
             gpu: profile.gpu.as_ref().map(GpuCosts::new),
             doubt: Doubt::of(profile),
+            decoders: profile.decoders.clone(),
             last_cache_bytes: profile.last_cache_bytes,
         };
         let mut all = vec![rates.disk, rates.disk_in_place, p50, p99, rates.memory_read];
@@ -177,6 +183,7 @@ impl Rates {
             threads: None,
             gpu: None,
             doubt: Some(Doubt { spread: f64::MAX, why: "this machine was not measured".into() }),
+            decoders: Vec::new(),
             last_cache_bytes: None,
         }
     }
@@ -185,6 +192,13 @@ impl Rates {
     pub(crate) fn usual_here() -> Rates {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Rates { gpu: Some(GpuCosts::usual()), ..Rates::usual(processors) }
+    }
+
+    /// Returns the rates for a model whose blocks are stored in this way: the disk's are those of bytes in memory.
+    pub(crate) fn reading(&self, coding: &Coding) -> Rates {
+        let rate = |disk| coding.rate(disk, &self.decoders, self.processors);
+        let (disk, disk_in_place) = (rate(self.disk), rate(self.disk_in_place));
+        Rates { disk, disk_in_place, ..self.clone() }
     }
 
     /// Returns the rates for `threads` CPU threads. `None` keeps the current number.

@@ -217,13 +217,14 @@ fn piece(run: &[Stretch], range: Range<u64>, chunks: Option<&Chunks>) -> Planned
     });
     let copies: Arc<[UploadCopy]> = copies.collect();
     // If the length overflows, use one beyond the end of every file, which the engine refuses.
-    let length = (covered.end - offset).checked_next_multiple_of(page).unwrap_or(u64::MAX);
+    let room = (covered.end - offset).checked_next_multiple_of(page).unwrap_or(u64::MAX);
+    let length = if is_coded { covered.end - offset } else { room };
     let region = Region { file: run[0].file, offset, length, at: 0, wanted_end: covered.end };
     let layout = BlockLayout {
         parts: Arc::default(),
         held: Arc::default(),
         relayout: None,
-        slot_bytes: length as usize,
+        slot_bytes: room as usize,
         regions: Arc::new([region]),
         alignment: SLOT_ALIGNMENT,
         wanted_bytes,

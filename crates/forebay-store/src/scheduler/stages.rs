@@ -3,7 +3,7 @@
 use crate::arena::SLOT_ALIGNMENT;
 
 /// Most reads of coded bytes that are at the disk or being decoded.
-const STAGES: usize = 32;
+const STAGES: usize = 48;
 
 /// Equal pieces of memory, each for one request.
 pub(super) struct Stages {

@@ -225,6 +225,10 @@ fn memory(report: &DoctorReport) -> String {
         .map(|kernel| format!("{} {:.1}", kernel.name, kernel.bytes_per_second * 1e-9))
         .collect();
     let (one, two) = kernels.split_at(kernels.len().div_ceil(2));
+    let decoders = compute.decoders.iter();
+    let decoders: Vec<String> = decoders
+        .map(|rate| format!("{} {:.1}", rate.codec, rate.bytes_per_second * 1e-9))
+        .collect();
     let lines = [
         ("page cache", format!("threads x rate: {}", copies.join(", "))),
         (
@@ -239,6 +243,7 @@ fn memory(report: &DoctorReport) -> String {
         ),
         ("kernels", format!("GB/s of weights, one token: {}", one.join(", "))),
         ("", two.join(", ")),
+        ("decoders", format!("GB/s after decoding, one core: {}", decoders.join(", "))),
     ];
     let rows: Vec<Vec<String>> =
         lines.into_iter().map(|(key, value)| vec![key.to_owned(), value]).collect();
