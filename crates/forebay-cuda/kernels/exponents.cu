@@ -4,6 +4,8 @@
 // second codes, which look up those. Then every lane takes words of 32 weights. It knows how many second codes come before its word, and
 // looks up the exponents of its weights from there on. Nothing branches, and a weight takes about 20 instructions.
 //
+// Compact blocks come back as they were: exponents become codes of four bits, and a warp writes pieces of 256 weights.
+//
 // Nothing of a chunk is trusted: lengths and counts are checked before they say where to read. A damaged chunk sets the flag, and what
 // its weights get is undefined.
 #include "common.cuh"
@@ -53,12 +55,43 @@ template <int MAPS, class F> __device__ __forceinline__ int for_codes(const u32 
     return total;
 }
 
+// Compact blocks of WEIGHTS weights, or numbers if there are none.
+template <int WEIGHTS> struct Blocks {
+    static constexpr int END_WORDS = WEIGHTS == 2048 ? 4 : 2;  // of a block's end
+    static constexpr int PIECE = 256, PIECE_BYTES = 384;
+    static constexpr int BYTES = WEIGHTS / PIECE * PIECE_BYTES + 4 * END_WORDS;
+};
+
+// The ends of a chunk's blocks: a mask of 16 bits, the blocks' bases, and listed ends.
+template <int WEIGHTS> struct Ends {
+    const u8 *bytes;
+    int blocks;
+    u32 mask;
+
+    __device__ __forceinline__ u32 list() const { return (2 + blocks + 3) / 4; }
+    __device__ __forceinline__ u32 words() const { return list() + __popc(mask) * Blocks<WEIGHTS>::END_WORDS; }
+    // The exponent of code 0 of a block.
+    __device__ __forceinline__ u32 first_exponent(int block) const { return min((u32)bytes[2 + block], 240u); }
+
+    // Writes the ends of all blocks behind their pieces. A lane writes one word; there are at most 32.
+    __device__ __forceinline__ void write(u8 *blocks_out, int lane) const {
+        constexpr int WORDS = Blocks<WEIGHTS>::END_WORDS, BYTES = Blocks<WEIGHTS>::BYTES;
+        static_assert(CHUNK / WEIGHTS * WORDS <= 32, "a lane has a word");
+        const int block = lane / WORDS, word = lane % WORDS;
+        if (block >= blocks) return;
+        u32 value = word == 0 ? bytes[2 + block] : 0;
+        if (mask >> block & 1) value = ((const u32 *)bytes)[list() + __popc(mask & ((1u << block) - 1)) * WORDS + word];
+        *(u32 *)(blocks_out + (block + 1) * BYTES - 4 * WORDS + 4 * word) = value;
+    }
+};
+
 // Spreads the lowest four bits to four bytes.
 __device__ __forceinline__ u32 spread(u32 bits) { return (bits & 15) * 0x00204081u & 0x01010101u; }
 
 // `chunks` lie one after the other, at multiples of 4: chunk i from byte starts[i] to byte starts[i + 1]. Every one but the last has
 // CHUNK weights. Grid: any number of blocks. `table` [CODES]; `out` is aligned to 16 bytes. `flag` is set to 1 if a chunk is damaged.
-template <int EXPONENT_BITS, int BYTES>
+// Where BLOCK is not 0, weights are those of whole compact blocks of so many weights.
+template <int EXPONENT_BITS, int BYTES, int BLOCK = 0>
 __device__ __forceinline__ void decode(const u8 *bytes, const u32 *starts, const u8 *table, u8 *out, int chunks, u64 weights,
                                        u32 *flag) {
     constexpr int REST_BITS = 8 * BYTES - EXPONENT_BITS, MANTISSA_BITS = REST_BITS - 1;
@@ -81,7 +114,7 @@ __device__ __forceinline__ void decode(const u8 *bytes, const u32 *starts, const
         const int count = (int)min(weights - first_weight, (u64)CHUNK);
         const u32 start = starts[chunk], length = starts[chunk + 1] - start;
         __syncwarp();
-        if (length < 8) {
+        if (length < (BLOCK > 0 ? 12 : 8)) {
             if (lane == 0) *flag = 1;
             continue;
         }
@@ -90,7 +123,13 @@ __device__ __forceinline__ void decode(const u8 *bytes, const u32 *starts, const
         const u32 base = one & 255;
         const int second_items = (int)(one >> 16), third_items = (int)(two & 0xffff), raws = (int)(two >> 16);
         const int words = words_of(count), second_words = words_of(second_items), third_words = words_of(third_items);
-        const u32 *const rest_bytes = head + 2;
+        Ends<BLOCK> ends = {};
+        if constexpr (BLOCK > 0) {
+            ends.bytes = (const u8 *)(head + 2);
+            ends.blocks = count / BLOCK;
+            ends.mask = head[2] & 0xffff;
+        }
+        const u32 *const rest_bytes = head + 2 + (BLOCK > 0 ? ends.words() : 0);
         const u32 *const rest_maps = rest_bytes + (REST_BYTES ? 8 * words : 0);
         const u32 *const first = rest_maps + REST_MAPS * words;
         const u32 *const second = first + 2 * words;
@@ -99,6 +138,7 @@ __device__ __forceinline__ void decode(const u8 *bytes, const u32 *starts, const
         const u32 needed = (u32)(raw - (const u8 *)head) + (raws + 3) / 4 * 4;
         // Counts are at most those of a level before, so nothing is read beyond the chunk, nor written beyond `exponents`.
         bool fits = length == needed && second_items <= count && third_items <= second_items && raws <= third_items;
+        if constexpr (BLOCK > 0) fits = fits && ends.mask >> ends.blocks == 0;
         const auto known = [&](u32 code) { return base + offsets[code] & 255; };
         u8 *const thirds = exponents + max(second_items - third_items, 0);
         if (fits) {
@@ -121,7 +161,12 @@ __device__ __forceinline__ void decode(const u8 *bytes, const u32 *starts, const
         }
         __syncwarp();
         int total = 0;
-        u32 found = 0;  // bits of exponents
+        u32 found = 0;  // bits of exponents, or of codes of blocks
+        u8 *chunk_out = out + first_weight * BYTES;
+        if constexpr (BLOCK > 0) {
+            chunk_out = out + (u64)chunk * (CHUNK / BLOCK * Blocks<BLOCK>::BYTES);
+            if (fits) ends.write(chunk_out, lane);
+        }
         // Four times the exponent of code 0, and the bits in which those of codes 1 and 2 differ from it.
         const u32 own = known(0) * 0x01010101u, with_low = known(1) * 0x01010101u ^ own, with_high = known(2) * 0x01010101u ^ own;
         for (int step = 0; fits && step < words; step += 32) {
@@ -147,6 +192,16 @@ __device__ __forceinline__ void decode(const u8 *bytes, const u32 *starts, const
                     if (listed & 1u << (4 * four + i))
                         coded[four] = __byte_perm(coded[four], *next++, i == 0 ? 0x3214 : i == 1 ? 0x3240 : i == 2 ? 0x3410 : 0x4210);
             }
+            if constexpr (BLOCK > 0) {
+                // Codes of the block of this word. If a byte is too small, the lowest such byte has a bit above the lowest four after
+                // the subtraction, because no base is above 240.
+                const u32 first_exponents = present ? ends.first_exponent(word / (BLOCK / 32)) * 0x01010101u : 0;
+#pragma unroll
+                for (int four = 0; four < 8; four++) {
+                    coded[four] -= first_exponents;
+                    if (present) found |= coded[four];
+                }
+            }
             // From here on, a lane has eight adjacent weights, so that lanes read and write adjacent bytes.
             ordered[2 * lane] = make_uint4(coded[0], coded[1], coded[2], coded[3]);
             ordered[2 * lane + 1] = make_uint4(coded[4], coded[5], coded[6], coded[7]);
@@ -156,6 +211,21 @@ __device__ __forceinline__ void decode(const u8 *bytes, const u32 *starts, const
                 const int at = 32 * step + 256 * k + 8 * lane, here = min(count - at, 8);
                 if (here <= 0) break;
                 const uint2 both = ((const uint2 *)ordered)[32 * k + lane];
+                if constexpr (BLOCK > 0) {
+                    // All lanes write one piece.
+                    constexpr int PIECE = Blocks<BLOCK>::PIECE, PIECES = BLOCK / PIECE;
+                    const int piece = at / PIECE;
+                    u8 *const to = chunk_out + piece / PIECES * Blocks<BLOCK>::BYTES + piece % PIECES * Blocks<BLOCK>::PIECE_BYTES;
+                    const u32 rest[2] = {rest_bytes[at / 4], rest_bytes[at / 4 + 1]};
+                    // The upper bits of a weight's code, and the bit above them in the word of eight weights.
+                    const u32 four[2] = {both.x >> 1 & 0x07070707u | rest[0] >> 4 & 0x08080808u,
+                                         both.y >> 1 & 0x07070707u | rest[1] >> 4 & 0x08080808u};
+                    const u32 even = __byte_perm(four[0], four[1], 0x1504), odd = __byte_perm(four[0], four[1], 0x6372);
+                    ((uint2 *)to)[lane] = make_uint2(both.x << 7 & 0x80808080u | rest[0] & 0x7f7f7f7fu,
+                                                     both.y << 7 & 0x80808080u | rest[1] & 0x7f7f7f7fu);
+                    ((u32 *)(to + PIECE))[lane] = even | odd << 4;
+                    continue;
+                }
                 if constexpr (EXPONENT_BITS < 8) {
                     // Places behind the last weight have codes, too, but they may be anything.
 #pragma unroll
@@ -190,7 +260,7 @@ __device__ __forceinline__ void decode(const u8 *bytes, const u32 *starts, const
                         }
                     }
                 }
-                u8 *const to = out + (first_weight + at) * BYTES;
+                u8 *const to = chunk_out + at * BYTES;
                 if (here == 8) {
                     if constexpr (BYTES == 2)
                         *(uint4 *)to = make_uint4(values[0], values[1], values[2], values[3]);
@@ -204,16 +274,19 @@ __device__ __forceinline__ void decode(const u8 *bytes, const u32 *starts, const
             }
             __syncwarp();
         }
-        if (!fits || total != second_items || found & (255u << EXPONENT_BITS & 255) * 0x01010101u) *flag = 1;
+        constexpr int BITS = BLOCK > 0 ? 4 : EXPONENT_BITS;
+        if (!fits || total != second_items || found & (255u << BITS & 255) * 0x01010101u) *flag = 1;
     }
 }
 
-#define KERNEL(NAME, EXPONENT_BITS, BYTES)                                                                     \
+#define KERNEL(NAME, ...)                                                                                      \
     extern "C" __global__ void __launch_bounds__(32 * WARPS)                                                   \
         NAME(const u8 *bytes, const u32 *starts, const u8 *table, u8 *out, int chunks, u64 weights, u32 *flag) { \
-        decode<EXPONENT_BITS, BYTES>(bytes, starts, table, out, chunks, weights, flag);                        \
+        decode<__VA_ARGS__>(bytes, starts, table, out, chunks, weights, flag);                                 \
     }
 KERNEL(decode_exponents_bf16, 8, 2)
 KERNEL(decode_exponents_f16, 5, 2)
 KERNEL(decode_exponents_f8_e4m3, 4, 1)
 KERNEL(decode_exponents_f8_e5m2, 5, 1)
+KERNEL(decode_exponents_bf16_c2048, 8, 2, 2048)
+KERNEL(decode_exponents_bf16_c256, 8, 2, 256)

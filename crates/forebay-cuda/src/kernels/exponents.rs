@@ -15,9 +15,9 @@ const WARPS: usize = 4;
 /// Coded weights of a tensor in device memory.
 #[derive(Clone, Copy)]
 pub struct CodedExponents {
-    /// BF16, F16, F8_E4M3 or F8_E5M2.
+    /// BF16, F16, F8_E4M3, F8_E5M2, or compact BF16.
     pub ty: TensorType,
-    /// Number of weights. All chunks but the last have 4096.
+    /// Number of weights, in whole blocks. All chunks but the last have 4096.
     pub weights: u64,
     /// The chunks, one after the other, aligned to 4 bytes.
     pub bytes: DevicePtr<u8>,
@@ -33,7 +33,7 @@ pub struct CodedExponents {
 }
 
 impl Gpu {
-    /// Decodes weights to `out`, aligned to 16 bytes. Sets the word at `flag` to 1 if a chunk is damaged; `out` then holds anything.
+    /// Decodes weights to `out`, aligned to 16 bytes. Compact blocks come back as they are. Sets the word at `flag` to 1 if a chunk is damaged; `out` then holds anything.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -46,15 +46,20 @@ impl Gpu {
         out: DevicePtr<u8>,
         flag: DevicePtr<u32>,
     ) -> Result<(), CudaError> {
-        let (name, bytes) = match coded.ty {
-            TensorType::BF16 => ("decode_exponents_bf16", 2),
-            TensorType::F16 => ("decode_exponents_f16", 2),
-            TensorType::F8_E4M3 => ("decode_exponents_f8_e4m3", 1),
-            TensorType::F8_E5M2 => ("decode_exponents_f8_e5m2", 1),
+        let name = match coded.ty {
+            TensorType::BF16 => "decode_exponents_bf16",
+            TensorType::F16 => "decode_exponents_f16",
+            TensorType::F8_E4M3 => "decode_exponents_f8_e4m3",
+            TensorType::F8_E5M2 => "decode_exponents_f8_e5m2",
+            TensorType::BF16_C2048 => "decode_exponents_bf16_c2048",
+            TensorType::BF16_C256 => "decode_exponents_bf16_c256",
             ty => panic!("{ty} has no coded exponents"),
         };
         let CodedExponents { weights, chunks, .. } = *coded;
         assert_eq!(chunks as u64, weights.div_ceil(CHUNK_WEIGHTS), "chunks of {weights} weights");
+        let Some(bytes) = coded.ty.row_bytes(weights) else {
+            panic!("{weights} weights are no whole blocks of {}", coded.ty);
+        };
         assert!(out.address().is_multiple_of(16) && coded.bytes.address().is_multiple_of(4));
         let resident = 9 * self.multiprocessors() as usize;
         let blocks = chunks.div_ceil(WARPS).min(resident);
@@ -63,7 +68,7 @@ impl Gpu {
             .ptr(coded.bytes, coded.byte_count)
             .ptr(coded.starts, chunks + 1)
             .ptr(coded.table, TABLE_BYTES)
-            .ptr(out, weights as usize * bytes)
+            .ptr(out, bytes as usize)
             .int(chunks)
             .u64(weights)
             .ptr(flag, 1)

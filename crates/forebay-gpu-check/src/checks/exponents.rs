@@ -1,7 +1,9 @@
 //! Checks and measures the decoding of weights whose exponents are coded, against the encoder of `forebay-codec`.
 
 use anyhow::{Result, ensure};
-use forebay_codec::{CHUNK_WEIGHTS, Float, Table, decode_chunk, encode_chunk};
+use forebay_codec::{
+    CHUNK_WEIGHTS, Compact, Float, Table, Weights, decode_chunk, encode_chunk, encode_compact,
+};
 use forebay_cuda::{CodedExponents, DeviceMemory};
 use forebay_format::TensorType;
 
@@ -9,48 +11,71 @@ use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
 
-const TYPES: [(TensorType, Float); 4] = [
-    (TensorType::BF16, Float::Bf16),
-    (TensorType::F16, Float::F16),
-    (TensorType::F8_E4M3, Float::F8E4M3),
-    (TensorType::F8_E5M2, Float::F8E5M2),
-];
+/// Returns the types of tensors that the codec knows.
+fn types() -> [(TensorType, Weights); 6] {
+    Weights::ALL.map(|weights| {
+        let ty = match weights {
+            Weights::Plain(Float::Bf16) => TensorType::BF16,
+            Weights::Plain(Float::F16) => TensorType::F16,
+            Weights::Plain(Float::F8E4M3) => TensorType::F8_E4M3,
+            Weights::Plain(Float::F8E5M2) => TensorType::F8_E5M2,
+            Weights::Compact(of) => TensorType::from_compact(of),
+        };
+        (ty, weights)
+    })
+}
 
 pub fn checks() -> Vec<Check> {
-    let check = |(ty, float): (TensorType, Float)| {
-        let whole = move |context: &Context| decoded(context, ty, float);
-        let damaged = move |context: &Context| damaged(context, ty, float);
+    let check = |(ty, weights): (TensorType, Weights)| {
+        let whole = move |context: &Context| decoded(context, ty, weights);
+        let damaged = move |context: &Context| damaged(context, ty, weights);
         [
             Check::new(format!("exponents {ty}"), whole),
             Check::new(format!("exponents damaged {ty}"), damaged),
         ]
     };
-    TYPES.into_iter().flat_map(check).collect()
+    types().into_iter().flat_map(check).collect()
 }
 
 pub fn benches() -> Vec<Bench> {
-    let bench = |(ty, float)| {
-        Bench::new(format!("exponents {ty}"), move |context| bench(context, ty, float))
+    let bench = |(ty, weights)| {
+        Bench::new(format!("exponents {ty}"), move |context| bench(context, ty, weights))
     };
-    TYPES.into_iter().map(bench).collect()
+    types().into_iter().map(bench).collect()
 }
 
 /// Returns weights like those of a trained model, with all kinds of numbers among them at the end.
-fn weights(float: Float, count: usize) -> Vec<u8> {
+fn bytes_of(weights: Weights, count: usize) -> Result<Vec<u8>> {
     let mut random = Random::new(count as u64);
-    let mut weights = Vec::new();
+    let mut bytes = Vec::new();
     for x in random.gaussians(count) {
-        match float {
-            Float::Bf16 => weights.extend(half::bf16::from_f32(0.02 * x).to_le_bytes()),
-            Float::F16 => weights.extend(half::f16::from_f32(0.02 * x).to_le_bytes()),
+        match weights {
+            Weights::Plain(Float::Bf16) | Weights::Compact(_) => {
+                bytes.extend(half::bf16::from_f32(0.02 * x).to_le_bytes());
+            }
+            Weights::Plain(Float::F16) => {
+                bytes.extend(half::f16::from_f32(0.02 * x).to_le_bytes());
+            }
             // The upper byte of a half is a number of type F8_E5M2, and as good as any for the other.
-            Float::F8E4M3 => weights.push((half::f16::from_f32(x).to_bits() >> 7) as u8),
-            Float::F8E5M2 => weights.push((half::f16::from_f32(100.0 * x).to_bits() >> 8) as u8),
+            Weights::Plain(Float::F8E4M3) => {
+                bytes.push((half::f16::from_f32(x).to_bits() >> 7) as u8);
+            }
+            Weights::Plain(Float::F8E5M2) => {
+                bytes.push((half::f16::from_f32(100.0 * x).to_bits() >> 8) as u8);
+            }
         }
     }
-    let from = weights.len().saturating_sub(300);
-    weights[from..].iter_mut().for_each(|byte| *byte = random.next() as u8);
-    weights
+    if let Weights::Compact(of) = weights {
+        let plain = std::mem::replace(&mut bytes, vec![0; weights.bytes_of(count)]);
+        ensure!(encode_compact(of, &plain, &mut bytes)?, "blocks have too many exceptions");
+        // Some blocks have ends without sense, and one is all without sense.
+        for block in bytes.chunks_mut(of.bytes()).step_by(3) {
+            block[of.header()..].iter_mut().for_each(|byte| *byte = random.next() as u8);
+        }
+    }
+    let from = bytes.len().saturating_sub(300);
+    bytes[from..].iter_mut().for_each(|byte| *byte = random.next() as u8);
+    Ok(bytes)
 }
 
 /// Chunks of weights, on the host and on the device.
@@ -63,11 +88,11 @@ struct Coded {
 }
 
 impl Coded {
-    fn new(context: &Context, ty: TensorType, float: Float, weights: &[u8]) -> Result<Coded> {
-        let table = Table::of(float, weights)?;
+    fn new(context: &Context, ty: TensorType, weights: Weights, bytes: &[u8]) -> Result<Coded> {
+        let table = Table::of(weights, bytes)?;
         let (mut chunks, mut starts) = (Vec::new(), vec![0]);
-        for weights in weights.chunks(CHUNK_WEIGHTS * float.bytes()) {
-            encode_chunk(float, &table, weights, &mut chunks)?;
+        for bytes in bytes.chunks(weights.chunk_bytes()) {
+            encode_chunk(weights, &table, bytes, &mut chunks)?;
             starts.push(chunks.len() as u32);
         }
         let gpu = &context.gpu;
@@ -78,7 +103,7 @@ impl Coded {
         ];
         let on_device = CodedExponents {
             ty,
-            weights: (weights.len() / float.bytes()) as u64,
+            weights: weights.whole_weights(bytes.len()) as u64,
             bytes: memory[0].ptr(),
             byte_count: chunks.len(),
             chunks: starts.len() - 1,
@@ -102,23 +127,31 @@ impl Coded {
     }
 }
 
-fn decoded(context: &Context, ty: TensorType, float: Float) -> Result<Outcome> {
+fn decoded(context: &Context, ty: TensorType, weights: Weights) -> Result<Outcome> {
     let mut worst = Outcome::same::<u8>(&[], &[]);
-    for count in [1, 7, 8, 31, 256, 1001, CHUNK_WEIGHTS, 9 * CHUNK_WEIGHTS + 77] {
-        let weights = weights(float, count);
+    let counts: &[usize] = match weights {
+        Weights::Plain(_) => &[1, 7, 8, 31, 256, 1001, CHUNK_WEIGHTS, 9 * CHUNK_WEIGHTS + 77],
+        Weights::Compact(Compact::C2048) => &[2048, CHUNK_WEIGHTS, 9 * CHUNK_WEIGHTS + 2048],
+        Weights::Compact(Compact::C256) => &[256, 1280, CHUNK_WEIGHTS, 9 * CHUNK_WEIGHTS + 768],
+    };
+    for &count in counts {
+        let bytes = bytes_of(weights, count)?;
         let (got, is_damaged) =
-            Coded::new(context, ty, float, &weights)?.decode(context, weights.len())?;
-        let outcome = Outcome::same(&got, &weights).worse(Outcome::same(&[is_damaged], &[false]));
+            Coded::new(context, ty, weights, &bytes)?.decode(context, bytes.len())?;
+        let outcome = Outcome::same(&got, &bytes).worse(Outcome::same(&[is_damaged], &[false]));
         worst = worst.worse(outcome.at(&format!("{count} weights")));
     }
     Ok(worst)
 }
 
 /// Changes bytes of a chunk. The device must find it damaged where the host does, or decode what the host decodes.
-fn damaged(context: &Context, ty: TensorType, float: Float) -> Result<Outcome> {
-    let count = 1500;
-    let weights = weights(float, count);
-    let mut coded = Coded::new(context, ty, float, &weights)?;
+fn damaged(context: &Context, ty: TensorType, weights: Weights) -> Result<Outcome> {
+    let count = match weights {
+        Weights::Plain(_) => 1500,
+        Weights::Compact(_) => 2048,
+    };
+    let plain = bytes_of(weights, count)?;
+    let mut coded = Coded::new(context, ty, weights, &plain)?;
     let whole = coded.chunks.clone();
     let mut random = Random::new(3);
     let mut worst = Outcome::same::<u8>(&[], &[]);
@@ -128,16 +161,17 @@ fn damaged(context: &Context, ty: TensorType, float: Float) -> Result<Outcome> {
         for _ in 0..=turn % 3 {
             let at = match turn % 4 {
                 0 => random.next() as usize % 8,
+                1 if matches!(weights, Weights::Compact(_)) => 8 + random.next() as usize % 12,
                 _ => chunk.len() - 1 - random.next() as usize % (chunk.len() / 2),
             };
             chunk[at] = random.next() as u8;
         }
         context.gpu.upload(&chunk, coded.memory[0].ptr())?;
         coded.chunks = chunk;
-        let mut expected = vec![0; weights.len()];
+        let mut expected = vec![0; plain.len()];
         let chunk = &coded.chunks[..coded.starts[1] as usize];
-        let on_host = decode_chunk(float, &coded.table, chunk, &mut expected);
-        let (got, is_damaged) = coded.decode(context, weights.len())?;
+        let on_host = decode_chunk(weights, &coded.table, chunk, &mut expected);
+        let (got, is_damaged) = coded.decode(context, plain.len())?;
         let outcome = Outcome::same(&[is_damaged], &[on_host.is_err()]);
         let same = if on_host.is_ok() {
             Outcome::same(&got, &expected)
@@ -149,15 +183,16 @@ fn damaged(context: &Context, ty: TensorType, float: Float) -> Result<Outcome> {
     Ok(worst)
 }
 
-fn bench(context: &Context, ty: TensorType, float: Float) -> Result<Measured> {
+/// Rates are of the bytes that are written.
+fn bench(context: &Context, ty: TensorType, weights: Weights) -> Result<Measured> {
     // Larger than the L2 cache.
-    let some = weights(float, 1 << 20);
-    let weights = some.repeat((256 << 20) / some.len());
-    let coded = Coded::new(context, ty, float, &weights)?;
-    let out = context.gpu.allocate(weights.len())?;
+    let some = bytes_of(weights, 1 << 20)?;
+    let bytes = some.repeat((256 << 20) / some.len());
+    let coded = Coded::new(context, ty, weights, &bytes)?;
+    let out = context.gpu.allocate(bytes.len())?;
     let flag = context.gpu.allocate_with(&[0_u32])?;
     let seconds = median_seconds(context, |_| {
         context.gpu.decode_exponents(&coded.on_device, out.ptr(), flag.ptr())
     })?;
-    Ok(Measured { seconds, bytes: weights.len() as f64, flops: 0.0 })
+    Ok(Measured { seconds, bytes: bytes.len() as f64, flops: 0.0 })
 }
