@@ -16,8 +16,9 @@ use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
 
 /// Checks that take little time, at least one of each family.
-const KERNELS: [&str; 39] = [
+const KERNELS: [&str; 40] = [
     "buffers",
+    "gdeflate",
     "norm",
     "quantize",
     "router",
@@ -120,7 +121,7 @@ fn passes(only: &[&str], settings: &[(&str, &str)], least: usize) {
 
 #[test]
 fn kernels() {
-    passes(&KERNELS, &[], 47);
+    passes(&KERNELS, &[], 50);
 }
 
 /// Runs threads and blocks in reverse order, and queued work only when the program waits for it.

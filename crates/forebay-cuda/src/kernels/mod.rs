@@ -11,6 +11,7 @@ mod embedding;
 mod exponents;
 mod fetch;
 mod gating;
+mod gdeflate;
 mod kv;
 mod latent;
 mod matmul;
@@ -40,6 +41,7 @@ pub use fetch::{
     FETCHED_PAIRS_MAX, FetchedLayer, GivingUp,
 };
 pub use gating::{Gate, GateBiases, Gating};
+pub use gdeflate::{GdeflateChunk, GdeflateChunks};
 pub use kv::{KV_BLOCK, KvElement, KvElsewhere, KvLayer, KvLayerShape, KvPool, KvTables};
 pub use matmul::{
     MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm, TileSize, narrow_form,

@@ -13,6 +13,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
+#define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 // Only one block runs at a time, so memory of a block can be static memory of the module.
@@ -88,6 +89,11 @@ inline float __fdividef(float a, float b) { return a / b; }
 
 inline int __popc(unsigned x) { return __builtin_popcount(x); }
 inline int __ffs(int x) { return __builtin_ffs(x); }
+inline unsigned __brev(unsigned x) {
+    unsigned out = 0;
+    for (int i = 0; i < 32; i++) out |= (x >> i & 1) << (31 - i);
+    return out;
+}
 inline int __clz(int x) { return x ? __builtin_clz(x) : 32; }
 inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
     return (unsigned)(((uint64_t)high << 32 | low) >> (shift & 31));

@@ -13,6 +13,7 @@ mod embedding;
 mod exponents;
 mod fetch;
 mod gating;
+mod gdeflate;
 mod halves;
 mod load;
 mod matmul;
@@ -29,6 +30,7 @@ use crate::harness::Check;
 pub fn checks() -> Vec<Check> {
     let families = [
         exponents::checks(),
+        gdeflate::checks(),
         quantize::checks(),
         matvec::checks(),
         matmul::checks(),
@@ -55,6 +57,7 @@ pub fn checks() -> Vec<Check> {
 pub fn benches() -> Vec<Bench> {
     let families = [
         exponents::benches(),
+        gdeflate::benches(),
         quantize::benches(),
         matvec::benches(),
         matmul::benches(),

@@ -1,0 +1,93 @@
+//! Decoding of GDeflate, as `docs/codec.md` describes.
+
+use crate::launch::Launch;
+use crate::{CudaError, DevicePtr, Gpu};
+
+/// Bytes of a tile after decoding. A warp decodes one.
+const TILE: u64 = 1 << 16;
+/// Most bytes of a chunk after decoding.
+const CHUNK_BYTES: u32 = 4 << 20;
+/// Warps of a block.
+const WARPS: u64 = 4;
+
+/// A stream in device memory, and where its bytes go.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GdeflateChunk {
+    /// Offset of the stream's first byte, a multiple of 4.
+    pub at: u64,
+    /// Bytes of the stream.
+    pub bytes: u32,
+    /// Offset of the first byte after decoding.
+    pub to: u64,
+    /// Bytes after decoding, at most 4 MiB.
+    pub decoded_bytes: u32,
+}
+
+impl GdeflateChunk {
+    /// Number of words of 64 bits with which kernels describe a chunk.
+    pub const WORDS: usize = 4;
+
+    /// Replaces `words` by those that describe `chunks` for [`GdeflateChunks::words`], and returns the number of tiles of all chunks.
+    ///
+    /// # Panics
+    /// Panics if a chunk has more than 4 MiB after decoding, or an offset that is no multiple of 4.
+    pub fn describe(chunks: &[GdeflateChunk], words: &mut Vec<u64>) -> u64 {
+        words.clear();
+        let mut tiles = 0;
+        for chunk in chunks {
+            let GdeflateChunk { at, bytes, to, decoded_bytes } = *chunk;
+            assert!(decoded_bytes <= CHUNK_BYTES && at.is_multiple_of(4), "{chunk:?}");
+            words.extend([at, to, u64::from(bytes) | u64::from(decoded_bytes) << 32, tiles]);
+            // The header of a chunk without bytes is checked, too.
+            tiles += u64::from(decoded_bytes).div_ceil(TILE).max(1);
+        }
+        tiles
+    }
+}
+
+/// Chunks that are decoded together.
+#[derive(Clone, Copy)]
+pub struct GdeflateChunks {
+    /// Streams, aligned to 4 bytes, and the number of bytes there.
+    pub from: DevicePtr<u8>,
+    pub from_bytes: usize,
+    /// Memory for what is decoded, and the number of bytes there. Chunks may not overlap.
+    pub to: DevicePtr<u8>,
+    pub to_bytes: usize,
+    /// Number of chunks.
+    pub count: usize,
+    /// What [`GdeflateChunk::describe`] gives `[count * GdeflateChunk::WORDS]`.
+    pub words: DevicePtr<u64>,
+    /// Number of tiles of all chunks, as [`GdeflateChunk::describe`] returns it.
+    pub tiles: u64,
+}
+
+impl Gpu {
+    /// Decodes chunks of codec `gdeflate`. Sets the word of each damaged chunk in `damaged` `[chunks.count]` to 1, and leaves the others. What is
+    /// decoded from a damaged chunk is undefined, but nothing outside of the chunk's place is written.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a buffer is too small or not aligned.
+    pub fn decode_gdeflate(
+        &self,
+        chunks: &GdeflateChunks,
+        damaged: DevicePtr<u32>,
+    ) -> Result<(), CudaError> {
+        assert!(chunks.from.address().is_multiple_of(4), "streams are aligned to 4 bytes");
+        let blocks = u32::try_from(chunks.tiles.div_ceil(WARPS)).expect("a grid of 32 bits");
+        let kernel = self.kernel("gdeflate", "decode_gdeflate")?;
+        Launch::new(kernel, (blocks, 1, 1), (32 * WARPS as u32, 1, 1))
+            .ptr(chunks.from, chunks.from_bytes)
+            .u64(chunks.from_bytes as u64)
+            .ptr(chunks.to, chunks.to_bytes)
+            .u64(chunks.to_bytes as u64)
+            .ptr(chunks.words, chunks.count * GdeflateChunk::WORDS)
+            .int(chunks.count)
+            .u64(chunks.tiles)
+            .ptr(damaged, chunks.count)
+            .run(self)
+    }
+}

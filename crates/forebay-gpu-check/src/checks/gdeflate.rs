@@ -1,0 +1,278 @@
+//! Checks and measures the decoding of GDeflate, against the codec of `forebay-codec` and streams of the reference encoder.
+
+use anyhow::{Context as _, Result, ensure};
+use forebay_codec::{Codec, Encoder, Encoding};
+use forebay_cuda::{GdeflateChunk, GdeflateChunks};
+
+use crate::bench::{Bench, Measured, median_seconds};
+use crate::harness::{Check, Context, Outcome};
+use crate::random::Random;
+
+/// Bytes of a tile.
+const TILE: usize = 1 << 16;
+
+pub fn checks() -> Vec<Check> {
+    vec![
+        Check::new("gdeflate".to_string(), decoded),
+        Check::new("gdeflate of the reference".to_string(), reference),
+        Check::new("gdeflate damaged".to_string(), damaged),
+    ]
+}
+
+pub fn benches() -> Vec<Bench> {
+    let row = |name: &str, content: fn(usize) -> Vec<u8>| {
+        Bench::new(format!("gdeflate {name}"), move |context| bench(context, content))
+    };
+    vec![row("BF16", bf16), row("INT8", int8), row("BF16 half zeros", half_zeros)]
+}
+
+/// A stream, and what the host says about it: its bytes, or that it is damaged.
+struct Stream {
+    bytes: Vec<u8>,
+    decoded_bytes: usize,
+    expected: Option<Vec<u8>>,
+}
+
+impl Stream {
+    fn new(bytes: Vec<u8>, decoded_bytes: usize) -> Stream {
+        let mut decoded = vec![0; decoded_bytes];
+        let expected = Codec::Gdeflate.decode(&bytes, &mut decoded).ok().map(|()| decoded);
+        Stream { bytes, decoded_bytes, expected }
+    }
+
+    fn of(content: &[u8]) -> Result<Stream> {
+        Ok(Stream::new(encode(content)?, content.len()))
+    }
+}
+
+fn encode(content: &[u8]) -> Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    Encoder::new(Encoding::Gdeflate).encode(content, &mut bytes)?;
+    Ok(bytes)
+}
+
+/// Decodes streams together, and compares each with what the host decodes. Bytes between their places must not change.
+fn compare(context: &Context, streams: &[Stream]) -> Result<Outcome> {
+    let gpu = &context.gpu;
+    let (mut from, mut to_bytes) = (Vec::new(), 0);
+    let mut chunks = Vec::new();
+    for stream in streams {
+        chunks.push(GdeflateChunk {
+            at: from.len() as u64,
+            bytes: stream.bytes.len() as u32,
+            to: to_bytes as u64,
+            decoded_bytes: stream.decoded_bytes as u32,
+        });
+        from.extend(&stream.bytes);
+        from.resize(from.len().next_multiple_of(4), 0);
+        to_bytes += stream.decoded_bytes + 1;
+    }
+    let mut words = Vec::new();
+    let tiles = GdeflateChunk::describe(&chunks, &mut words);
+    let (memory, list) = (gpu.allocate_with(&from)?, gpu.allocate_with(&words)?);
+    let out = gpu.allocate(to_bytes)?;
+    gpu.fill(out.ptr(), 0xa5, to_bytes)?;
+    let damaged = gpu.allocate_with(&vec![0_u32; streams.len()])?;
+    let on_device = GdeflateChunks {
+        from: memory.ptr(),
+        from_bytes: from.len(),
+        to: out.ptr(),
+        to_bytes,
+        count: streams.len(),
+        words: list.ptr(),
+        tiles,
+    };
+    gpu.decode_gdeflate(&on_device, damaged.ptr())?;
+    let got: Vec<u8> = gpu.download(out.ptr(), to_bytes)?;
+    let damaged: Vec<u32> = gpu.download(damaged.ptr(), streams.len())?;
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for (index, (stream, chunk)) in streams.iter().zip(&chunks).enumerate() {
+        let place = chunk.to as usize;
+        let (decoded, behind) = got[place..].split_at(stream.decoded_bytes);
+        ensure!(behind[0] == 0xa5, "a byte behind stream {index} has changed");
+        let is_damaged = u32::from(stream.expected.is_none());
+        let mut outcome = Outcome::same(&[damaged[index]], &[is_damaged]);
+        if let Some(expected) = &stream.expected {
+            outcome = outcome.worse(Outcome::same(decoded, expected));
+        }
+        worst = worst.worse(outcome.at(&format!("stream {index}, {} bytes", decoded.len())));
+    }
+    Ok(worst)
+}
+
+/// Returns contents of several kinds with `bytes` bytes each.
+fn contents(bytes: usize) -> Vec<Vec<u8>> {
+    let mut random = Random::new(bytes as u64 + 1);
+    let mut next = move || random.next() as u8;
+    let words = [&b"weights "[..], b"of a ", b"tensor ", b"stream, ", b"stream "];
+    let mut text = Vec::new();
+    while text.len() < bytes {
+        text.extend(words[usize::from(next()) % words.len()]);
+    }
+    text.truncate(bytes);
+    let mut repeats: Vec<u8> = (0..bytes).map(|_| next()).collect();
+    for at in 300..bytes {
+        if at % 300 > 20 {
+            repeats[at] = repeats[at - 300 + at % 7 * 40];
+        }
+    }
+    vec![
+        vec![0; bytes],
+        (0..bytes).map(|_| next()).collect(),
+        text,
+        repeats,
+        // Few symbols occur much more often than others, so that code words are long.
+        (0..bytes)
+            .map(|_| (u32::from(next()) | u32::from(next()) << 8 | 1 << 16).trailing_zeros() as u8)
+            .collect(),
+        (0..bytes).map(|_| if next() < 9 { next() } else { 0 }).collect(),
+        (0..bytes).map(|at| (at / 7) as u8).collect(),
+        (0..bytes).map(|at| [1, 2, 3][at % 3]).collect(),
+        bf16(bytes),
+    ]
+}
+
+fn bf16(bytes: usize) -> Vec<u8> {
+    let mut random = Random::new(7);
+    let weights = random.gaussians(bytes.div_ceil(2)).into_iter();
+    let mut all: Vec<u8> =
+        weights.flat_map(|x| half::bf16::from_f32(0.02 * x).to_le_bytes()).collect();
+    all.truncate(bytes);
+    all
+}
+
+/// Rows with a scale each, whose largest number is five standard deviations away.
+fn int8(bytes: usize) -> Vec<u8> {
+    let weights = Random::new(8).gaussians(bytes).into_iter();
+    weights.map(|x| (25.4 * x).round().clamp(-127.0, 127.0) as i8 as u8).collect()
+}
+
+fn half_zeros(bytes: usize) -> Vec<u8> {
+    let mut all = bf16(bytes);
+    let mut random = Random::new(9);
+    all.chunks_mut(2).filter(|_| random.next().is_multiple_of(2)).for_each(|weight| weight.fill(0));
+    all
+}
+
+fn decoded(context: &Context) -> Result<Outcome> {
+    let mut streams = vec![Stream::of(&[])?];
+    for bytes in [1, 2, 31, 33, 300, 5000, TILE - 1, TILE, TILE + 1, 2 * TILE + 77] {
+        for content in contents(bytes) {
+            streams.push(Stream::of(&content)?);
+        }
+    }
+    ensure!(streams.iter().all(|stream| stream.expected.is_some()), "the host refuses a stream");
+    compare(context, &streams)
+}
+
+/// Streams of libdeflate with GDeflate, as DirectStorage uses it: those of `crates/forebay-codec/tests/vectors.rs`. Zeros follow the digits.
+const REFERENCE: [(usize, usize, &str); 3] = [
+    // A fixed code, one match.
+    (100, 152, "04fb0100910100008c0000006300000074"),
+    // Matches of many distances.
+    (
+        600,
+        252,
+        "04fb010061090000f0000000630000008c0000000c0000004c0000000c0000008c0000000c000000cc0000000c000\
+         000101a00002c0000000c000000a87c0000ac0000000c000000f8e501006c0000000c00000094e90700ec0000000c\
+         000000036b3f001c0000000c00000023dbff009c000000b4b21f",
+    ),
+    // A code of its own.
+    (
+        600,
+        412,
+        "04fb01006109000090010000dd50811a14b5cbd004200ef108282a3154cccf690c5a981cb086e03a2b9f4899002a0\
+         b154b68257b284019371a243883f0ca05ff2af08e96e924625a23d0abf7ff47ac0bbfa5d032bb3d3c3068dcb411b9\
+         6040c825c2b0d0ebb2e9afbfc88c84e3fe27ca8108be4c27e6d13809bdddd2228ccb33c6d6dad192f71ce0740af07\
+         5ddefc30e9535ce9553e6c26f6e93fc01b44f450265f00d004e2e5f0091b70000d24a0000162d0e00f8ef1c00da0d\
+         0000eab13100a5d3190214b60f008a68000026bec2f1103e10002bc3160163410000ba5d00008a060000dd8b00004\
+         2f28d00ce300b005f5c000012997576841a0000eab10100f69e00008c0500000ea100000900000000000000a40b00\
+         00000000000000000000000000000000000000000001",
+    ),
+];
+
+fn reference(context: &Context) -> Result<Outcome> {
+    let mut streams = Vec::new();
+    for (decoded_bytes, stream_bytes, digits) in REFERENCE {
+        let digits = digits.as_bytes().chunks(2).map(std::str::from_utf8);
+        let mut bytes = Vec::new();
+        for two in digits {
+            bytes.push(u8::from_str_radix(two?, 16).context("a digit")?);
+        }
+        bytes.resize(stream_bytes, 0);
+        streams.push(Stream::new(bytes, decoded_bytes));
+    }
+    ensure!(streams.iter().all(|stream| stream.expected.is_some()), "the host refuses a stream");
+    compare(context, &streams)
+}
+
+/// Damaged streams. The device must refuse those that the host refuses, and decode others to the same bytes.
+fn damaged(context: &Context) -> Result<Outcome> {
+    let mut random = Random::new(3);
+    let mut streams = Vec::new();
+    for bytes in [300, 3000, TILE + 500] {
+        for content in contents(bytes) {
+            let whole = encode(&content)?;
+            for turn in 0..if bytes < TILE { 24 } else { 3 } {
+                let mut stream = whole.clone();
+                let mut decoded_bytes = bytes;
+                for _ in 0..=turn % 2 {
+                    // Headers and codes decide more than what follows them.
+                    let within = if turn % 3 == 0 { stream.len() } else { stream.len().min(200) };
+                    stream[random.next() as usize % within] = random.next() as u8;
+                }
+                match turn % 8 {
+                    5 => stream.truncate(random.next() as usize % stream.len()),
+                    6 => decoded_bytes += 1,
+                    7 => stream.extend([0; 4]),
+                    _ => {}
+                }
+                streams.push(Stream::new(stream, decoded_bytes));
+            }
+        }
+    }
+    let good = streams.iter().filter(|stream| stream.expected.is_some()).count();
+    ensure!(good > 0 && good < streams.len(), "{good} of {} streams are good", streams.len());
+    compare(context, &streams)
+}
+
+/// Measures 256 MiB in chunks of 128 KiB. Rates are of decoded bytes.
+fn bench(context: &Context, content: fn(usize) -> Vec<u8>) -> Result<Measured> {
+    const CHUNK: usize = 128 << 10;
+    let gpu = &context.gpu;
+    let mut from = Vec::new();
+    let mut places = Vec::new();
+    for content in content(8 << 20).chunks(CHUNK) {
+        let stream = encode(content)?;
+        places.push((from.len() as u64, stream.len() as u32));
+        from.extend(stream);
+    }
+    let to_bytes = 256 << 20;
+    let repeats = to_bytes / CHUNK / places.len();
+    let mut chunks = Vec::new();
+    for repeat in 0..repeats {
+        for &(at, bytes) in &places {
+            let (at, to) = (at + (repeat * from.len()) as u64, (chunks.len() * CHUNK) as u64);
+            chunks.push(GdeflateChunk { at, bytes, to, decoded_bytes: CHUNK as u32 });
+        }
+    }
+    let from = from.repeat(repeats);
+    let mut words = Vec::new();
+    let tiles = GdeflateChunk::describe(&chunks, &mut words);
+    let (memory, list) = (gpu.allocate_with(&from)?, gpu.allocate_with(&words)?);
+    let out = gpu.allocate(to_bytes)?;
+    let damaged = gpu.allocate_with(&vec![0_u32; chunks.len()])?;
+    let on_device = GdeflateChunks {
+        from: memory.ptr(),
+        from_bytes: from.len(),
+        to: out.ptr(),
+        to_bytes,
+        count: chunks.len(),
+        words: list.ptr(),
+        tiles,
+    };
+    let seconds = median_seconds(context, |_| gpu.decode_gdeflate(&on_device, damaged.ptr()))?;
+    let damaged: Vec<u32> = gpu.download(damaged.ptr(), chunks.len())?;
+    ensure!(damaged.iter().all(|word| *word == 0), "a stream is damaged");
+    Ok(Measured { seconds, bytes: to_bytes as f64, flops: 0.0 })
+}
