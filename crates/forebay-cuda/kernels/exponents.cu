@@ -224,52 +224,53 @@ __device__ __forceinline__ void decode(const u8 *bytes, const u32 *starts, const
                     ((uint2 *)to)[lane] = make_uint2(both.x << 7 & 0x80808080u | rest[0] & 0x7f7f7f7fu,
                                                      both.y << 7 & 0x80808080u | rest[1] & 0x7f7f7f7fu);
                     ((u32 *)(to + PIECE))[lane] = even | odd << 4;
-                    continue;
-                }
-                if constexpr (EXPONENT_BITS < 8) {
-                    // Places behind the last weight have codes, too, but they may be anything.
+                } else {
+                    if constexpr (EXPONENT_BITS < 8) {
+                        // Places behind the last weight have codes, too, but they may be anything.
 #pragma unroll
-                    for (int i = 0; i < 8; i++)
-                        if (i < here) found |= (i < 4 ? both.x : both.y) & 255u << 8 * (i % 4);
-                }
-                u32 maps[REST_MAPS > 0 ? REST_MAPS : 1];
+                        for (int i = 0; i < 8; i++)
+                            if (i < here) found |= (i < 4 ? both.x : both.y) & 255u << 8 * (i % 4);
+                    }
+                    u32 maps[REST_MAPS > 0 ? REST_MAPS : 1];
 #pragma unroll
-                for (int map = 0; map < REST_MAPS; map++) maps[map] = ((const u8 *)(rest_maps + map * words))[at / 8];
-                u32 values[4] = {};
+                    for (int map = 0; map < REST_MAPS; map++) maps[map] = ((const u8 *)(rest_maps + map * words))[at / 8];
+                    u32 values[4] = {};
 #pragma unroll
-                for (int four = 0; four < 2; four++) {
-                    const u32 coded = four ? both.y : both.x;
-                    u32 rest = 0;
+                    for (int four = 0; four < 2; four++) {
+                        const u32 coded = four ? both.y : both.x;
+                        u32 rest = 0;
 #pragma unroll
-                    for (int map = 0; map < REST_MAPS; map++) rest |= spread(maps[map] >> 4 * four) << map;
-                    if constexpr (BYTES == 1) {
-                        const u32 sign = rest >> MANTISSA_BITS & 0x01010101u, mantissa = rest & ((1 << MANTISSA_BITS) - 1) * 0x01010101u;
-                        values[four] = sign << 7 | coded << MANTISSA_BITS | mantissa;
-                    } else {
-                        const u32 byte = rest_bytes[at / 4 + four];
+                        for (int map = 0; map < REST_MAPS; map++) rest |= spread(maps[map] >> 4 * four) << map;
+                        if constexpr (BYTES == 1) {
+                            const u32 sign = rest >> MANTISSA_BITS & 0x01010101u;
+                            const u32 mantissa = rest & ((1 << MANTISSA_BITS) - 1) * 0x01010101u;
+                            values[four] = sign << 7 | coded << MANTISSA_BITS | mantissa;
+                        } else {
+                            const u32 byte = rest_bytes[at / 4 + four];
 #pragma unroll
-                        for (int pair = 0; pair < 2; pair++) {
-                            const u32 bytes_of = pair ? 0x4342 : 0x4140;
-                            const u32 e = __byte_perm(coded, 0, bytes_of), r = __byte_perm(byte, 0, bytes_of);
-                            const u32 upper = REST_MAPS > 0 ? __byte_perm(rest, 0, bytes_of) << 8 : 0;
-                            // Sign and mantissa as one number, in 16 bits each.
-                            const u32 signed_mantissa = r | upper;
-                            constexpr u32 MANTISSAS = ((1 << MANTISSA_BITS) - 1) * 0x00010001u;
-                            values[2 * four + pair] = (signed_mantissa & ~MANTISSAS) << (15 - MANTISSA_BITS) | e << MANTISSA_BITS |
-                                                      signed_mantissa & MANTISSAS;
+                            for (int pair = 0; pair < 2; pair++) {
+                                const u32 bytes_of = pair ? 0x4342 : 0x4140;
+                                const u32 e = __byte_perm(coded, 0, bytes_of), r = __byte_perm(byte, 0, bytes_of);
+                                const u32 upper = REST_MAPS > 0 ? __byte_perm(rest, 0, bytes_of) << 8 : 0;
+                                // Sign and mantissa as one number, in 16 bits each.
+                                const u32 signed_mantissa = r | upper;
+                                constexpr u32 MANTISSAS = ((1 << MANTISSA_BITS) - 1) * 0x00010001u;
+                                values[2 * four + pair] = (signed_mantissa & ~MANTISSAS) << (15 - MANTISSA_BITS) | e << MANTISSA_BITS |
+                                                          signed_mantissa & MANTISSAS;
+                            }
                         }
                     }
-                }
-                u8 *const to = chunk_out + at * BYTES;
-                if (here == 8) {
-                    if constexpr (BYTES == 2)
-                        *(uint4 *)to = make_uint4(values[0], values[1], values[2], values[3]);
-                    else
-                        *(uint2 *)to = make_uint2(values[0], values[1]);
-                } else {
+                    u8 *const to = chunk_out + at * BYTES;
+                    if (here == 8) {
+                        if constexpr (BYTES == 2)
+                            *(uint4 *)to = make_uint4(values[0], values[1], values[2], values[3]);
+                        else
+                            *(uint2 *)to = make_uint2(values[0], values[1]);
+                    } else {
 #pragma unroll
-                    for (int i = 0; i < 8 * BYTES; i++)
-                        if (i < here * BYTES) to[i] = (u8)(values[i / 4] >> 8 * (i % 4));
+                        for (int i = 0; i < 8 * BYTES; i++)
+                            if (i < here * BYTES) to[i] = (u8)(values[i / 4] >> 8 * (i % 4));
+                    }
                 }
             }
             __syncwarp();
