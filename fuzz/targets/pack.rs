@@ -1,5 +1,5 @@
-//! Fuzzes whole packs, whose checksums are made right first. Every accepted tensor must lie inside the file, must not
-//! overlap the others, and must be covered by a checksum.
+//! Fuzzes whole packs, whose checksums are made right first. Every accepted tensor must lie inside the decoded file, must not
+//! overlap the others, and must be covered by checksums. Chunks tile the blocks and are decoded.
 
 #![no_main]
 
@@ -15,14 +15,23 @@ fuzz_target!(|data: &[u8]| {
         let mut extents: Vec<_> = catalog.tensors().iter().flat_map(|t| t.extents()).collect();
         extents.sort();
         for extent in extents {
-            assert!(extent.offset >= last && extent.end() <= data.len() as u64);
+            assert!(extent.offset >= last && extent.end() <= index.range().end);
             last = extent.end();
             let (start, end) = index.cover(extent.offset, extent.end()).expect("inside a block");
-            assert!(start <= extent.offset && extent.end() <= end && end <= data.len() as u64);
+            assert!(start <= extent.offset && extent.end() <= end);
+            let stored = index.stored_for(extent.offset, extent.end()).expect("inside a block");
+            assert!(stored.end <= data.len() as u64);
         }
+        let mut end = index.stored_range().start;
         for chunk in index.chunks(index.range().start, index.range().end) {
-            let _ = checksum(&data[chunk.offset as usize..chunk.end() as usize]) == chunk.checksum;
+            assert_eq!(chunk.stored_offset, end);
+            end = chunk.stored_end();
+            let stored = &data[chunk.stored_offset as usize..end as usize];
+            let own = &stored[..stored.len() - chunk.padding as usize];
+            let mut decoded = vec![0; chunk.bytes as usize];
+            let _ = (checksum(stored) == chunk.checksum, chunk.codec.decode(own, &mut decoded));
         }
+        assert_eq!(end, index.stored_range().end);
         let _ = restore_gguf(&catalog);
         let _ = restore_hugging_face(&catalog);
     });
