@@ -226,7 +226,8 @@ pub(crate) fn named(
         _ => None,
     };
     let here = |extent: &Extent, file: &PathBuf, offset: u64| {
-        (extent.offset..extent.end()).contains(&offset)
+        let stored = files.stored(*extent);
+        (stored.offset..stored.end()).contains(&offset)
             && files.path(extent.file).as_ref() == Some(file)
     };
     let place = at.and_then(|(file, offset)| {

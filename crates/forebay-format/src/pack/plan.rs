@@ -34,6 +34,9 @@ pub struct PlannedPiece {
     pub entry: Option<u64>,
 }
 
+/// Alignment of chunks in coded blocks, so that a GPU can decode them where they lie.
+const CODED_ALIGNMENT: u64 = 16;
+
 /// How the bytes of a tensor are stored in a pack.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TensorStorage {
@@ -138,8 +141,8 @@ impl PackPlan {
         self.encodings.get(&chunk.number).copied().unwrap_or(Encoding::Raw)
     }
 
-    /// Returns how a chunk is stored from `stored_offset` on, given its encoded bytes. If it is the last one of its block, zeros follow it
-    /// up to the next page.
+    /// Returns how a chunk is stored from `stored_offset` on, given its encoded bytes. In a coded block, zeros follow it up to the next multiple
+    /// of [`CODED_ALIGNMENT`], or up to the next page if it is the last one of its block.
     pub fn stored(
         &self,
         chunk: &Chunk,
@@ -148,9 +151,13 @@ impl PackPlan {
         stored_offset: u64,
     ) -> StoredChunk {
         let end = stored_offset + encoded.len() as u64;
-        let is_last =
-            self.index.block_at(chunk.offset).is_some_and(|block| block.end() == chunk.end());
-        let padding = if is_last { end.next_multiple_of(PAGE_BYTES) - end } else { 0 };
+        let block = self.index.block_at(chunk.offset);
+        let alignment = match block {
+            Some(block) if block.end() == chunk.end() => PAGE_BYTES,
+            Some(block) if block.is_coded() => CODED_ALIGNMENT,
+            _ => 1,
+        };
+        let padding = end.next_multiple_of(alignment) - end;
         let mut hasher = XxHash3_64::default();
         hasher.write(encoded);
         hasher.write(&[0; PAGE_BYTES as usize][..padding as usize]);
