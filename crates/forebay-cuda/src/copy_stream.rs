@@ -83,6 +83,37 @@ impl Gpu {
 }
 
 impl CopyStream {
+    pub(crate) fn handle(&self) -> sys::CUstream {
+        self.shared.stream.cu_stream()
+    }
+
+    pub(crate) fn bind(&self) -> Result<(), CudaError> {
+        self.shared.bind()
+    }
+
+    /// Starts to copy `bytes` from one place on the GPU to another, after everything started before.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if less memory follows an address, or if it was freed.
+    pub fn copy_within(
+        &self,
+        from: DevicePtr<u8>,
+        to: DevicePtr<u8>,
+        bytes: usize,
+    ) -> Result<(), CudaError> {
+        self.bind()?;
+        from.check(bytes);
+        to.check(bytes);
+        // SAFETY: that much memory follows both addresses, by the checks, and it exists.
+        while_alive(&[from.owner(), to.owner()], || unsafe {
+            result::memcpy_dtod_async(to.address(), from.address(), bytes, self.handle())
+        })
+        .map_err(CudaError::of("copying on the GPU"))
+    }
+
     /// Starts to copy ranges of `memory` to the GPU, after all copies started before. If `memory` is pinned, the call
     /// returns at once.
     ///
@@ -96,6 +127,23 @@ impl CopyStream {
         &self,
         memory: M,
         copies: impl IntoIterator<Item = (Range<usize>, DevicePtr<u8>)>,
+    ) -> Result<InFlight<M>, CudaError> {
+        self.upload_then(memory, copies, || Ok(()))
+    }
+
+    /// Starts to copy like [`CopyStream::upload`], and then calls `then`, which may start more work of this stream. What is
+    /// returned waits for all of it.
+    ///
+    /// # Errors
+    /// Returns the errors of [`CopyStream::upload`], and that of `then`. The memory is then never freed.
+    ///
+    /// # Panics
+    /// Panics like [`CopyStream::upload`].
+    pub fn upload_then<M: AsRef<[u8]> + Send + Sync + 'static>(
+        &self,
+        memory: M,
+        copies: impl IntoIterator<Item = (Range<usize>, DevicePtr<u8>)>,
+        then: impl FnOnce() -> Result<(), CudaError>,
     ) -> Result<InFlight<M>, CudaError> {
         self.shared.bind()?;
         let event = self.shared.event()?;
@@ -114,6 +162,7 @@ impl CopyStream {
             })
             .map_err(CudaError::of("copying to the GPU"))?;
         }
+        then()?;
         self.end_of(memory, event)
     }
 

@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 
 use crate::lifetime::{Owner, while_alive};
 use crate::module::Kernel;
-use crate::{CudaError, DevicePtr, Gpu, SideStream};
+use crate::{CopyStream, CudaError, DevicePtr, Gpu, SideStream};
 
 /// Maximum number of arguments of a kernel.
 const MOST: usize = 40;
@@ -123,6 +123,22 @@ impl Launch {
             return Ok(());
         }
         gpu.bind()?;
+        self.launch(stream, starts_early)?;
+        gpu.note_queued();
+        gpu.note_recorded(&self.owners[..self.owner_count]);
+        Ok(())
+    }
+
+    /// Queues the kernel behind the copies that `copies` has started. Does nothing if the grid is empty.
+    pub(crate) fn run_behind(mut self, copies: &CopyStream) -> Result<(), CudaError> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        copies.bind()?;
+        self.launch(copies.handle(), false)
+    }
+
+    fn launch(&mut self, stream: sys::CUstream, starts_early: bool) -> Result<(), CudaError> {
         let mut pointers = [std::ptr::null_mut::<c_void>(); MOST];
         for (pointer, argument) in pointers.iter_mut().zip(&mut self.arguments) {
             *pointer = std::ptr::from_mut(argument).cast();
@@ -157,10 +173,7 @@ impl Launch {
             )
         })
         .result()
-        .map_err(CudaError::of("launching a kernel"))?;
-        gpu.note_queued();
-        gpu.note_recorded(owners);
-        Ok(())
+        .map_err(CudaError::of("launching a kernel"))
     }
 }
 

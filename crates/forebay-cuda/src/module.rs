@@ -27,6 +27,8 @@ pub(crate) struct Kernel {
 
 // SAFETY: every thread may use the driver's handles.
 unsafe impl Send for Kernel {}
+// SAFETY: as for `Send`.
+unsafe impl Sync for Kernel {}
 
 #[derive(Clone, Copy)]
 struct Module {

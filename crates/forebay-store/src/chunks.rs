@@ -53,6 +53,11 @@ impl Chunks {
         Chunks { index, verify }
     }
 
+    /// Returns the chunks of the file itself, which are not decoded.
+    pub fn of_stored(&self) -> Chunks {
+        Chunks { index: Arc::new(self.index.of_stored()), verify: self.verify }
+    }
+
     /// Returns true if any block is coded.
     pub fn is_coded(&self) -> bool {
         self.index.is_coded()

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use forebay_format::pack::Chunk;
 use forebay_format::{Block, Catalog, Extent, FileIndex};
 use rustix::fs::{AtFlags, StatxFlags, fstatfs, statx};
 
@@ -40,15 +41,15 @@ pub(crate) struct StoredFile {
     content: Content,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 enum Content {
-    Disk { cached: File, direct: Result<DirectFile, String> },
-    Memory(Vec<u8>),
+    Disk { cached: Arc<File>, direct: Result<DirectFile, String> },
+    Memory(Arc<[u8]>),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct DirectFile {
-    file: File,
+    file: Arc<File>,
     alignment: usize,
 }
 
@@ -90,6 +91,25 @@ impl FileSet {
         self.files.iter().any(|file| file.chunks.as_ref().is_some_and(Chunks::is_coded))
     }
 
+    /// Returns the same files with offsets of the stored file, so that nothing is decoded. Checksums are verified as before.
+    pub fn as_stored(&self) -> FileSet {
+        let stored = |file: &StoredFile| StoredFile {
+            path: file.path.clone(),
+            bytes: file.bytes,
+            chunks: file.chunks.as_ref().map(Chunks::of_stored),
+            content: file.content.clone(),
+        };
+        let files = self.files.iter().map(stored).collect();
+        FileSet { files, ..self.clone() }
+    }
+
+    /// Returns the chunks that store an extent, or none if its block is not coded.
+    pub fn coded_chunks(&self, extent: Extent) -> Vec<Chunk> {
+        let coded = self.file(extent.file).and_then(|file| file.coded(extent.offset));
+        let chunks = coded.map(|coded| coded.chunks(extent.offset..extent.end()).collect());
+        chunks.unwrap_or_default()
+    }
+
     /// Returns the extent of the stored file that is read for an extent of the decoded file. Without coded blocks, the two are the same.
     pub fn stored(&self, extent: Extent) -> Extent {
         match self.file(extent.file).and_then(|file| file.chunks.as_ref()) {
@@ -126,7 +146,7 @@ impl FileSet {
             path: PathBuf::from(format!("memory-{index}")),
             bytes: image.len() as u64,
             chunks: None,
-            content: Content::Memory(image),
+            content: Content::Memory(image.into()),
         };
         let files = images.into_iter().enumerate().map(stored).collect();
         FileSet { files, recorder: None, interrupt: None }
@@ -375,7 +395,7 @@ impl StoredFile {
             path: path.to_path_buf(),
             bytes,
             chunks: None,
-            content: Content::Disk { cached, direct },
+            content: Content::Disk { cached: Arc::new(cached), direct },
         })
     }
 
@@ -516,7 +536,7 @@ impl DirectFile {
         if !alignment.is_power_of_two() || alignment > SLOT_ALIGNMENT {
             return Err(format!("its direct reads need an alignment of {alignment} bytes"));
         }
-        Ok(DirectFile { file, alignment })
+        Ok(DirectFile { file: Arc::new(file), alignment })
     }
 }
 

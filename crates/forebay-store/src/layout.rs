@@ -26,8 +26,23 @@ pub(crate) struct Region {
     pub length: u64,
     /// Offset of the span in the slot, a multiple of the alignment unless the bytes are coded.
     pub at: usize,
-    /// File offset after the last byte that a part needs.
+    /// Offset of the first byte that a part needs, with all of its chunk.
+    pub wanted_start: u64,
+    /// Offset after the last byte that a part needs, with all of its chunk.
     pub wanted_end: u64,
+}
+
+impl Region {
+    /// Returns the wanted bytes of the file.
+    pub fn wanted(&self) -> Range<u64> {
+        self.wanted_start..self.wanted_end
+    }
+
+    /// Returns the range of the slot that holds the wanted bytes.
+    pub fn wanted_in_slot(&self) -> Range<usize> {
+        let from = |offset| self.at + (offset - self.offset) as usize;
+        from(self.wanted_start)..from(self.wanted_end)
+    }
 }
 
 /// Bytes that must be read for an extent of a pack: whole chunks.
@@ -209,6 +224,7 @@ fn place(extents: &[Extent], spans: &[Span], alignment: usize) -> BlockLayout {
                 aligned_up(span.end - offset, unit)
             },
             at: first as usize,
+            wanted_start: span.start,
             wanted_end: span.end,
         });
         // Leave room for the longest possible head, so that the size does not depend on where the span begins.

@@ -37,7 +37,7 @@ impl BlockLayout {
                 let range = region.offset..region.wanted_end;
                 extent.file == region.file && extent.length > 0 && range.contains(&extent.offset)
             });
-            let wanted_start = inside.map(|extent| extent.offset).min().unwrap_or(region.offset);
+            let first = inside.map(|extent| extent.offset).min().unwrap_or(region.offset);
             let mut next = 0;
             while next < region.length {
                 let start = next;
@@ -45,14 +45,16 @@ impl BlockLayout {
                 let length = next - start;
                 let offset = region.offset + start;
                 let end = (offset + length).min(region.wanted_end);
-                let piece = Region { offset, length, at: 0, wanted_end: end, ..*region };
+                let wanted_start = region.wanted_start.max(offset);
+                let piece =
+                    Region { offset, length, at: 0, wanted_start, wanted_end: end, ..*region };
                 let layout = BlockLayout {
                     parts: Arc::default(),
                     held: Arc::default(),
                     relayout: None,
                     slot_bytes: length as usize,
                     regions: Arc::new([piece]),
-                    wanted_bytes: end.saturating_sub(offset.max(wanted_start)),
+                    wanted_bytes: end.saturating_sub(offset.max(first)),
                     ..self.clone()
                 };
                 cuts.push((region.at + start as usize, layout));

@@ -153,7 +153,7 @@ impl<D: Device> Scheduler<D> {
                     block,
                 });
             }
-            let wanted = region.offset..region.wanted_end;
+            let wanted = region.wanted();
             let is_coded = file.coded(region.offset).is_some();
             if file.chunks.as_ref().is_some_and(|chunks| {
                 // Bytes without checksums that are stored as they are can be read alone, but not together with coded ones.

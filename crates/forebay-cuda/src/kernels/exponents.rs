@@ -1,9 +1,12 @@
 //! Decoding of weights whose exponents are coded, as `docs/codec.md` describes.
 
+use std::sync::Arc;
+
 use forebay_format::TensorType;
 
 use crate::launch::Launch;
-use crate::{CudaError, DevicePtr, Gpu};
+use crate::module::{Kernel, Modules};
+use crate::{CopyStream, CudaError, DevicePtr, Gpu};
 
 /// Most weights of a chunk.
 const CHUNK_WEIGHTS: u64 = 4096;
@@ -73,5 +76,103 @@ impl Gpu {
             .u64(weights)
             .ptr(flag, 1)
             .run(self)
+    }
+}
+
+/// A container of codec `exponents` in device memory, and where its weights go. Whoever describes one has read its header, and checked
+/// where its chunks lie: kernels do not.
+#[derive(Clone, Copy)]
+pub struct CodedContainer {
+    pub ty: TensorType,
+    /// The container, aligned to 4 bytes, and the number of its bytes.
+    pub from: DevicePtr<u8>,
+    pub bytes: usize,
+    /// Memory for the weights, aligned to 16 bytes.
+    pub to: DevicePtr<u8>,
+    /// Number of weights, in whole blocks.
+    pub weights: u64,
+}
+
+impl CodedContainer {
+    /// Number of bytes that describe a container to kernels.
+    pub const DESCRIPTION_BYTES: usize = 24;
+
+    /// Writes the description of this container to `out`.
+    ///
+    /// # Panics
+    /// Panics if `out` has another length.
+    pub fn describe(&self, out: &mut [u8]) {
+        assert_eq!(out.len(), Self::DESCRIPTION_BYTES);
+        let words = [self.from.address(), self.to.address(), self.weights];
+        for (bytes, word) in out.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+}
+
+/// Types of the weights in containers, with the kernels that decode them.
+const CONTAINERS: [(TensorType, &str); 6] = [
+    (TensorType::BF16, "decode_exponents_bf16_containers"),
+    (TensorType::F16, "decode_exponents_f16_containers"),
+    (TensorType::F8_E4M3, "decode_exponents_f8_e4m3_containers"),
+    (TensorType::F8_E5M2, "decode_exponents_f8_e5m2_containers"),
+    (TensorType::BF16_C2048, "decode_exponents_bf16_c2048_containers"),
+    (TensorType::BF16_C256, "decode_exponents_bf16_c256_containers"),
+];
+
+/// Decodes containers behind the copies that bring them. Several threads may use it at the same time.
+pub struct ContainerDecoder {
+    kernels: Vec<(TensorType, Kernel)>,
+    _modules: Arc<Modules>,
+}
+
+impl Gpu {
+    /// Loads the kernels that decode containers.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub fn container_decoder(&self) -> Result<ContainerDecoder, CudaError> {
+        let load = |(ty, name)| Ok((ty, self.kernel("exponents", name)?));
+        let kernels = CONTAINERS.into_iter().map(load).collect::<Result<_, CudaError>>()?;
+        Ok(ContainerDecoder { kernels, _modules: Arc::clone(&self.modules) })
+    }
+}
+
+impl ContainerDecoder {
+    /// Decodes containers of type `ty` when the copies that `copies` has started are done. `descriptions` are those of `containers`, in order. Sets
+    /// the word at `flag` to 1 if one is damaged; its weights are then anything.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a container has another type, or a buffer that is too small or not aligned.
+    pub fn decode(
+        &self,
+        copies: &CopyStream,
+        ty: TensorType,
+        containers: &[CodedContainer],
+        descriptions: DevicePtr<u64>,
+        flag: DevicePtr<u32>,
+    ) -> Result<(), CudaError> {
+        let kernel = self.kernels.iter().find(|(of, _)| *of == ty).map(|(_, kernel)| *kernel);
+        let kernel = kernel.unwrap_or_else(|| panic!("{ty} has no coded exponents"));
+        for container in containers {
+            let CodedContainer { from, bytes, to, weights, .. } = *container;
+            from.check(bytes);
+            to.check(ty.row_bytes(weights).expect("whole blocks") as usize);
+            assert!(container.ty == ty && from.address().is_multiple_of(4));
+            assert!(to.address().is_multiple_of(16), "weights are aligned to 16 bytes");
+        }
+        let most = containers.iter().map(|container| container.weights).max().unwrap_or(0);
+        let blocks = most.div_ceil(CHUNK_WEIGHTS * WARPS as u64) as u32;
+        let words = containers.len() * CodedContainer::DESCRIPTION_BYTES / 8;
+        let grid = (blocks, containers.len() as u32, 1);
+        let launch = Launch::new(kernel, grid, (32 * WARPS as u32, 1, 1));
+        let mut launch = launch.ptr(descriptions, words).ptr(flag, 1);
+        for container in containers {
+            launch = launch.owned(container.from.owner()).owned(container.to.owner());
+        }
+        launch.run_behind(copies)
     }
 }

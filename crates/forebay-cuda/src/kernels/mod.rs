@@ -35,7 +35,7 @@ pub use compact::compact_workspace_bytes;
 pub use convert::{Matrices, SplitMxfp4};
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
-pub use exponents::CodedExponents;
+pub use exponents::{CodedContainer, CodedExponents, ContainerDecoder};
 pub use fetch::{
     ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertQuestion, ExpertReturn,
     FETCHED_PAIRS_MAX, FetchedLayer, GivingUp,

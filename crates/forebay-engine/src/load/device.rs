@@ -18,7 +18,7 @@ use super::hold::HeldTensor;
 use super::hold_device::{HoldPlan, decode_all, workspace_bytes};
 use super::limit::LoadLimit;
 use super::read_back::{as_decoded, as_read, name_of, poison, read_back};
-use super::request::{CuFileRequests, CuFileUse, DeviceReport, DeviceRequest};
+use super::request::{CuFileRequests, CuFileUse, DecodedBy, DeviceReport, DeviceRequest};
 use super::ring::{GpuRing, RingRequest, named};
 use super::{Destination, LoadRequest, Loaded, Sources, contents, repeat};
 use crate::doctor::ReadChoice;
@@ -98,6 +98,9 @@ impl<'a> Device<'a> {
         let chosen = choose(request.cufile, choice.cufile.as_ref(), &gpu, files, load.cold)?;
         let needed_bytes = pool_bytes + workspace_bytes(&tensors);
         let used_before_bytes = fits(&gpu, request.vram_bytes, needed_bytes as u64)?;
+        // Decoding takes as much memory as the ring, whose slots may be a little larger than asked for.
+        let with_stages = (needed_bytes + 2 * request.ring_bytes) as u64;
+        let gpu_decodes = fits(&gpu, request.vram_bytes, with_stages).is_ok();
         let opened = match chosen {
             Err(why_not) => Err(why_not),
             Ok(requests) => match timed(|| CuFileReader::open(&gpu, files, pool_bytes)) {
@@ -120,8 +123,12 @@ impl<'a> Device<'a> {
                 })?;
                 place(&mut parts, &mut tensors, pool.ptr().address());
                 let DeviceRequest { piece_bytes, ring_bytes, .. } = request;
-                let through =
-                    RingRequest { piece_bytes, ring_bytes, ..RingRequest::new(files, io, choice) };
+                let through = RingRequest {
+                    piece_bytes,
+                    ring_bytes,
+                    gpu_decodes,
+                    ..RingRequest::new(files, io, choice)
+                };
                 let ring = GpuRing::open(&gpu, through, &parts, &[pool.ptr()])?;
                 let seconds = [ring.pin_time().as_secs_f64(), map_seconds];
                 (DeviceReader::Ring(Box::new(ring), pool), why_not, seconds)
@@ -182,6 +189,11 @@ impl<'a> Device<'a> {
             }
         };
         let [open_seconds, pin_seconds, map_seconds] = self.seconds;
+        let gpu_decodes = match &self.reader {
+            DeviceReader::Ring(ring, _) => ring.gpu_decodes(),
+            DeviceReader::CuFile(..) => false,
+        };
+        let by = if gpu_decodes { DecodedBy::Gpu } else { DecodedBy::Cpu };
         Ok(DeviceReport {
             name: self.gpu.name().to_owned(),
             ordinal: self.request.ordinal,
@@ -202,6 +214,7 @@ impl<'a> Device<'a> {
                 COPY_SPAN,
                 COPY_TIME,
             )?,
+            decoded_by: self.files.is_coded().then_some(by),
             read_back,
         })
     }

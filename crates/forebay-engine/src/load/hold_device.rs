@@ -52,6 +52,9 @@ pub(crate) fn hold(
     let (gpu, open_seconds) = timed(|| Ok(Gpu::open(request.ordinal)?))?;
     let workspace_bytes = workspace_bytes(&tensors);
     fits(&gpu, request.vram_bytes, (pool_bytes + workspace_bytes) as u64)?;
+    // Decoding takes as much memory as the ring, whose slots may be a little larger than asked for.
+    let with_stages = (pool_bytes + workspace_bytes + 2 * request.ring_bytes) as u64;
+    let gpu_decodes = fits(&gpu, request.vram_bytes, with_stages).is_ok();
     let (pool, map_seconds) = timed(|| {
         let mut pool = gpu.weights_pool(pool_bytes, CHUNK_BYTES)?;
         pool.grow(&gpu, pool_bytes)?;
@@ -61,7 +64,8 @@ pub(crate) fn hold(
     tensors.iter_mut().for_each(|tensor| tensor.address += first);
     parts.iter_mut().for_each(|part| part.to += first);
     let DeviceRequest { piece_bytes, ring_bytes, .. } = request;
-    let through = RingRequest { piece_bytes, ring_bytes, ..RingRequest::new(files, io, choice) };
+    let through =
+        RingRequest { piece_bytes, ring_bytes, gpu_decodes, ..RingRequest::new(files, io, choice) };
     let mut ring = GpuRing::open(&gpu, through, &parts, &[pool.ptr()])?;
     let pinned_bytes = ring.pinned_bytes();
     if pinned_bytes > ring_bytes as u64 {

@@ -6,6 +6,8 @@ mod cufile;
 #[cfg(feature = "cuda")]
 pub(crate) mod device;
 mod expansion;
+#[cfg(feature = "cuda")]
+mod gpu_decoding;
 mod hold;
 #[cfg(feature = "cuda")]
 pub(crate) mod hold_device;
@@ -40,7 +42,7 @@ use limit::Beside;
 pub use limit::{DiskReading, LoadLimit};
 #[cfg(feature = "cuda")]
 pub(crate) use read_back::{as_read, name_of, poison, read_back};
-pub use request::{CuFileRequests, CuFileUse, DeviceReport, DeviceRequest, ReadBack};
+pub use request::{CuFileRequests, CuFileUse, DecodedBy, DeviceReport, DeviceRequest, ReadBack};
 #[cfg(feature = "cuda")]
 pub(crate) use ring::{GpuRing, RingRequest, named};
 

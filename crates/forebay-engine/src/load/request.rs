@@ -63,8 +63,19 @@ pub struct DeviceReport {
     pub map_seconds: f64,
     /// Rate of pinned copies as large as those of the load, with nothing else running.
     pub copy_bytes_per_second: f64,
+    /// Processor that decoded the blocks of a pack, if they are coded.
+    pub decoded_by: Option<DecodedBy>,
     /// Result of reading back. `None` if no check was requested.
     pub read_back: Option<ReadBack>,
+}
+
+/// Processor that decodes coded blocks during a load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DecodedBy {
+    Cpu,
+    /// The blocks' bytes in the file are copied to the GPU, which decodes them to their place.
+    Gpu,
 }
 
 /// Choice of cuFile for loading weights to a GPU.

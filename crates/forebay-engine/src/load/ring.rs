@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 use forebay_cuda::{CopyStream, DevicePtr, Gpu, InFlight, Pinned};
 use forebay_store::{
     Arena, EngineInfo, EngineOptions, Extent, FaultPlan, FileSet, IoKind, LoadOptions,
-    LoadStatistics, Loader, ReadEngine, ReadError, SlotBuffer, StoreError, Upload, UploadCopy,
-    UploadError, UploadPart, UploadPlan, Uploading, open_engine, open_faulty_engine,
+    LoadStatistics, Loader, ReadEngine, ReadError, SLOT_ALIGNMENT, SlotBuffer, StoreError, Upload,
+    UploadCopy, UploadError, UploadPart, UploadPlan, Uploading, open_engine, open_faulty_engine,
 };
 
+use super::gpu_decoding::{CodedParts, GpuDecoding};
 use super::read_back::place_in;
 use super::request::{PIECE_BYTES, RING_BYTES};
 use crate::EngineError;
@@ -35,6 +36,8 @@ pub(crate) struct RingRequest<'a> {
     pub piece_bytes: usize,
     /// Bytes of pinned memory. The ring has room for at least four pieces.
     pub ring_bytes: usize,
+    /// True if the GPU may decode coded blocks, for which it needs as much memory as the ring has.
+    pub gpu_decodes: bool,
 }
 
 impl<'a> RingRequest<'a> {
@@ -50,6 +53,7 @@ impl<'a> RingRequest<'a> {
             copies: io != IoKind::Mmap,
             piece_bytes: PIECE_BYTES,
             ring_bytes: RING_BYTES,
+            gpu_decodes: false,
         }
     }
 }
@@ -63,6 +67,8 @@ pub(crate) struct GpuRing<'a> {
     pinned: Pinned,
     arena: Arena,
     plan: UploadPlan,
+    /// Decoding of coded blocks, and the files as they are stored, if the GPU does it.
+    decoding: Option<(GpuDecoding, FileSet)>,
     /// Memory that contains all parts.
     memory: Vec<DevicePtr<u8>>,
     request: RingRequest<'a>,
@@ -82,8 +88,21 @@ impl<'a> GpuRing<'a> {
         memory: &[DevicePtr<u8>],
     ) -> Result<GpuRing<'a>, EngineError> {
         let started = Instant::now();
-        let plan = UploadPlan::new(parts, request.files, request.piece_bytes as u64);
-        let slot_bytes = plan.slot_bytes().max(1);
+        // Pieces consist of whole chunks only if checksums are verified.
+        let may_decode = request.gpu_decodes && request.files.is_checked();
+        let coded = may_decode.then(|| CodedParts::new(request.files, parts)).flatten();
+        let stored = coded.as_ref().map(|_| request.files.as_stored());
+        let (parts, files) = match (&coded, &stored) {
+            (Some(coded), Some(stored)) => (&coded.parts[..], stored),
+            _ => (parts, request.files),
+        };
+        let plan = UploadPlan::new(parts, files, request.piece_bytes as u64);
+        let piece_bytes = plan.slot_bytes().max(1);
+        let more = coded.as_ref().map_or(0, |coded| coded.description_bytes(piece_bytes));
+        let slot_bytes = match more {
+            0 => piece_bytes,
+            more => (piece_bytes + more).next_multiple_of(SLOT_ALIGNMENT),
+        };
         // Half of the ring is for reads and half for copies, so a small model needs at most two slots for each piece.
         let most = (request.ring_bytes / slot_bytes).min(2 * plan.pieces()).max(4);
         let arena = Arena::reserve(most * slot_bytes)?;
@@ -91,15 +110,36 @@ impl<'a> GpuRing<'a> {
         let slots = (0..most).map(carve).collect::<Result<_, _>>()?;
         let pinned = gpu.pin(arena.addresses(), arena.clone())?;
         let copies = gpu.copy_stream()?;
-        let engine = open_reader(&request, &arena)?;
+        let engine = open_reader(&request, files, &arena)?;
+        let decoding = match (coded, stored) {
+            (Some(coded), Some(stored)) => {
+                let addresses = arena.addresses();
+                let slots = addresses.start..addresses.start + most * slot_bytes;
+                let of = GpuDecoding::new(gpu, coded, slots, slot_bytes, piece_bytes)?;
+                Some((of, stored))
+            }
+            _ => None,
+        };
         let pin_time = started.elapsed();
         let memory = memory.to_vec();
-        Ok(GpuRing { engine, slots, copies, pinned, arena, plan, memory, request, pin_time })
+        Ok(GpuRing {
+            engine,
+            slots,
+            copies,
+            pinned,
+            arena,
+            plan,
+            decoding,
+            memory,
+            request,
+            pin_time,
+        })
     }
 
     /// Opens the engine anew, because pages that a mapping brought into the page cache stay there until it is dropped.
     pub fn reopen_engine(&mut self) -> Result<(), EngineError> {
-        self.engine = open_reader(&self.request, &self.arena)?;
+        let files = self.decoding.as_ref().map_or(self.request.files, |(_, stored)| stored);
+        self.engine = open_reader(&self.request, files, &self.arena)?;
         Ok(())
     }
 
@@ -126,6 +166,8 @@ impl<'a> GpuRing<'a> {
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<LoadStatistics, StoreError> {
         let RingRequest { engine, files, copies, piece_bytes, .. } = &self.request;
+        let decoding = self.decoding.as_ref();
+        let files = decoding.map_or(*files, |(_, stored)| stored);
         let mut options = LoadOptions {
             piece_bytes: *piece_bytes as u64,
             engine_bytes: (engine.queue_depth * engine.request_bytes + AHEAD_BYTES) as u64,
@@ -136,11 +178,21 @@ impl<'a> GpuRing<'a> {
         }
         let (engine, ring) = (self.engine.as_mut(), &mut self.slots);
         let loader = Loader { engine, files, options, ring };
-        loader.upload_while(
-            &self.plan,
-            &Target { copies: &self.copies, memory: &self.memory },
-            progress,
-        )
+        let decoding = decoding.map(|(decoding, _)| decoding);
+        let target = Target { copies: &self.copies, memory: &self.memory, decoding };
+        let Some(decoding) = decoding else {
+            return loader.upload_while(&self.plan, &target, progress);
+        };
+        let failed = |source| StoreError::Upload { source };
+        decoding.begin(&self.copies).map_err(failed)?;
+        let statistics = loader.upload_while(&self.plan, &target, progress)?;
+        decoding.end(&self.copies).map_err(failed)?;
+        Ok(decoded(statistics, decoding.decoded_bytes()))
+    }
+
+    /// Returns true if the GPU decodes coded blocks.
+    pub fn gpu_decodes(&self) -> bool {
+        self.decoding.is_some()
     }
 
     pub fn engine(&self) -> EngineInfo {
@@ -149,7 +201,7 @@ impl<'a> GpuRing<'a> {
 
     /// Returns the bytes of all parts.
     pub fn bytes(&self) -> u64 {
-        self.plan.bytes()
+        self.decoding.as_ref().map_or(self.plan.bytes(), |(of, _)| of.decoded_bytes())
     }
 
     pub fn pinned_bytes(&self) -> u64 {
@@ -166,19 +218,36 @@ impl<'a> GpuRing<'a> {
 /// before that.
 fn open_reader(
     request: &RingRequest<'_>,
+    files: &FileSet,
     arena: &Arena,
 ) -> Result<Box<dyn ReadEngine>, EngineError> {
-    let RingRequest { files, io, engine, faults, .. } = request;
+    let RingRequest { io, engine, faults, .. } = request;
     Ok(match faults.clone() {
         None => open_engine(*io, files, arena, engine)?,
         Some(faults) => open_faulty_engine(*io, files, arena, engine, faults)?,
     })
 }
 
+/// Returns the statistics of a load of `bytes` bytes after decoding, given those of the bytes in the files.
+fn decoded(of: LoadStatistics, bytes: u64) -> LoadStatistics {
+    let share = |part: u64| (part as f64 / of.bytes.max(1) as f64 * bytes as f64) as u64;
+    let cached_bytes = share(of.cached_bytes);
+    LoadStatistics {
+        bytes,
+        cached_bytes,
+        engine_bytes: bytes - cached_bytes,
+        engine_cached_bytes: share(of.engine_cached_bytes),
+        engine_stored_bytes: of.engine_bytes,
+        cached_stored_bytes: of.cached_bytes,
+        ..of
+    }
+}
+
 /// Device memory as the loader addresses it.
 struct Target<'a> {
     copies: &'a CopyStream,
     memory: &'a [DevicePtr<u8>],
+    decoding: Option<&'a GpuDecoding>,
 }
 
 struct Copies(InFlight<SlotBuffer>);
@@ -189,6 +258,10 @@ impl Upload for Target<'_> {
         slot: SlotBuffer,
         copies: &[UploadCopy],
     ) -> Result<Box<dyn Uploading>, UploadError> {
+        if let Some(decoding) = self.decoding {
+            let uploading = decoding.upload(self.copies, self.memory, slot, copies)?;
+            return Ok(Box::new(Copies(uploading)));
+        }
         let place = |copy: &UploadCopy| {
             let place = place_in(self.memory, copy.to, copy.range.len());
             place.map(|place| (copy.range.clone(), place))

@@ -71,6 +71,8 @@ pub struct ChunkIndex {
     checksums: Vec<u64>,
     /// Chunks of the coded blocks, in order.
     coded: Vec<CodedChunk>,
+    /// True if this index is about the file itself, so that nothing is decoded.
+    is_of_stored: bool,
 }
 
 impl ChunkIndex {
@@ -81,7 +83,28 @@ impl ChunkIndex {
         checksums: Vec<u64>,
         coded: Vec<CodedChunk>,
     ) -> ChunkIndex {
-        ChunkIndex { blocks, checksums, coded }
+        ChunkIndex { blocks, checksums, coded, is_of_stored: false }
+    }
+
+    /// Returns an index whose offsets are those of the file: its chunks are not decoded.
+    pub fn of_stored(&self) -> ChunkIndex {
+        let block = |block: &Block| Block {
+            offset: block.stored_offset,
+            bytes: block.stored_bytes,
+            ..*block
+        };
+        let chunk = |chunk: &CodedChunk| CodedChunk {
+            codec: Codec::Raw,
+            offset: chunk.stored_offset,
+            padding: 0,
+            ..*chunk
+        };
+        ChunkIndex {
+            blocks: self.blocks.iter().map(block).collect(),
+            checksums: self.checksums.clone(),
+            coded: self.coded.iter().map(chunk).collect(),
+            is_of_stored: true,
+        }
     }
 
     /// Returns the blocks in file order.
@@ -100,7 +123,7 @@ impl ChunkIndex {
 
     /// Returns true if any block is coded.
     pub fn is_coded(&self) -> bool {
-        !self.coded.is_empty()
+        !self.coded.is_empty() && !self.is_of_stored
     }
 
     /// Returns the most bytes that a chunk of a coded block has after decoding, or 0 if there is none.
@@ -240,7 +263,8 @@ impl ChunkIndex {
     pub fn stored_for(&self, start: u64, end: u64) -> Option<Range<u64>> {
         let last = end.checked_sub(1).filter(|last| *last >= start)?;
         let (first, last) = (self.chunk_at(start)?, self.chunk_at(last)?);
-        let is_coded = |chunk: &Chunk| self.block_at(chunk.offset).is_some_and(Block::is_coded);
+        let of_coded = |chunk: &Chunk| self.block_at(chunk.offset).is_some_and(Block::is_coded);
+        let is_coded = |chunk: &Chunk| self.is_coded() && of_coded(chunk);
         let from = match is_coded(&first) {
             true => first.stored_offset,
             false => first.stored_offset + (start - first.offset),
@@ -360,5 +384,17 @@ mod tests {
         assert_eq!(index.stored_for(13000, 13100), Some(8904..9004));
         assert_eq!(index.stored_for(13000, 20481), Some(8904..24576));
         assert_eq!(index.stored_for(0, 5000), None);
+    }
+
+    #[test]
+    fn the_index_of_the_file_itself_decodes_nothing() {
+        let (index, stored) = (coded(), coded().of_stored());
+        assert!(index.is_coded() && !stored.is_coded());
+        assert_eq!(stored.range(), index.stored_range());
+        for (of, chunk) in stored.chunks(4096, u64::MAX).zip(index.chunks(4096, u64::MAX)) {
+            assert_eq!((of.offset, of.bytes), (chunk.stored_offset, chunk.stored_bytes));
+            assert_eq!((of.codec, of.checksum), (Codec::Raw, chunk.checksum));
+        }
+        assert_eq!(stored.stored_for(5000, 5001), Some(5000..5001));
     }
 }

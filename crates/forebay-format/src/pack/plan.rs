@@ -34,6 +34,16 @@ pub struct PlannedPiece {
     pub entry: Option<u64>,
 }
 
+/// A tensor, or an entry of it, in a block that may be coded.
+struct CodedPiece {
+    /// Offset in the block.
+    at: u64,
+    bytes: u64,
+    encoding: Encoding,
+    /// Chunks end after multiples of so many bytes.
+    unit: u64,
+}
+
 /// Alignment of chunks in coded blocks, so that a GPU can decode them where they lie.
 const CODED_ALIGNMENT: u64 = 16;
 
@@ -199,8 +209,7 @@ impl Builder<'_> {
     fn add(&mut self, planned: &PlannedBlock) -> Result<(), FormatError> {
         let start = self.end;
         let mut at = 0_u64;
-        // Offset of each piece in the block, with its encoding and the bytes that chunks end after a multiple of.
-        let mut pieces: Vec<(u64, Encoding, u64)> = Vec::with_capacity(planned.pieces.len());
+        let mut pieces: Vec<CodedPiece> = Vec::with_capacity(planned.pieces.len());
         for piece in &planned.pieces {
             let Some(tensor) = self.source.tensors().get(piece.tensor) else { continue };
             let extent = match piece.entry {
@@ -223,7 +232,8 @@ impl Builder<'_> {
             self.row(piece, (tensor, ty), at)?;
             let conversion = compact.map(Conversion::Compact);
             let span = PackSpan { to: start + at, from: extent, tensor: piece.tensor, conversion };
-            pieces.push((at, encoding, coding_unit(ty)));
+            let unit = coding_unit(ty);
+            pieces.push(CodedPiece { at, bytes: span.bytes(), encoding, unit });
             at += span.bytes();
             self.plan.spans.push(span);
         }
@@ -232,7 +242,7 @@ impl Builder<'_> {
             self.plan.blocks.last().map_or(0, |block| block.first_chunk + block.chunks);
         let first_coded = self.coded.len() as u64;
         let is_coded = planned.kind.may_be_coded()
-            && pieces.iter().any(|(_, encoding, _)| encoding.codec() != Codec::Raw);
+            && pieces.iter().any(|piece| piece.encoding.codec() != Codec::Raw);
         let (chunk_bytes, chunks) = match is_coded {
             true => (0, self.code(start, bytes, first_chunk, &pieces)),
             false => {
@@ -257,30 +267,29 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Cuts a block of `bytes` bytes from `start` on into chunks, and returns their number. Every piece begins with a chunk of its own.
-    fn code(
-        &mut self,
-        start: u64,
-        bytes: u64,
-        first_chunk: u64,
-        pieces: &[(u64, Encoding, u64)],
-    ) -> u64 {
+    /// Cuts a block of `bytes` bytes from `start` on into chunks, and returns their number. Every piece begins with a chunk of its own, and so does
+    /// the padding behind it.
+    fn code(&mut self, start: u64, bytes: u64, first_chunk: u64, pieces: &[CodedPiece]) -> u64 {
         let before = self.coded.len() as u64;
-        for (index, &(at, encoding, unit)) in pieces.iter().enumerate() {
-            // The padding behind a piece belongs to its last chunk.
-            let end = pieces.get(index + 1).map_or(bytes, |next| next.0);
-            let number = (end - at).div_ceil(CODED_CHUNK_BYTES_MAX).max(1);
-            let size = (end - at).div_ceil(number).next_multiple_of(unit);
-            let mut next = at;
+        let mut add = |at: u64, encoding: Encoding| {
+            let number = self.coded.len() as u64 - before + first_chunk;
+            self.plan.encodings.insert(number, encoding);
+            let (codec, offset) = (encoding.codec(), start + at);
+            self.coded.push(CodedChunk { codec, offset, stored_offset: 0, padding: 0 });
+        };
+        for (index, piece) in pieces.iter().enumerate() {
+            let end = piece.at + piece.bytes;
+            let number = piece.bytes.div_ceil(CODED_CHUNK_BYTES_MAX).max(1);
+            let size = piece.bytes.div_ceil(number).next_multiple_of(piece.unit);
+            let mut next = piece.at;
             while next < end {
-                let codec = encoding.codec();
-                let chunk = self.coded.len() as u64 - before + first_chunk;
-                self.plan.encodings.insert(chunk, encoding);
-                let offset = start + next;
-                self.coded.push(CodedChunk { codec, offset, stored_offset: 0, padding: 0 });
-                // What is less than a unit would hardly be coded.
+                add(next, piece.encoding);
                 next += size;
-                next = if end.saturating_sub(next) < unit { end } else { next };
+                // What is less than a unit would hardly be coded.
+                next = if end.saturating_sub(next) < piece.unit { end } else { next };
+            }
+            if end < pieces.get(index + 1).map_or(bytes, |next| next.at) {
+                add(end, Encoding::Raw);
             }
         }
         self.coded.len() as u64 - before

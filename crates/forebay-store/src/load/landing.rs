@@ -1,6 +1,5 @@
 //! The last step of loading a piece: puts its bytes in their slot and, for a pack, verifies their checksums.
 
-use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -54,7 +53,7 @@ impl<'a> Landing<'a> {
             return Ok(());
         }
         for region in regions {
-            let range = span(region);
+            let range = region.wanted_in_slot();
             match self.checks(region) {
                 None => copy(&mut to[range.clone()], &from[range]),
                 Some(checks) => {
@@ -77,12 +76,13 @@ impl<'a> Landing<'a> {
         out: &mut [u8],
         read: &ReadPart<'_>,
     ) -> Result<(), ReadError> {
-        let range = region.offset..region.wanted_end;
+        let range = region.wanted();
         let Some(checks) = self.checks(region).filter(|checks| checks.is_whole(range.clone()))
         else {
             read(region.offset, out)?;
+            let wanted = (region.wanted_start - region.offset) as usize..;
             return match self.checks(region) {
-                Some(_) => self.read_again(label, region, out),
+                Some(_) => self.read_again(label, region, &mut out[wanted]),
                 None => Ok(()),
             };
         };
@@ -96,7 +96,8 @@ impl<'a> Landing<'a> {
             done = end;
         }
         read(region.offset + done as u64, &mut out[done..])?;
-        if good { Ok(()) } else { self.read_again(label, region, out) }
+        let wanted = (region.wanted_start - region.offset) as usize..;
+        if good { Ok(()) } else { self.read_again(label, region, &mut out[wanted]) }
     }
 
     /// Verifies a piece that was read in place.
@@ -106,8 +107,8 @@ impl<'a> Landing<'a> {
         };
         for region in regions {
             let Some(checks) = self.checks(region) else { continue };
-            let bytes = &mut buffer.as_mut_slice()[span(region)];
-            if checks.first_bad(region.offset, bytes).is_none() {
+            let bytes = &mut buffer.as_mut_slice()[region.wanted_in_slot()];
+            if checks.first_bad(region.wanted_start, bytes).is_none() {
                 continue;
             }
             if let Err(error) = self.read_again(label, region, bytes) {
@@ -130,8 +131,8 @@ impl<'a> Landing<'a> {
         out: &mut [u8],
     ) -> Result<(), ReadError> {
         let Some(files) = self.files else { return Ok(()) };
-        tracing::warn!(block = %label, offset = region.offset, "a checksum does not match; reading again");
-        let (file, offset, length) = (region.file, region.offset, out.len() as u64);
+        let (file, offset, length) = (region.file, region.wanted_start, out.len() as u64);
+        tracing::warn!(block = %label, offset, "a checksum does not match; reading again");
         let read = files.read_exact(Extent { file, offset, length }, out);
         read.map_err(|error| read_error(error, label, region, 2))
     }
@@ -163,20 +164,15 @@ pub(super) fn read_error(
     }
 }
 
-/// Returns the range of the slot that holds the wanted bytes of a region.
-fn span(region: &Region) -> Range<usize> {
-    region.at..region.at + (region.wanted_end - region.offset) as usize
-}
-
 /// Copies one region chunk by chunk. Returns false if a chunk does not match its checksum, or if the region does not
 /// consist of whole chunks.
 fn copy_checked(checks: &Chunks, region: &Region, to: &mut [u8], from: &[u8]) -> bool {
-    if !checks.is_whole(region.offset..region.wanted_end) {
+    if !checks.is_whole(region.wanted()) {
         return false;
     }
     let (mut good, mut done) = (true, 0);
-    for chunk in checks.chunks(region.offset..region.wanted_end) {
-        let start = (chunk.offset - region.offset) as usize;
+    for chunk in checks.chunks(region.wanted()) {
+        let start = (chunk.offset - region.wanted_start) as usize;
         let end = start + chunk.bytes as usize;
         copy(&mut to[done..start], &from[done..start]);
         good &= copy_with_checksum(&mut to[start..end], &from[start..end]) == chunk.checksum;

@@ -219,7 +219,8 @@ fn piece(run: &[Stretch], range: Range<u64>, chunks: Option<&Chunks>) -> Planned
     // If the length overflows, use one beyond the end of every file, which the engine refuses.
     let room = (covered.end - offset).checked_next_multiple_of(page).unwrap_or(u64::MAX);
     let length = if is_coded { covered.end - offset } else { room };
-    let region = Region { file: run[0].file, offset, length, at: 0, wanted_end: covered.end };
+    let Range { start: wanted_start, end: wanted_end } = covered;
+    let region = Region { file: run[0].file, offset, length, at: 0, wanted_start, wanted_end };
     let layout = BlockLayout {
         parts: Arc::default(),
         held: Arc::default(),

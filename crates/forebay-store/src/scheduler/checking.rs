@@ -76,7 +76,7 @@ impl<D: Device> Scheduler<D> {
         let checked =
             |region: &Region| self.files.file(region.file).and_then(|it| it.checks(region.offset));
         let all = regions.clone().filter(|region| checked(region).is_some());
-        let all = all.map(|region| region.wanted_end - region.offset).sum::<u64>();
+        let all = all.map(|region| region.wanted_end - region.wanted_start).sum::<u64>();
         let ended = job.outcome.is_some() || job.abandoned || job.bad.is_some();
         if job.checked_bytes == all || ended {
             return false;
@@ -92,9 +92,9 @@ impl<D: Device> Scheduler<D> {
                 let span = Span {
                     file: region.file,
                     chunks: chunks.clone(),
-                    offset: region.offset,
-                    memory: job.read.buffer.pointer().add(region.at),
-                    bytes: (region.wanted_end - region.offset) as usize,
+                    offset: region.wanted_start,
+                    memory: job.read.buffer.pointer().add(region.wanted_in_slot().start),
+                    bytes: region.wanted_in_slot().len(),
                 };
                 self.checker.begin(key, Work::Compare(span));
             }

@@ -3,7 +3,8 @@
 
 use forebay_engine::EngineError;
 use forebay_engine::load::{
-    self, CuFileUse, DeviceReport, DeviceRequest, LoadLimit, LoadReport, LoadRequest, LoadRun,
+    self, CuFileUse, DecodedBy, DeviceReport, DeviceRequest, LoadLimit, LoadReport, LoadRequest,
+    LoadRun,
 };
 use forebay_store::IoKind;
 
@@ -246,6 +247,13 @@ fn about_device(
     ];
     if !device.pool_is_elastic && !by_cufile(report) {
         lines.push(("mapped", "not at all: the driver gives whole allocations only".to_owned()));
+    }
+    if let Some(by) = device.decoded_by {
+        let by = match by {
+            DecodedBy::Gpu => "the GPU, as their bytes in the file arrive",
+            DecodedBy::Cpu => "the CPU",
+        };
+        lines.push(("decoded by", by.to_owned()));
     }
     if let Some(read_back) = &device.read_back {
         let bytes = size::format(read_back.bytes);

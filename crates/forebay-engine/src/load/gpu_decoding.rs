@@ -1,0 +1,281 @@
+//! Decodes coded blocks on the GPU while they are loaded: their bytes in the file go through pinned memory to memory of the GPU, and a kernel
+//! decodes them to their place.
+
+use std::ops::Range;
+
+use forebay_codec::{Codec, Compact, Container, Float, Weights};
+use forebay_cuda::{CodedContainer, ContainerDecoder, CopyStream, DeviceMemory, DevicePtr, Gpu};
+use forebay_format::TensorType;
+use forebay_format::pack::Chunk;
+use forebay_store::{Extent, FileSet, SlotBuffer, UploadCopy, UploadError, UploadPart};
+
+use super::read_back::place_in;
+use crate::EngineError;
+
+/// Parts whose blocks the GPU decodes are said to go to this plus their offset in the file.
+const CODED: u64 = 1 << 63;
+/// Alignment of chunks in the file, and of what they decode to, that kernels need.
+const ALIGNMENT: u64 = 16;
+
+/// A chunk of the file, and where its bytes go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PlacedChunk {
+    chunk: Chunk,
+    /// Address of the first byte after decoding.
+    to: u64,
+    /// Number of bytes after decoding that belong to the part. Those of padding behind it do not.
+    wanted: usize,
+}
+
+/// Parts of a load in terms of the file itself, with the chunks that the GPU decodes.
+#[derive(Debug)]
+pub(super) struct CodedParts {
+    pub parts: Vec<UploadPart>,
+    /// The chunks in the order of the file.
+    chunks: Vec<PlacedChunk>,
+    /// Bytes of all parts after decoding.
+    pub decoded_bytes: u64,
+}
+
+impl CodedParts {
+    /// Returns the parts of a load from `files` if the GPU can decode all their blocks: none is coded with a codec for CPUs, and no part begins
+    /// or ends inside of a coded chunk.
+    pub fn new(files: &FileSet, parts: &[UploadPart]) -> Option<CodedParts> {
+        if !files.is_coded() {
+            return None;
+        }
+        let (mut stored, mut placed) = (Vec::with_capacity(parts.len()), Vec::new());
+        for part in parts {
+            let chunks = files.coded_chunks(part.extent);
+            let (Some(first), Some(last)) = (chunks.first(), chunks.last()) else {
+                stored.push(UploadPart { extent: files.stored(part.extent), ..*part });
+                continue;
+            };
+            let (offset, end) = (first.stored_offset, last.stored_end());
+            let extent = Extent { file: part.extent.file, offset, length: end - offset };
+            stored.push(UploadPart { label: part.label, extent, to: CODED + offset });
+            for chunk in chunks {
+                let at = chunk.offset.checked_sub(part.extent.offset)?;
+                let (to, wanted) =
+                    (part.to + at, chunk.end().min(part.extent.end()) - chunk.offset);
+                let can_decode = match chunk.codec {
+                    Codec::Raw => true,
+                    Codec::Exponents => {
+                        let aligned = [to, chunk.stored_offset].map(|of| of % ALIGNMENT == 0);
+                        wanted == chunk.bytes && aligned == [true; 2]
+                    }
+                    Codec::Zstd | Codec::Gdeflate => false,
+                };
+                if !can_decode {
+                    return None;
+                }
+                placed.push(PlacedChunk { chunk, to, wanted: wanted as usize });
+            }
+        }
+        placed.sort_by_key(|placed| placed.chunk.stored_offset);
+        let decoded_bytes = parts.iter().map(|part| part.extent.length).sum();
+        Some(CodedParts { parts: stored, chunks: placed, decoded_bytes })
+    }
+
+    /// Returns the most chunks that lie within any `bytes` bytes of the file.
+    fn most_within(&self, bytes: u64) -> usize {
+        let (mut first, mut most) = (0, 0);
+        for (index, placed) in self.chunks.iter().enumerate() {
+            while placed.chunk.stored_end() - self.chunks[first].chunk.stored_offset > bytes {
+                first += 1;
+            }
+            most = most.max(index + 1 - first);
+        }
+        most
+    }
+
+    /// Returns the bytes behind a piece of `piece_bytes` in a slot, in which its chunks are described to kernels.
+    pub fn description_bytes(&self, piece_bytes: usize) -> usize {
+        self.most_within(piece_bytes as u64).max(1) * CodedContainer::DESCRIPTION_BYTES
+    }
+
+    fn within(&self, range: Range<u64>) -> &[PlacedChunk] {
+        let from = self.chunks.partition_point(|of| of.chunk.stored_offset < range.start);
+        let to = self.chunks.partition_point(|of| of.chunk.stored_offset < range.end);
+        &self.chunks[from..to]
+    }
+}
+
+/// Decodes the pieces of a load.
+pub(super) struct GpuDecoding {
+    coded: CodedParts,
+    decoder: ContainerDecoder,
+    /// A stage for each slot of the ring, which has the slot's bytes, and a word behind all.
+    memory: DeviceMemory,
+    /// Addresses of the ring's slots, bytes of a slot, and offset of the descriptions in it.
+    slots: Range<usize>,
+    slot_bytes: usize,
+    descriptions: usize,
+}
+
+/// Copies and decoding of one slot.
+#[derive(Default)]
+struct Work {
+    copies: Vec<(Range<usize>, DevicePtr<u8>)>,
+    /// Containers by type, with the offset in the slot of their descriptions.
+    containers: Vec<(TensorType, usize, Vec<CodedContainer>)>,
+}
+
+impl GpuDecoding {
+    /// Reserves memory for stages of the slots that lie at `slots`.
+    ///
+    /// # Errors
+    /// Returns an error if there is not enough memory.
+    pub fn new(
+        gpu: &Gpu,
+        coded: CodedParts,
+        slots: Range<usize>,
+        slot_bytes: usize,
+        descriptions: usize,
+    ) -> Result<GpuDecoding, EngineError> {
+        let memory = gpu.allocate(slots.len() + ALIGNMENT as usize)?;
+        let decoder = gpu.container_decoder()?;
+        Ok(GpuDecoding { coded, decoder, memory, slots, slot_bytes, descriptions })
+    }
+
+    pub fn decoded_bytes(&self) -> u64 {
+        self.coded.decoded_bytes
+    }
+
+    fn flag(&self) -> DevicePtr<u32> {
+        self.memory.ptr::<u8>().offset(self.slots.len()).cast()
+    }
+
+    /// Prepares for a load.
+    pub fn begin(&self, copies: &CopyStream) -> Result<(), UploadError> {
+        copies.upload(vec![0; 4], [(0..4, self.flag().cast())])?.finish()?;
+        Ok(())
+    }
+
+    /// Checks, when all copies are done, that everything could be decoded.
+    pub fn end(&self, copies: &CopyStream) -> Result<(), UploadError> {
+        let flag = copies.download(vec![0; 4], [(self.flag().cast(), 0..4)])?.finish()?;
+        if flag != [0; 4] {
+            return Err("a block of the pack cannot be decoded: forebay verify names it".into());
+        }
+        Ok(())
+    }
+
+    /// Starts to copy and decode what is in a slot.
+    pub fn upload(
+        &self,
+        copies: &CopyStream,
+        memory: &[DevicePtr<u8>],
+        mut slot: SlotBuffer,
+        wanted: &[UploadCopy],
+    ) -> Result<forebay_cuda::InFlight<SlotBuffer>, UploadError> {
+        let address = slot.as_slice().as_ptr().addr();
+        let at = address.checked_sub(self.slots.start).filter(|at| at % self.slot_bytes == 0);
+        let at = at.filter(|at| at + self.slot_bytes <= self.slots.len());
+        let stage = self.memory.ptr::<u8>().offset(at.ok_or("a slot of another ring")?);
+        let mut work = Work::default();
+        for copy in wanted {
+            match copy.to.checked_sub(CODED) {
+                None => {
+                    let to = place(memory, copy.to, copy.range.len())?;
+                    work.copies.push((copy.range.clone(), to));
+                }
+                Some(stored) => self.plan(&mut work, memory, &slot, stage, &copy.range, stored)?,
+            }
+        }
+        let mut end = self.descriptions;
+        for (_, at, containers) in &mut work.containers {
+            *at = end;
+            for container in containers {
+                let next = end + CodedContainer::DESCRIPTION_BYTES;
+                let out = slot.as_mut_slice().get_mut(end..next).ok_or("too many chunks")?;
+                container.describe(out);
+                end = next;
+            }
+        }
+        if end > self.descriptions {
+            work.copies.push((self.descriptions..end, stage.offset(self.descriptions)));
+        }
+        let Work { copies: all, containers } = work;
+        let decode = || {
+            containers.iter().try_for_each(|(ty, at, containers)| {
+                let descriptions = stage.offset(*at).cast();
+                self.decoder.decode(copies, *ty, containers, descriptions, self.flag())
+            })
+        };
+        Ok(copies.upload_then(slot, all, decode)?)
+    }
+
+    /// Adds what a range of a slot needs, which begins at `stored` in the file.
+    fn plan(
+        &self,
+        work: &mut Work,
+        memory: &[DevicePtr<u8>],
+        slot: &SlotBuffer,
+        stage: DevicePtr<u8>,
+        range: &Range<usize>,
+        stored: u64,
+    ) -> Result<(), UploadError> {
+        let mut coded: Option<Range<usize>> = None;
+        for placed in self.coded.within(stored..stored + range.len() as u64) {
+            let PlacedChunk { chunk, to, wanted } = *placed;
+            let at = range.start + (chunk.stored_offset - stored) as usize;
+            let own = at..at + (chunk.stored_bytes - chunk.padding) as usize;
+            if own.end > range.end {
+                return Err("a piece ends inside of a chunk".into());
+            }
+            if chunk.codec == Codec::Raw {
+                if wanted > 0 {
+                    work.copies.push((at..at + wanted, place(memory, to, wanted)?));
+                }
+                continue;
+            }
+            let container = Container::read(&slot.as_slice()[own.clone()], wanted)?;
+            let (ty, weights, whole) = shape(container.weights(), wanted);
+            let to = place(memory, to, wanted)?;
+            let (from, bytes) = (stage.offset(at), own.len());
+            let found = work.containers.iter_mut().find(|(of, ..)| *of == ty);
+            let list = match found {
+                Some((_, _, list)) => list,
+                None => {
+                    work.containers.push((ty, 0, Vec::new()));
+                    &mut work.containers.last_mut().ok_or("a list")?.2
+                }
+            };
+            list.push(CodedContainer { ty, from, bytes, to, weights });
+            // Bytes behind the last whole weight are at the end of the container, as they are.
+            let rest = wanted - whole;
+            if rest > 0 {
+                work.copies.push((own.end - rest..own.end, to.offset(whole)));
+            }
+            let first = coded.map_or(own.start, |coded| coded.start);
+            coded = Some(first..own.end);
+        }
+        if let Some(coded) = coded {
+            work.copies.push((coded.clone(), stage.offset(coded.start)));
+        }
+        Ok(())
+    }
+}
+
+fn place(memory: &[DevicePtr<u8>], to: u64, bytes: usize) -> Result<DevicePtr<u8>, UploadError> {
+    place_in(memory, to, bytes).ok_or_else(|| "a copy to what is not memory of the weights".into())
+}
+
+/// Returns the type of the weights of a container with `bytes` bytes after decoding, their number, and the bytes that they take.
+fn shape(weights: Weights, bytes: usize) -> (TensorType, u64, usize) {
+    let (ty, elements, block_bytes) = match weights {
+        Weights::Plain(float) => {
+            let ty = match float {
+                Float::Bf16 => TensorType::BF16,
+                Float::F16 => TensorType::F16,
+                Float::F8E4M3 => TensorType::F8_E4M3,
+                Float::F8E5M2 => TensorType::F8_E5M2,
+            };
+            (ty, 1, float.bytes())
+        }
+        Weights::Compact(of) => (TensorType::from_compact(of), Compact::weights(of), of.bytes()),
+    };
+    let blocks = bytes / block_bytes;
+    (ty, (blocks * elements) as u64, blocks * block_bytes)
+}
