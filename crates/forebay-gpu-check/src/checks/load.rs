@@ -1,14 +1,15 @@
 //! Checks that after a load, device memory holds the bytes of the files, whichever way they were read.
 
 use std::cell::OnceCell;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 use anyhow::{Result, ensure};
-use forebay_engine::load::{DeviceRequest, LoadRequest, load};
-use forebay_engine::pack::pack;
-use forebay_format::TensorType;
+use forebay_engine::load::{DecodedBy, DeviceRequest, LoadRequest, load};
+use forebay_engine::pack::{Codec, PackOptions, pack};
 use forebay_format::gguf::writer::GgufWriter;
+use forebay_format::pack::checksum;
+use forebay_format::{Catalog, TensorType};
 use forebay_lab::synth::{SynthOptions, synthesize};
 use forebay_store::{Interrupt, IoKind, OutputFile};
 use tempfile::TempDir;
@@ -33,6 +34,17 @@ pub fn checks() -> Vec<Check> {
     let check = |(name, io, cold)| Check::new(name, move |_| loaded(io, cold));
     let mut checks: Vec<Check> = cases.into_iter().map(check).collect();
     checks.push(Check::new("load/decoded", |_| decoded()));
+    for (shape, quantisation, decode) in [
+        ("qwen3moe-tiny", "BF16", false),
+        ("qwen3moe-tiny", "BF16", true),
+        ("deepseek-v3-tiny", "BF16", false),
+        ("llama-tiny", "F16", false),
+    ] {
+        let name =
+            format!("load/coded {shape} {quantisation}{}", if decode { " decoded" } else { "" });
+        checks.push(Check::new(name, move |_| coded(shape, quantisation, decode)));
+    }
+    checks.push(Check::new("load/coded damaged", |_| damaged()));
     checks.push(Check::new("load/pool", pool));
     checks
 }
@@ -63,19 +75,76 @@ fn loaded(io: IoKind, cold: bool) -> Result<Outcome> {
     checked_load(&path, io, cold, false)
 }
 
+/// Writes a pack of a model of this shape.
+fn write_pack(folder: &Path, shape: &str, quantisation: &str, codec: Codec) -> Result<PathBuf> {
+    let (source, packed) = (folder.join("source.gguf"), folder.join("packed.fbay"));
+    let options =
+        SynthOptions { quantisation: Some(quantisation.into()), ..SynthOptions::default() };
+    synthesize(shape, OutputFile::create(&source)?, &options, &mut |_, _| true)?;
+    let options = PackOptions { codec, ..PackOptions::default() };
+    pack(&source, OutputFile::create(&packed)?, options, &mut |_, _| true)?;
+    Ok(packed)
+}
+
 /// Loads a pack with compact weights, which become BF16.
 fn decoded() -> Result<Outcome> {
     let folder = tempfile::tempdir()?;
-    let (source, packed) = (folder.path().join("source.gguf"), folder.path().join("packed.fbay"));
-    let options = SynthOptions { quantisation: Some("BF16".into()), ..SynthOptions::default() };
-    synthesize("qwen3moe-tiny", OutputFile::create(&source)?, &options, &mut |_, _| true)?;
-    pack(&source, OutputFile::create(&packed)?, IoKind::Auto, &mut |_, _| true)?;
+    let packed = write_pack(folder.path(), "qwen3moe-tiny", "BF16", Codec::Compact)?;
     checked_load(&packed, IoKind::Auto, false, true)
 }
 
-fn checked_load(path: &Path, io: IoKind, cold: bool, decode: bool) -> Result<Outcome> {
+/// Loads a pack with coded blocks, which the GPU decodes.
+fn coded(shape: &str, quantisation: &str, decode: bool) -> Result<Outcome> {
+    let folder = tempfile::tempdir()?;
+    let packed = write_pack(folder.path(), shape, quantisation, Codec::Exponents)?;
+    let report = load(&packed, &request(IoKind::Auto, false, decode), &mut |_, _| {})?;
+    let device = report.device.expect("it was loaded to a GPU");
+    ensure!(device.decoded_by == Some(DecodedBy::Gpu), "decoded by {:?}", device.decoded_by);
+    let bytes = device.read_back.map_or(0, |read_back| read_back.bytes);
+    Ok(Outcome::same(&[bytes], &[report.weights_bytes]))
+}
+
+/// Loads a pack in which a coded chunk is damaged although its checksum is right, as only a malicious writer makes it.
+fn damaged() -> Result<Outcome> {
+    let folder = tempfile::tempdir()?;
+    let packed = write_pack(folder.path(), "qwen3moe-tiny", "BF16", Codec::Exponents)?;
+    let catalog = Catalog::open(&packed)?;
+    let index = &catalog.pack.as_ref().expect("a pack").chunks;
+    let mut chunks = index.chunks(index.range().start, index.range().end);
+    let chunk = chunks.find(|chunk| chunk.codec.name() == "exponents").expect("a coded chunk");
+    let mut bytes = std::fs::read(&packed)?;
+    let own = chunk.stored_offset as usize..chunk.stored_end() as usize;
+    // The first sub-chunk counts one second code more than its bitmaps have.
+    let starts = own.start + 32;
+    let first = u32::from_le_bytes(bytes[starts..starts + 4].try_into()?) as usize;
+    bytes[own.start + first + 2] ^= 1;
+    let sum = checksum(&bytes[own]).to_le_bytes();
+    let field = |bytes: &[u8], at: usize| {
+        let bytes = bytes[at..at + 8].first_chunk().copied().unwrap_or_default();
+        u64::from_le_bytes(bytes) as usize
+    };
+    let table = field(&bytes, 160);
+    bytes[table + 24 * chunk.number as usize + 16..][..8].copy_from_slice(&sum);
+    let end = (table + field(&bytes, 168)).next_multiple_of(4096);
+    let sum = checksum(&bytes[table..end]).to_le_bytes();
+    bytes[184..192].copy_from_slice(&sum);
+    let sum = checksum(&bytes[..4088]).to_le_bytes();
+    bytes[4088..4096].copy_from_slice(&sum);
+    std::fs::write(&packed, bytes)?;
+    let unchecked =
+        |request: LoadRequest| LoadRequest { device: Some(DeviceRequest::new(0)), ..request };
+    let request = unchecked(request(IoKind::Auto, false, false));
+    let found = match load(&packed, &request, &mut |_, _| {}) {
+        Ok(_) => "no error".to_owned(),
+        Err(error) => error.to_string(),
+    };
+    ensure!(found.contains("cannot be decoded"), "{found}");
+    Ok(Outcome::same(&[1], &[1]))
+}
+
+fn request(io: IoKind, cold: bool, decode: bool) -> LoadRequest {
     let device = Some(DeviceRequest { check: true, ..DeviceRequest::new(0) });
-    let request = LoadRequest {
+    LoadRequest {
         io,
         cold,
         limit: false,
@@ -85,9 +154,12 @@ fn checked_load(path: &Path, io: IoKind, cold: bool, decode: bool) -> Result<Out
         device,
         recorder: None,
         interrupt: Interrupt::new(),
-    };
+    }
+}
+
+fn checked_load(path: &Path, io: IoKind, cold: bool, decode: bool) -> Result<Outcome> {
     // With these options, a wrong byte is an error.
-    let report = load(path, &request, &mut |_, _| {})?;
+    let report = load(path, &request(io, cold, decode), &mut |_, _| {})?;
     let read_back = report.device.and_then(|device| device.read_back);
     let bytes = read_back.map_or(0, |read_back| read_back.bytes);
     Ok(Outcome::same(&[bytes], &[report.weights_bytes]))
