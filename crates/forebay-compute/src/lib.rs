@@ -13,6 +13,7 @@ pub mod kv_rounding;
 mod matmul;
 mod ops;
 mod pool;
+mod recurrent;
 mod row_kind;
 mod simd;
 #[cfg(test)]
@@ -27,4 +28,7 @@ pub use ops::{
     Gating, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule, Scoring,
 };
 pub use pool::Pool;
+pub use recurrent::{
+    DeltaColumns, DeltaInputs, DeltaShape, DeltaVectors, HeadColumns, ProductRows, StateRun,
+};
 pub use row_kind::RowKind;

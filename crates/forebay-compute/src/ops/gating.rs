@@ -31,6 +31,15 @@ impl Cpu {
         }
     }
 
+    /// Computes `x = x / (1 + e^-gate)` element by element.
+    ///
+    /// # Panics
+    /// Panics if the lengths differ.
+    pub fn multiply_by_sigmoid(&self, x: &mut [f32], gate: &[f32]) {
+        assert_eq!(gate.len(), x.len(), "multiply_by_sigmoid: lengths differ");
+        self.apply(Sigmoid, x, gate);
+    }
+
     fn apply<G: Gate>(&self, gating: G, gate: &mut [f32], up: &[f32]) {
         let share = share(gate.len(), LANES);
         self.pool.for_each_chunk_mut(gate, share, |_, start, gate| {
@@ -59,6 +68,17 @@ impl Gate for Silu {
     #[inline(always)]
     fn of<S: Simd>(self, simd: S, gate: S::V, up: S::V) -> S::V {
         simd.mul(times_logistic(simd, gate, gate), up)
+    }
+}
+
+/// The first operand times the logistic function of the second one.
+#[derive(Clone, Copy)]
+struct Sigmoid;
+
+impl Gate for Sigmoid {
+    #[inline(always)]
+    fn of<S: Simd>(self, simd: S, x: S::V, gate: S::V) -> S::V {
+        times_logistic(simd, x, gate)
     }
 }
 
@@ -168,6 +188,22 @@ mod tests {
                         "{gating:?} {g} {u}: {} instead of {exact}",
                         gate[i]
                     );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_sigmoid_multiplies_every_element() {
+        for cpu in cpus() {
+            for len in [1, 8, 13, 40_003] {
+                let gate: Vec<f32> = random(6, len).iter().map(|x| x * 30.0).collect();
+                let before = random(7, len);
+                let mut x = before.clone();
+                cpu.multiply_by_sigmoid(&mut x, &gate);
+                for i in 0..len {
+                    let exact = f64::from(before[i]) / (1.0 + (-f64::from(gate[i])).exp());
+                    assert!((f64::from(x[i]) - exact).abs() <= 4e-6 * exact.abs() + 1e-30);
                 }
             }
         }

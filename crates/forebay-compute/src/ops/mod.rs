@@ -7,6 +7,7 @@ mod gating;
 mod norm;
 mod rope;
 mod router;
+mod row_gate;
 mod softmax;
 
 pub use gating::Gating;

@@ -1,0 +1,437 @@
+//! Recurrent layers: a causal convolution over the last tokens, and a state matrix for each head that every token changes
+//! (gated delta rule, Yang et al. 2025, "Gated Delta Networks").
+//!
+//! Tokens are computed one after another in one fixed order. The bits of a token therefore do not depend on where its
+//! sequence is cut into calls, or on other sequences.
+
+mod kernels;
+#[cfg(test)]
+mod tests;
+
+use self::kernels::{Convolve, GateRow, HeadSteps, NormaliseHead};
+use crate::buffer::SharedSlice;
+use crate::cpu::Cpu;
+use crate::simd::{LANES, dispatch};
+
+/// Shape of a recurrent layer with the gated delta rule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaShape {
+    pub key_heads: usize,
+    /// A multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Number of elements of a key, a multiple of 8.
+    pub key_dim: usize,
+    /// Number of elements of a value, a multiple of 8.
+    pub value_dim: usize,
+    /// Number of tokens that the convolution sees, at least 2.
+    pub convolution: usize,
+    /// True if value head `j` uses key head `j % key_heads`, otherwise consecutive value heads share one.
+    pub tiled: bool,
+}
+
+impl DeltaShape {
+    /// Returns the number of channels of the convolution: queries, keys, values.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_width()
+    }
+
+    /// Returns the number of elements of a token's output.
+    pub fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Returns the number of floats of a state: the last inputs of the convolution `[convolution - 1, channels]`, then the state
+    /// matrices `[value_heads, value_dim, key_dim]`.
+    pub fn state_floats(&self) -> usize {
+        self.tail_floats() + self.value_width() * self.key_dim
+    }
+
+    /// Returns the number of floats of a token in the buffer that [`Cpu::gated_delta`] needs.
+    pub fn scratch_floats(&self) -> usize {
+        self.channels() + 2 * self.value_heads
+    }
+
+    fn tail_floats(&self) -> usize {
+        (self.convolution - 1) * self.channels()
+    }
+
+    fn values_per_key(&self) -> usize {
+        self.value_heads / self.key_heads
+    }
+
+    fn key_head(&self, value_head: usize) -> usize {
+        match self.tiled {
+            true => value_head % self.key_heads,
+            false => value_head / self.values_per_key(),
+        }
+    }
+
+    fn check(&self) {
+        let dims = [self.key_dim, self.value_dim];
+        let fits = dims.iter().all(|dim| *dim > 0 && dim.is_multiple_of(LANES));
+        let heads = self.key_heads > 0 && self.value_heads.is_multiple_of(self.key_heads);
+        assert!(fits && heads && self.convolution >= 2, "gated_delta: {self:?}");
+    }
+}
+
+/// Columns of a product that belong to the heads. Those of a key head are consecutive, and those of the value heads that it
+/// serves, too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadColumns {
+    /// The first column of the first key head.
+    pub first: usize,
+    /// Number of columns from one key head to the next.
+    pub step: usize,
+}
+
+impl HeadColumns {
+    fn of_value_head(&self, shape: &DeltaShape, head: usize, width: usize) -> usize {
+        let (group, inside) = (head / shape.values_per_key(), head % shape.values_per_key());
+        self.first + group * self.step + inside * width
+    }
+}
+
+/// Rows of a product, one for each token.
+#[derive(Debug, Clone, Copy)]
+pub struct ProductRows<'a> {
+    pub values: &'a [f32],
+    /// Number of columns.
+    pub row: usize,
+}
+
+impl<'a> ProductRows<'a> {
+    fn of(&self, token: usize) -> &'a [f32] {
+        &self.values[token * self.row..][..self.row]
+    }
+}
+
+/// The columns of a layer's products. Several parts may be columns of the same product.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaColumns {
+    pub q: HeadColumns,
+    pub k: HeadColumns,
+    pub v: HeadColumns,
+    /// Gate of the output, one for each element.
+    pub z: HeadColumns,
+    /// How far a token replaces the old value, one for each value head.
+    pub b: HeadColumns,
+    /// Length of the step by which the state decays, one for each value head.
+    pub a: HeadColumns,
+}
+
+/// The products of the tokens of a pass.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaInputs<'a> {
+    pub columns: DeltaColumns,
+    pub qkv: ProductRows<'a>,
+    pub z: ProductRows<'a>,
+    pub b: ProductRows<'a>,
+    pub a: ProductRows<'a>,
+}
+
+/// Vectors of a layer.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaVectors<'a> {
+    /// Weights of the convolution `[convolution, channels]`. The last row is that of the current token.
+    pub convolution: &'a [f32],
+    /// Rate of decay of each value head, at most 0.
+    pub decay: &'a [f32],
+    /// Number that is added to the step of each value head.
+    pub step: &'a [f32],
+    /// Weight of the norm of each value head's output, `[value_dim]`.
+    pub norm: &'a [f32],
+    pub epsilon: f32,
+}
+
+/// Consecutive tokens of one sequence in a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateRun {
+    pub tokens: usize,
+    /// Place of the state before the first token, in floats. `None` is the empty state.
+    pub from: Option<usize>,
+    /// Place of the state after the last token.
+    pub to: usize,
+}
+
+impl Cpu {
+    /// Computes the gated delta rule for the tokens of `runs`, from the projections of their inputs to the gated and normed
+    /// outputs `[tokens, value_heads, value_dim]`. Reads and writes states in `states`. `scratch` has
+    /// [`DeltaShape::scratch_floats`] for each token.
+    ///
+    /// # Panics
+    /// Panics if a length does not fit the shape, or if two states overlap.
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "inputs, weights, states and outputs of one step"
+    )]
+    pub fn gated_delta(
+        &self,
+        shape: &DeltaShape,
+        weights: &DeltaVectors<'_>,
+        inputs: &DeltaInputs<'_>,
+        runs: &[StateRun],
+        states: &mut [f32],
+        scratch: &mut [f32],
+        out: &mut [f32],
+    ) {
+        shape.check();
+        let tokens: usize = runs.iter().map(|run| run.tokens).sum();
+        let (channels, heads) = (shape.channels(), shape.value_heads);
+        let lengths = [
+            (weights.convolution.len(), shape.convolution * channels),
+            (weights.decay.len(), heads),
+            (weights.step.len(), heads),
+            (weights.norm.len(), shape.value_dim),
+            (out.len(), tokens * shape.value_width()),
+            (scratch.len(), tokens * shape.scratch_floats()),
+        ];
+        assert!(lengths.iter().all(|(found, wanted)| found == wanted), "gated_delta: {lengths:?}");
+        let products = [inputs.qkv, inputs.z, inputs.b, inputs.a];
+        assert!(products.iter().all(|of| of.values.len() == tokens * of.row), "gated_delta: rows");
+        check_places(runs, shape.state_floats(), states.len());
+        let (mixed, factors) = scratch.split_at_mut(tokens * channels);
+        self.convolve(shape, weights, inputs, runs, states, mixed);
+        self.factors(shape, weights, inputs, factors);
+        let call = Steps { shape, mixed, factors, runs };
+        call.run(self, states, out);
+        self.gate_outputs(shape, weights, inputs, out);
+    }
+
+    /// Computes the convolution and its activation for every token, and normalises queries and keys. Writes the inputs that later
+    /// tokens need to the states.
+    fn convolve(
+        &self,
+        shape: &DeltaShape,
+        weights: &DeltaVectors<'_>,
+        inputs: &DeltaInputs<'_>,
+        runs: &[StateRun],
+        states: &mut [f32],
+        mixed: &mut [f32],
+    ) {
+        let (channels, seen) = (shape.channels(), shape.convolution - 1);
+        let mut first = 0;
+        for run in runs {
+            let of_run = &mut mixed[first * channels..][..run.tokens * channels];
+            let before = run.from.map(|from| &states[from..][..shape.tail_floats()]);
+            let history = History { shape, inputs, first, before };
+            self.pool.for_each_chunk_mut(of_run, channels, |_, start, row| {
+                let at = start / channels;
+                history.each_segment(|column, channel, len| {
+                    let weights = weights.convolution;
+                    let kernel = Convolve {
+                        history: &history,
+                        token: at,
+                        column,
+                        channel,
+                        weights,
+                        out: &mut row[channel..channel + len],
+                    };
+                    dispatch(self, kernel);
+                });
+                let (q, rest) = row.split_at_mut(shape.key_heads * shape.key_dim);
+                let k = &mut rest[..shape.key_heads * shape.key_dim];
+                let scale = 1.0 / (shape.key_dim as f32).sqrt();
+                for (heads, scale) in [(q, scale), (k, 1.0)] {
+                    for head in heads.chunks_exact_mut(shape.key_dim) {
+                        dispatch(self, NormaliseHead { head, scale });
+                    }
+                }
+            });
+            let tokens = run.tokens;
+            for entry in 0..seen {
+                // Tokens before the run have negative numbers.
+                let token = (tokens + entry).checked_sub(seen);
+                let to = run.to + entry * channels;
+                match token {
+                    Some(token) => {
+                        let row = inputs.qkv.of(first + token);
+                        let to = &mut states[to..to + channels];
+                        history_segments(shape, inputs, |column, channel, len| {
+                            to[channel..channel + len].copy_from_slice(&row[column..column + len]);
+                        });
+                    }
+                    None => match run.from {
+                        Some(from) => {
+                            let from = from + (entry + tokens) * channels;
+                            states.copy_within(from..from + channels, to);
+                        }
+                        None => states[to..to + channels].fill(0.0),
+                    },
+                }
+            }
+            first += run.tokens;
+        }
+    }
+
+    /// Computes the factor of decay and the share of replacement of every token and value head, `[tokens, value_heads, 2]`.
+    fn factors(
+        &self,
+        shape: &DeltaShape,
+        weights: &DeltaVectors<'_>,
+        inputs: &DeltaInputs<'_>,
+        factors: &mut [f32],
+    ) {
+        for (token, factors) in factors.chunks_exact_mut(2 * shape.value_heads).enumerate() {
+            let (a, b) = (inputs.a.of(token), inputs.b.of(token));
+            for (head, of) in factors.chunks_exact_mut(2).enumerate() {
+                let a = a[inputs.columns.a.of_value_head(shape, head, 1)] + weights.step[head];
+                let b = b[inputs.columns.b.of_value_head(shape, head, 1)];
+                of[0] = (weights.decay[head] * softplus(a)).exp();
+                of[1] = 1.0 / (1.0 + (-b).exp());
+            }
+        }
+    }
+
+    /// Normalises every head's output and multiplies it by the activated gate.
+    fn gate_outputs(
+        &self,
+        shape: &DeltaShape,
+        weights: &DeltaVectors<'_>,
+        inputs: &DeltaInputs<'_>,
+        out: &mut [f32],
+    ) {
+        let (width, dim) = (shape.value_width(), shape.value_dim);
+        self.rms_norm_in_place(out, weights.norm, weights.epsilon);
+        self.pool.for_each_chunk_mut(out, width, |_, start, row| {
+            let z = inputs.z.of(start / width);
+            for (head, out) in row.chunks_exact_mut(dim).enumerate() {
+                let gate = &z[inputs.columns.z.of_value_head(shape, head, dim)..][..dim];
+                dispatch(self, GateRow { out, gate });
+            }
+        });
+    }
+}
+
+/// Checks that every state is inside `len` floats and overlaps no other.
+fn check_places(runs: &[StateRun], floats: usize, len: usize) {
+    for (index, run) in runs.iter().enumerate() {
+        let inside = |at: usize| at <= len && floats <= len - at;
+        assert!(inside(run.to) && run.from.is_none_or(inside), "gated_delta: {run:?} of {len}");
+        let apart = |a: usize, b: usize| a.abs_diff(b) >= floats;
+        assert!(run.from.is_none_or(|from| apart(from, run.to)), "gated_delta: {run:?}");
+        let others = runs[..index].iter().flat_map(|of| [Some(of.to), of.from]).flatten();
+        for other in others {
+            let alone = apart(run.to, other) && run.from.is_none_or(|from| apart(from, other));
+            assert!(alone, "gated_delta: {run:?} and a state at {other}");
+        }
+    }
+}
+
+/// Returns `ln(1 + e^x)`.
+fn softplus(x: f32) -> f32 {
+    if x > 20.0 { x } else { x.exp().ln_1p() }
+}
+
+/// Calls `f(column, channel, len)` for pieces of a row of the product, so that they cover all channels of the convolution.
+fn history_segments(
+    shape: &DeltaShape,
+    inputs: &DeltaInputs<'_>,
+    mut f: impl FnMut(usize, usize, usize),
+) {
+    let DeltaShape { key_heads, key_dim, .. } = *shape;
+    let DeltaColumns { q, k, v, .. } = inputs.columns;
+    let values = shape.values_per_key() * shape.value_dim;
+    let keys = key_heads * key_dim;
+    for (columns, base, len) in [(q, 0, key_dim), (k, keys, key_dim), (v, 2 * keys, values)] {
+        if columns.step == len {
+            f(columns.first, base, key_heads * len);
+            continue;
+        }
+        for head in 0..key_heads {
+            f(columns.first + head * columns.step, base + head * len, len);
+        }
+    }
+}
+
+/// The inputs of the convolution of a run: those of its tokens, and those of tokens before.
+struct History<'a> {
+    shape: &'a DeltaShape,
+    inputs: &'a DeltaInputs<'a>,
+    /// Row of the run's first token.
+    first: usize,
+    /// Inputs of the tokens before the run, `[convolution - 1, channels]`.
+    before: Option<&'a [f32]>,
+}
+
+impl<'a> History<'a> {
+    fn each_segment(&self, f: impl FnMut(usize, usize, usize)) {
+        history_segments(self.shape, self.inputs, f);
+    }
+
+    /// Returns the inputs of channels from `channel` on, which are the columns from `column` on of a token's product. The token
+    /// is `back` tokens before `token` of the run. `None` means 0.
+    fn inputs(
+        &self,
+        token: usize,
+        back: usize,
+        (column, channel): (usize, usize),
+        len: usize,
+    ) -> Option<&'a [f32]> {
+        match token.checked_sub(back) {
+            Some(token) => Some(&self.inputs.qkv.of(self.first + token)[column..column + len]),
+            None => {
+                let entry = self.shape.convolution - 1 + token - back;
+                let start = entry * self.shape.channels() + channel;
+                self.before.map(|before| &before[start..start + len])
+            }
+        }
+    }
+}
+
+/// The recurrence over all tokens, heads and runs.
+struct Steps<'a> {
+    shape: &'a DeltaShape,
+    mixed: &'a [f32],
+    factors: &'a [f32],
+    runs: &'a [StateRun],
+}
+
+impl Steps<'_> {
+    fn run(&self, cpu: &Cpu, states: &mut [f32], out: &mut [f32]) {
+        let Steps { shape, mixed, factors, runs } = *self;
+        let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = *shape;
+        let (channels, matrix) = (shape.channels(), value_dim * key_dim);
+        let (states, out) = (SharedSlice::new(states), SharedSlice::new(out));
+        cpu.pool.for_each_chunk(runs.len() * value_heads, 1, |tasks| {
+            for task in tasks {
+                let (index, head) = (task / value_heads, task % value_heads);
+                let run = &runs[index];
+                let first: usize = runs[..index].iter().map(|run| run.tokens).sum();
+                let place = |state: usize| state + shape.tail_floats() + head * matrix;
+                // SAFETY: each task has another run or head, and no states overlap (`check_places`).
+                let state = unsafe { states.piece(place(run.to), matrix) };
+                match run.from {
+                    // SAFETY: as above. No other task has this run and head.
+                    Some(from) => {
+                        state.copy_from_slice(unsafe { states.piece(place(from), matrix) })
+                    }
+                    None => state.fill(0.0),
+                }
+                let key = shape.key_head(head) * key_dim;
+                for block in 0..value_dim / LANES {
+                    let rows = &mut state[block * LANES * key_dim..][..LANES * key_dim];
+                    let value = 2 * key_heads * key_dim + head * value_dim + block * LANES;
+                    let steps = HeadSteps {
+                        state: rows,
+                        mixed: &mixed[first * channels..][..run.tokens * channels],
+                        factors: &factors[2 * first * value_heads..],
+                        channels,
+                        heads: value_heads,
+                        head,
+                        query: key,
+                        key: key_heads * key_dim + key,
+                        key_dim,
+                        value,
+                        out: |token: usize, values: &[f32; LANES]| {
+                            let at = (first + token) * shape.value_width();
+                            let at = at + head * value_dim + block * LANES;
+                            // SAFETY: each task and block has its own columns of the output.
+                            unsafe { out.piece(at, LANES) }.copy_from_slice(values);
+                        },
+                    };
+                    dispatch(cpu, steps);
+                }
+            }
+        });
+    }
+}
