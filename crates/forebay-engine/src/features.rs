@@ -4,7 +4,7 @@ use forebay_compute::{Gating, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
-    AttentionBias, Experts, FeedForward, Latent, Naming, NormLayout, QkNorm, Rope,
+    AttentionBias, Experts, FeedForward, Latent, Naming, NormLayout, QkNorm, Rope, StateRule,
 };
 use serde::Serialize;
 
@@ -21,6 +21,7 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
     let mut found = Vec::new();
     let mut add = |name, detail| found.push(Feature { name, detail });
     attention(architecture, &mut add);
+    recurrent(architecture, &mut add);
     rotations(architecture, &mut add);
     if architecture.norms == NormLayout::Sandwich {
         add("sandwich norms", "the output of each block is normed, too".to_owned());
@@ -43,7 +44,7 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
         add("tied embeddings", "the embedding table is the output projection".to_owned());
     }
     if let Some(detail) = left_out(architecture, catalog) {
-        add("multi-token prediction", detail);
+        add("parts left out", detail);
     }
     found
 }
@@ -55,6 +56,9 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
     }
     if let Some(detail) = windows(architecture) {
         add("sliding window", detail);
+    }
+    if attention.output_gate {
+        add("gated attention", "the output times the sigmoid of a gate".to_owned());
     }
     if attention.sinks {
         add("attention sinks", "a score of each head that no position has".to_owned());
@@ -72,6 +76,25 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
     if let Some(cap) = attention.softcap {
         add("soft cap of scores", format!("they stay within {cap}"));
     }
+}
+
+fn recurrent(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
+    let Some(shape) = &architecture.recurrent else { return };
+    let StateRule::GatedDelta = shape.rule;
+    add(
+        "gated DeltaNet",
+        format!(
+            "{} of {} layers keep no keys and values, but a state of {} heads of {} x {} numbers and the last {} inputs of a \
+             convolution: {:.1} MB for a sequence of any length",
+            architecture.recurrent_layers(),
+            architecture.layers.len(),
+            shape.value_heads,
+            shape.key_dim,
+            shape.value_dim,
+            shape.convolution - 1,
+            architecture.state_bytes() as f64 / 1e6
+        ),
+    );
 }
 
 fn latent_words(latent: &Latent, heads: usize) -> String {
@@ -176,15 +199,14 @@ fn experts(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
     }
     if experts.shared_width > 0 {
         let (width, one) = (experts.shared_width, experts.width);
-        add(
-            "shared experts",
-            match width.checked_div(one) {
-                Some(count) if count * one == width => {
-                    format!("{count} for every token, of width {one}")
-                }
-                _ => format!("of width {width} together, for every token"),
-            },
-        );
+        let gated = if experts.shared_gate { ", times the sigmoid of a gate" } else { "" };
+        let words = match width.checked_div(one) {
+            Some(count) if count * one == width => {
+                format!("{count} for every token, of width {one}")
+            }
+            _ => format!("of width {width} together, for every token"),
+        };
+        add("shared experts", format!("{words}{gated}"));
     }
 }
 
@@ -205,7 +227,8 @@ fn routing_words(experts: &Experts) -> Vec<String> {
     words
 }
 
-/// Describes the tensors of layers after the last one. They predict further tokens, and forebay never reads them.
+/// Describes the tensors that forebay never reads: those of layers after the last one and of `mtp`, which predict further
+/// tokens, and those of other parts of a multimodal model.
 pub(crate) fn left_out(architecture: &Architecture, catalog: &Catalog) -> Option<String> {
     let layers = architecture.layers.len();
     let root = match architecture.naming {
@@ -215,14 +238,24 @@ pub(crate) fn left_out(architecture: &Architecture, catalog: &Catalog) -> Option
     let layer_of = |tensor: &TensorInfo| -> Option<usize> {
         tensor.name.strip_prefix(&root)?.split('.').next()?.parse().ok()
     };
-    let behind = |tensor: &&TensorInfo| layer_of(tensor).is_some_and(|at| at >= layers);
-    let tensors = || catalog.tensors().iter().filter(behind);
-    let bytes: u64 = tensors().map(|tensor| tensor.bytes()).sum();
-    let count = tensors().count();
-    (count > 0).then(|| {
-        format!(
-            "{count} tensors, {:.1} MB, are left out: they predict further tokens",
-            bytes as f64 / 1e6
-        )
-    })
+    let predicts = |tensor: &TensorInfo| {
+        layer_of(tensor).is_some_and(|at| at >= layers) || tensor.name.starts_with("mtp.")
+    };
+    let sees = |tensor: &TensorInfo| {
+        let parts = ["visual.", "vision_", "audio_", "multi_modal_projector."];
+        let name = tensor.name.strip_prefix("model.").unwrap_or(&tensor.name);
+        parts.iter().any(|part| name.starts_with(part))
+    };
+    let words = |which: &dyn Fn(&TensorInfo) -> bool, why: &str| {
+        let tensors = || catalog.tensors().iter().filter(|tensor| which(tensor));
+        let bytes: u64 = tensors().map(|tensor| tensor.bytes()).sum();
+        let count = tensors().count();
+        (count > 0).then(|| {
+            format!("{count} tensors, {:.1} MB, are left out: they {why}", bytes as f64 / 1e6)
+        })
+    };
+    let all =
+        [words(&predicts, "predict further tokens"), words(&sees, "see images or hear sound")];
+    let found: Vec<String> = all.into_iter().flatten().collect();
+    (!found.is_empty()).then(|| found.join("; "))
 }

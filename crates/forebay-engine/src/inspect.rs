@@ -81,6 +81,8 @@ pub struct Inspection {
     /// The part of these bytes in layers that keep every position. The other layers keep only the positions of their
     /// window.
     pub kv_bytes_per_position_kept: u64,
+    /// Bytes of the state of recurrent layers for one sequence, however long it is; 0 without such layers.
+    pub state_bytes_per_sequence: u64,
     /// Description of the tokenizer, or the reason why there is none.
     pub tokenizer: String,
     pub has_chat_template: bool,
@@ -108,6 +110,7 @@ pub fn inspect(model: &Path) -> Result<Inspection, EngineError> {
         features: features(&architecture, &catalog),
         kv_bytes_per_position: kv_bytes(&architecture, |_| true),
         kv_bytes_per_position_kept: kv_bytes(&architecture, |layer| layer.window.is_none()),
+        state_bytes_per_sequence: architecture.states_bytes(1),
         tokenizer,
         has_chat_template,
         catalog,
@@ -120,7 +123,8 @@ fn kv_bytes(architecture: &Architecture, counts: impl Fn(&Layer) -> bool) -> u64
     // Latent values are part of their keys.
     let values = if attention.latent.is_some() { 0 } else { attention.value_dim };
     let numbers = attention.kv_heads as u64 * (attention.head_dim + values) as u64;
-    architecture.layers.iter().filter(|layer| counts(layer)).count() as u64 * numbers * 2
+    let layers = architecture.attention_layers().map(|index| &architecture.layers[index]);
+    layers.filter(|layer| counts(layer)).count() as u64 * numbers * 2
 }
 
 /// Returns the number of weights in a tensor. gpt-oss's folders have two weights in each byte of `_blocks`, and their

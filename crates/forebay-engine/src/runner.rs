@@ -190,7 +190,9 @@ impl Runner {
     /// Begins an empty sequence that shares its blocks with no other.
     pub fn begin_empty(&mut self) -> SequenceId {
         let root = self.root(b"");
-        self.blocks.admit(root, &[], |_| false, &mut self.changes).sequence
+        let sequence = self.blocks.admit(root, &[], |_| false, &mut self.changes).sequence;
+        self.decoder.forget_state(sequence.slot());
+        sequence
     }
 
     /// Returns the number of blocks in each layer group that sequences still need for the rows that are known, and at most
@@ -215,7 +217,7 @@ impl Runner {
 
     /// Begins a sequence with the longest prefix of `rows` whose keys and values are in blocks of the device or in host memory, if
     /// there is room for all rows, and `left_free` blocks of each layer group remain free. Returns `None` otherwise. Without
-    /// `reuse`, no rows of other sequences are used.
+    /// `reuse`, or if the model has recurrent layers, no rows of other sequences are used.
     ///
     /// # Errors
     /// Returns an error if the device fails.
@@ -226,10 +228,12 @@ impl Runner {
         reuse: bool,
         left_free: &[usize],
     ) -> Result<Option<Begun>, EngineError> {
-        let Runner { blocks, tiers, changes, .. } = self;
-        let known = if reuse { rows } else { &[] };
+        let Runner { decoder, blocks, tiers, changes, .. } = self;
+        // Keys and values of a prefix are useless without the state after it.
+        let known = if reuse && !decoder.is_recurrent() { rows } else { &[] };
         let admission = blocks.admit(root, known, |key| tiers.has(key), changes);
         let sequence = admission.sequence;
+        decoder.forget_state(sequence.slot());
         let needed = blocks.blocks_needed(rows.len(), 0).zip(blocks.blocks_held(sequence));
         let needed = needed.map(|(needed, held)| needed.saturating_sub(held));
         if !has_room(blocks, needed, left_free) {
@@ -281,6 +285,9 @@ impl Runner {
     /// Begins to read those blocks of a prefix of `rows` from the disk whose reading is sooner than computing them again. Returns
     /// `None` if there are none.
     pub fn fetch(&self, root: BlockHash, rows: &[Row], rates: FetchRates) -> Option<Fetching> {
+        if self.decoder.is_recurrent() {
+            return None;
+        }
         #[derive(Clone, Copy, PartialEq)]
         enum Place {
             Memory,
@@ -360,7 +367,8 @@ impl Runner {
         Ok(())
     }
 
-    /// Copies a sequence to host memory and ends it. Returns `None`, and ends it all the same, if host memory has no room.
+    /// Copies a sequence to host memory and ends it. Returns `None`, and ends it all the same, if host memory has no room or if
+    /// the model has recurrent layers, whose states are not copied.
     ///
     /// # Errors
     /// Returns an error if memory cannot be reserved or the device fails. The sequence goes on then.
@@ -368,6 +376,10 @@ impl Runner {
         // Blocks get their content before they are copied.
         self.apply_changes()?;
         self.wait_for_arrival(sequence)?;
+        if self.decoder.is_recurrent() {
+            self.end(sequence);
+            return Ok(None);
+        }
         let mut saved = SavedSequence {
             root: self.blocks.root(sequence),
             rows: self.blocks.rows(sequence).to_vec(),
@@ -425,6 +437,10 @@ impl Runner {
         rows: &[Row],
         blocks: Vec<SnapshotBlock>,
     ) -> Result<Option<SavedSequence>, EngineError> {
+        if self.decoder.is_recurrent() {
+            let why = "it lacks the state of the recurrent layers".into();
+            return Err(EngineError::BadSnapshot { why });
+        }
         let own = blocks.iter().map(|block| (block.group, block.index, block.bytes.len()));
         if !own.eq(self.blocks.blocks_seen(rows.len())) {
             let why = "its KV blocks are not those that this engine needs".into();
@@ -526,9 +542,16 @@ impl Runner {
     }
 
     /// Drops the positions from `len` on, and returns how many are left. They are fewer than `len` if a layer with a window
-    /// no longer has what a token at `len` sees.
+    /// no longer has what a token at `len` sees. They are none if recurrent layers have no state after so many positions.
     pub fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {
-        self.blocks.truncate(sequence, len, &mut self.changes)
+        let has_state = |decoder: &Decoder, len| decoder.has_state(sequence.slot(), len);
+        let len = len.min(self.blocks.len(sequence));
+        let len = if has_state(&self.decoder, len) { len } else { 0 };
+        let kept = self.blocks.truncate(sequence, len, &mut self.changes);
+        match has_state(&self.decoder, kept) {
+            true => kept,
+            false => self.blocks.truncate(sequence, 0, &mut self.changes),
+        }
     }
 
     /// Runs rows of one or several sequences, in one pass if the backend can. All decode rows come before all prompt rows.

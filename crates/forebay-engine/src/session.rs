@@ -335,10 +335,20 @@ impl Session {
         kept
     }
 
-    /// Returns true if some layers keep little more than their window, so that [`Session::truncate`] may have to drop
-    /// all tokens.
+    /// Returns an error that names `what` if the model has recurrent layers.
+    pub(crate) fn check_not_recurrent(&self, what: &'static str) -> Result<(), EngineError> {
+        match self.runner.decoder.is_recurrent() {
+            true => Err(EngineError::Recurrent { what }),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns true if some layers keep little more than their window, or a state, so that [`Session::truncate`] may have to
+    /// drop all tokens.
     pub fn has_windows(&self) -> bool {
-        self.runner.decoder.architecture().layers.iter().any(|layer| layer.window.is_some())
+        let decoder = &self.runner.decoder;
+        decoder.is_recurrent()
+            || self.runner.decoder.architecture().layers.iter().any(|layer| layer.window.is_some())
     }
 
     /// Drops all cached tokens.

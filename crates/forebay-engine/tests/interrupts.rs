@@ -15,13 +15,18 @@ use forebay_engine::{
 };
 use forebay_model::sampling::Sampling;
 use forebay_store::{FaultKind, FaultPlan, FileIndex, IoKind};
-use support::fixture;
+use support::{fixture, recurrent_models};
 
 /// Reads complete within milliseconds here, so anything that takes longer waited for something else.
 const SOON: Duration = Duration::from_secs(5);
 
 fn model() -> Option<PathBuf> {
     fixture("gguf/qwen3_moe/qwen3_moe-Q8_0.gguf")
+}
+
+/// Returns the model, and those whose layers have a state that a pass changes.
+fn all_models() -> impl Iterator<Item = PathBuf> {
+    model().into_iter().chain(recurrent_models())
 }
 
 fn prompt(seed: u32, length: u32) -> Vec<u32> {
@@ -48,8 +53,9 @@ fn answer(session: &mut Session, prompt: &[u32]) -> Generation {
 
 #[test]
 fn after_an_interrupted_prompt_a_session_goes_on_as_if_it_had_not_been_asked() {
-    let Some(path) = model() else { return };
-    for ram_bytes in [None, Some(smallest(&path))] {
+    for (path, ram_bytes) in
+        all_models().flat_map(|path| [(path.clone(), None), (path.clone(), Some(smallest(&path)))])
+    {
         let undisturbed = &mut open(&path, &Interrupt::new(), ram_bytes);
         let expected = [prompt(3, 20), prompt(5, 9)].map(|ids| answer(undisturbed, &ids).tokens);
 
@@ -91,10 +97,13 @@ fn after_an_interrupted_prompt_a_session_goes_on_as_if_it_had_not_been_asked() {
 
 #[test]
 fn an_answer_that_is_interrupted_can_be_continued() {
-    let Some(path) = model() else { return };
-    let whole = answer(&mut open(&path, &Interrupt::new(), None), &prompt(3, 20)).tokens;
+    all_models().for_each(|path| check_continued(&path));
+}
+
+fn check_continued(path: &Path) {
+    let whole = answer(&mut open(path, &Interrupt::new(), None), &prompt(3, 20)).tokens;
     let interrupt = Interrupt::new();
-    let session = &mut open(&path, &interrupt, None);
+    let session = &mut open(path, &interrupt, None);
     let options = GenerateOptions::exactly(8, Sampling::greedy());
     let mut count = 0;
     let begun = session.generate(&prompt(3, 20), &options, &mut |_| {

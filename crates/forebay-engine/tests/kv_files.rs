@@ -8,7 +8,7 @@ use std::path::Path;
 
 use forebay_engine::{EngineError, GenerateOptions, KvCacheType, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
-use support::{fixture, models};
+use support::{fixture, models, recurrent_models};
 
 fn open(path: &Path, options: &SessionOptions) -> Session {
     let options = SessionOptions { context: Some(300), threads: Some(2), ..options.clone() };
@@ -55,6 +55,23 @@ fn another_session_goes_on_with_the_same_bits() {
         // A part of what was read can be dropped. Layers with a window may have to drop all.
         let left = second.truncate(count / 2);
         assert!(left == count / 2 || left == 0 && second.has_windows(), "{left} of {count}");
+    }
+}
+
+#[test]
+fn a_model_with_a_state_has_no_such_files() {
+    for path in recurrent_models() {
+        let mut session = open(&path, &SessionOptions::default());
+        go_on(&mut session, 1, 20);
+        let written = session.write_kv(&mut Vec::new()).unwrap_err();
+        assert!(written.to_string().contains("recurrent layers"), "{written}");
+        let read = session.read_kv(&mut &b"fbaykvs1"[..]).unwrap_err();
+        assert!(matches!(read, EngineError::Recurrent { .. }), "{read}");
+        // Only the last pass can be taken back: otherwise everything is read again.
+        let count = session.cached_tokens().len();
+        assert_eq!(session.truncate(count), count);
+        assert_eq!(session.truncate(count - 1), count - 1);
+        assert_eq!(session.truncate(count - 5), 0);
     }
 }
 

@@ -12,7 +12,7 @@ use forebay_engine::engine::{EngineOptions, Event, Latency, Request, RequestEnd,
 use forebay_engine::{Engine, EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_stream::StreamError;
-use support::{fixture, models};
+use support::{fixture, models, recurrent_models};
 
 const CONTEXT: usize = 160;
 
@@ -104,7 +104,7 @@ fn run(session: Session, options: &EngineOptions, all: &[Planned]) -> (Session, 
 
 #[test]
 fn requests_are_answered_as_if_they_were_alone() {
-    for (number, path) in models().into_iter().enumerate() {
+    for (number, path) in models().into_iter().chain(recurrent_models()).enumerate() {
         let mut random = fastrand::Rng::with_seed(number as u64);
         let mut alone = open(&path, None, 1).unwrap();
         let vocabulary = alone.vocab_size();
@@ -215,6 +215,19 @@ fn suspended_requests_go_on_where_they_were() {
     }
 }
 
+/// The state of a suspended request is not kept, so its rows are computed again.
+#[test]
+fn suspended_requests_with_a_state_are_computed_again() {
+    for path in recurrent_models() {
+        let (expected, suspended, _) = run_short_of_room(&path, 0, None);
+        assert_eq!(suspended, 0, "all have room");
+        let (answers, suspended, computed_again) =
+            run_short_of_room(&path, u64::MAX, Some(CONTEXT));
+        assert_eq!((answers, computed_again), (expected, suspended), "{}", path.display());
+        assert!(suspended > 0);
+    }
+}
+
 /// All prompts could be read at once, but there is room for one.
 #[test]
 fn prompts_wait_for_room() {
@@ -289,10 +302,15 @@ fn collector() -> (Sink, Collected) {
 
 #[test]
 fn restored_requests_go_on_in_another_engine() {
-    let Some(path) = fixture("gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf") else { return };
+    let names =
+        ["gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf", "gguf/qwen3_next/qwen3_next-Q8_0.gguf"];
+    names.iter().filter_map(|name| fixture(name)).for_each(|path| check_restored(&path));
+}
+
+fn check_restored(path: &Path) {
     let open = |kv_ram_bytes| {
         let options = SessionOptions { sequences: 2, kv_ram_bytes, ..SessionOptions::default() };
-        Engine::new(open_with(&path, options).unwrap(), &EngineOptions::default())
+        Engine::new(open_with(path, options).unwrap(), &EngineOptions::default())
     };
     let request = |priority| Request {
         prompt: (0..40).map(|at| at * 5 % 90).collect(),
@@ -501,7 +519,7 @@ fn prompts_that_begin_alike_are_read_once() {
 
 #[test]
 fn a_prompt_cut_anywhere_gives_the_same_bits() {
-    for path in models() {
+    for path in models().into_iter().chain(recurrent_models()) {
         let mut session = open(&path, None, 1).unwrap();
         let vocabulary = session.vocab_size();
         let tokens: Vec<u32> =

@@ -19,7 +19,7 @@ use forebay_store::{
     open_faulty_engine,
 };
 use forebay_stream::StreamError;
-use support::{fixture, fixtures};
+use support::{fixture, fixtures, recurrent_models};
 
 fn never(_: u64, _: u64) -> bool {
     true
@@ -109,7 +109,9 @@ fn models() -> Vec<PathBuf> {
             }
         }
     }
+    found.extend(recurrent_models());
     found.sort();
+    found.dedup();
     assert!(!found.is_empty(), "the project's own fixtures hold models");
     found
 }

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use forebay_engine::{EngineError, KvCacheType, Session, SessionOptions};
 use forebay_store::IoKind;
 use forebay_stream::{PolicyKind, StreamError};
-use support::fixture;
+use support::{fixture, recurrent_models};
 
 const POLICIES: [PolicyKind; 3] = [PolicyKind::LAYER_LRU, PolicyKind::LAYER_LFU, PolicyKind::LRU];
 
@@ -66,6 +66,7 @@ fn models() -> Vec<PathBuf> {
     ]
     .iter()
     .filter_map(|name| fixture(name))
+    .chain(recurrent_models())
     .collect()
 }
 

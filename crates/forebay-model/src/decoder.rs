@@ -5,6 +5,7 @@ use std::ops::Range;
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::backend::{Backend, Batch, Begun, ChosenExperts, End, NextBlock, Run, Selector, Step};
+use crate::states::States;
 use crate::weights::{FeedForwardWeights, Weights};
 use forebay_compute::RowKind;
 use forebay_store::Interrupt;
@@ -82,6 +83,8 @@ pub struct Decoder {
     weights: Weights,
     backend: Box<dyn Backend>,
     followed: Option<Box<dyn ChosenExperts>>,
+    /// States of recurrent layers, if the model has any.
+    states: Option<States>,
     interrupt: Interrupt,
     final_rows: Vec<f32>,
 }
@@ -134,11 +137,14 @@ impl Decoder {
     /// Creates a decoder. `backend` must have been created for the same description and weights.
     pub fn new(architecture: Architecture, weights: Weights, backend: Box<dyn Backend>) -> Decoder {
         let interrupt = Interrupt::new();
+        let is_recurrent = architecture.recurrent_layers() > 0;
+        let states = is_recurrent.then(|| States::new(backend.tables()));
         Decoder {
             architecture,
             weights,
             backend,
             followed: None,
+            states,
             interrupt,
             final_rows: Vec::new(),
         }
@@ -159,6 +165,25 @@ impl Decoder {
     /// Returns the backend, to set and copy KV blocks between passes.
     pub fn backend_mut(&mut self) -> &mut dyn Backend {
         self.backend.as_mut()
+    }
+
+    /// Returns true if some layers have a state. Their rows can only be computed one after another: a sequence goes on where its
+    /// state is ([`Decoder::has_state`]).
+    pub fn is_recurrent(&self) -> bool {
+        self.states.is_some()
+    }
+
+    /// Returns true if the sequence of a table can go on behind its first `position` positions. Always true for models without
+    /// recurrent layers.
+    pub fn has_state(&self, table: usize, position: usize) -> bool {
+        self.states.as_ref().is_none_or(|states| states.has(table, position))
+    }
+
+    /// Drops the states of a table. Call this before another sequence uses the table.
+    pub fn forget_state(&mut self, table: usize) {
+        if let Some(states) = &mut self.states {
+            states.forget(table);
+        }
     }
 
     /// Returns the states behind the last layer of the rows that passes wanted, `[rows, hidden]`, since
@@ -204,7 +229,7 @@ impl Decoder {
     /// caller wants to `output`. Appends the chosen experts of every row to `routing`, if given.
     ///
     /// # Errors
-    /// Returns an error if a token is outside the vocabulary, a read fails, values are not finite, or the call was
+    /// Returns an error if a token is outside the vocabulary, a sequence has no state for its rows, a read fails, values are not finite, or the call was
     /// interrupted ([`ModelError::Interrupted`]). The blocks of the pass's own positions then hold anything; all other
     /// positions are unchanged.
     ///
@@ -261,6 +286,9 @@ impl Decoder {
             output.truncate(kept);
             *paused = Paused::default();
         }
+        if let (Some(states), Ok(true)) = (&mut self.states, &done) {
+            states.end(pass.runs);
+        }
         done
     }
 
@@ -312,8 +340,12 @@ impl Decoder {
         mut routing: Option<&mut Routing>,
         mut watch: Option<PassWatch<'_>>,
     ) -> Result<bool, ModelError> {
-        let Decoder { architecture, weights, backend, followed, interrupt, final_rows } = self;
+        let Decoder { architecture, weights, backend, followed, states, interrupt, final_rows } =
+            self;
         interrupt.check()?;
+        if let Some(states) = states {
+            states.begin(pass.runs)?;
+        }
         let (count, layers) = (pass.tokens.len(), architecture.layers.len());
         let first = paused.layer;
         let last = layers.min(first.saturating_add(part.max(1)));
@@ -323,6 +355,7 @@ impl Decoder {
             weights,
             layer: 0,
             runs: pass.runs,
+            states: states.as_ref().map_or(&[], States::places),
             count,
             decode: of_decode.map(|run| run.count).sum(),
             outputs: pass.outputs,

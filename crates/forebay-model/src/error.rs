@@ -38,6 +38,10 @@ pub enum ModelError {
          give a larger --ctx or a shorter prompt"
     )]
     ContextFull { used: usize, context: usize, wanted: usize },
+    #[error(
+        "the recurrent layers have no state after position {position} of this sequence; read it again from its beginning"
+    )]
+    NoState { position: usize },
     #[error("token id {id} is outside of the vocabulary of {vocabulary} tokens")]
     TokenOutOfRange { id: u32, vocabulary: usize },
     #[error(

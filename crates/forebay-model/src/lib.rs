@@ -17,6 +17,7 @@ pub mod decoder;
 mod error;
 pub mod sampling;
 mod sharing;
+mod states;
 mod statistics;
 pub mod weights;
 

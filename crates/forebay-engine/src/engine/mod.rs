@@ -225,9 +225,10 @@ impl Engine {
     ///
     /// # Errors
     /// Returns an error if the model's files cannot be read to identify them, if the folder cannot be written, or if keys and
-    /// values are to be rounded and are not f16.
+    /// values are to be rounded and are not f16. Returns an error if the model has recurrent layers.
     pub fn set_kv_disk(&mut self, disk: KvDisk, name: &str) -> Result<(), EngineError> {
         let KvDisk { store, ty } = disk;
+        self.session.check_not_recurrent("a KV cache on disk")?;
         let mut identity = self.session.strong_identity()?;
         let mut name = name.to_owned();
         if ty == KvDiskType::Q8_0 {

@@ -114,6 +114,10 @@ impl Engine {
         let running = running.iter().find(|active| active.id == id);
         if let Some(active) = running {
             check_state(active.has_own_state())?;
+            if session.runner.decoder.is_recurrent() {
+                // The states of recurrent layers are not copied. The restored request computes its rows again.
+                return Ok(Some(of_active(model, active, 0, Vec::new())));
+            }
             let blocks = session.runner.export(active.sequence)?;
             return Ok(Some(of_active(model, active, active.done(), blocks)));
         }

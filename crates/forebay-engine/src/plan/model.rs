@@ -120,8 +120,10 @@ pub(crate) struct ModelCosts {
 pub(crate) struct KvCosts {
     /// Bytes of keys and values for one position in one layer.
     layer_bytes: u64,
-    /// Attention window of each layer, in positions. `None` if the layer sees the whole context.
+    /// Window of each attention layer, in positions. `None` if the layer sees the whole context.
     windows: Vec<Option<usize>>,
+    /// Bytes of the states of recurrent layers that a token reads and writes.
+    state_bytes: u64,
     /// Bytes of layers that see the whole context which are in VRAM, if others are read in RAM.
     in_vram_bytes: Option<f64>,
 }
@@ -137,7 +139,11 @@ impl KvCosts {
         let keys_and_values = row_bytes(cache, attention.head_dim) + value_bytes;
         KvCosts {
             layer_bytes: attention.kv_heads as u64 * keys_and_values,
-            windows: architecture.layers.iter().map(|layer| layer.window).collect(),
+            windows: architecture
+                .attention_layers()
+                .map(|layer| architecture.layers[layer].window)
+                .collect(),
+            state_bytes: 2 * architecture.state_bytes(),
             in_vram_bytes: None,
         }
     }
@@ -161,11 +167,12 @@ impl KvCosts {
         (self.bytes_kept(positions) - in_vram).max(0.0)
     }
 
-    /// Returns the bytes of keys and values that a token after `depth` others reads.
+    /// Returns the bytes of keys and values that a token after `depth` others reads, and those of states that it reads and
+    /// writes.
     pub fn bytes_read(&self, depth: usize) -> f64 {
         let seen = |window: &Option<usize>| window.map_or(depth, |window| window.min(depth));
         let rows: usize = self.windows.iter().map(seen).sum();
-        rows as f64 * self.layer_bytes as f64
+        rows as f64 * self.layer_bytes as f64 + self.state_bytes as f64
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 14] = [
+pub const HUGGING_FACE: [&str; 18] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -20,9 +20,13 @@ pub const HUGGING_FACE: [&str; 14] = [
     "deepseek_v2",
     "deepseek_v2_noq",
     "deepseek_v3",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
 ];
 /// Names of the fixtures in GGUF form.
-pub const GGUF: [&str; 17] = [
+pub const GGUF: [&str; 21] = [
     "llama",
     "llama3_rope",
     "llama_k",
@@ -40,7 +44,16 @@ pub const GGUF: [&str; 17] = [
     "deepseek_v2_k",
     "deepseek_v2_lite",
     "deepseek_v3",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_5_moe_k",
 ];
+
+/// Names of the fixtures with recurrent layers.
+#[allow(dead_code, reason = "only some tests need them")]
+pub const RECURRENT: [&str; 5] =
+    ["qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_moe_k"];
 
 /// Reference logits of one file.
 pub struct References {

@@ -16,15 +16,24 @@ pub fn fixtures() -> PathBuf {
     found.expect("the project's own fixtures/ are always there")
 }
 
-/// Returns a path below the fixtures. If this set lacks it, prints a message and returns `None`.
+/// Returns a path below the fixtures, or below the second set beside them (`fixtures2`). If both lack it, prints a message and
+/// returns `None`.
 pub fn fixture(relative: &str) -> Option<PathBuf> {
-    let path = fixtures().join(relative);
-    if path.exists() {
-        return Some(path);
+    let sets = [Some(fixtures()), second_fixtures()];
+    let path = sets.iter().flatten().map(|set| set.join(relative)).find(|path| path.exists());
+    if path.is_none() {
+        // Written directly to stderr, because the test harness captures what passing tests print.
+        let first = fixtures();
+        let _ = writeln!(std::io::stderr(), "SKIPPED: {relative} is not in {}", first.display());
     }
-    // Written directly to stderr, because the test harness captures what passing tests print.
-    let _ = writeln!(std::io::stderr(), "SKIPPED: {relative} is not in {}", fixtures().display());
-    None
+    path
+}
+
+/// Returns the root of the second set of fixtures, if it is there.
+#[allow(dead_code, reason = "only some tests need the root")]
+pub fn second_fixtures() -> Option<PathBuf> {
+    let second = fixtures().with_file_name("fixtures2");
+    second.is_dir().then_some(second)
 }
 
 /// Returns a model of every kind of attention and of mixture: windows, latent attention, shared experts.
@@ -40,6 +49,20 @@ pub fn models() -> Vec<PathBuf> {
         "models/mixtral",
         "models/glm4_moe",
         "models/deepseek_v3",
+    ]
+    .iter()
+    .filter_map(|name| fixture(name))
+    .collect()
+}
+
+/// Returns models with recurrent layers, whose sequences share no keys and values.
+#[allow(dead_code, reason = "only some tests need them")]
+pub fn recurrent_models() -> Vec<PathBuf> {
+    [
+        "gguf/qwen3_5_moe_k/qwen3_5_moe_k-Q4_K_M.gguf",
+        "gguf/qwen3_next/qwen3_next-Q8_0.gguf",
+        "models/qwen3_5_moe",
+        "models/qwen3_5",
     ]
     .iter()
     .filter_map(|name| fixture(name))

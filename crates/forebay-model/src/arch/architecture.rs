@@ -6,6 +6,7 @@ use forebay_compute::{
 };
 use serde::Serialize;
 
+use super::recurrent::Recurrent;
 use crate::ModelError;
 
 /// Description of a model that the decoder can run.
@@ -26,6 +27,8 @@ pub struct Architecture {
     /// Cap of the logits, which become `cap * tanh(logit / cap)`.
     pub logit_softcap: Option<f32>,
     pub attention: Attention,
+    /// Shape of the recurrent layers, if there are any.
+    pub recurrent: Option<Recurrent>,
     /// Rotary embeddings; each layer uses one of them.
     pub ropes: Vec<Rope>,
     /// Gating of all feed-forwards, including those of experts.
@@ -63,6 +66,9 @@ pub struct Attention {
     pub softcap: Option<f32>,
     /// True if every head has a sink: a score that takes its share of the softmax and has no value (gpt-oss).
     pub sinks: bool,
+    /// True if the query projection also gives a gate for every element of the output. Its rows are, head by head, the query
+    /// and then the gate. The output is multiplied by the sigmoid of the gate.
+    pub output_gate: bool,
     pub bias: AttentionBias,
     pub qk_norm: QkNorm,
     /// Shape of latent attention, in which keys and values are projections of one small vector. Only this vector is
@@ -74,6 +80,11 @@ impl Attention {
     /// Returns the number of elements of a token's output before the output projection.
     pub fn output_width(&self) -> usize {
         self.heads * self.latent.map_or(self.value_dim, |latent| latent.value)
+    }
+
+    /// Returns the rows of the query projection of grouped-query attention.
+    pub fn query_rows(&self) -> usize {
+        self.heads * self.head_dim * if self.output_gate { 2 } else { 1 }
     }
 }
 
@@ -125,6 +136,7 @@ impl Latent {
             scale: magnitude * magnitude / (self.plain.saturating_add(self.rotary) as f32).sqrt(),
             softcap: None,
             sinks: false,
+            output_gate: false,
             bias: AttentionBias::None,
             qk_norm: QkNorm::None,
             latent: Some(self),
@@ -177,9 +189,19 @@ impl RopeFactors {
     }
 }
 
+/// What a layer does before its feed-forward.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Mixer {
+    /// [`Architecture::attention`]
+    Attention,
+    /// [`Architecture::recurrent`]
+    Recurrent,
+}
+
 /// One decoder layer.
 #[derive(Debug, Clone, Serialize)]
 pub struct Layer {
+    pub mixer: Mixer,
     /// Number of positions that a token attends to, including itself; `None` means all.
     pub window: Option<usize>,
     /// Index into [`Architecture::ropes`].
@@ -233,6 +255,8 @@ pub struct Experts {
     pub bias: bool,
     /// Width of the shared experts that every token uses; 0 if there are none.
     pub shared_width: usize,
+    /// True if the output of the shared experts is multiplied by the sigmoid of a product of the input with a vector.
+    pub shared_gate: bool,
 }
 
 /// Returns the expert groups of a router, if there are several. Models with a correction bias score a group by its best
@@ -305,10 +329,10 @@ impl KvCapacity {
 
 impl Architecture {
     /// Returns the attention windows of the layers, each once, in the order in which they first occur. The layers with
-    /// one window are a group, whose keys and values share blocks.
+    /// one window are a group, whose keys and values share blocks. Recurrent layers are in no group.
     pub fn kv_windows(&self) -> Vec<Option<usize>> {
         let mut windows = Vec::new();
-        for layer in &self.layers {
+        for layer in self.attention_layers().map(|index| &self.layers[index]) {
             if !windows.contains(&layer.window) {
                 windows.push(layer.window);
             }
@@ -447,6 +471,20 @@ impl Architecture {
             let factor = factor.unwrap_or(1.0);
             check(key, factor, factor.is_finite() && factor > 0.0, "it must be positive")?;
         }
+        check(
+            "attention layers",
+            0,
+            self.attention_layers().next().is_some(),
+            "forebay needs at least one layer with attention",
+        )?;
+        if self.recurrent_layers() > 0 {
+            let recurrent = self.recurrent.ok_or_else(|| ModelError::BadValue {
+                key: "recurrent layers".into(),
+                value: self.recurrent_layers().to_string(),
+                expected: "their shape must be described".into(),
+            })?;
+            recurrent.validate()?;
+        }
         self.layers.iter().try_for_each(Layer::validate)
     }
 }
@@ -481,11 +519,16 @@ impl Experts {
 }
 
 /// Checks a size. The limit is far above any model, and keeps products of hostile values within `usize`.
-fn check_size(key: &str, value: usize) -> Result<(), ModelError> {
+pub(super) fn check_size(key: &str, value: usize) -> Result<(), ModelError> {
     check(key, value, value > 0 && value < 1 << 24, "it must be from 1 to 16 million")
 }
 
-fn check<T: ToString>(key: &str, value: T, holds: bool, expected: &str) -> Result<(), ModelError> {
+pub(super) fn check<T: ToString>(
+    key: &str,
+    value: T,
+    holds: bool,
+    expected: &str,
+) -> Result<(), ModelError> {
     if holds {
         return Ok(());
     }

@@ -1,6 +1,7 @@
 //! The model families that the decoder runs, as a table of their differences.
 
 use super::architecture::{NormLayout, QkNorm};
+use super::recurrent::HeadOrder;
 use forebay_compute::{Gating, RopeLayout};
 
 /// Properties of a family that its metadata does not give.
@@ -21,6 +22,12 @@ pub struct Family {
     pub qkv_bias: bool,
     pub qk_norm: QkNorm,
     pub sinks: bool,
+    /// True if the query projection also gives a gate of attention's output.
+    pub output_gate: bool,
+    /// True if some layers are recurrent.
+    pub recurrent: bool,
+    /// Which value heads a key head of recurrent layers serves in a GGUF file. In Hugging Face models they are consecutive.
+    pub gguf_heads: HeadOrder,
     /// True if attention is multi-head latent attention.
     pub latent: bool,
     pub norms: NormLayout,
@@ -33,6 +40,8 @@ pub struct Family {
     pub experts: bool,
     /// True if router and experts have biases.
     pub expert_bias: bool,
+    /// True if the output of shared experts has a gate.
+    pub shared_gate: bool,
     /// True if expert weights are renormalised when the metadata does not say so.
     pub renormalise: bool,
     /// Tensor names that differ from the usual ones: role, GGUF name, Hugging Face name.
@@ -62,6 +71,9 @@ const BASE: Family = Family {
     qkv_bias: false,
     qk_norm: QkNorm::None,
     sinks: false,
+    output_gate: false,
+    recurrent: false,
+    gguf_heads: HeadOrder::Consecutive,
     latent: false,
     norms: NormLayout::Pre,
     norms_less_one: false,
@@ -69,6 +81,7 @@ const BASE: Family = Family {
     gating: Gating::Silu,
     experts: false,
     expert_bias: false,
+    shared_gate: false,
     renormalise: true,
     names: &[],
 };
@@ -82,6 +95,22 @@ const GEMMA: Family = Family {
     names: &[
         ("feed_forward_norm", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
         ("attention_post_norm", "post_attention_norm.weight", "post_attention_layernorm.weight"),
+    ],
+    ..BASE
+};
+
+/// Common properties of models with gated DeltaNet layers.
+const QWEN_NEXT: Family = Family {
+    qk_norm: QkNorm::PerHead,
+    output_gate: true,
+    recurrent: true,
+    norms_less_one: true,
+    shared_gate: true,
+    names: &[
+        ("feed_forward_norm", "post_attention_norm.weight", "post_attention_layernorm.weight"),
+        ("shared_gate", "ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight"),
+        ("shared_up", "ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
+        ("shared_down", "ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"),
     ],
     ..BASE
 };
@@ -200,6 +229,28 @@ const FAMILIES: &[Family] = &[
             "post_attention_layernorm.weight",
         )],
         ..BASE
+    },
+    Family {
+        name: "qwen3next",
+        gguf: "qwen3next",
+        huggingface: &["qwen3_next"],
+        experts: true,
+        ..QWEN_NEXT
+    },
+    Family {
+        name: "qwen35",
+        gguf: "qwen35",
+        huggingface: &["qwen3_5_text", "qwen3_5"],
+        gguf_heads: HeadOrder::Tiled,
+        ..QWEN_NEXT
+    },
+    Family {
+        name: "qwen35moe",
+        gguf: "qwen35moe",
+        huggingface: &["qwen3_5_moe_text", "qwen3_5_moe"],
+        gguf_heads: HeadOrder::Tiled,
+        experts: true,
+        ..QWEN_NEXT
     },
 ];
 

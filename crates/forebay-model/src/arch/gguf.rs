@@ -1,13 +1,14 @@
 //! Reads an architecture from GGUF metadata. The keys are in the "LLM" section of the GGUF specification.
 
 use forebay_compute::{RopeScaling, Scoring};
-use forebay_format::{Catalog, GgufMetadata};
+use forebay_format::{Array, Catalog, GgufMetadata};
 
 use super::architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, LONG_FACTORS, Latent, Layer,
-    Naming, QkNorm, Rope, groups,
+    Mixer, Naming, QkNorm, Rope, groups,
 };
 use super::families::{self, Family, Windows};
+use super::recurrent::{Recurrent, StateRule};
 use crate::ModelError;
 
 /// Keys of one architecture, `ARCH.key`.
@@ -80,7 +81,9 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     let hidden = keys.count("embedding_length")?;
     let layers = layers(catalog, &keys, family)?;
     let attention = attention(catalog, &keys, family, layers.len())?;
-    let heads_norm = catalog.tensor("blk.0.attn_q_norm.weight").is_some();
+    let attends = |layer: &Layer| layer.mixer == Mixer::Attention;
+    let first = layers.iter().position(attends).unwrap_or(0);
+    let heads_norm = catalog.tensor(&format!("blk.{first}.attn_q_norm.weight")).is_some();
     Ok(Architecture {
         family: family.name,
         name: metadata.str("general.name").map(str::to_owned),
@@ -99,6 +102,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
             qk_norm: if heads_norm { family.qk_norm } else { QkNorm::None },
             ..attention
         },
+        recurrent: family.recurrent.then(|| recurrent(&keys, family)).transpose()?,
         gating: family.gating,
         layers,
         tied_embeddings: catalog.tensor("output.weight").is_none(),
@@ -128,6 +132,7 @@ fn attention(
         }),
         softcap: keys.optional_float("attn_logit_softcapping"),
         sinks: family.sinks,
+        output_gate: family.output_gate,
         bias: bias(catalog, family),
         qk_norm: family.qk_norm,
         latent: None,
@@ -272,6 +277,10 @@ fn layers(
         Windows::NotInGguf => None,
         _ => keys.optional_count("attention.sliding_window")?.filter(|window| *window > 0),
     };
+    let recurrent = match family.recurrent {
+        true => recurrent_layers(keys, count)?,
+        false => vec![false; count],
+    };
     (0..count)
         .map(|index| {
             let routed = catalog.tensor(&format!("blk.{index}.ffn_gate_inp.weight")).is_some();
@@ -281,9 +290,40 @@ fn layers(
                 FeedForward::Dense { width: keys.count("feed_forward_length")? }
             };
             let window = window.filter(|_| family.windows.slides(index));
-            Ok(Layer { window, rope: family.rope_of(window), feed_forward })
+            let mixer = if recurrent[index] { Mixer::Recurrent } else { Mixer::Attention };
+            Ok(Layer { mixer, window, rope: family.rope_of(window), feed_forward })
         })
         .collect()
+}
+
+/// Returns for each layer if it is recurrent.
+fn recurrent_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
+    let key = keys.path("attention.recurrent_layers");
+    if let Some(value) = keys.metadata.get(&key) {
+        return match value.as_array() {
+            Some(Array::Bool(flags)) if flags.len() >= count => Ok(flags[..count].to_vec()),
+            _ => Err(ModelError::BadValue {
+                key,
+                value: value.describe(),
+                expected: format!("it must be a list of at least {count} flags"),
+            }),
+        };
+    }
+    let period = keys.optional_count("full_attention_interval")?.unwrap_or(4).max(1);
+    Ok((0..count).map(|index| !(index + 1).is_multiple_of(period)).collect())
+}
+
+fn recurrent(keys: &Keys<'_>, family: &Family) -> Result<Recurrent, ModelError> {
+    let (value_heads, inner) = (keys.count("ssm.time_step_rank")?, keys.count("ssm.inner_size")?);
+    Ok(Recurrent {
+        rule: StateRule::GatedDelta,
+        convolution: keys.count("ssm.conv_kernel")?,
+        key_heads: keys.count("ssm.group_count")?,
+        value_heads,
+        key_dim: keys.count("ssm.state_size")?,
+        value_dim: inner.checked_div(value_heads).unwrap_or(0),
+        head_order: family.gguf_heads,
+    })
 }
 
 fn experts(
@@ -327,6 +367,10 @@ fn experts(
         correction_bias,
         groups: groups(n_groups, groups_kept, correction_bias),
         bias: family.expert_bias,
-        shared_width: width * keys.optional_count("expert_shared_count")?.unwrap_or(0),
+        shared_width: match keys.optional_count("expert_shared_feed_forward_length")? {
+            Some(shared) if family.shared_gate => shared,
+            _ => width.saturating_mul(keys.optional_count("expert_shared_count")?.unwrap_or(0)),
+        },
+        shared_gate: family.shared_gate,
     })
 }

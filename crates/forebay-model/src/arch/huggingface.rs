@@ -6,11 +6,12 @@ use forebay_format::{Catalog, HfMetadata};
 use serde_json::Value;
 
 use super::architecture::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, Latent, Layer, Naming, QkNorm,
-    Rope, RopeFactors, groups,
+    Architecture, Attention, AttentionBias, Experts, FeedForward, Latent, Layer, Mixer, Naming,
+    QkNorm, Rope, RopeFactors, groups,
 };
 use super::families::{self, Family, Windows};
 use super::names::Names;
+use super::recurrent::{HeadOrder, Recurrent, StateRule};
 use crate::ModelError;
 
 /// Key of the number of positions that a model was first trained for, before its rotation was scaled.
@@ -99,6 +100,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         logit_softcap: config.float("final_logit_softcapping").map(|cap| cap as f32),
         attention,
         ropes,
+        recurrent: family.recurrent.then(|| recurrent(&config)).transpose()?,
         gating,
         layers: layers(catalog, &config, family)?,
         tied_embeddings: config.is_tied(family),
@@ -141,6 +143,10 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
     if method.is_some_and(|method| method != Some("mxfp4") || !family.expert_bias) {
         let method = method.flatten().unwrap_or("set");
         return refuse("quantization_config", method, convert);
+    }
+    let gated = config.json.get("attn_output_gate").and_then(Value::as_bool);
+    if gated.is_some_and(|gated| gated != family.output_gate) {
+        return refuse("attn_output_gate", "set", "forebay does not know this variant");
     }
     if config.flag("mlp_bias") {
         return refuse("mlp_bias", "true", "forebay does not know feed-forward biases yet");
@@ -219,6 +225,7 @@ fn attention(
         scale: 1.0 / (scalar as f32).sqrt(),
         softcap: config.float("attn_logit_softcapping").map(|cap| cap as f32),
         sinks: family.sinks,
+        output_gate: family.output_gate,
         bias,
         qk_norm: match config.json.get("use_qk_norm").and_then(Value::as_bool) {
             Some(false) => QkNorm::None,
@@ -369,9 +376,43 @@ fn layers(
                 FeedForward::Dense { width: config.count("intermediate_size")? }
             };
             let window = window(config, family, index)?;
-            Ok(Layer { window, rope: family.rope_of(window), feed_forward })
+            let mixer = match family.recurrent && is_recurrent(config, index)? {
+                true => Mixer::Recurrent,
+                false => Mixer::Attention,
+            };
+            Ok(Layer { mixer, window, rope: family.rope_of(window), feed_forward })
         })
         .collect()
+}
+
+/// Returns true if layer `index` is recurrent. `layer_types` decides if it is present.
+fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
+    if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
+        return match types.get(index).and_then(Value::as_str) {
+            Some("linear_attention") => Ok(true),
+            Some("full_attention") => Ok(false),
+            other => Err(ModelError::BadValue {
+                key: format!("layer_types of layer {index}"),
+                value: other.unwrap_or("none").into(),
+                expected: "forebay knows linear_attention and full_attention for this family"
+                    .into(),
+            }),
+        };
+    }
+    let period = config.optional_count("full_attention_interval")?.unwrap_or(4).max(1);
+    Ok(!(index + 1).is_multiple_of(period))
+}
+
+fn recurrent(config: &Config<'_>) -> Result<Recurrent, ModelError> {
+    Ok(Recurrent {
+        rule: StateRule::GatedDelta,
+        convolution: config.count("linear_conv_kernel_dim")?,
+        key_heads: config.count("linear_num_key_heads")?,
+        value_heads: config.count("linear_num_value_heads")?,
+        key_dim: config.count("linear_key_head_dim")?,
+        value_dim: config.count("linear_value_head_dim")?,
+        head_order: HeadOrder::Consecutive,
+    })
 }
 
 /// Returns true if layer `index` has experts (qwen3_moe: `decoder_sparse_step`, `mlp_only_layers`; deepseek:
@@ -424,7 +465,11 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
         correction_bias,
         groups: groups(n_groups, groups_kept, correction_bias),
         bias: family.expert_bias,
-        shared_width: width * config.optional_count("n_shared_experts")?.unwrap_or(0),
+        shared_width: match config.optional_count("shared_expert_intermediate_size")? {
+            Some(shared) if family.shared_gate => shared,
+            _ => width.saturating_mul(config.optional_count("n_shared_experts")?.unwrap_or(0)),
+        },
+        shared_gate: family.shared_gate,
     })
 }
 

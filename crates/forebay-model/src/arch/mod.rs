@@ -6,12 +6,14 @@ mod families;
 mod gguf;
 mod huggingface;
 mod names;
+mod recurrent;
 
 pub use architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, KvCapacity, KvInVram, Latent,
-    Layer, Naming, NormLayout, QkNorm, Rope, RopeFactors,
+    Layer, Mixer, Naming, NormLayout, QkNorm, Rope, RopeFactors,
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use families::by_name;
 pub use families::{Family, known_families};
 pub(crate) use names::Names;
+pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};

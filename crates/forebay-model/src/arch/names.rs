@@ -30,6 +30,18 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("kv_b", "attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
     ("k_b", "attn_k_b.weight", ""),
     ("v_b", "attn_v_b.weight", ""),
+    // Recurrent layers. Some models hold several projections in one matrix, ordered by key head.
+    ("delta_qkvz", "", "linear_attn.in_proj_qkvz.weight"),
+    ("delta_qkv", "attn_qkv.weight", "linear_attn.in_proj_qkv.weight"),
+    ("delta_z", "attn_gate.weight", "linear_attn.in_proj_z.weight"),
+    ("delta_ba", "ssm_ba.weight", "linear_attn.in_proj_ba.weight"),
+    ("delta_b", "ssm_beta.weight", "linear_attn.in_proj_b.weight"),
+    ("delta_a", "ssm_alpha.weight", "linear_attn.in_proj_a.weight"),
+    ("delta_decay", "ssm_a", "linear_attn.A_log"),
+    ("delta_step", "ssm_dt.bias", "linear_attn.dt_bias"),
+    ("delta_convolution", "ssm_conv1d.weight", "linear_attn.conv1d.weight"),
+    ("delta_norm", "ssm_norm.weight", "linear_attn.norm.weight"),
+    ("delta_o", "ssm_out.weight", "linear_attn.out_proj.weight"),
     // Feed-forwards.
     ("gate", "ffn_gate.weight", "mlp.gate_proj.weight"),
     ("up", "ffn_up.weight", "mlp.up_proj.weight"),
@@ -39,12 +51,14 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("expert_gate", "ffn_gate_exps.weight", "mlp.experts.{expert}.gate_proj.weight"),
     ("expert_up", "ffn_up_exps.weight", "mlp.experts.{expert}.up_proj.weight"),
     ("expert_down", "ffn_down_exps.weight", "mlp.experts.{expert}.down_proj.weight"),
-    // Prefix of the name; `_blocks` or `_scales` is appended.
+    // The name, or its beginning: gpt-oss appends `_blocks` or `_scales`.
     ("expert_gate_up", "", "mlp.experts.gate_up_proj"),
+    ("expert_down_stack", "", "mlp.experts.down_proj"),
     ("expert_gate_bias", "ffn_gate_exps.bias", ""),
     ("expert_up_bias", "ffn_up_exps.bias", ""),
     ("expert_gate_up_bias", "", "mlp.experts.gate_up_proj_bias"),
     ("expert_down_bias", "ffn_down_exps.bias", "mlp.experts.down_proj_bias"),
+    ("shared_scale", "ffn_gate_inp_shexp.weight", "mlp.shared_expert_gate.weight"),
     ("shared_gate", "ffn_gate_shexp.weight", "mlp.shared_experts.gate_proj.weight"),
     ("shared_up", "ffn_up_shexp.weight", "mlp.shared_experts.up_proj.weight"),
     ("shared_down", "ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
@@ -90,7 +104,11 @@ impl Names {
             Naming::Gguf => gguf.into(),
             Naming::HuggingFace { root } => match huggingface.strip_prefix("model.") {
                 Some(rest) => format!("{root}{rest}"),
-                None => format!("{}{huggingface}", root.trim_end_matches("model.")),
+                // The head is beside the language model's `model.`, if that is part of a larger model's names.
+                None => match root.strip_suffix(".model.") {
+                    Some(outer) => format!("{outer}.{huggingface}"),
+                    None => huggingface.into(),
+                },
             },
         }
     }

@@ -20,6 +20,7 @@ pub use self::selector::{CHANGES_MOST, RowSelection, Selector};
 use crate::ModelError;
 use crate::arch::{Architecture, Experts, FeedForward};
 use crate::sharing::SubLayerPlan;
+use crate::states::StatePlaces;
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
 use crate::weights::{LayerWeights, Weights};
 
@@ -53,6 +54,8 @@ pub struct Step<'a> {
     pub layer: usize,
     /// The rows of the pass. All decode rows come before all prompt rows.
     pub runs: &'a [Run],
+    /// Where the states of the runs are in recurrent layers; empty if the model has none.
+    pub states: &'a [StatePlaces],
     /// Number of rows.
     pub count: usize,
     /// Number of decode rows, which are the first.
@@ -234,7 +237,7 @@ pub trait Backend: Send {
     /// Returns the number of positions that one sequence can have.
     fn context(&self) -> usize;
 
-    /// Returns the number of bytes reserved for keys and values.
+    /// Returns the number of bytes reserved for keys and values, and for the states of recurrent layers.
     fn cache_bytes(&self) -> u64;
 
     /// Returns the groups of layers and their pools of KV blocks, in the order of [`Architecture::kv_windows`].
@@ -351,19 +354,20 @@ pub trait Backend: Send {
     fn norm(&mut self, step: &Step<'_>, block: NextBlock, add: bool) -> Result<(), ModelError>;
 
     /// Computes queries, keys and values of the normalised input: products, biases, head norms, rotary embedding. Writes
-    /// keys and values to the cache.
+    /// keys and values to the cache. In a recurrent layer, computes the products of the normalised input.
     ///
     /// # Errors
     /// Returns an error if a read or the device fails.
     fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
 
-    /// Computes attention of the queries over the cache.
+    /// Computes attention of the queries over the cache. A recurrent layer reads the states of [`Step::states`] and writes
+    /// them.
     ///
     /// # Errors
     /// Returns an error if the device fails.
     fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
 
-    /// Computes the output projection of attention.
+    /// Computes the output projection of attention, or of a recurrent layer.
     ///
     /// # Errors
     /// Returns an error if a read or the device fails.

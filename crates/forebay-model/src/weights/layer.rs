@@ -10,7 +10,8 @@ use super::relayout;
 use super::tensors::Tensors;
 use crate::ModelError;
 use crate::arch::{
-    Architecture, AttentionBias, Experts, FeedForward, Latent, Names, Naming, NormLayout, QkNorm,
+    Architecture, AttentionBias, Experts, FeedForward, Latent, Mixer, Names, Naming, NormLayout,
+    QkNorm,
 };
 
 pub(super) struct LayerBuilder<'a> {
@@ -31,11 +32,22 @@ impl LayerBuilder<'_> {
         let shape = &self.architecture.attention;
         let hidden = self.architecture.hidden;
         let mut dense = Block::default();
+        let recurrent = self.architecture.recurrent.as_ref();
+        let recurrent =
+            recurrent.filter(|_| self.architecture.layers[self.index].mixer == Mixer::Recurrent);
         let attention = match shape.latent {
+            _ if let Some(recurrent) = recurrent => {
+                AttentionWeights::Delta(self.delta(tensors, &mut dense, recurrent)?)
+            }
             None => AttentionWeights::Grouped(self.grouped(tensors, &mut dense)?),
             Some(latent) => AttentionWeights::Latent(self.latent(tensors, &mut dense, &latent)?),
         };
-        let o = self.matrix(tensors, &mut dense, "o", hidden, shape.output_width())?;
+        let (o, o_width) = match recurrent {
+            Some(recurrent) => ("delta_o", recurrent.value_width()),
+            None => ("o", shape.output_width()),
+        };
+        let o = self.matrix(tensors, &mut dense, o, hidden, o_width)?;
+        let attends = recurrent.is_none();
         let attention_parts = dense.part_bytes().len();
         let mut matrix =
             |role: &str, rows, cols| self.matrix(tensors, &mut dense, role, rows, cols);
@@ -72,12 +84,16 @@ impl LayerBuilder<'_> {
             feed_forward_norm: tensors.norm(&self.name("feed_forward_norm"), hidden)?,
             feed_forward_post_norm: self.norm(tensors, "feed_forward_post_norm", post(sandwich))?,
             attention,
-            sinks: self.vector(tensors, "sinks", shape.sinks.then_some(shape.heads))?,
+            sinks: self.vector(
+                tensors,
+                "sinks",
+                (attends && shape.sinks).then_some(shape.heads),
+            )?,
             o,
             o_bias: self.vector(
                 tensors,
                 "o_bias",
-                (shape.bias == AttentionBias::All).then_some(hidden),
+                (attends && shape.bias == AttentionBias::All).then_some(hidden),
             )?,
             attention_parts,
             feed_forward,
@@ -86,7 +102,7 @@ impl LayerBuilder<'_> {
     }
 
     /// Appends a matrix to the dense block as its next part.
-    fn matrix(
+    pub(super) fn matrix(
         &self,
         tensors: &Tensors<'_>,
         dense: &mut Block,
@@ -124,7 +140,7 @@ impl LayerBuilder<'_> {
     ) -> Result<GroupedWeights, ModelError> {
         let shape = &self.architecture.attention;
         let hidden = self.architecture.hidden;
-        let q_width = shape.heads * shape.head_dim;
+        let (q_width, q_rows) = (shape.heads * shape.head_dim, shape.query_rows());
         let (k_width, v_width) =
             (shape.kv_heads * shape.head_dim, shape.kv_heads * shape.value_dim);
         let biased = |width: usize| (shape.bias != AttentionBias::None).then_some(width);
@@ -134,10 +150,10 @@ impl LayerBuilder<'_> {
             QkNorm::WholeProjection => (Some(q_width), Some(k_width)),
         };
         Ok(GroupedWeights {
-            q: self.matrix(tensors, dense, "q", q_width, hidden)?,
+            q: self.matrix(tensors, dense, "q", q_rows, hidden)?,
             k: self.matrix(tensors, dense, "k", k_width, hidden)?,
             v: self.matrix(tensors, dense, "v", v_width, hidden)?,
-            q_bias: self.vector(tensors, "q_bias", biased(q_width))?,
+            q_bias: self.vector(tensors, "q_bias", biased(q_rows))?,
             k_bias: self.vector(tensors, "k_bias", biased(k_width))?,
             v_bias: self.vector(tensors, "v_bias", biased(v_width))?,
             q_norm: self.norm(tensors, "q_norm", q_norm)?,
@@ -192,7 +208,12 @@ impl LayerBuilder<'_> {
             false => None,
             true => Some(self.expert_biases(tensors, experts)?),
         };
-        Ok(ExpertVectors { router_bias, correction_bias, biases })
+        let hidden = self.architecture.hidden;
+        let shared_scale = match experts.shared_gate && experts.shared_width > 0 {
+            true => Some(tensors.vector_or_row(&self.name("shared_scale"), hidden)?),
+            false => None,
+        };
+        Ok(ExpertVectors { router_bias, correction_bias, shared_scale, biases })
     }
 
     /// Reads the biases of gate, up and down, `[experts, rows]` each.
@@ -214,7 +235,7 @@ impl LayerBuilder<'_> {
         Ok([gate, up, rows("expert_down_bias", hidden)?])
     }
 
-    fn name(&self, role: &str) -> String {
+    pub(super) fn name(&self, role: &str) -> String {
         self.names.layer(self.index, role)
     }
 
@@ -227,6 +248,9 @@ impl LayerBuilder<'_> {
         let hidden = self.architecture.hidden;
         if relayout::experts_need_relayout(self.architecture.naming, experts) {
             return relayout::experts(tensors, &|role| self.name(role), experts, hidden);
+        }
+        if let Some(stacked) = self.stacked_experts(tensors, experts)? {
+            return Ok(stacked);
         }
         let roles = [
             ("expert_gate", experts.width, hidden),
@@ -244,5 +268,38 @@ impl LayerBuilder<'_> {
             }
         }
         Ok(([parts[0], parts[1], parts[2]], blocks))
+    }
+
+    /// Returns gate, up and down of every expert if a folder holds them as two stacks: `gate_up_proj` `[experts, 2 * width,
+    /// hidden]`, whose rows are those of gate and then those of up, and `down_proj` `[experts, hidden, width]`.
+    fn stacked_experts(
+        &self,
+        tensors: &Tensors<'_>,
+        experts: &Experts,
+    ) -> Result<Option<([PartMatrix; 3], Vec<Block>)>, ModelError> {
+        let Experts { count, width, .. } = *experts;
+        let hidden = self.architecture.hidden;
+        let stacks = match self.architecture.naming {
+            Naming::HuggingFace { .. } => tensors.optional(&self.name("expert_gate_up")),
+            Naming::Gguf => None,
+        };
+        let Some(stack) = stacks else { return Ok(None) };
+        let name = stack.name.as_str();
+        let down = self.name("expert_down_stack");
+        let (both, gate_ups) =
+            tensors.expert_matrices(&|_| name.into(), count, 2 * width, hidden)?;
+        let (down, downs) = tensors.expert_matrices(&|_| down.clone(), count, hidden, width)?;
+        let mut blocks = Vec::with_capacity(count);
+        for (both, down) in gate_ups.into_iter().zip(downs) {
+            let half = both.length / 2;
+            let mut block = Block::default();
+            for start in [0, half] {
+                block.push(both.slice(start, half).expect("half of an extent"));
+            }
+            block.push(down);
+            blocks.push(block);
+        }
+        let half = |part| PartMatrix { part, rows: width, ..both };
+        Ok(Some(([half(0), half(1), PartMatrix { part: 2, ..down }], blocks)))
     }
 }

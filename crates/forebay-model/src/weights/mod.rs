@@ -4,6 +4,7 @@
 //! matrix in another form than products need, the block has a relayout (`relayout.rs`). Norm weights and biases are
 //! read at once, because they are small and every token needs them.
 
+mod delta;
 mod layer;
 mod parts;
 mod relayout;
@@ -17,8 +18,8 @@ use crate::ModelError;
 use crate::arch::{Architecture, LONG_FACTORS, Names, RopeFactors, SHORT_FACTORS, by_name};
 use layer::LayerBuilder;
 pub use parts::{
-    AttentionWeights, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadChunk, HeadMatrices,
-    LatentWeights, LayerWeights, PartMatrix,
+    AttentionWeights, DeltaWeights, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadChunk,
+    HeadMatrices, LatentWeights, LayerWeights, PartMatrix,
 };
 use tensors::Tensors;
 

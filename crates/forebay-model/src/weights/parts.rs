@@ -1,5 +1,6 @@
 //! The contents of layers: matrices as parts of blocks, and vectors.
 
+use forebay_compute::DeltaColumns;
 use forebay_format::TensorType;
 
 /// A matrix `[rows, cols]` that is part `part` of its block.
@@ -30,11 +31,41 @@ pub struct LayerWeights {
     pub feed_forward: FeedForwardWeights,
 }
 
-/// Weights that produce queries, keys and values.
+/// Weights of what a layer does before its feed-forward, up to the output projection.
 #[derive(Debug)]
 pub enum AttentionWeights {
     Grouped(GroupedWeights),
     Latent(LatentWeights),
+    /// A recurrent layer, which has no keys and values.
+    Delta(DeltaWeights),
+}
+
+/// A recurrent layer with the gated delta rule.
+#[derive(Debug)]
+pub struct DeltaWeights {
+    /// Projection to queries, keys and values, and to the output's gate if `z` is `None`.
+    pub qkv: PartMatrix,
+    pub z: Option<PartMatrix>,
+    /// Projection to the share of replacement, and to the step of decay if `a` is `None`.
+    pub b: PartMatrix,
+    pub a: Option<PartMatrix>,
+    /// Which columns of the products are which.
+    pub columns: DeltaColumns,
+    /// Weights of the convolution `[convolution, channels]`.
+    pub convolution: Vec<f32>,
+    /// Rate of decay of each value head, at most 0.
+    pub decay: Vec<f32>,
+    /// Number that is added to the step of each value head.
+    pub step: Vec<f32>,
+    /// Weight of the norm of a value head's output.
+    pub norm: Vec<f32>,
+}
+
+impl DeltaWeights {
+    /// Returns the matrices of the projections.
+    pub fn projections(&self) -> impl Iterator<Item = &PartMatrix> {
+        [Some(&self.qkv), self.z.as_ref(), Some(&self.b), self.a.as_ref()].into_iter().flatten()
+    }
 }
 
 /// Grouped-query attention: every key/value head serves a group of query heads.
@@ -88,6 +119,7 @@ impl AttentionWeights {
     pub fn matrices(&self) -> Vec<PartMatrix> {
         match self {
             AttentionWeights::Grouped(of) => vec![of.q, of.k, of.v],
+            AttentionWeights::Delta(of) => of.projections().copied().collect(),
             AttentionWeights::Latent(of) => {
                 let q_a = of.q_a.as_ref().map(|(matrix, _)| *matrix);
                 q_a.into_iter().chain([of.q, of.kv_a, of.k_b.all(), of.v_b.all()]).collect()
@@ -120,6 +152,8 @@ pub struct ExpertVectors {
     pub router_bias: Option<Vec<f32>>,
     /// Bias `[experts]` that is added to the scores for the selection only.
     pub correction_bias: Option<Vec<f32>>,
+    /// Vector `[hidden]` whose product with the input gives the gate of the shared experts.
+    pub shared_scale: Option<Vec<f32>>,
     /// Biases of gate and up `[experts, width]`, and of down `[experts, hidden]`.
     pub biases: Option<[Vec<f32>; 3]>,
 }

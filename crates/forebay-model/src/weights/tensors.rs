@@ -116,6 +116,31 @@ impl<'a> Tensors<'a> {
         self.floats(name, &[length as u64])
     }
 
+    /// Reads a vector that may be stored as a matrix of one row.
+    pub fn vector_or_row(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
+        let is_row = self.find(name)?.shape.len() == 2;
+        match is_row {
+            true => self.rows(name, 1, length),
+            false => self.vector(name, length),
+        }
+    }
+
+    /// Reads the weights of a convolution, one row of `width` for each channel. Hugging Face's tensors have a middle dimension
+    /// of 1.
+    pub fn convolution(
+        &mut self,
+        name: &str,
+        channels: usize,
+        width: usize,
+    ) -> Result<Vec<f32>, ModelError> {
+        let has_middle = self.find(name)?.shape.len() == 3;
+        let (channels, width) = (channels as u64, width as u64);
+        match has_middle {
+            true => self.floats(name, &[channels, 1, width]),
+            false => self.floats(name, &[channels, width]),
+        }
+    }
+
     /// Reads `count` vectors `[count, length]` and widens them to f32.
     pub fn rows(
         &mut self,

@@ -17,6 +17,7 @@ impl CpuBackend {
         match &step.layer_weights().attention {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights)?,
             AttentionWeights::Latent(weights) => self.project_latent(step, weights)?,
+            AttentionWeights::Delta(weights) => return self.project_delta(step, weights),
         }
         let CpuBackend { cpu, cache, tables, scratch, .. } = self;
         let attention = &step.architecture.attention;
@@ -46,7 +47,11 @@ impl CpuBackend {
         let (count, hidden) = (step.count, step.architecture.hidden);
         let head_dim = step.architecture.attention.head_dim;
         let normed = &scratch.normed[..count * hidden];
-        let q = &mut scratch.q[..count * weights.q.rows];
+        // A projection that also gives a gate has its rows in another buffer until they are separated.
+        let gated = step.architecture.attention.output_gate;
+        let q_rows = count * weights.q.rows;
+        let q = if gated { &mut scratch.q_and_gate } else { &mut scratch.q };
+        let q = &mut q[..q_rows];
         let k = &mut scratch.k[..count * weights.k.rows];
         let v = &mut scratch.v[..count * weights.v.rows];
         let types = [weights.q.ty, weights.k.ty, weights.v.ty];
@@ -59,6 +64,12 @@ impl CpuBackend {
         add_bias(cpu, q, weights.q_bias.as_deref());
         add_bias(cpu, k, weights.k_bias.as_deref());
         add_bias(cpu, v, weights.v_bias.as_deref());
+        if gated {
+            let (own, gate) =
+                (&mut scratch.q[..q_rows / 2], &mut scratch.output_gate[..q_rows / 2]);
+            split_rows(&scratch.q_and_gate[..q_rows], [own, gate], [head_dim, head_dim]);
+        }
+        let q = &mut scratch.q[..count * step.architecture.attention.heads * head_dim];
         let epsilon = step.architecture.norm_epsilon;
         norm_in_place(cpu, q, weights.q_norm.as_deref(), epsilon);
         norm_in_place(cpu, k, weights.k_norm.as_deref(), epsilon);
@@ -159,6 +170,9 @@ impl CpuBackend {
         let attended = &mut scratch.attended[..tokens * heads * attention.value_dim];
         cpu.attention(q, cache, &what, &runs, attended);
         scratch.runs = recycle(runs);
+        if attention.output_gate {
+            cpu.multiply_by_sigmoid(attended, &scratch.output_gate[..attended.len()]);
+        }
     }
 
     pub(super) fn project_layer_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
@@ -166,7 +180,11 @@ impl CpuBackend {
         let lease = lease.as_ref().expect("the layer was entered");
         let (weights, count) = (step.layer_weights(), step.count);
         let attention = &step.architecture.attention;
-        let mut attended = &scratch.attended[..count * attention.heads * attention.value_dim];
+        let width = match &weights.attention {
+            AttentionWeights::Delta(_) => weights.o.cols,
+            _ => attention.heads * attention.value_dim,
+        };
+        let mut attended = &scratch.attended[..count * width];
         if let AttentionWeights::Latent(of) = &weights.attention {
             // Map sums of latent vectors to sums of values.
             let (heads, rank, rows) = (attention.heads, attention.value_dim, of.v_b.matrix.rows);

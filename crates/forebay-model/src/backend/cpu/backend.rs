@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use forebay_compute::{
-    Cpu, KV_BLOCK, KvCache, KvLayer, KvShape, KvType, MatmulJob, RopeTable, RowKind,
+    ComputeError, Cpu, KV_BLOCK, KvCache, KvLayer, KvShape, KvType, MatmulJob, RopeTable, RowKind,
 };
 use forebay_format::dequantize;
 use forebay_store::FileSet;
@@ -13,12 +13,12 @@ use super::moe::MoeStep;
 use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place};
 use super::scratch::{Scratch, batch_tokens};
 use crate::ModelError;
-use crate::arch::{Architecture, KvCapacity, Layer};
+use crate::arch::{Architecture, KvCapacity, Layer, Mixer};
 use crate::backend::{
     Backend, Batch, Begun, BlockContent, ComputeInfo, End, KvGroup, NextBlock, Restoring, Step,
     record_routing, record_rows,
 };
-use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
+use crate::weights::{AttentionWeights, FeedForwardWeights, PartMatrix, Weights};
 
 /// The CPU with its KV cache, and the residency from which it leases blocks.
 pub struct CpuBackend {
@@ -28,6 +28,9 @@ pub struct CpuBackend {
     /// Lease of the current layer's dense block.
     pub(super) lease: Option<Lease>,
     pub(super) cache: KvCache,
+    /// States of recurrent layers, `[recurrent layers, states, floats]`. The system supplies the memory when it is first
+    /// written.
+    pub(super) states: Vec<f32>,
     /// KV blocks of every sequence, `[tables][groups]`.
     pub(super) tables: Vec<Vec<Vec<u32>>>,
     windows: Vec<Option<usize>>,
@@ -53,7 +56,7 @@ pub struct CacheSize {
     pub capacity: KvCapacity,
 }
 
-/// Returns the layers of the KV cache.
+/// Returns the layers of the KV cache. Recurrent layers keep nothing in it.
 fn cache_layers(architecture: &Architecture) -> Vec<KvLayer> {
     let (attention, windows) = (&architecture.attention, architecture.kv_windows());
     let shape = KvShape {
@@ -63,16 +66,32 @@ fn cache_layers(architecture: &Architecture) -> Vec<KvLayer> {
         values_in_keys: attention.latent.is_some(),
     };
     let group = |layer: &Layer| windows.iter().position(|window| *window == layer.window);
-    let layer = |layer| KvLayer { shape, group: group(layer).expect("every window is listed") };
+    let layer = |layer: &Layer| match layer.mixer {
+        Mixer::Attention => KvLayer { shape, group: group(layer).expect("every window is listed") },
+        Mixer::Recurrent => KvLayer { shape: KvShape { kv_heads: 0, ..shape }, group: 0 },
+    };
     architecture.layers.iter().map(layer).collect()
 }
 
-/// Returns the bytes that keys and values take in host memory.
+/// Returns the bytes that keys, values and states of recurrent layers take in host memory.
 pub fn cache_bytes(architecture: &Architecture, size: CacheSize) -> u64 {
     let batch = batch_tokens(architecture, size.capacity.context);
     let blocks = architecture.kv_blocks(batch, size.capacity);
     let bytes = KvCache::bytes_of(&cache_layers(architecture), &blocks, size.kind);
-    bytes.unwrap_or(u64::MAX)
+    let states = architecture.states_bytes(size.capacity.sequences);
+    bytes.unwrap_or(u64::MAX).saturating_add(states)
+}
+
+/// Reserves the states of so many sequences.
+fn states(architecture: &Architecture, sequences: usize) -> Result<Vec<f32>, ModelError> {
+    let bytes = architecture.states_bytes(sequences);
+    let floats = usize::try_from(bytes / 4).ok();
+    let mut states: Vec<f32> = Vec::new();
+    let reserved = floats.filter(|floats| states.try_reserve_exact(*floats).is_ok());
+    let floats = reserved.ok_or(ComputeError::CacheTooLarge { bytes: Some(bytes) })?;
+    // Zeroed memory costs nothing until it is used.
+    drop(states);
+    Ok(vec![0.0; floats])
 }
 
 impl CpuBackend {
@@ -81,7 +100,7 @@ impl CpuBackend {
     /// if everything is resident.
     ///
     /// # Errors
-    /// Returns an error if the architecture's numbers allow no rotary tables or no cache for this context.
+    /// Returns an error if the architecture's numbers allow no rotary tables, or no cache or states for this context.
     pub fn new(
         architecture: &Architecture,
         weights: &Weights,
@@ -96,6 +115,7 @@ impl CpuBackend {
         let batch = batch_tokens(architecture, context);
         let blocks = architecture.kv_blocks(batch, capacity);
         let cache = KvCache::new(&cache_layers(architecture), &blocks, kind)?;
+        let states = states(architecture, sequences)?;
         let ropes = architecture.rope_tables(weights.rope_factors.as_ref(), context)?;
         let scratch = Scratch::reserve(architecture, weights, batch);
         let prefetch = prefetch && !residency.plan().fully_resident;
@@ -107,6 +127,7 @@ impl CpuBackend {
             residency,
             lease: None,
             cache,
+            states,
             tables: vec![vec![table; windows.len()]; sequences],
             windows,
             context,
@@ -230,7 +251,7 @@ impl Backend for CpuBackend {
     }
 
     fn cache_bytes(&self) -> u64 {
-        self.cache.bytes()
+        self.cache.bytes() + 4 * self.states.len() as u64
     }
 
     fn kv_groups(&self) -> Vec<KvGroup> {
@@ -341,7 +362,10 @@ impl Backend for CpuBackend {
     }
 
     fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        self.attend_layer(step);
+        match &step.layer_weights().attention {
+            AttentionWeights::Delta(weights) => self.step_states(step, weights),
+            AttentionWeights::Grouped(_) | AttentionWeights::Latent(_) => self.attend_layer(step),
+        }
         Ok(())
     }
 
@@ -423,6 +447,11 @@ impl Backend for CpuBackend {
             // Runs while the missing experts are being read.
             self.gated(step, *shared)?;
             self.lease = None;
+            if let Some(weight) = &vectors.shared_scale {
+                let Scratch { block_out, normed, .. } = &mut self.scratch;
+                let (out, x) = (&mut block_out[..count * hidden], &normed[..count * hidden]);
+                self.cpu.gate_rows(out, x, weight);
+            }
         }
         if self.prefetch && count == 1 && step.decode == 1 {
             self.prefetch_next(step)?;

@@ -2,6 +2,7 @@
 
 mod attention;
 mod backend;
+mod delta;
 mod latent;
 mod moe;
 mod products;

@@ -1,5 +1,6 @@
 //! Activations of one batch on the CPU, reserved at start.
 
+use super::delta::DeltaScratch;
 use super::latent::LatentScratch;
 use super::moe::MoeScratch;
 use super::products::RowsByKind;
@@ -43,7 +44,12 @@ pub struct Scratch {
     pub k: Vec<f32>,
     pub v: Vec<f32>,
     pub attended: Vec<f32>,
+    /// Queries and gates of attention's output `[tokens, heads, 2, head_dim]`, and the gates alone. Empty for models without
+    /// such gates.
+    pub q_and_gate: Vec<f32>,
+    pub output_gate: Vec<f32>,
     pub latent: LatentScratch,
+    pub delta: DeltaScratch,
     pub gate: Vec<f32>,
     pub up: Vec<f32>,
     pub input: Activations,
@@ -86,7 +92,10 @@ impl Scratch {
             q: floats(attention.heads * attention.head_dim),
             k: floats(attention.kv_heads * attention.head_dim),
             v: floats(attention.kv_heads * attention.value_dim),
-            attended: floats(attention.heads * attention.value_dim),
+            attended: floats(attended_width(architecture)),
+            q_and_gate: floats(if attention.output_gate { attention.query_rows() } else { 0 }),
+            output_gate: floats(gate_width(architecture)),
+            delta: DeltaScratch::reserve(architecture, batch),
             latent: LatentScratch::reserve(attention.latent.as_ref(), attention.heads, batch),
             gate: floats(width),
             up: floats(width),
@@ -108,8 +117,24 @@ impl Scratch {
         let kv_width = attention.kv_heads * attention.head_dim;
         let width = architecture.dense_width().max(architecture.shared_width());
         let latent = LatentScratch::floats_per_token(attention.latent.as_ref(), attention.heads);
-        3 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent
+        let attended = attended_width(architecture) - attention.heads * attention.value_dim;
+        let recurrent = DeltaScratch::floats_per_token(architecture) + attended;
+        let gate = 3 * gate_width(architecture);
+        3 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate
             // Quantised activations take one byte per value in each of two forms, and scales.
             + (architecture.hidden.max(q_width) + width) * 5 / 8
     }
+}
+
+/// Returns the number of elements of a token's input of the output projection: that of attention, or of a recurrent layer.
+fn attended_width(architecture: &Architecture) -> usize {
+    let attention = &architecture.attention;
+    let recurrent = architecture.recurrent.map_or(0, |of| of.value_width());
+    recurrent.max(attention.heads * attention.value_dim)
+}
+
+/// Returns the number of elements of a token's gate of attention's output; 0 if there is none.
+fn gate_width(architecture: &Architecture) -> usize {
+    let attention = &architecture.attention;
+    if attention.output_gate { attention.heads * attention.head_dim } else { 0 }
 }

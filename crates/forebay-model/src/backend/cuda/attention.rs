@@ -43,6 +43,7 @@ impl CudaBackend {
         match &step.layer_weights().attention {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights),
             AttentionWeights::Latent(weights) => self.project_latent(step, weights),
+            AttentionWeights::Delta(_) => unreachable!("the plan refuses recurrent layers"),
         }
     }
 

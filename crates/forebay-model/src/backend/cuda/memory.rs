@@ -431,6 +431,9 @@ fn plan_tier(
 }
 
 fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), ModelError> {
+    if architecture.recurrent_layers() > 0 {
+        return Err(ModelError::NotOnGpu { what: "recurrent layers".into() });
+    }
     let types = weights.matrix_types().into_iter().chain([weights.embedding.ty]);
     for ty in types {
         if !supports_weights(ty) {
@@ -504,7 +507,9 @@ impl DeviceArena {
         let of_heads = |layer: &LayerWeights| match &layer.attention {
             AttentionWeights::Latent(of) => [&of.k_b, &of.v_b]
                 .map(|stack| TableSize { entries: stack.heads, slot_bytes: stack.bytes as u64 }),
-            AttentionWeights::Grouped(_) => [TableSize { entries: 0, slot_bytes: 0 }; 2],
+            AttentionWeights::Grouped(_) | AttentionWeights::Delta(_) => {
+                [TableSize { entries: 0, slot_bytes: 0 }; 2]
+            }
         };
         let head_sizes: Vec<TableSize> = weights.layers.iter().flat_map(of_heads).collect();
         let arena = DeviceArena {

@@ -72,6 +72,7 @@ impl Vectors {
                 of.q_a_norm = weights.q_a.as_ref().map(|(_, norm)| self.append(norm));
                 of.kv_a_norm = Some(self.append(&weights.kv_a_norm));
             }
+            AttentionWeights::Delta(_) => unreachable!("the plan refuses recurrent layers"),
         }
         if let FeedForwardWeights::Experts { vectors, .. } = &layer.feed_forward {
             of.router_bias = self.optional(&vectors.router_bias);

@@ -1,0 +1,139 @@
+//! Description of recurrent layers: layers that carry a state of fixed size from token to token instead of keys and values.
+
+use serde::Serialize;
+
+use super::architecture::{Architecture, Mixer, check, check_size};
+use crate::ModelError;
+
+/// Shape of the recurrent layers. It is the same in all of them.
+///
+/// Every such layer projects its input, mixes the last tokens of some channels with a causal convolution, and updates a state
+/// matrix for each head. Rules that are not here yet fit the same form: Kimi Delta Attention decays each row of a state by its
+/// own factor, Mamba-2 adds to a state without removing what is there, and a short convolution has no state matrix.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Recurrent {
+    pub rule: StateRule,
+    /// Number of tokens that the convolution sees: the current one and those before it.
+    pub convolution: usize,
+    /// Number of heads that have a query and a key. Each serves `value_heads / key_heads` value heads.
+    pub key_heads: usize,
+    /// Number of heads that have a value, an output and a state.
+    pub value_heads: usize,
+    /// Number of elements of a query and of a key.
+    pub key_dim: usize,
+    /// Number of elements of a value.
+    pub value_dim: usize,
+    pub head_order: HeadOrder,
+}
+
+/// How a token changes the state of a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum StateRule {
+    /// Gated delta rule (Yang et al. 2025, "Gated Delta Networks"): the state decays by one factor, and the key's old value is
+    /// replaced by the new one as far as `beta` says.
+    GatedDelta,
+}
+
+/// Which value heads a key head serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum HeadOrder {
+    /// Consecutive ones.
+    Consecutive,
+    /// Those with the key head's number modulo the number of key heads. GGUF's converter reorders the heads of some families
+    /// so.
+    Tiled,
+}
+
+impl Recurrent {
+    /// Returns the number of channels of the convolution: queries, keys and values of all heads.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_width()
+    }
+
+    /// Returns the number of elements of a token's output before the output projection.
+    pub fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Returns the number of inputs of the convolution that a layer keeps of the tokens before.
+    pub fn tail_floats(&self) -> usize {
+        (self.convolution - 1) * self.channels()
+    }
+
+    /// Returns the number of elements of the state matrices of all heads.
+    pub fn matrix_floats(&self) -> usize {
+        self.value_width() * self.key_dim
+    }
+
+    /// Returns the number of floats of the state of one sequence in one layer.
+    pub fn state_floats(&self) -> usize {
+        self.tail_floats() + self.matrix_floats()
+    }
+
+    pub(super) fn validate(&self) -> Result<(), ModelError> {
+        let sized = [
+            ("width of the recurrent layers' convolution", self.convolution),
+            ("key heads of recurrent layers", self.key_heads),
+            ("value heads of recurrent layers", self.value_heads),
+            ("key length of recurrent layers", self.key_dim),
+            ("value length of recurrent layers", self.value_dim),
+        ];
+        for (key, value) in sized {
+            check_size(key, value)?;
+        }
+        check(
+            "value heads of recurrent layers",
+            self.value_heads,
+            self.value_heads.is_multiple_of(self.key_heads),
+            "it must be a multiple of the key heads",
+        )?;
+        check(
+            "width of the recurrent layers' convolution",
+            self.convolution,
+            (2..=8).contains(&self.convolution),
+            "forebay knows 2 to 8",
+        )?;
+        for (key, dim) in [
+            ("key length of recurrent layers", self.key_dim),
+            ("value length of recurrent layers", self.value_dim),
+        ] {
+            let fits = dim.is_multiple_of(8) && dim <= 256;
+            check(key, dim, fits, "it must be a multiple of 8, at most 256")?;
+        }
+        check_size("channels of recurrent layers", self.channels())?;
+        check_size("state of a recurrent layer", self.state_floats())
+    }
+}
+
+/// Number of states that are kept of every sequence: the one that a pass reads, and the one that it writes. A pass that fails
+/// thus leaves the sequence as it was.
+pub const STATES_PER_SEQUENCE: usize = 2;
+
+impl Architecture {
+    /// Returns the numbers of the layers that keep keys and values.
+    pub fn attention_layers(&self) -> impl Iterator<Item = usize> {
+        let layers = self.layers.iter().enumerate();
+        layers.filter(|(_, layer)| layer.mixer == Mixer::Attention).map(|(index, _)| index)
+    }
+
+    /// Returns the number of recurrent layers.
+    pub fn recurrent_layers(&self) -> usize {
+        self.layers.iter().filter(|layer| layer.mixer == Mixer::Recurrent).count()
+    }
+
+    /// Returns the number of a recurrent layer among those.
+    pub fn recurrent_index(&self, layer: usize) -> usize {
+        self.layers[..layer].iter().filter(|layer| layer.mixer == Mixer::Recurrent).count()
+    }
+
+    /// Returns the bytes of one state of a sequence: that of all recurrent layers after some token.
+    pub fn state_bytes(&self) -> u64 {
+        let floats = self.recurrent.map_or(0, |of| of.state_floats());
+        (floats * self.recurrent_layers()) as u64 * 4
+    }
+
+    /// Returns the bytes of the states of so many sequences.
+    pub fn states_bytes(&self, sequences: usize) -> u64 {
+        self.state_bytes().saturating_mul((STATES_PER_SEQUENCE * sequences) as u64)
+    }
+}

@@ -1,0 +1,152 @@
+//! Which states of recurrent layers belong to which sequence.
+//!
+//! A backend keeps two states for each table of a sequence. A pass reads one and writes the other, so a pass that fails, or that
+//! runs again, finds what it needs. Each state is that after some position, and a state is used only for the rows behind that
+//! position. So a sequence never continues with a state of other tokens.
+
+use crate::ModelError;
+use crate::arch::STATES_PER_SEQUENCE;
+use crate::backend::Run;
+
+/// Places of the states of a run in a backend, in states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatePlaces {
+    /// The state before the run's first row. `None` means that the sequence begins.
+    pub from: Option<usize>,
+    /// The state after the run's last row.
+    pub to: usize,
+}
+
+/// The states of all tables.
+#[derive(Debug, Default)]
+pub struct States {
+    /// For each table, the number of positions after which its states are. `None` means that a state has no defined content.
+    positions: Vec<[Option<usize>; STATES_PER_SEQUENCE]>,
+    /// The places of the current pass, one for each run.
+    places: Vec<StatePlaces>,
+}
+
+impl States {
+    /// Creates the states of so many tables, none of which has content.
+    pub fn new(tables: usize) -> States {
+        States {
+            positions: vec![[None; STATES_PER_SEQUENCE]; tables],
+            places: Vec::with_capacity(tables),
+        }
+    }
+
+    /// Returns true if there is a state after the first `position` positions of a sequence.
+    pub fn has(&self, table: usize, position: usize) -> bool {
+        position == 0 || self.positions[table].contains(&Some(position))
+    }
+
+    /// Drops the states of a table, because another sequence uses it from now on.
+    pub fn forget(&mut self, table: usize) {
+        if let Some(states) = self.positions.get_mut(table) {
+            *states = [None; STATES_PER_SEQUENCE];
+        }
+    }
+
+    /// Chooses the places of a pass. The states that the pass will write have no defined content until [`States::end`].
+    ///
+    /// # Errors
+    /// Returns an error if there is no state before a run's first row. Nothing has changed then.
+    pub fn begin(&mut self, runs: &[Run]) -> Result<(), ModelError> {
+        if let Some(run) = runs.iter().find(|run| !self.has(run.table, run.position)) {
+            return Err(ModelError::NoState { position: run.position });
+        }
+        self.places.clear();
+        for run in runs {
+            let states = &mut self.positions[run.table];
+            let from = match run.position {
+                0 => None,
+                position => states.iter().position(|state| *state == Some(position)),
+            };
+            let to = from.map_or(0, |from| STATES_PER_SEQUENCE - 1 - from);
+            if from.is_none() {
+                *states = [None; STATES_PER_SEQUENCE];
+            }
+            states[to] = None;
+            let first = run.table * STATES_PER_SEQUENCE;
+            self.places.push(StatePlaces { from: from.map(|state| first + state), to: first + to });
+        }
+        Ok(())
+    }
+
+    /// Returns the places of the current pass.
+    pub fn places(&self) -> &[StatePlaces] {
+        &self.places
+    }
+
+    /// Notes that the pass with these runs has written its states.
+    pub fn end(&mut self, runs: &[Run]) {
+        for (run, places) in runs.iter().zip(&self.places) {
+            let state = places.to - run.table * STATES_PER_SEQUENCE;
+            self.positions[run.table][state] = Some(run.position + run.count);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_compute::RowKind;
+
+    fn run(table: usize, position: usize, count: usize) -> Run {
+        Run { table, kind: RowKind::Prompt, position, count }
+    }
+
+    #[test]
+    fn passes_alternate_between_two_states() {
+        let mut states = States::new(3);
+        let runs = [run(2, 0, 5), run(0, 0, 1)];
+        states.begin(&runs).unwrap();
+        let empty = |to| StatePlaces { from: None, to };
+        assert_eq!(states.places(), [empty(4), empty(0)]);
+        assert!(!states.has(2, 5), "the pass has not ended");
+        states.end(&runs);
+        assert!(states.has(2, 5) && states.has(0, 1) && !states.has(1, 1));
+        states.begin(&[run(2, 5, 2)]).unwrap();
+        assert_eq!(states.places(), [StatePlaces { from: Some(4), to: 5 }]);
+        states.end(&[run(2, 5, 2)]);
+        states.begin(&[run(2, 7, 1)]).unwrap();
+        assert_eq!(states.places(), [StatePlaces { from: Some(5), to: 4 }]);
+        states.end(&[run(2, 7, 1)]);
+        assert!(states.has(2, 7) && states.has(2, 8) && !states.has(2, 5));
+    }
+
+    #[test]
+    fn a_pass_that_failed_can_run_again_and_the_last_one_can_be_undone() {
+        let mut states = States::new(1);
+        for runs in [[run(0, 0, 4)], [run(0, 4, 2)]] {
+            states.begin(&runs).unwrap();
+            states.end(&runs);
+        }
+        // This pass never ends.
+        states.begin(&[run(0, 6, 3)]).unwrap();
+        assert!(states.has(0, 6) && !states.has(0, 4));
+        states.begin(&[run(0, 6, 3)]).unwrap();
+        assert_eq!(states.places(), [StatePlaces { from: Some(1), to: 0 }]);
+        states.end(&[run(0, 6, 3)]);
+        // The sequence drops the last rows and goes on with others.
+        states.begin(&[run(0, 6, 1)]).unwrap();
+        states.end(&[run(0, 6, 1)]);
+        assert!(states.has(0, 7) && !states.has(0, 9));
+    }
+
+    #[test]
+    fn states_of_other_tokens_are_never_used() {
+        let mut states = States::new(2);
+        let runs = [run(0, 0, 4)];
+        states.begin(&runs).unwrap();
+        states.end(&runs);
+        assert!(matches!(states.begin(&[run(0, 3, 1)]), Err(ModelError::NoState { position: 3 })));
+        assert!(states.begin(&[run(1, 4, 1)]).is_err(), "the other table has no state");
+        // A sequence that begins again has neither of the old states.
+        states.begin(&[run(0, 0, 2)]).unwrap();
+        assert!(!states.has(0, 4));
+        states.end(&[run(0, 0, 2)]);
+        states.forget(0);
+        assert!(!states.has(0, 2) && states.has(0, 0));
+    }
+}
