@@ -119,11 +119,14 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
             checked.with_context(|| many.path.display().to_string())
         }));
         let tiers = model.clone();
-        checks.push(Check::new(format!("model tiers {}", model.name), move |_| {
-            let ids = prompt(&json(&tiers.prompts), "long");
-            let checked = crate::tiers::check(&tiers.path, &ids, ordinal);
-            checked.with_context(|| tiers.path.display().to_string())
-        }));
+        // Sequences of models with states share no keys and values.
+        if !model.has_states()? {
+            checks.push(Check::new(format!("model tiers {}", model.name), move |_| {
+                let ids = prompt(&json(&tiers.prompts), "long");
+                let checked = crate::tiers::check(&tiers.path, &ids, ordinal);
+                checked.with_context(|| tiers.path.display().to_string())
+            }));
+        }
         let beside = model.clone();
         checks.push(Check::new(format!("model beside {}", model.name), move |_| {
             let ids = prompt(&json(&beside.prompts), "long");
@@ -189,6 +192,11 @@ impl Model {
     fn has_experts(&self) -> Result<bool> {
         let catalog = Catalog::open(&self.path)?;
         Ok(Architecture::from_catalog(&catalog)?.expert_layers().next().is_some())
+    }
+
+    fn has_states(&self) -> Result<bool> {
+        let catalog = Catalog::open(&self.path)?;
+        Ok(Architecture::from_catalog(&catalog)?.recurrent_layers() > 0)
     }
 
     fn has_windows(&self) -> Result<bool> {

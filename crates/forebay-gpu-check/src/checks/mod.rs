@@ -8,6 +8,7 @@ mod attention_rows;
 mod buffers;
 mod compact;
 mod convert;
+mod delta;
 mod elementwise;
 mod embedding;
 mod exponents;
@@ -39,6 +40,7 @@ pub fn checks() -> Vec<Check> {
         norm::checks(),
         elementwise::checks(),
         gating::checks(),
+        delta::checks(),
         embedding::checks(),
         router::checks(),
         fetch::checks(),

@@ -249,8 +249,10 @@ impl LayerBuilder<'_> {
         if relayout::experts_need_relayout(self.architecture.naming, experts) {
             return relayout::experts(tensors, &|role| self.name(role), experts, hidden);
         }
-        if let Some(stacked) = self.stacked_experts(tensors, experts)? {
-            return Ok(stacked);
+        let is_folder = matches!(self.architecture.naming, Naming::HuggingFace { .. });
+        let stack = self.name("expert_gate_up");
+        if is_folder && tensors.optional(&stack).is_some() {
+            return self.stacked_experts(tensors, experts, &stack);
         }
         let roles = [
             ("expert_gate", experts.width, hidden),
@@ -270,21 +272,16 @@ impl LayerBuilder<'_> {
         Ok(([parts[0], parts[1], parts[2]], blocks))
     }
 
-    /// Returns gate, up and down of every expert if a folder holds them as two stacks: `gate_up_proj` `[experts, 2 * width,
-    /// hidden]`, whose rows are those of gate and then those of up, and `down_proj` `[experts, hidden, width]`.
+    /// Returns gate, up and down of every expert of a folder that holds them as two stacks: `gate_up_proj` `[experts, 2 * width,
+    /// hidden]` with this name, whose rows are those of gate and then those of up, and `down_proj` `[experts, hidden, width]`.
     fn stacked_experts(
         &self,
         tensors: &Tensors<'_>,
         experts: &Experts,
-    ) -> Result<Option<([PartMatrix; 3], Vec<Block>)>, ModelError> {
+        name: &str,
+    ) -> Result<([PartMatrix; 3], Vec<Block>), ModelError> {
         let Experts { count, width, .. } = *experts;
         let hidden = self.architecture.hidden;
-        let stacks = match self.architecture.naming {
-            Naming::HuggingFace { .. } => tensors.optional(&self.name("expert_gate_up")),
-            Naming::Gguf => None,
-        };
-        let Some(stack) = stacks else { return Ok(None) };
-        let name = stack.name.as_str();
         let down = self.name("expert_down_stack");
         let (both, gate_ups) =
             tensors.expert_matrices(&|_| name.into(), count, 2 * width, hidden)?;
@@ -300,6 +297,6 @@ impl LayerBuilder<'_> {
             blocks.push(block);
         }
         let half = |part| PartMatrix { part, rows: width, ..both };
-        Ok(Some(([half(0), half(1), PartMatrix { part: 2, ..down }], blocks)))
+        Ok(([half(0), half(1), PartMatrix { part: 2, ..down }], blocks))
     }
 }

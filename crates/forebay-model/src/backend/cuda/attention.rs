@@ -2,8 +2,8 @@
 
 use forebay_compute::RopeLayout;
 use forebay_cuda::{
-    Added, Attention, AttentionInputs, AttentionScratch, Columns, DevicePtr, HeadInput, Norm,
-    Normed, PassRows, Rotation, converts_outputs, takes_inputs,
+    Added, Attention, AttentionInputs, AttentionScratch, Columns, DevicePtr, HeadGates, HeadInput,
+    Norm, Normed, PassRows, Rotation, converts_outputs, takes_inputs,
 };
 
 use super::backend::CudaBackend;
@@ -43,7 +43,7 @@ impl CudaBackend {
         match &step.layer_weights().attention {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights),
             AttentionWeights::Latent(weights) => self.project_latent(step, weights),
-            AttentionWeights::Delta(_) => unreachable!("the plan refuses recurrent layers"),
+            AttentionWeights::Delta(weights) => self.project_delta(step, weights),
         }
     }
 
@@ -53,13 +53,17 @@ impl CudaBackend {
         weights: &GroupedWeights,
     ) -> Result<(), ModelError> {
         let (at, vectors) = (self.at(), self.layer_vectors(step));
+        let gated = step.architecture.attention.output_gate;
         let products = [
-            self.product(step, weights.q, at.q),
+            self.product(step, weights.q, if gated { at.q_and_gate } else { at.q }),
             self.product(step, weights.k, at.k),
             self.product(step, weights.v, at.v),
         ];
         let gpu = &self.gpu;
         self.products().dense(gpu, self.float(at.normed), Rows::of(step), &products)?;
+        if gated {
+            self.take_queries(step)?;
+        }
         let input = |projected: u64, bias: Option<usize>, norm: Option<usize>| HeadInput {
             projected: self.float(projected),
             bias: optional(self.vectors(), bias),
@@ -87,6 +91,29 @@ impl CudaBackend {
             rotary_from: 0,
         };
         self.take_inputs(step, inputs)
+    }
+
+    /// Separates the queries from the gates of attention's output, which follow each head's query.
+    fn take_queries(&self, step: &Step<'_>) -> Result<(), ModelError> {
+        let (at, attention) = (self.at(), &step.architecture.attention);
+        let head_dim = attention.head_dim;
+        let from = self.float(at.q_and_gate);
+        let queries = Columns { from, stride: 2 * head_dim, cols: head_dim };
+        let rows = step.count * attention.heads;
+        Ok(self.gpu.join_columns([queries, Columns::none()], self.float(at.q), rows)?)
+    }
+
+    /// Multiplies attention's output by the sigmoid of its gates.
+    fn gate_output(&self, step: &Step<'_>) -> Result<(), ModelError> {
+        let (at, attention) = (self.at(), &step.architecture.attention);
+        let gates = HeadGates {
+            gates: self.float(at.q_and_gate),
+            heads: attention.heads,
+            dim: attention.value_dim,
+            first: attention.head_dim,
+            stride: 2 * attention.head_dim,
+        };
+        Ok(self.gpu.gate_heads(self.float(at.attended), &gates, step.count)?)
     }
 
     /// Finishes the projections: bias, norm, rotation and KV cache writes. If the attention kernel can do this,
@@ -230,14 +257,19 @@ impl CudaBackend {
     }
 
     pub(super) fn attend_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        if let AttentionWeights::Delta(weights) = &step.layer_weights().attention {
+            return self.step_states(step, weights);
+        }
         let inputs = self.lanes.current_mut().inputs.take();
         let (attention, at) = (&step.architecture.attention, self.at());
         let splits = self.splits.expect("the pass has begun");
         let (shape, out) = (&self.plan.kv_shape, self.float(at.attended));
         let rows = self.pass_rows(step);
         self.products().changed(out);
-        // Latent attention continues with rows of heads, which are converted in another order than rows of tokens.
-        let converts = converts_outputs(shape, &rows) && attention.latent.is_none();
+        // Latent attention continues with rows of heads, which are converted in another order than rows of tokens. A gate
+        // changes the output.
+        let changes = attention.latent.is_some() || attention.output_gate;
+        let converts = converts_outputs(shape, &rows) && !changes;
         let width = attention.heads * shape.dim_v;
         let also = match converts {
             true => self.products().converted_too(out, Rows::of(step), width),
@@ -261,6 +293,9 @@ impl CudaBackend {
             size: at.attention_size,
         };
         self.gpu.attention(&what, &self.kv_layer_to_read(step)?, splits, &scratch)?;
+        if attention.output_gate {
+            self.gate_output(step)?;
+        }
         Ok(())
     }
 

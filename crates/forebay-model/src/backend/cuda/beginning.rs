@@ -1,7 +1,7 @@
 //! Start of a batch on a GPU. If VRAM has no room for the embedding table, the tokens' rows are read from the file.
 
 use forebay_compute::RowKind;
-use forebay_cuda::{EmbeddingTable, PromptRun};
+use forebay_cuda::{DeltaRuns, EmbeddingTable, NO_STATE, PromptRun};
 
 use super::backend::CudaBackend;
 use super::exchange::KvPlace;
@@ -28,6 +28,9 @@ impl CudaBackend {
             positions.map(move |position| KvPlace { position: position as u32, table })
         });
         self.exchange.take(&self.gpu, ids, places)?;
+        if !step.states.is_empty() {
+            self.exchange.take_state_runs(state_runs(step));
+        }
         if !is_decode {
             let heads = step.architecture.attention.heads;
             let cut = self.gpu.prompt_tiles(&self.plan.kv_shape, heads, prompt_runs(step.runs));
@@ -105,5 +108,14 @@ fn prompt_runs(runs: &[Run]) -> impl Iterator<Item = PromptRun> {
         let first = *rows;
         *rows += count;
         Some(PromptRun { first, count, position, table })
+    })
+}
+
+/// Returns the runs of a pass with their states, as the kernels of recurrent layers read them.
+fn state_runs(step: &Step<'_>) -> impl Iterator<Item = [u32; DeltaRuns::WORDS]> {
+    let firsts = prompt_runs(step.runs).map(|run| run.first as u32);
+    firsts.zip(step.runs).zip(step.states).map(|((first, run), places)| {
+        let from = places.from.map_or(NO_STATE, |from| from as u32);
+        [first, run.count as u32, from, places.to as u32]
     })
 }

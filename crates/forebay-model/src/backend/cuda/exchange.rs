@@ -1,7 +1,9 @@
 //! Words that the host and the device exchange with every batch. The host sends tokens and where they belong in the KV
 //! cache, and gets flags and one row of logits back.
 
-use forebay_cuda::{CudaError, CutPrompts, DevicePtr, Gpu, HostWords, PromptTiles, TOP_K_MAX};
+use forebay_cuda::{
+    CudaError, CutPrompts, DeltaRuns, DevicePtr, Gpu, HostWords, PromptTiles, TOP_K_MAX,
+};
 
 use super::layout::ExchangeLayout;
 use crate::backend::End;
@@ -64,6 +66,27 @@ impl Exchange {
     /// Returns the address of the number of each row's KV table.
     pub fn tables(&self) -> DevicePtr<u32> {
         self.device.offset(2 * self.layout.batch)
+    }
+
+    /// Returns the address of the runs of recurrent layers from number `first` on.
+    pub fn state_runs(&self, first: usize) -> DevicePtr<u32> {
+        self.device.offset(3 * self.layout.batch + first * DeltaRuns::WORDS)
+    }
+
+    /// Takes the runs of recurrent layers, as [`DeltaRuns`] has them. Call this after [`Exchange::take`]. There are as many as a
+    /// pass can have, and those that it does not have get no rows.
+    ///
+    /// # Panics
+    /// Panics if there are more runs than a pass can have.
+    pub fn take_state_runs(&mut self, runs: impl Iterator<Item = [u32; DeltaRuns::WORDS]>) {
+        let mut all = runs.chain(std::iter::repeat([0; DeltaRuns::WORDS]));
+        let first = 3 * self.layout.batch;
+        for run in 0..self.layout.state_runs {
+            let words = all.next().expect("the iterator does not end");
+            self.words.write(first + run * DeltaRuns::WORDS, &words);
+        }
+        let left = all.next();
+        assert_eq!(left, Some([0; DeltaRuns::WORDS]), "{} runs", self.layout.state_runs);
     }
 
     /// Returns the tiles of the prompts.

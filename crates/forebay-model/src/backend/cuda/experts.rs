@@ -179,6 +179,11 @@ impl CudaBackend {
         self.products().gated(gpu, gating, self.float(at.normed), Rows::of(step), pair)?;
         let down = self.product(step, down, at.shared);
         self.products().dense(gpu, self.float(at.shared_gate), Rows::of(step), &[down])?;
+        if let Some(weight) = self.layer_vectors(step).shared_scale {
+            let hidden = step.architecture.hidden;
+            let weight = (self.vectors().offset(weight), hidden);
+            gpu.gate_rows((down.out, hidden), self.float(at.normed), weight, step.count)?;
+        }
         Ok(down.out)
     }
 

@@ -30,5 +30,14 @@ impl CudaBackend {
 /// Returns the step for some of the rows of a pass whose runs have one row each.
 fn of_rows<'a>(step: &Step<'a>, rows: Range<usize>) -> Step<'a> {
     let count = rows.len();
-    Step { runs: &step.runs[rows], count, decode: count, outputs: &[], chosen: None, ..*step }
+    let states = step.states.get(rows.clone()).unwrap_or_default();
+    Step {
+        runs: &step.runs[rows],
+        states,
+        count,
+        decode: count,
+        outputs: &[],
+        chosen: None,
+        ..*step
+    }
 }

@@ -12,7 +12,7 @@ use forebay_cuda::{
 };
 
 use super::layout::{KvSize, LayoutBuilder};
-use crate::arch::{Architecture, KvInVram};
+use crate::arch::{Architecture, KvInVram, Mixer};
 use crate::backend;
 use crate::sharing::ALIGNMENT;
 
@@ -21,7 +21,11 @@ use crate::sharing::ALIGNMENT;
 pub struct KvLayout {
     pub layout: LayoutBuilder,
     pub groups: Vec<KvGroup>,
-    layers: Vec<KvLayerLayout>,
+    /// Recurrent layers have no keys and values.
+    layers: Vec<Option<KvLayerLayout>>,
+    /// Offset of the states of recurrent layers, `[recurrent layers, states, floats]`, and bytes of one of these layers.
+    states: u64,
+    layer_state_bytes: u64,
     /// Offset of the tables, `[groups, sequences, table stride]`.
     tables: u64,
     sequences: usize,
@@ -92,18 +96,22 @@ impl KvLayout {
         };
         let mut groups: Vec<KvGroup> = windows.iter().zip(blocks).map(group).collect();
         let places = architecture.layers.iter().map(|layer| {
+            if layer.mixer == Mixer::Recurrent {
+                return None;
+            }
             let group = windows.iter().position(|window| *window == layer.window);
             let group = group.expect("every window is listed");
             let (offset, layer_bytes) = (groups[group].block_bytes, shape.block_bytes());
             groups[group].block_bytes += layer_bytes;
-            KvLayerLayout { group, offset, index: (offset / layer_bytes) as usize }
+            Some(KvLayerLayout { group, offset, index: (offset / layer_bytes) as usize })
         });
         let layers = places.collect();
         let table_bytes = 4 * (groups.len() * sequences * shape.table_stride()) as u64;
         let layer_bytes = shape.block_bytes();
+        let state_bytes = architecture.states_bytes(*sequences);
         if let KvInVram::Bytes(vram_bytes) = size.in_vram {
             // Every piece begins at a multiple of the alignment.
-            let others = table_bytes + ALIGNMENT * (groups.len() as u64 + 2);
+            let others = table_bytes + state_bytes + ALIGNMENT * (groups.len() as u64 + 3);
             move_out(&mut groups, layer_bytes, vram_bytes.saturating_sub(others));
         }
         let mut layout = LayoutBuilder::default();
@@ -111,11 +119,33 @@ impl KvLayout {
             group.pool = layout.take(group.in_vram as u64 * group.block_bytes);
         }
         let tables = layout.take(table_bytes);
+        let states = layout.take(state_bytes);
+        let layer_state_bytes = state_bytes / architecture.recurrent_layers().max(1) as u64;
         let outside = groups.iter().map(KvGroup::in_host_memory).max().unwrap_or(0);
         let copies = layout.take(outside as u64 * layer_bytes);
         let needed = layout.bytes();
         let sequences = *sequences;
-        KvLayout { layout, groups, layers, tables, sequences, layer_bytes, copies, needed }
+        KvLayout {
+            layout,
+            groups,
+            layers,
+            states,
+            layer_state_bytes,
+            tables,
+            sequences,
+            layer_bytes,
+            copies,
+            needed,
+        }
+    }
+
+    fn layer_layout(&self, layer: usize) -> KvLayerLayout {
+        self.layers[layer].expect("the layer keeps keys and values")
+    }
+
+    /// Returns the offset of the states of a recurrent layer, by its number among those.
+    pub fn states(&self, recurrent: usize) -> u64 {
+        self.states + recurrent as u64 * self.layer_state_bytes
     }
 
     /// Returns the bytes of VRAM that the pools, tables and copies need.
@@ -149,7 +179,7 @@ impl KvLayout {
     /// Returns the offset in host memory of a layer's part of these blocks, the offset in VRAM for a copy, and the number of
     /// bytes. `blocks` counts the blocks in host memory.
     pub fn copy_of(&self, layer: usize, blocks: Range<usize>) -> (u64, u64, u64) {
-        let KvLayerLayout { group, index, .. } = self.layers[layer];
+        let KvLayerLayout { group, index, .. } = self.layer_layout(layer);
         let first = index * self.groups[group].in_host_memory() + blocks.start;
         let [from, to] = [first, blocks.start].map(|block| block as u64 * self.layer_bytes);
         (from, self.copies + to, blocks.len() as u64 * self.layer_bytes)
@@ -157,7 +187,7 @@ impl KvLayout {
 
     /// Returns the group of a layer.
     pub fn group_of(&self, layer: usize) -> usize {
-        self.layers[layer].group
+        self.layer_layout(layer).group
     }
 
     /// Makes the cache at least `bytes` large, because the relayout of weights uses its memory before the first
@@ -181,7 +211,7 @@ impl KvLayout {
         shape: &KvLayerShape,
         layer: usize,
     ) -> KvLayer {
-        let KvLayerLayout { group: index, offset, index: in_group } = self.layers[layer];
+        let KvLayerLayout { group: index, offset, index: in_group } = self.layer_layout(layer);
         let group = &self.groups[index];
         let blocks = group.in_host_memory();
         let elsewhere = (blocks > 0).then(|| KvElsewhere {

@@ -1,15 +1,15 @@
 //! Layout of device memory, computed before any memory is reserved.
 
 use forebay_cuda::{
-    AddressTables, AttentionScratchSize, DECODE_ROWS, ExpertFetch, FETCHED_PAIRS_MAX, KvLayerShape,
-    LANES, PromptTiles, RoundedActivations, TOP_K_MAX, TopK, prompt_tiles_most,
+    AddressTables, AttentionScratchSize, DECODE_ROWS, DeltaRuns, ExpertFetch, FETCHED_PAIRS_MAX,
+    KvLayerShape, LANES, PromptTiles, RoundedActivations, TOP_K_MAX, TopK, prompt_tiles_most,
 };
 
 use forebay_stream::{Block, MemoryPlan};
 
 use super::selections::selection_words;
 use crate::ModelError;
-use crate::arch::{Architecture, Attention, KvCapacity, KvInVram, Latent};
+use crate::arch::{Architecture, Attention, KvCapacity, KvInVram, Latent, Recurrent};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
 
@@ -171,13 +171,15 @@ fn matrix_bytes(matrix: &PartMatrix) -> Result<u64, ModelError> {
 }
 
 /// Layout of the words exchanged with the host. They are contiguous, so one copy each way is enough: ids `[batch]`,
-/// positions `[batch]`, numbers of KV tables `[batch]`, flags, ids and values of the largest logits `[2, rows, TOP_K_MAX]`, logits
+/// positions `[batch]`, numbers of KV tables `[batch]`, runs of recurrent layers, flags, ids and values of the largest logits `[2, rows, TOP_K_MAX]`, logits
 /// `[HEAD_ROWS, vocabulary]`. The words that only prompts need follow: tiles for attention, and rows whose logits are wanted.
 #[derive(Debug, Clone, Copy)]
 pub struct ExchangeLayout {
     pub batch: usize,
-    /// Words of ids, positions and table numbers, padded to the alignment.
+    /// Words of ids, positions, table numbers and runs, padded to the alignment.
     pub batch_words: usize,
+    /// Most runs of a pass whose states recurrent layers need; 0 without such layers.
+    pub state_runs: usize,
     /// Words of a lane's flags: one for the residual stream and the logits, then one for each layer's router.
     pub lane_flags: usize,
     /// Words of all flags, padded to the alignment.
@@ -200,7 +202,9 @@ impl ExchangeLayout {
     ) -> ExchangeLayout {
         let whole = |words: usize| words.next_multiple_of(ALIGNMENT as usize / 4);
         let lane_flags = 1 + architecture.layers.len();
-        let (batch_words, flag_words) = (whole(3 * batch), whole(LANES * lane_flags));
+        let state_runs = if architecture.recurrent.is_some() { decode_rows } else { 0 };
+        let batch_words = whole(3 * batch + state_runs * DeltaRuns::WORDS);
+        let flag_words = whole(LANES * lane_flags);
         let vocabulary = architecture.vocabulary;
         let rows = batch.min(HEAD_ROWS);
         let largest_words = (2 * TOP_K_MAX + 1) * decode_rows;
@@ -213,6 +217,7 @@ impl ExchangeLayout {
         ExchangeLayout {
             batch,
             batch_words,
+            state_runs,
             lane_flags,
             flag_words,
             largest_words,
@@ -272,6 +277,15 @@ struct Widths {
     experts: usize,
     used: usize,
     shared: usize,
+    /// Queries with the gates of attention's output; 0 if there are none.
+    q_and_gate: usize,
+    /// Products of recurrent layers: queries, keys and values, the gate, shares and steps.
+    delta_qkv: usize,
+    delta_z: usize,
+    delta_b: usize,
+    delta_a: usize,
+    /// Channels of the convolution.
+    delta_mixed: usize,
     latent_q_a: usize,
     latent_q: usize,
     latent_kv_a: usize,
@@ -287,6 +301,9 @@ impl Widths {
         let expert_width = architecture.expert_layers().map(|e| e.width).max().unwrap_or(0);
         let inner = architecture.dense_width().max(used * expert_width);
         let shared = architecture.shared_width();
+        let delta = |of: fn(&Recurrent) -> usize| architecture.recurrent.as_ref().map_or(0, of);
+        let values = delta(Recurrent::value_width);
+        let attended = attended.max(values);
         let widest = [q, attended, attention.output_width(), inner, shared];
         let latent = |of: fn(Latent) -> usize| attention.latent.map_or(0, of);
         Widths {
@@ -300,6 +317,13 @@ impl Widths {
             experts: architecture.expert_layers().map(|e| e.count).max().unwrap_or(0),
             used,
             shared,
+            q_and_gate: if attention.output_gate { attention.query_rows() } else { 0 },
+            // One matrix may give everything.
+            delta_qkv: delta(|of| of.channels() + of.value_width()),
+            delta_z: values,
+            delta_b: delta(|of| 2 * of.value_heads),
+            delta_a: delta(|of| of.value_heads),
+            delta_mixed: delta(Recurrent::channels),
             latent_q_a: latent(|of| of.query_rank.unwrap_or(0)),
             latent_q: heads * latent(|of| of.plain + of.rotary),
             latent_kv_a: latent(|of| of.rank + of.rotary),
@@ -368,6 +392,9 @@ pub struct ActivationLayout {
     pub attention_size: AttentionScratchSize,
     /// Angles of every rotation.
     pub ropes: Vec<u64>,
+    /// Queries and gates of attention's output `[batch, heads, 2, head_dim]`, if there are gates.
+    pub q_and_gate: u64,
+    pub delta: DeltaLayout,
     /// Buffers of latent attention.
     pub latent: LatentLayout,
     /// Output `[batch, hidden]` of the shared expert, which processes every token.
@@ -482,6 +509,14 @@ impl ActivationLayout {
                 .iter()
                 .map(|rope| words(kv.context * rope.rotary_dim))
                 .collect(),
+            q_and_gate: words(batch * width.q_and_gate),
+            delta: DeltaLayout {
+                qkv: words(batch * width.delta_qkv),
+                z: words(batch * width.delta_z),
+                b: words(batch * width.delta_b),
+                a: words(batch * width.delta_a),
+                mixed: words(batch * width.delta_mixed),
+            },
             latent: LatentLayout::new(attention, &width, batch, &mut words),
             shared: words(if width.shared > 0 { batch * width.hidden } else { 0 }),
             shared_gate: words(batch * width.shared),
@@ -532,6 +567,14 @@ impl ActivationLayout {
             shared: behind(self.shared, width.hidden),
             shared_gate: behind(self.shared_gate, width.shared),
             shared_up: behind(self.shared_up, width.shared),
+            q_and_gate: behind(self.q_and_gate, width.q_and_gate),
+            delta: DeltaLayout {
+                qkv: behind(self.delta.qkv, width.delta_qkv),
+                z: behind(self.delta.z, width.delta_z),
+                b: behind(self.delta.b, width.delta_b),
+                a: behind(self.delta.a, width.delta_a),
+                mixed: behind(self.delta.mixed, width.delta_mixed),
+            },
             latent: LatentLayout {
                 q_a: behind(self.latent.q_a, width.latent_q_a),
                 q: behind(self.latent.q, width.latent_q),
@@ -548,6 +591,18 @@ impl ActivationLayout {
             ..self.clone()
         }
     }
+}
+
+/// Offsets of activations that only recurrent layers need: products with their projections, and the output of the convolution.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaLayout {
+    /// Queries, keys and values, and the gate if one matrix gives all.
+    pub qkv: u64,
+    pub z: u64,
+    /// Shares of replacement, and steps of decay if one matrix gives both.
+    pub b: u64,
+    pub a: u64,
+    pub mixed: u64,
 }
 
 /// Offsets of activations that only latent attention needs.

@@ -10,6 +10,7 @@ use forebay_cuda::{
 };
 use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
 
+use super::delta::device_shape;
 use super::kv_layout::KvLayout;
 use super::layout::{
     ActivationLayout, BATCH_TOKENS, EXPERT_TABLES, ExpertLayout, KvSize, LONG_BATCHES, WeightLayout,
@@ -431,8 +432,12 @@ fn plan_tier(
 }
 
 fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), ModelError> {
-    if architecture.recurrent_layers() > 0 {
-        return Err(ModelError::NotOnGpu { what: "recurrent layers".into() });
+    if let Some(recurrent) = &architecture.recurrent
+        && !device_shape(recurrent).is_supported()
+    {
+        let (key, value) = (recurrent.key_dim, recurrent.value_dim);
+        let what = format!("recurrent layers with keys of {key} and values of {value} elements");
+        return Err(ModelError::NotOnGpu { what });
     }
     let types = weights.matrix_types().into_iter().chain([weights.embedding.ty]);
     for ty in types {

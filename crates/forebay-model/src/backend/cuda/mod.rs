@@ -11,6 +11,7 @@ mod attention;
 mod backend;
 mod beginning;
 mod cpu_sub_layers;
+mod delta;
 mod embedding;
 mod ending;
 mod exchange;

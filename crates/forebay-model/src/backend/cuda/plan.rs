@@ -5,6 +5,7 @@ use forebay_store::{FileSet, UploadPart};
 use forebay_stream::{MemoryPlan, PolicyKind};
 
 use super::backend::CudaBackend;
+use super::delta::device_shape;
 use super::embedding::EmbeddingRows;
 use super::layout::KvSize;
 use super::memory::{Device, DeviceArena, DeviceFacts, DevicePlan, upload_tables};
@@ -127,6 +128,12 @@ impl CudaPlan {
         });
         if weights.blocks.relayout_bytes() > 0 {
             modules.push("convert");
+        }
+        if let Some(recurrent) = &architecture.recurrent {
+            modules.push(device_shape(recurrent).module());
+        }
+        if architecture.attention.output_gate {
+            modules.extend(["columns", "row_gate"]);
         }
         let parts = upload_parts(&plan, &arena, weights);
         let memory = arena.of_weights();

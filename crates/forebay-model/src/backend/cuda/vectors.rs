@@ -25,10 +25,23 @@ pub struct LayerVectors {
     pub q_a_norm: Option<usize>,
     /// Norm of latent vectors in latent attention.
     pub kv_a_norm: Option<usize>,
+    /// Vectors of a recurrent layer.
+    pub delta: Option<DeltaVectors>,
     pub router_bias: Option<usize>,
     pub correction_bias: Option<usize>,
+    /// Gate of the shared experts.
+    pub shared_scale: Option<usize>,
     /// Biases of all experts' gate, up and down.
     pub expert_biases: [Option<usize>; 3],
+}
+
+/// Vectors of a recurrent layer, each as an index into all floats.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaVectors {
+    pub convolution: usize,
+    pub decay: usize,
+    pub step: usize,
+    pub norm: usize,
 }
 
 /// All vectors, concatenated.
@@ -72,11 +85,19 @@ impl Vectors {
                 of.q_a_norm = weights.q_a.as_ref().map(|(_, norm)| self.append(norm));
                 of.kv_a_norm = Some(self.append(&weights.kv_a_norm));
             }
-            AttentionWeights::Delta(_) => unreachable!("the plan refuses recurrent layers"),
+            AttentionWeights::Delta(weights) => {
+                of.delta = Some(DeltaVectors {
+                    convolution: self.append(&weights.convolution),
+                    decay: self.append(&weights.decay),
+                    step: self.append(&weights.step),
+                    norm: self.append(&weights.norm),
+                });
+            }
         }
         if let FeedForwardWeights::Experts { vectors, .. } = &layer.feed_forward {
             of.router_bias = self.optional(&vectors.router_bias);
             of.correction_bias = self.optional(&vectors.correction_bias);
+            of.shared_scale = self.optional(&vectors.shared_scale);
             if let Some(biases) = &vectors.biases {
                 of.expert_biases = biases.each_ref().map(|bias| Some(self.append(bias)));
             }

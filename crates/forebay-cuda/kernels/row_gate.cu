@@ -1,0 +1,30 @@
+// Gates of the outputs of attention and of shared experts.
+#include "gating.cuh"
+#include "reduce.cuh"
+
+// x [rows, width] *= 1 / (1 + e^-g), where g of a row's head h and element i is gates[row, h, first + i]. The gates of a
+// row's head are `stride` elements apart. Grid (elements of a row, rows).
+extern "C" __global__ void __launch_bounds__(256)
+    gate_heads(float *x, const float *gates, int heads, int dim, int first, int stride, int rows) {
+    wait_for_previous();
+    const int width = heads * dim;
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= width) return;
+    for (size_t row = blockIdx.y; row < (size_t)rows; row += gridDim.y) {
+        const float gate = gates[(row * heads + i / dim) * stride + first + i % dim];
+        x[row * width + i] = times_logistic(x[row * width + i], gate);
+    }
+}
+
+// out [rows, width] *= 1 / (1 + e^-s), where s is the product of a row of x [rows, cols] with `weight`. A block computes a
+// row.
+extern "C" __global__ void __launch_bounds__(256)
+    gate_rows(float *out, const float *x, const float *weight, int cols, int width) {
+    wait_for_previous();
+    __shared__ float shared[32];
+    const size_t row = blockIdx.x;
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < cols; i += blockDim.x) sum = __fmaf_rn(x[row * cols + i], weight[i], sum);
+    const float factor = 1.0f / __fadd_rn(1.0f, expf(-block_sum(sum, shared)));
+    for (int i = threadIdx.x; i < width; i += blockDim.x) out[row * width + i] *= factor;
+}

@@ -1,0 +1,210 @@
+//! Recurrent layers with the gated delta rule.
+
+use crate::launch::Launch;
+use crate::{CudaError, DevicePtr, Gpu};
+
+const THREADS: usize = 256;
+
+/// Stands for the empty state in [`DeltaRuns`].
+pub const NO_STATE: u32 = u32::MAX;
+
+/// Shape of a recurrent layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaShape {
+    pub key_heads: usize,
+    /// A multiple of `key_heads`.
+    pub value_heads: usize,
+    pub key_dim: usize,
+    pub value_dim: usize,
+    /// Number of tokens that the convolution sees.
+    pub convolution: usize,
+    /// True if value head `j` uses key head `j % key_heads`, otherwise consecutive value heads share one.
+    pub tiled: bool,
+}
+
+impl DeltaShape {
+    /// Returns the number of channels of the convolution.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+    }
+
+    /// Returns the number of floats of a state: the last inputs of the convolution, then the state matrices.
+    pub fn state_floats(&self) -> usize {
+        self.tail_floats() + self.value_heads * self.value_dim * self.key_dim
+    }
+
+    /// Returns true if the kernels take this shape.
+    pub fn is_supported(&self) -> bool {
+        let Some((capacity, threads_most)) = self.kernel() else { return false };
+        let threads = self.value_dim * capacity / ROW_ELEMENTS;
+        self.key_dim.is_multiple_of(4)
+            && threads <= threads_most
+            && threads.is_multiple_of(32)
+            && self.convolution >= 2
+            && self.key_heads > 0
+            && self.value_heads.is_multiple_of(self.key_heads)
+    }
+
+    /// Returns the module of this shape.
+    ///
+    /// # Panics
+    /// Panics if the shape is not supported.
+    pub fn module(&self) -> &'static str {
+        match self.kernel() {
+            Some((64, _)) => "delta_64",
+            Some((128, _)) => "delta_128",
+            Some((256, _)) => "delta_256",
+            _ => panic!("no kernel for {self:?}"),
+        }
+    }
+
+    fn tail_floats(&self) -> usize {
+        (self.convolution - 1) * self.channels()
+    }
+
+    /// Returns the capacity of the kernel for elements of a key, and the most threads of its block.
+    fn kernel(&self) -> Option<(usize, usize)> {
+        let kernels = [(64, 512), (128, 512), (256, 1024)];
+        kernels.into_iter().find(|(capacity, _)| self.key_dim <= *capacity)
+    }
+}
+
+/// Number of elements of a row of the state matrix that a thread keeps.
+const ROW_ELEMENTS: usize = 32;
+
+/// Columns of a product that belong to the heads: the first one of the first key head, and the distance to the next key head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HeadColumns {
+    pub first: usize,
+    pub step: usize,
+}
+
+/// A product `[rows, row]`, and which of its columns are used.
+#[derive(Clone, Copy)]
+pub struct ProductColumns {
+    pub values: DevicePtr<f32>,
+    pub row: usize,
+    pub columns: HeadColumns,
+}
+
+/// Runs of consecutive rows of one sequence.
+#[derive(Clone, Copy)]
+pub struct DeltaRuns {
+    /// Four words for each run: the first row in the pass, the number of rows, which may be 0, the number of the state
+    /// before them ([`NO_STATE`] if it is empty), and the number of the state after them.
+    pub words: DevicePtr<u32>,
+    pub count: usize,
+    /// Row of the pass with which the buffers begin.
+    pub first_row: usize,
+    /// Number of rows in the buffers.
+    pub rows: usize,
+}
+
+impl DeltaRuns {
+    /// Number of words of a run.
+    pub const WORDS: usize = 4;
+}
+
+/// A layer's states `[states, state_floats]`.
+#[derive(Clone, Copy)]
+pub struct DeltaStates {
+    pub floats: DevicePtr<f32>,
+    pub count: usize,
+}
+
+/// The projections of a layer's input, and the layer's vectors.
+#[derive(Clone, Copy)]
+pub struct Delta {
+    pub shape: DeltaShape,
+    /// Product with queries, keys and values, and the columns of each.
+    pub qkv: DevicePtr<f32>,
+    pub qkv_row: usize,
+    pub q: HeadColumns,
+    pub k: HeadColumns,
+    pub v: HeadColumns,
+    pub z: ProductColumns,
+    pub b: ProductColumns,
+    pub a: ProductColumns,
+    /// `[convolution, channels]`
+    pub convolution: DevicePtr<f32>,
+    /// `[value_heads]`
+    pub decay: DevicePtr<f32>,
+    /// `[value_heads]`
+    pub step: DevicePtr<f32>,
+    /// `[value_dim]`
+    pub norm: DevicePtr<f32>,
+    pub epsilon: f32,
+    pub states: DeltaStates,
+    /// Output of the convolution `[rows, channels]`.
+    pub mixed: DevicePtr<f32>,
+    /// `[rows, value_heads, value_dim]`
+    pub out: DevicePtr<f32>,
+}
+
+impl Gpu {
+    /// Computes a recurrent layer from the projections of its input to the normed and gated outputs of its heads. Reads and
+    /// writes the states of the runs. A state that is written must not be read in the same call.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if the shape is not supported or a buffer is too small.
+    pub fn gated_delta(&self, delta: &Delta, runs: &DeltaRuns) -> Result<(), CudaError> {
+        let shape = &delta.shape;
+        assert!(shape.is_supported(), "{shape:?}");
+        let DeltaShape { key_heads, value_heads, key_dim, value_dim, convolution, tiled } = *shape;
+        let (channels, rows) = (shape.channels(), runs.rows);
+        let states = delta.states.count * shape.state_floats();
+        let grid = (channels.div_ceil(THREADS) as u32, rows as u32, 1);
+        let columns = |launch: Launch, of: HeadColumns| launch.int(of.first).int(of.step);
+        let launch = Launch::new(
+            self.kernel(shape.module(), "delta_convolve")?,
+            grid,
+            (THREADS as u32, 1, 1),
+        );
+        let launch = launch.ptr(delta.qkv, rows * delta.qkv_row).int(delta.qkv_row);
+        let launch = [delta.q, delta.k, delta.v].into_iter().fold(launch, columns);
+        launch
+            .int(key_heads)
+            .int(key_dim)
+            .int(value_heads / key_heads * value_dim)
+            .int(convolution)
+            .ptr(delta.convolution, convolution * channels)
+            .ptr(runs.words, runs.count * DeltaRuns::WORDS)
+            .int(runs.count)
+            .int(runs.first_row)
+            .ptr(delta.states.floats, states)
+            .u64(shape.state_floats() as u64)
+            .ptr(delta.mixed, rows * channels)
+            .run(self)?;
+        let (capacity, _) = shape.kernel().expect("the shape is supported");
+        let threads = value_dim * capacity / ROW_ELEMENTS;
+        let grid = (value_heads as u32, runs.count as u32, 1);
+        let launch =
+            Launch::new(self.kernel(shape.module(), "delta_steps")?, grid, (threads as u32, 1, 1));
+        let launch = launch
+            .ptr(delta.mixed, rows * channels)
+            .int(key_heads)
+            .int(key_dim)
+            .int(value_dim)
+            .int(usize::from(tiled));
+        let product = |launch: Launch, of: ProductColumns| {
+            let launch = launch.ptr(of.values, rows * of.row).int(of.row);
+            columns(launch, of.columns)
+        };
+        let launch = [delta.z, delta.b, delta.a].into_iter().fold(launch, product);
+        launch
+            .ptr(delta.decay, value_heads)
+            .ptr(delta.step, value_heads)
+            .ptr(delta.norm, value_dim)
+            .float(delta.epsilon)
+            .ptr(runs.words, runs.count * DeltaRuns::WORDS)
+            .int(runs.first_row)
+            .ptr(delta.states.floats, states)
+            .u64(shape.state_floats() as u64)
+            .u64(shape.tail_floats() as u64)
+            .ptr(delta.out, rows * value_heads * value_dim)
+            .run(self)
+    }
+}

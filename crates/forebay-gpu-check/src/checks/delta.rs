@@ -1,0 +1,327 @@
+//! Compares recurrent layers and gates of rows with the CPU and with f64 arithmetic.
+
+use anyhow::Result;
+use forebay_compute::{
+    DeltaColumns, DeltaInputs, DeltaShape as CpuShape, DeltaVectors, HeadColumns as CpuColumns,
+    ProductRows, StateRun,
+};
+use forebay_cuda::{
+    Delta, DeltaRuns, DeltaShape, DeltaStates, HeadColumns, HeadGates, NO_STATE, ProductColumns,
+};
+
+use crate::harness::{Check, Context, Outcome};
+use crate::random::Random;
+
+const EPSILON: f32 = 1e-6;
+
+pub fn checks() -> Vec<Check> {
+    vec![
+        Check::new("delta steps", |context| over_layers(context, agrees)),
+        Check::new("delta cut anywhere and beside others", |context| over_layers(context, cuts)),
+        Check::new("gates of heads", gates_of_heads),
+        Check::new("gates of rows", gates_of_rows),
+    ]
+}
+
+fn over_layers(
+    context: &Context,
+    check: fn(&Context, &Layer) -> Result<Outcome>,
+) -> Result<Outcome> {
+    let shape = |key_heads, value_heads, key_dim, value_dim, tiled| DeltaShape {
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        convolution: 4,
+        tiled,
+    };
+    let layers = [
+        Layer::separate(shape(2, 4, 16, 16, false)),
+        Layer::separate(shape(2, 6, 64, 32, true)),
+        Layer::separate(DeltaShape { convolution: 2, ..shape(1, 1, 72, 40, false) }),
+        Layer::by_key_head(shape(2, 4, 128, 128, false)),
+        Layer::by_key_head(shape(1, 2, 256, 64, false)),
+    ];
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for layer in layers {
+        let next = check(context, &layer)?.at(&format!("{:?}", layer.shape));
+        outcome = outcome.worse(next);
+    }
+    Ok(outcome)
+}
+
+/// Vectors of a layer, and the columns and widths of its products: queries, keys and values; gates; shares; steps.
+struct Layer {
+    shape: DeltaShape,
+    columns: DeltaColumns,
+    widths: [usize; 4],
+    convolution: Vec<f32>,
+    decay: Vec<f32>,
+    step: Vec<f32>,
+    norm: Vec<f32>,
+}
+
+impl Layer {
+    /// Products of which each has one part.
+    fn separate(shape: DeltaShape) -> Layer {
+        let per_key = shape.value_heads / shape.key_heads;
+        let (keys, values) = (shape.key_heads * shape.key_dim, per_key * shape.value_dim);
+        let columns = |first, step| CpuColumns { first, step };
+        let widths = [
+            shape.channels(),
+            shape.value_heads * shape.value_dim,
+            shape.value_heads,
+            shape.value_heads,
+        ];
+        let all = DeltaColumns {
+            q: columns(0, shape.key_dim),
+            k: columns(keys, shape.key_dim),
+            v: columns(2 * keys, values),
+            z: columns(0, values),
+            b: columns(0, per_key),
+            a: columns(0, per_key),
+        };
+        Layer::with(shape, all, widths)
+    }
+
+    /// Products with all parts of a key head together: one for queries, keys, values and gates, one for shares and steps.
+    fn by_key_head(shape: DeltaShape) -> Layer {
+        let per_key = shape.value_heads / shape.key_heads;
+        let (dim, values) = (shape.key_dim, per_key * shape.value_dim);
+        let step = 2 * dim + 2 * values;
+        let columns = |first, step| CpuColumns { first, step };
+        let (wide, narrow) = (shape.key_heads * step, 2 * shape.value_heads);
+        let all = DeltaColumns {
+            q: columns(0, step),
+            k: columns(dim, step),
+            v: columns(2 * dim, step),
+            z: columns(2 * dim + values, step),
+            b: columns(0, 2 * per_key),
+            a: columns(per_key, 2 * per_key),
+        };
+        Layer::with(shape, all, [wide, wide, narrow, narrow])
+    }
+
+    fn with(shape: DeltaShape, columns: DeltaColumns, widths: [usize; 4]) -> Layer {
+        let mut random = Random::new(shape.key_dim as u64);
+        Layer {
+            shape,
+            columns,
+            widths,
+            convolution: random.gaussians(shape.convolution * shape.channels()),
+            decay: random.gaussians(shape.value_heads).iter().map(|x| -0.05 - x.abs()).collect(),
+            step: random.gaussians(shape.value_heads),
+            norm: random.gaussians(shape.value_dim),
+        }
+    }
+
+    fn products(&self, tokens: usize) -> [Vec<f32>; 4] {
+        let one_matrix = self.widths[0] == self.widths[1];
+        [0, 1, 2, 3].map(|index| {
+            let of = if one_matrix { index / 2 * 2 } else { index };
+            Random::new(90 + of as u64).gaussians(tokens * self.widths[of])
+        })
+    }
+
+    /// Computes the runs on the GPU: numbers of rows, and of the states before and after them. Returns the outputs.
+    fn run(
+        &self,
+        context: &Context,
+        products: &[Vec<f32>; 4],
+        first: usize,
+        runs: &[[u32; 3]],
+        states: &DeltaStates,
+    ) -> Result<Vec<f32>> {
+        let rows: u32 = runs.iter().map(|[count, _, _]| count).sum();
+        let rows = rows as usize;
+        let mut words = Vec::new();
+        let mut at = 0;
+        for &[count, from, to] in runs {
+            words.extend([at, count, from, to]);
+            at += count;
+        }
+        // A run without rows changes nothing.
+        words.extend([0, 0, NO_STATE, 0]);
+        let words = context.upload(&words)?;
+        let mut uploaded = Vec::new();
+        for (product, width) in products.iter().zip(self.widths) {
+            uploaded.push(context.upload(&product[first * width..][..rows * width])?);
+        }
+        let vectors = [&self.convolution, &self.decay, &self.step, &self.norm];
+        let vectors = vectors.map(|values| context.upload(values));
+        let [convolution, decay, step, norm] = vectors;
+        let (convolution, decay, step, norm) = (convolution?, decay?, step?, norm?);
+        let width = self.shape.value_heads * self.shape.value_dim;
+        let mixed = context.poisoned(rows * self.shape.channels())?;
+        let out = context.poisoned(rows * width)?;
+        let columns = |of: CpuColumns| HeadColumns { first: of.first, step: of.step };
+        let product = |index: usize, of: CpuColumns| ProductColumns {
+            values: uploaded[index].ptr(),
+            row: self.widths[index],
+            columns: columns(of),
+        };
+        let delta = Delta {
+            shape: self.shape,
+            qkv: uploaded[0].ptr(),
+            qkv_row: self.widths[0],
+            q: columns(self.columns.q),
+            k: columns(self.columns.k),
+            v: columns(self.columns.v),
+            z: product(1, self.columns.z),
+            b: product(2, self.columns.b),
+            a: product(3, self.columns.a),
+            convolution: convolution.ptr(),
+            decay: decay.ptr(),
+            step: step.ptr(),
+            norm: norm.ptr(),
+            epsilon: EPSILON,
+            states: *states,
+            mixed: mixed.ptr(),
+            out: out.ptr(),
+        };
+        let runs = DeltaRuns { words: words.ptr(), count: runs.len() + 1, first_row: 0, rows };
+        context.gpu.gated_delta(&delta, &runs)?;
+        Ok(context.gpu.download(out.ptr(), rows * width)?)
+    }
+
+    /// Computes one run from the empty state on the CPU. Returns the outputs and the state.
+    fn on_cpu(
+        &self,
+        context: &Context,
+        products: &[Vec<f32>; 4],
+        tokens: usize,
+    ) -> (Vec<f32>, Vec<f32>) {
+        let DeltaShape { key_heads, value_heads, key_dim, value_dim, convolution, tiled } =
+            self.shape;
+        let shape = CpuShape { key_heads, value_heads, key_dim, value_dim, convolution, tiled };
+        let rows = |index: usize| ProductRows { values: &products[index], row: self.widths[index] };
+        let inputs =
+            DeltaInputs { columns: self.columns, qkv: rows(0), z: rows(1), b: rows(2), a: rows(3) };
+        let weights = DeltaVectors {
+            convolution: &self.convolution,
+            decay: &self.decay,
+            step: &self.step,
+            norm: &self.norm,
+            epsilon: EPSILON,
+        };
+        let run = [StateRun { tokens, from: None, to: 0 }];
+        let mut state = vec![0.0; shape.state_floats()];
+        let mut scratch = vec![0.0; tokens * shape.scratch_floats()];
+        let mut out = vec![0.0; tokens * shape.value_width()];
+        let cpu = &context.cpu;
+        cpu.gated_delta(&shape, &weights, &inputs, &run, &mut state, &mut scratch, &mut out);
+        (out, state)
+    }
+}
+
+/// Compares outputs and the state with the CPU's, whose test compares them with f64 arithmetic.
+fn agrees(context: &Context, layer: &Layer) -> Result<Outcome> {
+    let tokens = 11;
+    let products = layer.products(tokens);
+    let floats = layer.shape.state_floats();
+    let memory = context.poisoned(2 * floats)?;
+    let states = DeltaStates { floats: memory.ptr(), count: 2 };
+    let runs = [[tokens as u32, NO_STATE, 1]];
+    let got = layer.run(context, &products, 0, &runs, &states)?;
+    let (expected, state) = layer.on_cpu(context, &products, tokens);
+    let wide = |values: &[f32]| values.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+    let (expected, state) = (wide(&expected), wide(&state));
+    let outcome = Outcome::of(&got, &expected, |i| 1.0 + expected[i].abs(), 1e-4);
+    let got = context.gpu.download(memory.ptr::<f32>().offset(floats), floats)?;
+    Ok(outcome.worse(Outcome::of(&got, &state, |i| 1.0 + state[i].abs(), 1e-5)))
+}
+
+/// Computes a sequence in pieces, some of them shorter than the convolution, and beside another sequence. All bits must be those
+/// of one run.
+fn cuts(context: &Context, layer: &Layer) -> Result<Outcome> {
+    let tokens = 19;
+    let products = layer.products(tokens);
+    let floats = layer.shape.state_floats();
+    let memory = context.poisoned(4 * floats)?;
+    let states = DeltaStates { floats: memory.ptr(), count: 4 };
+    let whole = layer.run(context, &products, 0, &[[tokens as u32, NO_STATE, 0]], &states)?;
+    let state =
+        |number: usize| context.gpu.download(memory.ptr::<f32>().offset(number * floats), floats);
+    let expected = state(0)?;
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for pieces in [vec![1, 1, 17], vec![2, 1, 3, 13], vec![18, 1]] {
+        let (mut done, mut out) = (0, Vec::new());
+        for (index, count) in pieces.iter().enumerate() {
+            let (from, to) = (1 + (index + 1) % 2, 1 + index % 2);
+            let from = if index == 0 { NO_STATE } else { from as u32 };
+            let runs = [[*count, from, to as u32]];
+            out.extend(layer.run(context, &products, done, &runs, &states)?);
+            done += *count as usize;
+        }
+        let last = 1 + (pieces.len() + 1) % 2;
+        outcome = outcome.worse(Outcome::same(&out, &whole));
+        outcome = outcome.worse(Outcome::same(&state(last)?, &expected));
+    }
+    let together =
+        layer.run(context, &products, 0, &[[12, NO_STATE, 3], [7, NO_STATE, 1]], &states)?;
+    let alone = layer.run(context, &products, 12, &[[7, NO_STATE, 2]], &states)?;
+    let (first, second) = together.split_at(12 * whole.len() / tokens);
+    outcome = outcome.worse(Outcome::same(first, &whole[..first.len()]));
+    outcome = outcome.worse(Outcome::same(second, &alone));
+    Ok(outcome.worse(Outcome::same(&state(1)?, &state(2)?)))
+}
+
+fn logistic(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
+}
+
+fn gates_of_heads(context: &Context) -> Result<Outcome> {
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for (rows, heads, dim, first, stride) in
+        [(1, 1, 3, 0, 3), (5, 4, 32, 32, 64), (3, 7, 40, 10, 60), (70_000, 1, 2, 2, 4)]
+    {
+        let mut random = Random::new(rows as u64);
+        let x = random.gaussians(rows * heads * dim);
+        let gates: Vec<f32> =
+            random.gaussians(rows * heads * stride).iter().map(|x| x * 5.0).collect();
+        let (device, device_gates) = (context.upload(&x)?, context.upload(&gates)?);
+        let of = HeadGates { gates: device_gates.ptr(), heads, dim, first, stride };
+        context.gpu.gate_heads(device.ptr(), &of, rows)?;
+        let got = context.gpu.download(device.ptr(), x.len())?;
+        let expected = |i: usize| {
+            let gate = gates[i / dim * stride + first + i % dim];
+            f64::from(x[i]) * logistic(f64::from(gate))
+        };
+        let expected: Vec<f64> = (0..x.len()).map(expected).collect();
+        outcome =
+            outcome.worse(Outcome::of(&got, &expected, |i| expected[i].abs().max(1e-6), 4e-6));
+    }
+    Ok(outcome)
+}
+
+fn gates_of_rows(context: &Context) -> Result<Outcome> {
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for (rows, cols, width) in [(1, 1, 1), (3, 37, 5), (9, 2048, 2048), (600, 64, 3)] {
+        let mut random = Random::new(cols as u64);
+        let (x, weight) = (random.gaussians(rows * cols), random.gaussians(cols));
+        let out = random.gaussians(rows * width);
+        let (device, device_x) = (context.upload(&out)?, context.upload(&x)?);
+        let device_weight = context.upload(&weight)?;
+        context.gpu.gate_rows(
+            (device.ptr(), width),
+            device_x.ptr(),
+            (device_weight.ptr(), cols),
+            rows,
+        )?;
+        let got = context.gpu.download(device.ptr(), out.len())?;
+        let factors: Vec<f64> = x
+            .chunks(cols)
+            .map(|x| {
+                let terms = x.iter().zip(&weight).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                logistic(terms.sum())
+            })
+            .collect();
+        let expected: Vec<f64> =
+            (0..out.len()).map(|i| f64::from(out[i]) * factors[i / width]).collect();
+        // The error of a long sum is the error of the exponential's argument.
+        let tolerance = 2e-5;
+        outcome =
+            outcome.worse(Outcome::of(&got, &expected, |i| expected[i].abs().max(1e-6), tolerance));
+    }
+    Ok(outcome)
+}
