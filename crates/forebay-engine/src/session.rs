@@ -335,9 +335,14 @@ impl Session {
         kept
     }
 
+    /// Returns true if the model has recurrent layers, whose states are kept in memory only.
+    pub fn has_states(&self) -> bool {
+        self.runner.decoder.is_recurrent()
+    }
+
     /// Returns an error that names `what` if the model has recurrent layers.
     pub(crate) fn check_not_recurrent(&self, what: &'static str) -> Result<(), EngineError> {
-        match self.runner.decoder.is_recurrent() {
+        match self.has_states() {
             true => Err(EngineError::Recurrent { what }),
             false => Ok(()),
         }

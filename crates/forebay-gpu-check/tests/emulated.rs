@@ -16,13 +16,15 @@ use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
 
 /// Checks that take little time, at least one of each family.
-const KERNELS: [&str; 40] = [
+const KERNELS: [&str; 42] = [
     "buffers",
     "gdeflate",
     "norm",
     "quantize",
     "router",
     "top_k",
+    "delta",
+    "gates of",
     "elementwise",
     "attention_inputs",
     "attention decode f16 24/16",
@@ -121,15 +123,21 @@ fn passes(only: &[&str], settings: &[(&str, &str)], least: usize) {
 
 #[test]
 fn kernels() {
-    passes(&KERNELS, &[], 50);
+    passes(&KERNELS, &[], 51);
 }
 
 /// Runs threads and blocks in reverse order, and queued work only when the program waits for it.
 #[test]
 fn kernels_in_another_order() {
-    let only =
-        ["norm", "router", "top_k", "attention prompt f16 24/16", "alone matvec-experts Q4_K"];
-    passes(&only, &[("ORDER", "backward"), ("LAZY", "1")], 15);
+    let only = [
+        "norm",
+        "router",
+        "top_k",
+        "delta",
+        "attention prompt f16 24/16",
+        "alone matvec-experts Q4_K",
+    ];
+    passes(&only, &[("ORDER", "backward"), ("LAZY", "1")], 17);
 }
 
 #[test]
@@ -149,6 +157,14 @@ fn dense_models_that_do_not_fit() {
 fn models_with_experts() {
     passes(&["model exact models/qwen3_moe", "model load gguf/qwen3_moe"], &[], 2);
     passes(&["model fast gguf/qwen3_moe", "model graphs gguf/qwen3_moe"], &[("LAZY", "1")], 2);
+}
+
+/// Layers have states, which alternate between two places from pass to pass.
+#[test]
+fn models_with_states() {
+    passes(&["model exact models/qwen3_next", "model fast gguf/qwen3_5_moe"], &[], 2);
+    let only = ["model graphs gguf/qwen3_5_moe", "model many gguf/qwen3_5_moe"];
+    passes(&only, &[("LAZY", "1")], 2);
 }
 
 /// Only some experts have slots. Queued work runs only when the program waits for it, so a copy that it forgets to wait

@@ -97,6 +97,9 @@ fn what_cannot_be_made_is_refused_and_leaves_nothing() {
     let five = SynthOptions { layers: Some(5), ..options("Q8_0") };
     let error = make("llama-tiny", &path, &five).unwrap_err().to_string();
     assert!(error.contains("1 to 4"), "{error}");
+    let one = SynthOptions { layers: Some(1), ..options("Q8_0") };
+    let error = make("qwen3.6-tiny", &path, &one).unwrap_err().to_string();
+    assert!(error.contains("2 to 4"), "{error}");
     let error = make("llama-tiny", folder.path(), &options("Q8_0")).unwrap_err().to_string();
     assert!(error.contains("directory"), "{error}");
     let nowhere = folder.path().join("missing").join("model.gguf");

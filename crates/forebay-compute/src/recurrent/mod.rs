@@ -401,9 +401,10 @@ impl Steps<'_> {
                 // SAFETY: each task has another run or head, and no states overlap (`check_places`).
                 let state = unsafe { states.piece(place(run.to), matrix) };
                 match run.from {
-                    // SAFETY: as above. No other task has this run and head.
                     Some(from) => {
-                        state.copy_from_slice(unsafe { states.piece(place(from), matrix) })
+                        // SAFETY: as above. No other task has this run and head.
+                        let before = unsafe { states.piece(place(from), matrix) };
+                        state.copy_from_slice(before);
                     }
                     None => state.fill(0.0),
                 }

@@ -17,9 +17,9 @@ pub enum SynthError {
     #[error("no quantisation is called {name:?}; known: {}", known.join(", "))]
     UnknownQuantisation { name: String, known: Vec<&'static str> },
     #[error(
-        "{shape} has {layers_max} layers; {layers} cannot be written, choose 1 to {layers_max}"
+        "{shape} has {layers_max} layers; {layers} cannot be written, choose {layers_min} to {layers_max}"
     )]
-    Layers { shape: &'static str, layers: u32, layers_max: u32 },
+    Layers { shape: &'static str, layers: u32, layers_min: u32, layers_max: u32 },
     #[error(
         "{shape} has {experts} experts in a layer; {used} of them cannot be used for a token, choose 1 to {most}"
     )]

@@ -1,8 +1,8 @@
 //! Shapes of real models from their published configurations, and small shapes with the same features.
 
 use super::shapes::{
-    Experts, FeedForward, LatentAttention, LlamaRopeScaling, Norms, QkNorm, RopeScaling, Scores,
-    Shape,
+    Experts, FeedForward, GatedDelta, LatentAttention, LlamaRopeScaling, Norms, QkNorm,
+    RopeScaling, Scores, Shape,
 };
 
 /// Defaults that most models with experts share.
@@ -14,6 +14,7 @@ const EXPERTS: Experts = Experts {
     names_width: true,
     dense_layers: 0,
     shared: 0,
+    shared_gate: false,
     scores: Scores::Unsaid,
     groups: None,
     weights_scale: None,
@@ -33,6 +34,8 @@ const LLAMA: Shape = Shape {
     head_dim: 128,
     rotary_dim: 128,
     latent_attention: None,
+    gated_delta: None,
+    output_gate: false,
     feed_forward: FeedForward::Dense { width: 14336 },
     vocabulary: 128_256,
     context: 131_072,
@@ -271,8 +274,66 @@ const GLM_45_AIR: Shape = Shape {
     ..LLAMA
 };
 
+const QWEN36_DELTA: GatedDelta = GatedDelta {
+    attention_period: 4,
+    convolution: 4,
+    key_heads: 16,
+    value_heads: 32,
+    key_dim: 128,
+    value_dim: 128,
+    one_tensor: false,
+};
+
+const QWEN36_EXPERTS: Experts = Experts {
+    width: 512,
+    experts: 256,
+    used: 8,
+    dense_width: 512,
+    shared: 1,
+    shared_gate: true,
+    ..EXPERTS
+};
+
+/// The vision tower and the multi-token prediction layer are left out, as converters do.
+const QWEN36_35B: Shape = Shape {
+    name: "qwen3.6-35b-a3b",
+    architecture: "qwen35moe",
+    hidden: 2048,
+    layers: 40,
+    heads: 16,
+    kv_heads: 2,
+    head_dim: 256,
+    rotary_dim: 64,
+    gated_delta: Some(QWEN36_DELTA),
+    output_gate: true,
+    feed_forward: FeedForward::Experts(QWEN36_EXPERTS),
+    vocabulary: 248_320,
+    context: 262_144,
+    rope_base: 10_000_000.0,
+    norms: Norms::SecondAfterAttention,
+    pre_tokenizer: "qwen35",
+    ..QWEN
+};
+
+/// The multi-token prediction layer is left out, as converters do.
+const QWEN3_NEXT_80B: Shape = Shape {
+    name: "qwen3-next-80b",
+    architecture: "qwen3next",
+    layers: 48,
+    gated_delta: Some(GatedDelta { one_tensor: true, ..QWEN36_DELTA }),
+    feed_forward: FeedForward::Experts(Experts {
+        experts: 512,
+        used: 10,
+        dense_width: 5120,
+        ..QWEN36_EXPERTS
+    }),
+    vocabulary: 151_936,
+    pre_tokenizer: "qwen2",
+    ..QWEN36_35B
+};
+
 /// All shapes, the most used first.
-pub const SHAPES: [Shape; 21] = [
+pub const SHAPES: [Shape; 24] = [
     QWEN3_MOE_30B,
     LLAMA_1B,
     Shape { name: "llama-8b", ..LLAMA },
@@ -368,6 +429,33 @@ pub const SHAPES: [Shape; 21] = [
             ..EXPERTS
         }),
         ..QWEN3_MOE_30B
+    },
+    QWEN36_35B,
+    QWEN3_NEXT_80B,
+    Shape {
+        name: "qwen3.6-tiny",
+        hidden: 256,
+        layers: 4,
+        heads: 4,
+        head_dim: 64,
+        rotary_dim: 16,
+        gated_delta: Some(GatedDelta {
+            attention_period: 2,
+            key_heads: 2,
+            value_heads: 4,
+            key_dim: 64,
+            value_dim: 64,
+            ..QWEN36_DELTA
+        }),
+        feed_forward: FeedForward::Experts(Experts {
+            width: 256,
+            experts: 16,
+            used: 4,
+            dense_width: 256,
+            ..QWEN36_EXPERTS
+        }),
+        vocabulary: 1024,
+        ..QWEN36_35B
     },
     Shape {
         name: "qwen3moe-tiny",

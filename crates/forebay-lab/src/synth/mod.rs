@@ -189,9 +189,11 @@ fn writer(
 
 fn layers_of(shape: &Shape, asked: Option<u32>) -> Result<u32, SynthError> {
     let layers = asked.unwrap_or(shape.layers);
-    if (1..=shape.layers).contains(&layers) {
+    // A model needs a layer with attention.
+    let layers_min = shape.gated_delta.map_or(1, |delta| delta.attention_period);
+    if (layers_min..=shape.layers).contains(&layers) {
         Ok(layers)
     } else {
-        Err(SynthError::Layers { shape: shape.name, layers, layers_max: shape.layers })
+        Err(SynthError::Layers { shape: shape.name, layers, layers_min, layers_max: shape.layers })
     }
 }

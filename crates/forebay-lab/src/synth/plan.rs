@@ -7,7 +7,7 @@ use forebay_format::{FormatError, TensorType};
 use super::error::SynthError;
 use super::recipe::{Recipe, Role};
 use super::shapes::{
-    Experts, FeedForward, LatentAttention, Norms, QkNorm, RopeScaling, Scores, Shape,
+    Experts, FeedForward, GatedDelta, LatentAttention, Norms, QkNorm, RopeScaling, Scores, Shape,
 };
 
 /// One tensor to write.
@@ -71,6 +71,18 @@ pub fn describe(
             writer.set(&key("attention.value_length_mla"), latent.value)?;
         }
     }
+    if let Some(delta) = shape.gated_delta {
+        for (name, value) in [
+            ("ssm.conv_kernel", delta.convolution),
+            ("ssm.state_size", delta.key_dim),
+            ("ssm.group_count", delta.key_heads),
+            ("ssm.time_step_rank", delta.value_heads),
+            ("ssm.inner_size", delta.value_heads * delta.value_dim),
+            ("full_attention_interval", delta.attention_period),
+        ] {
+            writer.set(&key(name), value)?;
+        }
+    }
     describe_rope(shape, writer)?;
     if let FeedForward::Experts(experts) = &shape.feed_forward {
         describe_experts(shape, experts, writer)?;
@@ -118,7 +130,10 @@ fn describe_experts(
     if experts.dense_layers > 0 {
         writer.set(&key("leading_dense_block_count"), experts.dense_layers)?;
     }
-    if experts.shared > 0 {
+    if experts.shared > 0 && experts.shared_gate {
+        let width = experts.shared * experts.width;
+        writer.set(&key("expert_shared_feed_forward_length"), width)?;
+    } else if experts.shared > 0 {
         writer.set(&key("expert_shared_count"), experts.shared)?;
     }
     if let Some((groups, used)) = experts.groups {
@@ -163,6 +178,9 @@ pub fn tensors(
     for layer in 0..layers {
         list.norms(layer);
         match &shape.latent_attention {
+            _ if let Some(delta) = shape.gated_delta_of(layer) => {
+                list.gated_delta(&delta, layer)?
+            }
             None => list.attention(layer)?,
             Some(latent) => list.latent_attention(latent, layer)?,
         }
@@ -202,7 +220,8 @@ impl List<'_> {
         let keys = u64::from(shape.kv_heads) * u64::from(shape.head_dim);
         self.matrix(name("attn_k.weight"), Role::Key, layer, &[keys, hidden])?;
         self.matrix(name("attn_output.weight"), Role::AttentionOutput, layer, &[hidden, queries])?;
-        self.matrix(name("attn_q.weight"), Role::Query, layer, &[queries, hidden])?;
+        let rows = if shape.output_gate { 2 * queries } else { queries };
+        self.matrix(name("attn_q.weight"), Role::Query, layer, &[rows, hidden])?;
         self.matrix(name("attn_v.weight"), Role::Value, layer, &[keys, hidden])?;
         let norms = match shape.qk_norm {
             QkNorm::None => None,
@@ -225,6 +244,30 @@ impl List<'_> {
             self.vector(name("attn_sinks.weight"), &[u64::from(shape.heads)], 0.0);
         }
         Ok(())
+    }
+
+    /// Adds the tensors of a gated delta network.
+    fn gated_delta(&mut self, delta: &GatedDelta, layer: u32) -> Result<(), SynthError> {
+        let name = |part: &str| format!("blk.{layer}.{part}");
+        let hidden = u64::from(self.shape.hidden);
+        let (heads, dim) = (u64::from(delta.value_heads), u64::from(delta.value_dim));
+        let keys = u64::from(delta.key_heads) * u64::from(delta.key_dim);
+        let (values, channels) = (heads * dim, 2 * keys + heads * dim);
+        self.matrix(name("attn_gate.weight"), Role::Other, layer, &[values, hidden])?;
+        self.matrix(name("attn_qkv.weight"), Role::Other, layer, &[channels, hidden])?;
+        let parts: &[(&str, u64)] = match delta.one_tensor {
+            true => &[("ssm_ba.weight", 2)],
+            false => &[("ssm_alpha.weight", 1), ("ssm_beta.weight", 1)],
+        };
+        for (part, count) in parts {
+            self.matrix(name(part), Role::Other, layer, &[count * heads, hidden])?;
+        }
+        // A state that forgets half of itself within about ten tokens.
+        self.vector(name("ssm_a"), &[heads], -0.15);
+        self.vector(name("ssm_conv1d.weight"), &[channels, u64::from(delta.convolution)], 0.25);
+        self.vector(name("ssm_dt.bias"), &[heads], 0.0);
+        self.vector(name("ssm_norm.weight"), &[dim], 1.0);
+        self.matrix(name("ssm_out.weight"), Role::Other, layer, &[hidden, values])
     }
 
     /// Adds the tensors of latent attention. Unless `one_tensor` is set, the matrices that make keys and values from
@@ -287,7 +330,12 @@ impl List<'_> {
         }
         match u64::from(experts.shared) {
             0 => Ok(()),
-            shared => self.feed_forward(layer, "_shexp", shared * width),
+            shared => {
+                if experts.shared_gate {
+                    self.vector(name("ffn_gate_inp_shexp.weight"), &[hidden], 0.0);
+                }
+                self.feed_forward(layer, "_shexp", shared * width)
+            }
         }
     }
 
@@ -398,6 +446,8 @@ mod tests {
             ("gemma3-4b", 3.88),
             ("glm-4.5-air", 106.85),
             ("qwen3moe-235b", 235.1),
+            ("qwen3-next-80b", 79.67),
+            ("qwen3.6-35b-a3b", 34.66),
         ] {
             let shape = find(shape).unwrap();
             let recipe = Recipe::find("BF16").unwrap();

@@ -23,6 +23,8 @@ pub struct Experts {
     pub dense_layers: u32,
     /// Number of experts that every token uses. They are joined to one expert that is this many times as wide.
     pub shared: u32,
+    /// True if the metadata has the shared expert's width instead of its number, and its output has a gate.
+    pub shared_gate: bool,
     pub scores: Scores,
     /// Number of expert groups, and number of groups that a token uses.
     pub groups: Option<(u32, u32)>,
@@ -109,6 +111,20 @@ pub struct LatentAttention {
     pub one_tensor: bool,
 }
 
+/// Gated delta networks in most layers (Yang et al. 2025).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct GatedDelta {
+    /// Every layer with a number that is a multiple of this, counted from 1, has attention instead.
+    pub attention_period: u32,
+    pub convolution: u32,
+    pub key_heads: u32,
+    pub value_heads: u32,
+    pub key_dim: u32,
+    pub value_dim: u32,
+    /// True if one tensor makes both vectors that control how the state changes.
+    pub one_tensor: bool,
+}
+
 /// Shape of one model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
@@ -125,6 +141,10 @@ pub struct Shape {
     /// Number of elements of a head that rotate.
     pub rotary_dim: u32,
     pub latent_attention: Option<LatentAttention>,
+    /// Layers without attention, if there are any.
+    pub gated_delta: Option<GatedDelta>,
+    /// True if attention's output has a gate, which the query matrix makes.
+    pub output_gate: bool,
     pub feed_forward: FeedForward,
     pub vocabulary: u32,
     pub context: u32,
@@ -154,6 +174,11 @@ impl Shape {
             FeedForward::Experts(experts) if layer >= experts.dense_layers => Some(experts),
             _ => None,
         }
+    }
+
+    /// Returns the gated delta network of layer `layer`; `None` if the layer has attention.
+    pub fn gated_delta_of(&self, layer: u32) -> Option<GatedDelta> {
+        self.gated_delta.filter(|delta| !(layer + 1).is_multiple_of(delta.attention_period))
     }
 
     /// Returns the width of the dense layers. There may be none.
@@ -203,6 +228,10 @@ mod tests {
             if let Some(latent) = shape.latent_attention {
                 assert_eq!((shape.kv_heads, shape.head_dim), (1, latent.latent + latent.rotated));
                 assert_eq!(shape.rotary_dim, latent.rotated);
+            }
+            if let Some(delta) = shape.gated_delta {
+                assert_eq!(delta.value_heads % delta.key_heads, 0, "{}", shape.name);
+                assert!(delta.attention_period <= shape.layers, "{}", shape.name);
             }
         }
         assert!(find("gpt-5").is_none());

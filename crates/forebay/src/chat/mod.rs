@@ -124,6 +124,10 @@ impl Chat<'_> {
 
     fn save(&mut self, file: &Path) {
         match files::save(&self.conversation.history, self.session, file) {
+            Ok(None) if self.session.has_states() => output::tell!(
+                "the conversation is in {}; it will be read again, because states of recurrent layers are not saved",
+                file.display()
+            ),
             Ok(None) => output::tell!("the conversation is in {}", file.display()),
             Ok(Some(bytes)) => output::tell!(
                 "the conversation is in {}, its keys and values in {} ({})",

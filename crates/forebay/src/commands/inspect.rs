@@ -120,6 +120,10 @@ fn summary(inspection: &Inspection) -> String {
         cache += &format!(", {} behind the windows", size::format(kept));
     }
     lines.push(("cache", cache));
+    let states = inspection.state_bytes_per_sequence;
+    if states > 0 {
+        lines.push(("states", format!("{} for a sequence of any length", size::format(states))));
+    }
     lines.push(("context", format!("{} positions trained", grouped(model.context_trained as u64))));
     lines.push(("tokenizer", inspection.tokenizer.clone()));
     let template = if inspection.has_chat_template { "yes" } else { "none (forebay run --raw)" };

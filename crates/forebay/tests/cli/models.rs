@@ -29,7 +29,7 @@ fn inspect_knows_the_demo_model() {
 fn families_run_and_say_what_is_special() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
-    let families: [(&str, usize, &[&str]); 5] = [
+    let families: [(&str, usize, &[&str]); 6] = [
         (
             "gpt-oss-tiny",
             2 * 2 * 128 * 2,
@@ -47,6 +47,8 @@ fn families_run_and_say_what_is_special() {
         ),
         ("glm-4.5-tiny", 2 * 2 * 128 * 2, &["partial rotation", "routing", "biases"][..]),
         ("qwen3moe-tiny", 2 * 2 * 128 * 2, &["query/key norm"][..]),
+        // One of the two layers keeps keys and values.
+        ("qwen3.6-tiny", 2 * 128 * 2, &["gated DeltaNet", "gated attention", "shared experts"][..]),
     ];
     for (arch, kv_bytes, expected) in families {
         let out = path(arch);
