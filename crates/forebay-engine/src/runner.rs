@@ -2,6 +2,8 @@
 
 mod arriving;
 mod kept;
+mod states;
+mod suspended;
 
 use std::ops::Range;
 use std::time::Duration;
@@ -14,7 +16,6 @@ use forebay_model::{
 };
 
 use crate::EngineError;
-use crate::engine::SnapshotBlock;
 use crate::kv::{
     BlockManager, Changes, GroupConfig, GroupStatistics, KV_BLOCK, Row, SavedBlock, SequenceId,
 };
@@ -31,6 +32,8 @@ pub(crate) struct Runner {
     changes: Changes,
     /// Sequences whose blocks may still be copied from host memory, each with the copies that it waits for.
     arriving: Vec<(SequenceId, Restoring)>,
+    /// The group of the tiers that holds states of recurrent layers, behind the layer groups, if the model has such layers.
+    state_group: Option<usize>,
     /// The copies that began last.
     last_restoring: Restoring,
     // Buffers that are reused from pass to pass.
@@ -152,9 +155,13 @@ impl Runner {
         };
         let groups: Vec<GroupConfig> = backend.kv_groups().into_iter().map(group).collect();
         let ram_bytes = ram_bytes.unwrap_or(backend.cache_bytes().min(RAM_BYTES_MOST));
+        let state_group = decoder.is_recurrent().then_some(groups.len());
+        let states = state_group.map(|_| states::group(backend.state_bytes()));
+        let in_tiers: Vec<GroupConfig> = groups.iter().copied().chain(states).collect();
         Runner {
-            tiers: KvTiers::new(backend.host_reserver(), &groups, ram_bytes),
+            tiers: KvTiers::new(backend.host_reserver(), &in_tiers, ram_bytes),
             blocks: BlockManager::new(&groups, backend.batch_tokens()),
+            state_group,
             decoder,
             identity: Vec::new(),
             changes: Changes::default(),
@@ -217,7 +224,8 @@ impl Runner {
 
     /// Begins a sequence with the longest prefix of `rows` whose keys and values are in blocks of the device or in host memory, if
     /// there is room for all rows, and `left_free` blocks of each layer group remain free. Returns `None` otherwise. Without
-    /// `reuse`, or if the model has recurrent layers, no rows of other sequences are used.
+    /// `reuse`, no rows of other sequences are used. If the model has recurrent layers, the prefix ends where a state is kept
+    /// ([`Runner::keep_state`]).
     ///
     /// # Errors
     /// Returns an error if the device fails.
@@ -228,10 +236,12 @@ impl Runner {
         reuse: bool,
         left_free: &[usize],
     ) -> Result<Option<Begun>, EngineError> {
-        let Runner { decoder, blocks, tiers, changes, .. } = self;
-        // Keys and values of a prefix are useless without the state after it.
-        let known = if reuse && !decoder.is_recurrent() { rows } else { &[] };
-        let admission = blocks.admit(root, known, |key| tiers.has(key), changes);
+        let Runner { decoder, blocks, tiers, changes, state_group, .. } = self;
+        let known = if reuse { rows } else { &[] };
+        let has_state = |hash| {
+            state_group.is_none_or(|group| tiers.has(BlockKey { hash, group: group as u32 }))
+        };
+        let admission = blocks.admit_where(root, known, |key| tiers.has(key), has_state, changes);
         let sequence = admission.sequence;
         decoder.forget_state(sequence.slot());
         let needed = blocks.blocks_needed(rows.len(), 0).zip(blocks.blocks_held(sequence));
@@ -241,6 +251,10 @@ impl Runner {
             return Ok(None);
         }
         self.blocks.note_uses(sequence);
+        if let Err(error) = self.take_kept_state(sequence, admission.hit_rows) {
+            self.end(sequence);
+            return Err(error);
+        }
         let rows_from_below = self.fill_up(sequence)?;
         if admission.hit_rows > 0 {
             self.note_arriving(sequence)?;
@@ -365,151 +379,6 @@ impl Runner {
         let pools = self.blocks.full_blocks();
         self.tiers.write(self.decoder.backend_mut(), &pools, everything, limit)?;
         Ok(())
-    }
-
-    /// Copies a sequence to host memory and ends it. Returns `None`, and ends it all the same, if host memory has no room or if
-    /// the model has recurrent layers, whose states are not copied.
-    ///
-    /// # Errors
-    /// Returns an error if memory cannot be reserved or the device fails. The sequence goes on then.
-    pub fn suspend(&mut self, sequence: SequenceId) -> Result<Option<SavedSequence>, EngineError> {
-        // Blocks get their content before they are copied.
-        self.apply_changes()?;
-        self.wait_for_arrival(sequence)?;
-        if self.decoder.is_recurrent() {
-            self.end(sequence);
-            return Ok(None);
-        }
-        let mut saved = SavedSequence {
-            root: self.blocks.root(sequence),
-            rows: self.blocks.rows(sequence).to_vec(),
-            blocks: Vec::new(),
-        };
-        let copied = self.copy_blocks(sequence, &mut saved);
-        if let Ok(true) = copied {
-            self.end(sequence);
-            return Ok(Some(saved));
-        }
-        self.forget(saved);
-        copied?;
-        self.end(sequence);
-        Ok(None)
-    }
-
-    /// Copies the blocks of a sequence to host memory. Returns false if it has no room for all.
-    fn copy_blocks(
-        &mut self,
-        sequence: SequenceId,
-        saved: &mut SavedSequence,
-    ) -> Result<bool, EngineError> {
-        let Runner { decoder, blocks, tiers, .. } = self;
-        for SavedBlock { group, index, block } in blocks.blocks_to_save(sequence) {
-            let key = blocks.block_key(sequence, group, index);
-            if let Some((key, _)) = key
-                && tiers.has(key)
-            {
-                tiers.lease(key.hash);
-                saved.blocks.push((group, index, SavedPlace::Shared(key)));
-                continue;
-            }
-            let Some(slot) = tiers.take(group)? else { return Ok(false) };
-            tiers.copy_to(slot, decoder.backend_mut(), block)?;
-            let place = match key {
-                Some((key, link)) => {
-                    tiers.insert(key, link, slot, 0);
-                    tiers.lease(key.hash);
-                    SavedPlace::Shared(key)
-                }
-                None => SavedPlace::Own(slot),
-            };
-            saved.blocks.push((group, index, place));
-        }
-        Ok(true)
-    }
-
-    /// Copies the blocks of a sequence with these rows to host memory. Returns `None` if it has no room.
-    ///
-    /// # Errors
-    /// Returns an error if these are not the blocks that a sequence with these rows needs, or if memory cannot be reserved.
-    pub fn import(
-        &mut self,
-        root: BlockHash,
-        rows: &[Row],
-        blocks: Vec<SnapshotBlock>,
-    ) -> Result<Option<SavedSequence>, EngineError> {
-        if self.decoder.is_recurrent() {
-            let why = "it lacks the state of the recurrent layers".into();
-            return Err(EngineError::BadSnapshot { why });
-        }
-        let own = blocks.iter().map(|block| (block.group, block.index, block.bytes.len()));
-        if !own.eq(self.blocks.blocks_seen(rows.len())) {
-            let why = "its KV blocks are not those that this engine needs".into();
-            return Err(EngineError::BadSnapshot { why });
-        }
-        let mut saved = SavedSequence { root, rows: rows.to_vec(), blocks: Vec::new() };
-        for SnapshotBlock { group, index, bytes } in blocks {
-            match self.tiers.take(group) {
-                Ok(Some(slot)) => {
-                    self.tiers.slot_bytes_mut(&slot).copy_from_slice(&bytes);
-                    saved.blocks.push((group, index, SavedPlace::Own(slot)));
-                }
-                full => {
-                    self.forget(saved);
-                    full?;
-                    return Ok(None);
-                }
-            }
-        }
-        Ok(Some(saved))
-    }
-
-    /// Begins a saved sequence where it ended, if there is room for `known_rows`, and `left_free` blocks of each layer group
-    /// remain free. The copy stays as it is.
-    ///
-    /// # Errors
-    /// Returns an error if the device fails.
-    pub fn resume(
-        &mut self,
-        saved: &SavedSequence,
-        known_rows: usize,
-        left_free: &[usize],
-    ) -> Result<Option<SequenceId>, EngineError> {
-        let needed = self.blocks.blocks_needed(known_rows, 0);
-        if !has_room(&self.blocks, needed, left_free) {
-            return Ok(None);
-        }
-        self.moved.clear();
-        let sequence =
-            self.blocks.restore(saved.root, &saved.rows, &mut self.moved, &mut self.changes)?;
-        let moved = std::mem::take(&mut self.moved);
-        let restored = self.apply_changes().and_then(|()| {
-            let Runner { decoder, tiers, last_restoring, .. } = self;
-            let mut contents = moved.iter().map(|of| {
-                let place = (of.group, of.index);
-                let found = saved.blocks.binary_search_by_key(&place, |(g, i, _)| (*g, *i));
-                let at = found.expect("all blocks that the next token sees were saved");
-                of.with_content(saved.blocks[at].2.place(tiers))
-            });
-            *last_restoring = decoder.backend_mut().restore_blocks(&mut contents)?;
-            // Others may have begun to copy blocks that this sequence shares.
-            self.wait_for_arrivals()
-        });
-        self.moved = moved;
-        if let Err(error) = restored {
-            self.blocks.abandon(sequence, &self.moved);
-            return Err(error);
-        }
-        Ok(Some(sequence))
-    }
-
-    /// Gives up a copy.
-    pub fn forget(&mut self, saved: SavedSequence) {
-        for (_, _, place) in saved.blocks {
-            match place {
-                SavedPlace::Shared(key) => self.tiers.end_lease(key.hash),
-                SavedPlace::Own(slot) => self.tiers.release(slot),
-            }
-        }
     }
 
     /// Returns the blocks of each layer group.

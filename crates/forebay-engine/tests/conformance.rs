@@ -149,8 +149,11 @@ fn gguf_files(name: &str) -> Vec<(String, PathBuf)> {
 
 /// Returns the reference prompts of a GGUF fixture.
 fn reference_json(name: &str) -> serde_json::Value {
-    let paths = ["gguf", "models"].map(|kind| format!("{kind}/{name}/reference.json"));
-    let path = paths.iter().find_map(|path| fixture(path));
+    let sets = [Some(support::fixtures()), support::second_fixtures()];
+    let folders =
+        sets.iter().flatten().flat_map(|set| ["gguf", "models"].map(|kind| set.join(kind)));
+    let mut paths = folders.map(|folder| folder.join(name).join("reference.json"));
+    let path = paths.find(|path| path.exists());
     json(&path.expect("every GGUF fixture has reference prompts"))
 }
 

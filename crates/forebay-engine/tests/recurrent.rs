@@ -5,9 +5,9 @@ mod support;
 
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use forebay_engine::engine::EngineOptions;
+use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd};
 use forebay_engine::{
     Engine, EngineError, GenerateOptions, KvDisk, KvDiskOptions, KvDiskStore, KvDiskType, Session,
     SessionOptions, inspect,
@@ -62,6 +62,78 @@ fn a_conversation_goes_on_without_reading_it_again() {
         let whole: Vec<u32> = cached.iter().chain(&[first[5], 40, 41]).copied().collect();
         let other = answer(&mut again, &whole);
         assert_eq!(second, other, "{}", path.display());
+    }
+}
+
+/// Runs a request to its end. Returns the number of its cached tokens and its answer.
+fn ask(engine: &mut Engine, prompt: &[u32], namespace: &[u8]) -> (usize, Vec<(u32, u32)>) {
+    let answer = Arc::new(Mutex::new((0, Vec::new())));
+    let to = answer.clone();
+    let sink = Box::new(move |event: Event| {
+        let mut answer = to.lock().unwrap();
+        match event {
+            Event::Token(token) => {
+                answer.1.push((token.id, token.logprob.expect("asked for").to_bits()));
+            }
+            Event::Finished { end, statistics, .. } => {
+                assert_eq!(end, RequestEnd::MaxTokens);
+                answer.0 = statistics.cached_tokens;
+            }
+        }
+        ControlFlow::Continue(())
+    });
+    let request = Request {
+        prompt: prompt.to_vec(),
+        options: GenerateOptions::exactly(12, Sampling::greedy()),
+        logprobs: Some(0),
+        namespace: namespace.to_vec(),
+        ..Request::default()
+    };
+    engine.submit(request, sink).unwrap();
+    engine.drain().unwrap();
+    let mut answer = answer.lock().unwrap();
+    std::mem::take(&mut *answer)
+}
+
+/// The state near the end of a prompt is kept. The next turn of a conversation begins there, and gets the bits that it has alone.
+#[test]
+fn the_next_turn_begins_near_the_end_of_the_last_prompt() {
+    for path in recurrent_models() {
+        let engine = |kv_ram_bytes: Option<u64>| {
+            let options = SessionOptions {
+                sequences: 2,
+                context: Some(256),
+                kv_ram_bytes,
+                ..SessionOptions::default()
+            };
+            let session = Session::open(&path, &options, &mut |_, _| {}).unwrap();
+            Engine::new(session, &EngineOptions::default())
+        };
+        let first: Vec<u32> = (0..130).map(|at| (at * 37 + 11) % 490).collect();
+        // The template ends a prompt with tokens that the next turn does not have.
+        let said = (0..40).map(|at| (at * 53 + 7) % 490);
+        let second: Vec<u32> = first[..122].iter().copied().chain(said).collect();
+        let third: Vec<u32> = second[..150].iter().copied().chain([5, 6, 7]).collect();
+        let alone: Vec<_> = [&first, &second, &third]
+            .into_iter()
+            .map(|prompt| ask(&mut engine(Some(0)), prompt, b"").1)
+            .collect();
+        let mut together = engine(None);
+        let mut of = |prompt: &[u32], namespace: &[u8]| ask(&mut together, prompt, namespace);
+        assert_eq!(of(&first, b""), (0, alone[0].clone()), "{}", path.display());
+        // 130 - 16 tokens, in whole blocks of 16.
+        assert_eq!(of(&second, b""), (112, alone[1].clone()), "{}", path.display());
+        // Nothing more was kept: the second prompt added fewer than 64 tokens. The same prompt again finds the same state.
+        assert_eq!(of(&third, b""), (112, alone[2].clone()), "{}", path.display());
+        assert_eq!(of(&first, b""), (112, alone[0].clone()), "{}", path.display());
+        // A prompt that ends before, and another client, find nothing. The former keeps a state of its own.
+        assert_eq!(of(&first[..100], b"").0, 0);
+        assert_eq!(of(&first[..112], b"").0, 80);
+        assert_eq!(of(&second, b"another").0, 0);
+        // Without memory for states, everything is read again.
+        let mut short = engine(Some(0));
+        assert_eq!(ask(&mut short, &first, b"").0, 0);
+        assert_eq!(ask(&mut short, &second, b""), (0, alone[1].clone()), "{}", path.display());
     }
 }
 

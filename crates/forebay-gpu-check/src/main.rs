@@ -18,6 +18,7 @@ mod random;
 mod sessions;
 mod slots;
 mod split;
+mod states;
 mod tiers;
 mod weights;
 

@@ -119,8 +119,13 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
             checked.with_context(|| many.path.display().to_string())
         }));
         let tiers = model.clone();
-        // Sequences of models with states share no keys and values.
-        if !model.has_states()? {
+        if model.has_states()? {
+            checks.push(Check::new(format!("model states {}", model.name), move |_| {
+                let ids = prompt(&json(&tiers.prompts), "long");
+                let checked = crate::states::check(&tiers.path, &ids, ordinal);
+                checked.with_context(|| tiers.path.display().to_string())
+            }));
+        } else {
             checks.push(Check::new(format!("model tiers {}", model.name), move |_| {
                 let ids = prompt(&json(&tiers.prompts), "long");
                 let checked = crate::tiers::check(&tiers.path, &ids, ordinal);

@@ -186,6 +186,44 @@ impl Decoder {
         }
     }
 
+    /// Copies the state of a table after its first `position` positions to `bytes`. Returns false if there is none.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    ///
+    /// # Panics
+    /// Panics if `bytes` is not [`Backend::state_bytes`] long.
+    pub fn save_state(
+        &mut self,
+        table: usize,
+        position: usize,
+        bytes: &mut [u8],
+    ) -> Result<bool, ModelError> {
+        let place = self.states.as_ref().and_then(|states| states.place(table, position));
+        let Some(place) = place else { return Ok(false) };
+        self.backend.save_state(place, bytes)?;
+        Ok(true)
+    }
+
+    /// Makes `bytes` the state of a table after the first `position` positions of its sequence. It has no other state then.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails. The table has no state then.
+    ///
+    /// # Panics
+    /// Panics if the model has no recurrent layers, or if `bytes` is not [`Backend::state_bytes`] long.
+    pub fn restore_state(
+        &mut self,
+        table: usize,
+        position: usize,
+        bytes: &[u8],
+    ) -> Result<(), ModelError> {
+        let states = self.states.as_mut().expect("the model has recurrent layers");
+        self.backend.restore_state(states.begin_set(table), bytes)?;
+        states.set(table, position);
+        Ok(())
+    }
+
     /// Returns the states behind the last layer of the rows that passes wanted, `[rows, hidden]`, since
     /// [`Decoder::clear_final_rows`]. They are normalised as for the logits.
     pub fn final_rows(&self) -> &[f32] {

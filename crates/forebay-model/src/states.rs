@@ -6,16 +6,7 @@
 
 use crate::ModelError;
 use crate::arch::STATES_PER_SEQUENCE;
-use crate::backend::Run;
-
-/// Places of the states of a run in a backend, in states.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StatePlaces {
-    /// The state before the run's first row. `None` means that the sequence begins.
-    pub from: Option<usize>,
-    /// The state after the run's last row.
-    pub to: usize,
-}
+use crate::backend::{Run, StatePlaces};
 
 /// The states of all tables.
 #[derive(Debug, Default)]
@@ -45,6 +36,23 @@ impl States {
         if let Some(states) = self.positions.get_mut(table) {
             *states = [None; STATES_PER_SEQUENCE];
         }
+    }
+
+    /// Returns the place of the state after the first `position` positions of a sequence.
+    pub fn place(&self, table: usize, position: usize) -> Option<usize> {
+        let state = self.positions[table].iter().position(|state| *state == Some(position))?;
+        Some(table * STATES_PER_SEQUENCE + state)
+    }
+
+    /// Returns the place for a state that comes from elsewhere. The table has no states until [`States::set`].
+    pub fn begin_set(&mut self, table: usize) -> usize {
+        self.forget(table);
+        table * STATES_PER_SEQUENCE
+    }
+
+    /// Notes that the place of [`States::begin_set`] has the state after the first `position` positions.
+    pub fn set(&mut self, table: usize, position: usize) {
+        self.positions[table][0] = Some(position);
     }
 
     /// Chooses the places of a pass. The states that the pass will write have no defined content until [`States::end`].
@@ -148,5 +156,19 @@ mod tests {
         states.end(&[run(0, 0, 2)]);
         states.forget(0);
         assert!(!states.has(0, 2) && states.has(0, 0));
+        assert_eq!(states.place(0, 2), None);
+    }
+
+    #[test]
+    fn a_state_can_come_from_elsewhere() {
+        let mut states = States::new(2);
+        assert_eq!(states.begin_set(1), 2);
+        assert!(!states.has(1, 32), "it is not there yet");
+        states.set(1, 32);
+        assert_eq!(states.place(1, 32), Some(2));
+        states.begin(&[run(1, 32, 3)]).unwrap();
+        assert_eq!(states.places(), [StatePlaces { from: Some(2), to: 3 }]);
+        states.end(&[run(1, 32, 3)]);
+        assert_eq!(states.place(1, 35), Some(3));
     }
 }

@@ -16,6 +16,7 @@ use super::request::{
 use super::waiting::Submitted;
 use crate::kv::{Row, SequenceId};
 use crate::pass_logits::WantedRow;
+use crate::runner::Runner;
 use crate::statistics::WeightUse;
 use crate::{GenerateOptions, Session};
 
@@ -55,6 +56,8 @@ pub struct Active {
     pooled: Option<Pooled>,
     /// Number of tokens whose keys and values are computed.
     done: usize,
+    /// Number of these when the sequence began.
+    begun: usize,
     submitted: Instant,
     statistics: RequestStatistics,
 }
@@ -106,6 +109,7 @@ impl Active {
             pooled: pooling.map(Pooled::new),
             tokens: prompt,
             done: cached,
+            begun: cached,
             submitted,
             statistics,
         }
@@ -135,7 +139,14 @@ impl Active {
 
     /// Continues with a sequence that has the first `done` rows.
     pub fn resume(&mut self, sequence: SequenceId, done: usize) {
-        (self.sequence, self.done) = (sequence, done);
+        (self.sequence, self.done, self.begun) = (sequence, done, done);
+    }
+
+    /// Returns the position before the end of the prompt at which the state of recurrent layers is to be kept, if that is still
+    /// to come.
+    pub fn state_border(&self, runner: &Runner) -> Option<usize> {
+        let border = runner.state_border(self.prompt_len, self.begun);
+        border.filter(|border| *border > self.done && !self.pools())
     }
 
     /// Returns the number of rows that are computed.

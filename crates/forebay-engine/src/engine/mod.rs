@@ -361,7 +361,10 @@ impl Engine {
         let progress = self.running.iter().map(|active| match active.rows_left() {
             _ if runner.is_arriving(active.sequence) => Progress::Arrives,
             0 => Progress::Generates,
-            left if active.reads() => Progress::Reads(left),
+            left if active.reads() => {
+                let border = active.state_border(runner);
+                Progress::Reads(border.map_or(left, |border| border - active.done()))
+            }
             left => Progress::Follows(left),
         });
         let pauses = self.pace.is_bounded() && self.session.runner.decoder.backend().pauses();
@@ -532,7 +535,7 @@ impl Engine {
         let hidden = self.session.info().hidden;
         let mut states = self.session.runner.decoder.final_rows();
         let mut row = 0;
-        let mut turn_ends = Vec::new();
+        let (mut turn_ends, mut borders) = (Vec::new(), Vec::new());
         for part in parts {
             let active = &mut self.running[part.index];
             if active.pools() {
@@ -544,6 +547,9 @@ impl Engine {
             let own = row;
             row += usize::from(has_logits(active, part));
             let was_reading = active.reads();
+            if active.state_border(&self.session.runner) == Some(active.done() + part.count) {
+                borders.push(active.sequence);
+            }
             let goes_on = active.advance(part.count);
             if was_reading && !active.reads() {
                 turn_ends.push(active.sequence);
@@ -559,6 +565,11 @@ impl Engine {
         }
         let runner = &mut self.session.runner;
         turn_ends.into_iter().for_each(|sequence| runner.note_end_of_turn(sequence));
+        for sequence in borders {
+            if let Err(error) = runner.keep_state(sequence) {
+                tracing::warn!("a state is not kept for later requests: {error}");
+            }
+        }
     }
 
     fn end_finished(&mut self) {

@@ -131,6 +131,9 @@ impl Engine {
         Ok(Some(match &waiting.state {
             State::New(new) => of_new(model, &new.request),
             State::Suspended { active, saved: None } => of_active(model, active, 0, Vec::new()),
+            State::Suspended { active, .. } if session.runner.decoder.is_recurrent() => {
+                of_active(model, active, 0, Vec::new())
+            }
             State::Suspended { active, saved: Some(saved) } => {
                 let blocks = session.runner.export_saved(saved);
                 of_active(model, active, saved.len(), blocks)

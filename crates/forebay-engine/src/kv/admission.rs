@@ -98,8 +98,21 @@ impl BlockManager {
         below: impl Fn(BlockKey) -> bool,
         changes: &mut Changes,
     ) -> Admission {
+        self.admit_where(root, rows, below, |_| true, changes)
+    }
+
+    /// Does the same as [`BlockManager::admit`] with the longest prefix that ends with a block for whose hash `can_end` is true.
+    pub fn admit_where(
+        &mut self,
+        root: BlockHash,
+        rows: &[Row],
+        below: impl Fn(BlockKey) -> bool,
+        can_end: impl Fn(BlockHash) -> bool,
+        changes: &mut Changes,
+    ) -> Admission {
         let survey = self.survey(root, rows, (), |key| below(key).then_some(()));
-        let hit_blocks = survey.hits.last().copied().unwrap_or(0);
+        let mut hits = survey.hits.iter().rev().copied();
+        let hit_blocks = hits.find(|blocks| can_end(survey.hashes[blocks - 1])).unwrap_or(0);
         let hit_rows = hit_blocks * KV_BLOCK;
         let id = self.sequences.start(root);
         let sequence = self.sequences.get_mut(id);

@@ -138,6 +138,11 @@ impl KvTiers {
         self.statistics.ram_restored_blocks += 1;
     }
 
+    /// Notes that a new request uses what host memory has of a block, and that no pool has it.
+    pub fn note_use(&mut self, hash: BlockHash) {
+        self.index.note_use(hash);
+    }
+
     /// Takes a slot, if necessary that of another block. Returns `None` if all are leased, or if there are none.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use forebay_compute::{
 };
 use serde::Serialize;
 
+use super::check::{check, check_size};
 use super::recurrent::Recurrent;
 use crate::ModelError;
 
@@ -516,25 +517,4 @@ impl Experts {
         check_size("shared experts' width", self.shared_width.max(1))?;
         Ok(self.rule(None).check(self.count, self.used)?)
     }
-}
-
-/// Checks a size. The limit is far above any model, and keeps products of hostile values within `usize`.
-pub(super) fn check_size(key: &str, value: usize) -> Result<(), ModelError> {
-    check(key, value, value > 0 && value < 1 << 24, "it must be from 1 to 16 million")
-}
-
-pub(super) fn check<T: ToString>(
-    key: &str,
-    value: T,
-    holds: bool,
-    expected: &str,
-) -> Result<(), ModelError> {
-    if holds {
-        return Ok(());
-    }
-    Err(ModelError::BadValue {
-        key: key.into(),
-        value: value.to_string(),
-        expected: expected.into(),
-    })
 }

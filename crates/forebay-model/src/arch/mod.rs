@@ -2,9 +2,11 @@
 
 mod architecture;
 mod catalog;
+mod check;
 mod families;
 mod gguf;
 mod huggingface;
+mod layers;
 mod names;
 mod recurrent;
 

@@ -20,7 +20,6 @@ pub use self::selector::{CHANGES_MOST, RowSelection, Selector};
 use crate::ModelError;
 use crate::arch::{Architecture, Experts, FeedForward};
 use crate::sharing::SubLayerPlan;
-use crate::states::StatePlaces;
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
 use crate::weights::{LayerWeights, Weights};
 
@@ -43,6 +42,15 @@ pub struct Run {
     /// Position of the first row.
     pub position: usize,
     pub count: usize,
+}
+
+/// Places of the states of a run in a backend, in states.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StatePlaces {
+    /// The state before the run's first row. `None` means that the sequence begins.
+    pub from: Option<usize>,
+    /// The state after the run's last row.
+    pub to: usize,
 }
 
 /// A pass on its way through one layer.
@@ -275,6 +283,33 @@ pub trait Backend: Send {
     /// # Panics
     /// Panics if `bytes` is not [`KvGroup::block_bytes`] long.
     fn save_block(&mut self, group: usize, block: u32, bytes: &mut [u8]) -> Result<(), ModelError>;
+
+    /// Returns the bytes of a state of the recurrent layers; 0 if the model has none.
+    fn state_bytes(&self) -> usize {
+        0
+    }
+
+    /// Copies the state in a place ([`StatePlaces`]) to `bytes`, and waits for it.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails.
+    ///
+    /// # Panics
+    /// Panics if `bytes` is not [`Backend::state_bytes`] long, or if there is no such place.
+    fn save_state(&mut self, place: usize, bytes: &mut [u8]) -> Result<(), ModelError> {
+        panic!("{} bytes of state {place} of a model without states", bytes.len());
+    }
+
+    /// Replaces the state in a place by what [`Backend::save_state`] returned.
+    ///
+    /// # Errors
+    /// Returns an error if the device fails. The place has no defined content then.
+    ///
+    /// # Panics
+    /// Panics as [`Backend::save_state`] does.
+    fn restore_state(&mut self, place: usize, bytes: &[u8]) -> Result<(), ModelError> {
+        panic!("{} bytes for state {place} of a model without states", bytes.len());
+    }
 
     /// Begins to replace the content of KV blocks by what [`Backend::save_block`] returned. Until [`Backend::has_restored`],
     /// nothing else may use the blocks.

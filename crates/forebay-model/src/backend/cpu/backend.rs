@@ -31,6 +31,9 @@ pub struct CpuBackend {
     /// States of recurrent layers, `[recurrent layers, states, floats]`. The system supplies the memory when it is first
     /// written.
     pub(super) states: Vec<f32>,
+    /// Number of recurrent layers, and of floats of a state in one of them.
+    state_layers: usize,
+    state_floats: usize,
     /// KV blocks of every sequence, `[tables][groups]`.
     pub(super) tables: Vec<Vec<Vec<u32>>>,
     windows: Vec<Option<usize>>,
@@ -128,6 +131,8 @@ impl CpuBackend {
             lease: None,
             cache,
             states,
+            state_layers: architecture.recurrent_layers(),
+            state_floats: architecture.recurrent.map_or(0, |of| of.state_floats()),
             tables: vec![vec![table; windows.len()]; sequences],
             windows,
             context,
@@ -138,6 +143,14 @@ impl CpuBackend {
             prefetch,
             early: Vec::new(),
         })
+    }
+
+    /// Returns the parts of a state, one for each recurrent layer.
+    fn state_parts(&mut self, place: usize) -> impl Iterator<Item = &mut [f32]> {
+        let floats = self.state_floats;
+        let of_layer = self.states.len() / self.state_layers.max(1);
+        let layers = self.states.chunks_exact_mut(of_layer.max(1));
+        layers.map(move |layer| &mut layer[place * floats..][..floats])
     }
 
     /// Adds the last block's output to the residual stream. Returns an error for a NaN, because it would spread to
@@ -293,6 +306,32 @@ impl Backend for CpuBackend {
             self.cache.restore_block(of.group, of.block, of.bytes());
         }
         Ok(Restoring::default())
+    }
+
+    fn state_bytes(&self) -> usize {
+        4 * self.state_layers * self.state_floats
+    }
+
+    fn save_state(&mut self, place: usize, bytes: &mut [u8]) -> Result<(), ModelError> {
+        assert_eq!(bytes.len(), self.state_bytes(), "save_state: {place}");
+        let part_bytes = 4 * self.state_floats;
+        for (part, bytes) in self.state_parts(place).zip(bytes.chunks_exact_mut(part_bytes)) {
+            for (float, bytes) in part.iter().zip(bytes.as_chunks_mut().0) {
+                *bytes = float.to_ne_bytes();
+            }
+        }
+        Ok(())
+    }
+
+    fn restore_state(&mut self, place: usize, bytes: &[u8]) -> Result<(), ModelError> {
+        assert_eq!(bytes.len(), self.state_bytes(), "restore_state: {place}");
+        let part_bytes = 4 * self.state_floats;
+        for (part, bytes) in self.state_parts(place).zip(bytes.chunks_exact(part_bytes)) {
+            for (float, bytes) in part.iter_mut().zip(bytes.as_chunks().0) {
+                *float = f32::from_ne_bytes(*bytes);
+            }
+        }
+        Ok(())
     }
 
     fn residency(&self) -> Option<&Residency> {

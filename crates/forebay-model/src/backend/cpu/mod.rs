@@ -3,6 +3,7 @@
 mod attention;
 mod backend;
 mod delta;
+mod delta_scratch;
 mod latent;
 mod moe;
 mod products;

@@ -1,6 +1,6 @@
 //! Activations of one batch on the CPU, reserved at start.
 
-use super::delta::DeltaScratch;
+use super::delta_scratch::DeltaScratch;
 use super::latent::LatentScratch;
 use super::moe::MoeScratch;
 use super::products::RowsByKind;

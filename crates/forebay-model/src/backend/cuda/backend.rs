@@ -418,6 +418,29 @@ impl Backend for CudaBackend {
         Ok(())
     }
 
+    fn state_bytes(&self) -> usize {
+        self.plan.kv.state_parts(0).count() * self.plan.kv.state_part_bytes()
+    }
+
+    fn save_state(&mut self, place: usize, bytes: &mut [u8]) -> Result<(), ModelError> {
+        assert_eq!(bytes.len(), self.state_bytes(), "save_state: {place}");
+        let kv = &self.plan.kv;
+        let parts = bytes.chunks_exact_mut(kv.state_part_bytes());
+        for (at, part) in kv.state_parts(place).zip(parts) {
+            self.gpu.download_into(self.arena.kv(at), part)?;
+        }
+        Ok(())
+    }
+
+    fn restore_state(&mut self, place: usize, bytes: &[u8]) -> Result<(), ModelError> {
+        assert_eq!(bytes.len(), self.state_bytes(), "restore_state: {place}");
+        let kv = &self.plan.kv;
+        for (at, part) in kv.state_parts(place).zip(bytes.chunks_exact(kv.state_part_bytes())) {
+            self.gpu.upload(part, self.arena.kv(at))?;
+        }
+        Ok(())
+    }
+
     fn restore_blocks<'a>(
         &mut self,
         blocks: &mut dyn Iterator<Item = BlockContent<'a>>,

@@ -1,25 +1,14 @@
 //! Recurrent layers with the gated delta rule.
 
-use forebay_cuda::{Delta, DeltaRuns, DeltaShape, DeltaStates, HeadColumns, ProductColumns};
+use forebay_cuda::{Delta, DeltaRuns, DeltaStates, HeadColumns, ProductColumns};
 
 use super::backend::CudaBackend;
+use super::delta_shape::device_shape;
 use super::products::{Product, Rows};
 use crate::ModelError;
-use crate::arch::{HeadOrder, Recurrent, STATES_PER_SEQUENCE};
+use crate::arch::STATES_PER_SEQUENCE;
 use crate::backend::Step;
 use crate::weights::DeltaWeights;
-
-/// Returns the shape of recurrent layers as the kernels' side names it.
-pub(super) fn device_shape(of: &Recurrent) -> DeltaShape {
-    DeltaShape {
-        key_heads: of.key_heads,
-        value_heads: of.value_heads,
-        key_dim: of.key_dim,
-        value_dim: of.value_dim,
-        convolution: of.convolution,
-        tiled: of.head_order == HeadOrder::Tiled,
-    }
-}
 
 fn columns(of: forebay_compute::HeadColumns) -> HeadColumns {
     HeadColumns { first: of.first, step: of.step }

@@ -12,7 +12,7 @@ use forebay_cuda::{
 };
 
 use super::layout::{KvSize, LayoutBuilder};
-use crate::arch::{Architecture, KvInVram, Mixer};
+use crate::arch::{Architecture, KvInVram, Mixer, STATES_PER_SEQUENCE};
 use crate::backend;
 use crate::sharing::ALIGNMENT;
 
@@ -26,6 +26,7 @@ pub struct KvLayout {
     /// Offset of the states of recurrent layers, `[recurrent layers, states, floats]`, and bytes of one of these layers.
     states: u64,
     layer_state_bytes: u64,
+    recurrent_layers: usize,
     /// Offset of the tables, `[groups, sequences, table stride]`.
     tables: u64,
     sequences: usize,
@@ -131,6 +132,7 @@ impl KvLayout {
             layers,
             states,
             layer_state_bytes,
+            recurrent_layers: architecture.recurrent_layers(),
             tables,
             sequences,
             layer_bytes,
@@ -141,6 +143,18 @@ impl KvLayout {
 
     fn layer_layout(&self, layer: usize) -> KvLayerLayout {
         self.layers[layer].expect("the layer keeps keys and values")
+    }
+
+    /// Returns the bytes of a state in one recurrent layer.
+    pub fn state_part_bytes(&self) -> usize {
+        self.layer_state_bytes as usize / (STATES_PER_SEQUENCE * self.sequences.max(1))
+    }
+
+    /// Returns the offsets of the parts of a state, one for each recurrent layer.
+    pub fn state_parts(&self, place: usize) -> impl Iterator<Item = u64> {
+        assert!(place < STATES_PER_SEQUENCE * self.sequences, "state {place}");
+        let at = place * self.state_part_bytes();
+        (0..self.recurrent_layers).map(move |layer| self.states(layer) + at as u64)
     }
 
     /// Returns the offset of the states of a recurrent layer, by its number among those.

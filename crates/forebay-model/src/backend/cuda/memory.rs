@@ -10,7 +10,7 @@ use forebay_cuda::{
 };
 use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
 
-use super::delta::device_shape;
+use super::delta_shape::device_shape;
 use super::kv_layout::KvLayout;
 use super::layout::{
     ActivationLayout, BATCH_TOKENS, EXPERT_TABLES, ExpertLayout, KvSize, LONG_BATCHES, WeightLayout,

@@ -12,6 +12,7 @@ mod backend;
 mod beginning;
 mod cpu_sub_layers;
 mod delta;
+mod delta_shape;
 mod embedding;
 mod ending;
 mod exchange;

@@ -5,7 +5,7 @@ use forebay_store::{FileSet, UploadPart};
 use forebay_stream::{MemoryPlan, PolicyKind};
 
 use super::backend::CudaBackend;
-use super::delta::device_shape;
+use super::delta_shape::device_shape;
 use super::embedding::EmbeddingRows;
 use super::layout::KvSize;
 use super::memory::{Device, DeviceArena, DeviceFacts, DevicePlan, upload_tables};

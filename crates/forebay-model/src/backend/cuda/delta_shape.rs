@@ -1,0 +1,17 @@
+//! The shape of recurrent layers on a GPU.
+
+use forebay_cuda::DeltaShape;
+
+use crate::arch::{HeadOrder, Recurrent};
+
+/// Returns the shape of recurrent layers as the kernels' side names it.
+pub(super) fn device_shape(of: &Recurrent) -> DeltaShape {
+    DeltaShape {
+        key_heads: of.key_heads,
+        value_heads: of.value_heads,
+        key_dim: of.key_dim,
+        value_dim: of.value_dim,
+        convolution: of.convolution,
+        tiled: of.head_order == HeadOrder::Tiled,
+    }
+}
