@@ -199,6 +199,8 @@ pub fn block_kind(tensor: &TensorInfo) -> &'static str {
     let has = |part: &str| name.contains(part);
     if has("_exps") || has(".experts.") {
         EXPERTS
+    } else if has("_shexp") || has("shared_expert") {
+        "feed-forward"
     } else if has("ffn_gate_inp")
         || has("exp_probs_b")
         || has("mlp.gate.")
@@ -206,7 +208,7 @@ pub fn block_kind(tensor: &TensorInfo) -> &'static str {
         || has("block_sparse_moe.gate")
     {
         "router"
-    } else if has("attn") {
+    } else if has("attn") || has(".ssm_") {
         "attention"
     } else if has("ffn") || has("ffw") || has("feedforward") || has("mlp") || has("post_attention")
     {
@@ -277,6 +279,10 @@ mod tests {
             ("blk.0.post_ffw_norm.weight", "feed-forward"),
             ("model.layers.0.pre_feedforward_layernorm.weight", "feed-forward"),
             ("blk.0.attn_sinks.weight", "attention"),
+            ("blk.0.ssm_out.weight", "attention"),
+            ("model.layers.0.linear_attn.A_log", "attention"),
+            ("blk.0.ffn_gate_inp_shexp.weight", "feed-forward"),
+            ("model.layers.0.mlp.shared_expert_gate.weight", "feed-forward"),
             ("model.layers.0.self_attn.kv_a_proj_with_mqa.weight", "attention"),
             ("output_norm.weight", "head"),
         ];

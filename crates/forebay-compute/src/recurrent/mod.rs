@@ -400,17 +400,17 @@ impl Steps<'_> {
                 let place = |state: usize| state + shape.tail_floats() + head * matrix;
                 // SAFETY: each task has another run or head, and no states overlap (`check_places`).
                 let state = unsafe { states.piece(place(run.to), matrix) };
-                match run.from {
-                    Some(from) => {
-                        // SAFETY: as above. No other task has this run and head.
-                        let before = unsafe { states.piece(place(from), matrix) };
-                        state.copy_from_slice(before);
-                    }
-                    None => state.fill(0.0),
-                }
+                // SAFETY: as above. No other task has this run and head.
+                let before = run.from.map(|from| unsafe { states.piece(place(from), matrix) });
                 let key = shape.key_head(head) * key_dim;
                 for block in 0..value_dim / LANES {
-                    let rows = &mut state[block * LANES * key_dim..][..LANES * key_dim];
+                    let of_block = block * LANES * key_dim..(block + 1) * LANES * key_dim;
+                    let rows = &mut state[of_block.clone()];
+                    // Just before they are used, so that memory is read once.
+                    match &before {
+                        Some(before) => rows.copy_from_slice(&before[of_block]),
+                        None => rows.fill(0.0),
+                    }
                     let value = 2 * key_heads * key_dim + head * value_dim + block * LANES;
                     let steps = HeadSteps {
                         state: rows,
