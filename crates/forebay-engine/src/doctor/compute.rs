@@ -134,7 +134,7 @@ fn decoders(interrupt: &Interrupt) -> Result<Vec<DecoderRate>, EngineError> {
             interrupt.check()?;
         }
         let codec = encoding.codec().name().to_owned();
-        rates.push(DecoderRate { codec, bytes_per_second: median(rounds.into_iter()) });
+        rates.push(DecoderRate { codec, bytes_per_second: median(rounds) });
     }
     Ok(rates)
 }
