@@ -101,10 +101,15 @@ impl CodedParts {
     }
 }
 
+/// Number of streams. While one decodes a piece, others copy theirs.
+const STREAMS: usize = 4;
+
 /// Decodes the pieces of a load.
 pub(super) struct GpuDecoding {
     coded: CodedParts,
     decoder: ContainerDecoder,
+    /// Streams of slots, in turn.
+    streams: Vec<CopyStream>,
     /// A stage for each slot of the ring, which has the slot's bytes, and a word behind all.
     memory: DeviceMemory,
     /// Addresses of the ring's slots, bytes of a slot, and offset of the descriptions in it.
@@ -135,7 +140,8 @@ impl GpuDecoding {
     ) -> Result<GpuDecoding, EngineError> {
         let memory = gpu.allocate(slots.len() + ALIGNMENT as usize)?;
         let decoder = gpu.container_decoder()?;
-        Ok(GpuDecoding { coded, decoder, memory, slots, slot_bytes, descriptions })
+        let streams = (0..STREAMS).map(|_| gpu.copy_stream()).collect::<Result<_, _>>()?;
+        Ok(GpuDecoding { coded, decoder, streams, memory, slots, slot_bytes, descriptions })
     }
 
     pub fn decoded_bytes(&self) -> u64 {
@@ -164,7 +170,6 @@ impl GpuDecoding {
     /// Starts to copy and decode what is in a slot.
     pub fn upload(
         &self,
-        copies: &CopyStream,
         memory: &[DevicePtr<u8>],
         mut slot: SlotBuffer,
         wanted: &[UploadCopy],
@@ -172,7 +177,9 @@ impl GpuDecoding {
         let address = slot.as_slice().as_ptr().addr();
         let at = address.checked_sub(self.slots.start).filter(|at| at % self.slot_bytes == 0);
         let at = at.filter(|at| at + self.slot_bytes <= self.slots.len());
-        let stage = self.memory.ptr::<u8>().offset(at.ok_or("a slot of another ring")?);
+        let at = at.ok_or("a slot of another ring")?;
+        let copies = &self.streams[at / self.slot_bytes % self.streams.len()];
+        let stage = self.memory.ptr::<u8>().offset(at);
         let mut work = Work::default();
         for copy in wanted {
             match copy.to.checked_sub(CODED) {

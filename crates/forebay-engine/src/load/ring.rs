@@ -259,7 +259,7 @@ impl Upload for Target<'_> {
         copies: &[UploadCopy],
     ) -> Result<Box<dyn Uploading>, UploadError> {
         if let Some(decoding) = self.decoding {
-            let uploading = decoding.upload(self.copies, self.memory, slot, copies)?;
+            let uploading = decoding.upload(self.memory, slot, copies)?;
             return Ok(Box::new(Copies(uploading)));
         }
         let place = |copy: &UploadCopy| {

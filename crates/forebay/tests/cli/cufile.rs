@@ -98,6 +98,7 @@ impl Machine {
             memory_read_bytes_per_second: 1e12,
             memory_copy_bytes_per_second: 1e12,
             kernels: Vec::new(),
+            decoders: Vec::new(),
             beside_cpu: None,
             cufile: Some(rates),
         };

@@ -42,6 +42,7 @@ fn profile(model: &str, staging_bytes: usize) -> String {
         memory_copy_bytes_per_second: 1e9,
         threads: None,
         kernels: Vec::new(),
+        decoders: Vec::new(),
         gpu: None,
         last_cache_bytes: None,
         quality: None,
