@@ -98,7 +98,6 @@ impl Machine {
             memory_read_bytes_per_second: 1e12,
             memory_copy_bytes_per_second: 1e12,
             kernels: Vec::new(),
-            decoders: Vec::new(),
             beside_cpu: None,
             cufile: Some(rates),
         };
@@ -120,6 +119,7 @@ impl Machine {
             memory_copy_bytes_per_second: 1e10,
             threads: None,
             kernels: Vec::new(),
+            decoders: Vec::new(),
             gpu: Some(gpu),
             last_cache_bytes: None,
             quality: None,
