@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use forebay_engine::EngineError;
-use forebay_engine::pack::pack;
+use forebay_engine::pack::{Codec, PackOptions, pack};
 use forebay_lab::synth::{SynthOptions, synthesize};
-use forebay_store::{IoKind, OutputFile};
+use forebay_store::OutputFile;
 use support::{compile, compile_linked, here};
 #[cfg(feature = "cuda")]
 use support::{compile_driver, skip};
@@ -25,11 +25,16 @@ fn succeeds(command: &mut Command, arguments: &[&Path]) {
     assert_eq!(output.stdout, b"ok\n");
 }
 
-/// Packs a model into a folder. Returns `None` for a model that cannot run.
+/// Packs a model into a folder, with the bytes of tensors as a load has them. Returns `None` for a model that cannot run.
 fn packed(model: &Path, folder: &Path, number: usize) -> Option<PathBuf> {
-    let packed = folder.join(format!("{number}.fbay"));
+    packed_as(Codec::Compact, model, folder, number)
+}
+
+fn packed_as(codec: Codec, model: &Path, folder: &Path, number: usize) -> Option<PathBuf> {
+    let packed = folder.join(format!("{number}-{codec:?}.fbay"));
     let out = OutputFile::create(&packed).expect("a new file");
-    match pack(model, out, IoKind::Auto, &mut |_, _| true) {
+    let options = PackOptions { codec, ..PackOptions::default() };
+    match pack(model, out, options, &mut |_, _| true) {
         Ok(_) => Some(packed),
         // A model that cannot run cannot be packed.
         Err(EngineError::Model(_)) => None,
@@ -106,6 +111,9 @@ fn compact_weights_of_packs_become_those_of_the_source() {
         let packed = packed(&model, folder.path(), number).expect("a model that runs");
         run(&program, &[Path::new("same"), Path::new("cpu"), &model, &packed]);
         run(&program, &[Path::new("check"), Path::new("cpu"), &packed]);
+        let coded = packed_as(Codec::Exponents, &model, folder.path(), number);
+        let coded = coded.expect("a model that runs");
+        run(&program, &[Path::new("same"), Path::new("cpu"), &model, &coded]);
     }
 }
 

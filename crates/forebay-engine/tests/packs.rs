@@ -487,10 +487,10 @@ fn every_part_reaches_its_place_on_a_device_and_damage_does_not() {
 
 fn parts_reach_a_device(codec: Codec) {
     let folder = tempfile::tempdir().unwrap();
-    // Their tensors, and so chunks of them, do not end at pages.
-    let others = ["gguf/qwen3_moe/qwen3_moe-Q8_0.gguf", "gguf/deepseek_v3/deepseek_v3-BF16.gguf"];
+    // Its tensors, and so chunks of them, do not end at pages.
+    let quantised = fixture("gguf/qwen3_moe/qwen3_moe-Q8_0.gguf");
     let mut path = PathBuf::new();
-    for source in others.into_iter().filter_map(fixture).chain([moe()]) {
+    for source in quantised.into_iter().chain([moe()]) {
         path = packed_as(codec, &source, folder.path()).unwrap();
         let expected = uploaded(&source, 2, 1 << 20).unwrap();
         for (copy_threads, piece_bytes) in [(0, 2 << 20), (2, 2 << 20), (0, 4096), (2, 30_000)] {

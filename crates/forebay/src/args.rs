@@ -492,7 +492,8 @@ pub struct PackArgs {
     /// Write the Hugging Face folder that the pack MODEL was made from
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, group = "target")]
     pub to_huggingface: Option<PathBuf>,
-    /// How the pack stores weights. All give the same numbers
+    /// How the pack stores weights, with the same answers: BF16 in compact blocks, and blocks
+    /// coded on disk with this codec or the best one; none stores everything as it is
     #[arg(long, value_enum, value_name = "NAME", default_value_t = CodecArg::Auto, requires = "output")]
     pub codec: CodecArg,
     /// Replace the output if it exists
@@ -545,17 +546,11 @@ pub enum IoArg {
 /// How a pack stores weights.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum CodecArg {
-    /// Compact BF16, and the codec of those below that saves enough to be worth decoding
     Auto,
-    /// Everything as it is
     None,
-    /// Compact BF16 alone
     Compact,
-    /// Compact BF16, and coded exponents of BF16, F16 and FP8
     Exponents,
-    /// Compact BF16, and Zstandard where it saves 3 %
     Zstd,
-    /// Compact BF16, and GDeflate where it saves 3 %
     Gdeflate,
 }
 

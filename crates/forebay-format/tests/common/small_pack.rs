@@ -18,9 +18,9 @@ pub struct Small {
     pub pack: Vec<u8>,
 }
 
-/// The experts' gates in GDeflate, which does not make them smaller, and their other matrices in Zstandard.
+/// The experts' gates in GDeflate, which does not make them smaller, and their other matrices in Zstandard. Behind each is a raw chunk of padding.
 pub fn coded() -> Small {
-    let small = small();
+    let small = small_of(|index, seed| (index % (3 + seed)) as u8);
     let storage = |name: &str| TensorStorage {
         encoding: match name {
             "gate_exps" => Encoding::Gdeflate,
@@ -35,6 +35,11 @@ pub fn coded() -> Small {
 }
 
 pub fn small() -> Small {
+    small_of(|index, seed| ((index * 7 + seed * 31) % 251) as u8)
+}
+
+/// A small model with these bytes, by their index in a tensor and by the tensor's number.
+fn small_of(byte: fn(u64, u64) -> u8) -> Small {
     let folder = tempfile::tempdir().unwrap();
     let path: PathBuf = folder.path().join("small.gguf");
     let mut writer = GgufWriter::new(&path);
@@ -46,7 +51,7 @@ pub fn small() -> Small {
     let mut data = writer.start(Vec::new()).unwrap();
     for seed in 0..4_u64 {
         let (_, bytes) = data.next_tensor().unwrap();
-        let content: Vec<u8> = (0..bytes).map(|i| ((i * 7 + seed * 31) % 251) as u8).collect();
+        let content: Vec<u8> = (0..bytes).map(|index| byte(index, seed)).collect();
         data.write(&content).unwrap();
     }
     let gguf = data.finish().unwrap();

@@ -167,11 +167,15 @@ impl OutputFile {
         }
     }
 
-    /// Cuts the file to `bytes`, if more were reserved.
+    /// Cuts the file to `bytes`, if more were reserved. A device has no length.
     ///
     /// # Errors
     /// Returns [`OutputError::Write`] if the system refuses.
     pub fn truncate(&self, bytes: u64) -> Result<(), OutputError> {
+        let found = self.cached.metadata().map_err(|error| self.failed(error))?;
+        if !found.is_file() {
+            return Ok(());
+        }
         self.cached.set_len(bytes).map_err(|error| self.failed(error))
     }
 

@@ -241,7 +241,7 @@ fn cufile_needs_a_gpu_and_no_checksums() {
     let machine = Machine::new();
     let pack = machine.folder.path().join("model.fbay");
     let pack = pack.to_str().unwrap();
-    forebay(&["pack", &moe(), "-o", pack]).ok();
+    forebay(&["pack", &moe(), "-o", pack, "--codec", "compact"]).ok();
     let said = machine.load("", pack, &["--io", "cufile"]).failed(2);
     assert!(said.contains("--no-verify"), "{said}");
     if direct() {
@@ -295,7 +295,7 @@ fn auto_takes_cufile_where_the_profile_says_that_it_won_and_nothing_speaks_again
     // Verification of checksums has precedence over cuFile.
     let pack = machine.folder.path().join("model.fbay");
     let pack = pack.to_str().unwrap();
-    forebay(&["pack", &moe(), "-o", pack]).ok();
+    forebay(&["pack", &moe(), "-o", pack, "--codec", "compact"]).ok();
     machine.save_profile(model, "Imagined GPU", 6e9, 3e9);
     let report = machine.load("", pack, &["--cold"]).json();
     assert_eq!((&report["engine"]["name"], &report["checks"]), (&"pread".into(), &"on".into()));
