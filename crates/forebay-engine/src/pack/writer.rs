@@ -12,6 +12,9 @@ use forebay_store::{Arena, OutputFile, Sink, SlotBuffer, StoreError};
 /// Size of one write in bytes.
 const WRITE_BYTES: usize = 4 << 20;
 
+/// Bytes of memory for a window besides those before encoding.
+const ROOM_BYTES: usize = 256 << 10;
+
 thread_local! {
     /// An encoder for each encoding that this thread has used.
     static ENCODERS: RefCell<Vec<Encoder>> = const { RefCell::new(Vec::new()) };
@@ -83,6 +86,8 @@ struct State {
     early: BTreeMap<u64, Encoded>,
     /// The window that is put into the file, and how many of its chunks and bytes are.
     current: Option<(Encoded, usize, usize)>,
+    /// Memory of windows that are in the file, so that later ones need no new memory.
+    spare: Vec<Vec<u8>>,
     chunks: Vec<StoredChunk>,
     /// Zeros that are still to be written behind the last chunk.
     padding: usize,
@@ -107,6 +112,7 @@ impl<'a> Packing<'a> {
             next: plan.data_offset(),
             early: BTreeMap::new(),
             current: None,
+            spare: Vec::new(),
             chunks: Vec::with_capacity(plan.chunk_index().len() as usize),
             padding: 0,
             buffer: None,
@@ -126,9 +132,12 @@ impl<'a> Packing<'a> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn encode(&self, offset: u64, bytes: &[u8]) -> Result<Encoded, StoreError> {
+    /// Encodes a window to `memory`, which is empty.
+    fn encode(&self, offset: u64, bytes: &[u8], memory: Vec<u8>) -> Result<Encoded, StoreError> {
         let index = self.plan.chunk_index();
-        let mut encoded = Encoded { chunks: Vec::new(), bytes: Vec::with_capacity(bytes.len()) };
+        let mut encoded = Encoded { chunks: Vec::new(), bytes: memory };
+        // Also for chunks that grow before they are stored as they are.
+        encoded.bytes.reserve(bytes.len() + ROOM_BYTES);
         for chunk in index.chunks(offset, offset + bytes.len() as u64) {
             let start = encoded.bytes.len();
             let own = slice(bytes, offset, chunk.offset..chunk.end());
@@ -187,6 +196,9 @@ impl State {
             };
             let Some((of, codec, range)) = window.chunks.get(*chunk) else {
                 self.next = window.chunks.last().map_or(self.next, |(last, ..)| last.end());
+                let mut memory = std::mem::take(&mut window.bytes);
+                memory.clear();
+                self.spare.push(memory);
                 self.current = None;
                 continue;
             };
@@ -214,7 +226,8 @@ impl Sink for Packing<'_> {
         if !self.refused.lock().unwrap_or_else(PoisonError::into_inner).is_empty() {
             return Ok(());
         }
-        let encoded = self.encode(offset, bytes)?;
+        let memory = self.lock().spare.pop().unwrap_or_default();
+        let encoded = self.encode(offset, bytes, memory)?;
         let mut state = self.lock();
         state.early.insert(offset, encoded);
         loop {
