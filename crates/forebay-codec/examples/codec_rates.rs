@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use forebay_codec::{
     Compact, Decoder, Encoder, Encoding, Float, Isa, Table, Weights, decode_chunk_with,
-    decode_compact, encode_chunk, encode_compact,
+    decode_compact, encode_chunk_with, encode_compact_with,
 };
 
 #[path = "../tests/support/contents.rs"]
@@ -77,8 +77,10 @@ fn chunks(name: &str, weights: Option<Weights>, bytes: &[u8], rounds: usize) {
 
 /// Prints the table of codec `exponents` and compact BF16.
 fn pieces() {
-    println!("| type | ratio | encode GB/s | decode GB/s: portable | AVX2 | AVX-512 |");
-    println!("| --- | --- | --- | --- | --- | --- |");
+    println!(
+        "| weights | ratio | encode GB/s: portable | AVX2 | AVX-512 | decode GB/s: portable | AVX2 | AVX-512 |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     for weights in Weights::ALL {
         let (name, bytes, plain_bytes) = match weights {
             Weights::Plain(float) => {
@@ -90,43 +92,51 @@ fn pieces() {
             }
         };
         let table = Table::of(weights, &bytes).expect("whole weights");
-        let mut chunks = Vec::new();
-        let encode = fastest(ROUNDS, plain_bytes, || {
-            chunks.clear();
-            for bytes in bytes.chunks(weights.chunk_bytes()) {
-                let mut chunk = Vec::with_capacity(2 * bytes.len());
-                encode_chunk(weights, &table, bytes, &mut chunk).expect("a chunk");
-                chunks.push(chunk);
-            }
+        let mut chunks: Vec<_> =
+            bytes.chunks(weights.chunk_bytes()).map(|bytes| (bytes, vec![])).collect();
+        let encode = with_all(|isa| {
+            fastest(ROUNDS, plain_bytes, || {
+                for (bytes, chunk) in &mut chunks {
+                    chunk.clear();
+                    encode_chunk_with(isa, weights, &table, bytes, chunk).expect("a chunk");
+                }
+            })
         });
-        let stored: usize = chunks.iter().map(Vec::len).sum();
-        let decode = [Isa::Portable, Isa::Avx2, Isa::Avx512].map(|isa| {
-            if !isa.is_available() {
-                return "-".to_string();
-            }
-            let mut decoded = vec![0; weights.chunk_bytes()];
-            let rate = fastest(ROUNDS, plain_bytes, || {
-                for chunk in &chunks {
+        let stored: usize = chunks.iter().map(|(_, chunk)| chunk.len()).sum();
+        let mut decoded = vec![0; weights.chunk_bytes()];
+        let decode = with_all(|isa| {
+            fastest(ROUNDS, plain_bytes, || {
+                for (_, chunk) in &chunks {
                     decode_chunk_with(isa, weights, &table, chunk, &mut decoded).expect("a chunk");
                 }
-            });
-            format!("{rate:.2}")
+            })
         });
         let ratio = plain_bytes as f64 / stored as f64;
-        println!("| {name} | {ratio:.3} | {encode:.2} | {} |", decode.join(" | "));
+        println!("| {name} | {ratio:.3} | {encode} | {decode} |");
     }
     for of in Compact::ALL {
         let mut weights = support::gaussian(Float::Bf16, 32, 4096, 1);
         let mut coded = vec![0; weights.len() / 2 / of.weights() * of.bytes()];
-        let encode = fastest(ROUNDS, weights.len(), || {
-            assert_eq!(encode_compact(of, &weights, &mut coded), Ok(true));
+        let encode = with_all(|isa| {
+            fastest(ROUNDS, weights.len(), || {
+                assert_eq!(encode_compact_with(isa, of, &weights, &mut coded), Ok(true));
+            })
         });
         let decode = fastest(ROUNDS, weights.len(), || {
             decode_compact(of, &coded, &mut weights).expect("blocks");
         });
         let ratio = weights.len() as f64 / coded.len() as f64;
-        println!("| compact {of:?} | {ratio:.3} | {encode:.2} | {decode:.2} | | |");
+        println!("| compact {of:?} | {ratio:.3} | {encode} | {decode:.2} | | |");
     }
+}
+
+/// Returns the rates with all instructions, as columns of a table.
+fn with_all(mut rate: impl FnMut(Isa) -> f64) -> String {
+    let rates = Isa::ALL.map(|isa| match isa.is_available() {
+        true => format!("{:.2}", rate(isa)),
+        false => "-".to_string(),
+    });
+    rates.join(" | ")
 }
 
 /// Returns GB/s for work on `bytes` bytes.

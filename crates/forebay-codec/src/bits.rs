@@ -29,9 +29,6 @@ pub(crate) trait Moves {
 
     /// Returns the lowest bytes of `next`, in order, where `mask` has 0xff, and 0 where it has 0.
     fn expand(next: u64, mask: u64) -> u64;
-
-    /// Returns the bytes of `word` for which `mask` has 0xff, in order, as the lowest bytes.
-    fn compress(word: u64, mask: u64) -> u64;
 }
 
 /// One byte after the other.
@@ -51,18 +48,6 @@ impl Moves for ByByte {
         }
         out
     }
-
-    #[inline(always)]
-    fn compress(word: u64, mask: u64) -> u64 {
-        let (mut left, mut out, mut to) = (mask, 0, 0);
-        while left != 0 {
-            let at = left.trailing_zeros();
-            out |= (word >> at & 0xff) << to;
-            to += 8;
-            left &= !(0xff << at);
-        }
-        out
-    }
 }
 
 /// With instructions of BMI2. Only functions that are compiled for BMI2 and AVX2 may use this.
@@ -78,12 +63,6 @@ impl Moves for ByBmi2 {
         // SAFETY: the processor has this instruction, as the type says.
         unsafe { std::arch::x86_64::_pdep_u64(next, mask) }
     }
-
-    #[inline(always)]
-    fn compress(word: u64, mask: u64) -> u64 {
-        // SAFETY: the processor has this instruction, as the type says.
-        unsafe { std::arch::x86_64::_pext_u64(word, mask) }
-    }
 }
 
 /// Returns eight bytes that are 0x80 where `word` has the byte `byte`, and 0 elsewhere.
@@ -92,21 +71,6 @@ pub(crate) fn equal(word: u64, byte: u8) -> u64 {
     const LOW: u64 = 0x7f * ONES;
     let other = word ^ (u64::from(byte) * ONES);
     !(((other & LOW) + LOW) | other) & !LOW
-}
-
-/// Writes a bitmap of bit `bit` of each of `bytes`. Bits beyond the last item are 0.
-pub(crate) fn write_bitmap(bytes: &[u8], bit: u32, bitmap: &mut [u8]) {
-    let (eights, rest) = bytes.as_chunks::<8>();
-    let (whole, beyond) = bitmap.split_at_mut(eights.len());
-    for (eight, to) in eights.iter().zip(whole) {
-        *to = gather(u64::from_le_bytes(*eight) >> bit);
-    }
-    beyond.fill(0);
-    if let Some(last) = beyond.first_mut() {
-        for (item, byte) in rest.iter().enumerate() {
-            *last |= (byte >> bit & 1) << item;
-        }
-    }
 }
 
 #[cfg(test)]
@@ -130,33 +94,18 @@ mod tests {
         let mut random = fastrand::Rng::with_seed(1);
         for bits in 0..=255_u8 {
             let (word, mask) = (random.u64(..), spread(bits));
-            let kept: Vec<u8> =
-                (0..8).filter(|i| bits >> i & 1 == 1).map(|i| (word >> (8 * i)) as u8).collect();
-            let compressed = ByByte::compress(word, mask);
-            assert_eq!(compressed.to_le_bytes()[..kept.len()], kept);
-            assert_eq!(ByByte::expand(compressed, mask), word & mask);
+            let mut next = word.to_le_bytes().into_iter();
+            let expanded =
+                mask.to_le_bytes().map(|of| if of > 0 { next.next().unwrap() } else { 0 });
+            assert_eq!(ByByte::expand(word, mask).to_le_bytes(), expanded);
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("bmi2") {
-                assert_eq!(ByBmi2::compress(word, mask), compressed);
-                assert_eq!(ByBmi2::expand(compressed, mask), word & mask);
+                assert_eq!(ByBmi2::expand(word, mask).to_le_bytes(), expanded);
             }
             let byte = (word >> 16) as u8;
             for (own, found) in word.to_le_bytes().into_iter().zip(equal(word, byte).to_le_bytes())
             {
                 assert_eq!(found, if own == byte { 0x80 } else { 0 });
-            }
-        }
-    }
-
-    #[test]
-    fn a_bitmap_ends_with_zeros() {
-        let bytes: Vec<u8> = (0..37).collect();
-        for bit in 0..6 {
-            let mut bitmap = [0xaa; 8];
-            write_bitmap(&bytes, bit, &mut bitmap);
-            for item in 0..64 {
-                let expected = item < 37 && bytes[item] >> bit & 1 == 1;
-                assert_eq!(bitmap[item / 8] >> (item % 8) & 1 == 1, expected, "{bit}, {item}");
             }
         }
     }

@@ -103,29 +103,118 @@ impl Ends {
     }
 }
 
-/// Takes blocks apart: the exponents of the weights, without regard to exceptions, and their other bits.
+/// Takes a piece of a block apart: the exponents of the weights, without regard to exceptions, and their other bits. `first` is the exponent
+/// of code 0.
 #[inline(always)]
-pub(crate) fn split_blocks(of: Compact, blocks: &[u8], exponents: &mut [u8], rest: &mut [u8]) {
-    let parts = exponents.chunks_mut(of.weights()).zip(rest.chunks_mut(of.weights()));
-    for (block, (exponents, rest)) in blocks.chunks_exact(of.bytes()).zip(parts) {
-        let base = u64::from(first_exponent(block[of.header()])) * 0x0101_0101_0101_0101;
-        let pieces = block[..of.header()].as_chunks::<PIECE_BYTES>().0.iter();
-        let eights = pieces.flat_map(|piece| {
-            let (low, words) = piece.split_at(PIECE);
-            low.as_chunks::<LANE>().0.iter().zip(words.as_chunks().0)
-        });
-        let to = exponents.as_chunks_mut::<LANE>().0.iter_mut();
-        for ((low, word), (exponents, rest)) in eights.zip(to.zip(rest.as_chunks_mut::<LANE>().0)) {
-            let (low, word) = (u64::from_le_bytes(*low), u32::from_le_bytes(*word));
-            let nibbles = u64::from_le_bytes(NIBBLE.map(|at| (word >> (4 * at)) as u8 & 15));
-            let codes = nibbles << 1 & 0x0e0e_0e0e_0e0e_0e0e | low >> 7 & 0x0101_0101_0101_0101;
-            // No sum has more than eight bits.
-            *exponents = (codes + base).to_le_bytes();
-            let signs = nibbles << 4 & 0x8080_8080_8080_8080;
-            *rest = (signs | low & 0x7f7f_7f7f_7f7f_7f7f).to_le_bytes();
+pub(crate) fn split_piece(piece: &Coded, first: u8, exponents: &mut Piece, rest: &mut Piece) {
+    let first = u64::from(first) * 0x0101_0101_0101_0101;
+    let (low, words) = piece.split_at(PIECE);
+    let eights = low.as_chunks::<LANE>().0.iter().zip(words.as_chunks().0);
+    let to = exponents.as_chunks_mut::<LANE>().0.iter_mut().zip(rest.as_chunks_mut::<LANE>().0);
+    for ((low, word), (exponents, rest)) in eights.zip(to) {
+        let (low, word) = (u64::from_le_bytes(*low), u32::from_le_bytes(*word));
+        let nibbles = u64::from_le_bytes(NIBBLE.map(|at| (word >> (4 * at)) as u8 & 15));
+        let codes = nibbles << 1 & 0x0e0e_0e0e_0e0e_0e0e | low >> 7 & 0x0101_0101_0101_0101;
+        // No sum has more than eight bits.
+        *exponents = (codes + first).to_le_bytes();
+        let signs = nibbles << 4 & 0x8080_8080_8080_8080;
+        *rest = (signs | low & 0x7f7f_7f7f_7f7f_7f7f).to_le_bytes();
+    }
+}
+
+/// The number of the nibble of each weight, as bytes.
+#[cfg(target_arch = "x86_64")]
+const NIBBLE_BYTES: i64 = {
+    let (mut bytes, mut weight) = ([0; LANE], 0);
+    while weight < LANE {
+        bytes[weight] = NIBBLE[weight] as u8;
+        weight += 1;
+    }
+    i64::from_le_bytes(bytes)
+};
+
+/// Does the same with AVX2.
+///
+/// # Safety
+/// The processor must have AVX2, and the caller must be compiled for it.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) unsafe fn split_piece_avx2(
+    piece: &Coded,
+    first: u8,
+    exponents: &mut Piece,
+    rest: &mut Piece,
+) {
+    use std::arch::x86_64::*;
+    let (low, words) = piece.split_at(PIECE);
+    let parts = low.as_chunks::<32>().0.iter().zip(words.as_chunks::<16>().0);
+    let to = exponents.as_chunks_mut::<32>().0.iter_mut().zip(rest.as_chunks_mut::<32>().0);
+    // SAFETY: the processor has the instructions, as the caller promises. Reads and writes are within the arrays of 32 and 16 bytes.
+    unsafe {
+        let order = _mm256_set1_epi64x(NIBBLE_BYTES);
+        let order = _mm256_add_epi8(order, _mm256_set_epi64x(EIGHTS, 0, EIGHTS, 0));
+        let first = _mm256_set1_epi8(first as i8);
+        for ((low, words), (exponents, rest)) in parts.zip(to) {
+            let low = _mm256_loadu_si256(low.as_ptr().cast());
+            // Two nibbles in each 16 bits, then one in each byte.
+            let words = _mm256_cvtepu8_epi16(_mm_loadu_si128(words.as_ptr().cast()));
+            let nibbles = _mm256_or_si256(words, _mm256_slli_epi16(words, 4));
+            let nibbles = _mm256_and_si256(nibbles, _mm256_set1_epi8(15));
+            let nibbles = _mm256_shuffle_epi8(nibbles, order);
+            let upper = _mm256_and_si256(_mm256_slli_epi16(nibbles, 1), _mm256_set1_epi8(14));
+            let lowest = _mm256_and_si256(_mm256_srli_epi16(low, 7), _mm256_set1_epi8(1));
+            let codes = _mm256_add_epi8(_mm256_or_si256(upper, lowest), first);
+            _mm256_storeu_si256(exponents.as_mut_ptr().cast(), codes);
+            let signs = _mm256_and_si256(_mm256_slli_epi16(nibbles, 4), _mm256_set1_epi8(-128));
+            let mantissas = _mm256_and_si256(low, _mm256_set1_epi8(0x7f));
+            _mm256_storeu_si256(rest.as_mut_ptr().cast(), _mm256_or_si256(signs, mantissas));
         }
     }
 }
+
+/// Does the same with AVX-512.
+///
+/// # Safety
+/// The processor must have AVX-512 F, BW and VL, and the caller must be compiled for them.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+pub(crate) unsafe fn split_piece_avx512(
+    piece: &Coded,
+    first: u8,
+    exponents: &mut Piece,
+    rest: &mut Piece,
+) {
+    use std::arch::x86_64::*;
+    let (low, words) = piece.split_at(PIECE);
+    let parts = low.as_chunks::<64>().0.iter().zip(words.as_chunks::<32>().0);
+    let to = exponents.as_chunks_mut::<64>().0.iter_mut().zip(rest.as_chunks_mut::<64>().0);
+    // SAFETY: the processor has the instructions, as the caller promises. Reads and writes are within the arrays of 64 and 32 bytes.
+    unsafe {
+        let order = _mm512_set1_epi64(NIBBLE_BYTES);
+        let order =
+            _mm512_add_epi8(order, _mm512_set_epi64(EIGHTS, 0, EIGHTS, 0, EIGHTS, 0, EIGHTS, 0));
+        let first = _mm512_set1_epi8(first as i8);
+        for ((low, words), (exponents, rest)) in parts.zip(to) {
+            let low = _mm512_loadu_epi8(low.as_ptr().cast());
+            // Two nibbles in each 16 bits, then one in each byte.
+            let words = _mm512_cvtepu8_epi16(_mm256_loadu_si256(words.as_ptr().cast()));
+            let nibbles = _mm512_or_si512(words, _mm512_slli_epi16(words, 4));
+            let nibbles = _mm512_and_si512(nibbles, _mm512_set1_epi8(15));
+            let nibbles = _mm512_shuffle_epi8(nibbles, order);
+            let (upper, lowest) = (_mm512_slli_epi16(nibbles, 1), _mm512_srli_epi16(low, 7));
+            let lowest = _mm512_and_si512(lowest, _mm512_set1_epi8(1));
+            let codes = _mm512_ternarylogic_epi64(_mm512_set1_epi8(14), upper, lowest, SELECT);
+            _mm512_storeu_epi8(exponents.as_mut_ptr().cast(), _mm512_add_epi8(codes, first));
+            let signs = _mm512_slli_epi16(nibbles, 4);
+            let rests = _mm512_ternarylogic_epi64(_mm512_set1_epi8(-128), signs, low, SELECT);
+            _mm512_storeu_epi8(rest.as_mut_ptr().cast(), rests);
+        }
+    }
+}
+
+/// Takes the bits of the second operand where the first has ones, and those of the third elsewhere.
+#[cfg(target_arch = "x86_64")]
+const SELECT: i32 = 0xca;
 
 /// Puts a piece together. Returns bits above the lowest four if an exponent is none of the sixteen from `first` on.
 #[inline(always)]
@@ -214,8 +303,6 @@ pub(crate) unsafe fn join_piece_avx512(
     piece: &mut Coded,
 ) -> u8 {
     use std::arch::x86_64::*;
-    /// Takes the bits of the second operand where the first has ones, and those of the third elsewhere.
-    const SELECT: i32 = 0xca;
     let (low, words) = piece.split_at_mut(PIECE);
     let places = low.as_chunks_mut::<64>().0.iter_mut().zip(words.as_chunks_mut::<32>().0);
     let parts = exponents.as_chunks::<64>().0.iter().zip(rest.as_chunks::<64>().0);
@@ -266,7 +353,15 @@ mod tests {
             random.fill(&mut block);
             block[Compact::C256.header()] = base;
             let (mut exponents, mut rest) = ([0; PIECE], [0; PIECE]);
-            split_blocks(Compact::C256, &block, &mut exponents, &mut rest);
+            let coded = block.first_chunk().unwrap();
+            split_piece(coded, first_exponent(base), &mut exponents, &mut rest);
+            #[cfg(target_arch = "x86_64")]
+            for (isa, wide) in SPLIT.into_iter().filter(|(isa, _)| isa.is_available()) {
+                let mut same = ([0; PIECE], [0; PIECE]);
+                // SAFETY: the processor has the instructions.
+                unsafe { wide(coded, first_exponent(base), &mut same.0, &mut same.1) };
+                assert_eq!(same, (exponents, rest), "{isa:?}");
+            }
             for other in [0_u8, 1] {
                 let first = first_exponent(base).wrapping_sub(other);
                 let mut piece = [0; PIECE_BYTES];
@@ -293,6 +388,27 @@ mod tests {
     #[cfg(target_arch = "x86_64")]
     const WIDE: [(crate::Isa, Join); 2] =
         [(crate::Isa::Avx2, join_avx2), (crate::Isa::Avx512, join_avx512)];
+
+    #[cfg(target_arch = "x86_64")]
+    type Split = unsafe fn(&Coded, u8, &mut Piece, &mut Piece);
+
+    #[cfg(target_arch = "x86_64")]
+    const SPLIT: [(crate::Isa, Split); 2] =
+        [(crate::Isa::Avx2, split_avx2), (crate::Isa::Avx512, split_avx512)];
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx2")]
+    fn split_avx2(piece: &Coded, first: u8, exponents: &mut Piece, rest: &mut Piece) {
+        // SAFETY: this function is compiled for AVX2.
+        unsafe { split_piece_avx2(piece, first, exponents, rest) }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl")]
+    fn split_avx512(piece: &Coded, first: u8, exponents: &mut Piece, rest: &mut Piece) {
+        // SAFETY: this function is compiled for AVX-512.
+        unsafe { split_piece_avx512(piece, first, exponents, rest) }
+    }
 
     #[cfg(target_arch = "x86_64")]
     #[target_feature(enable = "avx2")]

@@ -3,7 +3,10 @@
 //! A block has a lowest exponent, and each weight has its exponent as four bits above that. The few weights whose exponents lie elsewhere
 //! are in a short list. `docs/codec.md` describes the bytes.
 
-use crate::CodecError;
+mod encode;
+
+use self::encode::encode_blocks;
+use crate::{CodecError, Isa};
 
 /// Exponents that four bits can say.
 const WINDOW: usize = 16;
@@ -92,9 +95,25 @@ impl Compact {
 /// # Errors
 /// Returns an error if the lengths are not those of equally many blocks.
 pub fn encode_compact(of: Compact, weights: &[u8], coded: &mut [u8]) -> Result<bool, CodecError> {
+    encode_compact_with(Isa::best(), of, weights, coded)
+}
+
+/// Encodes like [`encode_compact`] with the instructions of `isa`.
+///
+/// # Errors
+/// Returns the errors of [`encode_compact`].
+///
+/// # Panics
+/// Panics if the processor has no such instructions.
+pub fn encode_compact_with(
+    isa: Isa,
+    of: Compact,
+    weights: &[u8],
+    coded: &mut [u8],
+) -> Result<bool, CodecError> {
+    assert!(isa.is_available(), "{isa:?} on a processor without it");
     check_lengths(of, coded.len(), weights.len())?;
-    let blocks = weights.chunks_exact(of.plain_bytes()).zip(coded.chunks_exact_mut(of.bytes()));
-    Ok(blocks.into_iter().all(|(weights, coded)| encode_block(of, weights, coded).is_some()))
+    Ok(encode_blocks(isa, of, weights, coded).is_some())
 }
 
 /// Decodes whole blocks to BF16 weights, little-endian.
@@ -220,88 +239,4 @@ fn code_of(exponent: u16, base: u8) -> Option<u16> {
     };
     let fits = if exponent < base { code <= BELOW } else { code < 1 << (16 - POSITION_BITS) };
     fits.then_some(code)
-}
-
-/// Encodes a block. Returns `None` if its list has no room.
-fn encode_block(of: Compact, weights: &[u8], coded: &mut [u8]) -> Option<()> {
-    let weights = weights.as_chunks::<2>().0;
-    let base = base_of(of, weights);
-    let (codes, header) = coded.split_at_mut(of.header());
-    header.fill(0);
-    header[0] = base;
-    let eights = weights.as_chunks::<LANE>().0.iter();
-    let places = codes.as_chunks_mut::<PIECE_BYTES>().0.iter_mut().flat_map(|piece| {
-        let (low, words) = piece.split_at_mut(PIECE);
-        low.as_chunks_mut::<LANE>().0.iter_mut().zip(words.as_chunks_mut().0)
-    });
-    for (eight, (weights, (low, word))) in eights.zip(places).enumerate() {
-        let bits = weights.map(u16::from_le_bytes);
-        let mut code = bits.map(|bits| ((bits >> 7) as u8).wrapping_sub(base));
-        if code.iter().any(|code| usize::from(*code) >= WINDOW) {
-            for (j, code) in code.iter_mut().enumerate() {
-                if usize::from(*code) >= WINDOW {
-                    let exponent = base.wrapping_add(std::mem::take(code));
-                    add_exception(of, header, LANE * eight + j, exponent)?;
-                }
-            }
-        }
-        for ((low, bits), code) in low.iter_mut().zip(bits).zip(code) {
-            *low = code << 7 | bits as u8 & 0x7f;
-        }
-        let mut all = 0u32;
-        for i in 0..LANE / 2 {
-            let high = |j: usize| u32::from(bits[j] & 0x8000 | u16::from(code[j] >> 1) << 8);
-            all |= (high(2 * i) | high(2 * i + 1) << 16).rotate_right(4 * i as u32);
-        }
-        *word = all.to_le_bytes();
-    }
-    Some(())
-}
-
-/// Adds a weight to the list of a block. Returns `None` if there is no room, or if no entry says the exponent.
-fn add_exception(of: Compact, header: &mut [u8], column: usize, exponent: u8) -> Option<()> {
-    let at = usize::from(header[1]);
-    let code = code_of(u16::from(exponent), header[0])?;
-    if at == of.exceptions_most() {
-        return None;
-    }
-    let entry = column as u16 | code << POSITION_BITS;
-    header[2 + 2 * at..][..2].copy_from_slice(&entry.to_le_bytes());
-    header[1] += 1;
-    Some(())
-}
-
-/// Returns the lowest exponent of a block: that of a window which ends with the largest exponent, if few weights are below, as nearly
-/// always, else that of the window which leaves out the fewest weights.
-fn base_of(of: Compact, weights: &[[u8; 2]]) -> u8 {
-    let exponent = |weight: &[u8; 2]| (u16::from_le_bytes(*weight) >> 7) as u8;
-    let largest = weights.iter().map(exponent).fold(0, u8::max);
-    let base = largest.saturating_sub(WINDOW as u8 - 1).min(BASE_MOST as u8);
-    let below: u16 = weights.iter().map(|weight| u16::from(exponent(weight) < base)).sum();
-    if usize::from(below) <= of.exceptions_most() { base } else { best_base(weights) }
-}
-
-/// Returns the lowest exponent of the window that leaves out the fewest weights: the highest one, because entries reach further down.
-fn best_base(weights: &[[u8; 2]]) -> u8 {
-    // Several tables, because equal exponents often follow each other.
-    let mut counts = [[0u16; 256]; 4];
-    let (mut least, mut largest) = (255, 0);
-    for weights in weights.as_chunks::<4>().0 {
-        for (weight, counts) in weights.iter().zip(&mut counts) {
-            let exponent = usize::from(u16::from_le_bytes(*weight) >> 7 & 255);
-            counts[exponent] += 1;
-            (least, largest) = (exponent.min(least), exponent.max(largest));
-        }
-    }
-    let count = |exponent: usize| counts.iter().map(|of| u32::from(of[exponent])).sum::<u32>();
-    let first = least.saturating_sub(WINDOW - 1).min(BASE_MOST);
-    let mut inside: u32 = (first..first + WINDOW).map(count).sum();
-    let (mut best, mut most) = (first, inside);
-    for base in first + 1..=largest.min(BASE_MOST) {
-        inside = inside + count(base + WINDOW - 1) - count(base - 1);
-        if inside >= most {
-            (best, most) = (base, inside);
-        }
-    }
-    best as u8
 }

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use crate::bits::table_word;
-use crate::{CHUNK_WEIGHTS, CodecError, Isa, Table, Weights, chunk_bytes_max};
-use crate::{decode_chunk_with, encode_chunk};
+use crate::encode::encode_with_base;
+use crate::{CHUNK_WEIGHTS, CodecError, Isa, Table, Weights, chunk_bytes_max, decode_chunk_with};
 
 /// Bytes before the starts of the sub-chunks: the type, three zeros, decoded bytes, the table, three zeros.
 const HEADER: usize = 32;
@@ -53,7 +53,8 @@ pub(crate) fn encode_container(
 ) -> Result<(), CodecError> {
     let (count, parts, rest) = parts_of(weights, bytes.len());
     let (whole, behind) = bytes.split_at(bytes.len() - rest);
-    let table = Table::of(weights, whole)?;
+    let (table, bases) = Table::with_bases(weights, whole)?;
+    let isa = Isa::best();
     let start = out.len();
     out.extend([weights.number(), 0, 0, 0]);
     out.extend((bytes.len() as u32).to_le_bytes());
@@ -65,7 +66,8 @@ pub(crate) fn encode_container(
         let at = (out.len() - start) as u32;
         out[starts + 4 * index..][..4].copy_from_slice(&at.to_le_bytes());
         if index < parts {
-            encode_chunk(weights, &table, &whole[place_of(weights, count, index)], out)?;
+            let own = &whole[place_of(weights, count, index)];
+            encode_with_base(isa, weights, &table, bases.get(index), own, out)?;
         }
     }
     out.extend(behind);

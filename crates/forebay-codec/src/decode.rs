@@ -11,48 +11,7 @@ use crate::blocks::{join_piece_avx2, join_piece_avx512};
 use crate::compact::{PIECE, PIECE_BYTES};
 use crate::layout::{HEADER, Header, Layout, bitmap_bytes};
 use crate::table::{CODES, SECOND, THIRD};
-use crate::{CHUNK_WEIGHTS, CodecError, Compact, Float, Table, Weights};
-
-/// Instructions with which chunks are decoded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Isa {
-    Portable,
-    /// x86-64 with AVX2, BMI1, BMI2 and POPCNT.
-    Avx2,
-    /// The same with AVX-512 F, BW, VL and VBMI2.
-    Avx512,
-}
-
-impl Isa {
-    /// Returns the best of this processor.
-    pub fn best() -> Isa {
-        let all = [Isa::Avx512, Isa::Avx2];
-        all.into_iter().find(|isa| isa.is_available()).unwrap_or(Isa::Portable)
-    }
-
-    pub fn is_available(self) -> bool {
-        match self {
-            Isa::Portable => true,
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx2 => {
-                is_x86_feature_detected!("avx2")
-                    && is_x86_feature_detected!("bmi1")
-                    && is_x86_feature_detected!("bmi2")
-                    && is_x86_feature_detected!("popcnt")
-            }
-            #[cfg(target_arch = "x86_64")]
-            Isa::Avx512 => {
-                Isa::Avx2.is_available()
-                    && is_x86_feature_detected!("avx512f")
-                    && is_x86_feature_detected!("avx512bw")
-                    && is_x86_feature_detected!("avx512vl")
-                    && is_x86_feature_detected!("avx512vbmi2")
-            }
-            #[cfg(not(target_arch = "x86_64"))]
-            _ => false,
-        }
-    }
-}
+use crate::{CHUNK_WEIGHTS, CodecError, Compact, Float, Isa, Table, Weights};
 
 /// Decodes one chunk to `decoded`, whose length says how many weights it has.
 ///

@@ -46,19 +46,23 @@ mod encode;
 mod error;
 mod float;
 mod gdeflate;
+mod isa;
 mod layout;
+mod steps;
 mod table;
 mod weights;
 
 pub use codec::{CHUNK_BYTES, Codec, Decoder, Encoder, Encoding};
 pub use compact::{
     Compact, compact_exceptions, decode_compact, decode_compact_block, encode_compact,
+    encode_compact_with,
 };
 pub use container::Container;
-pub use decode::{Isa, decode_chunk, decode_chunk_with};
-pub use encode::encode_chunk;
+pub use decode::{decode_chunk, decode_chunk_with};
+pub use encode::{encode_chunk, encode_chunk_with};
 pub use error::CodecError;
 pub use float::Float;
+pub use isa::Isa;
 pub use layout::{CHUNK_WEIGHTS, chunk_bytes_max};
 pub use table::Table;
 pub use weights::Weights;

@@ -1,9 +1,7 @@
 //! The table of a tensor: which exponents are frequent.
 
-use std::cmp::Reverse;
-
-use crate::blocks::split_blocks;
-use crate::{CHUNK_WEIGHTS, CodecError, Float, Weights};
+use crate::steps::split_blocks_with;
+use crate::{CodecError, Float, Isa, Weights};
 
 /// Number of exponents with a code of their own: three of the first level, three of the second, fifteen of the third.
 pub(crate) const CODES: usize = 21;
@@ -16,6 +14,8 @@ const CHUNKS_SAMPLED: usize = 16;
 
 /// Weights of a chunk that choose its base. Any base gives the same weights; a frequent exponent gives fewer bytes.
 pub(crate) const SAMPLED: usize = 1024;
+/// Weights of whole blocks that hold so many.
+const SAMPLED_MAX: usize = 2048;
 
 /// Offsets of exponents to the base of a chunk, the most frequent first. All chunks of a tensor share one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,25 +31,36 @@ impl Table {
     /// # Errors
     /// Returns an error if these are no whole weights or blocks.
     pub fn of(weights: impl Into<Weights>, bytes: &[u8]) -> Result<Table, CodecError> {
-        let weights = weights.into();
+        Table::with_bases(weights.into(), bytes).map(|(table, _)| table)
+    }
+
+    /// Returns the table for `weights`, and the bases of the chunks that it looked at.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Table::of`].
+    pub(crate) fn with_bases(weights: Weights, bytes: &[u8]) -> Result<(Table, Bases), CodecError> {
         weights.in_bytes(bytes.len())?;
+        let isa = Isa::best();
         let chunks = bytes.chunks(weights.chunk_bytes());
         let step = chunks.len().div_ceil(CHUNKS_SAMPLED).max(1);
-        let mut of_offset = [0_u64; 256];
-        for chunk in chunks.step_by(step) {
-            let counts = counts_of(&first_exponents(weights, chunk));
-            let base = most_frequent(&counts);
-            for (exponent, count) in counts.iter().enumerate() {
-                of_offset[usize::from((exponent as u8).wrapping_sub(base))] += u64::from(*count);
-            }
+        let mut bases = Bases { step, of: [0; CHUNKS_SAMPLED] };
+        let mut of_offset = [0_u32; 256];
+        for (chunk, own) in chunks.step_by(step).zip(&mut bases.of) {
+            let counts = first_counts(isa, weights, chunk);
+            *own = most_frequent(&counts);
+            // Wide sums of a rotated table are faster than a place for each exponent.
+            let (below, from) = counts.split_at(usize::from(*own));
+            let counts = from.iter().chain(below);
+            of_offset.iter_mut().zip(counts).for_each(|(sum, count)| *sum += count);
         }
         // Offsets that do not occur come last, those near the base first.
-        let distance = |offset: u8| (offset as i8).unsigned_abs();
-        let mut offsets: Vec<u8> = (0..=255).collect();
-        offsets.sort_by_key(|&offset| {
-            (Reverse(of_offset[usize::from(offset)]), distance(offset), offset)
+        let mut keys: [u64; 256] = std::array::from_fn(|offset| {
+            let distance = (offset as u8 as i8).unsigned_abs();
+            u64::from(!of_offset[offset]) << 16 | u64::from(distance) << 8 | offset as u64
         });
-        Ok(Table { offsets: std::array::from_fn(|rank| offsets[rank]) })
+        keys.select_nth_unstable(CODES);
+        keys[..CODES].sort_unstable();
+        Ok((Table { offsets: std::array::from_fn(|rank| keys[rank] as u8) }, bases))
     }
 
     /// Returns the table as it is stored.
@@ -79,6 +90,20 @@ impl Table {
     }
 }
 
+/// The bases of the chunks of a tensor that its table was made from.
+pub(crate) struct Bases {
+    step: usize,
+    of: [u8; CHUNKS_SAMPLED],
+}
+
+impl Bases {
+    /// Returns the base of a chunk, if the table was made from it.
+    pub fn get(&self, chunk: usize) -> Option<u8> {
+        let sampled = chunk.is_multiple_of(self.step);
+        self.of.get(chunk / self.step).copied().filter(|_| sampled)
+    }
+}
+
 /// Counts exponents.
 pub(crate) fn counts_of(exponents: &[u8]) -> [u32; 256] {
     // Equal neighbours would wait for each other in one array.
@@ -93,31 +118,43 @@ pub(crate) fn counts_of(exponents: &[u8]) -> [u32; 256] {
     std::array::from_fn(|exponent| counts.iter().map(|counts| counts[exponent]).sum())
 }
 
-/// Returns the exponents of the first weights of a chunk.
-fn first_exponents(weights: Weights, chunk: &[u8]) -> Vec<u8> {
-    match weights {
-        Weights::Plain(float @ (Float::Bf16 | Float::F16)) => {
-            let numbers = chunk.as_chunks::<2>().0.iter().take(SAMPLED);
-            numbers.map(|weight| float.split(u16::from_le_bytes(*weight)).0).collect()
-        }
+/// Counts the exponents of the first weights of a chunk.
+fn first_counts(isa: Isa, weights: Weights, chunk: &[u8]) -> [u32; 256] {
+    let mut exponents = [0; SAMPLED_MAX];
+    let count = match weights {
         Weights::Plain(float) => {
-            let numbers = chunk.iter().take(SAMPLED);
-            numbers.map(|weight| float.split(u16::from(*weight)).0).collect()
+            let count = (chunk.len() / float.bytes()).min(SAMPLED);
+            let bytes = &chunk[..count * float.bytes()];
+            match float {
+                Float::Bf16 => split_two(Float::Bf16, bytes, &mut exponents),
+                Float::F16 => split_two(Float::F16, bytes, &mut exponents),
+                _ => exponents.iter_mut().zip(bytes).for_each(|(exponent, weight)| {
+                    *exponent = float.split(u16::from(*weight)).0;
+                }),
+            }
+            count
         }
         Weights::Compact(of) => {
             let blocks = SAMPLED.div_ceil(of.weights()) * of.bytes();
             let sampled = &chunk[..chunk.len().min(blocks)];
-            let mut exponents = vec![0; weights.whole_weights(sampled.len())];
-            split_blocks(of, sampled, &mut exponents, &mut [0; CHUNK_WEIGHTS]);
-            exponents.truncate(SAMPLED);
-            exponents
+            split_blocks_with(isa, of, sampled, &mut exponents, &mut [0; SAMPLED_MAX]);
+            weights.whole_weights(sampled.len()).min(SAMPLED)
         }
+    };
+    counts_of(&exponents[..count])
+}
+
+/// Takes the exponents from weights of two bytes.
+#[inline(always)]
+fn split_two(float: Float, weights: &[u8], exponents: &mut [u8]) {
+    for (exponent, weight) in exponents.iter_mut().zip(weights.as_chunks::<2>().0) {
+        *exponent = float.split(u16::from_le_bytes(*weight)).0;
     }
 }
 
 /// Returns the most frequent exponent; the lowest of several.
 pub(crate) fn most_frequent(counts: &[u32; 256]) -> u8 {
-    let most =
-        (0..=255_u8).max_by_key(|&exponent| (counts[usize::from(exponent)], Reverse(exponent)));
-    most.unwrap_or_default()
+    // One number for each, so that the largest is found without branches.
+    let keys = counts.iter().zip(0..).map(|(count, exponent)| count << 8 | (255 - exponent));
+    255 - keys.fold(0, u32::max) as u8
 }
