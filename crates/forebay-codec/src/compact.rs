@@ -3,8 +3,10 @@
 //! A block has a lowest exponent, and each weight has its exponent as four bits above that. The few weights whose exponents lie elsewhere
 //! are in a short list. `docs/codec.md` describes the bytes.
 
+mod decode;
 mod encode;
 
+use self::decode::decode_blocks;
 use self::encode::encode_blocks;
 use crate::{CodecError, Isa};
 
@@ -28,6 +30,10 @@ pub(crate) const LANE: usize = 8;
 pub(crate) const PIECE: usize = 256;
 /// Bytes of a piece.
 pub(crate) const PIECE_BYTES: usize = PIECE + PIECE / 2;
+
+/// A piece as BF16, and as it is coded.
+type Plain = [u8; 2 * PIECE];
+type Coded = [u8; PIECE_BYTES];
 
 /// The blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -121,17 +127,25 @@ pub fn encode_compact_with(
 /// # Errors
 /// Returns an error if the lengths are not those of equally many blocks, or if a block is not as [`encode_compact`] makes it.
 pub fn decode_compact(of: Compact, coded: &[u8], weights: &mut [u8]) -> Result<(), CodecError> {
+    decode_compact_with(Isa::best(), of, coded, weights)
+}
+
+/// Decodes like [`decode_compact`] with the instructions of `isa`.
+///
+/// # Errors
+/// Returns the errors of [`decode_compact`].
+///
+/// # Panics
+/// Panics if the processor has no such instructions.
+pub fn decode_compact_with(
+    isa: Isa,
+    of: Compact,
+    coded: &[u8],
+    weights: &mut [u8],
+) -> Result<(), CodecError> {
+    assert!(isa.is_available(), "{isa:?} on a processor without it");
     check_lengths(of, coded.len(), weights.len())?;
-    let blocks = coded.chunks_exact(of.bytes()).zip(weights.chunks_exact_mut(of.plain_bytes()));
-    for (coded, weights) in blocks {
-        check_block(of, coded)?;
-        let mut all = weights.as_chunks_mut::<{ 2 * LANE }>().0.iter_mut();
-        decode_compact_block(of, coded, |_, eight| {
-            let bytes = all.next().map(|bytes| bytes.as_chunks_mut().0).unwrap_or_default();
-            bytes.iter_mut().zip(eight).for_each(|(bytes, weight)| *bytes = weight.to_le_bytes());
-        });
-    }
-    Ok(())
+    decode_blocks(isa, of, coded, weights)
 }
 
 /// Calls `take` with every eight weights of a block, as bits, and the column of the first one. Blocks that [`decode_compact`] refuses give

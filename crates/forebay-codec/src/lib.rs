@@ -54,8 +54,8 @@ mod weights;
 
 pub use codec::{CHUNK_BYTES, Codec, Decoder, Encoder, Encoding};
 pub use compact::{
-    Compact, compact_exceptions, decode_compact, decode_compact_block, encode_compact,
-    encode_compact_with,
+    Compact, compact_exceptions, decode_compact, decode_compact_block, decode_compact_with,
+    encode_compact, encode_compact_with,
 };
 pub use container::Container;
 pub use decode::{decode_chunk, decode_chunk_with};

@@ -1,8 +1,8 @@
 //! Encoders write the same bytes with all instructions of the processor.
 
 use forebay_codec::{
-    CHUNK_WEIGHTS, Compact, Float, Isa, Table, Weights, decode_chunk, encode_chunk_with,
-    encode_compact_with,
+    CHUNK_WEIGHTS, Compact, Float, Isa, Table, Weights, decode_chunk, decode_compact_with,
+    encode_chunk_with, encode_compact_with,
 };
 use proptest::prelude::*;
 
@@ -19,7 +19,18 @@ fn compact(of: Compact, weights: &[u8]) -> Option<Vec<u8>> {
         let mut coded = vec![0xa5; bytes];
         encode_compact_with(isa, of, weights, &mut coded).unwrap().then_some(coded)
     });
-    the_same(encoded.collect())
+    let encoded = the_same(encoded.collect())?;
+    assert!(decode_compact_the_same(of, &encoded).as_deref() == Some(weights), "{of:?}");
+    Some(encoded)
+}
+
+/// Decodes whole blocks with all instructions, of which each must say and write the same.
+fn decode_compact_the_same(of: Compact, coded: &[u8]) -> Option<Vec<u8>> {
+    let decoded = instructions().map(|isa| {
+        let mut weights = vec![0x5a; coded.len() / of.bytes() * of.plain_bytes()];
+        decode_compact_with(isa, of, coded, &mut weights).ok().map(|()| weights)
+    });
+    the_same(decoded.collect())
 }
 
 /// Encodes a chunk with all instructions, of which each must write the same, and decodes it.
@@ -132,6 +143,24 @@ proptest! {
             }
             compact(of, &bytes_of(hostile.iter().copied()));
         }
+    }
+
+    #[test]
+    fn any_weights_of_compact_blocks_are_the_same(
+        coded in prop::collection::vec(any::<u8>(), 392),
+        base in any::<u8>(),
+        exceptions in prop::collection::vec(any::<u8>(), 7),
+    ) {
+        let mut coded = coded;
+        (coded[384], coded[385]) = (base, exceptions[0] % 5);
+        coded[386..].copy_from_slice(&exceptions[1..]);
+        decode_compact_the_same(Compact::C256, &coded);
+        coded[385] = 0;
+        decode_compact_the_same(Compact::C256, &coded);
+        coded.resize(3072, 0x93);
+        coded.extend([base; 1]);
+        coded.extend([0; 15]);
+        decode_compact_the_same(Compact::C2048, &coded);
     }
 
     #[test]

@@ -1,11 +1,7 @@
 //! Encoding of compact blocks: the same bytes on every processor.
 
-use super::{BASE_MOST, Compact, LANE, PIECE, PIECE_BYTES, POSITION_BITS, WINDOW, code_of};
+use super::{BASE_MOST, Coded, Compact, LANE, PIECE, POSITION_BITS, Plain, WINDOW, code_of};
 use crate::Isa;
-
-/// A piece as BF16, and as it is coded.
-type Plain = [u8; 2 * PIECE];
-type Coded = [u8; PIECE_BYTES];
 
 /// A bit for each weight of a piece, from the lowest of the first word on: ones for those whose exponents are outside the window.
 type Outside = [u32; PIECE / 32];
