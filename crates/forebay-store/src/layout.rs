@@ -197,7 +197,8 @@ struct Span {
 
 impl Span {
     fn touches(&self, file: FileIndex, start: u64, unit: u64) -> bool {
-        let unit = if self.is_coded { 1 } else { unit };
+        // Between tensors of a coded block may be padding, which is then read along.
+        let unit = if self.is_coded { SLOT_ALIGNMENT as u64 } else { unit };
         self.file == file && start / unit * unit <= aligned_up(self.end, unit)
     }
 }
