@@ -173,11 +173,13 @@ fn coded_packs_have_the_bits_of_their_source_in_every_budget() {
                 continue;
             }
             let (path, report) = packed(&source, codec);
-            assert!(
-                codecs(&path).get(name).is_some_and(|count| *count > 10),
-                "{:?}",
-                codecs(&path)
-            );
+            let counts = codecs(&path);
+            let coded: usize = match codec {
+                // Which of the two saves more depends on the shape.
+                Codec::Auto => counts.iter().filter(|(of, _)| **of != "raw").map(|(_, n)| n).sum(),
+                _ => counts.get(name).copied().unwrap_or(0),
+            };
+            assert!(coded > 10, "{counts:?}");
             assert!(report.bytes < report.source_bytes * 9 / 10, "{shape}: {report:?}");
             assert_eq!(fs::metadata(&path).unwrap().len(), report.bytes);
             for ram_bytes in [None, Some(smallest(&path)), Some(2 * smallest(&path))] {
