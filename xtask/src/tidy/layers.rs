@@ -12,7 +12,7 @@ const LAYERS: [(&str, &[&str]); 18] = [
     ("forebay-kv", &[]),
     ("forebay-grammar", &["forebay-text"]),
     ("forebay-chat", &["forebay-text", "forebay-grammar"]),
-    ("forebay-store", &["forebay-format"]),
+    ("forebay-store", &["forebay-format", "forebay-codec"]),
     ("forebay-stream", &["forebay-format", "forebay-store"]),
     ("forebay-compute", &["forebay-format", "forebay-codec"]),
     ("forebay-cuda", &["forebay-format"]),
