@@ -79,7 +79,7 @@ impl Gpu {
     }
 }
 
-/// A container of codec `exponents` in device memory, and where its weights go. Whoever describes one has read its header, and checked
+/// A container of codec `exponents` in device memory, and where its weights go. The caller has read its header, and checked
 /// where its chunks lie: kernels do not.
 #[derive(Clone, Copy)]
 pub struct CodedContainer {
