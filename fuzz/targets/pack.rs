@@ -27,7 +27,7 @@ fuzz_target!(|data: &[u8]| {
             assert_eq!(chunk.stored_offset, end);
             end = chunk.stored_end();
             let stored = &data[chunk.stored_offset as usize..end as usize];
-            let own = &stored[..stored.len() - chunk.padding as usize];
+            let own = chunk.encoded(stored);
             let mut decoded = vec![0; chunk.bytes as usize];
             let _ = (checksum(stored) == chunk.checksum, chunk.codec.decode(own, &mut decoded));
         }

@@ -5,20 +5,18 @@
 //!
 //! Overflow checks make it stricter: `CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true`.
 
+#[path = "common/fuzz.rs"]
+mod common;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
+use common::Fuzz;
 use forebay_codec::{Codec, Compact, Decoder, Encoder, Encoding, Weights, encode_compact};
 
 /// Bytes behind the output that must stay as they are.
 const BEHIND: usize = 64;
 const UNTOUCHED: u8 = 0x5a;
-
-/// Inputs between two lines of progress, and between two looks at the progress of all threads.
-const LINE: u64 = 10_000_000;
-const STEP: u64 = 10_000;
 
 /// A valid chunk.
 struct Seed {
@@ -28,44 +26,10 @@ struct Seed {
 }
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<u64>());
-    let mut number = |default: u64| arguments.next().map_or(Ok(default), |number| number);
-    let (Ok(inputs), Ok(seed), Ok(threads)) = (number(1_000_000), number(1), number(1)) else {
-        eprintln!("usage: fuzz_decoders INPUTS [SEED] [THREADS]");
-        return ExitCode::from(2);
-    };
+    let Some(fuzz) = Fuzz::from_arguments("fuzz_decoders") else { return ExitCode::from(2) };
     let seeds = seeds();
-    println!("{} valid chunks, {inputs} damaged ones in {threads} threads", seeds.len());
-    let (began, done) = (Instant::now(), AtomicU64::new(0));
-    let accepted = AtomicU64::new(0);
-    let sound = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.max(1))
-            .map(|thread| {
-                let (seeds, done, accepted) = (&seeds, &done, &accepted);
-                let mut random = fastrand::Rng::with_seed(seed << 16 | thread);
-                scope.spawn(move || {
-                    let mut worker = Worker::new(seeds);
-                    while done.fetch_add(STEP, Ordering::Relaxed) < inputs {
-                        for _ in 0..STEP {
-                            let Ok(good) = worker.step(&mut random) else { return false };
-                            accepted.fetch_add(good.into(), Ordering::Relaxed);
-                        }
-                        let all = done.load(Ordering::Relaxed);
-                        if all % LINE < STEP {
-                            let seconds = began.elapsed().as_secs_f64();
-                            println!("{all} in {seconds:.0} s, {:.0}/s", all as f64 / seconds);
-                        }
-                    }
-                    true
-                })
-            })
-            .collect();
-        workers.into_iter().all(|worker| worker.join().unwrap_or(false))
-    });
-    let seconds = began.elapsed().as_secs_f64();
-    let accepted = accepted.into_inner();
-    println!("{inputs} inputs in {seconds:.0} s, of which {accepted} were decoded without error");
-    if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    println!("{} valid chunks", seeds.len());
+    fuzz.run(|| Worker::new(&seeds), Worker::step)
 }
 
 /// Returns small valid chunks of all codecs and many contents.
@@ -122,8 +86,8 @@ impl<'a> Worker<'a> {
         Worker { seeds, decoder: Decoder::default(), input: Vec::new(), output: Vec::new() }
     }
 
-    /// Decodes one input. Returns whether it was decoded without error, or an error if something is wrong.
-    fn step(&mut self, random: &mut fastrand::Rng) -> Result<bool, ()> {
+    /// Decodes one input. Returns whether it was decoded without error, or `None` if something is wrong.
+    fn step(&mut self, random: &mut fastrand::Rng) -> Option<bool> {
         let mut seed = &self.seeds[random.usize(..self.seeds.len())];
         // Large outputs take most of the time, and differ little from small ones.
         while seed.plain.len() > 5000 && random.u8(..) > 8 {
@@ -158,9 +122,9 @@ impl<'a> Worker<'a> {
         };
         if let Some(wrong) = wrong {
             println!("{wrong}: {codec:?}, {bytes} bytes after decoding, from {input:02x?}");
-            return Err(());
+            return None;
         }
-        Ok(matches!(result, Ok(Ok(()))))
+        Some(matches!(result, Ok(Ok(()))))
     }
 
     /// Damages the input in one way.

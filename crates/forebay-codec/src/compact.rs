@@ -31,6 +31,10 @@ pub(crate) const PIECE: usize = 256;
 /// Bytes of a piece.
 pub(crate) const PIECE_BYTES: usize = PIECE + PIECE / 2;
 
+/// Bits of a weight that a word has: the sign, and the four bits of its exponent at their place.
+#[cfg(target_arch = "x86_64")]
+const IN_WORD: i16 = 0x8700_u16 as i16;
+
 /// A piece as BF16, and as it is coded.
 type Plain = [u8; 2 * PIECE];
 type Coded = [u8; PIECE_BYTES];

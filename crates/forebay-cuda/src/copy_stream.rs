@@ -91,29 +91,6 @@ impl CopyStream {
         self.shared.bind()
     }
 
-    /// Starts to copy `bytes` from one place on the GPU to another, after everything started before.
-    ///
-    /// # Errors
-    /// Returns an error if a driver call fails.
-    ///
-    /// # Panics
-    /// Panics if less memory follows an address, or if it was freed.
-    pub fn copy_within(
-        &self,
-        from: DevicePtr<u8>,
-        to: DevicePtr<u8>,
-        bytes: usize,
-    ) -> Result<(), CudaError> {
-        self.bind()?;
-        from.check(bytes);
-        to.check(bytes);
-        // SAFETY: that much memory follows both addresses, by the checks, and it exists.
-        while_alive(&[from.owner(), to.owner()], || unsafe {
-            result::memcpy_dtod_async(to.address(), from.address(), bytes, self.handle())
-        })
-        .map_err(CudaError::of("copying on the GPU"))
-    }
-
     /// Starts to copy ranges of `memory` to the GPU, after all copies started before. If `memory` is pinned, the call
     /// returns at once.
     ///

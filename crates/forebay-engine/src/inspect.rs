@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use forebay_format::{Catalog, Extent, Source, TensorInfo, TensorType};
+use forebay_format::{Catalog, Source, TensorInfo, TensorType};
 use forebay_model::Architecture;
 use forebay_model::arch::Layer;
 use forebay_text::{TextError, Tokenizer};
@@ -224,12 +224,8 @@ pub fn block_kind(tensor: &TensorInfo) -> &'static str {
 
 fn kinds(catalog: &Catalog) -> Vec<BlockKindBytes> {
     let tensors = catalog.tensors();
-    let stored = |tensor: &TensorInfo| match &catalog.pack {
-        Some(pack) if pack.chunks.is_coded() => {
-            let bytes = |extent: Extent| pack.chunks.stored_bytes(extent.offset, extent.end());
-            tensor.extents().map(bytes).sum()
-        }
-        _ => tensor.bytes(),
+    let stored = |tensor: &TensorInfo| -> u64 {
+        tensor.extents().map(|extent| catalog.stored(extent).length).sum()
     };
     let of_kind = |kind: &'static str| {
         let members = || tensors.iter().filter(move |tensor| block_kind(tensor) == kind);
@@ -261,7 +257,7 @@ fn types(tensors: &[TensorInfo]) -> Vec<TypeBytes> {
 
 #[cfg(test)]
 mod tests {
-    use forebay_format::FileIndex;
+    use forebay_format::{Extent, FileIndex};
 
     use super::*;
 

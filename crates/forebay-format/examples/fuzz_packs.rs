@@ -5,60 +5,25 @@
 //!
 //! Overflow checks make it stricter: `CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS=true CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS=true`.
 
+#[path = "../../forebay-codec/examples/common/fuzz.rs"]
+mod common;
 #[path = "../tests/common/small_pack.rs"]
 mod small_pack;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Instant;
 
+use common::Fuzz;
 use forebay_format::pack::{parse_pack_bytes, restore_gguf};
 use small_pack::{coded, decoded, reseal, small};
 
-/// Inputs between two lines of progress, and between two looks at the progress of all threads.
-const LINE: u64 = 10_000_000;
-const STEP: u64 = 1_000;
-
 fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1).map(|argument| argument.parse::<u64>());
-    let mut number = |default: u64| arguments.next().map_or(Ok(default), |number| number);
-    let (Ok(inputs), Ok(seed), Ok(threads)) = (number(1_000_000), number(1), number(1)) else {
-        eprintln!("usage: fuzz_packs INPUTS [SEED] [THREADS]");
-        return ExitCode::from(2);
-    };
+    let Some(fuzz) = Fuzz::from_arguments("fuzz_packs") else { return ExitCode::from(2) };
     let packs = [small().pack, coded().pack];
-    let (began, done, accepted) = (Instant::now(), AtomicU64::new(0), AtomicU64::new(0));
-    let sound = std::thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads.max(1))
-            .map(|thread| {
-                let (packs, done, accepted) = (&packs, &done, &accepted);
-                let mut random = fastrand::Rng::with_seed(seed << 16 | thread);
-                scope.spawn(move || {
-                    let mut input = Vec::new();
-                    while done.fetch_add(STEP, Ordering::Relaxed) < inputs {
-                        for _ in 0..STEP {
-                            let pack = &packs[random.usize(..packs.len())];
-                            match step(pack, &mut input, &mut random) {
-                                Ok(good) => accepted.fetch_add(good.into(), Ordering::Relaxed),
-                                Err(wrong) => return tell(wrong, pack, &input),
-                            };
-                        }
-                        let all = done.load(Ordering::Relaxed);
-                        if all % LINE < STEP {
-                            let seconds = began.elapsed().as_secs_f64();
-                            println!("{all} in {seconds:.0} s, {:.0}/s", all as f64 / seconds);
-                        }
-                    }
-                    true
-                })
-            })
-            .collect();
-        workers.into_iter().all(|worker| worker.join().unwrap_or(false))
-    });
-    let (seconds, accepted) = (began.elapsed().as_secs_f64(), accepted.into_inner());
-    println!("{inputs} inputs in {seconds:.0} s, of which {accepted} were accepted");
-    if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    fuzz.run(Vec::new, |input, random| {
+        let pack = &packs[random.usize(..packs.len())];
+        step(pack, input, random).map_err(|wrong| tell(wrong, pack, input)).ok()
+    })
 }
 
 /// Reads one input, which is made of `pack`. Returns whether its tables were accepted, or what is wrong.
@@ -154,9 +119,8 @@ fn damage(input: &mut Vec<u8>, random: &mut fastrand::Rng) {
 }
 
 /// Prints what is wrong with an input, as its differences from the pack that it was made of.
-fn tell(wrong: &str, pack: &[u8], input: &[u8]) -> bool {
+fn tell(wrong: &str, pack: &[u8], input: &[u8]) {
     let changed = (0..input.len()).filter(|&at| pack.get(at) != input.get(at));
     let changed: Vec<_> = changed.map(|at| (at, input[at])).collect();
     println!("{wrong}: {} of {} bytes, changed {changed:?}", input.len(), pack.len());
-    false
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
-use forebay_codec::Compact;
+use forebay_codec::{Compact, Float, Weights};
 use serde::{Serialize, Serializer};
 
 use crate::FormatError;
@@ -197,6 +197,22 @@ impl TensorType {
             Compact::C2048 => TensorType::BF16_C2048,
             Compact::C256 => TensorType::BF16_C256,
         }
+    }
+
+    /// Returns the type of weights that codec `exponents` knows.
+    pub fn from_weights(weights: Weights) -> TensorType {
+        match weights {
+            Weights::Plain(Float::Bf16) => TensorType::BF16,
+            Weights::Plain(Float::F16) => TensorType::F16,
+            Weights::Plain(Float::F8E4M3) => TensorType::F8_E4M3,
+            Weights::Plain(Float::F8E5M2) => TensorType::F8_E5M2,
+            Weights::Compact(of) => TensorType::from_compact(of),
+        }
+    }
+
+    /// Returns what elements of this type are to codec `exponents`, if it knows them.
+    pub fn weights(self) -> Option<Weights> {
+        Weights::ALL.into_iter().find(|weights| TensorType::from_weights(*weights) == self)
     }
 
     /// Returns the type of the same numbers without compression.

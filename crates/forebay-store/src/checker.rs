@@ -22,6 +22,11 @@ const WORTH_WAKING: usize = 2;
 /// took 0.16 ms of every layer that missed experts.
 const THREADS_MAX: usize = 8;
 
+/// Returns the number of threads that verify and decode what an engine reads, on a machine with so many processors.
+pub fn checking_threads(processors: usize) -> usize {
+    (processors / 2).clamp(1, THREADS_MAX)
+}
+
 /// Interval at which a waiting owner checks that the threads are still running.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
@@ -124,7 +129,7 @@ impl Checker {
     pub(crate) fn start() -> Result<Checker, StoreError> {
         let cores = std::thread::available_parallelism().map_or(1, NonZero::get);
         let mut checker = Checker::inline();
-        for _ in 0..(cores / 2).clamp(1, THREADS_MAX) {
+        for _ in 0..checking_threads(cores) {
             let shared = Arc::clone(&checker.shared);
             let thread = std::thread::Builder::new().name("forebay-check".to_owned());
             checker.threads.push(thread.spawn(move || shared.serve()).map_err(failed)?);

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use forebay_codec::Decoder;
-use forebay_format::pack::{Block, Chunk, ChunkIndex, checksum};
+use forebay_format::pack::{Chunk, ChunkIndex, checksum};
 
 use crate::error::{Damage, StoreError};
 
@@ -65,7 +65,7 @@ impl Chunks {
 
     /// Returns true if this byte belongs to a coded block.
     pub fn is_coded_at(&self, offset: u64) -> bool {
-        self.index.is_coded() && self.index.block_at(offset).is_some_and(Block::is_coded)
+        self.index.is_coded_at(offset)
     }
 
     /// Returns the most bytes that a coded chunk has, before or after decoding.
@@ -172,8 +172,7 @@ impl Chunks {
     ) -> Option<BadChunk> {
         let bad = self.verify.then(|| self.compare(chunk, checksum(stored))).flatten();
         bad.or_else(|| {
-            let own = &stored[..stored.len() - chunk.padding as usize];
-            let decoded = decoder.decode(chunk.codec, own, out);
+            let decoded = decoder.decode(chunk.codec, chunk.encoded(stored), out);
             decoded.err().map(|error| self.bad(chunk, Damage::Coding(Box::new(error))))
         })
     }

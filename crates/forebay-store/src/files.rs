@@ -230,8 +230,7 @@ impl FileSet {
                 buffer_bytes: out.len(),
             });
         }
-        let stored = self.stored(extent);
-        self.record_read(stored, None, Why::Small, || file.read_checked_at(extent.offset, out))
+        self.record_read(extent, None, Why::Small, || file.read_checked_at(extent.offset, out))
     }
 
     /// Fills `out` like [`FileSet::read_exact`], for a part of a block that is being loaded. Verifies checksums of coded
@@ -247,10 +246,9 @@ impl FileSet {
             .file(index)
             .ok_or(StoreError::UnknownFile { index: index.0, files: self.files.len() })?;
         let extent = Extent { file: index, offset, length: out.len() as u64 };
-        let stored = self.stored(extent);
-        self.record_read(stored, Some(block), Why::Load, || match file.coded(offset) {
+        self.record_read(extent, Some(block), Why::Load, || match file.coded(offset) {
             Some(_) => file.read_checked_at(offset, out),
-            None => file.read_exact_at(stored.offset, out),
+            None => file.read_exact_at(file.stored_offset(offset), out),
         })
     }
 
@@ -265,7 +263,7 @@ impl FileSet {
         let Some(recorder) = &self.recorder else { return read() };
         let started = recorder.now();
         let result = read();
-        let record = cached_read(extent, started, recorder.now(), &result);
+        let record = cached_read(self.stored(extent), started, recorder.now(), &result);
         recorder.read(ReadRecord { block, why, ..record });
         result
     }
@@ -455,6 +453,11 @@ impl StoredFile {
     /// Returns the chunks if this byte is stored as it is, and is to be verified.
     pub(crate) fn checks(&self, offset: u64) -> Option<&Chunks> {
         self.chunks.as_ref().filter(|chunks| chunks.verify && !chunks.is_coded_at(offset))
+    }
+
+    /// Returns the offset in the stored file of a byte whose block is stored as it is.
+    fn stored_offset(&self, offset: u64) -> u64 {
+        offset.wrapping_sub(self.chunks.as_ref().map_or(0, |chunks| chunks.behind(offset)))
     }
 
     /// Returns the number of bytes that can be read: those of the decoded file.

@@ -53,6 +53,7 @@ mod trace;
 mod uring;
 
 pub use arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
+pub use checker::checking_threads;
 pub use copy::{ChunkAt, CopyJob, CopyReport, OpenEngine, Sink, copy, copy_through};
 pub use engine::{
     BlockLabel, BlockRead, Completion, EngineInfo, EngineOptions, IoKind, IoStatistics, Priority,

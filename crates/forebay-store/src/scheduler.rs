@@ -22,8 +22,8 @@ use crate::files::FileSet;
 use crate::interrupt::{DRAIN, LOOK};
 use crate::job::{CODED_REQUEST_BYTES, Circumstances, Job, Request, Verdict, judge};
 use crate::relayout::Scratch;
-use crate::scheduler::stages::Stages;
 use crate::trace::{IoRecorder, ReadEnd};
+use stages::Stages;
 
 /// Number of finished requests for which the scheduler wakes up if their bytes must be verified.
 const CHECKED_AT_A_TIME: usize = 4;

@@ -1,7 +1,7 @@
 //! Decoding of compact blocks: the same weights on every processor.
 
 #[cfg(target_arch = "x86_64")]
-use super::{Coded, PIECE, Plain, compact_exceptions};
+use super::{Coded, IN_WORD, PIECE, Plain, compact_exceptions};
 use super::{Compact, LANE, check_block, decode_compact_block};
 use crate::{CodecError, Isa};
 
@@ -76,10 +76,6 @@ trait Pieces {
     /// Decodes a piece of a block whose lowest exponent is `base`, without regard to exceptions.
     fn decode(coded: &Coded, base: u8, weights: &mut Plain);
 }
-
-/// Bits of a word, turned, that are those of a weight.
-#[cfg(target_arch = "x86_64")]
-const IN_WORD: i16 = 0x8700_u16 as i16;
 
 /// Decodes 16 weights at a time. Only functions that are compiled for AVX2 may use this.
 #[cfg(target_arch = "x86_64")]

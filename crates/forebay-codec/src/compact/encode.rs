@@ -1,5 +1,7 @@
 //! Encoding of compact blocks: the same bytes on every processor.
 
+#[cfg(target_arch = "x86_64")]
+use super::IN_WORD;
 use super::{BASE_MOST, Coded, Compact, LANE, PIECE, POSITION_BITS, Plain, WINDOW, code_of};
 use crate::Isa;
 
@@ -155,8 +157,6 @@ impl Pieces for Eights {
 const EXPONENT: i16 = 0x7f80;
 #[cfg(target_arch = "x86_64")]
 const CODE: i16 = 0x0780;
-#[cfg(target_arch = "x86_64")]
-const IN_WORD: i16 = 0x8700_u16 as i16;
 
 /// Encodes 64 weights at a time. Only functions that are compiled for AVX2 may use this.
 #[cfg(target_arch = "x86_64")]

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use forebay_codec::{Codec, Compact, Container, Float, Weights};
+use forebay_codec::{Codec, Container};
 use forebay_cuda::{CodedContainer, ContainerDecoder, CopyStream, DeviceMemory, DevicePtr, Gpu};
 use forebay_format::TensorType;
 use forebay_format::pack::Chunk;
@@ -238,7 +238,9 @@ impl GpuDecoding {
                 continue;
             }
             let container = Container::read(&slot.as_slice()[own.clone()], wanted)?;
-            let (ty, weights, whole) = shape(container.weights(), wanted);
+            let ty = TensorType::from_weights(container.weights());
+            let blocks = wanted / ty.block_bytes();
+            let weights = (blocks * ty.block_elements()) as u64;
             let to = place(memory, to, wanted)?;
             let (from, bytes) = (stage.offset(at), own.len());
             let found = work.containers.iter_mut().find(|(of, ..)| *of == ty);
@@ -251,9 +253,9 @@ impl GpuDecoding {
             };
             list.push(CodedContainer { ty, from, bytes, to, weights });
             // Bytes behind the last whole weight are at the end of the container, as they are.
-            let rest = wanted - whole;
+            let rest = wanted - blocks * ty.block_bytes();
             if rest > 0 {
-                work.copies.push((own.end - rest..own.end, to.offset(whole)));
+                work.copies.push((own.end - rest..own.end, to.offset(wanted - rest)));
             }
             let first = coded.map_or(own.start, |coded| coded.start);
             coded = Some(first..own.end);
@@ -267,22 +269,4 @@ impl GpuDecoding {
 
 fn place(memory: &[DevicePtr<u8>], to: u64, bytes: usize) -> Result<DevicePtr<u8>, UploadError> {
     place_in(memory, to, bytes).ok_or_else(|| "a copy to what is not memory of the weights".into())
-}
-
-/// Returns the type of the weights of a container with `bytes` bytes after decoding, their number, and the bytes that they take.
-fn shape(weights: Weights, bytes: usize) -> (TensorType, u64, usize) {
-    let (ty, elements, block_bytes) = match weights {
-        Weights::Plain(float) => {
-            let ty = match float {
-                Float::Bf16 => TensorType::BF16,
-                Float::F16 => TensorType::F16,
-                Float::F8E4M3 => TensorType::F8_E4M3,
-                Float::F8E5M2 => TensorType::F8_E5M2,
-            };
-            (ty, 1, float.bytes())
-        }
-        Weights::Compact(of) => (TensorType::from_compact(of), Compact::weights(of), of.bytes()),
-    };
-    let blocks = bytes / block_bytes;
-    (ty, (blocks * elements) as u64, blocks * block_bytes)
 }

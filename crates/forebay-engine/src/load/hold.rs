@@ -98,7 +98,10 @@ impl HeldWeights {
     /// Returns the extent of the file that stores a tensor, and true if it lies in a coded block.
     pub fn stored(&self, tensor: &HeldTensor) -> (Extent, bool) {
         match &self.pack {
-            Some(pack) => (pack.stored(tensor.info.extent), pack.is_coded(tensor.info.extent)),
+            Some(pack) => (
+                pack.stored(tensor.info.extent),
+                pack.chunks.is_coded_at(tensor.info.extent.offset),
+            ),
             None => (tensor.info.extent, false),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_codec::{Codec as ChunkCodec, Compact, Encoding, Float};
+use forebay_codec::{Codec as ChunkCodec, Compact, Encoding};
 use forebay_format::pack::{CODED_CHUNK_BYTES_MAX, Conversion, TensorStorage};
 use forebay_format::{Block, Catalog, Extent, TensorInfo, TensorType};
 use forebay_model::Weights;
@@ -182,7 +182,7 @@ impl Choice {
             }
         }
         for tensors in groups.values() {
-            let mut samples = Samples::default();
+            let mut samples = Samples::new();
             for sample in 0..SAMPLES {
                 let tensor = tensors[sample * tensors.len() / SAMPLES];
                 let (of, compact) = (&catalog.tensors()[tensor], self.compact[tensor]);
@@ -214,36 +214,28 @@ impl Choice {
 fn encoding(codec: ChunkCodec, ty: TensorType, compact: Option<Compact>) -> Option<Encoding> {
     Some(match codec {
         ChunkCodec::Raw => Encoding::Raw,
-        ChunkCodec::Exponents => Encoding::Exponents(match compact {
-            Some(of) => of.into(),
-            None => float(ty)?.into(),
-        }),
+        ChunkCodec::Exponents => {
+            Encoding::Exponents(compact.map_or(ty, TensorType::from_compact).weights()?)
+        }
         ChunkCodec::Zstd => Encoding::Zstd { level: ZSTD_LEVEL },
         ChunkCodec::Gdeflate => Encoding::Gdeflate,
     })
 }
 
-/// Returns the type of a tensor as the codec `exponents` knows it.
-fn float(ty: TensorType) -> Option<Float> {
-    let types = [
-        (TensorType::BF16, Float::Bf16),
-        (TensorType::F16, Float::F16),
-        (TensorType::F8_E4M3, Float::F8E4M3),
-        (TensorType::F8_E5M2, Float::F8E5M2),
-    ];
-    types.into_iter().find(|(of, _)| *of == ty).map(|(_, float)| float)
-}
-
 /// Bytes of parts of tensors, as they are and encoded.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Samples {
     bytes: usize,
-    exponents: usize,
-    zstd: usize,
-    gdeflate: usize,
+    /// Bytes with each codec.
+    encoded: [(ChunkCodec, usize); 3],
 }
 
 impl Samples {
+    fn new() -> Samples {
+        let codecs = [ChunkCodec::Exponents, ChunkCodec::Zstd, ChunkCodec::Gdeflate];
+        Samples { bytes: 0, encoded: codecs.map(|codec| (codec, 0)) }
+    }
+
     /// Encodes a part of a tensor. Parts whose weights cannot become compact are left out.
     fn take(
         &mut self,
@@ -272,14 +264,10 @@ impl Samples {
             bytes = blocks;
         }
         self.bytes += bytes.len();
-        for (of, sum) in [
-            (ChunkCodec::Exponents, &mut self.exponents),
-            (ChunkCodec::Zstd, &mut self.zstd),
-            (ChunkCodec::Gdeflate, &mut self.gdeflate),
-        ] {
-            let wanted = codec.only().map_or(of != ChunkCodec::Gdeflate, |only| only == of);
+        for (of, sum) in &mut self.encoded {
+            let wanted = codec.only().map_or(*of != ChunkCodec::Gdeflate, |only| only == *of);
             let mut encoded = Vec::new();
-            if let Some(encoding) = encoding(of, tensor.ty, compact).filter(|_| wanted) {
+            if let Some(encoding) = encoding(*of, tensor.ty, compact).filter(|_| wanted) {
                 encode(encoding, &bytes, &mut encoded)?;
             }
             *sum += if encoded.is_empty() { bytes.len() } else { encoded.len() };
@@ -289,20 +277,16 @@ impl Samples {
 
     fn choose(&self, codec: Codec) -> ChunkCodec {
         let saves = |bytes: usize, least: f64| bytes as f64 <= (1.0 - least) * self.bytes as f64;
-        let sums = [
-            (ChunkCodec::Exponents, self.exponents),
-            (ChunkCodec::Zstd, self.zstd),
-            (ChunkCodec::Gdeflate, self.gdeflate),
-        ];
+        let of =
+            |codec| self.encoded.iter().find(|(of, _)| *of == codec).map_or(self.bytes, |of| of.1);
         if let Some(only) = codec.only() {
-            let chosen =
-                sums.into_iter().find(|(of, bytes)| *of == only && saves(*bytes, LEAST_SAVED));
-            return chosen.map_or(ChunkCodec::Raw, |(of, _)| of);
+            return if saves(of(only), LEAST_SAVED) { only } else { ChunkCodec::Raw };
         }
-        let zstd_instead = self.zstd as f64 <= ZSTD_INSTEAD * self.exponents as f64;
-        if saves(self.exponents, LEAST_SAVED) && !zstd_instead {
+        let (exponents, zstd) = (of(ChunkCodec::Exponents), of(ChunkCodec::Zstd));
+        let zstd_instead = zstd as f64 <= ZSTD_INSTEAD * exponents as f64;
+        if saves(exponents, LEAST_SAVED) && !zstd_instead {
             ChunkCodec::Exponents
-        } else if saves(self.zstd, LEAST_SAVED_BY_ZSTD) {
+        } else if saves(zstd, LEAST_SAVED_BY_ZSTD) {
             ChunkCodec::Zstd
         } else {
             ChunkCodec::Raw

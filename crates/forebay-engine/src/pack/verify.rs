@@ -146,7 +146,6 @@ fn is_decodable(chunk: &Chunk, stored: &[u8]) -> bool {
     }
     MEMORY.with_borrow_mut(|(decoder, decoded)| {
         decoded.resize(chunk.bytes as usize, 0);
-        let own = &stored[..stored.len() - chunk.padding as usize];
-        decoder.decode(chunk.codec, own, decoded).is_ok()
+        decoder.decode(chunk.codec, chunk.encoded(stored), decoded).is_ok()
     })
 }

@@ -3,12 +3,9 @@
 use forebay_codec::Codec;
 use forebay_format::Catalog;
 use forebay_format::pack::BlockKind;
+use forebay_store::checking_threads;
 
 use crate::doctor::DecoderRate;
-
-/// Number of processors for each thread that decodes what was read, and the most of these threads: as in forebay-store.
-const PROCESSORS_PER_THREAD: usize = 2;
-const THREADS_MAX: usize = 8;
 
 /// Rates of one core, in bytes after decoding per second, where `doctor` has not measured them: those of a CPU with AVX2.
 const USUAL: [(Codec, f64); 3] =
@@ -39,7 +36,7 @@ impl Coding {
             if !block.is_coded() {
                 continue;
             }
-            for chunk in index.chunks(block.offset, block.end()) {
+            for chunk in index.chunks_of(block) {
                 match coding.of_codec.iter_mut().find(|(codec, _)| *codec == chunk.codec) {
                     Some((_, bytes)) => *bytes += chunk.bytes,
                     None => coding.of_codec.push((chunk.codec, chunk.bytes)),
@@ -62,8 +59,8 @@ impl Coding {
         let seconds = |(codec, bytes): &(Codec, u64)| {
             decoder(*codec).map_or(0.0, |rate| *bytes as f64 / rate)
         };
-        let threads = (processors / PROCESSORS_PER_THREAD).clamp(1, THREADS_MAX);
-        let decoding = self.of_codec.iter().map(seconds).sum::<f64>() / threads as f64;
+        let threads = checking_threads(processors) as f64;
+        let decoding = self.of_codec.iter().map(seconds).sum::<f64>() / threads;
         // Chunks are decoded while others are being read.
         let reading = self.stored_bytes as f64 / disk;
         self.bytes as f64 / reading.max(decoding)

@@ -1,8 +1,6 @@
 //! States of recurrent layers in host memory: those after prefixes that later prompts are likely to share, and those of suspended
 //! sequences. They are in a group of their own of the KV tiers, and share the memory of KV blocks.
 
-use forebay_kv::BlockKey;
-
 use super::{Runner, SavedPlace, SavedSequence};
 use crate::EngineError;
 use crate::kv::{GroupConfig, KV_BLOCK, SequenceId};
@@ -40,8 +38,7 @@ impl Runner {
             return Ok(());
         };
         let last = rows / KV_BLOCK - 1;
-        let (key, link) = self.blocks.block_key(sequence, 0, last).expect("the block is full");
-        let key = BlockKey { hash: key.hash, group: group as u32 };
+        let (key, link) = self.blocks.block_key(sequence, group, last).expect("the block is full");
         if self.tiers.has(key) {
             return Ok(());
         }
@@ -66,8 +63,8 @@ impl Runner {
         let (Some(group), true) = (self.state_group, rows > 0) else { return Ok(()) };
         let Runner { decoder, blocks, tiers, .. } = self;
         let last = rows / KV_BLOCK - 1;
-        let (key, _) = blocks.block_key(sequence, 0, last).expect("the prefix has full blocks");
-        let key = BlockKey { hash: key.hash, group: group as u32 };
+        let block_key = blocks.block_key(sequence, group, last);
+        let (key, _) = block_key.expect("the prefix has full blocks");
         let (memory, range) = tiers.place(key).expect("the prefix ends where a state is kept");
         decoder.restore_state(sequence.slot(), rows, &memory.as_ref()[range])?;
         tiers.note_use(key.hash);

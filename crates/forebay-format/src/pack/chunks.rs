@@ -36,6 +36,14 @@ impl Chunk {
     pub fn stored_end(&self) -> u64 {
         self.stored_offset + self.stored_bytes
     }
+
+    /// Returns the bytes for the codec, without padding, of the chunk's bytes in the file.
+    ///
+    /// # Panics
+    /// Panics if these are fewer than the padding.
+    pub fn encoded<'a>(&self, stored: &'a [u8]) -> &'a [u8] {
+        &stored[..stored.len() - self.padding as usize]
+    }
 }
 
 /// A chunk as it is written to the file.
@@ -129,7 +137,7 @@ impl ChunkIndex {
     /// Returns the most bytes that a chunk of a coded block has after decoding, or 0 if there is none.
     pub fn coded_bytes_max(&self) -> u64 {
         let blocks = self.blocks.iter().filter(|block| block.is_coded());
-        let chunks = blocks.flat_map(|block| self.chunks(block.offset, block.end()));
+        let chunks = blocks.flat_map(|block| self.chunks_of(block));
         chunks.map(|chunk| chunk.bytes.max(chunk.stored_bytes)).max().unwrap_or(0)
     }
 
@@ -151,17 +159,15 @@ impl ChunkIndex {
         self.blocks[..after].last().filter(|block| offset < block.end())
     }
 
+    /// Returns true if this byte belongs to a coded block.
+    pub fn is_coded_at(&self, offset: u64) -> bool {
+        self.is_coded() && self.block_at(offset).is_some_and(Block::is_coded)
+    }
+
     /// Returns the chunk that holds this byte.
     pub fn chunk_at(&self, offset: u64) -> Option<Chunk> {
         let block = self.block_at(offset)?;
-        let index = match block.is_coded() {
-            false => (offset - block.offset) / u64::from(block.chunk_bytes),
-            true => {
-                let chunks = self.coded_of(block);
-                chunks.partition_point(|chunk| chunk.offset <= offset).checked_sub(1)? as u64
-            }
-        };
-        self.chunk(block, index)
+        self.chunk_in(block, offset - block.offset, |chunk| chunk.offset - block.offset)
     }
 
     /// Returns the chunk that holds the byte at this offset in the file.
@@ -169,11 +175,22 @@ impl ChunkIndex {
         let after = self.blocks.partition_point(|block| block.stored_offset <= stored_offset);
         let block =
             self.blocks[..after].last().filter(|block| stored_offset < block.stored_end())?;
+        let start = block.stored_offset;
+        self.chunk_in(block, stored_offset - start, |chunk| chunk.stored_offset - start)
+    }
+
+    /// Returns the chunk of a block that holds byte `at` of it. `start` returns the first byte of a coded chunk, counted in the same way.
+    fn chunk_in(
+        &self,
+        block: &Block,
+        at: u64,
+        start: impl Fn(&CodedChunk) -> u64,
+    ) -> Option<Chunk> {
         let index = match block.is_coded() {
-            false => (stored_offset - block.stored_offset) / u64::from(block.chunk_bytes),
+            false => at / u64::from(block.chunk_bytes),
             true => {
-                let is_before = |chunk: &CodedChunk| chunk.stored_offset <= stored_offset;
-                self.coded_of(block).partition_point(is_before).checked_sub(1)? as u64
+                let after = self.coded_of(block).partition_point(|chunk| start(chunk) <= at);
+                after.checked_sub(1)? as u64
             }
         };
         self.chunk(block, index)
@@ -223,6 +240,12 @@ impl ChunkIndex {
         })
     }
 
+    /// Returns the chunks of a block, in order.
+    pub fn chunks_of(&self, block: &Block) -> impl Iterator<Item = Chunk> + '_ {
+        let block = *block;
+        (0..block.chunks).map_while(move |index| self.chunk(&block, index))
+    }
+
     /// Returns the chunks that share a byte with `start..end`, in order.
     pub fn chunks(&self, start: u64, end: u64) -> impl Iterator<Item = Chunk> + '_ {
         let mut next = start;
@@ -250,26 +273,16 @@ impl ChunkIndex {
         Some((self.chunk_at(start)?.offset, self.chunk_at(last)?.end()))
     }
 
-    /// Returns how many bytes of the file store `start..end`, which begins with a chunk if its block is coded.
-    pub fn stored_bytes(&self, start: u64, end: u64) -> u64 {
-        match self.block_at(start).is_some_and(Block::is_coded) {
-            true => self.chunks(start, end).map(|chunk| chunk.stored_bytes).sum(),
-            false => end - start,
-        }
-    }
-
     /// Returns the range of the file that must be read for `start..end`: these bytes of blocks that are stored as they are, and whole chunks
     /// of coded blocks.
     pub fn stored_for(&self, start: u64, end: u64) -> Option<Range<u64>> {
         let last = end.checked_sub(1).filter(|last| *last >= start)?;
         let (first, last) = (self.chunk_at(start)?, self.chunk_at(last)?);
-        let of_coded = |chunk: &Chunk| self.block_at(chunk.offset).is_some_and(Block::is_coded);
-        let is_coded = |chunk: &Chunk| self.is_coded() && of_coded(chunk);
-        let from = match is_coded(&first) {
+        let from = match self.is_coded_at(start) {
             true => first.stored_offset,
             false => first.stored_offset + (start - first.offset),
         };
-        let to = match is_coded(&last) {
+        let to = match self.is_coded_at(end - 1) {
             true => last.stored_end(),
             false => last.stored_end() - (last.end() - end),
         };

@@ -144,6 +144,5 @@ fn chunks_of<'a>(
     block: &Block,
     chunks: &'a [StoredChunk],
 ) -> impl Iterator<Item = (u64, &'a StoredChunk)> {
-    let all = plan.index.chunks(block.offset, block.end());
-    all.map(|chunk| (chunk.bytes, &chunks[chunk.number as usize]))
+    plan.index.chunks_of(block).map(|chunk| (chunk.bytes, &chunks[chunk.number as usize]))
 }

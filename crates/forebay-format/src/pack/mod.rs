@@ -101,19 +101,12 @@ pub struct Pack {
 impl Pack {
     /// Returns the extent of the file that stores an extent of the decoded file.
     pub fn stored(&self, extent: Extent) -> Extent {
-        let is_coded = self.chunks.is_coded();
-        let range = is_coded.then(|| self.chunks.stored_for(extent.offset, extent.end())).flatten();
-        match range {
+        match self.chunks.stored_for(extent.offset, extent.end()) {
             Some(Range { start, end }) => {
                 Extent { file: extent.file, offset: start, length: end - start }
             }
             None => extent,
         }
-    }
-
-    /// Returns true if the first byte of an extent lies in a coded block.
-    pub fn is_coded(&self, extent: Extent) -> bool {
-        self.chunks.block_at(extent.offset).is_some_and(Block::is_coded)
     }
 }
 

@@ -121,10 +121,9 @@ pub fn decoded(bytes: &[u8]) -> Option<Vec<u8>> {
         if checksum(stored) != chunk.checksum {
             return None;
         }
-        let own = &stored[..stored.len() - chunk.padding as usize];
         let start = out.len();
         out.resize(start + chunk.bytes as usize, 0);
-        chunk.codec.decode(own, &mut out[start..]).ok()?;
+        chunk.codec.decode(chunk.encoded(stored), &mut out[start..]).ok()?;
     }
     Some(out)
 }

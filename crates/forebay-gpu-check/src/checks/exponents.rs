@@ -13,16 +13,7 @@ use crate::random::Random;
 
 /// Returns the types of tensors that the codec knows.
 fn types() -> [(TensorType, Weights); 6] {
-    Weights::ALL.map(|weights| {
-        let ty = match weights {
-            Weights::Plain(Float::Bf16) => TensorType::BF16,
-            Weights::Plain(Float::F16) => TensorType::F16,
-            Weights::Plain(Float::F8E4M3) => TensorType::F8_E4M3,
-            Weights::Plain(Float::F8E5M2) => TensorType::F8_E5M2,
-            Weights::Compact(of) => TensorType::from_compact(of),
-        };
-        (ty, weights)
-    })
+    Weights::ALL.map(|weights| (TensorType::from_weights(weights), weights))
 }
 
 pub fn checks() -> Vec<Check> {

@@ -1,9 +1,13 @@
 //! Checks and measures the decoding of GDeflate, against the codec of `forebay-codec` and streams of the reference encoder.
 
+#[path = "../../../forebay-codec/tests/vectors/gdeflate.rs"]
+mod vectors;
+
 use anyhow::{Context as _, Result, ensure};
 use forebay_codec::{Codec, Encoder, Encoding};
 use forebay_cuda::{GdeflateChunk, GdeflateChunks};
 
+use self::vectors::{MANY_MATCHES, OWN_CODE, STORED, TWO_TILES, ZEROS};
 use crate::bench::{Bench, Measured, median_seconds};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -165,53 +169,13 @@ fn decoded(context: &Context) -> Result<Outcome> {
     compare(context, &streams)
 }
 
-/// Streams of libdeflate with GDeflate, as DirectStorage uses it: those of `crates/forebay-codec/tests/vectors.rs`. Zeros follow the digits.
-const REFERENCE: [(usize, usize, &str); 5] = [
-    // A fixed code, one match.
-    (100, 152, "04fb0100910100008c0000006300000074"),
-    // Two tiles, and the last length symbol with its 16 extra bits.
-    (
-        131_072,
-        296,
-        "04fb0200010000008c0000008c00000063000000a3fcff00000000000000000000000000000000000000000000000\
-         000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000\
-         000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000000\
-         00000000000000000000000000000000063000000a3fcff",
-    ),
-    // A stored block.
-    (
-        40,
-        272,
-        "04fb0100a1000000040100004101000025c500004aea00006f0f000094340000b9590000de7e000003a3000028000\
-         0004d0000007200000097000000bc000000e1000000060000002b00000050000000750000009a000000bf000000e4\
-         000000090000002e00000053000000780000009d000000c2000000e70000000c00000031000000560000007b00000\
-         005",
-    ),
-    // Matches of many distances.
-    (
-        600,
-        252,
-        "04fb010061090000f0000000630000008c0000000c0000004c0000000c0000008c0000000c000000cc0000000c000\
-         000101a00002c0000000c000000a87c0000ac0000000c000000f8e501006c0000000c00000094e90700ec0000000c\
-         000000036b3f001c0000000c00000023dbff009c000000b4b21f",
-    ),
-    // A code of its own.
-    (
-        600,
-        412,
-        "04fb01006109000090010000dd50811a14b5cbd004200ef108282a3154cccf690c5a981cb086e03a2b9f4899002a0\
-         b154b68257b284019371a243883f0ca05ff2af08e96e924625a23d0abf7ff47ac0bbfa5d032bb3d3c3068dcb411b9\
-         6040c825c2b0d0ebb2e9afbfc88c84e3fe27ca8108be4c27e6d13809bdddd2228ccb33c6d6dad192f71ce0740af07\
-         5ddefc30e9535ce9553e6c26f6e93fc01b44f450265f00d004e2e5f0091b70000d24a0000162d0e00f8ef1c00da0d\
-         0000eab13100a5d3190214b60f008a68000026bec2f1103e10002bc3160163410000ba5d00008a060000dd8b00004\
-         2f28d00ce300b005f5c000012997576841a0000eab10100f69e00008c0500000ea100000900000000000000a40b00\
-         00000000000000000000000000000000000000000001",
-    ),
-];
+/// Decoded bytes and streams.
+const REFERENCE: [(usize, (usize, &str)); 5] =
+    [(100, ZEROS), (131_072, TWO_TILES), (40, STORED), (600, MANY_MATCHES), (600, OWN_CODE)];
 
 fn reference(context: &Context) -> Result<Outcome> {
     let mut streams = Vec::new();
-    for (decoded_bytes, stream_bytes, digits) in REFERENCE {
+    for (decoded_bytes, (stream_bytes, digits)) in REFERENCE {
         let digits = digits.as_bytes().chunks(2).map(std::str::from_utf8);
         let mut bytes = Vec::new();
         for two in digits {

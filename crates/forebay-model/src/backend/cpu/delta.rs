@@ -61,23 +61,14 @@ impl CpuBackend {
             from: places.from.map(|from| from * floats),
             to: places.to * floats,
         }));
-        let (qkv_row, b_row) = (weights.qkv.rows, weights.b.rows);
-        let qkv = ProductRows { values: &at.qkv[..count * qkv_row], row: qkv_row };
-        let b = ProductRows { values: &at.b[..count * b_row], row: b_row };
-        let z = weights
-            .z
-            .as_ref()
-            .map(|z| ProductRows { values: &at.z[..count * z.rows], row: z.rows });
-        let a = weights
-            .a
-            .as_ref()
-            .map(|a| ProductRows { values: &at.a[..count * a.rows], row: a.rows });
+        let qkv = product(&at.qkv, count, weights.qkv.rows);
+        let b = product(&at.b, count, weights.b.rows);
         let inputs = DeltaInputs {
             columns: weights.columns,
             qkv,
-            z: z.unwrap_or(qkv),
+            z: weights.z.as_ref().map_or(qkv, |z| product(&at.z, count, z.rows)),
             b,
-            a: a.unwrap_or(b),
+            a: weights.a.as_ref().map_or(b, |a| product(&at.a, count, a.rows)),
         };
         let vectors = DeltaVectors {
             convolution: &weights.convolution,
@@ -92,4 +83,9 @@ impl CpuBackend {
         runs.clear();
         at.runs = runs;
     }
+}
+
+/// Returns the first `count` rows of a product, of `row` columns.
+fn product(values: &[f32], count: usize, row: usize) -> ProductRows<'_> {
+    ProductRows { values: &values[..count * row], row }
 }
