@@ -233,7 +233,7 @@ pub(crate) fn left_out(architecture: &Architecture, catalog: &Catalog) -> Option
     let layers = architecture.layers.len();
     let root = match architecture.naming {
         Naming::Gguf => "blk.".to_owned(),
-        Naming::HuggingFace { root } => format!("{root}layers."),
+        Naming::HuggingFace { root, layers } => format!("{root}{layers}."),
     };
     let layer_of = |tensor: &TensorInfo| -> Option<usize> {
         tensor.name.strip_prefix(&root)?.split('.').next()?.parse().ok()
@@ -242,7 +242,7 @@ pub(crate) fn left_out(architecture: &Architecture, catalog: &Catalog) -> Option
         layer_of(tensor).is_some_and(|at| at >= layers) || tensor.name.starts_with("mtp.")
     };
     let sees = |tensor: &TensorInfo| {
-        let parts = ["visual.", "vision_", "audio_", "multi_modal_projector."];
+        let parts = ["visual.", "vision_", "audio_", "multi_modal_projector.", "mm_projector."];
         let name = tensor.name.strip_prefix("model.").unwrap_or(&tensor.name);
         parts.iter().any(|part| name.starts_with(part))
     };

@@ -63,6 +63,8 @@ fn models() -> Vec<PathBuf> {
         "models/gpt_oss",
         "models/deepseek_v2",
         "models/deepseek_v3",
+        "models/minimax_m2",
+        "models/qwen2_moe",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 18] = [
+pub const HUGGING_FACE: [&str; 23] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -24,9 +24,14 @@ pub const HUGGING_FACE: [&str; 18] = [
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_5_moe_text",
+    "glm4_moe_lite",
+    "minimax_m2",
+    "kimi_k25",
+    "qwen2_moe",
+    "ernie4_5_moe",
 ];
 /// Names of the fixtures in GGUF form.
-pub const GGUF: [&str; 21] = [
+pub const GGUF: [&str; 23] = [
     "llama",
     "llama3_rope",
     "llama_k",
@@ -48,6 +53,8 @@ pub const GGUF: [&str; 21] = [
     "qwen3_5",
     "qwen3_5_moe",
     "qwen3_5_moe_k",
+    "glm4_moe_lite",
+    "minimax_m2",
 ];
 
 /// Names of the fixtures with recurrent layers.

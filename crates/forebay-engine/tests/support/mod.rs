@@ -49,6 +49,7 @@ pub fn models() -> Vec<PathBuf> {
         "models/mixtral",
         "models/glm4_moe",
         "models/deepseek_v3",
+        "models/minimax_m2",
     ]
     .iter()
     .filter_map(|name| fixture(name))

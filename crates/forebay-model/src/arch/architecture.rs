@@ -290,8 +290,10 @@ pub enum Naming {
     Gguf,
     /// Hugging Face names. All but the head's name start with `root`: `model.`, or a longer prefix if the language
     /// model is part of a larger one.
+    /// `layers` stands between the root and a layer's number.
     HuggingFace {
         root: &'static str,
+        layers: &'static str,
     },
 }
 

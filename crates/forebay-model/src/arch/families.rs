@@ -2,7 +2,7 @@
 
 use super::architecture::{NormLayout, QkNorm};
 use super::recurrent::HeadOrder;
-use forebay_compute::{Gating, RopeLayout};
+use forebay_compute::{Gating, RopeLayout, Scoring};
 
 /// Properties of a family that its metadata does not give.
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +44,9 @@ pub struct Family {
     pub shared_gate: bool,
     /// True if expert weights are renormalised when the metadata does not say so.
     pub renormalise: bool,
+    /// Scoring of the experts when the metadata does not say it and a bias corrects the choice. If this is given, Hugging Face
+    /// models have such a bias unless their configuration denies it.
+    pub corrected: Option<Scoring>,
     /// Tensor names that differ from the usual ones: role, GGUF name, Hugging Face name.
     pub names: &'static [(&'static str, &'static str, &'static str)],
 }
@@ -83,6 +86,7 @@ const BASE: Family = Family {
     expert_bias: false,
     shared_gate: false,
     renormalise: true,
+    corrected: None,
     names: &[],
 };
 
@@ -209,7 +213,7 @@ const FAMILIES: &[Family] = &[
     Family {
         name: "deepseek2",
         gguf: "deepseek2",
-        huggingface: &["deepseek_v2", "deepseek_v3"],
+        huggingface: &["deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite"],
         gguf_rope: RopeLayout::Interleaved,
         hf_rope: RopeLayout::Interleaved,
         latent: true,
@@ -223,6 +227,7 @@ const FAMILIES: &[Family] = &[
         huggingface: &["glm4_moe"],
         qk_norm: QkNorm::PerHead,
         experts: true,
+        corrected: Some(Scoring::Sigmoid),
         names: &[(
             "feed_forward_norm",
             "post_attention_norm.weight",
@@ -251,6 +256,52 @@ const FAMILIES: &[Family] = &[
         gguf_heads: HeadOrder::Tiled,
         experts: true,
         ..QWEN_NEXT
+    },
+    Family {
+        name: "minimax-m2",
+        gguf: "minimax-m2",
+        huggingface: &["minimax_m2"],
+        qk_norm: QkNorm::WholeProjection,
+        experts: true,
+        corrected: Some(Scoring::Sigmoid),
+        names: &[
+            ("router", "ffn_gate_inp.weight", "block_sparse_moe.gate.weight"),
+            ("correction_bias", "exp_probs_b.bias", "block_sparse_moe.e_score_correction_bias"),
+            ("expert_gate", "ffn_gate_exps.weight", "block_sparse_moe.experts.{expert}.w1.weight"),
+            ("expert_up", "ffn_up_exps.weight", "block_sparse_moe.experts.{expert}.w3.weight"),
+            ("expert_down", "ffn_down_exps.weight", "block_sparse_moe.experts.{expert}.w2.weight"),
+        ],
+        ..BASE
+    },
+    Family {
+        name: "qwen2moe",
+        gguf: "qwen2moe",
+        huggingface: &["qwen2_moe"],
+        qkv_bias: true,
+        experts: true,
+        shared_gate: true,
+        renormalise: false,
+        names: &[
+            ("shared_gate", "ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight"),
+            ("shared_up", "ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
+            ("shared_down", "ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"),
+        ],
+        ..BASE
+    },
+    Family {
+        name: "ernie4_5-moe",
+        gguf: "ernie4_5-moe",
+        huggingface: &["ernie4_5_moe"],
+        gguf_rope: RopeLayout::Interleaved,
+        hf_rope: RopeLayout::Interleaved,
+        experts: true,
+        corrected: Some(Scoring::Softmax),
+        names: &[(
+            "correction_bias",
+            "exp_probs_b.bias",
+            "mlp.moe_statics.e_score_correction_bias",
+        )],
+        ..BASE
     },
 ];
 

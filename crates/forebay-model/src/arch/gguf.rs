@@ -338,7 +338,11 @@ fn experts(
     };
     let renormalise =
         keys.metadata.bool(&keys.path("expert_weights_norm")).unwrap_or(family.renormalise);
+    let correction_bias = catalog.tensor(&format!("blk.{layer}.exp_probs_b.bias")).is_some();
     let scoring = match keys.optional_count("expert_gating_func")? {
+        // The converter writes no function for GLM-4.7-Flash. Routers with a correction bias are sigmoid routers, except those
+        // of families that say otherwise.
+        None if correction_bias => family.corrected.unwrap_or(Scoring::Sigmoid),
         // Value 3 is the softmax over the chosen experts only. This equals the softmax over all, renormalised.
         None | Some(0 | 1 | 3) => Scoring::Softmax,
         Some(2) => Scoring::Sigmoid,
@@ -351,7 +355,6 @@ fn experts(
             });
         }
     };
-    let correction_bias = catalog.tensor(&format!("blk.{layer}.exp_probs_b.bias")).is_some();
     let n_groups = keys.optional_count("expert_group_count")?.unwrap_or(1);
     let groups_kept = keys.optional_count("expert_group_used_count")?.unwrap_or(n_groups);
     Ok(Experts {

@@ -85,7 +85,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
     })?;
     let config = Config { json, family: family.name };
     let gating = gating(&config, family)?;
-    let naming = Naming::HuggingFace { root: root(catalog) };
+    let naming = naming(catalog);
     let hidden = config.count("hidden_size")?;
     let (attention, ropes) = attention(catalog, &config, family, naming)?;
     Ok(Architecture {
@@ -108,11 +108,15 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
     })
 }
 
-/// Returns the prefix of the tensor names.
-fn root(catalog: &Catalog) -> &'static str {
+/// Returns the prefixes of the tensor names.
+fn naming(catalog: &Catalog) -> Naming {
     let roots = ["language_model.model.", "model.language_model."];
     let has = |root: &&str| catalog.tensor(&format!("{root}embed_tokens.weight")).is_some();
-    roots.into_iter().find(has).unwrap_or("model.")
+    let root = roots.into_iter().find(has).unwrap_or("model.");
+    // Transformers 5 saves the text layers of Kimi K2.5 under the name that the layers of its vision tower have.
+    let renamed = format!("{root}blocks.0.input_layernorm.weight");
+    let layers = if catalog.tensor(&renamed).is_some() { "blocks" } else { "layers" };
+    Naming::HuggingFace { root, layers }
 }
 
 /// Returns the gating. Refuses variants of known families that would run but generate wrong text.
@@ -148,8 +152,24 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
     if gated.is_some_and(|gated| gated != family.output_gate) {
         return refuse("attn_output_gate", "set", "forebay does not know this variant");
     }
-    if config.flag("mlp_bias") {
-        return refuse("mlp_bias", "true", "forebay does not know feed-forward biases yet");
+    for key in ["mlp_bias", "use_bias"] {
+        if config.flag(key) {
+            return refuse(key, "true", "forebay does not know these biases yet");
+        }
+    }
+    let norm_type = text("qk_norm_type");
+    if norm_type.is_some_and(|kind| kind != "per_layer") {
+        let expected = "forebay knows per_layer";
+        return refuse("qk_norm_type", norm_type.unwrap_or(""), expected);
+    }
+    // MiniMax's earlier models have linear attention in the layers of type 0, and shared experts.
+    let types = config.json.get("attn_type_list").and_then(Value::as_array);
+    if types.is_some_and(|types| types.iter().any(|kind| kind.as_u64() != Some(1))) {
+        return refuse("attn_type_list", "not 1 in all layers", "forebay knows type 1 only");
+    }
+    if config.optional_count("shared_intermediate_size")?.is_some_and(|width| width > 0) {
+        let expected = "forebay knows no such shared experts for this family";
+        return refuse("shared_intermediate_size", "set", expected);
     }
     if config.flag("use_bidirectional_attention") {
         return refuse("use_bidirectional_attention", "true", "forebay generates text");
@@ -211,7 +231,11 @@ fn attention(
         None => hidden.checked_div(heads).unwrap_or(0),
     };
     let has = |role: &str| catalog.tensor(&Names::new(naming, family).layer(0, role));
-    let bias = match (family.qkv_bias, config.flag("attention_bias")) {
+    let qkv_bias = match config.json.get("qkv_bias").and_then(Value::as_bool) {
+        Some(said) if family.qkv_bias => said,
+        _ => family.qkv_bias,
+    };
+    let bias = match (qkv_bias, config.flag("attention_bias")) {
         (_, true) if has("o_bias").is_some() => AttentionBias::All,
         (false, false) => AttentionBias::None,
         _ => AttentionBias::Qkv,
@@ -235,7 +259,10 @@ fn attention(
     };
     let partial = config.float("partial_rotary_factor");
     let partial = partial.or(Parameters::of(config, None).float("partial_rotary_factor"));
-    let rotary_dim = (partial.unwrap_or(1.0) * head_dim as f64) as usize;
+    let rotary_dim = match (partial, config.optional_count("rotary_dim")?) {
+        (None, Some(rotary_dim)) => rotary_dim,
+        _ => (partial.unwrap_or(1.0) * head_dim as f64) as usize,
+    };
     let all = rope(Some("full_attention"), rotary_dim, false)?;
     let windowed = match family.window_theta {
         Some(_) => Some(rope(Some("sliding_attention"), rotary_dim, true)?),
@@ -416,30 +443,54 @@ fn recurrent(config: &Config<'_>) -> Result<Recurrent, ModelError> {
 }
 
 /// Returns true if layer `index` has experts (qwen3_moe: `decoder_sparse_step`, `mlp_only_layers`; deepseek:
-/// `first_k_dense_replace`, `moe_layer_freq`).
+/// `first_k_dense_replace`, `moe_layer_freq`; ernie4_5_moe: `moe_layer_start_index`, `moe_layer_end_index`,
+/// `moe_layer_interval`). `mlp_layer_types` decides if it is present.
 fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
+    if let Some(types) = config.json.get("mlp_layer_types").and_then(Value::as_array) {
+        return match types.get(index).and_then(Value::as_str) {
+            Some("sparse") => Ok(true),
+            Some("dense") => Ok(false),
+            other => Err(ModelError::BadValue {
+                key: format!("mlp_layer_types of layer {index}"),
+                value: other.unwrap_or("none").into(),
+                expected: "forebay knows sparse and dense".into(),
+            }),
+        };
+    }
     let dense_only = config
         .json
         .get("mlp_only_layers")
         .and_then(Value::as_array)
         .is_some_and(|list| list.iter().any(|item| item.as_u64() == Some(index as u64)));
-    let step = config.optional_count("decoder_sparse_step")?.unwrap_or(1).max(1);
-    let first = config.optional_count("first_k_dense_replace")?.unwrap_or(0);
+    let either = |first: &str, second: &str| match config.optional_count(first)? {
+        None => config.optional_count(second),
+        found => Ok::<_, ModelError>(found),
+    };
+    let step = either("decoder_sparse_step", "moe_layer_interval")?.unwrap_or(1).max(1);
+    let first = either("first_k_dense_replace", "moe_layer_start_index")?.unwrap_or(0);
+    // The index of the last layer with experts; -1 is the last layer of all.
+    let end = config.json.get("moe_layer_end_index").and_then(Value::as_u64);
+    let is_before_end = end.is_none_or(|end| index as u64 <= end);
     let every = config.optional_count("moe_layer_freq")?.unwrap_or(1).max(1);
     let is_step = (index + 1).is_multiple_of(step) && index.is_multiple_of(every);
-    Ok(!dense_only && is_step && index >= first)
+    Ok(!dense_only && is_step && index >= first && is_before_end)
 }
 
 fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> {
     let text = |key: &str| config.json.get(key).and_then(Value::as_str);
     // Only the third DeepSeek generation and later models select this way, and not all of them say so.
-    let is_third = text("model_type").is_some_and(|of| ["deepseek_v3", "glm4_moe"].contains(&of));
-    let correction_bias = text("topk_method").map_or(is_third, |method| method == "noaux_tc");
+    let third = ["deepseek_v3", "kimi_k2", "glm4_moe_lite"];
+    let is_third = text("model_type").is_some_and(|of| third.contains(&of));
+    let corrected = family.corrected.or(is_third.then_some(Scoring::Sigmoid));
+    let denied = ["use_routing_bias", "moe_use_aux_free"]
+        .iter()
+        .any(|key| config.json.get(*key).and_then(Value::as_bool) == Some(false));
+    let correction_bias =
+        text("topk_method").map_or(corrected.is_some() && !denied, |method| method == "noaux_tc");
     let scoring = match text("scoring_func") {
         Some("softmax") => Scoring::Softmax,
         Some("sigmoid") => Scoring::Sigmoid,
-        None if is_third => Scoring::Sigmoid,
-        None => Scoring::Softmax,
+        None => corrected.unwrap_or(Scoring::Softmax),
         Some(other) => {
             return Err(ModelError::BadValue {
                 key: "scoring_func".into(),
@@ -456,8 +507,13 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
     };
     let groups_kept = config.optional_count("topk_group")?.unwrap_or(n_groups);
     Ok(Experts {
-        count: config.first_count(&["num_experts", "num_local_experts", "n_routed_experts"])?,
-        used: config.count("num_experts_per_tok")?,
+        count: config.first_count(&[
+            "num_experts",
+            "num_local_experts",
+            "n_routed_experts",
+            "moe_num_experts",
+        ])?,
+        used: config.first_count(&["num_experts_per_tok", "moe_k"])?,
         width,
         scoring,
         renormalise: norm.unwrap_or(family.renormalise || is_third),
@@ -467,7 +523,13 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
         bias: family.expert_bias,
         shared_width: match config.optional_count("shared_expert_intermediate_size")? {
             Some(shared) if family.shared_gate => shared,
-            _ => width.saturating_mul(config.optional_count("n_shared_experts")?.unwrap_or(0)),
+            _ => {
+                let count = match config.optional_count("n_shared_experts")? {
+                    Some(count) => count,
+                    None => config.optional_count("moe_num_shared_experts")?.unwrap_or(0),
+                };
+                width.saturating_mul(count)
+            }
         },
         shared_gate: family.shared_gate,
     })

@@ -102,7 +102,7 @@ impl Names {
     fn pick(&self, gguf: &str, huggingface: &str) -> String {
         match self.naming {
             Naming::Gguf => gguf.into(),
-            Naming::HuggingFace { root } => match huggingface.strip_prefix("model.") {
+            Naming::HuggingFace { root, .. } => match huggingface.strip_prefix("model.") {
                 Some(rest) => format!("{root}{rest}"),
                 // The head is beside the language model's `model.`, if that is part of a larger model's names.
                 None => match root.strip_suffix(".model.") {
@@ -120,7 +120,11 @@ impl Names {
         };
         let found = with_role(self.family.names).or_else(|| with_role(LAYER));
         let (gguf, hf) = found.unwrap_or_else(|| unreachable!("no tensor has the role {role}"));
-        self.pick(&format!("blk.{layer}.{gguf}"), &format!("model.layers.{layer}.{hf}"))
+        let layers = match self.naming {
+            Naming::HuggingFace { layers, .. } => layers,
+            Naming::Gguf => "",
+        };
+        self.pick(&format!("blk.{layer}.{gguf}"), &format!("model.{layers}.{layer}.{hf}"))
     }
 
     /// Returns the name of an expert's matrix. GGUF stacks all experts in one tensor, so its names do not depend on

@@ -203,7 +203,9 @@ impl LayerBuilder<'_> {
         let count = experts.count;
         let router_bias = self.vector(tensors, "router_bias", experts.bias.then_some(count))?;
         let corrected = experts.correction_bias.then_some(count);
-        let correction_bias = self.vector(tensors, "correction_bias", corrected)?;
+        let name = self.name("correction_bias");
+        let correction_bias =
+            corrected.map(|count| tensors.vector_or_row(&name, count)).transpose()?;
         let biases = match experts.bias {
             false => None,
             true => Some(self.expert_biases(tensors, experts)?),
