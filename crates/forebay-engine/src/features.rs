@@ -4,7 +4,8 @@ use forebay_compute::{Gating, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
-    AttentionBias, Experts, FeedForward, Latent, Naming, NormLayout, QkNorm, Rope, StateRule,
+    Attention, AttentionBias, Experts, FeedForward, Latent, Naming, NormLayout, QkNorm, Rope,
+    StateRule,
 };
 use serde::Serialize;
 
@@ -50,18 +51,25 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
 }
 
 fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
-    let attention = &architecture.attention;
-    if let Some(latent) = &attention.latent {
-        add("latent attention (MLA)", latent_words(latent, attention.heads));
+    let attentions = &architecture.attentions;
+    let attention = &attentions[0];
+    if let Some((latent, heads)) = architecture.latent() {
+        add("latent attention (MLA)", latent_words(&latent, heads));
     }
     if let Some(detail) = windows(architecture) {
         add("sliding window", detail);
     }
-    if attention.output_gate {
+    if let [_, _, ..] = &attentions[..] {
+        let words: Vec<String> = attentions.iter().map(shape_words).collect();
+        add("attention by layer", words.join("; "));
+    }
+    if attentions.iter().any(|of| of.output_gate) {
         add("gated attention", "the output times the sigmoid of a gate".to_owned());
     }
-    if attention.sinks {
-        add("attention sinks", "a score of each head that no position has".to_owned());
+    if attentions.iter().any(|of| of.sinks) {
+        let all = attentions.iter().all(|of| of.sinks);
+        let which = if all { "" } else { ", in some layers" };
+        add("attention sinks", format!("a score of each head that no position has{which}"));
     }
     match attention.bias {
         AttentionBias::None => {}
@@ -76,6 +84,15 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
     if let Some(cap) = attention.softcap {
         add("soft cap of scores", format!("they stay within {cap}"));
     }
+}
+
+fn shape_words(attention: &Attention) -> String {
+    let Attention { heads, kv_heads, head_dim, value_dim, .. } = attention;
+    let values = match value_dim == head_dim {
+        true => String::new(),
+        false => format!(", values of {value_dim}"),
+    };
+    format!("{heads} heads of {head_dim} and {kv_heads} key/value heads{values}")
 }
 
 fn recurrent(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
@@ -135,13 +152,15 @@ fn windows(architecture: &Architecture) -> Option<String> {
 }
 
 fn rotations(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
-    let head_dim = architecture.attention.head_dim;
     let ropes = &architecture.ropes;
-    if architecture.attention.latent.is_none()
-        && let Some(rope) = ropes.iter().find(|rope| rope.rotary_dim < head_dim)
-    {
-        let detail = format!("{} of {head_dim} elements of a head", rope.rotary_dim);
-        add("partial rotation", detail);
+    let partial = architecture.attention_layers().find_map(|layer| {
+        let attention = architecture.attention_of(layer);
+        let rotary_dim = ropes[architecture.layers[layer].rope].rotary_dim;
+        let is_partial = attention.latent.is_none() && rotary_dim < attention.head_dim;
+        is_partial.then_some((rotary_dim, attention.head_dim))
+    });
+    if let Some((rotary_dim, head_dim)) = partial {
+        add("partial rotation", format!("{rotary_dim} of {head_dim} elements of a head"));
     }
     if let [_, _, ..] = &ropes[..] {
         let words: Vec<String> = ropes.iter().map(rope_words).collect();

@@ -119,12 +119,14 @@ pub fn inspect(model: &Path) -> Result<Inspection, EngineError> {
 
 /// Returns the bytes of key/value cache in f16 for one position in the layers that `counts` selects.
 fn kv_bytes(architecture: &Architecture, counts: impl Fn(&Layer) -> bool) -> u64 {
-    let attention = &architecture.attention;
-    // Latent values are part of their keys.
-    let values = if attention.latent.is_some() { 0 } else { attention.value_dim };
-    let numbers = attention.kv_heads as u64 * (attention.head_dim + values) as u64;
-    let layers = architecture.attention_layers().map(|index| &architecture.layers[index]);
-    layers.filter(|layer| counts(layer)).count() as u64 * numbers * 2
+    let bytes = |layer: usize| {
+        let attention = architecture.attention_of(layer);
+        // Latent values are part of their keys.
+        let values = if attention.latent.is_some() { 0 } else { attention.value_dim };
+        attention.kv_heads as u64 * (attention.head_dim + values) as u64 * 2
+    };
+    let layers = architecture.attention_layers();
+    layers.filter(|layer| counts(&architecture.layers[*layer])).map(bytes).sum()
 }
 
 /// Returns the number of weights in a tensor. gpt-oss's folders have two weights in each byte of `_blocks`, and their
@@ -140,7 +142,7 @@ fn parameters(tensor: &TensorInfo) -> u64 {
 impl ModelInfo {
     pub(crate) fn new(catalog: &Catalog, architecture: &Architecture) -> ModelInfo {
         let tensors = catalog.tensors();
-        let attention = &architecture.attention;
+        let attention = &architecture.attentions[0];
         let experts = architecture.expert_layers().map(|experts| experts.count).max().unwrap_or(0);
         let expert_bytes: u64 = tensors
             .iter()

@@ -14,7 +14,8 @@ pub struct ModelKernels<'a> {
     /// Types of all matrices except routers, without duplicates.
     pub types: &'a [TensorType],
     pub embedding: TensorType,
-    pub kv: &'a KvLayerShape,
+    /// Shapes of the layers that keep keys and values, all of one element type.
+    pub kv: &'a [KvLayerShape],
     /// Type of the routers' matrices and number of experts, if there are routers.
     pub router: Option<(TensorType, usize)>,
     /// True if everything is computed in f32.
@@ -25,8 +26,10 @@ pub struct ModelKernels<'a> {
 /// shapes need other modules, which are loaded with their first launch.
 pub fn modules_needed(model: &ModelKernels<'_>) -> Vec<&'static str> {
     let mut needed = vec!["norm", "elementwise", "top_k", modules_of(model.embedding).embedding];
-    needed.push(inputs_module(model.kv.element));
-    needed.extend(attention_modules(model.kv));
+    for shape in model.kv {
+        needed.push(inputs_module(shape.element));
+        needed.extend(attention_modules(shape));
+    }
     if let Some((ty, experts)) = model.router {
         let (few, many) = router_modules(ty, experts);
         let modules = modules_of(ty);
@@ -68,7 +71,7 @@ mod tests {
                 let kv = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context };
                 for exact in [false, true] {
                     let (embedding, router) = (TensorType::Q4_K, Some((TensorType::F32, 200)));
-                    let model = ModelKernels { types: &types, embedding, kv: &kv, router, exact };
+                    let model = ModelKernels { types: &types, embedding, kv: &[kv], router, exact };
                     for module in modules_needed(&model) {
                         assert!(crate::ptx::has(module), "{module}");
                     }

@@ -74,7 +74,7 @@ pub(crate) fn share(
     let sequences = request.work.sequences.max(1);
     let PlanRequest { context, kv_in_vram: in_vram, .. } = *request;
     let capacity = KvCapacity { context, sequences, tokens: None, in_vram };
-    let cache = CudaPlan::cache(architecture, element(request.cache), capacity);
+    let cache = CudaPlan::cache(element(request.cache), capacity);
     facts.plan(architecture, weights, cache, request.vram_bytes, request.policy)
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn whole_bytes(
     capacity: KvCapacity,
 ) -> Result<u64, ModelError> {
     let PlannedModel { architecture, weights, .. } = model;
-    let cache = CudaPlan::cache(architecture, element(options.kv_type()), capacity);
+    let cache = CudaPlan::cache(element(options.kv_type()), capacity);
     // As much memory as any model needs.
     let facts = Facts { free_bytes: 1 << 60, total_bytes: 1 << 60, ..Facts::of(&gpu.0)? };
     let vram = facts.plan(architecture, weights, cache, None, options.policy)?.vram;

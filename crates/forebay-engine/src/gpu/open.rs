@@ -61,7 +61,7 @@ impl<'scope> Opening<'scope> {
         }
         let gpu = self.gpu(open_time)?;
         let capacity = options.kv_capacity(context)?;
-        let shape = CudaPlan::cache(architecture, element(options.kv_type()), capacity);
+        let shape = CudaPlan::cache(element(options.kv_type()), capacity);
         let (exact, vram) = (options.exact, options.vram_bytes);
         let plan = CudaPlan::new(gpu, architecture, weights, shape, exact, vram, options.policy)?;
         let plan = if options.cuda_graphs { plan } else { plan.without_graphs() };

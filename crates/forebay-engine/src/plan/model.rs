@@ -118,10 +118,9 @@ pub(crate) struct ModelCosts {
 /// Costs of keys and values.
 #[derive(Clone, Debug)]
 pub(crate) struct KvCosts {
-    /// Bytes of keys and values for one position in one layer.
-    layer_bytes: u64,
-    /// Window of each attention layer, in positions. `None` if the layer sees the whole context.
-    windows: Vec<Option<usize>>,
+    /// Window of each attention layer, in positions, and its bytes of keys and values for one position. The window is `None` if
+    /// the layer sees the whole context.
+    layers: Vec<(Option<usize>, u64)>,
     /// Bytes of the states of recurrent layers that a token reads and writes.
     state_bytes: u64,
     /// Bytes of layers that see the whole context which are in VRAM, if others are read in RAM.
@@ -130,19 +129,18 @@ pub(crate) struct KvCosts {
 
 impl KvCosts {
     fn new(architecture: &Architecture, cache: KvType) -> KvCosts {
-        let attention = &architecture.attention;
-        // With latent attention, the values are part of the keys.
-        let value_bytes = match attention.latent {
-            Some(_) => 0,
-            None => row_bytes(cache, attention.value_dim),
+        let of_layer = |layer: usize| {
+            let attention = architecture.attention_of(layer);
+            // With latent attention, the values are part of the keys.
+            let value_bytes = match attention.latent {
+                Some(_) => 0,
+                None => row_bytes(cache, attention.value_dim),
+            };
+            let keys_and_values = row_bytes(cache, attention.head_dim) + value_bytes;
+            (architecture.layers[layer].window, attention.kv_heads as u64 * keys_and_values)
         };
-        let keys_and_values = row_bytes(cache, attention.head_dim) + value_bytes;
         KvCosts {
-            layer_bytes: attention.kv_heads as u64 * keys_and_values,
-            windows: architecture
-                .attention_layers()
-                .map(|layer| architecture.layers[layer].window)
-                .collect(),
+            layers: architecture.attention_layers().map(of_layer).collect(),
             state_bytes: 2 * architecture.state_bytes(),
             in_vram_bytes: None,
         }
@@ -156,8 +154,8 @@ impl KvCosts {
 
     /// Returns the bytes of keys and values for `positions` positions in the layers that see the whole context.
     pub fn bytes_kept(&self, positions: usize) -> f64 {
-        let layers = self.windows.iter().filter(|window| window.is_none()).count();
-        (layers * positions) as f64 * self.layer_bytes as f64
+        let kept = self.layers.iter().filter(|(window, _)| window.is_none());
+        kept.map(|(_, bytes)| positions as u64 * bytes).sum::<u64>() as f64
     }
 
     /// Returns the bytes of keys and values that a GPU reads in RAM if sequences with `positions` positions in all generate a
@@ -170,9 +168,10 @@ impl KvCosts {
     /// Returns the bytes of keys and values that a token after `depth` others reads, and those of states that it reads and
     /// writes.
     pub fn bytes_read(&self, depth: usize) -> f64 {
-        let seen = |window: &Option<usize>| window.map_or(depth, |window| window.min(depth));
-        let rows: usize = self.windows.iter().map(seen).sum();
-        rows as f64 * self.layer_bytes as f64 + self.state_bytes as f64
+        let bytes = |(window, bytes): &(Option<usize>, u64)| {
+            window.map_or(depth, |window| window.min(depth)) as u64 * bytes
+        };
+        self.layers.iter().map(bytes).sum::<u64>() as f64 + self.state_bytes as f64
     }
 }
 

@@ -27,7 +27,8 @@ pub struct Architecture {
     pub embedding_scale: f32,
     /// Cap of the logits, which become `cap * tanh(logit / cap)`.
     pub logit_softcap: Option<f32>,
-    pub attention: Attention,
+    /// Shapes of attention. Every attention layer has one of them ([`Layer::attention`]).
+    pub attentions: Vec<Attention>,
     /// Shape of the recurrent layers, if there are any.
     pub recurrent: Option<Recurrent>,
     /// Rotary embeddings; each layer uses one of them.
@@ -52,8 +53,8 @@ pub enum NormLayout {
     Sandwich,
 }
 
-/// Shape of the attention, as the KV cache sees it. It is the same in all layers.
-#[derive(Debug, Clone, Serialize)]
+/// Shape of the attention of some layers, as the KV cache sees it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Attention {
     pub heads: usize,
     pub kv_heads: usize,
@@ -92,7 +93,7 @@ impl Attention {
 /// Multi-head latent attention (DeepSeek-V2, section 2.1), computed in latent space. The matrices that would turn the
 /// latent vector into keys and values are multiplied with queries and outputs instead. A cached key consists of the
 /// latent vector and the rotating part; its value is the latent vector in it.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Latent {
     /// Width of the low-rank query projection, if there is one.
     pub query_rank: Option<usize>,
@@ -193,7 +194,7 @@ impl RopeFactors {
 /// What a layer does before its feed-forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum Mixer {
-    /// [`Architecture::attention`]
+    /// One of [`Architecture::attentions`].
     Attention,
     /// [`Architecture::recurrent`]
     Recurrent,
@@ -205,6 +206,8 @@ pub struct Layer {
     pub mixer: Mixer,
     /// Number of positions that a token attends to, including itself; `None` means all.
     pub window: Option<usize>,
+    /// Index into [`Architecture::attentions`].
+    pub attention: usize,
     /// Index into [`Architecture::ropes`].
     pub rope: usize,
     pub feed_forward: FeedForward,
@@ -331,18 +334,6 @@ impl KvCapacity {
 }
 
 impl Architecture {
-    /// Returns the attention windows of the layers, each once, in the order in which they first occur. The layers with
-    /// one window are a group, whose keys and values share blocks. Recurrent layers are in no group.
-    pub fn kv_windows(&self) -> Vec<Option<usize>> {
-        let mut windows = Vec::new();
-        for layer in self.attention_layers().map(|index| &self.layers[index]) {
-            if !windows.contains(&layer.window) {
-                windows.push(layer.window);
-            }
-        }
-        windows
-    }
-
     /// Returns the number of KV blocks that each group's pool needs for a capacity and passes of up to `batch` rows of a
     /// sequence, with block 0. One sequence always has room for the whole context.
     pub fn kv_blocks(&self, batch: usize, capacity: KvCapacity) -> Vec<usize> {
@@ -360,7 +351,7 @@ impl Architecture {
         // More positions than the sequences need are for prompts that come again, each with its own windows.
         let kept = tokens.map_or(0, |tokens| tokens.div_ceil(context.max(1))).max(sequences);
         let pool = |window| (kept * blocks(window)).min(together.max(blocks(window)));
-        self.kv_windows().into_iter().map(|window| 1 + pool(window)).collect()
+        self.kv_groups().into_iter().map(|group| 1 + pool(group.window)).collect()
     }
 
     /// Returns the number of experts a token uses in a layer, as the maximum over the layers; 0 for a dense model.
@@ -416,46 +407,20 @@ impl Architecture {
     }
 
     pub(super) fn validate(&self) -> Result<(), ModelError> {
-        let attention = &self.attention;
         let sized = [
             ("hidden size", self.hidden),
             ("vocabulary size", self.vocabulary),
             ("layer count", self.layers.len()),
-            ("attention heads", attention.heads),
-            ("key/value heads", attention.kv_heads),
-            ("head dimension", attention.head_dim),
-            ("value dimension", attention.value_dim),
             ("trained context", self.context_trained),
         ];
         for (key, value) in sized {
             check_size(key, value)?;
         }
-        check(
-            "attention heads",
-            attention.heads,
-            attention.heads.is_multiple_of(attention.kv_heads),
-            "it must be a multiple of the key/value heads",
-        )?;
-        if let Some(latent) = attention.latent {
-            let sized = [
-                ("latent rank of queries", latent.query_rank.unwrap_or(1)),
-                ("latent rank", latent.rank),
-                ("part of a head that does not rotate", latent.plain),
-                ("part of a head that rotates", latent.rotary),
-                ("value length", latent.value),
-            ];
-            for (key, value) in sized {
-                check_size(key, value)?;
-            }
-        }
+        self.attentions.iter().try_for_each(Attention::validate)?;
         for rope in &self.ropes {
             check_size("rotary dimension", rope.rotary_dim)?;
-            check(
-                "rotary dimension",
-                rope.rotary_dim,
-                rope.rotary_dim.is_multiple_of(2) && rope.rotary_dim <= attention.head_dim,
-                "it must be even and at most the head dimension",
-            )?;
+            let even = rope.rotary_dim.is_multiple_of(2);
+            check("rotary dimension", rope.rotary_dim, even, "it must be even")?;
             let fits = rope.theta.is_finite() && rope.theta > 0.0;
             check("rope base", rope.theta, fits, "it must be positive")?;
         }
@@ -466,9 +431,7 @@ impl Architecture {
             "it must be between 0 and 1",
         )?;
         for (key, factor) in [
-            ("scale of attention", Some(attention.scale)),
             ("scale of the embedding", Some(self.embedding_scale)),
-            ("cap of attention", attention.softcap),
             ("cap of logits", self.logit_softcap),
         ] {
             let factor = factor.unwrap_or(1.0);
@@ -488,7 +451,54 @@ impl Architecture {
             })?;
             recurrent.validate()?;
         }
+        self.attention_layers().try_for_each(|layer| self.validate_rotation(layer))?;
         self.layers.iter().try_for_each(Layer::validate)
+    }
+
+    /// Checks that the rotation of a layer fits its heads.
+    fn validate_rotation(&self, layer: usize) -> Result<(), ModelError> {
+        let (rope, attention) = (&self.ropes[self.layers[layer].rope], self.attention_of(layer));
+        check(
+            "rotary dimension",
+            rope.rotary_dim,
+            rope.rotary_dim <= attention.head_dim,
+            "it must be at most the head dimension",
+        )
+    }
+}
+
+impl Attention {
+    fn validate(&self) -> Result<(), ModelError> {
+        let sized = [
+            ("attention heads", self.heads),
+            ("key/value heads", self.kv_heads),
+            ("head dimension", self.head_dim),
+            ("value dimension", self.value_dim),
+        ];
+        for (key, value) in sized {
+            check_size(key, value)?;
+        }
+        check(
+            "attention heads",
+            self.heads,
+            self.heads.is_multiple_of(self.kv_heads),
+            "it must be a multiple of the key/value heads",
+        )?;
+        for (key, factor) in
+            [("scale of attention", Some(self.scale)), ("cap of attention", self.softcap)]
+        {
+            let factor = factor.unwrap_or(1.0);
+            check(key, factor, factor.is_finite() && factor > 0.0, "it must be positive")?;
+        }
+        let Some(latent) = self.latent else { return Ok(()) };
+        let sized = [
+            ("latent rank of queries", latent.query_rank.unwrap_or(1)),
+            ("latent rank", latent.rank),
+            ("part of a head that does not rotate", latent.plain),
+            ("part of a head that rotates", latent.rotary),
+            ("value length", latent.value),
+        ];
+        sized.into_iter().try_for_each(|(key, value)| check_size(key, value))
     }
 }
 

@@ -97,11 +97,11 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         embedding_scale: family.embedding_scale(hidden),
         logit_softcap: keys.optional_float("final_logit_softcapping"),
         ropes: ropes(&keys, family, &attention, catalog)?,
-        attention: Attention {
+        attentions: vec![Attention {
             // GLM-4.5-Air has no such norms, but GLM-4.5 does.
             qk_norm: if heads_norm { family.qk_norm } else { QkNorm::None },
             ..attention
-        },
+        }],
         recurrent: family.recurrent.then(|| recurrent(&keys, family)).transpose()?,
         gating: family.gating,
         layers,
@@ -291,7 +291,8 @@ fn layers(
             };
             let window = window.filter(|_| family.windows.slides(index));
             let mixer = if recurrent[index] { Mixer::Recurrent } else { Mixer::Attention };
-            Ok(Layer { mixer, window, rope: family.rope_of(window), feed_forward })
+            let rope = family.rope_of(window);
+            Ok(Layer { mixer, window, attention: 0, rope, feed_forward })
         })
         .collect()
 }

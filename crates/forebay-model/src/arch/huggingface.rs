@@ -98,7 +98,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         norms: family.norms,
         embedding_scale: family.embedding_scale(hidden),
         logit_softcap: config.float("final_logit_softcapping").map(|cap| cap as f32),
-        attention,
+        attentions: vec![attention],
         ropes,
         recurrent: family.recurrent.then(|| recurrent(&config)).transpose()?,
         gating,
@@ -407,7 +407,8 @@ fn layers(
                 true => Mixer::Recurrent,
                 false => Mixer::Attention,
             };
-            Ok(Layer { mixer, window, rope: family.rope_of(window), feed_forward })
+            let rope = family.rope_of(window);
+            Ok(Layer { mixer, window, attention: 0, rope, feed_forward })
         })
         .collect()
 }

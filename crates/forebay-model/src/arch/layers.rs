@@ -1,9 +1,53 @@
 //! Questions about the kinds of layers of a model.
 
-use super::architecture::{Architecture, Mixer};
+use super::architecture::{Architecture, Attention, Latent, Mixer};
 use super::recurrent::STATES_PER_SEQUENCE;
 
+/// Layers whose keys and values share blocks: those that see as many positions as each other and have the same shape of
+/// attention.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvGroup {
+    /// Number of positions that a token sees, including itself; `None` means all.
+    pub window: Option<usize>,
+    /// Index into [`Architecture::attentions`].
+    pub attention: usize,
+}
+
 impl Architecture {
+    /// Returns the shape of an attention layer.
+    pub fn attention_of(&self, layer: usize) -> &Attention {
+        &self.attentions[self.layers[layer].attention]
+    }
+
+    /// Returns the largest value of the shapes of attention.
+    pub fn most_of_attentions(&self, of: impl Fn(&Attention) -> usize) -> usize {
+        self.attentions.iter().map(of).max().unwrap_or(0)
+    }
+
+    /// Returns the shape of latent attention with its number of heads, if some layers have it. It is the same in all of these.
+    pub fn latent(&self) -> Option<(Latent, usize)> {
+        self.attentions.iter().find_map(|of| of.latent.map(|latent| (latent, of.heads)))
+    }
+
+    /// Returns the groups of layers that keep keys and values, in the order in which they first occur. Recurrent layers are in
+    /// no group.
+    pub fn kv_groups(&self) -> Vec<KvGroup> {
+        let mut groups = Vec::new();
+        for group in (0..self.layers.len()).filter_map(|layer| self.kv_group(layer)) {
+            if !groups.contains(&group) {
+                groups.push(group);
+            }
+        }
+        groups
+    }
+
+    /// Returns the group of a layer; `None` if it keeps no keys and values.
+    pub fn kv_group(&self, layer: usize) -> Option<KvGroup> {
+        let layer = &self.layers[layer];
+        let group = KvGroup { window: layer.window, attention: layer.attention };
+        (layer.mixer == Mixer::Attention).then_some(group)
+    }
+
     /// Returns the numbers of the layers that keep keys and values.
     pub fn attention_layers(&self) -> impl Iterator<Item = usize> {
         let layers = self.layers.iter().enumerate();

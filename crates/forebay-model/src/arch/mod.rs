@@ -17,5 +17,6 @@ pub use architecture::{
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use families::by_name;
 pub use families::{Family, known_families};
+pub use layers::KvGroup;
 pub(crate) use names::Names;
 pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};

@@ -18,7 +18,7 @@ use forebay_stream::{LayerUses, MemoryPlan, Residency};
 
 pub use self::selector::{CHANGES_MOST, RowSelection, Selector};
 use crate::ModelError;
-use crate::arch::{Architecture, Experts, FeedForward};
+use crate::arch::{Architecture, Attention, Experts, FeedForward};
 use crate::sharing::SubLayerPlan;
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
 use crate::weights::{LayerWeights, Weights};
@@ -75,6 +75,11 @@ pub struct Step<'a> {
 }
 
 impl<'a> Step<'a> {
+    /// Returns the shape of this layer's attention.
+    pub fn attention(&self) -> &'a Attention {
+        self.architecture.attention_of(self.layer)
+    }
+
     pub fn layer_weights(&self) -> &'a LayerWeights {
         &self.weights.layers[self.layer]
     }
@@ -156,7 +161,7 @@ impl<'a> BlockContent<'a> {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Restoring(pub u64);
 
-/// A group of layers with the same attention window, and its pool of KV blocks.
+/// A group of layers with the same attention window and shape of attention, and its pool of KV blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvGroup {
     /// Number of positions that a token sees: itself and the ones before it. `None` means all.
@@ -248,7 +253,7 @@ pub trait Backend: Send {
     /// Returns the number of bytes reserved for keys and values, and for the states of recurrent layers.
     fn cache_bytes(&self) -> u64;
 
-    /// Returns the groups of layers and their pools of KV blocks, in the order of [`Architecture::kv_windows`].
+    /// Returns the groups of layers and their pools of KV blocks, in the order of [`Architecture::kv_groups`].
     fn kv_groups(&self) -> Vec<KvGroup>;
 
     /// Makes `block` hold the positions from `index * KV_BLOCK` on of the sequence with number `table`, for the layers of `group`. 0

@@ -29,7 +29,7 @@ impl LayerBuilder<'_> {
         &self,
         tensors: &mut Tensors<'_>,
     ) -> Result<(LayerWeights, Block, Vec<Block>), ModelError> {
-        let shape = &self.architecture.attention;
+        let shape = self.architecture.attention_of(self.index);
         let hidden = self.architecture.hidden;
         let mut dense = Block::default();
         let recurrent = self.architecture.recurrent.as_ref();
@@ -138,7 +138,7 @@ impl LayerBuilder<'_> {
         tensors: &mut Tensors<'_>,
         dense: &mut Block,
     ) -> Result<GroupedWeights, ModelError> {
-        let shape = &self.architecture.attention;
+        let shape = self.architecture.attention_of(self.index);
         let hidden = self.architecture.hidden;
         let (q_width, q_rows) = (shape.heads * shape.head_dim, shape.query_rows());
         let (k_width, v_width) =
@@ -167,7 +167,8 @@ impl LayerBuilder<'_> {
         dense: &mut Block,
         latent: &Latent,
     ) -> Result<LatentWeights, ModelError> {
-        let (heads, hidden) = (self.architecture.attention.heads, self.architecture.hidden);
+        let heads = self.architecture.attention_of(self.index).heads;
+        let hidden = self.architecture.hidden;
         let Latent { query_rank, rank, plain, rotary, value } = *latent;
         let q_width = heads * (plain + rotary);
         let (q_a, q) = match query_rank {

@@ -20,7 +20,7 @@ impl CpuBackend {
             AttentionWeights::Delta(weights) => return self.project_delta(step, weights),
         }
         let CpuBackend { cpu, cache, tables, scratch, .. } = self;
-        let attention = &step.architecture.attention;
+        let attention = step.attention();
         let k_row = attention.kv_heads * attention.head_dim;
         let v_row = match attention.latent {
             None => attention.kv_heads * attention.value_dim,
@@ -45,10 +45,10 @@ impl CpuBackend {
         let CpuBackend { cpu, residency, lease, ropes, scratch, positions, .. } = self;
         let lease = lease.as_ref().expect("the layer was entered");
         let (count, hidden) = (step.count, step.architecture.hidden);
-        let head_dim = step.architecture.attention.head_dim;
+        let head_dim = step.attention().head_dim;
         let normed = &scratch.normed[..count * hidden];
         // A projection that also gives a gate has its rows in another buffer until they are separated.
-        let gated = step.architecture.attention.output_gate;
+        let gated = step.attention().output_gate;
         let q_rows = count * weights.q.rows;
         let q = if gated { &mut scratch.q_and_gate } else { &mut scratch.q };
         let q = &mut q[..q_rows];
@@ -69,7 +69,7 @@ impl CpuBackend {
                 (&mut scratch.q[..q_rows / 2], &mut scratch.output_gate[..q_rows / 2]);
             split_rows(&scratch.q_and_gate[..q_rows], [own, gate], [head_dim, head_dim]);
         }
-        let q = &mut scratch.q[..count * step.architecture.attention.heads * head_dim];
+        let q = &mut scratch.q[..count * step.attention().heads * head_dim];
         let epsilon = step.architecture.norm_epsilon;
         norm_in_place(cpu, q, weights.q_norm.as_deref(), epsilon);
         norm_in_place(cpu, k, weights.k_norm.as_deref(), epsilon);
@@ -89,7 +89,7 @@ impl CpuBackend {
         let CpuBackend { cpu, residency, lease, ropes, scratch, positions, .. } = self;
         let lease = lease.as_ref().expect("the layer was entered");
         let (count, hidden) = (step.count, step.architecture.hidden);
-        let attention = &step.architecture.attention;
+        let attention = step.attention();
         let (heads, head_dim) = (attention.heads, attention.head_dim);
         let latent = attention.latent.expect("the weights are of latent attention");
         let Latent { rank, plain, rotary, .. } = latent;
@@ -148,7 +148,7 @@ impl CpuBackend {
     }
 
     pub(super) fn attend_layer(&mut self, step: &Step<'_>) {
-        let attention = &step.architecture.attention;
+        let attention = step.attention();
         let (tokens, heads) = (step.count, attention.heads);
         let window = step.architecture.layers[step.layer].window;
         let what = Attention {
@@ -179,7 +179,7 @@ impl CpuBackend {
         let CpuBackend { cpu, residency, lease, scratch, .. } = self;
         let lease = lease.as_ref().expect("the layer was entered");
         let (weights, count) = (step.layer_weights(), step.count);
-        let attention = &step.architecture.attention;
+        let attention = step.attention();
         let width = match &weights.attention {
             AttentionWeights::Delta(_) => weights.o.cols,
             _ => attention.heads * attention.value_dim,

@@ -13,7 +13,7 @@ use super::moe::MoeStep;
 use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place};
 use super::scratch::{Scratch, batch_tokens};
 use crate::ModelError;
-use crate::arch::{Architecture, KvCapacity, Layer, Mixer};
+use crate::arch::{Architecture, KvCapacity, Layer};
 use crate::backend::{
     Backend, Batch, Begun, BlockContent, ComputeInfo, End, KvGroup, NextBlock, Restoring, Step,
     record_routing, record_rows,
@@ -61,19 +61,24 @@ pub struct CacheSize {
 
 /// Returns the layers of the KV cache. Recurrent layers keep nothing in it.
 fn cache_layers(architecture: &Architecture) -> Vec<KvLayer> {
-    let (attention, windows) = (&architecture.attention, architecture.kv_windows());
-    let shape = KvShape {
-        kv_heads: attention.kv_heads,
-        head_dim_k: attention.head_dim,
-        head_dim_v: attention.value_dim,
-        values_in_keys: attention.latent.is_some(),
+    let groups = architecture.kv_groups();
+    let layer = |layer: usize| {
+        let attention = architecture.attention_of(layer);
+        let shape = KvShape {
+            kv_heads: attention.kv_heads,
+            head_dim_k: attention.head_dim,
+            head_dim_v: attention.value_dim,
+            values_in_keys: attention.latent.is_some(),
+        };
+        match architecture.kv_group(layer) {
+            Some(of) => {
+                let group = groups.iter().position(|group| *group == of);
+                KvLayer { shape, group: group.expect("every group is listed") }
+            }
+            None => KvLayer { shape: KvShape { kv_heads: 0, ..shape }, group: 0 },
+        }
     };
-    let group = |layer: &Layer| windows.iter().position(|window| *window == layer.window);
-    let layer = |layer: &Layer| match layer.mixer {
-        Mixer::Attention => KvLayer { shape, group: group(layer).expect("every window is listed") },
-        Mixer::Recurrent => KvLayer { shape: KvShape { kv_heads: 0, ..shape }, group: 0 },
-    };
-    architecture.layers.iter().map(layer).collect()
+    (0..architecture.layers.len()).map(layer).collect()
 }
 
 /// Returns the bytes that keys, values and states of recurrent layers take in host memory.
@@ -122,7 +127,7 @@ impl CpuBackend {
         let ropes = architecture.rope_tables(weights.rope_factors.as_ref(), context)?;
         let scratch = Scratch::reserve(architecture, weights, batch);
         let prefetch = prefetch && !residency.plan().fully_resident;
-        let windows = architecture.kv_windows();
+        let windows: Vec<_> = architecture.kv_groups().iter().map(|of| of.window).collect();
         let table = vec![0; context.div_ceil(KV_BLOCK)];
         Ok(CpuBackend {
             cpu,

@@ -29,8 +29,8 @@ pub struct LatentScratch {
 }
 
 impl LatentScratch {
-    pub fn reserve(latent: Option<&Latent>, heads: usize, batch: usize) -> LatentScratch {
-        let Some(latent) = latent else { return LatentScratch::default() };
+    pub fn reserve(latent: Option<(Latent, usize)>, batch: usize) -> LatentScratch {
+        let Some((latent, heads)) = latent else { return LatentScratch::default() };
         let floats = |width: usize| vec![0.0; batch * width];
         let rows = (0..heads).flat_map(|head| (0..batch).map(move |token| token * heads + head));
         LatentScratch {
@@ -49,9 +49,9 @@ impl LatentScratch {
     }
 
     /// Returns the number of floats for one token of a batch.
-    pub fn floats_per_token(latent: Option<&Latent>, heads: usize) -> usize {
-        latent.map_or(0, |latent| {
-            let Latent { query_rank, rank, plain, rotary, value } = *latent;
+    pub fn floats_per_token(latent: Option<(Latent, usize)>) -> usize {
+        latent.map_or(0, |(latent, heads)| {
+            let Latent { query_rank, rank, plain, rotary, value } = latent;
             query_rank.unwrap_or(0)
                 + rank
                 + 2 * rotary

@@ -4,7 +4,7 @@ use super::delta_scratch::DeltaScratch;
 use super::latent::LatentScratch;
 use super::moe::MoeScratch;
 use super::products::RowsByKind;
-use crate::arch::Architecture;
+use crate::arch::{Architecture, Attention};
 use crate::backend::Step;
 use crate::weights::Weights;
 use forebay_compute::{Activations, AttentionRun};
@@ -82,21 +82,21 @@ impl RowNumbers {
 
 impl Scratch {
     pub fn reserve(architecture: &Architecture, weights: &Weights, batch: usize) -> Scratch {
-        let attention = &architecture.attention;
         let floats = |width: usize| vec![0.0; batch * width];
+        let most = |of: fn(&Attention) -> usize| floats(architecture.most_of_attentions(of));
         let width = architecture.dense_width().max(architecture.shared_width());
         Scratch {
             x: floats(architecture.hidden),
             normed: floats(architecture.hidden),
             block_out: floats(architecture.hidden),
-            q: floats(attention.heads * attention.head_dim),
-            k: floats(attention.kv_heads * attention.head_dim),
-            v: floats(attention.kv_heads * attention.value_dim),
+            q: most(|of| of.heads * of.head_dim),
+            k: most(|of| of.kv_heads * of.head_dim),
+            v: most(|of| of.kv_heads * of.value_dim),
             attended: floats(attended_width(architecture)),
-            q_and_gate: floats(if attention.output_gate { attention.query_rows() } else { 0 }),
+            q_and_gate: most(|of| if of.output_gate { of.query_rows() } else { 0 }),
             output_gate: floats(gate_width(architecture)),
             delta: DeltaScratch::reserve(architecture, batch),
-            latent: LatentScratch::reserve(attention.latent.as_ref(), attention.heads, batch),
+            latent: LatentScratch::reserve(architecture.latent(), batch),
             gate: floats(width),
             up: floats(width),
             input: Activations::new(),
@@ -112,12 +112,12 @@ impl Scratch {
 
     /// Returns the number of floats for one token of a batch, including its quantised copies.
     fn floats_per_token(architecture: &Architecture) -> usize {
-        let attention = &architecture.attention;
-        let q_width = attention.heads * attention.head_dim;
-        let kv_width = attention.kv_heads * attention.head_dim;
+        let most = |of: fn(&Attention) -> usize| architecture.most_of_attentions(of);
+        let (q_width, kv_width) =
+            (most(|of| of.heads * of.head_dim), most(|of| of.kv_heads * of.head_dim));
         let width = architecture.dense_width().max(architecture.shared_width());
-        let latent = LatentScratch::floats_per_token(attention.latent.as_ref(), attention.heads);
-        let attended = attended_width(architecture) - attention.heads * attention.value_dim;
+        let latent = LatentScratch::floats_per_token(architecture.latent());
+        let attended = attended_width(architecture) - most(|of| of.heads * of.value_dim);
         let recurrent = DeltaScratch::floats_per_token(architecture) + attended;
         let gate = 3 * gate_width(architecture);
         3 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate
@@ -128,13 +128,11 @@ impl Scratch {
 
 /// Returns the number of elements of a token's input of the output projection: that of attention, or of a recurrent layer.
 fn attended_width(architecture: &Architecture) -> usize {
-    let attention = &architecture.attention;
     let recurrent = architecture.recurrent.map_or(0, |of| of.value_width());
-    recurrent.max(attention.heads * attention.value_dim)
+    recurrent.max(architecture.most_of_attentions(|of| of.heads * of.value_dim))
 }
 
 /// Returns the number of elements of a token's gate of attention's output; 0 if there is none.
 fn gate_width(architecture: &Architecture) -> usize {
-    let attention = &architecture.attention;
-    if attention.output_gate { attention.heads * attention.head_dim } else { 0 }
+    architecture.most_of_attentions(|of| if of.output_gate { of.heads * of.head_dim } else { 0 })
 }

@@ -35,7 +35,7 @@ impl CudaBackend {
             count: step.count,
             positions: self.exchange.positions().offset(first),
             tables: self.exchange.tables().offset(first),
-            tiles: self.exchange.tiles(),
+            tiles: self.exchange.tiles(step.architecture.layers[step.layer].attention),
         }
     }
 
@@ -53,7 +53,7 @@ impl CudaBackend {
         weights: &GroupedWeights,
     ) -> Result<(), ModelError> {
         let (at, vectors) = (self.at(), self.layer_vectors(step));
-        let gated = step.architecture.attention.output_gate;
+        let gated = step.attention().output_gate;
         let products = [
             self.product(step, weights.q, if gated { at.q_and_gate } else { at.q }),
             self.product(step, weights.k, at.k),
@@ -72,7 +72,7 @@ impl CudaBackend {
         let mut q = input(at.q, vectors.q_bias, vectors.q_norm);
         let mut k = input(at.k, vectors.k_bias, vectors.k_norm);
         let epsilon = step.architecture.norm_epsilon;
-        if step.architecture.attention.qk_norm == QkNorm::WholeProjection {
+        if step.attention().qk_norm == QkNorm::WholeProjection {
             for (input, width) in [(&mut q, weights.q.rows), (&mut k, weights.k.rows)] {
                 if !input.bias.is_null() {
                     gpu.add_bias_rows(input.projected, input.bias, step.count, width)?;
@@ -87,7 +87,7 @@ impl CudaBackend {
             q,
             k,
             v: input(at.v, vectors.v_bias, None),
-            key_norm_dim: step.architecture.attention.head_dim,
+            key_norm_dim: step.attention().head_dim,
             rotary_from: 0,
         };
         self.take_inputs(step, inputs)
@@ -95,7 +95,7 @@ impl CudaBackend {
 
     /// Separates the queries from the gates of attention's output, which follow each head's query.
     fn take_queries(&self, step: &Step<'_>) -> Result<(), ModelError> {
-        let (at, attention) = (self.at(), &step.architecture.attention);
+        let (at, attention) = (self.at(), step.attention());
         let head_dim = attention.head_dim;
         let from = self.float(at.q_and_gate);
         let queries = Columns { from, stride: 2 * head_dim, cols: head_dim };
@@ -105,7 +105,7 @@ impl CudaBackend {
 
     /// Multiplies attention's output by the sigmoid of its gates.
     fn gate_output(&self, step: &Step<'_>) -> Result<(), ModelError> {
-        let (at, attention) = (self.at(), &step.architecture.attention);
+        let (at, attention) = (self.at(), step.attention());
         let gates = HeadGates {
             gates: self.float(at.q_and_gate),
             heads: attention.heads,
@@ -127,7 +127,7 @@ impl CudaBackend {
             k,
             key_norm_dim,
             v,
-            heads: step.architecture.attention.heads,
+            heads: step.attention().heads,
             norm_epsilon: step.architecture.norm_epsilon,
             rotation: Some(Rotation {
                 angles: self.float(self.at().ropes[index]),
@@ -139,7 +139,7 @@ impl CudaBackend {
         // A row sees the keys of the rows before it in its own sequence only if they are in the cache before attention
         // begins.
         let alone = step.runs.iter().all(|run| run.count == 1);
-        if alone && takes_inputs(&self.plan.kv_shape, row_kind(step)) {
+        if alone && takes_inputs(self.kv_shape(step), row_kind(step)) {
             self.lanes.current_mut().inputs = Some(inputs);
         } else {
             self.gpu.attention_inputs(&inputs, &self.kv_layer(step), &self.pass_rows(step))?;
@@ -156,7 +156,7 @@ impl CudaBackend {
     ) -> Result<(), ModelError> {
         self.sort_heads(step)?;
         let (at, vectors, count) = (self.at(), self.layer_vectors(step), step.count);
-        let attention = &step.architecture.attention;
+        let attention = step.attention();
         let Latent { rank, plain, rotary, .. } = self.latent(step);
         let (gpu, epsilon) = (&self.gpu, step.architecture.norm_epsilon);
         let kv_a = self.product(step, weights.kv_a, at.latent.kv_a);
@@ -207,7 +207,7 @@ impl CudaBackend {
     }
 
     fn latent(&self, step: &Step<'_>) -> Latent {
-        step.architecture.attention.latent.expect("the weights are of latent attention")
+        step.attention().latent.expect("the weights are of latent attention")
     }
 
     /// Makes the row order by head available for batches of many tokens.
@@ -216,7 +216,7 @@ impl CudaBackend {
         if is_known || self.products().takes_matvec(step.kind()) {
             return Ok(());
         }
-        let (heads, count) = (step.architecture.attention.heads, step.count);
+        let (heads, count) = (step.attention().heads, step.count);
         let of = |head: usize| (0..count).map(move |token| (token * heads + head) as u32);
         let rows: Vec<u32> = (0..heads).flat_map(of).collect();
         let starts: Vec<u32> = (0..=heads).map(|head| (head * count) as u32).collect();
@@ -261,9 +261,9 @@ impl CudaBackend {
             return self.step_states(step, weights);
         }
         let inputs = self.lanes.current_mut().inputs.take();
-        let (attention, at) = (&step.architecture.attention, self.at());
-        let splits = self.splits.expect("the pass has begun");
-        let (shape, out) = (&self.plan.kv_shape, self.float(at.attended));
+        let (attention, at) = (step.attention(), self.at());
+        let splits = self.splits[step.architecture.layers[step.layer].attention];
+        let (shape, out) = (self.kv_shape(step), self.float(at.attended));
         let rows = self.pass_rows(step);
         self.products().changed(out);
         // Latent attention continues with rows of heads, which are converted in another order than rows of tokens. A gate

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_compute::Cpu;
 use forebay_cuda::{
     Added, AttentionSplits, CudaError, DevicePtr, FiniteFlag, Gating, Gpu, HostBytes, HostUploads,
-    HostWords, KvLayer, LANES, Norm, Normed, RowKind, TOP_K_MAX, shares_reads,
+    HostWords, KvLayer, KvLayerShape, LANES, Norm, Normed, RowKind, TOP_K_MAX, shares_reads,
 };
 use forebay_store::{Arena, SlotBuffer};
 use forebay_stream::{LayerUses, MemoryPlan, Residency};
@@ -47,8 +47,8 @@ pub struct CudaBackend {
     /// Weight types that are read again for every decode row, as a text for [`ComputeInfo`].
     one_by_one: String,
     pub(super) lanes: PassLanes,
-    /// How attention cuts the contexts of the pass's rows, in every lane.
-    pub(super) splits: Option<AttentionSplits>,
+    /// How attention of each shape cuts the contexts of the pass's rows, in every lane. Empty before the first pass.
+    pub(super) splits: Vec<AttentionSplits>,
     /// Number of tokens for which the rows of latent attention are sorted by head.
     pub(super) sorted_heads: usize,
     /// KV blocks for which there is no room in VRAM.
@@ -79,7 +79,7 @@ impl CudaBackend {
         let at = &plan.activations;
         Ok(CudaBackend {
             lanes: PassLanes::new(&plan, &arena, (architecture, weights), exact),
-            splits: None,
+            splits: Vec::with_capacity(architecture.attentions.len()),
             exchange: Exchange::new(&gpu, at.exchange_layout, arena.activation(at.exchange))?,
             selections: SelectionWords::new(
                 &gpu,
@@ -97,7 +97,7 @@ impl CudaBackend {
                 bytes => Some(gpu.host_words(bytes as usize / 4)?),
             },
             uploads: gpu.host_uploads()?,
-            tables: TableMirror::new(&gpu, &plan.kv, &plan.kv_shape)?,
+            tables: TableMirror::new(&gpu, &plan.kv)?,
             vocabulary: architecture.vocabulary,
             flags: vec![0; LANES * at.exchange_layout.lane_flags],
             chosen: vec![0; at.batch * architecture.experts_per_token()],
@@ -148,7 +148,6 @@ impl CudaBackend {
         blocks: &mut dyn Iterator<Item = BlockContent<'a>>,
     ) -> Result<(), ModelError> {
         let CudaBackend { gpu, plan, arena, kv_in_ram, uploads, .. } = self;
-        let layer_bytes = plan.kv.layer_bytes() as usize;
         let mut is_idle = false;
         for of in blocks {
             assert_eq!(of.range.len() as u64, plan.kv.groups[of.group].block_bytes);
@@ -167,6 +166,7 @@ impl CudaBackend {
                 gpu.synchronize()?;
             }
             let host = kv_in_ram.as_mut().expect("a block is in host memory");
+            let layer_bytes = plan.kv.groups[of.group].layer_bytes() as usize;
             for (layer, part) in of.bytes().chunks_exact(layer_bytes).enumerate() {
                 host.write((first + layer * step) / 4, part);
             }
@@ -179,10 +179,15 @@ impl CudaBackend {
         self.kv_in_ram.as_mut().expect("a block is in host memory")
     }
 
+    /// Returns the shape of the cache of the step's layer.
+    pub(super) fn kv_shape(&self, step: &Step<'_>) -> &KvLayerShape {
+        self.plan.kv.shape_of(step.layer)
+    }
+
     /// Returns the cache of the step's layer, with blocks in host memory where they are.
     pub(super) fn kv_layer(&self, step: &Step<'_>) -> KvLayer {
         let host = self.kv_in_ram.as_ref().map(|host| host.device(0).cast());
-        self.plan.kv.layer(self.arena.kv(0), host, &self.plan.kv_shape, step.layer)
+        self.plan.kv.layer(self.arena.kv(0), host, step.layer)
     }
 
     /// Returns the cache of the step's layer for attention. For a prompt, it has copies of the blocks in host memory that the
@@ -204,7 +209,7 @@ impl CudaBackend {
             let words = from as usize / 4..(from + bytes) as usize / 4;
             self.gpu.queue_upload(host, words, self.arena.kv(to).cast())?;
         }
-        Ok(kv.layer(self.arena.kv(0), None, &self.plan.kv_shape, step.layer))
+        Ok(kv.layer(self.arena.kv(0), None, step.layer))
     }
 
     /// Returns the flag in which kernels report rows that are not finite after block number `block`. Blocks are
@@ -292,13 +297,18 @@ impl CudaBackend {
         products.dense(gpu, self.float(at.gate), Rows::of(step), &[down])
     }
 
-    /// Returns how attention cuts the contexts of the batch's rows.
-    pub(super) fn attention_splits(&self, step: &Step<'_>) -> AttentionSplits {
-        let shape = &self.plan.kv_shape;
+    /// Sets how attention of each shape cuts the contexts of the batch's rows. Returns the most parts of one row, added up over
+    /// the shapes. They all grow with the longest context, so the sum says what each of them is.
+    pub(super) fn cut_contexts(&mut self, step: &Step<'_>) -> usize {
         let ends = step.runs.iter().map(|run| run.position + run.count);
         let end = ends.max().expect("a pass has rows");
-        let heads = step.architecture.attention.heads;
-        self.gpu.attention_splits(shape, heads, row_kind(step), end)
+        let CudaBackend { gpu, plan, splits, .. } = self;
+        let shapes = step.architecture.attentions.iter().zip(&plan.kv.shapes);
+        splits.clear();
+        splits.extend(
+            shapes.map(|(of, shape)| gpu.attention_splits(shape, of.heads, row_kind(step), end)),
+        );
+        splits.iter().map(|splits| splits.most).sum()
     }
 }
 
@@ -342,7 +352,7 @@ impl Backend for CudaBackend {
     }
 
     fn context(&self) -> usize {
-        self.plan.kv_shape.context
+        self.plan.kv.context()
     }
 
     fn cache_bytes(&self) -> u64 {
@@ -408,7 +418,7 @@ impl Backend for CudaBackend {
             BlockPlace::Host { first, step } => {
                 // Queued kernels may still write the block.
                 self.gpu.synchronize()?;
-                let layer_bytes = self.plan.kv.layer_bytes() as usize;
+                let layer_bytes = self.plan.kv.groups[group].layer_bytes() as usize;
                 for (layer, part) in bytes.chunks_exact_mut(layer_bytes).enumerate() {
                     let at = (first as usize + layer * step as usize) / 4;
                     self.kv_in_ram().read(at, part);

@@ -32,9 +32,11 @@ impl CudaBackend {
             self.exchange.take_state_runs(state_runs(step));
         }
         if !is_decode {
-            let heads = step.architecture.attention.heads;
-            let cut = self.gpu.prompt_tiles(&self.plan.kv_shape, heads, prompt_runs(step.runs));
-            self.exchange.take_prompts(&cut, step.outputs);
+            let shapes = step.architecture.attentions.iter().zip(&self.plan.kv.shapes);
+            let gpu = &self.gpu;
+            let cut =
+                shapes.map(|(of, shape)| gpu.prompt_tiles(shape, of.heads, prompt_runs(step.runs)));
+            self.exchange.take_prompts(cut, step.outputs);
         }
         self.tables.queue(&self.gpu, &self.plan.kv, self.arena.kv(0))?;
         let resumes = batch.first_layer > 0;
@@ -45,13 +47,12 @@ impl CudaBackend {
         let few_results = step.count == 1 || matches!(batch.end, End::Largest(_) | End::Selected);
         let fits = is_decode && few_results && step.outputs.len() == step.count;
         let source = self.source.begin(&self.gpu, step, batch)?.filter(|_| fits);
-        let splits = self.attention_splits(step);
-        self.splits = Some(splits);
+        let splits = self.cut_contexts(step);
         let key = source.map(|mut source| {
             let lane_rows = self.at().lane_rows();
             let may_split = step.runs.len() == step.count;
             source.first_lane = source.first_lane.filter(|&rows| may_split && rows <= lane_rows);
-            GraphKey { rows: step.count, splits: splits.most, end: batch.end, source }
+            GraphKey { rows: step.count, splits, end: batch.end, source }
         });
         let is_replayed = self.graphs.begin(key);
         let first_lane = self.graphs.key().and_then(|key| key.source.first_lane);

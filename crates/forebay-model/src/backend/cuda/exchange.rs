@@ -16,6 +16,16 @@ pub struct KvPlace {
     pub table: u32,
 }
 
+/// Tiles of prompts for one shape of attention.
+#[derive(Clone, Copy)]
+struct TileRange {
+    /// Number of words before the first tile.
+    first: usize,
+    count: usize,
+    /// True if each has one part of its context.
+    in_parts: bool,
+}
+
 /// Pinned copy of [`ExchangeLayout`]: first the words for the device, then the words for the host. The words of prompts are
 /// apart, because generated tokens do not need them.
 pub struct Exchange {
@@ -23,9 +33,10 @@ pub struct Exchange {
     prompt_words: HostWords,
     /// Number of words of the current prompts.
     prompt_count: usize,
-    /// Number of their tiles, and whether each has one part of its context.
-    tiles: usize,
-    in_parts: bool,
+    /// Their tiles for each shape of attention. Empty if there are none.
+    tiles: Vec<TileRange>,
+    /// Number of words of all tiles.
+    tile_words: usize,
     layout: ExchangeLayout,
     /// Device address of the exchanged words.
     device: DevicePtr<u32>,
@@ -47,8 +58,8 @@ impl Exchange {
             words,
             prompt_words,
             prompt_count: 0,
-            tiles: 0,
-            in_parts: false,
+            tiles: Vec::new(),
+            tile_words: 0,
             layout,
             device,
             in_use: false,
@@ -89,15 +100,17 @@ impl Exchange {
         assert_eq!(left, Some([0; DeltaRuns::WORDS]), "{} runs", self.layout.state_runs);
     }
 
-    /// Returns the tiles of the prompts.
-    pub fn tiles(&self) -> PromptTiles {
-        let words = self.device.offset(self.layout.prompts());
-        PromptTiles { words, count: self.tiles, in_parts: self.in_parts }
+    /// Returns the tiles of the prompts for the attention with this number.
+    pub fn tiles(&self, attention: usize) -> PromptTiles {
+        let none = TileRange { first: 0, count: 0, in_parts: false };
+        let TileRange { first, count, in_parts } = *self.tiles.get(attention).unwrap_or(&none);
+        let words = self.device.offset(self.layout.prompts() + first);
+        PromptTiles { words, count, in_parts }
     }
 
     /// Returns the address of the rows whose logits are wanted, for prompts.
     pub fn wanted(&self) -> DevicePtr<u32> {
-        self.tiles().words.offset(self.tiles * PromptTiles::WORDS)
+        self.device.offset(self.layout.prompts() + self.tile_words)
     }
 
     /// Returns the address of a lane's flags. Word 0 is for the residual stream and the logits, followed by one word for
@@ -136,17 +149,22 @@ impl Exchange {
             self.words.write(self.layout.batch + row, &[position]);
             self.words.write(2 * self.layout.batch + row, &[table]);
         }
-        (self.tiles, self.in_parts, self.prompt_count) = (0, false, 0);
+        self.tiles.clear();
+        (self.tile_words, self.prompt_count) = (0, 0);
         Ok(())
     }
 
-    /// Takes what only prompts need: tiles for attention, and the rows whose logits are wanted.
-    pub fn take_prompts(&mut self, cut: &CutPrompts, wanted: &[u32]) {
-        let tile_words = cut.tiles.as_flattened();
-        self.prompt_words.write(0, tile_words);
-        self.prompt_words.write(tile_words.len(), wanted);
-        (self.tiles, self.in_parts) = (cut.tiles.len(), cut.in_parts);
-        self.prompt_count = tile_words.len() + wanted.len();
+    /// Takes what only prompts need: tiles for each shape of attention, and the rows whose logits are wanted.
+    pub fn take_prompts(&mut self, cuts: impl Iterator<Item = CutPrompts>, wanted: &[u32]) {
+        for CutPrompts { tiles, in_parts } in cuts {
+            let words = tiles.as_flattened();
+            self.prompt_words.write(self.tile_words, words);
+            let count = tiles.len();
+            self.tiles.push(TileRange { first: self.tile_words, count, in_parts });
+            self.tile_words += words.len();
+        }
+        self.prompt_words.write(self.tile_words, wanted);
+        self.prompt_count = self.tile_words + wanted.len();
     }
 
     /// Marks the words as used again by the current batch.

@@ -14,7 +14,7 @@ use crate::backend::End;
 pub struct GraphKey {
     /// Number of decode rows.
     pub rows: usize,
-    /// Largest number of parts into which attention cuts the context of one of the tokens.
+    /// Largest number of parts into which attention cuts the context of one of the tokens, added up over the shapes of attention.
     pub splits: usize,
     pub end: End,
     /// What the weight source decided. The source itself is the same for all passes of a backend, so it is no part of

@@ -1,4 +1,4 @@
-//! Layout of the paged KV cache. Layers with the same window form a group. A group has a pool of blocks, and a table for
+//! Layout of the paged KV cache. Layers with the same window and shape form a group. A group has a pool of blocks, and a table for
 //! every sequence that finds the sequence's blocks in the pool.
 //!
 //! If VRAM is short, the last blocks of the layers that see all positions are in pinned host memory. Kernels for generated tokens
@@ -12,7 +12,7 @@ use forebay_cuda::{
 };
 
 use super::layout::{KvSize, LayoutBuilder};
-use crate::arch::{Architecture, KvInVram, Mixer, STATES_PER_SEQUENCE};
+use crate::arch::{self, Architecture, KvInVram, STATES_PER_SEQUENCE};
 use crate::backend;
 use crate::sharing::ALIGNMENT;
 
@@ -21,6 +21,8 @@ use crate::sharing::ALIGNMENT;
 pub struct KvLayout {
     pub layout: LayoutBuilder,
     pub groups: Vec<KvGroup>,
+    /// Shape of the layers with each of [`Architecture::attentions`].
+    pub shapes: Vec<KvLayerShape>,
     /// Recurrent layers have no keys and values.
     layers: Vec<Option<KvLayerLayout>>,
     /// Offset of the states of recurrent layers, `[recurrent layers, states, floats]`, and bytes of one of these layers.
@@ -30,15 +32,16 @@ pub struct KvLayout {
     /// Offset of the tables, `[groups, sequences, table stride]`.
     tables: u64,
     sequences: usize,
-    /// Bytes of one layer in a block.
-    layer_bytes: u64,
+    context: usize,
+    /// Length of a table.
+    table_stride: usize,
     /// Offset of the memory for copies of one layer's blocks in host memory.
     copies: u64,
     /// Bytes of VRAM without room for anything else ([`KvLayout::with_room_for`]).
     needed: u64,
 }
 
-/// Layers that see as many positions as each other.
+/// Layers that see as many positions as each other and have the same shape.
 #[derive(Debug, Clone, Copy)]
 pub struct KvGroup {
     pub window: Option<usize>,
@@ -47,6 +50,7 @@ pub struct KvGroup {
     /// Number of blocks in VRAM. The others are in host memory.
     pub in_vram: usize,
     pub block_bytes: u64,
+    shape: KvLayerShape,
     /// Offset of the pool.
     pool: u64,
 }
@@ -76,6 +80,11 @@ impl KvGroup {
         backend::KvGroup { window, blocks, on_device: in_vram, block_bytes }
     }
 
+    /// Returns the bytes of one layer in a block.
+    pub fn layer_bytes(&self) -> u64 {
+        self.shape.block_bytes()
+    }
+
     /// Returns the number of blocks in host memory.
     pub fn in_host_memory(&self) -> usize {
         self.blocks - self.in_vram
@@ -85,35 +94,35 @@ impl KvGroup {
 impl KvLayout {
     /// Lays out the KV cache for passes of up to `batch` rows.
     pub fn new(size: &KvSize, architecture: &Architecture, batch: usize) -> KvLayout {
-        let KvSize { shape, sequences, .. } = size;
-        let windows = architecture.kv_windows();
+        let KvSize { sequences, context, .. } = *size;
+        let shapes: Vec<KvLayerShape> =
+            architecture.attentions.iter().map(|of| size.shape(of)).collect();
+        let of_layers = architecture.kv_groups();
         let blocks = architecture.kv_blocks(batch, size.capacity());
-        let group = |(&window, blocks)| KvGroup {
-            window,
+        let group = |(of, blocks): (&arch::KvGroup, usize)| KvGroup {
+            window: of.window,
             blocks,
             in_vram: blocks,
             block_bytes: 0,
+            shape: shapes[of.attention],
             pool: 0,
         };
-        let mut groups: Vec<KvGroup> = windows.iter().zip(blocks).map(group).collect();
-        let places = architecture.layers.iter().map(|layer| {
-            if layer.mixer == Mixer::Recurrent {
-                return None;
-            }
-            let group = windows.iter().position(|window| *window == layer.window);
-            let group = group.expect("every window is listed");
-            let (offset, layer_bytes) = (groups[group].block_bytes, shape.block_bytes());
+        let mut groups: Vec<KvGroup> = of_layers.iter().zip(blocks).map(group).collect();
+        let places = (0..architecture.layers.len()).map(|layer| {
+            let of = architecture.kv_group(layer)?;
+            let group = of_layers.iter().position(|group| *group == of)?;
+            let (offset, layer_bytes) = (groups[group].block_bytes, groups[group].layer_bytes());
             groups[group].block_bytes += layer_bytes;
             Some(KvLayerLayout { group, offset, index: (offset / layer_bytes) as usize })
         });
         let layers = places.collect();
-        let table_bytes = 4 * (groups.len() * sequences * shape.table_stride()) as u64;
-        let layer_bytes = shape.block_bytes();
-        let state_bytes = architecture.states_bytes(*sequences);
+        let table_stride = shapes.first().map_or(0, KvLayerShape::table_stride);
+        let table_bytes = 4 * (groups.len() * sequences * table_stride) as u64;
+        let state_bytes = architecture.states_bytes(sequences);
         if let KvInVram::Bytes(vram_bytes) = size.in_vram {
             // Every piece begins at a multiple of the alignment.
             let others = table_bytes + state_bytes + ALIGNMENT * (groups.len() as u64 + 3);
-            move_out(&mut groups, layer_bytes, vram_bytes.saturating_sub(others));
+            move_out(&mut groups, vram_bytes.saturating_sub(others));
         }
         let mut layout = LayoutBuilder::default();
         for group in &mut groups {
@@ -122,20 +131,21 @@ impl KvLayout {
         let tables = layout.take(table_bytes);
         let states = layout.take(state_bytes);
         let layer_state_bytes = state_bytes / architecture.recurrent_layers().max(1) as u64;
-        let outside = groups.iter().map(KvGroup::in_host_memory).max().unwrap_or(0);
-        let copies = layout.take(outside as u64 * layer_bytes);
+        let copied = |of: &KvGroup| of.in_host_memory() as u64 * of.layer_bytes();
+        let copies = layout.take(groups.iter().map(copied).max().unwrap_or(0));
         let needed = layout.bytes();
-        let sequences = *sequences;
         KvLayout {
             layout,
             groups,
+            shapes,
             layers,
             states,
             layer_state_bytes,
             recurrent_layers: architecture.recurrent_layers(),
             tables,
             sequences,
-            layer_bytes,
+            context,
+            table_stride,
             copies,
             needed,
         }
@@ -179,24 +189,30 @@ impl KvLayout {
         match (block as usize).checked_sub(of.in_vram) {
             None => BlockPlace::Vram(of.pool + u64::from(block) * of.block_bytes),
             Some(outside) => BlockPlace::Host {
-                first: outside as u64 * self.layer_bytes,
-                step: of.in_host_memory() as u64 * self.layer_bytes,
+                first: outside as u64 * of.layer_bytes(),
+                step: of.in_host_memory() as u64 * of.layer_bytes(),
             },
         }
     }
 
-    /// Returns the number of bytes of one layer in a block.
-    pub fn layer_bytes(&self) -> u64 {
-        self.layer_bytes
+    /// Returns the shape of a layer that keeps keys and values.
+    pub fn shape_of(&self, layer: usize) -> &KvLayerShape {
+        &self.groups[self.group_of(layer)].shape
+    }
+
+    /// Returns the most positions of one sequence.
+    pub fn context(&self) -> usize {
+        self.context
     }
 
     /// Returns the offset in host memory of a layer's part of these blocks, the offset in VRAM for a copy, and the number of
     /// bytes. `blocks` counts the blocks in host memory.
     pub fn copy_of(&self, layer: usize, blocks: Range<usize>) -> (u64, u64, u64) {
         let KvLayerLayout { group, index, .. } = self.layer_layout(layer);
-        let first = index * self.groups[group].in_host_memory() + blocks.start;
-        let [from, to] = [first, blocks.start].map(|block| block as u64 * self.layer_bytes);
-        (from, self.copies + to, blocks.len() as u64 * self.layer_bytes)
+        let (group, layer_bytes) = (&self.groups[group], self.groups[group].layer_bytes());
+        let first = index * group.in_host_memory() + blocks.start;
+        let [from, to] = [first, blocks.start].map(|block| block as u64 * layer_bytes);
+        (from, self.copies + to, blocks.len() as u64 * layer_bytes)
     }
 
     /// Returns the group of a layer.
@@ -222,7 +238,6 @@ impl KvLayout {
         &self,
         memory: DevicePtr<u8>,
         host: Option<DevicePtr<u8>>,
-        shape: &KvLayerShape,
         layer: usize,
     ) -> KvLayer {
         let KvLayerLayout { group: index, offset, index: in_group } = self.layer_layout(layer);
@@ -230,7 +245,7 @@ impl KvLayout {
         let blocks = group.in_host_memory();
         let elsewhere = (blocks > 0).then(|| KvElsewhere {
             memory: match host {
-                Some(host) => host.offset(in_group * blocks * self.layer_bytes as usize),
+                Some(host) => host.offset(in_group * blocks * group.layer_bytes() as usize),
                 None => memory.offset(self.copies as usize),
             },
             blocks,
@@ -240,38 +255,35 @@ impl KvLayout {
             blocks: group.in_vram,
             block_bytes: group.block_bytes as usize,
         };
-        let words = index * self.sequences * shape.table_stride();
-        let numbers = memory.offset(self.tables as usize + 4 * words).cast();
-        let (stride, count) = (shape.table_stride(), self.sequences);
+        let (stride, count) = (self.table_stride, self.sequences);
+        let numbers = memory.offset(self.tables as usize + 4 * index * count * stride).cast();
         let tables = KvTables { blocks: numbers, stride, count };
-        KvLayer { shape: *shape, pool, tables, offset: offset as usize, elsewhere }
+        KvLayer { shape: group.shape, pool, tables, offset: offset as usize, elsewhere }
     }
 
     /// Clears the null blocks and the tables. The memory must not be a workspace any more.
     ///
     /// # Errors
     /// Returns an error if the device fails.
-    pub fn clear(
-        &self,
-        gpu: &Gpu,
-        memory: DevicePtr<u8>,
-        shape: &KvLayerShape,
-    ) -> Result<(), CudaError> {
+    pub fn clear(&self, gpu: &Gpu, memory: DevicePtr<u8>) -> Result<(), CudaError> {
         for group in &self.groups {
             gpu.fill(memory.offset(group.pool as usize), 0, group.block_bytes as usize)?;
         }
-        let words = self.groups.len() * self.sequences * shape.table_stride();
+        let words = self.groups.len() * self.sequences * self.table_stride;
         gpu.fill(memory.offset(self.tables as usize), 0, 4 * words)
     }
 }
 
-/// Moves as many blocks of the group without a window to host memory as need be, so that the pools and the copies of one layer
-/// take at most `bytes` of VRAM, if that is possible. The null block stays.
-fn move_out(groups: &mut [KvGroup], layer_bytes: u64, bytes: u64) {
+/// Moves as many blocks of a group without a window to host memory as need be, so that the pools and the copies of one layer
+/// take at most `bytes` of VRAM, if that is possible. The null block stays. If several groups have no window, it is the one that
+/// gains most.
+fn move_out(groups: &mut [KvGroup], bytes: u64) {
     let all: u64 = groups.iter().map(|group| group.blocks as u64 * group.block_bytes).sum();
-    let Some(group) = groups.iter_mut().find(|group| group.window.is_none()) else { return };
     // A block that moves out needs room for the copy of one layer. A group of one layer gains nothing.
-    let gained = group.block_bytes - layer_bytes;
+    let gained = |group: &KvGroup| group.block_bytes - group.layer_bytes();
+    let whole = groups.iter_mut().filter(|group| group.window.is_none());
+    let Some(group) = whole.max_by_key(|group| gained(group)) else { return };
+    let gained = gained(group);
     if all > bytes && gained > 0 {
         let outside = usize::try_from((all - bytes).div_ceil(gained)).unwrap_or(usize::MAX);
         group.in_vram = group.blocks - outside.min(group.blocks - 1);
@@ -292,8 +304,8 @@ impl TableMirror {
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub fn new(gpu: &Gpu, kv: &KvLayout, shape: &KvLayerShape) -> Result<TableMirror, CudaError> {
-        let (sequences, stride) = (kv.sequences, shape.table_stride());
+    pub fn new(gpu: &Gpu, kv: &KvLayout) -> Result<TableMirror, CudaError> {
+        let (sequences, stride) = (kv.sequences, kv.table_stride);
         let count = kv.groups.len() * sequences * stride;
         let mut words = gpu.host_words(count)?;
         words.write(0, &vec![0_u32; count]);

@@ -2,7 +2,8 @@
 
 use forebay_cuda::{
     AddressTables, AttentionScratchSize, DECODE_ROWS, DeltaRuns, ExpertFetch, FETCHED_PAIRS_MAX,
-    KvLayerShape, LANES, PromptTiles, RoundedActivations, TOP_K_MAX, TopK, prompt_tiles_most,
+    KvElement, KvLayerShape, LANES, PromptTiles, RoundedActivations, TOP_K_MAX, TopK,
+    prompt_tiles_most,
 };
 
 use forebay_stream::{Block, MemoryPlan};
@@ -196,7 +197,7 @@ pub struct ExchangeLayout {
 impl ExchangeLayout {
     fn new(
         architecture: &Architecture,
-        shape: &KvLayerShape,
+        cache: &KvSize,
         batch: usize,
         decode_rows: usize,
     ) -> ExchangeLayout {
@@ -209,8 +210,9 @@ impl ExchangeLayout {
         let rows = batch.min(HEAD_ROWS);
         let largest_words = (2 * TOP_K_MAX + 1) * decode_rows;
         // Every decode row, and so every run of prompts, is of another sequence.
-        let heads = architecture.attention.heads;
-        let tiles = prompt_tiles_most(shape, heads, batch, decode_rows);
+        let of_shape =
+            |of: &Attention| prompt_tiles_most(&cache.shape(of), of.heads, batch, decode_rows);
+        let tiles: usize = architecture.attentions.iter().map(of_shape).sum();
         let prompt_words = tiles * PromptTiles::WORDS + batch;
         let before = whole(batch_words + flag_words + largest_words + rows * vocabulary);
         let words = before + prompt_words;
@@ -246,8 +248,9 @@ impl ExchangeLayout {
 /// Size of a KV cache on a GPU.
 #[derive(Debug, Clone, Copy)]
 pub struct KvSize {
-    /// Shape of a layer, for one sequence.
-    pub shape: KvLayerShape,
+    pub element: KvElement,
+    /// Most positions of one sequence.
+    pub context: usize,
     /// Most sequences at a time.
     pub sequences: usize,
     /// Positions of all sequences together ([`KvCapacity::tokens`]).
@@ -257,8 +260,20 @@ pub struct KvSize {
 
 impl KvSize {
     pub fn capacity(&self) -> KvCapacity {
-        let KvSize { shape, sequences, tokens, in_vram } = *self;
-        KvCapacity { context: shape.context, sequences, tokens, in_vram }
+        let KvSize { context, sequences, tokens, in_vram, .. } = *self;
+        KvCapacity { context, sequences, tokens, in_vram }
+    }
+
+    /// Returns the shape of a layer with this attention.
+    pub fn shape(&self, attention: &Attention) -> KvLayerShape {
+        KvLayerShape {
+            element: self.element,
+            kv_heads: attention.kv_heads,
+            dim_k: attention.head_dim,
+            dim_v: attention.value_dim,
+            values_in_keys: attention.latent.is_some(),
+            context: self.context,
+        }
     }
 }
 
@@ -294,9 +309,9 @@ struct Widths {
 
 impl Widths {
     fn of(architecture: &Architecture) -> Widths {
-        let attention = &architecture.attention;
-        let (heads, hidden) = (attention.heads, architecture.hidden);
-        let (q, attended) = (heads * attention.head_dim, heads * attention.value_dim);
+        let hidden = architecture.hidden;
+        let most = |of: fn(&Attention) -> usize| architecture.most_of_attentions(of);
+        let (q, attended) = (most(|of| of.heads * of.head_dim), most(|of| of.heads * of.value_dim));
         let used = architecture.experts_per_token();
         let expert_width = architecture.expert_layers().map(|e| e.width).max().unwrap_or(0);
         let inner = architecture.dense_width().max(used * expert_width);
@@ -304,20 +319,21 @@ impl Widths {
         let delta = |of: fn(&Recurrent) -> usize| architecture.recurrent.as_ref().map_or(0, of);
         let values = delta(Recurrent::value_width);
         let attended = attended.max(values);
-        let widest = [q, attended, attention.output_width(), inner, shared];
-        let latent = |of: fn(Latent) -> usize| attention.latent.map_or(0, of);
+        let widest = [q, attended, most(Attention::output_width), inner, shared];
+        let (latent, heads) = architecture.latent().unzip();
+        let (latent, heads) = (|of: fn(Latent) -> usize| latent.map_or(0, of), heads.unwrap_or(0));
         Widths {
             hidden,
             q,
-            k: attention.kv_heads * attention.head_dim,
-            v: attention.kv_heads * attention.value_dim,
+            k: most(|of| of.kv_heads * of.head_dim),
+            v: most(|of| of.kv_heads * of.value_dim),
             attended,
             inner,
             widest: widest.into_iter().fold(hidden, usize::max),
             experts: architecture.expert_layers().map(|e| e.count).max().unwrap_or(0),
             used,
             shared,
-            q_and_gate: if attention.output_gate { attention.query_rows() } else { 0 },
+            q_and_gate: most(|of| if of.output_gate { of.query_rows() } else { 0 }),
             // One matrix may give everything.
             delta_qkv: delta(|of| of.channels() + of.value_width()),
             delta_z: values,
@@ -437,18 +453,21 @@ impl ActivationLayout {
         vector_floats: usize,
     ) -> ActivationLayout {
         let mut layout = LayoutBuilder::default();
-        let kv = &cache.shape;
-        let batch = batch_tokens.min(kv.context * cache.sequences);
+        let batch = batch_tokens.min(cache.context * cache.sequences);
         let few = batch.min(DECODE_ROWS);
         // One row of each sequence.
         let decode_rows = few.min(cache.sequences);
-        let attention = &architecture.attention;
-        let heads_of_latent = if attention.latent.is_some() { attention.heads } else { 0 };
+        let heads_of_latent = architecture.latent().map_or(0, |(_, heads)| heads);
         let width = Widths::of(architecture);
         let (used, experts) = (width.used, width.experts);
+        let attention_size = |of: &Attention| {
+            let shape = cache.shape(of);
+            AttentionScratchSize::of(multiprocessors, &shape, of.heads, decode_rows, batch)
+        };
+        let attention_size = architecture.attentions.iter().map(attention_size);
         let attention_size =
-            AttentionScratchSize::of(multiprocessors, kv, attention.heads, decode_rows, batch);
-        let exchange_layout = ExchangeLayout::new(architecture, kv, batch, decode_rows);
+            attention_size.fold(AttentionScratchSize::default(), AttentionScratchSize::max);
+        let exchange_layout = ExchangeLayout::new(architecture, cache, batch, decode_rows);
         let top_k = TopK { rows: decode_rows, vocabulary: architecture.vocabulary, k: TOP_K_MAX };
         let mut words = |count: usize| layout.take(4 * count as u64);
         let expert_layers = architecture.expert_layers().map(|of| EXPERT_TABLES * of.count).sum();
@@ -507,7 +526,7 @@ impl ActivationLayout {
             ropes: architecture
                 .ropes
                 .iter()
-                .map(|rope| words(kv.context * rope.rotary_dim))
+                .map(|rope| words(cache.context * rope.rotary_dim))
                 .collect(),
             q_and_gate: words(batch * width.q_and_gate),
             delta: DeltaLayout {
@@ -517,7 +536,7 @@ impl ActivationLayout {
                 a: words(batch * width.delta_a),
                 mixed: words(batch * width.delta_mixed),
             },
-            latent: LatentLayout::new(attention, &width, batch, &mut words),
+            latent: LatentLayout::new(heads_of_latent, &width, batch, &mut words),
             shared: words(if width.shared > 0 { batch * width.hidden } else { 0 }),
             shared_gate: words(batch * width.shared),
             shared_up: words(batch * width.shared),
@@ -630,15 +649,14 @@ pub struct LatentLayout {
 
 impl LatentLayout {
     fn new(
-        attention: &Attention,
+        heads: usize,
         width: &Widths,
         batch: usize,
         words: &mut impl FnMut(usize) -> u64,
     ) -> LatentLayout {
-        if attention.latent.is_none() {
+        if heads == 0 {
             return LatentLayout::default();
         }
-        let heads = attention.heads;
         let ids_count = batch.min(DECODE_ROWS) * heads;
         LatentLayout {
             q_a: words(batch * width.latent_q_a),

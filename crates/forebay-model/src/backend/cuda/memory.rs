@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use forebay_compute::RopeTable;
 use forebay_cuda::{
-    AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu, KvLayerShape, LANES, Pod,
-    TableSize, supports_weights, weight_alignment,
+    AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu, LANES, Pod, TableSize,
+    supports_weights, weight_alignment,
 };
 use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
 
@@ -98,7 +98,6 @@ impl DeviceFacts {
 /// Layout of everything in device memory.
 pub struct DevicePlan {
     pub sub_layers: SubLayerPlan,
-    pub kv_shape: KvLayerShape,
     pub weights: WeightLayout,
     /// Slots for experts, if not all of them fit.
     pub tier: Option<DeviceTier>,
@@ -172,7 +171,7 @@ fn with_long_passes(
         _ => usual.vram.kv_cache_bytes,
     };
     let most_bytes = bytes(&usual) + (usual.weights.experts.bytes() + kv_bytes) / PART;
-    let positions = cache.shape.context * cache.sequences;
+    let positions = cache.context * cache.sequences;
     let longer = LONG_BATCHES.into_iter().filter(|tokens| 2 * tokens <= positions);
     let mut plans = longer.filter_map(|tokens| plan(tokens).ok());
     Ok(plans.find(|plan| bytes(plan) <= most_bytes).unwrap_or(usual))
@@ -240,7 +239,7 @@ impl DevicePlan {
     ) -> Result<DevicePlan, ModelError> {
         check_kernels(architecture, weights)?;
         let plan = |context: usize| {
-            let cache = KvSize { shape: KvLayerShape { context, ..cache.shape }, ..cache };
+            let cache = KvSize { context, ..cache };
             let with = |batch_tokens: usize, in_vram: KvInVram| {
                 let cache = (KvSize { in_vram, ..cache }, batch_tokens);
                 Self::within(facts, architecture, weights, cache, vram_bytes, policy)
@@ -253,10 +252,9 @@ impl DevicePlan {
                 in_vram => with(batch_tokens, in_vram),
             })
         };
-        plan(cache.shape.context).map_err(|error| match error {
+        plan(cache.context).map_err(|error| match error {
             ModelError::VramTooSmall { needed_bytes, given_bytes, why, .. } => {
-                let largest_context =
-                    largest_context(cache.shape.context, |less| plan(less).is_ok());
+                let largest_context = largest_context(cache.context, |less| plan(less).is_ok());
                 ModelError::VramTooSmall { needed_bytes, given_bytes, why, largest_context }
             }
             error => error,
@@ -308,7 +306,7 @@ impl DevicePlan {
             tier = Some(DeviceTier { plan, pools });
         } else {
             share = share_with(SubLayerPlan::resident(weights), true)?;
-            if share.bytes() > left && architecture.attention.latent.is_some() {
+            if share.bytes() > left && architecture.latent().is_some() {
                 return Err(too_small(&share, 0));
             }
             if share.bytes() > left {
@@ -331,8 +329,7 @@ impl DevicePlan {
             driver_total_bytes: None,
         };
         let Share { sub_layers, vectors, weights, kv, activations } = share;
-        let kv_shape = cache.shape;
-        Ok(DevicePlan { sub_layers, kv_shape, weights, tier, kv, activations, vectors, vram })
+        Ok(DevicePlan { sub_layers, weights, tier, kv, activations, vectors, vram })
     }
 
     /// Returns the address of a slot of pool `pool` of the tier.
@@ -364,7 +361,7 @@ impl fmt::Display for WhatIsNeeded<'_> {
         };
         let (dense, kv, activations) =
             (weights.dense.bytes(), kv.layout.bytes(), activations.bytes());
-        let (context, positions) = (self.context_bytes, self.cache.shape.context);
+        let (context, positions) = (self.context_bytes, self.cache.context);
         write!(
             out,
             "{dense} bytes of {what}, {} for {more}, {kv} of KV cache for {positions} positions, {activations} of activations, \
@@ -461,8 +458,9 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
             return Err(ModelError::NotOnGpu { what });
         }
     }
-    if architecture.attention.head_dim > 576 {
-        let what = format!("attention heads of {} elements", architecture.attention.head_dim);
+    let head_dim = architecture.most_of_attentions(|of| of.head_dim.max(of.value_dim));
+    if head_dim > 576 {
+        let what = format!("attention heads of {head_dim} elements");
         return Err(ModelError::NotOnGpu { what });
     }
     Ok(())
@@ -596,7 +594,7 @@ pub fn upload_tables(
     let identity: Vec<u32> = (0..activations.identity_count as u32).collect();
     gpu.upload(&identity, arena.activation(activations.identity))?;
     upload_latent_tables(gpu, plan, arena, weights)?;
-    plan.kv.clear(gpu, arena.kv(0), &plan.kv_shape)?;
+    plan.kv.clear(gpu, arena.kv(0))?;
     for (layer, experts) in plan.weights.experts_of.iter().enumerate() {
         // If experts have slots, the tables start empty.
         let Some(experts) = experts.as_ref().filter(|_| plan.tier.is_none()) else { continue };

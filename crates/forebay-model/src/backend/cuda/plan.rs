@@ -1,6 +1,6 @@
 //! Planning and loading of a model on a GPU.
 
-use forebay_cuda::{DevicePtr, Gpu, KvElement, KvLayerShape, ModelKernels, modules_needed};
+use forebay_cuda::{DevicePtr, Gpu, KvElement, ModelKernels, modules_needed};
 use forebay_store::{FileSet, UploadPart};
 use forebay_stream::{MemoryPlan, PolicyKind};
 
@@ -28,18 +28,9 @@ pub struct CudaPlan {
 
 impl CudaPlan {
     /// Returns the size of a KV cache for a capacity.
-    pub fn cache(architecture: &Architecture, element: KvElement, capacity: KvCapacity) -> KvSize {
+    pub fn cache(element: KvElement, capacity: KvCapacity) -> KvSize {
         let KvCapacity { context, sequences, tokens, in_vram } = capacity;
-        let attention = &architecture.attention;
-        let shape = KvLayerShape {
-            element,
-            kv_heads: attention.kv_heads,
-            dim_k: attention.head_dim,
-            dim_v: attention.value_dim,
-            values_in_keys: attention.latent.is_some(),
-            context,
-        };
-        KvSize { shape, sequences, tokens, in_vram }
+        KvSize { element, context, sequences, tokens, in_vram }
     }
 
     /// Plans how much of a model is placed on `gpu`, with such a KV cache. `exact` computes in f32 throughout.
@@ -122,7 +113,7 @@ impl CudaPlan {
         let mut modules = modules_needed(&ModelKernels {
             types: &types,
             embedding: weights.embedding.ty,
-            kv: &plan.kv_shape,
+            kv: &plan.kv.shapes,
             router,
             exact,
         });
@@ -132,15 +123,14 @@ impl CudaPlan {
         if let Some(recurrent) = &architecture.recurrent {
             modules.push(device_shape(recurrent).module());
         }
-        if architecture.attention.output_gate {
+        if architecture.attentions.iter().any(|of| of.output_gate) {
             modules.extend(["columns", "row_gate"]);
         }
         let parts = upload_parts(&plan, &arena, weights);
         let memory = arena.of_weights();
         let (host, filled) = fill(&WeightsToLoad { gpu: &gpu, parts, memory, modules })?;
         relayout_all(&gpu, &plan, &arena, weights).map_err(ModelError::from)?;
-        let ropes =
-            architecture.rope_tables(weights.rope_factors.as_ref(), plan.kv_shape.context)?;
+        let ropes = architecture.rope_tables(weights.rope_factors.as_ref(), plan.kv.context())?;
         upload_tables(&gpu, &plan, &arena, &ropes, weights).map_err(ModelError::from)?;
         let rows = EmbeddingRows::new(&gpu, &plan, weights, files).map_err(ModelError::from)?;
         let on = Device { gpu: &gpu, plan: &plan, arena: &arena };
