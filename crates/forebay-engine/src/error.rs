@@ -43,10 +43,6 @@ pub enum EngineError {
     BadKvFile { why: String },
     #[error("keys and values cannot be read or written: {0}")]
     KvFile(std::io::Error),
-    #[error(
-        "{what} cannot be used with this model: its recurrent layers have a state, which forebay keeps in memory only"
-    )]
-    Recurrent { what: &'static str },
     #[error("the KV cache is full: {0}; give a larger --ctx or run fewer sequences at a time")]
     OutOfBlocks(#[from] crate::kv::OutOfBlocks),
     #[error(transparent)]

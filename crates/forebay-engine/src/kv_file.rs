@@ -97,7 +97,6 @@ impl Session {
     /// # Errors
     /// Returns an error if the device fails, if the model's files cannot be read, or if `to` fails.
     pub fn write_kv(&mut self, to: &mut dyn Write) -> Result<u64, EngineError> {
-        self.check_not_recurrent("a file of keys and values")?;
         let header = Header::new(self.kv_file_identity()?, self.runner.rows(self.sequence));
         let header = serde_json::to_vec(&header).expect("the header has no maps");
         let mut to = Hashed::new(to);
@@ -119,7 +118,6 @@ impl Session {
     /// device or build, or if the context is too small. Returns other errors if `from` or the device fails. The cache is empty
     /// then.
     pub fn read_kv(&mut self, from: &mut dyn Read) -> Result<usize, EngineError> {
-        self.check_not_recurrent("a file of keys and values")?;
         let bad = |why: &str| EngineError::BadKvFile { why: why.into() };
         let cut = |error: io::Error| match error.kind() {
             io::ErrorKind::UnexpectedEof => bad("it is cut off"),

@@ -36,6 +36,11 @@ pub struct SessionOptions {
     /// sequence for which there is no room is computed again, which gives the same bits. `None` is as much as the key/value
     /// cache has, at most 4 GiB.
     pub kv_ram_bytes: Option<u64>,
+    /// An [`Engine`](crate::Engine) keeps the states of recurrent layers after every so many rows of a prompt, in the same RAM, beside
+    /// the state near its end. A later prompt that shares a prefix begins at the last one in it. It is rounded up to whole KV
+    /// blocks. 0 keeps only the state near the end. `None` chooses an interval at which states take about as much memory as keys and
+    /// values.
+    pub snapshot_every: Option<usize>,
     /// True if an [`Engine`](crate::Engine) will run the session. Bits of a request then do not depend on others, even if
     /// there is room for one sequence only.
     pub for_engine: bool,
@@ -170,6 +175,7 @@ impl Default for SessionOptions {
             kv_tokens: None,
             kv_in_vram: KvInVram::default(),
             kv_ram_bytes: None,
+            snapshot_every: None,
             for_engine: false,
             threads: None,
             exact: false,

@@ -34,6 +34,8 @@ pub(crate) struct Runner {
     arriving: Vec<(SequenceId, Restoring)>,
     /// The group of the tiers that holds states of recurrent layers, behind the layer groups, if the model has such layers.
     state_group: Option<usize>,
+    /// Rows of a prompt between two states that are kept; 0 keeps only those near the ends of prompts.
+    snapshot_every: usize,
     /// The copies that began last.
     last_restoring: Restoring,
     // Buffers that are reused from pass to pass.
@@ -157,11 +159,14 @@ impl Runner {
         let ram_bytes = ram_bytes.unwrap_or(backend.cache_bytes().min(RAM_BYTES_MOST));
         let state_group = decoder.is_recurrent().then_some(groups.len());
         let states = state_group.map(|_| states::group(backend.state_bytes()));
-        let in_tiers: Vec<GroupConfig> = groups.iter().copied().chain(states).collect();
+        let whole = groups.iter().filter(|of| of.window.is_none());
+        let row_bytes = whole.map(|of| of.block_bytes).sum::<usize>() / KV_BLOCK;
+        let snapshot_every = states::usual_interval(backend.state_bytes(), row_bytes);
         Runner {
-            tiers: KvTiers::new(backend.host_reserver(), &in_tiers, ram_bytes),
+            tiers: KvTiers::new(backend.host_reserver(), &groups, states, ram_bytes),
             blocks: BlockManager::new(&groups, backend.batch_tokens()),
             state_group,
+            snapshot_every,
             decoder,
             identity: Vec::new(),
             changes: Changes::default(),
@@ -299,20 +304,22 @@ impl Runner {
     /// Begins to read those blocks of a prefix of `rows` from the disk whose reading is sooner than computing them again. Returns
     /// `None` if there are none.
     pub fn fetch(&self, root: BlockHash, rows: &[Row], rates: FetchRates) -> Option<Fetching> {
-        if self.decoder.is_recurrent() {
-            return None;
-        }
         #[derive(Clone, Copy, PartialEq)]
         enum Place {
             Memory,
             Disk(u64),
         }
         let disk = self.tiers.disk()?;
-        let survey =
-            self.blocks.survey(root, rows, Place::Memory, |key| match self.tiers.has(key) {
-                true => Some(Place::Memory),
-                false => disk.store.len_of(key).map(Place::Disk),
-            });
+        let place = |key| match self.tiers.has(key) {
+            true => Some(Place::Memory),
+            false => disk.store.len_of(key).map(Place::Disk),
+        };
+        let survey = self.blocks.survey(root, rows, Place::Memory, place);
+        // Recurrent layers need the state at the end of the prefix.
+        let state_key = |hit: usize| {
+            let group = self.state_group? as u32;
+            Some(BlockKey { hash: survey.hashes[hit - 1], group })
+        };
         // For each group, the bytes on disk of the blocks before each block.
         let sums: Vec<Vec<u64>> = survey
             .places
@@ -327,9 +334,15 @@ impl Runner {
             .collect();
         let computing = |hit: usize| (hit * KV_BLOCK) as f64 * rates.seconds_per_row;
         let fits = |group: usize, blocks: usize| blocks <= self.tiers.room(group);
-        let best = survey.hits.iter().map(|&hit| {
+        let best = survey.hits.iter().filter_map(|&hit| {
             let seen = self.blocks.first_seen_behind(hit);
-            let (mut bytes, mut has_room) = (0, true);
+            let mut bytes = match state_key(hit).map(place) {
+                // No prefix can end here.
+                Some(None) => return None,
+                Some(Some(Place::Disk(len))) => len,
+                Some(Some(Place::Memory)) | None => 0,
+            };
+            let mut has_room = bytes == 0 || self.state_group.is_none_or(|group| fits(group, 1));
             for (group, first) in seen.enumerate() {
                 bytes += sums[group][hit] - sums[group][first];
                 let places = &survey.places[group][first..hit];
@@ -337,20 +350,25 @@ impl Runner {
                 has_room &= bytes == 0 || fits(group, read.count());
             }
             let saved = computing(hit) - bytes as f64 / rates.disk_bytes_per_second;
-            (if has_room { saved } else { f64::NEG_INFINITY }, hit, bytes)
+            Some((if has_room { saved } else { f64::NEG_INFINITY }, hit, bytes))
         });
         let (saved, hit, bytes) = best.max_by(|a, b| a.0.total_cmp(&b.0))?;
         if bytes == 0 || saved <= 0.0 {
             return None;
         }
+        let link = |index: usize| {
+            let previous = index.checked_sub(1).map_or(root, |before| survey.hashes[before]);
+            Link { previous, index: index as u32 }
+        };
         let mut keys: Vec<(BlockKey, Link)> = Vec::new();
         for (group, index) in self.blocks.seen_behind(hit) {
             if let Some(Place::Disk(_)) = survey.places[group][index] {
-                let previous = index.checked_sub(1).map_or(root, |before| survey.hashes[before]);
                 let key = BlockKey { hash: survey.hashes[index], group: group as u32 };
-                keys.push((key, Link { previous, index: index as u32 }));
+                keys.push((key, link(index)));
             }
         }
+        let states = state_key(hit).filter(|key| matches!(place(*key), Some(Place::Disk(_))));
+        keys.extend(states.map(|key| (key, link(hit - 1))));
         keys.sort_by_key(|(_, link)| link.index);
         let limit = Duration::from_secs_f64((1.0 + 2.0 * computing(hit)).min(3600.0));
         Some(Fetching::begin(disk, keys, limit))
@@ -411,16 +429,17 @@ impl Runner {
     }
 
     /// Drops the positions from `len` on, and returns how many are left. They are fewer than `len` if a layer with a window
-    /// no longer has what a token at `len` sees. They are none if recurrent layers have no state after so many positions.
+    /// no longer has what a token at `len` sees. If recurrent layers have no state after so many positions, those behind the last
+    /// kept state are dropped, too ([`Runner::keep_state`]).
     pub fn truncate(&mut self, sequence: SequenceId, len: usize) -> usize {
-        let has_state = |decoder: &Decoder, len| decoder.has_state(sequence.slot(), len);
         let len = len.min(self.blocks.len(sequence));
-        let len = if has_state(&self.decoder, len) { len } else { 0 };
-        let kept = self.blocks.truncate(sequence, len, &mut self.changes);
-        match has_state(&self.decoder, kept) {
-            true => kept,
-            false => self.blocks.truncate(sequence, 0, &mut self.changes),
+        let has_state = |runner: &Runner, len| runner.decoder.has_state(sequence.slot(), len);
+        let wanted = if has_state(self, len) { len } else { self.kept_before(sequence, len) };
+        let kept = self.blocks.truncate(sequence, wanted, &mut self.changes);
+        if has_state(self, kept) || kept == wanted && self.take_kept_state(sequence, kept).is_ok() {
+            return kept;
         }
+        self.blocks.truncate(sequence, 0, &mut self.changes)
     }
 
     /// Runs rows of one or several sequences, in one pass if the backend can. All decode rows come before all prompt rows.

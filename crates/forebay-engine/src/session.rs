@@ -64,6 +64,8 @@ pub struct Session {
     gpu_start: Option<GpuStart>,
     /// Token ids in the key/value cache.
     pub(crate) cached: Vec<u32>,
+    /// True if states of recurrent layers are kept while prompts are read.
+    keeps_states: bool,
     pub(crate) logits: Vec<f32>,
     /// Recording of the routing, if one is in progress.
     pub(crate) routing: Option<RoutingLog>,
@@ -142,6 +144,9 @@ impl Session {
         let mut decoder = Decoder::new(architecture, weights, placed.backend);
         decoder.stop_on(&options.interrupt);
         let mut runner = Runner::new(decoder, options.kv_ram_bytes);
+        if let Some(rows) = options.snapshot_every {
+            runner.set_snapshot_interval(rows);
+        }
         let sequence = runner.begin_empty();
         Ok(Session {
             runner,
@@ -166,6 +171,7 @@ impl Session {
             checks,
             read_path: placed.read_path,
             gpu_start: placed.gpu_start,
+            keeps_states: false,
             cached: Vec::with_capacity(context),
             logits: Vec::with_capacity(vocabulary),
             routing: None,
@@ -177,6 +183,13 @@ impl Session {
     /// Reports the progress of prompts of more than one token to `watch` from now on: tokens done and total tokens.
     pub fn watch_prompts(&mut self, watch: Option<PromptWatch>) {
         self.watch = watch;
+    }
+
+    /// Keeps states of recurrent layers in RAM while prompts are read, from now on, so that [`Session::truncate`] need not drop
+    /// everything ([`SessionOptions::snapshot_every`]). They take as much RAM as the KV cache, at most 4 GiB, unless
+    /// [`SessionOptions::kv_ram_bytes`] says otherwise.
+    pub fn keep_states(&mut self) {
+        self.keeps_states = true;
     }
 
     /// Returns a description of the model.
@@ -335,19 +348,6 @@ impl Session {
         kept
     }
 
-    /// Returns true if the model has recurrent layers, whose states are kept in memory only.
-    pub fn has_states(&self) -> bool {
-        self.runner.decoder.is_recurrent()
-    }
-
-    /// Returns an error that names `what` if the model has recurrent layers.
-    pub(crate) fn check_not_recurrent(&self, what: &'static str) -> Result<(), EngineError> {
-        match self.has_states() {
-            true => Err(EngineError::Recurrent { what }),
-            false => Ok(()),
-        }
-    }
-
     /// Returns true if some layers keep little more than their window, or a state, so that [`Session::truncate`] may have to
     /// drop all tokens.
     pub fn has_windows(&self) -> bool {
@@ -416,11 +416,15 @@ impl Session {
             return Err(ModelError::ContextFull { used, context, wanted: tokens.len() }.into());
         }
         let batch = self.runner.decoder.backend().batch_tokens();
-        let last = tokens.len().div_ceil(batch).saturating_sub(1);
+        let keeps = self.keeps_states && kind == RowKind::Prompt;
         let mut done = 0;
-        for (index, part) in tokens.chunks(batch).enumerate() {
-            let wanted =
-                if logits == Logits::Last && index != last { Logits::None } else { logits };
+        while done < tokens.len() {
+            let border =
+                self.runner.state_border(used + tokens.len(), used, used + done).filter(|_| keeps);
+            let left = border.map_or(tokens.len() - done, |border| border - used - done);
+            let part = &tokens[done..done + left.min(batch)];
+            let is_last = done + part.len() == tokens.len();
+            let wanted = if logits == Logits::Last && !is_last { Logits::None } else { logits };
             let rows = Rows { sequence: self.sequence, kind, tokens: part, logits: wanted };
             let mut watch = self.watch.as_mut().filter(|_| tokens.len() > 1).map(|watch| {
                 move |layers: usize, all: usize| {
@@ -435,6 +439,11 @@ impl Session {
             }
             self.cached.extend_from_slice(part);
             done += part.len();
+            if border == Some(used + done)
+                && let Err(error) = self.runner.keep_state(self.sequence)
+            {
+                tracing::warn!("a state is not kept for the next turn: {error}");
+            }
         }
         Ok(())
     }

@@ -37,7 +37,8 @@ fn written(session: &mut Session) -> Vec<u8> {
 #[test]
 fn another_session_goes_on_with_the_same_bits() {
     let types = [KvCacheType::F16, KvCacheType::Q8_0];
-    for (path, kv_cache) in models().iter().flat_map(|path| types.map(|of| (path, of))) {
+    let models: Vec<_> = models().into_iter().chain(recurrent_models()).collect();
+    for (path, kv_cache) in models.iter().flat_map(|path| types.map(|of| (path, of))) {
         let options = SessionOptions { kv_cache, ..SessionOptions::default() };
         let mut first = open(path, &options);
         go_on(&mut first, 1, 77);
@@ -59,14 +60,10 @@ fn another_session_goes_on_with_the_same_bits() {
 }
 
 #[test]
-fn a_model_with_a_state_has_no_such_files() {
+fn a_model_with_a_state_takes_back_little() {
     for path in recurrent_models() {
         let mut session = open(&path, &SessionOptions::default());
         go_on(&mut session, 1, 20);
-        let written = session.write_kv(&mut Vec::new()).unwrap_err();
-        assert!(written.to_string().contains("recurrent layers"), "{written}");
-        let read = session.read_kv(&mut &b"fbaykvs1"[..]).unwrap_err();
-        assert!(matches!(read, EngineError::Recurrent { .. }), "{read}");
         // Only the last pass can be taken back: otherwise everything is read again.
         let count = session.cached_tokens().len();
         assert_eq!(session.truncate(count), count);

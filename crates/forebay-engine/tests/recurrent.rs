@@ -6,10 +6,11 @@ mod support;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd};
 use forebay_engine::{
-    Engine, EngineError, GenerateOptions, KvDisk, KvDiskOptions, KvDiskStore, KvDiskType, Session,
+    Engine, GenerateOptions, KvDisk, KvDiskOptions, KvDiskStore, KvDiskType, Session,
     SessionOptions, inspect,
 };
 use forebay_model::sampling::Sampling;
@@ -62,6 +63,40 @@ fn a_conversation_goes_on_without_reading_it_again() {
         let whole: Vec<u32> = cached.iter().chain(&[first[5], 40, 41]).copied().collect();
         let other = answer(&mut again, &whole);
         assert_eq!(second, other, "{}", path.display());
+    }
+}
+
+/// A template leaves out what a model thought, so the next turn differs from what is cached.
+#[test]
+fn a_chat_goes_back_to_the_last_kept_state() {
+    let options = SessionOptions {
+        exact: true,
+        context: Some(400),
+        kv_ram_bytes: Some(64 << 20),
+        snapshot_every: Some(64),
+        ..SessionOptions::default()
+    };
+    for path in recurrent_models() {
+        let answer = |session: &mut Session, prompt: &[u32]| {
+            let options = GenerateOptions::exactly(6, Sampling::greedy());
+            session.generate(prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap().tokens
+        };
+        let open = || Session::open(&path, &options, &mut |_, _| {}).unwrap();
+        let prompt: Vec<u32> = (0..200).map(|at| (at * 37 + 11) % 490).collect();
+        let mut session = open();
+        session.keep_states();
+        answer(&mut session, &prompt);
+        assert_eq!(session.truncate(190), 176, "a state is kept 16 tokens before the end");
+        let next = [&prompt[176..190], &[3; 40]].concat();
+        let second = answer(&mut session, &next);
+        let whole = [&prompt[..190], &[3; 40]].concat();
+        assert_eq!(second, answer(&mut open(), &whole), "{}", path.display());
+        assert_eq!(session.truncate(150), 64);
+        assert_eq!(session.truncate(20), 0);
+        // Nothing is kept unless the caller wishes it.
+        let mut other = open();
+        answer(&mut other, &prompt);
+        assert_eq!(other.truncate(190), 0);
     }
 }
 
@@ -137,16 +172,68 @@ fn the_next_turn_begins_near_the_end_of_the_last_prompt() {
     }
 }
 
+/// Returns an engine that keeps a state after every 64 rows of a prompt.
+fn engine_with_snapshots(path: &Path, kv_ram_bytes: Option<u64>) -> Engine {
+    let options = SessionOptions {
+        sequences: 2,
+        context: Some(512),
+        kv_ram_bytes,
+        snapshot_every: Some(64),
+        for_engine: true,
+        ..SessionOptions::default()
+    };
+    let session = Session::open(path, &options, &mut |_, _| {}).unwrap();
+    Engine::new(session, &EngineOptions::default())
+}
+
+/// Two questions about one document, and an edit in the middle of a prompt.
 #[test]
-fn a_cache_on_disk_is_refused() {
-    let Some(path) = fixture("models/qwen3_5_moe") else { return };
-    let mut engine = Engine::new(open(&path, 2), &EngineOptions::default());
-    let folder = tempfile::tempdir().unwrap();
-    let store = KvDiskStore::open(KvDiskOptions::new(&folder.path().join("kv"), 1 << 20)).unwrap();
-    let disk = KvDisk { store: Arc::new(store), ty: KvDiskType::AsCached };
-    let error = engine.set_kv_disk(disk, "a model").unwrap_err();
-    assert!(matches!(error, EngineError::Recurrent { .. }), "{error}");
-    assert!(error.to_string().contains("a KV cache on disk"), "{error}");
+fn prompts_that_differ_in_the_middle_begin_at_the_last_state_before() {
+    for path in recurrent_models() {
+        let document: Vec<u32> = (0..330).map(|at| (at * 41 + 3) % 490).collect();
+        let edited: Vec<u32> = document[..200].iter().copied().chain([9; 60]).collect();
+        let expected: Vec<_> = [&document, &edited]
+            .into_iter()
+            .map(|prompt| ask(&mut engine_with_snapshots(&path, Some(0)), prompt, b"").1)
+            .collect();
+        let mut engine = engine_with_snapshots(&path, Some(64 << 20));
+        assert_eq!(ask(&mut engine, &document, b""), (0, expected[0].clone()));
+        assert_eq!(ask(&mut engine, &edited, b""), (192, expected[1].clone()), "{path:?}");
+        // No state is kept at row 256, because that at row 304 follows soon.
+        assert_eq!(ask(&mut engine, &document[..300], b"").0, 192);
+        assert_eq!(ask(&mut engine, &document, b""), (304, expected[0].clone()), "{path:?}");
+    }
+}
+
+/// States and blocks that were written to the disk are found by an engine that begins later.
+#[test]
+fn a_conversation_goes_on_after_a_restart() {
+    for path in recurrent_models() {
+        for ty in [KvDiskType::AsCached, KvDiskType::Q8_0] {
+            let folder = tempfile::tempdir().unwrap();
+            let open = || {
+                let options = KvDiskOptions::new(&folder.path().join("kv"), 256 << 20);
+                let store = Arc::new(KvDiskStore::open(options).unwrap());
+                let mut engine = engine_with_snapshots(&path, Some(64 << 20));
+                engine.set_kv_disk(KvDisk { store, ty }, "a model").unwrap();
+                engine
+            };
+            let first: Vec<u32> = (0..330).map(|at| (at * 37 + 11) % 490).collect();
+            let second: Vec<u32> = first[..322].iter().copied().chain([8; 40]).collect();
+            let alone = ask(&mut engine_with_snapshots(&path, Some(0)), &second, b"").1;
+            let mut engine = open();
+            assert_eq!(ask(&mut engine, &first, b"").0, 0);
+            engine.write_kv(true, Duration::from_secs(30)).unwrap();
+            drop(engine);
+            let mut again = open();
+            let (cached, answer) = ask(&mut again, &second, b"");
+            assert_eq!(cached, 304, "{}", path.display());
+            assert!(again.kv_tiers().disk_positions == 304, "{:?}", again.kv_tiers());
+            if ty == KvDiskType::AsCached {
+                assert_eq!(answer, alone, "{}", path.display());
+            }
+        }
+    }
 }
 
 #[test]

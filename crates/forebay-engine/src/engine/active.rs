@@ -142,11 +142,10 @@ impl Active {
         (self.sequence, self.done, self.begun) = (sequence, done, done);
     }
 
-    /// Returns the position before the end of the prompt at which the state of recurrent layers is to be kept, if that is still
-    /// to come.
+    /// Returns the next position within the prompt at which the state of recurrent layers is to be kept, if there is one.
     pub fn state_border(&self, runner: &Runner) -> Option<usize> {
-        let border = runner.state_border(self.prompt_len, self.begun);
-        border.filter(|border| *border > self.done && !self.pools())
+        let border = runner.state_border(self.prompt_len, self.begun, self.done);
+        border.filter(|_| !self.pools())
     }
 
     /// Returns the number of rows that are computed.

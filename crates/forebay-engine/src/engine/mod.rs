@@ -225,10 +225,9 @@ impl Engine {
     ///
     /// # Errors
     /// Returns an error if the model's files cannot be read to identify them, if the folder cannot be written, or if keys and
-    /// values are to be rounded and are not f16. Returns an error if the model has recurrent layers.
+    /// values are to be rounded and are not f16.
     pub fn set_kv_disk(&mut self, disk: KvDisk, name: &str) -> Result<(), EngineError> {
         let KvDisk { store, ty } = disk;
-        self.session.check_not_recurrent("a KV cache on disk")?;
         let mut identity = self.session.strong_identity()?;
         let mut name = name.to_owned();
         if ty == KvDiskType::Q8_0 {
@@ -246,7 +245,8 @@ impl Engine {
         let runner = &mut self.session.runner;
         runner.set_identity(identity);
         let model = store.add_model(runner.root(b""), &name)?;
-        runner.tiers_mut().set_disk(DiskTier { store, model, ty });
+        let states = runner.state_group().map(|group| group as u32);
+        runner.tiers_mut().set_disk(DiskTier { store, model, ty, states });
         Ok(())
     }
 

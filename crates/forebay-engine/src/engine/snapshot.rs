@@ -114,12 +114,11 @@ impl Engine {
         let running = running.iter().find(|active| active.id == id);
         if let Some(active) = running {
             check_state(active.has_own_state())?;
-            if session.runner.decoder.is_recurrent() {
-                // The states of recurrent layers are not copied. The restored request computes its rows again.
-                return Ok(Some(of_active(model, active, 0, Vec::new())));
-            }
-            let blocks = session.runner.export(active.sequence)?;
-            return Ok(Some(of_active(model, active, active.done(), blocks)));
+            return Ok(Some(match session.runner.export(active.sequence)? {
+                Some(blocks) => of_active(model, active, active.done(), blocks),
+                // The restored request computes its rows again.
+                None => of_active(model, active, 0, Vec::new()),
+            }));
         }
         let Some(waiting) = waiting.iter().find(|waiting| waiting.id == id) else {
             return Ok(None);
@@ -131,9 +130,6 @@ impl Engine {
         Ok(Some(match &waiting.state {
             State::New(new) => of_new(model, &new.request),
             State::Suspended { active, saved: None } => of_active(model, active, 0, Vec::new()),
-            State::Suspended { active, .. } if session.runner.decoder.is_recurrent() => {
-                of_active(model, active, 0, Vec::new())
-            }
             State::Suspended { active, saved: Some(saved) } => {
                 let blocks = session.runner.export_saved(saved);
                 of_active(model, active, saved.len(), blocks)

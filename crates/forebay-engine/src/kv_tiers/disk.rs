@@ -67,6 +67,8 @@ pub struct DiskTier {
     /// Tag of the model.
     pub model: u64,
     pub ty: KvDiskType,
+    /// The group of states of recurrent layers, which are never rounded.
+    pub states: Option<u32>,
 }
 
 /// What was given to be written.
@@ -84,15 +86,20 @@ impl DiskTier {
             || self.store.has_followers(key.hash)
     }
 
+    /// Returns the type of what a block holds on disk.
+    fn type_of(&self, key: BlockKey) -> KvDiskType {
+        if self.states == Some(key.group) { KvDiskType::AsCached } else { self.ty }
+    }
+
     pub fn has(&self, key: BlockKey) -> bool {
         self.store.len_of(key).is_some()
     }
 
     /// Gives a block to be written. Returns nothing if it is not written.
     pub fn write(&self, key: BlockKey, link: Link, bytes: &[u8], waits: Duration) -> Given {
-        let (store, model) = (&self.store, self.model);
-        let (len, mut rounding) = (self.ty.stored_bytes(bytes.len()), RoundingError::default());
-        let is_written = match self.ty {
+        let (store, model, ty) = (&self.store, self.model, self.type_of(key));
+        let (len, mut rounding) = (ty.stored_bytes(bytes.len()), RoundingError::default());
+        let is_written = match ty {
             KvDiskType::AsCached => store.write(key, link, model, bytes, waits),
             // Only a block that is written is rounded.
             KvDiskType::Q8_0 => store.write_with(key, link, model, len, waits, |to| {
@@ -120,7 +127,7 @@ impl DiskTier {
 
 /// Blocks on their way from the disk to host memory, for one request.
 pub struct Fetching {
-    ty: KvDiskType,
+    disk: DiskTier,
     fetch: Fetch,
     links: HashMap<BlockKey, Link>,
     /// Blocks in host memory that are leased until the request begins.
@@ -141,7 +148,7 @@ impl Fetching {
         let fetch = disk.store.fetch(keys.iter().map(|(key, _)| *key));
         let now = Instant::now();
         Fetching {
-            ty: disk.ty,
+            disk: disk.clone(),
             fetch,
             links: keys.into_iter().collect(),
             leased: Vec::new(),
@@ -203,7 +210,9 @@ impl Fetching {
             }
             let slot = tiers.take(key.group as usize).ok().flatten();
             match (block, slot) {
-                (Ok(block), Some(slot)) if self.ty.restore(&block, tiers.slot_bytes_mut(&slot)) => {
+                (Ok(block), Some(slot))
+                    if self.disk.type_of(key).restore(&block, tiers.slot_bytes_mut(&slot)) =>
+                {
                     tiers.note_read(block.len());
                     tiers.insert(key, link, slot, 1);
                     self.lease(tiers, key.hash);

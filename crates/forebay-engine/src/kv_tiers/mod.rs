@@ -71,18 +71,31 @@ pub struct KvTiers {
 }
 
 impl KvTiers {
-    /// Creates tiers with up to `ram_bytes` of host memory.
-    pub fn new(reserver: HostReserver, groups: &[GroupConfig], ram_bytes: u64) -> KvTiers {
+    /// Creates tiers with up to `ram_bytes` of host memory for the blocks of layer groups, and for `states` of recurrent layers,
+    /// whose group is behind the others.
+    pub fn new(
+        reserver: HostReserver,
+        groups: &[GroupConfig],
+        states: Option<GroupConfig>,
+        ram_bytes: u64,
+    ) -> KvTiers {
         let share = |of: &GroupConfig| {
             let whole = Share::UNIT / KV_BLOCK;
             // At the end of a turn, the blocks that one window touches are kept, and a few for a turn that ends differently.
             let window = of.window.map(|window| window.div_ceil(KV_BLOCK) + 3);
             Share { block_bytes: of.block_bytes, blocks: window.map_or(whole, |of| of.min(whole)) }
         };
-        let shares: Vec<Share> = groups.iter().map(share).collect();
+        let mut shares: Vec<Share> = groups.iter().map(share).collect();
+        // States get as much as blocks, and a turn keeps at least one.
+        let together: usize = shares.iter().map(|of| of.block_bytes * of.blocks).sum();
+        shares.extend(states.map(|GroupConfig { block_bytes, .. }| Share {
+            block_bytes,
+            blocks: (together / block_bytes.max(1)).max(1),
+        }));
+        let windows = groups.iter().chain(&states).map(|of| of.window.is_some());
         KvTiers {
             slots: HostSlots::new(reserver, &shares, ram_bytes),
-            index: RamIndex::new(groups.iter().map(|of| of.window.is_some())),
+            index: RamIndex::new(windows),
             disk: None,
             keeps: false,
             is_short: false,

@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write};
 
+use forebay_model::ModelError;
+
 use super::{Runner, SavedPlace, SavedSequence};
 use crate::EngineError;
 use crate::engine::SnapshotBlock;
@@ -19,11 +21,15 @@ impl Runner {
         self.blocks.blocks_seen(rows).collect()
     }
 
-    /// Returns copies of the blocks that a sequence needs.
+    /// Returns copies of the blocks that a sequence needs, and of its state if the model has recurrent layers. `None` means that
+    /// there is no state after its rows.
     ///
     /// # Errors
     /// Returns an error if the device fails.
-    pub fn export(&mut self, sequence: SequenceId) -> Result<Vec<SnapshotBlock>, EngineError> {
+    pub fn export(
+        &mut self,
+        sequence: SequenceId,
+    ) -> Result<Option<Vec<SnapshotBlock>>, EngineError> {
         self.apply_changes()?;
         self.wait_for_arrival(sequence)?;
         let Runner { decoder, blocks, .. } = self;
@@ -32,7 +38,8 @@ impl Runner {
             decoder.backend_mut().save_block(group, block.index() as u32, &mut bytes)?;
             Ok(SnapshotBlock { group, index, bytes })
         });
-        copied.collect()
+        let mut copied = copied.collect::<Result<Vec<_>, EngineError>>()?;
+        Ok(self.export_state(sequence, &mut copied)?.then_some(copied))
     }
 
     /// Returns copies of the blocks of a saved sequence.
@@ -44,10 +51,10 @@ impl Runner {
         saved.blocks.iter().map(copy).collect()
     }
 
-    /// Writes the blocks that the next token of a sequence sees.
+    /// Writes the blocks that the next token of a sequence sees, and its state if the model has recurrent layers.
     ///
     /// # Errors
-    /// Returns an error if the device fails or if `to` does.
+    /// Returns an error if there is no state after the rows of the sequence, if the device fails or if `to` does.
     pub fn write_blocks(
         &mut self,
         sequence: SequenceId,
@@ -62,7 +69,11 @@ impl Runner {
             decoder.backend_mut().save_block(group, block.index() as u32, &mut bytes)?;
             to.write_all(&bytes).map_err(EngineError::KvFile)?;
         }
-        Ok(())
+        let mut state = Vec::new();
+        if !self.export_state(sequence, &mut state)? {
+            return Err(ModelError::NoState { position: self.blocks.len(sequence) }.into());
+        }
+        state.iter().try_for_each(|of| to.write_all(&of.bytes).map_err(EngineError::KvFile))
     }
 
     /// Begins a sequence with these rows, which shares its blocks with no other, and reads its blocks. `is_whole` is asked once
@@ -80,6 +91,7 @@ impl Runner {
         let root = self.root(b"");
         let mut restored = Vec::new();
         let sequence = self.blocks.restore(root, rows, &mut restored, &mut self.changes)?;
+        self.decoder.forget_state(sequence.slot());
         let read = || {
             self.apply_changes()?;
             let (mut bytes, mut next) = (Vec::new(), restored.iter().peekable());
@@ -94,6 +106,11 @@ impl Runner {
                     self.last_restoring =
                         self.decoder.backend_mut().restore_blocks(&mut contents)?;
                 }
+            }
+            if let Some((_, _, len)) = self.state_seen(rows.len()) {
+                bytes.resize(len, 0);
+                from.read_exact(&mut bytes).map_err(EngineError::KvFile)?;
+                self.decoder.restore_state(sequence.slot(), rows.len(), &bytes)?;
             }
             self.wait_for_arrivals()?;
             is_whole(from)

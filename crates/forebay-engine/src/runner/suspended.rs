@@ -76,12 +76,9 @@ impl Runner {
         rows: &[Row],
         blocks: Vec<SnapshotBlock>,
     ) -> Result<Option<SavedSequence>, EngineError> {
-        if self.decoder.is_recurrent() {
-            let why = "it lacks the state of the recurrent layers".into();
-            return Err(EngineError::BadSnapshot { why });
-        }
         let own = blocks.iter().map(|block| (block.group, block.index, block.bytes.len()));
-        if !own.eq(self.blocks.blocks_seen(rows.len())) {
+        let seen = self.blocks.blocks_seen(rows.len()).chain(self.state_seen(rows.len()));
+        if !own.eq(seen) {
             let why = "its KV blocks are not those that this engine needs".into();
             return Err(EngineError::BadSnapshot { why });
         }

@@ -15,6 +15,10 @@ pub struct KvArgs {
     /// has, at most 4GiB]
     #[arg(long, value_name = "SIZE", value_parser = size::parse_or_zero)]
     pub kv_ram: Option<u64>,
+    /// Keep the state of recurrent layers after every N tokens of a prompt, and near its end. Later prompts that
+    /// share a prefix begin there; 0 keeps it only near the end [default: from the size of the state]
+    #[arg(long, value_name = "N")]
+    pub snapshot_every: Option<usize>,
     /// Keep keys and values in DIR, too, also after the end. A new folder can be read by you only
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub kv_disk: Option<PathBuf>,

@@ -19,7 +19,7 @@ pub fn kv_path(path: &Path) -> PathBuf {
 }
 
 /// Writes a conversation to a new file, and the session's keys and values to another one beside it. Returns the bytes of the
-/// second, or `None` if the session has read nothing yet or has a state that is not kept. Writes neither or both otherwise.
+/// second, or `None` if the session has read nothing yet. Writes neither or both otherwise.
 pub fn save(history: &History, session: &mut Session, path: &Path) -> anyhow::Result<Option<u64>> {
     let kv_path = kv_path(path);
     for path in [path, &kv_path] {
@@ -30,7 +30,7 @@ pub fn save(history: &History, session: &mut Session, path: &Path) -> anyhow::Re
     let mut file = OutputFile::create(path)?.into_stream();
     let text = serde_json::to_string_pretty(&history.to_json())?;
     writeln!(file, "{text}").with_context(|| format!("{}: cannot be written", path.display()))?;
-    if session.cached_tokens().is_empty() || session.has_states() {
+    if session.cached_tokens().is_empty() {
         file.commit()?;
         return Ok(None);
     }

@@ -59,6 +59,8 @@ pub fn begin(session: &Session, config: &RunConfig) -> Outcome<Conversation> {
 /// Reads messages and answers them until the user quits.
 pub fn run(session: &mut Session, config: &RunConfig) -> Outcome {
     let conversation = begin(session, config)?;
+    // Templates leave out earlier reasoning, so a turn often begins before the end of what is cached.
+    session.keep_states();
     output::tell!("/help lists the commands, /bye or Ctrl-D quits");
     let mut chat = Chat {
         session,
@@ -124,10 +126,6 @@ impl Chat<'_> {
 
     fn save(&mut self, file: &Path) {
         match files::save(&self.conversation.history, self.session, file) {
-            Ok(None) if self.session.has_states() => output::tell!(
-                "the conversation is in {}; it will be read again, because states of recurrent layers are not saved",
-                file.display()
-            ),
             Ok(None) => output::tell!("the conversation is in {}", file.display()),
             Ok(Some(bytes)) => output::tell!(
                 "the conversation is in {}, its keys and values in {} ({})",

@@ -46,6 +46,7 @@ type Finished = (usize, usize, Choice);
 pub fn run(args: BatchArgs) -> Outcome {
     let mut options = config::session(&args.budget)?;
     options.kv_ram_bytes = args.kv.kv_ram;
+    options.snapshot_every = args.kv.snapshot_every;
     if outputs::is_standard(&args.output) {
         return usage("-o - cannot be taken up again after an interrupt: name a file");
     }

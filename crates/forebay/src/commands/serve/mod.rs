@@ -40,6 +40,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
     let mut options = config::session(&args.budget)?;
     options.kv_ram_bytes = args.kv.kv_ram;
+    options.snapshot_every = args.kv.snapshot_every;
     let names_folder = models.is_some();
     let library = match models {
         Some(folder) => {
