@@ -3,6 +3,7 @@
 //! Templates are Jinja programs that are part of a model, so they are untrusted. `program.rs` bounds their steps, and
 //! `process.rs` their memory: after [`isolate_templates`], every template has a process of its own.
 
+mod defaults;
 mod functions;
 mod generation;
 mod json;

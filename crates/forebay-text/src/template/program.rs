@@ -8,7 +8,7 @@ use std::error::Error as _;
 use minijinja::{AutoEscape, Environment, ErrorKind, Value, syntax::SyntaxConfig};
 
 use super::functions::{self, Refusal};
-use super::{RenderInput, generation, json, lists, methods, stack};
+use super::{RenderInput, defaults, generation, json, lists, methods, stack};
 use crate::TextError;
 
 /// Number of steps that every render may take, and of additional steps per JSON value of the
@@ -31,6 +31,8 @@ pub struct Program {
     source_bytes: u64,
     /// True if the template changes lists.
     changes_lists: bool,
+    /// Variables that the template gives a default under the same name.
+    with_defaults: Vec<String>,
     environment: Environment<'static>,
 }
 
@@ -53,6 +55,7 @@ impl Program {
         environment.set_unknown_method_callback(methods::unknown_method);
         functions::install(&mut environment);
         let program = generation::without_generation_tags(source);
+        let with_defaults = defaults::variables_with_defaults(&program, rules.clone());
         // The shortest operator that nests, a minus sign, takes one byte.
         let levels = program.len() as u64;
         let added = stack::with_room(levels, || {
@@ -64,7 +67,8 @@ impl Program {
             environment.add_template_owned(NAME, program).map(|()| false)
         })?;
         let changes_lists = added.map_err(|error| syntax(describe(&error)))?;
-        Ok(Program { source_bytes: source.len() as u64, changes_lists, environment })
+        let source_bytes = source.len() as u64;
+        Ok(Program { source_bytes, changes_lists, with_defaults, environment })
     }
 
     /// Returns the variables that the template reads and that are not part of every conversation,
@@ -79,6 +83,7 @@ impl Program {
             self.environment.get_template(NAME).map(|template| template.undeclared_variables(false))
         })?;
         let mut names: Vec<String> = found.map_err(|error| failure(&error))?.into_iter().collect();
+        names.extend(self.with_defaults.iter().cloned());
         let mut environment = self.environment.clone();
         functions::install_clock(&mut environment, None);
         lists::install(&mut environment, 0);
@@ -87,6 +92,7 @@ impl Program {
                 && environment.globals().all(|(global, _)| global != name)
         });
         names.sort_unstable();
+        names.dedup();
         Ok(names)
     }
 

@@ -130,10 +130,11 @@ fn clock_is_the_given_one() {
 fn variables_are_those_that_a_caller_may_set() {
     let source = "{% macro m() %}{{ effort }}{% endmacro %}{% set ns = namespace(a=1) %}\
                   {% if not thinking is defined %}{% set thinking = false %}{% endif %}\
+                  {% set effort = effort | default('low') %}{% set tone = tone if tone is defined else 'dry' %}\
                   {% for m in messages %}{{ m.reasoning_content }}{% endfor %}{{ m() }}\
                   {{ bos_token }}{{ strftime_now('%Y') }}{{ raise_exception('x') }}{{ dict(a=1) }}";
     let template = ChatTemplate::from_source(source, "", "").unwrap();
-    assert_eq!(template.variables().unwrap(), ["effort", "thinking"]);
+    assert_eq!(template.variables().unwrap(), ["effort", "thinking", "tone"]);
 }
 
 #[test]
