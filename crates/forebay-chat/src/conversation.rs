@@ -7,7 +7,7 @@ use forebay_text::ChatTemplate;
 use serde_json::{Map, Value, json};
 
 use crate::ids::{self, Ids};
-use crate::{Message, ToolCall, ToolSyntax, generic_tools, probe};
+use crate::{ListMarks, Message, ToolCall, ToolSyntax, generic_tools, probe, text_calls};
 
 /// Names under which templates look for the reasoning of a message.
 const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
@@ -28,6 +28,14 @@ pub(crate) struct Needs {
     single_calls: bool,
     /// True if the template writes calls. Otherwise, calls and results are written as text.
     own_calls: bool,
+    /// Syntax of the calls, if the template describes tools but writes no calls. They then become a part of the content.
+    calls_in_content: Option<ToolSyntax>,
+    /// True if the template reads the tools from the system message, as the text of a list.
+    tools_in_system: bool,
+    /// True if text before calls of the current turn must be a part of the reasoning.
+    text_in_reasoning: bool,
+    /// True if results must be in the order of their calls.
+    results_in_order: bool,
     /// Form of a call, if the template does not describe tools. The system message then describes them.
     form_of_calls: Option<&'static str>,
     /// True if results of tools are a part of the message with the calls, as in the first templates of Gemma 4.
@@ -46,7 +54,17 @@ impl Needs {
     pub fn of(template: &ChatTemplate, syntax: Option<ToolSyntax>, is_harmony: bool) -> Needs {
         let source = template.source();
         let gemma = matches!(syntax, Some(ToolSyntax::Gemma4 | ToolSyntax::FunctionGemma));
+        let own = match syntax {
+            Some(ToolSyntax::Lfm2 | ToolSyntax::MarkedList(_)) => !probe::writes_calls(template),
+            _ => false,
+        };
+        let tools_in_system = syntax == Some(ToolSyntax::MarkedList(ListMarks::Phi))
+            && !probe::describes_tools(template);
         Needs {
+            calls_in_content: syntax.filter(|_| own),
+            tools_in_system,
+            text_in_reasoning: gemma && probe::text_ends_turn(template),
+            results_in_order: syntax == Some(ToolSyntax::Dsml { renamed: true }),
             reasoning_fields: REASONING_FIELDS
                 .into_iter()
                 .filter(|name| reads(source, name))
@@ -60,6 +78,7 @@ impl Needs {
             form_of_calls: match is_harmony || probe::describes_tools(template) && syntax.is_some()
             {
                 true => None,
+                false if tools_in_system => None,
                 false => generic_tools::form(syntax),
             },
             responses_in_call: syntax == Some(ToolSyntax::Gemma4)
@@ -88,6 +107,15 @@ impl Needs {
         if !self.own_calls {
             all = generic_tools::as_text(all);
         }
+        if self.text_in_reasoning {
+            text_in_reasoning(&mut all);
+        }
+        if self.results_in_order {
+            in_order_of_calls(&mut all);
+        }
+        if let Some(syntax) = self.calls_in_content {
+            text_calls::in_content(&mut all, syntax);
+        }
         let mut tools = tools.filter(|tools| tools.as_array().is_none_or(|list| !list.is_empty()));
         if let (Some(form), Some(described)) = (self.form_of_calls, tools) {
             generic_tools::describe(&mut all, described, form);
@@ -103,6 +131,9 @@ impl Needs {
         let mut values: Vec<Value> = all.iter().map(|message| self.for_template(message)).collect();
         if self.responses_in_call {
             values = responses_in_call(values);
+        }
+        if let Some(list) = tools.filter(|_| self.tools_in_system) {
+            tools_in_system(&mut values, list);
         }
         (Value::Array(values), tools.cloned())
     }
@@ -223,6 +254,47 @@ fn system_in_user(messages: Vec<Message>) -> Vec<Message> {
     others
 }
 
+/// Moves text before calls into the reasoning, behind the last question. Earlier turns are over, and keep their text.
+fn text_in_reasoning(messages: &mut [Message]) {
+    let is_question = |message: &Message| message.role == "user";
+    let turn = messages.iter().rposition(is_question).map_or(0, |at| at + 1);
+    let calls = messages[turn..].iter_mut().filter(|message| !message.tool_calls.is_empty());
+    for message in calls.filter(|message| !message.content.is_empty()) {
+        let text = std::mem::take(&mut message.content);
+        let reasoning = message.reasoning.take().map(|reasoning| format!("{reasoning}\n\n{text}"));
+        message.reasoning = Some(reasoning.unwrap_or(text));
+    }
+}
+
+/// Sorts the results that follow each other by the calls that they belong to. Results of unknown calls come first.
+fn in_order_of_calls(messages: &mut [Message]) {
+    let mut order: Vec<Option<String>> = Vec::new();
+    for group in messages.chunk_by_mut(|a, b| a.role == "tool" && b.role == "tool") {
+        match group {
+            [message] if !message.tool_calls.is_empty() => {
+                order = message.tool_calls.iter().map(|call| call.id.clone()).collect();
+            }
+            results if results.len() > 1 => results.sort_by_key(|result| {
+                order.iter().position(|id| id.is_some() && *id == result.tool_call_id)
+            }),
+            _ => {}
+        }
+    }
+}
+
+/// Writes the tools into the system message, as Phi-4-mini's template reads them.
+fn tools_in_system(values: &mut Vec<Value>, tools: &Value) {
+    let functions = tools.as_array().into_iter().flatten();
+    let list: Value = functions.map(|tool| tool.get("function").unwrap_or(tool).clone()).collect();
+    let is_system = |value: &Value| value.get("role").is_some_and(|role| role == "system");
+    if !values.first().is_some_and(is_system) {
+        values.insert(0, Message::new("system", "You can use tools.").to_json());
+    }
+    if let Some(system) = values.first_mut().and_then(Value::as_object_mut) {
+        system.insert("tools".to_owned(), ToolCall::text_of(&list).into());
+    }
+}
+
 /// Moves the results of tools into the messages with the calls.
 fn responses_in_call(values: Vec<Value>) -> Vec<Value> {
     let mut all: Vec<Value> = Vec::with_capacity(values.len());
@@ -268,6 +340,23 @@ mod tests {
         assert_eq!(texts, ["I look.", "result a", "", "result b", "x"]);
         assert_eq!((all[0].reasoning.as_deref(), all[2].reasoning.as_deref()), (Some("why"), None));
         assert_eq!(all[2].tool_calls, [call("b")]);
+    }
+
+    #[test]
+    fn results_follow_the_order_of_their_calls() {
+        let calls = Message {
+            tool_calls: vec![call("a"), call("b"), call("c")],
+            ..Message::new("assistant", "")
+        };
+        let results = [result("c"), Message::new("tool", "none"), result("b"), result("a")];
+        let mut all = vec![calls.clone()];
+        all.extend(results);
+        all.extend([Message::new("user", "x"), calls, result("b"), result("a")]);
+        in_order_of_calls(&mut all);
+        let texts: Vec<&str> = all.iter().map(|message| message.content.as_str()).collect();
+        let expected =
+            ["", "none", "result a", "result b", "result c", "x", "", "result a", "result b"];
+        assert_eq!(texts, expected);
     }
 
     #[test]

@@ -79,7 +79,7 @@ impl Format {
         let token =
             |text: &str| tokenizer.is_some_and(|tokenizer| tokenizer.token_id(text).is_some());
         let thinking = ThinkMarks::recognise(source, token);
-        let tools = ToolSyntax::recognise(template);
+        let tools = ToolSyntax::recognise(template, token);
         let kind = if source.contains("<|channel|>") && source.contains("<|message|>") {
             Kind::Harmony
         } else if thinking.is_some() || tools.is_some() {
@@ -134,16 +134,28 @@ impl Format {
     pub fn think(&self, think: Think) -> Result<Map<String, Value>, ChatError> {
         let has = |name: &str| self.variables.iter().any(|variable| variable == name);
         let switch = ["enable_thinking", "thinking"].into_iter().find(|name| has(name));
+        let mode = has("thinking_mode").then_some("thinking_mode");
         let effort = has("reasoning_effort").then_some("reasoning_effort");
-        let set = match think {
-            Think::On => switch.map(|name| (name, json!(true))),
-            Think::Off => switch.map(|name| (name, json!(false))),
-            _ => effort.map(|name| (name, json!(think.name()))),
+        let turned = |on: bool| {
+            let by_mode =
+                || mode.map(|name| (name, json!(if on { "enabled" } else { "disabled" })));
+            switch.map(|name| (name, json!(on))).or_else(by_mode)
         };
-        if let Some((name, value)) = set {
-            return Ok(Map::from_iter([(name.to_owned(), value)]));
+        let set = match think {
+            Think::On => vec![turned(true)],
+            Think::Off => vec![turned(false)],
+            // DeepSeek V4 reads the effort only if thinking is on.
+            _ if effort.is_some() => {
+                vec![effort.map(|name| (name, json!(think.name()))), turned(true)]
+            }
+            _ => Vec::new(),
+        };
+        let set: Map<String, Value> =
+            set.into_iter().flatten().map(|(name, value)| (name.to_owned(), value)).collect();
+        if !set.is_empty() {
+            return Ok(set);
         }
-        let supported = match (switch, effort) {
+        let supported = match (switch.or(mode), effort) {
             (None, None) => "has no variable that turns thinking on or off".to_owned(),
             (Some(name), _) => format!("supports on and off ({name})"),
             (None, Some(name)) => format!("supports low, medium and high ({name})"),

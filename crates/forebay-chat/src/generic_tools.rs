@@ -17,12 +17,21 @@ const DEEPSEEK: &str = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>t
 const DEEPSEEK_FENCED: &str = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>the function's name\n\
                                ```json\n{\"parameter\": \"value\"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>";
 
+/// Form of a call of LFM2.
+const LFM2: &str = "<|tool_call_start|>[the_function(parameter=\"value\")]<|tool_call_end|>";
+
+/// Form of a call of Granite 3.
+const MARKED_LIST: &str =
+    "<|tool_call|>[{\"name\": \"the function's name\", \"arguments\": {\"parameter\": \"value\"}}]";
+
 /// Returns the form of a call, for a template that writes calls of this syntax but does not describe tools.
 pub(crate) fn form(syntax: Option<ToolSyntax>) -> Option<&'static str> {
     match syntax {
         None | Some(ToolSyntax::Json) => Some(HERMES),
         Some(ToolSyntax::DeepSeek { fenced: true }) => Some(DEEPSEEK_FENCED),
         Some(ToolSyntax::DeepSeek { fenced: false }) => Some(DEEPSEEK),
+        Some(ToolSyntax::Lfm2) => Some(LFM2),
+        Some(ToolSyntax::MarkedList(_)) => Some(MARKED_LIST),
         Some(_) => None,
     }
 }

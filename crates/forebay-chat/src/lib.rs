@@ -26,6 +26,7 @@ mod probe;
 mod prompt;
 mod stops;
 mod syntax;
+mod text_calls;
 
 pub use answer::AnswerStream;
 pub use calls::CallsWanted;
@@ -36,4 +37,4 @@ pub use infill::{ExtraText, Gap, infill_prompt};
 pub use message::{Message, ToolCall};
 pub use parser::{Event, Parser};
 pub use prompt::encode_prompt;
-pub use syntax::ToolSyntax;
+pub use syntax::{ListMarks, ToolSyntax};

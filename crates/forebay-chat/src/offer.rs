@@ -13,12 +13,18 @@ pub(crate) enum Offer {
     Unknown,
     /// There are no tools. Everything is text.
     Nothing,
-    /// The parameters of each tool, by the tool's name.
-    Tools(Arc<BTreeMap<String, Parameters>>),
+    /// The tools by name.
+    Tools(Arc<BTreeMap<String, Tool>>),
 }
 
-/// Parameters of a tool by name, and whether they are texts.
-type Parameters = BTreeMap<String, bool>;
+/// A tool that is offered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Tool {
+    /// Parameters by name, and whether they are texts.
+    texts: BTreeMap<String, bool>,
+    /// JSON schema of the arguments.
+    schema: Value,
+}
 
 impl Offer {
     /// Reads a list of `{"type": "function", "function": {"name": ..., "parameters": {...}}}`.
@@ -31,9 +37,10 @@ impl Offer {
             let parameters = properties.into_iter().flatten();
             let typed =
                 parameters.filter_map(|(key, schema)| Some((key.clone(), is_text(schema)?)));
-            Some((name.to_owned(), typed.collect()))
+            let schema = function.get("parameters").cloned().unwrap_or_default();
+            Some((name.to_owned(), Tool { texts: typed.collect(), schema }))
         });
-        let tools: BTreeMap<String, Parameters> = named.collect();
+        let tools: BTreeMap<String, Tool> = named.collect();
         match tools.is_empty() {
             true => Offer::Nothing,
             false => Offer::Tools(Arc::new(tools)),
@@ -48,12 +55,18 @@ impl Offer {
     /// Returns true if the parameter is a text, false if it is of another type, and `None` if the schema leaves it open.
     pub fn is_text(&self, tool: &str, parameter: &str) -> Option<bool> {
         let Offer::Tools(tools) = self else { return None };
-        tools.get(tool)?.get(parameter).copied()
+        tools.get(tool)?.texts.get(parameter).copied()
+    }
+
+    /// Returns the JSON schema of a tool's arguments.
+    pub fn schema(&self, tool: &str) -> Option<&Value> {
+        let Offer::Tools(tools) = self else { return None };
+        tools.get(tool).map(|tool| &tool.schema)
     }
 }
 
 /// Returns true if a schema allows only texts, and false if it allows none.
-fn is_text(schema: &Value) -> Option<bool> {
+pub(crate) fn is_text(schema: &Value) -> Option<bool> {
     if let Some(values) = schema.get("enum").and_then(Value::as_array) {
         let texts = values.iter().filter(|value| value.is_string()).count();
         return match texts {

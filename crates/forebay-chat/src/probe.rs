@@ -26,6 +26,12 @@ pub(crate) fn has_single_calls(template: &ChatTemplate) -> bool {
     takes(1) && !takes(2)
 }
 
+/// Returns true if the template writes tool calls.
+pub(crate) fn writes_calls(template: &ChatTemplate) -> bool {
+    prompt_of_calls(template, &json!({ "needle": 1 }), 1)
+        .is_some_and(|prompt| prompt.contains("probe0"))
+}
+
 /// Returns true if the prompt contains the text of a system message.
 pub(crate) fn takes_system(template: &ChatTemplate) -> bool {
     let system = json!({ "role": "system", "content": "needle" });
@@ -55,6 +61,22 @@ pub(crate) fn reads_tool_messages(template: &ChatTemplate) -> bool {
     });
     let messages = [user(), calls(&json!({ "x": 1 }), 1), result];
     render(template, &messages).is_some_and(|prompt| prompt.contains("response:probe0"))
+}
+
+/// Returns true if text before a call makes the template end the model's turn behind the results of tools, so that the prompt
+/// does not end where the model goes on. Some templates of Gemma 4 do.
+pub(crate) fn text_ends_turn(template: &ChatTemplate) -> bool {
+    let mut calls = calls(&json!({ "x": 1 }), 1);
+    calls["content"] = json!("needle");
+    let result = json!({
+        "role": "tool", "content": "y", "name": "probe0", "tool_call_id": "callnum00",
+    });
+    let input = RenderInput {
+        messages: json!([user(), calls, result]),
+        add_generation_prompt: true,
+        ..RenderInput::default()
+    };
+    template.render(&input).is_ok_and(|prompt| prompt.trim_end().ends_with("<turn|>"))
 }
 
 fn user() -> Value {

@@ -13,6 +13,10 @@ pub(crate) enum ThinkMarks {
     Brackets,
     /// Gemma 4: `<|channel>thought\n...<channel|>`
     Channel,
+    /// MiniMax M3: `<mm:think>...</mm:think>`
+    MiniMax,
+    /// ERNIE 4.5 and Granite 3: `<think>...</think>`, and `<response>...</response>` around the answer
+    Response,
 }
 
 impl ThinkMarks {
@@ -22,7 +26,14 @@ impl ThinkMarks {
             Some(ThinkMarks::Brackets)
         } else if source.contains("<channel|>") {
             Some(ThinkMarks::Channel)
-        } else if source.contains("</think>") || has_token("<think>") && has_token("</think>") {
+        } else if source.contains("</mm:think>") {
+            Some(ThinkMarks::MiniMax)
+        } else if source.contains("</think>") && has_response(source) {
+            Some(ThinkMarks::Response)
+        } else if source.contains("<think>")
+            || source.contains("</think>")
+            || has_token("<think>") && has_token("</think>")
+        {
             Some(ThinkMarks::Tags)
         } else {
             None
@@ -32,9 +43,10 @@ impl ThinkMarks {
     /// Returns the text that begins reasoning.
     pub fn open(self) -> &'static str {
         match self {
-            ThinkMarks::Tags => "<think>",
+            ThinkMarks::Tags | ThinkMarks::Response => "<think>",
             ThinkMarks::Brackets => "[THINK]",
             ThinkMarks::Channel => "<|channel>thought",
+            ThinkMarks::MiniMax => "<mm:think>",
         }
     }
 
@@ -48,11 +60,23 @@ impl ThinkMarks {
 
     pub fn close(self) -> &'static str {
         match self {
-            ThinkMarks::Tags => "</think>",
+            ThinkMarks::Tags | ThinkMarks::Response => "</think>",
             ThinkMarks::Brackets => "[/THINK]",
             ThinkMarks::Channel => "<channel|>",
+            ThinkMarks::MiniMax => "</mm:think>",
         }
     }
+
+    /// Returns the marks around the answer that follows the reasoning.
+    pub fn around_answer(self) -> Option<[&'static str; 2]> {
+        (self == ThinkMarks::Response).then_some(["<response>", "</response>"])
+    }
+}
+
+/// Returns true if answers are between `<response>` and `</response>`. MiniMax has these marks around results of tools.
+fn has_response(source: &str) -> bool {
+    let has = |text: &str| source.contains(text);
+    has("<response>") && has("</response>") && !has("minimax")
 }
 
 /// Syntax of a family's tool calls.
@@ -60,7 +84,7 @@ impl ThinkMarks {
 pub enum ToolSyntax {
     /// Hermes and Qwen: `<tool_call>{"name": ..., "arguments": {...}}</tool_call>`.
     Json,
-    /// Qwen3-Coder, Qwen3.5, Nemotron 3:
+    /// Qwen3-Coder, Qwen3.5, Qwen3.6, Nemotron 3:
     /// `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`.
     FunctionTags,
     /// GLM: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`. `compact` says that there
@@ -74,7 +98,9 @@ pub enum ToolSyntax {
     Dsml { renamed: bool },
     /// MiniMax M2: `<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>...`.
     MiniMax,
-    /// Kimi K2: `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
+    /// MiniMax M3: as M2, with a mark before each tag, the parameter's name as the tag, and tags within lists and objects.
+    MiniMax3,
+    /// Kimi K2 and Kimi Linear: `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`.
     Kimi,
     /// FunctionGemma: `<start_function_call>call:NAME{KEY:<escape>TEXT<escape>}<end_function_call>`.
     FunctionGemma,
@@ -88,6 +114,41 @@ pub enum ToolSyntax {
     Llama,
     /// Calls in the form of Python without marks: `[NAME(KEY="TEXT"), ...]`.
     Python,
+    /// LFM2: `<|tool_call_start|>[NAME(KEY="TEXT"), ...]<|tool_call_end|>`. The list may also be of JSON objects.
+    Lfm2,
+    /// OLMo 3: `<function_calls>NAME(KEY="TEXT")</function_calls>`, one call in each line, with values in JSON.
+    Olmo3,
+    /// A list of JSON objects that needs no closing mark: `<|tool_call|>[{"name": ..., "arguments": {...}}]`.
+    MarkedList(ListMarks),
+    /// Nemotron Nano 2: `<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>`.
+    Nemotron2,
+}
+
+/// Marks of a [`ToolSyntax::MarkedList`]. Answers may have any of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ListMarks {
+    /// Phi-4-mini: `<|tool_call|>[...]<|/tool_call|>`.
+    Phi,
+    /// Phi-4-mini by vLLM's template: `functools[...]`.
+    Functools,
+    /// Granite 3: `<|tool_call|>[...]`.
+    Granite,
+}
+
+/// Mark of MiniMax M3 before each tag.
+pub(crate) const MINIMAX3: &str = "]<]minimax[>[";
+
+impl ListMarks {
+    fn recognise(source: &str) -> Option<ListMarks> {
+        let has = |text: &str| source.contains(text);
+        if has("functools") {
+            Some(ListMarks::Functools)
+        } else if has("<|/tool_call|>") || has("<|tool|>") && has("<|/tool|>") {
+            Some(ListMarks::Phi)
+        } else {
+            has("<|tool_call|>").then_some(ListMarks::Granite)
+        }
+    }
 }
 
 /// Marks of a syntax.
@@ -121,20 +182,30 @@ const BARE: Tags = Tags {
     inner: &[],
 };
 
+const MARKED_LIST: Tags =
+    Tags { open: "", close: None, wrappers: &["<|tool_call|>", "<|/tool_call|>"], inner: &[] };
+
 const MISTRAL: Tags =
     Tags { open: "[TOOL_CALLS]", close: None, wrappers: &[], inner: &["[ARGS]", "[CALL_ID]"] };
 
 impl ToolSyntax {
-    /// Returns the syntax of the tool calls that a template writes, or `None` if it is not known.
-    pub(crate) fn recognise(template: &ChatTemplate) -> Option<ToolSyntax> {
+    /// Returns the syntax of the tool calls that a template writes, or `None` if it is not known. `has_token` tells which
+    /// tokens the vocabulary has: the templates of LFM2 do not write calls.
+    pub(crate) fn recognise(
+        template: &ChatTemplate,
+        has_token: impl Fn(&str) -> bool,
+    ) -> Option<ToolSyntax> {
         let source = template.source();
         let has = |text: &str| source.contains(text);
+        let is_lfm2 = || has_token("<|tool_call_start|>") && has_token("<|tool_call_end|>");
         if has("<｜tool▁call▁begin｜>") {
             Some(ToolSyntax::DeepSeek { fenced: has("```json") })
         } else if has("｜DSML｜") && has("invoke name=") {
             Some(ToolSyntax::Dsml { renamed: !has("function_calls") })
         } else if has("<|tool_call_begin|>") {
             Some(ToolSyntax::Kimi)
+        } else if has(MINIMAX3) {
+            Some(ToolSyntax::MiniMax3)
         } else if has("<minimax:tool_call>") {
             Some(ToolSyntax::MiniMax)
         } else if has("<|tool_call>call:") {
@@ -146,10 +217,18 @@ impl ToolSyntax {
                 true => ToolSyntax::MistralArguments { call_id: has("[CALL_ID]") },
                 false => ToolSyntax::MistralList { spaced: has("[TOOL_CALLS] [") },
             })
+        } else if has("<|tool_call_start|>") || has("<|tool_list_start|>") {
+            Some(ToolSyntax::Lfm2)
         } else if has("<tool_call>") {
             ToolSyntax::tagged(source)
+        } else if has("<TOOLCALL>") {
+            Some(ToolSyntax::Nemotron2)
+        } else if has("<function_calls>") && has("<functions>") {
+            Some(ToolSyntax::Olmo3)
+        } else if let Some(marks) = ListMarks::recognise(source) {
+            Some(ToolSyntax::MarkedList(marks))
         } else {
-            ToolSyntax::bare(template)
+            ToolSyntax::bare(template).or_else(|| is_lfm2().then_some(ToolSyntax::Lfm2))
         }
     }
 
@@ -161,7 +240,7 @@ impl ToolSyntax {
         } else if has("<function=") {
             Some(ToolSyntax::FunctionTags)
         } else if has("<invoke name=") {
-            // MiniMax M3 has marks of its own within a call.
+            // Not known: MiniMax has other marks.
             None
         } else {
             Some(ToolSyntax::Json)
@@ -183,7 +262,7 @@ impl ToolSyntax {
 
     /// Returns true if calls have no marks, so that only a call of a tool that is offered is one.
     pub(crate) fn is_bare(self) -> bool {
-        matches!(self, ToolSyntax::Llama | ToolSyntax::Python)
+        matches!(self, ToolSyntax::Llama | ToolSyntax::Python | ToolSyntax::MarkedList(_))
     }
 
     pub(crate) fn tags(self) -> Tags {
@@ -215,6 +294,12 @@ impl ToolSyntax {
                 wrappers: &[],
                 inner: &[],
             },
+            ToolSyntax::MiniMax3 => Tags {
+                open: "]<]minimax[>[<tool_call>",
+                close: Some("]<]minimax[>[</tool_call>"),
+                wrappers: &[],
+                inner: &[MINIMAX3, "<tool_call>", "</tool_call>"],
+            },
             ToolSyntax::Kimi => Tags {
                 open: "<|tool_call_begin|>",
                 close: Some("<|tool_call_end|>"),
@@ -235,6 +320,22 @@ impl ToolSyntax {
             },
             ToolSyntax::MistralList { .. } | ToolSyntax::MistralArguments { .. } => MISTRAL,
             ToolSyntax::Llama | ToolSyntax::Python => BARE,
+            ToolSyntax::Lfm2 => Tags {
+                open: "<|tool_call_start|>",
+                close: Some("<|tool_call_end|>"),
+                wrappers: &[],
+                inner: &[],
+            },
+            ToolSyntax::Olmo3 => Tags {
+                open: "<function_calls>",
+                close: Some("</function_calls>"),
+                wrappers: &[],
+                inner: &[],
+            },
+            ToolSyntax::MarkedList(_) => MARKED_LIST,
+            ToolSyntax::Nemotron2 => {
+                Tags { open: "<TOOLCALL>", close: Some("</TOOLCALL>"), wrappers: &[], inner: &[] }
+            }
         }
     }
 }

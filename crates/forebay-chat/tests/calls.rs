@@ -10,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 const END: &str = "<|im_end|>";
 
-const MARKS: [&str; 40] = [
+const MARKS: [&str; 51] = [
     END,
     "<think>",
     "</think>",
@@ -51,6 +51,17 @@ const MARKS: [&str; 40] = [
     "[TOOL_CALLS]",
     "[ARGS]",
     "[CALL_ID]",
+    "]<]minimax[>[",
+    "<mm:think>",
+    "</mm:think>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "<TOOLCALL>",
+    "</TOOLCALL>",
+    "<function_calls>",
+    "</function_calls>",
 ];
 
 /// What marks are in a vocabulary.
@@ -165,7 +176,7 @@ const LLAMA: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}{\"
 const PYTHON: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}[{{ c.function.name }}(\
                       {% for k, v in c.function.arguments | items %}{{ k }}=\"{{ v }}\"{% endfor %})]{% endfor %}{% endfor %}";
 
-const FAMILIES: [Family; 18] = [
+const FAMILIES: [Family; 25] = [
     Family {
         template: "{{ '<think>\n</think>' }}<tool_call>{\"name\"",
         prompt: "<|im_start|>assistant\n",
@@ -353,6 +364,77 @@ const FAMILIES: [Family; 18] = [
         between: ", ",
         several: true,
     },
+    Family {
+        template: "</mm:think>]<]minimax[>[<tool_call>",
+        prompt: "]~b]ai\n",
+        before: "<mm:think>thoughts</mm:think>",
+        forecast: "]<]minimax[>[<invoke name=\"forecast\">]<]minimax[>[<city>CITY]<]minimax[>[</city>\
+                   ]<]minimax[>[<days>3]<]minimax[>[</days>]<]minimax[>[</invoke>\n",
+        stop: "]<]minimax[>[<invoke name=\"stop\">]<]minimax[>[</invoke>\n",
+        around: ["]<]minimax[>[<tool_call>\n", "]<]minimax[>[</tool_call>"],
+        between: "",
+        several: true,
+    },
+    Family {
+        template: "<|tool_call_start|>",
+        prompt: "<|im_start|>assistant\n",
+        before: "",
+        forecast: "forecast(city=\"CITY\", days=3)",
+        stop: "stop()",
+        around: ["<|tool_call_start|>[", "]<|tool_call_end|>"],
+        between: ", ",
+        several: true,
+    },
+    Family {
+        template: "<think><functions></functions><function_calls>",
+        prompt: "<|im_start|>assistant\n<think>",
+        before: "thoughts</think>",
+        forecast: "forecast(city=\"CITY\", days=3)",
+        stop: "stop()",
+        around: ["<function_calls>", "</function_calls>"],
+        between: "\n",
+        several: true,
+    },
+    Family {
+        template: "<|tool_call|><|/tool_call|>",
+        prompt: "<|assistant|>",
+        before: "",
+        forecast: "{\"name\": \"forecast\", \"arguments\": {\"city\": \"CITY\", \"days\": 3}}",
+        stop: "{\"name\": \"stop\", \"arguments\": {}}",
+        around: ["<|tool_call|>[", "]<|/tool_call|>"],
+        between: ", ",
+        several: true,
+    },
+    Family {
+        template: "functools",
+        prompt: "<|assistant|>",
+        before: "",
+        forecast: "{\"name\": \"forecast\", \"arguments\": {\"city\": \"CITY\", \"days\": 3}}",
+        stop: "{\"name\": \"stop\", \"arguments\": {}}",
+        around: ["functools[", "]"],
+        between: ", ",
+        several: true,
+    },
+    Family {
+        template: "<|tool_call|>",
+        prompt: "<|start_of_role|>assistant<|end_of_role|>",
+        before: "",
+        forecast: "{\"name\": \"forecast\", \"arguments\": {\"city\": \"CITY\", \"days\": 3}}",
+        stop: "{\"name\": \"stop\", \"arguments\": {}}",
+        around: ["<|tool_call|>[", "]"],
+        between: ", ",
+        several: true,
+    },
+    Family {
+        template: "</think><TOOLCALL>",
+        prompt: "<SPECIAL_11>Assistant\n<think>\n",
+        before: "thoughts\n</think>\n\n",
+        forecast: "{\"name\": \"forecast\", \"arguments\": {\"city\": \"CITY\", \"days\": 3}}",
+        stop: "{\"name\": \"stop\", \"arguments\": {}}",
+        around: ["<TOOLCALL>[", "]</TOOLCALL>"],
+        between: ", ",
+        several: true,
+    },
 ];
 
 #[test]
@@ -424,6 +506,57 @@ fn required_calls_are_those_that_the_parser_reads() {
         let forecast = ("forecast", json!({ "city": "Køln & <b>", "days": 3 }));
         let expected = [forecast, ("stop", json!({}))];
         assert_eq!(calls, expected[..if family.several { 2 } else { 1 }], "{what}");
+    }
+}
+
+/// MiniMax M3 writes lists and objects as tags, too.
+#[test]
+fn required_calls_with_lists_and_objects_in_tags() {
+    let of = |text: &str| text.replace('@', "]<]minimax[>[");
+    let places = json!({ "type": "array", "items": {
+        "type": "object",
+        "properties": { "zip": { "type": "string" }, "near": { "type": "boolean" } },
+        "required": ["zip"],
+    } });
+    let properties = json!({ "places": places, "unit": { "enum": ["C", "F"] }, "any": {}, "map": { "type": "object" } });
+    let parameters =
+        json!({ "type": "object", "properties": properties, "required": ["places", "unit"] });
+    let tools =
+        json!([{ "type": "function", "function": { "name": "f", "parameters": parameters } }]);
+    let template = ChatTemplate::from_source("]<]minimax[>[<tool_call>", "", "").unwrap();
+    let format = Format::recognise(Some(&template), None).unwrap().offering(Some(&tools));
+    let wanted = CallsWanted { tools: &tools, name: None, several: true };
+    for form in [Marks::Control, Marks::Text, Marks::Absent] {
+        let tokenizer = tokenizer(form);
+        let rules = format.call_rules(&wanted, None, &tokenizer).unwrap();
+        let grammar = Compiler::new(&tokenizer).compile(&rules, None).unwrap();
+        let call = |inside: &str| {
+            of(&format!("@<tool_call>\n@<invoke name=\"f\">{inside}@</invoke>\n@</tool_call>"))
+        };
+        let item = "@<item>@<zip>3000@</zip>@<near>true@</near>@</item>@<item>@<zip>Zürich <8>@</zip>@</item>";
+        let whole = call(&format!(
+            "@<places>{item}@</places>@<unit>C@</unit>@<any>[1]@</any>@<map>x@</map>"
+        ));
+        assert_eq!(feed(&grammar, &tokenizer, &whole), (whole.len(), true), "{form:?}");
+        let short = call("@<places>@</places>@<unit>F@</unit>");
+        assert_eq!(feed(&grammar, &tokenizer, &short), (short.len(), true), "{form:?}");
+        for wrong in [
+            "@<unit>C@</unit>",
+            "@<places>3000@</places>@<unit>C@</unit>",
+            "@<places>@<item>@<near>true@</near>@</item>@</places>@<unit>C@</unit>",
+            "@<places>@</places>@<unit>K@</unit>",
+        ] {
+            assert!(!feed(&grammar, &tokenizer, &call(wrong)).1, "{form:?}: {wrong}");
+        }
+        let mut stream = AnswerStream::new(tokenizer.clone(), &format, "]~b]ai\n", false, &[]);
+        for id in tokenizer.encode(&whole, false, true).unwrap() {
+            stream.push(id, &mut |_| {});
+        }
+        let message = stream.finish(&mut |_| {}).0;
+        let arguments: Value = serde_json::from_str(&message.tool_calls[0].arguments).unwrap();
+        let places = json!([{ "zip": "3000", "near": true }, { "zip": "Zürich <8>" }]);
+        let expected = json!({ "places": places, "unit": "C", "any": [1], "map": "x" });
+        assert_eq!(arguments, expected, "{form:?}");
     }
 }
 

@@ -81,6 +81,13 @@ const LLAMA: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}{\"
 const PYTHON: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}[{{ c.function.name }}(\
                       {% for k, v in c.function.arguments | items %}{{ k }}=\"{{ v }}\"{% endfor %})]{% endfor %}{% endfor %}";
 
+const MINIMAX3: &str = "</mm:think>]<]minimax[>[<tool_call>";
+const LFM2: &str = "</think><|tool_call_start|>";
+const OLMO3: &str = "<think><functions></functions><function_calls>";
+const PHI: &str = "<|tool_call|><|/tool_call|>";
+const NEMOTRON2: &str = "</think><TOOLCALL>";
+const ERNIE: &str = "<think></think><response></response><tool_call>";
+
 /// Returns a format whose tools are `f` and `g`.
 fn with_tools(template: &str) -> Format {
     let tool = |name: &str| serde_json::json!({ "type": "function", "function": { "name": name } });
@@ -91,6 +98,14 @@ struct Expected<'a> {
     reasoning: Option<&'a str>,
     content: &'a str,
     calls: &'a [(&'a str, &'a str)],
+}
+
+fn thought<'a>(
+    reasoning: &'a str,
+    content: &'a str,
+    calls: &'a [(&'a str, &'a str)],
+) -> Expected<'a> {
+    Expected { reasoning: Some(reasoning), content, calls }
 }
 
 fn expected(want: &Expected<'_>) -> Message {
@@ -218,6 +233,17 @@ fn what_is_no_tool_call_stays_as_it_was_written() {
     check(KIMI, "<|tool_call_begin|>f<|tool_call_end|>");
     check(MINIMAX, "<minimax:tool_call>f</minimax:tool_call>");
     check(DSML, "<｜DSML｜invoke name=\"f\"></｜DSML｜invoke>");
+    check(MINIMAX3, "]<]minimax[>[<tool_call>f]<]minimax[>[</tool_call>");
+    check(
+        MINIMAX3,
+        "A ]<]minimax[>[ and ]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"f\">x",
+    );
+    check(LFM2, "Write <|tool_call_start|>f(x=1)<|tool_call_end|> so.");
+    check(LFM2, "<|tool_call_start|>[f(cmd='a 'b' c')]<|tool_call_end|>");
+    check(OLMO3, "<function_calls>f(x=1) g()</function_calls>");
+    check(OLMO3, "<function_calls></function_calls>");
+    check(NEMOTRON2, "<TOOLCALL>{\"f\"}</TOOLCALL> is none");
+    check(PHI, "[{\"name\": \"f\", \"arguments\": ]");
     // Other JSON, a call of a tool that is not offered, and JSON behind text.
     check(LLAMA, "{\"name\": \"Ada\", \"age\": 36}");
     check(LLAMA, " {\"name\": \"h\", \"parameters\": {}}\nText.");
@@ -227,6 +253,191 @@ fn what_is_no_tool_call_stays_as_it_was_written() {
     check(PYTHON, "[h(x=1)]");
     check(PYTHON, "[f(x=y)] is no call.");
     check(PYTHON, "Call [f(x=1)].");
+}
+
+#[test]
+fn calls_of_newer_families() {
+    let f = ("f", "{\"x\":1}");
+    for (template, prompt, call, two) in [
+        (
+            MINIMAX3,
+            "<mm:think>",
+            "@<tool_call>\n@<invoke name=\"f\">@<x>1@</x>@</invoke>\n@</tool_call>",
+            "@<tool_call>@<invoke name=\"f\">@<x>1@</x>@</invoke>@<invoke name=\"g\">@</invoke>@</tool_call>",
+        ),
+        (
+            LFM2,
+            "<think>",
+            "<|tool_call_start|>[f(x=1)]<|tool_call_end|>",
+            "<|tool_call_start|>[f(x=1), g()]<|tool_call_end|>",
+        ),
+        (
+            OLMO3,
+            "<think>",
+            "<function_calls>\nf(x=1)\n</function_calls>",
+            "<function_calls>f(x=1)\ng()</function_calls>",
+        ),
+        (
+            NEMOTRON2,
+            "<think>",
+            "<TOOLCALL>[{\"name\": \"f\", \"arguments\": {\"x\":1}}]</TOOLCALL>",
+            "<TOOLCALL>[{\"name\": \"f\", \"arguments\": {\"x\":1}}, {\"name\": \"g\"}]</TOOLCALL>",
+        ),
+        (
+            ERNIE,
+            "<think>",
+            "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"x\":1}}\n</tool_call>",
+            "<tool_call>{\"name\": \"f\", \"arguments\": {\"x\":1}}</tool_call>\n<tool_call>{\"name\": \"g\"}</tool_call>",
+        ),
+    ] {
+        let mark = |text: &str| text.replace('@', "]<]minimax[>[");
+        let close = if template == MINIMAX3 { "</mm:think>" } else { "</think>" };
+        let (call, two) = (mark(call), mark(two));
+        check(template, prompt, &format!("Hm.\n{close}\n\n{call}"), &thought("Hm.", "", &[f]));
+        check(
+            template,
+            prompt,
+            &format!("Hm.{close}I look.\n{two}\nDone."),
+            &thought("Hm.", "I look.Done.", &[f, ("g", "{}")]),
+        );
+        // An answer that was cut in the middle of a call.
+        let cut = &call[..call.len() / 2];
+        let answer = format!("Hm.{close}I look.\n{cut}");
+        check(template, prompt, &answer, &thought("Hm.", &format!("I look.\n{cut}"), &[]));
+        // Only the closing mark is missing.
+        let open = call.trim_end().rsplit_once(if template == MINIMAX3 { "]<" } else { "<" });
+        let open = open.unwrap().0.trim_end_matches("]<]minimax[>[").trim_end();
+        check(template, prompt, &format!("Hm.{close}{open}"), &thought("Hm.", "", &[f]));
+    }
+}
+
+#[test]
+fn calls_of_phi_and_granite() {
+    let want = |content, calls| Expected { reasoning: None, content, calls };
+    let list = "[{\"name\": \"f\", \"arguments\": {\"x\": 1}}, {\"name\": \"g\"}]";
+    let calls = [("f", "{\"x\": 1}"), ("g", "{}")];
+    for answer in [
+        format!("functools{list}"),
+        format!("<|tool_call|>{list}<|/tool_call|>"),
+        format!("<|tool_call|>{list}"),
+        format!(" {list}\n"),
+    ] {
+        check(PHI, "", &answer, &want("", &calls));
+    }
+    check(PHI, "", &format!("I look.\n<|tool_call|>{list}"), &want("I look.", &calls));
+    for text in ["functools", "functools[1]", "functools are", "funny", "[{\"name\": \"h\"}]", "{}"]
+    {
+        check(PHI, "", text, &want(text, &[]));
+    }
+}
+
+/// Marks around answers of ERNIE 4.5.
+#[test]
+fn marks_around_an_answer() {
+    let want = |content| Expected { reasoning: Some("Hm."), content, calls: &[] };
+    for (answer, content) in [
+        ("\n\n<response>\nYes.\n</response>\n", "Yes."),
+        ("Yes.", "Yes."),
+        (
+            "\nIn XML, <response> comes before </response>.",
+            "In XML, <response> comes before </response>.",
+        ),
+        ("<response>\nThe tag <response>.\n</response>", "The tag <response>."),
+        ("<response>Yes", "Yes"),
+        ("<resp", "<resp"),
+        ("<response>Yes</resp", "Yes</resp"),
+    ] {
+        check(ERNIE, "<think>", &format!("Hm.</think>{answer}"), &want(content));
+    }
+    // Also without tools.
+    let format = format(ERNIE).offering(None);
+    let text = "Hm.</think>\n<response>\nYes.\n</response>";
+    let message = parse(&format, "<think>\n", &[Piece::Text(text.into())]);
+    assert_eq!(message, expected(&want("Yes.")));
+}
+
+/// Some models go from thinking to calling without the mark between them.
+#[test]
+fn calls_that_end_the_reasoning() {
+    let json = "<tool_call>\n{\"name\": \"f\", \"arguments\": {}}\n</tool_call>";
+    let kimi = "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}\
+                <|tool_call_end|><|tool_calls_section_end|>";
+    let dsml = "<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"f\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>";
+    let coder = "<tool_call>\n<function=f>\n</function>\n</tool_call>";
+    let m3 = "]<]minimax[>[<tool_call>]<]minimax[>[<invoke name=\"f\">]<]minimax[>[</invoke>]<]minimax[>[</tool_call>";
+    for (template, call) in [
+        (QWEN, json),
+        (KIMI, kimi),
+        (DSML, dsml),
+        ("</think><tool_call><function=", coder),
+        (GLM, "<tool_call>f</tool_call>"),
+        (
+            DEEPSEEK,
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        ),
+        (MINIMAX, "<minimax:tool_call><invoke name=\"f\"></invoke></minimax:tool_call>"),
+        (MINIMAX3, m3),
+        (LFM2, "<|tool_call_start|>[f()]<|tool_call_end|>"),
+        (OLMO3, "<function_calls>f()</function_calls>"),
+        (NEMOTRON2, "<TOOLCALL>[{\"name\": \"f\"}]</TOOLCALL>"),
+        (GEMMA, "<|tool_call>call:f{}<tool_call|>"),
+    ] {
+        let [open, close] = match template {
+            MINIMAX3 => ["<mm:think>", "</mm:think>"],
+            GEMMA => ["<|channel>thought", "<channel|>"],
+            _ => ["<think>", "</think>"],
+        };
+        let f = [("f", "{}")];
+        check(template, open, &format!("Hm.\n\n{call}\n"), &thought("Hm.", "", &f));
+        let twice = format!("I write {call} then.\n{call}\n{call}");
+        let reasoning = format!("I write {call} then.");
+        check(template, open, &twice, &thought(&reasoning, "", &[f[0], f[0]]));
+        // The model only answered about a call.
+        let answered = format!("Hm.\n{call}");
+        let answer = format!("{answered}{close}Yes.");
+        check(template, open, &answer, &thought(&answered, "Yes.", &[]));
+        check(
+            template,
+            open,
+            &format!("{answered} No."),
+            &thought(&format!("{answered} No."), "", &[]),
+        );
+        // A call that is not whole, and one of a tool that is not offered.
+        let cut = format!("Hm.\n{}", &call[..call.len() - 1]);
+        check(template, open, &cut, &thought(&cut, "", &[]));
+        let other = answered.replace(":f", ":h").replace("\"f\"", "\"h\"").replace("=f", "=h");
+        let other = other.replace(">f", ">h").replace("[f", "[h").replace("s.f", "s.h");
+        check(template, open, &other, &thought(&other, "", &[]));
+        // Without tools, and if nothing is known about them, it is reasoning.
+        for format in [format(template), format(template).offering(None)] {
+            let message = parse(&format, open, &[Piece::Text(answered.clone())]);
+            assert_eq!(message, expected(&thought(&answered, "", &[])));
+        }
+    }
+}
+
+/// Reasoning goes on while a call is only mentioned.
+#[test]
+fn reasoning_is_not_held_back_by_a_mark() {
+    let mut parser = Parser::new(&with_tools(QWEN), "<think>");
+    let mut seen = String::new();
+    let mut add = |event: Event<'_>| match event {
+        Event::Reasoning(text) => seen.push_str(text),
+        other => panic!("{other:?}"),
+    };
+    for piece in ["The mark ", "<tool_call>", " begins", " calls"] {
+        parser.text(piece, &mut add);
+    }
+    assert_eq!(seen, "The mark <tool_call> begins calls");
+}
+
+#[test]
+fn an_answer_may_begin_with_the_mark_that_ends_reasoning() {
+    let want = |content| Expected { reasoning: None, content, calls: &[] };
+    check(MINIMAX3, "]~b]ai\n", "</mm:think>Yes.", &want("Yes."));
+    check(QWEN, "", "\n</think>\n\nYes.", &want("Yes."));
+    check(QWEN, "", "</thin", &want("</thin"));
+    check(QWEN, "", "The mark </think> ends it.", &want("The mark </think> ends it."));
 }
 
 #[test]
@@ -303,7 +514,7 @@ fn harmony_channels() {
 }
 
 /// Fragments from which answers of all tagged families are made, in any order.
-const FRAGMENTS: [&str; 60] = [
+const FRAGMENTS: [&str; 81] = [
     "<think>",
     "</think>",
     "<thi",
@@ -364,6 +575,27 @@ const FRAGMENTS: [&str; 60] = [
     "[f(x='é)]', y=[1])]",
     "[g()]",
     "]",
+    "<mm:think>",
+    "</mm:think>",
+    "]<]minimax[>[",
+    "]<]minimax[>[<tool_call>",
+    "]<]minimax[>[<invoke name=\"f\">",
+    "]<]minimax[>[<é>1]<]minimax[>[</é>",
+    "]<]minimax[>[</invoke>",
+    "]<]minimax[>[</tool_call>",
+    "<|tool_call_start|>",
+    "<|tool_call_end|>",
+    "<function_calls>",
+    "f(x=\"é\")\n",
+    "</function_calls>",
+    "<TOOLCALL>",
+    "</TOOLCALL>",
+    "<|tool_call|>",
+    "<|/tool_call|>",
+    "functools",
+    "<response>",
+    "</response>",
+    "<tool_call>{\"name\": \"f\"}</tool_call>",
 ];
 
 proptest! {
@@ -374,14 +606,20 @@ proptest! {
     fn cuts_do_not_matter(
         parts in prop::collection::vec(0..FRAGMENTS.len(), 0..14),
         cuts in prop::collection::vec(1..6_usize, 1..60),
-        template in 0..11_usize,
+        template in 0..17_usize,
         opened in any::<bool>(),
     ) {
         let text: String = parts.iter().map(|part| FRAGMENTS[*part]).collect();
-        let templates =
-            [QWEN, CODER, GLM, DEEPSEEK, MISTRAL, GEMMA, KIMI, MINIMAX, DSML, LLAMA, PYTHON];
+        let templates = [
+            QWEN, CODER, GLM, DEEPSEEK, MISTRAL, GEMMA, KIMI, MINIMAX, DSML, LLAMA, PYTHON, MINIMAX3, LFM2, OLMO3, PHI,
+            NEMOTRON2, ERNIE,
+        ];
         let format = with_tools(templates[template]);
-        let prompt = if opened { "<think>" } else { "" };
+        let prompt = match (opened, template) {
+            (false, _) => "",
+            (true, 11) => "<mm:think>",
+            (true, _) => "<think>",
+        };
         let whole = parse(&format, prompt, &[Piece::Text(text.clone())]);
         let mut pieces = Vec::new();
         let mut rest = text.as_str();

@@ -3,6 +3,12 @@
 use serde_json::json;
 
 use super::writer::{Form, Tool, Writer};
+use crate::ListMarks;
+
+/// Returns what is before and behind the arguments in `{"name": "f", "arguments": {...}}`.
+fn described(name: &str) -> (String, &'static str) {
+    (format!("{{\"name\": {}, \"arguments\": ", json!(name)), "}")
+}
 
 impl Writer<'_> {
     /// `<tool_call>\n{"name": "f", "arguments": {...}}\n</tool_call>`
@@ -53,13 +59,28 @@ impl Writer<'_> {
 
     /// `[TOOL_CALLS][{"name": "f", "arguments": {...}}]`
     pub fn mistral_list(&self, tools: &[Tool<'_>], spaced: bool) -> Form {
-        let around = |name: &str| (format!("{{\"name\": {}, \"arguments\": ", json!(name)), "}");
         Form {
-            rules: self.objects(tools, around),
+            rules: self.objects(tools, described),
             open: if spaced { "[TOOL_CALLS] [" } else { "[TOOL_CALLS][" },
             close: "]",
             separator: ", ",
         }
+    }
+
+    /// `<|tool_call|>[{"name": "f", "arguments": {...}}]<|/tool_call|>`, or with other marks
+    pub fn marked_list(&self, tools: &[Tool<'_>], marks: ListMarks) -> Form {
+        let [open, close] = match marks {
+            ListMarks::Phi => ["<|tool_call|>[", "]<|/tool_call|>"],
+            ListMarks::Functools => ["functools[", "]"],
+            ListMarks::Granite => ["<|tool_call|>[", "]"],
+        };
+        Form { rules: self.objects(tools, described), open, close, separator: ", " }
+    }
+
+    /// `<TOOLCALL>[{"name": "f", "arguments": {...}}]</TOOLCALL>`
+    pub fn nemotron2(&self, tools: &[Tool<'_>]) -> Form {
+        let rules = self.objects(tools, described);
+        Form { rules, open: "<TOOLCALL>[", close: "]</TOOLCALL>", separator: ", " }
     }
 
     /// `[TOOL_CALLS]f[ARGS]{...}`, or `[TOOL_CALLS]f[CALL_ID]id[ARGS]{...}`

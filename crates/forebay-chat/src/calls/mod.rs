@@ -2,6 +2,7 @@
 
 mod gemma;
 mod json_forms;
+mod minimax3;
 mod python;
 mod tag_forms;
 mod writer;
@@ -12,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::format::Kind;
 use crate::{ChatError, Format, ToolSyntax};
+use python::{Around, Literals};
 use writer::{Form, Tool, Writer};
 
 /// Calls that an answer must consist of.
@@ -119,7 +121,20 @@ impl Writer<'_> {
             ToolSyntax::MistralList { spaced } => self.mistral_list(tools, spaced),
             ToolSyntax::MistralArguments { call_id } => self.mistral_arguments(tools, call_id),
             ToolSyntax::Llama => self.llama(tools),
-            ToolSyntax::Python => self.python(tools),
+            ToolSyntax::Python => {
+                self.python(tools, Literals::Python, Around { around: ["[", "]"], separator: ", " })
+            }
+            ToolSyntax::MiniMax3 => self.minimax3(tools),
+            ToolSyntax::Lfm2 => {
+                let around = ["<|tool_call_start|>[", "]<|tool_call_end|>"];
+                self.python(tools, Literals::Python, Around { around, separator: ", " })
+            }
+            ToolSyntax::Olmo3 => {
+                let around = ["<function_calls>", "</function_calls>"];
+                self.python(tools, Literals::Json, Around { around, separator: "\n" })
+            }
+            ToolSyntax::MarkedList(marks) => self.marked_list(tools, marks),
+            ToolSyntax::Nemotron2 => self.nemotron2(tools),
         }
     }
 }

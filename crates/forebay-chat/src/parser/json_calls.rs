@@ -5,6 +5,9 @@ use serde_json::value::RawValue;
 
 use super::tools::Call;
 
+/// Beginning of a list of calls that Phi-4-mini may write.
+pub const FUNCTOOLS: &str = "functools[";
+
 #[derive(Deserialize)]
 struct Described<'a> {
     #[serde(borrow)]
@@ -45,6 +48,12 @@ pub fn objects(body: &str) -> Option<Vec<Call>> {
     let list: Vec<&RawValue> = serde_json::from_str(body).ok()?;
     let calls: Option<Vec<Call>> = list.into_iter().map(|value| object(value.get())).collect();
     calls.filter(|calls| !calls.is_empty())
+}
+
+/// Parses one call or a list of calls, with or without `functools` before it.
+pub fn listed(body: &str) -> Option<Vec<Call>> {
+    let body = body.trim_start();
+    objects(body.strip_prefix(FUNCTOOLS.trim_end_matches('[')).unwrap_or(body))
 }
 
 /// Parses `f[ARGS]{...}` and `f[CALL_ID]id[ARGS]{...}`, or a list of calls.

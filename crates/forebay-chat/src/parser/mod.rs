@@ -5,8 +5,10 @@
 mod gemma;
 mod harmony;
 mod json_calls;
+mod minimax3;
 mod python;
 mod tagged;
+mod thought;
 mod tools;
 mod value_end;
 

@@ -24,6 +24,24 @@ pub fn calls(body: &str, offer: &Offer) -> Option<Vec<Call>> {
     (!calls.is_empty() && reader.rest.trim().is_empty()).then_some(calls)
 }
 
+/// Parses calls in lines of their own, without a list around them. Commas between them do no harm.
+pub fn lines(body: &str, offer: &Offer) -> Option<Vec<Call>> {
+    if body.trim_start().starts_with('[') {
+        return calls(body, offer);
+    }
+    let mut reader = Reader { rest: body };
+    let mut calls = Vec::new();
+    while !reader.rest.trim_start().is_empty() {
+        calls.push(reader.call(offer)?);
+        let behind = reader.rest.trim_start_matches([' ', '\t', '\r']);
+        let ends_line = behind.is_empty() || behind.starts_with('\n');
+        if !reader.takes(",") && !ends_line {
+            return None;
+        }
+    }
+    (!calls.is_empty()).then_some(calls)
+}
+
 struct Reader<'a> {
     rest: &'a str,
 }
@@ -199,6 +217,22 @@ mod tests {
         let arguments = r#"{"a":"€A😀😀\\d","b":""}"#;
         assert_eq!(parse(text), Some(vec![("f".to_owned(), arguments.to_owned())]));
         assert_eq!(parse("[f()]"), Some(vec![("f".to_owned(), "{}".to_owned())]));
+    }
+
+    #[test]
+    fn calls_in_lines() {
+        let parse = |body: &str| {
+            let calls = lines(body, &Offer::Unknown)?;
+            Some(calls.into_iter().map(|call| call.name + &call.arguments).collect::<Vec<_>>())
+        };
+        let text = "\nf(a=\"x\ny\", b=[1, null])\n\n g( )\r\n";
+        let expected = [r#"f{"a":"x\ny","b":[1,null]}"#, "g{}"].map(str::to_owned).to_vec();
+        assert_eq!(parse(text), Some(expected));
+        assert_eq!(parse("f(),\ng()").map(|calls| calls.len()), Some(2));
+        assert_eq!(parse("[f(), g()]").map(|calls| calls.len()), Some(2));
+        for text in ["", "\n", "f", "f() g()", "f(\ng()", "f()\ntext", "f(a=1)]"] {
+            assert_eq!(parse(text), None, "{text}");
+        }
     }
 
     #[test]

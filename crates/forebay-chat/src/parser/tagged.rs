@@ -1,5 +1,7 @@
 //! Parser for answers with reasoning between marks, such as `<think>...</think>`, and tool calls with or without marks.
 
+use super::json_calls::FUNCTOOLS;
+use super::thought::Ending;
 use super::value_end::ValueEnd;
 use super::{Draft, Sink};
 use crate::offer::Offer;
@@ -20,6 +22,22 @@ pub struct Tagged {
     strip: bool,
     /// White space that was dropped before the open tool call.
     before_call: String,
+    /// Marks around the answer, as far as they may still come.
+    around_answer: Around,
+    /// Number of leading bytes of the reasoning in `pending` in which no call begins that could end it.
+    thought: usize,
+    /// Length of `pending` from which on it is looked at again whether it may be calls at the end of the reasoning.
+    look_again: usize,
+}
+
+/// Marks around an answer.
+#[derive(Clone, Copy)]
+enum Around {
+    /// The answer may begin with the first mark.
+    Before([&'static str; 2]),
+    /// The mark that may end the answer.
+    Within(&'static str),
+    Nothing,
 }
 
 /// Tool calls that the answer may have.
@@ -52,13 +70,24 @@ impl Tools {
             Offer::Tools(_) => true,
         }
     }
+
+    /// Returns the calls that may end the reasoning: those of offered tools, with a mark before and behind them.
+    fn ending(&self) -> Option<Ending<'_>> {
+        let is_offered = matches!(self.offer, Offer::Tools(_));
+        let has_marks = self.tags.close.is_some() && !self.syntax.is_bare();
+        (is_offered && has_marks).then_some(Ending {
+            syntax: self.syntax,
+            tags: self.tags,
+            offer: &self.offer,
+        })
+    }
 }
 
 /// Returns the search for the end of a call that no tag ends.
 fn end_of(syntax: ToolSyntax) -> ValueEnd {
     match syntax {
         ToolSyntax::Python => ValueEnd::new(b"\"'", None),
-        ToolSyntax::Llama => ValueEnd::new(b"\"", None),
+        ToolSyntax::Llama | ToolSyntax::MarkedList(_) => ValueEnd::new(b"\"", None),
         _ => ValueEnd::new(b"\"", Some("[ARGS]")),
     }
 }
@@ -68,6 +97,8 @@ enum State {
     /// Only white space so far, so a thinking part may begin.
     Start,
     Thinking,
+    /// What may be calls at the end of the reasoning.
+    ThoughtCalls,
     Content,
     Call,
 }
@@ -95,6 +126,12 @@ impl Tagged {
             searched: 0,
             strip,
             before_call: String::new(),
+            around_answer: match thinking.and_then(ThinkMarks::around_answer) {
+                Some(marks) => Around::Before(marks),
+                None => Around::Nothing,
+            },
+            thought: 0,
+            look_again: 0,
         }
     }
 
@@ -120,57 +157,134 @@ impl Tagged {
         match self.state {
             State::Start => self.start(),
             State::Thinking => self.thinking(sink),
+            State::ThoughtCalls => self.thought_calls(sink),
             State::Content => self.content(sink),
             State::Call => self.call(sink),
         }
     }
 
     fn start(&mut self) -> bool {
-        let open = self.thinking.map_or("", ThinkMarks::open);
+        let [open, close] = self.think_marks();
         let text = self.pending.trim_start();
         if let Some(rest) = text.strip_prefix(open) {
             self.pending = rest.to_owned();
             (self.state, self.strip) = (State::Thinking, true);
             return true;
         }
+        // An answer without reasoning may begin with the mark that ends it.
+        if let Some(rest) = text.strip_prefix(close) {
+            self.pending = rest.to_owned();
+            (self.state, self.strip) = (State::Content, true);
+            return true;
+        }
         // Also true if there is only white space.
-        if open.starts_with(text) {
+        if open.starts_with(text) || close.starts_with(text) {
             return false;
         }
         self.state = State::Content;
         true
     }
 
+    fn think_marks(&self) -> [&'static str; 2] {
+        self.thinking.map_or(["", ""], |marks| [marks.open(), marks.close()])
+    }
+
     fn thinking(&mut self, sink: Sink<'_>) -> bool {
-        let close = self.thinking.map_or("", ThinkMarks::close);
-        if let Some(at) = self.pending.find(close) {
-            let text = self.take(at, close.len());
-            self.reasoning(text.trim_end(), sink);
-            (self.state, self.strip) = (State::Content, true);
+        let [_, close] = self.think_marks();
+        let closed = self.pending.find(close);
+        let ending = self.tools.as_ref().and_then(Tools::ending);
+        let begun = ending.as_ref().and_then(|ending| {
+            let text = &self.pending[self.thought..];
+            ending.marks().filter_map(|mark| text.find(mark)).min().map(|at| self.thought + at)
+        });
+        if let Some(at) = begun.filter(|at| closed.is_none_or(|closed| *at < closed)) {
+            let before = self.pending[..at].trim_end().len();
+            let text = self.take(before, 0);
+            self.reasoning(&text, sink);
+            // The white space before the mark belongs to the reasoning, if the call does.
+            self.thought = at - before;
+            (self.state, self.look_again) = (State::ThoughtCalls, 0);
             return true;
         }
-        let decided = self.pending.len() - overlap(&self.pending, close);
+        if let Some(at) = closed {
+            self.end_reasoning(at, sink);
+            return true;
+        }
+        let marks = ending.iter().flat_map(Ending::marks).chain([close]);
+        let held = marks.map(|mark| overlap(&self.pending, mark)).max().unwrap_or(0);
         // The white space before the closing tag is not part of the reasoning.
-        let decided = self.pending[..decided].trim_end().len();
+        let decided = self.pending[..self.pending.len() - held].trim_end().len();
         let text = self.take(decided, 0);
+        self.thought = self.thought.saturating_sub(decided);
         self.reasoning(&text, sink);
         false
     }
 
+    /// Ends the reasoning with the first `at` bytes of the pending text and the mark behind them.
+    fn end_reasoning(&mut self, at: usize, sink: Sink<'_>) {
+        let [_, close] = self.think_marks();
+        let text = self.take(at, close.len());
+        self.reasoning(text.trim_end(), sink);
+        (self.state, self.strip, self.thought) = (State::Content, true, 0);
+    }
+
+    /// Decides if calls end the reasoning, which only the end of the answer shows.
+    fn thought_calls(&mut self, sink: Sink<'_>) -> bool {
+        let [_, close] = self.think_marks();
+        if let Some(at) = self.pending.find(close) {
+            self.end_reasoning(at, sink);
+            return true;
+        }
+        if self.pending.len() < self.look_again {
+            return false;
+        }
+        // Seldom enough for the work to stay in proportion to the text.
+        self.look_again = self.pending.len() + self.pending.len() / 4;
+        let ending = self.tools.as_ref().and_then(Tools::ending);
+        if ending.is_some_and(|ending| ending.may_be_calls(&self.pending)) {
+            return false;
+        }
+        self.thought = self.pending.ceil_char_boundary(self.thought + 1);
+        self.state = State::Thinking;
+        true
+    }
+
     fn content(&mut self, sink: Sink<'_>) -> bool {
-        let Some(tools) = self.tools.as_ref().filter(|tools| tools.counts()) else {
+        if let Around::Before([open, close]) = self.around_answer {
+            let text = self.pending.trim_start();
+            let rest = text.strip_prefix(open).map(str::to_owned);
+            // Also true if there is only white space.
+            if rest.is_none() && open.starts_with(text) {
+                return false;
+            }
+            self.around_answer = Around::Nothing;
+            if let Some(rest) = rest {
+                (self.pending, self.strip) = (rest, true);
+                self.around_answer = Around::Within(close);
+            }
+        }
+        let tools = self.tools.as_ref().filter(|tools| tools.counts());
+        if tools.is_some_and(|tools| tools.may_begin) {
+            return self.bare();
+        }
+        let is_bare = tools.is_some_and(|tools| tools.syntax.is_bare());
+        let tags = tools.map(|tools| tools.tags);
+        let end = match self.around_answer {
+            Around::Within(end) => Some(end),
+            _ => None,
+        };
+        let of_tools = tags
+            .iter()
+            .flat_map(|tags| tags.wrappers.iter().copied().chain((!is_bare).then_some(tags.open)));
+        let marks: Vec<&str> = of_tools.chain(end).collect();
+        if marks.is_empty() {
             let text = std::mem::take(&mut self.pending);
             self.show(&text, sink);
             return false;
-        };
-        if tools.may_begin {
-            return self.bare();
         }
-        let (tags, is_bare) = (tools.tags, tools.syntax.is_bare());
-        let all = || tags.wrappers.iter().copied().chain((!is_bare).then_some(tags.open));
-        let found = all().filter_map(|tag| Some((self.pending.find(tag)?, tag))).min();
+        let found = marks.iter().filter_map(|tag| Some((self.pending.find(tag)?, *tag))).min();
         let Some((at, tag)) = found else {
-            let held = all().map(|tag| overlap(&self.pending, tag)).max().unwrap_or(0);
+            let held = marks.iter().map(|tag| overlap(&self.pending, tag)).max().unwrap_or(0);
             let decided = self.pending[..self.pending.len() - held].trim_end().len();
             let text = self.take(decided, 0);
             self.show(&text, sink);
@@ -180,9 +294,11 @@ impl Tagged {
         let shown = text.trim_end();
         self.show(shown, sink);
         self.strip = true;
-        if is_bare {
+        if Some(tag) == end {
+            self.around_answer = Around::Nothing;
+        } else if is_bare {
             self.may_begin(true);
-        } else if tag == tags.open {
+        } else if tags.is_some_and(|tags| tag == tags.open) {
             self.begin_call(text[shown.len()..].to_owned());
         }
         true
@@ -207,6 +323,10 @@ impl Tagged {
         }
         let begins = match tools.syntax {
             ToolSyntax::Llama => text.starts_with(['{', '[']),
+            ToolSyntax::MarkedList(_) if FUNCTOOLS.starts_with(text) => return false,
+            ToolSyntax::MarkedList(_) => {
+                text.starts_with(['{', '[']) || text.starts_with(FUNCTOOLS)
+            }
             _ => text.starts_with('['),
         };
         if begins {
@@ -281,7 +401,7 @@ impl Tagged {
     pub fn finish(mut self, sink: Sink<'_>) -> Message {
         let rest = std::mem::take(&mut self.pending);
         match self.state {
-            State::Thinking => self.reasoning(rest.trim_end(), sink),
+            State::Thinking | State::ThoughtCalls => self.end_thought(&rest, sink),
             State::Start | State::Content => {
                 let has_calls = !self.draft.message.tool_calls.is_empty();
                 let between = has_calls && self.tools.as_ref().is_some_and(|tools| tools.may_begin);
@@ -292,6 +412,21 @@ impl Tagged {
             State::Call => self.end_call(&rest, "", sink),
         }
         self.draft.finish()
+    }
+
+    /// Ends an answer that ends with reasoning, or with calls that end the reasoning.
+    fn end_thought(&mut self, rest: &str, sink: Sink<'_>) {
+        let ending = self.tools.as_ref().and_then(Tools::ending);
+        let found = ending.and_then(|ending| {
+            let (at, calls) = ending.find(&rest[self.thought..])?;
+            Some((self.thought + at, calls))
+        });
+        let (at, calls) = found.unwrap_or((rest.len(), Vec::new()));
+        self.reasoning(rest[..at].trim_end(), sink);
+        for call in calls {
+            self.draft.begin_call(&call.name, sink);
+            self.draft.arguments(&call.arguments, sink);
+        }
     }
 
     fn reasoning(&mut self, text: &str, sink: Sink<'_>) {

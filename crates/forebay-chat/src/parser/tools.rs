@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value};
 
-use super::{gemma, json_calls, python};
+use super::{gemma, json_calls, minimax3, python};
 use crate::ToolSyntax;
 use crate::offer::Offer;
 
@@ -30,6 +30,7 @@ impl ToolSyntax {
             ToolSyntax::DeepSeek { .. } => one(deepseek(body)),
             ToolSyntax::Dsml { .. } => invokes(body, "<｜DSML｜", "</｜DSML｜", offer),
             ToolSyntax::MiniMax => invokes(body, "<", "</", offer),
+            ToolSyntax::MiniMax3 => minimax3::calls(body, offer),
             ToolSyntax::Kimi => one(json_calls::kimi(body)),
             ToolSyntax::FunctionGemma => one(gemma::call(body, "<escape>")),
             ToolSyntax::Gemma4 => one(gemma::call(body, "<|\"|>")),
@@ -38,6 +39,10 @@ impl ToolSyntax {
             }
             ToolSyntax::Llama => offered(json_calls::objects(body)?, offer),
             ToolSyntax::Python => offered(python::calls(body, offer)?, offer),
+            ToolSyntax::Lfm2 => python::calls(body, offer).or_else(|| json_calls::objects(body)),
+            ToolSyntax::Olmo3 => python::lines(body, offer),
+            ToolSyntax::MarkedList(_) => offered(json_calls::listed(body)?, offer),
+            ToolSyntax::Nemotron2 => json_calls::objects(body),
         }
     }
 }

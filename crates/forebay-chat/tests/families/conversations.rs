@@ -1,19 +1,7 @@
 //! The conversations. Every model calls `weather(city: "Zürich", days: 2)`, and most of them `time(zone: "CET")`, too.
 
-use super::Conversation;
 use super::templates::*;
-
-const NONE: Conversation<'static> = Conversation {
-    file: "",
-    own: "",
-    eos: "",
-    variables: &[],
-    writes: "",
-    reasoning: None,
-    content: "",
-    both: true,
-    prompt: "",
-};
+use super::{Conversation, NONE};
 
 #[test]
 fn qwen3() {

@@ -5,6 +5,8 @@
 //! this test, which write messages in the published form.
 
 mod conversations;
+mod newer;
+mod newer_templates;
 mod templates;
 
 use std::path::{Path, PathBuf};
@@ -30,6 +32,18 @@ struct Conversation<'a> {
     /// The prompt behind the question, when the results are there.
     prompt: &'a str,
 }
+
+const NONE: Conversation<'static> = Conversation {
+    file: "",
+    own: "",
+    eos: "",
+    variables: &[],
+    writes: "",
+    reasoning: None,
+    content: "",
+    both: true,
+    prompt: "",
+};
 
 fn folder() -> PathBuf {
     let project = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");

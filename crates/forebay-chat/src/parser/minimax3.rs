@@ -1,0 +1,169 @@
+//! Calls of MiniMax M3: tags with a mark before each of them, also within lists and objects.
+//!
+//! With `@` for the mark: `@<invoke name="f">@<city>Bern@</city>@<days>@<item>1@</item>@</days>@</invoke>`
+
+use serde_json::{Map, Value};
+
+use super::tools::{Call, typed};
+use crate::offer::{Offer, is_text};
+use crate::syntax::MINIMAX3;
+
+/// Deepest nesting of lists and objects.
+const DEPTH_MOST: usize = 64;
+
+/// Parses the calls of a block.
+pub fn calls(body: &str, offer: &Offer) -> Option<Vec<Call>> {
+    let mut reader = Reader { rest: body };
+    let mut calls = Vec::new();
+    while !reader.rest.trim().is_empty() {
+        let name = reader.tag()?.strip_prefix("invoke name=\"")?.strip_suffix('"')?;
+        let node = reader.inside("invoke", 0)?;
+        let members = match node {
+            Node::Text(text) if text.trim().is_empty() => Vec::new(),
+            Node::Text(_) => return None,
+            Node::Members(members) => members,
+        };
+        let arguments = object(members, offer.schema(name));
+        calls.push(Call { name: name.to_owned(), arguments: Value::Object(arguments).to_string() });
+    }
+    (!calls.is_empty()).then_some(calls)
+}
+
+/// What is between two tags.
+enum Node<'a> {
+    Text(&'a str),
+    Members(Vec<(&'a str, Node<'a>)>),
+}
+
+struct Reader<'a> {
+    rest: &'a str,
+}
+
+impl<'a> Reader<'a> {
+    /// Takes a tag and the mark before it. Returns the text between `<` and `>`.
+    fn tag(&mut self) -> Option<&'a str> {
+        let behind = self.rest.trim_start().strip_prefix(MINIMAX3)?;
+        let (tag, rest) = behind.trim_start().strip_prefix('<')?.split_once('>')?;
+        self.rest = rest;
+        Some(tag)
+    }
+
+    /// Reads up to the end of the element `name`.
+    fn inside(&mut self, name: &str, depth: usize) -> Option<Node<'a>> {
+        if depth > DEPTH_MOST {
+            return None;
+        }
+        let (text, _) = self.rest.split_once(MINIMAX3)?;
+        self.rest = &self.rest[text.len()..];
+        let mut members = Vec::new();
+        loop {
+            let tag = self.tag()?;
+            if let Some(closed) = tag.strip_prefix('/') {
+                let is_text = members.is_empty();
+                let node = if is_text { Node::Text(text) } else { Node::Members(members) };
+                return (closed.trim() == name).then_some(node);
+            }
+            // Text beside elements has no place in JSON.
+            if !text.trim().is_empty() || tag.is_empty() {
+                return None;
+            }
+            members.push((tag, self.inside(tag, depth + 1)?));
+        }
+    }
+}
+
+/// Converts an element. `schema` is that of its value.
+fn value(node: Node<'_>, schema: Option<&Value>) -> Value {
+    let kind = schema.and_then(|schema| schema.get("type")).and_then(Value::as_str);
+    match node {
+        Node::Text("") if kind == Some("array") => Value::Array(Vec::new()),
+        Node::Text("") if kind == Some("object") => Value::Object(Map::new()),
+        Node::Text(text) => typed(text, schema.and_then(is_text)),
+        Node::Members(members) => {
+            let are_items = members.iter().all(|(name, _)| *name == "item");
+            if are_items && kind != Some("object") {
+                let schema = schema.and_then(|schema| schema.get("items"));
+                return members.into_iter().map(|(_, node)| value(node, schema)).collect();
+            }
+            Value::Object(object(members, schema))
+        }
+    }
+}
+
+fn object(members: Vec<(&str, Node<'_>)>, schema: Option<&Value>) -> Map<String, Value> {
+    let mut object = Map::new();
+    let properties = schema.and_then(|schema| schema.get("properties"));
+    for (name, node) in members {
+        let value = value(node, properties.and_then(|properties| properties.get(name)));
+        // Some answers repeat the tag of a list instead of writing items.
+        match object.get_mut(name) {
+            None => {
+                object.insert(name.to_owned(), value);
+            }
+            Some(Value::Array(list)) => list.push(value),
+            Some(first) => *first = Value::Array(vec![first.take(), value]),
+        }
+    }
+    object
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn parse(text: &str, offer: &Offer) -> Option<Vec<(String, String)>> {
+        let calls = calls(&text.replace('@', MINIMAX3), offer)?;
+        Some(calls.into_iter().map(|call| (call.name, call.arguments)).collect())
+    }
+
+    #[test]
+    fn values() {
+        let text = "\n@<invoke name=\"f\">@<city>Bern <b>\n@</city>@<deep>@<list>@<item>1@</item>@<item>x@</item>@</list>\
+                    @<on>true@</on>@</deep>@</invoke>\n@ <invoke name=\"g\">\n@</invoke>\n";
+        let arguments = r#"{"city":"Bern <b>\n","deep":{"list":[1,"x"],"on":true}}"#;
+        let expected = [("f", arguments), ("g", "{}")];
+        let expected = expected.map(|(name, text)| (name.to_owned(), text.to_owned()));
+        assert_eq!(parse(text, &Offer::Unknown), Some(expected.to_vec()));
+        let text = "@<invoke name=\"f\">@<a>1@</a>@<a>2@</a>@<a>3@</a>@</invoke>";
+        let expected = vec![("f".to_owned(), "{\"a\":[1,2,3]}".to_owned())];
+        assert_eq!(parse(text, &Offer::Unknown), Some(expected));
+    }
+
+    #[test]
+    fn the_schema_decides_also_within_objects() {
+        let zips = json!({ "type": "array", "items": { "type": "string" } });
+        let properties = json!({
+            "zips": zips, "none": { "type": "array" }, "empty": { "type": "object" }, "text": { "type": "string" },
+            "items": { "type": "object", "properties": { "item": { "type": "string" } } },
+        });
+        let parameters = json!({ "type": "object", "properties": properties });
+        let function = json!({ "name": "f", "parameters": parameters });
+        let offer = Offer::of(Some(&json!([{ "type": "function", "function": function }])));
+        let text = "@<invoke name=\"f\">@<zips>@<item>3000@</item>@</zips>@<none>@</none>@<empty>@</empty>@<text>@</text>\
+                    @<items>@<item>7@</item>@</items>@</invoke>";
+        let arguments =
+            r#"{"zips":["3000"],"none":[],"empty":{},"text":"","items":{"item":"7"}}"#.to_owned();
+        assert_eq!(parse(text, &offer), Some(vec![("f".to_owned(), arguments)]));
+    }
+
+    #[test]
+    fn other_texts() {
+        for text in [
+            "",
+            "f",
+            "@<invoke name=\"f\">",
+            "@<invoke name=\"f\">text@</invoke>",
+            "@<invoke name=\"f\">@<a>1@</b>@</invoke>",
+            "@<invoke name=\"f\">@<a>1@<b>2@</b>@</a>@</invoke>",
+            "@<invoke name=\"f\">@<>1@</>@</invoke>",
+            "<invoke name=\"f\">@</invoke>",
+            "@<invoke name=\"f\">@</invoke>text",
+        ] {
+            assert_eq!(parse(text, &Offer::Unknown), None, "{text}");
+        }
+        let deep = format!("@<invoke name=\"f\">{}", "@<a>".repeat(100_000));
+        assert_eq!(parse(&deep, &Offer::Unknown), None);
+    }
+}
