@@ -59,7 +59,7 @@ template <bool BIASED> struct Addition {
     }
 };
 
-// Computes out = weight * x / sqrt(mean(x^2) + eps) for one row of n elements per block. Before that, `addition` is
+// Computes out = weight * x / sqrt(mean(x^2) + eps) for one row of n elements per block, or out = x if `weight` is null. Before that, `addition` is
 // added to x and the sum written back. `out` may be `x`. `codes` and `scales`, if not null, receive `out` rounded; n is
 // then a multiple of 32 and at most KEPT times the number of threads. `halves` and `half_scales` receive it as halves; n is
 // then a multiple of 4 within the same limit. `flag`, if not null, receives the smallest `tag + row` whose sum is not finite.
@@ -85,7 +85,7 @@ __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition,
             if (at < n) {
                 v = *(const float4 *)(x + at);
                 // The weights are needed only after the sum, but loading them there would expose the latency.
-                weights[i] = *(const float4 *)(weight + at);
+                weights[i] = weight ? *(const float4 *)(weight + at) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
                 if (addition.any()) {
                     const float4 a = addition.quad_at(at, n);
                     v = make_float4(v.x + a.x, v.y + a.y, v.z + a.z, v.w + a.w);
@@ -107,7 +107,7 @@ __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition,
     }
     sum = block_sum(sum, shared);
     if (flag && threadIdx.x == 0 && !isfinite(sum)) atomicMin(flag, (u32)tag + blockIdx.x);
-    const float scale = 1.0f / sqrtf(sum / (float)n + eps);
+    const float scale = weight ? 1.0f / sqrtf(sum / (float)n + eps) : 1.0f;
     if (quads) {
 #pragma unroll
         for (int i = 0; i < KEPT / 4; i++) {
@@ -143,7 +143,7 @@ __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition,
         if (threadIdx.x == 0) half_scales[blockIdx.x] = half_scale;
     } else {
         // A thread reads only elements that it has written itself, so `out` may be `x` here, too.
-        for (int at = threadIdx.x; at < n; at += blockDim.x) out[at] = x[at] * scale * weight[at];
+        for (int at = threadIdx.x; at < n; at += blockDim.x) out[at] = x[at] * scale * (weight ? weight[at] : 1.0f);
     }
 }
 

@@ -24,8 +24,14 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
     attention(architecture, &mut add);
     recurrent(architecture, &mut add);
     rotations(architecture, &mut add);
-    if architecture.norms == NormLayout::Sandwich {
-        add("sandwich norms", "the output of each block is normed, too".to_owned());
+    match architecture.norms {
+        NormLayout::Pre => {}
+        NormLayout::Sandwich => {
+            add("sandwich norms", "the output of each block is normed, too".to_owned());
+        }
+        NormLayout::Post => {
+            add("post-norms", "the output of each block is normed, not its input".to_owned());
+        }
     }
     match architecture.gating {
         Gating::Silu => {}

@@ -64,6 +64,8 @@ fn models() -> Vec<PathBuf> {
         "models/deepseek_v2",
         "models/deepseek_v3",
         "models/minimax_m2",
+        "models/olmo3",
+        "models/phi3",
         "models/qwen2_moe",
     ]
     .iter()

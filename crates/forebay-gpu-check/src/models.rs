@@ -11,7 +11,9 @@ use forebay_model::sampling::argmax;
 use forebay_store::{FileSet, IoKind, OutputFile};
 
 use crate::harness::{Check, Outcome};
-use crate::logits::{Distance, GGUF, HUGGING_FACE, References, json, numbers, prompt};
+use crate::logits::{
+    Distance, GGUF, HUGGING_FACE, References, json, numbers, prompt, short_context,
+};
 use crate::sessions::generate;
 
 /// Number of tokens that the mat-vec kernels process at once.
@@ -210,8 +212,18 @@ impl Model {
         Ok(described.layers.iter().any(|layer| layer.window.is_some()))
     }
 
+    /// Returns the context with which a prompt and its continuation are computed.
+    fn context_for(&self, which: &str) -> usize {
+        let context = short_context(&self.name).filter(|_| which == "short");
+        context.unwrap_or(CONTEXT)
+    }
+
     fn open(&self, device: DeviceChoice, exact: bool) -> Result<Session> {
-        let context = Some(CONTEXT);
+        self.open_for(device, exact, CONTEXT)
+    }
+
+    fn open_for(&self, device: DeviceChoice, exact: bool, context: usize) -> Result<Session> {
+        let context = Some(context);
         self.open_with(SessionOptions { device, exact, context, ..SessionOptions::default() })
     }
 
@@ -276,11 +288,19 @@ impl Limits {
 fn check_exact(model: &Model, ordinal: usize) -> Result<Outcome> {
     let limits = model.exact_limits;
     let prompts = json(&model.prompts);
-    let mut session = model.open(DeviceChoice::Cuda(ordinal), true)?;
-    let mut cpu = model.open(DeviceChoice::Cpu, true)?;
+    let open = |context| {
+        let on = |device| model.open_for(device, true, context);
+        Ok::<_, anyhow::Error>((on(DeviceChoice::Cuda(ordinal))?, on(DeviceChoice::Cpu)?))
+    };
+    let mut context = model.context_for("short");
+    let (mut session, mut cpu) = open(context)?;
     let vocabulary = session.vocab_size();
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for (which, expected) in ["short", "long"].into_iter().zip(model.expected()?) {
+        if context != model.context_for(which) {
+            context = model.context_for(which);
+            (session, cpu) = open(context)?;
+        }
         let ids = prompt(&prompts, which);
         let (mut routing, mut cpu_routing) = (Vec::new(), Vec::new());
         let logits = session.logits(&ids, Some(&mut routing))?;
@@ -301,8 +321,20 @@ fn check_exact(model: &Model, ordinal: usize) -> Result<Outcome> {
 /// no farther from the reference than 1.2 times the CPU's distance.
 fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
     let prompts = json(&model.prompts);
-    let mut session = model.open(DeviceChoice::Cuda(ordinal), false)?;
-    let mut cpu = model.open(DeviceChoice::Cpu, false)?;
+    let open = |context| {
+        let on = |device| model.open_for(device, false, context);
+        let device = DeviceChoice::Cuda(ordinal);
+        let kv_cache = KvCacheType::Q8_0;
+        let small = SessionOptions {
+            device,
+            kv_cache,
+            context: Some(context),
+            ..SessionOptions::default()
+        };
+        Ok::<_, anyhow::Error>((on(device)?, on(DeviceChoice::Cpu)?, model.open_with(small)?))
+    };
+    let mut context = model.context_for("short");
+    let (mut session, mut cpu, mut small_cache) = open(context)?;
     let vocabulary = session.vocab_size();
     let median = session.info().experts > 0 && !model.float;
     let limits = match model.float {
@@ -311,13 +343,12 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
     };
     let kl = Limits::ROUNDED.kl.max(model.float_limits.kl);
     let rounded = Limits { median: session.info().experts > 0, kl, ..Limits::ROUNDED };
-    let options =
-        SessionOptions { device: DeviceChoice::Cuda(ordinal), ..SessionOptions::default() };
-    let kv_cache = KvCacheType::Q8_0;
-    let mut small_cache =
-        model.open_with(SessionOptions { kv_cache, context: Some(CONTEXT), ..options })?;
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for (which, expected) in ["short", "long"].into_iter().zip(model.expected()?) {
+        if context != model.context_for(which) {
+            context = model.context_for(which);
+            (session, cpu, small_cache) = open(context)?;
+        }
         let ids = prompt(&prompts, which);
         let logits = session.logits(&ids, None)?;
         let from = logits.len() - expected.len();

@@ -47,7 +47,7 @@ impl Normed {
 /// A norm over rows of `width` elements: `weight * x / sqrt(mean(x^2) + epsilon)`.
 #[derive(Clone, Copy)]
 pub struct Norm {
-    /// Weight `[width]`, aligned to 16 bytes.
+    /// Weight `[width]`, aligned to 16 bytes. If it is null, rows are added and converted, but not normed.
     pub weight: DevicePtr<f32>,
     pub width: usize,
     pub epsilon: f32,
@@ -123,7 +123,7 @@ impl Gpu {
             .optional(experts.bias, norm.width)
             .optional(experts.ids, pairs)
             .int(experts.k)
-            .ptr(norm.weight, norm.width)
+            .optional(norm.weight, norm.width)
             .ptr(out.rows, values)
             .optional(codes, values)
             .optional(scales, values / 32)

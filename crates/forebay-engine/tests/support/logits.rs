@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 23] = [
+pub const HUGGING_FACE: [&str; 26] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -29,6 +29,9 @@ pub const HUGGING_FACE: [&str; 23] = [
     "kimi_k25",
     "qwen2_moe",
     "ernie4_5_moe",
+    "olmo2",
+    "olmo3",
+    "phi3",
 ];
 /// Names of the fixtures in GGUF form.
 pub const GGUF: [&str; 23] = [
@@ -61,6 +64,13 @@ pub const GGUF: [&str; 23] = [
 #[allow(dead_code, reason = "only some tests need them")]
 pub const RECURRENT: [&str; 5] =
     ["qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_moe_k"];
+
+/// Returns the context with which a fixture's short prompt and its continuation must be computed, if it matters. Phi-3 rotates
+/// with other factors beyond 64 positions, and forebay chooses the factors by the size of the KV cache.
+pub fn short_context(name: &str) -> Option<usize> {
+    let name = name.trim_start_matches("models/");
+    (name.split(' ').next() == Some("phi3")).then_some(64)
+}
 
 /// Reference logits of one file.
 pub struct References {

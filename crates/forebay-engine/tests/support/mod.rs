@@ -50,6 +50,7 @@ pub fn models() -> Vec<PathBuf> {
         "models/glm4_moe",
         "models/deepseek_v3",
         "models/minimax_m2",
+        "models/olmo3",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -18,6 +18,7 @@ pub fn checks() -> Vec<Check> {
     vec![
         Check::new("norm rows", |context| over_shapes(context, rows)),
         Check::new("norm rows in place", |context| over_shapes(context, rows_in_place)),
+        Check::new("norm left out after addition", |context| over_shapes(context, not_normed)),
         Check::new("norm after addition", |context| over_shapes(context, after_addition)),
         Check::new("norm after experts", |context| over_shapes(context, after_experts)),
         Check::new("norm rounded", |context| over_shapes(context, rounded)),
@@ -106,6 +107,21 @@ fn rows_in_place(context: &Context, rows: usize, width: usize) -> Result<Outcome
     plain(context, device.ptr(), &norm, device.ptr(), rows)?;
     let got = context.gpu.download(device.ptr(), x.len())?;
     Ok(compare(context, &got, &x, &weight))
+}
+
+/// Without a weight, the rows after an addition are the output.
+fn not_normed(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
+    let (x, _) = inputs(rows, width);
+    let add = Random::new(78).gaussians(x.len());
+    let (device, device_add) = (context.upload(&x)?, context.upload(&add)?);
+    let out = context.poisoned(x.len())?;
+    let norm = Norm { weight: DevicePtr::null(), width, epsilon: EPSILON };
+    let added = Added::Rows(device_add.ptr());
+    context.gpu.rms_norm(device.ptr(), added, &norm, Normed::plain(out.ptr()), rows, None)?;
+    let sums: Vec<f32> = x.iter().zip(&add).map(|(x, add)| x + add).collect();
+    let summed = context.gpu.download(device.ptr(), x.len())?;
+    let got = context.gpu.download(out.ptr(), x.len())?;
+    Ok(Outcome::same(&summed, &sums).worse(Outcome::same(&got, &sums)))
 }
 
 fn after_addition(context: &Context, rows: usize, width: usize) -> Result<Outcome> {

@@ -44,6 +44,18 @@ pub struct Architecture {
     pub naming: Naming,
 }
 
+impl NormLayout {
+    /// Returns true if attention and feed-forward take normed rows of the residual stream.
+    pub fn before(self) -> bool {
+        self != NormLayout::Post
+    }
+
+    /// Returns true if their output is normed before it is added to the residual stream.
+    pub fn after(self) -> bool {
+        self != NormLayout::Pre
+    }
+}
+
 /// Position of the norms in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum NormLayout {
@@ -51,6 +63,8 @@ pub enum NormLayout {
     Pre,
     /// A norm before each of them, and one on its output before that is added to the residual stream (Gemma).
     Sandwich,
+    /// A norm on the output of each of them, and none before it (OLMo 2).
+    Post,
 }
 
 /// Shape of the attention of some layers, as the KV cache sees it.

@@ -15,8 +15,8 @@ pub struct Family {
     /// Layout of the pairs that rotate together. GGUF's converter reorders q and k for some families.
     pub gguf_rope: RopeLayout,
     pub hf_rope: RopeLayout,
-    /// Base of the rotation in windowed layers, if it differs there. Such a rotation is not scaled.
-    pub window_theta: Option<f64>,
+    /// Base of the rotation in windowed layers, if these have a rotation of their own. Such a rotation is not scaled.
+    pub window_theta: Option<WindowTheta>,
     pub windows: Windows,
     /// True if q, k and v always have a bias.
     pub qkv_bias: bool,
@@ -59,8 +59,18 @@ pub enum Windows {
     NotInGguf,
     /// The layers for which the metadata gives a window.
     AsSaid,
+    /// All layers.
+    All,
     /// All layers except every n-th one: with 6, the last of each six has no window.
     ButEvery(usize),
+}
+
+/// Base of the rotation in windowed layers, if the metadata does not give it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum WindowTheta {
+    /// The base of the other layers.
+    Same,
+    Of(f64),
 }
 
 const BASE: Family = Family {
@@ -198,7 +208,7 @@ const FAMILIES: &[Family] = &[
         name: "gemma3",
         gguf: "gemma3",
         huggingface: &["gemma3_text", "gemma3"],
-        window_theta: Some(10_000.0),
+        window_theta: Some(WindowTheta::Of(10_000.0)),
         windows: Windows::ButEvery(6),
         qk_norm: QkNorm::PerHead,
         ..GEMMA
@@ -256,6 +266,26 @@ const FAMILIES: &[Family] = &[
         gguf_heads: HeadOrder::Tiled,
         experts: true,
         ..QWEN_NEXT
+    },
+    // The third generation has windows, and the second has none. Both have the same name in GGUF.
+    Family {
+        name: "olmo2",
+        gguf: "olmo2",
+        huggingface: &["olmo2", "olmo3"],
+        window_theta: Some(WindowTheta::Same),
+        windows: Windows::ButEvery(4),
+        qk_norm: QkNorm::WholeProjection,
+        norms: NormLayout::Post,
+        ..BASE
+    },
+    // Queries, keys and values are one matrix, and gate and up are another.
+    Family {
+        name: "phi3",
+        gguf: "phi3",
+        huggingface: &["phi3"],
+        windows: Windows::All,
+        names: &[("gate_up", "ffn_up.weight", "mlp.gate_up_proj.weight")],
+        ..BASE
     },
     Family {
         name: "minimax-m2",
@@ -321,7 +351,7 @@ impl Windows {
     /// Returns true if layer `index` has a window when the metadata gives a window without naming layers.
     pub fn slides(self, index: usize) -> bool {
         match self {
-            Windows::NotInGguf | Windows::AsSaid => true,
+            Windows::NotInGguf | Windows::AsSaid | Windows::All => true,
             Windows::ButEvery(period) => !(index + 1).is_multiple_of(period),
         }
     }

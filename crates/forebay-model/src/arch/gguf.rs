@@ -7,7 +7,8 @@ use super::architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, LONG_FACTORS, Latent, Layer,
     Mixer, Naming, QkNorm, Rope, groups,
 };
-use super::families::{self, Family, Windows};
+use super::families::{self, Family, WindowTheta, Windows};
+use super::layers::used;
 use super::recurrent::{Recurrent, StateRule};
 use crate::ModelError;
 
@@ -96,7 +97,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         norms: family.norms,
         embedding_scale: family.embedding_scale(hidden),
         logit_softcap: keys.optional_float("final_logit_softcapping"),
-        ropes: ropes(&keys, family, &attention, catalog)?,
+        ropes: used(ropes(&keys, family, &attention, catalog)?, &layers),
         attentions: vec![Attention {
             // GLM-4.5-Air has no such norms, but GLM-4.5 does.
             qk_norm: if heads_norm { family.qk_norm } else { QkNorm::None },
@@ -231,8 +232,12 @@ fn ropes(
     };
     let theta = keys.optional_float("rope.freq_base").map_or(10_000.0, f64::from);
     let rope = Rope { theta, rotary_dim, layout: family.gguf_rope, scaling, factors: None };
-    let windows = family.window_theta.map(|theta| {
-        let theta = keys.optional_float("rope.freq_base_swa").map_or(theta, f64::from);
+    let windows = family.window_theta.map(|usual| {
+        let usual = match usual {
+            WindowTheta::Same => theta,
+            WindowTheta::Of(theta) => theta,
+        };
+        let theta = keys.optional_float("rope.freq_base_swa").map_or(usual, f64::from);
         Rope { theta, scaling: RopeScaling::None, ..rope.clone() }
     });
     Ok(std::iter::once(rope).chain(windows).collect())

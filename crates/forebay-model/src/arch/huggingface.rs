@@ -9,7 +9,8 @@ use super::architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, Latent, Layer, Mixer, Naming,
     QkNorm, Rope, RopeFactors, groups,
 };
-use super::families::{self, Family, Windows};
+use super::families::{self, Family, WindowTheta, Windows};
+use super::layers::used;
 use super::names::Names;
 use super::recurrent::{HeadOrder, Recurrent, StateRule};
 use crate::ModelError;
@@ -88,6 +89,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
     let naming = naming(catalog);
     let hidden = config.count("hidden_size")?;
     let (attention, ropes) = attention(catalog, &config, family, naming)?;
+    let layers = layers(catalog, &config, family)?;
     Ok(Architecture {
         family: family.name,
         name: json.get("_name_or_path").and_then(Value::as_str).map(str::to_owned),
@@ -99,10 +101,10 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         embedding_scale: family.embedding_scale(hidden),
         logit_softcap: config.float("final_logit_softcapping").map(|cap| cap as f32),
         attentions: vec![attention],
-        ropes,
+        ropes: used(ropes, &layers),
         recurrent: family.recurrent.then(|| recurrent(&config)).transpose()?,
         gating,
-        layers: layers(catalog, &config, family)?,
+        layers,
         tied_embeddings: config.is_tied(family),
         naming,
     })
@@ -194,7 +196,10 @@ fn attention(
     let rope = |scope: Option<&str>, rotary_dim: usize, windowed: bool| {
         let parameters = Parameters::of(config, scope);
         let scaling = if windowed { RopeScaling::None } else { parameters.scaling()? };
-        let usual = if windowed { family.window_theta } else { None };
+        let usual = match family.window_theta {
+            Some(WindowTheta::Of(theta)) if windowed => Some(theta),
+            _ => None,
+        };
         let local = config.float("rope_local_base_freq").filter(|_| windowed);
         let theta = local.or(parameters.float("rope_theta")).or(usual).unwrap_or(10_000.0);
         let layout = match config.json.get("rope_interleave").and_then(Value::as_bool) {

@@ -1,6 +1,6 @@
 //! Questions about the kinds of layers of a model.
 
-use super::architecture::{Architecture, Attention, Latent, Mixer};
+use super::architecture::{Architecture, Attention, Latent, Layer, Mixer, Rope};
 use super::recurrent::STATES_PER_SEQUENCE;
 
 /// Layers whose keys and values share blocks: those that see as many positions as each other and have the same shape of
@@ -74,4 +74,11 @@ impl Architecture {
     pub fn states_bytes(&self, sequences: usize) -> u64 {
         self.state_bytes().saturating_mul((STATES_PER_SEQUENCE * sequences) as u64)
     }
+}
+
+/// Returns the rotations without those at the end that no layer uses.
+pub(super) fn used(mut ropes: Vec<Rope>, layers: &[Layer]) -> Vec<Rope> {
+    let last = layers.iter().map(|layer| layer.rope).max().unwrap_or(0);
+    ropes.truncate(last + 1);
+    ropes
 }

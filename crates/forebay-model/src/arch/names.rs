@@ -10,6 +10,8 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("k", "attn_k.weight", "self_attn.k_proj.weight"),
     ("v", "attn_v.weight", "self_attn.v_proj.weight"),
     ("o", "attn_output.weight", "self_attn.o_proj.weight"),
+    // Queries, keys and values in one matrix, in this order.
+    ("qkv", "attn_qkv.weight", "self_attn.qkv_proj.weight"),
     ("q_bias", "attn_q.bias", "self_attn.q_proj.bias"),
     ("k_bias", "attn_k.bias", "self_attn.k_proj.bias"),
     ("v_bias", "attn_v.bias", "self_attn.v_proj.bias"),
@@ -46,6 +48,8 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("gate", "ffn_gate.weight", "mlp.gate_proj.weight"),
     ("up", "ffn_up.weight", "mlp.up_proj.weight"),
     ("down", "ffn_down.weight", "mlp.down_proj.weight"),
+    // Gate and up in one matrix, in this order.
+    ("gate_up", "", "mlp.gate_up_proj.weight"),
     ("router", "ffn_gate_inp.weight", "mlp.gate.weight"),
     ("correction_bias", "exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
     ("expert_gate", "ffn_gate_exps.weight", "mlp.experts.{expert}.gate_proj.weight"),

@@ -1,6 +1,6 @@
 //! Builds one layer: the tensors that form its blocks, and its vectors.
 
-use forebay_format::Block;
+use forebay_format::{Block, TensorType};
 
 use super::parts::{
     AttentionWeights, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadMatrices,
@@ -10,8 +10,7 @@ use super::relayout;
 use super::tensors::Tensors;
 use crate::ModelError;
 use crate::arch::{
-    Architecture, AttentionBias, Experts, FeedForward, Latent, Mixer, Names, Naming, NormLayout,
-    QkNorm,
+    Architecture, AttentionBias, Experts, FeedForward, Latent, Mixer, Names, Naming, QkNorm,
 };
 
 pub(super) struct LayerBuilder<'a> {
@@ -49,16 +48,22 @@ impl LayerBuilder<'_> {
         let o = self.matrix(tensors, &mut dense, o, hidden, o_width)?;
         let attends = recurrent.is_none();
         let attention_parts = dense.part_bytes().len();
-        let mut matrix =
-            |role: &str, rows, cols| self.matrix(tensors, &mut dense, role, rows, cols);
         let (feed_forward, experts) = match &self.architecture.layers[self.index].feed_forward {
             FeedForward::Dense { width } => {
-                let gate = matrix("gate", *width, hidden)?;
-                let up = matrix("up", *width, hidden)?;
-                let down = matrix("down", hidden, *width)?;
+                let pair = self.matrices(
+                    tensors,
+                    &mut dense,
+                    "gate_up",
+                    [("gate", *width), ("up", *width)],
+                    hidden,
+                )?;
+                let down = self.matrix(tensors, &mut dense, "down", hidden, *width)?;
+                let [gate, up] = pair;
                 (FeedForwardWeights::Dense { gate, up, down }, Vec::new())
             }
             FeedForward::Experts(experts) => {
+                let mut matrix =
+                    |role: &str, rows, cols| self.matrix(tensors, &mut dense, role, rows, cols);
                 let router = matrix("router", experts.count, hidden)?;
                 let shared = match experts.shared_width {
                     0 => None,
@@ -76,13 +81,13 @@ impl LayerBuilder<'_> {
                 (weights, extents)
             }
         };
-        let sandwich = self.architecture.norms == NormLayout::Sandwich;
-        let post = |wanted: bool| wanted.then_some(hidden);
+        let norms = self.architecture.norms;
+        let [before, after] = [norms.before(), norms.after()].map(|has| has.then_some(hidden));
         let layer = LayerWeights {
-            attention_norm: tensors.norm(&self.name("attention_norm"), hidden)?,
-            attention_post_norm: self.norm(tensors, "attention_post_norm", post(sandwich))?,
-            feed_forward_norm: tensors.norm(&self.name("feed_forward_norm"), hidden)?,
-            feed_forward_post_norm: self.norm(tensors, "feed_forward_post_norm", post(sandwich))?,
+            attention_norm: self.norm(tensors, "attention_norm", before)?,
+            attention_post_norm: self.norm(tensors, "attention_post_norm", after)?,
+            feed_forward_norm: self.norm(tensors, "feed_forward_norm", before)?,
+            feed_forward_post_norm: self.norm(tensors, "feed_forward_post_norm", after)?,
             attention,
             sinks: self.vector(
                 tensors,
@@ -112,6 +117,41 @@ impl LayerBuilder<'_> {
     ) -> Result<PartMatrix, ModelError> {
         let (matrix, extent) = tensors.matrix(&self.name(role), rows, cols)?;
         Ok(PartMatrix { part: dense.push(extent), ..matrix })
+    }
+
+    /// Appends matrices, given by role and rows, that take the same input. They are tensors of their own or the rows of one
+    /// tensor with the role `together`.
+    fn matrices<const N: usize>(
+        &self,
+        tensors: &Tensors<'_>,
+        dense: &mut Block,
+        together: &str,
+        roles: [(&str, usize); N],
+        cols: usize,
+    ) -> Result<[PartMatrix; N], ModelError> {
+        let (name, rows) = (self.name(together), roles.iter().map(|(_, rows)| rows).sum::<usize>());
+        let mut found = [PartMatrix { part: 0, ty: TensorType::F32, rows: 0, cols }; N];
+        // In some files, the whole has the name that one of the matrices has elsewhere.
+        let is_whole = tensors.optional(&name).is_some_and(|tensor| {
+            let is_one = roles.iter().any(|(role, _)| self.name(role) == name);
+            !is_one || tensor.shape.first() == Some(&(rows as u64))
+        });
+        if !is_whole {
+            for (matrix, (role, rows)) in found.iter_mut().zip(roles) {
+                *matrix = self.matrix(tensors, dense, role, rows, cols)?;
+            }
+            return Ok(found);
+        }
+        let (matrix, whole) = tensors.matrix(&name, rows, cols)?;
+        let row_bytes = whole.length / rows.max(1) as u64;
+        let mut from = 0;
+        for (part, (_, rows)) in found.iter_mut().zip(roles) {
+            let length = rows as u64 * row_bytes;
+            let extent = whole.slice(from, length).expect("rows of the tensor");
+            from += length;
+            *part = PartMatrix { part: dense.push(extent), rows, ..matrix };
+        }
+        Ok(found)
     }
 
     /// Reads a vector, if `length` is given.
@@ -149,10 +189,12 @@ impl LayerBuilder<'_> {
             QkNorm::PerHead => (Some(shape.head_dim), Some(shape.head_dim)),
             QkNorm::WholeProjection => (Some(q_width), Some(k_width)),
         };
+        let roles = [("q", q_rows), ("k", k_width), ("v", v_width)];
+        let [q, k, v] = self.matrices(tensors, dense, "qkv", roles, hidden)?;
         Ok(GroupedWeights {
-            q: self.matrix(tensors, dense, "q", q_rows, hidden)?,
-            k: self.matrix(tensors, dense, "k", k_width, hidden)?,
-            v: self.matrix(tensors, dense, "v", v_width, hidden)?,
+            q,
+            k,
+            v,
             q_bias: self.vector(tensors, "q_bias", biased(q_rows))?,
             k_bias: self.vector(tensors, "k_bias", biased(k_width))?,
             v_bias: self.vector(tensors, "v_bias", biased(v_width))?,

@@ -15,10 +15,11 @@ pub struct PartMatrix {
 /// One layer's matrices (parts of the layer's dense block) and resident vectors.
 #[derive(Debug)]
 pub struct LayerWeights {
-    pub attention_norm: Vec<f32>,
+    /// Norm before attention, if the architecture has such norms.
+    pub attention_norm: Option<Vec<f32>>,
     /// Norm of the attention's output, if the architecture has such norms.
     pub attention_post_norm: Option<Vec<f32>>,
-    pub feed_forward_norm: Vec<f32>,
+    pub feed_forward_norm: Option<Vec<f32>>,
     pub feed_forward_post_norm: Option<Vec<f32>>,
     pub attention: AttentionWeights,
     /// Attention sinks, one for each head.

@@ -10,7 +10,9 @@ use forebay_store::FileSet;
 use forebay_stream::{Lease, Residency};
 
 use super::moe::MoeStep;
-use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place};
+use super::products::{
+    add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place, norm_or_copy,
+};
 use super::scratch::{Scratch, batch_tokens};
 use crate::ModelError;
 use crate::arch::{Architecture, KvCapacity, Layer};
@@ -222,7 +224,8 @@ impl CpuBackend {
         // expert's output.
         let normed = &mut scratch.normed[..hidden];
         let epsilon = step.architecture.norm_epsilon;
-        cpu.rms_norm(&scratch.x[..hidden], &layer.feed_forward_norm, epsilon, normed);
+        let weight = layer.feed_forward_norm.as_deref();
+        norm_or_copy(cpu, &scratch.x[..hidden], weight, epsilon, normed);
         scratch.inner.prepare(cpu, normed, 1, hidden, &[router.ty]);
         let out = &mut scratch.moe.prediction_scores[..experts.count];
         let (w, kind) = (matrix(residency, &lease, router), RowKind::Decode);
@@ -391,13 +394,13 @@ impl Backend for CpuBackend {
             self.add(step, block)?;
         }
         let weight = match block {
-            NextBlock::Attention => &step.layer_weights().attention_norm,
-            NextBlock::FeedForward => &step.layer_weights().feed_forward_norm,
-            NextBlock::Head => &step.weights.final_norm,
+            NextBlock::Attention => step.layer_weights().attention_norm.as_deref(),
+            NextBlock::FeedForward => step.layer_weights().feed_forward_norm.as_deref(),
+            NextBlock::Head => Some(&step.weights.final_norm[..]),
         };
         let values = step.count * step.architecture.hidden;
         let (x, normed) = (&self.scratch.x[..values], &mut self.scratch.normed[..values]);
-        self.cpu.rms_norm(x, weight, step.architecture.norm_epsilon, normed);
+        norm_or_copy(&self.cpu, x, weight, step.architecture.norm_epsilon, normed);
         Ok(())
     }
 
@@ -441,8 +444,9 @@ impl Backend for CpuBackend {
         let (experts, count, hidden) = (step.experts().count, step.count, step.architecture.hidden);
         // `block_out` has already been added, and `inner` is free until the experts are computed.
         let normed = &mut scratch.block_out[..count * hidden];
-        let weight = &step.layer_weights().feed_forward_norm;
-        cpu.rms_norm(&early[..count * hidden], weight, step.architecture.norm_epsilon, normed);
+        let weight = step.layer_weights().feed_forward_norm.as_deref();
+        let epsilon = step.architecture.norm_epsilon;
+        norm_or_copy(cpu, &early[..count * hidden], weight, epsilon, normed);
         scratch.inner.prepare(cpu, normed, count, hidden, &[router.ty]);
         let out = &mut scratch.moe.scores[..count * experts];
         let w = matrix(residency, lease, router);

@@ -67,3 +67,17 @@ pub(super) fn norm_in_place(cpu: &Cpu, values: &mut [f32], weight: Option<&[f32]
         cpu.rms_norm_in_place(values, weight, epsilon);
     }
 }
+
+/// Writes the normed rows of `x` to `out`, or the rows themselves if there is no weight.
+pub(super) fn norm_or_copy(
+    cpu: &Cpu,
+    x: &[f32],
+    weight: Option<&[f32]>,
+    epsilon: f32,
+    out: &mut [f32],
+) {
+    match weight {
+        Some(weight) => cpu.rms_norm(x, weight, epsilon, out),
+        None => out.copy_from_slice(x),
+    }
+}

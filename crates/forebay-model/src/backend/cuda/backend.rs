@@ -22,7 +22,7 @@ use super::products::{Product, Products, Rows};
 use super::row_kind::row_kind;
 use super::selections::SelectionWords;
 use super::source::WeightSource;
-use super::vectors::LayerVectors;
+use super::vectors::{LayerVectors, optional};
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::backend::{
@@ -251,10 +251,11 @@ impl CudaBackend {
         let weight = match block {
             NextBlock::Attention => self.layer_vectors(step).attention_norm,
             NextBlock::FeedForward => self.layer_vectors(step).feed_forward_norm,
-            NextBlock::Head => self.plan.vectors.final_norm,
+            NextBlock::Head => Some(self.plan.vectors.final_norm),
         };
+        // Without a weight, rows are added and converted, but not normed.
         let norm = Norm {
-            weight: self.vectors().offset(weight),
+            weight: optional(self.vectors(), weight),
             width: step.architecture.hidden,
             epsilon: step.architecture.norm_epsilon,
         };

@@ -10,9 +10,9 @@ const ALIGNMENT: usize = 64;
 /// Vectors of one layer, each as an index into all floats; `None` if the layer has no such vector.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LayerVectors {
-    pub attention_norm: usize,
+    pub attention_norm: Option<usize>,
     pub attention_post_norm: Option<usize>,
-    pub feed_forward_norm: usize,
+    pub feed_forward_norm: Option<usize>,
     pub feed_forward_post_norm: Option<usize>,
     pub q_bias: Option<usize>,
     pub k_bias: Option<usize>,
@@ -65,9 +65,9 @@ impl Vectors {
 
     fn layer(&mut self, layer: &LayerWeights) -> LayerVectors {
         let mut of = LayerVectors {
-            attention_norm: self.append(&layer.attention_norm),
+            attention_norm: self.optional(&layer.attention_norm),
             attention_post_norm: self.optional(&layer.attention_post_norm),
-            feed_forward_norm: self.append(&layer.feed_forward_norm),
+            feed_forward_norm: self.optional(&layer.feed_forward_norm),
             feed_forward_post_norm: self.optional(&layer.feed_forward_post_norm),
             o_bias: self.optional(&layer.o_bias),
             sinks: self.optional(&layer.sinks),
