@@ -42,8 +42,10 @@ struct Span {
 
 __device__ inline bool is_in(const Span &span, int position) { return position >= span.from && position < span.to; }
 
-// Returns the first position that a token at `position` sees.
+// Returns the first position that a token at `position` sees. A positive `window` slides, a negative one is the length of
+// chunks that do not, and with 0 every token sees all before it. The result never decreases with the position.
 __device__ inline int first_visible(int position, int window) {
+    if (window < 0) return position - position % -window;
     return window > 0 ? max(0, position + 1 - window) : 0;
 }
 

@@ -1,4 +1,4 @@
-// Gates of the outputs of attention and of shared experts.
+// Gates of the outputs of attention and of shared experts, and factors of rows.
 #include "gating.cuh"
 #include "reduce.cuh"
 
@@ -27,4 +27,26 @@ extern "C" __global__ void __launch_bounds__(256)
     for (int i = threadIdx.x; i < cols; i += blockDim.x) sum = __fmaf_rn(x[row * cols + i], weight[i], sum);
     const float factor = 1.0f / __fadd_rn(1.0f, expf(-block_sum(sum, shared)));
     for (int i = threadIdx.x; i < width; i += blockDim.x) out[row * width + i] *= factor;
+}
+
+// out [rows, width] = x times `factors` [rows], which become 1. A block computes a row.
+extern "C" __global__ void __launch_bounds__(256) take_factors(const float *x, float *factors, float *out, int width) {
+    wait_for_previous();
+    const size_t row = blockIdx.x;
+    const float factor = factors[row];
+    // All threads must have read the factor.
+    __syncthreads();
+    if (threadIdx.x == 0) factors[row] = 1.0f;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) out[row * width + i] = x[row * width + i] * factor;
+}
+
+// x [rows, width] *= 1 + rate * log(1 + floor((position + 1) / step)), where `positions` are those of the rows. A block computes
+// a row.
+extern "C" __global__ void __launch_bounds__(256)
+    temper_rows(float *x, const int *positions, float rate, float step, int width) {
+    wait_for_previous();
+    const size_t row = blockIdx.x;
+    const float steps = floorf(__fdiv_rn((float)(positions[row] + 1), step));
+    const float factor = __fmaf_rn(log1pf(steps), rate, 1.0f);
+    for (int i = threadIdx.x; i < width; i += blockDim.x) x[row * width + i] *= factor;
 }

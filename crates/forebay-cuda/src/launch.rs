@@ -86,6 +86,11 @@ impl Launch {
         self.u64(value as u64)
     }
 
+    /// Passes an `int` that may be negative.
+    pub(crate) fn signed(self, value: i32) -> Launch {
+        self.u64(u64::from(value.cast_unsigned()))
+    }
+
     /// Passes a `float`.
     pub(crate) fn float(self, value: f32) -> Launch {
         self.u64(u64::from(value.to_bits()))

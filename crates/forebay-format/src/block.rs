@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::convert::{RowsTaken, halves_transposed, mxfp4_blocks, transpose};
+use crate::convert::{RowsTaken, halves_transposed, mxfp4_blocks, transpose, transposed_rows};
 use crate::quant::can_dequantize;
 use crate::{Extent, TensorType};
 
@@ -37,6 +37,9 @@ pub enum Step {
     /// The first is `[heads, rank, plain]` of type [`Step::transposed`], which projects queries
     /// into the latent space. The second is `[heads, value, rank]` of type `ty`.
     Heads { extent: usize, heads: usize, plain: usize, value: usize, rank: usize, ty: TensorType },
+    /// Transposes a matrix `[rows, cols]` of type `ty`, whose elements stand alone, and divides the rows of the
+    /// result into `parts` equal parts (Llama 4's experts).
+    Transposed { extent: usize, rows: usize, cols: usize, parts: usize, ty: TensorType },
 }
 
 /// A share of a relayout's output, which can be made independently of the others.
@@ -208,6 +211,10 @@ impl Relayout {
                     }
                 }
             }
+            Step::Transposed { extent, rows, cols, parts, ty } => {
+                let first = share.part * (cols / parts) + units.start;
+                transposed_rows(from[extent], rows, cols, ty.block_bytes(), first, out);
+            }
         }
     }
 }
@@ -218,6 +225,7 @@ impl Step {
         match *self {
             Step::Mxfp4 { rows, turns, .. } => (turns, rows / turns),
             Step::Heads { heads, .. } => (2, heads),
+            Step::Transposed { cols, parts, .. } => (parts, cols / parts),
         }
     }
 
@@ -231,6 +239,9 @@ impl Step {
                 heads * rank * row_bytes(Step::transposed(ty), plain)
             }
             Step::Heads { heads, value, rank, ty, .. } => heads * value * row_bytes(ty, rank),
+            Step::Transposed { rows, cols, parts, ty, .. } => {
+                cols / parts * rows * ty.block_bytes()
+            }
         }
     }
 
@@ -241,6 +252,11 @@ impl Step {
             TensorType::F32 | TensorType::F16 | TensorType::BF16 => ty,
             _ => TensorType::F16,
         }
+    }
+
+    /// Returns true if [`Step::Transposed`] can transpose matrices of this type.
+    pub fn transposes(ty: TensorType) -> bool {
+        ty.block_elements() == 1 && Step::transposed(ty) == ty
     }
 
     /// Returns true if [`Step::Heads`] can convert rows of `rank` elements of this type.
@@ -365,6 +381,24 @@ mod tests {
             }
         }
         for share_bytes in [usize::MAX, 1, 40] {
+            assert!(made(&relayout, &[&from], share_bytes) == expected, "{share_bytes}");
+        }
+    }
+
+    #[test]
+    fn a_transposed_matrix_is_divided_into_parts() {
+        let (rows, cols, size) = (70, 6, 2);
+        let from = bytes(rows * cols * size);
+        let step = Step::Transposed { extent: 0, rows, cols, parts: 2, ty: TensorType::BF16 };
+        let relayout = Relayout { extents: 0..1, steps: vec![step] };
+        let mut block = Block::default();
+        block.push_relayout(&[extent(from.len() as u64)], relayout.steps.clone());
+        assert_eq!(block.part_bytes(), [420, 420]);
+        let mut expected = Vec::<u8>::new();
+        for col in 0..cols {
+            (0..rows).for_each(|row| expected.extend(&from[(row * cols + col) * size..][..size]));
+        }
+        for share_bytes in [usize::MAX, 1, 300] {
             assert!(made(&relayout, &[&from], share_bytes) == expected, "{share_bytes}");
         }
     }

@@ -88,19 +88,58 @@ pub fn transpose(from: &[u8], rows: usize, cols: usize, size: usize, to: &mut [u
 
 fn transpose_elements<const SIZE: usize>(from: &[u8], rows: usize, cols: usize, to: &mut [u8]) {
     assert!(
-        from.len() == rows * cols * SIZE && to.len() == from.len(),
+        to.len() == from.len(),
+        "transpose: {} and {} bytes are not {rows} x {cols} of {SIZE}",
+        from.len(),
+        to.len()
+    );
+    transpose_columns::<SIZE>(from, rows, cols, 0, to);
+}
+
+/// Writes rows of the transpose of `from` `[rows, cols]` to `to`: as many as it has room for, from row `first` on. Elements
+/// have `size` bytes.
+///
+/// # Panics
+/// Panics if `size` is not 2 or 4, or if a length does not match.
+pub fn transposed_rows(
+    from: &[u8],
+    rows: usize,
+    cols: usize,
+    size: usize,
+    first: usize,
+    to: &mut [u8],
+) {
+    match size {
+        2 => transpose_columns::<2>(from, rows, cols, first, to),
+        4 => transpose_columns::<4>(from, rows, cols, first, to),
+        _ => panic!("transpose: elements of {size} bytes"),
+    }
+}
+
+fn transpose_columns<const SIZE: usize>(
+    from: &[u8],
+    rows: usize,
+    cols: usize,
+    first: usize,
+    to: &mut [u8],
+) {
+    let count = to.len() / (rows * SIZE).max(1);
+    assert!(
+        from.len() == rows * cols * SIZE
+            && to.len() == count * rows * SIZE
+            && first + count <= cols,
         "transpose: {} and {} bytes are not {rows} x {cols} of {SIZE}",
         from.len(),
         to.len()
     );
     let (from, to) = (from.as_chunks::<SIZE>().0, to.as_chunks_mut::<SIZE>().0);
     for row in (0..rows).step_by(TILE) {
-        for col in (0..cols).step_by(TILE) {
+        for col in (0..count).step_by(TILE) {
             let end = (row + TILE).min(rows);
-            for c in col..(col + TILE).min(cols) {
+            for c in col..(col + TILE).min(count) {
                 let out = &mut to[c * rows..][row..end];
                 for (out, r) in out.iter_mut().zip(row..end) {
-                    *out = from[r * cols + c];
+                    *out = from[r * cols + first + c];
                 }
             }
         }

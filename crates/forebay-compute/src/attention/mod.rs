@@ -32,6 +32,9 @@ pub struct Attention<'a> {
     /// Number of positions that a token sees: itself and the `window - 1` before it. `None` means
     /// all positions before it.
     pub window: Option<usize>,
+    /// True if windows do not slide: positions are divided into chunks as long as the window, and a token
+    /// sees those of its own chunk (Llama 4).
+    pub chunked: bool,
     /// Limit of the scores, which become `cap * tanh(score / cap)` (Gemma 2).
     pub softcap: Option<f32>,
     /// One score per query head that takes its share of the softmax and carries no value (gpt-oss).
@@ -42,7 +45,7 @@ impl Attention<'static> {
     /// Returns plain causal attention over all earlier positions.
     pub fn causal(layer: usize, heads: usize, scale: f32) -> Self {
         let (window, softcap, sinks) = (None, None, None);
-        Attention { layer, heads, scale, window, softcap, sinks }
+        Attention { layer, heads, scale, window, chunked: false, softcap, sinks }
     }
 }
 
@@ -60,7 +63,10 @@ pub struct AttentionRun<'a> {
 impl Attention<'_> {
     /// Returns the first position that a token at `position` sees.
     fn first_visible(&self, position: usize) -> usize {
-        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
+        self.window.map_or(0, |window| match self.chunked {
+            true => position - position % window,
+            false => (position + 1).saturating_sub(window),
+        })
     }
 
     fn sink(&self, head: usize) -> Option<f32> {

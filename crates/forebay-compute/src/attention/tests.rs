@@ -115,7 +115,12 @@ impl Case {
             let position = first + token;
             let kv_head = head / (self.heads / kv_heads);
             let q = &self.q[(position * self.heads + head) * head_dim_k..][..head_dim_k];
-            let sees = |other: usize| what.window.is_none_or(|window| other + window > position);
+            let sees = |other: usize| {
+                what.window.is_none_or(|window| match what.chunked {
+                    true => other / window == position / window,
+                    false => other + window > position,
+                })
+            };
             let seen: Vec<usize> = (0..=position).filter(|&other| sees(other)).collect();
             let scores: Vec<f64> = seen
                 .iter()
@@ -227,6 +232,19 @@ fn blocks_before_the_window_are_not_needed() {
                 cpu.attention(q, &case.cache, &what, &[run], &mut out);
                 let whole = case.run(&cpu, &what, row_kind, (first, tokens));
                 assert!(out == whole, "{kind:?} {row_kind:?} {tokens} at {first}");
+            }
+        }
+    }
+}
+
+#[test]
+fn chunks_hide_what_is_before_them() {
+    for kind in KINDS {
+        let case = Case::new(4, 2, (40, 24), 700, kind);
+        for window in [1, 7, 16, 64, 150, 512, 1000] {
+            let what = Attention { window: Some(window), chunked: true, ..case.what() };
+            for rows in [(0, 40), (149, 3), (500, 64), (699, 1)] {
+                case.check(&cpus(), &what, rows);
             }
         }
     }

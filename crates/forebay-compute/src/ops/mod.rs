@@ -7,12 +7,14 @@ mod gating;
 mod norm;
 mod rope;
 mod router;
+mod row_factors;
 mod row_gate;
 mod softmax;
 
 pub use gating::Gating;
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
 pub use router::{RouterGroups, RouterRule, Scoring};
+pub use row_factors::Temperature;
 
 /// Number of elements below which an operation is not worth a parallel region (about 2 us).
 const PARALLEL_ELEMENTS: usize = 16 * 1024;

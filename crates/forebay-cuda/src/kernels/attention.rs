@@ -48,6 +48,8 @@ pub struct Attention {
     pub scale: f32,
     /// Number of positions that a token sees: itself and the `window - 1` before it.
     pub window: Option<usize>,
+    /// True if windows do not slide, but are chunks as long as the window, of which a token sees its own.
+    pub chunked: bool,
     /// Cap that limits scores to `cap * tanh(score / cap)`.
     pub softcap: Option<f32>,
     /// One more score per query head, which takes its share of the softmax and carries no value. Null if there is
@@ -418,14 +420,14 @@ impl Gpu {
         };
         assert!(what.also.is_none() || converts_outputs(shape, &rows), "not converted: {shape:?}");
         assert!(what.inputs.is_none() || takes_inputs(shape, kind), "inputs of {kind:?} rows");
-        let window = what.window.map_or(0, |window| window.min(shape.context));
+        let window = what.window_argument(shape.context);
         launch = launch
             .int(heads)
             .int(shape.kv_heads)
             .int(shape.dim_k)
             .int(shape.dim_v)
             .int(shape.context)
-            .int(window)
+            .signed(window)
             .float(what.scale)
             .float(what.softcap.unwrap_or(0.0));
         if family == Family::Decode {
@@ -453,8 +455,17 @@ impl Gpu {
             .int(heads)
             .int(shape.dim_v)
             .int(shape.context)
-            .int(window)
+            .signed(window)
             .run(self)
+    }
+}
+
+impl Attention {
+    /// Returns the window as kernels take it. A chunk as long as the context hides nothing.
+    pub(super) fn window_argument(&self, context: usize) -> i32 {
+        let length = self.window.map_or(0, |window| window.min(context));
+        let length = i32::try_from(length).expect("a context has fewer than 2^31 positions");
+        if self.chunked { -length } else { length }
     }
 }
 

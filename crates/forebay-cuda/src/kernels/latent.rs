@@ -85,7 +85,7 @@ pub(super) fn launch(
     assert!(rows < 65_536 || splits.most == 1 && units < 65_536, "attention of {rows} rows");
     let floats = Family::Latent.scratch(&layer.shape, heads, &what.rows, splits.limit).floats;
     let context = layer.shape.context;
-    let window = what.window.map_or(0, |window| window.min(context));
+    let window = what.window_argument(context);
     let launch = Launch::new(
         gpu.kernel(module, "attention_latent")?,
         (splits.most as u32, units as u32, 1),
@@ -106,7 +106,7 @@ pub(super) fn launch(
     launch
         .int(heads)
         .int(context)
-        .int(window)
+        .signed(window)
         .float(what.scale)
         .float(what.softcap.unwrap_or(0.0))
         .run(gpu)?;
@@ -123,6 +123,6 @@ pub(super) fn launch(
         .int(tokens)
         .int(heads)
         .int(context)
-        .int(window)
+        .signed(window)
         .run(gpu)
 }

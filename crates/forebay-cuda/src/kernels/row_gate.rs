@@ -1,4 +1,4 @@
-//! Gates of the outputs of attention and of shared experts.
+//! Gates of the outputs of attention and of shared experts, and factors of rows.
 
 use super::elementwise::{GRID_Y_MAX, THREADS, blocks};
 use crate::launch::Launch;
@@ -64,6 +64,55 @@ impl Gpu {
             .ptr(x, rows * cols)
             .ptr(weight, cols)
             .int(cols)
+            .int(width)
+            .run(self)
+    }
+    /// Computes `out = x * factor` for every row of `x` `[rows, width]`. The factors `[rows]` become 1.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a buffer is too small.
+    pub fn take_factors(
+        &self,
+        x: DevicePtr<f32>,
+        factors: DevicePtr<f32>,
+        out: DevicePtr<f32>,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let grid = (rows as u32, 1, 1);
+        Launch::new(self.kernel("row_gate", "take_factors")?, grid, (THREADS as u32, 1, 1))
+            .ptr(x, rows * width)
+            .ptr(factors, rows)
+            .ptr(out, rows * width)
+            .int(width)
+            .run(self)
+    }
+
+    /// Multiplies every row of `x` `[rows, width]` by `1 + rate * ln(1 + floor((position + 1) / step))`, where `positions`
+    /// `[rows]` are those of the rows.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a buffer is too small.
+    pub fn temper_rows(
+        &self,
+        x: DevicePtr<f32>,
+        positions: DevicePtr<u32>,
+        (rate, step): (f32, f32),
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let grid = (rows as u32, 1, 1);
+        Launch::new(self.kernel("row_gate", "temper_rows")?, grid, (THREADS as u32, 1, 1))
+            .ptr(x, rows * width)
+            .ptr(positions, rows)
+            .float(rate)
+            .float(step)
             .int(width)
             .run(self)
     }

@@ -203,6 +203,7 @@ impl Case {
             heads,
             scale: 0.1,
             window: self.window,
+            chunked: false,
             softcap: None,
             sinks: if self.sinks { numbers.sinks.ptr() } else { DevicePtr::null() },
             inputs,

@@ -52,6 +52,7 @@ pub fn attend(context: &Context, call: &Call, layer: &KvLayer) -> Result<Vec<f32
         heads,
         scale: call.scale,
         window: call.variation.window,
+        chunked: call.variation.chunked,
         softcap: call.variation.softcap,
         sinks: call.sinks,
         inputs: None,
@@ -124,7 +125,7 @@ pub fn checks() -> Vec<Check> {
 }
 
 fn variations() -> [Variation; 4] {
-    let plain = Variation { window: None, softcap: None, sinks: false };
+    let plain = Variation::plain();
     [
         plain,
         // The largest score of two is often so far below 0 that a careless difference of scores is not 0.

@@ -23,6 +23,7 @@ mod norm;
 mod paged;
 mod quantize;
 mod router;
+mod row_factors;
 mod top_k;
 
 use crate::bench::Bench;
@@ -43,6 +44,7 @@ pub fn checks() -> Vec<Check> {
         delta::checks(),
         embedding::checks(),
         router::checks(),
+        row_factors::checks(),
         fetch::checks(),
         top_k::checks(),
         attention_inputs::checks(),

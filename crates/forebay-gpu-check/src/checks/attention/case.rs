@@ -40,17 +40,31 @@ pub struct Case {
 #[derive(Clone, Copy, Debug)]
 pub struct Variation {
     pub window: Option<usize>,
+    pub chunked: bool,
     pub softcap: Option<f32>,
     pub sinks: bool,
 }
 
 impl Variation {
     pub fn windowed(window: usize, sinks: bool) -> Variation {
-        Variation { window: Some(window), softcap: None, sinks }
+        Variation { window: Some(window), sinks, ..Variation::plain() }
     }
 
-    pub fn all() -> [Variation; 6] {
-        let plain = Variation { window: None, softcap: None, sinks: false };
+    /// Returns the rules of plain causal attention.
+    pub fn plain() -> Variation {
+        Variation { window: None, chunked: false, softcap: None, sinks: false }
+    }
+
+    /// Returns the first position that a token sees.
+    pub fn first_visible(&self, position: usize) -> usize {
+        self.window.map_or(0, |window| match self.chunked {
+            true => position / window * window,
+            false => (position + 1).saturating_sub(window),
+        })
+    }
+
+    pub fn all() -> [Variation; 8] {
+        let plain = Variation::plain();
         [
             plain,
             Variation { window: Some(16), ..plain },
@@ -58,6 +72,8 @@ impl Variation {
             Variation { window: Some(5000), ..plain },
             Variation { softcap: Some(5.0), sinks: true, ..plain },
             Variation { window: Some(1), softcap: Some(30.0), ..plain },
+            Variation { window: Some(48), chunked: true, ..plain },
+            Variation { window: Some(100), chunked: true, sinks: true, ..plain },
         ]
     }
 }
@@ -284,7 +300,7 @@ impl Inputs {
         for (row, q) in self.q.chunks(dim_k).enumerate().take(tokens * heads) {
             let (position, head) = (first + row / heads, row % heads);
             let kv_head = head / (heads / kv_heads);
-            let from = variation.window.map_or(0, |window| (position + 1).saturating_sub(window));
+            let from = variation.first_visible(position);
             let q: Vec<f64> = q.iter().map(|&x| f64::from(x)).collect();
             let scores: Vec<f64> =
                 keys[&kv_head][from..=position].iter().map(|k| score(&q, k, variation)).collect();
@@ -309,6 +325,7 @@ impl Inputs {
         let Case { heads, dim_v, first, tokens, .. } = self.case;
         let what = CpuAttention {
             window: variation.window,
+            chunked: variation.chunked,
             softcap: variation.softcap,
             sinks: variation.sinks.then_some(&self.sinks[..]),
             ..CpuAttention::causal(0, heads, SCALE)

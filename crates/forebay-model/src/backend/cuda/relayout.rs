@@ -110,6 +110,13 @@ fn run(
                 }
                 second.offset(step.part_bytes(1))
             }
+            // The parts follow one another in the transposed matrix.
+            Step::Transposed { extent, rows, cols, parts, ty } => {
+                let size = ty.block_bytes();
+                let matrices = Matrices { count: 1, rows, cols, size, stride: rows * cols };
+                gpu.transpose(&matrices, from[extent], made, rows * cols)?;
+                made.offset(parts * step.part_bytes(0))
+            }
         };
     }
     let mut made = workspace;

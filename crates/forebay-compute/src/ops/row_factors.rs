@@ -1,0 +1,72 @@
+//! Factors of whole rows.
+
+use super::share;
+use crate::cpu::Cpu;
+
+/// Factor of queries that grows with their position, in layers without rotation (Llama 4): `1 + rate * ln(1 + s)` for a token
+/// with `s` whole steps of positions up to and including its own.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Temperature {
+    pub rate: f32,
+    /// Length of a step in positions.
+    pub step: f32,
+}
+
+impl Temperature {
+    /// Returns the factor of a token's query.
+    pub fn factor(&self, position: u32) -> f32 {
+        let steps = ((position as f32 + 1.0) / self.step).floor();
+        1.0 + self.rate * steps.ln_1p()
+    }
+}
+
+impl Cpu {
+    /// Multiplies every row of `x` `[factors.len(), n]` by its factor.
+    ///
+    /// # Panics
+    /// Panics if `x` is no whole number of rows for each factor.
+    pub fn multiply_rows(&self, x: &mut [f32], factors: &[f32]) {
+        if factors.is_empty() {
+            assert!(x.is_empty(), "multiply_rows: rows without factors");
+            return;
+        }
+        let row = x.len() / factors.len();
+        assert!(row > 0 && row * factors.len() == x.len(), "multiply_rows: no whole rows");
+        self.pool.for_each_chunk_mut(x, share(x.len(), row), |_, start, x| {
+            for (x, factor) in x.chunks_exact_mut(row).zip(&factors[start / row..]) {
+                x.iter_mut().for_each(|x| *x *= factor);
+            }
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{cpus, random};
+
+    #[test]
+    fn rows_are_multiplied_by_their_factors() {
+        for cpu in cpus() {
+            for (rows, width) in [(1, 5), (3, 64), (300, 130)] {
+                let (x, factors) = (random(1, rows * width), random(2, rows));
+                let mut y = x.clone();
+                cpu.multiply_rows(&mut y, &factors);
+                for (at, (x, y)) in x.iter().zip(&y).enumerate() {
+                    assert_eq!(*y, x * factors[at / width]);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_temperature_rises_by_whole_steps() {
+        let temperature = Temperature { rate: 0.1, step: 16.0 };
+        let expected = |steps: f64| (1.0 + 0.1 * (1.0 + steps).ln()) as f32;
+        for (position, steps) in
+            [(0, 0.0), (14, 0.0), (15, 1.0), (30, 1.0), (31, 2.0), (1599, 100.0)]
+        {
+            assert!((temperature.factor(position) - expected(steps)).abs() < 1e-6, "{position}");
+        }
+    }
+}
