@@ -220,6 +220,9 @@ pub struct Layer {
     pub mixer: Mixer,
     /// Number of positions that a token attends to, including itself; `None` means all.
     pub window: Option<usize>,
+    /// True if windows do not slide: positions are divided into chunks as long as the window, and a token attends to those of its
+    /// own chunk.
+    pub chunked: bool,
     /// Index into [`Architecture::attentions`].
     pub attention: usize,
     /// Index into [`Architecture::ropes`].

@@ -297,7 +297,7 @@ fn layers(
             let window = window.filter(|_| family.windows.slides(index));
             let mixer = if recurrent[index] { Mixer::Recurrent } else { Mixer::Attention };
             let rope = family.rope_of(window);
-            Ok(Layer { mixer, window, attention: 0, rope, feed_forward })
+            Ok(Layer { mixer, window, chunked: false, attention: 0, rope, feed_forward })
         })
         .collect()
 }

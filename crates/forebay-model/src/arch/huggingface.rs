@@ -413,7 +413,7 @@ fn layers(
                 false => Mixer::Attention,
             };
             let rope = family.rope_of(window);
-            Ok(Layer { mixer, window, attention: 0, rope, feed_forward })
+            Ok(Layer { mixer, window, chunked: false, attention: 0, rope, feed_forward })
         })
         .collect()
 }

@@ -162,6 +162,7 @@ fn measure(context: &Context, shape: &KvLayerShape, call: &Call) -> Result<Measu
         heads,
         scale: 1.0 / (shape.dim_k as f32).sqrt(),
         window,
+        chunked: false,
         softcap: None,
         sinks: DevicePtr::null(),
         inputs: None,

@@ -150,9 +150,11 @@ impl CpuBackend {
     pub(super) fn attend_layer(&mut self, step: &Step<'_>) {
         let attention = step.attention();
         let (tokens, heads) = (step.count, attention.heads);
-        let window = step.architecture.layers[step.layer].window;
+        let layer = &step.architecture.layers[step.layer];
+        let (window, chunked) = (layer.window, layer.chunked);
         let what = Attention {
             window,
+            chunked,
             softcap: attention.softcap,
             sinks: step.layer_weights().sinks.as_deref(),
             ..Attention::causal(step.layer, heads, attention.scale)

@@ -284,6 +284,7 @@ impl CudaBackend {
             heads: attention.heads,
             scale: attention.scale,
             window: step.architecture.layers[step.layer].window,
+            chunked: step.architecture.layers[step.layer].chunked,
             softcap: attention.softcap,
             sinks: optional(self.vectors(), self.layer_vectors(step).sinks),
         };
