@@ -63,7 +63,8 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
         add("latent attention (MLA)", latent_words(&latent, heads));
     }
     if let Some(detail) = windows(architecture) {
-        add("sliding window", detail);
+        let chunked = architecture.layers.iter().any(|layer| layer.chunked);
+        add(if chunked { "attention in chunks" } else { "sliding window" }, detail);
     }
     if let [_, _, ..] = &attentions[..] {
         let words: Vec<String> = attentions.iter().map(shape_words).collect();
@@ -86,6 +87,7 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
         QkNorm::None => {}
         QkNorm::PerHead => add("query/key norm", "of each head".to_owned()),
         QkNorm::WholeProjection => add("query/key norm", "of the whole projection".to_owned()),
+        QkNorm::Weightless => add("query/key norm", "of each head, without weights".to_owned()),
     }
     if let Some(cap) = attention.softcap {
         add("soft cap of scores", format!("they stay within {cap}"));
@@ -161,12 +163,25 @@ fn rotations(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
     let ropes = &architecture.ropes;
     let partial = architecture.attention_layers().find_map(|layer| {
         let attention = architecture.attention_of(layer);
-        let rotary_dim = ropes[architecture.layers[layer].rope].rotary_dim;
+        let rotary_dim = ropes[architecture.layers[layer].rope?].rotary_dim;
         let is_partial = attention.latent.is_none() && rotary_dim < attention.head_dim;
         is_partial.then_some((rotary_dim, attention.head_dim))
     });
     if let Some((rotary_dim, head_dim)) = partial {
         add("partial rotation", format!("{rotary_dim} of {head_dim} elements of a head"));
+    }
+    let unrotated = || {
+        let attends = architecture.attention_layers();
+        attends.filter(|layer| architecture.layers[*layer].rope.is_none())
+    };
+    if let Some(first) = unrotated().next() {
+        let (count, all) = (unrotated().count(), architecture.layers.len());
+        let grows = match architecture.temperature {
+            Some(_) => "; their queries grow with the position",
+            None => "",
+        };
+        let words = format!("{count} of {all} layers, the first is layer {first}{grows}");
+        add("layers without rotation", words);
     }
     if let [_, _, ..] = &ropes[..] {
         let words: Vec<String> = ropes.iter().map(rope_words).collect();
@@ -218,6 +233,12 @@ fn experts(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
     let routing = routing_words(experts);
     if !routing.is_empty() {
         add("routing", routing.join(", "));
+    }
+    if experts.scaled_input {
+        add(
+            "scaled inputs",
+            "the weight of an expert multiplies its input, not its output".to_owned(),
+        );
     }
     if experts.bias {
         add("expert biases", "of the router and of every matrix".to_owned());

@@ -205,6 +205,8 @@ pub fn block_kind(tensor: &TensorInfo) -> &'static str {
         "feed-forward"
     } else if has("ffn_gate_inp")
         || has("exp_probs_b")
+        || has("e_score_correction_bias")
+        || has("feed_forward.router")
         || has("mlp.gate.")
         || has("mlp.router.")
         || has("block_sparse_moe.gate")
@@ -212,7 +214,12 @@ pub fn block_kind(tensor: &TensorInfo) -> &'static str {
         "router"
     } else if has("attn") || has(".ssm_") {
         "attention"
-    } else if has("ffn") || has("ffw") || has("feedforward") || has("mlp") || has("post_attention")
+    } else if has("ffn")
+        || has("ffw")
+        || has("feedforward")
+        || has("feed_forward")
+        || has("mlp")
+        || has("post_attention")
     {
         "feed-forward"
     } else if has("token_embd") || has("embed_tokens") {

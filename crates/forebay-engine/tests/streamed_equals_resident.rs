@@ -66,6 +66,7 @@ fn models() -> Vec<PathBuf> {
         "models/minimax_m2",
         "models/olmo3",
         "models/phi3",
+        "models/llama4",
         "models/qwen2_moe",
     ]
     .iter()

@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 26] = [
+pub const HUGGING_FACE: [&str; 27] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -32,6 +32,7 @@ pub const HUGGING_FACE: [&str; 26] = [
     "olmo2",
     "olmo3",
     "phi3",
+    "llama4",
 ];
 /// Names of the fixtures in GGUF form.
 pub const GGUF: [&str; 23] = [

@@ -51,6 +51,7 @@ pub fn models() -> Vec<PathBuf> {
         "models/deepseek_v3",
         "models/minimax_m2",
         "models/olmo3",
+        "models/llama4",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -2,7 +2,7 @@
 
 use forebay_compute::{
     Gating, KV_BLOCK, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule,
-    Scoring, rows_for_window,
+    Scoring, Temperature, rows_for_window,
 };
 use serde::Serialize;
 
@@ -31,8 +31,11 @@ pub struct Architecture {
     pub attentions: Vec<Attention>,
     /// Shape of the recurrent layers, if there are any.
     pub recurrent: Option<Recurrent>,
-    /// Rotary embeddings; each layer uses one of them.
+    /// Rotary embeddings; each layer uses one of them or none.
     pub ropes: Vec<Rope>,
+    /// Factor of queries in layers without rotation, if it grows with the position.
+    #[serde(skip)]
+    pub temperature: Option<Temperature>,
     /// Gating of all feed-forwards, including those of experts.
     #[serde(skip)]
     pub gating: Gating,
@@ -139,6 +142,8 @@ pub enum QkNorm {
     PerHead,
     /// One weight vector over the whole projection (olmoe).
     WholeProjection,
+    /// A norm of every head without weights, in layers with rotation only (llama4). It commutes with the rotation.
+    Weightless,
 }
 
 impl Latent {
@@ -225,8 +230,8 @@ pub struct Layer {
     pub chunked: bool,
     /// Index into [`Architecture::attentions`].
     pub attention: usize,
-    /// Index into [`Architecture::ropes`].
-    pub rope: usize,
+    /// Index into [`Architecture::ropes`]; `None` if queries and keys are not rotated.
+    pub rope: Option<usize>,
     pub feed_forward: FeedForward,
 }
 
@@ -278,6 +283,10 @@ pub struct Experts {
     pub shared_width: usize,
     /// True if the output of the shared experts is multiplied by the sigmoid of a product of the input with a vector.
     pub shared_gate: bool,
+    /// True if the input of an expert is multiplied by its weight, and not the output (llama4).
+    pub scaled_input: bool,
+    /// True if a Hugging Face folder holds the transposed matrices of all experts as two tensors.
+    pub transposed: bool,
 }
 
 /// Returns the expert groups of a router, if there are several. Models with a correction bias score a group by its best
@@ -469,12 +478,23 @@ impl Architecture {
             recurrent.validate()?;
         }
         self.attention_layers().try_for_each(|layer| self.validate_rotation(layer))?;
+        if let Some(Temperature { rate, step }) = self.temperature {
+            let rate_fits = rate.is_finite() && rate >= 0.0;
+            check("rate of the temperature", rate, rate_fits, "it must not be negative")?;
+            check("step of the temperature", step, step.is_finite() && step >= 1.0, "at least 1")?;
+            let plain = |of: &Attention| of.bias == AttentionBias::None && of.latent.is_none();
+            let fits = self.attentions.iter().all(plain);
+            check("temperature", true, fits, "the queries must have no biases")?;
+        }
         self.layers.iter().try_for_each(Layer::validate)
     }
 
     /// Checks that the rotation of a layer fits its heads.
     fn validate_rotation(&self, layer: usize) -> Result<(), ModelError> {
-        let (rope, attention) = (&self.ropes[self.layers[layer].rope], self.attention_of(layer));
+        let Some(rope) = self.layers[layer].rope else { return Ok(()) };
+        let ropes = self.ropes.len();
+        check("rotations", ropes, rope < ropes, "every layer's rotation must be described")?;
+        let (rope, attention) = (&self.ropes[rope], self.attention_of(layer));
         check(
             "rotary dimension",
             rope.rotary_dim,
@@ -544,6 +564,12 @@ impl Experts {
         )?;
         check_size("expert width", self.width)?;
         check_size("shared experts' width", self.shared_width.max(1))?;
+        check(
+            "experts per token",
+            self.used,
+            self.used == 1 || !self.scaled_input,
+            "it must be 1 if inputs of experts are scaled",
+        )?;
         Ok(self.rule(None).check(self.count, self.used)?)
     }
 }

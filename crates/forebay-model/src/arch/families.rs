@@ -2,6 +2,7 @@
 
 use super::architecture::{NormLayout, QkNorm};
 use super::recurrent::HeadOrder;
+use super::unrotated::Unrotated;
 use forebay_compute::{Gating, RopeLayout, Scoring};
 
 /// Properties of a family that its metadata does not give.
@@ -18,6 +19,8 @@ pub struct Family {
     /// Base of the rotation in windowed layers, if these have a rotation of their own. Such a rotation is not scaled.
     pub window_theta: Option<WindowTheta>,
     pub windows: Windows,
+    /// Layers without rotation, if some layers have none.
+    pub unrotated: Option<Unrotated>,
     /// True if q, k and v always have a bias.
     pub qkv_bias: bool,
     pub qk_norm: QkNorm,
@@ -38,12 +41,20 @@ pub struct Family {
     pub gating: Gating,
     /// True if the feed-forward is a mixture of experts, at least in some layers.
     pub experts: bool,
+    /// True if the input of an expert is multiplied by its weight.
+    pub scaled_input: bool,
+    /// True if Hugging Face folders hold the transposed matrices of experts.
+    pub transposed_experts: bool,
+    /// Number of shared experts if the metadata does not say it.
+    pub shared: usize,
     /// True if router and experts have biases.
     pub expert_bias: bool,
     /// True if the output of shared experts has a gate.
     pub shared_gate: bool,
     /// True if expert weights are renormalised when the metadata does not say so.
     pub renormalise: bool,
+    /// Scoring of the experts when the metadata does not say it.
+    pub scoring: Scoring,
     /// Scoring of the experts when the metadata does not say it and a bias corrects the choice. If this is given, Hugging Face
     /// models have such a bias unless their configuration denies it.
     pub corrected: Option<Scoring>,
@@ -81,6 +92,7 @@ const BASE: Family = Family {
     hf_rope: RopeLayout::Neox,
     window_theta: None,
     windows: Windows::AsSaid,
+    unrotated: None,
     qkv_bias: false,
     qk_norm: QkNorm::None,
     sinks: false,
@@ -93,9 +105,13 @@ const BASE: Family = Family {
     scaled_embedding: false,
     gating: Gating::Silu,
     experts: false,
+    scaled_input: false,
+    transposed_experts: false,
+    shared: 0,
     expert_bias: false,
     shared_gate: false,
     renormalise: true,
+    scoring: Scoring::Softmax,
     corrected: None,
     names: &[],
 };
@@ -278,6 +294,32 @@ const FAMILIES: &[Family] = &[
         norms: NormLayout::Post,
         ..BASE
     },
+    Family {
+        name: "llama4",
+        gguf: "llama4",
+        huggingface: &["llama4_text"],
+        hf_rope: RopeLayout::Interleaved,
+        unrotated: Some(Unrotated::LLAMA_4),
+        qk_norm: QkNorm::Weightless,
+        experts: true,
+        scaled_input: true,
+        transposed_experts: true,
+        shared: 1,
+        renormalise: false,
+        scoring: Scoring::Sigmoid,
+        names: &[
+            ("gate", "ffn_gate.weight", "feed_forward.gate_proj.weight"),
+            ("up", "ffn_up.weight", "feed_forward.up_proj.weight"),
+            ("down", "ffn_down.weight", "feed_forward.down_proj.weight"),
+            ("router", "ffn_gate_inp.weight", "feed_forward.router.weight"),
+            ("expert_gate_up", "", "feed_forward.experts.gate_up_proj"),
+            ("expert_down_stack", "", "feed_forward.experts.down_proj"),
+            ("shared_gate", "ffn_gate_shexp.weight", "feed_forward.shared_expert.gate_proj.weight"),
+            ("shared_up", "ffn_up_shexp.weight", "feed_forward.shared_expert.up_proj.weight"),
+            ("shared_down", "ffn_down_shexp.weight", "feed_forward.shared_expert.down_proj.weight"),
+        ],
+        ..BASE
+    },
     // Queries, keys and values are one matrix, and gate and up are another.
     Family {
         name: "phi3",
@@ -342,8 +384,8 @@ impl Family {
     }
 
     /// Returns the index of the rotation of a layer with this window.
-    pub fn rope_of(&self, window: Option<usize>) -> usize {
-        usize::from(self.window_theta.is_some() && window.is_some())
+    pub fn rope_of(&self, window: Option<usize>) -> Option<usize> {
+        Some(usize::from(self.window_theta.is_some() && window.is_some()))
     }
 }
 

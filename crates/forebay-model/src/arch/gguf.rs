@@ -78,6 +78,13 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     let family = families::from_gguf(name, has_experts).ok_or_else(|| {
         ModelError::UnknownArchitecture { name: name.into(), known: families::known_list() }
     })?;
+    if family.unrotated.is_some() {
+        return Err(ModelError::BadValue {
+            key: "general.architecture".into(),
+            value: name.into(),
+            expected: "GGUF files of this family do not give the length of chunks; use the Hugging Face folder".into(),
+        });
+    }
     let keys = Keys { metadata, architecture: name, family: family.name };
     let hidden = keys.count("embedding_length")?;
     let layers = layers(catalog, &keys, family)?;
@@ -97,6 +104,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         norms: family.norms,
         embedding_scale: family.embedding_scale(hidden),
         logit_softcap: keys.optional_float("final_logit_softcapping"),
+        temperature: None,
         ropes: used(ropes(&keys, family, &attention, catalog)?, &layers),
         attentions: vec![Attention {
             // GLM-4.5-Air has no such norms, but GLM-4.5 does.
@@ -381,5 +389,7 @@ fn experts(
             _ => width.saturating_mul(keys.optional_count("expert_shared_count")?.unwrap_or(0)),
         },
         shared_gate: family.shared_gate,
+        scaled_input: family.scaled_input,
+        transposed: false,
     })
 }

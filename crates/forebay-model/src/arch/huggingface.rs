@@ -18,8 +18,8 @@ use crate::ModelError;
 /// Key of the number of positions that a model was first trained for, before its rotation was scaled.
 const ORIGINAL_CONTEXT: &str = "original_max_position_embeddings";
 
-struct Config<'a> {
-    json: &'a Value,
+pub(super) struct Config<'a> {
+    pub json: &'a Value,
     family: &'static str,
 }
 
@@ -33,7 +33,7 @@ impl Config<'_> {
     }
 
     /// Returns a whole number. `null` counts as absent.
-    fn optional_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
+    pub fn optional_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
         match self.json.get(key) {
             None | Some(Value::Null) => Ok(None),
             Some(value) => value.as_u64().map(|count| Some(count as usize)).ok_or_else(|| {
@@ -50,16 +50,20 @@ impl Config<'_> {
         self.optional_count(key)?.ok_or_else(|| self.missing(key))
     }
 
-    fn first_count(&self, keys: &[&str]) -> Result<usize, ModelError> {
+    fn first_optional_count(&self, keys: &[&str]) -> Result<Option<usize>, ModelError> {
         for key in keys {
             if let Some(count) = self.optional_count(key)? {
-                return Ok(count);
+                return Ok(Some(count));
             }
         }
-        Err(self.missing(keys[0]))
+        Ok(None)
     }
 
-    fn float(&self, key: &str) -> Option<f64> {
+    fn first_count(&self, keys: &[&str]) -> Result<usize, ModelError> {
+        self.first_optional_count(keys)?.ok_or_else(|| self.missing(keys[0]))
+    }
+
+    pub fn float(&self, key: &str) -> Option<f64> {
         self.json.get(key).and_then(Value::as_f64)
     }
 
@@ -102,6 +106,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         logit_softcap: config.float("final_logit_softcapping").map(|cap| cap as f32),
         attentions: vec![attention],
         ropes: used(ropes, &layers),
+        temperature: family.unrotated.and_then(|of| of.temperature(&config)),
         recurrent: family.recurrent.then(|| recurrent(&config)).transpose()?,
         gating,
         layers,
@@ -405,7 +410,8 @@ fn layers(
             let feed_forward = if family.experts && is_sparse(config, index)? {
                 FeedForward::Experts(experts(config, family)?)
             } else {
-                FeedForward::Dense { width: config.count("intermediate_size")? }
+                let keys = ["intermediate_size_mlp", "intermediate_size"];
+                FeedForward::Dense { width: config.first_count(&keys)? }
             };
             let window = window(config, family, index)?;
             let mixer = match family.recurrent && is_recurrent(config, index)? {
@@ -413,7 +419,11 @@ fn layers(
                 false => Mixer::Attention,
             };
             let rope = family.rope_of(window);
-            Ok(Layer { mixer, window, chunked: false, attention: 0, rope, feed_forward })
+            let layer = Layer { mixer, window, chunked: false, attention: 0, rope, feed_forward };
+            let Some(unrotated) = family.unrotated else { return Ok(layer) };
+            let seen = unrotated.layer(config, index)?;
+            let rope = layer.rope.filter(|_| seen.rotates);
+            Ok(Layer { window: seen.chunk, chunked: seen.chunk.is_some(), rope, ..layer })
         })
         .collect()
 }
@@ -450,7 +460,7 @@ fn recurrent(config: &Config<'_>) -> Result<Recurrent, ModelError> {
 
 /// Returns true if layer `index` has experts (qwen3_moe: `decoder_sparse_step`, `mlp_only_layers`; deepseek:
 /// `first_k_dense_replace`, `moe_layer_freq`; ernie4_5_moe: `moe_layer_start_index`, `moe_layer_end_index`,
-/// `moe_layer_interval`). `mlp_layer_types` decides if it is present.
+/// `moe_layer_interval`; llama4: `interleave_moe_layer_step`). `mlp_layer_types` or `moe_layers` decides if it is present.
 fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
     if let Some(types) = config.json.get("mlp_layer_types").and_then(Value::as_array) {
         return match types.get(index).and_then(Value::as_str) {
@@ -463,17 +473,22 @@ fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
             }),
         };
     }
+    if let Some(sparse) = config.json.get("moe_layers").and_then(Value::as_array) {
+        return Ok(sparse.iter().any(|item| item.as_u64() == Some(index as u64)));
+    }
     let dense_only = config
         .json
         .get("mlp_only_layers")
         .and_then(Value::as_array)
         .is_some_and(|list| list.iter().any(|item| item.as_u64() == Some(index as u64)));
-    let either = |first: &str, second: &str| match config.optional_count(first)? {
-        None => config.optional_count(second),
-        found => Ok::<_, ModelError>(found),
-    };
-    let step = either("decoder_sparse_step", "moe_layer_interval")?.unwrap_or(1).max(1);
-    let first = either("first_k_dense_replace", "moe_layer_start_index")?.unwrap_or(0);
+    let step = config.first_optional_count(&[
+        "decoder_sparse_step",
+        "moe_layer_interval",
+        "interleave_moe_layer_step",
+    ])?;
+    let step = step.unwrap_or(1).max(1);
+    let first = ["first_k_dense_replace", "moe_layer_start_index"];
+    let first = config.first_optional_count(&first)?.unwrap_or(0);
     // The index of the last layer with experts; -1 is the last layer of all.
     let end = config.json.get("moe_layer_end_index").and_then(Value::as_u64);
     let is_before_end = end.is_none_or(|end| index as u64 <= end);
@@ -496,7 +511,7 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
     let scoring = match text("scoring_func") {
         Some("softmax") => Scoring::Softmax,
         Some("sigmoid") => Scoring::Sigmoid,
-        None => corrected.unwrap_or(Scoring::Softmax),
+        None => corrected.unwrap_or(family.scoring),
         Some(other) => {
             return Err(ModelError::BadValue {
                 key: "scoring_func".into(),
@@ -530,14 +545,14 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
         shared_width: match config.optional_count("shared_expert_intermediate_size")? {
             Some(shared) if family.shared_gate => shared,
             _ => {
-                let count = match config.optional_count("n_shared_experts")? {
-                    Some(count) => count,
-                    None => config.optional_count("moe_num_shared_experts")?.unwrap_or(0),
-                };
+                let keys = ["n_shared_experts", "moe_num_shared_experts"];
+                let count = config.first_optional_count(&keys)?.unwrap_or(family.shared);
                 width.saturating_mul(count)
             }
         },
         shared_gate: family.shared_gate,
+        scaled_input: family.scaled_input,
+        transposed: family.transposed_experts,
     })
 }
 

@@ -78,7 +78,7 @@ impl Architecture {
 
 /// Returns the rotations without those at the end that no layer uses.
 pub(super) fn used(mut ropes: Vec<Rope>, layers: &[Layer]) -> Vec<Rope> {
-    let last = layers.iter().map(|layer| layer.rope).max().unwrap_or(0);
-    ropes.truncate(last + 1);
+    let last = layers.iter().filter_map(|layer| layer.rope).max();
+    ropes.truncate(last.map_or(0, |last| last + 1));
     ropes
 }

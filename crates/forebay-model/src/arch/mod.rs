@@ -9,6 +9,7 @@ mod huggingface;
 mod layers;
 mod names;
 mod recurrent;
+mod unrotated;
 
 pub use architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, KvCapacity, KvInVram, Latent,

@@ -188,6 +188,7 @@ impl LayerBuilder<'_> {
             QkNorm::None => (None, None),
             QkNorm::PerHead => (Some(shape.head_dim), Some(shape.head_dim)),
             QkNorm::WholeProjection => (Some(q_width), Some(k_width)),
+            QkNorm::Weightless => (None, None),
         };
         let roles = [("q", q_rows), ("k", k_width), ("v", v_width)];
         let [q, k, v] = self.matrices(tensors, dense, "qkv", roles, hidden)?;
@@ -198,9 +199,24 @@ impl LayerBuilder<'_> {
             q_bias: self.vector(tensors, "q_bias", biased(q_rows))?,
             k_bias: self.vector(tensors, "k_bias", biased(k_width))?,
             v_bias: self.vector(tensors, "v_bias", biased(v_width))?,
-            q_norm: self.norm(tensors, "q_norm", q_norm)?,
-            k_norm: self.norm(tensors, "k_norm", k_norm)?,
+            q_norm: self.head_norm(tensors, "q_norm", q_norm)?,
+            k_norm: self.head_norm(tensors, "k_norm", k_norm)?,
         })
+    }
+
+    /// Reads the norm of queries or keys. A norm without weights has ones, in layers with rotation.
+    fn head_norm(
+        &self,
+        tensors: &mut Tensors<'_>,
+        role: &str,
+        length: Option<usize>,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        let shape = self.architecture.attention_of(self.index);
+        if shape.qk_norm != QkNorm::Weightless {
+            return self.norm(tensors, role, length);
+        }
+        let rotates = self.architecture.layers[self.index].rope.is_some();
+        Ok(rotates.then(|| tensors.ones(shape.head_dim)))
     }
 
     fn latent(
@@ -293,6 +309,9 @@ impl LayerBuilder<'_> {
         let hidden = self.architecture.hidden;
         if relayout::experts_need_relayout(self.architecture.naming, experts) {
             return relayout::experts(tensors, &|role| self.name(role), experts, hidden);
+        }
+        if experts.transposed {
+            return relayout::transposed_experts(tensors, &|role| self.name(role), experts, hidden);
         }
         let is_folder = matches!(self.architecture.naming, Naming::HuggingFace { .. });
         let stack = self.name("expert_gate_up");

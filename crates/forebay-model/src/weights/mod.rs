@@ -79,7 +79,7 @@ impl Weights {
         let embedding = embedding(architecture, &names, &tensors)?;
         let head = head(architecture, &names, &tensors, &mut blocks)?;
         let final_norm = tensors.norm(&names.final_norm(), architecture.hidden)?;
-        let pairs = architecture.ropes[0].rotary_dim / 2;
+        let pairs = architecture.ropes.first().map_or(0, |rope| rope.rotary_dim / 2);
         let rope_factors = match tensors.optional_vector("rope_freqs.weight", pairs)? {
             Some(factors) => Some(RopeFactors::Always(factors)),
             None => match tensors.optional_vector(LONG_FACTORS, pairs)? {

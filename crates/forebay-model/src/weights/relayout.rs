@@ -101,3 +101,41 @@ pub fn experts(
     let parts = [matrix(0, width, hidden), matrix(1, width, hidden), matrix(2, hidden, width)];
     Ok((parts, (0..count).map(block).collect()))
 }
+
+/// Returns gate, up and down of every expert, and the experts' blocks, of a folder that holds the transposed matrices of all
+/// experts as two tensors: `[experts, hidden, 2 * width]`, whose columns are those of gate and then those of up, and
+/// `[experts, width, hidden]`.
+///
+/// # Errors
+/// Returns an error if a tensor is missing or has another shape, or a type whose elements do not stand alone.
+pub fn transposed_experts(
+    tensors: &Tensors<'_>,
+    name: &dyn Fn(&str) -> String,
+    experts: &Experts,
+    hidden: usize,
+) -> Result<([PartMatrix; 3], Vec<Block>), ModelError> {
+    let Experts { count, width, .. } = *experts;
+    let stack = |role: &str, rows, cols| {
+        let name = name(role);
+        let (matrix, extents) = tensors.expert_matrices(&|_| name.clone(), count, rows, cols)?;
+        match Step::transposes(matrix.ty) {
+            true => Ok((matrix.ty, extents)),
+            false => Err(ModelError::TensorType { name, found: matrix.ty.name() }),
+        }
+    };
+    let (ty, gate_ups) = stack("expert_gate_up", hidden, 2 * width)?;
+    let (down_ty, downs) = stack("expert_down_stack", width, hidden)?;
+    let steps = [
+        Step::Transposed { extent: 0, rows: hidden, cols: 2 * width, parts: 2, ty },
+        Step::Transposed { extent: 1, rows: width, cols: hidden, parts: 1, ty: down_ty },
+    ];
+    let block = |(gate_up, down)| {
+        let mut block = Block::default();
+        block.push_relayout(&[gate_up, down], steps.to_vec());
+        block
+    };
+    let part = |part, ty, rows, cols| PartMatrix { part, ty, rows, cols };
+    let parts =
+        [part(0, ty, width, hidden), part(1, ty, width, hidden), part(2, down_ty, hidden, width)];
+    Ok((parts, gate_ups.into_iter().zip(downs).map(block).collect()))
+}

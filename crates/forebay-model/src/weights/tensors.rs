@@ -116,6 +116,12 @@ impl<'a> Tensors<'a> {
         self.floats(name, &[length as u64])
     }
 
+    /// Returns the weights of a norm that has none in the file.
+    pub fn ones(&mut self, length: usize) -> Vec<f32> {
+        self.vector_bytes += 4 * length as u64;
+        vec![1.0; length]
+    }
+
     /// Reads a vector that may be stored as a matrix of one row.
     pub fn vector_or_row(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
         let is_row = self.find(name)?.shape.len() == 2;

@@ -73,9 +73,15 @@ impl CpuBackend {
         let epsilon = step.architecture.norm_epsilon;
         norm_in_place(cpu, q, weights.q_norm.as_deref(), epsilon);
         norm_in_place(cpu, k, weights.k_norm.as_deref(), epsilon);
-        let rope = &ropes[step.architecture.layers[step.layer].rope];
-        cpu.rope(q, head_dim, positions, rope);
-        cpu.rope(k, head_dim, positions, rope);
+        if let Some(rope) = step.architecture.layers[step.layer].rope {
+            cpu.rope(q, head_dim, positions, &ropes[rope]);
+            cpu.rope(k, head_dim, positions, &ropes[rope]);
+        } else if let Some(temperature) = step.architecture.temperature {
+            let factors = &mut scratch.row_factors;
+            factors.clear();
+            factors.extend(positions.iter().map(|position| temperature.factor(*position)));
+            cpu.multiply_rows(q, factors);
+        }
         Ok(())
     }
 
@@ -123,9 +129,10 @@ impl CpuBackend {
         let k_rotary = &mut at.k_rotary[..count * rotary];
         split_rows(kv_a, [&mut *latents, &mut *k_rotary], [rank, rotary]);
         cpu.rms_norm_in_place(latents, &weights.kv_a_norm, epsilon);
-        let rope = &ropes[step.architecture.layers[step.layer].rope];
-        cpu.rope(q_rotary, rotary, positions, rope);
-        cpu.rope(k_rotary, rotary, positions, rope);
+        if let Some(rope) = step.architecture.layers[step.layer].rope {
+            cpu.rope(q_rotary, rotary, positions, &ropes[rope]);
+            cpu.rope(k_rotary, rotary, positions, &ropes[rope]);
+        }
         let k = &mut scratch.k[..count * head_dim];
         join_rows([latents, k_rotary], [rank, rotary], k);
 

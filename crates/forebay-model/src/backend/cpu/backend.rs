@@ -501,6 +501,13 @@ impl Backend for CpuBackend {
                 self.cpu.gate_rows(out, x, weight);
             }
         }
+        if experts.scaled_input {
+            // The router and the shared experts took the input as it was.
+            let Scratch { input, normed, moe, .. } = &mut self.scratch;
+            let normed = &mut normed[..count * hidden];
+            moe.scale_inputs(&self.cpu, experts, normed, count);
+            input.prepare(&self.cpu, normed, count, hidden, &[gate.ty, up.ty]);
+        }
         if self.prefetch && count == 1 && step.decode == 1 {
             self.prefetch_next(step)?;
         }

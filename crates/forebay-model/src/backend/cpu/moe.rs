@@ -156,6 +156,12 @@ impl MoeScratch {
         &self.weights[..count * experts.used]
     }
 
+    /// Multiplies the input of every token's only expert by the expert's weight.
+    pub fn scale_inputs(&self, cpu: &Cpu, experts: &Experts, inputs: &mut [f32], count: usize) {
+        assert_eq!(experts.used, 1, "experts share an input");
+        cpu.multiply_rows(inputs, &self.weights[..count]);
+    }
+
     /// Leases the touched experts that are in memory, and starts the reads of the others.
     pub fn begin(&self, layer: usize, residency: &mut Residency) -> Result<(), ModelError> {
         residency.begin_experts(LayerIndex(layer as u32), &self.touched)?;
@@ -195,6 +201,10 @@ impl MoeScratch {
         residency: &mut Residency,
         input: &Activations,
     ) -> Result<(), ModelError> {
+        if step.experts.scaled_input {
+            // The weights are in the inputs already.
+            self.weights[..step.count].fill(1.0);
+        }
         let mut ready = std::mem::take(&mut self.ready);
         let computed = self.compute_passes(step, cpu, residency, input, &mut ready);
         ready.clear();

@@ -60,6 +60,8 @@ pub struct Scratch {
     pub chunk_logits: Vec<f32>,
     pub moe: MoeScratch,
     pub rows: RowNumbers,
+    /// Factors of the rows of a pass.
+    pub row_factors: Vec<f32>,
     /// Always empty between calls; kept for its memory.
     pub runs: Vec<AttentionRun<'static>>,
 }
@@ -106,6 +108,7 @@ impl Scratch {
             chunk_logits: Vec::new(),
             moe: MoeScratch::reserve(architecture, batch),
             rows: RowNumbers((0..batch as u32).collect()),
+            row_factors: Vec::with_capacity(batch),
             runs: Vec::new(),
         }
     }
@@ -120,7 +123,7 @@ impl Scratch {
         let attended = attended_width(architecture) - most(|of| of.heads * of.value_dim);
         let recurrent = DeltaScratch::floats_per_token(architecture) + attended;
         let gate = 3 * gate_width(architecture);
-        3 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate
+        1 + 3 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate
             // Quantised activations take one byte per value in each of two forms, and scales.
             + (architecture.hidden.max(q_width) + width) * 5 / 8
     }

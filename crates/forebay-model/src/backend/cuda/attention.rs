@@ -1,6 +1,6 @@
 //! The attention block: projections, KV cache writes, attention, output projection.
 
-use forebay_compute::RopeLayout;
+use forebay_compute::{RopeLayout, Temperature};
 use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, Columns, DevicePtr, HeadGates, HeadInput,
     Norm, Normed, PassRows, Rotation, converts_outputs, takes_inputs,
@@ -64,6 +64,12 @@ impl CudaBackend {
         if gated {
             self.take_queries(step)?;
         }
+        let layer = &step.architecture.layers[step.layer];
+        if let Some(temperature) = step.architecture.temperature.filter(|_| layer.rope.is_none()) {
+            let Temperature { rate, step: length } = temperature;
+            let (q, positions) = (self.float(at.q), self.pass_rows(step).positions);
+            gpu.temper_rows(q, positions, (rate, length), step.count, weights.q.rows)?;
+        }
         let input = |projected: u64, bias: Option<usize>, norm: Option<usize>| HeadInput {
             projected: self.float(projected),
             bias: optional(self.vectors(), bias),
@@ -120,8 +126,15 @@ impl CudaBackend {
     /// leaves it to that kernel.
     fn take_inputs(&mut self, step: &Step<'_>, inputs: HeadInputs) -> Result<(), ModelError> {
         let HeadInputs { q, k, v, key_norm_dim, rotary_from } = inputs;
-        let index = step.architecture.layers[step.layer].rope;
-        let rope = &step.architecture.ropes[index];
+        let rotation = step.architecture.layers[step.layer].rope.map(|index| {
+            let rope = &step.architecture.ropes[index];
+            Rotation {
+                angles: self.float(self.at().ropes[index]),
+                rotary_dim: rope.rotary_dim,
+                rotary_from,
+                interleaved: rope.layout == RopeLayout::Interleaved,
+            }
+        });
         let inputs = AttentionInputs {
             q,
             k,
@@ -129,12 +142,7 @@ impl CudaBackend {
             v,
             heads: step.attention().heads,
             norm_epsilon: step.architecture.norm_epsilon,
-            rotation: Some(Rotation {
-                angles: self.float(self.at().ropes[index]),
-                rotary_dim: rope.rotary_dim,
-                rotary_from,
-                interleaved: rope.layout == RopeLayout::Interleaved,
-            }),
+            rotation,
         };
         // A row sees the keys of the rows before it in its own sequence only if they are in the cache before attention
         // begins.

@@ -60,9 +60,15 @@ impl CudaBackend {
             self.products().dense(gpu, x, Rows::of(step), &[product])?;
             gpu.route(&choice, logits, &outputs, step.count)?;
         }
+        let input = self.expert_input(step);
+        if experts.scaled_input {
+            let hidden = step.architecture.hidden;
+            gpu.take_factors(x, outputs.weights, input, step.count, hidden)?;
+            self.products().changed(input);
+        }
         let lane = self.lanes.number();
         let (source, on) = self.source_and_device();
-        source.take_choice(on, step, lane, ids, x)?;
+        source.take_choice(on, step, lane, ids, input)?;
         self.sort_pairs(step, ids)?;
         let CudaBackend { gpu, source, chosen, .. } = self;
         let chosen = &mut chosen[..step.count * experts.used];
@@ -72,6 +78,12 @@ impl CudaBackend {
             record_routing(chosen, routing, step.layer, layers, step.count);
         }
         Ok(())
+    }
+
+    /// Returns the input of a layer's experts: the normed stream, or its rows times the weights of their experts.
+    fn expert_input(&self, step: &Step<'_>) -> DevicePtr<f32> {
+        let at = self.at();
+        self.float(if step.experts().scaled_input { at.expert_input } else { at.normed })
     }
 
     /// Queues the sorting of the pairs of a row and an expert, for kernels that need it.
@@ -117,7 +129,7 @@ impl CudaBackend {
         };
         let pair = [part(gate, at.gate), part(up, at.up)];
         let down = [part(down, at.outputs)];
-        let (x, inner) = (self.float(at.normed), self.float(at.gate));
+        let (x, inner) = (self.expert_input(step), self.float(at.gate));
         let vectors = self.layer_vectors(step);
         let [gate_bias, up_bias, down_bias] =
             vectors.expert_biases.map(|bias| optional(self.vectors(), bias));

@@ -373,6 +373,8 @@ pub struct ActivationLayout {
     /// Copy of the residual stream of a pass that is paused; nothing if there is one sequence only.
     pub paused: u64,
     pub normed: u64,
+    /// Inputs of experts `[batch, hidden]`, if they are scaled.
+    pub expert_input: u64,
     pub block_out: u64,
     pub q: u64,
     pub k: u64,
@@ -457,6 +459,7 @@ impl ActivationLayout {
         let few = batch.min(DECODE_ROWS);
         // One row of each sequence.
         let decode_rows = few.min(cache.sequences);
+        let scales_inputs = architecture.expert_layers().any(|of| of.scaled_input);
         let heads_of_latent = architecture.latent().map_or(0, |(_, heads)| heads);
         let width = Widths::of(architecture);
         let (used, experts) = (width.used, width.experts);
@@ -495,6 +498,7 @@ impl ActivationLayout {
             x: words(batch * width.hidden),
             paused: words(if cache.sequences > 1 { batch * width.hidden } else { 0 }),
             normed: words(batch * width.hidden),
+            expert_input: words(if scales_inputs { batch * width.hidden } else { 0 }),
             block_out: words(batch * width.hidden),
             q: words(batch * width.q),
             k: words(batch * width.k),
@@ -567,6 +571,7 @@ impl ActivationLayout {
         let behind = |at: u64, width: usize| at + 4 * (first * width) as u64;
         let halves = |at: u64| at + 2 * (first * width.widest) as u64;
         ActivationLayout {
+            expert_input: behind(self.expert_input, width.hidden),
             block_out: behind(self.block_out, width.hidden),
             q: behind(self.q, width.q),
             k: behind(self.k, width.k),

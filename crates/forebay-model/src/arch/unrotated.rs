@@ -1,0 +1,78 @@
+//! Models in which some layers have no rotation. These see all positions, and the others see a chunk of them (Llama 4).
+
+use forebay_compute::Temperature;
+use serde_json::Value;
+
+use super::huggingface::Config;
+use crate::ModelError;
+
+/// Layers without rotation: what holds if the configuration does not say otherwise.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Unrotated {
+    /// Every so many layers, the last one has no rotation.
+    pub period: usize,
+    /// Length of the chunks of layers with rotation.
+    pub chunk: usize,
+    pub temperature: Temperature,
+}
+
+/// What the configuration says about a layer.
+pub(super) struct Seen {
+    pub rotates: bool,
+    /// Length of the layer's chunks, if it does not see all positions.
+    pub chunk: Option<usize>,
+}
+
+impl Unrotated {
+    pub const LLAMA_4: Unrotated =
+        Unrotated { period: 4, chunk: 8192, temperature: Temperature { rate: 0.1, step: 8192.0 } };
+
+    /// Returns the factor of queries in layers without rotation, unless the configuration denies it. Some configurations have
+    /// a number as the flag.
+    pub(super) fn temperature(&self, config: &Config<'_>) -> Option<Temperature> {
+        let denied = match config.json.get("attn_temperature_tuning") {
+            Some(Value::Bool(wanted)) => !wanted,
+            Some(Value::Number(number)) => number.as_f64() == Some(0.0),
+            _ => false,
+        };
+        let number = |key: &str, usual: f32| config.float(key).map_or(usual, |value| value as f32);
+        (!denied).then(|| Temperature {
+            rate: number("attn_scale", self.temperature.rate),
+            step: number("floor_scale", self.temperature.step),
+        })
+    }
+
+    /// Returns what layer `index` sees.
+    pub(super) fn layer(&self, config: &Config<'_>, index: usize) -> Result<Seen, ModelError> {
+        let list = |key: &str| config.json.get(key).and_then(Value::as_array);
+        let refused = |key: &str, value: Option<&Value>, expected: &str| ModelError::BadValue {
+            key: format!("{key} of layer {index}"),
+            value: value.map_or("none".into(), |value| format!("{value:.60}")),
+            expected: expected.into(),
+        };
+        let rotates = match list("no_rope_layers").filter(|list| !list.is_empty()) {
+            // The numbers are 1 for layers with rotation, whatever the name says.
+            Some(list) => match list.get(index).and_then(Value::as_u64) {
+                Some(flag @ (0 | 1)) => flag == 1,
+                _ => return Err(refused("no_rope_layers", list.get(index), "it must be 0 or 1")),
+            },
+            None => {
+                let period = config.optional_count("no_rope_layer_interval")?;
+                !(index + 1).is_multiple_of(period.unwrap_or(self.period).max(1))
+            }
+        };
+        let is_chunked = match list("layer_types") {
+            Some(types) => match types.get(index).and_then(Value::as_str) {
+                Some("chunked_attention") => true,
+                Some("full_attention") => false,
+                _ => {
+                    let expected = "forebay knows chunked_attention and full_attention";
+                    return Err(refused("layer_types", types.get(index), expected));
+                }
+            },
+            None => rotates,
+        };
+        let chunk = config.optional_count("attention_chunk_size")?.unwrap_or(self.chunk);
+        Ok(Seen { rotates, chunk: is_chunked.then_some(chunk) })
+    }
+}
