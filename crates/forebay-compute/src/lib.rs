@@ -30,6 +30,7 @@ pub use ops::{
 };
 pub use pool::Pool;
 pub use recurrent::{
-    DeltaColumns, DeltaInputs, DeltaShape, DeltaVectors, HeadColumns, ProductRows, StateRun,
+    DeltaColumns, DeltaInputs, DeltaRule, DeltaShape, DeltaVectors, HeadColumns, ProductRows,
+    StateRun,
 };
 pub use row_kind::RowKind;

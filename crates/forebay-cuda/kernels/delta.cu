@@ -1,5 +1,6 @@
-// Recurrent layers with the gated delta rule (Yang et al. 2025, "Gated Delta Networks"). Tokens are computed one after
-// another in one fixed order, so the bits of a token do not depend on where its sequence is cut, or on other sequences.
+// Recurrent layers: the gated delta rule (Yang et al. 2025, "Gated Delta Networks"), Kimi Delta Attention (Kimi Team 2025, "Kimi
+// Linear") and Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"). Tokens are computed one after another in one fixed order, so
+// the bits of a token do not depend on where its sequence is cut, or on other sequences.
 // KEY_DIM is the most elements of a key.
 #include "gating.cuh"
 #include "reduce.cuh"
@@ -10,10 +11,8 @@ struct StateRun {
 };
 static constexpr u32 NO_STATE = ~0u;
 
-// Columns of a product: the first one of key head 0, and the distance to the next key head.
-struct HeadColumns {
-    int first, step;
-};
+// A product of some row length, and its columns: the first one of key head 0, and the distance to the next key head.
+#define PRODUCT(name) const float *name, int name##_row, int name##_first, int name##_step
 
 // ln(1 + e^x)
 __device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
@@ -22,36 +21,40 @@ __device__ __forceinline__ float silu(float x) { return times_logistic(x, x); }
 
 // Computes the convolution over the last `seen` tokens and its activation: mixed [rows, channels]. Channels are the
 // queries and keys of all key heads, then the values of all value heads; `values` is the number of elements of the values
-// that one key head serves. A state [.., state_floats] begins with the inputs of the last seen - 1 tokens
+// that one key head serves. `bias` [channels] may be null. A state [.., state_floats] begins with the inputs of the last seen - 1 tokens
 // [seen - 1, channels], oldest first. Grid (channels / 256, rows).
 extern "C" __global__ void __launch_bounds__(256)
-    delta_convolve(const float *product, int product_row, int q_first, int q_step, int k_first, int k_step, int v_first,
-                   int v_step, int key_heads, int key_dim, int values, int seen, const float *weights, const u32 *run_words,
-                   int runs, int first_row, float *states, u64 state_floats, float *mixed) {
+    delta_convolve(PRODUCT(q), PRODUCT(k), PRODUCT(v), int key_heads, int key_dim, int values, int seen,
+                   const float *weights, const float *bias, const u32 *run_words, int runs, int first_row, float *states,
+                   u64 state_floats, float *mixed) {
     wait_for_previous();
     const int keys = key_heads * key_dim, channels = 2 * keys + key_heads * values;
     const int channel = blockIdx.x * blockDim.x + threadIdx.x;
     if (channel >= channels) return;
-    // The rows of `product` and `mixed` begin with row `first_row` of the pass.
+    // The rows of the products and of `mixed` begin with row `first_row` of the pass.
     const int row = blockIdx.y + first_row;
     const StateRun *all = (const StateRun *)run_words;
     int index = 0;
     while (index < runs && (u32)row - all[index].first >= all[index].count) index++;
     if (index == runs) return;
     const StateRun run = all[index];
-    int column;
+    const float *product;
+    int column, product_row;
     if (channel < keys) {
+        product = q, product_row = q_row;
         column = q_first + channel / key_dim * q_step + channel % key_dim;
     } else if (channel < 2 * keys) {
+        product = k, product_row = k_row;
         column = k_first + (channel - keys) / key_dim * k_step + (channel - keys) % key_dim;
     } else {
+        product = v, product_row = v_row;
         column = v_first + (channel - 2 * keys) / values * v_step + (channel - 2 * keys) % values;
     }
     const float *before = run.from == NO_STATE ? nullptr : states + run.from * state_floats + channel;
     float *after = states + run.to * state_floats + channel;
     const int token = row - (int)run.first, count = (int)run.count, kept = seen - 1;
     const size_t at = (size_t)blockIdx.y * product_row + column;
-    float sum = 0.0f;
+    float sum = bias ? bias[channel] : 0.0f;
     for (int i = 0; i < seen; i++) {
         const int back = kept - i;
         float x = 0.0f;
@@ -81,17 +84,21 @@ __device__ __forceinline__ float part_sum(float x) {
     return x;
 }
 
-// Computes the steps of all tokens of a run for one value head: out [rows, value_heads, value_dim], normed and gated. A
-// thread keeps PARTS-th of a row of the state matrix [value_dim, key_dim] in registers: quads number part + i * PARTS.
-// Elements beyond key_dim are 0 and stay so. Grid (value_heads, runs), block value_dim * PARTS, a multiple of 32.
-extern "C" __global__ void __launch_bounds__(KEY_DIM > 128 ? 1024 : 512)
-    delta_steps(const float *mixed, int key_heads, int key_dim, int value_dim, int tiled, const float *z, int z_row,
-                int z_first, int z_step, const float *b, int b_row, int b_first, int b_step, const float *a, int a_row,
-                int a_first, int a_step, const float *decays, const float *steps, const float *norm, float epsilon,
-                const u32 *run_words, int first_row, float *states, u64 state_floats, u64 tail_floats, float *out) {
+enum Rule { GATED_DELTA, KIMI_DELTA, MAMBA2 };
+
+#define STEPS_PARAMETERS                                                                                                   \
+    const float *mixed, int key_heads, int key_dim, int value_dim, int tiled, PRODUCT(z), PRODUCT(b), PRODUCT(a),          \
+        const float *decays, const float *steps, const float *skips, const float *norm, float epsilon, const u32 *run_words, \
+        int first_row, float *states, u64 state_floats, u64 tail_floats, float *out
+
+// Computes the steps of all tokens of a run for one value head: out [rows, value_heads, value_dim], normed and gated except for
+// MAMBA2. A thread keeps PARTS-th of a row of the state matrix [value_dim, key_dim] in registers: quads number
+// part + i * PARTS. Elements beyond key_dim are 0 and stay so. KIMI_DELTA has a step for each element of a key, the others have
+// one for each head. Grid (value_heads, runs), block value_dim * PARTS, a multiple of 32.
+template <Rule RULE> __device__ __forceinline__ void compute_steps(STEPS_PARAMETERS) {
     wait_for_previous();
-    __shared__ __align__(16) float keys[KEY_DIM], queries[KEY_DIM];
-    __shared__ float factors[2], sums[32];
+    __shared__ __align__(16) float keys[KEY_DIM], queries[KEY_DIM], factors[KEY_DIM];
+    __shared__ float share, sums[32];
     const StateRun run = ((const StateRun *)run_words)[blockIdx.y];
     if (run.count == 0) return;
     const int head = blockIdx.x, heads = gridDim.x, per_key = heads / key_heads;
@@ -118,54 +125,87 @@ extern "C" __global__ void __launch_bounds__(KEY_DIM > 128 ? 1024 : 512)
         const float *in = mixed + at * channels;
         for (int job = warp; job < 3; job += warps) {
             if (job == 2) {
-                if (lane == 0) {
-                    const float step = a[at * a_row + a_first + group * a_step + inside] + steps[head];
-                    factors[0] = expf(decays[head] * softplus(step));
-                    factors[1] = 1.0f / __fadd_rn(1.0f, expf(-b[at * b_row + b_first + group * b_step + inside]));
+                const int width = RULE == KIMI_DELTA ? key_dim : 1;
+                const float *own = a + at * a_row + a_first + group * a_step + inside * width;
+                for (int i = lane; i < (RULE == KIMI_DELTA ? KEY_DIM : 1); i += 32) {
+                    float factor = 0.0f;
+                    if (i < width) {
+                        const float step = softplus(own[i] + steps[head * width + i]);
+                        factor = expf(decays[head] * step);
+                        if (RULE == MAMBA2) share = step;
+                    }
+                    factors[i] = factor;
                 }
+                if (RULE != MAMBA2 && lane == 0)
+                    share = 1.0f / __fadd_rn(1.0f, expf(-b[at * b_row + b_first + group * b_step + inside]));
                 continue;
             }
             const float *from = in + (job == 0 ? key_heads * key_dim : 0) + key_head * key_dim;
             float *to = job == 0 ? keys : queries;
-            float sum = 0.0f;
-            for (int i = lane; i < key_dim; i += 32) sum = __fmaf_rn(from[i], from[i], sum);
-            const float factor = (job == 0 ? 1.0f : key_scale) / sqrtf(warp_sum(sum) + 1e-6f);
+            float factor = 1.0f;
+            if (RULE != MAMBA2) {
+                float sum = 0.0f;
+                for (int i = lane; i < key_dim; i += 32) sum = __fmaf_rn(from[i], from[i], sum);
+                factor = (job == 0 ? 1.0f : key_scale) / sqrtf(warp_sum(sum) + 1e-6f);
+            }
             for (int i = lane; i < KEY_DIM; i += 32) to[i] = i < key_dim ? from[i] * factor : 0.0f;
         }
         __syncthreads();
         const float decay = factors[0];
-        float held = 0.0f;
-#pragma unroll
-        for (int i = 0; i < QUADS; i++) {
-            const float4 k = *(const float4 *)(keys + 4 * (part + i * PARTS));
-            held = __fmaf_rn(state[i][0], k.x, held);
-            held = __fmaf_rn(state[i][1], k.y, held);
-            held = __fmaf_rn(state[i][2], k.z, held);
-            held = __fmaf_rn(state[i][3], k.w, held);
-        }
         const float value = in[2 * key_heads * key_dim + head * value_dim + row];
-        const float change = factors[1] * __fsub_rn(value, __fmul_rn(decay, part_sum(held)));
+        float change = share * value;
+        if (RULE != MAMBA2) {
+            // What the decayed state holds for the key.
+            float held = 0.0f;
+#pragma unroll
+            for (int i = 0; i < QUADS; i++) {
+                if (RULE == KIMI_DELTA) {
+                    const float4 d = *(const float4 *)(factors + 4 * (part + i * PARTS));
+                    state[i][0] *= d.x;
+                    state[i][1] *= d.y;
+                    state[i][2] *= d.z;
+                    state[i][3] *= d.w;
+                }
+                const float4 k = *(const float4 *)(keys + 4 * (part + i * PARTS));
+                held = __fmaf_rn(state[i][0], k.x, held);
+                held = __fmaf_rn(state[i][1], k.y, held);
+                held = __fmaf_rn(state[i][2], k.z, held);
+                held = __fmaf_rn(state[i][3], k.w, held);
+            }
+            held = part_sum(held);
+            if (RULE == GATED_DELTA) held = __fmul_rn(decay, held);
+            change = share * __fsub_rn(value, held);
+        }
         float o = 0.0f;
 #pragma unroll
         for (int i = 0; i < QUADS; i++) {
             const float4 k = *(const float4 *)(keys + 4 * (part + i * PARTS));
             const float4 q = *(const float4 *)(queries + 4 * (part + i * PARTS));
-            state[i][0] = __fmaf_rn(change, k.x, __fmul_rn(state[i][0], decay));
-            state[i][1] = __fmaf_rn(change, k.y, __fmul_rn(state[i][1], decay));
-            state[i][2] = __fmaf_rn(change, k.z, __fmul_rn(state[i][2], decay));
-            state[i][3] = __fmaf_rn(change, k.w, __fmul_rn(state[i][3], decay));
+            // KIMI_DELTA has decayed it already.
+            const float kept = RULE == KIMI_DELTA ? 1.0f : decay;
+            state[i][0] = __fmaf_rn(change, k.x, __fmul_rn(state[i][0], kept));
+            state[i][1] = __fmaf_rn(change, k.y, __fmul_rn(state[i][1], kept));
+            state[i][2] = __fmaf_rn(change, k.z, __fmul_rn(state[i][2], kept));
+            state[i][3] = __fmaf_rn(change, k.w, __fmul_rn(state[i][3], kept));
             o = __fmaf_rn(state[i][0], q.x, o);
             o = __fmaf_rn(state[i][1], q.y, o);
             o = __fmaf_rn(state[i][2], q.z, o);
             o = __fmaf_rn(state[i][3], q.w, o);
         }
         o = part_sum(o);
+        float *to = out + (at * heads + head) * value_dim + row;
+        if (RULE == MAMBA2) {
+            if (part == 0) *to = skips ? __fmaf_rn(value, skips[head], o) : o;
+            __syncthreads();
+            continue;
+        }
         // Its barrier also ends the use of keys, queries and factors by all threads.
         const float square = block_sum(part == 0 ? o * o : 0.0f, sums);
         if (part == 0) {
             const float scale = 1.0f / sqrtf(square / (float)value_dim + epsilon);
             const float gate = z[at * z_row + z_first + group * z_step + inside * value_dim + row];
-            out[(at * heads + head) * value_dim + row] = o * scale * norm[row] * silu(gate);
+            const float normed = o * scale * norm[row];
+            *to = RULE == KIMI_DELTA ? times_logistic(normed, gate) : normed * silu(gate);
         }
     }
 #pragma unroll
@@ -175,4 +215,35 @@ extern "C" __global__ void __launch_bounds__(KEY_DIM > 128 ? 1024 : 512)
             *(float4 *)(states + run.to * state_floats + matrix + at) =
                 make_float4(state[i][0], state[i][1], state[i][2], state[i][3]);
     }
+}
+
+#define STEPS(name, rule)                                                                                                  \
+    extern "C" __global__ void __launch_bounds__(KEY_DIM > 128 ? 1024 : 512) name(STEPS_PARAMETERS) {                      \
+        compute_steps<rule>(mixed, key_heads, key_dim, value_dim, tiled, z, z_row, z_first, z_step, b, b_row, b_first,     \
+                            b_step, a, a_row, a_first, a_step, decays, steps, skips, norm, epsilon, run_words, first_row,  \
+                            states, state_floats, tail_floats, out);                                                       \
+    }
+
+STEPS(delta_steps, GATED_DELTA)
+STEPS(kimi_steps, KIMI_DELTA)
+STEPS(mamba2_steps, MAMBA2)
+
+// Multiplies outputs [rows, groups, width] by the activated gate, then norms each group. `values` is the number of elements of
+// the gate that one key head serves. Grid (groups, rows).
+extern "C" __global__ void __launch_bounds__(256)
+    mamba2_norm(PRODUCT(z), int values, int width, const float *norm, float epsilon, float *out) {
+    wait_for_previous();
+    __shared__ float sums[32];
+    const size_t row = blockIdx.y;
+    const int first = blockIdx.x * width;
+    float *own = out + (row * gridDim.x + blockIdx.x) * width;
+    float square = 0.0f;
+    for (int i = threadIdx.x; i < width; i += blockDim.x) {
+        const int element = first + i;
+        const float x = own[i] * silu(z[row * z_row + z_first + element / values * z_step + element % values]);
+        own[i] = x;
+        square = __fmaf_rn(x, x, square);
+    }
+    const float scale = 1.0f / sqrtf(block_sum(square, sums) / (float)width + epsilon);
+    for (int i = threadIdx.x; i < width; i += blockDim.x) own[i] = own[i] * scale * norm[first + i];
 }

@@ -105,9 +105,12 @@ fn shape_words(attention: &Attention) -> String {
 
 fn recurrent(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
     let Some(shape) = &architecture.recurrent else { return };
-    let StateRule::GatedDelta = shape.rule;
+    let name = match shape.rule {
+        StateRule::GatedDelta => "gated DeltaNet",
+        StateRule::KimiDelta => "Kimi Delta Attention",
+    };
     add(
-        "gated DeltaNet",
+        name,
         format!(
             "{} of {} layers keep no keys and values, but a state of {} heads of {} x {} numbers and the last {} inputs of a \
              convolution: {:.1} MB for a sequence of any length",

@@ -12,6 +12,7 @@ mod row_gate;
 mod softmax;
 
 pub use gating::Gating;
+pub(crate) use norm::norm_row;
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
 pub use router::{RouterGroups, RouterRule, Scoring};
 pub use row_factors::Temperature;

@@ -61,7 +61,8 @@ impl Cpu {
     }
 }
 
-fn norm_row(cpu: &Cpu, x: &mut [f32], weight: &[f32], eps: f32) {
+/// Normalises one row in place.
+pub(crate) fn norm_row(cpu: &Cpu, x: &mut [f32], weight: &[f32], eps: f32) {
     let scale = scale_of(cpu, x, eps);
     for (x, w) in x.iter_mut().zip(weight) {
         *x = *x * scale * w;

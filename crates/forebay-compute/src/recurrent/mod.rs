@@ -1,78 +1,22 @@
 //! Recurrent layers: a causal convolution over the last tokens, and a state matrix for each head that every token changes
-//! (gated delta rule, Yang et al. 2025, "Gated Delta Networks").
+//! ([`DeltaRule`]).
 //!
 //! Tokens are computed one after another in one fixed order. The bits of a token therefore do not depend on where its
 //! sequence is cut into calls, or on other sequences.
 
 mod kernels;
+mod shape;
+mod steps;
 #[cfg(test)]
 mod tests;
 
-use self::kernels::{Convolve, GateRow, HeadSteps, NormaliseHead};
+use self::kernels::{Convolve, GateRow, NormaliseHead};
+pub use self::shape::{DeltaRule, DeltaShape};
+use self::steps::HeadSteps;
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
+use crate::ops::norm_row;
 use crate::simd::{LANES, dispatch};
-
-/// Shape of a recurrent layer with the gated delta rule.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct DeltaShape {
-    pub key_heads: usize,
-    /// A multiple of `key_heads`.
-    pub value_heads: usize,
-    /// Number of elements of a key, a multiple of 8.
-    pub key_dim: usize,
-    /// Number of elements of a value, a multiple of 8.
-    pub value_dim: usize,
-    /// Number of tokens that the convolution sees, at least 2.
-    pub convolution: usize,
-    /// True if value head `j` uses key head `j % key_heads`, otherwise consecutive value heads share one.
-    pub tiled: bool,
-}
-
-impl DeltaShape {
-    /// Returns the number of channels of the convolution: queries, keys, values.
-    pub fn channels(&self) -> usize {
-        2 * self.key_heads * self.key_dim + self.value_width()
-    }
-
-    /// Returns the number of elements of a token's output.
-    pub fn value_width(&self) -> usize {
-        self.value_heads * self.value_dim
-    }
-
-    /// Returns the number of floats of a state: the last inputs of the convolution `[convolution - 1, channels]`, then the state
-    /// matrices `[value_heads, value_dim, key_dim]`.
-    pub fn state_floats(&self) -> usize {
-        self.tail_floats() + self.value_width() * self.key_dim
-    }
-
-    /// Returns the number of floats of a token in the buffer that [`Cpu::gated_delta`] needs.
-    pub fn scratch_floats(&self) -> usize {
-        self.channels() + 2 * self.value_heads
-    }
-
-    fn tail_floats(&self) -> usize {
-        (self.convolution - 1) * self.channels()
-    }
-
-    fn values_per_key(&self) -> usize {
-        self.value_heads / self.key_heads
-    }
-
-    fn key_head(&self, value_head: usize) -> usize {
-        match self.tiled {
-            true => value_head % self.key_heads,
-            false => value_head / self.values_per_key(),
-        }
-    }
-
-    fn check(&self) {
-        let dims = [self.key_dim, self.value_dim];
-        let fits = dims.iter().all(|dim| *dim > 0 && dim.is_multiple_of(LANES));
-        let heads = self.key_heads > 0 && self.value_heads.is_multiple_of(self.key_heads);
-        assert!(fits && heads && self.convolution >= 2, "gated_delta: {self:?}");
-    }
-}
 
 /// Columns of a product that belong to the heads. Those of a key head are consecutive, and those of the value heads that it
 /// serves, too.
@@ -82,13 +26,6 @@ pub struct HeadColumns {
     pub first: usize,
     /// Number of columns from one key head to the next.
     pub step: usize,
-}
-
-impl HeadColumns {
-    fn of_value_head(&self, shape: &DeltaShape, head: usize, width: usize) -> usize {
-        let (group, inside) = (head / shape.values_per_key(), head % shape.values_per_key());
-        self.first + group * self.step + inside * width
-    }
 }
 
 /// Rows of a product, one for each token.
@@ -115,7 +52,8 @@ pub struct DeltaColumns {
     pub z: HeadColumns,
     /// How far a token replaces the old value, one for each value head.
     pub b: HeadColumns,
-    /// Length of the step by which the state decays, one for each value head.
+    /// Length of the step by which the state decays: one for each value head, or with [`DeltaRule::KimiDelta`] one for each
+    /// element of its key.
     pub a: HeadColumns,
 }
 
@@ -123,8 +61,11 @@ pub struct DeltaColumns {
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaInputs<'a> {
     pub columns: DeltaColumns,
-    pub qkv: ProductRows<'a>,
+    pub q: ProductRows<'a>,
+    pub k: ProductRows<'a>,
+    pub v: ProductRows<'a>,
     pub z: ProductRows<'a>,
+    /// Not read with [`DeltaRule::Mamba2`].
     pub b: ProductRows<'a>,
     pub a: ProductRows<'a>,
 }
@@ -134,11 +75,15 @@ pub struct DeltaInputs<'a> {
 pub struct DeltaVectors<'a> {
     /// Weights of the convolution `[convolution, channels]`. The last row is that of the current token.
     pub convolution: &'a [f32],
+    /// Bias of the convolution `[channels]`.
+    pub convolution_bias: Option<&'a [f32]>,
     /// Rate of decay of each value head, at most 0.
     pub decay: &'a [f32],
-    /// Number that is added to the step of each value head.
+    /// Numbers that are added to the steps `[value_heads, decay_width]`.
     pub step: &'a [f32],
-    /// Weight of the norm of each value head's output, `[value_dim]`.
+    /// Factor for each value head's values, which are added to its output.
+    pub skip: Option<&'a [f32]>,
+    /// Weight of the norm of the outputs, of [`DeltaShape::norm_weights`] elements.
     pub norm: &'a [f32],
     pub epsilon: f32,
 }
@@ -154,7 +99,7 @@ pub struct StateRun {
 }
 
 impl Cpu {
-    /// Computes the gated delta rule for the tokens of `runs`, from the projections of their inputs to the gated and normed
+    /// Computes the layer's rule for the tokens of `runs`, from the projections of their inputs to the gated and normed
     /// outputs `[tokens, value_heads, value_dim]`. Reads and writes states in `states`. `scratch` has
     /// [`DeltaShape::scratch_floats`] for each token.
     ///
@@ -180,19 +125,21 @@ impl Cpu {
         let lengths = [
             (weights.convolution.len(), shape.convolution * channels),
             (weights.decay.len(), heads),
-            (weights.step.len(), heads),
-            (weights.norm.len(), shape.value_dim),
+            (weights.convolution_bias.map_or(channels, <[f32]>::len), channels),
+            (weights.step.len(), heads * shape.decay_width()),
+            (weights.skip.map_or(heads, <[f32]>::len), heads),
+            (weights.norm.len(), shape.norm_weights()),
             (out.len(), tokens * shape.value_width()),
             (scratch.len(), tokens * shape.scratch_floats()),
         ];
         assert!(lengths.iter().all(|(found, wanted)| found == wanted), "gated_delta: {lengths:?}");
-        let products = [inputs.qkv, inputs.z, inputs.b, inputs.a];
+        let products = [inputs.q, inputs.k, inputs.v, inputs.z, inputs.b, inputs.a];
         assert!(products.iter().all(|of| of.values.len() == tokens * of.row), "gated_delta: rows");
         check_places(runs, shape.state_floats(), states.len());
         let (mixed, factors) = scratch.split_at_mut(tokens * channels);
         self.convolve(shape, weights, inputs, runs, states, mixed);
         self.factors(shape, weights, inputs, factors);
-        let call = Steps { shape, mixed, factors, runs };
+        let call = Steps { shape, mixed, factors, skip: weights.skip, runs };
         call.run(self, states, out);
         self.gate_outputs(shape, weights, inputs, out);
     }
@@ -216,18 +163,21 @@ impl Cpu {
             let history = History { shape, inputs, first, before };
             self.pool.for_each_chunk_mut(of_run, channels, |_, start, row| {
                 let at = start / channels;
-                history.each_segment(|column, channel, len| {
-                    let weights = weights.convolution;
+                history.each_segment(|segment| {
+                    let own = segment.channel..segment.channel + segment.len;
                     let kernel = Convolve {
                         history: &history,
                         token: at,
-                        column,
-                        channel,
-                        weights,
-                        out: &mut row[channel..channel + len],
+                        segment,
+                        weights: weights.convolution,
+                        bias: weights.convolution_bias.map(|bias| &bias[own.clone()]),
+                        out: &mut row[own.clone()],
                     };
                     dispatch(self, kernel);
                 });
+                if shape.rule == DeltaRule::Mamba2 {
+                    return;
+                }
                 let (q, rest) = row.split_at_mut(shape.key_heads * shape.key_dim);
                 let k = &mut rest[..shape.key_heads * shape.key_dim];
                 let scale = 1.0 / (shape.key_dim as f32).sqrt();
@@ -244,11 +194,16 @@ impl Cpu {
                 let to = run.to + entry * channels;
                 match token {
                     Some(token) => {
-                        let row = inputs.qkv.of(first + token);
                         let to = &mut states[to..to + channels];
-                        history_segments(shape, inputs, |column, channel, len| {
-                            to[channel..channel + len].copy_from_slice(&row[column..column + len]);
-                        });
+                        history_segments(
+                            shape,
+                            inputs,
+                            |Segment { rows, column, channel, len }| {
+                                let row = rows.of(first + token);
+                                to[channel..channel + len]
+                                    .copy_from_slice(&row[column..column + len]);
+                            },
+                        );
                     }
                     None => match run.from {
                         Some(from) => {
@@ -263,7 +218,8 @@ impl Cpu {
         }
     }
 
-    /// Computes the factor of decay and the share of replacement of every token and value head, `[tokens, value_heads, 2]`.
+    /// Computes the factors of decay and the share of every token and value head, `[tokens, value_heads, decay_width + 1]`, the
+    /// share last. The share says how far a token replaces the old value, or with [`DeltaRule::Mamba2`] how much it adds.
     fn factors(
         &self,
         shape: &DeltaShape,
@@ -271,18 +227,36 @@ impl Cpu {
         inputs: &DeltaInputs<'_>,
         factors: &mut [f32],
     ) {
-        for (token, factors) in factors.chunks_exact_mut(2 * shape.value_heads).enumerate() {
-            let (a, b) = (inputs.a.of(token), inputs.b.of(token));
-            for (head, of) in factors.chunks_exact_mut(2).enumerate() {
-                let a = a[inputs.columns.a.of_value_head(shape, head, 1)] + weights.step[head];
-                let b = b[inputs.columns.b.of_value_head(shape, head, 1)];
-                of[0] = (weights.decay[head] * softplus(a)).exp();
-                of[1] = 1.0 / (1.0 + (-b).exp());
+        let (heads, decays) = (shape.value_heads, shape.decay_width());
+        // Heads with many factors are worth a task each.
+        let of_task = if decays > 1 { decays + 1 } else { heads * (decays + 1) };
+        self.pool.for_each_chunk_mut(factors, of_task, |_, start, factors| {
+            let first = start / (decays + 1);
+            for (index, of) in factors.chunks_exact_mut(decays + 1).enumerate() {
+                let (token, head) = ((first + index) / heads, (first + index) % heads);
+                let a = inputs.a.of(token);
+                let a = &a[inputs.columns.a.of_value_head(shape, head, decays)..][..decays];
+                let (factors, share) = of.split_at_mut(decays);
+                let mut step = 0.0;
+                for ((factor, a), bias) in
+                    factors.iter_mut().zip(a).zip(&weights.step[head * decays..])
+                {
+                    step = softplus(a + bias);
+                    *factor = (weights.decay[head] * step).exp();
+                }
+                share[0] = match shape.rule {
+                    DeltaRule::Mamba2 => step,
+                    DeltaRule::GatedDelta | DeltaRule::KimiDelta => {
+                        let b = inputs.b.of(token);
+                        let b = b[inputs.columns.b.of_value_head(shape, head, 1)];
+                        1.0 / (1.0 + (-b).exp())
+                    }
+                };
             }
-        }
+        });
     }
 
-    /// Normalises every head's output and multiplies it by the activated gate.
+    /// Normalises the outputs and multiplies them by the activated gate, in the order of the rule.
     fn gate_outputs(
         &self,
         shape: &DeltaShape,
@@ -291,12 +265,22 @@ impl Cpu {
         out: &mut [f32],
     ) {
         let (width, dim) = (shape.value_width(), shape.value_dim);
-        self.rms_norm_in_place(out, weights.norm, weights.epsilon);
+        let norms_first = shape.rule != DeltaRule::Mamba2;
+        if norms_first {
+            self.rms_norm_in_place(out, weights.norm, weights.epsilon);
+        }
+        let sigmoid = shape.rule == DeltaRule::KimiDelta;
         self.pool.for_each_chunk_mut(out, width, |_, start, row| {
             let z = inputs.z.of(start / width);
             for (head, out) in row.chunks_exact_mut(dim).enumerate() {
                 let gate = &z[inputs.columns.z.of_value_head(shape, head, dim)..][..dim];
-                dispatch(self, GateRow { out, gate });
+                dispatch(self, GateRow { out, gate, sigmoid });
+            }
+            if !norms_first {
+                let groups = row.chunks_exact_mut(shape.norm_width);
+                for (group, weight) in groups.zip(weights.norm.chunks_exact(shape.norm_width)) {
+                    norm_row(self, group, weight, weights.epsilon);
+                }
             }
         });
     }
@@ -322,23 +306,35 @@ fn softplus(x: f32) -> f32 {
     if x > 20.0 { x } else { x.exp().ln_1p() }
 }
 
-/// Calls `f(column, channel, len)` for pieces of a row of the product, so that they cover all channels of the convolution.
-fn history_segments(
+/// Consecutive channels of the convolution that are consecutive columns of a product.
+#[derive(Clone, Copy)]
+struct Segment<'a> {
+    rows: ProductRows<'a>,
+    column: usize,
+    channel: usize,
+    len: usize,
+}
+
+/// Calls `f` for segments that cover all channels of the convolution.
+fn history_segments<'a>(
     shape: &DeltaShape,
-    inputs: &DeltaInputs<'_>,
-    mut f: impl FnMut(usize, usize, usize),
+    inputs: &DeltaInputs<'a>,
+    mut f: impl FnMut(Segment<'a>),
 ) {
     let DeltaShape { key_heads, key_dim, .. } = *shape;
     let DeltaColumns { q, k, v, .. } = inputs.columns;
     let values = shape.values_per_key() * shape.value_dim;
     let keys = key_heads * key_dim;
-    for (columns, base, len) in [(q, 0, key_dim), (k, keys, key_dim), (v, 2 * keys, values)] {
+    let parts =
+        [(inputs.q, q, 0, key_dim), (inputs.k, k, keys, key_dim), (inputs.v, v, 2 * keys, values)];
+    for (rows, columns, channel, len) in parts {
         if columns.step == len {
-            f(columns.first, base, key_heads * len);
+            f(Segment { rows, column: columns.first, channel, len: key_heads * len });
             continue;
         }
         for head in 0..key_heads {
-            f(columns.first + head * columns.step, base + head * len, len);
+            let (column, channel) = (columns.first + head * columns.step, channel + head * len);
+            f(Segment { rows, column, channel, len });
         }
     }
 }
@@ -354,21 +350,15 @@ struct History<'a> {
 }
 
 impl<'a> History<'a> {
-    fn each_segment(&self, f: impl FnMut(usize, usize, usize)) {
+    fn each_segment(&self, f: impl FnMut(Segment<'a>)) {
         history_segments(self.shape, self.inputs, f);
     }
 
-    /// Returns the inputs of channels from `channel` on, which are the columns from `column` on of a token's product. The token
-    /// is `back` tokens before `token` of the run. `None` means 0.
-    fn inputs(
-        &self,
-        token: usize,
-        back: usize,
-        (column, channel): (usize, usize),
-        len: usize,
-    ) -> Option<&'a [f32]> {
+    /// Returns the inputs of a segment's channels that are `back` tokens before `token` of the run. `None` means 0.
+    fn inputs(&self, token: usize, back: usize, segment: Segment<'a>) -> Option<&'a [f32]> {
+        let Segment { rows, column, channel, len } = segment;
         match token.checked_sub(back) {
-            Some(token) => Some(&self.inputs.qkv.of(self.first + token)[column..column + len]),
+            Some(token) => Some(&rows.of(self.first + token)[column..column + len]),
             None => {
                 let entry = self.shape.convolution - 1 + token - back;
                 let start = entry * self.shape.channels() + channel;
@@ -383,14 +373,16 @@ struct Steps<'a> {
     shape: &'a DeltaShape,
     mixed: &'a [f32],
     factors: &'a [f32],
+    skip: Option<&'a [f32]>,
     runs: &'a [StateRun],
 }
 
 impl Steps<'_> {
     fn run(&self, cpu: &Cpu, states: &mut [f32], out: &mut [f32]) {
-        let Steps { shape, mixed, factors, runs } = *self;
+        let Steps { shape, mixed, factors, skip, runs } = *self;
         let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = *shape;
         let (channels, matrix) = (shape.channels(), value_dim * key_dim);
+        let of_head = shape.decay_width() + 1;
         let (states, out) = (SharedSlice::new(states), SharedSlice::new(out));
         cpu.pool.for_each_chunk(runs.len() * value_heads, 1, |tasks| {
             for task in tasks {
@@ -415,10 +407,12 @@ impl Steps<'_> {
                     let steps = HeadSteps {
                         state: rows,
                         mixed: &mixed[first * channels..][..run.tokens * channels],
-                        factors: &factors[2 * first * value_heads..],
+                        rule: shape.rule,
+                        factors: &factors[first * value_heads * of_head..],
+                        factors_row: value_heads * of_head,
+                        factors_of: head * of_head..(head + 1) * of_head,
+                        skip: skip.map_or(0.0, |skip| skip[head]),
                         channels,
-                        heads: value_heads,
-                        head,
                         query: key,
                         key: key_heads * key_dim + key,
                         key_dim,

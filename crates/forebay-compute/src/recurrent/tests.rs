@@ -5,9 +5,20 @@ use crate::testing::{cpus, random};
 struct Layer {
     shape: DeltaShape,
     columns: DeltaColumns,
-    widths: [usize; 4],
+    /// Columns of the products that hold queries, keys and values, then gates, shares and steps.
+    widths: [usize; 6],
     vectors: [Vec<f32>; 4],
+    /// Bias of the convolution, and factors of the values that are added to the output.
+    extra: Option<[Vec<f32>; 2]>,
 }
+
+/// Numbers of products.
+const Q: usize = 0;
+const K: usize = 1;
+const V: usize = 2;
+const Z: usize = 3;
+const B: usize = 4;
+const A: usize = 5;
 
 impl Layer {
     /// Products of which each has one part.
@@ -26,7 +37,53 @@ impl Layer {
                 b: columns(0, per_key),
                 a: columns(0, per_key),
             },
-            [shape.channels(), shape.value_width(), shape.value_heads, shape.value_heads],
+            [
+                shape.channels(),
+                shape.channels(),
+                shape.channels(),
+                shape.value_width(),
+                shape.value_heads,
+                shape.value_heads,
+            ],
+        )
+    }
+
+    /// One product each for queries, keys, values, gates, shares and steps.
+    fn apart(shape: DeltaShape) -> Layer {
+        let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
+        let (of_key, decays) = (shape.values_per_key(), shape.decay_width());
+        let columns = |step| HeadColumns { first: 0, step };
+        Layer::with(
+            shape,
+            DeltaColumns {
+                q: columns(shape.key_dim),
+                k: columns(shape.key_dim),
+                v: columns(of_key * shape.value_dim),
+                z: columns(of_key * shape.value_dim),
+                b: columns(of_key),
+                a: columns(of_key * decays),
+            },
+            [keys, keys, values, values, shape.value_heads, shape.value_heads * decays],
+        )
+    }
+
+    /// One product for everything, as Mamba-2 orders it: gates, values, keys, queries, steps.
+    fn together(shape: DeltaShape) -> Layer {
+        let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
+        let per_key = shape.values_per_key();
+        let columns = |first, step| HeadColumns { first, step };
+        let width = shape.channels() + values + shape.value_heads;
+        Layer::with(
+            shape,
+            DeltaColumns {
+                q: columns(2 * values + keys, shape.key_dim),
+                k: columns(2 * values, shape.key_dim),
+                v: columns(values, per_key * shape.value_dim),
+                z: columns(0, per_key * shape.value_dim),
+                b: columns(0, per_key),
+                a: columns(2 * values + 2 * keys, per_key),
+            },
+            [width; 6],
         )
     }
 
@@ -47,26 +104,28 @@ impl Layer {
                 b: columns(0, 2 * per_key),
                 a: columns(per_key, 2 * per_key),
             },
-            [qkvz, qkvz, ba, ba],
+            [qkvz, qkvz, qkvz, qkvz, ba, ba],
         )
     }
 
-    fn with(shape: DeltaShape, columns: DeltaColumns, widths: [usize; 4]) -> Layer {
+    fn with(shape: DeltaShape, columns: DeltaColumns, widths: [usize; 6]) -> Layer {
         let decay = random(31, shape.value_heads).iter().map(|x| -0.05 - x.abs()).collect();
         let vectors = [
             random(30, shape.convolution * shape.channels()),
             decay,
-            random(32, shape.value_heads),
-            random(33, shape.value_dim),
+            random(32, shape.value_heads * shape.decay_width()),
+            random(33, shape.norm_weights()),
         ];
-        Layer { shape, columns, widths, vectors }
+        let extra = (shape.rule == DeltaRule::Mamba2)
+            .then(|| [random(34, shape.channels()), random(35, shape.value_heads)]);
+        Layer { shape, columns, widths, vectors, extra }
     }
 
-    fn products(&self, seed: u64, tokens: usize) -> [Vec<f32>; 4] {
-        let same = self.widths[0] == self.widths[1];
-        [0, 1, 2, 3].map(|index| {
-            let of = if same { index / 2 * 2 } else { index };
-            random(seed + of as u64, tokens * self.widths[of])
+    /// Products of the same width have the same values, so they may be one product.
+    fn products(&self, seed: u64, tokens: usize) -> [Vec<f32>; 6] {
+        [0, 1, 2, 3, 4, 5].map(|index| {
+            let of = self.widths.iter().position(|width| *width == self.widths[index]);
+            random(seed + of.expect("it is there") as u64, tokens * self.widths[index])
         })
     }
 
@@ -74,7 +133,7 @@ impl Layer {
     fn run(
         &self,
         cpu: &Cpu,
-        products: &[Vec<f32>; 4],
+        products: &[Vec<f32>; 6],
         first: usize,
         runs: &[StateRun],
         states: &mut [f32],
@@ -84,20 +143,36 @@ impl Layer {
             values: &products[index][first * self.widths[index]..][..tokens * self.widths[index]],
             row: self.widths[index],
         };
-        let inputs =
-            DeltaInputs { columns: self.columns, qkv: rows(0), z: rows(1), b: rows(2), a: rows(3) };
+        let inputs = DeltaInputs {
+            columns: self.columns,
+            q: rows(Q),
+            k: rows(K),
+            v: rows(V),
+            z: rows(Z),
+            b: rows(B),
+            a: rows(A),
+        };
         let [convolution, decay, step, norm] = &self.vectors;
-        let weights = DeltaVectors { convolution, decay, step, norm, epsilon: 1e-6 };
+        let extra = self.extra.as_ref();
+        let weights = DeltaVectors {
+            convolution,
+            convolution_bias: extra.map(|[bias, _]| &bias[..]),
+            decay,
+            step,
+            skip: extra.map(|[_, skip]| &skip[..]),
+            norm,
+            epsilon: 1e-6,
+        };
         let mut scratch = vec![f32::NAN; tokens * self.shape.scratch_floats()];
         let mut out = vec![f32::NAN; tokens * self.shape.value_width()];
         cpu.gated_delta(&self.shape, &weights, &inputs, runs, states, &mut scratch, &mut out);
         out
     }
 
-    /// Computes the formulas of the paper in double precision, token by token.
-    fn reference(&self, products: &[Vec<f32>; 4], tokens: usize) -> Vec<f64> {
+    /// Computes the formulas of the papers in double precision, token by token.
+    fn reference(&self, products: &[Vec<f32>; 6], tokens: usize) -> Vec<f64> {
         let shape = &self.shape;
-        let DeltaShape { key_heads, value_heads, key_dim, value_dim, .. } = *shape;
+        let DeltaShape { rule, key_heads, value_heads, key_dim, value_dim, .. } = *shape;
         let per_key = value_heads / key_heads;
         let at = |part: usize, token: usize, column: usize| {
             f64::from(products[part][token * self.widths[part] + column])
@@ -105,17 +180,22 @@ impl Layer {
         let value_column = |of: HeadColumns, head: usize, width: usize, i: usize| -> usize {
             of.first + head / per_key * of.step + head % per_key * width + i
         };
-        let silu = |x: f64| x / (1.0 + (-x).exp());
-        let convolved = |token: usize, channel: usize, column: usize| {
+        let logistic = |x: f64| 1.0 / (1.0 + (-x).exp());
+        let silu = |x: f64| x * logistic(x);
+        let convolved = |part: usize, token: usize, channel: usize, column: usize| {
             let seen = shape.convolution;
             let terms = (0..seen).filter(|back| *back <= token).map(|back| {
                 let weight = self.vectors[0][(seen - 1 - back) * shape.channels() + channel];
-                f64::from(weight) * at(0, token - back, column)
+                f64::from(weight) * at(part, token - back, column)
             });
-            silu(terms.sum())
+            let bias = self.extra.as_ref().map_or(0.0, |[bias, _]| f64::from(bias[channel]));
+            silu(bias + terms.sum::<f64>())
         };
         let unit = |x: Vec<f64>| {
-            let length = (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt();
+            let length = match rule {
+                DeltaRule::Mamba2 => 1.0,
+                _ => (x.iter().map(|x| x * x).sum::<f64>() + 1e-6).sqrt(),
+            };
             x.into_iter().map(|x| x / length).collect::<Vec<f64>>()
         };
         let mut out = vec![0.0; tokens * value_heads * value_dim];
@@ -123,38 +203,65 @@ impl Layer {
             let key_head = if shape.tiled { head % key_heads } else { head / per_key };
             let mut state = vec![0.0; key_dim * value_dim];
             for token in 0..tokens {
-                let keys = |of: HeadColumns, base: usize| {
+                let keys = |part: usize, of: HeadColumns, base: usize| {
                     let column = of.first + key_head * of.step;
                     let x = (0..key_dim)
-                        .map(|i| convolved(token, base + key_head * key_dim + i, column + i));
+                        .map(|i| convolved(part, token, base + key_head * key_dim + i, column + i));
                     unit(x.collect())
                 };
-                let q: Vec<f64> = keys(self.columns.q, 0);
-                let k = keys(self.columns.k, key_heads * key_dim);
-                let a = at(3, token, value_column(self.columns.a, head, 1, 0));
-                let a = a + f64::from(self.vectors[2][head]);
-                let decay = (f64::from(self.vectors[1][head]) * a.exp().ln_1p()).exp();
-                let beta = at(2, token, value_column(self.columns.b, head, 1, 0));
-                let beta = 1.0 / (1.0 + (-beta).exp());
-                state.iter_mut().for_each(|x| *x *= decay);
-                let mut o = vec![0.0; value_dim];
-                for (i, o) in o.iter_mut().enumerate() {
+                let q: Vec<f64> = keys(Q, self.columns.q, 0);
+                let k = keys(K, self.columns.k, key_heads * key_dim);
+                let steps: Vec<f64> = (0..shape.decay_width())
+                    .map(|i| {
+                        let a = value_column(self.columns.a, head, shape.decay_width(), i);
+                        let bias = self.vectors[2][head * shape.decay_width() + i];
+                        (at(A, token, a) + f64::from(bias)).exp().ln_1p()
+                    })
+                    .collect();
+                let rate = f64::from(self.vectors[1][head]);
+                let beta = logistic(at(B, token, value_column(self.columns.b, head, 1, 0)));
+                for (i, x) in state.iter_mut().enumerate() {
+                    *x *= (rate * steps[i % key_dim % steps.len()]).exp();
+                }
+                for i in 0..value_dim {
                     let channel = 2 * key_heads * key_dim + head * value_dim + i;
                     let column = value_column(self.columns.v, head, value_dim, i);
-                    let v = convolved(token, channel, column);
+                    let v = convolved(V, token, channel, column);
                     let row = &mut state[i * key_dim..][..key_dim];
                     let held: f64 = row.iter().zip(&k).map(|(s, k)| s * k).sum();
-                    let change = beta * (v - held);
+                    let change = match rule {
+                        DeltaRule::Mamba2 => steps[0] * v,
+                        _ => beta * (v - held),
+                    };
                     row.iter_mut().zip(&k).for_each(|(s, k)| *s += change * k);
-                    *o = row.iter().zip(&q).map(|(s, q)| s * q).sum::<f64>()
-                        / (key_dim as f64).sqrt();
+                    let read = row.iter().zip(&q).map(|(s, q)| s * q).sum::<f64>();
+                    out[(token * value_heads + head) * value_dim + i] = match &self.extra {
+                        Some([_, skip]) => read + f64::from(skip[head]) * v,
+                        None => read / (key_dim as f64).sqrt(),
+                    };
                 }
-                let mean = o.iter().map(|x| x * x).sum::<f64>() / value_dim as f64;
-                for (i, o) in o.iter().enumerate() {
-                    let z = at(1, token, value_column(self.columns.z, head, value_dim, i));
-                    let normed = o / (mean + 1e-6).sqrt() * f64::from(self.vectors[3][i]);
-                    out[(token * value_heads + head) * value_dim + i] = normed * silu(z);
-                }
+            }
+        }
+        let width = value_heads * value_dim;
+        let gate = |index: usize| {
+            let (token, head, i) = (index / width, index % width / value_dim, index % value_dim);
+            at(Z, token, value_column(self.columns.z, head, value_dim, i))
+        };
+        if rule == DeltaRule::Mamba2 {
+            out.iter_mut().enumerate().for_each(|(index, x)| *x *= silu(gate(index)));
+        }
+        for (group, values) in out.chunks_exact_mut(shape.norm_width).enumerate() {
+            let mean = values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64;
+            for (i, x) in values.iter_mut().enumerate() {
+                let weight = (group * shape.norm_width + i) % shape.norm_weights();
+                *x = *x / (mean + 1e-6).sqrt() * f64::from(self.vectors[3][weight]);
+            }
+        }
+        for (index, x) in out.iter_mut().enumerate() {
+            match rule {
+                DeltaRule::GatedDelta => *x *= silu(gate(index)),
+                DeltaRule::KimiDelta => *x *= logistic(gate(index)),
+                DeltaRule::Mamba2 => {}
             }
         }
         out
@@ -162,16 +269,37 @@ impl Layer {
 }
 
 fn shape(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize) -> DeltaShape {
-    DeltaShape { key_heads, value_heads, key_dim, value_dim, convolution: 4, tiled: false }
+    DeltaShape {
+        rule: DeltaRule::GatedDelta,
+        key_heads,
+        value_heads,
+        key_dim,
+        value_dim,
+        convolution: 4,
+        tiled: false,
+        norm_width: value_dim,
+    }
 }
 
 fn layers() -> Vec<Layer> {
+    let kimi =
+        |heads, dim| DeltaShape { rule: DeltaRule::KimiDelta, ..shape(heads, heads, dim, dim) };
+    let mamba = |groups: usize, heads: usize, key_dim, value_dim: usize| DeltaShape {
+        rule: DeltaRule::Mamba2,
+        norm_width: heads / groups * value_dim,
+        ..shape(groups, heads, key_dim, value_dim)
+    };
     vec![
         Layer::separate(shape(2, 4, 16, 16)),
         Layer::separate(DeltaShape { tiled: true, ..shape(2, 6, 24, 8) }),
         Layer::separate(DeltaShape { convolution: 2, ..shape(1, 1, 8, 40) }),
         Layer::by_key_head(shape(2, 4, 16, 32)),
         Layer::by_key_head(shape(4, 4, 128, 128)),
+        Layer::apart(kimi(4, 16)),
+        Layer::apart(DeltaShape { convolution: 3, ..kimi(2, 128) }),
+        Layer::together(mamba(2, 8, 32, 16)),
+        Layer::together(mamba(1, 3, 128, 64)),
+        Layer::together(DeltaShape { norm_width: 24, ..mamba(1, 6, 16, 8) }),
     ]
 }
 

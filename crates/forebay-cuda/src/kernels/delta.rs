@@ -1,4 +1,4 @@
-//! Recurrent layers with the gated delta rule.
+//! Recurrent layers.
 
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
@@ -8,9 +8,19 @@ const THREADS: usize = 256;
 /// Stands for the empty state in [`DeltaRuns`].
 pub const NO_STATE: u32 = u32::MAX;
 
+/// How a token changes the state of a head, and how the head's output is normed and gated. `forebay_compute::DeltaRule` says
+/// what each one does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeltaRule {
+    GatedDelta,
+    KimiDelta,
+    Mamba2,
+}
+
 /// Shape of a recurrent layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DeltaShape {
+    pub rule: DeltaRule,
     pub key_heads: usize,
     /// A multiple of `key_heads`.
     pub value_heads: usize,
@@ -20,17 +30,35 @@ pub struct DeltaShape {
     pub convolution: usize,
     /// True if value head `j` uses key head `j % key_heads`, otherwise consecutive value heads share one.
     pub tiled: bool,
+    /// Number of elements of the output that are normed together: `value_dim`, or with [`DeltaRule::Mamba2`] those of several
+    /// heads.
+    pub norm_width: usize,
 }
 
 impl DeltaShape {
     /// Returns the number of channels of the convolution.
     pub fn channels(&self) -> usize {
-        2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+        2 * self.key_heads * self.key_dim + self.value_width()
+    }
+
+    /// Returns the number of elements of a token's output.
+    pub fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Returns the number of factors by which a head's state decays.
+    pub fn decay_width(&self) -> usize {
+        if self.rule == DeltaRule::KimiDelta { self.key_dim } else { 1 }
+    }
+
+    /// Returns the number of weights of the norm of the outputs.
+    pub fn norm_weights(&self) -> usize {
+        if self.rule == DeltaRule::Mamba2 { self.value_width() } else { self.value_dim }
     }
 
     /// Returns the number of floats of a state: the last inputs of the convolution, then the state matrices.
     pub fn state_floats(&self) -> usize {
-        self.tail_floats() + self.value_heads * self.value_dim * self.key_dim
+        self.tail_floats() + self.value_width() * self.key_dim
     }
 
     /// Returns true if the kernels take this shape.
@@ -42,6 +70,9 @@ impl DeltaShape {
             && threads.is_multiple_of(32)
             && self.convolution >= 2
             && self.key_heads > 0
+            && self.norm_width > 0
+            && self.value_width().is_multiple_of(self.norm_width)
+            && (self.rule == DeltaRule::Mamba2 || self.norm_width == self.value_dim)
             && self.value_heads.is_multiple_of(self.key_heads)
     }
 
@@ -116,22 +147,26 @@ pub struct DeltaStates {
 #[derive(Clone, Copy)]
 pub struct Delta {
     pub shape: DeltaShape,
-    /// Product with queries, keys and values, and the columns of each.
-    pub qkv: DevicePtr<f32>,
-    pub qkv_row: usize,
-    pub q: HeadColumns,
-    pub k: HeadColumns,
-    pub v: HeadColumns,
+    pub q: ProductColumns,
+    pub k: ProductColumns,
+    pub v: ProductColumns,
+    /// Gate of the output.
     pub z: ProductColumns,
+    /// Share of replacement. Not read with [`DeltaRule::Mamba2`].
     pub b: ProductColumns,
+    /// Steps of decay, [`DeltaShape::decay_width`] for each value head.
     pub a: ProductColumns,
     /// `[convolution, channels]`
     pub convolution: DevicePtr<f32>,
+    /// `[channels]`, or null.
+    pub convolution_bias: DevicePtr<f32>,
     /// `[value_heads]`
     pub decay: DevicePtr<f32>,
-    /// `[value_heads]`
+    /// `[value_heads, decay_width]`
     pub step: DevicePtr<f32>,
-    /// `[value_dim]`
+    /// Factor `[value_heads]` of the values that are added to the output, or null. Only for [`DeltaRule::Mamba2`].
+    pub skip: DevicePtr<f32>,
+    /// [`DeltaShape::norm_weights`] floats.
     pub norm: DevicePtr<f32>,
     pub epsilon: f32,
     pub states: DeltaStates,
@@ -153,24 +188,26 @@ impl Gpu {
     pub fn gated_delta(&self, delta: &Delta, runs: &DeltaRuns) -> Result<(), CudaError> {
         let shape = &delta.shape;
         assert!(shape.is_supported(), "{shape:?}");
-        let DeltaShape { key_heads, value_heads, key_dim, value_dim, convolution, tiled } = *shape;
+        let DeltaShape {
+            rule, key_heads, value_heads, key_dim, value_dim, convolution, tiled, ..
+        } = *shape;
         let (channels, rows) = (shape.channels(), runs.rows);
         let states = delta.states.count * shape.state_floats();
+        let product = |launch: Launch, of: ProductColumns| {
+            let launch = launch.ptr(of.values, rows * of.row).int(of.row);
+            launch.int(of.columns.first).int(of.columns.step)
+        };
         let grid = (channels.div_ceil(THREADS) as u32, rows as u32, 1);
-        let columns = |launch: Launch, of: HeadColumns| launch.int(of.first).int(of.step);
-        let launch = Launch::new(
-            self.kernel(shape.module(), "delta_convolve")?,
-            grid,
-            (THREADS as u32, 1, 1),
-        );
-        let launch = launch.ptr(delta.qkv, rows * delta.qkv_row).int(delta.qkv_row);
-        let launch = [delta.q, delta.k, delta.v].into_iter().fold(launch, columns);
+        let threads = (THREADS as u32, 1, 1);
+        let launch = Launch::new(self.kernel(shape.module(), "delta_convolve")?, grid, threads);
+        let launch = [delta.q, delta.k, delta.v].into_iter().fold(launch, product);
         launch
             .int(key_heads)
             .int(key_dim)
             .int(value_heads / key_heads * value_dim)
             .int(convolution)
             .ptr(delta.convolution, convolution * channels)
+            .optional(delta.convolution_bias, channels)
             .ptr(runs.words, runs.count * DeltaRuns::WORDS)
             .int(runs.count)
             .int(runs.first_row)
@@ -181,30 +218,46 @@ impl Gpu {
         let (capacity, _) = shape.kernel().expect("the shape is supported");
         let threads = value_dim * capacity / ROW_ELEMENTS;
         let grid = (value_heads as u32, runs.count as u32, 1);
-        let launch =
-            Launch::new(self.kernel(shape.module(), "delta_steps")?, grid, (threads as u32, 1, 1));
+        let name = match rule {
+            DeltaRule::GatedDelta => "delta_steps",
+            DeltaRule::KimiDelta => "kimi_steps",
+            DeltaRule::Mamba2 => "mamba2_steps",
+        };
+        let launch = Launch::new(self.kernel(shape.module(), name)?, grid, (threads as u32, 1, 1));
         let launch = launch
             .ptr(delta.mixed, rows * channels)
             .int(key_heads)
             .int(key_dim)
             .int(value_dim)
             .int(usize::from(tiled));
-        let product = |launch: Launch, of: ProductColumns| {
-            let launch = launch.ptr(of.values, rows * of.row).int(of.row);
-            columns(launch, of.columns)
-        };
         let launch = [delta.z, delta.b, delta.a].into_iter().fold(launch, product);
         launch
             .ptr(delta.decay, value_heads)
-            .ptr(delta.step, value_heads)
-            .ptr(delta.norm, value_dim)
+            .ptr(delta.step, value_heads * shape.decay_width())
+            .optional(delta.skip, value_heads)
+            .ptr(delta.norm, shape.norm_weights())
             .float(delta.epsilon)
             .ptr(runs.words, runs.count * DeltaRuns::WORDS)
             .int(runs.first_row)
             .ptr(delta.states.floats, states)
             .u64(shape.state_floats() as u64)
             .u64(shape.tail_floats() as u64)
-            .ptr(delta.out, rows * value_heads * value_dim)
+            .ptr(delta.out, rows * shape.value_width())
+            .run(self)?;
+        if rule != DeltaRule::Mamba2 {
+            return Ok(());
+        }
+        // The norm covers several heads, which are in different blocks of the kernel before.
+        let width = shape.norm_width;
+        let grid = ((shape.value_width() / width) as u32, rows as u32, 1);
+        let kernel = self.kernel(shape.module(), "mamba2_norm")?;
+        let launch = Launch::new(kernel, grid, (THREADS as u32, 1, 1));
+        product(launch, delta.z)
+            .int(value_heads / key_heads * value_dim)
+            .int(width)
+            .ptr(delta.norm, shape.norm_weights())
+            .float(delta.epsilon)
+            .ptr(delta.out, rows * shape.value_width())
             .run(self)
     }
 }

@@ -35,7 +35,9 @@ pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
 pub use columns::Columns;
 pub use compact::compact_workspace_bytes;
 pub use convert::{Matrices, SplitMxfp4};
-pub use delta::{Delta, DeltaRuns, DeltaShape, DeltaStates, HeadColumns, NO_STATE, ProductColumns};
+pub use delta::{
+    Delta, DeltaRule, DeltaRuns, DeltaShape, DeltaStates, HeadColumns, NO_STATE, ProductColumns,
+};
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
 pub use exponents::{CodedContainer, CodedExponents, ContainerDecoder};

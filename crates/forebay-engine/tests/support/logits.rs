@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 27] = [
+pub const HUGGING_FACE: [&str; 28] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -33,9 +33,10 @@ pub const HUGGING_FACE: [&str; 27] = [
     "olmo3",
     "phi3",
     "llama4",
+    "kimi_linear",
 ];
 /// Names of the fixtures in GGUF form.
-pub const GGUF: [&str; 23] = [
+pub const GGUF: [&str; 24] = [
     "llama",
     "llama3_rope",
     "llama_k",
@@ -59,12 +60,13 @@ pub const GGUF: [&str; 23] = [
     "qwen3_5_moe_k",
     "glm4_moe_lite",
     "minimax_m2",
+    "kimi_linear",
 ];
 
 /// Names of the fixtures with recurrent layers.
 #[allow(dead_code, reason = "only some tests need them")]
-pub const RECURRENT: [&str; 5] =
-    ["qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_moe_k"];
+pub const RECURRENT: [&str; 6] =
+    ["qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_moe_k", "kimi_linear"];
 
 /// Returns the context with which a fixture's short prompt and its continuation must be computed, if it matters. Phi-3 rotates
 /// with other factors beyond 64 positions, and forebay chooses the factors by the size of the KV cache.

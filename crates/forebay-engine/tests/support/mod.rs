@@ -66,6 +66,8 @@ pub fn recurrent_models() -> Vec<PathBuf> {
         "gguf/qwen3_next/qwen3_next-Q8_0.gguf",
         "models/qwen3_5_moe",
         "models/qwen3_5",
+        "gguf/kimi_linear/kimi_linear-Q8_0.gguf",
+        "models/kimi_linear",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -2,11 +2,12 @@
 
 use anyhow::Result;
 use forebay_compute::{
-    DeltaColumns, DeltaInputs, DeltaShape as CpuShape, DeltaVectors, HeadColumns as CpuColumns,
-    ProductRows, StateRun,
+    DeltaColumns, DeltaInputs, DeltaRule as CpuRule, DeltaShape as CpuShape, DeltaVectors,
+    HeadColumns as CpuColumns, ProductRows, StateRun,
 };
 use forebay_cuda::{
-    Delta, DeltaRuns, DeltaShape, DeltaStates, HeadColumns, HeadGates, NO_STATE, ProductColumns,
+    Delta, DeltaRule, DeltaRuns, DeltaShape, DeltaStates, DevicePtr, HeadColumns, HeadGates,
+    NO_STATE, ProductColumns,
 };
 
 use crate::harness::{Check, Context, Outcome};
@@ -28,12 +29,23 @@ fn over_layers(
     check: fn(&Context, &Layer) -> Result<Outcome>,
 ) -> Result<Outcome> {
     let shape = |key_heads, value_heads, key_dim, value_dim, tiled| DeltaShape {
+        rule: DeltaRule::GatedDelta,
         key_heads,
         value_heads,
         key_dim,
         value_dim,
         convolution: 4,
         tiled,
+        norm_width: value_dim,
+    };
+    let kimi = |heads, dim| DeltaShape {
+        rule: DeltaRule::KimiDelta,
+        ..shape(heads, heads, dim, dim, false)
+    };
+    let mamba = |groups: usize, heads: usize, key_dim, value_dim: usize| DeltaShape {
+        rule: DeltaRule::Mamba2,
+        norm_width: heads / groups * value_dim,
+        ..shape(groups, heads, key_dim, value_dim, false)
     };
     let layers = [
         Layer::separate(shape(2, 4, 16, 16, false)),
@@ -41,6 +53,12 @@ fn over_layers(
         Layer::separate(DeltaShape { convolution: 2, ..shape(1, 1, 72, 40, false) }),
         Layer::by_key_head(shape(2, 4, 128, 128, false)),
         Layer::by_key_head(shape(1, 2, 256, 64, false)),
+        Layer::apart(kimi(3, 16)),
+        Layer::apart(DeltaShape { convolution: 3, ..kimi(2, 128) }),
+        Layer::together(mamba(2, 8, 32, 16)),
+        Layer::together(mamba(1, 5, 128, 64)),
+        Layer::together(DeltaShape { norm_width: 96, ..mamba(1, 6, 64, 32) }),
+        Layer::together(mamba(2, 2, 256, 8)),
     ];
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for layer in layers {
@@ -50,12 +68,14 @@ fn over_layers(
     Ok(outcome)
 }
 
-/// Vectors of a layer, and the columns and widths of its products: queries, keys and values; gates; shares; steps.
+/// Vectors of a layer, and the columns and widths of its products: queries, keys, values, gates, shares, steps.
 struct Layer {
     shape: DeltaShape,
     columns: DeltaColumns,
-    widths: [usize; 4],
+    widths: [usize; 6],
     convolution: Vec<f32>,
+    /// Bias of the convolution, and factors of the values that are added to the output.
+    extra: Option<[Vec<f32>; 2]>,
     decay: Vec<f32>,
     step: Vec<f32>,
     norm: Vec<f32>,
@@ -69,7 +89,9 @@ impl Layer {
         let columns = |first, step| CpuColumns { first, step };
         let widths = [
             shape.channels(),
-            shape.value_heads * shape.value_dim,
+            shape.channels(),
+            shape.channels(),
+            shape.value_width(),
             shape.value_heads,
             shape.value_heads,
         ];
@@ -99,10 +121,44 @@ impl Layer {
             b: columns(0, 2 * per_key),
             a: columns(per_key, 2 * per_key),
         };
-        Layer::with(shape, all, [wide, wide, narrow, narrow])
+        Layer::with(shape, all, [wide, wide, wide, wide, narrow, narrow])
     }
 
-    fn with(shape: DeltaShape, columns: DeltaColumns, widths: [usize; 4]) -> Layer {
+    /// One product for each part.
+    fn apart(shape: DeltaShape) -> Layer {
+        let per_key = shape.value_heads / shape.key_heads;
+        let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
+        let decays = shape.decay_width();
+        let columns = |step| CpuColumns { first: 0, step };
+        let all = DeltaColumns {
+            q: columns(shape.key_dim),
+            k: columns(shape.key_dim),
+            v: columns(per_key * shape.value_dim),
+            z: columns(per_key * shape.value_dim),
+            b: columns(per_key),
+            a: columns(per_key * decays),
+        };
+        let heads = shape.value_heads;
+        Layer::with(shape, all, [keys, keys, values, values, heads, heads * decays])
+    }
+
+    /// One product for all parts, in the order of Mamba-2: gates, values, keys, queries, steps.
+    fn together(shape: DeltaShape) -> Layer {
+        let per_key = shape.value_heads / shape.key_heads;
+        let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
+        let columns = |first, step| CpuColumns { first, step };
+        let all = DeltaColumns {
+            q: columns(2 * values + keys, shape.key_dim),
+            k: columns(2 * values, shape.key_dim),
+            v: columns(values, per_key * shape.value_dim),
+            z: columns(0, per_key * shape.value_dim),
+            b: columns(0, per_key),
+            a: columns(2 * values + 2 * keys, per_key),
+        };
+        Layer::with(shape, all, [shape.channels() + values + shape.value_heads; 6])
+    }
+
+    fn with(shape: DeltaShape, columns: DeltaColumns, widths: [usize; 6]) -> Layer {
         let mut random = Random::new(shape.key_dim as u64);
         Layer {
             shape,
@@ -110,16 +166,18 @@ impl Layer {
             widths,
             convolution: random.gaussians(shape.convolution * shape.channels()),
             decay: random.gaussians(shape.value_heads).iter().map(|x| -0.05 - x.abs()).collect(),
-            step: random.gaussians(shape.value_heads),
-            norm: random.gaussians(shape.value_dim),
+            step: random.gaussians(shape.value_heads * shape.decay_width()),
+            norm: random.gaussians(shape.norm_weights()),
+            extra: (shape.rule == DeltaRule::Mamba2)
+                .then(|| [random.gaussians(shape.channels()), random.gaussians(shape.value_heads)]),
         }
     }
 
-    fn products(&self, tokens: usize) -> [Vec<f32>; 4] {
-        let one_matrix = self.widths[0] == self.widths[1];
-        [0, 1, 2, 3].map(|index| {
-            let of = if one_matrix { index / 2 * 2 } else { index };
-            Random::new(90 + of as u64).gaussians(tokens * self.widths[of])
+    /// Products of the same width have the same values, so they may be one product.
+    fn products(&self, tokens: usize) -> [Vec<f32>; 6] {
+        [0, 1, 2, 3, 4, 5].map(|index| {
+            let of = self.widths.iter().position(|width| *width == self.widths[index]);
+            Random::new(90 + of.unwrap_or(0) as u64).gaussians(tokens * self.widths[index])
         })
     }
 
@@ -127,7 +185,7 @@ impl Layer {
     fn run(
         &self,
         context: &Context,
-        products: &[Vec<f32>; 4],
+        products: &[Vec<f32>; 6],
         first: usize,
         runs: &[[u32; 3]],
         states: &DeltaStates,
@@ -151,7 +209,15 @@ impl Layer {
         let vectors = vectors.map(|values| context.upload(values));
         let [convolution, decay, step, norm] = vectors;
         let (convolution, decay, step, norm) = (convolution?, decay?, step?, norm?);
-        let width = self.shape.value_heads * self.shape.value_dim;
+        let extra = match &self.extra {
+            Some(extra) => Some([context.upload(&extra[0])?, context.upload(&extra[1])?]),
+            None => None,
+        };
+        let [convolution_bias, skip] = match &extra {
+            Some(extra) => extra.each_ref().map(|buffer| buffer.ptr()),
+            None => [DevicePtr::null(); 2],
+        };
+        let width = self.shape.value_width();
         let mixed = context.poisoned(rows * self.shape.channels())?;
         let out = context.poisoned(rows * width)?;
         let columns = |of: CpuColumns| HeadColumns { first: of.first, step: of.step };
@@ -162,15 +228,15 @@ impl Layer {
         };
         let delta = Delta {
             shape: self.shape,
-            qkv: uploaded[0].ptr(),
-            qkv_row: self.widths[0],
-            q: columns(self.columns.q),
-            k: columns(self.columns.k),
-            v: columns(self.columns.v),
-            z: product(1, self.columns.z),
-            b: product(2, self.columns.b),
-            a: product(3, self.columns.a),
+            q: product(0, self.columns.q),
+            k: product(1, self.columns.k),
+            v: product(2, self.columns.v),
+            z: product(3, self.columns.z),
+            b: product(4, self.columns.b),
+            a: product(5, self.columns.a),
             convolution: convolution.ptr(),
+            convolution_bias,
+            skip,
             decay: decay.ptr(),
             step: step.ptr(),
             norm: norm.ptr(),
@@ -188,17 +254,39 @@ impl Layer {
     fn on_cpu(
         &self,
         context: &Context,
-        products: &[Vec<f32>; 4],
+        products: &[Vec<f32>; 6],
         tokens: usize,
     ) -> (Vec<f32>, Vec<f32>) {
-        let DeltaShape { key_heads, value_heads, key_dim, value_dim, convolution, tiled } =
-            self.shape;
-        let shape = CpuShape { key_heads, value_heads, key_dim, value_dim, convolution, tiled };
+        let of = self.shape;
+        let shape = CpuShape {
+            rule: match of.rule {
+                DeltaRule::GatedDelta => CpuRule::GatedDelta,
+                DeltaRule::KimiDelta => CpuRule::KimiDelta,
+                DeltaRule::Mamba2 => CpuRule::Mamba2,
+            },
+            key_heads: of.key_heads,
+            value_heads: of.value_heads,
+            key_dim: of.key_dim,
+            value_dim: of.value_dim,
+            convolution: of.convolution,
+            tiled: of.tiled,
+            norm_width: of.norm_width,
+        };
         let rows = |index: usize| ProductRows { values: &products[index], row: self.widths[index] };
-        let inputs =
-            DeltaInputs { columns: self.columns, qkv: rows(0), z: rows(1), b: rows(2), a: rows(3) };
+        let inputs = DeltaInputs {
+            columns: self.columns,
+            q: rows(0),
+            k: rows(1),
+            v: rows(2),
+            z: rows(3),
+            b: rows(4),
+            a: rows(5),
+        };
+        let extra = self.extra.as_ref();
         let weights = DeltaVectors {
             convolution: &self.convolution,
+            convolution_bias: extra.map(|[bias, _]| &bias[..]),
+            skip: extra.map(|[_, skip]| &skip[..]),
             decay: &self.decay,
             step: &self.step,
             norm: &self.norm,

@@ -477,6 +477,9 @@ impl Architecture {
             })?;
             recurrent.validate()?;
         }
+        let ropes = self.ropes.len();
+        let fits = self.layers.iter().all(|layer| layer.rope.is_none_or(|rope| rope < ropes));
+        check("rotations", ropes, fits, "every layer's rotation must be described")?;
         self.attention_layers().try_for_each(|layer| self.validate_rotation(layer))?;
         if let Some(Temperature { rate, step }) = self.temperature {
             let rate_fits = rate.is_finite() && rate >= 0.0;
@@ -492,8 +495,6 @@ impl Architecture {
     /// Checks that the rotation of a layer fits its heads.
     fn validate_rotation(&self, layer: usize) -> Result<(), ModelError> {
         let Some(rope) = self.layers[layer].rope else { return Ok(()) };
-        let ropes = self.ropes.len();
-        check("rotations", ropes, rope < ropes, "every layer's rotation must be described")?;
         let (rope, attention) = (&self.ropes[rope], self.attention_of(layer));
         check(
             "rotary dimension",

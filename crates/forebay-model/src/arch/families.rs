@@ -1,7 +1,7 @@
 //! The model families that the decoder runs, as a table of their differences.
 
 use super::architecture::{NormLayout, QkNorm};
-use super::recurrent::HeadOrder;
+use super::recurrent::{HeadOrder, StateRule};
 use super::unrotated::Unrotated;
 use forebay_compute::{Gating, RopeLayout, Scoring};
 
@@ -27,8 +27,10 @@ pub struct Family {
     pub sinks: bool,
     /// True if the query projection also gives a gate of attention's output.
     pub output_gate: bool,
-    /// True if some layers are recurrent.
-    pub recurrent: bool,
+    /// False if queries and keys are not rotated.
+    pub rotates: bool,
+    /// How tokens change the states of recurrent layers, if the family has such layers.
+    pub recurrent: Option<StateRule>,
     /// Which value heads a key head of recurrent layers serves in a GGUF file. In Hugging Face models they are consecutive.
     pub gguf_heads: HeadOrder,
     /// True if attention is multi-head latent attention.
@@ -97,7 +99,8 @@ const BASE: Family = Family {
     qk_norm: QkNorm::None,
     sinks: false,
     output_gate: false,
-    recurrent: false,
+    rotates: true,
+    recurrent: None,
     gguf_heads: HeadOrder::Consecutive,
     latent: false,
     norms: NormLayout::Pre,
@@ -133,7 +136,7 @@ const GEMMA: Family = Family {
 const QWEN_NEXT: Family = Family {
     qk_norm: QkNorm::PerHead,
     output_gate: true,
-    recurrent: true,
+    recurrent: Some(StateRule::GatedDelta),
     norms_less_one: true,
     shared_gate: true,
     names: &[
@@ -375,6 +378,34 @@ const FAMILIES: &[Family] = &[
         )],
         ..BASE
     },
+    Family {
+        name: "kimi-linear",
+        gguf: "kimi-linear",
+        huggingface: &["kimi_linear"],
+        rotates: false,
+        recurrent: Some(StateRule::KimiDelta),
+        latent: true,
+        experts: true,
+        corrected: Some(Scoring::Sigmoid),
+        names: KIMI_LINEAR,
+        ..BASE
+    },
+];
+
+const KIMI_LINEAR: &[(&str, &str, &str)] = &[
+    ("delta_b", "ssm_beta.weight", "self_attn.b_proj.weight"),
+    ("delta_decay", "ssm_a", "self_attn.A_log"),
+    ("delta_step", "ssm_dt.bias", "self_attn.dt_bias"),
+    ("delta_norm", "ssm_norm.weight", "self_attn.o_norm.weight"),
+    ("delta_o", "attn_output.weight", "self_attn.o_proj.weight"),
+    ("router", "ffn_gate_inp.weight", "block_sparse_moe.gate.weight"),
+    ("correction_bias", "exp_probs_b.bias", "block_sparse_moe.gate.e_score_correction_bias"),
+    ("expert_gate", "ffn_gate_exps.weight", "block_sparse_moe.experts.{expert}.w1.weight"),
+    ("expert_up", "ffn_up_exps.weight", "block_sparse_moe.experts.{expert}.w3.weight"),
+    ("expert_down", "ffn_down_exps.weight", "block_sparse_moe.experts.{expert}.w2.weight"),
+    ("shared_gate", "ffn_gate_shexp.weight", "block_sparse_moe.shared_experts.gate_proj.weight"),
+    ("shared_up", "ffn_up_shexp.weight", "block_sparse_moe.shared_experts.up_proj.weight"),
+    ("shared_down", "ffn_down_shexp.weight", "block_sparse_moe.shared_experts.down_proj.weight"),
 ];
 
 impl Family {
@@ -383,9 +414,9 @@ impl Family {
         if self.scaled_embedding { (hidden as f32).sqrt() } else { 1.0 }
     }
 
-    /// Returns the index of the rotation of a layer with this window.
+    /// Returns the index of the rotation of a layer with this window; `None` if there is no rotation.
     pub fn rope_of(&self, window: Option<usize>) -> Option<usize> {
-        Some(usize::from(self.window_theta.is_some() && window.is_some()))
+        self.rotates.then(|| usize::from(self.window_theta.is_some() && window.is_some()))
     }
 }
 

@@ -1,26 +1,26 @@
 //! Reads an architecture from GGUF metadata. The keys are in the "LLM" section of the GGUF specification.
 
 use forebay_compute::{RopeScaling, Scoring};
-use forebay_format::{Array, Catalog, GgufMetadata};
+use forebay_format::{Catalog, GgufMetadata};
 
 use super::architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, LONG_FACTORS, Latent, Layer,
     Mixer, Naming, QkNorm, Rope, groups,
 };
 use super::families::{self, Family, WindowTheta, Windows};
+use super::gguf_recurrent::{recurrent, recurrent_layers};
 use super::layers::used;
-use super::recurrent::{Recurrent, StateRule};
 use crate::ModelError;
 
 /// Keys of one architecture, `ARCH.key`.
-struct Keys<'a> {
-    metadata: &'a GgufMetadata,
+pub(super) struct Keys<'a> {
+    pub metadata: &'a GgufMetadata,
     architecture: &'a str,
     family: &'static str,
 }
 
 impl Keys<'_> {
-    fn path(&self, key: &str) -> String {
+    pub fn path(&self, key: &str) -> String {
         format!("{}.{key}", self.architecture)
     }
 
@@ -32,7 +32,7 @@ impl Keys<'_> {
         }
     }
 
-    fn optional_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
+    pub fn optional_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
         let path = self.path(key);
         let Some(value) = self.metadata.get(&path) else { return Ok(None) };
         let bad = |value: String| ModelError::BadValue {
@@ -53,8 +53,25 @@ impl Keys<'_> {
         usize::try_from(number).map(Some).map_err(|_| bad(number.to_string()))
     }
 
-    fn count(&self, key: &str) -> Result<usize, ModelError> {
+    pub fn count(&self, key: &str) -> Result<usize, ModelError> {
         self.optional_count(key)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// Returns the value of each layer of a key with one value for each layer; `None` if the key is absent or has one value for
+    /// all.
+    pub fn by_layer(&self, key: &str) -> Option<Vec<u64>> {
+        self.metadata.get(&self.path(key))?.as_array()?.to_u64s()
+    }
+
+    /// Returns a count that is 0 in layers without the part that it describes, and the same in all others.
+    fn optional_count_if_any(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        let Some(list) = self.by_layer(key) else { return self.optional_count(key) };
+        let Some(first) = list.iter().find(|count| **count > 0) else { return Ok(Some(0)) };
+        if list.iter().any(|count| *count > 0 && count != first) {
+            // The error names the list.
+            return self.optional_count(key);
+        }
+        Ok(Some(usize::try_from(*first).unwrap_or(usize::MAX)))
     }
 
     fn optional_float(&self, key: &str) -> Option<f32> {
@@ -88,9 +105,9 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     let keys = Keys { metadata, architecture: name, family: family.name };
     let hidden = keys.count("embedding_length")?;
     let layers = layers(catalog, &keys, family)?;
-    let attention = attention(catalog, &keys, family, layers.len())?;
     let attends = |layer: &Layer| layer.mixer == Mixer::Attention;
     let first = layers.iter().position(attends).unwrap_or(0);
+    let attention = attention(catalog, &keys, family, layers.len(), first)?;
     let heads_norm = catalog.tensor(&format!("blk.{first}.attn_q_norm.weight")).is_some();
     Ok(Architecture {
         family: family.name,
@@ -111,7 +128,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
             qk_norm: if heads_norm { family.qk_norm } else { QkNorm::None },
             ..attention
         }],
-        recurrent: family.recurrent.then(|| recurrent(&keys, family)).transpose()?,
+        recurrent: family.recurrent.map(|rule| recurrent(&keys, family, rule)).transpose()?,
         gating: family.gating,
         layers,
         tied_embeddings: catalog.tensor("output.weight").is_none(),
@@ -119,16 +136,18 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     })
 }
 
+/// Returns the shape of attention. `first` is the first layer that has it.
 fn attention(
     catalog: &Catalog,
     keys: &Keys<'_>,
     family: &Family,
     layers: usize,
+    first: usize,
 ) -> Result<Attention, ModelError> {
     let (hidden, heads) = (keys.count("embedding_length")?, keys.count("attention.head_count")?);
     let usual = || hidden.checked_div(heads).unwrap_or(0);
     let head_dim = keys.optional_count("attention.key_length")?.unwrap_or_else(usual);
-    let kv_heads = keys.optional_count("attention.head_count_kv")?.unwrap_or(heads).max(1);
+    let kv_heads = keys.optional_count_if_any("attention.head_count_kv")?.unwrap_or(heads).max(1);
     let grouped = Attention {
         heads,
         kv_heads,
@@ -142,7 +161,7 @@ fn attention(
         softcap: keys.optional_float("attn_logit_softcapping"),
         sinks: family.sinks,
         output_gate: family.output_gate,
-        bias: bias(catalog, family),
+        bias: bias(catalog, family, first),
         qk_norm: family.qk_norm,
         latent: None,
     };
@@ -151,10 +170,10 @@ fn attention(
     }
     // Until 2025, converters wrote both matrices of a head into one tensor. The lengths in such files are those of a
     // head.
-    let one_tensor = catalog.tensor("blk.0.attn_k_b.weight").is_none();
-    let name = "blk.0.attn_kv_b.weight";
-    if one_tensor && catalog.tensor(name).is_none() {
-        return Err(ModelError::MissingTensor { name: name.into(), family: family.name });
+    let one_tensor = catalog.tensor(&format!("blk.{first}.attn_k_b.weight")).is_none();
+    let name = format!("blk.{first}.attn_kv_b.weight");
+    if one_tensor && catalog.tensor(&name).is_none() {
+        return Err(ModelError::MissingTensor { name, family: family.name });
     }
     let [key_length, value_length] = match one_tensor {
         true => ["attention.key_length", "attention.value_length"],
@@ -192,10 +211,11 @@ fn vocabulary(catalog: &Catalog, family: &Family) -> Result<usize, ModelError> {
     Ok(embedding.shape.first().copied().unwrap_or(0) as usize)
 }
 
-fn bias(catalog: &Catalog, family: &Family) -> AttentionBias {
-    if catalog.tensor("blk.0.attn_output.bias").is_some() {
+fn bias(catalog: &Catalog, family: &Family, first: usize) -> AttentionBias {
+    let has = |name: &str| catalog.tensor(&format!("blk.{first}.{name}")).is_some();
+    if has("attn_output.bias") {
         AttentionBias::All
-    } else if family.qkv_bias || catalog.tensor("blk.0.attn_q.bias").is_some() {
+    } else if family.qkv_bias || has("attn_q.bias") {
         AttentionBias::Qkv
     } else {
         AttentionBias::None
@@ -209,6 +229,9 @@ fn ropes(
     attention: &Attention,
     catalog: &Catalog,
 ) -> Result<Vec<Rope>, ModelError> {
+    if !family.rotates {
+        return Ok(Vec::new());
+    }
     let usual = attention.latent.map_or(attention.head_dim, |latent| latent.rotary);
     let rotary_dim = keys.optional_count("rope.dimension_count")?.unwrap_or(usual);
     let kind = keys.metadata.str(&keys.path("rope.scaling.type"));
@@ -291,8 +314,8 @@ fn layers(
         _ => keys.optional_count("attention.sliding_window")?.filter(|window| *window > 0),
     };
     let recurrent = match family.recurrent {
-        true => recurrent_layers(keys, count)?,
-        false => vec![false; count],
+        Some(_) => recurrent_layers(keys, count)?,
+        None => vec![false; count],
     };
     (0..count)
         .map(|index| {
@@ -308,36 +331,6 @@ fn layers(
             Ok(Layer { mixer, window, chunked: false, attention: 0, rope, feed_forward })
         })
         .collect()
-}
-
-/// Returns for each layer if it is recurrent.
-fn recurrent_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
-    let key = keys.path("attention.recurrent_layers");
-    if let Some(value) = keys.metadata.get(&key) {
-        return match value.as_array() {
-            Some(Array::Bool(flags)) if flags.len() >= count => Ok(flags[..count].to_vec()),
-            _ => Err(ModelError::BadValue {
-                key,
-                value: value.describe(),
-                expected: format!("it must be a list of at least {count} flags"),
-            }),
-        };
-    }
-    let period = keys.optional_count("full_attention_interval")?.unwrap_or(4).max(1);
-    Ok((0..count).map(|index| !(index + 1).is_multiple_of(period)).collect())
-}
-
-fn recurrent(keys: &Keys<'_>, family: &Family) -> Result<Recurrent, ModelError> {
-    let (value_heads, inner) = (keys.count("ssm.time_step_rank")?, keys.count("ssm.inner_size")?);
-    Ok(Recurrent {
-        rule: StateRule::GatedDelta,
-        convolution: keys.count("ssm.conv_kernel")?,
-        key_heads: keys.count("ssm.group_count")?,
-        value_heads,
-        key_dim: keys.count("ssm.state_size")?,
-        value_dim: inner.checked_div(value_heads).unwrap_or(0),
-        head_order: family.gguf_heads,
-    })
 }
 
 fn experts(

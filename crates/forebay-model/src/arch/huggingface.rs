@@ -10,9 +10,9 @@ use super::architecture::{
     QkNorm, Rope, RopeFactors, groups,
 };
 use super::families::{self, Family, WindowTheta, Windows};
+use super::huggingface_recurrent::{is_recurrent, recurrent};
 use super::layers::used;
 use super::names::Names;
-use super::recurrent::{HeadOrder, Recurrent, StateRule};
 use crate::ModelError;
 
 /// Key of the number of positions that a model was first trained for, before its rotation was scaled.
@@ -20,11 +20,11 @@ const ORIGINAL_CONTEXT: &str = "original_max_position_embeddings";
 
 pub(super) struct Config<'a> {
     pub json: &'a Value,
-    family: &'static str,
+    pub family: &'static str,
 }
 
 impl Config<'_> {
-    fn missing(&self, key: &str) -> ModelError {
+    pub fn missing(&self, key: &str) -> ModelError {
         ModelError::MissingKey {
             source_name: "config.json".into(),
             key: key.into(),
@@ -46,11 +46,12 @@ impl Config<'_> {
         }
     }
 
-    fn count(&self, key: &str) -> Result<usize, ModelError> {
+    pub fn count(&self, key: &str) -> Result<usize, ModelError> {
         self.optional_count(key)?.ok_or_else(|| self.missing(key))
     }
 
-    fn first_optional_count(&self, keys: &[&str]) -> Result<Option<usize>, ModelError> {
+    /// Returns the count under the first of these keys that is present.
+    pub fn optional_first_count(&self, keys: &[&str]) -> Result<Option<usize>, ModelError> {
         for key in keys {
             if let Some(count) = self.optional_count(key)? {
                 return Ok(Some(count));
@@ -60,7 +61,7 @@ impl Config<'_> {
     }
 
     fn first_count(&self, keys: &[&str]) -> Result<usize, ModelError> {
-        self.first_optional_count(keys)?.ok_or_else(|| self.missing(keys[0]))
+        self.optional_first_count(keys)?.ok_or_else(|| self.missing(keys[0]))
     }
 
     pub fn float(&self, key: &str) -> Option<f64> {
@@ -99,7 +100,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         name: json.get("_name_or_path").and_then(Value::as_str).map(str::to_owned),
         hidden,
         vocabulary: config.count("vocab_size")?,
-        context_trained: config.count("max_position_embeddings")?,
+        context_trained: config.first_count(&["max_position_embeddings", "model_max_length"])?,
         norm_epsilon: config.float("rms_norm_eps").map_or(1e-6, |epsilon| epsilon as f32),
         norms: family.norms,
         embedding_scale: family.embedding_scale(hidden),
@@ -107,7 +108,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         attentions: vec![attention],
         ropes: used(ropes, &layers),
         temperature: family.unrotated.and_then(|of| of.temperature(&config)),
-        recurrent: family.recurrent.then(|| recurrent(&config)).transpose()?,
+        recurrent: family.recurrent.map(|rule| recurrent(&config, rule)).transpose()?,
         gating,
         layers,
         tied_embeddings: config.is_tied(family),
@@ -225,6 +226,17 @@ fn attention(
             rotary: config.count("qk_rope_head_dim")?,
             value: config.count("v_head_dim")?,
         };
+        if !family.rotates {
+            let nope = config.json.get("mla_use_nope").and_then(Value::as_bool);
+            if nope == Some(false) {
+                return Err(ModelError::BadValue {
+                    key: "mla_use_nope".into(),
+                    value: "false".into(),
+                    expected: "forebay knows this family without rotation only".into(),
+                });
+            }
+            return Ok((latent.attention(heads, 1.0), Vec::new()));
+        }
         let rope = rope(None, latent.rotary, false)?;
         let parameters = Parameters::of(config, None);
         let factor = parameters.float("factor").unwrap_or(1.0);
@@ -414,7 +426,7 @@ fn layers(
                 FeedForward::Dense { width: config.first_count(&keys)? }
             };
             let window = window(config, family, index)?;
-            let mixer = match family.recurrent && is_recurrent(config, index)? {
+            let mixer = match family.recurrent.is_some() && is_recurrent(config, index)? {
                 true => Mixer::Recurrent,
                 false => Mixer::Attention,
             };
@@ -426,36 +438,6 @@ fn layers(
             Ok(Layer { window: seen.chunk, chunked: seen.chunk.is_some(), rope, ..layer })
         })
         .collect()
-}
-
-/// Returns true if layer `index` is recurrent. `layer_types` decides if it is present.
-fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
-    if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
-        return match types.get(index).and_then(Value::as_str) {
-            Some("linear_attention") => Ok(true),
-            Some("full_attention") => Ok(false),
-            other => Err(ModelError::BadValue {
-                key: format!("layer_types of layer {index}"),
-                value: other.unwrap_or("none").into(),
-                expected: "forebay knows linear_attention and full_attention for this family"
-                    .into(),
-            }),
-        };
-    }
-    let period = config.optional_count("full_attention_interval")?.unwrap_or(4).max(1);
-    Ok(!(index + 1).is_multiple_of(period))
-}
-
-fn recurrent(config: &Config<'_>) -> Result<Recurrent, ModelError> {
-    Ok(Recurrent {
-        rule: StateRule::GatedDelta,
-        convolution: config.count("linear_conv_kernel_dim")?,
-        key_heads: config.count("linear_num_key_heads")?,
-        value_heads: config.count("linear_num_value_heads")?,
-        key_dim: config.count("linear_key_head_dim")?,
-        value_dim: config.count("linear_value_head_dim")?,
-        head_order: HeadOrder::Consecutive,
-    })
 }
 
 /// Returns true if layer `index` has experts (qwen3_moe: `decoder_sparse_step`, `mlp_only_layers`; deepseek:
@@ -481,14 +463,14 @@ fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
         .get("mlp_only_layers")
         .and_then(Value::as_array)
         .is_some_and(|list| list.iter().any(|item| item.as_u64() == Some(index as u64)));
-    let step = config.first_optional_count(&[
+    let step = config.optional_first_count(&[
         "decoder_sparse_step",
         "moe_layer_interval",
         "interleave_moe_layer_step",
     ])?;
     let step = step.unwrap_or(1).max(1);
     let first = ["first_k_dense_replace", "moe_layer_start_index"];
-    let first = config.first_optional_count(&first)?.unwrap_or(0);
+    let first = config.optional_first_count(&first)?.unwrap_or(0);
     // The index of the last layer with experts; -1 is the last layer of all.
     let end = config.json.get("moe_layer_end_index").and_then(Value::as_u64);
     let is_before_end = end.is_none_or(|end| index as u64 <= end);
@@ -508,7 +490,7 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
         .any(|key| config.json.get(*key).and_then(Value::as_bool) == Some(false));
     let correction_bias =
         text("topk_method").map_or(corrected.is_some() && !denied, |method| method == "noaux_tc");
-    let scoring = match text("scoring_func") {
+    let scoring = match text("scoring_func").or(text("moe_router_activation_func")) {
         Some("softmax") => Scoring::Softmax,
         Some("sigmoid") => Scoring::Sigmoid,
         None => corrected.unwrap_or(family.scoring),
@@ -520,11 +502,12 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
             });
         }
     };
-    let norm = config.json.get("norm_topk_prob").and_then(Value::as_bool);
+    let norm = ["norm_topk_prob", "moe_renormalize"].iter().find_map(|key| config.json.get(*key));
+    let norm = norm.and_then(Value::as_bool);
     let width = config.first_count(&["moe_intermediate_size", "intermediate_size"])?;
     let n_groups = match text("topk_method") {
         Some("greedy") => 1,
-        _ => config.optional_count("n_group")?.unwrap_or(1),
+        _ => config.optional_first_count(&["n_group", "num_expert_group"])?.unwrap_or(1),
     };
     let groups_kept = config.optional_count("topk_group")?.unwrap_or(n_groups);
     Ok(Experts {
@@ -534,7 +517,7 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
             "n_routed_experts",
             "moe_num_experts",
         ])?,
-        used: config.first_count(&["num_experts_per_tok", "moe_k"])?,
+        used: config.first_count(&["num_experts_per_tok", "num_experts_per_token", "moe_k"])?,
         width,
         scoring,
         renormalise: norm.unwrap_or(family.renormalise || is_third),
@@ -545,8 +528,8 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
         shared_width: match config.optional_count("shared_expert_intermediate_size")? {
             Some(shared) if family.shared_gate => shared,
             _ => {
-                let keys = ["n_shared_experts", "moe_num_shared_experts"];
-                let count = config.first_optional_count(&keys)?.unwrap_or(family.shared);
+                let keys = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
+                let count = config.optional_first_count(&keys)?.unwrap_or(family.shared);
                 width.saturating_mul(count)
             }
         },

@@ -44,6 +44,14 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("delta_convolution", "ssm_conv1d.weight", "linear_attn.conv1d.weight"),
     ("delta_norm", "ssm_norm.weight", "linear_attn.norm.weight"),
     ("delta_o", "ssm_out.weight", "linear_attn.out_proj.weight"),
+    // Kimi Delta Attention, beside `q`, `k` and `v`.
+    ("delta_convolution_q", "ssm_conv1d_q.weight", "self_attn.q_conv1d.weight"),
+    ("delta_convolution_k", "ssm_conv1d_k.weight", "self_attn.k_conv1d.weight"),
+    ("delta_convolution_v", "ssm_conv1d_v.weight", "self_attn.v_conv1d.weight"),
+    ("delta_f_a", "ssm_f_a.weight", "self_attn.f_a_proj.weight"),
+    ("delta_f_b", "ssm_f_b.weight", "self_attn.f_b_proj.weight"),
+    ("delta_g_a", "ssm_g_a.weight", "self_attn.g_a_proj.weight"),
+    ("delta_g_b", "ssm_g_b.weight", "self_attn.g_b_proj.weight"),
     // Feed-forwards.
     ("gate", "ffn_gate.weight", "mlp.gate_proj.weight"),
     ("up", "ffn_up.weight", "mlp.up_proj.weight"),

@@ -8,8 +8,7 @@ use crate::ModelError;
 /// Shape of the recurrent layers. It is the same in all of them.
 ///
 /// Every such layer projects its input, mixes the last tokens of some channels with a causal convolution, and updates a state
-/// matrix for each head. Rules that are not here yet fit the same form: Kimi Delta Attention decays each row of a state by its
-/// own factor, Mamba-2 adds to a state without removing what is there, and a short convolution has no state matrix.
+/// matrix for each head.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct Recurrent {
     pub rule: StateRule,
@@ -24,6 +23,10 @@ pub struct Recurrent {
     /// Number of elements of a value.
     pub value_dim: usize,
     pub head_order: HeadOrder,
+    /// Width of the low-rank projections to decays and to gates of the output; 0 if those have one matrix.
+    pub low_rank: usize,
+    /// Number of elements of the output that are normed together.
+    pub norm_width: usize,
 }
 
 /// How a token changes the state of a head.
@@ -32,6 +35,9 @@ pub enum StateRule {
     /// Gated delta rule (Yang et al. 2025, "Gated Delta Networks"): the state decays by one factor, and the key's old value is
     /// replaced by the new one as far as `beta` says.
     GatedDelta,
+    /// Kimi Delta Attention (Kimi Team 2025, "Kimi Linear"): the same, but each element of the key decays by its own factor, and
+    /// a sigmoid gates the output.
+    KimiDelta,
 }
 
 /// Which value heads a key head serves.
@@ -63,6 +69,20 @@ impl Recurrent {
     /// Returns the number of elements of the state matrices of all heads.
     pub fn matrix_floats(&self) -> usize {
         self.value_width() * self.key_dim
+    }
+
+    /// Returns the number of factors by which a token decays the state of a head.
+    pub fn decay_width(&self) -> usize {
+        match self.rule {
+            StateRule::GatedDelta => 1,
+            StateRule::KimiDelta => self.key_dim,
+        }
+    }
+
+    /// Returns the number of elements of a token's products with all projections of a layer.
+    pub fn projected_width(&self) -> usize {
+        let factors = self.value_heads * (1 + self.decay_width());
+        self.channels() + self.value_width() + factors + 2 * self.low_rank
     }
 
     /// Returns the number of floats of the state of one sequence in one layer.
@@ -100,7 +120,11 @@ impl Recurrent {
             let fits = dim.is_multiple_of(8) && dim <= 256;
             check(key, dim, fits, "it must be a multiple of 8, at most 256")?;
         }
+        if self.rule == StateRule::KimiDelta {
+            check_size("rank of the projections of recurrent layers", self.low_rank)?;
+        }
         check_size("channels of recurrent layers", self.channels())?;
+        check_size("products of recurrent layers", self.projected_width())?;
         check_size("state of a recurrent layer", self.state_floats())
     }
 }

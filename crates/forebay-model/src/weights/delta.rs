@@ -1,66 +1,162 @@
-//! The weights of a recurrent layer with the gated delta rule.
+//! The weights of a recurrent layer.
 
 use forebay_compute::{DeltaColumns, HeadColumns};
 use forebay_format::Block;
 
 use super::layer::LayerBuilder;
-use super::parts::DeltaWeights;
+use super::parts::{DeltaParts, DeltaWeights, PartMatrix};
 use super::tensors::Tensors;
 use crate::ModelError;
-use crate::arch::{Naming, Recurrent};
+use crate::arch::{Naming, Recurrent, StateRule};
+
+/// The projections of a layer.
+struct Projections {
+    products: Vec<PartMatrix>,
+    second: Vec<(PartMatrix, usize)>,
+    parts: DeltaParts,
+    columns: DeltaColumns,
+}
+
+fn columns(first: usize, step: usize) -> HeadColumns {
+    HeadColumns { first, step }
+}
 
 impl LayerBuilder<'_> {
-    /// Adds the projections of a recurrent layer to the dense block, and reads its vectors. Files hold queries, keys, values and
-    /// gates in one matrix, ordered by key head, or in two. The same holds for the shares of replacement and steps.
+    /// Adds the projections of a recurrent layer to the dense block, and reads its vectors.
     pub(super) fn delta(
         &self,
         tensors: &mut Tensors<'_>,
         dense: &mut Block,
         shape: &Recurrent,
     ) -> Result<DeltaWeights, ModelError> {
-        let hidden = self.architecture.hidden;
-        let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
-        let (heads, per_key) = (shape.value_heads, shape.value_heads / shape.key_heads);
-        let (dim, of_values) = (shape.key_dim, per_key * shape.value_dim);
-        let columns = |first, step| HeadColumns { first, step };
-        let has = |tensors: &Tensors<'_>, role: &str| tensors.optional(&self.name(role)).is_some();
-        let (qkv, z, [q_at, k_at, v_at, z_at]) = if has(tensors, "delta_qkvz") {
-            let all = self.matrix(tensors, dense, "delta_qkvz", 2 * (keys + values), hidden)?;
-            let step = 2 * (dim + of_values);
-            let first = [0, dim, 2 * dim, 2 * dim + of_values];
-            (all, None, first.map(|first| columns(first, step)))
-        } else {
-            let qkv = self.matrix(tensors, dense, "delta_qkv", 2 * keys + values, hidden)?;
-            let z = self.matrix(tensors, dense, "delta_z", values, hidden)?;
-            let [q, k] = [0, keys].map(|first| columns(first, dim));
-            (qkv, Some(z), [q, k, columns(2 * keys, of_values), columns(0, of_values)])
+        let Projections { products, second, parts, columns } = match shape.rule {
+            StateRule::GatedDelta => self.gated_delta(tensors, dense, shape)?,
+            StateRule::KimiDelta => self.kimi_delta(tensors, dense, shape)?,
         };
-        let (b, a, [b_at, a_at]) = if has(tensors, "delta_ba") {
-            let both = self.matrix(tensors, dense, "delta_ba", 2 * heads, hidden)?;
-            (both, None, [0, per_key].map(|first| columns(first, 2 * per_key)))
-        } else {
-            let b = self.matrix(tensors, dense, "delta_b", heads, hidden)?;
-            let a = self.matrix(tensors, dense, "delta_a", heads, hidden)?;
-            (b, Some(a), [columns(0, per_key); 2])
-        };
-        let mut decay = tensors.vector(&self.name("delta_decay"), heads)?;
+        let heads = shape.value_heads;
+        let mut decay = tensors.flat_vector(&self.name("delta_decay"), heads)?;
         if let Naming::HuggingFace { .. } = self.architecture.naming {
             // The logarithm of the rate. GGUF files hold the rate itself.
             decay.iter_mut().for_each(|rate| *rate = -rate.exp());
         }
-        let (channels, width) = (shape.channels(), shape.convolution);
-        let by_channel = tensors.convolution(&self.name("delta_convolution"), channels, width)?;
-        let at = |index: usize| by_channel[index % channels * width + index / channels];
         Ok(DeltaWeights {
-            qkv,
-            z,
-            b,
-            a,
-            columns: DeltaColumns { q: q_at, k: k_at, v: v_at, z: z_at, b: b_at, a: a_at },
-            convolution: (0..width * channels).map(at).collect(),
+            products,
+            second,
+            parts,
+            columns,
+            convolution: self.convolution(tensors, shape)?,
+            convolution_bias: None,
             decay,
-            step: tensors.vector(&self.name("delta_step"), heads)?,
+            step: tensors.vector(&self.name("delta_step"), heads * shape.decay_width())?,
+            skip: None,
             norm: tensors.vector(&self.name("delta_norm"), shape.value_dim)?,
+        })
+    }
+
+    /// Reads the weights of the convolution. Files hold them by channel, in one tensor or in three.
+    fn convolution(
+        &self,
+        tensors: &mut Tensors<'_>,
+        shape: &Recurrent,
+    ) -> Result<Vec<f32>, ModelError> {
+        let (channels, width) = (shape.channels(), shape.convolution);
+        let keys = shape.key_heads * shape.key_dim;
+        let all = [("delta_convolution", channels)];
+        let apart = [
+            ("delta_convolution_q", keys),
+            ("delta_convolution_k", keys),
+            ("delta_convolution_v", shape.value_width()),
+        ];
+        let tensors_of: &[(&str, usize)] = match shape.rule {
+            StateRule::GatedDelta => &all,
+            StateRule::KimiDelta => &apart,
+        };
+        let mut by_channel = Vec::with_capacity(channels * width);
+        for (role, channels) in tensors_of {
+            by_channel.extend(tensors.convolution(&self.name(role), *channels, width)?);
+        }
+        let at = |index: usize| by_channel[index % channels * width + index / channels];
+        Ok((0..width * channels).map(at).collect())
+    }
+
+    /// Adds the projections of the gated delta rule. Files hold queries, keys, values and gates in one matrix, ordered by key
+    /// head, or in two. The same holds for the shares of replacement and steps.
+    fn gated_delta(
+        &self,
+        tensors: &Tensors<'_>,
+        dense: &mut Block,
+        shape: &Recurrent,
+    ) -> Result<Projections, ModelError> {
+        let hidden = self.architecture.hidden;
+        let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
+        let (heads, per_key) = (shape.value_heads, shape.value_heads / shape.key_heads);
+        let (dim, of_values) = (shape.key_dim, per_key * shape.value_dim);
+        let has = |role: &str| tensors.optional(&self.name(role)).is_some();
+        let mut products = Vec::new();
+        let mut add = |role: &str, rows: usize| {
+            products.push(self.matrix(tensors, dense, role, rows, hidden)?);
+            Ok::<_, ModelError>(products.len() - 1)
+        };
+        let (qkv, z, [q_at, k_at, v_at, z_at]) = if has("delta_qkvz") {
+            let all = add("delta_qkvz", 2 * (keys + values))?;
+            let step = 2 * (dim + of_values);
+            let first = [0, dim, 2 * dim, 2 * dim + of_values];
+            (all, all, first.map(|first| columns(first, step)))
+        } else {
+            let (qkv, z) = (add("delta_qkv", 2 * keys + values)?, add("delta_z", values)?);
+            let [q, k] = [0, keys].map(|first| columns(first, dim));
+            (qkv, z, [q, k, columns(2 * keys, of_values), columns(0, of_values)])
+        };
+        let (b, a, [b_at, a_at]) = if has("delta_ba") {
+            let both = add("delta_ba", 2 * heads)?;
+            (both, both, [0, per_key].map(|first| columns(first, 2 * per_key)))
+        } else {
+            (add("delta_b", heads)?, add("delta_a", heads)?, [columns(0, per_key); 2])
+        };
+        Ok(Projections {
+            products,
+            second: Vec::new(),
+            parts: DeltaParts { q: qkv, k: qkv, v: qkv, z, b, a },
+            columns: DeltaColumns { q: q_at, k: k_at, v: v_at, z: z_at, b: b_at, a: a_at },
+        })
+    }
+
+    /// Adds the projections of Kimi Delta Attention. Decays and gates pass through a low rank.
+    fn kimi_delta(
+        &self,
+        tensors: &Tensors<'_>,
+        dense: &mut Block,
+        shape: &Recurrent,
+    ) -> Result<Projections, ModelError> {
+        let (hidden, rank, heads) = (self.architecture.hidden, shape.low_rank, shape.value_heads);
+        let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
+        let decays = heads * shape.decay_width();
+        let mut matrix =
+            |role: &str, rows: usize, cols: usize| self.matrix(tensors, dense, role, rows, cols);
+        let products = vec![
+            matrix("q", keys, hidden)?,
+            matrix("k", keys, hidden)?,
+            matrix("v", values, hidden)?,
+            matrix("delta_b", heads, hidden)?,
+            matrix("delta_f_a", rank, hidden)?,
+            matrix("delta_g_a", rank, hidden)?,
+        ];
+        let second =
+            vec![(matrix("delta_f_b", decays, rank)?, 4), (matrix("delta_g_b", values, rank)?, 5)];
+        let per_key = heads / shape.key_heads;
+        let of_values = columns(0, per_key * shape.value_dim);
+        Ok(Projections {
+            products,
+            second,
+            parts: DeltaParts { q: 0, k: 1, v: 2, b: 3, a: 6, z: 7 },
+            columns: DeltaColumns {
+                q: columns(0, shape.key_dim),
+                k: columns(0, shape.key_dim),
+                v: of_values,
+                z: of_values,
+                b: columns(0, per_key),
+                a: columns(0, per_key * shape.decay_width()),
+            },
         })
     }
 }

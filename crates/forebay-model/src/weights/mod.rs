@@ -18,8 +18,8 @@ use crate::ModelError;
 use crate::arch::{Architecture, LONG_FACTORS, Names, RopeFactors, SHORT_FACTORS, by_name};
 use layer::LayerBuilder;
 pub use parts::{
-    AttentionWeights, DeltaWeights, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadChunk,
-    HeadMatrices, LatentWeights, LayerWeights, PartMatrix,
+    AttentionWeights, DeltaParts, DeltaWeights, ExpertVectors, FeedForwardWeights, GroupedWeights,
+    HeadChunk, HeadMatrices, LatentWeights, LayerWeights, PartMatrix,
 };
 use tensors::Tensors;
 
@@ -79,16 +79,9 @@ impl Weights {
         let embedding = embedding(architecture, &names, &tensors)?;
         let head = head(architecture, &names, &tensors, &mut blocks)?;
         let final_norm = tensors.norm(&names.final_norm(), architecture.hidden)?;
-        let pairs = architecture.ropes.first().map_or(0, |rope| rope.rotary_dim / 2);
-        let rope_factors = match tensors.optional_vector("rope_freqs.weight", pairs)? {
-            Some(factors) => Some(RopeFactors::Always(factors)),
-            None => match tensors.optional_vector(LONG_FACTORS, pairs)? {
-                Some(long) => {
-                    let short = tensors.vector(SHORT_FACTORS, pairs)?;
-                    Some(RopeFactors::ByContext { short, long })
-                }
-                None => None,
-            },
+        let rope_factors = match architecture.ropes.first() {
+            Some(rope) => rope_factors(&mut tensors, rope.rotary_dim / 2)?,
+            None => None,
         };
         let small_bytes = tensors.vector_bytes();
         Ok(Weights { layers, final_norm, head, embedding, rope_factors, blocks, small_bytes })
@@ -135,6 +128,19 @@ impl Weights {
         self.head.iter().for_each(|chunk| add(&chunk.matrix));
         types
     }
+}
+
+/// Returns the divisors of the rotary frequencies that the file has.
+fn rope_factors(
+    tensors: &mut Tensors<'_>,
+    pairs: usize,
+) -> Result<Option<RopeFactors>, ModelError> {
+    if let Some(factors) = tensors.optional_vector("rope_freqs.weight", pairs)? {
+        return Ok(Some(RopeFactors::Always(factors)));
+    }
+    let Some(long) = tensors.optional_vector(LONG_FACTORS, pairs)? else { return Ok(None) };
+    let short = tensors.vector(SHORT_FACTORS, pairs)?;
+    Ok(Some(RopeFactors::ByContext { short, long }))
 }
 
 fn embedding(

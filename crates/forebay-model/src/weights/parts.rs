@@ -41,31 +41,50 @@ pub enum AttentionWeights {
     Delta(DeltaWeights),
 }
 
-/// A recurrent layer with the gated delta rule.
+/// A recurrent layer.
 #[derive(Debug)]
 pub struct DeltaWeights {
-    /// Projection to queries, keys and values, and to the output's gate if `z` is `None`.
-    pub qkv: PartMatrix,
-    pub z: Option<PartMatrix>,
-    /// Projection to the share of replacement, and to the step of decay if `a` is `None`.
-    pub b: PartMatrix,
-    pub a: Option<PartMatrix>,
+    /// Projections of the normed input.
+    pub products: Vec<PartMatrix>,
+    /// Second matrices of low-rank projections, each with the number of the product that it multiplies. Their products are
+    /// numbered after those of `products`.
+    pub second: Vec<(PartMatrix, usize)>,
+    /// Which product holds what.
+    pub parts: DeltaParts,
     /// Which columns of the products are which.
     pub columns: DeltaColumns,
     /// Weights of the convolution `[convolution, channels]`.
     pub convolution: Vec<f32>,
+    /// Bias of the convolution `[channels]`.
+    pub convolution_bias: Option<Vec<f32>>,
     /// Rate of decay of each value head, at most 0.
     pub decay: Vec<f32>,
-    /// Number that is added to the step of each value head.
+    /// Numbers that are added to the steps `[value_heads, decay_width]`.
     pub step: Vec<f32>,
-    /// Weight of the norm of a value head's output.
+    /// Factor for each value head's values, which are added to its output.
+    pub skip: Option<Vec<f32>>,
+    /// Weight of the norm of the outputs.
     pub norm: Vec<f32>,
 }
 
+/// Numbers of the products that hold a recurrent layer's inputs. Several may be columns of the same product.
+#[derive(Debug, Clone, Copy)]
+pub struct DeltaParts {
+    pub q: usize,
+    pub k: usize,
+    pub v: usize,
+    /// Gate of the output.
+    pub z: usize,
+    /// Share of replacement.
+    pub b: usize,
+    /// Step of decay.
+    pub a: usize,
+}
+
 impl DeltaWeights {
-    /// Returns the matrices of the projections.
+    /// Returns the matrices of the projections, in the order of their products.
     pub fn projections(&self) -> impl Iterator<Item = &PartMatrix> {
-        [Some(&self.qkv), self.z.as_ref(), Some(&self.b), self.a.as_ref()].into_iter().flatten()
+        self.products.iter().chain(self.second.iter().map(|(matrix, _)| matrix))
     }
 }
 

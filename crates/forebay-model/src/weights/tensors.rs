@@ -122,6 +122,15 @@ impl<'a> Tensors<'a> {
         vec![1.0; length]
     }
 
+    /// Reads a vector whose elements may have several dimensions.
+    pub fn flat_vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
+        let tensor = self.find(name)?;
+        match tensor.elements() == length as u64 {
+            true => self.floats(name, &tensor.shape),
+            false => self.vector(name, length),
+        }
+    }
+
     /// Reads a vector that may be stored as a matrix of one row.
     pub fn vector_or_row(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
         let is_row = self.find(name)?.shape.len() == 2;

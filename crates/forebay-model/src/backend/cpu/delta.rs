@@ -1,9 +1,10 @@
-//! Recurrent layers with the gated delta rule.
+//! Recurrent layers.
 
-use forebay_compute::{DeltaInputs, DeltaVectors, ProductRows, StateRun};
+use forebay_compute::{DeltaInputs, DeltaVectors, MatmulJob, ProductRows, StateRun};
 
 use super::backend::CpuBackend;
-use super::products::{both_kinds, matmul_beside_reads, matrix};
+use super::delta_scratch::MOST_PRODUCTS;
+use super::products::{both_kinds, matmul_beside_reads, matrix, recycle};
 use crate::ModelError;
 use crate::backend::Step;
 use crate::weights::DeltaWeights;
@@ -19,29 +20,31 @@ impl CpuBackend {
         let lease = lease.as_ref().expect("the layer was entered");
         let (count, hidden) = (step.count, step.architecture.hidden);
         let normed = &scratch.normed[..count * hidden];
-        let DeltaWeights { qkv, z, b, a, .. } = weights;
-        let [z_type, a_type] = [z, a].map(|of| of.as_ref().map_or(qkv.ty, |matrix| matrix.ty));
-        scratch.input.prepare(cpu, normed, count, hidden, &[qkv.ty, z_type, b.ty, a_type]);
-        let (x, rows, at) = (&scratch.input, scratch.rows.of(step), &mut scratch.delta);
-        let job = |of, out| both_kinds(matrix(residency, lease, of), x, rows, out);
-        let [c, d] = job(qkv, &mut at.qkv[..count * qkv.rows]);
-        let [e, f] = job(b, &mut at.b[..count * b.rows]);
-        match (z, a) {
-            (Some(z), Some(a)) => {
-                let [g, h] = job(z, &mut at.z[..count * z.rows]);
-                let [i, j] = job(a, &mut at.a[..count * a.rows]);
-                matmul_beside_reads(cpu, residency, &mut [c, d, e, f, g, h, i, j])
-            }
-            (Some(z), None) => {
-                let [g, h] = job(z, &mut at.z[..count * z.rows]);
-                matmul_beside_reads(cpu, residency, &mut [c, d, e, f, g, h])
-            }
-            (None, Some(a)) => {
-                let [i, j] = job(a, &mut at.a[..count * a.rows]);
-                matmul_beside_reads(cpu, residency, &mut [c, d, e, f, i, j])
-            }
-            (None, None) => matmul_beside_reads(cpu, residency, &mut [c, d, e, f]),
+        let at = &mut scratch.delta;
+        let mut types = [weights.products[0].ty; MOST_PRODUCTS];
+        for (ty, matrix) in types.iter_mut().zip(&weights.products) {
+            *ty = matrix.ty;
         }
+        scratch.input.prepare(cpu, normed, count, hidden, &types);
+        let (first, second) = at.products.split_at_mut(weights.products.len());
+        let mut jobs = recycle(std::mem::take(&mut at.jobs));
+        for (of, out) in weights.products.iter().zip(first.iter_mut()) {
+            let (w, out) = (matrix(residency, lease, of), &mut out[..count * of.rows]);
+            jobs.extend(both_kinds(w, &scratch.input, scratch.rows.of(step), out));
+        }
+        matmul_beside_reads(cpu, residency, &mut jobs)?;
+        let mut jobs = recycle::<MatmulJob, MatmulJob>(jobs);
+        let inputs = [&mut scratch.inner, &mut scratch.dense_input];
+        for (((of, from), out), input) in weights.second.iter().zip(second).zip(inputs) {
+            input.prepare(cpu, &first[*from][..count * of.cols], count, of.cols, &[of.ty]);
+            let (w, out) = (matrix(residency, lease, of), &mut out[..count * of.rows]);
+            jobs.extend(both_kinds(w, input, scratch.rows.of(step), out));
+        }
+        if !jobs.is_empty() {
+            matmul_beside_reads(cpu, residency, &mut jobs)?;
+        }
+        at.jobs = recycle(jobs);
+        Ok(())
     }
 
     /// Moves the states of the runs over their rows, and computes the normed and gated outputs.
@@ -61,19 +64,27 @@ impl CpuBackend {
             from: places.from.map(|from| from * floats),
             to: places.to * floats,
         }));
-        let qkv = product(&at.qkv, count, weights.qkv.rows);
-        let b = product(&at.b, count, weights.b.rows);
+        let widths = weights.projections().map(|matrix| matrix.rows);
+        let mut products = [ProductRows { values: &[], row: 0 }; MOST_PRODUCTS];
+        for ((rows, row), values) in products.iter_mut().zip(widths).zip(&at.products) {
+            *rows = ProductRows { values: &values[..count * row], row };
+        }
+        let parts = weights.parts;
         let inputs = DeltaInputs {
             columns: weights.columns,
-            qkv,
-            z: weights.z.as_ref().map_or(qkv, |z| product(&at.z, count, z.rows)),
-            b,
-            a: weights.a.as_ref().map_or(b, |a| product(&at.a, count, a.rows)),
+            q: products[parts.q],
+            k: products[parts.k],
+            v: products[parts.v],
+            z: products[parts.z],
+            b: products[parts.b],
+            a: products[parts.a],
         };
         let vectors = DeltaVectors {
             convolution: &weights.convolution,
+            convolution_bias: weights.convolution_bias.as_deref(),
             decay: &weights.decay,
             step: &weights.step,
+            skip: weights.skip.as_deref(),
             norm: &weights.norm,
             epsilon: step.architecture.norm_epsilon,
         };
@@ -83,9 +94,4 @@ impl CpuBackend {
         runs.clear();
         at.runs = runs;
     }
-}
-
-/// Returns the first `count` rows of a product, of `row` columns.
-fn product(values: &[f32], count: usize, row: usize) -> ProductRows<'_> {
-    ProductRows { values: &values[..count * row], row }
 }

@@ -1,57 +1,67 @@
 //! Activations of recurrent layers.
 
-use forebay_compute::{DeltaShape, StateRun};
+use forebay_compute::{DeltaRule, DeltaShape, MatmulJob, StateRun};
 
-use crate::arch::{Architecture, HeadOrder, Recurrent};
+use crate::arch::{Architecture, HeadOrder, Recurrent, StateRule};
+use crate::weights::{AttentionWeights, Weights};
+
+/// Most projections of a recurrent layer.
+pub const MOST_PRODUCTS: usize = 8;
 
 /// Activations of recurrent layers, for one batch.
 #[derive(Default)]
 pub struct DeltaScratch {
-    pub(super) qkv: Vec<f32>,
-    pub(super) z: Vec<f32>,
-    pub(super) b: Vec<f32>,
-    pub(super) a: Vec<f32>,
+    /// Products with the projections.
+    pub(super) products: [Vec<f32>; MOST_PRODUCTS],
     /// What [`forebay_compute::Cpu::gated_delta`] needs.
     pub(super) scratch: Vec<f32>,
     /// Always empty between calls; kept for its memory.
     pub(super) runs: Vec<StateRun>,
+    /// Always empty between calls; kept for its memory.
+    pub(super) jobs: Vec<MatmulJob<'static>>,
 }
 
 impl Recurrent {
     /// Returns the shape for the operations.
     pub(crate) fn delta_shape(&self) -> DeltaShape {
         DeltaShape {
+            rule: match self.rule {
+                StateRule::GatedDelta => DeltaRule::GatedDelta,
+                StateRule::KimiDelta => DeltaRule::KimiDelta,
+            },
             key_heads: self.key_heads,
             value_heads: self.value_heads,
             key_dim: self.key_dim,
             value_dim: self.value_dim,
             convolution: self.convolution,
             tiled: self.head_order == HeadOrder::Tiled,
+            norm_width: self.norm_width,
         }
     }
 }
 
 impl DeltaScratch {
-    pub fn reserve(architecture: &Architecture, batch: usize) -> DeltaScratch {
+    pub fn reserve(architecture: &Architecture, weights: &Weights, batch: usize) -> DeltaScratch {
         let Some(shape) = &architecture.recurrent else { return DeltaScratch::default() };
-        let floats = |width: usize| vec![0.0; batch * width];
+        let mut widths = [0; MOST_PRODUCTS];
+        for layer in &weights.layers {
+            let AttentionWeights::Delta(of) = &layer.attention else { continue };
+            for (width, matrix) in widths.iter_mut().zip(of.projections()) {
+                *width = matrix.rows.max(*width);
+            }
+        }
         DeltaScratch {
-            qkv: floats(shape.channels() + shape.value_width()),
-            z: floats(shape.value_width()),
-            b: floats(2 * shape.value_heads),
-            a: floats(shape.value_heads),
-            scratch: floats(shape.delta_shape().scratch_floats()),
+            products: widths.map(|width| vec![0.0; batch * width]),
+            scratch: vec![0.0; batch * shape.delta_shape().scratch_floats()],
             runs: Vec::with_capacity(batch),
+            jobs: Vec::with_capacity(2 * MOST_PRODUCTS),
         }
     }
 
     /// Returns the number of floats for one token of a batch.
     pub fn floats_per_token(architecture: &Architecture) -> usize {
-        architecture.recurrent.map_or(0, |shape| {
-            shape.channels()
-                + 2 * shape.value_width()
-                + 3 * shape.value_heads
-                + shape.delta_shape().scratch_floats()
-        })
+        architecture
+            .recurrent
+            .map_or(0, |shape| shape.projected_width() + shape.delta_shape().scratch_floats())
     }
 }

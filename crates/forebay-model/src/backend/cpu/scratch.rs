@@ -97,7 +97,7 @@ impl Scratch {
             attended: floats(attended_width(architecture)),
             q_and_gate: most(|of| if of.output_gate { of.query_rows() } else { 0 }),
             output_gate: floats(gate_width(architecture)),
-            delta: DeltaScratch::reserve(architecture, batch),
+            delta: DeltaScratch::reserve(architecture, weights, batch),
             latent: LatentScratch::reserve(architecture.latent(), batch),
             gate: floats(width),
             up: floats(width),

@@ -1,10 +1,11 @@
-//! Recurrent layers with the gated delta rule.
+//! Recurrent layers.
 
 use forebay_cuda::{Delta, DeltaRuns, DeltaStates, HeadColumns, ProductColumns};
 
 use super::backend::CudaBackend;
-use super::delta_shape::device_shape;
-use super::products::{Product, Rows};
+use super::delta_shape::{MOST_PRODUCTS, device_shape};
+use super::products::{Rows, TOGETHER};
+use super::vectors::optional;
 use crate::ModelError;
 use crate::arch::STATES_PER_SEQUENCE;
 use crate::backend::Step;
@@ -21,24 +22,23 @@ impl CudaBackend {
         step: &Step<'_>,
         weights: &DeltaWeights,
     ) -> Result<(), ModelError> {
-        let at = &self.at().delta;
-        let product = |matrix, out| self.product(step, matrix, out);
-        let mut all: [Option<Product>; 4] = [None; 4];
-        let products = [
-            Some((weights.qkv, at.qkv)),
-            weights.z.map(|z| (z, at.z)),
-            Some((weights.b, at.b)),
-            weights.a.map(|a| (a, at.a)),
-        ];
-        let mut count = 0;
-        for (matrix, out) in products.into_iter().flatten() {
-            all[count] = Some(product(matrix, out));
-            count += 1;
-        }
-        let first = all[0].expect("every layer has queries, keys and values");
-        let all = all.map(|product| product.unwrap_or(first));
+        let outs = self.at().delta.products(weights.projections().map(|matrix| matrix.rows));
+        let (products, rows) = (self.products(), Rows::of(step));
         let normed = self.float(self.at().normed);
-        self.products().dense(&self.gpu, normed, Rows::of(step), &all[..count])
+        for (matrices, outs) in weights.products.chunks(TOGETHER).zip(outs.chunks(TOGETHER)) {
+            let mut all = [self.product(step, matrices[0], outs[0]); TOGETHER];
+            for (product, (matrix, out)) in all.iter_mut().zip(matrices.iter().zip(outs)) {
+                *product = self.product(step, *matrix, *out);
+            }
+            products.dense(&self.gpu, normed, rows, &all[..matrices.len()])?;
+        }
+        let after = &outs[weights.products.len()..];
+        for ((matrix, from), out) in weights.second.iter().zip(after) {
+            let x = self.float(outs[*from]);
+            products.changed(x);
+            products.dense(&self.gpu, x, rows, &[self.product(step, *matrix, *out)])?;
+        }
+        Ok(())
     }
 
     /// Queues the steps of the states over the rows of their runs, and the normed and gated outputs.
@@ -50,30 +50,33 @@ impl CudaBackend {
         let shape = step.architecture.recurrent.as_ref().expect("the layer is recurrent");
         let vectors = self.layer_vectors(step).delta.expect("the layer is recurrent");
         let (at, floats) = (self.at(), self.vectors());
-        let [qkv, z, b, a] =
-            [at.delta.qkv, at.delta.z, at.delta.b, at.delta.a].map(|at| self.float(at));
-        let part = |own: Option<(_, usize)>, shared: (_, usize), of| {
-            let (values, row) = own.unwrap_or(shared);
-            ProductColumns { values, row, columns: columns(of) }
+        let outs = at.delta.products(weights.projections().map(|matrix| matrix.rows));
+        let mut widths = [0; MOST_PRODUCTS];
+        for (width, matrix) in widths.iter_mut().zip(weights.projections()) {
+            *width = matrix.rows;
+        }
+        let part = |product: usize, of| ProductColumns {
+            values: self.float(outs[product]),
+            row: widths[product],
+            columns: columns(of),
         };
-        let [own_z, own_a] =
-            [(weights.z, z), (weights.a, a)].map(|(of, out)| of.map(|of| (out, of.rows)));
+        let (parts, of) = (weights.parts, weights.columns);
         let out = self.float(at.attended);
         self.products().changed(out);
         let states = self.plan.kv.states(step.architecture.recurrent_index(step.layer));
         let delta = Delta {
             shape: device_shape(shape),
-            qkv,
-            qkv_row: weights.qkv.rows,
-            q: columns(weights.columns.q),
-            k: columns(weights.columns.k),
-            v: columns(weights.columns.v),
-            z: part(own_z, (qkv, weights.qkv.rows), weights.columns.z),
-            b: part(None, (b, weights.b.rows), weights.columns.b),
-            a: part(own_a, (b, weights.b.rows), weights.columns.a),
+            q: part(parts.q, of.q),
+            k: part(parts.k, of.k),
+            v: part(parts.v, of.v),
+            z: part(parts.z, of.z),
+            b: part(parts.b, of.b),
+            a: part(parts.a, of.a),
             convolution: floats.offset(vectors.convolution),
+            convolution_bias: optional(floats, vectors.convolution_bias),
             decay: floats.offset(vectors.decay),
             step: floats.offset(vectors.step),
+            skip: optional(floats, vectors.skip),
             norm: floats.offset(vectors.norm),
             epsilon: step.architecture.norm_epsilon,
             states: DeltaStates {

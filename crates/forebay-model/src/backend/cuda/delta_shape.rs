@@ -1,17 +1,25 @@
 //! The shape of recurrent layers on a GPU.
 
-use forebay_cuda::DeltaShape;
+use forebay_cuda::{DeltaRule, DeltaShape};
 
-use crate::arch::{HeadOrder, Recurrent};
+use crate::arch::{HeadOrder, Recurrent, StateRule};
+
+/// Most projections of a recurrent layer.
+pub const MOST_PRODUCTS: usize = 8;
 
 /// Returns the shape of recurrent layers as the kernels' side names it.
 pub(super) fn device_shape(of: &Recurrent) -> DeltaShape {
     DeltaShape {
+        rule: match of.rule {
+            StateRule::GatedDelta => DeltaRule::GatedDelta,
+            StateRule::KimiDelta => DeltaRule::KimiDelta,
+        },
         key_heads: of.key_heads,
         value_heads: of.value_heads,
         key_dim: of.key_dim,
         value_dim: of.value_dim,
         convolution: of.convolution,
         tiled: of.head_order == HeadOrder::Tiled,
+        norm_width: of.norm_width,
     }
 }

@@ -8,6 +8,7 @@ use forebay_cuda::{
 
 use forebay_stream::{Block, MemoryPlan};
 
+use super::delta_shape::MOST_PRODUCTS;
 use super::selections::selection_words;
 use crate::ModelError;
 use crate::arch::{Architecture, Attention, KvCapacity, KvInVram, Latent, Recurrent};
@@ -294,11 +295,8 @@ struct Widths {
     shared: usize,
     /// Queries with the gates of attention's output; 0 if there are none.
     q_and_gate: usize,
-    /// Products of recurrent layers: queries, keys and values, the gate, shares and steps.
-    delta_qkv: usize,
-    delta_z: usize,
-    delta_b: usize,
-    delta_a: usize,
+    /// Products of recurrent layers.
+    delta_products: usize,
     /// Channels of the convolution.
     delta_mixed: usize,
     latent_q_a: usize,
@@ -334,11 +332,7 @@ impl Widths {
             used,
             shared,
             q_and_gate: most(|of| if of.output_gate { of.query_rows() } else { 0 }),
-            // One matrix may give everything.
-            delta_qkv: delta(|of| of.channels() + of.value_width()),
-            delta_z: values,
-            delta_b: delta(|of| 2 * of.value_heads),
-            delta_a: delta(|of| of.value_heads),
+            delta_products: delta(Recurrent::projected_width),
             delta_mixed: delta(Recurrent::channels),
             latent_q_a: latent(|of| of.query_rank.unwrap_or(0)),
             latent_q: heads * latent(|of| of.plain + of.rotary),
@@ -534,10 +528,9 @@ impl ActivationLayout {
                 .collect(),
             q_and_gate: words(batch * width.q_and_gate),
             delta: DeltaLayout {
-                qkv: words(batch * width.delta_qkv),
-                z: words(batch * width.delta_z),
-                b: words(batch * width.delta_b),
-                a: words(batch * width.delta_a),
+                products: words(DeltaLayout::product_words(batch, width.delta_products)),
+                batch,
+                first_row: 0,
                 mixed: words(batch * width.delta_mixed),
             },
             latent: LatentLayout::new(heads_of_latent, &width, batch, &mut words),
@@ -593,11 +586,9 @@ impl ActivationLayout {
             shared_up: behind(self.shared_up, width.shared),
             q_and_gate: behind(self.q_and_gate, width.q_and_gate),
             delta: DeltaLayout {
-                qkv: behind(self.delta.qkv, width.delta_qkv),
-                z: behind(self.delta.z, width.delta_z),
-                b: behind(self.delta.b, width.delta_b),
-                a: behind(self.delta.a, width.delta_a),
+                first_row: first,
                 mixed: behind(self.delta.mixed, width.delta_mixed),
+                ..self.delta
             },
             latent: LatentLayout {
                 q_a: behind(self.latent.q_a, width.latent_q_a),
@@ -620,13 +611,32 @@ impl ActivationLayout {
 /// Offsets of activations that only recurrent layers need: products with their projections, and the output of the convolution.
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaLayout {
-    /// Queries, keys and values, and the gate if one matrix gives all.
-    pub qkv: u64,
-    pub z: u64,
-    /// Shares of replacement, and steps of decay if one matrix gives both.
-    pub b: u64,
-    pub a: u64,
+    /// The products of a layer, one after another. Each has room for a whole batch.
+    products: u64,
+    batch: usize,
+    /// First row of the lane.
+    first_row: usize,
     pub mixed: u64,
+}
+
+impl DeltaLayout {
+    /// Returns the words of products with `width` columns in all. Each product begins at a multiple of the alignment.
+    fn product_words(batch: usize, width: usize) -> usize {
+        match width {
+            0 => 0,
+            _ => batch * width + MOST_PRODUCTS * ALIGNMENT as usize / 4,
+        }
+    }
+
+    /// Returns the offsets of the products with matrices of these numbers of rows.
+    pub fn products(&self, widths: impl Iterator<Item = usize>) -> [u64; MOST_PRODUCTS] {
+        let (mut offsets, mut at) = ([0; MOST_PRODUCTS], self.products);
+        for (offset, width) in offsets.iter_mut().zip(widths) {
+            *offset = at + 4 * (self.first_row * width) as u64;
+            at = (at + 4 * (self.batch * width) as u64).next_multiple_of(ALIGNMENT);
+        }
+        offsets
+    }
 }
 
 /// Offsets of activations that only latent attention needs.

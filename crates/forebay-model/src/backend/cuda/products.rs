@@ -437,7 +437,7 @@ impl Products {
 }
 
 /// Most products of the same activations.
-const TOGETHER: usize = 4;
+pub const TOGETHER: usize = 4;
 
 /// Returns the types among `products`, each with its products.
 fn by_type<T>(

@@ -39,8 +39,10 @@ pub struct LayerVectors {
 #[derive(Debug, Clone, Copy)]
 pub struct DeltaVectors {
     pub convolution: usize,
+    pub convolution_bias: Option<usize>,
     pub decay: usize,
     pub step: usize,
+    pub skip: Option<usize>,
     pub norm: usize,
 }
 
@@ -88,8 +90,10 @@ impl Vectors {
             AttentionWeights::Delta(weights) => {
                 of.delta = Some(DeltaVectors {
                     convolution: self.append(&weights.convolution),
+                    convolution_bias: self.optional(&weights.convolution_bias),
                     decay: self.append(&weights.decay),
                     step: self.append(&weights.step),
+                    skip: self.optional(&weights.skip),
                     norm: self.append(&weights.norm),
                 });
             }

@@ -1,0 +1,106 @@
+//! Shapes of recurrent layers.
+
+use super::HeadColumns;
+use crate::simd::LANES;
+
+/// How a token changes the state of a head, and how the head's output is normed and gated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeltaRule {
+    /// Gated delta rule (Yang et al. 2025, "Gated Delta Networks"): the state decays by one factor, and the key's old value is
+    /// replaced as far as the share says. Queries and keys have length 1. The output is normed, then multiplied by `silu(z)`.
+    GatedDelta,
+    /// Kimi Delta Attention (Kimi Team 2025, "Kimi Linear"): the same, but each element of the key decays by its own factor, and
+    /// the output is multiplied by `sigmoid(z)`.
+    KimiDelta,
+    /// Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"): the state decays by one factor, and the value is added to it, times
+    /// the length of the step. The output is multiplied by `silu(z)`, then normed.
+    Mamba2,
+}
+
+/// Shape of a recurrent layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DeltaShape {
+    pub rule: DeltaRule,
+    pub key_heads: usize,
+    /// A multiple of `key_heads`.
+    pub value_heads: usize,
+    /// Number of elements of a key, a multiple of 8.
+    pub key_dim: usize,
+    /// Number of elements of a value, a multiple of 8.
+    pub value_dim: usize,
+    /// Number of tokens that the convolution sees, at least 2.
+    pub convolution: usize,
+    /// True if value head `j` uses key head `j % key_heads`, otherwise consecutive value heads share one.
+    pub tiled: bool,
+    /// Number of elements of the output that are normed together: `value_dim`, or with [`DeltaRule::Mamba2`] those of several
+    /// heads.
+    pub norm_width: usize,
+}
+
+impl DeltaShape {
+    /// Returns the number of channels of the convolution: queries, keys, values.
+    pub fn channels(&self) -> usize {
+        2 * self.key_heads * self.key_dim + self.value_width()
+    }
+
+    /// Returns the number of elements of a token's output.
+    pub fn value_width(&self) -> usize {
+        self.value_heads * self.value_dim
+    }
+
+    /// Returns the number of factors by which a head's state decays.
+    pub fn decay_width(&self) -> usize {
+        if self.rule == DeltaRule::KimiDelta { self.key_dim } else { 1 }
+    }
+
+    /// Returns the number of weights of the norm of the outputs. Norms of a single head share them.
+    pub fn norm_weights(&self) -> usize {
+        if self.rule == DeltaRule::Mamba2 { self.value_width() } else { self.value_dim }
+    }
+
+    /// Returns the number of floats of a state: the last inputs of the convolution `[convolution - 1, channels]`, then the state
+    /// matrices `[value_heads, value_dim, key_dim]`.
+    pub fn state_floats(&self) -> usize {
+        self.tail_floats() + self.value_width() * self.key_dim
+    }
+
+    /// Returns the number of floats of a token in the buffer that [`Cpu::gated_delta`](crate::Cpu::gated_delta) needs.
+    pub fn scratch_floats(&self) -> usize {
+        self.channels() + self.value_heads * (self.decay_width() + 1)
+    }
+
+    pub(super) fn tail_floats(&self) -> usize {
+        (self.convolution - 1) * self.channels()
+    }
+
+    pub(super) fn values_per_key(&self) -> usize {
+        self.value_heads / self.key_heads
+    }
+
+    pub(super) fn key_head(&self, value_head: usize) -> usize {
+        match self.tiled {
+            true => value_head % self.key_heads,
+            false => value_head / self.values_per_key(),
+        }
+    }
+
+    pub(super) fn check(&self) {
+        let dims = [self.key_dim, self.value_dim];
+        let fits = dims.iter().all(|dim| *dim > 0 && dim.is_multiple_of(LANES));
+        let heads = self.key_heads > 0 && self.value_heads.is_multiple_of(self.key_heads);
+        let norms = match self.rule {
+            DeltaRule::Mamba2 => {
+                self.norm_width > 0 && self.value_width().is_multiple_of(self.norm_width)
+            }
+            DeltaRule::GatedDelta | DeltaRule::KimiDelta => self.norm_width == self.value_dim,
+        };
+        assert!(fits && heads && norms && self.convolution >= 2, "gated_delta: {self:?}");
+    }
+}
+
+impl HeadColumns {
+    pub(super) fn of_value_head(&self, shape: &DeltaShape, head: usize, width: usize) -> usize {
+        let (group, inside) = (head / shape.values_per_key(), head % shape.values_per_key());
+        self.first + group * self.step + inside * width
+    }
+}

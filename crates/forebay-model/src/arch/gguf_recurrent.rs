@@ -1,0 +1,66 @@
+//! Reads the recurrent layers of GGUF metadata.
+
+use forebay_format::Array;
+
+use super::families::Family;
+use super::gguf::Keys;
+use super::recurrent::{Recurrent, StateRule};
+use crate::ModelError;
+
+/// Returns for each layer if it is recurrent. Layers without key/value heads are, if the file counts heads by layer.
+pub(super) fn recurrent_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
+    let key = keys.path("attention.recurrent_layers");
+    let bad = |key: String, value: String| ModelError::BadValue {
+        key,
+        value,
+        expected: format!("it must be a list of at least {count} values"),
+    };
+    if let Some(value) = keys.metadata.get(&key) {
+        return match value.as_array() {
+            Some(Array::Bool(flags)) if flags.len() >= count => Ok(flags[..count].to_vec()),
+            _ => Err(bad(key, value.describe())),
+        };
+    }
+    if let Some(heads) = keys.by_layer("attention.head_count_kv") {
+        let Some(heads) = heads.get(..count) else {
+            let found = format!("a list of {}", heads.len());
+            return Err(bad(keys.path("attention.head_count_kv"), found));
+        };
+        if heads.contains(&0) {
+            return Ok(heads.iter().map(|heads| *heads == 0).collect());
+        }
+    }
+    let period = keys.optional_count("full_attention_interval")?.unwrap_or(4).max(1);
+    Ok((0..count).map(|index| !(index + 1).is_multiple_of(period)).collect())
+}
+
+/// Returns the shape of the recurrent layers.
+pub(super) fn recurrent(
+    keys: &Keys<'_>,
+    family: &Family,
+    rule: StateRule,
+) -> Result<Recurrent, ModelError> {
+    let convolution = keys.count("ssm.conv_kernel")?;
+    match rule {
+        StateRule::GatedDelta => {
+            let value_heads = keys.count("ssm.time_step_rank")?;
+            let inner = keys.count("ssm.inner_size")?;
+            let value_dim = inner.checked_div(value_heads).unwrap_or(0);
+            Ok(Recurrent {
+                rule,
+                convolution,
+                key_heads: keys.count("ssm.group_count")?,
+                value_heads,
+                key_dim: keys.count("ssm.state_size")?,
+                value_dim,
+                head_order: family.gguf_heads,
+                low_rank: 0,
+                norm_width: value_dim,
+            })
+        }
+        StateRule::KimiDelta => {
+            let (heads, dim) = (keys.count("attention.head_count")?, keys.count("kda.head_dim")?);
+            Ok(Recurrent::kimi(heads, dim, convolution))
+        }
+    }
+}
