@@ -7,6 +7,7 @@ use std::path::{Component, Path, PathBuf};
 
 use serde_json::Value;
 
+use super::json::parse_object;
 use super::safetensors::parse_file;
 use super::{Document, HfMetadata};
 use crate::catalog::{SizedFile, folder_of};
@@ -144,7 +145,7 @@ impl Folder<'_> {
     /// Reads a JSON object from a file. Returns `None` if there is no such file.
     fn json(&self, name: &str) -> Result<Option<Value>, FormatError> {
         let Some(bytes) = self.read(name)? else { return Ok(None) };
-        parse_json(&self.path(name), &bytes).map(Some)
+        parse_object(&self.path(name), &bytes).map(Some)
     }
 }
 
@@ -289,16 +290,7 @@ fn read_json(path: &Path) -> Result<Option<Value>, FormatError> {
     let Some(bytes) = read_small(path)? else {
         return Ok(None);
     };
-    parse_json(path, &bytes).map(Some)
-}
-
-fn parse_json(path: &Path, bytes: &[u8]) -> Result<Value, FormatError> {
-    let value: Value = serde_json::from_slice(bytes)
-        .map_err(|source| FormatError::Json { path: path.to_owned(), source })?;
-    if value.is_object() {
-        return Ok(value);
-    }
-    Err(FormatError::InvalidJson { path: path.to_owned(), what: "not a JSON object".into() })
+    parse_object(path, &bytes).map(Some)
 }
 
 /// Reads a whole file of bounded size. Returns `None` if there is no such file.

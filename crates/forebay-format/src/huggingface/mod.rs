@@ -1,6 +1,7 @@
 //! Hugging Face folders: `config.json`, safetensors files, tokenizer and chat template.
 
 pub(crate) mod folder;
+mod json;
 pub mod safetensors;
 
 use std::borrow::Cow;
@@ -11,6 +12,7 @@ use serde_json::Value;
 
 pub(crate) use folder::{Folder, read_metadata};
 pub use folder::{open, open_weights};
+pub use json::parse_config_bytes;
 
 /// File beside the weights: on disk, or inside a pack.
 #[derive(Clone, Debug)]
