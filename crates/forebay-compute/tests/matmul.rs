@@ -26,8 +26,19 @@ const ROUNDED: [(TensorType, usize); 13] = [
 ];
 
 /// Types whose products always use F32 activations.
-const FLOATS: [TensorType; 5] =
-    [TensorType::F32, TensorType::F16, TensorType::BF16, TensorType::IQ2_S, TensorType::TQ2_0];
+const FLOATS: [TensorType; 11] = [
+    TensorType::F32,
+    TensorType::F16,
+    TensorType::BF16,
+    TensorType::IQ2_S,
+    TensorType::TQ2_0,
+    TensorType::F8_B128,
+    TensorType::F8_B32,
+    TensorType::NVFP4_F32,
+    TensorType::I4_BF16,
+    TensorType::I4_Z32,
+    TensorType::I4_Z128,
+];
 
 /// Numbers of tokens on both sides of every switch between kernels, with tails.
 const TOKENS: [usize; 10] = [1, 2, 3, 4, 5, 7, 8, 13, 32, 71];

@@ -20,7 +20,7 @@ template <> struct Is16Bits<BF16_C256> : Is16Bits<BF16> {};
 // Factor of the halves that hold weights of blocks, so that small weights keep their bits. The largest weight is then
 // 4094.
 template <class W> struct HalfFactor {
-    static constexpr float VALUE = W::ELEMENTS > 1 ? 16.0f : 1.0f;
+    static constexpr float VALUE = W::ELEMENTS > 1 || IsF8Blocks<W>::VALUE ? 16.0f : 1.0f;
 };
 
 template <class W> __device__ __forceinline__ float value_of(u32 codes, int k, float scale, float offset) {
@@ -41,6 +41,20 @@ template <class W> __device__ __forceinline__ void decode_floats(const u8 *row, 
         for (int i = 0; i < 32; i++) {
             const int h = W::HALVES ? i >> 4 : 0;
             out[i] = value_of<W>(w.codes[i >> 2], i & 3, w.scale[h], w.offset[h]);
+        }
+    } else if constexpr (IsF8Blocks<W>::VALUE) {
+        // Rows are whole blocks, so a group has no columns beyond the end.
+        const u8 *block = row + (size_t)(32 * group / W::COLUMNS) * W::BYTES;
+        u32 codes[8];
+        load_words<W::ALIGN, 8>(block + 32 * group % W::COLUMNS, codes);
+        const float scale = *(const float *)(block + W::COLUMNS);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            float four[4];
+            e4m3_four(codes[i], four);
+            const float all = has_nan(codes[i]) ? __uint_as_float(0x7fc00000u) : 256.0f;
+#pragma unroll
+            for (int k = 0; k < 4; k++) out[4 * i + k] = __fmul_rn(four[k] * all, scale);
         }
     } else {
 #pragma unroll
@@ -90,7 +104,8 @@ template <class W> __device__ __forceinline__ void decode_pairs(const u8 *row, i
         float values[32];
         decode_floats<W>(row, group, cols, values);
 #pragma unroll
-        for (int i = 0; i < 16; i++) out[i] = pack_halves(values[2 * i], values[2 * i + 1]);
+        for (int i = 0; i < 16; i++)
+            out[i] = pack_halves(values[2 * i] * HalfFactor<W>::VALUE, values[2 * i + 1] * HalfFactor<W>::VALUE);
     }
 }
 

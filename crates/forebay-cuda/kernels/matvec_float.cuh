@@ -81,6 +81,81 @@ __device__ __forceinline__ void add_aligned(const u8 *const (&rows)[2], const fl
     }
 }
 
+// Eight adjacent codes of E4M3, and the scale of their block.
+struct EightCodes {
+    u32 words[2];
+    float scale;
+
+    // Loads the codes from column `col` on, a multiple of 8, of a row of blocks of type W.
+    template <class W> __device__ __forceinline__ void load(const u8 *row, int col) {
+        const u8 *block = row + (size_t)(col / W::COLUMNS) * W::BYTES;
+        const u32 *from = (const u32 *)(block + col % W::COLUMNS);
+        words[0] = __ldcs(from), words[1] = __ldcs(from + 1);
+        scale = __ldcs((const float *)(block + W::COLUMNS));
+    }
+};
+
+// Adds eight products for each row and token. The codes' products are added first, and then scaled.
+template <int ROWS, int TOKENS>
+__device__ __forceinline__ void add_eight_codes(const EightCodes (&w)[ROWS], const float *x, int cols, int tokens,
+                                                float (&sums)[ROWS][TOKENS]) {
+    float values[ROWS][8], scales[ROWS];
+#pragma unroll
+    for (int j = 0; j < ROWS; j++) {
+        float four[2][4];
+        e4m3_four(w[j].words[0], four[0]);
+        e4m3_four(w[j].words[1], four[1]);
+#pragma unroll
+        for (int i = 0; i < 8; i++) values[j][i] = four[i >> 2][i & 3];
+        const bool is_nan = (has_nan(w[j].words[0]) | has_nan(w[j].words[1])) != 0;
+        scales[j] = is_nan ? __uint_as_float(0x7fc00000u) : 256.0f * w[j].scale;
+    }
+#pragma unroll
+    for (int t = 0; t < TOKENS; t++) {
+        const float4 *at = (const float4 *)(x + (size_t)(TOKENS == 1 ? 0 : min(t, tokens - 1)) * cols);
+        const float4 low = at[0], high = at[1];
+        const float of_x[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int j = 0; j < ROWS; j++) {
+            float sum = __fmul_rn(values[j][0], of_x[0]);
+#pragma unroll
+            for (int i = 1; i < 8; i++) sum = __fmaf_rn(values[j][i], of_x[i], sum);
+            sums[j][t] = __fmaf_rn(sum, scales[j], sums[j][t]);
+        }
+    }
+}
+
+// Computes the pairs of a warp from rows of blocks of E4M3. Rows are whole blocks, so columns come in eights, and activations are
+// aligned.
+template <class W, int TOKENS, class F>
+__device__ __forceinline__ void add_f8_blocks(const RowPairs &work, const float *x, int cols, int tokens, int warp, int lane, F store) {
+    constexpr int UNROLL = TOKENS == 1 ? 4 : TOKENS == 2 ? 2 : 1;
+    for (int pair = blockIdx.x * WARPS + warp; pair < work.count; pair += gridDim.x * WARPS) {
+        const u64 second_base = has_row(work, pair, 1) ? work.base[1] : work.base[0];
+        const u8 *const rows[2] = {(const u8 *)(work.base[0] + (u64)pair * work.pitch),
+                                   (const u8 *)(second_base + (u64)pair * work.pitch)};
+        float sums[2][TOKENS] = {};
+        int col = lane * 8;
+        for (; col + (UNROLL - 1) * 256 < cols; col += UNROLL * 256) {
+            EightCodes w[UNROLL][2];
+#pragma unroll
+            for (int u = 0; u < UNROLL; u++)
+#pragma unroll
+                for (int j = 0; j < 2; j++) w[u][j].template load<W>(rows[j], col + 256 * u);
+#pragma unroll
+            for (int u = 0; u < UNROLL; u++) add_eight_codes<2, TOKENS>(w[u], x + col + 256 * u, cols, tokens, sums);
+        }
+#pragma unroll 1
+        for (; col < cols; col += 256) {
+            EightCodes w[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) w[j].template load<W>(rows[j], col);
+            add_eight_codes<2, TOKENS>(w, x + col, cols, tokens, sums);
+        }
+        store(pair, sums);
+    }
+}
+
 // A lane's place in a row of compact blocks: its first eight bytes and word in a block, and the block's end.
 template <class W> struct CompactPlace {
     static constexpr int STRIDES = W::COLUMNS / COMPACT_PIECE;
@@ -298,6 +373,8 @@ template <class W, int TOKENS, int U = 1> __device__ __forceinline__ void matvec
             if (!ids) begin_matvec(ids, tokens);
         };
         add_compact<W, TOKENS, U>(work, x, cols, present, warp, lane, begin, store);
+    } else if constexpr (IsF8Blocks<W>::VALUE) {
+        add_f8_blocks<W, TOKENS>(work, x, cols, present, warp, lane, store);
     } else {
         add_plain<W, TOKENS>(work, x, cols, present, warp, lane, store);
     }

@@ -110,7 +110,9 @@ __device__ __forceinline__ u32 negate_bytes(u32 bytes, u32 signs) {
     return __vsub4(bytes ^ mask, mask);
 }
 
+#include "weight_f8.cuh"
 #include "weight_legacy.cuh"
+#include "weight_int4.cuh"
 #include "weight_k.cuh"
 #include "weight_fp4.cuh"
 #include "weight_low.cuh"

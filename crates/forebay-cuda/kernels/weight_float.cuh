@@ -1,5 +1,5 @@
-// Types whose products take f32 activations. `at` returns element i of a row. F64, F32, F16, BF16, F8_E4M3 and F8_E5M2 have no
-// blocks. BF16_C2048 and BF16_C256 are BF16 in compact blocks of COLUMNS weights and BYTES bytes, which docs/codec.md describes.
+// Types whose products take f32 activations. `at` returns element i of a row. F64, F32, F16, BF16, F8_E4M3 (weight_f8.cuh) and
+// F8_E5M2 have no blocks. BF16_C2048 and BF16_C256 are BF16 in compact blocks of COLUMNS weights and BYTES bytes, which docs/codec.md describes.
 // ELEMENTS is 1, because `at` takes any element.
 #pragma once
 
@@ -23,18 +23,6 @@ struct BF16 {
     static __device__ __forceinline__ float at(const u8 *row, size_t i) {
         return __uint_as_float((u32)((const u16 *)row)[i] << 16);
     }
-};
-
-struct F8_E4M3 {
-    static constexpr int ELEMENTS = 1, BYTES = 1, ALIGN = 1;
-    static __device__ __forceinline__ float value(u32 bits) {
-        const u32 exponent = bits >> 3 & 15, mantissa = bits & 7;
-        float x = exponent == 0 ? (float)mantissa * (1.0f / 512.0f)
-                                : __uint_as_float((exponent + 120) << 23 | mantissa << 20);
-        if ((bits & 127) == 127) x = __uint_as_float(0x7fc00000u);
-        return bits & 128 ? -x : x;
-    }
-    static __device__ __forceinline__ float at(const u8 *row, size_t i) { return value(row[i]); }
 };
 
 struct F8_E5M2 {

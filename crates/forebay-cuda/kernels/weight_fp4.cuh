@@ -77,3 +77,23 @@ struct NVFP4 {
         }
     }
 };
+
+// NVFP4 with a factor of type f32 before every block, and with the sign of scales.
+struct NVFP4_F32 {
+    static constexpr int ELEMENTS = 64, BYTES = 40, ALIGN = 8, ZERO = 16;
+    static constexpr bool SIGNED = false, HALVES = true, OFFSET = false;
+    static __device__ __forceinline__ void unpack(const u8 *block, int g, Group &out) {
+        u32 header[2], words[4];
+        load_words<8, 2>(block, header);
+        load_words<8, 4>(block + 8 + 16 * g, words);
+        const float factor = __uint_as_float(header[0]);
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+            // Codes are twice the values.
+            out.scale[h] = __fmul_rn(factor, 0.5f * F8_E4M3::value(header[1] >> 8 * (2 * g + h) & 255));
+            u32 *codes = out.codes + 4 * h;
+            fp4_eight(words[2 * h], codes[0], codes[2]);
+            fp4_eight(words[2 * h + 1], codes[1], codes[3]);
+        }
+    }
+};

@@ -129,12 +129,32 @@ fn kv_bytes(architecture: &Architecture, counts: impl Fn(&Layer) -> bool) -> u64
     layers.filter(|layer| counts(&architecture.layers[*layer])).map(bytes).sum()
 }
 
-/// Returns the number of weights in a tensor. gpt-oss's folders have two weights in each byte of `_blocks`, and their
-/// `_scales` are not weights.
+/// Returns the number of weights in a tensor. Tensors of quantised folders have several weights in an element, and their
+/// scales, zero points and orders are not weights.
 fn parameters(tensor: &TensorInfo) -> u64 {
+    const BESIDE: [&str; 11] = [
+        "_scales",
+        ".scales",
+        "_scale",
+        "_scale_inv",
+        "_scale_2",
+        ".qzeros",
+        "_zero_point",
+        ".g_idx",
+        "_g_idx",
+        ".weight_shape",
+        ".pre_quant_scale",
+    ];
+    let ends = |of: &str| tensor.name.ends_with(of);
+    let is_beside = || BESIDE.into_iter().any(ends);
     match tensor.ty {
-        TensorType::U8 if tensor.name.ends_with("_blocks") => 2 * tensor.elements(),
-        TensorType::U8 if tensor.name.ends_with("_scales") => 0,
+        TensorType::U8 | TensorType::F8_E4M3 | TensorType::F8_E8M0 if is_beside() => 0,
+        TensorType::F32 | TensorType::F16 | TensorType::BF16 if is_beside() => 0,
+        TensorType::I32 | TensorType::I64 if is_beside() => 0,
+        TensorType::U8 if ends("_blocks") || ends(".weight_packed") || ends(".weight") => {
+            2 * tensor.elements()
+        }
+        TensorType::I32 if ends(".weight_packed") || ends(".qweight") => 8 * tensor.elements(),
         _ => tensor.elements(),
     }
 }

@@ -273,8 +273,8 @@ fn what_does_not_fit_together_is_refused_in_words() {
             &["no tensor", "kv_b_proj"],
         ),
         (
-            |f| f.config["quantization_config"] = json!({ "quant_method": "fp8" }),
-            &["quantization_config", "fp8", "GGUF"],
+            |f| f.config["quantization_config"] = json!({ "quant_method": "hqq" }),
+            &["quantization_config", "hqq", "GGUF"],
         ),
     ];
     let sound: [(fn() -> Folder, Cases<'_>); 2] =

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use crate::convert::{RowsTaken, halves_transposed, mxfp4_blocks, transpose, transposed_rows};
 use crate::quant::can_dequantize;
+use crate::quantized::{Form, Quantized, fp8_transposed};
 use crate::{Extent, TensorType};
 
 /// A group of extents that is read, moved and evicted as one piece.
@@ -40,6 +41,31 @@ pub enum Step {
     /// Transposes a matrix `[rows, cols]` of type `ty`, whose elements stand alone, and divides the rows of the
     /// result into `parts` equal parts (Llama 4's experts).
     Transposed { extent: usize, rows: usize, cols: usize, parts: usize, ty: TensorType },
+    /// Takes an extent of `rows` rows as it is. Blocks that are converted as a whole have this step for
+    /// tensors that need no conversion.
+    Copy { extent: usize, rows: usize, row_bytes: usize },
+    /// Joins codes, scales and zero points, the extents from `first` on.
+    Quantized { first: usize, of: Quantized },
+    /// Does the same as [`Step::Heads`] for quantised heads, [`Form::Fp8`]. The first part has the type
+    /// `transposed`, and the same values.
+    QuantizedHeads {
+        first: usize,
+        of: Quantized,
+        transposed: TensorType,
+        heads: usize,
+        plain: usize,
+    },
+}
+
+/// A relayout's steps that can be made without the others: its extents and parts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StepGroup {
+    /// Extents, counted from the block's first.
+    pub extents: Range<usize>,
+    /// Parts, counted from the block's first.
+    pub parts: Range<usize>,
+    /// The steps alone. Their extents are those of the group.
+    pub relayout: Relayout,
 }
 
 /// A share of a relayout's output, which can be made independently of the others.
@@ -84,6 +110,9 @@ impl Block {
             return Block { extents: self.extents[parts].to_vec(), relayout: None };
         };
         let made = relayout.parts();
+        if relayout.extents == (0..self.extents.len()) && parts != (0..made) {
+            return self.slice_of_steps(&parts);
+        }
         let extent_of = |part: usize| {
             let before = part.min(relayout.extents.start);
             let behind = part.checked_sub(relayout.extents.start + made);
@@ -107,13 +136,97 @@ impl Block {
     /// Adds an extent that is not converted. Returns the number of its part.
     ///
     /// # Panics
-    /// Panics if the block has a relayout of several extents.
+    /// Panics if the block has a relayout of several extents that takes the whole block.
     pub fn push(&mut self, extent: Extent) -> usize {
+        let part = self.parts();
+        if self.is_whole() {
+            let step = copy_step(self.extents.len(), &extent);
+            self.extents.push(extent);
+            let all = self.extents.len();
+            if let Some(relayout) = &mut self.relayout {
+                relayout.extents.end = all;
+                relayout.steps.push(step);
+            }
+            return part;
+        }
         let several = self.relayout.as_ref().is_some_and(|relayout| relayout.extents.len() > 1);
         assert!(!several, "a relayout of several extents takes the whole block");
-        let part = self.parts();
         self.extents.push(extent);
         part
+    }
+
+    /// Adds the extents of a step that joins tensors. All of the block is then converted: other extents
+    /// are copied. Returns the number of the step's first part.
+    ///
+    /// # Panics
+    /// Panics if the step makes fewer bytes than it reads, or if the block has a relayout of several
+    /// extents with other steps.
+    pub fn push_quantized(&mut self, extents: &[Extent], step: Step) -> usize {
+        let part = self.parts();
+        self.make_whole();
+        let read: u64 = extents.iter().map(|extent| extent.length).sum();
+        let (parts, ..) = step.layout();
+        let made: usize = (0..parts).map(|part| step.part_bytes(part)).sum();
+        assert!(made as u64 >= read, "a step makes at least what it reads");
+        let first = self.extents.len();
+        self.extents.extend(extents);
+        let all = self.extents.len();
+        let relayout = self.relayout.get_or_insert(Relayout { extents: 0..all, steps: Vec::new() });
+        relayout.extents = 0..all;
+        relayout.steps.push(step.moved(first));
+        part
+    }
+
+    /// Returns true if all of the block is converted, step by step.
+    fn is_whole(&self) -> bool {
+        let all = 0..self.extents.len();
+        let is_joined = |step: &Step| !matches!(step, Step::Heads { .. }) && step.reads().is_some();
+        self.relayout
+            .as_ref()
+            .is_some_and(|relayout| relayout.extents == all && relayout.steps.iter().any(is_joined))
+    }
+
+    /// Converts all of the block, with steps that copy what is not converted yet.
+    fn make_whole(&mut self) {
+        if self.is_whole() || self.extents.is_empty() {
+            return;
+        }
+        let (range, made) = match self.relayout.take() {
+            Some(relayout) => (relayout.extents, relayout.steps),
+            None => (0..0, Vec::new()),
+        };
+        assert!(range.len() <= 1, "a relayout of several extents takes the whole block");
+        let copies = |of: Range<usize>| of.map(|index| copy_step(index, &self.extents[index]));
+        let mut steps: Vec<Step> = copies(0..range.start).collect();
+        steps.extend(made.into_iter().map(|step| step.moved(range.start)));
+        steps.extend(copies(range.end..self.extents.len()));
+        self.relayout = Some(Relayout { extents: 0..self.extents.len(), steps });
+    }
+
+    /// Returns the parts of whole steps as a block of their own.
+    fn slice_of_steps(&self, parts: &Range<usize>) -> Block {
+        let mut block = Block::default();
+        let mut next = parts.start;
+        let groups = self.relayout.iter().flat_map(|relayout| relayout.groups());
+        for group in groups.filter(|group| group.parts.start >= parts.start) {
+            if group.parts.end > parts.end {
+                break;
+            }
+            assert_eq!(next, group.parts.start, "a slice takes whole steps");
+            next = group.parts.end;
+            let extents = &self.extents[group.extents];
+            for step in group.relayout.steps {
+                match step {
+                    Step::Copy { .. } => block.push(extents[0]),
+                    Step::Heads { .. } if block.relayout.is_none() => {
+                        block.push_relayout(extents, vec![step])
+                    }
+                    step => block.push_quantized(extents, step),
+                };
+            }
+        }
+        assert_eq!(next, parts.end, "a slice takes whole steps");
+        block
     }
 
     /// Adds extents that are converted by `steps`. Returns the number of the first part.
@@ -156,6 +269,27 @@ impl Relayout {
             let (parts, ..) = step.layout();
             (0..parts).map(|part| step.part_bytes(part) as u64)
         })
+    }
+
+    /// Returns the steps in groups that read different extents. Parts and extents of a group are
+    /// adjacent.
+    pub fn groups(&self) -> Vec<StepGroup> {
+        let (mut part, start) = (self.extents.start, self.extents.start);
+        let alone = self.steps.iter().all(|step| step.reads().is_some());
+        if !alone {
+            let parts = part..part + self.parts();
+            let relayout = Relayout { extents: 0..self.extents.len(), steps: self.steps.clone() };
+            return vec![StepGroup { extents: self.extents.clone(), parts, relayout }];
+        }
+        let group = |step: &Step| {
+            let reads = step.reads().expect("just looked");
+            let parts = part..part + step.layout().0;
+            part = parts.end;
+            let steps = vec![step.clone().moved_back(reads.start)];
+            let relayout = Relayout { extents: 0..reads.len(), steps };
+            StepGroup { extents: start + reads.start..start + reads.end, parts, relayout }
+        };
+        self.steps.iter().map(group).collect()
     }
 
     /// Returns the number of bytes of all parts, which is at least that of all extents.
@@ -215,6 +349,27 @@ impl Relayout {
                 let first = share.part * (cols / parts) + units.start;
                 transposed_rows(from[extent], rows, cols, ty.block_bytes(), first, out);
             }
+            Step::Copy { extent, row_bytes, .. } => {
+                let bytes = units.start * row_bytes..units.end * row_bytes;
+                out.copy_from_slice(&from[extent][bytes]);
+            }
+            Step::Quantized { first, ref of } => of.make(&from[first..], units, out),
+            Step::QuantizedHeads { first, ref of, transposed, heads, plain } => {
+                let (from, all) = (&from[first..], of.rows / heads);
+                let unit = out.len() / units.len().max(1);
+                for (head, out) in units.zip(out.chunks_exact_mut(unit.max(1))) {
+                    let rows = head * all..(head + 1) * all;
+                    let middle = rows.start + plain;
+                    match (share.part, of.form) {
+                        (0, Form::Fp8 { scales }) => {
+                            let rows = rows.start..middle;
+                            fp8_transposed(transposed, scales, from, rows, of.cols, out);
+                        }
+                        (0, _) => unreachable!("heads are of codes with 8 bits"),
+                        _ => of.make(from, middle..rows.end, out),
+                    }
+                }
+            }
         }
     }
 }
@@ -224,9 +379,57 @@ impl Step {
     fn layout(&self) -> (usize, usize) {
         match *self {
             Step::Mxfp4 { rows, turns, .. } => (turns, rows / turns),
-            Step::Heads { heads, .. } => (2, heads),
+            Step::Heads { heads, .. } | Step::QuantizedHeads { heads, .. } => (2, heads),
+            Step::Copy { rows, .. } => (1, rows),
+            Step::Quantized { ref of, .. } => (1, of.rows),
             Step::Transposed { cols, parts, .. } => (parts, cols / parts),
         }
+    }
+
+    /// Returns the extents that the step reads, if it alone reads them and they are adjacent.
+    fn reads(&self) -> Option<Range<usize>> {
+        match *self {
+            Step::Mxfp4 { blocks, scales, .. } if scales == blocks + 1 => Some(blocks..scales + 1),
+            Step::Mxfp4 { .. } => None,
+            Step::Heads { extent, .. }
+            | Step::Transposed { extent, .. }
+            | Step::Copy { extent, .. } => Some(extent..extent + 1),
+            Step::Quantized { first, ref of } | Step::QuantizedHeads { first, ref of, .. } => {
+                Some(first..first + of.extents())
+            }
+        }
+    }
+
+    /// Returns the same step for extents that begin `by` later.
+    fn moved(mut self, by: usize) -> Step {
+        match &mut self {
+            Step::Mxfp4 { blocks, scales, .. } => {
+                *blocks += by;
+                *scales += by;
+            }
+            Step::Heads { extent: first, .. }
+            | Step::Transposed { extent: first, .. }
+            | Step::Copy { extent: first, .. }
+            | Step::Quantized { first, .. }
+            | Step::QuantizedHeads { first, .. } => *first += by,
+        }
+        self
+    }
+
+    /// Returns the same step for extents that begin `by` earlier.
+    fn moved_back(mut self, by: usize) -> Step {
+        match &mut self {
+            Step::Mxfp4 { blocks, scales, .. } => {
+                *blocks -= by;
+                *scales -= by;
+            }
+            Step::Heads { extent: first, .. }
+            | Step::Transposed { extent: first, .. }
+            | Step::Copy { extent: first, .. }
+            | Step::Quantized { first, .. }
+            | Step::QuantizedHeads { first, .. } => *first -= by,
+        }
+        self
     }
 
     /// Returns the number of bytes of one of the step's parts.
@@ -241,6 +444,14 @@ impl Step {
             Step::Heads { heads, value, rank, ty, .. } => heads * value * row_bytes(ty, rank),
             Step::Transposed { rows, cols, parts, ty, .. } => {
                 cols / parts * rows * ty.block_bytes()
+            }
+            Step::Copy { rows, row_bytes, .. } => rows * row_bytes,
+            Step::Quantized { ref of, .. } => of.rows * of.row_bytes(),
+            Step::QuantizedHeads { ref of, transposed, heads, plain, .. } if part == 0 => {
+                heads * of.cols * row_bytes(transposed, plain)
+            }
+            Step::QuantizedHeads { ref of, heads, plain, .. } => {
+                (of.rows - heads * plain) * of.row_bytes()
             }
         }
     }
@@ -265,6 +476,14 @@ impl Step {
     }
 }
 
+/// Returns the step that copies extent number `index`. Its rows are pieces of a size that threads can
+/// share.
+fn copy_step(index: usize, extent: &Extent) -> Step {
+    let bytes = extent.length as usize;
+    let rows = (1..=64).rev().find(|rows| bytes.is_multiple_of(*rows)).unwrap_or(1);
+    Step::Copy { extent: index, rows, row_bytes: bytes / rows }
+}
+
 /// Returns the number of bytes of a row. The caller that made the step has checked that rows are
 /// whole blocks.
 fn row_bytes(ty: TensorType, cols: usize) -> usize {
@@ -272,156 +491,4 @@ fn row_bytes(ty: TensorType, cols: usize) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::FileIndex;
-
-    fn extent(length: u64) -> Extent {
-        Extent { file: FileIndex(0), offset: 0, length }
-    }
-
-    fn bytes(count: usize) -> Vec<u8> {
-        (0..count).map(|i| (i * 31 % 251) as u8).collect()
-    }
-
-    /// Makes all parts, share by share.
-    fn made(relayout: &Relayout, from: &[&[u8]], share_bytes: usize) -> Vec<u8> {
-        let (mut out, mut end) = (vec![0; relayout.bytes()], 0);
-        for share in relayout.shares(share_bytes) {
-            assert_eq!(share.out.start, end, "shares follow one another");
-            end = share.out.end;
-            relayout.make(&share, from, &mut out[share.out.clone()]);
-        }
-        assert_eq!(end, out.len());
-        out
-    }
-
-    #[test]
-    fn an_expert_of_gpt_oss_becomes_gate_up_and_down() {
-        let (rows, row_blocks) = (6, 2);
-        let (blocks, scales) = (bytes(rows * row_blocks * 16), bytes(rows * row_blocks));
-        let mut block = Block::default();
-        let steps = vec![
-            Step::Mxfp4 { blocks: 0, scales: 2, rows, row_blocks, turns: 2 },
-            Step::Mxfp4 { blocks: 1, scales: 3, rows, row_blocks, turns: 1 },
-        ];
-        let lengths = [blocks.len(), blocks.len(), scales.len(), scales.len()];
-        let part = block.push_relayout(&lengths.map(|length| extent(length as u64)), steps);
-        let relayout = block.relayout.clone().unwrap();
-        assert_eq!(part, 0);
-        assert_eq!(block.part_bytes(), [102, 102, 204]);
-        assert_eq!(block.bytes(), 408);
-        assert!(std::panic::catch_unwind(move || block.push(extent(7))).is_err());
-        let from = [&blocks[..], &blocks[..], &scales[..], &scales[..]];
-        let whole = made(&relayout, &from, usize::MAX);
-        let mut expected = vec![0; 408];
-        let taken = |first, step| RowsTaken { first, step };
-        mxfp4_blocks(&blocks, &scales, row_blocks, taken(0, 2), &mut expected[..102]);
-        mxfp4_blocks(&blocks, &scales, row_blocks, taken(1, 2), &mut expected[102..204]);
-        mxfp4_blocks(&blocks, &scales, row_blocks, RowsTaken::ALL, &mut expected[204..]);
-        assert!(whole == expected);
-        for share_bytes in [1, 35, 100] {
-            assert!(made(&relayout, &from, share_bytes) == expected, "{share_bytes}");
-        }
-    }
-
-    #[test]
-    fn quantised_heads_become_a_stack_of_halves_and_one_of_rows() {
-        let (heads, plain, value, rank) = (2, 3, 2, 64);
-        let row = 2 * 34;
-        // Scales of 1, 2 and 0.5.
-        let mut from = bytes(heads * (plain + value) * row);
-        for (index, block) in from.chunks_exact_mut(34).enumerate() {
-            block[..2].copy_from_slice(&[0x3c00_u16, 0x4000, 0x3800][index % 3].to_le_bytes());
-        }
-        let step = Step::Heads { extent: 0, heads, plain, value, rank, ty: TensorType::Q8_0 };
-        assert_eq!(step.part_bytes(0), heads * rank * plain * 2);
-        let mut block = Block::default();
-        block.push_relayout(&[extent(from.len() as u64)], vec![step]);
-        let relayout = block.relayout.unwrap();
-        assert!(relayout.bytes() > from.len());
-        let mut expected = Vec::<u8>::new();
-        for head in from.chunks_exact((plain + value) * row) {
-            for col in 0..rank {
-                for row in head.chunks_exact(row).take(plain) {
-                    let block = &row[col / 32 * 34..][..34];
-                    let scale = half::f16::from_le_bytes([block[0], block[1]]).to_f32();
-                    let value = scale * f32::from(block[2 + col % 32] as i8);
-                    expected.extend(half::f16::from_f32(value).to_le_bytes());
-                }
-            }
-        }
-        for head in from.chunks_exact((plain + value) * row) {
-            expected.extend(&head[plain * row..]);
-        }
-        for share_bytes in [usize::MAX, 1, 400] {
-            assert!(made(&relayout, &[&from], share_bytes) == expected, "{share_bytes}");
-        }
-    }
-
-    #[test]
-    fn heads_become_two_stacks() {
-        let (heads, plain, value, rank, size) = (3, 4, 5, 2, 2);
-        let step = Step::Heads { extent: 0, heads, plain, value, rank, ty: TensorType::BF16 };
-        let from = bytes(heads * (plain + value) * rank * size);
-        let relayout = Relayout { extents: 0..1, steps: vec![step] };
-        let element = |head: usize, row: usize, col: usize| {
-            let at = ((head * (plain + value) + row) * rank + col) * size;
-            &from[at..at + size]
-        };
-        let mut expected = Vec::<u8>::new();
-        for head in 0..heads {
-            for col in 0..rank {
-                (0..plain).for_each(|row| expected.extend(element(head, row, col)));
-            }
-        }
-        for head in 0..heads {
-            for row in plain..plain + value {
-                (0..rank).for_each(|col| expected.extend(element(head, row, col)));
-            }
-        }
-        for share_bytes in [usize::MAX, 1, 40] {
-            assert!(made(&relayout, &[&from], share_bytes) == expected, "{share_bytes}");
-        }
-    }
-
-    #[test]
-    fn a_transposed_matrix_is_divided_into_parts() {
-        let (rows, cols, size) = (70, 6, 2);
-        let from = bytes(rows * cols * size);
-        let step = Step::Transposed { extent: 0, rows, cols, parts: 2, ty: TensorType::BF16 };
-        let relayout = Relayout { extents: 0..1, steps: vec![step] };
-        let mut block = Block::default();
-        block.push_relayout(&[extent(from.len() as u64)], relayout.steps.clone());
-        assert_eq!(block.part_bytes(), [420, 420]);
-        let mut expected = Vec::<u8>::new();
-        for col in 0..cols {
-            (0..rows).for_each(|row| expected.extend(&from[(row * cols + col) * size..][..size]));
-        }
-        for share_bytes in [usize::MAX, 1, 300] {
-            assert!(made(&relayout, &[&from], share_bytes) == expected, "{share_bytes}");
-        }
-    }
-
-    #[test]
-    fn a_slice_keeps_the_extents_of_one_relayout_together() {
-        let step =
-            Step::Heads { extent: 0, heads: 1, plain: 1, value: 1, rank: 4, ty: TensorType::BF16 };
-        let mut block = Block::from(vec![extent(1), extent(2)]);
-        block.push_relayout(&[extent(16)], vec![step]);
-        block.push(extent(3));
-        block.push(extent(4));
-        // Parts: 1, 2, 8, 8, 3, 4.
-        let attention = block.slice(0..5);
-        assert_eq!(attention.part_bytes(), [1, 2, 8, 8, 3]);
-        assert_eq!(attention.relayout, block.relayout);
-        let behind = block.slice(4..6);
-        assert_eq!((behind.part_bytes(), behind.relayout), (vec![3, 4], None));
-        let later = block.slice(1..4);
-        assert_eq!(later.part_bytes(), [2, 8, 8]);
-        assert_eq!(later.relayout.unwrap().extents, 1..2);
-        let before = block.slice(0..2);
-        assert_eq!((before.part_bytes(), before.relayout), (vec![1, 2], None));
-        assert!(std::panic::catch_unwind(|| block.slice(0..3)).is_err());
-    }
-}
+mod tests;

@@ -23,11 +23,12 @@ pub mod huggingface;
 mod model_files;
 pub mod pack;
 pub mod quant;
+pub mod quantized;
 pub mod random_weights;
 mod seems;
 mod tensor_type;
 
-pub use block::{Block, Relayout, RelayoutShare, Step};
+pub use block::{Block, Relayout, RelayoutShare, Step, StepGroup};
 pub use catalog::{Catalog, Extent, FileIndex, Source, TensorInfo};
 pub use error::FormatError;
 pub use gguf::metadata::GgufMetadata;

@@ -1,6 +1,7 @@
 //! Random weights, made directly in their encoded form: random bits everywhere, then sane scales.
 //! Quantising floats would be a hundred times slower and say nothing more about speed.
 
+use crate::quant::scaled::ZERO_BITS;
 use crate::{TensorType, dequantize};
 use half::{bf16, f16};
 
@@ -65,6 +66,12 @@ enum Scale {
     Exponent { at: usize },
     /// Four unsigned E4M3 floats.
     FourE4M3 { at: usize },
+    /// An F32.
+    Float { at: usize },
+    /// A BF16.
+    Brain { at: usize },
+    /// An F32 with a zero point of 7 or 8 in its lowest bits.
+    FloatAndZero { at: usize },
     /// The lowest exponent of a compact block, and two exceptions: a zero or subnormal number, and a number below all others.
     Compact { at: usize },
 }
@@ -83,6 +90,11 @@ fn scale_of(ty: TensorType) -> Option<Scale> {
         TensorType::IQ1_M => Scale::ScatteredHalf { at: 48 },
         TensorType::MXFP4 => Scale::Exponent { at: 0 },
         TensorType::NVFP4 => Scale::FourE4M3 { at: 0 },
+        TensorType::F8_B128 => Scale::Float { at: 128 },
+        TensorType::F8_B32 => Scale::Float { at: 32 },
+        TensorType::NVFP4_F32 => Scale::Float { at: 0 },
+        TensorType::I4_BF16 => Scale::Brain { at: 0 },
+        TensorType::I4_Z32 | TensorType::I4_Z128 => Scale::FloatAndZero { at: 0 },
         TensorType::BF16_C2048 => Scale::Compact { at: 3072 },
         TensorType::BF16_C256 => Scale::Compact { at: 384 },
         TensorType::Q4_0
@@ -211,6 +223,19 @@ impl ScaledBlocks {
                     bytes[..4].fill(nearest_e4m3(scale));
                     (at, 4)
                 }
+                Scale::Float { at } => {
+                    bytes[..4].copy_from_slice(&scale.to_le_bytes());
+                    (at, 4)
+                }
+                Scale::Brain { at } => {
+                    bytes[..2].copy_from_slice(&bf16::from_f32(scale).to_le_bytes());
+                    (at, 2)
+                }
+                Scale::FloatAndZero { at } => {
+                    let word = scale.to_bits() & !ZERO_BITS | 7 + variant as u32 % 2;
+                    bytes[..4].copy_from_slice(&word.to_le_bytes());
+                    (at, 4)
+                }
                 Scale::Compact { at } => {
                     let base = (112.0 + scale.log2().round()).clamp(1.0, 240.0);
                     bytes[..6].copy_from_slice(&[base as u8, 2, 0, 0, 0, 3 << 3]);
@@ -238,8 +263,16 @@ impl ScaledBlocks {
         rest.copy_from_slice(&last[..rest.len()]);
 
         for block in out.chunks_exact_mut(block_bytes) {
-            if matches!(self.ty, TensorType::TQ2_0 | TensorType::Q2_0) {
-                make_ternary(block);
+            match self.ty {
+                TensorType::TQ2_0 | TensorType::Q2_0 => make_ternary(block),
+                // E4M3 below 2: no NaN.
+                TensorType::F8_B128 | TensorType::F8_B32 => {
+                    block.iter_mut().for_each(|code| *code &= 0xbf);
+                }
+                TensorType::NVFP4_F32 => {
+                    block[4..8].iter_mut().for_each(|scale| *scale = *scale & 0x0f | 0x30);
+                }
+                _ => {}
             }
             let scale = &mut block[self.at..self.at + self.length];
             let variant = &self.variants[usize::from(scale[self.length - 1]) % VARIANTS];

@@ -61,6 +61,18 @@ pub enum TensorType {
     BF16_C2048,
     /// BF16 in compact blocks of 256 weights, as packs have it.
     BF16_C256,
+    /// E4M3 in blocks of 128 elements with an F32 scale, made from safetensors files with scales.
+    F8_B128,
+    /// E4M3 in blocks of 32 elements with an F32 scale, for rows that are not multiples of 128.
+    F8_B32,
+    /// NVFP4 with an F32 factor in every block, made from safetensors files with a global scale.
+    NVFP4_F32,
+    /// 4-bit integers in blocks of 32 with a BF16 scale and the zero point 8.
+    I4_BF16,
+    /// 4-bit integers in blocks of 32 with a scale and a zero point.
+    I4_Z32,
+    /// 4-bit integers in blocks of 128 with a scale and a zero point.
+    I4_Z128,
 }
 
 /// Row of the table of types.
@@ -84,7 +96,7 @@ const fn facts(
 }
 
 /// The rows are in the order of the enum, so that a type's discriminant is its index here.
-const TABLE: [Facts; 43] = [
+const TABLE: [Facts; 49] = [
     facts(TensorType::F64, "F64", Some(28), 1, 8),
     facts(TensorType::F32, "F32", Some(0), 1, 4),
     facts(TensorType::F16, "F16", Some(1), 1, 2),
@@ -128,6 +140,12 @@ const TABLE: [Facts; 43] = [
     facts(TensorType::Q2_0, "Q2_0", Some(42), 64, 18),
     facts(TensorType::BF16_C2048, "BF16_C2048", None, 2048, Compact::C2048.bytes()),
     facts(TensorType::BF16_C256, "BF16_C256", None, 256, Compact::C256.bytes()),
+    facts(TensorType::F8_B128, "F8_B128", None, 128, 132),
+    facts(TensorType::F8_B32, "F8_B32", None, 32, 36),
+    facts(TensorType::NVFP4_F32, "NVFP4_F32", None, 64, 40),
+    facts(TensorType::I4_BF16, "I4_BF16", None, 32, 18),
+    facts(TensorType::I4_Z32, "I4_Z32", None, 32, 20),
+    facts(TensorType::I4_Z128, "I4_Z128", None, 128, 68),
 ];
 
 const ALL: [TensorType; TABLE.len()] = {

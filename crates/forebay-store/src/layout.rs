@@ -129,12 +129,13 @@ impl BlockLayout {
 
     /// Adds the ranges of the parts that `relayout` makes. A relayout replaces either one extent, whose range the parts
     /// take, or all extents of the block. The parts begin where the first of these extents is. If they need more bytes
-    /// than the extents have, they go after everything else.
+    /// than the extents have, and other extents stay as they are, the parts go after everything else.
     fn relayout(mut self, relayout: &Relayout) -> BlockLayout {
         let replaced = &self.parts[relayout.extents.clone()];
         let range = |part: &Part| part.at..part.at.saturating_add(part.extent.length as usize);
         let read: u64 = replaced.iter().map(|part| part.extent.length).sum();
-        let first = match relayout.bytes() as u64 > read {
+        let others_stay = replaced.len() < self.parts.len();
+        let first = match relayout.bytes() as u64 > read && others_stay {
             true => self.slot_bytes,
             false => replaced.iter().map(|part| part.at).min().unwrap_or(0),
         };

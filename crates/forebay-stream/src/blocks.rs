@@ -67,7 +67,8 @@ impl ModelBlocks {
         relayouts.map(|relayout| relayout.bytes() as u64).max().unwrap_or(0)
     }
 
-    fn all(&self) -> impl Iterator<Item = &Block> {
+    /// Returns the dense blocks and then the experts of all layers.
+    pub fn all(&self) -> impl Iterator<Item = &Block> {
         self.dense.iter().chain(self.experts.iter().flatten())
     }
 }

@@ -72,6 +72,24 @@ pub fn random_weights(ty: TensorType, elements: usize, random: &mut Random) -> V
             TensorType::MXFP4 => block[0] = 118 + block[0] % 12,
             // Four scales of 8 bits: keep sign and the top exponent bit clear.
             TensorType::NVFP4 => block[..4].iter_mut().for_each(|scale| *scale &= 0x3f),
+            TensorType::F8_B128 | TensorType::F8_B32 => {
+                block.iter_mut().for_each(|code| *code &= 0xbf);
+                let at = block.len() - 4;
+                block[at..].copy_from_slice(&(0.01 + 0.05 * random.unit().abs()).to_le_bytes());
+            }
+            TensorType::NVFP4_F32 => {
+                block[4..8].iter_mut().for_each(|scale| *scale &= 0xbf);
+                block[..4].copy_from_slice(&(0.01 + 0.05 * random.unit().abs()).to_le_bytes());
+            }
+            TensorType::I4_BF16 => {
+                let scale = half::bf16::from_f32(0.01 + 0.05 * random.unit().abs());
+                block[..2].copy_from_slice(&scale.to_le_bytes());
+            }
+            // A zero point of any value up to 16.
+            TensorType::I4_Z32 | TensorType::I4_Z128 => {
+                let word = (0.01 + 0.05 * random.unit().abs()).to_bits() & !31;
+                block[..4].copy_from_slice(&(word | random.next() % 17).to_le_bytes());
+            }
             // The lowest exponent, and how many exceptions are in the list.
             TensorType::BF16_C2048 | TensorType::BF16_C256 => {
                 let (header, most) = if block.len() > 392 { (3072, 7) } else { (384, 3) };

@@ -53,7 +53,16 @@ const fn is_float(ty: TensorType) -> bool {
     use TensorType as T;
     matches!(
         ty,
-        T::F64 | T::F32 | T::F16 | T::BF16 | T::F8_E4M3 | T::F8_E5M2 | T::BF16_C2048 | T::BF16_C256
+        T::F64
+            | T::F32
+            | T::F16
+            | T::BF16
+            | T::F8_E4M3
+            | T::F8_E5M2
+            | T::BF16_C2048
+            | T::BF16_C256
+            | T::F8_B128
+            | T::F8_B32
     )
 }
 
@@ -64,6 +73,7 @@ static TYPES: &[TypeModules] = type_modules![
     IQ4_NL "iq4_nl", IQ4_XS "iq4_xs", IQ2_XXS "iq2_xxs", IQ2_XS "iq2_xs", IQ2_S "iq2_s",
     IQ3_XXS "iq3_xxs", IQ3_S "iq3_s", IQ1_S "iq1_s", IQ1_M "iq1_m",
     TQ1_0 "tq1_0", TQ2_0 "tq2_0", MXFP4 "mxfp4", NVFP4 "nvfp4", Q1_0 "q1_0", Q2_0 "q2_0",
+    F8_B128 "f8_b128", F8_B32 "f8_b32", NVFP4_F32 "nvfp4_f32", I4_BF16 "i4_bf16", I4_Z32 "i4_z32", I4_Z128 "i4_z128",
 ];
 
 /// Returns the modules of type `ty`.

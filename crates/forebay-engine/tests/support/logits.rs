@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 28] = [
+pub const HUGGING_FACE: [&str; 34] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -34,6 +34,12 @@ pub const HUGGING_FACE: [&str; 28] = [
     "phi3",
     "llama4",
     "kimi_linear",
+    "deepseek_v3_fp8",
+    "llama_nvfp4_modelopt",
+    "qwen3_nvfp4_ct",
+    "qwen3_int4_ct",
+    "llama_gptq",
+    "llama_awq",
 ];
 /// Names of the fixtures in GGUF form.
 pub const GGUF: [&str; 24] = [

@@ -15,6 +15,7 @@ pub mod k_quants;
 pub mod legacy;
 pub mod low_bits;
 pub mod plain;
+pub mod scaled;
 pub mod ternary;
 
 use crate::{FormatError, TensorType};
@@ -81,6 +82,11 @@ fn decoder(ty: TensorType) -> Option<DecodeBlock> {
         TensorType::Q2_0 => low_bits::q2_0,
         TensorType::BF16_C2048 => compact::c2048,
         TensorType::BF16_C256 => compact::c256,
+        TensorType::F8_B128 => scaled::f8::<128>,
+        TensorType::F8_B32 => scaled::f8::<32>,
+        TensorType::NVFP4_F32 => scaled::nvfp4,
+        TensorType::I4_BF16 => scaled::int4_bf16,
+        TensorType::I4_Z32 | TensorType::I4_Z128 => scaled::int4_zero,
         TensorType::F8_E8M0
         | TensorType::I8
         | TensorType::I16

@@ -80,6 +80,9 @@ pub fn widths(ty: TensorType) -> Vec<usize> {
     if ty.compact().is_some() {
         return vec![block, 3 * block, 2048, 4096];
     }
+    if !takes_rounded(ty) && ty.is_quantized() {
+        return vec![block, 3 * block, 640, 2048 + block, 2304, 4096];
+    }
     if !takes_rounded(ty) {
         return vec![1, 5, 8, 264, 1028, 1025, 2304, 4096];
     }

@@ -13,6 +13,7 @@ use super::families::{self, Family, WindowTheta, Windows};
 use super::huggingface_recurrent::{is_recurrent, recurrent};
 use super::layers::used;
 use super::names::Names;
+use super::quantization::{Method, Quantization};
 use crate::ModelError;
 
 /// Key of the number of positions that a model was first trained for, before its rotation was scaled.
@@ -90,6 +91,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         ModelError::UnknownArchitecture { name: name.into(), known: families::known_list() }
     })?;
     let config = Config { json, family: family.name };
+    expect_quantization(&metadata.config, family)?;
     let gating = gating(&config, family)?;
     let naming = naming(catalog);
     let hidden = config.count("hidden_size")?;
@@ -114,6 +116,20 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         tied_embeddings: config.is_tied(family),
         naming,
     })
+}
+
+/// Refuses forms of quantised weights that forebay does not know, for this family or for all.
+fn expect_quantization(config: &Value, family: &Family) -> Result<(), ModelError> {
+    let quantization = Quantization::of_config(config)?;
+    match quantization.map(|how| how.method == Method::Mxfp4) {
+        Some(is_mxfp4) if is_mxfp4 != family.expert_bias => Err(ModelError::BadValue {
+            key: "quantization_config.quant_method".into(),
+            value: config["quantization_config"]["quant_method"].to_string(),
+            expected: "forebay reads mxfp4 for gpt-oss, and other forms for other families; convert the model to GGUF"
+                .into(),
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the prefixes of the tensor names.
@@ -149,12 +165,6 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
     let convert = "forebay does not know this variant; convert the model to GGUF";
     if config.json.get("clip_qkv").is_some_and(|value| !value.is_null()) {
         return refuse("clip_qkv", "set", convert);
-    }
-    let quantised = config.json.get("quantization_config").filter(|value| !value.is_null());
-    let method = quantised.map(|how| how.get("quant_method").and_then(Value::as_str));
-    if method.is_some_and(|method| method != Some("mxfp4") || !family.expert_bias) {
-        let method = method.flatten().unwrap_or("set");
-        return refuse("quantization_config", method, convert);
     }
     let gated = config.json.get("attn_output_gate").and_then(Value::as_bool);
     if gated.is_some_and(|gated| gated != family.output_gate) {

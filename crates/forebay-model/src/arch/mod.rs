@@ -10,6 +10,7 @@ mod huggingface;
 mod huggingface_recurrent;
 mod layers;
 mod names;
+mod quantization;
 mod recurrent;
 mod unrotated;
 
@@ -22,4 +23,5 @@ pub(crate) use families::by_name;
 pub use families::{Family, known_families};
 pub use layers::KvGroup;
 pub(crate) use names::Names;
+pub use quantization::{Method, Quantization};
 pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};

@@ -91,7 +91,7 @@ impl LayerBuilder<'_> {
         let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
         let (heads, per_key) = (shape.value_heads, shape.value_heads / shape.key_heads);
         let (dim, of_values) = (shape.key_dim, per_key * shape.value_dim);
-        let has = |role: &str| tensors.optional(&self.name(role)).is_some();
+        let has = |role: &str| tensors.has_matrix(&self.name(role));
         let mut products = Vec::new();
         let mut add = |role: &str, rows: usize| {
             products.push(self.matrix(tensors, dense, role, rows, hidden)?);

@@ -6,8 +6,8 @@ use super::parts::{
     AttentionWeights, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadMatrices,
     LatentWeights, LayerWeights, PartMatrix,
 };
-use super::relayout;
 use super::tensors::Tensors;
+use super::{quantized, relayout};
 use crate::ModelError;
 use crate::arch::{
     Architecture, AttentionBias, Experts, FeedForward, Latent, Mixer, Names, Naming, QkNorm,
@@ -115,8 +115,7 @@ impl LayerBuilder<'_> {
         rows: usize,
         cols: usize,
     ) -> Result<PartMatrix, ModelError> {
-        let (matrix, extent) = tensors.matrix(&self.name(role), rows, cols)?;
-        Ok(PartMatrix { part: dense.push(extent), ..matrix })
+        Ok(tensors.source(&self.name(role), rows, cols)?.push(dense))
     }
 
     /// Appends matrices, given by role and rows, that take the same input. They are tensors of their own or the rows of one
@@ -248,7 +247,13 @@ impl LayerBuilder<'_> {
                 };
                 (stack("k_b", rank, plain)?, stack("v_b", value, rank)?)
             }
-            None => relayout::heads(tensors, dense, &self.name("kv_b"), heads, latent)?,
+            None => {
+                let name = self.name("kv_b");
+                match tensors.is_quantized(&name) {
+                    true => quantized::heads(tensors, dense, &name, heads, latent)?,
+                    false => relayout::heads(tensors, dense, &name, heads, latent)?,
+                }
+            }
         };
         let kv_a_norm = tensors.norm(&self.name("kv_a_norm"), rank)?;
         Ok(LatentWeights { q_a, q, kv_a, kv_a_norm, k_b, v_b })
@@ -327,6 +332,11 @@ impl LayerBuilder<'_> {
         let mut parts = Vec::with_capacity(3);
         for (part, (role, rows, cols)) in roles.into_iter().enumerate() {
             let name_of = |expert: usize| self.names.expert(self.index, expert, role);
+            if tensors.is_quantized(&name_of(0)) {
+                let of = quantized::experts(tensors, &name_of, &mut blocks, rows, cols)?;
+                parts.push(of);
+                continue;
+            }
             let (matrix, slices) = tensors.expert_matrices(&name_of, experts.count, rows, cols)?;
             parts.push(PartMatrix { part, ..matrix });
             for (block, slice) in blocks.iter_mut().zip(slices) {

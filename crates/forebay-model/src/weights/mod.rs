@@ -1,12 +1,13 @@
 //! Turns a catalog into what the decoder needs: the bytes of each block, and the small vectors that stay in memory.
 //!
 //! Matrices are not read here. They are described as parts of blocks, which the residency reads. If a file holds a
-//! matrix in another form than products need, the block has a relayout (`relayout.rs`). Norm weights and biases are
+//! matrix in another form than products need, the block has a relayout (`relayout.rs`, `quantized.rs`). Norm weights and biases are
 //! read at once, because they are small and every token needs them.
 
 mod delta;
 mod layer;
 mod parts;
+mod quantized;
 mod relayout;
 mod tensors;
 
@@ -62,7 +63,7 @@ impl Weights {
     ) -> Result<Weights, ModelError> {
         let family = by_name(architecture.family).expect("descriptions are of known families");
         let names = Names::new(architecture.naming, family);
-        let mut tensors = Tensors::new(catalog, files, names);
+        let mut tensors = Tensors::new(catalog, files, names)?;
         let mut blocks = ModelBlocks {
             dense: Vec::new(),
             experts: Vec::new(),

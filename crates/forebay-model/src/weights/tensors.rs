@@ -5,18 +5,34 @@ use forebay_store::FileSet;
 
 use super::parts::PartMatrix;
 use crate::ModelError;
-use crate::arch::Names;
+use crate::arch::{Names, Quantization};
 
 pub struct Tensors<'a> {
     catalog: &'a Catalog,
     files: &'a FileSet,
     names: Names,
+    quantization: Option<Quantization>,
     vector_bytes: u64,
 }
 
 impl<'a> Tensors<'a> {
-    pub fn new(catalog: &'a Catalog, files: &'a FileSet, names: Names) -> Self {
-        Tensors { catalog, files, names, vector_bytes: 0 }
+    /// Describes the tensors of a catalog.
+    ///
+    /// # Errors
+    /// Returns an error if they are quantised in a form that forebay does not know.
+    pub fn new(catalog: &'a Catalog, files: &'a FileSet, names: Names) -> Result<Self, ModelError> {
+        let quantization = Quantization::of_catalog(catalog)?;
+        Ok(Tensors { catalog, files, names, quantization, vector_bytes: 0 })
+    }
+
+    /// Returns the name of the model's family.
+    pub(super) fn family(&self) -> &'static str {
+        self.names.family()
+    }
+
+    /// Returns how the folder stores quantised weights, if it does.
+    pub fn quantization(&self) -> Option<Quantization> {
+        self.quantization
     }
 
     /// Returns the bytes in memory of the vectors read so far.
@@ -24,11 +40,45 @@ impl<'a> Tensors<'a> {
         self.vector_bytes
     }
 
-    fn find(&self, name: &str) -> Result<&'a TensorInfo, ModelError> {
+    pub(super) fn find(&self, name: &str) -> Result<&'a TensorInfo, ModelError> {
         let family = self.names.family();
+        if self.is_packed(name) {
+            return Err(quantised_here(name));
+        }
         self.catalog
             .tensor(name)
             .ok_or_else(|| ModelError::MissingTensor { name: name.into(), family })
+    }
+
+    /// Returns a tensor whose elements are weights as they are.
+    fn find_plain(&self, name: &str) -> Result<&'a TensorInfo, ModelError> {
+        let tensor = self.find(name)?;
+        match self.is_quantized(name) {
+            true => Err(quantised_here(name)),
+            false => Ok(tensor),
+        }
+    }
+
+    /// Reads the only element of a tensor.
+    pub(super) fn scalar(&self, name: &str) -> Result<f32, ModelError> {
+        let tensor = self.find(name)?;
+        if tensor.elements() != 1 {
+            return Err(ModelError::TensorShape {
+                name: name.into(),
+                found: tensor.shape.clone(),
+                expected: vec![1],
+            });
+        }
+        Ok(self.values(tensor)?[0])
+    }
+
+    /// Returns true if I32 number `i` of an extent is `i / group`, for all of them.
+    pub(super) fn counts_groups(&self, of: Extent, group: usize) -> Result<bool, ModelError> {
+        let mut bytes = vec![0; of.length as usize];
+        self.files.read_exact(of, &mut bytes)?;
+        let mut numbers = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
+        let count = bytes.len() / 4;
+        Ok((0..count).all(|i| numbers.next() == u32::try_from(i / group).ok()))
     }
 
     /// Returns a tensor that a model may lack.
@@ -43,7 +93,7 @@ impl<'a> Tensors<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<(PartMatrix, Extent), ModelError> {
-        let tensor = self.find(name)?;
+        let tensor = self.find_plain(name)?;
         expect_shape(tensor, &[rows as u64, cols as u64])?;
         expect_matrix_type(tensor)?;
         expect_contiguous(tensor)?;
@@ -58,7 +108,7 @@ impl<'a> Tensors<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<(PartMatrix, Extent), ModelError> {
-        let tensor = self.find(name)?;
+        let tensor = self.find_plain(name)?;
         expect_shape(tensor, &[count as u64, rows as u64, cols as u64])?;
         expect_matrix_type(tensor)?;
         expect_contiguous(tensor)?;
@@ -73,7 +123,7 @@ impl<'a> Tensors<'a> {
         rows: usize,
         cols: usize,
     ) -> Result<(PartMatrix, Vec<Extent>), ModelError> {
-        let first = self.find(&name_of(0))?;
+        let first = self.find_plain(&name_of(0))?;
         expect_matrix_type(first)?;
         let matrix = PartMatrix { part: 0, ty: first.ty, rows, cols };
         if first.shape.len() == 3 {
@@ -85,7 +135,7 @@ impl<'a> Tensors<'a> {
             return Ok((matrix, slices.ok_or_else(uneven)?));
         }
         let extents = (0..experts).map(|expert| {
-            let tensor = self.find(&name_of(expert))?;
+            let tensor = self.find_plain(&name_of(expert))?;
             expect_shape(tensor, &[rows as u64, cols as u64])?;
             if tensor.ty != matrix.ty {
                 return Err(ModelError::TensorType {
@@ -178,15 +228,20 @@ impl<'a> Tensors<'a> {
         let tensor = self.find(name)?;
         expect_shape(tensor, shape)?;
         expect_contiguous(tensor)?;
+        let values = self.values(tensor)?;
+        self.vector_bytes += 4 * values.len() as u64;
+        Ok(values)
+    }
+
+    fn values(&self, tensor: &TensorInfo) -> Result<Vec<f32>, ModelError> {
         let mut bytes = vec![0; tensor.extent.length as usize];
         self.files.read_exact(tensor.extent, &mut bytes)?;
         let mut values = vec![0.0; tensor.elements() as usize];
         dequantize(tensor.ty, &bytes, &mut values)?;
-        if let Some(index) = values.iter().position(|value| !value.is_finite()) {
-            return Err(ModelError::NotFinite { name: name.into(), index });
+        match values.iter().position(|value| !value.is_finite()) {
+            Some(index) => Err(ModelError::NotFinite { name: tensor.name.clone(), index }),
+            None => Ok(values),
         }
-        self.vector_bytes += 4 * values.len() as u64;
-        Ok(values)
     }
 
     /// Reads a vector that a model may lack.
@@ -202,7 +257,15 @@ impl<'a> Tensors<'a> {
     }
 }
 
-fn expect_shape(tensor: &TensorInfo, expected: &[u64]) -> Result<(), ModelError> {
+fn quantised_here(name: &str) -> ModelError {
+    ModelError::BadValue {
+        key: name.into(),
+        value: "quantised".into(),
+        expected: "forebay knows this tensor unquantised; convert the model to GGUF".into(),
+    }
+}
+
+pub(super) fn expect_shape(tensor: &TensorInfo, expected: &[u64]) -> Result<(), ModelError> {
     if tensor.shape == expected {
         return Ok(());
     }
@@ -214,7 +277,7 @@ fn expect_shape(tensor: &TensorInfo, expected: &[u64]) -> Result<(), ModelError>
 }
 
 /// Checks that a tensor is contiguous. Only stacks of experts may consist of several pieces.
-fn expect_contiguous(tensor: &TensorInfo) -> Result<(), ModelError> {
+pub(super) fn expect_contiguous(tensor: &TensorInfo) -> Result<(), ModelError> {
     match tensor.is_contiguous() {
         true => Ok(()),
         false => Err(ModelError::TensorInPieces { name: tensor.name.clone() }),

@@ -6,6 +6,7 @@ use forebay_format::TensorType;
 
 use super::compact::{Compact256, Compact2048};
 use super::dot::TOKENS;
+use super::scaled::{F8Blocks, Int4Brain, Int4Zero, Nvfp4};
 use super::unpack::*;
 use super::vector::sum_lanes;
 use crate::matmul::float::widen_row;
@@ -66,6 +67,12 @@ pub(crate) fn few_tokens(ty: TensorType) -> Kernel {
         TensorType::BF16 => rows::<Brain>,
         TensorType::BF16_C2048 => rows::<Compact2048>,
         TensorType::BF16_C256 => rows::<Compact256>,
+        TensorType::F8_B128 => rows::<F8Blocks<128>>,
+        TensorType::F8_B32 => rows::<F8Blocks<32>>,
+        TensorType::NVFP4_F32 => rows::<Nvfp4>,
+        TensorType::I4_BF16 => rows::<Int4Brain>,
+        TensorType::I4_Z32 => rows::<Int4Zero<32>>,
+        TensorType::I4_Z128 => rows::<Int4Zero<128>>,
         _ => rows_dequantised,
     }
 }

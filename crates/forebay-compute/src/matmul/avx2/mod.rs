@@ -16,6 +16,7 @@ mod panel256;
 mod panel32;
 mod panel_float;
 mod panel_wide;
+mod scaled;
 pub(crate) mod unpack;
 mod vector;
 
@@ -23,6 +24,7 @@ pub(crate) use compact::{Blocks, Compact256, Compact2048, set_exponents};
 pub(crate) use dot::{TOKENS, for_tokens, prefetch};
 pub(crate) use float::{Brain, Full, Half, Widen};
 pub(crate) use panel_float::{pack_eights, pack_floats};
+pub(crate) use scaled::{F8Blocks, Int4Brain, Int4Zero, Nvfp4};
 pub(crate) use vector::{add_to, store, sum_lanes, transpose, transpose_words};
 
 /// Returns the kernel for rounded activations, if the type has one.
@@ -44,6 +46,12 @@ pub(crate) fn plan_float(ty: TensorType, kind: RowKind) -> Plan {
             TensorType::BF16 => panels::<panel_float::Plain<float::Brain>>,
             TensorType::BF16_C2048 => panels::<panel_float::Plain<compact::Compact2048>>,
             TensorType::BF16_C256 => panels::<panel_float::Plain<compact::Compact256>>,
+            TensorType::F8_B128 => panels::<panel_float::Plain<F8Blocks<128>>>,
+            TensorType::F8_B32 => panels::<panel_float::Plain<F8Blocks<32>>>,
+            TensorType::NVFP4_F32 => panels::<panel_float::Plain<Nvfp4>>,
+            TensorType::I4_BF16 => panels::<panel_float::Plain<Int4Brain>>,
+            TensorType::I4_Z32 => panels::<panel_float::Plain<Int4Zero<32>>>,
+            TensorType::I4_Z128 => panels::<panel_float::Plain<Int4Zero<128>>>,
             _ => panels::<panel_float::Dequantised>,
         };
         return Plan { kernel, rows: CHUNK };

@@ -44,6 +44,12 @@ pub(crate) fn plan_float(ty: TensorType, kind: RowKind) -> Plan {
             compact::many_tokens::<avx2::Compact256>()
                 .unwrap_or(panels::<panel_float::Plain<avx2::Compact256>>),
         ),
+        (TensorType::F8_B128, true) => Some(panels::<panel_float::Plain<avx2::F8Blocks<128>>>),
+        (TensorType::F8_B32, true) => Some(panels::<panel_float::Plain<avx2::F8Blocks<32>>>),
+        (TensorType::NVFP4_F32, true) => Some(panels::<panel_float::Plain<avx2::Nvfp4>>),
+        (TensorType::I4_BF16, true) => Some(panels::<panel_float::Plain<avx2::Int4Brain>>),
+        (TensorType::I4_Z32, true) => Some(panels::<panel_float::Plain<avx2::Int4Zero<32>>>),
+        (TensorType::I4_Z128, true) => Some(panels::<panel_float::Plain<avx2::Int4Zero<128>>>),
         (TensorType::BF16_C2048, false) => compact::few_tokens::<avx2::Compact2048>(),
         (TensorType::BF16_C256, false) => compact::few_tokens::<avx2::Compact256>(),
         _ => None,

@@ -15,6 +15,7 @@ use super::kv_layout::KvLayout;
 use super::layout::{
     ActivationLayout, BATCH_TOKENS, EXPERT_TABLES, ExpertLayout, KvSize, LONG_BATCHES, WeightLayout,
 };
+use super::relayout::workspace_bytes;
 use super::vectors::Vectors;
 use crate::ModelError;
 use crate::arch::{Architecture, KvInVram};
@@ -203,7 +204,7 @@ impl Share {
         Ok(Share {
             weights: WeightLayout::new(architecture, weights, &sub_layers, stays_on_disk)?,
             kv: KvLayout::new(cache, architecture, activations.batch)
-                .with_room_for(weights.blocks.relayout_bytes()),
+                .with_room_for(workspace_bytes(weights)),
             activations,
             vectors,
             sub_layers,

@@ -18,19 +18,21 @@ pub struct DeviceBlock<'a> {
 }
 
 impl DeviceBlock<'_> {
-    /// Returns the address where each extent is loaded, which is that of its part. Extents that need a relayout are
-    /// loaded one after the other, starting at the first part that they become. All these parts together have room
-    /// for them, and may have more.
+    /// Returns the address where each extent is loaded, which is that of its part. Extents that a relayout converts
+    /// together are loaded one after the other, starting at the first part that they become. All these parts together
+    /// have room for them, and may have more.
     pub fn landings(&self) -> Vec<Option<DevicePtr<u8>>> {
         let Some(relayout) = &self.block.relayout else { return self.parts.clone() };
         let Range { start, end } = relayout.extents.clone();
-        let mut at = self.parts[start];
-        let together = self.block.extents[start..end].iter().map(|extent| {
-            let next = at.map(|at| at.offset(extent.length as usize));
-            std::mem::replace(&mut at, next)
-        });
         let mut landings = self.parts[..start].to_vec();
-        landings.extend(together);
+        for group in relayout.groups() {
+            let mut at = self.parts[group.parts.start];
+            landings.extend(self.block.extents[group.extents].iter().map(|extent| {
+                let next = at.map(|at| at.offset(extent.length as usize));
+                std::mem::replace(&mut at, next)
+            }));
+        }
+        debug_assert_eq!(landings.len(), end);
         landings.extend(&self.parts[start + relayout.parts()..]);
         landings
     }

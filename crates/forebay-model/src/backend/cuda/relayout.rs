@@ -5,7 +5,7 @@ use std::num::NonZero;
 use std::thread;
 
 use forebay_cuda::{CudaError, DevicePtr, Gpu, Matrices, SplitMxfp4};
-use forebay_format::{Block, Relayout, Step};
+use forebay_format::{Extent, Relayout, Step};
 
 use super::memory::{DeviceArena, DevicePlan};
 use super::placed::placed_blocks;
@@ -27,35 +27,48 @@ pub fn relayout_all(
 ) -> Result<(), CudaError> {
     for placed in placed_blocks(plan, arena, weights) {
         let Some(relayout) = &placed.block.relayout else { continue };
-        let start = relayout.extents.start;
-        let landings = &placed.landings()[relayout.extents.clone()];
-        let from: Option<Vec<_>> = landings.iter().copied().collect();
-        let to: Option<Vec<_>> =
-            placed.parts[start..start + relayout.parts()].iter().copied().collect();
-        // Other blocks pass through host memory and are already converted there.
-        let Some((from, to)) = from.zip(to) else { continue };
-        if relayout.steps.iter().all(has_kernel) {
-            run(gpu, relayout, &from, &to, arena.kv(0))?;
-        } else {
-            run_on_host(gpu, placed.block, relayout, (&from, &to))?;
+        let landings = placed.landings();
+        for group in relayout.groups() {
+            let extents = &placed.block.extents[group.extents.clone()];
+            let from: Option<Vec<_>> = landings[group.extents].iter().copied().collect();
+            let to: Option<Vec<_>> = placed.parts[group.parts].iter().copied().collect();
+            // Other blocks pass through host memory and are already converted there.
+            let Some((from, to)) = from.zip(to) else { continue };
+            match &group.relayout {
+                // These bytes are already in their part.
+                Relayout { steps, .. } if matches!(steps[..], [Step::Copy { .. }]) => {}
+                of if of.steps.iter().all(has_kernel) => run(gpu, of, &from, &to, arena.kv(0))?,
+                of => run_on_host(gpu, extents, of, (&from, &to))?,
+            }
         }
     }
     Ok(())
 }
 
-/// Returns true if a kernel does the step. Steps that also decode weights are done on the host.
+/// Returns the bytes of memory that the kernels' largest relayout needs.
+pub fn workspace_bytes(weights: &Weights) -> u64 {
+    let relayouts = weights.blocks.all().filter_map(|block| block.relayout.as_ref());
+    let groups = relayouts.flat_map(Relayout::groups);
+    let groups = groups.filter(|group| group.relayout.steps.iter().all(has_kernel));
+    groups.map(|group| group.relayout.bytes() as u64).max().unwrap_or(0)
+}
+
+/// Returns true if a kernel does the step. Steps that also decode weights, or join tensors, are done on the host.
 fn has_kernel(step: &Step) -> bool {
-    !matches!(*step, Step::Heads { ty, .. } if Step::transposed(ty) != ty)
+    match *step {
+        Step::Mxfp4 { .. } | Step::Transposed { .. } => true,
+        Step::Heads { ty, .. } => Step::transposed(ty) == ty,
+        Step::Copy { .. } | Step::Quantized { .. } | Step::QuantizedHeads { .. } => false,
+    }
 }
 
 /// Downloads a block's bytes, converts them with host threads, and uploads the parts.
 fn run_on_host(
     gpu: &Gpu,
-    block: &Block,
+    extents: &[Extent],
     relayout: &Relayout,
     (from, to): (&[DevicePtr<u8>], &[DevicePtr<u8>]),
 ) -> Result<(), CudaError> {
-    let extents = &block.extents[relayout.extents.clone()];
     let come = from.iter().zip(extents).map(|(&at, of)| gpu.download(at, of.length as usize));
     let read = come.collect::<Result<Vec<Vec<u8>>, _>>()?;
     let read: Vec<&[u8]> = read.iter().map(Vec::as_slice).collect();
@@ -116,6 +129,9 @@ fn run(
                 let matrices = Matrices { count: 1, rows, cols, size, stride: rows * cols };
                 gpu.transpose(&matrices, from[extent], made, rows * cols)?;
                 made.offset(parts * step.part_bytes(0))
+            }
+            Step::Copy { .. } | Step::Quantized { .. } | Step::QuantizedHeads { .. } => {
+                unreachable!("these steps have no kernel")
             }
         };
     }

@@ -1,0 +1,282 @@
+//! How a Hugging Face folder stores quantised weights: `quantization_config` of its `config.json`.
+//!
+//! Which matrices are quantised is seen from their tensors, so lists of modules that are left out need no reading. The
+//! configuration says what tensors do not, and forms that forebay does not know are refused here.
+
+use forebay_format::Catalog;
+use serde_json::Value;
+
+use crate::ModelError;
+
+/// What tensors of a quantised folder do not say about themselves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quantization {
+    pub method: Method,
+    /// Rows and columns that share a scale of 8-bit codes, if the configuration has them.
+    pub tile: Option<[usize; 2]>,
+}
+
+/// The program whose form the tensors have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    /// The experts of gpt-oss.
+    Mxfp4,
+    /// E4M3 as DeepSeek publishes it.
+    Fp8,
+    ModelOpt,
+    CompressedTensors,
+    /// `zero_offset` is added to the stored zero points.
+    Gptq {
+        zero_offset: u32,
+    },
+    Awq,
+}
+
+fn refuse<T>(key: &str, value: &Value, expected: &str) -> Result<T, ModelError> {
+    Err(ModelError::BadValue {
+        key: format!("quantization_config.{key}"),
+        value: format!("{value:.80}"),
+        expected: expected.into(),
+    })
+}
+
+impl Quantization {
+    /// Returns the quantisation of a catalog, or `None` for weights that are not quantised and for GGUF files.
+    ///
+    /// # Errors
+    /// Returns an error if forebay does not know the form.
+    pub fn of_catalog(catalog: &Catalog) -> Result<Option<Quantization>, ModelError> {
+        match catalog.hugging_face() {
+            Some(metadata) => Quantization::of_config(&metadata.config),
+            None => Ok(None),
+        }
+    }
+
+    /// Returns the quantisation that a `config.json` describes.
+    ///
+    /// # Errors
+    /// Returns an error if forebay does not know the form.
+    pub fn of_config(config: &Value) -> Result<Option<Quantization>, ModelError> {
+        let inner = |key: &str| config.get("text_config").and_then(|text| text.get(key));
+        let set =
+            |key: &str| config.get(key).or_else(|| inner(key)).filter(|value| !value.is_null());
+        let Some(json) = set("quantization_config").or_else(|| set("compression_config")) else {
+            return Ok(None);
+        };
+        let none = Value::Null;
+        let method = json.get("quant_method").unwrap_or(&none);
+        let plain = |method| Ok(Some(Quantization { method, tile: None }));
+        match method.as_str().unwrap_or_default() {
+            "mxfp4" => plain(Method::Mxfp4),
+            "fp8" => fp8(json),
+            "modelopt" => modelopt(json),
+            "compressed-tensors" => compressed_tensors(json),
+            "gptq" => gptq(json),
+            "awq" => awq(json),
+            _ => refuse(
+                "quant_method",
+                method,
+                "forebay reads fp8, modelopt, compressed-tensors, gptq, awq, and mxfp4 of gpt-oss; convert the model to GGUF",
+            ),
+        }
+    }
+}
+
+fn fp8(json: &Value) -> Result<Option<Quantization>, ModelError> {
+    if let Some(format) = json.get("fmt").filter(|format| *format != "e4m3") {
+        return refuse("fmt", format, "forebay knows e4m3");
+    }
+    let tile = json.get("weight_block_size").map(|size| tile("weight_block_size", size));
+    Ok(Some(Quantization { method: Method::Fp8, tile: tile.transpose()?.flatten() }))
+}
+
+/// Reads the rows and columns of a tile. `null` counts as absent.
+fn tile(key: &str, value: &Value) -> Result<Option<[usize; 2]>, ModelError> {
+    if value.is_null() {
+        return Ok(None);
+    }
+    let side = |index: usize| {
+        let side = value.get(index).and_then(Value::as_u64).unwrap_or(0);
+        usize::try_from(side).ok().filter(|side| (1..=1 << 20).contains(side))
+    };
+    match (side(0), side(1), value.get(2)) {
+        (Some(rows), Some(cols), None) => Ok(Some([rows, cols])),
+        _ => refuse(key, value, "it must be two sizes of a tile"),
+    }
+}
+
+fn modelopt(json: &Value) -> Result<Option<Quantization>, ModelError> {
+    let none = Value::Null;
+    let algorithm = json.get("quant_algo").unwrap_or(&none);
+    let tile = match algorithm.as_str().unwrap_or_default() {
+        "NVFP4" | "FP8" | "MIXED_PRECISION" => None,
+        "FP8_PB_WO" => Some([128, 128]),
+        _ => return refuse("quant_algo", algorithm, "forebay knows NVFP4, FP8 and FP8_PB_WO"),
+    };
+    Ok(Some(Quantization { method: Method::ModelOpt, tile }))
+}
+
+fn compressed_tensors(json: &Value) -> Result<Option<Quantization>, ModelError> {
+    let mut of = Quantization { method: Method::CompressedTensors, tile: None };
+    let has_content = |value: &&Value| {
+        !value.is_null() && value.as_object().is_none_or(|object| !object.is_empty())
+    };
+    if let Some(transform) = json.get("transform_config").filter(has_content) {
+        return refuse("transform_config", transform, "forebay does not transform activations");
+    }
+    let sparsity = json.get("sparsity_config").and_then(|sparsity| sparsity.get("format"));
+    if let Some(format) = sparsity.filter(|format| !format.is_null() && *format != "dense") {
+        return refuse("sparsity_config.format", format, "forebay reads dense weights");
+    }
+    let none = Value::Null;
+    let groups = json.get("config_groups").and_then(Value::as_object);
+    for group in groups.into_iter().flatten().map(|(_, group)| group) {
+        let weights = group.get("weights").unwrap_or(&none);
+        let text = |key: &str| weights.get(key).and_then(Value::as_str).unwrap_or_default();
+        let number = |key: &str| weights.get(key).and_then(Value::as_u64);
+        match (text("type"), number("num_bits"), number("group_size")) {
+            ("float", Some(8), _) => {
+                if let Some(structure) = weights.get("block_structure") {
+                    of.tile = of.tile.or(tile("weights.block_structure", structure)?);
+                }
+            }
+            ("float", Some(4), Some(16 | 32)) => {}
+            ("int", Some(4), _) => {
+                if weights.get("symmetric") == Some(&Value::Bool(false)) {
+                    return refuse(
+                        "weights.symmetric",
+                        &Value::Bool(false),
+                        "forebay knows symmetric integers",
+                    );
+                }
+                if let Some(order) = weights.get("actorder").filter(|order| {
+                    !order.is_null() && !matches!(order.as_str(), Some("static" | "weight"))
+                }) {
+                    return refuse(
+                        "weights.actorder",
+                        order,
+                        "forebay knows columns in their order",
+                    );
+                }
+            }
+            _ => {
+                return refuse(
+                    "weights",
+                    weights,
+                    "forebay knows floats of 8 and 4 bits and integers of 4 bits; convert the model to GGUF",
+                );
+            }
+        }
+    }
+    Ok(Some(of))
+}
+
+/// Checks that codes have four bits.
+fn four_bits(json: &Value) -> Result<(), ModelError> {
+    let none = Value::Null;
+    let bits = json.get("bits").or_else(|| json.get("w_bit")).unwrap_or(&none);
+    match bits.as_u64() {
+        Some(4) => Ok(()),
+        _ => refuse("bits", bits, "forebay knows 4; convert the model to GGUF"),
+    }
+}
+
+fn gptq(json: &Value) -> Result<Option<Quantization>, ModelError> {
+    four_bits(json)?;
+    for key in ["desc_act", "lm_head"] {
+        if json.get(key) == Some(&Value::Bool(true)) {
+            let expected = match key {
+                "desc_act" => "forebay knows groups of adjacent columns; convert the model to GGUF",
+                _ => {
+                    "forebay does not know a quantised output projection; convert the model to GGUF"
+                }
+            };
+            return refuse(key, &Value::Bool(true), expected);
+        }
+    }
+    let format = json.get("checkpoint_format").or_else(|| json.get("format"));
+    let zero_offset = match format.filter(|format| !format.is_null()) {
+        None => 1,
+        Some(format) if format == "gptq" => 1,
+        Some(format) if format == "gptq_v2" => 0,
+        Some(format) => {
+            return refuse("checkpoint_format", format, "forebay knows gptq and gptq_v2");
+        }
+    };
+    Ok(Some(Quantization { method: Method::Gptq { zero_offset }, tile: None }))
+}
+
+fn awq(json: &Value) -> Result<Option<Quantization>, ModelError> {
+    four_bits(json)?;
+    if let Some(version) = json.get("version") {
+        let is_gemm = version.as_str().is_some_and(|name| name.eq_ignore_ascii_case("gemm"));
+        if !is_gemm {
+            return refuse("version", version, "forebay knows gemm; convert the model to GGUF");
+        }
+    }
+    Ok(Some(Quantization { method: Method::Awq, tile: None }))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn of(config: Value) -> Result<Option<Quantization>, String> {
+        Quantization::of_config(&json!({ "quantization_config": config }))
+            .map_err(|error| error.to_string())
+    }
+
+    fn method(config: Value) -> Method {
+        of(config).unwrap().unwrap().method
+    }
+
+    #[test]
+    fn known_forms_are_told_apart() {
+        assert_eq!(of(Value::Null), Ok(None));
+        let fp8 = json!({ "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 64] });
+        let tile = Some([128, 64]);
+        assert_eq!(of(fp8), Ok(Some(Quantization { method: Method::Fp8, tile })));
+        let gptq = |format: &str| json!({ "quant_method": "gptq", "bits": 4, "desc_act": false, "checkpoint_format": format });
+        assert_eq!(method(gptq("gptq")), Method::Gptq { zero_offset: 1 });
+        assert_eq!(method(gptq("gptq_v2")), Method::Gptq { zero_offset: 0 });
+        assert_eq!(
+            method(json!({ "quant_method": "awq", "bits": 4, "version": "GEMM" })),
+            Method::Awq
+        );
+        let wrapped = json!({ "text_config": { "quantization_config": {
+            "quant_method": "modelopt", "quant_algo": "NVFP4" } } });
+        let found = Quantization::of_config(&wrapped).unwrap().unwrap();
+        assert_eq!(found.method, Method::ModelOpt);
+    }
+
+    #[test]
+    fn unknown_forms_are_refused_by_name() {
+        let group = |weights: Value| json!({ "quant_method": "compressed-tensors", "config_groups": { "a": { "weights": weights } } });
+        for (config, said) in [
+            (json!({ "quant_method": "bitsandbytes" }), "bitsandbytes"),
+            (json!({}), "quant_method"),
+            (json!(7), "quant_method"),
+            (json!({ "quant_method": "fp8", "fmt": "e5m2" }), "e5m2"),
+            (json!({ "quant_method": "fp8", "weight_block_size": [0, 128] }), "weight_block_size"),
+            (
+                json!({ "quant_method": "fp8", "weight_block_size": [1e300, 1] }),
+                "weight_block_size",
+            ),
+            (json!({ "quant_method": "fp8", "weight_block_size": 128 }), "weight_block_size"),
+            (json!({ "quant_method": "gptq", "bits": 8 }), "bits"),
+            (json!({ "quant_method": "gptq", "bits": 4, "desc_act": true }), "desc_act"),
+            (json!({ "quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin" }), "marlin"),
+            (json!({ "quant_method": "awq", "bits": 4, "version": "gemv" }), "gemv"),
+            (json!({ "quant_method": "modelopt", "quant_algo": "W4A8_AWQ" }), "W4A8_AWQ"),
+            (group(json!({ "type": "int", "num_bits": 8 })), "weights"),
+            (group(json!({ "type": "int", "num_bits": 4, "symmetric": false })), "symmetric"),
+            (group(json!({ "type": "int", "num_bits": 4, "actorder": "group" })), "actorder"),
+            (group(Value::Null), "weights"),
+        ] {
+            let error = of(config).unwrap_err();
+            assert!(error.contains(said), "{error}");
+        }
+    }
+}
