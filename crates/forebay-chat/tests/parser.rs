@@ -349,6 +349,17 @@ fn marks_around_an_answer() {
     ] {
         check(ERNIE, "<think>", &format!("Hm.</think>{answer}"), &want(content));
     }
+    // The marks as control tokens.
+    let pieces = [
+        Piece::Text("Hm.".into()),
+        Piece::Control("</think>"),
+        Piece::Text("\n\n".into()),
+        Piece::Control("<response>"),
+        Piece::Text("\nYes.\n".into()),
+        Piece::Control("</response>"),
+        Piece::Text("\n".into()),
+    ];
+    assert_eq!(parse(&with_tools(ERNIE), "<think>\n", &pieces), expected(&want("Yes.")));
     // Also without tools.
     let format = format(ERNIE).offering(None);
     let text = "Hm.</think>\n<response>\nYes.\n</response>";

@@ -146,7 +146,8 @@ impl Tagged {
         let is_tag =
             self.tools.as_ref().is_some_and(|tools| tools.tags.all().any(|tag| tag == name));
         let marks = self.thinking.unwrap_or(ThinkMarks::Tags);
-        if is_tag || name == marks.open_token() || name == marks.close() {
+        let is_around_answer = marks.around_answer().is_some_and(|around| around.contains(&name));
+        if is_tag || is_around_answer || name == marks.open_token() || name == marks.close() {
             self.text(name, sink);
         }
     }
