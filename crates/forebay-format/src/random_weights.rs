@@ -232,7 +232,7 @@ impl ScaledBlocks {
                     (at, 2)
                 }
                 Scale::FloatAndZero { at } => {
-                    let word = scale.to_bits() & !ZERO_BITS | 7 + variant as u32 % 2;
+                    let word = (scale.to_bits() & !ZERO_BITS) | (7 + variant as u32 % 2);
                     bytes[..4].copy_from_slice(&word.to_le_bytes());
                     (at, 4)
                 }
