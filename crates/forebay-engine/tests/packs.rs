@@ -110,6 +110,8 @@ fn models() -> Vec<PathBuf> {
         }
     }
     found.extend(recurrent_models());
+    // Rows of one tensor as several parts, and transposed experts.
+    found.extend(["models/phi3", "models/llama4"].iter().filter_map(|name| fixture(name)));
     found.sort();
     found.dedup();
     assert!(!found.is_empty(), "the project's own fixtures hold models");

@@ -1,0 +1,82 @@
+//! Tests that configurations with values that cannot be right, or of variants that forebay does not know, are refused with the
+//! name of the key.
+
+mod support;
+
+use forebay_engine::{Session, SessionOptions};
+use serde_json::{Value, json};
+use support::fixture;
+
+/// Opens a fixture whose configuration has other values. Returns the error.
+fn error_of(name: &str, changes: &[(&str, Value)]) -> Option<String> {
+    let folder = fixture(&format!("models/{name}"))?;
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let path = copy.path().join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    for (key, value) in changes {
+        config[*key] = value.clone();
+    }
+    std::fs::write(&path, config.to_string()).unwrap();
+    let options = SessionOptions { context: Some(64), ..SessionOptions::default() };
+    match Session::open(copy.path(), &options, &mut |_, _| {}) {
+        Ok(_) => panic!("{name} opens with {changes:?}"),
+        Err(error) => {
+            let mut text = error.to_string();
+            let mut source = std::error::Error::source(&error);
+            while let Some(cause) = source {
+                text = format!("{text}: {cause}");
+                source = cause.source();
+            }
+            Some(text)
+        }
+    }
+}
+
+#[test]
+fn values_that_cannot_be_right_are_refused() {
+    let huge = json!(u64::MAX);
+    for (name, key, value, named) in [
+        ("llama4", "attention_chunk_size", json!(0), "sliding window"),
+        ("llama4", "attention_chunk_size", json!(-1), "attention_chunk_size"),
+        ("llama4", "floor_scale", json!(0), "temperature"),
+        ("llama4", "floor_scale", json!(1e300), "temperature"),
+        ("llama4", "attn_scale", json!(-0.1), "temperature"),
+        ("llama4", "num_experts_per_tok", json!(2), "experts per token"),
+        ("llama4", "no_rope_layers", json!([1, 1, 1]), "no_rope_layers"),
+        ("llama4", "no_rope_layers", json!([1, 1, 1, 7]), "no_rope_layers"),
+        ("llama4", "layer_types", json!(["sliding_attention"]), "layer_types"),
+        ("llama4", "intermediate_size", huge.clone(), "width"),
+        ("minimax_m2", "qk_norm_type", json!("per_head"), "qk_norm_type"),
+        ("minimax_m2", "attn_type_list", json!([1, 0]), "attn_type_list"),
+        ("minimax_m2", "shared_intermediate_size", json!(64), "shared_intermediate_size"),
+        ("minimax_m2", "rotary_dim", json!(0), "rotary dimension"),
+        ("minimax_m2", "rotary_dim", json!(34), "rotary dimension"),
+        ("minimax_m2", "rotary_dim", huge.clone(), "rotary dimension"),
+        ("minimax_m2", "scoring_func", json!("tanh"), "scoring_func"),
+        ("ernie4_5_moe", "use_bias", json!(true), "use_bias"),
+        ("ernie4_5_moe", "moe_k", json!(0), "experts per token"),
+        ("ernie4_5_moe", "moe_k", json!(7), "experts per token"),
+        ("ernie4_5_moe", "moe_num_experts", huge.clone(), "expert count"),
+        ("ernie4_5_moe", "moe_num_shared_experts", huge.clone(), "width"),
+        ("glm4_moe_lite", "mlp_layer_types", json!(["dense", "other"]), "mlp_layer_types"),
+        ("olmo3", "sliding_window", json!(0), "sliding window"),
+        ("phi3", "intermediate_size", huge.clone(), "width"),
+        ("phi3", "intermediate_size", json!(159), "mlp.gate_up_proj.weight"),
+        ("phi3", "num_key_value_heads", json!(1), "self_attn.qkv_proj.weight"),
+        ("qwen2_moe", "shared_expert_intermediate_size", huge, "width"),
+    ] {
+        let Some(error) = error_of(name, &[(key, value.clone())]) else { continue };
+        assert!(error.contains(named), "{name} with {key} {value}: {error}");
+    }
+}
+
+#[test]
+fn rope_factors_of_a_wrong_length_are_refused() {
+    let scaling = json!({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]});
+    let Some(error) = error_of("phi3", &[("rope_scaling", scaling)]) else { return };
+    assert!(error.contains("short_factor"), "{error}");
+}
