@@ -152,6 +152,8 @@ fn offloaded(
         ("much is missing, also in RAM", CpuOffload::Auto, Some(PAYS), 0.3, Some(little)),
         ("a slow CPU", CpuOffload::Auto, Some(NEVER_PAYS), 0.0, None),
     ];
+    // At least one of a layer's missing experts is copied, so nothing is left for the CPU if tokens use one expert.
+    let several = Architecture::from_catalog(&Catalog::open(path)?)?.experts_per_token() > 1;
     for (what, cpu_offload, cpu_offload_rates, share, ram_bytes) in cases {
         let threads = Some(2);
         let with = SessionOptions {
@@ -168,9 +170,8 @@ fn offloaded(
             let found = logits(&mut session, ids).context(what)?;
             let experts = session.statistics().device_experts.context("experts come and go")?;
             let cpu_offload = experts.cpu_offload.context("the CPU may compute experts")?;
-            if cpu_offload_rates.is_some()
-                && (experts.experts_on_cpu > 0) != (cpu_offload_rates == Some(PAYS))
-            {
+            let pays = cpu_offload_rates == Some(PAYS) && several;
+            if cpu_offload_rates.is_some() && (experts.experts_on_cpu > 0) != pays {
                 bail!(
                     "{what}: the CPU computed {} experts: {cpu_offload:?}",
                     experts.experts_on_cpu
@@ -183,7 +184,7 @@ fn offloaded(
             }
         }
     }
-    if !has_many(path)? {
+    if !several || !has_many(path)? {
         return Ok(worst);
     }
     // CPU offload looks worthwhile when the session opens. It no longer is once nearly all experts are in VRAM.
