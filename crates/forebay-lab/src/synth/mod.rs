@@ -29,7 +29,7 @@ pub struct SynthOptions {
     /// A mix such as `Q4_K_M`, or one type for all matrices such as `Q8_0`; case does not matter. `None` means the
     /// quantisation of the published files.
     pub quantisation: Option<String>,
-    /// Number of layers to write; `None` means all layers of the architecture.
+    /// Number of layers to write, from the first; `None` means all layers of the architecture.
     pub layers: Option<u32>,
     /// Number of experts that a token uses; `None` means as many as in the architecture.
     pub experts_used: Option<u32>,
@@ -189,8 +189,7 @@ fn writer(
 
 fn layers_of(shape: &Shape, asked: Option<u32>) -> Result<u32, SynthError> {
     let layers = asked.unwrap_or(shape.layers);
-    // A model needs a layer with attention.
-    let layers_min = shape.gated_delta.map_or(1, |delta| delta.attention_period);
+    let layers_min = shape.layers_min();
     if (layers_min..=shape.layers).contains(&layers) {
         Ok(layers)
     } else {

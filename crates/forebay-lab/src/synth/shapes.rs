@@ -23,8 +23,14 @@ pub struct Experts {
     pub dense_layers: u32,
     /// Number of experts that every token uses. They are joined to one expert that is this many times as wide.
     pub shared: u32,
+    /// Width of the shared experts together, if the metadata has it beside their number; `None` if it is `shared` times
+    /// `width`.
+    pub shared_width: Option<u32>,
     /// True if the metadata has the shared expert's width instead of its number, and its output has a gate.
     pub shared_gate: bool,
+    /// True if every layer has a dense feed-forward beside the experts. The router's input and the experts' outputs then
+    /// have scales, and one tensor holds the gate and up matrices (Gemma 4).
+    pub beside_dense: bool,
     pub scores: Scores,
     /// Number of expert groups, and number of groups that a token uses.
     pub groups: Option<(u32, u32)>,
@@ -65,6 +71,10 @@ pub enum Norms {
     SecondAfterAttention,
     /// `attn_norm` and `ffn_norm`, and one norm after each of the two blocks.
     Sandwich,
+    /// The norms of `Sandwich`, and more around the dense feed-forward and the experts that work beside each other.
+    SandwichOfBoth,
+    /// `attn_norm` alone, because a layer has one block.
+    One,
 }
 
 /// Rope scaling of Llama 3: divides frequencies by `factor` for wavelengths beyond `original_context`, and leaves short
@@ -92,6 +102,11 @@ pub enum RopeScaling {
         original_context: u32,
         log_multiplier: Option<f32>,
     },
+    /// The angles of a whole head for the first `rotated` elements; the others stand still because a tensor divides their
+    /// frequencies by a huge number.
+    Proportional {
+        rotated: u32,
+    },
 }
 
 /// Attention whose keys and values are products of a short latent vector (DeepSeek-V2 report, section 2.1).
@@ -111,11 +126,35 @@ pub struct LatentAttention {
     pub one_tensor: bool,
 }
 
-/// Gated delta networks in most layers (Yang et al. 2025).
+/// Sparse attention: an indexer chooses the positions that each query sees (DeepSeek-V3.2 report, section 2.1).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Indexer {
+    pub heads: u32,
+    pub head_dim: u32,
+    /// Number of positions that are chosen.
+    pub chosen: u32,
+}
+
+/// Attention of the layers without a window, where it differs. It takes its values from the key projection.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FullAttention {
+    /// Every layer with a number that is a multiple of this, counted from 1, has no window.
+    pub period: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+}
+
+/// The block that recurrent layers have instead of attention.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Recurrent {
+    Delta(GatedDelta),
+    ChannelDelta(ChannelDelta),
+    Mamba(Mamba),
+}
+
+/// Gated delta networks (Yang et al. 2025).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GatedDelta {
-    /// Every layer with a number that is a multiple of this, counted from 1, has attention instead.
-    pub attention_period: u32,
     pub convolution: u32,
     pub key_heads: u32,
     pub value_heads: u32,
@@ -123,6 +162,38 @@ pub struct GatedDelta {
     pub value_dim: u32,
     /// True if one tensor makes both vectors that control how the state changes.
     pub one_tensor: bool,
+}
+
+/// Delta networks that forget each channel at its own speed (Kimi Linear report, section 3).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ChannelDelta {
+    pub convolution: u32,
+    pub heads: u32,
+    pub head_dim: u32,
+}
+
+/// Selective state spaces (Mamba2; Dao and Gu 2024).
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Mamba {
+    pub convolution: u32,
+    pub heads: u32,
+    pub head_dim: u32,
+    /// Number of groups of heads that share their input and output vectors.
+    pub groups: u32,
+    /// Length of a state's row.
+    pub state: u32,
+}
+
+/// Blocks of each layer.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pattern {
+    /// Every layer has attention and a feed-forward.
+    Alike,
+    /// Every layer has a feed-forward. Layers have attention if their number, counted from 1, is a multiple of this or
+    /// that of the last layer; the others are recurrent.
+    AttentionEvery(u32),
+    /// A layer has one block, which a letter names: `M` recurrent, `*` attention, `E` feed-forward.
+    OneBlock(&'static str),
 }
 
 /// Shape of one model.
@@ -141,11 +212,17 @@ pub struct Shape {
     /// Number of elements of a head that rotate.
     pub rotary_dim: u32,
     pub latent_attention: Option<LatentAttention>,
-    /// Layers without attention, if there are any.
-    pub gated_delta: Option<GatedDelta>,
+    /// Chooses the positions that latent attention sees.
+    pub indexer: Option<Indexer>,
+    pub full_attention: Option<FullAttention>,
+    /// Block of the layers that `pattern` makes recurrent.
+    pub recurrent: Option<Recurrent>,
+    pub pattern: Pattern,
     /// True if attention's output has a gate, which the query matrix makes.
     pub output_gate: bool,
     pub feed_forward: FeedForward,
+    /// True if feed-forwards multiply by a gate; false if they square instead.
+    pub gated: bool,
     pub vocabulary: u32,
     pub context: u32,
     /// Number of positions that sliding-window layers see. The architecture determines which layers these are.
@@ -163,6 +240,12 @@ pub struct Shape {
     pub sinks: bool,
     /// True if the output projection is the embedding matrix.
     pub tied: bool,
+    /// True if embeddings are multiplied by the square root of their length.
+    pub scaled_embedding: bool,
+    /// True if a number of each layer multiplies what leaves the layer.
+    pub layer_scale: bool,
+    /// Limit of the logits, if they have one.
+    pub logit_cap: Option<f32>,
     pub pre_tokenizer: &'static str,
     pub adds_bos: bool,
 }
@@ -176,9 +259,52 @@ impl Shape {
         }
     }
 
-    /// Returns the gated delta network of layer `layer`; `None` if the layer has attention.
-    pub fn gated_delta_of(&self, layer: u32) -> Option<GatedDelta> {
-        self.gated_delta.filter(|delta| !(layer + 1).is_multiple_of(delta.attention_period))
+    /// Returns the recurrent block of layer `layer`; `None` if the layer has none.
+    pub fn recurrent_of(&self, layer: u32) -> Option<Recurrent> {
+        match self.pattern {
+            Pattern::Alike => None,
+            Pattern::AttentionEvery(_) if self.has_attention(layer) => None,
+            Pattern::AttentionEvery(_) => self.recurrent,
+            Pattern::OneBlock(letters) => self.recurrent.filter(|_| letter(letters, layer) == b'M'),
+        }
+    }
+
+    /// Returns true if layer `layer` has attention.
+    pub fn has_attention(&self, layer: u32) -> bool {
+        match self.pattern {
+            Pattern::Alike => true,
+            Pattern::AttentionEvery(period) => {
+                (layer + 1).is_multiple_of(period) || layer + 1 == self.layers
+            }
+            Pattern::OneBlock(letters) => letter(letters, layer) == b'*',
+        }
+    }
+
+    /// Returns true if layer `layer` has a feed-forward.
+    pub fn has_feed_forward(&self, layer: u32) -> bool {
+        match self.pattern {
+            Pattern::Alike | Pattern::AttentionEvery(_) => true,
+            Pattern::OneBlock(letters) => letter(letters, layer) == b'E',
+        }
+    }
+
+    /// Returns the attention of layer `layer` if the layer has no window while others have one.
+    pub fn full_attention_of(&self, layer: u32) -> Option<FullAttention> {
+        self.full_attention.filter(|full| (layer + 1).is_multiple_of(full.period))
+    }
+
+    /// Returns the number of key and value heads of layer `layer`; 0 if it has no attention.
+    pub fn kv_heads_of(&self, layer: u32) -> u32 {
+        match self.full_attention_of(layer) {
+            _ if !self.has_attention(layer) => 0,
+            Some(full) => full.kv_heads,
+            None => self.kv_heads,
+        }
+    }
+
+    /// Returns the least number of layers that a model of this shape can have: it needs one with attention.
+    pub fn layers_min(&self) -> u32 {
+        (1..=self.layers).find(|layers| self.has_attention(layers - 1)).unwrap_or(self.layers)
     }
 
     /// Returns the width of the dense layers. There may be none.
@@ -188,6 +314,11 @@ impl Shape {
             FeedForward::Experts(experts) => experts.dense_width,
         }
     }
+}
+
+/// Returns the letter of layer `layer`.
+fn letter(letters: &str, layer: u32) -> u8 {
+    letters.as_bytes()[layer as usize]
 }
 
 impl LlamaRopeScaling {
@@ -229,10 +360,19 @@ mod tests {
                 assert_eq!((shape.kv_heads, shape.head_dim), (1, latent.latent + latent.rotated));
                 assert_eq!(shape.rotary_dim, latent.rotated);
             }
-            if let Some(delta) = shape.gated_delta {
+            if let Some(Recurrent::Delta(delta)) = shape.recurrent {
                 assert_eq!(delta.value_heads % delta.key_heads, 0, "{}", shape.name);
-                assert!(delta.attention_period <= shape.layers, "{}", shape.name);
             }
+            if let Some(Recurrent::Mamba(mamba)) = shape.recurrent {
+                assert_eq!(mamba.heads % mamba.groups, 0, "{}", shape.name);
+            }
+            if let Pattern::OneBlock(letters) = shape.pattern {
+                assert_eq!(letters.len(), shape.layers as usize, "{}", shape.name);
+                assert!(letters.bytes().all(|letter| b"M*E".contains(&letter)), "{}", shape.name);
+            }
+            let recurrent = (0..shape.layers).any(|layer| shape.recurrent_of(layer).is_some());
+            assert_eq!(recurrent, shape.recurrent.is_some(), "{}", shape.name);
+            assert!(shape.has_attention(shape.layers_min() - 1), "{}", shape.name);
         }
         assert!(find("gpt-5").is_none());
     }

@@ -1,8 +1,19 @@
 //! Shapes of real models from their published configurations, and small shapes with the same features.
 
+mod gemma;
+mod latent;
+mod recurrent;
+
 use super::shapes::{
-    Experts, FeedForward, GatedDelta, LatentAttention, LlamaRopeScaling, Norms, QkNorm,
-    RopeScaling, Scores, Shape,
+    Experts, FeedForward, LlamaRopeScaling, Norms, Pattern, QkNorm, RopeScaling, Scores, Shape,
+};
+use gemma::{GEMMA3_4B, GEMMA3_TINY, GEMMA4_26B, GEMMA4_TINY};
+use latent::{
+    DEEPSEEK_V2_LITE, DEEPSEEK_V3, DEEPSEEK_V3_TINY, DEEPSEEK_V32, DEEPSEEK_V32_TINY, GLM_47_FLASH,
+};
+use recurrent::{
+    KIMI_LINEAR_48B, KIMI_LINEAR_TINY, NEMOTRON3_NANO, NEMOTRON3_TINY, QWEN3_NEXT_80B, QWEN36_35B,
+    QWEN36_TINY,
 };
 
 /// Defaults that most models with experts share.
@@ -14,7 +25,9 @@ const EXPERTS: Experts = Experts {
     names_width: true,
     dense_layers: 0,
     shared: 0,
+    shared_width: None,
     shared_gate: false,
+    beside_dense: false,
     scores: Scores::Unsaid,
     groups: None,
     weights_scale: None,
@@ -34,9 +47,13 @@ const LLAMA: Shape = Shape {
     head_dim: 128,
     rotary_dim: 128,
     latent_attention: None,
-    gated_delta: None,
+    indexer: None,
+    full_attention: None,
+    recurrent: None,
+    pattern: Pattern::Alike,
     output_gate: false,
     feed_forward: FeedForward::Dense { width: 14336 },
+    gated: true,
     vocabulary: 128_256,
     context: 131_072,
     window: None,
@@ -55,6 +72,9 @@ const LLAMA: Shape = Shape {
     output_bias: false,
     sinks: false,
     tied: false,
+    scaled_embedding: false,
+    layer_scale: false,
+    logit_cap: None,
     pre_tokenizer: "llama-bpe",
     adds_bos: true,
 };
@@ -135,112 +155,6 @@ const GPT_OSS_20B: Shape = Shape {
     ..LLAMA
 };
 
-const DEEPSEEK_V3_EXPERTS: Experts = Experts {
-    width: 2048,
-    experts: 256,
-    used: 8,
-    dense_width: 18432,
-    dense_layers: 3,
-    shared: 1,
-    scores: Scores::Sigmoid,
-    groups: Some((8, 4)),
-    weights_scale: Some(2.5),
-    weights_norm: Some(true),
-    correction_bias: true,
-    ..EXPERTS
-};
-
-/// The multi-token prediction layer is left out, as converters do.
-const DEEPSEEK_V3: Shape = Shape {
-    name: "deepseek-v3",
-    architecture: "deepseek2",
-    hidden: 7168,
-    layers: 61,
-    heads: 128,
-    // The cache and the metadata see one key/value head of latent and rotated elements.
-    kv_heads: 1,
-    head_dim: 576,
-    rotary_dim: 64,
-    latent_attention: Some(LatentAttention {
-        query_rank: 1536,
-        latent: 512,
-        unrotated: 128,
-        rotated: 64,
-        value: 128,
-        one_tensor: false,
-    }),
-    feed_forward: FeedForward::Experts(DEEPSEEK_V3_EXPERTS),
-    vocabulary: 129_280,
-    context: 163_840,
-    rope_base: 10_000.0,
-    rope_scaling: RopeScaling::Yarn {
-        factor: 40.0,
-        original_context: 4096,
-        log_multiplier: Some(0.1),
-    },
-    norm_epsilon: 1e-6,
-    pre_tokenizer: "deepseek-v3",
-    ..LLAMA
-};
-
-const DEEPSEEK_V2_LITE: Shape = Shape {
-    name: "deepseek-v2-lite",
-    hidden: 2048,
-    layers: 27,
-    heads: 16,
-    latent_attention: Some(LatentAttention {
-        query_rank: 0,
-        latent: 512,
-        unrotated: 128,
-        rotated: 64,
-        value: 128,
-        one_tensor: false,
-    }),
-    feed_forward: FeedForward::Experts(Experts {
-        width: 1408,
-        experts: 64,
-        used: 6,
-        dense_width: 10944,
-        dense_layers: 1,
-        shared: 2,
-        scores: Scores::Softmax,
-        groups: Some((1, 1)),
-        weights_scale: Some(1.0),
-        ..EXPERTS
-    }),
-    vocabulary: 102_400,
-    rope_scaling: RopeScaling::Yarn {
-        factor: 40.0,
-        original_context: 4096,
-        log_multiplier: Some(0.0707),
-    },
-    pre_tokenizer: "deepseek-llm",
-    ..DEEPSEEK_V3
-};
-
-const GEMMA3_4B: Shape = Shape {
-    name: "gemma3-4b",
-    architecture: "gemma3",
-    hidden: 2560,
-    layers: 34,
-    heads: 8,
-    kv_heads: 4,
-    head_dim: 256,
-    rotary_dim: 256,
-    feed_forward: FeedForward::Dense { width: 10240 },
-    vocabulary: 262_144,
-    context: 131_072,
-    window: Some(1024),
-    rope_base: 1_000_000.0,
-    rope_base_windowed: Some(10_000.0),
-    rope_scaling: RopeScaling::Linear { factor: 8.0 },
-    norm_epsilon: 1e-6,
-    norms: Norms::Sandwich,
-    qk_norm: QkNorm::PerHead,
-    tied: true,
-    ..LLAMA
-};
-
 const GLM_EXPERTS: Experts = Experts {
     width: 1408,
     experts: 128,
@@ -274,66 +188,35 @@ const GLM_45_AIR: Shape = Shape {
     ..LLAMA
 };
 
-const QWEN36_DELTA: GatedDelta = GatedDelta {
-    attention_period: 4,
-    convolution: 4,
-    key_heads: 16,
-    value_heads: 32,
-    key_dim: 128,
-    value_dim: 128,
-    one_tensor: false,
-};
-
-const QWEN36_EXPERTS: Experts = Experts {
-    width: 512,
-    experts: 256,
-    used: 8,
-    dense_width: 512,
-    shared: 1,
-    shared_gate: true,
-    ..EXPERTS
-};
-
-/// The vision tower and the multi-token prediction layer are left out, as converters do.
-const QWEN36_35B: Shape = Shape {
-    name: "qwen3.6-35b-a3b",
-    architecture: "qwen35moe",
-    hidden: 2048,
-    layers: 40,
-    heads: 16,
-    kv_heads: 2,
-    head_dim: 256,
+const MINIMAX_M2: Shape = Shape {
+    name: "minimax-m2",
+    architecture: "minimax-m2",
+    hidden: 3072,
+    layers: 62,
+    heads: 48,
     rotary_dim: 64,
-    gated_delta: Some(QWEN36_DELTA),
-    output_gate: true,
-    feed_forward: FeedForward::Experts(QWEN36_EXPERTS),
-    vocabulary: 248_320,
-    context: 262_144,
-    rope_base: 10_000_000.0,
-    norms: Norms::SecondAfterAttention,
-    pre_tokenizer: "qwen35",
-    ..QWEN
-};
-
-/// The multi-token prediction layer is left out, as converters do.
-const QWEN3_NEXT_80B: Shape = Shape {
-    name: "qwen3-next-80b",
-    architecture: "qwen3next",
-    layers: 48,
-    gated_delta: Some(GatedDelta { one_tensor: true, ..QWEN36_DELTA }),
     feed_forward: FeedForward::Experts(Experts {
-        experts: 512,
-        used: 10,
-        dense_width: 5120,
-        ..QWEN36_EXPERTS
+        width: 1536,
+        experts: 256,
+        used: 8,
+        dense_width: 1536,
+        scores: Scores::Sigmoid,
+        correction_bias: true,
+        ..EXPERTS
     }),
-    vocabulary: 151_936,
-    pre_tokenizer: "qwen2",
-    ..QWEN36_35B
+    vocabulary: 200_064,
+    context: 196_608,
+    rope_base: 5_000_000.0,
+    rope_scaling: RopeScaling::None,
+    norm_epsilon: 1e-6,
+    qk_norm: QkNorm::WholeProjection,
+    pre_tokenizer: "minimax-m2",
+    adds_bos: false,
+    ..LLAMA
 };
 
 /// All shapes, the most used first.
-pub const SHAPES: [Shape; 24] = [
+pub const SHAPES: [Shape; 34] = [
     QWEN3_MOE_30B,
     LLAMA_1B,
     Shape { name: "llama-8b", ..LLAMA },
@@ -432,31 +315,19 @@ pub const SHAPES: [Shape; 24] = [
     },
     QWEN36_35B,
     QWEN3_NEXT_80B,
-    Shape {
-        name: "qwen3.6-tiny",
-        hidden: 256,
-        layers: 4,
-        heads: 4,
-        head_dim: 64,
-        rotary_dim: 16,
-        gated_delta: Some(GatedDelta {
-            attention_period: 2,
-            key_heads: 2,
-            value_heads: 4,
-            key_dim: 64,
-            value_dim: 64,
-            ..QWEN36_DELTA
-        }),
-        feed_forward: FeedForward::Experts(Experts {
-            width: 256,
-            experts: 16,
-            used: 4,
-            dense_width: 256,
-            ..QWEN36_EXPERTS
-        }),
-        vocabulary: 1024,
-        ..QWEN36_35B
-    },
+    GLM_47_FLASH,
+    MINIMAX_M2,
+    DEEPSEEK_V32,
+    KIMI_LINEAR_48B,
+    NEMOTRON3_NANO,
+    GEMMA4_26B,
+    QWEN36_TINY,
+    DEEPSEEK_V3_TINY,
+    DEEPSEEK_V32_TINY,
+    KIMI_LINEAR_TINY,
+    NEMOTRON3_TINY,
+    GEMMA3_TINY,
+    GEMMA4_TINY,
     Shape {
         name: "qwen3moe-tiny",
         hidden: 256,
@@ -501,46 +372,6 @@ pub const SHAPES: [Shape; 24] = [
         }),
         vocabulary: 1024,
         ..GPT_OSS_20B
-    },
-    Shape {
-        name: "deepseek-v3-tiny",
-        hidden: 256,
-        layers: 4,
-        heads: 4,
-        head_dim: 288,
-        rotary_dim: 32,
-        latent_attention: Some(LatentAttention {
-            query_rank: 256,
-            latent: 256,
-            unrotated: 64,
-            rotated: 32,
-            value: 64,
-            one_tensor: false,
-        }),
-        feed_forward: FeedForward::Experts(Experts {
-            width: 256,
-            experts: 16,
-            used: 4,
-            dense_width: 768,
-            dense_layers: 1,
-            groups: Some((4, 2)),
-            ..DEEPSEEK_V3_EXPERTS
-        }),
-        vocabulary: 1024,
-        ..DEEPSEEK_V3
-    },
-    Shape {
-        name: "gemma3-tiny",
-        hidden: 256,
-        layers: 7,
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 64,
-        rotary_dim: 64,
-        feed_forward: FeedForward::Dense { width: 768 },
-        vocabulary: 1024,
-        window: Some(64),
-        ..GEMMA3_4B
     },
     Shape {
         name: "glm-4.5-tiny",

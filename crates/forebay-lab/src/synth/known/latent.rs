@@ -1,0 +1,166 @@
+//! Shapes with latent attention.
+
+use super::super::shapes::{
+    Experts, FeedForward, Indexer, LatentAttention, RopeScaling, Scores, Shape,
+};
+use super::{EXPERTS, LLAMA};
+
+const DEEPSEEK_V3_EXPERTS: Experts = Experts {
+    width: 2048,
+    experts: 256,
+    used: 8,
+    dense_width: 18432,
+    dense_layers: 3,
+    shared: 1,
+    scores: Scores::Sigmoid,
+    groups: Some((8, 4)),
+    weights_scale: Some(2.5),
+    weights_norm: Some(true),
+    correction_bias: true,
+    ..EXPERTS
+};
+
+/// The multi-token prediction layer is left out, as converters do.
+pub const DEEPSEEK_V3: Shape = Shape {
+    name: "deepseek-v3",
+    architecture: "deepseek2",
+    hidden: 7168,
+    layers: 61,
+    heads: 128,
+    // The cache and the metadata see one key/value head of latent and rotated elements.
+    kv_heads: 1,
+    head_dim: 576,
+    rotary_dim: 64,
+    latent_attention: Some(LatentAttention {
+        query_rank: 1536,
+        latent: 512,
+        unrotated: 128,
+        rotated: 64,
+        value: 128,
+        one_tensor: false,
+    }),
+    feed_forward: FeedForward::Experts(DEEPSEEK_V3_EXPERTS),
+    vocabulary: 129_280,
+    context: 163_840,
+    rope_base: 10_000.0,
+    rope_scaling: RopeScaling::Yarn {
+        factor: 40.0,
+        original_context: 4096,
+        log_multiplier: Some(0.1),
+    },
+    norm_epsilon: 1e-6,
+    pre_tokenizer: "deepseek-v3",
+    ..LLAMA
+};
+
+pub const DEEPSEEK_V2_LITE: Shape = Shape {
+    name: "deepseek-v2-lite",
+    hidden: 2048,
+    layers: 27,
+    heads: 16,
+    latent_attention: Some(LatentAttention {
+        query_rank: 0,
+        latent: 512,
+        unrotated: 128,
+        rotated: 64,
+        value: 128,
+        one_tensor: false,
+    }),
+    feed_forward: FeedForward::Experts(Experts {
+        width: 1408,
+        experts: 64,
+        used: 6,
+        dense_width: 10944,
+        dense_layers: 1,
+        shared: 2,
+        scores: Scores::Softmax,
+        groups: Some((1, 1)),
+        weights_scale: Some(1.0),
+        ..EXPERTS
+    }),
+    vocabulary: 102_400,
+    rope_scaling: RopeScaling::Yarn {
+        factor: 40.0,
+        original_context: 4096,
+        log_multiplier: Some(0.0707),
+    },
+    pre_tokenizer: "deepseek-llm",
+    ..DEEPSEEK_V3
+};
+
+/// The multi-token prediction layer is left out, because generating does not need it.
+pub const DEEPSEEK_V32: Shape = Shape {
+    name: "deepseek-v3.2",
+    architecture: "deepseek32",
+    indexer: Some(Indexer { heads: 64, head_dim: 128, chosen: 2048 }),
+    ..DEEPSEEK_V3
+};
+
+/// The multi-token prediction layer is left out, because generating does not need it.
+pub const GLM_47_FLASH: Shape = Shape {
+    name: "glm-4.7-flash",
+    hidden: 2048,
+    layers: 47,
+    heads: 20,
+    latent_attention: Some(LatentAttention {
+        query_rank: 768,
+        latent: 512,
+        unrotated: 192,
+        rotated: 64,
+        value: 256,
+        one_tensor: false,
+    }),
+    feed_forward: FeedForward::Experts(Experts {
+        width: 1536,
+        experts: 64,
+        used: 4,
+        dense_width: 10240,
+        dense_layers: 1,
+        groups: Some((1, 1)),
+        weights_scale: Some(1.8),
+        ..DEEPSEEK_V3_EXPERTS
+    }),
+    vocabulary: 154_880,
+    context: 202_752,
+    rope_base: 1_000_000.0,
+    rope_scaling: RopeScaling::None,
+    norm_epsilon: 1e-5,
+    pre_tokenizer: "glm4",
+    adds_bos: false,
+    ..DEEPSEEK_V3
+};
+
+pub const DEEPSEEK_V3_TINY: Shape = Shape {
+    name: "deepseek-v3-tiny",
+    hidden: 256,
+    layers: 4,
+    heads: 4,
+    head_dim: 288,
+    rotary_dim: 32,
+    latent_attention: Some(LatentAttention {
+        query_rank: 256,
+        latent: 256,
+        unrotated: 64,
+        rotated: 32,
+        value: 64,
+        one_tensor: false,
+    }),
+    feed_forward: FeedForward::Experts(Experts {
+        width: 256,
+        experts: 16,
+        used: 4,
+        dense_width: 768,
+        dense_layers: 1,
+        groups: Some((4, 2)),
+        ..DEEPSEEK_V3_EXPERTS
+    }),
+    vocabulary: 1024,
+    ..DEEPSEEK_V3
+};
+
+pub const DEEPSEEK_V32_TINY: Shape = Shape {
+    name: "deepseek-v3.2-tiny",
+    architecture: "deepseek32",
+    indexer: Some(Indexer { heads: 8, head_dim: 64, chosen: 64 }),
+    ..DEEPSEEK_V3_TINY
+};

@@ -1,0 +1,217 @@
+//! Metadata of a shape.
+
+use forebay_format::gguf::writer::GgufWriter;
+use forebay_format::{Array, FormatError};
+
+use super::super::recipe::Recipe;
+use super::super::shapes::{Experts, FeedForward, Pattern, Recurrent, RopeScaling, Scores, Shape};
+
+/// Writes the keys that describe `shape` with `layers` layers, without those of the tokenizer.
+pub fn describe(
+    shape: &Shape,
+    recipe: &Recipe,
+    layers: u32,
+    writer: &mut GgufWriter,
+) -> Result<(), FormatError> {
+    let architecture = shape.architecture;
+    let key = |name: &str| format!("{architecture}.{name}");
+    writer.set("general.architecture", architecture)?;
+    writer.set("general.type", "model")?;
+    writer.set("general.name", format!("{} shape, random weights", shape.name).as_str())?;
+    writer.set("general.file_type", recipe.file_type)?;
+    writer.set("general.quantization_version", 2u32)?;
+    writer.set(&key("block_count"), layers)?;
+    writer.set(&key("context_length"), shape.context)?;
+    writer.set(&key("embedding_length"), shape.hidden)?;
+    match shape.pattern {
+        Pattern::OneBlock(_) => {
+            let width = |layer| u32::from(shape.has_feed_forward(layer)) * shape.dense_width();
+            writer.set(&key("feed_forward_length"), by_layer(layers, width))?;
+        }
+        _ => writer.set(&key("feed_forward_length"), shape.dense_width())?,
+    }
+    writer.set(&key("attention.head_count"), shape.heads)?;
+    describe_heads(shape, layers, writer)?;
+    writer.set(&key("attention.layer_norm_rms_epsilon"), shape.norm_epsilon)?;
+    writer.set(&key("vocab_size"), shape.vocabulary)?;
+    if let Some(window) = shape.window {
+        writer.set(&key("attention.sliding_window"), window)?;
+    }
+    if let Some(cap) = shape.logit_cap {
+        writer.set(&key("final_logit_softcapping"), cap)?;
+    }
+    describe_recurrent(shape, writer)?;
+    describe_rope(shape, writer)?;
+    if let FeedForward::Experts(experts) = &shape.feed_forward {
+        describe_experts(shape, experts, writer)?;
+    }
+    Ok(())
+}
+
+/// Returns a list with a number for each layer.
+fn by_layer(layers: u32, number: impl Fn(u32) -> u32) -> Array {
+    Array::I32((0..layers).map(|layer| number(layer) as i32).collect())
+}
+
+fn describe_heads(shape: &Shape, layers: u32, writer: &mut GgufWriter) -> Result<(), FormatError> {
+    let key = |name: &str| format!("{}.attention.{name}", shape.architecture);
+    let head_dim = shape.full_attention.map_or(shape.head_dim, |full| full.head_dim);
+    let [kv_heads, key_length, value_length] = match shape.latent_attention {
+        None => [shape.kv_heads, head_dim, head_dim],
+        Some(latent) if latent.one_tensor => {
+            [shape.heads, latent.unrotated + latent.rotated, latent.value]
+        }
+        Some(latent) => [shape.kv_heads, shape.head_dim, latent.latent],
+    };
+    // A gated delta network has a key for the period of attention instead.
+    let differ = match shape.recurrent {
+        None => shape.full_attention.is_some(),
+        Some(Recurrent::Delta(_)) => false,
+        Some(Recurrent::ChannelDelta(_) | Recurrent::Mamba(_)) => true,
+    };
+    if differ {
+        let kv_heads = |layer| match shape.full_attention_of(layer) {
+            Some(full) => full.kv_heads,
+            None => u32::from(shape.has_attention(layer)) * kv_heads,
+        };
+        writer.set(&key("head_count_kv"), by_layer(layers, kv_heads))?;
+    } else {
+        writer.set(&key("head_count_kv"), kv_heads)?;
+    }
+    writer.set(&key("key_length"), key_length)?;
+    writer.set(&key("value_length"), value_length)?;
+    if shape.full_attention.is_some() {
+        writer.set(&key("key_length_swa"), shape.head_dim)?;
+        writer.set(&key("value_length_swa"), shape.head_dim)?;
+        writer.set(&key("shared_kv_layers"), 0u32)?;
+        let slides = (0..layers).map(|layer| shape.full_attention_of(layer).is_none());
+        writer.set(&key("sliding_window_pattern"), Array::Bool(slides.collect()))?;
+    }
+    if let Some(latent) = shape.latent_attention {
+        if latent.query_rank > 0 {
+            writer.set(&key("q_lora_rank"), latent.query_rank)?;
+        }
+        writer.set(&key("kv_lora_rank"), latent.latent)?;
+        if !latent.one_tensor {
+            writer.set(&key("key_length_mla"), latent.unrotated + latent.rotated)?;
+            writer.set(&key("value_length_mla"), latent.value)?;
+        }
+    }
+    if let Some(indexer) = shape.indexer {
+        writer.set(&key("indexer.head_count"), indexer.heads)?;
+        writer.set(&key("indexer.key_length"), indexer.head_dim)?;
+        writer.set(&key("indexer.top_k"), indexer.chosen)?;
+    }
+    Ok(())
+}
+
+fn describe_recurrent(shape: &Shape, writer: &mut GgufWriter) -> Result<(), FormatError> {
+    let key = |name: &str| format!("{}.{name}", shape.architecture);
+    match shape.recurrent {
+        None => {}
+        Some(Recurrent::Delta(delta)) => {
+            for (name, value) in [
+                ("ssm.conv_kernel", delta.convolution),
+                ("ssm.state_size", delta.key_dim),
+                ("ssm.group_count", delta.key_heads),
+                ("ssm.time_step_rank", delta.value_heads),
+                ("ssm.inner_size", delta.value_heads * delta.value_dim),
+            ] {
+                writer.set(&key(name), value)?;
+            }
+        }
+        Some(Recurrent::ChannelDelta(delta)) => {
+            writer.set(&key("ssm.conv_kernel"), delta.convolution)?;
+            writer.set(&key("kda.head_dim"), delta.head_dim)?;
+        }
+        Some(Recurrent::Mamba(mamba)) => {
+            for (name, value) in [
+                ("ssm.conv_kernel", mamba.convolution),
+                ("ssm.state_size", mamba.state),
+                ("ssm.group_count", mamba.groups),
+                ("ssm.time_step_rank", mamba.heads),
+                ("ssm.inner_size", mamba.heads * mamba.head_dim),
+            ] {
+                writer.set(&key(name), value)?;
+            }
+        }
+    }
+    match (shape.recurrent, shape.pattern) {
+        (Some(Recurrent::Delta(_)), Pattern::AttentionEvery(period)) => {
+            writer.set(&key("full_attention_interval"), period)
+        }
+        _ => Ok(()),
+    }
+}
+
+fn describe_rope(shape: &Shape, writer: &mut GgufWriter) -> Result<(), FormatError> {
+    let key = |name: &str| format!("{}.rope.{name}", shape.architecture);
+    writer.set(&key("freq_base"), shape.rope_base)?;
+    match shape.full_attention {
+        None => writer.set(&key("dimension_count"), shape.rotary_dim)?,
+        Some(full) => {
+            writer.set(&key("dimension_count"), full.head_dim)?;
+            writer.set(&key("dimension_count_swa"), shape.rotary_dim)?;
+        }
+    }
+    if let Some(base) = shape.rope_base_windowed {
+        writer.set(&key("freq_base_swa"), base)?;
+    }
+    match shape.rope_scaling {
+        RopeScaling::None | RopeScaling::Llama(_) | RopeScaling::Proportional { .. } => Ok(()),
+        RopeScaling::Linear { factor } => {
+            writer.set(&key("scaling.type"), "linear")?;
+            writer.set(&key("scaling.factor"), factor)
+        }
+        RopeScaling::Yarn { factor, original_context, log_multiplier } => {
+            writer.set(&key("scaling.type"), "yarn")?;
+            writer.set(&key("scaling.factor"), factor)?;
+            writer.set(&key("scaling.original_context_length"), original_context)?;
+            writer.set(&key("scaling.yarn_beta_fast"), 32.0f32)?;
+            writer.set(&key("scaling.yarn_beta_slow"), 1.0f32)?;
+            log_multiplier.map_or(Ok(()), |multiplier| {
+                writer.set(&key("scaling.yarn_log_multiplier"), multiplier)
+            })
+        }
+    }
+}
+
+fn describe_experts(
+    shape: &Shape,
+    experts: &Experts,
+    writer: &mut GgufWriter,
+) -> Result<(), FormatError> {
+    let key = |name: &str| format!("{}.{name}", shape.architecture);
+    writer.set(&key("expert_count"), experts.experts)?;
+    writer.set(&key("expert_used_count"), experts.used)?;
+    if experts.names_width {
+        writer.set(&key("expert_feed_forward_length"), experts.width)?;
+    }
+    if experts.dense_layers > 0 {
+        writer.set(&key("leading_dense_block_count"), experts.dense_layers)?;
+    }
+    if experts.shared > 0 && experts.shared_gate {
+        let width = experts.shared * experts.width;
+        writer.set(&key("expert_shared_feed_forward_length"), width)?;
+    } else if experts.shared > 0 {
+        writer.set(&key("expert_shared_count"), experts.shared)?;
+        if let Some(width) = experts.shared_width {
+            writer.set(&key("expert_shared_feed_forward_length"), width)?;
+        }
+    }
+    if let Some((groups, used)) = experts.groups {
+        writer.set(&key("expert_group_count"), groups)?;
+        writer.set(&key("expert_group_used_count"), used)?;
+    }
+    match experts.scores {
+        Scores::Unsaid => {}
+        Scores::Softmax => writer.set(&key("expert_gating_func"), 1u32)?,
+        Scores::Sigmoid => writer.set(&key("expert_gating_func"), 2u32)?,
+    }
+    if let Some(scale) = experts.weights_scale {
+        writer.set(&key("expert_weights_scale"), scale)?;
+    }
+    experts
+        .weights_norm
+        .map_or(Ok(()), |normalised| writer.set(&key("expert_weights_norm"), normalised))
+}
