@@ -456,7 +456,8 @@ pub struct SynthArgs {
     /// Type of the weights, as in Q4_K_M, Q8_0, BF16 [default: that of published files]
     #[arg(long, value_name = "TYPE")]
     pub quantisation: Option<String>,
-    /// Layers to write [default: as many as the architecture has]
+    /// Layers to write, counted from the first: each keeps its kind, so a hybrid model needs enough to
+    /// reach one with attention [default: as many as the architecture has]
     #[arg(long, value_name = "N", value_parser = count())]
     pub layers: Option<usize>,
     /// Experts of a token [default: as many as the architecture has]

@@ -29,7 +29,7 @@ fn inspect_knows_the_demo_model() {
 fn families_run_and_say_what_is_special() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
-    let families: [(&str, usize, &[&str]); 6] = [
+    let families: [(&str, usize, &[&str]); 7] = [
         (
             "gpt-oss-tiny",
             2 * 2 * 128 * 2,
@@ -49,6 +49,11 @@ fn families_run_and_say_what_is_special() {
         ("qwen3moe-tiny", 2 * 2 * 128 * 2, &["query/key norm"][..]),
         // One of the two layers keeps keys and values.
         ("qwen3.6-tiny", 2 * 128 * 2, &["gated DeltaNet", "gated attention", "shared experts"][..]),
+        (
+            "kimi-linear-tiny",
+            288 * 2,
+            &["Kimi Delta Attention", "latent attention (MLA)", "shared experts"][..],
+        ),
     ];
     for (arch, kv_bytes, expected) in families {
         let out = path(arch);

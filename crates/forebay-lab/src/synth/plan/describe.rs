@@ -40,6 +40,7 @@ pub fn describe(
     if let Some(cap) = shape.logit_cap {
         writer.set(&key("final_logit_softcapping"), cap)?;
     }
+    describe_latent(shape, writer)?;
     describe_recurrent(shape, writer)?;
     describe_rope(shape, writer)?;
     if let FeedForward::Experts(experts) = &shape.feed_forward {
@@ -87,6 +88,11 @@ fn describe_heads(shape: &Shape, layers: u32, writer: &mut GgufWriter) -> Result
         let slides = (0..layers).map(|layer| shape.full_attention_of(layer).is_none());
         writer.set(&key("sliding_window_pattern"), Array::Bool(slides.collect()))?;
     }
+    Ok(())
+}
+
+fn describe_latent(shape: &Shape, writer: &mut GgufWriter) -> Result<(), FormatError> {
+    let key = |name: &str| format!("{}.attention.{name}", shape.architecture);
     if let Some(latent) = shape.latent_attention {
         if latent.query_rank > 0 {
             writer.set(&key("q_lora_rank"), latent.query_rank)?;

@@ -262,12 +262,12 @@ mod tests {
             ("deepseek-v3", 404.4),
             ("gemma3-4b", 2.49),
             ("qwen3moe-235b", 142.2),
-            ("glm-4.7-flash", 18.1),
+            ("glm-4.7-flash", 18.31),
             ("minimax-m2", 138.3),
-            ("deepseek-v3.2", 404.9),
-            ("kimi-linear-48b", 29.7),
+            ("deepseek-v3.2", 404.8),
+            ("kimi-linear-48b", 29.70),
             ("nemotron-3-nano", 24.57),
-            ("gemma4-26b-a4b", 16.8),
+            ("gemma4-26b-a4b", 16.80),
         ] {
             let found = bytes(shape) as f64 / 1e9;
             assert!((found / gigabytes - 1.0).abs() < 0.02, "{shape}: {found:.2} GB");
