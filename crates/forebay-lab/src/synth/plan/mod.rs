@@ -52,14 +52,14 @@ pub fn tensors(
     list.embedding(vocabulary, hidden)?;
     for layer in 0..layers {
         list.norms(layer);
+        if shape.layer_scale {
+            list.vector(format!("blk.{layer}.layer_output_scale.weight"), &[1], LAYER_SCALE);
+        }
         list.mixer(layer)?;
         match shape.experts_of(layer) {
             _ if !shape.has_feed_forward(layer) => {}
             None => list.feed_forward(layer, "", u64::from(shape.dense_width()))?,
             Some(experts) => list.experts(&experts, layer)?,
-        }
-        if shape.layer_scale {
-            list.vector(format!("blk.{layer}.layer_output_scale.weight"), &[1], LAYER_SCALE);
         }
     }
     Ok(list.tensors)
