@@ -22,7 +22,8 @@ __device__ inline void copy_row(float *to, const float *from, const float *bias,
 }
 
 // q [tokens, heads, dim_k] is changed in place. It keeps its values if bias, norm and angles are all null, and it may
-// be null if `heads` is 0. k [tokens, kv_heads, dim_k] and v [tokens, kv_heads, dim_v] go to the cache; v is null if
+// be null if `heads` is 0. k [tokens, kv_heads, dim_k] and v [tokens, kv_heads, dim_v] go to the cache; k is null if the
+// layer uses the keys and values of another, and v is null if
 // the values are a part of the keys. Only the first `key_norm_dim` elements of a key are normed. angles [positions, 2,
 // rotary_dim / 2] are cosines and sines. The tokens may belong to different sequences. A position beyond the `context`
 // positions of a table, or without a block, is not written. One warp for each head of each token: grid (heads, tokens).
@@ -40,7 +41,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     float *const own_norm = row + size, *const own_angles = own_norm + size;
     const int head = blockIdx.x * WARPS + (threadIdx.x >> 5);
     const size_t token = blockIdx.y;
-    if (head >= heads + (v ? 2 : 1) * kv_heads) return;
+    if (head >= heads + (k ? (v ? 2 : 1) * kv_heads : 0)) return;
     const KvLayer cache{KV_ARGUMENTS};
     const u32 position = positions[token];
     if (position >= (u32)context) return;

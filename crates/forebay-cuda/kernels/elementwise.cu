@@ -76,6 +76,13 @@ extern "C" __global__ void __launch_bounds__(256)
     if (threadIdx.x == 0) scales[row] = scale;
 }
 
+// x *= factor, count elements.
+extern "C" __global__ void __launch_bounds__(256) scale(float *x, u64 count, float factor) {
+    wait_for_previous();
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) x[i] = __fmul_rn(x[i], factor);
+}
+
 // x = cap * tanh(x / cap), count elements.
 extern "C" __global__ void __launch_bounds__(256) softcap(float *x, u64 count, float cap) {
     wait_for_previous();

@@ -59,20 +59,22 @@ template <bool BIASED> struct Addition {
     }
 };
 
-// Computes out = weight * x / sqrt(mean(x^2) + eps) for one row of n elements per block, or out = x if `weight` is null. Before that, `addition` is
-// added to x and the sum written back. `out` may be `x`. `codes` and `scales`, if not null, receive `out` rounded; n is
+// Computes out = weight * x / sqrt(mean(x^2) + eps) for one row of n elements per block, or out = x if `weight` is null.
+// Before that, `addition` is added to x, and the sum times `factor` written back. `out` may be `x`; if it is null, only the sum
+// is computed. `codes` and `scales`, if not null, receive `out` rounded; n is
 // then a multiple of 32 and at most KEPT times the number of threads. `halves` and `half_scales` receive it as halves; n is
 // then a multiple of 4 within the same limit. `flag`, if not null, receives the smallest `tag + row` whose sum is not finite.
 template <bool BIASED>
 __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition, const float *weight, float *out, i8 *codes,
                                      ActivationScale *scales, u16 *halves, float *half_scales, int n, float eps,
-                                     u32 *flag, int tag) {
+                                     u32 *flag, int tag, float factor) {
     wait_for_previous();
     start_next(gridDim.x <= FEW_ROWS);
     __shared__ float shared[32];
     const size_t first = (size_t)blockIdx.x * n;
     x += first;
-    out += first;
+    const bool normed = out != nullptr;
+    if (normed) out += first;
     float kept[KEPT];
     float4 weights[KEPT / 4];
     float sum = 0.0f;
@@ -88,7 +90,8 @@ __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition,
                 weights[i] = weight ? *(const float4 *)(weight + at) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
                 if (addition.any()) {
                     const float4 a = addition.quad_at(at, n);
-                    v = make_float4(v.x + a.x, v.y + a.y, v.z + a.z, v.w + a.w);
+                    v = make_float4(__fmul_rn(__fadd_rn(v.x, a.x), factor), __fmul_rn(__fadd_rn(v.y, a.y), factor),
+                                    __fmul_rn(__fadd_rn(v.z, a.z), factor), __fmul_rn(__fadd_rn(v.w, a.w), factor));
                     *(float4 *)(x + at) = v;
                 }
             }
@@ -101,12 +104,13 @@ __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition,
     } else {
         for (int at = threadIdx.x; at < n; at += blockDim.x) {
             float v = x[at];
-            if (addition.any()) x[at] = v = v + addition.at(at, n);
+            if (addition.any()) x[at] = v = __fmul_rn(__fadd_rn(v, addition.at(at, n)), factor);
             sum += v * v;
         }
     }
     sum = block_sum(sum, shared);
     if (flag && threadIdx.x == 0 && !isfinite(sum)) atomicMin(flag, (u32)tag + blockIdx.x);
+    if (!normed) return;
     const float scale = weight ? 1.0f / sqrtf(sum / (float)n + eps) : 1.0f;
     if (quads) {
 #pragma unroll
@@ -133,12 +137,12 @@ __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition,
         for (int i = 0; i < KEPT; i++)
             if (4 * (threadIdx.x + i / 4 * blockDim.x) < n) largest = larger_bits(largest, kept[i]);
         float half_scale;
-        const float factor = half_row_factor(block_largest(largest), half_scale);
+        const float half_factor = half_row_factor(block_largest(largest), half_scale);
 #pragma unroll
         for (int i = 0; i < KEPT / 4; i++) {
             const int at = 4 * (threadIdx.x + i * blockDim.x);
             const float4 y = make_float4(kept[4 * i], kept[4 * i + 1], kept[4 * i + 2], kept[4 * i + 3]);
-            if (at < n) *(uint2 *)(halves + first + at) = four_halves(y, factor);
+            if (at < n) *(uint2 *)(halves + first + at) = four_halves(y, half_factor);
         }
         if (threadIdx.x == 0) half_scales[blockIdx.x] = half_scale;
     } else {
@@ -152,9 +156,10 @@ __device__ __forceinline__ void norm(float *x, const Addition<BIASED> &addition,
     extern "C" __global__ void __launch_bounds__(1024, 1)                                                      \
         NAME(float *x, const float *add, const float *parts, const float *part_weights, const u32 *row_of_pair, \
              const float *bias, const u32 *ids, int k, const float *weight, float *out, i8 *codes,             \
-             ActivationScale *scales, u16 *halves, float *half_scales, int n, float eps, u32 *flag, int tag) { \
+             ActivationScale *scales, u16 *halves, float *half_scales, int n, float eps, u32 *flag, int tag,   \
+             float factor) {                                                                                   \
         const Addition<BIASED> addition{add, parts, part_weights, row_of_pair, bias, ids, k};                  \
-        norm(x, addition, weight, out, codes, scales, halves, half_scales, n, eps, flag, tag);                 \
+        norm(x, addition, weight, out, codes, scales, halves, half_scales, n, eps, flag, tag, factor);         \
     }
 KERNEL(rms_norm, false)
 KERNEL(rms_norm_biased, true)

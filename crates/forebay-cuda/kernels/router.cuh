@@ -51,14 +51,15 @@ __device__ inline u32 best_groups(const float *choice, int experts, int groups, 
 // Parameters of the router kernels.
 // - logits [tokens, experts]; `logit_bias` [experts], if not null, is added to them.
 // - bias [experts], if not null, is added to the scores for the choice only.
+// - expert_scales [experts], if not null, are factors of the experts' weights.
 // - ids and weights [tokens, k]: the chosen experts, best first.
 // - flag: receives the smallest token that has a logit which is not finite.
 // - groups: 0 if experts are not grouped.
 #define ROUTER_PARAMETERS                                                                                      \
-    const float *logit_bias, const float *bias, u32 *ids, float *weights, u32 *flag, int tokens, int experts,  \
+    const float *logit_bias, const float *bias, const float *expert_scales, u32 *ids, float *weights, u32 *flag, int tokens, int experts,  \
         int k, int sigmoid, int renormalise, float factor, int groups, int groups_kept, int experts_scored
 #define ROUTER_ARGUMENTS                                                                                       \
-    logit_bias, bias, ids, weights, flag, tokens, experts, k, sigmoid, renormalise, factor, groups,            \
+    logit_bias, bias, expert_scales, ids, weights, flag, tokens, experts, k, sigmoid, renormalise, factor, groups,            \
         groups_kept, experts_scored
 
 // Chooses the experts of one token with one warp. A lane owns N experts: lane, lane + 32, ... `scores` [2][experts] is
@@ -150,6 +151,7 @@ __device__ inline void choose_experts(int token, const float *logits, float *sco
     }
     if (lane < k) {
         ids[(size_t)token * k + lane] = id;
-        weights[(size_t)token * k + lane] = weight * factor;
+        const float scaled = __fmul_rn(weight, factor);
+        weights[(size_t)token * k + lane] = expert_scales ? __fmul_rn(scaled, expert_scales[id]) : scaled;
     }
 }

@@ -44,6 +44,12 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
     if architecture.embedding_scale != 1.0 {
         add("scaled embedding", format!("rows times {:.2}", architecture.embedding_scale));
     }
+    if let Some(of) = architecture.layer_embeddings {
+        add("embeddings of layers", format!("{} numbers of each token for every layer", of.width));
+    }
+    if architecture.layer_scales {
+        add("layer scales", "each layer multiplies the residual stream by a number".to_owned());
+    }
     if let Some(cap) = architecture.logit_softcap {
         add("soft cap of logits", format!("they stay within {cap}"));
     }
@@ -77,6 +83,18 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
         let all = attentions.iter().all(|of| of.sinks);
         let which = if all { "" } else { ", in some layers" };
         add("attention sinks", format!("a score of each head that no position has{which}"));
+    }
+    if attentions.iter().any(|of| of.values.of_keys) {
+        add("keys as values", "some layers have no projection of values".to_owned());
+    }
+    if attentions.iter().any(|of| of.values.normed) {
+        add("value norm", "of each head, without weights".to_owned());
+    }
+    let shared = architecture.attention_layers().filter(|of| architecture.keys_of(*of) != *of);
+    let shared = shared.count();
+    if shared > 0 {
+        let layers = architecture.layers.len();
+        add("shared keys and values", format!("{shared} of {layers} layers use those of another"));
     }
     match attention.bias {
         AttentionBias::None => {}
@@ -245,6 +263,9 @@ fn experts(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
     }
     if experts.bias {
         add("expert biases", "of the router and of every matrix".to_owned());
+    }
+    if experts.own_norms {
+        add("norms of experts", "router, experts and shared experts have their own".to_owned());
     }
     if experts.shared_width > 0 {
         let (width, one) = (experts.shared_width, experts.width);

@@ -125,7 +125,7 @@ fn kv_bytes(architecture: &Architecture, counts: impl Fn(&Layer) -> bool) -> u64
         let values = if attention.latent.is_some() { 0 } else { attention.value_dim };
         attention.kv_heads as u64 * (attention.head_dim + values) as u64 * 2
     };
-    let layers = architecture.attention_layers();
+    let layers = architecture.kv_layers();
     layers.filter(|layer| counts(&architecture.layers[*layer])).map(bytes).sum()
 }
 

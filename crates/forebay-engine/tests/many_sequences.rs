@@ -201,7 +201,12 @@ fn run_short_of_room(
 
 #[test]
 fn suspended_requests_go_on_where_they_were() {
-    let names = ["gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf", "gguf/gpt_oss/gpt_oss-Q4_K_M.gguf"];
+    let names = [
+        "gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf",
+        "gguf/gpt_oss/gpt_oss-Q4_K_M.gguf",
+        "models/gemma4_ple",
+        "models/mimo_v2_flash",
+    ];
     let models = names.iter().filter_map(|name| fixture(name));
     for path in models.chain(recurrent_models()) {
         let (expected, suspended, _) = run_short_of_room(&path, 0, None);
@@ -290,8 +295,11 @@ fn collector() -> (Sink, Collected) {
 
 #[test]
 fn restored_requests_go_on_in_another_engine() {
-    let names =
-        ["gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf", "gguf/qwen3_next/qwen3_next-Q8_0.gguf"];
+    let names = [
+        "gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf",
+        "gguf/qwen3_next/qwen3_next-Q8_0.gguf",
+        "models/gemma4_ple",
+    ];
     names.iter().filter_map(|name| fixture(name)).for_each(|path| check_restored(&path));
 }
 

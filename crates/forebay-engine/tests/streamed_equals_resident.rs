@@ -68,6 +68,10 @@ fn models() -> Vec<PathBuf> {
         "models/phi3",
         "models/llama4",
         "models/qwen2_moe",
+        "models/gemma4_moe",
+        "models/gemma4_ple",
+        "models/mimo_v2_flash",
+        "gguf/gemma4_moe/gemma4_moe-Q8_0.gguf",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -515,7 +515,11 @@ pub(crate) fn layer_step(
     interrupt.check()?;
     backend.project_output(step)?;
     backend.norm(step, NextBlock::FeedForward, true)?;
-    feed_forward_step(backend, step, routing, interrupt)
+    feed_forward_step(backend, step, routing, interrupt)?;
+    match step.layer_weights().embeddings {
+        Some(_) => backend.layer_embeddings(step),
+        None => Ok(()),
+    }
 }
 
 /// Runs the feed-forward of one layer on the normed residual stream.

@@ -34,6 +34,12 @@ impl Cpu {
         });
     }
 
+    /// Multiplies all elements of `x` by `factor`.
+    pub fn scale_in_place(&self, x: &mut [f32], factor: f32) {
+        let share = share(x.len(), 1);
+        self.pool.for_each_chunk_mut(x, share, |_, _, x| x.iter_mut().for_each(|x| *x *= factor));
+    }
+
     /// Computes `x = cap * tanh(x / cap)`, which keeps logits within `cap` (Gemma 2 report, section
     /// 2).
     pub fn softcap_in_place(&self, x: &mut [f32], cap: f32) {

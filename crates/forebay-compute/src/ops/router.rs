@@ -37,6 +37,8 @@ pub struct RouterRule<'a> {
     pub renormalise: bool,
     /// Factor applied to the weights at the end.
     pub scale: f32,
+    /// One factor per expert, applied to its weight after all else (Gemma 4).
+    pub expert_scales: Option<&'a [f32]>,
     /// One bias per expert. It is added to the scores for the choice only, not for the weights.
     pub correction_bias: Option<&'a [f32]>,
     pub groups: Option<RouterGroups>,
@@ -50,6 +52,7 @@ impl RouterRule<'_> {
             scoring: Scoring::Softmax,
             renormalise,
             scale: 1.0,
+            expert_scales: None,
             correction_bias: None,
             groups: None,
         }
@@ -68,6 +71,8 @@ impl RouterRule<'_> {
             "the correction bias has another length"
         } else if self.correction_bias.is_some_and(|bias| bias.iter().any(|b| !b.is_finite())) {
             "the correction bias is not finite"
+        } else if self.expert_scales.is_some_and(|scales| scales.len() != experts) {
+            "the factors of experts have another number"
         } else if let Some(groups) = self.groups {
             match groups.size(experts) {
                 None => "the groups do not divide the experts evenly",
@@ -143,6 +148,10 @@ impl Cpu {
                 *weight = scores[best];
             }
             scale_weights(rule, weights);
+            if let Some(scales) = rule.expert_scales {
+                let of_experts = ids.iter().map(|id| scales[*id as usize]);
+                weights.iter_mut().zip(of_experts).for_each(|(weight, scale)| *weight *= scale);
+            }
         }
         Ok(())
     }
@@ -274,6 +283,7 @@ mod tests {
             scoring: Scoring::Sigmoid,
             renormalise: true,
             scale: 2.5,
+            expert_scales: None,
             correction_bias: Some(&bias),
             groups: None,
         };
@@ -283,6 +293,19 @@ mod tests {
         let sum = sigmoid(-1.0) + sigmoid(1.0);
         assert!((weights[0] - 2.5 * sigmoid(-1.0) / sum).abs() < 1e-6);
         assert!((weights[1] - 2.5 * sigmoid(1.0) / sum).abs() < 1e-6);
+    }
+
+    #[test]
+    fn factors_of_experts_change_the_weights_and_not_the_choice() {
+        let plain = RouterRule { scale: 2.0, ..RouterRule::softmax(true) };
+        let logits = [0.0, 1.0, -1.0, 0.5];
+        let (ids, weights) = route(&plain, &logits, 4, 3).unwrap();
+        let scales = [0.25, 4.0, 9.0, 0.5];
+        let scaled = RouterRule { expert_scales: Some(&scales), ..plain };
+        let (same, products) = route(&scaled, &logits, 4, 3).unwrap();
+        assert_eq!((&ids, &ids[..]), (&same, &[1, 3, 0][..]));
+        assert_eq!(products, [4.0 * weights[0], 0.5 * weights[1], 0.25 * weights[2]]);
+        assert!(RouterRule { expert_scales: Some(&scales[..3]), ..plain }.check(4, 3).is_err());
     }
 
     #[test]

@@ -26,7 +26,7 @@ impl HeadInput {
         HeadInput { projected, bias: DevicePtr::null(), norm: DevicePtr::null() }
     }
 
-    /// Returns the input for values that lie in their keys.
+    /// Returns the input for values that lie in their keys, and for keys and values of another layer.
     pub fn none() -> HeadInput {
         HeadInput::plain(DevicePtr::null())
     }
@@ -51,7 +51,8 @@ pub struct Rotation {
 pub struct AttentionInputs {
     /// Queries. They are updated in place, ready for attention.
     pub q: HeadInput,
-    /// Keys. The result goes to the cache; the projection is not changed.
+    /// Keys. The result goes to the cache; the projection is not changed. [`HeadInput::none`] if the layer uses the keys and values
+    /// of another.
     pub k: HeadInput,
     /// Number of leading elements of each key that its norm covers: all in most models, the latent ones in DeepSeek's.
     pub key_norm_dim: usize,
@@ -93,7 +94,8 @@ impl AttentionInputs {
             self.heads
         );
         assert!(rotary_dim == 0 || !self.angles().is_null(), "no angles for {rotary_dim} elements");
-        assert_eq!(self.v.projected.is_null(), shape.values_in_keys, "values of {shape:?}");
+        let has_values = !shape.values_in_keys && !self.k.projected.is_null();
+        assert_eq!(!self.v.projected.is_null(), has_values, "values of {shape:?}");
     }
 }
 
@@ -130,14 +132,19 @@ impl Gpu {
         let rotation = inputs.rotation.unwrap_or(Rotation::none());
         assert!(tokens <= TOKENS_MAX, "attention_inputs: {tokens} tokens");
         let module = inputs_module(shape.element);
-        let rows = heads + if shape.values_in_keys { 1 } else { 2 } * shape.kv_heads;
+        let planes = match (k.projected.is_null(), shape.values_in_keys) {
+            (true, _) => 0,
+            (false, true) => 1,
+            (false, false) => 2,
+        };
+        let rows = heads + planes * shape.kv_heads;
         let grid = (rows.div_ceil(WARPS) as u32, tokens as u32, 1);
         let of_warp = 2 * shape.dim_k.max(shape.dim_v) + rotation.rotary_dim;
         let shared = WARPS * of_warp * size_of::<f32>();
         Launch::new(self.kernel(module, "attention_inputs")?, grid, (WARPS as u32 * 32, 1, 1))
             .shared(shared as u32)
             .optional(q.projected, tokens * heads * shape.dim_k)
-            .ptr(k.projected, tokens * shape.kv_heads * shape.dim_k)
+            .optional(k.projected, tokens * shape.kv_heads * shape.dim_k)
             .optional(v.projected, tokens * shape.kv_heads * shape.dim_v)
             .optional(q.bias, heads * shape.dim_k)
             .optional(k.bias, shape.kv_heads * shape.dim_k)

@@ -115,6 +115,22 @@ impl Gpu {
             .run(self)
     }
 
+    /// Multiplies `count` values of `x` by `factor`.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if `x` is too small.
+    pub fn scale(&self, x: DevicePtr<f32>, count: usize, factor: f32) -> Result<(), CudaError> {
+        let grid = (blocks(count), 1, 1);
+        Launch::new(self.kernel("elementwise", "scale")?, grid, (THREADS as u32, 1, 1))
+            .ptr(x, count)
+            .u64(count as u64)
+            .float(factor)
+            .run(self)
+    }
+
     /// Computes `x = cap * tanh(x / cap)` for `x [rows, width]`.
     ///
     /// # Errors

@@ -15,6 +15,7 @@ mod gating;
 mod gdeflate;
 mod kv;
 mod latent;
+mod layer_embeddings;
 mod matmul;
 mod matvec;
 mod needed;
@@ -48,6 +49,7 @@ pub use fetch::{
 pub use gating::{Gate, GateBiases, Gating};
 pub use gdeflate::{GdeflateChunk, GdeflateChunks};
 pub use kv::{KV_BLOCK, KvElement, KvElsewhere, KvLayer, KvLayerShape, KvPool, KvTables};
+pub use layer_embeddings::RowEmbeddings;
 pub use matmul::{
     MatmulInput, MatmulJob, MatmulWeights, NarrowActivations, NarrowForm, TileSize, narrow_form,
 };

@@ -89,6 +89,27 @@ impl Gpu {
         rows: usize,
         flag: Option<FiniteFlag>,
     ) -> Result<(), CudaError> {
+        self.rms_norm_of_scaled(x, (added, 1.0), norm, out, rows, flag)
+    }
+
+    /// Does the same as [`Gpu::rms_norm`] with `x = factor * (x + added)`. Without anything to add, there is no factor. If
+    /// `out.rows` is null, only the sum is computed.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics as [`Gpu::rms_norm`] does.
+    pub fn rms_norm_of_scaled(
+        &self,
+        x: DevicePtr<f32>,
+        (added, factor): (Added, f32),
+        norm: &Norm,
+        out: Normed,
+        rows: usize,
+        flag: Option<FiniteFlag>,
+    ) -> Result<(), CudaError> {
+        assert!(!out.rows.is_null() || out.also.is_none(), "no rows to convert");
         let (add, experts) = match added {
             Added::Nothing => (DevicePtr::null(), ExpertOutputs::none(norm.width)),
             Added::Rows(add) => (add, ExpertOutputs::none(norm.width)),
@@ -124,7 +145,7 @@ impl Gpu {
             .optional(experts.ids, pairs)
             .int(experts.k)
             .optional(norm.weight, norm.width)
-            .ptr(out.rows, values)
+            .optional(out.rows, values)
             .optional(codes, values)
             .optional(scales, values / 32)
             .optional(halves, values)
@@ -133,6 +154,7 @@ impl Gpu {
             .float(norm.epsilon)
             .optional(flag.flag, 1)
             .int(flag.first_tag)
+            .float(factor)
             .run(self)?;
         match out.also.filter(|_| !at_once) {
             Some(Converted::Rounded(to)) => self.quantize_q8(out.rows, to, rows, norm.width),

@@ -37,6 +37,8 @@ pub struct RouterChoice {
     pub logit_bias: DevicePtr<f32>,
     /// Bias `[experts]` added to the scores for the choice alone; null if there is none.
     pub correction_bias: DevicePtr<f32>,
+    /// Factors `[experts]` of the weights, applied after `scale`; null if there are none.
+    pub expert_scales: DevicePtr<f32>,
     pub groups: Option<RouterGroups>,
 }
 
@@ -143,6 +145,7 @@ impl RouterChoice {
         launch
             .optional(self.logit_bias, self.experts)
             .optional(self.correction_bias, self.experts)
+            .optional(self.expert_scales, self.experts)
             .ptr(outputs.ids, tokens * self.k)
             .ptr(outputs.weights, tokens * self.k)
             .ptr(outputs.flag, 1)

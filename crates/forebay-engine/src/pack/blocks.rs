@@ -12,7 +12,9 @@ use forebay_model::Weights;
 /// Returns the blocks of a pack of `catalog`, in execution order.
 pub fn blocks(catalog: &Catalog, weights: &Weights) -> Vec<PlannedBlock> {
     let mut order = Order { catalog, placed: vec![false; catalog.tensors().len()], blocks: vec![] };
-    order.dense(BlockKind::Embedding, None, &[weights.embedding.extent]);
+    let tables = [Some(weights.embedding), weights.layer_embeddings];
+    let tables: Vec<Extent> = tables.into_iter().flatten().map(|table| table.extent).collect();
+    order.dense(BlockKind::Embedding, None, &tables);
     let layers = weights.layers.len();
     for (layer, block) in weights.blocks.dense.iter().take(layers).enumerate() {
         let (index, experts) = (Some(layer as u32), &weights.blocks.experts[layer]);

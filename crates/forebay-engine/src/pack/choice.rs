@@ -102,6 +102,7 @@ impl Choice {
     fn find(&mut self, catalog: &Catalog, weights: &Weights) {
         let choice = self;
         choice.add(catalog, [weights.embedding.extent]);
+        choice.add(catalog, weights.layer_embeddings.map(|table| table.extent));
         let layers = weights.layers.len();
         for (layer, block) in weights.layers.iter().zip(&weights.blocks.dense) {
             let mut plain = Vec::new();

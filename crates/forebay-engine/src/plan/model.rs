@@ -115,12 +115,22 @@ pub(crate) struct ModelCosts {
     pub gpu_batch_tokens: usize,
 }
 
+/// Costs of the keys and values of a layer.
+#[derive(Clone, Copy, Debug)]
+struct KvLayerCosts {
+    /// Positions that the layer sees; `None` if it sees the whole context.
+    window: Option<usize>,
+    /// Bytes of keys and values for one position.
+    bytes: u64,
+    /// True if the layer keeps keys and values itself.
+    keeps: bool,
+}
+
 /// Costs of keys and values.
 #[derive(Clone, Debug)]
 pub(crate) struct KvCosts {
-    /// Window of each attention layer, in positions, and its bytes of keys and values for one position. The window is `None` if
-    /// the layer sees the whole context.
-    layers: Vec<(Option<usize>, u64)>,
+    /// Each attention layer.
+    layers: Vec<KvLayerCosts>,
     /// Bytes of the states of recurrent layers that a token reads and writes.
     state_bytes: u64,
     /// Bytes of layers that see the whole context which are in VRAM, if others are read in RAM.
@@ -137,7 +147,11 @@ impl KvCosts {
                 None => row_bytes(cache, attention.value_dim),
             };
             let keys_and_values = row_bytes(cache, attention.head_dim) + value_bytes;
-            (architecture.layers[layer].window, attention.kv_heads as u64 * keys_and_values)
+            KvLayerCosts {
+                window: architecture.layers[layer].window,
+                bytes: attention.kv_heads as u64 * keys_and_values,
+                keeps: architecture.keys_of(layer) == layer,
+            }
         };
         KvCosts {
             layers: architecture.attention_layers().map(of_layer).collect(),
@@ -154,8 +168,8 @@ impl KvCosts {
 
     /// Returns the bytes of keys and values for `positions` positions in the layers that see the whole context.
     pub fn bytes_kept(&self, positions: usize) -> f64 {
-        let kept = self.layers.iter().filter(|(window, _)| window.is_none());
-        kept.map(|(_, bytes)| positions as u64 * bytes).sum::<u64>() as f64
+        let kept = self.layers.iter().filter(|of| of.window.is_none() && of.keeps);
+        kept.map(|of| positions as u64 * of.bytes).sum::<u64>() as f64
     }
 
     /// Returns the bytes of keys and values that a GPU reads in RAM if sequences with `positions` positions in all generate a
@@ -168,8 +182,8 @@ impl KvCosts {
     /// Returns the bytes of keys and values that a token after `depth` others reads, and those of states that it reads and
     /// writes.
     pub fn bytes_read(&self, depth: usize) -> f64 {
-        let bytes = |(window, bytes): &(Option<usize>, u64)| {
-            window.map_or(depth, |window| window.min(depth)) as u64 * bytes
+        let bytes = |of: &KvLayerCosts| {
+            of.window.map_or(depth, |window| window.min(depth)) as u64 * of.bytes
         };
         self.layers.iter().map(bytes).sum::<u64>() as f64 + self.state_bytes as f64
     }
@@ -210,6 +224,9 @@ impl ModelCosts {
                     })
                 }
             };
+            if let Some(of) = &layer.embeddings {
+                dense.extend([&of.project, &of.gate, &of.out]);
+            }
             LayerCosts { dense: Matrices::of(&dense), feed_forward, experts }
         });
         let head: Vec<&PartMatrix> = weights.head.iter().map(|chunk| &chunk.matrix).collect();

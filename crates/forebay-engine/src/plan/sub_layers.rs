@@ -43,7 +43,7 @@ impl Outside {
             sub_layers
                 .outside()
                 .map(|(_, sub_layer)| sub_layer)
-                .filter(|sub_layer| sub_layer.is_feed_forward())
+                .filter(|sub_layer| sub_layer.for_cpu)
         };
         Outside {
             all_bytes: sub_layers.outside().map(|(_, sub_layer)| bytes(sub_layer)).sum(),

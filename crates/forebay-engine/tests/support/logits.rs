@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 34] = [
+pub const HUGGING_FACE: [&str; 37] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -40,9 +40,12 @@ pub const HUGGING_FACE: [&str; 34] = [
     "qwen3_int4_ct",
     "llama_gptq",
     "llama_awq",
+    "gemma4_moe",
+    "gemma4_ple",
+    "mimo_v2_flash",
 ];
 /// Names of the fixtures in GGUF form.
-pub const GGUF: [&str; 24] = [
+pub const GGUF: [&str; 26] = [
     "llama",
     "llama3_rope",
     "llama_k",
@@ -67,6 +70,8 @@ pub const GGUF: [&str; 24] = [
     "glm4_moe_lite",
     "minimax_m2",
     "kimi_linear",
+    "gemma4_moe",
+    "gemma4_ple",
 ];
 
 /// Names of the fixtures with recurrent layers.

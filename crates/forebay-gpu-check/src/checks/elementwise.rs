@@ -8,6 +8,7 @@ use crate::random::Random;
 pub fn checks() -> Vec<Check> {
     vec![
         Check::new("elementwise biases", biases),
+        Check::new("elementwise factors", factors),
         Check::new("elementwise soft caps", softcaps),
         Check::new("elementwise words", words),
     ]
@@ -24,6 +25,21 @@ fn biases(context: &Context) -> Result<Outcome> {
         gpu.add_bias_rows(device.ptr(), device_bias.ptr(), rows, width)?;
         context.cpu.add_bias_rows(&mut x, &bias);
         outcome = outcome.worse(Outcome::same(&gpu.download(device.ptr(), x.len())?, &x));
+    }
+    Ok(outcome)
+}
+
+fn factors(context: &Context) -> Result<Outcome> {
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for count in [1, 255, 256, 70_001] {
+        let mut x = Random::new(count as u64).gaussians(count);
+        let device = context.upload(&x)?;
+        context.gpu.scale(device.ptr(), count - 1, 0.707)?;
+        let last = x[count - 1];
+        context.cpu.scale_in_place(&mut x, 0.707);
+        // What lies behind stays as it is.
+        x[count - 1] = last;
+        outcome = outcome.worse(Outcome::same(&context.gpu.download(device.ptr(), count)?, &x));
     }
     Ok(outcome)
 }

@@ -16,6 +16,7 @@ mod fetch;
 mod gating;
 mod gdeflate;
 mod halves;
+mod layer_embeddings;
 mod load;
 mod matmul;
 mod matvec;
@@ -43,6 +44,7 @@ pub fn checks() -> Vec<Check> {
         gating::checks(),
         delta::checks(),
         embedding::checks(),
+        layer_embeddings::checks(),
         router::checks(),
         row_factors::checks(),
         fetch::checks(),

@@ -20,6 +20,7 @@ pub fn checks() -> Vec<Check> {
         Check::new("norm rows in place", |context| over_shapes(context, rows_in_place)),
         Check::new("norm left out after addition", |context| over_shapes(context, not_normed)),
         Check::new("norm after addition", |context| over_shapes(context, after_addition)),
+        Check::new("norm after scaled addition", |context| over_shapes(context, after_scaled)),
         Check::new("norm after experts", |context| over_shapes(context, after_experts)),
         Check::new("norm rounded", |context| over_shapes(context, rounded)),
         Check::new("norm as halves", |context| over_shapes(context, as_halves)),
@@ -130,6 +131,35 @@ fn after_addition(context: &Context, rows: usize, width: usize) -> Result<Outcom
     let device_add = context.upload(&add)?;
     let sums: Vec<f32> = x.iter().zip(&add).map(|(x, add)| x + add).collect();
     added(context, &x, &weight, Added::Rows(device_add.ptr()), &sums)
+}
+
+/// Checks the sum with a factor, with a norm of it and without.
+fn after_scaled(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
+    let (x, weight) = inputs(rows, width);
+    let add = Random::new(78).gaussians(x.len());
+    let device_weight = context.upload(&weight)?;
+    let (device_add, factor) = (context.upload(&add)?, 0.953_125);
+    let sums: Vec<f32> = x.iter().zip(&add).map(|(x, add)| (x + add) * factor).collect();
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for normed in [true, false] {
+        let device = context.upload(&x)?;
+        let out = context.poisoned(x.len())?;
+        let (weight_at, to) = match normed {
+            true => (device_weight.ptr(), out.ptr()),
+            false => (DevicePtr::null(), DevicePtr::null()),
+        };
+        let norm = Norm { weight: weight_at, width, epsilon: EPSILON };
+        let added = (Added::Rows(device_add.ptr()), factor);
+        let to = Normed::plain(to);
+        context.gpu.rms_norm_of_scaled(device.ptr(), added, &norm, to, rows, None)?;
+        let got = context.gpu.download::<f32>(device.ptr(), x.len())?;
+        outcome = outcome.worse(Outcome::same(&got, &sums));
+        if normed {
+            let got = context.gpu.download::<f32>(out.ptr(), x.len())?;
+            outcome = outcome.worse(compare(context, &got, &sums, &weight));
+        }
+    }
+    Ok(outcome)
 }
 
 /// Returns random outputs of experts: parts, weights, and a permutation of the rows.

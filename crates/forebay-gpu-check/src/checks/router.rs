@@ -48,6 +48,8 @@ struct Case {
     renormalise: bool,
     bias: bool,
     logit_bias: bool,
+    /// True if every expert has a factor.
+    scales: bool,
     /// Number of groups, of groups that are kept, and of experts that count for a group's score.
     groups: Option<(usize, usize, usize)>,
 }
@@ -62,6 +64,7 @@ fn choices(context: &Context) -> Result<Outcome> {
         renormalise: true,
         bias: false,
         logit_bias: false,
+        scales: false,
         groups: None,
     };
     let sigmoid = Case { sigmoid: true, bias: true, ..plain };
@@ -86,6 +89,8 @@ fn choices(context: &Context) -> Result<Outcome> {
         Case { experts: 128, k: 4, logit_bias: true, ..plain },
         Case { experts: 64, k: 8, groups: Some((32, 5, 2)), ..sigmoid },
         Case { experts: 384, k: 8, groups: Some((1, 1, 3)), ..sigmoid },
+        // Gemma 4.
+        Case { experts: 128, k: 8, scales: true, ..plain },
     ];
     for case in cases {
         for ties in [false, true] {
@@ -118,6 +123,7 @@ fn choice(context: &Context, case: &Case, ties: bool) -> Result<Outcome> {
         scoring: if case.sigmoid { Scoring::Sigmoid } else { Scoring::Softmax },
         renormalise: case.renormalise,
         scale: 2.5,
+        expert_scales: case.scales.then_some(&biases.logits[..]),
         correction_bias: case.bias.then_some(&biases.scores[..]),
         groups: case.groups.map(|(n_groups, groups_kept, experts_scored)| CpuGroups {
             n_groups,
@@ -171,6 +177,7 @@ impl Biases {
             scale: 2.5,
             logit_bias: at(case.logit_bias, case.experts),
             correction_bias: at(case.bias, 0),
+            expert_scales: at(case.scales, case.experts),
             groups: case.groups.map(|(n_groups, groups_kept, experts_scored)| RouterGroups {
                 n_groups,
                 groups_kept,
@@ -197,6 +204,7 @@ fn at_once(context: &Context) -> Result<Outcome> {
         renormalise: true,
         bias: false,
         logit_bias: false,
+        scales: false,
         groups: None,
     };
     let v3 = Case { sigmoid: true, bias: true, groups: Some((8, 4, 2)), ..plain(256, 8) };
@@ -209,6 +217,7 @@ fn at_once(context: &Context) -> Result<Outcome> {
         (v3, 7168),
         (Case { renormalise: false, groups: Some((8, 3, 1)), ..plain(160, 6) }, 5120),
         (Case { logit_bias: true, ..plain(128, 4) }, 2880),
+        (Case { scales: true, ..plain(128, 8) }, 2816),
     ];
     for (ty, tokens) in types.into_iter().zip([1, 3, 9]) {
         for (case, cols) in cases {
@@ -345,6 +354,7 @@ fn plain_choice(experts: usize, k: usize) -> RouterChoice {
         scale: 1.0,
         logit_bias: DevicePtr::null(),
         correction_bias: DevicePtr::null(),
+        expert_scales: DevicePtr::null(),
         groups: None,
     }
 }

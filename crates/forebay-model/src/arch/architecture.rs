@@ -7,6 +7,7 @@ use forebay_compute::{
 use serde::Serialize;
 
 use super::check::{check, check_size};
+use super::layers::KvGroup;
 use super::recurrent::Recurrent;
 use crate::ModelError;
 
@@ -25,6 +26,10 @@ pub struct Architecture {
     pub norms: NormLayout,
     /// Factor for the rows of the embedding table.
     pub embedding_scale: f32,
+    /// True if every layer ends by multiplying the residual stream by a number of its own (Gemma 4).
+    pub layer_scales: bool,
+    /// Embeddings of every token for each layer, if there are any.
+    pub layer_embeddings: Option<LayerEmbeddings>,
     /// Cap of the logits, which become `cap * tanh(logit / cap)`.
     pub logit_softcap: Option<f32>,
     /// Shapes of attention. Every attention layer has one of them ([`Layer::attention`]).
@@ -59,6 +64,21 @@ impl NormLayout {
     }
 }
 
+/// Embeddings of every token for each layer (Gemma 4). After its feed-forward, a layer gates the row of its own part of a table
+/// and adds a projection of it to the residual stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct LayerEmbeddings {
+    /// Number of elements of a token's row for one layer.
+    pub width: usize,
+}
+
+impl LayerEmbeddings {
+    /// Returns the factor for the rows of the table: that of the rows, and that of the sum of a row and a projection.
+    pub(crate) fn scale(self) -> f32 {
+        (self.width as f32).sqrt() * std::f32::consts::FRAC_1_SQRT_2
+    }
+}
+
 /// Position of the norms in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum NormLayout {
@@ -90,6 +110,7 @@ pub struct Attention {
     pub output_gate: bool,
     pub bias: AttentionBias,
     pub qk_norm: QkNorm,
+    pub values: Values,
     /// Shape of latent attention, in which keys and values are projections of one small vector. Only this vector is
     /// cached.
     pub latent: Option<Latent>,
@@ -122,6 +143,23 @@ pub struct Latent {
     pub rotary: usize,
     /// Number of elements of a head's value.
     pub value: usize,
+}
+
+/// What values are, beside the projection of the input.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Values {
+    /// True if a value is the projection of its key, before that is normed and rotated. There is no projection of values then
+    /// (Gemma 4).
+    pub of_keys: bool,
+    /// True if every value is divided by its root mean square (Gemma 4).
+    pub normed: bool,
+    /// Factor of every value (MiMo-V2).
+    pub scale: f32,
+}
+
+impl Values {
+    /// Plain values.
+    pub const PLAIN: Values = Values { of_keys: false, normed: false, scale: 1.0 };
 }
 
 /// Projections that have a bias.
@@ -160,6 +198,7 @@ impl Latent {
             output_gate: false,
             bias: AttentionBias::None,
             qk_norm: QkNorm::None,
+            values: Values::PLAIN,
             latent: Some(self),
         }
     }
@@ -230,6 +269,8 @@ pub struct Layer {
     pub chunked: bool,
     /// Index into [`Architecture::attentions`].
     pub attention: usize,
+    /// The layer before this one whose keys and values it uses, if it has none of its own (Gemma 4).
+    pub keys_of: Option<usize>,
     /// Index into [`Architecture::ropes`]; `None` if queries and keys are not rotated.
     pub rope: Option<usize>,
     pub feed_forward: FeedForward,
@@ -287,6 +328,11 @@ pub struct Experts {
     pub scaled_input: bool,
     /// True if a Hugging Face folder holds the transposed matrices of all experts as two tensors.
     pub transposed: bool,
+    /// True if the router and the experts have norms of their own before them, and experts and shared experts after them (Gemma
+    /// 4).
+    pub own_norms: bool,
+    /// True if every expert has a factor for its weight.
+    pub expert_scales: bool,
 }
 
 /// Returns the expert groups of a router, if there are several. Models with a correction bias score a group by its best
@@ -301,12 +347,17 @@ pub(super) fn groups(
 }
 
 impl Experts {
-    /// Returns the router's selection rule, with a layer's correction bias.
-    pub fn rule<'a>(&self, correction_bias: Option<&'a [f32]>) -> RouterRule<'a> {
+    /// Returns the router's selection rule, with a layer's correction bias and factors of experts.
+    pub fn rule<'a>(
+        &self,
+        correction_bias: Option<&'a [f32]>,
+        expert_scales: Option<&'a [f32]>,
+    ) -> RouterRule<'a> {
         RouterRule {
             scoring: self.scoring,
             renormalise: self.renormalise,
             scale: self.scale,
+            expert_scales,
             correction_bias,
             groups: self.groups,
         }
@@ -432,6 +483,12 @@ impl Architecture {
         Ok(self.ropes.iter().map(table).collect::<Result<_, _>>()?)
     }
 
+    /// Returns the epsilon of the norm of an embedding's projection for a layer. The projection would be divided by the root of
+    /// the hidden size before, which changes no more than what the epsilon is compared with.
+    pub(crate) fn layer_norm_epsilon(&self) -> f32 {
+        self.norm_epsilon * self.hidden as f32
+    }
+
     pub(super) fn validate(&self) -> Result<(), ModelError> {
         let sized = [
             ("hidden size", self.hidden),
@@ -489,6 +546,14 @@ impl Architecture {
             let fits = self.attentions.iter().all(plain);
             check("temperature", true, fits, "the queries must have no biases")?;
         }
+        self.attention_layers().try_for_each(|layer| self.validate_keys(layer))?;
+        if let Some(of) = self.layer_embeddings {
+            check_size("width of a layer's embeddings", of.width)?;
+            check_size(
+                "width of all layers' embeddings",
+                of.width.saturating_mul(self.layers.len()),
+            )?;
+        }
         self.layers.iter().try_for_each(Layer::validate)
     }
 
@@ -501,6 +566,20 @@ impl Architecture {
             rope.rotary_dim,
             rope.rotary_dim <= attention.head_dim,
             "it must be at most the head dimension",
+        )
+    }
+
+    /// Checks that a layer that uses the keys and values of another can do so.
+    fn validate_keys(&self, layer: usize) -> Result<(), ModelError> {
+        let own = &self.layers[layer];
+        let Some(of) = own.keys_of else { return Ok(()) };
+        let fits = of < layer
+            && self.kv_group(of) == Some(KvGroup { window: own.window, attention: own.attention });
+        check(
+            &format!("layer whose keys and values layer {layer} uses"),
+            of,
+            fits,
+            "it must be an earlier one with the same window and shape, and with keys of its own",
         )
     }
 }
@@ -522,6 +601,20 @@ impl Attention {
             self.heads.is_multiple_of(self.kv_heads),
             "it must be a multiple of the key/value heads",
         )?;
+        let Values { of_keys, normed, scale } = self.values;
+        check(
+            "value dimension",
+            self.value_dim,
+            !of_keys || self.value_dim == self.head_dim,
+            "it must be the head dimension if keys are values",
+        )?;
+        check(
+            "biases of attention",
+            "present",
+            !(of_keys || normed) || self.bias == AttentionBias::None,
+            "forebay knows such values without biases",
+        )?;
+        check("scale of values", scale, scale.is_finite() && scale > 0.0, "it must be positive")?;
         for (key, factor) in
             [("scale of attention", Some(self.scale)), ("cap of attention", self.softcap)]
         {
@@ -571,6 +664,12 @@ impl Experts {
             self.used == 1 || !self.scaled_input,
             "it must be 1 if inputs of experts are scaled",
         )?;
-        Ok(self.rule(None).check(self.count, self.used)?)
+        check(
+            "norms of experts",
+            true,
+            !(self.own_norms && self.scaled_input),
+            "inputs are scaled",
+        )?;
+        Ok(self.rule(None, None).check(self.count, self.used)?)
     }
 }

@@ -25,6 +25,12 @@ pub struct Family {
     pub qkv_bias: bool,
     pub qk_norm: QkNorm,
     pub sinks: bool,
+    /// Factor of the scores of attention, if the family has one that its files do not give.
+    pub attention_scale: Option<f32>,
+    /// True if values are divided by their root mean square.
+    pub normed_values: bool,
+    /// True if layers without a window have keys as values, as far as the files have no matrix for values.
+    pub keys_as_values: bool,
     /// True if the query projection also gives a gate of attention's output.
     pub output_gate: bool,
     /// False if queries and keys are not rotated.
@@ -49,6 +55,12 @@ pub struct Family {
     pub transposed_experts: bool,
     /// Number of shared experts if the metadata does not say it.
     pub shared: usize,
+    /// True if some models of the family have no experts.
+    pub dense_too: bool,
+    /// True if experts are beside a dense feed-forward, which counts as a shared expert, with norms and factors of their own.
+    pub beside_dense: bool,
+    /// True if every layer ends by multiplying the residual stream by a number of its own.
+    pub layer_scales: bool,
     /// True if router and experts have biases.
     pub expert_bias: bool,
     /// True if the output of shared experts has a gate.
@@ -85,6 +97,8 @@ pub enum WindowTheta {
     Same,
     Of(f64),
 }
+/// Stands for the GGUF name of families that are read from Hugging Face folders only.
+const NONE: &str = "";
 
 const BASE: Family = Family {
     name: "",
@@ -98,6 +112,9 @@ const BASE: Family = Family {
     qkv_bias: false,
     qk_norm: QkNorm::None,
     sinks: false,
+    attention_scale: None,
+    normed_values: false,
+    keys_as_values: false,
     output_gate: false,
     rotates: true,
     recurrent: None,
@@ -111,6 +128,9 @@ const BASE: Family = Family {
     scaled_input: false,
     transposed_experts: false,
     shared: 0,
+    dense_too: false,
+    beside_dense: false,
+    layer_scales: false,
     expert_bias: false,
     shared_gate: false,
     renormalise: true,
@@ -131,6 +151,22 @@ const GEMMA: Family = Family {
     ],
     ..BASE
 };
+
+const GEMMA4_NAMES: &[(&str, &str, &str)] = &[
+    ("feed_forward_norm", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
+    ("attention_post_norm", "post_attention_norm.weight", "post_attention_layernorm.weight"),
+    ("router", "ffn_gate_inp.weight", "router.proj.weight"),
+    ("router_norm", "ffn_gate_inp.scale", "router.scale"),
+    ("expert_scales", "ffn_down_exps.scale", "router.per_expert_scale"),
+    ("expert_norm", "pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"),
+    ("expert_post_norm", "post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight"),
+    ("shared_post_norm", "post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight"),
+    ("expert_gate_up", "ffn_gate_up_exps.weight", "experts.gate_up_proj"),
+    ("expert_down_stack", "ffn_down_exps.weight", "experts.down_proj"),
+    ("shared_gate", "ffn_gate.weight", "mlp.gate_proj.weight"),
+    ("shared_up", "ffn_up.weight", "mlp.up_proj.weight"),
+    ("shared_down", "ffn_down.weight", "mlp.down_proj.weight"),
+];
 
 /// Common properties of models with gated DeltaNet layers.
 const QWEN_NEXT: Family = Family {
@@ -238,6 +274,34 @@ const FAMILIES: &[Family] = &[
         huggingface: &["gemma2"],
         windows: Windows::ButEvery(2),
         ..GEMMA
+    },
+    Family {
+        name: "gemma4",
+        gguf: "gemma4",
+        huggingface: &["gemma4_text"],
+        window_theta: Some(WindowTheta::Of(10_000.0)),
+        windows: Windows::ButEvery(6),
+        qk_norm: QkNorm::PerHead,
+        attention_scale: Some(1.0),
+        normed_values: true,
+        keys_as_values: true,
+        norms_less_one: false,
+        experts: true,
+        dense_too: true,
+        beside_dense: true,
+        layer_scales: true,
+        names: GEMMA4_NAMES,
+        ..GEMMA
+    },
+    Family {
+        name: "mimo2",
+        gguf: NONE,
+        huggingface: &["mimo_v2_flash"],
+        window_theta: Some(WindowTheta::Of(10_000.0)),
+        experts: true,
+        corrected: Some(Scoring::Sigmoid),
+        names: &[("sinks", "attn_sinks.weight", "self_attn.attention_sink_bias")],
+        ..BASE
     },
     Family {
         name: "deepseek2",
@@ -432,7 +496,8 @@ impl Windows {
 
 /// Returns the family of a GGUF file. If two families share a name, experts distinguish them.
 pub fn from_gguf(architecture: &str, has_experts: bool) -> Option<&'static Family> {
-    FAMILIES.iter().find(|family| family.gguf == architecture && family.experts == has_experts)
+    let fits = |family: &Family| family.experts == has_experts || family.dense_too && !has_experts;
+    FAMILIES.iter().find(|of| of.gguf == architecture && of.gguf != NONE && fits(of))
 }
 
 /// Returns the family of a Hugging Face `model_type`.

@@ -1,15 +1,15 @@
 //! Reads an architecture from GGUF metadata. The keys are in the "LLM" section of the GGUF specification.
 
 use forebay_compute::{RopeScaling, Scoring};
-use forebay_format::{Catalog, GgufMetadata};
+use forebay_format::{Array, Catalog, GgufMetadata};
 
 use super::architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, LONG_FACTORS, Latent, Layer,
-    Mixer, Naming, QkNorm, Rope, groups,
+    LayerEmbeddings, Mixer, Naming, QkNorm, Rope, RopeFactors, Values, groups,
 };
 use super::families::{self, Family, WindowTheta, Windows};
 use super::gguf_recurrent::{recurrent, recurrent_layers};
-use super::layers::used;
+use super::layers::{keys_of, used};
 use crate::ModelError;
 
 /// Keys of one architecture, `ARCH.key`.
@@ -63,15 +63,20 @@ impl Keys<'_> {
         self.metadata.get(&self.path(key))?.as_array()?.to_u64s()
     }
 
-    /// Returns a count that is 0 in layers without the part that it describes, and the same in all others.
-    fn optional_count_if_any(&self, key: &str) -> Result<Option<usize>, ModelError> {
-        let Some(list) = self.by_layer(key) else { return self.optional_count(key) };
-        let Some(first) = list.iter().find(|count| **count > 0) else { return Ok(Some(0)) };
-        if list.iter().any(|count| *count > 0 && count != first) {
-            // The error names the list.
-            return self.optional_count(key);
+    /// Returns the value of a layer, which may be the same for all.
+    fn count_of_layer(&self, key: &str, layer: usize) -> Result<Option<usize>, ModelError> {
+        let values = self.metadata.get(&self.path(key)).and_then(|value| value.as_array());
+        match values.and_then(|values| values.to_u64s()) {
+            None => self.optional_count(key),
+            Some(values) => match values.get(layer).map(|value| usize::try_from(*value)) {
+                Some(Ok(value)) => Ok(Some(value)),
+                _ => Err(ModelError::BadValue {
+                    key: self.path(key),
+                    value: format!("{} values", values.len()),
+                    expected: format!("it must have one for layer {layer}"),
+                }),
+            },
         }
-        Ok(Some(usize::try_from(*first).unwrap_or(usize::MAX)))
     }
 
     fn optional_float(&self, key: &str) -> Option<f32> {
@@ -104,10 +109,10 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     }
     let keys = Keys { metadata, architecture: name, family: family.name };
     let hidden = keys.count("embedding_length")?;
-    let layers = layers(catalog, &keys, family)?;
+    let mut layers = layers(catalog, &keys, family)?;
+    let attentions = attentions(catalog, &keys, family, &mut layers)?;
     let attends = |layer: &Layer| layer.mixer == Mixer::Attention;
     let first = layers.iter().position(attends).unwrap_or(0);
-    let attention = attention(catalog, &keys, family, layers.len(), first)?;
     let heads_norm = catalog.tensor(&format!("blk.{first}.attn_q_norm.weight")).is_some();
     Ok(Architecture {
         family: family.name,
@@ -120,14 +125,22 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
             .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?,
         norms: family.norms,
         embedding_scale: family.embedding_scale(hidden),
+        layer_scales: family.layer_scales,
+        layer_embeddings: keys
+            .optional_count("embedding_length_per_layer_input")?
+            .filter(|width| *width > 0)
+            .map(|width| LayerEmbeddings { width }),
         logit_softcap: keys.optional_float("final_logit_softcapping"),
         temperature: None,
-        ropes: used(ropes(&keys, family, &attention, catalog)?, &layers),
-        attentions: vec![Attention {
-            // GLM-4.5-Air has no such norms, but GLM-4.5 does.
-            qk_norm: if heads_norm { family.qk_norm } else { QkNorm::None },
-            ..attention
-        }],
+        ropes: used(ropes(&keys, family, &layers, &attentions, catalog)?, &layers),
+        attentions: attentions
+            .into_iter()
+            .map(|attention| Attention {
+                // GLM-4.5-Air has no such norms, but GLM-4.5 does.
+                qk_norm: if heads_norm { family.qk_norm } else { QkNorm::None },
+                ..attention
+            })
+            .collect(),
         recurrent: family.recurrent.map(|rule| recurrent(&keys, family, rule)).transpose()?,
         gating: family.gating,
         layers,
@@ -136,33 +149,77 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     })
 }
 
-/// Returns the shape of attention. `first` is the first layer that has it.
+/// Returns the shapes of the attention layers, each once, and writes their numbers to the layers.
+fn attentions(
+    catalog: &Catalog,
+    keys: &Keys<'_>,
+    family: &Family,
+    layers: &mut [Layer],
+) -> Result<Vec<Attention>, ModelError> {
+    let mut found: Vec<Attention> = Vec::new();
+    let count = layers.len();
+    for index in 0..count {
+        let layer = &layers[index];
+        if layer.mixer != Mixer::Attention {
+            continue;
+        }
+        if let Some(of) = layer.keys_of {
+            layers[index].attention = layers[of].attention;
+            continue;
+        }
+        let own = attention(catalog, keys, family, (index, count), layer.window.is_some())?;
+        let number = found.iter().position(|of| *of == own).unwrap_or(found.len());
+        if number == found.len() {
+            found.push(own);
+        }
+        layers[index].attention = number;
+    }
+    Ok(found)
+}
+
+/// Returns the shape of attention of a layer.
 fn attention(
     catalog: &Catalog,
     keys: &Keys<'_>,
     family: &Family,
-    layers: usize,
-    first: usize,
+    (layer, layers): (usize, usize),
+    is_windowed: bool,
 ) -> Result<Attention, ModelError> {
-    let (hidden, heads) = (keys.count("embedding_length")?, keys.count("attention.head_count")?);
+    let hidden = keys.count("embedding_length")?;
+    let heads = keys.count_of_layer("attention.head_count", layer)?;
+    let heads = heads.ok_or_else(|| keys.missing("attention.head_count"))?;
     let usual = || hidden.checked_div(heads).unwrap_or(0);
-    let head_dim = keys.optional_count("attention.key_length")?.unwrap_or_else(usual);
-    let kv_heads = keys.optional_count_if_any("attention.head_count_kv")?.unwrap_or(heads).max(1);
+    // Windowed layers may have lengths of their own.
+    let length = |key: &str| match keys.optional_count(&format!("{key}_swa"))? {
+        Some(length) if is_windowed => Ok(Some(length)),
+        _ => keys.optional_count(key),
+    };
+    let head_dim = length("attention.key_length")?.unwrap_or_else(usual);
+    let kv_heads = keys.count_of_layer("attention.head_count_kv", layer)?.unwrap_or(heads).max(1);
+    let has_values = catalog.tensor(&format!("blk.{layer}.attn_v.weight")).is_some();
+    let has_keys = catalog.tensor(&format!("blk.{layer}.attn_k.weight")).is_some();
     let grouped = Attention {
         heads,
         kv_heads,
         head_dim,
-        value_dim: keys.optional_count("attention.value_length")?.unwrap_or(head_dim),
-        scale: keys.optional_float("attention.scale").unwrap_or_else(|| {
-            // The Gemma models with 27 billion parameters, recognised by their layer count, scale this way.
-            let per_head = [("gemma2", 46), ("gemma3", 62)].contains(&(family.name, layers));
-            1.0 / (if per_head { usual() } else { head_dim } as f32).sqrt()
-        }),
+        value_dim: length("attention.value_length")?.unwrap_or(head_dim),
+        scale: keys.optional_float("attention.scale").or(family.attention_scale).unwrap_or_else(
+            || {
+                // The Gemma models with 27 billion parameters, recognised by their layer count, scale this way.
+                let per_head = [("gemma2", 46), ("gemma3", 62)].contains(&(family.name, layers));
+                1.0 / (if per_head { usual() } else { head_dim } as f32).sqrt()
+            },
+        ),
         softcap: keys.optional_float("attn_logit_softcapping"),
         sinks: family.sinks,
         output_gate: family.output_gate,
-        bias: bias(catalog, family, first),
+        bias: bias(catalog, family, layer),
         qk_norm: family.qk_norm,
+        values: Values {
+            of_keys: family.keys_as_values && has_keys && !has_values,
+            normed: family.normed_values,
+            scale: 1.0,
+        },
         latent: None,
     };
     if !family.latent {
@@ -170,8 +227,8 @@ fn attention(
     }
     // Until 2025, converters wrote both matrices of a head into one tensor. The lengths in such files are those of a
     // head.
-    let one_tensor = catalog.tensor(&format!("blk.{first}.attn_k_b.weight")).is_none();
-    let name = format!("blk.{first}.attn_kv_b.weight");
+    let one_tensor = catalog.tensor(&format!("blk.{layer}.attn_k_b.weight")).is_none();
+    let name = format!("blk.{layer}.attn_kv_b.weight");
     if one_tensor && catalog.tensor(&name).is_none() {
         return Err(ModelError::MissingTensor { name, family: family.name });
     }
@@ -226,13 +283,19 @@ fn bias(catalog: &Catalog, family: &Family, first: usize) -> AttentionBias {
 fn ropes(
     keys: &Keys<'_>,
     family: &Family,
-    attention: &Attention,
+    layers: &[Layer],
+    attentions: &[Attention],
     catalog: &Catalog,
 ) -> Result<Vec<Rope>, ModelError> {
     if !family.rotates {
         return Ok(Vec::new());
     }
-    let usual = attention.latent.map_or(attention.head_dim, |latent| latent.rotary);
+    let dim_of = |rope: usize| {
+        let of = |layer: &&Layer| layer.mixer == Mixer::Attention && layer.rope == Some(rope);
+        let attention = &attentions[layers.iter().find(of)?.attention];
+        Some(attention.latent.map_or(attention.head_dim, |latent| latent.rotary))
+    };
+    let usual = dim_of(0).or(dim_of(1)).unwrap_or(0);
     let rotary_dim = keys.optional_count("rope.dimension_count")?.unwrap_or(usual);
     let kind = keys.metadata.str(&keys.path("rope.scaling.type"));
     let factor = keys.optional_float("rope.scaling.factor").map_or(1.0, f64::from);
@@ -263,15 +326,18 @@ fn ropes(
     };
     let theta = keys.optional_float("rope.freq_base").map_or(10_000.0, f64::from);
     let rope = Rope { theta, rotary_dim, layout: family.gguf_rope, scaling, factors: None };
-    let windows = family.window_theta.map(|usual| {
-        let usual = match usual {
-            WindowTheta::Same => theta,
-            WindowTheta::Of(theta) => theta,
-        };
-        let theta = keys.optional_float("rope.freq_base_swa").map_or(usual, f64::from);
-        Rope { theta, scaling: RopeScaling::None, ..rope.clone() }
-    });
-    Ok(std::iter::once(rope).chain(windows).collect())
+    let usual = match family.window_theta {
+        None => return Ok(vec![rope]),
+        Some(WindowTheta::Same) => theta,
+        Some(WindowTheta::Of(theta)) => theta,
+    };
+    let theta = keys.optional_float("rope.freq_base_swa").map_or(usual, f64::from);
+    let rotary_dim = keys.optional_count("rope.dimension_count_swa")?.unwrap_or(rotary_dim);
+    // Factors of the file are for the other layers if those have heads of another length.
+    let is_other = dim_of(1).is_some_and(|dim| Some(dim) != dim_of(0));
+    let factors = is_other.then(|| RopeFactors::Always(vec![1.0; rotary_dim.min(1 << 24) / 2]));
+    let windows = Rope { theta, rotary_dim, scaling: RopeScaling::None, factors, ..rope.clone() };
+    Ok(vec![rope, windows])
 }
 
 /// Returns LongRoPE's scaling. Converters write one magnitude for the whole context.
@@ -313,6 +379,22 @@ fn layers(
         Windows::NotInGguf => None,
         _ => keys.optional_count("attention.sliding_window")?.filter(|window| *window > 0),
     };
+    let pattern = match keys.metadata.get(&keys.path("attention.sliding_window_pattern")) {
+        Some(value) => match value.as_array() {
+            Some(Array::Bool(flags)) if flags.len() >= count => Some(flags),
+            // A number is the period that the family has anyway.
+            _ => None,
+        },
+        None => None,
+    };
+    let slides = |index: usize| match pattern {
+        Some(flags) => flags[index],
+        None => family.windows.slides(index),
+    };
+    let windows: Vec<Option<usize>> =
+        (0..count).map(|index| window.filter(|_| slides(index))).collect();
+    let with_keys =
+        count - keys.optional_count("attention.shared_kv_layers")?.unwrap_or(0).min(count);
     let recurrent = match family.recurrent {
         Some(_) => recurrent_layers(keys, count)?,
         None => vec![false; count],
@@ -323,12 +405,15 @@ fn layers(
             let feed_forward = if routed && family.experts {
                 FeedForward::Experts(experts(catalog, keys, family, index)?)
             } else {
-                FeedForward::Dense { width: keys.count("feed_forward_length")? }
+                let width = keys.count_of_layer("feed_forward_length", index)?;
+                let width = width.ok_or_else(|| keys.missing("feed_forward_length"))?;
+                FeedForward::Dense { width }
             };
-            let window = window.filter(|_| family.windows.slides(index));
+            let window = windows[index];
+            let keys_of = keys_of(&windows, with_keys, index)?;
             let mixer = if recurrent[index] { Mixer::Recurrent } else { Mixer::Attention };
             let rope = family.rope_of(window);
-            Ok(Layer { mixer, window, chunked: false, attention: 0, rope, feed_forward })
+            Ok(Layer { mixer, window, chunked: false, attention: 0, keys_of, rope, feed_forward })
         })
         .collect()
 }
@@ -379,10 +464,13 @@ fn experts(
         bias: family.expert_bias,
         shared_width: match keys.optional_count("expert_shared_feed_forward_length")? {
             Some(shared) if family.shared_gate => shared,
+            _ if family.beside_dense => keys.count("feed_forward_length")?,
             _ => width.saturating_mul(keys.optional_count("expert_shared_count")?.unwrap_or(0)),
         },
         shared_gate: family.shared_gate,
         scaled_input: family.scaled_input,
         transposed: false,
+        own_norms: family.beside_dense,
+        expert_scales: family.beside_dense,
     })
 }

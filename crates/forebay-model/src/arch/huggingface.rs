@@ -6,18 +6,17 @@ use forebay_format::{Catalog, HfMetadata};
 use serde_json::Value;
 
 use super::architecture::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, Latent, Layer, Mixer, Naming,
-    QkNorm, Rope, RopeFactors, groups,
+    Architecture, Attention, AttentionBias, Experts, FeedForward, Latent, Layer, LayerEmbeddings,
+    Mixer, Naming, QkNorm, Rope, RopeFactors, Values, groups,
 };
+use super::check::check_size;
 use super::families::{self, Family, WindowTheta, Windows};
 use super::huggingface_recurrent::{is_recurrent, recurrent};
-use super::layers::used;
+use super::layers::{keys_of, used};
 use super::names::Names;
 use super::quantization::{Method, Quantization};
+use super::rope_parameters::Parameters;
 use crate::ModelError;
-
-/// Key of the number of positions that a model was first trained for, before its rotation was scaled.
-const ORIGINAL_CONTEXT: &str = "original_max_position_embeddings";
 
 pub(super) struct Config<'a> {
     pub json: &'a Value,
@@ -95,19 +94,27 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
     let gating = gating(&config, family)?;
     let naming = naming(catalog);
     let hidden = config.count("hidden_size")?;
-    let (attention, ropes) = attention(catalog, &config, family, naming)?;
-    let layers = layers(catalog, &config, family)?;
+    let (attentions, ropes) = attention(catalog, &config, family, naming)?;
+    let layers = layers(catalog, &config, family, attentions.len())?;
     Ok(Architecture {
         family: family.name,
         name: json.get("_name_or_path").and_then(Value::as_str).map(str::to_owned),
         hidden,
         vocabulary: config.count("vocab_size")?,
         context_trained: config.first_count(&["max_position_embeddings", "model_max_length"])?,
-        norm_epsilon: config.float("rms_norm_eps").map_or(1e-6, |epsilon| epsilon as f32),
+        norm_epsilon: config
+            .float("rms_norm_eps")
+            .or(config.float("layernorm_epsilon"))
+            .map_or(1e-6, |epsilon| epsilon as f32),
         norms: family.norms,
         embedding_scale: family.embedding_scale(hidden),
+        layer_scales: family.layer_scales,
+        layer_embeddings: config
+            .optional_count("hidden_size_per_layer_input")?
+            .filter(|width| *width > 0)
+            .map(|width| LayerEmbeddings { width }),
         logit_softcap: config.float("final_logit_softcapping").map(|cap| cap as f32),
-        attentions: vec![attention],
+        attentions,
         ropes: used(ropes, &layers),
         temperature: family.unrotated.and_then(|of| of.temperature(&config)),
         recurrent: family.recurrent.map(|rule| recurrent(&config, rule)).transpose()?,
@@ -189,8 +196,10 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
         let expected = "forebay knows no such shared experts for this family";
         return refuse("shared_intermediate_size", "set", expected);
     }
-    if config.flag("use_bidirectional_attention") {
-        return refuse("use_bidirectional_attention", "true", "forebay generates text");
+    // Images may be seen from both sides, but text is not.
+    let both_ways = config.json.get("use_bidirectional_attention");
+    if both_ways.is_some_and(|value| *value == true || *value == "all") {
+        return refuse("use_bidirectional_attention", "set", "forebay generates text");
     }
     let float = |key: &str, usual: f32| config.float(key).map_or(usual, |value| value as f32);
     Ok(match family.gating {
@@ -207,7 +216,7 @@ fn attention(
     config: &Config<'_>,
     family: &'static Family,
     naming: Naming,
-) -> Result<(Attention, Vec<Rope>), ModelError> {
+) -> Result<(Vec<Attention>, Vec<Rope>), ModelError> {
     let (hidden, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
     let rope = |scope: Option<&str>, rotary_dim: usize, windowed: bool| {
         let parameters = Parameters::of(config, scope);
@@ -216,7 +225,8 @@ fn attention(
             Some(WindowTheta::Of(theta)) if windowed => Some(theta),
             _ => None,
         };
-        let local = config.float("rope_local_base_freq").filter(|_| windowed);
+        let local = config.float("rope_local_base_freq").or(config.float("swa_rope_theta"));
+        let local = local.filter(|_| windowed);
         let theta = local.or(parameters.float("rope_theta")).or(usual).unwrap_or(10_000.0);
         let layout = match config.json.get("rope_interleave").and_then(Value::as_bool) {
             Some(false) if family.latent => RopeLayout::Neox,
@@ -224,6 +234,11 @@ fn attention(
         };
         let factors = match scaling {
             RopeScaling::LongRope { .. } => Some(parameters.long_factors(rotary_dim / 2)?),
+            _ if parameters.is_proportional() && !windowed => {
+                check_size("rotary dimension", rotary_dim)?;
+                let share = parameters.float("partial_rotary_factor").unwrap_or(1.0);
+                Some(proportional_factors(share, rotary_dim / 2))
+            }
             _ => None,
         };
         Ok::<_, ModelError>(Rope { theta, rotary_dim, layout, scaling, factors })
@@ -245,7 +260,7 @@ fn attention(
                     expected: "forebay knows this family without rotation only".into(),
                 });
             }
-            return Ok((latent.attention(heads, 1.0), Vec::new()));
+            return Ok((vec![latent.attention(heads, 1.0)], Vec::new()));
         }
         let rope = rope(None, latent.rotary, false)?;
         let parameters = Parameters::of(config, None);
@@ -256,7 +271,7 @@ fn attention(
             (RopeScaling::Yarn { .. }, Some(all)) => RopeScaling::yarn_magnitude(factor, all, 0.0),
             _ => 1.0,
         };
-        return Ok((latent.attention(heads, magnitude as f32), vec![rope]));
+        return Ok((vec![latent.attention(heads, magnitude as f32)], vec![rope]));
     }
     let head_dim = match config.optional_count("head_dim")? {
         Some(dim) => dim,
@@ -272,152 +287,129 @@ fn attention(
         (false, false) => AttentionBias::None,
         _ => AttentionBias::Qkv,
     };
-    let scalar = config.float("query_pre_attn_scalar").unwrap_or(head_dim as f64);
-    let attention = Attention {
+    let scale = |head_dim: usize| {
+        let scalar = config.float("query_pre_attn_scalar").unwrap_or(head_dim as f64);
+        family.attention_scale.unwrap_or(1.0 / (scalar as f32).sqrt())
+    };
+    let sinks = |key: &str| config.json.get(key).and_then(Value::as_bool).unwrap_or(family.sinks);
+    let usual = Attention {
         heads,
         kv_heads: config.optional_count("num_key_value_heads")?.unwrap_or(heads).max(1),
         head_dim,
-        value_dim: head_dim,
-        scale: 1.0 / (scalar as f32).sqrt(),
+        value_dim: config.optional_count("v_head_dim")?.unwrap_or(head_dim),
+        scale: scale(head_dim),
         softcap: config.float("attn_logit_softcapping").map(|cap| cap as f32),
-        sinks: family.sinks,
+        sinks: sinks("add_full_attention_sink_bias"),
         output_gate: family.output_gate,
         bias,
         qk_norm: match config.json.get("use_qk_norm").and_then(Value::as_bool) {
             Some(false) => QkNorm::None,
             _ => family.qk_norm,
         },
+        values: Values {
+            of_keys: false,
+            normed: family.normed_values,
+            scale: config.float("attention_value_scale").map_or(1.0, |scale| scale as f32),
+        },
         latent: None,
     };
-    let partial = config.float("partial_rotary_factor");
-    let partial = partial.or(Parameters::of(config, None).float("partial_rotary_factor"));
-    let rotary_dim = match (partial, config.optional_count("rotary_dim")?) {
-        (None, Some(rotary_dim)) => rotary_dim,
-        _ => (partial.unwrap_or(1.0) * head_dim as f64) as usize,
+    // Keys of one kind of layers are named if they differ from those of the other kind.
+    let heads = config.optional_count("swa_num_attention_heads")?.unwrap_or(heads);
+    let of_window = config.optional_count("swa_head_dim")?.unwrap_or(head_dim);
+    let windowed = Attention {
+        heads,
+        kv_heads: config
+            .optional_count("swa_num_key_value_heads")?
+            .unwrap_or(usual.kv_heads)
+            .max(1),
+        head_dim: of_window,
+        value_dim: config.optional_count("swa_v_head_dim")?.unwrap_or(usual.value_dim),
+        scale: scale(of_window),
+        sinks: sinks("add_swa_attention_sink_bias"),
+        ..usual.clone()
     };
-    let all = rope(Some("full_attention"), rotary_dim, false)?;
-    let windowed = match family.window_theta {
-        Some(_) => Some(rope(Some("sliding_attention"), rotary_dim, true)?),
+    let full = match family.keys_as_values {
+        false => usual,
+        true => {
+            let of_keys = config.flag("attention_k_eq_v");
+            // Transformers 5 gives the differences layer by layer.
+            let own = of_full_layers(config, family)?;
+            let said = |key: &str| own.as_ref().map_or(Ok(None), |own| own.optional_count(key));
+            let head_dim = config.optional_count("global_head_dim")?.or(said("head_dim")?);
+            let head_dim = head_dim.unwrap_or(512);
+            let kv_heads = config.optional_count("num_global_key_value_heads")?;
+            let kv_heads = kv_heads.or(said("num_key_value_heads")?);
+            Attention {
+                kv_heads: kv_heads.filter(|_| of_keys).unwrap_or(usual.kv_heads).max(1),
+                head_dim,
+                value_dim: head_dim,
+                scale: scale(head_dim),
+                values: Values { of_keys, ..usual.values },
+                ..usual
+            }
+        }
+    };
+    let rotary_dim = |scope: &str, head_dim: usize| {
+        let parameters = Parameters::of(config, Some(scope));
+        let partial = config.float("partial_rotary_factor");
+        let partial = partial.or(parameters.float("partial_rotary_factor"));
+        Ok::<_, ModelError>(match (partial, config.optional_count("rotary_dim")?) {
+            _ if parameters.is_proportional() => head_dim,
+            (None, Some(rotary_dim)) => rotary_dim,
+            _ => (partial.unwrap_or(1.0) * head_dim as f64) as usize,
+        })
+    };
+    let scopes = ["full_attention", "sliding_attention"];
+    let all = rope(Some(scopes[0]), rotary_dim(scopes[0], full.head_dim)?, false)?;
+    let of_windows = match family.window_theta {
+        Some(_) => Some(rope(Some(scopes[1]), rotary_dim(scopes[1], of_window)?, true)?),
         None => None,
     };
-    Ok((attention, std::iter::once(all).chain(windowed).collect()))
+    let attentions = if windowed == full { vec![full] } else { vec![full, windowed] };
+    Ok((attentions, std::iter::once(all).chain(of_windows).collect()))
 }
 
-/// Parameters of a rotation. They are in an object of their own, possibly with one object for each kind of layer
-/// (transformers 5), or beside the other keys.
-struct Parameters<'a> {
-    own: Option<&'a Value>,
-    beside: &'a Value,
-}
-
-impl<'a> Parameters<'a> {
-    /// Returns the parameters for layers of kind `scope`, if each kind has its own.
-    fn of(config: &Config<'a>, scope: Option<&str>) -> Parameters<'a> {
-        let objects = ["rope_scaling", "rope_parameters"];
-        let mut found = objects.iter().filter_map(|key| config.json.get(*key));
-        let own = found.find(|value| value.is_object());
-        let own = own.map(|own| scope.and_then(|scope| own.get(scope)).unwrap_or(own));
-        Parameters { own, beside: config.json }
-    }
-
-    fn float(&self, key: &str) -> Option<f64> {
-        let of = |value: &Value| value.get(key).and_then(Value::as_f64);
-        self.own.and_then(of).or_else(|| of(self.beside))
-    }
-
-    fn needed(&self, key: &str) -> Result<f64, ModelError> {
-        self.float(key).ok_or_else(|| ModelError::MissingKey {
-            source_name: "config.json (rope scaling)".into(),
-            key: key.into(),
-            family: "a",
-        })
-    }
-
-    fn scaling(&self) -> Result<RopeScaling, ModelError> {
-        let Some(own) = self.own else { return Ok(RopeScaling::None) };
-        let kind = own.get("rope_type").or_else(|| own.get("type")).and_then(Value::as_str);
-        match kind.unwrap_or("default") {
-            "default" => Ok(RopeScaling::None),
-            "linear" => Ok(RopeScaling::Linear { factor: self.needed("factor")? }),
-            "llama3" => Ok(RopeScaling::Llama3 {
-                factor: self.needed("factor")?,
-                low_freq_factor: self.needed("low_freq_factor")?,
-                high_freq_factor: self.needed("high_freq_factor")?,
-                original_context: self.needed(ORIGINAL_CONTEXT)?,
-            }),
-            "yarn" => {
-                let factor = self.needed("factor")?;
-                let magnitudes = (self.float("mscale"), self.float("mscale_all_dim"));
-                let magnitude = match magnitudes {
-                    (Some(own), Some(all)) if own != 0.0 && all != 0.0 => {
-                        Some(RopeScaling::yarn_magnitude(factor, own, all))
-                    }
-                    _ => self.float("attention_factor"),
-                };
-                Ok(RopeScaling::Yarn {
-                    factor,
-                    original_context: self.needed(ORIGINAL_CONTEXT)?,
-                    beta_fast: self.float("beta_fast").unwrap_or(32.0),
-                    beta_slow: self.float("beta_slow").unwrap_or(1.0),
-                    truncate: own.get("truncate").and_then(Value::as_bool).unwrap_or(true),
-                    magnitude,
-                })
-            }
-            "longrope" | "su" => self.long_rope(),
-            other => Err(ModelError::BadValue {
-                key: "rope_type".into(),
-                value: other.into(),
-                expected: "forebay knows default, linear, llama3, yarn and longrope".into(),
-            }),
+/// Returns what `per_layer_config` says of the layers without a window, if there is such a key. It must say the same of all of
+/// them, and nothing of others.
+fn of_full_layers<'a>(
+    config: &Config<'a>,
+    family: &Family,
+) -> Result<Option<Config<'a>>, ModelError> {
+    let Some(all) = config.json.get("per_layer_config").and_then(Value::as_object) else {
+        return Ok(None);
+    };
+    let count = config.count("num_hidden_layers")?;
+    let first = all.values().next();
+    for (layer, own) in all {
+        let number = layer.parse().ok().filter(|number| *number < count);
+        let is_full = match number {
+            Some(number) => window(config, family, number)?.is_none(),
+            None => false,
+        };
+        if !is_full || Some(own) != first {
+            return Err(ModelError::BadValue {
+                key: format!("per_layer_config of layer {layer}"),
+                value: format!("{own:.60}"),
+                expected: "forebay knows the same values for all layers without a window".into(),
+            });
         }
     }
+    Ok(first.map(|json| Config { json, family: config.family }))
+}
 
-    /// Returns LongRoPE's scaling. The context of such a model is `factor` times the original one. Configurations have
-    /// the original context in one of two places; otherwise it is the whole context.
-    fn long_rope(&self) -> Result<RopeScaling, ModelError> {
-        let whole = self.needed("max_position_embeddings")?;
-        let beside = self.beside.get(ORIGINAL_CONTEXT).and_then(Value::as_f64);
-        let original = self.float(ORIGINAL_CONTEXT).unwrap_or(whole);
-        let stretched = whole / original;
-        let factor = match beside {
-            Some(_) => stretched,
-            None => self.float("factor").unwrap_or(stretched),
-        };
-        let said = self.float("attention_factor");
-        let usual = said.unwrap_or_else(|| RopeScaling::long_rope_magnitude(factor, original));
-        Ok(RopeScaling::LongRope {
-            original_context: original,
-            short_magnitude: self.float("short_mscale").unwrap_or(usual),
-            long_magnitude: self.float("long_mscale").unwrap_or(usual),
-        })
-    }
-
-    fn long_factors(&self, pairs: usize) -> Result<RopeFactors, ModelError> {
-        let list = |key: &str| {
-            let refused = |value: String| ModelError::BadValue {
-                key: key.into(),
-                value,
-                expected: format!(
-                    "it must be a list of {pairs} numbers, one for each pair that rotates"
-                ),
-            };
-            let list = self.own.and_then(|own| own.get(key)).and_then(Value::as_array);
-            let list = list.ok_or_else(|| refused("no list".into()))?;
-            let numbers: Vec<f32> =
-                list.iter().filter_map(Value::as_f64).map(|value| value as f32).collect();
-            match numbers.len() {
-                count if count == pairs && list.len() == pairs => Ok(numbers),
-                count => Err(refused(format!("a list of {count} numbers"))),
-            }
-        };
-        Ok(RopeFactors::ByContext { short: list("short_factor")?, long: list("long_factor")? })
-    }
+/// Returns the divisors of the frequencies of pairs of which only this share rotates: the first ones. The others stay where they
+/// are, whatever the position.
+fn proportional_factors(share: f64, pairs: usize) -> RopeFactors {
+    let rotating = (share * pairs as f64) as usize;
+    let factor = |pair: usize| if pair < rotating { 1.0 } else { 1e30 };
+    RopeFactors::Always((0..pairs).map(factor).collect())
 }
 
 fn layers(
     catalog: &Catalog,
     config: &Config<'_>,
     family: &'static Family,
+    shapes: usize,
 ) -> Result<Vec<Layer>, ModelError> {
     let count = config.count("num_hidden_layers")?;
     if count > catalog.tensors().len() {
@@ -427,21 +419,30 @@ fn layers(
             expected: format!("the folder has only {} tensors", catalog.tensors().len()),
         });
     }
+    let windows: Vec<Option<usize>> =
+        (0..count).map(|index| window(config, family, index)).collect::<Result<_, _>>()?;
+    let shared = config.optional_count("num_kv_shared_layers")?.unwrap_or(0);
+    let with_keys = count.saturating_sub(shared);
     (0..count)
         .map(|index| {
             let feed_forward = if family.experts && is_sparse(config, index)? {
                 FeedForward::Experts(experts(config, family)?)
             } else {
                 let keys = ["intermediate_size_mlp", "intermediate_size"];
-                FeedForward::Dense { width: config.first_count(&keys)? }
+                let width = config.first_count(&keys)?;
+                let is_wide = index >= with_keys && config.flag("use_double_wide_mlp");
+                FeedForward::Dense { width: if is_wide { width.saturating_mul(2) } else { width } }
             };
-            let window = window(config, family, index)?;
+            let window = windows[index];
+            let keys_of = keys_of(&windows, with_keys, index)?;
             let mixer = match family.recurrent.is_some() && is_recurrent(config, index)? {
                 true => Mixer::Recurrent,
                 false => Mixer::Attention,
             };
             let rope = family.rope_of(window);
-            let layer = Layer { mixer, window, chunked: false, attention: 0, rope, feed_forward };
+            let attention = usize::from(shapes > 1 && window.is_some());
+            let layer =
+                Layer { mixer, window, chunked: false, attention, keys_of, rope, feed_forward };
             let Some(unrotated) = family.unrotated else { return Ok(layer) };
             let seen = unrotated.layer(config, index)?;
             let rope = layer.rope.filter(|_| seen.rotates);
@@ -484,9 +485,18 @@ fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
     // The index of the last layer with experts; -1 is the last layer of all.
     let end = config.json.get("moe_layer_end_index").and_then(Value::as_u64);
     let is_before_end = end.is_none_or(|end| index as u64 <= end);
-    let every = config.optional_count("moe_layer_freq")?.unwrap_or(1).max(1);
-    let is_step = (index + 1).is_multiple_of(step) && index.is_multiple_of(every);
-    Ok(!dense_only && is_step && index >= first && is_before_end)
+    // Some models give a flag for each layer.
+    let flags = config.json.get("moe_layer_freq").and_then(Value::as_array);
+    let is_step = (index + 1).is_multiple_of(step)
+        && match flags {
+            Some(flags) => flags.get(index).is_some_and(|flag| flag.as_u64() == Some(1)),
+            None => {
+                let every = config.optional_count("moe_layer_freq")?.unwrap_or(1).max(1);
+                index.is_multiple_of(every)
+            }
+        };
+    let enabled = config.json.get("enable_moe_block").and_then(Value::as_bool).unwrap_or(true);
+    Ok(enabled && !dense_only && is_step && index >= first && is_before_end)
 }
 
 fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> {
@@ -527,7 +537,12 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
             "n_routed_experts",
             "moe_num_experts",
         ])?,
-        used: config.first_count(&["num_experts_per_tok", "num_experts_per_token", "moe_k"])?,
+        used: config.first_count(&[
+            "num_experts_per_tok",
+            "num_experts_per_token",
+            "moe_k",
+            "top_k_experts",
+        ])?,
         width,
         scoring,
         renormalise: norm.unwrap_or(family.renormalise || is_third),
@@ -537,6 +552,7 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
         bias: family.expert_bias,
         shared_width: match config.optional_count("shared_expert_intermediate_size")? {
             Some(shared) if family.shared_gate => shared,
+            _ if family.beside_dense => config.count("intermediate_size")?,
             _ => {
                 let keys = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
                 let count = config.optional_first_count(&keys)?.unwrap_or(family.shared);
@@ -546,6 +562,8 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
         shared_gate: family.shared_gate,
         scaled_input: family.scaled_input,
         transposed: family.transposed_experts,
+        own_norms: family.beside_dense,
+        expert_scales: family.beside_dense,
     })
 }
 
@@ -554,9 +572,17 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
 /// If `layer_types` is present, it decides. Otherwise the qwen families have a window only with `use_sliding_window`,
 /// from layer `max_window_layers` on. Other families have it in all layers or by their pattern.
 fn window(config: &Config<'_>, family: &Family, index: usize) -> Result<Option<usize>, ModelError> {
-    let Some(window) = config.optional_count("sliding_window")? else { return Ok(None) };
+    // Some files count the positions before a token, without the token itself.
+    let before = config.optional_count("sliding_window_size")?.map(|size| size.saturating_add(1));
+    let window =
+        before.map_or_else(|| config.optional_count("sliding_window"), |of| Ok(Some(of)))?;
+    let Some(window) = window else { return Ok(None) };
     if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
         let slides = types.get(index).and_then(Value::as_str) == Some("sliding_attention");
+        return Ok(slides.then_some(window));
+    }
+    if let Some(pattern) = config.json.get("hybrid_layer_pattern").and_then(Value::as_array) {
+        let slides = pattern.get(index).and_then(Value::as_u64) == Some(1);
         return Ok(slides.then_some(window));
     }
     let slides = match (family.windows, config.optional_count("sliding_window_pattern")?) {

@@ -2,6 +2,7 @@
 
 use super::architecture::{Architecture, Attention, Latent, Layer, Mixer, Rope};
 use super::recurrent::STATES_PER_SEQUENCE;
+use crate::ModelError;
 
 /// Layers whose keys and values share blocks: those that see as many positions as each other and have the same shape of
 /// attention.
@@ -11,6 +12,27 @@ pub struct KvGroup {
     pub window: Option<usize>,
     /// Index into [`Architecture::attentions`].
     pub attention: usize,
+}
+
+/// Returns the layer whose keys and values a layer uses: none for the first `with_keys` layers, and the last of these with the same
+/// window for others.
+///
+/// # Errors
+/// Returns an error if no such layer has keys.
+pub(super) fn keys_of(
+    windows: &[Option<usize>],
+    with_keys: usize,
+    layer: usize,
+) -> Result<Option<usize>, ModelError> {
+    if layer < with_keys {
+        return Ok(None);
+    }
+    let found = windows[..with_keys].iter().rposition(|window| *window == windows[layer]);
+    found.map(Some).ok_or_else(|| ModelError::BadValue {
+        key: "number of layers that use keys of others".into(),
+        value: (windows.len() - with_keys).to_string(),
+        expected: format!("no layer has keys for layer {layer}"),
+    })
 }
 
 impl Architecture {
@@ -41,14 +63,24 @@ impl Architecture {
         groups
     }
 
-    /// Returns the group of a layer; `None` if it keeps no keys and values.
-    pub fn kv_group(&self, layer: usize) -> Option<KvGroup> {
-        let layer = &self.layers[layer];
-        let group = KvGroup { window: layer.window, attention: layer.attention };
-        (layer.mixer == Mixer::Attention).then_some(group)
+    /// Returns the layer whose keys and values an attention layer uses, which may be itself.
+    pub fn keys_of(&self, layer: usize) -> usize {
+        self.layers[layer].keys_of.unwrap_or(layer)
     }
 
     /// Returns the numbers of the layers that keep keys and values.
+    pub fn kv_layers(&self) -> impl Iterator<Item = usize> {
+        (0..self.layers.len()).filter(|layer| self.kv_group(*layer).is_some())
+    }
+
+    /// Returns the group of a layer; `None` if it keeps no keys and values of its own.
+    pub fn kv_group(&self, layer: usize) -> Option<KvGroup> {
+        let layer = &self.layers[layer];
+        let group = KvGroup { window: layer.window, attention: layer.attention };
+        (layer.mixer == Mixer::Attention && layer.keys_of.is_none()).then_some(group)
+    }
+
+    /// Returns the numbers of the layers with attention.
     pub fn attention_layers(&self) -> impl Iterator<Item = usize> {
         let layers = self.layers.iter().enumerate();
         layers.filter(|(_, layer)| layer.mixer == Mixer::Attention).map(|(index, _)| index)

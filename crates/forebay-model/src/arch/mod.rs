@@ -12,11 +12,12 @@ mod layers;
 mod names;
 mod quantization;
 mod recurrent;
+mod rope_parameters;
 mod unrotated;
 
 pub use architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, KvCapacity, KvInVram, Latent,
-    Layer, Mixer, Naming, NormLayout, QkNorm, Rope, RopeFactors,
+    Layer, LayerEmbeddings, Mixer, Naming, NormLayout, QkNorm, Rope, RopeFactors, Values,
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use families::by_name;

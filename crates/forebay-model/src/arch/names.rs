@@ -52,6 +52,11 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("delta_f_b", "ssm_f_b.weight", "self_attn.f_b_proj.weight"),
     ("delta_g_a", "ssm_g_a.weight", "self_attn.g_a_proj.weight"),
     ("delta_g_b", "ssm_g_b.weight", "self_attn.g_b_proj.weight"),
+    // Embeddings of layers.
+    ("layer_gate", "inp_gate.weight", "per_layer_input_gate.weight"),
+    ("layer_out", "proj.weight", "per_layer_projection.weight"),
+    ("layer_post_norm", "post_norm.weight", "post_per_layer_input_norm.weight"),
+    ("layer_scale", "layer_output_scale.weight", "layer_scalar"),
     // Feed-forwards.
     ("gate", "ffn_gate.weight", "mlp.gate_proj.weight"),
     ("up", "ffn_up.weight", "mlp.up_proj.weight"),
@@ -109,6 +114,20 @@ impl Names {
 
     pub fn final_norm(&self) -> String {
         self.pick("output_norm.weight", "model.norm.weight")
+    }
+
+    /// Returns the name of the table with the embeddings of tokens for each layer.
+    pub fn layer_embeddings(&self) -> String {
+        self.pick("per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight")
+    }
+
+    /// Returns the name of the projection of a token's embedding to those for each layer.
+    pub fn layer_projection(&self) -> String {
+        self.pick("per_layer_model_proj.weight", "model.per_layer_model_projection.weight")
+    }
+
+    pub fn layer_projection_norm(&self) -> String {
+        self.pick("per_layer_proj_norm.weight", "model.per_layer_projection_norm.weight")
     }
 
     fn pick(&self, gguf: &str, huggingface: &str) -> String {

@@ -98,8 +98,20 @@ impl<'a> Step<'a> {
     /// Returns the layer whose output [`Backend::norm`] adds.
     pub fn added_layer(&self, block: NextBlock) -> usize {
         match block {
-            NextBlock::FeedForward => self.layer,
+            NextBlock::FeedForward | NextBlock::Embeddings => self.layer,
             NextBlock::Attention | NextBlock::Head => self.layer.saturating_sub(1),
+        }
+    }
+
+    /// Returns the norm of the output that [`Backend::norm`] adds for the next block, and the factor of the sum.
+    pub fn added_norm(&self, block: NextBlock) -> (Option<&'a [f32]>, f32) {
+        let layer = &self.weights.layers[self.added_layer(block)];
+        let feed_forward = layer.feed_forward_post_norm.as_deref();
+        match (block, &layer.embeddings) {
+            (NextBlock::FeedForward, _) => (layer.attention_post_norm.as_deref(), 1.0),
+            (NextBlock::Embeddings, _) => (feed_forward, 1.0),
+            (_, Some(of)) => (Some(&of.post_norm), layer.scale),
+            (_, None) => (feed_forward, layer.scale),
         }
     }
 
@@ -215,6 +227,8 @@ pub enum Begun {
 pub enum NextBlock {
     Attention,
     FeedForward,
+    /// The layer's use of the tokens' embeddings for it. It takes the residual stream itself, without a norm.
+    Embeddings,
     Head,
 }
 
@@ -467,6 +481,13 @@ pub trait Backend: Send {
     /// # Errors
     /// Returns an error if a read or the device fails.
     fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
+
+    /// Adds the feed-forward's output, and computes what the tokens' embeddings for the layer add. Only layers with
+    /// [`LayerWeights::embeddings`] have this step, behind the feed-forward.
+    ///
+    /// # Errors
+    /// Returns an error if values are not finite, or a read or the device fails.
+    fn layer_embeddings(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
 
     /// Adds the last block's output, normalises the rows in [`Step::outputs`], and appends their logits.
     ///

@@ -42,6 +42,8 @@ pub struct SubLayer {
     /// Bytes on disk and in host memory.
     pub bytes: u64,
     pub in_vram: bool,
+    /// True if the CPU can compute the sub-layer: it has gate, up and down only.
+    pub for_cpu: bool,
     /// True if the CPU computes the sub-layer for batches of few tokens.
     pub on_cpu: bool,
 }
@@ -118,9 +120,11 @@ impl SubLayerPlan {
         for layer in 0..weights.layers.len() {
             let part_bytes = weights.blocks.dense[layer].part_bytes();
             let attention = weights.layers[layer].attention_parts;
+            let is_plain = weights.layers[layer].embeddings.is_none();
             for parts in [0..attention, attention..part_bytes.len()] {
                 let lengths = part_bytes[parts.clone()].iter().copied();
                 sub_layers.push(SubLayer {
+                    for_cpu: is_plain && parts.start > 0,
                     layer,
                     parts,
                     part_bytes: lengths.clone().map(|l| l.next_multiple_of(ALIGNMENT)).collect(),
@@ -227,7 +231,7 @@ impl SubLayerPlan {
     pub fn share_with_cpu(&mut self, rates: &SubLayerRates) {
         let candidates: &[usize] = &(0..self.sub_layers.len())
             .filter(|&sub_layer| {
-                !self.sub_layers[sub_layer].in_vram && self.sub_layers[sub_layer].is_feed_forward()
+                !self.sub_layers[sub_layer].in_vram && self.sub_layers[sub_layer].for_cpu
             })
             .collect::<Vec<_>>();
         let all: u64 = self.outside().map(|(_, sub_layer)| sub_layer.bytes).sum();
@@ -265,7 +269,8 @@ mod tests {
         let sub_layer = |layer: usize, parts: Range<usize>, sizes: &[u64]| {
             let part_bytes: Vec<u64> = sizes.iter().map(|size| size << 16).collect();
             let bytes = part_bytes.iter().sum();
-            SubLayer { layer, parts, part_bytes, bytes, in_vram: true, on_cpu: false }
+            let for_cpu = parts.start > 0;
+            SubLayer { layer, parts, part_bytes, bytes, for_cpu, in_vram: true, on_cpu: false }
         };
         let sub_layers = (0..layers).flat_map(|layer| {
             let down = if layer % 3 == 0 { 193 } else { 132 };

@@ -3,14 +3,15 @@
 use forebay_format::{Block, TensorType};
 
 use super::parts::{
-    AttentionWeights, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadMatrices,
-    LatentWeights, LayerWeights, PartMatrix,
+    AttentionWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadMatrices,
+    LatentWeights, LayerEmbeddingWeights, LayerWeights, PartMatrix,
 };
 use super::tensors::Tensors;
 use super::{quantized, relayout};
 use crate::ModelError;
 use crate::arch::{
-    Architecture, AttentionBias, Experts, FeedForward, Latent, Mixer, Names, Naming, QkNorm,
+    Architecture, AttentionBias, Experts, FeedForward, Latent, LayerEmbeddings, Mixer, Names,
+    Naming, QkNorm,
 };
 
 pub(super) struct LayerBuilder<'a> {
@@ -81,6 +82,7 @@ impl LayerBuilder<'_> {
                 (weights, extents)
             }
         };
+        let embeddings = self.embeddings(tensors, &mut dense)?;
         let norms = self.architecture.norms;
         let [before, after] = [norms.before(), norms.after()].map(|has| has.then_some(hidden));
         let layer = LayerWeights {
@@ -102,8 +104,40 @@ impl LayerBuilder<'_> {
             )?,
             attention_parts,
             feed_forward,
+            embeddings,
+            scale: match self.architecture.layer_scales {
+                true => tensors.vector(&self.name("layer_scale"), 1)?[0],
+                false => 1.0,
+            },
         };
         Ok((layer, dense, experts))
+    }
+
+    /// Returns what the layer does with the tokens' embeddings for it.
+    fn embeddings(
+        &self,
+        tensors: &mut Tensors<'_>,
+        dense: &mut Block,
+    ) -> Result<Option<LayerEmbeddingWeights>, ModelError> {
+        let Some(LayerEmbeddings { width }) = self.architecture.layer_embeddings else {
+            return Ok(None);
+        };
+        let (hidden, layers) = (self.architecture.hidden, self.architecture.layers.len());
+        // One matrix has the projections for all layers, one after the other.
+        let (all, extent) =
+            tensors.matrix(&self.names.layer_projection(), layers * width, hidden)?;
+        let bytes = extent.length / layers as u64;
+        let own = extent.slice(self.index as u64 * bytes, bytes).expect("a part of an extent");
+        let project = PartMatrix { part: dense.push(own), rows: width, ..all };
+        let mut norm = tensors.norm(&self.names.layer_projection_norm(), width)?;
+        norm.iter_mut().for_each(|weight| *weight *= std::f32::consts::FRAC_1_SQRT_2);
+        Ok(Some(LayerEmbeddingWeights {
+            project,
+            norm,
+            gate: self.matrix(tensors, dense, "layer_gate", width, hidden)?,
+            out: self.matrix(tensors, dense, "layer_out", hidden, width)?,
+            post_norm: tensors.norm(&self.name("layer_post_norm"), hidden)?,
+        }))
     }
 
     /// Appends a matrix to the dense block as its next part.
@@ -189,17 +223,28 @@ impl LayerBuilder<'_> {
             QkNorm::WholeProjection => (Some(q_width), Some(k_width)),
             QkNorm::Weightless => (None, None),
         };
-        let roles = [("q", q_rows), ("k", k_width), ("v", v_width)];
-        let [q, k, v] = self.matrices(tensors, dense, "qkv", roles, hidden)?;
+        let own_keys = self.architecture.layers[self.index].keys_of.is_none();
+        let own_values = own_keys && !shape.values.of_keys;
+        let (q, k, v) = if own_values {
+            let roles = [("q", q_rows), ("k", k_width), ("v", v_width)];
+            let [q, k, v] = self.matrices(tensors, dense, "qkv", roles, hidden)?;
+            (q, Some(k), Some(v))
+        } else {
+            let q = self.matrix(tensors, dense, "q", q_rows, hidden)?;
+            let k = own_keys.then(|| self.matrix(tensors, dense, "k", k_width, hidden));
+            (q, k.transpose()?, None)
+        };
         Ok(GroupedWeights {
             q,
             k,
             v,
             q_bias: self.vector(tensors, "q_bias", biased(q_rows))?,
-            k_bias: self.vector(tensors, "k_bias", biased(k_width))?,
-            v_bias: self.vector(tensors, "v_bias", biased(v_width))?,
+            k_bias: self.vector(tensors, "k_bias", biased(k_width).filter(|_| own_keys))?,
+            v_bias: self.vector(tensors, "v_bias", biased(v_width).filter(|_| own_values))?,
             q_norm: self.head_norm(tensors, "q_norm", q_norm)?,
-            k_norm: self.head_norm(tensors, "k_norm", k_norm)?,
+            k_norm: self.head_norm(tensors, "k_norm", k_norm.filter(|_| own_keys))?,
+            // Such norms have no weight in the files.
+            v_norm: (shape.values.normed && own_keys).then(|| vec![1.0; shape.value_dim]),
         })
     }
 
@@ -279,7 +324,27 @@ impl LayerBuilder<'_> {
             true => Some(tensors.vector_or_row(&self.name("shared_scale"), hidden)?),
             false => None,
         };
-        Ok(ExpertVectors { router_bias, correction_bias, shared_scale, biases })
+        let scales = experts.expert_scales.then_some(count);
+        let scales = self.vector(tensors, "expert_scales", scales)?;
+        let norms = match experts.own_norms {
+            true => Some(self.expert_norms(tensors)?),
+            false => None,
+        };
+        Ok(ExpertVectors { router_bias, correction_bias, shared_scale, biases, scales, norms })
+    }
+
+    fn expert_norms(&self, tensors: &mut Tensors<'_>) -> Result<ExpertNorms, ModelError> {
+        let hidden = self.architecture.hidden;
+        let mut router = tensors.vector(&self.name("router_norm"), hidden)?;
+        // The router's input is scaled by the root of its width, too.
+        let scale = 1.0 / (hidden as f32).sqrt();
+        router.iter_mut().for_each(|weight| *weight *= scale);
+        Ok(ExpertNorms {
+            router,
+            input: tensors.norm(&self.name("expert_norm"), hidden)?,
+            shared: tensors.norm(&self.name("shared_post_norm"), hidden)?,
+            output: tensors.norm(&self.name("expert_post_norm"), hidden)?,
+        })
     }
 
     /// Reads the biases of gate, up and down, `[experts, rows]` each.
@@ -318,9 +383,8 @@ impl LayerBuilder<'_> {
         if experts.transposed {
             return relayout::transposed_experts(tensors, &|role| self.name(role), experts, hidden);
         }
-        let is_folder = matches!(self.architecture.naming, Naming::HuggingFace { .. });
         let stack = self.name("expert_gate_up");
-        if is_folder && tensors.optional(&stack).is_some() {
+        if tensors.optional(&stack).is_some() {
             return self.stacked_experts(tensors, experts, &stack);
         }
         let roles = [
@@ -346,7 +410,7 @@ impl LayerBuilder<'_> {
         Ok(([parts[0], parts[1], parts[2]], blocks))
     }
 
-    /// Returns gate, up and down of every expert of a folder that holds them as two stacks: `gate_up_proj` `[experts, 2 * width,
+    /// Returns gate, up and down of every expert of a file that holds them as two stacks: `gate_up_proj` `[experts, 2 * width,
     /// hidden]` with this name, whose rows are those of gate and then those of up, and `down_proj` `[experts, hidden, width]`.
     fn stacked_experts(
         &self,

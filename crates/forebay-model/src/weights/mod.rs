@@ -19,8 +19,9 @@ use crate::ModelError;
 use crate::arch::{Architecture, LONG_FACTORS, Names, RopeFactors, SHORT_FACTORS, by_name};
 use layer::LayerBuilder;
 pub use parts::{
-    AttentionWeights, DeltaParts, DeltaWeights, ExpertVectors, FeedForwardWeights, GroupedWeights,
-    HeadChunk, HeadMatrices, LatentWeights, LayerWeights, PartMatrix,
+    AttentionWeights, DeltaParts, DeltaWeights, ExpertNorms, ExpertVectors, FeedForwardWeights,
+    GroupedWeights, HeadChunk, HeadMatrices, LatentWeights, LayerEmbeddingWeights, LayerWeights,
+    PartMatrix,
 };
 use tensors::Tensors;
 
@@ -40,6 +41,8 @@ pub struct Weights {
     pub final_norm: Vec<f32>,
     pub head: Vec<HeadChunk>,
     pub embedding: Embedding,
+    /// Table of the tokens' embeddings for all layers, one after the other in each row, if the model has such embeddings.
+    pub layer_embeddings: Option<Embedding>,
     /// Divisors of the rotary frequencies for each pair of dimensions, if the file has them.
     pub rope_factors: Option<RopeFactors>,
     pub blocks: ModelBlocks,
@@ -77,7 +80,12 @@ impl Weights {
             blocks.dense.push(dense);
             blocks.experts.push(experts);
         }
-        let embedding = embedding(architecture, &names, &tensors)?;
+        let table =
+            |name: &str, width: usize| embedding(architecture.vocabulary, name, width, &tensors);
+        let embedding = table(&names.embedding(), architecture.hidden)?;
+        let layer_width = architecture.layer_embeddings.map(|of| of.width * layers.len());
+        let layer_embeddings =
+            layer_width.map(|width| table(&names.layer_embeddings(), width)).transpose()?;
         let head = head(architecture, &names, &tensors, &mut blocks)?;
         let final_norm = tensors.norm(&names.final_norm(), architecture.hidden)?;
         let rope_factors = match architecture.ropes.first() {
@@ -85,7 +93,16 @@ impl Weights {
             None => None,
         };
         let small_bytes = tensors.vector_bytes();
-        Ok(Weights { layers, final_norm, head, embedding, rope_factors, blocks, small_bytes })
+        Ok(Weights {
+            layers,
+            final_norm,
+            head,
+            embedding,
+            layer_embeddings,
+            rope_factors,
+            blocks,
+            small_bytes,
+        })
     }
 
     /// Returns all weight types of matrices in the decoder's products, without repetition.
@@ -117,6 +134,9 @@ impl Weights {
         };
         for layer in &self.layers {
             layer.attention.matrices().iter().chain([&layer.o]).for_each(&mut add);
+            if let Some(of) = &layer.embeddings {
+                [&of.project, &of.gate, &of.out].into_iter().for_each(&mut add);
+            }
             match &layer.feed_forward {
                 FeedForwardWeights::Dense { gate, up, down } => {
                     [gate, up, down].into_iter().for_each(&mut add);
@@ -145,12 +165,12 @@ fn rope_factors(
 }
 
 fn embedding(
-    architecture: &Architecture,
-    names: &Names,
+    vocabulary: usize,
+    name: &str,
+    width: usize,
     tensors: &Tensors<'_>,
 ) -> Result<Embedding, ModelError> {
-    let (matrix, extent) =
-        tensors.matrix(&names.embedding(), architecture.vocabulary, architecture.hidden)?;
+    let (matrix, extent) = tensors.matrix(name, vocabulary, width)?;
     let row_bytes = extent.length as usize / matrix.rows;
     Ok(Embedding { extent, ty: matrix.ty, row_bytes })
 }

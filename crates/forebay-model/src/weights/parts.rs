@@ -1,7 +1,9 @@
 //! The contents of layers: matrices as parts of blocks, and vectors.
 
-use forebay_compute::DeltaColumns;
+use forebay_compute::{DeltaColumns, RouterRule};
 use forebay_format::TensorType;
+
+use crate::arch::Experts;
 
 /// A matrix `[rows, cols]` that is part `part` of its block.
 #[derive(Debug, Clone, Copy)]
@@ -30,6 +32,46 @@ pub struct LayerWeights {
     /// experts, follow.
     pub attention_parts: usize,
     pub feed_forward: FeedForwardWeights,
+    /// What the layer does with the tokens' embeddings for it, if the model has such embeddings.
+    pub embeddings: Option<LayerEmbeddingWeights>,
+    /// Factor of the residual stream at the layer's end.
+    pub scale: f32,
+}
+
+/// Matrices and norms of a layer for the embeddings that tokens have for it. The matrices are parts of the dense block, behind
+/// all others.
+#[derive(Debug)]
+pub struct LayerEmbeddingWeights {
+    /// Projection `[width, hidden]` of the token's usual embedding. It is added to the embedding for the layer.
+    pub project: PartMatrix,
+    /// Norm of this projection. Its weight has the factor of the sum.
+    pub norm: Vec<f32>,
+    /// Projection `[width, hidden]` of the residual stream to the gate.
+    pub gate: PartMatrix,
+    /// Projection `[hidden, width]` of the gated embedding.
+    pub out: PartMatrix,
+    /// Norm of what is added to the residual stream.
+    pub post_norm: Vec<f32>,
+}
+
+impl LayerWeights {
+    /// Returns the norm before the router, or before the feed-forward if there is no other.
+    pub fn router_norm(&self) -> Option<&[f32]> {
+        match &self.feed_forward {
+            FeedForwardWeights::Experts { vectors, .. } => {
+                let own = vectors.norms.as_ref().map(|norms| &norms.router[..]);
+                own.or(self.feed_forward_norm.as_deref())
+            }
+            FeedForwardWeights::Dense { .. } => self.feed_forward_norm.as_deref(),
+        }
+    }
+}
+
+impl ExpertVectors {
+    /// Returns the rule of the layer's router.
+    pub fn rule<'a>(&'a self, experts: &Experts) -> RouterRule<'a> {
+        experts.rule(self.correction_bias.as_deref(), self.scales.as_deref())
+    }
 }
 
 /// Weights of what a layer does before its feed-forward, up to the output projection.
@@ -92,13 +134,17 @@ impl DeltaWeights {
 #[derive(Debug)]
 pub struct GroupedWeights {
     pub q: PartMatrix,
-    pub k: PartMatrix,
-    pub v: PartMatrix,
+    /// `None` if the layer uses the keys and values of another.
+    pub k: Option<PartMatrix>,
+    /// `None` if there is no `k`, or if values are the projections of keys.
+    pub v: Option<PartMatrix>,
     pub q_bias: Option<Vec<f32>>,
     pub k_bias: Option<Vec<f32>>,
     pub v_bias: Option<Vec<f32>>,
     pub q_norm: Option<Vec<f32>>,
     pub k_norm: Option<Vec<f32>>,
+    /// Weight of the norm of every value, if values are normed.
+    pub v_norm: Option<Vec<f32>>,
 }
 
 /// Multi-head latent attention.
@@ -138,7 +184,9 @@ impl AttentionWeights {
     /// Returns all matrices except the output projection. The matrices of all heads count as one.
     pub fn matrices(&self) -> Vec<PartMatrix> {
         match self {
-            AttentionWeights::Grouped(of) => vec![of.q, of.k, of.v],
+            AttentionWeights::Grouped(of) => {
+                [Some(of.q), of.k, of.v].into_iter().flatten().collect()
+            }
             AttentionWeights::Delta(of) => of.projections().copied().collect(),
             AttentionWeights::Latent(of) => {
                 let q_a = of.q_a.as_ref().map(|(matrix, _)| *matrix);
@@ -176,6 +224,23 @@ pub struct ExpertVectors {
     pub shared_scale: Option<Vec<f32>>,
     /// Biases of gate and up `[experts, width]`, and of down `[experts, hidden]`.
     pub biases: Option<[Vec<f32>; 3]>,
+    /// Factor of each expert's weight `[experts]`.
+    pub scales: Option<Vec<f32>>,
+    /// Norms of their own, if router, experts and shared experts have such.
+    pub norms: Option<ExpertNorms>,
+}
+
+/// Norms of a layer whose experts are beside a feed-forward for every token. All vectors are `[hidden]`.
+#[derive(Debug)]
+pub struct ExpertNorms {
+    /// Norm of the residual stream for the router.
+    pub router: Vec<f32>,
+    /// Norm of the residual stream for the experts.
+    pub input: Vec<f32>,
+    /// Norm of the output of the shared experts.
+    pub shared: Vec<f32>,
+    /// Norm of the sum of the experts' outputs.
+    pub output: Vec<f32>,
 }
 
 /// Rows `first_row ..` of the output projection, which form one dense block.

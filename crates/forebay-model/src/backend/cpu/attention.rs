@@ -10,7 +10,7 @@ use super::products::{
 use crate::ModelError;
 use crate::arch::Latent;
 use crate::backend::Step;
-use crate::weights::{AttentionWeights, GroupedWeights, HeadMatrices, LatentWeights};
+use crate::weights::{AttentionWeights, GroupedWeights, HeadMatrices, LatentWeights, PartMatrix};
 
 impl CpuBackend {
     pub(super) fn project_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
@@ -18,6 +18,9 @@ impl CpuBackend {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights)?,
             AttentionWeights::Latent(weights) => self.project_latent(step, weights)?,
             AttentionWeights::Delta(weights) => return self.project_delta(step, weights),
+        }
+        if step.architecture.keys_of(step.layer) != step.layer {
+            return Ok(());
         }
         let CpuBackend { cpu, cache, tables, scratch, .. } = self;
         let attention = step.attention();
@@ -52,15 +55,31 @@ impl CpuBackend {
         let q_rows = count * weights.q.rows;
         let q = if gated { &mut scratch.q_and_gate } else { &mut scratch.q };
         let q = &mut q[..q_rows];
-        let k = &mut scratch.k[..count * weights.k.rows];
-        let v = &mut scratch.v[..count * weights.v.rows];
-        let types = [weights.q.ty, weights.k.ty, weights.v.ty];
+        let attention = step.attention();
+        let (k_rows, v_rows) = match weights.k {
+            Some(k) => (k.rows, attention.kv_heads * attention.value_dim),
+            None => (0, 0),
+        };
+        let k = &mut scratch.k[..count * k_rows];
+        let v = &mut scratch.v[..count * v_rows];
+        let ty = |of: Option<PartMatrix>| of.map_or(weights.q.ty, |of| of.ty);
+        let types = [weights.q.ty, ty(weights.k), ty(weights.v)];
         scratch.input.prepare(cpu, normed, count, hidden, &types);
         let (x, rows) = (&scratch.input, scratch.rows.of(step));
         let [a, b] = both_kinds(matrix(residency, lease, &weights.q), x, rows, q);
-        let [c, d] = both_kinds(matrix(residency, lease, &weights.k), x, rows, k);
-        let [e, f] = both_kinds(matrix(residency, lease, &weights.v), x, rows, v);
-        matmul_beside_reads(cpu, residency, &mut [a, b, c, d, e, f])?;
+        match (&weights.k, &weights.v) {
+            (Some(of_k), Some(of_v)) => {
+                let [c, d] = both_kinds(matrix(residency, lease, of_k), x, rows, k);
+                let [e, f] = both_kinds(matrix(residency, lease, of_v), x, rows, v);
+                matmul_beside_reads(cpu, residency, &mut [a, b, c, d, e, f])?;
+            }
+            (Some(of_k), None) => {
+                let [c, d] = both_kinds(matrix(residency, lease, of_k), x, rows, k);
+                matmul_beside_reads(cpu, residency, &mut [a, b, c, d])?;
+                v.copy_from_slice(k);
+            }
+            (None, _) => matmul_beside_reads(cpu, residency, &mut [a, b])?,
+        }
         add_bias(cpu, q, weights.q_bias.as_deref());
         add_bias(cpu, k, weights.k_bias.as_deref());
         add_bias(cpu, v, weights.v_bias.as_deref());
@@ -73,9 +92,15 @@ impl CpuBackend {
         let epsilon = step.architecture.norm_epsilon;
         norm_in_place(cpu, q, weights.q_norm.as_deref(), epsilon);
         norm_in_place(cpu, k, weights.k_norm.as_deref(), epsilon);
+        norm_in_place(cpu, v, weights.v_norm.as_deref(), epsilon);
+        if attention.values.scale != 1.0 {
+            cpu.scale_in_place(v, attention.values.scale);
+        }
         if let Some(rope) = step.architecture.layers[step.layer].rope {
             cpu.rope(q, head_dim, positions, &ropes[rope]);
-            cpu.rope(k, head_dim, positions, &ropes[rope]);
+            if !k.is_empty() {
+                cpu.rope(k, head_dim, positions, &ropes[rope]);
+            }
         } else if let Some(temperature) = step.architecture.temperature {
             let factors = &mut scratch.row_factors;
             factors.clear();
@@ -164,10 +189,10 @@ impl CpuBackend {
             chunked,
             softcap: attention.softcap,
             sinks: step.layer_weights().sinks.as_deref(),
-            ..Attention::causal(step.layer, heads, attention.scale)
+            ..Attention::causal(step.architecture.keys_of(step.layer), heads, attention.scale)
         };
         let CpuBackend { cpu, cache, tables, scratch, .. } = self;
-        let group = cache.group(step.layer);
+        let group = cache.group(what.layer);
         let mut runs = recycle(std::mem::take(&mut scratch.runs));
         runs.extend(step.runs.iter().map(|run| AttentionRun {
             kind: run.kind,

@@ -5,10 +5,10 @@ use std::ops::Range;
 use forebay_compute::{
     ComputeError, Cpu, KV_BLOCK, KvCache, KvLayer, KvShape, KvType, MatmulJob, RopeTable, RowKind,
 };
-use forebay_format::dequantize;
 use forebay_store::FileSet;
 use forebay_stream::{Lease, Residency};
 
+use super::embeddings::read_rows;
 use super::moe::MoeStep;
 use super::products::{
     add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place, norm_or_copy,
@@ -162,17 +162,16 @@ impl CpuBackend {
 
     /// Adds the last block's output to the residual stream. Returns an error for a NaN, because it would spread to
     /// every later token and look like a model that writes nonsense.
-    fn add(&mut self, step: &Step<'_>, block: NextBlock) -> Result<(), ModelError> {
+    pub(super) fn add(&mut self, step: &Step<'_>, block: NextBlock) -> Result<(), ModelError> {
         let hidden = step.architecture.hidden;
-        let added = &step.weights.layers[step.added_layer(block)];
-        let post_norm = match block {
-            NextBlock::FeedForward => &added.attention_post_norm,
-            NextBlock::Attention | NextBlock::Head => &added.feed_forward_post_norm,
-        };
+        let (post_norm, scale) = step.added_norm(block);
         let out = &mut self.scratch.block_out[..step.count * hidden];
-        norm_in_place(&self.cpu, out, post_norm.as_deref(), step.architecture.norm_epsilon);
+        norm_in_place(&self.cpu, out, post_norm, step.architecture.norm_epsilon);
         let x = &mut self.scratch.x[..step.count * hidden];
         self.cpu.add_assign(x, out);
+        if scale != 1.0 {
+            self.cpu.scale_in_place(x, scale);
+        }
         // A sum of magnitudes is finite only if all values are, and it vectorises. The sum itself overflows only for
         // values that no later norm could use either.
         let finite = |row: &[f32]| row.iter().map(|value| value.abs()).sum::<f32>().is_finite();
@@ -224,15 +223,14 @@ impl CpuBackend {
         // expert's output.
         let normed = &mut scratch.normed[..hidden];
         let epsilon = step.architecture.norm_epsilon;
-        let weight = layer.feed_forward_norm.as_deref();
-        norm_or_copy(cpu, &scratch.x[..hidden], weight, epsilon, normed);
+        norm_or_copy(cpu, &scratch.x[..hidden], layer.router_norm(), epsilon, normed);
         scratch.inner.prepare(cpu, normed, 1, hidden, &[router.ty]);
         let out = &mut scratch.moe.prediction_scores[..experts.count];
         let (w, kind) = (matrix(residency, &lease, router), RowKind::Decode);
         cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, kind, out: &mut *out }]);
         add_bias(cpu, out, vectors.router_bias.as_deref());
         drop(lease);
-        let rule = experts.rule(vectors.correction_bias.as_deref());
+        let rule = vectors.rule(experts);
         scratch.moe.prefetch(cpu, next.layer, experts, &rule, residency)
     }
 }
@@ -357,20 +355,11 @@ impl Backend for CpuBackend {
         for run in step.runs {
             self.positions.extend((run.position..run.position + run.count).map(|at| at as u32));
         }
-        let embedding = &step.weights.embedding;
-        let row_bytes = embedding.row_bytes as u64;
-        let rows = self.scratch.x.chunks_exact_mut(step.architecture.hidden);
-        for (token, row) in batch.tokens.iter().zip(rows) {
-            let mut extent = embedding.extent;
-            extent.offset += u64::from(*token) * row_bytes;
-            extent.length = row_bytes;
-            self.files.read_exact(extent, &mut self.scratch.embedding_row)?;
-            dequantize(embedding.ty, &self.scratch.embedding_row, row)?;
-            let scale = step.architecture.embedding_scale;
-            if scale != 1.0 {
-                row.iter_mut().for_each(|value| *value *= scale);
-            }
-        }
+        let Scratch { x, embedding_row, .. } = &mut self.scratch;
+        let (scale, hidden) = (step.architecture.embedding_scale, step.architecture.hidden);
+        let rows = x.chunks_exact_mut(hidden);
+        read_rows(&self.files, &step.weights.embedding, batch.tokens, scale, embedding_row, rows)?;
+        self.begin_layer_embeddings(step, batch.tokens)?;
         let early = if batch.scores { step.count * step.architecture.hidden } else { 0 };
         self.early.resize(early, 0.0);
         // A batch without logits skips the head, so its chunks must not be read ahead.
@@ -397,6 +386,7 @@ impl Backend for CpuBackend {
             NextBlock::Attention => step.layer_weights().attention_norm.as_deref(),
             NextBlock::FeedForward => step.layer_weights().feed_forward_norm.as_deref(),
             NextBlock::Head => Some(&step.weights.final_norm[..]),
+            NextBlock::Embeddings => return Ok(()),
         };
         let values = step.count * step.architecture.hidden;
         let (x, normed) = (&self.scratch.x[..values], &mut self.scratch.normed[..values]);
@@ -444,7 +434,7 @@ impl Backend for CpuBackend {
         let (experts, count, hidden) = (step.experts().count, step.count, step.architecture.hidden);
         // `block_out` has already been added, and `inner` is free until the experts are computed.
         let normed = &mut scratch.block_out[..count * hidden];
-        let weight = step.layer_weights().feed_forward_norm.as_deref();
+        let weight = step.layer_weights().router_norm();
         let epsilon = step.architecture.norm_epsilon;
         norm_or_copy(cpu, &early[..count * hidden], weight, epsilon, normed);
         scratch.inner.prepare(cpu, normed, count, hidden, &[router.ty]);
@@ -474,17 +464,31 @@ impl Backend for CpuBackend {
         let (experts, count, hidden) = (step.experts(), step.count, step.architecture.hidden);
         let lease = self.lease.as_ref().expect("the layer was entered");
         let w = matrix(&self.residency, lease, router);
-        let Scratch { input, normed, moe, rows, .. } = &mut self.scratch;
-        let types = [router.ty, gate.ty, up.ty];
-        input.prepare(&self.cpu, &normed[..count * hidden], count, hidden, &types);
+        let Scratch { input, inner, x, block_out, normed, moe, rows, .. } = &mut self.scratch;
         let out = &mut moe.scores[..count * experts.count];
-        self.cpu.matmul(&mut both_kinds(w, input, rows.of(step), out));
+        match &vectors.norms {
+            None => {
+                let types = [router.ty, gate.ty, up.ty];
+                input.prepare(&self.cpu, &normed[..count * hidden], count, hidden, &types);
+                self.cpu.matmul(&mut both_kinds(w, input, rows.of(step), out));
+            }
+            Some(norms) => {
+                // The output of attention has been added, and `inner` is free until a feed-forward is computed.
+                let (x, own) = (&x[..count * hidden], &mut block_out[..count * hidden]);
+                let epsilon = step.architecture.norm_epsilon;
+                self.cpu.rms_norm(x, &norms.router, epsilon, own);
+                inner.prepare(&self.cpu, own, count, hidden, &[router.ty]);
+                self.cpu.matmul(&mut both_kinds(w, inner, rows.of(step), out));
+                self.cpu.rms_norm(x, &norms.input, epsilon, own);
+                input.prepare(&self.cpu, own, count, hidden, &[gate.ty, up.ty]);
+            }
+        }
         add_bias(&self.cpu, out, vectors.router_bias.as_deref());
         if shared.is_none() {
             // The dense block is no longer needed. Its slot may take the next layer while experts are computed.
             self.lease = None;
         }
-        let rule = experts.rule(vectors.correction_bias.as_deref());
+        let rule = vectors.rule(experts);
         moe.route(&self.cpu, count, experts, &rule, step.chosen)?;
         if let Some(routing) = routing {
             let layers = step.architecture.layers.len();
@@ -551,10 +555,20 @@ impl Backend for CpuBackend {
         };
         scratch.moe.compute(&moe_step, cpu, residency, &scratch.input)?;
         scratch.moe.combine(&moe_step, cpu, out);
+        if let Some(norms) = &vectors.norms {
+            cpu.rms_norm_in_place(out, &norms.output, step.architecture.norm_epsilon);
+        }
         if let Some(beside) = beside {
+            if let Some(norms) = &vectors.norms {
+                cpu.rms_norm_in_place(beside, &norms.shared, step.architecture.norm_epsilon);
+            }
             cpu.add_assign(beside, out);
         }
         Ok(())
+    }
+
+    fn layer_embeddings(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.add_layer_embeddings(step)
     }
 
     /// Computes the logits in chunks of the vocabulary.

@@ -4,6 +4,7 @@ mod attention;
 mod backend;
 mod delta;
 mod delta_scratch;
+mod embeddings;
 mod latent;
 mod moe;
 mod products;

@@ -62,6 +62,9 @@ pub struct Scratch {
     pub rows: RowNumbers,
     /// Factors of the rows of a pass.
     pub row_factors: Vec<f32>,
+    /// The rows' usual embeddings `[tokens, hidden]` and those for all layers `[tokens, layers, width]`, if the model has such.
+    pub embedded: Vec<f32>,
+    pub layer_rows: Vec<f32>,
     /// Always empty between calls; kept for its memory.
     pub runs: Vec<AttentionRun<'static>>,
 }
@@ -86,7 +89,8 @@ impl Scratch {
     pub fn reserve(architecture: &Architecture, weights: &Weights, batch: usize) -> Scratch {
         let floats = |width: usize| vec![0.0; batch * width];
         let most = |of: fn(&Attention) -> usize| floats(architecture.most_of_attentions(of));
-        let width = architecture.dense_width().max(architecture.shared_width());
+        let width = inner_width(architecture);
+        let layer_widths = layer_widths(architecture);
         Scratch {
             x: floats(architecture.hidden),
             normed: floats(architecture.hidden),
@@ -104,11 +108,13 @@ impl Scratch {
             input: Activations::new(),
             dense_input: Activations::new(),
             inner: Activations::new(),
-            embedding_row: vec![0; weights.embedding.row_bytes],
+            embedding_row: Vec::with_capacity(longest_row(weights)),
             chunk_logits: Vec::new(),
             moe: MoeScratch::reserve(architecture, batch),
             rows: RowNumbers((0..batch as u32).collect()),
             row_factors: Vec::with_capacity(batch),
+            embedded: floats(if layer_widths > 0 { architecture.hidden } else { 0 }),
+            layer_rows: floats(layer_widths),
             runs: Vec::new(),
         }
     }
@@ -118,15 +124,34 @@ impl Scratch {
         let most = |of: fn(&Attention) -> usize| architecture.most_of_attentions(of);
         let (q_width, kv_width) =
             (most(|of| of.heads * of.head_dim), most(|of| of.kv_heads * of.head_dim));
-        let width = architecture.dense_width().max(architecture.shared_width());
+        let width = inner_width(architecture);
+        let layer_widths = layer_widths(architecture);
+        let of_layers = if layer_widths > 0 { architecture.hidden + layer_widths } else { 0 };
         let latent = LatentScratch::floats_per_token(architecture.latent());
         let attended = attended_width(architecture) - most(|of| of.heads * of.value_dim);
         let recurrent = DeltaScratch::floats_per_token(architecture) + attended;
         let gate = 3 * gate_width(architecture);
-        1 + 3 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate
+        1 + 3 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate + of_layers
             // Quantised activations take one byte per value in each of two forms, and scales.
             + (architecture.hidden.max(q_width) + width) * 5 / 8
     }
+}
+
+/// Returns the width of the widest feed-forward or embedding for a layer.
+fn inner_width(architecture: &Architecture) -> usize {
+    let of_layer = architecture.layer_embeddings.map_or(0, |of| of.width);
+    architecture.dense_width().max(architecture.shared_width()).max(of_layer)
+}
+
+/// Returns the number of elements of a token's embeddings for all layers; 0 if there are none.
+fn layer_widths(architecture: &Architecture) -> usize {
+    architecture.layer_embeddings.map_or(0, |of| of.width * architecture.layers.len())
+}
+
+/// Returns the bytes of the longest row of an embedding table.
+fn longest_row(weights: &Weights) -> usize {
+    let of_layers = weights.layer_embeddings.map_or(0, |of| of.row_bytes);
+    weights.embedding.row_bytes.max(of_layers)
 }
 
 /// Returns the number of elements of a token's input of the output projection: that of attention, or of a recurrent layer.

@@ -54,13 +54,17 @@ impl CudaBackend {
     ) -> Result<(), ModelError> {
         let (at, vectors) = (self.at(), self.layer_vectors(step));
         let gated = step.attention().output_gate;
-        let products = [
-            self.product(step, weights.q, if gated { at.q_and_gate } else { at.q }),
-            self.product(step, weights.k, at.k),
-            self.product(step, weights.v, at.v),
-        ];
+        let q = self.product(step, weights.q, if gated { at.q_and_gate } else { at.q });
+        let (mut products, mut count) = ([q; 3], 1);
+        for (matrix, out) in [(weights.k, at.k), (weights.v, at.v)] {
+            if let Some(matrix) = matrix {
+                products[count] = self.product(step, matrix, out);
+                count += 1;
+            }
+        }
         let gpu = &self.gpu;
-        self.products().dense(gpu, self.float(at.normed), Rows::of(step), &products)?;
+        self.products().dense(gpu, self.float(at.normed), Rows::of(step), &products[..count])?;
+        self.take_values(step, weights)?;
         if gated {
             self.take_queries(step)?;
         }
@@ -76,10 +80,18 @@ impl CudaBackend {
             norm: optional(self.vectors(), norm),
         };
         let mut q = input(at.q, vectors.q_bias, vectors.q_norm);
-        let mut k = input(at.k, vectors.k_bias, vectors.k_norm);
+        let (mut k, mut v) = (HeadInput::none(), HeadInput::none());
+        if weights.k.is_some() {
+            k = input(at.k, vectors.k_bias, vectors.k_norm);
+            v = input(at.v, vectors.v_bias, None);
+        }
         let epsilon = step.architecture.norm_epsilon;
         if step.attention().qk_norm == QkNorm::WholeProjection {
-            for (input, width) in [(&mut q, weights.q.rows), (&mut k, weights.k.rows)] {
+            let of_k = weights.k.map_or(0, |k| k.rows);
+            for (input, width) in [(&mut q, weights.q.rows), (&mut k, of_k)] {
+                if input.projected.is_null() {
+                    continue;
+                }
                 if !input.bias.is_null() {
                     gpu.add_bias_rows(input.projected, input.bias, step.count, width)?;
                 }
@@ -89,14 +101,40 @@ impl CudaBackend {
                 *input = HeadInput::plain(input.projected);
             }
         }
-        let inputs = HeadInputs {
-            q,
-            k,
-            v: input(at.v, vectors.v_bias, None),
-            key_norm_dim: step.attention().head_dim,
-            rotary_from: 0,
-        };
+        let inputs =
+            HeadInputs { q, k, v, key_norm_dim: step.attention().head_dim, rotary_from: 0 };
         self.take_inputs(step, inputs)
+    }
+
+    /// Makes values of the projections of keys, norms values and scales them, as far as the model does.
+    fn take_values(&self, step: &Step<'_>, weights: &GroupedWeights) -> Result<(), ModelError> {
+        if weights.k.is_none() {
+            return Ok(());
+        }
+        let (at, attention) = (self.at(), step.attention());
+        let heads = step.count * attention.kv_heads;
+        let (keys, values) = (self.float(at.k), self.float(at.v));
+        let from = if attention.values.of_keys { keys } else { values };
+        match self.layer_vectors(step).v_norm {
+            Some(norm) => {
+                let norm = Norm {
+                    weight: self.vectors().offset(norm),
+                    width: attention.value_dim,
+                    epsilon: step.architecture.norm_epsilon,
+                };
+                let out = Normed::plain(values);
+                self.gpu.rms_norm(from, Added::Nothing, &norm, out, heads, None)?;
+            }
+            None if attention.values.of_keys => {
+                let bytes = 4 * heads * attention.value_dim;
+                self.gpu.copy(keys.cast(), values.cast(), bytes)?;
+            }
+            None => {}
+        }
+        if attention.values.scale != 1.0 {
+            self.gpu.scale(values, heads * attention.value_dim, attention.values.scale)?;
+        }
+        Ok(())
     }
 
     /// Separates the queries from the gates of attention's output, which follow each head's query.
@@ -147,7 +185,9 @@ impl CudaBackend {
         // A row sees the keys of the rows before it in its own sequence only if they are in the cache before attention
         // begins.
         let alone = step.runs.iter().all(|run| run.count == 1);
-        if alone && takes_inputs(self.kv_shape(step), row_kind(step)) {
+        // Attention by itself does not leave out keys and values.
+        let writes = !inputs.k.projected.is_null();
+        if alone && writes && takes_inputs(self.kv_shape(step), row_kind(step)) {
             self.lanes.current_mut().inputs = Some(inputs);
         } else {
             self.gpu.attention_inputs(&inputs, &self.kv_layer(step), &self.pass_rows(step))?;

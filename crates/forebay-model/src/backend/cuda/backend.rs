@@ -43,6 +43,8 @@ pub struct CudaBackend {
     pub(super) graphs: Graphs,
     /// Rows of the embedding table, if the table is not on the GPU.
     pub(super) embedding_rows: Option<EmbeddingRows>,
+    /// Rows of the table of embeddings for layers, which is never on the GPU.
+    pub(super) layer_rows: Option<EmbeddingRows>,
     pub(super) source: WeightSource,
     /// Weight types that are read again for every decode row, as a text for [`ComputeInfo`].
     one_by_one: String,
@@ -71,7 +73,7 @@ impl CudaBackend {
     pub(super) fn new(
         (gpu, plan, arena): (Gpu, DevicePlan, DeviceArena),
         source: WeightSource,
-        embedding_rows: Option<EmbeddingRows>,
+        [embedding_rows, layer_rows]: [Option<EmbeddingRows>; 2],
         (architecture, weights): (&Architecture, &Weights),
         exact: bool,
         captures: bool,
@@ -89,6 +91,7 @@ impl CudaBackend {
             )?,
             graphs: Graphs::new(captures),
             embedding_rows,
+            layer_rows,
             source,
             one_by_one: one_by_one(weights, exact),
             sorted_heads: 0,
@@ -227,9 +230,10 @@ impl CudaBackend {
         added: Added,
     ) -> Result<Added, ModelError> {
         let vectors = &self.plan.vectors.layers[step.added_layer(block)];
-        let weight = match block {
-            NextBlock::FeedForward => vectors.attention_post_norm,
-            NextBlock::Attention | NextBlock::Head => vectors.feed_forward_post_norm,
+        let weight = match (block, vectors.embeddings) {
+            (NextBlock::FeedForward, _) => vectors.attention_post_norm,
+            (NextBlock::Attention | NextBlock::Head, Some(of)) => Some(of.post_norm),
+            (NextBlock::Embeddings, _) | (_, None) => vectors.feed_forward_post_norm,
         };
         let (Some(weight), Added::Rows(rows)) = (weight, &added) else { return Ok(added) };
         let norm = Norm {
@@ -242,7 +246,7 @@ impl CudaBackend {
     }
 
     /// Queues the norm before a block, for the rows of a lane.
-    fn norm_rows(
+    pub(super) fn norm_rows(
         &mut self,
         step: &Step<'_>,
         block: NextBlock,
@@ -252,6 +256,8 @@ impl CudaBackend {
             NextBlock::Attention => self.layer_vectors(step).attention_norm,
             NextBlock::FeedForward => self.layer_vectors(step).feed_forward_norm,
             NextBlock::Head => Some(self.plan.vectors.final_norm),
+            // The stream itself is what follows.
+            NextBlock::Embeddings => None,
         };
         // Without a weight, rows are added and converted, but not normed.
         let norm = Norm {
@@ -262,22 +268,29 @@ impl CudaBackend {
         let x = self.float(self.at().x);
         let exchanged = match block {
             NextBlock::FeedForward => self.source.exchanged(step.layer),
-            NextBlock::Attention | NextBlock::Head => None,
+            NextBlock::Attention | NextBlock::Embeddings | NextBlock::Head => None,
         };
-        let rows = exchanged.map_or(self.float(self.at().normed), |[input, _]| input);
-        let (mut added, mut flag) = (Added::Nothing, None);
+        let has_input = block != NextBlock::Embeddings;
+        let usual = if has_input { self.float(self.at().normed) } else { DevicePtr::null() };
+        let rows = exchanged.map_or(usual, |[input, _]| input);
+        let (mut added, mut flag, mut factor) = (Added::Nothing, None, 1.0);
         if add {
             let usual = Added::Rows(self.float(self.at().block_out));
             added = self.lanes.current_mut().outputs.take().unwrap_or(usual);
             added = self.post_norm(step, block, added)?;
+            factor = step.added_norm(block).1;
             let block = 2 * step.added_layer(block) + usize::from(block != NextBlock::FeedForward);
             flag = Some(self.finite_flag(block, 0));
         }
         let also = match exchanged {
-            Some(_) => None,
-            None => self.products().converted_too(rows, Rows::of(step), step.architecture.hidden),
+            None if has_input => {
+                self.products().converted_too(rows, Rows::of(step), step.architecture.hidden)
+            }
+            _ => None,
         };
-        self.gpu.rms_norm(x, added, &norm, Normed { rows, also }, step.count, flag)?;
+        self.products().changed(x);
+        let out = Normed { rows, also };
+        self.gpu.rms_norm_of_scaled(x, (added, factor), &norm, out, step.count, flag)?;
         Ok(())
     }
 
@@ -535,7 +548,16 @@ impl Backend for CudaBackend {
         let sub_layer = feed_forward_of(step.layer);
         self.source.fetch(&self.gpu, sub_layer)?;
         self.in_lanes(step, CudaBackend::multiply_dense)?;
-        self.source.release(&self.gpu, sub_layer)
+        match step.layer_weights().embeddings {
+            // Their matrices belong to the same sub-layer.
+            Some(_) => Ok(()),
+            None => self.source.release(&self.gpu, sub_layer),
+        }
+    }
+
+    fn layer_embeddings(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.in_lanes(step, CudaBackend::multiply_embeddings)?;
+        self.source.release(&self.gpu, feed_forward_of(step.layer))
     }
 
     fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {

@@ -40,8 +40,13 @@ impl CudaBackend {
         }
         self.tables.queue(&self.gpu, &self.plan.kv, self.arena.kv(0))?;
         let resumes = batch.first_layer > 0;
-        if let Some(rows) = self.embedding_rows.as_mut().filter(|_| !resumes) {
-            rows.read(step, batch.tokens)?;
+        // A pass that goes on has its stream, but not what its layers take of the embeddings.
+        let has_layer_rows = self.layer_rows.is_some();
+        if let Some(rows) = self.embedding_rows.as_mut().filter(|_| !resumes || has_layer_rows) {
+            rows.read(batch.tokens)?;
+        }
+        if let Some(rows) = &mut self.layer_rows {
+            rows.read(batch.tokens)?;
         }
         // All logits of several rows are copied row by row, which is no work for a graph.
         let few_results = step.count == 1 || matches!(batch.end, End::Largest(_) | End::Selected);
@@ -76,9 +81,10 @@ impl CudaBackend {
             return Ok(Begun::Recorded);
         }
         self.exchange.queue_up(&self.gpu)?;
+        self.embed_for_layers(step)?;
         match resumes {
             true => self.copy_stream(step, self.at().paused, self.at().x)?,
-            false => self.embed(step)?,
+            false => self.embed(step, self.at().x)?,
         }
         if forks {
             self.lanes.fork(&self.gpu)?;
@@ -86,7 +92,7 @@ impl CudaBackend {
         Ok(Begun::Layers)
     }
 
-    fn embed(&self, step: &Step<'_>) -> Result<(), ModelError> {
+    pub(super) fn embed(&self, step: &Step<'_>, to: u64) -> Result<(), ModelError> {
         let embedding = &step.weights.embedding;
         let (data, vocabulary) = match (self.plan.weights.embedding, &self.embedding_rows) {
             (_, Some(rows)) => (rows.words.device(0).cast(), step.count),
@@ -97,7 +103,7 @@ impl CudaBackend {
         };
         let hidden = step.architecture.hidden;
         let table = EmbeddingTable { ty: embedding.ty, data, vocabulary, hidden };
-        let (ids, x) = (self.exchange.tokens(), self.float(self.at().x));
+        let (ids, x) = (self.exchange.tokens(), self.float(to));
         self.gpu.embed(&table, ids, x, step.count, step.architecture.embedding_scale)?;
         Ok(())
     }

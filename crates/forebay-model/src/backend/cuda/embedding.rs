@@ -6,15 +6,15 @@ use forebay_store::FileSet;
 use super::layout::EmbeddingLocation;
 use super::memory::DevicePlan;
 use crate::ModelError;
-use crate::backend::Step;
-use crate::weights::Weights;
+use crate::weights::{Embedding, Weights};
 
-/// Rows of the embedding table, read from a file.
+/// Rows of an embedding table, read from a file.
 ///
 /// They are not part of the weight source. If a dense model does not fit, its table leaves VRAM first. The layers are then
 /// resident or go through the ring. In both cases a pass reads the rows before it begins, because its tokens are known.
 pub struct EmbeddingRows {
     files: FileSet,
+    pub(super) table: Embedding,
     /// Contiguous rows in the format of the file.
     rows: Vec<u8>,
     /// Copy of `rows` in pinned memory, where a kernel reads each row once.
@@ -24,7 +24,7 @@ pub struct EmbeddingRows {
 }
 
 impl EmbeddingRows {
-    /// Creates the buffers. Returns `None` if the table is in VRAM.
+    /// Creates the buffers for the usual embeddings, unless their table is in VRAM, and for those for layers, if there are any.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -33,26 +33,30 @@ impl EmbeddingRows {
         plan: &DevicePlan,
         weights: &Weights,
         files: &FileSet,
-    ) -> Result<Option<EmbeddingRows>, CudaError> {
-        if plan.weights.embedding != EmbeddingLocation::Rows {
-            return Ok(None);
-        }
-        let batch = plan.activations.batch;
-        let bytes = (batch * weights.embedding.row_bytes).next_multiple_of(4);
-        Ok(Some(EmbeddingRows {
-            files: files.clone(),
-            rows: vec![0; bytes],
-            words: gpu.host_words(bytes / 4)?,
-            ids: (0..batch as u32).collect(),
-        }))
+    ) -> Result<[Option<EmbeddingRows>; 2], CudaError> {
+        let stays = plan.weights.embedding == EmbeddingLocation::Rows;
+        let tables = [Some(weights.embedding).filter(|_| stays), weights.layer_embeddings];
+        let [usual, of_layers] = tables.map(|table| {
+            let Some(table) = table else { return Ok(None) };
+            let batch = plan.activations.batch;
+            let bytes = (batch * table.row_bytes).next_multiple_of(4);
+            Ok(Some(EmbeddingRows {
+                files: files.clone(),
+                table,
+                rows: vec![0; bytes],
+                words: gpu.host_words(bytes / 4)?,
+                ids: (0..batch as u32).collect(),
+            }))
+        });
+        Ok([usual?, of_layers?])
     }
 
     /// Reads the rows of `tokens`. No queued work may still read the previous rows.
     ///
     /// # Errors
     /// Returns an error if a read fails.
-    pub fn read(&mut self, step: &Step<'_>, tokens: &[u32]) -> Result<(), ModelError> {
-        let embedding = &step.weights.embedding;
+    pub fn read(&mut self, tokens: &[u32]) -> Result<(), ModelError> {
+        let embedding = &self.table;
         let rows = self.rows.chunks_exact_mut(embedding.row_bytes);
         for (token, row) in tokens.iter().zip(rows) {
             let mut extent = embedding.extent;

@@ -5,7 +5,7 @@ use forebay_cuda::{
     CudaError, CutPrompts, DeltaRuns, DevicePtr, Gpu, HostWords, PromptTiles, TOP_K_MAX,
 };
 
-use super::layout::ExchangeLayout;
+use super::exchange_layout::ExchangeLayout;
 use crate::backend::End;
 
 /// Where a row of a batch belongs in the KV cache.

@@ -2,8 +2,8 @@
 
 use forebay_compute::Scoring;
 use forebay_cuda::{
-    Added, CudaError, DevicePtr, ExpertOutputs, GateBiases, RouterChoice, RouterGroups,
-    RouterMatrix, RouterOutputs, SortedPairs,
+    Added, CudaError, DevicePtr, ExpertOutputs, GateBiases, Norm, Normed, RouterChoice,
+    RouterGroups, RouterMatrix, RouterOutputs, SortedPairs,
 };
 
 use super::backend::{CudaBackend, device_gating};
@@ -11,7 +11,7 @@ use super::expert_cache::ExpertWork;
 use super::memory::Device;
 use super::on_cpu::{BatchRows, expert_matrices};
 use super::products::{EntryRow, ExpertEntries, ExpertProduct, Rows};
-use super::vectors::optional;
+use super::vectors::{ExpertNormVectors, optional};
 use crate::ModelError;
 use crate::backend::{Step, record_routing};
 use crate::weights::{FeedForwardWeights, PartMatrix};
@@ -38,6 +38,7 @@ impl CudaBackend {
             scale: experts.scale,
             logit_bias: optional(self.vectors(), vectors.router_bias),
             correction_bias: optional(self.vectors(), vectors.correction_bias),
+            expert_scales: optional(self.vectors(), vectors.expert_scales),
             groups: experts.groups.map(|of| RouterGroups {
                 n_groups: of.n_groups,
                 groups_kept: of.groups_kept,
@@ -50,7 +51,7 @@ impl CudaBackend {
             weights: self.float(at.expert_weights),
             flag: self.exchange.flags(self.lanes.number()).offset(1 + step.layer),
         };
-        let (x, logits) = (self.float(at.normed), product.out);
+        let (x, logits) = (self.router_input(step)?, product.out);
         let by_row = self.products().takes_matvec(step.kind());
         if by_row && RouterMatrix::is_supported(router.ty) {
             let matrix = RouterMatrix { ty: router.ty, data: product.data, cols: router.cols };
@@ -80,10 +81,63 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Returns the input of a layer's experts: the normed stream, or its rows times the weights of their experts.
+    /// Returns the input of a layer's experts: the normed stream, its rows times the weights of their experts, or a norm of its
+    /// own.
     fn expert_input(&self, step: &Step<'_>) -> DevicePtr<f32> {
+        let (at, experts) = (self.at(), step.experts());
+        let is_own = experts.scaled_input || experts.own_norms;
+        self.float(if is_own { at.expert_input } else { at.normed })
+    }
+
+    /// Returns the address of the input of the router. Queues its norm and that of the experts' input if they have norms of their
+    /// own.
+    fn router_input(&self, step: &Step<'_>) -> Result<DevicePtr<f32>, ModelError> {
         let at = self.at();
-        self.float(if step.experts().scaled_input { at.expert_input } else { at.normed })
+        let Some(norms) = self.layer_vectors(step).expert_norms else {
+            return Ok(self.float(at.normed));
+        };
+        for (norm, to) in [(norms.router, at.router_input), (norms.input, at.expert_input)] {
+            let (norm, to) = (self.norm_of(step, norm), self.float(to));
+            self.products().changed(to);
+            let x = self.float(at.x);
+            self.gpu.rms_norm(x, Added::Nothing, &norm, Normed::plain(to), step.count, None)?;
+        }
+        Ok(self.float(at.router_input))
+    }
+
+    /// Returns the norm of rows of the residual stream's width with this weight.
+    fn norm_of(&self, step: &Step<'_>, weight: usize) -> Norm {
+        Norm {
+            weight: self.vectors().offset(weight),
+            width: step.architecture.hidden,
+            epsilon: step.architecture.norm_epsilon,
+        }
+    }
+
+    /// Adds up the outputs of experts and shared experts, if each of them has a norm. Returns what the next norm adds.
+    fn add_normed(
+        &self,
+        step: &Step<'_>,
+        experts: ExpertOutputs,
+        norms: ExpertNormVectors,
+    ) -> Result<Added, ModelError> {
+        let (gpu, rows, out) = (&self.gpu, step.count, self.float(self.at().block_out));
+        let shared = experts.shared;
+        let experts = ExpertOutputs { shared: DevicePtr::null(), ..experts };
+        gpu.fill(out.cast(), 0, 4 * rows * step.architecture.hidden)?;
+        let output = self.norm_of(step, norms.output);
+        let plain = Normed::plain(out);
+        gpu.rms_norm(out, Added::Experts(experts), &output, plain, rows, None)?;
+        let sum = self.norm_of(step, norms.sum);
+        if shared.is_null() {
+            gpu.rms_norm(out, Added::Nothing, &sum, plain, rows, None)?;
+        } else {
+            let of_shared = self.norm_of(step, norms.shared);
+            gpu.rms_norm(shared, Added::Nothing, &of_shared, Normed::plain(shared), rows, None)?;
+            gpu.rms_norm(shared, Added::Rows(out), &sum, plain, rows, None)?;
+        }
+        self.products().changed(out);
+        Ok(Added::Rows(out))
     }
 
     /// Queues the sorting of the pairs of a row and an expert, for kernels that need it.
@@ -173,7 +227,11 @@ impl CudaBackend {
             products.gated_experts(gpu, gating, biases, x, &entries, pair)?;
             products.experts(gpu, inner, &entries, EntryRow::Own, &down)
         })?;
-        self.lanes.current_mut().outputs = Some(Added::Experts(outputs));
+        let added = match vectors.expert_norms {
+            Some(norms) => self.add_normed(step, outputs, norms)?,
+            None => Added::Experts(outputs),
+        };
+        self.lanes.current_mut().outputs = Some(added);
         Ok(())
     }
 

@@ -23,7 +23,7 @@ pub struct KvLayout {
     pub groups: Vec<KvGroup>,
     /// Shape of the layers with each of [`Architecture::attentions`].
     pub shapes: Vec<KvLayerShape>,
-    /// Recurrent layers have no keys and values.
+    /// Layers may share keys and values. Recurrent layers have none.
     layers: Vec<Option<KvLayerLayout>>,
     /// Offset of the states of recurrent layers, `[recurrent layers, states, floats]`, and bytes of one of these layers.
     states: u64,
@@ -115,7 +115,8 @@ impl KvLayout {
             groups[group].block_bytes += layer_bytes;
             Some(KvLayerLayout { group, offset, index: (offset / layer_bytes) as usize })
         });
-        let layers = places.collect();
+        let own: Vec<Option<KvLayerLayout>> = places.collect();
+        let layers = (0..own.len()).map(|layer| own[architecture.keys_of(layer)]).collect();
         let table_stride = shapes.first().map_or(0, KvLayerShape::table_stride);
         let table_bytes = 4 * (groups.len() * sequences * table_stride) as u64;
         let state_bytes = architecture.states_bytes(sequences);

@@ -1,14 +1,14 @@
 //! Layout of device memory, computed before any memory is reserved.
 
 use forebay_cuda::{
-    AddressTables, AttentionScratchSize, DECODE_ROWS, DeltaRuns, ExpertFetch, FETCHED_PAIRS_MAX,
-    KvElement, KvLayerShape, LANES, PromptTiles, RoundedActivations, TOP_K_MAX, TopK,
-    prompt_tiles_most,
+    AddressTables, AttentionScratchSize, DECODE_ROWS, ExpertFetch, FETCHED_PAIRS_MAX, KvElement,
+    KvLayerShape, LANES, RoundedActivations, TOP_K_MAX, TopK,
 };
 
 use forebay_stream::{Block, MemoryPlan};
 
 use super::delta_shape::MOST_PRODUCTS;
+use super::exchange_layout::ExchangeLayout;
 use super::selections::selection_words;
 use crate::ModelError;
 use crate::arch::{Architecture, Attention, KvCapacity, KvInVram, Latent, Recurrent};
@@ -172,80 +172,6 @@ fn matrix_bytes(matrix: &PartMatrix) -> Result<u64, ModelError> {
     Ok(row * matrix.rows as u64)
 }
 
-/// Layout of the words exchanged with the host. They are contiguous, so one copy each way is enough: ids `[batch]`,
-/// positions `[batch]`, numbers of KV tables `[batch]`, runs of recurrent layers, flags, ids and values of the largest logits `[2, rows, TOP_K_MAX]`, logits
-/// `[HEAD_ROWS, vocabulary]`. The words that only prompts need follow: tiles for attention, and rows whose logits are wanted.
-#[derive(Debug, Clone, Copy)]
-pub struct ExchangeLayout {
-    pub batch: usize,
-    /// Words of ids, positions, table numbers and runs, padded to the alignment.
-    pub batch_words: usize,
-    /// Most runs of a pass whose states recurrent layers need; 0 without such layers.
-    pub state_runs: usize,
-    /// Words of a lane's flags: one for the residual stream and the logits, then one for each layer's router.
-    pub lane_flags: usize,
-    /// Words of all flags, padded to the alignment.
-    pub flag_words: usize,
-    /// Words of ids and values of the largest logits, and of the rows' totals.
-    pub largest_words: usize,
-    pub vocabulary: usize,
-    /// Words that the host sends for prompts only.
-    pub prompt_words: usize,
-    /// Total number of words.
-    pub words: usize,
-}
-
-impl ExchangeLayout {
-    fn new(
-        architecture: &Architecture,
-        cache: &KvSize,
-        batch: usize,
-        decode_rows: usize,
-    ) -> ExchangeLayout {
-        let whole = |words: usize| words.next_multiple_of(ALIGNMENT as usize / 4);
-        let lane_flags = 1 + architecture.layers.len();
-        let state_runs = if architecture.recurrent.is_some() { decode_rows } else { 0 };
-        let batch_words = whole(3 * batch + state_runs * DeltaRuns::WORDS);
-        let flag_words = whole(LANES * lane_flags);
-        let vocabulary = architecture.vocabulary;
-        let rows = batch.min(HEAD_ROWS);
-        let largest_words = (2 * TOP_K_MAX + 1) * decode_rows;
-        // Every decode row, and so every run of prompts, is of another sequence.
-        let of_shape =
-            |of: &Attention| prompt_tiles_most(&cache.shape(of), of.heads, batch, decode_rows);
-        let tiles: usize = architecture.attentions.iter().map(of_shape).sum();
-        let prompt_words = tiles * PromptTiles::WORDS + batch;
-        let before = whole(batch_words + flag_words + largest_words + rows * vocabulary);
-        let words = before + prompt_words;
-        ExchangeLayout {
-            batch,
-            batch_words,
-            state_runs,
-            lane_flags,
-            flag_words,
-            largest_words,
-            vocabulary,
-            prompt_words,
-            words,
-        }
-    }
-
-    /// Returns the first of the words that only prompts need.
-    pub fn prompts(&self) -> usize {
-        self.words - self.prompt_words
-    }
-
-    /// Returns the number of words that the host sends.
-    pub fn up_words(&self) -> usize {
-        self.batch_words + self.flag_words
-    }
-
-    /// Returns the maximum number of words that the host receives: flags, the largest logits, and one row of logits.
-    pub fn down_words(&self) -> usize {
-        self.flag_words + self.largest_words + self.vocabulary
-    }
-}
-
 /// Size of a KV cache on a GPU.
 #[derive(Debug, Clone, Copy)]
 pub struct KvSize {
@@ -303,6 +229,12 @@ struct Widths {
     latent_q: usize,
     latent_kv_a: usize,
     latent_heads: usize,
+    /// Inputs of routers that have norms of their own; 0 if there are none.
+    router_input: usize,
+    /// Copy of the usual embeddings, embeddings for one layer, and for all layers; 0 if there are none for layers.
+    embedded: usize,
+    layer_width: usize,
+    layer_widths: usize,
 }
 
 impl Widths {
@@ -317,7 +249,8 @@ impl Widths {
         let delta = |of: fn(&Recurrent) -> usize| architecture.recurrent.as_ref().map_or(0, of);
         let values = delta(Recurrent::value_width);
         let attended = attended.max(values);
-        let widest = [q, attended, most(Attention::output_width), inner, shared];
+        let layer_width = architecture.layer_embeddings.map_or(0, |of| of.width);
+        let widest = [q, attended, most(Attention::output_width), inner, shared, layer_width];
         let (latent, heads) = architecture.latent().unzip();
         let (latent, heads) = (|of: fn(Latent) -> usize| latent.map_or(0, of), heads.unwrap_or(0));
         Widths {
@@ -338,6 +271,14 @@ impl Widths {
             latent_q: heads * latent(|of| of.plain + of.rotary),
             latent_kv_a: latent(|of| of.rank + of.rotary),
             latent_heads: heads * latent(|of| of.plain.max(of.value)),
+            router_input: if architecture.expert_layers().any(|e| e.own_norms) {
+                hidden
+            } else {
+                0
+            },
+            embedded: architecture.layer_embeddings.map_or(0, |_| hidden),
+            layer_width,
+            layer_widths: layer_width * architecture.layers.len(),
         }
     }
 }
@@ -367,8 +308,10 @@ pub struct ActivationLayout {
     /// Copy of the residual stream of a pass that is paused; nothing if there is one sequence only.
     pub paused: u64,
     pub normed: u64,
-    /// Inputs of experts `[batch, hidden]`, if they are scaled.
+    /// Inputs of experts `[batch, hidden]`, if they are scaled or have a norm of their own.
     pub expert_input: u64,
+    /// Inputs of routers `[batch, hidden]`, if they have a norm of their own.
+    pub router_input: u64,
     pub block_out: u64,
     pub q: u64,
     pub k: u64,
@@ -409,6 +352,7 @@ pub struct ActivationLayout {
     pub delta: DeltaLayout,
     /// Buffers of latent attention.
     pub latent: LatentLayout,
+    pub embeddings: EmbeddingLayout,
     /// Output `[batch, hidden]` of the shared expert, which processes every token.
     pub shared: u64,
     /// Inner activations of the shared expert.
@@ -453,7 +397,7 @@ impl ActivationLayout {
         let few = batch.min(DECODE_ROWS);
         // One row of each sequence.
         let decode_rows = few.min(cache.sequences);
-        let scales_inputs = architecture.expert_layers().any(|of| of.scaled_input);
+        let own_inputs = architecture.expert_layers().any(|of| of.scaled_input || of.own_norms);
         let heads_of_latent = architecture.latent().map_or(0, |(_, heads)| heads);
         let width = Widths::of(architecture);
         let (used, experts) = (width.used, width.experts);
@@ -492,7 +436,8 @@ impl ActivationLayout {
             x: words(batch * width.hidden),
             paused: words(if cache.sequences > 1 { batch * width.hidden } else { 0 }),
             normed: words(batch * width.hidden),
-            expert_input: words(if scales_inputs { batch * width.hidden } else { 0 }),
+            expert_input: words(if own_inputs { batch * width.hidden } else { 0 }),
+            router_input: words(batch * width.router_input),
             block_out: words(batch * width.hidden),
             q: words(batch * width.q),
             k: words(batch * width.k),
@@ -534,6 +479,13 @@ impl ActivationLayout {
                 mixed: words(batch * width.delta_mixed),
             },
             latent: LatentLayout::new(heads_of_latent, &width, batch, &mut words),
+            embeddings: EmbeddingLayout {
+                usual: words(batch * width.embedded),
+                all: words(batch * width.layer_widths),
+                projected: words(batch * width.layer_width),
+                gate: words(batch * width.layer_width),
+                ids: words(if width.layer_width > 0 { batch } else { 0 }),
+            },
             shared: words(if width.shared > 0 { batch * width.hidden } else { 0 }),
             shared_gate: words(batch * width.shared),
             shared_up: words(batch * width.shared),
@@ -597,6 +549,7 @@ impl ActivationLayout {
                 heads: behind(self.latent.heads, width.latent_heads),
                 ..self.latent
             },
+            router_input: behind(self.router_input, width.router_input),
             router_tickets: self.lane.router_tickets,
             starts: self.lane.starts,
             codes: self.lane.codes,
@@ -637,6 +590,20 @@ impl DeltaLayout {
         }
         offsets
     }
+}
+
+/// Offsets of activations that only models with embeddings for layers need.
+#[derive(Debug, Clone, Copy)]
+pub struct EmbeddingLayout {
+    /// The rows' usual embeddings `[batch, hidden]`.
+    pub usual: u64,
+    /// Embeddings for all layers `[batch, layers, width]`.
+    pub all: u64,
+    /// Projections of the usual embeddings, and gates, for one layer `[batch, width]`.
+    pub projected: u64,
+    pub gate: u64,
+    /// 0, 1, 2 ...: numbers of the rows that are read from the file.
+    pub ids: u64,
 }
 
 /// Offsets of activations that only latent attention needs.

@@ -437,7 +437,9 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
         let what = format!("recurrent layers with keys of {key} and values of {value} elements");
         return Err(ModelError::NotOnGpu { what });
     }
-    let types = weights.matrix_types().into_iter().chain([weights.embedding.ty]);
+    let tables = [Some(weights.embedding), weights.layer_embeddings];
+    let tables = tables.into_iter().flatten().map(|table| table.ty);
+    let types = weights.matrix_types().into_iter().chain(tables);
     for ty in types {
         if !supports_weights(ty) {
             return Err(ModelError::NotOnGpu { what: format!("weights of type {ty}") });
@@ -452,6 +454,11 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
                 return Err(ModelError::NotOnGpu { what });
             }
         }
+    }
+    // Embeddings for layers have no buffers in a second lane.
+    if weights.layer_embeddings.is_some() && architecture.experts_per_token() > 0 {
+        let what = "experts together with embeddings for layers".to_owned();
+        return Err(ModelError::NotOnGpu { what });
     }
     for experts in architecture.expert_layers() {
         if experts.count > 512 || experts.used > 32 {
@@ -594,6 +601,10 @@ pub fn upload_tables(
     }
     let identity: Vec<u32> = (0..activations.identity_count as u32).collect();
     gpu.upload(&identity, arena.activation(activations.identity))?;
+    if weights.layer_embeddings.is_some() {
+        let rows: Vec<u32> = (0..activations.batch as u32).collect();
+        gpu.upload(&rows, arena.activation(activations.embeddings.ids))?;
+    }
     upload_latent_tables(gpu, plan, arena, weights)?;
     plan.kv.clear(gpu, arena.kv(0))?;
     for (layer, experts) in plan.weights.experts_of.iter().enumerate() {

@@ -123,6 +123,9 @@ impl CudaPlan {
         if let Some(recurrent) = &architecture.recurrent {
             modules.push(device_shape(recurrent).module());
         }
+        if weights.layer_embeddings.is_some() {
+            modules.push("layer_embeddings");
+        }
         if architecture.attentions.iter().any(|of| of.output_gate) {
             modules.extend(["columns", "row_gate"]);
         }

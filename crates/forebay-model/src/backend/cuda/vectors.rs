@@ -20,6 +20,7 @@ pub struct LayerVectors {
     pub o_bias: Option<usize>,
     pub q_norm: Option<usize>,
     pub k_norm: Option<usize>,
+    pub v_norm: Option<usize>,
     pub sinks: Option<usize>,
     /// Norm of compressed queries in latent attention.
     pub q_a_norm: Option<usize>,
@@ -33,6 +34,29 @@ pub struct LayerVectors {
     pub shared_scale: Option<usize>,
     /// Biases of all experts' gate, up and down.
     pub expert_biases: [Option<usize>; 3],
+    pub expert_scales: Option<usize>,
+    /// Norms of a layer whose router and experts have norms of their own. It has no [`LayerVectors::feed_forward_post_norm`].
+    pub expert_norms: Option<ExpertNormVectors>,
+    /// Norms of the use of the tokens' embeddings for the layer.
+    pub embeddings: Option<EmbeddingVectors>,
+}
+
+/// Norms around a router, experts and shared experts, each as an index into all floats.
+#[derive(Debug, Clone, Copy)]
+pub struct ExpertNormVectors {
+    pub router: usize,
+    pub input: usize,
+    pub shared: usize,
+    pub output: usize,
+    /// Norm of the sum of both outputs.
+    pub sum: usize,
+}
+
+/// Norms of embeddings for a layer, each as an index into all floats.
+#[derive(Debug, Clone, Copy)]
+pub struct EmbeddingVectors {
+    pub norm: usize,
+    pub post_norm: usize,
 }
 
 /// Vectors of a recurrent layer, each as an index into all floats.
@@ -82,6 +106,7 @@ impl Vectors {
                 of.v_bias = self.optional(&weights.v_bias);
                 of.q_norm = self.optional(&weights.q_norm);
                 of.k_norm = self.optional(&weights.k_norm);
+                of.v_norm = self.optional(&weights.v_norm);
             }
             AttentionWeights::Latent(weights) => {
                 of.q_a_norm = weights.q_a.as_ref().map(|(_, norm)| self.append(norm));
@@ -102,9 +127,25 @@ impl Vectors {
             of.router_bias = self.optional(&vectors.router_bias);
             of.correction_bias = self.optional(&vectors.correction_bias);
             of.shared_scale = self.optional(&vectors.shared_scale);
+            of.expert_scales = self.optional(&vectors.scales);
+            if let Some(norms) = &vectors.norms {
+                of.expert_norms = Some(ExpertNormVectors {
+                    router: self.append(&norms.router),
+                    input: self.append(&norms.input),
+                    shared: self.append(&norms.shared),
+                    output: self.append(&norms.output),
+                    sum: of.feed_forward_post_norm.take().expect("such layers norm their outputs"),
+                });
+            }
             if let Some(biases) = &vectors.biases {
                 of.expert_biases = biases.each_ref().map(|bias| Some(self.append(bias)));
             }
+        }
+        if let Some(embeddings) = &layer.embeddings {
+            of.embeddings = Some(EmbeddingVectors {
+                norm: self.append(&embeddings.norm),
+                post_norm: self.append(&embeddings.post_norm),
+            });
         }
         of
     }
