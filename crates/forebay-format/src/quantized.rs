@@ -126,10 +126,10 @@ impl Quantized {
     }
 
     fn nvfp4(&self, factor: u32, from: &[&[u8]], rows: Range<usize>, out: &mut [u8]) {
-        let (half, tenth) = (self.cols / 2, self.cols / 16);
+        let (half, sixteenth) = (self.cols / 2, self.cols / 16);
         for (row, out) in rows.zip(out.chunks_exact_mut(self.row_bytes())) {
             let codes = from[0][row * half..][..half].as_chunks::<32>().0;
-            let scales = from[1][row * tenth..][..tenth].as_chunks::<4>().0;
+            let scales = from[1][row * sixteenth..][..sixteenth].as_chunks::<4>().0;
             for ((codes, scales), out) in codes.iter().zip(scales).zip(out.as_chunks_mut::<40>().0)
             {
                 out[..4].copy_from_slice(&factor.to_le_bytes());

@@ -30,6 +30,16 @@ const WRAPPED: usize = 900;
 /// Number of tokens generated from one.
 const GENERATED: usize = 40;
 
+/// Folders with weights of four bits, in experts or everywhere. Their products round activations.
+const FOUR_BITS: [&str; 6] = [
+    "gpt_oss",
+    "llama_nvfp4_modelopt",
+    "qwen3_nvfp4_ct",
+    "qwen3_int4_ct",
+    "llama_gptq",
+    "llama_awq",
+];
+
 /// A model file with its references.
 #[derive(Clone)]
 struct Model {
@@ -67,8 +77,7 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
                 path: folder,
                 short: vec!["hf.short.logits".into()],
                 long: vec!["hf.long.logits_last8".into()],
-                // gpt-oss has four-bit experts, whatever the type of its other weights.
-                float: name != "gpt_oss",
+                float: !FOUR_BITS.contains(&name),
                 exact_limits: Limits::EXACT,
                 float_limits: Limits::FLOAT,
             });

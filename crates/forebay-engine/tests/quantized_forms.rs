@@ -1,0 +1,277 @@
+//! Forms of quantised folders that no reference folder has: scales for each row or each matrix, other types of scales, other
+//! formats of zero points, MXFP4 of compressed-tensors. Each folder must give the logits of a folder that holds its values
+//! in F32.
+
+use std::path::Path;
+
+use forebay_engine::{Session, SessionOptions};
+use half::{bf16, f16};
+use serde_json::{Map, Value, json};
+
+const HIDDEN: usize = 128;
+const WIDTH: usize = 256;
+const VOCABULARY: usize = 96;
+
+/// The matrices of the only layer: name, rows and columns.
+const MATRICES: [(&str, usize, usize); 7] = [
+    ("self_attn.q_proj", 128, HIDDEN),
+    ("self_attn.k_proj", 64, HIDDEN),
+    ("self_attn.v_proj", 64, HIDDEN),
+    ("self_attn.o_proj", HIDDEN, 128),
+    ("mlp.gate_proj", WIDTH, HIDDEN),
+    ("mlp.up_proj", WIDTH, HIDDEN),
+    ("mlp.down_proj", HIDDEN, WIDTH),
+];
+
+#[derive(Default)]
+struct Folder {
+    table: Map<String, Value>,
+    data: Vec<u8>,
+}
+
+impl Folder {
+    fn add(&mut self, name: &str, dtype: &str, shape: &[usize], bytes: &[u8]) {
+        let start = self.data.len();
+        self.data.extend(bytes);
+        let offsets = [start, self.data.len()];
+        let tensor = json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets });
+        self.table.insert(name.into(), tensor);
+    }
+
+    fn floats(&mut self, name: &str, shape: &[usize], values: &[f32]) {
+        let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        self.add(name, "F32", shape, &bytes);
+    }
+
+    /// Writes the folder with everything but the layer's matrices, and returns the logits of some tokens.
+    fn logits(mut self, quantization: Value) -> Result<Vec<f32>, String> {
+        let mut random = Random(5);
+        for name in ["model.embed_tokens.weight", "lm_head.weight"] {
+            let values: Vec<f32> = (0..VOCABULARY * HIDDEN).map(|_| random.unit()).collect();
+            self.floats(name, &[VOCABULARY, HIDDEN], &values);
+        }
+        for name in ["layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm"] {
+            self.floats(&format!("model.{name}.weight"), &[HIDDEN], &[1.0; HIDDEN]);
+        }
+        let config = json!({
+            "model_type": "llama", "hidden_size": HIDDEN, "intermediate_size": WIDTH, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "num_hidden_layers": 1, "vocab_size": VOCABULARY, "rms_norm_eps": 1e-5,
+            "max_position_embeddings": 256, "tie_word_embeddings": false, "hidden_act": "silu",
+            "quantization_config": quantization,
+        });
+        let folder = tempfile::tempdir().unwrap();
+        self.write(folder.path(), &config);
+        let options =
+            SessionOptions { exact: true, context: Some(64), ..SessionOptions::default() };
+        let mut session = Session::open(folder.path(), &options, &mut |_, _| {})
+            .map_err(|error| error.to_string())?;
+        let tokens: Vec<u32> = (0..20).map(|index| (index * 31 + 5) % VOCABULARY as u32).collect();
+        Ok(session.logits(&tokens, None).unwrap())
+    }
+
+    fn write(&self, folder: &Path, config: &Value) {
+        std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        let header = serde_json::to_vec(&self.table).unwrap();
+        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+        bytes.extend(header);
+        bytes.extend(&self.data);
+        std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
+    }
+}
+
+/// A small generator of reproducible numbers (xorshift64*).
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 32) as u32
+    }
+
+    fn unit(&mut self) -> f32 {
+        (self.next() >> 8) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    /// A positive number around 0.01.
+    fn scale(&mut self) -> f32 {
+        0.01 + 0.005 * self.unit()
+    }
+}
+
+/// Adds a matrix in some form under `model.layers.0.NAME`. Returns its values.
+type Form = fn(&mut Folder, &mut Random, &str, usize, usize) -> Vec<f32>;
+
+fn e4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let magnitude = match exponent {
+        0 => mantissa / 512.0,
+        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+    };
+    if code < 128 { magnitude } else { -magnitude }
+}
+
+fn codes(random: &mut Random, count: usize) -> Vec<u8> {
+    // E4M3 below 2.
+    (0..count).map(|_| random.next() as u8 & 0xbf).collect()
+}
+
+fn fp8_by_row(
+    to: &mut Folder,
+    random: &mut Random,
+    name: &str,
+    rows: usize,
+    cols: usize,
+) -> Vec<f32> {
+    let codes = codes(random, rows * cols);
+    to.add(&format!("{name}.weight"), "F8_E4M3", &[rows, cols], &codes);
+    let scales: Vec<bf16> = (0..rows).map(|_| bf16::from_f32(random.scale())).collect();
+    let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    to.add(&format!("{name}.weight_scale"), "BF16", &[rows, 1], &bytes);
+    let value = |(i, code): (usize, &u8)| e4m3(*code) * scales[i / cols].to_f32();
+    codes.iter().enumerate().map(value).collect()
+}
+
+fn fp8_of_one(
+    to: &mut Folder,
+    random: &mut Random,
+    name: &str,
+    rows: usize,
+    cols: usize,
+) -> Vec<f32> {
+    let codes = codes(random, rows * cols);
+    to.add(&format!("{name}.weight"), "F8_E4M3", &[rows, cols], &codes);
+    let scale = random.scale();
+    to.floats(&format!("{name}.weight_scale"), &[], &[scale]);
+    to.floats(&format!("{name}.input_scale"), &[], &[0.5]);
+    codes.iter().map(|code| e4m3(*code) * scale).collect()
+}
+
+/// Scales that are powers of two, for tiles of 64 x 32.
+fn fp8_by_tile(
+    to: &mut Folder,
+    random: &mut Random,
+    name: &str,
+    rows: usize,
+    cols: usize,
+) -> Vec<f32> {
+    let codes = codes(random, rows * cols);
+    to.add(&format!("{name}.weight"), "F8_E4M3", &[rows, cols], &codes);
+    let (high, wide) = (rows / 64, cols / 32);
+    let scales: Vec<u8> = (0..high * wide).map(|_| 119 + random.next() as u8 % 3).collect();
+    to.add(&format!("{name}.weight_scale_inv"), "F8_E8M0", &[high, wide], &scales);
+    let scale = |i: usize| 2f32.powi(i32::from(scales[i / cols / 64 * wide + i % cols / 32]) - 127);
+    codes.iter().enumerate().map(|(i, code)| e4m3(*code) * scale(i)).collect()
+}
+
+fn mxfp4(to: &mut Folder, random: &mut Random, name: &str, rows: usize, cols: usize) -> Vec<f32> {
+    let codes: Vec<u8> = (0..rows * cols / 2).map(|_| random.next() as u8).collect();
+    let scales: Vec<u8> = (0..rows * cols / 32).map(|_| 119 + random.next() as u8 % 3).collect();
+    to.add(&format!("{name}.weight_packed"), "U8", &[rows, cols / 2], &codes);
+    to.add(&format!("{name}.weight_scale"), "U8", &[rows, cols / 32], &scales);
+    let value = |i: usize| {
+        let code = codes[i / 2] >> (4 * (i % 2)) & 15;
+        let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
+        let scale = 2f32.powi(i32::from(scales[i / 32]) - 127);
+        if code < 8 { scale * magnitude } else { -scale * magnitude }
+    };
+    (0..rows * cols).map(value).collect()
+}
+
+/// Symmetric integers in groups of `GROUP` with F16 scales.
+fn int4<const GROUP: usize>(
+    to: &mut Folder,
+    random: &mut Random,
+    name: &str,
+    rows: usize,
+    cols: usize,
+) -> Vec<f32> {
+    let codes: Vec<u8> = (0..rows * cols / 2).map(|_| random.next() as u8).collect();
+    let scales: Vec<f16> =
+        (0..rows * cols / GROUP).map(|_| f16::from_f32(random.scale())).collect();
+    let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    to.add(&format!("{name}.weight_packed"), "I32", &[rows, cols / 8], &codes);
+    to.add(&format!("{name}.weight_scale"), "F16", &[rows, cols / GROUP], &bytes);
+    let code = |i: usize| f32::from(codes[i / 2] >> (4 * (i % 2)) & 15);
+    (0..rows * cols).map(|i| (code(i) - 8.0) * scales[i / GROUP].to_f32()).collect()
+}
+
+/// GPTQ with zero points as they are, in groups of 32, and the order of columns.
+fn gptq_v2(to: &mut Folder, random: &mut Random, name: &str, rows: usize, cols: usize) -> Vec<f32> {
+    let groups = cols / 32;
+    let codes: Vec<u32> = (0..cols / 8 * rows).map(|_| random.next()).collect();
+    let zeros: Vec<u32> = (0..groups * rows / 8).map(|_| random.next()).collect();
+    let scales: Vec<f16> = (0..groups * rows).map(|_| f16::from_f32(random.scale())).collect();
+    let words =
+        |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let order: Vec<u32> = (0..cols as u32).map(|col| col / 32).collect();
+    to.add(&format!("{name}.qweight"), "I32", &[cols / 8, rows], &words(&codes));
+    to.add(&format!("{name}.qzeros"), "I32", &[groups, rows / 8], &words(&zeros));
+    to.add(&format!("{name}.g_idx"), "I32", &[cols], &words(&order));
+    let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    to.add(&format!("{name}.scales"), "F16", &[groups, rows], &bytes);
+    let value = |i: usize| {
+        let (row, col) = (i / cols, i % cols);
+        let code = codes[col / 8 * rows + row] >> (4 * (col % 8)) & 15;
+        let zero = zeros[(col / 32 * rows + row) / 8] >> (4 * (row % 8)) & 15;
+        (code as f32 - zero as f32) * scales[col / 32 * rows + row].to_f32()
+    };
+    (0..rows * cols).map(value).collect()
+}
+
+fn compressed(weights: Value) -> Value {
+    json!({ "quant_method": "compressed-tensors", "config_groups": { "group_0": { "weights": weights } } })
+}
+
+#[test]
+fn every_form_gives_the_logits_of_its_values() {
+    let fp8 = |strategy: &str| {
+        compressed(json!({ "type": "float", "num_bits": 8, "strategy": strategy }))
+    };
+    let integers = |group: usize| {
+        compressed(json!({ "type": "int", "num_bits": 4, "group_size": group, "symmetric": true }))
+    };
+    let forms: [(&str, Form, Value); 7] = [
+        ("FP8 by row", fp8_by_row, fp8("channel")),
+        (
+            "FP8 with one scale",
+            fp8_of_one,
+            json!({ "quant_method": "modelopt", "quant_algo": "FP8" }),
+        ),
+        (
+            "FP8 by tile",
+            fp8_by_tile,
+            json!({ "quant_method": "fp8", "weight_block_size": [64, 32] }),
+        ),
+        ("MXFP4", mxfp4, compressed(json!({ "type": "float", "num_bits": 4, "group_size": 32 }))),
+        ("integers by 64", int4::<64>, integers(64)),
+        ("integers by 128", int4::<128>, integers(128)),
+        (
+            "GPTQ v2",
+            gptq_v2,
+            json!({ "quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2" }),
+        ),
+    ];
+    for (what, form, quantization) in forms {
+        let (mut folder, mut plain) = (Folder::default(), Folder::default());
+        let mut random = Random(9);
+        for (name, rows, cols) in MATRICES {
+            let name = format!("model.layers.0.{name}");
+            // One matrix is left out of the quantisation.
+            if name.ends_with("v_proj") {
+                let values: Vec<f32> = (0..rows * cols).map(|_| 0.1 * random.unit()).collect();
+                folder.floats(&format!("{name}.weight"), &[rows, cols], &values);
+                plain.floats(&format!("{name}.weight"), &[rows, cols], &values);
+                continue;
+            }
+            let values = form(&mut folder, &mut random, &name, rows, cols);
+            plain.floats(&format!("{name}.weight"), &[rows, cols], &values);
+        }
+        let found = folder.logits(quantization).unwrap_or_else(|error| panic!("{what}: {error}"));
+        let expected = plain.logits(Value::Null).unwrap();
+        let largest = expected.iter().fold(0.0_f32, |a, b| a.max(b.abs()));
+        let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0_f32, f32::max);
+        assert!(worst <= 1e-5 * largest, "{what}: {worst} of {largest}");
+    }
+}
