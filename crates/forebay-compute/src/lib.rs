@@ -19,7 +19,7 @@ mod simd;
 #[cfg(test)]
 mod testing;
 
-pub use attention::{Attention, AttentionRun};
+pub use attention::{Attention, AttentionRun, ChosenKeys, KeyChoice};
 pub use cpu::{Arithmetic, Cpu, Isa, default_threads};
 pub use error::ComputeError;
 pub use kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType, rows_for_window};

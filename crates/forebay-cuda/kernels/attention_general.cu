@@ -14,16 +14,50 @@ template <int N> struct Running {
     float largest, sum, values[N];
 };
 
-// Adds the tile of positions from `first` on. `keys` and `values` are their block. Positions outside `seen` get no weight,
-// and the nearest row that is seen is read for them, because theirs may hold anything.
-template <int N>
-__device__ inline void tile(Running<N> &running, const float (&q)[N], const KvBlock<KvType> &keys,
-                            const KvBlock<KvType> &values, const AttentionShape &shape, int first, Span seen) {
+// The rows of a tile of neighbouring positions, which are in one block. Positions outside `seen` are not visible, and the
+// nearest row that is seen is read for them, because theirs may hold anything.
+struct Neighbours {
+    KvBlock<KvType> keys, values;
+    int first;
+    Span seen;
+
+    __device__ inline int row(int j) const { return min(max(first + j, seen.from), seen.to - 1) % KV_BLOCK; }
+    __device__ inline const KvBlock<KvType> &keys_of(int) const { return keys; }
+    __device__ inline const KvBlock<KvType> &values_of(int) const { return values; }
+};
+
+// The rows of a tile of positions that a list names.
+struct Listed {
+    KvBlock<KvType> keys[TILE], values[TILE];
+    int rows[TILE];
+
+    // Entries outside `seen` repeat the nearest one.
+    __device__ inline Listed(const KvHead<KvType> &key_head, const KvHead<KvType> &value_head, const u32 *table,
+                             const u32 *list, int first, Span seen) {
+#pragma unroll
+        for (int j = 0; j < TILE; j++) {
+            const u32 position = list[min(max(first + j, seen.from), seen.to - 1)];
+            const u32 number = table[position / KV_BLOCK];
+            keys[j] = key_head.block(number);
+            values[j] = value_head.block(number);
+            rows[j] = (int)(position % KV_BLOCK);
+        }
+    }
+    __device__ inline int row(int j) const { return rows[j]; }
+    __device__ inline const KvBlock<KvType> &keys_of(int j) const { return keys[j]; }
+    __device__ inline const KvBlock<KvType> &values_of(int j) const { return values[j]; }
+};
+
+// Adds the tile of positions from `first` on. Positions outside `seen` get no weight.
+template <int N, class Rows>
+__device__ inline void tile(Running<N> &running, const float (&q)[N], const Rows &rows, const AttentionShape &shape,
+                            int first, Span seen) {
     const int lane = threadIdx.x & 31;
     float scores[TILE];
 #pragma unroll
     for (int j = 0; j < TILE; j++) {
-        const int row = min(max(first + j, seen.from), seen.to - 1) % KV_BLOCK;
+        const int row = rows.row(j);
+        const KvBlock<KvType> &keys = rows.keys_of(j);
         float dot = 0.0f;
 #pragma unroll
         for (int n = 0; n < N; n++)
@@ -44,7 +78,8 @@ __device__ inline void tile(Running<N> &running, const float (&q)[N], const KvBl
     for (int n = 0; n < N; n++) running.values[n] *= factor;
 #pragma unroll
     for (int j = 0; j < TILE; j++) {
-        const int row = min(max(first + j, seen.from), seen.to - 1) % KV_BLOCK;
+        const int row = rows.row(j);
+        const KvBlock<KvType> &values = rows.values_of(j);
         const float w = weight(scores[j], largest);
         running.sum += w;
 #pragma unroll
@@ -54,15 +89,17 @@ __device__ inline void tile(Running<N> &running, const float (&q)[N], const KvBl
     }
 }
 
+// If `lists` is not null, a row sees the first positions of its list [rows, most], or `most` of them.
 template <int N>
 __device__ inline void attention(const float *q, const KvLayer &cache, const float *sinks, float *out, float *memory,
-                                 u32 *tickets, int limit, const AttentionShape &shape) {
+                                 u32 *tickets, int limit, const AttentionShape &shape, const u32 *lists, int most) {
     __shared__ float warp_values[WARPS][32 * N];
     __shared__ float warp_largest[WARPS], warp_sums[WARPS], factors[SPLITS_MAX];
     __shared__ float inverse;
     const int head = blockIdx.y, token = blockIdx.z, unit = token * shape.heads + head;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int position = (int)cache.positions[token];
+    // Listed positions are counted through.
+    const int position = min((int)cache.positions[token], lists ? most - 1 : 0x7fffffff);
     const Span all = span_of_token(position, shape.window, shape.context, STEP);
     const int splits = splits_of(all.to, limit, STEP, 0);
     int active;
@@ -84,12 +121,19 @@ __device__ inline void attention(const float *q, const KvLayer &cache, const flo
         running.values[n] = 0.0f;
     }
     const Span seen{max(span.from, first_visible(position, shape.window)), span.to};
-    const int last_block = (span.to - 1) / KV_BLOCK;
-    u32 next = table[span.from / KV_BLOCK];
-    for (int first = span.from + warp * TILE; first < span.to; first += STEP) {
-        const u32 block = next;
-        next = table[min(first / KV_BLOCK + 1, last_block)];
-        tile<N>(running, queries, keys.block(block), values.block(block), shape, first, seen);
+    if (lists) {
+        const u32 *const list = lists + (size_t)token * most;
+        for (int first = span.from + warp * TILE; first < span.to; first += STEP)
+            tile<N>(running, queries, Listed(keys, values, table, list, first, seen), shape, first, seen);
+    } else {
+        const int last_block = (span.to - 1) / KV_BLOCK;
+        u32 next = table[span.from / KV_BLOCK];
+        for (int first = span.from + warp * TILE; first < span.to; first += STEP) {
+            const u32 block = next;
+            next = table[min(first / KV_BLOCK + 1, last_block)];
+            const Neighbours rows{keys.block(block), values.block(block), first, seen};
+            tile<N>(running, queries, rows, shape, first, seen);
+        }
     }
 #pragma unroll
     for (int n = 0; n < N; n++) warp_values[warp][lane + 32 * n] = running.values[n];
@@ -144,14 +188,15 @@ __device__ inline void attention(const float *q, const KvLayer &cache, const flo
 
 // Grid (largest number of splits of a token, heads, tokens). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. The
 // tokens may belong to different sequences. A token has up to `limit` splits (`splits_of`). If that is more than one,
-// `memory` is that of Parts for one column and `limit` splits, with stride `dim_v` rounded up to 4.
+// `memory` is that of Parts for one column and `limit` splits, with stride `dim_v` rounded up to 4. `lists` [tokens, most]
+// has the positions that each token sees, if it is not null.
 #define ATTENTION_GENERAL(NAME, N)                                                                              \
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                    \
         NAME(const float *q, KV_PARAMETERS, const float *sinks, float *out, float *memory, u32 *tickets,        \
              int limit, int heads, int kv_heads, int dim_k, int dim_v, int context, int window, float scale,    \
-             float softcap) {                                                                                   \
+             float softcap, const u32 *lists, int most) {                                                       \
         const AttentionShape shape{heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};             \
-        attention<N>(q, KvLayer{KV_ARGUMENTS}, sinks, out, memory, tickets, limit, shape);                      \
+        attention<N>(q, KvLayer{KV_ARGUMENTS}, sinks, out, memory, tickets, limit, shape, lists, most);         \
     }
 
 ATTENTION_GENERAL(attention_general_128, 4)

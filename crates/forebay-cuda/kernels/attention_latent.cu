@@ -17,6 +17,9 @@
 //
 // ROWS is 64, or 16 for generated tokens with up to 16 heads and where shared memory is small.
 //
+// A row may see chosen positions only. Its tiles are then filled with the rows that a list names, and positions are counted
+// through the list.
+//
 // As in attention_prompt.cu, tiles begin at absolute multiples of KEYS, and a tile that a row does not see changes nothing
 // in it.
 #include "attention.cuh"
@@ -53,12 +56,15 @@ struct Shared {
     __half weights[ROWS * WEIGHT_STRIDE];
     // Factor by which the newest tile scales the sums before it; at the end, 1 / (sum of all weights).
     float factors[ROWS];
+    // Where the rows of the next two tiles are, if a list names them: 16 times the block's number, plus the row in it.
+    u32 listed[2][KEYS];
 };
 
 // The blocks of the tile that begins at `first`.
 struct TileBlocks {
     u32 low, high;
 
+    __device__ inline TileBlocks(u32 low, u32 high) : low(low), high(high) {}
     __device__ inline TileBlocks(const u32 *table, int first) {
         const uint2 x = *(const uint2 *)(table + first / KV_BLOCK);
         low = x.x, high = x.y;
@@ -66,7 +72,26 @@ struct TileBlocks {
     template <class T> __device__ inline KvBlock<T> of_row(const KvHead<T> &head, int row) const {
         return head.block(row < KV_BLOCK ? low : high);
     }
+    __device__ inline int in_block(int row) const { return row % KV_BLOCK; }
 };
+
+// The rows of a tile that a list names.
+struct ListedRows {
+    const u32 *rows;
+
+    template <class T> __device__ inline KvBlock<T> of_row(const KvHead<T> &head, int row) const {
+        return head.block(rows[row] / KV_BLOCK);
+    }
+    __device__ inline int in_block(int row) const { return (int)(rows[row] % KV_BLOCK); }
+};
+
+// Looks up the rows of the tile that begins at entry `first` of a list of `count` positions. Entries behind the end repeat
+// the last one.
+__device__ inline void look_up(u32 *rows, const u32 *table, const u32 *list, int first, int count) {
+    if (threadIdx.x >= KEYS) return;
+    const u32 position = list[min(first + (int)threadIdx.x, count - 1)];
+    rows[threadIdx.x] = table[position / KV_BLOCK] * KV_BLOCK + position % KV_BLOCK;
+}
 static_assert(KEYS == 2 * KV_BLOCK, "a tile is two blocks");
 
 // A tile that is being loaded. Halves are copied asynchronously. Other types wait in registers until `finish` converts
@@ -76,11 +101,12 @@ template <class T> struct Fetch {
     Eight<T> pieces[PIECES];
 
     // Starts to load the positions from `first` on.
-    __device__ inline void begin(__half *, const KvHead<T> &head, const TileBlocks &blocks, int, Span) {
+    template <class Blocks>
+    __device__ inline void begin(__half *, const KvHead<T> &head, const Blocks &blocks, int, Span) {
 #pragma unroll
         for (int n = 0; n < PIECES; n++) {
             const int at = threadIdx.x + n * THREADS, row = at / (DIM_K / 8), i = at % (DIM_K / 8) * 8;
-            pieces[n].load(blocks.of_row(head, row), row % KV_BLOCK, i);
+            pieces[n].load(blocks.of_row(head, row), blocks.in_block(row), i);
         }
     }
     // Stores the converted tile. Rows outside `seen` become zeroes.
@@ -95,11 +121,12 @@ template <class T> struct Fetch {
 };
 
 template <> struct Fetch<KvF16> {
-    __device__ inline void begin(__half *tile, const KvHead<KvF16> &head, const TileBlocks &blocks, int first, Span seen) {
+    template <class Blocks>
+    __device__ inline void begin(__half *tile, const KvHead<KvF16> &head, const Blocks &blocks, int first, Span seen) {
 #pragma unroll
         for (int n = 0; n < KEYS * (DIM_K / 8) / THREADS; n++) {
             const int at = threadIdx.x + n * THREADS, row = at / (DIM_K / 8), piece = at % (DIM_K / 8);
-            load_eight_to(tile + piece_at(row, piece), blocks.of_row(head, row), row % KV_BLOCK, piece * 8,
+            load_eight_to(tile + piece_at(row, piece), blocks.of_row(head, row), blocks.in_block(row), piece * 8,
                           is_in(seen, first + row));
         }
     }
@@ -262,10 +289,12 @@ struct Unit {
     __device__ inline int position_of(int row) const { return position + (offset + row) / heads; }
 };
 
-// Returns unit number `unit` of generated tokens. Each token has units of its own.
-__device__ inline Unit unit_of(int unit, const u32 *positions, int heads) {
+// Returns unit number `unit` of generated tokens, or of tokens with lists of up to `most` positions. Each token has units of its
+// own. `most` is 0 if there are no lists.
+__device__ inline Unit unit_of(int unit, const u32 *positions, int heads, int most) {
     const int units = (heads + ROWS - 1) / ROWS, token = unit / units, offset = unit % units * ROWS;
-    return Unit{token * heads + offset, min(ROWS, heads - offset), (int)positions[token], offset, heads};
+    const int position = min((int)positions[token], most > 0 ? most - 1 : 0x7fffffff);
+    return Unit{token * heads + offset, min(ROWS, heads - offset), position, offset, heads};
 }
 
 // Returns the share `split` of the positions that the query rows of `unit` see.
@@ -275,27 +304,23 @@ __device__ inline Span span_of(const Unit &unit, int split, int limit, int conte
     return share_of(all, split, splits_of(all.to, limit, STEP, 0), KEYS, active);
 }
 
-// Grid (largest number of splits of a token, units). q [tokens, heads, 576], out [tokens, heads, 512]. The tokens' own
-// rows are already in the cache. For prompts, `tiles` gives the rows of each unit, and `limit` is 1. Otherwise `tiles` is null,
-// and a token has up to `limit` splits (`splits_of`). `memory` is that of `parts_of`. Results of a token with one part go to
-// `out`; for others, `attention_latent_join` must follow.
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
-    attention_latent(const float *q, KV_PARAMETERS, const float *sinks, float *out, float *memory, int limit,
-                     const uint4 *tiles, int heads, int context, int window, float scale, float softcap) {
-    wait_for_previous();
+// `lists` [tokens, most] has the positions that each token sees, if LISTED.
+template <bool LISTED>
+__device__ inline void attend(const float *q, const KvLayer &cache, const float *sinks, float *out, float *memory, int limit,
+                              const uint4 *tiles, const u32 *lists, int most, int heads, int context, int window,
+                              float scale, float softcap) {
     extern __shared__ __align__(16) char dynamic_shared[];
     Shared &shared = *(Shared *)dynamic_shared;
-    const KvLayer cache{KV_ARGUMENTS};
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     const int unit_index = blockIdx.y;
     Unit unit;
     const u32 *table;
-    if (tiles) {
+    if (!LISTED && tiles) {
         const PromptTile tile(tiles, unit_index);
         unit = Unit{(int)tile.first, (int)tile.rows, (int)tile.position, (int)tile.first % heads, heads};
         table = cache.table_at(tile.table);
     } else {
-        unit = unit_of(unit_index, positions, heads);
+        unit = unit_of(unit_index, cache.positions, heads, LISTED ? most : 0);
         table = cache.table(unit.first / heads);
     }
     const int first_row = unit.first, rows = unit.rows;
@@ -308,16 +333,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     // Tiles after the last one have the blocks of the last one. They are not loaded.
     const int last_tile = (span.to - 1) / KEYS * KEYS;
 
+    const u32 *const list = LISTED ? lists + (size_t)(first_row / heads) * most : nullptr;
+    const int count = unit.position + 1;
+
     Fetch<KvType> fetch;
+    if constexpr (LISTED) {
+        look_up(shared.listed[0], table, list, span.from, count);
+        look_up(shared.listed[1], table, list, span.from + KEYS, count);
+        __syncthreads();
+    }
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; stage++) {
         const int first = span.from + stage * KEYS;
-        fetch.begin(shared.tiles[stage], keys, TileBlocks(table, min(first, last_tile)), first, loaded);
+        if constexpr (LISTED)
+            fetch.begin(shared.tiles[stage], keys, ListedRows{shared.listed[stage]}, first, loaded);
+        else
+            fetch.begin(shared.tiles[stage], keys, TileBlocks(table, min(first, last_tile)), first, loaded);
         fetch.finish(shared.tiles[stage], first, loaded);
         commit_tile();
     }
     // The numbers are loaded one tile before their use.
-    TileBlocks blocks(table, min(span.from + (STAGES - 1) * KEYS, last_tile));
+    TileBlocks blocks{0, 0};
+    if constexpr (LISTED) {
+        __syncthreads();  // No thread reads the rows of the first tile any more.
+        look_up(shared.listed[0], table, list, span.from + (STAGES - 1) * KEYS, count);
+    } else {
+        blocks = TileBlocks(table, min(span.from + (STAGES - 1) * KEYS, last_tile));
+    }
     load_queries(shared.queries, q + (size_t)first_row * DIM_K, rows,
                  softcap > 0.0f ? scale / softcap : scale * LOG2_E);
     Running running[SOFT_PASSES];
@@ -339,15 +381,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
 #pragma unroll
             for (int i = 0; i < 4; i++) values[t][n][i] = 0.0f;
 
-    int stage = 0;
+    int stage = 0, listed = 0;
     for (int first = span.from; first < span.to; first += KEYS) {
         wait_for_tiles<STAGES - 2>();
         __syncthreads();  // The tile is loaded, and no warp reads the one before any more.
         const int next = first + (STAGES - 1) * KEYS;
         __half *const free = shared.tiles[stage == 0 ? STAGES - 1 : stage - 1];
-        if (next < span.to) fetch.begin(free, keys, blocks, next, loaded);
-        commit_tile();
-        blocks = TileBlocks(table, min(next + KEYS, last_tile));
+        if constexpr (LISTED) {
+            if (next < span.to) fetch.begin(free, keys, ListedRows{shared.listed[listed]}, next, loaded);
+            commit_tile();
+            // The other rows were read before the last barrier.
+            listed ^= 1;
+            look_up(shared.listed[listed], table, list, next + KEYS, count);
+        } else {
+            if (next < span.to) fetch.begin(free, keys, blocks, next, loaded);
+            commit_tile();
+            blocks = TileBlocks(table, min(next + KEYS, last_tile));
+        }
         const __half *const tile = shared.tiles[stage];
         multiply_keys(shared, tile);
         __syncthreads();  // The scores of all slices are stored.
@@ -397,15 +447,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
         }
 }
 
+// Grid (largest number of splits of a token, units). q [tokens, heads, 576], out [tokens, heads, 512]. The tokens' own
+// rows are already in the cache. For prompts, `tiles` gives the rows of each unit, and `limit` is 1. Otherwise `tiles` is null,
+// and a token has up to `limit` splits (`splits_of`). `memory` is that of `parts_of`. Results of a token with one part go to
+// `out`; for others, `attention_latent_join` must follow.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attention_latent(const float *q, KV_PARAMETERS, const float *sinks, float *out, float *memory, int limit,
+                     const uint4 *tiles, int heads, int context, int window, float scale, float softcap) {
+    wait_for_previous();
+    attend<false>(q, KvLayer{KV_ARGUMENTS}, sinks, out, memory, limit, tiles, nullptr, 0, heads, context, window, scale,
+                  softcap);
+}
+
+// Does the same for rows that see the positions of lists [tokens, most]: `most` of them, or as many as there are up to the
+// row's own. The rows of a unit are of one token, also for prompts.
+extern "C" __global__ void __launch_bounds__(THREADS, 1)
+    attention_latent_listed(const float *q, KV_PARAMETERS, const float *sinks, float *out, float *memory, int limit,
+                            const u32 *lists, int most, int heads, int context, float scale, float softcap) {
+    wait_for_previous();
+    attend<true>(q, KvLayer{KV_ARGUMENTS}, sinks, out, memory, limit, nullptr, lists, most, heads, context, 0, scale,
+                 softcap);
+}
+
 static constexpr int JOIN_WARPS = 8, JOIN_COLUMNS = 128;
 // Number of parts that a warp loads at once.
 static constexpr int JOIN_BATCH = 8;
 
-// Joins the parts of generated tokens that `attention_latent` computed with the same `limit`. Grid (quarters of 512,
-// tokens * heads). Each warp adds up every eighth part, four columns in each lane.
+// Joins the parts of generated tokens that `attention_latent` computed with the same `limit`, or `attention_latent_listed` with
+// the same `most`, which is 0 otherwise. Grid (quarters of 512, tokens * heads). Each warp adds up every eighth part, four columns in each lane.
 extern "C" __global__ void __launch_bounds__(JOIN_WARPS * 32)
     attention_latent_join(const u32 *positions, const float *sinks, float *out, float *memory, int limit, int tokens,
-                          int heads, int context, int window) {
+                          int heads, int context, int window, int most) {
     wait_for_previous();
     __shared__ float factors[SPLITS_MAX];
     __shared__ float4 sums[JOIN_WARPS][32];
@@ -414,7 +486,7 @@ extern "C" __global__ void __launch_bounds__(JOIN_WARPS * 32)
     const int row = blockIdx.y, head = row % heads, units = (heads + ROWS - 1) / ROWS;
     const int unit = row / heads * units + head / ROWS, column = head % ROWS;
     int active;
-    span_of(unit_of(unit, positions, heads), 0, limit, context, window, active);
+    span_of(unit_of(unit, positions, heads, most), 0, limit, context, window, active);
     // A single part has already gone to `out`.
     if (active <= 1) return;
     const Parts parts = parts_of(memory, tokens * units, limit);

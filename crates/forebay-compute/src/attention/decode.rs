@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{Attention, AttentionRun};
 use crate::cpu::Cpu;
-use crate::kv::{KV_BLOCK, KvCache, Read, with_rows};
+use crate::kv::{HeadRows, KV_BLOCK, KvCache, Read, Widen, with_rows};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Number of positions in a chunk: 64 KiB of half-precision rows of 128 elements, which take some
@@ -36,17 +36,25 @@ pub(super) fn run(
 
     // The output of one task: the largest score and the sum of each query head, then their values.
     // It is rounded up to whole cache lines, so that workers do not share one.
-    let part_len = (group * (2 + width)).next_multiple_of(16);
+    let part_len = part_len(group, width);
     let chunks: usize = rows(runs, what).map(|row| row.chunks()).sum();
     let mut shared = cpu.shared_scratch();
     let parts = shared.floats(shape.kv_heads * chunks * part_len);
 
-    let positions: usize = rows(runs, what).map(|row| row.end - row.start).sum();
+    let positions: usize = rows(runs, what).map(|row| row.seen()).sum();
     let work = shape.kv_heads * positions * group * (key_stride + width);
     let tasks_at_once = if work < SERIAL_WORK { shape.kv_heads * chunks } else { 1 };
+    // Rows that are not neighbours in the cache are brought together.
+    let [gathered_keys, gathered_values] = match what.chosen {
+        None => [0, 0],
+        Some(_) if shape.values_in_keys => [CHUNK * key_stride, 0],
+        Some(_) => [CHUNK * key_stride, CHUNK * value_stride],
+    };
     cpu.pool.for_each_chunk_mut(parts, tasks_at_once * part_len, |worker, at, parts| {
         let mut scratch = cpu.worker_scratch(worker);
-        let scratch = scratch.floats(group * (key_stride + CHUNK));
+        let own = group * (key_stride + CHUNK);
+        let (scratch, gathered) =
+            scratch.floats(own + gathered_keys + gathered_values).split_at_mut(own);
         let (queries, scores) = scratch.split_at_mut(group * key_stride);
         for (task, part) in parts.chunks_exact_mut(part_len).enumerate() {
             let (index, row, kv_head, chunk) =
@@ -54,36 +62,28 @@ pub(super) fn run(
             let heads = &q[index * what.heads * shape.head_dim_k..];
             let heads = &heads[kv_head * group * shape.head_dim_k..][..group * shape.head_dim_k];
             scale_queries(heads, shape.head_dim_k, what.scale, key_stride, queries);
-            let (from, to) = (row.start.max(chunk * CHUNK), row.end.min((chunk + 1) * CHUNK));
-            // Whole blocks are read. The scores of positions before `from` are not used.
-            let blocks = from / KV_BLOCK..to.div_ceil(KV_BLOCK);
-            let table = &row.table[blocks.clone()];
-            let first = blocks.start * KV_BLOCK;
-            let first_rows = (
-                cache.keys(what.layer, table[0], kv_head),
-                cache.values(what.layer, table[0], kv_head),
-            );
-            let (queries, scores, softcap) = (&*queries, &mut *scores, what.softcap);
-            let (keys, values) = first_rows;
-            with_rows!((keys, values) => {
-                let (mut key_blocks, mut value_blocks) = ([keys; BLOCKS], [values; BLOCKS]);
-                for (at, &block) in table.iter().enumerate().skip(1) {
-                    key_blocks[at] = Read::of(cache.keys(what.layer, block, kv_head));
-                    value_blocks[at] = Read::of(cache.values(what.layer, block, kv_head));
+            let work = ChunkWork {
+                cpu,
+                cache,
+                layer: what.layer,
+                table: row.table,
+                kv_head,
+                queries,
+                group,
+                width,
+                softcap: what.softcap,
+            };
+            match row.list {
+                None => {
+                    let seen = row.start.max(chunk * CHUNK)..row.end.min((chunk + 1) * CHUNK);
+                    work.run(seen, scores, part);
                 }
-                let inputs = Inputs {
-                    queries,
-                    keys: &key_blocks[..table.len()],
-                    values: &value_blocks[..table.len()],
-                    key_stride,
-                    value_stride: value_stride / LANES,
-                    positions: from - first..to - first,
-                    group,
-                    width,
-                    softcap,
-                };
-                dispatch(cpu, Chunk { inputs, scores, part });
-            });
+                Some(list) => {
+                    let list = &list[chunk * CHUNK..];
+                    let list = &list[..list.len().min(CHUNK)];
+                    work.run_gathered(list, gathered.split_at_mut(gathered_keys), scores, part);
+                }
+            }
         }
     });
     let mut parts = &*parts;
@@ -99,17 +99,40 @@ pub(super) fn run(
     }
 }
 
+/// Returns the number of floats of the output of one task.
+fn part_len(group: usize, width: usize) -> usize {
+    (group * (2 + width)).next_multiple_of(16)
+}
+
+/// Returns the number of rows with chosen positions whose parts take a few megabytes.
+pub(super) fn rows_at_once(cache: &KvCache, what: &Attention<'_>) -> usize {
+    let kv_heads = cache.shape(what.layer).kv_heads;
+    let chunks = what.chosen.map_or(1, |chosen| chosen.most.div_ceil(CHUNK)).max(1);
+    let part = part_len(what.heads / kv_heads, cache.value_width(what.layer));
+    ((4 << 20) / (kv_heads * chunks * part)).max(1)
+}
+
 /// One query row and the positions that it sees.
 struct Row<'a> {
     start: usize,
     end: usize,
     table: &'a [u32],
+    /// The positions, if they are chosen ones.
+    list: Option<&'a [u32]>,
 }
 
 impl Row<'_> {
-    /// Returns the number of chunks that the visible positions touch.
+    /// Returns the number of positions.
+    fn seen(&self) -> usize {
+        self.list.map_or(self.end - self.start, <[u32]>::len)
+    }
+
+    /// Returns the number of chunks that the visible positions touch. Chosen positions are counted through.
     fn chunks(&self) -> usize {
-        (self.end - 1) / CHUNK - self.start / CHUNK + 1
+        match self.list {
+            None => (self.end - 1) / CHUNK - self.start / CHUNK + 1,
+            Some(list) => list.len().div_ceil(CHUNK),
+        }
     }
 }
 
@@ -118,11 +141,16 @@ fn rows<'a>(
     runs: &'a [AttentionRun<'a>],
     what: &'a Attention<'_>,
 ) -> impl Iterator<Item = Row<'a>> {
-    let row = move |run: &'a AttentionRun<'a>, token: usize| {
+    let tokens = runs.iter().flat_map(|run| (0..run.tokens).map(move |token| (run, token)));
+    tokens.enumerate().map(move |(index, (run, token))| {
         let position = run.first_position + token;
-        Row { start: what.first_visible(position), end: position + 1, table: run.table }
-    };
-    runs.iter().flat_map(move |run| (0..run.tokens).map(move |token| row(run, token)))
+        Row {
+            start: what.first_visible(position),
+            end: position + 1,
+            table: run.table,
+            list: what.chosen.as_ref().and_then(|chosen| chosen.of(index, position)),
+        }
+    })
 }
 
 /// Returns the row of task number `task` with its index, the key/value head and the number of the chunk. The tasks of a
@@ -137,7 +165,8 @@ fn task_at<'a>(
     for (index, row) in rows(runs, what).enumerate() {
         let chunks = row.chunks();
         if left < kv_heads * chunks {
-            let chunk = row.start / CHUNK + left % chunks;
+            let first = if row.list.is_some() { 0 } else { row.start / CHUNK };
+            let chunk = first + left % chunks;
             return (index, row, left / chunks, chunk);
         }
         left -= kv_heads * chunks;
@@ -174,6 +203,113 @@ fn join<'a>(
         out.iter_mut().zip(values).for_each(|(out, x)| *out += weight * x);
     }
     out.iter_mut().for_each(|x| *x /= sum);
+}
+
+/// Returns the blocks of rows that were brought together.
+fn blocks_of(rows: &[f32], stride: usize) -> [&[[f32; LANES]]; BLOCKS] {
+    let rows = rows.as_chunks::<LANES>().0;
+    let block = KV_BLOCK * stride / LANES;
+    std::array::from_fn(|at| &rows[at * block..][..block])
+}
+
+/// One key/value head of a row, for one chunk of the positions that the row sees.
+struct ChunkWork<'a> {
+    cpu: &'a Cpu,
+    cache: &'a KvCache,
+    layer: usize,
+    table: &'a [u32],
+    kv_head: usize,
+    /// Scaled queries `[group, key stride]`.
+    queries: &'a [f32],
+    group: usize,
+    width: usize,
+    softcap: Option<f32>,
+}
+
+impl ChunkWork<'_> {
+    /// Computes the part for consecutive positions.
+    fn run(&self, seen: Range<usize>, scores: &mut [f32], part: &mut [f32]) {
+        // Whole blocks are read. The scores of positions before the first one are not used.
+        let blocks = seen.start / KV_BLOCK..seen.end.div_ceil(KV_BLOCK);
+        let table = &self.table[blocks.clone()];
+        let first = blocks.start * KV_BLOCK;
+        let seen = seen.start - first..seen.end - first;
+        let keys = self.cache.keys(self.layer, table[0], self.kv_head);
+        let values = self.cache.values(self.layer, table[0], self.kv_head);
+        with_rows!((keys, values) => {
+            let (mut key_blocks, mut value_blocks) = ([keys; BLOCKS], [values; BLOCKS]);
+            for (at, &block) in table.iter().enumerate().skip(1) {
+                key_blocks[at] = Read::of(self.cache.keys(self.layer, block, self.kv_head));
+                value_blocks[at] = Read::of(self.cache.values(self.layer, block, self.kv_head));
+            }
+            let count = table.len();
+            self.compute(&key_blocks[..count], &value_blocks[..count], seen, scores, part);
+        });
+    }
+
+    /// Computes the part for the positions of `list`. Their keys and values are brought together as f32, which changes no
+    /// value, and no other row of the cache is read.
+    fn run_gathered(
+        &self,
+        list: &[u32],
+        (keys, values): (&mut [f32], &mut [f32]),
+        scores: &mut [f32],
+        part: &mut [f32],
+    ) {
+        let (cache, layer, kv_head) = (self.cache, self.layer, self.kv_head);
+        let (key_stride, value_stride) = (cache.key_stride(layer), cache.value_stride(layer));
+        self.gather(list, key_stride, |block| cache.keys(layer, block, kv_head), keys);
+        let values = if values.is_empty() {
+            &*keys
+        } else {
+            self.gather(list, value_stride, |block| cache.values(layer, block, kv_head), values);
+            &*values
+        };
+        let (keys, values) = (blocks_of(keys, key_stride), blocks_of(values, value_stride));
+        let count = list.len().div_ceil(KV_BLOCK);
+        self.compute(&keys[..count], &values[..count], 0..list.len(), scores, part);
+    }
+
+    /// Widens the rows at the positions of `list`. `rows_of` returns the rows of a block.
+    fn gather<'a>(
+        &self,
+        list: &[u32],
+        stride: usize,
+        rows_of: impl Fn(u32) -> HeadRows<'a>,
+        out: &mut [f32],
+    ) {
+        let vectors = stride / LANES;
+        for (&position, out) in list.iter().zip(out.chunks_exact_mut(stride)) {
+            let position = position as usize;
+            let rows = rows_of(self.table[position / KV_BLOCK]);
+            with_rows!(rows => {
+                let rows = rows.vectors(position % KV_BLOCK * vectors, vectors);
+                dispatch(self.cpu, Widen { rows, out });
+            });
+        }
+    }
+
+    fn compute<'a, R: Read<'a>>(
+        &self,
+        keys: &[R],
+        values: &[R],
+        positions: Range<usize>,
+        scores: &mut [f32],
+        part: &mut [f32],
+    ) {
+        let inputs = Inputs {
+            queries: self.queries,
+            keys,
+            values,
+            key_stride: self.cache.key_stride(self.layer),
+            value_stride: self.cache.value_stride(self.layer) / LANES,
+            positions,
+            group: self.group,
+            width: self.width,
+            softcap: self.softcap,
+        };
+        dispatch(self.cpu, Chunk { inputs, scores, part });
+    }
 }
 
 /// Queries of one key/value head and one chunk of positions.

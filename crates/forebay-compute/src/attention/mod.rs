@@ -7,11 +7,13 @@
 //! divide their work at absolute positions. So a row's result depends on its kind, its position and
 //! its own sequence, and on nothing else.
 
+mod choice;
 mod decode;
 mod prompt;
 #[cfg(test)]
 mod tests;
 
+pub use choice::{ChosenKeys, KeyChoice};
 pub(crate) use decode::CHUNK;
 
 use crate::cpu::Cpu;
@@ -39,13 +41,15 @@ pub struct Attention<'a> {
     pub softcap: Option<f32>,
     /// One score per query head that takes its share of the softmax and carries no value (gpt-oss).
     pub sinks: Option<&'a [f32]>,
+    /// The positions that rows see, if they do not see all before them.
+    pub chosen: Option<ChosenKeys<'a>>,
 }
 
 impl Attention<'static> {
     /// Returns plain causal attention over all earlier positions.
     pub fn causal(layer: usize, heads: usize, scale: f32) -> Self {
-        let (window, softcap, sinks) = (None, None, None);
-        Attention { layer, heads, scale, window, chunked: false, softcap, sinks }
+        let (window, softcap, sinks, chosen) = (None, None, None, None);
+        Attention { layer, heads, scale, window, chunked: false, softcap, sinks, chosen }
     }
 }
 
@@ -72,6 +76,11 @@ impl Attention<'_> {
     fn sink(&self, head: usize) -> Option<f32> {
         self.sinks.map(|sinks| sinks[head])
     }
+
+    /// Returns the same parameters for the rows from number `first` on.
+    fn from_row(&self, first: usize) -> Self {
+        Attention { chosen: self.chosen.map(|chosen| chosen.from_row(first)), ..*self }
+    }
 }
 
 impl Cpu {
@@ -85,8 +94,9 @@ impl Cpu {
     ///
     /// - The lengths do not fit together.
     /// - `heads` is not a multiple of the cache's heads.
-    /// - The window is 0.
+    /// - The window is 0, or given together with chosen positions.
     /// - A table has no entry for a position that a token sees.
+    /// - A list of chosen positions is missing, or names a later position than its row's.
     pub fn attention(
         &self,
         q: &[f32],
@@ -113,11 +123,15 @@ impl Cpu {
         );
         assert!(what.window != Some(0), "attention: a window of 0 sees nothing");
         assert!(what.sinks.is_none_or(|sinks| sinks.len() == what.heads), "attention: sinks");
+        if let Some(chosen) = &what.chosen {
+            assert!(what.window.is_none(), "attention: chosen positions within a window");
+            chosen.check(runs);
+        }
         for run in runs {
             let blocks = (run.first_position + run.tokens).div_ceil(KV_BLOCK);
             assert!(run.table.len() >= blocks, "attention: {run:?} has no blocks");
         }
-        let (mut q, mut out, mut runs) = (q, out, runs);
+        let (mut q, mut out, mut runs, mut first) = (q, out, runs, 0);
         while let Some(run) = runs.first() {
             // Adjacent decode rows are computed together, however many sequences they belong to.
             let count = match run.kind {
@@ -130,12 +144,44 @@ impl Cpu {
             let tokens: usize = together.iter().map(|run| run.tokens).sum();
             let (own_q, rest_q) = q.split_at(tokens * row);
             let (own_out, rest_out) = out.split_at_mut(tokens * out_row);
+            let what = what.from_row(first);
             match run.kind {
                 _ if tokens == 0 => {}
-                RowKind::Prompt => prompt::run(self, own_q, cache, what, run, own_out),
-                RowKind::Decode => decode::run(self, own_q, cache, what, together, own_out),
+                RowKind::Prompt => self.prompt_attention(own_q, cache, &what, run, own_out),
+                RowKind::Decode => decode::run(self, own_q, cache, &what, together, own_out),
             }
-            (q, out, runs) = (rest_q, rest_out, rest);
+            (q, out, runs, first) = (rest_q, rest_out, rest, first + tokens);
+        }
+    }
+
+    /// Computes the rows of a prompt. Rows that see chosen positions share no keys, so they are computed one by one.
+    fn prompt_attention(
+        &self,
+        q: &[f32],
+        cache: &KvCache,
+        what: &Attention<'_>,
+        run: &AttentionRun<'_>,
+        out: &mut [f32],
+    ) {
+        let shape = cache.shape(what.layer);
+        let (row, out_row) = (what.heads * shape.head_dim_k, what.heads * shape.head_dim_v);
+        let all = what.chosen.map_or(run.tokens, |chosen| chosen.rows_that_see_all(run));
+        let (own_q, q) = q.split_at(all * row);
+        let (own_out, out) = out.split_at_mut(all * out_row);
+        if all > 0 {
+            prompt::run(self, own_q, cache, what, &AttentionRun { tokens: all, ..*run }, own_out);
+        }
+        if all == run.tokens {
+            return;
+        }
+        // The parts of many rows would take much memory.
+        let most = decode::rows_at_once(cache, what);
+        let pieces = q.chunks(most * row).zip(out.chunks_mut(most * out_row));
+        for (piece, (q, out)) in pieces.enumerate() {
+            let first = all + piece * most;
+            let tokens = q.len() / row;
+            let rows = AttentionRun { tokens, first_position: run.first_position + first, ..*run };
+            decode::run(self, q, cache, &what.from_row(first), &[rows], out);
         }
     }
 }

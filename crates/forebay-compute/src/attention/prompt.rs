@@ -16,7 +16,7 @@ use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Number of rows in a strip: three vectors. Three vectors times four keys fill twelve of the
 /// sixteen registers.
-const STRIP: usize = 3 * LANES;
+pub(super) const STRIP: usize = 3 * LANES;
 
 /// Number of rows in a task, enough to pay for widening the keys and values.
 pub(super) const ROWS: usize = 3 * STRIP;
@@ -25,7 +25,7 @@ pub(super) const ROWS: usize = 3 * STRIP;
 pub(super) const KEYS: usize = 64;
 
 /// Number of keys in a score block.
-const KEY_BLOCK: usize = 4;
+pub(super) const KEY_BLOCK: usize = 4;
 
 /// Number of rows in a value block of six rows times two vectors.
 const ROW_BLOCK: usize = 6;
@@ -310,7 +310,7 @@ impl Kernel for Tile<'_> {
 
 /// Computes scores of one strip with [`KEY_BLOCK`] keys.
 #[inline(always)]
-fn score_block<S: Simd>(simd: S, queries: &[f32], keys: &[f32], scores: &mut [f32]) {
+pub(super) fn score_block<S: Simd>(simd: S, queries: &[f32], keys: &[f32], scores: &mut [f32]) {
     let stride = keys.len() / KEY_BLOCK;
     let (k0, rest) = keys.split_at(stride);
     let (k1, rest) = rest.split_at(stride);

@@ -1,6 +1,6 @@
 //! Comparison of both kernels with plain f64 attention.
 
-use super::{Attention, AttentionRun, decode, prompt};
+use super::{Attention, AttentionRun, ChosenKeys, decode, prompt};
 use crate::cpu::{Arithmetic, Cpu, Isa};
 use crate::kv::tests::stored;
 use crate::kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType};
@@ -115,11 +115,12 @@ impl Case {
             let position = first + token;
             let kv_head = head / (self.heads / kv_heads);
             let q = &self.q[(position * self.heads + head) * head_dim_k..][..head_dim_k];
+            let list = what.chosen.and_then(|chosen| chosen.of(token, position));
             let sees = |other: usize| {
                 what.window.is_none_or(|window| match what.chunked {
                     true => other / window == position / window,
                     false => other + window > position,
-                })
+                }) && list.is_none_or(|list| list.contains(&(other as u32)))
             };
             let seen: Vec<usize> = (0..=position).filter(|&other| sees(other)).collect();
             let scores: Vec<f64> = seen
@@ -355,6 +356,99 @@ fn the_number_of_threads_changes_no_bit() {
         let alone = run(1);
         for threads in [2, 3, 7] {
             assert!(run(threads) == alone);
+        }
+    }
+}
+
+/// Returns lists of `most` positions for the rows from position `first` on. Rows that see all positions have zeroes.
+fn lists(first: usize, tokens: usize, most: usize) -> Vec<u32> {
+    let list = |position: usize| -> Vec<u32> {
+        if position < most {
+            return vec![0; most];
+        }
+        let step = (position + 1) / most;
+        (0..most).map(|at| (at * step + position % step) as u32).collect()
+    };
+    (first..first + tokens).flat_map(list).collect()
+}
+
+#[test]
+fn rows_see_the_chosen_positions_only() {
+    for cpu in cpus() {
+        for kind in KINDS {
+            for values_in_keys in [false, true] {
+                let shape = KvShape { values_in_keys, ..shape(2, (40, 24)) };
+                let case = Case::of(6, shape, 600, kind);
+                for (first, tokens, most) in [(0, 40, 5), (290, 20, 300), (590, 9, 270), (3, 2, 9)]
+                {
+                    let positions = lists(first, tokens, most);
+                    let chosen = Some(ChosenKeys { positions: &positions, most });
+                    let what = Attention { chosen, ..case.what() };
+                    let expected = case.reference(&what, (first, tokens));
+                    for row in [RowKind::Prompt, RowKind::Decode] {
+                        let out = case.run(&cpu, &what, row, (first, tokens));
+                        for (a, b) in expected.iter().zip(&out) {
+                            assert!((a - f64::from(*b)).abs() < 1e-4, "{kind:?} {first} {most}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn rows_with_few_positions_have_the_bits_of_rows_that_see_all() {
+    for cpu in cpus() {
+        let case = Case::new(4, 1, (32, 32), 300, KvType::F16);
+        let zeroes = vec![0; 300 * 300];
+        let chosen = Some(ChosenKeys { positions: &zeroes, most: 300 });
+        for kind in [RowKind::Prompt, RowKind::Decode] {
+            let run = |what: &Attention<'_>| case.run(&cpu, what, kind, (7, 290));
+            assert_eq!(run(&Attention { chosen, ..case.what() }), run(&case.what()));
+        }
+    }
+}
+
+#[test]
+fn chosen_positions_give_the_same_bits_wherever_a_prompt_is_cut() {
+    for cpu in cpus() {
+        let case = Case::new(4, 2, (32, 32), 700, KvType::F16);
+        let most = 280;
+        let run = |runs: &[(RowKind, usize, usize)]| {
+            let lists: Vec<u32> =
+                runs.iter().flat_map(|&(_, first, tokens)| lists(first, tokens, most)).collect();
+            let chosen = Some(ChosenKeys { positions: &lists, most });
+            case.run_all(&cpu, &Attention { chosen, ..case.what() }, runs)
+        };
+        let (prompt, decode) = (RowKind::Prompt, RowKind::Decode);
+        let whole = run(&[(prompt, 200, 450)]);
+        assert_eq!(run(&[(prompt, 200, 79), (prompt, 279, 3), (prompt, 282, 368)]), whole);
+        let beside =
+            run(&[(decode, 500, 1), (decode, 20, 1), (prompt, 200, 450), (prompt, 600, 9)]);
+        let row = 4 * 32;
+        assert_eq!(beside[2 * row..][..450 * row], whole);
+        assert_eq!(beside[..row], run(&[(decode, 500, 1)]));
+    }
+}
+
+#[test]
+fn chosen_positions_side_by_side_have_the_bits_of_a_shorter_context() {
+    for cpu in cpus() {
+        for values_in_keys in [false, true] {
+            let shape = KvShape { values_in_keys, ..shape(1, (40, 40)) };
+            let case = Case::of(5, shape, 500, KvType::F16);
+            let most = 333;
+            // The row at position 400 asks with the query of position 332.
+            let positions: Vec<u32> = (0..most as u32).collect();
+            let chosen = Some(ChosenKeys { positions: &positions, most });
+            let mut moved = Case::of(5, shape, 500, KvType::F16);
+            let row = 5 * 40;
+            let query = case.q[332 * row..][..row].to_vec();
+            moved.q[400 * row..][..row].copy_from_slice(&query);
+            let what = Attention { chosen, ..case.what() };
+            let sparse = moved.run(&cpu, &what, RowKind::Decode, (400, 1));
+            assert_eq!(sparse, case.run(&cpu, &case.what(), RowKind::Decode, (332, 1)));
         }
     }
 }

@@ -1,5 +1,5 @@
 //! Root-mean-square normalisation (Zhang and Sennrich 2019, "Root Mean Square Layer
-//! Normalization").
+//! Normalization") and layer normalisation (Ba et al. 2016, "Layer Normalization").
 
 use super::share;
 use crate::cpu::Cpu;
@@ -56,6 +56,27 @@ impl Cpu {
         self.pool.for_each_chunk_mut(x, share, |_, _, x| {
             for x in x.chunks_exact_mut(row) {
                 norm_row(self, &mut x[..weight.len()], weight, eps);
+            }
+        });
+    }
+
+    /// Computes `weight * (x[r] - mean) / sqrt(variance + eps) + bias` for every row `r` of `x`, in place. Rows are as long as
+    /// `weight` and `bias`.
+    ///
+    /// # Panics
+    /// Panics if `weight` is empty, `bias` is not as long, or `x` is no whole number of rows.
+    pub fn layer_norm_in_place(&self, x: &mut [f32], weight: &[f32], bias: &[f32], eps: f32) {
+        let n = row_length(x, weight);
+        assert_eq!(bias.len(), n, "layer_norm: the bias is not as long as the weight");
+        let share = share(x.len(), n);
+        self.pool.for_each_chunk_mut(x, share, |_, _, x| {
+            for x in x.chunks_exact_mut(n) {
+                let mean = x.iter().sum::<f32>() / n as f32;
+                x.iter_mut().for_each(|x| *x -= mean);
+                let scale = scale_of(self, x, eps);
+                for ((x, w), b) in x.iter_mut().zip(weight).zip(bias) {
+                    *x = *x * scale * w + b;
+                }
             }
         });
     }
@@ -138,6 +159,27 @@ mod tests {
                     let mut leading = x[..n].to_vec();
                     cpu.rms_norm_in_place(&mut leading, &weight, 1e-6);
                     assert_eq!((&leading[..], &x[n..]), out.split_at(n));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_layer_norm_agrees_with_f64() {
+        for cpu in cpus() {
+            for (rows, n) in [(1, 1), (3, 7), (5, 128)] {
+                let (x, weight, bias) = (random(1, rows * n), random(2, n), random(3, n));
+                let mut out = x.clone();
+                cpu.layer_norm_in_place(&mut out, &weight, &bias, 1e-6);
+                for (x, out) in x.chunks(n).zip(out.chunks(n)) {
+                    let x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
+                    let mean = x.iter().sum::<f64>() / n as f64;
+                    let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n as f64;
+                    let scale = 1.0 / (variance + 1e-6).sqrt();
+                    for (((x, w), b), out) in x.iter().zip(&weight).zip(&bias).zip(out) {
+                        let exact = (x - mean) * scale * f64::from(*w) + f64::from(*b);
+                        assert!((exact - f64::from(*out)).abs() < 1e-5, "{exact} {out}");
+                    }
                 }
             }
         }

@@ -4,7 +4,7 @@ use super::{
     AttentionInputs, Converted, CutPrompts, KvElement, KvLayer, KvLayerShape, PassRows, PromptRun,
     PromptTiles, Rotation, RowKind,
 };
-use super::{latent, prompts};
+use super::{ChosenKeys, latent, prompts};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
@@ -59,6 +59,8 @@ pub struct Attention {
     /// is then their projection. No two of the rows may belong to the same sequence, because a row would not wait for
     /// the keys of another.
     pub inputs: Option<AttentionInputs>,
+    /// The positions that rows see, if the shape says that these are chosen ([`KvLayerShape::chosen`]).
+    pub chosen: Option<ChosenKeys>,
     /// Second output that gets `out` converted, if [`converts_outputs`] allows it: rounded for generated tokens, as halves for
     /// prompts.
     pub also: Option<Converted>,
@@ -130,7 +132,7 @@ pub(super) enum Family {
     Prompt,
     /// Rows of DeepSeek's latent space, elements other than f32.
     Latent,
-    /// All other cases.
+    /// All other cases, and chosen positions of other rows than latent ones.
     General,
 }
 
@@ -138,7 +140,8 @@ impl Family {
     fn of(shape: &KvLayerShape, kind: RowKind) -> Family {
         if latent::fits(shape) {
             Family::Latent
-        } else if shape.element == KvElement::F32
+        } else if shape.chosen
+            || shape.element == KvElement::F32
             || shape.dim_k.max(shape.dim_v) > 256
             || !shape.dim_k.is_multiple_of(2)
             || !shape.dim_v.is_multiple_of(2)
@@ -335,6 +338,8 @@ impl Gpu {
         runs: impl Iterator<Item = PromptRun>,
     ) -> CutPrompts {
         match Family::on(self, shape, RowKind::Prompt) {
+            // Rows that see chosen positions are taken one by one.
+            _ if shape.chosen => CutPrompts::default(),
             Family::Prompt => prompts::cut(runs.collect(), heads_of_block(shape, heads)),
             Family::Latent => {
                 let rows = latent::columns(self, heads, RowKind::Prompt);
@@ -353,7 +358,7 @@ impl Gpu {
     /// # Panics
     /// Panics if a buffer is too small, `heads` is not a multiple of the cache's heads, or heads are longer than 576.
     /// Panics if the window is 0, if `splits` is 0 or too large, the scratch memory is too small, or a grid's limits are
-    /// exceeded.
+    /// exceeded. Panics if chosen positions are missing, or are given together with a window.
     pub fn attention(
         &self,
         what: &Attention,
@@ -373,6 +378,8 @@ impl Gpu {
             "heads are read by 8 bytes"
         );
         assert!(what.window != Some(0), "a window of 0 sees nothing");
+        assert_eq!(what.chosen.is_some(), shape.chosen, "chosen positions of {shape:?}");
+        assert!(what.chosen.is_none() || what.window.is_none(), "chosen positions in a window");
         let family = Family::on(self, shape, kind);
         let limits = 1..=if kind == RowKind::Prompt { 1 } else { family.split_rule().most };
         assert!(
@@ -388,7 +395,7 @@ impl Gpu {
         if tokens == 0 {
             return Ok(());
         }
-        let takes_tiles = kind == RowKind::Prompt && family != Family::General;
+        let takes_tiles = kind == RowKind::Prompt && family != Family::General && !shape.chosen;
         assert_eq!(takes_tiles, rows.tiles.count > 0, "tiles of {kind:?} rows");
         assert!(!rows.tiles.in_parts || prompts::is_spread(tokens), "parts of {tokens} rows");
         if family == Family::Latent {
@@ -430,8 +437,10 @@ impl Gpu {
             .signed(window)
             .float(what.scale)
             .float(what.softcap.unwrap_or(0.0));
-        if family == Family::Decode {
-            launch = what.pass_fused(launch, shape);
+        match family {
+            Family::Decode => launch = what.pass_fused(launch, shape),
+            Family::General => launch = launch.lists(what.chosen, tokens),
+            Family::Prompt | Family::Latent => {}
         }
         launch.run(self)?;
         if !rows.tiles.in_parts {
@@ -477,6 +486,7 @@ fn heads_of_block(shape: &KvLayerShape, heads: usize) -> usize {
 /// Returns the largest number of tiles of a pass with `rows` rows of `runs` runs, on any GPU.
 pub fn prompt_tiles_most(shape: &KvLayerShape, heads: usize, rows: usize, runs: usize) -> usize {
     match Family::of(shape, RowKind::Prompt) {
+        _ if shape.chosen => 0,
         Family::Prompt => prompts::tiles_most(rows, runs, heads_of_block(shape, heads)),
         Family::Latent => (rows * heads).div_ceil(latent::FEW) + runs,
         Family::Decode | Family::General => 0,
@@ -542,8 +552,8 @@ mod tests {
         [KvElement::F16, KvElement::F32, KvElement::Q8_0, KvElement::Q4_0];
 
     fn shape(element: KvElement, kv_heads: usize, (dim_k, dim_v): (usize, usize)) -> KvLayerShape {
-        let (values_in_keys, context) = (false, 16_384);
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context }
+        let (values_in_keys, chosen, context) = (false, false, 16_384);
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen, context }
     }
 
     fn latent_shape(element: KvElement) -> KvLayerShape {

@@ -33,6 +33,8 @@ pub struct KvLayerShape {
     /// True if a value is the first `dim_v` elements of its key, so that nothing is stored twice. DeepSeek's latent
     /// rows, which all query heads share, are stored so.
     pub values_in_keys: bool,
+    /// True if rows see chosen positions only. Other kernels compute such rows.
+    pub chosen: bool,
     /// Maximum number of positions of a sequence.
     pub context: usize,
 }
@@ -121,8 +123,7 @@ pub struct KvLayer {
     pub tables: KvTables,
     /// Offset of the layer's keys in a block; its values follow.
     pub offset: usize,
-    /// The layer's keys and values in the blocks behind those of the pool: one block after the other, of
-    /// [`KvLayerShape::block_bytes`] each.
+    /// The layer's keys and values in the blocks behind those of the pool: one block after the other.
     pub elsewhere: Option<KvElsewhere>,
 }
 
@@ -133,6 +134,10 @@ pub struct KvElsewhere {
     pub memory: DevicePtr<u8>,
     /// Number of blocks. The first one has the number that follows the pool's last.
     pub blocks: usize,
+    /// Number of bytes from one block to the next: those of the layer.
+    pub block_bytes: usize,
+    /// Offset of the keys in a block; the values follow.
+    pub offset: usize,
 }
 
 impl KvLayer {
@@ -160,10 +165,12 @@ impl KvLayer {
         assert!(aligned, "blocks, planes and tables begin at multiples of 16 bytes");
         assert!(pool.block_bytes < 1 << 32, "blocks of {} bytes", pool.block_bytes);
         if let Some(elsewhere) = self.elsewhere {
-            assert!(
-                elsewhere.memory.address().is_multiple_of(16),
-                "blocks begin at multiples of 16 bytes"
-            );
+            let aligned = elsewhere.memory.address().is_multiple_of(16)
+                && elsewhere.block_bytes.is_multiple_of(16)
+                && elsewhere.offset.is_multiple_of(16);
+            assert!(aligned, "blocks begin at multiples of 16 bytes");
+            let end = elsewhere.offset + shape.block_bytes() as usize;
+            assert!(end <= elsewhere.block_bytes, "a layer's block ends at {end}");
         }
         let end = self.offset + shape.block_bytes() as usize;
         assert!(end <= pool.block_bytes, "a layer's block ends at {end} of {}", pool.block_bytes);
@@ -174,16 +181,17 @@ impl KvLayer {
 impl Launch {
     /// Passes a layer's cache and where the rows of a pass belong in it, as `KV_PARAMETERS` of the kernels.
     pub(super) fn cache(self, layer: &KvLayer, rows: &PassRows) -> Launch {
-        let KvLayer { pool, tables, offset, elsewhere, shape } = *layer;
+        let KvLayer { pool, tables, offset, elsewhere, .. } = *layer;
         let [keys, values] = layer.planes();
         let behind_keys = pool.blocks * pool.block_bytes - offset;
         let behind_values = behind_keys - (values.address() - keys.address()) as usize;
         let own = elsewhere.map_or(u64::from(u32::MAX), |_| pool.blocks as u64);
-        let bytes_elsewhere = shape.block_bytes();
+        let bytes_elsewhere = elsewhere.map_or(0, |of| of.block_bytes as u64);
         // The distance from block 0 of the pool to where block 0 would be elsewhere. It is the same for keys and values.
         let distance = elsewhere.map_or(0, |of| {
             of.memory.check(of.blocks * bytes_elsewhere as usize);
-            of.memory.address().wrapping_sub(keys.address()).wrapping_sub(own * bytes_elsewhere)
+            let first = of.memory.address() + of.offset as u64;
+            first.wrapping_sub(keys.address()).wrapping_sub(own * bytes_elsewhere)
         });
         self.ptr(keys, behind_keys)
             .ptr(values, behind_values)
@@ -204,7 +212,7 @@ mod tests {
 
     fn shape(element: KvElement) -> KvLayerShape {
         let (kv_heads, dim_k, dim_v, values_in_keys, context) = (3, 80, 20, false, 10);
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context }
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen: false, context }
     }
 
     #[test]

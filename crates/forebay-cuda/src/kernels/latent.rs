@@ -41,10 +41,10 @@ pub(super) fn columns(gpu: &Gpu, heads: usize, kind: RowKind) -> usize {
 }
 
 /// Returns the bytes of shared memory of a block with `rows` query rows. It holds queries, three tiles of 32
-/// positions, four slices of scores, weights and factors.
+/// positions, four slices of scores, weights, factors, and the places of the rows of two tiles.
 fn shared_bytes(rows: usize) -> usize {
     let row = 2 * DIMS.0;
-    rows * row + 3 * 32 * row + 4 * rows * 36 * 4 + rows * 40 * 2 + rows * 4
+    rows * row + 3 * 32 * row + 4 * rows * 36 * 4 + rows * 40 * 2 + rows * 4 + 2 * 32 * 4
 }
 
 /// Returns the number of blocks that share the context of a generated token, and the number of columns of each, if shared
@@ -78,16 +78,21 @@ pub(super) fn launch(
     let columns = columns(gpu, heads, kind);
     let modules = modules(layer.shape.element);
     let (module, threads) = if columns == FEW { (modules[0], 128) } else { (modules[1], 256) };
-    let units = match kind {
-        RowKind::Prompt => what.rows.tiles.count,
-        RowKind::Decode => tokens * heads.div_ceil(columns),
+    let of_tiles = kind == RowKind::Prompt && what.chosen.is_none();
+    let units = match of_tiles {
+        true => what.rows.tiles.count,
+        false => tokens * heads.div_ceil(columns),
+    };
+    let kernel = match what.chosen {
+        None => "attention_latent",
+        Some(_) => "attention_latent_listed",
     };
     assert!(rows < 65_536 || splits.most == 1 && units < 65_536, "attention of {rows} rows");
     let floats = Family::Latent.scratch(&layer.shape, heads, &what.rows, splits.limit).floats;
     let context = layer.shape.context;
     let window = what.window_argument(context);
     let launch = Launch::new(
-        gpu.kernel(module, "attention_latent")?,
+        gpu.kernel(module, kernel)?,
         (splits.most as u32, units as u32, 1),
         (threads, 1, 1),
     )
@@ -99,17 +104,14 @@ pub(super) fn launch(
     .optional(scratch.parts, floats)
     .int(splits.limit);
     let tiles = what.rows.tiles;
-    let launch = match kind {
-        RowKind::Prompt => launch.ptr(tiles.words, tiles.count * PromptTiles::WORDS),
-        RowKind::Decode => launch.null(),
+    let launch = match what.chosen {
+        Some(_) => launch.lists(what.chosen, tokens),
+        None if of_tiles => launch.ptr(tiles.words, tiles.count * PromptTiles::WORDS),
+        None => launch.null(),
     };
-    launch
-        .int(heads)
-        .int(context)
-        .signed(window)
-        .float(what.scale)
-        .float(what.softcap.unwrap_or(0.0))
-        .run(gpu)?;
+    let launch = launch.int(heads).int(context);
+    let launch = if what.chosen.is_none() { launch.signed(window) } else { launch };
+    launch.float(what.scale).float(what.softcap.unwrap_or(0.0)).run(gpu)?;
     if splits.most == 1 {
         return Ok(());
     }
@@ -124,5 +126,6 @@ pub(super) fn launch(
         .int(heads)
         .int(context)
         .signed(window)
+        .int(what.chosen.map_or(0, |chosen| chosen.most))
         .run(gpu)
 }

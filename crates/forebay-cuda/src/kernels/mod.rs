@@ -13,6 +13,7 @@ mod exponents;
 mod fetch;
 mod gating;
 mod gdeflate;
+mod indexer;
 mod kv;
 mod latent;
 mod layer_embeddings;
@@ -48,6 +49,7 @@ pub use fetch::{
 };
 pub use gating::{Gate, GateBiases, Gating};
 pub use gdeflate::{GdeflateChunk, GdeflateChunks};
+pub use indexer::{ChosenKeys, Indexer, IndexerInputs, IndexerScores, indexer_modules};
 pub use kv::{KV_BLOCK, KvElement, KvElsewhere, KvLayer, KvLayerShape, KvPool, KvTables};
 pub use layer_embeddings::RowEmbeddings;
 pub use matmul::{

@@ -156,6 +156,7 @@ mod tests {
                     dim_k,
                     dim_v,
                     values_in_keys,
+                    chosen: false,
                     context: 1,
                 };
                 let values = if values_in_keys { 0 } else { row_bytes(kind, dim_v) };

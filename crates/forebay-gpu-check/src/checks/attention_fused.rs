@@ -110,7 +110,7 @@ impl Case {
     fn shape(&self) -> KvLayerShape {
         let Case { element, kv_heads, dim_k, dim_v, .. } = *self;
         let (values_in_keys, context) = (false, CAPACITY);
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context }
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen: false, context }
     }
 
     fn numbers(&self, context: &Context, rows: usize) -> Result<Numbers> {
@@ -207,6 +207,7 @@ impl Case {
             softcap: None,
             sinks: if self.sinks { numbers.sinks.ptr() } else { DevicePtr::null() },
             inputs,
+            chosen: None,
             also: rounded.map(Converted::Rounded),
         };
         gpu.attention(&what, &cache.layer(), splits, &scratch)?;

@@ -185,6 +185,7 @@ fn one(
         dim_k,
         dim_v,
         values_in_keys: case.latent,
+        chosen: false,
         context: capacity,
     };
     // The tokens are of the second of two sequences.
@@ -292,17 +293,17 @@ fn compare(got: &[f32], expected: &[f32], tolerance: f64, label: &str) -> Outcom
 }
 
 /// The keys or the values of a downloaded cache.
-struct Plane<'a> {
-    bytes: &'a [u8],
-    cache: &'a PagedCache,
+pub struct Plane<'a> {
+    pub bytes: &'a [u8],
+    pub cache: &'a PagedCache,
     /// Offset of the plane in the layer's part of a block.
-    offset: usize,
-    dim: usize,
+    pub offset: usize,
+    pub dim: usize,
 }
 
 impl Plane<'_> {
     /// Returns a row with its padding. Elements that were never written are NaN.
-    fn row(&self, sequence: usize, head: usize, position: usize) -> Vec<f32> {
+    pub fn row(&self, sequence: usize, head: usize, position: usize) -> Vec<f32> {
         let row = head * KV_BLOCK + position % KV_BLOCK;
         let bytes = &self.bytes[self.cache.block_at(sequence, position) + self.offset..];
         let shape = &self.cache.shape;
@@ -366,7 +367,15 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
     let norm = context.upload(&random.gaussians(dim))?;
     let (element, dim_k, dim_v) = (KvElement::F16, dim, dim);
     let values_in_keys = false;
-    let shape = KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context: capacity };
+    let shape = KvLayerShape {
+        element,
+        kv_heads,
+        dim_k,
+        dim_v,
+        values_in_keys,
+        chosen: false,
+        context: capacity,
+    };
     let cache = PagedCache::new(context, shape, 1, None)?;
     let rows = Rows::run(context, RowKind::Prompt, 0, 0..tokens)?;
     let (layer, pass) = (cache.layer(), rows.pass());

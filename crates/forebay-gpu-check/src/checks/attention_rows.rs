@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use forebay_cuda::{
-    Attention, AttentionScratch, Converted, DeviceMemory, DevicePtr, KvElement, KvLayer,
-    KvLayerShape, PassRows, RowKind, converts_outputs,
+    Attention, AttentionScratch, ChosenKeys, Converted, DeviceMemory, DevicePtr, KvElement,
+    KvLayer, KvLayerShape, PassRows, RowKind, converts_outputs,
 };
 
 use super::attention::Variation;
@@ -24,6 +24,7 @@ pub struct Call {
     pub variation: Variation,
     /// Null if there are none.
     pub sinks: DevicePtr<f32>,
+    pub chosen: Option<ChosenKeys>,
     /// Limit of the number of splits of generated tokens, or `None` for that of the GPU.
     pub limit: Option<usize>,
 }
@@ -56,6 +57,7 @@ pub fn attend(context: &Context, call: &Call, layer: &KvLayer) -> Result<Vec<f32
         softcap: call.variation.softcap,
         sinks: call.sinks,
         inputs: None,
+        chosen: call.chosen,
         also: converts.then(|| Converted::Halves(halves.checked())),
     };
     gpu.attention(&what, layer, splits, &scratch)?;
@@ -146,7 +148,15 @@ struct Numbers {
 impl Form {
     fn shape(&self, element: KvElement, context: usize) -> KvLayerShape {
         let Form { kv_heads, dim_k, dim_v, latent, .. } = *self;
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys: latent, context }
+        KvLayerShape {
+            element,
+            kv_heads,
+            dim_k,
+            dim_v,
+            values_in_keys: latent,
+            chosen: false,
+            context,
+        }
     }
 
     fn numbers(&self, context: &Context, rows: usize, positions: usize) -> Result<Numbers> {
@@ -164,7 +174,7 @@ impl Form {
         let (q, heads) = (numbers.q.ptr(), self.heads);
         // More splits than an emulated GPU has a use for.
         let limit = (rows.kind == RowKind::Decode).then_some(24);
-        Call { q, rows, heads, end, scale: 0.15, variation, sinks, limit }
+        Call { q, rows, heads, end, scale: 0.15, variation, sinks, chosen: None, limit }
     }
 }
 

@@ -16,6 +16,7 @@ mod fetch;
 mod gating;
 mod gdeflate;
 mod halves;
+mod indexer;
 mod layer_embeddings;
 mod load;
 mod matmul;
@@ -53,6 +54,7 @@ pub fn checks() -> Vec<Check> {
         attention::checks(),
         attention_fused::checks(),
         attention_rows::checks(),
+        indexer::checks(),
         buffers::checks(),
         convert::checks(),
         load::checks(),

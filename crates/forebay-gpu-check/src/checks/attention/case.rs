@@ -155,7 +155,7 @@ impl Case {
     fn shape(&self) -> KvLayerShape {
         let Case { element, kv_heads, dim_k, dim_v, values_in_keys, .. } = *self;
         let context = self.end() + SPARE;
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, context }
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen: false, context }
     }
 
     /// Returns the tolerance for what the kernels of this case round.
@@ -278,6 +278,7 @@ impl Inputs {
             scale: SCALE,
             variation: *variation,
             sinks,
+            chosen: None,
             limit: splits,
         };
         attend(context, &call, &self.paged.layer())

@@ -327,6 +327,7 @@ impl CudaBackend {
             q: self.float(at.q),
             out,
             inputs,
+            chosen: None,
             also,
             rows,
             heads: attention.heads,

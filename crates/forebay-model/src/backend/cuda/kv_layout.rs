@@ -250,6 +250,8 @@ impl KvLayout {
                 None => memory.offset(self.copies as usize),
             },
             blocks,
+            block_bytes: self.layer_bytes as usize,
+            offset: 0,
         });
         let pool = KvPool {
             memory: memory.offset(group.pool as usize),
