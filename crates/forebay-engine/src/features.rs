@@ -68,6 +68,10 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
     if let Some((latent, heads)) = architecture.latent() {
         add("latent attention (MLA)", latent_words(&latent, heads));
     }
+    if let Some(of) = architecture.indexer() {
+        let words = format!("{} keys, by scores of {} heads", of.top_k, of.heads);
+        add("sparse attention with an indexer", words);
+    }
     if let Some(detail) = windows(architecture) {
         let chunked = architecture.layers.iter().any(|layer| layer.chunked);
         add(if chunked { "attention in chunks" } else { "sliding window" }, detail);

@@ -124,6 +124,9 @@ struct KvLayerCosts {
     bytes: u64,
     /// True if the layer keeps keys and values itself.
     keeps: bool,
+    /// Number of keys that a token attends to, if an indexer chooses them, and bytes of an indexer's key.
+    chosen: Option<usize>,
+    index_bytes: u64,
 }
 
 /// Costs of keys and values.
@@ -149,7 +152,9 @@ impl KvCosts {
             let keys_and_values = row_bytes(cache, attention.head_dim) + value_bytes;
             KvLayerCosts {
                 window: architecture.layers[layer].window,
+                chosen: attention.indexer.map(|of| of.top_k),
                 bytes: attention.kv_heads as u64 * keys_and_values,
+                index_bytes: attention.indexer.map_or(0, |of| row_bytes(cache, of.head_dim)),
                 keeps: architecture.keys_of(layer) == layer,
             }
         };
@@ -169,7 +174,7 @@ impl KvCosts {
     /// Returns the bytes of keys and values for `positions` positions in the layers that see the whole context.
     pub fn bytes_kept(&self, positions: usize) -> f64 {
         let kept = self.layers.iter().filter(|of| of.window.is_none() && of.keeps);
-        kept.map(|of| positions as u64 * of.bytes).sum::<u64>() as f64
+        kept.map(|of| positions as u64 * (of.bytes + of.index_bytes)).sum::<u64>() as f64
     }
 
     /// Returns the bytes of keys and values that a GPU reads in RAM if sequences with `positions` positions in all generate a
@@ -183,7 +188,9 @@ impl KvCosts {
     /// writes.
     pub fn bytes_read(&self, depth: usize) -> f64 {
         let bytes = |of: &KvLayerCosts| {
-            of.window.map_or(depth, |window| window.min(depth)) as u64 * of.bytes
+            let seen = of.window.map_or(depth, |window| window.min(depth));
+            let attended = of.chosen.map_or(seen, |chosen| chosen.min(seen));
+            attended as u64 * of.bytes + seen as u64 * of.index_bytes
         };
         self.layers.iter().map(bytes).sum::<u64>() as f64 + self.state_bytes as f64
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 37] = [
+pub const HUGGING_FACE: [&str; 39] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -43,9 +43,11 @@ pub const HUGGING_FACE: [&str; 37] = [
     "gemma4_moe",
     "gemma4_ple",
     "mimo_v2_flash",
+    "deepseek_v32",
+    "glm_moe_dsa",
 ];
 /// Names of the fixtures in GGUF form.
-pub const GGUF: [&str; 26] = [
+pub const GGUF: [&str; 27] = [
     "llama",
     "llama3_rope",
     "llama_k",
@@ -72,6 +74,7 @@ pub const GGUF: [&str; 26] = [
     "kimi_linear",
     "gemma4_moe",
     "gemma4_ple",
+    "deepseek_v32",
 ];
 
 /// Names of the fixtures with recurrent layers.
@@ -85,6 +88,10 @@ pub fn short_context(name: &str) -> Option<usize> {
     let name = name.trim_start_matches("models/");
     (name.split(' ').next() == Some("phi3")).then_some(64)
 }
+
+/// Names of the fixtures whose keys an indexer chooses.
+#[allow(dead_code, reason = "only some tests need them")]
+pub const INDEXED: [&str; 2] = ["deepseek_v32", "glm_moe_dsa"];
 
 /// Reference logits of one file.
 pub struct References {

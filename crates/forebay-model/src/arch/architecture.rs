@@ -7,6 +7,7 @@ use forebay_compute::{
 use serde::Serialize;
 
 use super::check::{check, check_size};
+use super::indexer::Indexer;
 use super::layers::KvGroup;
 use super::recurrent::Recurrent;
 use crate::ModelError;
@@ -114,6 +115,8 @@ pub struct Attention {
     /// Shape of latent attention, in which keys and values are projections of one small vector. Only this vector is
     /// cached.
     pub latent: Option<Latent>,
+    /// The choice of the keys that a token attends to; `None` means all keys of its window.
+    pub indexer: Option<Indexer>,
 }
 
 impl Attention {
@@ -200,6 +203,7 @@ impl Latent {
             qk_norm: QkNorm::None,
             values: Values::PLAIN,
             latent: Some(self),
+            indexer: None,
         }
     }
 }
@@ -554,6 +558,7 @@ impl Architecture {
                 of.width.saturating_mul(self.layers.len()),
             )?;
         }
+        self.validate_indexers()?;
         self.layers.iter().try_for_each(Layer::validate)
     }
 

@@ -41,6 +41,8 @@ pub struct Family {
     pub gguf_heads: HeadOrder,
     /// True if attention is multi-head latent attention.
     pub latent: bool,
+    /// Layout of the rotation of indexers, if the family chooses keys with them.
+    pub indexer: Option<RopeLayout>,
     pub norms: NormLayout,
     /// True if Hugging Face norm weights lack 1, which is added to them when they are read.
     pub norms_less_one: bool,
@@ -120,6 +122,7 @@ const BASE: Family = Family {
     recurrent: None,
     gguf_heads: HeadOrder::Consecutive,
     latent: false,
+    indexer: None,
     norms: NormLayout::Pre,
     norms_less_one: false,
     scaled_embedding: false,
@@ -181,6 +184,16 @@ const QWEN_NEXT: Family = Family {
         ("shared_up", "ffn_up_shexp.weight", "mlp.shared_expert.up_proj.weight"),
         ("shared_down", "ffn_down_shexp.weight", "mlp.shared_expert.down_proj.weight"),
     ],
+    ..BASE
+};
+
+/// Common properties of models with latent attention to keys that an indexer chooses.
+const INDEXED: Family = Family {
+    gguf_rope: RopeLayout::Interleaved,
+    hf_rope: RopeLayout::Interleaved,
+    latent: true,
+    experts: true,
+    corrected: Some(Scoring::Sigmoid),
     ..BASE
 };
 
@@ -313,6 +326,20 @@ const FAMILIES: &[Family] = &[
         experts: true,
         renormalise: false,
         ..BASE
+    },
+    Family {
+        name: "deepseek32",
+        gguf: "deepseek32",
+        huggingface: &["deepseek_v32"],
+        indexer: Some(RopeLayout::Neox),
+        ..INDEXED
+    },
+    Family {
+        name: "glm-dsa",
+        gguf: "glm-dsa",
+        huggingface: &["glm_moe_dsa"],
+        indexer: Some(RopeLayout::Interleaved),
+        ..INDEXED
     },
     Family {
         name: "glm4moe",

@@ -9,6 +9,7 @@ use super::architecture::{
 };
 use super::families::{self, Family, WindowTheta, Windows};
 use super::gguf_recurrent::{recurrent, recurrent_layers};
+use super::indexer::{IndexerShape, with_indexer};
 use super::layers::{keys_of, used};
 use crate::ModelError;
 
@@ -114,6 +115,12 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     let attends = |layer: &Layer| layer.mixer == Mixer::Attention;
     let first = layers.iter().position(attends).unwrap_or(0);
     let heads_norm = catalog.tensor(&format!("blk.{first}.attn_q_norm.weight")).is_some();
+    // GLM-4.5-Air has no such norms, but GLM-4.5 does.
+    let qk_norm = if heads_norm { family.qk_norm } else { QkNorm::None };
+    let attentions: Vec<Attention> =
+        attentions.into_iter().map(|attention| Attention { qk_norm, ..attention }).collect();
+    let ropes = used(ropes(&keys, family, &layers, &attentions, catalog)?, &layers);
+    let (attentions, ropes) = with_indexer(attentions, ropes, indexer(&keys, family)?);
     Ok(Architecture {
         family: family.name,
         name: metadata.str("general.name").map(str::to_owned),
@@ -132,15 +139,8 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
             .map(|width| LayerEmbeddings { width }),
         logit_softcap: keys.optional_float("final_logit_softcapping"),
         temperature: None,
-        ropes: used(ropes(&keys, family, &layers, &attentions, catalog)?, &layers),
-        attentions: attentions
-            .into_iter()
-            .map(|attention| Attention {
-                // GLM-4.5-Air has no such norms, but GLM-4.5 does.
-                qk_norm: if heads_norm { family.qk_norm } else { QkNorm::None },
-                ..attention
-            })
-            .collect(),
+        attentions,
+        ropes,
         recurrent: family.recurrent.map(|rule| recurrent(&keys, family, rule)).transpose()?,
         gating: family.gating,
         layers,
@@ -221,6 +221,7 @@ fn attention(
             scale: 1.0,
         },
         latent: None,
+        indexer: None,
     };
     if !family.latent {
         return Ok(grouped);
@@ -277,6 +278,17 @@ fn bias(catalog: &Catalog, family: &Family, first: usize) -> AttentionBias {
     } else {
         AttentionBias::None
     }
+}
+
+/// Returns the indexer of a family that has them.
+fn indexer(keys: &Keys<'_>, family: &Family) -> Result<Option<IndexerShape>, ModelError> {
+    let Some(layout) = family.indexer else { return Ok(None) };
+    Ok(Some(IndexerShape {
+        heads: keys.count("attention.indexer.head_count")?,
+        head_dim: keys.count("attention.indexer.key_length")?,
+        top_k: keys.count("attention.indexer.top_k")?,
+        layout,
+    }))
 }
 
 /// Returns the rotation of the layers, followed by that of windowed layers if it differs.

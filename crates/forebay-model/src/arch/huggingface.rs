@@ -12,6 +12,7 @@ use super::architecture::{
 use super::check::check_size;
 use super::families::{self, Family, WindowTheta, Windows};
 use super::huggingface_recurrent::{is_recurrent, recurrent};
+use super::indexer::{IndexerShape, with_indexer};
 use super::layers::{keys_of, used};
 use super::names::Names;
 use super::quantization::{Method, Quantization};
@@ -96,6 +97,8 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
     let hidden = config.count("hidden_size")?;
     let (attentions, ropes) = attention(catalog, &config, family, naming)?;
     let layers = layers(catalog, &config, family, attentions.len())?;
+    let (attentions, ropes) =
+        with_indexer(attentions, used(ropes, &layers), indexer(&config, family)?);
     Ok(Architecture {
         family: family.name,
         name: json.get("_name_or_path").and_then(Value::as_str).map(str::to_owned),
@@ -115,7 +118,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
             .map(|width| LayerEmbeddings { width }),
         logit_softcap: config.float("final_logit_softcapping").map(|cap| cap as f32),
         attentions,
-        ropes: used(ropes, &layers),
+        ropes,
         temperature: family.unrotated.and_then(|of| of.temperature(&config)),
         recurrent: family.recurrent.map(|rule| recurrent(&config, rule)).transpose()?,
         gating,
@@ -312,6 +315,7 @@ fn attention(
             scale: config.float("attention_value_scale").map_or(1.0, |scale| scale as f32),
         },
         latent: None,
+        indexer: None,
     };
     // Keys of one kind of layers are named if they differ from those of the other kind.
     let heads = config.optional_count("swa_num_attention_heads")?.unwrap_or(heads);
@@ -403,6 +407,45 @@ fn proportional_factors(share: f64, pairs: usize) -> RopeFactors {
     let rotating = (share * pairs as f64) as usize;
     let factor = |pair: usize| if pair < rotating { 1.0 } else { 1e30 };
     RopeFactors::Always((0..pairs).map(factor).collect())
+}
+
+/// Returns the indexer of a family that has them.
+fn indexer(config: &Config<'_>, family: &Family) -> Result<Option<IndexerShape>, ModelError> {
+    let Some(layout) = family.indexer else { return Ok(None) };
+    refuse_shared_choices(config)?;
+    let layout = match config.json.get("indexer_rope_interleave").and_then(Value::as_bool) {
+        Some(true) => RopeLayout::Interleaved,
+        Some(false) => RopeLayout::Neox,
+        None => layout,
+    };
+    Ok(Some(IndexerShape {
+        heads: config.count("index_n_heads")?,
+        head_dim: config.count("index_head_dim")?,
+        top_k: config.count("index_topk")?,
+        layout,
+    }))
+}
+
+/// Returns an error if layers share the choice of an earlier layer's indexer, as in later models of the family.
+fn refuse_shared_choices(config: &Config<'_>) -> Result<(), ModelError> {
+    let refuse = |key: &str, value: String| {
+        let expected = "forebay knows models in which every layer has an indexer";
+        Err(ModelError::BadValue { key: key.into(), value, expected: expected.into() })
+    };
+    let is_full = |kind: &Value| matches!(kind.as_str(), Some("full" | "F"));
+    for key in ["indexer_types", "index_topk_pattern"] {
+        let all_full = match config.json.get(key) {
+            None | Some(Value::Null) => continue,
+            Some(Value::String(pattern)) => pattern.bytes().all(|kind| kind == b'F'),
+            Some(Value::Array(types)) => types.iter().all(is_full),
+            Some(_) => false,
+        };
+        return if all_full { Ok(()) } else { refuse(key, "not full in all layers".into()) };
+    }
+    match config.optional_count("index_topk_freq")? {
+        None | Some(0 | 1) => Ok(()),
+        Some(every) => refuse("index_topk_freq", every.to_string()),
+    }
 }
 
 fn layers(

@@ -8,6 +8,7 @@ mod gguf;
 mod gguf_recurrent;
 mod huggingface;
 mod huggingface_recurrent;
+mod indexer;
 mod layers;
 mod names;
 mod quantization;
@@ -22,6 +23,8 @@ pub use architecture::{
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use families::by_name;
 pub use families::{Family, known_families};
+pub(crate) use indexer::INDEXER_NORM_EPSILON;
+pub use indexer::Indexer;
 pub use layers::KvGroup;
 pub(crate) use names::Names;
 pub use quantization::{Method, Quantization};

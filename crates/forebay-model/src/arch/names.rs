@@ -32,6 +32,12 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("kv_b", "attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
     ("k_b", "attn_k_b.weight", ""),
     ("v_b", "attn_v_b.weight", ""),
+    // The indexer of latent attention.
+    ("indexer_q", "indexer.attn_q_b.weight", "self_attn.indexer.wq_b.weight"),
+    ("indexer_k", "indexer.attn_k.weight", "self_attn.indexer.wk.weight"),
+    ("indexer_k_norm", "indexer.k_norm.weight", "self_attn.indexer.k_norm.weight"),
+    ("indexer_k_norm_bias", "indexer.k_norm.bias", "self_attn.indexer.k_norm.bias"),
+    ("indexer_weights", "indexer.proj.weight", "self_attn.indexer.weights_proj.weight"),
     // Recurrent layers. Some models hold several projections in one matrix, ordered by key head.
     ("delta_qkvz", "", "linear_attn.in_proj_qkvz.weight"),
     ("delta_qkv", "attn_qkv.weight", "linear_attn.in_proj_qkv.weight"),

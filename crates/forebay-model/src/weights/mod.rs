@@ -20,8 +20,8 @@ use crate::arch::{Architecture, LONG_FACTORS, Names, RopeFactors, SHORT_FACTORS,
 use layer::LayerBuilder;
 pub use parts::{
     AttentionWeights, DeltaParts, DeltaWeights, ExpertNorms, ExpertVectors, FeedForwardWeights,
-    GroupedWeights, HeadChunk, HeadMatrices, LatentWeights, LayerEmbeddingWeights, LayerWeights,
-    PartMatrix,
+    GroupedWeights, HeadChunk, HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights,
+    LayerWeights, PartMatrix,
 };
 use tensors::Tensors;
 

@@ -161,6 +161,22 @@ pub struct LatentWeights {
     pub k_b: HeadMatrices,
     /// Matrix `[value, rank]` for each head, which maps a sum of latent vectors to a sum of values.
     pub v_b: HeadMatrices,
+    /// The layer's indexer, if it has one.
+    pub indexer: Option<IndexerWeights>,
+}
+
+/// Chooses the keys that a token attends to.
+#[derive(Debug)]
+pub struct IndexerWeights {
+    /// Projection `[heads * head_dim, query rank]` of the compressed queries.
+    pub q: PartMatrix,
+    /// Projection `[head_dim, hidden]` to the key.
+    pub k: PartMatrix,
+    /// Projection `[heads, hidden]` to the weights of the heads.
+    pub weights: PartMatrix,
+    /// Weight and bias of the layer norm of keys.
+    pub k_norm: Vec<f32>,
+    pub k_norm_bias: Vec<f32>,
 }
 
 /// One matrix for each head, stored consecutively.
@@ -190,7 +206,9 @@ impl AttentionWeights {
             AttentionWeights::Delta(of) => of.projections().copied().collect(),
             AttentionWeights::Latent(of) => {
                 let q_a = of.q_a.as_ref().map(|(matrix, _)| *matrix);
-                q_a.into_iter().chain([of.q, of.kv_a, of.k_b.all(), of.v_b.all()]).collect()
+                let own = q_a.into_iter().chain([of.q, of.kv_a, of.k_b.all(), of.v_b.all()]);
+                let indexer = of.indexer.as_ref().map(|of| [of.q, of.k, of.weights]);
+                own.chain(indexer.into_iter().flatten()).collect()
             }
         }
     }

@@ -4,6 +4,7 @@ use forebay_compute::{Attention, AttentionRun, MatmulJob, Matrix};
 use forebay_stream::{Lease, Residency};
 
 use super::backend::CpuBackend;
+use super::indexer::{IndexerInputs, index_layer, project_indexer};
 use super::products::{
     RowsByKind, add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place, recycle,
 };
@@ -34,7 +35,12 @@ impl CpuBackend {
         for run in step.runs {
             let k = &scratch.k[first * k_row..][..run.count * k_row];
             let v = &scratch.v[first * v_row..][..run.count * v_row];
-            cache.write(cpu, step.layer, &tables[run.table][group], run.position, k, v);
+            let table = &tables[run.table][group];
+            cache.write(cpu, step.layer, table, run.position, k, v);
+            if let Some(of) = attention.indexer.as_ref() {
+                let k = &scratch.indexer.k[first * of.head_dim..][..run.count * of.head_dim];
+                cache.write(cpu, index_layer(step), table, run.position, k, &[]);
+            }
             first += run.count;
         }
         Ok(())
@@ -146,6 +152,17 @@ impl CpuBackend {
             let mut jobs = both_kinds(w, x, scratch.rows.of(step), q);
             matmul_beside_reads(cpu, residency, &mut jobs)?;
         }
+        if let (Some(indexer), Some(of)) = (&weights.indexer, step.attention().indexer.as_ref()) {
+            let inputs = IndexerInputs {
+                normed: (&mut scratch.input, normed),
+                queries: (&mut scratch.inner, &*q_a),
+                rows: scratch.rows.of(step),
+                rope: &ropes[of.rope],
+                positions,
+            };
+            let out = &mut scratch.indexer;
+            project_indexer((cpu, residency, lease), indexer, of, inputs, out)?;
+        }
 
         let (q_plain, q_rotary) =
             (&mut at.q_plain[..count * heads * plain], &mut at.q_rotary[..count * heads * rotary]);
@@ -200,6 +217,8 @@ impl CpuBackend {
             tokens: run.count,
             table: &tables[run.table][group],
         }));
+        let chosen = scratch.indexer.choose(cpu, cache, step, &runs);
+        let what = Attention { chosen, ..what };
         let q = &scratch.q[..tokens * heads * attention.head_dim];
         let attended = &mut scratch.attended[..tokens * heads * attention.value_dim];
         cpu.attention(q, cache, &what, &runs, attended);

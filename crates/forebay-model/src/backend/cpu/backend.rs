@@ -9,6 +9,7 @@ use forebay_store::FileSet;
 use forebay_stream::{Lease, Residency};
 
 use super::embeddings::read_rows;
+use super::indexer::index_layers;
 use super::moe::MoeStep;
 use super::products::{
     add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place, norm_or_copy,
@@ -61,7 +62,8 @@ pub struct CacheSize {
     pub capacity: KvCapacity,
 }
 
-/// Returns the layers of the KV cache. Recurrent layers keep nothing in it.
+/// Returns the layers of the KV cache. Recurrent layers keep nothing in it. If there are indexers, as many layers follow for
+/// their keys, which are in the same blocks.
 fn cache_layers(architecture: &Architecture) -> Vec<KvLayer> {
     let groups = architecture.kv_groups();
     let layer = |layer: usize| {
@@ -80,7 +82,11 @@ fn cache_layers(architecture: &Architecture) -> Vec<KvLayer> {
             None => KvLayer { shape: KvShape { kv_heads: 0, ..shape }, group: 0 },
         }
     };
-    (0..architecture.layers.len()).map(layer).collect()
+    let mut layers: Vec<KvLayer> = (0..architecture.layers.len()).map(layer).collect();
+    if architecture.indexer().is_some() {
+        layers.extend(index_layers(architecture, &layers));
+    }
+    layers
 }
 
 /// Returns the bytes that keys, values and states of recurrent layers take in host memory.
@@ -127,7 +133,7 @@ impl CpuBackend {
         let cache = KvCache::new(&cache_layers(architecture), &blocks, kind)?;
         let states = states(architecture, sequences)?;
         let ropes = architecture.rope_tables(weights.rope_factors.as_ref(), context)?;
-        let scratch = Scratch::reserve(architecture, weights, batch);
+        let scratch = Scratch::reserve(architecture, weights, context, batch);
         let prefetch = prefetch && !residency.plan().fully_resident;
         let windows: Vec<_> = architecture.kv_groups().iter().map(|of| of.window).collect();
         let table = vec![0; context.div_ceil(KV_BLOCK)];

@@ -5,6 +5,7 @@ mod backend;
 mod delta;
 mod delta_scratch;
 mod embeddings;
+mod indexer;
 mod latent;
 mod moe;
 mod products;

@@ -1,6 +1,7 @@
 //! Activations of one batch on the CPU, reserved at start.
 
 use super::delta_scratch::DeltaScratch;
+use super::indexer::IndexerScratch;
 use super::latent::LatentScratch;
 use super::moe::MoeScratch;
 use super::products::RowsByKind;
@@ -20,15 +21,15 @@ const ACTIVATION_BYTES_MAX: u64 = 112 << 20;
 /// for. No result depends on it.
 pub fn batch_tokens(architecture: &Architecture, context: usize) -> usize {
     let mut batch = BATCH_TOKENS_MAX;
-    while batch > 32 && activation_bytes(architecture, batch) > ACTIVATION_BYTES_MAX {
+    while batch > 32 && activation_bytes(architecture, context, batch) > ACTIVATION_BYTES_MAX {
         batch /= 2;
     }
     batch.min(context)
 }
 
 /// Returns the bytes of activation buffers for batches of `batch` tokens.
-fn activation_bytes(architecture: &Architecture, batch: usize) -> u64 {
-    Scratch::floats_per_token(architecture) as u64 * batch as u64 * 4
+fn activation_bytes(architecture: &Architecture, context: usize, batch: usize) -> u64 {
+    Scratch::floats_per_token(architecture, context) as u64 * batch as u64 * 4
         + MoeScratch::bytes(architecture, batch)
 }
 
@@ -49,6 +50,7 @@ pub struct Scratch {
     pub q_and_gate: Vec<f32>,
     pub output_gate: Vec<f32>,
     pub latent: LatentScratch,
+    pub indexer: IndexerScratch,
     pub delta: DeltaScratch,
     pub gate: Vec<f32>,
     pub up: Vec<f32>,
@@ -86,7 +88,12 @@ impl RowNumbers {
 }
 
 impl Scratch {
-    pub fn reserve(architecture: &Architecture, weights: &Weights, batch: usize) -> Scratch {
+    pub fn reserve(
+        architecture: &Architecture,
+        weights: &Weights,
+        context: usize,
+        batch: usize,
+    ) -> Scratch {
         let floats = |width: usize| vec![0.0; batch * width];
         let most = |of: fn(&Attention) -> usize| floats(architecture.most_of_attentions(of));
         let width = inner_width(architecture);
@@ -103,6 +110,7 @@ impl Scratch {
             output_gate: floats(gate_width(architecture)),
             delta: DeltaScratch::reserve(architecture, weights, batch),
             latent: LatentScratch::reserve(architecture.latent(), batch),
+            indexer: IndexerScratch::reserve(architecture.indexer(), context, batch),
             gate: floats(width),
             up: floats(width),
             input: Activations::new(),
@@ -120,14 +128,15 @@ impl Scratch {
     }
 
     /// Returns the number of floats for one token of a batch, including its quantised copies.
-    fn floats_per_token(architecture: &Architecture) -> usize {
+    fn floats_per_token(architecture: &Architecture, context: usize) -> usize {
         let most = |of: fn(&Attention) -> usize| architecture.most_of_attentions(of);
         let (q_width, kv_width) =
             (most(|of| of.heads * of.head_dim), most(|of| of.kv_heads * of.head_dim));
         let width = inner_width(architecture);
         let layer_widths = layer_widths(architecture);
         let of_layers = if layer_widths > 0 { architecture.hidden + layer_widths } else { 0 };
-        let latent = LatentScratch::floats_per_token(architecture.latent());
+        let latent = LatentScratch::floats_per_token(architecture.latent())
+            + IndexerScratch::floats_per_token(architecture.indexer(), context);
         let attended = attended_width(architecture) - most(|of| of.heads * of.value_dim);
         let recurrent = DeltaScratch::floats_per_token(architecture) + attended;
         let gate = 3 * gate_width(architecture);

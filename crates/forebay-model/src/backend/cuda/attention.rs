@@ -28,7 +28,7 @@ struct HeadInputs {
 
 impl CudaBackend {
     /// Returns the rows of the current batch.
-    fn pass_rows(&self, step: &Step<'_>) -> PassRows {
+    pub(super) fn pass_rows(&self, step: &Step<'_>) -> PassRows {
         let first = self.lanes.current().first_row;
         PassRows {
             kind: row_kind(step),
@@ -208,6 +208,7 @@ impl CudaBackend {
         let Latent { rank, plain, rotary, .. } = self.latent(step);
         let (gpu, epsilon) = (&self.gpu, step.architecture.norm_epsilon);
         let kv_a = self.product(step, weights.kv_a, at.latent.kv_a);
+        let indexer = self.indexer_products(step, weights);
         let normed = self.float(at.normed);
         match &weights.q_a {
             None => {
@@ -216,7 +217,13 @@ impl CudaBackend {
             }
             Some((matrix, _)) => {
                 let q_a = self.product(step, *matrix, at.latent.q_a);
-                self.products().dense(gpu, normed, Rows::of(step), &[q_a, kv_a])?;
+                match indexer {
+                    None => self.products().dense(gpu, normed, Rows::of(step), &[q_a, kv_a])?,
+                    Some([_, k, heads]) => {
+                        let products = [q_a, kv_a, k, heads];
+                        self.products().dense(gpu, normed, Rows::of(step), &products)?;
+                    }
+                }
                 let weight = vectors.q_a_norm.expect("queries that pass through have a norm");
                 let norm =
                     Norm { weight: self.vectors().offset(weight), width: matrix.rows, epsilon };
@@ -224,7 +231,12 @@ impl CudaBackend {
                 let out = Normed { rows: q_a.out, also };
                 gpu.rms_norm(q_a.out, Added::Nothing, &norm, out, count, None)?;
                 let q = self.product(step, weights.q, at.latent.q);
-                self.products().dense(gpu, q_a.out, Rows::of(step), &[q])?;
+                match indexer {
+                    None => self.products().dense(gpu, q_a.out, Rows::of(step), &[q])?,
+                    Some([own, ..]) => {
+                        self.products().dense(gpu, q_a.out, Rows::of(step), &[q, own])?;
+                    }
+                }
             }
         }
 
@@ -251,7 +263,8 @@ impl CudaBackend {
         };
         let (q, v) = (HeadInput::plain(queries), HeadInput::none());
         let inputs = HeadInputs { q, k, v, key_norm_dim: rank, rotary_from: rank };
-        self.take_inputs(step, inputs)
+        self.take_inputs(step, inputs)?;
+        self.take_indexer_inputs(step)
     }
 
     fn latent(&self, step: &Step<'_>) -> Latent {
@@ -327,7 +340,7 @@ impl CudaBackend {
             q: self.float(at.q),
             out,
             inputs,
-            chosen: None,
+            chosen: self.chosen_keys(step),
             also,
             rows,
             heads: attention.heads,
@@ -342,7 +355,9 @@ impl CudaBackend {
             tickets: self.arena.activation(at.attention_tickets),
             size: at.attention_size,
         };
-        self.gpu.attention(&what, &self.kv_layer_to_read(step)?, splits, &scratch)?;
+        let layer = self.kv_layer_to_read(step)?;
+        self.choose_keys(step, &layer)?;
+        self.gpu.attention(&what, &layer, splits, &scratch)?;
         if attention.output_gate {
             self.gate_output(step)?;
         }

@@ -51,6 +51,8 @@ pub struct KvGroup {
     pub in_vram: usize,
     pub block_bytes: u64,
     shape: KvLayerShape,
+    /// Shape of the keys of the layers' indexers, which follow a layer's keys and values.
+    index: Option<KvLayerShape>,
     /// Offset of the pool.
     pool: u64,
 }
@@ -82,7 +84,7 @@ impl KvGroup {
 
     /// Returns the bytes of one layer in a block.
     pub fn layer_bytes(&self) -> u64 {
-        self.shape.block_bytes()
+        self.shape.block_bytes() + self.index.map_or(0, |index| index.block_bytes())
     }
 
     /// Returns the number of blocks in host memory.
@@ -105,6 +107,7 @@ impl KvLayout {
             in_vram: blocks,
             block_bytes: 0,
             shape: shapes[of.attention],
+            index: size.index_shape(&architecture.attentions[of.attention]),
             pool: 0,
         };
         let mut groups: Vec<KvGroup> = of_layers.iter().zip(blocks).map(group).collect();
@@ -250,7 +253,7 @@ impl KvLayout {
                 None => memory.offset(self.copies as usize),
             },
             blocks,
-            block_bytes: self.layer_bytes as usize,
+            block_bytes: group.layer_bytes() as usize,
             offset: 0,
         });
         let pool = KvPool {
@@ -262,6 +265,18 @@ impl KvLayout {
         let numbers = memory.offset(self.tables as usize + 4 * index * count * stride).cast();
         let tables = KvTables { blocks: numbers, stride, count };
         KvLayer { shape: group.shape, pool, tables, offset: offset as usize, elsewhere }
+    }
+
+    /// Returns the cache of the keys of a layer's indexer. `layer` is that of its keys and values ([`KvLayout::layer`]).
+    pub fn index_layer(&self, layer: usize, of: &KvLayer) -> Option<KvLayer> {
+        let group = &self.groups[self.group_of(layer)];
+        let before = group.shape.block_bytes() as usize;
+        group.index.map(|shape| KvLayer {
+            shape,
+            offset: of.offset + before,
+            elsewhere: of.elsewhere.map(|of| KvElsewhere { offset: of.offset + before, ..of }),
+            ..*of
+        })
     }
 
     /// Clears the null blocks and the tables. The memory must not be a workspace any more.

@@ -9,6 +9,7 @@ use forebay_stream::{Block, MemoryPlan};
 
 use super::delta_shape::MOST_PRODUCTS;
 use super::exchange_layout::ExchangeLayout;
+use super::indexer::IndexerLayout;
 use super::selections::selection_words;
 use crate::ModelError;
 use crate::arch::{Architecture, Attention, KvCapacity, KvInVram, Latent, Recurrent};
@@ -199,8 +200,24 @@ impl KvSize {
             dim_k: attention.head_dim,
             dim_v: attention.value_dim,
             values_in_keys: attention.latent.is_some(),
+            chosen: attention.indexer.is_some(),
             context: self.context,
         }
+    }
+}
+
+impl KvSize {
+    /// Returns the shape of the keys of this attention's indexer, if it has one.
+    pub fn index_shape(&self, attention: &Attention) -> Option<KvLayerShape> {
+        attention.indexer.as_ref().map(|indexer| KvLayerShape {
+            element: self.element,
+            kv_heads: 1,
+            dim_k: indexer.head_dim,
+            dim_v: indexer.head_dim,
+            values_in_keys: true,
+            chosen: false,
+            context: self.context,
+        })
     }
 }
 
@@ -353,6 +370,8 @@ pub struct ActivationLayout {
     /// Buffers of latent attention.
     pub latent: LatentLayout,
     pub embeddings: EmbeddingLayout,
+    /// Activations of indexers.
+    pub indexer: IndexerLayout,
     /// Output `[batch, hidden]` of the shared expert, which processes every token.
     pub shared: u64,
     /// Inner activations of the shared expert.
@@ -486,6 +505,7 @@ impl ActivationLayout {
                 gate: words(batch * width.layer_width),
                 ids: words(if width.layer_width > 0 { batch } else { 0 }),
             },
+            indexer: IndexerLayout::new(architecture.indexer(), cache.context, batch, &mut words),
             shared: words(if width.shared > 0 { batch * width.hidden } else { 0 }),
             shared_gate: words(batch * width.shared),
             shared_up: words(batch * width.shared),
@@ -550,6 +570,7 @@ impl ActivationLayout {
                 ..self.latent
             },
             router_input: behind(self.router_input, width.router_input),
+            indexer: self.indexer.second_lane(architecture.indexer(), first),
             router_tickets: self.lane.router_tickets,
             starts: self.lane.starts,
             codes: self.lane.codes,

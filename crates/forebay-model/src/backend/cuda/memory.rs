@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use forebay_compute::RopeTable;
 use forebay_cuda::{
-    AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu, LANES, Pod, TableSize,
-    supports_weights, weight_alignment,
+    AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu, Indexer, LANES, Pod,
+    TableSize, supports_weights, weight_alignment,
 };
 use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
 
@@ -469,6 +469,10 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
     let head_dim = architecture.most_of_attentions(|of| of.head_dim.max(of.value_dim));
     if head_dim > 576 {
         let what = format!("attention heads of {head_dim} elements");
+        return Err(ModelError::NotOnGpu { what });
+    }
+    if let Some(of) = architecture.indexer().filter(|of| of.head_dim > Indexer::DIM_MAX) {
+        let what = format!("heads of an indexer of {} elements", of.head_dim);
         return Err(ModelError::NotOnGpu { what });
     }
     Ok(())

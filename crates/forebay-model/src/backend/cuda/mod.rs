@@ -21,6 +21,7 @@ mod expert_cache;
 mod experts;
 mod graphs;
 mod in_lanes;
+mod indexer;
 mod kv_layout;
 mod lanes;
 mod layer_embeddings;

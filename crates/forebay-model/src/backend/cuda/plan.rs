@@ -1,6 +1,6 @@
 //! Planning and loading of a model on a GPU.
 
-use forebay_cuda::{DevicePtr, Gpu, KvElement, ModelKernels, modules_needed};
+use forebay_cuda::{DevicePtr, Gpu, KvElement, ModelKernels, indexer_modules, modules_needed};
 use forebay_store::{FileSet, UploadPart};
 use forebay_stream::{MemoryPlan, PolicyKind};
 
@@ -128,6 +128,9 @@ impl CudaPlan {
         }
         if architecture.attentions.iter().any(|of| of.output_gate) {
             modules.extend(["columns", "row_gate"]);
+        }
+        if architecture.indexer().is_some() {
+            modules.extend(indexer_modules(plan.kv.shapes[0].element));
         }
         let parts = upload_parts(&plan, &arena, weights);
         let memory = arena.of_weights();

@@ -26,6 +26,8 @@ pub struct LayerVectors {
     pub q_a_norm: Option<usize>,
     /// Norm of latent vectors in latent attention.
     pub kv_a_norm: Option<usize>,
+    /// Weight and bias of the norm of an indexer's keys.
+    pub indexer_norm: Option<[usize; 2]>,
     /// Vectors of a recurrent layer.
     pub delta: Option<DeltaVectors>,
     pub router_bias: Option<usize>,
@@ -111,6 +113,10 @@ impl Vectors {
             AttentionWeights::Latent(weights) => {
                 of.q_a_norm = weights.q_a.as_ref().map(|(_, norm)| self.append(norm));
                 of.kv_a_norm = Some(self.append(&weights.kv_a_norm));
+                of.indexer_norm = weights
+                    .indexer
+                    .as_ref()
+                    .map(|of| [&of.k_norm, &of.k_norm_bias].map(|vector| self.append(vector)));
             }
             AttentionWeights::Delta(weights) => {
                 of.delta = Some(DeltaVectors {

@@ -1,0 +1,132 @@
+//! The choice of the keys that a token attends to.
+
+use forebay_compute::RopeLayout;
+use forebay_cuda::{ChosenKeys, Indexer, IndexerInputs, IndexerScores, KvLayer, Rotation};
+
+use super::backend::CudaBackend;
+use super::products::Product;
+use crate::ModelError;
+use crate::arch::{self, INDEXER_NORM_EPSILON};
+use crate::backend::Step;
+use crate::weights::LatentWeights;
+
+/// Floats of the scores of rows whose keys are chosen together. A row whose context is longer has room for its own.
+const SCORES: usize = 4 << 20;
+
+/// Offsets of activations that only indexers need.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct IndexerLayout {
+    /// Queries `[batch, heads, head_dim]`.
+    pub q: u64,
+    /// Keys `[batch, head_dim]`.
+    pub k: u64,
+    /// Weights of the heads `[batch, heads]`.
+    pub weights: u64,
+    /// Scores of some rows, and the number of floats. The second lane has as much room behind it.
+    pub scores: u64,
+    pub room: usize,
+    /// Positions of the chosen keys `[batch, most]`, and the length of a row's list.
+    pub lists: u64,
+    pub most: usize,
+}
+
+impl IndexerLayout {
+    pub fn new(
+        of: Option<&arch::Indexer>,
+        context: usize,
+        batch: usize,
+        words: &mut impl FnMut(usize) -> u64,
+    ) -> IndexerLayout {
+        let Some(of) = of else { return IndexerLayout::default() };
+        let room = context * (SCORES / context).clamp(1, batch.max(1));
+        IndexerLayout {
+            q: words(batch * of.heads * of.head_dim),
+            k: words(batch * of.head_dim),
+            weights: words(batch * of.heads),
+            scores: words(2 * room),
+            room,
+            lists: words(batch * of.top_k.min(context)),
+            most: of.top_k.min(context),
+        }
+    }
+
+    /// Returns the layout of the second lane, whose first row has number `first`.
+    pub fn second_lane(&self, of: Option<&arch::Indexer>, first: usize) -> IndexerLayout {
+        let Some(of) = of else { return *self };
+        let behind = |at: u64, width: usize| at + 4 * (first * width) as u64;
+        IndexerLayout {
+            q: behind(self.q, of.heads * of.head_dim),
+            k: behind(self.k, of.head_dim),
+            weights: behind(self.weights, of.heads),
+            scores: self.scores + 4 * self.room as u64,
+            lists: behind(self.lists, self.most),
+            ..*self
+        }
+    }
+}
+
+impl CudaBackend {
+    /// Returns the products of queries, keys and weights of heads, if the layer has an indexer.
+    pub(super) fn indexer_products(
+        &self,
+        step: &Step<'_>,
+        weights: &LatentWeights,
+    ) -> Option<[Product; 3]> {
+        let at = self.at().indexer;
+        weights.indexer.as_ref().map(|of| {
+            [(of.q, at.q), (of.k, at.k), (of.weights, at.weights)]
+                .map(|(matrix, out)| self.product(step, matrix, out))
+        })
+    }
+
+    /// Queues the norm of the indexer's keys, the rotation of its queries and keys, and the writes to the cache.
+    pub(super) fn take_indexer_inputs(&self, step: &Step<'_>) -> Result<(), ModelError> {
+        let Some(of) = step.attention().indexer.as_ref() else { return Ok(()) };
+        let (at, rope) = (self.at(), &step.architecture.ropes[of.rope]);
+        let [norm, bias] = self.layer_vectors(step).indexer_norm.expect("the indexer has a norm");
+        let inputs = IndexerInputs {
+            q: self.float(at.indexer.q),
+            k: self.float(at.indexer.k),
+            norm: self.vectors().offset(norm),
+            bias: self.vectors().offset(bias),
+            epsilon: INDEXER_NORM_EPSILON,
+            rotation: Rotation {
+                angles: self.float(at.ropes[of.rope]),
+                rotary_dim: rope.rotary_dim,
+                rotary_from: 0,
+                interleaved: rope.layout == RopeLayout::Interleaved,
+            },
+        };
+        let layer = self.plan.kv.index_layer(step.layer, &self.kv_layer(step));
+        let layer = layer.expect("the indexer's keys are cached");
+        let shape = self.indexer_shape(of);
+        Ok(self.gpu.indexer_inputs(&shape, &inputs, &layer, &self.pass_rows(step))?)
+    }
+
+    fn indexer_shape(&self, of: &arch::Indexer) -> Indexer {
+        Indexer { heads: of.heads, dim: of.head_dim, most: self.at().indexer.most }
+    }
+
+    /// Queues the choice of keys, if the layer has an indexer. `layer` is the cache that attention reads.
+    pub(super) fn choose_keys(&self, step: &Step<'_>, layer: &KvLayer) -> Result<(), ModelError> {
+        let Some(of) = step.attention().indexer.as_ref() else { return Ok(()) };
+        let at = self.at().indexer;
+        let inputs = IndexerScores {
+            q: self.float(at.q),
+            weights: self.float(at.weights),
+            scores: self.float(at.scores),
+            room: at.room,
+        };
+        let layer = self.plan.kv.index_layer(step.layer, layer);
+        let layer = layer.expect("the indexer's keys are cached");
+        let (shape, lists) = (self.indexer_shape(of), self.arena.activation(at.lists));
+        Ok(self.gpu.choose_keys(&shape, &inputs, &layer, &self.pass_rows(step), lists)?)
+    }
+
+    /// Returns the choice of the layer's indexer, if it has one.
+    pub(super) fn chosen_keys(&self, step: &Step<'_>) -> Option<ChosenKeys> {
+        let at = self.at().indexer;
+        let lists = || self.arena.activation(at.lists);
+        step.attention().indexer.as_ref().map(|_| ChosenKeys { lists: lists(), most: at.most })
+    }
+}
