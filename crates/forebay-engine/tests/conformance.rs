@@ -12,7 +12,8 @@ use std::path::{Path, PathBuf};
 use forebay_engine::{GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use logits::{
-    Distance, GGUF, HUGGING_FACE, INDEXED, RECURRENT, References, json, numbers, prompt, short_context,
+    Distance, GGUF, HUGGING_FACE, INDEXED, RECURRENT, References, json, numbers, prompt,
+    short_context,
 };
 use support::fixture;
 
@@ -289,8 +290,7 @@ fn default_arithmetic_stays_within_the_table() {
                 let tested = &logits[logits.len() - expected.len()..];
                 let distance = Distance::between(&expected, tested, vocabulary);
                 let (mut max_abs, mut kl, gap) = limits;
-                let carries_on =
-                    (RECURRENT.contains(&name) || INDEXED.contains(&name)) && !float;
+                let carries_on = (RECURRENT.contains(&name) || INDEXED.contains(&name)) && !float;
                 if carries_on {
                     // A rounded state carries on, and so does a choice of other keys, so llama.cpp's own distance is the measure (see README).
                     let (largest, mean) = llama_cpp_distance(name, &label, which);

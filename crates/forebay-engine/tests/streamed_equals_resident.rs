@@ -72,6 +72,7 @@ fn models() -> Vec<PathBuf> {
         "models/gemma4_ple",
         "models/mimo_v2_flash",
         "gguf/gemma4_moe/gemma4_moe-Q8_0.gguf",
+        "models/deepseek_v32",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -50,6 +50,7 @@ pub fn models() -> Vec<PathBuf> {
         "models/glm4_moe",
         "models/deepseek_v3",
         "models/minimax_m2",
+        "models/deepseek_v32",
         "models/olmo3",
         "models/llama4",
     ]

@@ -260,7 +260,7 @@ fn listed(context: &Context, element: KvElement, form: Form) -> Result<Outcome> 
     let cache = PagedCache::new(context, shape, 1, None)?;
     let [device_keys, device_values] = [context.upload(&keys)?, context.upload(&values)?];
     cache.fill(context, 0, 0..END, device_keys.ptr(), device_values.ptr())?;
-    let plain = Variation { window: None, softcap: None, sinks: false };
+    let plain = Variation { window: None, chunked: false, softcap: None, sinks: false };
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for most in [100, 260] {
         let lists: Vec<Vec<u32>> = positions

@@ -1,12 +1,15 @@
 //! The choice of the keys that a token attends to.
 
 use forebay_compute::RopeLayout;
-use forebay_cuda::{ChosenKeys, Indexer, IndexerInputs, IndexerScores, KvLayer, Rotation};
+use forebay_cuda::{
+    ChosenKeys, Indexer, IndexerInputs, IndexerScores, KvLayer, KvLayerShape, Rotation,
+};
 
 use super::backend::CudaBackend;
+use super::layout::KvSize;
 use super::products::Product;
 use crate::ModelError;
-use crate::arch::{self, INDEXER_NORM_EPSILON};
+use crate::arch::{self, Attention, INDEXER_NORM_EPSILON};
 use crate::backend::Step;
 use crate::weights::LatentWeights;
 
@@ -62,6 +65,21 @@ impl IndexerLayout {
             lists: behind(self.lists, self.most),
             ..*self
         }
+    }
+}
+
+impl KvSize {
+    /// Returns the shape of the keys of this attention's indexer, if it has one.
+    pub fn index_shape(&self, attention: &Attention) -> Option<KvLayerShape> {
+        attention.indexer.as_ref().map(|indexer| KvLayerShape {
+            element: self.element,
+            kv_heads: 1,
+            dim_k: indexer.head_dim,
+            dim_v: indexer.head_dim,
+            values_in_keys: true,
+            chosen: false,
+            context: self.context,
+        })
     }
 }
 

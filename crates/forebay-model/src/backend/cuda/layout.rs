@@ -206,21 +206,6 @@ impl KvSize {
     }
 }
 
-impl KvSize {
-    /// Returns the shape of the keys of this attention's indexer, if it has one.
-    pub fn index_shape(&self, attention: &Attention) -> Option<KvLayerShape> {
-        attention.indexer.as_ref().map(|indexer| KvLayerShape {
-            element: self.element,
-            kv_heads: 1,
-            dim_k: indexer.head_dim,
-            dim_v: indexer.head_dim,
-            values_in_keys: true,
-            chosen: false,
-            context: self.context,
-        })
-    }
-}
-
 /// Numbers of values that buffers hold for each row of a pass.
 struct Widths {
     hidden: usize,

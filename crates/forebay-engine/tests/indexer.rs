@@ -1,0 +1,87 @@
+//! Tests models whose keys an indexer chooses: without a choice to make, they are the models without an indexer; and numbers
+//! that make no sense are refused.
+
+mod support;
+
+use std::path::Path;
+
+use forebay_engine::{Session, SessionOptions, inspect};
+use serde_json::{Value, json};
+use support::fixture;
+
+/// Returns a copy of the fixture whose configuration was changed.
+fn changed(name: &str, change: impl FnOnce(&mut Value)) -> Option<tempfile::TempDir> {
+    let folder = fixture(&format!("models/{name}"))?;
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
+    }
+    let path = copy.path().join("config.json");
+    let mut config = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut config);
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(path, config.to_string()).unwrap();
+    Some(copy)
+}
+
+/// Returns the bits of the logits of a prompt, and of a shorter one token by token.
+fn logits(folder: &Path, exact: bool) -> Vec<u32> {
+    let options = SessionOptions { exact, context: Some(128), ..SessionOptions::default() };
+    let mut session = Session::open(folder, &options, &mut |_, _| {}).unwrap();
+    let ids: Vec<u32> = (0..90).map(|at| at * 37 % 500).collect();
+    let mut logits = session.logits(&ids, None).unwrap();
+    logits.extend(session.logits_one_by_one(&ids[..40]).unwrap());
+    logits.into_iter().map(f32::to_bits).collect()
+}
+
+#[test]
+fn without_a_choice_to_make_the_model_is_the_one_without_an_indexer() {
+    for top_k in [90, 128, 4096] {
+        let Some(all) = changed("deepseek_v32", |config| config["index_topk"] = json!(top_k))
+        else {
+            return;
+        };
+        let dense =
+            changed("deepseek_v32", |config| config["model_type"] = json!("deepseek_v3")).unwrap();
+        for exact in [true, false] {
+            let same = logits(all.path(), exact) == logits(dense.path(), exact);
+            assert!(same, "{top_k} keys, exact {exact}");
+        }
+    }
+}
+
+#[test]
+fn a_choice_changes_the_logits() {
+    let Some(few) = changed("deepseek_v32", |_| ()) else { return };
+    let more = changed("deepseek_v32", |config| config["index_topk"] = json!(7)).unwrap();
+    assert_ne!(logits(few.path(), true), logits(more.path(), true));
+}
+
+#[test]
+fn numbers_that_make_no_sense_are_refused() {
+    let refused = |name: &str, key: &str, value: Value| {
+        let copy = changed(name, |config| match value.clone() {
+            Value::Null => drop(config.as_object_mut().unwrap().remove(key)),
+            value => config[key] = value,
+        });
+        let Some(copy) = copy else { return };
+        let error = match inspect(copy.path()) {
+            Ok(_) => Session::open(copy.path(), &SessionOptions::default(), &mut |_, _| {}).err(),
+            Err(error) => Some(error),
+        };
+        assert!(error.is_some(), "{key} {value} was taken");
+    };
+    for key in ["index_topk", "index_n_heads", "index_head_dim"] {
+        for value in [json!(0), json!(1_u64 << 40), json!(-1), json!("many"), Value::Null] {
+            refused("deepseek_v32", key, value);
+        }
+    }
+    // Less than what rotates, and not what the tensors have.
+    refused("deepseek_v32", "index_head_dim", json!(16));
+    refused("deepseek_v32", "index_head_dim", json!(128));
+    refused("deepseek_v32", "q_lora_rank", Value::Null);
+    refused("glm_moe_dsa", "indexer_types", json!(["full", "shared"]));
+    refused("glm_moe_dsa", "index_topk_pattern", json!("FS"));
+    refused("glm_moe_dsa", "index_topk_freq", json!(4));
+}
