@@ -47,7 +47,7 @@ impl<'a> ChosenKeys<'a> {
     }
 
     /// Returns the lists from row `first` on.
-    pub(super) fn from_row(&self, first: usize) -> ChosenKeys<'a> {
+    pub(super) fn rows_from(&self, first: usize) -> ChosenKeys<'a> {
         ChosenKeys { positions: &self.positions[first * self.most..], ..*self }
     }
 

@@ -78,8 +78,8 @@ impl Attention<'_> {
     }
 
     /// Returns the same parameters for the rows from number `first` on.
-    fn from_row(&self, first: usize) -> Self {
-        Attention { chosen: self.chosen.map(|chosen| chosen.from_row(first)), ..*self }
+    fn rows_from(&self, first: usize) -> Self {
+        Attention { chosen: self.chosen.map(|chosen| chosen.rows_from(first)), ..*self }
     }
 }
 
@@ -144,7 +144,7 @@ impl Cpu {
             let tokens: usize = together.iter().map(|run| run.tokens).sum();
             let (own_q, rest_q) = q.split_at(tokens * row);
             let (own_out, rest_out) = out.split_at_mut(tokens * out_row);
-            let what = what.from_row(first);
+            let what = what.rows_from(first);
             match run.kind {
                 _ if tokens == 0 => {}
                 RowKind::Prompt => self.prompt_attention(own_q, cache, &what, run, own_out),
@@ -181,7 +181,7 @@ impl Cpu {
             let first = all + piece * most;
             let tokens = q.len() / row;
             let rows = AttentionRun { tokens, first_position: run.first_position + first, ..*run };
-            decode::run(self, q, cache, &what.from_row(first), &[rows], out);
+            decode::run(self, q, cache, &what.rows_from(first), &[rows], out);
         }
     }
 }
