@@ -88,7 +88,7 @@ pub fn random_weights(ty: TensorType, elements: usize, random: &mut Random) -> V
             // A zero point of any value up to 16.
             TensorType::I4_Z32 | TensorType::I4_Z128 => {
                 let word = (0.01 + 0.05 * random.unit().abs()).to_bits() & !31;
-                block[..4].copy_from_slice(&(word | random.next() % 17).to_le_bytes());
+                block[..4].copy_from_slice(&(word | (random.next() % 17)).to_le_bytes());
             }
             // The lowest exponent, and how many exceptions are in the list.
             TensorType::BF16_C2048 | TensorType::BF16_C256 => {
