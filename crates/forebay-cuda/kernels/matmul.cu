@@ -252,6 +252,103 @@ __device__ __forceinline__ void matmul(const u16 *x_high, const u16 *x_low, cons
     write_sums<W, TOKENS>(sums, output, out, rows, warp, lane, first_row);
 }
 
+#ifdef DECODE_APART
+// Does the same as `matmul` for 128 tokens, with 256 more threads that decode, so that products need not wait for that. For
+// products with so few tiles that a multiprocessor has one block: no other block's products run while its warps decode.
+template <class W>
+__device__ __forceinline__ void matmul_apart(const u16 *x_high, const u16 *x_low, const float *scales, float *out, int rows,
+                                             int cols, u64 row_bytes, TILE_PARAMETERS) {
+    constexpr int TOKENS = 128;
+    using P = Plan<W, TOKENS>;
+    static_assert(P::DECODED == 1 && P::DEPTH == 1, "a thread decodes one group of a step");
+    constexpr int BUFFER = P::PARTS * P::X_BYTES + P::W_BYTES;
+    extern __shared__ uint4 shared[];
+    wait_for_previous();
+    Tile tile;
+    const int first_row = blockIdx.y * P::ROWS;
+    if (first_row >= rows || !find_tile(tile, TOKENS, TILE_ARGUMENTS)) return;
+    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
+    const int steps = (cols + STEP - 1) / STEP;
+
+    // Both roles pass one barrier before the products of each step.
+    if (warp >= P::THREADS / 32) {
+        const int thread = threadIdx.x - P::THREADS, row = thread / P::IN_ROW, in_row = thread % P::IN_ROW;
+        const int groups = (cols + 31) / 32;
+        const bool has_w = first_row + row < rows;
+        const u8 *w = (const u8 *)(tile.weights + (u64)(first_row + row) * row_bytes);
+        __builtin_assume(__isGlobal(w));
+        auto load = [&](ComingGroup<W> &coming, int step) {
+            const int group = step * P::IN_ROW + in_row;
+            if (has_w && group < groups) {
+                coming.load(w, group, cols);
+            } else {
+                coming.clear();
+            }
+        };
+        auto store = [&](const ComingGroup<W> &coming, int step) {
+            u32 pairs[16];
+            coming.pairs(w, step * P::IN_ROW + in_row, pairs);
+            store_group((u8 *)shared + (step & 1) * BUFFER + P::PARTS * P::X_BYTES, row, in_row, pairs);
+        };
+        // Weights are loaded two steps before they are needed. Two steps at a time, so that registers have no index.
+        ComingGroup<W> even, odd;
+        load(even, 0);
+        load(odd, 1);
+        store(even, 0);
+        for (int step = 0; step < steps; step += 2) {
+            __syncthreads();
+            load(even, step + 2);
+            if (step + 1 >= steps) break;
+            store(odd, step + 1);
+            __syncthreads();
+            load(odd, step + 3);
+            if (step + 2 < steps) store(even, step + 2);
+        }
+        return;
+    }
+
+    const u32 buffers = shared_address(shared);
+    size_t x_rows[P::COPIES];
+    bool has_x[P::COPIES];
+    const int chunk = threadIdx.x & 7, copied_row = threadIdx.x >> 3;
+#pragma unroll
+    for (int i = 0; i < P::COPIES; i++) {
+        const int entry = tile.first + copied_row + P::THREADS / 8 * i;
+        has_x[i] = entry < tile.end;
+        x_rows[i] = has_x[i] ? (size_t)tile.x_row(entry, token_rows) * cols : 0;
+    }
+    auto copy_x = [&](int step) {
+        const int col = step * STEP + chunk * 8;
+#pragma unroll
+        for (int part = 0; part < P::PARTS; part++) {
+            const u16 *x = part == 0 ? x_high : x_low;
+#pragma unroll
+            for (int i = 0; i < P::COPIES; i++) {
+                const bool there = has_x[i] && col < cols;
+                const u32 to = buffers + (step & 1) * BUFFER + part * P::X_BYTES +
+                               swizzled(copied_row + P::THREADS / 8 * i, chunk);
+                copy_async_zero(to, x + (there ? x_rows[i] + col : 0), there ? 16 : 0);
+            }
+        }
+        copy_commit();
+    };
+    float sums[P::M][P::N][4] = {};
+    copy_x(0);
+    for (int step = 0; step < steps; step++) {
+        copy_wait<0>();
+        // This step's buffer is complete, and no warp reads the other one any more.
+        __syncthreads();
+        if (step + 1 < steps) copy_x(step + 1);
+        const u32 x_buffer = buffers + (step & 1) * BUFFER;
+        multiply_step<W, TOKENS>(sums, x_buffer, x_buffer + P::PARTS * P::X_BYTES, warp, lane);
+    }
+    const auto output = [&](int m, int half) {
+        return output_row<W, TOKENS>(m, half, scales, warp, lane, tile, token_rows, out_rows, tokens);
+    };
+    write_sums<W, TOKENS>(sums, output, out, rows, warp, lane, first_row);
+}
+#endif
+
 // Matrices with the same columns that multiply the same entries: each one's weights (a dense matrix's address, or the offset
 // in an expert's slot), output and rows.
 static constexpr int TOGETHER = 3;
@@ -593,3 +690,14 @@ __device__ __forceinline__ void matmul_ahead(const u16 *x, const float *scales, 
 
 KERNEL(matmul_32, 32)
 KERNEL(matmul_128, 128)
+
+#ifdef DECODE_APART
+extern "C" __global__ void __launch_bounds__(2 * Plan<WEIGHT, 128>::THREADS, 1)
+    matmul_128_apart(const u16 *x_high, const u16 *x_low, const float *scales, float *out, int rows, int cols,
+                     u64 row_bytes, TILE_PARAMETERS, u64 weights1, float *out1, int rows1, u64 weights2, float *out2,
+                     int rows2, int) {
+    if (blockIdx.z == 1) weights = weights1, out = out1, rows = rows1;
+    if (blockIdx.z == 2) weights = weights2, out = out2, rows = rows2;
+    matmul_apart<WEIGHT>(x_high, x_low, scales, out, rows, cols, row_bytes, TILE_ARGUMENTS);
+}
+#endif

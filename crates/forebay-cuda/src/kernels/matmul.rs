@@ -241,6 +241,7 @@ impl Gpu {
         let tile = match size {
             TileSize::Small => small_tile(ty),
             TileSize::Large => LARGE,
+            TileSize::LargeApart => APART,
         };
         let module = modules_of(ty).matmul.unwrap_or_else(|| panic!("{ty} takes f32"));
         let (x_rows, out_rows) = known_rows(&first.weights);
@@ -331,6 +332,19 @@ pub enum TileSize {
     Small,
     /// 128 tokens and rows.
     Large,
+    /// The same, with other warps that decode.
+    LargeApart,
+}
+
+impl TileSize {
+    /// Returns the sizes for weights of this type. Only quantised types and compact BF16 are decoded before tensor cores multiply
+    /// them.
+    pub fn of(ty: TensorType) -> &'static [TileSize] {
+        match decodes(ty) {
+            true => &[TileSize::Small, TileSize::Large, TileSize::LargeApart],
+            false => &[TileSize::Small, TileSize::Large],
+        }
+    }
 }
 
 /// A tile is the part of the output that a block computes. All tiles give the same bits.
@@ -347,6 +361,13 @@ struct Tile {
 
 const LARGE: Tile =
     Tile { kernel: "matmul_128", threads: 256, tokens: 128, rows: 128, ahead: false, time: 10.4 };
+
+/// For products with at most one block for each multiprocessor.
+const APART: Tile = Tile { kernel: "matmul_128_apart", threads: 512, ..LARGE };
+
+fn decodes(ty: TensorType) -> bool {
+    takes_rounded(ty) || ty.plain() != ty
+}
 
 /// Returns the tile for few tokens. Some warps copy and decode weights of quantised types.
 fn small_tile(ty: TensorType) -> Tile {
@@ -384,10 +405,10 @@ impl Gpu {
         let at_a_time = 2 * self.multiprocessors() as usize;
         let time = |tile: &Tile| tiles(jobs, tile).div_ceil(at_a_time) as f64 * tile.time;
         if time(&small_tile(jobs[0].ty)) <= time(&LARGE) {
-            TileSize::Small
-        } else {
-            TileSize::Large
+            return TileSize::Small;
         }
+        let one_each = tiles(jobs, &LARGE) <= self.multiprocessors() as usize;
+        if one_each && decodes(jobs[0].ty) { TileSize::LargeApart } else { TileSize::Large }
     }
 
     /// Returns the grid of products whose blocks compute several tiles: so few blocks that all run at a time, unless they would

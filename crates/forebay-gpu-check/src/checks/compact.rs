@@ -108,7 +108,9 @@ fn products(context: &Context, ty: TensorType, weights: &Weights, x: &[f32]) -> 
         let input = matmul::Input::new(context, form, x, cols)?;
         let operands = MatmulWeights::Dense { data: weights.ptr, tokens };
         let job = MatmulJob { ty, weights: operands, rows, cols, x: input.form, out: out.ptr() };
-        for size in [TileSize::Small, TileSize::Large] {
+        // The plain type has one size less.
+        let sizes = TileSize::of(ty);
+        for size in [TileSize::Small, TileSize::Large, sizes[sizes.len() - 1]] {
             gpu.matmul_in(&job, Some(size))?;
             all.extend(gpu.download::<u32>(out.ptr(), tokens * rows)?);
         }

@@ -167,13 +167,14 @@ fn dense_case(
         gpu.matmul_in(&job, size)?;
         Ok(gpu.download(out.ptr(), tokens * rows)?)
     };
-    let (got, small, large) =
-        (run(None)?, run(Some(TileSize::Small))?, run(Some(TileSize::Large))?);
+    let got = run(None)?;
     let bits = |all: &[f32]| all.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-    let small = Outcome::same(&bits(&small), &bits(&got)).at("small tiles");
-    let large = Outcome::same(&bits(&large), &bits(&got)).at("large tiles");
-    let outcome = compare(weights, x, &got, tolerance(ty, exact));
-    Ok(outcome.worse(small).worse(large))
+    let mut outcome = compare(weights, x, &got, tolerance(ty, exact));
+    for &size in TileSize::of(ty) {
+        let same = Outcome::same(&bits(&run(Some(size))?), &bits(&got));
+        outcome = outcome.worse(same.at(&format!("{size:?}")));
+    }
+    Ok(outcome)
 }
 
 /// Compares four products of the same activations, with different numbers of rows, with the same products one by one. They
@@ -188,7 +189,7 @@ fn together(context: &Context, ty: TensorType) -> Result<Outcome> {
     for tokens in [1, 40, 150] {
         let x = random.gaussians(tokens * cols);
         let input = Input::new(context, narrow_form(ty, cols), &x, cols)?;
-        for size in [TileSize::Small, TileSize::Large] {
+        for &size in TileSize::of(ty) {
             let outs = || -> Result<Vec<DeviceMemory>> {
                 weights.iter().map(|of| Ok(context.poisoned(tokens * of.rows)?)).collect()
             };
@@ -296,7 +297,8 @@ fn experts(context: &Context, ty: TensorType, exact: bool) -> Result<Outcome> {
     };
     // The second has a capacity above the number of entries.
     let sorted = run(false, entries, TileSize::Small)?;
-    let scattered = run(true, most, TileSize::Large)?;
+    let large = TileSize::of(ty).last().copied().unwrap_or(TileSize::Large);
+    let scattered = run(true, most, large)?;
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for (expert, weights) in &weights {
         for entry in starts[*expert] as usize..starts[*expert + 1] as usize {
@@ -324,14 +326,23 @@ pub fn benches() -> Vec<Bench> {
     for ty in [TensorType::Q4_K, TensorType::Q8_0, TensorType::BF16, TensorType::BF16_C2048] {
         for tokens in [32, 512] {
             let name = format!("matmul {ty} 4096x14336, {tokens} tokens");
-            benches.push(Bench::new(name, move |context| bench(context, ty, tokens)));
+            benches.push(Bench::new(name, move |context| bench(context, ty, tokens, None)));
+        }
+        for &size in &TileSize::of(ty)[1..] {
+            let name = format!("matmul {ty} 4096x14336, 512 tokens, {size:?}");
+            benches.push(Bench::new(name, move |context| bench(context, ty, 512, Some(size))));
         }
     }
     benches.push(Bench::new("matmul-experts Q4_K 128 of 768x2048, 512 x 8", bench_experts));
     benches
 }
 
-fn bench(context: &Context, ty: TensorType, tokens: usize) -> Result<Measured> {
+fn bench(
+    context: &Context,
+    ty: TensorType,
+    tokens: usize,
+    size: Option<TileSize>,
+) -> Result<Measured> {
     let (rows, cols) = (4096, 14336);
     let data = matvec::repeated_weights(ty, rows, cols);
     let rotation = Rotation::new(context, &data)?;
@@ -340,7 +351,8 @@ fn bench(context: &Context, ty: TensorType, tokens: usize) -> Result<Measured> {
     let out = context.poisoned(tokens * rows)?;
     let seconds = median_seconds(context, |turn| {
         let weights = MatmulWeights::Dense { data: rotation.turn(turn), tokens };
-        context.gpu.matmul(&MatmulJob { ty, weights, rows, cols, x: input.form, out: out.ptr() })
+        let job = MatmulJob { ty, weights, rows, cols, x: input.form, out: out.ptr() };
+        context.gpu.matmul_in(&job, size)
     })?;
     let flops = 2.0 * (tokens * rows * cols) as f64;
     Ok(Measured { seconds, bytes: data.len() as f64, flops })
