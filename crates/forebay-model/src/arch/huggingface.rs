@@ -222,29 +222,7 @@ fn attention(
 ) -> Result<(Vec<Attention>, Vec<Rope>), ModelError> {
     let (hidden, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
     let rope = |scope: Option<&str>, rotary_dim: usize, windowed: bool| {
-        let parameters = Parameters::of(config, scope);
-        let scaling = if windowed { RopeScaling::None } else { parameters.scaling()? };
-        let usual = match family.window_theta {
-            Some(WindowTheta::Of(theta)) if windowed => Some(theta),
-            _ => None,
-        };
-        let local = config.float("rope_local_base_freq").or(config.float("swa_rope_theta"));
-        let local = local.filter(|_| windowed);
-        let theta = local.or(parameters.float("rope_theta")).or(usual).unwrap_or(10_000.0);
-        let layout = match config.json.get("rope_interleave").and_then(Value::as_bool) {
-            Some(false) if family.latent => RopeLayout::Neox,
-            _ => family.hf_rope,
-        };
-        let factors = match scaling {
-            RopeScaling::LongRope { .. } => Some(parameters.long_factors(rotary_dim / 2)?),
-            _ if parameters.is_proportional() && !windowed => {
-                check_size("rotary dimension", rotary_dim)?;
-                let share = parameters.float("partial_rotary_factor").unwrap_or(1.0);
-                Some(proportional_factors(share, rotary_dim / 2))
-            }
-            _ => None,
-        };
-        Ok::<_, ModelError>(Rope { theta, rotary_dim, layout, scaling, factors })
+        rotation(config, family, Parameters::of(config, scope), rotary_dim, windowed)
     };
     if family.latent {
         let latent = Latent {
@@ -334,24 +312,7 @@ fn attention(
     };
     let full = match family.keys_as_values {
         false => usual,
-        true => {
-            let of_keys = config.flag("attention_k_eq_v");
-            // Transformers 5 gives the differences layer by layer.
-            let own = of_full_layers(config, family)?;
-            let said = |key: &str| own.as_ref().map_or(Ok(None), |own| own.optional_count(key));
-            let head_dim = config.optional_count("global_head_dim")?.or(said("head_dim")?);
-            let head_dim = head_dim.unwrap_or(512);
-            let kv_heads = config.optional_count("num_global_key_value_heads")?;
-            let kv_heads = kv_heads.or(said("num_key_value_heads")?);
-            Attention {
-                kv_heads: kv_heads.filter(|_| of_keys).unwrap_or(usual.kv_heads).max(1),
-                head_dim,
-                value_dim: head_dim,
-                scale: scale(head_dim),
-                values: Values { of_keys, ..usual.values },
-                ..usual
-            }
-        }
+        true => with_keys_as_values(config, family, usual, scale)?,
     };
     let rotary_dim = |scope: &str, head_dim: usize| {
         let parameters = Parameters::of(config, Some(scope));
@@ -371,6 +332,63 @@ fn attention(
     };
     let attentions = if windowed == full { vec![full] } else { vec![full, windowed] };
     Ok((attentions, std::iter::once(all).chain(of_windows).collect()))
+}
+
+/// Returns a rotation. That of layers with a window has a base of its own and is never scaled.
+fn rotation(
+    config: &Config<'_>,
+    family: &Family,
+    parameters: Parameters<'_>,
+    rotary_dim: usize,
+    windowed: bool,
+) -> Result<Rope, ModelError> {
+    let scaling = if windowed { RopeScaling::None } else { parameters.scaling()? };
+    let usual = match family.window_theta {
+        Some(WindowTheta::Of(theta)) if windowed => Some(theta),
+        _ => None,
+    };
+    let local = config.float("rope_local_base_freq").or(config.float("swa_rope_theta"));
+    let local = local.filter(|_| windowed);
+    let theta = local.or(parameters.float("rope_theta")).or(usual).unwrap_or(10_000.0);
+    let layout = match config.json.get("rope_interleave").and_then(Value::as_bool) {
+        Some(false) if family.latent => RopeLayout::Neox,
+        _ => family.hf_rope,
+    };
+    let factors = match scaling {
+        RopeScaling::LongRope { .. } => Some(parameters.long_factors(rotary_dim / 2)?),
+        _ if parameters.is_proportional() && !windowed => {
+            check_size("rotary dimension", rotary_dim)?;
+            let share = parameters.float("partial_rotary_factor").unwrap_or(1.0);
+            Some(proportional_factors(share, rotary_dim / 2))
+        }
+        _ => None,
+    };
+    Ok(Rope { theta, rotary_dim, layout, scaling, factors })
+}
+
+/// Returns the attention of layers without a window in a family whose such layers may have keys as values.
+fn with_keys_as_values(
+    config: &Config<'_>,
+    family: &Family,
+    usual: Attention,
+    scale: impl Fn(usize) -> f32,
+) -> Result<Attention, ModelError> {
+    let of_keys = config.flag("attention_k_eq_v");
+    // Transformers 5 gives the differences layer by layer.
+    let own = of_full_layers(config, family)?;
+    let said = |key: &str| own.as_ref().map_or(Ok(None), |own| own.optional_count(key));
+    let head_dim = config.optional_count("global_head_dim")?.or(said("head_dim")?);
+    let head_dim = head_dim.unwrap_or(512);
+    let kv_heads = config.optional_count("num_global_key_value_heads")?;
+    let kv_heads = kv_heads.or(said("num_key_value_heads")?);
+    Ok(Attention {
+        kv_heads: kv_heads.filter(|_| of_keys).unwrap_or(usual.kv_heads).max(1),
+        head_dim,
+        value_dim: head_dim,
+        scale: scale(head_dim),
+        values: Values { of_keys, ..usual.values },
+        ..usual
+    })
 }
 
 /// Returns what `per_layer_config` says of the layers without a window, if there is such a key. It must say the same of all of
