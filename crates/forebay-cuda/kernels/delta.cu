@@ -84,6 +84,46 @@ __device__ __forceinline__ float part_sum(float x) {
     return x;
 }
 
+// Computes a gated short convolution (LFM2): out [rows, channels] = z * convolution(b * v), where each of the three is
+// `channels` columns of a product. A state [.., state_floats] is the last seen - 1 values of b * v [seen - 1, channels],
+// oldest first. `bias` [channels] may be null. Grid (channels / 256, rows).
+extern "C" __global__ void __launch_bounds__(256)
+    short_convolution(PRODUCT(b), PRODUCT(v), PRODUCT(z), int channels, int seen, const float *weights, const float *bias,
+                      const u32 *run_words, int runs, int first_row, float *states, u64 state_floats, float *out) {
+    wait_for_previous();
+    const int channel = blockIdx.x * blockDim.x + threadIdx.x;
+    if (channel >= channels) return;
+    const int row = blockIdx.y + first_row;
+    const StateRun *all = (const StateRun *)run_words;
+    int index = 0;
+    while (index < runs && (u32)row - all[index].first >= all[index].count) index++;
+    if (index == runs) return;
+    const StateRun run = all[index];
+    const float *before = run.from == NO_STATE ? nullptr : states + run.from * state_floats + channel;
+    float *after = states + run.to * state_floats + channel;
+    const int token = row - (int)run.first, count = (int)run.count, kept = seen - 1;
+    const size_t own = blockIdx.y;
+    float sum = bias ? bias[channel] : 0.0f, last = 0.0f;
+    for (int i = 0; i < seen; i++) {
+        const int back = kept - i;
+        float x = 0.0f;
+        if (back <= token) {
+            const size_t at = own - back;
+            x = __fmul_rn(b[at * b_row + b_first + channel], v[at * v_row + v_first + channel]);
+        } else if (before) {
+            x = before[(size_t)(kept + token - back) * channels];
+        }
+        sum = __fmaf_rn(weights[(size_t)i * channels + channel], x, sum);
+        last = x;
+    }
+    out[own * channels + channel] = sum * z[own * z_row + z_first + channel];
+    // The values that later tokens need. If the run is short, some of them are of tokens before it.
+    const int entry = token - (count - kept);
+    if (entry >= 0) after[(size_t)entry * channels] = last;
+    if (token == 0)
+        for (int i = 0; i + count < kept; i++) after[(size_t)i * channels] = before ? before[(size_t)(i + count) * channels] : 0.0f;
+}
+
 enum Rule { GATED_DELTA, KIMI_DELTA, MAMBA2 };
 
 #define STEPS_PARAMETERS                                                                                                   \

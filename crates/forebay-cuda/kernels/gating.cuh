@@ -4,18 +4,19 @@
 
 #include "common.cuh"
 
-enum Gating { SILU = 0, GELU_TANH = 1, CLAMPED = 2 };
+enum Gating { SILU = 0, GELU_TANH = 1, CLAMPED = 2, SQUARED_RELU = 3 };
 
 // x / (1 + e^-s)
 __device__ __forceinline__ float times_logistic(float x, float s) { return x / __fadd_rn(1.0f, expf(-s)); }
 
-// `alpha` and `limit` apply to CLAMPED only. The comparisons propagate NaN, which fminf would not.
+// `alpha` and `limit` apply to CLAMPED only. SQUARED_RELU has no gate: `gate` and `up` are the same. The comparisons propagate NaN, which fminf would not.
 __device__ __forceinline__ float gated(int gating, float gate, float up, float alpha, float limit) {
     if (gating == SILU) return times_logistic(gate, gate) * up;
     if (gating == GELU_TANH) {
         // (1 + tanh(y)) / 2 is the logistic function of 2y, which keeps precision below zero. 1.59... is sqrt(8/pi).
         return times_logistic(gate, 1.5957691f * __fmaf_rn(0.044715f * gate * gate, gate, gate)) * up;
     }
+    if (gating == SQUARED_RELU) return (gate < 0.0f ? 0.0f : gate) * up;
     gate = gate > limit ? limit : gate;
     up = up > limit ? limit : up < -limit ? -limit : up;
     return __fadd_rn(up, 1.0f) * times_logistic(gate, alpha * gate);

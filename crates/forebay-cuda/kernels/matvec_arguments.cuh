@@ -20,7 +20,7 @@ struct RowPairs {
     int first_token;   // of the block; `tokens` counts all tokens of the launch
 };
 
-enum Mode { SEPARATE = 0, PAIRED = 1, GATED = 2 };
+enum Mode { SEPARATE = 0, PAIRED = 1, GATED = 2, ACTIVATED = 3 };
 
 // Kernel parameters.
 // - Without `ids`, the matrices are at w0 ..., and blockIdx.y selects one (SEPARATE) or is 0. blockIdx.z counts groups of
@@ -31,6 +31,7 @@ enum Mode { SEPARATE = 0, PAIRED = 1, GATED = 2 };
 //   table[ids[pair]], and w0, w1 are offsets in the slot. A pair with the id NO_EXPERT writes nothing. blockIdx.z is 0.
 // - GATED joins two matrices by `gating`. With `ids`, rows bias_ids[pair] of bias0 and bias1 [experts, rows], if not
 //   null, are added before.
+// - ACTIVATED is SEPARATE with one matrix, whose outputs pass through `gating` without a gate.
 #define MATVEC_PARAMETERS                                                                                      \
     const u64 *table, const u32 *ids, const u32 *order, u64 w0, u64 w1, u64 w2, u64 w3, int rows0, int rows1,  \
         int rows2, int rows3, float *out0, float *out1, float *out2, float *out3, int cols, u64 row_bytes,     \
@@ -49,7 +50,7 @@ template <int TOKENS> __device__ __forceinline__ bool find_rows(RowPairs &work, 
     work.out[1] = out1;
     work.x_row = work.first_token = blockIdx.z * TOKENS;
     work.row_bytes = row_bytes;
-    work.two = mode != SEPARATE;
+    work.two = mode == PAIRED || mode == GATED;
     work.gated = mode == GATED;
     u64 first = w0, second = w1;
     if (ids) {
@@ -107,6 +108,10 @@ __device__ __forceinline__ void store_pair(const RowPairs &work, int pair, int t
         work.out[0][at + pair] = first;
         work.out[1][at + pair] = second;
     } else {
+        if (mode == ACTIVATED) {
+            first = gated(gating, first, first, alpha, limit);
+            second = gated(gating, second, second, alpha, limit);
+        }
         work.out[0][at + 2 * pair] = first;
         if (2 * pair + 1 < work.rows) work.out[0][at + 2 * pair + 1] = second;
     }

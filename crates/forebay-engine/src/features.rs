@@ -39,8 +39,19 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
         Gating::Clamped { limit, .. } => {
             add("clamped SwiGLU", format!("gate and up stay within {limit}"));
         }
+        Gating::SquaredRelu => add("squared ReLU", "feed-forwards without a gate".to_owned()),
     }
     experts(architecture, &mut add);
+    if architecture.residual_scale != 1.0 {
+        let scale = architecture.residual_scale;
+        add(
+            "scaled residuals",
+            format!("outputs times {scale} before they are added to the stream"),
+        );
+    }
+    if architecture.logit_scale != 1.0 {
+        add("scaled logits", format!("times {}", architecture.logit_scale));
+    }
     if architecture.embedding_scale != 1.0 {
         add("scaled embedding", format!("rows times {:.2}", architecture.embedding_scale));
     }
@@ -130,18 +141,25 @@ fn recurrent(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
     let name = match shape.rule {
         StateRule::GatedDelta => "gated DeltaNet",
         StateRule::KimiDelta => "Kimi Delta Attention",
+        StateRule::Mamba2 => "Mamba-2",
+        StateRule::ShortConvolution => "gated short convolutions",
+    };
+    let kept = shape.convolution - 1;
+    let state = match shape.rule {
+        StateRule::ShortConvolution => {
+            format!("the last {kept} inputs of a convolution over {} channels", shape.channels())
+        }
+        _ => format!(
+            "a state of {} heads of {} x {} numbers and the last {kept} inputs of a convolution",
+            shape.value_heads, shape.key_dim, shape.value_dim
+        ),
     };
     add(
         name,
         format!(
-            "{} of {} layers keep no keys and values, but a state of {} heads of {} x {} numbers and the last {} inputs of a \
-             convolution: {:.1} MB for a sequence of any length",
+            "{} of {} layers keep no keys and values, but {state}: {:.1} MB for a sequence of any length",
             architecture.recurrent_layers(),
             architecture.layers.len(),
-            shape.value_heads,
-            shape.key_dim,
-            shape.value_dim,
-            shape.convolution - 1,
             architecture.state_bytes() as f64 / 1e6
         ),
     );

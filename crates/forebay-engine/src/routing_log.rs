@@ -79,7 +79,9 @@ impl Session {
                     used: *used as u32,
                     expert_bytes: bytes(index),
                 },
-                FeedForward::Dense { .. } => RoutingLayer { experts: 0, used: 0, expert_bytes: 0 },
+                FeedForward::None | FeedForward::Dense { .. } => {
+                    RoutingLayer { experts: 0, used: 0, expert_bytes: 0 }
+                }
             })
             .collect();
         if layers.iter().all(|layer| layer.used == 0) {

@@ -497,8 +497,8 @@ impl Output<'_> {
     }
 }
 
-/// Runs one layer: attention, then the feed-forward. The norm of each block adds the output of the block before it to the
-/// residual stream. `continues` says that the layer before this one was the last step.
+/// Runs one layer: attention, then the feed-forward. Some layers have only one of them. The norm of each block adds the output of
+/// the block before it to the residual stream. `continues` says that the layer before this one was the last step.
 pub(crate) fn layer_step(
     backend: &mut dyn Backend,
     step: &Step<'_>,
@@ -508,14 +508,19 @@ pub(crate) fn layer_step(
 ) -> Result<(), ModelError> {
     interrupt.check()?;
     backend.enter_layer(step)?;
-    backend.norm(step, NextBlock::Attention, continues)?;
-    backend.project(step)?;
-    interrupt.check()?;
-    backend.attend(step)?;
-    interrupt.check()?;
-    backend.project_output(step)?;
-    backend.norm(step, NextBlock::FeedForward, true)?;
-    feed_forward_step(backend, step, routing, interrupt)?;
+    let has_mixer = step.has_mixer();
+    if has_mixer {
+        backend.norm(step, NextBlock::Attention, continues)?;
+        backend.project(step)?;
+        interrupt.check()?;
+        backend.attend(step)?;
+        interrupt.check()?;
+        backend.project_output(step)?;
+    }
+    if step.has_feed_forward() {
+        backend.norm(step, NextBlock::FeedForward, continues || has_mixer)?;
+        feed_forward_step(backend, step, routing, interrupt)?;
+    }
     match step.layer_weights().embeddings {
         Some(_) => backend.layer_embeddings(step),
         None => Ok(()),
@@ -530,6 +535,7 @@ pub(crate) fn feed_forward_step(
     interrupt: &Interrupt,
 ) -> Result<(), ModelError> {
     match step.layer_weights().feed_forward {
+        FeedForwardWeights::None => Ok(()),
         FeedForwardWeights::Dense { .. } => backend.dense_feed_forward(step),
         FeedForwardWeights::Experts { .. } => {
             match routing {

@@ -15,10 +15,20 @@ pub enum Gating {
     /// `(u + 1) * g / (1 + e^(-alpha g))`, with `g` capped at `limit` and `u` clamped to
     /// `-limit..limit` (gpt-oss).
     Clamped { alpha: f32, limit: f32 },
+    /// `max(u, 0)^2`, without a gate (So et al. 2021, "Primer").
+    SquaredRelu,
+}
+
+impl Gating {
+    /// Returns true if feed-forwards have a gate matrix beside the up matrix.
+    pub fn has_gate(self) -> bool {
+        !matches!(self, Gating::SquaredRelu)
+    }
 }
 
 impl Cpu {
-    /// Computes `gate = gating(gate, up)` element by element.
+    /// Computes `gate = gating(gate, up)` element by element. Without a gate, both are to be the same values; see
+    /// [`Cpu::activate_in_place`].
     ///
     /// # Panics
     /// Panics if the lengths differ.
@@ -28,7 +38,18 @@ impl Cpu {
             Gating::Silu => self.apply(Silu, gate, up),
             Gating::GeluTanh => self.apply(GeluTanh, gate, up),
             Gating::Clamped { alpha, limit } => self.apply(Clamped { alpha, limit }, gate, up),
+            Gating::SquaredRelu => self.apply(SquaredRelu, gate, up),
         }
+    }
+
+    /// Computes the activation of a feed-forward without a gate, element by element.
+    ///
+    /// # Panics
+    /// Panics if the activation has a gate.
+    pub fn activate_in_place(&self, gating: Gating, x: &mut [f32]) {
+        assert!(!gating.has_gate(), "activate_in_place: {gating:?}");
+        let share = share(x.len(), LANES);
+        self.pool.for_each_chunk_mut(x, share, |_, _, x| dispatch(self, Activate(x)));
     }
 
     /// Computes `x = x / (1 + e^-gate)` element by element.
@@ -112,6 +133,39 @@ impl Gate for Clamped {
         let up = simd.min(limit, simd.max(lowest, up));
         let inner = times_logistic(simd, gate, simd.mul(gate, simd.splat(self.alpha)));
         simd.mul(simd.add(up, simd.splat(1.0)), inner)
+    }
+}
+
+/// The larger one of `gate` and 0, times `up`.
+#[derive(Clone, Copy)]
+struct SquaredRelu;
+
+impl Gate for SquaredRelu {
+    #[inline(always)]
+    fn of<S: Simd>(self, simd: S, gate: S::V, up: S::V) -> S::V {
+        // `max` returns its second argument if either is NaN.
+        simd.mul(simd.max(simd.splat(0.0), gate), up)
+    }
+}
+
+/// [`SquaredRelu`] of each element with itself.
+struct Activate<'a>(&'a mut [f32]);
+
+impl Kernel for Activate<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let (blocks, rest) = self.0.as_chunks_mut::<LANES>();
+        for x in blocks {
+            let v = simd.load(x);
+            simd.store(SquaredRelu.of(simd, v, v), x);
+        }
+        let mut last = [0.0; LANES];
+        last[..rest.len()].copy_from_slice(rest);
+        let v = simd.load(&last);
+        simd.store(SquaredRelu.of(simd, v, v), &mut last);
+        rest.copy_from_slice(&last[..rest.len()]);
     }
 }
 

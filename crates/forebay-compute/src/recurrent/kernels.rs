@@ -15,6 +15,7 @@ pub(super) struct Convolve<'a> {
     pub weights: &'a [f32],
     /// Bias of the segment's channels.
     pub bias: Option<&'a [f32]>,
+    pub activates: bool,
     pub out: &'a mut [f32],
 }
 
@@ -23,7 +24,7 @@ impl Kernel for Convolve<'_> {
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Convolve { history, token, segment, weights, bias, out } = self;
+        let Convolve { history, token, segment, weights, bias, activates, out } = self;
         let (seen, channels) = (history.shape.convolution, history.shape.channels());
         assert!(seen <= MOST_SEEN, "a convolution over {seen} tokens");
         let len = out.len();
@@ -41,7 +42,7 @@ impl Kernel for Convolve<'_> {
                 let (x, w) = (inputs.as_chunks().0, weights.as_chunks().0);
                 sum = simd.mul_add(simd.load(&x[index]), simd.load(&w[index]), sum);
             }
-            simd.store(silu(simd, sum), out);
+            simd.store(if activates { silu(simd, sum) } else { sum }, out);
         }
     }
 }

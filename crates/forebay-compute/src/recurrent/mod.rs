@@ -120,6 +120,9 @@ impl Cpu {
         out: &mut [f32],
     ) {
         shape.check();
+        if shape.rule == DeltaRule::ShortConvolution {
+            return self.short_convolution(shape, weights, inputs, runs, states, scratch, out);
+        }
         let tokens: usize = runs.iter().map(|run| run.tokens).sum();
         let (channels, heads) = (shape.channels(), shape.value_heads);
         let lengths = [
@@ -142,6 +145,48 @@ impl Cpu {
         let call = Steps { shape, mixed, factors, skip: weights.skip, runs };
         call.run(self, states, out);
         self.gate_outputs(shape, weights, inputs, out);
+    }
+
+    /// Computes [`DeltaRule::ShortConvolution`]. Of the vectors, it has the convolution's only.
+    #[expect(clippy::too_many_arguments, reason = "as above")]
+    fn short_convolution(
+        &self,
+        shape: &DeltaShape,
+        weights: &DeltaVectors<'_>,
+        inputs: &DeltaInputs<'_>,
+        runs: &[StateRun],
+        states: &mut [f32],
+        scratch: &mut [f32],
+        out: &mut [f32],
+    ) {
+        let tokens: usize = runs.iter().map(|run| run.tokens).sum();
+        let channels = shape.channels();
+        let lengths = [
+            (weights.convolution.len(), shape.convolution * channels),
+            (weights.convolution_bias.map_or(channels, <[f32]>::len), channels),
+            (out.len(), tokens * channels),
+            (scratch.len(), tokens * channels),
+        ];
+        assert!(lengths.iter().all(|(found, wanted)| found == wanted), "gated_delta: {lengths:?}");
+        check_places(runs, shape.state_floats(), states.len());
+        let columns = inputs.columns;
+        self.pool.for_each_chunk_mut(scratch, channels, |_, start, row| {
+            let token = start / channels;
+            row.copy_from_slice(&inputs.v.of(token)[columns.v.first..][..channels]);
+            let factor = &inputs.b.of(token)[columns.b.first..][..channels];
+            row.iter_mut().zip(factor).for_each(|(x, factor)| *x *= factor);
+        });
+        let whole = HeadColumns { first: 0, step: channels };
+        let gated = DeltaInputs {
+            columns: DeltaColumns { v: whole, ..columns },
+            v: ProductRows { values: scratch, row: channels },
+            ..*inputs
+        };
+        self.convolve(shape, weights, &gated, runs, states, out);
+        self.pool.for_each_chunk_mut(out, channels, |_, start, row| {
+            let factor = &inputs.z.of(start / channels)[columns.z.first..][..channels];
+            row.iter_mut().zip(factor).for_each(|(x, factor)| *x *= factor);
+        });
     }
 
     /// Computes the convolution and its activation for every token, and normalises queries and keys. Writes the inputs that later
@@ -171,11 +216,12 @@ impl Cpu {
                         segment,
                         weights: weights.convolution,
                         bias: weights.convolution_bias.map(|bias| &bias[own.clone()]),
+                        activates: shape.rule != DeltaRule::ShortConvolution,
                         out: &mut row[own.clone()],
                     };
                     dispatch(self, kernel);
                 });
-                if shape.rule == DeltaRule::Mamba2 {
+                if matches!(shape.rule, DeltaRule::Mamba2 | DeltaRule::ShortConvolution) {
                     return;
                 }
                 let (q, rest) = row.split_at_mut(shape.key_heads * shape.key_dim);
@@ -246,7 +292,7 @@ impl Cpu {
                 }
                 share[0] = match shape.rule {
                     DeltaRule::Mamba2 => step,
-                    DeltaRule::GatedDelta | DeltaRule::KimiDelta => {
+                    DeltaRule::GatedDelta | DeltaRule::KimiDelta | DeltaRule::ShortConvolution => {
                         let b = inputs.b.of(token);
                         let b = b[inputs.columns.b.of_value_head(shape, head, 1)];
                         1.0 / (1.0 + (-b).exp())
@@ -328,6 +374,9 @@ fn history_segments<'a>(
     let parts =
         [(inputs.q, q, 0, key_dim), (inputs.k, k, keys, key_dim), (inputs.v, v, 2 * keys, values)];
     for (rows, columns, channel, len) in parts {
+        if len == 0 {
+            continue;
+        }
         if columns.step == len {
             f(Segment { rows, column: columns.first, channel, len: key_heads * len });
             continue;

@@ -15,6 +15,9 @@ pub enum DeltaRule {
     /// Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"): the state decays by one factor, and the value is added to it, times
     /// the length of the step. The output is multiplied by `silu(z)`, then normed.
     Mamba2,
+    /// A gated short convolution (LFM2), which has no keys and no state matrices: the values are multiplied by `b`, mixed by the
+    /// convolution without an activation, and multiplied by `z`.
+    ShortConvolution,
 }
 
 /// Shape of a recurrent layer.
@@ -24,7 +27,7 @@ pub struct DeltaShape {
     pub key_heads: usize,
     /// A multiple of `key_heads`.
     pub value_heads: usize,
-    /// Number of elements of a key, a multiple of 8.
+    /// Number of elements of a key, a multiple of 8; 0 with [`DeltaRule::ShortConvolution`].
     pub key_dim: usize,
     /// Number of elements of a value, a multiple of 8.
     pub value_dim: usize,
@@ -55,7 +58,11 @@ impl DeltaShape {
 
     /// Returns the number of weights of the norm of the outputs. Norms of a single head share them.
     pub fn norm_weights(&self) -> usize {
-        if self.rule == DeltaRule::Mamba2 { self.value_width() } else { self.value_dim }
+        match self.rule {
+            DeltaRule::GatedDelta | DeltaRule::KimiDelta => self.value_dim,
+            DeltaRule::Mamba2 => self.value_width(),
+            DeltaRule::ShortConvolution => 0,
+        }
     }
 
     /// Returns the number of floats of a state: the last inputs of the convolution `[convolution - 1, channels]`, then the state
@@ -66,7 +73,10 @@ impl DeltaShape {
 
     /// Returns the number of floats of a token in the buffer that [`Cpu::gated_delta`](crate::Cpu::gated_delta) needs.
     pub fn scratch_floats(&self) -> usize {
-        self.channels() + self.value_heads * (self.decay_width() + 1)
+        match self.rule {
+            DeltaRule::ShortConvolution => self.channels(),
+            _ => self.channels() + self.value_heads * (self.decay_width() + 1),
+        }
     }
 
     pub(super) fn tail_floats(&self) -> usize {
@@ -93,6 +103,13 @@ impl DeltaShape {
                 self.norm_width > 0 && self.value_width().is_multiple_of(self.norm_width)
             }
             DeltaRule::GatedDelta | DeltaRule::KimiDelta => self.norm_width == self.value_dim,
+            DeltaRule::ShortConvolution => true,
+        };
+        let fits = match self.rule {
+            DeltaRule::ShortConvolution => {
+                self.key_dim == 0 && self.value_dim > 0 && self.value_dim.is_multiple_of(LANES)
+            }
+            _ => fits,
         };
         assert!(fits && heads && norms && self.convolution >= 2, "gated_delta: {self:?}");
     }

@@ -108,6 +108,25 @@ impl Layer {
         )
     }
 
+    /// One product for a gated short convolution: factors of the values, factors of the output, values.
+    fn short_convolution(convolution: usize, channels: usize) -> Layer {
+        let of = DeltaShape {
+            rule: DeltaRule::ShortConvolution,
+            convolution,
+            ..shape(1, 1, 0, channels)
+        };
+        let columns = |first| HeadColumns { first, step: channels };
+        let all = DeltaColumns {
+            q: columns(0),
+            k: columns(0),
+            v: columns(2 * channels),
+            z: columns(channels),
+            b: columns(0),
+            a: columns(0),
+        };
+        Layer::with(of, all, [3 * channels; 6])
+    }
+
     fn with(shape: DeltaShape, columns: DeltaColumns, widths: [usize; 6]) -> Layer {
         let decay = random(31, shape.value_heads).iter().map(|x| -0.05 - x.abs()).collect();
         let vectors = [
@@ -169,11 +188,30 @@ impl Layer {
         out
     }
 
+    /// Computes a gated short convolution in double precision.
+    fn short_reference(&self, products: &[Vec<f32>; 6], tokens: usize) -> Vec<f64> {
+        let (seen, channels) = (self.shape.convolution, self.shape.channels());
+        let at =
+            |token: usize, column: usize| f64::from(products[V][token * 3 * channels + column]);
+        let value = |index: usize| {
+            let (token, channel) = (index / channels, index % channels);
+            let terms = (0..seen.min(token + 1)).map(|back| {
+                let weight = f64::from(self.vectors[0][(seen - 1 - back) * channels + channel]);
+                weight * at(token - back, channel) * at(token - back, 2 * channels + channel)
+            });
+            terms.sum::<f64>() * at(token, channels + channel)
+        };
+        (0..tokens * channels).map(value).collect()
+    }
+
     /// Computes the formulas of the papers in double precision, token by token.
     fn reference(&self, products: &[Vec<f32>; 6], tokens: usize) -> Vec<f64> {
         let shape = &self.shape;
         let DeltaShape { rule, key_heads, value_heads, key_dim, value_dim, .. } = *shape;
         let per_key = value_heads / key_heads;
+        if rule == DeltaRule::ShortConvolution {
+            return self.short_reference(products, tokens);
+        }
         let at = |part: usize, token: usize, column: usize| {
             f64::from(products[part][token * self.widths[part] + column])
         };
@@ -261,7 +299,7 @@ impl Layer {
             match rule {
                 DeltaRule::GatedDelta => *x *= silu(gate(index)),
                 DeltaRule::KimiDelta => *x *= logistic(gate(index)),
-                DeltaRule::Mamba2 => {}
+                DeltaRule::Mamba2 | DeltaRule::ShortConvolution => {}
             }
         }
         out
@@ -300,6 +338,8 @@ fn layers() -> Vec<Layer> {
         Layer::together(mamba(2, 8, 32, 16)),
         Layer::together(mamba(1, 3, 128, 64)),
         Layer::together(DeltaShape { norm_width: 24, ..mamba(1, 6, 16, 8) }),
+        Layer::short_convolution(3, 40),
+        Layer::short_convolution(2, 8),
     ]
 }
 

@@ -15,6 +15,7 @@ pub enum DeltaRule {
     GatedDelta,
     KimiDelta,
     Mamba2,
+    ShortConvolution,
 }
 
 /// Shape of a recurrent layer.
@@ -53,7 +54,11 @@ impl DeltaShape {
 
     /// Returns the number of weights of the norm of the outputs.
     pub fn norm_weights(&self) -> usize {
-        if self.rule == DeltaRule::Mamba2 { self.value_width() } else { self.value_dim }
+        match self.rule {
+            DeltaRule::GatedDelta | DeltaRule::KimiDelta => self.value_dim,
+            DeltaRule::Mamba2 => self.value_width(),
+            DeltaRule::ShortConvolution => 0,
+        }
     }
 
     /// Returns the number of floats of a state: the last inputs of the convolution, then the state matrices.
@@ -63,6 +68,9 @@ impl DeltaShape {
 
     /// Returns true if the kernels take this shape.
     pub fn is_supported(&self) -> bool {
+        if self.rule == DeltaRule::ShortConvolution {
+            return self.key_dim == 0 && self.value_width() > 0 && self.convolution >= 2;
+        }
         let Some((capacity, threads_most)) = self.kernel() else { return false };
         let threads = self.value_dim * capacity / ROW_ELEMENTS;
         self.key_dim.is_multiple_of(4)
@@ -199,6 +207,24 @@ impl Gpu {
         };
         let grid = (channels.div_ceil(THREADS) as u32, rows as u32, 1);
         let threads = (THREADS as u32, 1, 1);
+        if rule == DeltaRule::ShortConvolution {
+            let kernel = self.kernel(shape.module(), "short_convolution")?;
+            let launch = Launch::new(kernel, grid, threads);
+            return [delta.b, delta.v, delta.z]
+                .into_iter()
+                .fold(launch, product)
+                .int(channels)
+                .int(convolution)
+                .ptr(delta.convolution, convolution * channels)
+                .optional(delta.convolution_bias, channels)
+                .ptr(runs.words, runs.count * DeltaRuns::WORDS)
+                .int(runs.count)
+                .int(runs.first_row)
+                .ptr(delta.states.floats, states)
+                .u64(shape.state_floats() as u64)
+                .ptr(delta.out, rows * channels)
+                .run(self);
+        }
         let launch = Launch::new(self.kernel(shape.module(), "delta_convolve")?, grid, threads);
         let launch = [delta.q, delta.k, delta.v].into_iter().fold(launch, product);
         launch
@@ -221,7 +247,7 @@ impl Gpu {
         let name = match rule {
             DeltaRule::GatedDelta => "delta_steps",
             DeltaRule::KimiDelta => "kimi_steps",
-            DeltaRule::Mamba2 => "mamba2_steps",
+            DeltaRule::Mamba2 | DeltaRule::ShortConvolution => "mamba2_steps",
         };
         let launch = Launch::new(self.kernel(shape.module(), name)?, grid, (threads as u32, 1, 1));
         let launch = launch

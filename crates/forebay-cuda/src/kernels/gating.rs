@@ -14,6 +14,8 @@ pub enum Gating {
     GeluTanh,
     /// `(u + 1) * g / (1 + e^(-alpha g))`, where `g` is at most `limit` and `u` is within `-limit..limit`.
     Clamped { alpha: f32, limit: f32 },
+    /// `max(u, 0)^2`, without a gate: `g` and `u` are the same.
+    SquaredRelu,
 }
 
 /// Biases of experts, added before the gated activation.
@@ -44,12 +46,18 @@ pub struct Gate {
 }
 
 impl Gating {
+    /// Returns true if feed-forwards have a gate matrix beside the up matrix.
+    pub fn has_gate(self) -> bool {
+        self != Gating::SquaredRelu
+    }
+
     /// Returns the kernels' number of the function, with alpha and limit.
     pub(super) fn arguments(self) -> (usize, f32, f32) {
         match self {
             Gating::Silu => (0, 0.0, 0.0),
             Gating::GeluTanh => (1, 0.0, 0.0),
             Gating::Clamped { alpha, limit } => (2, alpha, limit),
+            Gating::SquaredRelu => (3, 0.0, 0.0),
         }
     }
 }

@@ -42,6 +42,8 @@ pub enum Pairing {
         /// pair, without [`GateBiases::pairs`].
         biases: Option<GateBiases>,
     },
+    /// The output of one matrix passes through an activation without a gate.
+    Activated(Gating),
 }
 
 impl Pairing {
@@ -57,6 +59,7 @@ enum Mode {
     Separate = 0,
     Paired = 1,
     Gated = 2,
+    Activated = 3,
 }
 
 /// Arguments that all kernels share.
@@ -75,7 +78,7 @@ struct Work {
     tokens: usize,
     pairs_per_x: usize,
     mode: Mode,
-    /// Function for [`Mode::Gated`].
+    /// Function for [`Mode::Gated`] and [`Mode::Activated`].
     gating: Gating,
     biases: Option<GateBiases>,
     /// Number of matrices or (token, slot) pairs, each with its own blocks.
@@ -120,6 +123,7 @@ impl Gpu {
             (work.mode, work.gating) = (Mode::Gated, gating);
             work.items = 1;
         }
+        work.activate(pairing, matrices.len());
         work.run(self, x)
     }
 
@@ -160,6 +164,7 @@ impl Gpu {
             assert!(biases.is_none_or(|biases| biases.pairs.is_null()), "pairs are in order");
             work.biases = biases;
         }
+        work.activate(pairing, parts.len());
         (work.table, work.ids, work.order) = (Some(experts.slots), pairs.ids, pairs.order);
         (work.pairs_per_x, work.items) = (pairs.per_row, pairs.count);
         work.run(self, x)
@@ -184,6 +189,14 @@ impl Work {
             gating: Gating::Silu,
             biases: None,
             items: 1,
+        }
+    }
+
+    /// Takes the activation of [`Pairing::Activated`].
+    fn activate(&mut self, pairing: Pairing, matrices: usize) {
+        if let Pairing::Activated(gating) = pairing {
+            assert!(matrices == 1 && !gating.has_gate(), "{matrices} matrices with {gating:?}");
+            (self.mode, self.gating) = (Mode::Activated, gating);
         }
     }
 
@@ -372,7 +385,7 @@ impl Variant {
 /// Returns the number of pairs of rows of a matrix, or of two.
 fn pairs_of(rows: usize, mode: Mode) -> usize {
     match mode {
-        Mode::Separate => rows.div_ceil(2),
+        Mode::Separate | Mode::Activated => rows.div_ceil(2),
         Mode::Paired | Mode::Gated => rows,
     }
 }

@@ -22,7 +22,7 @@ pub fn blocks(catalog: &Catalog, weights: &Weights) -> Vec<PlannedBlock> {
             // Attention and feed-forward get a block each. A GPU streams these sub-layers one by one, and data with a
             // single checksum must be read as a whole.
             let (first, all) = (weights.layers[layer].attention_parts, block.part_bytes().len());
-            for parts in [0..first, first..all] {
+            for parts in [0..first, first..all].into_iter().filter(|parts| !parts.is_empty()) {
                 order.dense(BlockKind::Layer, index, &block.slice(parts).extents);
             }
         } else {

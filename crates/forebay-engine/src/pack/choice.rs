@@ -111,10 +111,11 @@ impl Choice {
                 plain.extend([of.k_b.matrix, of.v_b.matrix]);
             }
             match &layer.feed_forward {
-                FeedForwardWeights::Dense { gate, up, .. } => together.extend([*gate, *up]),
+                FeedForwardWeights::None => {}
+                FeedForwardWeights::Dense { gate, up, .. } => together.extend(pair(gate, up)),
                 FeedForwardWeights::Experts { router, shared, .. } => {
                     plain.push(*router);
-                    together.extend(shared.iter().flat_map(|[gate, up, _]| [*gate, *up]));
+                    together.extend(shared.iter().flat_map(|[gate, up, _]| pair(gate, up)));
                 }
             }
             let plain: Vec<Extent> =
@@ -126,8 +127,10 @@ impl Choice {
             if experts.iter().any(|block| block.relayout.is_some()) {
                 continue;
             }
-            // Gate and up, then down.
-            for parts in [0..2, 2..3] {
+            // Gate and up, then down. Experts without a gate have two parts.
+            let parts = experts.first().map_or(3, |block| block.extents.len());
+            let down = parts.saturating_sub(1);
+            for parts in [0..down, down..parts] {
                 let of_expert = |block: &Block| block.extents[parts.clone()].to_vec();
                 let extents = || experts.iter().flat_map(of_expert);
                 choice.add(catalog, extents());
@@ -312,4 +315,10 @@ fn extent_of(block: &Block, matrix: &PartMatrix) -> Option<Extent> {
         part => part - made + relayout.extents.len(),
     };
     block.extents.get(index).copied()
+}
+
+/// Returns gate and up of a feed-forward, or the one that stands for both.
+fn pair(gate: &PartMatrix, up: &PartMatrix) -> impl Iterator<Item = PartMatrix> {
+    let up = (up.part != gate.part).then_some(*up);
+    [Some(*gate), up].into_iter().flatten()
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forebay_compute::KvType;
 use forebay_format::{Catalog, TensorType};
-use forebay_model::weights::{FeedForwardWeights, PartMatrix};
+use forebay_model::weights::{FeedForwardWeights, PartMatrix, distinct};
 use forebay_model::{Architecture, CacheSize, KvCapacity, KvInVram, Weights};
 use forebay_store::FileSet;
 use forebay_stream::ModelBlocks;
@@ -212,22 +212,26 @@ impl ModelCosts {
     pub fn new(architecture: &Architecture, weights: &Weights, context: usize) -> ModelCosts {
         let layers = weights.layers.iter().enumerate().map(|(index, layer)| {
             let attention = layer.attention.matrices();
-            let mut dense: Vec<&PartMatrix> = attention.iter().chain([&layer.o]).collect();
+            let mut dense: Vec<&PartMatrix> = attention.iter().chain(&layer.o).collect();
             let mut feed_forward = None;
             let experts = match &layer.feed_forward {
+                FeedForwardWeights::None => None,
                 FeedForwardWeights::Dense { gate, up, down } => {
-                    dense.extend([gate, up, down]);
-                    feed_forward = Some(Matrices::of(&[gate, up, down]));
+                    let matrices = [*gate, *up, *down];
+                    let of: Vec<&PartMatrix> = distinct(&matrices).collect();
+                    feed_forward = Some(Matrices::of(&of));
+                    dense.extend([gate, down]);
+                    dense.extend((up.part != gate.part).then_some(up));
                     None
                 }
                 FeedForwardWeights::Experts { router, gate, up, down, shared, .. } => {
                     dense.push(router);
-                    dense.extend(shared.iter().flatten());
+                    dense.extend(shared.iter().flat_map(distinct));
                     let count = weights.blocks.experts[index].len();
                     Some(ExpertCosts {
                         count,
                         used: weights.blocks.experts_per_token.min(count),
-                        matrices: Matrices::of(&[gate, up, down]),
+                        matrices: Matrices::of(&distinct(&[*gate, *up, *down]).collect::<Vec<_>>()),
                     })
                 }
             };

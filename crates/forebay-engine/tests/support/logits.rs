@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 39] = [
+pub const HUGGING_FACE: [&str; 43] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -45,9 +45,13 @@ pub const HUGGING_FACE: [&str; 39] = [
     "mimo_v2_flash",
     "deepseek_v32",
     "glm_moe_dsa",
+    "nemotron_h",
+    "nemotron_h_dense",
+    "lfm2_moe",
+    "granitemoehybrid",
 ];
 /// Names of the fixtures in GGUF form.
-pub const GGUF: [&str; 27] = [
+pub const GGUF: [&str; 28] = [
     "llama",
     "llama3_rope",
     "llama_k",
@@ -75,12 +79,23 @@ pub const GGUF: [&str; 27] = [
     "gemma4_moe",
     "gemma4_ple",
     "deepseek_v32",
+    "nemotron_h",
 ];
 
 /// Names of the fixtures with recurrent layers.
 #[allow(dead_code, reason = "only some tests need them")]
-pub const RECURRENT: [&str; 6] =
-    ["qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_moe_k", "kimi_linear"];
+pub const RECURRENT: [&str; 10] = [
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_5_moe_text",
+    "qwen3_5_moe_k",
+    "kimi_linear",
+    "nemotron_h",
+    "nemotron_h_dense",
+    "lfm2_moe",
+    "granitemoehybrid",
+];
 
 /// Returns the context with which a fixture's short prompt and its continuation must be computed, if it matters. Phi-3 rotates
 /// with other factors beyond 64 positions, and forebay chooses the factors by the size of the KV cache.

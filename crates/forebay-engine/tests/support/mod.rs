@@ -69,6 +69,10 @@ pub fn recurrent_models() -> Vec<PathBuf> {
         "models/qwen3_5",
         "gguf/kimi_linear/kimi_linear-Q8_0.gguf",
         "models/kimi_linear",
+        "gguf/nemotron_h/nemotron_h-Q8_0.gguf",
+        "models/nemotron_h_dense",
+        "models/lfm2_moe",
+        "models/granitemoehybrid",
     ]
     .iter()
     .filter_map(|name| fixture(name))

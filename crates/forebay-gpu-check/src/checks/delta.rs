@@ -59,6 +59,8 @@ fn over_layers(
         Layer::together(mamba(1, 5, 128, 64)),
         Layer::together(DeltaShape { norm_width: 96, ..mamba(1, 6, 64, 32) }),
         Layer::together(mamba(2, 2, 256, 8)),
+        Layer::short_convolution(3, 328),
+        Layer::short_convolution(2, 8),
     ];
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for layer in layers {
@@ -158,6 +160,30 @@ impl Layer {
         Layer::with(shape, all, [shape.channels() + values + shape.value_heads; 6])
     }
 
+    /// One product for a gated short convolution: factors of the values, factors of the output, values.
+    fn short_convolution(convolution: usize, channels: usize) -> Layer {
+        let shape = DeltaShape {
+            rule: DeltaRule::ShortConvolution,
+            key_heads: 1,
+            value_heads: 1,
+            key_dim: 0,
+            value_dim: channels,
+            convolution,
+            tiled: false,
+            norm_width: channels,
+        };
+        let columns = |first| CpuColumns { first, step: channels };
+        let all = DeltaColumns {
+            q: columns(0),
+            k: columns(0),
+            v: columns(2 * channels),
+            z: columns(channels),
+            b: columns(0),
+            a: columns(0),
+        };
+        Layer::with(shape, all, [3 * channels; 6])
+    }
+
     fn with(shape: DeltaShape, columns: DeltaColumns, widths: [usize; 6]) -> Layer {
         let mut random = Random::new(shape.key_dim as u64);
         Layer {
@@ -167,7 +193,7 @@ impl Layer {
             convolution: random.gaussians(shape.convolution * shape.channels()),
             decay: random.gaussians(shape.value_heads).iter().map(|x| -0.05 - x.abs()).collect(),
             step: random.gaussians(shape.value_heads * shape.decay_width()),
-            norm: random.gaussians(shape.norm_weights()),
+            norm: random.gaussians(shape.norm_weights().max(1)),
             extra: (shape.rule == DeltaRule::Mamba2)
                 .then(|| [random.gaussians(shape.channels()), random.gaussians(shape.value_heads)]),
         }
@@ -263,6 +289,7 @@ impl Layer {
                 DeltaRule::GatedDelta => CpuRule::GatedDelta,
                 DeltaRule::KimiDelta => CpuRule::KimiDelta,
                 DeltaRule::Mamba2 => CpuRule::Mamba2,
+                DeltaRule::ShortConvolution => CpuRule::ShortConvolution,
             },
             key_heads: of.key_heads,
             value_heads: of.value_heads,

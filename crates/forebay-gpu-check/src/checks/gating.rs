@@ -13,7 +13,12 @@ use crate::random::Random;
 const CLAMPED: Gating = Gating::Clamped { alpha: 1.702, limit: 7.0 };
 
 pub fn checks() -> Vec<Check> {
-    let kinds = [("silu", Gating::Silu), ("gelu", Gating::GeluTanh), ("clamped", CLAMPED)];
+    let kinds = [
+        ("silu", Gating::Silu),
+        ("gelu", Gating::GeluTanh),
+        ("clamped", CLAMPED),
+        ("squared relu", Gating::SquaredRelu),
+    ];
     let check = |(name, gating): (&str, Gating)| {
         let plain = Check::new(format!("gating {name}"), move |context| plain(context, gating));
         let biased =
@@ -43,6 +48,7 @@ fn on_cpu(gating: Gating) -> CpuGating {
         Gating::Silu => CpuGating::Silu,
         Gating::GeluTanh => CpuGating::GeluTanh,
         Gating::Clamped { alpha, limit } => CpuGating::Clamped { alpha, limit },
+        Gating::SquaredRelu => CpuGating::SquaredRelu,
     }
 }
 
@@ -59,6 +65,7 @@ pub fn exact(gating: Gating, gate: f64, up: f64) -> f64 {
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             (up + 1.0) * gate / (1.0 + (-gate * f64::from(alpha)).exp())
         }
+        Gating::SquaredRelu => gate.max(0.0) * up,
     }
 }
 

@@ -6,9 +6,7 @@ use forebay_compute::{
 };
 use serde::Serialize;
 
-use super::check::{check, check_size};
 use super::indexer::Indexer;
-use super::layers::KvGroup;
 use super::recurrent::Recurrent;
 use crate::ModelError;
 
@@ -25,12 +23,17 @@ pub struct Architecture {
     pub context_trained: usize,
     pub norm_epsilon: f32,
     pub norms: NormLayout,
-    /// Factor for the rows of the embedding table.
+    /// Factor for the rows of the embedding table, which are the first residual stream.
     pub embedding_scale: f32,
     /// True if every layer ends by multiplying the residual stream by a number of its own (Gemma 4).
     pub layer_scales: bool,
     /// Embeddings of every token for each layer, if there are any.
     pub layer_embeddings: Option<LayerEmbeddings>,
+    /// Factor for the output of every attention, recurrence and feed-forward before it is added to the residual stream (Granite).
+    /// The stream is kept divided by it: then outputs are added as they are, and norms need another epsilon only.
+    pub residual_scale: f32,
+    /// Factor for the logits.
+    pub logit_scale: f32,
     /// Cap of the logits, which become `cap * tanh(logit / cap)`.
     pub logit_softcap: Option<f32>,
     /// Shapes of attention. Every attention layer has one of them ([`Layer::attention`]).
@@ -260,6 +263,8 @@ pub enum Mixer {
     Attention,
     /// [`Architecture::recurrent`]
     Recurrent,
+    /// The layer is only a feed-forward.
+    None,
 }
 
 /// One decoder layer.
@@ -284,7 +289,7 @@ impl Layer {
     /// Returns the number of experts of the layer; 0 for a dense layer.
     pub fn experts(&self) -> usize {
         match &self.feed_forward {
-            FeedForward::Dense { .. } => 0,
+            FeedForward::None | FeedForward::Dense { .. } => 0,
             FeedForward::Experts(experts) => experts.count,
         }
     }
@@ -292,7 +297,9 @@ impl Layer {
 
 #[derive(Debug, Clone, Serialize)]
 pub enum FeedForward {
-    /// Gated feed-forward of this width.
+    /// The layer is only attention or a recurrence.
+    None,
+    /// Feed-forward of this width.
     Dense {
         width: usize,
     },
@@ -300,6 +307,10 @@ pub enum FeedForward {
 }
 
 impl FeedForward {
+    pub fn is_none(&self) -> bool {
+        matches!(self, FeedForward::None)
+    }
+
     pub fn has_experts(&self) -> bool {
         matches!(self, FeedForward::Experts(_))
     }
@@ -444,7 +455,7 @@ impl Architecture {
     pub fn expert_layers(&self) -> impl Iterator<Item = &Experts> {
         self.layers.iter().filter_map(|layer| match &layer.feed_forward {
             FeedForward::Experts(experts) => Some(experts),
-            FeedForward::Dense { .. } => None,
+            FeedForward::None | FeedForward::Dense { .. } => None,
         })
     }
 
@@ -452,7 +463,7 @@ impl Architecture {
     pub(crate) fn dense_width(&self) -> usize {
         let widths = self.layers.iter().map(|layer| match layer.feed_forward {
             FeedForward::Dense { width } => width,
-            FeedForward::Experts(_) => 0,
+            FeedForward::None | FeedForward::Experts(_) => 0,
         });
         widths.max().unwrap_or(0)
     }
@@ -493,188 +504,8 @@ impl Architecture {
         self.norm_epsilon * self.hidden as f32
     }
 
-    pub(super) fn validate(&self) -> Result<(), ModelError> {
-        let sized = [
-            ("hidden size", self.hidden),
-            ("vocabulary size", self.vocabulary),
-            ("layer count", self.layers.len()),
-            ("trained context", self.context_trained),
-        ];
-        for (key, value) in sized {
-            check_size(key, value)?;
-        }
-        self.attentions.iter().try_for_each(Attention::validate)?;
-        for rope in &self.ropes {
-            check_size("rotary dimension", rope.rotary_dim)?;
-            let even = rope.rotary_dim.is_multiple_of(2);
-            check("rotary dimension", rope.rotary_dim, even, "it must be even")?;
-            let fits = rope.theta.is_finite() && rope.theta > 0.0;
-            check("rope base", rope.theta, fits, "it must be positive")?;
-        }
-        check(
-            "norm epsilon",
-            self.norm_epsilon,
-            self.norm_epsilon > 0.0 && self.norm_epsilon < 1.0,
-            "it must be between 0 and 1",
-        )?;
-        for (key, factor) in [
-            ("scale of the embedding", Some(self.embedding_scale)),
-            ("cap of logits", self.logit_softcap),
-        ] {
-            let factor = factor.unwrap_or(1.0);
-            check(key, factor, factor.is_finite() && factor > 0.0, "it must be positive")?;
-        }
-        check(
-            "attention layers",
-            0,
-            self.attention_layers().next().is_some(),
-            "forebay needs at least one layer with attention",
-        )?;
-        if self.recurrent_layers() > 0 {
-            let recurrent = self.recurrent.ok_or_else(|| ModelError::BadValue {
-                key: "recurrent layers".into(),
-                value: self.recurrent_layers().to_string(),
-                expected: "their shape must be described".into(),
-            })?;
-            recurrent.validate()?;
-        }
-        let ropes = self.ropes.len();
-        let fits = self.layers.iter().all(|layer| layer.rope.is_none_or(|rope| rope < ropes));
-        check("rotations", ropes, fits, "every layer's rotation must be described")?;
-        self.attention_layers().try_for_each(|layer| self.validate_rotation(layer))?;
-        if let Some(Temperature { rate, step }) = self.temperature {
-            let rate_fits = rate.is_finite() && rate >= 0.0;
-            check("rate of the temperature", rate, rate_fits, "it must not be negative")?;
-            check("step of the temperature", step, step.is_finite() && step >= 1.0, "at least 1")?;
-            let plain = |of: &Attention| of.bias == AttentionBias::None && of.latent.is_none();
-            let fits = self.attentions.iter().all(plain);
-            check("temperature", true, fits, "the queries must have no biases")?;
-        }
-        self.attention_layers().try_for_each(|layer| self.validate_keys(layer))?;
-        if let Some(of) = self.layer_embeddings {
-            check_size("width of a layer's embeddings", of.width)?;
-            check_size(
-                "width of all layers' embeddings",
-                of.width.saturating_mul(self.layers.len()),
-            )?;
-        }
-        self.validate_indexers()?;
-        self.layers.iter().try_for_each(Layer::validate)
-    }
-
-    /// Checks that the rotation of a layer fits its heads.
-    fn validate_rotation(&self, layer: usize) -> Result<(), ModelError> {
-        let Some(rope) = self.layers[layer].rope else { return Ok(()) };
-        let (rope, attention) = (&self.ropes[rope], self.attention_of(layer));
-        check(
-            "rotary dimension",
-            rope.rotary_dim,
-            rope.rotary_dim <= attention.head_dim,
-            "it must be at most the head dimension",
-        )
-    }
-
-    /// Checks that a layer that uses the keys and values of another can do so.
-    fn validate_keys(&self, layer: usize) -> Result<(), ModelError> {
-        let own = &self.layers[layer];
-        let Some(of) = own.keys_of else { return Ok(()) };
-        let fits = of < layer
-            && self.kv_group(of) == Some(KvGroup { window: own.window, attention: own.attention });
-        check(
-            &format!("layer whose keys and values layer {layer} uses"),
-            of,
-            fits,
-            "it must be an earlier one with the same window and shape, and with keys of its own",
-        )
-    }
-}
-
-impl Attention {
-    fn validate(&self) -> Result<(), ModelError> {
-        let sized = [
-            ("attention heads", self.heads),
-            ("key/value heads", self.kv_heads),
-            ("head dimension", self.head_dim),
-            ("value dimension", self.value_dim),
-        ];
-        for (key, value) in sized {
-            check_size(key, value)?;
-        }
-        check(
-            "attention heads",
-            self.heads,
-            self.heads.is_multiple_of(self.kv_heads),
-            "it must be a multiple of the key/value heads",
-        )?;
-        let Values { of_keys, normed, scale } = self.values;
-        check(
-            "value dimension",
-            self.value_dim,
-            !of_keys || self.value_dim == self.head_dim,
-            "it must be the head dimension if keys are values",
-        )?;
-        check(
-            "biases of attention",
-            "present",
-            !(of_keys || normed) || self.bias == AttentionBias::None,
-            "forebay knows such values without biases",
-        )?;
-        check("scale of values", scale, scale.is_finite() && scale > 0.0, "it must be positive")?;
-        for (key, factor) in
-            [("scale of attention", Some(self.scale)), ("cap of attention", self.softcap)]
-        {
-            let factor = factor.unwrap_or(1.0);
-            check(key, factor, factor.is_finite() && factor > 0.0, "it must be positive")?;
-        }
-        let Some(latent) = self.latent else { return Ok(()) };
-        let sized = [
-            ("latent rank of queries", latent.query_rank.unwrap_or(1)),
-            ("latent rank", latent.rank),
-            ("part of a head that does not rotate", latent.plain),
-            ("part of a head that rotates", latent.rotary),
-            ("value length", latent.value),
-        ];
-        sized.into_iter().try_for_each(|(key, value)| check_size(key, value))
-    }
-}
-
-impl Layer {
-    fn validate(&self) -> Result<(), ModelError> {
-        if let Some(window) = self.window {
-            check("sliding window", window, window > 0, "it must be positive")?;
-        }
-        match &self.feed_forward {
-            FeedForward::Dense { width } => check_size("feed-forward width", *width),
-            FeedForward::Experts(experts) => experts.validate(),
-        }
-    }
-}
-
-impl Experts {
-    fn validate(&self) -> Result<(), ModelError> {
-        let fits = self.count > 0 && self.count <= 65_536;
-        check("expert count", self.count, fits, "it must be from 1 to 65536")?;
-        let fits = self.used > 0 && self.used <= self.count.min(256);
-        check(
-            "experts per token",
-            self.used,
-            fits,
-            "it must be from 1 to the expert count (at most 256)",
-        )?;
-        check_size("expert width", self.width)?;
-        check_size("shared experts' width", self.shared_width.max(1))?;
-        check(
-            "experts per token",
-            self.used,
-            self.used == 1 || !self.scaled_input,
-            "it must be 1 if inputs of experts are scaled",
-        )?;
-        check(
-            "norms of experts",
-            true,
-            !(self.own_norms && self.scaled_input),
-            "inputs are scaled",
-        )?;
-        Ok(self.rule(None, None).check(self.count, self.used)?)
+    /// Returns the number that norms of the residual stream add to the mean of squares.
+    pub fn stream_epsilon(&self) -> f32 {
+        self.norm_epsilon / (self.residual_scale * self.residual_scale)
     }
 }

@@ -9,7 +9,7 @@ use forebay_compute::{Gating, RopeLayout, Scoring};
 #[derive(Debug, Clone, Copy)]
 pub struct Family {
     pub name: &'static str,
-    /// `general.architecture` of the family's GGUF files.
+    /// `general.architecture` of the family's GGUF files; empty if forebay reads Hugging Face models only.
     pub gguf: &'static str,
     /// Every `model_type` of the family's Hugging Face models.
     pub huggingface: &'static [&'static str],
@@ -33,8 +33,12 @@ pub struct Family {
     pub keys_as_values: bool,
     /// True if the query projection also gives a gate of attention's output.
     pub output_gate: bool,
-    /// False if queries and keys are not rotated.
+    /// False if queries and keys are not rotated, unless a configuration says so.
     pub rotates: bool,
+    /// True if a layer is only a mixer or only a feed-forward.
+    pub one_block: bool,
+    /// True if tokens pass through an MLP of a width of its own beside the experts, or instead of them if there are none.
+    pub shared_mlp: bool,
     /// How tokens change the states of recurrent layers, if the family has such layers.
     pub recurrent: Option<StateRule>,
     /// Which value heads a key head of recurrent layers serves in a GGUF file. In Hugging Face models they are consecutive.
@@ -119,6 +123,8 @@ const BASE: Family = Family {
     keys_as_values: false,
     output_gate: false,
     rotates: true,
+    one_block: false,
+    shared_mlp: false,
     recurrent: None,
     gguf_heads: HeadOrder::Consecutive,
     latent: false,
@@ -481,6 +487,109 @@ const FAMILIES: &[Family] = &[
         names: KIMI_LINEAR,
         ..BASE
     },
+    Family { name: "nemotron_h", gguf: "nemotron_h", ..NEMOTRON_H },
+    Family {
+        name: "nemotron_h_moe",
+        gguf: "nemotron_h_moe",
+        // Configurations of both name the same type. Their layers say which have experts.
+        huggingface: &["nemotron_h"],
+        experts: true,
+        corrected: Some(Scoring::Sigmoid),
+        ..NEMOTRON_H
+    },
+    Family {
+        name: "lfm2moe",
+        huggingface: &["lfm2_moe"],
+        qk_norm: QkNorm::PerHead,
+        recurrent: Some(StateRule::ShortConvolution),
+        experts: true,
+        corrected: Some(Scoring::Sigmoid),
+        names: LFM2,
+        ..BASE
+    },
+    Family {
+        name: "granitemoehybrid",
+        huggingface: &["granitemoehybrid"],
+        rotates: false,
+        recurrent: Some(StateRule::Mamba2),
+        experts: true,
+        shared_mlp: true,
+        names: GRANITE_HYBRID,
+        ..BASE
+    },
+];
+
+const NEMOTRON_H: Family = Family {
+    rotates: false,
+    one_block: true,
+    recurrent: Some(StateRule::Mamba2),
+    gating: Gating::SquaredRelu,
+    names: NEMOTRON_H_NAMES,
+    ..BASE
+};
+
+const NEMOTRON_H_NAMES: &[(&str, &str, &str)] = &[
+    ("embedding", "token_embd.weight", "embeddings.weight"),
+    ("final_norm", "output_norm.weight", "norm_f.weight"),
+    ("attention_norm", "attn_norm.weight", "norm.weight"),
+    ("feed_forward_norm", "attn_norm.weight", "norm.weight"),
+    ("q", "attn_q.weight", "mixer.q_proj.weight"),
+    ("k", "attn_k.weight", "mixer.k_proj.weight"),
+    ("v", "attn_v.weight", "mixer.v_proj.weight"),
+    ("o", "attn_output.weight", "mixer.o_proj.weight"),
+    ("delta_in", "ssm_in.weight", "mixer.in_proj.weight"),
+    ("delta_decay", "ssm_a", "mixer.A_log"),
+    ("delta_step", "ssm_dt.bias", "mixer.dt_bias"),
+    ("delta_convolution", "ssm_conv1d.weight", "mixer.conv1d.weight"),
+    ("delta_convolution_bias", "ssm_conv1d.bias", "mixer.conv1d.bias"),
+    ("delta_skip", "ssm_d", "mixer.D"),
+    ("delta_norm", "ssm_norm.weight", "mixer.norm.weight"),
+    ("delta_o", "ssm_out.weight", "mixer.out_proj.weight"),
+    ("up", "ffn_up.weight", "mixer.up_proj.weight"),
+    ("down", "ffn_down.weight", "mixer.down_proj.weight"),
+    ("router", "ffn_gate_inp.weight", "mixer.gate.weight"),
+    ("correction_bias", "exp_probs_b.bias", "mixer.gate.e_score_correction_bias"),
+    ("expert_up", "ffn_up_exps.weight", "mixer.experts.{expert}.up_proj.weight"),
+    ("expert_down", "ffn_down_exps.weight", "mixer.experts.{expert}.down_proj.weight"),
+    ("shared_up", "ffn_up_shexp.weight", "mixer.shared_experts.up_proj.weight"),
+    ("shared_down", "ffn_down_shexp.weight", "mixer.shared_experts.down_proj.weight"),
+];
+
+const LFM2: &[(&str, &str, &str)] = &[
+    ("final_norm", "", "embedding_norm.weight"),
+    ("attention_norm", "", "operator_norm.weight"),
+    ("feed_forward_norm", "", "ffn_norm.weight"),
+    ("o", "", "self_attn.out_proj.weight"),
+    ("q_norm", "", "self_attn.q_layernorm.weight"),
+    ("k_norm", "", "self_attn.k_layernorm.weight"),
+    ("delta_in", "", "conv.in_proj.weight"),
+    ("delta_convolution", "", "conv.conv.weight"),
+    ("delta_o", "", "conv.out_proj.weight"),
+    ("gate", "", "feed_forward.w1.weight"),
+    ("up", "", "feed_forward.w3.weight"),
+    ("down", "", "feed_forward.w2.weight"),
+    ("router", "", "feed_forward.gate.weight"),
+    ("correction_bias", "", "feed_forward.expert_bias"),
+    ("expert_gate", "", "feed_forward.experts.{expert}.w1.weight"),
+    ("expert_up", "", "feed_forward.experts.{expert}.w3.weight"),
+    ("expert_down", "", "feed_forward.experts.{expert}.w2.weight"),
+];
+
+const GRANITE_HYBRID: &[(&str, &str, &str)] = &[
+    ("delta_decay", "ssm_a", "mamba.A_log"),
+    ("delta_step", "ssm_dt.bias", "mamba.dt_bias"),
+    ("delta_convolution", "ssm_conv1d.weight", "mamba.conv1d.weight"),
+    ("delta_convolution_bias", "ssm_conv1d.bias", "mamba.conv1d.bias"),
+    ("delta_norm", "ssm_norm.weight", "mamba.norm.weight"),
+    ("delta_o", "ssm_out.weight", "mamba.out_proj.weight"),
+    ("router", "ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight"),
+    ("expert_gate_up", "", "block_sparse_moe.input_linear.weight"),
+    ("expert_down_stack", "", "block_sparse_moe.output_linear.weight"),
+    // The MLP beside experts, and without experts.
+    ("shared_gate_up", "", "shared_mlp.input_linear.weight"),
+    ("shared_down", "ffn_down_shexp.weight", "shared_mlp.output_linear.weight"),
+    ("gate_up", "", "shared_mlp.input_linear.weight"),
+    ("down", "ffn_down.weight", "shared_mlp.output_linear.weight"),
 ];
 
 const KIMI_LINEAR: &[(&str, &str, &str)] = &[
@@ -506,8 +615,8 @@ impl Family {
     }
 
     /// Returns the index of the rotation of a layer with this window; `None` if there is no rotation.
-    pub fn rope_of(&self, window: Option<usize>) -> Option<usize> {
-        self.rotates.then(|| usize::from(self.window_theta.is_some() && window.is_some()))
+    pub fn rope_of(&self, window: Option<usize>, rotates: bool) -> Option<usize> {
+        rotates.then(|| usize::from(self.window_theta.is_some() && window.is_some()))
     }
 }
 

@@ -137,6 +137,8 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
             .optional_count("embedding_length_per_layer_input")?
             .filter(|width| *width > 0)
             .map(|width| LayerEmbeddings { width }),
+        residual_scale: 1.0,
+        logit_scale: 1.0,
         logit_softcap: keys.optional_float("final_logit_softcapping"),
         temperature: None,
         attentions,
@@ -391,6 +393,9 @@ fn layers(
         Windows::NotInGguf => None,
         _ => keys.optional_count("attention.sliding_window")?.filter(|window| *window > 0),
     };
+    if family.one_block {
+        return one_block_layers(catalog, keys, family, count);
+    }
     let pattern = match keys.metadata.get(&keys.path("attention.sliding_window_pattern")) {
         Some(value) => match value.as_array() {
             Some(Array::Bool(flags)) if flags.len() >= count => Some(flags),
@@ -424,8 +429,65 @@ fn layers(
             let window = windows[index];
             let keys_of = keys_of(&windows, with_keys, index)?;
             let mixer = if recurrent[index] { Mixer::Recurrent } else { Mixer::Attention };
-            let rope = family.rope_of(window);
+            let rope = family.rope_of(window, family.rotates);
             Ok(Layer { mixer, window, chunked: false, attention: 0, keys_of, rope, feed_forward })
+        })
+        .collect()
+}
+
+/// Returns layers of which each is only one block: those with key/value heads have attention, those with a width are
+/// feed-forwards, and the others are recurrent.
+fn one_block_layers(
+    catalog: &Catalog,
+    keys: &Keys<'_>,
+    family: &Family,
+    count: usize,
+) -> Result<Vec<Layer>, ModelError> {
+    let of_layers = |key: &str| {
+        let list = keys.by_layer(key).ok_or_else(|| keys.missing(key))?;
+        match list.len() >= count {
+            true => Ok(list),
+            false => Err(ModelError::BadValue {
+                key: keys.path(key),
+                value: format!("a list of {}", list.len()),
+                expected: format!("the file has {count} layers"),
+            }),
+        }
+    };
+    let heads = of_layers("attention.head_count_kv")?;
+    let widths = of_layers("feed_forward_length")?;
+    (0..count)
+        .map(|index| {
+            let routed = catalog.tensor(&format!("blk.{index}.ffn_gate_inp.weight")).is_some();
+            let (mixer, feed_forward) = match (heads[index], widths[index]) {
+                (0, 0) => (Mixer::Recurrent, FeedForward::None),
+                (_, 0) => (Mixer::Attention, FeedForward::None),
+                (0, _) if routed && family.experts => {
+                    (Mixer::None, FeedForward::Experts(experts(catalog, keys, family, index)?))
+                }
+                (0, width) => {
+                    let width = usize::try_from(width).unwrap_or(usize::MAX);
+                    (Mixer::None, FeedForward::Dense { width })
+                }
+                (heads, width) => {
+                    return Err(ModelError::BadValue {
+                        key: format!("key/value heads and feed-forward length of layer {index}"),
+                        value: format!("{heads} and {width}"),
+                        expected: "one of them must be 0: a layer of this family is one block"
+                            .into(),
+                    });
+                }
+            };
+            let rope = family.rope_of(None, family.rotates);
+            Ok(Layer {
+                mixer,
+                window: None,
+                chunked: false,
+                attention: 0,
+                keys_of: None,
+                rope,
+                feed_forward,
+            })
         })
         .collect()
 }
@@ -475,7 +537,7 @@ fn experts(
         groups: groups(n_groups, groups_kept, correction_bias),
         bias: family.expert_bias,
         shared_width: match keys.optional_count("expert_shared_feed_forward_length")? {
-            Some(shared) if family.shared_gate => shared,
+            Some(shared) if family.shared_gate || family.one_block => shared,
             _ if family.beside_dense => keys.count("feed_forward_length")?,
             _ => width.saturating_mul(keys.optional_count("expert_shared_count")?.unwrap_or(0)),
         },

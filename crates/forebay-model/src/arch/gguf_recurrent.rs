@@ -42,20 +42,30 @@ pub(super) fn recurrent(
 ) -> Result<Recurrent, ModelError> {
     let convolution = keys.count("ssm.conv_kernel")?;
     match rule {
-        StateRule::GatedDelta => {
+        StateRule::ShortConvolution => Err(ModelError::BadValue {
+            key: "general.architecture".into(),
+            value: family.name.into(),
+            expected: "forebay reads Hugging Face models of this family only".into(),
+        }),
+        StateRule::GatedDelta | StateRule::Mamba2 => {
             let value_heads = keys.count("ssm.time_step_rank")?;
             let inner = keys.count("ssm.inner_size")?;
             let value_dim = inner.checked_div(value_heads).unwrap_or(0);
+            let groups = keys.count("ssm.group_count")?;
+            let norm_width = match rule {
+                StateRule::Mamba2 => inner.checked_div(groups).unwrap_or(0),
+                _ => value_dim,
+            };
             Ok(Recurrent {
                 rule,
                 convolution,
-                key_heads: keys.count("ssm.group_count")?,
+                key_heads: groups,
                 value_heads,
                 key_dim: keys.count("ssm.state_size")?,
                 value_dim,
                 head_order: family.gguf_heads,
                 low_rank: 0,
-                norm_width: value_dim,
+                norm_width,
             })
         }
         StateRule::KimiDelta => {

@@ -11,13 +11,16 @@ use super::architecture::{
 };
 use super::check::check_size;
 use super::families::{self, Family, WindowTheta, Windows};
-use super::huggingface_recurrent::{is_recurrent, recurrent};
+use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent};
 use super::indexer::{IndexerShape, with_indexer};
 use super::layers::{keys_of, used};
 use super::names::Names;
 use super::quantization::{Method, Quantization};
 use super::rope_parameters::Parameters;
 use crate::ModelError;
+
+/// Key of the width of the MLP that tokens pass through beside experts ([`Family::shared_mlp`]).
+const SHARED_MLP: &str = "shared_intermediate_size";
 
 pub(super) struct Config<'a> {
     pub json: &'a Value,
@@ -61,7 +64,7 @@ impl Config<'_> {
         Ok(None)
     }
 
-    fn first_count(&self, keys: &[&str]) -> Result<usize, ModelError> {
+    pub fn first_count(&self, keys: &[&str]) -> Result<usize, ModelError> {
         self.optional_first_count(keys)?.ok_or_else(|| self.missing(keys[0]))
     }
 
@@ -71,8 +74,16 @@ impl Config<'_> {
 
     /// Returns true if the output projection is tied to the embedding. Gemma ties them without always saying so.
     fn is_tied(&self, family: &Family) -> bool {
-        let said = self.json.get("tie_word_embeddings").and_then(Value::as_bool);
+        let said =
+            ["tie_word_embeddings", "tie_embedding"].iter().find_map(|key| self.json.get(*key));
+        let said = said.and_then(Value::as_bool);
         said.unwrap_or(family.scaled_embedding)
+    }
+
+    /// Returns true if queries and keys are rotated.
+    fn rotates(&self, family: &Family) -> bool {
+        let said = self.json.get("position_embedding_type").and_then(Value::as_str);
+        family.rotates || said == Some("rope")
     }
 
     fn flag(&self, key: &str) -> bool {
@@ -99,18 +110,22 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
     let layers = layers(catalog, &config, family, attentions.len())?;
     let (attentions, ropes) =
         with_indexer(attentions, used(ropes, &layers), indexer(&config, family)?);
+    let factor = |key: &str| config.float(key).map_or(1.0, |factor| factor as f32);
     Ok(Architecture {
         family: family.name,
         name: json.get("_name_or_path").and_then(Value::as_str).map(str::to_owned),
         hidden,
         vocabulary: config.count("vocab_size")?,
         context_trained: config.first_count(&["max_position_embeddings", "model_max_length"])?,
-        norm_epsilon: config
-            .float("rms_norm_eps")
-            .or(config.float("layernorm_epsilon"))
+        norm_epsilon: ["rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps"]
+            .iter()
+            .find_map(|key| config.float(key))
             .map_or(1e-6, |epsilon| epsilon as f32),
         norms: family.norms,
-        embedding_scale: family.embedding_scale(hidden),
+        embedding_scale: family.embedding_scale(hidden) * factor("embedding_multiplier")
+            / factor("residual_multiplier"),
+        residual_scale: factor("residual_multiplier"),
+        logit_scale: 1.0 / factor("logits_scaling"),
         layer_scales: family.layer_scales,
         layer_embeddings: config
             .optional_count("hidden_size_per_layer_input")?
@@ -144,8 +159,11 @@ fn expect_quantization(config: &Value, family: &Family) -> Result<(), ModelError
 
 /// Returns the prefixes of the tensor names.
 fn naming(catalog: &Catalog) -> Naming {
-    let roots = ["language_model.model.", "model.language_model."];
-    let has = |root: &&str| catalog.tensor(&format!("{root}embed_tokens.weight")).is_some();
+    let roots = ["language_model.model.", "model.language_model.", "backbone."];
+    let has = |root: &&str| {
+        let names = ["embed_tokens", "embeddings"].map(|name| format!("{root}{name}.weight"));
+        names.iter().any(|name| catalog.tensor(name).is_some())
+    };
     let root = roots.into_iter().find(has).unwrap_or("model.");
     // Transformers 5 saves the text layers of Kimi K2.5 under the name that the layers of its vision tower have.
     let renamed = format!("{root}blocks.0.input_layernorm.weight");
@@ -163,9 +181,11 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
         })
     };
     let text = |key: &str| config.json.get(key).and_then(Value::as_str);
-    let activation = text("hidden_activation").or_else(|| text("hidden_act"));
+    let activation = ["mlp_hidden_act", "hidden_activation", "hidden_act"];
+    let activation = activation.into_iter().find_map(text);
     let expected = match family.gating {
         Gating::GeluTanh => "gelu_pytorch_tanh",
+        Gating::SquaredRelu => "relu2",
         Gating::Silu | Gating::Clamped { .. } => "silu",
     };
     if activation.is_some_and(|activation| activation != expected) {
@@ -180,7 +200,7 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
     if gated.is_some_and(|gated| gated != family.output_gate) {
         return refuse("attn_output_gate", "set", "forebay does not know this variant");
     }
-    for key in ["mlp_bias", "use_bias"] {
+    for key in ["mlp_bias", "use_bias", "mamba_proj_bias", "conv_bias"] {
         if config.flag(key) {
             return refuse(key, "true", "forebay does not know these biases yet");
         }
@@ -195,7 +215,19 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
     if types.is_some_and(|types| types.iter().any(|kind| kind.as_u64() != Some(1))) {
         return refuse("attn_type_list", "not 1 in all layers", "forebay knows type 1 only");
     }
-    if config.optional_count("shared_intermediate_size")?.is_some_and(|width| width > 0) {
+    let mamba = text("mamba_hidden_act");
+    if mamba.is_some_and(|activation| activation != "silu") {
+        return refuse("mamba_hidden_act", mamba.unwrap_or(""), "forebay knows silu");
+    }
+    let norm = text("normalization_function");
+    if norm.is_some_and(|norm| norm != "rmsnorm") {
+        return refuse("normalization_function", norm.unwrap_or(""), "forebay knows rmsnorm");
+    }
+    if config.json.get("moe_latent_size").is_some_and(|size| !size.is_null()) {
+        return refuse("moe_latent_size", "set", "forebay knows experts of the hidden size only");
+    }
+    let shared = config.optional_count("shared_intermediate_size")?.is_some_and(|width| width > 0);
+    if shared && !family.shared_mlp {
         let expected = "forebay knows no such shared experts for this family";
         return refuse("shared_intermediate_size", "set", expected);
     }
@@ -232,7 +264,7 @@ fn attention(
             rotary: config.count("qk_rope_head_dim")?,
             value: config.count("v_head_dim")?,
         };
-        if !family.rotates {
+        if !config.rotates(family) {
             let nope = config.json.get("mla_use_nope").and_then(Value::as_bool);
             if nope == Some(false) {
                 return Err(ModelError::BadValue {
@@ -254,7 +286,7 @@ fn attention(
         };
         return Ok((vec![latent.attention(heads, magnitude as f32)], vec![rope]));
     }
-    let head_dim = match config.optional_count("head_dim")? {
+    let head_dim = match config.optional_first_count(&["head_dim", "attention_head_dim"])? {
         Some(dim) => dim,
         None => hidden.checked_div(heads).unwrap_or(0),
     };
@@ -269,8 +301,9 @@ fn attention(
         _ => AttentionBias::Qkv,
     };
     let scale = |head_dim: usize| {
+        let said = config.float("attention_multiplier").map(|scale| scale as f32);
         let scalar = config.float("query_pre_attn_scalar").unwrap_or(head_dim as f64);
-        family.attention_scale.unwrap_or(1.0 / (scalar as f32).sqrt())
+        said.or(family.attention_scale).unwrap_or(1.0 / (scalar as f32).sqrt())
     };
     let sinks = |key: &str| config.json.get(key).and_then(Value::as_bool).unwrap_or(family.sinks);
     let usual = Attention {
@@ -314,6 +347,10 @@ fn attention(
         false => usual,
         true => with_keys_as_values(config, family, usual, scale)?,
     };
+    let attentions = if windowed == full { vec![full] } else { vec![full, windowed] };
+    if !config.rotates(family) {
+        return Ok((attentions, Vec::new()));
+    }
     let rotary_dim = |scope: &str, head_dim: usize| {
         let parameters = Parameters::of(config, Some(scope));
         let partial = config.float("partial_rotary_factor");
@@ -325,12 +362,11 @@ fn attention(
         })
     };
     let scopes = ["full_attention", "sliding_attention"];
-    let all = rope(Some(scopes[0]), rotary_dim(scopes[0], full.head_dim)?, false)?;
+    let all = rope(Some(scopes[0]), rotary_dim(scopes[0], attentions[0].head_dim)?, false)?;
     let of_windows = match family.window_theta {
         Some(_) => Some(rope(Some(scopes[1]), rotary_dim(scopes[1], of_window)?, true)?),
         None => None,
     };
-    let attentions = if windowed == full { vec![full] } else { vec![full, windowed] };
     Ok((attentions, std::iter::once(all).chain(of_windows).collect()))
 }
 
@@ -472,7 +508,11 @@ fn layers(
     family: &'static Family,
     shapes: usize,
 ) -> Result<Vec<Layer>, ModelError> {
-    let count = config.count("num_hidden_layers")?;
+    let blocks = if family.one_block { Some(one_blocks(config)?) } else { None };
+    let count = match &blocks {
+        Some(blocks) => blocks.len(),
+        None => config.count("num_hidden_layers")?,
+    };
     if count > catalog.tensors().len() {
         return Err(ModelError::BadValue {
             key: "num_hidden_layers".into(),
@@ -486,11 +526,17 @@ fn layers(
     let with_keys = count.saturating_sub(shared);
     (0..count)
         .map(|index| {
+            if let Some(blocks) = &blocks {
+                return one_block_layer(config, family, blocks[index]);
+            }
             let feed_forward = if family.experts && is_sparse(config, index)? {
                 FeedForward::Experts(experts(config, family)?)
             } else {
-                let keys = ["intermediate_size_mlp", "intermediate_size"];
-                let width = config.first_count(&keys)?;
+                let keys = match family.shared_mlp {
+                    true => &[SHARED_MLP][..],
+                    false => &["intermediate_size_mlp", "intermediate_size"],
+                };
+                let width = config.first_count(keys)?;
                 let is_wide = index >= with_keys && config.flag("use_double_wide_mlp");
                 FeedForward::Dense { width: if is_wide { width.saturating_mul(2) } else { width } }
             };
@@ -500,7 +546,7 @@ fn layers(
                 true => Mixer::Recurrent,
                 false => Mixer::Attention,
             };
-            let rope = family.rope_of(window);
+            let rope = family.rope_of(window, config.rotates(family));
             let attention = usize::from(shapes > 1 && window.is_some());
             let layer =
                 Layer { mixer, window, chunked: false, attention, keys_of, rope, feed_forward };
@@ -510,6 +556,32 @@ fn layers(
             Ok(Layer { window: seen.chunk, chunked: seen.chunk.is_some(), rope, ..layer })
         })
         .collect()
+}
+
+/// Returns a layer that is only one block.
+fn one_block_layer(
+    config: &Config<'_>,
+    family: &Family,
+    block: OneBlock,
+) -> Result<Layer, ModelError> {
+    let (mixer, feed_forward) = match block {
+        OneBlock::Recurrent => (Mixer::Recurrent, FeedForward::None),
+        OneBlock::Attention => (Mixer::Attention, FeedForward::None),
+        OneBlock::Dense => {
+            (Mixer::None, FeedForward::Dense { width: config.count("intermediate_size")? })
+        }
+        OneBlock::Experts => (Mixer::None, FeedForward::Experts(experts(config, family)?)),
+    };
+    let rope = family.rope_of(None, config.rotates(family));
+    Ok(Layer {
+        mixer,
+        window: None,
+        chunked: false,
+        attention: 0,
+        keys_of: None,
+        rope,
+        feed_forward,
+    })
 }
 
 /// Returns true if layer `index` has experts (qwen3_moe: `decoder_sparse_step`, `mlp_only_layers`; deepseek:
@@ -530,6 +602,7 @@ fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
     if let Some(sparse) = config.json.get("moe_layers").and_then(Value::as_array) {
         return Ok(sparse.iter().any(|item| item.as_u64() == Some(index as u64)));
     }
+    let no_experts = config.optional_count("num_local_experts")? == Some(0);
     let dense_only = config
         .json
         .get("mlp_only_layers")
@@ -541,7 +614,7 @@ fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
         "interleave_moe_layer_step",
     ])?;
     let step = step.unwrap_or(1).max(1);
-    let first = ["first_k_dense_replace", "moe_layer_start_index"];
+    let first = ["first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"];
     let first = config.optional_first_count(&first)?.unwrap_or(0);
     // The index of the last layer with experts; -1 is the last layer of all.
     let end = config.json.get("moe_layer_end_index").and_then(Value::as_u64);
@@ -557,7 +630,7 @@ fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
             }
         };
     let enabled = config.json.get("enable_moe_block").and_then(Value::as_bool).unwrap_or(true);
-    Ok(enabled && !dense_only && is_step && index >= first && is_before_end)
+    Ok(enabled && !no_experts && !dense_only && is_step && index >= first && is_before_end)
 }
 
 fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> {
@@ -566,7 +639,7 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
     let third = ["deepseek_v3", "kimi_k2", "glm4_moe_lite"];
     let is_third = text("model_type").is_some_and(|of| third.contains(&of));
     let corrected = family.corrected.or(is_third.then_some(Scoring::Sigmoid));
-    let denied = ["use_routing_bias", "moe_use_aux_free"]
+    let denied = ["use_routing_bias", "moe_use_aux_free", "use_expert_bias"]
         .iter()
         .any(|key| config.json.get(*key).and_then(Value::as_bool) == Some(false));
     let correction_bias =
@@ -614,6 +687,8 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
         shared_width: match config.optional_count("shared_expert_intermediate_size")? {
             Some(shared) if family.shared_gate => shared,
             _ if family.beside_dense => config.count("intermediate_size")?,
+            _ if family.shared_mlp => config.count(SHARED_MLP)?,
+            _ if family.one_block => config.count("moe_shared_expert_intermediate_size")?,
             _ => {
                 let keys = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
                 let count = config.optional_first_count(&keys)?.unwrap_or(family.shared);

@@ -13,8 +13,8 @@ const KIMI: &str = "linear_attn_config";
 pub(super) fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
     if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
         return match types.get(index).and_then(Value::as_str) {
-            Some("linear_attention") => Ok(true),
-            Some("full_attention") => Ok(false),
+            Some("linear_attention" | "mamba" | "conv") => Ok(true),
+            Some("full_attention" | "attention") => Ok(false),
             other => Err(ModelError::BadValue {
                 key: format!("layer_types of layer {index}"),
                 value: other.unwrap_or("none").into(),
@@ -65,6 +65,117 @@ pub(super) fn recurrent(config: &Config<'_>, rule: StateRule) -> Result<Recurren
             })
         }
         StateRule::KimiDelta => kimi(config),
+        StateRule::Mamba2 => mamba2(config),
+        StateRule::ShortConvolution => {
+            let channels = config.count("hidden_size")?;
+            Ok(Recurrent {
+                rule,
+                convolution: config.count("conv_L_cache")?,
+                key_heads: 1,
+                value_heads: 1,
+                key_dim: 0,
+                value_dim: channels,
+                head_order: HeadOrder::Consecutive,
+                low_rank: 0,
+                norm_width: channels,
+            })
+        }
+    }
+}
+
+/// The one block of a layer.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum OneBlock {
+    Recurrent,
+    Attention,
+    Dense,
+    Experts,
+}
+
+/// Returns the block of every layer: by a letter each of `hybrid_override_pattern`, or from the list that transformers 5 writes.
+pub(super) fn one_blocks(config: &Config<'_>) -> Result<Vec<OneBlock>, ModelError> {
+    let unknown = |key: &str, value: String| ModelError::BadValue {
+        key: key.into(),
+        value,
+        expected: "forebay knows Mamba-2 (M), attention (*), feed-forwards (-) and experts (E)"
+            .into(),
+    };
+    let list = ["layers_block_type", "layer_types"];
+    let list = list.iter().find_map(|key| config.json.get(*key).and_then(Value::as_array));
+    let blocks: Vec<OneBlock> = if let Some(list) = list {
+        let block = |value: &Value| match value.as_str() {
+            Some("linear_attention" | "mamba") => Ok(OneBlock::Recurrent),
+            Some("full_attention" | "attention") => Ok(OneBlock::Attention),
+            Some("mlp") => Ok(OneBlock::Dense),
+            Some("moe") => Ok(OneBlock::Experts),
+            _ => Err(unknown("layers_block_type", format!("{value:.60}"))),
+        };
+        list.iter().map(block).collect::<Result<_, _>>()?
+    } else {
+        let key = "hybrid_override_pattern";
+        let pattern = config.json.get(key).and_then(Value::as_str);
+        let block = |letter: char| match letter {
+            'M' => Ok(OneBlock::Recurrent),
+            '*' => Ok(OneBlock::Attention),
+            '-' => Ok(OneBlock::Dense),
+            'E' => Ok(OneBlock::Experts),
+            other => Err(unknown(key, other.to_string())),
+        };
+        let pattern = pattern.ok_or_else(|| config.missing(key))?;
+        pattern.chars().map(block).collect::<Result<_, _>>()?
+    };
+    match config.optional_count("num_hidden_layers")? {
+        Some(count) if count != blocks.len() => Err(ModelError::BadValue {
+            key: "num_hidden_layers".into(),
+            value: count.to_string(),
+            expected: format!("the configuration describes {} layers", blocks.len()),
+        }),
+        _ => Ok(blocks),
+    }
+}
+
+/// Reads the shape of Mamba-2, under the keys of Nemotron-H or of Granite.
+fn mamba2(config: &Config<'_>) -> Result<Recurrent, ModelError> {
+    check_step_limit(config)?;
+    let heads = config.first_count(&["mamba_num_heads", "mamba_n_heads"])?;
+    let value_dim = match config.json.get("mamba_d_head") {
+        // The default is "auto".
+        Some(Value::String(_)) => {
+            let inner = config.count("hidden_size")?.saturating_mul(config.count("mamba_expand")?);
+            inner.checked_div(heads).unwrap_or(0)
+        }
+        _ => config.first_count(&["mamba_head_dim", "mamba_d_head"])?,
+    };
+    let groups = config.first_count(&["n_groups", "mamba_n_groups"])?;
+    Ok(Recurrent {
+        rule: StateRule::Mamba2,
+        convolution: config.first_count(&["conv_kernel", "mamba_d_conv"])?,
+        key_heads: groups,
+        value_heads: heads,
+        key_dim: config.first_count(&["ssm_state_size", "mamba_d_state"])?,
+        value_dim,
+        head_order: HeadOrder::Consecutive,
+        low_rank: 0,
+        norm_width: heads.saturating_mul(value_dim).checked_div(groups).unwrap_or(0),
+    })
+}
+
+/// Refuses limits of the steps other than 0 and infinity.
+fn check_step_limit(config: &Config<'_>) -> Result<(), ModelError> {
+    let key = "time_step_limit";
+    let Some(limit) = config.json.get(key).filter(|limit| !limit.is_null()) else { return Ok(()) };
+    // Transformers 5 writes an object for what JSON does not have.
+    let is_infinite = |value: &Value| {
+        let number = value.as_f64().is_some_and(|number| number as f32 == f32::INFINITY);
+        number || value["__float__"].as_str() == Some("Infinity")
+    };
+    match limit.as_array().map(Vec::as_slice) {
+        Some([least, most]) if least.as_f64() == Some(0.0) && is_infinite(most) => Ok(()),
+        _ => Err(ModelError::BadValue {
+            key: key.into(),
+            value: format!("{limit:.60}"),
+            expected: "forebay knows steps without limit, [0.0, Infinity]".into(),
+        }),
     }
 }
 

@@ -15,6 +15,7 @@ mod quantization;
 mod recurrent;
 mod rope_parameters;
 mod unrotated;
+mod validation;
 
 pub use architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, KvCapacity, KvInVram, Latent,

@@ -50,6 +50,10 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("delta_convolution", "ssm_conv1d.weight", "linear_attn.conv1d.weight"),
     ("delta_norm", "ssm_norm.weight", "linear_attn.norm.weight"),
     ("delta_o", "ssm_out.weight", "linear_attn.out_proj.weight"),
+    // Mamba-2.
+    ("delta_in", "ssm_in.weight", "mamba.in_proj.weight"),
+    ("delta_convolution_bias", "ssm_conv1d.bias", "linear_attn.conv1d.bias"),
+    ("delta_skip", "ssm_d", "mamba.D"),
     // Kimi Delta Attention, beside `q`, `k` and `v`.
     ("delta_convolution_q", "ssm_conv1d_q.weight", "self_attn.q_conv1d.weight"),
     ("delta_convolution_k", "ssm_conv1d_k.weight", "self_attn.k_conv1d.weight"),
@@ -69,6 +73,7 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("down", "ffn_down.weight", "mlp.down_proj.weight"),
     // Gate and up in one matrix, in this order.
     ("gate_up", "", "mlp.gate_up_proj.weight"),
+    ("shared_gate_up", "", "mlp.shared_experts.gate_up_proj.weight"),
     ("router", "ffn_gate_inp.weight", "mlp.gate.weight"),
     ("correction_bias", "exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
     ("expert_gate", "ffn_gate_exps.weight", "mlp.experts.{expert}.gate_proj.weight"),
@@ -111,7 +116,7 @@ impl Names {
     }
 
     pub fn embedding(&self) -> String {
-        self.pick("token_embd.weight", "model.embed_tokens.weight")
+        self.outer("embedding", ("token_embd.weight", "embed_tokens.weight"))
     }
 
     pub fn head(&self) -> String {
@@ -119,7 +124,14 @@ impl Names {
     }
 
     pub fn final_norm(&self) -> String {
-        self.pick("output_norm.weight", "model.norm.weight")
+        self.outer("final_norm", ("output_norm.weight", "norm.weight"))
+    }
+
+    /// Returns the name of a tensor that belongs to no layer, by its role or these usual names.
+    fn outer(&self, role: &str, usual: (&str, &str)) -> String {
+        let own = self.family.names.iter().find(|(of, _, _)| *of == role);
+        let (gguf, hf) = own.map_or(usual, |(_, gguf, hf)| (*gguf, *hf));
+        self.pick(gguf, &format!("model.{hf}"))
     }
 
     /// Returns the name of the table with the embeddings of tokens for each layer.

@@ -38,6 +38,11 @@ pub enum StateRule {
     /// Kimi Delta Attention (Kimi Team 2025, "Kimi Linear"): the same, but each element of the key decays by its own factor, and
     /// a sigmoid gates the output.
     KimiDelta,
+    /// Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"): the state decays by one factor, and the value is added to it, times
+    /// the length of the step. Its papers call values, keys and queries x, B and C.
+    Mamba2,
+    /// A gated short convolution (LFM2), which has no keys and no state matrices: only the last inputs of the convolution.
+    ShortConvolution,
 }
 
 /// Which value heads a key head serves.
@@ -74,13 +79,16 @@ impl Recurrent {
     /// Returns the number of factors by which a token decays the state of a head.
     pub fn decay_width(&self) -> usize {
         match self.rule {
-            StateRule::GatedDelta => 1,
+            StateRule::GatedDelta | StateRule::Mamba2 | StateRule::ShortConvolution => 1,
             StateRule::KimiDelta => self.key_dim,
         }
     }
 
     /// Returns the number of elements of a token's products with all projections of a layer.
     pub fn projected_width(&self) -> usize {
+        if self.rule == StateRule::ShortConvolution {
+            return 3 * self.value_width();
+        }
         let factors = self.value_heads * (1 + self.decay_width());
         self.channels() + self.value_width() + factors + 2 * self.low_rank
     }
@@ -91,8 +99,24 @@ impl Recurrent {
     }
 
     pub(super) fn validate(&self) -> Result<(), ModelError> {
+        check(
+            "width of the recurrent layers' convolution",
+            self.convolution,
+            (2..=8).contains(&self.convolution),
+            "forebay knows 2 to 8",
+        )?;
+        if self.rule == StateRule::ShortConvolution {
+            let width = self.value_width();
+            check_size("channels of recurrent layers", width)?;
+            let fits = width.is_multiple_of(8);
+            return check(
+                "channels of recurrent layers",
+                width,
+                fits,
+                "it must be a multiple of 8",
+            );
+        }
         let sized = [
-            ("width of the recurrent layers' convolution", self.convolution),
             ("key heads of recurrent layers", self.key_heads),
             ("value heads of recurrent layers", self.value_heads),
             ("key length of recurrent layers", self.key_dim),
@@ -107,12 +131,6 @@ impl Recurrent {
             self.value_heads.is_multiple_of(self.key_heads),
             "it must be a multiple of the key heads",
         )?;
-        check(
-            "width of the recurrent layers' convolution",
-            self.convolution,
-            (2..=8).contains(&self.convolution),
-            "forebay knows 2 to 8",
-        )?;
         for (key, dim) in [
             ("key length of recurrent layers", self.key_dim),
             ("value length of recurrent layers", self.value_dim),
@@ -122,6 +140,12 @@ impl Recurrent {
         }
         if self.rule == StateRule::KimiDelta {
             check_size("rank of the projections of recurrent layers", self.low_rank)?;
+        }
+        if self.rule == StateRule::Mamba2 {
+            let (width, norm) = (self.value_width(), self.norm_width);
+            check_size("elements of recurrent layers that are normed together", norm)?;
+            let fits = width.is_multiple_of(norm);
+            check("groups of norms of recurrent layers", norm, fits, "it must divide the output")?;
         }
         check_size("channels of recurrent layers", self.channels())?;
         check_size("products of recurrent layers", self.projected_width())?;

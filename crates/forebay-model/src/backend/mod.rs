@@ -18,7 +18,7 @@ use forebay_stream::{LayerUses, MemoryPlan, Residency};
 
 pub use self::selector::{CHANGES_MOST, RowSelection, Selector};
 use crate::ModelError;
-use crate::arch::{Architecture, Attention, Experts, FeedForward};
+use crate::arch::{Architecture, Attention, Experts, FeedForward, Mixer};
 use crate::sharing::SubLayerPlan;
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
 use crate::weights::{LayerWeights, Weights};
@@ -91,27 +91,58 @@ impl<'a> Step<'a> {
     pub fn experts(&self) -> &'a Experts {
         match &self.architecture.layers[self.layer].feed_forward {
             FeedForward::Experts(experts) => experts,
-            FeedForward::Dense { .. } => unreachable!("the caller looked at the weights"),
+            FeedForward::None | FeedForward::Dense { .. } => {
+                unreachable!("the caller looked at the weights")
+            }
         }
     }
 
-    /// Returns the layer whose output [`Backend::norm`] adds.
-    pub fn added_layer(&self, block: NextBlock) -> usize {
+    /// Returns true if the layer has attention or is recurrent.
+    pub fn has_mixer(&self) -> bool {
+        self.architecture.layers[self.layer].mixer != Mixer::None
+    }
+
+    pub fn has_feed_forward(&self) -> bool {
+        !self.architecture.layers[self.layer].feed_forward.is_none()
+    }
+
+    /// Returns true if the block is the first of its layer, so that [`Backend::norm`] adds the last output of the layer before.
+    pub fn is_first(&self, block: NextBlock) -> bool {
         match block {
-            NextBlock::FeedForward | NextBlock::Embeddings => self.layer,
-            NextBlock::Attention | NextBlock::Head => self.layer.saturating_sub(1),
+            NextBlock::Attention | NextBlock::Head => true,
+            NextBlock::FeedForward => !self.has_mixer(),
+            NextBlock::Embeddings => false,
+        }
+    }
+
+    /// Returns the layer whose output [`Backend::norm`] adds, and true if the layer's attention or recurrence gave it, or is the
+    /// layer's only block.
+    pub fn added(&self, block: NextBlock) -> (usize, bool) {
+        let has_no_feed_forward =
+            |layer: usize| self.architecture.layers[layer].feed_forward.is_none();
+        match self.is_first(block) {
+            true => {
+                let layer = self.layer.saturating_sub(1);
+                (layer, has_no_feed_forward(layer))
+            }
+            false => {
+                (self.layer, block == NextBlock::FeedForward || has_no_feed_forward(self.layer))
+            }
         }
     }
 
     /// Returns the norm of the output that [`Backend::norm`] adds for the next block, and the factor of the sum.
     pub fn added_norm(&self, block: NextBlock) -> (Option<&'a [f32]>, f32) {
-        let layer = &self.weights.layers[self.added_layer(block)];
-        let feed_forward = layer.feed_forward_post_norm.as_deref();
-        match (block, &layer.embeddings) {
-            (NextBlock::FeedForward, _) => (layer.attention_post_norm.as_deref(), 1.0),
-            (NextBlock::Embeddings, _) => (feed_forward, 1.0),
-            (_, Some(of)) => (Some(&of.post_norm), layer.scale),
-            (_, None) => (feed_forward, layer.scale),
+        let (layer, is_mixer) = self.added(block);
+        let layer = &self.weights.layers[layer];
+        let of_block = match is_mixer {
+            true => layer.attention_post_norm.as_deref(),
+            false => layer.feed_forward_post_norm.as_deref(),
+        };
+        match (self.is_first(block), &layer.embeddings) {
+            (false, _) => (of_block, 1.0),
+            (true, Some(of)) => (Some(&of.post_norm), layer.scale),
+            (true, None) => (of_block, layer.scale),
         }
     }
 

@@ -46,6 +46,7 @@ pub struct SubLayer {
     pub for_cpu: bool,
     /// True if the CPU computes the sub-layer for batches of few tokens.
     pub on_cpu: bool,
+    is_feed_forward: bool,
 }
 
 impl SubLayer {
@@ -54,7 +55,12 @@ impl SubLayer {
     }
 
     pub fn is_feed_forward(&self) -> bool {
-        self.parts.start > 0
+        self.is_feed_forward
+    }
+
+    /// Returns true if the layer has no such sub-layer. It counts as being in VRAM.
+    fn is_empty(&self) -> bool {
+        self.parts.is_empty()
     }
 }
 
@@ -121,16 +127,18 @@ impl SubLayerPlan {
             let part_bytes = weights.blocks.dense[layer].part_bytes();
             let attention = weights.layers[layer].attention_parts;
             let is_plain = weights.layers[layer].embeddings.is_none();
-            for parts in [0..attention, attention..part_bytes.len()] {
+            let both = [(0..attention, false), (attention..part_bytes.len(), true)];
+            for (parts, is_feed_forward) in both {
                 let lengths = part_bytes[parts.clone()].iter().copied();
                 sub_layers.push(SubLayer {
-                    for_cpu: is_plain && parts.start > 0,
+                    for_cpu: is_plain && is_feed_forward,
                     layer,
                     parts,
                     part_bytes: lengths.clone().map(|l| l.next_multiple_of(ALIGNMENT)).collect(),
                     bytes: lengths.sum(),
                     in_vram: true,
                     on_cpu: false,
+                    is_feed_forward,
                 });
             }
         }
@@ -139,7 +147,7 @@ impl SubLayerPlan {
 
     /// Moves all sub-layers out of VRAM. The plan has no ring yet.
     pub fn moved_out(mut self) -> SubLayerPlan {
-        self.sub_layers.iter_mut().for_each(|sub_layer| sub_layer.in_vram = false);
+        self.sub_layers.iter_mut().for_each(|sub_layer| sub_layer.in_vram = sub_layer.is_empty());
         self
     }
 
@@ -173,7 +181,8 @@ impl SubLayerPlan {
         let best = counts.filter(|counts| resident(counts) <= left).max_by_key(resident);
         let best = best.unwrap_or((0, 0));
         for index in 0..self.sub_layers.len() {
-            self.sub_layers[index].in_vram = self.is_chosen(index, best);
+            self.sub_layers[index].in_vram =
+                self.sub_layers[index].is_empty() || self.is_chosen(index, best);
         }
         Ok(self)
     }
@@ -269,8 +278,17 @@ mod tests {
         let sub_layer = |layer: usize, parts: Range<usize>, sizes: &[u64]| {
             let part_bytes: Vec<u64> = sizes.iter().map(|size| size << 16).collect();
             let bytes = part_bytes.iter().sum();
-            let for_cpu = parts.start > 0;
-            SubLayer { layer, parts, part_bytes, bytes, for_cpu, in_vram: true, on_cpu: false }
+            let is_feed_forward = parts.start > 0;
+            SubLayer {
+                layer,
+                parts,
+                part_bytes,
+                bytes,
+                for_cpu: is_feed_forward,
+                in_vram: true,
+                on_cpu: false,
+                is_feed_forward,
+            }
         };
         let sub_layers = (0..layers).flat_map(|layer| {
             let down = if layer % 3 == 0 { 193 } else { 132 };

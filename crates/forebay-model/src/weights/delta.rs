@@ -21,6 +21,18 @@ fn columns(first: usize, step: usize) -> HeadColumns {
     HeadColumns { first, step }
 }
 
+/// Returns where a file has a channel of the convolution. Channels are queries, keys, values; files of Mamba-2 have values, keys,
+/// queries.
+fn stored_channel(shape: &Recurrent, channel: usize) -> usize {
+    let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
+    match shape.rule {
+        StateRule::GatedDelta | StateRule::KimiDelta | StateRule::ShortConvolution => channel,
+        StateRule::Mamba2 if channel < keys => values + keys + channel,
+        StateRule::Mamba2 if channel < 2 * keys => values + channel - keys,
+        StateRule::Mamba2 => channel - 2 * keys,
+    }
+}
+
 impl LayerBuilder<'_> {
     /// Adds the projections of a recurrent layer to the dense block, and reads its vectors.
     pub(super) fn delta(
@@ -32,7 +44,26 @@ impl LayerBuilder<'_> {
         let Projections { products, second, parts, columns } = match shape.rule {
             StateRule::GatedDelta => self.gated_delta(tensors, dense, shape)?,
             StateRule::KimiDelta => self.kimi_delta(tensors, dense, shape)?,
+            StateRule::Mamba2 => self.mamba2(tensors, dense, shape)?,
+            StateRule::ShortConvolution => self.short_convolution(tensors, dense, shape)?,
         };
+        if shape.rule == StateRule::ShortConvolution {
+            let convolution = self.convolution(tensors, shape)?;
+            let none = Vec::new;
+            return Ok(DeltaWeights {
+                products,
+                second,
+                parts,
+                columns,
+                convolution,
+                convolution_bias: None,
+                decay: none(),
+                step: none(),
+                skip: None,
+                norm: none(),
+            });
+        }
+        let is_mamba = shape.rule == StateRule::Mamba2;
         let heads = shape.value_heads;
         let mut decay = tensors.flat_vector(&self.name("delta_decay"), heads)?;
         if let Naming::HuggingFace { .. } = self.architecture.naming {
@@ -45,11 +76,20 @@ impl LayerBuilder<'_> {
             parts,
             columns,
             convolution: self.convolution(tensors, shape)?,
-            convolution_bias: None,
+            convolution_bias: match tensors.optional(&self.name("delta_convolution_bias")) {
+                Some(_) => Some(self.convolution_bias(tensors, shape)?),
+                None => None,
+            },
             decay,
             step: tensors.vector(&self.name("delta_step"), heads * shape.decay_width())?,
-            skip: None,
-            norm: tensors.vector(&self.name("delta_norm"), shape.value_dim)?,
+            skip: match is_mamba {
+                true => Some(tensors.flat_vector(&self.name("delta_skip"), heads)?),
+                false => None,
+            },
+            norm: match is_mamba {
+                true => tensors.flat_vector(&self.name("delta_norm"), shape.value_width())?,
+                false => tensors.vector(&self.name("delta_norm"), shape.value_dim)?,
+            },
         })
     }
 
@@ -68,15 +108,75 @@ impl LayerBuilder<'_> {
             ("delta_convolution_v", shape.value_width()),
         ];
         let tensors_of: &[(&str, usize)] = match shape.rule {
-            StateRule::GatedDelta => &all,
+            StateRule::GatedDelta | StateRule::Mamba2 | StateRule::ShortConvolution => &all,
             StateRule::KimiDelta => &apart,
         };
         let mut by_channel = Vec::with_capacity(channels * width);
         for (role, channels) in tensors_of {
             by_channel.extend(tensors.convolution(&self.name(role), *channels, width)?);
         }
-        let at = |index: usize| by_channel[index % channels * width + index / channels];
+        let at = |index: usize| {
+            let channel = stored_channel(shape, index % channels);
+            by_channel[channel * width + index / channels]
+        };
         Ok((0..width * channels).map(at).collect())
+    }
+
+    fn convolution_bias(
+        &self,
+        tensors: &mut Tensors<'_>,
+        shape: &Recurrent,
+    ) -> Result<Vec<f32>, ModelError> {
+        let stored = tensors.vector(&self.name("delta_convolution_bias"), shape.channels())?;
+        Ok((0..stored.len()).map(|channel| stored[stored_channel(shape, channel)]).collect())
+    }
+
+    /// Adds the projection of a gated short convolution: factors of the values, factors of the output, values.
+    fn short_convolution(
+        &self,
+        tensors: &Tensors<'_>,
+        dense: &mut Block,
+        shape: &Recurrent,
+    ) -> Result<Projections, ModelError> {
+        let (hidden, width) = (self.architecture.hidden, shape.value_width());
+        let all = self.matrix(tensors, dense, "delta_in", 3 * width, hidden)?;
+        let [b, z, v] = [0, 1, 2].map(|part| columns(part * width, width));
+        Ok(Projections {
+            products: vec![all],
+            second: Vec::new(),
+            parts: DeltaParts { q: 0, k: 0, v: 0, z: 0, b: 0, a: 0 },
+            columns: DeltaColumns { q: v, k: v, v, z, b, a: b },
+        })
+    }
+
+    /// Adds the projection of Mamba-2: gates, values, keys, queries and steps in this order. Its papers call the last four x, B, C
+    /// and dt.
+    fn mamba2(
+        &self,
+        tensors: &Tensors<'_>,
+        dense: &mut Block,
+        shape: &Recurrent,
+    ) -> Result<Projections, ModelError> {
+        let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
+        let per_key = shape.value_heads / shape.key_heads;
+        let of_values = per_key * shape.value_dim;
+        let rows = 2 * values + 2 * keys + shape.value_heads;
+        let all = self.matrix(tensors, dense, "delta_in", rows, self.architecture.hidden)?;
+        let steps = columns(2 * values + 2 * keys, per_key);
+        Ok(Projections {
+            products: vec![all],
+            second: Vec::new(),
+            parts: DeltaParts { q: 0, k: 0, v: 0, z: 0, b: 0, a: 0 },
+            columns: DeltaColumns {
+                q: columns(2 * values + keys, shape.key_dim),
+                k: columns(2 * values, shape.key_dim),
+                v: columns(values, of_values),
+                z: columns(0, of_values),
+                // There are no shares.
+                b: steps,
+                a: steps,
+            },
+        })
     }
 
     /// Adds the projections of the gated delta rule. Files hold queries, keys, values and gates in one matrix, ordered by key

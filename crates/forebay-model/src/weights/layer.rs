@@ -32,47 +32,45 @@ impl LayerBuilder<'_> {
         let shape = self.architecture.attention_of(self.index);
         let hidden = self.architecture.hidden;
         let mut dense = Block::default();
-        let recurrent = self.architecture.recurrent.as_ref();
-        let recurrent =
-            recurrent.filter(|_| self.architecture.layers[self.index].mixer == Mixer::Recurrent);
-        let attention = match shape.latent {
-            _ if let Some(recurrent) = recurrent => {
+        let mixer = self.architecture.layers[self.index].mixer;
+        let attends = mixer == Mixer::Attention;
+        let attention = match (mixer, shape.latent) {
+            (Mixer::None, _) => AttentionWeights::None,
+            (Mixer::Recurrent, _) => {
+                let recurrent = self.architecture.recurrent.as_ref();
+                let recurrent = recurrent.expect("descriptions of such layers are checked");
                 AttentionWeights::Delta(self.delta(tensors, &mut dense, recurrent)?)
             }
-            None => AttentionWeights::Grouped(self.grouped(tensors, &mut dense)?),
-            Some(latent) => AttentionWeights::Latent(self.latent(tensors, &mut dense, &latent)?),
+            (Mixer::Attention, None) => {
+                AttentionWeights::Grouped(self.grouped(tensors, &mut dense)?)
+            }
+            (Mixer::Attention, Some(latent)) => {
+                AttentionWeights::Latent(self.latent(tensors, &mut dense, &latent)?)
+            }
         };
-        let (o, o_width) = match recurrent {
-            Some(recurrent) => ("delta_o", recurrent.value_width()),
-            None => ("o", shape.output_width()),
+        let o = match mixer {
+            Mixer::None => None,
+            Mixer::Recurrent => {
+                let width = self.architecture.recurrent.map_or(0, |of| of.value_width());
+                Some(self.matrix(tensors, &mut dense, "delta_o", hidden, width)?)
+            }
+            Mixer::Attention => {
+                Some(self.matrix(tensors, &mut dense, "o", hidden, shape.output_width())?)
+            }
         };
-        let o = self.matrix(tensors, &mut dense, o, hidden, o_width)?;
-        let attends = recurrent.is_none();
         let attention_parts = dense.part_bytes().len();
-        let (feed_forward, experts) = match &self.architecture.layers[self.index].feed_forward {
+        let described = &self.architecture.layers[self.index].feed_forward;
+        let (feed_forward, experts) = match described {
+            FeedForward::None => (FeedForwardWeights::None, Vec::new()),
             FeedForward::Dense { width } => {
-                let pair = self.matrices(
-                    tensors,
-                    &mut dense,
-                    "gate_up",
-                    [("gate", *width), ("up", *width)],
-                    hidden,
-                )?;
-                let down = self.matrix(tensors, &mut dense, "down", hidden, *width)?;
-                let [gate, up] = pair;
+                let [gate, up, down] = self.gated(tensors, &mut dense, "", *width)?;
                 (FeedForwardWeights::Dense { gate, up, down }, Vec::new())
             }
             FeedForward::Experts(experts) => {
-                let mut matrix =
-                    |role: &str, rows, cols| self.matrix(tensors, &mut dense, role, rows, cols);
-                let router = matrix("router", experts.count, hidden)?;
+                let router = self.matrix(tensors, &mut dense, "router", experts.count, hidden)?;
                 let shared = match experts.shared_width {
                     0 => None,
-                    width => Some([
-                        matrix("shared_gate", width, hidden)?,
-                        matrix("shared_up", width, hidden)?,
-                        matrix("shared_down", hidden, width)?,
-                    ]),
+                    width => Some(self.gated(tensors, &mut dense, "shared_", width)?),
                 };
                 let (parts, extents) = self.experts(tensors, experts)?;
                 let [gate, up, down] = parts;
@@ -85,11 +83,19 @@ impl LayerBuilder<'_> {
         let embeddings = self.embeddings(tensors, &mut dense)?;
         let norms = self.architecture.norms;
         let [before, after] = [norms.before(), norms.after()].map(|has| has.then_some(hidden));
+        let (has_mixer, has_feed_forward) = (mixer != Mixer::None, !described.is_none());
+        let [mixer_norm, mixer_post_norm] = [before, after].map(|of| of.filter(|_| has_mixer));
+        let [inner_norm, inner_post_norm] =
+            [before, after].map(|of| of.filter(|_| has_feed_forward));
         let layer = LayerWeights {
-            attention_norm: self.norm(tensors, "attention_norm", before)?,
-            attention_post_norm: self.norm(tensors, "attention_post_norm", after)?,
-            feed_forward_norm: self.norm(tensors, "feed_forward_norm", before)?,
-            feed_forward_post_norm: self.norm(tensors, "feed_forward_post_norm", after)?,
+            attention_norm: self.norm(tensors, "attention_norm", mixer_norm)?,
+            attention_post_norm: self.norm(tensors, "attention_post_norm", mixer_post_norm)?,
+            feed_forward_norm: self.norm(tensors, "feed_forward_norm", inner_norm)?,
+            feed_forward_post_norm: self.norm(
+                tensors,
+                "feed_forward_post_norm",
+                inner_post_norm,
+            )?,
             attention,
             sinks: self.vector(
                 tensors,
@@ -185,6 +191,28 @@ impl LayerBuilder<'_> {
             *part = PartMatrix { part: dense.push(extent), rows, ..matrix };
         }
         Ok(found)
+    }
+
+    /// Appends gate, up and down of a feed-forward to the dense block. `of` is the beginning of their roles. Without a gate, `up`
+    /// stands for it.
+    fn gated(
+        &self,
+        tensors: &Tensors<'_>,
+        dense: &mut Block,
+        of: &str,
+        width: usize,
+    ) -> Result<[PartMatrix; 3], ModelError> {
+        let hidden = self.architecture.hidden;
+        let [together, gate, up, down] =
+            ["gate_up", "gate", "up", "down"].map(|role| format!("{of}{role}"));
+        let [gate, up] = match self.architecture.gating.has_gate() {
+            false => [self.matrix(tensors, dense, &up, width, hidden)?; 2],
+            true => {
+                let roles = [(&gate[..], width), (&up[..], width)];
+                self.matrices(tensors, dense, &together, roles, hidden)?
+            }
+        };
+        Ok([gate, up, self.matrix(tensors, dense, &down, hidden, width)?])
     }
 
     /// Reads a vector, if `length` is given.
@@ -412,9 +440,11 @@ impl LayerBuilder<'_> {
             ("expert_up", experts.width, hidden),
             ("expert_down", hidden, experts.width),
         ];
+        // Without a gate, `up` stands for it.
+        let roles = &roles[usize::from(!self.architecture.gating.has_gate())..];
         let mut blocks = vec![Block::default(); experts.count];
         let mut parts = Vec::with_capacity(3);
-        for (part, (role, rows, cols)) in roles.into_iter().enumerate() {
+        for (part, &(role, rows, cols)) in roles.iter().enumerate() {
             let name_of = |expert: usize| self.names.expert(self.index, expert, role);
             if tensors.is_quantized(&name_of(0)) {
                 let of = quantized::experts(tensors, &name_of, &mut blocks, rows, cols)?;
@@ -427,7 +457,7 @@ impl LayerBuilder<'_> {
                 block.push(slice);
             }
         }
-        Ok(([parts[0], parts[1], parts[2]], blocks))
+        Ok(([parts[0], parts[parts.len() - 2], parts[parts.len() - 1]], blocks))
     }
 
     /// Returns gate, up and down of every expert of a file that holds them as two stacks: `gate_up_proj` `[experts, 2 * width,

@@ -21,7 +21,7 @@ use layer::LayerBuilder;
 pub use parts::{
     AttentionWeights, DeltaParts, DeltaWeights, ExpertNorms, ExpertVectors, FeedForwardWeights,
     GroupedWeights, HeadChunk, HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights,
-    LayerWeights, PartMatrix,
+    LayerWeights, PartMatrix, distinct,
 };
 use tensors::Tensors;
 
@@ -87,7 +87,9 @@ impl Weights {
         let layer_embeddings =
             layer_width.map(|width| table(&names.layer_embeddings(), width)).transpose()?;
         let head = head(architecture, &names, &tensors, &mut blocks)?;
-        let final_norm = tensors.norm(&names.final_norm(), architecture.hidden)?;
+        let mut final_norm = tensors.norm(&names.final_norm(), architecture.hidden)?;
+        // The output projection is linear, so a factor of its input is one of the logits.
+        final_norm.iter_mut().for_each(|weight| *weight *= architecture.logit_scale);
         let rope_factors = match architecture.ropes.first() {
             Some(rope) => rope_factors(&mut tensors, rope.rotary_dim / 2)?,
             None => None,
@@ -120,7 +122,7 @@ impl Weights {
     pub fn routers(&self) -> impl Iterator<Item = &PartMatrix> {
         self.layers.iter().filter_map(|layer| match &layer.feed_forward {
             FeedForwardWeights::Experts { router, .. } => Some(router),
-            FeedForwardWeights::Dense { .. } => None,
+            FeedForwardWeights::None | FeedForwardWeights::Dense { .. } => None,
         })
     }
 
@@ -133,11 +135,12 @@ impl Weights {
             }
         };
         for layer in &self.layers {
-            layer.attention.matrices().iter().chain([&layer.o]).for_each(&mut add);
+            layer.attention.matrices().iter().chain(&layer.o).for_each(&mut add);
             if let Some(of) = &layer.embeddings {
                 [&of.project, &of.gate, &of.out].into_iter().for_each(&mut add);
             }
             match &layer.feed_forward {
+                FeedForwardWeights::None => {}
                 FeedForwardWeights::Dense { gate, up, down } => {
                     [gate, up, down].into_iter().for_each(&mut add);
                 }

@@ -17,16 +17,18 @@ pub struct PartMatrix {
 /// One layer's matrices (parts of the layer's dense block) and resident vectors.
 #[derive(Debug)]
 pub struct LayerWeights {
-    /// Norm before attention, if the architecture has such norms.
+    /// Norm before attention or the recurrence, if the layer has one.
     pub attention_norm: Option<Vec<f32>>,
     /// Norm of the attention's output, if the architecture has such norms.
     pub attention_post_norm: Option<Vec<f32>>,
+    /// Norm before the feed-forward, if the layer has one.
     pub feed_forward_norm: Option<Vec<f32>>,
     pub feed_forward_post_norm: Option<Vec<f32>>,
     pub attention: AttentionWeights,
     /// Attention sinks, one for each head.
     pub sinks: Option<Vec<f32>>,
-    pub o: PartMatrix,
+    /// Output projection of attention or of a recurrent layer; `None` if the layer has neither.
+    pub o: Option<PartMatrix>,
     pub o_bias: Option<Vec<f32>>,
     /// Number of parts of the dense block that belong to attention. The feed-forward matrices, or router and shared
     /// experts, follow.
@@ -62,7 +64,9 @@ impl LayerWeights {
                 let own = vectors.norms.as_ref().map(|norms| &norms.router[..]);
                 own.or(self.feed_forward_norm.as_deref())
             }
-            FeedForwardWeights::Dense { .. } => self.feed_forward_norm.as_deref(),
+            FeedForwardWeights::None | FeedForwardWeights::Dense { .. } => {
+                self.feed_forward_norm.as_deref()
+            }
         }
     }
 }
@@ -81,6 +85,8 @@ pub enum AttentionWeights {
     Latent(LatentWeights),
     /// A recurrent layer, which has no keys and values.
     Delta(DeltaWeights),
+    /// A layer that is only a feed-forward.
+    None,
 }
 
 /// A recurrent layer.
@@ -204,6 +210,7 @@ impl AttentionWeights {
                 [Some(of.q), of.k, of.v].into_iter().flatten().collect()
             }
             AttentionWeights::Delta(of) => of.projections().copied().collect(),
+            AttentionWeights::None => Vec::new(),
             AttentionWeights::Latent(of) => {
                 let q_a = of.q_a.as_ref().map(|(matrix, _)| *matrix);
                 let own = q_a.into_iter().chain([of.q, of.kv_a, of.k_b.all(), of.v_b.all()]);
@@ -214,8 +221,17 @@ impl AttentionWeights {
     }
 }
 
+/// Returns the matrices of a feed-forward: gate, up and down. Without a gate, `gate` stands for `up`, which is the same part.
+pub fn distinct(matrices: &[PartMatrix; 3]) -> impl Iterator<Item = &PartMatrix> {
+    let [gate, up, down] = matrices;
+    let up = (up.part != gate.part).then_some(up);
+    [Some(gate), up, Some(down)].into_iter().flatten()
+}
+
 #[derive(Debug)]
 pub enum FeedForwardWeights {
+    /// A layer without a feed-forward.
+    None,
     /// Matrices in the layer's dense block.
     Dense { gate: PartMatrix, up: PartMatrix, down: PartMatrix },
     /// A mixture of experts. The router and the shared experts are in the dense block; gate, up and down are the parts

@@ -96,6 +96,24 @@ impl Residency {
         self.layout(lease.block()).held[part].clone()
     }
 
+    /// Returns the byte ranges of an expert's parts in the slot of its block. Experts without a gate have two parts, and the last
+    /// range is empty.
+    ///
+    /// # Panics
+    /// Panics if the lease belongs to another residency.
+    pub fn expert_ranges(&self, lease: &Lease) -> [std::ops::Range<usize>; 3] {
+        let parts = self.parts(lease);
+        [0, 1, 2].map(|part| if part < parts { self.range(lease, part) } else { 0..0 })
+    }
+
+    /// Returns an expert's parts ([`Residency::expert_ranges`]).
+    ///
+    /// # Panics
+    /// Panics if the lease belongs to another residency.
+    pub fn expert_bytes<'lease>(&self, lease: &'lease Lease) -> [&'lease [u8]; 3] {
+        self.expert_ranges(lease).map(|range| &lease.slot_bytes()[range])
+    }
+
     /// Submits queued reads and takes in completed ones, without waiting. This includes misses of the open batch for
     /// which dropped leases have made room. Callers use it between or beside computations.
     ///

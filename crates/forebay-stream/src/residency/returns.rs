@@ -25,7 +25,8 @@ pub struct Returning {
 }
 
 impl Returning {
-    /// Returns the ranges of the slot into which gate, up and down must be copied.
+    /// Returns the ranges of the slot into which gate, up and down must be copied. Experts without a gate have two parts, and the
+    /// last range is empty.
     pub fn parts(&self) -> [Range<usize>; 3] {
         self.parts.clone()
     }
@@ -85,7 +86,7 @@ impl Residency {
         let into = &mut self.slots[slot as usize];
         let buffer = into.take_buffer();
         let held = &self.layout(block).held;
-        let parts = [0, 1, 2].map(|part| held[part].clone());
+        let parts = [0, 1, 2].map(|part| held.get(part).cloned().unwrap_or(0..0));
         Some(Returning { layer, expert, slot, buffer, parts })
     }
 

@@ -19,6 +19,7 @@ impl CpuBackend {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights)?,
             AttentionWeights::Latent(weights) => self.project_latent(step, weights)?,
             AttentionWeights::Delta(weights) => return self.project_delta(step, weights),
+            AttentionWeights::None => return Ok(()),
         }
         if step.architecture.keys_of(step.layer) != step.layer {
             return Ok(());
@@ -232,9 +233,10 @@ impl CpuBackend {
         let CpuBackend { cpu, residency, lease, scratch, .. } = self;
         let lease = lease.as_ref().expect("the layer was entered");
         let (weights, count) = (step.layer_weights(), step.count);
+        let o = weights.o.as_ref().expect("the layer has attention or is recurrent");
         let attention = step.attention();
         let width = match &weights.attention {
-            AttentionWeights::Delta(_) => weights.o.cols,
+            AttentionWeights::Delta(_) => o.cols,
             _ => attention.heads * attention.value_dim,
         };
         let mut attended = &scratch.attended[..count * width];
@@ -256,9 +258,9 @@ impl CpuBackend {
             }
             attended = values;
         }
-        scratch.input.prepare(cpu, attended, count, weights.o.cols, &[weights.o.ty]);
+        scratch.input.prepare(cpu, attended, count, o.cols, &[o.ty]);
         let out = &mut scratch.block_out[..count * step.architecture.hidden];
-        let w = matrix(residency, lease, &weights.o);
+        let w = matrix(residency, lease, o);
         let mut jobs = both_kinds(w, &scratch.input, scratch.rows.of(step), &mut *out);
         matmul_beside_reads(cpu, residency, &mut jobs)?;
         add_bias(cpu, out, weights.o_bias.as_deref());

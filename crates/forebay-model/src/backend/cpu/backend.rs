@@ -170,6 +170,7 @@ impl CpuBackend {
     /// every later token and look like a model that writes nonsense.
     pub(super) fn add(&mut self, step: &Step<'_>, block: NextBlock) -> Result<(), ModelError> {
         let hidden = step.architecture.hidden;
+        let (layer, _) = step.added(block);
         let (post_norm, scale) = step.added_norm(block);
         let out = &mut self.scratch.block_out[..step.count * hidden];
         norm_in_place(&self.cpu, out, post_norm, step.architecture.norm_epsilon);
@@ -183,10 +184,7 @@ impl CpuBackend {
         let finite = |row: &[f32]| row.iter().map(|value| value.abs()).sum::<f32>().is_finite();
         match x.chunks_exact(hidden).position(|row| !finite(row)) {
             None => Ok(()),
-            Some(row) => {
-                let (layer, token) = (step.added_layer(block), step.position_of(row));
-                Err(ModelError::NumericFailure { layer, token })
-            }
+            Some(row) => Err(ModelError::NumericFailure { layer, token: step.position_of(row) }),
         }
     }
 
@@ -203,9 +201,14 @@ impl CpuBackend {
         let (x, rows) = (&scratch.dense_input, scratch.rows.of(step));
         let [a, b] = both_kinds(matrix(residency, lease, &gate), x, rows, gate_out);
         let [c, d] = both_kinds(matrix(residency, lease, &up), x, rows, up_out);
-        matmul_beside_reads(cpu, residency, &mut [a, b, c, d])?;
+        let gating = step.architecture.gating;
+        let jobs = if gating.has_gate() { 4 } else { 2 };
+        matmul_beside_reads(cpu, residency, &mut [a, b, c, d][..jobs])?;
         let inner = &mut scratch.gate[..count * width];
-        cpu.gate_in_place(step.architecture.gating, inner, &scratch.up[..count * width]);
+        match gating.has_gate() {
+            true => cpu.gate_in_place(gating, inner, &scratch.up[..count * width]),
+            false => cpu.activate_in_place(gating, inner),
+        }
         scratch.inner.prepare(cpu, inner, count, width, &[down.ty]);
         let out = &mut scratch.block_out[..count * hidden];
         let w = matrix(residency, lease, &down);
@@ -228,7 +231,7 @@ impl CpuBackend {
         // This layer's products have already taken their input from `normed`, but `block_out` may hold a shared
         // expert's output.
         let normed = &mut scratch.normed[..hidden];
-        let epsilon = step.architecture.norm_epsilon;
+        let epsilon = step.architecture.stream_epsilon();
         norm_or_copy(cpu, &scratch.x[..hidden], layer.router_norm(), epsilon, normed);
         scratch.inner.prepare(cpu, normed, 1, hidden, &[router.ty]);
         let out = &mut scratch.moe.prediction_scores[..experts.count];
@@ -396,7 +399,7 @@ impl Backend for CpuBackend {
         };
         let values = step.count * step.architecture.hidden;
         let (x, normed) = (&self.scratch.x[..values], &mut self.scratch.normed[..values]);
-        norm_or_copy(&self.cpu, x, weight, step.architecture.norm_epsilon, normed);
+        norm_or_copy(&self.cpu, x, weight, step.architecture.stream_epsilon(), normed);
         Ok(())
     }
 
@@ -408,6 +411,7 @@ impl Backend for CpuBackend {
         match &step.layer_weights().attention {
             AttentionWeights::Delta(weights) => self.step_states(step, weights),
             AttentionWeights::Grouped(_) | AttentionWeights::Latent(_) => self.attend_layer(step),
+            AttentionWeights::None => {}
         }
         Ok(())
     }
@@ -441,7 +445,7 @@ impl Backend for CpuBackend {
         // `block_out` has already been added, and `inner` is free until the experts are computed.
         let normed = &mut scratch.block_out[..count * hidden];
         let weight = step.layer_weights().router_norm();
-        let epsilon = step.architecture.norm_epsilon;
+        let epsilon = step.architecture.stream_epsilon();
         norm_or_copy(cpu, &early[..count * hidden], weight, epsilon, normed);
         scratch.inner.prepare(cpu, normed, count, hidden, &[router.ty]);
         let out = &mut scratch.moe.scores[..count * experts];
@@ -481,7 +485,7 @@ impl Backend for CpuBackend {
             Some(norms) => {
                 // The output of attention has been added, and `inner` is free until a feed-forward is computed.
                 let (x, own) = (&x[..count * hidden], &mut block_out[..count * hidden]);
-                let epsilon = step.architecture.norm_epsilon;
+                let epsilon = step.architecture.stream_epsilon();
                 self.cpu.rms_norm(x, &norms.router, epsilon, own);
                 inner.prepare(&self.cpu, own, count, hidden, &[router.ty]);
                 self.cpu.matmul(&mut both_kinds(w, inner, rows.of(step), out));
@@ -589,7 +593,8 @@ impl Backend for CpuBackend {
             to.copy_from_slice(&scratch.x[*row as usize * hidden..][..hidden]);
         }
         let normed = &mut scratch.normed[..rows * hidden];
-        cpu.rms_norm(block_out, &step.weights.final_norm, step.architecture.norm_epsilon, normed);
+        let epsilon = step.architecture.stream_epsilon();
+        cpu.rms_norm(block_out, &step.weights.final_norm, epsilon, normed);
         let ty = step.weights.head[0].matrix.ty;
         scratch.input.prepare(cpu, normed, rows, hidden, &[ty]);
         let decode = step.outputs.partition_point(|row| (*row as usize) < step.decode);
@@ -638,7 +643,7 @@ impl Backend for CpuBackend {
         let (hidden, base) = (step.architecture.hidden, out.len());
         let x = &self.scratch.x[rows.start * hidden..rows.end * hidden];
         out.resize(base + x.len(), 0.0);
-        let (weight, epsilon) = (&step.weights.final_norm, step.architecture.norm_epsilon);
+        let (weight, epsilon) = (&step.weights.final_norm, step.architecture.stream_epsilon());
         self.cpu.rms_norm(x, weight, epsilon, &mut out[base..]);
         Ok(())
     }

@@ -28,6 +28,8 @@ impl Recurrent {
             rule: match self.rule {
                 StateRule::GatedDelta => DeltaRule::GatedDelta,
                 StateRule::KimiDelta => DeltaRule::KimiDelta,
+                StateRule::Mamba2 => DeltaRule::Mamba2,
+                StateRule::ShortConvolution => DeltaRule::ShortConvolution,
             },
             key_heads: self.key_heads,
             value_heads: self.value_heads,

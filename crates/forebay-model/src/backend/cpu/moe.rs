@@ -285,6 +285,9 @@ impl MoeScratch {
             let (out, rest) = gate_left.split_at_mut(range.len() * width);
             gate_left = rest;
             jobs.extend(both_kinds(matrix(residency, lease, &step.gate), input, rows, out));
+            if !step.gating.has_gate() {
+                continue;
+            }
             let (out, rest) = up_left.split_at_mut(range.len() * width);
             up_left = rest;
             jobs.extend(both_kinds(matrix(residency, lease, &step.up), input, rows, out));
@@ -294,7 +297,10 @@ impl MoeScratch {
 
         self.add_biases(step, cpu, group, [0, 1]);
         let inner = &mut self.gate[..group.pairs * width];
-        cpu.gate_in_place(step.gating, inner, &self.up[..group.pairs * width]);
+        match step.gating.has_gate() {
+            true => cpu.gate_in_place(step.gating, inner, &self.up[..group.pairs * width]),
+            false => cpu.activate_in_place(step.gating, inner),
+        }
         self.inner.prepare(cpu, inner, group.pairs, width, &[step.down.ty]);
         let first = group.first_row * step.hidden;
         let mut left = &mut self.outputs[first..first + group.pairs * step.hidden];

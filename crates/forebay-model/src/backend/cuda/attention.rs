@@ -44,6 +44,7 @@ impl CudaBackend {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights),
             AttentionWeights::Latent(weights) => self.project_latent(step, weights),
             AttentionWeights::Delta(weights) => self.project_delta(step, weights),
+            AttentionWeights::None => Ok(()),
         }
     }
 
@@ -366,7 +367,8 @@ impl CudaBackend {
 
     pub(super) fn project_layer_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let at = self.at();
-        let product = self.product(step, step.layer_weights().o, at.block_out);
+        let o = step.layer_weights().o.expect("the layer has attention or is recurrent");
+        let product = self.product(step, o, at.block_out);
         let mut attended = self.float(at.attended);
         if let AttentionWeights::Latent(weights) = &step.layer_weights().attention {
             let values = self.float(at.latent.heads);

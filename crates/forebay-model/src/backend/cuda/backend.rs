@@ -229,11 +229,12 @@ impl CudaBackend {
         block: NextBlock,
         added: Added,
     ) -> Result<Added, ModelError> {
-        let vectors = &self.plan.vectors.layers[step.added_layer(block)];
-        let weight = match (block, vectors.embeddings) {
-            (NextBlock::FeedForward, _) => vectors.attention_post_norm,
-            (NextBlock::Attention | NextBlock::Head, Some(of)) => Some(of.post_norm),
-            (NextBlock::Embeddings, _) | (_, None) => vectors.feed_forward_post_norm,
+        let (layer, is_mixer) = step.added(block);
+        let vectors = &self.plan.vectors.layers[layer];
+        let weight = match vectors.embeddings {
+            Some(of) if step.is_first(block) => Some(of.post_norm),
+            _ if is_mixer => vectors.attention_post_norm,
+            _ => vectors.feed_forward_post_norm,
         };
         let (Some(weight), Added::Rows(rows)) = (weight, &added) else { return Ok(added) };
         let norm = Norm {
@@ -263,7 +264,7 @@ impl CudaBackend {
         let norm = Norm {
             weight: optional(self.vectors(), weight),
             width: step.architecture.hidden,
-            epsilon: step.architecture.norm_epsilon,
+            epsilon: step.architecture.stream_epsilon(),
         };
         let x = self.float(self.at().x);
         let exchanged = match block {
@@ -279,7 +280,8 @@ impl CudaBackend {
             added = self.lanes.current_mut().outputs.take().unwrap_or(usual);
             added = self.post_norm(step, block, added)?;
             factor = step.added_norm(block).1;
-            let block = 2 * step.added_layer(block) + usize::from(block != NextBlock::FeedForward);
+            let (layer, is_mixer) = step.added(block);
+            let block = 2 * layer + usize::from(!is_mixer);
             flag = Some(self.finite_flag(block, 0));
         }
         let also = match exchanged {
@@ -622,5 +624,6 @@ pub(super) fn device_gating(gating: forebay_compute::Gating) -> Gating {
         forebay_compute::Gating::Silu => Gating::Silu,
         forebay_compute::Gating::GeluTanh => Gating::GeluTanh,
         forebay_compute::Gating::Clamped { alpha, limit } => Gating::Clamped { alpha, limit },
+        forebay_compute::Gating::SquaredRelu => Gating::SquaredRelu,
     }
 }

@@ -94,8 +94,12 @@ impl CpuSubLayers {
         let job =
             |part, x, out| MatmulJob { w: matrix(host, lease, part), x, tokens: None, kind, out };
         let mut jobs = [job(&of.gate, &*input, &mut *gate), job(&of.up, &*input, &mut *up)];
-        matmul_beside_reads(cpu, host, &mut jobs)?;
-        cpu.gate_in_place(of.gating, gate, up);
+        let matrices = 1 + usize::from(of.gating.has_gate());
+        matmul_beside_reads(cpu, host, &mut jobs[..matrices])?;
+        match of.gating.has_gate() {
+            true => cpu.gate_in_place(of.gating, gate, up),
+            false => cpu.activate_in_place(of.gating, gate),
+        }
         inner.prepare(cpu, gate, tokens, width, &[of.down.ty]);
         // The input is no longer needed, so its memory takes the output.
         let w = matrix(host, lease, &of.down);

@@ -13,6 +13,8 @@ pub(super) fn device_shape(of: &Recurrent) -> DeltaShape {
         rule: match of.rule {
             StateRule::GatedDelta => DeltaRule::GatedDelta,
             StateRule::KimiDelta => DeltaRule::KimiDelta,
+            StateRule::Mamba2 => DeltaRule::Mamba2,
+            StateRule::ShortConvolution => DeltaRule::ShortConvolution,
         },
         key_heads: of.key_heads,
         value_heads: of.value_heads,

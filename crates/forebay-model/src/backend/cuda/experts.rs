@@ -97,7 +97,8 @@ impl CudaBackend {
             return Ok(self.float(at.normed));
         };
         for (norm, to) in [(norms.router, at.router_input), (norms.input, at.expert_input)] {
-            let (norm, to) = (self.norm_of(step, norm), self.float(to));
+            let epsilon = step.architecture.stream_epsilon();
+            let (norm, to) = (Norm { epsilon, ..self.norm_of(step, norm) }, self.float(to));
             self.products().changed(to);
             let x = self.float(at.x);
             self.gpu.rms_norm(x, Added::Nothing, &norm, Normed::plain(to), step.count, None)?;
@@ -105,7 +106,7 @@ impl CudaBackend {
         Ok(self.float(at.router_input))
     }
 
-    /// Returns the norm of rows of the residual stream's width with this weight.
+    /// Returns the norm of a block's output with this weight.
     fn norm_of(&self, step: &Step<'_>, weight: usize) -> Norm {
         Norm {
             weight: self.vectors().offset(weight),

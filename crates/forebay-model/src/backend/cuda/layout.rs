@@ -14,7 +14,7 @@ use super::selections::selection_words;
 use crate::ModelError;
 use crate::arch::{Architecture, Attention, KvCapacity, KvInVram, Latent, Recurrent};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
-use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
+use crate::weights::{FeedForwardWeights, PartMatrix, Weights, distinct};
 
 /// Maximum number of tokens that go through the layers together, if all weights are in VRAM.
 pub const BATCH_TOKENS: usize = 512;
@@ -60,7 +60,7 @@ pub struct ExpertLayout {
     /// Offset of the first expert, if all experts are in VRAM. The others follow it.
     pub first: u64,
     pub slot_bytes: u64,
-    /// Offsets of gate, up and down in a slot.
+    /// Offsets of the parts in a slot: gate, up and down. Experts without a gate have two parts, up and down.
     pub parts: [u64; 3],
     pub part_bytes: [u64; 3],
     pub count: usize,
@@ -116,7 +116,7 @@ impl WeightLayout {
             });
             layout.layers.push(parts.collect());
             let experts = match layer.feed_forward {
-                FeedForwardWeights::Dense { .. } => None,
+                FeedForwardWeights::None | FeedForwardWeights::Dense { .. } => None,
                 FeedForwardWeights::Experts { gate, up, down, .. } => {
                     let count = weights.blocks.experts[index].len();
                     Some(ExpertLayout::new(count, [gate, up, down])?)
@@ -156,9 +156,9 @@ impl ExpertLayout {
     fn new(count: usize, parts: [PartMatrix; 3]) -> Result<ExpertLayout, ModelError> {
         let mut slot = LayoutBuilder::default();
         let (mut at, mut part_bytes) = ([0; 3], [0; 3]);
-        for (part, matrix) in parts.iter().enumerate() {
-            part_bytes[part] = matrix_bytes(matrix)?;
-            at[part] = slot.take(part_bytes[part]);
+        for matrix in distinct(&parts) {
+            part_bytes[matrix.part] = matrix_bytes(matrix)?;
+            at[matrix.part] = slot.take(part_bytes[matrix.part]);
         }
         Ok(ExpertLayout { first: 0, slot_bytes: slot.bytes(), parts: at, part_bytes, count })
     }

@@ -522,7 +522,7 @@ impl DeviceArena {
         let of_heads = |layer: &LayerWeights| match &layer.attention {
             AttentionWeights::Latent(of) => [&of.k_b, &of.v_b]
                 .map(|stack| TableSize { entries: stack.heads, slot_bytes: stack.bytes as u64 }),
-            AttentionWeights::Grouped(_) | AttentionWeights::Delta(_) => {
+            AttentionWeights::Grouped(_) | AttentionWeights::Delta(_) | AttentionWeights::None => {
                 [TableSize { entries: 0, slot_bytes: 0 }; 2]
             }
         };

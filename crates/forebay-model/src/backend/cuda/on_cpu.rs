@@ -14,7 +14,7 @@ use forebay_stream::{ExpertIndex, Lease, Residency, Returning};
 use crate::ModelError;
 use crate::backend::cpu::{matmul_beside_reads, matrix, recycle};
 use crate::sharing::{CpuOffloadControl, CpuOffloadMode, CpuOffloadRates, MissSplit};
-use crate::weights::{FeedForwardWeights, LayerWeights, PartMatrix};
+use crate::weights::{FeedForwardWeights, LayerWeights, PartMatrix, distinct};
 
 /// Number of experts in the larger measurement. The smaller one has a single expert.
 const MEASURED_EXPERTS: usize = 8;
@@ -65,7 +65,7 @@ pub struct ExpertMatrices<'a> {
 /// Returns the matrices of a layer's experts, or `None` if the layer is dense.
 pub fn expert_matrices(layer: &LayerWeights, gating: Gating) -> Option<ExpertMatrices<'_>> {
     match &layer.feed_forward {
-        FeedForwardWeights::Dense { .. } => None,
+        FeedForwardWeights::None | FeedForwardWeights::Dense { .. } => None,
         FeedForwardWeights::Experts { gate, up, down, vectors, .. } => Some(ExpertMatrices {
             gate: *gate,
             up: *up,
@@ -211,12 +211,13 @@ impl CpuExperts {
         let started = Instant::now();
         let hidden = of.gate.cols;
         self.input.prepare(&self.cpu, &self.x[..hidden], 1, hidden, &[of.gate.ty, of.up.ty]);
-        let sizes = [of.gate, of.up, of.down].map(|part| matrix_bytes(&part));
         let parts: Vec<[&[u8]; 3]> = experts
             .map(|memory| {
-                let (gate, rest) = memory.split_at(sizes[0]);
-                let (up, rest) = rest.split_at(sizes[1]);
-                [gate, up, &rest[..sizes[2]]]
+                let (mut parts, mut rest): ([&[u8]; 3], _) = ([&[]; 3], memory);
+                for matrix in distinct(&[of.gate, of.up, of.down]) {
+                    (parts[matrix.part], rest) = rest.split_at(matrix_bytes(matrix));
+                }
+                parts
             })
             .collect();
         self.pairs.clear();
@@ -335,7 +336,8 @@ impl CpuExperts {
         for (index, &group) in self.groups.iter().enumerate() {
             let tokens = Some(&self.pair_tokens[row..row + group]);
             row += group;
-            for (part, left) in [(&of.gate, &mut gate_left), (&of.up, &mut up_left)] {
+            let both = [(&of.gate, &mut gate_left), (&of.up, &mut up_left)];
+            for (part, left) in both.into_iter().take(1 + usize::from(of.gating.has_gate())) {
                 let (out, rest) = std::mem::take(left).split_at_mut(group * width);
                 *left = rest;
                 jobs.push(MatmulJob {
@@ -360,7 +362,10 @@ impl CpuExperts {
             }
         }
         let inner = &mut self.gate[..count * width];
-        self.cpu.gate_in_place(of.gating, inner, &self.up[..count * width]);
+        match of.gating.has_gate() {
+            true => self.cpu.gate_in_place(of.gating, inner, &self.up[..count * width]),
+            false => self.cpu.activate_in_place(of.gating, inner),
+        }
         self.inner.prepare(&self.cpu, inner, count, width, &[of.down.ty]);
         let mut left = &mut self.out[..count * hidden];
         let mut jobs = recycle(jobs);
@@ -417,7 +422,7 @@ fn matrix_bytes(part: &PartMatrix) -> usize {
 }
 
 fn expert_bytes(of: &ExpertMatrices<'_>) -> usize {
-    [of.gate, of.up, of.down].iter().map(matrix_bytes).sum()
+    distinct(&[of.gate, of.up, of.down]).map(matrix_bytes).sum()
 }
 
 fn median(mut seconds: Vec<f64>) -> f64 {

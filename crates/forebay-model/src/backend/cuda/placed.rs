@@ -65,7 +65,8 @@ pub fn placed_blocks<'a>(
         for (expert, block) in experts.iter().enumerate() {
             let label = BlockLabel::Expert { layer: layer as u32, expert: expert as u32 };
             let slot = slots.first + expert as u64 * slots.slot_bytes;
-            let parts = slots.parts.iter().map(|at| Some(arena.experts(slot + at))).collect();
+            let parts = slots.parts.iter().take(block.part_bytes().len());
+            let parts = parts.map(|at| Some(arena.experts(slot + at))).collect();
             placed.push(DeviceBlock { label, block, parts });
         }
     }

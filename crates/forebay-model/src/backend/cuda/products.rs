@@ -229,7 +229,7 @@ impl Products {
         Ok(())
     }
 
-    /// Computes `gate.out = gating(x * gate, x * up)` for `x [rows, cols]`.
+    /// Computes `gate.out = gating(x * gate, x * up)` for `x [rows, cols]`. Without a gate, `up` is not read.
     pub fn gated(
         &self,
         gpu: &Gpu,
@@ -239,6 +239,14 @@ impl Products {
         [gate, up]: [Product; 2],
     ) -> Result<(), ModelError> {
         let (ty, cols) = (gate.matrix.ty, gate.matrix.cols);
+        if !gating.has_gate() && self.takes_matvec(rows.kind) {
+            self.round_for(gpu, x, rows.count, cols, [ty].into_iter())?;
+            let input = self.dense_input(gpu, ty, x, rows.count, cols)?;
+            let (matrices, pairing) = ([device_matrix(&gate)], Pairing::Activated(gating));
+            gpu.matvec(ty, &matrices, input, rows.count, cols, pairing)?;
+            self.changed(gate.out);
+            return Ok(());
+        }
         if self.takes_matvec(rows.kind) && ty == up.matrix.ty {
             self.round_for(gpu, x, rows.count, cols, [ty].into_iter())?;
             let matrices = [device_matrix(&gate), device_matrix(&up)];
@@ -247,7 +255,8 @@ impl Products {
             self.changed(gate.out);
             return Ok(());
         }
-        self.dense(gpu, x, rows, &[gate, up])?;
+        let up = if gating.has_gate() { up } else { gate };
+        self.dense(gpu, x, rows, &[gate, up][..1 + usize::from(gating.has_gate())])?;
         let width = gate.matrix.rows;
         let (gate, up, halves) = (gate.out, up.out, self.halves_too(gate.out, rows, width));
         let rows = rows.count;
@@ -266,6 +275,8 @@ impl Products {
         [gate, up]: [ExpertProduct; 2],
     ) -> Result<(), ModelError> {
         let ty = gate.matrix.ty;
+        let up = if gating.has_gate() { up } else { gate };
+        let matrices = 1 + usize::from(gating.has_gate());
         if self.takes_matvec(entries.rows.kind) && ty == up.matrix.ty {
             let cols = gate.matrix.cols;
             self.round_for(gpu, x, entries.rows.count, cols, [ty].into_iter())?;
@@ -273,12 +284,15 @@ impl Products {
             let parts = [gate, up].map(|part| ExpertPart { offset: part.offset, out: part.out });
             let input = self.decode_input(ty, x);
             let pairs = entries.pairs(EntryRow::Token);
-            let pairing = Pairing::Gated { gating, biases };
-            gpu.matvec_experts(ty, table, &parts, pairs, input, cols, pairing)?;
+            let pairing = match gating.has_gate() {
+                true => Pairing::Gated { gating, biases },
+                false => Pairing::Activated(gating),
+            };
+            gpu.matvec_experts(ty, table, &parts[..matrices], pairs, input, cols, pairing)?;
             self.changed(gate.out);
             return Ok(());
         }
-        self.experts(gpu, x, entries, EntryRow::Token, &[gate, up])?;
+        self.experts(gpu, x, entries, EntryRow::Token, &[gate, up][..matrices])?;
         let (width, rows) = (gate.matrix.rows, entries.count());
         let (gate, up) = (gate.out, up.out);
         let halves = self.halves_too(gate, Rows { count: rows, ..entries.rows }, width);

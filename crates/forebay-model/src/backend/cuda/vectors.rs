@@ -118,6 +118,7 @@ impl Vectors {
                     .as_ref()
                     .map(|of| [&of.k_norm, &of.k_norm_bias].map(|vector| self.append(vector)));
             }
+            AttentionWeights::None => {}
             AttentionWeights::Delta(weights) => {
                 of.delta = Some(DeltaVectors {
                     convolution: self.append(&weights.convolution),

@@ -218,9 +218,10 @@ impl ExpertCache {
             let to = on.plan.slot(on.arena, self.tier.pool(self.layer), slot);
             let parts = layout.parts;
             let host = &self.host;
-            let copies =
-                [0, 1, 2].map(|part| (host.range(&lease, part), to.offset(parts[part] as usize)));
-            self.bytes_copied += copies.iter().map(|(range, _)| range.len() as u64).sum::<u64>();
+            let ranges = host.expert_ranges(&lease);
+            self.bytes_copied += ranges.iter().map(|range| range.len() as u64).sum::<u64>();
+            let copies = ranges.into_iter().zip(parts.map(|part| to.offset(part as usize)));
+            let copies = copies.filter(|(range, _)| !range.is_empty());
             self.in_flight.push_back(self.copies.upload(lease, copies)?);
             self.experts_copied += 1;
             self.pass.push(expert);

@@ -10,8 +10,8 @@ use forebay_stream::{ExpertIndex, GoneExpert, TierBatch};
 use super::super::memory::Device;
 use super::ExpertCache;
 
-/// Returns the addresses and sizes in bytes of an evicted expert's gate, up and down. Returns `None` if the expert is
-/// in no slot.
+/// Returns the addresses and sizes in bytes of an evicted expert's gate, up and down. An expert without a gate has two parts, and
+/// the last size is 0. Returns `None` if the expert is in no slot.
 fn parts(on: Device<'_>, pool: usize, gone: &GoneExpert) -> Option<[(DevicePtr<u8>, u64); 3]> {
     let from = on.plan.slot(on.arena, pool, gone.slot?);
     let layout = on.plan.weights.experts_of[gone.layer.0 as usize].expect("the layer has experts");
@@ -39,7 +39,8 @@ impl ExpertCache {
             let Some(to) = host.take_back(gone.layer, gone.expert) else { continue };
             let ranges = to.parts();
             let from = parts.map(|(from, _)| from);
-            returning.push_back(copies.download(to, from.into_iter().zip(ranges))?);
+            let copied = from.into_iter().zip(ranges).filter(|(_, range)| !range.is_empty());
+            returning.push_back(copies.download(to, copied)?);
             self.experts_returned += 1;
             self.bytes_returned += parts.iter().map(|(_, bytes)| bytes).sum::<u64>();
         }

@@ -425,9 +425,8 @@ impl ExpertCache {
             let stays_as = tier.stays(layer, expert).then_some(expert.0);
             ExpertMiss { stays_as, to: plan.slot(arena, pool, slot), from }
         };
-        let copied = leases.iter().map(|(expert, lease)| {
-            miss(*expert, Some([0, 1, 2].map(|part| host.bytes(lease, part))))
-        });
+        let copied =
+            leases.iter().map(|(expert, lease)| miss(*expert, Some(host.expert_bytes(lease))));
         let misses = copied.chain(there.drain(..).map(|expert| miss(expert, None)));
         let copied = leases.len();
         let slot = |&id: &u32| {

@@ -1,0 +1,216 @@
+//! Checks of descriptions: every value must be one that the decoder can run.
+
+use forebay_compute::Temperature;
+
+use super::architecture::{
+    Architecture, Attention, AttentionBias, Experts, FeedForward, Layer, Mixer, Values,
+};
+use super::check::{check, check_size};
+use super::layers::KvGroup;
+use crate::ModelError;
+
+impl Architecture {
+    pub(super) fn validate(&self) -> Result<(), ModelError> {
+        let sized = [
+            ("hidden size", self.hidden),
+            ("vocabulary size", self.vocabulary),
+            ("layer count", self.layers.len()),
+            ("trained context", self.context_trained),
+        ];
+        for (key, value) in sized {
+            check_size(key, value)?;
+        }
+        self.attentions.iter().try_for_each(Attention::validate)?;
+        for rope in &self.ropes {
+            check_size("rotary dimension", rope.rotary_dim)?;
+            let even = rope.rotary_dim.is_multiple_of(2);
+            check("rotary dimension", rope.rotary_dim, even, "it must be even")?;
+            let fits = rope.theta.is_finite() && rope.theta > 0.0;
+            check("rope base", rope.theta, fits, "it must be positive")?;
+        }
+        check(
+            "norm epsilon",
+            self.norm_epsilon,
+            self.norm_epsilon > 0.0 && self.norm_epsilon < 1.0,
+            "it must be between 0 and 1",
+        )?;
+        for (key, factor) in [
+            ("scale of the embedding", Some(self.embedding_scale)),
+            ("scale of outputs added to the residual stream", Some(self.residual_scale)),
+            ("scale of logits", Some(self.logit_scale)),
+            ("epsilon of norms of the residual stream", Some(self.stream_epsilon())),
+            ("cap of logits", self.logit_softcap),
+        ] {
+            let factor = factor.unwrap_or(1.0);
+            check(key, factor, factor.is_finite() && factor > 0.0, "it must be positive")?;
+        }
+        // A divided stream differs from the true one wherever no norm takes it.
+        let is_normed = self.norms.before() && self.layer_embeddings.is_none();
+        check(
+            "scale of outputs added to the residual stream",
+            self.residual_scale,
+            self.residual_scale == 1.0 || is_normed,
+            "it must be 1 if blocks take the residual stream without a norm",
+        )?;
+        check(
+            "attention layers",
+            0,
+            self.attention_layers().next().is_some(),
+            "forebay needs at least one layer with attention",
+        )?;
+        if self.recurrent_layers() > 0 {
+            let recurrent = self.recurrent.ok_or_else(|| ModelError::BadValue {
+                key: "recurrent layers".into(),
+                value: self.recurrent_layers().to_string(),
+                expected: "their shape must be described".into(),
+            })?;
+            recurrent.validate()?;
+        }
+        let ropes = self.ropes.len();
+        let fits = self.layers.iter().all(|layer| layer.rope.is_none_or(|rope| rope < ropes));
+        check("rotations", ropes, fits, "every layer's rotation must be described")?;
+        self.attention_layers().try_for_each(|layer| self.validate_rotation(layer))?;
+        if let Some(Temperature { rate, step }) = self.temperature {
+            let rate_fits = rate.is_finite() && rate >= 0.0;
+            check("rate of the temperature", rate, rate_fits, "it must not be negative")?;
+            check("step of the temperature", step, step.is_finite() && step >= 1.0, "at least 1")?;
+            let plain = |of: &Attention| of.bias == AttentionBias::None && of.latent.is_none();
+            let fits = self.attentions.iter().all(plain);
+            check("temperature", true, fits, "the queries must have no biases")?;
+        }
+        self.attention_layers().try_for_each(|layer| self.validate_keys(layer))?;
+        if let Some(of) = self.layer_embeddings {
+            check_size("width of a layer's embeddings", of.width)?;
+            check_size(
+                "width of all layers' embeddings",
+                of.width.saturating_mul(self.layers.len()),
+            )?;
+        }
+        self.validate_indexers()?;
+        self.layers.iter().try_for_each(Layer::validate)
+    }
+
+    /// Checks that the rotation of a layer fits its heads.
+    fn validate_rotation(&self, layer: usize) -> Result<(), ModelError> {
+        let Some(rope) = self.layers[layer].rope else { return Ok(()) };
+        let (rope, attention) = (&self.ropes[rope], self.attention_of(layer));
+        check(
+            "rotary dimension",
+            rope.rotary_dim,
+            rope.rotary_dim <= attention.head_dim,
+            "it must be at most the head dimension",
+        )
+    }
+
+    /// Checks that a layer that uses the keys and values of another can do so.
+    fn validate_keys(&self, layer: usize) -> Result<(), ModelError> {
+        let own = &self.layers[layer];
+        let Some(of) = own.keys_of else { return Ok(()) };
+        let fits = of < layer
+            && self.kv_group(of) == Some(KvGroup { window: own.window, attention: own.attention });
+        check(
+            &format!("layer whose keys and values layer {layer} uses"),
+            of,
+            fits,
+            "it must be an earlier one with the same window and shape, and with keys of its own",
+        )
+    }
+}
+
+impl Attention {
+    fn validate(&self) -> Result<(), ModelError> {
+        let sized = [
+            ("attention heads", self.heads),
+            ("key/value heads", self.kv_heads),
+            ("head dimension", self.head_dim),
+            ("value dimension", self.value_dim),
+        ];
+        for (key, value) in sized {
+            check_size(key, value)?;
+        }
+        check(
+            "attention heads",
+            self.heads,
+            self.heads.is_multiple_of(self.kv_heads),
+            "it must be a multiple of the key/value heads",
+        )?;
+        let Values { of_keys, normed, scale } = self.values;
+        check(
+            "value dimension",
+            self.value_dim,
+            !of_keys || self.value_dim == self.head_dim,
+            "it must be the head dimension if keys are values",
+        )?;
+        check(
+            "biases of attention",
+            "present",
+            !(of_keys || normed) || self.bias == AttentionBias::None,
+            "forebay knows such values without biases",
+        )?;
+        check("scale of values", scale, scale.is_finite() && scale > 0.0, "it must be positive")?;
+        for (key, factor) in
+            [("scale of attention", Some(self.scale)), ("cap of attention", self.softcap)]
+        {
+            let factor = factor.unwrap_or(1.0);
+            check(key, factor, factor.is_finite() && factor > 0.0, "it must be positive")?;
+        }
+        let Some(latent) = self.latent else { return Ok(()) };
+        let sized = [
+            ("latent rank of queries", latent.query_rank.unwrap_or(1)),
+            ("latent rank", latent.rank),
+            ("part of a head that does not rotate", latent.plain),
+            ("part of a head that rotates", latent.rotary),
+            ("value length", latent.value),
+        ];
+        sized.into_iter().try_for_each(|(key, value)| check_size(key, value))
+    }
+}
+
+impl Layer {
+    fn validate(&self) -> Result<(), ModelError> {
+        let is_empty = self.mixer == Mixer::None && self.feed_forward.is_none();
+        check(
+            "layer",
+            "nothing",
+            !is_empty,
+            "it must have attention, a recurrence or a feed-forward",
+        )?;
+        if let Some(window) = self.window {
+            check("sliding window", window, window > 0, "it must be positive")?;
+        }
+        match &self.feed_forward {
+            FeedForward::None => Ok(()),
+            FeedForward::Dense { width } => check_size("feed-forward width", *width),
+            FeedForward::Experts(experts) => experts.validate(),
+        }
+    }
+}
+
+impl Experts {
+    fn validate(&self) -> Result<(), ModelError> {
+        let fits = self.count > 0 && self.count <= 65_536;
+        check("expert count", self.count, fits, "it must be from 1 to 65536")?;
+        let fits = self.used > 0 && self.used <= self.count.min(256);
+        check(
+            "experts per token",
+            self.used,
+            fits,
+            "it must be from 1 to the expert count (at most 256)",
+        )?;
+        check_size("expert width", self.width)?;
+        check_size("shared experts' width", self.shared_width.max(1))?;
+        check(
+            "experts per token",
+            self.used,
+            self.used == 1 || !self.scaled_input,
+            "it must be 1 if inputs of experts are scaled",
+        )?;
+        check(
+            "norms of experts",
+            true,
+            !(self.own_norms && self.scaled_input),
+            "inputs are scaled",
+        )?;
+        Ok(self.rule(None, None).check(self.count, self.used)?)
+    }
+}
