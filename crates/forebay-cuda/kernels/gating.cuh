@@ -9,7 +9,8 @@ enum Gating { SILU = 0, GELU_TANH = 1, CLAMPED = 2, SQUARED_RELU = 3 };
 // x / (1 + e^-s)
 __device__ __forceinline__ float times_logistic(float x, float s) { return x / __fadd_rn(1.0f, expf(-s)); }
 
-// `alpha` and `limit` apply to CLAMPED only. SQUARED_RELU has no gate: `gate` and `up` are the same. The comparisons propagate NaN, which fminf would not.
+// `alpha` and `limit` apply to CLAMPED only. SQUARED_RELU has no gate: `gate` and `up` are the same. The comparisons propagate
+// NaN, which fminf would not.
 __device__ __forceinline__ float gated(int gating, float gate, float up, float alpha, float limit) {
     if (gating == SILU) return times_logistic(gate, gate) * up;
     if (gating == GELU_TANH) {

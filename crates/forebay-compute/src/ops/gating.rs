@@ -198,8 +198,12 @@ mod tests {
     use super::*;
     use crate::testing::{cpus, random};
 
-    const ALL: [Gating; 3] =
-        [Gating::Silu, Gating::GeluTanh, Gating::Clamped { alpha: 1.702, limit: 7.0 }];
+    const ALL: [Gating; 4] = [
+        Gating::Silu,
+        Gating::GeluTanh,
+        Gating::Clamped { alpha: 1.702, limit: 7.0 },
+        Gating::SquaredRelu,
+    ];
 
     /// Computes the published formulas in f64.
     fn exact(gating: Gating, gate: f32, up: f32) -> f64 {
@@ -215,6 +219,26 @@ mod tests {
                 let (g, u) = (g.min(limit), u.clamp(-limit, limit));
                 (u + 1.0) * g / (1.0 + (-g * f64::from(alpha)).exp())
             }
+            Gating::SquaredRelu => g.max(0.0) * u,
+        }
+    }
+
+    #[test]
+    fn an_activation_without_a_gate_squares_what_is_positive() {
+        for cpu in cpus() {
+            for len in [1, 8, 13, 40_003] {
+                let before: Vec<f32> = random(8, len).iter().map(|x| x * 30.0).collect();
+                let (mut x, mut gate) = (before.clone(), before.clone());
+                cpu.activate_in_place(Gating::SquaredRelu, &mut x);
+                cpu.gate_in_place(Gating::SquaredRelu, &mut gate, &before);
+                assert_eq!(x, gate);
+                for (x, before) in x.iter().zip(&before) {
+                    assert_eq!(*x, before.max(0.0) * before);
+                }
+            }
+            let mut x = [f32::NAN, -1.0, -0.0, 3.0];
+            cpu.activate_in_place(Gating::SquaredRelu, &mut x);
+            assert!(x[0].is_nan() && x[1..] == [0.0, 0.0, 9.0], "{x:?}");
         }
     }
 

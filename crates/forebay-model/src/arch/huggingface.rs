@@ -1,22 +1,20 @@
 //! Reads an architecture from a Hugging Face `config.json`. Supports the form of published models and the one that
 //! transformers 5 writes (`rope_parameters` instead of `rope_scaling`).
 
-use forebay_compute::{Gating, RopeLayout, RopeScaling, Scoring};
+use forebay_compute::{Gating, Scoring};
 use forebay_format::{Catalog, HfMetadata};
 use serde_json::Value;
 
 use super::architecture::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, Latent, Layer, LayerEmbeddings,
-    Mixer, Naming, QkNorm, Rope, RopeFactors, Values, groups,
+    Architecture, Experts, FeedForward, Layer, LayerEmbeddings, Mixer, Naming, groups,
 };
-use super::check::check_size;
-use super::families::{self, Family, WindowTheta, Windows};
+use super::families::{self, Family, Windows};
+use super::huggingface_attention::attention;
+use super::huggingface_indexer::indexer;
 use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent};
-use super::indexer::{IndexerShape, with_indexer};
+use super::indexer::with_indexer;
 use super::layers::{keys_of, used};
-use super::names::Names;
 use super::quantization::{Method, Quantization};
-use super::rope_parameters::Parameters;
 use crate::ModelError;
 
 /// Key of the width of the MLP that tokens pass through beside experts ([`Family::shared_mlp`]).
@@ -81,12 +79,12 @@ impl Config<'_> {
     }
 
     /// Returns true if queries and keys are rotated.
-    fn rotates(&self, family: &Family) -> bool {
+    pub fn rotates(&self, family: &Family) -> bool {
         let said = self.json.get("position_embedding_type").and_then(Value::as_str);
         family.rotates || said == Some("rope")
     }
 
-    fn flag(&self, key: &str) -> bool {
+    pub fn flag(&self, key: &str) -> bool {
         self.json.get(key).and_then(Value::as_bool).unwrap_or(false)
     }
 }
@@ -244,262 +242,6 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
         },
         other => other,
     })
-}
-
-fn attention(
-    catalog: &Catalog,
-    config: &Config<'_>,
-    family: &'static Family,
-    naming: Naming,
-) -> Result<(Vec<Attention>, Vec<Rope>), ModelError> {
-    let (hidden, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
-    let rope = |scope: Option<&str>, rotary_dim: usize, windowed: bool| {
-        rotation(config, family, Parameters::of(config, scope), rotary_dim, windowed)
-    };
-    if family.latent {
-        let latent = Latent {
-            query_rank: config.optional_count("q_lora_rank")?,
-            rank: config.count("kv_lora_rank")?,
-            plain: config.count("qk_nope_head_dim")?,
-            rotary: config.count("qk_rope_head_dim")?,
-            value: config.count("v_head_dim")?,
-        };
-        if !config.rotates(family) {
-            let nope = config.json.get("mla_use_nope").and_then(Value::as_bool);
-            if nope == Some(false) {
-                return Err(ModelError::BadValue {
-                    key: "mla_use_nope".into(),
-                    value: "false".into(),
-                    expected: "forebay knows this family without rotation only".into(),
-                });
-            }
-            return Ok((vec![latent.attention(heads, 1.0)], Vec::new()));
-        }
-        let rope = rope(None, latent.rotary, false)?;
-        let parameters = Parameters::of(config, None);
-        let factor = parameters.float("factor").unwrap_or(1.0);
-        let all = parameters.float("mscale_all_dim").filter(|all| *all != 0.0);
-        let magnitude = match (rope.scaling, all) {
-            // The quotient of a magnitude and that of 0 is the magnitude itself.
-            (RopeScaling::Yarn { .. }, Some(all)) => RopeScaling::yarn_magnitude(factor, all, 0.0),
-            _ => 1.0,
-        };
-        return Ok((vec![latent.attention(heads, magnitude as f32)], vec![rope]));
-    }
-    let head_dim = match config.optional_first_count(&["head_dim", "attention_head_dim"])? {
-        Some(dim) => dim,
-        None => hidden.checked_div(heads).unwrap_or(0),
-    };
-    let has = |role: &str| catalog.tensor(&Names::new(naming, family).layer(0, role));
-    let qkv_bias = match config.json.get("qkv_bias").and_then(Value::as_bool) {
-        Some(said) if family.qkv_bias => said,
-        _ => family.qkv_bias,
-    };
-    let bias = match (qkv_bias, config.flag("attention_bias")) {
-        (_, true) if has("o_bias").is_some() => AttentionBias::All,
-        (false, false) => AttentionBias::None,
-        _ => AttentionBias::Qkv,
-    };
-    let scale = |head_dim: usize| {
-        let said = config.float("attention_multiplier").map(|scale| scale as f32);
-        let scalar = config.float("query_pre_attn_scalar").unwrap_or(head_dim as f64);
-        said.or(family.attention_scale).unwrap_or(1.0 / (scalar as f32).sqrt())
-    };
-    let sinks = |key: &str| config.json.get(key).and_then(Value::as_bool).unwrap_or(family.sinks);
-    let usual = Attention {
-        heads,
-        kv_heads: config.optional_count("num_key_value_heads")?.unwrap_or(heads).max(1),
-        head_dim,
-        value_dim: config.optional_count("v_head_dim")?.unwrap_or(head_dim),
-        scale: scale(head_dim),
-        softcap: config.float("attn_logit_softcapping").map(|cap| cap as f32),
-        sinks: sinks("add_full_attention_sink_bias"),
-        output_gate: family.output_gate,
-        bias,
-        qk_norm: match config.json.get("use_qk_norm").and_then(Value::as_bool) {
-            Some(false) => QkNorm::None,
-            _ => family.qk_norm,
-        },
-        values: Values {
-            of_keys: false,
-            normed: family.normed_values,
-            scale: config.float("attention_value_scale").map_or(1.0, |scale| scale as f32),
-        },
-        latent: None,
-        indexer: None,
-    };
-    // Keys of one kind of layers are named if they differ from those of the other kind.
-    let heads = config.optional_count("swa_num_attention_heads")?.unwrap_or(heads);
-    let of_window = config.optional_count("swa_head_dim")?.unwrap_or(head_dim);
-    let windowed = Attention {
-        heads,
-        kv_heads: config
-            .optional_count("swa_num_key_value_heads")?
-            .unwrap_or(usual.kv_heads)
-            .max(1),
-        head_dim: of_window,
-        value_dim: config.optional_count("swa_v_head_dim")?.unwrap_or(usual.value_dim),
-        scale: scale(of_window),
-        sinks: sinks("add_swa_attention_sink_bias"),
-        ..usual.clone()
-    };
-    let full = match family.keys_as_values {
-        false => usual,
-        true => with_keys_as_values(config, family, usual, scale)?,
-    };
-    let attentions = if windowed == full { vec![full] } else { vec![full, windowed] };
-    if !config.rotates(family) {
-        return Ok((attentions, Vec::new()));
-    }
-    let rotary_dim = |scope: &str, head_dim: usize| {
-        let parameters = Parameters::of(config, Some(scope));
-        let partial = config.float("partial_rotary_factor");
-        let partial = partial.or(parameters.float("partial_rotary_factor"));
-        Ok::<_, ModelError>(match (partial, config.optional_count("rotary_dim")?) {
-            _ if parameters.is_proportional() => head_dim,
-            (None, Some(rotary_dim)) => rotary_dim,
-            _ => (partial.unwrap_or(1.0) * head_dim as f64) as usize,
-        })
-    };
-    let scopes = ["full_attention", "sliding_attention"];
-    let all = rope(Some(scopes[0]), rotary_dim(scopes[0], attentions[0].head_dim)?, false)?;
-    let of_windows = match family.window_theta {
-        Some(_) => Some(rope(Some(scopes[1]), rotary_dim(scopes[1], of_window)?, true)?),
-        None => None,
-    };
-    Ok((attentions, std::iter::once(all).chain(of_windows).collect()))
-}
-
-/// Returns a rotation. That of layers with a window has a base of its own and is never scaled.
-fn rotation(
-    config: &Config<'_>,
-    family: &Family,
-    parameters: Parameters<'_>,
-    rotary_dim: usize,
-    windowed: bool,
-) -> Result<Rope, ModelError> {
-    let scaling = if windowed { RopeScaling::None } else { parameters.scaling()? };
-    let usual = match family.window_theta {
-        Some(WindowTheta::Of(theta)) if windowed => Some(theta),
-        _ => None,
-    };
-    let local = config.float("rope_local_base_freq").or(config.float("swa_rope_theta"));
-    let local = local.filter(|_| windowed);
-    let theta = local.or(parameters.float("rope_theta")).or(usual).unwrap_or(10_000.0);
-    let layout = match config.json.get("rope_interleave").and_then(Value::as_bool) {
-        Some(false) if family.latent => RopeLayout::Neox,
-        _ => family.hf_rope,
-    };
-    let factors = match scaling {
-        RopeScaling::LongRope { .. } => Some(parameters.long_factors(rotary_dim / 2)?),
-        _ if parameters.is_proportional() && !windowed => {
-            check_size("rotary dimension", rotary_dim)?;
-            let share = parameters.float("partial_rotary_factor").unwrap_or(1.0);
-            Some(proportional_factors(share, rotary_dim / 2))
-        }
-        _ => None,
-    };
-    Ok(Rope { theta, rotary_dim, layout, scaling, factors })
-}
-
-/// Returns the attention of layers without a window in a family whose such layers may have keys as values.
-fn with_keys_as_values(
-    config: &Config<'_>,
-    family: &Family,
-    usual: Attention,
-    scale: impl Fn(usize) -> f32,
-) -> Result<Attention, ModelError> {
-    let of_keys = config.flag("attention_k_eq_v");
-    // Transformers 5 gives the differences layer by layer.
-    let own = of_full_layers(config, family)?;
-    let said = |key: &str| own.as_ref().map_or(Ok(None), |own| own.optional_count(key));
-    let head_dim = config.optional_count("global_head_dim")?.or(said("head_dim")?);
-    let head_dim = head_dim.unwrap_or(512);
-    let kv_heads = config.optional_count("num_global_key_value_heads")?;
-    let kv_heads = kv_heads.or(said("num_key_value_heads")?);
-    Ok(Attention {
-        kv_heads: kv_heads.filter(|_| of_keys).unwrap_or(usual.kv_heads).max(1),
-        head_dim,
-        value_dim: head_dim,
-        scale: scale(head_dim),
-        values: Values { of_keys, ..usual.values },
-        ..usual
-    })
-}
-
-/// Returns what `per_layer_config` says of the layers without a window, if there is such a key. It must say the same of all of
-/// them, and nothing of others.
-fn of_full_layers<'a>(
-    config: &Config<'a>,
-    family: &Family,
-) -> Result<Option<Config<'a>>, ModelError> {
-    let Some(all) = config.json.get("per_layer_config").and_then(Value::as_object) else {
-        return Ok(None);
-    };
-    let count = config.count("num_hidden_layers")?;
-    let first = all.values().next();
-    for (layer, own) in all {
-        let number = layer.parse().ok().filter(|number| *number < count);
-        let is_full = match number {
-            Some(number) => window(config, family, number)?.is_none(),
-            None => false,
-        };
-        if !is_full || Some(own) != first {
-            return Err(ModelError::BadValue {
-                key: format!("per_layer_config of layer {layer}"),
-                value: format!("{own:.60}"),
-                expected: "forebay knows the same values for all layers without a window".into(),
-            });
-        }
-    }
-    Ok(first.map(|json| Config { json, family: config.family }))
-}
-
-/// Returns the divisors of the frequencies of pairs of which only this share rotates: the first ones. The others stay where they
-/// are, whatever the position.
-fn proportional_factors(share: f64, pairs: usize) -> RopeFactors {
-    let rotating = (share * pairs as f64) as usize;
-    let factor = |pair: usize| if pair < rotating { 1.0 } else { 1e30 };
-    RopeFactors::Always((0..pairs).map(factor).collect())
-}
-
-/// Returns the indexer of a family that has them.
-fn indexer(config: &Config<'_>, family: &Family) -> Result<Option<IndexerShape>, ModelError> {
-    let Some(layout) = family.indexer else { return Ok(None) };
-    refuse_shared_choices(config)?;
-    let layout = match config.json.get("indexer_rope_interleave").and_then(Value::as_bool) {
-        Some(true) => RopeLayout::Interleaved,
-        Some(false) => RopeLayout::Neox,
-        None => layout,
-    };
-    Ok(Some(IndexerShape {
-        heads: config.count("index_n_heads")?,
-        head_dim: config.count("index_head_dim")?,
-        top_k: config.count("index_topk")?,
-        layout,
-    }))
-}
-
-/// Returns an error if layers share the choice of an earlier layer's indexer, as in later models of the family.
-fn refuse_shared_choices(config: &Config<'_>) -> Result<(), ModelError> {
-    let refuse = |key: &str, value: String| {
-        let expected = "forebay knows models in which every layer has an indexer";
-        Err(ModelError::BadValue { key: key.into(), value, expected: expected.into() })
-    };
-    let is_full = |kind: &Value| matches!(kind.as_str(), Some("full" | "F"));
-    for key in ["indexer_types", "index_topk_pattern"] {
-        let all_full = match config.json.get(key) {
-            None | Some(Value::Null) => continue,
-            Some(Value::String(pattern)) => pattern.bytes().all(|kind| kind == b'F'),
-            Some(Value::Array(types)) => types.iter().all(is_full),
-            Some(_) => false,
-        };
-        return if all_full { Ok(()) } else { refuse(key, "not full in all layers".into()) };
-    }
-    match config.optional_count("index_topk_freq")? {
-        None | Some(0 | 1) => Ok(()),
-        Some(every) => refuse("index_topk_freq", every.to_string()),
-    }
 }
 
 fn layers(
@@ -707,7 +449,11 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
 ///
 /// If `layer_types` is present, it decides. Otherwise the qwen families have a window only with `use_sliding_window`,
 /// from layer `max_window_layers` on. Other families have it in all layers or by their pattern.
-fn window(config: &Config<'_>, family: &Family, index: usize) -> Result<Option<usize>, ModelError> {
+pub(super) fn window(
+    config: &Config<'_>,
+    family: &Family,
+    index: usize,
+) -> Result<Option<usize>, ModelError> {
     // Some files count the positions before a token, without the token itself.
     let before = config.optional_count("sliding_window_size")?.map(|size| size.saturating_add(1));
     let window =

@@ -7,6 +7,8 @@ mod families;
 mod gguf;
 mod gguf_recurrent;
 mod huggingface;
+mod huggingface_attention;
+mod huggingface_indexer;
 mod huggingface_recurrent;
 mod indexer;
 mod layers;
