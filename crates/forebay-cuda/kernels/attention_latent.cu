@@ -353,7 +353,7 @@ __device__ inline void attend(const float *q, const KvLayer &cache, const float 
         commit_tile();
     }
     // The numbers are loaded one tile before their use.
-    TileBlocks blocks{0, 0};
+    TileBlocks blocks(0u, 0u);
     if constexpr (LISTED) {
         __syncthreads();  // No thread reads the rows of the first tile any more.
         look_up(shared.listed[0], table, list, span.from + (STAGES - 1) * KEYS, count);
