@@ -6,10 +6,11 @@ use super::Finding;
 use super::scan::{RustSource, matching_brace, words};
 
 /// Crates that call the kernel, vector instructions, the GPU's driver, or C programs; and the task that calls NVIDIA's
-/// compiler.
-const HOMES: [&str; 6] = [
+/// compiler. An example counts what is allocated.
+const HOMES: [&str; 7] = [
     "crates/forebay-store/",
     "crates/forebay-codec/",
+    "crates/forebay-model/examples/",
     "crates/forebay-compute/",
     "crates/forebay-cuda/",
     "crates/forebay-c/",

@@ -3,7 +3,7 @@
 use forebay_format::Array;
 
 use super::families::Family;
-use super::gguf::Keys;
+use super::gguf_keys::Keys;
 use super::recurrent::{Recurrent, StateRule};
 use crate::ModelError;
 

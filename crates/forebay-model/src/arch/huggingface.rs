@@ -8,8 +8,9 @@ use serde_json::Value;
 use super::architecture::{
     Architecture, Experts, FeedForward, Layer, LayerEmbeddings, Mixer, Naming, groups,
 };
-use super::families::{self, Family, Windows};
-use super::huggingface_attention::attention;
+use super::config::Config;
+use super::families::{self, Family};
+use super::huggingface_attention::{attention, rotates, window};
 use super::huggingface_indexer::indexer;
 use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent};
 use super::indexer::with_indexer;
@@ -19,75 +20,6 @@ use crate::ModelError;
 
 /// Key of the width of the MLP that tokens pass through beside experts ([`Family::shared_mlp`]).
 const SHARED_MLP: &str = "shared_intermediate_size";
-
-pub(super) struct Config<'a> {
-    pub json: &'a Value,
-    pub family: &'static str,
-}
-
-impl Config<'_> {
-    pub fn missing(&self, key: &str) -> ModelError {
-        ModelError::MissingKey {
-            source_name: "config.json".into(),
-            key: key.into(),
-            family: self.family,
-        }
-    }
-
-    /// Returns a whole number. `null` counts as absent.
-    pub fn optional_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
-        match self.json.get(key) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => value.as_u64().map(|count| Some(count as usize)).ok_or_else(|| {
-                ModelError::BadValue {
-                    key: key.into(),
-                    value: format!("{value:.60}"),
-                    expected: "it must be a whole number".into(),
-                }
-            }),
-        }
-    }
-
-    pub fn count(&self, key: &str) -> Result<usize, ModelError> {
-        self.optional_count(key)?.ok_or_else(|| self.missing(key))
-    }
-
-    /// Returns the count under the first of these keys that is present.
-    pub fn optional_first_count(&self, keys: &[&str]) -> Result<Option<usize>, ModelError> {
-        for key in keys {
-            if let Some(count) = self.optional_count(key)? {
-                return Ok(Some(count));
-            }
-        }
-        Ok(None)
-    }
-
-    pub fn first_count(&self, keys: &[&str]) -> Result<usize, ModelError> {
-        self.optional_first_count(keys)?.ok_or_else(|| self.missing(keys[0]))
-    }
-
-    pub fn float(&self, key: &str) -> Option<f64> {
-        self.json.get(key).and_then(Value::as_f64)
-    }
-
-    /// Returns true if the output projection is tied to the embedding. Gemma ties them without always saying so.
-    fn is_tied(&self, family: &Family) -> bool {
-        let said =
-            ["tie_word_embeddings", "tie_embedding"].iter().find_map(|key| self.json.get(*key));
-        let said = said.and_then(Value::as_bool);
-        said.unwrap_or(family.scaled_embedding)
-    }
-
-    /// Returns true if queries and keys are rotated.
-    pub fn rotates(&self, family: &Family) -> bool {
-        let said = self.json.get("position_embedding_type").and_then(Value::as_str);
-        family.rotates || said == Some("rope")
-    }
-
-    pub fn flag(&self, key: &str) -> bool {
-        self.json.get(key).and_then(Value::as_bool).unwrap_or(false)
-    }
-}
 
 /// Describes the model of a Hugging Face folder.
 pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture, ModelError> {
@@ -136,7 +68,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         recurrent: family.recurrent.map(|rule| recurrent(&config, rule)).transpose()?,
         gating,
         layers,
-        tied_embeddings: config.is_tied(family),
+        tied_embeddings: is_tied(&config, family),
         naming,
     })
 }
@@ -288,7 +220,7 @@ fn layers(
                 true => Mixer::Recurrent,
                 false => Mixer::Attention,
             };
-            let rope = family.rope_of(window, config.rotates(family));
+            let rope = family.rope_of(window, rotates(config, family));
             let attention = usize::from(shapes > 1 && window.is_some());
             let layer =
                 Layer { mixer, window, chunked: false, attention, keys_of, rope, feed_forward };
@@ -314,7 +246,7 @@ fn one_block_layer(
         }
         OneBlock::Experts => (Mixer::None, FeedForward::Experts(experts(config, family)?)),
     };
-    let rope = family.rope_of(None, config.rotates(family));
+    let rope = family.rope_of(None, rotates(config, family));
     Ok(Layer {
         mixer,
         window: None,
@@ -445,35 +377,10 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
     })
 }
 
-/// Returns the sliding window of layer `index`, if it has one.
-///
-/// If `layer_types` is present, it decides. Otherwise the qwen families have a window only with `use_sliding_window`,
-/// from layer `max_window_layers` on. Other families have it in all layers or by their pattern.
-pub(super) fn window(
-    config: &Config<'_>,
-    family: &Family,
-    index: usize,
-) -> Result<Option<usize>, ModelError> {
-    // Some files count the positions before a token, without the token itself.
-    let before = config.optional_count("sliding_window_size")?.map(|size| size.saturating_add(1));
-    let window =
-        before.map_or_else(|| config.optional_count("sliding_window"), |of| Ok(Some(of)))?;
-    let Some(window) = window else { return Ok(None) };
-    if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
-        let slides = types.get(index).and_then(Value::as_str) == Some("sliding_attention");
-        return Ok(slides.then_some(window));
-    }
-    if let Some(pattern) = config.json.get("hybrid_layer_pattern").and_then(Value::as_array) {
-        let slides = pattern.get(index).and_then(Value::as_u64) == Some(1);
-        return Ok(slides.then_some(window));
-    }
-    let slides = match (family.windows, config.optional_count("sliding_window_pattern")?) {
-        (Windows::ButEvery(_), Some(period)) if period > 0 => !(index + 1).is_multiple_of(period),
-        (Windows::AsSaid, _) => {
-            let first = config.optional_count("max_window_layers")?.unwrap_or(0);
-            config.flag("use_sliding_window") && index >= first
-        }
-        _ => family.windows.slides(index),
-    };
-    Ok(slides.then_some(window))
+/// Returns true if the output projection is tied to the embedding. Gemma ties them without always saying so.
+fn is_tied(config: &Config<'_>, family: &Family) -> bool {
+    let said =
+        ["tie_word_embeddings", "tie_embedding"].iter().find_map(|key| config.json.get(*key));
+    let said = said.and_then(Value::as_bool);
+    said.unwrap_or(family.scaled_embedding)
 }

@@ -8,8 +8,8 @@ use super::architecture::{
     Attention, AttentionBias, Latent, Naming, QkNorm, Rope, RopeFactors, Values,
 };
 use super::check::check_size;
-use super::families::{Family, WindowTheta};
-use super::huggingface::{Config, window};
+use super::config::Config;
+use super::families::{Family, WindowTheta, Windows};
 use super::names::Names;
 use super::rope_parameters::Parameters;
 use crate::ModelError;
@@ -76,7 +76,7 @@ pub(super) fn attention(
         true => with_keys_as_values(config, family, usual)?,
     };
     let attentions = if windowed == full { vec![full] } else { vec![full, windowed] };
-    if !config.rotates(family) {
+    if !rotates(config, family) {
         return Ok((attentions, Vec::new()));
     }
     let rotary_dim = |scope: &str, head_dim: usize| {
@@ -111,7 +111,7 @@ fn latent(config: &Config<'_>, family: &Family) -> Result<(Vec<Attention>, Vec<R
         rotary: config.count("qk_rope_head_dim")?,
         value: config.count("v_head_dim")?,
     };
-    if !config.rotates(family) {
+    if !rotates(config, family) {
         let nope = config.json.get("mla_use_nope").and_then(Value::as_bool);
         if nope == Some(false) {
             return Err(ModelError::BadValue {
@@ -250,4 +250,43 @@ fn proportional_factors(share: f64, pairs: usize) -> RopeFactors {
     let rotating = (share * pairs as f64) as usize;
     let factor = |pair: usize| if pair < rotating { 1.0 } else { 1e30 };
     RopeFactors::Always((0..pairs).map(factor).collect())
+}
+
+/// Returns true if queries and keys are rotated.
+pub(super) fn rotates(config: &Config<'_>, family: &Family) -> bool {
+    let said = config.json.get("position_embedding_type").and_then(Value::as_str);
+    family.rotates || said == Some("rope")
+}
+
+/// Returns the sliding window of layer `index`, if it has one.
+///
+/// If `layer_types` is present, it decides. Otherwise the qwen families have a window only with `use_sliding_window`,
+/// from layer `max_window_layers` on. Other families have it in all layers or by their pattern.
+pub(super) fn window(
+    config: &Config<'_>,
+    family: &Family,
+    index: usize,
+) -> Result<Option<usize>, ModelError> {
+    // Some files count the positions before a token, without the token itself.
+    let before = config.optional_count("sliding_window_size")?.map(|size| size.saturating_add(1));
+    let window =
+        before.map_or_else(|| config.optional_count("sliding_window"), |of| Ok(Some(of)))?;
+    let Some(window) = window else { return Ok(None) };
+    if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
+        let slides = types.get(index).and_then(Value::as_str) == Some("sliding_attention");
+        return Ok(slides.then_some(window));
+    }
+    if let Some(pattern) = config.json.get("hybrid_layer_pattern").and_then(Value::as_array) {
+        let slides = pattern.get(index).and_then(Value::as_u64) == Some(1);
+        return Ok(slides.then_some(window));
+    }
+    let slides = match (family.windows, config.optional_count("sliding_window_pattern")?) {
+        (Windows::ButEvery(_), Some(period)) if period > 0 => !(index + 1).is_multiple_of(period),
+        (Windows::AsSaid, _) => {
+            let first = config.optional_count("max_window_layers")?.unwrap_or(0);
+            config.flag("use_sliding_window") && index >= first
+        }
+        _ => family.windows.slides(index),
+    };
+    Ok(slides.then_some(window))
 }

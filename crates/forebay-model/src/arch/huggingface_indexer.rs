@@ -3,8 +3,8 @@
 use forebay_compute::RopeLayout;
 use serde_json::Value;
 
+use super::config::Config;
 use super::families::Family;
-use super::huggingface::Config;
 use super::indexer::IndexerShape;
 use crate::ModelError;
 

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::huggingface::Config;
+use super::config::Config;
 use super::recurrent::{HeadOrder, Recurrent, StateRule};
 use crate::ModelError;
 

@@ -1,29 +1,13 @@
 //! The choice of the keys that a token attends to.
 
 use forebay_compute::RopeLayout;
-use serde::Serialize;
 
-use super::architecture::{Architecture, Attention, Rope};
+use super::architecture::{Architecture, Attention, Indexer, Rope};
 use super::check::{check, check_size};
 use crate::ModelError;
 
 /// Epsilon of the layer norm of an indexer's keys.
 pub(crate) const INDEXER_NORM_EPSILON: f32 = 1e-6;
-
-/// Chooses the keys that a token attends to (DeepSeek-V3.2, the lightning indexer). The indexer's heads share one key of each
-/// position, which is kept in the KV cache. The score of a key is the sum over the heads of a weight times the positive part
-/// of the dot product of query and key. Weights, queries and keys are projections of what attention's are projections of.
-/// Of equal scores, the lower position is taken first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Indexer {
-    pub heads: usize,
-    /// Number of elements of a query and of a key.
-    pub head_dim: usize,
-    /// Number of keys that a token attends to.
-    pub top_k: usize,
-    /// Index into [`Architecture::ropes`] of the rotation of queries and keys. Their first elements rotate.
-    pub rope: usize,
-}
 
 /// Sizes of the indexers of a file, and the layout of their rotation.
 pub(super) struct IndexerShape {

@@ -3,8 +3,10 @@
 mod architecture;
 mod catalog;
 mod check;
+mod config;
 mod families;
 mod gguf;
+mod gguf_keys;
 mod gguf_recurrent;
 mod huggingface;
 mod huggingface_attention;
@@ -20,14 +22,13 @@ mod unrotated;
 mod validation;
 
 pub use architecture::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, KvCapacity, KvInVram, Latent,
-    Layer, LayerEmbeddings, Mixer, Naming, NormLayout, QkNorm, Rope, RopeFactors, Values,
+    Architecture, Attention, AttentionBias, Experts, FeedForward, Indexer, KvCapacity, KvInVram,
+    Latent, Layer, LayerEmbeddings, Mixer, Naming, NormLayout, QkNorm, Rope, RopeFactors, Values,
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use families::by_name;
 pub use families::{Family, known_families};
 pub(crate) use indexer::INDEXER_NORM_EPSILON;
-pub use indexer::Indexer;
 pub use layers::KvGroup;
 pub(crate) use names::Names;
 pub use quantization::{Method, Quantization};

@@ -4,7 +4,7 @@ use forebay_compute::RopeScaling;
 use serde_json::Value;
 
 use super::architecture::RopeFactors;
-use super::huggingface::Config;
+use super::config::Config;
 use crate::ModelError;
 
 /// Key of the number of positions that a model was first trained for, before its rotation was scaled.

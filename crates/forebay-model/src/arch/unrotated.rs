@@ -3,7 +3,7 @@
 use forebay_compute::Temperature;
 use serde_json::Value;
 
-use super::huggingface::Config;
+use super::config::Config;
 use crate::ModelError;
 
 /// Layers without rotation: what holds if the configuration does not say otherwise.

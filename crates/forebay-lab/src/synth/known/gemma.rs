@@ -3,7 +3,7 @@
 use super::super::shapes::{
     Experts, FeedForward, FullAttention, Norms, QkNorm, RopeScaling, Shape,
 };
-use super::{EXPERTS, LLAMA};
+use super::base::{EXPERTS, LLAMA};
 
 pub const GEMMA3_4B: Shape = Shape {
     name: "gemma3-4b",

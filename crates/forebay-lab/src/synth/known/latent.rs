@@ -3,7 +3,7 @@
 use super::super::shapes::{
     Experts, FeedForward, Indexer, LatentAttention, RopeScaling, Scores, Shape,
 };
-use super::{EXPERTS, LLAMA};
+use super::base::{EXPERTS, LLAMA};
 
 const DEEPSEEK_V3_EXPERTS: Experts = Experts {
     width: 2048,

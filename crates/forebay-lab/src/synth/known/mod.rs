@@ -1,12 +1,14 @@
 //! Shapes of real models from their published configurations, and small shapes with the same features.
 
+mod base;
 mod gemma;
 mod latent;
 mod recurrent;
 
 use super::shapes::{
-    Experts, FeedForward, LlamaRopeScaling, Norms, Pattern, QkNorm, RopeScaling, Scores, Shape,
+    Experts, FeedForward, LlamaRopeScaling, Norms, QkNorm, RopeScaling, Scores, Shape,
 };
+use base::{EXPERTS, LLAMA, QWEN};
 use gemma::{GEMMA3_4B, GEMMA3_TINY, GEMMA4_26B, GEMMA4_TINY};
 use latent::{
     DEEPSEEK_V2_LITE, DEEPSEEK_V3, DEEPSEEK_V3_TINY, DEEPSEEK_V32, DEEPSEEK_V32_TINY, GLM_47_FLASH,
@@ -14,83 +16,6 @@ use latent::{
 use recurrent::{
     KIMI_LINEAR_48B, KIMI_LINEAR_TINY, NEMOTRON3_NANO, NEMOTRON3_TINY, QWEN3_NEXT_80B, QWEN36_35B,
     QWEN36_TINY,
-};
-
-/// Defaults that most models with experts share.
-const EXPERTS: Experts = Experts {
-    width: 0,
-    experts: 0,
-    used: 0,
-    dense_width: 0,
-    names_width: true,
-    dense_layers: 0,
-    shared: 0,
-    shared_width: None,
-    shared_gate: false,
-    beside_dense: false,
-    scores: Scores::Unsaid,
-    groups: None,
-    weights_scale: None,
-    weights_norm: None,
-    correction_bias: false,
-    biases: false,
-};
-
-const LLAMA: Shape = Shape {
-    name: "",
-    architecture: "llama",
-    quantisation: "Q4_K_M",
-    hidden: 4096,
-    layers: 32,
-    heads: 32,
-    kv_heads: 8,
-    head_dim: 128,
-    rotary_dim: 128,
-    latent_attention: None,
-    indexer: None,
-    full_attention: None,
-    recurrent: None,
-    pattern: Pattern::Alike,
-    output_gate: false,
-    feed_forward: FeedForward::Dense { width: 14336 },
-    gated: true,
-    vocabulary: 128_256,
-    context: 131_072,
-    window: None,
-    rope_base: 500_000.0,
-    rope_base_windowed: None,
-    rope_scaling: RopeScaling::Llama(LlamaRopeScaling {
-        factor: 8.0,
-        low_frequency_factor: 1.0,
-        high_frequency_factor: 4.0,
-        original_context: 8192.0,
-    }),
-    norm_epsilon: 1e-5,
-    norms: Norms::Plain,
-    qk_norm: QkNorm::None,
-    qkv_bias: false,
-    output_bias: false,
-    sinks: false,
-    tied: false,
-    scaled_embedding: false,
-    layer_scale: false,
-    logit_cap: None,
-    pre_tokenizer: "llama-bpe",
-    adds_bos: true,
-};
-
-const QWEN: Shape = Shape {
-    name: "",
-    architecture: "qwen3",
-    context: 40_960,
-    vocabulary: 151_936,
-    rope_base: 1_000_000.0,
-    rope_scaling: RopeScaling::None,
-    norm_epsilon: 1e-6,
-    qk_norm: QkNorm::PerHead,
-    pre_tokenizer: "qwen2",
-    adds_bos: false,
-    ..LLAMA
 };
 
 const QWEN3_MOE_30B: Shape = Shape {

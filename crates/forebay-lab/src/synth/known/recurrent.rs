@@ -4,8 +4,8 @@ use super::super::shapes::{
     ChannelDelta, Experts, FeedForward, GatedDelta, LatentAttention, Mamba, Norms, Pattern,
     Recurrent, RopeScaling, Scores, Shape,
 };
+use super::base::{EXPERTS, LLAMA, QWEN};
 use super::latent::DEEPSEEK_V3;
-use super::{EXPERTS, LLAMA, QWEN};
 
 const QWEN36_DELTA: GatedDelta = GatedDelta {
     convolution: 4,

@@ -8,7 +8,7 @@ use forebay_compute::{
 use forebay_store::FileSet;
 use forebay_stream::{Lease, Residency};
 
-use super::embeddings::read_rows;
+use super::embedding_rows::read_rows;
 use super::indexer::index_layers;
 use super::moe::MoeStep;
 use super::products::{

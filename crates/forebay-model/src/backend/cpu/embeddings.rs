@@ -1,40 +1,11 @@
 //! Embeddings of tokens: the usual ones, and those for each layer.
 
-use forebay_format::dequantize;
-use forebay_store::FileSet;
-
 use super::backend::CpuBackend;
+use super::embedding_rows::read_rows;
 use super::products::{both_kinds, matmul_beside_reads, matrix};
 use super::scratch::Scratch;
 use crate::ModelError;
 use crate::backend::{NextBlock, Step};
-use crate::weights::Embedding;
-
-/// Reads the rows of `tokens` of a table, multiplied by `scale`, to `rows`. `memory` takes one row as it is in the file.
-///
-/// # Errors
-/// Returns an error if a read fails.
-pub(super) fn read_rows<'a>(
-    files: &FileSet,
-    table: &Embedding,
-    tokens: &[u32],
-    scale: f32,
-    memory: &mut Vec<u8>,
-    rows: impl Iterator<Item = &'a mut [f32]>,
-) -> Result<(), ModelError> {
-    memory.resize(table.row_bytes, 0);
-    for (token, row) in tokens.iter().zip(rows) {
-        let mut extent = table.extent;
-        extent.offset += u64::from(*token) * table.row_bytes as u64;
-        extent.length = table.row_bytes as u64;
-        files.read_exact(extent, memory)?;
-        dequantize(table.ty, memory, row)?;
-        if scale != 1.0 {
-            row.iter_mut().for_each(|value| *value *= scale);
-        }
-    }
-    Ok(())
-}
 
 impl CpuBackend {
     /// Reads the embeddings of the rows' tokens for all layers, and keeps a copy of the usual ones, if the model has embeddings for

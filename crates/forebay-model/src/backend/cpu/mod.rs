@@ -4,6 +4,7 @@ mod attention;
 mod backend;
 mod delta;
 mod delta_scratch;
+mod embedding_rows;
 mod embeddings;
 mod indexer;
 mod latent;

@@ -5,7 +5,7 @@ use forebay_cuda::{CudaError, DECODE_ROWS, DevicePtr, EmbeddingTable, TopK, TopK
 use forebay_format::TensorType;
 
 use super::backend::CudaBackend;
-use super::layout::HEAD_ROWS;
+use super::kv_size::HEAD_ROWS;
 use super::memory::Device;
 use super::products::{Product, Rows};
 use super::source::WeightSource;

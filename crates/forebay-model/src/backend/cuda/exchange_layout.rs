@@ -2,7 +2,7 @@
 
 use forebay_cuda::{DeltaRuns, LANES, PromptTiles, TOP_K_MAX, prompt_tiles_most};
 
-use super::layout::{HEAD_ROWS, KvSize};
+use super::kv_size::{HEAD_ROWS, KvSize};
 use crate::arch::{Architecture, Attention};
 use crate::sharing::ALIGNMENT;
 

@@ -11,7 +11,8 @@ use forebay_cuda::{
     CudaError, DevicePtr, Gpu, HostWords, KvElsewhere, KvLayer, KvLayerShape, KvPool, KvTables,
 };
 
-use super::layout::{KvSize, LayoutBuilder};
+use super::kv_size::KvSize;
+use super::layout::LayoutBuilder;
 use crate::arch::{self, Architecture, KvInVram, STATES_PER_SEQUENCE};
 use crate::backend;
 use crate::sharing::ALIGNMENT;

@@ -1,18 +1,19 @@
 //! Layout of device memory, computed before any memory is reserved.
 
 use forebay_cuda::{
-    AddressTables, AttentionScratchSize, DECODE_ROWS, ExpertFetch, FETCHED_PAIRS_MAX, KvElement,
-    KvLayerShape, LANES, RoundedActivations, TOP_K_MAX, TopK,
+    AddressTables, AttentionScratchSize, DECODE_ROWS, ExpertFetch, FETCHED_PAIRS_MAX, LANES,
+    RoundedActivations, TOP_K_MAX, TopK,
 };
 
 use forebay_stream::{Block, MemoryPlan};
 
 use super::delta_shape::MOST_PRODUCTS;
 use super::exchange_layout::ExchangeLayout;
-use super::indexer::IndexerLayout;
+use super::indexer_layout::IndexerLayout;
+use super::kv_size::KvSize;
 use super::selections::selection_words;
 use crate::ModelError;
-use crate::arch::{Architecture, Attention, KvCapacity, KvInVram, Latent, Recurrent};
+use crate::arch::{Architecture, Attention, Latent, Recurrent};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights, distinct};
 
@@ -22,9 +23,6 @@ pub const BATCH_TOKENS: usize = 512;
 /// Numbers of tokens that go through the layers together if experts are copied to the GPU for every pass of a prompt,
 /// the best first. Longer passes copy them less often.
 pub const LONG_BATCHES: [usize; 2] = [2048, 1024];
-
-/// Maximum number of rows of logits that are on the device at once.
-pub const HEAD_ROWS: usize = 32;
 
 /// Address tables of the experts of each layer: one of the layer, and two of each lane.
 pub const EXPERT_TABLES: usize = 1 + 2 * LANES;
@@ -171,39 +169,6 @@ fn matrix_bytes(matrix: &PartMatrix) -> Result<u64, ModelError> {
         expected: "they must be whole blocks".into(),
     })?;
     Ok(row * matrix.rows as u64)
-}
-
-/// Size of a KV cache on a GPU.
-#[derive(Debug, Clone, Copy)]
-pub struct KvSize {
-    pub element: KvElement,
-    /// Most positions of one sequence.
-    pub context: usize,
-    /// Most sequences at a time.
-    pub sequences: usize,
-    /// Positions of all sequences together ([`KvCapacity::tokens`]).
-    pub tokens: Option<usize>,
-    pub in_vram: KvInVram,
-}
-
-impl KvSize {
-    pub fn capacity(&self) -> KvCapacity {
-        let KvSize { context, sequences, tokens, in_vram, .. } = *self;
-        KvCapacity { context, sequences, tokens, in_vram }
-    }
-
-    /// Returns the shape of a layer with this attention.
-    pub fn shape(&self, attention: &Attention) -> KvLayerShape {
-        KvLayerShape {
-            element: self.element,
-            kv_heads: attention.kv_heads,
-            dim_k: attention.head_dim,
-            dim_v: attention.value_dim,
-            values_in_keys: attention.latent.is_some(),
-            chosen: attention.indexer.is_some(),
-            context: self.context,
-        }
-    }
 }
 
 /// Numbers of values that buffers hold for each row of a pass.

@@ -12,10 +12,11 @@ use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
 
 use super::delta_shape::device_shape;
 use super::kv_layout::KvLayout;
+use super::kv_size::KvSize;
 use super::layout::{
-    ActivationLayout, BATCH_TOKENS, EXPERT_TABLES, ExpertLayout, KvSize, LONG_BATCHES, WeightLayout,
+    ActivationLayout, BATCH_TOKENS, EXPERT_TABLES, ExpertLayout, LONG_BATCHES, WeightLayout,
 };
-use super::relayout::workspace_bytes;
+use super::relayout_kernels::workspace_bytes;
 use super::vectors::Vectors;
 use crate::ModelError;
 use crate::arch::{Architecture, KvInVram};

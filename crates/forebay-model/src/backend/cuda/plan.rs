@@ -7,7 +7,7 @@ use forebay_stream::{MemoryPlan, PolicyKind};
 use super::backend::CudaBackend;
 use super::delta_shape::device_shape;
 use super::embedding::EmbeddingRows;
-use super::layout::KvSize;
+use super::kv_size::KvSize;
 use super::memory::{Device, DeviceArena, DeviceFacts, DevicePlan, upload_tables};
 use super::placed::upload_parts;
 use super::relayout::relayout_all;

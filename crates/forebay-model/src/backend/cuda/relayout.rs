@@ -9,6 +9,7 @@ use forebay_format::{Extent, Relayout, Step};
 
 use super::memory::{DeviceArena, DevicePlan};
 use super::placed::placed_blocks;
+use super::relayout_kernels::has_kernel;
 use crate::weights::Weights;
 
 /// Converts, in stream order, all weights on the device that are still in the layout of their files. The KV cache,
@@ -43,23 +44,6 @@ pub fn relayout_all(
         }
     }
     Ok(())
-}
-
-/// Returns the bytes of memory that the kernels' largest relayout needs.
-pub fn workspace_bytes(weights: &Weights) -> u64 {
-    let relayouts = weights.blocks.all().filter_map(|block| block.relayout.as_ref());
-    let groups = relayouts.flat_map(Relayout::groups);
-    let groups = groups.filter(|group| group.relayout.steps.iter().all(has_kernel));
-    groups.map(|group| group.relayout.bytes() as u64).max().unwrap_or(0)
-}
-
-/// Returns true if a kernel does the step. Steps that also decode weights, or join tensors, are done on the host.
-fn has_kernel(step: &Step) -> bool {
-    match *step {
-        Step::Mxfp4 { .. } | Step::Transposed { .. } => true,
-        Step::Heads { ty, .. } => Step::transposed(ty) == ty,
-        Step::Copy { .. } | Step::Quantized { .. } | Step::QuantizedHeads { .. } => false,
-    }
 }
 
 /// Downloads a block's bytes, converts them with host threads, and uploads the parts.

@@ -1,0 +1,41 @@
+//! Size of a KV cache on a GPU, and the shapes of its layers.
+
+use forebay_cuda::{KvElement, KvLayerShape};
+
+use crate::arch::{Attention, KvCapacity, KvInVram};
+
+/// Maximum number of rows of logits that are on the device at once.
+pub const HEAD_ROWS: usize = 32;
+
+/// Size of a KV cache on a GPU.
+#[derive(Debug, Clone, Copy)]
+pub struct KvSize {
+    pub element: KvElement,
+    /// Most positions of one sequence.
+    pub context: usize,
+    /// Most sequences at a time.
+    pub sequences: usize,
+    /// Positions of all sequences together ([`KvCapacity::tokens`]).
+    pub tokens: Option<usize>,
+    pub in_vram: KvInVram,
+}
+
+impl KvSize {
+    pub fn capacity(&self) -> KvCapacity {
+        let KvSize { context, sequences, tokens, in_vram, .. } = *self;
+        KvCapacity { context, sequences, tokens, in_vram }
+    }
+
+    /// Returns the shape of a layer with this attention.
+    pub fn shape(&self, attention: &Attention) -> KvLayerShape {
+        KvLayerShape {
+            element: self.element,
+            kv_heads: attention.kv_heads,
+            dim_k: attention.head_dim,
+            dim_v: attention.value_dim,
+            values_in_keys: attention.latent.is_some(),
+            chosen: attention.indexer.is_some(),
+            context: self.context,
+        }
+    }
+}
