@@ -53,7 +53,8 @@ impl Runner {
     /// Says at which multiples of rows states of prompts are kept, beside those near their ends; 0 keeps only these. Does nothing
     /// without recurrent layers.
     pub fn set_snapshot_interval(&mut self, rows: usize) {
-        self.snapshot_every = rows.next_multiple_of(KV_BLOCK);
+        // No prompt is longer than the context.
+        self.snapshot_every = rows.min(self.decoder.backend().context()).next_multiple_of(KV_BLOCK);
     }
 
     /// Keeps the state of a sequence whose length is a multiple of the block size, so that later sequences with the same rows begin

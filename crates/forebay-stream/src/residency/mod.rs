@@ -91,9 +91,14 @@ impl Residency {
     /// # Panics
     /// Panics as [`Residency::bytes`] does.
     pub fn range(&self, lease: &Lease, part: usize) -> std::ops::Range<usize> {
+        self.held(lease)[part].clone()
+    }
+
+    /// Returns the byte ranges of all parts in the slot of a leased block.
+    fn held(&self, lease: &Lease) -> &[std::ops::Range<usize>] {
         let slot = &self.slots[lease.slot as usize];
         assert!(slot.gave(lease), "the lease of {} belongs to another residency", lease.block());
-        self.layout(lease.block()).held[part].clone()
+        &self.layout(lease.block()).held
     }
 
     /// Returns the byte ranges of an expert's parts in the slot of its block. Experts without a gate have two parts, and the last
@@ -102,8 +107,7 @@ impl Residency {
     /// # Panics
     /// Panics if the lease belongs to another residency.
     pub fn expert_ranges(&self, lease: &Lease) -> [std::ops::Range<usize>; 3] {
-        let parts = self.parts(lease);
-        [0, 1, 2].map(|part| if part < parts { self.range(lease, part) } else { 0..0 })
+        expert_parts(self.held(lease))
     }
 
     /// Returns an expert's parts ([`Residency::expert_ranges`]).
@@ -371,4 +375,9 @@ impl Residency {
             None => Ok(()),
         }
     }
+}
+
+/// Returns the byte ranges of an expert's parts. Experts without a gate have two, and the last range is empty.
+fn expert_parts(held: &[std::ops::Range<usize>]) -> [std::ops::Range<usize>; 3] {
+    [0, 1, 2].map(|part| held.get(part).cloned().unwrap_or_default())
 }

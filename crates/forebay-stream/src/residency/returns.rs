@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use forebay_store::SlotBuffer;
 
-use super::{Place, Residency};
+use super::{Place, Residency, expert_parts};
 use crate::blocks::{BlockId, ExpertIndex, LayerIndex};
 use crate::slots::SlotIndex;
 
@@ -65,7 +65,7 @@ impl Residency {
     /// Returns `None` if it is not, if it is already in RAM, or if no slot is free.
     ///
     /// # Panics
-    /// Panics if there is no such expert, or it does not have three parts.
+    /// Panics if there is no such expert.
     pub fn take_back(&mut self, layer: LayerIndex, expert: ExpertIndex) -> Option<Returning> {
         let block = BlockId::Expert(layer, expert);
         if self.keeps_all_of(layer) || *self.place(block) != Place::Absent {
@@ -85,8 +85,7 @@ impl Residency {
         self.vacate(slot);
         let into = &mut self.slots[slot as usize];
         let buffer = into.take_buffer();
-        let held = &self.layout(block).held;
-        let parts = [0, 1, 2].map(|part| held.get(part).cloned().unwrap_or(0..0));
+        let parts = expert_parts(&self.layout(block).held);
         Some(Returning { layer, expert, slot, buffer, parts })
     }
 
