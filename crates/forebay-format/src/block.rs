@@ -173,7 +173,7 @@ impl Block {
         let all = self.extents.len();
         let relayout = self.relayout.get_or_insert(Relayout { extents: 0..all, steps: Vec::new() });
         relayout.extents = 0..all;
-        relayout.steps.push(step.moved(first));
+        relayout.steps.push(step.renumbered(|extent| first + extent));
         part
     }
 
@@ -198,7 +198,7 @@ impl Block {
         assert!(range.len() <= 1, "a relayout of several extents takes the whole block");
         let copies = |of: Range<usize>| of.map(|index| copy_step(index, &self.extents[index]));
         let mut steps: Vec<Step> = copies(0..range.start).collect();
-        steps.extend(made.into_iter().map(|step| step.moved(range.start)));
+        steps.extend(made.into_iter().map(|step| step.renumbered(|extent| range.start + extent)));
         steps.extend(copies(range.end..self.extents.len()));
         self.relayout = Some(Relayout { extents: 0..self.extents.len(), steps });
     }
@@ -218,15 +218,24 @@ impl Block {
             for step in group.relayout.steps {
                 match step {
                     Step::Copy { .. } => block.push(extents[0]),
-                    Step::Heads { .. } if block.relayout.is_none() => {
-                        block.push_relayout(extents, vec![step])
-                    }
+                    Step::Heads { .. } => block.push_heads(extents, step),
                     step => block.push_quantized(extents, step),
                 };
             }
         }
         assert_eq!(next, parts.end, "a slice takes whole steps");
         block
+    }
+
+    /// Adds the matrix that `step` turns into stacks of matrices of heads. Returns the number of the first part.
+    ///
+    /// # Panics
+    /// Panics as [`Block::push_relayout`] does.
+    pub fn push_heads(&mut self, extents: &[Extent], step: Step) -> usize {
+        match self.relayout {
+            None => self.push_relayout(extents, vec![step]),
+            Some(_) => self.push_quantized(extents, step),
+        }
     }
 
     /// Adds extents that are converted by `steps`. Returns the number of the first part.
@@ -285,7 +294,7 @@ impl Relayout {
             let reads = step.reads().expect("just looked");
             let parts = part..part + step.layout().0;
             part = parts.end;
-            let steps = vec![step.clone().moved_back(reads.start)];
+            let steps = vec![step.clone().renumbered(|extent| extent - reads.start)];
             let relayout = Relayout { extents: 0..reads.len(), steps };
             StepGroup { extents: start + reads.start..start + reads.end, parts, relayout }
         };
@@ -400,34 +409,18 @@ impl Step {
         }
     }
 
-    /// Returns the same step for extents that begin `by` later.
-    fn moved(mut self, by: usize) -> Step {
+    /// Returns the same step for extents with other numbers.
+    fn renumbered(mut self, number: impl Fn(usize) -> usize) -> Step {
         match &mut self {
             Step::Mxfp4 { blocks, scales, .. } => {
-                *blocks += by;
-                *scales += by;
+                *blocks = number(*blocks);
+                *scales = number(*scales);
             }
             Step::Heads { extent: first, .. }
             | Step::Transposed { extent: first, .. }
             | Step::Copy { extent: first, .. }
             | Step::Quantized { first, .. }
-            | Step::QuantizedHeads { first, .. } => *first += by,
-        }
-        self
-    }
-
-    /// Returns the same step for extents that begin `by` earlier.
-    fn moved_back(mut self, by: usize) -> Step {
-        match &mut self {
-            Step::Mxfp4 { blocks, scales, .. } => {
-                *blocks -= by;
-                *scales -= by;
-            }
-            Step::Heads { extent: first, .. }
-            | Step::Transposed { extent: first, .. }
-            | Step::Copy { extent: first, .. }
-            | Step::Quantized { first, .. }
-            | Step::QuantizedHeads { first, .. } => *first -= by,
+            | Step::QuantizedHeads { first, .. } => *first = number(*first),
         }
         self
     }
@@ -486,7 +479,7 @@ fn copy_step(index: usize, extent: &Extent) -> Step {
 
 /// Returns the number of bytes of a row. The caller that made the step has checked that rows are
 /// whole blocks.
-fn row_bytes(ty: TensorType, cols: usize) -> usize {
+pub(crate) fn row_bytes(ty: TensorType, cols: usize) -> usize {
     cols / ty.block_elements() * ty.block_bytes()
 }
 

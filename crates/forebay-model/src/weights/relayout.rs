@@ -32,7 +32,7 @@ pub fn heads(
     }
     let step = Step::Heads { extent: 0, heads, plain, value, rank, ty };
     let bytes = [0, 1].map(|part| step.part_bytes(part) / heads.max(1));
-    let part = dense.push_relayout(&[extent], vec![step]);
+    let part = dense.push_heads(&[extent], step);
     let matrix = |part, ty, rows, cols| PartMatrix { part, ty, rows, cols };
     let keys = matrix(part, Step::transposed(ty), rank, plain);
     let values = matrix(part + 1, ty, value, rank);
