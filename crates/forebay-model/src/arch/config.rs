@@ -26,7 +26,7 @@ impl Config<'_> {
             Some(value) => value.as_u64().map(|count| Some(count as usize)).ok_or_else(|| {
                 ModelError::BadValue {
                     key: key.into(),
-                    value: format!("{value:.60}"),
+                    value: short(value),
                     expected: "it must be a whole number".into(),
                 }
             }),
@@ -55,7 +55,26 @@ impl Config<'_> {
         self.json.get(key).and_then(Value::as_f64)
     }
 
+    /// Returns item `index` of a list with a flag for each layer, which is 0 or 1. Returns `None` if the list is absent or empty.
+    pub fn flag_of_layer(&self, key: &str, index: usize) -> Result<Option<bool>, ModelError> {
+        let list = self.json.get(key).and_then(Value::as_array);
+        let Some(list) = list.filter(|list| !list.is_empty()) else { return Ok(None) };
+        match list.get(index).and_then(Value::as_u64) {
+            Some(flag @ (0 | 1)) => Ok(Some(flag == 1)),
+            _ => Err(ModelError::BadValue {
+                key: format!("{key} of layer {index}"),
+                value: list.get(index).map_or("none".into(), short),
+                expected: "it must be 0 or 1".into(),
+            }),
+        }
+    }
+
     pub fn flag(&self, key: &str) -> bool {
         self.json.get(key).and_then(Value::as_bool).unwrap_or(false)
     }
+}
+
+/// Returns the beginning of a value, for error messages.
+pub(super) fn short(value: &Value) -> String {
+    format!("{:.60}", value.to_string())
 }

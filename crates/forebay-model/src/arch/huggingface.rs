@@ -294,10 +294,10 @@ fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
     let end = config.json.get("moe_layer_end_index").and_then(Value::as_u64);
     let is_before_end = end.is_none_or(|end| index as u64 <= end);
     // Some models give a flag for each layer.
-    let flags = config.json.get("moe_layer_freq").and_then(Value::as_array);
+    let flag = config.flag_of_layer("moe_layer_freq", index)?;
     let is_step = (index + 1).is_multiple_of(step)
-        && match flags {
-            Some(flags) => flags.get(index).is_some_and(|flag| flag.as_u64() == Some(1)),
+        && match flag {
+            Some(flag) => flag,
             None => {
                 let every = config.optional_count("moe_layer_freq")?.unwrap_or(1).max(1);
                 index.is_multiple_of(every)

@@ -8,7 +8,7 @@ use super::architecture::{
     Attention, AttentionBias, Latent, Naming, QkNorm, Rope, RopeFactors, Values,
 };
 use super::check::check_size;
-use super::config::Config;
+use super::config::{Config, short};
 use super::families::{Family, WindowTheta, Windows};
 use super::names::Names;
 use super::rope_parameters::Parameters;
@@ -236,7 +236,7 @@ fn of_full_layers<'a>(
         if !is_full || Some(own) != first {
             return Err(ModelError::BadValue {
                 key: format!("per_layer_config of layer {layer}"),
-                value: format!("{own:.60}"),
+                value: short(own),
                 expected: "forebay knows the same values for all layers without a window".into(),
             });
         }
@@ -267,17 +267,13 @@ pub(super) fn window(
     family: &Family,
     index: usize,
 ) -> Result<Option<usize>, ModelError> {
-    // Some files count the positions before a token, without the token itself.
-    let before = config.optional_count("sliding_window_size")?.map(|size| size.saturating_add(1));
-    let window =
-        before.map_or_else(|| config.optional_count("sliding_window"), |of| Ok(Some(of)))?;
+    let window = config.optional_first_count(&["sliding_window", "sliding_window_size"])?;
     let Some(window) = window else { return Ok(None) };
     if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
         let slides = types.get(index).and_then(Value::as_str) == Some("sliding_attention");
         return Ok(slides.then_some(window));
     }
-    if let Some(pattern) = config.json.get("hybrid_layer_pattern").and_then(Value::as_array) {
-        let slides = pattern.get(index).and_then(Value::as_u64) == Some(1);
+    if let Some(slides) = config.flag_of_layer("hybrid_layer_pattern", index)? {
         return Ok(slides.then_some(window));
     }
     let slides = match (family.windows, config.optional_count("sliding_window_pattern")?) {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::config::Config;
+use super::config::{Config, short};
 use super::recurrent::{HeadOrder, Recurrent, StateRule};
 use crate::ModelError;
 
@@ -108,7 +108,7 @@ pub(super) fn one_blocks(config: &Config<'_>) -> Result<Vec<OneBlock>, ModelErro
             Some("full_attention" | "attention") => Ok(OneBlock::Attention),
             Some("mlp") => Ok(OneBlock::Dense),
             Some("moe") => Ok(OneBlock::Experts),
-            _ => Err(unknown("layers_block_type", format!("{value:.60}"))),
+            _ => Err(unknown("layers_block_type", short(value))),
         };
         list.iter().map(block).collect::<Result<_, _>>()?
     } else {
@@ -173,7 +173,7 @@ fn check_step_limit(config: &Config<'_>) -> Result<(), ModelError> {
         Some([least, most]) if least.as_f64() == Some(0.0) && is_infinite(most) => Ok(()),
         _ => Err(ModelError::BadValue {
             key: key.into(),
-            value: format!("{limit:.60}"),
+            value: short(limit),
             expected: "forebay knows steps without limit, [0.0, Infinity]".into(),
         }),
     }

@@ -6,6 +6,7 @@
 use forebay_format::Catalog;
 use serde_json::Value;
 
+use super::config::short;
 use crate::ModelError;
 
 /// What tensors of a quantised folder do not say about themselves.
@@ -35,7 +36,7 @@ pub enum Method {
 fn refuse<T>(key: &str, value: &Value, expected: &str) -> Result<T, ModelError> {
     Err(ModelError::BadValue {
         key: format!("quantization_config.{key}"),
-        value: format!("{value:.80}"),
+        value: short(value),
         expected: expected.into(),
     })
 }

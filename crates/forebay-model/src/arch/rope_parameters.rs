@@ -27,9 +27,15 @@ impl<'a> Parameters<'a> {
         Parameters { own, beside: config.json }
     }
 
+    /// Returns the kind of scaling, if it is given.
+    fn kind(&self) -> Option<&'a str> {
+        let own = self.own?;
+        own.get("rope_type").or_else(|| own.get("type")).and_then(Value::as_str)
+    }
+
     /// Returns true if a share of the pairs of each head rotates, with the frequencies that these would have if all did.
     pub fn is_proportional(&self) -> bool {
-        self.own.and_then(|own| own.get("rope_type")).is_some_and(|kind| *kind == "proportional")
+        self.kind() == Some("proportional")
     }
 
     pub fn float(&self, key: &str) -> Option<f64> {
@@ -47,8 +53,7 @@ impl<'a> Parameters<'a> {
 
     pub fn scaling(&self) -> Result<RopeScaling, ModelError> {
         let Some(own) = self.own else { return Ok(RopeScaling::None) };
-        let kind = own.get("rope_type").or_else(|| own.get("type")).and_then(Value::as_str);
-        match kind.unwrap_or("default") {
+        match self.kind().unwrap_or("default") {
             "default" => Ok(RopeScaling::None),
             "proportional" => Ok(match self.own.and_then(|own| own.get("factor")) {
                 Some(_) => RopeScaling::Linear { factor: self.needed("factor")? },

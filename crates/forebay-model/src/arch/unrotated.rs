@@ -3,7 +3,7 @@
 use forebay_compute::Temperature;
 use serde_json::Value;
 
-use super::config::Config;
+use super::config::{Config, short};
 use crate::ModelError;
 
 /// Layers without rotation: what holds if the configuration does not say otherwise.
@@ -44,31 +44,24 @@ impl Unrotated {
 
     /// Returns what layer `index` sees.
     pub(super) fn layer(&self, config: &Config<'_>, index: usize) -> Result<Seen, ModelError> {
-        let list = |key: &str| config.json.get(key).and_then(Value::as_array);
-        let refused = |key: &str, value: Option<&Value>, expected: &str| ModelError::BadValue {
-            key: format!("{key} of layer {index}"),
-            value: value.map_or("none".into(), |value| format!("{value:.60}")),
-            expected: expected.into(),
+        let refused = |value: Option<&Value>| ModelError::BadValue {
+            key: format!("layer_types of layer {index}"),
+            value: value.map_or("none".into(), short),
+            expected: "forebay knows chunked_attention and full_attention".into(),
         };
-        let rotates = match list("no_rope_layers").filter(|list| !list.is_empty()) {
-            // The numbers are 1 for layers with rotation, whatever the name says.
-            Some(list) => match list.get(index).and_then(Value::as_u64) {
-                Some(flag @ (0 | 1)) => flag == 1,
-                _ => return Err(refused("no_rope_layers", list.get(index), "it must be 0 or 1")),
-            },
+        // The numbers are 1 for layers with rotation, whatever the name says.
+        let rotates = match config.flag_of_layer("no_rope_layers", index)? {
+            Some(rotates) => rotates,
             None => {
                 let period = config.optional_count("no_rope_layer_interval")?;
                 !(index + 1).is_multiple_of(period.unwrap_or(self.period).max(1))
             }
         };
-        let is_chunked = match list("layer_types") {
+        let is_chunked = match config.json.get("layer_types").and_then(Value::as_array) {
             Some(types) => match types.get(index).and_then(Value::as_str) {
                 Some("chunked_attention") => true,
                 Some("full_attention") => false,
-                _ => {
-                    let expected = "forebay knows chunked_attention and full_attention";
-                    return Err(refused("layer_types", types.get(index), expected));
-                }
+                _ => return Err(refused(types.get(index))),
             },
             None => rotates,
         };

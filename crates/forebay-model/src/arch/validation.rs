@@ -144,8 +144,8 @@ impl Attention {
         check(
             "biases of attention",
             "present",
-            !(of_keys || normed) || self.bias == AttentionBias::None,
-            "forebay knows such values without biases",
+            !(of_keys || normed || scale != 1.0) || self.bias == AttentionBias::None,
+            "forebay knows keys as values, normed values and scaled ones without biases",
         )?;
         check("scale of values", scale, scale.is_finite() && scale > 0.0, "it must be positive")?;
         for (key, factor) in
