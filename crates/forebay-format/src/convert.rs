@@ -79,21 +79,13 @@ const TILE: usize = 32;
 /// # Panics
 /// Panics if `size` is not 2 or 4, or if a length does not match.
 pub fn transpose(from: &[u8], rows: usize, cols: usize, size: usize, to: &mut [u8]) {
-    match size {
-        2 => transpose_elements::<2>(from, rows, cols, to),
-        4 => transpose_elements::<4>(from, rows, cols, to),
-        _ => panic!("transpose: elements of {size} bytes"),
-    }
-}
-
-fn transpose_elements<const SIZE: usize>(from: &[u8], rows: usize, cols: usize, to: &mut [u8]) {
     assert!(
         to.len() == from.len(),
-        "transpose: {} and {} bytes are not {rows} x {cols} of {SIZE}",
+        "transpose: {} and {} bytes are not {rows} x {cols} of {size}",
         from.len(),
         to.len()
     );
-    transpose_columns::<SIZE>(from, rows, cols, 0, to);
+    transposed_rows(from, rows, cols, size, 0, to);
 }
 
 /// Writes rows of the transpose of `from` `[rows, cols]` to `to`: as many as it has room for, from row `first` on. Elements

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::FormatError;
 
-/// What stands for infinity. It has the same length, and as `f32` it is infinite.
+/// Number that replaces `Infinity`. It has the same length, and as `f32` it is infinite.
 const INFINITE: &[u8] = b"1.79e308";
 
 /// Parses the bytes of a `config.json`. `Infinity` becomes a number that is infinite as `f32`, and `NaN` becomes null.
