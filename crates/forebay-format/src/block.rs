@@ -477,8 +477,7 @@ fn copy_step(index: usize, extent: &Extent) -> Step {
     Step::Copy { extent: index, rows, row_bytes: bytes / rows }
 }
 
-/// Returns the number of bytes of a row. The caller that made the step has checked that rows are
-/// whole blocks.
+/// Returns the number of bytes of a row. The caller has checked that rows are whole blocks.
 pub(crate) fn row_bytes(ty: TensorType, cols: usize) -> usize {
     cols / ty.block_elements() * ty.block_bytes()
 }

@@ -6,6 +6,8 @@ use std::ops::Range;
 use half::{bf16, f16};
 
 use crate::TensorType;
+use crate::block::row_bytes;
+use crate::quant::fp4::half_of_e8m0;
 use crate::quant::scaled::{E4M3, ZERO_BITS};
 
 /// A matrix `[rows, cols]` that is stored as several tensors.
@@ -71,11 +73,7 @@ fn scale_at(ty: TensorType, scales: &[u8], index: usize) -> f32 {
         TensorType::F16 => f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
         TensorType::BF16 => bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
         TensorType::F8_E4M3 => E4M3[usize::from(bytes[0])],
-        // 2^(e - 127). The lowest is subnormal.
-        TensorType::F8_E8M0 => f32::from_bits(match bytes[0] {
-            0 => 0x0040_0000,
-            e => u32::from(e) << 23,
-        }),
+        TensorType::F8_E8M0 => 2.0 * half_of_e8m0(bytes[0]),
         _ => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
     }
 }
@@ -92,7 +90,13 @@ impl Quantized {
 
     /// Returns the number of bytes of a row of blocks.
     pub fn row_bytes(&self) -> usize {
-        self.cols / self.ty.block_elements() * self.ty.block_bytes()
+        row_bytes(self.ty, self.cols)
+    }
+
+    /// Returns the offset in a row of blocks with a zero point of the nibbles of 32 columns, those of group `group`.
+    fn nibbles_at(&self, group: usize) -> usize {
+        let (block, first) = (self.ty.block_elements(), group * 32);
+        first / block * self.ty.block_bytes() + 4 + first % block / 2
     }
 
     /// Makes rows from the bytes of the tensors.
@@ -188,11 +192,9 @@ impl Quantized {
             (word >> (4 * (row % 8)) & 15) + zero_offset
         };
         self.headers(group, scale, zero, from[1], rows.clone(), out);
-        let (block, bytes, row_bytes) =
-            (self.ty.block_elements(), self.ty.block_bytes(), self.row_bytes());
         for group in 0..self.cols / 32 {
-            let at = group * 32 / block * bytes + 4 + group * 32 % block / 2;
-            for (row, out) in rows.clone().zip(out.chunks_exact_mut(row_bytes)) {
+            let at = self.nibbles_at(group);
+            for (row, out) in rows.clone().zip(out.chunks_exact_mut(self.row_bytes())) {
                 let words: [u32; 4] =
                     std::array::from_fn(|i| u32_at(from[0], (group * 4 + i) * self.rows + row));
                 out[at..at + 16].copy_from_slice(&nibbles(&words.map(u32::to_le_bytes)));
@@ -214,12 +216,10 @@ impl Quantized {
         let zero =
             |group: usize, row: usize| u32_at(from[2], group * in_row + row / 8) >> shift(row) & 15;
         self.headers(group, scale, zero, from[1], rows.clone(), out);
-        let (block, bytes, row_bytes) =
-            (self.ty.block_elements(), self.ty.block_bytes(), self.row_bytes());
         for group in 0..self.cols / 32 {
-            let at = group * 32 / block * bytes + 4 + group * 32 % block / 2;
+            let at = self.nibbles_at(group);
             let mut words = [0; 32];
-            for (row, out) in rows.clone().zip(out.chunks_exact_mut(row_bytes)) {
+            for (row, out) in rows.clone().zip(out.chunks_exact_mut(self.row_bytes())) {
                 if row == rows.start || row % 8 == 0 {
                     words = std::array::from_fn(|i| {
                         u32_at(from[0], (group * 32 + i) * in_row + row / 8)
@@ -338,6 +338,14 @@ mod tests {
 
     fn nibble(words: &[u8], index: usize, shift: usize) -> f32 {
         (u32_at(words, index) >> (4 * shift) & 15) as f32
+    }
+
+    #[test]
+    fn scales_of_e8m0_are_powers_of_two() {
+        let bits = |e| scale_at(TensorType::F8_E8M0, &[e], 0).to_bits();
+        // The lowest is subnormal, and the highest is infinite.
+        assert_eq!(bits(0), 0x0040_0000);
+        (1..=255).for_each(|e| assert_eq!(bits(e), u32::from(e) << 23, "{e}"));
     }
 
     #[test]

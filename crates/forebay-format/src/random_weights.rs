@@ -1,7 +1,7 @@
 //! Random weights, made directly in their encoded form: random bits everywhere, then sane scales.
 //! Quantising floats would be a hundred times slower and say nothing more about speed.
 
-use crate::quant::scaled::ZERO_BITS;
+use crate::quant::scaled::{E4M3, ZERO_BITS};
 use crate::{TensorType, dequantize};
 use half::{bf16, f16};
 
@@ -307,15 +307,7 @@ fn make_ternary(block: &mut [u8]) {
 /// Returns the code closest to `value` in unsigned floats with four exponent and three mantissa
 /// bits.
 fn nearest_e4m3(value: f32) -> u8 {
-    let decode = |code: u8| {
-        let (exponent, mantissa) = (i32::from(code >> 3), f32::from(code & 7));
-        if exponent == 0 {
-            mantissa / 512.0
-        } else {
-            (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7)
-        }
-    };
-    let distance = |code: &u8| (decode(*code) - value).abs();
+    let distance = |code: &u8| (E4M3[usize::from(*code)] - value).abs();
     (1..=126).min_by(|a, b| distance(a).total_cmp(&distance(b))).unwrap_or(1)
 }
 

@@ -21,7 +21,7 @@ fn decode_group(half_scale: f32, nibbles: &[u8], out: &mut [f32]) {
 }
 
 /// Returns `2^(e - 128)`, half of the E8M0 scale `e`. The two lowest results are subnormal.
-fn half_of_e8m0(e: u8) -> f32 {
+pub(crate) fn half_of_e8m0(e: u8) -> f32 {
     let bits = if e < 2 { 0x0020_0000 << e } else { u32::from(e - 1) << 23 };
     f32::from_bits(bits)
 }

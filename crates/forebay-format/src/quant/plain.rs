@@ -2,6 +2,7 @@
 
 use half::bf16;
 
+use super::scaled::E4M3;
 use super::{half, u16_at, u32_at};
 
 pub(super) fn f32(block: &[u8], out: &mut [f32]) {
@@ -25,13 +26,7 @@ pub(super) fn f64(block: &[u8], out: &mut [f32]) {
 /// Decodes E4M3 with bias 7. There are no infinities, and the code with all bits below the sign set
 /// is NaN (arXiv 2209.05433, section 3).
 pub(super) fn f8_e4m3(block: &[u8], out: &mut [f32]) {
-    let (exponent, mantissa) = (i32::from(block[0] >> 3 & 15), f32::from(block[0] & 7));
-    let magnitude = match (block[0] & 0x7f, exponent) {
-        (0x7f, _) => f32::NAN,
-        (_, 0) => mantissa / 512.0,
-        _ => (8.0 + mantissa) / 8.0 * f32::powi(2.0, exponent - 7),
-    };
-    out[0] = if block[0] >> 7 == 1 { -magnitude } else { magnitude };
+    out[0] = E4M3[usize::from(block[0])];
 }
 
 /// Decodes E5M2, which is the upper byte of an f16.
