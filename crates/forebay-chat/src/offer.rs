@@ -1,6 +1,7 @@
 //! Tools that a request offers to the model.
 
 use std::collections::BTreeMap;
+use std::iter::successors;
 use std::sync::Arc;
 
 use serde_json::Value;
@@ -13,18 +14,12 @@ pub(crate) enum Offer {
     Unknown,
     /// There are no tools. Everything is text.
     Nothing,
-    /// The tools by name.
-    Tools(Arc<BTreeMap<String, Tool>>),
+    /// JSON schemas of the arguments, by the name of the tool.
+    Tools(Arc<BTreeMap<String, Value>>),
 }
 
-/// A tool that is offered.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Tool {
-    /// Parameters by name, and whether they are texts.
-    texts: BTreeMap<String, bool>,
-    /// JSON schema of the arguments.
-    schema: Value,
-}
+/// Longest chain of references that is followed.
+const REFERENCES_MOST: usize = 8;
 
 impl Offer {
     /// Reads a list of `{"type": "function", "function": {"name": ..., "parameters": {...}}}`.
@@ -33,14 +28,10 @@ impl Offer {
         let named = functions.filter_map(|tool| {
             let function = tool.get("function").unwrap_or(tool);
             let name = function.get("name")?.as_str()?;
-            let properties = function.pointer("/parameters/properties").and_then(Value::as_object);
-            let parameters = properties.into_iter().flatten();
-            let typed =
-                parameters.filter_map(|(key, schema)| Some((key.clone(), is_text(schema)?)));
             let schema = function.get("parameters").cloned().unwrap_or_default();
-            Some((name.to_owned(), Tool { texts: typed.collect(), schema }))
+            Some((name.to_owned(), schema))
         });
-        let tools: BTreeMap<String, Tool> = named.collect();
+        let tools: BTreeMap<String, Value> = named.collect();
         match tools.is_empty() {
             true => Offer::Nothing,
             false => Offer::Tools(Arc::new(tools)),
@@ -54,15 +45,26 @@ impl Offer {
 
     /// Returns true if the parameter is a text, false if it is of another type, and `None` if the schema leaves it open.
     pub fn is_text(&self, tool: &str, parameter: &str) -> Option<bool> {
-        let Offer::Tools(tools) = self else { return None };
-        tools.get(tool)?.texts.get(parameter).copied()
+        let whole = self.schema(tool)?;
+        is_text(referenced(whole, whole.get("properties")?.get(parameter)?))
     }
 
     /// Returns the JSON schema of a tool's arguments.
     pub fn schema(&self, tool: &str) -> Option<&Value> {
         let Offer::Tools(tools) = self else { return None };
-        tools.get(tool).map(|tool| &tool.schema)
+        tools.get(tool)
     }
+}
+
+/// Returns the schema that a schema refers to, if it does. `whole` is the schema of all arguments.
+pub(crate) fn target<'a>(whole: &'a Value, schema: &Value) -> Option<&'a Value> {
+    whole.pointer(schema.get("$ref")?.as_str()?.strip_prefix('#')?)
+}
+
+/// Returns the schema at the end of a schema's references. A reference that leads nowhere is the end.
+pub(crate) fn referenced<'a>(whole: &'a Value, schema: &'a Value) -> &'a Value {
+    let chain = successors(Some(schema), |schema| target(whole, schema));
+    chain.take(REFERENCES_MOST + 1).last().unwrap_or(schema)
 }
 
 /// Returns true if a schema allows only texts, and false if it allows none.
@@ -84,20 +86,37 @@ mod tests {
 
     use super::*;
 
+    fn offer(parameters: Value) -> Offer {
+        let function = json!({ "name": "t", "parameters": parameters });
+        Offer::of(Some(&json!([{ "type": "function", "function": function }])))
+    }
+
     #[test]
     fn types_of_parameters() {
         let properties = json!({
             "a": { "type": "string" }, "b": { "type": "integer" }, "c": { "enum": ["x", "y"] },
             "d": { "enum": ["x", 1] }, "e": { "type": ["string", "null"] }, "f": {},
         });
-        let tools = json!([{ "type": "function", "function": {
-            "name": "t", "parameters": { "type": "object", "properties": properties },
-        } }]);
-        let offer = Offer::of(Some(&tools));
+        let offer = offer(json!({ "type": "object", "properties": properties }));
         let types = ["a", "b", "c", "d", "e", "f", "g"].map(|key| offer.is_text("t", key));
         assert_eq!(types, [Some(true), Some(false), Some(true), None, None, None, None]);
         assert!(offer.names("t") && !offer.names("u"));
         assert_eq!(Offer::of(Some(&json!([]))), Offer::Nothing);
         assert_eq!(Offer::of(None), Offer::Nothing);
+    }
+
+    #[test]
+    fn types_of_parameters_by_reference() {
+        let properties = json!({
+            "text": { "$ref": "#/$defs/zip" }, "number": { "$ref": "#/$defs/days" }, "far": { "$ref": "#/$defs/far" },
+            "nowhere": { "$ref": "#/$defs/none" }, "elsewhere": { "$ref": "https://example.com/schema.json" },
+            "itself": { "$ref": "#/properties/itself" }, "none": { "$ref": 7 },
+        });
+        let offer = offer(json!({ "type": "object", "properties": properties, "$defs": {
+            "zip": { "type": "string" }, "days": { "type": "integer" }, "far": { "$ref": "#/$defs/zip" },
+        } }));
+        let keys = ["text", "number", "far", "nowhere", "elsewhere", "itself", "none"];
+        let types = keys.map(|key| offer.is_text("t", key));
+        assert_eq!(types, [Some(true), Some(false), Some(true), None, None, None, None]);
     }
 }

@@ -5,11 +5,14 @@
 use serde_json::{Map, Value};
 
 use super::tools::{Call, typed};
-use crate::offer::{Offer, is_text};
+use crate::offer::{Offer, is_text, referenced};
 use crate::syntax::MINIMAX3;
 
 /// Deepest nesting of lists and objects.
 const DEPTH_MOST: usize = 64;
+
+/// Schema of any value.
+const ANY: &Value = &Value::Null;
 
 /// Parses the calls of a block.
 pub fn calls(body: &str, offer: &Offer) -> Option<Vec<Call>> {
@@ -23,7 +26,8 @@ pub fn calls(body: &str, offer: &Offer) -> Option<Vec<Call>> {
             Node::Text(_) => return None,
             Node::Members(members) => members,
         };
-        let arguments = object(members, offer.schema(name));
+        let whole = offer.schema(name).unwrap_or(ANY);
+        let arguments = object(members, whole, whole);
         calls.push(Call { name: name.to_owned(), arguments: Value::Object(arguments).to_string() });
     }
     (!calls.is_empty()).then_some(calls)
@@ -72,29 +76,30 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Converts an element. `schema` is that of its value.
-fn value(node: Node<'_>, schema: Option<&Value>) -> Value {
-    let kind = schema.and_then(|schema| schema.get("type")).and_then(Value::as_str);
+/// Converts an element. `schema` is that of its value, and `whole` that of all arguments, which references lead into.
+fn value(node: Node<'_>, schema: &Value, whole: &Value) -> Value {
+    let schema = referenced(whole, schema);
+    let kind = schema.get("type").and_then(Value::as_str);
     match node {
         Node::Text("") if kind == Some("array") => Value::Array(Vec::new()),
         Node::Text("") if kind == Some("object") => Value::Object(Map::new()),
-        Node::Text(text) => typed(text, schema.and_then(is_text)),
+        Node::Text(text) => typed(text, is_text(schema)),
         Node::Members(members) => {
             let are_items = members.iter().all(|(name, _)| *name == "item");
             if are_items && kind != Some("object") {
-                let schema = schema.and_then(|schema| schema.get("items"));
-                return members.into_iter().map(|(_, node)| value(node, schema)).collect();
+                let items = schema.get("items").unwrap_or(ANY);
+                return members.into_iter().map(|(_, node)| value(node, items, whole)).collect();
             }
-            Value::Object(object(members, schema))
+            Value::Object(object(members, schema, whole))
         }
     }
 }
 
-fn object(members: Vec<(&str, Node<'_>)>, schema: Option<&Value>) -> Map<String, Value> {
+fn object(members: Vec<(&str, Node<'_>)>, schema: &Value, whole: &Value) -> Map<String, Value> {
     let mut object = Map::new();
-    let properties = schema.and_then(|schema| schema.get("properties"));
+    let properties = schema.get("properties").unwrap_or(ANY);
     for (name, node) in members {
-        let value = value(node, properties.and_then(|properties| properties.get(name)));
+        let value = value(node, properties.get(name).unwrap_or(ANY), whole);
         // Some answers repeat the tag of a list instead of writing items.
         match object.get_mut(name) {
             None => {
@@ -129,6 +134,29 @@ mod tests {
         let text = "@<invoke name=\"f\">@<a>1@</a>@<a>2@</a>@<a>3@</a>@</invoke>";
         let expected = vec![("f".to_owned(), "{\"a\":[1,2,3]}".to_owned())];
         assert_eq!(parse(text, &Offer::Unknown), Some(expected));
+    }
+
+    #[test]
+    fn the_schema_decides_also_behind_references() {
+        let place = json!({ "type": "object", "properties": {
+            "zip": { "$ref": "#/$defs/Zip" }, "days": { "type": "integer" }, "near": { "$ref": "#/$defs/Places" },
+        } });
+        let places = json!({ "type": "array", "items": { "$ref": "#/$defs/Place" } });
+        let parameters = json!({
+            "type": "object",
+            "properties": { "places": places, "zip": { "$ref": "#/$defs/Zip" }, "none": { "$ref": "#/$defs/Places" } },
+            "$defs": { "Place": place, "Places": places, "Zip": { "type": "string" } },
+        });
+        let function = json!({ "name": "f", "parameters": parameters });
+        let offer = Offer::of(Some(&json!([{ "type": "function", "function": function }])));
+        let near = "@<near>@<item>@<zip>1@</zip>@</item>@</near>";
+        let text = format!(
+            "@<invoke name=\"f\">@<places>@<item>@<zip>3000@</zip>@<days>3@</days>{near}@</item>@</places>\
+             @<zip>8000@</zip>@<none>@</none>@</invoke>"
+        );
+        let arguments =
+            r#"{"places":[{"zip":"3000","days":3,"near":[{"zip":"1"}]}],"zip":"8000","none":[]}"#;
+        assert_eq!(parse(&text, &offer), Some(vec![("f".to_owned(), arguments.to_owned())]));
     }
 
     #[test]
