@@ -2,10 +2,9 @@
 
 use serde_json::Value;
 
-use super::writer::{Form, Parameter, Tool, Writer, is_text, parameters, sequence, texts};
-
-/// Deepest nesting of schemas that the grammar follows. Deeper values are of any type.
-const DEPTH_MOST: usize = 8;
+use super::writer::{
+    DEPTH_MOST, Form, Parameter, Tool, Writer, is_text, parameters, sequence, texts,
+};
 
 impl Writer<'_> {
     /// `<|tool_call>call:f{k:<|"|>v<|"|>}<tool_call|>`. `marks` are around the call, `quote` is around texts.
@@ -65,33 +64,43 @@ impl Values<'_> {
         self.rules += &sequence(name, &items);
     }
 
-    /// Returns a value as a part of a rule.
+    /// Adds a rule, and returns its name.
+    fn named(&mut self, body: &str) -> String {
+        self.count += 1;
+        let name = format!("{}{}", self.prefix, self.count);
+        self.rules += &format!("{name}: {body}\n");
+        name
+    }
+
+    /// Returns a value as a part of a rule. Beyond the bounds, a value is of any type.
     fn value(&mut self, schema: &Value, depth: usize) -> String {
-        let quote = self.writer.literal(self.quote);
-        if depth > DEPTH_MOST {
+        let (writer, tool, quote) = (self.writer, self.tool, self.quote);
+        if depth > DEPTH_MOST || writer.is_full() {
             return "any_value".to_owned();
         }
         if let Some(texts) = texts(schema) {
-            let quote = self.quote;
             let texts = texts.into_iter().map(|text| format!("{quote}{text}{quote}"));
-            let texts: Vec<String> = texts.map(|text| self.writer.literal(&text)).collect();
+            let texts: Vec<String> = texts.map(|text| writer.literal(&text)).collect();
             return format!("({})", texts.join(" | "));
         }
         if is_text(schema) {
-            return format!("{quote} any_text");
+            return format!("{} any_text", writer.literal(quote));
         }
-        if let Some(target) = schema.get("$ref").and_then(Value::as_str) {
-            let found = target.strip_prefix('#').and_then(|path| self.tool.schema.pointer(path));
-            return match found {
-                Some(found) => self.value(&found.clone(), depth + 1),
+        if schema.get("$ref").is_some_and(Value::is_string) {
+            return match tool.target(schema) {
+                Some(target) => self.value(target, depth + 1),
                 None => "any_value".to_owned(),
             };
         }
         match schema.get("type").and_then(Value::as_str) {
-            Some("integer" | "number" | "boolean" | "null") => self.tool.inline(schema),
+            Some("integer" | "number" | "boolean" | "null") => writer.inline(tool, schema),
             Some("array") => {
                 let item = match schema.get("items").filter(|items| items.is_object()) {
-                    Some(items) => self.value(items, depth + 1),
+                    Some(items) => {
+                        let item = self.value(items, depth + 1);
+                        // The item is there twice, and may be a list in its turn.
+                        self.named(&item)
+                    }
                     None => "any_value".to_owned(),
                 };
                 format!("\"[\" ({item} (\",\" {item})*)? \"]\"")

@@ -86,7 +86,7 @@ impl Writer<'_> {
     /// `[TOOL_CALLS]f[ARGS]{...}`, or `[TOOL_CALLS]f[CALL_ID]id[ARGS]{...}`
     pub fn mistral_arguments(&self, tools: &[Tool<'_>], call_id: bool) -> Form {
         let rule = |(number, tool): (usize, &Tool<'_>)| {
-            let arguments = tool.inline(&tool.schema);
+            let arguments = self.inline(tool, &tool.schema);
             let name = tool.name;
             match call_id {
                 true => {
@@ -108,7 +108,7 @@ impl Writer<'_> {
         let rule = |(number, tool): (usize, &Tool<'_>)| {
             let open = format!("<|tool_call_begin|>functions.{}:", tool.name);
             let begin = self.literal("<|tool_call_argument_begin|>");
-            let middle = format!("call_number {begin} {}", tool.inline(&tool.schema));
+            let middle = format!("call_number {begin} {}", self.inline(tool, &tool.schema));
             self.rule(number, &open, &middle, "<|tool_call_end|>")
         };
         let rules: String = tools.iter().enumerate().map(rule).collect();

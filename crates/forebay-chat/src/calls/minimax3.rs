@@ -2,11 +2,8 @@
 
 use serde_json::Value;
 
-use super::writer::{Form, Tool, Writer, is_text, parameters, texts};
+use super::writer::{DEPTH_MOST, Form, Tool, Writer, is_text, parameters, texts};
 use crate::syntax::MINIMAX3;
-
-/// Deepest nesting of schemas that the grammar follows. Deeper values are any text up to their tag.
-const DEPTH_MOST: usize = 8;
 
 impl Writer<'_> {
     /// `@<tool_call>\n@<invoke name="f">@<k>v@</k>@</invoke>\n@</tool_call>`, with `@` for the mark
@@ -58,35 +55,31 @@ impl Values<'_> {
         name
     }
 
-    /// Returns a value and the tag behind it as a part of a rule.
+    /// Returns a value and the tag behind it as a part of a rule. Beyond the bounds, a value is any text up to its tag.
     fn value(&mut self, name: &str, tag: &str, schema: &Value, depth: usize) -> String {
         let end = format!("{MINIMAX3}</{tag}>");
-        let close = self.writer.literal(&end);
+        let (writer, tool) = (self.writer, self.tool);
+        let is_open = depth > DEPTH_MOST || writer.is_full();
         if let Some(texts) = texts(schema) {
-            let texts: Vec<String> = texts.iter().map(|text| self.writer.literal(text)).collect();
-            return format!("({}) {close}", texts.join(" | "));
+            let texts: Vec<String> = texts.iter().map(|text| writer.literal(text)).collect();
+            return format!("({}) {}", texts.join(" | "), writer.literal(&end));
         }
-        if let Some(target) = schema.get("$ref").and_then(Value::as_str)
-            && depth <= DEPTH_MOST
-        {
-            let found = target.strip_prefix('#').and_then(|path| self.tool.schema.pointer(path));
-            if let Some(found) = found.cloned() {
-                return self.value(name, tag, &found, depth + 1);
-            }
+        if let Some(target) = tool.target(schema).filter(|_| !is_open) {
+            return self.value(name, tag, target, depth + 1);
         }
         match schema.get("type").and_then(Value::as_str) {
-            _ if is_text(schema) || depth > DEPTH_MOST => {}
+            _ if is_text(schema) || is_open => {}
             Some("integer" | "number" | "boolean" | "null") => {
-                return format!("{} {close}", self.tool.inline(schema));
+                return format!("{} {}", writer.inline(tool, schema), writer.literal(&end));
             }
             Some("array") => {
                 let any = Value::Null;
                 let items = schema.get("items").unwrap_or(&any);
                 let item = self.element("item", items, depth + 1);
-                return format!("{item}* {close}");
+                return format!("{item}* {}", writer.literal(&end));
             }
             Some("object") if schema.get("properties").is_some() => {
-                return format!("{} {close}", self.members(schema, depth));
+                return format!("{} {}", self.members(schema, depth), writer.literal(&end));
             }
             _ => {}
         }

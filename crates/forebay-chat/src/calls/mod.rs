@@ -71,7 +71,7 @@ impl Format {
         tokenizer: &Tokenizer,
     ) -> Result<Rules, ChatError> {
         let tools = tools(wanted.tools, wanted.name)?;
-        let writer = |marks: Vec<&'static str>| Writer { tokenizer, marks };
+        let writer = |marks: Vec<&'static str>| Writer::new(tokenizer, marks);
         let (writer, form) = match self.kind {
             Kind::Harmony if instead.is_some() => return Err(ChatError::CallOrJson),
             Kind::Harmony => {

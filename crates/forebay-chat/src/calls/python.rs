@@ -26,7 +26,7 @@ impl Writer<'_> {
         for (number, tool) in tools.iter().enumerate() {
             let parameters = tool.parameters().into_iter();
             let items = parameters.map(|parameter| {
-                let value = value(tool, parameter.schema, literals);
+                let value = self.value(tool, parameter.schema, literals);
                 let key = self.literal(&format!("{}=", parameter.key));
                 (format!("{key} {value}"), parameter.is_required)
             });
@@ -39,14 +39,14 @@ impl Writer<'_> {
         let Around { around: [open, close], separator } = around;
         Form { rules, open, close, separator }
     }
-}
 
-/// Returns a value as a part of a rule.
-fn value(tool: &Tool<'_>, schema: &Value, literals: Literals) -> String {
-    match schema.get("type").and_then(Value::as_str) {
-        _ if literals == Literals::Json => tool.inline(schema),
-        Some("boolean") => "(\"True\" | \"False\")".to_owned(),
-        Some("null") => "\"None\"".to_owned(),
-        _ => tool.inline(schema),
+    /// Returns a value as a part of a rule.
+    fn value(&self, tool: &Tool<'_>, schema: &Value, literals: Literals) -> String {
+        match schema.get("type").and_then(Value::as_str) {
+            _ if literals == Literals::Json => self.inline(tool, schema),
+            Some("boolean") => "(\"True\" | \"False\")".to_owned(),
+            Some("null") => "\"None\"".to_owned(),
+            _ => self.inline(tool, schema),
+        }
     }
 }

@@ -87,22 +87,24 @@ impl Writer<'_> {
     /// Returns the parameters of a tool in the order of its schema, and the rules that they use.
     fn values(&self, number: usize, tool: &Tool<'_>, around: &Around) -> (String, String) {
         let (mut all, mut rules) = (Vec::new(), String::new());
-        let close = self.literal(around.value_end);
+        let close = || self.literal(around.value_end);
         for (index, parameter) in tool.parameters().into_iter().enumerate() {
-            let allowed = texts(parameter.schema);
-            let is_text = is_text(parameter.schema);
+            let schema = tool.referenced(parameter.schema);
+            let allowed = texts(schema).filter(|_| !self.is_full());
+            let is_text = is_text(schema);
             let open = self.literal(&(around.key)(parameter.key, is_text || allowed.is_some()));
             let value = match allowed {
                 Some(allowed) => {
                     let allowed: Vec<String> = allowed.into_iter().map(quoted).collect();
-                    format!("({}) {close}", allowed.join(" | "))
+                    let allowed = self.counted(allowed.join(" | "));
+                    format!("({allowed}) {}", close())
                 }
                 None if is_text => {
                     let name = format!("text{number}_{index}");
                     rules += &self.text_until(&name, around.value_end);
                     name
                 }
-                None => format!("{} {close}", tool.inline(parameter.schema)),
+                None => format!("{} {}", self.inline(tool, parameter.schema), close()),
             };
             let optional = if parameter.is_required { "" } else { "?" };
             all.push(format!("parameter{number}_{index}{optional}"));

@@ -1,8 +1,19 @@
 //! Parts of grammars that all syntaxes of calls use.
 
+use std::cell::Cell;
+
 use forebay_grammar::Rules;
 use forebay_text::Tokenizer;
 use serde_json::{Map, Value, json};
+
+use crate::offer::{referenced, target};
+
+/// Deepest nesting of schemas that a grammar follows. Deeper values are of any form.
+pub const DEPTH_MOST: usize = 8;
+
+/// Longest text of a grammar's literals and schemas. The compiler refuses longer grammars. References can repeat a schema within
+/// itself, so without this bound a short schema could become gigabytes of rules before the compiler sees them.
+const BYTES_MOST: usize = 256 << 10;
 
 /// A tool as the grammar needs it.
 pub struct Tool<'a> {
@@ -36,15 +47,14 @@ impl Tool<'_> {
         parameters(&self.schema)
     }
 
-    /// Returns the schema of a parameter as JSON. References are to definitions of the whole schema.
-    pub fn inline(&self, schema: &Value) -> String {
-        let mut schema = schema.clone();
-        for place in ["$defs", "definitions"] {
-            if let (Some(own), Some(all)) = (schema.as_object_mut(), self.schema.get(place)) {
-                own.entry(place).or_insert_with(|| all.clone());
-            }
-        }
-        Rules::inline(&schema)
+    /// Returns the schema that a schema refers to, if it does.
+    pub fn target(&self, schema: &Value) -> Option<&Value> {
+        target(&self.schema, schema)
+    }
+
+    /// Returns the schema at the end of a schema's references.
+    pub fn referenced<'s>(&'s self, schema: &'s Value) -> &'s Value {
+        referenced(&self.schema, schema)
     }
 }
 
@@ -79,9 +89,40 @@ pub struct Writer<'a> {
     pub tokenizer: &'a Tokenizer,
     /// Marks that may be tokens of the vocabulary.
     pub marks: Vec<&'static str>,
+    /// Bytes of the literals and schemas so far.
+    written: Cell<usize>,
 }
 
-impl Writer<'_> {
+impl<'a> Writer<'a> {
+    pub fn new(tokenizer: &'a Tokenizer, marks: Vec<&'static str>) -> Writer<'a> {
+        Writer { tokenizer, marks, written: Cell::new(0) }
+    }
+
+    /// Returns true if the grammar is so long that the compiler refuses it, whatever follows.
+    pub fn is_full(&self) -> bool {
+        self.written.get() > BYTES_MOST
+    }
+
+    /// Counts a part of the grammar, and returns it.
+    pub fn counted(&self, part: String) -> String {
+        self.written.set(self.written.get() + part.len());
+        part
+    }
+
+    /// Returns JSON by the schema of a value as a part of a rule. References are to definitions of the tool's whole schema.
+    pub fn inline(&self, tool: &Tool<'_>, schema: &Value) -> String {
+        if self.is_full() {
+            return Rules::inline(&json!({}));
+        }
+        let mut schema = schema.clone();
+        for place in ["$defs", "definitions"] {
+            if let (Some(own), Some(all)) = (schema.as_object_mut(), tool.schema.get(place)) {
+                own.entry(place).or_insert_with(|| all.clone());
+            }
+        }
+        self.counted(Rules::inline(&schema))
+    }
+
     /// Returns a text as a part of a rule. Marks that the vocabulary has as tokens become these tokens.
     pub fn literal(&self, text: &str) -> String {
         let mut parts = Vec::new();
@@ -92,7 +133,7 @@ impl Writer<'_> {
             rest = after;
         }
         parts.extend((!rest.is_empty()).then(|| quoted(rest)));
-        parts.join(" ")
+        self.counted(parts.join(" "))
     }
 
     /// Returns the first mark in a text that is a token, as a part of a rule, with what is before and behind it.

@@ -1,5 +1,7 @@
 //! Tests of required tool calls of every family: the grammar allows what the parser reads, and nothing else.
 
+mod references;
+
 use std::sync::Arc;
 
 use forebay_chat::{AnswerStream, CallsWanted, ChatError, Format};
