@@ -4,11 +4,13 @@
 //! word whose lower three are of its code. The fourth is the sign of another weight. Whatever the block, codes and other bits are coded
 //! like exponents, and like sign and mantissa.
 
-use crate::compact::{BASE_MOST, LANE, PIECE, PIECE_BYTES};
+#[cfg(target_arch = "x86_64")]
+use crate::compact::SELECT;
+use crate::compact::{BASE_MOST, Coded, LANE, PIECE};
 use crate::{CHUNK_WEIGHTS, CodecError, Compact};
 
 /// Number of the nibble of each of the eight weights of a word, from the lowest bits on.
-const NIBBLE: [u32; LANE] = [2, 6, 1, 5, 0, 4, 7, 3];
+const NIBBLE: [u8; LANE] = [2, 6, 1, 5, 0, 4, 7, 3];
 
 /// The weight of each nibble.
 const OF_NIBBLE: [u8; LANE] = [4, 2, 0, 7, 5, 3, 1, 6];
@@ -20,9 +22,8 @@ const MASK: usize = 2;
 const BLOCKS: usize = CHUNK_WEIGHTS / Compact::C256.weights();
 const _: () = assert!(BLOCKS <= 8 * MASK, "the mask has a bit for each block");
 
-/// Bytes and exponents of a piece.
+/// A byte for each weight of a piece.
 pub(crate) type Piece = [u8; PIECE];
-pub(crate) type Coded = [u8; PIECE_BYTES];
 
 /// Returns the exponent of code 0 of a block whose lowest exponent is `base`. Only damaged blocks have one above [`BASE_MOST`].
 #[inline(always)]
@@ -122,17 +123,6 @@ pub(crate) fn split_piece(piece: &Coded, first: u8, exponents: &mut Piece, rest:
     }
 }
 
-/// The number of the nibble of each weight, as bytes.
-#[cfg(target_arch = "x86_64")]
-const NIBBLE_BYTES: i64 = {
-    let (mut bytes, mut weight) = ([0; LANE], 0);
-    while weight < LANE {
-        bytes[weight] = NIBBLE[weight] as u8;
-        weight += 1;
-    }
-    i64::from_le_bytes(bytes)
-};
-
 /// Does the same with AVX2.
 ///
 /// # Safety
@@ -151,7 +141,7 @@ pub(crate) unsafe fn split_piece_avx2(
     let to = exponents.as_chunks_mut::<32>().0.iter_mut().zip(rest.as_chunks_mut::<32>().0);
     // SAFETY: the processor has the instructions, as the caller promises. Reads and writes are within the arrays of 32 and 16 bytes.
     unsafe {
-        let order = _mm256_set1_epi64x(NIBBLE_BYTES);
+        let order = _mm256_set1_epi64x(i64::from_le_bytes(NIBBLE));
         let order = _mm256_add_epi8(order, _mm256_set_epi64x(EIGHTS, 0, EIGHTS, 0));
         let first = _mm256_set1_epi8(first as i8);
         for ((low, words), (exponents, rest)) in parts.zip(to) {
@@ -190,7 +180,7 @@ pub(crate) unsafe fn split_piece_avx512(
     let to = exponents.as_chunks_mut::<64>().0.iter_mut().zip(rest.as_chunks_mut::<64>().0);
     // SAFETY: the processor has the instructions, as the caller promises. Reads and writes are within the arrays of 64 and 32 bytes.
     unsafe {
-        let order = _mm512_set1_epi64(NIBBLE_BYTES);
+        let order = _mm512_set1_epi64(i64::from_le_bytes(NIBBLE));
         let order =
             _mm512_add_epi8(order, _mm512_set_epi64(EIGHTS, 0, EIGHTS, 0, EIGHTS, 0, EIGHTS, 0));
         let first = _mm512_set1_epi8(first as i8);
@@ -211,10 +201,6 @@ pub(crate) unsafe fn split_piece_avx512(
         }
     }
 }
-
-/// Takes the bits of the second operand where the first has ones, and those of the third elsewhere.
-#[cfg(target_arch = "x86_64")]
-const SELECT: i32 = 0xca;
 
 /// Puts a piece together. Returns bits above the lowest four if an exponent is none of the sixteen from `first` on.
 #[inline(always)]
@@ -336,11 +322,12 @@ pub(crate) unsafe fn join_piece_avx512(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::compact::PIECE_BYTES;
 
     #[test]
     fn nibbles_and_weights_agree() {
         for (weight, nibble) in NIBBLE.into_iter().enumerate() {
-            assert_eq!(usize::from(OF_NIBBLE[nibble as usize]), weight);
+            assert_eq!(usize::from(OF_NIBBLE[usize::from(nibble)]), weight);
         }
     }
 

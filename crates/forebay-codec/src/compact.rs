@@ -35,9 +35,13 @@ pub(crate) const PIECE_BYTES: usize = PIECE + PIECE / 2;
 #[cfg(target_arch = "x86_64")]
 const IN_WORD: i16 = 0x8700_u16 as i16;
 
+/// Operation of `ternarylogic` that takes the bits of the second operand where the first has ones, and those of the third elsewhere.
+#[cfg(target_arch = "x86_64")]
+pub(crate) const SELECT: i32 = 0xca;
+
 /// A piece as BF16, and as it is coded.
 type Plain = [u8; 2 * PIECE];
-type Coded = [u8; PIECE_BYTES];
+pub(crate) type Coded = [u8; PIECE_BYTES];
 
 /// The blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -121,7 +125,6 @@ pub fn encode_compact_with(
     weights: &[u8],
     coded: &mut [u8],
 ) -> Result<bool, CodecError> {
-    assert!(isa.is_available(), "{isa:?} on a processor without it");
     check_lengths(of, coded.len(), weights.len())?;
     Ok(encode_blocks(isa, of, weights, coded).is_some())
 }
@@ -147,7 +150,6 @@ pub fn decode_compact_with(
     coded: &[u8],
     weights: &mut [u8],
 ) -> Result<(), CodecError> {
-    assert!(isa.is_available(), "{isa:?} on a processor without it");
     check_lengths(of, coded.len(), weights.len())?;
     decode_blocks(isa, of, coded, weights)
 }

@@ -5,13 +5,14 @@ use std::ops::Range;
 #[cfg(target_arch = "x86_64")]
 use crate::bits::ByBmi2;
 use crate::bits::{ByByte, Moves, spread};
-use crate::blocks::{Coded, Ends, Piece, join_piece};
+use crate::blocks::{Ends, Piece, join_piece};
 #[cfg(target_arch = "x86_64")]
 use crate::blocks::{join_piece_avx2, join_piece_avx512};
-use crate::compact::{PIECE, PIECE_BYTES};
+use crate::compact::{Coded, PIECE, PIECE_BYTES};
 use crate::layout::{HEADER, Header, Layout, bitmap_bytes};
+use crate::steps::{Bytes, NO_BYTES};
 use crate::table::{CODES, SECOND, THIRD};
-use crate::{CHUNK_WEIGHTS, CodecError, Compact, Float, Isa, Table, Weights};
+use crate::{CodecError, Compact, Float, Isa, Table, Weights};
 
 /// Decodes one chunk to `decoded`, whose length says how many weights it has.
 ///
@@ -82,9 +83,6 @@ fn decode_avx2(parts: &Parts<'_>, decoded: &mut [u8]) -> Result<(), CodecError> 
 fn decode_avx512(parts: &Parts<'_>, decoded: &mut [u8]) -> Result<(), CodecError> {
     parts.decode::<Avx512>(decoded)
 }
-
-/// Bytes of one level, with room for whole words of 64 behind the last.
-type Bytes = [u8; CHUNK_WEIGHTS + 64];
 
 /// Bitmaps to bytes.
 trait Fill {
@@ -238,7 +236,7 @@ impl<'a> Parts<'a> {
         expect(third, both(second_low, second_high))?;
 
         // Exponents of the last level first, because each level takes those of the next.
-        let mut of_third: Bytes = [0; CHUNK_WEIGHTS + 64];
+        let mut of_third = NO_BYTES;
         for bit in 0..4 {
             F::add_bit(bitmap(&layout.third, third, bit), bit, &mut of_third);
         }
@@ -256,10 +254,10 @@ impl<'a> Parts<'a> {
         }
         expect(raw, found)?;
         let [a, b, c] = [0, 1, 2].map(|code| self.exponents[SECOND + code]);
-        let mut of_second: Bytes = [0; CHUNK_WEIGHTS + 64];
+        let mut of_second = NO_BYTES;
         F::codes(second_low, second_high, [a, b, c], &of_third, &mut of_second);
         let [a, b, c] = [0, 1, 2].map(|code| self.exponents[code]);
-        let mut exponents: Bytes = [0; CHUNK_WEIGHTS + 64];
+        let mut exponents = NO_BYTES;
         F::codes(low, high, [a, b, c], &of_second, &mut exponents);
         match self.blocks {
             Blocks::None(float) => self.join::<F>(float, &exponents, decoded),
@@ -284,7 +282,7 @@ impl<'a> Parts<'a> {
             let exponents = 1 << float.exponent_bits();
             return Err(CodecError::Exponent { exponent: largest, exponents });
         }
-        let mut bits: Bytes = [0; CHUNK_WEIGHTS + 64];
+        let mut bits = NO_BYTES;
         for number in 0..float.rest_bits() as usize % 8 {
             let bitmap = self.bitmap(&self.layout.rest_bits, self.count, number);
             F::add_bit(bitmap, number, &mut bits);

@@ -116,12 +116,12 @@ impl Plain<'_> {
         exponents[count..count.next_multiple_of(64)].fill(first[0]);
         let mut follow = [0; LEVELS];
         let mut later = NO_BYTES;
-        let (low, high) = chunk[all.first].split_at_mut(bitmap_bytes(count));
-        follow[0] = S::level(&exponents, first, low, high, &mut later);
+        let maps = chunk[all.first].split_at_mut(bitmap_bytes(count));
+        follow[0] = S::level(&exponents, first, maps, &mut later);
         later[follow[0]..follow[0].next_multiple_of(64)].fill(second[0]);
         let mut last = NO_BYTES;
-        let (low, high) = chunk[layout(follow).second].split_at_mut(bitmap_bytes(follow[0]));
-        follow[1] = S::level(&later, second, low, high, &mut last);
+        let maps = chunk[layout(follow).second].split_at_mut(bitmap_bytes(follow[0]));
+        follow[1] = S::level(&later, second, maps, &mut last);
 
         let third = layout(follow).third;
         let mut code_of = [RAW; 256];

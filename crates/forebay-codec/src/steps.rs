@@ -1,10 +1,10 @@
 //! Steps of encoding that depend on the processor. Results do not.
 
 use crate::bits::{equal, gather};
-use crate::blocks::{Coded, Piece, first_exponent, split_piece};
+use crate::blocks::{Piece, first_exponent, split_piece};
 #[cfg(target_arch = "x86_64")]
 use crate::blocks::{split_piece_avx2, split_piece_avx512};
-use crate::compact::{PIECE, PIECE_BYTES};
+use crate::compact::{Coded, PIECE, PIECE_BYTES};
 use crate::{CHUNK_WEIGHTS, Compact, Isa};
 
 /// A byte for each weight of a chunk, with room for whole words of 64 behind the last.
@@ -12,16 +12,13 @@ pub(crate) type Bytes = [u8; CHUNK_WEIGHTS + 64];
 
 pub(crate) const NO_BYTES: Bytes = [0; CHUNK_WEIGHTS + 64];
 
+/// The bitmaps of the low and the high bits of codes.
+pub(crate) type Maps<'a> = (&'a mut [u8], &'a mut [u8]);
+
 pub(crate) trait Steps {
-    /// Writes the codes of exponents as two bitmaps, of the low and the high bit: the position in `of`, or 3 if it is not there. Such
-    /// exponents go to `others`. Returns their number. A bitmap has a bit for each of `exponents` up to the next multiple of 32.
-    fn level(
-        exponents: &Bytes,
-        of: [u8; 3],
-        low: &mut [u8],
-        high: &mut [u8],
-        others: &mut Bytes,
-    ) -> usize;
+    /// Writes the codes of exponents to `maps`: the position in `of`, or 3 if it is not there. Such exponents go to `others`. Returns
+    /// their number. A bitmap has a bit for each of `exponents` up to the next multiple of 32.
+    fn level(exponents: &Bytes, of: [u8; 3], maps: Maps<'_>, others: &mut Bytes) -> usize;
 
     /// Writes a bitmap of bit `bit` of each of `bytes`.
     fn bitmap(bytes: &Bytes, bit: u32, bitmap: &mut [u8]);
@@ -35,13 +32,7 @@ pub(crate) struct Eights;
 
 impl Steps for Eights {
     #[inline(always)]
-    fn level(
-        exponents: &Bytes,
-        of: [u8; 3],
-        low: &mut [u8],
-        high: &mut [u8],
-        others: &mut Bytes,
-    ) -> usize {
+    fn level(exponents: &Bytes, of: [u8; 3], (low, high): Maps<'_>, others: &mut Bytes) -> usize {
         let mut count = 0;
         let bitmaps = low.iter_mut().zip(high);
         for (eight, (low, high)) in exponents.as_chunks::<8>().0.iter().zip(bitmaps) {
@@ -79,13 +70,7 @@ pub(crate) struct Avx2;
 #[cfg(target_arch = "x86_64")]
 impl Steps for Avx2 {
     #[inline(always)]
-    fn level(
-        exponents: &Bytes,
-        of: [u8; 3],
-        low: &mut [u8],
-        high: &mut [u8],
-        others: &mut Bytes,
-    ) -> usize {
+    fn level(exponents: &Bytes, of: [u8; 3], (low, high): Maps<'_>, others: &mut Bytes) -> usize {
         use std::arch::x86_64::*;
         let mut count = 0;
         let bitmaps = low.as_chunks_mut::<4>().0.iter_mut().zip(high.as_chunks_mut::<4>().0);
@@ -151,13 +136,7 @@ pub(crate) struct Avx512;
 #[cfg(target_arch = "x86_64")]
 impl Steps for Avx512 {
     #[inline(always)]
-    fn level(
-        exponents: &Bytes,
-        of: [u8; 3],
-        low: &mut [u8],
-        high: &mut [u8],
-        others: &mut Bytes,
-    ) -> usize {
+    fn level(exponents: &Bytes, of: [u8; 3], (low, high): Maps<'_>, others: &mut Bytes) -> usize {
         use std::arch::x86_64::*;
         let mut count = 0;
         let bitmaps = low.chunks_mut(8).zip(high.chunks_mut(8));

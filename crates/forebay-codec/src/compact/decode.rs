@@ -7,20 +7,22 @@ use crate::{CodecError, Isa};
 
 /// Decodes blocks.
 ///
-/// The processor must have the instructions of `isa`.
+/// # Panics
+/// Panics if the processor does not have the instructions of `isa`.
 pub(super) fn decode_blocks(
     isa: Isa,
     of: Compact,
     coded: &[u8],
     weights: &mut [u8],
 ) -> Result<(), CodecError> {
+    assert!(isa.is_available(), "{isa:?} on a processor without it");
     match isa {
         Isa::Portable => decode_eights(of, coded, weights),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor has the instructions, as the caller says.
+        // SAFETY: the processor has the instructions, by the check above.
         Isa::Avx2 => unsafe { decode_avx2(of, coded, weights) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor has the instructions, as the caller says.
+        // SAFETY: the processor has the instructions, by the check above.
         Isa::Avx512 => unsafe { decode_avx512(of, coded, weights) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("it is not available"),

@@ -1,8 +1,8 @@
 //! Encoding of compact blocks: the same bytes on every processor.
 
-#[cfg(target_arch = "x86_64")]
-use super::IN_WORD;
 use super::{BASE_MOST, Coded, Compact, LANE, PIECE, POSITION_BITS, Plain, WINDOW, code_of};
+#[cfg(target_arch = "x86_64")]
+use super::{IN_WORD, SELECT};
 use crate::Isa;
 
 /// A bit for each weight of a piece, from the lowest of the first word on: ones for those whose exponents are outside the window.
@@ -10,15 +10,17 @@ type Outside = [u32; PIECE / 32];
 
 /// Encodes blocks. Returns `None` if the list of one has no room.
 ///
-/// The processor must have the instructions of `isa`.
+/// # Panics
+/// Panics if the processor does not have the instructions of `isa`.
 pub(super) fn encode_blocks(isa: Isa, of: Compact, weights: &[u8], coded: &mut [u8]) -> Option<()> {
+    assert!(isa.is_available(), "{isa:?} on a processor without it");
     match isa {
         Isa::Portable => encode_all::<Eights>(of, weights, coded),
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor has the instructions, as the caller says.
+        // SAFETY: the processor has the instructions, by the check above.
         Isa::Avx2 => unsafe { encode_avx2(of, weights, coded) },
         #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor has the instructions, as the caller says.
+        // SAFETY: the processor has the instructions, by the check above.
         Isa::Avx512 => unsafe { encode_avx512(of, weights, coded) },
         #[cfg(not(target_arch = "x86_64"))]
         _ => unreachable!("it is not available"),
@@ -265,8 +267,6 @@ impl Pieces for Avx512 {
     #[inline(always)]
     fn encode(weights: &Plain, base: u8, coded: &mut Coded) -> Outside {
         use std::arch::x86_64::*;
-        /// Takes the bits of the second operand where the first has ones, and those of the third elsewhere.
-        const SELECT: i32 = 0xca;
         let mut outside = [0; PIECE / 32];
         let (low, words) = coded.split_at_mut(PIECE);
         let places = low.as_chunks_mut::<128>().0.iter_mut().zip(words.as_chunks_mut::<64>().0);
