@@ -6,7 +6,7 @@ mod support;
 use std::path::Path;
 
 use forebay_engine::{Session, SessionOptions, inspect};
-use support::fixture;
+use support::{copied, fixture};
 
 fn logits(folder: &Path) -> Vec<u32> {
     let options = SessionOptions { exact: true, context: Some(64), ..SessionOptions::default() };
@@ -19,11 +19,7 @@ fn logits(folder: &Path) -> Vec<u32> {
 #[test]
 fn kimi_k25_is_the_same_under_either_name_of_its_layers() {
     let Some(folder) = fixture("models/kimi_k25") else { return };
-    let copy = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(&folder).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
-    }
+    let copy = copied("kimi_k25").unwrap();
     let path = copy.path().join("model.safetensors");
     let mut bytes = std::fs::read(&path).unwrap();
     let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -32,6 +28,8 @@ fn kimi_k25_is_the_same_under_either_name_of_its_layers() {
     let renamed = text.replace("language_model.model.blocks.", "language_model.model.layers.");
     assert_ne!(text, renamed, "the fixture has the other name");
     bytes[8..header].copy_from_slice(renamed.as_bytes());
+    // The copy of a read-only file is read-only too.
+    std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, bytes).unwrap();
 
     assert_eq!(logits(copy.path()), logits(&folder));

@@ -7,23 +7,7 @@ use std::path::Path;
 
 use forebay_engine::{Session, SessionOptions, inspect};
 use serde_json::{Value, json};
-use support::fixture;
-
-/// Returns a copy of the fixture whose configuration was changed.
-fn changed(name: &str, change: impl FnOnce(&mut Value)) -> Option<tempfile::TempDir> {
-    let folder = fixture(&format!("models/{name}"))?;
-    let copy = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(&folder).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
-    }
-    let path = copy.path().join("config.json");
-    let mut config = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    change(&mut config);
-    std::fs::remove_file(&path).unwrap();
-    std::fs::write(path, config.to_string()).unwrap();
-    Some(copy)
-}
+use support::changed;
 
 /// Returns the bits of the logits of a prompt, and of a shorter one token by token.
 fn logits(folder: &Path, exact: bool) -> Vec<u32> {

@@ -1,22 +1,23 @@
 //! Tests the tiers of the KV cache: keys and values that were evicted to RAM or to the disk and come back give the same bits as
 //! those that never moved. Whatever happens to the disk, positions are computed again and answers stay right.
 
+#[path = "support/requests.rs"]
+mod requests;
 mod support;
 
 use std::fs;
 use std::io;
-use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd, RequestStatistics};
+use forebay_engine::engine::EngineOptions;
 use forebay_engine::{
-    Engine, EngineError, GenerateOptions, KvCacheType, KvDisk, KvDiskFaults, KvDiskOperation,
-    KvDiskOptions, KvDiskStore, KvDiskType, Session, SessionOptions,
+    Engine, EngineError, KvCacheType, KvDisk, KvDiskFaults, KvDiskOperation, KvDiskOptions,
+    KvDiskStore, KvDiskType, Session, SessionOptions,
 };
-use forebay_model::sampling::Sampling;
+use requests::Answer;
 use support::{fixture, models};
 use tempfile::TempDir;
 
@@ -51,39 +52,8 @@ fn store(folder: &TempDir) -> KvDiskOptions {
     KvDiskOptions::new(&folder.path().join("kv"), 256 << 20)
 }
 
-/// What a request generated, with the bits of logarithmic probabilities, and its statistics.
-type Answer = (Vec<(u32, u32)>, RequestStatistics);
-
-/// Runs requests together.
 fn ask(engine: &mut Engine, prompts: &[Vec<u32>], namespace: &[u8]) -> Vec<Answer> {
-    let answers = Arc::new(Mutex::new(vec![Answer::default(); prompts.len()]));
-    for (index, prompt) in prompts.iter().enumerate() {
-        let answers = answers.clone();
-        let sink = Box::new(move |event: Event| {
-            let answer = &mut answers.lock().unwrap()[index];
-            match event {
-                Event::Token(token) => {
-                    answer.0.push((token.id, token.logprob.expect("asked for").to_bits()));
-                }
-                Event::Finished { end, statistics, .. } => {
-                    assert_eq!(end, RequestEnd::MaxTokens);
-                    answer.1 = statistics;
-                }
-            }
-            ControlFlow::Continue(())
-        });
-        let request = Request {
-            prompt: prompt.clone(),
-            options: GenerateOptions::exactly(8, Sampling::greedy()),
-            logprobs: Some(1),
-            namespace: namespace.to_vec(),
-            ..Request::default()
-        };
-        engine.submit(request, sink).unwrap();
-    }
-    engine.drain().unwrap();
-    let mut answers = answers.lock().unwrap();
-    std::mem::take(&mut *answers)
+    requests::ask(engine, prompts, 8, namespace)
 }
 
 fn tokens_of(answers: &[Answer]) -> Vec<&[(u32, u32)]> {

@@ -1,16 +1,16 @@
 //! Tests models whose layers differ in the shape of attention, share keys and values, or have embeddings of their own.
 
+#[path = "support/requests.rs"]
+mod requests;
 mod support;
 
-use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::path::Path;
 
-use forebay_engine::engine::{EngineOptions, Event, Request};
-use forebay_engine::{Engine, GenerateOptions, Session, SessionOptions, inspect};
-use forebay_model::sampling::Sampling;
+use forebay_engine::engine::EngineOptions;
+use forebay_engine::{Engine, Session, SessionOptions, inspect};
 use serde_json::{Value, json};
-use support::fixture;
+use support::{changed, fixture};
+use tempfile::TempDir;
 
 const MODELS: [&str; 5] = [
     "models/gemma4_moe",
@@ -26,30 +26,8 @@ fn engine(path: &Path) -> Engine {
     Engine::new(session, &EngineOptions::default())
 }
 
-/// Runs a request to its end. Returns the number of its cached tokens, and its answer with the bits of the probabilities.
 fn ask(engine: &mut Engine, prompt: &[u32]) -> (usize, Vec<(u32, u32)>) {
-    let answer = Arc::new(Mutex::new((0, Vec::new())));
-    let to = answer.clone();
-    let sink = Box::new(move |event: Event| {
-        let mut answer = to.lock().unwrap();
-        match event {
-            Event::Token(token) => {
-                answer.1.push((token.id, token.logprob.expect("asked for").to_bits()));
-            }
-            Event::Finished { statistics, .. } => answer.0 = statistics.cached_tokens,
-        }
-        ControlFlow::Continue(())
-    });
-    let request = Request {
-        prompt: prompt.to_vec(),
-        options: GenerateOptions::exactly(24, Sampling::greedy()),
-        logprobs: Some(0),
-        ..Request::default()
-    };
-    engine.submit(request, sink).unwrap();
-    engine.drain().unwrap();
-    let mut answer = answer.lock().unwrap();
-    std::mem::take(&mut *answer)
+    requests::ask_one(engine, prompt, 24, b"")
 }
 
 /// Every layer finds its keys and values in blocks that another request has left, behind its window and before it.
@@ -69,69 +47,49 @@ fn a_prompt_goes_on_behind_any_beginning_with_the_same_bits() {
     }
 }
 
-/// A copy of a folder, with some values of its configuration replaced.
-fn changed(name: &str, changes: &[(&str, Value)]) -> Option<tempfile::TempDir> {
-    let from: PathBuf = fixture(name)?;
-    let folder = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        std::fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
-    }
-    let path = folder.path().join("config.json");
-    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    let of = match config.get("text_config").is_some() {
-        true => &mut config["text_config"],
-        false => &mut config,
-    };
-    for (key, value) in changes {
-        of[*key] = value.clone();
-    }
-    std::fs::write(path, config.to_string()).unwrap();
-    Some(folder)
+/// Returns a copy of a fixture where one value of the text model's configuration was replaced.
+fn with_value(name: &str, key: &str, value: &Value) -> Option<TempDir> {
+    changed(name, |config| {
+        let of = match config.get("text_config").is_some() {
+            true => &mut config["text_config"],
+            false => config,
+        };
+        of[key] = value.clone();
+    })
 }
 
 #[test]
 fn values_that_no_model_has_are_refused() {
-    let huge = json!(u64::MAX);
-    let cases = [
-        ("models/gemma4_moe", "global_head_dim"),
-        ("models/gemma4_moe", "num_global_key_value_heads"),
-        ("models/gemma4_moe", "head_dim"),
-        ("models/gemma4_moe", "intermediate_size"),
-        ("models/gemma4_moe", "num_kv_shared_layers"),
-        ("models/gemma4_moe", "top_k_experts"),
-        ("models/gemma4_ple", "hidden_size_per_layer_input"),
-        ("models/gemma4_ple", "num_kv_shared_layers"),
-        ("models/gemma4_ple", "sliding_window"),
-        ("models/mimo_v2_flash", "swa_num_key_value_heads"),
-        ("models/mimo_v2_flash", "swa_num_attention_heads"),
-        ("models/mimo_v2_flash", "swa_head_dim"),
-        ("models/mimo_v2_flash", "swa_v_head_dim"),
-        ("models/mimo_v2_flash", "v_head_dim"),
-    ];
-    for (name, key) in cases {
+    let numbers = [json!(3), json!(u64::MAX), json!(-1), json!("many"), json!(0.5)];
+    let cases: [(&str, &str, &[Value]); 17] = [
+        ("gemma4_moe", "global_head_dim", &numbers),
+        ("gemma4_moe", "num_global_key_value_heads", &numbers),
+        ("gemma4_moe", "head_dim", &numbers),
+        ("gemma4_moe", "intermediate_size", &numbers),
+        ("gemma4_moe", "num_kv_shared_layers", &numbers),
+        ("gemma4_moe", "top_k_experts", &numbers),
+        ("gemma4_moe", "use_bidirectional_attention", &[json!("all")]),
+        ("gemma4_ple", "hidden_size_per_layer_input", &numbers),
+        ("gemma4_ple", "num_kv_shared_layers", &numbers),
         // A sliding window may be as long as it likes.
-        let values = [json!(3), huge.clone(), json!(-1), json!("many"), json!(0.5)];
-        for value in values.into_iter().skip(if key == "sliding_window" { 2 } else { 0 }) {
-            let Some(folder) = changed(name, &[(key, value.clone())]) else { continue };
+        ("gemma4_ple", "sliding_window", &numbers[2..]),
+        ("mimo_v2_flash", "swa_num_key_value_heads", &numbers),
+        ("mimo_v2_flash", "swa_num_attention_heads", &numbers),
+        ("mimo_v2_flash", "swa_head_dim", &numbers),
+        ("mimo_v2_flash", "swa_v_head_dim", &numbers),
+        ("mimo_v2_flash", "v_head_dim", &numbers),
+        ("mimo_v2_flash", "attention_value_scale", &[json!(0.0), json!(1e300)]),
+        ("mimo_v2_flash", "swa_rope_theta", &[json!(-1.0)]),
+    ];
+    for (name, key, values) in cases {
+        for value in values {
+            let Some(folder) = with_value(name, key, value) else { continue };
             let options = SessionOptions { context: Some(64), ..SessionOptions::default() };
             let opened = Session::open(folder.path(), &options, &mut |_, _| {});
             // Three experts, or three layers with keys of others, are what the models may have.
-            let may = ["top_k_experts", "num_kv_shared_layers"].contains(&key) && value == 3;
+            let may = ["top_k_experts", "num_kv_shared_layers"].contains(&key) && *value == 3;
             assert!(opened.is_err() || may, "{name}: {key} = {value}");
         }
-    }
-    let both = json!("all");
-    for (name, key, value) in [
-        ("models/gemma4_moe", "use_bidirectional_attention", both),
-        ("models/mimo_v2_flash", "attention_value_scale", json!(0.0)),
-        ("models/mimo_v2_flash", "attention_value_scale", json!(1e300)),
-        ("models/mimo_v2_flash", "swa_rope_theta", json!(-1.0)),
-    ] {
-        let Some(folder) = changed(name, &[(key, value.clone())]) else { continue };
-        let options = SessionOptions { context: Some(64), ..SessionOptions::default() };
-        let opened = Session::open(folder.path(), &options, &mut |_, _| {});
-        assert!(opened.is_err(), "{name}: {key} = {value}");
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 
 use forebay_engine::{Session, SessionOptions};
 use serde_json::{Map, Value, json};
-use support::fixture;
+use support::{fixture, write_safetensors};
 
 /// Returns the error of opening fixture `name` after a change of its tensor table and configuration, or `None` if the
 /// fixture is not there.
@@ -27,11 +27,7 @@ fn write_changed(from: &Path, to: &Path, change: impl FnOnce(&mut Map<String, Va
     let mut table = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
     let mut config = serde_json::from_slice(&fs::read(from.join("config.json")).unwrap()).unwrap();
     change(&mut table, &mut config);
-    let header = serde_json::to_vec(&table).unwrap();
-    let mut file = (header.len() as u64).to_le_bytes().to_vec();
-    file.extend(header);
-    file.extend(&bytes[8 + length..]);
-    fs::write(to.join("model.safetensors"), file).unwrap();
+    write_safetensors(to, &table, &bytes[8 + length..]);
     fs::write(to.join("config.json"), serde_json::to_vec(&config).unwrap()).unwrap();
     fs::copy(from.join("tokenizer.json"), to.join("tokenizer.json")).unwrap();
 }

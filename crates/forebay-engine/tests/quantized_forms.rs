@@ -2,11 +2,12 @@
 //! formats of zero points, MXFP4 of compressed-tensors. Each folder must give the logits of a folder that holds its values
 //! in F32.
 
-use std::path::Path;
+mod support;
 
 use forebay_engine::{Session, SessionOptions};
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
+use support::write_safetensors;
 
 const HIDDEN: usize = 128;
 const WIDTH: usize = 256;
@@ -60,22 +61,14 @@ impl Folder {
             "quantization_config": quantization,
         });
         let folder = tempfile::tempdir().unwrap();
-        self.write(folder.path(), &config);
+        std::fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
+        write_safetensors(folder.path(), &self.table, &self.data);
         let options =
             SessionOptions { exact: true, context: Some(64), ..SessionOptions::default() };
         let mut session = Session::open(folder.path(), &options, &mut |_, _| {})
             .map_err(|error| error.to_string())?;
         let tokens: Vec<u32> = (0..20).map(|index| (index * 31 + 5) % VOCABULARY as u32).collect();
         Ok(session.logits(&tokens, None).unwrap())
-    }
-
-    fn write(&self, folder: &Path, config: &Value) {
-        std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-        let header = serde_json::to_vec(&self.table).unwrap();
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(header);
-        bytes.extend(&self.data);
-        std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
     }
 }
 
@@ -100,8 +93,72 @@ impl Random {
     }
 }
 
-/// Adds a matrix in some form under `model.layers.0.NAME`. Returns its values.
-type Form = fn(&mut Folder, &mut Random, &str, usize, usize) -> Vec<f32>;
+/// A matrix that a form adds to a folder.
+struct Matrix<'a> {
+    to: &'a mut Folder,
+    random: &'a mut Random,
+    name: &'a str,
+    rows: usize,
+    cols: usize,
+}
+
+impl Matrix<'_> {
+    /// Adds tensor `NAME.part`.
+    fn add(&mut self, part: &str, dtype: &str, shape: &[usize], bytes: &[u8]) {
+        self.to.add(&format!("{}.{part}", self.name), dtype, shape, bytes);
+    }
+
+    fn add_words(&mut self, part: &str, shape: &[usize], words: &[u32]) {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.add(part, "I32", shape, &bytes);
+    }
+
+    /// Adds one number.
+    fn add_float(&mut self, part: &str, value: f32) {
+        self.to.floats(&format!("{}.{part}", self.name), &[], &[value]);
+    }
+
+    /// Draws the matrix as E4M3 codes below 2 and adds it. Returns the codes.
+    fn draw_e4m3(&mut self) -> Vec<u8> {
+        let count = self.rows * self.cols;
+        let codes: Vec<u8> = (0..count).map(|_| self.random.next() as u8 & 0xbf).collect();
+        self.add("weight", "F8_E4M3", &[self.rows, self.cols], &codes);
+        codes
+    }
+
+    /// Draws F16 scales and adds them. Returns their values.
+    fn draw_f16_scales(&mut self, part: &str, shape: [usize; 2]) -> Vec<f32> {
+        let count = shape[0] * shape[1];
+        let scales: Vec<f16> = (0..count).map(|_| f16::from_f32(self.random.scale())).collect();
+        let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        self.add(part, "F16", &shape, &bytes);
+        scales.into_iter().map(f16::to_f32).collect()
+    }
+
+    /// Draws scales that are powers of two and adds them. Returns their values.
+    fn draw_e8m0_scales(&mut self, part: &str, dtype: &str, shape: [usize; 2]) -> Vec<f32> {
+        let count = shape[0] * shape[1];
+        let scales: Vec<u8> = (0..count).map(|_| 119 + self.random.next() as u8 % 3).collect();
+        self.add(part, dtype, &shape, &scales);
+        scales.into_iter().map(|scale| 2f32.powi(i32::from(scale) - 127)).collect()
+    }
+
+    /// Draws the matrix as codes of four bits and adds it with a shape of its own. Returns a code for each value.
+    fn draw_nibbles(&mut self, dtype: &str, shape: [usize; 2]) -> Vec<u32> {
+        let count = self.rows * self.cols;
+        let bytes: Vec<u8> = (0..count / 2).map(|_| self.random.next() as u8).collect();
+        self.add("weight_packed", dtype, &shape, &bytes);
+        (0..count).map(|i| nibble(bytes[i / 2].into(), i % 2)).collect()
+    }
+}
+
+/// Adds a matrix in some form. Returns its values.
+type Form = fn(&mut Matrix<'_>) -> Vec<f32>;
+
+/// Returns the group of four bits with number `index`, counted from the lowest bits of a word.
+fn nibble(word: u32, index: usize) -> u32 {
+    word >> (4 * index) & 15
+}
 
 fn e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
@@ -112,110 +169,70 @@ fn e4m3(code: u8) -> f32 {
     if code < 128 { magnitude } else { -magnitude }
 }
 
-fn codes(random: &mut Random, count: usize) -> Vec<u8> {
-    // E4M3 below 2.
-    (0..count).map(|_| random.next() as u8 & 0xbf).collect()
-}
-
-fn fp8_by_row(
-    to: &mut Folder,
-    random: &mut Random,
-    name: &str,
-    rows: usize,
-    cols: usize,
-) -> Vec<f32> {
-    let codes = codes(random, rows * cols);
-    to.add(&format!("{name}.weight"), "F8_E4M3", &[rows, cols], &codes);
-    let scales: Vec<bf16> = (0..rows).map(|_| bf16::from_f32(random.scale())).collect();
+fn fp8_by_row(matrix: &mut Matrix<'_>) -> Vec<f32> {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    let codes = matrix.draw_e4m3();
+    let scales: Vec<bf16> = (0..rows).map(|_| bf16::from_f32(matrix.random.scale())).collect();
     let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-    to.add(&format!("{name}.weight_scale"), "BF16", &[rows, 1], &bytes);
+    matrix.add("weight_scale", "BF16", &[rows, 1], &bytes);
     let value = |(i, code): (usize, &u8)| e4m3(*code) * scales[i / cols].to_f32();
     codes.iter().enumerate().map(value).collect()
 }
 
-fn fp8_of_one(
-    to: &mut Folder,
-    random: &mut Random,
-    name: &str,
-    rows: usize,
-    cols: usize,
-) -> Vec<f32> {
-    let codes = codes(random, rows * cols);
-    to.add(&format!("{name}.weight"), "F8_E4M3", &[rows, cols], &codes);
-    let scale = random.scale();
-    to.floats(&format!("{name}.weight_scale"), &[], &[scale]);
-    to.floats(&format!("{name}.input_scale"), &[], &[0.5]);
+fn fp8_of_one(matrix: &mut Matrix<'_>) -> Vec<f32> {
+    let codes = matrix.draw_e4m3();
+    let scale = matrix.random.scale();
+    matrix.add_float("weight_scale", scale);
+    matrix.add_float("input_scale", 0.5);
     codes.iter().map(|code| e4m3(*code) * scale).collect()
 }
 
 /// Scales that are powers of two, for tiles of 64 x 32.
-fn fp8_by_tile(
-    to: &mut Folder,
-    random: &mut Random,
-    name: &str,
-    rows: usize,
-    cols: usize,
-) -> Vec<f32> {
-    let codes = codes(random, rows * cols);
-    to.add(&format!("{name}.weight"), "F8_E4M3", &[rows, cols], &codes);
-    let (high, wide) = (rows / 64, cols / 32);
-    let scales: Vec<u8> = (0..high * wide).map(|_| 119 + random.next() as u8 % 3).collect();
-    to.add(&format!("{name}.weight_scale_inv"), "F8_E8M0", &[high, wide], &scales);
-    let scale = |i: usize| 2f32.powi(i32::from(scales[i / cols / 64 * wide + i % cols / 32]) - 127);
+fn fp8_by_tile(matrix: &mut Matrix<'_>) -> Vec<f32> {
+    let cols = matrix.cols;
+    let codes = matrix.draw_e4m3();
+    let (high, wide) = (matrix.rows / 64, cols / 32);
+    let scales = matrix.draw_e8m0_scales("weight_scale_inv", "F8_E8M0", [high, wide]);
+    let scale = |i: usize| scales[i / cols / 64 * wide + i % cols / 32];
     codes.iter().enumerate().map(|(i, code)| e4m3(*code) * scale(i)).collect()
 }
 
-fn mxfp4(to: &mut Folder, random: &mut Random, name: &str, rows: usize, cols: usize) -> Vec<f32> {
-    let codes: Vec<u8> = (0..rows * cols / 2).map(|_| random.next() as u8).collect();
-    let scales: Vec<u8> = (0..rows * cols / 32).map(|_| 119 + random.next() as u8 % 3).collect();
-    to.add(&format!("{name}.weight_packed"), "U8", &[rows, cols / 2], &codes);
-    to.add(&format!("{name}.weight_scale"), "U8", &[rows, cols / 32], &scales);
-    let value = |i: usize| {
-        let code = codes[i / 2] >> (4 * (i % 2)) & 15;
-        let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][usize::from(code & 7)];
-        let scale = 2f32.powi(i32::from(scales[i / 32]) - 127);
-        if code < 8 { scale * magnitude } else { -scale * magnitude }
+fn mxfp4(matrix: &mut Matrix<'_>) -> Vec<f32> {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    let codes = matrix.draw_nibbles("U8", [rows, cols / 2]);
+    let scales = matrix.draw_e8m0_scales("weight_scale", "U8", [rows, cols / 32]);
+    let value = |(i, code): (usize, &u32)| {
+        let magnitude = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0][*code as usize & 7];
+        if *code < 8 { scales[i / 32] * magnitude } else { -scales[i / 32] * magnitude }
     };
-    (0..rows * cols).map(value).collect()
+    codes.iter().enumerate().map(value).collect()
 }
 
 /// Symmetric integers in groups of `GROUP` with F16 scales.
-fn int4<const GROUP: usize>(
-    to: &mut Folder,
-    random: &mut Random,
-    name: &str,
-    rows: usize,
-    cols: usize,
-) -> Vec<f32> {
-    let codes: Vec<u8> = (0..rows * cols / 2).map(|_| random.next() as u8).collect();
-    let scales: Vec<f16> =
-        (0..rows * cols / GROUP).map(|_| f16::from_f32(random.scale())).collect();
-    let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-    to.add(&format!("{name}.weight_packed"), "I32", &[rows, cols / 8], &codes);
-    to.add(&format!("{name}.weight_scale"), "F16", &[rows, cols / GROUP], &bytes);
-    let code = |i: usize| f32::from(codes[i / 2] >> (4 * (i % 2)) & 15);
-    (0..rows * cols).map(|i| (code(i) - 8.0) * scales[i / GROUP].to_f32()).collect()
+fn int4<const GROUP: usize>(matrix: &mut Matrix<'_>) -> Vec<f32> {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    let codes = matrix.draw_nibbles("I32", [rows, cols / 8]);
+    let scales = matrix.draw_f16_scales("weight_scale", [rows, cols / GROUP]);
+    let value = |(i, code): (usize, &u32)| (*code as f32 - 8.0) * scales[i / GROUP];
+    codes.iter().enumerate().map(value).collect()
 }
 
 /// GPTQ with zero points as they are, in groups of 32, and the order of columns.
-fn gptq_v2(to: &mut Folder, random: &mut Random, name: &str, rows: usize, cols: usize) -> Vec<f32> {
+fn gptq_v2(matrix: &mut Matrix<'_>) -> Vec<f32> {
+    let (rows, cols) = (matrix.rows, matrix.cols);
     let groups = cols / 32;
-    let codes: Vec<u32> = (0..cols / 8 * rows).map(|_| random.next()).collect();
-    let zeros: Vec<u32> = (0..groups * rows / 8).map(|_| random.next()).collect();
-    let scales: Vec<f16> = (0..groups * rows).map(|_| f16::from_f32(random.scale())).collect();
-    let words =
-        |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
+    let codes: Vec<u32> = (0..cols / 8 * rows).map(|_| matrix.random.next()).collect();
+    let zeros: Vec<u32> = (0..groups * rows / 8).map(|_| matrix.random.next()).collect();
     let order: Vec<u32> = (0..cols as u32).map(|col| col / 32).collect();
-    to.add(&format!("{name}.qweight"), "I32", &[cols / 8, rows], &words(&codes));
-    to.add(&format!("{name}.qzeros"), "I32", &[groups, rows / 8], &words(&zeros));
-    to.add(&format!("{name}.g_idx"), "I32", &[cols], &words(&order));
-    let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-    to.add(&format!("{name}.scales"), "F16", &[groups, rows], &bytes);
+    matrix.add_words("qweight", &[cols / 8, rows], &codes);
+    matrix.add_words("qzeros", &[groups, rows / 8], &zeros);
+    matrix.add_words("g_idx", &[cols], &order);
+    let scales = matrix.draw_f16_scales("scales", [groups, rows]);
     let value = |i: usize| {
         let (row, col) = (i / cols, i % cols);
-        let code = codes[col / 8 * rows + row] >> (4 * (col % 8)) & 15;
-        let zero = zeros[(col / 32 * rows + row) / 8] >> (4 * (row % 8)) & 15;
-        (code as f32 - zero as f32) * scales[col / 32 * rows + row].to_f32()
+        let code = nibble(codes[col / 8 * rows + row], col % 8);
+        let zero = nibble(zeros[(col / 32 * rows + row) / 8], row % 8);
+        (code as f32 - zero as f32) * scales[col / 32 * rows + row]
     };
     (0..rows * cols).map(value).collect()
 }
@@ -265,7 +282,8 @@ fn every_form_gives_the_logits_of_its_values() {
                 plain.floats(&format!("{name}.weight"), &[rows, cols], &values);
                 continue;
             }
-            let values = form(&mut folder, &mut random, &name, rows, cols);
+            let (to, random) = (&mut folder, &mut random);
+            let values = form(&mut Matrix { to, random, name: &name, rows, cols });
             plain.floats(&format!("{name}.weight"), &[rows, cols], &values);
         }
         let found = folder.logits(quantization).unwrap_or_else(|error| panic!("{what}: {error}"));

@@ -1,14 +1,16 @@
 //! Tests what is special about models with recurrent layers, beside the tests that run for every model: the memory of their
 //! states, what they refuse, and what `inspect` says.
 
+#[path = "support/requests.rs"]
+mod requests;
 mod support;
 
 use std::ops::ControlFlow;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_engine::engine::{EngineOptions, Event, Request, RequestEnd};
+use forebay_engine::engine::EngineOptions;
 use forebay_engine::{
     Engine, GenerateOptions, KvDisk, KvDiskOptions, KvDiskStore, KvDiskType, Session,
     SessionOptions, inspect,
@@ -100,34 +102,8 @@ fn a_chat_goes_back_to_the_last_kept_state() {
     }
 }
 
-/// Runs a request to its end. Returns the number of its cached tokens and its answer.
 fn ask(engine: &mut Engine, prompt: &[u32], namespace: &[u8]) -> (usize, Vec<(u32, u32)>) {
-    let answer = Arc::new(Mutex::new((0, Vec::new())));
-    let to = answer.clone();
-    let sink = Box::new(move |event: Event| {
-        let mut answer = to.lock().unwrap();
-        match event {
-            Event::Token(token) => {
-                answer.1.push((token.id, token.logprob.expect("asked for").to_bits()));
-            }
-            Event::Finished { end, statistics, .. } => {
-                assert_eq!(end, RequestEnd::MaxTokens);
-                answer.0 = statistics.cached_tokens;
-            }
-        }
-        ControlFlow::Continue(())
-    });
-    let request = Request {
-        prompt: prompt.to_vec(),
-        options: GenerateOptions::exactly(12, Sampling::greedy()),
-        logprobs: Some(0),
-        namespace: namespace.to_vec(),
-        ..Request::default()
-    };
-    engine.submit(request, sink).unwrap();
-    engine.drain().unwrap();
-    let mut answer = answer.lock().unwrap();
-    std::mem::take(&mut *answer)
+    requests::ask_one(engine, prompt, 12, namespace)
 }
 
 /// The state near the end of a prompt is kept. The next turn of a conversation begins there, and gets the bits that it has alone.

@@ -5,22 +5,15 @@ mod support;
 
 use forebay_engine::{Session, SessionOptions};
 use serde_json::{Value, json};
-use support::fixture;
+use support::changed;
 
 /// Opens a fixture whose configuration has other values. Returns the error.
 fn error_of(name: &str, changes: &[(&str, Value)]) -> Option<String> {
-    let folder = fixture(&format!("models/{name}"))?;
-    let copy = tempfile::tempdir().unwrap();
-    for entry in std::fs::read_dir(&folder).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, copy.path().join(path.file_name().unwrap())).unwrap();
-    }
-    let path = copy.path().join("config.json");
-    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    for (key, value) in changes {
-        config[*key] = value.clone();
-    }
-    std::fs::write(&path, config.to_string()).unwrap();
+    let copy = changed(name, |config| {
+        for (key, value) in changes {
+            config[*key] = value.clone();
+        }
+    })?;
     let options = SessionOptions { context: Some(64), ..SessionOptions::default() };
     match Session::open(copy.path(), &options, &mut |_, _| {}) {
         Ok(_) => panic!("{name} opens with {changes:?}"),

@@ -1,6 +1,8 @@
 //! Tests folders whose weights need a relayout. They give the same results streamed, resident and from a pack.
 //! Inconsistent folders are refused with a readable error.
 
+mod support;
+
 use std::fs;
 use std::path::Path;
 
@@ -9,6 +11,7 @@ use forebay_engine::{EngineError, Session, SessionOptions};
 use forebay_store::{IoKind, OutputFile};
 use forebay_stream::{PolicyKind, StreamError};
 use serde_json::{Value, json};
+use support::write_safetensors;
 
 const LAYERS: usize = 2;
 const EXPERTS: usize = 6;
@@ -156,11 +159,7 @@ impl Folder {
             let entry = json!({ "dtype": dtype, "shape": shape, "data_offsets": at });
             header.insert(name.clone(), entry);
         }
-        let header = Value::Object(header).to_string();
-        let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
-        bytes.extend(header.bytes());
-        bytes.extend(data);
-        fs::write(folder.join("model.safetensors"), bytes).unwrap();
+        write_safetensors(folder, &header, &data);
     }
 
     /// Returns the error of opening the folder.

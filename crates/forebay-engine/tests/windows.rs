@@ -4,7 +4,6 @@
 mod support;
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
@@ -12,8 +11,7 @@ use forebay_engine::{EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_store::FaultPlan;
 use forebay_stream::StreamError;
-use serde_json::Value;
-use support::fixture;
+use support::changed;
 use tempfile::TempDir;
 
 /// Larger than a window, a batch and the rounding of rows together.
@@ -23,18 +21,12 @@ const LAYERS: usize = 2;
 
 /// Returns the llama of the fixtures. If `window` is given, all of its layers have it.
 fn windowed(window: Option<usize>) -> (TempDir, PathBuf) {
-    let from = fixture("models/llama3_rope").expect("is part of the repository");
-    let folder = tempfile::tempdir().unwrap();
-    for entry in fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        fs::copy(entry.path(), folder.path().join(entry.file_name())).unwrap();
-    }
-    let path = folder.path().join("config.json");
-    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    assert_eq!(config["num_hidden_layers"], LAYERS);
-    config["model_type"] = "mistral".into();
-    config["sliding_window"] = window.into();
-    fs::write(path, config.to_string()).unwrap();
+    let folder = changed("llama3_rope", |config| {
+        assert_eq!(config["num_hidden_layers"], LAYERS);
+        config["model_type"] = "mistral".into();
+        config["sliding_window"] = window.into();
+    });
+    let folder = folder.expect("is part of the repository");
     let path = folder.path().to_owned();
     (folder, path)
 }

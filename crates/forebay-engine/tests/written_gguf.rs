@@ -47,7 +47,7 @@ const NAMES: [(&str, &str); 25] = [
 ];
 
 /// Reads a folder's tensors under their names in GGUF. Those of a layer's experts become one.
-fn tensors(folder: &Path, post_norms: bool) -> BTreeMap<String, Contents> {
+fn tensors(folder: &Path, architecture: &str) -> BTreeMap<String, Contents> {
     let bytes = std::fs::read(folder.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let mut found = BTreeMap::<String, Contents>::new();
@@ -61,7 +61,10 @@ fn tensors(folder: &Path, post_norms: bool) -> BTreeMap<String, Contents> {
             other => panic!("{other:?}"),
         };
         let mut name = NAMES.iter().fold(name, |name, (from, to)| name.replace(from, to));
-        let behind_attention = if post_norms { "post_attention_norm" } else { "ffn_norm" };
+        let behind_attention = match architecture {
+            "olmo2" => "post_attention_norm",
+            _ => "ffn_norm",
+        };
         name = name.replace("post_attention_layernorm", behind_attention);
         let mut shape: Vec<u64> = view.shape().iter().map(|&length| length as u64).collect();
         if name.ends_with("exp_probs_b.bias") {
@@ -82,16 +85,10 @@ fn tensors(folder: &Path, post_norms: bool) -> BTreeMap<String, Contents> {
 }
 
 /// Writes a folder as GGUF. `more` are keys that not all families have.
-fn write(
-    out: &Path,
-    folder: &Path,
-    architecture: &str,
-    more: Vec<(&str, Value)>,
-    post_norms: bool,
-) {
+fn write(out: &Path, folder: &Path, architecture: &str, more: Vec<(&str, Value)>) {
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let config: Json = serde_json::from_str(&config).unwrap();
-    let mut tensors = tensors(folder, post_norms);
+    let mut tensors = tensors(folder, architecture);
     for which in ["long", "short"] {
         let Some(factors) = config["rope_scaling"][format!("{which}_factor")].as_array() else {
             continue;
@@ -147,7 +144,7 @@ fn check(name: &str, architecture: &str, more: Vec<(&str, Value)>) {
     let Some(folder) = fixture(&format!("models/{name}")) else { return };
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.gguf");
-    write(&path, &folder, architecture, more, architecture == "olmo2");
+    write(&path, &folder, architecture, more);
     for context in [64, 256] {
         let (found, expected) = (logits(&path, context), logits(&folder, context));
         let pairs = found.iter().zip(&expected);
@@ -229,7 +226,7 @@ fn llama4_is_refused_from_gguf() {
     let Some(folder) = fixture("models/olmo2") else { return };
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.gguf");
-    write(&path, &folder, "llama4", vec![("expert_count", count(6))], false);
+    write(&path, &folder, "llama4", vec![("expert_count", count(6))]);
     let error = Session::open(&path, &SessionOptions::default(), &mut |_, _| {}).err().unwrap();
     let EngineError::Model(ModelError::BadValue { value, expected, .. }) = error else {
         panic!("{error}")

@@ -1,7 +1,11 @@
-//! Finds reference data.
+//! Finds reference data, and makes changed copies of it.
+#![allow(dead_code, reason = "every test file uses a part of it")]
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
+
+use serde_json::{Map, Value};
+use tempfile::TempDir;
 
 /// Returns the root of the fixtures: `FOREBAY_FIXTURES`, else the full set beside the project, else the small set
 /// inside it.
@@ -30,14 +34,42 @@ pub fn fixture(relative: &str) -> Option<PathBuf> {
 }
 
 /// Returns the root of the second set of fixtures, if it is there.
-#[allow(dead_code, reason = "only some tests need the root")]
 pub fn second_fixtures() -> Option<PathBuf> {
     let second = fixtures().with_file_name("fixtures2");
     second.is_dir().then_some(second)
 }
 
+/// Returns a copy of the fixture `models/NAME`, or `None` if the fixture is not there.
+pub fn copied(name: &str) -> Option<TempDir> {
+    let folder = fixture(&format!("models/{name}"))?;
+    let copy = tempfile::tempdir().unwrap();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
+    }
+    Some(copy)
+}
+
+/// Returns a copy of the fixture `models/NAME` whose `config.json` was changed, or `None` if the fixture is not there.
+pub fn changed(name: &str, change: impl FnOnce(&mut Value)) -> Option<TempDir> {
+    let copy = copied(name)?;
+    let path = copy.path().join("config.json");
+    let mut config = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    change(&mut config);
+    // The copy of a read-only file is read-only too.
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(path, config.to_string()).unwrap();
+    Some(copy)
+}
+
+/// Writes `model.safetensors` with a table of tensors and their data.
+pub fn write_safetensors(folder: &Path, table: &Map<String, Value>, data: &[u8]) {
+    let header = serde_json::to_vec(table).unwrap();
+    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_slice(), data].concat();
+    std::fs::write(folder.join("model.safetensors"), bytes).unwrap();
+}
+
 /// Returns a model of every kind of attention and of mixture: windows, latent attention, shared experts.
-#[allow(dead_code, reason = "only some tests need many models")]
 pub fn models() -> Vec<PathBuf> {
     [
         "gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf",
@@ -60,7 +92,6 @@ pub fn models() -> Vec<PathBuf> {
 }
 
 /// Returns models with recurrent layers, whose sequences share no keys and values.
-#[allow(dead_code, reason = "only some tests need them")]
 pub fn recurrent_models() -> Vec<PathBuf> {
     [
         "gguf/qwen3_5_moe_k/qwen3_5_moe_k-Q4_K_M.gguf",
