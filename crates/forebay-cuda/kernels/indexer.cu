@@ -4,6 +4,7 @@
 // The heads of a row share one key of each position. A lane keeps a key in registers, and queries are broadcast from shared
 // memory. The score of a key does not depend on the rows or the keys beside it.
 #include "head_inputs.cuh"
+#include "pipeline.cuh"
 
 static constexpr int WARPS = 4;
 
@@ -81,6 +82,13 @@ __device__ inline void load_eight(float *to, const KvBlock<KvQ4> &block, int row
     for (int n = 0; n < 8; n++) to[n] = scale * (float)((int)(raw >> 4 * n & 15) - 8);
 }
 
+// Loads four elements of shared memory. NVRTC gives this source one of several PTX texts at random if it merges plain loads.
+__device__ __forceinline__ float4 load_four(u32 from) {
+    float4 x;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(from));
+    return x;
+}
+
 // Positions of a block of threads, one for each.
 static constexpr int TILE = WARPS * 32;
 // Heads whose queries are in shared memory at once.
@@ -139,11 +147,11 @@ __device__ inline void score_keys(const float *q, const float *weights, const Kv
                 if ((int)threadIdx.x < count) head_weights[threadIdx.x] = weights[heads_before + threadIdx.x];
                 __syncthreads();
                 for (int h = 0; h < count; h++) {
-                    const float4 *const query = (const float4 *)(queries + h * DIM);
+                    const u32 query = shared_address(queries + h * DIM);
                     float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
                     for (int i = 0; i < DIM / 4; i++) {
-                        const float4 x = query[i];
+                        const float4 x = load_four(query + i * sizeof(float4));
                         sums[0] += x.x * key[4 * i];
                         sums[1] += x.y * key[4 * i + 1];
                         sums[2] += x.z * key[4 * i + 2];
