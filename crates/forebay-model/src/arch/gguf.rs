@@ -403,15 +403,7 @@ fn one_block_layers(
                 }
             };
             let rope = family.rope_of(None, family.rotates);
-            Ok(Layer {
-                mixer,
-                window: None,
-                chunked: false,
-                attention: 0,
-                keys_of: None,
-                rope,
-                feed_forward,
-            })
+            Ok(Layer::one_block(mixer, feed_forward, rope))
         })
         .collect()
 }

@@ -57,8 +57,7 @@ impl Keys<'_> {
 
     /// Returns the value of a layer, which may be the same for all.
     pub fn count_of_layer(&self, key: &str, layer: usize) -> Result<Option<usize>, ModelError> {
-        let values = self.metadata.get(&self.path(key)).and_then(|value| value.as_array());
-        match values.and_then(|values| values.to_u64s()) {
+        match self.by_layer(key) {
             None => self.optional_count(key),
             Some(values) => match values.get(layer).map(|value| usize::try_from(*value)) {
                 Some(Ok(value)) => Ok(Some(value)),

@@ -247,15 +247,7 @@ fn one_block_layer(
         OneBlock::Experts => (Mixer::None, FeedForward::Experts(experts(config, family)?)),
     };
     let rope = family.rope_of(None, rotates(config, family));
-    Ok(Layer {
-        mixer,
-        window: None,
-        chunked: false,
-        attention: 0,
-        keys_of: None,
-        rope,
-        feed_forward,
-    })
+    Ok(Layer::one_block(mixer, feed_forward, rope))
 }
 
 /// Returns true if layer `index` has experts (qwen3_moe: `decoder_sparse_step`, `mlp_only_layers`; deepseek:

@@ -1,6 +1,6 @@
 //! Questions about the kinds of layers of a model.
 
-use super::architecture::{Architecture, Attention, Latent, Layer, Mixer, Rope};
+use super::architecture::{Architecture, Attention, FeedForward, Latent, Layer, Mixer, Rope};
 use super::recurrent::STATES_PER_SEQUENCE;
 use crate::ModelError;
 
@@ -33,6 +33,21 @@ pub(super) fn keys_of(
         value: (windows.len() - with_keys).to_string(),
         expected: format!("no layer has keys for layer {layer}"),
     })
+}
+
+impl Layer {
+    /// Creates a layer that is only a mixer or only a feed-forward. Attention sees the whole context.
+    pub(super) fn one_block(mixer: Mixer, feed_forward: FeedForward, rope: Option<usize>) -> Layer {
+        Layer {
+            mixer,
+            window: None,
+            chunked: false,
+            attention: 0,
+            keys_of: None,
+            rope,
+            feed_forward,
+        }
+    }
 }
 
 impl Architecture {

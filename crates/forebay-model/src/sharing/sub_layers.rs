@@ -46,16 +46,11 @@ pub struct SubLayer {
     pub for_cpu: bool,
     /// True if the CPU computes the sub-layer for batches of few tokens.
     pub on_cpu: bool,
-    is_feed_forward: bool,
 }
 
 impl SubLayer {
     fn device_bytes(&self) -> u64 {
         self.part_bytes.iter().sum()
-    }
-
-    pub fn is_feed_forward(&self) -> bool {
-        self.is_feed_forward
     }
 
     /// Returns true if the layer has no such sub-layer. It counts as being in VRAM.
@@ -138,7 +133,6 @@ impl SubLayerPlan {
                     bytes: lengths.sum(),
                     in_vram: true,
                     on_cpu: false,
-                    is_feed_forward,
                 });
             }
         }
@@ -278,16 +272,14 @@ mod tests {
         let sub_layer = |layer: usize, parts: Range<usize>, sizes: &[u64]| {
             let part_bytes: Vec<u64> = sizes.iter().map(|size| size << 16).collect();
             let bytes = part_bytes.iter().sum();
-            let is_feed_forward = parts.start > 0;
             SubLayer {
                 layer,
+                for_cpu: parts.start > 0,
                 parts,
                 part_bytes,
                 bytes,
-                for_cpu: is_feed_forward,
                 in_vram: true,
                 on_cpu: false,
-                is_feed_forward,
             }
         };
         let sub_layers = (0..layers).flat_map(|layer| {
@@ -318,10 +310,7 @@ mod tests {
         }
         let plan = model(80).within(least + (8000 << 16)).unwrap();
         let outside: Vec<&SubLayer> = plan.outside().map(|(_, sub_layer)| sub_layer).collect();
-        assert!(
-            outside.iter().all(|sub_layer| sub_layer.is_feed_forward()),
-            "attention comes first"
-        );
+        assert!(outside.iter().all(|sub_layer| sub_layer.for_cpu), "attention comes first");
         assert!(outside.windows(2).all(|pair| pair[1].layer - pair[0].layer <= 2), "spread");
     }
 
@@ -341,11 +330,7 @@ mod tests {
                 .filter(|sub_layer| sub_layer.on_cpu)
                 .map(|sub_layer| sub_layer.layer)
                 .collect();
-            assert!(
-                plan.sub_layers
-                    .iter()
-                    .all(|sub_layer| !sub_layer.on_cpu || sub_layer.is_feed_forward())
-            );
+            assert!(plan.sub_layers.iter().all(|sub_layer| !sub_layer.on_cpu || sub_layer.for_cpu));
             on_cpu
         };
         let two_thirds = shared(rates(50e9, 100e9));

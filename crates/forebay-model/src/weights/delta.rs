@@ -76,10 +76,12 @@ impl LayerBuilder<'_> {
             parts,
             columns,
             convolution: self.convolution(tensors, shape)?,
-            convolution_bias: match tensors.optional(&self.name("delta_convolution_bias")) {
-                Some(_) => Some(self.convolution_bias(tensors, shape)?),
-                None => None,
-            },
+            convolution_bias: tensors
+                .optional_vector(&self.name("delta_convolution_bias"), shape.channels())?
+                .map(|stored| {
+                    let bias = |channel| stored[stored_channel(shape, channel)];
+                    (0..stored.len()).map(bias).collect()
+                }),
             decay,
             step: tensors.vector(&self.name("delta_step"), heads * shape.decay_width())?,
             skip: match is_mamba {
@@ -120,15 +122,6 @@ impl LayerBuilder<'_> {
             by_channel[channel * width + index / channels]
         };
         Ok((0..width * channels).map(at).collect())
-    }
-
-    fn convolution_bias(
-        &self,
-        tensors: &mut Tensors<'_>,
-        shape: &Recurrent,
-    ) -> Result<Vec<f32>, ModelError> {
-        let stored = tensors.vector(&self.name("delta_convolution_bias"), shape.channels())?;
-        Ok((0..stored.len()).map(|channel| stored[stored_channel(shape, channel)]).collect())
     }
 
     /// Adds the projection of a gated short convolution: factors of the values, factors of the output, values.

@@ -272,7 +272,7 @@ impl LayerBuilder<'_> {
             q_norm: self.head_norm(tensors, "q_norm", q_norm)?,
             k_norm: self.head_norm(tensors, "k_norm", k_norm.filter(|_| own_keys))?,
             // Such norms have no weight in the files.
-            v_norm: (shape.values.normed && own_keys).then(|| vec![1.0; shape.value_dim]),
+            v_norm: (shape.values.normed && own_keys).then(|| tensors.ones(shape.value_dim)),
         })
     }
 

@@ -5,7 +5,7 @@ use forebay_format::quantized::{Form, Quantized, Scales, is_scale};
 use forebay_format::{Block, Extent, Step, TensorInfo, TensorType};
 
 use super::parts::{HeadMatrices, PartMatrix};
-use super::tensors::{Tensors, expect_contiguous, expect_shape};
+use super::tensors::{PACKED, Tensors, expect_contiguous, expect_shape};
 use crate::ModelError;
 use crate::arch::{Latent, Method, Quantization};
 
@@ -45,11 +45,10 @@ impl Tensors<'_> {
 
     /// Returns true if the matrix is in packed codes, which have other names.
     pub fn is_packed(&self, name: &str) -> bool {
-        name.strip_suffix(".weight").is_some_and(|stem| {
-            [".weight_packed", ".qweight"]
-                .iter()
-                .any(|suffix| self.optional(&format!("{stem}{suffix}")).is_some())
-        })
+        self.has_packed()
+            && name.strip_suffix(".weight").is_some_and(|stem| {
+                PACKED.iter().any(|suffix| self.optional(&format!("{stem}{suffix}")).is_some())
+            })
     }
 
     /// Returns true if the matrix consists of codes and scales.
@@ -218,7 +217,7 @@ impl Stored<'_> {
                 let name = self.name("weight_global_scale");
                 let divisor = self.tensors.scalar(&name)?;
                 let factor = 1.0 / divisor;
-                if !factor.is_finite() || divisor.is_infinite() {
+                if !factor.is_finite() {
                     return Err(self.unusable(
                         "weight_global_scale",
                         divisor.to_string(),
@@ -372,12 +371,9 @@ pub fn heads(
         value: "quantised".into(),
         expected: expected.into(),
     };
-    let Some(Step::Quantized { of, .. }) = source.step else {
-        return Err(unknown(
-            "forebay knows this matrix in FP8 and unquantised; convert the model to GGUF",
-        ));
-    };
-    let Form::Fp8 { scales } = of.form else {
+    let Some(Step::Quantized { of: of @ Quantized { form: Form::Fp8 { scales }, .. }, .. }) =
+        source.step
+    else {
         return Err(unknown(
             "forebay knows this matrix in FP8 and unquantised; convert the model to GGUF",
         ));

@@ -7,11 +7,16 @@ use super::parts::PartMatrix;
 use crate::ModelError;
 use crate::arch::{Names, Quantization};
 
+/// Ends of the names of packed codes, in place of `.weight`.
+pub(super) const PACKED: [&str; 2] = [".weight_packed", ".qweight"];
+
 pub struct Tensors<'a> {
     catalog: &'a Catalog,
     files: &'a FileSet,
     names: Names,
     quantization: Option<Quantization>,
+    /// True if some matrix is in packed codes.
+    has_packed: bool,
     vector_bytes: u64,
 }
 
@@ -22,12 +27,19 @@ impl<'a> Tensors<'a> {
     /// Returns an error if they are quantised in a form that forebay does not know.
     pub fn new(catalog: &'a Catalog, files: &'a FileSet, names: Names) -> Result<Self, ModelError> {
         let quantization = Quantization::of_catalog(catalog)?;
-        Ok(Tensors { catalog, files, names, quantization, vector_bytes: 0 })
+        let is_packed = |of: &TensorInfo| PACKED.iter().any(|end| of.name.ends_with(end));
+        let has_packed = catalog.tensors().iter().any(is_packed);
+        Ok(Tensors { catalog, files, names, quantization, has_packed, vector_bytes: 0 })
     }
 
     /// Returns the name of the model's family.
     pub(super) fn family(&self) -> &'static str {
         self.names.family()
+    }
+
+    /// Returns true if some matrix is in packed codes.
+    pub(super) fn has_packed(&self) -> bool {
+        self.has_packed
     }
 
     /// Returns how the folder stores quantised weights, if it does.
