@@ -104,7 +104,7 @@ fn elementwise(cpu: &Cpu) -> Result<(), Box<dyn std::error::Error>> {
 fn filled(cpu: &Cpu, kv_heads: usize, dim: usize, context: usize) -> (KvCache, Vec<u32>) {
     let shape = KvShape { kv_heads, head_dim_k: dim, head_dim_v: dim, values_in_keys: false };
     let table: Vec<u32> = (1..=context.div_ceil(KV_BLOCK) as u32).collect();
-    let layer = KvLayer { shape, group: 0 };
+    let layer = KvLayer::new(shape, 0);
     let cache = KvCache::new(&[layer], &[table.len() + 1], KvType::F16);
     let mut cache = cache.expect("the cache fits");
     let rows = numbers(context * kv_heads * dim);

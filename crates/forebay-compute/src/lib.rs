@@ -19,7 +19,9 @@ mod simd;
 #[cfg(test)]
 mod testing;
 
-pub use attention::{Attention, AttentionRun, ChosenKeys, KeyChoice};
+pub use attention::{
+    Attention, AttentionRun, ChosenKeys, Compression, Entries, EntryScratch, KeyChoice,
+};
 pub use cpu::{Arithmetic, Cpu, Isa, default_threads};
 pub use error::ComputeError;
 pub use kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType, rows_for_window};

@@ -4,13 +4,16 @@
 //! An indexer has heads of its own, which share one key per position. The score of a key is the sum over the heads of
 //! the head's weight times the positive part of the dot product of its query and the key. A row sees the `most` keys with
 //! the largest scores. Of equal scores, the lower position is taken first. Score and choice of a row depend on its own
-//! query and on the keys, and on nothing else.
+//! query and on the keys, and on nothing else. Keys may be those of compressed entries, which stand for several positions each
+//! ([`KvCache::span`]). Then a row sees the entries that end at its position or before it, and lists name entries.
+
+use std::ops::Range;
 
 use super::AttentionRun;
 use super::prompt::{KEY_BLOCK, STRIP, score_block};
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
-use crate::kv::{HeadRows, KV_BLOCK, KvCache, Widen, with_rows};
+use crate::kv::{KV_BLOCK, KvCache, Widen, with_rows};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Number of positions of a task, a multiple of [`KV_BLOCK`].
@@ -73,19 +76,24 @@ impl<'a> ChosenKeys<'a> {
 struct Row<'a> {
     /// Number of the row in its pass.
     index: usize,
-    position: usize,
+    /// Number of keys to choose from.
+    end: usize,
     table: &'a [u32],
 }
 
-/// Returns the rows of all runs that do not see all positions.
-fn rows<'a>(runs: &'a [AttentionRun<'a>], most: usize) -> impl Iterator<Item = Row<'a>> {
+/// Returns the rows of all runs with more than `most` keys to choose from, each of which stands for `span` positions.
+fn rows<'a>(
+    runs: &'a [AttentionRun<'a>],
+    most: usize,
+    span: usize,
+) -> impl Iterator<Item = Row<'a>> {
     let tokens = runs.iter().flat_map(|run| (0..run.tokens).map(move |token| (run, token)));
-    let rows = tokens.enumerate().map(|(index, (run, token))| Row {
+    let rows = tokens.enumerate().map(move |(index, (run, token))| Row {
         index,
-        position: run.first_position + token,
+        end: (run.first_position + token + 1) / span,
         table: run.table,
     });
-    rows.filter(move |row| row.position >= most)
+    rows.filter(move |row| row.end > most)
 }
 
 impl Cpu {
@@ -106,7 +114,7 @@ impl Cpu {
         chosen: &mut [u32],
     ) {
         let KeyChoice { layer, heads, most } = *what;
-        let dim = cache.shape(layer).head_dim_k;
+        let (dim, span) = (cache.shape(layer).head_dim_k, cache.span(layer));
         let tokens: usize = runs.iter().map(|run| run.tokens).sum();
         assert!(heads > 0 && most > 0, "choose_keys: {what:?}");
         assert_eq!(q.len(), tokens * heads * dim, "choose_keys: q is not [rows, heads, dim]");
@@ -114,15 +122,15 @@ impl Cpu {
         assert!(chosen.len() >= tokens * most, "choose_keys: missing lists");
         // Lists of rows that are not reached, because the pool was told to stop, name a position that exists.
         chosen[..tokens * most].fill(0);
-        let mut left = rows(runs, most).peekable();
+        let mut left = rows(runs, most, span).peekable();
         let mut shared = self.shared_scratch();
         while let Some(first) = left.next() {
             // As many rows as have room. They follow one another, except for rows that see all positions.
-            let (mut last, mut end) = (first, first.position + 1);
+            let (mut last, mut end) = (first, first.end);
             let rows_of = |end: usize| SCORES / end.next_multiple_of(SHARE);
             let mut count = 1;
             while let Some(next) = left.peek() {
-                let longer = end.max(next.position + 1);
+                let longer = end.max(next.end);
                 if rows_of(longer) <= count {
                     break;
                 }
@@ -130,8 +138,8 @@ impl Cpu {
                 left.next();
             }
             let stride = end.next_multiple_of(SHARE);
-            let span = first.index..=last.index;
-            let group = || rows(runs, most).filter(|row| span.contains(&row.index));
+            let indices = first.index..=last.index;
+            let group = || rows(runs, most, span).filter(|row| indices.contains(&row.index));
             let scores = shared.floats(count * stride);
             self.score_keys(q, weights, cache, what, group, stride, scores);
             self.take_largest(group, stride, scores, most, chosen);
@@ -159,7 +167,7 @@ impl Cpu {
                 let task = at / SHARE + task;
                 let row = rows().nth(task / shares).expect("every row has scores");
                 let first = task % shares * SHARE;
-                let count = (row.position + 1).saturating_sub(first).min(SHARE);
+                let count = row.end.saturating_sub(first).min(SHARE);
                 if count == 0 {
                     continue;
                 }
@@ -172,10 +180,9 @@ impl Cpu {
                 transpose(own, dim, key_stride, queries);
                 shares.fill(0.0);
                 shares[..heads].copy_from_slice(&weights[row.index * heads..][..heads]);
-                let blocks = &row.table[first / KV_BLOCK..];
-                let blocks = blocks.iter().zip(scores[..count].chunks_mut(KV_BLOCK));
-                for (&block, scores) in blocks {
-                    self.widen(cache.keys(what.layer, block, 0), key_stride, keys);
+                for (block, scores) in scores[..count].chunks_mut(KV_BLOCK).enumerate() {
+                    let from = first + block * KV_BLOCK;
+                    self.widen_keys(cache, what.layer, row.table, from..first + count, keys);
                     let (queries, weights, keys) = (&*queries, &*shares, &*keys);
                     dispatch(self, Score { queries, weights, keys, scores });
                 }
@@ -183,12 +190,26 @@ impl Cpu {
         });
     }
 
-    /// Widens the rows of one block. Positions that are not written yet hold anything.
-    fn widen(&self, rows: HeadRows<'_>, stride: usize, out: &mut [f32]) {
-        with_rows!(rows => {
-            let rows = crate::kv::Read::vectors(rows, 0, KV_BLOCK * stride / LANES);
-            dispatch(self, Widen { rows, out });
-        });
+    /// Widens the first keys of `keys`, as many as `out` has room for. Keys behind those hold anything.
+    fn widen_keys(
+        &self,
+        cache: &KvCache,
+        layer: usize,
+        table: &[u32],
+        keys: Range<usize>,
+        out: &mut [f32],
+    ) {
+        let stride = cache.key_stride(layer);
+        let of_block = cache.rows_of_block(layer) * stride;
+        let firsts = keys.step_by(cache.rows_of_block(layer));
+        for (first, out) in firsts.zip(out.chunks_exact_mut(of_block)) {
+            let (block, _) = cache.place(layer, first);
+            let rows = cache.keys(layer, table[block], 0);
+            with_rows!(rows => {
+                let rows = crate::kv::Read::vectors(rows, 0, of_block / LANES);
+                dispatch(self, Widen { rows, out });
+            });
+        }
     }
 
     /// Writes the lists of a group of rows.
@@ -205,7 +226,7 @@ impl Cpu {
         self.pool.for_each_chunk_with_worker(count, 1, |worker, tasks| {
             for task in tasks {
                 let row = rows().nth(task).expect("every row has a list");
-                let scores = &scores[task * stride..][..row.position + 1];
+                let scores = &scores[task * stride..][..row.end];
                 let mut scratch = self.worker_scratch(worker);
                 // SAFETY: every row is one task, so no other piece overlaps this one. It is last used in the next statement.
                 let list = unsafe { chosen.piece(row.index * most, most) };
@@ -305,7 +326,7 @@ mod tests {
     fn cache(cpu: &Cpu, kind: KvType, rounded: bool) -> (KvCache, Vec<u32>) {
         let shape = KvShape { kv_heads: 1, head_dim_k: DIM, head_dim_v: DIM, values_in_keys: true };
         let blocks = CONTEXT.div_ceil(KV_BLOCK);
-        let layers = [KvLayer { shape, group: 0 }];
+        let layers = [KvLayer::new(shape, 0)];
         let mut cache = KvCache::new(&layers, &[blocks + 1], kind).unwrap();
         let table: Vec<u32> = (1..=blocks as u32).rev().collect();
         let mut keys = random(3, CONTEXT * DIM);

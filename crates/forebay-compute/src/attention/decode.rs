@@ -100,7 +100,7 @@ pub(super) fn run(
 }
 
 /// Returns the number of floats of the output of one task.
-fn part_len(group: usize, width: usize) -> usize {
+pub(super) fn part_len(group: usize, width: usize) -> usize {
     (group * (2 + width)).next_multiple_of(16)
 }
 
@@ -175,7 +175,7 @@ fn task_at<'a>(
 }
 
 /// Copies query heads, multiplied by `scale` and padded with zeroes to `stride`.
-fn scale_queries(heads: &[f32], dim: usize, scale: f32, stride: usize, out: &mut [f32]) {
+pub(super) fn scale_queries(heads: &[f32], dim: usize, scale: f32, stride: usize, out: &mut [f32]) {
     for (head, out) in heads.chunks_exact(dim).zip(out.chunks_exact_mut(stride)) {
         let (data, padding) = out.split_at_mut(dim);
         data.iter_mut().zip(head).for_each(|(out, x)| *out = x * scale);
@@ -184,7 +184,7 @@ fn scale_queries(heads: &[f32], dim: usize, scale: f32, stride: usize, out: &mut
 }
 
 /// Joins the chunks of one query head. Each chunk was normalised by its own largest score.
-fn join<'a>(
+pub(super) fn join<'a>(
     parts: impl Iterator<Item = &'a [f32]> + Clone,
     member: usize,
     group: usize,
@@ -206,24 +206,24 @@ fn join<'a>(
 }
 
 /// Returns the blocks of rows that were brought together.
-fn blocks_of(rows: &[f32], stride: usize) -> [&[[f32; LANES]]; BLOCKS] {
+pub(super) fn blocks_of(rows: &[f32], stride: usize) -> [&[[f32; LANES]]; BLOCKS] {
     let rows = rows.as_chunks::<LANES>().0;
     let block = KV_BLOCK * stride / LANES;
     std::array::from_fn(|at| &rows[at * block..][..block])
 }
 
 /// One key/value head of a row, for one chunk of the positions that the row sees.
-struct ChunkWork<'a> {
-    cpu: &'a Cpu,
-    cache: &'a KvCache,
-    layer: usize,
-    table: &'a [u32],
-    kv_head: usize,
+pub(super) struct ChunkWork<'a> {
+    pub(super) cpu: &'a Cpu,
+    pub(super) cache: &'a KvCache,
+    pub(super) layer: usize,
+    pub(super) table: &'a [u32],
+    pub(super) kv_head: usize,
     /// Scaled queries `[group, key stride]`.
-    queries: &'a [f32],
-    group: usize,
-    width: usize,
-    softcap: Option<f32>,
+    pub(super) queries: &'a [f32],
+    pub(super) group: usize,
+    pub(super) width: usize,
+    pub(super) softcap: Option<f32>,
 }
 
 impl ChunkWork<'_> {
@@ -289,7 +289,7 @@ impl ChunkWork<'_> {
         }
     }
 
-    fn compute<'a, R: Read<'a>>(
+    pub(super) fn compute<'a, R: Read<'a>>(
         &self,
         keys: &[R],
         values: &[R],

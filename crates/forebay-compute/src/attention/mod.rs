@@ -8,13 +8,19 @@
 //! its own sequence, and on nothing else.
 
 mod choice;
+mod compress;
 mod decode;
+mod entries;
+#[cfg(test)]
+mod entries_tests;
 mod prompt;
 #[cfg(test)]
 mod tests;
 
 pub use choice::{ChosenKeys, KeyChoice};
+pub use compress::{Compression, EntryScratch};
 pub(crate) use decode::CHUNK;
+pub use entries::Entries;
 
 use crate::cpu::Cpu;
 use crate::kv::{KV_BLOCK, KvCache};

@@ -54,7 +54,7 @@ impl Case {
         let v = if values_in_keys { 0 } else { context * kv_heads * head_dim_v };
         let v = random(3, v);
         let (table, blocks) = shuffled(context);
-        let layer = KvLayer { shape, group: 0 };
+        let layer = KvLayer::new(shape, 0);
         let mut cache = KvCache::new(&[layer; 2], &[blocks], kind).unwrap();
         let cpu = Cpu::new(1, Isa::detect(), Arithmetic::Fast);
         cache.write(&cpu, 1, &table, 0, &k, &v);

@@ -93,12 +93,33 @@ pub struct KvLayer {
     pub shape: KvShape,
     /// Number of the layer's group, from 0 on.
     pub group: usize,
+    /// Number of consecutive positions that a row stands for, a divisor or a multiple of [`KV_BLOCK`]. It is 1 for keys and
+    /// values of positions, and more for compressed entries. A row is in the block of its last position.
+    pub span: usize,
+}
+
+impl KvLayer {
+    /// Returns a layer with a row for each position.
+    pub fn new(shape: KvShape, group: usize) -> KvLayer {
+        KvLayer { shape, group, span: 1 }
+    }
+
+    /// Returns the number of bytes that the layer takes in every block, or `None` if that does not fit 64 bits.
+    pub fn block_bytes(&self, kind: KvType) -> Option<u64> {
+        let positions = self.shape.block_bytes(kind)?;
+        Some(positions / KV_BLOCK as u64 * rows_of_block(self.span) as u64)
+    }
+}
+
+/// Returns the number of rows of a block if each stands for `span` positions.
+fn rows_of_block(span: usize) -> usize {
+    (KV_BLOCK / span.max(1)).max(1)
 }
 
 /// Pools of blocks of keys and values, one pool for each group of layers.
 ///
 /// Memory is reserved at creation, and the system supplies it when positions are first written.
-/// Each key/value head of a layer is one run of [`KV_BLOCK`] rows in a block.
+/// Each key/value head of a layer is one run of rows in a block: [`KV_BLOCK`] rows, or fewer if a row stands for several positions.
 pub struct KvCache {
     kind: KvType,
     layers: Vec<Layer>,
@@ -108,16 +129,18 @@ pub struct KvCache {
 struct Layer {
     shape: KvShape,
     group: usize,
+    span: usize,
     keys: Plane,
     /// The plane of the keys if the values are part of them.
     values: Plane,
 }
 
-/// The keys or the values of a layer within a block: `[kv_heads, KV_BLOCK, stride]`.
+/// The keys or the values of a layer within a block: `[kv_heads, rows, stride]`.
 #[derive(Clone, Copy)]
 struct Plane {
     /// First element in the block.
     first: usize,
+    rows: usize,
     /// Number of elements of a row that hold data.
     dim: usize,
     /// Number of elements from one row to the next.
@@ -139,8 +162,8 @@ impl KvCache {
     /// Returns [`ComputeError::CacheTooLarge`] if the system refuses the memory.
     ///
     /// # Panics
-    /// Panics if a layer's group has no entry in `blocks`, or if values that are part of their keys are
-    /// longer than the keys.
+    /// Panics if a layer's group has no entry in `blocks`, if values that are part of their keys are longer than the keys, or if a
+    /// span neither divides [`KV_BLOCK`] nor is a multiple of it.
     pub fn new(
         layers: &[KvLayer],
         blocks: &[usize],
@@ -168,7 +191,7 @@ impl KvCache {
     /// Returns the bytes that [`KvCache::new`] reserves, or `None` if they do not fit 64 bits.
     pub fn bytes_of(layers: &[KvLayer], blocks: &[usize], kind: KvType) -> Option<u64> {
         layers.iter().try_fold(0_u64, |sum, layer| {
-            let bytes = layer.shape.block_bytes(kind)?;
+            let bytes = layer.block_bytes(kind)?;
             sum.checked_add(bytes.checked_mul(blocks[layer.group] as u64)?)
         })
     }
@@ -187,6 +210,27 @@ impl KvCache {
     /// Panics if there is no such layer.
     pub fn group(&self, layer: usize) -> usize {
         self.layers[layer].group
+    }
+
+    /// Returns the number of positions that a row of `layer` stands for.
+    ///
+    /// # Panics
+    /// Panics if there is no such layer.
+    pub fn span(&self, layer: usize) -> usize {
+        self.layers[layer].span
+    }
+
+    /// Returns the number of rows of `layer` in a block.
+    pub(crate) fn rows_of_block(&self, layer: usize) -> usize {
+        self.layers[layer].keys.rows
+    }
+
+    /// Returns the index in a table and the row in the block of row number `row` of a sequence.
+    #[inline]
+    pub(crate) fn place(&self, layer: usize, row: usize) -> (usize, usize) {
+        let span = self.layers[layer].span;
+        let last = (row + 1) * span - 1;
+        (last / KV_BLOCK, last % KV_BLOCK / span)
     }
 
     /// Returns the storage type of the elements.
@@ -216,7 +260,8 @@ impl KvCache {
     }
 
     /// Writes a run of tokens at `position`, `position + 1`, ... of `layer`, in the blocks of `table`. `k` is `[tokens,
-    /// kv_heads, head_dim_k]`. `v` is `[tokens, kv_heads, head_dim_v]`, or empty if the values are part of the keys.
+    /// kv_heads, head_dim_k]`. `v` is `[tokens, kv_heads, head_dim_v]`, or empty if the values are part of the keys. If a row stands
+    /// for several positions, each token is a row, and `position` is the last one of the first row.
     ///
     /// # Panics
     /// Panics if there is no such layer, if `k` and `v` do not have those shapes, or if `table` has no block for a
@@ -240,15 +285,16 @@ impl KvCache {
         assert!(v.len() == tokens * value_row, "write: v does not fit k");
         let group = &mut groups[layer.group];
         for token in 0..tokens {
-            let position = position + token;
+            let position = position + token * layer.span;
             let block = table[position / KV_BLOCK] as usize;
             assert!((1..group.blocks).contains(&block), "write: position {position} has no block");
             let first = block * group.block_elements;
+            let at = position % KV_BLOCK / layer.span;
             let k = &k[token * row..][..row];
-            layer.keys.write(cpu, &mut group.elements, first, position % KV_BLOCK, k);
+            layer.keys.write(cpu, &mut group.elements, first, at, k);
             let v = &v[token * value_row..][..value_row];
             if !v.is_empty() {
-                layer.values.write(cpu, &mut group.elements, first, position % KV_BLOCK, v);
+                layer.values.write(cpu, &mut group.elements, first, at, v);
             }
         }
     }
@@ -284,7 +330,7 @@ impl KvCache {
         elements.restore(block as usize * *block_elements, *block_elements, bytes);
     }
 
-    /// Returns one stored key, widened, as `head_dim_k` elements.
+    /// Returns one stored key, widened, as `head_dim_k` elements. `position` is the last one that it stands for.
     ///
     /// # Panics
     /// Panics if there is no such layer, head or row.
@@ -298,7 +344,7 @@ impl KvCache {
     ) -> Vec<f32> {
         let rows = self.keys(layer, table[position / KV_BLOCK], kv_head);
         let Plane { dim, stride, .. } = self.layers[layer].keys;
-        read_row(cpu, rows, position % KV_BLOCK, stride, dim)
+        read_row(cpu, rows, position % KV_BLOCK / self.layers[layer].span, stride, dim)
     }
 
     /// Returns one stored value, widened, as `head_dim_v` elements.
@@ -361,7 +407,7 @@ fn read_row(cpu: &Cpu, rows: HeadRows<'_>, row: usize, stride: usize, dim: usize
 impl Group {
     #[inline]
     fn rows(&self, plane: Plane, block: u32, kv_head: usize) -> HeadRows<'_> {
-        let rows = KV_BLOCK * plane.stride;
+        let rows = plane.rows * plane.stride;
         self.elements
             .rows(block as usize * self.block_elements + plane.first + kv_head * rows, rows)
     }
@@ -372,15 +418,19 @@ impl Layer {
     fn new(layer: &KvLayer, kind: KvType, end: &mut usize) -> Layer {
         let KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys } = layer.shape;
         assert!(!values_in_keys || head_dim_v <= head_dim_k, "{layer:?}: values are longer");
+        let span = layer.span;
+        let fits = span > 0 && (KV_BLOCK.is_multiple_of(span) || span.is_multiple_of(KV_BLOCK));
+        assert!(fits, "{layer:?}: rows that no blocks hold");
+        let rows = rows_of_block(span);
         let mut plane = |dim: usize| {
             let stride = kind.padded(dim).expect("the bytes were counted");
             let first = *end;
-            *end += kv_heads * KV_BLOCK * stride;
-            Plane { first, dim, stride }
+            *end += kv_heads * rows * stride;
+            Plane { first, rows, dim, stride }
         };
         let keys = plane(head_dim_k);
         let values = if values_in_keys { keys } else { plane(head_dim_v) };
-        Layer { shape: layer.shape, group: layer.group, keys, values }
+        Layer { shape: layer.shape, group: layer.group, span, keys, values }
     }
 }
 
@@ -388,7 +438,7 @@ impl Plane {
     /// Writes `x` `[heads, dim]` in row `row` of the block that begins at element `block`.
     fn write(self, cpu: &Cpu, elements: &mut Elements, block: usize, row: usize, x: &[f32]) {
         for (head, x) in x.chunks_exact(self.dim).enumerate() {
-            let first = block + self.first + (head * KV_BLOCK + row) * self.stride;
+            let first = block + self.first + (head * self.rows + row) * self.stride;
             elements.write(cpu, first, self.stride, x);
         }
     }

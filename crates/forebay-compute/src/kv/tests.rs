@@ -10,8 +10,7 @@ const SHAPE: KvShape =
 const TABLE: [u32; 2] = [3, 1];
 
 fn cache(shapes: &[KvShape], kind: KvType) -> KvCache {
-    let layers: Vec<KvLayer> =
-        shapes.iter().map(|shape| KvLayer { shape: *shape, group: 0 }).collect();
+    let layers: Vec<KvLayer> = shapes.iter().map(|shape| KvLayer::new(*shape, 0)).collect();
     KvCache::new(&layers, &[4], kind).unwrap()
 }
 
@@ -88,7 +87,7 @@ fn copied_and_restored_blocks_are_equal() {
 
 #[test]
 fn groups_have_their_own_pools() {
-    let layers = [KvLayer { shape: SHAPE, group: 0 }, KvLayer { shape: SHAPE, group: 1 }];
+    let layers = [KvLayer::new(SHAPE, 0), KvLayer::new(SHAPE, 1)];
     let cpu = &cpus()[0];
     let mut cache = KvCache::new(&layers, &[9, 3], KvType::F32).unwrap();
     let row = 3 * (24 + 8) * 4;
@@ -162,7 +161,7 @@ fn absurd_shapes_are_errors() {
         (KvShape { head_dim_k: usize::MAX, ..SHAPE }, 4),
         (KvShape { kv_heads: 1 << 30, ..SHAPE }, 1 << 30),
     ] {
-        let layers = [KvLayer { shape: SHAPE, group: 0 }, KvLayer { shape, group: 0 }];
+        let layers = [KvLayer::new(SHAPE, 0), KvLayer::new(shape, 0)];
         for kind in KINDS {
             assert!(KvCache::new(&layers, &[blocks], kind).is_err(), "{shape:?}");
         }

@@ -177,9 +177,10 @@ impl RopeTable {
         &self.table
     }
 
-    /// Rotates one head.
-    fn turn(&self, head: &mut [f32], position: usize) {
+    /// Rotates one head, forward or `back`.
+    fn turn(&self, head: &mut [f32], position: usize, back: bool) {
         let pairs = self.rotary_dim / 2;
+        let direction = |sin: f32| if back { -sin } else { sin };
         let row = &self.table[position * self.rotary_dim..][..self.rotary_dim];
         let (cos, sin) = row.split_at(pairs);
         let head = &mut head[self.rotary_from..][..self.rotary_dim];
@@ -187,7 +188,7 @@ impl RopeTable {
             RopeLayout::Interleaved => {
                 let angles = cos.iter().zip(sin);
                 for (pair, (cos, sin)) in head.as_chunks_mut::<2>().0.iter_mut().zip(angles) {
-                    let [a, b] = *pair;
+                    let ([a, b], sin) = (*pair, direction(*sin));
                     *pair = [a * cos - b * sin, a * sin + b * cos];
                 }
             }
@@ -195,7 +196,7 @@ impl RopeTable {
                 let (low, high) = head.split_at_mut(pairs);
                 let angles = cos.iter().zip(sin);
                 for ((low, high), (cos, sin)) in low.iter_mut().zip(high).zip(angles) {
-                    let (a, b) = (*low, *high);
+                    let (a, b, sin) = (*low, *high, direction(*sin));
                     *low = a * cos - b * sin;
                     *high = a * sin + b * cos;
                 }
@@ -211,6 +212,25 @@ impl Cpu {
     /// Panics if `head_dim` is 0 or smaller than the table's rotary part, `x` is not that shape, or a position lies
     /// beyond the table.
     pub fn rope(&self, x: &mut [f32], head_dim: usize, positions: &[u32], table: &RopeTable) {
+        self.turn_heads(x, head_dim, positions, table, false);
+    }
+
+    /// Rotates the heads of `x` back: undoes [`Cpu::rope`], up to rounding and the table's magnitude.
+    ///
+    /// # Panics
+    /// Panics as [`Cpu::rope`] does.
+    pub fn rope_back(&self, x: &mut [f32], head_dim: usize, positions: &[u32], table: &RopeTable) {
+        self.turn_heads(x, head_dim, positions, table, true);
+    }
+
+    fn turn_heads(
+        &self,
+        x: &mut [f32],
+        head_dim: usize,
+        positions: &[u32],
+        table: &RopeTable,
+        back: bool,
+    ) {
         assert!(
             head_dim > 0 && table.rotary_dim + table.rotary_from <= head_dim,
             "rope: heads are too short"
@@ -233,7 +253,7 @@ impl Cpu {
         self.pool.for_each_chunk_mut(x, share, |_, start, x| {
             for (x, &position) in x.chunks_exact_mut(row).zip(&positions[start / row..]) {
                 for head in x.chunks_exact_mut(head_dim) {
-                    table.turn(head, position as usize);
+                    table.turn(head, position as usize, back);
                 }
             }
         });

@@ -273,7 +273,7 @@ fn one(
 /// Returns a row as the CPU's cache stores it.
 fn kept_on_cpu(context: &Context, element: KvElement, row: &[f32]) -> Result<Vec<f32>> {
     let shape = KvShape { kv_heads: 1, head_dim_k: row.len(), head_dim_v: 1, values_in_keys: true };
-    let layer = KvLayer { shape, group: 0 };
+    let layer = KvLayer::new(shape, 0);
     let mut cache = KvCache::new(&[layer], &[2], cpu_type(element))?;
     cache.write(&context.cpu, 0, &[1], 0, row, &[]);
     Ok(cache.key(&context.cpu, 0, &[1], 0, 0))

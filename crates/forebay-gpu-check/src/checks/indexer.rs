@@ -143,7 +143,7 @@ fn choice(context: &Context, element: KvElement, heads: usize, dim: usize) -> Re
     let mut cpu_cache = {
         let shape = KvShape { kv_heads: 1, head_dim_k: dim, head_dim_v: dim, values_in_keys: true };
         let blocks = 1 + 2 * of_cache.blocks();
-        KvCache::new(&[CpuLayer { shape, group: 0 }], &[blocks], cpu_type(element))?
+        KvCache::new(&[CpuLayer::new(shape, 0)], &[blocks], cpu_type(element))?
     };
     let table = |sequence: usize| -> Vec<u32> {
         let blocks = of_cache.blocks();

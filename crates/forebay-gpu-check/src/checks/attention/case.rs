@@ -226,7 +226,7 @@ impl Case {
     fn cpu_cache(&self, context: &Context, k: &[f32], v: &[f32]) -> Result<KvCache> {
         let Case { kv_heads, dim_k: head_dim_k, dim_v: head_dim_v, values_in_keys, .. } = *self;
         let shape = KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys };
-        let (layer, table) = (KvLayer { shape, group: 0 }, self.cpu_table());
+        let (layer, table) = (KvLayer::new(shape, 0), self.cpu_table());
         let mut cache = KvCache::new(&[layer], &[table.len() + 1], cpu_type(self.element))?;
         cache.write(&context.cpu, 0, &table, 0, k, if values_in_keys { &[] } else { v });
         Ok(cache)

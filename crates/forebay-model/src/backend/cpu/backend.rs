@@ -77,9 +77,9 @@ fn cache_layers(architecture: &Architecture) -> Vec<KvLayer> {
         match architecture.kv_group(layer) {
             Some(of) => {
                 let group = groups.iter().position(|group| *group == of);
-                KvLayer { shape, group: group.expect("every group is listed") }
+                KvLayer::new(shape, group.expect("every group is listed"))
             }
-            None => KvLayer { shape: KvShape { kv_heads: 0, ..shape }, group: 0 },
+            None => KvLayer::new(KvShape { kv_heads: 0, ..shape }, 0),
         }
     };
     let mut layers: Vec<KvLayer> = (0..architecture.layers.len()).map(layer).collect();

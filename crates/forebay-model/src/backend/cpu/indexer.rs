@@ -78,7 +78,7 @@ pub(super) fn index_layers(architecture: &Architecture, layers: &[KvLayer]) -> V
         let own = own.filter(|_| architecture.kv_group(layer).is_some());
         let (kv_heads, dim) = own.map_or((0, 0), |own| (1, own.head_dim));
         let shape = KvShape { kv_heads, head_dim_k: dim, head_dim_v: dim, values_in_keys: true };
-        KvLayer { shape, group: of.group }
+        KvLayer::new(shape, of.group)
     };
     layers.iter().enumerate().map(of_layer).collect()
 }
