@@ -16,6 +16,7 @@ mod pool;
 mod recurrent;
 mod row_kind;
 mod simd;
+mod streams;
 #[cfg(test)]
 mod testing;
 
@@ -36,3 +37,4 @@ pub use recurrent::{
     StateRun,
 };
 pub use row_kind::RowKind;
+pub use streams::{STREAMS_MAX, StreamMixing, StreamShape};

@@ -5,7 +5,7 @@ use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
     Attention, AttentionBias, Experts, FeedForward, Latent, Naming, NormLayout, QkNorm, Rope,
-    StateRule,
+    StateRule, StreamRule, Streams,
 };
 use serde::Serialize;
 
@@ -32,7 +32,9 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
         NormLayout::Post => {
             add("post-norms", "the output of each block is normed, not its input".to_owned());
         }
+        NormLayout::None => {}
     }
+    streams(architecture, &mut add);
     match architecture.gating {
         Gating::Silu => {}
         Gating::GeluTanh => add("GeGLU", "gates by GELU instead of SiLU".to_owned()),
@@ -71,6 +73,18 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
         add("parts left out", detail);
     }
     found
+}
+
+fn streams(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
+    match architecture.streams {
+        None => {}
+        Some(Streams { count, rule: StreamRule::Mixed { .. } }) => {
+            add("hyper-connections", format!("{count} residual streams, mixed by every block"));
+        }
+        Some(Streams { count, rule: StreamRule::Gated { .. } }) => {
+            add("gated residual streams", format!("{count} of them"));
+        }
+    }
 }
 
 fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {

@@ -77,7 +77,7 @@ trait Gate: Copy + Sync {
 
 /// Returns `x / (1 + e^-s)`.
 #[inline(always)]
-fn times_logistic<S: Simd>(simd: S, x: S::V, s: S::V) -> S::V {
+pub(crate) fn times_logistic<S: Simd>(simd: S, x: S::V, s: S::V) -> S::V {
     let e = simd.exp(simd.sub(simd.splat(0.0), s));
     simd.div(x, simd.add(simd.splat(1.0), e))
 }

@@ -12,7 +12,8 @@ mod row_gate;
 mod softmax;
 
 pub use gating::Gating;
-pub(crate) use norm::norm_row;
+pub(crate) use gating::times_logistic;
+pub(crate) use norm::{norm_row, row_scale};
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
 pub use router::{RouterGroups, RouterRule, Scoring};
 pub use row_factors::Temperature;
@@ -25,7 +26,7 @@ const CHUNK_ELEMENTS: usize = 4 * 1024;
 
 /// Returns the number of elements in one share of `total` elements in rows of `row`. A share is a
 /// whole number of rows, or everything if a parallel region would not pay.
-fn share(total: usize, row: usize) -> usize {
+pub(crate) fn share(total: usize, row: usize) -> usize {
     if total < PARALLEL_ELEMENTS {
         return total.max(1);
     }

@@ -18,7 +18,7 @@ impl Cpu {
         self.pool.for_each_chunk_mut(out, share(x.len(), n), |_, start, out| {
             for (row, out) in out.chunks_exact_mut(n).enumerate() {
                 let x = &x[start + row * n..][..n];
-                let scale = scale_of(self, x, eps);
+                let scale = row_scale(self, x, eps);
                 for ((out, x), w) in out.iter_mut().zip(x).zip(weight) {
                     *out = x * scale * w;
                 }
@@ -73,7 +73,7 @@ impl Cpu {
             for x in x.chunks_exact_mut(n) {
                 let mean = x.iter().sum::<f32>() / n as f32;
                 x.iter_mut().for_each(|x| *x -= mean);
-                let scale = scale_of(self, x, eps);
+                let scale = row_scale(self, x, eps);
                 for ((x, w), b) in x.iter_mut().zip(weight).zip(bias) {
                     *x = *x * scale * w + b;
                 }
@@ -84,7 +84,7 @@ impl Cpu {
 
 /// Normalises one row in place.
 pub(crate) fn norm_row(cpu: &Cpu, x: &mut [f32], weight: &[f32], eps: f32) {
-    let scale = scale_of(cpu, x, eps);
+    let scale = row_scale(cpu, x, eps);
     for (x, w) in x.iter_mut().zip(weight) {
         *x = *x * scale * w;
     }
@@ -96,7 +96,8 @@ fn row_length(x: &[f32], weight: &[f32]) -> usize {
     weight.len()
 }
 
-fn scale_of(cpu: &Cpu, row: &[f32], eps: f32) -> f32 {
+/// Returns what divides a row by its root mean square.
+pub(crate) fn row_scale(cpu: &Cpu, row: &[f32], eps: f32) -> f32 {
     let mean = dispatch(cpu, SumOfSquares(row)) / row.len() as f32;
     1.0 / (mean + eps).sqrt()
 }

@@ -7,6 +7,7 @@ use forebay_compute::{
 use serde::Serialize;
 
 use super::recurrent::Recurrent;
+use super::streams::Streams;
 use crate::ModelError;
 
 /// Description of a model that the decoder can run.
@@ -22,6 +23,8 @@ pub struct Architecture {
     pub context_trained: usize,
     pub norm_epsilon: f32,
     pub norms: NormLayout,
+    /// Residual streams beside each other; `None` means that there is one, to which outputs are added.
+    pub streams: Option<Streams>,
     /// Factor for the rows of the embedding table, which are the first residual stream.
     pub embedding_scale: f32,
     /// True if every layer ends by multiplying the residual stream by a number of its own (Gemma 4).
@@ -58,12 +61,12 @@ pub struct Architecture {
 impl NormLayout {
     /// Returns true if attention and feed-forward take normed rows of the residual stream.
     pub fn before(self) -> bool {
-        self != NormLayout::Post
+        matches!(self, NormLayout::Pre | NormLayout::Sandwich)
     }
 
     /// Returns true if their output is normed before it is added to the residual stream.
     pub fn after(self) -> bool {
-        self != NormLayout::Pre
+        matches!(self, NormLayout::Post | NormLayout::Sandwich)
     }
 }
 
@@ -91,6 +94,8 @@ pub enum NormLayout {
     Sandwich,
     /// A norm on the output of each of them, and none before it (OLMo 2).
     Post,
+    /// No norm of its own, because collapsing the streams norms them (Qwen4).
+    None,
 }
 
 /// Shape of the attention of some layers, as the KV cache sees it.

@@ -2,6 +2,7 @@
 
 use super::architecture::{NormLayout, QkNorm};
 use super::recurrent::{HeadOrder, StateRule};
+use super::streams::StreamForm;
 use super::unrotated::Unrotated;
 use forebay_compute::{Gating, RopeLayout, Scoring};
 
@@ -48,6 +49,8 @@ pub struct Family {
     /// Layout of the rotation of indexers, if the family chooses keys with them.
     pub indexer: Option<RopeLayout>,
     pub norms: NormLayout,
+    /// The rule of residual streams beside each other, if the family has several.
+    pub streams: Option<StreamForm>,
     /// True if Hugging Face norm weights lack 1, which is added to them when they are read.
     pub norms_less_one: bool,
     /// True if the embedding is multiplied by the square root of the hidden size.
@@ -130,6 +133,7 @@ const BASE: Family = Family {
     latent: false,
     indexer: None,
     norms: NormLayout::Pre,
+    streams: None,
     norms_less_one: false,
     scaled_embedding: false,
     gating: Gating::Silu,

@@ -12,6 +12,7 @@ use super::gguf_keys::Keys;
 use super::gguf_recurrent::{recurrent, recurrent_layers};
 use super::indexer::{IndexerShape, with_indexer};
 use super::layers::{keys_of, used};
+use super::streams;
 use crate::ModelError;
 
 /// Describes the model of a GGUF file.
@@ -55,6 +56,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
             .optional_float("attention.layer_norm_rms_epsilon")
             .ok_or_else(|| keys.missing("attention.layer_norm_rms_epsilon"))?,
         norms: family.norms,
+        streams: streams::of_gguf(&keys, family)?,
         embedding_scale: family.embedding_scale(hidden),
         layer_scales: family.layer_scales,
         layer_embeddings: keys

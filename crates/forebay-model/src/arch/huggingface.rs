@@ -16,6 +16,7 @@ use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent
 use super::indexer::with_indexer;
 use super::layers::{keys_of, used};
 use super::quantization::{Method, Quantization};
+use super::streams;
 use crate::ModelError;
 
 /// Key of the width of the MLP that tokens pass through beside experts ([`Family::shared_mlp`]).
@@ -52,6 +53,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
             .find_map(|key| config.float(key))
             .map_or(1e-6, |epsilon| epsilon as f32),
         norms: family.norms,
+        streams: streams::of_huggingface(&config, family)?,
         embedding_scale: family.embedding_scale(hidden) * factor("embedding_multiplier")
             / factor("residual_multiplier"),
         residual_scale: factor("residual_multiplier"),

@@ -18,6 +18,7 @@ mod names;
 mod quantization;
 mod recurrent;
 mod rope_parameters;
+mod streams;
 mod unrotated;
 mod validation;
 
@@ -33,3 +34,4 @@ pub use layers::KvGroup;
 pub(crate) use names::Names;
 pub use quantization::{Method, Quantization};
 pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};
+pub use streams::{StreamForm, StreamRule, Streams, StreamsEnd};

@@ -67,6 +67,21 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("layer_out", "proj.weight", "per_layer_projection.weight"),
     ("layer_post_norm", "post_norm.weight", "post_per_layer_input_norm.weight"),
     ("layer_scale", "layer_output_scale.weight", "layer_scalar"),
+    // Residual streams beside each other: mixed ones, then gated ones.
+    ("attention_streams_mix", "hc_attn_fn.weight", "hc_attn_fn"),
+    ("attention_streams_base", "hc_attn_base.weight", "hc_attn_base"),
+    ("attention_streams_scale", "hc_attn_scale.weight", "hc_attn_scale"),
+    ("feed_forward_streams_mix", "hc_ffn_fn.weight", "hc_ffn_fn"),
+    ("feed_forward_streams_base", "hc_ffn_base.weight", "hc_ffn_base"),
+    ("feed_forward_streams_scale", "hc_ffn_scale.weight", "hc_ffn_scale"),
+    ("attention_streams_norm", "", "attn_hyper_connection.hc_norm.weight"),
+    ("attention_streams_down", "", "attn_hyper_connection.input_mix_weight_down.weight"),
+    ("attention_streams_up", "", "attn_hyper_connection.input_mix_weight_up.weight"),
+    ("attention_streams_inject", "", "attn_hyper_connection.block_inject_weight.weight"),
+    ("feed_forward_streams_norm", "", "mlp_hyper_connection.hc_norm.weight"),
+    ("feed_forward_streams_down", "", "mlp_hyper_connection.input_mix_weight_down.weight"),
+    ("feed_forward_streams_up", "", "mlp_hyper_connection.input_mix_weight_up.weight"),
+    ("feed_forward_streams_inject", "", "mlp_hyper_connection.block_inject_weight.weight"),
     // Feed-forwards.
     ("gate", "ffn_gate.weight", "mlp.gate_proj.weight"),
     ("up", "ffn_up.weight", "mlp.up_proj.weight"),
@@ -125,6 +140,20 @@ impl Names {
 
     pub fn final_norm(&self) -> String {
         self.outer("final_norm", ("output_norm.weight", "norm.weight"))
+    }
+
+    /// Returns the name of a part of what collapses the residual streams behind the last layer.
+    pub fn streams_end(&self, part: &str) -> String {
+        let usual = match part {
+            "mix" => ("output_hc_fn.weight", "hc_head_fn"),
+            "base" => ("output_hc_base.weight", "hc_head_base"),
+            "scale" => ("output_hc_scale.weight", "hc_head_scale"),
+            "norm" => ("", "hyper_connection_mixer.hc_norm.weight"),
+            "down" => ("", "hyper_connection_mixer.input_mix_weight_down.weight"),
+            "up" => ("", "hyper_connection_mixer.input_mix_weight_up.weight"),
+            _ => unreachable!("streams have no {part}"),
+        };
+        self.outer(&format!("streams_end_{part}"), usual)
     }
 
     /// Returns the name of a tensor that belongs to no layer, by its role or these usual names.

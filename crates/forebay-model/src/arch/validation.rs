@@ -87,6 +87,7 @@ impl Architecture {
             )?;
         }
         self.validate_indexers()?;
+        self.validate_streams()?;
         self.layers.iter().try_for_each(Layer::validate)
     }
 

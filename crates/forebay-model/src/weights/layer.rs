@@ -58,6 +58,7 @@ impl LayerBuilder<'_> {
                 Some(self.matrix(tensors, &mut dense, "o", hidden, shape.output_width())?)
             }
         };
+        let [attention_streams, feed_forward_streams] = self.streams(tensors, &mut dense)?;
         let attention_parts = dense.part_bytes().len();
         let described = &self.architecture.layers[self.index].feed_forward;
         let (feed_forward, experts) = match described {
@@ -96,6 +97,8 @@ impl LayerBuilder<'_> {
                 "feed_forward_post_norm",
                 inner_post_norm,
             )?,
+            attention_streams,
+            feed_forward_streams,
             attention,
             sinks: self.vector(
                 tensors,

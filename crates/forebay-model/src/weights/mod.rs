@@ -9,6 +9,7 @@ mod layer;
 mod parts;
 mod quantized;
 mod relayout;
+mod streams;
 mod tensors;
 
 use forebay_format::{Block, Catalog, Extent, TensorType};
@@ -16,13 +17,16 @@ use forebay_store::FileSet;
 use forebay_stream::ModelBlocks;
 
 use crate::ModelError;
-use crate::arch::{Architecture, LONG_FACTORS, Names, RopeFactors, SHORT_FACTORS, by_name};
+use crate::arch::{
+    Architecture, LONG_FACTORS, Names, NormLayout, RopeFactors, SHORT_FACTORS, by_name,
+};
 use layer::LayerBuilder;
 pub use parts::{
     AttentionWeights, DeltaParts, DeltaWeights, ExpertNorms, ExpertVectors, FeedForwardWeights,
     GroupedWeights, HeadChunk, HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights,
     LayerWeights, PartMatrix, distinct,
 };
+pub use streams::{ResidentMatrix, StreamWeights};
 use tensors::Tensors;
 
 /// The embedding table. Rows are read on demand, because a token needs one row of a table that can be hundreds of
@@ -38,7 +42,10 @@ pub struct Embedding {
 #[derive(Debug)]
 pub struct Weights {
     pub layers: Vec<LayerWeights>,
-    pub final_norm: Vec<f32>,
+    /// Norm before the output projection, unless collapsing the residual streams norms them.
+    pub final_norm: Option<Vec<f32>>,
+    /// What collapses the residual streams behind the last layer, if there are several.
+    pub streams_end: Option<StreamWeights<ResidentMatrix>>,
     pub head: Vec<HeadChunk>,
     pub embedding: Embedding,
     /// Table of the tokens' embeddings for all layers, one after the other in each row, if the model has such embeddings.
@@ -87,9 +94,16 @@ impl Weights {
         let layer_embeddings =
             layer_width.map(|width| table(&names.layer_embeddings(), width)).transpose()?;
         let head = head(architecture, &names, &tensors, &mut blocks)?;
-        let mut final_norm = tensors.norm(&names.final_norm(), architecture.hidden)?;
-        // The output projection is linear, so a factor of its input is one of the logits.
-        final_norm.iter_mut().for_each(|weight| *weight *= architecture.logit_scale);
+        let final_norm = match architecture.norms {
+            NormLayout::None => None,
+            NormLayout::Pre | NormLayout::Sandwich | NormLayout::Post => {
+                let mut norm = tensors.norm(&names.final_norm(), architecture.hidden)?;
+                // The output projection is linear, so a factor of its input is one of the logits.
+                norm.iter_mut().for_each(|weight| *weight *= architecture.logit_scale);
+                Some(norm)
+            }
+        };
+        let streams_end = streams::at_end(architecture, &names, &mut tensors)?;
         let rope_factors = match architecture.ropes.first() {
             Some(rope) => rope_factors(&mut tensors, rope.rotary_dim / 2)?,
             None => None,
@@ -98,6 +112,7 @@ impl Weights {
         Ok(Weights {
             layers,
             final_norm,
+            streams_end,
             head,
             embedding,
             layer_embeddings,
@@ -136,6 +151,7 @@ impl Weights {
         };
         for layer in &self.layers {
             layer.attention.matrices().iter().chain(&layer.o).for_each(&mut add);
+            layer.streams().flat_map(StreamWeights::matrices).for_each(&mut add);
             if let Some(of) = &layer.embeddings {
                 [&of.project, &of.gate, &of.out].into_iter().for_each(&mut add);
             }

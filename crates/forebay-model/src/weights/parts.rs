@@ -3,6 +3,7 @@
 use forebay_compute::{DeltaColumns, RouterRule};
 use forebay_format::TensorType;
 
+use super::streams::StreamWeights;
 use crate::arch::Experts;
 
 /// A matrix `[rows, cols]` that is part `part` of its block.
@@ -24,13 +25,17 @@ pub struct LayerWeights {
     /// Norm before the feed-forward, if the layer has one.
     pub feed_forward_norm: Option<Vec<f32>>,
     pub feed_forward_post_norm: Option<Vec<f32>>,
+    /// What collapses the residual streams for attention or the recurrence, if there are several.
+    pub attention_streams: Option<StreamWeights<PartMatrix>>,
+    /// What collapses the residual streams for the feed-forward.
+    pub feed_forward_streams: Option<StreamWeights<PartMatrix>>,
     pub attention: AttentionWeights,
     /// Attention sinks, one for each head.
     pub sinks: Option<Vec<f32>>,
     /// Output projection of attention or of a recurrent layer; `None` if the layer has neither.
     pub o: Option<PartMatrix>,
     pub o_bias: Option<Vec<f32>>,
-    /// Number of parts of the dense block that belong to attention. The feed-forward matrices, or router and shared
+    /// Number of parts of the dense block that belong to attention, with all those that collapse residual streams. The feed-forward matrices, or router and shared
     /// experts, follow.
     pub attention_parts: usize,
     pub feed_forward: FeedForwardWeights,
@@ -57,6 +62,11 @@ pub struct LayerEmbeddingWeights {
 }
 
 impl LayerWeights {
+    /// Returns what collapses the residual streams for the layer's blocks, if there are several.
+    pub fn streams(&self) -> impl Iterator<Item = &StreamWeights<PartMatrix>> {
+        self.attention_streams.iter().chain(&self.feed_forward_streams)
+    }
+
     /// Returns the norm before the router, or before the feed-forward if there is no other.
     pub fn router_norm(&self) -> Option<&[f32]> {
         match &self.feed_forward {

@@ -11,10 +11,9 @@ use forebay_stream::{Lease, Residency};
 use super::embedding_rows::read_rows;
 use super::indexer::index_layers;
 use super::moe::MoeStep;
-use super::products::{
-    add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place, norm_or_copy,
-};
+use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place};
 use super::scratch::{Scratch, batch_tokens};
+use super::streams::{BlockInput, StreamRows};
 use crate::ModelError;
 use crate::arch::{Architecture, KvCapacity, Layer};
 use crate::backend::{
@@ -174,15 +173,16 @@ impl CpuBackend {
         let (post_norm, scale) = step.added_norm(block);
         let out = &mut self.scratch.block_out[..step.count * hidden];
         norm_in_place(&self.cpu, out, post_norm, step.architecture.norm_epsilon);
-        let x = &mut self.scratch.x[..step.count * hidden];
-        self.cpu.add_assign(x, out);
+        let width = step.architecture.stream_width();
+        let x = &mut self.scratch.x[..step.count * width];
+        self.scratch.streams.add(&self.cpu, step.architecture, x, out);
         if scale != 1.0 {
             self.cpu.scale_in_place(x, scale);
         }
         // A sum of magnitudes is finite only if all values are, and it vectorises. The sum itself overflows only for
         // values that no later norm could use either.
         let finite = |row: &[f32]| row.iter().map(|value| value.abs()).sum::<f32>().is_finite();
-        match x.chunks_exact(hidden).position(|row| !finite(row)) {
+        match x.chunks_exact(width).position(|row| !finite(row)) {
             None => Ok(()),
             Some(row) => Err(ModelError::NumericFailure { layer, token: step.position_of(row) }),
         }
@@ -231,8 +231,18 @@ impl CpuBackend {
         // This layer's products have already taken their input from `normed`, but `block_out` may hold a shared
         // expert's output.
         let normed = &mut scratch.normed[..hidden];
-        let epsilon = step.architecture.stream_epsilon();
-        norm_or_copy(cpu, &scratch.x[..hidden], layer.router_norm(), epsilon, normed);
+        let input = BlockInput {
+            streams: layer.feed_forward_streams.as_ref(),
+            norm: layer.router_norm(),
+            block: (residency, &lease),
+        };
+        let of = StreamRows {
+            architecture: step.architecture,
+            rows: scratch.rows.of(step),
+            have_output: false,
+        };
+        let x = &scratch.x[..step.architecture.stream_width()];
+        input.write(cpu, &mut scratch.streams, x, &of, normed);
         scratch.inner.prepare(cpu, normed, 1, hidden, &[router.ty]);
         let out = &mut scratch.moe.prediction_scores[..experts.count];
         let (w, kind) = (matrix(residency, &lease, router), RowKind::Decode);
@@ -366,10 +376,14 @@ impl Backend for CpuBackend {
         }
         let Scratch { x, embedding_row, .. } = &mut self.scratch;
         let (scale, hidden) = (step.architecture.embedding_scale, step.architecture.hidden);
-        let rows = x.chunks_exact_mut(hidden);
+        let width = step.architecture.stream_width();
+        let rows = x.chunks_exact_mut(width).map(|row| &mut row[..hidden]);
         read_rows(&self.files, &step.weights.embedding, batch.tokens, scale, embedding_row, rows)?;
+        if let Some(shape) = step.architecture.stream_shape() {
+            self.cpu.spread_streams(&mut x[..step.count * width], shape);
+        }
         self.begin_layer_embeddings(step, batch.tokens)?;
-        let early = if batch.scores { step.count * step.architecture.hidden } else { 0 };
+        let early = if batch.scores { step.count * width } else { 0 };
         self.early.resize(early, 0.0);
         // A batch without logits skips the head, so its chunks must not be read ahead.
         let head = if batch.end == End::Nothing { 0 } else { step.weights.head.len() };
@@ -391,15 +405,25 @@ impl Backend for CpuBackend {
         if add {
             self.add(step, block)?;
         }
-        let weight = match block {
-            NextBlock::Attention => step.layer_weights().attention_norm.as_deref(),
-            NextBlock::FeedForward => step.layer_weights().feed_forward_norm.as_deref(),
-            NextBlock::Head => Some(&step.weights.final_norm[..]),
+        let layer = step.layer_weights();
+        let (streams, norm) = match block {
+            NextBlock::Attention => (&layer.attention_streams, &layer.attention_norm),
+            NextBlock::FeedForward => (&layer.feed_forward_streams, &layer.feed_forward_norm),
             NextBlock::Embeddings => return Ok(()),
+            NextBlock::Head => unreachable!("the head norms the rows that it takes"),
         };
-        let values = step.count * step.architecture.hidden;
-        let (x, normed) = (&self.scratch.x[..values], &mut self.scratch.normed[..values]);
-        norm_or_copy(&self.cpu, x, weight, step.architecture.stream_epsilon(), normed);
+        let CpuBackend { cpu, residency, lease, scratch, .. } = self;
+        let lease = lease.as_ref().expect("the layer was entered");
+        let (streams, norm) = (streams.as_ref(), norm.as_deref());
+        let input = BlockInput { streams, norm, block: (residency, lease) };
+        let of = StreamRows {
+            architecture: step.architecture,
+            rows: scratch.rows.of(step),
+            have_output: true,
+        };
+        let x = &scratch.x[..step.count * step.architecture.stream_width()];
+        let normed = &mut scratch.normed[..step.count * step.architecture.hidden];
+        input.write(cpu, &mut scratch.streams, x, &of, normed);
         Ok(())
     }
 
@@ -444,9 +468,18 @@ impl Backend for CpuBackend {
         let (experts, count, hidden) = (step.experts().count, step.count, step.architecture.hidden);
         // `block_out` has already been added, and `inner` is free until the experts are computed.
         let normed = &mut scratch.block_out[..count * hidden];
-        let weight = step.layer_weights().router_norm();
-        let epsilon = step.architecture.stream_epsilon();
-        norm_or_copy(cpu, &early[..count * hidden], weight, epsilon, normed);
+        let input = BlockInput {
+            streams: step.layer_weights().feed_forward_streams.as_ref(),
+            norm: step.layer_weights().router_norm(),
+            block: (residency, lease),
+        };
+        let of = StreamRows {
+            architecture: step.architecture,
+            rows: scratch.rows.of(step),
+            have_output: false,
+        };
+        let early = &early[..count * step.architecture.stream_width()];
+        input.write(cpu, &mut scratch.streams, early, &of, normed);
         scratch.inner.prepare(cpu, normed, count, hidden, &[router.ty]);
         let out = &mut scratch.moe.scores[..count * experts];
         let w = matrix(residency, lease, router);
@@ -581,57 +614,8 @@ impl Backend for CpuBackend {
         self.add_layer_embeddings(step)
     }
 
-    /// Computes the logits in chunks of the vocabulary.
     fn head(&mut self, step: &Step<'_>, logits: &mut Vec<f32>) -> Result<(), ModelError> {
-        self.add(step, NextBlock::Head)?;
-        self.lease = None;
-        let CpuBackend { cpu, residency, scratch, .. } = self;
-        let (hidden, vocabulary) = (step.architecture.hidden, step.architecture.vocabulary);
-        let rows = step.outputs.len();
-        let block_out = &mut scratch.block_out[..rows * hidden];
-        for (row, to) in step.outputs.iter().zip(block_out.chunks_exact_mut(hidden)) {
-            to.copy_from_slice(&scratch.x[*row as usize * hidden..][..hidden]);
-        }
-        let normed = &mut scratch.normed[..rows * hidden];
-        let epsilon = step.architecture.stream_epsilon();
-        cpu.rms_norm(block_out, &step.weights.final_norm, epsilon, normed);
-        let ty = step.weights.head[0].matrix.ty;
-        scratch.input.prepare(cpu, normed, rows, hidden, &[ty]);
-        let decode = step.outputs.partition_point(|row| (*row as usize) < step.decode);
-        let selected = scratch.rows.split(decode, rows);
-        let base = logits.len();
-        logits.resize(base + rows * vocabulary, 0.0);
-        let layers = step.architecture.layers.len();
-        for (index, chunk) in step.weights.head.iter().enumerate() {
-            let lease = residency.dense((layers + index) as u32)?;
-            let w = matrix(residency, &lease, &chunk.matrix);
-            let chunk_rows = chunk.matrix.rows;
-            let x = &scratch.input;
-            if rows == 1 {
-                // For a single row of logits, a chunk's part is contiguous, so it is written in place.
-                let start = base + chunk.first_row;
-                let out = &mut logits[start..start + chunk_rows];
-                matmul_beside_reads(cpu, residency, &mut both_kinds(w, x, selected, out))?;
-                continue;
-            }
-            scratch.chunk_logits.resize(rows * chunk_rows, 0.0);
-            let out = &mut scratch.chunk_logits[..];
-            matmul_beside_reads(cpu, residency, &mut both_kinds(w, x, selected, out))?;
-            for (row, values) in scratch.chunk_logits.chunks_exact(chunk_rows).enumerate() {
-                let start = base + row * vocabulary + chunk.first_row;
-                logits[start..start + chunk_rows].copy_from_slice(values);
-            }
-        }
-        if let Some(cap) = step.architecture.logit_softcap {
-            cpu.softcap_in_place(&mut logits[base..], cap);
-        }
-        match logits[base..].iter().position(|value| !value.is_finite()) {
-            None => Ok(()),
-            Some(index) => {
-                let token = step.position_of(step.outputs[index / vocabulary] as usize);
-                Err(ModelError::NumericFailure { layer: layers, token })
-            }
-        }
+        self.append_logits(step, logits)
     }
 
     fn final_rows(
@@ -640,11 +624,7 @@ impl Backend for CpuBackend {
         rows: Range<usize>,
         out: &mut Vec<f32>,
     ) -> Result<(), ModelError> {
-        let (hidden, base) = (step.architecture.hidden, out.len());
-        let x = &self.scratch.x[rows.start * hidden..rows.end * hidden];
-        out.resize(base + x.len(), 0.0);
-        let (weight, epsilon) = (&step.weights.final_norm, step.architecture.stream_epsilon());
-        self.cpu.rms_norm(x, weight, epsilon, &mut out[base..]);
+        self.append_final_rows(step, rows, out);
         Ok(())
     }
 

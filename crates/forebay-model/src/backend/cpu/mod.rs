@@ -6,11 +6,13 @@ mod delta;
 mod delta_scratch;
 mod embedding_rows;
 mod embeddings;
+mod head;
 mod indexer;
 mod latent;
 mod moe;
 mod products;
 mod scratch;
+mod streams;
 
 pub use backend::{CacheSize, CpuBackend, cache_bytes};
 pub(in crate::backend) use products::{matmul_beside_reads, matrix, recycle};

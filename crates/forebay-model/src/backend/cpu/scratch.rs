@@ -5,6 +5,7 @@ use super::indexer::IndexerScratch;
 use super::latent::LatentScratch;
 use super::moe::MoeScratch;
 use super::products::RowsByKind;
+use super::streams::StreamScratch;
 use crate::arch::{Architecture, Attention};
 use crate::backend::Step;
 use crate::weights::Weights;
@@ -35,8 +36,9 @@ fn activation_bytes(architecture: &Architecture, context: usize, batch: usize) -
 
 /// Activations of one batch.
 pub struct Scratch {
-    /// Residual stream `[tokens, hidden]`.
+    /// Residual stream `[tokens, hidden]`, or streams `[tokens, streams, hidden]`.
     pub x: Vec<f32>,
+    pub streams: StreamScratch,
     /// Normed input of a block `[tokens, hidden]`.
     pub normed: Vec<f32>,
     /// Output of a block `[tokens, hidden]`.
@@ -99,7 +101,8 @@ impl Scratch {
         let width = inner_width(architecture);
         let layer_widths = layer_widths(architecture);
         Scratch {
-            x: floats(architecture.hidden),
+            x: floats(architecture.stream_width()),
+            streams: StreamScratch::reserve(architecture, batch),
             normed: floats(architecture.hidden),
             block_out: floats(architecture.hidden),
             q: most(|of| of.heads * of.head_dim),
@@ -140,7 +143,8 @@ impl Scratch {
         let attended = attended_width(architecture) - most(|of| of.heads * of.value_dim);
         let recurrent = DeltaScratch::floats_per_token(architecture) + attended;
         let gate = 3 * gate_width(architecture);
-        1 + 3 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate + of_layers
+        let streams = architecture.stream_width() + StreamScratch::floats_per_token(architecture);
+        1 + streams + 2 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate + of_layers
             // Quantised activations take one byte per value in each of two forms, and scales.
             + (architecture.hidden.max(q_width) + width) * 5 / 8
     }

@@ -256,7 +256,7 @@ impl CudaBackend {
         let weight = match block {
             NextBlock::Attention => self.layer_vectors(step).attention_norm,
             NextBlock::FeedForward => self.layer_vectors(step).feed_forward_norm,
-            NextBlock::Head => Some(self.plan.vectors.final_norm),
+            NextBlock::Head => self.plan.vectors.final_norm,
             // The stream itself is what follows.
             NextBlock::Embeddings => None,
         };

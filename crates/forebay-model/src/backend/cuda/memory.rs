@@ -438,6 +438,9 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
         let what = format!("recurrent layers with keys of {key} and values of {value} elements");
         return Err(ModelError::NotOnGpu { what });
     }
+    if let Some(streams) = architecture.streams {
+        return Err(ModelError::NotOnGpu { what: format!("{} residual streams", streams.count) });
+    }
     let tables = [Some(weights.embedding), weights.layer_embeddings];
     let tables = tables.into_iter().flatten().map(|table| table.ty);
     let types = weights.matrix_types().into_iter().chain(tables);

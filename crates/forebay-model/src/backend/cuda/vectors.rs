@@ -77,7 +77,8 @@ pub struct DeltaVectors {
 pub struct Vectors {
     pub floats: Vec<f32>,
     pub layers: Vec<LayerVectors>,
-    pub final_norm: usize,
+    /// Norm before the output projection, if there is one.
+    pub final_norm: Option<usize>,
 }
 
 impl Vectors {
@@ -87,7 +88,7 @@ impl Vectors {
             let of = vectors.layer(layer);
             vectors.layers.push(of);
         }
-        vectors.final_norm = vectors.append(&weights.final_norm);
+        vectors.final_norm = vectors.optional(&weights.final_norm);
         vectors
     }
 

@@ -1,0 +1,74 @@
+//! Residual streams beside each other, which blocks read and write with weights that depend on the streams themselves.
+//!
+//! A row of the residual stream is `[streams, width]`. Two rules are known. Manifold-constrained hyper-connections (Xie et al.
+//! 2026, "mHC") mix the streams with a matrix whose rows and columns sum to 1. Gated residuals (Qwen4) read every element with a
+//! gate of its own, and leave the streams as they are.
+
+mod coefficients;
+mod gated;
+mod mixed;
+#[cfg(test)]
+mod tests;
+
+use crate::cpu::Cpu;
+
+/// Most streams of a row.
+pub const STREAMS_MAX: usize = 16;
+
+/// Shape of a row of residual streams.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamShape {
+    pub count: usize,
+    /// Number of elements of each stream.
+    pub width: usize,
+}
+
+impl StreamShape {
+    /// Returns the number of elements of a row.
+    pub fn row(&self) -> usize {
+        self.count * self.width
+    }
+
+    /// Returns the number of coefficients of a row that a block reads, writes and mixes: a factor of each stream for the input of
+    /// the block, a factor of each stream for the output, and a matrix `[streams before, streams after]`.
+    pub fn coefficients(&self) -> usize {
+        self.count * (2 + self.count)
+    }
+
+    /// Returns the rows of `x`.
+    fn rows_of(&self, x: &[f32]) -> usize {
+        assert!((1..=STREAMS_MAX).contains(&self.count) && self.width > 0, "{self:?}");
+        assert!(x.len().is_multiple_of(self.row()), "streams: no whole rows");
+        x.len() / self.row()
+    }
+}
+
+/// What turns products of the streams into coefficients.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamMixing<'a> {
+    /// Factors of the products: those for inputs, those for outputs, and those for the matrix.
+    pub scales: &'a [f32],
+    /// Numbers that are added to the products of a row after that.
+    pub base: &'a [f32],
+    /// Number of times that the columns of the matrix are divided by their sums. Its rows are divided between.
+    pub iterations: usize,
+    /// Number that is added to factors of inputs, to the matrix before the first division, and to its sums.
+    pub epsilon: f32,
+    /// Number that is added to the mean square of a row before its products are divided by the root.
+    pub norm_epsilon: f32,
+}
+
+impl Cpu {
+    /// Copies the first stream of every row of `x` to the other streams.
+    ///
+    /// # Panics
+    /// Panics if `x` is no whole number of rows.
+    pub fn spread_streams(&self, x: &mut [f32], shape: StreamShape) {
+        shape.rows_of(x);
+        for row in x.chunks_exact_mut(shape.row()) {
+            for stream in 1..shape.count {
+                row.copy_within(..shape.width, stream * shape.width);
+            }
+        }
+    }
+}

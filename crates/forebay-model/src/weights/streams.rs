@@ -1,0 +1,128 @@
+//! Weights of residual streams beside each other.
+
+use forebay_format::Block;
+
+use super::layer::LayerBuilder;
+use super::parts::PartMatrix;
+use super::tensors::Tensors;
+use crate::ModelError;
+use crate::arch::{Architecture, Mixer, Names, StreamRule, Streams, StreamsEnd};
+
+/// What collapses residual streams to the input of a block, or behind the last layer. `M` is a matrix.
+#[derive(Debug)]
+pub enum StreamWeights<M> {
+    Mixed {
+        /// Matrix `[coefficients, streams * hidden]`. Behind the last layer, it has one row for each stream.
+        mix: M,
+        /// Numbers that are added to the products.
+        base: Vec<f32>,
+        /// Factors of the products for the input, the output and the matrix.
+        scales: Vec<f32>,
+    },
+    Gated {
+        /// Norm of each stream, one after the other.
+        norm: Vec<f32>,
+        /// Low-rank projection `[rank, streams * hidden]` and `[streams * hidden, rank]`, which gives the gates.
+        down: M,
+        up: M,
+        /// Matrix `[streams, streams * hidden]` for the factors of the output. There is none behind the last layer.
+        inject: Option<M>,
+    },
+    /// The mean of the streams.
+    Mean,
+}
+
+impl<M> StreamWeights<M> {
+    /// Returns the matrices.
+    pub fn matrices(&self) -> impl Iterator<Item = &M> {
+        let all = match self {
+            StreamWeights::Mean => [None, None, None],
+            StreamWeights::Mixed { mix, .. } => [Some(mix), None, None],
+            StreamWeights::Gated { down, up, inject, .. } => {
+                [Some(down), Some(up), inject.as_ref()]
+            }
+        };
+        all.into_iter().flatten()
+    }
+}
+
+/// A matrix that is always in memory, in f32.
+#[derive(Debug)]
+pub struct ResidentMatrix {
+    pub rows: usize,
+    pub cols: usize,
+    /// Little-endian numbers `[rows, cols]`.
+    pub data: Vec<u8>,
+}
+
+impl LayerBuilder<'_> {
+    /// Returns what collapses the streams for the attention and for the feed-forward of the layer, if there are several. Their
+    /// matrices become parts of the dense block.
+    pub(super) fn streams(
+        &self,
+        tensors: &mut Tensors<'_>,
+        dense: &mut Block,
+    ) -> Result<[Option<StreamWeights<PartMatrix>>; 2], ModelError> {
+        let Some(Streams { count, rule }) = self.architecture.streams else {
+            return Ok([None, None]);
+        };
+        let layer = &self.architecture.layers[self.index];
+        let has = [layer.mixer != Mixer::None, !layer.feed_forward.is_none()];
+        let width = self.architecture.stream_width();
+        let mut found = [None, None];
+        for (found, (of, has)) in
+            found.iter_mut().zip(["attention", "feed_forward"].into_iter().zip(has))
+        {
+            if !has {
+                continue;
+            }
+            let role = |part: &str| format!("{of}_streams_{part}");
+            *found = Some(match rule {
+                StreamRule::Mixed { .. } => {
+                    let rows = count * (2 + count);
+                    StreamWeights::Mixed {
+                        mix: self.matrix(tensors, dense, &role("mix"), rows, width)?,
+                        base: tensors.vector(&self.name(&role("base")), rows)?,
+                        scales: tensors.vector(&self.name(&role("scale")), 3)?,
+                    }
+                }
+                StreamRule::Gated { rank } => StreamWeights::Gated {
+                    norm: tensors.norm(&self.name(&role("norm")), width)?,
+                    down: self.matrix(tensors, dense, &role("down"), rank, width)?,
+                    up: self.matrix(tensors, dense, &role("up"), width, rank)?,
+                    inject: Some(self.matrix(tensors, dense, &role("inject"), count, width)?),
+                },
+            });
+        }
+        Ok(found)
+    }
+}
+
+/// Returns what collapses the streams behind the last layer, if there are several. It stays in memory.
+pub(super) fn at_end(
+    architecture: &Architecture,
+    names: &Names,
+    tensors: &mut Tensors<'_>,
+) -> Result<Option<StreamWeights<ResidentMatrix>>, ModelError> {
+    let Some(Streams { count, rule }) = architecture.streams else { return Ok(None) };
+    let width = architecture.stream_width();
+    let mut matrix = |role: &str, rows: usize, cols: usize| {
+        let values = tensors.rows(&names.streams_end(role), rows, cols)?;
+        let data = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Ok::<_, ModelError>(ResidentMatrix { rows, cols, data })
+    };
+    Ok(Some(match rule {
+        StreamRule::Mixed { end: StreamsEnd::Mean, .. } => StreamWeights::Mean,
+        StreamRule::Mixed { end: StreamsEnd::Weighted, .. } => StreamWeights::Mixed {
+            mix: matrix("mix", count, width)?,
+            base: tensors.vector(&names.streams_end("base"), count)?,
+            scales: tensors.vector(&names.streams_end("scale"), 1)?,
+        },
+        StreamRule::Gated { rank } => StreamWeights::Gated {
+            down: matrix("down", rank, width)?,
+            up: matrix("up", width, rank)?,
+            norm: tensors.norm(&names.streams_end("norm"), width)?,
+            inject: None,
+        },
+    }))
+}
