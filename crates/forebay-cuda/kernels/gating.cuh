@@ -4,12 +4,12 @@
 
 #include "common.cuh"
 
-enum Gating { SILU = 0, GELU_TANH = 1, CLAMPED = 2, SQUARED_RELU = 3 };
+enum Gating { SILU = 0, GELU_TANH = 1, CLAMPED = 2, SQUARED_RELU = 3, CLAMPED_SILU = 4 };
 
 // x / (1 + e^-s)
 __device__ __forceinline__ float times_logistic(float x, float s) { return x / __fadd_rn(1.0f, expf(-s)); }
 
-// `alpha` and `limit` apply to CLAMPED only. SQUARED_RELU has no gate: `gate` and `up` are the same. The comparisons propagate
+// `limit` applies to CLAMPED and CLAMPED_SILU, and so does `alpha`, which is 1 for the latter. SQUARED_RELU has no gate: `gate` and `up` are the same. The comparisons propagate
 // NaN, which fminf would not.
 __device__ __forceinline__ float gated(int gating, float gate, float up, float alpha, float limit) {
     if (gating == SILU) return times_logistic(gate, gate) * up;
@@ -20,5 +20,5 @@ __device__ __forceinline__ float gated(int gating, float gate, float up, float a
     if (gating == SQUARED_RELU) return (gate < 0.0f ? 0.0f : gate) * up;
     gate = gate > limit ? limit : gate;
     up = up > limit ? limit : up < -limit ? -limit : up;
-    return __fadd_rn(up, 1.0f) * times_logistic(gate, alpha * gate);
+    return (gating == CLAMPED ? __fadd_rn(up, 1.0f) : up) * times_logistic(gate, alpha * gate);
 }

@@ -38,7 +38,7 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
     match architecture.gating {
         Gating::Silu => {}
         Gating::GeluTanh => add("GeGLU", "gates by GELU instead of SiLU".to_owned()),
-        Gating::Clamped { limit, .. } => {
+        Gating::Clamped { limit, .. } | Gating::ClampedSilu { limit } => {
             add("clamped SwiGLU", format!("gate and up stay within {limit}"));
         }
         Gating::SquaredRelu => add("squared ReLU", "feed-forwards without a gate".to_owned()),

@@ -1,6 +1,6 @@
 //! Compression of positions into entries (DeepSeek-AI 2026, "DeepSeek-V4").
 //!
-//! Every position has projections of its input in a layer of the cache: values, and gates of the same length. An entry stands for
+//! Every position has projections of its input in a layer of the cache: values, in place of keys, and gates of the same length, in place of values. An entry stands for
 //! `ratio` consecutive positions. It is a mean of their values, weighted for every element by the softmax of the gates over the
 //! positions, then normed and rotated as of its first position. With an overlap, projections have two halves: an entry takes the
 //! first halves of the positions of the entry before it, and the second halves of its own.
@@ -10,17 +10,15 @@
 
 use super::AttentionRun;
 use crate::cpu::Cpu;
-use crate::kv::{KV_BLOCK, KvCache, Read, Widen, with_rows};
+use crate::kv::{KV_BLOCK, KvCache, KvShape, Read, Widen, with_rows};
 use crate::ops::RopeTable;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Parameters of one compression.
 #[derive(Debug, Clone, Copy)]
 pub struct Compression<'a> {
-    /// Layer of the cache with the positions' projections, one row each.
+    /// Layer of the cache with the positions' projections. Its keys are values of positions, and its values are gates.
     pub projections: usize,
-    /// First element of the values in such a row. The gates follow the values.
-    pub first: usize,
     /// Layer of the cache with the entries. Its rows' span is the ratio.
     pub entries: usize,
     /// True if an entry also takes the positions of the entry before it.
@@ -72,10 +70,11 @@ impl Cpu {
     ) {
         let (dim, ratio) = (cache.shape(what.entries).head_dim_k, cache.span(what.entries));
         let width = if what.overlap { 2 * dim } else { dim };
-        let row = cache.shape(what.projections).head_dim_k;
+        let KvShape { kv_heads, head_dim_k, head_dim_v, values_in_keys } =
+            *cache.shape(what.projections);
         assert!(dim > 0 && dim.is_multiple_of(LANES), "compress: entries of {dim} elements");
-        assert!(what.first.is_multiple_of(LANES), "compress: {} first", what.first);
-        assert!(what.first + 2 * width <= row, "compress: {row} elements of projections");
+        let fits = kv_heads == 1 && [head_dim_k, head_dim_v] == [width; 2] && !values_in_keys;
+        assert!(fits, "compress: projections of {head_dim_k} and {head_dim_v} elements");
         assert_eq!(what.bias.len(), ratio * width, "compress: bias is not [ratio, gates]");
         assert_eq!(runs.len(), tables.len(), "compress: a table of entries for each run");
         let EntryScratch { entries, positions } = memory;
@@ -128,7 +127,7 @@ impl Cpu {
         let (dim, ratio) = (out.len(), cache.span(what.entries));
         let width = if what.overlap { 2 * dim } else { dim };
         let parts = width / dim;
-        let stride = cache.key_stride(what.projections) / LANES;
+        let strides = [cache.key_stride(what.projections), cache.value_stride(what.projections)];
         // The first entry of a sequence has none before it.
         let before = if parts == 2 && entry > 0 { ratio } else { 0 };
         let slots = before + ratio;
@@ -137,13 +136,17 @@ impl Cpu {
         for (slot, row) in rows.chunks_exact_mut(2 * dim).enumerate() {
             let position = entry * ratio + slot - before;
             let part = if slot < before { 0 } else { parts - 1 };
-            let block = cache.keys(what.projections, table[position / KV_BLOCK], 0);
-            let from = position % KV_BLOCK * stride + (what.first + part * dim) / LANES;
+            let block = table[position / KV_BLOCK];
+            let from = strides.map(|stride| (position % KV_BLOCK * stride + part * dim) / LANES);
             let (values, gates) = row.split_at_mut(dim);
-            with_rows!(block => {
-                let rows = block.vectors(from, dim / LANES);
+            let rows = cache.keys(what.projections, block, 0);
+            with_rows!(rows => {
+                let rows = rows.vectors(from[0], dim / LANES);
                 dispatch(self, Widen { rows, out: values });
-                let rows = block.vectors(from + width / LANES, dim / LANES);
+            });
+            let rows = cache.values(what.projections, block, 0);
+            with_rows!(rows => {
+                let rows = rows.vectors(from[1], dim / LANES);
                 dispatch(self, Widen { rows, out: &mut *gates });
             });
             let bias = &what.bias[position % ratio * width + part * dim..][..dim];

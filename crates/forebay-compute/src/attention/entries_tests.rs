@@ -18,9 +18,6 @@ const KEYS: usize = 0;
 const PROJECTIONS: usize = 1;
 const ENTRIES: usize = 2;
 
-/// First element of the projections in their rows.
-const FIRST: usize = 16;
-
 /// A sequence with random keys and projections.
 struct Case {
     ratio: usize,
@@ -28,7 +25,8 @@ struct Case {
     cache: KvCache,
     /// Blocks of the keys and projections, and of the entries.
     tables: [Vec<u32>; 2],
-    projections: Vec<f32>,
+    /// Values and gates of the positions.
+    projections: [Vec<f32>; 2],
     bias: Vec<f32>,
     norm: Vec<f32>,
     rope: RopeTable,
@@ -41,20 +39,19 @@ fn shared(dim: usize) -> KvShape {
 impl Case {
     fn new(cpu: &Cpu, ratio: usize, overlap: bool) -> Case {
         let width = if overlap { 2 * DIM } else { DIM };
-        let row = FIRST + 2 * width;
         let blocks = CONTEXT.div_ceil(KV_BLOCK);
         let layers = [
             KvLayer::new(shared(DIM), 0),
-            KvLayer::new(shared(row), 0),
+            KvLayer::new(KvShape { values_in_keys: false, ..shared(width) }, 0),
             KvLayer { shape: shared(DIM), group: 1, span: ratio },
         ];
         let mut cache = KvCache::new(&layers, &[blocks + 1, blocks + 1], KvType::F32).unwrap();
         let keys: Vec<u32> = (1..=blocks as u32).rev().collect();
         let mut entries = keys.clone();
         entries.rotate_left(3);
-        let projections = random(5, CONTEXT * row);
+        let projections = [5, 15].map(|seed| random(seed, CONTEXT * width));
         cache.write(cpu, KEYS, &keys, 0, &random(4, CONTEXT * DIM), &[]);
-        cache.write(cpu, PROJECTIONS, &keys, 0, &projections, &[]);
+        cache.write(cpu, PROJECTIONS, &keys, 0, &projections[0], &projections[1]);
         let rope = RopeTable::new(&RopeConfig {
             rotary_dim: ROTARY,
             rotary_from: DIM - ROTARY,
@@ -87,7 +84,6 @@ impl Case {
         for &cut in cuts {
             let what = Compression {
                 projections: PROJECTIONS,
-                first: FIRST,
                 entries: ENTRIES,
                 overlap: self.overlap,
                 bias: &self.bias,
@@ -114,15 +110,16 @@ impl Case {
     /// Returns an entry by the formula.
     fn expected(&self, entry: usize) -> Vec<f64> {
         let parts = if self.overlap { 2 } else { 1 };
-        let (width, row) = (parts * DIM, self.projections.len() / CONTEXT);
+        let width = parts * DIM;
         let first = (entry + 1).saturating_sub(parts) * self.ratio;
         let mean = |element: usize| {
             let weighted = (first..(entry + 1) * self.ratio).map(|position| {
                 let part = if position < entry * self.ratio { 0 } else { parts - 1 };
                 let at = part * DIM + element;
-                let own = &self.projections[position * row + FIRST..];
+                let [value, gate] =
+                    [0, 1].map(|of: usize| f64::from(self.projections[of][position * width + at]));
                 let bias = self.bias[position % self.ratio * width + at];
-                ((f64::from(own[width + at]) + f64::from(bias)).exp(), f64::from(own[at]))
+                ((gate + f64::from(bias)).exp(), value)
             });
             let (sum, mean) = weighted.fold((0.0, 0.0), |(s, m), (w, v)| (s + w, m + w * v));
             mean / sum

@@ -15,6 +15,8 @@ pub enum Gating {
     /// `(u + 1) * g / (1 + e^(-alpha g))`, with `g` capped at `limit` and `u` clamped to
     /// `-limit..limit` (gpt-oss).
     Clamped { alpha: f32, limit: f32 },
+    /// `silu(g) * u`, with `g` capped at `limit` and `u` clamped to `-limit..limit` (DeepSeek-V4, GLM-5-Next).
+    ClampedSilu { limit: f32 },
     /// `max(u, 0)^2`, without a gate (So et al. 2021, "Primer").
     SquaredRelu,
 }
@@ -38,6 +40,7 @@ impl Cpu {
             Gating::Silu => self.apply(Silu, gate, up),
             Gating::GeluTanh => self.apply(GeluTanh, gate, up),
             Gating::Clamped { alpha, limit } => self.apply(Clamped { alpha, limit }, gate, up),
+            Gating::ClampedSilu { limit } => self.apply(ClampedSilu { limit }, gate, up),
             Gating::SquaredRelu => self.apply(SquaredRelu, gate, up),
         }
     }
@@ -136,6 +139,22 @@ impl Gate for Clamped {
     }
 }
 
+#[derive(Clone, Copy)]
+struct ClampedSilu {
+    limit: f32,
+}
+
+impl Gate for ClampedSilu {
+    #[inline(always)]
+    fn of<S: Simd>(self, simd: S, gate: S::V, up: S::V) -> S::V {
+        // NaN passes through, as above.
+        let (limit, lowest) = (simd.splat(self.limit), simd.splat(-self.limit));
+        let gate = simd.min(limit, gate);
+        let up = simd.min(limit, simd.max(lowest, up));
+        simd.mul(times_logistic(simd, gate, gate), up)
+    }
+}
+
 /// The larger one of `gate` and 0, times `up`.
 #[derive(Clone, Copy)]
 struct SquaredRelu;
@@ -198,10 +217,11 @@ mod tests {
     use super::*;
     use crate::testing::{cpus, random};
 
-    const ALL: [Gating; 4] = [
+    const ALL: [Gating; 5] = [
         Gating::Silu,
         Gating::GeluTanh,
         Gating::Clamped { alpha: 1.702, limit: 7.0 },
+        Gating::ClampedSilu { limit: 10.0 },
         Gating::SquaredRelu,
     ];
 
@@ -218,6 +238,11 @@ mod tests {
                 let limit = f64::from(limit);
                 let (g, u) = (g.min(limit), u.clamp(-limit, limit));
                 (u + 1.0) * g / (1.0 + (-g * f64::from(alpha)).exp())
+            }
+            Gating::ClampedSilu { limit } => {
+                let limit = f64::from(limit);
+                let (g, u) = (g.min(limit), u.clamp(-limit, limit));
+                g / (1.0 + (-g).exp()) * u
             }
             Gating::SquaredRelu => g.max(0.0) * u,
         }

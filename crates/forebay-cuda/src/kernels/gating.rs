@@ -14,6 +14,8 @@ pub enum Gating {
     GeluTanh,
     /// `(u + 1) * g / (1 + e^(-alpha g))`, where `g` is at most `limit` and `u` is within `-limit..limit`.
     Clamped { alpha: f32, limit: f32 },
+    /// `silu(g) * u`, where `g` is at most `limit` and `u` is within `-limit..limit`.
+    ClampedSilu { limit: f32 },
     /// `max(u, 0)^2`, without a gate: `g` and `u` are the same.
     SquaredRelu,
 }
@@ -58,6 +60,7 @@ impl Gating {
             Gating::GeluTanh => (1, 0.0, 0.0),
             Gating::Clamped { alpha, limit } => (2, alpha, limit),
             Gating::SquaredRelu => (3, 0.0, 0.0),
+            Gating::ClampedSilu { limit } => (4, 1.0, limit),
         }
     }
 }

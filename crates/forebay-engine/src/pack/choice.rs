@@ -107,8 +107,10 @@ impl Choice {
         for (layer, block) in weights.layers.iter().zip(&weights.blocks.dense) {
             let mut plain = Vec::new();
             let mut together = Vec::new();
-            if let AttentionWeights::Latent(of) = &layer.attention {
-                plain.extend([of.k_b.matrix, of.v_b.matrix]);
+            match &layer.attention {
+                AttentionWeights::Latent(of) => plain.extend([of.k_b.matrix, of.v_b.matrix]),
+                AttentionWeights::Shared(of) => plain.push(of.o_a.matrix),
+                _ => {}
             }
             match &layer.feed_forward {
                 FeedForwardWeights::None => {}

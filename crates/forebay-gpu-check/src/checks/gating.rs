@@ -17,6 +17,7 @@ pub fn checks() -> Vec<Check> {
         ("silu", Gating::Silu),
         ("gelu", Gating::GeluTanh),
         ("clamped", CLAMPED),
+        ("clamped silu", Gating::ClampedSilu { limit: 10.0 }),
         ("squared relu", Gating::SquaredRelu),
     ];
     let check = |(name, gating): (&str, Gating)| {
@@ -48,6 +49,7 @@ fn on_cpu(gating: Gating) -> CpuGating {
         Gating::Silu => CpuGating::Silu,
         Gating::GeluTanh => CpuGating::GeluTanh,
         Gating::Clamped { alpha, limit } => CpuGating::Clamped { alpha, limit },
+        Gating::ClampedSilu { limit } => CpuGating::ClampedSilu { limit },
         Gating::SquaredRelu => CpuGating::SquaredRelu,
     }
 }
@@ -64,6 +66,11 @@ pub fn exact(gating: Gating, gate: f64, up: f64) -> f64 {
             let limit = f64::from(limit);
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             (up + 1.0) * gate / (1.0 + (-gate * f64::from(alpha)).exp())
+        }
+        Gating::ClampedSilu { limit } => {
+            let limit = f64::from(limit);
+            let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
+            gate / (1.0 + (-gate).exp()) * up
         }
         Gating::SquaredRelu => gate.max(0.0) * up,
     }

@@ -6,6 +6,7 @@ use forebay_compute::{
 };
 use serde::Serialize;
 
+use super::compressed::SharedKeys;
 use super::recurrent::Recurrent;
 use super::streams::Streams;
 use crate::ModelError;
@@ -124,12 +125,22 @@ pub struct Attention {
     pub latent: Option<Latent>,
     /// The choice of the keys that a token attends to; `None` means all keys of its window.
     pub indexer: Option<Indexer>,
+    /// Attention whose heads share keys that are values, possibly with compressed entries (DeepSeek-V4).
+    pub shared: Option<SharedKeys>,
 }
 
 impl Attention {
     /// Returns the number of elements of a token's output before the output projection.
     pub fn output_width(&self) -> usize {
-        self.heads * self.latent.map_or(self.value_dim, |latent| latent.value)
+        match self.shared {
+            Some(shared) => shared.output_groups * shared.output_rank,
+            None => self.heads * self.latent.map_or(self.value_dim, |latent| latent.value),
+        }
+    }
+
+    /// Returns true if values are part of their keys.
+    pub fn values_in_keys(&self) -> bool {
+        self.latent.is_some() || self.shared.is_some()
     }
 
     /// Returns the rows of the query projection of grouped-query attention.
@@ -226,6 +237,7 @@ impl Latent {
             values: Values::PLAIN,
             latent: Some(self),
             indexer: None,
+            shared: None,
         }
     }
 }
@@ -234,8 +246,10 @@ impl Latent {
 #[derive(Debug, Clone, Serialize)]
 pub struct Rope {
     pub theta: f64,
-    /// Number of leading dimensions of each head that rotate.
+    /// Number of dimensions of each head that rotate.
     pub rotary_dim: usize,
+    /// The first of these dimensions.
+    pub from: usize,
     #[serde(skip)]
     pub layout: RopeLayout,
     #[serde(skip)]
@@ -506,7 +520,7 @@ impl Architecture {
             let factors = rope.factors.as_ref().or(factors);
             RopeTable::new(&RopeConfig {
                 rotary_dim: rope.rotary_dim,
-                rotary_from: 0,
+                rotary_from: rope.from,
                 theta: rope.theta,
                 layout: rope.layout,
                 scaling: rope.scaling,

@@ -1,6 +1,7 @@
 //! The model families that the decoder runs, as a table of their differences.
 
 use super::architecture::{NormLayout, QkNorm};
+use super::deepseek4::DEEPSEEK_4;
 use super::recurrent::{HeadOrder, StateRule};
 use super::streams::StreamForm;
 use super::unrotated::Unrotated;
@@ -48,6 +49,8 @@ pub struct Family {
     pub latent: bool,
     /// Layout of the rotation of indexers, if the family chooses keys with them.
     pub indexer: Option<RopeLayout>,
+    /// True if attention sees a window and compressed entries. All layers have experts then.
+    pub compressed: bool,
     pub norms: NormLayout,
     /// The rule of residual streams beside each other, if the family has several.
     pub streams: Option<StreamForm>,
@@ -109,7 +112,7 @@ pub enum WindowTheta {
 /// Stands for the GGUF name of families that are read from Hugging Face folders only.
 const NONE: &str = "";
 
-const BASE: Family = Family {
+pub(super) const BASE: Family = Family {
     name: "",
     gguf: "",
     huggingface: &[],
@@ -132,6 +135,7 @@ const BASE: Family = Family {
     gguf_heads: HeadOrder::Consecutive,
     latent: false,
     indexer: None,
+    compressed: false,
     norms: NormLayout::Pre,
     streams: None,
     norms_less_one: false,
@@ -521,6 +525,7 @@ const FAMILIES: &[Family] = &[
         names: GRANITE_HYBRID,
         ..BASE
     },
+    DEEPSEEK_4,
 ];
 
 const NEMOTRON_H: Family = Family {

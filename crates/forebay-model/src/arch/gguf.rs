@@ -7,6 +7,7 @@ use super::architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, LONG_FACTORS, Latent, Layer,
     LayerEmbeddings, Mixer, Naming, QkNorm, Rope, RopeFactors, Values, groups,
 };
+use super::deepseek4::{gating_of_gguf, of_gguf};
 use super::families::{self, Family, WindowTheta, Windows};
 use super::gguf_keys::Keys;
 use super::gguf_recurrent::{recurrent, recurrent_layers};
@@ -36,16 +37,13 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     let keys = Keys { metadata, architecture: name, family: family.name };
     let hidden = keys.count("embedding_length")?;
     let mut layers = layers(catalog, &keys, family)?;
-    let attentions = attentions(catalog, &keys, family, &mut layers)?;
-    let attends = |layer: &Layer| layer.mixer == Mixer::Attention;
-    let first = layers.iter().position(attends).unwrap_or(0);
-    let heads_norm = catalog.tensor(&format!("blk.{first}.attn_q_norm.weight")).is_some();
-    // GLM-4.5-Air has no such norms, but GLM-4.5 does.
-    let qk_norm = if heads_norm { family.qk_norm } else { QkNorm::None };
-    let attentions: Vec<Attention> =
-        attentions.into_iter().map(|attention| Attention { qk_norm, ..attention }).collect();
-    let ropes = used(ropes(&keys, family, &layers, &attentions, catalog)?, &layers);
-    let (attentions, ropes) = with_indexer(attentions, ropes, indexer(&keys, family)?);
+    let (attentions, ropes) = match family.compressed {
+        true => {
+            let scaling = scaling(&keys, family, catalog)?;
+            of_gguf(&keys, &layers, scaling)?.describe(&mut layers)
+        }
+        false => attention_and_ropes(catalog, &keys, family, &mut layers)?,
+    };
     Ok(Architecture {
         family: family.name,
         name: metadata.str("general.name").map(str::to_owned),
@@ -70,11 +68,30 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         attentions,
         ropes,
         recurrent: family.recurrent.map(|rule| recurrent(&keys, family, rule)).transpose()?,
-        gating: family.gating,
+        gating: gating_of_gguf(&keys, family.gating)?,
         layers,
         tied_embeddings: catalog.tensor("output.weight").is_none(),
         naming: Naming::Gguf,
     })
+}
+
+/// Returns the shapes of attention and the rotations, and writes the numbers of the shapes to the layers.
+fn attention_and_ropes(
+    catalog: &Catalog,
+    keys: &Keys<'_>,
+    family: &Family,
+    layers: &mut [Layer],
+) -> Result<(Vec<Attention>, Vec<Rope>), ModelError> {
+    let attentions = attentions(catalog, keys, family, layers)?;
+    let attends = |layer: &Layer| layer.mixer == Mixer::Attention;
+    let first = layers.iter().position(attends).unwrap_or(0);
+    let heads_norm = catalog.tensor(&format!("blk.{first}.attn_q_norm.weight")).is_some();
+    // GLM-4.5-Air has no such norms, but GLM-4.5 does.
+    let qk_norm = if heads_norm { family.qk_norm } else { QkNorm::None };
+    let attentions: Vec<Attention> =
+        attentions.into_iter().map(|attention| Attention { qk_norm, ..attention }).collect();
+    let ropes = used(ropes(keys, family, layers, &attentions, catalog)?, layers);
+    Ok(with_indexer(attentions, ropes, indexer(keys, family)?))
 }
 
 /// Returns the shapes of the attention layers, each once, and writes their numbers to the layers.
@@ -150,6 +167,7 @@ fn attention(
         },
         latent: None,
         indexer: None,
+        shared: None,
     };
     if !family.latent {
         return Ok(grouped);
@@ -237,9 +255,29 @@ fn ropes(
     };
     let usual = dim_of(0).or(dim_of(1)).unwrap_or(0);
     let rotary_dim = keys.optional_count("rope.dimension_count")?.unwrap_or(usual);
+    let scaling = scaling(keys, family, catalog)?;
+    let theta = keys.optional_float("rope.freq_base").map_or(10_000.0, f64::from);
+    let layout = family.gguf_rope;
+    let rope = Rope { theta, rotary_dim, from: 0, layout, scaling, factors: None };
+    let usual = match family.window_theta {
+        None => return Ok(vec![rope]),
+        Some(WindowTheta::Same) => theta,
+        Some(WindowTheta::Of(theta)) => theta,
+    };
+    let theta = keys.optional_float("rope.freq_base_swa").map_or(usual, f64::from);
+    let rotary_dim = keys.optional_count("rope.dimension_count_swa")?.unwrap_or(rotary_dim);
+    // Factors of the file are for the other layers if those have heads of another length.
+    let is_other = dim_of(1).is_some_and(|dim| Some(dim) != dim_of(0));
+    let factors = is_other.then(|| RopeFactors::Always(vec![1.0; rotary_dim.min(1 << 24) / 2]));
+    let windows = Rope { theta, rotary_dim, scaling: RopeScaling::None, factors, ..rope.clone() };
+    Ok(vec![rope, windows])
+}
+
+/// Returns how the rotation of layers without a window is stretched.
+fn scaling(keys: &Keys<'_>, family: &Family, catalog: &Catalog) -> Result<RopeScaling, ModelError> {
     let kind = keys.metadata.str(&keys.path("rope.scaling.type"));
     let factor = keys.optional_float("rope.scaling.factor").map_or(1.0, f64::from);
-    let scaling = match kind {
+    Ok(match kind {
         _ if catalog.tensor("rope_freqs.weight").is_some() => RopeScaling::None,
         // Some files have the factors, but do not name the scaling type.
         Some("longrope") | None if kind.is_some() || catalog.tensor(LONG_FACTORS).is_some() => {
@@ -263,21 +301,7 @@ fn ropes(
                 expected: "forebay knows none, linear, yarn, longrope and rope_freqs".into(),
             });
         }
-    };
-    let theta = keys.optional_float("rope.freq_base").map_or(10_000.0, f64::from);
-    let rope = Rope { theta, rotary_dim, layout: family.gguf_rope, scaling, factors: None };
-    let usual = match family.window_theta {
-        None => return Ok(vec![rope]),
-        Some(WindowTheta::Same) => theta,
-        Some(WindowTheta::Of(theta)) => theta,
-    };
-    let theta = keys.optional_float("rope.freq_base_swa").map_or(usual, f64::from);
-    let rotary_dim = keys.optional_count("rope.dimension_count_swa")?.unwrap_or(rotary_dim);
-    // Factors of the file are for the other layers if those have heads of another length.
-    let is_other = dim_of(1).is_some_and(|dim| Some(dim) != dim_of(0));
-    let factors = is_other.then(|| RopeFactors::Always(vec![1.0; rotary_dim.min(1 << 24) / 2]));
-    let windows = Rope { theta, rotary_dim, scaling: RopeScaling::None, factors, ..rope.clone() };
-    Ok(vec![rope, windows])
+    })
 }
 
 /// Returns LongRoPE's scaling. Converters write one magnitude for the whole context.

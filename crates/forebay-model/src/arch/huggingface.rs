@@ -9,6 +9,7 @@ use super::architecture::{
     Architecture, Experts, FeedForward, Layer, LayerEmbeddings, Mixer, Naming, groups,
 };
 use super::config::Config;
+use super::deepseek4::of_config;
 use super::families::{self, Family};
 use super::huggingface_attention::{attention, rotates, window};
 use super::huggingface_indexer::indexer;
@@ -37,10 +38,20 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
     let gating = gating(&config, family)?;
     let naming = naming(catalog);
     let hidden = config.count("hidden_size")?;
-    let (attentions, ropes) = attention(catalog, &config, family, naming)?;
-    let layers = layers(catalog, &config, family, attentions.len())?;
-    let (attentions, ropes) =
-        with_indexer(attentions, used(ropes, &layers), indexer(&config, family)?);
+    let (attentions, ropes, layers) = match family.compressed {
+        true => {
+            let mut layers = layers(catalog, &config, family, 1)?;
+            let (attentions, ropes) = of_config(&config, &layers)?.describe(&mut layers);
+            (attentions, ropes, layers)
+        }
+        false => {
+            let (attentions, ropes) = attention(catalog, &config, family, naming)?;
+            let layers = layers(catalog, &config, family, attentions.len())?;
+            let indexer = indexer(&config, family)?;
+            let (attentions, ropes) = with_indexer(attentions, used(ropes, &layers), indexer);
+            (attentions, ropes, layers)
+        }
+    };
     let factor = |key: &str| config.float(key).map_or(1.0, |factor| factor as f32);
     Ok(Architecture {
         family: family.name,
@@ -97,6 +108,8 @@ fn naming(catalog: &Catalog) -> Naming {
         names.iter().any(|name| catalog.tensor(name).is_some())
     };
     let root = roots.into_iter().find(has).unwrap_or("model.");
+    // DeepSeek-V4's names have no root.
+    let root = if catalog.tensor("embed.weight").is_some() { "" } else { root };
     // Transformers 5 saves the text layers of Kimi K2.5 under the name that the layers of its vision tower have.
     let renamed = format!("{root}blocks.0.input_layernorm.weight");
     let layers = if catalog.tensor(&renamed).is_some() { "blocks" } else { "layers" };
@@ -118,7 +131,7 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
     let expected = match family.gating {
         Gating::GeluTanh => "gelu_pytorch_tanh",
         Gating::SquaredRelu => "relu2",
-        Gating::Silu | Gating::Clamped { .. } => "silu",
+        Gating::Silu | Gating::Clamped { .. } | Gating::ClampedSilu { .. } => "silu",
     };
     if activation.is_some_and(|activation| activation != expected) {
         let expected = format!("forebay knows {expected} for this family");
@@ -174,6 +187,9 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
             alpha: float("swiglu_alpha", alpha),
             limit: float("swiglu_limit", limit),
         },
+        Gating::ClampedSilu { limit } => {
+            Gating::ClampedSilu { limit: float("swiglu_limit", limit) }
+        }
         other => other,
     })
 }
@@ -205,7 +221,8 @@ fn layers(
             if let Some(blocks) = &blocks {
                 return one_block_layer(config, family, blocks[index]);
             }
-            let feed_forward = if family.experts && is_sparse(config, index)? {
+            let all = family.compressed;
+            let feed_forward = if family.experts && (all || is_sparse(config, index)?) {
                 FeedForward::Experts(experts(config, family)?)
             } else {
                 let keys = match family.shared_mlp {

@@ -55,6 +55,7 @@ pub(super) fn attention(
         },
         latent: None,
         indexer: None,
+        shared: None,
     };
     // Keys of one kind of layers are named if they differ from those of the other kind.
     let heads = config.optional_count("swa_num_attention_heads")?.unwrap_or(heads);
@@ -213,7 +214,7 @@ fn rotation(
         }
         _ => None,
     };
-    Ok(Rope { theta, rotary_dim, layout, scaling, factors })
+    Ok(Rope { theta, rotary_dim, from: 0, layout, scaling, factors })
 }
 
 /// Returns what `per_layer_config` says of the layers without a window, if there is such a key. It must say the same of all of

@@ -8,7 +8,7 @@ use crate::ModelError;
 /// attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvGroup {
-    /// Number of positions that a token sees, including itself; `None` means all.
+    /// Number of positions that a token needs, including itself; `None` means all.
     pub window: Option<usize>,
     /// Index into [`Architecture::attentions`].
     pub attention: usize,
@@ -66,11 +66,13 @@ impl Architecture {
         self.attentions.iter().find_map(|of| of.latent.map(|latent| (latent, of.heads)))
     }
 
-    /// Returns the groups of layers that keep keys and values, in the order in which they first occur. Recurrent layers are in
-    /// no group.
+    /// Returns the groups of layers that keep keys and values, in the order in which they first occur, then the groups of compressed
+    /// entries. Recurrent layers are in no group.
     pub fn kv_groups(&self) -> Vec<KvGroup> {
         let mut groups = Vec::new();
-        for group in (0..self.layers.len()).filter_map(|layer| self.kv_group(layer)) {
+        let own = (0..self.layers.len()).filter_map(|layer| self.kv_group(layer));
+        let entries = (0..self.layers.len()).filter_map(|layer| self.entry_group(layer));
+        for group in own.chain(entries) {
             if !groups.contains(&group) {
                 groups.push(group);
             }
@@ -90,8 +92,10 @@ impl Architecture {
 
     /// Returns the group of a layer; `None` if it keeps no keys and values of its own.
     pub fn kv_group(&self, layer: usize) -> Option<KvGroup> {
+        let looks_back = self.entries_of(layer).map_or(0, |entries| entries.looks_back());
         let layer = &self.layers[layer];
-        let group = KvGroup { window: layer.window, attention: layer.attention };
+        let window = layer.window.map(|window| window.max(looks_back));
+        let group = KvGroup { window, attention: layer.attention };
         (layer.mixer == Mixer::Attention && layer.keys_of.is_none()).then_some(group)
     }
 

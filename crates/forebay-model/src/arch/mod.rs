@@ -3,7 +3,9 @@
 mod architecture;
 mod catalog;
 mod check;
+mod compressed;
 mod config;
+mod deepseek4;
 mod families;
 mod gguf;
 mod gguf_keys;
@@ -27,6 +29,7 @@ pub use architecture::{
     Latent, Layer, LayerEmbeddings, Mixer, Naming, NormLayout, QkNorm, Rope, RopeFactors, Values,
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
+pub use compressed::{EntryIndexer, EntryShape, SharedKeys};
 pub(crate) use families::by_name;
 pub use families::{Family, known_families};
 pub(crate) use indexer::INDEXER_NORM_EPSILON;

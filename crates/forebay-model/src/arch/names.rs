@@ -135,7 +135,10 @@ impl Names {
     }
 
     pub fn head(&self) -> String {
-        self.pick("output.weight", "lm_head.weight")
+        match self.family.names.iter().find(|(of, _, _)| *of == "head") {
+            Some((_, gguf, hf)) => self.pick(gguf, hf),
+            None => self.pick("output.weight", "lm_head.weight"),
+        }
     }
 
     pub fn final_norm(&self) -> String {

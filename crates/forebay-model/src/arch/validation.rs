@@ -1,6 +1,6 @@
 //! Checks of descriptions: every value must be one that the decoder can run.
 
-use forebay_compute::Temperature;
+use forebay_compute::{Gating, Temperature};
 
 use super::architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, Layer, Mixer, Values,
@@ -86,8 +86,13 @@ impl Architecture {
                 of.width.saturating_mul(self.layers.len()),
             )?;
         }
+        if let Gating::Clamped { limit, .. } | Gating::ClampedSilu { limit } = self.gating {
+            let fits = limit.is_finite() && limit > 0.0;
+            check("limit of gate and up", limit, fits, "it must be positive")?;
+        }
         self.validate_indexers()?;
         self.validate_streams()?;
+        self.validate_shared_keys()?;
         self.layers.iter().try_for_each(Layer::validate)
     }
 
@@ -98,7 +103,7 @@ impl Architecture {
         check(
             "rotary dimension",
             rope.rotary_dim,
-            rope.rotary_dim <= attention.head_dim,
+            rope.rotary_dim.saturating_add(rope.from) <= attention.head_dim,
             "it must be at most the head dimension",
         )
     }

@@ -36,6 +36,9 @@ impl LayerBuilder<'_> {
         let attends = mixer == Mixer::Attention;
         let attention = match (mixer, shape.latent) {
             (Mixer::None, _) => AttentionWeights::None,
+            (Mixer::Attention, _) if shape.shared.is_some() => {
+                AttentionWeights::Shared(self.shared_keys(tensors, &mut dense)?)
+            }
             (Mixer::Recurrent, _) => {
                 let recurrent = self.architecture.recurrent.as_ref();
                 let recurrent = recurrent.expect("descriptions of such layers are checked");

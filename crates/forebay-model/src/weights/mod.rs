@@ -9,6 +9,7 @@ mod layer;
 mod parts;
 mod quantized;
 mod relayout;
+mod shared_keys;
 mod streams;
 mod tensors;
 
@@ -22,9 +23,10 @@ use crate::arch::{
 };
 use layer::LayerBuilder;
 pub use parts::{
-    AttentionWeights, DeltaParts, DeltaWeights, ExpertNorms, ExpertVectors, FeedForwardWeights,
-    GroupedWeights, HeadChunk, HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights,
-    LayerWeights, PartMatrix, distinct,
+    AttentionWeights, CompressorWeights, DeltaParts, DeltaWeights, EntryIndexerWeights,
+    EntryWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadChunk,
+    HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights, LayerWeights, PartMatrix,
+    SharedKeyWeights, distinct,
 };
 pub use streams::{ResidentMatrix, StreamWeights};
 use tensors::Tensors;

@@ -93,6 +93,7 @@ impl ExpertVectors {
 pub enum AttentionWeights {
     Grouped(GroupedWeights),
     Latent(LatentWeights),
+    Shared(SharedKeyWeights),
     /// A recurrent layer, which has no keys and values.
     Delta(DeltaWeights),
     /// A layer that is only a feed-forward.
@@ -195,6 +196,66 @@ pub struct IndexerWeights {
     pub k_norm_bias: Vec<f32>,
 }
 
+/// Attention whose heads share keys that are values. The second output projection is [`LayerWeights::o`].
+#[derive(Debug)]
+pub struct SharedKeyWeights {
+    /// First matrix of the query projection and the norm after it.
+    pub q_a: PartMatrix,
+    pub q_a_norm: Vec<f32>,
+    /// Query projection `[heads * head_dim, query rank]`, and the weights of the norm of every query.
+    pub q_b: PartMatrix,
+    pub q_norm: Vec<f32>,
+    /// Projection `[head_dim, hidden]` to the key, and its norm.
+    pub key: PartMatrix,
+    pub key_norm: Vec<f32>,
+    /// First output projection: a matrix `[output rank, heads of a group * head_dim]` for each group of heads.
+    pub o_a: HeadMatrices,
+    pub entries: Option<EntryWeights>,
+}
+
+/// Computes and chooses compressed entries.
+#[derive(Debug)]
+pub struct EntryWeights {
+    pub own: CompressorWeights,
+    pub indexer: Option<EntryIndexerWeights>,
+}
+
+/// Computes entries of one kind.
+#[derive(Debug)]
+pub struct CompressorWeights {
+    /// Projections `[parts * dim, hidden]` to values and gates.
+    pub values: PartMatrix,
+    pub gates: PartMatrix,
+    /// What is added to the gates `[ratio, parts * dim]`.
+    pub bias: Vec<f32>,
+    /// Norm of the entries.
+    pub norm: Vec<f32>,
+}
+
+/// Chooses the entries that a token attends to.
+#[derive(Debug)]
+pub struct EntryIndexerWeights {
+    /// Projection `[heads * head_dim, query rank]` of the compressed queries.
+    pub q: PartMatrix,
+    /// Projection `[heads, hidden]` to the weights of the heads.
+    pub weights: PartMatrix,
+    /// Computes the keys.
+    pub keys: CompressorWeights,
+}
+
+impl EntryWeights {
+    /// Returns what computes the entries, and what computes the indexer's keys.
+    pub fn compressors(&self) -> impl Iterator<Item = &CompressorWeights> {
+        std::iter::once(&self.own).chain(self.indexer.as_ref().map(|of| &of.keys))
+    }
+
+    /// Returns the projections of the layer's input.
+    pub fn of_input(&self) -> impl Iterator<Item = &PartMatrix> {
+        let weights = self.indexer.as_ref().map(|of| &of.weights);
+        self.compressors().flat_map(|of| [&of.values, &of.gates]).chain(weights)
+    }
+}
+
 /// One matrix for each head, stored consecutively.
 #[derive(Debug, Clone, Copy)]
 pub struct HeadMatrices {
@@ -221,6 +282,12 @@ impl AttentionWeights {
             }
             AttentionWeights::Delta(of) => of.projections().copied().collect(),
             AttentionWeights::None => Vec::new(),
+            AttentionWeights::Shared(of) => {
+                let own = [of.q_a, of.q_b, of.key, of.o_a.all()];
+                let entries = of.entries.iter().flat_map(EntryWeights::of_input).copied();
+                let indexer = of.entries.as_ref().and_then(|of| of.indexer.as_ref());
+                own.into_iter().chain(entries).chain(indexer.map(|of| of.q)).collect()
+            }
             AttentionWeights::Latent(of) => {
                 let q_a = of.q_a.as_ref().map(|(matrix, _)| *matrix);
                 let own = q_a.into_iter().chain([of.q, of.kv_a, of.k_b.all(), of.v_b.all()]);

@@ -55,7 +55,7 @@ impl Tensors<'_> {
     pub fn is_quantized(&self, name: &str) -> bool {
         let has_scale = || {
             let stem = name.strip_suffix(".weight").unwrap_or(name);
-            [".weight_scale_inv", ".weight_scale", "_scale_inv", "_scale"]
+            [".weight_scale_inv", ".weight_scale", "_scale_inv", "_scale", ".scale"]
                 .iter()
                 .any(|suffix| self.optional(&format!("{stem}{suffix}")).is_some())
         };
@@ -82,6 +82,7 @@ impl Tensors<'_> {
             _ if self.is_packed(name) => stored.packed(),
             _ => match self.optional(name).map(|tensor| tensor.ty) {
                 Some(TensorType::F8_E4M3) => stored.fp8(self.quantization()),
+                Some(TensorType::I8) => stored.mxfp4(["weight", "scale"]),
                 _ => stored.modelopt(),
             },
         }
@@ -142,8 +143,10 @@ impl Stored<'_> {
         let (rows, cols) = (self.rows, self.cols);
         self.refuse("pre_quant_scale", "forebay does not scale activations")?;
         let mut extents = vec![self.tensor("weight", TensorType::F8_E4M3, &[rows, cols])?];
-        let inverse = self.tensors.optional(&self.name("weight_scale_inv"));
-        let suffix = if inverse.is_some() { "weight_scale_inv" } else { "weight_scale" };
+        // DeepSeek's own names, those of its folders for transformers, and those of others.
+        let names = ["scale", "weight_scale_inv"].into_iter();
+        let mut found = names.filter(|name| self.tensors.optional(&self.name(name)).is_some());
+        let suffix = found.next().unwrap_or("weight_scale");
         let tensor = self.tensors.find(&self.name(suffix))?;
         let shape: Vec<usize> = tensor.shape.iter().map(|&length| length as usize).collect();
         let tile = quantization.and_then(|how| how.tile);
@@ -226,7 +229,9 @@ impl Stored<'_> {
                 }
                 self.nvfp4("weight_packed", factor)
             }
-            (TensorType::U8, TensorType::U8 | TensorType::F8_E8M0) => self.mxfp4(scales.ty),
+            (TensorType::U8, TensorType::U8 | TensorType::F8_E8M0) => {
+                self.mxfp4(["weight_packed", "weight_scale"])
+            }
             (TensorType::I32, scale) => self.int4(scale, &scales.shape),
             (found, _) => {
                 Err(ModelError::TensorType { name: codes.name.clone(), found: found.name() })
@@ -234,12 +239,25 @@ impl Stored<'_> {
         }
     }
 
-    fn mxfp4(&self, scale: TensorType) -> Result<MatrixSource, ModelError> {
-        self.expect_columns("weight_packed", 32)?;
+    /// MXFP4 in tensors of codes and of scales with these names. Both may have any type of one byte.
+    fn mxfp4(&self, [codes, scales]: [&str; 2]) -> Result<MatrixSource, ModelError> {
+        self.expect_columns(codes, 32)?;
         let (rows, cols) = (self.rows, self.cols);
+        let type_of = |name: &str, known: &[TensorType]| {
+            let tensor = self.tensors.find(&self.name(name))?;
+            match known.contains(&tensor.ty) {
+                true => Ok(tensor.ty),
+                false => {
+                    let (name, found) = (tensor.name.clone(), tensor.ty.name());
+                    Err(ModelError::TensorType { name, found })
+                }
+            }
+        };
+        let code = type_of(codes, &[TensorType::U8, TensorType::I8])?;
+        let scale = type_of(scales, &[TensorType::U8, TensorType::F8_E8M0])?;
         let extents = vec![
-            self.tensor("weight_packed", TensorType::U8, &[rows, cols / 2])?,
-            self.tensor("weight_scale", scale, &[rows, cols / 32])?,
+            self.tensor(codes, code, &[rows, cols / 2])?,
+            self.tensor(scales, scale, &[rows, cols / 32])?,
         ];
         let step = Step::Mxfp4 { blocks: 0, scales: 1, rows, row_blocks: cols / 32, turns: 1 };
         let matrix = PartMatrix { part: 0, ty: TensorType::MXFP4, rows, cols };

@@ -18,6 +18,7 @@ impl CpuBackend {
         match &step.layer_weights().attention {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights)?,
             AttentionWeights::Latent(weights) => self.project_latent(step, weights)?,
+            AttentionWeights::Shared(weights) => self.project_shared_keys(step, weights)?,
             AttentionWeights::Delta(weights) => return self.project_delta(step, weights),
             AttentionWeights::None => return Ok(()),
         }
@@ -27,9 +28,9 @@ impl CpuBackend {
         let CpuBackend { cpu, cache, tables, scratch, .. } = self;
         let attention = step.attention();
         let k_row = attention.kv_heads * attention.head_dim;
-        let v_row = match attention.latent {
-            None => attention.kv_heads * attention.value_dim,
-            Some(_) => 0,
+        let v_row = match attention.values_in_keys() {
+            false => attention.kv_heads * attention.value_dim,
+            true => 0,
         };
         let group = cache.group(step.layer);
         let mut first = 0;
@@ -43,6 +44,9 @@ impl CpuBackend {
                 cache.write(cpu, index_layer(step), table, run.position, k, &[]);
             }
             first += run.count;
+        }
+        if let AttentionWeights::Shared(weights) = &step.layer_weights().attention {
+            self.write_entries(step, weights);
         }
         Ok(())
     }
@@ -198,6 +202,9 @@ impl CpuBackend {
     }
 
     pub(super) fn attend_layer(&mut self, step: &Step<'_>) {
+        if step.attention().shared.is_some() {
+            return self.attend_shared_keys(step);
+        }
         let attention = step.attention();
         let (tokens, heads) = (step.count, attention.heads);
         let layer = &step.architecture.layers[step.layer];
@@ -230,16 +237,22 @@ impl CpuBackend {
     }
 
     pub(super) fn project_layer_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        if let AttentionWeights::Shared(of) = &step.layer_weights().attention {
+            self.project_output_groups(step, of)?;
+        }
         let CpuBackend { cpu, residency, lease, scratch, .. } = self;
         let lease = lease.as_ref().expect("the layer was entered");
         let (weights, count) = (step.layer_weights(), step.count);
         let o = weights.o.as_ref().expect("the layer has attention or is recurrent");
         let attention = step.attention();
         let width = match &weights.attention {
-            AttentionWeights::Delta(_) => o.cols,
+            AttentionWeights::Delta(_) | AttentionWeights::Shared(_) => o.cols,
             _ => attention.heads * attention.value_dim,
         };
-        let mut attended = &scratch.attended[..count * width];
+        let mut attended = match &weights.attention {
+            AttentionWeights::Shared(_) => scratch.shared_keys.grouped(count, width),
+            _ => &scratch.attended[..count * width],
+        };
         if let AttentionWeights::Latent(of) = &weights.attention {
             // Map sums of latent vectors to sums of values.
             let (heads, rank, rows) = (attention.heads, attention.value_dim, of.v_b.matrix.rows);
@@ -269,19 +282,19 @@ impl CpuBackend {
 }
 
 /// Products of every head's rows with the head's matrix.
-struct HeadJobs<'a> {
-    weights: &'a HeadMatrices,
+pub(super) struct HeadJobs<'a> {
+    pub(super) weights: &'a HeadMatrices,
     /// Number of decode rows, which are the first, and of all rows.
-    decode: usize,
-    count: usize,
+    pub(super) decode: usize,
+    pub(super) count: usize,
     /// Number of rows per head in `rows`.
-    batch: usize,
+    pub(super) batch: usize,
 }
 
 impl HeadJobs<'_> {
     /// Returns one job for each head and kind of rows. `x` is `[count * heads, cols]`, and `out` is
     /// `[heads, count, rows]`. The jobs use the allocation of `memory`.
-    fn fill<'a>(
+    pub(super) fn fill<'a>(
         &self,
         memory: &mut Vec<MatmulJob<'static>>,
         residency: &Residency,

@@ -13,9 +13,10 @@ use super::indexer::index_layers;
 use super::moe::MoeStep;
 use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place};
 use super::scratch::{Scratch, batch_tokens};
+use super::shared_keys::entry_layers;
 use super::streams::{BlockInput, StreamRows};
 use crate::ModelError;
-use crate::arch::{Architecture, KvCapacity, Layer};
+use crate::arch::{self, Architecture, KvCapacity, Layer};
 use crate::backend::{
     Backend, Batch, Begun, BlockContent, ComputeInfo, End, KvGroup, NextBlock, Restoring, Step,
     record_routing, record_rows,
@@ -62,7 +63,7 @@ pub struct CacheSize {
 }
 
 /// Returns the layers of the KV cache. Recurrent layers keep nothing in it. If there are indexers, as many layers follow for
-/// their keys, which are in the same blocks.
+/// their keys, which are in the same blocks. Layers for compressed entries follow if there are such.
 fn cache_layers(architecture: &Architecture) -> Vec<KvLayer> {
     let groups = architecture.kv_groups();
     let layer = |layer: usize| {
@@ -71,7 +72,7 @@ fn cache_layers(architecture: &Architecture) -> Vec<KvLayer> {
             kv_heads: attention.kv_heads,
             head_dim_k: attention.head_dim,
             head_dim_v: attention.value_dim,
-            values_in_keys: attention.latent.is_some(),
+            values_in_keys: attention.values_in_keys(),
         };
         match architecture.kv_group(layer) {
             Some(of) => {
@@ -84,6 +85,10 @@ fn cache_layers(architecture: &Architecture) -> Vec<KvLayer> {
     let mut layers: Vec<KvLayer> = (0..architecture.layers.len()).map(layer).collect();
     if architecture.indexer().is_some() {
         layers.extend(index_layers(architecture, &layers));
+    }
+    if architecture.has_entries() {
+        let group = |of: arch::KvGroup| groups.iter().position(|group| *group == of);
+        layers.extend(entry_layers(architecture, |of| group(of).expect("every group is listed")));
     }
     layers
 }
@@ -434,7 +439,9 @@ impl Backend for CpuBackend {
     fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         match &step.layer_weights().attention {
             AttentionWeights::Delta(weights) => self.step_states(step, weights),
-            AttentionWeights::Grouped(_) | AttentionWeights::Latent(_) => self.attend_layer(step),
+            AttentionWeights::Grouped(_)
+            | AttentionWeights::Latent(_)
+            | AttentionWeights::Shared(_) => self.attend_layer(step),
             AttentionWeights::None => {}
         }
         Ok(())

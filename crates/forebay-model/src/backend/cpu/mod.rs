@@ -12,6 +12,7 @@ mod latent;
 mod moe;
 mod products;
 mod scratch;
+mod shared_keys;
 mod streams;
 
 pub use backend::{CacheSize, CpuBackend, cache_bytes};

@@ -5,6 +5,7 @@ use super::indexer::IndexerScratch;
 use super::latent::LatentScratch;
 use super::moe::MoeScratch;
 use super::products::RowsByKind;
+use super::shared_keys::SharedKeyScratch;
 use super::streams::StreamScratch;
 use crate::arch::{Architecture, Attention};
 use crate::backend::Step;
@@ -53,6 +54,7 @@ pub struct Scratch {
     pub output_gate: Vec<f32>,
     pub latent: LatentScratch,
     pub indexer: IndexerScratch,
+    pub shared_keys: SharedKeyScratch,
     pub delta: DeltaScratch,
     pub gate: Vec<f32>,
     pub up: Vec<f32>,
@@ -114,6 +116,7 @@ impl Scratch {
             delta: DeltaScratch::reserve(architecture, weights, batch),
             latent: LatentScratch::reserve(architecture.latent(), batch),
             indexer: IndexerScratch::reserve(architecture.indexer(), context, batch),
+            shared_keys: SharedKeyScratch::reserve(architecture, batch),
             gate: floats(width),
             up: floats(width),
             input: Activations::new(),
@@ -139,7 +142,8 @@ impl Scratch {
         let layer_widths = layer_widths(architecture);
         let of_layers = if layer_widths > 0 { architecture.hidden + layer_widths } else { 0 };
         let latent = LatentScratch::floats_per_token(architecture.latent())
-            + IndexerScratch::floats_per_token(architecture.indexer(), context);
+            + IndexerScratch::floats_per_token(architecture.indexer(), context)
+            + SharedKeyScratch::floats_per_token(architecture);
         let attended = attended_width(architecture) - most(|of| of.heads * of.value_dim);
         let recurrent = DeltaScratch::floats_per_token(architecture) + attended;
         let gate = 3 * gate_width(architecture);

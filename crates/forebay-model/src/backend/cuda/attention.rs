@@ -44,6 +44,7 @@ impl CudaBackend {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights),
             AttentionWeights::Latent(weights) => self.project_latent(step, weights),
             AttentionWeights::Delta(weights) => self.project_delta(step, weights),
+            AttentionWeights::Shared(_) => unreachable!("such models are refused"),
             AttentionWeights::None => Ok(()),
         }
     }

@@ -624,6 +624,7 @@ pub(super) fn device_gating(gating: forebay_compute::Gating) -> Gating {
         forebay_compute::Gating::Silu => Gating::Silu,
         forebay_compute::Gating::GeluTanh => Gating::GeluTanh,
         forebay_compute::Gating::Clamped { alpha, limit } => Gating::Clamped { alpha, limit },
+        forebay_compute::Gating::ClampedSilu { limit } => Gating::ClampedSilu { limit },
         forebay_compute::Gating::SquaredRelu => Gating::SquaredRelu,
     }
 }

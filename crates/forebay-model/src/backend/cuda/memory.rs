@@ -449,6 +449,9 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
             return Err(ModelError::NotOnGpu { what: format!("weights of type {ty}") });
         }
     }
+    if architecture.attentions.iter().any(|of| of.shared.is_some()) {
+        return Err(ModelError::NotOnGpu { what: "attention with compressed entries".into() });
+    }
     for layer in &weights.layers {
         let AttentionWeights::Latent(of) = &layer.attention else { continue };
         for stack in [&of.k_b, &of.v_b] {
@@ -526,9 +529,10 @@ impl DeviceArena {
         let of_heads = |layer: &LayerWeights| match &layer.attention {
             AttentionWeights::Latent(of) => [&of.k_b, &of.v_b]
                 .map(|stack| TableSize { entries: stack.heads, slot_bytes: stack.bytes as u64 }),
-            AttentionWeights::Grouped(_) | AttentionWeights::Delta(_) | AttentionWeights::None => {
-                [TableSize { entries: 0, slot_bytes: 0 }; 2]
-            }
+            AttentionWeights::Grouped(_)
+            | AttentionWeights::Shared(_)
+            | AttentionWeights::Delta(_)
+            | AttentionWeights::None => [TableSize { entries: 0, slot_bytes: 0 }; 2],
         };
         let head_sizes: Vec<TableSize> = weights.layers.iter().flat_map(of_heads).collect();
         let arena = DeviceArena {

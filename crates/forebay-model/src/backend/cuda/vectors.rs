@@ -119,7 +119,7 @@ impl Vectors {
                     .as_ref()
                     .map(|of| [&of.k_norm, &of.k_norm_bias].map(|vector| self.append(vector)));
             }
-            AttentionWeights::None => {}
+            AttentionWeights::None | AttentionWeights::Shared(_) => {}
             AttentionWeights::Delta(weights) => {
                 of.delta = Some(DeltaVectors {
                     convolution: self.append(&weights.convolution),

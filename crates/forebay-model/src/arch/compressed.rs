@@ -1,0 +1,237 @@
+//! Attention to a window and to compressed entries (DeepSeek-V4).
+//!
+//! A sequence's data needs nothing but the KV cache:
+//!
+//! - The keys of positions, which are their values, are in the group of the layer's window.
+//! - So are the positions' projections from which entries are computed, in pseudo layers of that group. The group keeps as many
+//!   positions as the longer of the window and what an entry looks back to.
+//! - Entries, and those that the indexer compares with, are in pseudo layers of a group without a window ([`Architecture::entry_group`]).
+//!   An entry is in the block of its last position, so a block has as many rows as entries end in it.
+//!
+//! The pass with an entry's last position computes it from the projections in the cache. So blocks with entries are shared, saved,
+//! copied and dropped like any others, and a sequence may go back to any position whose window it has: later entries are
+//! computed again.
+
+use forebay_compute::KV_BLOCK;
+use serde::Serialize;
+
+use super::architecture::{Architecture, Attention, AttentionBias, Layer, QkNorm, Rope, Values};
+use super::check::{check, check_size};
+use super::layers::KvGroup;
+use crate::ModelError;
+
+/// Attention whose heads share one key of each position, which is its value too (DeepSeek-V4). Queries are projected in two steps
+/// and divided by their root mean square, and keys are normed. The output is rotated back and projected in two steps, the
+/// first within groups of heads.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct SharedKeys {
+    /// Width of the low-rank query projection.
+    pub query_rank: usize,
+    /// Number of groups of heads in the first output projection, and of elements that it gives for each.
+    pub output_groups: usize,
+    pub output_rank: usize,
+    /// Compressed entries, if a token sees such beside its window.
+    pub entries: Option<EntryShape>,
+}
+
+/// Shape of compressed entries, which are as long as keys.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct EntryShape {
+    /// Number of positions that an entry stands for.
+    pub ratio: usize,
+    /// True if an entry also takes the positions of the entry before it.
+    pub overlap: bool,
+    /// The choice of the entries that a token attends to; `None` means all before it.
+    pub indexer: Option<EntryIndexer>,
+}
+
+/// Chooses entries as an [`super::Indexer`] chooses keys. Its keys are compressed like the entries.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct EntryIndexer {
+    pub heads: usize,
+    /// Number of elements of a query and of a key.
+    pub head_dim: usize,
+    /// Number of entries that a token attends to.
+    pub top_k: usize,
+    /// Index into [`Architecture::ropes`] of the rotation of queries and keys.
+    pub rope: usize,
+}
+
+impl EntryShape {
+    /// Returns the number of positions, counted back from an entry's last one, that it is computed from.
+    pub fn looks_back(&self) -> usize {
+        self.ratio.saturating_mul(self.parts())
+    }
+
+    /// Returns the number of parts of each projection: one for each entry that a position belongs to.
+    pub fn parts(&self) -> usize {
+        if self.overlap { 2 } else { 1 }
+    }
+}
+
+/// What a layer sees beside its window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Beside {
+    Nothing,
+    /// Chosen entries, computed with an overlap.
+    Chosen(usize),
+    /// All entries.
+    All(usize),
+}
+
+impl Beside {
+    /// Returns what published files mean with a ratio.
+    pub fn of_ratio(key: &str, ratio: u64) -> Result<Beside, ModelError> {
+        match ratio {
+            0 => Ok(Beside::Nothing),
+            4 => Ok(Beside::Chosen(4)),
+            128 => Ok(Beside::All(128)),
+            other => Err(ModelError::BadValue {
+                key: key.into(),
+                value: other.to_string(),
+                expected: "forebay knows 0, 4 and 128".into(),
+            }),
+        }
+    }
+}
+
+/// What the files of such a model say about attention.
+pub(super) struct CompressedShape {
+    pub heads: usize,
+    pub head_dim: usize,
+    pub query_rank: usize,
+    pub output_groups: usize,
+    pub output_rank: usize,
+    pub window: usize,
+    /// Heads of indexers, the elements of each, and the number of entries that they choose.
+    pub indexer: [usize; 3],
+    /// What each layer sees beside its window.
+    pub beside: Vec<Beside>,
+    /// The rotation of layers that see their windows only, and that of the others.
+    pub ropes: [Rope; 2],
+}
+
+impl CompressedShape {
+    /// Returns the shapes of attention and the rotations, and writes their numbers and the window to the layers.
+    pub fn describe(self, layers: &mut [Layer]) -> (Vec<Attention>, Vec<Rope>) {
+        let [heads, head_dim, top_k] = self.indexer;
+        let [plain, compressed] = self.ropes;
+        // Rotated elements are the last ones, so heads of another length have a rotation of their own.
+        let of_indexer =
+            Rope { from: head_dim.saturating_sub(compressed.rotary_dim), ..compressed.clone() };
+        let indexer = EntryIndexer { heads, head_dim, top_k, rope: 2 };
+        let mut attentions: Vec<Attention> = Vec::new();
+        for (layer, beside) in layers.iter_mut().zip(self.beside) {
+            let entries = match beside {
+                Beside::Nothing => None,
+                Beside::Chosen(ratio) => {
+                    Some(EntryShape { ratio, overlap: true, indexer: Some(indexer) })
+                }
+                Beside::All(ratio) => Some(EntryShape { ratio, overlap: false, indexer: None }),
+            };
+            let own = Attention {
+                heads: self.heads,
+                kv_heads: 1,
+                head_dim: self.head_dim,
+                value_dim: self.head_dim,
+                scale: 1.0 / (self.head_dim as f32).sqrt(),
+                softcap: None,
+                sinks: true,
+                output_gate: false,
+                bias: AttentionBias::None,
+                qk_norm: QkNorm::None,
+                values: Values::PLAIN,
+                latent: None,
+                indexer: None,
+                shared: Some(SharedKeys {
+                    query_rank: self.query_rank,
+                    output_groups: self.output_groups,
+                    output_rank: self.output_rank,
+                    entries,
+                }),
+            };
+            let number = attentions.iter().position(|of| *of == own).unwrap_or(attentions.len());
+            if number == attentions.len() {
+                attentions.push(own);
+            }
+            layer.attention = number;
+            layer.window = Some(self.window);
+            layer.rope = Some(usize::from(entries.is_some()));
+        }
+        (attentions, vec![plain, compressed, of_indexer])
+    }
+}
+
+impl Architecture {
+    /// Returns the shape of a layer's entries; `None` if it has none.
+    pub fn entries_of(&self, layer: usize) -> Option<EntryShape> {
+        self.attention_of(layer).shared.and_then(|of| of.entries)
+    }
+
+    /// Returns true if some layers have compressed entries.
+    pub fn has_entries(&self) -> bool {
+        self.attention_layers().any(|layer| self.entries_of(layer).is_some())
+    }
+
+    /// Returns the group of a layer's entries; `None` if it has none. Its own keys are in [`Architecture::kv_group`].
+    pub fn entry_group(&self, layer: usize) -> Option<KvGroup> {
+        let attention = self.layers[layer].attention;
+        let has_keys = self.kv_group(layer).is_some();
+        self.entries_of(layer).filter(|_| has_keys).map(|_| KvGroup { window: None, attention })
+    }
+
+    /// Checks the numbers of attention with shared keys.
+    pub(super) fn validate_shared_keys(&self) -> Result<(), ModelError> {
+        for layer in self.attention_layers() {
+            let (own, attention) = (&self.layers[layer], self.attention_of(layer));
+            let Some(shared) = attention.shared else { continue };
+            let fits = own.rope.is_some() && own.window.is_some() && !own.chunked;
+            check("attention with shared keys", layer, fits, "a layer with rotation and a window")?;
+            self.validate_shared(attention, &shared)?;
+        }
+        Ok(())
+    }
+
+    fn validate_shared(&self, of: &Attention, shared: &SharedKeys) -> Result<(), ModelError> {
+        let sized = [
+            ("rank of queries", shared.query_rank),
+            ("groups of the output projection", shared.output_groups),
+            ("rank of the output projection", shared.output_rank),
+            (
+                "width of the output projection",
+                shared.output_groups.saturating_mul(shared.output_rank),
+            ),
+        ];
+        sized.into_iter().try_for_each(|(key, value)| check_size(key, value))?;
+        let whole = of.heads.is_multiple_of(shared.output_groups);
+        check("groups of the output projection", shared.output_groups, whole, "of as many heads")?;
+        let fits = of.kv_heads == 1 && of.value_dim == of.head_dim;
+        check("key/value heads", of.kv_heads, fits, "forebay knows 1 that all heads share")?;
+        // Kernels take elements in vectors.
+        let vectors = |dim: usize| dim.is_multiple_of(8);
+        check("head dimension", of.head_dim, vectors(of.head_dim), "it must be a multiple of 8")?;
+        let Some(entries) = shared.entries else { return Ok(()) };
+        let ratio = entries.ratio;
+        let in_blocks = ratio > 0
+            && ratio <= 1 << 20
+            && (KV_BLOCK.is_multiple_of(ratio) || ratio.is_multiple_of(KV_BLOCK));
+        check(
+            "positions of a compressed entry",
+            ratio,
+            in_blocks,
+            &format!("it must divide {KV_BLOCK} or be a multiple of it"),
+        )?;
+        let Some(indexer) = entries.indexer else { return Ok(()) };
+        check_size("indexer heads", indexer.heads)?;
+        check_size("length of the indexer's heads", indexer.head_dim)?;
+        check_size("entries that the indexer chooses", indexer.top_k)?;
+        let rope = self.ropes.get(indexer.rope);
+        let rotary = rope.map_or(usize::MAX, |rope| rope.rotary_dim);
+        check(
+            "length of the indexer's heads",
+            indexer.head_dim,
+            vectors(indexer.head_dim) && rotary <= indexer.head_dim,
+            &format!("{rotary} elements of it rotate, and it must be a multiple of 8"),
+        )
+    }
+}
