@@ -26,6 +26,7 @@ mod quantize;
 mod router;
 mod row_gate;
 mod rows;
+mod streams;
 mod top_k;
 mod weights;
 
@@ -62,6 +63,7 @@ pub use quantize::{RoundedActivations, TiledActivations};
 pub use router::{RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs};
 pub use row_gate::HeadGates;
 pub use rows::{CutPrompts, PassRows, PromptRun, PromptTiles, RowKind};
+pub use streams::{STREAMS, StreamCoefficients, StreamFactors, StreamMixing, StreamRows};
 pub use top_k::{Selections, TOP_K_MAX, TopK, TopKBuffers};
 pub use weights::{
     DeviceMatrix, ExpertPairs, ExpertPart, ExpertTable, MatvecInput, NO_EXPERT, decode_modules,

@@ -26,6 +26,7 @@ mod paged;
 mod quantize;
 mod router;
 mod row_factors;
+mod streams;
 mod top_k;
 
 use crate::bench::Bench;
@@ -46,6 +47,7 @@ pub fn checks() -> Vec<Check> {
         delta::checks(),
         embedding::checks(),
         layer_embeddings::checks(),
+        streams::checks(),
         router::checks(),
         row_factors::checks(),
         fetch::checks(),

@@ -168,6 +168,14 @@ impl Weights {
             }
         }
         self.head.iter().for_each(|chunk| add(&chunk.matrix));
+        let at_end = self.streams_end.iter().flat_map(StreamWeights::matrices);
+        let at_end = at_end.map(|of| PartMatrix {
+            part: 0,
+            ty: TensorType::F32,
+            rows: of.rows,
+            cols: of.cols,
+        });
+        at_end.for_each(|matrix| add(&matrix));
         types
     }
 }

@@ -253,6 +253,9 @@ impl CudaBackend {
         block: NextBlock,
         add: bool,
     ) -> Result<(), ModelError> {
+        if let Some(streams) = &step.architecture.streams {
+            return self.norm_streams(step, streams, block, add);
+        }
         let weight = match block {
             NextBlock::Attention => self.layer_vectors(step).attention_norm,
             NextBlock::FeedForward => self.layer_vectors(step).feed_forward_norm,

@@ -84,6 +84,7 @@ impl CudaBackend {
         self.embed_for_layers(step)?;
         match resumes {
             true => self.copy_stream(step, self.at().paused, self.at().x)?,
+            false if step.architecture.streams.is_some() => self.embed_streams(step)?,
             false => self.embed(step, self.at().x)?,
         }
         if forks {

@@ -223,7 +223,7 @@ impl CudaBackend {
 
     /// Queues a copy of the residual stream of a pass's rows.
     pub(super) fn copy_stream(&self, step: &Step<'_>, from: u64, to: u64) -> Result<(), CudaError> {
-        let bytes = 4 * step.count * step.architecture.hidden;
+        let bytes = 4 * step.count * self.at().stream_width;
         self.gpu.copy(self.float(from).cast(), self.float(to).cast(), bytes)
     }
 

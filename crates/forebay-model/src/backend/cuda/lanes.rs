@@ -111,12 +111,13 @@ impl PassLanes {
         gpu.load_modules(&modules)
     }
 
-    /// Gives the rows of the pass from number `first` on to the second lane. `width` is that of the residual stream.
-    pub fn split(&mut self, first: usize, width: usize) {
+    /// Gives the rows of the pass from number `first` on to the second lane. `hidden` is the width of the normed stream.
+    pub fn split(&mut self, first: usize, hidden: usize) {
         let [of, second] = &mut self.lanes;
         second.first_row = first;
-        let behind = |at: u64| at + 4 * (first * width) as u64;
-        (second.at.x, second.at.normed) = (behind(of.at.x), behind(of.at.normed));
+        let behind = |at: u64, width: usize| at + 4 * (first * width) as u64;
+        second.at.x = behind(of.at.x, of.at.stream_width);
+        second.at.normed = behind(of.at.normed, hidden);
     }
 
     /// Begins to queue work in both lanes. The second lane's work waits for all that is queued.

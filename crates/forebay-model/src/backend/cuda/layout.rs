@@ -12,6 +12,7 @@ use super::exchange_layout::ExchangeLayout;
 use super::indexer_layout::IndexerLayout;
 use super::kv_size::KvSize;
 use super::selections::selection_words;
+use super::streams::StreamLayout;
 use crate::ModelError;
 use crate::arch::{Architecture, Attention, Latent, Recurrent};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
@@ -174,6 +175,8 @@ fn matrix_bytes(matrix: &PartMatrix) -> Result<u64, ModelError> {
 /// Numbers of values that buffers hold for each row of a pass.
 struct Widths {
     hidden: usize,
+    /// All streams of the residual stream.
+    stream: usize,
     q: usize,
     k: usize,
     v: usize,
@@ -217,11 +220,14 @@ impl Widths {
         let values = delta(Recurrent::value_width);
         let attended = attended.max(values);
         let layer_width = architecture.layer_embeddings.map_or(0, |of| of.width);
-        let widest = [q, attended, most(Attention::output_width), inner, shared, layer_width];
+        let stream = architecture.stream_width();
+        let widest =
+            [q, attended, most(Attention::output_width), inner, shared, layer_width, stream];
         let (latent, heads) = architecture.latent().unzip();
         let (latent, heads) = (|of: fn(Latent) -> usize| latent.map_or(0, of), heads.unwrap_or(0));
         Widths {
             hidden,
+            stream,
             q,
             k: most(|of| of.kv_heads * of.head_dim),
             v: most(|of| of.kv_heads * of.value_dim),
@@ -272,6 +278,8 @@ pub struct ActivationLayout {
     pub exchange_layout: ExchangeLayout,
     /// Residual stream, normed stream and block output, `[batch, hidden]` each.
     pub x: u64,
+    /// Number of elements of a row of the residual stream.
+    pub stream_width: usize,
     /// Copy of the residual stream of a pass that is paused; nothing if there is one sequence only.
     pub paused: u64,
     pub normed: u64,
@@ -320,6 +328,8 @@ pub struct ActivationLayout {
     /// Buffers of latent attention.
     pub latent: LatentLayout,
     pub embeddings: EmbeddingLayout,
+    /// Activations of residual streams beside each other.
+    pub streams: StreamLayout,
     /// Activations of indexers.
     pub indexer: IndexerLayout,
     /// Output `[batch, hidden]` of the shared expert, which processes every token.
@@ -402,8 +412,9 @@ impl ActivationLayout {
             decode_rows,
             exchange: words(exchange_layout.words),
             exchange_layout,
-            x: words(batch * width.hidden),
-            paused: words(if cache.sequences > 1 { batch * width.hidden } else { 0 }),
+            x: words(batch * width.stream),
+            stream_width: width.stream,
+            paused: words(if cache.sequences > 1 { batch * width.stream } else { 0 }),
             normed: words(batch * width.hidden),
             expert_input: words(if own_inputs { batch * width.hidden } else { 0 }),
             router_input: words(batch * width.router_input),
@@ -455,6 +466,7 @@ impl ActivationLayout {
                 gate: words(batch * width.layer_width),
                 ids: words(if width.layer_width > 0 { batch } else { 0 }),
             },
+            streams: StreamLayout::new(architecture, batch, &mut words),
             indexer: IndexerLayout::new(architecture.indexer(), cache.context, batch, &mut words),
             shared: words(if width.shared > 0 { batch * width.hidden } else { 0 }),
             shared_gate: words(batch * width.shared),
@@ -465,7 +477,7 @@ impl ActivationLayout {
             fetch_tickets: words(2),
             fetch_desk: words(ExpertFetch::desk_words(fetch_pairs)),
             fetch_given_up: words(1),
-            fetch_kept: words(fetch_rows * width.hidden),
+            fetch_kept: words(fetch_rows * width.stream),
             vectors: words(vector_floats),
             lane,
             layout,
@@ -520,6 +532,7 @@ impl ActivationLayout {
                 ..self.latent
             },
             router_input: behind(self.router_input, width.router_input),
+            streams: self.streams.second_lane(architecture, first),
             indexer: self.indexer.second_lane(architecture.indexer(), first),
             router_tickets: self.lane.router_tickets,
             starts: self.lane.starts,

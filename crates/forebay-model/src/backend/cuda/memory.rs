@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_compute::RopeTable;
 use forebay_cuda::{
     AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu, Indexer, LANES, Pod,
-    TableSize, supports_weights, weight_alignment,
+    STREAMS, TableSize, supports_weights, weight_alignment,
 };
 use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
 
@@ -438,8 +438,11 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
         let what = format!("recurrent layers with keys of {key} and values of {value} elements");
         return Err(ModelError::NotOnGpu { what });
     }
-    if let Some(streams) = architecture.streams {
-        return Err(ModelError::NotOnGpu { what: format!("{} residual streams", streams.count) });
+    if let Some(shape) = architecture.stream_shape()
+        && (shape.count != STREAMS || !shape.width.is_multiple_of(4))
+    {
+        let what = format!("{} residual streams of {} elements", shape.count, shape.width);
+        return Err(ModelError::NotOnGpu { what });
     }
     let tables = [Some(weights.embedding), weights.layer_embeddings];
     let tables = tables.into_iter().flatten().map(|table| table.ty);

@@ -42,6 +42,7 @@ mod ring;
 mod row_kind;
 mod selections;
 mod source;
+mod streams;
 mod vectors;
 
 pub use backend::CudaBackend;

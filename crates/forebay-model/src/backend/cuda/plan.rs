@@ -123,6 +123,9 @@ impl CudaPlan {
         if let Some(recurrent) = &architecture.recurrent {
             modules.push(device_shape(recurrent).module());
         }
+        if architecture.streams.is_some() {
+            modules.push("streams");
+        }
         if weights.layer_embeddings.is_some() {
             modules.push("layer_embeddings");
         }

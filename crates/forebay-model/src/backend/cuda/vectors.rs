@@ -2,7 +2,7 @@
 
 use forebay_cuda::DevicePtr;
 
-use crate::weights::{AttentionWeights, FeedForwardWeights, LayerWeights, Weights};
+use crate::weights::{AttentionWeights, FeedForwardWeights, LayerWeights, StreamWeights, Weights};
 
 /// Alignment of a vector's start, in floats. Norms read 16 bytes at once.
 const ALIGNMENT: usize = 64;
@@ -14,6 +14,9 @@ pub struct LayerVectors {
     pub attention_post_norm: Option<usize>,
     pub feed_forward_norm: Option<usize>,
     pub feed_forward_post_norm: Option<usize>,
+    /// Vectors of what collapses residual streams for the layer's blocks, if there are several.
+    pub attention_streams: Option<StreamVectors>,
+    pub feed_forward_streams: Option<StreamVectors>,
     pub q_bias: Option<usize>,
     pub k_bias: Option<usize>,
     pub v_bias: Option<usize>,
@@ -41,6 +44,16 @@ pub struct LayerVectors {
     pub expert_norms: Option<ExpertNormVectors>,
     /// Norms of the use of the tokens' embeddings for the layer.
     pub embeddings: Option<EmbeddingVectors>,
+}
+
+/// Vectors of what collapses residual streams, each as an index into all floats.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StreamVectors {
+    pub base: Option<usize>,
+    pub scales: Option<usize>,
+    pub norm: Option<usize>,
+    /// The first matrices in f32, if no block has them.
+    pub matrices: [usize; 2],
 }
 
 /// Norms around a router, experts and shared experts, each as an index into all floats.
@@ -79,6 +92,8 @@ pub struct Vectors {
     pub layers: Vec<LayerVectors>,
     /// Norm before the output projection, if there is one.
     pub final_norm: Option<usize>,
+    /// Vectors and matrices of what collapses residual streams behind the last layer, if there are several.
+    pub streams_end: Option<StreamVectors>,
 }
 
 impl Vectors {
@@ -89,6 +104,15 @@ impl Vectors {
             vectors.layers.push(of);
         }
         vectors.final_norm = vectors.optional(&weights.final_norm);
+        vectors.streams_end = weights.streams_end.as_ref().map(|of| {
+            let mut found = vectors.streams(of);
+            for (at, matrix) in found.matrices.iter_mut().zip(of.matrices()) {
+                let (numbers, _) = matrix.data.as_chunks();
+                let numbers: Vec<f32> = numbers.iter().map(|of| f32::from_le_bytes(*of)).collect();
+                *at = vectors.append(&numbers);
+            }
+            found
+        });
         vectors
     }
 
@@ -98,6 +122,8 @@ impl Vectors {
             attention_post_norm: self.optional(&layer.attention_post_norm),
             feed_forward_norm: self.optional(&layer.feed_forward_norm),
             feed_forward_post_norm: self.optional(&layer.feed_forward_post_norm),
+            attention_streams: layer.attention_streams.as_ref().map(|of| self.streams(of)),
+            feed_forward_streams: layer.feed_forward_streams.as_ref().map(|of| self.streams(of)),
             o_bias: self.optional(&layer.o_bias),
             sinks: self.optional(&layer.sinks),
             ..LayerVectors::default()
@@ -156,6 +182,21 @@ impl Vectors {
             });
         }
         of
+    }
+
+    fn streams<M>(&mut self, weights: &StreamWeights<M>) -> StreamVectors {
+        let none = StreamVectors::default();
+        match weights {
+            StreamWeights::Mean => none,
+            StreamWeights::Mixed { base, scales, .. } => StreamVectors {
+                base: Some(self.append(base)),
+                scales: Some(self.append(scales)),
+                ..none
+            },
+            StreamWeights::Gated { norm, .. } => {
+                StreamVectors { norm: Some(self.append(norm)), ..none }
+            }
+        }
     }
 
     fn optional(&mut self, vector: &Option<Vec<f32>>) -> Option<usize> {

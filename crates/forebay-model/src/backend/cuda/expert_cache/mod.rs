@@ -165,7 +165,7 @@ impl ExpertCache {
         let experts = counts().max().unwrap_or(0);
         let tables_max = experts + 2;
         let hidden = if cpu.is_some() { of.gate.cols } else { 0 };
-        let width = of.gate.cols;
+        let width = plan.activations.stream_width;
         let service = serves.then(|| Service::new(on, used, width, hidden)).transpose()?;
         Ok(ExpertCache {
             fetching: Fetching::ByHost,

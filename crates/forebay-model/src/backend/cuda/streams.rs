@@ -1,0 +1,221 @@
+//! Residual streams beside each other: inputs of blocks, and sums with their outputs.
+
+use forebay_cuda::{
+    Added, DevicePtr, Norm, Normed, StreamCoefficients, StreamFactors, StreamMixing, StreamRows,
+};
+use forebay_format::TensorType;
+
+use super::backend::CudaBackend;
+use super::products::{Product, Rows};
+use super::vectors::{StreamVectors, optional};
+use crate::ModelError;
+use crate::arch::{Architecture, StreamRule, Streams};
+use crate::backend::{NextBlock, Step};
+use crate::weights::{PartMatrix, StreamWeights};
+
+/// Offsets of activations that only residual streams beside each other need.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct StreamLayout {
+    /// Coefficients of the block whose output is added next `[batch, coefficients]`.
+    pub coefficients: u64,
+    /// Normed streams and their gates `[batch, streams, hidden]`, if they are gated.
+    pub normed: u64,
+    pub gates: u64,
+    /// Low-rank projection for the gates `[batch, rank]`.
+    pub low: u64,
+}
+
+impl StreamLayout {
+    pub fn new(
+        architecture: &Architecture,
+        batch: usize,
+        words: &mut impl FnMut(usize) -> u64,
+    ) -> StreamLayout {
+        let [coefficients, wide, rank] = widths(architecture);
+        StreamLayout {
+            coefficients: words(batch * coefficients),
+            normed: words(batch * wide),
+            gates: words(batch * wide),
+            low: words(batch * rank),
+        }
+    }
+
+    /// Returns the layout for a lane whose first row is `first`.
+    pub fn second_lane(&self, architecture: &Architecture, first: usize) -> StreamLayout {
+        let [coefficients, wide, rank] = widths(architecture);
+        let behind = |at: u64, width: usize| at + 4 * (first * width) as u64;
+        StreamLayout {
+            coefficients: behind(self.coefficients, coefficients),
+            normed: behind(self.normed, wide),
+            gates: behind(self.gates, wide),
+            low: behind(self.low, rank),
+        }
+    }
+}
+
+/// Returns the widths of a row's coefficients, of its gated streams, and of the low-rank projection for the gates.
+fn widths(architecture: &Architecture) -> [usize; 3] {
+    let (coefficients, rank) = architecture.stream_products();
+    [coefficients, if rank > 0 { architecture.stream_width() } else { 0 }, rank]
+}
+
+impl CudaBackend {
+    /// Returns the rows of a step with their streams.
+    fn stream_rows(&self, step: &Step<'_>) -> StreamRows {
+        let (x, width) = (self.float(self.at().x), step.architecture.hidden);
+        StreamRows { x, rows: step.count, width }
+    }
+
+    /// Queues the embeddings of the rows' tokens for all streams.
+    pub(super) fn embed_streams(&self, step: &Step<'_>) -> Result<(), ModelError> {
+        // Nothing has been computed yet, so the buffer for outputs of blocks is free.
+        let at = self.at().block_out;
+        self.embed(step, at)?;
+        self.products().changed(self.float(at));
+        self.products().changed(self.float(self.at().x));
+        Ok(self.gpu.spread_streams(self.float(at), &self.stream_rows(step))?)
+    }
+
+    /// Queues the norm before a block, for the rows of a lane with several streams.
+    pub(super) fn norm_streams(
+        &mut self,
+        step: &Step<'_>,
+        streams: &Streams,
+        block: NextBlock,
+        add: bool,
+    ) -> Result<(), ModelError> {
+        if add {
+            self.add_to_streams(step, streams, block)?;
+        }
+        let at = self.at();
+        let to = self.float(at.normed);
+        let weight = match block {
+            NextBlock::Attention => {
+                let of = step.layer_weights().attention_streams.as_ref();
+                self.collapse_for_block(step, of, self.layer_vectors(step).attention_streams)?;
+                self.layer_vectors(step).attention_norm
+            }
+            NextBlock::FeedForward => {
+                let of = step.layer_weights().feed_forward_streams.as_ref();
+                self.collapse_for_block(step, of, self.layer_vectors(step).feed_forward_streams)?;
+                self.layer_vectors(step).feed_forward_norm
+            }
+            NextBlock::Head => {
+                self.collapse_at_end(step)?;
+                self.plan.vectors.final_norm
+            }
+            // The streams themselves are what follows.
+            NextBlock::Embeddings => return Ok(()),
+        };
+        // Without a weight, rows are converted, but not normed.
+        let norm = Norm {
+            weight: optional(self.vectors(), weight),
+            width: step.architecture.hidden,
+            epsilon: step.architecture.norm_epsilon,
+        };
+        let also = self.products().converted_too(to, Rows::of(step), norm.width);
+        if norm.weight.is_null() && also.is_none() {
+            return Ok(());
+        }
+        let out = Normed { rows: to, also };
+        Ok(self.gpu.rms_norm(to, Added::Nothing, &norm, out, step.count, None)?)
+    }
+
+    /// Queues the sum of the streams and the output of the block whose input was collapsed last.
+    fn add_to_streams(
+        &mut self,
+        step: &Step<'_>,
+        streams: &Streams,
+        block: NextBlock,
+    ) -> Result<(), ModelError> {
+        let usual = Added::Rows(self.float(self.at().block_out));
+        let added = self.lanes.current_mut().outputs.take().unwrap_or(usual);
+        let coefficients = self.float(self.at().streams.coefficients);
+        let coefficients = match streams.rule {
+            StreamRule::Mixed { .. } => StreamCoefficients::Mixed(coefficients),
+            StreamRule::Gated { .. } => StreamCoefficients::Gated(coefficients),
+        };
+        let (layer, is_mixer) = step.added(block);
+        let flag = self.finite_flag(2 * layer + usize::from(!is_mixer), 0);
+        let rows = self.stream_rows(step);
+        self.products().changed(rows.x);
+        Ok(self.gpu.add_to_streams(&rows, added, coefficients, Some(flag))?)
+    }
+
+    fn collapse_for_block(
+        &self,
+        step: &Step<'_>,
+        weights: Option<&StreamWeights<PartMatrix>>,
+        vectors: Option<StreamVectors>,
+    ) -> Result<(), ModelError> {
+        let weights = weights.expect("every block collapses the streams");
+        let vectors = vectors.expect("every block collapses the streams");
+        self.collapse(step, weights, &vectors, |matrix, _, out| self.product(step, *matrix, out))
+    }
+
+    /// Queues the sum of the streams behind the last layer.
+    fn collapse_at_end(&self, step: &Step<'_>) -> Result<(), ModelError> {
+        let weights = step.weights.streams_end.as_ref().expect("there are several streams");
+        let vectors = self.plan.vectors.streams_end.expect("there are several streams");
+        self.collapse(step, weights, &vectors, |matrix, number, out| {
+            let (rows, cols) = (matrix.rows, matrix.cols);
+            let matrix = PartMatrix { part: 0, ty: TensorType::F32, rows, cols };
+            let data = self.vectors().offset(vectors.matrices[number]).cast();
+            Product { matrix, data, out: self.float(out) }
+        })
+    }
+
+    /// Queues the input of a block, without its norm. `product` returns the product with a matrix, given with its number among
+    /// those of the weights.
+    fn collapse<M>(
+        &self,
+        step: &Step<'_>,
+        weights: &StreamWeights<M>,
+        vectors: &StreamVectors,
+        product: impl Fn(&M, usize, u64) -> Product,
+    ) -> Result<(), ModelError> {
+        let (gpu, at, products, of_step) = (&self.gpu, self.at(), self.products(), Rows::of(step));
+        let (rows, to) = (self.stream_rows(step), self.float(at.normed));
+        let vector = |at: Option<usize>| -> DevicePtr<f32> { optional(self.vectors(), at) };
+        products.changed(to);
+        match weights {
+            StreamWeights::Mean => gpu.collapse_streams(&rows, StreamFactors::Mean, to)?,
+            StreamWeights::Mixed { mix, base, scales } => {
+                let mix = product(mix, 0, at.streams.coefficients);
+                products.dense(gpu, rows.x, of_step, &[mix])?;
+                let streams = step.architecture.streams.as_ref().expect("there are several");
+                let mixing = streams.mixing(scales, base, step.architecture.norm_epsilon);
+                let factors = StreamFactors::Mixed(StreamMixing {
+                    products: mix.out,
+                    count: mix.matrix.rows,
+                    scales: vector(vectors.scales),
+                    base: vector(vectors.base),
+                    iterations: mixing.iterations,
+                    epsilon: mixing.epsilon,
+                    norm_epsilon: mixing.norm_epsilon,
+                });
+                gpu.collapse_streams(&rows, factors, to)?;
+            }
+            StreamWeights::Gated { down, up, inject, .. } => {
+                let normed = StreamRows { x: self.float(at.streams.normed), ..rows };
+                let norm = (vector(vectors.norm), step.architecture.norm_epsilon);
+                gpu.norm_streams(&rows, norm, normed.x)?;
+                products.changed(normed.x);
+                let down = product(down, 0, at.streams.low);
+                let inject =
+                    inject.as_ref().map(|inject| product(inject, 2, at.streams.coefficients));
+                match inject {
+                    Some(inject) => products.dense(gpu, normed.x, of_step, &[down, inject])?,
+                    None => products.dense(gpu, normed.x, of_step, &[down])?,
+                }
+                let low = (down.out, step.count * down.matrix.rows);
+                gpu.activate_streams(low, inject.map(|inject| inject.out), step.count)?;
+                products.changed(down.out);
+                let up = product(up, 1, at.streams.gates);
+                products.dense(gpu, down.out, of_step, &[up])?;
+                gpu.collapse_gated_streams(&normed, up.out, to)?;
+            }
+        }
+        Ok(())
+    }
+}
