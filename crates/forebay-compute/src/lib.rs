@@ -21,7 +21,8 @@ mod streams;
 mod testing;
 
 pub use attention::{
-    Attention, AttentionRun, ChosenKeys, Compression, Entries, EntryScratch, KeyChoice,
+    Attention, AttentionRun, ChosenKeys, Compression, Entries, EntryScratch, KeyChoice, KeyPool,
+    PoolScores, Pools,
 };
 pub use cpu::{Arithmetic, Cpu, Isa, default_threads};
 pub use error::ComputeError;

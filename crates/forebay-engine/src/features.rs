@@ -4,8 +4,8 @@ use forebay_compute::{Gating, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
-    Attention, AttentionBias, Experts, FeedForward, Latent, Naming, NormLayout, QkNorm, Rope,
-    StateRule, StreamRule, Streams,
+    Attention, AttentionBias, Experts, FeedForward, IndexerRule, Latent, Naming, NormLayout,
+    QkNorm, Rope, StateRule, StreamRule, Streams,
 };
 use serde::Serialize;
 
@@ -94,7 +94,14 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
         add("latent attention (MLA)", latent_words(&latent, heads));
     }
     if let Some(of) = architecture.indexer() {
-        let words = format!("{} keys, by scores of {} heads", of.top_k, of.heads);
+        let what = match of.rule {
+            IndexerRule::Keys => "keys".to_owned(),
+            IndexerRule::Blocks { length, .. } => format!("blocks of {length} keys"),
+            IndexerRule::GatedPools { length } | IndexerRule::MeanPools { length } => {
+                format!("pools of {length} keys")
+            }
+        };
+        let words = format!("{} {what}, by scores of {} heads", of.top_k, of.heads);
         add("sparse attention with an indexer", words);
     }
     if let Some(detail) = windows(architecture) {

@@ -123,7 +123,7 @@ fn kv_bytes(architecture: &Architecture, counts: impl Fn(&Layer) -> bool) -> u64
         let attention = architecture.attention_of(layer);
         // Latent values are part of their keys.
         let values = if attention.latent.is_some() { 0 } else { attention.value_dim };
-        let index = attention.indexer.map_or(0, |of| of.head_dim) as u64;
+        let index = attention.indexer.map_or(0, |of| of.key_width()) as u64;
         2 * (attention.kv_heads as u64 * (attention.head_dim + values) as u64 + index)
     };
     let layers = architecture.kv_layers();

@@ -43,6 +43,70 @@ fn a_choice_changes_the_logits() {
 }
 
 #[test]
+fn without_a_choice_to_make_blocks_are_plain_attention() {
+    let set = |config: &mut Value, key: &str, value: Value| {
+        config["text_config"]["sparse_attention_config"][key] = value;
+    };
+    for blocks in [12, 500] {
+        let all = changed("minimax_m3", |config| set(config, "sparse_topk_blocks", json!(blocks)));
+        let Some(all) = all else { return };
+        let none = json!([0, 0, 0]);
+        let dense = changed("minimax_m3", |config| {
+            set(config, "sparse_attention_freq", none.clone());
+        });
+        let dense = dense.unwrap();
+        for exact in [true, false] {
+            let same = logits(all.path(), exact) == logits(dense.path(), exact);
+            assert!(same, "{blocks} blocks, exact {exact}");
+        }
+    }
+    let few = changed("minimax_m3", |_| ()).unwrap();
+    let more = changed("minimax_m3", |config| set(config, "sparse_topk_blocks", json!(4))).unwrap();
+    let near = changed("minimax_m3", |config| set(config, "sparse_local_block", json!(2))).unwrap();
+    let [few, more, near] = [few, more, near].map(|folder| logits(folder.path(), true));
+    assert!(few != more && few != near && more != near);
+}
+
+#[test]
+fn blocks_that_make_no_sense_are_refused() {
+    for (key, value, named) in [
+        ("sparse_num_index_heads", json!(0), "indexer heads"),
+        // The keys of two key/value heads are chosen.
+        ("sparse_num_index_heads", json!(4), "key/value head"),
+        ("sparse_num_index_heads", json!(-1), "sparse_num_index_heads"),
+        ("sparse_index_dim", json!(8), "indexer's heads"),
+        ("sparse_index_dim", json!(64), "index_q_proj"),
+        ("sparse_block_size", json!(0), "blocks"),
+        ("sparse_block_size", json!(24), "blocks"),
+        ("sparse_block_size", json!(256), "blocks"),
+        ("sparse_block_size", json!(1_u64 << 63), "blocks"),
+        ("sparse_topk_blocks", json!(0), "chooses"),
+        ("sparse_topk_blocks", json!(1), "chooses"),
+        ("sparse_topk_blocks", json!(u64::MAX), "chooses"),
+        ("sparse_topk_blocks", Value::Null, "sparse_topk_blocks"),
+        ("sparse_local_block", json!(0), "local"),
+        ("sparse_local_block", json!(3), "chooses"),
+        ("sparse_local_block", json!(u64::MAX), "chooses"),
+        ("sparse_attention_freq", json!([0, 1]), "sparse_attention_freq"),
+        ("sparse_attention_freq", json!([0, 1, 2]), "sparse_attention_freq"),
+    ] {
+        let copy = changed("minimax_m3", |config| {
+            config["text_config"]["sparse_attention_config"][key] = value.clone();
+        });
+        let Some(copy) = copy else { return };
+        let opened = Session::open(copy.path(), &SessionOptions::default(), &mut |_, _| {});
+        let mut error = opened.err().map(|error| Box::new(error) as Box<dyn std::error::Error>);
+        let mut text = String::new();
+        let mut next = error.as_deref_mut().map(|error| &*error as &dyn std::error::Error);
+        while let Some(cause) = next {
+            text += &format!("{cause}: ");
+            next = cause.source();
+        }
+        assert!(text.contains(named), "{key} {value}: {text}");
+    }
+}
+
+#[test]
 fn numbers_that_make_no_sense_are_refused() {
     let refused = |name: &str, key: &str, value: Value| {
         let copy = changed(name, |config| match value.clone() {

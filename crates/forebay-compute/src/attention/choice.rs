@@ -1,22 +1,23 @@
 //! The choice of the keys that a row attends to, by scores that are cheaper than attention's (DeepSeek-AI 2025,
 //! "DeepSeek-V3.2", the lightning indexer).
 //!
-//! An indexer has heads of its own, which share one key per position. The score of a key is the sum over the heads of
-//! the head's weight times the positive part of the dot product of its query and the key. A row sees the `most` keys with
-//! the largest scores. Of equal scores, the lower position is taken first. Score and choice of a row depend on its own
-//! query and on the keys, and on nothing else. Keys may be those of compressed entries, which stand for several positions each
+//! An indexer has heads of its own, which share one key per position. Rows choose among pools of consecutive positions
+//! ([`Pools`]), which may have one position each: those with the largest scores ([`PoolScores`]). Of equal scores, the lower
+//! pool is taken first. Score and choice of a row depend on its own query and on the keys, and on nothing else. Keys may be those of compressed entries, which stand for several positions each
 //! ([`KvCache::span`]). Then a row sees the entries that end at its position or before it, and lists name entries.
 
 use std::ops::Range;
 
 use super::AttentionRun;
-use super::prompt::{KEY_BLOCK, STRIP, score_block};
+use super::pools::Pools;
+use super::prompt::STRIP;
+use super::scores::{Largest, Score, take_heads, transpose};
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
-use crate::kv::{KV_BLOCK, KvCache, Widen, with_rows};
-use crate::simd::{Kernel, LANES, Simd, dispatch};
+use crate::kv::{HeadRows, KV_BLOCK, KvCache, Read, Widen, with_rows};
+use crate::simd::{LANES, dispatch};
 
-/// Number of positions of a task, a multiple of [`KV_BLOCK`].
+/// Number of scores of one list in a task, a multiple of [`KV_BLOCK`].
 const SHARE: usize = 256;
 
 /// Number of scores that are in memory at once, if one row has no more.
@@ -29,45 +30,114 @@ pub struct KeyChoice {
     pub layer: usize,
     /// Number of the indexer's heads.
     pub heads: usize,
-    /// Number of keys that a row sees.
-    pub most: usize,
+    /// Number of leading elements of a cached row that are the key.
+    pub dim: usize,
+    pub pools: Pools,
+    pub scores: PoolScores,
+}
+
+/// How pools are scored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolScores {
+    /// A pool has one key, at its last position. Its score is the sum over the heads of a weight times the positive part of the
+    /// product of query and key. A row has one list.
+    Weighted,
+    /// Every position has a key. Every head has a list of its own. The score of a pool is the largest product of the head's
+    /// query and a key.
+    Largest,
+}
+
+impl KeyChoice {
+    /// Returns the number of lists of a row.
+    pub fn lists(&self) -> usize {
+        match self.scores {
+            PoolScores::Weighted => 1,
+            PoolScores::Largest => self.heads,
+        }
+    }
+
+    /// Returns the number of scores of one list in a task.
+    fn share(&self) -> usize {
+        match self.scores {
+            PoolScores::Weighted => SHARE,
+            PoolScores::Largest => SHARE.div_ceil(self.pools.length),
+        }
+    }
 }
 
 /// The positions that rows of attention see.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct ChosenKeys<'a> {
-    /// Ascending positions `[rows, most]`. Rows with no more than `most` positions up to their own see all of them, and
-    /// their lists are not read.
-    pub positions: &'a [u32],
-    /// Number of positions of a list.
-    pub most: usize,
+    /// Ascending numbers of pools `[rows, lists of a row, most]`. Lists of rows that see all positions are not read.
+    pub lists: &'a [u32],
+    /// Number of lists of a row: one for each key/value head, or one for all.
+    pub lists_of_row: usize,
+    pub pools: Pools,
 }
 
 impl<'a> ChosenKeys<'a> {
-    /// Returns the list of a row at `position`, or `None` if it sees all positions.
-    pub(super) fn of(&self, row: usize, position: usize) -> Option<&'a [u32]> {
-        (position >= self.most).then(|| &self.positions[row * self.most..][..self.most])
+    /// Returns the lists of a row at `position`, or `None` if it sees all positions.
+    pub(super) fn of(&self, row: usize, position: usize) -> Option<RowChoice<'a>> {
+        let (pools, length) = (self.pools, self.row_length());
+        let lists = || &self.lists[row * length..][..length];
+        (!pools.sees_all(position)).then(|| RowChoice { lists: lists(), position, pools })
+    }
+
+    fn row_length(&self) -> usize {
+        self.lists_of_row * self.pools.most
     }
 
     /// Returns the lists from row `first` on.
     pub(super) fn rows_from(&self, first: usize) -> ChosenKeys<'a> {
-        ChosenKeys { positions: &self.positions[first * self.most..], ..*self }
+        ChosenKeys { lists: &self.lists[first * self.row_length()..], ..*self }
     }
 
     /// Returns the number of the run's first rows that see all positions.
     pub(super) fn rows_that_see_all(&self, run: &AttentionRun<'_>) -> usize {
-        self.most.saturating_sub(run.first_position).min(run.tokens)
+        let sees_all = |token: &usize| self.pools.sees_all(run.first_position + token);
+        (0..run.tokens).take_while(sees_all).count()
     }
 
-    pub(super) fn check(&self, runs: &[AttentionRun<'_>]) {
-        assert!(self.most > 0, "attention: rows that see nothing");
+    pub(super) fn check(&self, runs: &[AttentionRun<'_>], kv_heads: usize) {
+        self.pools.check();
+        let lists = self.lists_of_row;
+        assert!(lists == 1 || lists == kv_heads, "attention: {lists} lists of a row");
         let rows: usize = runs.iter().map(|run| run.tokens).sum();
-        assert!(self.positions.len() >= rows * self.most, "attention: missing lists");
+        assert!(self.lists.len() >= rows * self.row_length(), "attention: missing lists");
         let tokens = runs.iter().flat_map(|run| (0..run.tokens).map(|at| run.first_position + at));
         for (row, position) in tokens.enumerate() {
-            let last = self.of(row, position).and_then(<[u32]>::last);
-            assert!(last.is_none_or(|&last| last as usize <= position), "attention: a later key");
+            let Some(choice) = self.of(row, position) else { continue };
+            let end = self.pools.candidates(position);
+            let mut last = choice.lists.chunks_exact(self.pools.most).filter_map(<[u32]>::last);
+            assert!(last.all(|&last| (last as usize) < end), "attention: a later key");
         }
+    }
+}
+
+/// The positions that one row sees.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowChoice<'a> {
+    lists: &'a [u32],
+    position: usize,
+    pools: Pools,
+}
+
+impl RowChoice<'_> {
+    /// Returns the number of positions that the row sees.
+    pub fn seen(&self) -> usize {
+        self.pools.seen(self.position)
+    }
+
+    /// Returns those of the positions that key/value head `head` sees which have these numbers.
+    pub fn positions(
+        &self,
+        head: usize,
+        numbers: Range<usize>,
+    ) -> impl ExactSizeIterator<Item = usize> {
+        let most = self.pools.most;
+        let list = if self.lists.len() == most { 0 } else { head };
+        let list = &self.lists[list * most..][..most];
+        numbers.map(move |index| self.pools.position_of(list, self.position, index))
     }
 }
 
@@ -76,30 +146,30 @@ impl<'a> ChosenKeys<'a> {
 struct Row<'a> {
     /// Number of the row in its pass.
     index: usize,
-    /// Number of keys to choose from.
-    end: usize,
+    /// Number of pools that it may choose.
+    candidates: usize,
     table: &'a [u32],
 }
 
-/// Returns the rows of all runs with more than `most` keys to choose from, each of which stands for `span` positions.
+/// Returns the rows of all runs that may choose more pools than they take. Each key stands for `span` positions.
 fn rows<'a>(
     runs: &'a [AttentionRun<'a>],
-    most: usize,
+    pools: Pools,
     span: usize,
 ) -> impl Iterator<Item = Row<'a>> {
     let tokens = runs.iter().flat_map(|run| (0..run.tokens).map(move |token| (run, token)));
     let rows = tokens.enumerate().map(move |(index, (run, token))| Row {
         index,
-        end: (run.first_position + token + 1) / span,
+        candidates: pools.candidates_of((run.first_position + token + 1) / span),
         table: run.table,
     });
-    rows.filter(move |row| row.end > most)
+    rows.filter(move |row| row.candidates > pools.most)
 }
 
 impl Cpu {
-    /// Chooses the keys of every row. `q` is `[rows, heads, dim]`, `weights` `[rows, heads]` and `chosen` `[rows, most]`, with
-    /// the rows of all `runs` one after the other. The rows' own keys must already be in the cache. A list gets ascending
-    /// positions. Those of rows that see all positions get zeroes.
+    /// Chooses the pools of every row. `q` is `[rows, heads, dim]`, `weights` `[rows, heads]` and `chosen` `[rows, lists, most]`,
+    /// with the rows of all `runs` one after the other. The rows' own keys must already be in the cache. A list gets ascending
+    /// numbers of pools. Those of rows that see all positions get zeroes. Without weights they are all 1.
     ///
     /// # Panics
     /// Panics if the lengths do not fit together, if `most` or `heads` is 0, or if a table has no entry for a position that
@@ -107,83 +177,128 @@ impl Cpu {
     pub fn choose_keys(
         &self,
         q: &[f32],
-        weights: &[f32],
+        weights: Option<&[f32]>,
         cache: &KvCache,
         what: &KeyChoice,
         runs: &[AttentionRun<'_>],
         chosen: &mut [u32],
     ) {
-        let KeyChoice { layer, heads, most } = *what;
-        let (dim, span) = (cache.shape(layer).head_dim_k, cache.span(layer));
+        let KeyChoice { layer, heads, dim, pools, .. } = *what;
+        let (lists, most, span) = (what.lists(), pools.most, cache.span(layer));
         let tokens: usize = runs.iter().map(|run| run.tokens).sum();
-        assert!(heads > 0 && most > 0, "choose_keys: {what:?}");
+        pools.check();
+        let row_dim = cache.shape(layer).head_dim_k;
+        let whole = pools.length == 1 || what.scores == PoolScores::Largest;
+        let fits = if whole { dim == row_dim } else { dim <= row_dim };
+        assert!(heads > 0 && fits, "choose_keys: {what:?} with rows of {row_dim}");
+        let fits = what.scores != PoolScores::Largest || pools.length.is_power_of_two();
+        assert!(fits && (span == 1 || pools.length == 1), "choose_keys: {what:?}");
         assert_eq!(q.len(), tokens * heads * dim, "choose_keys: q is not [rows, heads, dim]");
-        assert_eq!(weights.len(), tokens * heads, "choose_keys: weights are not [rows, heads]");
-        assert!(chosen.len() >= tokens * most, "choose_keys: missing lists");
-        // Lists of rows that are not reached, because the pool was told to stop, name a position that exists.
-        chosen[..tokens * most].fill(0);
-        let mut left = rows(runs, most, span).peekable();
+        let fits = weights.is_none_or(|weights| weights.len() == tokens * heads);
+        assert!(fits, "choose_keys: weights are not [rows, heads]");
+        assert!(chosen.len() >= tokens * lists * most, "choose_keys: missing lists");
+        // Lists of rows that are not reached, because the pool was told to stop, name a pool that exists.
+        chosen[..tokens * lists * most].fill(0);
+        let mut left = rows(runs, pools, span).peekable();
         let mut shared = self.shared_scratch();
+        // Scores of all lists of a row.
+        let stride_of = |candidates: usize| candidates.next_multiple_of(what.share()) * lists;
         while let Some(first) = left.next() {
             // As many rows as have room. They follow one another, except for rows that see all positions.
-            let (mut last, mut end) = (first, first.end);
-            let rows_of = |end: usize| SCORES / end.next_multiple_of(SHARE);
+            let (mut last, mut end) = (first, first.candidates);
             let mut count = 1;
             while let Some(next) = left.peek() {
-                let longer = end.max(next.end);
-                if rows_of(longer) <= count {
+                let longer = end.max(next.candidates);
+                if SCORES / stride_of(longer) <= count {
                     break;
                 }
                 (last, end, count) = (*next, longer, count + 1);
                 left.next();
             }
-            let stride = end.next_multiple_of(SHARE);
+            let stride = stride_of(end);
             let indices = first.index..=last.index;
-            let group = || rows(runs, most, span).filter(|row| indices.contains(&row.index));
+            let group = || rows(runs, pools, span).filter(|row| indices.contains(&row.index));
             let scores = shared.floats(count * stride);
-            self.score_keys(q, weights, cache, what, group, stride, scores);
-            self.take_largest(group, stride, scores, most, chosen);
+            self.score_keys((q, weights), cache, what, group, stride, scores);
+            self.take_largest(group, stride, scores, what, chosen);
         }
     }
 
-    /// Computes the scores `[rows, stride]` of a group of rows.
-    #[expect(clippy::too_many_arguments, reason = "a step of one operation")]
+    /// Computes the scores `[rows, shares, lists, share]` of a group of rows.
     fn score_keys<'a, I: Iterator<Item = Row<'a>>>(
         &self,
-        q: &[f32],
-        weights: &[f32],
+        (q, weights): (&[f32], Option<&[f32]>),
         cache: &KvCache,
         what: &KeyChoice,
         rows: impl Fn() -> I + Sync,
         stride: usize,
         scores: &mut [f32],
     ) {
-        let (heads, key_stride) = (what.heads, cache.key_stride(what.layer));
-        let dim = cache.shape(what.layer).head_dim_k;
+        let KeyChoice { layer, heads, dim, pools, .. } = *what;
+        let row_stride = cache.key_stride(layer);
+        // A key may be the first part of a row.
+        let key_stride = match what.scores {
+            PoolScores::Weighted if pools.length > 1 => dim.next_multiple_of(LANES),
+            _ => row_stride,
+        };
         let strips = heads.div_ceil(STRIP);
-        let shares = stride / SHARE;
-        self.pool.for_each_chunk_mut(scores, SHARE, |worker, at, scores| {
-            for (task, scores) in scores.chunks_exact_mut(SHARE).enumerate() {
-                let task = at / SHARE + task;
+        let (share, lists) = (what.share(), what.lists());
+        let task_len = lists * share;
+        let shares = stride / task_len;
+        self.pool.for_each_chunk_mut(scores, task_len, |worker, at, scores| {
+            for (task, scores) in scores.chunks_exact_mut(task_len).enumerate() {
+                let task = at / task_len + task;
                 let row = rows().nth(task / shares).expect("every row has scores");
-                let first = task % shares * SHARE;
-                let count = row.end.saturating_sub(first).min(SHARE);
+                let first = task % shares * share;
+                let count = row.candidates.saturating_sub(first).min(share);
                 if count == 0 {
                     continue;
                 }
                 let mut scratch = self.worker_scratch(worker);
-                let lengths = [strips * STRIP * key_stride, strips * STRIP, KV_BLOCK * key_stride];
+                let largest_len = share * strips * STRIP;
+                let lengths = [
+                    strips * STRIP * key_stride,
+                    strips * STRIP,
+                    KV_BLOCK * key_stride,
+                    if what.scores == PoolScores::Largest { largest_len } else { 0 },
+                ];
                 let mut rest = scratch.floats(lengths.iter().sum());
-                let [queries, shares, keys] =
+                let [queries, of_heads, keys, largest] =
                     lengths.map(|len| rest.split_off_mut(..len).unwrap_or_default());
                 let own = &q[row.index * heads * dim..][..heads * dim];
                 transpose(own, dim, key_stride, queries);
-                shares.fill(0.0);
-                shares[..heads].copy_from_slice(&weights[row.index * heads..][..heads]);
-                for (block, scores) in scores[..count].chunks_mut(KV_BLOCK).enumerate() {
-                    let from = first + block * KV_BLOCK;
-                    self.widen_keys(cache, what.layer, row.table, from..first + count, keys);
-                    let (queries, weights, keys) = (&*queries, &*shares, &*keys);
+                if what.scores == PoolScores::Largest {
+                    largest.fill(f32::NEG_INFINITY);
+                    let first = first * pools.length;
+                    for at in (0..count * pools.length).step_by(KV_BLOCK) {
+                        let from = first + at;
+                        self.widen_keys(cache, layer, row.table, from..from + KV_BLOCK, keys);
+                        let (queries, keys) = (&*queries, &*keys);
+                        let rule = Largest { queries, keys, at, length: pools.length, largest };
+                        dispatch(self, rule);
+                    }
+                    take_heads(largest, strips, share, count, scores);
+                    continue;
+                }
+                of_heads.fill(0.0);
+                match weights {
+                    Some(weights) => {
+                        of_heads[..heads].copy_from_slice(&weights[row.index * heads..][..heads])
+                    }
+                    None => of_heads[..heads].fill(1.0),
+                }
+                for (at, scores) in scores[..count].chunks_mut(KV_BLOCK).enumerate() {
+                    let from = first + at * KV_BLOCK;
+                    match pools.length {
+                        1 => self.widen_keys(cache, layer, row.table, from..first + count, keys),
+                        length => {
+                            let last = |pool: usize| (from + pool + 1) * length - 1;
+                            let pools = (0..scores.len()).map(last);
+                            let of = |block| cache.keys(layer, block, 0);
+                            self.gather_rows(pools, row.table, [row_stride, key_stride], of, keys);
+                        }
+                    }
+                    let (queries, weights, keys) = (&*queries, &*of_heads, &*keys);
                     dispatch(self, Score { queries, weights, keys, scores });
                 }
             }
@@ -206,7 +321,26 @@ impl Cpu {
             let (block, _) = cache.place(layer, first);
             let rows = cache.keys(layer, table[block], 0);
             with_rows!(rows => {
-                let rows = crate::kv::Read::vectors(rows, 0, of_block / LANES);
+                let rows = rows.vectors(0, of_block / LANES);
+                dispatch(self, Widen { rows, out });
+            });
+        }
+    }
+
+    /// Widens the first `taken` elements of the rows at these positions. `rows_of` returns the rows of a block.
+    pub(super) fn gather_rows<'a>(
+        &self,
+        positions: impl Iterator<Item = usize>,
+        table: &[u32],
+        [stride, taken]: [usize; 2],
+        rows_of: impl Fn(u32) -> HeadRows<'a>,
+        out: &mut [f32],
+    ) {
+        for (position, out) in positions.zip(out.chunks_exact_mut(taken)) {
+            let rows = rows_of(table[position / KV_BLOCK]);
+            with_rows!(rows => {
+                let first = position % KV_BLOCK * (stride / LANES);
+                let rows = rows.vectors(first, taken / LANES);
                 dispatch(self, Widen { rows, out });
             });
         }
@@ -218,19 +352,29 @@ impl Cpu {
         rows: impl Fn() -> I + Sync,
         stride: usize,
         scores: &[f32],
-        most: usize,
+        what: &KeyChoice,
         chosen: &mut [u32],
     ) {
         let chosen = SharedSlice::new(chosen);
-        let count = scores.len() / stride;
+        let (lists, share, pools) = (what.lists(), what.share(), what.pools);
+        let count = scores.len() / stride * lists;
         self.pool.for_each_chunk_with_worker(count, 1, |worker, tasks| {
             for task in tasks {
-                let row = rows().nth(task).expect("every row has a list");
-                let scores = &scores[task * stride..][..row.end];
+                let (row, list) = (task / lists, task % lists);
+                let scores = &scores[row * stride..][..stride];
+                let row = rows().nth(row).expect("every row has lists");
+                let candidates = row.candidates;
                 let mut scratch = self.worker_scratch(worker);
-                // SAFETY: every row is one task, so no other piece overlaps this one. It is last used in the next statement.
-                let list = unsafe { chosen.piece(row.index * most, most) };
-                largest(scores, scratch.floats(scores.len()), list);
+                let (own, copy) = scratch.floats(2 * candidates).split_at_mut(candidates);
+                let pieces = scores.chunks_exact(share).skip(list).step_by(lists);
+                for (own, piece) in own.chunks_mut(share).zip(pieces) {
+                    own.copy_from_slice(&piece[..own.len()]);
+                }
+                own[candidates - pools.before_own.min(candidates)..].fill(f32::INFINITY);
+                // SAFETY: every list is one task, so no other piece overlaps this one. It is last used in the next statement.
+                let list =
+                    unsafe { chosen.piece((row.index * lists + list) * pools.most, pools.most) };
+                largest(own, copy, list);
             }
         });
     }
@@ -257,59 +401,6 @@ fn largest(scores: &[f32], copy: &mut [f32], list: &mut [u32]) {
     }
 }
 
-/// Writes queries as `[strips, stride, STRIP]`. Absent heads and padding are 0.
-fn transpose(heads: &[f32], dim: usize, stride: usize, out: &mut [f32]) {
-    out.fill(0.0);
-    for (head, query) in heads.chunks_exact(dim).enumerate() {
-        let strip = &mut out[head / STRIP * stride * STRIP..][..stride * STRIP];
-        for (x, column) in query.iter().zip(strip.chunks_exact_mut(STRIP)) {
-            column[head % STRIP] = *x;
-        }
-    }
-}
-
-/// Scores of a row with the first keys of one block.
-struct Score<'a> {
-    /// `[strips, key stride, STRIP]`
-    queries: &'a [f32],
-    /// `[strips, STRIP]`
-    weights: &'a [f32],
-    /// `[KV_BLOCK, key stride]`
-    keys: &'a [f32],
-    scores: &'a mut [f32],
-}
-
-impl Kernel for Score<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let stride = self.keys.len() / KV_BLOCK;
-        let zero = simd.splat(0.0);
-        let blocks = self.keys.chunks_exact(KEY_BLOCK * stride);
-        for (keys, scores) in blocks.zip(self.scores.chunks_mut(KEY_BLOCK)) {
-            let mut sums = [zero; KEY_BLOCK];
-            let strips = self.queries.chunks_exact(stride * STRIP);
-            for (queries, weights) in strips.zip(self.weights.as_chunks::<STRIP>().0) {
-                let mut dots = [0.0; KEY_BLOCK * STRIP];
-                score_block(simd, queries, keys, &mut dots);
-                let weights = weights.as_chunks::<LANES>().0;
-                for (sum, dots) in sums.iter_mut().zip(dots.as_chunks::<STRIP>().0) {
-                    for (weight, dots) in weights.iter().zip(dots.as_chunks::<LANES>().0) {
-                        let positive = simd.max(simd.load(dots), zero);
-                        *sum = simd.mul_add(simd.load(weight), positive, *sum);
-                    }
-                }
-            }
-            for (score, sum) in scores.iter_mut().zip(sums) {
-                let sum = simd.sum(sum);
-                // Adding 0 turns -0 into 0, so both are equal. NaN comes last.
-                *score = if sum.is_nan() { f32::NEG_INFINITY } else { sum + 0.0 };
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -320,6 +411,11 @@ mod tests {
     const DIM: usize = 40;
     const HEADS: usize = 5;
     const CONTEXT: usize = 700;
+
+    fn by_position(most: usize) -> KeyChoice {
+        let (pools, scores) = (Pools::positions(most), PoolScores::Weighted);
+        KeyChoice { layer: 0, heads: HEADS, dim: DIM, pools, scores }
+    }
 
     /// Returns a cache with one layer of random keys, and its table. With `rounded`, elements are multiples of 1/2, so that
     /// sums are exact and many scores are equal.
@@ -369,8 +465,8 @@ mod tests {
                         (q, w) = (round(q), round(w));
                     }
                     let mut chosen = vec![0; most];
-                    let what = KeyChoice { layer: 0, heads: HEADS, most };
-                    cpu.choose_keys(&q, &w, &cache, &what, &[run], &mut chosen);
+                    let what = by_position(most);
+                    cpu.choose_keys(&q, Some(&w), &cache, &what, &[run], &mut chosen);
                     let scores = exact(&cpu, &cache, &run, &q, &w);
                     let mut order: Vec<u32> = (0..=position as u32).collect();
                     order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));
@@ -387,7 +483,7 @@ mod tests {
         for cpu in cpus() {
             let (cache, table) = cache(&cpu, KvType::F16, false);
             let most = 30;
-            let what = KeyChoice { layer: 0, heads: HEADS, most };
+            let what = by_position(most);
             let run = |first_position, tokens| AttentionRun {
                 kind: RowKind::Prompt,
                 first_position,
@@ -397,15 +493,123 @@ mod tests {
             let runs = [run(10, 90), run(600, 3), run(5, 2)];
             let (q, w) = (random(1, 95 * HEADS * DIM), random(2, 95 * HEADS));
             let mut together = vec![u32::MAX; 95 * most];
-            cpu.choose_keys(&q, &w, &cache, &what, &runs, &mut together);
+            cpu.choose_keys(&q, Some(&w), &cache, &what, &runs, &mut together);
             let positions = (10..100).chain(600..603).chain(5..7);
             for (row, position) in positions.enumerate() {
                 let mut alone = vec![u32::MAX; most];
                 let q = &q[row * HEADS * DIM..][..HEADS * DIM];
                 let w = &w[row * HEADS..][..HEADS];
-                cpu.choose_keys(q, w, &cache, &what, &[run(position, 1)], &mut alone);
+                cpu.choose_keys(q, Some(w), &cache, &what, &[run(position, 1)], &mut alone);
                 assert_eq!(alone, together[row * most..][..most], "row {row}");
                 assert_eq!(alone.iter().all(|at| *at == 0), position < most, "row {row}");
+            }
+        }
+    }
+
+    /// Returns the pools that a row chooses in each of its lists, with scores in f64.
+    fn expected(
+        cpu: &Cpu,
+        cache: &KvCache,
+        run: &AttentionRun<'_>,
+        what: &KeyChoice,
+        (q, w): (&[f32], &[f32]),
+    ) -> Vec<u32> {
+        let KeyChoice { pools, dim, .. } = *what;
+        let key = |position| cache.key(cpu, 0, run.table, 0, position);
+        let dot = |q: &[f32], position| -> f64 {
+            q.iter().zip(&key(position)).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum()
+        };
+        let heads: Vec<&[f32]> = q.chunks_exact(dim).collect();
+        let score = |list: usize, pool: usize| match what.scores {
+            PoolScores::Weighted => {
+                let at = (pool + 1) * pools.length - 1;
+                heads.iter().zip(w).map(|(q, w)| f64::from(*w) * dot(q, at).max(0.0)).sum()
+            }
+            PoolScores::Largest => {
+                let all = pool * pools.length..(pool + 1) * pools.length;
+                all.map(|at| dot(heads[list], at)).fold(f64::NEG_INFINITY, f64::max)
+            }
+        };
+        let candidates = pools.candidates(run.first_position);
+        let list = |list: usize| {
+            let mut scores: Vec<f64> = (0..candidates).map(|pool| score(list, pool)).collect();
+            scores[candidates - pools.before_own..].fill(f64::INFINITY);
+            let mut order: Vec<u32> = (0..candidates as u32).collect();
+            order.sort_by(|a, b| scores[*b as usize].total_cmp(&scores[*a as usize]));
+            order.truncate(pools.most);
+            order.sort_unstable();
+            order
+        };
+        (0..what.lists()).flat_map(list).collect()
+    }
+
+    #[test]
+    fn pools_are_chosen_by_one_key_or_by_the_largest_product_of_each_head() {
+        for cpu in cpus() {
+            for kind in [KvType::F16, KvType::F32, KvType::Q8_0] {
+                let (cache, table) = cache(&cpu, kind, false);
+                let complete =
+                    |length, most| Pools { length, most, own_seen: false, before_own: 0 };
+                let apart = |length, most, before_own| Pools {
+                    own_seen: true,
+                    before_own,
+                    ..complete(length, most)
+                };
+                // The first elements of a row may be the key.
+                for (pools, scores, dim) in [
+                    (complete(4, 5), PoolScores::Weighted, DIM),
+                    (complete(4, 30), PoolScores::Weighted, 24),
+                    (complete(3, 9), PoolScores::Weighted, DIM),
+                    (apart(8, 2, 0), PoolScores::Largest, DIM),
+                    (apart(8, 5, 2), PoolScores::Largest, DIM),
+                    (apart(128, 1, 0), PoolScores::Largest, DIM),
+                    (apart(2, 40, 1), PoolScores::Largest, DIM),
+                    (apart(512, 1, 0), PoolScores::Largest, DIM),
+                ] {
+                    let what = KeyChoice { layer: 0, heads: HEADS, dim, pools, scores };
+                    let positions: Vec<usize> = [130, 131, 255, 256, 600, 602, 699].into();
+                    for position in positions.into_iter().filter(|at| !pools.sees_all(*at)) {
+                        let run = AttentionRun {
+                            kind: RowKind::Decode,
+                            first_position: position,
+                            tokens: 1,
+                            table: &table,
+                        };
+                        let (q, w) = (random(position as u64, HEADS * dim), random(9, HEADS));
+                        let mut chosen = vec![0; what.lists() * pools.most];
+                        cpu.choose_keys(&q, Some(&w), &cache, &what, &[run], &mut chosen);
+                        let expected = expected(&cpu, &cache, &run, &what, (&q, &w));
+                        assert_eq!(chosen, expected, "{what:?} {kind:?} {position}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn lists_of_heads_do_not_depend_on_the_rows_beside_them() {
+        for cpu in cpus() {
+            let (cache, table) = cache(&cpu, KvType::F16, false);
+            let pools = Pools { length: 8, most: 4, own_seen: true, before_own: 0 };
+            let scores = PoolScores::Largest;
+            let what = KeyChoice { layer: 0, heads: HEADS, dim: DIM, pools, scores };
+            let run = |first_position, tokens| AttentionRun {
+                kind: RowKind::Prompt,
+                first_position,
+                tokens,
+                table: &table,
+            };
+            let (q, row) = (random(1, 95 * HEADS * DIM), HEADS * pools.most);
+            let mut together = vec![u32::MAX; 95 * row];
+            let runs = [run(10, 90), run(600, 3), run(5, 2)];
+            cpu.choose_keys(&q, None, &cache, &what, &runs, &mut together);
+            let positions = (10..100).chain(600..603).chain(5..7);
+            for (index, position) in positions.enumerate() {
+                let mut alone = vec![u32::MAX; row];
+                let q = &q[index * HEADS * DIM..][..HEADS * DIM];
+                cpu.choose_keys(q, None, &cache, &what, &[run(position, 1)], &mut alone);
+                assert_eq!(alone, together[index * row..][..row], "row {index}");
+                assert_eq!(alone.iter().all(|at| *at == 0), pools.sees_all(position));
             }
         }
     }

@@ -3,9 +3,10 @@
 
 use std::ops::Range;
 
+use super::choice::RowChoice;
 use super::{Attention, AttentionRun};
 use crate::cpu::Cpu;
-use crate::kv::{HeadRows, KV_BLOCK, KvCache, Read, Widen, with_rows};
+use crate::kv::{KV_BLOCK, KvCache, Read, with_rows};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Number of positions in a chunk: 64 KiB of half-precision rows of 128 elements, which take some
@@ -73,15 +74,15 @@ pub(super) fn run(
                 width,
                 softcap: what.softcap,
             };
-            match row.list {
+            match &row.choice {
                 None => {
                     let seen = row.start.max(chunk * CHUNK)..row.end.min((chunk + 1) * CHUNK);
                     work.run(seen, scores, part);
                 }
-                Some(list) => {
-                    let list = &list[chunk * CHUNK..];
-                    let list = &list[..list.len().min(CHUNK)];
-                    work.run_gathered(list, gathered.split_at_mut(gathered_keys), scores, part);
+                Some(choice) => {
+                    let numbers = chunk * CHUNK..choice.seen().min((chunk + 1) * CHUNK);
+                    let memory = gathered.split_at_mut(gathered_keys);
+                    work.run_gathered(choice, numbers, memory, scores, part);
                 }
             }
         }
@@ -107,7 +108,7 @@ pub(super) fn part_len(group: usize, width: usize) -> usize {
 /// Returns the number of rows with chosen positions whose parts take a few megabytes.
 pub(super) fn rows_at_once(cache: &KvCache, what: &Attention<'_>) -> usize {
     let kv_heads = cache.shape(what.layer).kv_heads;
-    let chunks = what.chosen.map_or(1, |chosen| chosen.most.div_ceil(CHUNK)).max(1);
+    let chunks = what.chosen.map_or(1, |chosen| chosen.pools.most_positions().div_ceil(CHUNK));
     let part = part_len(what.heads / kv_heads, cache.value_width(what.layer));
     ((4 << 20) / (kv_heads * chunks * part)).max(1)
 }
@@ -118,20 +119,20 @@ struct Row<'a> {
     end: usize,
     table: &'a [u32],
     /// The positions, if they are chosen ones.
-    list: Option<&'a [u32]>,
+    choice: Option<RowChoice<'a>>,
 }
 
 impl Row<'_> {
     /// Returns the number of positions.
     fn seen(&self) -> usize {
-        self.list.map_or(self.end - self.start, <[u32]>::len)
+        self.choice.map_or(self.end - self.start, |choice| choice.seen())
     }
 
     /// Returns the number of chunks that the visible positions touch. Chosen positions are counted through.
     fn chunks(&self) -> usize {
-        match self.list {
+        match self.choice {
             None => (self.end - 1) / CHUNK - self.start / CHUNK + 1,
-            Some(list) => list.len().div_ceil(CHUNK),
+            Some(choice) => choice.seen().div_ceil(CHUNK),
         }
     }
 }
@@ -148,7 +149,7 @@ fn rows<'a>(
             start: what.first_visible(position),
             end: position + 1,
             table: run.table,
-            list: what.chosen.as_ref().and_then(|chosen| chosen.of(index, position)),
+            choice: what.chosen.as_ref().and_then(|chosen| chosen.of(index, position)),
         }
     })
 }
@@ -165,7 +166,7 @@ fn task_at<'a>(
     for (index, row) in rows(runs, what).enumerate() {
         let chunks = row.chunks();
         if left < kv_heads * chunks {
-            let first = if row.list.is_some() { 0 } else { row.start / CHUNK };
+            let first = if row.choice.is_some() { 0 } else { row.start / CHUNK };
             let chunk = first + left % chunks;
             return (index, row, left / chunks, chunk);
         }
@@ -247,46 +248,31 @@ impl ChunkWork<'_> {
         });
     }
 
-    /// Computes the part for the positions of `list`. Their keys and values are brought together as f32, which changes no
-    /// value, and no other row of the cache is read.
+    /// Computes the part for chosen positions with these numbers. Their keys and values are brought together as f32, which
+    /// changes no value, and no other row of the cache is read.
     fn run_gathered(
         &self,
-        list: &[u32],
+        choice: &RowChoice<'_>,
+        numbers: Range<usize>,
         (keys, values): (&mut [f32], &mut [f32]),
         scores: &mut [f32],
         part: &mut [f32],
     ) {
         let (cache, layer, kv_head) = (self.cache, self.layer, self.kv_head);
         let (key_stride, value_stride) = (cache.key_stride(layer), cache.value_stride(layer));
-        self.gather(list, key_stride, |block| cache.keys(layer, block, kv_head), keys);
+        let positions = || choice.positions(kv_head, numbers.clone());
+        let keys_of = |block| cache.keys(layer, block, kv_head);
+        self.cpu.gather_rows(positions(), self.table, [key_stride; 2], keys_of, keys);
         let values = if values.is_empty() {
             &*keys
         } else {
-            self.gather(list, value_stride, |block| cache.values(layer, block, kv_head), values);
+            let values_of = |block| cache.values(layer, block, kv_head);
+            self.cpu.gather_rows(positions(), self.table, [value_stride; 2], values_of, values);
             &*values
         };
         let (keys, values) = (blocks_of(keys, key_stride), blocks_of(values, value_stride));
-        let count = list.len().div_ceil(KV_BLOCK);
-        self.compute(&keys[..count], &values[..count], 0..list.len(), scores, part);
-    }
-
-    /// Widens the rows at the positions of `list`. `rows_of` returns the rows of a block.
-    fn gather<'a>(
-        &self,
-        list: &[u32],
-        stride: usize,
-        rows_of: impl Fn(u32) -> HeadRows<'a>,
-        out: &mut [f32],
-    ) {
-        let vectors = stride / LANES;
-        for (&position, out) in list.iter().zip(out.chunks_exact_mut(stride)) {
-            let position = position as usize;
-            let rows = rows_of(self.table[position / KV_BLOCK]);
-            with_rows!(rows => {
-                let rows = rows.vectors(position % KV_BLOCK * vectors, vectors);
-                dispatch(self.cpu, Widen { rows, out });
-            });
-        }
+        let count = numbers.len().div_ceil(KV_BLOCK);
+        self.compute(&keys[..count], &values[..count], 0..numbers.len(), scores, part);
     }
 
     pub(super) fn compute<'a, R: Read<'a>>(

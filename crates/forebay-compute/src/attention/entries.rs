@@ -72,8 +72,8 @@ impl<'a> Rows<'a> {
             }
             let position = run.first_position + token;
             let all = (position + 1) / self.span;
-            let chosen = self.entries.chosen.filter(|chosen| all > chosen.most);
-            let list = chosen.map(|of| &of.positions[index * of.most..][..of.most]);
+            let chosen = self.entries.chosen.filter(|chosen| all > chosen.pools.most);
+            let list = chosen.map(|of| &of.lists[index * of.pools.most..][..of.pools.most]);
             return Row {
                 window: self.what.first_visible(position)..position + 1,
                 entries: list.map_or(all, <[u32]>::len),
@@ -112,7 +112,7 @@ impl Cpu {
         assert_eq!(q.len(), tokens * heads * dim, "attention: q is not [tokens, heads, dim]");
         assert_eq!(out.len(), q.len(), "attention: out is not [tokens, heads, dim]");
         assert_eq!(runs.len(), entries.tables.len(), "attention: a table of entries for each run");
-        let listed = entries.chosen.is_none_or(|of| of.positions.len() >= tokens * of.most);
+        let listed = entries.chosen.is_none_or(|of| of.lists.len() >= tokens * of.pools.most);
         assert!(listed, "attention: missing lists");
         let rows = Rows { runs, what, entries, span: cache.span(entries.layer) };
         let most = (0..tokens).map(|row| rows.row(row).seen()).max().unwrap_or(0);

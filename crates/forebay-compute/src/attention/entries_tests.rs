@@ -1,6 +1,9 @@
 //! Compressed entries, their choice and attention over them, compared with the formulas in f64.
 
-use super::{Attention, AttentionRun, ChosenKeys, Compression, Entries, EntryScratch, KeyChoice};
+use super::{
+    Attention, AttentionRun, ChosenKeys, Compression, Entries, EntryScratch, KeyChoice, PoolScores,
+    Pools,
+};
 use crate::cpu::Cpu;
 use crate::kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType};
 use crate::ops::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
@@ -215,14 +218,18 @@ fn attention_sees_the_window_and_the_entries() {
             let (q, w) = (random(1, tokens * HEADS * DIM), random(2, tokens * HEADS));
             let lists = most.map(|most| {
                 let mut lists = vec![u32::MAX; tokens * most];
-                let what = KeyChoice { layer: ENTRIES, heads: HEADS, most };
+                let (pools, scores) = (Pools::positions(most), PoolScores::Weighted);
+                let what = KeyChoice { layer: ENTRIES, heads: HEADS, dim: DIM, pools, scores };
                 let own = runs.map(|run| AttentionRun { table: &case.tables[1], ..run });
-                cpu.choose_keys(&q, &w, &case.cache, &what, &own, &mut lists);
+                cpu.choose_keys(&q, Some(&w), &case.cache, &what, &own, &mut lists);
                 (lists, most)
             });
             let tables = [&case.tables[1][..]; 3];
-            let chosen =
-                lists.as_ref().map(|(positions, most)| ChosenKeys { positions, most: *most });
+            let chosen = lists.as_ref().map(|(lists, most)| ChosenKeys {
+                lists,
+                lists_of_row: 1,
+                pools: Pools::positions(*most),
+            });
             let entries = Entries { layer: ENTRIES, tables: &tables, chosen };
             let mut out = vec![0.0; q.len()];
             cpu.attention_with_entries(&q, &case.cache, &what, &entries, &runs, &mut out);
@@ -245,9 +252,8 @@ fn attention_sees_the_window_and_the_entries() {
                 }
                 // Alone, the row has the same bits.
                 let mut alone = vec![0.0; HEADS * DIM];
-                let positions = chosen.map(|of| &of.positions[row * of.most..][..of.most]);
-                let chosen =
-                    chosen.zip(positions).map(|(of, positions)| ChosenKeys { positions, ..of });
+                let positions = chosen.map(|of| &of.lists[row * of.pools.most..][..of.pools.most]);
+                let chosen = chosen.zip(positions).map(|(of, lists)| ChosenKeys { lists, ..of });
                 let own = Entries { tables: &tables[..1], chosen, ..entries };
                 cpu.attention_with_entries(
                     q,

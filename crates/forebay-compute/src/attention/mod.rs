@@ -13,14 +13,19 @@ mod decode;
 mod entries;
 #[cfg(test)]
 mod entries_tests;
+mod pooled;
+mod pools;
 mod prompt;
+mod scores;
 #[cfg(test)]
 mod tests;
 
-pub use choice::{ChosenKeys, KeyChoice};
+pub use choice::{ChosenKeys, KeyChoice, PoolScores};
 pub use compress::{Compression, EntryScratch};
 pub(crate) use decode::CHUNK;
 pub use entries::Entries;
+pub use pooled::KeyPool;
+pub use pools::Pools;
 
 use crate::cpu::Cpu;
 use crate::kv::{KV_BLOCK, KvCache};
@@ -131,7 +136,7 @@ impl Cpu {
         assert!(what.sinks.is_none_or(|sinks| sinks.len() == what.heads), "attention: sinks");
         if let Some(chosen) = &what.chosen {
             assert!(what.window.is_none(), "attention: chosen positions within a window");
-            chosen.check(runs);
+            chosen.check(runs, shape.kv_heads);
         }
         for run in runs {
             let blocks = (run.first_position + run.tokens).div_ceil(KV_BLOCK);

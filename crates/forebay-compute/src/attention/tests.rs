@@ -1,6 +1,6 @@
 //! Comparison of both kernels with plain f64 attention.
 
-use super::{Attention, AttentionRun, ChosenKeys, decode, prompt};
+use super::{Attention, AttentionRun, ChosenKeys, Pools, decode, prompt};
 use crate::cpu::{Arithmetic, Cpu, Isa};
 use crate::kv::tests::stored;
 use crate::kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType};
@@ -115,12 +115,13 @@ impl Case {
             let position = first + token;
             let kv_head = head / (self.heads / kv_heads);
             let q = &self.q[(position * self.heads + head) * head_dim_k..][..head_dim_k];
-            let list = what.chosen.and_then(|chosen| chosen.of(token, position));
+            let choice = what.chosen.and_then(|chosen| chosen.of(token, position));
+            let list = choice.map(|of| of.positions(kv_head, 0..of.seen()).collect::<Vec<_>>());
             let sees = |other: usize| {
                 what.window.is_none_or(|window| match what.chunked {
                     true => other / window == position / window,
                     false => other + window > position,
-                }) && list.is_none_or(|list| list.contains(&(other as u32)))
+                }) && list.as_ref().is_none_or(|list| list.contains(&other))
             };
             let seen: Vec<usize> = (0..=position).filter(|&other| sees(other)).collect();
             let scores: Vec<f64> = seen
@@ -361,6 +362,10 @@ fn the_number_of_threads_changes_no_bit() {
 }
 
 /// Returns lists of `most` positions for the rows from position `first` on. Rows that see all positions have zeroes.
+fn by_position(lists: &[u32], most: usize) -> ChosenKeys<'_> {
+    ChosenKeys { lists, lists_of_row: 1, pools: Pools::positions(most) }
+}
+
 fn lists(first: usize, tokens: usize, most: usize) -> Vec<u32> {
     let list = |position: usize| -> Vec<u32> {
         if position < most {
@@ -382,7 +387,7 @@ fn rows_see_the_chosen_positions_only() {
                 for (first, tokens, most) in [(0, 40, 5), (290, 20, 300), (590, 9, 270), (3, 2, 9)]
                 {
                     let positions = lists(first, tokens, most);
-                    let chosen = Some(ChosenKeys { positions: &positions, most });
+                    let chosen = Some(by_position(&positions, most));
                     let what = Attention { chosen, ..case.what() };
                     let expected = case.reference(&what, (first, tokens));
                     for row in [RowKind::Prompt, RowKind::Decode] {
@@ -402,7 +407,7 @@ fn rows_with_few_positions_have_the_bits_of_rows_that_see_all() {
     for cpu in cpus() {
         let case = Case::new(4, 1, (32, 32), 300, KvType::F16);
         let zeroes = vec![0; 300 * 300];
-        let chosen = Some(ChosenKeys { positions: &zeroes, most: 300 });
+        let chosen = Some(by_position(&zeroes, 300));
         for kind in [RowKind::Prompt, RowKind::Decode] {
             let run = |what: &Attention<'_>| case.run(&cpu, what, kind, (7, 290));
             assert_eq!(run(&Attention { chosen, ..case.what() }), run(&case.what()));
@@ -418,7 +423,7 @@ fn chosen_positions_give_the_same_bits_wherever_a_prompt_is_cut() {
         let run = |runs: &[(RowKind, usize, usize)]| {
             let lists: Vec<u32> =
                 runs.iter().flat_map(|&(_, first, tokens)| lists(first, tokens, most)).collect();
-            let chosen = Some(ChosenKeys { positions: &lists, most });
+            let chosen = Some(by_position(&lists, most));
             case.run_all(&cpu, &Attention { chosen, ..case.what() }, runs)
         };
         let (prompt, decode) = (RowKind::Prompt, RowKind::Decode);
@@ -441,7 +446,7 @@ fn chosen_positions_side_by_side_have_the_bits_of_a_shorter_context() {
             let most = 333;
             // The row at position 400 asks with the query of position 332.
             let positions: Vec<u32> = (0..most as u32).collect();
-            let chosen = Some(ChosenKeys { positions: &positions, most });
+            let chosen = Some(by_position(&positions, most));
             let mut moved = Case::of(5, shape, 500, KvType::F16);
             let row = 5 * 40;
             let query = case.q[332 * row..][..row].to_vec();
@@ -449,6 +454,36 @@ fn chosen_positions_side_by_side_have_the_bits_of_a_shorter_context() {
             let what = Attention { chosen, ..case.what() };
             let sparse = moved.run(&cpu, &what, RowKind::Decode, (400, 1));
             assert_eq!(sparse, case.run(&cpu, &case.what(), RowKind::Decode, (332, 1)));
+        }
+    }
+}
+
+#[test]
+fn every_key_value_head_sees_the_pools_of_its_own_list() {
+    for cpu in cpus() {
+        let case = Case::of(6, shape(2, (40, 24)), 600, KvType::F32);
+        for (length, own_seen, most) in [(8, true, 3), (4, false, 5), (16, true, 2), (128, true, 3)]
+        {
+            let pools = Pools { length, most, own_seen, before_own: 0 };
+            for (first, tokens) in [(0, 40), (500, 70)] {
+                // Lists of the two heads begin at different pools.
+                let lists: Vec<u32> = (first..first + tokens)
+                    .flat_map(|position| [(position, 0), (position, 1)])
+                    .flat_map(|(position, head)| {
+                        let left = pools.candidates(position).saturating_sub(most);
+                        (0..most).map(move |at| (at + (position + 3 * head) % (left + 1)) as u32)
+                    })
+                    .collect();
+                let chosen = Some(ChosenKeys { lists: &lists, lists_of_row: 2, pools });
+                let what = Attention { chosen, ..case.what() };
+                let expected = case.reference(&what, (first, tokens));
+                for row in [RowKind::Prompt, RowKind::Decode] {
+                    let out = case.run(&cpu, &what, row, (first, tokens));
+                    for (a, b) in expected.iter().zip(&out) {
+                        assert!((a - f64::from(*b)).abs() < 1e-4, "{pools:?} {first}");
+                    }
+                }
+            }
         }
     }
 }

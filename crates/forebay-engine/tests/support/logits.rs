@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 43] = [
+pub const HUGGING_FACE: [&str; 44] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -49,6 +49,7 @@ pub const HUGGING_FACE: [&str; 43] = [
     "nemotron_h_dense",
     "lfm2_moe",
     "granitemoehybrid",
+    "minimax_m3",
 ];
 /// Names of the fixtures in GGUF form.
 pub const GGUF: [&str; 28] = [
@@ -106,7 +107,7 @@ pub fn short_context(name: &str) -> Option<usize> {
 
 /// Names of the fixtures whose keys an indexer chooses.
 #[allow(dead_code, reason = "only some tests need them")]
-pub const INDEXED: [&str; 2] = ["deepseek_v32", "glm_moe_dsa"];
+pub const INDEXED: [&str; 3] = ["deepseek_v32", "glm_moe_dsa", "minimax_m3"];
 
 /// Reference logits of one file.
 pub struct References {

@@ -3,8 +3,8 @@
 
 use anyhow::Result;
 use forebay_compute::{
-    AttentionRun, KeyChoice, KvCache, KvLayer as CpuLayer, KvShape, RopeConfig, RopeLayout,
-    RopeScaling, RopeTable, RowKind as CpuRowKind,
+    AttentionRun, KeyChoice, KvCache, KvLayer as CpuLayer, KvShape, PoolScores, Pools, RopeConfig,
+    RopeLayout, RopeScaling, RopeTable, RowKind as CpuRowKind,
 };
 use forebay_cuda::{
     ChosenKeys, DevicePtr, Indexer, IndexerInputs, IndexerScores, KvElement, KvLayer, KvLayerShape,
@@ -197,8 +197,9 @@ fn choice(context: &Context, element: KvElement, heads: usize, dim: usize) -> Re
             })
             .collect();
         let mut expected = vec![0; count * most];
-        let what = KeyChoice { layer: 0, heads, most };
-        context.cpu.choose_keys(&q, &weights, &cpu_cache, &what, &runs, &mut expected);
+        let (pools, scores) = (Pools::positions(most), PoolScores::Weighted);
+        let what = KeyChoice { layer: 0, heads, dim, pools, scores };
+        context.cpu.choose_keys(&q, Some(&weights), &cpu_cache, &what, &runs, &mut expected);
         for ((_, position), list) in places.iter().zip(expected.chunks_mut(most)) {
             if *position < most {
                 (0..=*position).for_each(|at| list[at] = at as u32);

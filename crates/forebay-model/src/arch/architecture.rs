@@ -7,6 +7,7 @@ use forebay_compute::{
 use serde::Serialize;
 
 use super::compressed::SharedKeys;
+use super::indexer::Indexer;
 use super::recurrent::Recurrent;
 use super::streams::Streams;
 use crate::ModelError;
@@ -147,21 +148,6 @@ impl Attention {
     pub fn query_rows(&self) -> usize {
         self.heads * self.head_dim * if self.output_gate { 2 } else { 1 }
     }
-}
-
-/// Chooses the keys that a token attends to (DeepSeek-V3.2, the lightning indexer). The indexer's heads share one key of each
-/// position, which is kept in the KV cache. The score of a key is the sum over the heads of a weight times the positive part
-/// of the dot product of query and key. Weights, queries and keys are projections of what attention's are projections of.
-/// Of equal scores, the lower position is taken first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Indexer {
-    pub heads: usize,
-    /// Number of elements of a query and of a key.
-    pub head_dim: usize,
-    /// Number of keys that a token attends to.
-    pub top_k: usize,
-    /// Index into [`Architecture::ropes`] of the rotation of queries and keys. Their first elements rotate.
-    pub rope: usize,
 }
 
 /// Multi-head latent attention (DeepSeek-V2, section 2.1), computed in latent space. The matrices that would turn the

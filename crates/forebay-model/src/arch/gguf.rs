@@ -8,10 +8,10 @@ use super::architecture::{
     LayerEmbeddings, Mixer, Naming, QkNorm, Rope, RopeFactors, Values, groups,
 };
 use super::deepseek4::{gating_of_gguf, of_gguf};
-use super::families::{self, Family, WindowTheta, Windows};
+use super::families::{self, Family, Indexers, WindowTheta, Windows};
 use super::gguf_keys::Keys;
 use super::gguf_recurrent::{recurrent, recurrent_layers};
-use super::indexer::{IndexerShape, with_indexer};
+use super::indexer::{IndexerRule, IndexerShape, with_indexer};
 use super::layers::{keys_of, used};
 use super::streams;
 use crate::ModelError;
@@ -91,7 +91,7 @@ fn attention_and_ropes(
     let attentions: Vec<Attention> =
         attentions.into_iter().map(|attention| Attention { qk_norm, ..attention }).collect();
     let ropes = used(ropes(keys, family, layers, &attentions, catalog)?, layers);
-    Ok(with_indexer(attentions, ropes, indexer(keys, family)?))
+    Ok(with_indexer(attentions, ropes, indexer(keys, family)?, true))
 }
 
 /// Returns the shapes of the attention layers, each once, and writes their numbers to the layers.
@@ -228,12 +228,13 @@ fn bias(catalog: &Catalog, family: &Family, first: usize) -> AttentionBias {
 
 /// Returns the indexer of a family that has them.
 fn indexer(keys: &Keys<'_>, family: &Family) -> Result<Option<IndexerShape>, ModelError> {
-    let Some(layout) = family.indexer else { return Ok(None) };
+    let Some(Indexers::Keys(layout)) = family.indexer else { return Ok(None) };
     Ok(Some(IndexerShape {
         heads: keys.count("attention.indexer.head_count")?,
         head_dim: keys.count("attention.indexer.key_length")?,
         top_k: keys.count("attention.indexer.top_k")?,
         layout,
+        rule: IndexerRule::Keys,
     }))
 }
 

@@ -12,7 +12,7 @@ use super::config::Config;
 use super::deepseek4::of_config;
 use super::families::{self, Family};
 use super::huggingface_attention::{attention, rotates, window};
-use super::huggingface_indexer::indexer;
+use super::huggingface_indexer::{indexer, is_indexed};
 use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent};
 use super::indexer::with_indexer;
 use super::layers::{keys_of, used};
@@ -46,9 +46,10 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         }
         false => {
             let (attentions, ropes) = attention(catalog, &config, family, naming)?;
-            let layers = layers(catalog, &config, family, attentions.len())?;
-            let indexer = indexer(&config, family)?;
-            let (attentions, ropes) = with_indexer(attentions, used(ropes, &layers), indexer);
+            let mut layers = layers(catalog, &config, family, attentions.len())?;
+            let in_all = index_layers(&config, family, &mut layers, attentions.len())?;
+            let (indexer, ropes) = (indexer(&config, family)?, used(ropes, &layers));
+            let (attentions, ropes) = with_indexer(attentions, ropes, indexer, in_all);
             (attentions, ropes, layers)
         }
     };
@@ -133,7 +134,10 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
         Gating::SquaredRelu => "relu2",
         Gating::Silu | Gating::Clamped { .. } | Gating::ClampedSilu { .. } => "silu",
     };
-    if activation.is_some_and(|activation| activation != expected) {
+    // MiniMax-M3 names the clamped gate.
+    let clamped = matches!(family.gating, Gating::Clamped { .. });
+    let is_known = |name: &str| name == expected || clamped && name == "swigluoai";
+    if activation.is_some_and(|activation| !is_known(activation)) {
         let expected = format!("forebay knows {expected} for this family");
         return refuse("hidden_act", activation.unwrap_or(""), &expected);
     }
@@ -171,10 +175,11 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
     if config.json.get("moe_latent_size").is_some_and(|size| !size.is_null()) {
         return refuse("moe_latent_size", "set", "forebay knows experts of the hidden size only");
     }
-    let shared = config.optional_count("shared_intermediate_size")?.is_some_and(|width| width > 0);
-    if shared && !family.shared_mlp {
+    // MiniMax-M3 has shared experts of this width.
+    let shared = config.optional_count(SHARED_MLP)?.is_some_and(|width| width > 0);
+    if shared && !family.shared_mlp && family.shared == 0 {
         let expected = "forebay knows no such shared experts for this family";
-        return refuse("shared_intermediate_size", "set", expected);
+        return refuse(SHARED_MLP, "set", expected);
     }
     // Images may be seen from both sides, but text is not.
     let both_ways = config.json.get("use_bidirectional_attention");
@@ -227,7 +232,9 @@ fn layers(
             } else {
                 let keys = match family.shared_mlp {
                     true => &[SHARED_MLP][..],
-                    false => &["intermediate_size_mlp", "intermediate_size"],
+                    false => {
+                        &["intermediate_size_mlp", "dense_intermediate_size", "intermediate_size"]
+                    }
                 };
                 let width = config.first_count(keys)?;
                 let is_wide = index >= with_keys && config.flag("use_double_wide_mlp");
@@ -249,6 +256,26 @@ fn layers(
             Ok(Layer { window: seen.chunk, chunked: seen.chunk.is_some(), rope, ..layer })
         })
         .collect()
+}
+
+/// Gives layers with an indexer the shapes of attention that have one, which follow the `shapes` without. Returns true if all
+/// layers with attention have an indexer, so that no other shapes are needed.
+fn index_layers(
+    config: &Config<'_>,
+    family: &Family,
+    layers: &mut [Layer],
+    shapes: usize,
+) -> Result<bool, ModelError> {
+    let mut indexed = Vec::with_capacity(layers.len());
+    for (index, layer) in layers.iter().enumerate() {
+        indexed.push(layer.mixer != Mixer::Attention || is_indexed(config, family, index)?);
+    }
+    let in_all = indexed.iter().all(|indexed| *indexed) || family.indexer.is_none();
+    for (layer, indexed) in layers.iter_mut().zip(indexed) {
+        let moved = !in_all && indexed && layer.mixer == Mixer::Attention;
+        layer.attention += if moved { shapes } else { 0 };
+    }
+    Ok(in_all)
 }
 
 /// Returns a layer that is only one block.
@@ -377,7 +404,8 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
             _ => {
                 let keys = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
                 let count = config.optional_first_count(&keys)?.unwrap_or(family.shared);
-                width.saturating_mul(count)
+                let own = config.optional_count(SHARED_MLP)?;
+                own.unwrap_or(width).saturating_mul(count)
             }
         },
         shared_gate: family.shared_gate,

@@ -4,28 +4,127 @@ use forebay_compute::RopeLayout;
 use serde_json::Value;
 
 use super::config::Config;
-use super::families::Family;
-use super::indexer::IndexerShape;
+use super::families::{Family, Indexers};
+use super::indexer::{IndexerRule, IndexerShape};
 use crate::ModelError;
+
+/// Object of MiniMax's configurations that describes its indexers.
+const MINIMAX: &str = "sparse_attention_config";
 
 /// Returns the indexer of a family that has them.
 pub(super) fn indexer(
     config: &Config<'_>,
     family: &Family,
 ) -> Result<Option<IndexerShape>, ModelError> {
-    let Some(layout) = family.indexer else { return Ok(None) };
+    let Some(of) = family.indexer else { return Ok(None) };
     refuse_shared_choices(config)?;
-    let layout = match config.json.get("indexer_rope_interleave").and_then(Value::as_bool) {
-        Some(true) => RopeLayout::Interleaved,
-        Some(false) => RopeLayout::Neox,
-        None => layout,
+    let shape = match of {
+        Indexers::Keys(layout) => IndexerShape {
+            heads: config.count("index_n_heads")?,
+            head_dim: config.count("index_head_dim")?,
+            top_k: config.count("index_topk")?,
+            layout: match config.json.get("indexer_rope_interleave").and_then(Value::as_bool) {
+                Some(true) => RopeLayout::Interleaved,
+                Some(false) => RopeLayout::Neox,
+                None => layout,
+            },
+            rule: IndexerRule::Keys,
+        },
+        Indexers::Blocks => blocks(config)?,
+        Indexers::GatedPools => {
+            let length = config.count("index_kpool")?;
+            let tail = config.json.get("index_kpool_always_select_tail").and_then(Value::as_bool);
+            if tail == Some(false) {
+                return Err(ModelError::BadValue {
+                    key: "index_kpool_always_select_tail".into(),
+                    value: "false".into(),
+                    expected: "forebay knows true".into(),
+                });
+            }
+            IndexerShape {
+                heads: config.count("index_n_heads")?,
+                head_dim: config.count("index_head_dim")?,
+                top_k: pools(config, "index_topk", length)?,
+                layout: family.hf_rope,
+                rule: IndexerRule::GatedPools { length },
+            }
+        }
+        Indexers::MeanPools => {
+            let length = config.count("indexer_compress_ratio")?;
+            let keys = config.optional_count("indexer_kv_heads")?.unwrap_or(1);
+            if keys != 1 {
+                return Err(ModelError::BadValue {
+                    key: "indexer_kv_heads".into(),
+                    value: keys.to_string(),
+                    expected: "forebay knows 1".into(),
+                });
+            }
+            IndexerShape {
+                heads: config.count("indexer_n_heads")?,
+                head_dim: config.count("indexer_head_dim")?,
+                top_k: pools(config, "indexer_budget", length)?,
+                layout: family.hf_rope,
+                rule: IndexerRule::MeanPools { length },
+            }
+        }
     };
-    Ok(Some(IndexerShape {
-        heads: config.count("index_n_heads")?,
-        head_dim: config.count("index_head_dim")?,
-        top_k: config.count("index_topk")?,
-        layout,
-    }))
+    Ok(Some(shape))
+}
+
+/// Returns how many whole pools the positions under this key are.
+fn pools(config: &Config<'_>, key: &str, length: usize) -> Result<usize, ModelError> {
+    Ok(config.count(key)?.checked_div(length).unwrap_or(0))
+}
+
+/// Returns the indexer of MiniMax-M3. Published models describe it in an object of its own, and transformers 5 does not.
+fn blocks(config: &Config<'_>) -> Result<IndexerShape, ModelError> {
+    let published = config.json.get(MINIMAX).map(|json| Config { json, family: config.family });
+    let count = |published_key: &str, key: &str| match &published {
+        Some(own) if own.json.get(published_key).is_some() => own.count(published_key),
+        _ => config.count(key),
+    };
+    let local = count("sparse_local_block", "index_local_blocks")?;
+    if local == 0 {
+        return Err(ModelError::BadValue {
+            key: "index_local_blocks".into(),
+            value: "0".into(),
+            expected: "forebay knows 1 and more".into(),
+        });
+    }
+    let length = count("sparse_block_size", "index_block_size")?;
+    Ok(IndexerShape {
+        heads: count("sparse_num_index_heads", "index_n_heads")?,
+        head_dim: count("sparse_index_dim", "index_head_dim")?,
+        top_k: count("sparse_topk_blocks", "index_topk_blocks")?,
+        layout: RopeLayout::Neox,
+        rule: IndexerRule::Blocks { length, before: local - 1 },
+    })
+}
+
+/// Returns true if attention of layer `index` has an indexer, in a family that has them.
+pub(super) fn is_indexed(
+    config: &Config<'_>,
+    family: &Family,
+    index: usize,
+) -> Result<bool, ModelError> {
+    if family.indexer != Some(Indexers::Blocks) {
+        return Ok(family.indexer.is_some());
+    }
+    if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
+        return match types.get(index).and_then(Value::as_str) {
+            Some("minimax_m3_sparse") => Ok(true),
+            Some("full_attention") => Ok(false),
+            other => Err(ModelError::BadValue {
+                key: format!("layer_types of layer {index}"),
+                value: other.unwrap_or("none").into(),
+                expected: "forebay knows minimax_m3_sparse and full_attention for this family"
+                    .into(),
+            }),
+        };
+    }
+    let Some(json) = config.json.get(MINIMAX) else { return Ok(false) };
+    let own = Config { json, family: config.family };
+    Ok(own.flag_of_layer("sparse_attention_freq", index)?.unwrap_or(false))
 }
 
 /// Returns an error if layers share the choice of an earlier layer's indexer, as in later models of the family.

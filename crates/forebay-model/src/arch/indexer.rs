@@ -1,13 +1,101 @@
 //! The choice of the keys that a token attends to.
 
-use forebay_compute::RopeLayout;
+use forebay_compute::{PoolScores, Pools, RopeLayout};
+use serde::Serialize;
 
-use super::architecture::{Architecture, Attention, Indexer, Rope};
+use super::architecture::{Architecture, Attention, AttentionBias, Rope};
 use super::check::{check, check_size};
 use crate::ModelError;
 
 /// Epsilon of the layer norm of an indexer's keys.
 pub(crate) const INDEXER_NORM_EPSILON: f32 = 1e-6;
+
+/// Chooses the keys that a token attends to. The indexer's heads share one key of each position, which is kept in the KV cache.
+/// Queries, keys and weights of heads are projections of what attention's are projections of. Of equal scores, the lower
+/// position is taken first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Indexer {
+    pub heads: usize,
+    /// Number of elements of a query and of a key.
+    pub head_dim: usize,
+    /// Number of keys that a token attends to, or of blocks or pools of keys.
+    pub top_k: usize,
+    /// Index into [`Architecture::ropes`] of the rotation of queries and keys, if they are rotated. Their first elements rotate.
+    pub rope: Option<usize>,
+    pub rule: IndexerRule,
+}
+
+/// What an indexer chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum IndexerRule {
+    /// Positions. The score of a key is the sum over the heads of a weight times the positive part of the dot product of query
+    /// and key. Keys have a layer norm (DeepSeek-V3.2, the lightning indexer).
+    Keys,
+    /// Blocks of `length` positions, by every head for one key/value head. The score of a block is the largest dot product of
+    /// query and key. The block of the token's own position and the `before` blocks before it are always among the chosen
+    /// ones. Queries and keys have norms (MiniMax-M3).
+    Blocks { length: usize, before: usize },
+    /// Pools of `length` positions, scored like keys. The key of a pool is an average of its keys, weighted for every element by
+    /// the softmax of gates. Positions behind the last complete pool are always chosen (GLM-5-Next).
+    GatedPools { length: usize },
+    /// The same, without weights of heads, and with the mean of the keys. It is normed and rotated like the key at the pool's
+    /// first position. Queries have a norm (Qwen4-Exp).
+    MeanPools { length: usize },
+}
+
+impl Indexer {
+    /// Returns the pools of positions among which a token chooses.
+    pub fn pools(&self) -> Pools {
+        let complete = |length| Pools { length, ..Pools::positions(self.top_k) };
+        match self.rule {
+            IndexerRule::Keys => Pools::positions(self.top_k),
+            IndexerRule::Blocks { length, before } => Pools {
+                length,
+                // The block of the token's own position is one of them.
+                most: self.top_k.saturating_sub(1),
+                own_seen: true,
+                before_own: before,
+            },
+            IndexerRule::GatedPools { length } | IndexerRule::MeanPools { length } => {
+                complete(length)
+            }
+        }
+    }
+
+    /// Returns how pools are scored.
+    pub fn scores(&self) -> PoolScores {
+        match self.rule {
+            IndexerRule::Blocks { .. } => PoolScores::Largest,
+            _ => PoolScores::Weighted,
+        }
+    }
+
+    /// Returns the number of lists of chosen keys of a token.
+    pub fn lists(&self) -> usize {
+        if self.scores() == PoolScores::Largest { self.heads } else { 1 }
+    }
+
+    /// Returns the number of elements of a key in the KV cache, with its gates.
+    pub fn key_width(&self) -> usize {
+        match self.rule {
+            IndexerRule::GatedPools { .. } => 2 * self.head_dim,
+            _ => self.head_dim,
+        }
+    }
+
+    /// Returns true if the heads have weights.
+    pub fn has_weights(&self) -> bool {
+        matches!(self.rule, IndexerRule::Keys | IndexerRule::GatedPools { .. })
+    }
+
+    /// Returns the number of positions of a pool, if a pool has one key.
+    pub fn pooled(&self) -> Option<usize> {
+        match self.rule {
+            IndexerRule::GatedPools { length } | IndexerRule::MeanPools { length } => Some(length),
+            IndexerRule::Keys | IndexerRule::Blocks { .. } => None,
+        }
+    }
+}
 
 /// Sizes of the indexers of a file, and the layout of their rotation.
 pub(super) struct IndexerShape {
@@ -15,21 +103,30 @@ pub(super) struct IndexerShape {
     pub head_dim: usize,
     pub top_k: usize,
     pub layout: RopeLayout,
+    pub rule: IndexerRule,
 }
 
-/// Adds an indexer to the description of attention, and its rotation to the ropes.
+/// Adds an indexer to the description of attention, and its rotation to the ropes if there is one. If some layers have none, the
+/// shape with an indexer follows the one without.
 pub(super) fn with_indexer(
     mut attentions: Vec<Attention>,
     mut ropes: Vec<Rope>,
     shape: Option<IndexerShape>,
+    in_all: bool,
 ) -> (Vec<Attention>, Vec<Rope>) {
-    let (Some(shape), Some(rope)) = (shape, ropes.first().cloned()) else {
-        return (attentions, ropes);
-    };
-    let IndexerShape { heads, head_dim, top_k, layout } = shape;
-    let indexer = Some(Indexer { heads, head_dim, top_k, rope: ropes.len() });
-    ropes.push(Rope { layout, ..rope });
-    attentions.iter_mut().for_each(|attention| attention.indexer = indexer);
+    let Some(shape) = shape else { return (attentions, ropes) };
+    let IndexerShape { heads, head_dim, top_k, layout, rule } = shape;
+    let rope = ropes.first().cloned().map(|rope| {
+        ropes.push(Rope { layout, ..rope });
+        ropes.len() - 1
+    });
+    let indexer = Some(Indexer { heads, head_dim, top_k, rope, rule });
+    let with = |attention: &Attention| Attention { indexer, ..attention.clone() };
+    let indexed: Vec<Attention> = attentions.iter().map(with).collect();
+    match in_all {
+        true => attentions = indexed,
+        false => attentions.extend(indexed),
+    }
     (attentions, ropes)
 }
 
@@ -46,24 +143,54 @@ impl Architecture {
             let chosen = self.attention_of(layer).indexer.is_some();
             check("indexer of layer", layer, !(windowed && chosen), "it has a window too")?;
         }
-        let Some(indexer) = self.indexer() else { return Ok(()) };
+        let mut with =
+            self.attentions.iter().filter_map(|of| of.indexer.map(|indexer| (of, indexer)));
+        with.try_for_each(|(of, indexer)| self.validate_indexer(of, &indexer))
+    }
+
+    fn validate_indexer(&self, of: &Attention, indexer: &Indexer) -> Result<(), ModelError> {
         check_size("indexer heads", indexer.heads)?;
         check_size("length of the indexer's heads", indexer.head_dim)?;
         check_size("keys that the indexer chooses", indexer.top_k)?;
-        let rotary_dim = self.ropes[indexer.rope].rotary_dim;
+        let rotary_dim = indexer.rope.map_or(0, |rope| self.ropes[rope].rotary_dim);
         check(
             "length of the indexer's heads",
             indexer.head_dim,
             rotary_dim <= indexer.head_dim,
             &format!("{rotary_dim} elements of it rotate"),
         )?;
-        let low_rank = |of: &Attention| of.latent.is_some_and(|latent| latent.query_rank.is_some());
-        let all = self.attentions.iter().all(|of| of.indexer.is_none() || low_rank(of));
+        match indexer.rule {
+            IndexerRule::Keys => {}
+            IndexerRule::Blocks { length, before } => {
+                let fits = length.is_power_of_two() && length <= 128;
+                let expected = "forebay knows powers of two up to 128";
+                check("length of the indexer's blocks", length, fits, expected)?;
+                let fits = indexer.top_k > before + 1;
+                let expected = "it must be more than the blocks that are always chosen";
+                check("blocks that the indexer chooses", indexer.top_k, fits, expected)?;
+                let fits = indexer.heads == of.kv_heads && of.latent.is_none();
+                let expected = "forebay knows one for each key/value head";
+                check("indexer heads", indexer.heads, fits, expected)?;
+            }
+            IndexerRule::GatedPools { length } | IndexerRule::MeanPools { length } => {
+                let fits = (1..=64).contains(&length);
+                check("length of the indexer's pools", length, fits, "forebay knows 1 to 64")?;
+                let fits = indexer.head_dim.is_multiple_of(8);
+                let expected = "it must be a multiple of 8";
+                check("length of the indexer's heads", indexer.head_dim, fits, expected)?;
+            }
+        }
+        let pools = indexer.pools();
+        check_size("keys that the indexer chooses", pools.most_positions())?;
+        check_size("lists of chosen keys", pools.most.saturating_mul(indexer.lists()))?;
+        let low_rank = of.latent.is_some_and(|latent| latent.query_rank.is_some());
+        let of_queries = matches!(indexer.rule, IndexerRule::Keys | IndexerRule::GatedPools { .. });
+        let plain = of.latent.is_none() && of.bias == AttentionBias::None;
         check(
             "indexer",
             "set",
-            all,
-            "forebay knows indexers of latent attention with low-rank queries",
+            if of_queries { low_rank } else { plain },
+            "forebay knows indexers of latent attention with low-rank queries, and those of blocks and means of other attention",
         )
     }
 }

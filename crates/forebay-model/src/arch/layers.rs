@@ -94,9 +94,25 @@ impl Architecture {
     pub fn kv_group(&self, layer: usize) -> Option<KvGroup> {
         let looks_back = self.entries_of(layer).map_or(0, |entries| entries.looks_back());
         let layer = &self.layers[layer];
-        let window = layer.window.map(|window| window.max(looks_back));
-        let group = KvGroup { window, attention: layer.attention };
+        let group = self.group_of(layer, looks_back);
         (layer.mixer == Mixer::Attention && layer.keys_of.is_none()).then_some(group)
+    }
+
+    /// Returns the group in which a layer's keys and values are, its own or those of another layer. If some layers have an indexer
+    /// and others of the same shape do not, their blocks are alike: those with room for the keys of an indexer.
+    /// A window reaches at least `looks_back` positions.
+    fn group_of(&self, layer: &Layer, looks_back: usize) -> KvGroup {
+        let kept = |of: &Attention| (of.kv_heads, of.head_dim, of.value_dim, of.latent.is_some());
+        let own = kept(&self.attentions[layer.attention]);
+        let indexed = |of: &Attention| of.indexer.is_some() && kept(of) == own;
+        let attention = self.attentions.iter().position(indexed).unwrap_or(layer.attention);
+        KvGroup { window: layer.window.map(|window| window.max(looks_back)), attention }
+    }
+
+    /// Returns true if a layer may use the keys and values of layer `of`.
+    pub(super) fn may_use_keys(&self, layer: usize, of: usize) -> bool {
+        let own = self.group_of(&self.layers[layer], 0);
+        of < layer && self.kv_group(of) == Some(own)
     }
 
     /// Returns the numbers of the layers with attention.

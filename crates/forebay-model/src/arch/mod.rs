@@ -7,6 +7,7 @@ mod compressed;
 mod config;
 mod deepseek4;
 mod families;
+mod family_names;
 mod gguf;
 mod gguf_keys;
 mod gguf_recurrent;
@@ -25,14 +26,15 @@ mod unrotated;
 mod validation;
 
 pub use architecture::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, Indexer, KvCapacity, KvInVram,
-    Latent, Layer, LayerEmbeddings, Mixer, Naming, NormLayout, QkNorm, Rope, RopeFactors, Values,
+    Architecture, Attention, AttentionBias, Experts, FeedForward, KvCapacity, KvInVram, Latent,
+    Layer, LayerEmbeddings, Mixer, Naming, NormLayout, QkNorm, Rope, RopeFactors, Values,
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub use compressed::{EntryIndexer, EntryShape, SharedKeys};
 pub(crate) use families::by_name;
 pub use families::{Family, known_families};
 pub(crate) use indexer::INDEXER_NORM_EPSILON;
+pub use indexer::{Indexer, IndexerRule};
 pub use layers::KvGroup;
 pub(crate) use names::Names;
 pub use quantization::{Method, Quantization};

@@ -32,12 +32,17 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("kv_b", "attn_kv_b.weight", "self_attn.kv_b_proj.weight"),
     ("k_b", "attn_k_b.weight", ""),
     ("v_b", "attn_v_b.weight", ""),
-    // The indexer of latent attention.
+    // The indexer.
     ("indexer_q", "indexer.attn_q_b.weight", "self_attn.indexer.wq_b.weight"),
     ("indexer_k", "indexer.attn_k.weight", "self_attn.indexer.wk.weight"),
     ("indexer_k_norm", "indexer.k_norm.weight", "self_attn.indexer.k_norm.weight"),
     ("indexer_k_norm_bias", "indexer.k_norm.bias", "self_attn.indexer.k_norm.bias"),
     ("indexer_weights", "indexer.proj.weight", "self_attn.indexer.weights_proj.weight"),
+    ("indexer_q_norm", "", "self_attn.indexer.q_layernorm.weight"),
+    // Queries and keys in one matrix, in this order.
+    ("indexer_qk", "", "self_attn.indexer.index_qk_proj.weight"),
+    ("indexer_gate", "", "self_attn.indexer.index_kpool_compress_gate"),
+    ("indexer_gate_bias", "", "self_attn.indexer.index_kpool_compress_ape"),
     // Recurrent layers. Some models hold several projections in one matrix, ordered by key head.
     ("delta_qkvz", "", "linear_attn.in_proj_qkvz.weight"),
     ("delta_qkv", "attn_qkv.weight", "linear_attn.in_proj_qkv.weight"),

@@ -6,7 +6,6 @@ use super::architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, Layer, Mixer, Values,
 };
 use super::check::{check, check_size};
-use super::layers::KvGroup;
 use crate::ModelError;
 
 impl Architecture {
@@ -110,10 +109,8 @@ impl Architecture {
 
     /// Checks that a layer that uses the keys and values of another can do so.
     fn validate_keys(&self, layer: usize) -> Result<(), ModelError> {
-        let own = &self.layers[layer];
-        let Some(of) = own.keys_of else { return Ok(()) };
-        let fits = of < layer
-            && self.kv_group(of) == Some(KvGroup { window: own.window, attention: own.attention });
+        let Some(of) = self.layers[layer].keys_of else { return Ok(()) };
+        let fits = self.may_use_keys(layer, of);
         check(
             &format!("layer whose keys and values layer {layer} uses"),
             of,

@@ -4,7 +4,7 @@ use forebay_format::{Block, TensorType};
 
 use super::parts::{
     AttentionWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadMatrices,
-    IndexerWeights, LatentWeights, LayerEmbeddingWeights, LayerWeights, PartMatrix,
+    LatentWeights, LayerEmbeddingWeights, LayerWeights, PartMatrix,
 };
 use super::tensors::Tensors;
 use super::{quantized, relayout};
@@ -166,7 +166,7 @@ impl LayerBuilder<'_> {
 
     /// Appends matrices, given by role and rows, that take the same input. They are tensors of their own or the rows of one
     /// tensor with the role `together`.
-    fn matrices<const N: usize>(
+    pub(super) fn matrices<const N: usize>(
         &self,
         tensors: &Tensors<'_>,
         dense: &mut Block,
@@ -279,6 +279,7 @@ impl LayerBuilder<'_> {
             k_norm: self.head_norm(tensors, "k_norm", k_norm.filter(|_| own_keys))?,
             // Such norms have no weight in the files.
             v_norm: (shape.values.normed && own_keys).then(|| tensors.ones(shape.value_dim)),
+            indexer: self.indexer(tensors, dense, None)?,
         })
     }
 
@@ -337,25 +338,6 @@ impl LayerBuilder<'_> {
         let kv_a_norm = tensors.norm(&self.name("kv_a_norm"), rank)?;
         let indexer = self.indexer(tensors, dense, query_rank)?;
         Ok(LatentWeights { q_a, q, kv_a, kv_a_norm, k_b, v_b, indexer })
-    }
-
-    /// Returns the layer's indexer, if it has one. Its matrices are parts of the dense block.
-    fn indexer(
-        &self,
-        tensors: &mut Tensors<'_>,
-        dense: &mut Block,
-        query_rank: Option<usize>,
-    ) -> Result<Option<IndexerWeights>, ModelError> {
-        let shape = self.architecture.attention_of(self.index);
-        let (Some(of), Some(rank)) = (shape.indexer.as_ref(), query_rank) else { return Ok(None) };
-        let hidden = self.architecture.hidden;
-        Ok(Some(IndexerWeights {
-            q: self.matrix(tensors, dense, "indexer_q", of.heads * of.head_dim, rank)?,
-            k: self.matrix(tensors, dense, "indexer_k", of.head_dim, hidden)?,
-            weights: self.matrix(tensors, dense, "indexer_weights", of.heads, hidden)?,
-            k_norm: tensors.vector(&self.name("indexer_k_norm"), of.head_dim)?,
-            k_norm_bias: tensors.vector(&self.name("indexer_k_norm_bias"), of.head_dim)?,
-        }))
     }
 
     fn expert_vectors(

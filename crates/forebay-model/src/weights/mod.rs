@@ -5,6 +5,7 @@
 //! read at once, because they are small and every token needs them.
 
 mod delta;
+mod indexer;
 mod layer;
 mod parts;
 mod quantized;

@@ -162,6 +162,8 @@ pub struct GroupedWeights {
     pub k_norm: Option<Vec<f32>>,
     /// Weight of the norm of every value, if values are normed.
     pub v_norm: Option<Vec<f32>>,
+    /// The layer's indexer, if it has one.
+    pub indexer: Option<IndexerWeights>,
 }
 
 /// Multi-head latent attention.
@@ -185,15 +187,28 @@ pub struct LatentWeights {
 /// Chooses the keys that a token attends to.
 #[derive(Debug)]
 pub struct IndexerWeights {
-    /// Projection `[heads * head_dim, query rank]` of the compressed queries.
+    /// Projection `[heads * head_dim, query rank]` of the compressed queries, or `[heads * head_dim, hidden]`.
     pub q: PartMatrix,
     /// Projection `[head_dim, hidden]` to the key.
     pub k: PartMatrix,
-    /// Projection `[heads, hidden]` to the weights of the heads.
-    pub weights: PartMatrix,
-    /// Weight and bias of the layer norm of keys.
+    /// Projection `[heads, hidden]` to the weights of the heads, if they have weights.
+    pub weights: Option<PartMatrix>,
+    /// Projection `[head_dim, hidden]` to the gates by which keys are averaged, and what is added to the gates of each position of
+    /// a pool `[length, head_dim]`.
+    pub gate: Option<(PartMatrix, Vec<f32>)>,
+    /// Norm of queries, if they have one.
+    pub q_norm: Option<Vec<f32>>,
+    /// Norm of keys, or of the keys of pools. With a bias it is a layer norm.
     pub k_norm: Vec<f32>,
-    pub k_norm_bias: Vec<f32>,
+    pub k_norm_bias: Option<Vec<f32>>,
+}
+
+impl IndexerWeights {
+    /// Returns all matrices.
+    pub fn matrices(&self) -> impl Iterator<Item = PartMatrix> {
+        let gate = self.gate.as_ref().map(|(matrix, _)| *matrix);
+        [Some(self.q), Some(self.k), self.weights, gate].into_iter().flatten()
+    }
 }
 
 /// Attention whose heads share keys that are values. The second output projection is [`LayerWeights::o`].
@@ -274,11 +289,23 @@ impl HeadMatrices {
 }
 
 impl AttentionWeights {
+    /// Returns the layer's indexer, if it has one.
+    pub fn indexer(&self) -> Option<&IndexerWeights> {
+        match self {
+            AttentionWeights::Grouped(of) => of.indexer.as_ref(),
+            AttentionWeights::Latent(of) => of.indexer.as_ref(),
+            AttentionWeights::Shared(_) | AttentionWeights::Delta(_) | AttentionWeights::None => {
+                None
+            }
+        }
+    }
+
     /// Returns all matrices except the output projection. The matrices of all heads count as one.
     pub fn matrices(&self) -> Vec<PartMatrix> {
+        let indexer = self.indexer().into_iter().flat_map(IndexerWeights::matrices);
         match self {
             AttentionWeights::Grouped(of) => {
-                [Some(of.q), of.k, of.v].into_iter().flatten().collect()
+                [Some(of.q), of.k, of.v].into_iter().flatten().chain(indexer).collect()
             }
             AttentionWeights::Delta(of) => of.projections().copied().collect(),
             AttentionWeights::None => Vec::new(),
@@ -291,8 +318,7 @@ impl AttentionWeights {
             AttentionWeights::Latent(of) => {
                 let q_a = of.q_a.as_ref().map(|(matrix, _)| *matrix);
                 let own = q_a.into_iter().chain([of.q, of.kv_a, of.k_b.all(), of.v_b.all()]);
-                let indexer = of.indexer.as_ref().map(|of| [of.q, of.k, of.weights]);
-                own.chain(indexer.into_iter().flatten()).collect()
+                own.chain(indexer).collect()
             }
         }
     }

@@ -4,7 +4,7 @@ use forebay_compute::{Attention, AttentionRun, MatmulJob, Matrix};
 use forebay_stream::{Lease, Residency};
 
 use super::backend::CpuBackend;
-use super::indexer::{IndexerInputs, index_layer, project_indexer};
+use super::indexer::{IndexerInputs, project_indexer};
 use super::products::{
     RowsByKind, add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place, recycle,
 };
@@ -25,7 +25,7 @@ impl CpuBackend {
         if step.architecture.keys_of(step.layer) != step.layer {
             return Ok(());
         }
-        let CpuBackend { cpu, cache, tables, scratch, .. } = self;
+        let CpuBackend { cpu, cache, tables, scratch, ropes, .. } = self;
         let attention = step.attention();
         let k_row = attention.kv_heads * attention.head_dim;
         let v_row = match attention.values_in_keys() {
@@ -39,10 +39,7 @@ impl CpuBackend {
             let v = &scratch.v[first * v_row..][..run.count * v_row];
             let table = &tables[run.table][group];
             cache.write(cpu, step.layer, table, run.position, k, v);
-            if let Some(of) = attention.indexer.as_ref() {
-                let k = &scratch.indexer.k[first * of.head_dim..][..run.count * of.head_dim];
-                cache.write(cpu, index_layer(step), table, run.position, k, &[]);
-            }
+            scratch.indexer.write((cpu, cache, ropes), step, (table, run, first));
             first += run.count;
         }
         if let AttentionWeights::Shared(weights) = &step.layer_weights().attention {
@@ -90,6 +87,18 @@ impl CpuBackend {
                 v.copy_from_slice(k);
             }
             (None, _) => matmul_beside_reads(cpu, residency, &mut [a, b])?,
+        }
+        if let (Some(indexer), Some(of)) = (&weights.indexer, attention.indexer.as_ref()) {
+            let inputs = IndexerInputs {
+                normed: (&mut scratch.input, normed),
+                queries: None,
+                rows: scratch.rows.of(step),
+                rope: of.rope.map(|rope| &ropes[rope]),
+                positions,
+                epsilon: step.architecture.norm_epsilon,
+            };
+            let out = &mut scratch.indexer;
+            project_indexer((cpu, residency, lease), indexer, of, inputs, out)?;
         }
         add_bias(cpu, q, weights.q_bias.as_deref());
         add_bias(cpu, k, weights.k_bias.as_deref());
@@ -160,10 +169,11 @@ impl CpuBackend {
         if let (Some(indexer), Some(of)) = (&weights.indexer, step.attention().indexer.as_ref()) {
             let inputs = IndexerInputs {
                 normed: (&mut scratch.input, normed),
-                queries: (&mut scratch.inner, &*q_a),
+                queries: Some((&mut scratch.inner, &*q_a)),
                 rows: scratch.rows.of(step),
-                rope: &ropes[of.rope],
+                rope: of.rope.map(|rope| &ropes[rope]),
                 positions,
+                epsilon,
             };
             let out = &mut scratch.indexer;
             project_indexer((cpu, residency, lease), indexer, of, inputs, out)?;

@@ -1,14 +1,15 @@
 //! The choice of the keys that a token attends to.
 
 use forebay_compute::{
-    Activations, AttentionRun, ChosenKeys, Cpu, KeyChoice, KvCache, KvLayer, KvShape, RopeTable,
+    Activations, AttentionRun, ChosenKeys, Cpu, KeyChoice, KeyPool, KvCache, KvLayer, KvShape,
+    RopeTable,
 };
 use forebay_stream::{Lease, Residency};
 
-use super::products::{RowsByKind, both_kinds, matmul_beside_reads, matrix};
+use super::products::{RowsByKind, both_kinds, matmul_beside_reads, matrix, norm_in_place};
 use crate::ModelError;
 use crate::arch::{Architecture, INDEXER_NORM_EPSILON, Indexer};
-use crate::backend::Step;
+use crate::backend::{Run, Step};
 use crate::weights::IndexerWeights;
 
 /// Activations of an indexer, for one batch.
@@ -17,32 +18,51 @@ pub struct IndexerScratch {
     /// Queries `[tokens, heads, head_dim]`.
     pub(super) q: Vec<f32>,
     /// Keys `[tokens, head_dim]`.
-    pub(super) k: Vec<f32>,
-    /// Weights of the heads `[tokens, heads]`.
-    pub(super) weights: Vec<f32>,
-    /// Positions of the chosen keys `[tokens, top_k]`. Empty if a context is not longer.
-    pub(super) chosen: Vec<u32>,
+    k: Vec<f32>,
+    /// Gates of keys `[tokens, head_dim]`, if keys are averaged by gates.
+    gates: Vec<f32>,
+    /// Rows of the cache `[tokens, key width]`: keys and gates.
+    rows: Vec<f32>,
+    /// Keys of the pools that a run completes, and the first positions of these.
+    pooled: Vec<f32>,
+    first: Vec<u32>,
+    /// Weights of the heads `[tokens, heads]`, if they have some.
+    weights: Vec<f32>,
+    /// The chosen pools `[tokens, lists, most]`. Empty if a token sees all positions of its context.
+    chosen: Vec<u32>,
 }
 
-/// Returns the length of the lists of chosen keys. There are none if a token sees all positions of its context.
+/// Returns the length of a token's lists of chosen pools. There are none if a token sees all positions of its context.
 fn list_length(of: &Indexer, context: usize) -> usize {
-    if of.top_k < context { of.top_k } else { 0 }
+    let pools = of.pools();
+    if pools.sees_all(context.saturating_sub(1)) { 0 } else { of.lists() * pools.most }
 }
 
 impl IndexerScratch {
     pub fn reserve(of: Option<&Indexer>, context: usize, batch: usize) -> IndexerScratch {
         let Some(of) = of else { return IndexerScratch::default() };
+        let floats = |width: usize| vec![0.0; batch * width];
+        let gate_width = of.key_width() - of.head_dim;
+        // A run completes at most one pool more than it is long.
+        let pools = of.pooled().map_or(0, |length| batch / length + 1);
         IndexerScratch {
-            q: vec![0.0; batch * of.heads * of.head_dim],
-            k: vec![0.0; batch * of.head_dim],
-            weights: vec![0.0; batch * of.heads],
+            q: floats(of.heads * of.head_dim),
+            k: floats(of.head_dim),
+            gates: floats(gate_width),
+            rows: floats(if gate_width > 0 { of.key_width() } else { 0 }),
+            pooled: vec![0.0; pools * of.head_dim],
+            first: Vec::with_capacity(pools),
+            weights: floats(if of.has_weights() { of.heads } else { 0 }),
             chosen: vec![0; batch * list_length(of, context)],
         }
     }
 
     /// Returns the number of floats for one token of a batch.
     pub fn floats_per_token(of: Option<&Indexer>, context: usize) -> usize {
-        of.map_or(0, |of| of.heads * (of.head_dim + 1) + of.head_dim + list_length(of, context))
+        let gated = |of: &Indexer| 2 * (of.key_width() - of.head_dim) + of.head_dim;
+        of.map_or(0, |of| {
+            of.heads * (of.head_dim + 1) + 2 * of.head_dim + gated(of) + list_length(of, context)
+        })
     }
 
     /// Chooses the keys of a layer, if it has an indexer and a token may see fewer keys than there are.
@@ -57,12 +77,71 @@ impl IndexerScratch {
         if self.chosen.is_empty() {
             return None;
         }
-        let chosen = &mut self.chosen[..step.count * of.top_k];
+        let (pools, lists) = (of.pools(), of.lists());
+        let chosen = &mut self.chosen[..step.count * lists * pools.most];
         let q = &self.q[..step.count * of.heads * of.head_dim];
-        let weights = &self.weights[..step.count * of.heads];
-        let what = KeyChoice { layer: index_layer(step), heads: of.heads, most: of.top_k };
+        let weights = of.has_weights().then(|| &self.weights[..step.count * of.heads]);
+        let what = KeyChoice {
+            layer: index_layer(step),
+            heads: of.heads,
+            dim: of.head_dim,
+            pools,
+            scores: of.scores(),
+        };
         cpu.choose_keys(q, weights, cache, &what, runs, chosen);
-        Some(ChosenKeys { positions: chosen, most: of.top_k })
+        Some(ChosenKeys { lists: chosen, lists_of_row: lists, pools })
+    }
+
+    /// Writes the keys of a run, whose first row has number `first`, to the cache. If pools have one key, it replaces the key of
+    /// the pool's last position as soon as that is there. It is made of what is in the cache, so it does not depend on where
+    /// prompts are cut.
+    pub(super) fn write(
+        &mut self,
+        (cpu, cache, ropes): (&Cpu, &mut KvCache, &[RopeTable]),
+        step: &Step<'_>,
+        (table, run, first): (&[u32], &Run, usize),
+    ) {
+        let Some(of) = step.attention().indexer.as_ref() else { return };
+        let (layer, dim, width) = (index_layer(step), of.head_dim, of.key_width());
+        let own = first * dim..(first + run.count) * dim;
+        if width == dim {
+            cache.write(cpu, layer, table, run.position, &self.k[own], &[]);
+        } else {
+            let rows = &mut self.rows[..run.count * width];
+            let parts = self.k[own.clone()].chunks_exact(dim);
+            let parts = parts.zip(self.gates[own].chunks_exact(dim));
+            for (row, (key, gate)) in rows.chunks_exact_mut(width).zip(parts) {
+                row[..dim].copy_from_slice(key);
+                row[dim..].copy_from_slice(gate);
+            }
+            cache.write(cpu, layer, table, run.position, rows, &[]);
+        }
+        let Some(length) = of.pooled() else { return };
+        let pools = run.position / length..(run.position + run.count) / length;
+        let weights = step.layer_weights().attention.indexer().expect("the layer has an indexer");
+        let gate_bias = weights.gate.as_ref().map(|(_, bias)| &bias[..]);
+        let what = KeyPool { layer, length, dim, gate_bias };
+        let pooled = &mut self.pooled[..pools.len() * dim];
+        cpu.pool_keys(cache, &what, table, pools.clone(), pooled);
+        if gate_bias.is_none() {
+            cpu.rms_norm_in_place(pooled, &weights.k_norm, step.architecture.norm_epsilon);
+            if let Some(rope) = of.rope {
+                self.first.clear();
+                self.first.extend(pools.clone().map(|pool| (pool * length) as u32));
+                cpu.rope(pooled, dim, &self.first, &ropes[rope]);
+            }
+        }
+        let row = &mut self.rows;
+        for (pool, key) in pools.zip(pooled.chunks_exact(dim)) {
+            let last = (pool + 1) * length - 1;
+            if width == dim {
+                cache.write(cpu, layer, table, last, key, &[]);
+                continue;
+            }
+            row[..dim].copy_from_slice(key);
+            row[dim..width].fill(0.0);
+            cache.write(cpu, layer, table, last, &row[..width], &[]);
+        }
     }
 }
 
@@ -76,7 +155,7 @@ pub(super) fn index_layers(architecture: &Architecture, layers: &[KvLayer]) -> V
     let of_layer = |(layer, of): (usize, &KvLayer)| {
         let own = architecture.attention_of(layer).indexer.as_ref();
         let own = own.filter(|_| architecture.kv_group(layer).is_some());
-        let (kv_heads, dim) = own.map_or((0, 0), |own| (1, own.head_dim));
+        let (kv_heads, dim) = own.map_or((0, 0), |own| (1, own.key_width()));
         let shape = KvShape { kv_heads, head_dim_k: dim, head_dim_v: dim, values_in_keys: true };
         KvLayer::new(shape, of.group)
     };
@@ -88,14 +167,16 @@ pub(super) fn index_layers(architecture: &Architecture, layers: &[KvLayer]) -> V
 pub(super) struct IndexerInputs<'a> {
     /// The layer's normed input `[tokens, hidden]`.
     pub normed: (&'a mut Activations, &'a [f32]),
-    /// Compressed queries `[tokens, query rank]`.
-    pub queries: (&'a mut Activations, &'a [f32]),
+    /// Compressed queries `[tokens, query rank]`, if attention has such. Otherwise queries are projections of the normed input.
+    pub queries: Option<(&'a mut Activations, &'a [f32])>,
     pub rows: RowsByKind<'a>,
-    pub rope: &'a RopeTable,
+    pub rope: Option<&'a RopeTable>,
     pub positions: &'a [u32],
+    /// Epsilon of norms other than layer norms.
+    pub epsilon: f32,
 }
 
-/// Computes an indexer's queries, keys and weights of heads. A common factor of the weights changes no choice, so there is none.
+/// Computes an indexer's queries, keys, and weights of heads. A common factor of the weights changes no choice, so there is none.
 pub(super) fn project_indexer(
     (cpu, residency, lease): (&Cpu, &mut Residency, &Lease),
     weights: &IndexerWeights,
@@ -103,23 +184,54 @@ pub(super) fn project_indexer(
     inputs: IndexerInputs<'_>,
     out: &mut IndexerScratch,
 ) -> Result<(), ModelError> {
-    let IndexerInputs { normed, queries, rows, rope, positions } = inputs;
+    let IndexerInputs { normed, queries, rows, rope, positions, epsilon } = inputs;
     let count = positions.len();
-    let q = &mut out.q[..count * of.heads * of.head_dim];
-    let k = &mut out.k[..count * of.head_dim];
-    let of_heads = &mut out.weights[..count * of.heads];
+    let IndexerScratch { q, k, gates, weights: of_heads, .. } = out;
+    let q = &mut q[..count * of.heads * of.head_dim];
+    let k = &mut k[..count * of.head_dim];
     let (x, values) = normed;
-    x.prepare(cpu, values, count, weights.k.cols, &[weights.k.ty, weights.weights.ty]);
-    let (from, values) = queries;
-    from.prepare(cpu, values, count, weights.q.cols, &[weights.q.ty]);
+    let types: [_; 4] =
+        std::array::from_fn(|at| weights.matrices().nth(at).unwrap_or(weights.k).ty);
+    x.prepare(cpu, values, count, weights.k.cols, &types);
+    let x = &*x;
+    let from = match queries {
+        Some((from, values)) => {
+            from.prepare(cpu, values, count, weights.q.cols, &[weights.q.ty]);
+            &*from
+        }
+        None => x,
+    };
     let (w_q, w_k) = (matrix(residency, lease, &weights.q), matrix(residency, lease, &weights.k));
-    let w_heads = matrix(residency, lease, &weights.weights);
     let [a, b] = both_kinds(w_q, from, rows, q);
     let [c, d] = both_kinds(w_k, x, rows, k);
-    let [e, f] = both_kinds(w_heads, x, rows, of_heads);
-    matmul_beside_reads(cpu, residency, &mut [a, b, c, d, e, f])?;
-    cpu.layer_norm_in_place(k, &weights.k_norm, &weights.k_norm_bias, INDEXER_NORM_EPSILON);
-    cpu.rope(q, of.head_dim, positions, rope);
-    cpu.rope(k, of.head_dim, positions, rope);
+    let of_heads = weights.weights.as_ref().map(|of_weights| {
+        let out = &mut of_heads[..count * of.heads];
+        both_kinds(matrix(residency, lease, of_weights), x, rows, out)
+    });
+    let gates = weights.gate.as_ref().map(|(gate, _)| {
+        both_kinds(matrix(residency, lease, gate), x, rows, &mut gates[..count * of.head_dim])
+    });
+    match (of_heads, gates) {
+        (None, None) => matmul_beside_reads(cpu, residency, &mut [a, b, c, d])?,
+        (Some([e, f]), None) | (None, Some([e, f])) => {
+            matmul_beside_reads(cpu, residency, &mut [a, b, c, d, e, f])?;
+        }
+        (Some([e, f]), Some([g, h])) => {
+            matmul_beside_reads(cpu, residency, &mut [a, b, c, d, e, f, g, h])?;
+        }
+    }
+    norm_in_place(cpu, q, weights.q_norm.as_deref(), epsilon);
+    match &weights.k_norm_bias {
+        Some(bias) => cpu.layer_norm_in_place(k, &weights.k_norm, bias, INDEXER_NORM_EPSILON),
+        // Keys that are averaged are normed and rotated afterwards.
+        None if of.pooled().is_none() => cpu.rms_norm_in_place(k, &weights.k_norm, epsilon),
+        None => {}
+    }
+    if let Some(rope) = rope {
+        cpu.rope(q, of.head_dim, positions, rope);
+        if of.pooled().is_none() {
+            cpu.rope(k, of.head_dim, positions, rope);
+        }
+    }
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use forebay_compute::{
     Attention, AttentionRun, ChosenKeys, Compression, Entries, EntryScratch, KeyChoice, KvLayer,
-    KvShape, MatmulJob,
+    KvShape, MatmulJob, PoolScores, Pools,
 };
 
 use super::attention::HeadJobs;
@@ -339,9 +339,11 @@ impl CpuBackend {
             let q = &at.indexer_q[..step.count * of.heads * of.head_dim];
             let weights = &at.weights[..step.count * of.heads];
             let chosen = &mut at.chosen[..step.count * of.top_k];
-            let what = KeyChoice { layer: keys, heads: of.heads, most: of.top_k };
-            cpu.choose_keys(q, weights, cache, &what, &runs, chosen);
-            ChosenKeys { positions: chosen, most: of.top_k }
+            let pools = Pools::positions(of.top_k);
+            let (heads, dim, scores) = (of.heads, of.head_dim, PoolScores::Weighted);
+            let what = KeyChoice { layer: keys, heads, dim, pools, scores };
+            cpu.choose_keys(q, Some(weights), cache, &what, &runs, chosen);
+            ChosenKeys { lists: chosen, lists_of_row: 1, pools }
         });
         runs.clear();
         runs.extend(step.runs.iter().map(|of| run(of, group)));

@@ -36,16 +36,17 @@ impl CudaBackend {
         weights: &LatentWeights,
     ) -> Option<[Product; 3]> {
         let at = self.at().indexer;
-        weights.indexer.as_ref().map(|of| {
-            [(of.q, at.q), (of.k, at.k), (of.weights, at.weights)]
-                .map(|(matrix, out)| self.product(step, matrix, out))
+        weights.indexer.as_ref().and_then(|of| {
+            let products = [(of.q, at.q), (of.k, at.k), (of.weights?, at.weights)];
+            Some(products.map(|(matrix, out)| self.product(step, matrix, out)))
         })
     }
 
     /// Queues the norm of the indexer's keys, the rotation of its queries and keys, and the writes to the cache.
     pub(super) fn take_indexer_inputs(&self, step: &Step<'_>) -> Result<(), ModelError> {
         let Some(of) = step.attention().indexer.as_ref() else { return Ok(()) };
-        let (at, rope) = (self.at(), &step.architecture.ropes[of.rope]);
+        let index = of.rope.expect("such indexers rotate");
+        let (at, rope) = (self.at(), &step.architecture.ropes[index]);
         let [norm, bias] = self.layer_vectors(step).indexer_norm.expect("the indexer has a norm");
         let inputs = IndexerInputs {
             q: self.float(at.indexer.q),
@@ -54,7 +55,7 @@ impl CudaBackend {
             bias: self.vectors().offset(bias),
             epsilon: INDEXER_NORM_EPSILON,
             rotation: Rotation {
-                angles: self.float(at.ropes[of.rope]),
+                angles: self.float(at.ropes[index]),
                 rotary_dim: rope.rotary_dim,
                 rotary_from: 0,
                 interleaved: rope.layout == RopeLayout::Interleaved,

@@ -66,6 +66,8 @@ struct KvLayerLayout {
     offset: u64,
     /// Number of layers of the group before this one.
     index: usize,
+    /// Number of the layer's shape. It has the size of the group's shape.
+    shape: usize,
 }
 
 /// Where a block is.
@@ -117,7 +119,9 @@ impl KvLayout {
             let group = of_layers.iter().position(|group| *group == of)?;
             let (offset, layer_bytes) = (groups[group].block_bytes, groups[group].layer_bytes());
             groups[group].block_bytes += layer_bytes;
-            Some(KvLayerLayout { group, offset, index: (offset / layer_bytes) as usize })
+            let shape = architecture.layers[layer].attention;
+            let index = (offset / layer_bytes) as usize;
+            Some(KvLayerLayout { group, offset, index, shape })
         });
         let own: Vec<Option<KvLayerLayout>> = places.collect();
         let layers = (0..own.len()).map(|layer| own[architecture.keys_of(layer)]).collect();
@@ -202,7 +206,7 @@ impl KvLayout {
 
     /// Returns the shape of a layer that keeps keys and values.
     pub fn shape_of(&self, layer: usize) -> &KvLayerShape {
-        &self.groups[self.group_of(layer)].shape
+        &self.shapes[self.layer_layout(layer).shape]
     }
 
     /// Returns the most positions of one sequence.
@@ -245,7 +249,8 @@ impl KvLayout {
         host: Option<DevicePtr<u8>>,
         layer: usize,
     ) -> KvLayer {
-        let KvLayerLayout { group: index, offset, index: in_group } = self.layer_layout(layer);
+        let KvLayerLayout { group: index, offset, index: in_group, shape } =
+            self.layer_layout(layer);
         let group = &self.groups[index];
         let blocks = group.in_host_memory();
         let elsewhere = (blocks > 0).then(|| KvElsewhere {
@@ -265,7 +270,7 @@ impl KvLayout {
         let (stride, count) = (self.table_stride, self.sequences);
         let numbers = memory.offset(self.tables as usize + 4 * index * count * stride).cast();
         let tables = KvTables { blocks: numbers, stride, count };
-        KvLayer { shape: group.shape, pool, tables, offset: offset as usize, elsewhere }
+        KvLayer { shape: self.shapes[shape], pool, tables, offset: offset as usize, elsewhere }
     }
 
     /// Returns the cache of the keys of a layer's indexer. `layer` is that of its keys and values ([`KvLayout::layer`]).

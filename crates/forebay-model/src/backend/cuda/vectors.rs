@@ -140,10 +140,10 @@ impl Vectors {
             AttentionWeights::Latent(weights) => {
                 of.q_a_norm = weights.q_a.as_ref().map(|(_, norm)| self.append(norm));
                 of.kv_a_norm = Some(self.append(&weights.kv_a_norm));
-                of.indexer_norm = weights
-                    .indexer
-                    .as_ref()
-                    .map(|of| [&of.k_norm, &of.k_norm_bias].map(|vector| self.append(vector)));
+                of.indexer_norm = weights.indexer.as_ref().and_then(|of| {
+                    let bias = of.k_norm_bias.as_ref()?;
+                    Some([&of.k_norm, bias].map(|vector| self.append(vector)))
+                });
             }
             AttentionWeights::None | AttentionWeights::Shared(_) => {}
             AttentionWeights::Delta(weights) => {
