@@ -1,9 +1,14 @@
 // The lightning indexer (DeepSeek-AI 2025, "DeepSeek-V3.2"): what its heads and keys need before scores, and the scores by
 // which a row chooses the keys that it attends to. `indexer_choice.cu` chooses. All is f32.
 //
+// The keys may be those of compressed entries, which stand for several positions each. Then a row may choose the entries that end at
+// its position or before it.
+//
 // The heads of a row share one key of each position. A lane keeps a key in registers, and queries are broadcast from shared
 // memory. The score of a key does not depend on the rows or the keys beside it.
+#include "entries.cuh"
 #include "head_inputs.cuh"
+#include "load_eight.cuh"
 #include "pipeline.cuh"
 
 static constexpr int WARPS = 4;
@@ -47,48 +52,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     store_row(kv_head<KvType>(key_plane, KV_PLACES, dim, 0, 1).block(block), position % KV_BLOCK, row, dim, lane);
 }
 
-// Loads eight elements of a row from element `i` on, a multiple of 8.
-__device__ inline void load_eight(float *to, const KvBlock<KvF32> &block, int row, int i) {
-    const float4 *const from = (const float4 *)(block.row(row) + i);
-    const float4 a = from[0], b = from[1];
-    to[0] = a.x, to[1] = a.y, to[2] = a.z, to[3] = a.w;
-    to[4] = b.x, to[5] = b.y, to[6] = b.z, to[7] = b.w;
-}
-
-__device__ inline void load_eight(float *to, const KvBlock<KvF16> &block, int row, int i) {
-    const uint4 raw = *(const uint4 *)(block.row(row) + i);
-    const u32 words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-        const float2 pair = __half22float2(*(const __half2 *)&words[n]);
-        to[2 * n] = pair.x, to[2 * n + 1] = pair.y;
-    }
-}
-
-__device__ inline void load_eight(float *to, const KvBlock<KvQ8> &block, int row, int i) {
-    const uint2 raw = *(const uint2 *)(block.row(row) + i);
-    const float scale = __half2float(block.row_scales(row)[i / 32]);
-#pragma unroll
-    for (int n = 0; n < 4; n++) {
-        to[n] = scale * (float)(i8)(raw.x >> 8 * n);
-        to[4 + n] = scale * (float)(i8)(raw.y >> 8 * n);
-    }
-}
-
-__device__ inline void load_eight(float *to, const KvBlock<KvQ4> &block, int row, int i) {
-    const u32 raw = *(const u32 *)(block.row(row) + i / 2);
-    const float scale = __half2float(block.row_scales(row)[i / 32]);
-#pragma unroll
-    for (int n = 0; n < 8; n++) to[n] = scale * (float)((int)(raw >> 4 * n & 15) - 8);
-}
-
-// Loads four elements of shared memory. NVRTC gives this source one of several PTX texts at random if it merges plain loads.
-__device__ __forceinline__ float4 load_four(u32 from) {
-    float4 x;
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(x.x), "=f"(x.y), "=f"(x.z), "=f"(x.w) : "r"(from));
-    return x;
-}
-
 // Positions of a block of threads, one for each.
 static constexpr int TILE = WARPS * 32;
 // Heads whose queries are in shared memory at once.
@@ -96,7 +59,13 @@ static constexpr int HEADS = 16;
 
 // Sizes of a call.
 struct Scores {
-    int rows, rows_of_block, heads, dim, context, most, stride;
+    int rows, rows_of_block, heads, dim, context, most, stride, span;
+
+    // Returns the number of keys that a row at `position` may choose from, or 0 if it sees all of them.
+    __device__ inline int keys(int position) const {
+        const int count = (position + 1) / span;
+        return count > most && position < context ? count : 0;
+    }
 };
 
 template <int DIM>
@@ -107,28 +76,25 @@ __device__ inline void score_keys(const float *q, const float *weights, const Kv
     const int first_row = blockIdx.y * of.rows_of_block, last_row = min(first_row + of.rows_of_block, of.rows);
     // Rows that see all positions need no scores.
     int end = 0;
-    for (int row = first_row; row < last_row; row++) {
-        const int position = (int)cache.positions[row];
-        if (position >= of.most && position < of.context) end = max(end, position + 1);
-    }
-    const KvHead<KvType> keys = kv_head<KvType>(cache.key_plane, cache.places, of.dim, 0, 1);
+    for (int row = first_row; row < last_row; row++) end = max(end, of.keys((int)cache.positions[row]));
+    const KvHead<KvType> keys = spanned_head<KvType>(cache.key_plane, cache.places, of.dim, of.span);
     for (int first = blockIdx.x * TILE; first < end; first += gridDim.x * TILE) {
         const int own = first + threadIdx.x;
         float key[DIM];
         u32 loaded = ~0u;
         for (int row = first_row; row < last_row; row++) {
-            const int position = (int)cache.positions[row];
-            if (position < of.most || position >= of.context || position < first) continue;
+            const int count = of.keys((int)cache.positions[row]);
+            if (count <= first) continue;
             const u32 table = cache.table_of_row[row];
             if (table != loaded) {
                 loaded = table;
                 // Positions behind the end repeat the last one. Their scores are not stored.
-                const int at = min(own, end - 1);
-                const KvBlock<KvType> block = keys.block(cache.table_at(table)[at / KV_BLOCK]);
+                const SpannedRow at(min(own, end - 1), of.span);
+                const KvBlock<KvType> block = keys.block(cache.table_at(table)[at.index]);
 #pragma unroll
                 for (int i = 0; i < DIM; i += 8) {
                     if (i < block.stride) {
-                        load_eight(key + i, block, at % KV_BLOCK, i);
+                        load_eight(key + i, block, at.row, i);
                     } else {
 #pragma unroll
                         for (int n = 0; n < 8; n++) key[i + n] = 0.0f;
@@ -137,16 +103,16 @@ __device__ inline void score_keys(const float *q, const float *weights, const Kv
             }
             float score = 0.0f;
             for (int head = 0; head < of.heads; head += HEADS) {
-                const int count = min(HEADS, of.heads - head);
+                const int members = min(HEADS, of.heads - head);
                 const size_t heads_before = (size_t)row * of.heads + head;
                 __syncthreads();  // No warp reads the queries before any more.
-                for (int i = threadIdx.x; i < count * DIM; i += TILE) {
+                for (int i = threadIdx.x; i < members * DIM; i += TILE) {
                     const int element = i % DIM;
                     queries[i] = element < of.dim ? q[(heads_before + i / DIM) * of.dim + element] : 0.0f;
                 }
-                if ((int)threadIdx.x < count) head_weights[threadIdx.x] = weights[heads_before + threadIdx.x];
+                if ((int)threadIdx.x < members) head_weights[threadIdx.x] = weights[heads_before + threadIdx.x];
                 __syncthreads();
-                for (int h = 0; h < count; h++) {
+                for (int h = 0; h < members; h++) {
                     const u32 query = shared_address(queries + h * DIM);
                     float sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -160,7 +126,7 @@ __device__ inline void score_keys(const float *q, const float *weights, const Kv
                     score += head_weights[h] * fmaxf((sums[0] + sums[1]) + (sums[2] + sums[3]), 0.0f);
                 }
             }
-            if (own <= position) scores[(size_t)row * of.stride + own] = score;
+            if (own < count) scores[(size_t)row * of.stride + own] = score;
         }
     }
 }
@@ -171,10 +137,10 @@ __device__ inline void score_keys(const float *q, const float *weights, const Kv
 #define INDEXER_SCORES(NAME, DIM)                                                                                    \
     extern "C" __global__ void __launch_bounds__(TILE)                                                               \
         NAME(const float *q, const float *weights, KV_PARAMETERS, float *scores, int rows, int rows_of_block,        \
-             int heads, int dim, int context, int most, int stride) {                                                \
+             int heads, int dim, int context, int most, int stride, int span) {                                      \
         wait_for_previous();                                                                                         \
         score_keys<DIM>(q, weights, KvLayer{KV_ARGUMENTS}, scores,                                                   \
-                        Scores{rows, rows_of_block, heads, dim, context, most, stride});                             \
+                        Scores{rows, rows_of_block, heads, dim, context, most, stride, span});                       \
     }
 
 INDEXER_SCORES(indexer_scores_64, 64)

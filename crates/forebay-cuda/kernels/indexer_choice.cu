@@ -51,16 +51,16 @@ __device__ inline u32 sum_before_of_block(u32 x, u32 *warps) {
 }
 
 // Writes the ascending list of each row to lists [rows, most]; grid (rows). scores [rows, stride]. A row with at most `most`
-// positions up to its own gets all of them, and then zeroes.
+// positions up to its own gets all of them, and then zeroes. A score is that of `span` positions.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    indexer_choice(const float *scores, const u32 *positions, u32 *lists, int stride, int most, int context) {
+    indexer_choice(const float *scores, const u32 *positions, u32 *lists, int stride, int most, int context, int span) {
     wait_for_previous();
     __shared__ u32 bins[BINS];
     __shared__ u32 warps[WARPS], equals[WARPS];
     __shared__ u32 found, left;
     const size_t row = blockIdx.x;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int seen = min((int)positions[row] + 1, context);
+    const int seen = min((int)positions[row] + 1, context) / span;
     u32 *const list = lists + row * most;
     if (seen <= most) {
         for (int i = threadIdx.x; i < most; i += THREADS) list[i] = i < seen ? i : 0;

@@ -553,7 +553,7 @@ mod tests {
 
     fn shape(element: KvElement, kv_heads: usize, (dim_k, dim_v): (usize, usize)) -> KvLayerShape {
         let (values_in_keys, chosen, context) = (false, false, 16_384);
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen, context }
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen, context, span: 1 }
     }
 
     fn latent_shape(element: KvElement) -> KvLayerShape {

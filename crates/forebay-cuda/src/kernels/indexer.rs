@@ -105,6 +105,7 @@ impl Gpu {
         rows: &PassRows,
     ) -> Result<(), CudaError> {
         check(of, layer);
+        assert_eq!(layer.shape.span, 1, "keys of entries have other inputs");
         let Indexer { heads, dim, .. } = *of;
         let Rotation { angles, rotary_dim, rotary_from, interleaved } = inputs.rotation;
         assert!(rotary_from == 0 && rotary_dim <= dim && rotary_dim.is_multiple_of(2), "{of:?}");
@@ -128,7 +129,8 @@ impl Gpu {
             .run(self)
     }
 
-    /// Chooses the keys of every row. The rows' own keys must already be in the cache. The choice does not depend on the
+    /// Chooses the keys of every row. The rows' own keys must already be in the cache. If keys are those of compressed entries, lists
+    /// name entries. The choice does not depend on the
     /// other rows or on the room for scores.
     ///
     /// # Errors
@@ -147,8 +149,10 @@ impl Gpu {
         check(of, layer);
         let Indexer { heads, dim, most } = *of;
         let context = layer.shape.context;
-        let at_once = (inputs.room / context).min(65_535);
-        assert!(at_once > 0, "no room for the scores of {context} keys");
+        // A row has as many scores as keys.
+        let stride = (context / layer.shape.span).max(1);
+        let at_once = (inputs.room / stride).min(65_535);
+        assert!(at_once > 0, "no room for the scores of {stride} keys");
         let scores_of = match dim {
             0..=64 => "indexer_scores_64",
             _ => "indexer_scores_128",
@@ -168,30 +172,32 @@ impl Gpu {
                 ..*rows
             };
             // No row needs scores if the whole context may be seen.
-            if context > most {
-                let tiles = context.div_ceil(TILE).min(BLOCKS_OF_ROW);
+            if stride > most {
+                let tiles = stride.div_ceil(TILE).min(BLOCKS_OF_ROW);
                 let grid = (tiles as u32, count.div_ceil(of_block) as u32, 1);
                 Launch::new(scores_of, grid, (TILE as u32, 1, 1))
                     .ptr(inputs.q.offset(first * heads * dim), count * heads * dim)
                     .ptr(inputs.weights.offset(first * heads), count * heads)
                     .cache(layer, &part)
-                    .ptr(inputs.scores, count * context)
+                    .ptr(inputs.scores, count * stride)
                     .int(count)
                     .int(of_block)
                     .int(heads)
                     .int(dim)
                     .int(context)
                     .int(most)
-                    .int(context)
+                    .int(stride)
+                    .int(layer.shape.span)
                     .run(self)?;
             }
             Launch::new(choice, (count as u32, 1, 1), (CHOICE_THREADS, 1, 1))
-                .ptr(inputs.scores, count * context)
+                .ptr(inputs.scores, count * stride)
                 .ptr(part.positions, count)
                 .ptr(lists.offset(first * most), count * most)
-                .int(context)
+                .int(stride)
                 .int(most)
                 .int(context)
+                .int(layer.shape.span)
                 .run(self)?;
         }
         Ok(())

@@ -37,6 +37,8 @@ pub struct KvLayerShape {
     pub chosen: bool,
     /// Maximum number of positions of a sequence.
     pub context: usize,
+    /// Number of positions that a row stands for: 1, or more for compressed entries. A row is in the block of its last position.
+    pub span: usize,
 }
 
 impl KvLayerShape {
@@ -77,7 +79,7 @@ impl KvLayerShape {
     }
 
     fn plane_bytes(&self, dim: usize) -> u64 {
-        let rows = (self.kv_heads * KV_BLOCK) as u64;
+        let rows = (self.kv_heads * (KV_BLOCK / self.span).max(1)) as u64;
         let dim = dim as u64;
         rows * match self.element {
             KvElement::F16 => 2 * dim.next_multiple_of(8),
@@ -149,6 +151,17 @@ impl KvLayer {
         [keys, keys.offset(values)]
     }
 
+    /// Returns the number of blocks in the pool, the bytes of a block elsewhere, and the distance from block 0 of the pool to where
+    /// block 0 would be elsewhere. It is the same for keys and values.
+    fn places_elsewhere(&self) -> [u64; 3] {
+        let Some(of) = self.elsewhere else { return [u64::from(u32::MAX), 0, 0] };
+        let (own, bytes) = (self.pool.blocks as u64, of.block_bytes as u64);
+        of.memory.check(of.blocks * of.block_bytes);
+        let first = of.memory.address() + of.offset as u64;
+        let distance = first.wrapping_sub(self.planes()[0].address()).wrapping_sub(own * bytes);
+        [own, bytes, distance]
+    }
+
     pub(crate) fn check(&self) {
         let KvLayer { shape, pool, tables, .. } = self;
         assert!(shape.kv_heads > 0 && shape.dim_k > 0 && shape.dim_v > 0, "{shape:?} is empty");
@@ -163,6 +176,10 @@ impl KvLayer {
             && pool.block_bytes.is_multiple_of(16)
             && tables.blocks.address().is_multiple_of(16);
         assert!(aligned, "blocks, planes and tables begin at multiples of 16 bytes");
+        let span = shape.span;
+        let in_blocks =
+            span > 0 && (KV_BLOCK.is_multiple_of(span) || span.is_multiple_of(KV_BLOCK));
+        assert!(in_blocks && (span == 1 || shape.kv_heads == 1), "{shape:?} has other rows");
         assert!(pool.block_bytes < 1 << 32, "blocks of {} bytes", pool.block_bytes);
         if let Some(elsewhere) = self.elsewhere {
             let aligned = elsewhere.memory.address().is_multiple_of(16)
@@ -181,18 +198,11 @@ impl KvLayer {
 impl Launch {
     /// Passes a layer's cache and where the rows of a pass belong in it, as `KV_PARAMETERS` of the kernels.
     pub(super) fn cache(self, layer: &KvLayer, rows: &PassRows) -> Launch {
-        let KvLayer { pool, tables, offset, elsewhere, .. } = *layer;
+        let KvLayer { pool, tables, offset, .. } = *layer;
         let [keys, values] = layer.planes();
         let behind_keys = pool.blocks * pool.block_bytes - offset;
         let behind_values = behind_keys - (values.address() - keys.address()) as usize;
-        let own = elsewhere.map_or(u64::from(u32::MAX), |_| pool.blocks as u64);
-        let bytes_elsewhere = elsewhere.map_or(0, |of| of.block_bytes as u64);
-        // The distance from block 0 of the pool to where block 0 would be elsewhere. It is the same for keys and values.
-        let distance = elsewhere.map_or(0, |of| {
-            of.memory.check(of.blocks * bytes_elsewhere as usize);
-            let first = of.memory.address() + of.offset as u64;
-            first.wrapping_sub(keys.address()).wrapping_sub(own * bytes_elsewhere)
-        });
+        let [own, bytes_elsewhere, distance] = layer.places_elsewhere();
         self.ptr(keys, behind_keys)
             .ptr(values, behind_values)
             .u64(pool.block_bytes as u64)
@@ -204,6 +214,24 @@ impl Launch {
             .ptr(rows.tables, rows.count)
             .ptr(rows.positions, rows.count)
     }
+
+    /// Passes a layer whose rows stand for several positions, as `SPANNED_PARAMETERS` of the kernels, or none.
+    pub(super) fn spanned(self, layer: Option<&KvLayer>) -> Launch {
+        let Some(layer) = layer else {
+            return self.null().u64(0).u64(u64::from(u32::MAX)).u64(0).u64(0).null().int(0);
+        };
+        let KvLayer { pool, tables, .. } = *layer;
+        let [plane, _] = layer.planes();
+        let behind = pool.blocks * pool.block_bytes - layer.offset;
+        let [own, bytes_elsewhere, distance] = layer.places_elsewhere();
+        self.ptr(plane, behind)
+            .u64(pool.block_bytes as u64)
+            .u64(own)
+            .u64(bytes_elsewhere)
+            .u64(distance)
+            .ptr(tables.blocks, tables.count * tables.stride)
+            .int(layer.shape.span)
+    }
 }
 
 #[cfg(test)]
@@ -212,7 +240,16 @@ mod tests {
 
     fn shape(element: KvElement) -> KvLayerShape {
         let (kv_heads, dim_k, dim_v, values_in_keys, context) = (3, 80, 20, false, 10);
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen: false, context }
+        KvLayerShape {
+            element,
+            kv_heads,
+            dim_k,
+            dim_v,
+            values_in_keys,
+            chosen: false,
+            context,
+            span: 1,
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ mod convert;
 mod delta;
 mod elementwise;
 mod embedding;
+mod entries;
 mod exponents;
 mod fetch;
 mod gating;
@@ -43,6 +44,7 @@ pub use delta::{
 };
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
+pub use entries::{Compressor, SharedKeyAttention, entries_scratch, shared_key_modules};
 pub use exponents::{CodedContainer, CodedExponents, ContainerDecoder};
 pub use fetch::{
     ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertQuestion, ExpertReturn,

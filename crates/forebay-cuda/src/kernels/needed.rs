@@ -75,6 +75,7 @@ mod tests {
                     values_in_keys: false,
                     chosen: false,
                     context: 9,
+                    span: 1,
                 };
                 for exact in [false, true] {
                     let (embedding, router) = (TensorType::Q4_K, Some((TensorType::F32, 200)));

@@ -158,6 +158,7 @@ mod tests {
                     values_in_keys,
                     chosen: false,
                     context: 1,
+                    span: 1,
                 };
                 let values = if values_in_keys { 0 } else { row_bytes(kind, dim_v) };
                 let planned = 3 * (row_bytes(kind, dim_k) + values);

@@ -46,6 +46,14 @@ inline void ld_v2(uint32_t &x, uint32_t &y, const uint2 *from) {
     const uint2 all = *from;
     x = all.x, y = all.y;
 }
+inline void ld_shared_v4(float &x, float &y, float &z, float &w, uint32_t address) {
+    const float *const from = (const float *)shared(address);
+    x = from[0], y = from[1], z = from[2], w = from[3];
+}
+inline void ld_shared_v2(float &x, float &y, uint32_t address) {
+    const float *const from = (const float *)shared(address);
+    x = from[0], y = from[1];
+}
 // Reads a word that the host writes at the same time. A thread that polls lets the host run.
 inline void ld_acquire_sys(uint32_t &x, const uint32_t *from) {
     emulated::device->let_host();

@@ -27,6 +27,8 @@ const std::map<std::string, std::string> STATEMENTS = {
     {"ex2.approx.ftz.f32%0,%1;", "ex2_approx_ftz"},
     {"prmt.b32%0,%1,%2,%3;", "prmt"},
     {"ld.global.v4.u32{%0,%1,%2,%3},[%4];", "ld_v4"},
+    {"ld.shared.v4.f32{%0,%1,%2,%3},[%4];", "ld_shared_v4"},
+    {"ld.shared.v2.f32{%0,%1},[%2];", "ld_shared_v2"},
     {"ld.global.v2.u32{%0,%1},[%2];", "ld_v2"},
     {"ld.global.u32%0,[%1];", "ld_u32"},
     {"ld.global.cs.v2.u32{%0,%1},[%2];", "ld_v2"},

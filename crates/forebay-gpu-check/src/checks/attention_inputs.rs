@@ -187,6 +187,7 @@ fn one(
         values_in_keys: case.latent,
         chosen: false,
         context: capacity,
+        span: 1,
     };
     // The tokens are of the second of two sequences.
     let cache = PagedCache::new(context, shape, 2, None)?;
@@ -375,6 +376,7 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
         values_in_keys,
         chosen: false,
         context: capacity,
+        span: 1,
     };
     let cache = PagedCache::new(context, shape, 1, None)?;
     let rows = Rows::run(context, RowKind::Prompt, 0, 0..tokens)?;

@@ -156,6 +156,7 @@ impl Form {
             values_in_keys: latent,
             chosen: false,
             context,
+            span: 1,
         }
     }
 

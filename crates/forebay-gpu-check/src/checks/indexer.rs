@@ -57,6 +57,7 @@ fn shape(element: KvElement, dim: usize) -> KvLayerShape {
         values_in_keys: true,
         chosen: false,
         context: CONTEXT,
+        span: 1,
     }
 }
 
@@ -252,6 +253,7 @@ fn listed(context: &Context, element: KvElement, form: Form) -> Result<Outcome> 
         values_in_keys: latent,
         chosen: false,
         context: END,
+        span: 1,
     };
     let (row_k, row_v) = (kv_heads * dim_k, kv_heads * dim_v);
     let (keys, values) = (random.gaussians(END * row_k), random.gaussians(END * row_v));

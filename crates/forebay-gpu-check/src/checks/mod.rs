@@ -11,6 +11,7 @@ mod convert;
 mod delta;
 mod elementwise;
 mod embedding;
+mod entries;
 mod exponents;
 mod fetch;
 mod gating;
@@ -57,6 +58,7 @@ pub fn checks() -> Vec<Check> {
         attention_fused::checks(),
         attention_rows::checks(),
         indexer::checks(),
+        entries::checks(),
         buffers::checks(),
         convert::checks(),
         load::checks(),

@@ -59,8 +59,16 @@ fn windowed(
 ) -> Bench {
     let context = 16_384;
     let (dim_k, dim_v, values_in_keys) = (dim, dim, false);
-    let shape =
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen: false, context };
+    let shape = KvLayerShape {
+        element,
+        kv_heads,
+        dim_k,
+        dim_v,
+        values_in_keys,
+        chosen: false,
+        context,
+        span: 1,
+    };
     let label = format!("attention window {name} {heads}/{kv_heads}x{dim}, {window} of {context}");
     let call = Call { heads, first: context - 1, tokens: 1, window: Some(window) };
     Bench::new(label, move |context| measure(context, &shape, &call))
@@ -70,8 +78,16 @@ fn windowed(
 fn latent(name: &str, element: KvElement, heads: usize, (first, tokens): (usize, usize)) -> Bench {
     let context = first + tokens;
     let (kv_heads, dim_k, dim_v, values_in_keys) = (1, 576, 512, true);
-    let shape =
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen: false, context };
+    let shape = KvLayerShape {
+        element,
+        kv_heads,
+        dim_k,
+        dim_v,
+        values_in_keys,
+        chosen: false,
+        context,
+        span: 1,
+    };
     let label = format!("attention latent {name} {heads} heads, {tokens} tokens at {context}");
     let call = Call { heads, first, tokens, window: None };
     Bench::new(label, move |context| measure(context, &shape, &call))
@@ -88,6 +104,7 @@ fn expanded(heads: usize, first: usize) -> Bench {
         values_in_keys: false,
         chosen: false,
         context: first + 1,
+        span: 1,
     };
     let label = format!("attention latent, expanded f16 {heads} heads, 1 tokens at {first}");
     let call = Call { heads, first, tokens: 1, window: None };
@@ -104,8 +121,16 @@ fn bench(
     let context = first + tokens;
     let label = format!("attention {family} {name} {heads}/{kv_heads}x128 at {context}");
     let (dim_k, dim_v, values_in_keys) = (128, 128, false);
-    let shape =
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen: false, context };
+    let shape = KvLayerShape {
+        element,
+        kv_heads,
+        dim_k,
+        dim_v,
+        values_in_keys,
+        chosen: false,
+        context,
+        span: 1,
+    };
     let call = Call { heads, first, tokens, window: None };
     Bench::new(label, move |context| measure(context, &shape, &call))
 }

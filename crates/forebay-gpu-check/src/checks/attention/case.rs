@@ -155,7 +155,16 @@ impl Case {
     fn shape(&self) -> KvLayerShape {
         let Case { element, kv_heads, dim_k, dim_v, values_in_keys, .. } = *self;
         let context = self.end() + SPARE;
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen: false, context }
+        KvLayerShape {
+            element,
+            kv_heads,
+            dim_k,
+            dim_v,
+            values_in_keys,
+            chosen: false,
+            context,
+            span: 1,
+        }
     }
 
     /// Returns the tolerance for what the kernels of this case round.

@@ -24,6 +24,7 @@ impl KvSize {
             values_in_keys: true,
             chosen: false,
             context: self.context,
+            span: 1,
         })
     }
 }

@@ -36,6 +36,7 @@ impl KvSize {
             values_in_keys: attention.latent.is_some(),
             chosen: attention.indexer.is_some(),
             context: self.context,
+            span: 1,
         }
     }
 }
