@@ -48,18 +48,22 @@ __device__ inline u32 best_groups(const float *choice, int experts, int groups, 
     return chosen;
 }
 
+enum Scoring { SOFTMAX = 0, SIGMOID = 1, SQRT_SOFTPLUS = 2 };
+
 // Parameters of the router kernels.
 // - logits [tokens, experts]; `logit_bias` [experts], if not null, is added to them.
 // - bias [experts], if not null, is added to the scores for the choice only.
 // - expert_scales [experts], if not null, are factors of the experts' weights.
-// - ids and weights [tokens, k]: the chosen experts, best first.
+// - table [vocabulary, k], if not null, gives the experts of the token `numbers` [tokens]: then there is no choice.
+// - scoring: how logits become scores, one of those below.
+// - ids and weights [tokens, k]: the chosen experts, best first, or in the order of the table.
 // - flag: receives the smallest token that has a logit which is not finite.
 // - groups: 0 if experts are not grouped.
 #define ROUTER_PARAMETERS                                                                                      \
-    const float *logit_bias, const float *bias, const float *expert_scales, u32 *ids, float *weights, u32 *flag, int tokens, int experts,  \
-        int k, int sigmoid, int renormalise, float factor, int groups, int groups_kept, int experts_scored
+    const float *logit_bias, const float *bias, const float *expert_scales, const u32 *table, const u32 *numbers,   \
+        u32 *ids, float *weights, u32 *flag, int tokens, int experts, int k, int scoring, int renormalise, float factor, int groups, int groups_kept, int experts_scored
 #define ROUTER_ARGUMENTS                                                                                       \
-    logit_bias, bias, expert_scales, ids, weights, flag, tokens, experts, k, sigmoid, renormalise, factor, groups,            \
+    logit_bias, bias, expert_scales, table, numbers, ids, weights, flag, tokens, experts, k, scoring, renormalise, factor, groups,            \
         groups_kept, experts_scored
 
 // Chooses the experts of one token with one warp. A lane owns N experts: lane, lane + 32, ... `scores` [2][experts] is
@@ -93,8 +97,11 @@ __device__ inline void choose_experts(int token, const float *logits, float *sco
     float sum = 0.0f;
 #pragma unroll
     for (int n = 0; n < N; n++) {
-        if (sigmoid) {
+        if (scoring == SIGMOID) {
             x[n] = 1.0f / (1.0f + (float)exp((double)-x[n]));
+        } else if (scoring == SQRT_SOFTPLUS) {
+            const double logit = x[n];
+            x[n] = (float)sqrt(fmax(logit, 0.0) + log1p(exp(-fabs(logit))));
         } else {
             x[n] = (float)exp((double)(x[n] - largest));
             if (lane + 32 * n < experts) sum += x[n];
@@ -105,7 +112,7 @@ __device__ inline void choose_experts(int token, const float *logits, float *sco
 #pragma unroll
     for (int n = 0; n < N; n++) {
         const int expert = lane + 32 * n;
-        if (!sigmoid) x[n] /= sum;
+        if (scoring == SOFTMAX) x[n] /= sum;
         keys[n] = 0;
         if (expert < experts) {
             const float choice = bias ? x[n] + bias[expert] : x[n];
@@ -115,32 +122,39 @@ __device__ inline void choose_experts(int token, const float *logits, float *sco
         }
     }
     __syncwarp();
-    if (groups > 0) {
-        const u32 chosen = best_groups(choices, experts, groups, groups_kept, experts_scored);
-        const int size = experts / groups;
-#pragma unroll
-        for (int n = 0; n < N; n++) {
-            const int expert = lane + 32 * n;
-            if (expert < experts && !(chosen >> expert / size & 1)) keys[n] = 0;
-        }
-    }
     u32 id = 0;
     float weight = 0.0f;
-    for (int slot = 0; slot < k; slot++) {
-        u32 key = 0, index = ~0u;
+    if (table) {
+        if (lane < k) {
+            id = table[(size_t)numbers[token] * k + lane];
+            weight = scores[id];
+        }
+    } else {
+        if (groups > 0) {
+            const u32 chosen = best_groups(choices, experts, groups, groups_kept, experts_scored);
+            const int size = experts / groups;
 #pragma unroll
-        for (int n = 0; n < N; n++)
-            if (keys[n] > key) {
-                key = keys[n];
-                index = lane + 32 * n;
+            for (int n = 0; n < N; n++) {
+                const int expert = lane + 32 * n;
+                if (expert < experts && !(chosen >> expert / size & 1)) keys[n] = 0;
             }
-        const u32 best = best_of_warp(key, index);
+        }
+        for (int slot = 0; slot < k; slot++) {
+            u32 key = 0, index = ~0u;
 #pragma unroll
-        for (int n = 0; n < N; n++)
-            if (best == (u32)(lane + 32 * n)) keys[n] = 0;
-        if (lane == slot) {
-            id = best;
-            weight = scores[best];
+            for (int n = 0; n < N; n++)
+                if (keys[n] > key) {
+                    key = keys[n];
+                    index = lane + 32 * n;
+                }
+            const u32 best = best_of_warp(key, index);
+#pragma unroll
+            for (int n = 0; n < N; n++)
+                if (best == (u32)(lane + 32 * n)) keys[n] = 0;
+            if (lane == slot) {
+                id = best;
+                weight = scores[best];
+            }
         }
     }
     if (renormalise) {

@@ -44,6 +44,10 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
         Gating::SquaredRelu => add("squared ReLU", "feed-forwards without a gate".to_owned()),
     }
     experts(architecture, &mut add);
+    let by_token = architecture.expert_layers().filter(|of| of.by_token).count();
+    if by_token > 0 {
+        add("experts by token", format!("tables give them in {by_token} layers"));
+    }
     if architecture.residual_scale != 1.0 {
         let scale = architecture.residual_scale;
         add(
@@ -325,8 +329,10 @@ fn experts(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
 
 fn routing_words(experts: &Experts) -> Vec<String> {
     let mut words = Vec::new();
-    if experts.scoring == Scoring::Sigmoid {
-        words.push("sigmoid scores".to_owned());
+    match experts.scoring {
+        Scoring::Softmax => {}
+        Scoring::Sigmoid => words.push("sigmoid scores".to_owned()),
+        Scoring::SqrtSoftplus => words.push("scores are roots of softplus".to_owned()),
     }
     if experts.correction_bias {
         words.push("a bias corrects the choice".to_owned());

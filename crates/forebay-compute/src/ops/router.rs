@@ -11,6 +11,8 @@ pub enum Scoring {
     Softmax,
     /// Logistic function of each logit separately (DeepSeek-V3, GLM-4-MoE).
     Sigmoid,
+    /// Square root of `ln(1 + e^x)` of each logit separately (DeepSeek-V4).
+    SqrtSoftplus,
 }
 
 /// Equal groups of experts. Each token first picks some of the groups (DeepSeek-V3 report, section
@@ -131,9 +133,7 @@ impl Cpu {
         for (token, (logits, (ids, weights))) in
             logits.chunks_exact(experts).zip(outputs).enumerate()
         {
-            if let Some(expert) = logits.iter().position(|x| !x.is_finite()) {
-                return Err(ComputeError::RouterLogit { token, expert, value: logits[expert] });
-            }
+            check_finite(token, logits)?;
             score(rule.scoring, logits, scores);
             choice.copy_from_slice(scores);
             if let Some(bias) = rule.correction_bias {
@@ -147,13 +147,56 @@ impl Cpu {
                 *id = best as u32;
                 *weight = scores[best];
             }
-            scale_weights(rule, weights);
-            if let Some(scales) = rule.expert_scales {
-                let of_experts = ids.iter().map(|id| scales[*id as usize]);
-                weights.iter_mut().zip(of_experts).for_each(|(weight, scale)| *weight *= scale);
-            }
+            scale_weights(rule, ids, weights);
         }
         Ok(())
+    }
+}
+
+impl Cpu {
+    /// Computes the weights of experts that were chosen before, as [`Cpu::route`] does for those that it chooses. `logits` is
+    /// `[tokens, experts]`; `ids` and `weights` are `[tokens, k]`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Cpu::route`].
+    ///
+    /// # Panics
+    /// Panics if the lengths do not fit together, or if there is no such expert.
+    pub fn weigh_experts(
+        &self,
+        rule: &RouterRule<'_>,
+        logits: &[f32],
+        experts: usize,
+        ids: &[u32],
+        weights: &mut [f32],
+    ) -> Result<(), ComputeError> {
+        assert_eq!(logits.len() % experts, 0, "weigh_experts: logits are not [tokens, experts]");
+        let tokens = logits.len() / experts;
+        let k = ids.len().checked_div(tokens).unwrap_or(1);
+        rule.check(experts, k)?;
+        assert!(ids.len() == tokens * k && weights.len() == ids.len(), "weigh_experts: {k}");
+        let mut scratch = self.shared_scratch();
+        let scores = scratch.floats(experts);
+        let outputs = ids.chunks_exact(k).zip(weights.chunks_exact_mut(k));
+        for (token, (logits, (ids, weights))) in
+            logits.chunks_exact(experts).zip(outputs).enumerate()
+        {
+            check_finite(token, logits)?;
+            score(rule.scoring, logits, scores);
+            for (weight, id) in weights.iter_mut().zip(ids) {
+                *weight = scores[*id as usize];
+            }
+            scale_weights(rule, ids, weights);
+        }
+        Ok(())
+    }
+}
+
+/// Returns an error if a logit of a token is not finite.
+fn check_finite(token: usize, logits: &[f32]) -> Result<(), ComputeError> {
+    match logits.iter().position(|x| !x.is_finite()) {
+        None => Ok(()),
+        Some(expert) => Err(ComputeError::RouterLogit { token, expert, value: logits[expert] }),
     }
 }
 
@@ -162,6 +205,13 @@ fn score(scoring: Scoring, logits: &[f32], scores: &mut [f32]) {
         Scoring::Sigmoid => {
             for (score, x) in scores.iter_mut().zip(logits) {
                 *score = 1.0 / (1.0 + (-x).exp());
+            }
+        }
+        Scoring::SqrtSoftplus => {
+            for (score, x) in scores.iter_mut().zip(logits) {
+                // In f64 and rounded once, as on GPUs, so that equal logits give equal choices.
+                let x = f64::from(*x);
+                *score = (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt() as f32;
             }
         }
         Scoring::Softmax => {
@@ -222,7 +272,8 @@ fn take_best(choice: &mut [f32]) -> usize {
     best
 }
 
-fn scale_weights(rule: &RouterRule<'_>, weights: &mut [f32]) {
+/// Multiplies the scores of a token's experts by the rule's factors.
+fn scale_weights(rule: &RouterRule<'_>, ids: &[u32], weights: &mut [f32]) {
     let mut factor = rule.scale;
     if rule.renormalise {
         let sum: f32 = weights.iter().sum();
@@ -230,6 +281,10 @@ fn scale_weights(rule: &RouterRule<'_>, weights: &mut [f32]) {
         factor /= sum.max(1e-20);
     }
     weights.iter_mut().for_each(|weight| *weight *= factor);
+    if let Some(scales) = rule.expert_scales {
+        let of_experts = ids.iter().map(|id| scales[*id as usize]);
+        weights.iter_mut().zip(of_experts).for_each(|(weight, scale)| *weight *= scale);
+    }
 }
 
 #[cfg(test)]
@@ -244,6 +299,49 @@ mod tests {
         let (mut ids, mut weights) = (vec![0; tokens * k], vec![0.0; tokens * k]);
         cpus()[0].route(rule, logits, experts, k, &mut ids, &mut weights)?;
         Ok((ids, weights))
+    }
+
+    #[test]
+    fn the_root_of_softplus_is_exact_for_large_and_small_logits() {
+        let logits = [-100.0, -30.0, -1.0, 0.0, 1.0, 30.0, 1e4, 3e38];
+        let rule = RouterRule { scoring: Scoring::SqrtSoftplus, ..RouterRule::softmax(false) };
+        let (ids, weights) = route(&rule, &logits, 8, 8).unwrap();
+        assert_eq!(ids, [7, 6, 5, 4, 3, 2, 1, 0]);
+        for (id, weight) in ids.iter().zip(weights) {
+            let x = f64::from(logits[*id as usize]);
+            let exact = if x > 30.0 { x } else { x.exp().ln_1p() }.sqrt();
+            assert!((f64::from(weight) - exact).abs() <= 1e-6 * exact, "{x}: {weight}");
+        }
+    }
+
+    #[test]
+    fn experts_chosen_before_get_the_weights_of_the_rule() {
+        let logits: Vec<f32> = random(3, 5 * 16).iter().map(|x| x * 6.0).collect();
+        let scales = random(4, 16);
+        for scoring in [Scoring::Softmax, Scoring::Sigmoid, Scoring::SqrtSoftplus] {
+            let rule = RouterRule {
+                scoring,
+                scale: 1.5,
+                expert_scales: Some(&scales),
+                ..RouterRule::softmax(true)
+            };
+            let (ids, expected) = route(&rule, &logits, 16, 3).unwrap();
+            let mut weights = vec![0.0; ids.len()];
+            let cpu = &cpus()[0];
+            cpu.weigh_experts(&rule, &logits, 16, &ids, &mut weights).unwrap();
+            assert_eq!(weights, expected);
+            // The order of experts is that of the caller.
+            let swapped: Vec<u32> = ids.chunks(3).flat_map(|of| [of[2], of[1], of[0]]).collect();
+            cpu.weigh_experts(&rule, &logits, 16, &swapped, &mut weights).unwrap();
+            for (found, expected) in weights.chunks(3).zip(expected.chunks(3)) {
+                for (found, expected) in found.iter().rev().zip(expected) {
+                    assert!((found - expected).abs() <= 1e-6 * expected.abs());
+                }
+            }
+            let mut broken = logits.clone();
+            broken[20] = f32::NAN;
+            assert!(cpu.weigh_experts(&rule, &broken, 16, &ids, &mut weights).is_err());
+        }
     }
 
     #[test]

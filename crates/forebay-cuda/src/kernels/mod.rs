@@ -62,7 +62,10 @@ pub use matvec::{DECODE_ROWS, Pairing};
 pub use needed::{ModelKernels, modules_needed};
 pub use norm::{Added, Converted, Norm, Normed};
 pub use quantize::{RoundedActivations, TiledActivations};
-pub use router::{RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs};
+pub use router::{
+    RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, RouterScoring, SortedPairs,
+    TokenExperts,
+};
 pub use row_gate::HeadGates;
 pub use rows::{CutPrompts, PassRows, PromptRun, PromptTiles, RowKind};
 pub use streams::{STREAMS, StreamCoefficients, StreamFactors, StreamMixing, StreamRows};

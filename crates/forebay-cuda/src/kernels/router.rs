@@ -22,13 +22,33 @@ pub struct RouterGroups {
     pub experts_scored: usize,
 }
 
+/// Function that turns a logit into a score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RouterScoring {
+    /// Softmax over all experts.
+    Softmax,
+    /// Logistic function of each logit.
+    Sigmoid,
+    /// Square root of `ln(1 + e^x)` of each logit.
+    SqrtSoftplus,
+}
+
+/// A table that gives the experts of every token.
+#[derive(Clone, Copy)]
+pub struct TokenExperts {
+    /// Experts `[vocabulary, k]`.
+    pub table: DevicePtr<u32>,
+    pub vocabulary: usize,
+    /// Tokens of the rows, all below `vocabulary`.
+    pub tokens: DevicePtr<u32>,
+}
+
 /// Rule by which a layer's router chooses `k` of `experts`, at most 32 of 512.
 #[derive(Clone, Copy)]
 pub struct RouterChoice {
     pub experts: usize,
     pub k: usize,
-    /// True if scores are the logistic function of each logit; otherwise they are the softmax over all.
-    pub sigmoid: bool,
+    pub scoring: RouterScoring,
     /// True if the chosen experts' weights are divided by their sum.
     pub renormalise: bool,
     /// Factor that multiplies the weights at the end.
@@ -40,6 +60,8 @@ pub struct RouterChoice {
     /// Factors `[experts]` of the weights, applied after `scale`; null if there are none.
     pub expert_scales: DevicePtr<f32>,
     pub groups: Option<RouterGroups>,
+    /// The experts of each row, if the router only weighs them.
+    pub by_token: Option<TokenExperts>,
 }
 
 impl RouterChoice {
@@ -142,17 +164,27 @@ impl RouterChoice {
     fn pass(&self, launch: Launch, outputs: &RouterOutputs, tokens: usize) -> Launch {
         let none = RouterGroups { n_groups: 0, groups_kept: 0, experts_scored: 0 };
         let groups = self.groups.unwrap_or(none);
+        let nothing = DevicePtr::null();
+        let unknown = TokenExperts { table: nothing, vocabulary: 0, tokens: nothing };
+        let known = self.by_token.unwrap_or(unknown);
+        let scoring = match self.scoring {
+            RouterScoring::Softmax => 0,
+            RouterScoring::Sigmoid => 1,
+            RouterScoring::SqrtSoftplus => 2,
+        };
         launch
             .optional(self.logit_bias, self.experts)
             .optional(self.correction_bias, self.experts)
             .optional(self.expert_scales, self.experts)
+            .optional(known.table, known.vocabulary * self.k)
+            .optional(known.tokens, tokens)
             .ptr(outputs.ids, tokens * self.k)
             .ptr(outputs.weights, tokens * self.k)
             .ptr(outputs.flag, 1)
             .int(tokens)
             .int(self.experts)
             .int(self.k)
-            .int(usize::from(self.sigmoid))
+            .int(scoring)
             .int(usize::from(self.renormalise))
             .float(self.scale)
             .int(groups.n_groups)

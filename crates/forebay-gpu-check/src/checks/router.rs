@@ -4,7 +4,8 @@ use anyhow::Result;
 use forebay_compute::{RouterGroups as CpuGroups, RouterRule, Scoring};
 use forebay_cuda::{
     DECODE_ROWS, DeviceMatrix, DeviceMemory, DevicePtr, MatvecInput, NO_EXPERT, Pairing,
-    RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, SortedPairs,
+    RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, RouterScoring, SortedPairs,
+    TokenExperts,
 };
 use forebay_format::TensorType;
 
@@ -17,6 +18,7 @@ use crate::weights::random_weights;
 pub fn checks() -> Vec<Check> {
     vec![
         Check::new("router choice", choices),
+        Check::new("router weighs experts of a table", by_token),
         Check::new("router of few tokens at once", at_once),
         Check::new("router rows alone", alone),
         Check::new("router reports what is not finite", reports),
@@ -44,7 +46,7 @@ struct Case {
     tokens: usize,
     experts: usize,
     k: usize,
-    sigmoid: bool,
+    scoring: Scoring,
     renormalise: bool,
     bias: bool,
     logit_bias: bool,
@@ -60,14 +62,14 @@ fn choices(context: &Context) -> Result<Outcome> {
         tokens: 33,
         experts: 128,
         k: 8,
-        sigmoid: false,
+        scoring: Scoring::Softmax,
         renormalise: true,
         bias: false,
         logit_bias: false,
         scales: false,
         groups: None,
     };
-    let sigmoid = Case { sigmoid: true, bias: true, ..plain };
+    let sigmoid = Case { scoring: Scoring::Sigmoid, bias: true, ..plain };
     let cases = [
         plain,
         Case { tokens: 1, renormalise: false, ..plain },
@@ -77,7 +79,7 @@ fn choices(context: &Context) -> Result<Outcome> {
         Case { experts: 60, k: 4, ..plain },
         Case { experts: 129, k: 1, ..plain },
         Case { experts: 512, k: 32, ..plain },
-        Case { experts: 32, k: 32, sigmoid: true, ..plain },
+        Case { experts: 32, k: 32, scoring: Scoring::Sigmoid, ..plain },
         sigmoid,
         Case { experts: 256, groups: Some((8, 4, 2)), ..sigmoid },
         Case { experts: 256, logit_bias: true, groups: Some((8, 4, 2)), ..sigmoid },
@@ -91,6 +93,8 @@ fn choices(context: &Context) -> Result<Outcome> {
         Case { experts: 384, k: 8, groups: Some((1, 1, 3)), ..sigmoid },
         // Gemma 4.
         Case { experts: 128, k: 8, scales: true, ..plain },
+        // DeepSeek-V4.
+        Case { experts: 256, k: 6, scoring: Scoring::SqrtSoftplus, ..sigmoid },
     ];
     for case in cases {
         for ties in [false, true] {
@@ -120,7 +124,7 @@ fn choice(context: &Context, case: &Case, ties: bool) -> Result<Outcome> {
         context.cpu.add_bias_rows(&mut logits, &biases.logits);
     }
     let rule = RouterRule {
-        scoring: if case.sigmoid { Scoring::Sigmoid } else { Scoring::Softmax },
+        scoring: case.scoring,
         renormalise: case.renormalise,
         scale: 2.5,
         expert_scales: case.scales.then_some(&biases.logits[..]),
@@ -144,6 +148,70 @@ fn choice(context: &Context, case: &Case, ties: bool) -> Result<Outcome> {
     Ok(Outcome::same(&got_ids, &expected_ids)
         .worse(Outcome::of(&got, &expected, |i| expected[i].abs(), 3e-6))
         .worse(Outcome::same(&gpu.download::<u32>(flag.ptr(), 1)?, &[u32::MAX])))
+}
+
+/// Checks the weights of experts that a table gives, for prompt rows and for few rows at once.
+fn by_token(context: &Context) -> Result<Outcome> {
+    let (gpu, vocabulary, cols) = (&context.gpu, 50, 64);
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for (tokens, experts, k) in [(1, 256, 6), (9, 6, 3), (9, 512, 32)] {
+        for scoring in [Scoring::SqrtSoftplus, Scoring::Softmax] {
+            let table = random_ids(vocabulary, experts, k);
+            let numbers: Vec<u32> = (0..tokens as u32).map(|row| (row * 7 + 49) % 50).collect();
+            let ids: Vec<u32> = numbers
+                .iter()
+                .flat_map(|token| table[*token as usize * k..][..k].iter().copied())
+                .collect();
+            let (device_table, device_numbers) =
+                (context.upload(&table)?, context.upload(&numbers)?);
+            let case = Case {
+                tokens,
+                experts,
+                k,
+                scoring,
+                renormalise: true,
+                bias: false,
+                logit_bias: false,
+                scales: false,
+                groups: None,
+            };
+            let by_token = TokenExperts {
+                table: device_table.ptr(),
+                vocabulary,
+                tokens: device_numbers.ptr(),
+            };
+            let choice = RouterChoice {
+                by_token: Some(by_token),
+                ..Biases::random(context, experts)?.choice(&case)
+            };
+            let ty = TensorType::F32;
+            let matrix =
+                context.upload(&random_weights(ty, experts * cols, &mut Random::new(5)))?;
+            let x = context.upload(&Random::new(9).gaussians(tokens * cols))?;
+            let out = Choice::new(context, tokens, experts, k)?;
+            let tickets = context.upload(&vec![0_u32; tokens])?;
+            let router = RouterMatrix { ty, data: matrix.ptr(), cols };
+            let (logits, places) = (out.logits.ptr(), out.outputs());
+            gpu.route_few(&choice, router, x.ptr(), logits, &places, tickets.ptr(), tokens)?;
+            let few = gpu.download::<f32>(out.weights.ptr(), tokens * k)?;
+            outcome = outcome
+                .worse(Outcome::same(&gpu.download::<u32>(out.ids.ptr(), tokens * k)?, &ids));
+            let logits = gpu.download::<f32>(out.logits.ptr(), tokens * experts)?;
+            let rule = RouterRule { scoring, scale: 2.5, ..RouterRule::softmax(true) };
+            let mut expected = vec![0.0; tokens * k];
+            context.cpu.weigh_experts(&rule, &logits, experts, &ids, &mut expected)?;
+            let expected: Vec<f64> = expected.iter().map(|&x| f64::from(x)).collect();
+            let next = Outcome::of(&few, &expected, |i| expected[i].abs(), 3e-6);
+            outcome = outcome.worse(next.at(&format!("{tokens} tokens, {k} of {experts}")));
+            let many = Choice::new(context, tokens, experts, k)?;
+            gpu.route(&choice, out.logits.ptr(), &many.outputs(), tokens)?;
+            let many_ids = gpu.download::<u32>(many.ids.ptr(), tokens * k)?;
+            let many = gpu.download::<f32>(many.weights.ptr(), tokens * k)?;
+            outcome = outcome.worse(Outcome::same(&many_ids, &ids));
+            outcome = outcome.worse(Outcome::same(&many, &few));
+        }
+    }
+    Ok(outcome)
 }
 
 /// Biases of a router, on the host and on the device.
@@ -172,7 +240,12 @@ impl Biases {
         RouterChoice {
             experts: case.experts,
             k: case.k,
-            sigmoid: case.sigmoid,
+            scoring: match case.scoring {
+                Scoring::Softmax => RouterScoring::Softmax,
+                Scoring::Sigmoid => RouterScoring::Sigmoid,
+                Scoring::SqrtSoftplus => RouterScoring::SqrtSoftplus,
+            },
+            by_token: None,
             renormalise: case.renormalise,
             scale: 2.5,
             logit_bias: at(case.logit_bias, case.experts),
@@ -200,14 +273,15 @@ fn at_once(context: &Context) -> Result<Outcome> {
         tokens: 1,
         experts,
         k,
-        sigmoid: false,
+        scoring: Scoring::Softmax,
         renormalise: true,
         bias: false,
         logit_bias: false,
         scales: false,
         groups: None,
     };
-    let v3 = Case { sigmoid: true, bias: true, groups: Some((8, 4, 2)), ..plain(256, 8) };
+    let v3 =
+        Case { scoring: Scoring::Sigmoid, bias: true, groups: Some((8, 4, 2)), ..plain(256, 8) };
     let cases = [
         (plain(128, 8), 2048),
         (plain(5, 2), 64),
@@ -349,13 +423,14 @@ fn plain_choice(experts: usize, k: usize) -> RouterChoice {
     RouterChoice {
         experts,
         k,
-        sigmoid: false,
+        scoring: RouterScoring::Softmax,
         renormalise: true,
         scale: 1.0,
         logit_bias: DevicePtr::null(),
         correction_bias: DevicePtr::null(),
         expert_scales: DevicePtr::null(),
         groups: None,
+        by_token: None,
     }
 }
 

@@ -349,6 +349,8 @@ pub struct Experts {
     pub scale: f32,
     /// True if a bias is added to the scores for the selection only.
     pub correction_bias: bool,
+    /// True if a table gives the experts of every token, and the router their weights only (DeepSeek-V4).
+    pub by_token: bool,
     /// Groups of experts, if a token first chooses groups.
     #[serde(skip)]
     pub groups: Option<RouterGroups>,
@@ -381,6 +383,12 @@ pub(super) fn groups(
 }
 
 impl Experts {
+    /// Returns the experts with a table that gives those of every token, if `by_token`. No bias corrects such a choice.
+    pub(super) fn chosen_by_token(self, by_token: bool) -> Experts {
+        let correction_bias = self.correction_bias && !by_token;
+        Experts { by_token, correction_bias, ..self }
+    }
+
     /// Returns the router's selection rule, with a layer's correction bias and factors of experts.
     pub fn rule<'a>(
         &self,

@@ -52,6 +52,7 @@ const NAMES: &[(&str, &str, &str)] = &[
     ("indexer_norm", "indexer_compressor_norm.weight", "attn.indexer.compressor.norm.weight"),
     ("router", "ffn_gate_inp.weight", "ffn.gate.weight"),
     ("correction_bias", "exp_probs_b.bias", "ffn.gate.bias"),
+    ("token_experts", "ffn_gate_tid2eid.weight", "ffn.gate.tid2eid"),
     ("expert_gate", "ffn_gate_exps.weight", "ffn.experts.{expert}.w1.weight"),
     ("expert_up", "ffn_up_exps.weight", "ffn.experts.{expert}.w3.weight"),
     ("expert_down", "ffn_down_exps.weight", "ffn.experts.{expert}.w2.weight"),

@@ -455,11 +455,12 @@ fn experts(
         // Value 3 is the softmax over the chosen experts only. This equals the softmax over all, renormalised.
         None | Some(0 | 1 | 3) => Scoring::Softmax,
         Some(2) => Scoring::Sigmoid,
+        Some(4) => Scoring::SqrtSoftplus,
         Some(other) => {
             return Err(ModelError::BadValue {
                 key: keys.path("expert_gating_func"),
                 value: other.to_string(),
-                expected: "forebay knows 1 (softmax), 2 (sigmoid) and 3 (softmax of the chosen)"
+                expected: "forebay knows 1 (softmax), 2 (sigmoid), 3 (softmax of the chosen) and 4 (root of softplus)"
                     .into(),
             });
         }
@@ -477,6 +478,7 @@ fn experts(
             .filter(|scale| *scale != 0.0)
             .unwrap_or(1.0),
         correction_bias,
+        by_token: keys.optional_count("hash_layer_count")?.is_some_and(|layers| layer < layers),
         groups: groups(n_groups, groups_kept, correction_bias),
         bias: family.expert_bias,
         shared_width: match keys.optional_count("expert_shared_feed_forward_length")? {

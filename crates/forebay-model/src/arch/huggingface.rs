@@ -228,7 +228,8 @@ fn layers(
             }
             let all = family.compressed;
             let feed_forward = if family.experts && (all || is_sparse(config, index)?) {
-                FeedForward::Experts(experts(config, family)?)
+                let by_token = is_by_token(config, index)?;
+                FeedForward::Experts(experts(config, family)?.chosen_by_token(by_token))
             } else {
                 let keys = match family.shared_mlp {
                     true => &[SHARED_MLP][..],
@@ -276,6 +277,15 @@ fn index_layers(
         layer.attention += if moved { shapes } else { 0 };
     }
     Ok(in_all)
+}
+
+/// Returns true if a table gives the experts of every token in layer `index`.
+fn is_by_token(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
+    let types = config.json.get("mlp_layer_types").and_then(Value::as_array);
+    if let Some(kind) = types.and_then(|types| types.get(index)).and_then(Value::as_str) {
+        return Ok(kind == "hash_moe");
+    }
+    Ok(config.optional_count("num_hash_layers")?.is_some_and(|layers| index < layers))
 }
 
 /// Returns a layer that is only one block.
@@ -359,12 +369,13 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
     let scoring = match text("scoring_func").or(text("moe_router_activation_func")) {
         Some("softmax") => Scoring::Softmax,
         Some("sigmoid") => Scoring::Sigmoid,
+        Some("sqrtsoftplus") => Scoring::SqrtSoftplus,
         None => corrected.unwrap_or(family.scoring),
         Some(other) => {
             return Err(ModelError::BadValue {
                 key: "scoring_func".into(),
                 value: other.into(),
-                expected: "forebay knows softmax and sigmoid".into(),
+                expected: "forebay knows softmax, sigmoid and sqrtsoftplus".into(),
             });
         }
     };
@@ -394,6 +405,7 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
         renormalise: norm.unwrap_or(family.renormalise || is_third),
         scale: config.float("routed_scaling_factor").map_or(1.0, |scale| scale as f32),
         correction_bias,
+        by_token: false,
         groups: groups(n_groups, groups_kept, correction_bias),
         bias: family.expert_bias,
         shared_width: match config.optional_count("shared_expert_intermediate_size")? {

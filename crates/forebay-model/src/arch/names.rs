@@ -95,6 +95,7 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("gate_up", "", "mlp.gate_up_proj.weight"),
     ("shared_gate_up", "", "mlp.shared_experts.gate_up_proj.weight"),
     ("router", "ffn_gate_inp.weight", "mlp.gate.weight"),
+    ("token_experts", "ffn_gate_tid2eid.weight", "mlp.gate.tid2eid"),
     ("correction_bias", "exp_probs_b.bias", "mlp.gate.e_score_correction_bias"),
     ("expert_gate", "ffn_gate_exps.weight", "mlp.experts.{expert}.gate_proj.weight"),
     ("expert_up", "ffn_up_exps.weight", "mlp.experts.{expert}.up_proj.weight"),

@@ -209,6 +209,12 @@ impl Experts {
             "it must be 1 if inputs of experts are scaled",
         )?;
         check(
+            "experts by token",
+            true,
+            !(self.by_token && (self.correction_bias || self.groups.is_some())),
+            "forebay knows such tables without a correction bias and groups of experts",
+        )?;
+        check(
             "norms of experts",
             true,
             !(self.own_norms && self.scaled_input),

@@ -351,6 +351,10 @@ impl LayerBuilder<'_> {
         let name = self.name("correction_bias");
         let correction_bias =
             corrected.map(|count| tensors.vector_or_row(&name, count)).transpose()?;
+        let by_token = match experts.by_token {
+            true => Some(self.experts_of_tokens(tensors, experts)?),
+            false => None,
+        };
         let biases = match experts.bias {
             false => None,
             true => Some(self.expert_biases(tensors, experts)?),
@@ -366,7 +370,15 @@ impl LayerBuilder<'_> {
             true => Some(self.expert_norms(tensors)?),
             false => None,
         };
-        Ok(ExpertVectors { router_bias, correction_bias, shared_scale, biases, scales, norms })
+        Ok(ExpertVectors {
+            router_bias,
+            correction_bias,
+            by_token,
+            shared_scale,
+            biases,
+            scales,
+            norms,
+        })
     }
 
     fn expert_norms(&self, tensors: &mut Tensors<'_>) -> Result<ExpertNorms, ModelError> {

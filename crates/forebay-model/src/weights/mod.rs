@@ -13,6 +13,7 @@ mod relayout;
 mod shared_keys;
 mod streams;
 mod tensors;
+mod token_experts;
 
 use forebay_format::{Block, Catalog, Extent, TensorType};
 use forebay_store::FileSet;
@@ -27,7 +28,7 @@ pub use parts::{
     AttentionWeights, CompressorWeights, DeltaParts, DeltaWeights, EntryIndexerWeights,
     EntryWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadChunk,
     HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights, LayerWeights, PartMatrix,
-    SharedKeyWeights, distinct,
+    SharedKeyWeights, TokenExperts, distinct,
 };
 pub use streams::{ResidentMatrix, StreamWeights};
 use tensors::Tensors;

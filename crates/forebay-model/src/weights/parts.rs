@@ -81,7 +81,28 @@ impl LayerWeights {
     }
 }
 
+/// Experts that a table gives to the tokens of a pass.
+#[derive(Debug, Clone, Copy)]
+pub struct TokenExperts<'a> {
+    /// Experts `[vocabulary, used]`.
+    table: &'a [u32],
+    /// Tokens of the rows.
+    tokens: &'a [u32],
+}
+
+impl<'a> TokenExperts<'a> {
+    /// Returns the `used` experts of a row.
+    pub fn of(&self, row: usize, used: usize) -> &'a [u32] {
+        &self.table[self.tokens[row] as usize * used..][..used]
+    }
+}
+
 impl ExpertVectors {
+    /// Returns the experts of rows with these tokens, if a table gives them.
+    pub fn experts_of<'a>(&'a self, tokens: &'a [u32]) -> Option<TokenExperts<'a>> {
+        self.by_token.as_deref().map(|table| TokenExperts { table, tokens })
+    }
+
     /// Returns the rule of the layer's router.
     pub fn rule<'a>(&'a self, experts: &Experts) -> RouterRule<'a> {
         experts.rule(self.correction_bias.as_deref(), self.scales.as_deref())
@@ -359,6 +380,8 @@ pub struct ExpertVectors {
     pub correction_bias: Option<Vec<f32>>,
     /// Vector `[hidden]` whose product with the input gives the gate of the shared experts.
     pub shared_scale: Option<Vec<f32>>,
+    /// Experts `[vocabulary, used]` of every token, if a table gives them.
+    pub by_token: Option<Vec<u32>>,
     /// Biases of gate and up `[experts, width]`, and of down `[experts, hidden]`.
     pub biases: Option<[Vec<f32>; 3]>,
     /// Factor of each expert's weight `[experts]`.

@@ -86,8 +86,7 @@ impl<'a> Tensors<'a> {
 
     /// Returns true if I32 number `i` of an extent is `i / group`, for all of them.
     pub(super) fn counts_groups(&self, of: Extent, group: usize) -> Result<bool, ModelError> {
-        let mut bytes = vec![0; of.length as usize];
-        self.files.read_exact(of, &mut bytes)?;
+        let bytes = self.bytes(of)?;
         let mut numbers = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
         let count = bytes.len() / 4;
         Ok((0..count).all(|i| numbers.next() == u32::try_from(i / group).ok()))
@@ -180,7 +179,7 @@ impl<'a> Tensors<'a> {
 
     /// Returns the weights of a norm that has none in the file.
     pub fn ones(&mut self, length: usize) -> Vec<f32> {
-        self.vector_bytes += 4 * length as u64;
+        self.count_bytes(4 * length as u64);
         vec![1.0; length]
     }
 
@@ -246,14 +245,25 @@ impl<'a> Tensors<'a> {
     }
 
     fn values(&self, tensor: &TensorInfo) -> Result<Vec<f32>, ModelError> {
-        let mut bytes = vec![0; tensor.extent.length as usize];
-        self.files.read_exact(tensor.extent, &mut bytes)?;
+        let bytes = self.bytes(tensor.extent)?;
         let mut values = vec![0.0; tensor.elements() as usize];
         dequantize(tensor.ty, &bytes, &mut values)?;
         match values.iter().position(|value| !value.is_finite()) {
             Some(index) => Err(ModelError::NotFinite { name: tensor.name.clone(), index }),
             None => Ok(values),
         }
+    }
+
+    /// Reads an extent.
+    pub(super) fn bytes(&self, extent: Extent) -> Result<Vec<u8>, ModelError> {
+        let mut bytes = vec![0; extent.length as usize];
+        self.files.read_exact(extent, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// Notes that so many more bytes are in memory.
+    pub(super) fn count_bytes(&mut self, bytes: u64) {
+        self.vector_bytes += bytes;
     }
 
     /// Reads a vector that a model may lack.

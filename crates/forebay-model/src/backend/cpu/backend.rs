@@ -2,9 +2,7 @@
 
 use std::ops::Range;
 
-use forebay_compute::{
-    ComputeError, Cpu, KV_BLOCK, KvCache, KvLayer, KvShape, KvType, MatmulJob, RopeTable, RowKind,
-};
+use forebay_compute::{ComputeError, Cpu, KV_BLOCK, KvCache, KvLayer, KvShape, KvType, RopeTable};
 use forebay_store::FileSet;
 use forebay_stream::{Lease, Residency};
 
@@ -46,6 +44,8 @@ pub struct CpuBackend {
     pub(super) scratch: Scratch,
     /// Position of every row of the pass.
     pub(super) positions: Vec<u32>,
+    /// Token of every row of the pass.
+    pub(super) tokens: Vec<u32>,
     /// Most rows that go through the layers together.
     pub(super) batch: usize,
     /// True if the next layer's experts are prefetched by its router's prediction.
@@ -156,6 +156,7 @@ impl CpuBackend {
             ropes,
             scratch,
             positions: Vec::with_capacity(batch),
+            tokens: Vec::with_capacity(batch),
             batch,
             prefetch,
             early: Vec::new(),
@@ -219,43 +220,6 @@ impl CpuBackend {
         let w = matrix(residency, lease, &down);
         let mut jobs = both_kinds(w, &scratch.inner, scratch.rows.of(step), out);
         matmul_beside_reads(cpu, residency, &mut jobs)
-    }
-
-    /// Predicts which experts the next layer's router would choose for the token's current state, while this layer's
-    /// experts are being read. Reads them ahead with the disk bandwidth that demanded reads leave.
-    fn prefetch_next(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let next = Step { layer: step.layer + 1, ..*step };
-        let Some(layer) = step.weights.layers.get(next.layer) else { return Ok(()) };
-        let FeedForwardWeights::Experts { router, vectors, .. } = &layer.feed_forward else {
-            return Ok(());
-        };
-        let experts = next.experts();
-        let CpuBackend { cpu, residency, scratch, .. } = self;
-        let Some(lease) = residency.dense_if_present(next.layer as u32) else { return Ok(()) };
-        let hidden = step.architecture.hidden;
-        // This layer's products have already taken their input from `normed`, but `block_out` may hold a shared
-        // expert's output.
-        let normed = &mut scratch.normed[..hidden];
-        let input = BlockInput {
-            streams: layer.feed_forward_streams.as_ref(),
-            norm: layer.router_norm(),
-            block: (residency, &lease),
-        };
-        let of = StreamRows {
-            architecture: step.architecture,
-            rows: scratch.rows.of(step),
-            have_output: false,
-        };
-        let x = &scratch.x[..step.architecture.stream_width()];
-        input.write(cpu, &mut scratch.streams, x, &of, normed);
-        scratch.inner.prepare(cpu, normed, 1, hidden, &[router.ty]);
-        let out = &mut scratch.moe.prediction_scores[..experts.count];
-        let (w, kind) = (matrix(residency, &lease, router), RowKind::Decode);
-        cpu.matmul(&mut [MatmulJob { w, x: &scratch.inner, tokens: None, kind, out: &mut *out }]);
-        add_bias(cpu, out, vectors.router_bias.as_deref());
-        drop(lease);
-        let rule = vectors.rule(experts);
-        scratch.moe.prefetch(cpu, next.layer, experts, &rule, residency)
     }
 }
 
@@ -375,6 +339,8 @@ impl Backend for CpuBackend {
     /// Reads the tokens' rows of the embedding table into the residual stream.
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
         self.lease = None;
+        self.tokens.clear();
+        self.tokens.extend_from_slice(batch.tokens);
         self.positions.clear();
         for run in step.runs {
             self.positions.extend((run.position..run.position + run.count).map(|at| at as u32));
@@ -388,6 +354,9 @@ impl Backend for CpuBackend {
             self.cpu.spread_streams(&mut x[..step.count * width], shape);
         }
         self.begin_layer_embeddings(step, batch.tokens)?;
+        if self.reads_ahead(step) {
+            self.prefetch_experts_of(step)?;
+        }
         let early = if batch.scores { step.count * width } else { 0 };
         self.early.resize(early, 0.0);
         // A batch without logits skips the head, so its chunks must not be read ahead.
@@ -539,7 +508,8 @@ impl Backend for CpuBackend {
             self.lease = None;
         }
         let rule = vectors.rule(experts);
-        moe.route(&self.cpu, count, experts, &rule, step.chosen)?;
+        let by_token = vectors.experts_of(&self.tokens);
+        moe.route(&self.cpu, count, experts, &rule, by_token, step.chosen)?;
         if let Some(routing) = routing {
             let layers = step.architecture.layers.len();
             record_routing(moe.chosen(count, experts), routing, step.layer, layers, count);
@@ -562,7 +532,7 @@ impl Backend for CpuBackend {
             moe.scale_inputs(&self.cpu, experts, normed, count);
             input.prepare(&self.cpu, normed, count, hidden, &[gate.ty, up.ty]);
         }
-        if self.prefetch && count == 1 && step.decode == 1 {
+        if self.reads_ahead(step) {
             self.prefetch_next(step)?;
         }
         Ok(())

@@ -10,6 +10,7 @@ mod head;
 mod indexer;
 mod latent;
 mod moe;
+mod prefetch;
 mod products;
 mod scratch;
 mod shared_keys;

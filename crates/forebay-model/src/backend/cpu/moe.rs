@@ -11,7 +11,7 @@ use forebay_stream::{ExpertIndex, LayerIndex, Lease, Residency};
 use super::products::{RowsByKind, both_kinds, matmul_beside_reads, matrix, recycle};
 use crate::ModelError;
 use crate::arch::{Architecture, Experts};
-use crate::weights::PartMatrix;
+use crate::weights::{PartMatrix, TokenExperts};
 
 /// Bytes that the gate and up outputs of one group of experts may take. Experts that are ready together are computed in
 /// groups, so that a long prompt does not need all of these outputs at once.
@@ -101,8 +101,8 @@ impl MoeScratch {
         4 * floats as u64
     }
 
-    /// Chooses experts for every token and sorts the pairs by expert. If `chosen` is given, these experts replace the
-    /// router's choice but keep its weights.
+    /// Chooses experts for every token, or takes those that a table gives, and sorts the pairs by expert. If `chosen` is given,
+    /// these experts replace the choice but keep its weights.
     ///
     /// # Errors
     /// Returns an error if a score is not finite.
@@ -112,12 +112,21 @@ impl MoeScratch {
         count: usize,
         experts: &Experts,
         rule: &RouterRule<'_>,
+        by_token: Option<TokenExperts<'_>>,
         chosen: Option<&[u32]>,
     ) -> Result<(), ModelError> {
         let k = experts.used;
         let scores = &mut self.scores[..count * experts.count];
         let (ids, weights) = (&mut self.ids[..count * k], &mut self.weights[..count * k]);
-        cpu.route(rule, scores, experts.count, k, ids, weights)?;
+        match by_token {
+            None => cpu.route(rule, scores, experts.count, k, ids, weights)?,
+            Some(known) => {
+                for (row, ids) in ids.chunks_exact_mut(k).enumerate() {
+                    ids.copy_from_slice(known.of(row, k));
+                }
+                cpu.weigh_experts(rule, scores, experts.count, ids, weights)?;
+            }
+        }
         if let Some(chosen) = chosen {
             ids.copy_from_slice(chosen);
         }
@@ -165,6 +174,19 @@ impl MoeScratch {
     /// Leases the touched experts that are in memory, and starts the reads of the others.
     pub fn begin(&self, layer: usize, residency: &mut Residency) -> Result<(), ModelError> {
         residency.begin_experts(LayerIndex(layer as u32), &self.touched)?;
+        Ok(())
+    }
+
+    /// Starts reads of the experts that `layer` will use for one token.
+    pub fn prefetch_known(
+        &mut self,
+        layer: usize,
+        experts: &[u32],
+        residency: &mut Residency,
+    ) -> Result<(), ModelError> {
+        self.predictions.clear();
+        self.predictions.extend(experts.iter().map(|id| ExpertIndex(*id)));
+        residency.prefetch_experts(LayerIndex(layer as u32), &self.predictions)?;
         Ok(())
     }
 

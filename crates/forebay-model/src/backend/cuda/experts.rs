@@ -3,7 +3,7 @@
 use forebay_compute::Scoring;
 use forebay_cuda::{
     Added, CudaError, DevicePtr, ExpertOutputs, GateBiases, Norm, Normed, RouterChoice,
-    RouterGroups, RouterMatrix, RouterOutputs, SortedPairs,
+    RouterGroups, RouterMatrix, RouterOutputs, RouterScoring, SortedPairs, TokenExperts,
 };
 
 use super::backend::{CudaBackend, device_gating};
@@ -33,7 +33,12 @@ impl CudaBackend {
         let choice = RouterChoice {
             experts: experts.count,
             k: experts.used,
-            sigmoid: experts.scoring == Scoring::Sigmoid,
+            scoring: match experts.scoring {
+                Scoring::Softmax => RouterScoring::Softmax,
+                Scoring::Sigmoid => RouterScoring::Sigmoid,
+                Scoring::SqrtSoftplus => RouterScoring::SqrtSoftplus,
+            },
+            by_token: vectors.by_token.map(|table| self.experts_of_tokens(step, table)),
             renormalise: experts.renormalise,
             scale: experts.scale,
             logit_bias: optional(self.vectors(), vectors.router_bias),
@@ -79,6 +84,17 @@ impl CudaBackend {
             record_routing(chosen, routing, step.layer, layers, step.count);
         }
         Ok(())
+    }
+
+    /// Returns the table with the experts of all tokens, and the tokens of the rows of a lane.
+    fn experts_of_tokens(&self, step: &Step<'_>, table: usize) -> TokenExperts {
+        // Rows that are read from the file replace the numbers of tokens, but only if a dense model does not fit.
+        assert!(self.embedding_rows.is_none(), "the numbers of tokens are not there");
+        TokenExperts {
+            table: self.vectors().offset(table).cast(),
+            vocabulary: step.architecture.vocabulary,
+            tokens: self.exchange.tokens().offset(self.lanes.current().first_row),
+        }
     }
 
     /// Returns the input of a layer's experts: the normed stream, its rows times the weights of their experts, or a norm of its

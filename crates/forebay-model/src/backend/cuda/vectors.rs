@@ -35,6 +35,8 @@ pub struct LayerVectors {
     pub delta: Option<DeltaVectors>,
     pub router_bias: Option<usize>,
     pub correction_bias: Option<usize>,
+    /// Table with the experts of every token, as the bits of floats.
+    pub by_token: Option<usize>,
     /// Gate of the shared experts.
     pub shared_scale: Option<usize>,
     /// Biases of all experts' gate, up and down.
@@ -160,6 +162,10 @@ impl Vectors {
         if let FeedForwardWeights::Experts { vectors, .. } = &layer.feed_forward {
             of.router_bias = self.optional(&vectors.router_bias);
             of.correction_bias = self.optional(&vectors.correction_bias);
+            of.by_token = vectors.by_token.as_ref().map(|table| {
+                let bits: Vec<f32> = table.iter().map(|id| f32::from_bits(*id)).collect();
+                self.append(&bits)
+            });
             of.shared_scale = self.optional(&vectors.shared_scale);
             of.expert_scales = self.optional(&vectors.scales);
             if let Some(norms) = &vectors.norms {
