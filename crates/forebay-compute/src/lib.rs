@@ -11,6 +11,7 @@ mod error;
 mod kv;
 pub mod kv_rounding;
 mod matmul;
+mod ngram;
 mod ops;
 mod pool;
 mod recurrent;
@@ -28,6 +29,7 @@ pub use cpu::{Arithmetic, Cpu, Isa, default_threads};
 pub use error::ComputeError;
 pub use kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType, rows_for_window};
 pub use matmul::{Activations, MatmulJob, Matrix};
+pub use ngram::{NGramNorms, NGramShape};
 pub use ops::{
     Gating, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule, Scoring,
     Temperature,

@@ -4,12 +4,7 @@
 // KEY_DIM is the most elements of a key.
 #include "gating.cuh"
 #include "reduce.cuh"
-
-// Consecutive rows of one sequence. `from` and `to` are numbers of states; NO_STATE stands for the empty state.
-struct StateRun {
-    u32 first, count, from, to;
-};
-static constexpr u32 NO_STATE = ~0u;
+#include "state_runs.cuh"
 
 // A product of some row length, and its columns: the first one of key head 0, and the distance to the next key head.
 #define PRODUCT(name) const float *name, int name##_row, int name##_first, int name##_step
@@ -33,11 +28,8 @@ extern "C" __global__ void __launch_bounds__(256)
     if (channel >= channels) return;
     // The rows of the products and of `mixed` begin with row `first_row` of the pass.
     const int row = blockIdx.y + first_row;
-    const StateRun *all = (const StateRun *)run_words;
-    int index = 0;
-    while (index < runs && (u32)row - all[index].first >= all[index].count) index++;
-    if (index == runs) return;
-    const StateRun run = all[index];
+    StateRun run;
+    if (!find_run(run_words, runs, row, run)) return;
     const float *product;
     int column, product_row;
     if (channel < keys) {
@@ -50,27 +42,16 @@ extern "C" __global__ void __launch_bounds__(256)
         product = v, product_row = v_row;
         column = v_first + (channel - 2 * keys) / values * v_step + (channel - 2 * keys) % values;
     }
-    const float *before = run.from == NO_STATE ? nullptr : states + run.from * state_floats + channel;
-    float *after = states + run.to * state_floats + channel;
-    const int token = row - (int)run.first, count = (int)run.count, kept = seen - 1;
+    const KeptInputs kept(run, row, states, state_floats, seen - 1, channels, channel);
     const size_t at = (size_t)blockIdx.y * product_row + column;
     float sum = bias ? bias[channel] : 0.0f;
     for (int i = 0; i < seen; i++) {
-        const int back = kept - i;
-        float x = 0.0f;
-        if (back <= token) {
-            x = product[at - (size_t)back * product_row];
-        } else if (before) {
-            x = before[(size_t)(kept + token - back) * channels];
-        }
+        const int back = seen - 1 - i;
+        const float x = back <= kept.token ? product[at - (size_t)back * product_row] : kept.input(back);
         sum = __fmaf_rn(weights[(size_t)i * channels + channel], x, sum);
     }
     mixed[(size_t)blockIdx.y * channels + channel] = silu(sum);
-    // The inputs that later tokens need. If the run is short, some of them are of tokens before it.
-    const int entry = token - (count - kept);
-    if (entry >= 0) after[(size_t)entry * channels] = product[at];
-    if (token == 0)
-        for (int i = 0; i + count < kept; i++) after[(size_t)i * channels] = before ? before[(size_t)(i + count) * channels] : 0.0f;
+    kept.keep(product[at]);
 }
 
 // Threads that share a row of a state.
@@ -94,34 +75,22 @@ extern "C" __global__ void __launch_bounds__(256)
     const int channel = blockIdx.x * blockDim.x + threadIdx.x;
     if (channel >= channels) return;
     const int row = blockIdx.y + first_row;
-    const StateRun *all = (const StateRun *)run_words;
-    int index = 0;
-    while (index < runs && (u32)row - all[index].first >= all[index].count) index++;
-    if (index == runs) return;
-    const StateRun run = all[index];
-    const float *before = run.from == NO_STATE ? nullptr : states + run.from * state_floats + channel;
-    float *after = states + run.to * state_floats + channel;
-    const int token = row - (int)run.first, count = (int)run.count, kept = seen - 1;
+    StateRun run;
+    if (!find_run(run_words, runs, row, run)) return;
+    const KeptInputs kept(run, row, states, state_floats, seen - 1, channels, channel);
     const size_t own = blockIdx.y;
     float sum = bias ? bias[channel] : 0.0f, last = 0.0f;
     for (int i = 0; i < seen; i++) {
-        const int back = kept - i;
-        float x = 0.0f;
-        if (back <= token) {
-            const size_t at = own - back;
-            x = __fmul_rn(b[at * b_row + b_first + channel], v[at * v_row + v_first + channel]);
-        } else if (before) {
-            x = before[(size_t)(kept + token - back) * channels];
-        }
+        const int back = seen - 1 - i;
+        const size_t at = own - back;
+        const float x = back <= kept.token
+                            ? __fmul_rn(b[at * b_row + b_first + channel], v[at * v_row + v_first + channel])
+                            : kept.input(back);
         sum = __fmaf_rn(weights[(size_t)i * channels + channel], x, sum);
         last = x;
     }
     out[own * channels + channel] = sum * z[own * z_row + z_first + channel];
-    // The values that later tokens need. If the run is short, some of them are of tokens before it.
-    const int entry = token - (count - kept);
-    if (entry >= 0) after[(size_t)entry * channels] = last;
-    if (token == 0)
-        for (int i = 0; i + count < kept; i++) after[(size_t)i * channels] = before ? before[(size_t)(i + count) * channels] : 0.0f;
+    kept.keep(last);
 }
 
 enum Rule { GATED_DELTA, KIMI_DELTA, MAMBA2 };

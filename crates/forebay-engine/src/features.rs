@@ -64,6 +64,18 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
     if let Some(of) = architecture.layer_embeddings {
         add("embeddings of layers", format!("{} numbers of each token for every layer", of.width));
     }
+    if let Some(of) = &architecture.ngrams {
+        add(
+            "embeddings of n-grams",
+            format!(
+                "layers {:?} add {} numbers for the n-grams of up to {} tokens, from {} rows of a table on the disk",
+                of.layers,
+                of.width,
+                of.size,
+                of.rows_per_token()
+            ),
+        );
+    }
     if architecture.layer_scales {
         add("layer scales", "each layer multiplies the residual stream by a number".to_owned());
     }

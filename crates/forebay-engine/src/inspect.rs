@@ -243,7 +243,7 @@ pub fn block_kind(tensor: &TensorInfo) -> &'static str {
         || has("post_attention")
     {
         "feed-forward"
-    } else if has("token_embd") || has("embed_tokens") {
+    } else if has("token_embd") || has("embed_tokens") || has(".ple.") {
         "embeddings"
     } else if has("input_layernorm") {
         "attention"

@@ -158,10 +158,10 @@ impl Runner {
         let groups: Vec<GroupConfig> = backend.kv_groups().into_iter().map(group).collect();
         let ram_bytes = ram_bytes.unwrap_or(backend.cache_bytes().min(RAM_BYTES_MOST));
         let state_group = decoder.is_recurrent().then_some(groups.len());
-        let states = state_group.map(|_| states::group(backend.state_bytes()));
+        let states = state_group.map(|_| states::group(decoder.state_bytes()));
         let whole = groups.iter().filter(|of| of.window.is_none());
         let row_bytes = whole.map(|of| of.block_bytes).sum::<usize>() / KV_BLOCK;
-        let snapshot_every = states::usual_interval(backend.state_bytes(), row_bytes);
+        let snapshot_every = states::usual_interval(decoder.state_bytes(), row_bytes);
         Runner {
             tiers: KvTiers::new(backend.host_reserver(), &groups, states, ram_bytes),
             blocks: BlockManager::new(&groups, backend.batch_tokens()),

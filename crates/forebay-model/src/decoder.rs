@@ -137,8 +137,9 @@ impl Decoder {
     /// Creates a decoder. `backend` must have been created for the same description and weights.
     pub fn new(architecture: Architecture, weights: Weights, backend: Box<dyn Backend>) -> Decoder {
         let interrupt = Interrupt::new();
-        let is_recurrent = architecture.recurrent_layers() > 0;
-        let states = is_recurrent.then(|| States::new(backend.tables()));
+        let states = architecture
+            .has_states()
+            .then(|| States::new(backend.tables(), architecture.ngrams.as_ref()));
         Decoder {
             architecture,
             weights,
@@ -186,22 +187,29 @@ impl Decoder {
         }
     }
 
+    /// Returns the number of bytes of one state of a sequence; 0 if the model has none.
+    pub fn state_bytes(&self) -> usize {
+        self.backend.state_bytes() + self.states.as_ref().map_or(0, States::token_bytes)
+    }
+
     /// Copies the state of a table after its first `position` positions to `bytes`. Returns false if there is none.
     ///
     /// # Errors
     /// Returns an error if the device fails.
     ///
     /// # Panics
-    /// Panics if `bytes` is not [`Backend::state_bytes`] long.
+    /// Panics if `bytes` is not [`Decoder::state_bytes`] long.
     pub fn save_state(
         &mut self,
         table: usize,
         position: usize,
         bytes: &mut [u8],
     ) -> Result<bool, ModelError> {
-        let place = self.states.as_ref().and_then(|states| states.place(table, position));
-        let Some(place) = place else { return Ok(false) };
+        let Some(states) = &mut self.states else { return Ok(false) };
+        let Some(place) = states.place(table, position) else { return Ok(false) };
+        let (bytes, tokens) = bytes.split_at_mut(bytes.len() - states.token_bytes());
         self.backend.save_state(place, bytes)?;
+        states.save_tokens(place, tokens);
         Ok(true)
     }
 
@@ -211,7 +219,7 @@ impl Decoder {
     /// Returns an error if the device fails. The table has no state then.
     ///
     /// # Panics
-    /// Panics if the model has no recurrent layers, or if `bytes` is not [`Backend::state_bytes`] long.
+    /// Panics if the model has no recurrent layers, or if `bytes` is not [`Decoder::state_bytes`] long.
     pub fn restore_state(
         &mut self,
         table: usize,
@@ -219,7 +227,10 @@ impl Decoder {
         bytes: &[u8],
     ) -> Result<(), ModelError> {
         let states = self.states.as_mut().expect("the model has recurrent layers");
-        self.backend.restore_state(states.begin_set(table), bytes)?;
+        let (bytes, tokens) = bytes.split_at(bytes.len() - states.token_bytes());
+        let place = states.begin_set(table);
+        self.backend.restore_state(place, bytes)?;
+        states.restore_tokens(place, tokens);
         states.set(table, position);
         Ok(())
     }
@@ -325,7 +336,7 @@ impl Decoder {
             *paused = Paused::default();
         }
         if let (Some(states), Ok(true)) = (&mut self.states, &done) {
-            states.end(pass.runs);
+            states.end(pass.runs, pass.tokens);
         }
         done
     }
@@ -407,6 +418,7 @@ impl Decoder {
         let scores = routing.as_deref().and_then(|routing| routing.scores.as_ref());
         let batch = Batch {
             tokens: pass.tokens,
+            tokens_before: states.as_ref().map_or(&[], States::tokens_before),
             first_layer: first,
             end,
             routing: routing.is_some(),
@@ -509,6 +521,11 @@ pub(crate) fn layer_step(
     interrupt.check()?;
     backend.enter_layer(step)?;
     let has_mixer = step.has_mixer();
+    let mut continues = continues;
+    if step.layer_weights().ngrams.is_some() {
+        backend.add_ngrams(step, continues)?;
+        continues = false;
+    }
     if has_mixer {
         backend.norm(step, NextBlock::Attention, continues)?;
         backend.project(step)?;

@@ -15,6 +15,8 @@ pub mod arch;
 mod backend;
 pub mod decoder;
 mod error;
+mod ngrams;
+mod rows;
 pub mod sampling;
 mod sharing;
 mod states;

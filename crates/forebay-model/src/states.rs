@@ -5,8 +5,9 @@
 //! position. So a sequence never continues with a state of other tokens.
 
 use crate::ModelError;
-use crate::arch::STATES_PER_SEQUENCE;
+use crate::arch::{NGrams, STATES_PER_SEQUENCE};
 use crate::backend::{Run, StatePlaces};
+use crate::ngrams::last_tokens;
 
 /// The states of all tables.
 #[derive(Debug, Default)]
@@ -15,15 +16,54 @@ pub struct States {
     positions: Vec<[Option<usize>; STATES_PER_SEQUENCE]>,
     /// The places of the current pass, one for each run.
     places: Vec<StatePlaces>,
+    /// For each place, the last tokens before the position, if n-grams need them: `before` tokens.
+    last_tokens: Vec<u32>,
+    before: usize,
+    separator: u32,
+    /// The tokens before each run of the current pass.
+    tokens_before: Vec<u32>,
 }
 
 impl States {
     /// Creates the states of so many tables, none of which has content.
-    pub fn new(tables: usize) -> States {
+    pub fn new(tables: usize, ngrams: Option<&NGrams>) -> States {
+        let before = ngrams.map_or(0, NGrams::before);
         States {
             positions: vec![[None; STATES_PER_SEQUENCE]; tables],
             places: Vec::with_capacity(tables),
+            last_tokens: vec![0; tables * STATES_PER_SEQUENCE * before],
+            before,
+            separator: ngrams.map_or(0, |of| of.separator),
+            tokens_before: Vec::with_capacity(tables * before),
         }
+    }
+
+    /// Returns the number of bytes of the tokens that belong to a state.
+    pub fn token_bytes(&self) -> usize {
+        self.before * size_of::<u32>()
+    }
+
+    fn last_tokens(&mut self, place: usize) -> &mut [u32] {
+        &mut self.last_tokens[place * self.before..][..self.before]
+    }
+
+    /// Copies the tokens before the position of a state to `bytes`.
+    pub fn save_tokens(&mut self, place: usize, bytes: &mut [u8]) {
+        for (token, bytes) in self.last_tokens(place).iter().zip(bytes.as_chunks_mut().0) {
+            *bytes = token.to_le_bytes();
+        }
+    }
+
+    /// Sets the tokens before the position of a state.
+    pub fn restore_tokens(&mut self, place: usize, bytes: &[u8]) {
+        for (token, bytes) in self.last_tokens(place).iter_mut().zip(bytes.as_chunks().0) {
+            *token = u32::from_le_bytes(*bytes);
+        }
+    }
+
+    /// Returns the tokens before each run of the current pass, separators where there are none.
+    pub fn tokens_before(&self) -> &[u32] {
+        &self.tokens_before
     }
 
     /// Returns true if there is a state after the first `position` positions of a sequence.
@@ -64,6 +104,7 @@ impl States {
             return Err(ModelError::NoState { position: run.position });
         }
         self.places.clear();
+        self.tokens_before.clear();
         for run in runs {
             let states = &mut self.positions[run.table];
             let from = match run.position {
@@ -76,7 +117,15 @@ impl States {
             }
             states[to] = None;
             let first = run.table * STATES_PER_SEQUENCE;
-            self.places.push(StatePlaces { from: from.map(|state| first + state), to: first + to });
+            let from = from.map(|state| first + state);
+            let kept = self.before;
+            match from {
+                Some(from) => {
+                    self.tokens_before.extend_from_slice(&self.last_tokens[from * kept..][..kept]);
+                }
+                None => self.tokens_before.resize(self.tokens_before.len() + kept, self.separator),
+            }
+            self.places.push(StatePlaces { from, to: first + to });
         }
         Ok(())
     }
@@ -86,8 +135,16 @@ impl States {
         &self.places
     }
 
-    /// Notes that the pass with these runs has written its states.
-    pub fn end(&mut self, runs: &[Run]) {
+    /// Notes that the pass with these runs has written its states. `tokens` are those of all rows.
+    pub fn end(&mut self, runs: &[Run], tokens: &[u32]) {
+        let (mut tokens, kept) = (tokens, self.before);
+        for (index, run) in runs.iter().enumerate().filter(|_| kept > 0) {
+            let (own, rest) = tokens.split_at(run.count);
+            tokens = rest;
+            let last = &mut self.last_tokens[self.places[index].to * kept..][..kept];
+            last.copy_from_slice(&self.tokens_before[index * kept..][..kept]);
+            last_tokens(last, own);
+        }
         for (run, places) in runs.iter().zip(&self.places) {
             let state = places.to - run.table * STATES_PER_SEQUENCE;
             self.positions[run.table][state] = Some(run.position + run.count);
@@ -106,54 +163,54 @@ mod tests {
 
     #[test]
     fn passes_alternate_between_two_states() {
-        let mut states = States::new(3);
+        let mut states = States::new(3, None);
         let runs = [run(2, 0, 5), run(0, 0, 1)];
         states.begin(&runs).unwrap();
         let empty = |to| StatePlaces { from: None, to };
         assert_eq!(states.places(), [empty(4), empty(0)]);
         assert!(!states.has(2, 5), "the pass has not ended");
-        states.end(&runs);
+        states.end(&runs, &[]);
         assert!(states.has(2, 5) && states.has(0, 1) && !states.has(1, 1));
         states.begin(&[run(2, 5, 2)]).unwrap();
         assert_eq!(states.places(), [StatePlaces { from: Some(4), to: 5 }]);
-        states.end(&[run(2, 5, 2)]);
+        states.end(&[run(2, 5, 2)], &[]);
         states.begin(&[run(2, 7, 1)]).unwrap();
         assert_eq!(states.places(), [StatePlaces { from: Some(5), to: 4 }]);
-        states.end(&[run(2, 7, 1)]);
+        states.end(&[run(2, 7, 1)], &[]);
         assert!(states.has(2, 7) && states.has(2, 8) && !states.has(2, 5));
     }
 
     #[test]
     fn a_pass_that_failed_can_run_again_and_the_last_one_can_be_undone() {
-        let mut states = States::new(1);
+        let mut states = States::new(1, None);
         for runs in [[run(0, 0, 4)], [run(0, 4, 2)]] {
             states.begin(&runs).unwrap();
-            states.end(&runs);
+            states.end(&runs, &[]);
         }
         // This pass never ends.
         states.begin(&[run(0, 6, 3)]).unwrap();
         assert!(states.has(0, 6) && !states.has(0, 4));
         states.begin(&[run(0, 6, 3)]).unwrap();
         assert_eq!(states.places(), [StatePlaces { from: Some(1), to: 0 }]);
-        states.end(&[run(0, 6, 3)]);
+        states.end(&[run(0, 6, 3)], &[]);
         // The sequence drops the last rows and goes on with others.
         states.begin(&[run(0, 6, 1)]).unwrap();
-        states.end(&[run(0, 6, 1)]);
+        states.end(&[run(0, 6, 1)], &[]);
         assert!(states.has(0, 7) && !states.has(0, 9));
     }
 
     #[test]
     fn states_of_other_tokens_are_never_used() {
-        let mut states = States::new(2);
+        let mut states = States::new(2, None);
         let runs = [run(0, 0, 4)];
         states.begin(&runs).unwrap();
-        states.end(&runs);
+        states.end(&runs, &[]);
         assert!(matches!(states.begin(&[run(0, 3, 1)]), Err(ModelError::NoState { position: 3 })));
         assert!(states.begin(&[run(1, 4, 1)]).is_err(), "the other table has no state");
         // A sequence that begins again has neither of the old states.
         states.begin(&[run(0, 0, 2)]).unwrap();
         assert!(!states.has(0, 4));
-        states.end(&[run(0, 0, 2)]);
+        states.end(&[run(0, 0, 2)], &[]);
         states.forget(0);
         assert!(!states.has(0, 2) && states.has(0, 0));
         assert_eq!(states.place(0, 2), None);
@@ -161,14 +218,14 @@ mod tests {
 
     #[test]
     fn a_state_can_come_from_elsewhere() {
-        let mut states = States::new(2);
+        let mut states = States::new(2, None);
         assert_eq!(states.begin_set(1), 2);
         assert!(!states.has(1, 32), "it is not there yet");
         states.set(1, 32);
         assert_eq!(states.place(1, 32), Some(2));
         states.begin(&[run(1, 32, 3)]).unwrap();
         assert_eq!(states.places(), [StatePlaces { from: Some(2), to: 3 }]);
-        states.end(&[run(1, 32, 3)]);
+        states.end(&[run(1, 32, 3)], &[]);
         assert_eq!(states.place(1, 35), Some(3));
     }
 }

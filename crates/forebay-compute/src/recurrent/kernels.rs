@@ -1,7 +1,7 @@
 //! Vector code before and after the recurrence. Every vector has eight channels, or eight elements of a key.
 
 use super::{History, Segment};
-use crate::simd::{Kernel, LANES, Simd};
+use crate::simd::{Kernel, LANES, Simd, silu};
 
 /// Most tokens that a convolution sees.
 const MOST_SEEN: usize = 8;
@@ -45,13 +45,6 @@ impl Kernel for Convolve<'_> {
             simd.store(if activates { silu(simd, sum) } else { sum }, out);
         }
     }
-}
-
-/// Returns `x / (1 + e^-x)`.
-#[inline(always)]
-fn silu<S: Simd>(simd: S, x: S::V) -> S::V {
-    let e = simd.exp(simd.sub(simd.splat(0.0), x));
-    simd.div(x, simd.add(simd.splat(1.0), e))
 }
 
 /// Divides a query or key by its length, and multiplies it by `scale`.

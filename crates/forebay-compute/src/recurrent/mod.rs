@@ -333,16 +333,16 @@ impl Cpu {
 }
 
 /// Checks that every state is inside `len` floats and overlaps no other.
-fn check_places(runs: &[StateRun], floats: usize, len: usize) {
+pub(crate) fn check_places(runs: &[StateRun], floats: usize, len: usize) {
     for (index, run) in runs.iter().enumerate() {
         let inside = |at: usize| at <= len && floats <= len - at;
-        assert!(inside(run.to) && run.from.is_none_or(inside), "gated_delta: {run:?} of {len}");
+        assert!(inside(run.to) && run.from.is_none_or(inside), "state of {run:?} in {len} floats");
         let apart = |a: usize, b: usize| a.abs_diff(b) >= floats;
-        assert!(run.from.is_none_or(|from| apart(from, run.to)), "gated_delta: {run:?}");
+        assert!(run.from.is_none_or(|from| apart(from, run.to)), "states of {run:?}");
         let others = runs[..index].iter().flat_map(|of| [Some(of.to), of.from]).flatten();
         for other in others {
             let alone = apart(run.to, other) && run.from.is_none_or(|from| apart(from, other));
-            assert!(alone, "gated_delta: {run:?} and a state at {other}");
+            assert!(alone, "states of {run:?} and one at {other}");
         }
     }
 }

@@ -407,7 +407,7 @@ fn cuts_and_neighbours_change_no_bit() {
 }
 
 #[test]
-#[should_panic(expected = "gated_delta")]
+#[should_panic(expected = "states of")]
 fn a_state_that_another_run_reads_cannot_be_written() {
     let layer = &layers()[0];
     let products = layer.products(60, 2);

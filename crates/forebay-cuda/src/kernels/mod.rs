@@ -21,6 +21,7 @@ mod layer_embeddings;
 mod matmul;
 mod matvec;
 mod needed;
+mod ngrams;
 mod norm;
 mod prompts;
 mod quantize;
@@ -60,6 +61,7 @@ pub use matmul::{
 };
 pub use matvec::{DECODE_ROWS, Pairing};
 pub use needed::{ModelKernels, modules_needed};
+pub use ngrams::NGramRows;
 pub use norm::{Added, Converted, Norm, Normed};
 pub use quantize::{RoundedActivations, TiledActivations};
 pub use router::{

@@ -13,7 +13,8 @@ use forebay_model::Weights;
 pub fn blocks(catalog: &Catalog, weights: &Weights) -> Vec<PlannedBlock> {
     let mut order = Order { catalog, placed: vec![false; catalog.tensors().len()], blocks: vec![] };
     let tables = [Some(weights.embedding), weights.layer_embeddings];
-    let tables: Vec<Extent> = tables.into_iter().flatten().map(|table| table.extent).collect();
+    let mut tables: Vec<Extent> = tables.into_iter().flatten().map(|table| table.extent).collect();
+    tables.extend(weights.ngram_tables());
     order.dense(BlockKind::Embedding, None, &tables);
     let layers = weights.layers.len();
     for (layer, block) in weights.blocks.dense.iter().take(layers).enumerate() {

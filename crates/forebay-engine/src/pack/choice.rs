@@ -92,7 +92,7 @@ impl Choice {
             choice.find(catalog, weights);
         }
         if codec.only() != Some(ChunkCodec::Raw) {
-            choice.measure(catalog, codec, files)?;
+            choice.measure(catalog, weights, codec, files)?;
         }
         Ok(choice)
     }
@@ -178,12 +178,16 @@ impl Choice {
     fn measure(
         &mut self,
         catalog: &Catalog,
+        weights: &Weights,
         codec: Codec,
         files: &FileSet,
     ) -> Result<(), EngineError> {
+        // A row of a few hundred bytes would need its whole chunk.
+        let tables: Vec<Extent> = weights.ngram_tables().collect();
         let mut groups: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (tensor, group) in self.groups.iter().enumerate() {
-            if catalog.tensors()[tensor].bytes() >= TENSOR_BYTES_MIN {
+            let own = &catalog.tensors()[tensor];
+            if own.bytes() >= TENSOR_BYTES_MIN && !tables.contains(&own.extent) {
                 groups.entry(*group).or_default().push(tensor);
             }
         }

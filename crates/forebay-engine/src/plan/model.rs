@@ -235,6 +235,9 @@ impl ModelCosts {
                     })
                 }
             };
+            if let Some(of) = &layer.ngrams {
+                dense.extend([&of.key, &of.value]);
+            }
             if let Some(of) = &layer.embeddings {
                 dense.extend([&of.project, &of.gate, &of.out]);
             }

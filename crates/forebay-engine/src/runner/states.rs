@@ -149,7 +149,7 @@ impl Runner {
     ) -> Result<bool, EngineError> {
         let rows = self.blocks.len(sequence);
         let Some(group) = self.state_group.filter(|_| rows > 0) else { return Ok(true) };
-        let mut bytes = vec![0; self.decoder.backend().state_bytes()];
+        let mut bytes = vec![0; self.decoder.state_bytes()];
         let is_saved = self.decoder.save_state(sequence.slot(), rows, &mut bytes)?;
         to.push(SnapshotBlock { group, index: 0, bytes });
         Ok(is_saved)
@@ -158,7 +158,7 @@ impl Runner {
     /// Returns the group, the index and the bytes of the state that a sequence with so many rows has beside its blocks.
     pub(super) fn state_seen(&self, rows: usize) -> Option<(usize, usize, usize)> {
         let group = self.state_group.filter(|_| rows > 0)?;
-        Some((group, 0, self.decoder.backend().state_bytes()))
+        Some((group, 0, self.decoder.state_bytes()))
     }
 }
 

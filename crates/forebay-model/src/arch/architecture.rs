@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::compressed::SharedKeys;
 use super::indexer::Indexer;
+use super::ngrams::NGrams;
 use super::recurrent::Recurrent;
 use super::streams::Streams;
 use crate::ModelError;
@@ -33,6 +34,8 @@ pub struct Architecture {
     pub layer_scales: bool,
     /// Embeddings of every token for each layer, if there are any.
     pub layer_embeddings: Option<LayerEmbeddings>,
+    /// Embeddings of n-grams that some layers add, if there are any.
+    pub ngrams: Option<NGrams>,
     /// Factor for the output of every attention, recurrence and feed-forward before it is added to the residual stream (Granite).
     /// The stream is kept divided by it: then outputs are added as they are, and norms need another epsilon only.
     pub residual_scale: f32,

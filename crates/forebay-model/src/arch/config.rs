@@ -47,6 +47,31 @@ impl Config<'_> {
         Ok(None)
     }
 
+    /// Returns a list of whole numbers. It is empty if the key is absent.
+    pub fn counts(&self, key: &str) -> Result<Vec<usize>, ModelError> {
+        let bad = |value: &Value| ModelError::BadValue {
+            key: key.into(),
+            value: short(value),
+            expected: "it must be a list of whole numbers".into(),
+        };
+        let count = |item: &Value| item.as_u64().map(|count| count as usize);
+        match self.json.get(key) {
+            None | Some(Value::Null) => Ok(Vec::new()),
+            Some(Value::Array(list)) => {
+                list.iter().map(|item| count(item).ok_or_else(|| bad(item))).collect()
+            }
+            Some(other) => Err(bad(other)),
+        }
+    }
+
+    /// Returns a whole number, or the first one of a list.
+    pub fn first_of(&self, key: &str) -> Result<Option<usize>, ModelError> {
+        match self.json.get(key) {
+            Some(Value::Array(_)) => Ok(self.counts(key)?.first().copied()),
+            _ => self.optional_count(key),
+        }
+    }
+
     pub fn first_count(&self, keys: &[&str]) -> Result<usize, ModelError> {
         self.optional_first_count(keys)?.ok_or_else(|| self.missing(keys[0]))
     }

@@ -57,6 +57,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         streams: streams::of_gguf(&keys, family)?,
         embedding_scale: family.embedding_scale(hidden),
         layer_scales: family.layer_scales,
+        ngrams: None,
         layer_embeddings: keys
             .optional_count("embedding_length_per_layer_input")?
             .filter(|width| *width > 0)

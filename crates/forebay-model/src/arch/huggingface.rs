@@ -16,6 +16,7 @@ use super::huggingface_indexer::{indexer, is_indexed};
 use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent};
 use super::indexer::with_indexer;
 use super::layers::{keys_of, used};
+use super::ngrams::ngrams;
 use super::quantization::{Method, Quantization};
 use super::streams;
 use crate::ModelError;
@@ -75,6 +76,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
             .optional_count("hidden_size_per_layer_input")?
             .filter(|width| *width > 0)
             .map(|width| LayerEmbeddings { width }),
+        ngrams: ngrams(&config)?,
         logit_softcap: config.float("final_logit_softcapping").map(|cap| cap as f32),
         attentions,
         ropes,

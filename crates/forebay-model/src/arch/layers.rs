@@ -131,10 +131,30 @@ impl Architecture {
         self.layers[..layer].iter().filter(|layer| layer.mixer == Mixer::Recurrent).count()
     }
 
-    /// Returns the bytes of one state of a sequence: that of all recurrent layers after some token.
-    pub fn state_bytes(&self) -> u64 {
+    /// Returns the number of floats of each part of a sequence's state: that of each recurrent layer, then that of each layer with
+    /// n-grams.
+    pub fn state_parts(&self) -> impl Iterator<Item = usize> {
         let floats = self.recurrent.map_or(0, |of| of.state_floats());
-        (floats * self.recurrent_layers()) as u64 * 4
+        let recurrent = std::iter::repeat_n(floats, self.recurrent_layers());
+        let floats = self.ngram_shape().map_or(0, |of| of.state_floats());
+        let ngrams = self.ngrams.as_ref().map_or(0, |of| of.layers.len());
+        recurrent.chain(std::iter::repeat_n(floats, ngrams))
+    }
+
+    /// Returns the number of the part of a state that belongs to a layer with n-grams.
+    pub fn ngram_part(&self, layer: usize) -> usize {
+        let of = self.ngrams.as_ref().expect("the layer has n-grams");
+        self.recurrent_layers() + of.layers.partition_point(|with| *with < layer)
+    }
+
+    /// Returns true if sequences have states beside keys and values.
+    pub fn has_states(&self) -> bool {
+        self.state_parts().next().is_some()
+    }
+
+    /// Returns the bytes of one state of a sequence: all its parts after some token.
+    pub fn state_bytes(&self) -> u64 {
+        self.state_parts().map(|floats| floats as u64).sum::<u64>() * 4
     }
 
     /// Returns the bytes of the states of so many sequences.

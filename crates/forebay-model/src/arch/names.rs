@@ -87,6 +87,18 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("feed_forward_streams_down", "", "mlp_hyper_connection.input_mix_weight_down.weight"),
     ("feed_forward_streams_up", "", "mlp_hyper_connection.input_mix_weight_up.weight"),
     ("feed_forward_streams_inject", "", "mlp_hyper_connection.block_inject_weight.weight"),
+    // Embeddings of n-grams.
+    ("ngram_table", "", "ple.ple_embedding.ngram_embedding.weight"),
+    ("ngram_table_part", "", "ple.ple_embedding.ngram_embedding.shard_{part}.weight"),
+    ("ngram_multipliers", "", "ple.ple_embedding.layer_multipliers"),
+    ("ngram_firsts", "", "ple.ple_embedding.ngram_heads_offsets"),
+    ("ngram_rows", "", "ple.ple_embedding.ngram_heads_vocab_sizes"),
+    ("ngram_key", "", "ple.key_proj.weight"),
+    ("ngram_value", "", "ple.value_proj.weight"),
+    ("ngram_key_norm", "", "ple.norm_key.weight"),
+    ("ngram_stream_norm", "", "ple.norm_query.weight"),
+    ("ngram_convolution_norm", "", "ple.norm_conv.weight"),
+    ("ngram_convolution", "", "ple.conv1d.weight"),
     // Feed-forwards.
     ("gate", "ffn_gate.weight", "mlp.gate_proj.weight"),
     ("up", "ffn_up.weight", "mlp.up_proj.weight"),

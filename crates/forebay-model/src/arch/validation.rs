@@ -89,6 +89,18 @@ impl Architecture {
             let fits = limit.is_finite() && limit > 0.0;
             check("limit of gate and up", limit, fits, "it must be positive")?;
         }
+        if let Some(of) = &self.ngrams {
+            of.validate(self.layers.len())?;
+            let blocks = of.layers.iter().map(|layer| &self.layers[*layer]);
+            let mixes = |layer: &Layer| layer.mixer != Mixer::None;
+            let given = format!("{:?}", of.layers);
+            let expected = "they need attention or a recurrence";
+            check("layers with n-grams", given, blocks.clone().all(mixes), expected)?;
+            let fits = self.hidden.is_multiple_of(8);
+            check("hidden size", self.hidden, fits, "n-grams need a multiple of 8")?;
+            let fits = (of.separator as usize) < self.vocabulary;
+            check("eos_token_id", of.separator, fits, "n-grams need a token of the vocabulary")?;
+        }
         self.validate_indexers()?;
         self.validate_streams()?;
         self.validate_shared_keys()?;

@@ -109,7 +109,7 @@ impl<'a> Step<'a> {
     /// Returns true if the block is the first of its layer, so that [`Backend::norm`] adds the last output of the layer before.
     pub fn is_first(&self, block: NextBlock) -> bool {
         match block {
-            NextBlock::Attention | NextBlock::Head => true,
+            NextBlock::NGrams | NextBlock::Attention | NextBlock::Head => true,
             NextBlock::FeedForward => !self.has_mixer(),
             NextBlock::Embeddings => false,
         }
@@ -172,6 +172,8 @@ impl<'a> Step<'a> {
 pub struct Batch<'a> {
     /// Tokens of all rows.
     pub tokens: &'a [u32],
+    /// The last tokens before each run, as many as n-grams have before their last one; empty without n-grams.
+    pub tokens_before: &'a [u32],
     /// The first layer that the decoder will ask for. It is 0, or the layer before which [`Backend::pause`] was called.
     pub first_layer: usize,
     pub end: End,
@@ -258,6 +260,8 @@ pub enum Begun {
 pub enum NextBlock {
     Attention,
     FeedForward,
+    /// What the layer adds for n-grams, before its attention. It takes the residual streams themselves, without a norm.
+    NGrams,
     /// The layer's use of the tokens' embeddings for it. It takes the residual stream itself, without a norm.
     Embeddings,
     Head,
@@ -519,6 +523,13 @@ pub trait Backend: Send {
     /// # Errors
     /// Returns an error if values are not finite, or a read or the device fails.
     fn layer_embeddings(&mut self, step: &Step<'_>) -> Result<(), ModelError>;
+
+    /// Adds the last block's output to the residual streams if `add` is set, then what the layer makes of the n-grams that end at
+    /// each token. Only layers with [`LayerWeights::ngrams`] have this step, before all others.
+    ///
+    /// # Errors
+    /// Returns an error if values are not finite, or a read or the device fails.
+    fn add_ngrams(&mut self, step: &Step<'_>, add: bool) -> Result<(), ModelError>;
 
     /// Adds the last block's output, normalises the rows in [`Step::outputs`], and appends their logits.
     ///

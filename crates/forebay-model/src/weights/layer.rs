@@ -34,6 +34,7 @@ impl LayerBuilder<'_> {
         let mut dense = Block::default();
         let mixer = self.architecture.layers[self.index].mixer;
         let attends = mixer == Mixer::Attention;
+        let ngrams = self.ngrams(tensors, &mut dense)?;
         let attention = match (mixer, shape.latent) {
             (Mixer::None, _) => AttentionWeights::None,
             (Mixer::Attention, _) if shape.shared.is_some() => {
@@ -117,6 +118,7 @@ impl LayerBuilder<'_> {
             attention_parts,
             feed_forward,
             embeddings,
+            ngrams,
             scale: match self.architecture.layer_scales {
                 true => tensors.vector(&self.name("layer_scale"), 1)?[0],
                 false => 1.0,

@@ -7,6 +7,7 @@
 mod delta;
 mod indexer;
 mod layer;
+mod ngrams;
 mod parts;
 mod quantized;
 mod relayout;
@@ -24,6 +25,7 @@ use crate::arch::{
     Architecture, LONG_FACTORS, Names, NormLayout, RopeFactors, SHORT_FACTORS, by_name,
 };
 use layer::LayerBuilder;
+pub use ngrams::NGramWeights;
 pub use parts::{
     AttentionWeights, CompressorWeights, DeltaParts, DeltaWeights, EntryIndexerWeights,
     EntryWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadChunk,
@@ -57,7 +59,7 @@ pub struct Weights {
     /// Divisors of the rotary frequencies for each pair of dimensions, if the file has them.
     pub rope_factors: Option<RopeFactors>,
     pub blocks: ModelBlocks,
-    /// Bytes of the vectors held in memory.
+    /// Bytes of the vectors held in memory, and of caches of table rows.
     pub small_bytes: u64,
 }
 
@@ -112,7 +114,9 @@ impl Weights {
             Some(rope) => rope_factors(&mut tensors, rope.rotary_dim / 2)?,
             None => None,
         };
-        let small_bytes = tensors.vector_bytes();
+        let tables = layers.iter().filter_map(|layer| layer.ngrams.as_ref());
+        let cached: u64 = tables.map(|of| of.table.cache_bytes()).sum();
+        let small_bytes = tensors.vector_bytes() + cached;
         Ok(Weights {
             layers,
             final_norm,
@@ -137,6 +141,12 @@ impl Weights {
         types
     }
 
+    /// Returns the extents of the tables of n-grams, of which rows are read one by one.
+    pub fn ngram_tables(&self) -> impl Iterator<Item = Extent> {
+        let of_layers = self.layers.iter().filter_map(|layer| layer.ngrams.as_ref());
+        of_layers.flat_map(|of| of.table.parts.iter().copied())
+    }
+
     /// Returns the routers of all layers that have one, each `[experts, hidden]`.
     pub fn routers(&self) -> impl Iterator<Item = &PartMatrix> {
         self.layers.iter().filter_map(|layer| match &layer.feed_forward {
@@ -156,6 +166,9 @@ impl Weights {
         for layer in &self.layers {
             layer.attention.matrices().iter().chain(&layer.o).for_each(&mut add);
             layer.streams().flat_map(StreamWeights::matrices).for_each(&mut add);
+            if let Some(of) = &layer.ngrams {
+                [&of.key, &of.value].into_iter().for_each(&mut add);
+            }
             if let Some(of) = &layer.embeddings {
                 [&of.project, &of.gate, &of.out].into_iter().for_each(&mut add);
             }

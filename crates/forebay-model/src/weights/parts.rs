@@ -3,6 +3,7 @@
 use forebay_compute::{DeltaColumns, RouterRule};
 use forebay_format::TensorType;
 
+use super::ngrams::NGramWeights;
 use super::streams::StreamWeights;
 use crate::arch::Experts;
 
@@ -35,12 +36,14 @@ pub struct LayerWeights {
     /// Output projection of attention or of a recurrent layer; `None` if the layer has neither.
     pub o: Option<PartMatrix>,
     pub o_bias: Option<Vec<f32>>,
-    /// Number of parts of the dense block that belong to attention, with all those that collapse residual streams. The feed-forward matrices, or router and shared
-    /// experts, follow.
+    /// Number of parts of the dense block that belong to n-grams and attention, with all those that collapse residual streams. The
+    /// feed-forward matrices, or router and shared experts, follow.
     pub attention_parts: usize,
     pub feed_forward: FeedForwardWeights,
     /// What the layer does with the tokens' embeddings for it, if the model has such embeddings.
     pub embeddings: Option<LayerEmbeddingWeights>,
+    /// What the layer adds to the residual streams before its attention, if it does.
+    pub ngrams: Option<Box<NGramWeights>>,
     /// Factor of the residual stream at the layer's end.
     pub scale: f32,
 }

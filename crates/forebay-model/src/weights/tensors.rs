@@ -92,6 +92,18 @@ impl<'a> Tensors<'a> {
         Ok((0..count).all(|i| numbers.next() == u32::try_from(i / group).ok()))
     }
 
+    /// Reads a vector of whole numbers of 64 bits.
+    pub(super) fn integers(&self, name: &str, length: usize) -> Result<Vec<i64>, ModelError> {
+        let tensor = self.find(name)?;
+        expect_shape(tensor, &[length as u64])?;
+        if tensor.ty != TensorType::I64 {
+            return Err(ModelError::TensorType { name: name.into(), found: tensor.ty.name() });
+        }
+        let mut bytes = vec![0; 8 * length];
+        self.files.read_exact(tensor.extent, &mut bytes)?;
+        Ok(bytes.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
+    }
+
     /// Returns a tensor that a model may lack.
     pub fn optional(&self, name: &str) -> Option<&'a TensorInfo> {
         self.catalog.tensor(name)

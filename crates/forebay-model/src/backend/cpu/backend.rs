@@ -14,7 +14,7 @@ use super::scratch::{Scratch, batch_tokens};
 use super::shared_keys::entry_layers;
 use super::streams::{BlockInput, StreamRows};
 use crate::ModelError;
-use crate::arch::{self, Architecture, KvCapacity, Layer};
+use crate::arch::{self, Architecture, KvCapacity, Layer, STATES_PER_SEQUENCE};
 use crate::backend::{
     Backend, Batch, Begun, BlockContent, ComputeInfo, End, KvGroup, NextBlock, Restoring, Step,
     record_routing, record_rows,
@@ -29,12 +29,11 @@ pub struct CpuBackend {
     /// Lease of the current layer's dense block.
     pub(super) lease: Option<Lease>,
     pub(super) cache: KvCache,
-    /// States of recurrent layers, `[recurrent layers, states, floats]`. The system supplies the memory when it is first
-    /// written.
+    /// States of sequences, `[parts, states, floats]` ([`Architecture::state_parts`]). The system supplies the memory when it is
+    /// first written.
     pub(super) states: Vec<f32>,
-    /// Number of recurrent layers, and of floats of a state in one of them.
-    state_layers: usize,
-    state_floats: usize,
+    /// Number of floats of each part of a state.
+    state_parts: Vec<usize>,
     /// KV blocks of every sequence, `[tables][groups]`.
     pub(super) tables: Vec<Vec<Vec<u32>>>,
     windows: Vec<Option<usize>>,
@@ -103,7 +102,7 @@ pub fn cache_bytes(architecture: &Architecture, size: CacheSize) -> u64 {
 }
 
 /// Reserves the states of so many sequences.
-fn states(architecture: &Architecture, sequences: usize) -> Result<Vec<f32>, ModelError> {
+fn reserve_states(architecture: &Architecture, sequences: usize) -> Result<Vec<f32>, ModelError> {
     let bytes = architecture.states_bytes(sequences);
     let floats = usize::try_from(bytes / 4).ok();
     let mut states: Vec<f32> = Vec::new();
@@ -135,9 +134,9 @@ impl CpuBackend {
         let batch = batch_tokens(architecture, context);
         let blocks = architecture.kv_blocks(batch, capacity);
         let cache = KvCache::new(&cache_layers(architecture), &blocks, kind)?;
-        let states = states(architecture, sequences)?;
+        let states = reserve_states(architecture, sequences)?;
         let ropes = architecture.rope_tables(weights.rope_factors.as_ref(), context)?;
-        let scratch = Scratch::reserve(architecture, weights, context, batch);
+        let scratch = Scratch::reserve(architecture, weights, &files, context, batch);
         let prefetch = prefetch && !residency.plan().fully_resident;
         let windows: Vec<_> = architecture.kv_groups().iter().map(|of| of.window).collect();
         let table = vec![0; context.div_ceil(KV_BLOCK)];
@@ -148,8 +147,7 @@ impl CpuBackend {
             lease: None,
             cache,
             states,
-            state_layers: architecture.recurrent_layers(),
-            state_floats: architecture.recurrent.map_or(0, |of| of.state_floats()),
+            state_parts: architecture.state_parts().collect(),
             tables: vec![vec![table; windows.len()]; sequences],
             windows,
             context,
@@ -163,12 +161,22 @@ impl CpuBackend {
         })
     }
 
-    /// Returns the parts of a state, one for each recurrent layer.
-    fn state_parts(&mut self, place: usize) -> impl Iterator<Item = &mut [f32]> {
-        let floats = self.state_floats;
-        let of_layer = self.states.len() / self.state_layers.max(1);
-        let layers = self.states.chunks_exact_mut(of_layer.max(1));
-        layers.map(move |layer| &mut layer[place * floats..][..floats])
+    /// Returns where the states of a part are.
+    pub(super) fn states_of(&self, part: usize) -> Range<usize> {
+        let states = STATES_PER_SEQUENCE * self.tables.len();
+        let first = states * self.state_parts[..part].iter().sum::<usize>();
+        first..first + states * self.state_parts[part]
+    }
+
+    /// Returns the parts of a state.
+    fn parts_of_state(&mut self, place: usize) -> impl Iterator<Item = &mut [f32]> {
+        let states = STATES_PER_SEQUENCE * self.tables.len();
+        let mut rest = &mut self.states[..];
+        self.state_parts.iter().map(move |floats| {
+            let (part, others) = std::mem::take(&mut rest).split_at_mut(states * floats);
+            rest = others;
+            &mut part[place * floats..][..*floats]
+        })
     }
 
     /// Adds the last block's output to the residual stream. Returns an error for a NaN, because it would spread to
@@ -303,27 +311,23 @@ impl Backend for CpuBackend {
     }
 
     fn state_bytes(&self) -> usize {
-        4 * self.state_layers * self.state_floats
+        4 * self.state_parts.iter().sum::<usize>()
     }
 
     fn save_state(&mut self, place: usize, bytes: &mut [u8]) -> Result<(), ModelError> {
         assert_eq!(bytes.len(), self.state_bytes(), "save_state: {place}");
-        let part_bytes = 4 * self.state_floats;
-        for (part, bytes) in self.state_parts(place).zip(bytes.chunks_exact_mut(part_bytes)) {
-            for (float, bytes) in part.iter().zip(bytes.as_chunks_mut().0) {
-                *bytes = float.to_ne_bytes();
-            }
+        let floats = self.parts_of_state(place).flatten();
+        for (float, bytes) in floats.zip(bytes.as_chunks_mut().0) {
+            *bytes = float.to_ne_bytes();
         }
         Ok(())
     }
 
     fn restore_state(&mut self, place: usize, bytes: &[u8]) -> Result<(), ModelError> {
         assert_eq!(bytes.len(), self.state_bytes(), "restore_state: {place}");
-        let part_bytes = 4 * self.state_floats;
-        for (part, bytes) in self.state_parts(place).zip(bytes.chunks_exact(part_bytes)) {
-            for (float, bytes) in part.iter_mut().zip(bytes.as_chunks().0) {
-                *float = f32::from_ne_bytes(*bytes);
-            }
+        let floats = self.parts_of_state(place).flatten();
+        for (float, bytes) in floats.zip(bytes.as_chunks().0) {
+            *float = f32::from_ne_bytes(*bytes);
         }
         Ok(())
     }
@@ -354,6 +358,7 @@ impl Backend for CpuBackend {
             self.cpu.spread_streams(&mut x[..step.count * width], shape);
         }
         self.begin_layer_embeddings(step, batch.tokens)?;
+        self.begin_ngrams(step, batch);
         if self.reads_ahead(step) {
             self.prefetch_experts_of(step)?;
         }
@@ -383,7 +388,7 @@ impl Backend for CpuBackend {
         let (streams, norm) = match block {
             NextBlock::Attention => (&layer.attention_streams, &layer.attention_norm),
             NextBlock::FeedForward => (&layer.feed_forward_streams, &layer.feed_forward_norm),
-            NextBlock::Embeddings => return Ok(()),
+            NextBlock::NGrams | NextBlock::Embeddings => return Ok(()),
             NextBlock::Head => unreachable!("the head norms the rows that it takes"),
         };
         let CpuBackend { cpu, residency, lease, scratch, .. } = self;
@@ -585,6 +590,10 @@ impl Backend for CpuBackend {
             cpu.add_assign(beside, out);
         }
         Ok(())
+    }
+
+    fn add_ngrams(&mut self, step: &Step<'_>, add: bool) -> Result<(), ModelError> {
+        self.add_ngrams_of_layer(step, add)
     }
 
     fn layer_embeddings(&mut self, step: &Step<'_>) -> Result<(), ModelError> {

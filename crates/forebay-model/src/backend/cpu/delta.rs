@@ -51,11 +51,9 @@ impl CpuBackend {
     pub(super) fn step_states(&mut self, step: &Step<'_>, weights: &DeltaWeights) {
         let shape = step.architecture.recurrent.as_ref().expect("the layer is recurrent");
         let (shape, count) = (shape.delta_shape(), step.count);
+        let of_layer = self.states_of(step.architecture.recurrent_index(step.layer));
         let CpuBackend { cpu, states, scratch, .. } = self;
-        let layers = step.architecture.recurrent_layers();
-        let of_layer = states.len() / layers;
-        let first = step.architecture.recurrent_index(step.layer) * of_layer;
-        let states = &mut states[first..first + of_layer];
+        let states = &mut states[of_layer];
         let at = &mut scratch.delta;
         let floats = shape.state_floats();
         let mut runs = std::mem::take(&mut at.runs);

@@ -10,6 +10,7 @@ mod head;
 mod indexer;
 mod latent;
 mod moe;
+mod ngrams;
 mod prefetch;
 mod products;
 mod scratch;

@@ -4,6 +4,7 @@ use super::delta_scratch::DeltaScratch;
 use super::indexer::IndexerScratch;
 use super::latent::LatentScratch;
 use super::moe::MoeScratch;
+use super::ngrams::NGramScratch;
 use super::products::RowsByKind;
 use super::shared_keys::SharedKeyScratch;
 use super::streams::StreamScratch;
@@ -11,6 +12,7 @@ use crate::arch::{Architecture, Attention};
 use crate::backend::Step;
 use crate::weights::Weights;
 use forebay_compute::{Activations, AttentionRun};
+use forebay_store::FileSet;
 
 /// Most tokens that go through the layers together.
 const BATCH_TOKENS_MAX: usize = 512;
@@ -71,6 +73,7 @@ pub struct Scratch {
     /// The rows' usual embeddings `[tokens, hidden]` and those for all layers `[tokens, layers, width]`, if the model has such.
     pub embedded: Vec<f32>,
     pub layer_rows: Vec<f32>,
+    pub ngrams: NGramScratch,
     /// Always empty between calls; kept for its memory.
     pub runs: Vec<AttentionRun<'static>>,
 }
@@ -95,6 +98,7 @@ impl Scratch {
     pub fn reserve(
         architecture: &Architecture,
         weights: &Weights,
+        files: &FileSet,
         context: usize,
         batch: usize,
     ) -> Scratch {
@@ -129,6 +133,7 @@ impl Scratch {
             row_factors: Vec::with_capacity(batch),
             embedded: floats(if layer_widths > 0 { architecture.hidden } else { 0 }),
             layer_rows: floats(layer_widths),
+            ngrams: NGramScratch::reserve(architecture, weights, files, batch),
             runs: Vec::new(),
         }
     }
@@ -145,7 +150,9 @@ impl Scratch {
             + IndexerScratch::floats_per_token(architecture.indexer(), context)
             + SharedKeyScratch::floats_per_token(architecture);
         let attended = attended_width(architecture) - most(|of| of.heads * of.value_dim);
-        let recurrent = DeltaScratch::floats_per_token(architecture) + attended;
+        let recurrent = DeltaScratch::floats_per_token(architecture)
+            + NGramScratch::floats_per_token(architecture)
+            + attended;
         let gate = 3 * gate_width(architecture);
         let streams = architecture.stream_width() + StreamScratch::floats_per_token(architecture);
         1 + streams + 2 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate + of_layers

@@ -18,6 +18,7 @@ use super::kv_layout::{BlockPlace, TableMirror};
 use super::lanes::PassLanes;
 use super::layout::ActivationLayout;
 use super::memory::{Device, DeviceArena, DevicePlan};
+use super::ngrams::NGramTable;
 use super::products::{Product, Products, Rows};
 use super::row_kind::row_kind;
 use super::selections::SelectionWords;
@@ -43,6 +44,8 @@ pub struct CudaBackend {
     pub(super) graphs: Graphs,
     /// Rows of the embedding table, if the table is not on the GPU.
     pub(super) embedding_rows: Option<EmbeddingRows>,
+    /// Tables of n-grams, which are never on the GPU.
+    pub(super) ngram_tables: Vec<NGramTable>,
     /// Rows of the table of embeddings for layers, which is never on the GPU.
     pub(super) layer_rows: Option<EmbeddingRows>,
     pub(super) source: WeightSource,
@@ -73,7 +76,7 @@ impl CudaBackend {
     pub(super) fn new(
         (gpu, plan, arena): (Gpu, DevicePlan, DeviceArena),
         source: WeightSource,
-        [embedding_rows, layer_rows]: [Option<EmbeddingRows>; 2],
+        ([embedding_rows, layer_rows], ngram_tables): ([Option<EmbeddingRows>; 2], Vec<NGramTable>),
         (architecture, weights): (&Architecture, &Weights),
         exact: bool,
         captures: bool,
@@ -92,6 +95,7 @@ impl CudaBackend {
             graphs: Graphs::new(captures),
             embedding_rows,
             layer_rows,
+            ngram_tables,
             source,
             one_by_one: one_by_one(weights, exact),
             sorted_heads: 0,
@@ -261,7 +265,7 @@ impl CudaBackend {
             NextBlock::FeedForward => self.layer_vectors(step).feed_forward_norm,
             NextBlock::Head => self.plan.vectors.final_norm,
             // The stream itself is what follows.
-            NextBlock::Embeddings => None,
+            NextBlock::NGrams | NextBlock::Embeddings => None,
         };
         // Without a weight, rows are added and converted, but not normed.
         let norm = Norm {
@@ -272,9 +276,11 @@ impl CudaBackend {
         let x = self.float(self.at().x);
         let exchanged = match block {
             NextBlock::FeedForward => self.source.exchanged(step.layer),
-            NextBlock::Attention | NextBlock::Embeddings | NextBlock::Head => None,
+            NextBlock::NGrams | NextBlock::Attention | NextBlock::Embeddings | NextBlock::Head => {
+                None
+            }
         };
-        let has_input = block != NextBlock::Embeddings;
+        let has_input = !matches!(block, NextBlock::NGrams | NextBlock::Embeddings);
         let usual = if has_input { self.float(self.at().normed) } else { DevicePtr::null() };
         let rows = exchanged.map_or(usual, |[input, _]| input);
         let (mut added, mut flag, mut factor) = (Added::Nothing, None, 1.0);
@@ -448,24 +454,27 @@ impl Backend for CudaBackend {
     }
 
     fn state_bytes(&self) -> usize {
-        self.plan.kv.state_parts(0).count() * self.plan.kv.state_part_bytes()
+        self.plan.kv.state_bytes()
     }
 
     fn save_state(&mut self, place: usize, bytes: &mut [u8]) -> Result<(), ModelError> {
         assert_eq!(bytes.len(), self.state_bytes(), "save_state: {place}");
-        let kv = &self.plan.kv;
-        let parts = bytes.chunks_exact_mut(kv.state_part_bytes());
-        for (at, part) in kv.state_parts(place).zip(parts) {
+        let mut rest = bytes;
+        for (at, bytes) in self.plan.kv.parts_of_state(place) {
+            let (part, others) = rest.split_at_mut(bytes);
             self.gpu.download_into(self.arena.kv(at), part)?;
+            rest = others;
         }
         Ok(())
     }
 
     fn restore_state(&mut self, place: usize, bytes: &[u8]) -> Result<(), ModelError> {
         assert_eq!(bytes.len(), self.state_bytes(), "restore_state: {place}");
-        let kv = &self.plan.kv;
-        for (at, part) in kv.state_parts(place).zip(bytes.chunks_exact(kv.state_part_bytes())) {
+        let mut rest = bytes;
+        for (at, bytes) in self.plan.kv.parts_of_state(place) {
+            let (part, others) = rest.split_at(bytes);
             self.gpu.upload(part, self.arena.kv(at))?;
+            rest = others;
         }
         Ok(())
     }
@@ -536,7 +545,10 @@ impl Backend for CudaBackend {
     }
 
     fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        self.source.fetch(&self.gpu, attention_of(step.layer))?;
+        // The matrices for n-grams belong to the same sub-layer, which is there then.
+        if step.layer_weights().ngrams.is_none() {
+            self.source.fetch(&self.gpu, attention_of(step.layer))?;
+        }
         self.in_lanes(step, CudaBackend::project_layer)
     }
 
@@ -558,6 +570,11 @@ impl Backend for CudaBackend {
             Some(_) => Ok(()),
             None => self.source.release(&self.gpu, sub_layer),
         }
+    }
+
+    fn add_ngrams(&mut self, step: &Step<'_>, add: bool) -> Result<(), ModelError> {
+        self.source.fetch(&self.gpu, attention_of(step.layer))?;
+        self.in_lanes(step, |backend, step| backend.multiply_ngrams(step, add))
     }
 
     fn layer_embeddings(&mut self, step: &Step<'_>) -> Result<(), ModelError> {

@@ -48,6 +48,7 @@ impl CudaBackend {
         if let Some(rows) = &mut self.layer_rows {
             rows.read(batch.tokens)?;
         }
+        self.read_ngrams(step, batch)?;
         // All logits of several rows are copied row by row, which is no work for a graph.
         let few_results = step.count == 1 || matches!(batch.end, End::Largest(_) | End::Selected);
         let fits = is_decode && few_results && step.outputs.len() == step.count;
@@ -62,7 +63,7 @@ impl CudaBackend {
         let is_replayed = self.graphs.begin(key);
         let first_lane = self.graphs.key().and_then(|key| key.source.first_lane);
         if let Some(first) = first_lane {
-            self.lanes.split(first, step.architecture.hidden);
+            self.lanes.split(first, step.architecture);
         }
         if is_replayed || self.graphs.is_capturing() {
             let rows = (step.count, first_lane.unwrap_or(step.count));
@@ -82,6 +83,7 @@ impl CudaBackend {
         }
         self.exchange.queue_up(&self.gpu)?;
         self.embed_for_layers(step)?;
+        self.embed_ngrams(step)?;
         match resumes {
             true => self.copy_stream(step, self.at().paused, self.at().x)?,
             false if step.architecture.streams.is_some() => self.embed_streams(step)?,

@@ -86,15 +86,19 @@ impl CudaBackend {
             mixed: self.float(at.delta.mixed),
             out,
         };
+        Ok(self.gpu.gated_delta(&delta, &self.state_runs(step))?)
+    }
+
+    /// Returns the runs of the current lane's rows with their states.
+    pub(super) fn state_runs(&self, step: &Step<'_>) -> DeltaRuns {
         let first_row = self.lanes.current().first_row;
-        let runs = DeltaRuns {
+        DeltaRuns {
             // In the second lane, each row before the first one is a run of its own.
             words: self.exchange.state_runs(first_row),
             // A CUDA graph of decode rows runs for any runs that have as many rows.
             count: if step.decode > 0 { step.count } else { step.runs.len() },
             first_row,
             rows: step.count,
-        };
-        Ok(self.gpu.gated_delta(&delta, &runs)?)
+        }
     }
 }

@@ -26,10 +26,10 @@ pub struct KvLayout {
     pub shapes: Vec<KvLayerShape>,
     /// Layers may share keys and values. Recurrent layers have none.
     layers: Vec<Option<KvLayerLayout>>,
-    /// Offset of the states of recurrent layers, `[recurrent layers, states, floats]`, and bytes of one of these layers.
+    /// Offset of the states of sequences, `[parts, states, floats]`, and number of floats of each part
+    /// ([`Architecture::state_parts`]).
     states: u64,
-    layer_state_bytes: u64,
-    recurrent_layers: usize,
+    state_parts: Vec<usize>,
     /// Offset of the tables, `[groups, sequences, table stride]`.
     tables: u64,
     sequences: usize,
@@ -139,7 +139,6 @@ impl KvLayout {
         }
         let tables = layout.take(table_bytes);
         let states = layout.take(state_bytes);
-        let layer_state_bytes = state_bytes / architecture.recurrent_layers().max(1) as u64;
         let copied = |of: &KvGroup| of.in_host_memory() as u64 * of.layer_bytes();
         let copies = layout.take(groups.iter().map(copied).max().unwrap_or(0));
         let needed = layout.bytes();
@@ -149,8 +148,7 @@ impl KvLayout {
             shapes,
             layers,
             states,
-            layer_state_bytes,
-            recurrent_layers: architecture.recurrent_layers(),
+            state_parts: architecture.state_parts().collect(),
             tables,
             sequences,
             context,
@@ -164,21 +162,24 @@ impl KvLayout {
         self.layers[layer].expect("the layer keeps keys and values")
     }
 
-    /// Returns the bytes of a state in one recurrent layer.
-    pub fn state_part_bytes(&self) -> usize {
-        self.layer_state_bytes as usize / (STATES_PER_SEQUENCE * self.sequences.max(1))
+    /// Returns the bytes of a state.
+    pub fn state_bytes(&self) -> usize {
+        4 * self.state_parts.iter().sum::<usize>()
     }
 
-    /// Returns the offsets of the parts of a state, one for each recurrent layer.
-    pub fn state_parts(&self, place: usize) -> impl Iterator<Item = u64> {
+    /// Returns the offset and the bytes of each part of a state.
+    pub fn parts_of_state(&self, place: usize) -> impl Iterator<Item = (u64, usize)> {
         assert!(place < STATES_PER_SEQUENCE * self.sequences, "state {place}");
-        let at = place * self.state_part_bytes();
-        (0..self.recurrent_layers).map(move |layer| self.states(layer) + at as u64)
+        self.state_parts.iter().enumerate().map(move |(part, floats)| {
+            let bytes = 4 * floats;
+            (self.states(part) + (place * bytes) as u64, bytes)
+        })
     }
 
-    /// Returns the offset of the states of a recurrent layer, by its number among those.
-    pub fn states(&self, recurrent: usize) -> u64 {
-        self.states + recurrent as u64 * self.layer_state_bytes
+    /// Returns the offset of the states of a part.
+    pub fn states(&self, part: usize) -> u64 {
+        let before: usize = self.state_parts[..part].iter().sum();
+        self.states + 4 * (STATES_PER_SEQUENCE * self.sequences * before) as u64
     }
 
     /// Returns the bytes of VRAM that the pools, tables and copies need.

@@ -111,13 +111,14 @@ impl PassLanes {
         gpu.load_modules(&modules)
     }
 
-    /// Gives the rows of the pass from number `first` on to the second lane. `hidden` is the width of the normed stream.
-    pub fn split(&mut self, first: usize, hidden: usize) {
+    /// Gives the rows of the pass from number `first` on to the second lane.
+    pub fn split(&mut self, first: usize, architecture: &Architecture) {
         let [of, second] = &mut self.lanes;
         second.first_row = first;
+        second.at.ngrams = of.at.ngrams.behind(architecture, first);
         let behind = |at: u64, width: usize| at + 4 * (first * width) as u64;
         second.at.x = behind(of.at.x, of.at.stream_width);
-        second.at.normed = behind(of.at.normed, hidden);
+        second.at.normed = behind(of.at.normed, architecture.hidden);
     }
 
     /// Begins to queue work in both lanes. The second lane's work waits for all that is queued.

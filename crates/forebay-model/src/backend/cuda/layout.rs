@@ -11,6 +11,7 @@ use super::delta_shape::MOST_PRODUCTS;
 use super::exchange_layout::ExchangeLayout;
 use super::indexer_layout::IndexerLayout;
 use super::kv_size::KvSize;
+use super::ngram_layout::NGramLayout;
 use super::selections::selection_words;
 use super::streams::StreamLayout;
 use crate::ModelError;
@@ -221,8 +222,9 @@ impl Widths {
         let attended = attended.max(values);
         let layer_width = architecture.layer_embeddings.map_or(0, |of| of.width);
         let stream = architecture.stream_width();
-        let widest =
-            [q, attended, most(Attention::output_width), inner, shared, layer_width, stream];
+        let ngrams = architecture.ngrams.as_ref().map_or(0, |of| of.width);
+        let output = most(Attention::output_width);
+        let widest = [q, attended, output, inner, shared, layer_width, stream, ngrams];
         let (latent, heads) = architecture.latent().unzip();
         let (latent, heads) = (|of: fn(Latent) -> usize| latent.map_or(0, of), heads.unwrap_or(0));
         Widths {
@@ -330,6 +332,7 @@ pub struct ActivationLayout {
     pub embeddings: EmbeddingLayout,
     /// Activations of residual streams beside each other.
     pub streams: StreamLayout,
+    pub ngrams: NGramLayout,
     /// Activations of indexers.
     pub indexer: IndexerLayout,
     /// Output `[batch, hidden]` of the shared expert, which processes every token.
@@ -407,6 +410,7 @@ impl ActivationLayout {
             attention_parts: of_lane(attention_size.floats),
             attention_tickets: of_lane(attention_size.tickets),
         };
+        let has_row_ids = width.layer_width > 0 || architecture.ngrams.is_some();
         ActivationLayout {
             batch,
             decode_rows,
@@ -464,9 +468,10 @@ impl ActivationLayout {
                 all: words(batch * width.layer_widths),
                 projected: words(batch * width.layer_width),
                 gate: words(batch * width.layer_width),
-                ids: words(if width.layer_width > 0 { batch } else { 0 }),
+                ids: words(if has_row_ids { batch } else { 0 }),
             },
             streams: StreamLayout::new(architecture, batch, &mut words),
+            ngrams: NGramLayout::new(architecture, batch, &mut words),
             indexer: IndexerLayout::new(architecture.indexer(), cache.context, batch, &mut words),
             shared: words(if width.shared > 0 { batch * width.hidden } else { 0 }),
             shared_gate: words(batch * width.shared),

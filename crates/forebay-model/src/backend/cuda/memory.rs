@@ -446,6 +446,8 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
     }
     let tables = [Some(weights.embedding), weights.layer_embeddings];
     let tables = tables.into_iter().flatten().map(|table| table.ty);
+    let of_ngrams = weights.layers.iter().filter_map(|layer| layer.ngrams.as_ref());
+    let tables = tables.chain(of_ngrams.map(|of| of.ty));
     let types = weights.matrix_types().into_iter().chain(tables);
     for ty in types {
         if !supports_weights(ty) {
@@ -619,7 +621,8 @@ pub fn upload_tables(
     }
     let identity: Vec<u32> = (0..activations.identity_count as u32).collect();
     gpu.upload(&identity, arena.activation(activations.identity))?;
-    if weights.layer_embeddings.is_some() {
+    let ngrams = weights.layers.iter().any(|layer| layer.ngrams.is_some());
+    if ngrams || weights.layer_embeddings.is_some() {
         let rows: Vec<u32> = (0..activations.batch as u32).collect();
         gpu.upload(&rows, arena.activation(activations.embeddings.ids))?;
     }

@@ -30,6 +30,8 @@ mod layer_embeddings;
 mod layer_ring;
 mod layout;
 mod memory;
+mod ngram_layout;
+mod ngrams;
 mod on_cpu;
 mod pass_times;
 mod placed;

@@ -9,6 +9,7 @@ use super::delta_shape::device_shape;
 use super::embedding::EmbeddingRows;
 use super::kv_size::KvSize;
 use super::memory::{Device, DeviceArena, DeviceFacts, DevicePlan, upload_tables};
+use super::ngrams::NGramTable;
 use super::placed::upload_parts;
 use super::relayout::relayout_all;
 use super::source::{HostWeights, WeightSource};
@@ -126,6 +127,9 @@ impl CudaPlan {
         if architecture.streams.is_some() {
             modules.push("streams");
         }
+        if architecture.ngrams.is_some() {
+            modules.push("ngrams");
+        }
         if weights.layer_embeddings.is_some() {
             modules.push("layer_embeddings");
         }
@@ -147,9 +151,12 @@ impl CudaPlan {
         // do not run as graphs.
         let source = WeightSource::new(on, host, architecture, weights, record && !exact)
             .map_err(ModelError::from)?;
+        let batch = plan.activations.batch;
+        let tables = NGramTable::of_layers(&gpu, architecture, weights, files, batch)
+            .map_err(ModelError::from)?;
         let of_device = (gpu, plan, arena);
         let model = (architecture, weights);
-        let backend = CudaBackend::new(of_device, source, rows, model, exact, record)
+        let backend = CudaBackend::new(of_device, source, (rows, tables), model, exact, record)
             .map_err(ModelError::from)?;
         Ok((backend, filled))
     }

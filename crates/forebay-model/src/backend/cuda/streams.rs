@@ -105,7 +105,7 @@ impl CudaBackend {
                 self.plan.vectors.final_norm
             }
             // The streams themselves are what follows.
-            NextBlock::Embeddings => return Ok(()),
+            NextBlock::NGrams | NextBlock::Embeddings => return Ok(()),
         };
         // Without a weight, rows are converted, but not normed.
         let norm = Norm {

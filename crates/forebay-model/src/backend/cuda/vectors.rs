@@ -44,6 +44,8 @@ pub struct LayerVectors {
     pub expert_scales: Option<usize>,
     /// Norms of a layer whose router and experts have norms of their own. It has no [`LayerVectors::feed_forward_post_norm`].
     pub expert_norms: Option<ExpertNormVectors>,
+    /// Vectors of a layer that adds embeddings of n-grams.
+    pub ngrams: Option<NGramVectors>,
     /// Norms of the use of the tokens' embeddings for the layer.
     pub embeddings: Option<EmbeddingVectors>,
 }
@@ -74,6 +76,15 @@ pub struct ExpertNormVectors {
 pub struct EmbeddingVectors {
     pub norm: usize,
     pub post_norm: usize,
+}
+
+/// Vectors of a layer that adds embeddings of n-grams, each as an index into all floats.
+#[derive(Debug, Clone, Copy)]
+pub struct NGramVectors {
+    pub key_norm: usize,
+    pub stream_norm: usize,
+    pub convolution_norm: usize,
+    pub convolution: usize,
 }
 
 /// Vectors of a recurrent layer, each as an index into all floats.
@@ -181,6 +192,12 @@ impl Vectors {
                 of.expert_biases = biases.each_ref().map(|bias| Some(self.append(bias)));
             }
         }
+        of.ngrams = layer.ngrams.as_ref().map(|ngrams| NGramVectors {
+            key_norm: self.append(&ngrams.key_norm),
+            stream_norm: self.append(&ngrams.stream_norm),
+            convolution_norm: self.append(&ngrams.convolution_norm),
+            convolution: self.append(&ngrams.convolution),
+        });
         if let Some(embeddings) = &layer.embeddings {
             of.embeddings = Some(EmbeddingVectors {
                 norm: self.append(&embeddings.norm),

@@ -1,0 +1,146 @@
+//! Embeddings of n-grams that layers add to the residual streams.
+//!
+//! Their tables stay on the disk. The rows of a pass's tokens are read before it, and a kernel decodes them from pinned memory.
+
+use forebay_cuda::{CudaError, DeltaStates, EmbeddingTable, Gpu, HostWords, NGramRows};
+use forebay_store::FileSet;
+
+use super::backend::CudaBackend;
+use super::ngram_layout::NGramLayout;
+use super::products::Rows;
+use crate::ModelError;
+use crate::arch::{Architecture, STATES_PER_SEQUENCE};
+use crate::backend::{Batch, NextBlock, Step};
+use crate::rows::RowReader;
+use crate::weights::{NGramWeights, Weights};
+
+/// The table of a layer, and the rows of a pass.
+pub struct NGramTable {
+    reader: RowReader,
+    /// Numbers of the rows `[tokens, rows_per_token]`.
+    rows: Vec<u32>,
+    /// The rows as they are in the file. Together, those of a token are a row of the embedding's length.
+    raw: Vec<u8>,
+    /// Copy of `raw` in pinned memory, where a kernel reads each row once.
+    words: HostWords,
+}
+
+impl NGramTable {
+    /// Creates the tables of all layers that have some, ascending.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub fn of_layers(
+        gpu: &Gpu,
+        architecture: &Architecture,
+        weights: &Weights,
+        files: &FileSet,
+        batch: usize,
+    ) -> Result<Vec<NGramTable>, CudaError> {
+        let Some(of) = &architecture.ngrams else { return Ok(Vec::new()) };
+        let rows = batch * of.rows_per_token();
+        let table = |layer: &NGramWeights| {
+            let bytes = (rows * layer.table.row_bytes).next_multiple_of(4);
+            Ok(NGramTable {
+                reader: RowReader::new(&layer.table, files),
+                rows: Vec::with_capacity(rows),
+                raw: vec![0; bytes],
+                words: gpu.host_words(bytes / 4)?,
+            })
+        };
+        weights.layers.iter().filter_map(|layer| layer.ngrams.as_deref()).map(table).collect()
+    }
+}
+
+impl CudaBackend {
+    /// Reads the rows of the pass's n-grams. No queued work may still read those of the pass before.
+    ///
+    /// # Errors
+    /// Returns an error if a read fails.
+    pub(super) fn read_ngrams(
+        &mut self,
+        step: &Step<'_>,
+        batch: &Batch<'_>,
+    ) -> Result<(), ModelError> {
+        let Some(of) = &step.architecture.ngrams else { return Ok(()) };
+        let layers = step.weights.layers.iter().filter_map(|layer| layer.ngrams.as_deref());
+        for (layer, NGramTable { reader, rows, .. }) in layers.zip(&mut self.ngram_tables) {
+            rows.clear();
+            layer.hashes.append_rows(of, step.runs, batch.tokens, batch.tokens_before, rows);
+            reader.ask(rows);
+        }
+        let layers = step.weights.layers.iter().filter_map(|layer| layer.ngrams.as_deref());
+        for (layer, table) in layers.zip(&mut self.ngram_tables) {
+            let bytes = table.rows.len() * layer.table.row_bytes;
+            table.reader.read(&table.rows, &mut table.raw[..bytes])?;
+            table.words.write(0, &table.raw[..bytes.next_multiple_of(4)]);
+        }
+        Ok(())
+    }
+
+    /// Queues the embeddings of the pass's n-grams for all layers that add them.
+    pub(super) fn embed_ngrams(&self, step: &Step<'_>) -> Result<(), ModelError> {
+        let Some(of) = &step.architecture.ngrams else { return Ok(()) };
+        let at = self.at();
+        for (index, (layer, table)) in of.layers.iter().zip(&self.ngram_tables).enumerate() {
+            let weights = step.weights.layers[*layer].ngrams.as_deref();
+            let table = EmbeddingTable {
+                ty: weights.expect("the layer has n-grams").ty,
+                data: table.words.device(0).cast(),
+                vocabulary: step.count,
+                hidden: of.width,
+            };
+            let to = self.float(at.ngrams.embeddings(index));
+            self.gpu.embed(
+                &table,
+                self.arena.activation(at.embeddings.ids),
+                to,
+                step.count,
+                1.0,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Adds the last block's output to the residual streams if `add` is set. Queues what the layer adds for n-grams.
+    pub(super) fn multiply_ngrams(&mut self, step: &Step<'_>, add: bool) -> Result<(), ModelError> {
+        if add {
+            self.norm_rows(step, NextBlock::NGrams, true)?;
+        }
+        let shape = step.architecture.ngram_shape().expect("the caller looked");
+        let weights = step.layer_weights().ngrams.as_deref().expect("the caller looked");
+        let vectors = self.layer_vectors(step).ngrams.expect("it has norms");
+        let part = step.architecture.ngram_part(step.layer);
+        let at = self.at();
+        let NGramLayout { keys, values, inputs, .. } = at.ngrams;
+        let index = part - step.architecture.recurrent_layers();
+        let products =
+            [self.product(step, weights.key, keys), self.product(step, weights.value, values)];
+        let embeddings = self.float(at.ngrams.embeddings(index));
+        self.products().dense(&self.gpu, embeddings, Rows::of(step), &products)?;
+        let floats = self.vectors();
+        let x = self.float(at.x);
+        let of = NGramRows {
+            streams: shape.streams,
+            hidden: shape.hidden,
+            taps: shape.taps,
+            gap: shape.gap,
+            x,
+            keys: self.float(keys),
+            values: self.float(values),
+            inputs: self.float(inputs),
+            key_norm: floats.offset(vectors.key_norm),
+            stream_norm: floats.offset(vectors.stream_norm),
+            convolution_norm: floats.offset(vectors.convolution_norm),
+            convolution: floats.offset(vectors.convolution),
+            epsilon: step.architecture.norm_epsilon,
+            states: DeltaStates {
+                floats: self.arena.kv(self.plan.kv.states(part)).cast(),
+                count: STATES_PER_SEQUENCE * self.plan.kv.sequences(),
+            },
+        };
+        self.gpu.add_ngrams(&of, &self.state_runs(step))?;
+        self.products().changed(x);
+        Ok(())
+    }
+}

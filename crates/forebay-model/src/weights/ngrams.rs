@@ -1,0 +1,120 @@
+//! Weights of layers that add embeddings of n-grams.
+
+use forebay_format::{Block, Extent, TensorType};
+
+use super::layer::LayerBuilder;
+use super::parts::PartMatrix;
+use super::tensors::Tensors;
+use crate::ModelError;
+use crate::arch::NGrams;
+use crate::ngrams::NGramHashes;
+use crate::rows::RowTable;
+
+/// What a layer adds to the residual streams for the n-grams that end at a token.
+#[derive(Debug)]
+pub struct NGramWeights {
+    pub hashes: NGramHashes,
+    /// The embeddings, which stay on the disk.
+    pub table: RowTable,
+    /// Type of the table's elements.
+    pub ty: TensorType,
+    /// Projection `[streams * hidden, width]` of an embedding to a key for each stream.
+    pub key: PartMatrix,
+    /// Projection `[hidden, width]` of an embedding to the value.
+    pub value: PartMatrix,
+    /// Weights of the norms of keys, of streams, and of what the convolution reads, each `[streams, hidden]`.
+    pub key_norm: Vec<f32>,
+    pub stream_norm: Vec<f32>,
+    pub convolution_norm: Vec<f32>,
+    /// Weights of the convolution `[taps, channels]`.
+    pub convolution: Vec<f32>,
+}
+
+impl LayerBuilder<'_> {
+    /// Returns what the layer adds for n-grams, if it does. The matrices are parts of the dense block, before those of attention.
+    pub(super) fn ngrams(
+        &self,
+        tensors: &mut Tensors<'_>,
+        dense: &mut Block,
+    ) -> Result<Option<Box<NGramWeights>>, ModelError> {
+        let architecture = self.architecture;
+        let Some(shape) = architecture.ngram_shape() else { return Ok(None) };
+        let Some(of) = architecture.ngrams.as_ref().filter(|_| architecture.has_ngrams(self.index))
+        else {
+            return Ok(None);
+        };
+        let channels = shape.channels();
+        let (ty, table) = self.ngram_table(tensors, of)?;
+        let hashes = self.ngram_hashes(tensors, of, table.rows())?;
+        let stored = tensors.convolution(&self.name("ngram_convolution"), channels, of.taps)?;
+        let weight = |index: usize| stored[index % channels * of.taps + index / channels];
+        Ok(Some(Box::new(NGramWeights {
+            hashes,
+            table,
+            ty,
+            key: self.matrix(tensors, dense, "ngram_key", channels, of.width)?,
+            value: self.matrix(tensors, dense, "ngram_value", architecture.hidden, of.width)?,
+            key_norm: tensors.norm(&self.name("ngram_key_norm"), channels)?,
+            stream_norm: tensors.norm(&self.name("ngram_stream_norm"), channels)?,
+            convolution_norm: tensors.norm(&self.name("ngram_convolution_norm"), channels)?,
+            convolution: (0..stored.len()).map(weight).collect(),
+        })))
+    }
+
+    /// Returns the table of embeddings, which is one tensor or several with as many rows each.
+    fn ngram_table(
+        &self,
+        tensors: &Tensors<'_>,
+        of: &NGrams,
+    ) -> Result<(TensorType, RowTable), ModelError> {
+        let whole = self.name("ngram_table");
+        let part =
+            |index: usize| self.name("ngram_table_part").replace("{part}", &index.to_string());
+        let names: Vec<String> = match tensors.optional(&whole) {
+            Some(_) => vec![whole.clone()],
+            None => (0..).map(part).take_while(|name| tensors.optional(name).is_some()).collect(),
+        };
+        let first = tensors.find(names.first().unwrap_or(&whole))?;
+        let rows = first.shape.first().map_or(0, |rows| *rows as usize);
+        let found = |name: &String| tensors.matrix(name, rows, of.row_width());
+        let matrices: Vec<(PartMatrix, Extent)> =
+            names.iter().map(found).collect::<Result<_, _>>()?;
+        let (matrix, extent) = matrices[0];
+        if let Some(index) = matrices.iter().position(|(other, _)| other.ty != matrix.ty) {
+            let (name, found) = (names[index].clone(), matrices[index].0.ty.name());
+            return Err(ModelError::TensorType { name, found });
+        }
+        let row_bytes = extent.length as usize / rows.max(1);
+        let parts = matrices.into_iter().map(|(_, extent)| extent).collect();
+        Ok((matrix.ty, RowTable { parts, rows_per_part: rows, row_bytes }))
+    }
+
+    fn ngram_hashes(
+        &self,
+        tensors: &Tensors<'_>,
+        of: &NGrams,
+        table_rows: usize,
+    ) -> Result<NGramHashes, ModelError> {
+        let multipliers = tensors.integers(&self.name("ngram_multipliers"), of.size)?;
+        let (firsts, counts) = (self.name("ngram_firsts"), self.name("ngram_rows"));
+        let firsts = tensors.integers(&firsts, of.rows_per_token())?.into_iter();
+        let name = counts;
+        let rows =
+            firsts.zip(tensors.integers(&name, of.rows_per_token())?).map(|(first, count)| {
+                let end = first.checked_add(count).and_then(|end| u32::try_from(end).ok());
+                let first = u32::try_from(first).ok();
+                let rows = first.zip(end).map(|(first, end)| first..end);
+                let inside = |rows: &std::ops::Range<u32>| {
+                    !rows.is_empty() && rows.end as usize <= table_rows && rows.end < u32::MAX
+                };
+                rows.filter(inside).ok_or_else(|| ModelError::BadValue {
+                    key: name.clone(),
+                    value: count.to_string(),
+                    expected: format!(
+                        "the hash must have rows within the {table_rows} of the table"
+                    ),
+                })
+            });
+        Ok(NGramHashes { multipliers, rows: rows.collect::<Result<_, _>>()? })
+    }
+}
