@@ -96,9 +96,9 @@ extern "C" __global__ void __launch_bounds__(256)
 enum Rule { GATED_DELTA, KIMI_DELTA, MAMBA2 };
 
 #define STEPS_PARAMETERS                                                                                                   \
-    const float *mixed, int key_heads, int key_dim, int value_dim, int tiled, PRODUCT(z), PRODUCT(b), PRODUCT(a),          \
-        const float *decays, const float *steps, const float *skips, const float *norm, float epsilon, const u32 *run_words, \
-        int first_row, float *states, u64 state_floats, u64 tail_floats, float *out
+    const float *mixed, int key_heads, int key_dim, int value_dim, int tiled, int sigmoid_gate, PRODUCT(z), PRODUCT(b),    \
+        PRODUCT(a), const float *decays, const float *steps, const float *skips, const float *norm, float epsilon,         \
+        const u32 *run_words, int first_row, float *states, u64 state_floats, u64 tail_floats, float *out
 
 // Computes the steps of all tokens of a run for one value head: out [rows, value_heads, value_dim], normed and gated except for
 // MAMBA2. A thread keeps PARTS-th of a row of the state matrix [value_dim, key_dim] in registers: quads number
@@ -214,7 +214,7 @@ template <Rule RULE> __device__ __forceinline__ void compute_steps(STEPS_PARAMET
             const float scale = 1.0f / sqrtf(square / (float)value_dim + epsilon);
             const float gate = z[at * z_row + z_first + group * z_step + inside * value_dim + row];
             const float normed = o * scale * norm[row];
-            *to = RULE == KIMI_DELTA ? times_logistic(normed, gate) : normed * silu(gate);
+            *to = sigmoid_gate ? times_logistic(normed, gate) : normed * silu(gate);
         }
     }
 #pragma unroll
@@ -228,9 +228,9 @@ template <Rule RULE> __device__ __forceinline__ void compute_steps(STEPS_PARAMET
 
 #define STEPS(name, rule)                                                                                                  \
     extern "C" __global__ void __launch_bounds__(KEY_DIM > 128 ? 1024 : 512) name(STEPS_PARAMETERS) {                      \
-        compute_steps<rule>(mixed, key_heads, key_dim, value_dim, tiled, z, z_row, z_first, z_step, b, b_row, b_first,     \
-                            b_step, a, a_row, a_first, a_step, decays, steps, skips, norm, epsilon, run_words, first_row,  \
-                            states, state_floats, tail_floats, out);                                                       \
+        compute_steps<rule>(mixed, key_heads, key_dim, value_dim, tiled, sigmoid_gate, z, z_row, z_first, z_step, b,       \
+                            b_row, b_first, b_step, a, a_row, a_first, a_step, decays, steps, skips, norm, epsilon,        \
+                            run_words, first_row, states, state_floats, tail_floats, out);                                 \
     }
 
 STEPS(delta_steps, GATED_DELTA)

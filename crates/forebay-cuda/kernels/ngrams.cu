@@ -12,7 +12,8 @@ extern "C" __global__ void __launch_bounds__(256)
     gate_ngrams(float *keys, const float *values, const float *x, const float *key_norm, const float *stream_norm,
                 const float *convolution_norm, float *inputs, int hidden, float eps) {
     wait_for_previous();
-    __shared__ float shared[32];
+    // One array for each sum: a warp may begin the next sum while others read the last.
+    __shared__ float shared[4][32];
     const size_t stream = blockIdx.x, row = blockIdx.y, at = (row * gridDim.x + stream) * hidden;
     keys += at, x += at, inputs += at;
     values += row * hidden;
@@ -26,10 +27,10 @@ extern "C" __global__ void __launch_bounds__(256)
         dot = __fmaf_rn(__fmul_rn(key, key_norm[i]), __fmul_rn(own, stream_norm[i]), dot);
     }
     const float count = (float)hidden;
-    const float key_scale = 1.0f / sqrtf(block_sum(key_squares, shared) / count + eps);
-    const float scale = 1.0f / sqrtf(block_sum(squares, shared) / count + eps);
-    const float mean = block_sum(value_squares, shared) / count;
-    const float agreement = block_sum(dot, shared) * key_scale * scale / sqrtf(count);
+    const float key_scale = 1.0f / sqrtf(block_sum(key_squares, shared[0]) / count + eps);
+    const float scale = 1.0f / sqrtf(block_sum(squares, shared[1]) / count + eps);
+    const float mean = block_sum(value_squares, shared[2]) / count;
+    const float agreement = block_sum(dot, shared[3]) * key_scale * scale / sqrtf(count);
     // The sign of 0 is 0, so no agreement at all is a gate of a half.
     const float root = agreement == 0.0f ? 0.0f : copysignf(sqrtf(fmaxf(fabsf(agreement), 1e-6f)), agreement);
     const float gate = times_logistic(1.0f, root);

@@ -315,7 +315,7 @@ impl Cpu {
         if norms_first {
             self.rms_norm_in_place(out, weights.norm, weights.epsilon);
         }
-        let sigmoid = shape.rule == DeltaRule::KimiDelta;
+        let sigmoid = shape.sigmoid_gate;
         self.pool.for_each_chunk_mut(out, width, |_, start, row| {
             let z = inputs.z.of(start / width);
             for (head, out) in row.chunks_exact_mut(dim).enumerate() {

@@ -38,6 +38,9 @@ pub struct DeltaShape {
     /// Number of elements of the output that are normed together: `value_dim`, or with [`DeltaRule::Mamba2`] those of several
     /// heads.
     pub norm_width: usize,
+    /// True if the sigmoid of `z` gates the output, and not `silu(z)`. Read with [`DeltaRule::GatedDelta`] and
+    /// [`DeltaRule::KimiDelta`] only.
+    pub sigmoid_gate: bool,
 }
 
 impl DeltaShape {

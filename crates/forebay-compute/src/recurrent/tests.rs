@@ -297,8 +297,10 @@ impl Layer {
         }
         for (index, x) in out.iter_mut().enumerate() {
             match rule {
-                DeltaRule::GatedDelta => *x *= silu(gate(index)),
-                DeltaRule::KimiDelta => *x *= logistic(gate(index)),
+                DeltaRule::GatedDelta | DeltaRule::KimiDelta => {
+                    let gate = gate(index);
+                    *x *= if shape.sigmoid_gate { logistic(gate) } else { silu(gate) };
+                }
                 DeltaRule::Mamba2 | DeltaRule::ShortConvolution => {}
             }
         }
@@ -316,12 +318,16 @@ fn shape(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize)
         convolution: 4,
         tiled: false,
         norm_width: value_dim,
+        sigmoid_gate: false,
     }
 }
 
 fn layers() -> Vec<Layer> {
-    let kimi =
-        |heads, dim| DeltaShape { rule: DeltaRule::KimiDelta, ..shape(heads, heads, dim, dim) };
+    let kimi = |heads, dim| DeltaShape {
+        rule: DeltaRule::KimiDelta,
+        sigmoid_gate: true,
+        ..shape(heads, heads, dim, dim)
+    };
     let mamba = |groups: usize, heads: usize, key_dim, value_dim: usize| DeltaShape {
         rule: DeltaRule::Mamba2,
         norm_width: heads / groups * value_dim,
@@ -331,6 +337,7 @@ fn layers() -> Vec<Layer> {
         Layer::separate(shape(2, 4, 16, 16)),
         Layer::separate(DeltaShape { tiled: true, ..shape(2, 6, 24, 8) }),
         Layer::separate(DeltaShape { convolution: 2, ..shape(1, 1, 8, 40) }),
+        Layer::separate(DeltaShape { sigmoid_gate: true, ..shape(2, 4, 16, 8) }),
         Layer::by_key_head(shape(2, 4, 16, 32)),
         Layer::by_key_head(shape(4, 4, 128, 128)),
         Layer::apart(kimi(4, 16)),

@@ -34,6 +34,9 @@ pub struct DeltaShape {
     /// Number of elements of the output that are normed together: `value_dim`, or with [`DeltaRule::Mamba2`] those of several
     /// heads.
     pub norm_width: usize,
+    /// True if the sigmoid of `z` gates the output, and not `silu(z)`. Read with [`DeltaRule::GatedDelta`] and
+    /// [`DeltaRule::KimiDelta`] only.
+    pub sigmoid_gate: bool,
 }
 
 impl DeltaShape {
@@ -197,7 +200,15 @@ impl Gpu {
         let shape = &delta.shape;
         assert!(shape.is_supported(), "{shape:?}");
         let DeltaShape {
-            rule, key_heads, value_heads, key_dim, value_dim, convolution, tiled, ..
+            rule,
+            key_heads,
+            value_heads,
+            key_dim,
+            value_dim,
+            convolution,
+            tiled,
+            sigmoid_gate,
+            ..
         } = *shape;
         let (channels, rows) = (shape.channels(), runs.rows);
         let states = delta.states.count * shape.state_floats();
@@ -255,7 +266,8 @@ impl Gpu {
             .int(key_heads)
             .int(key_dim)
             .int(value_dim)
-            .int(usize::from(tiled));
+            .int(usize::from(tiled))
+            .int(usize::from(sigmoid_gate));
         let launch = [delta.z, delta.b, delta.a].into_iter().fold(launch, product);
         launch
             .ptr(delta.decay, value_heads)

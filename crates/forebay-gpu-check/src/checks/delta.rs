@@ -37,9 +37,11 @@ fn over_layers(
         convolution: 4,
         tiled,
         norm_width: value_dim,
+        sigmoid_gate: false,
     };
     let kimi = |heads, dim| DeltaShape {
         rule: DeltaRule::KimiDelta,
+        sigmoid_gate: true,
         ..shape(heads, heads, dim, dim, false)
     };
     let mamba = |groups: usize, heads: usize, key_dim, value_dim: usize| DeltaShape {
@@ -51,6 +53,7 @@ fn over_layers(
         Layer::separate(shape(2, 4, 16, 16, false)),
         Layer::separate(shape(2, 6, 64, 32, true)),
         Layer::separate(DeltaShape { convolution: 2, ..shape(1, 1, 72, 40, false) }),
+        Layer::separate(DeltaShape { sigmoid_gate: true, ..shape(2, 4, 16, 16, false) }),
         Layer::by_key_head(shape(2, 4, 128, 128, false)),
         Layer::by_key_head(shape(1, 2, 256, 64, false)),
         Layer::apart(kimi(3, 16)),
@@ -171,6 +174,7 @@ impl Layer {
             convolution,
             tiled: false,
             norm_width: channels,
+            sigmoid_gate: false,
         };
         let columns = |first| CpuColumns { first, step: channels };
         let all = DeltaColumns {
@@ -298,6 +302,7 @@ impl Layer {
             convolution: of.convolution,
             tiled: of.tiled,
             norm_width: of.norm_width,
+            sigmoid_gate: of.sigmoid_gate,
         };
         let rows = |index: usize| ProductRows { values: &products[index], row: self.widths[index] };
         let inputs = DeltaInputs {

@@ -22,6 +22,7 @@ mod layer_embeddings;
 mod load;
 mod matmul;
 mod matvec;
+mod ngrams;
 mod norm;
 mod paged;
 mod quantize;
@@ -48,6 +49,7 @@ pub fn checks() -> Vec<Check> {
         delta::checks(),
         embedding::checks(),
         layer_embeddings::checks(),
+        ngrams::checks(),
         streams::checks(),
         router::checks(),
         row_factors::checks(),

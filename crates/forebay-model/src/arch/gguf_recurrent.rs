@@ -66,6 +66,7 @@ pub(super) fn recurrent(
                 head_order: family.gguf_heads,
                 low_rank: 0,
                 norm_width,
+                sigmoid_gate: false,
             })
         }
         StateRule::KimiDelta => {

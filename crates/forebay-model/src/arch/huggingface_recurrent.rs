@@ -62,6 +62,7 @@ pub(super) fn recurrent(config: &Config<'_>, rule: StateRule) -> Result<Recurren
                 head_order: HeadOrder::Consecutive,
                 low_rank: 0,
                 norm_width: value_dim,
+                sigmoid_gate: has_sigmoid_gate(config)?,
             })
         }
         StateRule::KimiDelta => kimi(config),
@@ -78,8 +79,22 @@ pub(super) fn recurrent(config: &Config<'_>, rule: StateRule) -> Result<Recurren
                 head_order: HeadOrder::Consecutive,
                 low_rank: 0,
                 norm_width: channels,
+                sigmoid_gate: false,
             })
         }
+    }
+}
+
+/// Returns true if the sigmoid of the gate gates the output, and not its SiLU.
+fn has_sigmoid_gate(config: &Config<'_>) -> Result<bool, ModelError> {
+    match config.json.get("output_gate_type").and_then(Value::as_str) {
+        Some("sigmoid") => Ok(true),
+        None | Some("silu" | "swish") => Ok(false),
+        Some(other) => Err(ModelError::BadValue {
+            key: "output_gate_type".into(),
+            value: other.into(),
+            expected: "forebay knows sigmoid and silu".into(),
+        }),
     }
 }
 
@@ -157,6 +172,7 @@ fn mamba2(config: &Config<'_>) -> Result<Recurrent, ModelError> {
         head_order: HeadOrder::Consecutive,
         low_rank: 0,
         norm_width: heads.saturating_mul(value_dim).checked_div(groups).unwrap_or(0),
+        sigmoid_gate: false,
     })
 }
 
@@ -208,6 +224,7 @@ impl Recurrent {
             head_order: HeadOrder::Consecutive,
             low_rank: dim,
             norm_width: dim,
+            sigmoid_gate: true,
         }
     }
 }

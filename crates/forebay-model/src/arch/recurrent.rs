@@ -27,6 +27,8 @@ pub struct Recurrent {
     pub low_rank: usize,
     /// Number of elements of the output that are normed together.
     pub norm_width: usize,
+    /// True if the sigmoid of the gate gates the output of delta rules, and not its SiLU.
+    pub sigmoid_gate: bool,
 }
 
 /// How a token changes the state of a head.

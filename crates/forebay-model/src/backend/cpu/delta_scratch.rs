@@ -38,6 +38,7 @@ impl Recurrent {
             convolution: self.convolution,
             tiled: self.head_order == HeadOrder::Tiled,
             norm_width: self.norm_width,
+            sigmoid_gate: self.sigmoid_gate,
         }
     }
 }

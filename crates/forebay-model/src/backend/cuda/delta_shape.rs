@@ -23,5 +23,6 @@ pub(super) fn device_shape(of: &Recurrent) -> DeltaShape {
         convolution: of.convolution,
         tiled: of.head_order == HeadOrder::Tiled,
         norm_width: of.norm_width,
+        sigmoid_gate: of.sigmoid_gate,
     }
 }
