@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 44] = [
+pub const HUGGING_FACE: [&str; 45] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -50,6 +50,7 @@ pub const HUGGING_FACE: [&str; 44] = [
     "lfm2_moe",
     "granitemoehybrid",
     "minimax_m3",
+    "qwen4_exp",
 ];
 /// Names of the fixtures in GGUF form.
 pub const GGUF: [&str; 28] = [
@@ -85,7 +86,7 @@ pub const GGUF: [&str; 28] = [
 
 /// Names of the fixtures with recurrent layers.
 #[allow(dead_code, reason = "only some tests need them")]
-pub const RECURRENT: [&str; 10] = [
+pub const RECURRENT: [&str; 11] = [
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
@@ -96,6 +97,7 @@ pub const RECURRENT: [&str; 10] = [
     "nemotron_h_dense",
     "lfm2_moe",
     "granitemoehybrid",
+    "qwen4_exp",
 ];
 
 /// Returns the context with which a fixture's short prompt and its continuation must be computed, if it matters. Phi-3 rotates
@@ -107,7 +109,7 @@ pub fn short_context(name: &str) -> Option<usize> {
 
 /// Names of the fixtures whose keys an indexer chooses.
 #[allow(dead_code, reason = "only some tests need them")]
-pub const INDEXED: [&str; 3] = ["deepseek_v32", "glm_moe_dsa", "minimax_m3"];
+pub const INDEXED: [&str; 4] = ["deepseek_v32", "glm_moe_dsa", "minimax_m3", "qwen4_exp"];
 
 /// Reference logits of one file.
 pub struct References {

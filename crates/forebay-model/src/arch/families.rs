@@ -3,7 +3,7 @@
 use super::architecture::{NormLayout, QkNorm};
 use super::deepseek4::DEEPSEEK_4;
 use super::family_names::{
-    GEMMA4_NAMES, GRANITE_HYBRID, KIMI_LINEAR, LFM2, MINIMAX_M3, NEMOTRON_H_NAMES,
+    GEMMA4_NAMES, GRANITE_HYBRID, KIMI_LINEAR, LFM2, MINIMAX_M3, NEMOTRON_H_NAMES, QWEN4_EXP,
 };
 use super::recurrent::{HeadOrder, StateRule};
 use super::streams::StreamForm;
@@ -390,6 +390,18 @@ const FAMILIES: &[Family] = &[
         huggingface: &["qwen3_5_moe_text", "qwen3_5_moe"],
         gguf_heads: HeadOrder::Tiled,
         experts: true,
+        ..QWEN_NEXT
+    },
+    // Only folders are read: of GGUF files there is no reference.
+    Family {
+        name: "qwen4-exp",
+        gguf: NONE,
+        huggingface: &["qwen4_exp_text"],
+        norms: NormLayout::None,
+        streams: Some(StreamForm::Gated),
+        indexer: Some(Indexers::MeanPools),
+        experts: true,
+        names: QWEN4_EXP,
         ..QWEN_NEXT
     },
     // The third generation has windows, and the second has none. Both have the same name in GGUF.

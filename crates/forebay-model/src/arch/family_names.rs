@@ -110,3 +110,10 @@ pub(super) const GEMMA4_NAMES: &[(&str, &str, &str)] = &[
     ("shared_up", "ffn_up.weight", "mlp.up_proj.weight"),
     ("shared_down", "ffn_down.weight", "mlp.down_proj.weight"),
 ];
+
+pub(super) const QWEN4_EXP: &[(&str, &str, &str)] = &[
+    ("indexer_k_norm", "", "self_attn.indexer.k_layernorm.weight"),
+    ("shared_gate", "", "mlp.shared_expert.gate_proj.weight"),
+    ("shared_up", "", "mlp.shared_expert.up_proj.weight"),
+    ("shared_down", "", "mlp.shared_expert.down_proj.weight"),
+];

@@ -14,7 +14,7 @@ pub(super) fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, Mo
     if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
         return match types.get(index).and_then(Value::as_str) {
             Some("linear_attention" | "mamba" | "conv") => Ok(true),
-            Some("full_attention" | "attention") => Ok(false),
+            Some("full_attention" | "attention" | "indexed_attention") => Ok(false),
             other => Err(ModelError::BadValue {
                 key: format!("layer_types of layer {index}"),
                 value: other.unwrap_or("none").into(),
