@@ -43,6 +43,37 @@ fn gemma_2_computes_what_its_report_says() {
     assert!(difference < 2e-2, "with a cache of halves: {difference}");
 }
 
+#[test]
+fn lfm_2_computes_what_its_report_says() {
+    let exact = SessionOptions { exact: true, context: Some(64), ..SessionOptions::default() };
+    let (folder, reference) = (fixture("lfm2"), ("lfm2", "logits"));
+    let (difference, largest) = compared(&folder, reference, &exact);
+    assert!(largest > 2.0, "logits of up to {largest} say little");
+    assert!(difference < 1e-4, "exact: {difference}");
+    let usual = SessionOptions { exact: false, ..exact };
+    let (difference, _) = compared(&folder, reference, &usual);
+    assert!(difference < 2e-2, "with a cache of halves: {difference}");
+    // The width of the feed-forwards, the rotation and the choice of layers all come from keys of their own.
+    let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
+    for (from, to) in [
+        ("\"block_multiple_of\": 32", "\"block_multiple_of\": 64"),
+        ("\"block_ff_dim\": 132", "\"block_ff_dim\": 150"),
+        ("\"block_auto_adjust_ff_dim\": true", "\"block_auto_adjust_ff_dim\": false"),
+    ] {
+        let other = tempfile::tempdir().unwrap();
+        let file = "model.safetensors";
+        std::fs::copy(folder.join(file), other.path().join(file)).unwrap();
+        let changed = config.replace(from, to);
+        assert_ne!(changed, config);
+        std::fs::write(other.path().join("config.json"), changed).unwrap();
+        let opened = Session::open(other.path(), &SessionOptions::default(), &mut |_, _| {});
+        let EngineError::Model(ModelError::TensorShape { name, .. }) = opened.err().unwrap() else {
+            panic!("{to}: the shape of a tensor is wrong");
+        };
+        assert!(name.contains("feed_forward"), "{to}: {name}");
+    }
+}
+
 /// Logits and contexts to compare. The context decides which factors apply, so the same tokens are tested with both.
 const LONG_ROPE: [(&str, usize); 3] = [("logits", 24), ("logits", 32), ("long_logits", 33)];
 

@@ -3,7 +3,7 @@
 use super::architecture::{NormLayout, QkNorm};
 use super::deepseek4::DEEPSEEK_4;
 use super::family_names::{
-    GEMMA4_NAMES, GRANITE_HYBRID, KIMI_LINEAR, LFM2, MINIMAX_M3, NEMOTRON_H_NAMES, QWEN4_EXP,
+    GEMMA4_NAMES, GRANITE_HYBRID, KIMI_LINEAR, LFM2_NAMES, MINIMAX_M3, NEMOTRON_H_NAMES, QWEN4_EXP,
 };
 use super::recurrent::{HeadOrder, StateRule};
 use super::streams::StreamForm;
@@ -78,6 +78,8 @@ pub struct Family {
     pub layer_scales: bool,
     /// True if router and experts have biases.
     pub expert_bias: bool,
+    /// True if `config.json` gives the width of feed-forwards before it is adjusted, unless it says otherwise.
+    pub adjusted_width: bool,
     /// True if the output of shared experts has a gate.
     pub shared_gate: bool,
     /// True if expert weights are renormalised when the metadata does not say so.
@@ -166,6 +168,7 @@ pub(super) const BASE: Family = Family {
     beside_dense: false,
     layer_scales: false,
     expert_bias: false,
+    adjusted_width: false,
     shared_gate: false,
     renormalise: true,
     scoring: Scoring::Softmax,
@@ -532,15 +535,13 @@ const FAMILIES: &[Family] = &[
         corrected: Some(Scoring::Sigmoid),
         ..NEMOTRON_H
     },
+    Family { name: "lfm2", huggingface: &["lfm2"], adjusted_width: true, ..LFM2 },
     Family {
         name: "lfm2moe",
         huggingface: &["lfm2_moe"],
-        qk_norm: QkNorm::PerHead,
-        recurrent: Some(StateRule::ShortConvolution),
         experts: true,
         corrected: Some(Scoring::Sigmoid),
-        names: LFM2,
-        ..BASE
+        ..LFM2
     },
     Family {
         name: "granitemoehybrid",
@@ -554,6 +555,13 @@ const FAMILIES: &[Family] = &[
     },
     DEEPSEEK_4,
 ];
+
+const LFM2: Family = Family {
+    qk_norm: QkNorm::PerHead,
+    recurrent: Some(StateRule::ShortConvolution),
+    names: LFM2_NAMES,
+    ..BASE
+};
 
 const NEMOTRON_H: Family = Family {
     rotates: false,

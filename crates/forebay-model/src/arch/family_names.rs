@@ -42,7 +42,7 @@ pub(super) const NEMOTRON_H_NAMES: &[(&str, &str, &str)] = &[
     ("shared_down", "ffn_down_shexp.weight", "mixer.shared_experts.down_proj.weight"),
 ];
 
-pub(super) const LFM2: &[(&str, &str, &str)] = &[
+pub(super) const LFM2_NAMES: &[(&str, &str, &str)] = &[
     ("final_norm", "", "embedding_norm.weight"),
     ("attention_norm", "", "operator_norm.weight"),
     ("feed_forward_norm", "", "ffn_norm.weight"),

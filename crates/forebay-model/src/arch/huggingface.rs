@@ -11,6 +11,7 @@ use super::architecture::{
 use super::config::Config;
 use super::deepseek4::of_config;
 use super::families::{self, Family};
+use super::feed_forward_width::feed_forward_width;
 use super::huggingface_attention::{attention, rotates, window};
 use super::huggingface_indexer::{indexer, is_indexed};
 use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent};
@@ -239,7 +240,7 @@ fn layers(
                         &["intermediate_size_mlp", "dense_intermediate_size", "intermediate_size"]
                     }
                 };
-                let width = config.first_count(keys)?;
+                let width = feed_forward_width(config, family, keys)?;
                 let is_wide = index >= with_keys && config.flag("use_double_wide_mlp");
                 FeedForward::Dense { width: if is_wide { width.saturating_mul(2) } else { width } }
             };

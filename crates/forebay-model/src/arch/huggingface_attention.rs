@@ -200,7 +200,11 @@ fn rotation(
     };
     let local = config.float("rope_local_base_freq").or(config.float("swa_rope_theta"));
     let local = local.filter(|_| windowed);
-    let theta = local.or(parameters.float("rope_theta")).or(usual).unwrap_or(10_000.0);
+    let theta = local
+        .or(parameters.float("rope_theta"))
+        .or(config.float("theta"))
+        .or(usual)
+        .unwrap_or(10_000.0);
     let layout = match config.json.get("rope_interleave").and_then(Value::as_bool) {
         Some(false) if family.latent => RopeLayout::Neox,
         _ => family.hf_rope,

@@ -9,7 +9,8 @@ use crate::ModelError;
 /// Object of Kimi Linear's configurations that describes its recurrent layers.
 const KIMI: &str = "linear_attn_config";
 
-/// Returns true if layer `index` is recurrent. `layer_types` decides if it is present, then Kimi's lists of layers.
+/// Returns true if layer `index` is recurrent. `layer_types` decides if it is present, then LFM2's list of layers with attention, then
+/// Kimi's lists of layers.
 pub(super) fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
     if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
         return match types.get(index).and_then(Value::as_str) {
@@ -22,6 +23,9 @@ pub(super) fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, Mo
                     .into(),
             }),
         };
+    }
+    if let Some(full) = config.json.get("full_attn_idxs").and_then(Value::as_array) {
+        return Ok(!full.iter().any(|item| item.as_u64() == Some(index as u64)));
     }
     if let Some(lists) = config.json.get(KIMI) {
         // These lists count from 1.

@@ -8,6 +8,7 @@ mod config;
 mod deepseek4;
 mod families;
 mod family_names;
+mod feed_forward_width;
 mod gguf;
 mod gguf_keys;
 mod gguf_recurrent;
