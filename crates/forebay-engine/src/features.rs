@@ -120,6 +120,17 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
         let words = format!("{} {what}, by scores of {} heads", of.top_k, of.heads);
         add("sparse attention with an indexer", words);
     }
+    let ratios = attentions.iter().filter_map(|of| of.shared?.entries);
+    for of in ratios {
+        let seen = match of.indexer {
+            Some(indexer) => {
+                format!("{} of them by scores of {} heads", indexer.top_k, indexer.heads)
+            }
+            None => "all of them".to_owned(),
+        };
+        let words = format!("an entry for {} positions, beside the window: {seen}", of.ratio);
+        add("compressed attention", words);
+    }
     if let Some(detail) = windows(architecture) {
         let chunked = architecture.layers.iter().any(|layer| layer.chunked);
         add(if chunked { "attention in chunks" } else { "sliding window" }, detail);

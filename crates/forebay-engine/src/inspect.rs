@@ -121,13 +121,21 @@ pub fn inspect(model: &Path) -> Result<Inspection, EngineError> {
 fn kv_bytes(architecture: &Architecture, counts: impl Fn(&Layer) -> bool) -> u64 {
     let bytes = |layer: usize| {
         let attention = architecture.attention_of(layer);
-        // Latent values are part of their keys.
-        let values = if attention.latent.is_some() { 0 } else { attention.value_dim };
+        let values = if attention.values_in_keys() { 0 } else { attention.value_dim };
         let index = attention.indexer.map_or(0, |of| of.key_width()) as u64;
+        let entries = architecture.entries_of(layer);
+        let projections = entries.map_or(0, |of| of.projected(attention.head_dim));
         2 * (attention.kv_heads as u64 * (attention.head_dim + values) as u64 + index)
+            + 2 * projections as u64
     };
-    let layers = architecture.kv_layers();
-    layers.filter(|layer| counts(&architecture.layers[*layer])).map(bytes).sum()
+    // Compressed entries of all positions are kept.
+    let of_entries = |layer: usize| {
+        let head_dim = architecture.attention_of(layer).head_dim;
+        architecture.entries_of(layer).map_or(0, |of| of.kept_bytes(head_dim, 2))
+    };
+    let (all, counted) = (architecture.kv_layers(), architecture.kv_layers());
+    let counted = counted.filter(|layer| counts(&architecture.layers[*layer]));
+    counted.map(bytes).sum::<u64>() + all.map(of_entries).sum::<u64>()
 }
 
 /// Returns the number of weights in a tensor. Tensors of quantised folders have several weights in an element, and their

@@ -206,6 +206,7 @@ fn suspended_requests_go_on_where_they_were() {
         "gguf/gpt_oss/gpt_oss-Q4_K_M.gguf",
         "models/gemma4_ple",
         "models/mimo_v2_flash",
+        "models/deepseek_v4",
     ];
     let models = names.iter().filter_map(|name| fixture(name));
     for path in models.chain(recurrent_models()) {
@@ -299,6 +300,7 @@ fn restored_requests_go_on_in_another_engine() {
         "gguf/qwen3_moe_k/qwen3_moe_k-Q4_K_M.gguf",
         "gguf/qwen3_next/qwen3_next-Q8_0.gguf",
         "models/gemma4_ple",
+        "models/deepseek_v4",
     ];
     names.iter().filter_map(|name| fixture(name)).for_each(|path| check_restored(&path));
 }

@@ -73,6 +73,8 @@ fn models() -> Vec<PathBuf> {
         "models/mimo_v2_flash",
         "gguf/gemma4_moe/gemma4_moe-Q8_0.gguf",
         "models/deepseek_v32",
+        "models/deepseek_v4",
+        "gguf/deepseek_v4/deepseek_v4-BF16.gguf",
     ]
     .iter()
     .filter_map(|name| fixture(name))

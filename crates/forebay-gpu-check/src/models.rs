@@ -31,8 +31,9 @@ const WRAPPED: usize = 900;
 const GENERATED: usize = 40;
 
 /// Folders with weights of four bits, in experts or everywhere. Their products round activations.
-const FOUR_BITS: [&str; 6] = [
+const FOUR_BITS: [&str; 7] = [
     "gpt_oss",
+    "deepseek_v4",
     "llama_nvfp4_modelopt",
     "qwen3_nvfp4_ct",
     "qwen3_int4_ct",
@@ -191,7 +192,7 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
             references: folder.join("llamacpp.safetensors"),
             short: names("short.logits"),
             long: names("long.logits_last8"),
-            float: ["BF16", "F16", "F32"].contains(&label.as_str()) && name != "gpt_oss",
+            float: ["BF16", "F16", "F32"].contains(&label.as_str()) && !FOUR_BITS.contains(&name),
             // llama.cpp computes Gemma's gate with a table of halves.
             exact_limits: match name {
                 "gemma3" => Limits { max_abs: 1e-2, kl: 1e-6, ..Limits::EXACT },

@@ -144,10 +144,9 @@ impl KvCosts {
     fn new(architecture: &Architecture, cache: KvType) -> KvCosts {
         let of_layer = |layer: usize| {
             let attention = architecture.attention_of(layer);
-            // With latent attention, the values are part of the keys.
-            let value_bytes = match attention.latent {
-                Some(_) => 0,
-                None => row_bytes(cache, attention.value_dim),
+            let value_bytes = match attention.values_in_keys() {
+                true => 0,
+                false => row_bytes(cache, attention.value_dim),
             };
             let keys_and_values = row_bytes(cache, attention.head_dim) + value_bytes;
             KvLayerCosts {
@@ -158,8 +157,21 @@ impl KvCosts {
                 keeps: architecture.keys_of(layer) == layer,
             }
         };
+        // Compressed entries are like another layer that sees the whole context, with a share of an entry for each position.
+        let of_entries = |layer: usize| {
+            let of = architecture.entries_of(layer)?;
+            let share = |dim: usize| row_bytes(cache, dim) / of.ratio as u64;
+            Some(KvLayerCosts {
+                window: None,
+                chosen: of.indexer.map(|indexer| indexer.top_k.saturating_mul(of.ratio)),
+                bytes: share(architecture.attention_of(layer).head_dim),
+                index_bytes: of.indexer.map_or(0, |indexer| share(indexer.head_dim)),
+                keeps: true,
+            })
+        };
+        let entries = architecture.attention_layers().filter_map(of_entries);
         KvCosts {
-            layers: architecture.attention_layers().map(of_layer).collect(),
+            layers: architecture.attention_layers().map(of_layer).chain(entries).collect(),
             state_bytes: 2 * architecture.state_bytes(),
             in_vram_bytes: None,
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 45] = [
+pub const HUGGING_FACE: [&str; 46] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -51,9 +51,10 @@ pub const HUGGING_FACE: [&str; 45] = [
     "granitemoehybrid",
     "minimax_m3",
     "qwen4_exp",
+    "deepseek_v4",
 ];
 /// Names of the fixtures in GGUF form.
-pub const GGUF: [&str; 28] = [
+pub const GGUF: [&str; 29] = [
     "llama",
     "llama3_rope",
     "llama_k",
@@ -82,6 +83,7 @@ pub const GGUF: [&str; 28] = [
     "gemma4_ple",
     "deepseek_v32",
     "nemotron_h",
+    "deepseek_v4",
 ];
 
 /// Names of the fixtures with recurrent layers.

@@ -85,6 +85,7 @@ pub fn models() -> Vec<PathBuf> {
         "models/deepseek_v32",
         "models/olmo3",
         "models/llama4",
+        "models/deepseek_v4",
     ]
     .iter()
     .filter_map(|name| fixture(name))

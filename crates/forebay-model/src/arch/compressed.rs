@@ -67,6 +67,21 @@ impl EntryShape {
     pub fn parts(&self) -> usize {
         if self.overlap { 2 } else { 1 }
     }
+
+    /// Returns the number of elements of entries of `head_dim` elements with the keys of their indexer.
+    fn elements(&self, head_dim: usize) -> usize {
+        head_dim + self.indexer.map_or(0, |of| of.head_dim)
+    }
+
+    /// Returns the number of elements of a position's values and gates.
+    pub fn projected(&self, head_dim: usize) -> usize {
+        2 * self.parts() * self.elements(head_dim)
+    }
+
+    /// Returns the bytes that entries take for each position, with elements of so many bytes. Every block has at least one row.
+    pub fn kept_bytes(&self, head_dim: usize, element: usize) -> u64 {
+        (element * self.elements(head_dim) / self.ratio.clamp(1, KV_BLOCK)) as u64
+    }
 }
 
 /// What a layer sees beside its window.
@@ -173,17 +188,22 @@ impl Architecture {
         self.attention_layers().any(|layer| self.entries_of(layer).is_some())
     }
 
-    /// Returns the group of a layer's entries; `None` if it has none. Its own keys are in [`Architecture::kv_group`].
+    /// Returns the group of a layer's entries; `None` if it has none. Its own keys are in [`Architecture::kv_group`]. Entries of all
+    /// layers are in one group, because tiers keep whole sequences in one group only.
     pub fn entry_group(&self, layer: usize) -> Option<KvGroup> {
-        let attention = self.layers[layer].attention;
-        let has_keys = self.kv_group(layer).is_some();
-        self.entries_of(layer).filter(|_| has_keys).map(|_| KvGroup { window: None, attention })
+        self.entries_of(layer).filter(|_| self.kv_group(layer).is_some())?;
+        let has_entries = |of: &Attention| of.shared.is_some_and(|of| of.entries.is_some());
+        let attention = self.attentions.iter().position(has_entries)?;
+        Some(KvGroup { window: None, attention })
     }
 
     /// Checks the numbers of attention with shared keys.
     pub(super) fn validate_shared_keys(&self) -> Result<(), ModelError> {
         for layer in self.attention_layers() {
             let (own, attention) = (&self.layers[layer], self.attention_of(layer));
+            // Tiers keep whole sequences in one group only, which is that of entries.
+            let alone = own.window.is_some() || !self.has_entries();
+            check("sliding window", "none", alone, "layers with compressed entries are beside it")?;
             let Some(shared) = attention.shared else { continue };
             let fits = own.rope.is_some() && own.window.is_some() && !own.chunked;
             check("attention with shared keys", layer, fits, "a layer with rotation and a window")?;

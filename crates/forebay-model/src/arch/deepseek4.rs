@@ -1,6 +1,6 @@
 //! DeepSeek-V4: its entry in the table of families, and what `config.json` and GGUF metadata say of its attention.
 
-use forebay_compute::{Gating, RopeLayout, RopeScaling};
+use forebay_compute::{Gating, RopeLayout, RopeScaling, Scoring};
 use serde_json::Value;
 
 use super::architecture::{Layer, Rope};
@@ -23,6 +23,7 @@ pub(super) const DEEPSEEK_4: Family = Family {
     streams: Some(StreamForm::Mixed(StreamsEnd::Weighted)),
     gating: Gating::ClampedSilu { limit: 10.0 },
     experts: true,
+    corrected: Some(Scoring::SqrtSoftplus),
     names: NAMES,
     ..BASE
 };

@@ -313,6 +313,17 @@ impl HeadMatrices {
 }
 
 impl AttentionWeights {
+    /// Returns the stacks of matrices with one for each head, or for each group of heads.
+    pub fn head_matrices(&self) -> Vec<&HeadMatrices> {
+        match self {
+            AttentionWeights::Latent(of) => vec![&of.k_b, &of.v_b],
+            AttentionWeights::Shared(of) => vec![&of.o_a],
+            AttentionWeights::Grouped(_) | AttentionWeights::Delta(_) | AttentionWeights::None => {
+                Vec::new()
+            }
+        }
+    }
+
     /// Returns the layer's indexer, if it has one.
     pub fn indexer(&self) -> Option<&IndexerWeights> {
         match self {

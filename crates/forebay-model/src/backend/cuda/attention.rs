@@ -16,14 +16,14 @@ use crate::backend::Step;
 use crate::weights::{AttentionWeights, GroupedWeights, HeadMatrices, LatentWeights};
 
 /// Projections, and those parameters of their remaining steps that differ between the kinds of attention.
-struct HeadInputs {
-    q: HeadInput,
-    k: HeadInput,
-    v: HeadInput,
+pub(super) struct HeadInputs {
+    pub(super) q: HeadInput,
+    pub(super) k: HeadInput,
+    pub(super) v: HeadInput,
     /// Number of elements of a key that its norm covers.
-    key_norm_dim: usize,
+    pub(super) key_norm_dim: usize,
     /// Index of the first element of a head that is rotated.
-    rotary_from: usize,
+    pub(super) rotary_from: usize,
 }
 
 impl CudaBackend {
@@ -44,7 +44,7 @@ impl CudaBackend {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights),
             AttentionWeights::Latent(weights) => self.project_latent(step, weights),
             AttentionWeights::Delta(weights) => self.project_delta(step, weights),
-            AttentionWeights::Shared(_) => unreachable!("such models are refused"),
+            AttentionWeights::Shared(weights) => self.project_shared_keys(step, weights),
             AttentionWeights::None => Ok(()),
         }
     }
@@ -164,7 +164,11 @@ impl CudaBackend {
 
     /// Finishes the projections: bias, norm, rotation and KV cache writes. If the attention kernel can do this,
     /// leaves it to that kernel.
-    fn take_inputs(&mut self, step: &Step<'_>, inputs: HeadInputs) -> Result<(), ModelError> {
+    pub(super) fn take_inputs(
+        &mut self,
+        step: &Step<'_>,
+        inputs: HeadInputs,
+    ) -> Result<(), ModelError> {
         let HeadInputs { q, k, v, key_norm_dim, rotary_from } = inputs;
         let rotation = step.architecture.layers[step.layer].rope.map(|index| {
             let rope = &step.architecture.ropes[index];
@@ -274,12 +278,14 @@ impl CudaBackend {
     }
 
     /// Makes the row order by head available for batches of many tokens.
-    fn sort_heads(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+    pub(super) fn sort_heads(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let is_known = step.count == 1 || self.sorted_heads == step.count;
         if is_known || self.products().takes_matvec(step.kind()) {
             return Ok(());
         }
-        let (heads, count) = (step.attention().heads, step.count);
+        let attention = step.attention();
+        let heads = attention.shared.map_or(attention.heads, |shared| shared.output_groups);
+        let count = step.count;
         let of = |head: usize| (0..count).map(move |token| (token * heads + head) as u32);
         let rows: Vec<u32> = (0..heads).flat_map(of).collect();
         let starts: Vec<u32> = (0..=heads).map(|head| (head * count) as u32).collect();
@@ -322,6 +328,9 @@ impl CudaBackend {
     pub(super) fn attend_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         if let AttentionWeights::Delta(weights) = &step.layer_weights().attention {
             return self.step_states(step, weights);
+        }
+        if step.attention().shared.is_some() {
+            return self.attend_shared_keys(step);
         }
         let inputs = self.lanes.current_mut().inputs.take();
         let (attention, at) = (step.attention(), self.at());
@@ -371,9 +380,14 @@ impl CudaBackend {
         let o = step.layer_weights().o.expect("the layer has attention or is recurrent");
         let product = self.product(step, o, at.block_out);
         let mut attended = self.float(at.attended);
-        if let AttentionWeights::Latent(weights) = &step.layer_weights().attention {
+        let by_head = match &step.layer_weights().attention {
+            AttentionWeights::Latent(weights) => Some((&weights.v_b, 1)),
+            AttentionWeights::Shared(weights) => Some((&weights.o_a, 0)),
+            _ => None,
+        };
+        if let Some((matrices, stack)) = by_head {
             let values = self.float(at.latent.heads);
-            self.multiply_heads(step, &weights.v_b, 1, attended, values)?;
+            self.multiply_heads(step, matrices, stack, attended, values)?;
             self.products().changed(values);
             attended = values;
         }

@@ -14,7 +14,7 @@ use forebay_stream::{LayerUses, MemoryPlan, Residency};
 use super::embedding::EmbeddingRows;
 use super::exchange::Exchange;
 use super::graphs::Graphs;
-use super::kv_layout::{BlockPlace, TableMirror};
+use super::kv_layout::{BlockPlace, KvLayerLayout, TableMirror};
 use super::lanes::PassLanes;
 use super::layout::ActivationLayout;
 use super::memory::{Device, DeviceArena, DevicePlan};
@@ -158,7 +158,7 @@ impl CudaBackend {
         let mut is_idle = false;
         for of in blocks {
             assert_eq!(of.range.len() as u64, plan.kv.groups[of.group].block_bytes);
-            let (first, step) = match plan.kv.block(of.group, of.block) {
+            let outside = match plan.kv.block(of.group, of.block) {
                 BlockPlace::Vram(at) => {
                     match of.memory.as_any().downcast_ref::<HostBytes<SlotBuffer>>() {
                         Some(memory) => uploads.upload(gpu, memory, of.range, arena.kv(at))?,
@@ -166,24 +166,18 @@ impl CudaBackend {
                     }
                     continue;
                 }
-                BlockPlace::Host { first, step } => (first as usize, step as usize),
+                BlockPlace::Host(outside) => outside,
             };
             if !std::mem::replace(&mut is_idle, true) {
                 // Queued kernels may still use what the blocks held before.
                 gpu.synchronize()?;
             }
             let host = kv_in_ram.as_mut().expect("a block is in host memory");
-            let layer_bytes = plan.kv.groups[of.group].layer_bytes() as usize;
-            for (layer, part) in of.bytes().chunks_exact(layer_bytes).enumerate() {
-                host.write((first + layer * step) / 4, part);
+            for (at, part) in plan.kv.host_parts(of.group, outside) {
+                host.write(at / 4, &of.bytes()[part]);
             }
         }
         Ok(())
-    }
-
-    /// Returns the blocks in host memory.
-    fn kv_in_ram(&mut self) -> &mut HostWords {
-        self.kv_in_ram.as_mut().expect("a block is in host memory")
     }
 
     /// Returns the shape of the cache of the step's layer.
@@ -193,8 +187,13 @@ impl CudaBackend {
 
     /// Returns the cache of the step's layer, with blocks in host memory where they are.
     pub(super) fn kv_layer(&self, step: &Step<'_>) -> KvLayer {
+        self.layer_at(self.plan.kv.keys_of(step.layer))
+    }
+
+    /// Returns the cache at `of`, with blocks in host memory where they are.
+    pub(super) fn layer_at(&self, of: KvLayerLayout) -> KvLayer {
         let host = self.kv_in_ram.as_ref().map(|host| host.device(0).cast());
-        self.plan.kv.layer(self.arena.kv(0), host, step.layer)
+        self.plan.kv.layer(self.arena.kv(0), host, of)
     }
 
     /// Returns the cache of the step's layer for attention. For a prompt, it has copies of the blocks in host memory that the
@@ -203,20 +202,32 @@ impl CudaBackend {
     /// # Errors
     /// Returns an error if a driver call fails.
     pub(super) fn kv_layer_to_read(&self, step: &Step<'_>) -> Result<KvLayer, ModelError> {
+        self.layer_to_read(step, self.plan.kv.keys_of(step.layer))
+    }
+
+    /// Returns the cache at `of` as [`CudaBackend::kv_layer_to_read`] does.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub(super) fn layer_to_read(
+        &self,
+        step: &Step<'_>,
+        of: KvLayerLayout,
+    ) -> Result<KvLayer, ModelError> {
         let kv = &self.plan.kv;
-        let index = kv.group_of(step.layer);
+        let index = of.group;
         let group = &kv.groups[index];
         let host = self.kv_in_ram.as_ref().filter(|_| group.in_host_memory() > 0);
         let Some(host) = host.filter(|_| row_kind(step) == RowKind::Prompt) else {
-            return Ok(self.kv_layer(step));
+            return Ok(self.layer_at(of));
         };
         let tables = step.runs.iter().map(|run| (run.table, run.position + run.count));
         for blocks in self.tables.in_host_memory(index, group, tables) {
-            let (from, to, bytes) = kv.copy_of(step.layer, blocks);
+            let (from, to, bytes) = kv.copy_of(of, blocks);
             let words = from as usize / 4..(from + bytes) as usize / 4;
             self.gpu.queue_upload(host, words, self.arena.kv(to).cast())?;
         }
-        Ok(kv.layer(self.arena.kv(0), None, step.layer))
+        Ok(kv.layer(self.arena.kv(0), None, of))
     }
 
     /// Returns the flag in which kernels report rows that are not finite after block number `block`. Blocks are
@@ -330,9 +341,11 @@ impl CudaBackend {
         let CudaBackend { gpu, plan, splits, .. } = self;
         let shapes = step.architecture.attentions.iter().zip(&plan.kv.shapes);
         splits.clear();
-        splits.extend(
-            shapes.map(|(of, shape)| gpu.attention_splits(shape, of.heads, row_kind(step), end)),
-        );
+        splits.extend(shapes.map(|(of, shape)| match of.shared {
+            // Its kernel cuts contexts by itself.
+            Some(_) => AttentionSplits { limit: 1, most: 1 },
+            None => gpu.attention_splits(shape, of.heads, row_kind(step), end),
+        }));
         splits.iter().map(|splits| splits.most).sum()
     }
 }
@@ -440,13 +453,13 @@ impl Backend for CudaBackend {
         assert_eq!(bytes.len() as u64, self.plan.kv.groups[group].block_bytes);
         match self.plan.kv.block(group, block) {
             BlockPlace::Vram(at) => self.gpu.download_into(self.arena.kv(at), bytes)?,
-            BlockPlace::Host { first, step } => {
+            BlockPlace::Host(outside) => {
                 // Queued kernels may still write the block.
                 self.gpu.synchronize()?;
-                let layer_bytes = self.plan.kv.groups[group].layer_bytes() as usize;
-                for (layer, part) in bytes.chunks_exact_mut(layer_bytes).enumerate() {
-                    let at = (first as usize + layer * step as usize) / 4;
-                    self.kv_in_ram().read(at, part);
+                let CudaBackend { plan, kv_in_ram, .. } = self;
+                let host = kv_in_ram.as_ref().expect("a block is in host memory");
+                for (at, part) in plan.kv.host_parts(group, outside) {
+                    host.read(at / 4, &mut bytes[part]);
                 }
             }
         }

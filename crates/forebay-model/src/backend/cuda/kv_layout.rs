@@ -26,6 +26,10 @@ pub struct KvLayout {
     pub shapes: Vec<KvLayerShape>,
     /// Layers may share keys and values. Recurrent layers have none.
     layers: Vec<Option<KvLayerLayout>>,
+    /// The layers' compressed entries, which are in other groups.
+    entries: Vec<Option<KvLayerLayout>>,
+    /// Offset and bytes of every layer in a block, by group.
+    parts: Vec<Vec<(u64, u64)>>,
     /// Offset of the states of sequences, `[parts, states, floats]`, and number of floats of each part
     /// ([`Architecture::state_parts`]).
     states: u64,
@@ -51,31 +55,38 @@ pub struct KvGroup {
     /// Number of blocks in VRAM. The others are in host memory.
     pub in_vram: usize,
     pub block_bytes: u64,
-    shape: KvLayerShape,
-    /// Shape of the keys of the layers' indexers, which follow a layer's keys and values.
-    index: Option<KvLayerShape>,
+    /// Bytes of the largest layer in a block.
+    largest_layer: u64,
     /// Offset of the pool.
     pool: u64,
 }
 
-/// Where a layer's keys and values are.
+/// Where a layer's keys and values are, or its compressed entries.
 #[derive(Debug, Clone, Copy)]
-struct KvLayerLayout {
-    group: usize,
-    /// Offset of the keys in a block of the group.
+pub struct KvLayerLayout {
+    pub group: usize,
+    /// Offset of the keys in a block of the group, and the bytes of the layer.
     offset: u64,
-    /// Number of layers of the group before this one.
-    index: usize,
-    /// Number of the layer's shape. It has the size of the group's shape.
-    shape: usize,
+    bytes: u64,
+    shape: KvLayerShape,
+    /// Shapes of what follows the keys and values: the keys of an indexer, or projections from which entries are computed.
+    beside: [Option<KvLayerShape>; 2],
+}
+
+impl KvLayerLayout {
+    /// Returns the bytes of keys and values and of the first `count` of what follows them.
+    fn bytes_before(&self, count: usize) -> u64 {
+        let beside = self.beside[..count].iter().flatten();
+        self.shape.block_bytes() + beside.map(KvLayerShape::block_bytes).sum::<u64>()
+    }
 }
 
 /// Where a block is.
 pub enum BlockPlace {
     /// Offset in VRAM.
     Vram(u64),
-    /// Offset of the first layer's part in host memory, and from one layer's part to the next.
-    Host { first: u64, step: u64 },
+    /// Number of the block among those in host memory.
+    Host(usize),
 }
 
 impl KvGroup {
@@ -83,11 +94,6 @@ impl KvGroup {
     pub fn described(&self) -> backend::KvGroup {
         let KvGroup { window, blocks, in_vram, block_bytes, .. } = *self;
         backend::KvGroup { window, blocks, on_device: in_vram, block_bytes }
-    }
-
-    /// Returns the bytes of one layer in a block.
-    pub fn layer_bytes(&self) -> u64 {
-        self.shape.block_bytes() + self.index.map_or(0, |index| index.block_bytes())
     }
 
     /// Returns the number of blocks in host memory.
@@ -109,21 +115,43 @@ impl KvLayout {
             blocks,
             in_vram: blocks,
             block_bytes: 0,
-            shape: shapes[of.attention],
-            index: size.index_shape(&architecture.attentions[of.attention]),
+            largest_layer: 0,
             pool: 0,
         };
         let mut groups: Vec<KvGroup> = of_layers.iter().zip(blocks).map(group).collect();
-        let places = (0..architecture.layers.len()).map(|layer| {
-            let of = architecture.kv_group(layer)?;
+        let mut place = |of: arch::KvGroup, shape, beside| {
             let group = of_layers.iter().position(|group| *group == of)?;
-            let (offset, layer_bytes) = (groups[group].block_bytes, groups[group].layer_bytes());
-            groups[group].block_bytes += layer_bytes;
-            let shape = architecture.layers[layer].attention;
-            let index = (offset / layer_bytes) as usize;
-            Some(KvLayerLayout { group, offset, index, shape })
-        });
-        let own: Vec<Option<KvLayerLayout>> = places.collect();
+            let of = &mut groups[group];
+            let (offset, bytes) = (of.block_bytes, 0);
+            let mut layer = KvLayerLayout { group, offset, bytes, shape, beside };
+            layer.bytes = layer.bytes_before(layer.beside.len());
+            of.block_bytes += layer.bytes;
+            of.largest_layer = of.largest_layer.max(layer.bytes);
+            Some(layer)
+        };
+        let own: Vec<Option<KvLayerLayout>> = (0..architecture.layers.len())
+            .map(|layer| {
+                let of = architecture.kv_group(layer)?;
+                let shape = shapes[architecture.layers[layer].attention];
+                // Layers of a group have room for the same, even if some have no indexer.
+                let beside = match size.entry_shapes(architecture.attention_of(layer)) {
+                    Some(of_entries) => of_entries.projections,
+                    None => [size.index_shape(&architecture.attentions[of.attention]), None],
+                };
+                place(of, shape, beside)
+            })
+            .collect();
+        let entries: Vec<Option<KvLayerLayout>> = (0..architecture.layers.len())
+            .map(|layer| {
+                let of = architecture.entry_group(layer)?;
+                let shapes = size.entry_shapes(architecture.attention_of(layer))?;
+                place(of, shapes.entries, [shapes.keys, None])
+            })
+            .collect();
+        let mut parts = vec![Vec::new(); groups.len()];
+        for of in own.iter().chain(&entries).flatten() {
+            parts[of.group].push((of.offset, of.bytes));
+        }
         let layers = (0..own.len()).map(|layer| own[architecture.keys_of(layer)]).collect();
         let table_stride = shapes.first().map_or(0, KvLayerShape::table_stride);
         let table_bytes = 4 * (groups.len() * sequences * table_stride) as u64;
@@ -139,7 +167,7 @@ impl KvLayout {
         }
         let tables = layout.take(table_bytes);
         let states = layout.take(state_bytes);
-        let copied = |of: &KvGroup| of.in_host_memory() as u64 * of.layer_bytes();
+        let copied = |of: &KvGroup| of.in_host_memory() as u64 * of.largest_layer;
         let copies = layout.take(groups.iter().map(copied).max().unwrap_or(0));
         let needed = layout.bytes();
         KvLayout {
@@ -147,6 +175,8 @@ impl KvLayout {
             groups,
             shapes,
             layers,
+            entries,
+            parts,
             states,
             state_parts: architecture.state_parts().collect(),
             tables,
@@ -158,8 +188,14 @@ impl KvLayout {
         }
     }
 
-    fn layer_layout(&self, layer: usize) -> KvLayerLayout {
+    /// Returns where a layer's keys and values are.
+    pub fn keys_of(&self, layer: usize) -> KvLayerLayout {
         self.layers[layer].expect("the layer keeps keys and values")
+    }
+
+    /// Returns where a layer's compressed entries are, if it has such.
+    pub fn entries_of(&self, layer: usize) -> Option<KvLayerLayout> {
+        self.entries[layer]
     }
 
     /// Returns the bytes of a state.
@@ -198,16 +234,27 @@ impl KvLayout {
         assert!((block as usize) < of.blocks, "block {block} of {}", of.blocks);
         match (block as usize).checked_sub(of.in_vram) {
             None => BlockPlace::Vram(of.pool + u64::from(block) * of.block_bytes),
-            Some(outside) => BlockPlace::Host {
-                first: outside as u64 * of.layer_bytes(),
-                step: of.in_host_memory() as u64 * of.layer_bytes(),
-            },
+            Some(outside) => BlockPlace::Host(outside),
         }
+    }
+
+    /// Returns the parts of a block in host memory, one for each layer: the offset there, and the bytes of the block. `outside` counts
+    /// the blocks in host memory.
+    pub fn host_parts(
+        &self,
+        group: usize,
+        outside: usize,
+    ) -> impl Iterator<Item = (usize, Range<usize>)> {
+        let blocks = self.groups[group].in_host_memory() as u64;
+        self.parts[group].iter().map(move |&(offset, bytes)| {
+            let at = blocks * offset + outside as u64 * bytes;
+            (at as usize, offset as usize..(offset + bytes) as usize)
+        })
     }
 
     /// Returns the shape of a layer that keeps keys and values.
     pub fn shape_of(&self, layer: usize) -> &KvLayerShape {
-        &self.shapes[self.layer_layout(layer).shape]
+        &self.layers[layer].as_ref().expect("the layer keeps keys and values").shape
     }
 
     /// Returns the most positions of one sequence.
@@ -217,17 +264,11 @@ impl KvLayout {
 
     /// Returns the offset in host memory of a layer's part of these blocks, the offset in VRAM for a copy, and the number of
     /// bytes. `blocks` counts the blocks in host memory.
-    pub fn copy_of(&self, layer: usize, blocks: Range<usize>) -> (u64, u64, u64) {
-        let KvLayerLayout { group, index, .. } = self.layer_layout(layer);
-        let (group, layer_bytes) = (&self.groups[group], self.groups[group].layer_bytes());
-        let first = index * group.in_host_memory() + blocks.start;
-        let [from, to] = [first, blocks.start].map(|block| block as u64 * layer_bytes);
-        (from, self.copies + to, blocks.len() as u64 * layer_bytes)
-    }
-
-    /// Returns the group of a layer.
-    pub fn group_of(&self, layer: usize) -> usize {
-        self.layer_layout(layer).group
+    pub fn copy_of(&self, of: KvLayerLayout, blocks: Range<usize>) -> (u64, u64, u64) {
+        let KvLayerLayout { group, offset, bytes, .. } = of;
+        let from = self.groups[group].in_host_memory() as u64 * offset;
+        let first = blocks.start as u64 * bytes;
+        (from + first, self.copies + first, blocks.len() as u64 * bytes)
     }
 
     /// Makes the cache at least `bytes` large, because the relayout of weights uses its memory before the first
@@ -248,19 +289,18 @@ impl KvLayout {
         &self,
         memory: DevicePtr<u8>,
         host: Option<DevicePtr<u8>>,
-        layer: usize,
+        of: KvLayerLayout,
     ) -> KvLayer {
-        let KvLayerLayout { group: index, offset, index: in_group, shape } =
-            self.layer_layout(layer);
+        let KvLayerLayout { group: index, offset, bytes, shape, .. } = of;
         let group = &self.groups[index];
         let blocks = group.in_host_memory();
         let elsewhere = (blocks > 0).then(|| KvElsewhere {
             memory: match host {
-                Some(host) => host.offset(in_group * blocks * group.layer_bytes() as usize),
+                Some(host) => host.offset(blocks * offset as usize),
                 None => memory.offset(self.copies as usize),
             },
             blocks,
-            block_bytes: group.layer_bytes() as usize,
+            block_bytes: bytes as usize,
             offset: 0,
         });
         let pool = KvPool {
@@ -271,14 +311,18 @@ impl KvLayout {
         let (stride, count) = (self.table_stride, self.sequences);
         let numbers = memory.offset(self.tables as usize + 4 * index * count * stride).cast();
         let tables = KvTables { blocks: numbers, stride, count };
-        KvLayer { shape: self.shapes[shape], pool, tables, offset: offset as usize, elsewhere }
+        KvLayer { shape, pool, tables, offset: offset as usize, elsewhere }
     }
 
     /// Returns the cache of the keys of a layer's indexer. `layer` is that of its keys and values ([`KvLayout::layer`]).
     pub fn index_layer(&self, layer: usize, of: &KvLayer) -> Option<KvLayer> {
-        let group = &self.groups[self.group_of(layer)];
-        let before = group.shape.block_bytes() as usize;
-        group.index.map(|shape| KvLayer {
+        self.beside(self.keys_of(layer), of, 0)
+    }
+
+    /// Returns number `at` of the caches that follow a layer's keys and values, or its entries. `of` is the cache of these.
+    pub fn beside(&self, place: KvLayerLayout, of: &KvLayer, at: usize) -> Option<KvLayer> {
+        let before = place.bytes_before(at) as usize;
+        place.beside[at].map(|shape| KvLayer {
             shape,
             offset: of.offset + before,
             elsewhere: of.elsewhere.map(|of| KvElsewhere { offset: of.offset + before, ..of }),
@@ -305,7 +349,7 @@ impl KvLayout {
 fn move_out(groups: &mut [KvGroup], bytes: u64) {
     let all: u64 = groups.iter().map(|group| group.blocks as u64 * group.block_bytes).sum();
     // A block that moves out needs room for the copy of one layer. A group of one layer gains nothing.
-    let gained = |group: &KvGroup| group.block_bytes - group.layer_bytes();
+    let gained = |group: &KvGroup| group.block_bytes - group.largest_layer;
     let whole = groups.iter_mut().filter(|group| group.window.is_none());
     let Some(group) = whole.max_by_key(|group| gained(group)) else { return };
     let gained = gained(group);

@@ -33,8 +33,8 @@ impl KvSize {
             kv_heads: attention.kv_heads,
             dim_k: attention.head_dim,
             dim_v: attention.value_dim,
-            values_in_keys: attention.latent.is_some(),
-            chosen: attention.indexer.is_some(),
+            values_in_keys: attention.values_in_keys(),
+            chosen: attention.indexer.is_some() || attention.shared.is_some(),
             context: self.context,
             span: 1,
         }

@@ -13,6 +13,7 @@ use super::indexer_layout::IndexerLayout;
 use super::kv_size::KvSize;
 use super::ngram_layout::NGramLayout;
 use super::selections::selection_words;
+use super::shared_keys_layout::{self, SharedKeyLayout, of_shared};
 use super::streams::StreamLayout;
 use crate::ModelError;
 use crate::arch::{Architecture, Attention, Latent, Recurrent};
@@ -242,10 +243,12 @@ impl Widths {
             q_and_gate: most(|of| if of.output_gate { of.query_rows() } else { 0 }),
             delta_products: delta(Recurrent::projected_width),
             delta_mixed: delta(Recurrent::channels),
-            latent_q_a: latent(|of| of.query_rank.unwrap_or(0)),
+            latent_q_a: latent(|of| of.query_rank.unwrap_or(0))
+                .max(of_shared(architecture, |shared| shared.query_rank)),
             latent_q: heads * latent(|of| of.plain + of.rotary),
             latent_kv_a: latent(|of| of.rank + of.rotary),
-            latent_heads: heads * latent(|of| of.plain.max(of.value)),
+            latent_heads: (heads * latent(|of| of.plain.max(of.value)))
+                .max(of_shared(architecture, |shared| shared.output_groups * shared.output_rank)),
             router_input: if architecture.expert_layers().any(|e| e.own_norms) {
                 hidden
             } else {
@@ -335,6 +338,7 @@ pub struct ActivationLayout {
     pub ngrams: NGramLayout,
     /// Activations of indexers.
     pub indexer: IndexerLayout,
+    pub shared_keys: SharedKeyLayout,
     /// Output `[batch, hidden]` of the shared expert, which processes every token.
     pub shared: u64,
     /// Inner activations of the shared expert.
@@ -380,12 +384,15 @@ impl ActivationLayout {
         // One row of each sequence.
         let decode_rows = few.min(cache.sequences);
         let own_inputs = architecture.expert_layers().any(|of| of.scaled_input || of.own_norms);
-        let heads_of_latent = architecture.latent().map_or(0, |(_, heads)| heads);
+        // Groups of heads have matrices of their own, too.
+        let groups = of_shared(architecture, |shared| shared.output_groups);
+        let heads_of_latent = architecture.latent().map_or(groups, |(_, heads)| heads);
         let width = Widths::of(architecture);
         let (used, experts) = (width.used, width.experts);
         let attention_size = |of: &Attention| {
             let shape = cache.shape(of);
             AttentionScratchSize::of(multiprocessors, &shape, of.heads, decode_rows, batch)
+                .max(shared_keys_layout::scratch(of, decode_rows))
         };
         let attention_size = architecture.attentions.iter().map(attention_size);
         let attention_size =
@@ -473,6 +480,7 @@ impl ActivationLayout {
             streams: StreamLayout::new(architecture, batch, &mut words),
             ngrams: NGramLayout::new(architecture, batch, &mut words),
             indexer: IndexerLayout::new(architecture.indexer(), cache.context, batch, &mut words),
+            shared_keys: SharedKeyLayout::new(architecture, cache.context, batch, &mut words),
             shared: words(if width.shared > 0 { batch * width.hidden } else { 0 }),
             shared_gate: words(batch * width.shared),
             shared_up: words(batch * width.shared),
@@ -539,6 +547,7 @@ impl ActivationLayout {
             router_input: behind(self.router_input, width.router_input),
             streams: self.streams.second_lane(architecture, first),
             indexer: self.indexer.second_lane(architecture.indexer(), first),
+            shared_keys: self.shared_keys.second_lane(first),
             router_tickets: self.lane.router_tickets,
             starts: self.lane.starts,
             codes: self.lane.codes,

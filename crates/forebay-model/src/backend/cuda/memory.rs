@@ -23,7 +23,7 @@ use crate::arch::{Architecture, IndexerRule, KvInVram};
 use crate::backend::largest_context;
 use crate::sharing::{ALIGNMENT, DeviceShare, SubLayerPlan};
 use crate::statistics::VramUse;
-use crate::weights::{AttentionWeights, LayerWeights, Weights};
+use crate::weights::{LayerWeights, Weights};
 
 /// Device memory assumed for the code of kernels, whose modules are loaded when they are first used.
 const CODE_BYTES: u64 = 64 << 20;
@@ -454,12 +454,8 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
             return Err(ModelError::NotOnGpu { what: format!("weights of type {ty}") });
         }
     }
-    if architecture.attentions.iter().any(|of| of.shared.is_some()) {
-        return Err(ModelError::NotOnGpu { what: "attention with compressed entries".into() });
-    }
     for layer in &weights.layers {
-        let AttentionWeights::Latent(of) = &layer.attention else { continue };
-        for stack in [&of.k_b, &of.v_b] {
+        for stack in layer.attention.head_matrices() {
             let ty = stack.matrix.ty;
             if !stack.bytes.is_multiple_of(weight_alignment(ty)) {
                 let what = format!("matrices of {ty} for each head, {} bytes apart", stack.bytes);
@@ -534,13 +530,12 @@ impl DeviceArena {
         };
         let all: Vec<TableSize> = plan.weights.experts_of.iter().map(size).collect();
         let expert_sizes = all.repeat(EXPERT_TABLES);
-        let of_heads = |layer: &LayerWeights| match &layer.attention {
-            AttentionWeights::Latent(of) => [&of.k_b, &of.v_b]
-                .map(|stack| TableSize { entries: stack.heads, slot_bytes: stack.bytes as u64 }),
-            AttentionWeights::Grouped(_)
-            | AttentionWeights::Shared(_)
-            | AttentionWeights::Delta(_)
-            | AttentionWeights::None => [TableSize { entries: 0, slot_bytes: 0 }; 2],
+        let of_heads = |layer: &LayerWeights| {
+            let mut sizes = [TableSize { entries: 0, slot_bytes: 0 }; 2];
+            for (size, stack) in sizes.iter_mut().zip(layer.attention.head_matrices()) {
+                *size = TableSize { entries: stack.heads, slot_bytes: stack.bytes as u64 };
+            }
+            sizes
         };
         let head_sizes: Vec<TableSize> = weights.layers.iter().flat_map(of_heads).collect();
         let arena = DeviceArena {
@@ -650,13 +645,13 @@ fn upload_latent_tables(
 ) -> Result<(), CudaError> {
     let at = &plan.activations.latent;
     for (layer, of) in weights.layers.iter().enumerate() {
-        let AttentionWeights::Latent(of) = &of.attention else { continue };
-        let heads = of.k_b.heads;
+        let stacks = of.attention.head_matrices();
+        let Some(heads) = stacks.first().map(|stack| stack.heads) else { continue };
         let ids: Vec<u32> = (0..at.ids_count).map(|entry| (entry % heads) as u32).collect();
         gpu.upload(&ids, arena.activation(at.ids))?;
         let single: Vec<u32> = (0..=heads as u32).collect();
         gpu.upload(&single, arena.activation(at.single))?;
-        for (index, stack) in [&of.k_b, &of.v_b].into_iter().enumerate() {
+        for (index, stack) in stacks.into_iter().enumerate() {
             let first = plan.weights.layers[layer][stack.matrix.part];
             let first = arena.dense(first.expect("only experts of such models stay outside"));
             let table: Vec<u64> =

@@ -43,6 +43,8 @@ mod resume;
 mod ring;
 mod row_kind;
 mod selections;
+mod shared_keys;
+mod shared_keys_layout;
 mod source;
 mod streams;
 mod vectors;

@@ -1,6 +1,8 @@
 //! Planning and loading of a model on a GPU.
 
-use forebay_cuda::{DevicePtr, Gpu, KvElement, ModelKernels, indexer_modules, modules_needed};
+use forebay_cuda::{
+    DevicePtr, Gpu, KvElement, ModelKernels, indexer_modules, modules_needed, shared_key_modules,
+};
 use forebay_store::{FileSet, UploadPart};
 use forebay_stream::{MemoryPlan, PolicyKind};
 
@@ -138,6 +140,10 @@ impl CudaPlan {
         }
         if architecture.indexer().is_some() {
             modules.extend(indexer_modules(plan.kv.shapes[0].element));
+        }
+        if architecture.attentions.iter().any(|of| of.shared.is_some()) {
+            let element = plan.kv.shapes[0].element;
+            modules.extend(indexer_modules(element).into_iter().chain(shared_key_modules(element)));
         }
         let parts = upload_parts(&plan, &arena, weights);
         let memory = arena.of_weights();

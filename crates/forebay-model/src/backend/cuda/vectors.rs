@@ -31,6 +31,8 @@ pub struct LayerVectors {
     pub kv_a_norm: Option<usize>,
     /// Weight and bias of the norm of an indexer's keys.
     pub indexer_norm: Option<[usize; 2]>,
+    /// Bias of the gates and norm of compressed entries and of the keys of their indexer.
+    pub compressors: [Option<[usize; 2]>; 2],
     /// Vectors of a recurrent layer.
     pub delta: Option<DeltaVectors>,
     pub router_bias: Option<usize>,
@@ -158,7 +160,16 @@ impl Vectors {
                     Some([&of.k_norm, bias].map(|vector| self.append(vector)))
                 });
             }
-            AttentionWeights::None | AttentionWeights::Shared(_) => {}
+            AttentionWeights::None => {}
+            AttentionWeights::Shared(weights) => {
+                of.q_a_norm = Some(self.append(&weights.q_a_norm));
+                of.q_norm = Some(self.append(&weights.q_norm));
+                of.k_norm = Some(self.append(&weights.key_norm));
+                let compressors = weights.entries.iter().flat_map(|of| of.compressors());
+                for (to, of) in of.compressors.iter_mut().zip(compressors) {
+                    *to = Some([&of.bias, &of.norm].map(|vector| self.append(vector)));
+                }
+            }
             AttentionWeights::Delta(weights) => {
                 of.delta = Some(DeltaVectors {
                     convolution: self.append(&weights.convolution),
