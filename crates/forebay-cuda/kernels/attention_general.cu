@@ -1,6 +1,7 @@
 // Attention for any number of elements of a head up to 576 and for every type of cache, in f32 throughout. `--exact`
 // and small models use it. A block takes one query row and one share of the context.
 #include "attention.cuh"
+#include "pools.cuh"
 
 static constexpr int WARPS = 4;
 // Number of positions that a warp takes at once, so that their loads overlap.
@@ -26,17 +27,17 @@ struct Neighbours {
     __device__ inline const KvBlock<KvType> &values_of(int) const { return values; }
 };
 
-// The rows of a tile of positions that a list names.
+// The rows of a tile of positions that a list of pools names.
 struct Listed {
     KvBlock<KvType> keys[TILE], values[TILE];
     int rows[TILE];
 
     // Entries outside `seen` repeat the nearest one.
     __device__ inline Listed(const KvHead<KvType> &key_head, const KvHead<KvType> &value_head, const u32 *table,
-                             const u32 *list, int first, Span seen) {
+                             const u32 *list, const Pools &pools, int own, int first, Span seen) {
 #pragma unroll
         for (int j = 0; j < TILE; j++) {
-            const u32 position = list[min(max(first + j, seen.from), seen.to - 1)];
+            const u32 position = pools.position_of(list, own, min(max(first + j, seen.from), seen.to - 1));
             const u32 number = table[position / KV_BLOCK];
             keys[j] = key_head.block(number);
             values[j] = value_head.block(number);
@@ -89,17 +90,19 @@ __device__ inline void tile(Running<N> &running, const float (&q)[N], const Rows
     }
 }
 
-// If `lists` is not null, a row sees the first positions of its list [rows, most], or `most` of them.
+// If `lists` is not null, a row sees the pools of its list [rows, lists of a row, most], and the positions behind the last pool
+// that it may choose. A row has one list, or one for each kv head.
 template <int N>
 __device__ inline void attention(const float *q, const KvLayer &cache, const float *sinks, float *out, float *memory,
-                                 u32 *tickets, int limit, const AttentionShape &shape, const u32 *lists, int most) {
+                                 u32 *tickets, int limit, const AttentionShape &shape, const u32 *lists, int lists_of_row,
+                                 const Pools &pools) {
     __shared__ float warp_values[WARPS][32 * N];
     __shared__ float warp_largest[WARPS], warp_sums[WARPS], factors[SPLITS_MAX];
     __shared__ float inverse;
     const int head = blockIdx.y, token = blockIdx.z, unit = token * shape.heads + head;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
     // Listed positions are counted through.
-    const int position = min((int)cache.positions[token], lists ? most - 1 : 0x7fffffff);
+    const int own = (int)cache.positions[token], position = lists ? pools.seen(own) - 1 : own;
     const Span all = span_of_token(position, shape.window, shape.context, STEP);
     const int splits = splits_of(all.to, limit, STEP, 0);
     int active;
@@ -122,9 +125,11 @@ __device__ inline void attention(const float *q, const KvLayer &cache, const flo
     }
     const Span seen{max(span.from, first_visible(position, shape.window)), span.to};
     if (lists) {
-        const u32 *const list = lists + (size_t)token * most;
+        const size_t number = (size_t)token * lists_of_row + (lists_of_row > 1 ? kv_head_index : 0);
+        const u32 *const list = lists + number * pools.most;
         for (int first = span.from + warp * TILE; first < span.to; first += STEP)
-            tile<N>(running, queries, Listed(keys, values, table, list, first, seen), shape, first, seen);
+            tile<N>(running, queries, Listed(keys, values, table, list, pools, own, first, seen), shape, first,
+                    seen);
     } else {
         const int last_block = (span.to - 1) / KV_BLOCK;
         u32 next = table[span.from / KV_BLOCK];
@@ -188,15 +193,16 @@ __device__ inline void attention(const float *q, const KvLayer &cache, const flo
 
 // Grid (largest number of splits of a token, heads, tokens). q [tokens, heads, dim_k], out [tokens, heads, dim_v]. The
 // tokens may belong to different sequences. A token has up to `limit` splits (`splits_of`). If that is more than one,
-// `memory` is that of Parts for one column and `limit` splits, with stride `dim_v` rounded up to 4. `lists` [tokens, most]
-// has the positions that each token sees, if it is not null.
+// `memory` is that of Parts for one column and `limit` splits, with stride `dim_v` rounded up to 4. `lists` [tokens, lists of a
+// row, most] has the pools that each token sees, if it is not null.
 #define ATTENTION_GENERAL(NAME, N)                                                                              \
     extern "C" __global__ void __launch_bounds__(WARPS * 32)                                                    \
         NAME(const float *q, KV_PARAMETERS, const float *sinks, float *out, float *memory, u32 *tickets,        \
              int limit, int heads, int kv_heads, int dim_k, int dim_v, int context, int window, float scale,    \
-             float softcap, const u32 *lists, int most) {                                                       \
+             float softcap, const u32 *lists, int lists_of_row, POOL_PARAMETERS) {                              \
         const AttentionShape shape{heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};             \
-        attention<N>(q, KvLayer{KV_ARGUMENTS}, sinks, out, memory, tickets, limit, shape, lists, most);         \
+        attention<N>(q, KvLayer{KV_ARGUMENTS}, sinks, out, memory, tickets, limit, shape, lists, lists_of_row,  \
+                     POOLS);                                                                                    \
     }
 
 ATTENTION_GENERAL(attention_general_128, 4)

@@ -1,10 +1,10 @@
-// The choice of the keys that a row attends to: those with the largest scores, exactly as many as wanted. Of equal scores,
-// the lower position is taken first. NaN comes last.
+// The choice of the pools that a row attends to, which may be single positions: those with the largest scores, exactly as many
+// as wanted. Of equal scores, the lower pool is taken first. NaN comes last.
 //
 // A score becomes a number whose order is that of the scores. Three passes over a row count how often each value of its
 // next 11 or 10 bits occurs among the scores that begin like the limit, and so find the limit: the smallest score that is
 // taken (radix select). Then every warp takes the chosen positions of a share of the row, in order.
-#include "common.cuh"
+#include "pools.cuh"
 
 static constexpr int WARPS = 32, THREADS = WARPS * 32;
 static constexpr int BINS = 2048, OWN_BINS = BINS / THREADS;
@@ -50,23 +50,27 @@ __device__ inline u32 sum_before_of_block(u32 x, u32 *warps) {
     return sum;
 }
 
-// Writes the ascending list of each row to lists [rows, most]; grid (rows). scores [rows, stride]. A row with at most `most`
-// positions up to its own gets all of them, and then zeroes. A score is that of `span` positions.
+// Writes the ascending lists of each row to lists [rows, lists, most]; grid (rows, lists). scores [rows, lists, stride]. A list
+// of a row that sees all positions gets all pools, and then zeroes. A key is that of `span` positions.
 extern "C" __global__ void __launch_bounds__(THREADS)
-    indexer_choice(const float *scores, const u32 *positions, u32 *lists, int stride, int most, int context, int span) {
+    indexer_choice(const float *scores, const u32 *positions, u32 *lists, int stride, int context, int span,
+                   POOL_PARAMETERS) {
     wait_for_previous();
     __shared__ u32 bins[BINS];
     __shared__ u32 warps[WARPS], equals[WARPS];
     __shared__ u32 found, left;
-    const size_t row = blockIdx.x;
+    const size_t row = (size_t)blockIdx.x * gridDim.y + blockIdx.y;
     const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31;
-    const int seen = min((int)positions[row] + 1, context) / span;
+    const int seen = POOLS.candidates_of(min((int)positions[blockIdx.x] + 1, context) / span);
     u32 *const list = lists + row * most;
     if (seen <= most) {
         for (int i = threadIdx.x; i < most; i += THREADS) list[i] = i < seen ? i : 0;
         return;
     }
     scores += row * stride;
+    // The last pools may have to be chosen.
+    const int scored = seen - before_own;
+    const auto key_at = [=](int at) { return at < scored ? key_of(scores[at]) : ~0u; };
     u32 limit = 0, wanted = (u32)most;
     for (int pass = 0; pass < 3; pass++) {
         const int shift = pass == 0 ? 21 : pass == 1 ? 10 : 0, bits = pass == 2 ? 10 : 11;
@@ -74,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         __syncthreads();
         for (int first = warp * 32; first < seen; first += THREADS) {
             const int at = first + lane;
-            const u32 key = at < seen ? key_of(scores[at]) : 0;
+            const u32 key = at < seen ? key_at(at) : 0;
             const bool alike = pass == 0 || key >> (shift + bits) == limit >> (shift + bits);
             count(bins, at < seen && alike, key >> shift & ((1u << bits) - 1));
         }
@@ -100,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     u32 above = 0, equal = 0;
     for (int first = from; first < to; first += 32) {
         const int at = first + lane;
-        const u32 key = at < to ? key_of(scores[at]) : 0;
+        const u32 key = at < to ? key_at(at) : 0;
         above += (u32)__popc(__ballot_sync(~0u, at < to && key > limit));
         equal += (u32)__popc(__ballot_sync(~0u, at < to && key == limit));
     }
@@ -113,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const u32 lanes_before = (1u << lane) - 1;
     for (int first = from; first < to; first += 32) {
         const int at = first + lane;
-        const u32 key = at < to ? key_of(scores[at]) : 0;
+        const u32 key = at < to ? key_at(at) : 0;
         const u32 all_equal = __ballot_sync(~0u, at < to && key == limit);
         const u32 rank = equals_seen + (u32)__popc(all_equal & lanes_before);
         const bool takes = at < to && (key > limit || (key == limit && rank < wanted));

@@ -169,7 +169,7 @@ impl Gpu {
         };
         assert!(needed.max(scratch.size) == scratch.size, "attention needs {needed:?}");
         let all = entries.map_or(0, |entries| context / entries.shape.span);
-        let most = what.window.min(context) + what.chosen.map_or(all, |of| of.most.min(all));
+        let most = what.window.min(context) + what.chosen.map_or(all, |of| of.pools.most.min(all));
         let parts = limit.min(most / STEP).max(1);
         let groups = heads.div_ceil(HEADS);
         assert!(rows.count < 65_536 && groups < 65_536, "{} rows", rows.count);
@@ -196,7 +196,7 @@ impl Gpu {
             .int(what.window.min(context))
             .int(what.rotation.rotary_dim)
             .float(what.scale)
-            .lists(what.chosen, rows.count)
+            .position_lists(what.chosen, rows.count)
             .run(self)
     }
 }

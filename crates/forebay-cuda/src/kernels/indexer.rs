@@ -1,4 +1,4 @@
-//! The lightning indexer: scores of all keys of a row, and the choice of those with the largest ones.
+//! Indexers: scores of all keys of a row, or of pools of keys, and the choice of those with the largest ones.
 
 use super::attention_inputs::Rotation;
 use super::{KvElement, KvLayer, PassRows, RowKind};
@@ -15,13 +15,39 @@ const PROMPT_ROWS: usize = 8;
 /// Blocks of threads for the keys of one row. Each takes several tiles if the context is long.
 const BLOCKS_OF_ROW: usize = 512;
 
-/// The positions that rows of attention see: ascending lists `[rows, most]`. A row with at most `most` positions up to its
-/// own sees the first ones of its list, which are all of them.
+/// Pools of consecutive positions, among which rows choose. The CPU's type of the same name has the same meaning.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pools {
+    /// Number of positions of a pool.
+    pub length: usize,
+    /// Number of pools that a row chooses.
+    pub most: usize,
+    /// True if a row does not choose the pool of its own position, which it always sees.
+    pub own_seen: bool,
+    /// Number of pools before that of the row's own position that it always chooses.
+    pub before_own: usize,
+}
+
+impl Pools {
+    /// Returns pools of one position, of which a row chooses `most`.
+    pub const fn positions(most: usize) -> Pools {
+        Pools { length: 1, most, own_seen: false, before_own: 0 }
+    }
+
+    /// Returns the number of pools that a row may choose which is the last of `context` positions.
+    fn candidates(&self, context: usize) -> usize {
+        context.saturating_sub(usize::from(self.own_seen)) / self.length
+    }
+}
+
+/// The positions that rows of attention see: ascending lists of pools `[rows, lists of a row, most]`, and the positions behind
+/// the last pool that a row may choose. The list of a row that sees all positions begins with all pools that it may choose.
 #[derive(Clone, Copy)]
 pub struct ChosenKeys {
     pub lists: DevicePtr<u32>,
-    /// Number of positions of a list.
-    pub most: usize,
+    /// Number of lists of a row: one for each key/value head, or one for all.
+    pub lists_of_row: usize,
+    pub pools: Pools,
 }
 
 /// Shape of an indexer, whose heads share one key for each position.
@@ -30,28 +56,64 @@ pub struct Indexer {
     pub heads: usize,
     /// Number of elements of a query and of a key.
     pub dim: usize,
-    /// Number of keys that a row sees.
-    pub most: usize,
+    /// True if gates follow the keys in the cache.
+    pub gated: bool,
+    /// True if every head chooses pools by the largest product of its query with a key. Otherwise a pool has one key, at its last
+    /// position, and its score is the sum over the heads of a weight times the positive part of the product.
+    pub by_head: bool,
+    pub pools: Pools,
 }
 
 impl Indexer {
     /// Largest number of elements of a query and of a key.
     pub const DIM_MAX: usize = 128;
+
+    /// Returns the number of lists of a row.
+    pub fn lists(&self) -> usize {
+        if self.by_head { self.heads } else { 1 }
+    }
+
+    /// Returns the number of elements of a row of the cache.
+    fn width(&self) -> usize {
+        if self.gated { 2 * self.dim } else { self.dim }
+    }
+
+    /// Returns the number of scores of a list if a row sees the whole context.
+    pub fn scores(&self, context: usize) -> usize {
+        self.pools.candidates(context).max(1)
+    }
 }
 
-/// What becomes queries and keys of an indexer.
+/// What becomes queries and keys of an indexer. Null pointers stand for what there is not.
 #[derive(Clone, Copy)]
 pub struct IndexerInputs {
-    /// Queries `[rows, heads, dim]`, which are rotated in place.
+    /// Queries `[rows, heads, dim]`, which are changed in place.
     pub q: DevicePtr<f32>,
     /// Keys `[rows, dim]`, which go to the cache.
     pub k: DevicePtr<f32>,
-    /// Weight and bias of the keys' layer norm, and its epsilon.
+    /// Gates of keys `[rows, dim]`, which go to the cache with the keys.
+    pub gates: DevicePtr<f32>,
+    /// Weight of the norm of queries.
+    pub q_norm: DevicePtr<f32>,
+    /// Weight of the norm of keys. With a bias it is a layer norm.
     pub norm: DevicePtr<f32>,
     pub bias: DevicePtr<f32>,
+    /// Epsilons of norms and of layer norms.
     pub epsilon: f32,
-    /// Rotation of queries and keys, whose first elements rotate.
-    pub rotation: Rotation,
+    pub layer_epsilon: f32,
+    /// Rotation of queries, whose first elements rotate, and of keys.
+    pub rotation: Option<Rotation>,
+    /// Keys of pools, if a pool has one that is made of those of its positions. Then keys are neither normed nor rotated before,
+    /// unless they have a layer norm.
+    pub pooled: Option<PooledKeys>,
+}
+
+/// How the key of a pool is made. Without gates it is the mean of the keys, normed with [`IndexerInputs::norm`] and rotated like a
+/// key at the pool's first position.
+#[derive(Clone, Copy)]
+pub struct PooledKeys {
+    /// Numbers `[length, dim]` that are added to the gates, if keys have gates. Null otherwise.
+    pub gate_bias: DevicePtr<f32>,
 }
 
 /// Scores of keys, and what they are computed from.
@@ -59,7 +121,7 @@ pub struct IndexerInputs {
 pub struct IndexerScores {
     /// Queries `[rows, heads, dim]`.
     pub q: DevicePtr<f32>,
-    /// Weights of the heads `[rows, heads]`.
+    /// Weights of the heads `[rows, heads]`. Null if they are all 1, or if every head chooses by itself.
     pub weights: DevicePtr<f32>,
     /// Room for the scores of some rows at a time. It must be enough for one.
     pub scores: DevicePtr<f32>,
@@ -82,15 +144,20 @@ fn scores_module(element: KvElement) -> &'static str {
 
 fn check(of: &Indexer, layer: &KvLayer) {
     layer.check();
-    let shape = &layer.shape;
-    assert!(of.heads > 0 && of.most > 0, "{of:?} chooses nothing");
+    let (shape, pools) = (&layer.shape, &of.pools);
+    assert!(of.heads > 0 && pools.most > 0 && pools.length > 0, "{of:?} chooses nothing");
+    assert!(pools.before_own <= pools.most, "{of:?}");
     assert!(of.dim <= Indexer::DIM_MAX, "{of:?} has too long heads");
-    let fits = shape.kv_heads == 1 && shape.dim_k == of.dim && shape.values_in_keys;
+    let fits = shape.kv_heads == 1 && shape.dim_k == of.width() && shape.values_in_keys;
     assert!(fits, "{of:?} with keys of {shape:?}");
+    let fits = !of.by_head || pools.length.is_power_of_two() && pools.length <= TILE;
+    assert!(fits, "{of:?} has pools that do not divide a tile");
+    assert!(shape.span == 1 || pools.length == 1, "{of:?} with pools of entries");
 }
 
 impl Gpu {
-    /// Norms keys, rotates queries and keys, and writes the keys to the cache, whose shape has one head and values in keys.
+    /// Norms and rotates queries and keys, and writes the keys to the cache, whose shape has one head and values in keys. Then
+    /// makes the keys of the pools that the rows complete, if pools have such.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -106,32 +173,59 @@ impl Gpu {
     ) -> Result<(), CudaError> {
         check(of, layer);
         assert_eq!(layer.shape.span, 1, "keys of entries have other inputs");
-        let Indexer { heads, dim, .. } = *of;
-        let Rotation { angles, rotary_dim, rotary_from, interleaved } = inputs.rotation;
+        let (heads, dim, context) = (of.heads, of.dim, layer.shape.context);
+        let Rotation { angles, rotary_dim, rotary_from, interleaved } =
+            inputs.rotation.unwrap_or(Rotation::none());
         assert!(rotary_from == 0 && rotary_dim <= dim && rotary_dim.is_multiple_of(2), "{of:?}");
         assert!(rows.count < 65_536, "{} rows", rows.count);
-        let kernel = self.kernel(scores_module(layer.shape.element), "indexer_inputs")?;
+        assert_eq!(of.gated, !inputs.gates.is_null(), "gates of {of:?}");
+        let is_mean = inputs.pooled.is_some() && !of.gated;
+        let module = scores_module(layer.shape.element);
+        let kernel = self.kernel(module, "indexer_inputs")?;
         let grid = ((heads + 1).div_ceil(WARPS) as u32, rows.count as u32, 1);
+        let shared = (WARPS * of.width() * size_of::<f32>()) as u32;
+        let norm = if is_mean { DevicePtr::null() } else { inputs.norm };
         Launch::new(kernel, grid, (WARPS as u32 * 32, 1, 1))
-            .shared((WARPS * dim * size_of::<f32>()) as u32)
+            .shared(shared)
             .ptr(inputs.q, rows.count * heads * dim)
             .ptr(inputs.k, rows.count * dim)
-            .ptr(inputs.norm, dim)
-            .ptr(inputs.bias, dim)
-            .ptr(angles, layer.shape.context * rotary_dim)
+            .optional(inputs.gates, rows.count * dim)
+            .optional(inputs.q_norm, dim)
+            .optional(norm, dim)
+            .optional(inputs.bias, dim)
+            .optional(angles, context * rotary_dim)
             .cache(layer, rows)
             .int(heads)
             .int(dim)
             .int(rotary_dim)
             .int(usize::from(interleaved))
-            .int(layer.shape.context)
+            .int(usize::from(!is_mean))
+            .int(context)
+            .float(inputs.epsilon)
+            .float(inputs.layer_epsilon)
+            .run(self)?;
+        let Some(pooled) = &inputs.pooled else { return Ok(()) };
+        assert_eq!(of.gated, !pooled.gate_bias.is_null(), "gates of {of:?}");
+        let kernel = self.kernel(module, "indexer_pool")?;
+        let grid = (rows.count.div_ceil(WARPS) as u32, 1, 1);
+        Launch::new(kernel, grid, (WARPS as u32 * 32, 1, 1))
+            .shared(shared)
+            .optional(pooled.gate_bias, of.pools.length * dim)
+            .optional(inputs.norm, dim)
+            .optional(angles, context * rotary_dim)
+            .cache(layer, rows)
+            .int(rows.count)
+            .int(of.pools.length)
+            .int(dim)
+            .int(rotary_dim)
+            .int(usize::from(interleaved))
+            .int(context)
             .float(inputs.epsilon)
             .run(self)
     }
 
     /// Chooses the keys of every row. The rows' own keys must already be in the cache. If keys are those of compressed entries, lists
-    /// name entries. The choice does not depend on the
-    /// other rows or on the room for scores.
+    /// name entries. The choice does not depend on the other rows or on the room for scores.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -147,15 +241,17 @@ impl Gpu {
         lists: DevicePtr<u32>,
     ) -> Result<(), CudaError> {
         check(of, layer);
-        let Indexer { heads, dim, most } = *of;
-        let context = layer.shape.context;
-        // A row has as many scores as keys.
-        let stride = (context / layer.shape.span).max(1);
-        let at_once = (inputs.room / stride).min(65_535);
-        assert!(at_once > 0, "no room for the scores of {stride} keys");
-        let scores_of = match dim {
-            0..=64 => "indexer_scores_64",
-            _ => "indexer_scores_128",
+        let (heads, dim, most) = (of.heads, of.dim, of.pools.most);
+        let (context, lists_of_row, span) = (layer.shape.context, of.lists(), layer.shape.span);
+        let stride = of.scores(context / span);
+        let at_once = (inputs.room / (lists_of_row * stride)).min(65_535);
+        assert!(at_once > 0, "no room for the scores of {context} keys");
+        assert!(lists_of_row < 65_536, "{lists_of_row} lists");
+        let scores_of = match (of.by_head, dim) {
+            (false, 0..=64) => "indexer_scores_64",
+            (false, _) => "indexer_scores_128",
+            (true, 0..=64) => "indexer_pools_64",
+            (true, _) => "indexer_pools_128",
         };
         let scores_of = self.kernel(scores_module(layer.shape.element), scores_of)?;
         let choice = self.kernel("indexer_choice", "indexer_choice")?;
@@ -173,31 +269,38 @@ impl Gpu {
             };
             // No row needs scores if the whole context may be seen.
             if stride > most {
-                let tiles = stride.div_ceil(TILE).min(BLOCKS_OF_ROW);
+                let keys = if of.by_head { stride * of.pools.length } else { stride };
+                let tiles = keys.div_ceil(TILE).min(BLOCKS_OF_ROW);
                 let grid = (tiles as u32, count.div_ceil(of_block) as u32, 1);
-                Launch::new(scores_of, grid, (TILE as u32, 1, 1))
-                    .ptr(inputs.q.offset(first * heads * dim), count * heads * dim)
-                    .ptr(inputs.weights.offset(first * heads), count * heads)
+                let launch = Launch::new(scores_of, grid, (TILE as u32, 1, 1))
+                    .ptr(inputs.q.offset(first * heads * dim), count * heads * dim);
+                let launch = match of.by_head {
+                    true => launch,
+                    false if inputs.weights.is_null() => launch.null(),
+                    false => launch.ptr(inputs.weights.offset(first * heads), count * heads),
+                };
+                let launch = launch
                     .cache(layer, &part)
-                    .ptr(inputs.scores, count * stride)
+                    .ptr(inputs.scores, count * lists_of_row * stride)
                     .int(count)
                     .int(of_block)
                     .int(heads)
                     .int(dim)
+                    .int(of.width())
                     .int(context)
-                    .int(most)
-                    .int(stride)
-                    .int(layer.shape.span)
-                    .run(self)?;
+                    .int(stride);
+                let launch = if of.by_head { launch } else { launch.int(span) };
+                launch.pools(&of.pools).run(self)?;
             }
-            Launch::new(choice, (count as u32, 1, 1), (CHOICE_THREADS, 1, 1))
-                .ptr(inputs.scores, count * stride)
+            let lists_of_part = count * lists_of_row;
+            Launch::new(choice, (count as u32, lists_of_row as u32, 1), (CHOICE_THREADS, 1, 1))
+                .ptr(inputs.scores, lists_of_part * stride)
                 .ptr(part.positions, count)
-                .ptr(lists.offset(first * most), count * most)
+                .ptr(lists.offset(first * lists_of_row * most), lists_of_part * most)
                 .int(stride)
-                .int(most)
                 .int(context)
-                .int(layer.shape.span)
+                .int(span)
+                .pools(&of.pools)
                 .run(self)?;
         }
         Ok(())
@@ -205,11 +308,28 @@ impl Gpu {
 }
 
 impl Launch {
-    /// Passes the lists of chosen positions of `rows` rows and their length, or null and 0.
+    /// Passes pools.
+    fn pools(self, of: &Pools) -> Launch {
+        self.int(of.length).int(of.most).int(usize::from(of.own_seen)).int(of.before_own)
+    }
+
+    /// Passes the lists of chosen pools of `rows` rows, the number of lists of a row and the pools, or null and zeroes.
     pub(super) fn lists(self, chosen: Option<ChosenKeys>, rows: usize) -> Launch {
         match chosen {
-            Some(ChosenKeys { lists, most }) => self.ptr(lists, rows * most).int(most),
-            None => self.null().int(0),
+            Some(ChosenKeys { lists, lists_of_row, pools }) => {
+                self.ptr(lists, rows * lists_of_row * pools.most).int(lists_of_row).pools(&pools)
+            }
+            None => self.null().int(0).pools(&Pools::positions(0)),
         }
+    }
+
+    /// Passes the lists of chosen positions of `rows` rows and their length, or null and 0.
+    pub(super) fn position_lists(self, chosen: Option<ChosenKeys>, rows: usize) -> Launch {
+        let Some(ChosenKeys { lists, lists_of_row, pools }) = chosen else {
+            return self.null().int(0);
+        };
+        let plain = lists_of_row == 1 && pools == Pools::positions(pools.most);
+        assert!(plain, "attention to pools by a kernel that takes positions: {pools:?}");
+        self.ptr(lists, rows * pools.most).int(pools.most)
     }
 }

@@ -105,7 +105,7 @@ pub(super) fn launch(
     .int(splits.limit);
     let tiles = what.rows.tiles;
     let launch = match what.chosen {
-        Some(_) => launch.lists(what.chosen, tokens),
+        Some(_) => launch.position_lists(what.chosen, tokens),
         None if of_tiles => launch.ptr(tiles.words, tiles.count * PromptTiles::WORDS),
         None => launch.null(),
     };
@@ -126,6 +126,6 @@ pub(super) fn launch(
         .int(heads)
         .int(context)
         .signed(window)
-        .int(what.chosen.map_or(0, |chosen| chosen.most))
+        .int(what.chosen.map_or(0, |chosen| chosen.pools.most))
         .run(gpu)
 }

@@ -53,7 +53,9 @@ pub use fetch::{
 };
 pub use gating::{Gate, GateBiases, Gating};
 pub use gdeflate::{GdeflateChunk, GdeflateChunks};
-pub use indexer::{ChosenKeys, Indexer, IndexerInputs, IndexerScores, indexer_modules};
+pub use indexer::{
+    ChosenKeys, Indexer, IndexerInputs, IndexerScores, PooledKeys, Pools, indexer_modules,
+};
 pub use kv::{KV_BLOCK, KvElement, KvElsewhere, KvLayer, KvLayerShape, KvPool, KvTables};
 pub use layer_embeddings::RowEmbeddings;
 pub use matmul::{

@@ -8,8 +8,8 @@ use forebay_compute::{
 };
 use forebay_cuda::{
     AttentionScratch, AttentionScratchSize, ChosenKeys, Compressor, Indexer, IndexerScores,
-    KV_BLOCK, KvElement, KvLayerShape, PassRows, Rotation, RowKind, SharedKeyAttention,
-    entries_scratch,
+    KV_BLOCK, KvElement, KvLayerShape, PassRows, Pools as GpuPools, Rotation, RowKind,
+    SharedKeyAttention, entries_scratch,
 };
 use half::f16;
 
@@ -289,7 +289,8 @@ impl Case {
             }
         }
         let [device_q, device_weights] = [context.upload(&q)?, context.upload(&weights)?];
-        let of = Indexer { heads, dim, most };
+        let pools = GpuPools::positions(most);
+        let of = Indexer { heads, dim, gated: false, by_head: false, pools };
         for together in [places.len(), 1] {
             let room = together * (CONTEXT / self.form.ratio);
             let scores = context.poisoned(room)?;
@@ -353,7 +354,8 @@ fn check(context: &Context, element: KvElement, form: Form) -> Result<Outcome> {
                     rotation: case.rotation,
                     chosen: lists.as_ref().map(|(lists, _, most)| ChosenKeys {
                         lists: lists.ptr::<u32>().offset(range.start * most),
-                        most: *most,
+                        lists_of_row: 1,
+                        pools: GpuPools::positions(*most),
                     }),
                 };
                 let [keys, _, entries] = &case.caches;

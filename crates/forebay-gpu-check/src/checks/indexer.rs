@@ -8,7 +8,7 @@ use forebay_compute::{
 };
 use forebay_cuda::{
     ChosenKeys, DevicePtr, Indexer, IndexerInputs, IndexerScores, KvElement, KvLayer, KvLayerShape,
-    PassRows, Rotation, RowKind,
+    PassRows, Pools as GpuPools, Rotation, RowKind,
 };
 
 use super::attention::{Variation, cpu_type};
@@ -48,6 +48,11 @@ pub fn checks() -> Vec<Check> {
     checks
 }
 
+/// Returns an indexer that chooses positions.
+fn by_position(heads: usize, dim: usize, most: usize) -> Indexer {
+    Indexer { heads, dim, gated: false, by_head: false, pools: GpuPools::positions(most) }
+}
+
 fn shape(element: KvElement, dim: usize) -> KvLayerShape {
     KvLayerShape {
         element,
@@ -85,19 +90,23 @@ fn inputs(context: &Context, element: KvElement, heads: usize, dim: usize) -> Re
         let angles = context.upload(table.angles())?;
         let [device_q, device_k] = [context.upload(&q)?, context.upload(&k)?];
         let [device_norm, device_bias] = [context.upload(&norm)?, context.upload(&bias)?];
-        let of = Indexer { heads, dim, most: 1 };
+        let of = by_position(heads, dim, 1);
         let inputs = IndexerInputs {
             q: device_q.ptr(),
             k: device_k.ptr(),
+            gates: DevicePtr::null(),
+            q_norm: DevicePtr::null(),
             norm: device_norm.ptr(),
             bias: device_bias.ptr(),
-            epsilon: 1e-6,
-            rotation: Rotation {
+            epsilon: 1e-3,
+            layer_epsilon: 1e-6,
+            rotation: Some(Rotation {
                 angles: angles.ptr(),
                 rotary_dim,
                 rotary_from: 0,
                 interleaved: layout == RopeLayout::Interleaved,
-            },
+            }),
+            pooled: None,
         };
         context.gpu.indexer_inputs(&of, &inputs, &cache.layer(), &rows.pass())?;
         let got: Vec<f32> = context.gpu.download(device_q.ptr(), q.len())?;
@@ -174,7 +183,7 @@ fn choice(context: &Context, element: KvElement, heads: usize, dim: usize) -> Re
         let count = places.len();
         let (q, weights) = (numbers(count * heads * dim), numbers(count * heads));
         let [device_q, device_weights] = [context.upload(&q)?, context.upload(&weights)?];
-        let of = Indexer { heads, dim, most };
+        let of = by_position(heads, dim, most);
         let choose = |range: std::ops::Range<usize>, together: usize| -> Result<Vec<u32>> {
             let scores = context.poisoned(together * CONTEXT)?;
             let lists = context.poisoned(range.len() * most)?;
@@ -316,7 +325,11 @@ fn listed(context: &Context, element: KvElement, form: Form) -> Result<Outcome> 
             let expected = attend(context, &call(pass, None), &compact.layer())?;
             anyhow::ensure!(expected.iter().all(|x| x.is_finite()), "not finite: {form:?}");
             let rows = Rows::new(context, kind, &places)?;
-            let chosen = Some(ChosenKeys { lists: device_lists.ptr(), most });
+            let chosen = Some(ChosenKeys {
+                lists: device_lists.ptr(),
+                lists_of_row: 1,
+                pools: GpuPools::positions(most),
+            });
             let layer = KvLayer { shape: KvLayerShape { chosen: true, ..shape }, ..cache.layer() };
             let got = attend(context, &call(rows.pass(), chosen), &layer)?;
             let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();

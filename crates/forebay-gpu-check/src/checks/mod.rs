@@ -25,6 +25,7 @@ mod matvec;
 mod ngrams;
 mod norm;
 mod paged;
+mod pools;
 mod quantize;
 mod router;
 mod row_factors;
@@ -60,6 +61,7 @@ pub fn checks() -> Vec<Check> {
         attention_fused::checks(),
         attention_rows::checks(),
         indexer::checks(),
+        pools::checks(),
         entries::checks(),
         buffers::checks(),
         convert::checks(),

@@ -66,6 +66,10 @@ impl CudaBackend {
         }
         let gpu = &self.gpu;
         self.products().dense(gpu, self.float(at.normed), Rows::of(step), &products[..count])?;
+        if let Some((own, [a, b, c], others)) = self.indexer_products(step) {
+            let products = &[own, a, b, c][..1 + others];
+            self.products().dense(gpu, self.float(at.normed), Rows::of(step), products)?;
+        }
         self.take_values(step, weights)?;
         if gated {
             self.take_queries(step)?;
@@ -105,7 +109,8 @@ impl CudaBackend {
         }
         let inputs =
             HeadInputs { q, k, v, key_norm_dim: step.attention().head_dim, rotary_from: 0 };
-        self.take_inputs(step, inputs)
+        self.take_inputs(step, inputs)?;
+        self.take_indexer_inputs(step)
     }
 
     /// Makes values of the projections of keys, norms values and scales them, as far as the model does.
@@ -214,7 +219,7 @@ impl CudaBackend {
         let Latent { rank, plain, rotary, .. } = self.latent(step);
         let (gpu, epsilon) = (&self.gpu, step.architecture.norm_epsilon);
         let kv_a = self.product(step, weights.kv_a, at.latent.kv_a);
-        let indexer = self.indexer_products(step, weights);
+        let indexer = self.indexer_products(step);
         let normed = self.float(at.normed);
         match &weights.q_a {
             None => {
@@ -225,9 +230,12 @@ impl CudaBackend {
                 let q_a = self.product(step, *matrix, at.latent.q_a);
                 match indexer {
                     None => self.products().dense(gpu, normed, Rows::of(step), &[q_a, kv_a])?,
-                    Some([_, k, heads]) => {
-                        let products = [q_a, kv_a, k, heads];
-                        self.products().dense(gpu, normed, Rows::of(step), &products)?;
+                    Some((_, [a, b, c], others)) => {
+                        let products = &[q_a, kv_a, a, b][..2 + others.min(2)];
+                        self.products().dense(gpu, normed, Rows::of(step), products)?;
+                        if others > 2 {
+                            self.products().dense(gpu, normed, Rows::of(step), &[c])?;
+                        }
                     }
                 }
                 let weight = vectors.q_a_norm.expect("queries that pass through have a norm");
@@ -239,7 +247,7 @@ impl CudaBackend {
                 let q = self.product(step, weights.q, at.latent.q);
                 match indexer {
                     None => self.products().dense(gpu, q_a.out, Rows::of(step), &[q])?,
-                    Some([own, ..]) => {
+                    Some((own, ..)) => {
                         self.products().dense(gpu, q_a.out, Rows::of(step), &[q, own])?;
                     }
                 }

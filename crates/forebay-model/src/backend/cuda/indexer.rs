@@ -2,16 +2,18 @@
 
 use forebay_compute::RopeLayout;
 use forebay_cuda::{
-    ChosenKeys, Indexer, IndexerInputs, IndexerScores, KvLayer, KvLayerShape, Rotation,
+    ChosenKeys, DevicePtr, IndexerInputs, IndexerScores, KvLayer, KvLayerShape, PooledKeys,
+    Rotation,
 };
 
 use super::backend::CudaBackend;
+use super::indexer_layout::indexer_shape;
 use super::kv_size::KvSize;
 use super::products::Product;
+use super::vectors::optional;
 use crate::ModelError;
-use crate::arch::{self, Attention, INDEXER_NORM_EPSILON};
+use crate::arch::{Attention, INDEXER_NORM_EPSILON};
 use crate::backend::Step;
-use crate::weights::LatentWeights;
 
 impl KvSize {
     /// Returns the shape of the keys of this attention's indexer, if it has one.
@@ -19,8 +21,8 @@ impl KvSize {
         attention.indexer.as_ref().map(|indexer| KvLayerShape {
             element: self.element,
             kv_heads: 1,
-            dim_k: indexer.head_dim,
-            dim_v: indexer.head_dim,
+            dim_k: indexer.key_width(),
+            dim_v: indexer.key_width(),
             values_in_keys: true,
             chosen: false,
             context: self.context,
@@ -29,47 +31,64 @@ impl KvSize {
     }
 }
 
+/// Most products of an indexer.
+const PRODUCTS: usize = 4;
+
 impl CudaBackend {
-    /// Returns the products of queries, keys and weights of heads, if the layer has an indexer.
+    /// Returns the products of queries, and those of keys, weights of heads and gates, if the layer has an indexer. There are
+    /// as many of the second ones as the returned number says.
     pub(super) fn indexer_products(
         &self,
         step: &Step<'_>,
-        weights: &LatentWeights,
-    ) -> Option<[Product; 3]> {
+    ) -> Option<(Product, [Product; PRODUCTS - 1], usize)> {
         let at = self.at().indexer;
-        weights.indexer.as_ref().and_then(|of| {
-            let products = [(of.q, at.q), (of.k, at.k), (of.weights?, at.weights)];
-            Some(products.map(|(matrix, out)| self.product(step, matrix, out)))
-        })
+        let weights = step.layer_weights().attention.indexer()?;
+        let q = self.product(step, weights.q, at.q);
+        let gate = weights.gate.as_ref().map(|(matrix, _)| *matrix);
+        let others = [(Some(weights.k), at.k), (weights.weights, at.weights), (gate, at.gates)];
+        let (mut products, mut count) = ([q; PRODUCTS - 1], 0);
+        for (matrix, out) in others {
+            if let Some(matrix) = matrix {
+                products[count] = self.product(step, matrix, out);
+                count += 1;
+            }
+        }
+        Some((q, products, count))
     }
 
-    /// Queues the norm of the indexer's keys, the rotation of its queries and keys, and the writes to the cache.
+    /// Queues the norms and rotations of the indexer's queries and keys, and the writes to the cache.
     pub(super) fn take_indexer_inputs(&self, step: &Step<'_>) -> Result<(), ModelError> {
         let Some(of) = step.attention().indexer.as_ref() else { return Ok(()) };
-        let index = of.rope.expect("such indexers rotate");
-        let (at, rope) = (self.at(), &step.architecture.ropes[index]);
-        let [norm, bias] = self.layer_vectors(step).indexer_norm.expect("the indexer has a norm");
+        let (at, vectors) = (self.at(), &self.layer_vectors(step).indexer);
+        let vector = |index: Option<usize>| optional(self.vectors(), index);
+        let gates = match of.key_width() > of.head_dim {
+            true => self.float(at.indexer.gates),
+            false => DevicePtr::null(),
+        };
         let inputs = IndexerInputs {
             q: self.float(at.indexer.q),
             k: self.float(at.indexer.k),
-            norm: self.vectors().offset(norm),
-            bias: self.vectors().offset(bias),
-            epsilon: INDEXER_NORM_EPSILON,
-            rotation: Rotation {
-                angles: self.float(at.ropes[index]),
-                rotary_dim: rope.rotary_dim,
-                rotary_from: 0,
-                interleaved: rope.layout == RopeLayout::Interleaved,
-            },
+            gates,
+            q_norm: vector(vectors.q_norm),
+            norm: vector(vectors.norm),
+            bias: vector(vectors.bias),
+            epsilon: step.architecture.norm_epsilon,
+            layer_epsilon: INDEXER_NORM_EPSILON,
+            rotation: of.rope.map(|index| {
+                let rope = &step.architecture.ropes[index];
+                Rotation {
+                    angles: self.float(at.ropes[index]),
+                    rotary_dim: rope.rotary_dim,
+                    rotary_from: 0,
+                    interleaved: rope.layout == RopeLayout::Interleaved,
+                }
+            }),
+            pooled: of.pooled().map(|_| PooledKeys { gate_bias: vector(vectors.gate_bias) }),
         };
         let layer = self.plan.kv.index_layer(step.layer, &self.kv_layer(step));
         let layer = layer.expect("the indexer's keys are cached");
-        let shape = self.indexer_shape(of);
+        let shape = indexer_shape(of, at.indexer.pools);
         Ok(self.gpu.indexer_inputs(&shape, &inputs, &layer, &self.pass_rows(step))?)
-    }
-
-    fn indexer_shape(&self, of: &arch::Indexer) -> Indexer {
-        Indexer { heads: of.heads, dim: of.head_dim, most: self.at().indexer.most }
     }
 
     /// Queues the choice of keys, if the layer has an indexer. `layer` is the cache that attention reads.
@@ -78,20 +97,23 @@ impl CudaBackend {
         let at = self.at().indexer;
         let inputs = IndexerScores {
             q: self.float(at.q),
-            weights: self.float(at.weights),
+            weights: if of.has_weights() { self.float(at.weights) } else { DevicePtr::null() },
             scores: self.float(at.scores),
             room: at.room,
         };
         let layer = self.plan.kv.index_layer(step.layer, layer);
         let layer = layer.expect("the indexer's keys are cached");
-        let (shape, lists) = (self.indexer_shape(of), self.arena.activation(at.lists));
+        let (shape, lists) = (indexer_shape(of, at.pools), self.arena.activation(at.lists));
         Ok(self.gpu.choose_keys(&shape, &inputs, &layer, &self.pass_rows(step), lists)?)
     }
 
     /// Returns the choice of the layer's indexer, if it has one.
     pub(super) fn chosen_keys(&self, step: &Step<'_>) -> Option<ChosenKeys> {
         let at = self.at().indexer;
-        let lists = || self.arena.activation(at.lists);
-        step.attention().indexer.as_ref().map(|_| ChosenKeys { lists: lists(), most: at.most })
+        step.attention().indexer.as_ref().map(|of| ChosenKeys {
+            lists: self.arena.activation(at.lists),
+            lists_of_row: of.lists(),
+            pools: at.pools,
+        })
     }
 }

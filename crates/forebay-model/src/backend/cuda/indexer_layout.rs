@@ -1,25 +1,55 @@
 //! Layout of the activations that only indexers need.
 
+use forebay_cuda::{Indexer, Pools};
+
 use crate::arch;
 
 /// Floats of the scores of rows whose keys are chosen together. A row whose context is longer has room for its own.
 const SCORES: usize = 4 << 20;
 
 /// Offsets of activations that only indexers need.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct IndexerLayout {
     /// Queries `[batch, heads, head_dim]`.
     pub q: u64,
     /// Keys `[batch, head_dim]`.
     pub k: u64,
-    /// Weights of the heads `[batch, heads]`.
+    /// Gates of keys `[batch, head_dim]`, if they have some.
+    pub gates: u64,
+    /// Weights of the heads `[batch, heads]`, if they have some.
     pub weights: u64,
     /// Scores of some rows, and the number of floats. The second lane has as much room behind it.
     pub scores: u64,
     pub room: usize,
-    /// Positions of the chosen keys `[batch, most]`, and the length of a row's list.
+    /// The chosen pools `[batch, lists, most]`, and the pools among which rows choose.
     pub lists: u64,
-    pub most: usize,
+    pub pools: Pools,
+}
+
+impl Default for IndexerLayout {
+    fn default() -> IndexerLayout {
+        let pools = Pools::positions(0);
+        IndexerLayout { q: 0, k: 0, gates: 0, weights: 0, scores: 0, room: 0, lists: 0, pools }
+    }
+}
+
+/// Returns the pools among which rows of an indexer choose. No list is longer than one that has all pools of the context.
+fn pools(of: &arch::Indexer, context: usize) -> Pools {
+    let all = of.pools();
+    let most = all.most.min(all.candidates(context.saturating_sub(1)).max(1));
+    let before_own = all.before_own.min(most);
+    Pools { length: all.length, most, own_seen: all.own_seen, before_own }
+}
+
+/// Returns an indexer as kernels see it.
+pub(super) fn indexer_shape(of: &arch::Indexer, pools: Pools) -> Indexer {
+    Indexer {
+        heads: of.heads,
+        dim: of.head_dim,
+        gated: of.key_width() > of.head_dim,
+        by_head: of.lists() > 1,
+        pools,
+    }
 }
 
 impl IndexerLayout {
@@ -30,15 +60,18 @@ impl IndexerLayout {
         words: &mut impl FnMut(usize) -> u64,
     ) -> IndexerLayout {
         let Some(of) = of else { return IndexerLayout::default() };
-        let room = context * (SCORES / context).clamp(1, batch.max(1));
+        let pools = pools(of, context);
+        let of_row = of.lists() * indexer_shape(of, pools).scores(context);
+        let room = of_row * (SCORES / of_row).clamp(1, batch.max(1));
         IndexerLayout {
             q: words(batch * of.heads * of.head_dim),
             k: words(batch * of.head_dim),
-            weights: words(batch * of.heads),
+            gates: words(batch * (of.key_width() - of.head_dim)),
+            weights: words(if of.has_weights() { batch * of.heads } else { 0 }),
             scores: words(2 * room),
             room,
-            lists: words(batch * of.top_k.min(context)),
-            most: of.top_k.min(context),
+            lists: words(batch * of.lists() * pools.most),
+            pools,
         }
     }
 
@@ -49,9 +82,10 @@ impl IndexerLayout {
         IndexerLayout {
             q: behind(self.q, of.heads * of.head_dim),
             k: behind(self.k, of.head_dim),
-            weights: behind(self.weights, of.heads),
+            gates: behind(self.gates, of.key_width() - of.head_dim),
+            weights: behind(self.weights, if of.has_weights() { of.heads } else { 0 }),
             scores: self.scores + 4 * self.room as u64,
-            lists: behind(self.lists, self.most),
+            lists: behind(self.lists, of.lists() * self.pools.most),
             ..*self
         }
     }

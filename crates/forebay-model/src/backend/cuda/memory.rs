@@ -19,7 +19,7 @@ use super::layout::{
 use super::relayout_kernels::workspace_bytes;
 use super::vectors::Vectors;
 use crate::ModelError;
-use crate::arch::{Architecture, IndexerRule, KvInVram};
+use crate::arch::{Architecture, KvInVram};
 use crate::backend::largest_context;
 use crate::sharing::{ALIGNMENT, DeviceShare, SubLayerPlan};
 use crate::statistics::VramUse;
@@ -482,9 +482,6 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
     if let Some(of) = architecture.indexer().filter(|of| of.head_dim > Indexer::DIM_MAX) {
         let what = format!("heads of an indexer of {} elements", of.head_dim);
         return Err(ModelError::NotOnGpu { what });
-    }
-    if architecture.indexer().is_some_and(|of| of.rule != IndexerRule::Keys) {
-        return Err(ModelError::NotOnGpu { what: "the choice of several keys together".into() });
     }
     Ok(())
 }

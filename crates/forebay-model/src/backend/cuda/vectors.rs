@@ -7,6 +7,18 @@ use crate::weights::{AttentionWeights, FeedForwardWeights, LayerWeights, StreamW
 /// Alignment of a vector's start, in floats. Norms read 16 bytes at once.
 const ALIGNMENT: usize = 64;
 
+/// Vectors of an indexer, in the same way.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct IndexerVectors {
+    /// Norm of queries.
+    pub q_norm: Option<usize>,
+    /// Weight and bias of the norm of keys.
+    pub norm: Option<usize>,
+    pub bias: Option<usize>,
+    /// Numbers that are added to the gates of a pool's keys.
+    pub gate_bias: Option<usize>,
+}
+
 /// Vectors of one layer, each as an index into all floats; `None` if the layer has no such vector.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LayerVectors {
@@ -29,10 +41,9 @@ pub struct LayerVectors {
     pub q_a_norm: Option<usize>,
     /// Norm of latent vectors in latent attention.
     pub kv_a_norm: Option<usize>,
-    /// Weight and bias of the norm of an indexer's keys.
-    pub indexer_norm: Option<[usize; 2]>,
     /// Bias of the gates and norm of compressed entries and of the keys of their indexer.
     pub compressors: [Option<[usize; 2]>; 2],
+    pub indexer: IndexerVectors,
     /// Vectors of a recurrent layer.
     pub delta: Option<DeltaVectors>,
     pub router_bias: Option<usize>,
@@ -143,6 +154,14 @@ impl Vectors {
             sinks: self.optional(&layer.sinks),
             ..LayerVectors::default()
         };
+        if let Some(indexer) = layer.attention.indexer() {
+            of.indexer = IndexerVectors {
+                q_norm: self.optional(&indexer.q_norm),
+                norm: Some(self.append(&indexer.k_norm)),
+                bias: self.optional(&indexer.k_norm_bias),
+                gate_bias: indexer.gate.as_ref().map(|(_, bias)| self.append(bias)),
+            };
+        }
         match &layer.attention {
             AttentionWeights::Grouped(weights) => {
                 of.q_bias = self.optional(&weights.q_bias);
@@ -155,10 +174,6 @@ impl Vectors {
             AttentionWeights::Latent(weights) => {
                 of.q_a_norm = weights.q_a.as_ref().map(|(_, norm)| self.append(norm));
                 of.kv_a_norm = Some(self.append(&weights.kv_a_norm));
-                of.indexer_norm = weights.indexer.as_ref().and_then(|of| {
-                    let bias = of.k_norm_bias.as_ref()?;
-                    Some([&of.k_norm, bias].map(|vector| self.append(vector)))
-                });
             }
             AttentionWeights::None => {}
             AttentionWeights::Shared(weights) => {
