@@ -98,12 +98,12 @@ enum Rule { GATED_DELTA, KIMI_DELTA, MAMBA2 };
 #define STEPS_PARAMETERS                                                                                                   \
     const float *mixed, int key_heads, int key_dim, int value_dim, int tiled, int sigmoid_gate, PRODUCT(z), PRODUCT(b),    \
         PRODUCT(a), const float *decays, const float *steps, const float *skips, const float *norm, float epsilon,         \
-        const u32 *run_words, int first_row, float *states, u64 state_floats, u64 tail_floats, float *out
+        float bound, const u32 *run_words, int first_row, float *states, u64 state_floats, u64 tail_floats, float *out
 
 // Computes the steps of all tokens of a run for one value head: out [rows, value_heads, value_dim], normed and gated except for
 // MAMBA2. A thread keeps PARTS-th of a row of the state matrix [value_dim, key_dim] in registers: quads number
 // part + i * PARTS. Elements beyond key_dim are 0 and stay so. KIMI_DELTA has a step for each element of a key, the others have
-// one for each head. Grid (value_heads, runs), block value_dim * PARTS, a multiple of 32.
+// one for each head. If `bound` is not 0, it is the logarithm of KIMI_DELTA's fastest decay. Grid (value_heads, runs), block value_dim * PARTS, a multiple of 32.
 template <Rule RULE> __device__ __forceinline__ void compute_steps(STEPS_PARAMETERS) {
     wait_for_previous();
     __shared__ __align__(16) float keys[KEY_DIM], queries[KEY_DIM], factors[KEY_DIM];
@@ -139,9 +139,14 @@ template <Rule RULE> __device__ __forceinline__ void compute_steps(STEPS_PARAMET
                 for (int i = lane; i < (RULE == KIMI_DELTA ? KEY_DIM : 1); i += 32) {
                     float factor = 0.0f;
                     if (i < width) {
-                        const float step = softplus(own[i] + steps[head * width + i]);
-                        factor = expf(decays[head] * step);
-                        if (RULE == MAMBA2) share = step;
+                        const float raw = own[i] + steps[head * width + i];
+                        if (RULE == KIMI_DELTA && bound != 0.0f) {
+                            factor = expf(bound / (1.0f + expf(decays[head] * raw)));
+                        } else {
+                            const float step = softplus(raw);
+                            factor = expf(decays[head] * step);
+                            if (RULE == MAMBA2) share = step;
+                        }
                     }
                     factors[i] = factor;
                 }
@@ -229,7 +234,7 @@ template <Rule RULE> __device__ __forceinline__ void compute_steps(STEPS_PARAMET
 #define STEPS(name, rule)                                                                                                  \
     extern "C" __global__ void __launch_bounds__(KEY_DIM > 128 ? 1024 : 512) name(STEPS_PARAMETERS) {                      \
         compute_steps<rule>(mixed, key_heads, key_dim, value_dim, tiled, sigmoid_gate, z, z_row, z_first, z_step, b,       \
-                            b_row, b_first, b_step, a, a_row, a_first, a_step, decays, steps, skips, norm, epsilon,        \
+                            b_row, b_first, b_step, a, a_row, a_first, a_step, decays, steps, skips, norm, epsilon, bound, \
                             run_words, first_row, states, state_floats, tail_floats, out);                                 \
     }
 

@@ -94,16 +94,80 @@ fn blocks_that_make_no_sense_are_refused() {
             config["text_config"]["sparse_attention_config"][key] = value.clone();
         });
         let Some(copy) = copy else { return };
-        let opened = Session::open(copy.path(), &SessionOptions::default(), &mut |_, _| {});
-        let mut error = opened.err().map(|error| Box::new(error) as Box<dyn std::error::Error>);
-        let mut text = String::new();
-        let mut next = error.as_deref_mut().map(|error| &*error as &dyn std::error::Error);
-        while let Some(cause) = next {
-            text += &format!("{cause}: ");
-            next = cause.source();
-        }
+        let text = error_of(copy.path());
         assert!(text.contains(named), "{key} {value}: {text}");
     }
+}
+
+#[test]
+fn pools_change_the_logits_as_long_as_there_is_a_choice() {
+    let with = |top_k: usize, length: usize| {
+        changed("glm5_next", |config| {
+            config["text_config"]["index_topk"] = json!(top_k);
+            config["text_config"]["index_kpool"] = json!(length);
+        })
+    };
+    let Some(few) = with(16, 4) else { return };
+    let [all, more, some] = [with(88, 4), with(4096, 4), with(24, 4)].map(|of| {
+        let folder = of.unwrap();
+        logits(folder.path(), true)
+    });
+    let few = logits(few.path(), true);
+    // 90 positions are 22 pools, and two positions that are always seen.
+    assert!(all == more, "88 and 4096 positions");
+    assert!(few != all && few != some && some != all);
+}
+
+#[test]
+fn pools_that_make_no_sense_are_refused() {
+    for (key, value, named) in [
+        ("index_n_heads", json!(0), "indexer heads"),
+        ("index_head_dim", json!(0), "indexer's heads"),
+        ("index_head_dim", json!(20), "indexer's heads"),
+        ("index_head_dim", json!(32), "indexer"),
+        ("index_topk", json!(0), "chooses"),
+        ("index_topk", json!(3), "chooses"),
+        ("index_topk", json!(u64::MAX), "chooses"),
+        ("index_kpool", json!(0), "chooses"),
+        ("index_kpool", json!(8), "index_kpool_compress_ape"),
+        ("index_kpool", json!(65), "chooses"),
+        ("index_kpool", Value::Null, "index_kpool"),
+        ("index_kpool_always_select_tail", json!(false), "index_kpool_always_select_tail"),
+        ("indexer_types", json!(["full", "full", "full", "shared"]), "indexer_types"),
+        ("q_lora_rank", Value::Null, "low-rank"),
+        ("mla_use_nope", json!(false), "mla_use_nope"),
+        ("hc_mult", json!(0), "streams"),
+    ] {
+        let copy = changed("glm5_next", |config| config["text_config"][key] = value.clone());
+        let Some(copy) = copy else { return };
+        let text = error_of(copy.path());
+        assert!(text.contains(named), "{key} {value}: {text}");
+    }
+    for (value, named) in [
+        (json!(1.0), "gate_lower_bound"),
+        (json!(-1e9), "gate_lower_bound"),
+        (json!("fast"), "gate_lower_bound"),
+    ] {
+        let copy = changed("glm5_next", |config| {
+            config["text_config"]["linear_attn_config"]["gate_lower_bound"] = value.clone();
+        });
+        let Some(copy) = copy else { return };
+        let text = error_of(copy.path());
+        assert!(text.contains(named), "{value}: {text}");
+    }
+}
+
+/// Returns the error with which a folder is refused, with its causes; nothing if it opens.
+fn error_of(folder: &Path) -> String {
+    let opened = Session::open(folder, &SessionOptions::default(), &mut |_, _| {});
+    let Some(error) = opened.err() else { return String::new() };
+    let mut text = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(of) = cause {
+        text += &format!(": {of}");
+        cause = of.source();
+    }
+    text
 }
 
 #[test]

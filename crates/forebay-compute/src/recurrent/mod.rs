@@ -287,6 +287,12 @@ impl Cpu {
                 for ((factor, a), bias) in
                     factors.iter_mut().zip(a).zip(&weights.step[head * decays..])
                 {
+                    if shape.decay_bound != 0.0 {
+                        // Rates are negative.
+                        let logistic = 1.0 / (1.0 + (weights.decay[head] * (a + bias)).exp());
+                        *factor = (shape.decay_bound * logistic).exp();
+                        continue;
+                    }
                     step = softplus(a + bias);
                     *factor = (weights.decay[head] * step).exp();
                 }

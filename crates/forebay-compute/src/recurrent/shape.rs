@@ -21,7 +21,7 @@ pub enum DeltaRule {
 }
 
 /// Shape of a recurrent layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaShape {
     pub rule: DeltaRule,
     pub key_heads: usize,
@@ -41,6 +41,10 @@ pub struct DeltaShape {
     /// True if the sigmoid of `z` gates the output, and not `silu(z)`. Read with [`DeltaRule::GatedDelta`] and
     /// [`DeltaRule::KimiDelta`] only.
     pub sigmoid_gate: bool,
+    /// Logarithm of the fastest decay, with [`DeltaRule::KimiDelta`]; 0 if there is none. The logarithm of a decay is then this
+    /// number times the logistic function of the step times the rate (GLM-5-Next), and not the softplus of the step times the
+    /// rate.
+    pub decay_bound: f32,
 }
 
 impl DeltaShape {
@@ -114,7 +118,9 @@ impl DeltaShape {
             }
             _ => fits,
         };
-        assert!(fits && heads && norms && self.convolution >= 2, "gated_delta: {self:?}");
+        let bounded = self.decay_bound == 0.0 || self.rule == DeltaRule::KimiDelta;
+        let fits = fits && heads && norms && bounded;
+        assert!(fits && self.convolution >= 2, "gated_delta: {self:?}");
     }
 }
 

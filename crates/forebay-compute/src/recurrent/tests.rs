@@ -249,14 +249,19 @@ impl Layer {
                 };
                 let q: Vec<f64> = keys(Q, self.columns.q, 0);
                 let k = keys(K, self.columns.k, key_heads * key_dim);
+                let rate = f64::from(self.vectors[1][head]);
                 let steps: Vec<f64> = (0..shape.decay_width())
                     .map(|i| {
                         let a = value_column(self.columns.a, head, shape.decay_width(), i);
                         let bias = self.vectors[2][head * shape.decay_width() + i];
-                        (at(A, token, a) + f64::from(bias)).exp().ln_1p()
+                        let raw = at(A, token, a) + f64::from(bias);
+                        // A bounded decay is the bound times the logistic function of the step times the rate.
+                        match shape.decay_bound {
+                            0.0 => raw.exp().ln_1p(),
+                            bound => f64::from(bound) * logistic(-rate * raw) / rate,
+                        }
                     })
                     .collect();
-                let rate = f64::from(self.vectors[1][head]);
                 let beta = logistic(at(B, token, value_column(self.columns.b, head, 1, 0)));
                 for (i, x) in state.iter_mut().enumerate() {
                     *x *= (rate * steps[i % key_dim % steps.len()]).exp();
@@ -319,6 +324,7 @@ fn shape(key_heads: usize, value_heads: usize, key_dim: usize, value_dim: usize)
         tiled: false,
         norm_width: value_dim,
         sigmoid_gate: false,
+        decay_bound: 0.0,
     }
 }
 
@@ -342,6 +348,7 @@ fn layers() -> Vec<Layer> {
         Layer::by_key_head(shape(4, 4, 128, 128)),
         Layer::apart(kimi(4, 16)),
         Layer::apart(DeltaShape { convolution: 3, ..kimi(2, 128) }),
+        Layer::apart(DeltaShape { decay_bound: -5.0, ..kimi(2, 24) }),
         Layer::together(mamba(2, 8, 32, 16)),
         Layer::together(mamba(1, 3, 128, 64)),
         Layer::together(DeltaShape { norm_width: 24, ..mamba(1, 6, 16, 8) }),

@@ -19,7 +19,7 @@ pub enum DeltaRule {
 }
 
 /// Shape of a recurrent layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeltaShape {
     pub rule: DeltaRule,
     pub key_heads: usize,
@@ -37,6 +37,8 @@ pub struct DeltaShape {
     /// True if the sigmoid of `z` gates the output, and not `silu(z)`. Read with [`DeltaRule::GatedDelta`] and
     /// [`DeltaRule::KimiDelta`] only.
     pub sigmoid_gate: bool,
+    /// Logarithm of the fastest decay, with [`DeltaRule::KimiDelta`]; 0 if there is none.
+    pub decay_bound: f32,
 }
 
 impl DeltaShape {
@@ -275,6 +277,7 @@ impl Gpu {
             .optional(delta.skip, value_heads)
             .ptr(delta.norm, shape.norm_weights())
             .float(delta.epsilon)
+            .float(shape.decay_bound)
             .ptr(runs.words, runs.count * DeltaRuns::WORDS)
             .int(runs.first_row)
             .ptr(delta.states.floats, states)

@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 46] = [
+pub const HUGGING_FACE: [&str; 47] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -52,6 +52,7 @@ pub const HUGGING_FACE: [&str; 46] = [
     "minimax_m3",
     "qwen4_exp",
     "deepseek_v4",
+    "glm5_next",
 ];
 /// Names of the fixtures in GGUF form.
 pub const GGUF: [&str; 29] = [
@@ -88,7 +89,7 @@ pub const GGUF: [&str; 29] = [
 
 /// Names of the fixtures with recurrent layers.
 #[allow(dead_code, reason = "only some tests need them")]
-pub const RECURRENT: [&str; 11] = [
+pub const RECURRENT: [&str; 12] = [
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
@@ -100,6 +101,7 @@ pub const RECURRENT: [&str; 11] = [
     "lfm2_moe",
     "granitemoehybrid",
     "qwen4_exp",
+    "glm5_next",
 ];
 
 /// Returns the context with which a fixture's short prompt and its continuation must be computed, if it matters. Phi-3 rotates
@@ -111,7 +113,8 @@ pub fn short_context(name: &str) -> Option<usize> {
 
 /// Names of the fixtures whose keys an indexer chooses.
 #[allow(dead_code, reason = "only some tests need them")]
-pub const INDEXED: [&str; 4] = ["deepseek_v32", "glm_moe_dsa", "minimax_m3", "qwen4_exp"];
+pub const INDEXED: [&str; 5] =
+    ["deepseek_v32", "glm_moe_dsa", "minimax_m3", "qwen4_exp", "glm5_next"];
 
 /// Reference logits of one file.
 pub struct References {

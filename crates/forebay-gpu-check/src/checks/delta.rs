@@ -38,6 +38,7 @@ fn over_layers(
         tiled,
         norm_width: value_dim,
         sigmoid_gate: false,
+        decay_bound: 0.0,
     };
     let kimi = |heads, dim| DeltaShape {
         rule: DeltaRule::KimiDelta,
@@ -58,6 +59,7 @@ fn over_layers(
         Layer::by_key_head(shape(1, 2, 256, 64, false)),
         Layer::apart(kimi(3, 16)),
         Layer::apart(DeltaShape { convolution: 3, ..kimi(2, 128) }),
+        Layer::apart(DeltaShape { decay_bound: -5.0, ..kimi(3, 64) }),
         Layer::together(mamba(2, 8, 32, 16)),
         Layer::together(mamba(1, 5, 128, 64)),
         Layer::together(DeltaShape { norm_width: 96, ..mamba(1, 6, 64, 32) }),
@@ -175,6 +177,7 @@ impl Layer {
             tiled: false,
             norm_width: channels,
             sigmoid_gate: false,
+            decay_bound: 0.0,
         };
         let columns = |first| CpuColumns { first, step: channels };
         let all = DeltaColumns {
@@ -303,6 +306,7 @@ impl Layer {
             tiled: of.tiled,
             norm_width: of.norm_width,
             sigmoid_gate: of.sigmoid_gate,
+            decay_bound: of.decay_bound,
         };
         let rows = |index: usize| ProductRows { values: &products[index], row: self.widths[index] };
         let inputs = DeltaInputs {

@@ -3,10 +3,11 @@
 use super::architecture::{NormLayout, QkNorm};
 use super::deepseek4::DEEPSEEK_4;
 use super::family_names::{
-    GEMMA4_NAMES, GRANITE_HYBRID, KIMI_LINEAR, LFM2_NAMES, MINIMAX_M3, NEMOTRON_H_NAMES, QWEN4_EXP,
+    GEMMA4_NAMES, GLM5_NEXT, GRANITE_HYBRID, KIMI_LINEAR, LFM2_NAMES, MINIMAX_M3, NEMOTRON_H_NAMES,
+    QWEN4_EXP,
 };
 use super::recurrent::{HeadOrder, StateRule};
-use super::streams::StreamForm;
+use super::streams::{StreamForm, StreamsEnd};
 use super::unrotated::Unrotated;
 use forebay_compute::{Gating, RopeLayout, Scoring};
 
@@ -48,6 +49,8 @@ pub struct Family {
     pub recurrent: Option<StateRule>,
     /// Which value heads a key head of recurrent layers serves in a GGUF file. In Hugging Face models they are consecutive.
     pub gguf_heads: HeadOrder,
+    /// Logarithm of the fastest decay of recurrent layers when the metadata does not say it; 0 if there is none.
+    pub decay_bound: f32,
     /// True if attention is multi-head latent attention.
     pub latent: bool,
     /// What indexers choose, if the family chooses keys with them.
@@ -152,6 +155,7 @@ pub(super) const BASE: Family = Family {
     shared_mlp: false,
     recurrent: None,
     gguf_heads: HeadOrder::Consecutive,
+    decay_bound: 0.0,
     latent: false,
     indexer: None,
     compressed: false,
@@ -467,6 +471,22 @@ const FAMILIES: &[Family] = &[
             ("expert_up", "ffn_up_exps.weight", "block_sparse_moe.experts.{expert}.w3.weight"),
             ("expert_down", "ffn_down_exps.weight", "block_sparse_moe.experts.{expert}.w2.weight"),
         ],
+        ..BASE
+    },
+    Family {
+        name: "glm5-next",
+        gguf: NONE,
+        huggingface: &["glm5_next_text"],
+        rotates: false,
+        recurrent: Some(StateRule::KimiDelta),
+        decay_bound: -5.0,
+        latent: true,
+        indexer: Some(Indexers::GatedPools),
+        streams: Some(StreamForm::Mixed(StreamsEnd::Mean)),
+        gating: Gating::ClampedSilu { limit: 10.0 },
+        experts: true,
+        corrected: Some(Scoring::Sigmoid),
+        names: GLM5_NEXT,
         ..BASE
     },
     Family {

@@ -117,3 +117,11 @@ pub(super) const QWEN4_EXP: &[(&str, &str, &str)] = &[
     ("shared_up", "", "mlp.shared_expert.up_proj.weight"),
     ("shared_down", "", "mlp.shared_expert.down_proj.weight"),
 ];
+
+pub(super) const GLM5_NEXT: &[(&str, &str, &str)] = &[
+    ("delta_b", "", "self_attn.b_proj.weight"),
+    ("delta_decay", "", "self_attn.A_log"),
+    ("delta_step", "", "self_attn.dt_bias"),
+    ("delta_norm", "", "self_attn.o_norm.weight"),
+    ("delta_o", "", "self_attn.o_proj.weight"),
+];

@@ -67,6 +67,7 @@ pub(super) fn recurrent(
                 low_rank: 0,
                 norm_width,
                 sigmoid_gate: false,
+                decay_bound: 0.0,
             })
         }
         StateRule::KimiDelta => {

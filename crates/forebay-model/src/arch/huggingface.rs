@@ -82,7 +82,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         attentions,
         ropes,
         temperature: family.unrotated.and_then(|of| of.temperature(&config)),
-        recurrent: family.recurrent.map(|rule| recurrent(&config, rule)).transpose()?,
+        recurrent: family.recurrent.map(|rule| recurrent(&config, family, rule)).transpose()?,
         gating,
         layers,
         tied_embeddings: is_tied(&config, family),

@@ -107,11 +107,20 @@ pub(super) fn is_indexed(
     family: &Family,
     index: usize,
 ) -> Result<bool, ModelError> {
+    let types = config.json.get("layer_types").and_then(Value::as_array);
+    let kind = types.and_then(|types| types.get(index)).and_then(Value::as_str);
+    if kind == Some("indexed_attention") && family.indexer.is_none() {
+        return Err(ModelError::BadValue {
+            key: format!("layer_types of layer {index}"),
+            value: "indexed_attention".into(),
+            expected: "forebay knows no indexers for this family".into(),
+        });
+    }
     if family.indexer != Some(Indexers::Blocks) {
         return Ok(family.indexer.is_some());
     }
-    if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
-        return match types.get(index).and_then(Value::as_str) {
+    if types.is_some() {
+        return match kind {
             Some("minimax_m3_sparse") => Ok(true),
             Some("full_attention") => Ok(false),
             other => Err(ModelError::BadValue {

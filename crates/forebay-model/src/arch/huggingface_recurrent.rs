@@ -3,6 +3,7 @@
 use serde_json::Value;
 
 use super::config::{Config, short};
+use super::families::Family;
 use super::recurrent::{HeadOrder, Recurrent, StateRule};
 use crate::ModelError;
 
@@ -52,7 +53,11 @@ pub(super) fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, Mo
 }
 
 /// Returns the shape of the recurrent layers.
-pub(super) fn recurrent(config: &Config<'_>, rule: StateRule) -> Result<Recurrent, ModelError> {
+pub(super) fn recurrent(
+    config: &Config<'_>,
+    family: &Family,
+    rule: StateRule,
+) -> Result<Recurrent, ModelError> {
     match rule {
         StateRule::GatedDelta => {
             let value_dim = config.count("linear_value_head_dim")?;
@@ -67,9 +72,10 @@ pub(super) fn recurrent(config: &Config<'_>, rule: StateRule) -> Result<Recurren
                 low_rank: 0,
                 norm_width: value_dim,
                 sigmoid_gate: has_sigmoid_gate(config)?,
+                decay_bound: 0.0,
             })
         }
-        StateRule::KimiDelta => kimi(config),
+        StateRule::KimiDelta => kimi(config, family),
         StateRule::Mamba2 => mamba2(config),
         StateRule::ShortConvolution => {
             let channels = config.count("hidden_size")?;
@@ -84,6 +90,7 @@ pub(super) fn recurrent(config: &Config<'_>, rule: StateRule) -> Result<Recurren
                 low_rank: 0,
                 norm_width: channels,
                 sigmoid_gate: false,
+                decay_bound: 0.0,
             })
         }
     }
@@ -177,6 +184,7 @@ fn mamba2(config: &Config<'_>) -> Result<Recurrent, ModelError> {
         low_rank: 0,
         norm_width: heads.saturating_mul(value_dim).checked_div(groups).unwrap_or(0),
         sigmoid_gate: false,
+        decay_bound: 0.0,
     })
 }
 
@@ -199,7 +207,7 @@ fn check_step_limit(config: &Config<'_>) -> Result<(), ModelError> {
     }
 }
 
-fn kimi(config: &Config<'_>) -> Result<Recurrent, ModelError> {
+fn kimi(config: &Config<'_>, family: &Family) -> Result<Recurrent, ModelError> {
     let (heads, dim, convolution) = match config.json.get(KIMI) {
         Some(json) => {
             let own = Config { json, family: config.family };
@@ -212,7 +220,25 @@ fn kimi(config: &Config<'_>) -> Result<Recurrent, ModelError> {
             (config.count("linear_num_heads")?, config.count("linear_head_dim")?, convolution)
         }
     };
-    Ok(Recurrent::kimi(heads, dim, convolution))
+    let decay_bound = decay_bound(config, family)?;
+    Ok(Recurrent { decay_bound, ..Recurrent::kimi(heads, dim, convolution) })
+}
+
+/// Returns the logarithm of the fastest decay, or 0 if there is none. `null` means the family's usual one, unless the configuration
+/// says that gates have none.
+fn decay_bound(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> {
+    let own = |key: &str| config.json.get(KIMI).and_then(|own| own.get(key));
+    let said = own("gate_lower_bound").or(config.json.get("linear_lower_bound"));
+    let is_safe = own("safe_gate").and_then(Value::as_bool).unwrap_or(true);
+    match said.filter(|said| !said.is_null()) {
+        Some(said) => said.as_f64().map(|bound| bound as f32).ok_or_else(|| ModelError::BadValue {
+            key: "gate_lower_bound".into(),
+            value: short(said),
+            expected: "it must be a number".into(),
+        }),
+        None if said.is_some() && !is_safe => Ok(0.0),
+        None => Ok(family.decay_bound),
+    }
 }
 
 impl Recurrent {
@@ -229,6 +255,7 @@ impl Recurrent {
             low_rank: dim,
             norm_width: dim,
             sigmoid_gate: true,
+            decay_bound: 0.0,
         }
     }
 }

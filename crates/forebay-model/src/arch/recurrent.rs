@@ -29,6 +29,8 @@ pub struct Recurrent {
     pub norm_width: usize,
     /// True if the sigmoid of the gate gates the output of delta rules, and not its SiLU.
     pub sigmoid_gate: bool,
+    /// Logarithm of the fastest decay, with [`StateRule::KimiDelta`]; 0 if there is none (GLM-5-Next).
+    pub decay_bound: f32,
 }
 
 /// How a token changes the state of a head.
@@ -142,6 +144,9 @@ impl Recurrent {
         }
         if self.rule == StateRule::KimiDelta {
             check_size("rank of the projections of recurrent layers", self.low_rank)?;
+            let bound = self.decay_bound;
+            let fits = (-1000.0..=0.0).contains(&bound);
+            check("gate_lower_bound", bound, fits, "it must be negative, at least -1000")?;
         }
         if self.rule == StateRule::Mamba2 {
             let (width, norm) = (self.value_width(), self.norm_width);

@@ -174,7 +174,8 @@ impl Attention {
             ("latent rank of queries", latent.query_rank.unwrap_or(1)),
             ("latent rank", latent.rank),
             ("part of a head that does not rotate", latent.plain),
-            ("part of a head that rotates", latent.rotary),
+            // Heads may have no such part.
+            ("part of a head that rotates", latent.rotary.max(1)),
             ("value length", latent.value),
         ];
         sized.into_iter().try_for_each(|(key, value)| check_size(key, value))

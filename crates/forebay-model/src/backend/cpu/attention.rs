@@ -328,9 +328,13 @@ impl HeadJobs<'_> {
     }
 }
 
-/// Splits every row into two parts.
+/// Splits every row into two parts, of which the second may have no elements.
 fn split_rows(rows: &[f32], parts: [&mut [f32]; 2], [first, second]: [usize; 2]) {
     let [a, b] = parts;
+    if second == 0 {
+        a.copy_from_slice(rows);
+        return;
+    }
     let parts = a.chunks_exact_mut(first).zip(b.chunks_exact_mut(second));
     for (row, (a, b)) in rows.chunks_exact(first + second).zip(parts) {
         a.copy_from_slice(&row[..first]);
@@ -339,6 +343,10 @@ fn split_rows(rows: &[f32], parts: [&mut [f32]; 2], [first, second]: [usize; 2])
 }
 
 fn join_rows([a, b]: [&[f32]; 2], [first, second]: [usize; 2], rows: &mut [f32]) {
+    if second == 0 {
+        rows.copy_from_slice(a);
+        return;
+    }
     let parts = a.chunks_exact(first).zip(b.chunks_exact(second));
     for (row, (a, b)) in rows.chunks_exact_mut(first + second).zip(parts) {
         row[..first].copy_from_slice(a);

@@ -39,6 +39,7 @@ impl Recurrent {
             tiled: self.head_order == HeadOrder::Tiled,
             norm_width: self.norm_width,
             sigmoid_gate: self.sigmoid_gate,
+            decay_bound: self.decay_bound,
         }
     }
 }

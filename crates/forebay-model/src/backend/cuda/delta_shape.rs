@@ -24,5 +24,6 @@ pub(super) fn device_shape(of: &Recurrent) -> DeltaShape {
         tiled: of.head_order == HeadOrder::Tiled,
         norm_width: of.norm_width,
         sigmoid_gate: of.sigmoid_gate,
+        decay_bound: of.decay_bound,
     }
 }

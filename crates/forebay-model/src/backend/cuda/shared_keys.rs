@@ -3,7 +3,7 @@
 use forebay_compute::RopeLayout;
 use forebay_cuda::{
     Added, AttentionInputs, AttentionScratch, ChosenKeys, Compressor, HeadInput, Indexer,
-    IndexerScores, KvLayer, Norm, Normed, Rotation, SharedKeyAttention,
+    IndexerScores, KvLayer, Norm, Normed, Pools, Rotation, SharedKeyAttention,
 };
 
 use super::attention::HeadInputs;
@@ -167,9 +167,10 @@ impl CudaBackend {
                         room: at.room,
                     };
                     let lists = self.arena.activation(at.lists);
-                    let shape = Indexer { heads, dim, most: at.most };
+                    let pools = Pools::positions(at.most);
+                    let shape = Indexer { heads, dim, gated: false, by_head: false, pools };
                     self.gpu.choose_keys(&shape, &inputs, &keys, &rows, lists)?;
-                    chosen = Some(ChosenKeys { lists, most: at.most });
+                    chosen = Some(ChosenKeys { lists, lists_of_row: 1, pools });
                 }
                 Some(entries)
             }
