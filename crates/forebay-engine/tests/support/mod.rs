@@ -105,6 +105,7 @@ pub fn recurrent_models() -> Vec<PathBuf> {
         "models/nemotron_h_dense",
         "models/lfm2_moe",
         "models/granitemoehybrid",
+        "models/qwen4_exp",
     ]
     .iter()
     .filter_map(|name| fixture(name))
