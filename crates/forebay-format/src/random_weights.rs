@@ -34,6 +34,8 @@ pub enum Content {
     Floats { ty: TensorType, center: f32, spread: f32 },
     /// These exact values, as F32.
     Exactly(Vec<f32>),
+    /// Rows of `count` different I32 numbers below `of`: consecutive ones from a random one on.
+    Choices { of: u32, count: u32 },
     /// Random blocks whose scale is overwritten.
     Blocks(ScaledBlocks),
     /// Rows of `row_blocks` blocks that all begin with the same `alike` blocks.
@@ -138,6 +140,13 @@ impl Content {
                 let values = &values[first_block as usize..];
                 for (bytes, value) in out.chunks_exact_mut(4).zip(values) {
                     bytes.copy_from_slice(&value.to_le_bytes());
+                }
+            }
+            Self::Choices { of, count } => {
+                let (of, count) = (u64::from(*of), u64::from(*count));
+                for (index, bytes) in (first_block..).zip(out.as_chunks_mut().0) {
+                    let (row, place) = (index / count, index % count);
+                    *bytes = (((bits_at(seed, row) + place) % of) as i32).to_le_bytes();
                 }
             }
             Self::Blocks(blocks) => blocks.fill(seed, first_block, out),

@@ -50,6 +50,8 @@ pub enum Scores {
     Unsaid,
     Softmax,
     Sigmoid,
+    /// The root of `ln(1 + e^x)`.
+    RootOfSoftplus,
 }
 
 /// Norms of queries and keys.
@@ -135,6 +137,45 @@ pub struct Indexer {
     pub chosen: u32,
 }
 
+/// Attention with one key for all heads, which is the value, too. Layers see a window, and most see compressed entries of what is
+/// before it (DeepSeek-V4 report, section 2.3). Such models have several residual streams, and layers that choose experts by the
+/// token.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharedKeys {
+    /// Length of the vector that queries are made from.
+    pub query_rank: u32,
+    /// Number of groups of heads whose outputs are projected together, and length of a group's projection.
+    pub output_groups: u32,
+    pub output_rank: u32,
+    /// Number of layers at the beginning that see the window only.
+    pub plain_layers: u32,
+    /// Number of positions of an entry in the other layers, in turn. Entries of few positions overlap and are chosen.
+    pub ratios: [u32; 2],
+    /// Rope base of the layers with entries.
+    pub rope_base: f32,
+    /// Number of residual streams.
+    pub streams: u32,
+    /// Number of layers at the beginning whose experts a table gives for every token.
+    pub hashed_layers: u32,
+    /// Limit of the gate and up products of experts.
+    pub limit: f32,
+}
+
+impl SharedKeys {
+    /// Returns the number of positions of an entry in layer `layer`; 0 if the layer has none.
+    pub fn ratio(&self, layer: u32) -> u32 {
+        match layer.checked_sub(self.plain_layers) {
+            None => 0,
+            Some(layer) => self.ratios[layer as usize % 2],
+        }
+    }
+
+    /// Returns true if entries of so many positions overlap and are chosen.
+    pub fn overlaps(&self, ratio: u32) -> bool {
+        ratio == self.ratios[0]
+    }
+}
+
 /// Attention of the layers without a window, where it differs. It takes its values from the key projection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct FullAttention {
@@ -212,7 +253,8 @@ pub struct Shape {
     /// Number of elements of a head that rotate.
     pub rotary_dim: u32,
     pub latent_attention: Option<LatentAttention>,
-    /// Chooses the positions that latent attention sees.
+    pub shared_keys: Option<SharedKeys>,
+    /// Chooses the positions or entries that attention sees.
     pub indexer: Option<Indexer>,
     pub full_attention: Option<FullAttention>,
     /// Block of the layers that `pattern` makes recurrent.

@@ -35,6 +35,7 @@ pub(super) const LLAMA: Shape = Shape {
     head_dim: 128,
     rotary_dim: 128,
     latent_attention: None,
+    shared_keys: None,
     indexer: None,
     full_attention: None,
     recurrent: None,

@@ -1,7 +1,7 @@
 //! Shapes with latent attention.
 
 use super::super::shapes::{
-    Experts, FeedForward, Indexer, LatentAttention, RopeScaling, Scores, Shape,
+    Experts, FeedForward, Indexer, LatentAttention, RopeScaling, Scores, Shape, SharedKeys,
 };
 use super::base::{EXPERTS, LLAMA};
 
@@ -94,6 +94,86 @@ pub const DEEPSEEK_V32: Shape = Shape {
     architecture: "deepseek32",
     indexer: Some(Indexer { heads: 64, head_dim: 128, chosen: 2048 }),
     ..DEEPSEEK_V3
+};
+
+/// The multi-token prediction layer is left out, because generating does not need it.
+pub const DEEPSEEK_V4_FLASH: Shape = Shape {
+    name: "deepseek-v4-flash",
+    architecture: "deepseek4",
+    quantisation: "MXFP4_MOE",
+    hidden: 4096,
+    layers: 43,
+    heads: 64,
+    kv_heads: 1,
+    head_dim: 512,
+    rotary_dim: 64,
+    latent_attention: None,
+    shared_keys: Some(SharedKeys {
+        query_rank: 1024,
+        output_groups: 8,
+        output_rank: 1024,
+        plain_layers: 2,
+        ratios: [4, 128],
+        rope_base: 160_000.0,
+        streams: 4,
+        hashed_layers: 3,
+        limit: 10.0,
+    }),
+    indexer: Some(Indexer { heads: 64, head_dim: 128, chosen: 512 }),
+    feed_forward: FeedForward::Experts(Experts {
+        width: 2048,
+        experts: 256,
+        used: 6,
+        shared: 1,
+        scores: Scores::RootOfSoftplus,
+        weights_scale: Some(1.5),
+        weights_norm: Some(true),
+        correction_bias: true,
+        ..EXPERTS
+    }),
+    context: 1_048_576,
+    window: Some(128),
+    rope_scaling: RopeScaling::Yarn {
+        factor: 16.0,
+        original_context: 65_536,
+        log_multiplier: None,
+    },
+    sinks: true,
+    ..DEEPSEEK_V3
+};
+
+pub const DEEPSEEK_V4_TINY: Shape = Shape {
+    name: "deepseek-v4-tiny",
+    hidden: 256,
+    layers: 5,
+    heads: 4,
+    head_dim: 128,
+    rotary_dim: 32,
+    shared_keys: Some(SharedKeys {
+        query_rank: 256,
+        output_groups: 2,
+        output_rank: 128,
+        plain_layers: 1,
+        ratios: [4, 128],
+        rope_base: 160_000.0,
+        streams: 4,
+        hashed_layers: 1,
+        limit: 10.0,
+    }),
+    indexer: Some(Indexer { heads: 4, head_dim: 64, chosen: 16 }),
+    feed_forward: FeedForward::Experts(Experts {
+        width: 256,
+        experts: 16,
+        used: 3,
+        shared: 1,
+        scores: Scores::RootOfSoftplus,
+        weights_scale: Some(1.5),
+        weights_norm: Some(true),
+        correction_bias: true,
+        ..EXPERTS
+    }),
+    vocabulary: 1024,
+    ..DEEPSEEK_V4_FLASH
 };
 
 /// The multi-token prediction layer is left out, because generating does not need it.

@@ -4,7 +4,9 @@ use forebay_format::gguf::writer::GgufWriter;
 use forebay_format::{Array, FormatError};
 
 use super::super::recipe::Recipe;
-use super::super::shapes::{Experts, FeedForward, Pattern, Recurrent, RopeScaling, Scores, Shape};
+use super::super::shapes::{
+    Experts, FeedForward, Pattern, Recurrent, RopeScaling, Scores, Shape, SharedKeys,
+};
 
 /// Writes the keys that describe `shape` with `layers` layers, without those of the tokenizer.
 pub fn describe(
@@ -41,6 +43,9 @@ pub fn describe(
         writer.set(&key("final_logit_softcapping"), cap)?;
     }
     describe_latent(shape, writer)?;
+    if let Some(of) = &shape.shared_keys {
+        describe_shared_keys(shape, of, layers, writer)?;
+    }
     describe_recurrent(shape, writer)?;
     describe_rope(shape, writer)?;
     if let FeedForward::Experts(experts) = &shape.feed_forward {
@@ -107,6 +112,30 @@ fn describe_latent(shape: &Shape, writer: &mut GgufWriter) -> Result<(), FormatE
         writer.set(&key("indexer.head_count"), indexer.heads)?;
         writer.set(&key("indexer.key_length"), indexer.head_dim)?;
         writer.set(&key("indexer.top_k"), indexer.chosen)?;
+    }
+    Ok(())
+}
+
+fn describe_shared_keys(
+    shape: &Shape,
+    of: &SharedKeys,
+    layers: u32,
+    writer: &mut GgufWriter,
+) -> Result<(), FormatError> {
+    let key = |name: &str| format!("{}.{name}", shape.architecture);
+    writer.set(&key("attention.q_lora_rank"), of.query_rank)?;
+    writer.set(&key("attention.output_group_count"), of.output_groups)?;
+    writer.set(&key("attention.output_lora_rank"), of.output_rank)?;
+    let ratios = by_layer(layers, |layer| of.ratio(layer));
+    writer.set(&key("attention.compress_ratios"), ratios)?;
+    writer.set(&key("attention.compress_rope_freq_base"), of.rope_base)?;
+    writer.set(&key("hyper_connection.count"), of.streams)?;
+    writer.set(&key("hyper_connection.sinkhorn_iterations"), 20u32)?;
+    writer.set(&key("hyper_connection.epsilon"), 1e-6f32)?;
+    writer.set(&key("hash_layer_count"), of.hashed_layers)?;
+    writer.set(&key("embedding_length_out"), of.streams * shape.hidden)?;
+    for name in ["swiglu_clamp_exp", "swiglu_clamp_shexp"] {
+        writer.set(&key(name), Array::F32(vec![of.limit; layers as usize]))?;
     }
     Ok(())
 }
@@ -213,6 +242,7 @@ fn describe_experts(
         Scores::Unsaid => {}
         Scores::Softmax => writer.set(&key("expert_gating_func"), 1u32)?,
         Scores::Sigmoid => writer.set(&key("expert_gating_func"), 2u32)?,
+        Scores::RootOfSoftplus => writer.set(&key("expert_gating_func"), 4u32)?,
     }
     if let Some(scale) = experts.weights_scale {
         writer.set(&key("expert_weights_scale"), scale)?;

@@ -22,7 +22,10 @@ impl List<'_> {
             (Some(Recurrent::Mamba(mamba)), _) => self.mamba(&mamba, layer),
             (None, _) if !self.shape.has_attention(layer) => Ok(()),
             (None, Some(latent)) => self.latent_attention(&latent, layer),
-            (None, None) => self.attention(layer),
+            (None, None) => match self.shape.shared_keys {
+                Some(of) => self.shared_keys(&of, layer),
+                None => self.attention(layer),
+            },
         }
     }
 

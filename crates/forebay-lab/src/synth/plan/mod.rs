@@ -2,6 +2,7 @@
 
 mod describe;
 mod mixers;
+mod shared_keys;
 
 use forebay_format::TensorType;
 use forebay_format::random_weights::Content;
@@ -50,8 +51,14 @@ pub fn tensors(
         list.exactly("rope_freqs.weight".to_owned(), divisors);
     }
     list.embedding(vocabulary, hidden)?;
+    if let Some(of) = &shape.shared_keys {
+        list.streams_end(of)?;
+    }
     for layer in 0..layers {
         list.norms(layer);
+        if let Some(of) = &shape.shared_keys {
+            list.streams(of, layer)?;
+        }
         if shape.layer_scale {
             list.vector(format!("blk.{layer}.layer_output_scale.weight"), &[1], LAYER_SCALE);
         }
@@ -141,7 +148,10 @@ impl List<'_> {
         }
         // The router stays F32, as in published files.
         self.typed(name("ffn_gate_inp.weight"), TensorType::F32, &[count, hidden])?;
-        if experts.correction_bias {
+        let hashed = self.shape.shared_keys.map_or(0, |of| of.hashed_layers);
+        if layer < hashed {
+            self.experts_of_tokens(experts, layer);
+        } else if experts.correction_bias {
             self.vector(name("exp_probs_b.bias"), &[count], 0.0);
         }
         if experts.biases {
@@ -290,6 +300,7 @@ mod tests {
             ("glm-4.7-flash", 29.94),
             ("minimax-m2", 228.69),
             ("deepseek-v3.2", 671.88),
+            ("deepseek-v4-flash", 284.0),
             ("kimi-linear-48b", 49.12),
             ("nemotron-3-nano", 31.58),
             ("gemma4-26b-a4b", 25.23),
