@@ -115,7 +115,7 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
                     .with_context(|| late.path.display().to_string())
             }));
             checks.push(Check::new(format!("model slots {}", model.name), move |_| {
-                let ids = prompt(&json(&slots.prompts), "long");
+                let ids = slots.beginning(crate::slots::GENERATED);
                 let checked = crate::slots::check(&slots.path, &ids, ordinal);
                 checked.with_context(|| slots.path.display().to_string())
             }));
@@ -149,7 +149,7 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
         }
         let beside = model.clone();
         checks.push(Check::new(format!("model beside {}", model.name), move |_| {
-            let ids = prompt(&json(&beside.prompts), "long");
+            let ids = beside.beginning(0);
             let checked = crate::beside::check(&beside.path, &ids, ordinal);
             checked.with_context(|| beside.path.display().to_string())
         }));
@@ -236,6 +236,13 @@ impl Model {
         let catalog = Catalog::open(&self.path)?;
         let described = Architecture::from_catalog(&catalog)?;
         Ok(described.layers.iter().any(|layer| layer.window.is_some()))
+    }
+
+    /// Returns the beginning of the long prompt for which small sessions have room, beside so many tokens.
+    fn beginning(&self, tokens: usize) -> Vec<u32> {
+        let mut ids = prompt(&json(&self.prompts), "long");
+        ids.truncate(crate::sessions::CONTEXT - tokens);
+        ids
     }
 
     /// Returns the context with which a prompt and its continuation are computed.

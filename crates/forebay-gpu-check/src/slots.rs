@@ -16,7 +16,7 @@ use crate::sessions::{
     CONTEXT, generate, least_ram, logits, open, open_as_planned, open_with_least,
 };
 
-const GENERATED: usize = 8;
+pub const GENERATED: usize = 8;
 /// Largest error if the CPU computes experts. It rounds activations differently from the GPU.
 const CPU_NMSE: f64 = 1e-2;
 

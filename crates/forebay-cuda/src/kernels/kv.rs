@@ -81,13 +81,16 @@ impl KvLayerShape {
     fn plane_bytes(&self, dim: usize) -> u64 {
         let rows = (self.kv_heads * (KV_BLOCK / self.span).max(1)) as u64;
         let dim = dim as u64;
-        rows * match self.element {
-            KvElement::F16 => 2 * dim.next_multiple_of(8),
-            KvElement::F32 => 4 * dim.next_multiple_of(8),
-            // The scales are stored behind all rows of the plane.
-            KvElement::Q8_0 => 34 * dim.div_ceil(32),
-            KvElement::Q4_0 => 18 * dim.div_ceil(32),
-        }
+        let bytes = rows
+            * match self.element {
+                KvElement::F16 => 2 * dim.next_multiple_of(8),
+                KvElement::F32 => 4 * dim.next_multiple_of(8),
+                // The scales are stored behind all rows of the plane.
+                KvElement::Q8_0 => 34 * dim.div_ceil(32),
+                KvElement::Q4_0 => 18 * dim.div_ceil(32),
+            };
+        // Few rows of quantised entries end anywhere, but planes begin at multiples of 16 bytes.
+        bytes.next_multiple_of(16)
     }
 }
 

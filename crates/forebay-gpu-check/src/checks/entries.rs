@@ -42,11 +42,12 @@ struct Form {
     most: Option<usize>,
 }
 
-const FORMS: [Form; 4] = [
+const FORMS: [Form; 5] = [
     Form { heads: 4, dim: 64, ratio: 4, overlap: true, window: 16, most: Some(5) },
     Form { heads: 20, dim: 512, ratio: 4, overlap: true, window: 128, most: Some(70) },
     Form { heads: 17, dim: 512, ratio: 128, overlap: false, window: 128, most: None },
     Form { heads: 5, dim: 40, ratio: 2, overlap: true, window: 300, most: None },
+    Form { heads: 4, dim: 64, ratio: 128, overlap: false, window: 16, most: None },
 ];
 
 /// Returns the factor of scores.
