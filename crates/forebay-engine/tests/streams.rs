@@ -7,9 +7,11 @@ use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use forebay_engine::{EngineError, GenerateOptions, Session, SessionOptions};
+use forebay_engine::engine::{EngineOptions, Event, Pooling, Request};
+use forebay_engine::{Engine, EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_stream::{RoutingTrace, StreamError, routing};
+use safetensors::SafeTensors;
 use serde_json::json;
 use support::{changed, copied, fixture};
 
@@ -87,6 +89,51 @@ fn early_scores_and_predictions_of_several_streams_change_nothing() {
             }
             let first = seen.get_or_insert_with(|| trace.clone());
             assert!(*first == trace, "{}: other scores with {ram:?}", path.display());
+        }
+    }
+}
+
+/// Returns the product of a folder's output projection with a state.
+fn product(path: &Path, head: &str, state: &[f32]) -> Vec<f32> {
+    let bytes = std::fs::read(path.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let head = file.tensor(head).unwrap();
+    assert_eq!((head.dtype(), head.shape()[1]), (safetensors::Dtype::BF16, state.len()));
+    let (halves, _) = head.data().as_chunks::<2>();
+    let wide = |bytes: &[u8; 2]| f32::from_bits(u32::from(u16::from_le_bytes(*bytes)) << 16);
+    let rows = halves.chunks_exact(state.len());
+    rows.map(|row| row.iter().zip(state).map(|(w, x)| wide(w) * x).sum()).collect()
+}
+
+/// The state of an embedding is what the streams collapse to, so its product with the head is the logits.
+#[test]
+fn streams_collapse_behind_the_last_layer_as_for_logits() {
+    for (name, head) in MODELS.into_iter().zip(["head.weight", "lm_head.weight"]) {
+        let Some(path) = fixture(name) else { continue };
+        let prompt: Vec<u32> = (0..20).map(|at| (at * 37 + 11) % 490).collect();
+        let mut session = open(&path, &options(None, false)).unwrap();
+        let logits = session.logits(&prompt, None).unwrap();
+        let expected = &logits[logits.len() - session.vocab_size()..];
+        let session = open(&path, &options(None, false)).unwrap();
+        let mut engine = Engine::new(session, &EngineOptions::default());
+        let found = Arc::new(Mutex::new(None));
+        let to = found.clone();
+        let sink = move |event| {
+            if let Event::Finished { embedding, .. } = event {
+                *to.lock().unwrap() = embedding;
+            }
+            ControlFlow::Continue(())
+        };
+        let pooling = Some(Pooling::Last);
+        let options = GenerateOptions::exactly(1, Sampling::greedy());
+        engine
+            .submit(Request { prompt, options, pooling, ..Request::default() }, Box::new(sink))
+            .unwrap();
+        engine.drain().unwrap();
+        let state = found.lock().unwrap().take().expect("an embedding");
+        let spread = expected.iter().fold(0.0_f32, |most, x| most.max(x.abs()));
+        for (found, expected) in product(&path, head, &state).iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-3 * spread, "{name}: {found}, not {expected}");
         }
     }
 }
