@@ -125,7 +125,7 @@ impl Cache {
         // Fibonacci hashing (Knuth, volume 3, section 6.4). Neighbouring rows go to different sets.
         let hash = u64::from(row).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
         let sets = self.entries.len() / WAYS;
-        let set = (hash * sets as u64 >> 32) as usize;
+        let set = ((hash * sets as u64) >> 32) as usize;
         &mut self.entries[set * WAYS..][..WAYS]
     }
 
