@@ -205,7 +205,12 @@ impl Architecture {
             let alone = own.window.is_some() || !self.has_entries();
             check("sliding window", "none", alone, "layers with compressed entries are beside it")?;
             let Some(shared) = attention.shared else { continue };
-            let fits = own.rope.is_some() && own.window.is_some() && !own.chunked;
+            let fits = own.rope.is_some()
+                && own.window.is_some()
+                && !own.chunked
+                && own.keys_of.is_none()
+                && attention.latent.is_none()
+                && self.indexer().is_none();
             check("attention with shared keys", layer, fits, "a layer with rotation and a window")?;
             self.validate_shared(attention, &shared)?;
         }

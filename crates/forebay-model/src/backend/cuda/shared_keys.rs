@@ -9,15 +9,16 @@ use forebay_cuda::{
 use super::attention::HeadInputs;
 use super::backend::CudaBackend;
 use super::kv_layout::KvLayerLayout;
-use super::products::{Product, Rows};
+use super::products::Rows;
 use super::vectors::optional;
 use crate::ModelError;
 use crate::arch::{EntryShape, SharedKeys};
 use crate::backend::Step;
 use crate::weights::SharedKeyWeights;
 
-/// Most products of one call.
+/// Most products of one call, and of a layer's input: queries, the key, four projections, and weights of an indexer's heads.
 const PRODUCTS: usize = 4;
+const OF_INPUT: usize = 7;
 
 impl CudaBackend {
     fn shared(&self, step: &Step<'_>) -> SharedKeys {
@@ -52,15 +53,20 @@ impl CudaBackend {
         weights: &SharedKeyWeights,
     ) -> Result<(), ModelError> {
         self.sort_heads(step)?;
-        let (at, vectors, count) = (self.at(), self.layer_vectors(step), step.count);
+        let (at, vectors, rows) = (self.at(), self.layer_vectors(step), step.count);
         let (gpu, epsilon) = (&self.gpu, step.architecture.norm_epsilon);
         let q_a = self.product(step, weights.q_a, at.latent.q_a);
-        let mut products: Vec<Product> = vec![q_a, self.product(step, weights.key, at.k)];
+        let mut products = [q_a; OF_INPUT];
+        products[1] = self.product(step, weights.key, at.k);
+        let mut count = 2;
         let entries = weights.entries.as_ref();
         let outputs = at.shared_keys.projected.into_iter().chain([at.shared_keys.weights]);
         let of_input = entries.into_iter().flat_map(|of| of.of_input()).zip(outputs);
-        products.extend(of_input.map(|(matrix, out)| self.product(step, *matrix, out)));
-        for products in products.chunks(PRODUCTS) {
+        for (matrix, out) in of_input {
+            products[count] = self.product(step, *matrix, out);
+            count += 1;
+        }
+        for products in products[..count].chunks(PRODUCTS) {
             self.products().dense(gpu, self.float(at.normed), Rows::of(step), products)?;
         }
         let weight = vectors.q_a_norm.expect("queries that pass through have a norm");
@@ -68,7 +74,7 @@ impl CudaBackend {
         let norm = Norm { weight: self.vectors().offset(weight), width, epsilon };
         let also = self.products().converted_too(q_a.out, Rows::of(step), width);
         let out = Normed { rows: q_a.out, also };
-        gpu.rms_norm(q_a.out, Added::Nothing, &norm, out, count, None)?;
+        gpu.rms_norm(q_a.out, Added::Nothing, &norm, out, rows, None)?;
         let q = self.product(step, weights.q_b, at.q);
         let indexer = entries.and_then(|of| of.indexer.as_ref());
         match indexer {
