@@ -152,7 +152,10 @@ impl Stored<'_> {
         let tile = quantization.and_then(|how| how.tile);
         let tiles = tile.map(|[high, wide]| [rows.div_ceil(high), cols.div_ceil(wide)]);
         let scales = match (shape.as_slice(), tile) {
-            ([] | [1] | [1, 1], _) => Scales::One(self.tensors.scalar(&tensor.name)?.to_bits()),
+            // An exponent alone is the scale of the only tile.
+            ([] | [1] | [1, 1], _) if tensor.ty != TensorType::F8_E8M0 => {
+                Scales::One(self.tensors.scalar(&tensor.name)?.to_bits())
+            }
             (shape, Some([high, wide])) if Some(shape) == tiles.as_ref().map(|of| &of[..]) => {
                 Scales::Tiles { ty: tensor.ty, rows: high, cols: wide }
             }
