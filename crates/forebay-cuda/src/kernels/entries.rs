@@ -11,8 +11,8 @@ use crate::{AttentionScratch, CudaError, DevicePtr, Gpu};
 const THREADS: u32 = 256;
 const HEADS: usize = 16;
 const KEYS: usize = 16;
-/// Largest number of elements of an entry.
-const DIM_MAX: usize = 512;
+/// Largest number of elements of a key that all heads share, and of an entry.
+pub const SHARED_KEY_DIM_MAX: usize = 512;
 /// Largest number of parts into which the list of a generated token is cut. More parts need more memory and gain little, because
 /// groups of heads are blocks of their own.
 const PARTS_MAX: usize = 16;
@@ -75,7 +75,10 @@ fn check_rotation(rotation: &Rotation, dim: usize) {
 
 fn check_rows(shape: &KvLayerShape) {
     let shared = shape.kv_heads == 1 && shape.values_in_keys && shape.dim_k == shape.dim_v;
-    assert!(shared && shape.dim_k <= DIM_MAX && shape.dim_k.is_multiple_of(8), "{shape:?}");
+    assert!(
+        shared && shape.dim_k <= SHARED_KEY_DIM_MAX && shape.dim_k.is_multiple_of(8),
+        "{shape:?}"
+    );
 }
 
 /// Returns the floats and tickets that [`Gpu::attention_with_entries`] needs for so many generated tokens.

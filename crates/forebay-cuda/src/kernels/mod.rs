@@ -45,7 +45,9 @@ pub use delta::{
 };
 pub use elementwise::{ExpertOutputs, FiniteFlag};
 pub use embedding::EmbeddingTable;
-pub use entries::{Compressor, SharedKeyAttention, entries_scratch, shared_key_modules};
+pub use entries::{
+    Compressor, SHARED_KEY_DIM_MAX, SharedKeyAttention, entries_scratch, shared_key_modules,
+};
 pub use exponents::{CodedContainer, CodedExponents, ContainerDecoder};
 pub use fetch::{
     ExpertAnswer, ExpertFetch, ExpertMailbox, ExpertMiss, ExpertQuestion, ExpertReturn,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use forebay_compute::RopeTable;
 use forebay_cuda::{
     AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu, Indexer, LANES, Pod,
-    STREAMS, TableSize, supports_weights, weight_alignment,
+    SHARED_KEY_DIM_MAX, STREAMS, TableSize, supports_weights, weight_alignment,
 };
 use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
 
@@ -19,7 +19,7 @@ use super::layout::{
 use super::relayout_kernels::workspace_bytes;
 use super::vectors::Vectors;
 use crate::ModelError;
-use crate::arch::{Architecture, KvInVram};
+use crate::arch::{Architecture, Attention, KvInVram};
 use crate::backend::largest_context;
 use crate::sharing::{ALIGNMENT, DeviceShare, SubLayerPlan};
 use crate::statistics::VramUse;
@@ -479,8 +479,17 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
         let what = format!("attention heads of {head_dim} elements");
         return Err(ModelError::NotOnGpu { what });
     }
-    if let Some(of) = architecture.indexer().filter(|of| of.head_dim > Indexer::DIM_MAX) {
-        let what = format!("heads of an indexer of {} elements", of.head_dim);
+    for of in architecture.attentions.iter().filter(|of| of.shared.is_some()) {
+        if of.head_dim > SHARED_KEY_DIM_MAX || !of.head_dim.is_multiple_of(8) {
+            let what = format!("attention with shared keys of {} elements", of.head_dim);
+            return Err(ModelError::NotOnGpu { what });
+        }
+    }
+    let of_entries = |of: &Attention| of.shared?.entries?.indexer.map(|of| of.head_dim);
+    let indexers = architecture.attentions.iter().filter_map(of_entries);
+    let longest = indexers.chain(architecture.indexer().map(|of| of.head_dim)).max();
+    if let Some(length) = longest.filter(|length| *length > Indexer::DIM_MAX) {
+        let what = format!("heads of an indexer of {length} elements");
         return Err(ModelError::NotOnGpu { what });
     }
     Ok(())
