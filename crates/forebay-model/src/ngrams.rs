@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use crate::arch::NGrams;
-use crate::backend::Run;
 
 /// Hashes of one layer's n-grams. A hash of an n-gram is the exclusive or of its tokens, each times the multiplier of its distance
 /// from the last one. Its remainder by the number of rows of the hash is a row behind the hash's first one.
@@ -16,19 +15,19 @@ pub struct NGramHashes {
 }
 
 impl NGramHashes {
-    /// Appends the rows of the n-grams that end with each token of the runs, `[tokens, rows_per_token]`. `before` has
+    /// Appends the rows of the n-grams that end with each token of runs of so many tokens, `[tokens, rows_per_token]`. `before` has
     /// [`NGrams::before`] tokens for each run.
     pub fn append_rows(
         &self,
         of: &NGrams,
-        runs: &[Run],
+        runs: impl Iterator<Item = usize>,
         tokens: &[u32],
         before: &[u32],
         rows: &mut Vec<u32>,
     ) {
         let (mut tokens, kept) = (tokens, of.before());
-        for (run, before) in runs.iter().zip(before.chunks_exact(kept)) {
-            let (own, rest) = tokens.split_at(run.count);
+        for (count, before) in runs.zip(before.chunks_exact(kept)) {
+            let (own, rest) = tokens.split_at(count);
             tokens = rest;
             for last in 0..own.len() {
                 let token = |back: usize| match last.checked_sub(back) {
@@ -69,7 +68,6 @@ pub fn last_tokens(before: &mut [u32], tokens: &[u32]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_compute::RowKind;
 
     fn ngrams() -> NGrams {
         NGrams { size: 3, hashes: 2, width: 8, taps: 4, separator: 9, layers: vec![0] }
@@ -78,10 +76,6 @@ mod tests {
     fn hashes() -> NGramHashes {
         let rows = vec![0..7, 7..18, 18..31, 31..48];
         NGramHashes { multipliers: vec![3, i64::MAX / 5, 77_777], rows }
-    }
-
-    fn run(count: usize) -> Run {
-        Run { table: 0, kind: RowKind::Prompt, position: 0, count }
     }
 
     /// The rows of one token, by the definition in numbers of 128 bits.
@@ -111,7 +105,7 @@ mod tests {
             let (mut rows, mut before, mut first) = (Vec::new(), [9, 9], 0);
             for count in pieces {
                 let own = &text[first..first + count];
-                hashes().append_rows(&ngrams(), &[run(count)], own, &before, &mut rows);
+                hashes().append_rows(&ngrams(), [count].into_iter(), own, &before, &mut rows);
                 last_tokens(&mut before, own);
                 first += count;
             }
@@ -123,9 +117,9 @@ mod tests {
     fn runs_of_a_pass_have_their_own_tokens_before() {
         let (of, hashes) = (ngrams(), hashes());
         let (mut together, mut apart) = (Vec::new(), Vec::new());
-        hashes.append_rows(&of, &[run(2), run(1)], &[5, 6, 7], &[1, 2, 3, 4], &mut together);
-        hashes.append_rows(&of, &[run(2)], &[5, 6], &[1, 2], &mut apart);
-        hashes.append_rows(&of, &[run(1)], &[7], &[3, 4], &mut apart);
+        hashes.append_rows(&of, [2, 1].into_iter(), &[5, 6, 7], &[1, 2, 3, 4], &mut together);
+        hashes.append_rows(&of, [2].into_iter(), &[5, 6], &[1, 2], &mut apart);
+        hashes.append_rows(&of, [1].into_iter(), &[7], &[3, 4], &mut apart);
         assert_eq!(together, apart);
     }
 }

@@ -6,11 +6,8 @@ use forebay_compute::{
 };
 use serde::Serialize;
 
-use super::compressed::SharedKeys;
-use super::indexer::Indexer;
-use super::ngrams::NGrams;
 use super::recurrent::Recurrent;
-use super::streams::Streams;
+use super::shapes::{Indexer, NGrams, SharedKeys, Streams};
 use crate::ModelError;
 
 /// Description of a model that the decoder can run.

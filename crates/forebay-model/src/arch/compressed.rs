@@ -13,76 +13,12 @@
 //! computed again.
 
 use forebay_compute::KV_BLOCK;
-use serde::Serialize;
 
 use super::architecture::{Architecture, Attention, AttentionBias, Layer, QkNorm, Rope, Values};
 use super::check::{check, check_size};
 use super::layers::KvGroup;
+use super::shapes::{EntryIndexer, EntryShape, SharedKeys};
 use crate::ModelError;
-
-/// Attention whose heads share one key of each position, which is its value too (DeepSeek-V4). Queries are projected in two steps
-/// and divided by their root mean square, and keys are normed. The output is rotated back and projected in two steps, the
-/// first within groups of heads.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct SharedKeys {
-    /// Width of the low-rank query projection.
-    pub query_rank: usize,
-    /// Number of groups of heads in the first output projection, and of elements that it gives for each.
-    pub output_groups: usize,
-    pub output_rank: usize,
-    /// Compressed entries, if a token sees such beside its window.
-    pub entries: Option<EntryShape>,
-}
-
-/// Shape of compressed entries, which are as long as keys.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct EntryShape {
-    /// Number of positions that an entry stands for.
-    pub ratio: usize,
-    /// True if an entry also takes the positions of the entry before it.
-    pub overlap: bool,
-    /// The choice of the entries that a token attends to; `None` means all before it.
-    pub indexer: Option<EntryIndexer>,
-}
-
-/// Chooses entries as an [`super::Indexer`] chooses keys. Its keys are compressed like the entries.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct EntryIndexer {
-    pub heads: usize,
-    /// Number of elements of a query and of a key.
-    pub head_dim: usize,
-    /// Number of entries that a token attends to.
-    pub top_k: usize,
-    /// Index into [`Architecture::ropes`] of the rotation of queries and keys.
-    pub rope: usize,
-}
-
-impl EntryShape {
-    /// Returns the number of positions, counted back from an entry's last one, that it is computed from.
-    pub fn looks_back(&self) -> usize {
-        self.ratio.saturating_mul(self.parts())
-    }
-
-    /// Returns the number of parts of each projection: one for each entry that a position belongs to.
-    pub fn parts(&self) -> usize {
-        if self.overlap { 2 } else { 1 }
-    }
-
-    /// Returns the number of elements of entries of `head_dim` elements with the keys of their indexer.
-    fn elements(&self, head_dim: usize) -> usize {
-        head_dim + self.indexer.map_or(0, |of| of.head_dim)
-    }
-
-    /// Returns the number of elements of a position's values and gates.
-    pub fn projected(&self, head_dim: usize) -> usize {
-        2 * self.parts() * self.elements(head_dim)
-    }
-
-    /// Returns the bytes that entries take for each position, with elements of so many bytes. Every block has at least one row.
-    pub fn kept_bytes(&self, head_dim: usize, element: usize) -> u64 {
-        (element * self.elements(head_dim) / self.ratio.clamp(1, KV_BLOCK)) as u64
-    }
-}
 
 /// What a layer sees beside its window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,66 +1,14 @@
 //! DeepSeek-V4: its entry in the table of families, and what `config.json` and GGUF metadata say of its attention.
 
-use forebay_compute::{Gating, RopeLayout, RopeScaling, Scoring};
+use forebay_compute::{Gating, RopeLayout, RopeScaling};
 use serde_json::Value;
 
 use super::architecture::{Layer, Rope};
 use super::compressed::{Beside, CompressedShape};
 use super::config::{Config, short};
-use super::families::{BASE, Family};
 use super::gguf_keys::Keys;
 use super::rope_parameters::Parameters;
-use super::streams::{StreamForm, StreamsEnd};
 use crate::ModelError;
-
-pub(super) const DEEPSEEK_4: Family = Family {
-    name: "deepseek4",
-    gguf: "deepseek4",
-    huggingface: &["deepseek_v4"],
-    gguf_rope: RopeLayout::Interleaved,
-    hf_rope: RopeLayout::Interleaved,
-    compressed: true,
-    sinks: true,
-    streams: Some(StreamForm::Mixed(StreamsEnd::Weighted)),
-    gating: Gating::ClampedSilu { limit: 10.0 },
-    experts: true,
-    corrected: Some(Scoring::SqrtSoftplus),
-    names: NAMES,
-    ..BASE
-};
-
-const NAMES: &[(&str, &str, &str)] = &[
-    ("embedding", "token_embd.weight", "embed.weight"),
-    ("head", "output.weight", "head.weight"),
-    ("attention_norm", "attn_norm.weight", "attn_norm.weight"),
-    ("feed_forward_norm", "ffn_norm.weight", "ffn_norm.weight"),
-    ("sinks", "attn_sinks.weight", "attn.attn_sink"),
-    ("q_a", "attn_q_a.weight", "attn.wq_a.weight"),
-    ("q_a_norm", "attn_q_a_norm.weight", "attn.q_norm.weight"),
-    ("q_b", "attn_q_b.weight", "attn.wq_b.weight"),
-    ("shared_key", "attn_kv.weight", "attn.wkv.weight"),
-    ("shared_key_norm", "attn_kv_a_norm.weight", "attn.kv_norm.weight"),
-    ("o_a", "attn_output_a.weight", "attn.wo_a.weight"),
-    ("o", "attn_output_b.weight", "attn.wo_b.weight"),
-    ("entry_values", "attn_compressor_kv.weight", "attn.compressor.wkv.weight"),
-    ("entry_gates", "attn_compressor_gate.weight", "attn.compressor.wgate.weight"),
-    ("entry_bias", "attn_compressor_ape.weight", "attn.compressor.ape"),
-    ("entry_norm", "attn_compressor_norm.weight", "attn.compressor.norm.weight"),
-    ("indexer_q", "indexer.attn_q_b.weight", "attn.indexer.wq_b.weight"),
-    ("indexer_weights", "indexer.proj.weight", "attn.indexer.weights_proj.weight"),
-    ("indexer_values", "indexer_compressor_kv.weight", "attn.indexer.compressor.wkv.weight"),
-    ("indexer_gates", "indexer_compressor_gate.weight", "attn.indexer.compressor.wgate.weight"),
-    ("indexer_bias", "indexer_compressor_ape.weight", "attn.indexer.compressor.ape"),
-    ("indexer_norm", "indexer_compressor_norm.weight", "attn.indexer.compressor.norm.weight"),
-    ("router", "ffn_gate_inp.weight", "ffn.gate.weight"),
-    ("correction_bias", "exp_probs_b.bias", "ffn.gate.bias"),
-    ("token_experts", "ffn_gate_tid2eid.weight", "ffn.gate.tid2eid"),
-    ("expert_gate", "ffn_gate_exps.weight", "ffn.experts.{expert}.w1.weight"),
-    ("expert_up", "ffn_up_exps.weight", "ffn.experts.{expert}.w3.weight"),
-    ("expert_down", "ffn_down_exps.weight", "ffn.experts.{expert}.w2.weight"),
-    ("shared_gate", "ffn_gate_shexp.weight", "ffn.shared_experts.w1.weight"),
-    ("shared_up", "ffn_up_shexp.weight", "ffn.shared_experts.w3.weight"),
-    ("shared_down", "ffn_down_shexp.weight", "ffn.shared_experts.w2.weight"),
-];
 
 /// Names of the kinds of layers in `layer_types` and `compress_rates`.
 const CHOSEN: &str = "compressed_sparse_attention";

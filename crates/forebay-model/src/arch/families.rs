@@ -1,13 +1,12 @@
 //! The model families that the decoder runs, as a table of their differences.
 
 use super::architecture::{NormLayout, QkNorm};
-use super::deepseek4::DEEPSEEK_4;
 use super::family_names::{
-    GEMMA4_NAMES, GLM5_NEXT, GRANITE_HYBRID, KIMI_LINEAR, LFM2_NAMES, MINIMAX_M3, NEMOTRON_H_NAMES,
-    QWEN4_EXP,
+    DEEPSEEK_4_NAMES, GEMMA4_NAMES, GLM5_NEXT, GRANITE_HYBRID, KIMI_LINEAR, LFM2_NAMES, MINIMAX_M3,
+    NEMOTRON_H_NAMES, QWEN4_EXP,
 };
 use super::recurrent::{HeadOrder, StateRule};
-use super::streams::{StreamForm, StreamsEnd};
+use super::shapes::{StreamForm, StreamsEnd};
 use super::unrotated::Unrotated;
 use forebay_compute::{Gating, RopeLayout, Scoring};
 
@@ -216,6 +215,22 @@ const INDEXED: Family = Family {
     latent: true,
     experts: true,
     corrected: Some(Scoring::Sigmoid),
+    ..BASE
+};
+
+const DEEPSEEK_4: Family = Family {
+    name: "deepseek4",
+    gguf: "deepseek4",
+    huggingface: &["deepseek_v4"],
+    gguf_rope: RopeLayout::Interleaved,
+    hf_rope: RopeLayout::Interleaved,
+    compressed: true,
+    sinks: true,
+    streams: Some(StreamForm::Mixed(StreamsEnd::Weighted)),
+    gating: Gating::ClampedSilu { limit: 10.0 },
+    experts: true,
+    corrected: Some(Scoring::SqrtSoftplus),
+    names: DEEPSEEK_4_NAMES,
     ..BASE
 };
 

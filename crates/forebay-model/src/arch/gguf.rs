@@ -11,8 +11,9 @@ use super::deepseek4::{gating_of_gguf, of_gguf};
 use super::families::{self, Family, Indexers, WindowTheta, Windows};
 use super::gguf_keys::Keys;
 use super::gguf_recurrent::{recurrent, recurrent_layers};
-use super::indexer::{IndexerRule, IndexerShape, with_indexer};
+use super::indexer::{IndexerShape, with_indexer};
 use super::layers::{keys_of, used};
+use super::shapes::IndexerRule;
 use super::streams;
 use crate::ModelError;
 

@@ -5,7 +5,8 @@ use serde_json::Value;
 
 use super::config::Config;
 use super::families::{Family, Indexers};
-use super::indexer::{IndexerRule, IndexerShape};
+use super::indexer::IndexerShape;
+use super::shapes::IndexerRule;
 use crate::ModelError;
 
 /// Object of MiniMax's configurations that describes its indexers.

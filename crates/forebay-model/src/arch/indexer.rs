@@ -1,101 +1,14 @@
 //! The choice of the keys that a token attends to.
 
-use forebay_compute::{PoolScores, Pools, RopeLayout};
-use serde::Serialize;
+use forebay_compute::RopeLayout;
 
 use super::architecture::{Architecture, Attention, AttentionBias, Rope};
 use super::check::{check, check_size};
+use super::shapes::{Indexer, IndexerRule};
 use crate::ModelError;
 
 /// Epsilon of the layer norm of an indexer's keys.
 pub(crate) const INDEXER_NORM_EPSILON: f32 = 1e-6;
-
-/// Chooses the keys that a token attends to. The indexer's heads share one key of each position, which is kept in the KV cache.
-/// Queries, keys and weights of heads are projections of what attention's are projections of. Of equal scores, the lower
-/// position is taken first.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Indexer {
-    pub heads: usize,
-    /// Number of elements of a query and of a key.
-    pub head_dim: usize,
-    /// Number of keys that a token attends to, or of blocks or pools of keys.
-    pub top_k: usize,
-    /// Index into [`Architecture::ropes`] of the rotation of queries and keys, if they are rotated. Their first elements rotate.
-    pub rope: Option<usize>,
-    pub rule: IndexerRule,
-}
-
-/// What an indexer chooses.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum IndexerRule {
-    /// Positions. The score of a key is the sum over the heads of a weight times the positive part of the dot product of query
-    /// and key. Keys have a layer norm (DeepSeek-V3.2, the lightning indexer).
-    Keys,
-    /// Blocks of `length` positions, by every head for one key/value head. The score of a block is the largest dot product of
-    /// query and key. The block of the token's own position and the `before` blocks before it are always among the chosen
-    /// ones. Queries and keys have norms (MiniMax-M3).
-    Blocks { length: usize, before: usize },
-    /// Pools of `length` positions, scored like keys. The key of a pool is an average of its keys, weighted for every element by
-    /// the softmax of gates. Positions behind the last complete pool are always chosen (GLM-5-Next).
-    GatedPools { length: usize },
-    /// The same, without weights of heads, and with the mean of the keys. It is normed and rotated like the key at the pool's
-    /// first position. Queries have a norm (Qwen4-Exp).
-    MeanPools { length: usize },
-}
-
-impl Indexer {
-    /// Returns the pools of positions among which a token chooses.
-    pub fn pools(&self) -> Pools {
-        let complete = |length| Pools { length, ..Pools::positions(self.top_k) };
-        match self.rule {
-            IndexerRule::Keys => Pools::positions(self.top_k),
-            IndexerRule::Blocks { length, before } => Pools {
-                length,
-                // The block of the token's own position is one of them.
-                most: self.top_k.saturating_sub(1),
-                own_seen: true,
-                before_own: before,
-            },
-            IndexerRule::GatedPools { length } | IndexerRule::MeanPools { length } => {
-                complete(length)
-            }
-        }
-    }
-
-    /// Returns how pools are scored.
-    pub fn scores(&self) -> PoolScores {
-        match self.rule {
-            IndexerRule::Blocks { .. } => PoolScores::Largest,
-            _ => PoolScores::Weighted,
-        }
-    }
-
-    /// Returns the number of lists of chosen keys of a token.
-    pub fn lists(&self) -> usize {
-        if self.scores() == PoolScores::Largest { self.heads } else { 1 }
-    }
-
-    /// Returns the number of elements of a key in the KV cache, with its gates.
-    pub fn key_width(&self) -> usize {
-        match self.rule {
-            IndexerRule::GatedPools { .. } => 2 * self.head_dim,
-            _ => self.head_dim,
-        }
-    }
-
-    /// Returns true if the heads have weights.
-    pub fn has_weights(&self) -> bool {
-        matches!(self.rule, IndexerRule::Keys | IndexerRule::GatedPools { .. })
-    }
-
-    /// Returns the number of positions of a pool, if a pool has one key.
-    pub fn pooled(&self) -> Option<usize> {
-        match self.rule {
-            IndexerRule::GatedPools { length } | IndexerRule::MeanPools { length } => Some(length),
-            IndexerRule::Keys | IndexerRule::Blocks { .. } => None,
-        }
-    }
-}
 
 /// Sizes of the indexers of a file, and the layout of their rotation.
 pub(super) struct IndexerShape {

@@ -23,6 +23,7 @@ mod ngrams;
 mod quantization;
 mod recurrent;
 mod rope_parameters;
+mod shapes;
 mod streams;
 mod unrotated;
 mod validation;
@@ -32,14 +33,14 @@ pub use architecture::{
     Layer, LayerEmbeddings, Mixer, Naming, NormLayout, QkNorm, Rope, RopeFactors, Values,
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
-pub use compressed::{EntryIndexer, EntryShape, SharedKeys};
 pub(crate) use families::by_name;
 pub use families::{Family, known_families};
 pub(crate) use indexer::INDEXER_NORM_EPSILON;
-pub use indexer::{Indexer, IndexerRule};
 pub use layers::KvGroup;
 pub(crate) use names::Names;
-pub use ngrams::NGrams;
 pub use quantization::{Method, Quantization};
 pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};
-pub use streams::{StreamForm, StreamRule, Streams, StreamsEnd};
+pub use shapes::{
+    EntryIndexer, EntryShape, Indexer, IndexerRule, NGrams, SharedKeys, StreamForm, StreamRule,
+    Streams, StreamsEnd,
+};

@@ -1,7 +1,6 @@
 //! Residual streams beside each other (hyper-connections).
 
-use forebay_compute::{STREAMS_MAX, StreamMixing, StreamShape};
-use serde::Serialize;
+use forebay_compute::{STREAMS_MAX, StreamShape};
 use serde_json::Value;
 
 use super::architecture::{Architecture, FeedForward, NormLayout};
@@ -9,50 +8,8 @@ use super::check::{check, check_size};
 use super::config::Config;
 use super::families::Family;
 use super::gguf_keys::Keys;
+use super::shapes::{StreamForm, StreamRule, Streams};
 use crate::ModelError;
-
-/// Residual streams beside each other. Every block collapses them to its input, and its output is added to all of them.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Streams {
-    pub count: usize,
-    pub rule: StreamRule,
-}
-
-/// How blocks read and write residual streams.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub enum StreamRule {
-    /// Manifold-constrained hyper-connections (DeepSeek-V4, GLM-5-Next): products of the streams give a factor of every stream for
-    /// the input, one for the output, and a matrix that mixes the streams.
-    Mixed {
-        /// Number of times that the columns of the matrix are divided by their sums.
-        iterations: usize,
-        epsilon: f32,
-        /// How the streams collapse behind the last layer.
-        end: StreamsEnd,
-    },
-    /// Gated residuals (Qwen4): every element has a gate for the input, from a low-rank projection, and products give a factor of
-    /// every stream for the output. The streams collapse behind the last layer in the same way, and blocks have no other norm.
-    Gated {
-        /// Width of the low-rank projection.
-        rank: usize,
-    },
-}
-
-/// How mixed streams collapse behind the last layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub enum StreamsEnd {
-    /// Products of the streams give a factor of each (DeepSeek-V4).
-    Weighted,
-    /// Their mean (GLM-5-Next).
-    Mean,
-}
-
-/// The rule of a family whose models have residual streams beside each other.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StreamForm {
-    Mixed(StreamsEnd),
-    Gated,
-}
 
 impl Architecture {
     /// Returns the shape of a row of the residual stream, if it has several streams.
@@ -119,24 +76,6 @@ impl Architecture {
             self.layers.iter().any(|layer| has_experts(&layer.feed_forward)),
             "forebay knows several of them in models with experts",
         )
-    }
-}
-
-impl Streams {
-    /// Returns what turns products of mixed streams into coefficients.
-    ///
-    /// # Panics
-    /// Panics if the streams are gated.
-    pub(crate) fn mixing<'a>(
-        &self,
-        scales: &'a [f32],
-        base: &'a [f32],
-        norm_epsilon: f32,
-    ) -> StreamMixing<'a> {
-        let StreamRule::Mixed { iterations, epsilon, .. } = self.rule else {
-            unreachable!("gated streams have no such weights");
-        };
-        StreamMixing { scales, base, iterations, epsilon, norm_epsilon }
     }
 }
 

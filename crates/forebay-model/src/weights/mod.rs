@@ -25,14 +25,12 @@ use crate::arch::{
     Architecture, LONG_FACTORS, Names, NormLayout, RopeFactors, SHORT_FACTORS, by_name,
 };
 use layer::LayerBuilder;
-pub use ngrams::NGramWeights;
 pub use parts::{
     AttentionWeights, CompressorWeights, DeltaParts, DeltaWeights, EntryIndexerWeights,
     EntryWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadChunk,
-    HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights, LayerWeights, PartMatrix,
-    SharedKeyWeights, TokenExperts, distinct,
+    HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights, LayerWeights, NGramWeights,
+    PartMatrix, ResidentMatrix, SharedKeyWeights, StreamWeights, TokenExperts, distinct,
 };
-pub use streams::{ResidentMatrix, StreamWeights};
 use tensors::Tensors;
 
 /// The embedding table. Rows are read on demand, because a token needs one row of a table that can be hundreds of
@@ -143,8 +141,12 @@ impl Weights {
 
     /// Returns the extents of the tables of n-grams, of which rows are read one by one.
     pub fn ngram_tables(&self) -> impl Iterator<Item = Extent> {
-        let of_layers = self.layers.iter().filter_map(|layer| layer.ngrams.as_ref());
-        of_layers.flat_map(|of| of.table.parts.iter().copied())
+        self.ngram_layers().flat_map(|of| of.table.parts.iter().copied())
+    }
+
+    /// Returns what layers add for n-grams, for the layers that do.
+    pub fn ngram_layers(&self) -> impl Iterator<Item = &NGramWeights> {
+        self.layers.iter().filter_map(|layer| layer.ngrams.as_deref())
     }
 
     /// Returns the routers of all layers that have one, each `[experts, hidden]`.

@@ -3,32 +3,12 @@
 use forebay_format::{Block, Extent, TensorType};
 
 use super::layer::LayerBuilder;
-use super::parts::PartMatrix;
+use super::parts::{NGramWeights, PartMatrix};
 use super::tensors::Tensors;
 use crate::ModelError;
 use crate::arch::NGrams;
 use crate::ngrams::NGramHashes;
 use crate::rows::RowTable;
-
-/// What a layer adds to the residual streams for the n-grams that end at a token.
-#[derive(Debug)]
-pub struct NGramWeights {
-    pub hashes: NGramHashes,
-    /// The embeddings, which stay on the disk.
-    pub table: RowTable,
-    /// Type of the table's elements.
-    pub ty: TensorType,
-    /// Projection `[streams * hidden, width]` of an embedding to a key for each stream.
-    pub key: PartMatrix,
-    /// Projection `[hidden, width]` of an embedding to the value.
-    pub value: PartMatrix,
-    /// Weights of the norms of keys, of streams, and of what the convolution reads, each `[streams, hidden]`.
-    pub key_norm: Vec<f32>,
-    pub stream_norm: Vec<f32>,
-    pub convolution_norm: Vec<f32>,
-    /// Weights of the convolution `[taps, channels]`.
-    pub convolution: Vec<f32>,
-}
 
 impl LayerBuilder<'_> {
     /// Returns what the layer adds for n-grams, if it does. The matrices are parts of the dense block, before those of attention.

@@ -3,9 +3,9 @@
 use forebay_compute::{DeltaColumns, RouterRule};
 use forebay_format::TensorType;
 
-use super::ngrams::NGramWeights;
-use super::streams::StreamWeights;
 use crate::arch::Experts;
+use crate::ngrams::NGramHashes;
+use crate::rows::RowTable;
 
 /// A matrix `[rows, cols]` that is part `part` of its block.
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +62,73 @@ pub struct LayerEmbeddingWeights {
     pub out: PartMatrix,
     /// Norm of what is added to the residual stream.
     pub post_norm: Vec<f32>,
+}
+
+/// What a layer adds to the residual streams for the n-grams that end at a token.
+#[derive(Debug)]
+pub struct NGramWeights {
+    pub hashes: NGramHashes,
+    /// The embeddings, which stay on the disk.
+    pub table: RowTable,
+    /// Type of the table's elements.
+    pub ty: TensorType,
+    /// Projection `[streams * hidden, width]` of an embedding to a key for each stream.
+    pub key: PartMatrix,
+    /// Projection `[hidden, width]` of an embedding to the value.
+    pub value: PartMatrix,
+    /// Weights of the norms of keys, of streams, and of what the convolution reads, each `[streams, hidden]`.
+    pub key_norm: Vec<f32>,
+    pub stream_norm: Vec<f32>,
+    pub convolution_norm: Vec<f32>,
+    /// Weights of the convolution `[taps, channels]`.
+    pub convolution: Vec<f32>,
+}
+
+/// What collapses residual streams to the input of a block, or behind the last layer. `M` is a matrix.
+#[derive(Debug)]
+pub enum StreamWeights<M> {
+    Mixed {
+        /// Matrix `[coefficients, streams * hidden]`. Behind the last layer, it has one row for each stream.
+        mix: M,
+        /// Numbers that are added to the products.
+        base: Vec<f32>,
+        /// Factors of the products for the input, the output and the matrix.
+        scales: Vec<f32>,
+    },
+    Gated {
+        /// Norm of each stream, one after the other.
+        norm: Vec<f32>,
+        /// Low-rank projection `[rank, streams * hidden]` and `[streams * hidden, rank]`, which gives the gates.
+        down: M,
+        up: M,
+        /// Matrix `[streams, streams * hidden]` for the factors of the output. There is none behind the last layer.
+        inject: Option<M>,
+    },
+    /// The mean of the streams.
+    Mean,
+}
+
+impl<M> StreamWeights<M> {
+    /// Returns the matrices.
+    pub fn matrices(&self) -> impl Iterator<Item = &M> {
+        let all = match self {
+            StreamWeights::Mean => [None, None, None],
+            StreamWeights::Mixed { mix, .. } => [Some(mix), None, None],
+            StreamWeights::Gated { down, up, inject, .. } => {
+                [Some(down), Some(up), inject.as_ref()]
+            }
+        };
+        all.into_iter().flatten()
+    }
+}
+
+/// A matrix that is always in memory, in f32.
+#[derive(Debug)]
+pub struct ResidentMatrix {
+    pub rows: usize,
+    pub cols: usize,
+    /// Little-endian numbers `[rows, cols]`.
+    pub data: Vec<u8>,
 }
 
 impl LayerWeights {

@@ -3,57 +3,10 @@
 use forebay_format::Block;
 
 use super::layer::LayerBuilder;
-use super::parts::PartMatrix;
+use super::parts::{PartMatrix, ResidentMatrix, StreamWeights};
 use super::tensors::Tensors;
 use crate::ModelError;
 use crate::arch::{Architecture, Mixer, Names, StreamRule, Streams, StreamsEnd};
-
-/// What collapses residual streams to the input of a block, or behind the last layer. `M` is a matrix.
-#[derive(Debug)]
-pub enum StreamWeights<M> {
-    Mixed {
-        /// Matrix `[coefficients, streams * hidden]`. Behind the last layer, it has one row for each stream.
-        mix: M,
-        /// Numbers that are added to the products.
-        base: Vec<f32>,
-        /// Factors of the products for the input, the output and the matrix.
-        scales: Vec<f32>,
-    },
-    Gated {
-        /// Norm of each stream, one after the other.
-        norm: Vec<f32>,
-        /// Low-rank projection `[rank, streams * hidden]` and `[streams * hidden, rank]`, which gives the gates.
-        down: M,
-        up: M,
-        /// Matrix `[streams, streams * hidden]` for the factors of the output. There is none behind the last layer.
-        inject: Option<M>,
-    },
-    /// The mean of the streams.
-    Mean,
-}
-
-impl<M> StreamWeights<M> {
-    /// Returns the matrices.
-    pub fn matrices(&self) -> impl Iterator<Item = &M> {
-        let all = match self {
-            StreamWeights::Mean => [None, None, None],
-            StreamWeights::Mixed { mix, .. } => [Some(mix), None, None],
-            StreamWeights::Gated { down, up, inject, .. } => {
-                [Some(down), Some(up), inject.as_ref()]
-            }
-        };
-        all.into_iter().flatten()
-    }
-}
-
-/// A matrix that is always in memory, in f32.
-#[derive(Debug)]
-pub struct ResidentMatrix {
-    pub rows: usize,
-    pub cols: usize,
-    /// Little-endian numbers `[rows, cols]`.
-    pub data: Vec<u8>,
-}
 
 impl LayerBuilder<'_> {
     /// Returns what collapses the streams for the attention and for the feed-forward of the layer, if there are several. Their

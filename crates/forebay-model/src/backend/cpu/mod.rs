@@ -10,10 +10,12 @@ mod head;
 mod indexer;
 mod latent;
 mod moe;
+mod ngram_scratch;
 mod ngrams;
 mod prefetch;
 mod products;
 mod scratch;
+mod shared_attention;
 mod shared_keys;
 mod streams;
 

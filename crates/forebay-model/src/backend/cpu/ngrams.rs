@@ -2,83 +2,22 @@
 
 use forebay_compute::{NGramNorms, StateRun};
 use forebay_format::dequantize;
-use forebay_store::FileSet;
 
 use super::backend::CpuBackend;
+use super::ngram_scratch::NGramScratch;
 use super::products::{both_kinds, matmul_beside_reads, matrix};
 use crate::ModelError;
-use crate::arch::Architecture;
 use crate::backend::{Batch, NextBlock, Step};
-use crate::rows::RowReader;
-use crate::weights::{NGramWeights, Weights};
-
-/// Activations for n-grams, for one batch.
-#[derive(Default)]
-pub struct NGramScratch {
-    /// The tables of the layers with n-grams, ascending.
-    readers: Vec<RowReader>,
-    /// For each of these layers, the rows of the batch's tokens `[tokens, rows_per_token]`.
-    rows: Vec<Vec<u32>>,
-    /// Rows as they are in the files.
-    raw: Vec<u8>,
-    /// Embeddings `[tokens, width]`.
-    embeddings: Vec<f32>,
-    /// Keys, then gated values `[tokens, streams, hidden]`.
-    keys: Vec<f32>,
-    /// Values `[tokens, hidden]`.
-    values: Vec<f32>,
-    /// What the convolution reads `[tokens, streams, hidden]`.
-    inputs: Vec<f32>,
-    /// Always empty between calls; kept for its memory.
-    runs: Vec<StateRun>,
-}
-
-impl NGramScratch {
-    pub fn reserve(
-        architecture: &Architecture,
-        weights: &Weights,
-        files: &FileSet,
-        batch: usize,
-    ) -> NGramScratch {
-        let Some(shape) = architecture.ngram_shape() else { return NGramScratch::default() };
-        let of = architecture.ngrams.as_ref().expect("it has a shape");
-        let layers: Vec<_> = with_ngrams(weights).collect();
-        let row_bytes = layers.iter().map(|layer| layer.table.row_bytes).max().unwrap_or(0);
-        let floats = |width: usize| vec![0.0; batch * width];
-        NGramScratch {
-            readers: layers.iter().map(|layer| RowReader::new(&layer.table, files)).collect(),
-            rows: vec![Vec::with_capacity(batch * of.rows_per_token()); layers.len()],
-            raw: vec![0; batch * of.rows_per_token() * row_bytes],
-            embeddings: floats(of.width),
-            keys: floats(shape.channels()),
-            values: floats(shape.hidden),
-            inputs: floats(shape.channels()),
-            runs: Vec::with_capacity(batch),
-        }
-    }
-
-    /// Returns the number of floats for one token of a batch.
-    pub fn floats_per_token(architecture: &Architecture) -> usize {
-        let Some(shape) = architecture.ngram_shape() else { return 0 };
-        let of = architecture.ngrams.as_ref().expect("it has a shape");
-        // A row is at most as long as floats are.
-        2 * of.width + of.rows_per_token() + 2 * shape.channels() + shape.hidden
-    }
-}
-
-/// Returns what layers add for n-grams, for the layers that do.
-fn with_ngrams(weights: &Weights) -> impl Iterator<Item = &NGramWeights> {
-    weights.layers.iter().filter_map(|layer| layer.ngrams.as_deref())
-}
 
 impl CpuBackend {
     /// Finds the rows of the batch's n-grams, and begins to read them.
     pub(super) fn begin_ngrams(&mut self, step: &Step<'_>, batch: &Batch<'_>) {
         let Some(of) = &step.architecture.ngrams else { return };
         let NGramScratch { readers, rows, .. } = &mut self.scratch.ngrams;
-        for ((layer, reader), rows) in with_ngrams(step.weights).zip(readers).zip(rows) {
+        for ((layer, reader), rows) in step.weights.ngram_layers().zip(readers).zip(rows) {
             rows.clear();
-            layer.hashes.append_rows(of, step.runs, batch.tokens, batch.tokens_before, rows);
+            let runs = step.runs.iter().map(|run| run.count);
+            layer.hashes.append_rows(of, runs, batch.tokens, batch.tokens_before, rows);
             reader.ask(rows);
         }
     }

@@ -4,6 +4,7 @@ use forebay_compute::{Activations, Cpu, MatmulJob, Matrix, RowKind};
 use forebay_stream::{Lease, Residency};
 
 use crate::ModelError;
+use crate::backend::Step;
 use crate::weights::PartMatrix;
 
 /// Returns part `part` of a leased block as a matrix.
@@ -79,5 +80,21 @@ pub(super) fn norm_or_copy(
     match weight {
         Some(weight) => cpu.rms_norm(x, weight, epsilon, out),
         None => out.copy_from_slice(x),
+    }
+}
+
+/// The numbers 0, 1, 2 ... of the rows of a pass.
+pub struct RowNumbers(pub(super) Vec<u32>);
+
+impl RowNumbers {
+    /// Returns the rows of a pass by their kind.
+    pub fn of(&self, step: &Step<'_>) -> RowsByKind<'_> {
+        self.split(step.decode, step.count)
+    }
+
+    /// Returns the first `count` rows, of which the first `decode` are decode rows.
+    pub fn split(&self, decode: usize, count: usize) -> RowsByKind<'_> {
+        let (decode, prompt) = self.0[..count].split_at(decode);
+        RowsByKind { decode, prompt }
     }
 }

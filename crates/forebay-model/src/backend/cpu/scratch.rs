@@ -4,12 +4,11 @@ use super::delta_scratch::DeltaScratch;
 use super::indexer::IndexerScratch;
 use super::latent::LatentScratch;
 use super::moe::MoeScratch;
-use super::ngrams::NGramScratch;
-use super::products::RowsByKind;
+use super::ngram_scratch::NGramScratch;
+use super::products::RowNumbers;
 use super::shared_keys::SharedKeyScratch;
 use super::streams::StreamScratch;
 use crate::arch::{Architecture, Attention};
-use crate::backend::Step;
 use crate::weights::Weights;
 use forebay_compute::{Activations, AttentionRun};
 use forebay_store::FileSet;
@@ -76,22 +75,6 @@ pub struct Scratch {
     pub ngrams: NGramScratch,
     /// Always empty between calls; kept for its memory.
     pub runs: Vec<AttentionRun<'static>>,
-}
-
-/// The numbers 0, 1, 2 ... of the rows of a pass.
-pub struct RowNumbers(Vec<u32>);
-
-impl RowNumbers {
-    /// Returns the rows of a pass by their kind.
-    pub fn of(&self, step: &Step<'_>) -> RowsByKind<'_> {
-        self.split(step.decode, step.count)
-    }
-
-    /// Returns the first `count` rows, of which the first `decode` are decode rows.
-    pub fn split(&self, decode: usize, count: usize) -> RowsByKind<'_> {
-        let (decode, prompt) = self.0[..count].split_at(decode);
-        RowsByKind { decode, prompt }
-    }
 }
 
 impl Scratch {

@@ -4,8 +4,7 @@ use forebay_compute::{Activations, Cpu, Matrix};
 use forebay_format::TensorType;
 use forebay_stream::{Lease, Residency};
 
-use super::products::{RowsByKind, both_kinds, matrix, norm_in_place, norm_or_copy};
-use super::scratch::RowNumbers;
+use super::products::{RowNumbers, RowsByKind, both_kinds, matrix, norm_in_place, norm_or_copy};
 use crate::arch::Architecture;
 use crate::backend::Step;
 use crate::weights::{PartMatrix, ResidentMatrix, StreamWeights};

@@ -18,7 +18,7 @@ use super::kv_layout::{BlockPlace, KvLayerLayout, TableMirror};
 use super::lanes::PassLanes;
 use super::layout::ActivationLayout;
 use super::memory::{Device, DeviceArena, DevicePlan};
-use super::ngrams::NGramTable;
+use super::ngram_tables::NGramTable;
 use super::products::{Product, Products, Rows};
 use super::row_kind::row_kind;
 use super::selections::SelectionWords;

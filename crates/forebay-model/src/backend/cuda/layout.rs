@@ -14,7 +14,7 @@ use super::kv_size::KvSize;
 use super::ngram_layout::NGramLayout;
 use super::selections::selection_words;
 use super::shared_keys_layout::{self, SharedKeyLayout, of_shared};
-use super::streams::StreamLayout;
+use super::stream_layout::StreamLayout;
 use crate::ModelError;
 use crate::arch::{Architecture, Attention, Latent, Recurrent};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};

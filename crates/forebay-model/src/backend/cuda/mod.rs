@@ -31,6 +31,7 @@ mod layer_ring;
 mod layout;
 mod memory;
 mod ngram_layout;
+mod ngram_tables;
 mod ngrams;
 mod on_cpu;
 mod pass_times;
@@ -46,6 +47,7 @@ mod selections;
 mod shared_keys;
 mod shared_keys_layout;
 mod source;
+mod stream_layout;
 mod streams;
 mod vectors;
 

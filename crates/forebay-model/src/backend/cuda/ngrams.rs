@@ -2,55 +2,15 @@
 //!
 //! Their tables stay on the disk. The rows of a pass's tokens are read before it, and a kernel decodes them from pinned memory.
 
-use forebay_cuda::{CudaError, DeltaStates, EmbeddingTable, Gpu, HostWords, NGramRows};
-use forebay_store::FileSet;
+use forebay_cuda::{DeltaStates, EmbeddingTable, NGramRows};
 
 use super::backend::CudaBackend;
 use super::ngram_layout::NGramLayout;
+use super::ngram_tables::NGramTable;
 use super::products::Rows;
 use crate::ModelError;
-use crate::arch::{Architecture, STATES_PER_SEQUENCE};
+use crate::arch::STATES_PER_SEQUENCE;
 use crate::backend::{Batch, NextBlock, Step};
-use crate::rows::RowReader;
-use crate::weights::{NGramWeights, Weights};
-
-/// The table of a layer, and the rows of a pass.
-pub struct NGramTable {
-    reader: RowReader,
-    /// Numbers of the rows `[tokens, rows_per_token]`.
-    rows: Vec<u32>,
-    /// The rows as they are in the file. Together, those of a token are a row of the embedding's length.
-    raw: Vec<u8>,
-    /// Copy of `raw` in pinned memory, where a kernel reads each row once.
-    words: HostWords,
-}
-
-impl NGramTable {
-    /// Creates the tables of all layers that have some, ascending.
-    ///
-    /// # Errors
-    /// Returns an error if a driver call fails.
-    pub fn of_layers(
-        gpu: &Gpu,
-        architecture: &Architecture,
-        weights: &Weights,
-        files: &FileSet,
-        batch: usize,
-    ) -> Result<Vec<NGramTable>, CudaError> {
-        let Some(of) = &architecture.ngrams else { return Ok(Vec::new()) };
-        let rows = batch * of.rows_per_token();
-        let table = |layer: &NGramWeights| {
-            let bytes = (rows * layer.table.row_bytes).next_multiple_of(4);
-            Ok(NGramTable {
-                reader: RowReader::new(&layer.table, files),
-                rows: Vec::with_capacity(rows),
-                raw: vec![0; bytes],
-                words: gpu.host_words(bytes / 4)?,
-            })
-        };
-        weights.layers.iter().filter_map(|layer| layer.ngrams.as_deref()).map(table).collect()
-    }
-}
 
 impl CudaBackend {
     /// Reads the rows of the pass's n-grams. No queued work may still read those of the pass before.
@@ -63,13 +23,14 @@ impl CudaBackend {
         batch: &Batch<'_>,
     ) -> Result<(), ModelError> {
         let Some(of) = &step.architecture.ngrams else { return Ok(()) };
-        let layers = step.weights.layers.iter().filter_map(|layer| layer.ngrams.as_deref());
+        let layers = step.weights.ngram_layers();
         for (layer, NGramTable { reader, rows, .. }) in layers.zip(&mut self.ngram_tables) {
             rows.clear();
-            layer.hashes.append_rows(of, step.runs, batch.tokens, batch.tokens_before, rows);
+            let runs = step.runs.iter().map(|run| run.count);
+            layer.hashes.append_rows(of, runs, batch.tokens, batch.tokens_before, rows);
             reader.ask(rows);
         }
-        let layers = step.weights.layers.iter().filter_map(|layer| layer.ngrams.as_deref());
+        let layers = step.weights.ngram_layers();
         for (layer, table) in layers.zip(&mut self.ngram_tables) {
             let bytes = table.rows.len() * layer.table.row_bytes;
             table.reader.read(&table.rows, &mut table.raw[..bytes])?;

@@ -11,7 +11,7 @@ use super::delta_shape::device_shape;
 use super::embedding::EmbeddingRows;
 use super::kv_size::KvSize;
 use super::memory::{Device, DeviceArena, DeviceFacts, DevicePlan, upload_tables};
-use super::ngrams::NGramTable;
+use super::ngram_tables::NGramTable;
 use super::placed::upload_parts;
 use super::relayout::relayout_all;
 use super::source::{HostWeights, WeightSource};

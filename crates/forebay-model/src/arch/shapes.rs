@@ -1,0 +1,279 @@
+//! Shapes of parts that newer models have. They know nothing of whole models.
+
+use forebay_compute::{KV_BLOCK, PoolScores, Pools, StreamMixing};
+use serde::Serialize;
+
+use super::check::{check, check_size};
+use crate::ModelError;
+
+/// Attention whose heads share one key of each position, which is its value too (DeepSeek-V4). Queries are projected in two steps
+/// and divided by their root mean square, and keys are normed. The output is rotated back and projected in two steps, the
+/// first within groups of heads.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct SharedKeys {
+    /// Width of the low-rank query projection.
+    pub query_rank: usize,
+    /// Number of groups of heads in the first output projection, and of elements that it gives for each.
+    pub output_groups: usize,
+    pub output_rank: usize,
+    /// Compressed entries, if a token sees such beside its window.
+    pub entries: Option<EntryShape>,
+}
+
+/// Shape of compressed entries, which are as long as keys.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct EntryShape {
+    /// Number of positions that an entry stands for.
+    pub ratio: usize,
+    /// True if an entry also takes the positions of the entry before it.
+    pub overlap: bool,
+    /// The choice of the entries that a token attends to; `None` means all before it.
+    pub indexer: Option<EntryIndexer>,
+}
+
+/// Chooses entries as an [`super::Indexer`] chooses keys. Its keys are compressed like the entries.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct EntryIndexer {
+    pub heads: usize,
+    /// Number of elements of a query and of a key.
+    pub head_dim: usize,
+    /// Number of entries that a token attends to.
+    pub top_k: usize,
+    /// Index into [`Architecture::ropes`] of the rotation of queries and keys.
+    pub rope: usize,
+}
+
+impl EntryShape {
+    /// Returns the number of positions, counted back from an entry's last one, that it is computed from.
+    pub fn looks_back(&self) -> usize {
+        self.ratio.saturating_mul(self.parts())
+    }
+
+    /// Returns the number of parts of each projection: one for each entry that a position belongs to.
+    pub fn parts(&self) -> usize {
+        if self.overlap { 2 } else { 1 }
+    }
+
+    /// Returns the number of elements of entries of `head_dim` elements with the keys of their indexer.
+    pub(super) fn elements(&self, head_dim: usize) -> usize {
+        head_dim + self.indexer.map_or(0, |of| of.head_dim)
+    }
+
+    /// Returns the number of elements of a position's values and gates.
+    pub fn projected(&self, head_dim: usize) -> usize {
+        2 * self.parts() * self.elements(head_dim)
+    }
+
+    /// Returns the bytes that entries take for each position, with elements of so many bytes. Every block has at least one row.
+    pub fn kept_bytes(&self, head_dim: usize, element: usize) -> u64 {
+        (element * self.elements(head_dim) / self.ratio.clamp(1, KV_BLOCK)) as u64
+    }
+}
+
+/// Chooses the keys that a token attends to. The indexer's heads share one key of each position, which is kept in the KV cache.
+/// Queries, keys and weights of heads are projections of what attention's are projections of. Of equal scores, the lower
+/// position is taken first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Indexer {
+    pub heads: usize,
+    /// Number of elements of a query and of a key.
+    pub head_dim: usize,
+    /// Number of keys that a token attends to, or of blocks or pools of keys.
+    pub top_k: usize,
+    /// Index into [`Architecture::ropes`] of the rotation of queries and keys, if they are rotated. Their first elements rotate.
+    pub rope: Option<usize>,
+    pub rule: IndexerRule,
+}
+
+/// What an indexer chooses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum IndexerRule {
+    /// Positions. The score of a key is the sum over the heads of a weight times the positive part of the dot product of query
+    /// and key. Keys have a layer norm (DeepSeek-V3.2, the lightning indexer).
+    Keys,
+    /// Blocks of `length` positions, by every head for one key/value head. The score of a block is the largest dot product of
+    /// query and key. The block of the token's own position and the `before` blocks before it are always among the chosen
+    /// ones. Queries and keys have norms (MiniMax-M3).
+    Blocks { length: usize, before: usize },
+    /// Pools of `length` positions, scored like keys. The key of a pool is an average of its keys, weighted for every element by
+    /// the softmax of gates. Positions behind the last complete pool are always chosen (GLM-5-Next).
+    GatedPools { length: usize },
+    /// The same, without weights of heads, and with the mean of the keys. It is normed and rotated like the key at the pool's
+    /// first position. Queries have a norm (Qwen4-Exp).
+    MeanPools { length: usize },
+}
+
+impl Indexer {
+    /// Returns the pools of positions among which a token chooses.
+    pub fn pools(&self) -> Pools {
+        let complete = |length| Pools { length, ..Pools::positions(self.top_k) };
+        match self.rule {
+            IndexerRule::Keys => Pools::positions(self.top_k),
+            IndexerRule::Blocks { length, before } => Pools {
+                length,
+                // The block of the token's own position is one of them.
+                most: self.top_k.saturating_sub(1),
+                own_seen: true,
+                before_own: before,
+            },
+            IndexerRule::GatedPools { length } | IndexerRule::MeanPools { length } => {
+                complete(length)
+            }
+        }
+    }
+
+    /// Returns how pools are scored.
+    pub fn scores(&self) -> PoolScores {
+        match self.rule {
+            IndexerRule::Blocks { .. } => PoolScores::Largest,
+            _ => PoolScores::Weighted,
+        }
+    }
+
+    /// Returns the number of lists of chosen keys of a token.
+    pub fn lists(&self) -> usize {
+        if self.scores() == PoolScores::Largest { self.heads } else { 1 }
+    }
+
+    /// Returns the number of elements of a key in the KV cache, with its gates.
+    pub fn key_width(&self) -> usize {
+        match self.rule {
+            IndexerRule::GatedPools { .. } => 2 * self.head_dim,
+            _ => self.head_dim,
+        }
+    }
+
+    /// Returns true if the heads have weights.
+    pub fn has_weights(&self) -> bool {
+        matches!(self.rule, IndexerRule::Keys | IndexerRule::GatedPools { .. })
+    }
+
+    /// Returns the number of positions of a pool, if a pool has one key.
+    pub fn pooled(&self) -> Option<usize> {
+        match self.rule {
+            IndexerRule::GatedPools { length } | IndexerRule::MeanPools { length } => Some(length),
+            IndexerRule::Keys | IndexerRule::Blocks { .. } => None,
+        }
+    }
+}
+
+/// Embeddings of the n-grams that end at a token (Qwen4-Exp). Before their attention, some layers add what they make of them to the
+/// residual streams ([`NGramShape`]).
+///
+/// An n-gram has 2 to `size` tokens. Several hashes of it choose rows of a table, whose elements together are the embedding.
+#[derive(Debug, Clone, Serialize)]
+pub struct NGrams {
+    /// Number of tokens of the longest n-grams.
+    pub size: usize,
+    /// Number of hashes of each n-gram.
+    pub hashes: usize,
+    /// Number of elements of a token's embedding.
+    pub width: usize,
+    /// Number of tokens that the convolution sees, [`NGrams::size`] tokens apart.
+    pub taps: usize,
+    /// The token between texts. It stands for the tokens before it.
+    pub separator: u32,
+    /// The layers that add embeddings, ascending. Each has a table of its own.
+    pub layers: Vec<usize>,
+}
+
+impl NGrams {
+    /// Returns the number of rows of a table that make the embedding of a token.
+    pub fn rows_per_token(&self) -> usize {
+        (self.size - 1) * self.hashes
+    }
+
+    /// Returns the number of elements of a row.
+    pub fn row_width(&self) -> usize {
+        self.width / self.rows_per_token()
+    }
+
+    /// Returns the number of tokens before a row that its n-grams may have.
+    pub fn before(&self) -> usize {
+        self.size - 1
+    }
+
+    pub(super) fn validate(&self, layers: usize) -> Result<(), ModelError> {
+        check(
+            "tokens of n-grams",
+            self.size,
+            (2..=8).contains(&self.size),
+            "forebay knows 2 to 8",
+        )?;
+        let hashes = self.hashes;
+        check("hashes of n-grams", hashes, (1..=64).contains(&hashes), "forebay knows 1 to 64")?;
+        check_size("width of the embeddings of n-grams", self.width)?;
+        let rows = self.rows_per_token();
+        let fits = self.width.is_multiple_of(rows);
+        let expected = format!("it must be a multiple of the {rows} rows of a token");
+        check("width of the embeddings of n-grams", self.width, fits, &expected)?;
+        let taps = self.taps;
+        let key = "width of the convolution of n-grams";
+        check(key, taps, (2..=8).contains(&taps), "forebay knows 2 to 8")?;
+        let ascending = self.layers.is_sorted_by(|a, b| a < b);
+        let inside = self.layers.last().is_some_and(|last| *last < layers);
+        let given = format!("{:?}", self.layers);
+        check("layers with n-grams", given, ascending && inside, "each must be a layer, ascending")
+    }
+}
+
+/// Residual streams beside each other. Every block collapses them to its input, and its output is added to all of them.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Streams {
+    pub count: usize,
+    pub rule: StreamRule,
+}
+
+/// How blocks read and write residual streams.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub enum StreamRule {
+    /// Manifold-constrained hyper-connections (DeepSeek-V4, GLM-5-Next): products of the streams give a factor of every stream for
+    /// the input, one for the output, and a matrix that mixes the streams.
+    Mixed {
+        /// Number of times that the columns of the matrix are divided by their sums.
+        iterations: usize,
+        epsilon: f32,
+        /// How the streams collapse behind the last layer.
+        end: StreamsEnd,
+    },
+    /// Gated residuals (Qwen4): every element has a gate for the input, from a low-rank projection, and products give a factor of
+    /// every stream for the output. The streams collapse behind the last layer in the same way, and blocks have no other norm.
+    Gated {
+        /// Width of the low-rank projection.
+        rank: usize,
+    },
+}
+
+/// How mixed streams collapse behind the last layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum StreamsEnd {
+    /// Products of the streams give a factor of each (DeepSeek-V4).
+    Weighted,
+    /// Their mean (GLM-5-Next).
+    Mean,
+}
+
+/// The rule of a family whose models have residual streams beside each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamForm {
+    Mixed(StreamsEnd),
+    Gated,
+}
+
+impl Streams {
+    /// Returns what turns products of mixed streams into coefficients.
+    ///
+    /// # Panics
+    /// Panics if the streams are gated.
+    pub(crate) fn mixing<'a>(
+        &self,
+        scales: &'a [f32],
+        base: &'a [f32],
+        norm_epsilon: f32,
+    ) -> StreamMixing<'a> {
+        let StreamRule::Mixed { iterations, epsilon, .. } = self.rule else {
+            unreachable!("gated streams have no such weights");
+        };
+        StreamMixing { scales, base, iterations, epsilon, norm_epsilon }
+    }
+}
