@@ -78,7 +78,7 @@ async function checkOpenai(model) {
   });
   await run("schema", async () => {
     const response_format = { type: "json_schema", json_schema: { name: "fox", schema, strict: true } };
-    return legs((await ask({ max_tokens: 60, response_format })).choices[0].message.content);
+    return legs((await ask({ max_tokens: 200, response_format })).choices[0].message.content);
   });
   await run("response, streamed", async () => {
     let text = "";
@@ -121,7 +121,7 @@ async function checkAnthropic(model) {
   });
   await run("count", async () => (await claude.messages.countTokens({ model, messages })).input_tokens > 0);
   await run("schema", async () =>
-    legs(text(await ask({ max_tokens: 60, output_config: { format: { type: "json_schema", schema } } }))));
+    legs(text(await ask({ max_tokens: 200, output_config: { format: { type: "json_schema", schema } } }))));
   await run("error: unknown model", () => refused(() => ask({ model: "none" }), (e) => e instanceof Anthropic.NotFoundError));
   await run("error: wrong value", () =>
     refused(() => ask({ temperature: 9 }), (e) => e instanceof Anthropic.BadRequestError && e.message.includes("temperature")));
@@ -145,7 +145,7 @@ async function checkOllama(model, hasTools) {
     return text === (await ask({})).message.content;
   });
   await run("schema", async () =>
-    legs((await ask({ format: schema, options: { num_predict: 60 }, ...(hasTools ? { think: false } : {}) })).message.content));
+    legs((await ask({ format: schema, options: { num_predict: 200 }, ...(hasTools ? { think: false } : {}) })).message.content));
   await run("generate", async () => (await local.generate({ model, prompt: "Once", options: { num_predict: 5 } })).eval_count > 0);
   await run("embed", async () => (await local.embed({ model, input: ["A fox", "A dog"] })).embeddings.length === 2);
   await run("error: unknown model", () => refused(() => ask({ model: "none" }), (e) => e.status_code === 404));

@@ -119,13 +119,13 @@ def check_openai(model, _tools):
         "completion": lambda: len(client.completions.create(model=model, prompt="Once", max_tokens=3, logprobs=2).choices[0].logprobs.tokens),
         "completion, streamed": lambda: len(list(client.completions.create(model=model, prompt="Once", max_tokens=3, stream=True))) >= 2,
         "probabilities": probabilities,
-        "schema": lambda: legs(chat(max_tokens=60, response_format=FORM).choices[0].message.content),
+        "schema": lambda: legs(chat(max_tokens=200, response_format=FORM).choices[0].message.content),
         "results of tools": lambda: chat(messages=CALLED, tools=TOOLS).usage.total_tokens,
         "embeddings": lambda: len(client.embeddings.create(model=model, input=["A fox", "A dog"]).data) == 2,
         "response": lambda: responded(instructions="Be short.", tools=[{"type": "web_search"}]).usage.output_tokens,
         "response, streamed": response_streamed,
         "response, continued": response_continued,
-        "response, schema": lambda: legs(responded(max_output_tokens=60, text={"format": {
+        "response, schema": lambda: legs(responded(max_output_tokens=200, text={"format": {
             "type": "json_schema", "name": "fox", "schema": SCHEMA, "strict": True}}, reasoning={"effort": "none"}).output_text),
         "error: unknown model": lambda: refused(openai.NotFoundError, lambda: chat(model="none"), lambda e: e.code == "model_not_found"),
         "error: wrong value": lambda: refused(openai.BadRequestError, lambda: chat(temperature=9), lambda e: e.param == "temperature"),
@@ -220,7 +220,7 @@ def check_anthropic(model, _tools):
         "message, streamed": streamed,
         "count": lambda: client.messages.count_tokens(model=model, messages=MESSAGES).input_tokens,
         "replayed blocks": lambda: message(messages=replayed, tools=own, extra_body={"new_field": 1}).stop_reason,
-        "schema": lambda: legs(text(message(max_tokens=60, output_config={"format": {"type": "json_schema", "schema": SCHEMA}}))),
+        "schema": lambda: legs(text(message(max_tokens=200, output_config={"format": {"type": "json_schema", "schema": SCHEMA}}))),
         "error: unknown model": lambda: refused(
             anthropic.NotFoundError, lambda: message(model="none"), lambda e: e.body["error"]["type"] == "not_found_error"),
         "error: wrong value": lambda: refused(
@@ -269,7 +269,7 @@ def check_ollama(model, tools):
         "results of tools": lambda: chat(tools=TOOLS, messages=[
             *MESSAGES, {"role": "assistant", "tool_calls": [{"function": {"name": "look", "arguments": {"legs": 3}}}]},
             {"role": "tool", "tool_name": "look", "content": "a stool"}]).eval_count > 0,
-        "schema": lambda: legs(chat(format=SCHEMA, think=False if tools else None, options={"num_predict": 60}).message.content),
+        "schema": lambda: legs(chat(format=SCHEMA, think=False if tools else None, options={"num_predict": 200}).message.content),
         "error: unknown model": lambda: refused(ollama.ResponseError, lambda: chat(model="none"), lambda e: e.status_code == 404),
         "error: unknown model, streamed": lambda: refused(
             ollama.ResponseError, lambda: list(chat(model="none", stream=True)), lambda e: e.status_code == 404),
@@ -300,7 +300,7 @@ def check_litellm(model, tools):
         check("litellm", model, f"{provider}: streamed", lambda: len(list(ask(provider, stream=True))))
         check("litellm", model, f"{provider}: unknown model", lambda: refused(
             (litellm.NotFoundError, litellm.APIConnectionError), lambda: ask(provider, model="none"), lambda e: "is not here" in str(e)))
-    check("litellm", model, "schema", lambda: legs(ask("openai", max_tokens=60, response_format=FORM).choices[0].message.content))
+    check("litellm", model, "schema", lambda: legs(ask("openai", max_tokens=200, response_format=FORM).choices[0].message.content))
     check("litellm", model, "wrong value", lambda: refused(
         litellm.BadRequestError, lambda: ask("openai", temperature=9), lambda e: "temperature" in str(e)))
     if tools:
@@ -366,7 +366,7 @@ def check_llm(model, tools):
         for name, work in {
             "chat": lambda: run("-m", "here", "Once", "--no-stream", *few),
             "chat, streamed": lambda: run("-m", "here", "Once", *few) == run("-m", "here", "Once", "--no-stream", *few),
-            "schema": lambda: legs(run("-m", "here", "Once", "--schema", json.dumps(SCHEMA), "-o", "max_tokens", "80").strip()),
+            "schema": lambda: legs(run("-m", "here", "Once", "--schema", json.dumps(SCHEMA), "-o", "max_tokens", "200").strip()),
             "error: unknown model": lambda: "is not here" in run("-m", "gone", "Once", status=1),
         }.items():
             # A random model's answer may be empty or white space as a text.
