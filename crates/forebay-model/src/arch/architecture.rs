@@ -252,6 +252,8 @@ pub(crate) const SHORT_FACTORS: &str = "rope_factors_short.weight";
 /// Divisors of the rotary frequencies, one for each pair.
 #[derive(Debug, Clone, PartialEq)]
 pub enum RopeFactors {
+    /// The frequencies stay as they are, even if the file has factors.
+    None,
     Always(Vec<f32>),
     /// LongRoPE's factors up to its original context, and beyond it.
     ByContext {
@@ -266,6 +268,7 @@ impl RopeFactors {
     /// logits however it is split into batches.
     fn at(&self, scaling: RopeScaling, context: usize) -> Option<&[f32]> {
         match (self, scaling) {
+            (RopeFactors::None, _) => None,
             (RopeFactors::Always(factors), _) => Some(factors),
             (RopeFactors::ByContext { short, long }, RopeScaling::LongRope { .. }) => {
                 Some(if scaling.is_long(context) { long } else { short })

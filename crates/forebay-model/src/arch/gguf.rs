@@ -271,7 +271,7 @@ fn ropes(
     let rotary_dim = keys.optional_count("rope.dimension_count_swa")?.unwrap_or(rotary_dim);
     // Factors of the file are for the other layers if those have heads of another length.
     let is_other = dim_of(1).is_some_and(|dim| Some(dim) != dim_of(0));
-    let factors = is_other.then(|| RopeFactors::Always(vec![1.0; rotary_dim.min(1 << 24) / 2]));
+    let factors = is_other.then_some(RopeFactors::None);
     let windows = Rope { theta, rotary_dim, scaling: RopeScaling::None, factors, ..rope.clone() };
     Ok(vec![rope, windows])
 }
