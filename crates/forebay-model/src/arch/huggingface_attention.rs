@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::architecture::{
     Attention, AttentionBias, Latent, Naming, QkNorm, Rope, RopeFactors, Values,
 };
-use super::check::check_size;
+use super::check::check;
 use super::config::{Config, short};
 use super::families::{Family, WindowTheta, Windows};
 use super::names::Names;
@@ -212,7 +212,8 @@ fn rotation(
     let factors = match scaling {
         RopeScaling::LongRope { .. } => Some(parameters.long_factors(rotary_dim / 2)?),
         _ if parameters.is_proportional() && !windowed => {
-            check_size("rotary dimension", rotary_dim)?;
+            let fits = (1..=1 << 16).contains(&rotary_dim);
+            check("rotary dimension", rotary_dim, fits, "it must be from 1 to 65536")?;
             let share = parameters.float("partial_rotary_factor").unwrap_or(1.0);
             Some(proportional_factors(share, rotary_dim / 2))
         }
