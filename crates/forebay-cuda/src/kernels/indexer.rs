@@ -147,6 +147,7 @@ fn check(of: &Indexer, layer: &KvLayer) {
     let (shape, pools) = (&layer.shape, &of.pools);
     assert!(of.heads > 0 && pools.most > 0 && pools.length > 0, "{of:?} chooses nothing");
     assert!(pools.before_own <= pools.most, "{of:?}");
+    assert!(pools.length > 1 || !pools.own_seen, "{of:?} has blocks of one position");
     assert!(of.dim <= Indexer::DIM_MAX, "{of:?} has too long heads");
     let fits = shape.kv_heads == 1 && shape.dim_k == of.width() && shape.values_in_keys;
     assert!(fits, "{of:?} with keys of {shape:?}");

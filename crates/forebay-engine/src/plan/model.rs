@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forebay_compute::KvType;
 use forebay_format::{Catalog, TensorType};
-use forebay_model::weights::{FeedForwardWeights, PartMatrix, distinct};
+use forebay_model::weights::{FeedForwardWeights, PartMatrix, StreamWeights, distinct};
 use forebay_model::{Architecture, CacheSize, KvCapacity, KvInVram, Weights};
 use forebay_store::FileSet;
 use forebay_stream::ModelBlocks;
@@ -247,6 +247,7 @@ impl ModelCosts {
                     })
                 }
             };
+            dense.extend(layer.streams().flat_map(StreamWeights::matrices));
             if let Some(of) = &layer.ngrams {
                 dense.extend([&of.key, &of.value]);
             }

@@ -35,7 +35,7 @@ pub fn checks() -> Vec<Check> {
             let label = format!("pools keys {name} {}", if gated { "by gates" } else { "means" });
             checks.push(Check::new(label, move |context: &Context| keys(context, element, gated)));
         }
-        for (heads, dim) in [(5, 40), (20, 128)] {
+        for (heads, dim) in [(1, 64), (5, 40), (20, 128)] {
             let label = format!("pools choice {name} {heads}x{dim}");
             checks.push(Check::new(label, move |context: &Context| {
                 choice(context, element, heads, dim)

@@ -135,10 +135,11 @@ impl Architecture {
 
     /// Checks the numbers of attention with shared keys.
     pub(super) fn validate_shared_keys(&self) -> Result<(), ModelError> {
+        let (has_entries, indexed) = (self.has_entries(), self.indexer().is_some());
         for layer in self.attention_layers() {
             let (own, attention) = (&self.layers[layer], self.attention_of(layer));
             // Tiers keep whole sequences in one group only, which is that of entries.
-            let alone = own.window.is_some() || !self.has_entries();
+            let alone = own.window.is_some() || !has_entries;
             check("sliding window", "none", alone, "layers with compressed entries are beside it")?;
             let Some(shared) = attention.shared else { continue };
             let fits = own.rope.is_some()
@@ -146,7 +147,7 @@ impl Architecture {
                 && !own.chunked
                 && own.keys_of.is_none()
                 && attention.latent.is_none()
-                && self.indexer().is_none();
+                && !indexed;
             check("attention with shared keys", layer, fits, "a layer with rotation and a window")?;
             self.validate_shared(attention, &shared)?;
         }

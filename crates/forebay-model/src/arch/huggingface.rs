@@ -419,7 +419,7 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
             _ => {
                 let keys = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
                 let count = config.optional_first_count(&keys)?.unwrap_or(family.shared);
-                let own = config.optional_count(SHARED_MLP)?;
+                let own = config.optional_count(SHARED_MLP)?.filter(|_| family.shared > 0);
                 own.unwrap_or(width).saturating_mul(count)
             }
         },

@@ -207,6 +207,9 @@ impl NGrams {
         let fits = self.width.is_multiple_of(rows);
         let expected = format!("it must be a multiple of the {rows} rows of a token");
         check("width of the embeddings of n-grams", self.width, fits, &expected)?;
+        let elements = self.row_width();
+        let fits = elements <= 1 << 16;
+        check("elements of a row of n-grams", elements, fits, "forebay knows up to 65536")?;
         let taps = self.taps;
         let key = "width of the convolution of n-grams";
         check(key, taps, (2..=8).contains(&taps), "forebay knows 2 to 8")?;
@@ -275,5 +278,20 @@ impl Streams {
             unreachable!("gated streams have no such weights");
         };
         StreamMixing { scales, base, iterations, epsilon, norm_epsilon }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_ngrams_that_no_cache_holds_are_refused() {
+        let of = |width: usize| {
+            NGrams { size: 2, hashes: 1, width, taps: 4, separator: 0, layers: vec![0] }.validate(1)
+        };
+        of(1 << 16).unwrap();
+        let error = of((1 << 16) + 8).unwrap_err().to_string();
+        assert!(error.contains("elements of a row of n-grams"), "{error}");
     }
 }

@@ -1,5 +1,6 @@
 //! Layout of the activations that only indexers need.
 
+use forebay_compute::PoolScores;
 use forebay_cuda::{Indexer, Pools};
 
 use crate::arch;
@@ -47,7 +48,7 @@ pub(super) fn indexer_shape(of: &arch::Indexer, pools: Pools) -> Indexer {
         heads: of.heads,
         dim: of.head_dim,
         gated: of.key_width() > of.head_dim,
-        by_head: of.lists() > 1,
+        by_head: of.scores() == PoolScores::Largest,
         pools,
     }
 }
@@ -87,6 +88,21 @@ impl IndexerLayout {
             scores: self.scores + 4 * self.room as u64,
             lists: behind(self.lists, of.lists() * self.pools.most),
             ..*self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::arch::IndexerRule;
+
+    #[test]
+    fn one_head_that_chooses_blocks_scores_like_several() {
+        for heads in [1, 4] {
+            let rule = IndexerRule::Blocks { length: 8, before: 0 };
+            let of = arch::Indexer { heads, head_dim: 32, top_k: 3, rope: None, rule };
+            assert!(indexer_shape(&of, pools(&of, 64)).by_head);
         }
     }
 }

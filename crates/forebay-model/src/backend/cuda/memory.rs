@@ -19,7 +19,7 @@ use super::layout::{
 use super::relayout_kernels::workspace_bytes;
 use super::vectors::Vectors;
 use crate::ModelError;
-use crate::arch::{Architecture, Attention, KvInVram};
+use crate::arch::{Architecture, Attention, IndexerRule, KvInVram};
 use crate::backend::largest_context;
 use crate::sharing::{ALIGNMENT, DeviceShare, SubLayerPlan};
 use crate::statistics::VramUse;
@@ -478,6 +478,19 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
     if head_dim > 576 {
         let what = format!("attention heads of {head_dim} elements");
         return Err(ModelError::NotOnGpu { what });
+    }
+    if let Some(of) = architecture.indexer() {
+        // Kernels take lists of such blocks for lists of positions without the row's own.
+        if matches!(of.rule, IndexerRule::Blocks { length: 1, .. }) {
+            let what = "an indexer of blocks of one position".to_owned();
+            return Err(ModelError::NotOnGpu { what });
+        }
+        // Such rows have kernels of their own, which know positions only.
+        let rows = architecture.latent().map(|(latent, _)| (latent.rank, latent.rotary));
+        if of.pooled().is_some_and(|length| length > 1) && rows == Some((512, 64)) {
+            let what = "pools of keys of latent attention with 512 + 64 elements".to_owned();
+            return Err(ModelError::NotOnGpu { what });
+        }
     }
     for of in architecture.attentions.iter().filter(|of| of.shared.is_some()) {
         if of.head_dim > SHARED_KEY_DIM_MAX || !of.head_dim.is_multiple_of(8) {
