@@ -297,8 +297,14 @@ pub struct IndexerWeights {
 impl IndexerWeights {
     /// Returns all matrices.
     pub fn matrices(&self) -> impl Iterator<Item = PartMatrix> {
+        std::iter::once(self.q).chain(self.of_input())
+    }
+
+    /// Returns those that multiply the layer's normed input. The matrix of queries does so only where attention has no compressed
+    /// queries.
+    pub fn of_input(&self) -> impl Iterator<Item = PartMatrix> {
         let gate = self.gate.as_ref().map(|(matrix, _)| *matrix);
-        [Some(self.q), Some(self.k), self.weights, gate].into_iter().flatten()
+        [Some(self.k), self.weights, gate].into_iter().flatten()
     }
 }
 

@@ -1,6 +1,7 @@
 //! The attention block: projections, append to the KV cache, attention, output projection.
 
 use forebay_compute::{Attention, AttentionRun, MatmulJob, Matrix};
+use forebay_format::TensorType;
 use forebay_stream::{Lease, Residency};
 
 use super::backend::CpuBackend;
@@ -11,7 +12,9 @@ use super::products::{
 use crate::ModelError;
 use crate::arch::Latent;
 use crate::backend::Step;
-use crate::weights::{AttentionWeights, GroupedWeights, HeadMatrices, LatentWeights, PartMatrix};
+use crate::weights::{
+    AttentionWeights, GroupedWeights, HeadMatrices, IndexerWeights, LatentWeights, PartMatrix,
+};
 
 impl CpuBackend {
     pub(super) fn project_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
@@ -71,7 +74,9 @@ impl CpuBackend {
         let k = &mut scratch.k[..count * k_rows];
         let v = &mut scratch.v[..count * v_rows];
         let ty = |of: Option<PartMatrix>| of.map_or(weights.q.ty, |of| of.ty);
-        let types = [weights.q.ty, ty(weights.k), ty(weights.v)];
+        let own = [weights.q.ty, ty(weights.k), ty(weights.v)];
+        let of_indexer = weights.indexer.iter().flat_map(IndexerWeights::matrices);
+        let types = types_of_input(&own, of_indexer);
         scratch.input.prepare(cpu, normed, count, hidden, &types);
         let (x, rows) = (&scratch.input, scratch.rows.of(step));
         let [a, b] = both_kinds(matrix(residency, lease, &weights.q), x, rows, q);
@@ -90,8 +95,8 @@ impl CpuBackend {
         }
         if let (Some(indexer), Some(of)) = (&weights.indexer, attention.indexer.as_ref()) {
             let inputs = IndexerInputs {
-                normed: (&mut scratch.input, normed),
-                queries: None,
+                normed: &scratch.input,
+                queries: &scratch.input,
                 rows: scratch.rows.of(step),
                 rope: of.rope.map(|rope| &ropes[rope]),
                 positions,
@@ -150,7 +155,9 @@ impl CpuBackend {
         let kv_a = &mut at.kv_a[..count * weights.kv_a.rows];
         let normed = &scratch.normed[..count * hidden];
         let first = weights.q_a.as_ref().map_or(&weights.q, |(q_a, _)| q_a);
-        scratch.input.prepare(cpu, normed, count, hidden, &[first.ty, weights.kv_a.ty]);
+        let of_indexer = weights.indexer.iter().flat_map(IndexerWeights::of_input);
+        let types = types_of_input(&[first.ty, weights.kv_a.ty], of_indexer);
+        scratch.input.prepare(cpu, normed, count, hidden, &types);
         let q_a = &mut at.q_a[..count * weights.q_a.as_ref().map_or(0, |(q_a, _)| q_a.rows)];
         let out = if weights.q_a.is_some() { &mut *q_a } else { &mut *q };
         let (w, x) = (matrix(residency, lease, first), &scratch.input);
@@ -161,15 +168,16 @@ impl CpuBackend {
         matmul_beside_reads(cpu, residency, &mut [a, b, c, d])?;
         if let Some((_, norm)) = &weights.q_a {
             cpu.rms_norm_in_place(q_a, norm, epsilon);
-            scratch.inner.prepare(cpu, q_a, count, norm.len(), &[weights.q.ty]);
+            let ty = weights.indexer.as_ref().map_or(weights.q.ty, |of| of.q.ty);
+            scratch.inner.prepare(cpu, q_a, count, norm.len(), &[weights.q.ty, ty]);
             let (w, x) = (matrix(residency, lease, &weights.q), &scratch.inner);
             let mut jobs = both_kinds(w, x, scratch.rows.of(step), q);
             matmul_beside_reads(cpu, residency, &mut jobs)?;
         }
         if let (Some(indexer), Some(of)) = (&weights.indexer, step.attention().indexer.as_ref()) {
             let inputs = IndexerInputs {
-                normed: (&mut scratch.input, normed),
-                queries: Some((&mut scratch.inner, &*q_a)),
+                normed: &scratch.input,
+                queries: &scratch.inner,
                 rows: scratch.rows.of(step),
                 rope: of.rope.map(|rope| &ropes[rope]),
                 positions,
@@ -352,4 +360,15 @@ fn join_rows([a, b]: [&[f32]; 2], [first, second]: [usize; 2], rows: &mut [f32])
         row[..first].copy_from_slice(a);
         row[first..].copy_from_slice(b);
     }
+}
+
+/// Returns the types of the matrices that multiply a layer's normed input: `own`, and those of an indexer.
+fn types_of_input(
+    own: &[TensorType],
+    of_indexer: impl Iterator<Item = PartMatrix>,
+) -> [TensorType; 7] {
+    let mut types = [own[0]; 7];
+    let all = own.iter().copied().chain(of_indexer.map(|of| of.ty));
+    types.iter_mut().zip(all).for_each(|(to, ty)| *to = ty);
+    types
 }

@@ -162,13 +162,12 @@ pub(super) fn index_layers(architecture: &Architecture, layers: &[KvLayer]) -> V
     layers.iter().enumerate().map(of_layer).collect()
 }
 
-/// What an indexer's projections are computed from. The activations are rounded again, because the indexer's matrices may have
-/// other types.
+/// Inputs of an indexer's projections, prepared for the types of its matrices.
 pub(super) struct IndexerInputs<'a> {
     /// The layer's normed input `[tokens, hidden]`.
-    pub normed: (&'a mut Activations, &'a [f32]),
-    /// Compressed queries `[tokens, query rank]`, if attention has such. Otherwise queries are projections of the normed input.
-    pub queries: Option<(&'a mut Activations, &'a [f32])>,
+    pub normed: &'a Activations,
+    /// Compressed queries `[tokens, query rank]` if attention has such, otherwise the normed input.
+    pub queries: &'a Activations,
     pub rows: RowsByKind<'a>,
     pub rope: Option<&'a RopeTable>,
     pub positions: &'a [u32],
@@ -189,36 +188,25 @@ pub(super) fn project_indexer(
     let IndexerScratch { q, k, gates, weights: of_heads, .. } = out;
     let q = &mut q[..count * of.heads * of.head_dim];
     let k = &mut k[..count * of.head_dim];
-    let (x, values) = normed;
-    let types: [_; 4] =
-        std::array::from_fn(|at| weights.matrices().nth(at).unwrap_or(weights.k).ty);
-    x.prepare(cpu, values, count, weights.k.cols, &types);
-    let x = &*x;
-    let from = match queries {
-        Some((from, values)) => {
-            from.prepare(cpu, values, count, weights.q.cols, &[weights.q.ty]);
-            &*from
-        }
-        None => x,
-    };
     let (w_q, w_k) = (matrix(residency, lease, &weights.q), matrix(residency, lease, &weights.k));
-    let [a, b] = both_kinds(w_q, from, rows, q);
-    let [c, d] = both_kinds(w_k, x, rows, k);
+    let [a, b] = both_kinds(w_q, queries, rows, q);
+    let [c, d] = both_kinds(w_k, normed, rows, k);
     let of_heads = weights.weights.as_ref().map(|of_weights| {
         let out = &mut of_heads[..count * of.heads];
-        both_kinds(matrix(residency, lease, of_weights), x, rows, out)
+        both_kinds(matrix(residency, lease, of_weights), normed, rows, out)
     });
     let gates = weights.gate.as_ref().map(|(gate, _)| {
-        both_kinds(matrix(residency, lease, gate), x, rows, &mut gates[..count * of.head_dim])
+        both_kinds(matrix(residency, lease, gate), normed, rows, &mut gates[..count * of.head_dim])
     });
     match (of_heads, gates) {
         (None, None) => matmul_beside_reads(cpu, residency, &mut [a, b, c, d])?,
-        (Some([e, f]), None) | (None, Some([e, f])) => {
+        (Some([e, f]), None) => {
             matmul_beside_reads(cpu, residency, &mut [a, b, c, d, e, f])?;
         }
         (Some([e, f]), Some([g, h])) => {
             matmul_beside_reads(cpu, residency, &mut [a, b, c, d, e, f, g, h])?;
         }
+        (None, Some(_)) => unreachable!("gates come with weights of heads"),
     }
     norm_in_place(cpu, q, weights.q_norm.as_deref(), epsilon);
     match &weights.k_norm_bias {
