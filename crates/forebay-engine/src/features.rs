@@ -120,8 +120,7 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
         let words = format!("{} {what}, by scores of {} heads", of.top_k, of.heads);
         add("sparse attention with an indexer", words);
     }
-    let ratios = attentions.iter().filter_map(|of| of.shared?.entries);
-    for of in ratios {
+    for of in attentions.iter().filter_map(|of| of.shared?.entries) {
         let seen = match of.indexer {
             Some(indexer) => {
                 format!("{} of them by scores of {} heads", indexer.top_k, indexer.heads)

@@ -4,14 +4,12 @@
 mod requests;
 mod support;
 
-use std::ops::ControlFlow;
 use std::path::Path;
 
 use forebay_engine::engine::EngineOptions;
-use forebay_engine::{Engine, GenerateOptions, Session, SessionOptions, inspect};
-use forebay_model::sampling::Sampling;
+use forebay_engine::{Engine, Session, SessionOptions, inspect};
 use serde_json::{Value, json};
-use support::{changed, fixture};
+use support::{changed, fixture, generate_greedily};
 
 const MODEL: &str = "models/deepseek_v4";
 const FOLDER: &str = "deepseek_v4";
@@ -54,25 +52,20 @@ fn a_prompt_goes_on_behind_any_beginning_with_the_same_bits() {
     }
 }
 
-fn feed(session: &mut Session, ids: &[u32], tokens: usize) -> Vec<u32> {
-    let options = GenerateOptions::exactly(tokens, Sampling::greedy());
-    session.generate(ids, &options, &mut |_| ControlFlow::Continue(())).unwrap().tokens
-}
-
 /// What is computed again behind a cut replaces the entries that the dropped positions left.
 #[test]
 fn a_sequence_goes_back_and_on_with_the_same_tokens() {
     let Some(path) = fixture(MODEL) else { return };
     let prompt = prompt(270);
-    let expected = feed(&mut open(&path), &prompt, 24);
+    let expected = generate_greedily(&mut open(&path), &prompt, 24);
     let mut session = open(&path);
     for cut in [269, 258, 257, 256, 255, 250, 130, 127, 3] {
         session.reset();
         // Other tokens stand where the prompt goes on.
         let other: Vec<u32> = prompt[cut..].iter().map(|id| (id + 1) % 490).collect();
-        feed(&mut session, &[&prompt[..cut], &other].concat(), 5);
+        generate_greedily(&mut session, &[&prompt[..cut], &other].concat(), 5);
         assert_eq!(session.truncate(cut), cut);
-        assert_eq!(feed(&mut session, &prompt[cut..], 24), expected, "cut at {cut}");
+        assert_eq!(generate_greedily(&mut session, &prompt[cut..], 24), expected, "cut at {cut}");
     }
 }
 

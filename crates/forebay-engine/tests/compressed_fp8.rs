@@ -10,7 +10,7 @@ use forebay_engine::{Session, SessionOptions};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
 use serde_json::{Value, json};
-use support::fixture;
+use support::{e4m3, fixture};
 use tempfile::TempDir;
 
 /// Rows and columns that share a scale.
@@ -110,14 +110,4 @@ fn quantised(data: &[u8], rows: usize, cols: usize) -> (Vec<u8>, Vec<u8>) {
 
 fn power_of_two(scale: u8) -> f32 {
     2f32.powi(i32::from(scale) - 127)
-}
-
-/// Returns the value of a number of 8 bits, without infinities.
-fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-    let size = match exponent {
-        0 => mantissa / 8.0 * 2f32.powi(-6),
-        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
-    };
-    if code & 128 == 0 { size } else { -size }
 }

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::{EngineError, Session, SessionOptions};
 use forebay_store::{FaultKind, FaultPlan, FileIndex, IoKind};
-use forebay_stream::StreamError;
-use support::fixture;
+use support::{fixture, needed_bytes};
 
 const EIO: i32 = 5;
 
@@ -30,10 +29,7 @@ fn run(path: &Path, options: &SessionOptions) -> Result<Vec<u32>, EngineError> {
 }
 
 fn smallest(path: &Path) -> u64 {
-    match run(path, &options(Some(1), None)) {
-        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => needed_bytes,
-        other => panic!("a byte of budget must be refused: {other:?}"),
-    }
+    needed_bytes(run(path, &options(Some(1), None)))
 }
 
 /// Returns the middle of an expert tensor. Reads of experts touch it. Aligned reads of dense blocks reach into

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use forebay_engine::{Session, SessionOptions, inspect};
 use serde_json::{Value, json};
-use support::changed;
+use support::{changed, with_causes};
 
 /// Returns the bits of the logits of a prompt, and of a shorter one token by token.
 fn logits(folder: &Path, exact: bool) -> Vec<u32> {
@@ -161,13 +161,7 @@ fn pools_that_make_no_sense_are_refused() {
 fn error_of(folder: &Path) -> String {
     let opened = Session::open(folder, &SessionOptions::default(), &mut |_, _| {});
     let Some(error) = opened.err() else { return String::new() };
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(&error);
-    while let Some(of) = cause {
-        text += &format!(": {of}");
-        cause = of.source();
-    }
-    text
+    with_causes(&error)
 }
 
 #[test]

@@ -15,7 +15,7 @@ use forebay_engine::{
 };
 use forebay_model::sampling::Sampling;
 use forebay_store::{FaultKind, FaultPlan, FileIndex, IoKind};
-use support::{fixture, recurrent_models};
+use support::{fixture, needed_bytes, recurrent_models};
 
 /// Reads complete within milliseconds here, so anything that takes longer waited for something else.
 const SOON: Duration = Duration::from_secs(5);
@@ -42,8 +42,7 @@ fn open(path: &Path, interrupt: &Interrupt, ram_bytes: Option<u64>) -> Session {
 
 fn smallest(path: &Path) -> u64 {
     let options = SessionOptions { ram_bytes: Some(1), ..SessionOptions::default() };
-    let error = Session::open(path, &options, &mut |_, _| {}).err().expect("a byte is too little");
-    error.needed_bytes().expect("it says how much is needed")
+    needed_bytes(Session::open(path, &options, &mut |_, _| {}))
 }
 
 fn answer(session: &mut Session, prompt: &[u32]) -> Generation {

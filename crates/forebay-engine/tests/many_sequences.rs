@@ -11,8 +11,7 @@ use std::time::Duration;
 use forebay_engine::engine::{EngineOptions, Event, Latency, Request, RequestEnd, Sink, Snapshot};
 use forebay_engine::{Engine, EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
-use forebay_stream::StreamError;
-use support::{fixture, models, recurrent_models};
+use support::{fixture, models, needed_bytes, recurrent_models};
 
 const CONTEXT: usize = 160;
 
@@ -27,11 +26,7 @@ fn open_with(path: &Path, options: SessionOptions) -> Result<Session, EngineErro
 
 /// Returns the smallest budget that works, from the error that a budget of one byte causes.
 fn smallest(path: &Path) -> u64 {
-    match open(path, Some(1), 1) {
-        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => needed_bytes,
-        Err(error) => panic!("one byte must be refused as too small: {error}"),
-        Ok(_) => panic!("one byte must be refused"),
-    }
+    needed_bytes(open(path, Some(1), 1))
 }
 
 /// A request with the step before which it comes, and the number of tokens after which it is cancelled.

@@ -18,8 +18,7 @@ use forebay_store::{
     StoreError, Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploading, open_engine,
     open_faulty_engine,
 };
-use forebay_stream::StreamError;
-use support::{fixture, fixtures, recurrent_models};
+use support::{fixture, fixtures, needed_bytes, recurrent_models};
 
 fn never(_: u64, _: u64) -> bool {
     true
@@ -81,11 +80,7 @@ fn bits(session: &mut Session) -> Result<Vec<u32>, EngineError> {
 }
 
 fn smallest(path: &Path) -> u64 {
-    match open(path, &options(Some(1))) {
-        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => needed_bytes,
-        Err(error) => panic!("one byte must be refused as too small: {error}"),
-        Ok(_) => panic!("one byte must be refused"),
-    }
+    needed_bytes(open(path, &options(Some(1))))
 }
 
 /// Returns every model of the fixtures: GGUF files, and folders with a configuration.

@@ -7,7 +7,7 @@ mod support;
 use forebay_engine::{Session, SessionOptions};
 use half::{bf16, f16};
 use serde_json::{Map, Value, json};
-use support::write_safetensors;
+use support::{e4m3, write_safetensors};
 
 const HIDDEN: usize = 128;
 const WIDTH: usize = 256;
@@ -158,15 +158,6 @@ type Form = fn(&mut Matrix<'_>) -> Vec<f32>;
 /// Returns the group of four bits with number `index`, counted from the lowest bits of a word.
 fn nibble(word: u32, index: usize) -> u32 {
     word >> (4 * index) & 15
-}
-
-fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-    let magnitude = match exponent {
-        0 => mantissa / 512.0,
-        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
-    };
-    if code < 128 { magnitude } else { -magnitude }
 }
 
 fn fp8_by_row(matrix: &mut Matrix<'_>) -> Vec<f32> {

@@ -8,7 +8,7 @@ use std::fs;
 use forebay_engine::{Session, SessionOptions};
 use safetensors::tensor::{Dtype, TensorView};
 use safetensors::{SafeTensors, serialize};
-use support::fixture;
+use support::{e4m3, fixture};
 
 /// Rows and columns that share a scale.
 const TILE: usize = 128;
@@ -51,14 +51,4 @@ fn a_plain_kv_b_beside_quantised_matrices_gives_the_same_logits() {
     let (quantised, mixed) = (logits(&folder), logits(copy.path()));
     let largest = quantised.iter().zip(&mixed).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(largest < 1e-5, "{largest}");
-}
-
-/// Returns the value of a number of 8 bits, without infinities.
-fn e4m3(code: u8) -> f32 {
-    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
-    let size = match exponent {
-        0 => mantissa / 8.0 * 2f32.powi(-6),
-        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
-    };
-    if code & 128 == 0 { size } else { -size }
 }

@@ -5,7 +5,7 @@ mod support;
 
 use forebay_engine::{Session, SessionOptions};
 use serde_json::{Value, json};
-use support::changed;
+use support::{changed, with_causes};
 
 /// Opens a fixture whose configuration has other values. Returns the error.
 fn error_of(name: &str, changes: &[(&str, Value)]) -> Option<String> {
@@ -17,15 +17,7 @@ fn error_of(name: &str, changes: &[(&str, Value)]) -> Option<String> {
     let options = SessionOptions { context: Some(64), ..SessionOptions::default() };
     match Session::open(copy.path(), &options, &mut |_, _| {}) {
         Ok(_) => panic!("{name} opens with {changes:?}"),
-        Err(error) => {
-            let mut text = error.to_string();
-            let mut source = std::error::Error::source(&error);
-            while let Some(cause) = source {
-                text = format!("{text}: {cause}");
-                source = cause.source();
-            }
-            Some(text)
-        }
+        Err(error) => Some(with_causes(&error)),
     }
 }
 

@@ -9,9 +9,9 @@ use std::path::Path;
 use forebay_engine::pack::pack;
 use forebay_engine::{EngineError, Session, SessionOptions};
 use forebay_store::{IoKind, OutputFile};
-use forebay_stream::{PolicyKind, StreamError};
+use forebay_stream::PolicyKind;
 use serde_json::{Value, json};
-use support::write_safetensors;
+use support::{needed_bytes, write_safetensors};
 
 const LAYERS: usize = 2;
 const EXPERTS: usize = 6;
@@ -190,10 +190,7 @@ fn bits(session: &mut Session) -> Vec<u32> {
 }
 
 fn smallest(path: &Path) -> u64 {
-    match open(path, &options(Some(1))) {
-        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => needed_bytes,
-        other => panic!("one byte must be refused as too small: {:?}", other.map(drop)),
-    }
+    needed_bytes(open(path, &options(Some(1))))
 }
 
 #[test]

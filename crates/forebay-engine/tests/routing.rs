@@ -2,33 +2,17 @@
 
 mod support;
 
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
 
 use forebay_engine::{EngineError, GenerateOptions, RoutingSource, Session, SessionOptions};
 use forebay_lab::replay::{Predictor, predict};
 use forebay_model::sampling::Sampling;
 use forebay_stream::{
-    CacheShape, Capacity, Lookups, Phase, PolicyKind, RoutingTrace, StreamError, replay, routing,
+    CacheShape, Capacity, Lookups, Phase, PolicyKind, RoutingTrace, replay, routing,
 };
 use safetensors::SafeTensors;
-use support::fixture;
-
-#[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Shared {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
+use support::{SharedBytes, fixture, needed_bytes};
 
 fn options(ram_bytes: Option<u64>, policy: PolicyKind) -> SessionOptions {
     SessionOptions {
@@ -48,10 +32,7 @@ fn open(path: &Path, options: &SessionOptions) -> Result<Session, EngineError> {
 /// that runs.
 fn budgets(path: &Path) -> [u64; 3] {
     let policy = PolicyKind::LRU;
-    let smallest = match open(path, &options(Some(1), policy)) {
-        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => needed_bytes,
-        other => panic!("one byte must be refused as too small: {:?}", other.map(drop)),
-    };
+    let smallest = needed_bytes(open(path, &options(Some(1), policy)));
     let all = open(path, &options(None, policy)).unwrap().plan().unwrap().arena_bytes + (8 << 20);
     [smallest + (all - smallest) / 4, smallest + (all - smallest) / 2, all]
 }
@@ -82,11 +63,11 @@ fn talk(session: &mut Session) -> usize {
 }
 
 fn recorded(session: &mut Session, scores: bool) -> (RoutingTrace, usize) {
-    let out = Shared::default();
+    let out = SharedBytes::default();
     session.record_routing(Box::new(out.clone()), scores).unwrap();
     let generated = talk(session);
     session.end_routing().unwrap();
-    let trace = routing::read(out.0.lock().unwrap().as_slice()).unwrap();
+    let trace = routing::read(out.bytes().as_slice()).unwrap();
     (trace, generated)
 }
 
@@ -230,14 +211,14 @@ fn early_scores_are_the_routers_product_with_the_state_one_layer_before() {
     let mut session =
         open(&folder, &SessionOptions { exact: true, ..options(None, PolicyKind::LAYER_LFU) })
             .unwrap();
-    let out = Shared::default();
+    let out = SharedBytes::default();
     session.record_routing(Box::new(out.clone()), true).unwrap();
     const TOKENS: [u32; 3] = [7, 101, 402];
     for token in TOKENS {
         session.logits(&[token], None).unwrap();
     }
     session.end_routing().unwrap();
-    let trace = routing::read(out.0.lock().unwrap().as_slice()).unwrap();
+    let trace = routing::read(out.bytes().as_slice()).unwrap();
     for (row, token) in TOKENS.into_iter().enumerate() {
         let hidden = 64;
         let start = token as usize * hidden;

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use forebay_engine::{EngineError, KvCacheType, Session, SessionOptions};
 use forebay_store::IoKind;
-use forebay_stream::{PolicyKind, StreamError};
-use support::{fixture, recurrent_models};
+use forebay_stream::PolicyKind;
+use support::{fixture, needed_bytes, recurrent_models};
 
 const POLICIES: [PolicyKind; 3] = [PolicyKind::LAYER_LRU, PolicyKind::LAYER_LFU, PolicyKind::LRU];
 
@@ -40,11 +40,7 @@ fn open(path: &Path, options: &SessionOptions) -> Result<Session, EngineError> {
 
 /// Returns the smallest budget that works, from the error that a budget of one byte causes.
 fn smallest(path: &Path) -> u64 {
-    match open(path, &options(Some(1))) {
-        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => needed_bytes,
-        Err(error) => panic!("one byte must be refused as too small: {error}"),
-        Ok(_) => panic!("one byte must be refused"),
-    }
+    needed_bytes(open(path, &options(Some(1))))
 }
 
 fn models() -> Vec<PathBuf> {

@@ -2,7 +2,6 @@
 
 mod support;
 
-use std::io::Write;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
@@ -10,26 +9,14 @@ use std::sync::{Arc, Mutex};
 use forebay_engine::engine::{EngineOptions, Event, Pooling, Request};
 use forebay_engine::{Engine, EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
-use forebay_stream::{RoutingTrace, StreamError, routing};
+use forebay_stream::{RoutingTrace, routing};
 use safetensors::SafeTensors;
 use serde_json::json;
-use support::{changed, copied, fixture};
+use support::{
+    SharedBytes, changed, copied, fixture, generate_greedily, needed_bytes, with_causes,
+};
 
 const MODELS: [&str; 2] = ["models/deepseek_v4", "models/qwen4_exp"];
-
-#[derive(Clone, Default)]
-struct Shared(Arc<Mutex<Vec<u8>>>);
-
-impl Write for Shared {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
 
 fn options(ram_bytes: Option<u64>, prefetch: bool) -> SessionOptions {
     SessionOptions {
@@ -47,25 +34,21 @@ fn open(path: &Path, options: &SessionOptions) -> Result<Session, EngineError> {
 
 /// Returns the smallest budget that works.
 fn smallest(path: &Path) -> u64 {
-    match open(path, &options(Some(1), false)) {
-        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => needed_bytes,
-        other => panic!("one byte must be refused as too small: {:?}", other.map(drop)),
-    }
+    needed_bytes(open(path, &options(Some(1), false)))
 }
 
 fn generate(session: &mut Session) -> Vec<u32> {
     let prompt: Vec<u32> = (0..20).map(|at| (at * 37 + 11) % 490).collect();
-    let options = GenerateOptions::exactly(12, Sampling::greedy());
-    session.generate(&prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap().tokens
+    generate_greedily(session, &prompt, 12)
 }
 
 fn recorded(path: &Path, options: &SessionOptions, scores: bool) -> (RoutingTrace, Vec<u32>) {
     let mut session = open(path, options).unwrap();
-    let out = Shared::default();
+    let out = SharedBytes::default();
     session.record_routing(Box::new(out.clone()), scores).unwrap();
     let tokens = generate(&mut session);
     session.end_routing().unwrap();
-    let trace = routing::read(out.0.lock().unwrap().as_slice()).unwrap();
+    let trace = routing::read(out.bytes().as_slice()).unwrap();
     (trace, tokens)
 }
 
@@ -175,10 +158,7 @@ fn error_with(numbers: [i64; 3]) -> Option<String> {
     }
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, bytes).unwrap();
-    open(copy.path(), &options(None, false)).err().map(|error| {
-        let cause = std::error::Error::source(&error).map(ToString::to_string);
-        format!("{error}: {}", cause.unwrap_or_default())
-    })
+    open(copy.path(), &options(None, false)).err().map(|error| with_causes(&error))
 }
 
 #[test]

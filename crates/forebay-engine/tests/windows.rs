@@ -11,7 +11,7 @@ use forebay_engine::{EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use forebay_store::FaultPlan;
 use forebay_stream::StreamError;
-use support::changed;
+use support::{changed, generate_greedily};
 use tempfile::TempDir;
 
 /// Larger than a window, a batch and the rounding of rows together.
@@ -99,32 +99,27 @@ fn the_cache_keeps_windows_and_plans_say_so() {
     assert_eq!(bytes(Some(WINDOW), 300), bytes(None, 300));
 }
 
-fn feed(session: &mut Session, ids: &[u32], tokens: usize) -> Vec<u32> {
-    let options = GenerateOptions::exactly(tokens, Sampling::greedy());
-    session.generate(ids, &options, &mut |_| ControlFlow::Continue(())).unwrap().tokens
-}
-
 #[test]
 fn going_back_is_possible_within_a_batch_and_else_begins_anew() {
     let (_folder, path) = windowed(Some(WINDOW));
     let mut session = open(&path, CONTEXT);
     let ids = text(1400);
-    feed(&mut session, &ids, 1);
+    generate_greedily(&mut session, &ids, 1);
     assert_eq!(session.truncate(1000), 1000);
     assert_eq!(session.cached_tokens(), &ids[..1000]);
-    let again = feed(&mut session, &ids[1000..], 20);
+    let again = generate_greedily(&mut session, &ids[1000..], 20);
     session.reset();
-    assert_eq!(feed(&mut session, &ids, 20), again);
+    assert_eq!(generate_greedily(&mut session, &ids, 20), again);
 
     // The 49 blocks of the window hold the last 784 positions, rounded to blocks. That is what was read last.
     assert_eq!(session.truncate(670), 670);
     assert_eq!(session.truncate(600), 0, "a window before 600 is gone");
     assert!(session.cached_tokens().is_empty());
-    assert_eq!(feed(&mut session, &ids, 20), again);
+    assert_eq!(generate_greedily(&mut session, &ids, 20), again);
 
     let (_all, path) = windowed(None);
     let mut session = open(&path, CONTEXT);
-    feed(&mut session, &ids, 1);
+    generate_greedily(&mut session, &ids, 1);
     assert_eq!((session.truncate(3), session.cached_tokens().len()), (3, 3));
 }
 
@@ -135,8 +130,8 @@ fn a_prompt_that_fails_leaves_what_was_before_it_or_nothing() {
     let (_folder, path) = windowed(Some(WINDOW));
     let (before, prompt) = (text(300), text(1650).split_off(300));
     let mut resident = open(&path, CONTEXT);
-    feed(&mut resident, &before, 1);
-    let expected = feed(&mut resident, &prompt, 5);
+    generate_greedily(&mut resident, &before, 1);
+    let expected = generate_greedily(&mut resident, &prompt, 5);
     let mut ends = BTreeSet::new();
     for seed in 0..24 {
         let faults = FaultPlan { outage_one_in: 24, seed, ..FaultPlan::default() };

@@ -6,7 +6,7 @@ use forebay_codec::{Codec as ChunkCodec, Compact, Encoding};
 use forebay_format::pack::{CODED_CHUNK_BYTES_MAX, Conversion, TensorStorage};
 use forebay_format::{Block, Catalog, Extent, TensorInfo, TensorType};
 use forebay_model::Weights;
-use forebay_model::weights::{AttentionWeights, FeedForwardWeights, PartMatrix};
+use forebay_model::weights::{FeedForwardWeights, PartMatrix};
 use forebay_store::FileSet;
 
 use super::blocks::tensor_at;
@@ -107,11 +107,7 @@ impl Choice {
         for (layer, block) in weights.layers.iter().zip(&weights.blocks.dense) {
             let mut plain = Vec::new();
             let mut together = Vec::new();
-            match &layer.attention {
-                AttentionWeights::Latent(of) => plain.extend([of.k_b.matrix, of.v_b.matrix]),
-                AttentionWeights::Shared(of) => plain.push(of.o_a.matrix),
-                _ => {}
-            }
+            plain.extend(layer.attention.head_matrices().iter().map(|of| of.matrix));
             match &layer.feed_forward {
                 FeedForwardWeights::None => {}
                 FeedForwardWeights::Dense { gate, up, .. } => together.extend(pair(gate, up)),

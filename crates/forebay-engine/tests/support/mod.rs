@@ -1,9 +1,15 @@
 //! Finds reference data, and makes changed copies of it.
 #![allow(dead_code, reason = "every test file uses a part of it")]
 
-use std::io::Write as _;
+use std::error::Error;
+use std::io::Write;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
+use forebay_engine::{EngineError, GenerateOptions, Session};
+use forebay_model::sampling::Sampling;
+use forebay_stream::StreamError;
 use serde_json::{Map, Value};
 use tempfile::TempDir;
 
@@ -110,4 +116,61 @@ pub fn recurrent_models() -> Vec<PathBuf> {
     .iter()
     .filter_map(|name| fixture(name))
     .collect()
+}
+
+/// What is written to clones of this value, together.
+#[derive(Clone, Default)]
+pub struct SharedBytes(Arc<Mutex<Vec<u8>>>);
+
+impl SharedBytes {
+    pub fn bytes(&self) -> Vec<u8> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+impl Write for SharedBytes {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Returns the text of an error and of its causes.
+pub fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// Returns the smallest budget that works, from the answer to one byte.
+pub fn needed_bytes<T>(opened: Result<T, EngineError>) -> u64 {
+    match opened {
+        Err(EngineError::Stream(StreamError::BudgetTooSmall { needed_bytes, .. })) => needed_bytes,
+        Err(error) => panic!("one byte must be refused as too small: {error}"),
+        Ok(_) => panic!("one byte must be refused"),
+    }
+}
+
+/// Returns the value of an E4M3 code.
+pub fn e4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = (i32::from(code >> 3 & 15), f32::from(code & 7));
+    let magnitude = match exponent {
+        0 => mantissa / 512.0,
+        _ => (1.0 + mantissa / 8.0) * 2f32.powi(exponent - 7),
+    };
+    if code < 128 { magnitude } else { -magnitude }
+}
+
+/// Generates so many tokens without a choice of chance.
+pub fn generate_greedily(session: &mut Session, ids: &[u32], tokens: usize) -> Vec<u32> {
+    let options = GenerateOptions::exactly(tokens, Sampling::greedy());
+    session.generate(ids, &options, &mut |_| ControlFlow::Continue(())).unwrap().tokens
 }
