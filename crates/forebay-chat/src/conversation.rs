@@ -12,7 +12,7 @@ use crate::{ListMarks, Message, ToolCall, ToolSyntax, generic_tools, probe, text
 /// Names under which templates look for the reasoning of a message.
 const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-/// What a template needs from a conversation.
+/// Form that a template needs of the messages of a conversation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Needs {
     /// Fields of a message that the template reads reasoning from.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-/// What is known about the tools that the model may call.
+/// Tools that the model may call, as far as they are known. They decide which calls of an answer count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Offer {
     /// Nothing is known. Calls with marks count, calls without marks are text.

@@ -6,9 +6,10 @@
 //! on where the sequence is cut into calls.
 
 use crate::cpu::Cpu;
-use crate::ops::{norm_row, share};
+use crate::ops::{logistic, norm_row, share, times_logistic};
 use crate::recurrent::{StateRun, check_places};
-use crate::simd::{Kernel, LANES, Simd, dispatch, silu};
+use crate::simd::{Kernel, LANES, Simd, dispatch};
+use crate::streams::StreamShape;
 
 /// Shape of the addition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -92,20 +93,8 @@ impl Cpu {
                 key.iter_mut().zip(value).for_each(|(key, value)| *key = gate * value);
             }
         });
-        let keys = &*keys;
-        self.pool.for_each_chunk_mut(
-            inputs,
-            share(rows * channels, channels),
-            |_, start, inputs| {
-                inputs.copy_from_slice(&keys[start..][..inputs.len()]);
-                for row in inputs.chunks_exact_mut(channels) {
-                    let weights = norms.convolution.chunks_exact(hidden);
-                    for (row, weight) in row.chunks_exact_mut(hidden).zip(weights) {
-                        norm_row(self, row, weight, norms.epsilon);
-                    }
-                }
-            },
-        );
+        let streams = StreamShape { count: shape.streams, width: hidden };
+        self.norm_streams(keys, streams, norms.convolution, norms.epsilon, inputs);
     }
 
     /// Adds gated values, and the SiLU of the convolution of `inputs`, to the streams `x`. All are `[rows, streams, hidden]`; `weights`
@@ -133,9 +122,8 @@ impl Cpu {
         check_places(runs, shape.state_floats(), states.len());
         let before = &*states;
         self.pool.for_each_chunk_mut(x, share(rows * channels, channels), |_, start, x| {
-            let mut first = 0;
             for (at, x) in x.chunks_exact_mut(channels).enumerate() {
-                let row = start / channels + at;
+                let (row, mut first) = (start / channels + at, 0);
                 let own = runs.iter().find(|run| {
                     let is_own = row < first + run.tokens;
                     first += if is_own { 0 } else { run.tokens };
@@ -151,7 +139,6 @@ impl Cpu {
                 let gated = &gated[row * channels..][..channels];
                 let seen = &seen[..shape.taps];
                 dispatch(self, Add { seen, weights, gated, x });
-                first = 0;
             }
         });
         let mut first = 0;
@@ -178,10 +165,6 @@ const MOST_TAPS: usize = 8;
 fn signed_root(x: f32) -> f32 {
     // The sign of 0 is 0, so no agreement at all is a gate of a half.
     if x == 0.0 { 0.0 } else { x.abs().max(LEAST_AGREEMENT).sqrt().copysign(x) }
-}
-
-fn logistic(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
 }
 
 /// The inputs of the convolution of a run: those of its tokens, and those of tokens before.
@@ -255,7 +238,7 @@ impl Kernel for Add<'_> {
                 let (seen, weights) = (seen.as_chunks().0, weights.as_chunks().0);
                 sum = simd.mul_add(simd.load(&weights[index]), simd.load(&seen[index]), sum);
             }
-            let added = simd.add(simd.load(gated), silu(simd, sum));
+            let added = simd.add(simd.load(gated), times_logistic(simd, sum, sum));
             simd.store(simd.add(simd.load(x), added), x);
         }
     }

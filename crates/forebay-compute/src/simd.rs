@@ -113,13 +113,6 @@ pub(crate) trait Kernel {
     fn run<S: Simd>(self, simd: S) -> Self::Output;
 }
 
-/// Returns `x / (1 + e^-x)`.
-#[inline(always)]
-pub(crate) fn silu<S: Simd>(simd: S, x: S::V) -> S::V {
-    let e = simd.exp(simd.sub(simd.splat(0.0), x));
-    simd.div(x, simd.add(simd.splat(1.0), e))
-}
-
 /// Runs `kernel` with the widest vectors of the kernel family that `cpu` was created for.
 #[inline]
 pub(crate) fn dispatch<K: Kernel>(cpu: &Cpu, kernel: K) -> K::Output {

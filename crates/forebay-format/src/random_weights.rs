@@ -146,7 +146,7 @@ impl Content {
                 let (of, count) = (u64::from(*of), u64::from(*count));
                 for (index, bytes) in (first_block..).zip(out.as_chunks_mut().0) {
                     let (row, place) = (index / count, index % count);
-                    *bytes = (((bits_at(seed, row) + place) % of) as i32).to_le_bytes();
+                    *bytes = (((bits_at(seed, row) % of + place) % of) as i32).to_le_bytes();
                 }
             }
             Self::Blocks(blocks) => blocks.fill(seed, first_block, out),

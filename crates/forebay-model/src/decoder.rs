@@ -83,7 +83,7 @@ pub struct Decoder {
     weights: Weights,
     backend: Box<dyn Backend>,
     followed: Option<Box<dyn ChosenExperts>>,
-    /// States of recurrent layers, if the model has any.
+    /// States of recurrent layers and of layers with n-grams, if the model has any.
     states: Option<States>,
     interrupt: Interrupt,
     final_rows: Vec<f32>,
@@ -174,8 +174,8 @@ impl Decoder {
         self.states.is_some()
     }
 
-    /// Returns true if the sequence of a table can go on behind its first `position` positions. Always true for models without
-    /// recurrent layers.
+    /// Returns true if the sequence of a table can go on behind its first `position` positions. Always true for models whose
+    /// sequences have no states.
     pub fn has_state(&self, table: usize, position: usize) -> bool {
         self.states.as_ref().is_none_or(|states| states.has(table, position))
     }
@@ -219,14 +219,14 @@ impl Decoder {
     /// Returns an error if the device fails. The table has no state then.
     ///
     /// # Panics
-    /// Panics if the model has no recurrent layers, or if `bytes` is not [`Decoder::state_bytes`] long.
+    /// Panics if the model's sequences have no states, or if `bytes` is not [`Decoder::state_bytes`] long.
     pub fn restore_state(
         &mut self,
         table: usize,
         position: usize,
         bytes: &[u8],
     ) -> Result<(), ModelError> {
-        let states = self.states.as_mut().expect("the model has recurrent layers");
+        let states = self.states.as_mut().expect("sequences have states");
         let (bytes, tokens) = bytes.split_at(bytes.len() - states.token_bytes());
         let place = states.begin_set(table);
         self.backend.restore_state(place, bytes)?;

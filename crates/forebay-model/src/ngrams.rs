@@ -1,8 +1,11 @@
-//! Which rows of a table the n-grams of a token choose.
+//! The rows of a table that the n-grams of a token choose, and their reads.
 
 use std::ops::Range;
 
+use forebay_store::{FileSet, StoreError};
+
 use crate::arch::NGrams;
+use crate::rows::{RowReader, RowTable};
 
 /// Hashes of one layer's n-grams. A hash of an n-gram is the exclusive or of its tokens, each times the multiplier of its distance
 /// from the last one. Its remainder by the number of rows of the hash is a row behind the hash's first one.
@@ -17,7 +20,7 @@ pub struct NGramHashes {
 impl NGramHashes {
     /// Appends the rows of the n-grams that end with each token of runs of so many tokens, `[tokens, rows_per_token]`. `before` has
     /// [`NGrams::before`] tokens for each run.
-    pub fn append_rows(
+    fn append_rows(
         &self,
         of: &NGrams,
         runs: impl Iterator<Item = usize>,
@@ -54,6 +57,50 @@ impl NGramHashes {
                 of_hash.start + hash.rem_euclid(count) as u32
             }));
         }
+    }
+}
+
+/// Reads the rows of one layer's table that the n-grams of a pass choose.
+#[derive(Debug)]
+pub struct NGramReader {
+    reader: RowReader,
+    /// Numbers of the rows `[tokens, rows_per_token]`.
+    rows: Vec<u32>,
+}
+
+impl NGramReader {
+    /// Creates a reader for passes of at most `batch` tokens.
+    pub fn new(of: &NGrams, table: &RowTable, files: &FileSet, batch: usize) -> NGramReader {
+        let rows = Vec::with_capacity(batch * of.rows_per_token());
+        NGramReader { reader: RowReader::new(table, files), rows }
+    }
+
+    /// Finds the rows of a pass, given the tokens of its runs and those before each run ([`NGrams::before`]). Asks for them, and
+    /// does not wait.
+    pub fn ask(
+        &mut self,
+        of: &NGrams,
+        hashes: &NGramHashes,
+        runs: impl Iterator<Item = usize>,
+        tokens: &[u32],
+        before: &[u32],
+    ) {
+        self.rows.clear();
+        hashes.append_rows(of, runs, tokens, before, &mut self.rows);
+        self.reader.ask(&self.rows);
+    }
+
+    /// Writes the rows that were asked for to the beginning of `out`, as they are in the files. Returns this part of `out`.
+    ///
+    /// # Errors
+    /// Returns an error if a read fails.
+    ///
+    /// # Panics
+    /// Panics if `out` is shorter than the rows.
+    pub fn read<'a>(&mut self, out: &'a mut [u8]) -> Result<&'a [u8], StoreError> {
+        let out = &mut out[..self.rows.len() * self.reader.row_bytes()];
+        self.reader.read(&self.rows, out)?;
+        Ok(out)
     }
 }
 

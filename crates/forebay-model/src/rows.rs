@@ -1,8 +1,8 @@
 //! Rows of tables on the disk that are larger than any memory: a token needs a few rows of a few hundred bytes out of tens of
 //! gigabytes.
 //!
-//! All reads of a batch begin at once ([`RowReader::ask`]), so a batch waits for the disk about as long as one row would. Rows that are used often stay in
-//! a cache of rows. The page cache would keep 4 KiB for each.
+//! All reads of a batch begin at once ([`RowReader::ask`]), so a batch waits for the disk about as long as one row would. Rows that
+//! are used often stay in a cache of rows. The page cache would keep 4 KiB for each.
 
 use forebay_format::Extent;
 use forebay_store::{FileSet, StoreError};
@@ -61,6 +61,11 @@ pub struct RowReader {
 impl RowReader {
     pub fn new(table: &RowTable, files: &FileSet) -> RowReader {
         RowReader { cache: Cache::new(table), table: table.clone(), files: files.clone(), read: 0 }
+    }
+
+    /// Returns the bytes of a row.
+    pub fn row_bytes(&self) -> usize {
+        self.table.row_bytes
     }
 
     /// Asks for rows that are not in the cache, and does not wait for them.

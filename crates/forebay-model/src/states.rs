@@ -1,4 +1,4 @@
-//! Which states of recurrent layers belong to which sequence.
+//! The states of recurrent layers and of layers with n-grams, and the sequences to which they belong.
 //!
 //! A backend keeps two states for each table of a sequence. A pass reads one and writes the other, so a pass that fails, or that
 //! runs again, finds what it needs. Each state is that after some position, and a state is used only for the rows behind that

@@ -233,17 +233,6 @@ impl FileSet {
         self.record_read(extent, None, Why::Small, || file.read_checked_at(extent.offset, out))
     }
 
-    /// Asks the system to bring `extent` into the page cache, and does not wait. A failure is none: the next read takes longer.
-    pub fn read_ahead(&self, extent: Extent) {
-        let extent = self.stored(extent);
-        let file = self.file(extent.file);
-        if let Some(Content::Disk { cached, .. }) = file.map(|file| &file.content) {
-            let length = std::num::NonZeroU64::new(extent.length);
-            let _ =
-                rustix::fs::fadvise(cached, extent.offset, length, rustix::fs::Advice::WillNeed);
-        }
-    }
-
     /// Fills `out` like [`FileSet::read_exact`], for a part of a block that is being loaded. Verifies checksums of coded
     /// blocks only.
     pub(crate) fn read_for_load(

@@ -7,6 +7,7 @@
 
 use std::ffi::c_void;
 use std::io;
+use std::num::NonZeroU64;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::ptr;
@@ -251,6 +252,17 @@ impl FileSet {
         Ok(())
     }
 
+    /// Asks the kernel to bring a range of the decoded file into the page cache, and does not wait for it. This is only
+    /// advice to the kernel, so a failure is ignored.
+    pub fn read_ahead(&self, extent: Extent) {
+        let Extent { file, offset, length } = self.stored(extent);
+        // Advice for a length of 0 holds up to the end of the file.
+        let Some(length) = NonZeroU64::new(length) else { return };
+        if let Some(file) = self.cached_file(file) {
+            let _ = fadvise(file, offset, Some(length), Advice::WillNeed);
+        }
+    }
+
     /// Drops the pages of a range of the decoded file that was not cached before it was read. This is only advice to
     /// the kernel, so a failure is ignored.
     pub(crate) fn forget_range(&self, file: FileIndex, offset: u64, length: u64) {
@@ -259,7 +271,7 @@ impl FileSet {
             // The kernel keeps a page if the range covers only a part of it.
             let start = offset / page_bytes() * page_bytes();
             let length = pages(offset, length) * page_bytes();
-            let _ = fadvise(file, start, std::num::NonZeroU64::new(length), Advice::DontNeed);
+            let _ = fadvise(file, start, NonZeroU64::new(length), Advice::DontNeed);
         }
     }
 

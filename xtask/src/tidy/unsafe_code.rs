@@ -10,7 +10,7 @@ use super::scan::{RustSource, matching_brace, words};
 const HOMES: [&str; 7] = [
     "crates/forebay-store/",
     "crates/forebay-codec/",
-    "crates/forebay-model/examples/",
+    "crates/forebay-model/examples/fuzz_configs.rs",
     "crates/forebay-compute/",
     "crates/forebay-cuda/",
     "crates/forebay-c/",

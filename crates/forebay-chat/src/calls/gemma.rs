@@ -44,7 +44,7 @@ struct Values<'a> {
     writer: &'a Writer<'a>,
     tool: &'a Tool<'a>,
     quote: &'a str,
-    /// What the names of the rules begin with.
+    /// Prefix of the names of the rules.
     prefix: String,
     rules: String,
     count: usize,

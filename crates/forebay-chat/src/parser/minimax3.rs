@@ -33,7 +33,7 @@ pub fn calls(body: &str, offer: &Offer) -> Option<Vec<Call>> {
     (!calls.is_empty()).then_some(calls)
 }
 
-/// What is between two tags.
+/// The content of an element, between its two tags.
 enum Node<'a> {
     Text(&'a str),
     Members(Vec<(&'a str, Node<'a>)>),

@@ -97,7 +97,7 @@ enum State {
     /// Only white space so far, so a thinking part may begin.
     Start,
     Thinking,
-    /// What may be calls at the end of the reasoning.
+    /// Text at the end of the reasoning that may be calls.
     ThoughtCalls,
     Content,
     Call,

@@ -71,7 +71,7 @@ impl Ending<'_> {
     }
 }
 
-/// What a text consists of.
+/// The reading of a text as calls with nothing but white space between them.
 enum Read<'a> {
     Calls(Vec<Call>),
     /// Calls, and the beginning of another one or of other text.

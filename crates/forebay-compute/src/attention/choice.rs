@@ -3,8 +3,9 @@
 //!
 //! An indexer has heads of its own, which share one key per position. Rows choose among pools of consecutive positions
 //! ([`Pools`]), which may have one position each: those with the largest scores ([`PoolScores`]). Of equal scores, the lower
-//! pool is taken first. Score and choice of a row depend on its own query and on the keys, and on nothing else. Keys may be those of compressed entries, which stand for several positions each
-//! ([`KvCache::span`]). Then a row sees the entries that end at its position or before it, and lists name entries.
+//! pool is taken first. Score and choice of a row depend on its own query and on the keys, and on nothing else. Keys may be
+//! those of compressed entries, which stand for several positions each ([`KvCache::span`]). Then a row sees the entries that end
+//! at its position or before it, and lists name entries.
 
 use std::ops::Range;
 
@@ -14,7 +15,7 @@ use super::prompt::STRIP;
 use super::scores::{Largest, Score, take_heads, transpose};
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
-use crate::kv::{HeadRows, KV_BLOCK, KvCache, Read, Widen, with_rows};
+use crate::kv::{HeadRows, KV_BLOCK, KvCache, widen};
 use crate::simd::{LANES, dispatch};
 
 /// Number of scores of one list in a task, a multiple of [`KV_BLOCK`].
@@ -62,6 +63,17 @@ impl KeyChoice {
             PoolScores::Weighted => SHARE,
             PoolScores::Largest => SHARE.div_ceil(self.pools.length),
         }
+    }
+
+    /// Checks the parameters of a choice among keys in rows of `row_dim` elements, which stand for `span` positions each.
+    fn check(&self, row_dim: usize, span: usize) {
+        let KeyChoice { heads, dim, pools, scores, .. } = *self;
+        pools.check();
+        let whole = pools.length == 1 || scores == PoolScores::Largest;
+        let fits = if whole { dim == row_dim } else { dim <= row_dim };
+        assert!(heads > 0 && fits, "choose_keys: {self:?} with rows of {row_dim}");
+        let fits = scores != PoolScores::Largest || pools.length.is_power_of_two();
+        assert!(fits && (span == 1 || pools.length == 1), "choose_keys: {self:?}");
     }
 }
 
@@ -186,13 +198,7 @@ impl Cpu {
         let KeyChoice { layer, heads, dim, pools, .. } = *what;
         let (lists, most, span) = (what.lists(), pools.most, cache.span(layer));
         let tokens: usize = runs.iter().map(|run| run.tokens).sum();
-        pools.check();
-        let row_dim = cache.shape(layer).head_dim_k;
-        let whole = pools.length == 1 || what.scores == PoolScores::Largest;
-        let fits = if whole { dim == row_dim } else { dim <= row_dim };
-        assert!(heads > 0 && fits, "choose_keys: {what:?} with rows of {row_dim}");
-        let fits = what.scores != PoolScores::Largest || pools.length.is_power_of_two();
-        assert!(fits && (span == 1 || pools.length == 1), "choose_keys: {what:?}");
+        what.check(cache.shape(layer).head_dim_k, span);
         assert_eq!(q.len(), tokens * heads * dim, "choose_keys: q is not [rows, heads, dim]");
         let fits = weights.is_none_or(|weights| weights.len() == tokens * heads);
         assert!(fits, "choose_keys: weights are not [rows, heads]");
@@ -319,11 +325,7 @@ impl Cpu {
         let firsts = keys.step_by(cache.rows_of_block(layer));
         for (first, out) in firsts.zip(out.chunks_exact_mut(of_block)) {
             let (block, _) = cache.place(layer, first);
-            let rows = cache.keys(layer, table[block], 0);
-            with_rows!(rows => {
-                let rows = rows.vectors(0, of_block / LANES);
-                dispatch(self, Widen { rows, out });
-            });
+            widen(self, cache.keys(layer, table[block], 0), 0, out);
         }
     }
 
@@ -338,11 +340,7 @@ impl Cpu {
     ) {
         for (position, out) in positions.zip(out.chunks_exact_mut(taken)) {
             let rows = rows_of(table[position / KV_BLOCK]);
-            with_rows!(rows => {
-                let first = position % KV_BLOCK * (stride / LANES);
-                let rows = rows.vectors(first, taken / LANES);
-                dispatch(self, Widen { rows, out });
-            });
+            widen(self, rows, position % KV_BLOCK * stride, out);
         }
     }
 
@@ -366,11 +364,17 @@ impl Cpu {
                 let candidates = row.candidates;
                 let mut scratch = self.worker_scratch(worker);
                 let (own, copy) = scratch.floats(2 * candidates).split_at_mut(candidates);
-                let pieces = scores.chunks_exact(share).skip(list).step_by(lists);
-                for (own, piece) in own.chunks_mut(share).zip(pieces) {
-                    own.copy_from_slice(&piece[..own.len()]);
-                }
-                own[candidates - pools.before_own.min(candidates)..].fill(f32::INFINITY);
+                let own = if lists == 1 && pools.before_own == 0 {
+                    // The scores lie in order.
+                    &scores[..candidates]
+                } else {
+                    let pieces = scores.chunks_exact(share).skip(list).step_by(lists);
+                    for (own, piece) in own.chunks_mut(share).zip(pieces) {
+                        own.copy_from_slice(&piece[..own.len()]);
+                    }
+                    own[candidates - pools.before_own.min(candidates)..].fill(f32::INFINITY);
+                    own
+                };
                 // SAFETY: every list is one task, so no other piece overlaps this one. It is last used in the next statement.
                 let list =
                     unsafe { chosen.piece((row.index * lists + list) * pools.most, pools.most) };

@@ -1,18 +1,19 @@
 //! Compression of positions into entries (DeepSeek-AI 2026, "DeepSeek-V4").
 //!
-//! Every position has projections of its input in a layer of the cache: values, in place of keys, and gates of the same length, in place of values. An entry stands for
-//! `ratio` consecutive positions. It is a mean of their values, weighted for every element by the softmax of the gates over the
-//! positions, then normed and rotated as of its first position. With an overlap, projections have two halves: an entry takes the
-//! first halves of the positions of the entry before it, and the second halves of its own.
+//! Every position has projections of its input in a layer of the cache: values, in place of keys, and gates of the same length,
+//! in place of values. An entry stands for `ratio` consecutive positions. It is a mean of their values, weighted for every element
+//! by the softmax of the gates over the positions, then normed and rotated as of its first position. With an overlap, projections
+//! have two halves: an entry takes the first halves of the positions of the entry before it, and the second halves of its own.
 //!
 //! An entry is computed by the pass with its last position, from what the cache holds. So it is the same however the positions were
 //! divided into passes, and it needs no state beside the cache.
 
 use super::AttentionRun;
+use super::pooled::GatedMean;
 use crate::cpu::Cpu;
-use crate::kv::{KV_BLOCK, KvCache, KvShape, Read, Widen, with_rows};
+use crate::kv::{KV_BLOCK, KvCache, KvShape, widen};
 use crate::ops::RopeTable;
-use crate::simd::{Kernel, LANES, Simd, dispatch};
+use crate::simd::{LANES, dispatch};
 
 /// Parameters of one compression.
 #[derive(Debug, Clone, Copy)]
@@ -23,7 +24,7 @@ pub struct Compression<'a> {
     pub entries: usize,
     /// True if an entry also takes the positions of the entry before it.
     pub overlap: bool,
-    /// What is added to the gates, `[ratio, gates]`.
+    /// Numbers `[ratio, gates]` that are added to the gates.
     pub bias: &'a [f32],
     /// Weight of the norm of entries.
     pub norm: &'a [f32],
@@ -137,54 +138,13 @@ impl Cpu {
             let position = entry * ratio + slot - before;
             let part = if slot < before { 0 } else { parts - 1 };
             let block = table[position / KV_BLOCK];
-            let from = strides.map(|stride| (position % KV_BLOCK * stride + part * dim) / LANES);
+            let from = strides.map(|stride| position % KV_BLOCK * stride + part * dim);
             let (values, gates) = row.split_at_mut(dim);
-            let rows = cache.keys(what.projections, block, 0);
-            with_rows!(rows => {
-                let rows = rows.vectors(from[0], dim / LANES);
-                dispatch(self, Widen { rows, out: values });
-            });
-            let rows = cache.values(what.projections, block, 0);
-            with_rows!(rows => {
-                let rows = rows.vectors(from[1], dim / LANES);
-                dispatch(self, Widen { rows, out: &mut *gates });
-            });
+            widen(self, cache.keys(what.projections, block, 0), from[0], values);
+            widen(self, cache.values(what.projections, block, 0), from[1], gates);
             let bias = &what.bias[position % ratio * width + part * dim..][..dim];
             gates.iter_mut().zip(bias).for_each(|(gate, bias)| *gate += bias);
         }
-        dispatch(self, Mean { rows, out });
-    }
-}
-
-/// A mean of values, weighted by the softmax of their gates.
-struct Mean<'a> {
-    /// `[positions, 2, elements]`: values, then gates.
-    rows: &'a [f32],
-    out: &'a mut [f32],
-}
-
-impl Kernel for Mean<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<S: Simd>(self, simd: S) {
-        let dim = self.out.len();
-        for (at, out) in self.out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-            let vector = |row: &[f32], from: usize| {
-                let (own, _) = row[from + at * LANES..].split_first_chunk().expect("whole vectors");
-                simd.load(own)
-            };
-            let mut largest = simd.splat(f32::MIN);
-            for row in self.rows.chunks_exact(2 * dim) {
-                largest = simd.max(largest, vector(row, dim));
-            }
-            let (mut sum, mut mean) = (simd.splat(0.0), simd.splat(0.0));
-            for row in self.rows.chunks_exact(2 * dim) {
-                let weight = simd.exp(simd.sub(vector(row, dim), largest));
-                sum = simd.add(sum, weight);
-                mean = simd.mul_add(weight, vector(row, 0), mean);
-            }
-            simd.store(simd.div(mean, sum), out);
-        }
+        dispatch(self, GatedMean { rows, stride: 2 * dim, out });
     }
 }

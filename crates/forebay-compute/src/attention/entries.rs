@@ -10,8 +10,8 @@ use std::ops::Range;
 use super::decode::{CHUNK, ChunkWork, blocks_of, join, part_len, scale_queries};
 use super::{Attention, AttentionRun, ChosenKeys};
 use crate::cpu::Cpu;
-use crate::kv::{KV_BLOCK, KvCache, Read, Widen, with_rows};
-use crate::simd::{LANES, dispatch};
+use crate::kv::{KV_BLOCK, KvCache, widen};
+use crate::ops::share;
 
 /// Most heads of a task. More share the work of bringing keys together, and fewer keep more threads busy.
 const HEADS: usize = 16;
@@ -177,16 +177,19 @@ impl Cpu {
                 work.compute(blocks, blocks, 0..seen.len(), scores, part);
             }
         });
-        let of_rows = parts.chunks_exact(groups * chunks * part_len);
-        for (index, (parts, out)) in of_rows.zip(out.chunks_exact_mut(heads * dim)).enumerate() {
-            let used = rows.row(first + index).seen().div_ceil(CHUNK);
-            for (head, out) in out.chunks_exact_mut(dim).enumerate() {
+        let parts = &*parts;
+        self.pool.for_each_chunk_mut(out, share(out.len(), dim), |_, start, out| {
+            for (at, out) in out.chunks_exact_mut(dim).enumerate() {
+                let (index, head) = ((start / dim + at) / heads, (start / dim + at) % heads);
+                let used = rows.row(first + index).seen().div_ceil(CHUNK);
                 let (of, member) = (head / HEADS, head % HEADS);
                 let members = group.min(heads - of * HEADS);
-                let own = parts[of * chunks * part_len..].chunks_exact(part_len).take(used);
+                let own = parts[(index * groups + of) * chunks * part_len..]
+                    .chunks_exact(part_len)
+                    .take(used);
                 join(own, member, members, width, rows.what.sink(head), out);
             }
-        }
+        });
     }
 
     /// Widens the keys and entries with these numbers among those that a row sees.
@@ -204,10 +207,7 @@ impl Cpu {
             let (of, number) = row.at(at);
             let (block, place) = cache.place(layers[of], number);
             let keys = cache.keys(layers[of], row.tables[of][block], 0);
-            with_rows!(keys => {
-                let rows = keys.vectors(place * (stride / LANES), stride / LANES);
-                dispatch(self, Widen { rows, out });
-            });
+            widen(self, keys, place * stride, out);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::cpu::Cpu;
-use crate::kv::{KV_BLOCK, KvCache, Widen, with_rows};
+use crate::kv::KvCache;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// How the keys of a pool's positions become one key.
@@ -45,68 +45,81 @@ impl Cpu {
                 let first = (pools.start + at / dim + index) * length;
                 let mut scratch = self.worker_scratch(worker);
                 let rows = scratch.floats(length * stride);
-                for (position, out) in (first..).zip(rows.chunks_exact_mut(stride)) {
-                    let rows = cache.keys(layer, table[position / KV_BLOCK], 0);
-                    with_rows!(rows => {
-                        let vectors = stride / LANES;
-                        let rows = crate::kv::Read::vectors(
-                            rows,
-                            position % KV_BLOCK * vectors,
-                            vectors,
-                        );
-                        dispatch(self, Widen { rows, out });
-                    });
+                let of = |block| cache.keys(layer, block, 0);
+                self.gather_rows(first..first + length, table, [stride; 2], of, rows);
+                let Some(bias) = gate_bias else {
+                    dispatch(self, Mean { rows, stride, out });
+                    continue;
+                };
+                for (row, bias) in rows.chunks_exact_mut(stride).zip(bias.chunks_exact(dim)) {
+                    row[dim..].iter_mut().zip(bias).for_each(|(gate, bias)| *gate += bias);
                 }
-                dispatch(self, Pool { rows, stride, gate_bias, out });
+                dispatch(self, GatedMean { rows, stride, out });
             }
         });
     }
 }
 
-/// One pool.
-struct Pool<'a> {
-    /// `[length, stride]`
+/// The mean of rows.
+struct Mean<'a> {
+    /// `[positions, stride]`, of which the first `out.len()` elements are used.
     rows: &'a [f32],
     stride: usize,
-    gate_bias: Option<&'a [f32]>,
     out: &'a mut [f32],
 }
 
-impl Kernel for Pool<'_> {
+impl Kernel for Mean<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let Pool { rows, stride, gate_bias, out } = self;
-        let dim = out.len();
-        let count = simd.splat((rows.len() / stride) as f32);
-        for (vector, out) in out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
-            let first = vector * LANES;
-            let load = |row: &[f32], at: usize| simd.load(&row[at..].as_chunks::<LANES>().0[0]);
+        let count = simd.splat((self.rows.len() / self.stride) as f32);
+        for (vector, out) in self.out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
             let mut sum = simd.splat(0.0);
-            let Some(bias) = gate_bias else {
-                for row in rows.chunks_exact(stride) {
-                    sum = simd.add(sum, load(row, first));
-                }
-                simd.store(simd.div(sum, count), out);
-                continue;
-            };
-            let gate =
-                |row: &[f32], bias: &[f32]| simd.add(load(row, dim + first), load(bias, first));
-            let pairs = || rows.chunks_exact(stride).zip(bias.chunks_exact(dim));
-            let mut largest = simd.splat(f32::MIN);
-            for (row, bias) in pairs() {
-                largest = simd.max(gate(row, bias), largest);
+            for row in self.rows.chunks_exact(self.stride) {
+                sum = simd.add(sum, load(simd, row, vector * LANES));
             }
-            let mut weights = simd.splat(0.0);
-            for (row, bias) in pairs() {
-                let weight = simd.exp(simd.sub(gate(row, bias), largest));
+            simd.store(simd.div(sum, count), out);
+        }
+    }
+}
+
+/// A mean of values, weighted for every element by the softmax of the gates over the positions.
+pub(super) struct GatedMean<'a> {
+    /// `[positions, stride]`: `out.len()` values, then as many gates.
+    pub rows: &'a [f32],
+    pub stride: usize,
+    pub out: &'a mut [f32],
+}
+
+impl Kernel for GatedMean<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, simd: S) {
+        let dim = self.out.len();
+        let rows = || self.rows.chunks_exact(self.stride);
+        for (vector, out) in self.out.as_chunks_mut::<LANES>().0.iter_mut().enumerate() {
+            let first = vector * LANES;
+            let mut largest = simd.splat(f32::MIN);
+            for row in rows() {
+                largest = simd.max(load(simd, row, dim + first), largest);
+            }
+            let (mut weights, mut sum) = (simd.splat(0.0), simd.splat(0.0));
+            for row in rows() {
+                let weight = simd.exp(simd.sub(load(simd, row, dim + first), largest));
                 weights = simd.add(weights, weight);
-                sum = simd.mul_add(weight, load(row, first), sum);
+                sum = simd.mul_add(weight, load(simd, row, first), sum);
             }
             simd.store(simd.div(sum, weights), out);
         }
     }
+}
+
+/// Returns the vector of `row` from element `at` on.
+#[inline(always)]
+fn load<S: Simd>(simd: S, row: &[f32], at: usize) -> S::V {
+    simd.load(row[at..].first_chunk().expect("rows are whole vectors"))
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@
 use super::{Attention, AttentionRun};
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
-use crate::kv::{HeadRows, KV_BLOCK, KvCache, Read, Widen, with_rows};
+use crate::kv::{HeadRows, KV_BLOCK, KvCache, widen};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
 /// Number of rows in a strip: three vectors. Three vectors times four keys fill twelve of the
@@ -198,11 +198,7 @@ impl Task<'_> {
         let (used, rest) = out.split_at_mut(positions * stride);
         let blocks = &self.run.table[start / KV_BLOCK..];
         for (out, block) in used.chunks_mut(KV_BLOCK * stride).zip(blocks) {
-            let rows = rows_of(*block);
-            with_rows!(rows => {
-                let rows = rows.vectors(0, out.len() / LANES);
-                dispatch(self.cpu, Widen { rows, out });
-            });
+            widen(self.cpu, rows_of(*block), 0, out);
         }
         rest.fill(0.0);
     }

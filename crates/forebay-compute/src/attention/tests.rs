@@ -361,11 +361,11 @@ fn the_number_of_threads_changes_no_bit() {
     }
 }
 
-/// Returns lists of `most` positions for the rows from position `first` on. Rows that see all positions have zeroes.
 fn by_position(lists: &[u32], most: usize) -> ChosenKeys<'_> {
     ChosenKeys { lists, lists_of_row: 1, pools: Pools::positions(most) }
 }
 
+/// Returns lists of `most` positions for the rows from position `first` on. Rows that see all positions have zeroes.
 fn lists(first: usize, tokens: usize, most: usize) -> Vec<u32> {
     let list = |position: usize| -> Vec<u32> {
         if position < most {

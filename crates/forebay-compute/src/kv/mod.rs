@@ -8,7 +8,7 @@ mod rows;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub(crate) use rows::{HeadRows, Read, Widen, with_rows};
+pub(crate) use rows::{HeadRows, Read, widen, with_rows};
 
 use self::rows::{BLOCK, Elements};
 use crate::attention::CHUNK;
@@ -396,10 +396,8 @@ impl KvCache {
 }
 
 fn read_row(cpu: &Cpu, rows: HeadRows<'_>, row: usize, stride: usize, dim: usize) -> Vec<f32> {
-    let (mut out, vectors) = (vec![0.0; stride], stride / LANES);
-    with_rows!(rows => {
-        crate::simd::dispatch(cpu, Widen { rows: rows.vectors(row * vectors, vectors), out: &mut out });
-    });
+    let mut out = vec![0.0; stride];
+    widen(cpu, rows, row * stride, &mut out);
     out.truncate(dim);
     out
 }

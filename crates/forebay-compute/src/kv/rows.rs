@@ -298,11 +298,19 @@ impl Elements {
     }
 }
 
+/// Widens as many elements of `rows` as `out` has, whole vectors, from number `first` on.
+pub(crate) fn widen(cpu: &Cpu, rows: HeadRows<'_>, first: usize, out: &mut [f32]) {
+    with_rows!(rows => {
+        let rows = rows.vectors(first / LANES, out.len() / LANES);
+        dispatch(cpu, Widen { rows, out });
+    });
+}
+
 /// Kernel that widens rows.
-pub(crate) struct Widen<'a, R> {
-    pub rows: R,
+struct Widen<'a, R> {
+    rows: R,
     /// Output, in whole vectors.
-    pub out: &'a mut [f32],
+    out: &'a mut [f32],
 }
 
 impl<'a, R: Read<'a>> Kernel for Widen<'_, R> {

@@ -18,6 +18,11 @@ pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
 pub use router::{RouterGroups, RouterRule, Scoring};
 pub use row_factors::Temperature;
 
+/// Returns `1 / (1 + e^-x)`.
+pub(crate) fn logistic(x: f32) -> f32 {
+    1.0 / (1.0 + (-x).exp())
+}
+
 /// Number of elements below which an operation is not worth a parallel region (about 2 us).
 const PARALLEL_ELEMENTS: usize = 16 * 1024;
 

@@ -1,6 +1,7 @@
 //! The router of a mixture-of-experts layer: from logits to the experts of each token and the
 //! weights of their outputs.
 
+use super::logistic;
 use crate::cpu::Cpu;
 use crate::error::ComputeError;
 
@@ -151,9 +152,7 @@ impl Cpu {
         }
         Ok(())
     }
-}
 
-impl Cpu {
     /// Computes the weights of experts that were chosen before, as [`Cpu::route`] does for those that it chooses. `logits` is
     /// `[tokens, experts]`; `ids` and `weights` are `[tokens, k]`.
     ///
@@ -204,7 +203,7 @@ fn score(scoring: Scoring, logits: &[f32], scores: &mut [f32]) {
     match scoring {
         Scoring::Sigmoid => {
             for (score, x) in scores.iter_mut().zip(logits) {
-                *score = 1.0 / (1.0 + (-x).exp());
+                *score = logistic(*x);
             }
         }
         Scoring::SqrtSoftplus => {

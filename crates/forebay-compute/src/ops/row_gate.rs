@@ -1,6 +1,6 @@
 //! A gate of whole rows: the weight that a model gives to its shared experts for every token.
 
-use super::share;
+use super::{logistic, share};
 use crate::cpu::Cpu;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
 
@@ -21,7 +21,7 @@ impl Cpu {
         self.pool.for_each_chunk_mut(out, share(rows * width, width), |_, start, out| {
             for (row, out) in out.chunks_exact_mut(width).enumerate() {
                 let x = &x[(start / width + row) * weight.len()..][..weight.len()];
-                let factor = 1.0 / (1.0 + (-dispatch(self, Dot(x, weight))).exp());
+                let factor = logistic(dispatch(self, Dot(x, weight)));
                 out.iter_mut().for_each(|out| *out *= factor);
             }
         });

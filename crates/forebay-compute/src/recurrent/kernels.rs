@@ -1,7 +1,8 @@
 //! Vector code before and after the recurrence. Every vector has eight channels, or eight elements of a key.
 
 use super::{History, Segment};
-use crate::simd::{Kernel, LANES, Simd, silu};
+use crate::ops::times_logistic;
+use crate::simd::{Kernel, LANES, Simd};
 
 /// Most tokens that a convolution sees.
 const MOST_SEEN: usize = 8;
@@ -42,7 +43,7 @@ impl Kernel for Convolve<'_> {
                 let (x, w) = (inputs.as_chunks().0, weights.as_chunks().0);
                 sum = simd.mul_add(simd.load(&x[index]), simd.load(&w[index]), sum);
             }
-            simd.store(if activates { silu(simd, sum) } else { sum }, out);
+            simd.store(if activates { times_logistic(simd, sum, sum) } else { sum }, out);
         }
     }
 }
@@ -87,15 +88,13 @@ impl Kernel for GateRow<'_> {
     fn run<S: Simd>(self, simd: S) {
         let gates = self.gate.as_chunks::<LANES>().0;
         let outs = self.out.as_chunks_mut::<LANES>().0.iter_mut().zip(gates);
-        if self.sigmoid {
-            for (out, gate) in outs {
-                let e = simd.exp(simd.sub(simd.splat(0.0), simd.load(gate)));
-                simd.store(simd.div(simd.load(out), simd.add(simd.splat(1.0), e)), out);
-            }
-            return;
-        }
         for (out, gate) in outs {
-            simd.store(simd.mul(simd.load(out), silu(simd, simd.load(gate))), out);
+            let (x, gate) = (simd.load(out), simd.load(gate));
+            let gated = match self.sigmoid {
+                true => times_logistic(simd, x, gate),
+                false => simd.mul(x, times_logistic(simd, gate, gate)),
+            };
+            simd.store(gated, out);
         }
     }
 }

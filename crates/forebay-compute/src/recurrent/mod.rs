@@ -15,7 +15,7 @@ pub use self::shape::{DeltaRule, DeltaShape};
 use self::steps::HeadSteps;
 use crate::buffer::SharedSlice;
 use crate::cpu::Cpu;
-use crate::ops::norm_row;
+use crate::ops::{logistic, norm_row};
 use crate::simd::{LANES, dispatch};
 
 /// Columns of a product that belong to the heads. Those of a key head are consecutive, and those of the value heads that it
@@ -289,8 +289,8 @@ impl Cpu {
                 {
                     if shape.decay_bound != 0.0 {
                         // Rates are negative.
-                        let logistic = 1.0 / (1.0 + (weights.decay[head] * (a + bias)).exp());
-                        *factor = (shape.decay_bound * logistic).exp();
+                        let share = logistic(-weights.decay[head] * (a + bias));
+                        *factor = (shape.decay_bound * share).exp();
                         continue;
                     }
                     step = softplus(a + bias);
@@ -300,8 +300,7 @@ impl Cpu {
                     DeltaRule::Mamba2 => step,
                     DeltaRule::GatedDelta | DeltaRule::KimiDelta | DeltaRule::ShortConvolution => {
                         let b = inputs.b.of(token);
-                        let b = b[inputs.columns.b.of_value_head(shape, head, 1)];
-                        1.0 / (1.0 + (-b).exp())
+                        logistic(b[inputs.columns.b.of_value_head(shape, head, 1)])
                     }
                 };
             }
@@ -321,7 +320,7 @@ impl Cpu {
         if norms_first {
             self.rms_norm_in_place(out, weights.norm, weights.epsilon);
         }
-        let sigmoid = shape.sigmoid_gate;
+        let sigmoid = norms_first && shape.sigmoid_gate;
         self.pool.for_each_chunk_mut(out, width, |_, start, row| {
             let z = inputs.z.of(start / width);
             for (head, out) in row.chunks_exact_mut(dim).enumerate() {

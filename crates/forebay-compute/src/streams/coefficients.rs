@@ -2,12 +2,7 @@
 
 use super::{STREAMS_MAX, StreamMixing, StreamShape};
 use crate::cpu::Cpu;
-use crate::ops::{row_scale, share};
-
-/// Returns the logistic function of `x`.
-fn logistic(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
-}
+use crate::ops::{logistic, row_scale, share};
 
 impl Cpu {
     /// Replaces the products of rows of streams `x` with a matrix, `[rows, base.len()]`, by coefficients. If there are only as

@@ -1,6 +1,6 @@
 //! Gated residuals: every element of the streams has a gate of its own.
 
-use super::StreamShape;
+use super::{StreamShape, load, store};
 use crate::cpu::Cpu;
 use crate::ops::{row_scale, share, times_logistic};
 use crate::simd::{Kernel, LANES, Simd, dispatch};
@@ -82,14 +82,9 @@ impl Kernel for Activate<'_> {
             let x = simd.mul(x, factor);
             times_logistic(simd, x, x)
         };
-        let (x, rest) = self.x.as_chunks_mut::<LANES>();
-        for x in x {
-            simd.store(of(simd.load(x)), x);
+        for at in (0..self.x.len()).step_by(LANES) {
+            store(simd, of(load(simd, self.x, at)), self.x, at);
         }
-        let mut last = [0.0; LANES];
-        last[..rest.len()].copy_from_slice(rest);
-        simd.store(of(simd.load(&last)), &mut last);
-        rest.copy_from_slice(&last[..rest.len()]);
     }
 }
 
@@ -106,27 +101,13 @@ impl Kernel for Collapse<'_> {
     fn run<S: Simd>(self, simd: S) {
         let width = self.out.len();
         let factor = simd.splat(width as f32 / self.x.len() as f32);
-        let (out, rest) = self.out.as_chunks_mut::<LANES>();
-        let mut at = 0;
-        let sum_at = |at: usize, lanes: usize| {
+        for at in (0..width).step_by(LANES) {
             let mut sum = simd.splat(0.0);
-            let streams = self.x.chunks_exact(width).zip(self.gates.chunks_exact(width));
-            for (x, gates) in streams {
-                let [mut own, mut gate] = [[0.0; LANES]; 2];
-                own[..lanes].copy_from_slice(&x[at..at + lanes]);
-                gate[..lanes].copy_from_slice(&gates[at..at + lanes]);
-                sum = simd.add(sum, times_logistic(simd, simd.load(&own), simd.load(&gate)));
+            for (x, gates) in self.x.chunks_exact(width).zip(self.gates.chunks_exact(width)) {
+                let (x, gates) = (load(simd, x, at), load(simd, gates, at));
+                sum = simd.add(sum, times_logistic(simd, x, gates));
             }
-            simd.mul(sum, factor)
-        };
-        for out in out {
-            simd.store(sum_at(at, LANES), out);
-            at += LANES;
-        }
-        if !rest.is_empty() {
-            let mut last = [0.0; LANES];
-            simd.store(sum_at(at, rest.len()), &mut last);
-            rest.copy_from_slice(&last[..rest.len()]);
+            store(simd, simd.mul(sum, factor), self.out, at);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Sums of streams with coefficients.
 
-use super::{STREAMS_MAX, StreamShape};
+use super::{STREAMS_MAX, StreamShape, load, store};
 use crate::cpu::Cpu;
 use crate::ops::share;
 use crate::simd::{Kernel, LANES, Simd, dispatch};
@@ -70,33 +70,6 @@ impl Cpu {
                 }
             }
         });
-    }
-}
-
-/// Returns up to [`LANES`] elements from `at` on. Missing ones are 0.
-#[inline(always)]
-fn load<S: Simd>(simd: S, from: &[f32], at: usize) -> S::V {
-    match from[at..].first_chunk() {
-        Some(chunk) => simd.load(chunk),
-        None => {
-            let mut last = [0.0; LANES];
-            last[..from.len() - at].copy_from_slice(&from[at..]);
-            simd.load(&last)
-        }
-    }
-}
-
-/// Writes as many lanes as there are elements from `at` on.
-#[inline(always)]
-fn store<S: Simd>(simd: S, v: S::V, to: &mut [f32], at: usize) {
-    match to[at..].first_chunk_mut() {
-        Some(chunk) => simd.store(v, chunk),
-        None => {
-            let mut last = [0.0; LANES];
-            simd.store(v, &mut last);
-            let rest = &mut to[at..];
-            rest.copy_from_slice(&last[..rest.len()]);
-        }
     }
 }
 

@@ -11,6 +11,7 @@ mod mixed;
 mod tests;
 
 use crate::cpu::Cpu;
+use crate::simd::{LANES, Simd};
 
 /// Most streams of a row.
 pub const STREAMS_MAX: usize = 16;
@@ -43,7 +44,7 @@ impl StreamShape {
     }
 }
 
-/// What turns products of the streams into coefficients.
+/// Parameters that turn products of the streams into coefficients.
 #[derive(Debug, Clone, Copy)]
 pub struct StreamMixing<'a> {
     /// Factors of the products: those for inputs, those for outputs, and those for the matrix.
@@ -69,6 +70,33 @@ impl Cpu {
             for stream in 1..shape.count {
                 row.copy_within(..shape.width, stream * shape.width);
             }
+        }
+    }
+}
+
+/// Returns up to [`LANES`] elements from `at` on. Missing ones are 0.
+#[inline(always)]
+fn load<S: Simd>(simd: S, from: &[f32], at: usize) -> S::V {
+    match from[at..].first_chunk() {
+        Some(chunk) => simd.load(chunk),
+        None => {
+            let mut last = [0.0; LANES];
+            last[..from.len() - at].copy_from_slice(&from[at..]);
+            simd.load(&last)
+        }
+    }
+}
+
+/// Writes as many lanes as there are elements from `at` on.
+#[inline(always)]
+fn store<S: Simd>(simd: S, v: S::V, to: &mut [f32], at: usize) {
+    match to[at..].first_chunk_mut() {
+        Some(chunk) => simd.store(v, chunk),
+        None => {
+            let mut last = [0.0; LANES];
+            simd.store(v, &mut last);
+            let rest = &mut to[at..];
+            rest.copy_from_slice(&last[..rest.len()]);
         }
     }
 }

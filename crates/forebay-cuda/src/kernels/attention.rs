@@ -551,9 +551,8 @@ mod tests {
     const ELEMENTS: [KvElement; 4] =
         [KvElement::F16, KvElement::F32, KvElement::Q8_0, KvElement::Q4_0];
 
-    fn shape(element: KvElement, kv_heads: usize, (dim_k, dim_v): (usize, usize)) -> KvLayerShape {
-        let (values_in_keys, chosen, context) = (false, false, 16_384);
-        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen, context, span: 1 }
+    fn shape(element: KvElement, kv_heads: usize, dims: (usize, usize)) -> KvLayerShape {
+        KvLayerShape::new(element, kv_heads, dims, 16_384)
     }
 
     fn latent_shape(element: KvElement) -> KvLayerShape {

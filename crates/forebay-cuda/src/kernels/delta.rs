@@ -202,15 +202,7 @@ impl Gpu {
         let shape = &delta.shape;
         assert!(shape.is_supported(), "{shape:?}");
         let DeltaShape {
-            rule,
-            key_heads,
-            value_heads,
-            key_dim,
-            value_dim,
-            convolution,
-            tiled,
-            sigmoid_gate,
-            ..
+            rule, key_heads, value_heads, key_dim, value_dim, convolution, tiled, ..
         } = *shape;
         let (channels, rows) = (shape.channels(), runs.rows);
         let states = delta.states.count * shape.state_floats();
@@ -269,7 +261,7 @@ impl Gpu {
             .int(key_dim)
             .int(value_dim)
             .int(usize::from(tiled))
-            .int(usize::from(sigmoid_gate));
+            .int(usize::from(shape.sigmoid_gate));
         let launch = [delta.z, delta.b, delta.a].into_iter().fold(launch, product);
         launch
             .ptr(delta.decay, value_heads)

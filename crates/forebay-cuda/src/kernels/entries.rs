@@ -22,7 +22,7 @@ const STEP: usize = 64;
 /// Computes entries of one kind.
 #[derive(Clone, Copy)]
 pub struct Compressor {
-    /// What is added to the gates, `[span, parts * dim]`.
+    /// Numbers `[span, parts * dim]` that are added to the gates.
     pub bias: DevicePtr<f32>,
     /// Weight of the norm of entries.
     pub norm: DevicePtr<f32>,
@@ -53,18 +53,14 @@ pub struct SharedKeyAttention {
     pub chosen: Option<ChosenKeys>,
 }
 
-fn modules(element: KvElement) -> [&'static str; 2] {
+/// Returns the modules of attention with such keys, and with entries.
+pub fn shared_key_modules(element: KvElement) -> [&'static str; 2] {
     match element {
         KvElement::F16 => ["compress_f16", "attention_entries_f16"],
         KvElement::F32 => ["compress_f32", "attention_entries_f32"],
         KvElement::Q8_0 => ["compress_q8_0", "attention_entries_q8_0"],
         KvElement::Q4_0 => ["compress_q4_0", "attention_entries_q4_0"],
     }
-}
-
-/// Returns the modules of attention with such keys, and with entries.
-pub fn shared_key_modules(element: KvElement) -> [&'static str; 2] {
-    modules(element)
 }
 
 fn check_rotation(rotation: &Rotation, dim: usize) {
@@ -120,7 +116,7 @@ impl Gpu {
             && from.context == to.context
             && from.element == to.element;
         assert!(fits && (1..=2).contains(&of.parts), "{to:?} of {from:?}");
-        let [module, _] = modules(to.element);
+        let [module, _] = shared_key_modules(to.element);
         Launch::new(self.kernel(module, "compress")?, (rows.count as u32, 1, 1), (THREADS, 1, 1))
             .cache(projections, rows)
             .spanned(Some(entries))
@@ -155,11 +151,10 @@ impl Gpu {
         check_rows(shape);
         check_rotation(&what.rotation, shape.dim_k);
         assert!(heads > 0 && what.window > 0, "{heads} heads, a window of {}", what.window);
-        let entry_shape = KvLayerShape { chosen: false, ..*shape };
         if let Some(entries) = entries {
             entries.check();
-            let expected = KvLayerShape { span: entries.shape.span, ..entry_shape };
-            assert_eq!(KvLayerShape { chosen: false, ..entries.shape }, expected, "other entries");
+            let KvLayerShape { span, chosen, .. } = entries.shape;
+            assert_eq!(entries.shape, KvLayerShape { span, chosen, ..*shape }, "other entries");
         }
         let aligned = what.q.address().is_multiple_of(16) && what.out.address().is_multiple_of(16);
         assert!(aligned, "heads are written by 16 bytes");
@@ -177,7 +172,7 @@ impl Gpu {
         let groups = heads.div_ceil(HEADS);
         assert!(rows.count < 65_536 && groups < 65_536, "{} rows", rows.count);
         let grid = (parts as u32, groups as u32, rows.count as u32);
-        let [_, module] = modules(shape.element);
+        let [_, module] = shared_key_modules(shape.element);
         let (kernel, width) = match dim {
             0..=128 => ("attention_entries_128", 128),
             _ => ("attention_entries_512", 512),

@@ -84,7 +84,7 @@ impl Indexer {
     }
 }
 
-/// What becomes queries and keys of an indexer. Null pointers stand for what there is not.
+/// Inputs that become queries and keys of an indexer. A pointer is null if there is no such input.
 #[derive(Clone, Copy)]
 pub struct IndexerInputs {
     /// Queries `[rows, heads, dim]`, which are changed in place.
@@ -108,7 +108,7 @@ pub struct IndexerInputs {
     pub pooled: Option<PooledKeys>,
 }
 
-/// How the key of a pool is made. Without gates it is the mean of the keys, normed with [`IndexerInputs::norm`] and rotated like a
+/// The rule that makes the key of a pool. Without gates it is the mean of the keys, normed with [`IndexerInputs::norm`] and rotated like a
 /// key at the pool's first position.
 #[derive(Clone, Copy)]
 pub struct PooledKeys {
@@ -116,7 +116,7 @@ pub struct PooledKeys {
     pub gate_bias: DevicePtr<f32>,
 }
 
-/// Scores of keys, and what they are computed from.
+/// Scores of keys, and the queries and weights from which they are computed.
 #[derive(Clone, Copy)]
 pub struct IndexerScores {
     /// Queries `[rows, heads, dim]`.

@@ -42,6 +42,18 @@ pub struct KvLayerShape {
 }
 
 impl KvLayerShape {
+    /// Returns the shape of a layer that stores keys and values of these lengths, a row for each position. Rows see all
+    /// positions.
+    pub const fn new(
+        element: KvElement,
+        kv_heads: usize,
+        (dim_k, dim_v): (usize, usize),
+        context: usize,
+    ) -> KvLayerShape {
+        let (values_in_keys, chosen, span) = (false, false, 1);
+        KvLayerShape { element, kv_heads, dim_k, dim_v, values_in_keys, chosen, context, span }
+    }
+
     /// Returns the number of blocks of a sequence that keeps all of its positions.
     pub fn blocks(&self) -> usize {
         self.context.div_ceil(KV_BLOCK)
@@ -205,13 +217,9 @@ impl Launch {
         let [keys, values] = layer.planes();
         let behind_keys = pool.blocks * pool.block_bytes - offset;
         let behind_values = behind_keys - (values.address() - keys.address()) as usize;
-        let [own, bytes_elsewhere, distance] = layer.places_elsewhere();
         self.ptr(keys, behind_keys)
             .ptr(values, behind_values)
-            .u64(pool.block_bytes as u64)
-            .u64(own)
-            .u64(bytes_elsewhere)
-            .u64(distance)
+            .places(layer)
             .ptr(tables.blocks, tables.count * tables.stride)
             .int(tables.stride)
             .ptr(rows.tables, rows.count)
@@ -226,14 +234,16 @@ impl Launch {
         let KvLayer { pool, tables, .. } = *layer;
         let [plane, _] = layer.planes();
         let behind = pool.blocks * pool.block_bytes - layer.offset;
-        let [own, bytes_elsewhere, distance] = layer.places_elsewhere();
         self.ptr(plane, behind)
-            .u64(pool.block_bytes as u64)
-            .u64(own)
-            .u64(bytes_elsewhere)
-            .u64(distance)
+            .places(layer)
             .ptr(tables.blocks, tables.count * tables.stride)
             .int(layer.shape.span)
+    }
+
+    /// Passes the bytes of a block, and where blocks are that are not in the pool.
+    fn places(self, layer: &KvLayer) -> Launch {
+        let [own, bytes_elsewhere, distance] = layer.places_elsewhere();
+        self.u64(layer.pool.block_bytes as u64).u64(own).u64(bytes_elsewhere).u64(distance)
     }
 }
 
@@ -242,17 +252,7 @@ mod tests {
     use super::*;
 
     fn shape(element: KvElement) -> KvLayerShape {
-        let (kv_heads, dim_k, dim_v, values_in_keys, context) = (3, 80, 20, false, 10);
-        KvLayerShape {
-            element,
-            kv_heads,
-            dim_k,
-            dim_v,
-            values_in_keys,
-            chosen: false,
-            context,
-            span: 1,
-        }
+        KvLayerShape::new(element, 3, (80, 20), 10)
     }
 
     #[test]

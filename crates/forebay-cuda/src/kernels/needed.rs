@@ -67,16 +67,7 @@ mod tests {
         let types: Vec<TensorType> = all.collect();
         for element in [KvElement::F16, KvElement::F32, KvElement::Q8_0, KvElement::Q4_0] {
             for dim in [64, 80, 96, 128, 256, 576] {
-                let kv = KvLayerShape {
-                    element,
-                    kv_heads: 2,
-                    dim_k: dim,
-                    dim_v: dim,
-                    values_in_keys: false,
-                    chosen: false,
-                    context: 9,
-                    span: 1,
-                };
+                let kv = KvLayerShape::new(element, 2, (dim, dim), 9);
                 for exact in [false, true] {
                     let (embedding, router) = (TensorType::Q4_K, Some((TensorType::F32, 200)));
                     let model = ModelKernels { types: &types, embedding, kv: &[kv], router, exact };

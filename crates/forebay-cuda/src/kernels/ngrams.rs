@@ -5,7 +5,8 @@ use super::elementwise::THREADS;
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
-/// What a layer adds for the n-grams of the rows of a pass. `forebay_compute::NGramShape` says what the sizes are.
+/// Inputs and buffers of a layer that adds embeddings of n-grams to the rows of a pass. `forebay_compute::NGramShape`
+/// describes the sizes.
 #[derive(Clone, Copy)]
 pub struct NGramRows {
     pub streams: usize,
@@ -16,9 +17,9 @@ pub struct NGramRows {
     pub x: DevicePtr<f32>,
     /// Keys `[rows, streams, hidden]`, which become gated values.
     pub keys: DevicePtr<f32>,
-    /// `[rows, hidden]`
+    /// Values `[rows, hidden]`.
     pub values: DevicePtr<f32>,
-    /// What the convolution reads `[rows, streams, hidden]`.
+    /// Inputs of the convolution `[rows, streams, hidden]`.
     pub inputs: DevicePtr<f32>,
     /// Weights of norms `[streams, hidden]`.
     pub key_norm: DevicePtr<f32>,

@@ -37,6 +37,48 @@ pub enum Converted {
     Halves(NarrowActivations),
 }
 
+impl Added {
+    /// Returns the rows that are added, or null, and the experts' outputs, which are none of `k` experts if there are no such.
+    ///
+    /// # Panics
+    /// Panics if the experts' outputs are incomplete or have another width.
+    pub(super) fn parts(self, width: usize) -> (DevicePtr<f32>, ExpertOutputs) {
+        let (add, experts) = match self {
+            Added::Nothing => (DevicePtr::null(), ExpertOutputs::none(width)),
+            Added::Rows(add) => (add, ExpertOutputs::none(width)),
+            Added::Experts(experts) => (experts.shared, experts),
+        };
+        assert_eq!(experts.width, width, "experts' outputs of another width");
+        let pointers = [experts.row_of_pair, experts.ids];
+        let complete = !experts.parts.is_null() && !pointers.iter().any(|ids| ids.is_null());
+        assert!(experts.k == 0 || complete, "experts without outputs");
+        (add, experts)
+    }
+}
+
+impl Launch {
+    /// Passes what [`Added::parts`] returned for `rows` rows, as the members of `Addition` of the kernels.
+    pub(super) fn added(
+        self,
+        (add, experts): (DevicePtr<f32>, ExpertOutputs),
+        rows: usize,
+    ) -> Launch {
+        let (width, pairs) = (experts.width, rows * experts.k);
+        self.optional(add, rows * width)
+            .optional(experts.parts, pairs * width)
+            .optional(experts.weights, pairs)
+            .optional(experts.row_of_pair, pairs)
+            .optional(experts.bias, width)
+            .optional(experts.ids, pairs)
+            .int(experts.k)
+    }
+}
+
+/// Returns true if kernels may read 16 bytes at once from all of these pointers.
+pub(super) fn aligned(pointers: &[DevicePtr<f32>]) -> bool {
+    pointers.iter().all(|pointer| pointer.address().is_multiple_of(16))
+}
+
 impl Normed {
     /// Returns a value for rows without a second output.
     pub fn plain(rows: DevicePtr<f32>) -> Normed {
@@ -62,11 +104,8 @@ impl Norm {
 
     fn check(&self, rows: &[DevicePtr<f32>]) {
         assert!(self.width > 0, "a norm of empty rows");
-        let aligned = |pointer: &DevicePtr<f32>| pointer.address().is_multiple_of(16);
-        assert!(
-            !self.width.is_multiple_of(4) || rows.iter().chain([&self.weight]).all(aligned),
-            "norms read 16 bytes at once"
-        );
+        let aligned = aligned(rows) && aligned(&[self.weight]);
+        assert!(!self.width.is_multiple_of(4) || aligned, "norms read 16 bytes at once");
     }
 }
 
@@ -110,12 +149,7 @@ impl Gpu {
         flag: Option<FiniteFlag>,
     ) -> Result<(), CudaError> {
         assert!(!out.rows.is_null() || out.also.is_none(), "no rows to convert");
-        let (add, experts) = match added {
-            Added::Nothing => (DevicePtr::null(), ExpertOutputs::none(norm.width)),
-            Added::Rows(add) => (add, ExpertOutputs::none(norm.width)),
-            Added::Experts(experts) => (experts.shared, experts),
-        };
-        assert_eq!(experts.width, norm.width, "experts' outputs of another width");
+        let (add, experts) = added.parts(norm.width);
         norm.check(&[x, out.rows, add, experts.parts, experts.bias]);
         let flag = flag.unwrap_or(FiniteFlag::none());
         // Conversion in this kernel needs the row in registers, in whole quads; other rows are converted afterwards.
@@ -129,21 +163,12 @@ impl Gpu {
         }
         let rounds = matches!(out.also, Some(Converted::Rounded(_)));
         assert!(!rounds || norm.width.is_multiple_of(32), "no whole groups of 32");
-        let pointers = [experts.row_of_pair, experts.ids];
-        let complete = !experts.parts.is_null() && !pointers.iter().any(|ids| ids.is_null());
-        assert!(experts.k == 0 || complete, "experts without outputs");
-        let (values, pairs) = (rows * norm.width, rows * experts.k);
+        let values = rows * norm.width;
         let (grid, block) = ((rows as u32, 1, 1), (norm.threads(), 1, 1));
         let kernel = if experts.bias.is_null() { "rms_norm" } else { "rms_norm_biased" };
         Launch::new(self.kernel("norm", kernel)?, grid, block)
             .ptr(x, values)
-            .optional(add, values)
-            .optional(experts.parts, pairs * norm.width)
-            .optional(experts.weights, pairs)
-            .optional(experts.row_of_pair, pairs)
-            .optional(experts.bias, norm.width)
-            .optional(experts.ids, pairs)
-            .int(experts.k)
+            .added((add, experts), rows)
             .optional(norm.weight, norm.width)
             .optional(out.rows, values)
             .optional(codes, values)

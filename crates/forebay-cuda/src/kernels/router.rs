@@ -36,7 +36,7 @@ pub enum RouterScoring {
 /// A table that gives the experts of every token.
 #[derive(Clone, Copy)]
 pub struct TokenExperts {
-    /// Experts `[vocabulary, k]`.
+    /// Experts `[vocabulary, k]` of the tokens, all below [`RouterChoice::experts`].
     pub table: DevicePtr<u32>,
     pub vocabulary: usize,
     /// Tokens of the rows, all below `vocabulary`.
@@ -164,20 +164,20 @@ impl RouterChoice {
     fn pass(&self, launch: Launch, outputs: &RouterOutputs, tokens: usize) -> Launch {
         let none = RouterGroups { n_groups: 0, groups_kept: 0, experts_scored: 0 };
         let groups = self.groups.unwrap_or(none);
-        let nothing = DevicePtr::null();
-        let unknown = TokenExperts { table: nothing, vocabulary: 0, tokens: nothing };
-        let known = self.by_token.unwrap_or(unknown);
         let scoring = match self.scoring {
             RouterScoring::Softmax => 0,
             RouterScoring::Sigmoid => 1,
             RouterScoring::SqrtSoftplus => 2,
         };
-        launch
+        let launch = launch
             .optional(self.logit_bias, self.experts)
             .optional(self.correction_bias, self.experts)
-            .optional(self.expert_scales, self.experts)
-            .optional(known.table, known.vocabulary * self.k)
-            .optional(known.tokens, tokens)
+            .optional(self.expert_scales, self.experts);
+        let launch = match self.by_token {
+            None => launch.null().null(),
+            Some(of) => launch.ptr(of.table, of.vocabulary * self.k).ptr(of.tokens, tokens),
+        };
+        launch
             .ptr(outputs.ids, tokens * self.k)
             .ptr(outputs.weights, tokens * self.k)
             .ptr(outputs.flag, 1)

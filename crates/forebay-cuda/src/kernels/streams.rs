@@ -1,7 +1,8 @@
 //! Residual streams beside each other.
 
 use super::elementwise::{THREADS, blocks};
-use super::{Added, ExpertOutputs, FiniteFlag};
+use super::norm::aligned;
+use super::{Added, FiniteFlag};
 use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
@@ -22,7 +23,7 @@ pub struct StreamRows {
     pub width: usize,
 }
 
-/// What gives the factors of streams.
+/// The factors of streams.
 #[derive(Clone, Copy)]
 pub enum StreamFactors {
     /// All factors are the same, so that the sum is the mean.
@@ -30,7 +31,7 @@ pub enum StreamFactors {
     Mixed(StreamMixing),
 }
 
-/// What turns products of rows with a matrix into coefficients.
+/// The rule that turns products of rows with a matrix into coefficients.
 #[derive(Clone, Copy)]
 pub struct StreamMixing {
     /// Products `[rows, count]`. If there are more than the factors of the inputs, the coefficients of the rows replace them.
@@ -54,10 +55,14 @@ pub enum StreamCoefficients {
     Gated(DevicePtr<f32>),
 }
 
+fn check_aligned(pointers: &[DevicePtr<f32>]) {
+    assert!(aligned(pointers), "kernels of streams read 16 bytes at once");
+}
+
 impl StreamRows {
     fn count(&self) -> usize {
-        let aligned = self.x.address().is_multiple_of(16) && self.width.is_multiple_of(4);
-        assert!(aligned && self.width > 0, "kernels of streams read 16 bytes at once");
+        assert!(self.width > 0 && self.width.is_multiple_of(4), "streams of {}", self.width);
+        check_aligned(&[self.x]);
         self.rows * STREAMS * self.width
     }
 
@@ -76,6 +81,7 @@ impl Gpu {
     /// # Panics
     /// Panics if a buffer is too small or not aligned.
     pub fn spread_streams(&self, from: DevicePtr<f32>, to: &StreamRows) -> Result<(), CudaError> {
+        check_aligned(&[from]);
         let kernel = self.kernel("streams", "spread_streams")?;
         Launch::new(kernel, to.grid(), (THREADS as u32, 1, 1))
             .ptr(from, to.rows * to.width)
@@ -90,7 +96,8 @@ impl Gpu {
     /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// Panics if there is nothing to add, or if a buffer is too small or not aligned.
+    /// Panics if there is nothing to add, if experts' outputs are incomplete or have another width, or if a buffer is too
+    /// small or not aligned.
     pub fn add_to_streams(
         &self,
         to: &StreamRows,
@@ -98,30 +105,20 @@ impl Gpu {
         coefficients: StreamCoefficients,
         flag: Option<FiniteFlag>,
     ) -> Result<(), CudaError> {
-        let (add, experts) = match added {
-            Added::Nothing => panic!("nothing is added to streams"),
-            Added::Rows(add) => (add, ExpertOutputs::none(to.width)),
-            Added::Experts(experts) => (experts.shared, experts),
-        };
-        assert_eq!(experts.width, to.width, "experts' outputs of another width");
+        assert!(!matches!(added, Added::Nothing), "nothing is added to streams");
+        let (add, experts) = added.parts(to.width);
         let flag = flag.unwrap_or(FiniteFlag::none());
-        let pairs = to.rows * experts.k;
         let (is_mixed, coefficients, count) = match coefficients {
             StreamCoefficients::Mixed(of) => (1, of, COEFFICIENTS),
             StreamCoefficients::Gated(of) => (0, of, STREAMS),
         };
+        check_aligned(&[add, experts.parts, experts.bias, coefficients]);
         let kernel =
             if experts.bias.is_null() { "add_to_streams" } else { "add_to_streams_biased" };
         let kernel = self.kernel("streams", kernel)?;
         Launch::new(kernel, to.grid(), (THREADS as u32, 1, 1))
             .ptr(to.x, to.count())
-            .optional(add, to.rows * to.width)
-            .optional(experts.parts, pairs * to.width)
-            .optional(experts.weights, pairs)
-            .optional(experts.row_of_pair, pairs)
-            .optional(experts.bias, to.width)
-            .optional(experts.ids, pairs)
-            .int(experts.k)
+            .added((add, experts), to.rows)
             .ptr(coefficients, to.rows * count)
             .int(is_mixed)
             .int(to.width)
@@ -143,6 +140,7 @@ impl Gpu {
         factors: StreamFactors,
         out: DevicePtr<f32>,
     ) -> Result<(), CudaError> {
+        check_aligned(&[out]);
         // The order of a row's sum depends on the number of threads, so it follows from the width alone.
         let threads = (from.width / 4).next_power_of_two().clamp(32, THREADS_MAX) as u32;
         let kernel = self.kernel("streams", "collapse_streams")?;
@@ -191,6 +189,7 @@ impl Gpu {
         (weight, epsilon): (DevicePtr<f32>, f32),
         out: DevicePtr<f32>,
     ) -> Result<(), CudaError> {
+        check_aligned(&[weight, out]);
         let threads = (from.width / 4).next_power_of_two().clamp(32, THREADS) as u32;
         let grid = (from.rows as u32, STREAMS as u32, 1);
         Launch::new(self.kernel("streams", "norm_streams")?, grid, (threads, 1, 1))
@@ -240,6 +239,7 @@ impl Gpu {
         gates: DevicePtr<f32>,
         out: DevicePtr<f32>,
     ) -> Result<(), CudaError> {
+        check_aligned(&[gates, out]);
         let kernel = self.kernel("streams", "collapse_gated_streams")?;
         Launch::new(kernel, from.grid(), (THREADS as u32, 1, 1))
             .ptr(from.x, from.count())

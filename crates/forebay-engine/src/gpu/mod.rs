@@ -151,14 +151,8 @@ mod tests {
                 [(64, 64, false), (33, 17, false), (576, 512, true)]
             {
                 let shape = forebay_cuda::KvLayerShape {
-                    element: element(kind),
-                    kv_heads: 3,
-                    dim_k,
-                    dim_v,
                     values_in_keys,
-                    chosen: false,
-                    context: 1,
-                    span: 1,
+                    ..forebay_cuda::KvLayerShape::new(element(kind), 3, (dim_k, dim_v), 1)
                 };
                 let values = if values_in_keys { 0 } else { row_bytes(kind, dim_v) };
                 let planned = 3 * (row_bytes(kind, dim_k) + values);

@@ -109,17 +109,7 @@ struct Numbers {
 impl Case {
     fn shape(&self) -> KvLayerShape {
         let Case { element, kv_heads, dim_k, dim_v, .. } = *self;
-        let (values_in_keys, context) = (false, CAPACITY);
-        KvLayerShape {
-            element,
-            kv_heads,
-            dim_k,
-            dim_v,
-            values_in_keys,
-            chosen: false,
-            context,
-            span: 1,
-        }
+        KvLayerShape::new(element, kv_heads, (dim_k, dim_v), CAPACITY)
     }
 
     fn numbers(&self, context: &Context, rows: usize) -> Result<Numbers> {

@@ -179,16 +179,8 @@ fn one(
     let key_norm_dim = if case.latent { dim_v } else { dim_k };
     k.finish(context, if_normed(key_norm_dim), table.as_ref(), first);
 
-    let shape = KvLayerShape {
-        element,
-        kv_heads,
-        dim_k,
-        dim_v,
-        values_in_keys: case.latent,
-        chosen: false,
-        context: capacity,
-        span: 1,
-    };
+    let shape = KvLayerShape::new(element, kv_heads, (dim_k, dim_v), capacity);
+    let shape = KvLayerShape { values_in_keys: case.latent, ..shape };
     // The tokens are of the second of two sequences.
     let cache = PagedCache::new(context, shape, 2, None)?;
     let rows = Rows::run(context, RowKind::Prompt, 1, first..first + tokens)?;
@@ -366,18 +358,7 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
     let k = context.upload(&random.gaussians(tokens * kv_heads * dim))?;
     let v = context.upload(&random.gaussians(tokens * kv_heads * dim))?;
     let norm = context.upload(&random.gaussians(dim))?;
-    let (element, dim_k, dim_v) = (KvElement::F16, dim, dim);
-    let values_in_keys = false;
-    let shape = KvLayerShape {
-        element,
-        kv_heads,
-        dim_k,
-        dim_v,
-        values_in_keys,
-        chosen: false,
-        context: capacity,
-        span: 1,
-    };
+    let shape = KvLayerShape::new(KvElement::F16, kv_heads, (dim, dim), capacity);
     let cache = PagedCache::new(context, shape, 1, None)?;
     let rows = Rows::run(context, RowKind::Prompt, 0, 0..tokens)?;
     let (layer, pass) = (cache.layer(), rows.pass());

@@ -148,16 +148,8 @@ struct Numbers {
 impl Form {
     fn shape(&self, element: KvElement, context: usize) -> KvLayerShape {
         let Form { kv_heads, dim_k, dim_v, latent, .. } = *self;
-        KvLayerShape {
-            element,
-            kv_heads,
-            dim_k,
-            dim_v,
-            values_in_keys: latent,
-            chosen: false,
-            context,
-            span: 1,
-        }
+        let shape = KvLayerShape::new(element, kv_heads, (dim_k, dim_v), context);
+        KvLayerShape { values_in_keys: latent, ..shape }
     }
 
     fn numbers(&self, context: &Context, rows: usize, positions: usize) -> Result<Numbers> {

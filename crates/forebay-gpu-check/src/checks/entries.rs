@@ -85,14 +85,9 @@ impl Case {
         let Form { dim, ratio, overlap, .. } = form;
         let width = if overlap { 2 * dim } else { dim };
         let shape = |dim: usize, values_in_keys: bool, span: usize| KvLayerShape {
-            element,
-            kv_heads: 1,
-            dim_k: dim,
-            dim_v: dim,
             values_in_keys,
-            chosen: false,
-            context: CONTEXT,
             span,
+            ..KvLayerShape::new(element, 1, (dim, dim), CONTEXT)
         };
         let cache = |shape| PagedCache::new(context, shape, SEQUENCES, None);
         let keys = cache(shape(dim, true, 1))?;

@@ -54,16 +54,7 @@ fn by_position(heads: usize, dim: usize, most: usize) -> Indexer {
 }
 
 fn shape(element: KvElement, dim: usize) -> KvLayerShape {
-    KvLayerShape {
-        element,
-        kv_heads: 1,
-        dim_k: dim,
-        dim_v: dim,
-        values_in_keys: true,
-        chosen: false,
-        context: CONTEXT,
-        span: 1,
-    }
+    KvLayerShape { values_in_keys: true, ..KvLayerShape::new(element, 1, (dim, dim), CONTEXT) }
 }
 
 /// Compares queries with the CPU's, and the keys in the cache by their products with other queries.
@@ -254,16 +245,8 @@ fn listed(context: &Context, element: KvElement, form: Form) -> Result<Outcome> 
     const END: usize = 600;
     let Form { heads, kv_heads, dims: (dim_k, dim_v), latent } = form;
     let mut random = Random::new((heads + dim_k) as u64);
-    let shape = KvLayerShape {
-        element,
-        kv_heads,
-        dim_k,
-        dim_v,
-        values_in_keys: latent,
-        chosen: false,
-        context: END,
-        span: 1,
-    };
+    let shape = KvLayerShape::new(element, kv_heads, (dim_k, dim_v), END);
+    let shape = KvLayerShape { values_in_keys: latent, ..shape };
     let (row_k, row_v) = (kv_heads * dim_k, kv_heads * dim_v);
     let (keys, values) = (random.gaussians(END * row_k), random.gaussians(END * row_v));
     let positions = [3, 99, 100, 101, 250, 599];

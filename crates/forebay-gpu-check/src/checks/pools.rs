@@ -49,16 +49,8 @@ pub fn checks() -> Vec<Check> {
 }
 
 fn shape(element: KvElement, (kv_heads, dim): (usize, usize), in_keys: bool) -> KvLayerShape {
-    KvLayerShape {
-        element,
-        kv_heads,
-        dim_k: dim,
-        dim_v: dim,
-        values_in_keys: in_keys,
-        chosen: false,
-        context: CONTEXT,
-        span: 1,
-    }
+    let shape = KvLayerShape::new(element, kv_heads, (dim, dim), CONTEXT);
+    KvLayerShape { values_in_keys: in_keys, ..shape }
 }
 
 /// Returns a cache of the CPU with one layer, and the table of its sequence.

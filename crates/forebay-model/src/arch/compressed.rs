@@ -12,7 +12,7 @@
 //! copied and dropped like any others, and a sequence may go back to any position whose window it has: later entries are
 //! computed again.
 
-use forebay_compute::KV_BLOCK;
+use forebay_compute::{KV_BLOCK, RopeLayout, RopeScaling};
 
 use super::architecture::{Architecture, Attention, AttentionBias, Layer, QkNorm, Rope, Values};
 use super::check::{check, check_size};
@@ -20,7 +20,7 @@ use super::layers::KvGroup;
 use super::shapes::{EntryIndexer, EntryShape, SharedKeys};
 use crate::ModelError;
 
-/// What a layer sees beside its window.
+/// The entries that a layer sees beside its window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Beside {
     Nothing,
@@ -32,7 +32,7 @@ pub(super) enum Beside {
 
 impl Beside {
     /// Returns what published files mean with a ratio.
-    pub fn of_ratio(key: &str, ratio: u64) -> Result<Beside, ModelError> {
+    pub fn of_ratio(key: &str, ratio: usize) -> Result<Beside, ModelError> {
         match ratio {
             0 => Ok(Beside::Nothing),
             4 => Ok(Beside::Chosen(4)),
@@ -46,7 +46,7 @@ impl Beside {
     }
 }
 
-/// What the files of such a model say about attention.
+/// Attention as the files of such a model describe it.
 pub(super) struct CompressedShape {
     pub heads: usize,
     pub head_dim: usize,
@@ -56,20 +56,35 @@ pub(super) struct CompressedShape {
     pub window: usize,
     /// Heads of indexers, the elements of each, and the number of entries that they choose.
     pub indexer: [usize; 3],
-    /// What each layer sees beside its window.
+    /// The entries that each layer sees beside its window.
     pub beside: Vec<Beside>,
-    /// The rotation of layers that see their windows only, and that of the others.
-    pub ropes: [Rope; 2],
+    /// Number of elements of a head that rotate: the last ones.
+    pub rotary_dim: usize,
+    /// Base of the rotation in layers that see their windows only, and in the others.
+    pub thetas: [f64; 2],
+    /// Scaling of the rotation in the others.
+    pub scaling: RopeScaling,
 }
 
 impl CompressedShape {
     /// Returns the shapes of attention and the rotations, and writes their numbers and the window to the layers.
     pub fn describe(self, layers: &mut [Layer]) -> (Vec<Attention>, Vec<Rope>) {
         let [heads, head_dim, top_k] = self.indexer;
-        let [plain, compressed] = self.ropes;
-        // Rotated elements are the last ones, so heads of another length have a rotation of their own.
-        let of_indexer =
-            Rope { from: head_dim.saturating_sub(compressed.rotary_dim), ..compressed.clone() };
+        let [plain, compressed] = self.thetas;
+        let rope = |theta: f64, head_dim: usize, scaling: RopeScaling| Rope {
+            theta,
+            rotary_dim: self.rotary_dim,
+            from: head_dim.saturating_sub(self.rotary_dim),
+            layout: RopeLayout::Interleaved,
+            scaling,
+            factors: None,
+        };
+        let ropes = vec![
+            rope(plain, self.head_dim, RopeScaling::None),
+            rope(compressed, self.head_dim, self.scaling),
+            // Rotated elements are the last ones, so heads of another length have a rotation of their own.
+            rope(compressed, head_dim, self.scaling),
+        ];
         let indexer = EntryIndexer { heads, head_dim, top_k, rope: 2 };
         let mut attentions: Vec<Attention> = Vec::new();
         for (layer, beside) in layers.iter_mut().zip(self.beside) {
@@ -109,7 +124,7 @@ impl CompressedShape {
             layer.window = Some(self.window);
             layer.rope = Some(usize::from(entries.is_some()));
         }
-        (attentions, vec![plain, compressed, of_indexer])
+        (attentions, ropes)
     }
 }
 
@@ -122,6 +137,31 @@ impl Architecture {
     /// Returns true if some layers have compressed entries.
     pub fn has_entries(&self) -> bool {
         self.attention_layers().any(|layer| self.entries_of(layer).is_some())
+    }
+
+    /// Returns the most of something that attention with shared keys has; 0 if no layer has such attention.
+    pub fn most_of_shared(&self, of: impl Fn(&SharedKeys) -> usize) -> usize {
+        self.most_of_attentions(|a| a.shared.as_ref().map_or(0, &of))
+    }
+
+    /// Returns the most of something that entries have, given their shape and length; 0 if there are none.
+    pub fn most_of_entries(&self, of: impl Fn(&EntryShape, usize) -> usize) -> usize {
+        let entries = |a: &Attention| a.shared.and_then(|shared| shared.entries);
+        self.most_of_attentions(|a| entries(a).map_or(0, |entries| of(&entries, a.head_dim)))
+    }
+
+    /// Returns the most of something that indexers of entries have; 0 if there are none.
+    pub fn most_of_entry_indexers(&self, of: impl Fn(&EntryIndexer) -> usize) -> usize {
+        self.most_of_entries(|entries, _| entries.indexer.as_ref().map_or(0, &of))
+    }
+
+    /// Returns the most elements of a position's values, which has as many gates: for entries, and for the keys of their indexer.
+    pub fn entry_values(&self) -> [usize; 2] {
+        let of_indexer = |of: &EntryShape| of.indexer.map_or(0, |own| of.parts() * own.head_dim);
+        [
+            self.most_of_entries(|of, dim| of.parts() * dim),
+            self.most_of_entries(|of, _| of_indexer(of)),
+        ]
     }
 
     /// Returns the group of a layer's entries; `None` if it has none. Its own keys are in [`Architecture::kv_group`]. Entries of all

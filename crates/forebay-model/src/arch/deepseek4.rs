@@ -1,9 +1,10 @@
 //! DeepSeek-V4: its entry in the table of families, and what `config.json` and GGUF metadata say of its attention.
 
-use forebay_compute::{Gating, RopeLayout, RopeScaling};
+use forebay_compute::{Gating, RopeScaling};
 use serde_json::Value;
 
-use super::architecture::{Layer, Rope};
+use super::architecture::Layer;
+use super::check::check;
 use super::compressed::{Beside, CompressedShape};
 use super::config::{Config, short};
 use super::gguf_keys::Keys;
@@ -13,6 +14,8 @@ use crate::ModelError;
 /// Names of the kinds of layers in `layer_types` and `compress_rates`.
 const CHOSEN: &str = "compressed_sparse_attention";
 const ALL: &str = "heavily_compressed_attention";
+/// The numbers of key/value heads that are known.
+const KV_HEADS: &str = "forebay knows 1 for this family";
 
 fn bad(key: &str, value: String, expected: &str) -> ModelError {
     ModelError::BadValue { key: key.into(), value, expected: expected.into() }
@@ -24,47 +27,23 @@ pub(super) fn of_config(
     layers: &[Layer],
 ) -> Result<CompressedShape, ModelError> {
     let head_dim = config.count("head_dim")?;
-    if config.optional_count("num_key_value_heads")?.is_some_and(|heads| heads != 1) {
-        let value = config.count("num_key_value_heads")?.to_string();
-        return Err(bad("num_key_value_heads", value, "forebay knows 1 for this family"));
-    }
-    if config.flag("attention_bias") {
-        return Err(bad("attention_bias", "true".into(), "forebay knows no such biases"));
-    }
-    let rotary = match config.optional_count("qk_rope_head_dim")? {
+    let kv_heads = config.optional_count("num_key_value_heads")?.unwrap_or(1);
+    check("num_key_value_heads", kv_heads, kv_heads == 1, KV_HEADS)?;
+    let has_biases = config.flag("attention_bias");
+    check("attention_bias", has_biases, !has_biases, "forebay knows no such biases")?;
+    let rotary_dim = match config.optional_count("qk_rope_head_dim")? {
         Some(rotary) => rotary,
         None => {
             let share = config.float("partial_rotary_factor").unwrap_or(0.125);
             (share * head_dim as f64) as usize
         }
     };
-    let rope = |theta: f64, scaling: RopeScaling| Rope {
-        theta,
-        rotary_dim: rotary,
-        from: head_dim.saturating_sub(rotary),
-        layout: RopeLayout::Interleaved,
-        scaling,
-        factors: None,
-    };
     let [main, compress] = ["main", "compress"].map(|scope| Parameters::of(config, Some(scope)));
     // Parameters without scopes are those of the layers with entries.
     let theta = config.float("rope_theta").or(main.float("rope_theta")).unwrap_or(10_000.0);
     let compressed = config.float("compress_rope_theta").or(compress.float("rope_theta"));
-    let scaling = match compress.scaling()? {
-        // The magnitude is left out.
-        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, truncate, .. } => {
-            let magnitude = Some(compress.float("attention_factor").unwrap_or(1.0));
-            RopeScaling::Yarn {
-                factor,
-                original_context,
-                beta_fast,
-                beta_slow,
-                truncate,
-                magnitude,
-            }
-        }
-        other => other,
-    };
+    let magnitude = compress.float("attention_factor").unwrap_or(1.0);
+    let scaling = with_magnitude(compress.scaling()?, magnitude);
     Ok(CompressedShape {
         heads: config.count("num_attention_heads")?,
         head_dim,
@@ -78,20 +57,29 @@ pub(super) fn of_config(
             config.count("index_topk")?,
         ],
         beside: beside(config, layers.len())?,
-        ropes: [rope(theta, RopeScaling::None), rope(compressed.unwrap_or(160_000.0), scaling)],
+        rotary_dim,
+        thetas: [theta, compressed.unwrap_or(160_000.0)],
+        scaling,
     })
+}
+
+/// Returns a scaling with this magnitude, if it has one. Without a magnitude, YaRN has one that these models leave out.
+fn with_magnitude(mut scaling: RopeScaling, value: f64) -> RopeScaling {
+    if let RopeScaling::Yarn { magnitude, .. } = &mut scaling {
+        *magnitude = Some(value);
+    }
+    scaling
 }
 
 /// Returns what each layer sees beside its window: `layer_types` with `compress_rates`, or `compress_ratios`.
 fn beside(config: &Config<'_>, count: usize) -> Result<Vec<Beside>, ModelError> {
-    let list = |key: &str| config.json.get(key).and_then(Value::as_array);
     let rate = |kind: &str, own: &str, usual: usize| {
         let rates = config.json.get("compress_rates").and_then(|rates| rates.get(kind));
-        let rate = rates.or(config.json.get(own)).map_or(Some(usual as u64), Value::as_u64);
-        let rate = rate.and_then(|rate| usize::try_from(rate).ok());
-        rate.ok_or_else(|| bad(own, "no whole number".into(), "positions of an entry"))
+        let Some(rate) = rates.or(config.json.get(own)) else { return Ok(usual) };
+        let positions = rate.as_u64().and_then(|rate| usize::try_from(rate).ok());
+        positions.ok_or_else(|| bad(own, short(rate), "positions of an entry"))
     };
-    if let Some(types) = list("layer_types") {
+    if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
         let chosen = rate(CHOSEN, "compress_rate_csa", 4)?;
         let all = rate(ALL, "compress_rate_hca", 128)?;
         let kind = |layer: usize| match types.get(layer).and_then(Value::as_str) {
@@ -106,14 +94,14 @@ fn beside(config: &Config<'_>, count: usize) -> Result<Vec<Beside>, ModelError> 
         };
         return (0..count).map(kind).collect();
     }
-    let Some(ratios) = list("compress_ratios") else {
+    let ratios = config.counts("compress_ratios")?;
+    if ratios.is_empty() {
         return Err(config.missing("compress_ratios"));
-    };
+    }
     let ratio = |layer: usize| {
         let key = format!("compress_ratios of layer {layer}");
-        match ratios.get(layer).map(|ratio| (ratio, ratio.as_u64())) {
-            Some((_, Some(ratio))) => Beside::of_ratio(&key, ratio),
-            Some((value, None)) => Err(bad(&key, short(value), "it must be a whole number")),
+        match ratios.get(layer) {
+            Some(ratio) => Beside::of_ratio(&key, *ratio),
             None => Err(bad(&key, "none".into(), "every layer has a ratio")),
         }
     };
@@ -153,38 +141,13 @@ pub(super) fn of_gguf(
 ) -> Result<CompressedShape, ModelError> {
     let head_dim = keys.count("attention.key_length")?;
     let kv_heads = keys.count("attention.head_count_kv")?;
-    if kv_heads != 1 {
-        let expected = "forebay knows 1 for this family";
-        return Err(bad(&keys.path("attention.head_count_kv"), kv_heads.to_string(), expected));
-    }
-    let rotary = keys.count("rope.dimension_count")?;
-    let rope = |key: &str, usual: f64, scaling: RopeScaling| Rope {
-        theta: keys.optional_float(key).map_or(usual, f64::from),
-        rotary_dim: rotary,
-        from: head_dim.saturating_sub(rotary),
-        layout: RopeLayout::Interleaved,
-        scaling,
-        factors: None,
-    };
-    let scaling = match scaling {
-        // The magnitude is left out.
-        RopeScaling::Yarn { factor, original_context, beta_fast, beta_slow, truncate, .. } => {
-            let magnitude = Some(1.0);
-            RopeScaling::Yarn {
-                factor,
-                original_context,
-                beta_fast,
-                beta_slow,
-                truncate,
-                magnitude,
-            }
-        }
-        other => other,
-    };
+    check(&keys.path("attention.head_count_kv"), kv_heads, kv_heads == 1, KV_HEADS)?;
+    let rotary_dim = keys.count("rope.dimension_count")?;
+    let theta = |key: &str, usual: f64| keys.optional_float(key).map_or(usual, f64::from);
     let key = "attention.compress_ratios";
     let beside = |layer: usize| {
         let ratio = keys.count_of_layer(key, layer)?.ok_or_else(|| keys.missing(key))?;
-        Beside::of_ratio(&keys.path(key), ratio as u64)
+        Beside::of_ratio(&keys.path(key), ratio)
     };
     Ok(CompressedShape {
         heads: keys.count("attention.head_count")?,
@@ -199,9 +162,11 @@ pub(super) fn of_gguf(
             keys.count("attention.indexer.top_k")?,
         ],
         beside: (0..layers.len()).map(beside).collect::<Result<_, _>>()?,
-        ropes: [
-            rope("rope.freq_base", 10_000.0, RopeScaling::None),
-            rope("attention.compress_rope_freq_base", 160_000.0, scaling),
+        rotary_dim,
+        thetas: [
+            theta("rope.freq_base", 10_000.0),
+            theta("attention.compress_rope_freq_base", 160_000.0),
         ],
+        scaling: with_magnitude(scaling, 1.0),
     })
 }

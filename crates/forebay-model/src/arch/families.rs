@@ -52,7 +52,7 @@ pub struct Family {
     pub decay_bound: f32,
     /// True if attention is multi-head latent attention.
     pub latent: bool,
-    /// What indexers choose, if the family chooses keys with them.
+    /// The rule of indexers, if the family chooses keys with them.
     pub indexer: Option<Indexers>,
     /// True if attention sees a window and compressed entries. All layers have experts then.
     pub compressed: bool,
@@ -117,7 +117,7 @@ pub enum WindowTheta {
     Of(f64),
 }
 
-/// What the indexers of a family choose.
+/// The rule of the indexers of a family: the things that they choose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Indexers {
     /// Positions. The layout is that of the rotation of queries and keys.

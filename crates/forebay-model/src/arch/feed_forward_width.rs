@@ -12,7 +12,6 @@ pub(super) fn feed_forward_width(
     family: &Family,
     keys: &[&str],
 ) -> Result<usize, ModelError> {
-    let adjusts = config.json.get("block_auto_adjust_ff_dim").and_then(Value::as_bool);
     if !family.adjusted_width {
         return config.first_count(keys);
     }
@@ -20,6 +19,7 @@ pub(super) fn feed_forward_width(
         Some(width) => width,
         None => config.first_count(keys)?,
     };
+    let adjusts = config.json.get("block_auto_adjust_ff_dim").and_then(Value::as_bool);
     if !adjusts.unwrap_or(true) {
         return Ok(width);
     }

@@ -3,6 +3,7 @@
 use forebay_compute::RopeLayout;
 use serde_json::Value;
 
+use super::check::check;
 use super::config::Config;
 use super::families::{Family, Indexers};
 use super::indexer::IndexerShape;
@@ -35,13 +36,8 @@ pub(super) fn indexer(
         Indexers::GatedPools => {
             let length = config.count("index_kpool")?;
             let tail = config.json.get("index_kpool_always_select_tail").and_then(Value::as_bool);
-            if tail == Some(false) {
-                return Err(ModelError::BadValue {
-                    key: "index_kpool_always_select_tail".into(),
-                    value: "false".into(),
-                    expected: "forebay knows true".into(),
-                });
-            }
+            let tail = tail.unwrap_or(true);
+            check("index_kpool_always_select_tail", tail, tail, "forebay knows true")?;
             IndexerShape {
                 heads: config.count("index_n_heads")?,
                 head_dim: config.count("index_head_dim")?,
@@ -53,13 +49,7 @@ pub(super) fn indexer(
         Indexers::MeanPools => {
             let length = config.count("indexer_compress_ratio")?;
             let keys = config.optional_count("indexer_kv_heads")?.unwrap_or(1);
-            if keys != 1 {
-                return Err(ModelError::BadValue {
-                    key: "indexer_kv_heads".into(),
-                    value: keys.to_string(),
-                    expected: "forebay knows 1".into(),
-                });
-            }
+            check("indexer_kv_heads", keys, keys == 1, "forebay knows 1")?;
             IndexerShape {
                 heads: config.count("indexer_n_heads")?,
                 head_dim: config.count("indexer_head_dim")?,
@@ -85,13 +75,7 @@ fn blocks(config: &Config<'_>) -> Result<IndexerShape, ModelError> {
         _ => config.count(key),
     };
     let local = count("sparse_local_block", "index_local_blocks")?;
-    if local == 0 {
-        return Err(ModelError::BadValue {
-            key: "index_local_blocks".into(),
-            value: "0".into(),
-            expected: "forebay knows 1 and more".into(),
-        });
-    }
+    check("index_local_blocks", local, local > 0, "forebay knows 1 and more")?;
     let length = count("sparse_block_size", "index_block_size")?;
     Ok(IndexerShape {
         heads: count("sparse_num_index_heads", "index_n_heads")?,
@@ -110,13 +94,9 @@ pub(super) fn is_indexed(
 ) -> Result<bool, ModelError> {
     let types = config.json.get("layer_types").and_then(Value::as_array);
     let kind = types.and_then(|types| types.get(index)).and_then(Value::as_str);
-    if kind == Some("indexed_attention") && family.indexer.is_none() {
-        return Err(ModelError::BadValue {
-            key: format!("layer_types of layer {index}"),
-            value: "indexed_attention".into(),
-            expected: "forebay knows no indexers for this family".into(),
-        });
-    }
+    let key = format!("layer_types of layer {index}");
+    let fits = kind != Some("indexed_attention") || family.indexer.is_some();
+    check(&key, "indexed_attention", fits, "forebay knows no indexers for this family")?;
     if family.indexer != Some(Indexers::Blocks) {
         return Ok(family.indexer.is_some());
     }
@@ -125,7 +105,7 @@ pub(super) fn is_indexed(
             Some("minimax_m3_sparse") => Ok(true),
             Some("full_attention") => Ok(false),
             other => Err(ModelError::BadValue {
-                key: format!("layer_types of layer {index}"),
+                key,
                 value: other.unwrap_or("none").into(),
                 expected: "forebay knows minimax_m3_sparse and full_attention for this family"
                     .into(),

@@ -141,10 +141,15 @@ impl Architecture {
         recurrent.chain(std::iter::repeat_n(floats, ngrams))
     }
 
+    /// Returns the number of a layer with n-grams among those.
+    pub fn ngram_index(&self, layer: usize) -> usize {
+        let of = self.ngrams.as_ref().expect("the layer has n-grams");
+        of.layers.partition_point(|with| *with < layer)
+    }
+
     /// Returns the number of the part of a state that belongs to a layer with n-grams.
     pub fn ngram_part(&self, layer: usize) -> usize {
-        let of = self.ngrams.as_ref().expect("the layer has n-grams");
-        self.recurrent_layers() + of.layers.partition_point(|with| *with < layer)
+        self.recurrent_layers() + self.ngram_index(layer)
     }
 
     /// Returns true if sequences have states beside keys and values.

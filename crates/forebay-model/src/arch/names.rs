@@ -125,6 +125,14 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("shared_down", "ffn_down_shexp.weight", "mlp.shared_experts.down_proj.weight"),
 ];
 
+/// Returns the GGUF and Hugging Face names with a role, if the list has it.
+fn with_role(
+    names: &'static [(&'static str, &'static str, &'static str)],
+    role: &str,
+) -> Option<(&'static str, &'static str)> {
+    names.iter().find(|(of, _, _)| *of == role).map(|(_, gguf, hf)| (*gguf, *hf))
+}
+
 #[derive(Clone, Copy)]
 pub struct Names {
     naming: Naming,
@@ -153,10 +161,9 @@ impl Names {
     }
 
     pub fn head(&self) -> String {
-        match self.family.names.iter().find(|(of, _, _)| *of == "head") {
-            Some((_, gguf, hf)) => self.pick(gguf, hf),
-            None => self.pick("output.weight", "lm_head.weight"),
-        }
+        let own = with_role(self.family.names, "head");
+        let (gguf, hf) = own.unwrap_or(("output.weight", "lm_head.weight"));
+        self.pick(gguf, hf)
     }
 
     pub fn final_norm(&self) -> String {
@@ -165,22 +172,21 @@ impl Names {
 
     /// Returns the name of a part of what collapses the residual streams behind the last layer.
     pub fn streams_end(&self, part: &str) -> String {
-        let usual = match part {
-            "mix" => ("output_hc_fn.weight", "hc_head_fn"),
-            "base" => ("output_hc_base.weight", "hc_head_base"),
-            "scale" => ("output_hc_scale.weight", "hc_head_scale"),
-            "norm" => ("", "hyper_connection_mixer.hc_norm.weight"),
-            "down" => ("", "hyper_connection_mixer.input_mix_weight_down.weight"),
-            "up" => ("", "hyper_connection_mixer.input_mix_weight_up.weight"),
+        let (gguf, hf) = match part {
+            "mix" => ("output_hc_fn.weight", "model.hc_head_fn"),
+            "base" => ("output_hc_base.weight", "model.hc_head_base"),
+            "scale" => ("output_hc_scale.weight", "model.hc_head_scale"),
+            "norm" => ("", "model.hyper_connection_mixer.hc_norm.weight"),
+            "down" => ("", "model.hyper_connection_mixer.input_mix_weight_down.weight"),
+            "up" => ("", "model.hyper_connection_mixer.input_mix_weight_up.weight"),
             _ => unreachable!("streams have no {part}"),
         };
-        self.outer(&format!("streams_end_{part}"), usual)
+        self.pick(gguf, hf)
     }
 
     /// Returns the name of a tensor that belongs to no layer, by its role or these usual names.
     fn outer(&self, role: &str, usual: (&str, &str)) -> String {
-        let own = self.family.names.iter().find(|(of, _, _)| *of == role);
-        let (gguf, hf) = own.map_or(usual, |(_, gguf, hf)| (*gguf, *hf));
+        let (gguf, hf) = with_role(self.family.names, role).unwrap_or(usual);
         self.pick(gguf, &format!("model.{hf}"))
     }
 
@@ -214,10 +220,8 @@ impl Names {
 
     /// Returns the name of a tensor of layer `layer` by its role in the decoder.
     pub fn layer(&self, layer: usize, role: &str) -> String {
-        let with_role = |names: &'static [(&str, &str, &str)]| {
-            names.iter().find(|(of, _, _)| *of == role).map(|(_, gguf, hf)| (*gguf, *hf))
-        };
-        let found = with_role(self.family.names).or_else(|| with_role(LAYER));
+        let own = with_role(self.family.names, role);
+        let found = own.or_else(|| with_role(LAYER, role));
         let (gguf, hf) = found.unwrap_or_else(|| unreachable!("no tensor has the role {role}"));
         let layers = match self.naming {
             Naming::HuggingFace { layers, .. } => layers,

@@ -85,7 +85,7 @@ pub struct Indexer {
     pub rule: IndexerRule,
 }
 
-/// What an indexer chooses.
+/// The rule by which an indexer chooses, and the things that it chooses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum IndexerRule {
     /// Positions. The score of a key is the sum over the heads of a weight times the positive part of the dot product of query
@@ -106,7 +106,6 @@ pub enum IndexerRule {
 impl Indexer {
     /// Returns the pools of positions among which a token chooses.
     pub fn pools(&self) -> Pools {
-        let complete = |length| Pools { length, ..Pools::positions(self.top_k) };
         match self.rule {
             IndexerRule::Keys => Pools::positions(self.top_k),
             IndexerRule::Blocks { length, before } => Pools {
@@ -117,7 +116,7 @@ impl Indexer {
                 before_own: before,
             },
             IndexerRule::GatedPools { length } | IndexerRule::MeanPools { length } => {
-                complete(length)
+                Pools { length, ..Pools::positions(self.top_k) }
             }
         }
     }
@@ -227,7 +226,7 @@ pub struct Streams {
     pub rule: StreamRule,
 }
 
-/// How blocks read and write residual streams.
+/// The rule by which blocks read and write residual streams.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub enum StreamRule {
     /// Manifold-constrained hyper-connections (DeepSeek-V4, GLM-5-Next): products of the streams give a factor of every stream for
@@ -236,7 +235,7 @@ pub enum StreamRule {
         /// Number of times that the columns of the matrix are divided by their sums.
         iterations: usize,
         epsilon: f32,
-        /// How the streams collapse behind the last layer.
+        /// The collapse of the streams behind the last layer.
         end: StreamsEnd,
     },
     /// Gated residuals (Qwen4): every element has a gate for the input, from a low-rank projection, and products give a factor of
@@ -247,7 +246,7 @@ pub enum StreamRule {
     },
 }
 
-/// How mixed streams collapse behind the last layer.
+/// The collapse of mixed streams behind the last layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum StreamsEnd {
     /// Products of the streams give a factor of each (DeepSeek-V4).

@@ -3,7 +3,7 @@
 use forebay_compute::{STREAMS_MAX, StreamShape};
 use serde_json::Value;
 
-use super::architecture::{Architecture, FeedForward, NormLayout};
+use super::architecture::{Architecture, NormLayout};
 use super::check::{check, check_size};
 use super::config::Config;
 use super::families::Family;
@@ -22,12 +22,12 @@ impl Architecture {
         self.stream_shape().map_or(self.hidden, |shape| shape.row())
     }
 
-    /// Returns the widths of the products of a row of mixed streams or of gated ones: coefficients, and the low-rank projection.
-    pub(crate) fn stream_products(&self) -> (usize, usize) {
-        match (self.streams, self.stream_shape()) {
-            (Some(Streams { rule: StreamRule::Gated { rank }, count }), _) => (count, rank),
-            (_, Some(shape)) => (shape.coefficients(), 0),
-            _ => (0, 0),
+    /// Returns the widths of a row's coefficients, of its gated streams, and of the low-rank projection for the gates.
+    pub(crate) fn stream_widths(&self) -> [usize; 3] {
+        let Some((streams, shape)) = self.streams.zip(self.stream_shape()) else { return [0; 3] };
+        match streams.rule {
+            StreamRule::Mixed { .. } => [shape.coefficients(), 0, 0],
+            StreamRule::Gated { rank } => [shape.count, shape.row(), rank],
         }
     }
 
@@ -69,11 +69,10 @@ impl Architecture {
             is_plain,
             "forebay knows several of them without scales, post-norms and embeddings of layers",
         )?;
-        let has_experts = |of: &FeedForward| of.has_experts();
         check(
             "residual streams",
             count,
-            self.layers.iter().any(|layer| has_experts(&layer.feed_forward)),
+            self.layers.iter().any(|layer| layer.feed_forward.has_experts()),
             "forebay knows several of them in models with experts",
         )
     }
@@ -85,13 +84,8 @@ pub(super) fn of_huggingface(
     family: &Family,
 ) -> Result<Option<Streams>, ModelError> {
     let Some(form) = family.streams else { return Ok(None) };
-    if config.json.get("mhc").and_then(Value::as_bool) == Some(false) {
-        return Err(ModelError::BadValue {
-            key: "mhc".into(),
-            value: "false".into(),
-            expected: "forebay knows this family with hyper-connections".into(),
-        });
-    }
+    let mixes = config.json.get("mhc").and_then(Value::as_bool).unwrap_or(true);
+    check("mhc", mixes, mixes, "forebay knows this family with hyper-connections")?;
     Ok(Some(match form {
         StreamForm::Mixed(end) => Streams {
             count: config.count("hc_mult")?,

@@ -91,11 +91,10 @@ impl Architecture {
         }
         if let Some(of) = &self.ngrams {
             of.validate(self.layers.len())?;
-            let blocks = of.layers.iter().map(|layer| &self.layers[*layer]);
-            let mixes = |layer: &Layer| layer.mixer != Mixer::None;
+            let fits = of.layers.iter().all(|layer| self.layers[*layer].mixer != Mixer::None);
             let given = format!("{:?}", of.layers);
             let expected = "they need attention or a recurrence";
-            check("layers with n-grams", given, blocks.clone().all(mixes), expected)?;
+            check("layers with n-grams", given, fits, expected)?;
             let fits = self.hidden.is_multiple_of(8);
             check("hidden size", self.hidden, fits, "n-grams need a multiple of 8")?;
             let fits = (of.separator as usize) < self.vocabulary;

@@ -260,7 +260,7 @@ pub enum Begun {
 pub enum NextBlock {
     Attention,
     FeedForward,
-    /// What the layer adds for n-grams, before its attention. It takes the residual streams themselves, without a norm.
+    /// The embeddings of n-grams that the layer adds before its attention. It takes the residual streams themselves, without a norm.
     NGrams,
     /// The layer's use of the tokens' embeddings for it. It takes the residual stream itself, without a norm.
     Embeddings,

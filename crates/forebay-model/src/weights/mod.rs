@@ -48,7 +48,7 @@ pub struct Weights {
     pub layers: Vec<LayerWeights>,
     /// Norm before the output projection, unless collapsing the residual streams norms them.
     pub final_norm: Option<Vec<f32>>,
-    /// What collapses the residual streams behind the last layer, if there are several.
+    /// Weights that collapse the residual streams behind the last layer, if there are several.
     pub streams_end: Option<StreamWeights<ResidentMatrix>>,
     pub head: Vec<HeadChunk>,
     pub embedding: Embedding,
@@ -160,11 +160,12 @@ impl Weights {
     /// Returns the weight types of all matrices except routers, without repetition.
     pub fn types_without_routers(&self) -> Vec<TensorType> {
         let mut types = Vec::new();
-        let mut add = |matrix: &PartMatrix| {
-            if !types.contains(&matrix.ty) {
-                types.push(matrix.ty);
+        let mut add_type = |ty: TensorType| {
+            if !types.contains(&ty) {
+                types.push(ty);
             }
         };
+        let mut add = |matrix: &PartMatrix| add_type(matrix.ty);
         for layer in &self.layers {
             layer.attention.matrices().iter().chain(&layer.o).for_each(&mut add);
             layer.streams().flat_map(StreamWeights::matrices).for_each(&mut add);
@@ -185,14 +186,11 @@ impl Weights {
             }
         }
         self.head.iter().for_each(|chunk| add(&chunk.matrix));
-        let at_end = self.streams_end.iter().flat_map(StreamWeights::matrices);
-        let at_end = at_end.map(|of| PartMatrix {
-            part: 0,
-            ty: TensorType::F32,
-            rows: of.rows,
-            cols: of.cols,
-        });
-        at_end.for_each(|matrix| add(&matrix));
+        // The matrices behind the last layer are always f32.
+        let mut at_end = self.streams_end.iter().flat_map(StreamWeights::matrices);
+        if at_end.next().is_some() {
+            add_type(TensorType::F32);
+        }
         types
     }
 }

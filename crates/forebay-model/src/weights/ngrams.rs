@@ -1,9 +1,11 @@
 //! Weights of layers that add embeddings of n-grams.
 
-use forebay_format::{Block, Extent, TensorType};
+use std::ops::Range;
+
+use forebay_format::{Block, TensorType};
 
 use super::layer::LayerBuilder;
-use super::parts::{NGramWeights, PartMatrix};
+use super::parts::NGramWeights;
 use super::tensors::Tensors;
 use crate::ModelError;
 use crate::arch::NGrams;
@@ -56,45 +58,38 @@ impl LayerBuilder<'_> {
         };
         let first = tensors.find(names.first().unwrap_or(&whole))?;
         let rows = first.shape.first().map_or(0, |rows| *rows as usize);
-        let found = |name: &String| tensors.matrix(name, rows, of.row_width());
-        let matrices: Vec<(PartMatrix, Extent)> =
-            names.iter().map(found).collect::<Result<_, _>>()?;
-        let (matrix, extent) = matrices[0];
-        if let Some(index) = matrices.iter().position(|(other, _)| other.ty != matrix.ty) {
-            let (name, found) = (names[index].clone(), matrices[index].0.ty.name());
-            return Err(ModelError::TensorType { name, found });
-        }
-        let row_bytes = extent.length as usize / rows.max(1);
-        let parts = matrices.into_iter().map(|(_, extent)| extent).collect();
+        let name_of = |index: usize| names[index].clone();
+        let (matrix, parts) = tensors.alike(&name_of, names.len(), rows, of.row_width())?;
+        let row_bytes = parts[0].length as usize / rows.max(1);
         Ok((matrix.ty, RowTable { parts, rows_per_part: rows, row_bytes }))
     }
 
     fn ngram_hashes(
         &self,
-        tensors: &Tensors<'_>,
+        tensors: &mut Tensors<'_>,
         of: &NGrams,
         table_rows: usize,
     ) -> Result<NGramHashes, ModelError> {
-        let multipliers = tensors.integers(&self.name("ngram_multipliers"), of.size)?;
-        let (firsts, counts) = (self.name("ngram_firsts"), self.name("ngram_rows"));
-        let firsts = tensors.integers(&firsts, of.rows_per_token())?.into_iter();
-        let name = counts;
-        let rows =
-            firsts.zip(tensors.integers(&name, of.rows_per_token())?).map(|(first, count)| {
-                let end = first.checked_add(count).and_then(|end| u32::try_from(end).ok());
-                let first = u32::try_from(first).ok();
-                let rows = first.zip(end).map(|(first, end)| first..end);
-                let inside = |rows: &std::ops::Range<u32>| {
-                    !rows.is_empty() && rows.end as usize <= table_rows && rows.end < u32::MAX
-                };
-                rows.filter(inside).ok_or_else(|| ModelError::BadValue {
-                    key: name.clone(),
-                    value: count.to_string(),
-                    expected: format!(
-                        "the hash must have rows within the {table_rows} of the table"
-                    ),
-                })
-            });
-        Ok(NGramHashes { multipliers, rows: rows.collect::<Result<_, _>>()? })
+        let integers =
+            |name: &str, length: usize| tensors.integers(name, &[length], &[TensorType::I64]);
+        let multipliers = integers(&self.name("ngram_multipliers"), of.size)?;
+        let firsts = integers(&self.name("ngram_firsts"), of.rows_per_token())?.into_iter();
+        let name = self.name("ngram_rows");
+        let rows = firsts.zip(integers(&name, of.rows_per_token())?).map(|(first, count)| {
+            let end = first.checked_add(count).and_then(|end| u32::try_from(end).ok());
+            let first = u32::try_from(first).ok();
+            let rows = first.zip(end).map(|(first, end)| first..end);
+            let inside = |rows: &Range<u32>| {
+                !rows.is_empty() && rows.end as usize <= table_rows && rows.end < u32::MAX
+            };
+            rows.filter(inside).ok_or_else(|| ModelError::BadValue {
+                key: name.clone(),
+                value: count.to_string(),
+                expected: format!("the hash must have rows within the {table_rows} of the table"),
+            })
+        });
+        let rows: Vec<Range<u32>> = rows.collect::<Result<_, _>>()?;
+        tensors.count_bytes((size_of_val(&multipliers[..]) + size_of_val(&rows[..])) as u64);
+        Ok(NGramHashes { multipliers, rows })
     }
 }

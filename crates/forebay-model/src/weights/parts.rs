@@ -26,9 +26,9 @@ pub struct LayerWeights {
     /// Norm before the feed-forward, if the layer has one.
     pub feed_forward_norm: Option<Vec<f32>>,
     pub feed_forward_post_norm: Option<Vec<f32>>,
-    /// What collapses the residual streams for attention or the recurrence, if there are several.
+    /// Weights that collapse the residual streams for attention or the recurrence, if there are several.
     pub attention_streams: Option<StreamWeights<PartMatrix>>,
-    /// What collapses the residual streams for the feed-forward.
+    /// Weights that collapse the residual streams for the feed-forward.
     pub feed_forward_streams: Option<StreamWeights<PartMatrix>>,
     pub attention: AttentionWeights,
     /// Attention sinks, one for each head.
@@ -42,7 +42,7 @@ pub struct LayerWeights {
     pub feed_forward: FeedForwardWeights,
     /// What the layer does with the tokens' embeddings for it, if the model has such embeddings.
     pub embeddings: Option<LayerEmbeddingWeights>,
-    /// What the layer adds to the residual streams before its attention, if it does.
+    /// Weights of the embeddings of n-grams that the layer adds to the residual streams before its attention, if it does.
     pub ngrams: Option<Box<NGramWeights>>,
     /// Factor of the residual stream at the layer's end.
     pub scale: f32,
@@ -64,7 +64,7 @@ pub struct LayerEmbeddingWeights {
     pub post_norm: Vec<f32>,
 }
 
-/// What a layer adds to the residual streams for the n-grams that end at a token.
+/// Weights of the embeddings that a layer adds to the residual streams for the n-grams that end at a token.
 #[derive(Debug)]
 pub struct NGramWeights {
     pub hashes: NGramHashes,
@@ -84,7 +84,7 @@ pub struct NGramWeights {
     pub convolution: Vec<f32>,
 }
 
-/// What collapses residual streams to the input of a block, or behind the last layer. `M` is a matrix.
+/// Weights that collapse residual streams to the input of a block, or behind the last layer. `M` is a matrix.
 #[derive(Debug)]
 pub enum StreamWeights<M> {
     Mixed {
@@ -338,7 +338,7 @@ pub struct CompressorWeights {
     /// Projections `[parts * dim, hidden]` to values and gates.
     pub values: PartMatrix,
     pub gates: PartMatrix,
-    /// What is added to the gates `[ratio, parts * dim]`.
+    /// Numbers that are added to the gates `[ratio, parts * dim]`.
     pub bias: Vec<f32>,
     /// Norm of the entries.
     pub norm: Vec<f32>,

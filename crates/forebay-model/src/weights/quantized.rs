@@ -5,7 +5,7 @@ use forebay_format::quantized::{Form, Quantized, Scales, is_scale};
 use forebay_format::{Block, Extent, Step, TensorInfo, TensorType};
 
 use super::parts::{HeadMatrices, PartMatrix};
-use super::tensors::{PACKED, Tensors, expect_contiguous, expect_shape};
+use super::tensors::{PACKED, Tensors, expect_contiguous, expect_lengths, expect_type};
 use crate::ModelError;
 use crate::arch::{Latent, Method, Quantization};
 
@@ -98,18 +98,18 @@ impl Stored<'_> {
         ModelError::BadValue { key: self.name(suffix), value, expected: expected.into() }
     }
 
-    /// Returns the extent of a tensor of this shape and type.
-    fn tensor(&self, suffix: &str, ty: TensorType, shape: &[usize]) -> Result<Extent, ModelError> {
+    /// Returns the extent of a tensor of this shape and one of these types.
+    fn tensor(
+        &self,
+        suffix: &str,
+        types: &[TensorType],
+        shape: &[usize],
+    ) -> Result<Extent, ModelError> {
         let tensor = self.tensors.find(&self.name(suffix))?;
-        let shape: Vec<u64> = shape.iter().map(|&length| length as u64).collect();
-        expect_shape(tensor, &shape)?;
+        expect_lengths(tensor, shape)?;
         expect_contiguous(tensor)?;
-        match tensor.ty == ty {
-            true => Ok(tensor.extent),
-            false => {
-                Err(ModelError::TensorType { name: tensor.name.clone(), found: tensor.ty.name() })
-            }
-        }
+        expect_type(tensor, types)?;
+        Ok(tensor.extent)
     }
 
     /// Refuses a tensor that would change what the others mean.
@@ -142,7 +142,7 @@ impl Stored<'_> {
     fn fp8(&self, quantization: Option<Quantization>) -> Result<MatrixSource, ModelError> {
         let (rows, cols) = (self.rows, self.cols);
         self.refuse("pre_quant_scale", "forebay does not scale activations")?;
-        let mut extents = vec![self.tensor("weight", TensorType::F8_E4M3, &[rows, cols])?];
+        let mut extents = vec![self.tensor("weight", &[TensorType::F8_E4M3], &[rows, cols])?];
         // DeepSeek's own names, those of its folders for transformers, and those of others.
         let names = ["scale", "weight_scale_inv"].into_iter();
         let mut found = names.filter(|name| self.tensors.optional(&self.name(name)).is_some());
@@ -200,8 +200,8 @@ impl Stored<'_> {
         self.expect_columns(codes, 64)?;
         let (rows, cols) = (self.rows, self.cols);
         let extents = vec![
-            self.tensor(codes, TensorType::U8, &[rows, cols / 2])?,
-            self.tensor("weight_scale", TensorType::F8_E4M3, &[rows, cols / 16])?,
+            self.tensor(codes, &[TensorType::U8], &[rows, cols / 2])?,
+            self.tensor("weight_scale", &[TensorType::F8_E4M3], &[rows, cols / 16])?,
         ];
         let form = Form::Nvfp4 { factor: factor.to_bits() };
         Ok(self.source(form, TensorType::NVFP4_F32, extents))
@@ -246,21 +246,9 @@ impl Stored<'_> {
     fn mxfp4(&self, [codes, scales]: [&str; 2]) -> Result<MatrixSource, ModelError> {
         self.expect_columns(codes, 32)?;
         let (rows, cols) = (self.rows, self.cols);
-        let type_of = |name: &str, known: &[TensorType]| {
-            let tensor = self.tensors.find(&self.name(name))?;
-            match known.contains(&tensor.ty) {
-                true => Ok(tensor.ty),
-                false => {
-                    let (name, found) = (tensor.name.clone(), tensor.ty.name());
-                    Err(ModelError::TensorType { name, found })
-                }
-            }
-        };
-        let code = type_of(codes, &[TensorType::U8, TensorType::I8])?;
-        let scale = type_of(scales, &[TensorType::U8, TensorType::F8_E8M0])?;
         let extents = vec![
-            self.tensor(codes, code, &[rows, cols / 2])?,
-            self.tensor(scales, scale, &[rows, cols / 32])?,
+            self.tensor(codes, &[TensorType::U8, TensorType::I8], &[rows, cols / 2])?,
+            self.tensor(scales, &[TensorType::U8, TensorType::F8_E8M0], &[rows, cols / 32])?,
         ];
         let step = Step::Mxfp4 { blocks: 0, scales: 1, rows, row_blocks: cols / 32, turns: 1 };
         let matrix = PartMatrix { part: 0, ty: TensorType::MXFP4, rows, cols };
@@ -305,8 +293,8 @@ impl Stored<'_> {
             _ => self.with_zero("weight_scale", group, scale)?,
         };
         let extents = vec![
-            self.tensor("weight_packed", TensorType::I32, &[rows, cols / 8])?,
-            self.tensor("weight_scale", scale, &[rows, cols / group])?,
+            self.tensor("weight_packed", &[TensorType::I32], &[rows, cols / 8])?,
+            self.tensor("weight_scale", &[scale], &[rows, cols / group])?,
         ];
         Ok(self.source(Form::Int4 { group, scale }, ty, extents))
     }
@@ -322,8 +310,8 @@ impl Stored<'_> {
         }
         let groups = self.cols / group;
         let extents = [
-            self.tensor("scales", scales.ty, &[groups, self.rows])?,
-            self.tensor("qzeros", TensorType::I32, &[groups, self.rows / 8])?,
+            self.tensor("scales", &[scales.ty], &[groups, self.rows])?,
+            self.tensor("qzeros", &[TensorType::I32], &[groups, self.rows / 8])?,
         ];
         Ok((group, scales.ty, ty, extents))
     }
@@ -331,21 +319,21 @@ impl Stored<'_> {
     fn gptq(&self, zero_offset: u32) -> Result<MatrixSource, ModelError> {
         let (group, scale, ty, [scales, zeros]) = self.with_zeros()?;
         if self.tensors.optional(&self.name("g_idx")).is_some() {
-            let order = self.tensor("g_idx", TensorType::I32, &[self.cols])?;
+            let order = self.tensor("g_idx", &[TensorType::I32], &[self.cols])?;
             if !self.tensors.counts_groups(order, group)? {
                 let expected =
                     "forebay knows groups of adjacent columns; convert the model to GGUF";
                 return Err(self.unusable("g_idx", "an order of columns".into(), expected));
             }
         }
-        let codes = self.tensor("qweight", TensorType::I32, &[self.cols / 8, self.rows])?;
+        let codes = self.tensor("qweight", &[TensorType::I32], &[self.cols / 8, self.rows])?;
         let form = Form::Gptq { group, scale, zero_offset };
         Ok(self.source(form, ty, vec![codes, scales, zeros]))
     }
 
     fn awq(&self) -> Result<MatrixSource, ModelError> {
         let (group, scale, ty, [scales, zeros]) = self.with_zeros()?;
-        let codes = self.tensor("qweight", TensorType::I32, &[self.cols, self.rows / 8])?;
+        let codes = self.tensor("qweight", &[TensorType::I32], &[self.cols, self.rows / 8])?;
         Ok(self.source(Form::Awq { group, scale }, ty, vec![codes, scales, zeros]))
     }
 }

@@ -21,7 +21,8 @@ impl LayerBuilder<'_> {
         };
         let layer = &self.architecture.layers[self.index];
         let has = [layer.mixer != Mixer::None, !layer.feed_forward.is_none()];
-        let width = self.architecture.stream_width();
+        let shape = self.architecture.stream_shape().expect("there are several streams");
+        let width = shape.row();
         let mut found = [None, None];
         for (found, (of, has)) in
             found.iter_mut().zip(["attention", "feed_forward"].into_iter().zip(has))
@@ -32,7 +33,7 @@ impl LayerBuilder<'_> {
             let role = |part: &str| format!("{of}_streams_{part}");
             *found = Some(match rule {
                 StreamRule::Mixed { .. } => {
-                    let rows = count * (2 + count);
+                    let rows = shape.coefficients();
                     StreamWeights::Mixed {
                         mix: self.matrix(tensors, dense, &role("mix"), rows, width)?,
                         base: tensors.vector(&self.name(&role("base")), rows)?,

@@ -92,16 +92,28 @@ impl<'a> Tensors<'a> {
         Ok((0..count).all(|i| numbers.next() == u32::try_from(i / group).ok()))
     }
 
-    /// Reads a vector of whole numbers of 64 bits.
-    pub(super) fn integers(&self, name: &str, length: usize) -> Result<Vec<i64>, ModelError> {
+    /// Reads whole numbers. `types` has the types that they may have: [`TensorType::I32`] or [`TensorType::I64`].
+    pub(super) fn integers(
+        &self,
+        name: &str,
+        shape: &[usize],
+        types: &[TensorType],
+    ) -> Result<Vec<i64>, ModelError> {
         let tensor = self.find(name)?;
-        expect_shape(tensor, &[length as u64])?;
-        if tensor.ty != TensorType::I64 {
-            return Err(ModelError::TensorType { name: name.into(), found: tensor.ty.name() });
+        expect_lengths(tensor, shape)?;
+        expect_type(tensor, types)?;
+        expect_contiguous(tensor)?;
+        let bytes = self.bytes(tensor.extent)?;
+        match tensor.ty {
+            TensorType::I64 => {
+                Ok(bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
+            }
+            TensorType::I32 => {
+                let numbers = bytes.as_chunks().0.iter();
+                Ok(numbers.map(|bytes| i64::from(i32::from_le_bytes(*bytes))).collect())
+            }
+            other => unreachable!("{} holds no integers", other.name()),
         }
-        let mut bytes = vec![0; 8 * length];
-        self.files.read_exact(tensor.extent, &mut bytes)?;
-        Ok(bytes.as_chunks::<8>().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
     }
 
     /// Returns a tensor that a model may lack.
@@ -157,31 +169,41 @@ impl<'a> Tensors<'a> {
                 || ModelError::TensorType { name: first.name.clone(), found: first.ty.name() };
             return Ok((matrix, slices.ok_or_else(uneven)?));
         }
-        let extents = (0..experts).map(|expert| {
-            let tensor = self.find_plain(&name_of(expert))?;
-            expect_shape(tensor, &[rows as u64, cols as u64])?;
-            if tensor.ty != matrix.ty {
-                return Err(ModelError::TensorType {
-                    name: tensor.name.clone(),
-                    found: tensor.ty.name(),
-                });
+        self.alike(name_of, experts, rows, cols)
+    }
+
+    /// Returns `count` matrices of one type, each in a tensor `[rows, cols]`.
+    ///
+    /// # Panics
+    /// Panics if `count` is 0.
+    pub fn alike(
+        &self,
+        name_of: &dyn Fn(usize) -> String,
+        count: usize,
+        rows: usize,
+        cols: usize,
+    ) -> Result<(PartMatrix, Vec<Extent>), ModelError> {
+        let mut extents = Vec::with_capacity(count);
+        let mut first = None;
+        for name in (0..count).map(name_of) {
+            let (matrix, extent) = self.matrix(&name, rows, cols)?;
+            let PartMatrix { ty, .. } = *first.get_or_insert(matrix);
+            if matrix.ty != ty {
+                return Err(ModelError::TensorType { name, found: matrix.ty.name() });
             }
-            expect_contiguous(tensor)?;
-            Ok(tensor.extent)
-        });
-        Ok((matrix, extents.collect::<Result<_, _>>()?))
+            extents.push(extent);
+        }
+        Ok((first.expect("there is at least one"), extents))
     }
 
     /// Returns the extent of each entry in the outermost dimension of a tensor of bytes.
     pub fn byte_stack(&self, name: &str, shape: &[usize]) -> Result<Vec<Extent>, ModelError> {
         let tensor = self.find(name)?;
-        let shape: Vec<u64> = shape.iter().map(|&length| length as u64).collect();
-        expect_shape(tensor, &shape)?;
+        expect_lengths(tensor, shape)?;
+        expect_type(tensor, &[TensorType::U8])?;
         let wrong = || ModelError::TensorType { name: name.into(), found: tensor.ty.name() };
-        if tensor.ty != TensorType::U8 {
-            return Err(wrong());
-        }
-        (0..shape[0]).map(|entry| tensor.outer_slice(entry, 1).ok_or_else(wrong)).collect()
+        let entries = 0..shape[0] as u64;
+        entries.map(|entry| tensor.outer_slice(entry, 1).ok_or_else(wrong)).collect()
     }
 
     /// Reads a vector and widens it to f32.
@@ -299,7 +321,7 @@ fn quantised_here(name: &str) -> ModelError {
     }
 }
 
-pub(super) fn expect_shape(tensor: &TensorInfo, expected: &[u64]) -> Result<(), ModelError> {
+fn expect_shape(tensor: &TensorInfo, expected: &[u64]) -> Result<(), ModelError> {
     if tensor.shape == expected {
         return Ok(());
     }
@@ -308,6 +330,18 @@ pub(super) fn expect_shape(tensor: &TensorInfo, expected: &[u64]) -> Result<(), 
         found: tensor.shape.clone(),
         expected: expected.to_vec(),
     })
+}
+
+pub(super) fn expect_lengths(tensor: &TensorInfo, expected: &[usize]) -> Result<(), ModelError> {
+    let expected: Vec<u64> = expected.iter().map(|&length| length as u64).collect();
+    expect_shape(tensor, &expected)
+}
+
+pub(super) fn expect_type(tensor: &TensorInfo, known: &[TensorType]) -> Result<(), ModelError> {
+    match known.contains(&tensor.ty) {
+        true => Ok(()),
+        false => Err(ModelError::TensorType { name: tensor.name.clone(), found: tensor.ty.name() }),
+    }
 }
 
 /// Checks that a tensor is contiguous. Only stacks of experts may consist of several pieces.

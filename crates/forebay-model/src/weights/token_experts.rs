@@ -3,7 +3,7 @@
 use forebay_format::TensorType;
 
 use super::layer::LayerBuilder;
-use super::tensors::{Tensors, expect_contiguous, expect_shape};
+use super::tensors::Tensors;
 use crate::ModelError;
 use crate::arch::Experts;
 
@@ -19,7 +19,9 @@ impl LayerBuilder<'_> {
         experts: &Experts,
     ) -> Result<Vec<u32>, ModelError> {
         let name = self.name("token_experts");
-        let table = tensors.whole_numbers(&name, self.architecture.vocabulary, experts.used)?;
+        let shape = [self.architecture.vocabulary, experts.used];
+        let table = tensors.integers(&name, &shape, &[TensorType::I64, TensorType::I32])?;
+        tensors.count_bytes(4 * table.len() as u64);
         let bad = |token: usize, what: &str| ModelError::BadValue {
             key: name.clone(),
             value: format!("experts of token {token}"),
@@ -40,31 +42,5 @@ impl LayerBuilder<'_> {
             }
         }
         Ok(found)
-    }
-}
-
-impl Tensors<'_> {
-    /// Reads whole numbers `[rows, cols]`.
-    fn whole_numbers(
-        &mut self,
-        name: &str,
-        rows: usize,
-        cols: usize,
-    ) -> Result<Vec<i64>, ModelError> {
-        let tensor = self.find(name)?;
-        expect_shape(tensor, &[rows as u64, cols as u64])?;
-        expect_contiguous(tensor)?;
-        let bytes = self.bytes(tensor.extent)?;
-        self.count_bytes(4 * rows as u64 * cols as u64);
-        match tensor.ty {
-            TensorType::I64 => {
-                Ok(bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
-            }
-            TensorType::I32 => {
-                let numbers = bytes.as_chunks().0.iter();
-                Ok(numbers.map(|bytes| i64::from(i32::from_le_bytes(*bytes))).collect())
-            }
-            other => Err(ModelError::TensorType { name: name.into(), found: other.name() }),
-        }
     }
 }

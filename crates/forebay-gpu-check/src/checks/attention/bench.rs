@@ -58,17 +58,7 @@ fn windowed(
     window: usize,
 ) -> Bench {
     let context = 16_384;
-    let (dim_k, dim_v, values_in_keys) = (dim, dim, false);
-    let shape = KvLayerShape {
-        element,
-        kv_heads,
-        dim_k,
-        dim_v,
-        values_in_keys,
-        chosen: false,
-        context,
-        span: 1,
-    };
+    let shape = KvLayerShape::new(element, kv_heads, (dim, dim), context);
     let label = format!("attention window {name} {heads}/{kv_heads}x{dim}, {window} of {context}");
     let call = Call { heads, first: context - 1, tokens: 1, window: Some(window) };
     Bench::new(label, move |context| measure(context, &shape, &call))
@@ -77,17 +67,8 @@ fn windowed(
 /// Measures rows of 576 that all heads share.
 fn latent(name: &str, element: KvElement, heads: usize, (first, tokens): (usize, usize)) -> Bench {
     let context = first + tokens;
-    let (kv_heads, dim_k, dim_v, values_in_keys) = (1, 576, 512, true);
-    let shape = KvLayerShape {
-        element,
-        kv_heads,
-        dim_k,
-        dim_v,
-        values_in_keys,
-        chosen: false,
-        context,
-        span: 1,
-    };
+    let shape = KvLayerShape::new(element, 1, (576, 512), context);
+    let shape = KvLayerShape { values_in_keys: true, ..shape };
     let label = format!("attention latent {name} {heads} heads, {tokens} tokens at {context}");
     let call = Call { heads, first, tokens, window: None };
     Bench::new(label, move |context| measure(context, &shape, &call))
@@ -96,16 +77,7 @@ fn latent(name: &str, element: KvElement, heads: usize, (first, tokens): (usize,
 /// Measures one token over keys of 192 and values of 128 for every head. DeepSeek's attention would be this if latent
 /// vectors were expanded.
 fn expanded(heads: usize, first: usize) -> Bench {
-    let shape = KvLayerShape {
-        element: KvElement::F16,
-        kv_heads: heads,
-        dim_k: 192,
-        dim_v: 128,
-        values_in_keys: false,
-        chosen: false,
-        context: first + 1,
-        span: 1,
-    };
+    let shape = KvLayerShape::new(KvElement::F16, heads, (192, 128), first + 1);
     let label = format!("attention latent, expanded f16 {heads} heads, 1 tokens at {first}");
     let call = Call { heads, first, tokens: 1, window: None };
     Bench::new(label, move |context| measure(context, &shape, &call))
@@ -120,17 +92,7 @@ fn bench(
 ) -> Bench {
     let context = first + tokens;
     let label = format!("attention {family} {name} {heads}/{kv_heads}x128 at {context}");
-    let (dim_k, dim_v, values_in_keys) = (128, 128, false);
-    let shape = KvLayerShape {
-        element,
-        kv_heads,
-        dim_k,
-        dim_v,
-        values_in_keys,
-        chosen: false,
-        context,
-        span: 1,
-    };
+    let shape = KvLayerShape::new(element, kv_heads, (128, 128), context);
     let call = Call { heads, first, tokens, window: None };
     Bench::new(label, move |context| measure(context, &shape, &call))
 }

@@ -155,16 +155,8 @@ impl Case {
     fn shape(&self) -> KvLayerShape {
         let Case { element, kv_heads, dim_k, dim_v, values_in_keys, .. } = *self;
         let context = self.end() + SPARE;
-        KvLayerShape {
-            element,
-            kv_heads,
-            dim_k,
-            dim_v,
-            values_in_keys,
-            chosen: false,
-            context,
-            span: 1,
-        }
+        let shape = KvLayerShape::new(element, kv_heads, (dim_k, dim_v), context);
+        KvLayerShape { values_in_keys, ..shape }
     }
 
     /// Returns the tolerance for what the kernels of this case round.

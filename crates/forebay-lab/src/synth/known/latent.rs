@@ -96,6 +96,30 @@ pub const DEEPSEEK_V32: Shape = Shape {
     ..DEEPSEEK_V3
 };
 
+const DEEPSEEK_V4_KEYS: SharedKeys = SharedKeys {
+    query_rank: 1024,
+    output_groups: 8,
+    output_rank: 1024,
+    plain_layers: 2,
+    ratios: [4, 128],
+    rope_base: 160_000.0,
+    streams: 4,
+    hashed_layers: 3,
+    limit: 10.0,
+};
+
+const DEEPSEEK_V4_EXPERTS: Experts = Experts {
+    width: 2048,
+    experts: 256,
+    used: 6,
+    shared: 1,
+    scores: Scores::RootOfSoftplus,
+    weights_scale: Some(1.5),
+    weights_norm: Some(true),
+    correction_bias: true,
+    ..EXPERTS
+};
+
 /// The multi-token prediction layer is left out, because generating does not need it.
 pub const DEEPSEEK_V4_FLASH: Shape = Shape {
     name: "deepseek-v4-flash",
@@ -108,29 +132,9 @@ pub const DEEPSEEK_V4_FLASH: Shape = Shape {
     head_dim: 512,
     rotary_dim: 64,
     latent_attention: None,
-    shared_keys: Some(SharedKeys {
-        query_rank: 1024,
-        output_groups: 8,
-        output_rank: 1024,
-        plain_layers: 2,
-        ratios: [4, 128],
-        rope_base: 160_000.0,
-        streams: 4,
-        hashed_layers: 3,
-        limit: 10.0,
-    }),
+    shared_keys: Some(DEEPSEEK_V4_KEYS),
     indexer: Some(Indexer { heads: 64, head_dim: 128, chosen: 512 }),
-    feed_forward: FeedForward::Experts(Experts {
-        width: 2048,
-        experts: 256,
-        used: 6,
-        shared: 1,
-        scores: Scores::RootOfSoftplus,
-        weights_scale: Some(1.5),
-        weights_norm: Some(true),
-        correction_bias: true,
-        ..EXPERTS
-    }),
+    feed_forward: FeedForward::Experts(DEEPSEEK_V4_EXPERTS),
     context: 1_048_576,
     window: Some(128),
     rope_scaling: RopeScaling::Yarn {
@@ -154,23 +158,15 @@ pub const DEEPSEEK_V4_TINY: Shape = Shape {
         output_groups: 2,
         output_rank: 128,
         plain_layers: 1,
-        ratios: [4, 128],
-        rope_base: 160_000.0,
-        streams: 4,
         hashed_layers: 1,
-        limit: 10.0,
+        ..DEEPSEEK_V4_KEYS
     }),
     indexer: Some(Indexer { heads: 4, head_dim: 64, chosen: 16 }),
     feed_forward: FeedForward::Experts(Experts {
         width: 256,
         experts: 16,
         used: 3,
-        shared: 1,
-        scores: Scores::RootOfSoftplus,
-        weights_scale: Some(1.5),
-        weights_norm: Some(true),
-        correction_bias: true,
-        ..EXPERTS
+        ..DEEPSEEK_V4_EXPERTS
     }),
     vocabulary: 1024,
     ..DEEPSEEK_V4_FLASH

@@ -1,4 +1,4 @@
-//! Tensors of attention with one key for all heads, and of what comes with it.
+//! Tensors of attention with one key for all heads, of residual streams, and of tables that give the experts of tokens.
 
 use forebay_format::TensorType;
 use forebay_format::random_weights::Content;

@@ -4,16 +4,14 @@ use forebay_compute::StateRun;
 use forebay_store::FileSet;
 
 use crate::arch::Architecture;
-use crate::rows::RowReader;
+use crate::ngrams::NGramReader;
 use crate::weights::Weights;
 
 /// Activations for n-grams, for one batch.
 #[derive(Default)]
 pub struct NGramScratch {
     /// The tables of the layers with n-grams, ascending.
-    pub(super) readers: Vec<RowReader>,
-    /// For each of these layers, the rows of the batch's tokens `[tokens, rows_per_token]`.
-    pub(super) rows: Vec<Vec<u32>>,
+    pub(super) readers: Vec<NGramReader>,
     /// Rows as they are in the files.
     pub(super) raw: Vec<u8>,
     /// Embeddings `[tokens, width]`.
@@ -22,7 +20,7 @@ pub struct NGramScratch {
     pub(super) keys: Vec<f32>,
     /// Values `[tokens, hidden]`.
     pub(super) values: Vec<f32>,
-    /// What the convolution reads `[tokens, streams, hidden]`.
+    /// Inputs of the convolution `[tokens, streams, hidden]`.
     pub(super) inputs: Vec<f32>,
     /// Always empty between calls; kept for its memory.
     pub(super) runs: Vec<StateRun>,
@@ -41,8 +39,10 @@ impl NGramScratch {
         let row_bytes = layers.iter().map(|layer| layer.table.row_bytes).max().unwrap_or(0);
         let floats = |width: usize| vec![0.0; batch * width];
         NGramScratch {
-            readers: layers.iter().map(|layer| RowReader::new(&layer.table, files)).collect(),
-            rows: vec![Vec::with_capacity(batch * of.rows_per_token()); layers.len()],
+            readers: layers
+                .iter()
+                .map(|layer| NGramReader::new(of, &layer.table, files, batch))
+                .collect(),
             raw: vec![0; batch * of.rows_per_token() * row_bytes],
             embeddings: floats(of.width),
             keys: floats(shape.channels()),

@@ -4,7 +4,6 @@ use forebay_compute::{NGramNorms, StateRun};
 use forebay_format::dequantize;
 
 use super::backend::CpuBackend;
-use super::ngram_scratch::NGramScratch;
 use super::products::{both_kinds, matmul_beside_reads, matrix};
 use crate::ModelError;
 use crate::backend::{Batch, NextBlock, Step};
@@ -13,12 +12,10 @@ impl CpuBackend {
     /// Finds the rows of the batch's n-grams, and begins to read them.
     pub(super) fn begin_ngrams(&mut self, step: &Step<'_>, batch: &Batch<'_>) {
         let Some(of) = &step.architecture.ngrams else { return };
-        let NGramScratch { readers, rows, .. } = &mut self.scratch.ngrams;
-        for ((layer, reader), rows) in step.weights.ngram_layers().zip(readers).zip(rows) {
-            rows.clear();
+        let readers = &mut self.scratch.ngrams.readers;
+        for (layer, reader) in step.weights.ngram_layers().zip(readers) {
             let runs = step.runs.iter().map(|run| run.count);
-            layer.hashes.append_rows(of, runs, batch.tokens, batch.tokens_before, rows);
-            reader.ask(rows);
+            reader.ask(of, &layer.hashes, runs, batch.tokens, batch.tokens_before);
         }
     }
 
@@ -35,15 +32,11 @@ impl CpuBackend {
         let of = architecture.ngrams.as_ref().expect("the caller looked");
         let shape = architecture.ngram_shape().expect("the caller looked");
         let weights = step.layer_weights().ngrams.as_deref().expect("the caller looked");
-        let part = architecture.ngram_part(step.layer);
         let floats = shape.state_floats();
-        let states = self.states_of(part);
+        let states = self.states_of(architecture.ngram_part(step.layer));
         let CpuBackend { cpu, residency, lease, scratch, .. } = self;
         let at = &mut scratch.ngrams;
-        let index = part - architecture.recurrent_layers();
-        let (reader, rows) = (&mut at.readers[index], &at.rows[index]);
-        let raw = &mut at.raw[..rows.len() * weights.table.row_bytes];
-        reader.read(rows, raw)?;
+        let raw = at.readers[architecture.ngram_index(step.layer)].read(&mut at.raw)?;
         let embeddings = &mut at.embeddings[..count * of.width];
         dequantize(weights.ty, raw, embeddings)?;
         let lease = lease.as_ref().expect("the layer was entered");

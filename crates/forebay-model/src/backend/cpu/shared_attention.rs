@@ -37,7 +37,6 @@ impl CpuBackend {
             .iter_mut()
             .zip(std::iter::once(weights.key.ty).chain(own))
             .for_each(|(to, ty)| *to = ty);
-        types[6] = weights.q_a.ty;
         let normed = &scratch.normed[..count * hidden];
         scratch.input.prepare(cpu, normed, count, hidden, &types);
         let (x, rows) = (&scratch.input, scratch.rows.of(step));

@@ -2,16 +2,16 @@
 
 use forebay_compute::{AttentionRun, EntryScratch, KvLayer, KvShape, MatmulJob};
 
-use crate::arch::{Architecture, EntryIndexer, EntryShape, SharedKeys};
+use crate::arch::Architecture;
 use crate::backend::Step;
 
-/// Kinds of layers of the cache that follow those with keys, as many of each as there are layers.
+/// A kind of layers of the cache that follow those with keys. There are as many of each kind as the model has layers.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
-    /// Projections of positions from which entries are computed, and the entries.
+    /// Projections of positions, from which entries are computed.
     Projections,
     Entries,
-    /// The same for the keys of indexers.
+    /// Projections of positions, from which the keys of indexers are computed.
     IndexerProjections,
     IndexerKeys,
 }
@@ -93,54 +93,40 @@ pub struct SharedKeyScratch {
 }
 
 /// Numbers of elements of the activations for one token, each the most of any layer.
-pub(super) struct Widths {
-    pub(super) query_rank: usize,
-    pub(super) projected: [usize; 2],
-    pub(super) indexer_q: usize,
-    pub(super) weights: usize,
-    pub(super) chosen: usize,
-    pub(super) output: usize,
-    pub(super) groups: usize,
+struct Widths {
+    query_rank: usize,
+    projected: [usize; 2],
+    indexer_q: usize,
+    weights: usize,
+    chosen: usize,
+    output: usize,
+    /// All layers have the same number of groups; 0 if no layer has shared keys.
+    groups: usize,
 }
 
 impl Widths {
-    /// Returns the widths; `None` if no layer has shared keys.
-    fn of(architecture: &Architecture) -> Option<Widths> {
-        let of_shared = |of: &dyn Fn(&SharedKeys, usize) -> usize| {
-            let all = architecture.attentions.iter();
-            all.filter_map(|a| a.shared.as_ref().map(|shared| of(shared, a.head_dim))).max()
-        };
-        let of_entries = |of: &dyn Fn(&EntryShape, usize) -> usize| {
-            of_shared(&|shared, dim| shared.entries.as_ref().map_or(0, |entries| of(entries, dim)))
-                .unwrap_or(0)
-        };
-        let of_indexer = |of: &dyn Fn(&EntryIndexer, usize) -> usize| {
-            of_entries(&|entries, _| {
-                entries.indexer.as_ref().map_or(0, |own| of(own, entries.parts()))
-            })
-        };
-        Some(Widths {
-            query_rank: of_shared(&|shared, _| shared.query_rank)?,
-            projected: [
-                of_entries(&|entries, dim| entries.parts() * dim),
-                of_indexer(&|own, parts| parts * own.head_dim),
-            ],
-            indexer_q: of_indexer(&|own, _| own.heads * own.head_dim),
-            weights: of_indexer(&|own, _| own.heads),
-            chosen: of_indexer(&|own, _| own.top_k),
-            output: of_shared(&|shared, _| shared.output_groups * shared.output_rank)?,
-            groups: of_shared(&|shared, _| shared.output_groups)?,
-        })
+    fn of(architecture: &Architecture) -> Widths {
+        Widths {
+            query_rank: architecture.most_of_shared(|of| of.query_rank),
+            projected: architecture.entry_values(),
+            indexer_q: architecture.most_of_entry_indexers(|of| of.heads * of.head_dim),
+            weights: architecture.most_of_entry_indexers(|of| of.heads),
+            chosen: architecture.most_of_entry_indexers(|of| of.top_k),
+            output: architecture.most_of_shared(|of| of.output_groups * of.output_rank),
+            groups: architecture.most_of_shared(|of| of.output_groups),
+        }
     }
 }
 
 impl SharedKeyScratch {
     pub fn reserve(architecture: &Architecture, batch: usize) -> SharedKeyScratch {
-        let Some(widths) = Widths::of(architecture) else { return SharedKeyScratch::default() };
+        let widths = Widths::of(architecture);
+        let groups = widths.groups;
+        if groups == 0 {
+            return SharedKeyScratch::default();
+        }
         let floats = |width: usize| vec![0.0; batch * width];
         let [own, indexer] = widths.projected;
-        // All layers have the same number of groups.
-        let groups = widths.groups;
         let rows =
             (0..groups).flat_map(|group| (0..batch).map(move |token| token * groups + group));
         SharedKeyScratch {
@@ -162,22 +148,19 @@ impl SharedKeyScratch {
 
     /// Returns the number of floats for one token of a batch.
     pub fn floats_per_token(architecture: &Architecture) -> usize {
-        Widths::of(architecture).map_or(0, |of| {
-            let [own, indexer] = of.projected;
-            // Every token may end an entry.
-            2 * (own + indexer)
-                + own.max(indexer)
-                + of.query_rank
-                + of.indexer_q
-                + of.weights
-                + of.chosen
-                + 2 * of.output
-                + of.groups
-        })
+        let of = Widths::of(architecture);
+        let [own, indexer] = of.projected;
+        // Every token may end an entry.
+        2 * (own + indexer)
+            + own.max(indexer)
+            + of.query_rank
+            + of.indexer_q
+            + of.weights
+            + of.chosen
+            + 2 * of.output
+            + of.groups
     }
-}
 
-impl SharedKeyScratch {
     /// Returns the rows `[tokens, width]` of the first output projection.
     pub(super) fn grouped(&self, count: usize, width: usize) -> &[f32] {
         &self.grouped[..count * width]

@@ -33,15 +33,9 @@ pub struct StreamRows<'a> {
     pub have_output: bool,
 }
 
-/// Returns the widths of a row's coefficients, of its gated streams, and of the low-rank projection for the gates.
-fn widths(architecture: &Architecture) -> [usize; 3] {
-    let (coefficients, rank) = architecture.stream_products();
-    [coefficients, if rank > 0 { architecture.stream_width() } else { 0 }, rank]
-}
-
 impl StreamScratch {
     pub fn reserve(architecture: &Architecture, batch: usize) -> StreamScratch {
-        let [coefficients, wide, rank] = widths(architecture);
+        let [coefficients, wide, rank] = architecture.stream_widths();
         let floats = |width: usize| vec![0.0; batch * width];
         StreamScratch {
             coefficients: floats(coefficients),
@@ -56,7 +50,7 @@ impl StreamScratch {
 
     /// Returns the number of floats for one token of a batch, beside the streams themselves.
     pub fn floats_per_token(architecture: &Architecture) -> usize {
-        let [coefficients, wide, rank] = widths(architecture);
+        let [coefficients, wide, rank] = architecture.stream_widths();
         // Products take copies of their inputs.
         let copied = architecture.streams.map_or(0, |_| architecture.stream_width());
         2 * coefficients + 2 * wide + 2 * rank + copied
@@ -123,7 +117,7 @@ impl StreamScratch {
     /// Adds the output of the block whose input was collapsed last to the residual stream `x`.
     pub fn add(&self, cpu: &Cpu, architecture: &Architecture, x: &mut [f32], out: &[f32]) {
         let Some(shape) = architecture.stream_shape() else { return cpu.add_assign(x, out) };
-        let (of_row, _) = architecture.stream_products();
+        let [of_row, ..] = architecture.stream_widths();
         let coefficients = &self.coefficients[..x.len() / shape.row() * of_row];
         cpu.add_to_streams(x, shape, coefficients, out);
     }

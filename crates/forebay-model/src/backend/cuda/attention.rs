@@ -27,6 +27,17 @@ pub(super) struct HeadInputs {
 }
 
 impl CudaBackend {
+    /// Returns rotation number `index` of the model.
+    pub(super) fn rotation(&self, step: &Step<'_>, index: usize) -> Rotation {
+        let rope = &step.architecture.ropes[index];
+        Rotation {
+            angles: self.float(self.at().ropes[index]),
+            rotary_dim: rope.rotary_dim,
+            rotary_from: rope.from,
+            interleaved: rope.layout == RopeLayout::Interleaved,
+        }
+    }
+
     /// Returns the rows of the current batch.
     pub(super) fn pass_rows(&self, step: &Step<'_>) -> PassRows {
         let first = self.lanes.current().first_row;
@@ -175,15 +186,8 @@ impl CudaBackend {
         inputs: HeadInputs,
     ) -> Result<(), ModelError> {
         let HeadInputs { q, k, v, key_norm_dim, rotary_from } = inputs;
-        let rotation = step.architecture.layers[step.layer].rope.map(|index| {
-            let rope = &step.architecture.ropes[index];
-            Rotation {
-                angles: self.float(self.at().ropes[index]),
-                rotary_dim: rope.rotary_dim,
-                rotary_from,
-                interleaved: rope.layout == RopeLayout::Interleaved,
-            }
-        });
+        let rope = step.architecture.layers[step.layer].rope;
+        let rotation = rope.map(|index| Rotation { rotary_from, ..self.rotation(step, index) });
         let inputs = AttentionInputs {
             q,
             k,

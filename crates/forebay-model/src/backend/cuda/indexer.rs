@@ -1,6 +1,5 @@
 //! The choice of the keys that a token attends to.
 
-use forebay_compute::RopeLayout;
 use forebay_cuda::{
     ChosenKeys, DevicePtr, IndexerInputs, IndexerScores, KvLayer, KvLayerShape, PooledKeys,
     Rotation,
@@ -18,16 +17,9 @@ use crate::backend::Step;
 impl KvSize {
     /// Returns the shape of the keys of this attention's indexer, if it has one.
     pub fn index_shape(&self, attention: &Attention) -> Option<KvLayerShape> {
-        attention.indexer.as_ref().map(|indexer| KvLayerShape {
-            element: self.element,
-            kv_heads: 1,
-            dim_k: indexer.key_width(),
-            dim_v: indexer.key_width(),
-            values_in_keys: true,
-            chosen: false,
-            context: self.context,
-            span: 1,
-        })
+        let dim = attention.indexer.as_ref()?.key_width();
+        let shape = KvLayerShape::new(self.element, 1, (dim, dim), self.context);
+        Some(KvLayerShape { values_in_keys: true, ..shape })
     }
 }
 
@@ -74,15 +66,9 @@ impl CudaBackend {
             bias: vector(vectors.bias),
             epsilon: step.architecture.norm_epsilon,
             layer_epsilon: INDEXER_NORM_EPSILON,
-            rotation: of.rope.map(|index| {
-                let rope = &step.architecture.ropes[index];
-                Rotation {
-                    angles: self.float(at.ropes[index]),
-                    rotary_dim: rope.rotary_dim,
-                    rotary_from: 0,
-                    interleaved: rope.layout == RopeLayout::Interleaved,
-                }
-            }),
+            rotation: of
+                .rope
+                .map(|index| Rotation { rotary_from: 0, ..self.rotation(step, index) }),
             pooled: of.pooled().map(|_| PooledKeys { gate_bias: vector(vectors.gate_bias) }),
         };
         let layer = self.plan.kv.index_layer(step.layer, &self.kv_layer(step));

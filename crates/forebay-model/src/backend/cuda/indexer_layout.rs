@@ -8,6 +8,11 @@ use crate::arch;
 /// Floats of the scores of rows whose keys are chosen together. A row whose context is longer has room for its own.
 const SCORES: usize = 4 << 20;
 
+/// Returns the floats of the scores of rows whose keys are chosen together, `of_row` for each of at most `batch` rows.
+pub(super) fn scores_room(of_row: usize, batch: usize) -> usize {
+    if of_row == 0 { 0 } else { of_row * (SCORES / of_row).clamp(1, batch.max(1)) }
+}
+
 /// Offsets of activations that only indexers need.
 #[derive(Debug, Clone, Copy)]
 pub struct IndexerLayout {
@@ -63,7 +68,7 @@ impl IndexerLayout {
         let Some(of) = of else { return IndexerLayout::default() };
         let pools = pools(of, context);
         let of_row = of.lists() * indexer_shape(of, pools).scores(context);
-        let room = of_row * (SCORES / of_row).clamp(1, batch.max(1));
+        let room = scores_room(of_row, batch);
         IndexerLayout {
             q: words(batch * of.heads * of.head_dim),
             k: words(batch * of.head_dim),

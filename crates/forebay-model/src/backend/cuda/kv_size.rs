@@ -28,15 +28,11 @@ impl KvSize {
 
     /// Returns the shape of a layer with this attention.
     pub fn shape(&self, attention: &Attention) -> KvLayerShape {
+        let dims = (attention.head_dim, attention.value_dim);
         KvLayerShape {
-            element: self.element,
-            kv_heads: attention.kv_heads,
-            dim_k: attention.head_dim,
-            dim_v: attention.value_dim,
             values_in_keys: attention.values_in_keys(),
             chosen: attention.indexer.is_some() || attention.shared.is_some(),
-            context: self.context,
-            span: 1,
+            ..KvLayerShape::new(self.element, attention.kv_heads, dims, self.context)
         }
     }
 }

@@ -13,7 +13,7 @@ use super::indexer_layout::IndexerLayout;
 use super::kv_size::KvSize;
 use super::ngram_layout::NGramLayout;
 use super::selections::selection_words;
-use super::shared_keys_layout::{self, SharedKeyLayout, of_shared};
+use super::shared_keys_layout::{self, SharedKeyLayout};
 use super::stream_layout::StreamLayout;
 use crate::ModelError;
 use crate::arch::{Architecture, Attention, Latent, Recurrent};
@@ -244,11 +244,12 @@ impl Widths {
             delta_products: delta(Recurrent::projected_width),
             delta_mixed: delta(Recurrent::channels),
             latent_q_a: latent(|of| of.query_rank.unwrap_or(0))
-                .max(of_shared(architecture, |shared| shared.query_rank)),
+                .max(architecture.most_of_shared(|shared| shared.query_rank)),
             latent_q: heads * latent(|of| of.plain + of.rotary),
             latent_kv_a: latent(|of| of.rank + of.rotary),
-            latent_heads: (heads * latent(|of| of.plain.max(of.value)))
-                .max(of_shared(architecture, |shared| shared.output_groups * shared.output_rank)),
+            latent_heads: (heads * latent(|of| of.plain.max(of.value))).max(
+                architecture.most_of_shared(|shared| shared.output_groups * shared.output_rank),
+            ),
             router_input: if architecture.expert_layers().any(|e| e.own_norms) {
                 hidden
             } else {
@@ -385,7 +386,7 @@ impl ActivationLayout {
         let decode_rows = few.min(cache.sequences);
         let own_inputs = architecture.expert_layers().any(|of| of.scaled_input || of.own_norms);
         // Groups of heads have matrices of their own, too.
-        let groups = of_shared(architecture, |shared| shared.output_groups);
+        let groups = architecture.most_of_shared(|shared| shared.output_groups);
         let heads_of_latent = architecture.latent().map_or(groups, |(_, heads)| heads);
         let width = Widths::of(architecture);
         let (used, experts) = (width.used, width.experts);
@@ -417,7 +418,8 @@ impl ActivationLayout {
             attention_parts: of_lane(attention_size.floats),
             attention_tickets: of_lane(attention_size.tickets),
         };
-        let has_row_ids = width.layer_width > 0 || architecture.ngrams.is_some();
+        let reads_rows = width.layer_width > 0 || architecture.ngrams.is_some();
+        let ids_count = if reads_rows { batch } else { 0 };
         ActivationLayout {
             batch,
             decode_rows,
@@ -475,7 +477,8 @@ impl ActivationLayout {
                 all: words(batch * width.layer_widths),
                 projected: words(batch * width.layer_width),
                 gate: words(batch * width.layer_width),
-                ids: words(if has_row_ids { batch } else { 0 }),
+                ids: words(ids_count),
+                ids_count,
             },
             streams: StreamLayout::new(architecture, batch, &mut words),
             ngrams: NGramLayout::new(architecture, batch, &mut words),
@@ -600,8 +603,9 @@ pub struct EmbeddingLayout {
     /// Projections of the usual embeddings, and gates, for one layer `[batch, width]`.
     pub projected: u64,
     pub gate: u64,
-    /// 0, 1, 2 ...: numbers of the rows that are read from the file.
+    /// 0, 1, 2 ...: numbers of the rows that are read from the file, and how many these are; none if the model reads no rows.
     pub ids: u64,
+    pub ids_count: usize,
 }
 
 /// Offsets of activations that only latent attention needs.

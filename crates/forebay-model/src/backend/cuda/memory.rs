@@ -635,11 +635,8 @@ pub fn upload_tables(
     }
     let identity: Vec<u32> = (0..activations.identity_count as u32).collect();
     gpu.upload(&identity, arena.activation(activations.identity))?;
-    let ngrams = weights.layers.iter().any(|layer| layer.ngrams.is_some());
-    if ngrams || weights.layer_embeddings.is_some() {
-        let rows: Vec<u32> = (0..activations.batch as u32).collect();
-        gpu.upload(&rows, arena.activation(activations.embeddings.ids))?;
-    }
+    let rows: Vec<u32> = (0..activations.embeddings.ids_count as u32).collect();
+    gpu.upload(&rows, arena.activation(activations.embeddings.ids))?;
     upload_latent_tables(gpu, plan, arena, weights)?;
     plan.kv.clear(gpu, arena.kv(0))?;
     for (layer, experts) in plan.weights.experts_of.iter().enumerate() {

@@ -13,7 +13,7 @@ pub struct NGramLayout {
     pub keys: u64,
     /// `[batch, hidden]`
     pub values: u64,
-    /// What the convolution reads `[batch, streams, hidden]`.
+    /// Inputs of the convolution `[batch, streams, hidden]`.
     pub inputs: u64,
 }
 

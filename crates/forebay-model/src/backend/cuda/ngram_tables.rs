@@ -4,14 +4,12 @@ use forebay_cuda::{CudaError, Gpu, HostWords};
 use forebay_store::FileSet;
 
 use crate::arch::Architecture;
-use crate::rows::RowReader;
+use crate::ngrams::NGramReader;
 use crate::weights::{NGramWeights, Weights};
 
 /// The table of a layer, and the rows of a pass.
 pub struct NGramTable {
-    pub(super) reader: RowReader,
-    /// Numbers of the rows `[tokens, rows_per_token]`.
-    pub(super) rows: Vec<u32>,
+    pub(super) reader: NGramReader,
     /// The rows as they are in the file. Together, those of a token are a row of the embedding's length.
     pub(super) raw: Vec<u8>,
     /// Copy of `raw` in pinned memory, where a kernel reads each row once.
@@ -31,12 +29,11 @@ impl NGramTable {
         batch: usize,
     ) -> Result<Vec<NGramTable>, CudaError> {
         let Some(of) = &architecture.ngrams else { return Ok(Vec::new()) };
-        let rows = batch * of.rows_per_token();
         let table = |layer: &NGramWeights| {
+            let rows = batch * of.rows_per_token();
             let bytes = (rows * layer.table.row_bytes).next_multiple_of(4);
             Ok(NGramTable {
-                reader: RowReader::new(&layer.table, files),
-                rows: Vec::with_capacity(rows),
+                reader: NGramReader::new(of, &layer.table, files, batch),
                 raw: vec![0; bytes],
                 words: gpu.host_words(bytes / 4)?,
             })

@@ -6,7 +6,6 @@ use forebay_cuda::{DeltaStates, EmbeddingTable, NGramRows};
 
 use super::backend::CudaBackend;
 use super::ngram_layout::NGramLayout;
-use super::ngram_tables::NGramTable;
 use super::products::Rows;
 use crate::ModelError;
 use crate::arch::STATES_PER_SEQUENCE;
@@ -23,17 +22,12 @@ impl CudaBackend {
         batch: &Batch<'_>,
     ) -> Result<(), ModelError> {
         let Some(of) = &step.architecture.ngrams else { return Ok(()) };
-        let layers = step.weights.ngram_layers();
-        for (layer, NGramTable { reader, rows, .. }) in layers.zip(&mut self.ngram_tables) {
-            rows.clear();
+        for (layer, table) in step.weights.ngram_layers().zip(&mut self.ngram_tables) {
             let runs = step.runs.iter().map(|run| run.count);
-            layer.hashes.append_rows(of, runs, batch.tokens, batch.tokens_before, rows);
-            reader.ask(rows);
+            table.reader.ask(of, &layer.hashes, runs, batch.tokens, batch.tokens_before);
         }
-        let layers = step.weights.ngram_layers();
-        for (layer, table) in layers.zip(&mut self.ngram_tables) {
-            let bytes = table.rows.len() * layer.table.row_bytes;
-            table.reader.read(&table.rows, &mut table.raw[..bytes])?;
+        for table in &mut self.ngram_tables {
+            let bytes = table.reader.read(&mut table.raw)?.len();
             table.words.write(0, &table.raw[..bytes.next_multiple_of(4)]);
         }
         Ok(())
@@ -71,15 +65,15 @@ impl CudaBackend {
         let shape = step.architecture.ngram_shape().expect("the caller looked");
         let weights = step.layer_weights().ngrams.as_deref().expect("the caller looked");
         let vectors = self.layer_vectors(step).ngrams.expect("it has norms");
-        let part = step.architecture.ngram_part(step.layer);
-        let at = self.at();
+        let (architecture, at) = (step.architecture, self.at());
         let NGramLayout { keys, values, inputs, .. } = at.ngrams;
-        let index = part - step.architecture.recurrent_layers();
         let products =
             [self.product(step, weights.key, keys), self.product(step, weights.value, values)];
+        let index = architecture.ngram_index(step.layer);
         let embeddings = self.float(at.ngrams.embeddings(index));
         self.products().dense(&self.gpu, embeddings, Rows::of(step), &products)?;
         let floats = self.vectors();
+        let states = self.plan.kv.states(architecture.ngram_part(step.layer));
         let x = self.float(at.x);
         let of = NGramRows {
             streams: shape.streams,
@@ -94,9 +88,9 @@ impl CudaBackend {
             stream_norm: floats.offset(vectors.stream_norm),
             convolution_norm: floats.offset(vectors.convolution_norm),
             convolution: floats.offset(vectors.convolution),
-            epsilon: step.architecture.norm_epsilon,
+            epsilon: architecture.norm_epsilon,
             states: DeltaStates {
-                floats: self.arena.kv(self.plan.kv.states(part)).cast(),
+                floats: self.arena.kv(states).cast(),
                 count: STATES_PER_SEQUENCE * self.plan.kv.sequences(),
             },
         };

@@ -1,6 +1,5 @@
 //! Attention whose heads share keys that are values, with compressed entries ([`crate::arch::SharedKeys`]).
 
-use forebay_compute::RopeLayout;
 use forebay_cuda::{
     Added, AttentionInputs, AttentionScratch, ChosenKeys, Compressor, HeadInput, Indexer,
     IndexerScores, KvLayer, Norm, Normed, Pools, Rotation, SharedKeyAttention,
@@ -28,17 +27,6 @@ impl CudaBackend {
     /// Returns where the layer's entries are, and their shape, if it has such.
     fn entries(&self, step: &Step<'_>) -> Option<(KvLayerLayout, EntryShape)> {
         self.plan.kv.entries_of(step.layer).zip(self.shared(step).entries)
-    }
-
-    /// Returns rotation number `index` of the model.
-    fn rotation(&self, step: &Step<'_>, index: usize) -> Rotation {
-        let rope = &step.architecture.ropes[index];
-        Rotation {
-            angles: self.float(self.at().ropes[index]),
-            rotary_dim: rope.rotary_dim,
-            rotary_from: rope.from,
-            interleaved: rope.layout == RopeLayout::Interleaved,
-        }
     }
 
     fn own_rotation(&self, step: &Step<'_>) -> Rotation {

@@ -2,11 +2,9 @@
 
 use forebay_cuda::{AttentionScratchSize, KvLayerShape, entries_scratch};
 
+use super::indexer_layout::scores_room;
 use super::kv_size::KvSize;
-use crate::arch::{Architecture, Attention, EntryIndexer, EntryShape, SharedKeys};
-
-/// Floats of the scores of rows whose entries are chosen together. A row whose context is longer has room for its own.
-const SCORES: usize = 4 << 20;
+use crate::arch::{Architecture, Attention};
 
 /// Offsets of activations that only attention with shared keys needs.
 #[derive(Debug, Clone, Copy, Default)]
@@ -26,21 +24,6 @@ pub struct SharedKeyLayout {
     pub most: usize,
 }
 
-/// Returns the most of something that entries have, given their shape and length.
-fn of_entries(architecture: &Architecture, of: impl Fn(&EntryShape, usize) -> usize) -> usize {
-    let entries = |a: &Attention| a.shared.and_then(|shared| shared.entries);
-    architecture.most_of_attentions(|a| entries(a).map_or(0, |entries| of(&entries, a.head_dim)))
-}
-
-fn of_indexers(architecture: &Architecture, of: impl Fn(&EntryIndexer) -> usize) -> usize {
-    of_entries(architecture, |entries, _| entries.indexer.as_ref().map_or(0, &of))
-}
-
-/// Returns the most of something that attention with shared keys has; 0 if no layer has such attention.
-pub fn of_shared(architecture: &Architecture, of: impl Fn(&SharedKeys) -> usize) -> usize {
-    architecture.most_of_attentions(|a| a.shared.as_ref().map_or(0, &of))
-}
-
 /// Returns the scratch memory of attention with shared keys for so many generated tokens.
 pub fn scratch(of: &Attention, rows: usize) -> AttentionScratchSize {
     match of.shared {
@@ -56,25 +39,19 @@ impl SharedKeyLayout {
         batch: usize,
         words: &mut impl FnMut(usize) -> u64,
     ) -> SharedKeyLayout {
-        let own = of_entries(architecture, |entries, dim| entries.parts() * dim);
-        let indexer = of_entries(architecture, |entries, _| {
-            entries.indexer.map_or(0, |of| entries.parts() * of.head_dim)
-        });
+        let [own, indexer] = architecture.entry_values();
         let widths = [own, own, indexer, indexer];
         let indexer_widths = [
-            of_indexers(architecture, |of| of.heads * of.head_dim),
-            of_indexers(architecture, |of| of.heads),
+            architecture.most_of_entry_indexers(|of| of.heads * of.head_dim),
+            architecture.most_of_entry_indexers(|of| of.heads),
         ];
         // Entries of the longest sequence, as far as they are chosen.
-        let entries = of_entries(architecture, |entries, _| match entries.indexer {
+        let entries = architecture.most_of_entries(|entries, _| match entries.indexer {
             Some(_) => (context / entries.ratio).max(1),
             None => 0,
         });
-        let room = match entries {
-            0 => 0,
-            entries => entries * (SCORES / entries).clamp(1, batch.max(1)),
-        };
-        let most = of_indexers(architecture, |of| of.top_k).min(entries);
+        let room = scores_room(entries, batch);
+        let most = architecture.most_of_entry_indexers(|of| of.top_k).min(entries);
         SharedKeyLayout {
             projected: widths.map(|width| words(batch * width)),
             widths,
@@ -118,14 +95,9 @@ impl KvSize {
     pub fn entry_shapes(&self, attention: &Attention) -> Option<EntryShapes> {
         let of = attention.shared.and_then(|shared| shared.entries)?;
         let shape = |dim: usize, values_in_keys: bool, span: usize| KvLayerShape {
-            element: self.element,
-            kv_heads: 1,
-            dim_k: dim,
-            dim_v: dim,
             values_in_keys,
-            chosen: false,
-            context: self.context,
             span,
+            ..KvLayerShape::new(self.element, 1, (dim, dim), self.context)
         };
         let dims = [Some(attention.head_dim), of.indexer.map(|indexer| indexer.head_dim)];
         Some(EntryShapes {

@@ -20,7 +20,7 @@ impl StreamLayout {
         batch: usize,
         words: &mut impl FnMut(usize) -> u64,
     ) -> StreamLayout {
-        let [coefficients, wide, rank] = widths(architecture);
+        let [coefficients, wide, rank] = architecture.stream_widths();
         StreamLayout {
             coefficients: words(batch * coefficients),
             normed: words(batch * wide),
@@ -31,7 +31,7 @@ impl StreamLayout {
 
     /// Returns the layout for a lane whose first row is `first`.
     pub fn second_lane(&self, architecture: &Architecture, first: usize) -> StreamLayout {
-        let [coefficients, wide, rank] = widths(architecture);
+        let [coefficients, wide, rank] = architecture.stream_widths();
         let behind = |at: u64, width: usize| at + 4 * (first * width) as u64;
         StreamLayout {
             coefficients: behind(self.coefficients, coefficients),
@@ -40,10 +40,4 @@ impl StreamLayout {
             low: behind(self.low, rank),
         }
     }
-}
-
-/// Returns the widths of a row's coefficients, of its gated streams, and of the low-rank projection for the gates.
-fn widths(architecture: &Architecture) -> [usize; 3] {
-    let (coefficients, rank) = architecture.stream_products();
-    [coefficients, if rank > 0 { architecture.stream_width() } else { 0 }, rank]
 }
