@@ -301,6 +301,56 @@ __device__ __forceinline__ void add_compact(const RowPairs &work, const float *x
     }
 }
 
+// Does the same for matrices of so few rows that a warp has one pair, or few: it always has its next chunk on the way while it decodes
+// one. Both have registers of their own, because moving the registers of loads would wait for them.
+template <class W, int TOKENS, int U, class F, class G>
+__device__ __forceinline__ void add_compact_ahead(const RowPairs &work, const float *x, int cols, int tokens, int warp, int lane, G begin,
+                                            F store) {
+    // Strides of one turn of the loop: a large block, or small ones.
+    constexpr int TURN = 8, CHUNKS = TURN / U, IN_BLOCK = W::COLUMNS / 256;
+    static_assert(CHUNKS % 2 == 0, "a turn ends with the second chunk");
+    const int strides = cols / 256, apart = gridDim.x * WARPS;
+    // Strides of chunk `chunk` of a turn, of which `left` strides are left.
+    const auto present_of = [&](int left, int chunk) { return IN_BLOCK == TURN ? U : max(min(left - chunk * U, U), 0); };
+    x += lane * 8;
+    int pair = blockIdx.x * WARPS + warp;
+    CompactChunk<W, U> chunks[2];
+    CompactPlace<W> rows[2] = {{row_of(work, pair, 0), lane}, {row_of(work, pair, 1), lane}};
+    if (pair < work.count) chunks[0].load(rows, 0, present_of(strides, 0));
+    begin();
+    for (; pair < work.count; pair += apart) {
+        float sums[2][TOKENS] = {};
+        const float *at = x;
+#pragma unroll 1
+        for (int left = strides; left > 0; left -= TURN) {
+            const CompactPlace<W> current[2] = {rows[0], rows[1]};
+#pragma unroll
+            for (int chunk = 0; chunk < CHUNKS; chunk++) {
+                if (chunk + 1 < CHUNKS) {
+                    chunks[(chunk + 1) % 2].load(rows, (chunk + 1) * U, present_of(left, chunk + 1));
+                } else {
+                    const bool goes_on = left > TURN;
+                    if (goes_on) {
+                        rows[0].advance(TURN / IN_BLOCK), rows[1].advance(TURN / IN_BLOCK);
+                    } else {
+                        rows[0] = {row_of(work, pair + apart, 0), lane}, rows[1] = {row_of(work, pair + apart, 1), lane};
+                    }
+                    if (goes_on || pair + apart < work.count) chunks[0].load(rows, 0, present_of(goes_on ? left - TURN : strides, 0));
+                }
+                const int first = chunk * U, present = present_of(left, chunk);
+                CompactChunk<W, U> &own = chunks[chunk % 2];
+                if (own.may_have_exceptions(first, present)) {
+                    own.template add_with_exceptions<TOKENS>(current, first, present, at + 256 * first, lane, cols, tokens, sums);
+                } else {
+                    own.template add<TOKENS>(present, at + 256 * first, cols, tokens, sums);
+                }
+            }
+            at += 256 * TURN;
+        }
+        store(pair, sums);
+    }
+}
+
 // Adds columns from `col` on, `run` adjacent ones for each lane. With `run` 8, every lane gets the same columns as from
 // `add_aligned`, in the same order, so results do not depend on the alignment of weights. With `run` 1, it adds the
 // rest of a row.
@@ -349,9 +399,9 @@ __device__ __forceinline__ void begin_matvec(const u32 *ids, int tokens) {
     start_next(ids ? gridDim.y <= 8 * FEW_ROWS : tokens <= FEW_ROWS);
 }
 
-// U: strides of 256 columns that a warp loads at once, for compact types. With those, it waits for the kernel before; with others, the
-// caller has done so.
-template <class W, int TOKENS, int U = 1> __device__ __forceinline__ void matvec(const float *x, MATVEC_PARAMETERS) {
+// U: strides of 256 columns that a warp loads at once, for compact types. AHEAD: whether it loads the next ones before it uses them.
+// With compact types, this waits for the kernel before; with others, the caller has done so.
+template <class W, int TOKENS, int U, bool AHEAD> __device__ __forceinline__ void matvec(const float *x, MATVEC_PARAMETERS) {
     // The kernel before writes activations and ids, but no weights. Without ids, the first weights may be read earlier.
     constexpr bool EARLY = IsCompact<W>::VALUE;
     if (EARLY && ids) begin_matvec(ids, tokens);
@@ -372,7 +422,11 @@ template <class W, int TOKENS, int U = 1> __device__ __forceinline__ void matvec
         const auto begin = [&] {
             if (!ids) begin_matvec(ids, tokens);
         };
-        add_compact<W, TOKENS, U>(work, x, cols, present, warp, lane, begin, store);
+        if constexpr (AHEAD) {
+            add_compact_ahead<W, TOKENS, U>(work, x, cols, present, warp, lane, begin, store);
+        } else {
+            add_compact<W, TOKENS, U>(work, x, cols, present, warp, lane, begin, store);
+        }
     } else if constexpr (IsF8Blocks<W>::VALUE) {
         add_f8_blocks<W, TOKENS>(work, x, cols, present, warp, lane, store);
     } else {

@@ -10,6 +10,11 @@ __device__ __forceinline__ void copy_async(u32 to, u64 from) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
 
+// Copies 4 bytes; both addresses are multiples of 4.
+__device__ __forceinline__ void copy_async_4(u32 to, u64 from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
 // Copies like `copy_async`, but reads only the first `bytes` bytes and sets the others to zero.
 __device__ __forceinline__ void copy_async_zero(u32 to, const void *from, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");

@@ -12,7 +12,7 @@ __device__ inline void choose(const float *x, u64 matrix, int cols, u64 row_byte
                                  ROUTER_PARAMETERS) {
     __shared__ u32 ticket;
     const int token = blockIdx.z;
-    matvec<W, 1>(x, nullptr, nullptr, nullptr, matrix, 0, 0, 0, experts, 0, 0, 0, logits, nullptr, nullptr, nullptr, cols,
+    matvec<W, 1, 1, false>(x, nullptr, nullptr, nullptr, matrix, 0, 0, 0, experts, 0, 0, 0, logits, nullptr, nullptr, nullptr, cols,
                  row_bytes, tokens, 1, SEPARATE, SILU, 0, 0, nullptr, nullptr, nullptr);
     __threadfence();
     __syncthreads();

@@ -8,8 +8,10 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use forebay_engine::engine::{EngineOptions, EngineStatistics, Event, Latency, Pooling, Request};
 use forebay_engine::{
-    CpuOffload, DeviceChoice, Engine, GenerateOptions, KvInVram, Session, SessionOptions, inspect,
+    CpuOffload, DeviceChoice, Engine, GenerateOptions, KvInVram, Session, SessionOptions,
 };
+use forebay_format::Catalog;
+use forebay_model::Architecture;
 use forebay_model::sampling::Sampling;
 
 use crate::harness::Outcome;
@@ -97,7 +99,8 @@ fn check_suspended(
 ) -> Result<Outcome> {
     let requests = requests(ids, &LONG);
     let alone = run_alone(open(path, options(1))?, &requests)?;
-    let keeps_all = inspect(path)?.kv_bytes_per_position_kept > 0;
+    let layers = Architecture::from_catalog(&Catalog::open(path)?)?.layers;
+    let keeps_all = layers.iter().any(|layer| layer.window.is_none_or(|window| window >= CONTEXT));
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for kv_ram_bytes in [None, Some(0)] {
         let short =

@@ -232,10 +232,11 @@ impl Model {
         Ok(Architecture::from_catalog(&catalog)?.recurrent_layers() > 0)
     }
 
+    /// Returns true if some layers have a window that a text of [`WRAPPED`] positions exceeds.
     fn has_windows(&self) -> Result<bool> {
         let catalog = Catalog::open(&self.path)?;
         let described = Architecture::from_catalog(&catalog)?;
-        Ok(described.layers.iter().any(|layer| layer.window.is_some()))
+        Ok(described.layers.iter().any(|layer| layer.window.is_some_and(|window| window < WRAPPED)))
     }
 
     /// Returns the beginning of the long prompt for which small sessions have room, beside so many tokens.

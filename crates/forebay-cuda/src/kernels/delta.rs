@@ -4,6 +4,10 @@ use crate::launch::Launch;
 use crate::{CudaError, DevicePtr, Gpu};
 
 const THREADS: usize = 256;
+/// The most threads of a block that takes the steps of long runs: `delta.cu`.
+const SCAN_THREADS: usize = 128;
+/// Rows for each run from which kernels for long runs are faster. They are three instead of one.
+const LONG_RUN: usize = 4;
 
 /// Stands for the empty state in [`DeltaRuns`].
 pub const NO_STATE: u32 = u32::MAX;
@@ -102,6 +106,27 @@ impl DeltaShape {
         }
     }
 
+    /// Returns the threads for the state matrix of a value head.
+    fn threads(&self) -> usize {
+        let (capacity, _) = self.kernel().expect("the shape is supported");
+        self.value_dim * capacity / ROW_ELEMENTS
+    }
+
+    /// Returns the kernel of this rule that does a part of the steps.
+    fn entry(&self, part: &'static str) -> &'static str {
+        match (self.rule, part) {
+            (DeltaRule::GatedDelta, "steps") => "delta_steps",
+            (DeltaRule::GatedDelta, "scan") => "delta_scan",
+            (DeltaRule::GatedDelta, _) => "delta_prepare",
+            (DeltaRule::KimiDelta, "steps") => "kimi_steps",
+            (DeltaRule::KimiDelta, "scan") => "kimi_scan",
+            (DeltaRule::KimiDelta, _) => "kimi_prepare",
+            (_, "steps") => "mamba2_steps",
+            (_, "scan") => "mamba2_scan",
+            _ => "mamba2_prepare",
+        }
+    }
+
     fn tail_floats(&self) -> usize {
         (self.convolution - 1) * self.channels()
     }
@@ -165,9 +190,9 @@ pub struct Delta {
     pub v: ProductColumns,
     /// Gate of the output.
     pub z: ProductColumns,
-    /// Share of replacement. Not read with [`DeltaRule::Mamba2`].
+    /// Share of replacement. Not read with [`DeltaRule::Mamba2`]. Kernels may write to it.
     pub b: ProductColumns,
-    /// Steps of decay, [`DeltaShape::decay_width`] for each value head.
+    /// Steps of decay, [`DeltaShape::decay_width`] for each value head. Kernels may write to it.
     pub a: ProductColumns,
     /// `[convolution, channels]`
     pub convolution: DevicePtr<f32>,
@@ -201,9 +226,8 @@ impl Gpu {
     pub fn gated_delta(&self, delta: &Delta, runs: &DeltaRuns) -> Result<(), CudaError> {
         let shape = &delta.shape;
         assert!(shape.is_supported(), "{shape:?}");
-        let DeltaShape {
-            rule, key_heads, value_heads, key_dim, value_dim, convolution, tiled, ..
-        } = *shape;
+        let DeltaShape { rule, key_heads, value_heads, key_dim, value_dim, convolution, .. } =
+            *shape;
         let (channels, rows) = (shape.channels(), runs.rows);
         let states = delta.states.count * shape.state_floats();
         let product = |launch: Launch, of: ProductColumns| {
@@ -246,37 +270,14 @@ impl Gpu {
             .u64(shape.state_floats() as u64)
             .ptr(delta.mixed, rows * channels)
             .run(self)?;
-        let (capacity, _) = shape.kernel().expect("the shape is supported");
-        let threads = value_dim * capacity / ROW_ELEMENTS;
-        let grid = (value_heads as u32, runs.count as u32, 1);
-        let name = match rule {
-            DeltaRule::GatedDelta => "delta_steps",
-            DeltaRule::KimiDelta => "kimi_steps",
-            DeltaRule::Mamba2 | DeltaRule::ShortConvolution => "mamba2_steps",
-        };
-        let launch = Launch::new(self.kernel(shape.module(), name)?, grid, (threads as u32, 1, 1));
-        let launch = launch
-            .ptr(delta.mixed, rows * channels)
-            .int(key_heads)
-            .int(key_dim)
-            .int(value_dim)
-            .int(usize::from(tiled))
-            .int(usize::from(shape.sigmoid_gate));
-        let launch = [delta.z, delta.b, delta.a].into_iter().fold(launch, product);
-        launch
-            .ptr(delta.decay, value_heads)
-            .ptr(delta.step, value_heads * shape.decay_width())
-            .optional(delta.skip, value_heads)
-            .ptr(delta.norm, shape.norm_weights())
-            .float(delta.epsilon)
-            .float(shape.decay_bound)
-            .ptr(runs.words, runs.count * DeltaRuns::WORDS)
-            .int(runs.first_row)
-            .ptr(delta.states.floats, states)
-            .u64(shape.state_floats() as u64)
-            .u64(shape.tail_floats() as u64)
-            .ptr(delta.out, rows * shape.value_width())
-            .run(self)?;
+        // Both ways give the same bits.
+        if rows >= LONG_RUN * runs.count {
+            self.steps_of_long_runs(delta, runs)?;
+        } else {
+            let grid = (value_heads as u32, runs.count as u32, 1);
+            let threads = shape.threads();
+            self.delta_steps(delta, runs, [grid.0, grid.1], threads, "steps")?.run(self)?;
+        }
         if rule != DeltaRule::Mamba2 {
             return Ok(());
         }
@@ -292,5 +293,94 @@ impl Gpu {
             .float(delta.epsilon)
             .ptr(delta.out, rows * shape.value_width())
             .run(self)
+    }
+
+    /// Computes the steps of runs of many tokens: prepares all tokens, takes their steps, and finishes their outputs.
+    fn steps_of_long_runs(&self, delta: &Delta, runs: &DeltaRuns) -> Result<(), CudaError> {
+        let shape = &delta.shape;
+        let DeltaShape { rule, key_heads, value_heads, key_dim, value_dim, .. } = *shape;
+        let (channels, rows) = (shape.channels(), runs.rows);
+        let product = |launch: Launch, of: ProductColumns| {
+            let launch = launch.ptr(of.values, rows * of.row).int(of.row);
+            launch.int(of.columns.first).int(of.columns.step)
+        };
+        let decays = value_heads * shape.decay_width();
+        let keys = if rule == DeltaRule::Mamba2 { 0 } else { 2 * key_heads };
+        let warps = SCAN_THREADS / 32;
+        let grid = ((keys + decays.div_ceil(32)).div_ceil(warps) as u32, rows as u32, 1);
+        let kernel = self.kernel(shape.module(), shape.entry("prepare"))?;
+        let launch = Launch::new(kernel, grid, (SCAN_THREADS as u32, 1, 1))
+            .ptr(delta.mixed, rows * channels)
+            .int(key_heads)
+            .int(key_dim)
+            .int(value_heads)
+            .int(value_dim);
+        [delta.b, delta.a]
+            .into_iter()
+            .fold(launch, product)
+            .ptr(delta.decay, value_heads)
+            .ptr(delta.step, decays)
+            .float(shape.decay_bound)
+            .run(self)?;
+        // Blocks have whole warps, and all of a head's blocks as many rows.
+        let of_head = shape.threads();
+        let fits = |threads: &usize| of_head.is_multiple_of(*threads);
+        let threads = (32..=SCAN_THREADS).rev().step_by(32).find(fits).expect("32 threads fit");
+        let grid = [(value_heads * of_head / threads) as u32, runs.count as u32];
+        self.delta_steps(delta, runs, grid, threads, "scan")?.int(value_heads).run(self)?;
+        if rule == DeltaRule::Mamba2 {
+            return Ok(());
+        }
+        let grid = (value_heads.div_ceil(warps) as u32, rows as u32, 1);
+        let kernel = self.kernel(shape.module(), "delta_finish")?;
+        let launch = Launch::new(kernel, grid, (SCAN_THREADS as u32, 1, 1))
+            .int(key_heads)
+            .int(value_heads)
+            .int(value_dim)
+            .int(usize::from(shape.sigmoid_gate));
+        product(launch, delta.z)
+            .ptr(delta.norm, shape.norm_weights())
+            .float(delta.epsilon)
+            .ptr(delta.out, rows * shape.value_width())
+            .run(self)
+    }
+
+    /// Returns the launch of a kernel that takes the steps of states, of kind `kind`.
+    fn delta_steps(
+        &self,
+        delta: &Delta,
+        runs: &DeltaRuns,
+        [along_heads, along_runs]: [u32; 2],
+        threads: usize,
+        kind: &'static str,
+    ) -> Result<Launch, CudaError> {
+        let shape = &delta.shape;
+        let rows = runs.rows;
+        let product = |launch: Launch, of: ProductColumns| {
+            let launch = launch.ptr(of.values, rows * of.row).int(of.row);
+            launch.int(of.columns.first).int(of.columns.step)
+        };
+        let kernel = self.kernel(shape.module(), shape.entry(kind))?;
+        let launch = Launch::new(kernel, (along_heads, along_runs, 1), (threads as u32, 1, 1))
+            .ptr(delta.mixed, rows * shape.channels())
+            .int(shape.key_heads)
+            .int(shape.key_dim)
+            .int(shape.value_dim)
+            .int(usize::from(shape.tiled))
+            .int(usize::from(shape.sigmoid_gate));
+        let launch = [delta.z, delta.b, delta.a].into_iter().fold(launch, product);
+        Ok(launch
+            .ptr(delta.decay, shape.value_heads)
+            .ptr(delta.step, shape.value_heads * shape.decay_width())
+            .optional(delta.skip, shape.value_heads)
+            .ptr(delta.norm, shape.norm_weights())
+            .float(delta.epsilon)
+            .float(shape.decay_bound)
+            .ptr(runs.words, runs.count * DeltaRuns::WORDS)
+            .int(runs.first_row)
+            .ptr(delta.states.floats, delta.states.count * shape.state_floats())
+            .u64(shape.state_floats() as u64)
+            .u64(shape.tail_floats() as u64)
+            .ptr(delta.out, rows * shape.value_width()))
     }
 }

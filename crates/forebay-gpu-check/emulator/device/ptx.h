@@ -79,6 +79,7 @@ inline void cp_async(uint32_t to, uint64_t from) { emulated::device->copy(shared
 inline void cp_async_zero(uint32_t to, const void *from, int bytes) {
     emulated::device->copy(shared(to), from, bytes, 16 - bytes);
 }
+inline void cp_async_4(uint32_t to, uint64_t from) { emulated::device->copy(shared(to), (const void *)from, 4, 0); }
 inline void cp_async_commit() { emulated::device->commit_copies(); }
 inline void cp_async_wait(int pending) { emulated::device->wait_copies(pending); }
 

@@ -167,7 +167,7 @@ void do_copy(const Copy &copy) {
 }
 
 void copy(void *to, const void *from, int bytes, int zeroes) {
-    if (((uintptr_t)to | (uintptr_t)from) & 15) fail("a copy to shared memory is not aligned to 16 bytes");
+    if (((uintptr_t)to | (uintptr_t)from) & (uintptr_t)(bytes + zeroes - 1)) fail("a copy to shared memory is not aligned to its size");
     Thread &thread = block.threads[block.current];
     thread.copies.push_back({to, from, bytes, zeroes, thread.groups});
     // Copies as early as a GPU may, which reveals kernels that still read the overwritten bytes.

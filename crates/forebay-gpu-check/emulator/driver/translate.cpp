@@ -41,6 +41,7 @@ const std::map<std::string, std::string> STATEMENTS = {
     {"mov.u64%0,%%globaltimer;", "nanoseconds"},
     {"cp.async.cg.shared.global.L2::128B[%0],[%1],16;", "cp_async"},
     {"cp.async.cg.shared.global[%0],[%1],16,%2;", "cp_async_zero"},
+    {"cp.async.ca.shared.global[%0],[%1],4;", "cp_async_4"},
     {"cp.async.commit_group;", "cp_async_commit"},
     {"cp.async.wait_group%0;", "cp_async_wait"},
     {"ldmatrix.sync.aligned.m8n8.x4.shared.b16{%0,%1,%2,%3},[%4];", "ldmatrix"},

@@ -326,11 +326,18 @@ pub fn benches() -> Vec<Bench> {
     for ty in [TensorType::Q4_K, TensorType::Q8_0, TensorType::BF16, TensorType::BF16_C2048] {
         for tokens in [32, 512] {
             let name = format!("matmul {ty} 4096x14336, {tokens} tokens");
-            benches.push(Bench::new(name, move |context| bench(context, ty, tokens, None)));
+            benches.push(Bench::new(name, move |context| {
+                bench(context, ty, (4096, 14336), tokens, None)
+            }));
         }
-        for &size in &TileSize::of(ty)[1..] {
-            let name = format!("matmul {ty} 4096x14336, 512 tokens, {size:?}");
-            benches.push(Bench::new(name, move |context| bench(context, ty, 512, Some(size))));
+        // The tiles of the first fit on the multiprocessors at once, those of the second do not.
+        for (rows, cols) in [(4096, 14336), (28672, 4096)] {
+            for &size in &TileSize::of(ty)[1..] {
+                let name = format!("matmul {ty} {rows}x{cols}, 512 tokens, {size:?}");
+                benches.push(Bench::new(name, move |context| {
+                    bench(context, ty, (rows, cols), 512, Some(size))
+                }));
+            }
         }
     }
     benches.push(Bench::new("matmul-experts Q4_K 128 of 768x2048, 512 x 8", bench_experts));
@@ -340,10 +347,10 @@ pub fn benches() -> Vec<Bench> {
 fn bench(
     context: &Context,
     ty: TensorType,
+    (rows, cols): (usize, usize),
     tokens: usize,
     size: Option<TileSize>,
 ) -> Result<Measured> {
-    let (rows, cols) = (4096, 14336);
     let data = matvec::repeated_weights(ty, rows, cols);
     let rotation = Rotation::new(context, &data)?;
     let x = Random::new(2).gaussians(tokens * cols);

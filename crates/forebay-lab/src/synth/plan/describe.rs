@@ -5,7 +5,7 @@ use forebay_format::{Array, FormatError};
 
 use super::super::recipe::Recipe;
 use super::super::shapes::{
-    Experts, FeedForward, Pattern, Recurrent, RopeScaling, Scores, Shape, SharedKeys,
+    Experts, FeedForward, GatedDelta, Pattern, Recurrent, RopeScaling, Scores, Shape, SharedKeys,
 };
 
 /// Writes the keys that describe `shape` with `layers` layers, without those of the tokenizer.
@@ -35,6 +35,10 @@ pub fn describe(
     writer.set(&key("attention.head_count"), shape.heads)?;
     describe_heads(shape, layers, writer)?;
     writer.set(&key("attention.layer_norm_rms_epsilon"), shape.norm_epsilon)?;
+    if let Some(Recurrent::Mamba(_)) = shape.recurrent {
+        // Published files of Nemotron-H have both, and other programs ask for this one.
+        writer.set(&key("attention.layer_norm_epsilon"), shape.norm_epsilon)?;
+    }
     writer.set(&key("vocab_size"), shape.vocabulary)?;
     if let Some(window) = shape.window {
         writer.set(&key("attention.sliding_window"), window)?;
@@ -92,6 +96,9 @@ fn describe_heads(shape: &Shape, layers: u32, writer: &mut GgufWriter) -> Result
         writer.set(&key("shared_kv_layers"), 0u32)?;
         let slides = (0..layers).map(|layer| shape.full_attention_of(layer).is_none());
         writer.set(&key("sliding_window_pattern"), Array::Bool(slides.collect()))?;
+        // The mixture has no embeddings for each layer, and its published files say so.
+        let key = format!("{}.embedding_length_per_layer_input", shape.architecture);
+        writer.set(&key, 0u32)?;
     }
     Ok(())
 }
@@ -188,6 +195,14 @@ fn describe_rope(shape: &Shape, writer: &mut GgufWriter) -> Result<(), FormatErr
             writer.set(&key("dimension_count"), full.head_dim)?;
             writer.set(&key("dimension_count_swa"), shape.rotary_dim)?;
         }
+    }
+    if let Some(Recurrent::Delta(GatedDelta { one_tensor: false, .. })) = shape.recurrent {
+        // Pairs of elements that rotate by the position in time, by row and by column of an image. Other programs ask for them.
+        let pairs = shape.rotary_dim as i32 / 2;
+        let column = pairs / 3;
+        let row = (pairs - column) / 2;
+        let sections = vec![pairs - row - column, row, column, 0];
+        writer.set(&key("dimension_sections"), Array::I32(sections))?;
     }
     if let Some(base) = shape.rope_base_windowed {
         writer.set(&key("freq_base_swa"), base)?;
