@@ -4,8 +4,8 @@ use forebay_compute::{Gating, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
-    Attention, AttentionBias, Experts, FeedForward, IndexerRule, Latent, Naming, NormLayout,
-    QkNorm, Rope, StateRule, StreamRule, Streams,
+    Attention, AttentionBias, Experts, FeedForward, IndexerRule, Latent, NormLayout, QkNorm, Rope,
+    StateRule, StreamRule, Streams,
 };
 use serde::Serialize;
 
@@ -155,7 +155,7 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
     let shared = architecture.attention_layers().filter(|of| architecture.keys_of(*of) != *of);
     let shared = shared.count();
     if shared > 0 {
-        let layers = architecture.layers.len();
+        let layers = architecture.main_layers();
         add("shared keys and values", format!("{shared} of {layers} layers use those of another"));
     }
     match attention.bias {
@@ -368,20 +368,9 @@ fn routing_words(experts: &Experts) -> Vec<String> {
     words
 }
 
-/// Describes the tensors that forebay never reads: those of layers after the last one and of `mtp`, which predict further
-/// tokens, and those of other parts of a multimodal model.
+/// Describes the tensors that are not read: those of layers that predict further tokens, unless they are loaded, and those of other parts of a multimodal model.
 pub(crate) fn left_out(architecture: &Architecture, catalog: &Catalog) -> Option<String> {
-    let layers = architecture.layers.len();
-    let root = match architecture.naming {
-        Naming::Gguf => "blk.".to_owned(),
-        Naming::HuggingFace { root, layers } => format!("{root}{layers}."),
-    };
-    let layer_of = |tensor: &TensorInfo| -> Option<usize> {
-        tensor.name.strip_prefix(&root)?.split('.').next()?.parse().ok()
-    };
-    let predicts = |tensor: &TensorInfo| {
-        layer_of(tensor).is_some_and(|at| at >= layers) || tensor.name.starts_with("mtp.")
-    };
+    let predicts = |tensor: &TensorInfo| architecture.leaves_out(&tensor.name);
     let sees = |tensor: &TensorInfo| {
         let parts = ["visual.", "vision_", "audio_", "multi_modal_projector.", "mm_projector."];
         let name = tensor.name.strip_prefix("model.").unwrap_or(&tensor.name);
@@ -395,8 +384,12 @@ pub(crate) fn left_out(architecture: &Architecture, catalog: &Catalog) -> Option
             format!("{count} tensors, {:.1} MB, are left out: they {why}", bytes as f64 / 1e6)
         })
     };
-    let all =
-        [words(&predicts, "predict further tokens"), words(&sees, "see images or hear sound")];
+    let usable = architecture.mtp.is_none() && Architecture::with_mtp(catalog).is_ok();
+    let why = match usable {
+        true => "predict further tokens, and --mtp on uses the first layer of them",
+        false => "predict further tokens",
+    };
+    let all = [words(&predicts, why), words(&sees, "see images or hear sound")];
     let found: Vec<String> = all.into_iter().flatten().collect();
     (!found.is_empty()).then(|| found.join("; "))
 }

@@ -56,6 +56,7 @@ impl Session {
     /// Returns [`EngineError::NoExperts`] for a dense model and [`EngineError::OtherRouting`] for a trace of another
     /// shape.
     pub fn follow_routing(&mut self, source: RoutingSource) -> Result<(), EngineError> {
+        self.refuse_mtp("the predicting layer follows its router only")?;
         let sequences = self.runner.decoder.backend().tables();
         let followed = Followed::new(source, self.routing_layers()?, sequences)?;
         self.runner.decoder.follow(Some(Box::new(followed)));

@@ -3,12 +3,13 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use forebay_model::sampling::{Sampler, Sampling};
+use forebay_model::sampling::{Sampler, Sampling, argmax};
 use forebay_store::process_seconds;
 use forebay_stream::Phase;
 use serde::{Deserialize, Serialize};
 use tracing::field::Empty;
 
+use crate::mtp::{MtpStatistics, Proposals};
 use crate::pass_logits::{NoMasks, PassLogits, WantedRow};
 use crate::runner::{Logits, Outputs};
 use crate::{EngineError, Session};
@@ -95,6 +96,9 @@ pub struct BenchRun {
     /// threads that spin for some microseconds while they wait for work.
     pub prompt_processors_busy: f64,
     pub generate_processors_busy: f64,
+    /// Proposals of the predicting layer in the generated tokens, if it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtp: Option<MtpStatistics>,
 }
 
 /// Wall-clock time and processor time at the start of a measurement.
@@ -149,8 +153,7 @@ impl Session {
             return Err(EngineError::EmptyPrompt);
         }
         let started = Instant::now();
-        let mut sampler = Sampler::new(options.sampling.clone());
-        let limit = options.max_tokens.unwrap_or(usize::MAX);
+        let sampler = Sampler::new(options.sampling.clone());
         let mut logits = PassLogits::default();
         self.begin_turn(prompt)?;
         let reading =
@@ -172,31 +175,10 @@ impl Session {
         let generating = Instant::now();
         let span = tracing::debug_span!("generate", tokens = Empty, end = Empty).entered();
         let mut tokens = Vec::new();
-        let stop_reason = loop {
-            if tokens.len() >= limit {
-                break StopReason::MaxTokens;
-            }
-            let row = logits.row(0, self.vocab_size(), sampler.needs().count);
-            let chosen = row.and_then(|row| sampler.choose(row, &self.cached, None));
-            let Some(id) = chosen else { return Err(EngineError::NoChoice) };
-            if self.ends_with(id, options) {
-                break StopReason::End;
-            }
-            tokens.push(id);
-            if on_token(id).is_break() {
-                break StopReason::Stopped;
-            }
-            if tokens.len() >= limit {
-                break StopReason::MaxTokens;
-            }
-            if self.cached.len() >= self.context() {
-                break StopReason::ContextFull;
-            }
-            if !unless_interrupted(self.feed_for(Phase::Generate, &[id], &sampler, &mut logits))? {
-                break StopReason::Interrupted;
-            }
-            self.runner.decoder.end_token();
-        };
+        let ended = self.answer((sampler, logits), options, &mut tokens, on_token);
+        let settled = unless_interrupted(self.settle());
+        let stop_reason = ended?;
+        settled?;
         span.record("tokens", tokens.len());
         span.record("end", tracing::field::debug(stop_reason));
         Ok(Generation {
@@ -206,6 +188,47 @@ impl Session {
             prompt_seconds,
             generate_seconds: generating.elapsed().as_secs_f64(),
         })
+    }
+
+    /// Chooses tokens from the logits of a prompt on, until the answer ends.
+    fn answer(
+        &mut self,
+        (mut sampler, mut logits): (Sampler, PassLogits),
+        options: &GenerateOptions,
+        tokens: &mut Vec<u32>,
+        on_token: &mut dyn FnMut(u32) -> ControlFlow<()>,
+    ) -> Result<StopReason, EngineError> {
+        let limit = options.max_tokens.unwrap_or(usize::MAX);
+        let mut row = 0;
+        loop {
+            if tokens.len() >= limit {
+                return Ok(StopReason::MaxTokens);
+            }
+            let found = logits.row(row, self.vocab_size(), sampler.needs().count);
+            let chosen = found.and_then(|row| sampler.choose(row, &self.cached, None));
+            let Some(id) = chosen else { return Err(EngineError::NoChoice) };
+            if self.ends_with(id, options) {
+                return Ok(StopReason::End);
+            }
+            tokens.push(id);
+            if on_token(id).is_break() {
+                return Ok(StopReason::Stopped);
+            }
+            if tokens.len() >= limit {
+                return Ok(StopReason::MaxTokens);
+            }
+            if self.cached.len() >= self.context() {
+                return Ok(StopReason::ContextFull);
+            }
+            // A proposal is for the token after the next one.
+            let proposes = limit - tokens.len() > 1;
+            match self.advance(id, proposes, &sampler, &mut logits) {
+                Ok(of) => row = of,
+                Err(EngineError::Interrupted) => return Ok(StopReason::Interrupted),
+                Err(error) => return Err(error),
+            }
+            self.runner.decoder.end_token();
+        }
     }
 
     /// Returns true if the token ends an answer.
@@ -218,7 +241,7 @@ impl Session {
     }
 
     /// Runs tokens and keeps what the sampler needs of the logits of the last one.
-    fn feed_for(
+    pub(crate) fn feed_for(
         &mut self,
         phase: Phase,
         tokens: &[u32],
@@ -246,7 +269,8 @@ impl Session {
 
     /// Measures the time of a prompt of `prompt_tokens`, then of `generate_tokens` single tokens. Both start after
     /// `depth` tokens that are not timed. Ids are pseudo-random, as in the usual benchmarks, so that routing does not
-    /// settle on one repeated token.
+    /// settle on one repeated token. With the predicting layer, the generated tokens are the likeliest ones behind the prompt
+    /// instead, because no layer can predict random ids.
     ///
     /// # Errors
     /// Returns an error if the tokens do not fit the context or if a read fails.
@@ -275,15 +299,21 @@ impl Session {
             self.runner.decoder.end_prompt(prompt.len());
         }
         let (prompt_seconds, prompt_processors_busy) = clocks.read(threads);
-        let kept = self.truncate(depth);
+        let before_proposals = self.mtp.as_ref().map(Proposals::statistics);
+        let kept = if self.mtp.is_some() { depth } else { self.truncate(depth) };
         if kept < depth {
             self.feed(Phase::Prompt, &before[kept..])?;
             self.runner.decoder.end_prompt(depth - kept);
         }
         let clocks = Clocks::start();
-        for id in generated {
-            self.feed(Phase::Generate, std::slice::from_ref(id))?;
-            self.runner.decoder.end_token();
+        match self.mtp {
+            Some(_) => self.generate_likeliest(generated)?,
+            None => {
+                for id in generated {
+                    self.feed(Phase::Generate, std::slice::from_ref(id))?;
+                    self.runner.decoder.end_token();
+                }
+            }
         }
         let (generate_seconds, generate_processors_busy) = clocks.read(threads);
         Ok(BenchRun {
@@ -296,6 +326,26 @@ impl Session {
             generate_tokens_per_second: rate(generate_tokens, generate_seconds),
             prompt_processors_busy,
             generate_processors_busy,
+            mtp: before_proposals
+                .and_then(|before| Some(self.mtp.as_ref()?.statistics().since(&before))),
         })
+    }
+
+    /// Generates as many tokens as `ids` has, always the likeliest. The first one is that of `ids` if nothing was fed before.
+    fn generate_likeliest(&mut self, ids: &[u32]) -> Result<(), EngineError> {
+        let mut sampler = Sampler::new(Sampling::greedy());
+        let (mut logits, vocabulary) = (PassLogits::default(), self.vocab_size());
+        let mut next = match self.cached.is_empty() {
+            true => ids.first().copied().unwrap_or(0),
+            false => argmax(&self.logits),
+        };
+        for left in (0..ids.len()).rev() {
+            let row = self.advance(next, left > 0, &sampler, &mut logits)?;
+            self.runner.decoder.end_token();
+            let row = logits.row(row, vocabulary, sampler.needs().count);
+            let chosen = row.and_then(|row| sampler.choose(row, &[], None));
+            next = chosen.ok_or(EngineError::NoChoice)?;
+        }
+        self.settle()
     }
 }

@@ -190,7 +190,7 @@ impl ModelInfo {
             weights_bytes: tensors.iter().map(|tensor| tensor.bytes()).sum(),
             expert_bytes,
             bytes_per_expert: expert_bytes.checked_div(experts_in_all).unwrap_or(0),
-            layers: architecture.layers.len(),
+            layers: architecture.main_layers(),
             hidden: architecture.hidden,
             heads: attention.heads,
             kv_heads: attention.kv_heads,

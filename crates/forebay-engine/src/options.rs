@@ -62,6 +62,10 @@ pub struct SessionOptions {
     pub sub_layer_rates: Option<SubLayerRates>,
     pub policy: PolicyKind,
     pub io: IoKind,
+    /// True to load the first layer that predicts further tokens (multi-token prediction). [`Session::generate`](crate::Session::generate)
+    /// then checks its proposals in the passes of the model. Tokens are the same without. Only for sessions that run one sequence
+    /// themselves.
+    pub mtp: bool,
     /// True to prefetch experts of the next layer while a token is computed. That layer's router predicts them from the
     /// token's present state. Off by default: on random weights, three predictions of four are wrong, and their reads
     /// delay those that are needed.
@@ -186,6 +190,7 @@ impl Default for SessionOptions {
             sub_layer_rates: None,
             policy: PolicyKind::LAYER_LFU,
             io: IoKind::Auto,
+            mtp: false,
             prefetch: false,
             direct: true,
             verify: true,
@@ -209,7 +214,8 @@ impl SessionOptions {
     pub(crate) fn cpu_offload_possible(&self) -> CpuOffload {
         match self.cpu_offload {
             _ if self.exact => CpuOffload::Never,
-            chosen if self.sequences > 1 || self.for_engine => chosen.beside_others(),
+            // The experts of proposals are missing or not, as those of other sequences.
+            chosen if self.sequences > 1 || self.for_engine || self.mtp => chosen.beside_others(),
             chosen => chosen,
         }
     }

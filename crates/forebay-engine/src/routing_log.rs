@@ -34,6 +34,7 @@ impl Session {
         out: Box<dyn Write + Send>,
         scores: bool,
     ) -> Result<(), EngineError> {
+        self.refuse_mtp("the routing of proposals is not recorded")?;
         let header = RoutingHeader { scores, ..self.routing_header()? };
         if scores && !self.runner.decoder.backend().gives_early_scores() {
             return Err(EngineError::NoScores);

@@ -11,8 +11,8 @@ use std::time::Duration;
 use forebay_compute::RowKind;
 use forebay_kv::{BlockHash, BlockKey, Link};
 use forebay_model::{
-    Decoder, HostMemory, ModelError, Output, Pass, PassWatch, Paused, Restoring, Routing, Run,
-    Selector,
+    Decoder, HostMemory, ModelError, Output, Pass, PassWatch, Paused, Prediction, Restoring,
+    Routing, Run, Selector,
 };
 
 use crate::EngineError;
@@ -36,6 +36,8 @@ pub(crate) struct Runner {
     state_group: Option<usize>,
     /// Rows of a prompt between two states that are kept; 0 keeps only those near the ends of prompts.
     snapshot_every: usize,
+    /// True if passes keep the states of all rows behind the last layer ([`Decoder::final_rows`]), whatever else is wanted.
+    keeps_final_rows: bool,
     /// The copies that began last.
     last_restoring: Restoring,
     // Buffers that are reused from pass to pass.
@@ -116,12 +118,27 @@ pub(crate) struct Rows<'a> {
     pub logits: Logits,
 }
 
+/// Rows of the predicting layer at consecutive positions of one sequence.
+#[derive(Clone, Copy)]
+pub(crate) struct PredictionRows<'a> {
+    pub kind: RowKind,
+    pub position: usize,
+    /// For each row, the token behind its position.
+    pub tokens: &'a [u32],
+    /// For each row, the state at its position.
+    pub hidden: &'a [f32],
+    /// Rows whose logits are wanted.
+    pub outputs: &'a [u32],
+}
+
 /// The rows of [`Rows`] whose logits are wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Logits {
     None,
     Last,
     All,
+    /// Those of so many rows at the end.
+    Tail(usize),
     /// Not logits, but the states behind the last layer of all rows ([`Decoder::final_rows`]).
     FinalStates,
 }
@@ -167,6 +184,7 @@ impl Runner {
             blocks: BlockManager::new(&groups, backend.batch_tokens()),
             state_group,
             snapshot_every,
+            keeps_final_rows: decoder.predicts(),
             decoder,
             identity: Vec::new(),
             changes: Changes::default(),
@@ -515,6 +533,23 @@ impl Runner {
         Ok(ended)
     }
 
+    /// Runs rows of a sequence through the predicting layer. The sequence has the positions of these rows: they are those of the last
+    /// pass or before them.
+    ///
+    /// # Errors
+    /// Returns an error of [`Decoder::predict`].
+    pub fn predict(
+        &mut self,
+        sequence: SequenceId,
+        rows: &PredictionRows<'_>,
+        output: &mut Outputs<'_>,
+    ) -> Result<(), EngineError> {
+        let PredictionRows { kind, position, tokens, hidden, outputs } = *rows;
+        let run = Run { table: sequence.slot(), kind, position, count: tokens.len() };
+        let prediction = Prediction { run, tokens, hidden, outputs };
+        Ok(self.decoder.predict(&prediction, output.again())?)
+    }
+
     /// Reserves blocks for the rows of a pass and describes the pass to the decoder.
     fn prepare(&mut self, rows: &[Rows<'_>]) -> Result<(), EngineError> {
         self.tokens.clear();
@@ -540,6 +575,10 @@ impl Runner {
                 Logits::FinalStates => self.final_rows.push(first as usize..after as usize),
                 Logits::Last => self.outputs.push(after - 1),
                 Logits::All => self.outputs.extend(first..after),
+                Logits::Tail(count) => self.outputs.extend(after - count as u32..after),
+            }
+            if self.keeps_final_rows && logits != Logits::FinalStates {
+                self.final_rows.push(first as usize..after as usize);
             }
         }
         self.apply_changes()

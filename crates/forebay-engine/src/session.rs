@@ -18,6 +18,7 @@ use crate::gpu;
 use crate::inspect::ModelInfo;
 use crate::kv::{KV_BLOCK, SequenceId};
 use crate::kv_tiers::KvDiskType;
+use crate::mtp;
 use crate::options::{CpuOffload, SessionOptions};
 use crate::placed::{Described, GpuStart};
 use crate::plan::{self, HitCurve, Placement, Prediction, Rates, Work};
@@ -67,6 +68,8 @@ pub struct Session {
     /// True if states of recurrent layers are kept while prompts are read.
     keeps_states: bool,
     pub(crate) logits: Vec<f32>,
+    /// Proposals of the predicting layer, if it is loaded.
+    pub(crate) mtp: Option<mtp::Proposals>,
     /// Recording of the routing, if one is in progress.
     pub(crate) routing: Option<RoutingLog>,
     load_seconds: f64,
@@ -89,7 +92,7 @@ impl Session {
         let (device, seconds) = (Empty, Empty);
         let open = tracing::debug_span!("open", path = %model.display(), device, seconds).entered();
         let catalog = Catalog::open(model)?;
-        let architecture = Architecture::from_catalog(&catalog)?;
+        let architecture = mtp::describe(&catalog, options)?;
         let mut files =
             FileSet::of_catalog(&catalog, options.verify)?.interruptible(&options.interrupt);
         if let Some(recorder) = &options.recorder {
@@ -148,6 +151,7 @@ impl Session {
             runner.set_snapshot_interval(rows);
         }
         let sequence = runner.begin_empty();
+        let mtp = mtp::Proposals::of(&runner.decoder, &chosen.name)?;
         Ok(Session {
             runner,
             sequence,
@@ -172,6 +176,7 @@ impl Session {
             read_path: placed.read_path,
             gpu_start: placed.gpu_start,
             keeps_states: false,
+            mtp,
             cached: Vec::with_capacity(context),
             logits: Vec::with_capacity(vocabulary),
             routing: None,
@@ -322,7 +327,8 @@ impl Session {
     pub(crate) fn kv_identity(&self) -> String {
         let on =
             if self.runner.decoder.backend().info().vram.is_some() { "a GPU" } else { "the CPU" };
-        format!("{:?} keys and values on {on}", self.kv_type)
+        let layers = if self.mtp.is_some() { ", with the predicting layer" } else { "" };
+        format!("{:?} keys and values on {on}{layers}", self.kv_type)
     }
 
     /// Returns the number of logits per position.
@@ -345,6 +351,9 @@ impl Session {
     pub fn truncate(&mut self, position: usize) -> usize {
         let kept = self.runner.truncate(self.sequence, position);
         self.cached.truncate(kept);
+        if let Some(mtp) = &mut self.mtp {
+            mtp.forget_from(kept);
+        }
         kept
     }
 
@@ -439,6 +448,10 @@ impl Session {
             }
             self.cached.extend_from_slice(part);
             done += part.len();
+            if let Err(error) = self.predict_known(kind, part.len()) {
+                self.truncate(used);
+                return Err(error);
+            }
             if border == Some(used + done)
                 && let Err(error) = self.runner.keep_state(self.sequence)
             {
@@ -518,6 +531,7 @@ impl Session {
                     ram_budget_bytes: self.ram_budget_bytes,
                 },
             ),
+            mtp: self.mtp.as_ref().map(mtp::Proposals::statistics),
             stream: self.runner.decoder.residency().map(Residency::statistics),
         }
     }

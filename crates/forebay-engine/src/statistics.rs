@@ -6,6 +6,7 @@ use forebay_store::EngineInfo;
 use forebay_stream::{LayerUses, Residency, StreamStatistics};
 use serde::{Deserialize, Serialize};
 
+use crate::mtp::MtpStatistics;
 use crate::placed::GpuStart;
 use crate::{EngineError, Session};
 
@@ -56,6 +57,9 @@ pub struct SessionStatistics {
     /// host memory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub device_sub_layers: Option<SubLayerStatistics>,
+    /// Proposals of the predicting layer since the start, if it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtp: Option<MtpStatistics>,
     /// Transfers between disk and memory since the start, or `None` if the model does not stream.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stream: Option<StreamStatistics>,

@@ -11,7 +11,10 @@ mod late;
 mod logits;
 mod many;
 mod models;
+mod mtp;
 mod older;
+#[path = "../../forebay-engine/tests/support/proposing.rs"]
+mod proposing;
 #[path = "../../forebay-compute/tests/weights/mod.rs"]
 #[allow(dead_code, reason = "shared with the tests of the CPU's products")]
 mod random;

@@ -168,6 +168,7 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
     }
     checks.push(Check::new("model older synthetic", move |_| crate::older::check(ordinal)));
     checks.push(Check::new("model split synthetic", move |_| crate::split::check_deeper(ordinal)));
+    checks.push(Check::new("model mtp", move |_| crate::mtp::check(ordinal)));
     Ok(checks)
 }
 

@@ -221,8 +221,11 @@ fn describe(model: &mut Model, input: &Input, with_weights: bool) -> bool {
     let Ok(source) = source else { return false };
     model.catalog.source = source;
     let Ok(architecture) = Architecture::from_catalog(&model.catalog) else { return false };
+    let proposing = Architecture::with_mtp(&model.catalog);
     if with_weights {
-        let _ = Weights::new(&model.catalog, &architecture, &model.files);
+        for architecture in [Some(architecture), proposing.ok()].iter().flatten() {
+            let _ = Weights::new(&model.catalog, architecture, &model.files);
+        }
     }
     true
 }

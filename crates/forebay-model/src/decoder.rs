@@ -291,7 +291,7 @@ impl Decoder {
         routing: Option<&mut Routing>,
         watch: Option<PassWatch<'_>>,
     ) -> Result<(), ModelError> {
-        let layers = self.architecture.layers.len();
+        let layers = self.architecture.main_layers();
         self.pass_in_parts(pass, &mut Paused::default(), layers, &mut output, routing, watch)?;
         Ok(())
     }
@@ -342,16 +342,26 @@ impl Decoder {
     }
 
     fn check(&self, pass: &Pass<'_>) -> Result<(), ModelError> {
-        let rows: usize = pass.runs.iter().map(|run| run.count).sum();
-        assert_eq!(rows, pass.tokens.len(), "the runs have as many rows as there are tokens");
-        assert!((1..=self.backend.batch_tokens()).contains(&rows), "{rows} rows in a pass");
         assert!(pass.runs.is_sorted_by_key(|run| run.kind == RowKind::Prompt), "decode rows first");
+        self.check_rows(pass.tokens, pass.runs)
+    }
+
+    /// Returns what a pass needs beside its rows.
+    pub(crate) fn parts(&mut self) -> (&Architecture, &Weights, &mut dyn Backend, &Interrupt) {
+        (&self.architecture, &self.weights, self.backend.as_mut(), &self.interrupt)
+    }
+
+    /// Checks the rows of a pass against the backend's limits.
+    pub(crate) fn check_rows(&self, tokens: &[u32], runs: &[Run]) -> Result<(), ModelError> {
+        let rows: usize = runs.iter().map(|run| run.count).sum();
+        assert_eq!(rows, tokens.len(), "the runs have as many rows as there are tokens");
+        assert!((1..=self.backend.batch_tokens()).contains(&rows), "{rows} rows in a pass");
         let vocabulary = self.architecture.vocabulary;
-        if let Some(id) = pass.tokens.iter().find(|id| **id as usize >= vocabulary) {
+        if let Some(id) = tokens.iter().find(|id| **id as usize >= vocabulary) {
             return Err(ModelError::TokenOutOfRange { id: *id, vocabulary });
         }
         let context = self.backend.context();
-        for run in pass.runs {
+        for run in runs {
             assert!(run.count > 0 && run.table < self.backend.tables(), "{run:?}");
             if run.position + run.count > context {
                 let (used, wanted) = (run.position, run.count);
@@ -395,7 +405,7 @@ impl Decoder {
         if let Some(states) = states {
             states.begin(pass.runs)?;
         }
-        let (count, layers) = (pass.tokens.len(), architecture.layers.len());
+        let (count, layers) = (pass.tokens.len(), architecture.main_layers());
         let first = paused.layer;
         let last = layers.min(first.saturating_add(part.max(1)));
         let of_decode = pass.runs.iter().filter(|run| run.kind == RowKind::Decode);
@@ -463,12 +473,7 @@ impl Decoder {
         }
         *paused = Paused::default();
         let step = Step { layer: layers, ..step };
-        match (end, output) {
-            (End::Nothing, _) => backend.end(&step),
-            (_, Output::Logits(logits)) => backend.head(&step, logits),
-            (_, Output::Largest(count, largest)) => backend.largest(&step, *count, largest),
-            (_, Output::Selected(selector)) => backend.select(&step, *selector),
-        }?;
+        end_pass(backend.as_mut(), &step, end, output)?;
         for rows in pass.final_rows {
             backend.final_rows(&step, rows.clone(), final_rows)?;
         }
@@ -482,9 +487,24 @@ impl Decoder {
     }
 }
 
+/// Runs the last step of a pass.
+pub(crate) fn end_pass(
+    backend: &mut dyn Backend,
+    step: &Step<'_>,
+    end: End,
+    output: &mut Output<'_>,
+) -> Result<(), ModelError> {
+    match (end, output) {
+        (End::Nothing, _) => backend.end(step),
+        (_, Output::Logits(logits)) => backend.head(step, logits),
+        (_, Output::Largest(count, largest)) => backend.largest(step, *count, largest),
+        (_, Output::Selected(selector)) => backend.select(step, *selector),
+    }
+}
+
 impl Output<'_> {
     /// Returns how a pass with this output ends.
-    fn end(&self) -> End {
+    pub(crate) fn end(&self) -> End {
         match self {
             Output::Logits(_) => End::Logits,
             Output::Largest(count, _) => End::Largest(*count),
@@ -492,7 +512,7 @@ impl Output<'_> {
         }
     }
 
-    fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         match self {
             Output::Logits(logits) => logits.len(),
             Output::Largest(_, largest) => largest.len(),
@@ -500,7 +520,7 @@ impl Output<'_> {
         }
     }
 
-    fn truncate(&mut self, len: usize) {
+    pub(crate) fn truncate(&mut self, len: usize) {
         match self {
             Output::Logits(logits) => logits.truncate(len),
             Output::Largest(_, largest) => largest.truncate(len),

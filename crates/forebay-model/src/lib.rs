@@ -16,6 +16,7 @@ mod backend;
 pub mod decoder;
 mod error;
 mod ngrams;
+mod prediction;
 mod rows;
 pub mod sampling;
 mod sharing;
@@ -36,6 +37,7 @@ pub use backend::{
 };
 pub use decoder::{Decoder, Output, Pass, PassWatch, Paused, Routing};
 pub use error::ModelError;
+pub use prediction::Prediction;
 pub use sharing::{
     CpuOffloadMode, CpuOffloadRates, CpuOffloadStatistics, DeviceShare, MissSplit, SubLayer,
     SubLayerCounts, SubLayerPlacement, SubLayerPlan, SubLayerRates,

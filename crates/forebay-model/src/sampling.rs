@@ -168,6 +168,12 @@ impl Sampler {
         if self.options.repeat_penalty == 1.0 { 0 } else { self.options.repeat_window }
     }
 
+    /// Returns true if the changes of logits depend on the tokens so far.
+    pub fn looks_back(&self) -> bool {
+        let Sampling { repeat_penalty, presence_penalty, frequency_penalty, .. } = self.options;
+        repeat_penalty != 1.0 || presence_penalty != 0.0 || frequency_penalty != 0.0
+    }
+
     /// Returns what the next choice needs of the logits.
     pub fn needs(&self) -> Needs {
         let Sampling { temperature, top_k, top_p, .. } = self.options;

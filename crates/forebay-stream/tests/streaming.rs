@@ -168,12 +168,41 @@ fn dense_blocks_in_any_order() {
         for turn in 0..200 {
             if turn % 20 == 0 {
                 residency.set_dense_cycle(1 + random.below(7) as usize);
+                if random.below(2) == 0 {
+                    residency.postpone_dense(random.below(9) as usize);
+                }
             }
             let index = random.below(model.blocks.dense.len() as u64) as u32;
             let lease = residency.dense(index).unwrap();
             model.check(&residency, &lease);
         }
     }
+}
+
+/// A block that is used behind the others is not read in its place.
+#[test]
+fn a_postponed_block_is_read_once_per_round() {
+    let model = Model::new(4);
+    let mut residency =
+        model.simulated(model.budgets(2)[0], PolicyKind::LAYER_LRU, FaultPlan::default());
+    let blocks = model.blocks.dense.len();
+    let streamed: Vec<bool> = residency.plan().dense.pinned.iter().map(|pinned| !pinned).collect();
+    let postponed = (1..blocks - 1).find(|block| streamed[*block]).expect("a block that streams");
+    let order: Vec<usize> =
+        (0..blocks).filter(|block| *block != postponed).chain([postponed]).collect();
+    residency.set_dense_cycle(blocks);
+    residency.postpone_dense(postponed);
+    let rounds = 6;
+    for _ in 0..rounds {
+        for &block in &order {
+            let lease = residency.dense(block as u32).unwrap();
+            assert_eq!(lease.block(), BlockId::Dense(block as u32));
+            model.check(&residency, &lease);
+        }
+    }
+    let read = residency.statistics().dense_blocks_read;
+    let each = streamed.iter().filter(|streamed| **streamed).count() as u64;
+    assert!(read >= rounds * each && read <= rounds * each + 2, "{read} reads of {each} blocks");
 }
 
 #[test]

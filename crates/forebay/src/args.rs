@@ -5,6 +5,7 @@ mod bench;
 mod cpu_offload;
 mod kv;
 mod library;
+mod mtp;
 pub mod parse;
 mod plan;
 mod ps;
@@ -33,6 +34,7 @@ pub use bench::{BatchArgs, BenchArgs, Parallel};
 pub use cpu_offload::CpuOffloadArgs;
 pub use kv::{KvAction, KvArgs, KvCommandArgs, KvDiskTypeArg};
 pub use library::{ListArgs, PullArgs, RmArgs};
+pub use mtp::MtpArgs;
 pub use plan::PlanArgs;
 pub use ps::PsArgs;
 pub use run::{ChatArgs, OnFullArg, RunArgs, SamplingArgs};
@@ -466,6 +468,9 @@ pub struct SynthArgs {
     /// Positions that the model says it was trained for [default: as many as the architecture]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub context: Option<u32>,
+    /// Also write the layer for multi-token prediction that the published model has
+    #[arg(long)]
+    pub mtp: bool,
     /// Seed of the random weights
     #[arg(short, long, value_name = "N", default_value_t = 0)]
     pub seed: u64,

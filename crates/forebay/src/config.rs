@@ -108,7 +108,8 @@ pub struct AnswerConfig {
 /// Resolves the arguments of `run`.
 pub fn run(args: RunArgs) -> Outcome<RunConfig> {
     let demo = args.model.is_none();
-    let session = session(&args.budget)?;
+    let mut session = session(&args.budget)?;
+    session.mtp = args.mtp.is_on();
     let mut answer = answer(&args.sampling, demo)?;
     let inputs = args.file.iter().chain(&args.chat.system_file).cloned().collect();
     let given = prompt_text(args.text, args.prompt, args.file)?;
@@ -121,6 +122,11 @@ pub fn run(args: RunArgs) -> Outcome<RunConfig> {
     }
     if let Some(OnFullArg::Stop) = args.chat.on_full {
         answer.on_full = OnFull::Stop;
+    }
+    if args.mtp.is_on() && args.routing.trace_routing.is_some() {
+        return usage(
+            "--mtp on: the routing of proposals is not recorded: leave out --trace-routing",
+        );
     }
     let template = template(&args.chat)?;
     if let (true, Some(option)) = (demo, template.option()) {

@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::Context as _;
 use forebay_engine::{EngineError, Inspection, Session, SessionOptions};
 use forebay_format::Catalog;
+use forebay_model::ModelError;
 
 use crate::failure::{Failure, Outcome};
 use crate::library;
@@ -40,7 +41,9 @@ pub fn refused(error: EngineError, model: &Path, context_for: &str) -> Failure {
         EngineError::BadOption { name: "--ctx", value, expected } => Failure::Usage(format!(
             "{context_for} needs {value} positions of context, but {expected}"
         )),
-        error @ EngineError::BadOption { .. } => Failure::Usage(error.to_string()),
+        error @ (EngineError::BadOption { .. } | EngineError::Model(ModelError::NoMtp { .. })) => {
+            Failure::Usage(error.to_string())
+        }
         error => named(error, model),
     }
 }

@@ -5,7 +5,9 @@ use std::fmt::Write as _;
 use std::path::Path;
 
 use forebay_engine::plan::PredictedRate;
-use forebay_engine::{Checks, Generation, Session, SessionStatistics, SubLayerStatistics};
+use forebay_engine::{
+    Checks, Generation, MtpStatistics, Session, SessionStatistics, SubLayerStatistics,
+};
 use forebay_model::{DeviceExperts, PassTimes, SubLayerCounts, VramUse};
 use forebay_stream::{MemoryPlan, StreamStatistics};
 
@@ -51,6 +53,9 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     }
     if let After::Chat(figures) = after {
         lines.extend(chat(figures, session.context()));
+    }
+    if let Some(of) = &statistics.mtp {
+        lines.push(("proposals", proposals(of)));
     }
     if let Some(sub_layers) = &statistics.device_sub_layers {
         lines.push(("layers", layers(sub_layers)));
@@ -386,6 +391,19 @@ fn answer(generation: &Generation, predicted: &PredictedRate) -> String {
         seconds(generation.generate_seconds),
         generation.generate_tokens_per_second(),
         predicted.unwrap_or_default()
+    )
+}
+
+/// Describes what became of the proposals of the predicting layer.
+fn proposals(of: &MtpStatistics) -> String {
+    format!(
+        "{} of {} accepted ({}); {} passes of {:.2} rows for {} tokens",
+        of.accepted,
+        of.proposals,
+        percent(of.accepted as f64, of.proposals as f64),
+        of.passes,
+        of.rows as f64 / of.passes.max(1) as f64,
+        of.passes + of.accepted,
     )
 }
 

@@ -135,7 +135,9 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Takes over an open model. The session's own sequence ends.
+    /// Takes over an open model. The session's own sequence ends. The predicting layer is not used, if it is loaded
+    /// ([`SessionOptions::mtp`](crate::SessionOptions::mtp) with
+    /// [`SessionOptions::for_engine`](crate::SessionOptions::for_engine) is an error).
     pub fn new(mut session: Session, options: &EngineOptions) -> Engine {
         session.end_sequence();
         session.runner.tiers_mut().keep(true);

@@ -26,6 +26,8 @@ pub enum SynthError {
     ExpertsUsed { shape: &'static str, experts: u32, used: u32, most: u32 },
     #[error("{shape} has no experts: leave --experts-used out")]
     NoExperts { shape: &'static str },
+    #[error("{shape} has no layer for multi-token prediction: leave --mtp out")]
+    NoMtp { shape: &'static str },
     #[error("interrupted; the unfinished file was removed")]
     Interrupted,
     #[error(transparent)]

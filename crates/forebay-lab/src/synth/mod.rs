@@ -37,6 +37,8 @@ pub struct SynthOptions {
     pub context: Option<u32>,
     /// True to write DeepSeek's key and value matrices of all heads as one tensor, as converters did until 2025.
     pub heads_in_one_tensor: bool,
+    /// True to write the layer for multi-token prediction that the published model has.
+    pub mtp: bool,
     /// Random seed. The same seed gives the same file, byte for byte.
     pub seed: u64,
     /// Number of threads that make weights. The file does not depend on it.
@@ -51,6 +53,7 @@ impl Default for SynthOptions {
             experts_used: None,
             context: None,
             heads_in_one_tensor: false,
+            mtp: false,
             seed: 0,
             threads: 2,
         }
@@ -163,6 +166,10 @@ fn choice(arch: &str, options: &SynthOptions) -> Result<(Shape, Recipe, u32), Sy
     let recipe = Recipe::find(name).ok_or_else(|| SynthError::unknown_quantisation(name))?;
     let mut shape = with_experts_used(*shape, options.experts_used)?;
     shape.context = options.context.unwrap_or(shape.context);
+    if options.mtp && !shape.has_mtp {
+        return Err(SynthError::NoMtp { shape: shape.name });
+    }
+    shape.writes_mtp = options.mtp;
     if let Some(latent) = &mut shape.latent_attention {
         latent.one_tensor = options.heads_in_one_tensor;
     }

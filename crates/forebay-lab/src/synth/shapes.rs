@@ -288,6 +288,10 @@ pub struct Shape {
     pub layer_scale: bool,
     /// Limit of the logits, if they have one.
     pub logit_cap: Option<f32>,
+    /// True if the published model has a layer for multi-token prediction.
+    pub has_mtp: bool,
+    /// True to write that layer ([`super::SynthOptions::mtp`]).
+    pub writes_mtp: bool,
     pub pre_tokenizer: &'static str,
     pub adds_bos: bool,
 }

@@ -6,6 +6,7 @@ use forebay_compute::{
 };
 use serde::Serialize;
 
+use super::mtp::Mtp;
 use super::recurrent::Recurrent;
 use super::shapes::{Indexer, NGrams, SharedKeys, Streams};
 use crate::ModelError;
@@ -52,8 +53,11 @@ pub struct Architecture {
     /// Gating of all feed-forwards, including those of experts.
     #[serde(skip)]
     pub gating: Gating,
-    /// One entry per layer.
+    /// One entry per layer. The last one is the predicting layer if there is [`Architecture::mtp`].
     pub layers: Vec<Layer>,
+    /// The layer that predicts the token after the next one, if it is loaded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub mtp: Option<Mtp>,
     /// True if the output projection is the embedding table.
     pub tied_embeddings: bool,
     /// Tensor naming of the source.

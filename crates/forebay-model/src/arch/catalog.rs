@@ -3,6 +3,7 @@
 use forebay_format::{Catalog, Source};
 
 use super::architecture::Architecture;
+use super::mtp::add_mtp;
 use super::{gguf, huggingface};
 use crate::ModelError;
 
@@ -17,6 +18,18 @@ impl Architecture {
             Source::Gguf(metadata) => gguf::describe(catalog, metadata)?,
             Source::HuggingFace(metadata) => huggingface::describe(catalog, metadata)?,
         };
+        architecture.validate()?;
+        Ok(architecture)
+    }
+
+    /// Reads the architecture as [`Architecture::from_catalog`] does, with the first layer that predicts further tokens.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Architecture::from_catalog`]. Returns [`ModelError::NoMtp`] if forebay cannot use such layers of
+    /// the family, or if the files have none.
+    pub fn with_mtp(catalog: &Catalog) -> Result<Self, ModelError> {
+        let mut architecture = Architecture::from_catalog(catalog)?;
+        add_mtp(&mut architecture, catalog)?;
         architecture.validate()?;
         Ok(architecture)
     }

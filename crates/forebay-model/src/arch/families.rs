@@ -5,6 +5,7 @@ use super::family_names::{
     DEEPSEEK_4_NAMES, GEMMA4_NAMES, GLM5_NEXT, GRANITE_HYBRID, KIMI_LINEAR, LFM2_NAMES, MINIMAX_M3,
     NEMOTRON_H_NAMES, QWEN4_EXP,
 };
+use super::mtp::MtpForm;
 use super::recurrent::{HeadOrder, StateRule};
 use super::shapes::{StreamForm, StreamsEnd};
 use super::unrotated::Unrotated;
@@ -91,6 +92,8 @@ pub struct Family {
     /// Scoring of the experts when the metadata does not say it and a bias corrects the choice. If this is given, Hugging Face
     /// models have such a bias unless their configuration denies it.
     pub corrected: Option<Scoring>,
+    /// Where Hugging Face folders have layers that predict further tokens, if forebay can use those of the family.
+    pub mtp: Option<MtpForm>,
     /// Tensor names that differ from the usual ones: role, GGUF name, Hugging Face name.
     pub names: &'static [(&'static str, &'static str, &'static str)],
 }
@@ -176,6 +179,7 @@ pub(super) const BASE: Family = Family {
     renormalise: true,
     scoring: Scoring::Softmax,
     corrected: None,
+    mtp: None,
     names: &[],
 };
 
@@ -199,6 +203,7 @@ const QWEN_NEXT: Family = Family {
     recurrent: Some(StateRule::GatedDelta),
     norms_less_one: true,
     shared_gate: true,
+    mtp: Some(MtpForm::Beside),
     names: &[
         ("feed_forward_norm", "post_attention_norm.weight", "post_attention_layernorm.weight"),
         ("shared_gate", "ffn_gate_shexp.weight", "mlp.shared_expert.gate_proj.weight"),
@@ -215,6 +220,7 @@ const INDEXED: Family = Family {
     latent: true,
     experts: true,
     corrected: Some(Scoring::Sigmoid),
+    mtp: Some(MtpForm::Behind),
     ..BASE
 };
 
@@ -362,6 +368,7 @@ const FAMILIES: &[Family] = &[
         latent: true,
         experts: true,
         renormalise: false,
+        mtp: Some(MtpForm::Behind),
         ..BASE
     },
     Family {
@@ -385,6 +392,7 @@ const FAMILIES: &[Family] = &[
         qk_norm: QkNorm::PerHead,
         experts: true,
         corrected: Some(Scoring::Sigmoid),
+        mtp: Some(MtpForm::Behind),
         names: &[(
             "feed_forward_norm",
             "post_attention_norm.weight",
@@ -423,6 +431,7 @@ const FAMILIES: &[Family] = &[
         streams: Some(StreamForm::Gated),
         indexer: Some(Indexers::MeanPools),
         experts: true,
+        mtp: None,
         names: QWEN4_EXP,
         ..QWEN_NEXT
     },
@@ -648,6 +657,11 @@ pub fn by_name(name: &str) -> Option<&'static Family> {
 /// Returns the names of all families, for messages and documentation.
 pub fn known_families() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().map(|family| family.name)
+}
+
+/// Returns the names of the families of which forebay can use layers that predict further tokens.
+pub fn with_mtp() -> impl Iterator<Item = &'static str> {
+    FAMILIES.iter().filter(|family| family.mtp.is_some()).map(|family| family.name)
 }
 
 /// Returns the names of all families in one line.

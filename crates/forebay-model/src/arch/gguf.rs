@@ -72,6 +72,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         recurrent: family.recurrent.map(|rule| recurrent(&keys, family, rule)).transpose()?,
         gating: gating_of_gguf(&keys, family.gating)?,
         layers,
+        mtp: None,
         tied_embeddings: catalog.tensor("output.weight").is_none(),
         naming: Naming::Gguf,
     })

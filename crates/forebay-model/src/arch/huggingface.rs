@@ -85,6 +85,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
         recurrent: family.recurrent.map(|rule| recurrent(&config, family, rule)).transpose()?,
         gating,
         layers,
+        mtp: None,
         tied_embeddings: is_tied(&config, family),
         naming,
     })

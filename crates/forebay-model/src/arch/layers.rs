@@ -51,6 +51,11 @@ impl Layer {
 }
 
 impl Architecture {
+    /// Returns the number of layers through which every token goes: all but the predicting one.
+    pub fn main_layers(&self) -> usize {
+        self.layers.len() - usize::from(self.mtp.is_some())
+    }
+
     /// Returns the shape of an attention layer.
     pub fn attention_of(&self, layer: usize) -> &Attention {
         &self.attentions[self.layers[layer].attention]

@@ -2,6 +2,7 @@
 
 use super::architecture::Naming;
 use super::families::Family;
+use super::mtp::MtpNames;
 
 /// Role, name after `blk.N.` in GGUF, and name after `model.layers.N.` in Hugging Face's scheme, common to the
 /// families.
@@ -137,11 +138,30 @@ fn with_role(
 pub struct Names {
     naming: Naming,
     family: &'static Family,
+    mtp: Option<MtpNames>,
 }
 
 impl Names {
     pub fn new(naming: Naming, family: &'static Family) -> Names {
-        Names { naming, family }
+        Names { naming, family, mtp: None }
+    }
+
+    /// Returns these names with those of the predicting layer.
+    pub fn with_mtp(self, mtp: Option<MtpNames>) -> Names {
+        Names { mtp, ..self }
+    }
+
+    /// Returns the name of a tensor of the predicting layer that no other layer has; `None` if the source has none with this role.
+    ///
+    /// # Panics
+    /// Panics if there is no such layer.
+    pub fn mtp(&self, role: &str) -> Option<String> {
+        let mtp = self.mtp.expect("the model has a predicting layer");
+        let (name, prefix) = mtp.name(role, self.naming == Naming::Gguf)?;
+        Some(match prefix {
+            Some(prefix) => format!("{prefix}{name}"),
+            None => self.of_layer(mtp.layer, name, name),
+        })
     }
 
     pub fn family(&self) -> &'static str {
@@ -223,6 +243,15 @@ impl Names {
         let own = with_role(self.family.names, role);
         let found = own.or_else(|| with_role(LAYER, role));
         let (gguf, hf) = found.unwrap_or_else(|| unreachable!("no tensor has the role {role}"));
+        match self.mtp {
+            Some(MtpNames { layer: own, prefix: Some(prefix) }) if own == layer => {
+                format!("{prefix}layers.0.{hf}")
+            }
+            _ => self.of_layer(layer, gguf, hf),
+        }
+    }
+
+    fn of_layer(&self, layer: usize, gguf: &str, hf: &str) -> String {
         let layers = match self.naming {
             Naming::HuggingFace { layers, .. } => layers,
             Naming::Gguf => "",

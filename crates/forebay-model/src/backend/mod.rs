@@ -531,6 +531,30 @@ pub trait Backend: Send {
     /// Returns an error if values are not finite, or a read or the device fails.
     fn add_ngrams(&mut self, step: &Step<'_>, add: bool) -> Result<(), ModelError>;
 
+    /// Returns true if the backend can run the predicting layer.
+    fn predicts(&self) -> bool {
+        false
+    }
+
+    /// Begins a pass through the predicting layer alone: joins the embeddings of the batch's tokens with `hidden`, and writes that into
+    /// the residual stream. `hidden` has for each row the state of the token before it, as [`Backend::final_rows`] returned it. The
+    /// steps of the layer and the head or the end follow. Such a pass never pauses, and its rows are all of one kind.
+    ///
+    /// # Errors
+    /// Returns an error if a read or the device fails.
+    ///
+    /// # Panics
+    /// Panics if the backend cannot do so ([`Backend::predicts`]).
+    fn begin_prediction(
+        &mut self,
+        step: &Step<'_>,
+        batch: &Batch<'_>,
+        hidden: &[f32],
+    ) -> Result<(), ModelError> {
+        let _ = (batch, hidden);
+        panic!("a backend without a predicting layer {}", step.layer);
+    }
+
     /// Adds the last block's output, normalises the rows in [`Step::outputs`], and appends their logits.
     ///
     /// # Errors

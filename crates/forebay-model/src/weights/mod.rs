@@ -7,6 +7,7 @@
 mod delta;
 mod indexer;
 mod layer;
+mod mtp;
 mod ngrams;
 mod parts;
 mod quantized;
@@ -25,6 +26,7 @@ use crate::arch::{
     Architecture, LONG_FACTORS, Names, NormLayout, RopeFactors, SHORT_FACTORS, by_name,
 };
 use layer::LayerBuilder;
+pub use mtp::MtpWeights;
 pub use parts::{
     AttentionWeights, CompressorWeights, DeltaParts, DeltaWeights, EntryIndexerWeights,
     EntryWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadChunk,
@@ -57,6 +59,8 @@ pub struct Weights {
     /// Divisors of the rotary frequencies for each pair of dimensions, if the file has them.
     pub rope_factors: Option<RopeFactors>,
     pub blocks: ModelBlocks,
+    /// What the predicting layer has beside [`Weights::layers`], if there is such a layer.
+    pub mtp: Option<Box<MtpWeights>>,
     /// Bytes of the vectors held in memory, and of caches of table rows.
     pub small_bytes: u64,
 }
@@ -76,7 +80,8 @@ impl Weights {
         files: &FileSet,
     ) -> Result<Weights, ModelError> {
         let family = by_name(architecture.family).expect("descriptions are of known families");
-        let names = Names::new(architecture.naming, family);
+        let mtp = architecture.mtp.map(|of| of.names);
+        let names = Names::new(architecture.naming, family).with_mtp(mtp);
         let mut tensors = Tensors::new(catalog, files, names)?;
         let mut blocks = ModelBlocks {
             dense: Vec::new(),
@@ -84,9 +89,13 @@ impl Weights {
             experts_per_token: architecture.experts_per_token(),
         };
         let mut layers = Vec::with_capacity(architecture.layers.len());
+        let mut join = None;
         for index in 0..architecture.layers.len() {
             let builder = LayerBuilder { architecture, names: &names, index };
-            let (layer, dense, experts) = builder.build(&mut tensors)?;
+            let (layer, mut dense, experts) = builder.build(&mut tensors)?;
+            if index >= architecture.main_layers() {
+                join = Some(mtp::join(architecture, &names, &tensors, &mut dense)?);
+            }
             layers.push(layer);
             blocks.dense.push(dense);
             blocks.experts.push(experts);
@@ -97,7 +106,8 @@ impl Weights {
         let layer_width = architecture.layer_embeddings.map(|of| of.width * layers.len());
         let layer_embeddings =
             layer_width.map(|width| table(&names.layer_embeddings(), width)).transpose()?;
-        let head = head(architecture, &names, &tensors, &mut blocks)?;
+        let name = if architecture.tied_embeddings { names.embedding() } else { names.head() };
+        let head = head(architecture, &name, &tensors, &mut blocks)?;
         let final_norm = match architecture.norms {
             NormLayout::None => None,
             NormLayout::Pre | NormLayout::Sandwich | NormLayout::Post => {
@@ -108,6 +118,13 @@ impl Weights {
             }
         };
         let streams_end = streams::at_end(architecture, &names, &mut tensors)?;
+        let mtp = match join {
+            Some(join) => {
+                let of = MtpWeights::new(architecture, &names, &mut tensors, &mut blocks, join)?;
+                Some(Box::new(of))
+            }
+            None => None,
+        };
         let rope_factors = match architecture.ropes.first() {
             Some(rope) => rope_factors(&mut tensors, rope.rotary_dim / 2)?,
             None => None,
@@ -124,6 +141,7 @@ impl Weights {
             layer_embeddings,
             rope_factors,
             blocks,
+            mtp,
             small_bytes,
         })
     }
@@ -186,6 +204,10 @@ impl Weights {
             }
         }
         self.head.iter().for_each(|chunk| add(&chunk.matrix));
+        if let Some(mtp) = &self.mtp {
+            add(&mtp.join);
+            mtp.head.iter().flatten().for_each(|chunk| add(&chunk.matrix));
+        }
         // The matrices behind the last layer are always f32.
         let mut at_end = self.streams_end.iter().flat_map(StreamWeights::matrices);
         if at_end.next().is_some() {
@@ -222,12 +244,11 @@ fn embedding(
 /// Splits the output projection into chunks of whole rows, and appends them to the dense blocks.
 fn head(
     architecture: &Architecture,
-    names: &Names,
+    name: &str,
     tensors: &Tensors<'_>,
     blocks: &mut ModelBlocks,
 ) -> Result<Vec<HeadChunk>, ModelError> {
-    let name = if architecture.tied_embeddings { names.embedding() } else { names.head() };
-    let (matrix, extent) = tensors.matrix(&name, architecture.vocabulary, architecture.hidden)?;
+    let (matrix, extent) = tensors.matrix(name, architecture.vocabulary, architecture.hidden)?;
     let row_bytes = extent.length / matrix.rows as u64;
     // Chunks consist of whole panels of the matrix kernels, which have 16 rows.
     let rows_per_chunk =

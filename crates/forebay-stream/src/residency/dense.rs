@@ -1,5 +1,7 @@
 //! Dense blocks: pinned blocks, and the ring through which the other blocks are streamed in execution order.
 
+use std::ops::Range;
+
 use forebay_store::{BlockLayout, Priority};
 
 use super::{Place, READS_MAX, Residency};
@@ -18,6 +20,8 @@ pub(super) struct DenseBlocks {
     current: u32,
     /// Number of blocks after which execution starts again at block 0.
     cycle: u32,
+    /// A block that is not used in its place, but after the last one of the cycle.
+    postponed: Option<u32>,
 }
 
 impl DenseBlocks {
@@ -28,13 +32,18 @@ impl DenseBlocks {
     ) -> DenseBlocks {
         let blocks = layouts.len() as u32;
         let places = vec![Place::Absent; layouts.len()];
-        DenseBlocks { layouts, places, ram_slots, ring, current: 0, cycle: blocks }
+        DenseBlocks { layouts, places, ram_slots, ring, current: 0, cycle: blocks, postponed: None }
     }
 
     /// Returns the first block after `index`, in execution order, that is streamed through the ring.
     fn next_streamed(&self, index: u32) -> Option<u32> {
-        let after = (index + 1..self.cycle).chain(0..(index + 1).min(self.cycle));
-        after.into_iter().find(|&next| self.ram_slots[next as usize].is_none())
+        let is_postponed = |block: u32| Some(block) == self.postponed;
+        let last = if is_postponed(index) { index + 1 } else { self.cycle };
+        let in_place = |blocks: Range<u32>| blocks.filter(move |block| !is_postponed(*block));
+        let mut after = in_place(index + 1..last)
+            .chain(self.postponed.filter(|block| *block != index))
+            .chain(in_place(0..(index + 1).min(self.cycle)));
+        after.find(|&next| self.ram_slots[next as usize].is_none())
     }
 
     /// Returns true if the block is one of the next streamed blocks, as many as the ring has slots.
@@ -129,6 +138,13 @@ impl Residency {
     /// of a prompt skip the head, so its chunks need not be read ahead.
     pub fn set_dense_cycle(&mut self, blocks: usize) {
         self.dense.cycle = blocks.clamp(1, self.dense.places.len().max(1)) as u32;
+        self.dense.postponed = None;
+    }
+
+    /// Says that a block comes after the last one of the cycle and not in its place, until the next call of
+    /// [`Residency::set_dense_cycle`].
+    pub fn postpone_dense(&mut self, block: usize) {
+        self.dense.postponed = Some(block as u32).filter(|_| block < self.dense.places.len());
     }
 
     /// Starts the reads of the next streamed blocks, one for each idle slot of the ring.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueHint};
 
-use super::{BudgetArgs, FollowedArgs, KvArgs, RoutingArgs, TracingArgs, count, parse};
+use super::{BudgetArgs, FollowedArgs, KvArgs, MtpArgs, RoutingArgs, TracingArgs, count, parse};
 
 #[derive(Args)]
 pub struct BenchArgs {
@@ -45,6 +45,8 @@ pub struct BenchArgs {
     pub max_latency: Option<Duration>,
     #[command(flatten)]
     pub budget: BudgetArgs,
+    #[command(flatten)]
+    pub mtp: MtpArgs,
     #[command(flatten)]
     pub tracing: TracingArgs,
     #[command(flatten)]
@@ -97,4 +99,6 @@ pub struct BatchArgs {
     pub kv: KvArgs,
     #[command(flatten)]
     pub budget: BudgetArgs,
+    #[command(flatten)]
+    pub mtp: MtpArgs,
 }

@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum, ValueHint};
 use forebay_chat::Think;
 use serde_json::Value;
 
-use super::{BudgetArgs, RoutingArgs, TracingArgs, count, parse};
+use super::{BudgetArgs, MtpArgs, RoutingArgs, TracingArgs, count, parse};
 
 #[derive(Args)]
 pub struct RunArgs {
@@ -27,6 +27,8 @@ pub struct RunArgs {
     pub chat: ChatArgs,
     #[command(flatten)]
     pub budget: BudgetArgs,
+    #[command(flatten)]
+    pub mtp: MtpArgs,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     #[command(flatten)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum, ValueHint};
 use forebay_server::KeepAlive;
 
-use super::{BudgetArgs, FollowedArgs, KvArgs, Parallel, count, parse};
+use super::{BudgetArgs, FollowedArgs, KvArgs, MtpArgs, Parallel, count, parse};
 use crate::size;
 
 #[derive(Args)]
@@ -61,6 +61,8 @@ pub struct ServeArgs {
     pub files: FilesArgs,
     #[command(flatten)]
     pub budget: BudgetArgs,
+    #[command(flatten)]
+    pub mtp: MtpArgs,
     // For measurements: answers then mean nothing.
     #[command(flatten)]
     pub followed: FollowedArgs,

@@ -44,6 +44,7 @@ const PARALLEL: usize = 8;
 type Finished = (usize, usize, Choice);
 
 pub fn run(args: BatchArgs) -> Outcome {
+    args.mtp.refuse("batch")?;
     let mut options = config::session(&args.budget)?;
     options.kv_ram_bytes = args.kv.kv_ram;
     options.snapshot_every = args.kv.snapshot_every;

@@ -67,6 +67,17 @@ pub fn run(args: BenchArgs) -> Outcome {
         return usage("--max-latency is for --scheduled and --arriving");
     }
     let mut options = config::session(&args.budget)?;
+    options.mtp = args.mtp.is_on();
+    if options.mtp && !args.parallel.is_empty() {
+        return usage(
+            "--mtp on: proposals are checked for one sequence only: leave out --parallel",
+        );
+    }
+    if options.mtp
+        && (args.routing.trace_routing.is_some() || args.followed.routing_trace.is_some())
+    {
+        return usage("--mtp on: proposals follow the model's routers, and are not recorded");
+    }
     let context_for = reserve_context(&args, &mut options);
     let named = args.tracing.trace_io.is_some() || args.routing.trace_routing.is_some();
     let mut outputs = outputs::begin(args.tracing.force, named)?;
@@ -186,9 +197,10 @@ fn reserve_context(args: &BenchArgs, options: &mut SessionOptions) -> &'static s
     }
     // The prompt and the generated tokens both start right after the depth, one after the other. With several sequences,
     // the tokens follow the prompt.
-    let longest = match args.parallel.is_empty() {
+    // Proposals need text, so the tokens follow the prompt then.
+    let longest = match args.parallel.is_empty() && !options.mtp {
         true => args.depth.saturating_add(args.prompt_tokens.max(args.gen_tokens)),
-        false => args.prompt_tokens.saturating_add(args.gen_tokens),
+        false => args.depth.saturating_add(args.prompt_tokens).saturating_add(args.gen_tokens),
     };
     options.context.get_or_insert(longest);
     let longer = [

@@ -42,6 +42,7 @@ fn write(args: &SynthArgs, out: OutputFile) -> Outcome<SynthReport> {
         layers: args.layers.map(|layers| u32::try_from(layers).unwrap_or(u32::MAX)),
         experts_used: args.experts_used,
         context: args.context,
+        mtp: args.mtp,
         seed: args.seed,
         threads: std::thread::available_parallelism().map_or(1, NonZero::get),
         ..SynthOptions::default()
@@ -60,7 +61,8 @@ fn write(args: &SynthArgs, out: OutputFile) -> Outcome<SynthReport> {
             | SynthError::UnknownQuantisation { .. }
             | SynthError::Layers { .. }
             | SynthError::ExpertsUsed { .. }
-            | SynthError::NoExperts { .. }),
+            | SynthError::NoExperts { .. }
+            | SynthError::NoMtp { .. }),
         ) => Err(Failure::Usage(error.to_string())),
         Err(error) => Err(error.into()),
     }

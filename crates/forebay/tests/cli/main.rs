@@ -14,6 +14,7 @@ mod load;
 mod logging;
 mod logits;
 mod models;
+mod mtp;
 mod outputs;
 mod packs;
 mod parallel;

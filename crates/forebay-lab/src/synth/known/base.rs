@@ -64,6 +64,8 @@ pub(super) const LLAMA: Shape = Shape {
     scaled_embedding: false,
     layer_scale: false,
     logit_cap: None,
+    has_mtp: false,
+    writes_mtp: false,
     pre_tokenizer: "llama-bpe",
     adds_bos: true,
 };

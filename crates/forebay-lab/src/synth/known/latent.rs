@@ -23,6 +23,7 @@ const DEEPSEEK_V3_EXPERTS: Experts = Experts {
 /// The multi-token prediction layer is left out, as converters do.
 pub const DEEPSEEK_V3: Shape = Shape {
     name: "deepseek-v3",
+    has_mtp: true,
     architecture: "deepseek2",
     hidden: 7168,
     layers: 61,
@@ -55,6 +56,7 @@ pub const DEEPSEEK_V3: Shape = Shape {
 
 pub const DEEPSEEK_V2_LITE: Shape = Shape {
     name: "deepseek-v2-lite",
+    has_mtp: false,
     hidden: 2048,
     layers: 27,
     heads: 16,
@@ -123,6 +125,7 @@ const DEEPSEEK_V4_EXPERTS: Experts = Experts {
 /// The multi-token prediction layer is left out, because generating does not need it.
 pub const DEEPSEEK_V4_FLASH: Shape = Shape {
     name: "deepseek-v4-flash",
+    has_mtp: false,
     architecture: "deepseek4",
     quantisation: "MXFP4_MOE",
     hidden: 4096,

@@ -99,6 +99,7 @@ const GLM_EXPERTS: Experts = Experts {
 /// The multi-token prediction layer is left out, because generating does not need it.
 const GLM_45_AIR: Shape = Shape {
     name: "glm-4.5-air",
+    has_mtp: true,
     architecture: "glm4moe",
     layers: 46,
     heads: 96,

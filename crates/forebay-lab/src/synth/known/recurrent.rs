@@ -29,6 +29,7 @@ const QWEN36_EXPERTS: Experts = Experts {
 /// The vision tower and the multi-token prediction layer are left out, as converters do.
 pub const QWEN36_35B: Shape = Shape {
     name: "qwen3.6-35b-a3b",
+    has_mtp: true,
     architecture: "qwen35moe",
     hidden: 2048,
     layers: 40,
@@ -48,7 +49,6 @@ pub const QWEN36_35B: Shape = Shape {
     ..QWEN
 };
 
-/// The multi-token prediction layer is left out, as converters do.
 pub const QWEN3_NEXT_80B: Shape = Shape {
     name: "qwen3-next-80b",
     architecture: "qwen3next",
@@ -107,6 +107,7 @@ const KIMI_LINEAR_EXPERTS: Experts = Experts {
 
 pub const KIMI_LINEAR_48B: Shape = Shape {
     name: "kimi-linear-48b",
+    has_mtp: false,
     architecture: "kimi-linear",
     hidden: 2304,
     layers: 27,

@@ -22,7 +22,10 @@ pub fn describe(
     writer.set("general.name", format!("{} shape, random weights", shape.name).as_str())?;
     writer.set("general.file_type", recipe.file_type)?;
     writer.set("general.quantization_version", 2u32)?;
-    writer.set(&key("block_count"), layers)?;
+    writer.set(&key("block_count"), layers + u32::from(shape.writes_mtp))?;
+    if shape.writes_mtp {
+        writer.set(&key("nextn_predict_layers"), 1u32)?;
+    }
     writer.set(&key("context_length"), shape.context)?;
     writer.set(&key("embedding_length"), shape.hidden)?;
     match shape.pattern {

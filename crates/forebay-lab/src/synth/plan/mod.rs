@@ -55,19 +55,10 @@ pub fn tensors(
         list.streams_end(of)?;
     }
     for layer in 0..layers {
-        list.norms(layer);
-        if let Some(of) = &shape.shared_keys {
-            list.streams(of, layer)?;
-        }
-        if shape.layer_scale {
-            list.vector(format!("blk.{layer}.layer_output_scale.weight"), &[1], LAYER_SCALE);
-        }
-        list.mixer(layer)?;
-        match shape.experts_of(layer) {
-            _ if !shape.has_feed_forward(layer) => {}
-            None => list.feed_forward(layer, "", u64::from(shape.dense_width()))?,
-            Some(experts) => list.experts(&experts, layer)?,
-        }
+        list.layer(layer)?;
+    }
+    if shape.writes_mtp {
+        list.mtp()?;
     }
     Ok(list.tensors)
 }
@@ -94,6 +85,46 @@ struct List<'a> {
 }
 
 impl List<'_> {
+    fn layer(&mut self, layer: u32) -> Result<(), SynthError> {
+        let shape = self.shape;
+        self.norms(layer);
+        if let Some(of) = &shape.shared_keys {
+            self.streams(of, layer)?;
+        }
+        if shape.layer_scale {
+            self.vector(format!("blk.{layer}.layer_output_scale.weight"), &[1], LAYER_SCALE);
+        }
+        self.mixer(layer)?;
+        match shape.experts_of(layer) {
+            _ if !shape.has_feed_forward(layer) => Ok(()),
+            None => self.feed_forward(layer, "", u64::from(shape.dense_width())),
+            Some(experts) => self.experts(&experts, layer),
+        }
+    }
+
+    /// Adds the layer for multi-token prediction behind the last one. It is like the last layer with attention, and joins an embedding
+    /// and a state.
+    fn mtp(&mut self) -> Result<(), SynthError> {
+        let (layers, hidden) = (self.layers, u64::from(self.shape.hidden));
+        let like = (0..layers).rfind(|layer| self.shape.has_attention(*layer)).unwrap_or(layers);
+        let first = self.tensors.len();
+        self.layer(like)?;
+        let (from, to) = (format!("blk.{like}."), format!("blk.{layers}."));
+        self.tensors[first..]
+            .iter_mut()
+            .for_each(|tensor| tensor.name = tensor.name.replace(&from, &to));
+        self.matrix(
+            format!("{to}nextn.eh_proj.weight"),
+            Role::Other,
+            layers,
+            &[hidden, 2 * hidden],
+        )?;
+        for name in ["enorm", "hnorm", "shared_head_norm"] {
+            self.vector(format!("{to}nextn.{name}.weight"), &[hidden], 1.0);
+        }
+        Ok(())
+    }
+
     fn norms(&mut self, layer: u32) {
         let names: &[&str] = match self.shape.norms {
             Norms::Plain => &["attn_norm", "ffn_norm"],

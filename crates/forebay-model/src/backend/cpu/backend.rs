@@ -161,6 +161,17 @@ impl CpuBackend {
         })
     }
 
+    /// Notes tokens and positions of the rows of a pass.
+    pub(super) fn note_rows(&mut self, step: &Step<'_>, batch: &Batch<'_>) {
+        self.lease = None;
+        self.tokens.clear();
+        self.tokens.extend_from_slice(batch.tokens);
+        self.positions.clear();
+        for run in step.runs {
+            self.positions.extend((run.position..run.position + run.count).map(|at| at as u32));
+        }
+    }
+
     /// Returns where the states of a part are.
     pub(super) fn states_of(&self, part: usize) -> Range<usize> {
         let states = STATES_PER_SEQUENCE * self.tables.len();
@@ -229,6 +240,11 @@ impl CpuBackend {
         let mut jobs = both_kinds(w, &scratch.inner, scratch.rows.of(step), out);
         matmul_beside_reads(cpu, residency, &mut jobs)
     }
+}
+
+/// Returns the number of dense blocks up to the last one of the head that the model's own pass uses.
+fn all_used(step: &Step<'_>) -> usize {
+    step.weights.layers.len() + step.weights.head.len()
 }
 
 impl Backend for CpuBackend {
@@ -342,13 +358,7 @@ impl Backend for CpuBackend {
 
     /// Reads the tokens' rows of the embedding table into the residual stream.
     fn begin(&mut self, step: &Step<'_>, batch: &Batch<'_>) -> Result<Begun, ModelError> {
-        self.lease = None;
-        self.tokens.clear();
-        self.tokens.extend_from_slice(batch.tokens);
-        self.positions.clear();
-        for run in step.runs {
-            self.positions.extend((run.position..run.position + run.count).map(|at| at as u32));
-        }
+        self.note_rows(step, batch);
         let Scratch { x, embedding_row, .. } = &mut self.scratch;
         let (scale, hidden) = (step.architecture.embedding_scale, step.architecture.hidden);
         let width = step.architecture.stream_width();
@@ -365,8 +375,13 @@ impl Backend for CpuBackend {
         let early = if batch.scores { step.count * width } else { 0 };
         self.early.resize(early, 0.0);
         // A batch without logits skips the head, so its chunks must not be read ahead.
-        let head = if batch.end == End::Nothing { 0 } else { step.weights.head.len() };
-        self.residency.set_dense_cycle(step.architecture.layers.len() + head);
+        let main = step.architecture.main_layers();
+        let cycle = if batch.end == End::Nothing { main } else { all_used(step) };
+        self.residency.set_dense_cycle(cycle);
+        if main < step.weights.layers.len() {
+            // The predicting layer runs after the head.
+            self.residency.postpone_dense(main);
+        }
         Ok(Begun::Layers)
     }
 
@@ -598,6 +613,19 @@ impl Backend for CpuBackend {
 
     fn layer_embeddings(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         self.add_layer_embeddings(step)
+    }
+
+    fn predicts(&self) -> bool {
+        true
+    }
+
+    fn begin_prediction(
+        &mut self,
+        step: &Step<'_>,
+        batch: &Batch<'_>,
+        hidden: &[f32],
+    ) -> Result<(), ModelError> {
+        self.join(step, batch, hidden)
     }
 
     fn head(&mut self, step: &Step<'_>, logits: &mut Vec<f32>) -> Result<(), ModelError> {

@@ -32,16 +32,16 @@ impl CpuBackend {
         }
         let normed = &mut scratch.normed[..rows * hidden];
         let epsilon = step.architecture.stream_epsilon();
-        norm_or_copy(cpu, block_out, step.weights.final_norm.as_deref(), epsilon, normed);
-        let ty = step.weights.head[0].matrix.ty;
+        norm_or_copy(cpu, block_out, step.head_norm(), epsilon, normed);
+        let (head, first_block) = step.head();
+        let ty = head[0].matrix.ty;
         scratch.input.prepare(cpu, normed, rows, hidden, &[ty]);
         let decode = step.outputs.partition_point(|row| (*row as usize) < step.decode);
         let selected = scratch.rows.split(decode, rows);
         let base = logits.len();
         logits.resize(base + rows * vocabulary, 0.0);
-        let layers = step.architecture.layers.len();
-        for (index, chunk) in step.weights.head.iter().enumerate() {
-            let lease = residency.dense((layers + index) as u32)?;
+        for (index, chunk) in head.iter().enumerate() {
+            let lease = residency.dense((first_block + index) as u32)?;
             let w = matrix(residency, &lease, &chunk.matrix);
             let chunk_rows = chunk.matrix.rows;
             let x = &scratch.input;
@@ -67,7 +67,7 @@ impl CpuBackend {
             None => Ok(()),
             Some(index) => {
                 let token = step.position_of(step.outputs[index / vocabulary] as usize);
-                Err(ModelError::NumericFailure { layer: layers, token })
+                Err(ModelError::NumericFailure { layer: step.layer, token })
             }
         }
     }

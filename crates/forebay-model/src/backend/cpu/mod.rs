@@ -12,6 +12,7 @@ mod latent;
 mod moe;
 mod ngram_scratch;
 mod ngrams;
+mod prediction;
 mod prefetch;
 mod products;
 mod scratch;

@@ -29,6 +29,9 @@ impl CpuBackend {
     /// experts are being read. Reads them ahead with the disk bandwidth that demanded reads leave.
     pub(super) fn prefetch_next(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let next = Step { layer: step.layer + 1, ..*step };
+        if next.layer >= step.architecture.main_layers() {
+            return Ok(());
+        }
         let Some(layer) = step.weights.layers.get(next.layer) else { return Ok(()) };
         let FeedForwardWeights::Experts { router, vectors, .. } = &layer.feed_forward else {
             return Ok(());

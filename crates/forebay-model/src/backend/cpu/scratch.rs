@@ -63,6 +63,8 @@ pub struct Scratch {
     /// Input of the feed-forward in the dense block. It is separate because `input` may still be needed by the experts.
     pub dense_input: Activations,
     pub inner: Activations,
+    /// Normed embeddings and states of the rows `[tokens, 2 * hidden]` for a predicting layer; empty without one.
+    pub joined: Vec<f32>,
     pub embedding_row: Vec<u8>,
     pub chunk_logits: Vec<f32>,
     pub moe: MoeScratch,
@@ -109,6 +111,7 @@ impl Scratch {
             input: Activations::new(),
             dense_input: Activations::new(),
             inner: Activations::new(),
+            joined: floats(joined_width(architecture)),
             embedding_row: Vec::with_capacity(longest_row(weights)),
             chunk_logits: Vec::new(),
             moe: MoeScratch::reserve(architecture, batch),
@@ -138,7 +141,7 @@ impl Scratch {
             + attended;
         let gate = 3 * gate_width(architecture);
         let streams = architecture.stream_width() + StreamScratch::floats_per_token(architecture);
-        1 + streams + 2 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate + of_layers
+        1 + streams + joined_width(architecture) + 2 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate + of_layers
             // Quantised activations take one byte per value in each of two forms, and scales.
             + (architecture.hidden.max(q_width) + width) * 5 / 8
     }
@@ -153,6 +156,11 @@ fn inner_width(architecture: &Architecture) -> usize {
 /// Returns the number of elements of a token's embeddings for all layers; 0 if there are none.
 fn layer_widths(architecture: &Architecture) -> usize {
     architecture.layer_embeddings.map_or(0, |of| of.width * architecture.layers.len())
+}
+
+/// Returns the number of elements of a row that a predicting layer joins; 0 if there is no such layer.
+fn joined_width(architecture: &Architecture) -> usize {
+    if architecture.mtp.is_some() { 2 * architecture.hidden } else { 0 }
 }
 
 /// Returns the bytes of the longest row of an embedding table.

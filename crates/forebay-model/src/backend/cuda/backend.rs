@@ -48,6 +48,8 @@ pub struct CudaBackend {
     pub(super) ngram_tables: Vec<NGramTable>,
     /// Rows of the table of embeddings for layers, which is never on the GPU.
     pub(super) layer_rows: Option<EmbeddingRows>,
+    /// Rows of the predicting layer's own table of embeddings, which is never on the GPU.
+    pub(super) mtp_rows: Option<EmbeddingRows>,
     pub(super) source: WeightSource,
     /// Weight types that are read again for every decode row, as a text for [`ComputeInfo`].
     one_by_one: String,
@@ -76,7 +78,10 @@ impl CudaBackend {
     pub(super) fn new(
         (gpu, plan, arena): (Gpu, DevicePlan, DeviceArena),
         source: WeightSource,
-        ([embedding_rows, layer_rows], ngram_tables): ([Option<EmbeddingRows>; 2], Vec<NGramTable>),
+        ([embedding_rows, layer_rows, mtp_rows], ngram_tables): (
+            [Option<EmbeddingRows>; 3],
+            Vec<NGramTable>,
+        ),
         (architecture, weights): (&Architecture, &Weights),
         exact: bool,
         captures: bool,
@@ -95,6 +100,7 @@ impl CudaBackend {
             graphs: Graphs::new(captures),
             embedding_rows,
             layer_rows,
+            mtp_rows,
             ngram_tables,
             source,
             one_by_one: one_by_one(weights, exact),
@@ -274,7 +280,10 @@ impl CudaBackend {
         let weight = match block {
             NextBlock::Attention => self.layer_vectors(step).attention_norm,
             NextBlock::FeedForward => self.layer_vectors(step).feed_forward_norm,
-            NextBlock::Head => self.plan.vectors.final_norm,
+            NextBlock::Head => match step.prediction(true) {
+                Some(_) => self.plan.vectors.mtp.map(|of| of.norm),
+                None => self.plan.vectors.final_norm,
+            },
             // The stream itself is what follows.
             NextBlock::NGrams | NextBlock::Embeddings => None,
         };
@@ -609,6 +618,19 @@ impl Backend for CudaBackend {
 
     fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         self.in_lanes(step, CudaBackend::multiply_experts)
+    }
+
+    fn predicts(&self) -> bool {
+        self.can_predict()
+    }
+
+    fn begin_prediction(
+        &mut self,
+        step: &Step<'_>,
+        batch: &Batch<'_>,
+        hidden: &[f32],
+    ) -> Result<(), ModelError> {
+        self.join(step, batch, hidden)
     }
 
     fn head(&mut self, step: &Step<'_>, logits: &mut Vec<f32>) -> Result<(), ModelError> {

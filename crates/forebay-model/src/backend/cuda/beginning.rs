@@ -9,6 +9,7 @@ use super::graphs::GraphKey;
 use super::lanes::PassLanes;
 use super::layout::EmbeddingLocation;
 use crate::ModelError;
+use crate::arch::Attention;
 use crate::backend::{Batch, Begun, End, Run, Step};
 
 impl CudaBackend {
@@ -22,21 +23,12 @@ impl CudaBackend {
         self.lanes.begin(&self.gpu);
         // `take` waits for work of an earlier batch, so all pinned memory is free afterwards.
         let ids = self.embedding_rows.as_ref().map_or(batch.tokens, |rows| &rows.ids[..step.count]);
-        let places = step.runs.iter().flat_map(|run| {
-            let table = run.table as u32;
-            let positions = run.position..run.position + run.count;
-            positions.map(move |position| KvPlace { position: position as u32, table })
-        });
-        self.exchange.take(&self.gpu, ids, places)?;
+        self.exchange.take(&self.gpu, ids, places(step.runs))?;
         if !step.states.is_empty() {
             self.exchange.take_state_runs(state_runs(step));
         }
         if !is_decode {
-            let shapes = step.architecture.attentions.iter().zip(&self.plan.kv.shapes);
-            let gpu = &self.gpu;
-            let cut =
-                shapes.map(|(of, shape)| gpu.prompt_tiles(shape, of.heads, prompt_runs(step.runs)));
-            self.exchange.take_prompts(cut, step.outputs);
+            self.take_prompts(step);
         }
         self.tables.queue(&self.gpu, &self.plan.kv, self.arena.kv(0))?;
         let resumes = batch.first_layer > 0;
@@ -52,6 +44,7 @@ impl CudaBackend {
         // All logits of several rows are copied row by row, which is no work for a graph.
         let few_results = step.count == 1 || matches!(batch.end, End::Largest(_) | End::Selected);
         let fits = is_decode && few_results && step.outputs.len() == step.count;
+        let fits = fits && !self.depends_on_sorted_heads(step);
         let source = self.source.begin(&self.gpu, step, batch)?.filter(|_| fits);
         let splits = self.cut_contexts(step);
         let key = source.map(|mut source| {
@@ -95,6 +88,23 @@ impl CudaBackend {
         Ok(Begun::Layers)
     }
 
+    /// Takes what a pass of prompts needs beside its rows.
+    pub(super) fn take_prompts(&mut self, step: &Step<'_>) {
+        let shapes = step.architecture.attentions.iter().zip(&self.plan.kv.shapes);
+        let gpu = &self.gpu;
+        let cut =
+            shapes.map(|(of, shape)| gpu.prompt_tiles(shape, of.heads, prompt_runs(step.runs)));
+        self.exchange.take_prompts(cut, step.outputs);
+    }
+
+    /// Returns true if products of several rows read the row order by head, which other passes replace. A CUDA graph cannot then.
+    fn depends_on_sorted_heads(&self, step: &Step<'_>) -> bool {
+        let has_heads = |of: &Attention| of.latent.is_some() || of.shared.is_some();
+        step.count > 1
+            && !self.products().takes_matvec(step.kind())
+            && step.architecture.attentions.iter().any(has_heads)
+    }
+
     pub(super) fn embed(&self, step: &Step<'_>, to: u64) -> Result<(), ModelError> {
         let embedding = &step.weights.embedding;
         let (data, vocabulary) = match (self.plan.weights.embedding, &self.embedding_rows) {
@@ -110,6 +120,15 @@ impl CudaBackend {
         self.gpu.embed(&table, ids, x, step.count, step.architecture.embedding_scale)?;
         Ok(())
     }
+}
+
+/// Returns where the rows of runs belong in the KV cache.
+pub(super) fn places(runs: &[Run]) -> impl Iterator<Item = KvPlace> {
+    runs.iter().flat_map(|run| {
+        let table = run.table as u32;
+        let positions = run.position..run.position + run.count;
+        positions.map(move |position| KvPlace { position: position as u32, table })
+    })
 }
 
 /// Returns the runs of a pass of prompts, as the kernels' side names them.

@@ -24,7 +24,8 @@ pub struct EmbeddingRows {
 }
 
 impl EmbeddingRows {
-    /// Creates the buffers for the usual embeddings, unless their table is in VRAM, and for those for layers, if there are any.
+    /// Creates the buffers for the usual embeddings, unless their table is in VRAM, for those for layers, and for those of a predicting
+    /// layer with a table of its own, if there are any.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -33,10 +34,11 @@ impl EmbeddingRows {
         plan: &DevicePlan,
         weights: &Weights,
         files: &FileSet,
-    ) -> Result<[Option<EmbeddingRows>; 2], CudaError> {
+    ) -> Result<[Option<EmbeddingRows>; 3], CudaError> {
         let stays = plan.weights.embedding == EmbeddingLocation::Rows;
-        let tables = [Some(weights.embedding).filter(|_| stays), weights.layer_embeddings];
-        let [usual, of_layers] = tables.map(|table| {
+        let own = weights.mtp.as_ref().and_then(|of| of.embedding);
+        let tables = [Some(weights.embedding).filter(|_| stays), weights.layer_embeddings, own];
+        let [usual, of_layers, own] = tables.map(|table| {
             let Some(table) = table else { return Ok(None) };
             let batch = plan.activations.batch;
             let bytes = (batch * table.row_bytes).next_multiple_of(4);
@@ -48,7 +50,7 @@ impl EmbeddingRows {
                 ids: (0..batch as u32).collect(),
             }))
         });
-        Ok([usual?, of_layers?])
+        Ok([usual?, of_layers?, own?])
     }
 
     /// Reads the rows of `tokens`. No queued work may still read the previous rows.

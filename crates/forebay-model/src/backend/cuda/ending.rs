@@ -26,8 +26,12 @@ impl CudaBackend {
         rows: usize,
     ) -> Result<(), ModelError> {
         let vocabulary = step.architecture.vocabulary;
-        let matrix = PartMatrix { rows: vocabulary, ..step.weights.head[0].matrix };
-        let (data, out) = (self.arena.dense(self.plan.weights.head), self.exchange.logits());
+        let (chunks, first) = step.head();
+        let matrix = PartMatrix { rows: vocabulary, ..chunks[0].matrix };
+        let is_own = first > step.weights.layers.len();
+        let own = self.plan.weights.mtp_head.filter(|_| is_own);
+        let data = self.arena.dense(own.unwrap_or(self.plan.weights.head));
+        let out = self.exchange.logits();
         let x = x.offset(from * step.architecture.hidden);
         let of_step = Rows { kind: step.kind(), count: rows };
         self.products().dense(&self.gpu, x, of_step, &[Product { matrix, data, out }])?;

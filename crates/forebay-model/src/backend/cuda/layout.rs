@@ -12,11 +12,12 @@ use super::exchange_layout::ExchangeLayout;
 use super::indexer_layout::IndexerLayout;
 use super::kv_size::KvSize;
 use super::ngram_layout::NGramLayout;
+use super::prediction::PredictionLayout;
 use super::selections::selection_words;
 use super::shared_keys_layout::{self, SharedKeyLayout};
 use super::stream_layout::StreamLayout;
 use crate::ModelError;
-use crate::arch::{Architecture, Attention, Latent, Recurrent};
+use crate::arch::{Architecture, Attention, Latent, MTP_ROWS_MOST, Recurrent};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights, distinct};
 
@@ -76,6 +77,8 @@ pub struct WeightLayout {
     pub ring: u64,
     /// Offset of the output projection, whose chunks follow one another without gaps.
     pub head: u64,
+    /// Offset of the predicting layer's own output projection, if it has one.
+    pub mtp_head: Option<u64>,
     pub embedding: EmbeddingLocation,
     pub dense: LayoutBuilder,
     pub experts_of: Vec<Option<ExpertLayout>>,
@@ -126,9 +129,11 @@ impl WeightLayout {
             layout.experts_of.push(experts);
         }
         layout.ring = layout.dense.take(sub_layers.ring_bytes);
-        let head = &weights.blocks.dense[weights.layers.len()..];
-        let bytes = head.iter().map(Block::bytes).sum();
-        layout.head = layout.dense.take(bytes);
+        let heads = &weights.blocks.dense[weights.layers.len()..];
+        let (head, own) = heads.split_at(weights.head.len());
+        let bytes = |head: &[Block]| head.iter().map(Block::bytes).sum();
+        layout.head = layout.dense.take(bytes(head));
+        layout.mtp_head = (!own.is_empty()).then(|| layout.dense.take(bytes(own)));
         if !architecture.tied_embeddings {
             layout.embedding = match stays_on_disk {
                 true => EmbeddingLocation::Rows,
@@ -225,7 +230,8 @@ impl Widths {
         let stream = architecture.stream_width();
         let ngrams = architecture.ngrams.as_ref().map_or(0, |of| of.width);
         let output = most(Attention::output_width);
-        let widest = [q, attended, output, inner, shared, layer_width, stream, ngrams];
+        let joined = architecture.mtp.map_or(0, |_| 2 * hidden);
+        let widest = [q, attended, output, inner, shared, layer_width, stream, ngrams, joined];
         let (latent, heads) = architecture.latent().unzip();
         let (latent, heads) = (|of: fn(Latent) -> usize| latent.map_or(0, of), heads.unwrap_or(0));
         Widths {
@@ -337,6 +343,7 @@ pub struct ActivationLayout {
     /// Activations of residual streams beside each other.
     pub streams: StreamLayout,
     pub ngrams: NGramLayout,
+    pub prediction: PredictionLayout,
     /// Activations of indexers.
     pub indexer: IndexerLayout,
     pub shared_keys: SharedKeyLayout,
@@ -382,8 +389,9 @@ impl ActivationLayout {
         let mut layout = LayoutBuilder::default();
         let batch = batch_tokens.min(cache.context * cache.sequences);
         let few = batch.min(DECODE_ROWS);
-        // One row of each sequence.
-        let decode_rows = few.min(cache.sequences);
+        // One row of each sequence, and those of a proposal's check.
+        let checked = architecture.mtp.map_or(1, |_| MTP_ROWS_MOST);
+        let decode_rows = few.min(cache.sequences.max(checked));
         let own_inputs = architecture.expert_layers().any(|of| of.scaled_input || of.own_norms);
         // Groups of heads have matrices of their own, too.
         let groups = architecture.most_of_shared(|shared| shared.output_groups);
@@ -482,6 +490,7 @@ impl ActivationLayout {
             },
             streams: StreamLayout::new(architecture, batch, &mut words),
             ngrams: NGramLayout::new(architecture, batch, &mut words),
+            prediction: PredictionLayout::new(architecture, batch, &mut words),
             indexer: IndexerLayout::new(architecture.indexer(), cache.context, batch, &mut words),
             shared_keys: SharedKeyLayout::new(architecture, cache.context, batch, &mut words),
             shared: words(if width.shared > 0 { batch * width.hidden } else { 0 }),

@@ -444,7 +444,8 @@ fn check_kernels(architecture: &Architecture, weights: &Weights) -> Result<(), M
         let what = format!("{} residual streams of {} elements", shape.count, shape.width);
         return Err(ModelError::NotOnGpu { what });
     }
-    let tables = [Some(weights.embedding), weights.layer_embeddings];
+    let own = weights.mtp.as_ref().and_then(|of| of.embedding);
+    let tables = [Some(weights.embedding), weights.layer_embeddings, own];
     let tables = tables.into_iter().flatten().map(|table| table.ty);
     let of_ngrams = weights.layers.iter().filter_map(|layer| layer.ngrams.as_ref());
     let tables = tables.chain(of_ngrams.map(|of| of.ty));
@@ -637,6 +638,8 @@ pub fn upload_tables(
     gpu.upload(&identity, arena.activation(activations.identity))?;
     let rows: Vec<u32> = (0..activations.embeddings.ids_count as u32).collect();
     gpu.upload(&rows, arena.activation(activations.embeddings.ids))?;
+    let joined = activations.prediction.rows();
+    gpu.upload(&joined, arena.activation(activations.prediction.ids))?;
     upload_latent_tables(gpu, plan, arena, weights)?;
     plan.kv.clear(gpu, arena.kv(0))?;
     for (layer, experts) in plan.weights.experts_of.iter().enumerate() {

@@ -37,6 +37,7 @@ mod on_cpu;
 mod pass_times;
 mod placed;
 mod plan;
+mod prediction;
 mod products;
 mod relayout;
 mod relayout_kernels;

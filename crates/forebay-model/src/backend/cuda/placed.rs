@@ -51,6 +51,9 @@ pub fn placed_blocks<'a>(
         let parts = match layout.layers.get(index) {
             Some(parts) => parts.iter().map(|at| at.map(|at| arena.dense(at))).collect(),
             None => {
+                if index == weights.layers.len() + weights.head.len() {
+                    head = layout.mtp_head.expect("more blocks are those of another head");
+                }
                 head += block.bytes();
                 vec![Some(arena.dense(head - block.bytes()))]
             }

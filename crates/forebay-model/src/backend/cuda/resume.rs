@@ -35,7 +35,7 @@ impl CudaBackend {
         self.exchange.use_again();
         self.exchange.queue_up(&self.gpu)?;
         let interrupt = Interrupt::new();
-        for layer in first..step.architecture.layers.len() {
+        for layer in first..step.architecture.main_layers() {
             let step = Step { layer, ..*step };
             if layer > first {
                 layer_step(self, &step, true, None, &interrupt)?;
@@ -45,7 +45,7 @@ impl CudaBackend {
             self.norm(&step, NextBlock::FeedForward, false)?;
             feed_forward_step(self, &step, None, &interrupt)?;
         }
-        let step = Step { layer: step.architecture.layers.len(), ..*step };
+        let step = Step { layer: step.architecture.main_layers(), ..*step };
         self.queue_end(&step, end)
     }
 }

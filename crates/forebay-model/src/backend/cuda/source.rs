@@ -72,7 +72,8 @@ impl WeightSource {
                 let gating = architecture.gating;
                 let of = weights.layers.iter().find_map(|layer| expert_matrices(layer, gating));
                 let of = of.expect("a model with slots for experts has some");
-                let cache = ExpertCache::new(on, host, sizes, &of, captures)?;
+                let serves = captures.then(|| architecture.main_layers());
+                let cache = ExpertCache::new(on, host, sizes, &of, serves)?;
                 Ok(WeightSource::ExpertCache(Box::new(cache)))
             }
             HostWeights::SubLayers(host) => {

@@ -118,8 +118,19 @@ pub struct Vectors {
     pub layers: Vec<LayerVectors>,
     /// Norm before the output projection, if there is one.
     pub final_norm: Option<usize>,
+    /// Norms of the predicting layer, if there is one.
+    pub mtp: Option<MtpVectors>,
     /// Vectors and matrices of what collapses residual streams behind the last layer, if there are several.
     pub streams_end: Option<StreamVectors>,
+}
+
+/// Norms of the embeddings and the states that the predicting layer joins, and that before its logits, each as an index into all
+/// floats.
+#[derive(Debug, Clone, Copy)]
+pub struct MtpVectors {
+    pub embedding_norm: usize,
+    pub hidden_norm: usize,
+    pub norm: usize,
 }
 
 impl Vectors {
@@ -130,6 +141,11 @@ impl Vectors {
             vectors.layers.push(of);
         }
         vectors.final_norm = vectors.optional(&weights.final_norm);
+        vectors.mtp = weights.mtp.as_ref().map(|of| MtpVectors {
+            embedding_norm: vectors.append(&of.embedding_norm),
+            hidden_norm: vectors.append(&of.hidden_norm),
+            norm: vectors.append(&of.norm),
+        });
         vectors.streams_end = weights.streams_end.as_ref().map(|of| {
             let mut found = vectors.streams(of);
             for (at, matrix) in found.matrices.iter_mut().zip(of.matrices()) {

@@ -38,6 +38,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Runs the server. `models` is the folder of the library, if the user named it.
 pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
+    args.mtp.refuse("serve")?;
     let mut options = config::session(&args.budget)?;
     options.kv_ram_bytes = args.kv.kv_ram;
     options.snapshot_every = args.kv.snapshot_every;

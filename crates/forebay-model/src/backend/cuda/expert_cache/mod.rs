@@ -141,7 +141,8 @@ pub(super) struct ExpertPass {
 impl ExpertCache {
     /// Creates the state for the tier of `plan`, with batches of `tokens` tokens that choose `used` experts each. The
     /// CPU may take part in batches of up to `few` tokens. The matrices in `of` have the shapes of those in all
-    /// layers with experts. `serves` allows decode rows to run as CUDA graphs.
+    /// layers with experts. `serves` allows decode rows to run as CUDA graphs through so many layers, which are all but the predicting
+    /// one.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -153,7 +154,7 @@ impl ExpertCache {
         host: HostExperts,
         (tokens, few, used): (usize, usize, usize),
         of: &ExpertMatrices<'_>,
-        serves: bool,
+        serves: Option<usize>,
     ) -> Result<ExpertCache, CudaError> {
         let Device { gpu, plan, .. } = on;
         let device = plan.tier.as_ref().expect("some experts are not on the GPU");
@@ -166,7 +167,8 @@ impl ExpertCache {
         let tables_max = experts + 2;
         let hidden = if cpu.is_some() { of.gate.cols } else { 0 };
         let width = plan.activations.stream_width;
-        let service = serves.then(|| Service::new(on, used, width, hidden)).transpose()?;
+        let service = serves.map(|layers| Service::new(on, layers, used, width, hidden));
+        let service = service.transpose()?;
         Ok(ExpertCache {
             fetching: Fetching::ByHost,
             service,

@@ -74,13 +74,14 @@ pub(super) struct ServiceTimes {
 }
 
 impl Service {
-    /// Creates the state for rows that choose `used` experts each and have a residual stream of `width` values. The
+    /// Creates the state for the first `layers` layers, and for rows that choose `used` experts each and have a residual stream of `width` values. The
     /// CPU may compute some of the experts of a single row from states of `hidden` values, unless `hidden` is 0.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
     pub fn new(
         Device { gpu, plan, arena }: Device<'_>,
+        layers: usize,
         used: usize,
         width: usize,
         hidden: usize,
@@ -89,7 +90,7 @@ impl Service {
         gpu.load_modules(&["fetch"])?;
         let all = &plan.weights.experts_of;
         let layers: Vec<LayerIndex> =
-            (0..all.len()).filter(|&l| all[l].is_some()).map(|l| LayerIndex(l as u32)).collect();
+            (0..layers).filter(|&l| all[l].is_some()).map(|l| LayerIndex(l as u32)).collect();
         let fetched = |place: usize| {
             let layer = layers[(place / LANES).min(layers.len() - 1)].0 as usize;
             let lane = place % LANES;

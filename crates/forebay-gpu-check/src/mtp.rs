@@ -1,0 +1,105 @@
+//! The layer that predicts further tokens: its logits against the CPU's, and answers with its proposals against answers without.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use forebay_engine::{
+    CpuOffload, DeviceChoice, GenerateOptions, MtpStatistics, Session, SessionOptions,
+};
+use forebay_model::sampling::Sampling;
+
+use crate::harness::Outcome;
+use crate::proposing::{GLM, QWEN, SOME, alike, formulas};
+use crate::sessions::{CONTEXT, open, open_with_least};
+
+/// Tokens of a prompt and of an answer. The first passes of an answer are queued kernel by kernel, and the later ones are CUDA graphs.
+const PROMPT: [u32; 7] = [3, 17, 90, 41, 41, 5, 77];
+const ANSWER: usize = 28;
+
+fn options(ordinal: usize) -> SessionOptions {
+    SessionOptions {
+        device: DeviceChoice::Cuda(ordinal),
+        context: Some(CONTEXT),
+        cpu_offload: CpuOffload::Never,
+        mtp: true,
+        ..SessionOptions::default()
+    }
+}
+
+/// Compares logits of proposals in f32 with those of the CPU, and answers with proposals with those without: resident, and with slots
+/// for only some of the experts.
+///
+/// # Errors
+/// Returns an error if a model cannot be opened, or if no proposal or all of them were accepted.
+pub fn check(ordinal: usize) -> Result<Outcome> {
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for name in [QWEN, GLM] {
+        worst = worst.worse(check_logits(&formulas(name), ordinal)?.at(name));
+        let model = alike(name, SOME);
+        let with = options(ordinal);
+        let resident = |options: &SessionOptions| open(model.path(), options.clone());
+        worst = worst.worse(same(&with, &resident)?.at(name));
+        let without_graphs = SessionOptions { cuda_graphs: false, ..with.clone() };
+        worst = worst.worse(same(&without_graphs, &resident)?.at(name).at("without graphs"));
+        let exact = SessionOptions { exact: true, ..with.clone() };
+        worst = worst.worse(same(&exact, &resident)?.at(name).at("exact"));
+        if name == GLM {
+            let slots = |options: &SessionOptions| {
+                let (session, _) = open_with_least(model.path(), options, 0)?;
+                ensure!(session.slots().is_some(), "all experts fit");
+                Ok(session)
+            };
+            worst = worst.worse(same(&with, &slots)?.at(name).at("slots"));
+        }
+    }
+    Ok(worst)
+}
+
+fn check_logits(path: &Path, ordinal: usize) -> Result<Outcome> {
+    let ids: Vec<u32> = PROMPT.iter().copied().cycle().take(40).collect();
+    let exact = SessionOptions { exact: true, ..options(ordinal) };
+    let on_cpu = SessionOptions {
+        device: DeviceChoice::Cpu,
+        cpu_offload: CpuOffload::Auto,
+        ..exact.clone()
+    };
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    for prompt in [1, 2, 33] {
+        let expected = open(path, on_cpu.clone())?.proposal_logits(&ids, prompt)?;
+        let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
+        let found = open(path, exact.clone())?.proposal_logits(&ids, prompt)?;
+        worst = worst.worse(Outcome::of(&found, &expected, |_| 1.0, 1e-4));
+    }
+    Ok(worst)
+}
+
+/// Compares answers of sessions that `open` opens.
+fn same(
+    options: &SessionOptions,
+    open: &dyn Fn(&SessionOptions) -> Result<Session>,
+) -> Result<Outcome> {
+    let usual = Sampling { seed: 5, ..Sampling::default() };
+    let penalties = Sampling { repeat_penalty: 1.2, presence_penalty: 0.4, ..usual.clone() };
+    let mut worst = Outcome::same::<u8>(&[], &[]);
+    let mut all = MtpStatistics::default();
+    for sampling in [Sampling::greedy(), usual, penalties] {
+        let limits = GenerateOptions::exactly(ANSWER, sampling);
+        let mut answers = Vec::new();
+        for mtp in [true, false] {
+            let mut session = open(&SessionOptions { mtp, ..options.clone() })?;
+            let mut tokens = Vec::new();
+            for prompt in [&PROMPT[..], &PROMPT[..2]] {
+                let go_on = &mut |_| ControlFlow::Continue(());
+                tokens.extend(session.generate(prompt, &limits, go_on)?.tokens);
+            }
+            let of = session.statistics().mtp.unwrap_or_default();
+            (all.proposals, all.accepted) =
+                (all.proposals + of.proposals, all.accepted + of.accepted);
+            answers.push(tokens);
+        }
+        worst = worst.worse(Outcome::same(&answers[0], &answers[1]));
+    }
+    ensure!(all.accepted > 0 && all.accepted < all.proposals, "{all:?}");
+    Ok(worst)
+}

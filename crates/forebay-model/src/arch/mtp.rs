@@ -1,0 +1,198 @@
+//! Layers that predict further tokens (multi-token prediction: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2).
+//!
+//! Such a layer takes the state of a token behind the model's last layer, normed as for the logits, and the embedding of the next
+//! token. It joins both by a projection and predicts the token after the next one. A file may have several of them. forebay uses the
+//! first one.
+
+use forebay_format::Catalog;
+use serde::Serialize;
+
+use super::architecture::{Architecture, Layer, Mixer, Naming, NormLayout};
+use super::check::check;
+use super::families::{self, by_name};
+use super::names::Names;
+use crate::ModelError;
+
+/// Where Hugging Face folders have layers that predict further tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MtpForm {
+    /// In a module `mtp` beside the model's layers (Qwen3-Next, Qwen3.5).
+    Beside,
+    /// Behind the last of the model's layers (DeepSeek-V3, GLM-4.5). GGUF files of all families have this form.
+    Behind,
+}
+
+/// The predicting layer, which is the last one of [`Architecture::layers`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Mtp {
+    /// Number of such layers in the file. Only the first one is used.
+    pub published: usize,
+    /// True if it takes embeddings from a table of its own.
+    pub own_embedding: bool,
+    /// True if its logits come from an output projection of its own.
+    pub own_head: bool,
+    /// True if it has a norm before the output projection. Otherwise it uses the model's.
+    pub own_norm: bool,
+    #[serde(skip)]
+    pub(crate) names: MtpNames,
+}
+
+/// Names of the tensors of the predicting layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MtpNames {
+    /// Number of the layer.
+    pub layer: usize,
+    /// Prefix of the module beside the model's layers; `None` if the tensors are behind those of the last layer.
+    pub prefix: Option<&'static str>,
+}
+
+/// Most rows of a pass that checks a proposal: up to two tokens and the proposal.
+pub const MTP_ROWS_MOST: usize = 3;
+
+/// Role, name in GGUF, name in a layer behind the last one, and name in a module beside the layers.
+const ROLES: &[(&str, &str, &str, &str)] = &[
+    ("join", "nextn.eh_proj.weight", "eh_proj.weight", "fc.weight"),
+    ("embedding_norm", "nextn.enorm.weight", "enorm.weight", "pre_fc_norm_embedding.weight"),
+    ("hidden_norm", "nextn.hnorm.weight", "hnorm.weight", "pre_fc_norm_hidden.weight"),
+    ("norm", "nextn.shared_head_norm.weight", "shared_head.norm.weight", "norm.weight"),
+    ("head", "nextn.shared_head_head.weight", "shared_head.head.weight", ""),
+    ("embedding", "nextn.embed_tokens.weight", "embed_tokens.weight", "embed_tokens.weight"),
+];
+
+/// Prefixes under which folders have the module. The first is that of the published models.
+const PREFIXES: [&str; 5] = [
+    "mtp.",
+    "model.mtp.",
+    "model.language_model.mtp.",
+    "language_model.mtp.",
+    "language_model.model.mtp.",
+];
+
+impl MtpNames {
+    /// Returns the name with a role, and the prefix if it is not behind that of the layer.
+    pub fn name(self, role: &str, is_gguf: bool) -> Option<(&'static str, Option<&'static str>)> {
+        let of = ROLES.iter().find(|(of, ..)| *of == role);
+        let (_, gguf, behind, beside) = of.unwrap_or_else(|| unreachable!("no tensor has {role}"));
+        let name = match self.prefix {
+            Some(_) => *beside,
+            None if is_gguf => *gguf,
+            None => *behind,
+        };
+        (!name.is_empty()).then_some((name, self.prefix))
+    }
+}
+
+/// Adds the first predicting layer of the files to a description.
+///
+/// # Errors
+/// Returns [`ModelError::NoMtp`] if forebay cannot use such layers of the family, or if the files have none.
+pub(super) fn add_mtp(
+    architecture: &mut Architecture,
+    catalog: &Catalog,
+) -> Result<(), ModelError> {
+    let family = by_name(architecture.family).expect("descriptions are of known families");
+    let Some(form) = family.mtp else {
+        let known = families::with_mtp().collect::<Vec<_>>().join(", ");
+        let family = family.name;
+        let why = format!("forebay uses such layers of {known}, and this is {family}");
+        return Err(ModelError::NoMtp { why });
+    };
+    let layer = architecture.layers.len();
+    let names = Names::new(architecture.naming, family);
+    let of = |prefix| MtpNames { layer, prefix };
+    let has = |of: MtpNames, role: &str| {
+        let name = names.with_mtp(Some(of)).mtp(role);
+        name.is_some_and(|name| catalog.tensor(&name).is_some())
+    };
+    let is_behind = architecture.naming == Naming::Gguf || form == MtpForm::Behind;
+    // A projection in packed codes has another name, and so do its scales. The norm is always plain.
+    let found = match is_behind {
+        true => Some(of(None)).filter(|of| has(*of, "embedding_norm")),
+        false => PREFIXES.map(|prefix| of(Some(prefix))).into_iter().find(|of| has(*of, "norm")),
+    };
+    let Some(own) = found else {
+        let why = "the model's files have no layers that predict further tokens".into();
+        return Err(ModelError::NoMtp { why });
+    };
+    let names = names.with_mtp(Some(own));
+    let is_attention = |layer: &&Layer| layer.mixer == Mixer::Attention;
+    let Some(last) = architecture.layers.iter().rfind(is_attention).cloned() else {
+        let why = "forebay knows predicting layers with attention only".into();
+        return Err(ModelError::NoMtp { why });
+    };
+    let count = architecture.attentions.len();
+    // If only some layers choose their keys, the layer's own tensors say if it does.
+    let indexed = |index: &usize| architecture.attentions[*index].indexer.is_some();
+    let some_are = (0..count).any(|index| indexed(&index)) && !(0..count).all(|of| indexed(&of));
+    let attention = match some_are {
+        true => {
+            let has_indexer = catalog.tensor(&names.layer(layer, "indexer_k")).is_some();
+            (0..count).find(|index| indexed(index) == has_indexer).unwrap_or(last.attention)
+        }
+        false => last.attention,
+    };
+    let follows = |number: usize| {
+        let norm = match own.prefix {
+            Some(prefix) => format!("{prefix}layers.{number}.input_layernorm.weight"),
+            None => names.layer(layer + number, "attention_norm"),
+        };
+        catalog.tensor(&norm).is_some()
+    };
+    architecture.mtp = Some(Mtp {
+        published: (1..catalog.tensors().len()).find(|number| !follows(*number)).unwrap_or(1),
+        own_embedding: has(own, "embedding"),
+        own_head: has(own, "head"),
+        own_norm: has(own, "norm"),
+        names: own,
+    });
+    architecture.layers.push(Layer { attention, ..last });
+    Ok(())
+}
+
+impl Architecture {
+    /// Returns true if a tensor belongs to a layer that predicts further tokens and is not loaded.
+    pub fn leaves_out(&self, tensor: &str) -> bool {
+        let (root, layers) = match self.naming {
+            Naming::Gguf => ("blk.".to_owned(), self.layers.len()),
+            Naming::HuggingFace { root, layers } => {
+                let is_beside = self.mtp.is_some_and(|of| of.names.prefix.is_some());
+                let count = if is_beside { self.main_layers() } else { self.layers.len() };
+                (format!("{root}{layers}."), count)
+            }
+        };
+        let number = |rest: &str| rest.split('.').next()?.parse::<usize>().ok();
+        if tensor.strip_prefix(&root).and_then(number).is_some_and(|at| at >= layers) {
+            return true;
+        }
+        let beside =
+            |prefix: &&'static str| self.naming != Naming::Gguf && tensor.starts_with(prefix);
+        let Some(prefix) = PREFIXES.into_iter().find(beside) else { return false };
+        let is_first = |rest: &str| rest.strip_prefix("layers.").and_then(number).unwrap_or(0) == 0;
+        let is_used = self.mtp.is_some_and(|of| of.names.prefix == Some(prefix));
+        !(is_used && is_first(&tensor[prefix.len()..]))
+    }
+
+    /// Checks that the predicting layer is of a known kind.
+    pub(super) fn validate_mtp(&self) -> Result<(), ModelError> {
+        if self.mtp.is_none() {
+            return Ok(());
+        }
+        let plain = self.layers.iter().all(|layer| layer.window.is_none())
+            && self.streams.is_none()
+            && self.ngrams.is_none()
+            && self.layer_embeddings.is_none()
+            && self.norms == NormLayout::Pre
+            && (self.embedding_scale, self.residual_scale, self.logit_scale) == (1.0, 1.0, 1.0);
+        let last = self.layers.last().filter(|layer| {
+            layer.mixer == Mixer::Attention
+                && layer.keys_of.is_none()
+                && !layer.feed_forward.is_none()
+        });
+        check(
+            "predicting layer",
+            self.main_layers(),
+            plain && last.is_some() && self.main_layers() > 0,
+            "forebay knows one with attention and a feed-forward, of models without windows and with one residual stream",
+        )
+    }
+}

@@ -1,0 +1,51 @@
+//! The input of the predicting layer.
+
+use super::backend::CpuBackend;
+use super::embedding_rows::read_rows;
+use super::products::{both_kinds, matmul_beside_reads, matrix};
+use super::scratch::Scratch;
+use crate::ModelError;
+use crate::backend::{Batch, End, Step};
+
+impl CpuBackend {
+    /// Joins the embeddings of the tokens with the states of the tokens before them ([`crate::Backend::begin_prediction`]).
+    pub(super) fn join(
+        &mut self,
+        step: &Step<'_>,
+        batch: &Batch<'_>,
+        hidden: &[f32],
+    ) -> Result<(), ModelError> {
+        self.note_rows(step, batch);
+        let mtp = step.prediction(false).expect("the caller looked at the description");
+        let CpuBackend { cpu, files, residency, scratch, early, .. } = self;
+        early.clear();
+        let cycle = match batch.end {
+            End::Nothing => step.layer + 1,
+            _ => {
+                let (head, first) = Step { layer: step.layer + 1, ..*step }.head();
+                first + head.len()
+            }
+        };
+        residency.set_dense_cycle(cycle);
+        let (width, epsilon) = (step.architecture.hidden, step.architecture.norm_epsilon);
+        let Scratch { x, joined, block_out, normed, input, embedding_row, rows, .. } = scratch;
+        let table = mtp.embedding.as_ref().unwrap_or(&step.weights.embedding);
+        let embedded = &mut block_out[..step.count * width];
+        let into = embedded.chunks_exact_mut(width);
+        read_rows(files, table, batch.tokens, 1.0, embedding_row, into)?;
+        let joined = &mut joined[..step.count * 2 * width];
+        let normed = &mut normed[..step.count * width];
+        for (from, norm, first) in
+            [(&*embedded, &mtp.embedding_norm, 0), (hidden, &mtp.hidden_norm, width)]
+        {
+            cpu.rms_norm(from, norm, epsilon, normed);
+            let rows = joined.chunks_exact_mut(2 * width).zip(normed.chunks_exact(width));
+            rows.for_each(|(to, from)| to[first..first + width].copy_from_slice(from));
+        }
+        input.prepare(cpu, joined, step.count, 2 * width, &[mtp.join.ty]);
+        let lease = residency.dense(step.layer as u32)?;
+        let w = matrix(residency, &lease, &mtp.join);
+        let out = &mut x[..step.count * width];
+        matmul_beside_reads(cpu, residency, &mut both_kinds(w, input, rows.of(step), out))
+    }
+}

@@ -1,0 +1,116 @@
+//! The input of the predicting layer on a GPU.
+
+use forebay_compute::RowKind;
+use forebay_cuda::{Added, EmbeddingTable, Norm, Normed};
+use forebay_format::TensorType;
+
+use super::backend::CudaBackend;
+use super::beginning::places;
+use super::products::Rows;
+use super::source::WeightSource;
+use crate::ModelError;
+use crate::arch::Architecture;
+use crate::backend::{Batch, Step};
+
+/// Offsets of activations that only a predicting layer needs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PredictionLayout {
+    /// Normed embeddings `[batch, hidden]`, then normed states `[batch, hidden]`.
+    pub parts: u64,
+    /// Both beside each other `[batch, 2 * hidden]`.
+    pub joined: u64,
+    /// For each half of each joined row, its row in `parts`.
+    pub ids: u64,
+    batch: usize,
+}
+
+impl PredictionLayout {
+    pub fn new(
+        architecture: &Architecture,
+        batch: usize,
+        words: &mut impl FnMut(usize) -> u64,
+    ) -> PredictionLayout {
+        let batch = if architecture.mtp.is_some() { batch } else { 0 };
+        PredictionLayout {
+            parts: words(2 * batch * architecture.hidden),
+            joined: words(2 * batch * architecture.hidden),
+            ids: words(2 * batch),
+            batch,
+        }
+    }
+
+    /// Returns the content of [`PredictionLayout::ids`].
+    pub fn rows(&self) -> Vec<u32> {
+        let batch = self.batch as u32;
+        (0..batch).flat_map(|row| [row, batch + row]).collect()
+    }
+}
+
+impl CudaBackend {
+    /// Returns true if the source of the weights can leave the order of the layers.
+    pub(super) fn can_predict(&self) -> bool {
+        !matches!(self.source, WeightSource::LayerRing(_))
+    }
+
+    /// Joins the embeddings of the tokens with the states of the tokens before them
+    /// ([`crate::Backend::begin_prediction`]). The kernels of such a pass are queued one by one.
+    pub(super) fn join(
+        &mut self,
+        step: &Step<'_>,
+        batch: &Batch<'_>,
+        hidden: &[f32],
+    ) -> Result<(), ModelError> {
+        let mtp = step.prediction(false).expect("the caller looked at the description");
+        self.graphs.abandon(&self.gpu);
+        self.lanes.begin(&self.gpu);
+        let rows = self.mtp_rows.as_ref().or(self.embedding_rows.as_ref());
+        let ids = rows.map_or(batch.tokens, |rows| &rows.ids[..step.count]);
+        // This waits for earlier work, so all pinned memory is free afterwards.
+        self.exchange.take(&self.gpu, ids, places(step.runs))?;
+        if step.kind() == RowKind::Prompt {
+            self.take_prompts(step);
+        }
+        self.tables.queue(&self.gpu, &self.plan.kv, self.arena.kv(0))?;
+        if let Some(rows) = self.mtp_rows.as_mut().or(self.embedding_rows.as_mut()) {
+            rows.read(batch.tokens)?;
+        }
+        self.source.begin(&self.gpu, step, batch)?;
+        self.cut_contexts(step);
+        self.exchange.queue_up(&self.gpu)?;
+        let at = self.at().prediction;
+        let (width, count) = (step.architecture.hidden, step.count);
+        let states = at.parts + 4 * (at.batch * width) as u64;
+        self.embed_own(step, at.parts)?;
+        self.gpu.upload(hidden, self.float(states))?;
+        let vectors = self.plan.vectors.mtp.expect("the model has a predicting layer");
+        for (part, weight) in [(at.parts, vectors.embedding_norm), (states, vectors.hidden_norm)] {
+            let norm = Norm {
+                weight: self.vectors().offset(weight),
+                width,
+                epsilon: step.architecture.norm_epsilon,
+            };
+            let rows = self.float(part);
+            self.gpu.rms_norm(rows, Added::Nothing, &norm, Normed::plain(rows), count, None)?;
+        }
+        let (data, vocabulary) = (self.float(at.parts).cast(), 2 * at.batch);
+        let parts = EmbeddingTable { ty: TensorType::F32, data, vocabulary, hidden: width };
+        let (ids, joined) = (self.arena.activation(at.ids), self.float(at.joined));
+        self.gpu.embed(&parts, ids, joined, 2 * count, 1.0)?;
+        self.products().changed(joined);
+        let product = self.product(step, mtp.join, self.at().x);
+        self.products().dense(&self.gpu, joined, Rows::of(step), &[product])
+    }
+
+    /// Writes the embeddings of the tokens, from the layer's own table if it has one.
+    fn embed_own(&self, step: &Step<'_>, to: u64) -> Result<(), ModelError> {
+        let Some(rows) = &self.mtp_rows else { return self.embed(step, to) };
+        let table = EmbeddingTable {
+            ty: rows.table.ty,
+            data: rows.words.device(0).cast(),
+            vocabulary: step.count,
+            hidden: step.architecture.hidden,
+        };
+        self.gpu.embed(&table, self.exchange.tokens(), self.float(to), step.count, 1.0)?;
+        Ok(())
+    }
+}
