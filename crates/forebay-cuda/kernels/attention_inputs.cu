@@ -24,7 +24,8 @@ __device__ inline void copy_row(float *to, const float *from, const float *bias,
 // q [tokens, heads, dim_k] is changed in place. It keeps its values if bias, norm and angles are all null, and it may
 // be null if `heads` is 0. k [tokens, kv_heads, dim_k] and v [tokens, kv_heads, dim_v] go to the cache; k is null if the
 // layer uses the keys and values of another, and v is null if
-// the values are a part of the keys. Only the first `key_norm_dim` elements of a key are normed. angles [positions, 2,
+// the values are a part of the keys. Only the first `key_norm_dim` elements of a key are normed. Norms come behind the
+// rotation if `norm_last` is 1. angles [positions, 2,
 // rotary_dim / 2] are cosines and sines. The tokens may belong to different sequences. A position beyond the `context`
 // positions of a table, or without a block, is not written. One warp for each head of each token: grid (heads, tokens).
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
@@ -32,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
                      const float *k_bias, const float *v_bias, const float *q_norm,
                      const float *k_norm, const float *angles, KV_PARAMETERS, int heads, int kv_heads, int dim_k,
                      int dim_v, int key_norm_dim, int rotary_dim, int rotary_from, int interleaved, int context,
-                     float eps) {
+                     float eps, int norm_last) {
     extern __shared__ float shared[];
     const int lane = threadIdx.x & 31;
     // The warp's row, the weight of its norm, and the angles of its position, one behind the other.
@@ -61,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     copy_row(row, from, biases ? biases + (size_t)member * dim : nullptr, dim, lane);
     __syncwarp();
     finish_head(row, norm_dim, norm ? own_norm : nullptr, !value,
-                HeadRules{angles ? own_angles : nullptr, rotary_dim, rotary_from, interleaved, eps});
+                HeadRules{angles ? own_angles : nullptr, rotary_dim, rotary_from, interleaved, eps, norm_last});
     if (query) {
         for (int i = lane; i < dim; i += 32) q[first + i] = row[i];
     } else {

@@ -47,30 +47,40 @@ struct HeadRules {
     // Number of elements that rotate, the first of them, and 1 if pairs are interleaved (2i and 2i + 1).
     int rotary_dim, rotary_from, interleaved;
     float eps;
+    // 1 if the norm follows the rotation.
+    int norm_last;
 };
+
+// Norms the first `norm_dim` elements of the head in `row`, with all lanes of a warp.
+__device__ inline void norm_head(float *row, int norm_dim, const float *norm, float eps) {
+    const int lane = threadIdx.x & 31;
+    float sum = 0.0f;
+    for (int i = lane; i < norm_dim; i += 32) sum += row[i] * row[i];
+    const float scale = 1.0f / sqrtf(warp_sum(sum) / (float)norm_dim + eps);
+    for (int i = lane; i < norm_dim; i += 32) row[i] = row[i] * scale * norm[i];
+}
 
 // Finishes the head in `row`, which is shared memory of one warp. Norms its first `norm_dim` elements if `norm` is not
 // null, and rotates it if `turns` is true.
 __device__ inline void finish_head(float *row, int norm_dim, const float *norm, bool turns, const HeadRules &rules) {
     const int lane = threadIdx.x & 31;
-    if (norm) {
-        float sum = 0.0f;
-        for (int i = lane; i < norm_dim; i += 32) sum += row[i] * row[i];
-        const float scale = 1.0f / sqrtf(warp_sum(sum) / (float)norm_dim + rules.eps);
-        for (int i = lane; i < norm_dim; i += 32) row[i] = row[i] * scale * norm[i];
-    }
+    if (norm && !rules.norm_last) norm_head(row, norm_dim, norm, rules.eps);
     if (rules.angles && turns) {
         __syncwarp();
         const int pairs = rules.rotary_dim / 2;
-        row += rules.rotary_from;
+        float *const turned = row + rules.rotary_from;
         for (int pair = lane; pair < pairs; pair += 32) {
             int i, j;
             pair_of(pair, pairs, rules.interleaved, i, j);
-            const float a = row[i], b = row[j], c = rules.angles[pair], s = rules.angles[pairs + pair];
+            const float a = turned[i], b = turned[j], c = rules.angles[pair], s = rules.angles[pairs + pair];
             // Each step is rounded, as on the CPU.
-            row[i] = __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
-            row[j] = __fadd_rn(__fmul_rn(a, s), __fmul_rn(b, c));
+            turned[i] = __fsub_rn(__fmul_rn(a, c), __fmul_rn(b, s));
+            turned[j] = __fadd_rn(__fmul_rn(a, s), __fmul_rn(b, c));
         }
     }
     __syncwarp();
+    if (norm && rules.norm_last) {
+        norm_head(row, norm_dim, norm, rules.eps);
+        __syncwarp();
+    }
 }

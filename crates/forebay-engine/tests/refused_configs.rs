@@ -77,6 +77,38 @@ fn values_that_cannot_be_right_are_refused() {
 }
 
 #[test]
+fn variants_of_hunyuan_are_refused() {
+    let stretched = |alpha: Value| json!({"type": "dynamic", "alpha": alpha});
+    for (name, key, value, named) in [
+        ("hunyuan_v1_moe", "use_cla", json!(true), "use_cla"),
+        ("hunyuan_v1_dense", "use_cla", json!(true), "use_cla"),
+        ("hunyuan_v1_moe", "use_mla", json!(true), "use_mla"),
+        ("hunyuan_v1_moe", "position_embedding_xdrope", json!(true), "position_embedding_xdrope"),
+        ("hunyuan_v1_moe", "group_limited_greedy", json!(true), "group_limited_greedy"),
+        ("hunyuan_v1_moe", "use_rotary_pos_emb", json!(false), "use_rotary_pos_emb"),
+        ("hunyuan_v1_moe", "norm_type", json!("layernorm"), "norm_type"),
+        ("hunyuan_v1_moe", "moe_layer_num_skipped", json!(1), "layers.0.mlp.gate_proj"),
+        ("hunyuan_v1_moe", "moe_topk", json!([3, 2, 3]), "moe_topk"),
+        ("hunyuan_v1_moe", "moe_topk", json!([]), "moe_topk"),
+        ("hunyuan_v1_moe", "moe_topk", json!([9, 9, 9]), "experts per token"),
+        ("hunyuan_v1_moe", "moe_intermediate_size", json!([32, 16, 32]), "moe_intermediate_size"),
+        ("hunyuan_v1_moe", "num_shared_expert", json!([2, 1, 2]), "num_shared_expert"),
+        ("hunyuan_v1_moe", "num_shared_expert", json!(1), "mlp.shared_mlp.gate_proj"),
+        ("hunyuan_v1_moe", "num_shared_expert", json!(u64::MAX), "width"),
+        ("hunyuan_v1_moe", "attention_head_dim", json!(2), "rope base"),
+        // The base is stretched once, or with the length of the text.
+        ("hunyuan_v1_moe", "rope_scaling", json!({"type": "dynamic", "factor": 2.0}), "rope_type"),
+        ("hunyuan_v1_moe", "rope_scaling", stretched(json!("50")), "rope_type"),
+        ("hunyuan_v1_moe", "rope_scaling", stretched(json!(0)), "rope base"),
+        ("hunyuan_v1_moe", "rope_scaling", stretched(json!(-50)), "rope base"),
+        ("hunyuan_v1_dense", "rope_scaling", stretched(json!(1e300)), "rope base"),
+    ] {
+        let Some(error) = error_of(name, &[(key, value.clone())]) else { continue };
+        assert!(error.contains(named), "{name} with {key} {value}: {error}");
+    }
+}
+
+#[test]
 fn rope_factors_of_a_wrong_length_are_refused() {
     let scaling = json!({"type": "longrope", "short_factor": [1.0], "long_factor": [1.0]});
     let Some(error) = error_of("phi3", &[("rope_scaling", scaling)]) else { return };

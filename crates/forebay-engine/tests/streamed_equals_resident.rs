@@ -71,6 +71,8 @@ fn models() -> Vec<PathBuf> {
         "models/deepseek_v32",
         "models/deepseek_v4",
         "gguf/deepseek_v4/deepseek_v4-BF16.gguf",
+        "models/hunyuan_v1_moe",
+        "models/hunyuan_v1_dense",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -18,7 +18,7 @@ use support::fixture;
 type Contents = (TensorType, Vec<u64>, Vec<u8>);
 
 /// Parts of names in folders and in GGUF. Longer parts come before those that they contain.
-const NAMES: [(&str, &str); 25] = [
+const NAMES: [(&str, &str); 29] = [
     ("model.layers.", "blk."),
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
@@ -30,11 +30,14 @@ const NAMES: [(&str, &str); 25] = [
     ("self_attn.o_proj", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
+    ("self_attn.query_layernorm", "attn_q_norm"),
+    ("self_attn.key_layernorm", "attn_k_norm"),
     ("input_layernorm", "attn_norm"),
     ("post_feedforward_layernorm", "post_ffw_norm"),
     ("mlp.moe_statics.e_score_correction_bias", "exp_probs_b.bias"),
     ("mlp.shared_expert_gate", "ffn_gate_inp_shexp"),
     ("mlp.shared_experts.", "mlp.shared_expert."),
+    ("mlp.shared_mlp.", "mlp.shared_expert."),
     ("mlp.shared_expert.gate_proj", "ffn_gate_shexp"),
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
@@ -43,6 +46,7 @@ const NAMES: [(&str, &str); 25] = [
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
     ("mlp.gate.weight", "ffn_gate_inp.weight"),
+    ("mlp.gate.wg.weight", "ffn_gate_inp.weight"),
     ("mlp.experts.", "experts."),
 ];
 
@@ -104,6 +108,12 @@ fn write(out: &Path, folder: &Path, architecture: &str, more: Vec<(&str, Value)>
     writer.set("general.architecture", architecture).unwrap();
     let count = |key: &str| config[key].as_u64().unwrap() as u32;
     let (hidden, heads) = (count("hidden_size"), count("num_attention_heads"));
+    let dim = config["attention_head_dim"].as_u64().map_or(hidden / heads, |dim| dim as u32);
+    let theta = config["rope_theta"].as_f64().unwrap();
+    // Hunyuan's converter stretches the base.
+    let stretched = config["rope_scaling"]["alpha"].as_f64();
+    let exponent = f64::from(dim) / f64::from(dim - 2);
+    let theta = stretched.map_or(theta, |alpha| theta * alpha.powf(exponent));
     let keys = [
         ("block_count", Value::from(count("num_hidden_layers"))),
         ("context_length", Value::from(count("max_position_embeddings"))),
@@ -111,8 +121,10 @@ fn write(out: &Path, folder: &Path, architecture: &str, more: Vec<(&str, Value)>
         ("feed_forward_length", Value::from(count("intermediate_size"))),
         ("attention.head_count", Value::from(heads)),
         ("attention.head_count_kv", Value::from(count("num_key_value_heads"))),
-        ("rope.dimension_count", Value::from(hidden / heads)),
-        ("rope.freq_base", Value::from(config["rope_theta"].as_f64().unwrap() as f32)),
+        ("attention.key_length", Value::from(dim)),
+        ("attention.value_length", Value::from(dim)),
+        ("rope.dimension_count", Value::from(dim)),
+        ("rope.freq_base", Value::from(theta as f32)),
         (
             "attention.layer_norm_rms_epsilon",
             Value::from(config["rms_norm_eps"].as_f64().unwrap() as f32),
@@ -203,6 +215,21 @@ fn phi3_is_read_from_gguf() {
         ("rope.scaling.attn_factor", Value::from(magnitude)),
     ];
     check("phi3", "phi3", keys);
+}
+
+#[test]
+fn hunyuan_is_read_from_gguf() {
+    let mixture = vec![
+        ("expert_count", count(8)),
+        ("expert_used_count", count(3)),
+        ("expert_feed_forward_length", count(32)),
+        ("expert_shared_feed_forward_length", count(96)),
+        ("expert_shared_count", count(2)),
+        ("rope.scaling.type", Value::from("none")),
+        ("rope.scaling.factor", Value::from(1.0_f32)),
+    ];
+    check("hunyuan_v1_moe", "hunyuan-moe", mixture);
+    check("hunyuan_v1_dense", "hunyuan-dense", Vec::new());
 }
 
 /// The converter writes no gating function for GLM-4.7-Flash. The correction bias shows that scores are sigmoids.

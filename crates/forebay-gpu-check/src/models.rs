@@ -71,8 +71,8 @@ struct Model {
 pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
     let mut models = Vec::new();
     for name in HUGGING_FACE {
-        let folder = fixtures.join("models").join(name);
-        if folder.exists() {
+        let folders = ["models", "formulas"].map(|kind| fixtures.join(kind).join(name));
+        if let Some(folder) = folders.into_iter().find(|folder| folder.exists()) {
             models.push(Model {
                 name: format!("models/{name}"),
                 prompts: folder.join("reference.json"),

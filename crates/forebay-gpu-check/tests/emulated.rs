@@ -159,6 +159,12 @@ fn models_with_experts() {
     passes(&["model fast gguf/qwen3_moe", "model graphs gguf/qwen3_moe"], &[("LAZY", "1")], 2);
 }
 
+/// Norms of heads follow the rotation, in passes of many rows and of one.
+#[test]
+fn models_made_by_scripts() {
+    passes(&["model exact models/hunyuan_v1_moe", "model load models/hunyuan_v1_moe"], &[], 2);
+}
+
 /// Layers have states, which alternate between two places from pass to pass.
 #[test]
 fn models_with_states() {

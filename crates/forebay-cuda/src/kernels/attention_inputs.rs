@@ -60,6 +60,8 @@ pub struct AttentionInputs {
     pub v: HeadInput,
     pub heads: usize,
     pub norm_epsilon: f32,
+    /// True if the norms follow the rotation.
+    pub norms_last: bool,
     pub rotation: Option<Rotation>,
 }
 
@@ -163,6 +165,7 @@ impl Gpu {
             .int(usize::from(rotation.interleaved))
             .int(shape.context)
             .float(inputs.norm_epsilon)
+            .int(usize::from(inputs.norms_last))
             .run(self)
     }
 }

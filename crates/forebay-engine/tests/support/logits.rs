@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 47] = [
+pub const HUGGING_FACE: [&str; 49] = [
     "llama",
     "llama3_rope",
     "mistral",
@@ -53,6 +53,9 @@ pub const HUGGING_FACE: [&str; 47] = [
     "qwen4_exp",
     "deepseek_v4",
     "glm5_next",
+    // Made by a script in `fixtures/formulas`.
+    "hunyuan_v1_moe",
+    "hunyuan_v1_dense",
 ];
 /// Names of the fixtures in GGUF form.
 pub const GGUF: [&str; 29] = [

@@ -26,17 +26,24 @@ pub fn fixtures() -> PathBuf {
     found.expect("the project's own fixtures/ are always there")
 }
 
-/// Returns a path below the fixtures, or below the second set beside them (`fixtures2`). If both lack it, prints a message and
-/// returns `None`.
+/// Returns a path below the fixtures, below the second set beside them (`fixtures2`), or a model that a script of the project made
+/// (`formulas`). If all lack it, prints a message and returns `None`.
 pub fn fixture(relative: &str) -> Option<PathBuf> {
     let sets = [Some(fixtures()), second_fixtures()];
-    let path = sets.iter().flatten().map(|set| set.join(relative)).find(|path| path.exists());
+    let made = relative.strip_prefix("models/").map(|name| formulas().join(name));
+    let path = sets.iter().flatten().map(|set| set.join(relative)).chain(made);
+    let path = path.into_iter().find(|path| path.exists());
     if path.is_none() {
         // Written directly to stderr, because the test harness captures what passing tests print.
         let first = fixtures();
         let _ = writeln!(std::io::stderr(), "SKIPPED: {relative} is not in {}", first.display());
     }
     path
+}
+
+/// Returns the folder of the models whose references come from scripts with the formulas.
+pub fn formulas() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/formulas")
 }
 
 /// Returns the root of the second set of fixtures, if it is there.
@@ -92,6 +99,7 @@ pub fn models() -> Vec<PathBuf> {
         "models/olmo3",
         "models/llama4",
         "models/deepseek_v4",
+        "models/hunyuan_v1_moe",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -40,6 +40,7 @@ struct Case {
     interleaved: bool,
     bias: bool,
     norm: bool,
+    norms_last: bool,
     sinks: bool,
     window: Option<usize>,
 }
@@ -56,6 +57,7 @@ fn plain(element: KvElement) -> Case {
         interleaved: false,
         bias: false,
         norm: true,
+        norms_last: false,
         sinks: false,
         window: None,
     }
@@ -73,6 +75,8 @@ fn all(context: &Context, element: KvElement) -> Result<Outcome> {
         Case { heads: 8, dim_k: 256, dim_v: 256, rotary_dim: 256, ..plain },
         Case { dim_k: 192, rotary_dim: 64, rotary_from: 128, norm: false, ..plain },
         Case { dim_k: 40, dim_v: 20, rotary_dim: 0, norm: false, ..plain },
+        Case { norms_last: true, ..plain },
+        Case { norms_last: true, dim_k: 96, dim_v: 96, rotary_dim: 64, bias: true, ..plain },
     ];
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     // Each position is that of another sequence.
@@ -169,6 +173,7 @@ impl Case {
             v: input(v, DevicePtr::null()),
             heads,
             norm_epsilon: EPSILON,
+            norms_last: self.norms_last,
             rotation: (rotary_dim > 0).then_some(rotation),
         }
     }

@@ -54,6 +54,8 @@ struct Case {
     layout: RopeLayout,
     bias: bool,
     norm: bool,
+    /// True if norms follow the rotation.
+    norms_last: bool,
 }
 
 fn all(context: &Context, element: KvElement) -> Result<Outcome> {
@@ -68,6 +70,7 @@ fn all(context: &Context, element: KvElement) -> Result<Outcome> {
         layout: RopeLayout::Neox,
         bias: false,
         norm: true,
+        norms_last: false,
     };
     let layout = RopeLayout::Interleaved;
     let latent = Case {
@@ -91,6 +94,19 @@ fn all(context: &Context, element: KvElement) -> Result<Outcome> {
         Case { heads: 4, dim_k: 40, dim_v: 32, rotary_dim: 8, rotary_from: 32, ..latent },
         Case { dim_k: 80, dim_v: 64, rotary_dim: 32, rotary_from: 48, ..neox },
         Case { dim_k: 64, dim_v: 64, rotary_dim: 0, norm: false, ..neox },
+        Case { norms_last: true, ..neox },
+        Case { norms_last: true, bias: true, dim_k: 80, dim_v: 64, rotary_dim: 32, ..neox },
+        Case {
+            norms_last: true,
+            heads: 5,
+            kv_heads: 5,
+            dim_k: 40,
+            dim_v: 17,
+            layout,
+            rotary_dim: 40,
+            ..neox
+        },
+        Case { norms_last: true, dim_k: 64, dim_v: 64, rotary_dim: 0, ..neox },
     ];
     let mut outcome = Outcome::same::<f32>(&[], &[]);
     for case in cases {
@@ -127,19 +143,27 @@ impl Projection {
     fn finish(
         &mut self,
         context: &Context,
-        norm_dim: usize,
+        (norm_dim, norms_last): (usize, bool),
         rope: Option<&RopeTable>,
         first: usize,
     ) {
         let dim = self.norm.len();
-        if norm_dim > 0 {
-            let norm = &self.norm[..norm_dim];
-            context.cpu.rms_norm_leading(&mut self.expected, dim, norm, EPSILON);
+        let norm = &self.norm[..norm_dim];
+        let normed = |heads: &mut [f32]| {
+            if norm_dim > 0 {
+                context.cpu.rms_norm_leading(heads, dim, norm, EPSILON);
+            }
+        };
+        if !norms_last {
+            normed(&mut self.expected);
         }
         if let Some(rope) = rope {
             let tokens = self.projected.len() / self.bias.len();
             let positions: Vec<u32> = (first as u32..(first + tokens) as u32).collect();
             context.cpu.rope(&mut self.expected, dim, &positions, rope);
+        }
+        if norms_last {
+            normed(&mut self.expected);
         }
     }
 }
@@ -175,9 +199,10 @@ fn one(
     let mut k = Projection::new(context, case, kv_heads, dim_k, tokens);
     let v = Projection::new(context, case, kv_heads, dim_v, tokens);
     let if_normed = |dim: usize| if case.norm { dim } else { 0 };
-    q.finish(context, if case.latent { 0 } else { if_normed(dim_k) }, table.as_ref(), first);
+    let of_q = if case.latent { 0 } else { if_normed(dim_k) };
+    q.finish(context, (of_q, case.norms_last), table.as_ref(), first);
     let key_norm_dim = if case.latent { dim_v } else { dim_k };
-    k.finish(context, if_normed(key_norm_dim), table.as_ref(), first);
+    k.finish(context, (if_normed(key_norm_dim), case.norms_last), table.as_ref(), first);
 
     let shape = KvLayerShape::new(element, kv_heads, (dim_k, dim_v), capacity);
     let shape = KvLayerShape { values_in_keys: case.latent, ..shape };
@@ -210,6 +235,7 @@ fn one(
         v: if case.latent { HeadInput::none() } else { input(&v, false)? },
         heads,
         norm_epsilon: EPSILON,
+        norms_last: case.norms_last,
         rotation: angles.as_ref().map(|angles| Rotation {
             angles: angles.ptr(),
             rotary_dim: case.rotary_dim,
@@ -350,6 +376,7 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
         layout: RopeLayout::Neox,
         bias: false,
         norm: true,
+        norms_last: false,
     };
     let table = rope(&case, capacity)?.expect("elements turn");
     let angles = context.upload(table.angles())?;
@@ -370,6 +397,7 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
         v: HeadInput::plain(v.ptr()),
         heads,
         norm_epsilon: EPSILON,
+        norms_last: false,
         rotation: Some(Rotation {
             angles: angles.ptr(),
             rotary_dim: dim,

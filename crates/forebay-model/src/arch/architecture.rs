@@ -198,12 +198,14 @@ pub enum AttentionBias {
     All,
 }
 
-/// Root-mean-square norm of queries and keys before the rotation.
+/// Root-mean-square norm of queries and keys, before the rotation if nothing else is said.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum QkNorm {
     None,
     /// One weight vector of `head_dim`, applied to every head (qwen3).
     PerHead,
+    /// The same behind the rotation, with which the weights do not commute (Hunyuan).
+    PerRotatedHead,
     /// One weight vector over the whole projection (olmoe).
     WholeProjection,
     /// A norm of every head without weights, in layers with rotation only (llama4). It commutes with the rotation.

@@ -19,18 +19,22 @@ impl Config<'_> {
         }
     }
 
-    /// Returns a whole number. `null` counts as absent.
+    /// Returns a whole number. `null` counts as absent. Some configurations have a list with one number for each layer. Equal
+    /// numbers count as one.
     pub fn optional_count(&self, key: &str) -> Result<Option<usize>, ModelError> {
-        match self.json.get(key) {
-            None | Some(Value::Null) => Ok(None),
-            Some(value) => value.as_u64().map(|count| Some(count as usize)).ok_or_else(|| {
-                ModelError::BadValue {
-                    key: key.into(),
-                    value: short(value),
-                    expected: "it must be a whole number".into(),
-                }
-            }),
-        }
+        let value = match self.json.get(key) {
+            None | Some(Value::Null) => return Ok(None),
+            Some(value) => value,
+        };
+        let one = match value.as_array().map(Vec::as_slice) {
+            Some([first, others @ ..]) if others.iter().all(|other| other == first) => first,
+            _ => value,
+        };
+        one.as_u64().map(|count| Some(count as usize)).ok_or_else(|| ModelError::BadValue {
+            key: key.into(),
+            value: short(value),
+            expected: "it must be one whole number, the same for all layers".into(),
+        })
     }
 
     pub fn count(&self, key: &str) -> Result<usize, ModelError> {

@@ -2,8 +2,8 @@
 
 use super::architecture::{NormLayout, QkNorm};
 use super::family_names::{
-    DEEPSEEK_4_NAMES, GEMMA4_NAMES, GLM5_NEXT, GRANITE_HYBRID, KIMI_LINEAR, LFM2_NAMES, MINIMAX_M3,
-    NEMOTRON_H_NAMES, QWEN4_EXP,
+    DEEPSEEK_4_NAMES, GEMMA4_NAMES, GLM5_NEXT, GRANITE_HYBRID, HUNYUAN_NAMES, KIMI_LINEAR,
+    LFM2_NAMES, MINIMAX_M3, NEMOTRON_H_NAMES, QWEN4_EXP,
 };
 use super::mtp::MtpForm;
 use super::recurrent::{HeadOrder, StateRule};
@@ -598,7 +598,23 @@ const FAMILIES: &[Family] = &[
         ..BASE
     },
     DEEPSEEK_4,
+    Family {
+        name: "hunyuan-moe",
+        gguf: "hunyuan-moe",
+        huggingface: &["hunyuan_v1_moe"],
+        experts: true,
+        shared: 1,
+        ..HUNYUAN
+    },
+    Family {
+        name: "hunyuan-dense",
+        gguf: "hunyuan-dense",
+        huggingface: &["hunyuan_v1_dense"],
+        ..HUNYUAN
+    },
 ];
+
+const HUNYUAN: Family = Family { qk_norm: QkNorm::PerRotatedHead, names: HUNYUAN_NAMES, ..BASE };
 
 const LFM2: Family = Family {
     qk_norm: QkNorm::PerHead,

@@ -159,3 +159,12 @@ pub(super) const DEEPSEEK_4_NAMES: &[(&str, &str, &str)] = &[
     ("shared_up", "ffn_up_shexp.weight", "ffn.shared_experts.w3.weight"),
     ("shared_down", "ffn_down_shexp.weight", "ffn.shared_experts.w2.weight"),
 ];
+
+pub(super) const HUNYUAN_NAMES: &[(&str, &str, &str)] = &[
+    ("q_norm", "attn_q_norm.weight", "self_attn.query_layernorm.weight"),
+    ("k_norm", "attn_k_norm.weight", "self_attn.key_layernorm.weight"),
+    ("router", "ffn_gate_inp.weight", "mlp.gate.wg.weight"),
+    ("shared_gate", "ffn_gate_shexp.weight", "mlp.shared_mlp.gate_proj.weight"),
+    ("shared_up", "ffn_up_shexp.weight", "mlp.shared_mlp.up_proj.weight"),
+    ("shared_down", "ffn_down_shexp.weight", "mlp.shared_mlp.down_proj.weight"),
+];

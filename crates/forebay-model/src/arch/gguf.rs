@@ -485,7 +485,7 @@ fn experts(
         groups: groups(n_groups, groups_kept, correction_bias),
         bias: family.expert_bias,
         shared_width: match keys.optional_count("expert_shared_feed_forward_length")? {
-            Some(shared) if family.shared_gate || family.one_block => shared,
+            Some(shared) if family.shared_gate || family.one_block || family.shared > 0 => shared,
             _ if family.beside_dense => keys.count("feed_forward_length")?,
             _ => width.saturating_mul(keys.optional_count("expert_shared_count")?.unwrap_or(0)),
         },

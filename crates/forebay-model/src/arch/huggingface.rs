@@ -158,6 +158,15 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
             return refuse(key, "true", "forebay does not know these biases yet");
         }
     }
+    // Variants of Hunyuan: keys and values of the layer before, latent attention, other rotations and other choices of experts.
+    for key in ["use_cla", "use_mla", "position_embedding_xdrope", "group_limited_greedy"] {
+        if config.flag(key) {
+            return refuse(key, "true", "forebay does not know this variant");
+        }
+    }
+    if config.json.get("use_rotary_pos_emb").and_then(Value::as_bool) == Some(false) {
+        return refuse("use_rotary_pos_emb", "false", "forebay does not know this variant");
+    }
     let norm_type = text("qk_norm_type");
     if norm_type.is_some_and(|kind| kind != "per_layer") {
         let expected = "forebay knows per_layer";
@@ -172,9 +181,10 @@ fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
     if mamba.is_some_and(|activation| activation != "silu") {
         return refuse("mamba_hidden_act", mamba.unwrap_or(""), "forebay knows silu");
     }
-    let norm = text("normalization_function");
-    if norm.is_some_and(|norm| norm != "rmsnorm") {
-        return refuse("normalization_function", norm.unwrap_or(""), "forebay knows rmsnorm");
+    for (key, known) in [("normalization_function", "rmsnorm"), ("norm_type", "rms")] {
+        if let Some(norm) = text(key).filter(|norm| *norm != known) {
+            return refuse(key, norm, &format!("forebay knows {known}"));
+        }
     }
     if config.json.get("moe_latent_size").is_some_and(|size| !size.is_null()) {
         return refuse("moe_latent_size", "set", "forebay knows experts of the hidden size only");
@@ -340,7 +350,12 @@ fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
         "interleave_moe_layer_step",
     ])?;
     let step = step.unwrap_or(1).max(1);
-    let first = ["first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"];
+    let first = [
+        "first_k_dense_replace",
+        "moe_layer_start_index",
+        "num_dense_layers",
+        "moe_layer_num_skipped",
+    ];
     let first = config.optional_first_count(&first)?.unwrap_or(0);
     // The index of the last layer with experts; -1 is the last layer of all.
     let end = config.json.get("moe_layer_end_index").and_then(Value::as_u64);
@@ -403,6 +418,7 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
             "num_experts_per_token",
             "moe_k",
             "top_k_experts",
+            "moe_topk",
         ])?,
         width,
         scoring,
@@ -418,10 +434,17 @@ fn experts(config: &Config<'_>, family: &Family) -> Result<Experts, ModelError> 
             _ if family.shared_mlp => config.count(SHARED_MLP)?,
             _ if family.one_block => config.count("moe_shared_expert_intermediate_size")?,
             _ => {
-                let keys = ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts"];
+                let keys = [
+                    "n_shared_experts",
+                    "num_shared_experts",
+                    "moe_num_shared_experts",
+                    "num_shared_expert",
+                ];
                 let count = config.optional_first_count(&keys)?.unwrap_or(family.shared);
-                let own = config.optional_count(SHARED_MLP)?.filter(|_| family.shared > 0);
-                own.unwrap_or(width).saturating_mul(count)
+                let mixed = config.json.get("use_mixed_mlp_moe").and_then(Value::as_bool);
+                let count = if mixed == Some(false) { 0 } else { count };
+                let own = config.optional_first_count(&[SHARED_MLP, "intermediate_size"])?;
+                own.filter(|_| family.shared > 0).unwrap_or(width).saturating_mul(count)
             }
         },
         shared_gate: family.shared_gate,

@@ -205,6 +205,7 @@ fn rotation(
         .or(config.float("theta"))
         .or(usual)
         .unwrap_or(10_000.0);
+    let theta = if windowed { theta } else { theta * parameters.base_factor(rotary_dim) };
     let layout = match config.json.get("rope_interleave").and_then(Value::as_bool) {
         Some(false) if family.latent => RopeLayout::Neox,
         _ => family.hf_rope,

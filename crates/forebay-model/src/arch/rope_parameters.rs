@@ -51,10 +51,23 @@ impl<'a> Parameters<'a> {
         })
     }
 
+    /// Returns the factor that stretches the base of the rotation once for all lengths, with a fixed `alpha` (Hunyuan).
+    pub fn base_factor(&self, rotary_dim: usize) -> f64 {
+        let dim = rotary_dim as f64;
+        self.alpha().map_or(1.0, |alpha| alpha.powf(dim / (dim - 2.0)))
+    }
+
+    fn alpha(&self) -> Option<f64> {
+        let own = self.own.filter(|_| self.kind() == Some("dynamic"))?;
+        own.get("alpha").and_then(Value::as_f64)
+    }
+
     pub fn scaling(&self) -> Result<RopeScaling, ModelError> {
         let Some(own) = self.own else { return Ok(RopeScaling::None) };
         match self.kind().unwrap_or("default") {
             "default" => Ok(RopeScaling::None),
+            // The base is stretched instead.
+            "dynamic" if self.alpha().is_some() => Ok(RopeScaling::None),
             "proportional" => Ok(match self.own.and_then(|own| own.get("factor")) {
                 Some(_) => RopeScaling::Linear { factor: self.needed("factor")? },
                 None => RopeScaling::None,
@@ -88,8 +101,9 @@ impl<'a> Parameters<'a> {
             other => Err(ModelError::BadValue {
                 key: "rope_type".into(),
                 value: other.into(),
-                expected: "forebay knows default, linear, llama3, yarn, longrope and proportional"
-                    .into(),
+                expected:
+                    "forebay knows default, linear, llama3, yarn, longrope, proportional and dynamic with alpha"
+                        .into(),
             }),
         }
     }

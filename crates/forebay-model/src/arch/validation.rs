@@ -3,7 +3,7 @@
 use forebay_compute::{Gating, Temperature};
 
 use super::architecture::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, Layer, Mixer, Values,
+    Architecture, Attention, AttentionBias, Experts, FeedForward, Layer, Mixer, QkNorm, Values,
 };
 use super::check::{check, check_size};
 use crate::ModelError;
@@ -73,9 +73,18 @@ impl Architecture {
             let rate_fits = rate.is_finite() && rate >= 0.0;
             check("rate of the temperature", rate, rate_fits, "it must not be negative")?;
             check("step of the temperature", step, step.is_finite() && step >= 1.0, "at least 1")?;
-            let plain = |of: &Attention| of.bias == AttentionBias::None && of.latent.is_none();
+            // A norm behind the factor would take it back.
+            let plain = |of: &Attention| {
+                let unweighted = matches!(of.qk_norm, QkNorm::None | QkNorm::Weightless);
+                of.bias == AttentionBias::None && of.latent.is_none() && unweighted
+            };
             let fits = self.attentions.iter().all(plain);
-            check("temperature", true, fits, "the queries must have no biases")?;
+            check(
+                "temperature",
+                true,
+                fits,
+                "the queries must have no biases and no norm weights",
+            )?;
         }
         self.attention_layers().try_for_each(|layer| self.validate_keys(layer))?;
         if let Some(of) = self.layer_embeddings {

@@ -255,7 +255,9 @@ impl LayerBuilder<'_> {
         let biased = |width: usize| (shape.bias != AttentionBias::None).then_some(width);
         let (q_norm, k_norm) = match shape.qk_norm {
             QkNorm::None => (None, None),
-            QkNorm::PerHead => (Some(shape.head_dim), Some(shape.head_dim)),
+            QkNorm::PerHead | QkNorm::PerRotatedHead => {
+                (Some(shape.head_dim), Some(shape.head_dim))
+            }
             QkNorm::WholeProjection => (Some(q_width), Some(k_width)),
             QkNorm::Weightless => (None, None),
         };

@@ -10,7 +10,7 @@ use super::products::{
     RowsByKind, add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place, recycle,
 };
 use crate::ModelError;
-use crate::arch::Latent;
+use crate::arch::{Latent, QkNorm};
 use crate::backend::Step;
 use crate::weights::{
     AttentionWeights, GroupedWeights, HeadMatrices, IndexerWeights, LatentWeights, PartMatrix,
@@ -115,8 +115,14 @@ impl CpuBackend {
         }
         let q = &mut scratch.q[..count * step.attention().heads * head_dim];
         let epsilon = step.architecture.norm_epsilon;
-        norm_in_place(cpu, q, weights.q_norm.as_deref(), epsilon);
-        norm_in_place(cpu, k, weights.k_norm.as_deref(), epsilon);
+        let norm_heads = |q: &mut [f32], k: &mut [f32]| {
+            norm_in_place(cpu, q, weights.q_norm.as_deref(), epsilon);
+            norm_in_place(cpu, k, weights.k_norm.as_deref(), epsilon);
+        };
+        let norms_last = attention.qk_norm == QkNorm::PerRotatedHead;
+        if !norms_last {
+            norm_heads(q, k);
+        }
         norm_in_place(cpu, v, weights.v_norm.as_deref(), epsilon);
         if attention.values.scale != 1.0 {
             cpu.scale_in_place(v, attention.values.scale);
@@ -131,6 +137,9 @@ impl CpuBackend {
             factors.clear();
             factors.extend(positions.iter().map(|position| temperature.factor(*position)));
             cpu.multiply_rows(q, factors);
+        }
+        if norms_last {
+            norm_heads(q, k);
         }
         Ok(())
     }

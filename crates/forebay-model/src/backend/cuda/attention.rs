@@ -195,6 +195,7 @@ impl CudaBackend {
             v,
             heads: step.attention().heads,
             norm_epsilon: step.architecture.norm_epsilon,
+            norms_last: step.attention().qk_norm == QkNorm::PerRotatedHead,
             rotation,
         };
         // A row sees the keys of the rows before it in its own sequence only if they are in the cache before attention

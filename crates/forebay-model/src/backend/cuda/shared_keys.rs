@@ -103,6 +103,7 @@ impl CudaBackend {
             v,
             heads,
             norm_epsilon: step.architecture.norm_epsilon,
+            norms_last: false,
             rotation,
         };
         let vectors = self.layer_vectors(step).compressors;
