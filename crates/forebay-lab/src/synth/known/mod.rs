@@ -142,8 +142,32 @@ const MINIMAX_M2: Shape = Shape {
     ..LLAMA
 };
 
+const HUNYUAN_A13B: Shape = Shape {
+    name: "hunyuan-a13b",
+    architecture: "hunyuan-moe",
+    feed_forward: FeedForward::Experts(Experts {
+        width: 3072,
+        experts: 64,
+        used: 8,
+        dense_width: 3072,
+        shared: 1,
+        shared_width: Some(3072),
+        ..EXPERTS
+    }),
+    vocabulary: 128_167,
+    context: 262_144,
+    // 10,000 times 1,000 to the power of 128 / 126.
+    rope_base: 11_158_840.0,
+    rope_scaling: RopeScaling::None,
+    qk_norm: QkNorm::PerHead,
+    tied: true,
+    pre_tokenizer: "hunyuan",
+    adds_bos: false,
+    ..LLAMA
+};
+
 /// All shapes, the most used first.
-pub const SHAPES: [Shape; 36] = [
+pub const SHAPES: [Shape; 38] = [
     QWEN3_MOE_30B,
     LLAMA_1B,
     Shape { name: "llama-8b", ..LLAMA },
@@ -249,6 +273,7 @@ pub const SHAPES: [Shape; 36] = [
     KIMI_LINEAR_48B,
     NEMOTRON3_NANO,
     GEMMA4_26B,
+    HUNYUAN_A13B,
     QWEN36_TINY,
     DEEPSEEK_V3_TINY,
     DEEPSEEK_V32_TINY,
@@ -319,6 +344,26 @@ pub const SHAPES: [Shape; 36] = [
         }),
         vocabulary: 1024,
         ..GLM_45_AIR
+    },
+    Shape {
+        name: "hunyuan-tiny",
+        hidden: 256,
+        layers: 4,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        rotary_dim: 64,
+        feed_forward: FeedForward::Experts(Experts {
+            width: 256,
+            experts: 16,
+            used: 4,
+            dense_width: 256,
+            shared: 1,
+            shared_width: Some(256),
+            ..EXPERTS
+        }),
+        vocabulary: 1024,
+        ..HUNYUAN_A13B
     },
 ];
 

@@ -335,6 +335,7 @@ mod tests {
             ("kimi-linear-48b", 49.12),
             ("nemotron-3-nano", 31.58),
             ("gemma4-26b-a4b", 25.23),
+            ("hunyuan-a13b", 80.39),
         ] {
             let shape = find(shape).unwrap();
             let recipe = Recipe::find("BF16").unwrap();
