@@ -17,6 +17,8 @@ pub(crate) enum ThinkMarks {
     MiniMax,
     /// ERNIE 4.5 and Granite 3: `<think>...</think>`, and `<response>...</response>` around the answer
     Response,
+    /// Hunyuan: `<think>...</think>`, and `<answer>...</answer>` around the answer
+    Answer,
 }
 
 impl ThinkMarks {
@@ -34,7 +36,7 @@ impl ThinkMarks {
             || source.contains("</think>")
             || has_token("<think>") && has_token("</think>")
         {
-            Some(ThinkMarks::Tags)
+            Some(if is_hunyuan(source) { ThinkMarks::Answer } else { ThinkMarks::Tags })
         } else {
             None
         }
@@ -43,7 +45,7 @@ impl ThinkMarks {
     /// Returns the text that begins reasoning.
     pub fn open(self) -> &'static str {
         match self {
-            ThinkMarks::Tags | ThinkMarks::Response => "<think>",
+            ThinkMarks::Tags | ThinkMarks::Response | ThinkMarks::Answer => "<think>",
             ThinkMarks::Brackets => "[THINK]",
             ThinkMarks::Channel => "<|channel>thought",
             ThinkMarks::MiniMax => "<mm:think>",
@@ -60,7 +62,7 @@ impl ThinkMarks {
 
     pub fn close(self) -> &'static str {
         match self {
-            ThinkMarks::Tags | ThinkMarks::Response => "</think>",
+            ThinkMarks::Tags | ThinkMarks::Response | ThinkMarks::Answer => "</think>",
             ThinkMarks::Brackets => "[/THINK]",
             ThinkMarks::Channel => "<channel|>",
             ThinkMarks::MiniMax => "</mm:think>",
@@ -69,8 +71,18 @@ impl ThinkMarks {
 
     /// Returns the marks around the answer that follows the reasoning.
     pub fn around_answer(self) -> Option<[&'static str; 2]> {
-        (self == ThinkMarks::Response).then_some(["<response>", "</response>"])
+        match self {
+            ThinkMarks::Response => Some(["<response>", "</response>"]),
+            ThinkMarks::Answer => Some(["<answer>", "</answer>"]),
+            _ => None,
+        }
     }
+}
+
+/// Returns true if the template has the marks of Hunyuan's messages: those of A13B, or those of the dense models.
+fn is_hunyuan(source: &str) -> bool {
+    let has = |text: &str| source.contains(text);
+    has("<|startoftext|>") && has("<|extra_0|>") || has("<｜hy_Assistant｜>")
 }
 
 /// Returns true if answers are between `<response>` and `</response>`. MiniMax has these marks around results of tools.
@@ -122,6 +134,8 @@ pub enum ToolSyntax {
     MarkedList(ListMarks),
     /// Nemotron Nano 2: `<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>`.
     Nemotron2,
+    /// Hunyuan-A13B: `<tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>`.
+    Hunyuan,
 }
 
 /// Marks of a [`ToolSyntax::MarkedList`]. Answers may have any of them.
@@ -223,6 +237,8 @@ impl ToolSyntax {
             ToolSyntax::tagged(source)
         } else if has("<TOOLCALL>") {
             Some(ToolSyntax::Nemotron2)
+        } else if has("<tool_calls>[") {
+            Some(ToolSyntax::Hunyuan)
         } else if has("<function_calls>") && has("<functions>") {
             Some(ToolSyntax::Olmo3)
         } else if let Some(marks) = ListMarks::recognise(source) {
@@ -258,6 +274,12 @@ impl ToolSyntax {
         } else {
             None
         }
+    }
+
+    /// Returns what the model writes before an answer without calls, if tools are offered. It is no part of the answer: the template
+    /// writes it again.
+    pub(crate) fn before_text(self) -> Option<&'static str> {
+        (self == ToolSyntax::Hunyuan).then_some("助手：")
     }
 
     /// Returns true if calls have no marks, so that only a call of a tool that is offered is one.
@@ -336,6 +358,12 @@ impl ToolSyntax {
             ToolSyntax::Nemotron2 => {
                 Tags { open: "<TOOLCALL>", close: Some("</TOOLCALL>"), wrappers: &[], inner: &[] }
             }
+            ToolSyntax::Hunyuan => Tags {
+                open: "<tool_calls>",
+                close: Some("</tool_calls>"),
+                wrappers: &[],
+                inner: &[],
+            },
         }
     }
 }

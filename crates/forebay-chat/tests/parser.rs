@@ -86,6 +86,7 @@ const LFM2: &str = "</think><|tool_call_start|>";
 const OLMO3: &str = "<think><functions></functions><function_calls>";
 const PHI: &str = "<|tool_call|><|/tool_call|>";
 const NEMOTRON2: &str = "</think><TOOLCALL>";
+const HUNYUAN: &str = "</think><|startoftext|><|extra_0|><tool_calls>[";
 const ERNIE: &str = "<think></think><response></response><tool_call>";
 
 /// Returns a format whose tools are `f` and `g`.
@@ -243,6 +244,7 @@ fn what_is_no_tool_call_stays_as_it_was_written() {
     check(OLMO3, "<function_calls>f(x=1) g()</function_calls>");
     check(OLMO3, "<function_calls></function_calls>");
     check(NEMOTRON2, "<TOOLCALL>{\"f\"}</TOOLCALL> is none");
+    check(HUNYUAN, "<tool_calls>[{\"f\"}]</tool_calls> is none");
     check(PHI, "[{\"name\": \"f\", \"arguments\": ]");
     // Other JSON, a call of a tool that is not offered, and JSON behind text.
     check(LLAMA, "{\"name\": \"Ada\", \"age\": 36}");
@@ -282,6 +284,12 @@ fn calls_of_newer_families() {
             "<think>",
             "<TOOLCALL>[{\"name\": \"f\", \"arguments\": {\"x\":1}}]</TOOLCALL>",
             "<TOOLCALL>[{\"name\": \"f\", \"arguments\": {\"x\":1}}, {\"name\": \"g\"}]</TOOLCALL>",
+        ),
+        (
+            HUNYUAN,
+            "<think>",
+            "<tool_calls>[{\"name\": \"f\", \"arguments\": {\"x\":1}}]</tool_calls>",
+            "<tool_calls>[{\"name\": \"f\", \"arguments\": {\"x\":1}}, {\"name\": \"g\"}]</tool_calls>",
         ),
         (
             ERNIE,
@@ -391,6 +399,7 @@ fn calls_that_end_the_reasoning() {
         (LFM2, "<|tool_call_start|>[f()]<|tool_call_end|>"),
         (OLMO3, "<function_calls>f()</function_calls>"),
         (NEMOTRON2, "<TOOLCALL>[{\"name\": \"f\"}]</TOOLCALL>"),
+        (HUNYUAN, "<tool_calls>[{\"name\": \"f\"}]</tool_calls>"),
         (GEMMA, "<|tool_call>call:f{}<tool_call|>"),
     ] {
         let [open, close] = match template {
@@ -525,7 +534,7 @@ fn harmony_channels() {
 }
 
 /// Fragments from which answers of all tagged families are made, in any order.
-const FRAGMENTS: [&str; 81] = [
+const FRAGMENTS: [&str; 86] = [
     "<think>",
     "</think>",
     "<thi",
@@ -606,6 +615,11 @@ const FRAGMENTS: [&str; 81] = [
     "functools",
     "<response>",
     "</response>",
+    "<answer>",
+    "</answer>",
+    "助手：",
+    "<tool_calls>[{\"name\": \"f\"}]",
+    "</tool_calls>",
     "<tool_call>{\"name\": \"f\"}</tool_call>",
 ];
 
@@ -617,13 +631,13 @@ proptest! {
     fn cuts_do_not_matter(
         parts in prop::collection::vec(0..FRAGMENTS.len(), 0..14),
         cuts in prop::collection::vec(1..6_usize, 1..60),
-        template in 0..17_usize,
+        template in 0..18_usize,
         opened in any::<bool>(),
     ) {
         let text: String = parts.iter().map(|part| FRAGMENTS[*part]).collect();
         let templates = [
             QWEN, CODER, GLM, DEEPSEEK, MISTRAL, GEMMA, KIMI, MINIMAX, DSML, LLAMA, PYTHON, MINIMAX3, LFM2, OLMO3, PHI,
-            NEMOTRON2, ERNIE,
+            NEMOTRON2, ERNIE, HUNYUAN,
         ];
         let format = with_tools(templates[template]);
         let prompt = match (opened, template) {

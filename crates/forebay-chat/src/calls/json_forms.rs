@@ -77,10 +77,10 @@ impl Writer<'_> {
         Form { rules: self.objects(tools, described), open, close, separator: ", " }
     }
 
-    /// `<TOOLCALL>[{"name": "f", "arguments": {...}}]</TOOLCALL>`
-    pub fn nemotron2(&self, tools: &[Tool<'_>]) -> Form {
+    /// `[{"name": "f", "arguments": {...}}]` between two marks, which the brackets are a part of here
+    pub fn enclosed_list(&self, tools: &[Tool<'_>], [open, close]: [&'static str; 2]) -> Form {
         let rules = self.objects(tools, described);
-        Form { rules, open: "<TOOLCALL>[", close: "]</TOOLCALL>", separator: ", " }
+        Form { rules, open, close, separator: ", " }
     }
 
     /// `[TOOL_CALLS]f[ARGS]{...}`, or `[TOOL_CALLS]f[CALL_ID]id[ARGS]{...}`

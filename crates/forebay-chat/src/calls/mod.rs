@@ -134,7 +134,8 @@ impl Writer<'_> {
                 self.python(tools, Literals::Json, Around { around, separator: "\n" })
             }
             ToolSyntax::MarkedList(marks) => self.marked_list(tools, marks),
-            ToolSyntax::Nemotron2 => self.nemotron2(tools),
+            ToolSyntax::Nemotron2 => self.enclosed_list(tools, ["<TOOLCALL>[", "]</TOOLCALL>"]),
+            ToolSyntax::Hunyuan => self.enclosed_list(tools, ["<tool_calls>[", "]</tool_calls>"]),
         }
     }
 }

@@ -49,6 +49,8 @@ struct Tools {
     end: ValueEnd,
     /// True while a call without marks may begin.
     may_begin: bool,
+    /// True while the answer may begin with [`ToolSyntax::before_text`].
+    may_be_named: bool,
 }
 
 impl Tools {
@@ -59,6 +61,7 @@ impl Tools {
             offer: offer.clone(),
             end: end_of(syntax),
             may_begin: syntax.is_bare(),
+            may_be_named: matches!(offer, Offer::Tools(_)),
         }
     }
 
@@ -262,6 +265,18 @@ impl Tagged {
             if let Some(rest) = rest {
                 (self.pending, self.strip) = (rest, true);
                 self.around_answer = Around::Within(close);
+            }
+        }
+        let named = self.tools.as_mut().filter(|tools| tools.may_be_named);
+        if let Some((name, tools)) = named.and_then(|of| Some((of.syntax.before_text()?, of))) {
+            let text = self.pending.trim_start();
+            let rest = text.strip_prefix(name).map(str::to_owned);
+            if rest.is_none() && name.starts_with(text) {
+                return false;
+            }
+            tools.may_be_named = false;
+            if let Some(rest) = rest {
+                (self.pending, self.strip) = (rest, true);
             }
         }
         let tools = self.tools.as_ref().filter(|tools| tools.counts());

@@ -92,7 +92,7 @@ impl ToolSyntax {
             ToolSyntax::MiniMax => fits("<invoke"),
             ToolSyntax::MiniMax3 => fits(crate::syntax::MINIMAX3),
             ToolSyntax::FunctionGemma | ToolSyntax::Gemma4 => fits("call:"),
-            ToolSyntax::Nemotron2 => fits("["),
+            ToolSyntax::Nemotron2 | ToolSyntax::Hunyuan => fits("["),
             ToolSyntax::Lfm2 => fits("[") || fits("{"),
             // A name.
             _ => body.chars().next().is_none_or(|c| c.is_alphanumeric() || c == '_'),

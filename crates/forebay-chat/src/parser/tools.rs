@@ -42,7 +42,7 @@ impl ToolSyntax {
             ToolSyntax::Lfm2 => python::calls(body, offer).or_else(|| json_calls::objects(body)),
             ToolSyntax::Olmo3 => python::lines(body, offer),
             ToolSyntax::MarkedList(_) => offered(json_calls::listed(body)?, offer),
-            ToolSyntax::Nemotron2 => json_calls::objects(body),
+            ToolSyntax::Nemotron2 | ToolSyntax::Hunyuan => json_calls::objects(body),
         }
     }
 }

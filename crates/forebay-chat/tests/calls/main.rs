@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 const END: &str = "<|im_end|>";
 
-const MARKS: [&str; 51] = [
+const MARKS: [&str; 53] = [
     END,
     "<think>",
     "</think>",
@@ -62,6 +62,8 @@ const MARKS: [&str; 51] = [
     "<|/tool_call|>",
     "<TOOLCALL>",
     "</TOOLCALL>",
+    "<tool_calls>",
+    "</tool_calls>",
     "<function_calls>",
     "</function_calls>",
 ];
@@ -178,7 +180,7 @@ const LLAMA: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}{\"
 const PYTHON: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}[{{ c.function.name }}(\
                       {% for k, v in c.function.arguments | items %}{{ k }}=\"{{ v }}\"{% endfor %})]{% endfor %}{% endfor %}";
 
-const FAMILIES: [Family; 25] = [
+const FAMILIES: [Family; 26] = [
     Family {
         template: "{{ '<think>\n</think>' }}<tool_call>{\"name\"",
         prompt: "<|im_start|>assistant\n",
@@ -434,6 +436,16 @@ const FAMILIES: [Family; 25] = [
         forecast: "{\"name\": \"forecast\", \"arguments\": {\"city\": \"CITY\", \"days\": 3}}",
         stop: "{\"name\": \"stop\", \"arguments\": {}}",
         around: ["<TOOLCALL>[", "]</TOOLCALL>"],
+        between: ", ",
+        several: true,
+    },
+    Family {
+        template: "</think><|startoftext|><|extra_0|><tool_calls>[",
+        prompt: "<|extra_0|><think>\n",
+        before: "thoughts\n</think>\n",
+        forecast: "{\"name\": \"forecast\", \"arguments\": {\"city\": \"CITY\", \"days\": 3}}",
+        stop: "{\"name\": \"stop\", \"arguments\": {}}",
+        around: ["<tool_calls>[", "]</tool_calls>"],
         between: ", ",
         several: true,
     },

@@ -228,6 +228,62 @@ fn nemotron_nano_2() {
 }
 
 #[test]
+fn hunyuan_a13b() {
+    let calls = format!("<tool_calls>{JSON_LIST}</tool_calls>");
+    let prompt = format!(
+        "<|extra_0|>I look.{calls}<|eos|><tool_response>warm</tool_response><|extra_0|><tool_response>noon</tool_response><|extra_0|>"
+    );
+    for writes in [
+        format!("<think>\nHm.\n</think>\n<answer>\nI look.\n{calls}\n</answer>"),
+        format!("<think>\nHm.\n</think>\n<answer>\n助手：I look.{calls}"),
+        format!("<think>Hm.</think>I look.\n{calls}"),
+    ] {
+        Conversation {
+            file: "Hunyuan-A13B.jinja",
+            own: HUNYUAN,
+            eos: "<|eos|>",
+            writes: &writes,
+            reasoning: Some("Hm."),
+            content: "I look.",
+            prompt: &prompt,
+            ..NONE
+        }
+        .lead();
+    }
+    Conversation {
+        file: "Hunyuan-A13B.jinja",
+        own: HUNYUAN,
+        eos: "<|eos|>",
+        variables: &[("enable_thinking", false)],
+        writes: &format!("<answer>\nI look.{calls}\n</answer>"),
+        content: "I look.",
+        prompt: &format!("{prompt}<think>\n\n</think>\n"),
+        ..NONE
+    }
+    .lead();
+}
+
+/// With tools, answers begin with a name for their writer, which the template writes again.
+#[test]
+fn hunyuan_begins_answers_with_a_name() {
+    let template = super::template("Hunyuan-A13B.jinja", HUNYUAN, "<|eos|>");
+    let format = Format::recognise(Some(&template), None).unwrap();
+    let with_tools = format.offering(Some(&tools()));
+    let answer = |format: &Format, writes: &str, cut: usize| {
+        super::parse(format, "<|extra_0|>", writes, cut, true)
+    };
+    for cut in [0, 1, 5] {
+        let whole = "<think>\nHm.\n</think>\n<answer>\n助手：It is 助手：warm.\n</answer>";
+        let said = answer(&with_tools, whole, cut);
+        assert_eq!(said.reasoning.as_deref(), Some("Hm."));
+        assert_eq!(said.content, "It is 助手：warm.");
+        assert_eq!(answer(&with_tools, "助手：Warm.", cut).content, "Warm.");
+        assert_eq!(answer(&with_tools, "助理 comes.", cut).content, "助理 comes.");
+        assert_eq!(answer(&format.offering(None), "助手：Warm.", cut).content, "助手：Warm.");
+    }
+}
+
+#[test]
 fn ernie_4_5() {
     let [open, close] = ["<response>\n", "\n</response>\n"];
     let marks = |text: &str| text.replace('<', "\u{1}<").replace('>', ">\u{1}");

@@ -110,3 +110,12 @@ pub const GEMMA_4_TEXT: &str = "\
 {% if m.tool_calls %}{% if m.reasoning_content %}<|channel>thought\n{{ m.reasoning_content }}\n<channel|>{% endif %}{% for c in m.tool_calls %}<|tool_call>call:{{ c.function.name }}{}<tool_call|>\
 {% endfor %}{% else %}{{ m.content }}<turn|>\n{% endif %}{% endif %}{% if m.role == 'tool' and messages[loop.index0 - 1].content %}{{ messages[loop.index0 - 1].content }}<turn|>\n{% endif %}{% endfor %}\
 {% if add_generation_prompt and messages[-1].role != 'tool' %}<|turn>model\n{% endif %}";
+
+/// Hunyuan writes calls only if there are tools.
+pub const HUNYUAN: &str = "\
+{% for m in messages %}{% if m.role == 'system' %}<|startoftext|>{% if tools %}<tool_calls>[{\"name\": \"func_name1\", \"arguments\": {}},...]</tool_calls>\n\
+{{ tools | tojson }}{% endif %}{{ m.content }}<|extra_4|>{% elif m.role == 'user' %}{{ '用户：' if tools }}{{ m.content }}<|extra_0|>\
+{% elif m.role == 'tool' %}<tool_response>{{ m.content }}</tool_response><|extra_0|>{% elif tools and m.tool_calls %}{{ m.content }}<tool_calls>[\
+{% for c in m.tool_calls %}{\"name\": \"{{ c.function.name }}\", \"arguments\": {{ c.function.arguments if c.function.arguments is string else c.function.arguments | tojson }}}\
+{{ ', ' if not loop.last }}{% endfor %}]</tool_calls><|eos|>{% else %}{{ '助手：' if tools }}{{ m.content }}<|eos|>{% endif %}{% endfor %}\
+{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n{% endif %}";
