@@ -37,7 +37,17 @@ struct Tensor<'a> {
 }
 
 pub fn run(args: InspectArgs) -> Outcome {
-    let inspection = open::inspect(&args.model)?;
+    let inspection = match open::inspect(&args.model) {
+        Ok(inspection) => inspection,
+        // The names of tensors are what work on a new family begins with.
+        Err(unknown) if args.tensors && !args.json => {
+            if let Ok(catalog) = open::catalog(&args.model) {
+                output::print(&tensors(&catalog))?;
+            }
+            return Err(unknown);
+        }
+        Err(error) => return Err(error),
+    };
     if args.json {
         let catalog = &inspection.catalog;
         let files = catalog.files.iter().zip(&catalog.file_bytes);

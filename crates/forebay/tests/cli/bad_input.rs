@@ -174,6 +174,11 @@ fn an_unknown_architecture_is_named() {
         assert!(said.contains("qwen9moe") && said.contains("llama"), "{said}");
         assert!(said.contains("is not supported") && !said.contains("Convert"), "{said}");
     }
+    // Its tensors are listed all the same.
+    let ran = forebay(&["inspect", path.to_str().unwrap(), "--tensors"]);
+    assert_eq!(ran.status, Some(1));
+    assert!(ran.stdout.contains("blk.0.attn_q.weight"), "{}", ran.stdout);
+    assert!(ran.stderr.contains("is not supported"), "{}", ran.stderr);
 }
 
 #[test]
