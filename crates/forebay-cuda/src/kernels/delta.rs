@@ -156,6 +156,16 @@ pub struct ProductColumns {
     pub columns: HeadColumns,
 }
 
+impl Launch {
+    /// Passes products of `rows` rows and their columns.
+    fn products<const N: usize>(self, rows: usize, products: [ProductColumns; N]) -> Launch {
+        products.into_iter().fold(self, |launch, of| {
+            let launch = launch.ptr(of.values, rows * of.row).int(of.row);
+            launch.int(of.columns.first).int(of.columns.step)
+        })
+    }
+}
+
 /// Runs of consecutive rows of one sequence.
 #[derive(Clone, Copy)]
 pub struct DeltaRuns {
@@ -230,18 +240,12 @@ impl Gpu {
             *shape;
         let (channels, rows) = (shape.channels(), runs.rows);
         let states = delta.states.count * shape.state_floats();
-        let product = |launch: Launch, of: ProductColumns| {
-            let launch = launch.ptr(of.values, rows * of.row).int(of.row);
-            launch.int(of.columns.first).int(of.columns.step)
-        };
         let grid = (channels.div_ceil(THREADS) as u32, rows as u32, 1);
         let threads = (THREADS as u32, 1, 1);
         if rule == DeltaRule::ShortConvolution {
             let kernel = self.kernel(shape.module(), "short_convolution")?;
-            let launch = Launch::new(kernel, grid, threads);
-            return [delta.b, delta.v, delta.z]
-                .into_iter()
-                .fold(launch, product)
+            return Launch::new(kernel, grid, threads)
+                .products(rows, [delta.b, delta.v, delta.z])
                 .int(channels)
                 .int(convolution)
                 .ptr(delta.convolution, convolution * channels)
@@ -254,9 +258,8 @@ impl Gpu {
                 .ptr(delta.out, rows * channels)
                 .run(self);
         }
-        let launch = Launch::new(self.kernel(shape.module(), "delta_convolve")?, grid, threads);
-        let launch = [delta.q, delta.k, delta.v].into_iter().fold(launch, product);
-        launch
+        Launch::new(self.kernel(shape.module(), "delta_convolve")?, grid, threads)
+            .products(rows, [delta.q, delta.k, delta.v])
             .int(key_heads)
             .int(key_dim)
             .int(value_heads / key_heads * value_dim)
@@ -274,9 +277,8 @@ impl Gpu {
         if rows >= LONG_RUN * runs.count {
             self.steps_of_long_runs(delta, runs)?;
         } else {
-            let grid = (value_heads as u32, runs.count as u32, 1);
-            let threads = shape.threads();
-            self.delta_steps(delta, runs, [grid.0, grid.1], threads, "steps")?.run(self)?;
+            let grid = [value_heads as u32, runs.count as u32];
+            self.delta_steps(delta, runs, grid, shape.threads(), "steps")?.run(self)?;
         }
         if rule != DeltaRule::Mamba2 {
             return Ok(());
@@ -285,8 +287,8 @@ impl Gpu {
         let width = shape.norm_width;
         let grid = ((shape.value_width() / width) as u32, rows as u32, 1);
         let kernel = self.kernel(shape.module(), "mamba2_norm")?;
-        let launch = Launch::new(kernel, grid, (THREADS as u32, 1, 1));
-        product(launch, delta.z)
+        Launch::new(kernel, grid, threads)
+            .products(rows, [delta.z])
             .int(value_heads / key_heads * value_dim)
             .int(width)
             .ptr(delta.norm, shape.norm_weights())
@@ -300,24 +302,19 @@ impl Gpu {
         let shape = &delta.shape;
         let DeltaShape { rule, key_heads, value_heads, key_dim, value_dim, .. } = *shape;
         let (channels, rows) = (shape.channels(), runs.rows);
-        let product = |launch: Launch, of: ProductColumns| {
-            let launch = launch.ptr(of.values, rows * of.row).int(of.row);
-            launch.int(of.columns.first).int(of.columns.step)
-        };
         let decays = value_heads * shape.decay_width();
         let keys = if rule == DeltaRule::Mamba2 { 0 } else { 2 * key_heads };
         let warps = SCAN_THREADS / 32;
         let grid = ((keys + decays.div_ceil(32)).div_ceil(warps) as u32, rows as u32, 1);
         let kernel = self.kernel(shape.module(), shape.entry("prepare"))?;
-        let launch = Launch::new(kernel, grid, (SCAN_THREADS as u32, 1, 1))
+        let of_warps = (SCAN_THREADS as u32, 1, 1);
+        Launch::new(kernel, grid, of_warps)
             .ptr(delta.mixed, rows * channels)
             .int(key_heads)
             .int(key_dim)
             .int(value_heads)
-            .int(value_dim);
-        [delta.b, delta.a]
-            .into_iter()
-            .fold(launch, product)
+            .int(value_dim)
+            .products(rows, [delta.b, delta.a])
             .ptr(delta.decay, value_heads)
             .ptr(delta.step, decays)
             .float(shape.decay_bound)
@@ -333,12 +330,12 @@ impl Gpu {
         }
         let grid = (value_heads.div_ceil(warps) as u32, rows as u32, 1);
         let kernel = self.kernel(shape.module(), "delta_finish")?;
-        let launch = Launch::new(kernel, grid, (SCAN_THREADS as u32, 1, 1))
+        Launch::new(kernel, grid, of_warps)
             .int(key_heads)
             .int(value_heads)
             .int(value_dim)
-            .int(usize::from(shape.sigmoid_gate));
-        product(launch, delta.z)
+            .int(usize::from(shape.sigmoid_gate))
+            .products(rows, [delta.z])
             .ptr(delta.norm, shape.norm_weights())
             .float(delta.epsilon)
             .ptr(delta.out, rows * shape.value_width())
@@ -356,20 +353,15 @@ impl Gpu {
     ) -> Result<Launch, CudaError> {
         let shape = &delta.shape;
         let rows = runs.rows;
-        let product = |launch: Launch, of: ProductColumns| {
-            let launch = launch.ptr(of.values, rows * of.row).int(of.row);
-            launch.int(of.columns.first).int(of.columns.step)
-        };
         let kernel = self.kernel(shape.module(), shape.entry(kind))?;
-        let launch = Launch::new(kernel, (along_heads, along_runs, 1), (threads as u32, 1, 1))
+        Ok(Launch::new(kernel, (along_heads, along_runs, 1), (threads as u32, 1, 1))
             .ptr(delta.mixed, rows * shape.channels())
             .int(shape.key_heads)
             .int(shape.key_dim)
             .int(shape.value_dim)
             .int(usize::from(shape.tiled))
-            .int(usize::from(shape.sigmoid_gate));
-        let launch = [delta.z, delta.b, delta.a].into_iter().fold(launch, product);
-        Ok(launch
+            .int(usize::from(shape.sigmoid_gate))
+            .products(rows, [delta.z, delta.b, delta.a])
             .ptr(delta.decay, shape.value_heads)
             .ptr(delta.step, shape.value_heads * shape.decay_width())
             .optional(delta.skip, shape.value_heads)
