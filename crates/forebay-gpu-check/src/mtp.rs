@@ -7,7 +7,9 @@ use anyhow::{Result, ensure};
 use forebay_engine::{
     CpuOffload, DeviceChoice, GenerateOptions, MtpStatistics, Session, SessionOptions,
 };
+use forebay_lab::synth::{SynthOptions, synthesize};
 use forebay_model::sampling::Sampling;
+use forebay_store::OutputFile;
 
 use crate::harness::Outcome;
 use crate::proposing::{GLM, QWEN, SOME, alike, formulas};
@@ -16,6 +18,9 @@ use crate::sessions::{CONTEXT, open, open_with_least};
 /// Tokens of a prompt and of an answer. The first passes of an answer are queued kernel by kernel, and the later ones are CUDA graphs.
 const PROMPT: [u32; 7] = [3, 17, 90, 41, 41, 5, 77];
 const ANSWER: usize = 28;
+
+/// Synthetic model with recurrent layers and experts.
+const SHAPE: &str = "qwen3.6-tiny";
 
 fn options(ordinal: usize) -> SessionOptions {
     SessionOptions {
@@ -53,7 +58,15 @@ pub fn check(ordinal: usize) -> Result<Outcome> {
             worst = worst.worse(same(&with, &slots)?.at(name).at("slots"));
         }
     }
-    Ok(worst)
+    // Recurrent layers and slots together. Random layers propose nothing that fits.
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("model.gguf");
+    let recipe = SynthOptions { mtp: true, ..SynthOptions::default() };
+    synthesize(SHAPE, OutputFile::create(&path)?, &recipe, &mut |_, _| true)?;
+    let slots = |options: &SessionOptions| Ok(open_with_least(&path, options, 0)?.0);
+    let (compared, of) = answers(&options(ordinal), &slots)?;
+    ensure!(of.rows > of.passes + of.proposals, "no refused proposal was computed again: {of:?}");
+    Ok(worst.worse(compared.at(SHAPE)))
 }
 
 fn check_logits(path: &Path, ordinal: usize) -> Result<Outcome> {
@@ -74,11 +87,21 @@ fn check_logits(path: &Path, ordinal: usize) -> Result<Outcome> {
     Ok(worst)
 }
 
-/// Compares answers of sessions that `open` opens.
+/// Compares answers of sessions that `open` opens, in which some proposals must be accepted and some refused.
 fn same(
     options: &SessionOptions,
     open: &dyn Fn(&SessionOptions) -> Result<Session>,
 ) -> Result<Outcome> {
+    let (compared, of) = answers(options, open)?;
+    ensure!(of.accepted > 0 && of.accepted < of.proposals, "{of:?}");
+    Ok(compared)
+}
+
+/// Compares answers with proposals with those without, and returns what became of the proposals.
+fn answers(
+    options: &SessionOptions,
+    open: &dyn Fn(&SessionOptions) -> Result<Session>,
+) -> Result<(Outcome, MtpStatistics)> {
     let usual = Sampling { seed: 5, ..Sampling::default() };
     let penalties = Sampling { repeat_penalty: 1.2, presence_penalty: 0.4, ..usual.clone() };
     let mut worst = Outcome::same::<u8>(&[], &[]);
@@ -94,12 +117,13 @@ fn same(
                 tokens.extend(session.generate(prompt, &limits, go_on)?.tokens);
             }
             let of = session.statistics().mtp.unwrap_or_default();
-            (all.proposals, all.accepted) =
-                (all.proposals + of.proposals, all.accepted + of.accepted);
+            all.proposals += of.proposals;
+            all.accepted += of.accepted;
+            all.passes += of.passes;
+            all.rows += of.rows;
             answers.push(tokens);
         }
         worst = worst.worse(Outcome::same(&answers[0], &answers[1]));
     }
-    ensure!(all.accepted > 0 && all.accepted < all.proposals, "{all:?}");
-    Ok(worst)
+    Ok((worst, all))
 }
