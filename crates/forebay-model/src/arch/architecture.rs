@@ -6,7 +6,7 @@ use forebay_compute::{
 };
 use serde::Serialize;
 
-use super::mtp::Mtp;
+use super::mtp_shape::Mtp;
 use super::recurrent::Recurrent;
 use super::shapes::{Indexer, NGrams, SharedKeys, Streams};
 use crate::ModelError;

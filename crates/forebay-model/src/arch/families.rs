@@ -5,7 +5,7 @@ use super::family_names::{
     DEEPSEEK_4_NAMES, GEMMA4_NAMES, GLM5_NEXT, GRANITE_HYBRID, HUNYUAN_NAMES, KIMI_LINEAR,
     LFM2_NAMES, MINIMAX_M3, NEMOTRON_H_NAMES, QWEN4_EXP,
 };
-use super::mtp::MtpForm;
+use super::mtp_shape::MtpForm;
 use super::recurrent::{HeadOrder, StateRule};
 use super::shapes::{StreamForm, StreamsEnd};
 use super::unrotated::Unrotated;

@@ -5,59 +5,13 @@
 //! first one.
 
 use forebay_format::Catalog;
-use serde::Serialize;
 
 use super::architecture::{Architecture, Layer, Mixer, Naming, NormLayout};
 use super::check::check;
 use super::families::{self, by_name};
+use super::mtp_shape::{Mtp, MtpForm, MtpNames};
 use super::names::Names;
 use crate::ModelError;
-
-/// Where Hugging Face folders have layers that predict further tokens.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum MtpForm {
-    /// In a module `mtp` beside the model's layers (Qwen3-Next, Qwen3.5).
-    Beside,
-    /// Behind the last of the model's layers (DeepSeek-V3, GLM-4.5). GGUF files of all families have this form.
-    Behind,
-}
-
-/// The predicting layer, which is the last one of [`Architecture::layers`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-pub struct Mtp {
-    /// Number of such layers in the file. Only the first one is used.
-    pub published: usize,
-    /// True if it takes embeddings from a table of its own.
-    pub own_embedding: bool,
-    /// True if its logits come from an output projection of its own.
-    pub own_head: bool,
-    /// True if it has a norm before the output projection. Otherwise it uses the model's.
-    pub own_norm: bool,
-    #[serde(skip)]
-    pub(crate) names: MtpNames,
-}
-
-/// Names of the tensors of the predicting layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct MtpNames {
-    /// Number of the layer.
-    pub layer: usize,
-    /// Prefix of the module beside the model's layers; `None` if the tensors are behind those of the last layer.
-    pub prefix: Option<&'static str>,
-}
-
-/// Most rows of a pass that checks a proposal: up to two tokens and the proposal.
-pub const MTP_ROWS_MOST: usize = 3;
-
-/// Role, name in GGUF, name in a layer behind the last one, and name in a module beside the layers.
-const ROLES: &[(&str, &str, &str, &str)] = &[
-    ("join", "nextn.eh_proj.weight", "eh_proj.weight", "fc.weight"),
-    ("embedding_norm", "nextn.enorm.weight", "enorm.weight", "pre_fc_norm_embedding.weight"),
-    ("hidden_norm", "nextn.hnorm.weight", "hnorm.weight", "pre_fc_norm_hidden.weight"),
-    ("norm", "nextn.shared_head_norm.weight", "shared_head.norm.weight", "norm.weight"),
-    ("head", "nextn.shared_head_head.weight", "shared_head.head.weight", ""),
-    ("embedding", "nextn.embed_tokens.weight", "embed_tokens.weight", "embed_tokens.weight"),
-];
 
 /// Prefixes under which folders have the module. The first is that of the published models.
 const PREFIXES: [&str; 5] = [
@@ -67,20 +21,6 @@ const PREFIXES: [&str; 5] = [
     "language_model.mtp.",
     "language_model.model.mtp.",
 ];
-
-impl MtpNames {
-    /// Returns the name with a role, and the prefix if it is not behind that of the layer.
-    pub fn name(self, role: &str, is_gguf: bool) -> Option<(&'static str, Option<&'static str>)> {
-        let of = ROLES.iter().find(|(of, ..)| *of == role);
-        let (_, gguf, behind, beside) = of.unwrap_or_else(|| unreachable!("no tensor has {role}"));
-        let name = match self.prefix {
-            Some(_) => *beside,
-            None if is_gguf => *gguf,
-            None => *behind,
-        };
-        (!name.is_empty()).then_some((name, self.prefix))
-    }
-}
 
 /// Adds the first predicting layer of the files to a description.
 ///

@@ -2,7 +2,7 @@
 
 use super::architecture::Naming;
 use super::families::Family;
-use super::mtp::MtpNames;
+use super::mtp_shape::MtpNames;
 
 /// Role, name after `blk.N.` in GGUF, and name after `model.layers.N.` in Hugging Face's scheme, common to the
 /// families.

@@ -5,6 +5,7 @@
 //! read at once, because they are small and every token needs them.
 
 mod delta;
+mod ends;
 mod indexer;
 mod layer;
 mod mtp;
@@ -17,7 +18,7 @@ mod streams;
 mod tensors;
 mod token_experts;
 
-use forebay_format::{Block, Catalog, Extent, TensorType};
+use forebay_format::{Catalog, Extent, TensorType};
 use forebay_store::FileSet;
 use forebay_stream::ModelBlocks;
 
@@ -25,6 +26,8 @@ use crate::ModelError;
 use crate::arch::{
     Architecture, LONG_FACTORS, Names, NormLayout, RopeFactors, SHORT_FACTORS, by_name,
 };
+pub use ends::Embedding;
+use ends::{embedding, head};
 use layer::LayerBuilder;
 pub use mtp::MtpWeights;
 pub use parts::{
@@ -34,15 +37,6 @@ pub use parts::{
     PartMatrix, ResidentMatrix, SharedKeyWeights, StreamWeights, TokenExperts, distinct,
 };
 use tensors::Tensors;
-
-/// The embedding table. Rows are read on demand, because a token needs one row of a table that can be hundreds of
-/// megabytes.
-#[derive(Debug, Clone, Copy)]
-pub struct Embedding {
-    pub extent: Extent,
-    pub ty: TensorType,
-    pub row_bytes: usize,
-}
 
 /// Description of all weights, for the decoder.
 #[derive(Debug)]
@@ -64,10 +58,6 @@ pub struct Weights {
     /// Bytes of the vectors held in memory, and of caches of table rows.
     pub small_bytes: u64,
 }
-
-/// Target size in bytes of one chunk of the output projection. It is small enough that the projection fits two slots of
-/// a small budget, and large enough to read at full speed.
-const HEAD_CHUNK_BYTES: u64 = 8 << 20;
 
 impl Weights {
     /// Describes the blocks of a model and reads its small vectors.
@@ -228,41 +218,4 @@ fn rope_factors(
     let Some(long) = tensors.optional_vector(LONG_FACTORS, pairs)? else { return Ok(None) };
     let short = tensors.vector(SHORT_FACTORS, pairs)?;
     Ok(Some(RopeFactors::ByContext { short, long }))
-}
-
-fn embedding(
-    vocabulary: usize,
-    name: &str,
-    width: usize,
-    tensors: &Tensors<'_>,
-) -> Result<Embedding, ModelError> {
-    let (matrix, extent) = tensors.matrix(name, vocabulary, width)?;
-    let row_bytes = extent.length as usize / matrix.rows;
-    Ok(Embedding { extent, ty: matrix.ty, row_bytes })
-}
-
-/// Splits the output projection into chunks of whole rows, and appends them to the dense blocks.
-fn head(
-    architecture: &Architecture,
-    name: &str,
-    tensors: &Tensors<'_>,
-    blocks: &mut ModelBlocks,
-) -> Result<Vec<HeadChunk>, ModelError> {
-    let (matrix, extent) = tensors.matrix(name, architecture.vocabulary, architecture.hidden)?;
-    let row_bytes = extent.length / matrix.rows as u64;
-    // Chunks consist of whole panels of the matrix kernels, which have 16 rows.
-    let rows_per_chunk =
-        ((HEAD_CHUNK_BYTES / row_bytes.max(1)).max(1) as usize).next_multiple_of(16);
-    let mut chunks = Vec::new();
-    for first_row in (0..matrix.rows).step_by(rows_per_chunk) {
-        let rows = rows_per_chunk.min(matrix.rows - first_row);
-        let slice = Extent {
-            file: extent.file,
-            offset: extent.offset + first_row as u64 * row_bytes,
-            length: rows as u64 * row_bytes,
-        };
-        blocks.dense.push(Block::from(vec![slice]));
-        chunks.push(HeadChunk { first_row, matrix: PartMatrix { rows, ..matrix } });
-    }
-    Ok(chunks)
 }

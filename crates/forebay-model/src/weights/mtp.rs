@@ -3,9 +3,9 @@
 use forebay_format::Block;
 use forebay_stream::ModelBlocks;
 
+use super::ends::{Embedding, embedding, head};
 use super::parts::{HeadChunk, PartMatrix};
 use super::tensors::Tensors;
-use super::{Embedding, embedding, head};
 use crate::ModelError;
 use crate::arch::{Architecture, Names};
 

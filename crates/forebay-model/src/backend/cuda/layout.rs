@@ -12,7 +12,7 @@ use super::exchange_layout::ExchangeLayout;
 use super::indexer_layout::IndexerLayout;
 use super::kv_size::KvSize;
 use super::ngram_layout::NGramLayout;
-use super::prediction::PredictionLayout;
+use super::prediction_layout::PredictionLayout;
 use super::selections::selection_words;
 use super::shared_keys_layout::{self, SharedKeyLayout};
 use super::stream_layout::StreamLayout;

@@ -38,6 +38,7 @@ mod pass_times;
 mod placed;
 mod plan;
 mod prediction;
+mod prediction_layout;
 mod products;
 mod relayout;
 mod relayout_kernels;

@@ -9,42 +9,7 @@ use super::beginning::places;
 use super::products::Rows;
 use super::source::WeightSource;
 use crate::ModelError;
-use crate::arch::Architecture;
 use crate::backend::{Batch, Step};
-
-/// Offsets of activations that only a predicting layer needs.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct PredictionLayout {
-    /// Normed embeddings `[batch, hidden]`, then normed states `[batch, hidden]`.
-    pub parts: u64,
-    /// Both beside each other `[batch, 2 * hidden]`.
-    pub joined: u64,
-    /// For each half of each joined row, its row in `parts`.
-    pub ids: u64,
-    batch: usize,
-}
-
-impl PredictionLayout {
-    pub fn new(
-        architecture: &Architecture,
-        batch: usize,
-        words: &mut impl FnMut(usize) -> u64,
-    ) -> PredictionLayout {
-        let batch = if architecture.mtp.is_some() { batch } else { 0 };
-        PredictionLayout {
-            parts: words(2 * batch * architecture.hidden),
-            joined: words(2 * batch * architecture.hidden),
-            ids: words(2 * batch),
-            batch,
-        }
-    }
-
-    /// Returns the content of [`PredictionLayout::ids`].
-    pub fn rows(&self) -> Vec<u32> {
-        let batch = self.batch as u32;
-        (0..batch).flat_map(|row| [row, batch + row]).collect()
-    }
-}
 
 impl CudaBackend {
     /// Returns true if the source of the weights can leave the order of the layers.
