@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::path::Path;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use forebay_engine::{
     CpuOffload, DeviceChoice, GenerateOptions, MtpStatistics, Session, SessionOptions,
 };
@@ -49,13 +49,10 @@ pub fn check(ordinal: usize) -> Result<Outcome> {
         worst = worst.worse(same(&without_graphs, &resident)?.at(name).at("without graphs"));
         let exact = SessionOptions { exact: true, ..with.clone() };
         worst = worst.worse(same(&exact, &resident)?.at(name).at("exact"));
-        if name == GLM {
-            let slots = |options: &SessionOptions| {
-                let (session, _) = open_with_least(model.path(), options, 0)?;
-                ensure!(session.slots().is_some(), "all experts fit");
-                Ok(session)
-            };
-            worst = worst.worse(same(&with, &slots)?.at(name).at("slots"));
+        for more in [0, 60_000].into_iter().filter(|_| name == GLM) {
+            let slots = |options: &SessionOptions| with_slots(model.path(), options, more);
+            let compared = same(&with, &slots)?;
+            worst = worst.worse(compared.at(name).at(&format!("slots in {more} bytes more")));
         }
     }
     // Recurrent layers and slots together. Random layers propose nothing that fits.
@@ -63,10 +60,21 @@ pub fn check(ordinal: usize) -> Result<Outcome> {
     let path = folder.path().join("model.gguf");
     let recipe = SynthOptions { mtp: true, ..SynthOptions::default() };
     synthesize(SHAPE, OutputFile::create(&path)?, &recipe, &mut |_, _| true)?;
-    let slots = |options: &SessionOptions| Ok(open_with_least(&path, options, 0)?.0);
-    let (compared, of) = answers(&options(ordinal), &slots)?;
-    ensure!(of.rows > of.passes + of.proposals, "no refused proposal was computed again: {of:?}");
-    Ok(worst.worse(compared.at(SHAPE)))
+    for more in [0, 2_000_000] {
+        let slots = |options: &SessionOptions| with_slots(&path, options, more);
+        let (compared, of) = answers(&options(ordinal), &slots)?;
+        ensure!(of.rows > of.passes + of.proposals, "nothing was computed again: {of:?}");
+        worst = worst.worse(compared.at(SHAPE).at(&format!("slots in {more} bytes more")));
+    }
+    Ok(worst)
+}
+
+/// Opens a model with `more` bytes than the least VRAM, in which only some of the experts have slots.
+fn with_slots(path: &Path, options: &SessionOptions, more: u64) -> Result<Session> {
+    let (session, _) = open_with_least(path, options, more)?;
+    let slots = session.slots().context("all experts fit")?;
+    ensure!(more == 0 || slots.kept_slots() > 0, "{more} bytes keep no expert");
+    Ok(session)
 }
 
 fn check_logits(path: &Path, ordinal: usize) -> Result<Outcome> {

@@ -3,7 +3,7 @@
 //! reads the next experts.
 
 use forebay_cuda::{CudaError, DevicePtr, Gpu};
-use forebay_stream::{BatchPart, ExpertIndex, Lease, TierBatch};
+use forebay_stream::{BatchPart, ExpertIndex, Lease, Scope, TierBatch};
 
 use super::super::memory::Device;
 use super::super::on_cpu::BatchRows;
@@ -51,7 +51,11 @@ impl ExpertCache {
         work: &ExpertWork<'_>,
     ) -> Result<(), ModelError> {
         let rows = work.few.then_some(&work.rows);
-        if let Some(service) = &mut self.service {
+        // A batch of the predicting layer, which no graph has, leaves the experts that stay in other layers.
+        let of_all = self.tier.plan().policy.scope == Scope::Global;
+        if let Some(service) = &mut self.service
+            && (of_all || service.has_layer(work.layer))
+        {
             service.forget_tables();
         }
         self.touch(work.layer, work.chosen)?;

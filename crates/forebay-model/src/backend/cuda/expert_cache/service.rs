@@ -132,6 +132,11 @@ impl Service {
         })
     }
 
+    /// Returns true if graphs have the layer, which has experts.
+    pub fn has_layer(&self, layer: usize) -> bool {
+        self.layers.binary_search(&LayerIndex(layer as u32)).is_ok()
+    }
+
     /// Returns the place of a lane in a layer with experts.
     pub(super) fn place_of(&self, layer: usize, lane: usize) -> usize {
         let found = self.layers.binary_search(&LayerIndex(layer as u32));
