@@ -4,9 +4,9 @@ use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::{Arc, LazyLock, Mutex};
 
+use forebay_dlpack::{DataType, data_type, strides};
 use forebay_engine::load::{HeldTensor, HeldWeights};
 
-use crate::dlpack::{DataType, data_type};
 use crate::registry::{lock, next_number};
 use crate::status::{self, Failure};
 
@@ -106,38 +106,5 @@ impl Described {
         self.strides.as_deref().ok_or_else(|| {
             Failure::new(status::BAD_FILES, "its entries are no whole number of elements apart")
         })
-    }
-}
-
-/// Returns the distances in elements: rows are contiguous, and entries of the outermost dimension are `outer` bytes
-/// apart. Returns `None` if that is not a whole number of elements.
-fn strides(shape: &[i64], outer: u64, element_bytes: u64) -> Option<Box<[i64]>> {
-    let mut strides = vec![1; shape.len()];
-    for at in (0..shape.len().saturating_sub(1)).rev() {
-        strides[at] = strides[at + 1] * shape[at + 1];
-    }
-    let is_one = shape.first().is_none_or(|&outermost| outermost == 1);
-    if let (false, Some(first)) = (is_one, strides.first_mut()) {
-        if !outer.is_multiple_of(element_bytes) {
-            return None;
-        }
-        *first = (outer / element_bytes) as i64;
-    }
-    Some(strides.into())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn strides_are_in_elements_and_only_the_outermost_may_have_gaps() {
-        let of = |shape: &[i64], outer, bytes| strides(shape, outer, bytes).map(Vec::from);
-        assert_eq!(of(&[], 2, 2), Some(vec![]));
-        assert_eq!(of(&[5], 4, 4), Some(vec![1]));
-        assert_eq!(of(&[4, 3, 2], 24, 4), Some(vec![6, 2, 1]));
-        assert_eq!(of(&[4, 3, 2], 4096, 4), Some(vec![1024, 2, 1]));
-        assert_eq!(of(&[4, 3, 2], 25, 4), None);
-        assert_eq!(of(&[1, 3, 2], 25, 4), Some(vec![6, 2, 1]));
     }
 }

@@ -4,15 +4,18 @@ use std::ops::ControlFlow;
 use std::thread::Scope;
 use std::time::Duration;
 
-use forebay_format::Catalog;
+use forebay_format::{Catalog, TensorInfo};
 use forebay_model::{Architecture, DeviceShare, KvCapacity, ModelError, SubLayerPlan, Weights};
-use forebay_store::{Interrupt, IoKind};
+use forebay_store::Interrupt;
 use forebay_stream::MemoryPlan;
 
 use crate::doctor::disk::Subject;
 use crate::doctor::gpu::{GpuReport, none};
 use crate::doctor::{ProfiledRead, ReadChoice};
-use crate::load::{DeviceRequest, HeldWeights, LoadLimit, LoadRequest, Loaded, Sources};
+use crate::load::{
+    ChosenPlan, DeviceRequest, HeldWeights, HoldRequest, LoadLimit, LoadRequest, Loaded,
+    LoadedTensor, Sources,
+};
 use crate::placed::{Described, Placed};
 use crate::plan::{PlanRequest, PlannedModel};
 use crate::{EngineError, SessionOptions};
@@ -152,12 +155,19 @@ pub(crate) fn load(
 
 pub(crate) fn hold(
     _: Catalog,
+    _: &[TensorInfo],
     _: &Sources,
-    _: IoKind,
-    _: bool,
+    _: &HoldRequest,
     _: DeviceRequest,
     _: &ReadChoice,
     _: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<HeldWeights, EngineError> {
+    Err(EngineError::NoCuda)
+}
+
+pub(crate) fn hold_chosen(
+    _: &ChosenPlan<'_>,
+    _: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Vec<LoadedTensor>, EngineError> {
     Err(EngineError::NoCuda)
 }

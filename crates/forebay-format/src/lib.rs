@@ -27,6 +27,7 @@ pub mod quantized;
 pub mod random_weights;
 mod seems;
 mod tensor_type;
+mod weights_table;
 
 pub use block::{Block, Relayout, RelayoutShare, Step, StepGroup};
 pub use catalog::{Catalog, Extent, FileIndex, Source, TensorInfo};
@@ -39,3 +40,4 @@ pub use huggingface::{Document, HfMetadata, parse_config_bytes};
 pub use model_files::{model_files, split_stem};
 pub use quant::{can_dequantize, dequantize};
 pub use tensor_type::TensorType;
+pub use weights_table::{StoredTensor, StoredType, WeightsTable};

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use forebay_codec::Compact;
 use forebay_format::pack::Pack;
 use forebay_format::{Catalog, TensorInfo, TensorType};
-use forebay_store::{EngineInfo, Extent, IoKind, LoadStatistics, SlotBuffer};
+use forebay_store::{EngineInfo, Extent, Interrupt, IoKind, LoadStatistics, SlotBuffer};
 
 use super::host::Host;
 use super::{Destination as _, DeviceRequest, Sources};
-use crate::doctor::{MachineProfile, ReadChoice};
+use crate::doctor::MachineProfile;
 use crate::{EngineError, gpu};
 
 /// Alignment of the addresses of tensors on a GPU. CUDA's own allocations have it, and DLPack requires it.
@@ -33,6 +33,12 @@ pub struct HoldRequest {
     pub decode: bool,
     /// GPU to load to. `None` means host memory.
     pub device: Option<DeviceRequest>,
+}
+
+impl Default for HoldRequest {
+    fn default() -> HoldRequest {
+        HoldRequest { io: IoKind::Auto, verify: true, decode: true, device: None }
+    }
 }
 
 /// Tensor and its address.
@@ -159,25 +165,39 @@ pub fn hold(
             expected: "only packs (.fbay) have checksums, and this is none".into(),
         });
     }
-    let sources = Sources::open(&catalog, request.verify, None, None)?;
+    hold_some(catalog, None, request, None, progress)
+}
+
+/// Loads some tensors of a catalog, or all of them, as [`hold`] does. `wanted` is a list of tensors of the catalog.
+pub(super) fn hold_some(
+    catalog: Catalog,
+    wanted: Option<Vec<TensorInfo>>,
+    request: &HoldRequest,
+    interrupt: Option<&Interrupt>,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<HeldWeights, EngineError> {
+    let sources = Sources::open(&catalog, request.verify, interrupt, None)?;
     let choice = MachineProfile::choice_for(&catalog.root);
+    let is_all = wanted.is_none();
+    let wanted = wanted.unwrap_or_else(|| catalog.tensors().to_vec());
     match request.device {
-        None => to_host(&catalog, &sources, request, &choice, progress),
-        Some(device) => {
+        None => {
+            let only = (!is_all).then_some(&wanted[..]);
             let (io, decode) = (request.io, request.decode);
-            gpu::hold(catalog, &sources, io, decode, device, &choice, progress)
+            let host = Host::new(&catalog, only, &sources, io, &choice, decode)?;
+            to_host(&catalog, host, wanted, request, progress)
         }
+        Some(device) => gpu::hold(catalog, &wanted, &sources, request, device, &choice, progress),
     }
 }
 
 fn to_host(
     catalog: &Catalog,
-    sources: &Sources,
+    mut host: Host<'_>,
+    wanted: Vec<TensorInfo>,
     request: &HoldRequest,
-    choice: &ReadChoice,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<HeldWeights, EngineError> {
-    let mut host = Host::new(catalog, sources, request.io, choice, request.decode)?;
     let statistics = host.fill_while(progress)?;
     let engine = host.engine();
     if catalog.pack.is_none() {
@@ -185,15 +205,15 @@ fn to_host(
     }
     let (slots, places) = host.into_memory();
     let places = Places::new(places);
-    let mut tensors = Vec::with_capacity(catalog.tensors().len());
-    for info in catalog.tensors() {
+    let mut tensors = Vec::with_capacity(wanted.len());
+    for info in wanted {
         let ty = if request.decode { info.ty.plain() } else { info.ty };
-        let found = places.of(info, ty);
+        let found = places.of(&info, ty);
         let (address, stride) = found.ok_or_else(|| EngineError::InPieces {
             path: catalog.files[info.extent.file.0 as usize].clone(),
             tensor: info.name.clone(),
         })?;
-        tensors.push(HeldTensor { info: info.clone(), ty, address, stride });
+        tensors.push(HeldTensor { info, ty, address, stride });
     }
     Ok(HeldWeights {
         by_name: by_name(&tensors),

@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use forebay_cuda::{CallersContext, DevicePtr, Gpu, WeightsPool, compact_workspace_bytes};
 use forebay_format::{Catalog, TensorInfo, TensorType};
-use forebay_store::{BlockLabel, Extent, IoKind, UploadPart};
+use forebay_store::{BlockLabel, EngineInfo, Extent, IoKind, LoadStatistics, UploadPart};
 
 use super::device::{CHUNK_BYTES, MARGIN, fits, timed};
 use super::hold::{
-    DEVICE_ALIGNMENT, HeldTensor, HeldWeights, Memory, by_name, dense_stride, pinned_bytes_is,
+    DEVICE_ALIGNMENT, HeldTensor, HeldWeights, HoldRequest, Memory, by_name, dense_stride,
+    pinned_bytes_is,
 };
 use super::{
     DeviceRequest, GpuRing, RingRequest, Sources, as_read, contents, name_of, named, poison,
@@ -22,6 +23,10 @@ use crate::doctor::ReadChoice;
 pub(crate) struct Pool(Option<WeightsPool>);
 
 impl Pool {
+    pub(super) fn new(pool: WeightsPool) -> Pool {
+        Pool(Some(pool))
+    }
+
     pub fn bytes(&self) -> u64 {
         self.0.as_ref().map_or(0, |pool| pool.bytes() as u64)
     }
@@ -35,67 +40,127 @@ impl Drop for Pool {
     }
 }
 
-/// Loads weights to a GPU, as [`super::hold()`] does.
+/// A load to new device memory.
+pub(super) struct DeviceFill<'a> {
+    pub sources: &'a Sources,
+    pub io: IoKind,
+    pub choice: &'a ReadChoice,
+    pub request: DeviceRequest,
+    /// What is read, with addresses that count from 0.
+    pub parts: Vec<UploadPart>,
+    /// Bytes of memory for all parts.
+    pub pool_bytes: usize,
+    /// Bytes of memory that must be free beside it.
+    pub workspace_bytes: usize,
+    /// Names of what is read, for errors.
+    pub contents: &'a [(String, Extent)],
+}
+
+/// Device memory that holds what was read.
+pub(super) struct Filled {
+    pub pool: WeightsPool,
+    pub gpu: Gpu,
+    pub statistics: LoadStatistics,
+    pub engine: EngineInfo,
+    pub setup_seconds: f64,
+    pub pinned_bytes: u64,
+}
+
+impl DeviceFill<'_> {
+    /// Allocates memory and reads all parts into it. No copy is queued when this returns.
+    ///
+    /// # Errors
+    /// Returns an error if the parts do not fit or the GPU cannot be used, or if a read fails or `progress` ended it.
+    pub fn run(
+        mut self,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Filled, EngineError> {
+        let (files, request, pool_bytes) = (&self.sources.checked, self.request, self.pool_bytes);
+        let (gpu, open_seconds) = timed(|| Ok(Gpu::open(request.ordinal)?))?;
+        let needed_bytes = pool_bytes.saturating_add(self.workspace_bytes) as u64;
+        fits(&gpu, request.vram_bytes, needed_bytes)?;
+        // Decoding takes as much memory as the ring, whose slots may be a little larger than asked for.
+        let with_stages = needed_bytes.saturating_add(2 * request.ring_bytes as u64);
+        let gpu_decodes = fits(&gpu, request.vram_bytes, with_stages).is_ok();
+        let (pool, map_seconds) = timed(|| {
+            let mut pool = gpu.weights_pool(pool_bytes, CHUNK_BYTES)?;
+            pool.grow(&gpu, pool_bytes)?;
+            Ok(pool)
+        })?;
+        let first = pool.ptr().address();
+        self.parts.iter_mut().for_each(|part| part.to += first);
+        let DeviceRequest { piece_bytes, ring_bytes, .. } = request;
+        let through = RingRequest {
+            piece_bytes,
+            ring_bytes,
+            gpu_decodes,
+            ..RingRequest::new(files, self.io, self.choice)
+        };
+        let mut ring = GpuRing::open(&gpu, through, &self.parts, &[pool.ptr()])?;
+        let pinned_bytes = ring.pinned_bytes();
+        if pinned_bytes > ring_bytes as u64 {
+            // A chunk with a single checksum is read as a whole, and the ring has at least four slots of that size.
+            return Err(pinned_bytes_is(ring_bytes, pinned_bytes as usize));
+        }
+        if request.check {
+            poison(&gpu, &self.parts, &[pool.ptr()])?;
+        }
+        let filled = ring.fill_while(progress);
+        let statistics = filled.map_err(|error| named(error, self.contents, files))?;
+        // Before anything is decoded: then memory no longer has the bytes of the files.
+        if request.check {
+            let name = |extent: &Extent| name_of(self.contents, extent);
+            let parts = as_read(&self.parts);
+            read_back(&gpu, &self.sources.unrecorded, parts, &[pool.ptr()], &name)?;
+        }
+        let setup_seconds = open_seconds + ring.pin_time().as_secs_f64() + map_seconds;
+        let engine = ring.engine();
+        drop(ring);
+        Ok(Filled { pool, gpu, statistics, engine, setup_seconds, pinned_bytes })
+    }
+}
+
+/// Loads `wanted` tensors to a GPU, as [`super::hold()`] does.
 pub(crate) fn hold(
     catalog: Catalog,
+    wanted: &[TensorInfo],
     sources: &Sources,
-    io: IoKind,
-    decode: bool,
-    request: DeviceRequest,
+    request: &HoldRequest,
+    device: DeviceRequest,
     choice: &ReadChoice,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<HeldWeights, EngineError> {
-    let files = &sources.checked;
     // Declared first, so that it is dropped after everything that uses the GPU.
     let _context = CallersContext::remember();
-    let HoldPlan { mut tensors, mut parts, pool_bytes } = HoldPlan::new(catalog.tensors(), decode);
-    let (gpu, open_seconds) = timed(|| Ok(Gpu::open(request.ordinal)?))?;
+    let HoldPlan { mut tensors, parts, pool_bytes } = HoldPlan::new(wanted, request.decode);
     let workspace_bytes = workspace_bytes(&tensors);
-    fits(&gpu, request.vram_bytes, (pool_bytes + workspace_bytes) as u64)?;
-    // Decoding takes as much memory as the ring, whose slots may be a little larger than asked for.
-    let with_stages = (pool_bytes + workspace_bytes + 2 * request.ring_bytes) as u64;
-    let gpu_decodes = fits(&gpu, request.vram_bytes, with_stages).is_ok();
-    let (pool, map_seconds) = timed(|| {
-        let mut pool = gpu.weights_pool(pool_bytes, CHUNK_BYTES)?;
-        pool.grow(&gpu, pool_bytes)?;
-        Ok(pool)
-    })?;
+    let (io, contents) = (request.io, contents(&catalog));
+    let fill = DeviceFill {
+        sources,
+        io,
+        choice,
+        request: device,
+        parts,
+        pool_bytes,
+        workspace_bytes,
+        contents: &contents,
+    };
+    let Filled { pool, gpu, mut statistics, engine, setup_seconds, pinned_bytes } =
+        fill.run(progress)?;
     let first = pool.ptr().address();
     tensors.iter_mut().for_each(|tensor| tensor.address += first);
-    parts.iter_mut().for_each(|part| part.to += first);
-    let DeviceRequest { piece_bytes, ring_bytes, .. } = request;
-    let through =
-        RingRequest { piece_bytes, ring_bytes, gpu_decodes, ..RingRequest::new(files, io, choice) };
-    let mut ring = GpuRing::open(&gpu, through, &parts, &[pool.ptr()])?;
-    let pinned_bytes = ring.pinned_bytes();
-    if pinned_bytes > ring_bytes as u64 {
-        // A chunk with a single checksum is read as a whole, and the ring has at least four slots of that size.
-        return Err(pinned_bytes_is(ring_bytes, pinned_bytes as usize));
-    }
-    let contents = contents(&catalog);
-    if request.check {
-        poison(&gpu, &parts, &[pool.ptr()])?;
-    }
-    let mut statistics =
-        ring.fill_while(progress).map_err(|error| named(error, &contents, files))?;
-    // Before anything is decoded: then memory no longer has the bytes of the files.
-    if request.check {
-        let name = |extent: &Extent| name_of(&contents, extent);
-        read_back(&gpu, &sources.unrecorded, as_read(&parts), &[pool.ptr()], &name)?;
-    }
     statistics.seconds += decode_all(&gpu, &tensors, pool.ptr())?;
-    let setup_seconds = open_seconds + ring.pin_time().as_secs_f64() + map_seconds;
     Ok(HeldWeights {
         by_name: by_name(&tensors),
         tensors,
         files: catalog.files,
         pack: catalog.pack,
-        device: Some(request.ordinal),
+        device: Some(device.ordinal),
         statistics,
-        engine: ring.engine(),
+        engine,
         setup_seconds,
         pinned_bytes,
-        memory: Memory::Device(Pool(Some(pool))),
+        memory: Memory::Device(Pool::new(pool)),
     })
 }
 

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Instant;
 
-use forebay_format::Catalog;
+use forebay_format::{Catalog, TensorInfo};
 use forebay_store::{
     Arena, BlockLabel, BlockLayout, EngineInfo, Extent, FileSet, IoKind, LoadItem, LoadOptions,
     LoadStatistics, Loaded, Loader, Part, ReadEngine, ReadError, SLOT_ALIGNMENT, SlotBuffer,
@@ -47,22 +47,27 @@ struct PlannedBlock {
 }
 
 /// Read engine and its settings.
-struct Reader {
+pub(super) struct Reader {
     engine: Box<dyn ReadEngine>,
     options: LoadOptions,
     ring: Vec<SlotBuffer>,
 }
 
 impl<'a> Host<'a> {
-    /// Reserves memory for all weights. Compact ones become BF16 if `decode` is true.
+    /// Reserves memory for all weights, or for the blocks of a pack that hold some of the tensors `only`. Compact ones
+    /// become BF16 if `decode` is true.
     pub fn new(
         catalog: &'a Catalog,
+        only: Option<&[TensorInfo]>,
         sources: &'a Sources,
         io: IoKind,
         choice: &'a ReadChoice,
         decode: bool,
     ) -> Result<Host<'a>, EngineError> {
-        let planned = plan(catalog, &sources.checked, decode);
+        let mut planned = plan(catalog, &sources.checked, decode);
+        if let Some(only) = only {
+            keep_blocks_of(only, &mut planned);
+        }
         let arena = Arena::map(arena_bytes(&planned)?)?;
         let blocks = Blocks::new(planned, &arena)?;
         let reader = Reader::open(io, sources, &arena, choice)?;
@@ -142,6 +147,20 @@ impl Destination for Host<'_> {
         let weights = self.blocks.planned.iter().map(|block| block.layout.wanted_bytes()).sum();
         (weights, self.arena.bytes() as u64)
     }
+}
+
+/// Removes the blocks of a pack that hold no part of a tensor in `wanted`.
+fn keep_blocks_of(wanted: &[TensorInfo], planned: &mut Vec<PlannedBlock>) {
+    let mut ranges: Vec<(u64, u64)> = Vec::new();
+    for extent in wanted.iter().flat_map(TensorInfo::extents) {
+        ranges.push((extent.offset, extent.end()));
+    }
+    ranges.sort_unstable();
+    // Extents of tensors do not overlap, so their ends ascend, too.
+    planned.retain(|block| {
+        let next = ranges.partition_point(|&(_, end)| end <= block.extent.offset);
+        ranges.get(next).is_some_and(|&(start, _)| start < block.extent.end())
+    });
 }
 
 fn plan(catalog: &Catalog, files: &FileSet, decode: bool) -> Vec<PlannedBlock> {
@@ -230,7 +249,7 @@ fn ring_of(choice: &ReadChoice) -> Result<(Arena, Vec<SlotBuffer>), EngineError>
 
 impl Reader {
     /// Opens the read engine, and a ring if the profile recommends one.
-    fn open(
+    pub(super) fn open(
         io: IoKind,
         sources: &Sources,
         arena: &Arena,
@@ -260,7 +279,7 @@ impl Reader {
         Ok(Reader { engine, options, ring })
     }
 
-    fn load(
+    pub(super) fn load(
         &mut self,
         files: &FileSet,
         items: Vec<LoadItem>,

@@ -1,6 +1,7 @@
 //! Loads all weights of a model into the memory of the host or of a GPU. It compares the speed with the limits of the
 //! disk, the page cache and the bus to the device.
 
+mod chosen;
 #[cfg(feature = "cuda")]
 mod cufile;
 #[cfg(feature = "cuda")]
@@ -34,6 +35,13 @@ use crate::doctor::{MachineProfile, ReadChoice};
 use crate::statistics::{Checks, ReadPath};
 use crate::traced::TracedModel;
 use crate::{EngineError, gpu, peak_resident_bytes};
+#[cfg(not(feature = "cuda"))]
+pub(crate) use chosen::ChosenPlan;
+#[cfg(feature = "cuda")]
+pub(crate) use chosen::hold_chosen;
+pub use chosen::{
+    Choice, ChosenRequest, DimensionSlice, LoadedTensor, Next, TensorStream, load_chosen,
+};
 #[cfg(feature = "cuda")]
 pub(crate) use cufile::CuFileReader;
 pub use hold::{HeldTensor, HeldWeights, HoldRequest, hold};
@@ -155,6 +163,26 @@ impl Sources {
     }
 }
 
+impl Sources {
+    /// Opens files that are no pack.
+    fn of_files(
+        files: &[PathBuf],
+        interrupt: Option<&Interrupt>,
+        recorder: Option<&IoRecorder>,
+    ) -> Result<Sources, EngineError> {
+        let mut unrecorded = FileSet::open(files)?;
+        if let Some(interrupt) = interrupt {
+            unrecorded = unrecorded.interruptible(interrupt);
+        }
+        let mut recorded = unrecorded.clone();
+        if let Some(recorder) = recorder {
+            recorded = recorded.recorded(recorder);
+        }
+        let as_stored = unrecorded.clone();
+        Ok(Sources { checked: recorded.clone(), unchecked: recorded, unrecorded, as_stored })
+    }
+}
+
 /// Results of all runs together.
 pub(crate) struct Loaded {
     pub engine: EngineInfo,
@@ -215,7 +243,8 @@ pub fn load(
     let (mut request_bytes, mut queue_depth) = (choice.request_bytes, choice.queue_depth);
     let loaded = match request.device {
         None => {
-            let mut host = Host::new(&catalog, &sources, request.io, &choice, request.decode)?;
+            let mut host =
+                Host::new(&catalog, None, &sources, request.io, &choice, request.decode)?;
             let runs = repeat(request, &sources, &mut limit, &mut host, progress)?;
             // Taken before the page cache is measured, because that needs memory of its own.
             let peak_resident_bytes = peak_resident_bytes();

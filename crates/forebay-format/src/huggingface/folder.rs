@@ -33,7 +33,7 @@ pub fn open(path: &Path) -> Result<Catalog, FormatError> {
         let (header, file_bytes) = parse_file(&file, FileIndex(0))?;
         (vec![(file, file_bytes)], header.tensors)
     } else if root.join(INDEX).exists() {
-        open_shards(root)?
+        open_shards(root, &read_tensors)?
     } else if is_safetensors(path) {
         // This is a single file with a name of its own.
         let (header, file_bytes) = parse_file(path, FileIndex(0))?;
@@ -53,27 +53,7 @@ pub fn open(path: &Path) -> Result<Catalog, FormatError> {
 /// Returns an error if the files cannot be opened, see [`Catalog::open_weights`].
 pub fn open_weights(path: &Path) -> Result<Catalog, FormatError> {
     let root = if path.is_dir() { path } else { folder_of(path) };
-    let (files, tensors) = if !path.is_dir() {
-        open_each(std::slice::from_ref(&path.to_owned()))?
-    } else if root.join(SINGLE_FILE).exists() {
-        open_each(&[root.join(SINGLE_FILE)])?
-    } else if root.join(INDEX).exists() {
-        open_shards(root)?
-    } else {
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir(root).map_err(FormatError::io(root))? {
-            let path = entry.map_err(FormatError::io(root))?.path();
-            if is_safetensors(&path) {
-                found.push(path);
-            }
-        }
-        if found.is_empty() {
-            let why = "the folder has no safetensors files".to_owned();
-            return Err(FormatError::NoModel { path: root.to_owned(), why });
-        }
-        found.sort();
-        open_each(&found)?
-    };
+    let (files, tensors) = weights_files(path, &read_tensors)?;
     let config = Folder::Disk(root).json(CONFIG)?;
     let metadata = match config {
         Some(_) => read_metadata(&Folder::Disk(root))?,
@@ -88,13 +68,66 @@ pub fn open_weights(path: &Path) -> Result<Catalog, FormatError> {
     Catalog::new(root.to_owned(), files, Source::HuggingFace(metadata), tensors)
 }
 
-/// Returns the files with their sizes, and all of their tensors.
-fn open_each(paths: &[PathBuf]) -> Result<(Vec<SizedFile>, Vec<TensorInfo>), FormatError> {
+/// Returns the tensors of a safetensors file, and the file's size.
+fn read_tensors(path: &Path, index: FileIndex) -> Result<(Vec<TensorInfo>, u64), FormatError> {
+    let (header, file_bytes) = parse_file(path, index)?;
+    Ok((header.tensors, file_bytes))
+}
+
+/// An entry of the table of a safetensors file.
+pub(crate) trait Named {
+    fn name(&self) -> &str;
+}
+
+impl Named for TensorInfo {
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// Reads the table of one safetensors file. Also returns the file's size.
+pub(crate) type ReadFile<'a, T> =
+    &'a dyn Fn(&Path, FileIndex) -> Result<(Vec<T>, u64), FormatError>;
+
+/// Returns the files that [`open_weights`] opens for `path`, and the entries that `read` finds in them.
+pub(crate) fn weights_files<T: Named>(
+    path: &Path,
+    read: ReadFile<'_, T>,
+) -> Result<(Vec<SizedFile>, Vec<T>), FormatError> {
+    if !path.is_dir() {
+        return open_each(std::slice::from_ref(&path.to_owned()), read);
+    }
+    if path.join(SINGLE_FILE).exists() {
+        return open_each(&[path.join(SINGLE_FILE)], read);
+    }
+    if path.join(INDEX).exists() {
+        return open_shards(path, read);
+    }
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(FormatError::io(path))? {
+        let path = entry.map_err(FormatError::io(path))?.path();
+        if is_safetensors(&path) {
+            found.push(path);
+        }
+    }
+    if found.is_empty() {
+        let why = "the folder has no safetensors files".to_owned();
+        return Err(FormatError::NoModel { path: path.to_owned(), why });
+    }
+    found.sort();
+    open_each(&found, read)
+}
+
+/// Returns the files with their sizes, and all of their entries.
+pub(crate) fn open_each<T>(
+    paths: &[PathBuf],
+    read: ReadFile<'_, T>,
+) -> Result<(Vec<SizedFile>, Vec<T>), FormatError> {
     let (mut files, mut tensors) = (Vec::new(), Vec::new());
     for (number, path) in paths.iter().enumerate() {
-        let (header, file_bytes) = parse_file(path, FileIndex(number as u32))?;
+        let (entries, file_bytes) = read(path, FileIndex(number as u32))?;
         files.push((path.clone(), file_bytes));
-        tensors.extend(header.tensors);
+        tensors.extend(entries);
     }
     Ok((files, tensors))
 }
@@ -210,7 +243,10 @@ fn chat_template(
 }
 
 /// Returns all shards that the index names, in the order of their names, and their tensors.
-fn open_shards(root: &Path) -> Result<(Vec<SizedFile>, Vec<TensorInfo>), FormatError> {
+fn open_shards<T: Named>(
+    root: &Path,
+    read: ReadFile<'_, T>,
+) -> Result<(Vec<SizedFile>, Vec<T>), FormatError> {
     let index = root.join(INDEX);
     let json = read_json(&index)?.unwrap_or_default();
     let invalid = |what: &str| FormatError::InvalidJson { path: index.clone(), what: what.into() };
@@ -229,12 +265,11 @@ fn open_shards(root: &Path) -> Result<(Vec<SizedFile>, Vec<TensorInfo>), FormatE
     let mut tensors = Vec::new();
     for (number, (shard, mut wanted)) in shards.into_iter().enumerate() {
         let path = shard_path(root, &index, shard)?;
-        let (header, file_bytes) = parse_file(&path, FileIndex(number as u32))?;
+        let (entries, file_bytes) = read(&path, FileIndex(number as u32))?;
         wanted.sort_unstable();
         let wants = |name: &str| wanted.binary_search(&name).is_ok();
         // The index decides. Tensors that it does not assign to this file are left out.
-        let kept: Vec<TensorInfo> =
-            header.tensors.into_iter().filter(|tensor| wants(&tensor.name)).collect();
+        let kept: Vec<T> = entries.into_iter().filter(|tensor| wants(tensor.name())).collect();
         if kept.len() < wanted.len() {
             return Err(missing_tensor(&index, shard, &wanted, &kept));
         }
@@ -262,8 +297,8 @@ fn is_plain(name: &str) -> bool {
     matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
 }
 
-fn missing_tensor(index: &Path, shard: &str, wanted: &[&str], kept: &[TensorInfo]) -> FormatError {
-    let missing = wanted.iter().find(|name| kept.iter().all(|tensor| tensor.name != **name));
+fn missing_tensor<T: Named>(index: &Path, shard: &str, wanted: &[&str], kept: &[T]) -> FormatError {
+    let missing = wanted.iter().find(|name| kept.iter().all(|tensor| tensor.name() != **name));
     FormatError::MissingTensor {
         path: index.to_owned(),
         tensor: missing.copied().unwrap_or_default().to_owned(),

@@ -1,13 +1,13 @@
 //! Parser of one safetensors file's header. A file holds the header's length in 8 bytes, then the
 //! header as JSON, then the data.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use safetensors::tensor::{Dtype, Metadata};
+use safetensors::tensor::{Dtype, Metadata, TensorInfo as TableEntry};
 use serde::Deserializer;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 
@@ -67,12 +67,35 @@ pub(crate) fn parse_header(
     parse(header, path, file_bytes, FileIndex(0))
 }
 
+/// Reads the table of the file at `path`. Also returns the start of its data and the file's size.
+pub(crate) fn read_table(path: &Path) -> Result<(Metadata, u64, u64), FormatError> {
+    let file = File::open(path).map_err(FormatError::io(path))?;
+    let file_bytes = file.metadata().map_err(FormatError::io(path))?.len();
+    let (table, data_offset) = table(file, path, file_bytes)?;
+    Ok((table, data_offset, file_bytes))
+}
+
 fn parse(
-    mut reader: impl Read,
+    reader: impl Read,
     path: &Path,
     file_bytes: u64,
     index: FileIndex,
 ) -> Result<SafetensorsHeader, FormatError> {
+    let (table, data_offset) = table(reader, path, file_bytes)?;
+    let tensors = table
+        .offset_keys()
+        .into_iter()
+        .map(|name| tensor(path, index, data_offset, &table, name))
+        .collect::<Result<Vec<_>, _>>()?;
+    Ok(SafetensorsHeader { tensors, data_offset })
+}
+
+/// Reads the table of a file, and returns it with the start of the file's data.
+fn table(
+    mut reader: impl Read,
+    path: &Path,
+    file_bytes: u64,
+) -> Result<(Metadata, u64), FormatError> {
     let truncated = |what, offset, needed| FormatError::Truncated {
         path: path.to_owned(),
         what,
@@ -113,12 +136,63 @@ fn parse(
         let path = path.to_owned();
         return Err(FormatError::SafetensorsSize { path, expected, found: file_bytes });
     }
-    let tensors = table
-        .offset_keys()
-        .into_iter()
-        .map(|name| tensor(path, index, data_offset, &table, name))
-        .collect::<Result<Vec<_>, _>>()?;
-    Ok(SafetensorsHeader { tensors, data_offset })
+    Ok((table, data_offset))
+}
+
+/// Encodes the header of a file of these tensors: name, type as the format writes it, shape and bytes. `path` is only used
+/// in errors. Also returns the names in the order of their data, which is that of the reference implementation: the
+/// largest elements first, then by name. Equal tensors and metadata give equal bytes.
+///
+/// # Errors
+/// Returns [`FormatError::UnsupportedDtype`] if the format has no such type or the bytes do not match the shape, and
+/// [`FormatError::DuplicateTensor`].
+pub fn encode_header(
+    path: &Path,
+    tensors: Vec<(String, String, Vec<usize>, usize)>,
+    metadata: Option<HashMap<String, String>>,
+) -> Result<(Vec<u8>, Vec<String>), FormatError> {
+    let mut known = Vec::with_capacity(tensors.len());
+    for (tensor, dtype, shape, bytes) in tensors {
+        let parsed = serde_json::from_value::<Dtype>(serde_json::Value::String(dtype.clone()));
+        let elements = shape.iter().try_fold(1_usize, |product, &dim| product.checked_mul(dim));
+        let fits = |of: &Dtype| {
+            let bits = elements.and_then(|elements| elements.checked_mul(of.bitsize()));
+            bits.is_some_and(|bits| bytes.checked_mul(8) == Some(bits))
+        };
+        let Some(parsed) = parsed.ok().filter(fits) else {
+            let (path, dtype) = (path.to_owned(), format!("{dtype} in {bytes} bytes of {shape:?}"));
+            return Err(FormatError::UnsupportedDtype { path, tensor, dtype });
+        };
+        known.push((tensor, parsed, shape, bytes));
+    }
+    known.sort_by(|(a, a_type, ..), (b, b_type, ..)| b_type.cmp(a_type).then(a.cmp(b)));
+    let (mut end, mut table) = (0, Vec::with_capacity(known.len()));
+    for (name, dtype, shape, bytes) in known {
+        let data_offsets = (end, end + bytes);
+        end += bytes;
+        table.push((name, TableEntry { dtype, shape, data_offsets }));
+    }
+    let order: Vec<String> = table.iter().map(|(name, _)| name.clone()).collect();
+    let mut names: Vec<&String> = order.iter().collect();
+    names.sort_unstable();
+    if let Some(pair) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+        let (path, tensor) = (path.to_owned(), pair[0].clone());
+        return Err(FormatError::DuplicateTensor { path, tensor });
+    }
+    let encoded = Metadata::new(metadata, table).map_err(serde::ser::Error::custom);
+    let encoded = encoded.and_then(|table| {
+        let mut table = serde_json::to_value(&table)?;
+        if let Some(texts) = table.get_mut("__metadata__").and_then(|texts| texts.as_object_mut()) {
+            texts.sort_keys();
+        }
+        serde_json::to_vec(&table)
+    });
+    let mut text = encoded
+        .map_err(|source| FormatError::SafetensorsHeader { path: path.to_owned(), source })?;
+    text.resize(text.len().next_multiple_of(LENGTH_BYTES as usize), b' ');
+    let mut header = (text.len() as u64).to_le_bytes().to_vec();
+    header.append(&mut text);
+    Ok((header, order))
 }
 
 /// Returns a name that appears twice in the header. JSON parsers would silently let the last one
@@ -173,7 +247,7 @@ fn tensor(
     Ok(TensorInfo::contiguous(name, ty, shape, extent))
 }
 
-fn tensor_type(dtype: Dtype) -> Option<TensorType> {
+pub(crate) fn tensor_type(dtype: Dtype) -> Option<TensorType> {
     Some(match dtype {
         Dtype::BOOL => TensorType::Bool,
         Dtype::U8 => TensorType::U8,
@@ -193,4 +267,44 @@ fn tensor_type(dtype: Dtype) -> Option<TensorType> {
         Dtype::U64 => TensorType::U64,
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encoded_headers_are_read_again() {
+        let tensor = |name: &str, ty: &str, shape: &[usize], bytes| {
+            (name.to_owned(), ty.to_owned(), shape.to_vec(), bytes)
+        };
+        let all = vec![
+            tensor("b", "U8", &[3], 3),
+            tensor("z", "F32", &[], 4),
+            tensor("a", "F32", &[2, 1], 8),
+        ];
+        let texts: HashMap<String, String> =
+            (0..9).map(|number| (number.to_string(), "text".to_owned())).collect();
+        let path = Path::new("a.safetensors");
+        let (header, order) = encode_header(path, all.clone(), Some(texts.clone())).unwrap();
+        assert_eq!(order, ["a", "z", "b"]);
+        assert_eq!(encode_header(path, all.clone(), Some(texts)).unwrap().0, header);
+        let file = [&header[..], &[0; 15]].concat();
+        let parsed = parse_safetensors_bytes(&file).unwrap();
+        let names: Vec<&str> = parsed.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+        assert_eq!((names, parsed.data_offset), (vec!["a", "z", "b"], header.len() as u64));
+
+        let refused = |tensors| encode_header(path, tensors, None).unwrap_err();
+        assert!(matches!(
+            refused(vec![all[0].clone(), all[0].clone()]),
+            FormatError::DuplicateTensor { .. }
+        ));
+        for wrong in [
+            tensor("w", "F33", &[], 4),
+            tensor("w", "F32", &[], 3),
+            tensor("w", "U8", &[usize::MAX, 2], 4),
+        ] {
+            assert!(matches!(refused(vec![wrong]), FormatError::UnsupportedDtype { .. }));
+        }
+    }
 }

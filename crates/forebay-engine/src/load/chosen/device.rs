@@ -1,0 +1,96 @@
+//! Chosen tensors in VRAM.
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use forebay_cuda::CallersContext;
+use forebay_store::{BlockLabel, Extent, UploadPart};
+
+use super::plan::Planned;
+use super::{ChosenPlan, LoadedTensor, Memory, TensorMemory};
+use crate::load::device::MARGIN;
+use crate::load::hold::DEVICE_ALIGNMENT;
+use crate::load::hold_device::{DeviceFill, Pool};
+use crate::{EngineError, load::DeviceRequest};
+
+/// Largest number of runs that a load copies to a GPU. Each is a copy of its own.
+const RUNS_MAX: u64 = 1 << 22;
+
+/// Loads chosen tensors to a GPU.
+pub(crate) fn hold_chosen(
+    plan: &ChosenPlan<'_>,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Vec<LoadedTensor>, EngineError> {
+    let Some(device) = plan.request.device else { return Ok(Vec::new()) };
+    // Declared first, so that it is dropped after everything that uses the GPU.
+    let _context = CallersContext::remember();
+    let runs = plan.planned.iter().fold(0_u64, |sum, it| sum.saturating_add(it.count));
+    if runs > RUNS_MAX {
+        return Err(EngineError::BadOption {
+            name: "slices",
+            value: format!("{runs} runs of bytes"),
+            expected: format!(
+                "a load to a GPU copies at most {RUNS_MAX}: load to the CPU, or slice an outer dimension"
+            ),
+        });
+    }
+    let Placed { addresses, parts, contents, pool_bytes } = Placed::new(&plan.planned);
+    let fill = DeviceFill {
+        sources: plan.sources,
+        io: plan.request.io,
+        choice: plan.choice,
+        request: device,
+        parts,
+        pool_bytes,
+        workspace_bytes: 0,
+        contents: &contents,
+    };
+    let filled = fill.run(progress)?;
+    let first = filled.pool.ptr().address();
+    let memory = Arc::new(TensorMemory(Memory::Device(Pool::new(filled.pool))));
+    let DeviceRequest { ordinal, .. } = device;
+    let tensors = plan.planned.iter().zip(addresses).map(|(planned, address)| LoadedTensor {
+        name: planned.name.clone(),
+        ty: planned.ty,
+        shape: planned.shape.clone(),
+        address: if planned.bytes() > 0 { first + address } else { 0 },
+        bytes: planned.bytes(),
+        stride: None,
+        device: Some(ordinal),
+        memory: Arc::clone(&memory),
+    });
+    Ok(tensors.collect())
+}
+
+/// Where tensors go, counted from 0.
+struct Placed {
+    addresses: Vec<u64>,
+    parts: Vec<UploadPart>,
+    contents: Vec<(String, Extent)>,
+    pool_bytes: usize,
+}
+
+impl Placed {
+    fn new(planned: &[Planned]) -> Placed {
+        let (mut addresses, mut parts, mut contents) = (Vec::new(), Vec::new(), Vec::new());
+        let mut end = MARGIN as u64;
+        for (index, tensor) in planned.iter().enumerate() {
+            // A saturated address does not fit into any device.
+            let address = end.checked_next_multiple_of(DEVICE_ALIGNMENT).unwrap_or(u64::MAX);
+            addresses.push(address);
+            for run in 0..tensor.count {
+                let extent = tensor.run(run);
+                let to = address.saturating_add(run * tensor.length);
+                parts.push(UploadPart { label: BlockLabel::Other(index as u64), extent, to });
+            }
+            if tensor.count > 0 {
+                let (first, last) = (tensor.run(0), tensor.run(tensor.count - 1));
+                let length = last.end() - first.offset;
+                contents.push((format!("tensor {:?}", tensor.name), Extent { length, ..first }));
+            }
+            end = address.saturating_add(tensor.bytes());
+        }
+        let pool_bytes = end.saturating_add(MARGIN as u64) as usize;
+        Placed { addresses, parts, contents, pool_bytes }
+    }
+}

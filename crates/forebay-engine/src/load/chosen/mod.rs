@@ -1,0 +1,237 @@
+//! Loads some tensors of files, or ranges of them, and reads only what they need.
+//!
+//! Everything here also accepts what no model uses: tensors without elements, and types without kernels.
+
+#[cfg(feature = "cuda")]
+mod device;
+mod host;
+mod plan;
+mod staged;
+mod stream;
+
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use forebay_format::{Catalog, StoredType, TensorInfo, WeightsTable};
+use forebay_store::{Interrupt, IoKind, IoRecorder, SlotBuffer};
+
+use super::hold::hold_some;
+use super::{DeviceRequest, HeldTensor, HeldWeights, HoldRequest, Sources};
+use crate::doctor::{MachineProfile, ReadChoice};
+use crate::{EngineError, gpu};
+#[cfg(feature = "cuda")]
+pub(crate) use device::hold_chosen;
+pub use plan::DimensionSlice;
+use plan::Planned;
+pub use stream::{Next, TensorStream};
+
+/// A tensor to load.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice {
+    /// Index into [`WeightsTable::tensors`].
+    pub tensor: usize,
+    /// Part of the tensor. `None` means all of it.
+    pub slice: Option<DimensionSlice>,
+}
+
+/// Options of [`load_chosen`].
+#[derive(Debug, Clone)]
+pub struct ChosenRequest {
+    /// Read engine for data that is not in the page cache.
+    pub io: IoKind,
+    /// GPU to load to. `None` means host memory.
+    pub device: Option<DeviceRequest>,
+    /// True if weights of all types become f32. Integers and bools stay as they are.
+    pub to_f32: bool,
+    /// Bytes of memory beside the tensors for parts that are not adjacent in a file, and for conversions.
+    pub staging_bytes: usize,
+    /// Recorder of every read.
+    pub recorder: Option<IoRecorder>,
+    /// Interrupt that ends the load early.
+    pub interrupt: Interrupt,
+}
+
+impl Default for ChosenRequest {
+    fn default() -> ChosenRequest {
+        ChosenRequest {
+            io: IoKind::Auto,
+            device: None,
+            to_f32: false,
+            staging_bytes: 128 << 20,
+            recorder: None,
+            interrupt: Interrupt::new(),
+        }
+    }
+}
+
+/// A tensor in memory. Its elements are row-major.
+#[derive(Clone)]
+pub struct LoadedTensor {
+    pub name: String,
+    pub ty: StoredType,
+    pub shape: Vec<u64>,
+    /// Address of the first byte in the memory of the host or of the GPU. It is 0 if there are no elements.
+    pub address: u64,
+    pub bytes: u64,
+    /// Bytes from one entry of the outermost dimension to the next, if they are not adjacent. Only stacks of packs are
+    /// not.
+    pub stride: Option<u64>,
+    /// Ordinal of the GPU. `None` means host memory.
+    pub device: Option<usize>,
+    /// Memory that holds this tensor and perhaps others.
+    pub memory: Arc<TensorMemory>,
+}
+
+/// Memory of one or several tensors. It is freed when this is dropped, which may happen on any thread.
+pub struct TensorMemory(Memory);
+
+#[allow(dead_code, reason = "the memory is only kept until it is dropped")]
+enum Memory {
+    Host(Vec<SlotBuffer>),
+    Device(gpu::Pool),
+    Held(Box<HeldWeights>),
+}
+
+// A consumer may drop a tensor on any thread.
+const _: () = {
+    const fn crosses_threads<T: Send + Sync>() {}
+    crosses_threads::<LoadedTensor>();
+};
+
+impl TensorMemory {
+    /// Returns the bytes of memory, including what alignment leaves unused.
+    pub fn bytes(&self) -> u64 {
+        match &self.0 {
+            Memory::Host(slots) => slots.iter().map(|slot| slot.len() as u64).sum(),
+            Memory::Device(pool) => pool.bytes(),
+            Memory::Held(held) => held.memory_bytes(),
+        }
+    }
+}
+
+/// Everything that a load of chosen tensors needs.
+pub(crate) struct ChosenPlan<'a> {
+    pub sources: &'a Sources,
+    pub choice: &'a ReadChoice,
+    pub request: &'a ChosenRequest,
+    pub planned: Vec<Planned>,
+}
+
+/// Loads tensors of `table` and returns them in the order of `choices`. Only the parts of files that hold them are read,
+/// and what is less than 64 KiB between two parts.
+///
+/// All bytes are in memory when this returns. `progress` is called on this thread with the bytes that are done and the
+/// bytes in total, and may end the load.
+///
+/// # Errors
+/// Returns an error if a slice is not inside its tensor, if the tensors do not fit into memory, if the GPU cannot be
+/// used, if a pack's tensors are to be sliced or converted, or if a read fails. Returns [`EngineError::Interrupted`] if
+/// `progress` or the interrupt ended the load. All memory is freed in these cases.
+///
+/// # Panics
+/// Panics if a choice is no index of the table.
+pub fn load_chosen(
+    table: &WeightsTable,
+    choices: &[Choice],
+    request: &ChosenRequest,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Vec<LoadedTensor>, EngineError> {
+    Opened::new(table, request)?.load(table, choices, request, progress)
+}
+
+/// Files that are open for loads.
+enum Opened {
+    Plain(Box<(Sources, ReadChoice)>),
+    Pack(Arc<Catalog>),
+}
+
+impl Opened {
+    fn new(table: &WeightsTable, request: &ChosenRequest) -> Result<Opened, EngineError> {
+        if let Some(pack) = &table.pack {
+            return Ok(Opened::Pack(Arc::clone(pack)));
+        }
+        let (interrupt, recorder) = (Some(&request.interrupt), request.recorder.as_ref());
+        let sources = Sources::of_files(&table.files, interrupt, recorder)?;
+        Ok(Opened::Plain(Box::new((sources, MachineProfile::choice_for(&table.root)))))
+    }
+
+    fn load(
+        &self,
+        table: &WeightsTable,
+        choices: &[Choice],
+        request: &ChosenRequest,
+        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+    ) -> Result<Vec<LoadedTensor>, EngineError> {
+        request.interrupt.check()?;
+        match self {
+            Opened::Pack(catalog) => from_pack(table, catalog, choices, request, progress),
+            Opened::Plain(opened) => {
+                let (sources, choice) = &**opened;
+                let plan = |choice: &Choice| Planned::new(table, choice, request.to_f32);
+                let planned = choices.iter().map(plan).collect::<Result<_, _>>()?;
+                let plan = ChosenPlan { sources, choice, request, planned };
+                match request.device {
+                    None => host::load(&plan, progress),
+                    Some(_) if request.to_f32 => Err(EngineError::BadOption {
+                        name: "dtype",
+                        value: "float32".into(),
+                        expected: "weights are converted in host memory only: load to the CPU"
+                            .into(),
+                    }),
+                    Some(_) => gpu::hold_chosen(&plan, progress),
+                }
+            }
+        }
+    }
+}
+
+fn from_pack(
+    table: &WeightsTable,
+    catalog: &Catalog,
+    choices: &[Choice],
+    request: &ChosenRequest,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Vec<LoadedTensor>, EngineError> {
+    let whole = |name, value: String| EngineError::BadOption {
+        name,
+        value,
+        expected: format!(
+            "tensors of a pack are loaded whole and as they are ({})",
+            table.files[0].display()
+        ),
+    };
+    if request.to_f32 {
+        return Err(whole("dtype", "float32".into()));
+    }
+    let name = |choice: &Choice| &table.tensors()[choice.tensor].name;
+    if let Some(sliced) = choices.iter().find(|choice| choice.slice.is_some()) {
+        return Err(whole("slices", format!("one of tensor {:?}", name(sliced))));
+    }
+    let mut wanted: Vec<&TensorInfo> =
+        choices.iter().filter_map(|choice| catalog.tensor(name(choice))).collect();
+    wanted.sort_by_key(|info| info.extent);
+    wanted.dedup_by_key(|info| info.extent);
+    let HoldRequest { verify, decode, .. } = HoldRequest::default();
+    let hold = HoldRequest { io: request.io, verify, decode, device: request.device };
+    let wanted = wanted.into_iter().cloned().collect();
+    let interrupt = Some(&request.interrupt);
+    let held = hold_some(catalog.clone(), Some(wanted), &hold, interrupt, progress)?;
+    let found = choices.iter().filter_map(|choice| held.find(name(choice))).collect::<Vec<_>>();
+    let of = |tensor: &HeldTensor| {
+        let HeldTensor { info, ty, address, stride } = tensor;
+        let entries = info.shape.first().copied().unwrap_or(1);
+        let is_apart = entries > 1 && stride.saturating_mul(entries) > tensor.bytes();
+        (info.name.clone(), *ty, info.shape.clone(), *address, is_apart.then_some(*stride))
+    };
+    let described: Vec<_> = found
+        .into_iter()
+        .map(|at| (of(&held.tensors[at]), held.tensors[at].bytes(), held.device))
+        .collect();
+    let memory = Arc::new(TensorMemory(Memory::Held(Box::new(held))));
+    let loaded =
+        described.into_iter().map(|((name, ty, shape, address, stride), bytes, device)| {
+            let (ty, memory) = (StoredType::Tensor(ty), Arc::clone(&memory));
+            LoadedTensor { name, ty, shape, address, bytes, stride, device, memory }
+        });
+    Ok(loaded.collect())
+}

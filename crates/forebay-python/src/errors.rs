@@ -1,0 +1,84 @@
+//! Exceptions for the errors of loads.
+
+use std::error::Error;
+use std::io;
+use std::path::Path;
+
+use forebay_engine::EngineError;
+use forebay_format::FormatError;
+use forebay_store::{OutputError, ReadError, StoreError};
+use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError};
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+/// Returns an exception of a class of `forebay._errors`.
+pub fn raise(py: Python<'_>, class: &str, words: String) -> PyErr {
+    let made = py.import("forebay._errors").and_then(|module| module.getattr(class));
+    match made.and_then(|class| Ok(class.cast_into::<PyType>()?)) {
+        Ok(class) => PyErr::from_type(class, words),
+        Err(error) => error,
+    }
+}
+
+/// Returns an error in words, with its causes unless they are in the words already.
+fn words(error: &dyn Error) -> String {
+    let mut words = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let more = error.to_string();
+        if !words.contains(&more) {
+            words = format!("{words}: {more}");
+        }
+        cause = error.source();
+    }
+    words
+}
+
+/// Returns the exception of an error of the system about a file, such as `FileNotFoundError`.
+fn of_system(file: &Path, source: &io::Error) -> Option<PyErr> {
+    let number = source.raw_os_error()?;
+    let words = source.to_string();
+    let words = words.split(" (os error").next().unwrap_or_default().to_owned();
+    // Python chooses the subclass of OSError by the number.
+    Some(PyOSError::new_err((number, words, file.as_os_str().to_owned())))
+}
+
+/// Returns the exception for an error of a load. A load that was stopped has the reason in `stopped`.
+pub fn of_engine(py: Python<'_>, error: &EngineError, stopped: Option<PyErr>) -> PyErr {
+    let about_file = match error {
+        EngineError::Format(FormatError::Io { path, source })
+        | EngineError::Store(StoreError::Open { file: path, source }) => of_system(path, source),
+        _ => None,
+    };
+    if let Some(error) = about_file {
+        return error;
+    }
+    let class = match error {
+        EngineError::Interrupted => {
+            return stopped.unwrap_or_else(|| PyKeyboardInterrupt::new_err(()));
+        }
+        EngineError::Format(FormatError::Io { .. }) => "ReadError",
+        EngineError::Format(_) | EngineError::InPieces { .. } => "FormatError",
+        EngineError::BadOption { .. } => "OptionError",
+        EngineError::DoesNotFit { .. }
+        | EngineError::DoesNotFitDevice { .. }
+        | EngineError::OverBudget { .. }
+        | EngineError::Store(StoreError::Memory { .. }) => "OutOfMemoryError",
+        EngineError::Load { cause: ReadError::Corrupt { .. }, .. }
+        | EngineError::Store(StoreError::Corrupt { .. }) => "FormatError",
+        EngineError::Load { .. } | EngineError::Store(_) => "ReadError",
+        #[cfg(feature = "cuda")]
+        EngineError::Cuda(_) | EngineError::CuFile(_) => "DeviceError",
+        EngineError::NoCuda | EngineError::ReadBack { .. } => "DeviceError",
+        _ => "Error",
+    };
+    raise(py, class, words(error))
+}
+
+pub fn of_format(py: Python<'_>, error: FormatError) -> PyErr {
+    of_engine(py, &EngineError::Format(error), None)
+}
+
+pub fn of_output(py: Python<'_>, error: &OutputError) -> PyErr {
+    raise(py, "WriteError", words(error))
+}

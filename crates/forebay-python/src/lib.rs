@@ -1,0 +1,32 @@
+//! The part of the Python package `forebay` that is written in Rust: `forebay._native`.
+//!
+//! Every call that waits releases the GIL. Errors become the exceptions of `forebay._errors`.
+
+mod errors;
+mod load;
+mod save;
+mod stream;
+mod table;
+mod tensor;
+
+use pyo3::prelude::*;
+
+/// Tables, loads and tensors. `forebay` documents the interface for programs.
+#[pymodule]
+#[pyo3(name = "_native")]
+mod native {
+    #[pymodule_export]
+    use super::load::load;
+    #[pymodule_export]
+    use super::save::save;
+    #[pymodule_export]
+    use super::stream::Stream;
+    #[pymodule_export]
+    use super::table::Table;
+    #[pymodule_export]
+    use super::tensor::Tensor;
+
+    /// Version of the package.
+    #[pymodule_export]
+    const VERSION: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,121 @@
+//! Loads to memory.
+
+use std::collections::HashMap;
+use std::ops::ControlFlow;
+use std::time::{Duration, Instant};
+
+use forebay_engine::load::{Choice, ChosenRequest, DeviceRequest, DimensionSlice, load_chosen};
+use pyo3::prelude::*;
+
+use crate::errors::{of_engine, raise};
+use crate::table::Table;
+use crate::tensor::Tensor;
+
+/// Shortest time between two looks at the signals of the interpreter, for which the GIL is taken.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Ranges by name: dimension, start and stop.
+pub type Slices = HashMap<String, (usize, u64, u64)>;
+
+/// Returns the tensors to load: those of `names`, or all, each with its range in `slices`.
+pub fn choices(
+    py: Python<'_>,
+    table: &Table,
+    names: Option<Vec<String>>,
+    slices: Option<Slices>,
+) -> PyResult<Vec<Choice>> {
+    let slices = slices.unwrap_or_default();
+    let mut choices: Vec<Choice> = match names {
+        Some(names) => {
+            let find = |name: &String| Ok(Choice { tensor: table.index(py, name)?, slice: None });
+            names.iter().map(find).collect::<PyResult<_>>()?
+        }
+        None => {
+            let all = 0..table.inner.tensors().len();
+            all.map(|tensor| Choice { tensor, slice: None }).collect()
+        }
+    };
+    for (name, (dimension, start, stop)) in slices {
+        let tensor = table.index(py, &name)?;
+        let slice = Some(DimensionSlice { dimension, start, stop });
+        let mut found = false;
+        for choice in choices.iter_mut().filter(|choice| choice.tensor == tensor) {
+            (choice.slice, found) = (slice, true);
+        }
+        if !found {
+            let words =
+                format!("slices names tensor {name:?}, which is not among the tensors to load");
+            return Err(raise(py, "OptionError", words));
+        }
+    }
+    Ok(choices)
+}
+
+/// Returns the options of a load.
+pub fn request(py: Python<'_>, device: &str, to_f32: bool) -> PyResult<ChosenRequest> {
+    let gpu = match device.split_once(':') {
+        None if device == "cpu" => None,
+        None if device == "cuda" => Some(0),
+        Some(("cuda", number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
+            number.parse().ok().map(Some).ok_or(()).map_err(|()| bad_device(py, device))?
+        }
+        _ => return Err(bad_device(py, device)),
+    };
+    let device = gpu.map(DeviceRequest::new);
+    Ok(ChosenRequest { device, to_f32, ..ChosenRequest::default() })
+}
+
+fn bad_device(py: Python<'_>, device: &str) -> PyErr {
+    let words = format!("device is {device:?}, but \"cpu\", \"cuda\" or \"cuda:N\" is needed");
+    raise(py, "OptionError", words)
+}
+
+/// Loads tensors and returns them in the order of `names`, or of the files.
+#[pyfunction]
+#[pyo3(signature = (table, names, slices, device, to_f32, progress))]
+pub fn load(
+    py: Python<'_>,
+    table: &Table,
+    names: Option<Vec<String>>,
+    slices: Option<Slices>,
+    device: &str,
+    to_f32: bool,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Vec<Tensor>> {
+    let choices = choices(py, table, names, slices)?;
+    let request = request(py, device, to_f32)?;
+    let inner = &table.inner;
+    let mut stopped = None;
+    let mut looked = None::<Instant>;
+    let loaded = py.detach(|| {
+        let mut tell = |done: u64, total: u64| {
+            if looked.is_some_and(|looked| looked.elapsed() < LOOK) && done < total {
+                return ControlFlow::Continue(());
+            }
+            looked = Some(Instant::now());
+            let told = Python::attach(|py| {
+                py.check_signals()?;
+                if let Some(progress) = &progress {
+                    progress.call1(py, (done, total))?;
+                }
+                Ok::<(), PyErr>(())
+            });
+            match told {
+                Ok(()) => ControlFlow::Continue(()),
+                Err(error) => {
+                    stopped = Some(error);
+                    ControlFlow::Break(())
+                }
+            }
+        };
+        load_chosen(inner, &choices, &request, &mut tell)
+    });
+    match loaded {
+        Ok(tensors) => {
+            // A callback may have failed at the very end, when there was nothing left to stop.
+            stopped.map_or(Ok(()), Err)?;
+            Ok(tensors.into_iter().map(|inner| Tensor { inner }).collect())
+        }
+        Err(error) => Err(of_engine(py, &error, stopped)),
+    }
+}

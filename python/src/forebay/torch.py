@@ -1,0 +1,71 @@
+"""`load_file` and `save_file` of `safetensors.torch`."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from . import _native
+from ._convert import _TORCH, require
+from ._errors import OptionError, SharedMemoryError
+from ._load import Path, load
+
+__all__ = ["load_file", "save_file"]
+
+
+def load_file(filename: Path, device: Any = "cpu") -> dict[str, Any]:
+    """Load a file to tensors of PyTorch, as `safetensors.torch.load_file` does.
+
+    Args:
+        filename: A safetensors file, a folder, a GGUF file or a pack.
+        device: "cpu", "cuda", "cuda:N", a `torch.device` or a number of a GPU.
+
+    Raises the exceptions of `forebay.load`.
+    """
+    require("torch")
+    return load(filename, device=f"cuda:{device}" if type(device) is int else device, framework="pt")
+
+
+def save_file(tensors: dict[str, Any], filename: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors to a safetensors file, as `safetensors.torch.save_file` does.
+
+    The file is written under a temporary name, synced to the disk and then renamed. An existing file is replaced,
+    and stays as it was if something fails.
+
+    Args:
+        tensors: Contiguous tensors by name. Tensors on a GPU are copied to the host first.
+        metadata: Texts by name.
+
+    Raises:
+        OptionError: A value is no dense contiguous tensor, or its type cannot be saved.
+        SharedMemoryError: Two tensors share memory.
+        WriteError: The file cannot be written.
+    """
+    torch = require("torch")
+    names = {getattr(torch, name): kind for kind, (_, name) in _TORCH.items() if hasattr(torch, name)}
+    kept, owners, entries = [], {}, []
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise OptionError(f"{name!r} is no tensor of PyTorch but {type(tensor).__name__}")
+        if tensor.layout != torch.strided:
+            raise OptionError(f"tensor {name!r} is sparse: make it dense before it is saved")
+        if not tensor.is_contiguous():
+            raise OptionError(f"tensor {name!r} is not contiguous: call .contiguous() before it is saved")
+        if tensor.dtype not in names:
+            raise OptionError(f"tensor {name!r} is of type {tensor.dtype}, which safetensors cannot hold")
+        if tensor.numel() > 0:
+            storage = (tensor.device, tensor.untyped_storage().data_ptr())
+            if storage in owners:
+                raise SharedMemoryError(
+                    f"tensors {owners[storage]!r} and {name!r} share memory: save one of them, or a clone"
+                )
+            owners[storage] = name
+        host = tensor.detach().cpu()
+        kept.append(host)
+        shape = list(host.shape)
+        if names[tensor.dtype] == "F4" and shape:
+            shape[-1] *= 2
+        nbytes = host.numel() * host.element_size()
+        memory = (ctypes.c_uint8 * nbytes).from_address(host.data_ptr()) if nbytes else b""
+        entries.append((name, names[tensor.dtype], shape, memoryview(memory).cast("B")))
+    _native.save(filename, entries, metadata)
