@@ -4,7 +4,7 @@ use super::Finding;
 use super::files::Repository;
 
 /// Crates, each with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 18] = [
+const LAYERS: [(&str, &[&str]); 20] = [
     ("forebay-format", &["forebay-codec"]),
     ("forebay-codec", &[]),
     ("forebay-text", &["forebay-format"]),
@@ -72,10 +72,19 @@ const LAYERS: [(&str, &[&str]); 18] = [
             "forebay-engine",
         ],
     ),
+    ("forebay-dlpack", &["forebay-format"]),
     (
         "forebay-c",
-        &["forebay-format", "forebay-store", "forebay-cuda", "forebay-engine", "forebay-lab"],
+        &[
+            "forebay-dlpack",
+            "forebay-format",
+            "forebay-store",
+            "forebay-cuda",
+            "forebay-engine",
+            "forebay-lab",
+        ],
     ),
+    ("forebay-python", &["forebay-dlpack", "forebay-format", "forebay-store", "forebay-engine"]),
     (
         "forebay",
         &[

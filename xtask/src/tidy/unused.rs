@@ -26,7 +26,7 @@ const KNOWN_BY_NAME: [&str; 17] = [
     "Dockerfile",
     ".dockerignore",
 ];
-const KNOWN_FOLDERS: [&str; 3] = [".cargo/", ".ci/", ".github/"];
+const KNOWN_FOLDERS: [&str; 4] = [".cargo/", ".ci/", ".github/", "python/"];
 
 pub fn check(repository: &Repository, findings: &mut Vec<Finding>) {
     check_rust(repository, findings);
