@@ -1,0 +1,96 @@
+"""Loads to a GPU. A driver whose device memory is host memory stands in for CUDA, as in the tests of the C API."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, fixtures
+
+PROGRAM = '''
+import ctypes, gc, sys
+import forebay, numpy
+
+pointer = ctypes.pythonapi.PyCapsule_GetPointer
+pointer.restype, pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+def content(tensor):
+    """Return the bytes of a tensor in memory of the GPU, which is host memory here."""
+    if tensor.nbytes == 0:
+        return b""
+    capsule = tensor.__dlpack__(stream=1)
+    managed = pointer(capsule, b"dltensor")
+    address = ctypes.c_void_p.from_address(managed).value
+    assert address % 256 == 0
+    assert ctypes.c_int32.from_address(managed + 8).value == 2
+    return ctypes.string_at(address, tensor.nbytes)
+
+path, blocks = sys.argv[1:]
+for file in (path, blocks):
+    on_cpu = forebay.load(file, framework="raw")
+    on_gpu = forebay.load(file, framework="raw", device="cuda:0")
+    assert on_cpu.keys() == on_gpu.keys()
+    for name, tensor in on_gpu.items():
+        assert (tensor.device, tensor.__dlpack_device__()) == ("cuda:0", (2, 0))
+        host = on_cpu[name]
+        if host.nbytes and host.dtype in ("F32", "U8"):
+            assert content(tensor) == numpy.from_dlpack(host).tobytes(), name
+        else:
+            assert (tensor.dtype, tensor.shape) == (host.dtype, host.shape)
+    del on_gpu, tensor
+
+slices = {"t0": (1, 100, 600), "t1": (0, 3, 5), "t2": (2, 1, 2)}
+on_cpu = forebay.load(path, slices=slices, framework="raw")
+on_gpu = forebay.load(path, slices=slices, framework="raw", device="cuda")
+for name, tensor in on_gpu.items():
+    assert content(tensor) == numpy.from_dlpack(on_cpu[name]).tobytes(), name
+streamed = dict(forebay.iter_tensors(path, device="cuda:0", budget="64MiB", framework="raw"))
+assert list(streamed) == list(on_cpu)
+try:
+    forebay.load(path, device="cuda:0", dtype="float32")
+except forebay.OptionError as error:
+    assert "CPU" in str(error)
+else:
+    raise AssertionError("weights are converted in host memory only")
+try:
+    forebay.load(path, device="cuda:0", framework="np")
+except forebay.OptionError as error:
+    assert "host memory" in str(error)
+else:
+    raise AssertionError("NumPy has arrays in host memory only")
+print("ok")
+'''
+
+
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    compiler = shutil.which(os.environ.get("CC", "cc"))
+    if compiler is None:
+        pytest.skip("LOADS TO A GPU NOT CHECKED: there is no C compiler")
+    folder = tmp_path_factory.mktemp("driver")
+    source = ROOT / "crates" / "forebay-c"
+    library = folder / "libcuda.so.1"
+    command = [compiler, "-std=c11", "-O2", "-shared", "-fPIC", "-pthread", "-I", source / "include"]
+    subprocess.run([*command, source / "tests" / "driver.c", "-o", library], check=True)
+    (folder / "libcuda.so").symlink_to(library)
+    return folder
+
+
+def test_loads_to_a_gpu(driver, random_file):
+    path, _ = random_file([(300, 700), (9, 6, 5), (4, 3, 3), (0, 4), ()])
+    blocks = sorted((fixtures() / "gguf").rglob("*.gguf"))[0]
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "GPU_IS_HOST_MEMORY": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, path, blocks], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
+
+
+def test_without_a_driver(random_file):
+    import forebay
+
+    path, _ = random_file([(3,)])
+    # With a GPU in the machine, there is none of this number.
+    with pytest.raises(forebay.DeviceError):
+        forebay.load(path, device="cuda:99")
