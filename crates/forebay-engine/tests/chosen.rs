@@ -168,8 +168,11 @@ fn other_tensors_are_not_read() {
     assert!((6000..=6000 + 8192).contains(&read), "{read}");
 }
 
+/// Names and bytes of tensors.
+type Tensors = Vec<(String, Vec<u8>)>;
+
 /// Returns all tensors of a stream, and the largest number of bytes of memory that they took at a time.
-fn drained(mut stream: TensorStream) -> Result<(Vec<(String, Vec<u8>)>, u64), EngineError> {
+fn drained(mut stream: TensorStream) -> Result<(Tensors, u64), EngineError> {
     let (mut all, mut most) = (Vec::new(), 0);
     loop {
         match stream.next(Duration::from_secs(20))? {
