@@ -161,8 +161,14 @@ fn other_tensors_are_not_read() {
     let recorder = IoRecorder::new(1 << 10);
     let request = ChosenRequest { recorder: Some(recorder.clone()), ..ChosenRequest::default() };
     let tensor = table.find("t1").unwrap();
-    let loaded =
-        load_chosen(&table, &[Choice { tensor, slice: None }], &request, &mut going_on).unwrap();
+    let mut told = Vec::new();
+    let mut tell = |done, total| {
+        told.push((done, total));
+        ControlFlow::Continue(())
+    };
+    let choices = [Choice { tensor, slice: None }];
+    let loaded = load_chosen(&table, &choices, &request, &mut tell).unwrap();
+    assert!(told.is_sorted() && told.last().is_some_and(|(done, total)| done == total), "{told:?}");
     assert!(bytes(&loaded[0]) == all[1]);
     let read: u64 = recorder.take().reads.iter().map(|read| u64::from(read.bytes)).sum();
     assert!((6000..=6000 + 8192).contains(&read), "{read}");

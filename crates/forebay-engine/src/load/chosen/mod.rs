@@ -121,7 +121,7 @@ pub(crate) struct ChosenPlan<'a> {
 /// and what is less than 64 KiB between two parts.
 ///
 /// All bytes are in memory when this returns. `progress` is called on this thread with the bytes that are done and the
-/// bytes in total, and may end the load.
+/// bytes in total, and may end the load. The last call before this returns says that all bytes are done.
 ///
 /// # Errors
 /// Returns an error if a slice is not inside its tensor, if the tensors do not fit into memory, if the GPU cannot be
@@ -136,7 +136,17 @@ pub fn load_chosen(
     request: &ChosenRequest,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Vec<LoadedTensor>, EngineError> {
-    Opened::new(table, request)?.load(table, choices, request, progress)
+    let mut last = None;
+    let mut tell = |done, total| {
+        last = Some((done, total));
+        progress(done, total)
+    };
+    let loaded = Opened::new(table, request)?.load(table, choices, request, &mut tell)?;
+    // Small loads are done before the first look at how far they are. Now there is nothing left to end.
+    if let Some((_, total)) = last.filter(|(done, total)| done < total) {
+        let _ = progress(total, total);
+    }
+    Ok(loaded)
 }
 
 /// Files that are open for loads.
