@@ -160,6 +160,48 @@ fn not_gguf(path: &Path, error: FormatError) -> FormatError {
 /// Path of a file and its size in bytes.
 pub(crate) type SizedFile = (PathBuf, u64);
 
+/// An entry of a tensor table.
+pub(crate) trait Named {
+    fn name(&self) -> &str;
+    fn extent(&self) -> Extent;
+}
+
+impl Named for TensorInfo {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn extent(&self) -> Extent {
+        self.extent
+    }
+}
+
+/// Sorts tensors into file order, and returns their indices sorted by name. Returns an error if two
+/// have the same name.
+pub(crate) fn sort_tensors<T: Named>(
+    files: &[SizedFile],
+    tensors: &mut [T],
+) -> Result<Vec<u32>, FormatError> {
+    tensors.sort_by_key(T::extent);
+    let mut by_name: Vec<u32> = (0..tensors.len() as u32).collect();
+    let name = |index: &u32| tensors[*index as usize].name();
+    by_name.sort_by(|a, b| name(a).cmp(name(b)));
+    if let Some(pair) = by_name.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])) {
+        let tensor = &tensors[pair[1] as usize];
+        return Err(FormatError::DuplicateTensor {
+            path: files[tensor.extent().file.0 as usize].0.clone(),
+            tensor: tensor.name().to_owned(),
+        });
+    }
+    Ok(by_name)
+}
+
+/// Returns the index of the tensor of this name. `by_name` is the result of [`sort_tensors`].
+pub(crate) fn find_tensor<T: Named>(tensors: &[T], by_name: &[u32], name: &str) -> Option<usize> {
+    let found = by_name.binary_search_by(|index| tensors[*index as usize].name().cmp(name));
+    found.ok().map(|at| by_name[at] as usize)
+}
+
 impl Catalog {
     /// Opens a model. `path` is a GGUF file (any file of a split set opens the whole set), a pack,
     /// a Hugging Face folder, or that folder's `config.json`, index or one of its safetensors
@@ -215,17 +257,7 @@ impl Catalog {
         source: Source,
         mut tensors: Vec<TensorInfo>,
     ) -> Result<Catalog, FormatError> {
-        tensors.sort_by_key(|tensor| tensor.extent);
-        let mut by_name: Vec<u32> = (0..tensors.len() as u32).collect();
-        let name = |index: &u32| tensors[*index as usize].name.as_str();
-        by_name.sort_by(|a, b| name(a).cmp(name(b)));
-        if let Some(pair) = by_name.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])) {
-            let tensor = &tensors[pair[1] as usize];
-            return Err(FormatError::DuplicateTensor {
-                path: files[tensor.extent.file.0 as usize].0.clone(),
-                tensor: tensor.name.clone(),
-            });
-        }
+        let by_name = sort_tensors(&files, &mut tensors)?;
         let (files, file_bytes) = files.into_iter().unzip();
         Ok(Catalog { root, files, file_bytes, source, pack: None, tensors, by_name })
     }
@@ -237,10 +269,7 @@ impl Catalog {
 
     /// Returns the index of the tensor of this name.
     pub fn tensor_index(&self, name: &str) -> Option<usize> {
-        let found = self
-            .by_name
-            .binary_search_by(|index| self.tensors[*index as usize].name.as_str().cmp(name));
-        found.ok().map(|at| self.by_name[at] as usize)
+        find_tensor(&self.tensors, &self.by_name, name)
     }
 
     /// Returns all tensors in file order.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use safetensors::tensor::Dtype;
 
-use crate::catalog::{SizedFile, folder_of};
-use crate::huggingface::folder::{Named, open_each, weights_files};
-use crate::huggingface::safetensors::{read_table, tensor_type};
+use crate::catalog::{Named, SizedFile, find_tensor, folder_of, sort_tensors};
+use crate::huggingface::folder::{is_safetensors, open_each, weights_files};
+use crate::huggingface::safetensors::{entry, read_table, tensor_type};
 use crate::{Catalog, Extent, FileIndex, FormatError, TensorInfo, TensorType};
 
 /// Type of elements in a file. It includes the types of safetensors that no [`TensorType`] stands for.
@@ -111,6 +111,10 @@ impl Named for StoredTensor {
     fn name(&self) -> &str {
         &self.name
     }
+
+    fn extent(&self) -> Extent {
+        self.extent
+    }
 }
 
 /// The tensors of safetensors files, of a GGUF file or of a pack. Opening reads headers only.
@@ -144,22 +148,25 @@ impl WeightsTable {
                 let why = "only safetensors files can be opened together".to_owned();
                 return Err(FormatError::NoModel { path: other.clone(), why });
             }
-            let (files, tensors) = open_each(paths, &read_file)?;
+            let mut read = |file: &Path, index| Ok(read_file(file, index)?.0);
+            let (files, tensors) = open_each(paths, &mut read)?;
             return WeightsTable::new(folder_of(first).to_owned(), files, tensors);
         };
         let kind = std::fs::metadata(path).map_err(FormatError::io(path))?;
-        let is_safetensors = kind.is_dir() || kind.is_file() && is_safetensors(path);
-        if !is_safetensors {
+        if !kind.is_dir() && !(kind.is_file() && is_safetensors(path)) {
             return WeightsTable::of_catalog(Catalog::open(path)?);
         }
         let root = if kind.is_dir() { path.as_path() } else { folder_of(path) };
-        let (files, tensors) = weights_files(path, &read_file)?;
-        let mut table = WeightsTable::new(root.to_owned(), files, tensors)?;
-        if let [file] = &table.files[..] {
-            let metadata = read_table(file)?.0.metadata().clone();
-            table.metadata = metadata.map(|metadata| metadata.into_iter().collect());
-        }
-        Ok(table)
+        let mut texts = None;
+        let mut read = |file: &Path, index| {
+            let (read, metadata) = read_file(file, index)?;
+            texts = metadata;
+            Ok(read)
+        };
+        let (files, tensors) = weights_files(path, &mut read)?;
+        let table = WeightsTable::new(root.to_owned(), files, tensors)?;
+        let metadata = texts.filter(|_| table.files.len() == 1);
+        Ok(WeightsTable { metadata, ..table })
     }
 
     fn new(
@@ -167,17 +174,7 @@ impl WeightsTable {
         files: Vec<SizedFile>,
         mut tensors: Vec<StoredTensor>,
     ) -> Result<WeightsTable, FormatError> {
-        tensors.sort_by_key(|tensor| tensor.extent);
-        let mut by_name: Vec<u32> = (0..tensors.len() as u32).collect();
-        let name = |index: &u32| tensors[*index as usize].name.as_str();
-        by_name.sort_by(|a, b| name(a).cmp(name(b)));
-        if let Some(pair) = by_name.windows(2).find(|pair| name(&pair[0]) == name(&pair[1])) {
-            let tensor = &tensors[pair[1] as usize];
-            return Err(FormatError::DuplicateTensor {
-                path: files[tensor.extent.file.0 as usize].0.clone(),
-                tensor: tensor.name.clone(),
-            });
-        }
+        let by_name = sort_tensors(&files, &mut tensors)?;
         let files = files.into_iter().map(|(path, _)| path).collect();
         Ok(WeightsTable { root, files, metadata: None, pack: None, tensors, by_name })
     }
@@ -203,25 +200,21 @@ impl WeightsTable {
 
     /// Returns the index of the tensor of this name.
     pub fn find(&self, name: &str) -> Option<usize> {
-        let found =
-            self.by_name.binary_search_by(|&at| self.tensors[at as usize].name.as_str().cmp(name));
-        found.ok().map(|at| self.by_name[at] as usize)
+        find_tensor(&self.tensors, &self.by_name, name)
     }
 }
 
-fn is_safetensors(path: &Path) -> bool {
-    path.extension().is_some_and(|extension| extension == "safetensors")
-}
+/// The `__metadata__` of a safetensors file.
+type Texts = Option<BTreeMap<String, String>>;
 
-/// Returns the tensors of a safetensors file, and the file's size.
-fn read_file(path: &Path, index: FileIndex) -> Result<(Vec<StoredTensor>, u64), FormatError> {
+/// Returns the tensors of a safetensors file with the file's size, and its metadata.
+fn read_file(
+    path: &Path,
+    index: FileIndex,
+) -> Result<((Vec<StoredTensor>, u64), Texts), FormatError> {
     let (table, data_offset, file_bytes) = read_table(path)?;
     let tensor = |name: String| {
-        let info = table.info(&name).ok_or_else(|| FormatError::MissingTensor {
-            path: path.to_owned(),
-            tensor: name.clone(),
-            shard: path.display().to_string(),
-        })?;
+        let info = entry(&table, path, &name)?;
         let shape: Vec<u64> = info.shape.iter().map(|&dim| dim as u64).collect();
         let (start, end) = info.data_offsets;
         let length = (end - start) as u64;
@@ -235,7 +228,8 @@ fn read_file(path: &Path, index: FileIndex) -> Result<(Vec<StoredTensor>, u64), 
         Ok(StoredTensor { name, ty, shape, extent })
     };
     let tensors = table.offset_keys().into_iter().map(tensor).collect::<Result<_, _>>()?;
-    Ok((tensors, file_bytes))
+    let texts = table.metadata().clone().map(|texts| texts.into_iter().collect());
+    Ok(((tensors, file_bytes), texts))
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ pub fn open(path: &Path) -> Result<Catalog, FormatError> {
         let (header, file_bytes) = parse_file(&file, FileIndex(0))?;
         (vec![(file, file_bytes)], header.tensors)
     } else if root.join(INDEX).exists() {
-        open_shards(root, &read_tensors)?
+        open_shards(root, &mut read_tensors)?
     } else if is_safetensors(path) {
         // This is a single file with a name of its own.
         let (header, file_bytes) = parse_file(path, FileIndex(0))?;
@@ -53,7 +53,7 @@ pub fn open(path: &Path) -> Result<Catalog, FormatError> {
 /// Returns an error if the files cannot be opened, see [`Catalog::open_weights`].
 pub fn open_weights(path: &Path) -> Result<Catalog, FormatError> {
     let root = if path.is_dir() { path } else { folder_of(path) };
-    let (files, tensors) = weights_files(path, &read_tensors)?;
+    let (files, tensors) = weights_files(path, &mut read_tensors)?;
     let config = Folder::Disk(root).json(CONFIG)?;
     let metadata = match config {
         Some(_) => read_metadata(&Folder::Disk(root))?,
@@ -74,20 +74,9 @@ fn read_tensors(path: &Path, index: FileIndex) -> Result<(Vec<TensorInfo>, u64),
     Ok((header.tensors, file_bytes))
 }
 
-/// An entry of the table of a safetensors file.
-pub(crate) trait Named {
-    fn name(&self) -> &str;
-}
-
-impl Named for TensorInfo {
-    fn name(&self) -> &str {
-        &self.name
-    }
-}
-
 /// Reads the table of one safetensors file. Also returns the file's size.
 pub(crate) type ReadFile<'a, T> =
-    &'a dyn Fn(&Path, FileIndex) -> Result<(Vec<T>, u64), FormatError>;
+    &'a mut dyn FnMut(&Path, FileIndex) -> Result<(Vec<T>, u64), FormatError>;
 
 /// Returns the files that [`open_weights`] opens for `path`, and the entries that `read` finds in them.
 pub(crate) fn weights_files<T: Named>(

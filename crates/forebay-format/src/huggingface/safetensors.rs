@@ -43,8 +43,7 @@ pub(crate) fn parse_file(
     path: &Path,
     index: FileIndex,
 ) -> Result<(SafetensorsHeader, u64), FormatError> {
-    let file = File::open(path).map_err(FormatError::io(path))?;
-    let file_bytes = file.metadata().map_err(FormatError::io(path))?.len();
+    let (file, file_bytes) = open(path)?;
     Ok((parse(file, path, file_bytes, index)?, file_bytes))
 }
 
@@ -67,10 +66,16 @@ pub(crate) fn parse_header(
     parse(header, path, file_bytes, FileIndex(0))
 }
 
-/// Reads the table of the file at `path`. Also returns the start of its data and the file's size.
-pub(crate) fn read_table(path: &Path) -> Result<(Metadata, u64, u64), FormatError> {
+/// Opens a file, and returns it with its size.
+fn open(path: &Path) -> Result<(File, u64), FormatError> {
     let file = File::open(path).map_err(FormatError::io(path))?;
     let file_bytes = file.metadata().map_err(FormatError::io(path))?.len();
+    Ok((file, file_bytes))
+}
+
+/// Reads the table of the file at `path`. Also returns the start of its data and the file's size.
+pub(crate) fn read_table(path: &Path) -> Result<(Metadata, u64, u64), FormatError> {
+    let (file, file_bytes) = open(path)?;
     let (table, data_offset) = table(file, path, file_bytes)?;
     Ok((table, data_offset, file_bytes))
 }
@@ -221,6 +226,19 @@ fn doubled_name(header: &[u8]) -> Option<String> {
     serde_json::Deserializer::from_slice(header).deserialize_map(Names(None)).ok().flatten()
 }
 
+/// Returns the entry of a tensor in the table of the file at `path`.
+pub(crate) fn entry<'a>(
+    table: &'a Metadata,
+    path: &Path,
+    name: &str,
+) -> Result<&'a TableEntry, FormatError> {
+    table.info(name).ok_or_else(|| FormatError::MissingTensor {
+        path: path.to_owned(),
+        tensor: name.to_owned(),
+        shard: path.display().to_string(),
+    })
+}
+
 fn tensor(
     path: &Path,
     index: FileIndex,
@@ -228,12 +246,7 @@ fn tensor(
     table: &Metadata,
     name: String,
 ) -> Result<TensorInfo, FormatError> {
-    let missing = || FormatError::MissingTensor {
-        path: path.to_owned(),
-        tensor: name.clone(),
-        shard: path.display().to_string(),
-    };
-    let info = table.info(&name).ok_or_else(missing)?;
+    let info = entry(table, path, &name)?;
     let Some(ty) = tensor_type(info.dtype) else {
         let dtype = format!("{:?}", info.dtype);
         return Err(FormatError::UnsupportedDtype { path: path.to_owned(), tensor: name, dtype });
