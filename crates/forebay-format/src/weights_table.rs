@@ -153,7 +153,8 @@ impl WeightsTable {
             return WeightsTable::new(folder_of(first).to_owned(), files, tensors);
         };
         let kind = std::fs::metadata(path).map_err(FormatError::io(path))?;
-        if !kind.is_dir() && !(kind.is_file() && is_safetensors(path)) {
+        let holds_safetensors = kind.is_dir() || kind.is_file() && is_safetensors(path);
+        if !holds_safetensors {
             return WeightsTable::of_catalog(Catalog::open(path)?);
         }
         let root = if kind.is_dir() { path.as_path() } else { folder_of(path) };

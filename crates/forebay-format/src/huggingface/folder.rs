@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::json::parse_object;
 use super::safetensors::parse_file;
 use super::{Document, HfMetadata};
-use crate::catalog::{SizedFile, folder_of};
+use crate::catalog::{Named, SizedFile, folder_of};
 use crate::{Catalog, FileIndex, FormatError, Source, TensorInfo};
 
 const CONFIG: &str = "config.json";
