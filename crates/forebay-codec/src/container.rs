@@ -126,6 +126,11 @@ impl<'a> Container<'a> {
         table_word(&self.bytes[HEADER..], part)
     }
 
+    /// Returns the number of bytes after decoding.
+    pub fn decoded_bytes(&self) -> usize {
+        self.decoded_bytes
+    }
+
     pub fn weights(&self) -> Weights {
         self.weights
     }

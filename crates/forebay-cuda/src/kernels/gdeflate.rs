@@ -1,8 +1,13 @@
 //! Decoding of GDeflate, as `docs/codec.md` describes.
 
-use crate::launch::Launch;
-use crate::{CudaError, DevicePtr, Gpu};
+use std::sync::Arc;
 
+use crate::launch::Launch;
+use crate::module::{Kernel, Modules};
+use crate::{CopyStream, CudaError, DevicePtr, Gpu};
+
+const MODULE: &str = "gdeflate";
+const KERNEL: &str = "decode_gdeflate";
 /// Bytes of a tile after decoding. A warp decodes one.
 const TILE: u64 = 1 << 16;
 /// Most bytes of a chunk after decoding.
@@ -62,6 +67,24 @@ pub struct GdeflateChunks {
     pub tiles: u64,
 }
 
+impl GdeflateChunks {
+    /// # Panics
+    /// Panics if a buffer is too small or not aligned.
+    fn launch(&self, kernel: Kernel, damaged: DevicePtr<u32>) -> Launch {
+        assert!(self.from.address().is_multiple_of(4), "streams are aligned to 4 bytes");
+        let blocks = u32::try_from(self.tiles.div_ceil(WARPS)).expect("a grid of 32 bits");
+        Launch::new(kernel, (blocks, 1, 1), (32 * WARPS as u32, 1, 1))
+            .ptr(self.from, self.from_bytes)
+            .u64(self.from_bytes as u64)
+            .ptr(self.to, self.to_bytes)
+            .u64(self.to_bytes as u64)
+            .ptr(self.words, self.count * GdeflateChunk::WORDS)
+            .int(self.count)
+            .u64(self.tiles)
+            .ptr(damaged, self.count)
+    }
+}
+
 impl Gpu {
     /// Decodes chunks of codec `gdeflate`. Sets the word of each damaged chunk in `damaged` `[chunks.count]` to 1, and leaves the others. What is
     /// decoded from a damaged chunk is undefined, but nothing outside of the chunk's place is written.
@@ -76,18 +99,39 @@ impl Gpu {
         chunks: &GdeflateChunks,
         damaged: DevicePtr<u32>,
     ) -> Result<(), CudaError> {
-        assert!(chunks.from.address().is_multiple_of(4), "streams are aligned to 4 bytes");
-        let blocks = u32::try_from(chunks.tiles.div_ceil(WARPS)).expect("a grid of 32 bits");
-        let kernel = self.kernel("gdeflate", "decode_gdeflate")?;
-        Launch::new(kernel, (blocks, 1, 1), (32 * WARPS as u32, 1, 1))
-            .ptr(chunks.from, chunks.from_bytes)
-            .u64(chunks.from_bytes as u64)
-            .ptr(chunks.to, chunks.to_bytes)
-            .u64(chunks.to_bytes as u64)
-            .ptr(chunks.words, chunks.count * GdeflateChunk::WORDS)
-            .int(chunks.count)
-            .u64(chunks.tiles)
-            .ptr(damaged, chunks.count)
-            .run(self)
+        chunks.launch(self.kernel(MODULE, KERNEL)?, damaged).run(self)
+    }
+
+    /// Loads the kernel that decodes chunks of codec `gdeflate`.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    pub fn gdeflate_decoder(&self) -> Result<GdeflateDecoder, CudaError> {
+        let kernel = self.kernel(MODULE, KERNEL)?;
+        Ok(GdeflateDecoder { kernel, _modules: Arc::clone(&self.modules) })
+    }
+}
+
+/// Decodes chunks behind the copies that bring them. Several threads may use it at the same time.
+pub struct GdeflateDecoder {
+    kernel: Kernel,
+    _modules: Arc<Modules>,
+}
+
+impl GdeflateDecoder {
+    /// Does the same as [`Gpu::decode_gdeflate`] when the copies that `copies` has started are done.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics like [`Gpu::decode_gdeflate`].
+    pub fn decode(
+        &self,
+        copies: &CopyStream,
+        chunks: &GdeflateChunks,
+        damaged: DevicePtr<u32>,
+    ) -> Result<(), CudaError> {
+        chunks.launch(self.kernel, damaged).run_behind(copies)
     }
 }

@@ -54,7 +54,7 @@ pub use fetch::{
     FETCHED_PAIRS_MAX, FetchedLayer, GivingUp,
 };
 pub use gating::{Gate, GateBiases, Gating};
-pub use gdeflate::{GdeflateChunk, GdeflateChunks};
+pub use gdeflate::{GdeflateChunk, GdeflateChunks, GdeflateDecoder};
 pub use indexer::{
     ChosenKeys, Indexer, IndexerInputs, IndexerScores, PooledKeys, Pools, indexer_modules,
 };

@@ -4,7 +4,10 @@
 use std::ops::Range;
 
 use forebay_codec::{Codec, Container};
-use forebay_cuda::{CodedContainer, ContainerDecoder, CopyStream, DeviceMemory, DevicePtr, Gpu};
+use forebay_cuda::{
+    CodedContainer, ContainerDecoder, CopyStream, DeviceMemory, DevicePtr, GdeflateChunk,
+    GdeflateChunks, GdeflateDecoder, Gpu,
+};
 use forebay_format::TensorType;
 use forebay_format::pack::Chunk;
 use forebay_store::{Extent, FileSet, SlotBuffer, UploadCopy, UploadError, UploadPart};
@@ -16,6 +19,11 @@ use crate::EngineError;
 const CODED: u64 = 1 << 63;
 /// Alignment of chunks in the file, and of what they decode to, that kernels need.
 const ALIGNMENT: u64 = 16;
+
+/// Most bytes that describe a chunk to kernels.
+const DESCRIPTION_BYTES: usize = GDEFLATE_BYTES;
+const GDEFLATE_BYTES: usize = 8 * GdeflateChunk::WORDS;
+const _: () = assert!(CodedContainer::DESCRIPTION_BYTES <= DESCRIPTION_BYTES);
 
 /// A chunk of the file, and where its bytes go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,8 +46,8 @@ pub(super) struct CodedParts {
 }
 
 impl CodedParts {
-    /// Returns the parts of a load from `files` if the GPU can decode all their blocks: none is coded with a codec for CPUs, and no part begins
-    /// or ends inside of a coded chunk.
+    /// Returns the parts of a load from `files` if the GPU can decode all their blocks: none is coded with `zstd`, and no part begins or ends
+    /// inside of a coded chunk.
     pub fn new(files: &FileSet, parts: &[UploadPart]) -> Option<CodedParts> {
         if !files.is_coded() {
             return None;
@@ -60,11 +68,11 @@ impl CodedParts {
                     (part.to + at, chunk.end().min(part.extent.end()) - chunk.offset);
                 let can_decode = match chunk.codec {
                     Codec::Raw => true,
-                    Codec::Exponents => {
+                    Codec::Exponents | Codec::Gdeflate => {
                         let aligned = [to, chunk.stored_offset].map(|of| of % ALIGNMENT == 0);
                         wanted == chunk.bytes && aligned == [true; 2]
                     }
-                    Codec::Zstd | Codec::Gdeflate => false,
+                    Codec::Zstd => false,
                 };
                 if !can_decode {
                     return None;
@@ -91,7 +99,7 @@ impl CodedParts {
 
     /// Returns the bytes behind a piece of `piece_bytes` in a slot, in which its chunks are described to kernels.
     pub fn description_bytes(&self, piece_bytes: usize) -> usize {
-        self.most_within(piece_bytes as u64).max(1) * CodedContainer::DESCRIPTION_BYTES
+        self.most_within(piece_bytes as u64).max(1) * DESCRIPTION_BYTES
     }
 
     fn within(&self, range: Range<u64>) -> &[PlacedChunk] {
@@ -107,11 +115,14 @@ const STREAMS: usize = 4;
 /// Decodes the pieces of a load.
 pub(super) struct GpuDecoding {
     coded: CodedParts,
-    decoder: ContainerDecoder,
+    containers: ContainerDecoder,
+    gdeflate: GdeflateDecoder,
     /// Streams of slots, in turn.
     streams: Vec<CopyStream>,
-    /// A stage for each slot of the ring, which has the slot's bytes, and a word behind all.
+    /// A stage for each slot of the ring, which has the slot's bytes, and behind all a word for each chunk that a slot may have. Kernels set
+    /// words there if something is damaged.
     memory: DeviceMemory,
+    damaged: usize,
     /// Addresses of the ring's slots, bytes of a slot, and offset of the descriptions in it.
     slots: Range<usize>,
     slot_bytes: usize,
@@ -124,6 +135,18 @@ struct Work {
     copies: Vec<(Range<usize>, DevicePtr<u8>)>,
     /// Containers by type, with the offset in the slot of their descriptions.
     containers: Vec<(TensorType, usize, Vec<CodedContainer>)>,
+    /// Chunks of codec `gdeflate` by the memory that they go to.
+    gdeflate: Vec<GdeflateWork>,
+}
+
+/// Chunks of codec `gdeflate` that go to one piece of memory.
+struct GdeflateWork {
+    memory: DevicePtr<u8>,
+    /// Chunks, as offsets from the stage and from the memory.
+    chunks: Vec<GdeflateChunk>,
+    tiles: u64,
+    /// Offset in the slot of their descriptions.
+    descriptions: usize,
 }
 
 impl GpuDecoding {
@@ -138,30 +161,44 @@ impl GpuDecoding {
         slot_bytes: usize,
         descriptions: usize,
     ) -> Result<GpuDecoding, EngineError> {
-        let memory = gpu.allocate(slots.len() + ALIGNMENT as usize)?;
-        let decoder = gpu.container_decoder()?;
+        let damaged = (slot_bytes - descriptions).div_ceil(DESCRIPTION_BYTES).max(1);
+        let memory = gpu.allocate(slots.len() + 4 * damaged)?;
+        let (containers, gdeflate) = (gpu.container_decoder()?, gpu.gdeflate_decoder()?);
         let streams = (0..STREAMS).map(|_| gpu.copy_stream()).collect::<Result<_, _>>()?;
-        Ok(GpuDecoding { coded, decoder, streams, memory, slots, slot_bytes, descriptions })
+        Ok(GpuDecoding {
+            coded,
+            containers,
+            gdeflate,
+            streams,
+            memory,
+            damaged,
+            slots,
+            slot_bytes,
+            descriptions,
+        })
     }
 
     pub fn decoded_bytes(&self) -> u64 {
         self.coded.decoded_bytes
     }
 
-    fn flag(&self) -> DevicePtr<u32> {
+    /// Returns the words `[damaged]` that kernels set.
+    fn words(&self) -> DevicePtr<u32> {
         self.memory.ptr::<u8>().offset(self.slots.len()).cast()
     }
 
     /// Prepares for a load.
     pub fn begin(&self, copies: &CopyStream) -> Result<(), UploadError> {
-        copies.upload(vec![0; 4], [(0..4, self.flag().cast())])?.finish()?;
+        let bytes = 4 * self.damaged;
+        copies.upload(vec![0; bytes], [(0..bytes, self.words().cast())])?.finish()?;
         Ok(())
     }
 
     /// Checks, when all copies are done, that everything could be decoded.
     pub fn end(&self, copies: &CopyStream) -> Result<(), UploadError> {
-        let flag = copies.download(vec![0; 4], [(self.flag().cast(), 0..4)])?.finish()?;
-        if flag != [0; 4] {
+        let bytes = 4 * self.damaged;
+        let words = copies.download(vec![0; bytes], [(self.words().cast(), 0..bytes)])?.finish()?;
+        if words.iter().any(|&byte| byte != 0) {
             return Err("a block of the pack cannot be decoded: forebay verify names it".into());
         }
         Ok(())
@@ -191,23 +228,48 @@ impl GpuDecoding {
             }
         }
         let mut end = self.descriptions;
+        let mut describe = |bytes: usize| {
+            let range = end..end + bytes;
+            end = range.end;
+            range
+        };
         for (_, at, containers) in &mut work.containers {
-            *at = end;
-            for container in containers {
-                let next = end + CodedContainer::DESCRIPTION_BYTES;
-                let out = slot.as_mut_slice().get_mut(end..next).ok_or("too many chunks")?;
-                container.describe(out);
-                end = next;
+            let all = describe(containers.len() * CodedContainer::DESCRIPTION_BYTES);
+            *at = all.start;
+            let out = slot.as_mut_slice().get_mut(all).ok_or("too many chunks")?;
+            let places = out.chunks_exact_mut(CodedContainer::DESCRIPTION_BYTES);
+            containers.iter().zip(places).for_each(|(container, out)| container.describe(out));
+        }
+        let mut words = Vec::new();
+        for of in &mut work.gdeflate {
+            let all = describe(of.chunks.len() * GDEFLATE_BYTES);
+            of.descriptions = all.start;
+            of.tiles = GdeflateChunk::describe(&of.chunks, &mut words);
+            let out = slot.as_mut_slice().get_mut(all).ok_or("too many chunks")?;
+            for (out, word) in out.chunks_exact_mut(8).zip(&words) {
+                out.copy_from_slice(&word.to_le_bytes());
             }
         }
         if end > self.descriptions {
             work.copies.push((self.descriptions..end, stage.offset(self.descriptions)));
         }
-        let Work { copies: all, containers } = work;
+        let Work { copies: all, containers, gdeflate } = work;
         let decode = || {
             containers.iter().try_for_each(|(ty, at, containers)| {
                 let descriptions = stage.offset(*at).cast();
-                self.decoder.decode(copies, *ty, containers, descriptions, self.flag())
+                self.containers.decode(copies, *ty, containers, descriptions, self.words())
+            })?;
+            gdeflate.iter().try_for_each(|of| {
+                let chunks = GdeflateChunks {
+                    from: stage,
+                    from_bytes: self.descriptions,
+                    to: of.memory,
+                    to_bytes: of.memory.len(),
+                    count: of.chunks.len(),
+                    words: stage.offset(of.descriptions).cast(),
+                    tiles: of.tiles,
+                };
+                self.gdeflate.decode(copies, &chunks, self.words())
             })
         };
         Ok(copies.upload_then(slot, all, decode)?)
@@ -231,31 +293,24 @@ impl GpuDecoding {
             if own.end > range.end {
                 return Err("a piece ends inside of a chunk".into());
             }
-            if chunk.codec == Codec::Raw {
-                if wanted > 0 {
-                    work.copies.push((at..at + wanted, place(memory, to, wanted)?));
+            match chunk.codec {
+                Codec::Raw => {
+                    if wanted > 0 {
+                        work.copies.push((at..at + wanted, place(memory, to, wanted)?));
+                    }
+                    continue;
                 }
-                continue;
-            }
-            let container = Container::read(&slot.as_slice()[own.clone()], wanted)?;
-            let ty = TensorType::from_weights(container.weights());
-            let blocks = wanted / ty.block_bytes();
-            let weights = (blocks * ty.block_elements()) as u64;
-            let to = place(memory, to, wanted)?;
-            let (from, bytes) = (stage.offset(at), own.len());
-            let found = work.containers.iter_mut().find(|(of, ..)| *of == ty);
-            let list = match found {
-                Some((_, _, list)) => list,
-                None => {
-                    work.containers.push((ty, 0, Vec::new()));
-                    &mut work.containers.last_mut().ok_or("a list")?.2
+                Codec::Exponents => {
+                    let container = Container::read(&slot.as_slice()[own.clone()], wanted)?;
+                    work.add_container(&container, &own, stage, place(memory, to, wanted)?);
                 }
-            };
-            list.push(CodedContainer { ty, from, bytes, to, weights });
-            // Bytes behind the last whole weight are at the end of the container, as they are.
-            let rest = wanted - blocks * ty.block_bytes();
-            if rest > 0 {
-                work.copies.push((own.end - rest..own.end, to.offset(wanted - rest)));
+                Codec::Gdeflate => {
+                    let piece =
+                        memory.iter().find(|piece| place_in(&[**piece], to, wanted).is_some());
+                    let piece = *piece.ok_or(OUTSIDE)?;
+                    work.add_gdeflate(&own, piece, to - piece.address(), wanted);
+                }
+                Codec::Zstd => return Err("zstd is decoded by the CPU".into()),
             }
             let first = coded.map_or(own.start, |coded| coded.start);
             coded = Some(first..own.end);
@@ -267,6 +322,61 @@ impl GpuDecoding {
     }
 }
 
+impl Work {
+    /// Adds a container that lies at `own` in the slot and in its stage.
+    fn add_container(
+        &mut self,
+        container: &Container<'_>,
+        own: &Range<usize>,
+        stage: DevicePtr<u8>,
+        to: DevicePtr<u8>,
+    ) {
+        let ty = TensorType::from_weights(container.weights());
+        let decoded_bytes = container.decoded_bytes();
+        let blocks = decoded_bytes / ty.block_bytes();
+        let weights = (blocks * ty.block_elements()) as u64;
+        let at = self.containers.iter().position(|(of, ..)| *of == ty).unwrap_or_else(|| {
+            self.containers.push((ty, 0, Vec::new()));
+            self.containers.len() - 1
+        });
+        let (from, bytes) = (stage.offset(own.start), own.len());
+        self.containers[at].2.push(CodedContainer { ty, from, bytes, to, weights });
+        // Bytes behind the last whole weight are at the end of the container, as they are.
+        let rest = decoded_bytes - blocks * ty.block_bytes();
+        if rest > 0 {
+            self.copies.push((own.end - rest..own.end, to.offset(decoded_bytes - rest)));
+        }
+    }
+
+    /// Adds a chunk of codec `gdeflate` that lies at `own` in the slot, and goes to offset `to` of `memory`.
+    fn add_gdeflate(
+        &mut self,
+        own: &Range<usize>,
+        memory: DevicePtr<u8>,
+        to: u64,
+        decoded_bytes: usize,
+    ) {
+        let of = |of: &GdeflateWork| of.memory.address() == memory.address();
+        let at = self.gdeflate.iter().position(of).unwrap_or_else(|| {
+            self.gdeflate.push(GdeflateWork {
+                memory,
+                chunks: Vec::new(),
+                tiles: 0,
+                descriptions: 0,
+            });
+            self.gdeflate.len() - 1
+        });
+        self.gdeflate[at].chunks.push(GdeflateChunk {
+            at: own.start as u64,
+            bytes: own.len() as u32,
+            to,
+            decoded_bytes: decoded_bytes as u32,
+        });
+    }
+}
+
+const OUTSIDE: &str = "a copy to what is not memory of the weights";
+
 fn place(memory: &[DevicePtr<u8>], to: u64, bytes: usize) -> Result<DevicePtr<u8>, UploadError> {
-    place_in(memory, to, bytes).ok_or_else(|| "a copy to what is not memory of the weights".into())
+    place_in(memory, to, bytes).ok_or_else(|| OUTSIDE.into())
 }

@@ -34,17 +34,22 @@ pub fn checks() -> Vec<Check> {
     let check = |(name, io, cold)| Check::new(name, move |_| loaded(io, cold));
     let mut checks: Vec<Check> = cases.into_iter().map(check).collect();
     checks.push(Check::new("load/decoded", |_| decoded()));
-    for (shape, quantisation, decode) in [
-        ("qwen3moe-tiny", "BF16", false),
-        ("qwen3moe-tiny", "BF16", true),
-        ("deepseek-v3-tiny", "BF16", false),
-        ("llama-tiny", "F16", false),
+    for (shape, quantisation, codec, decode) in [
+        ("qwen3moe-tiny", "BF16", Codec::Exponents, false),
+        ("qwen3moe-tiny", "BF16", Codec::Exponents, true),
+        ("deepseek-v3-tiny", "BF16", Codec::Exponents, false),
+        ("llama-tiny", "F16", Codec::Exponents, false),
+        ("qwen3moe-tiny", "BF16", Codec::Gdeflate, false),
+        ("qwen3moe-tiny", "BF16", Codec::Gdeflate, true),
+        ("llama-tiny", "F16", Codec::Gdeflate, false),
     ] {
-        let name =
-            format!("load/coded {shape} {quantisation}{}", if decode { " decoded" } else { "" });
-        checks.push(Check::new(name, move |_| coded(shape, quantisation, decode)));
+        let decoded = if decode { " decoded" } else { "" };
+        let name = format!("load/coded {shape} {quantisation} {codec:?}{decoded}");
+        checks.push(Check::new(name, move |_| coded(shape, quantisation, codec, decode)));
     }
-    checks.push(Check::new("load/coded damaged", |_| damaged()));
+    for codec in [Codec::Exponents, Codec::Gdeflate] {
+        checks.push(Check::new(format!("load/coded damaged {codec:?}"), move |_| damaged(codec)));
+    }
     checks.push(Check::new("load/pool", pool));
     checks
 }
@@ -94,9 +99,9 @@ fn decoded() -> Result<Outcome> {
 }
 
 /// Loads a pack with coded blocks, which the GPU decodes.
-fn coded(shape: &str, quantisation: &str, decode: bool) -> Result<Outcome> {
+fn coded(shape: &str, quantisation: &str, codec: Codec, decode: bool) -> Result<Outcome> {
     let folder = tempfile::tempdir()?;
-    let packed = write_pack(folder.path(), shape, quantisation, Codec::Exponents)?;
+    let packed = write_pack(folder.path(), shape, quantisation, codec)?;
     let report = load(&packed, &request(IoKind::Auto, false, decode), &mut |_, _| {})?;
     let device = report.device.expect("it was loaded to a GPU");
     ensure!(device.decoded_by == Some(DecodedBy::Gpu), "decoded by {:?}", device.decoded_by);
@@ -105,19 +110,26 @@ fn coded(shape: &str, quantisation: &str, decode: bool) -> Result<Outcome> {
 }
 
 /// Loads a pack in which a coded chunk is damaged although its checksum is right, as only a malicious writer makes it.
-fn damaged() -> Result<Outcome> {
+fn damaged(codec: Codec) -> Result<Outcome> {
     let folder = tempfile::tempdir()?;
-    let packed = write_pack(folder.path(), "qwen3moe-tiny", "BF16", Codec::Exponents)?;
+    let packed = write_pack(folder.path(), "qwen3moe-tiny", "BF16", codec)?;
     let catalog = Catalog::open(&packed)?;
     let index = &catalog.pack.as_ref().expect("a pack").chunks;
     let mut chunks = index.chunks(index.range().start, index.range().end);
-    let chunk = chunks.find(|chunk| chunk.codec.name() == "exponents").expect("a coded chunk");
+    let chunk =
+        chunks.find(|chunk| chunk.codec != forebay_codec::Codec::Raw).expect("a coded chunk");
     let mut bytes = std::fs::read(&packed)?;
     let own = chunk.stored_offset as usize..chunk.stored_end() as usize;
-    // The first sub-chunk counts one second code more than its bitmaps have.
-    let starts = own.start + 32;
-    let first = u32::from_le_bytes(bytes[starts..starts + 4].try_into()?) as usize;
-    bytes[own.start + first + 2] ^= 1;
+    let place = match codec {
+        // The first sub-chunk counts one second code more than its bitmaps have.
+        Codec::Exponents => {
+            let starts = own.start + 32;
+            u32::from_le_bytes(bytes[starts..starts + 4].try_into()?) as usize + 2
+        }
+        // The stream says that it has another format.
+        _ => 0,
+    };
+    bytes[own.start + place] ^= 1;
     let sum = checksum(&bytes[own]).to_le_bytes();
     let field = |bytes: &[u8], at: usize| {
         let bytes = bytes[at..at + 8].first_chunk().copied().unwrap_or_default();
