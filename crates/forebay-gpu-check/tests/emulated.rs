@@ -19,6 +19,7 @@ use forebay_model::sampling::Sampling;
 const KERNELS: [&str; 42] = [
     "buffers",
     "gdeflate",
+    "zstd",
     "norm",
     "quantize",
     "router",

@@ -3,6 +3,7 @@
 mod attention;
 mod attention_inputs;
 mod bandwidth;
+mod coded_streams;
 mod columns;
 mod compact;
 mod convert;
@@ -13,7 +14,6 @@ mod entries;
 mod exponents;
 mod fetch;
 mod gating;
-mod gdeflate;
 mod indexer;
 mod kv;
 mod latent;
@@ -37,6 +37,7 @@ pub use attention::{
     prompt_tiles_most, takes_inputs,
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
+pub use coded_streams::{CodedStream, CodedStreams, StreamDecoder};
 pub use columns::Columns;
 pub use compact::compact_workspace_bytes;
 pub use convert::{Matrices, SplitMxfp4};
@@ -54,7 +55,6 @@ pub use fetch::{
     FETCHED_PAIRS_MAX, FetchedLayer, GivingUp,
 };
 pub use gating::{Gate, GateBiases, Gating};
-pub use gdeflate::{GdeflateChunk, GdeflateChunks, GdeflateDecoder};
 pub use indexer::{
     ChosenKeys, Indexer, IndexerInputs, IndexerScores, PooledKeys, Pools, indexer_modules,
 };

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use forebay_codec::{Codec, Container};
 use forebay_cuda::{
-    CodedContainer, ContainerDecoder, CopyStream, DeviceMemory, DevicePtr, GdeflateChunk,
-    GdeflateChunks, GdeflateDecoder, Gpu,
+    CodedContainer, CodedStream, CodedStreams, ContainerDecoder, CopyStream, DeviceMemory,
+    DevicePtr, Gpu, StreamDecoder,
 };
 use forebay_format::TensorType;
 use forebay_format::pack::Chunk;
@@ -21,8 +21,8 @@ const CODED: u64 = 1 << 63;
 const ALIGNMENT: u64 = 16;
 
 /// Most bytes that describe a chunk to kernels.
-const DESCRIPTION_BYTES: usize = GDEFLATE_BYTES;
-const GDEFLATE_BYTES: usize = 8 * GdeflateChunk::WORDS;
+const DESCRIPTION_BYTES: usize = STREAM_BYTES;
+const STREAM_BYTES: usize = 8 * CodedStream::WORDS;
 const _: () = assert!(CodedContainer::DESCRIPTION_BYTES <= DESCRIPTION_BYTES);
 
 /// A chunk of the file, and where its bytes go.
@@ -46,8 +46,7 @@ pub(super) struct CodedParts {
 }
 
 impl CodedParts {
-    /// Returns the parts of a load from `files` if the GPU can decode all their blocks: none is coded with `zstd`, and no part begins or ends
-    /// inside of a coded chunk.
+    /// Returns the parts of a load from `files` if the GPU can decode all their blocks: no part begins or ends inside of a coded chunk.
     pub fn new(files: &FileSet, parts: &[UploadPart]) -> Option<CodedParts> {
         if !files.is_coded() {
             return None;
@@ -68,11 +67,10 @@ impl CodedParts {
                     (part.to + at, chunk.end().min(part.extent.end()) - chunk.offset);
                 let can_decode = match chunk.codec {
                     Codec::Raw => true,
-                    Codec::Exponents | Codec::Gdeflate => {
+                    Codec::Exponents | Codec::Gdeflate | Codec::Zstd => {
                         let aligned = [to, chunk.stored_offset].map(|of| of % ALIGNMENT == 0);
                         wanted == chunk.bytes && aligned == [true; 2]
                     }
-                    Codec::Zstd => false,
                 };
                 if !can_decode {
                     return None;
@@ -102,6 +100,11 @@ impl CodedParts {
         self.most_within(piece_bytes as u64).max(1) * DESCRIPTION_BYTES
     }
 
+    /// Returns true if a chunk has this codec.
+    fn has(&self, codec: Codec) -> bool {
+        self.chunks.iter().any(|placed| placed.chunk.codec == codec)
+    }
+
     fn within(&self, range: Range<u64>) -> &[PlacedChunk] {
         let from = self.chunks.partition_point(|of| of.chunk.stored_offset < range.start);
         let to = self.chunks.partition_point(|of| of.chunk.stored_offset < range.end);
@@ -116,7 +119,8 @@ const STREAMS: usize = 4;
 pub(super) struct GpuDecoding {
     coded: CodedParts,
     containers: ContainerDecoder,
-    gdeflate: GdeflateDecoder,
+    /// Decoders of the codecs of streams that occur.
+    coded_streams: Vec<(Codec, StreamDecoder)>,
     /// Streams of slots, in turn.
     streams: Vec<CopyStream>,
     /// A stage for each slot of the ring, which has the slot's bytes, and behind all a word for each chunk that a slot may have. Kernels set
@@ -135,15 +139,16 @@ struct Work {
     copies: Vec<(Range<usize>, DevicePtr<u8>)>,
     /// Containers by type, with the offset in the slot of their descriptions.
     containers: Vec<(TensorType, usize, Vec<CodedContainer>)>,
-    /// Chunks of codec `gdeflate` by the memory that they go to.
-    gdeflate: Vec<GdeflateWork>,
+    /// Chunks of the other codecs, by codec and by the memory that they go to.
+    streams: Vec<StreamWork>,
 }
 
-/// Chunks of codec `gdeflate` that go to one piece of memory.
-struct GdeflateWork {
+/// Chunks of one codec that go to one piece of memory.
+struct StreamWork {
+    codec: Codec,
     memory: DevicePtr<u8>,
     /// Chunks, as offsets from the stage and from the memory.
-    chunks: Vec<GdeflateChunk>,
+    chunks: Vec<CodedStream>,
     tiles: u64,
     /// Offset in the slot of their descriptions.
     descriptions: usize,
@@ -163,12 +168,19 @@ impl GpuDecoding {
     ) -> Result<GpuDecoding, EngineError> {
         let damaged = (slot_bytes - descriptions).div_ceil(DESCRIPTION_BYTES).max(1);
         let memory = gpu.allocate(slots.len() + 4 * damaged)?;
-        let (containers, gdeflate) = (gpu.container_decoder()?, gpu.gdeflate_decoder()?);
+        let containers = gpu.container_decoder()?;
+        let mut coded_streams = Vec::new();
+        if coded.has(Codec::Gdeflate) {
+            coded_streams.push((Codec::Gdeflate, gpu.gdeflate_decoder()?));
+        }
+        if coded.has(Codec::Zstd) {
+            coded_streams.push((Codec::Zstd, gpu.zstd_decoder()?));
+        }
         let streams = (0..STREAMS).map(|_| gpu.copy_stream()).collect::<Result<_, _>>()?;
         Ok(GpuDecoding {
             coded,
             containers,
-            gdeflate,
+            coded_streams,
             streams,
             memory,
             damaged,
@@ -241,10 +253,10 @@ impl GpuDecoding {
             containers.iter().zip(places).for_each(|(container, out)| container.describe(out));
         }
         let mut words = Vec::new();
-        for of in &mut work.gdeflate {
-            let all = describe(of.chunks.len() * GDEFLATE_BYTES);
+        for of in &mut work.streams {
+            let all = describe(of.chunks.len() * STREAM_BYTES);
             of.descriptions = all.start;
-            of.tiles = GdeflateChunk::describe(&of.chunks, &mut words);
+            of.tiles = CodedStream::describe(&of.chunks, &mut words);
             let out = slot.as_mut_slice().get_mut(all).ok_or("too many chunks")?;
             for (out, word) in out.chunks_exact_mut(8).zip(&words) {
                 out.copy_from_slice(&word.to_le_bytes());
@@ -253,14 +265,14 @@ impl GpuDecoding {
         if end > self.descriptions {
             work.copies.push((self.descriptions..end, stage.offset(self.descriptions)));
         }
-        let Work { copies: all, containers, gdeflate } = work;
+        let Work { copies: all, containers, streams } = work;
         let decode = || {
             containers.iter().try_for_each(|(ty, at, containers)| {
                 let descriptions = stage.offset(*at).cast();
                 self.containers.decode(copies, *ty, containers, descriptions, self.words())
             })?;
-            gdeflate.iter().try_for_each(|of| {
-                let chunks = GdeflateChunks {
+            streams.iter().try_for_each(|of| {
+                let streams = CodedStreams {
                     from: stage,
                     from_bytes: self.descriptions,
                     to: of.memory,
@@ -269,7 +281,9 @@ impl GpuDecoding {
                     words: stage.offset(of.descriptions).cast(),
                     tiles: of.tiles,
                 };
-                self.gdeflate.decode(copies, &chunks, self.words())
+                let decoder = self.coded_streams.iter().find(|(codec, _)| *codec == of.codec);
+                let (_, decoder) = decoder.expect("decoders of all codecs are loaded");
+                decoder.decode(copies, &streams, self.words())
             })
         };
         Ok(copies.upload_then(slot, all, decode)?)
@@ -304,13 +318,12 @@ impl GpuDecoding {
                     let container = Container::read(&slot.as_slice()[own.clone()], wanted)?;
                     work.add_container(&container, &own, stage, place(memory, to, wanted)?);
                 }
-                Codec::Gdeflate => {
+                Codec::Gdeflate | Codec::Zstd => {
                     let piece =
                         memory.iter().find(|piece| place_in(&[**piece], to, wanted).is_some());
                     let piece = *piece.ok_or(OUTSIDE)?;
-                    work.add_gdeflate(&own, piece, to - piece.address(), wanted);
+                    work.add_stream(chunk.codec, &own, piece, to - piece.address(), wanted);
                 }
-                Codec::Zstd => return Err("zstd is decoded by the CPU".into()),
             }
             let first = coded.map_or(own.start, |coded| coded.start);
             coded = Some(first..own.end);
@@ -348,25 +361,27 @@ impl Work {
         }
     }
 
-    /// Adds a chunk of codec `gdeflate` that lies at `own` in the slot, and goes to offset `to` of `memory`.
-    fn add_gdeflate(
+    /// Adds a chunk of this codec that lies at `own` in the slot, and goes to offset `to` of `memory`.
+    fn add_stream(
         &mut self,
+        codec: Codec,
         own: &Range<usize>,
         memory: DevicePtr<u8>,
         to: u64,
         decoded_bytes: usize,
     ) {
-        let of = |of: &GdeflateWork| of.memory.address() == memory.address();
-        let at = self.gdeflate.iter().position(of).unwrap_or_else(|| {
-            self.gdeflate.push(GdeflateWork {
+        let of = |of: &StreamWork| of.codec == codec && of.memory.address() == memory.address();
+        let at = self.streams.iter().position(of).unwrap_or_else(|| {
+            self.streams.push(StreamWork {
+                codec,
                 memory,
                 chunks: Vec::new(),
                 tiles: 0,
                 descriptions: 0,
             });
-            self.gdeflate.len() - 1
+            self.streams.len() - 1
         });
-        self.gdeflate[at].chunks.push(GdeflateChunk {
+        self.streams[at].chunks.push(CodedStream {
             at: own.start as u64,
             bytes: own.len() as u32,
             to,

@@ -42,12 +42,14 @@ pub fn checks() -> Vec<Check> {
         ("qwen3moe-tiny", "BF16", Codec::Gdeflate, false),
         ("qwen3moe-tiny", "BF16", Codec::Gdeflate, true),
         ("llama-tiny", "F16", Codec::Gdeflate, false),
+        ("qwen3moe-tiny", "BF16", Codec::Zstd, true),
+        ("llama-tiny", "F16", Codec::Zstd, false),
     ] {
         let decoded = if decode { " decoded" } else { "" };
         let name = format!("load/coded {shape} {quantisation} {codec:?}{decoded}");
         checks.push(Check::new(name, move |_| coded(shape, quantisation, codec, decode)));
     }
-    for codec in [Codec::Exponents, Codec::Gdeflate] {
+    for codec in [Codec::Exponents, Codec::Gdeflate, Codec::Zstd] {
         checks.push(Check::new(format!("load/coded damaged {codec:?}"), move |_| damaged(codec)));
     }
     checks.push(Check::new("load/pool", pool));
@@ -126,7 +128,7 @@ fn damaged(codec: Codec) -> Result<Outcome> {
             let starts = own.start + 32;
             u32::from_le_bytes(bytes[starts..starts + 4].try_into()?) as usize + 2
         }
-        // The stream says that it has another format.
+        // The first byte of a stream says which format it has.
         _ => 0,
     };
     bytes[own.start + place] ^= 1;

@@ -6,6 +6,7 @@ mod attention_fused;
 mod attention_inputs;
 mod attention_rows;
 mod buffers;
+mod coded_streams;
 mod compact;
 mod convert;
 mod delta;
@@ -15,7 +16,6 @@ mod entries;
 mod exponents;
 mod fetch;
 mod gating;
-mod gdeflate;
 mod halves;
 mod indexer;
 mod layer_embeddings;
@@ -38,7 +38,7 @@ use crate::harness::Check;
 pub fn checks() -> Vec<Check> {
     let families = [
         exponents::checks(),
-        gdeflate::checks(),
+        coded_streams::checks(),
         quantize::checks(),
         matvec::checks(),
         matmul::checks(),
@@ -73,7 +73,7 @@ pub fn checks() -> Vec<Check> {
 pub fn benches() -> Vec<Bench> {
     let families = [
         exponents::benches(),
-        gdeflate::benches(),
+        coded_streams::benches(),
         quantize::benches(),
         matvec::benches(),
         matmul::benches(),

@@ -1,11 +1,11 @@
-//! Checks and measures the decoding of GDeflate, against the codec of `forebay-codec` and streams of the reference encoder.
+//! Checks and measures the decoding of GDeflate and Zstandard, against the codecs of `forebay-codec` and streams of the reference encoder.
 
 #[path = "../../../forebay-codec/tests/vectors/gdeflate.rs"]
 mod vectors;
 
 use anyhow::{Context as _, Result, ensure};
 use forebay_codec::{Codec, Encoder, Encoding};
-use forebay_cuda::{GdeflateChunk, GdeflateChunks};
+use forebay_cuda::{CodedStream, CodedStreams};
 
 use self::vectors::{MANY_MATCHES, OWN_CODE, STORED, TWO_TILES, ZEROS};
 use crate::bench::{Bench, Measured, median_seconds};
@@ -17,51 +17,71 @@ const TILE: usize = 1 << 16;
 
 pub fn checks() -> Vec<Check> {
     vec![
-        Check::new("gdeflate".to_string(), decoded),
+        Check::new("gdeflate".to_string(), |context| decoded(context, Encoding::Gdeflate)),
         Check::new("gdeflate of the reference".to_string(), reference),
-        Check::new("gdeflate damaged".to_string(), damaged),
+        Check::new("gdeflate damaged".to_string(), |context| damaged(context, Encoding::Gdeflate)),
+        Check::new("zstd".to_string(), |context| decoded(context, ZSTD)),
+        Check::new("zstd level 19".to_string(), |context| {
+            decoded(context, Encoding::Zstd { level: 19 })
+        }),
+        Check::new("zstd of several frames".to_string(), several_frames),
+        Check::new("zstd damaged".to_string(), |context| damaged(context, ZSTD)),
     ]
 }
 
 pub fn benches() -> Vec<Bench> {
-    let row = |name: &str, content: fn(usize) -> Vec<u8>| {
-        Bench::new(format!("gdeflate {name}"), move |context| bench(context, content))
+    let row = |encoding: Encoding, name: &str, content: fn(usize) -> Vec<u8>| {
+        Bench::new(format!("{} {name}", encoding.codec().name()), move |context| {
+            bench(context, encoding, content)
+        })
     };
-    vec![row("BF16", bf16), row("INT8", int8), row("BF16 half zeros", half_zeros)]
+    let of = |encoding| {
+        [
+            row(encoding, "BF16", bf16),
+            row(encoding, "INT8", int8),
+            row(encoding, "BF16 half zeros", half_zeros),
+        ]
+    };
+    [Encoding::Gdeflate, ZSTD].into_iter().flat_map(of).collect()
 }
+
+/// The level of packs.
+const ZSTD: Encoding = Encoding::Zstd { level: 3 };
 
 /// A stream, and what the host says about it: its bytes, or that it is damaged.
 struct Stream {
+    codec: Codec,
     bytes: Vec<u8>,
     decoded_bytes: usize,
     expected: Option<Vec<u8>>,
 }
 
 impl Stream {
-    fn new(bytes: Vec<u8>, decoded_bytes: usize) -> Stream {
+    fn new(codec: Codec, bytes: Vec<u8>, decoded_bytes: usize) -> Stream {
         let mut decoded = vec![0; decoded_bytes];
-        let expected = Codec::Gdeflate.decode(&bytes, &mut decoded).ok().map(|()| decoded);
-        Stream { bytes, decoded_bytes, expected }
+        let expected = codec.decode(&bytes, &mut decoded).ok().map(|()| decoded);
+        Stream { codec, bytes, decoded_bytes, expected }
     }
 
-    fn of(content: &[u8]) -> Result<Stream> {
-        Ok(Stream::new(encode(content)?, content.len()))
+    fn of(encoding: Encoding, content: &[u8]) -> Result<Stream> {
+        Ok(Stream::new(encoding.codec(), encode(encoding, content)?, content.len()))
     }
 }
 
-fn encode(content: &[u8]) -> Result<Vec<u8>> {
+fn encode(encoding: Encoding, content: &[u8]) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    Encoder::new(Encoding::Gdeflate).encode(content, &mut bytes)?;
+    Encoder::new(encoding).encode(content, &mut bytes)?;
     Ok(bytes)
 }
 
-/// Decodes streams together, and compares each with what the host decodes. Bytes between their places must not change.
-fn compare(context: &Context, streams: &[Stream]) -> Result<Outcome> {
+/// Decodes streams of one codec together, and compares each with what the host decodes. Bytes between their places must not change.
+/// With `may_refuse`, the device may also refuse what the host decodes.
+fn compare(context: &Context, streams: &[Stream], may_refuse: bool) -> Result<Outcome> {
     let gpu = &context.gpu;
     let (mut from, mut to_bytes) = (Vec::new(), 0);
     let mut chunks = Vec::new();
     for stream in streams {
-        chunks.push(GdeflateChunk {
+        chunks.push(CodedStream {
             at: from.len() as u64,
             bytes: stream.bytes.len() as u32,
             to: to_bytes as u64,
@@ -72,12 +92,12 @@ fn compare(context: &Context, streams: &[Stream]) -> Result<Outcome> {
         to_bytes += stream.decoded_bytes + 1;
     }
     let mut words = Vec::new();
-    let tiles = GdeflateChunk::describe(&chunks, &mut words);
+    let tiles = CodedStream::describe(&chunks, &mut words);
     let (memory, list) = (gpu.allocate_with(&from)?, gpu.allocate_with(&words)?);
     let out = gpu.allocate(to_bytes)?;
     gpu.fill(out.ptr(), 0xa5, to_bytes)?;
     let damaged = gpu.allocate_with(&vec![0_u32; streams.len()])?;
-    let on_device = GdeflateChunks {
+    let on_device = CodedStreams {
         from: memory.ptr(),
         from_bytes: from.len(),
         to: out.ptr(),
@@ -86,7 +106,10 @@ fn compare(context: &Context, streams: &[Stream]) -> Result<Outcome> {
         words: list.ptr(),
         tiles,
     };
-    gpu.decode_gdeflate(&on_device, damaged.ptr())?;
+    match streams[0].codec {
+        Codec::Zstd => gpu.decode_zstd(&on_device, damaged.ptr())?,
+        _ => gpu.decode_gdeflate(&on_device, damaged.ptr())?,
+    }
     let got: Vec<u8> = gpu.download(out.ptr(), to_bytes)?;
     let damaged: Vec<u32> = gpu.download(damaged.ptr(), streams.len())?;
     let mut worst = Outcome::same::<u8>(&[], &[]);
@@ -94,6 +117,9 @@ fn compare(context: &Context, streams: &[Stream]) -> Result<Outcome> {
         let place = chunk.to as usize;
         let (decoded, behind) = got[place..].split_at(stream.decoded_bytes);
         ensure!(behind[0] == 0xa5, "a byte behind stream {index} has changed");
+        if may_refuse && damaged[index] == 1 {
+            continue;
+        }
         let is_damaged = u32::from(stream.expected.is_none());
         let mut outcome = Outcome::same(&[damaged[index]], &[is_damaged]);
         if let Some(expected) = &stream.expected {
@@ -158,15 +184,15 @@ fn half_zeros(bytes: usize) -> Vec<u8> {
     all
 }
 
-fn decoded(context: &Context) -> Result<Outcome> {
-    let mut streams = vec![Stream::of(&[])?];
-    for bytes in [1, 2, 31, 33, 300, 5000, TILE - 1, TILE, TILE + 1, 2 * TILE + 77] {
+fn decoded(context: &Context, encoding: Encoding) -> Result<Outcome> {
+    let mut streams = vec![Stream::of(encoding, &[])?];
+    for bytes in [1, 2, 31, 33, 300, 5000, TILE - 1, TILE, TILE + 1, 2 * TILE + 77, 4 * TILE] {
         for content in contents(bytes) {
-            streams.push(Stream::of(&content)?);
+            streams.push(Stream::of(encoding, &content)?);
         }
     }
     ensure!(streams.iter().all(|stream| stream.expected.is_some()), "the host refuses a stream");
-    compare(context, &streams)
+    compare(context, &streams, false)
 }
 
 /// Decoded bytes and streams.
@@ -182,19 +208,37 @@ fn reference(context: &Context) -> Result<Outcome> {
             bytes.push(u8::from_str_radix(two?, 16).context("a digit")?);
         }
         bytes.resize(stream_bytes, 0);
-        streams.push(Stream::new(bytes, decoded_bytes));
+        streams.push(Stream::new(Codec::Gdeflate, bytes, decoded_bytes));
     }
     ensure!(streams.iter().all(|stream| stream.expected.is_some()), "the host refuses a stream");
-    compare(context, &streams)
+    compare(context, &streams, false)
 }
 
-/// Damaged streams. The device must refuse those that the host refuses, and decode others to the same bytes.
-fn damaged(context: &Context) -> Result<Outcome> {
+/// Frames behind each other, and frames that decoders skip, as other programs may write them.
+fn several_frames(context: &Context) -> Result<Outcome> {
+    let mut streams = Vec::new();
+    for bytes in [10, 3000, TILE + 5] {
+        let skipped = [&0x184d_2a53_u32.to_le_bytes()[..], &3_u32.to_le_bytes(), b"any"].concat();
+        let (mut all, mut decoded_bytes) = (skipped.clone(), 0);
+        for content in contents(bytes) {
+            all.extend(encode(ZSTD, &content)?);
+            decoded_bytes += content.len();
+        }
+        all.extend(skipped);
+        streams.push(Stream::new(Codec::Zstd, all, decoded_bytes));
+    }
+    ensure!(streams.iter().all(|stream| stream.expected.is_some()), "the host refuses a stream");
+    compare(context, &streams, false)
+}
+
+/// Damaged streams. The device must refuse those that the host refuses, and decode others to the same bytes. It refuses streams of literals
+/// that do not end with their first bit, as RFC 8878 demands; the host's library does not notice.
+fn damaged(context: &Context, encoding: Encoding) -> Result<Outcome> {
     let mut random = Random::new(3);
     let mut streams = Vec::new();
     for bytes in [300, 3000, TILE + 500] {
         for content in contents(bytes) {
-            let whole = encode(&content)?;
+            let whole = encode(encoding, &content)?;
             for turn in 0..if bytes < TILE { 24 } else { 3 } {
                 let mut stream = whole.clone();
                 let mut decoded_bytes = bytes;
@@ -209,24 +253,25 @@ fn damaged(context: &Context) -> Result<Outcome> {
                     7 => stream.extend([0; 4]),
                     _ => {}
                 }
-                streams.push(Stream::new(stream, decoded_bytes));
+                streams.push(Stream::new(encoding.codec(), stream, decoded_bytes));
             }
         }
     }
     let good = streams.iter().filter(|stream| stream.expected.is_some()).count();
     ensure!(good > 0 && good < streams.len(), "{good} of {} streams are good", streams.len());
-    compare(context, &streams)
+    compare(context, &streams, encoding.codec() == Codec::Zstd)
 }
 
 /// Measures 256 MiB in chunks of 128 KiB. Rates are of decoded bytes.
-fn bench(context: &Context, content: fn(usize) -> Vec<u8>) -> Result<Measured> {
+fn bench(context: &Context, encoding: Encoding, content: fn(usize) -> Vec<u8>) -> Result<Measured> {
     const CHUNK: usize = 128 << 10;
     let gpu = &context.gpu;
     let mut from = Vec::new();
     let mut places = Vec::new();
     for content in content(8 << 20).chunks(CHUNK) {
-        let stream = encode(content)?;
+        let mut stream = encode(encoding, content)?;
         places.push((from.len() as u64, stream.len() as u32));
+        stream.resize(stream.len().next_multiple_of(4), 0);
         from.extend(stream);
     }
     let to_bytes = 256 << 20;
@@ -235,16 +280,16 @@ fn bench(context: &Context, content: fn(usize) -> Vec<u8>) -> Result<Measured> {
     for repeat in 0..repeats {
         for &(at, bytes) in &places {
             let (at, to) = (at + (repeat * from.len()) as u64, (chunks.len() * CHUNK) as u64);
-            chunks.push(GdeflateChunk { at, bytes, to, decoded_bytes: CHUNK as u32 });
+            chunks.push(CodedStream { at, bytes, to, decoded_bytes: CHUNK as u32 });
         }
     }
     let from = from.repeat(repeats);
     let mut words = Vec::new();
-    let tiles = GdeflateChunk::describe(&chunks, &mut words);
+    let tiles = CodedStream::describe(&chunks, &mut words);
     let (memory, list) = (gpu.allocate_with(&from)?, gpu.allocate_with(&words)?);
     let out = gpu.allocate(to_bytes)?;
     let damaged = gpu.allocate_with(&vec![0_u32; chunks.len()])?;
-    let on_device = GdeflateChunks {
+    let on_device = CodedStreams {
         from: memory.ptr(),
         from_bytes: from.len(),
         to: out.ptr(),
@@ -253,7 +298,10 @@ fn bench(context: &Context, content: fn(usize) -> Vec<u8>) -> Result<Measured> {
         words: list.ptr(),
         tiles,
     };
-    let seconds = median_seconds(context, |_| gpu.decode_gdeflate(&on_device, damaged.ptr()))?;
+    let seconds = median_seconds(context, |_| match encoding.codec() {
+        Codec::Zstd => gpu.decode_zstd(&on_device, damaged.ptr()),
+        _ => gpu.decode_gdeflate(&on_device, damaged.ptr()),
+    })?;
     let damaged: Vec<u32> = gpu.download(damaged.ptr(), chunks.len())?;
     ensure!(damaged.iter().all(|word| *word == 0), "a stream is damaged");
     Ok(Measured { seconds, bytes: to_bytes as f64, flops: 0.0 })
