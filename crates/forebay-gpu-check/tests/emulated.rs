@@ -16,7 +16,7 @@ use forebay_model::ModelError;
 use forebay_model::sampling::Sampling;
 
 /// Checks that take little time, at least one of each family.
-const KERNELS: [&str; 42] = [
+const KERNELS: [&str; 43] = [
     "buffers",
     "gdeflate",
     "zstd",
