@@ -52,9 +52,10 @@ struct In {
 
 // Bits that are read from the last one to the first one. The highest bit of the last byte that is set ends them.
 struct Backward {
-    const u32 *word;   // the next word, downwards
+    const u32 *word;   // the word behind `ahead`, downwards
     const u32 *first;  // the first word of the chunk
     u64 bits;          // the next bits, the next one highest
+    u32 ahead;         // the next word, loaded before it is needed
     int held;          // number of bits there
     int left;          // number of bits of the stream that are not read yet. Below 0 if too many were.
 
@@ -73,15 +74,19 @@ struct Backward {
         bits <<= ended;
         held = valid - ended;
         left = 8 * (int)bytes - ended;
+        ahead = word >= first ? *word : 0;
+        word--;
         refill();
         return true;
     }
+    // Without branches, so that lanes stay together. The loaded word is needed at the next refill only.
     __device__ __forceinline__ void refill() {
-        if (held > 32) return;
-        const u32 more = word >= first ? *word : 0;
-        word--;
-        bits |= (u64)more << (32 - held);
-        held += 32;
+        const bool needs = held <= 32;
+        bits |= needs ? (u64)ahead << (32 - held) : 0;
+        held += needs ? 32 : 0;
+        const u32 *const next = needs ? word : word + 1;
+        ahead = next >= first ? *next : 0;
+        word = next - 1;
     }
     __device__ __forceinline__ u32 peek(int count) const { return count == 0 ? 0 : (u32)(bits >> (64 - count)); }
     // Between refills, at most 32 bits.
@@ -263,13 +268,22 @@ struct Out {
     u32 size, filled;
 };
 
-// Copies literals towards the front, or fills with one byte.
+// Copies literals towards the front. Each lane loads several bytes before it stores one, because loads take long.
 __device__ __forceinline__ void move_to(u8 *to, const u8 *from, u32 count) {
-    for (u32 first = 0; first < count; first += 32) {
-        const u32 at = first + (u32)lane_of();
-        const u8 byte = at < count ? from[at] : 0;
+    static constexpr int BYTES = 16;
+    for (u32 first = 0; first < count; first += 32 * BYTES) {
+        u8 bytes[BYTES];
+#pragma unroll
+        for (int i = 0; i < BYTES; i++) {
+            const u32 at = first + 32 * i + (u32)lane_of();
+            bytes[i] = at < count ? from[at] : 0;
+        }
         __syncwarp();
-        if (at < count) to[at] = byte;
+#pragma unroll
+        for (int i = 0; i < BYTES; i++) {
+            const u32 at = first + 32 * i + (u32)lane_of();
+            if (at < count) to[at] = bytes[i];
+        }
         __syncwarp();
     }
 }
