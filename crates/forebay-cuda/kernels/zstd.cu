@@ -268,24 +268,28 @@ struct Out {
     u32 size, filled;
 };
 
-// Copies literals towards the front. Each lane loads several bytes before it stores one, because loads take long.
-__device__ __forceinline__ void move_to(u8 *to, const u8 *from, u32 count) {
-    static constexpr int BYTES = 16;
-    for (u32 first = 0; first < count; first += 32 * BYTES) {
-        u8 bytes[BYTES];
+// Copies `BYTES` times 32 literals towards the front, or `count` if there are fewer. Each lane loads all its bytes before it stores one,
+// because loads take long.
+template <int BYTES> __device__ __forceinline__ void move_some(u8 *to, const u8 *from, u32 count) {
+    u8 bytes[BYTES];
 #pragma unroll
-        for (int i = 0; i < BYTES; i++) {
-            const u32 at = first + 32 * i + (u32)lane_of();
-            bytes[i] = at < count ? from[at] : 0;
-        }
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < BYTES; i++) {
-            const u32 at = first + 32 * i + (u32)lane_of();
-            if (at < count) to[at] = bytes[i];
-        }
-        __syncwarp();
+    for (int i = 0; i < BYTES; i++) {
+        const u32 at = 32 * i + (u32)lane_of();
+        bytes[i] = at < count ? from[at] : 0;
     }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < BYTES; i++) {
+        const u32 at = 32 * i + (u32)lane_of();
+        if (at < count) to[at] = bytes[i];
+    }
+    __syncwarp();
+}
+
+__device__ __forceinline__ void move_to(u8 *to, const u8 *from, u32 count) {
+    u32 done = 0;
+    for (; count - done > 32; done += min(count - done, 512u)) move_some<16>(to + done, from + done, count - done);
+    move_some<1>(to + done, from + done, count - done);
 }
 
 struct Block {

@@ -128,37 +128,20 @@ impl Gpu {
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
-    pub fn gdeflate_decoder(&self) -> Result<StreamDecoder, CudaError> {
-        self.stream_decoder(GDEFLATE, CodedStreams::gdeflate)
-    }
-
-    /// Loads the kernel that decodes streams of codec `zstd`.
-    ///
-    /// # Errors
-    /// Returns an error if a driver call fails.
-    pub fn zstd_decoder(&self) -> Result<StreamDecoder, CudaError> {
-        self.stream_decoder(ZSTD, CodedStreams::zstd)
-    }
-
-    fn stream_decoder(
-        &self,
-        (module, name): (&'static str, &'static str),
-        launch: fn(&CodedStreams, Kernel, DevicePtr<u32>) -> Launch,
-    ) -> Result<StreamDecoder, CudaError> {
-        let kernel = self.kernel(module, name)?;
-        Ok(StreamDecoder { kernel, launch, _modules: Arc::clone(&self.modules) })
+    pub fn gdeflate_decoder(&self) -> Result<GdeflateDecoder, CudaError> {
+        let kernel = self.kernel(GDEFLATE.0, GDEFLATE.1)?;
+        Ok(GdeflateDecoder { kernel, _modules: Arc::clone(&self.modules) })
     }
 }
 
-/// Decodes streams of one codec behind the copies that bring them. Several threads may use it at the same time.
-pub struct StreamDecoder {
+/// Decodes streams of codec `gdeflate` behind the copies that bring them. Several threads may use it at the same time.
+pub struct GdeflateDecoder {
     kernel: Kernel,
-    launch: fn(&CodedStreams, Kernel, DevicePtr<u32>) -> Launch,
     _modules: Arc<Modules>,
 }
 
-impl StreamDecoder {
-    /// Does the same as [`Gpu::decode_gdeflate`] or [`Gpu::decode_zstd`] when the copies that `copies` has started are done.
+impl GdeflateDecoder {
+    /// Does the same as [`Gpu::decode_gdeflate`] when the copies that `copies` has started are done.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
@@ -171,6 +154,6 @@ impl StreamDecoder {
         streams: &CodedStreams,
         damaged: DevicePtr<u32>,
     ) -> Result<(), CudaError> {
-        (self.launch)(streams, self.kernel, damaged).run_behind(copies)
+        streams.gdeflate(self.kernel, damaged).run_behind(copies)
     }
 }

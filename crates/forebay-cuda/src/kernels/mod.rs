@@ -37,7 +37,7 @@ pub use attention::{
     prompt_tiles_most, takes_inputs,
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
-pub use coded_streams::{CodedStream, CodedStreams, StreamDecoder};
+pub use coded_streams::{CodedStream, CodedStreams, GdeflateDecoder};
 pub use columns::Columns;
 pub use compact::compact_workspace_bytes;
 pub use convert::{Matrices, SplitMxfp4};

@@ -6,7 +6,7 @@ use std::ops::Range;
 use forebay_codec::{Codec, Container};
 use forebay_cuda::{
     CodedContainer, CodedStream, CodedStreams, ContainerDecoder, CopyStream, DeviceMemory,
-    DevicePtr, Gpu, StreamDecoder,
+    DevicePtr, GdeflateDecoder, Gpu,
 };
 use forebay_format::TensorType;
 use forebay_format::pack::Chunk;
@@ -46,7 +46,8 @@ pub(super) struct CodedParts {
 }
 
 impl CodedParts {
-    /// Returns the parts of a load from `files` if the GPU can decode all their blocks: no part begins or ends inside of a coded chunk.
+    /// Returns the parts of a load from `files` if the GPU is to decode all their blocks: none is coded with `zstd`, which CPUs decode faster
+    /// because few chunks are in the ring at a time, and no part begins or ends inside of a coded chunk.
     pub fn new(files: &FileSet, parts: &[UploadPart]) -> Option<CodedParts> {
         if !files.is_coded() {
             return None;
@@ -67,10 +68,11 @@ impl CodedParts {
                     (part.to + at, chunk.end().min(part.extent.end()) - chunk.offset);
                 let can_decode = match chunk.codec {
                     Codec::Raw => true,
-                    Codec::Exponents | Codec::Gdeflate | Codec::Zstd => {
+                    Codec::Exponents | Codec::Gdeflate => {
                         let aligned = [to, chunk.stored_offset].map(|of| of % ALIGNMENT == 0);
                         wanted == chunk.bytes && aligned == [true; 2]
                     }
+                    Codec::Zstd => false,
                 };
                 if !can_decode {
                     return None;
@@ -119,8 +121,8 @@ const STREAMS: usize = 4;
 pub(super) struct GpuDecoding {
     coded: CodedParts,
     containers: ContainerDecoder,
-    /// Decoders of the codecs of streams that occur.
-    coded_streams: Vec<(Codec, StreamDecoder)>,
+    /// Decoder of `gdeflate`, if it occurs.
+    gdeflate: Option<GdeflateDecoder>,
     /// Streams of slots, in turn.
     streams: Vec<CopyStream>,
     /// A stage for each slot of the ring, which has the slot's bytes, and behind all a word for each chunk that a slot may have. Kernels set
@@ -139,13 +141,12 @@ struct Work {
     copies: Vec<(Range<usize>, DevicePtr<u8>)>,
     /// Containers by type, with the offset in the slot of their descriptions.
     containers: Vec<(TensorType, usize, Vec<CodedContainer>)>,
-    /// Chunks of the other codecs, by codec and by the memory that they go to.
+    /// Chunks of codec `gdeflate`, by the memory that they go to.
     streams: Vec<StreamWork>,
 }
 
-/// Chunks of one codec that go to one piece of memory.
+/// Chunks of codec `gdeflate` that go to one piece of memory.
 struct StreamWork {
-    codec: Codec,
     memory: DevicePtr<u8>,
     /// Chunks, as offsets from the stage and from the memory.
     chunks: Vec<CodedStream>,
@@ -169,18 +170,12 @@ impl GpuDecoding {
         let damaged = (slot_bytes - descriptions).div_ceil(DESCRIPTION_BYTES).max(1);
         let memory = gpu.allocate(slots.len() + 4 * damaged)?;
         let containers = gpu.container_decoder()?;
-        let mut coded_streams = Vec::new();
-        if coded.has(Codec::Gdeflate) {
-            coded_streams.push((Codec::Gdeflate, gpu.gdeflate_decoder()?));
-        }
-        if coded.has(Codec::Zstd) {
-            coded_streams.push((Codec::Zstd, gpu.zstd_decoder()?));
-        }
+        let gdeflate = coded.has(Codec::Gdeflate).then(|| gpu.gdeflate_decoder()).transpose()?;
         let streams = (0..STREAMS).map(|_| gpu.copy_stream()).collect::<Result<_, _>>()?;
         Ok(GpuDecoding {
             coded,
             containers,
-            coded_streams,
+            gdeflate,
             streams,
             memory,
             damaged,
@@ -281,8 +276,7 @@ impl GpuDecoding {
                     words: stage.offset(of.descriptions).cast(),
                     tiles: of.tiles,
                 };
-                let decoder = self.coded_streams.iter().find(|(codec, _)| *codec == of.codec);
-                let (_, decoder) = decoder.expect("decoders of all codecs are loaded");
+                let decoder = self.gdeflate.as_ref().expect("it is there because chunks are");
                 decoder.decode(copies, &streams, self.words())
             })
         };
@@ -318,12 +312,13 @@ impl GpuDecoding {
                     let container = Container::read(&slot.as_slice()[own.clone()], wanted)?;
                     work.add_container(&container, &own, stage, place(memory, to, wanted)?);
                 }
-                Codec::Gdeflate | Codec::Zstd => {
+                Codec::Gdeflate => {
                     let piece =
                         memory.iter().find(|piece| place_in(&[**piece], to, wanted).is_some());
                     let piece = *piece.ok_or(OUTSIDE)?;
-                    work.add_stream(chunk.codec, &own, piece, to - piece.address(), wanted);
+                    work.add_gdeflate(&own, piece, to - piece.address(), wanted);
                 }
+                Codec::Zstd => return Err("the GPU does not decode zstd in loads".into()),
             }
             let first = coded.map_or(own.start, |coded| coded.start);
             coded = Some(first..own.end);
@@ -361,24 +356,17 @@ impl Work {
         }
     }
 
-    /// Adds a chunk of this codec that lies at `own` in the slot, and goes to offset `to` of `memory`.
-    fn add_stream(
+    /// Adds a chunk of codec `gdeflate` that lies at `own` in the slot, and goes to offset `to` of `memory`.
+    fn add_gdeflate(
         &mut self,
-        codec: Codec,
         own: &Range<usize>,
         memory: DevicePtr<u8>,
         to: u64,
         decoded_bytes: usize,
     ) {
-        let of = |of: &StreamWork| of.codec == codec && of.memory.address() == memory.address();
+        let of = |of: &StreamWork| of.memory.address() == memory.address();
         let at = self.streams.iter().position(of).unwrap_or_else(|| {
-            self.streams.push(StreamWork {
-                codec,
-                memory,
-                chunks: Vec::new(),
-                tiles: 0,
-                descriptions: 0,
-            });
+            self.streams.push(StreamWork { memory, chunks: Vec::new(), tiles: 0, descriptions: 0 });
             self.streams.len() - 1
         });
         self.streams[at].chunks.push(CodedStream {
