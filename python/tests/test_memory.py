@@ -131,7 +131,7 @@ def test_ctrl_c(tmp_path, how):
     code = (
         "import os, signal, sys, threading, time, forebay\n"
         f"path = {str(path)!r}\n"
-        # Who starts the tests may have told their processes to ignore the signal.
+        # A shell ignores the signal in what it runs in the background, and programs inherit that.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "asked = []\n"
         "def ask():\n    asked.append(time.monotonic())\n    os.kill(os.getpid(), signal.SIGINT)\n"

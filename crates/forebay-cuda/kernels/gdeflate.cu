@@ -5,12 +5,9 @@
 // hold the next 64 words, so that no round waits for memory. Matches are copied by their lanes where they do not depend on each other.
 //
 // Nothing of a stream is trusted. All lanes leave a damaged tile together, before anything is read or written outside.
-#include "common.cuh"
+#include "coded_streams.cuh"
 
-#define WARPS 4
-#define ALL (~0u)
-
-static constexpr u32 TILE = 1 << 16, CHUNK_BYTES = 4 << 20;
+static constexpr u32 TILE = 1 << 16;
 static constexpr int MAX_BITS = 15, LITERALS = 288, DISTANCES = 32, BLOCKS = 1024;
 static constexpr int LITERAL_BITS = 10, DISTANCE_BITS = 8, LENGTH_BITS = 7;
 // Matches up to this length are copied by one lane, longer ones by all.
@@ -33,7 +30,6 @@ struct Memory {
     u8 lengths[LITERALS + DISTANCES];
 };
 
-__device__ __forceinline__ int lane_of() { return threadIdx.x & 31; }
 __device__ __forceinline__ u32 below(int lane) { return (1u << lane) - 1; }
 
 // Sum of x over the lanes below this one; `all` receives the sum over all lanes.
@@ -389,22 +385,12 @@ __device__ __forceinline__ bool decode_tile(const u32 *tile, u32 words, u8 *byte
     return false;
 }
 
-// A chunk: a stream of `bytes` bytes, `at` bytes behind the first, and its `size` bytes after decoding, `to` bytes behind the first. Its
-// tiles are numbered from `first_tile` on. A chunk without bytes has one tile for the check of its header.
-struct Chunk {
-    u64 at, to;
-    u32 bytes, size;
-    u64 first_tile;
-};
-
 // Decodes the tile of one warp. Returns false if it, or what the stream says about its tiles, is damaged.
 __device__ __forceinline__ bool decode_tile_of(const Chunk &chunk, u32 tile, const u8 *from, u64 from_bytes, u8 *out, u64 out_bytes,
                                                Memory &memory) {
-    if (chunk.size > CHUNK_BYTES) return false;
+    if (!chunk.fits(from_bytes, out_bytes)) return false;
     const u32 tiles = (chunk.size + TILE - 1) / TILE;
     if (tile >= max(tiles, 1u)) return false;
-    if (chunk.at > from_bytes || chunk.bytes > from_bytes - chunk.at || chunk.at % 4 != 0) return false;
-    if (chunk.to > out_bytes || chunk.size > out_bytes - chunk.to) return false;
     if (chunk.bytes < 8 + 4 * tiles) return false;
     const u32 *const head = (const u32 *)(from + chunk.at);
     if (head[0] != (0xfb04u | tiles << 16) || head[1] != (1 | chunk.size % TILE << 2)) return false;

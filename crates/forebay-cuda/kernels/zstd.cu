@@ -4,12 +4,9 @@
 // The literals of a block that has sequences wait at the end of the chunk's place: what is decoded before them can never reach them.
 //
 // Nothing of a frame is trusted. All lanes leave a damaged chunk together, before anything is read or written outside.
-#include "common.cuh"
+#include "coded_streams.cuh"
 
-#define WARPS 4
-#define ALL (~0u)
-
-static constexpr u32 CHUNK_BYTES = 4 << 20, BLOCK_BYTES = 128 << 10;
+static constexpr u32 BLOCK_BYTES = 128 << 10;
 static constexpr u32 MAGIC = 0xfd2fb528, SKIPPED = 0x184d2a50;
 static constexpr int HUFFMAN_BITS = 11, WEIGHT_BITS = 6, WEIGHTS = 255;
 static constexpr int LITERAL_LENGTHS = 0, OFFSETS = 1, MATCH_LENGTHS = 2;
@@ -29,13 +26,11 @@ struct Memory {
     short counts[64];
     u16 next[64];
     u8 weights[WEIGHTS + 1];
-    int bits[3];     // of states; -1 if there is no code
+    int bits[3];       // of states; -1 if there is no code
     int huffman_bits;  // 0 if there is no code
-    // What lane 0 found, for all lanes.
-    u32 said[4];
+    u32 place;  // in the chunk, found by lane 0 for all lanes
 };
 
-__device__ __forceinline__ int lane_of() { return threadIdx.x & 31; }
 __device__ __forceinline__ int highest_bit(u32 x) { return 31 - __clz((int)x); }
 
 // Bytes of a chunk. Reads behind the end give zeros.
@@ -232,33 +227,33 @@ __device__ __forceinline__ bool decode_literals(const In &in, u32 at, u32 bytes,
     Backward stream;
     if (!stream.begin(in.bytes, at, bytes)) return false;
     const int bits = memory.huffman_bits;
-    u32 done = 0;
-    // Single bytes until the address is a multiple of 4, then words.
-    while (done < count && ((u64)(out + done) % 4 != 0 || count - done < 4)) {
+    // Between refills, at most two.
+    auto next = [&] {
         const u32 entry = memory.huffman[stream.peek(bits)];
         stream.drop((int)(entry & 15));
-        stream.refill();
-        out[done++] = (u8)(entry >> 4);
-    }
+        return entry >> 4;
+    };
+    u32 done = 0;
+    auto bytes_until = [&](u32 end) {
+        while (done < end) {
+            out[done++] = (u8)next();
+            stream.refill();
+        }
+    };
+    // Single bytes until the address is a multiple of 4, then words.
+    bytes_until(min((u32)(-(u64)out % 4), count));
     while (count - done >= 4) {
         u32 word = 0;
 #pragma unroll
         for (int i = 0; i < 4; i++) {
-            const u32 entry = memory.huffman[stream.peek(bits)];
-            stream.drop((int)(entry & 15));
+            word |= next() << 8 * i;
             if (i % 2) stream.refill();
-            word |= (entry >> 4 & 255) << 8 * i;
         }
         *(u32 *)(out + done) = word;
         done += 4;
         if (stream.left < 0) return false;
     }
-    while (done < count) {
-        const u32 entry = memory.huffman[stream.peek(bits)];
-        stream.drop((int)(entry & 15));
-        stream.refill();
-        out[done++] = (u8)(entry >> 4);
-    }
+    bytes_until(count);
     return stream.left == 0;
 }
 
@@ -336,10 +331,10 @@ __device__ bool literals(const In &in, Block &block, Out &out, Memory &memory) {
         if (lane == 0) {
             const int weights = read_weights(in, at, end, memory);
             memory.huffman_bits = weights < 0 ? 0 : make_huffman(memory, weights);
-            memory.said[0] = at;
+            memory.place = at;
         }
         __syncwarp();
-        at = memory.said[0];
+        at = memory.place;
     }
     if (memory.huffman_bits == 0) return false;
     bool good = true;
@@ -363,7 +358,7 @@ __device__ bool literals(const In &in, Block &block, Out &out, Memory &memory) {
     return !__any_sync(ALL, !good);
 }
 
-// The numbers of the codes that need none in the frame.
+// Counts of the codes that frames need not have.
 __device__ const signed char USUAL_LENGTHS[LENGTH_SYMBOLS] = {4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 2, 2,
                                                               2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 1, 1, 1, 1, -1, -1, -1, -1};
 __device__ const signed char USUAL_OFFSETS[29] = {1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1};
@@ -428,10 +423,10 @@ __device__ bool sequences(const In &in, Block &block, Out &out, Memory &memory) 
         good = good && read_code(in, at, block.end, LITERAL_LENGTHS, modes >> 6, memory);
         good = good && read_code(in, at, block.end, OFFSETS, modes >> 4 & 3, memory);
         good = good && read_code(in, at, block.end, MATCH_LENGTHS, modes >> 2 & 3, memory);
-        memory.said[0] = good ? at : block.end;
+        memory.place = good ? at : block.end;
     }
     __syncwarp();
-    at = memory.said[0];
+    at = memory.place;
     if (at >= block.end) return false;
     // Only lane 0 reads the stream, and keeps the states.
     Backward stream;
@@ -563,13 +558,6 @@ __device__ bool frames(const In &in, Out out, Memory &memory) {
     return out.filled == out.size;
 }
 
-// A chunk: `bytes` bytes of frames, `at` bytes behind the first, and its `size` bytes after decoding, `to` bytes behind the first.
-struct Chunk {
-    u64 at, to;
-    u32 bytes, size;
-    u64 first_tile;
-};
-
 // Decodes chunks [chunks] together. Grid: a warp for each chunk. `damaged` [chunks] gets a 1 for each damaged one.
 extern "C" __global__ void __launch_bounds__(32 * WARPS)
     decode_zstd(const u8 *from, u64 from_bytes, u8 *out, u64 out_bytes, const Chunk *chunks, int count, u32 *damaged) {
@@ -579,11 +567,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS)
     const u64 index = (u64)blockIdx.x * WARPS + warp;
     if (index >= (u64)count) return;
     const Chunk chunk = chunks[index];
-    bool good = chunk.size <= CHUNK_BYTES && chunk.at <= from_bytes && chunk.bytes <= from_bytes - chunk.at && chunk.at % 4 == 0;
-    good = good && chunk.to <= out_bytes && chunk.size <= out_bytes - chunk.to;
-    if (good) {
-        const In in = {from + chunk.at, chunk.bytes};
-        good = frames(in, {out + chunk.to, chunk.size, 0}, memories[warp]);
-    }
+    const bool good = chunk.fits(from_bytes, out_bytes) &&
+                      frames({from + chunk.at, chunk.bytes}, {out + chunk.to, chunk.size, 0}, memories[warp]);
     if (!good && lane_of() == 0) damaged[index] = 1;
 }

@@ -11,8 +11,8 @@ const GDEFLATE: (&str, &str) = ("gdeflate", "decode_gdeflate");
 const ZSTD: (&str, &str) = ("zstd", "decode_zstd");
 /// Bytes of a tile of `gdeflate` after decoding. A warp decodes one.
 const TILE: u64 = 1 << 16;
-/// Most bytes of a chunk after decoding.
-const CHUNK_BYTES: u32 = 4 << 20;
+/// Most bytes of a stream after decoding.
+const STREAM_BYTES: u32 = 4 << 20;
 /// Warps of a block.
 const WARPS: u64 = 4;
 
@@ -30,41 +30,41 @@ pub struct CodedStream {
 }
 
 impl CodedStream {
-    /// Number of words of 64 bits with which kernels describe a chunk.
+    /// Number of words of 64 bits with which kernels describe a stream.
     pub const WORDS: usize = 4;
 
-    /// Replaces `words` by those that describe `chunks` for [`CodedStreams::words`], and returns the number of tiles of all chunks.
+    /// Replaces `words` by those that describe `streams` for [`CodedStreams::words`], and returns the number of tiles of all streams.
     ///
     /// # Panics
-    /// Panics if a chunk has more than 4 MiB after decoding, or an offset that is no multiple of 4.
-    pub fn describe(chunks: &[CodedStream], words: &mut Vec<u64>) -> u64 {
+    /// Panics if a stream has more than 4 MiB after decoding, or an offset that is no multiple of 4.
+    pub fn describe(streams: &[CodedStream], words: &mut Vec<u64>) -> u64 {
         words.clear();
         let mut tiles = 0;
-        for chunk in chunks {
-            let CodedStream { at, bytes, to, decoded_bytes } = *chunk;
-            assert!(decoded_bytes <= CHUNK_BYTES && at.is_multiple_of(4), "{chunk:?}");
+        for stream in streams {
+            let CodedStream { at, bytes, to, decoded_bytes } = *stream;
+            assert!(decoded_bytes <= STREAM_BYTES && at.is_multiple_of(4), "{stream:?}");
             words.extend([at, to, u64::from(bytes) | u64::from(decoded_bytes) << 32, tiles]);
-            // The header of a chunk without bytes is checked, too.
+            // The header of a stream without bytes is checked, too.
             tiles += u64::from(decoded_bytes).div_ceil(TILE).max(1);
         }
         tiles
     }
 }
 
-/// Chunks that are decoded together.
+/// Streams of one codec that are decoded together.
 #[derive(Clone, Copy)]
 pub struct CodedStreams {
     /// Streams, aligned to 4 bytes, and the number of bytes there.
     pub from: DevicePtr<u8>,
     pub from_bytes: usize,
-    /// Memory for what is decoded, and the number of bytes there. Chunks may not overlap.
+    /// Memory for what is decoded, and the number of bytes there. Places of streams may not overlap.
     pub to: DevicePtr<u8>,
     pub to_bytes: usize,
-    /// Number of chunks.
+    /// Number of streams.
     pub count: usize,
     /// What [`CodedStream::describe`] gives `[count * CodedStream::WORDS]`.
     pub words: DevicePtr<u64>,
-    /// Number of tiles of all chunks, as [`CodedStream::describe`] returns it.
+    /// Number of tiles of all streams, as [`CodedStream::describe`] returns it.
     pub tiles: u64,
 }
 
