@@ -257,3 +257,16 @@ def test_twenty_threads(random_file):
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_several_slices_of_a_tensor(random_file):
+    path, arrays = random_file([(5,), (300, 7), (2, 3)])
+    ranges = [(0, 0, 100), (0, 100, 300), (1, 2, 4)]
+    found = list(forebay.iter_tensors(path, slices={"t1": ranges}, framework="np"))
+    assert [name for name, _ in found] == ["t0", "t1", "t1", "t1", "t2"]
+    wanted = [arrays["t0"], arrays["t1"][:100], arrays["t1"][100:], arrays["t1"][:, 2:4], arrays["t2"]]
+    assert all(numpy.array_equal(tensor, it) for (_, tensor), it in zip(found, wanted, strict=True))
+    with pytest.raises(forebay.OptionError, match="list of slices, which only iter_tensors takes"):
+        forebay.load(path, slices={"t1": ranges})
+    with pytest.raises(forebay.OptionError, match="not among the tensors"):
+        forebay.iter_tensors(path, tensors=["t0"], slices={"t1": ranges})

@@ -15,9 +15,9 @@ use crate::tensor::Tensor;
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Ranges by name: dimension, start and stop.
-pub type Slices = HashMap<String, (usize, u64, u64)>;
+pub type Slices = HashMap<String, Vec<(usize, u64, u64)>>;
 
-/// Returns the tensors to load: those of `names`, or all, each with its range in `slices`.
+/// Returns the tensors to load: those of `names`, or all. A tensor with ranges in `slices` comes once for each of them.
 pub fn choices(
     py: Python<'_>,
     table: &Table,
@@ -25,7 +25,7 @@ pub fn choices(
     slices: Option<Slices>,
 ) -> PyResult<Vec<Choice>> {
     let slices = slices.unwrap_or_default();
-    let mut choices: Vec<Choice> = match names {
+    let choices: Vec<Choice> = match names {
         Some(names) => {
             let find = |name: &String| Ok(Choice { tensor: table.index(py, name)?, slice: None });
             names.iter().map(find).collect::<PyResult<_>>()?
@@ -35,20 +35,27 @@ pub fn choices(
             all.map(|tensor| Choice { tensor, slice: None }).collect()
         }
     };
-    for (name, (dimension, start, stop)) in slices {
+    let mut ranges = HashMap::new();
+    for (name, given) in slices {
         let tensor = table.index(py, &name)?;
-        let slice = Some(DimensionSlice { dimension, start, stop });
-        let mut found = false;
-        for choice in choices.iter_mut().filter(|choice| choice.tensor == tensor) {
-            (choice.slice, found) = (slice, true);
-        }
-        if !found {
+        if !choices.iter().any(|choice| choice.tensor == tensor) {
             let words =
                 format!("slices names tensor {name:?}, which is not among the tensors to load");
             return Err(raise(py, "OptionError", words));
         }
+        ranges.insert(tensor, given);
     }
-    Ok(choices)
+    let mut parts = Vec::with_capacity(choices.len());
+    for choice in choices {
+        match ranges.get(&choice.tensor) {
+            None => parts.push(choice),
+            Some(given) => parts.extend(given.iter().map(|&(dimension, start, stop)| {
+                let slice = Some(DimensionSlice { dimension, start, stop });
+                Choice { tensor: choice.tensor, slice }
+            })),
+        }
+    }
+    Ok(parts)
 }
 
 /// Returns the options of a load.

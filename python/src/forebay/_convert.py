@@ -121,15 +121,22 @@ def to_numpy(tensor: Tensor, lenient: bool = False) -> Any:
     return numpy.from_dlpack(tensor)
 
 
-def to_torch(tensor: Tensor) -> Any:
+def torch_dtype(name: str, dtype: str) -> Any:
+    """Return PyTorch's type for tensor `name` of type `dtype`. Types that it lacks are bytes."""
     torch = require("torch")
-    integer, name = _TORCH.get(tensor.dtype, (None, "uint8"))
-    dtype = getattr(torch, name, None)
-    if dtype is None:
+    found = getattr(torch, _TORCH.get(dtype, (None, "uint8"))[1], None)
+    if found is None:
         raise OptionError(
-            f"tensor {tensor.name!r} is of type {tensor.dtype}, which PyTorch {torch.__version__} does not have: "
+            f"tensor {name!r} is of type {dtype}, which PyTorch {torch.__version__} does not have: "
             'use a later version, or ask for framework="raw"'
         )
+    return found
+
+
+def to_torch(tensor: Tensor) -> Any:
+    torch = require("torch")
+    dtype = torch_dtype(tensor.name, tensor.dtype)
+    integer = _TORCH.get(tensor.dtype, (None, "uint8"))[0]
     if integer is None:
         return torch.from_dlpack(tensor)
     return torch.from_dlpack(tensor.view(integer)).view(dtype)

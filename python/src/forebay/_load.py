@@ -13,7 +13,8 @@ from ._errors import OptionError
 
 Path = str | os.PathLike[str]
 Paths = Path | Iterable[Path]
-Slices = Mapping[str, tuple[int, int, int]]
+Slice = tuple[int, int, int]
+Slices = Mapping[str, Slice]
 
 _UNITS = {
     "": 1, "B": 1,
@@ -60,27 +61,34 @@ def is_f32(dtype: Any) -> bool:
     raise OptionError(f'dtype is {dtype!r}, but only None (as in the file) and "float32" are possible')
 
 
-def checked_slices(table: _native.Table, slices: Slices | None) -> dict[str, tuple[int, int, int]] | None:
+def checked_slices(
+    table: _native.Table, slices: Mapping[str, Slice | list[Slice]] | None
+) -> dict[str, list[Slice]] | None:
     if slices is None:
         return None
     checked = {}
     for name, given in slices.items():
-        try:
-            dimension, start, stop = (int(number) for number in given)
-        except (TypeError, ValueError):
-            raise OptionError(
-                f"the slice of tensor {name!r} is {given!r}, but (dimension, start, stop) is needed"
-            ) from None
         dimensions = len(table.facts(name)[1])
-        if dimension < 0:
-            dimension += dimensions
-        if dimension < 0 or start < 0 or stop < 0:
-            raise OptionError(
-                f"the slice of tensor {name!r} is {given!r}, but the tensor has {dimensions} dimensions, "
-                "and start and stop must not be negative"
-            )
-        checked[name] = (dimension, start, stop)
+        ranges = given if isinstance(given, list) else [given]
+        checked[name] = [checked_slice(name, dimensions, part) for part in ranges]
     return checked
+
+
+def checked_slice(name: str, dimensions: int, given: Any) -> Slice:
+    try:
+        dimension, start, stop = (int(number) for number in given)
+    except (TypeError, ValueError):
+        raise OptionError(
+            f"the slice of tensor {name!r} is {given!r}, but (dimension, start, stop) is needed"
+        ) from None
+    if dimension < 0:
+        dimension += dimensions
+    if dimension < 0 or start < 0 or stop < 0:
+        raise OptionError(
+            f"the slice of tensor {name!r} is {given!r}, but the tensor has {dimensions} dimensions, "
+            "and start and stop must not be negative"
+        )
+    return dimension, start, stop
 
 
 def load(
@@ -125,6 +133,9 @@ def load(
     wanted = framework_of(framework)
     table = open_table(folder_or_files)
     names = None if tensors is None else list(dict.fromkeys(tensors))
+    for name, given in (slices or {}).items():
+        if isinstance(given, list):
+            raise OptionError(f"tensor {name!r} has a list of slices, which only iter_tensors takes")
     chosen = checked_slices(table, slices)
     loaded = _native.load(table, names, chosen, str(device), is_f32(dtype), progress)
     return {tensor.name: convert(tensor, wanted, framework is None) for tensor in loaded}
@@ -177,7 +188,7 @@ def iter_tensors(
     device: Any = "cpu",
     dtype: Any = None,
     tensors: Iterable[str] | None = None,
-    slices: Slices | None = None,
+    slices: Mapping[str, Slice | list[Slice]] | None = None,
     *,
     budget: int | str = "1GiB",
     framework: str | None = None,
@@ -185,6 +196,8 @@ def iter_tensors(
     """Return an iterator over names and tensors, in the order of the files. It reads ahead.
 
     Args:
+        slices: As for `load`. A list of ranges is possible, too: the tensor then comes once for each of them, in the
+            order of the list.
         budget: Bytes, or a text such as "512MiB". Tensors that are being read, that are read ahead, and the last one
             with its neighbours take no more. Tensors that the caller keeps longer are not counted.
 

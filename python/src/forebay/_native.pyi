@@ -62,7 +62,7 @@ class Stream:
         cls,
         table: Table,
         names: Sequence[str] | None,
-        slices: dict[str, tuple[int, int, int]] | None,
+        slices: dict[str, list[tuple[int, int, int]]] | None,
         device: str,
         to_f32: bool,
         budget: int,
@@ -73,7 +73,7 @@ class Stream:
 def load(
     table: Table,
     names: Sequence[str] | None,
-    slices: dict[str, tuple[int, int, int]] | None,
+    slices: dict[str, list[tuple[int, int, int]]] | None,
     device: str,
     to_f32: bool,
     progress: Callable[[int, int], object] | None,

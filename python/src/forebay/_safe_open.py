@@ -71,7 +71,7 @@ class safe_open:
         """
         return TensorSlice(self, name, *self._open().facts(name)[:3])
 
-    def _read(self, names: list[str], slices: dict[str, tuple[int, int, int]] | None) -> list[Any]:
+    def _read(self, names: list[str], slices: dict[str, list[tuple[int, int, int]]] | None) -> list[Any]:
         loaded = _native.load(self._open(), names, slices, self._device, False, None)
         return [convert(tensor, self._framework, False) for tensor in loaded]
 
@@ -106,7 +106,7 @@ class TensorSlice:
             tensor = self._file._read([self._name], None)[0]
         else:
             start, stop = ranges[best]
-            tensor = self._file._read([self._name], {self._name: (best, start, stop)})[0]
+            tensor = self._file._read([self._name], {self._name: [(best, start, stop)]})[0]
             # What was read begins at `start`.
             part = indices[best]
             indices[best] = part - start if isinstance(part, int) else slice(None, None, part.step)

@@ -1,0 +1,135 @@
+"""Load format "forebay" of vLLM: real model classes get the same bits as from vLLM's own loader.
+
+vLLM runs on the CPU here. It is tested up to the end of `load_weights`; models without kernels of vLLM are reloaded, too.
+"""
+
+import re
+import shutil
+
+import pytest
+from ranks import run_ranks
+
+WHY = "LOADER OF VLLM NOT CHECKED: vllm is not installed here"
+pytest.importorskip("vllm", reason=WHY)
+transformers = pytest.importorskip("transformers", reason=WHY)
+
+import torch  # noqa: E402
+
+SMALL = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of small models with random weights, in several files each."""
+    configs = {
+        "llama": transformers.LlamaConfig(**SMALL),
+        "qwen2_tied": transformers.Qwen2Config(**SMALL, tie_word_embeddings=True),
+        "mixtral": transformers.MixtralConfig(**SMALL, num_local_experts=8, num_experts_per_tok=2),
+        "qwen3_moe": transformers.Qwen3MoeConfig(
+            **SMALL, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16
+        ),
+    }
+    folders = {}
+    for name, config in configs.items():
+        torch.manual_seed(5)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        folders[name] = tmp_path_factory.mktemp(name)
+        model.save_pretrained(folders[name], max_shard_size="100KB")
+        assert len(list(folders[name].glob("*.safetensors"))) > 1
+    return folders
+
+
+def bytes_of(folder):
+    import forebay
+
+    return {name: it.nbytes for name, it in forebay.list_tensors(folder).items()}
+
+
+def expert_of(name):
+    found = re.search(r"\.experts\.(\d+)\.", name)
+    return int(found[1]) if found else None
+
+
+def test_one_rank(models, tmp_path):
+    shutil.copytree(models["llama"], tmp_path / "old")
+    for file in (tmp_path / "old").glob("*.safetensors*"):
+        file.unlink()
+    torch.save({"x": torch.zeros(3)}, tmp_path / "old" / "pytorch_model.bin")
+    cases = {
+        "llama": {"folder": str(models["llama"]), "reload": True},
+        "small budget": {"folder": str(models["llama"]), "extra": {"budget": "1MiB"}},
+        "qwen2_tied": {"folder": str(models["qwen2_tied"]), "extra": {"budget": "64MiB"}},
+        "mixtral": {"folder": str(models["mixtral"])},
+        "qwen3_moe": {"folder": str(models["qwen3_moe"])},
+        "pipeline": {"folder": str(models["llama"]), "missing_layers": [0, 2]},
+    }
+    llama = str(models["llama"])
+    errors = {
+        "unknown option": {"folder": llama, "extra": {"threads": 8}},
+        "wrong budget": {"folder": llama, "extra": {"budget": "lots"}},
+        "strategy": {"folder": llama, "options": {"safetensors_load_strategy": "eager"}},
+        "no safetensors": {"folder": str(tmp_path / "old")},
+    }
+    (found,) = run_ranks("rank_vllm.py", 1, {"cases": cases, "errors": errors})
+    for name in cases:
+        assert found[name]["loader"] == "ForebayModelLoader"
+        assert found[name]["equal"] > 10
+    assert found["llama"]["class"] == "LlamaForCausalLM"
+    assert found["mixtral"]["class"] == "MixtralForCausalLM"
+    assert found["llama"]["reloaded"] == found["llama"]["equal"] and found["llama"]["in_place"]
+    everything = bytes_of(models["llama"])
+    assert {name for name, *_ in found["pipeline"]["read"]} == {
+        name for name in everything if not name.startswith(("model.layers.0.", "model.layers.2."))
+    }
+    assert "has the option 'threads'" in found["unknown option"]["error"]
+    assert "'lots' is no size" in found["wrong budget"]["error"]
+    assert "safetensors_load_strategy 'eager' has no effect" in found["strategy"]["error"]
+    assert "has no safetensors files" in found["no safetensors"]["error"]
+
+
+def test_two_ranks(models):
+    experts = {"enable_expert_parallel": True, "enable_ep_weight_filter": True}
+    round_robin = {**experts, "expert_placement_strategy": "round_robin"}
+    cases = {
+        "llama": {"folder": str(models["llama"]), "extra": {"budget": "1MiB"}},
+        "qwen2_tied": {"folder": str(models["qwen2_tied"])},
+        "mixtral": {"folder": str(models["mixtral"])},
+        "each for itself": {"folder": str(models["llama"]), "extra": {"share": False}},
+        "experts": {"folder": str(models["mixtral"]), "options": experts},
+        "experts in turn": {"folder": str(models["qwen3_moe"]), "options": round_robin},
+    }
+    found = run_ranks("rank_vllm.py", 2, {"cases": cases})
+    for name, case in cases.items():
+        assert all(result[name]["equal"] > 10 for result in found)
+        sizes = bytes_of(case["folder"])
+        reads = [[(tensor, tuple(part)) for tensor, part, _ in result[name]["read"]] for result in found]
+        total = sum(nbytes for result in found for *_, nbytes in result[name]["read"])
+        if name == "each for itself":
+            assert total == 2 * sum(sizes.values())
+            continue
+        assert total == sum(sizes.values()), "each byte is read once"
+        assert not set(reads[0]) & set(reads[1])
+        if name in ("llama", "qwen2_tied"):
+            assert all(sum(nbytes for *_, nbytes in result[name]["read"]) > 0 for result in found)
+        if "experts" in name:
+            is_local = [lambda it: it < 4, lambda it: it >= 4]
+            if name == "experts in turn":
+                is_local = [lambda it: it % 2 == 0, lambda it: it % 2 == 1]
+            for rank in (0, 1):
+                numbers = {expert_of(tensor) for tensor, _ in reads[rank]} - {None}
+                assert numbers == {it for it in range(8) if is_local[rank](it)}, "other experts are never read"
+
+
+def test_entry_point():
+    from importlib.metadata import entry_points
+
+    (found,) = [it for it in entry_points(group="vllm.general_plugins") if it.name == "forebay"]
+    assert found.value == "forebay.vllm:register"
