@@ -3,62 +3,19 @@
 vLLM runs on the CPU here. It is tested up to the end of `load_weights`; models without kernels of vLLM are reloaded, too.
 """
 
-import re
 import shutil
 
 import pytest
 from ranks import run_ranks
+from small_models import bytes_of, experts_in, models  # noqa: F401
 
 WHY = "LOADER OF VLLM NOT CHECKED: vllm is not installed here"
 pytest.importorskip("vllm", reason=WHY)
-transformers = pytest.importorskip("transformers", reason=WHY)
 
 import torch  # noqa: E402
 
-SMALL = {
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 128,
-}
 
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    """Folders of small models with random weights, in several files each."""
-    configs = {
-        "llama": transformers.LlamaConfig(**SMALL),
-        "qwen2_tied": transformers.Qwen2Config(**SMALL, tie_word_embeddings=True),
-        "mixtral": transformers.MixtralConfig(**SMALL, num_local_experts=8, num_experts_per_tok=2),
-        "qwen3_moe": transformers.Qwen3MoeConfig(
-            **SMALL, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32, head_dim=16
-        ),
-    }
-    folders = {}
-    for name, config in configs.items():
-        torch.manual_seed(5)
-        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-        folders[name] = tmp_path_factory.mktemp(name)
-        model.save_pretrained(folders[name], max_shard_size="100KB")
-        assert len(list(folders[name].glob("*.safetensors"))) > 1
-    return folders
-
-
-def bytes_of(folder):
-    import forebay
-
-    return {name: it.nbytes for name, it in forebay.list_tensors(folder).items()}
-
-
-def expert_of(name):
-    found = re.search(r"\.experts\.(\d+)\.", name)
-    return int(found[1]) if found else None
-
-
-def test_one_rank(models, tmp_path):
+def test_one_rank(models, tmp_path):  # noqa: F811
     shutil.copytree(models["llama"], tmp_path / "old")
     for file in (tmp_path / "old").glob("*.safetensors*"):
         file.unlink()
@@ -95,7 +52,7 @@ def test_one_rank(models, tmp_path):
     assert "has no safetensors files" in found["no safetensors"]["error"]
 
 
-def test_two_ranks(models):
+def test_two_ranks(models):  # noqa: F811
     experts = {"enable_expert_parallel": True, "enable_ep_weight_filter": True}
     round_robin = {**experts, "expert_placement_strategy": "round_robin"}
     cases = {
@@ -124,8 +81,8 @@ def test_two_ranks(models):
             if name == "experts in turn":
                 is_local = [lambda it: it % 2 == 0, lambda it: it % 2 == 1]
             for rank in (0, 1):
-                numbers = {expert_of(tensor) for tensor, _ in reads[rank]} - {None}
-                assert numbers == {it for it in range(8) if is_local[rank](it)}, "other experts are never read"
+                wanted = {it for it in range(8) if is_local[rank](it)}
+                assert experts_in(tensor for tensor, _ in reads[rank]) == wanted, "other experts are never read"
 
 
 def test_entry_point():

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -136,6 +136,45 @@ def in_natural_order(files: Sequence[Path]) -> list[Path]:
         return [(0, int(part)) if part.isdigit() else (1, part) for part in parts]
 
     return sorted(files, key=lambda file: (key(file), os.fspath(file)))
+
+
+def names_in(files: Sequence[Path]) -> list[str]:
+    """Return the names of all tensors of some files. Only headers are read."""
+    return open_table(in_natural_order(files)).names()
+
+
+def inside_layers(layers: Iterable[str], rename: Callable[[str], str | None] | None) -> Callable[[str], bool]:
+    """Return a function that says whether a tensor is inside of one of some numbered layers.
+
+    Args:
+        layers: Names of modules. Those without a number at their end are left out: embeddings of another pipeline stage
+            may be needed here, by an output layer that shares them.
+        rename: Returns the name in the model for a name in the files.
+    """
+    prefixes = tuple(name.rstrip(".") + "." for name in layers if name.rstrip(".").rpartition(".")[2].isdigit())
+    if not prefixes:
+        return lambda name: False
+
+    def is_inside(name: str) -> bool:
+        renamed = name if rename is None else rename(name)
+        return renamed is not None and renamed.startswith(prefixes)
+
+    return is_inside
+
+
+def read_with_bar(files: Sequence[Path], device: Any, is_shown: bool, **options: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what `read_weights` yields, and show a bar of progress."""
+    from tqdm.auto import tqdm
+
+    with tqdm(
+        desc="Loading safetensors with forebay",
+        disable=not is_shown,
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        mininterval=1.0,
+    ) as bar:
+        yield from read_weights(files, device, progress=bar.update, **options)
 
 
 def read_weights(

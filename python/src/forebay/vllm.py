@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ._errors import OptionError
-from ._weights import Ranks, options_of, read_weights
+from ._weights import Ranks, inside_layers, names_in, options_of, read_with_bar
 
 if TYPE_CHECKING:
     import torch
@@ -79,10 +80,9 @@ def loader_class() -> type:
             if files is None:
                 yield from super()._get_weights_iterator(source)
                 return
-            from tqdm.auto import tqdm
-            from vllm.model_executor.model_loader import weight_utils
+            from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 
-            entries = list(names_of(files))
+            entries = names_in(files)
             unused = source.is_unused_weight
             # As vLLM does, all are read if the model would use none.
             if unused is not None and all(unused(name) for name in entries):
@@ -97,32 +97,19 @@ def loader_class() -> type:
                     or name in on_cpu
                 )
 
-            self._count_from_now()
-            with tqdm(
-                desc="Loading safetensors with forebay",
-                disable=not weight_utils.enable_tqdm(self.load_config.use_tqdm_on_load),
-                unit="B",
-                unit_scale=True,
-                unit_divisor=1024,
-                mininterval=1.0,
-            ) as bar:
-                for name, tensor in read_weights(
-                    files,
-                    device_of(self.load_config.device),
-                    budget=self.options.get("budget", "1GiB"),
-                    ranks=tensor_parallel_ranks() if self.options.get("share", True) else None,
-                    wanted=wanted,
-                    progress=bar.update,
-                ):
-                    yield source.prefix + name, tensor
-                    del tensor
-            yield from mapped(files, on_cpu, source.prefix)
-
-        def _count_from_now(self) -> None:
-            import time
-
             if self.counter_before_loading_weights == 0.0:
                 self.counter_before_loading_weights = time.perf_counter()
+            for name, tensor in read_with_bar(
+                files,
+                device_of(self.load_config.device),
+                enable_tqdm(self.load_config.use_tqdm_on_load),
+                budget=self.options.get("budget", "1GiB"),
+                ranks=tensor_parallel_ranks() if self.options.get("share", True) else None,
+                wanted=wanted,
+            ):
+                yield source.prefix + name, tensor
+                del tensor
+            yield from mapped(files, on_cpu, source.prefix)
 
         def _files(self, source: DefaultModelLoader.Source) -> list[str] | None:
             """Return the safetensors files of a source. None means that the model asks for files of PyTorch.
@@ -175,12 +162,6 @@ def loader_class() -> type:
     return ForebayModelLoader
 
 
-def names_of(files: list[str]) -> Iterator[str]:
-    from ._load import open_table
-
-    yield from open_table(files).names()
-
-
 def mapped(files: list[str], names: set[str], prefix: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield tensors that stay in the files until their pages are used."""
     if not names:
@@ -218,18 +199,5 @@ def missing_layers(model: torch.nn.Module) -> Callable[[str], bool]:
     """Return a function that says whether a tensor belongs to a layer of another pipeline stage."""
     from vllm.model_executor.models.utils import get_pp_missing_layer_names
 
-    # Names that are no numbered layers may be needed elsewhere, as embeddings that the output layer shares.
-    layers = tuple(
-        name if name.endswith(".") else name + "."
-        for name in get_pp_missing_layer_names(model)
-        if name.rstrip(".").rpartition(".")[2].isdigit()
-    )
-    if not layers:
-        return lambda name: False
     mapper = getattr(model, "hf_to_vllm_mapper", None)
-
-    def is_missing(name: str) -> bool:
-        inner = mapper.map_name(name) if mapper is not None else name
-        return inner is not None and inner.startswith(layers)
-
-    return is_missing
+    return inside_layers(get_pp_missing_layer_names(model), None if mapper is None else mapper.map_name)

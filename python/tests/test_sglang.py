@@ -1,0 +1,80 @@
+"""Load format "forebay" of SGLang: real model classes get the same bits as from SGLang's own loader.
+
+SGLang runs on the CPU here, with stand-ins for its kernels if they cannot be imported. It is tested up to the end of
+`load_weights`.
+"""
+
+import shutil
+
+import pytest
+from ranks import run_ranks
+from small_models import bytes_of, experts_in, models  # noqa: F401
+
+pytest.importorskip("sglang", reason="LOADER OF SGLANG NOT CHECKED: sglang is not installed here")
+
+import torch  # noqa: E402
+
+
+def test_one_rank(models, tmp_path):  # noqa: F811
+    shutil.copytree(models["llama"], tmp_path / "old")
+    for file in (tmp_path / "old").glob("*.safetensors*"):
+        file.unlink()
+    torch.save({"x": torch.zeros(3)}, tmp_path / "old" / "pytorch_model.bin")
+    llama = str(models["llama"])
+    cases = {
+        "llama": {"folder": llama, "update": True},
+        "small budget": {"folder": llama, "extra": {"budget": "1MiB"}},
+        "qwen2_tied": {"folder": str(models["qwen2_tied"]), "extra": {"budget": "64MiB"}},
+        "mixtral": {"folder": str(models["mixtral"])},
+        "qwen3_moe": {"folder": str(models["qwen3_moe"])},
+    }
+    errors = {
+        "unknown option": {"folder": llama, "extra": {"num_threads": 8}},
+        "other loader": {"folder": llama, "quantization": "modelopt_fp8"},
+        "prefetch": {"folder": llama, "options": {"weight_loader_prefetch_checkpoints": True}},
+        "no safetensors": {"folder": str(tmp_path / "old")},
+    }
+    (found,) = run_ranks("rank_sglang.py", 1, {"cases": cases, "errors": errors})
+    for name, case in cases.items():
+        assert found[name]["loader"][:2] == ["ForebayDefaultModelLoader", "DefaultModelLoader"]
+        assert found[name]["equal"] > 10
+        if not case.get("update"):
+            assert sum(it[2] for it in found[name]["read"]) == sum(bytes_of(case["folder"]).values())
+    assert found["llama"]["class"] == "LlamaForCausalLM" and found["llama"]["updated"] == found["llama"]["equal"]
+    assert found["mixtral"]["class"] == "MixtralForCausalLM"
+    assert found["server_args"] == "forebay"
+    assert "has the option 'num_threads'" in found["unknown option"]["error"]
+    assert "by its ModelOptModelLoader" in found["other loader"]["error"]
+    assert "--weight-loader-prefetch-checkpoints has no effect" in found["prefetch"]["error"]
+    assert "has no safetensors files" in found["no safetensors"]["error"]
+
+
+def test_two_ranks(models):  # noqa: F811
+    cases = {
+        "llama": {"folder": str(models["llama"]), "extra": {"budget": "1MiB"}},
+        "mixtral": {"folder": str(models["mixtral"])},
+        "each for itself": {"folder": str(models["llama"]), "extra": {"share": False}},
+        "experts": {"folder": str(models["mixtral"]), "options": {"ep_size": 2}},
+        "experts of qwen": {"folder": str(models["qwen3_moe"]), "options": {"ep_size": 2}},
+    }
+    found = run_ranks("rank_sglang.py", 2, {"cases": cases})
+    for name, case in cases.items():
+        assert all(result[name]["equal"] > 10 for result in found)
+        sizes = bytes_of(case["folder"])
+        reads = [[(tensor, tuple(part)) for tensor, part, _ in result[name]["read"]] for result in found]
+        total = sum(nbytes for result in found for *_, nbytes in result[name]["read"])
+        if name == "each for itself":
+            assert total == 2 * sum(sizes.values())
+            continue
+        assert total == sum(sizes.values()), "each byte is read once"
+        assert not set(reads[0]) & set(reads[1])
+        if "experts" in name:
+            experts = [experts_in(tensor for tensor, _ in reads[rank]) for rank in (0, 1)]
+            assert experts == [{0, 1, 2, 3}, {4, 5, 6, 7}], "other experts are never read"
+
+
+def test_entry_point():
+    from importlib.metadata import entry_points
+
+    (found,) = [it for it in entry_points(group="sglang.srt.plugins") if it.name == "forebay"]
+    assert found.value == "forebay.sglang:register"
