@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use forebay_engine::EngineError;
 use forebay_engine::load::{
-    Choice, ChosenRequest, DimensionSlice, LoadedTensor, Next, TensorStream, load_chosen,
+    Choice, ChosenRequest, DimensionSlice, LoadedTensor, Next, StreamOrder, TensorStream,
+    load_chosen,
 };
 use forebay_engine::pack::{PackOptions, pack};
 use forebay_format::{Catalog, StoredType, TensorType, WeightsTable, dequantize};
@@ -209,7 +210,8 @@ fn streams_keep_the_order_and_the_budget() {
     let table = Arc::new(open(&file));
     let budget = 2 << 20;
     let start = |choices, budget| {
-        TensorStream::start(Arc::clone(&table), choices, ChosenRequest::default(), budget)
+        let request = ChosenRequest::default();
+        TensorStream::start(Arc::clone(&table), choices, request, StreamOrder::Files, budget)
     };
     let (found, most) = drained(start(whole(&table), budget).unwrap()).unwrap();
     assert!(most <= budget && found.len() == 40, "{most}");
@@ -224,6 +226,17 @@ fn streams_keep_the_order_and_the_budget() {
         start(whole(&table), 1 << 19).map(|_| ()),
         Err(EngineError::BadOption { name: "budget", .. })
     ));
+    let mut backwards = whole(&table);
+    backwards.reverse();
+    let request = ChosenRequest::default();
+    let order = StreamOrder::Choices;
+    let stream =
+        TensorStream::start(Arc::clone(&table), backwards, request, order, budget).unwrap();
+    let (found, most) = drained(stream).unwrap();
+    assert!(most <= budget && found.len() == 40, "{most}");
+    for (index, (name, bytes)) in found.iter().rev().enumerate() {
+        assert!(*name == format!("t{index}") && *bytes == all[index], "{name}");
+    }
     // A stream that is dropped early ends its thread.
     drop(start(whole(&table), budget).unwrap());
 }

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use forebay_engine::load::{Next, TensorStream};
+use forebay_engine::load::{Next, StreamOrder, TensorStream};
 use pyo3::prelude::*;
 
 use crate::errors::{of_engine, raise};
@@ -14,7 +14,7 @@ use crate::tensor::Tensor;
 /// Time after which a call that waits looks at the signals of the interpreter.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Tensors in the order of the files. A thread reads ahead.
+/// Tensors in the order of the files or of their names in the call. A thread reads ahead.
 #[pyclass(frozen, module = "forebay._native")]
 pub struct Stream {
     /// `None` once the stream is closed.
@@ -24,6 +24,8 @@ pub struct Stream {
 #[pymethods]
 impl Stream {
     #[new]
+    #[pyo3(signature = (table, names, slices, device, to_f32, budget, in_order_of_names=false))]
+    #[expect(clippy::too_many_arguments, reason = "Python's wrapper passes them by name")]
     fn new(
         py: Python<'_>,
         table: &Table,
@@ -32,11 +34,13 @@ impl Stream {
         device: &str,
         to_f32: bool,
         budget: u64,
+        in_order_of_names: bool,
     ) -> PyResult<Stream> {
         let choices = choices(py, table, names, slices)?;
         let request = request(py, device, to_f32)?;
         let table = Arc::clone(&table.inner);
-        let started = py.detach(|| TensorStream::start(table, choices, request, budget));
+        let order = if in_order_of_names { StreamOrder::Choices } else { StreamOrder::Files };
+        let started = py.detach(|| TensorStream::start(table, choices, request, order, budget));
         let started = started.map_err(|error| of_engine(py, &error, None))?;
         Ok(Stream { inner: Mutex::new(Some(started)) })
     }

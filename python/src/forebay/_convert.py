@@ -55,15 +55,14 @@ _FRAMEWORKS = {
 
 
 def require(name: str) -> Any:
-    """Import torch or numpy, or raise an ImportError that says how to get it."""
+    """Import a package, or raise an ImportError that says how to get it."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name != name:
             raise
-        raise ImportError(
-            f"this needs {name}, which is not installed: run `pip install {name}`, or ask for framework=\"raw\""
-        ) from None
+        advice = ', or ask for framework="raw"' if name in ("torch", "numpy") else ""
+        raise ImportError(f"this needs {name}, which is not installed: run `pip install {name}`{advice}") from None
 
 
 def framework_of(name: str | None) -> str:

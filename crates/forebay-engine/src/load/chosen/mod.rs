@@ -23,7 +23,7 @@ use crate::{EngineError, gpu};
 pub(crate) use device::hold_chosen;
 pub use plan::DimensionSlice;
 use plan::Planned;
-pub use stream::{Next, TensorStream};
+pub use stream::{Next, StreamOrder, TensorStream};
 
 /// A tensor to load.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

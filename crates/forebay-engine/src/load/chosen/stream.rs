@@ -25,7 +25,7 @@ pub enum Next {
     NotYet,
 }
 
-/// Tensors that arrive in the order of the files.
+/// Tensors that arrive one after the other.
 pub struct TensorStream {
     shared: Arc<Shared>,
     interrupt: Interrupt,
@@ -58,8 +58,17 @@ impl Shared {
     }
 }
 
+/// Order of the tensors of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamOrder {
+    /// That of the files, which is fastest.
+    Files,
+    /// That of the caller's choices.
+    Choices,
+}
+
 impl TensorStream {
-    /// Starts to read `choices` in the order of the files. Tensors that are being read, that wait for the caller and
+    /// Starts to read `choices`. Tensors that are being read, that wait for the caller and
     /// that the last call of [`TensorStream::next`] returned take at most `budget` bytes together, with the memory for
     /// conversions.
     ///
@@ -70,9 +79,12 @@ impl TensorStream {
         table: Arc<WeightsTable>,
         mut choices: Vec<Choice>,
         mut request: ChosenRequest,
+        order: StreamOrder,
         budget: u64,
     ) -> Result<TensorStream, EngineError> {
-        choices.sort_by_key(|choice| table.tensors()[choice.tensor].extent);
+        if order == StreamOrder::Files {
+            choices.sort_by_key(|choice| table.tensors()[choice.tensor].extent);
+        }
         let staging_bytes = (request.staging_bytes as u64).min(budget / 4);
         request.staging_bytes = staging_bytes as usize;
         let batches = batches(&table, &choices, &request, budget)?;
