@@ -61,6 +61,7 @@ from sglang.srt.configs.load_config import LoadConfig  # noqa: E402
 from sglang.srt.configs.model_config import ModelConfig  # noqa: E402
 from sglang.srt.distributed import parallel_state  # noqa: E402
 from sglang.srt.layers.dp_attention import initialize_dp_attention  # noqa: E402
+from sglang.srt.layers.utils.common import PPMissingLayer  # noqa: E402
 from sglang.srt.layers.moe import initialize_moe_config  # noqa: E402
 from sglang.srt.model_loader import get_model_loader, loader  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish, spawn_world_rank  # noqa: E402
@@ -149,6 +150,23 @@ for name, case in given["cases"].items():
         "loader": [kind.__name__ for kind in type(it).__mro__],
         "read": list(read),
     }
+    if case.get("missing_layers"):
+        # As on another stage of a pipeline.
+        for number in case["missing_layers"]:
+            ours.model.layers[number] = PPMissingLayer()
+        read.clear()
+        dict(it._get_all_weights(config, ours))
+        results[name]["read"] = list(read)
+    if case.get("draft"):
+        # A draft model that gets one of several layers for prediction.
+        both = []
+        for load_format in ("auto", "forebay"):
+            chosen = LoadConfig(load_format=load_format, draft_model_idx=case["draft"])
+            read.clear()
+            found = get_model_loader(chosen, config)
+            both.append(dict(found._get_weights_iterator(loader.DefaultModelLoader.Source(case["weights"], None))))
+        assert both[0].keys() == both[1].keys() and all(torch.equal(both[0][it], both[1][it]) for it in both[0])
+        results[name]["draft"] = [sorted(both[1]), sorted({it for it, *_ in read})]
     if case.get("update"):
         # As SGLang's update_weights_from_disk does.
         for parameter in ours.parameters():
@@ -160,9 +178,7 @@ for name, case in given.get("errors", {}).items():
     config = prepare(case["folder"], case.get("options", {}))
     if "quantization" in case:
         config.quantization = case["quantization"]
-    results[name] = {
-        "error": error_of(lambda case=case, config=config: load(config, "forebay", case.get("extra")))
-    }
+    results[name] = {"error": error_of(lambda case=case, config=config: load(config, "forebay", case.get("extra")))}
 arguments = ["--model-path", next(iter(given["cases"].values()))["folder"], "--load-format", "forebay"]
 results["server_args"] = prepare_server_args([*arguments, "--device", "cpu"]).load_format
 torch.distributed.barrier()

@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import sys
+import types
 
 given = json.loads(sys.argv[1])
 os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
@@ -21,9 +22,11 @@ from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.distributed import destroy_model_parallel, init_distributed_environment, initialize_model_parallel  # noqa: E402
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
 from vllm.model_executor.model_loader import get_model_loader  # noqa: E402
+from vllm.model_executor.model_loader.default_loader import DefaultModelLoader  # noqa: E402
 from vllm.model_executor.model_loader.reload.inplace import reload_weights  # noqa: E402
 from vllm.model_executor.model_loader.utils import initialize_model, process_weights_after_loading  # noqa: E402
 from vllm.plugins import load_general_plugins  # noqa: E402
+from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: E402
 from vllm.utils.torch_utils import set_default_torch_dtype  # noqa: E402
 
 read = []
@@ -123,11 +126,36 @@ for name, case in given["cases"].items():
             results[name]["reloaded"] = equal(ours, theirs)
             after = {name: parameter.data_ptr() for name, parameter in ours.named_parameters()}
             results[name]["in_place"] = before == after
+
+
+def all_weights(load_format, extra, folder, other):
+    """Return what a loader yields for a model that has several sources."""
+    config = config_of(folder, load_format, extra, {})
+    # As with tables that vLLM keeps in host memory.
+    object.__setattr__(config, "engram_config", types.SimpleNamespace(cpu_offload=True))
+    with set_current_vllm_config(config):
+        loader = get_model_loader(config.load_config)
+        model = torch.nn.Linear(1, 1)
+        model.is_unused_checkpoint_weight = lambda name: "mlp" in name
+        model.secondary_weights = [
+            DefaultModelLoader.Source(other, None, prefix="other."),
+            DefaultModelLoader.Source(other, None, prefix="old.", allow_patterns_overrides=["*.bin"]),
+        ]
+        return dict(loader.get_all_weights(config.model_config, model))
+
+
+if "sources" in given:
+    theirs = all_weights("auto", {}, *given["sources"])
+    read.clear()
+    ours = all_weights("forebay", {"budget": "1MiB"}, *given["sources"])
+    assert not set(ours) - set(theirs) and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    results["sources"] = {"names": sorted(ours), "left_out": sorted(set(theirs) - set(ours)), "read": list(read)}
+arguments = FlexibleArgumentParser()
+EngineArgs.add_cli_args(arguments)
+results["command line"] = arguments.parse_args(["--load-format", "forebay"]).load_format
 for name, case in given.get("errors", {}).items():
     results[name] = {
-        "error": error_of(
-            lambda case=case: load(case["folder"], "forebay", case.get("extra"), case.get("options"))  # noqa: B023
-        )
+        "error": error_of(lambda case=case: load(case["folder"], "forebay", case.get("extra"), case.get("options")))
     }
 torch.distributed.barrier()
 torch.distributed.destroy_process_group()

@@ -1,6 +1,8 @@
 """Small models with random weights, for tests of loaders of engines."""
 
+import json
 import re
+import shutil
 
 import forebay
 import pytest
@@ -38,6 +40,69 @@ def models(tmp_path_factory):
         model.save_pretrained(folders[name], max_shard_size="100KB")
         assert len(list(folders[name].glob("*.safetensors"))) > 1
     return folders
+
+
+GROUP = 32
+
+INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
+QUANTISATIONS = {
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic"},
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": False, "sym": True},
+    "compressed": {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "ignore": ["lm_head"],
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {**INT8, "strategy": "channel", "dynamic": False},
+                "input_activations": {**INT8, "strategy": "token", "dynamic": True},
+            }
+        },
+    },
+}
+
+
+def quantised(plain, folder, kind):
+    """Write a checkpoint with the names, types and shapes of a quantisation, and with random weights."""
+    import forebay.torch
+    import torch
+
+    generator = torch.Generator().manual_seed(11)
+
+    def integers(*shape):
+        return torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int32, generator=generator)
+
+    def scales(*shape):
+        return torch.rand(*shape, generator=generator)
+
+    tensors = {}
+    for name, tensor in forebay.load(plain, framework="pt").items():
+        module = name.removesuffix("weight")
+        if "proj" not in name:
+            tensors[name] = tensor
+        elif kind == "fp8":
+            tensors[name] = tensor.to(torch.float8_e4m3fn)
+            tensors[module + "weight_scale"] = scales(())
+        elif kind == "compressed":
+            tensors[name] = (tensor * 100).to(torch.int8)
+            tensors[module + "weight_scale"] = scales(tensor.shape[0], 1)
+        else:
+            rows, columns = tensor.shape
+            tensors[module + "qweight"] = integers(columns // 8, rows)
+            tensors[module + "qzeros"] = integers(columns // GROUP, rows // 8)
+            tensors[module + "scales"] = scales(columns // GROUP, rows).half()
+            tensors[module + "g_idx"] = (torch.arange(columns) // GROUP).int()
+    folder.mkdir()
+    for file in plain.glob("*.json"):
+        if "index" not in file.name:
+            shutil.copy(file, folder)
+    config = json.loads((plain / "config.json").read_text())
+    config["quantization_config"] = QUANTISATIONS[kind]
+    (folder / "config.json").write_text(json.dumps(config))
+    forebay.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    return str(folder)
 
 
 def bytes_of(folder):

@@ -5,7 +5,7 @@ import pytest
 
 WHY = "MODELS OF DIFFUSERS NOT CHECKED: diffusers is not installed here"
 diffusers = pytest.importorskip("diffusers", reason=WHY)
-transformers = pytest.importorskip("transformers", reason=WHY, minversion="5.10")
+transformers = pytest.importorskip("transformers", reason=WHY, minversion="5.19")
 torch = pytest.importorskip("torch", reason=WHY)
 
 import forebay.diffusers  # noqa: E402

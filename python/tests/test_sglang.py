@@ -8,10 +8,11 @@ import shutil
 
 import pytest
 from ranks import run_ranks
-from small_models import bytes_of, experts_in, models  # noqa: F401
+from small_models import bytes_of, experts_in, models, quantised  # noqa: F401
 
 pytest.importorskip("sglang", reason="LOADER OF SGLANG NOT CHECKED: sglang is not installed here")
 
+import forebay.torch  # noqa: E402
 import torch  # noqa: E402
 
 
@@ -28,6 +29,15 @@ def test_one_rank(models, tmp_path):  # noqa: F811
         "mixtral": {"folder": str(models["mixtral"])},
         "qwen3_moe": {"folder": str(models["qwen3_moe"])},
     }
+    (tmp_path / "draft").mkdir()
+    names = ["model.mtp.layers.0.a", "model.mtp.layers.1.a", "model.embed.b"]
+    tensors = {name: torch.full((5,), number) for number, name in enumerate(names)}
+    forebay.torch.save_file(tensors, tmp_path / "draft" / "model.safetensors", {"format": "pt"})
+    cases["pipeline"] = {"folder": llama, "missing_layers": [0, 2]}
+    cases["draft"] = {"folder": llama, "draft": 1, "weights": str(tmp_path / "draft")}
+    # SGLang asks a GPU for other quantisations.
+    for kind in ("fp8", "gptq"):
+        cases[kind] = {"folder": quantised(models["llama"], tmp_path / kind, kind)}
     errors = {
         "unknown option": {"folder": llama, "extra": {"num_threads": 8}},
         "other loader": {"folder": llama, "quantization": "modelopt_fp8"},
@@ -38,8 +48,15 @@ def test_one_rank(models, tmp_path):  # noqa: F811
     for name, case in cases.items():
         assert found[name]["loader"][:2] == ["ForebayDefaultModelLoader", "DefaultModelLoader"]
         assert found[name]["equal"] > 10
-        if not case.get("update"):
+        if not {"update", "missing_layers", "draft"} & case.keys():
             assert sum(it[2] for it in found[name]["read"]) == sum(bytes_of(case["folder"]).values())
+    everything = set(bytes_of(models["llama"]))
+    missing = ("model.layers.0.", "model.layers.2.")
+    assert {name for name, *_ in found["pipeline"]["read"]} == {it for it in everything if not it.startswith(missing)}
+    assert found["draft"]["draft"] == [
+        ["model.embed.b", "model.mtp.layers.0.a"],
+        ["model.embed.b", "model.mtp.layers.1.a"],
+    ]
     assert found["llama"]["class"] == "LlamaForCausalLM" and found["llama"]["updated"] == found["llama"]["equal"]
     assert found["mixtral"]["class"] == "MixtralForCausalLM"
     assert found["server_args"] == "forebay"

@@ -6,9 +6,10 @@ import threading
 import forebay
 import pytest
 
-WHY = "MODELS OF TRANSFORMERS NOT CHECKED: transformers 5 is not installed here"
-transformers = pytest.importorskip("transformers", reason=WHY, minversion="5.10")
+WHY = "MODELS OF TRANSFORMERS NOT CHECKED: transformers 5, accelerate or torch are not installed here"
+transformers = pytest.importorskip("transformers", reason=WHY, minversion="5.19")
 torch = pytest.importorskip("torch", reason=WHY)
+pytest.importorskip("accelerate", reason=WHY)
 
 import forebay.torch  # noqa: E402
 import forebay.transformers  # noqa: E402
@@ -22,7 +23,15 @@ MODELS = {
     "gpt2_tied": (
         "AutoModelForCausalLM",
         "GPT2Config",
-        {"n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 512, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2},
+        {
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "vocab_size": 512,
+            "n_positions": 64,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
     ),
     "mixtral_merged_experts": ("AutoModelForCausalLM", "MixtralConfig", {**DECODER, "num_local_experts": 4}),
     "qwen3_moe_merged_experts": (

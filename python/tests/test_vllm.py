@@ -1,18 +1,30 @@
 """Load format "forebay" of vLLM: real model classes get the same bits as from vLLM's own loader.
 
-vLLM runs on the CPU here. It is tested up to the end of `load_weights`; models without kernels of vLLM are reloaded, too.
+vLLM runs on the CPU here. It is tested up to the end of `load_weights`. A model that needs none of vLLM's kernels is
+reloaded, too.
 """
 
 import shutil
 
 import pytest
 from ranks import run_ranks
-from small_models import bytes_of, experts_in, models  # noqa: F401
+from small_models import bytes_of, experts_in, models, quantised  # noqa: F401
 
 WHY = "LOADER OF VLLM NOT CHECKED: vllm is not installed here"
 pytest.importorskip("vllm", reason=WHY)
 
 import torch  # noqa: E402
+
+
+def other_source(folder):
+    """Return a folder with weights of two formats, and with a table that vLLM keeps in host memory."""
+    import forebay.torch
+
+    folder.mkdir()
+    tensors = {"a": torch.arange(9), "engram.embed.weight": torch.ones(30, 3)}
+    forebay.torch.save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    torch.save({"b": torch.arange(5)}, folder / "old.bin")
+    return folder
 
 
 def test_one_rank(models, tmp_path):  # noqa: F811
@@ -35,7 +47,10 @@ def test_one_rank(models, tmp_path):  # noqa: F811
         "strategy": {"folder": llama, "options": {"safetensors_load_strategy": "eager"}},
         "no safetensors": {"folder": str(tmp_path / "old")},
     }
-    (found,) = run_ranks("rank_vllm.py", 1, {"cases": cases, "errors": errors})
+    for kind in ("fp8", "gptq", "compressed"):
+        cases[kind] = {"folder": quantised(models["llama"], tmp_path / kind, kind)}
+    sources = [llama, str(other_source(tmp_path / "other"))]
+    (found,) = run_ranks("rank_vllm.py", 1, {"cases": cases, "errors": errors, "sources": sources})
     for name in cases:
         assert found[name]["loader"] == "ForebayModelLoader"
         assert found[name]["equal"] > 10
@@ -46,13 +61,18 @@ def test_one_rank(models, tmp_path):  # noqa: F811
     assert {name for name, *_ in found["pipeline"]["read"]} == {
         name for name in everything if not name.startswith(("model.layers.0.", "model.layers.2."))
     }
+    assert found["command line"] == "forebay"
+    names = found["sources"]["names"]
+    assert {"other.a", "other.engram.embed.weight", "old.b", "lm_head.weight"} <= set(names)
+    assert found["sources"]["left_out"] == sorted(name for name in everything if "mlp" in name), "the model uses none"
+    assert "engram.embed.weight" not in {name for name, *_ in found["sources"]["read"]}, "it is mapped"
     assert "has the option 'threads'" in found["unknown option"]["error"]
     assert "'lots' is no size" in found["wrong budget"]["error"]
     assert "safetensors_load_strategy 'eager' has no effect" in found["strategy"]["error"]
     assert "has no safetensors files" in found["no safetensors"]["error"]
 
 
-def test_two_ranks(models):  # noqa: F811
+def test_two_ranks(models, tmp_path):  # noqa: F811
     experts = {"enable_expert_parallel": True, "enable_ep_weight_filter": True}
     round_robin = {**experts, "expert_placement_strategy": "round_robin"}
     cases = {
@@ -63,6 +83,8 @@ def test_two_ranks(models):  # noqa: F811
         "experts": {"folder": str(models["mixtral"]), "options": experts},
         "experts in turn": {"folder": str(models["qwen3_moe"]), "options": round_robin},
     }
+    for kind in ("fp8", "gptq", "compressed"):
+        cases[kind] = {"folder": quantised(models["llama"], tmp_path / kind, kind)}
     found = run_ranks("rank_vllm.py", 2, {"cases": cases})
     for name, case in cases.items():
         assert all(result[name]["equal"] > 10 for result in found)

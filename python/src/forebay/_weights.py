@@ -119,7 +119,9 @@ def options_of(given: Any, allowed: Mapping[str, type], where: str) -> dict[str,
     for name, value in given.items():
         if name not in allowed:
             known = ", ".join(sorted(allowed))
-            raise OptionError(f"{where} has the option {name!r}, which load format forebay does not have: it has {known}")
+            raise OptionError(
+                f"{where} has the option {name!r}, which load format forebay does not have: it has {known}"
+            )
         if allowed[name] is bool and not isinstance(value, bool):
             raise OptionError(f"{where}: {name} is {value!r}, but true or false is needed")
     options = dict(given)

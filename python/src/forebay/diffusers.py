@@ -1,7 +1,7 @@
 """`from_pretrained` of diffusers, for models and pipelines, with weights that forebay reads.
 
-diffusers makes the model without memory for its weights. It then takes each tensor from forebay, which reads ahead in the
-order in which diffusers asks. Everything else is done by diffusers: classes, device maps, types and quantisers.
+diffusers makes the model without memory for its weights. It then takes each tensor from forebay, which reads ahead in
+the order in which diffusers asks. Everything else is done by diffusers: classes, device maps, types and quantisers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`from_pretrained` of transformers, with weights that forebay reads.
 
-transformers makes the model without memory for its weights. It then takes each tensor from forebay, which reads ahead in
-the order in which transformers asks. Everything else is done by transformers: classes, device maps, types, quantisers,
-merged experts, tied weights and buffers.
+transformers makes the model without memory for its weights. It then takes each tensor from forebay, which reads ahead
+in the order in which transformers asks. Everything else is done by transformers: classes, device maps, types,
+quantisers, merged experts, tied weights and buffers.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def from_pretrained(
     Args:
         model: A folder with safetensors files, or a name on the Hugging Face Hub.
         model_args: As for transformers' `from_pretrained`.
-        model_class: The class to make, such as `transformers.AutoModelForCausalLM`. None means the class that the model's
-            configuration names.
+        model_class: The class to make, such as `transformers.AutoModelForCausalLM`. None means the class that the
+            model's configuration names.
         budget: Bytes, or a text such as "512MiB". The load uses about so much memory of each device beside the model.
         kwargs: As for transformers' `from_pretrained`: `dtype`, `device_map`, `quantization_config`, `revision`...
 
@@ -52,7 +52,9 @@ def from_pretrained(
         FileNotFoundError, FormatError, ReadError, OutOfMemoryError, DeviceError: As for `forebay.load`.
     """
     if kwargs.get("gguf_file") or kwargs.get("use_safetensors") is False or kwargs.get("state_dict") is not None:
-        raise OptionError("forebay reads safetensors files: gguf_file, state_dict and use_safetensors=False are impossible")
+        raise OptionError(
+            "forebay reads safetensors files: gguf_file, state_dict and use_safetensors=False are impossible"
+        )
     kwargs["use_safetensors"] = True
     if model_class is None:
         model_class = class_of(model, kwargs)
@@ -60,8 +62,8 @@ def from_pretrained(
         loaded = model_class.from_pretrained(model, *model_args, **kwargs)
     if state.loads == 0:
         raise OptionError(
-            f"{model_class.__name__} has not read {os.fspath(model)} through transformers' loader, so forebay could not "
-            "read it: use the class's own from_pretrained"
+            f"{model_class.__name__} has not read {os.fspath(model)} through transformers' loader, so forebay could "
+            "not read it: use the class's own from_pretrained"
         )
     return loaded
 
@@ -161,7 +163,9 @@ def requests(model: torch.nn.Module, names: list[str], load_config: Any) -> list
     for name in sorted(names, key=core.dot_natural_key):
         renamed, pattern = core.rename_source_key(name, renamings, converters, prefix, parameters)
         if renamed not in parameters and name in parameters:
-            renamed, pattern = core.rename_source_key(name, [], [], base_model_prefix=prefix, meta_state_dict=parameters)
+            renamed, pattern = core.rename_source_key(
+                name, [], [], base_model_prefix=prefix, meta_state_dict=parameters
+            )
         if renamed not in parameters or core.is_dtensor(parameters[renamed]):
             # It is not loaded, or in parts.
             continue

@@ -15,7 +15,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ._errors import OptionError
 from ._weights import Ranks, inside_layers, names_in, options_of, read_with_bar
@@ -71,9 +71,7 @@ def loader_class() -> type:
             self.is_missing = missing_layers(model)
             yield from super().get_all_weights(model_config, model)
 
-        def _get_weights_iterator(
-            self, source: DefaultModelLoader.Source
-        ) -> Iterator[tuple[str, torch.Tensor]]:
+        def _get_weights_iterator(self, source: DefaultModelLoader.Source) -> Iterator[tuple[str, torch.Tensor]]:
             if self.load_config.safetensors_load_strategy == "torchao":
                 raise OptionError("load format forebay does not read checkpoints of torchao: use --load-format auto")
             files = self._files(source)
@@ -170,7 +168,7 @@ def mapped(files: list[str], names: set[str], prefix: str) -> Iterator[tuple[str
 
     for path in files:
         with safe_open(path, framework="pt", device="cpu") as file:
-            for name in file.keys():  # noqa: SIM118
+            for name in file.keys():
                 if name in names:
                     yield prefix + name, file.get_tensor(name)
 
