@@ -12,6 +12,8 @@ use forebay_chat::{Message, Think, ToolCall};
 use forebay_engine::engine::{RequestEnd, RequestStatistics};
 use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
+use forebay_requests::answer::call_id;
+use forebay_requests::{Choice, Input, MustCall, Piece, Update, Wanted};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -20,9 +22,7 @@ use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, Lease};
-use crate::openai::answer::{Choice, call_id};
-use crate::openai::{Input, MustCall, Wanted};
-use crate::run::{Answers, Piece, Update};
+use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
 
@@ -307,7 +307,7 @@ pub async fn count_tokens(
     let prepare = move || {
         let (_, wanted) = request(&body)?;
         let entry = app.models.entry(wanted.model.as_deref())?;
-        app.models.text(&entry)?.prepare(wanted, None)
+        Ok(app.models.text(&entry)?.prepare(wanted, None)?)
     };
     let prepared = app::work(prepare).await?;
     Ok(Json(json!({ "input_tokens": prepared.request.prompt.len() })))

@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
+use forebay_requests::{Prepared, Wanted};
 use tokio::sync::Semaphore;
 
 use crate::access::Rules;
 use crate::error::ApiError;
 use crate::files::{FilesOptions, Storage};
 use crate::models::{Lease, Models};
-use crate::openai::Wanted;
-use crate::prepare::Prepared;
 use crate::{ollama, responses, stream};
 
 /// Runs work that may take long, such as making tokens of a large prompt, beside the threads that talk to clients.
@@ -34,7 +33,7 @@ pub async fn work<T: Send + 'static>(
 /// Returns an error if the prompt is empty, or if the template refuses the conversation.
 pub async fn prepare(lease: &Lease, wanted: Wanted) -> Result<Prepared, ApiError> {
     let lease = lease.clone();
-    work(move || lease.text.prepare(wanted, Some(lease.context))).await
+    work(move || Ok(lease.text.prepare(wanted, Some(lease.context))?)).await
 }
 
 /// What all handlers share.

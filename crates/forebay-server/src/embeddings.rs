@@ -15,6 +15,7 @@ use axum::http::StatusCode;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use forebay_engine::engine::{Event, Pooling, Request, RequestEnd};
+use forebay_requests::Ticket;
 use forebay_text::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -26,7 +27,7 @@ use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::ApiError;
 use crate::models::Lease;
-use crate::worker::Ticket;
+use crate::run::submit as submit_to;
 use crate::{ollama, openai};
 
 /// Most texts of a request, as in OpenAI's interface.
@@ -297,7 +298,7 @@ async fn submit(
         ControlFlow::Continue(())
     };
     let request = Request { prompt, priority, pooling: Some(pooling), ..Request::default() };
-    Ok((lease.worker.submit(request, Box::new(sink)).await?, result))
+    Ok((submit_to(&lease.worker, request, Box::new(sink)).await?, result))
 }
 
 /// Returns a vector of the same direction and the length 1. One of zeros stays as it is.

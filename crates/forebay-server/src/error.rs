@@ -7,9 +7,8 @@ use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use forebay_engine::EngineError;
 use forebay_model::ModelError;
+use forebay_requests::{AnswerFailure, NOT_NOW, Refusal, TOO_LONG};
 use serde_json::Value;
-
-use crate::openai::{NOT_NOW, Refusal, TOO_LONG};
 
 /// Reason why a request has no answer.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -106,6 +105,15 @@ impl From<Refusal> for ApiError {
             _ => StatusCode::BAD_REQUEST,
         };
         ApiError { status, message, param, code }
+    }
+}
+
+impl From<AnswerFailure> for ApiError {
+    fn from(failure: AnswerFailure) -> ApiError {
+        match failure.is_of_request {
+            true => ApiError::bad(failure.message),
+            false => ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, failure.message),
+        }
     }
 }
 

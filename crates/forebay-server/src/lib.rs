@@ -2,7 +2,7 @@
 //!
 //! [`Listener::bind`] takes an address, [`Models`] loads and unloads the models that requests name, each with an engine on a
 //! thread of its own, and [`Listener::serve`] answers requests until it is told to stop. Handlers turn a request of any
-//! interface into the same form ([`openai::Wanted`]), and answers of the engine into that of the interface.
+//! interface into the same form ([`Wanted`](forebay_requests::Wanted)), and answers of the engine into that of the interface.
 
 #![forbid(unsafe_code)]
 
@@ -24,12 +24,11 @@ mod metrics;
 mod model;
 mod models;
 mod ollama;
-pub mod openai;
+mod openai;
 mod openapi;
 mod operations;
 mod page;
 mod plan;
-mod prepare;
 mod request_log;
 mod responses;
 mod routes;
@@ -37,11 +36,9 @@ mod run;
 mod server;
 mod statistics;
 mod stream;
-mod worker;
 
-use forebay_chat::ChatError;
 use forebay_engine::EngineError;
-use forebay_text::TextError;
+use forebay_requests::TemplateError;
 
 pub use access::Keys;
 pub use access_log::{AccessLog, AccessLogTarget};
@@ -51,8 +48,6 @@ pub use models::{
     Catalogue, Entry, KeepAlive, LoadError, Loaded, Loader, Memory, Models, ModelsOptions,
 };
 pub use plan::PlanReport;
-pub use prepare::{Preparation, Prepared};
-pub use run::{Update, sink};
 pub use server::{Listener, ServerOptions};
 
 /// Reason why a server cannot start or has to end.
@@ -71,9 +66,7 @@ pub enum ServeError {
     #[error(transparent)]
     Engine(#[from] EngineError),
     #[error(transparent)]
-    Text(#[from] TextError),
-    #[error(transparent)]
-    Chat(#[from] ChatError),
+    Template(#[from] TemplateError),
     #[error("the server cannot run: {0}")]
     Io(#[from] std::io::Error),
 }

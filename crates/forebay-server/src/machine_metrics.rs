@@ -4,13 +4,13 @@ use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 
+use forebay_requests::Report;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
 use crate::models::Status;
-use crate::worker::Report;
 
 /// The model, and what the value is of.
 type Labels = [(&'static str, String); 2];
@@ -230,7 +230,8 @@ fn totals(report: &Report) -> Vec<(Total, &'static str, f64)> {
 /// Returns what is true of an engine now.
 fn values(report: &Report) -> Vec<(Now, &'static str, f64)> {
     let session = &report.session;
-    let [generated, prompt] = report.live.tokens_per_second(report.running == 0);
+    let rates = report.live.rates(report.running == 0);
+    let (generated, prompt) = (rates.generated_tokens, rates.prompt_tokens);
     let kv = &report.kv;
     let mut all = vec![
         (Now::TokensPerSecond, "generated", generated),

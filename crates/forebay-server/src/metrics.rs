@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use forebay_engine::engine::EngineStatistics;
+use forebay_requests::{Choice, Report};
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -13,8 +14,6 @@ use prometheus_client::registry::{Registry, Unit};
 
 use crate::machine_metrics::MachineMetrics;
 use crate::models::Status;
-use crate::openai::answer::Choice;
-use crate::worker::Report;
 
 /// The label that says which model a value belongs to.
 type Labels = [(&'static str, String); 1];

@@ -8,6 +8,7 @@ use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use forebay_chat::Message;
+use forebay_requests::{Input, Text, Wanted};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -15,9 +16,8 @@ use utoipa::ToSchema;
 use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::ApiError;
-use crate::model::Text;
 use crate::models::Status;
-use crate::openai::{Failure, Input, Wanted};
+use crate::openai::Failure;
 
 /// `GET /health` and `GET /ready`: the server takes requests. Models that are not loaded are loaded on request.
 pub async fn health() -> Json<Value> {
@@ -136,7 +136,7 @@ pub async fn apply_template(
         let tools = body.get("tools").filter(|tools| tools.is_array()).cloned();
         let input = Input::Chat { messages, tools, think: None, variables: Map::new() };
         let text = text(&app, body.get("model").and_then(Value::as_str))?;
-        text.prepare(Wanted { input, ..Wanted::default() }, None)
+        Ok(text.prepare(Wanted { input, ..Wanted::default() }, None)?)
     };
     let prepared = app::work(prepare).await?;
     Ok(Json(json!({ "prompt": prepared.text, "tokens": prepared.request.prompt.len() })))

@@ -1,9 +1,9 @@
 //! What one answer needed: its share of the weights' traffic, what it waited for, and its rate beside the prediction.
 
+use forebay_requests::Choice;
 use serde_json::{Value, json};
 
 use crate::models::Lease;
-use crate::openai::answer::Choice;
 
 /// Returns the statistics of an answer.
 pub fn of(lease: &Lease, choice: &Choice) -> Value {

@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::Response;
+use forebay_requests::Update;
 use futures_util::StreamExt as _;
 use futures_util::stream::unfold;
 use serde_json::Value;
@@ -14,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::access_log;
 use crate::error::ApiError;
-use crate::run::{Answers, Update};
+use crate::run::Answers;
 
 /// Media type of server-sent events.
 pub const EVENTS: &str = "text/event-stream";

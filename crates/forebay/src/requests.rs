@@ -7,9 +7,8 @@ use anyhow::{Context as _, anyhow};
 use forebay_chat::Format;
 use forebay_engine::Inspection;
 use forebay_grammar::Compiler;
+use forebay_requests::{Endpoint, Preparation, Prepared, Refusal, Wanted};
 use forebay_server::batches::{Line, Url, scan};
-use forebay_server::openai::{Endpoint, Refusal, Wanted};
-use forebay_server::{Preparation, Prepared};
 use forebay_text::{ChatTemplate, Tokenizer};
 
 use crate::failure::Outcome;

@@ -4,7 +4,7 @@ use super::Finding;
 use super::files::Repository;
 
 /// Crates, each with the crates that it may depend on.
-const LAYERS: [(&str, &[&str]); 20] = [
+const LAYERS: [(&str, &[&str]); 21] = [
     ("forebay-format", &["forebay-codec"]),
     ("forebay-codec", &[]),
     ("forebay-text", &["forebay-format"]),
@@ -62,6 +62,10 @@ const LAYERS: [(&str, &[&str]); 20] = [
         ],
     ),
     (
+        "forebay-requests",
+        &["forebay-text", "forebay-grammar", "forebay-chat", "forebay-model", "forebay-engine"],
+    ),
+    (
         "forebay-server",
         &[
             "forebay-text",
@@ -70,6 +74,7 @@ const LAYERS: [(&str, &[&str]); 20] = [
             "forebay-library",
             "forebay-model",
             "forebay-engine",
+            "forebay-requests",
         ],
     ),
     ("forebay-dlpack", &["forebay-format"]),
@@ -99,6 +104,7 @@ const LAYERS: [(&str, &[&str]); 20] = [
             "forebay-engine",
             "forebay-lab",
             "forebay-library",
+            "forebay-requests",
             "forebay-server",
         ],
     ),

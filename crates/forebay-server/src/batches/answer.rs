@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::http::StatusCode;
+use forebay_requests::{Identity, answer};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
@@ -17,7 +18,6 @@ use crate::error::ApiError;
 use crate::files::read_at;
 use crate::models::Lease;
 use crate::openai;
-use crate::openai::answer::{self, Identity};
 use crate::run::Answers;
 
 /// Priority of requests of batches. Those of clients that wait have 0 and go first.
@@ -111,7 +111,7 @@ impl Requests {
         self.note_places(&lease);
         let (own, seed) = (lease.clone(), self.seed(number));
         let mut prepared =
-            app::work(move || own.text.prepare_with(wanted, Some(own.context), seed)).await?;
+            app::work(move || Ok(own.text.prepare_with(wanted, Some(own.context), seed)?)).await?;
         prepared.request.priority = PRIORITY;
         let choices = Answers::start(&lease, &prepared).await?.all().await?;
         let identity = Identity { unique, created: self.created, model: &lease.name };

@@ -6,12 +6,13 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, BufRead, Read as _};
 
+use forebay_requests::{Choice, Endpoint, Identity, Refusal, Wanted, answer};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::openai::answer::{self, Choice, Identity};
-use crate::openai::{self, Endpoint, Refusal, Wanted};
+use crate::error::ApiError;
+use crate::openai;
 
 /// Most bytes of a line.
 const LINE_BYTES_MOST: u64 = 32 << 20;
@@ -160,7 +161,7 @@ impl Line {
     /// # Errors
     /// Returns why the request cannot be run.
     pub fn wanted(&self, endpoint: Endpoint) -> Result<Wanted, Refusal> {
-        let wanted = crate::openai::wanted(endpoint, &self.body)?;
+        let wanted = forebay_requests::wanted(endpoint, &self.body)?;
         match wanted.stream {
             true => Err(Refusal::of("stream", "stream is not supported in a batch")),
             false => Ok(wanted),
@@ -198,6 +199,7 @@ pub fn answered(
 ) -> Value {
     let identity = Identity { model: wanted_model.unwrap_or(identity.model), ..*identity };
     if let Some(error) = choices.iter().find_map(Choice::failure) {
+        let error = ApiError::from(error);
         let body = openai::error_body(&error);
         return line.answered(identity.unique, error.status.as_u16(), body);
     }

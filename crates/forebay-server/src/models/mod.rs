@@ -21,6 +21,7 @@ use axum::http::StatusCode;
 use forebay_engine::engine::EngineOptions;
 use forebay_engine::{KvDisk, ModelInfo};
 use forebay_library::Library;
+use forebay_requests::{Report, Text};
 use tokio::sync::oneshot;
 
 pub use self::catalogue::{Catalogue, Entry, LoadError, Loaded, Loader};
@@ -32,8 +33,7 @@ use crate::access_log;
 use crate::error::ApiError;
 use crate::live::Outlook;
 use crate::metrics::Metrics;
-use crate::model::{Model, Text};
-use crate::worker::Report;
+use crate::model::Model;
 
 /// Most names in the error for an unknown name.
 const NAMES_MOST: usize = 20;

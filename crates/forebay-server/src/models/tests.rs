@@ -12,6 +12,7 @@ use forebay_engine::{GenerateOptions, SessionOptions};
 use forebay_text::Tokenizer;
 
 use super::*;
+use crate::run::submit;
 
 /// Room of all models in these tests.
 const ALL: u64 = 10;
@@ -374,9 +375,9 @@ async fn a_failed_engine_takes_only_its_own_model_down() {
     let other = got(&models, "b").await;
     let lease = got(&models, "a").await;
     let panics = Box::new(|_: Event| panic!("a test"));
-    let ticket = lease.worker.submit(request(4), panics).await.unwrap();
+    let ticket = submit(&lease.worker, request(4), panics).await.unwrap();
     until(|| lease.worker.is_broken()).await;
-    assert!(lease.worker.submit(request(1), Box::new(|_| panic!("ended"))).await.is_err());
+    assert!(submit(&lease.worker, request(1), Box::new(|_| panic!("ended"))).await.is_err());
     // It is loaded again as soon as nobody has the old one.
     let again = ask(&models, "a");
     until(|| models.waiting() == 1).await;
@@ -393,7 +394,7 @@ async fn a_failed_engine_takes_only_its_own_model_down() {
             }
             std::ops::ControlFlow::Continue(())
         });
-        let _ticket = lease.worker.submit(request(4), sink).await.unwrap();
+        let _ticket = submit(&lease.worker, request(4), sink).await.unwrap();
         assert_eq!(done.await, Ok(4));
     }
     // Numbers of passes go on when a model leaves and comes again.

@@ -7,10 +7,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
 use forebay_engine::{ModelInfo, ModelText};
+use forebay_requests::Text;
 
 use super::Entry;
 use crate::ServeError;
-use crate::model::Text;
 
 /// Most models whose texts are kept. A text takes some tens of megabytes.
 const TEXTS_MOST: usize = 16;

@@ -16,6 +16,7 @@ use forebay_chat::{Gap, Message, Think};
 use forebay_engine::engine::RequestEnd;
 use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
+use forebay_requests::{Choice, Input, Piece, Update, Wanted};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -24,9 +25,7 @@ use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, KeepAlive, Lease};
-use crate::openai::answer::Choice;
-use crate::openai::{Input, Wanted};
-use crate::run::{Answers, Piece, Update};
+use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
 

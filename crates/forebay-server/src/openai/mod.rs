@@ -1,26 +1,19 @@
 //! The interface of OpenAI: models, chat completions and completions.
 
-pub mod answer;
-pub(crate) mod effort;
-mod request;
-
 use std::sync::Arc;
 
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
+use forebay_requests::{Choice, Endpoint, Identity, Piece, Token, Update, Wanted, answer, wanted};
 use serde_json::{Value, json};
 
-use self::answer::{Choice, Identity};
-pub use self::request::{
-    Body, Endpoint, Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted, wanted,
-};
 use crate::app::{self, App};
 use crate::body::{Received, Segment};
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, Lease, Status};
-use crate::run::{Answers, Piece, Token, Update};
+use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
 

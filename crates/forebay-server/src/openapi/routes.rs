@@ -8,7 +8,7 @@ use utoipa::openapi::{ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder};
 use super::build::Interface::{Anthropic, LlamaCpp, Ollama, OpenAi, Server};
 use super::build::{EVENTS, Interface, JSON, KEY, LINES, Parts, Route};
 use super::schemas;
-use crate::{anthropic, batches, embeddings, infill, ollama, openai, operations, responses};
+use crate::{anthropic, batches, embeddings, infill, ollama, operations, responses};
 
 const OPENMETRICS: &str = "application/openmetrics-text";
 const BYTES: &str = "application/octet-stream";
@@ -116,12 +116,12 @@ fn openai(parts: &mut Parts) {
     let completion = [(JSON, "the answer"), (EVENTS, "parts of the answer, if stream is true")];
     parts
         .route(Post, "/v1/chat/completions", OpenAi, "Answer a conversation")
-        .body::<openai::Body>()
+        .body::<forebay_requests::Body>()
         .model()
         .answers(&completion);
     parts
         .route(Post, "/v1/completions", OpenAi, "Continue a text, or fill the gap before suffix")
-        .body::<openai::Body>()
+        .body::<forebay_requests::Body>()
         .model()
         .answers(&completion);
     parts

@@ -1,11 +1,11 @@
 //! The items of a response, and the events that report them.
 
 use forebay_chat::{Message, ToolCall};
+use forebay_requests::answer::{call_id, finish_reason};
+use forebay_requests::{Choice, Piece, Update};
 use serde_json::{Value, json};
 
 use crate::error::ApiError;
-use crate::openai::answer::{Choice, call_id, finish_reason};
-use crate::run::{Piece, Update};
 use crate::stream;
 
 /// The kind of an item.

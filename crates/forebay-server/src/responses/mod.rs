@@ -11,6 +11,7 @@ use axum::extract::State;
 use axum::http::{HeaderMap, StatusCode};
 use axum::response::{IntoResponse, Response};
 use forebay_chat::Message;
+use forebay_requests::{Update, Wanted};
 use serde_json::{Value, json};
 
 use self::events::Writer;
@@ -22,8 +23,8 @@ use crate::app::{self, App};
 use crate::body::{Received, Segment, read};
 use crate::error::ApiError;
 use crate::models::{Entry, Lease};
-use crate::openai::{Failure, Wanted};
-use crate::run::{Answers, Update};
+use crate::openai::Failure;
+use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
 

@@ -6,12 +6,12 @@
 use forebay_chat::{Message, ToolCall};
 use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
+use forebay_requests::{Input, MustCall, Wanted, effort};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use crate::error::ApiError;
-use crate::openai::{Input, MustCall, Wanted, effort};
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = ResponsesRequest)]

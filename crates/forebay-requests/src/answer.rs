@@ -1,13 +1,19 @@
 //! Answers in the form of the OpenAI API, whole and in parts.
 
-use axum::http::StatusCode;
 use forebay_chat::{Message, ToolCall};
 use forebay_engine::engine::{RequestEnd, RequestStatistics};
 use serde_json::{Map, Value, json};
 
-use super::Endpoint;
-use crate::error::ApiError;
-use crate::run::{Piece, Token};
+use crate::request::Endpoint;
+use crate::sink::{Piece, Token};
+
+/// Why there is no answer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AnswerFailure {
+    pub message: String,
+    /// True if another request would have been answered.
+    pub is_of_request: bool,
+}
 
 /// A finished answer.
 #[derive(Clone, Debug)]
@@ -28,15 +34,18 @@ impl Choice {
     }
 
     /// Returns why this answer failed, if it failed by itself. A grammar that cannot go on is the client's error.
-    pub fn failure(&self) -> Option<ApiError> {
+    pub fn failure(&self) -> Option<AnswerFailure> {
         match &self.end {
-            RequestEnd::Failed(why) => Some(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why)),
+            RequestEnd::Failed(why) => {
+                Some(AnswerFailure { message: why.clone(), is_of_request: false })
+            }
             RequestEnd::GrammarStuck(why) => {
                 let count = self.statistics.generated_tokens;
                 let tokens = if count == 1 { "token" } else { "tokens" };
-                Some(ApiError::bad(format!(
+                let message = format!(
                     "the answer cannot go on after {count} {tokens} by its grammar or schema: {why}"
-                )))
+                );
+                Some(AnswerFailure { message, is_of_request: true })
             }
             _ => None,
         }

@@ -1,4 +1,4 @@
-//! The thread that runs the engine. Handlers of requests talk to it through a channel.
+//! The thread that runs the engine. Callers talk to it through a channel.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
@@ -9,10 +9,8 @@ use std::time::{Duration, Instant};
 use forebay_engine::engine::{EngineStatistics, KvBlocks, Request, RequestId, Sink};
 use forebay_engine::{Engine, EngineError, KvTierStatistics, SessionStatistics, WeightUse};
 use forebay_grammar::STACK_BYTES;
-use tokio::sync::oneshot;
 
-use crate::error::ApiError;
-use crate::live::{Collected, History};
+use crate::rates::{Collected, History};
 
 /// Passes that may fail one after the other before the requests end with an error. Each one tries the same rows again.
 const FAILURES_MOST: u32 = 3;
@@ -56,7 +54,7 @@ enum Command {
     Submit {
         request: Box<Request>,
         sink: Sink,
-        reply: oneshot::Sender<Submitted>,
+        reply: Box<dyn FnOnce(Submitted) + Send>,
     },
     Cancel(RequestId),
     /// Writes KV blocks to the disk, and says when that is done.
@@ -112,16 +110,35 @@ impl Worker {
         Ok(Worker { commands, report, failure, is_broken, thread: Some(thread) })
     }
 
-    /// Queues a request.
+    /// Queues a request. `reply` gets its ticket on the engine's thread, or an error if the queue is full or the prompt does
+    /// not fit. If the engine has ended, `reply` is dropped.
+    pub fn submit(
+        &self,
+        request: Request,
+        sink: Sink,
+        reply: impl FnOnce(Result<Ticket, EngineError>) + Send + 'static,
+    ) {
+        let commands = self.commands.clone();
+        let reply = move |submitted: Submitted| {
+            reply(submitted.map(|id| Ticket { id, commands }));
+        };
+        let command = Command::Submit { request: Box::new(request), sink, reply: Box::new(reply) };
+        // A channel that is closed drops the command.
+        let _ = self.commands.send(command);
+    }
+
+    /// Queues a request, and waits until the engine has taken it.
     ///
     /// # Errors
-    /// Returns an error if the queue is full, the prompt does not fit, or the engine has ended.
-    pub async fn submit(&self, request: Request, sink: Sink) -> Result<Ticket, ApiError> {
-        let (reply, submitted) = oneshot::channel();
-        let command = Command::Submit { request: Box::new(request), sink, reply };
-        self.commands.send(command).map_err(|_| ApiError::stopped())?;
-        let id = submitted.await.map_err(|_| ApiError::stopped())?.map_err(ApiError::of_engine)?;
-        Ok(Ticket { id, commands: self.commands.clone() })
+    /// Returns an error if the queue is full or the prompt does not fit. Returns `None` if the engine has ended.
+    pub fn submit_and_wait(
+        &self,
+        request: Request,
+        sink: Sink,
+    ) -> Option<Result<Ticket, EngineError>> {
+        let (reply, submitted) = channel();
+        self.submit(request, sink, move |result| drop(reply.send(result)));
+        submitted.recv().ok()
     }
 
     /// Writes KV blocks to the disk that later requests may use, after the requests that run. Returns what receives a message
@@ -251,11 +268,7 @@ impl Thread {
     fn take(&mut self, command: Command) -> bool {
         match command {
             Command::Submit { request, sink, reply } => {
-                let submitted = self.engine.submit(*request, sink);
-                // If nobody waits for the reply any more, the client is gone.
-                if let Err(Ok(id)) = reply.send(submitted) {
-                    self.engine.cancel(id);
-                }
+                reply(self.engine.submit(*request, sink));
             }
             Command::Cancel(id) => self.engine.cancel(id),
             Command::WriteKv { limit, done } => {

@@ -11,9 +11,8 @@ use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use utoipa::ToSchema;
 
-use super::effort;
+use crate::effort;
 
 /// Tokens of a completion whose request names no limit, as in the OpenAI API.
 const COMPLETION_TOKENS: usize = 16;
@@ -133,16 +132,18 @@ impl Default for Wanted {
     }
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(untagged)]
 pub enum OneOrMore<T> {
     One(T),
     More(Vec<T>),
 }
 
-#[derive(Deserialize, ToSchema)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(untagged)]
-#[schema(as = CompletionPrompt)]
+#[cfg_attr(feature = "openapi", schema(as = CompletionPrompt))]
 pub enum Prompt {
     Text(String),
     Ids(Vec<u32>),
@@ -150,14 +151,16 @@ pub enum Prompt {
     Many(Vec<Vec<u32>>),
 }
 
-#[derive(Deserialize, Default, ToSchema)]
+#[derive(Deserialize, Default)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default)]
 pub struct StreamOptions {
     include_usage: bool,
 }
 
-#[derive(Deserialize, ToSchema)]
-#[schema(as = OpenAiRequest)]
+#[derive(Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[cfg_attr(feature = "openapi", schema(as = OpenAiRequest))]
 pub struct Body {
     model: Option<String>,
     prompt: Option<Prompt>,

@@ -7,7 +7,7 @@ use forebay_grammar::{Compiler, Grammar, GrammarError, Rules};
 use forebay_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::openai::{Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted};
+use crate::request::{Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted};
 
 /// Settings with which requests become prompts.
 pub struct Preparation<'a> {

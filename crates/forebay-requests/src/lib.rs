@@ -1,0 +1,24 @@
+//! Requests for an engine on a thread of its own, and their answers.
+//!
+//! [`wanted`] reads a request in the form of the OpenAI API. [`Text::prepare`] makes it tokens and a grammar, [`Worker`] runs it
+//! beside others, and [`sink`] turns what the engine generates into reasoning, content and tool calls. HTTP is no part of this:
+//! the server, the command line and the Python package use it.
+
+#![forbid(unsafe_code)]
+
+pub mod answer;
+pub mod effort;
+mod prepare;
+mod rates;
+mod request;
+mod sink;
+mod text;
+mod worker;
+
+pub use answer::{AnswerFailure, Choice, Identity};
+pub use prepare::{Preparation, Prepared};
+pub use rates::{Collected, Rates};
+pub use request::{Body, Endpoint, Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted, wanted};
+pub use sink::{Piece, Token, Update, sink};
+pub use text::{TemplateError, Text};
+pub use worker::{Report, Ticket, Worker};
