@@ -61,8 +61,8 @@ from sglang.srt.configs.load_config import LoadConfig  # noqa: E402
 from sglang.srt.configs.model_config import ModelConfig  # noqa: E402
 from sglang.srt.distributed import parallel_state  # noqa: E402
 from sglang.srt.layers.dp_attention import initialize_dp_attention  # noqa: E402
-from sglang.srt.layers.utils.common import PPMissingLayer  # noqa: E402
 from sglang.srt.layers.moe import initialize_moe_config  # noqa: E402
+from sglang.srt.layers.utils.common import PPMissingLayer  # noqa: E402
 from sglang.srt.model_loader import get_model_loader, loader  # noqa: E402
 from sglang.srt.runtime_context import SpawnRanks, get_parallel, publish, spawn_world_rank  # noqa: E402
 from sglang.srt.server_args import ServerArgs, prepare_server_args  # noqa: E402

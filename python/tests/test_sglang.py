@@ -12,8 +12,8 @@ from small_models import bytes_of, experts_in, models, quantised  # noqa: F401
 
 pytest.importorskip("sglang", reason="LOADER OF SGLANG NOT CHECKED: sglang is not installed here")
 
-import forebay.torch  # noqa: E402
-import torch  # noqa: E402
+import forebay.torch
+import torch
 
 
 def test_one_rank(models, tmp_path):  # noqa: F811
@@ -21,6 +21,8 @@ def test_one_rank(models, tmp_path):  # noqa: F811
     for file in (tmp_path / "old").glob("*.safetensors*"):
         file.unlink()
     torch.save({"x": torch.zeros(3)}, tmp_path / "old" / "pytorch_model.bin")
+    shutil.copytree(tmp_path / "old", tmp_path / "mistral")
+    forebay.torch.save_file({"x": torch.zeros(3)}, tmp_path / "mistral" / "consolidated.safetensors")
     llama = str(models["llama"])
     cases = {
         "llama": {"folder": llama, "update": True},
@@ -42,6 +44,7 @@ def test_one_rank(models, tmp_path):  # noqa: F811
         "unknown option": {"folder": llama, "extra": {"num_threads": 8}},
         "other loader": {"folder": llama, "quantization": "modelopt_fp8"},
         "prefetch": {"folder": llama, "options": {"weight_loader_prefetch_checkpoints": True}},
+        "mistral": {"folder": str(tmp_path / "mistral")},
         "no safetensors": {"folder": str(tmp_path / "old")},
     }
     (found,) = run_ranks("rank_sglang.py", 1, {"cases": cases, "errors": errors})
@@ -63,6 +66,7 @@ def test_one_rank(models, tmp_path):  # noqa: F811
     assert "has the option 'num_threads'" in found["unknown option"]["error"]
     assert "by its ModelOptModelLoader" in found["other loader"]["error"]
     assert "--weight-loader-prefetch-checkpoints has no effect" in found["prefetch"]["error"]
+    assert "Mistral's own format" in found["mistral"]["error"]
     assert "has no safetensors files" in found["no safetensors"]["error"]
 
 

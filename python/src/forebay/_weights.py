@@ -140,11 +140,6 @@ def in_natural_order(files: Sequence[Path]) -> list[Path]:
     return sorted(files, key=lambda file: (key(file), os.fspath(file)))
 
 
-def names_in(files: Sequence[Path]) -> list[str]:
-    """Return the names of all tensors of some files. Only headers are read."""
-    return open_table(in_natural_order(files)).names()
-
-
 def inside_layers(layers: Iterable[str], rename: Callable[[str], str | None] | None) -> Callable[[str], bool]:
     """Return a function that says whether a tensor is inside of one of some numbered layers.
 
@@ -185,7 +180,7 @@ def read_weights(
     *,
     budget: int | str = "1GiB",
     ranks: Ranks | None = None,
-    wanted: Callable[[str], bool] | None = None,
+    choose: Callable[[list[str]], Iterable[bool]] | None = None,
     progress: Callable[[int], object] | None = None,
 ) -> Iterator[tuple[str, Any]]:
     """Yield names and tensors of PyTorch, in the order of the files.
@@ -197,7 +192,7 @@ def read_weights(
         device: Device to load to. Tensors that are too large for the budget come in host memory.
         budget: Bytes of the device that are used at once, at most, beside what the consumer keeps.
         ranks: Processes that make the same call at the same time. Each byte is read by one of them.
-        wanted: Says which tensors this rank wants, by name. Tensors that no rank wants are not read.
+        choose: Says for all names whether this rank wants the tensor. Tensors that no rank wants are not read.
         progress: Called with the bytes of each tensor before it is yielded.
 
     Raises:
@@ -213,7 +208,8 @@ def read_weights(
     try:
         table = open_table(in_natural_order(files))
         entries = [entry_of(table, name) for name in table.names()]
-        mine = [wanted is None or bool(wanted(entry.name)) for entry in entries]
+        names = [entry.name for entry in entries]
+        mine = [True] * len(names) if choose is None else [bool(it) for it in choose(names)]
     except Exception as error:
         if ranks is not None:
             # The others wait for this rank's plan.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -136,6 +137,11 @@ def loader_class(base: type[DefaultModelLoader]) -> type[DefaultModelLoader]:
                     f"{source.model_or_path} has no safetensors files, which load format forebay needs: "
                     "use --load-format auto"
                 )
+            if all(os.path.basename(file).startswith("consolidated") for file in files):
+                raise OptionError(
+                    f"{source.model_or_path} is in Mistral's own format, which load format forebay does not read in "
+                    "SGLang: use --load-format mistral"
+                )
             draft = self.load_config.draft_model_idx
 
             def wanted(name: str) -> bool:
@@ -152,7 +158,7 @@ def loader_class(base: type[DefaultModelLoader]) -> type[DefaultModelLoader]:
                 is_first(),
                 budget=self.options.get("budget", "1GiB"),
                 ranks=ranks_of(self.load_config) if self.options.get("share", True) else None,
-                wanted=wanted,
+                choose=lambda names: map(wanted, names),
             )
             if draft is not None:
                 return self._filter_mtp_weights(weights, source.prefix, draft)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from ._errors import OptionError
-from ._weights import Ranks, inside_layers, names_in, options_of, read_with_bar
+from ._weights import Ranks, inside_layers, options_of, read_with_bar
 
 if TYPE_CHECKING:
     import torch
@@ -80,20 +80,19 @@ def loader_class() -> type:
                 return
             from vllm.model_executor.model_loader.weight_utils import enable_tqdm
 
-            entries = names_in(files)
-            unused = source.is_unused_weight
-            # As vLLM does, all are read if the model would use none.
-            if unused is not None and all(unused(name) for name in entries):
-                unused = None
-            on_cpu = set(self._kept_on_cpu(entries))
+            on_cpu: set[str] = set()
 
-            def wanted(name: str) -> bool:
-                return not (
-                    should_skip_weight(name, self.local_expert_ids)
-                    or (unused is not None and unused(name))
-                    or self.is_missing(source.prefix + name)
-                    or name in on_cpu
-                )
+            def choose(names: list[str]) -> Iterator[bool]:
+                on_cpu.update(self._kept_on_cpu(names))
+                unused = {name for name in names if source.is_unused_weight and source.is_unused_weight(name)}
+                # As vLLM does, all are read if the model would use none.
+                left_out = on_cpu | (unused if len(unused) < len(names) else set())
+                for name in names:
+                    yield not (
+                        name in left_out
+                        or should_skip_weight(name, self.local_expert_ids)
+                        or self.is_missing(source.prefix + name)
+                    )
 
             if self.counter_before_loading_weights == 0.0:
                 self.counter_before_loading_weights = time.perf_counter()
@@ -103,7 +102,7 @@ def loader_class() -> type:
                 enable_tqdm(self.load_config.use_tqdm_on_load),
                 budget=self.options.get("budget", "1GiB"),
                 ranks=tensor_parallel_ranks() if self.options.get("share", True) else None,
-                wanted=wanted,
+                choose=choose,
             ):
                 yield source.prefix + name, tensor
                 del tensor

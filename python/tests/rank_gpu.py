@@ -1,0 +1,53 @@
+"""A rank of test_engines_gpu.py: loads to its GPU, alone or with others. It prints what it got and the VRAM it took."""
+
+import json
+import sys
+import threading
+import time
+
+import torch
+from forebay import _weights
+
+given = json.loads(sys.argv[1])
+device = f"cuda:{given['rank']}"
+torch.cuda.set_device(device)
+torch.zeros(1, device=device)
+ranks = None
+if given["size"] > 1:
+    torch.distributed.init_process_group(
+        "nccl", init_method=f"tcp://127.0.0.1:{given['port']}", rank=given["rank"], world_size=given["size"]
+    )
+    ranks = _weights.Ranks(torch.distributed.group.WORLD)
+    # Memory of NCCL is not that of the load.
+    ranks.gather(0)
+    ranks.broadcast(torch.zeros(1 << 20, device=device), 0)
+torch.cuda.synchronize()
+before = torch.cuda.mem_get_info(device)[0]
+least, is_over = before, False
+
+
+def watch():
+    global least
+    while not is_over:
+        least = min(least, torch.cuda.mem_get_info(device)[0])
+        time.sleep(0.0005)
+
+
+thread = threading.Thread(target=watch)
+thread.start()
+sums, places = {}, {}
+start = time.perf_counter()
+for name, tensor in _weights.read_weights(given["files"], device, budget=given["budget"], ranks=ranks):
+    # A sum that depends on the order of the bytes.
+    flat = tensor.reshape(-1).view(torch.uint8)
+    sums[name] = [int(flat.sum(dtype=torch.int64)), int((flat[::7]).sum(dtype=torch.int64))]
+    places[name] = tensor.device.type
+    del tensor, flat
+torch.cuda.synchronize()
+seconds = time.perf_counter() - start
+is_over = True
+thread.join()
+if ranks is not None:
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+print(json.dumps({"sums": sums, "places": places, "vram": before - least, "seconds": seconds}))
