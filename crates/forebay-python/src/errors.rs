@@ -1,4 +1,4 @@
-//! Exceptions for the errors of loads.
+//! Exceptions for errors of loads and of engines.
 
 use std::error::Error;
 use std::io;
@@ -6,6 +6,7 @@ use std::path::Path;
 
 use forebay_engine::EngineError;
 use forebay_format::FormatError;
+use forebay_model::ModelError;
 use forebay_store::{OutputError, ReadError, StoreError};
 use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError};
 use pyo3::prelude::*;
@@ -59,10 +60,16 @@ pub fn of_engine(py: Python<'_>, error: &EngineError, stopped: Option<PyErr>) ->
         }
         EngineError::Format(FormatError::Io { .. }) => "ReadError",
         EngineError::Format(_) | EngineError::InPieces { .. } => "FormatError",
-        EngineError::BadOption { .. } => "OptionError",
+        EngineError::BadOption { .. }
+        | EngineError::EmptyPrompt
+        | EngineError::Model(ModelError::ContextFull { .. } | ModelError::TokenOutOfRange { .. }) => {
+            "OptionError"
+        }
+        EngineError::QueueFull { .. } => "QueueFullError",
         EngineError::DoesNotFit { .. }
         | EngineError::DoesNotFitDevice { .. }
         | EngineError::OverBudget { .. }
+        | EngineError::CacheDoesNotFit { .. }
         | EngineError::Store(StoreError::Memory { .. }) => "OutOfMemoryError",
         EngineError::Load { cause: ReadError::Corrupt { .. }, .. }
         | EngineError::Store(StoreError::Corrupt { .. }) => "FormatError",
@@ -70,6 +77,9 @@ pub fn of_engine(py: Python<'_>, error: &EngineError, stopped: Option<PyErr>) ->
         #[cfg(feature = "cuda")]
         EngineError::Cuda(_) | EngineError::CuFile(_) => "DeviceError",
         EngineError::NoCuda | EngineError::ReadBack { .. } => "DeviceError",
+        EngineError::DenseModel { .. } | EngineError::NoExperts => "OptionError",
+        EngineError::NoTokenizer { .. } => "FormatError",
+        error if error.needed_bytes().is_some() => "OutOfMemoryError",
         _ => "Error",
     };
     raise(py, class, words(error))

@@ -2,12 +2,17 @@
 //!
 //! Every call that waits releases the GIL. Errors become the exceptions of `forebay._errors`.
 
+mod engine;
 mod errors;
 mod load;
+mod measure;
+mod options;
+mod run;
 mod save;
 mod stream;
 mod table;
 mod tensor;
+mod watch;
 
 use pyo3::prelude::*;
 
@@ -16,7 +21,13 @@ use pyo3::prelude::*;
 #[pyo3(name = "_native")]
 mod native {
     #[pymodule_export]
+    use super::engine::Engine;
+    #[pymodule_export]
     use super::load::load;
+    #[pymodule_export]
+    use super::measure::{assess, plan, replay};
+    #[pymodule_export]
+    use super::run::{Run, Wake};
     #[pymodule_export]
     use super::save::save;
     #[pymodule_export]

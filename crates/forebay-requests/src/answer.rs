@@ -170,7 +170,7 @@ pub fn chat_logprobs(tokens: &[Token]) -> Value {
         .iter()
         .map(|token| {
             let mut entry = of(&token.bytes, token.logprob);
-            let likeliest = token.likeliest.iter().map(|(bytes, logprob)| of(bytes, *logprob));
+            let likeliest = token.likeliest.iter().map(|likely| of(&likely.bytes, likely.logprob));
             entry["top_logprobs"] = likeliest.collect();
             entry
         })
@@ -191,7 +191,7 @@ pub fn completion_logprobs(tokens: &[Token], offset: usize) -> Value {
         at += text(&token.bytes).chars().count();
     }
     let likeliest = |token: &Token| -> Map<String, Value> {
-        token.likeliest.iter().map(|(bytes, p)| (text(bytes), finite(*p).into())).collect()
+        token.likeliest.iter().map(|of| (text(&of.bytes), finite(of.logprob).into())).collect()
     };
     json!({
         "tokens": tokens.iter().map(|token| text(&token.bytes)).collect::<Vec<_>>(),
@@ -207,7 +207,7 @@ fn finite(logprob: f32) -> f32 {
 }
 
 /// Returns a message whose tool calls all have an id.
-fn message(unique: &str, index: usize, message: &Message) -> Value {
+pub fn message(unique: &str, index: usize, message: &Message) -> Value {
     let mut message = message.clone();
     for (number, ToolCall { id, .. }) in message.tool_calls.iter_mut().enumerate() {
         id.get_or_insert_with(|| call_id(unique, index, number));

@@ -43,20 +43,31 @@ impl Piece {
 /// A generated token with its probability.
 #[derive(Clone, Debug)]
 pub struct Token {
+    pub id: u32,
     pub bytes: Vec<u8>,
     /// Logarithm of the probability before filters and temperature.
     pub logprob: f32,
-    pub likeliest: Vec<(Vec<u8>, f32)>,
+    pub likeliest: Vec<Likely>,
+}
+
+/// One of the likeliest tokens.
+#[derive(Clone, Debug)]
+pub struct Likely {
+    pub id: u32,
+    pub bytes: Vec<u8>,
+    pub logprob: f32,
 }
 
 impl Token {
     /// Returns a generated token with its probabilities, if they were asked for.
     pub fn of(token: &GeneratedToken, tokenizer: &Tokenizer) -> Option<Token> {
         let bytes = |id| tokenizer.token_bytes(id, true);
+        let likely = |&(id, logprob): &(u32, f32)| Likely { id, bytes: bytes(id), logprob };
         Some(Token {
+            id: token.id,
             bytes: bytes(token.id),
             logprob: token.logprob?,
-            likeliest: token.likeliest.iter().map(|(id, p)| (bytes(*id), *p)).collect(),
+            likeliest: token.likeliest.iter().map(likely).collect(),
         })
     }
 }
@@ -65,7 +76,7 @@ impl Token {
 #[derive(Debug)]
 pub enum Update {
     /// A token was generated, which completed these pieces of the answer.
-    Token { choice: usize, pieces: Vec<Piece>, token: Option<Token> },
+    Token { choice: usize, id: u32, pieces: Vec<Piece>, token: Option<Token> },
     /// The answer ended, after these last pieces.
     Done { choice: usize, pieces: Vec<Piece>, answer: Box<Choice> },
 }
@@ -103,8 +114,9 @@ impl<F: FnMut(Update) -> bool> Answer<F> {
             Event::Token(token) => {
                 let stream = self.stream.as_mut();
                 let stopped = stream.is_none_or(|stream| stream.push(token.id, &mut add));
+                let id = token.id;
                 let token = Token::of(&token, &self.tokenizer);
-                (Update::Token { choice, pieces, token }, stopped)
+                (Update::Token { choice, id, pieces, token }, stopped)
             }
             Event::Finished { end, statistics, .. } => {
                 let Some(stream) = self.stream.take() else { return ControlFlow::Break(()) };

@@ -39,3 +39,15 @@ class OutOfMemoryError(Error, MemoryError):
 
 class DeviceError(Error, RuntimeError):
     """The GPU cannot be used."""
+
+
+class EngineError(Error, RuntimeError):
+    """The engine is closed, or it failed while it computed."""
+
+
+class QueueFullError(Error, RuntimeError):
+    """Too many requests wait. Try again later."""
+
+
+class ProfileError(Error, RuntimeError):
+    """The speeds of this machine are not known: `forebay doctor` measures them."""

@@ -84,3 +84,71 @@ def save(
     tensors: Sequence[tuple[str, str, Sequence[int], memoryview]],
     metadata: dict[str, str] | None,
 ) -> None: ...
+
+class Engine:
+    """An open model whose engine runs on a thread of its own."""
+
+    def __new__(
+        cls, model: str | PathLike[str], options: str, progress: Callable[[int, int], object] | None
+    ) -> Engine: ...
+    def submit(
+        self, is_chat: bool, body: str, wake: Wake | None = None, number: int = 0, priority: int = 0
+    ) -> Run: ...
+    def prompt(self, is_chat: bool, body: str) -> tuple[str, list[int]]: ...
+    def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
+    def detokenize(self, ids: list[int], keep_special: bool) -> str: ...
+    def statistics(self) -> str: ...
+    def model(self) -> str: ...
+    @property
+    def context(self) -> int: ...
+    @property
+    def load_seconds(self) -> float: ...
+    @property
+    def running_most(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def is_closed(self) -> bool: ...
+    def close(self) -> None: ...
+
+class Wake:
+    """Numbers of the requests of an event loop that have something to take."""
+
+    def __new__(cls) -> Wake: ...
+    def fileno(self) -> int:
+        """File descriptor that becomes readable."""
+    def take(self) -> list[int]: ...
+
+class Run:
+    """A request. Dropping it cancels it.
+
+    An update is (id, pieces, probability), and the last one (None, pieces, (message, reason, stop, statistics)).
+    """
+
+    def next(self) -> list[Any]:
+        """Wait for updates and return them."""
+    def all(self) -> list[Any]:
+        """Wait for the end and return all updates."""
+    def take(self) -> list[Any] | None:
+        """Return the updates that have come, or None if there are none yet."""
+    def wait_for_end(self) -> None:
+        """Make updates before the end wake nobody."""
+    def cancel(self) -> None: ...
+
+def plan(
+    model: str, options: str, profile: str | None, trace: str | None, prompt_tokens: int
+) -> str: ...
+def replay(
+    trace: str, policies: list[str] | None, capacities: list[tuple[str, float]], cut_batches: bool
+) -> str: ...
+def assess(
+    model: str,
+    options: str,
+    prompts: str | None,
+    tokens: int,
+    seed: int,
+    raw: bool,
+    profile: str | None,
+    trace: str | None,
+    progress: Callable[[int, int], object] | None,
+) -> str: ...

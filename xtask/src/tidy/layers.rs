@@ -89,7 +89,19 @@ const LAYERS: [(&str, &[&str]); 21] = [
             "forebay-lab",
         ],
     ),
-    ("forebay-python", &["forebay-dlpack", "forebay-format", "forebay-store", "forebay-engine"]),
+    (
+        "forebay-python",
+        &[
+            "forebay-dlpack",
+            "forebay-format",
+            "forebay-store",
+            "forebay-stream",
+            "forebay-model",
+            "forebay-engine",
+            "forebay-lab",
+            "forebay-requests",
+        ],
+    ),
     (
         "forebay",
         &[

@@ -232,7 +232,7 @@ impl Encode for Parts {
 
     fn update(&mut self, update: Update, out: &mut String) {
         match update {
-            Update::Token { choice, pieces, token } => {
+            Update::Token { choice, pieces, token, .. } => {
                 self.pieces(choice, &pieces, token.as_slice(), out);
             }
             Update::Done { choice, pieces, answer: done } => {

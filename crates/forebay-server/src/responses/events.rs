@@ -290,7 +290,7 @@ mod tests {
         let mut out = String::new();
         writer.begin(&mut out);
         let pieces = vec![Piece::Content("Half".into())];
-        writer.update(Update::Token { choice: 0, pieces, token: None }, &mut out);
+        writer.update(Update::Token { choice: 0, id: 0, pieces, token: None }, &mut out);
         let response = writer.end(Some(&ApiError::stopped()), &mut out);
         assert_eq!(
             (&response["status"], &response["error"]["code"]),
