@@ -3,6 +3,7 @@
     python3 compare.py FOREBAY FOLDER ROUNDS [PEER...]
 """
 
+import contextlib
 import ctypes
 import glob
 import importlib.metadata
@@ -10,6 +11,7 @@ import importlib.util
 import json
 import mmap
 import os
+import socket
 import statistics
 import subprocess
 import sys
@@ -18,8 +20,10 @@ import time
 
 PACKAGES = {
     "safetensors": "safetensors", "prefetch": "safetensors", "fastsafetensors": "fastsafetensors",
-    "runai": "runai-model-streamer", "instanttensor": "instanttensor",
+    "runai": "runai-model-streamer", "instanttensor": "instanttensor", "forebay_python": "forebay",
 }
+# The command line and the Python package.
+OURS = ("forebay", "forebay_python")
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.mmap.restype = ctypes.c_void_p
 LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -116,27 +120,44 @@ def host_bytes():
     return 1024 * (fields["MemTotal"] - sum(fields[name] for name in ("MemFree", "Buffers", "Cached", "SReclaimable")))
 
 
-def run(command, environment=None):
-    """Runs it: what it printed, why it failed or None, and how much memory of the machine was in use at most."""
+def run(command):
+    """Runs it: what it printed, why it failed or None, how much memory of the machine was in use at most beyond what was in use
+    before, and how much beyond what was in use when the process was ready to load (None if it did not say so)."""
+    parent, child = socket.socketpair()
+    parent.setblocking(False)
     before = peak = host_bytes()
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+    ready = None
+    environment = {**os.environ, "READY": str(child.fileno())}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, pass_fds=[child.fileno()]
+    )
+    child.close()
     output = []
     reader = threading.Thread(target=lambda: output.extend(process.communicate()))
     started = time.monotonic()
     reader.start()
     while reader.is_alive():
         peak = max(peak, host_bytes())
+        if ready is None:
+            with contextlib.suppress(BlockingIOError, ConnectionError):
+                if parent.recv(1):
+                    ready = peak_since = host_bytes()
+                    parent.send(b"r")
+        else:
+            peak_since = max(peak_since, host_bytes())
         if time.monotonic() - started > PATIENCE:
             process.kill()
         reader.join(0.01)
+    parent.close()
+    since_ready = None if ready is None else peak_since - ready
     if process.returncode != 0:
         lines = [line for line in output[1].splitlines() if line.strip()]
-        return None, (lines[-1] if lines else f"exit status {process.returncode}"), peak - before
-    return output[0], None, peak - before
+        return None, (lines[-1] if lines else f"exit status {process.returncode}"), peak - before, since_ready
+    return output[0], None, peak - before, since_ready
 
 
 def forebay(program, folder):
-    output, failure, host = run([program, "load", folder, "--device", "cuda", "--json"])
+    output, failure, host, _ = run([program, "load", folder, "--device", "cuda", "--json"])
     if failure:
         return {"failure": failure}
     answer = json.loads(output)
@@ -152,10 +173,10 @@ def forebay(program, folder):
 def peer(name, state, folder):
     python = os.environ.get("PYTHON", "python3")
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "load.py")
-    output, failure, host = run([python, script, name, state, folder])
+    output, failure, host, since_ready = run([python, script, name, state, folder])
     if failure:
         return {"failure": failure}
-    return {**json.loads(output.splitlines()[-1]), "host_bytes": host}
+    return {**json.loads(output.splitlines()[-1]), "host_bytes": host, "load_host_bytes": since_ready}
 
 
 def installed():
@@ -215,25 +236,26 @@ def table(answers, names):
         found = [run[key] for run in runs if key in run]
         return f"{max(found) / 2**20:.0f}" if found else ""
 
-    print("| loader | cold GB/s | warm GB/s | peak resident MiB | of that before the load | host memory MiB | pinned MiB |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
+    print("| loader | cold GB/s | warm GB/s | peak resident MiB | of that before the load | host memory MiB | of that in the load | pinned MiB |")
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for name in names:
         cold, warm = of(name, "cold"), of(name, "warm")
-        keys = ("peak_resident_bytes", "resident_before_bytes", "host_bytes", "pinned_bytes")
+        keys = ("peak_resident_bytes", "resident_before_bytes", "host_bytes", "load_host_bytes", "pinned_bytes")
         cells = [cell(cold), cell(warm), *(mebibytes(cold + warm, key) for key in keys)]
         print(f"| {name} | " + " | ".join(cells) + " |")
     print()
     for state in ("cold", "warm"):
         medians = {name: statistics.median(rates(of(name, state))) for name in names if of(name, state)}
-        peers = {name: rate for name, rate in medians.items() if name != "forebay"}
-        if "forebay" in medians and peers:
-            best = max(peers, key=peers.get)
-            print(f"{state}: forebay {medians['forebay'] / peers[best]:.2f}x of {best}, the best peer")
+        peers = {name: rate for name, rate in medians.items() if name not in OURS}
+        for ours in OURS:
+            if ours in medians and peers:
+                best = max(peers, key=peers.get)
+                print(f"{state}: {ours} {medians[ours] / peers[best]:.2f}x of {best}, the best peer")
     disk = [one["disk"] / 1e9 for one in answers if one["disk"]]
     if disk:
         print(f"disk, before cold loads: {statistics.median(disk):.2f} GB/s ({min(disk):.2f}-{max(disk):.2f})")
     # prefetch_pread is prefetch with an option.
-    versions = {PACKAGES[name.split("_")[0]] for name in names if name != "forebay"}
+    versions = {PACKAGES.get(name) or PACKAGES[name.split("_")[0]] for name in names if name != "forebay"}
     print("versions:", ", ".join(f"{name} {importlib.metadata.version(name)}" for name in sorted(versions)))
     digests = {one["digest"] for one in answers if "digest" in one}
     if len(digests) > 1:
@@ -245,7 +267,8 @@ def table(answers, names):
 
 def main():
     program, folder, rounds, *peers = sys.argv[1:]
-    names = ["forebay", *(peers or installed())]
+    # NO_PROGRAM=1 leaves the command line out, and compares the Python package with its peers.
+    names = [*([] if "NO_PROGRAM" in os.environ else ["forebay"]), *(peers or installed())]
     answers = measure(program, folder, int(rounds), names)
     table(answers, names)
 

@@ -2,10 +2,12 @@
 
     python3 load.py PEER STATE FOLDER
 
-PEER: safetensors, prefetch, fastsafetensors, runai, instanttensor. STATE: cold or warm, what the page cache has of the files:
-some peers have a setting for each, and get the one that their documentation recommends. Everything else is their default.
-Seconds run from before the files are opened to the synchronised GPU, with staging memory and device memory in them;
+PEER: forebay_python, safetensors, prefetch, fastsafetensors, runai, instanttensor. STATE: cold or warm, what the page cache has
+of the files: some peers have a setting for each, and get the one that their documentation recommends. Everything else is their
+default. Seconds run from before the files are opened to the synchronised GPU, with staging memory and device memory in them;
 packages are imported and the CUDA context exists before. Needs torch and the peer's package.
+
+If READY is the number of a socket, one byte is sent when the load can begin, and it begins when one byte has come back.
 """
 
 import contextlib
@@ -13,6 +15,7 @@ import glob
 import json
 import os
 import resource
+import socket
 import sys
 import time
 import zlib
@@ -20,6 +23,12 @@ import zlib
 import torch
 
 # Each of these imports the peer, and returns what loads files.
+
+
+def forebay_python(state):
+    import forebay
+
+    return lambda files: forebay.load(files, device="cuda:0")
 
 
 def safetensors(state):
@@ -114,6 +123,10 @@ def main():
     # The context, and what torch makes at the first copy.
     torch.ones(1 << 20).to("cuda:0").clone()
     torch.cuda.synchronize()
+    if "READY" in os.environ:
+        with socket.socket(fileno=int(os.environ["READY"])) as parent:
+            parent.sendall(b"r")
+            parent.recv(1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     started = time.perf_counter()
     tensors = load(files)

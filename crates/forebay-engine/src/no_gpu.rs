@@ -42,6 +42,9 @@ impl Pool {
     }
 }
 
+/// A GPU and a ring of pinned memory. It has no values, because there is no GPU.
+pub(crate) enum KeptRing {}
+
 /// Properties of a GPU. It has no values, because there is no GPU.
 #[derive(Clone, Copy)]
 pub enum Facts {}

@@ -88,7 +88,7 @@ fn check_chosen_by_host(
 }
 
 /// Compares requests that are suspended, because the KV cache has no room for both, with the same requests alone. The swap
-/// space has room for all copies, or for none. If every layer has a short window, both have room and none is suspended.
+/// space has room for all copies, or for none. If everything that layers keep has a short window, both have room and none is suspended.
 ///
 /// # Errors
 /// Returns an error if the model cannot be opened, a request fails, or none is suspended that should be.
@@ -99,8 +99,8 @@ fn check_suspended(
 ) -> Result<Outcome> {
     let requests = requests(ids, &LONG);
     let alone = run_alone(open(path, options(1))?, &requests)?;
-    let layers = Architecture::from_catalog(&Catalog::open(path)?)?.layers;
-    let keeps_all = layers.iter().any(|layer| layer.window.is_none_or(|window| window >= CONTEXT));
+    let groups = Architecture::from_catalog(&Catalog::open(path)?)?.kv_groups();
+    let keeps_all = groups.iter().any(|group| group.window.is_none_or(|window| window >= CONTEXT));
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for kv_ram_bytes in [None, Some(0)] {
         let short =

@@ -11,7 +11,7 @@ use forebay_model::{CudaPlan, DeviceShare, KvCapacity, ModelError};
 pub(crate) use crate::doctor::gpu_measure::measure;
 pub(crate) use crate::load::device::load;
 pub(crate) use crate::load::hold_chosen;
-pub(crate) use crate::load::hold_device::{Pool, hold};
+pub(crate) use crate::load::hold_device::{KeptRing, Pool, hold};
 pub(crate) use forebay_model::CudaPlan as GpuPlan;
 pub(crate) use open::Opening;
 

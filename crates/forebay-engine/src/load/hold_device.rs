@@ -13,8 +13,8 @@ use super::hold::{
     pinned_bytes_is,
 };
 use super::{
-    DeviceRequest, GpuRing, RingRequest, Sources, as_read, contents, name_of, named, poison,
-    read_back,
+    DeviceRequest, GpuRing, RingMemory, RingRequest, Sources, as_read, contents, name_of, named,
+    poison, read_back,
 };
 use crate::EngineError;
 use crate::doctor::ReadChoice;
@@ -40,6 +40,13 @@ impl Drop for Pool {
     }
 }
 
+/// A GPU and a ring that loads of the same files with the same options use one after the other.
+pub(crate) struct KeptRing {
+    pub(super) ring: RingMemory,
+    // Dropped after the ring, which uses it.
+    pub(super) gpu: Gpu,
+}
+
 /// A load to new device memory.
 pub(super) struct DeviceFill<'a> {
     pub sources: &'a Sources,
@@ -54,12 +61,15 @@ pub(super) struct DeviceFill<'a> {
     pub workspace_bytes: usize,
     /// Names of what is read, for errors.
     pub contents: &'a [(String, Extent)],
+    /// True if loads of these files follow each other, and share a ring.
+    pub is_for_several: bool,
 }
 
 /// Device memory that holds what was read.
 pub(super) struct Filled {
     pub pool: WeightsPool,
-    pub gpu: Gpu,
+    /// What the next load of the same files can use.
+    pub ring: Option<RingMemory>,
     pub statistics: LoadStatistics,
     pub engine: EngineInfo,
     pub setup_seconds: f64,
@@ -67,24 +77,26 @@ pub(super) struct Filled {
 }
 
 impl DeviceFill<'_> {
-    /// Allocates memory and reads all parts into it. No copy is queued when this returns.
+    /// Allocates memory and reads all parts into it, through the ring that the load before has left, if there is one. No copy is
+    /// queued when this returns.
     ///
     /// # Errors
     /// Returns an error if the parts do not fit or the GPU cannot be used, or if a read fails or `progress` ended it.
     pub fn run(
         mut self,
+        gpu: &Gpu,
+        kept: Option<RingMemory>,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Filled, EngineError> {
         let (files, request, pool_bytes) = (&self.sources.checked, self.request, self.pool_bytes);
-        let (gpu, open_seconds) = timed(|| Ok(Gpu::open(request.ordinal)?))?;
         let needed_bytes = pool_bytes.saturating_add(self.workspace_bytes) as u64;
-        fits(&gpu, request.vram_bytes, needed_bytes)?;
+        fits(gpu, request.vram_bytes, needed_bytes)?;
         // Decoding takes as much memory as the ring, whose slots may be a little larger than asked for.
         let with_stages = needed_bytes.saturating_add(2 * request.ring_bytes as u64);
-        let gpu_decodes = fits(&gpu, request.vram_bytes, with_stages).is_ok();
+        let gpu_decodes = fits(gpu, request.vram_bytes, with_stages).is_ok();
         let (pool, map_seconds) = timed(|| {
             let mut pool = gpu.weights_pool(pool_bytes, CHUNK_BYTES)?;
-            pool.grow(&gpu, pool_bytes)?;
+            pool.grow(gpu, pool_bytes)?;
             Ok(pool)
         })?;
         let first = pool.ptr().address();
@@ -94,16 +106,18 @@ impl DeviceFill<'_> {
             piece_bytes,
             ring_bytes,
             gpu_decodes,
+            is_for_several: self.is_for_several,
             ..RingRequest::new(files, self.io, self.choice)
         };
-        let mut ring = GpuRing::open(&gpu, through, &self.parts, &[pool.ptr()])?;
+        let memory = &[pool.ptr()];
+        let mut ring = GpuRing::open_with(kept, gpu, through, &self.parts, memory)?;
         let pinned_bytes = ring.pinned_bytes();
         if pinned_bytes > ring_bytes as u64 {
             // A chunk with a single checksum is read as a whole, and the ring has at least four slots of that size.
             return Err(pinned_bytes_is(ring_bytes, pinned_bytes as usize));
         }
         if request.check {
-            poison(&gpu, &self.parts, &[pool.ptr()])?;
+            poison(gpu, &self.parts, &[pool.ptr()])?;
         }
         let filled = ring.fill_while(progress);
         let statistics = filled.map_err(|error| named(error, self.contents, files))?;
@@ -111,12 +125,11 @@ impl DeviceFill<'_> {
         if request.check {
             let name = |extent: &Extent| name_of(self.contents, extent);
             let parts = as_read(&self.parts);
-            read_back(&gpu, &self.sources.unrecorded, parts, &[pool.ptr()], &name)?;
+            read_back(gpu, &self.sources.unrecorded, parts, &[pool.ptr()], &name)?;
         }
-        let setup_seconds = open_seconds + ring.pin_time().as_secs_f64() + map_seconds;
-        let engine = ring.engine();
-        drop(ring);
-        Ok(Filled { pool, gpu, statistics, engine, setup_seconds, pinned_bytes })
+        let setup_seconds = ring.pin_time().as_secs_f64() + map_seconds;
+        let (engine, ring) = (ring.engine(), ring.into_memory());
+        Ok(Filled { pool, ring, statistics, engine, setup_seconds, pinned_bytes })
     }
 }
 
@@ -144,9 +157,12 @@ pub(crate) fn hold(
         pool_bytes,
         workspace_bytes,
         contents: &contents,
+        is_for_several: false,
     };
-    let Filled { pool, gpu, mut statistics, engine, setup_seconds, pinned_bytes } =
-        fill.run(progress)?;
+    let (gpu, open_seconds) = timed(|| Ok(Gpu::open(device.ordinal)?))?;
+    let Filled { pool, ring, mut statistics, engine, setup_seconds, pinned_bytes } =
+        fill.run(&gpu, None, progress)?;
+    drop(ring);
     let first = pool.ptr().address();
     tensors.iter_mut().for_each(|tensor| tensor.address += first);
     statistics.seconds += decode_all(&gpu, &tensors, pool.ptr())?;
@@ -158,7 +174,7 @@ pub(crate) fn hold(
         device: Some(device.ordinal),
         statistics,
         engine,
-        setup_seconds,
+        setup_seconds: open_seconds + setup_seconds,
         pinned_bytes,
         memory: Memory::Device(Pool::new(pool)),
     })

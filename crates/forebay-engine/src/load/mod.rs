@@ -53,7 +53,7 @@ pub use limit::{DiskReading, LoadLimit};
 pub(crate) use read_back::{as_read, name_of, poison, read_back};
 pub use request::{CuFileRequests, CuFileUse, DecodedBy, DeviceReport, DeviceRequest, ReadBack};
 #[cfg(feature = "cuda")]
-pub(crate) use ring::{GpuRing, RingRequest, named};
+pub(crate) use ring::{GpuRing, RingMemory, RingRequest, named};
 
 /// Options of a load that a user may choose.
 #[derive(Debug, Clone)]

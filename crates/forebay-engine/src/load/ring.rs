@@ -38,6 +38,9 @@ pub(crate) struct RingRequest<'a> {
     pub ring_bytes: usize,
     /// True if the GPU may decode coded blocks, for which it needs as much memory as the ring has.
     pub gpu_decodes: bool,
+    /// True if loads of the same files will use the ring's memory after this one. The ring then has its full size, however small
+    /// this load is.
+    pub is_for_several: bool,
 }
 
 impl<'a> RingRequest<'a> {
@@ -54,18 +57,53 @@ impl<'a> RingRequest<'a> {
             piece_bytes: PIECE_BYTES,
             ring_bytes: RING_BYTES,
             gpu_decodes: false,
+            is_for_several: false,
         }
     }
 }
 
-/// Ring that fills one set of parts. Fields are dropped in order, so memory is unpinned and freed only after everything
-/// that uses it.
-pub(crate) struct GpuRing<'a> {
+/// What a ring needs and what does not depend on the weights to load: pinned memory, and what reads into it and copies out of it.
+/// Pinning takes longer than copying as many bytes, so loads of the same files one after the other share this.
+///
+/// Fields are dropped in order, so memory is unpinned and freed only after everything that uses it.
+pub(crate) struct RingMemory {
     engine: Box<dyn ReadEngine>,
     slots: Vec<SlotBuffer>,
     copies: CopyStream,
     pinned: Pinned,
     arena: Arena,
+    slot_bytes: usize,
+    /// Number of slots that the memory has. Those that failed loads keep are missing in `slots`.
+    slot_count: usize,
+}
+
+impl RingMemory {
+    /// Pins memory for `slot_count` slots of `slot_bytes` bytes, and opens the engine that reads `files` into it.
+    fn pin(
+        gpu: &Gpu,
+        request: &RingRequest<'_>,
+        files: &FileSet,
+        slot_count: usize,
+        slot_bytes: usize,
+    ) -> Result<RingMemory, EngineError> {
+        let arena = Arena::reserve(slot_count * slot_bytes)?;
+        let carve = |_| arena.carve(slot_bytes);
+        let slots = (0..slot_count).map(carve).collect::<Result<_, _>>()?;
+        let pinned = gpu.pin(arena.addresses(), arena.clone())?;
+        let copies = gpu.copy_stream()?;
+        let engine = open_reader(request, files, &arena)?;
+        Ok(RingMemory { engine, slots, copies, pinned, arena, slot_bytes, slot_count })
+    }
+
+    /// Returns true if all slots are there, and are large enough.
+    fn has(&self, slot_bytes: usize) -> bool {
+        self.slots.len() == self.slot_count && self.slot_bytes >= slot_bytes
+    }
+}
+
+/// Ring that fills one set of parts.
+pub(crate) struct GpuRing<'a> {
+    ring: RingMemory,
     plan: UploadPlan,
     /// Decoding of coded blocks, and the files as they are stored, if the GPU does it.
     decoding: Option<(GpuDecoding, FileSet)>,
@@ -87,6 +125,21 @@ impl<'a> GpuRing<'a> {
         parts: &[UploadPart],
         memory: &[DevicePtr<u8>],
     ) -> Result<GpuRing<'a>, EngineError> {
+        GpuRing::open_with(None, gpu, request, parts, memory)
+    }
+
+    /// Does the same as [`GpuRing::open`], with the memory that an earlier ring for the same GPU, request and files left, if it is
+    /// enough.
+    ///
+    /// # Errors
+    /// Returns the same errors as [`GpuRing::open`].
+    pub fn open_with(
+        kept: Option<RingMemory>,
+        gpu: &Gpu,
+        request: RingRequest<'a>,
+        parts: &[UploadPart],
+        memory: &[DevicePtr<u8>],
+    ) -> Result<GpuRing<'a>, EngineError> {
         let started = Instant::now();
         // Pieces consist of whole chunks only if checksums are verified.
         let may_decode = request.gpu_decodes && request.files.is_checked();
@@ -103,43 +156,41 @@ impl<'a> GpuRing<'a> {
             0 => piece_bytes,
             more => (piece_bytes + more).next_multiple_of(SLOT_ALIGNMENT),
         };
-        // Half of the ring is for reads and half for copies, so a small model needs at most two slots for each piece.
-        let most = (request.ring_bytes / slot_bytes).min(2 * plan.pieces()).max(4);
-        let arena = Arena::reserve(most * slot_bytes)?;
-        let carve = |_| arena.carve(slot_bytes);
-        let slots = (0..most).map(carve).collect::<Result<_, _>>()?;
-        let pinned = gpu.pin(arena.addresses(), arena.clone())?;
-        let copies = gpu.copy_stream()?;
-        let engine = open_reader(&request, files, &arena)?;
+        let ring = match kept {
+            Some(kept) if coded.is_none() && kept.has(slot_bytes) => kept,
+            too_small => {
+                drop(too_small);
+                let most = request.ring_bytes / slot_bytes;
+                // Half of the ring is for reads and half for copies, so a small model needs at most two slots for each piece.
+                let most = match request.is_for_several {
+                    true => most,
+                    false => most.min(2 * plan.pieces()),
+                };
+                RingMemory::pin(gpu, &request, files, most.max(4), slot_bytes)?
+            }
+        };
         let decoding = match (coded, stored) {
             (Some(coded), Some(stored)) => {
-                let addresses = arena.addresses();
-                let slots = addresses.start..addresses.start + most * slot_bytes;
+                let addresses = ring.arena.addresses();
+                let slots = addresses.start..addresses.start + ring.slot_count * slot_bytes;
                 let of = GpuDecoding::new(gpu, coded, slots, slot_bytes, piece_bytes)?;
                 Some((of, stored))
             }
             _ => None,
         };
         let pin_time = started.elapsed();
-        let memory = memory.to_vec();
-        Ok(GpuRing {
-            engine,
-            slots,
-            copies,
-            pinned,
-            arena,
-            plan,
-            decoding,
-            memory,
-            request,
-            pin_time,
-        })
+        Ok(GpuRing { ring, plan, decoding, memory: memory.to_vec(), request, pin_time })
+    }
+
+    /// Returns what another load of the same files can use, or `None` if the engine reads stored blocks.
+    pub fn into_memory(self) -> Option<RingMemory> {
+        self.decoding.is_none().then_some(self.ring)
     }
 
     /// Opens the engine anew, because pages that a mapping brought into the page cache stay there until it is dropped.
     pub fn reopen_engine(&mut self) -> Result<(), EngineError> {
         let files = self.decoding.as_ref().map_or(self.request.files, |(_, stored)| stored);
-        self.engine = open_reader(&self.request, files, &self.arena)?;
+        self.ring.engine = open_reader(&self.request, files, &self.ring.arena)?;
         Ok(())
     }
 
@@ -176,17 +227,17 @@ impl<'a> GpuRing<'a> {
         if !copies {
             options.copy_threads = 0;
         }
-        let (engine, ring) = (self.engine.as_mut(), &mut self.slots);
-        let loader = Loader { engine, files, options, ring };
+        let RingMemory { engine: reader, slots, copies: stream, .. } = &mut self.ring;
+        let loader = Loader { engine: reader.as_mut(), files, options, ring: slots };
         let decoding = decoding.map(|(decoding, _)| decoding);
-        let target = Target { copies: &self.copies, memory: &self.memory, decoding };
+        let target = Target { copies: stream, memory: &self.memory, decoding };
         let Some(decoding) = decoding else {
             return loader.upload_while(&self.plan, &target, progress);
         };
         let failed = |source| StoreError::Upload { source };
-        decoding.begin(&self.copies).map_err(failed)?;
+        decoding.begin(stream).map_err(failed)?;
         let statistics = loader.upload_while(&self.plan, &target, progress)?;
-        decoding.end(&self.copies).map_err(failed)?;
+        decoding.end(stream).map_err(failed)?;
         Ok(decoded(statistics, decoding.decoded_bytes()))
     }
 
@@ -196,7 +247,7 @@ impl<'a> GpuRing<'a> {
     }
 
     pub fn engine(&self) -> EngineInfo {
-        self.engine.describe()
+        self.ring.engine.describe()
     }
 
     /// Returns the bytes of all parts.
@@ -205,7 +256,7 @@ impl<'a> GpuRing<'a> {
     }
 
     pub fn pinned_bytes(&self) -> u64 {
-        self.pinned.bytes() as u64
+        self.ring.pinned.bytes() as u64
     }
 
     /// Returns how long it took to plan the load, pin memory and open the engine.

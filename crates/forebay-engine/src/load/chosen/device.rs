@@ -1,16 +1,16 @@
 //! Chosen tensors in VRAM.
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
-use forebay_cuda::CallersContext;
+use forebay_cuda::{CallersContext, Gpu};
 use forebay_store::{BlockLabel, Extent, UploadPart};
 
 use super::plan::Planned;
 use super::{ChosenPlan, LoadedTensor, Memory, TensorMemory};
 use crate::load::device::MARGIN;
 use crate::load::hold::DEVICE_ALIGNMENT;
-use crate::load::hold_device::{DeviceFill, Pool};
+use crate::load::hold_device::{DeviceFill, KeptRing, Pool};
 use crate::{EngineError, load::DeviceRequest};
 
 /// Largest number of runs that a load copies to a GPU. Each is a copy of its own.
@@ -44,8 +44,17 @@ pub(crate) fn hold_chosen(
         pool_bytes,
         workspace_bytes: 0,
         contents: &contents,
+        is_for_several: plan.kept.is_some(),
     };
-    let filled = fill.run(progress)?;
+    let mut kept = plan.kept.map(|kept| kept.lock().unwrap_or_else(PoisonError::into_inner));
+    let (ring, gpu) = match kept.as_mut().and_then(|kept| kept.take()) {
+        Some(KeptRing { ring, gpu }) => (Some(ring), gpu),
+        None => (None, Gpu::open(device.ordinal)?),
+    };
+    let filled = fill.run(&gpu, ring, progress)?;
+    if let (Some(kept), Some(ring)) = (&mut kept, filled.ring) {
+        **kept = Some(KeptRing { ring, gpu });
+    }
     let first = filled.pool.ptr().address();
     let memory = Arc::new(TensorMemory(Memory::Device(Pool::new(filled.pool))));
     let DeviceRequest { ordinal, .. } = device;

@@ -10,7 +10,7 @@ mod staged;
 mod stream;
 
 use std::ops::ControlFlow;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use forebay_format::{Catalog, StoredType, TensorInfo, WeightsTable};
 use forebay_store::{Interrupt, IoKind, IoRecorder, SlotBuffer};
@@ -115,6 +115,8 @@ pub(crate) struct ChosenPlan<'a> {
     pub choice: &'a ReadChoice,
     pub request: &'a ChosenRequest,
     pub planned: Vec<Planned>,
+    /// Place for what loads of these files to a GPU share, if more than one follows.
+    pub kept: Option<&'a Mutex<Option<gpu::KeptRing>>>,
 }
 
 /// Loads tensors of `table` and returns them in the order of `choices`. Only the parts of files that hold them are read,
@@ -141,7 +143,7 @@ pub fn load_chosen(
         last = Some((done, total));
         progress(done, total)
     };
-    let loaded = Opened::new(table, request)?.load(table, choices, request, &mut tell)?;
+    let loaded = Opened::new(table, request)?.load(table, choices, request, None, &mut tell)?;
     // Small loads are done before the first look at how far they are. Now there is nothing left to end.
     if let Some((_, total)) = last.filter(|(done, total)| done < total) {
         let _ = progress(total, total);
@@ -170,6 +172,7 @@ impl Opened {
         table: &WeightsTable,
         choices: &[Choice],
         request: &ChosenRequest,
+        kept: Option<&Mutex<Option<gpu::KeptRing>>>,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Vec<LoadedTensor>, EngineError> {
         request.interrupt.check()?;
@@ -179,7 +182,7 @@ impl Opened {
                 let (sources, choice) = &**opened;
                 let plan = |choice: &Choice| Planned::new(table, choice, request.to_f32);
                 let planned = choices.iter().map(plan).collect::<Result<_, _>>()?;
-                let plan = ChosenPlan { sources, choice, request, planned };
+                let plan = ChosenPlan { sources, choice, request, planned, kept };
                 match request.device {
                     None => host::load(&plan, progress),
                     Some(_) if request.to_f32 => Err(EngineError::BadOption {

@@ -93,13 +93,14 @@ impl TensorStream {
         let interrupt = request.interrupt.clone();
         let read = {
             let shared = Arc::clone(&shared);
+            let kept = Mutex::new(None);
             move || {
                 read_batches(&shared, &batches, budget, &request.interrupt, &mut |choices| {
                     let mut go_on = |_, _| match request.interrupt.is_requested() {
                         true => ControlFlow::Break(()),
                         false => ControlFlow::Continue(()),
                     };
-                    opened.load(&table, choices, &request, &mut go_on)
+                    opened.load(&table, choices, &request, Some(&kept), &mut go_on)
                 });
             }
         };
