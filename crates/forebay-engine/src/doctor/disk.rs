@@ -44,7 +44,7 @@ const WORTH_A_COPY: f64 = 1.15;
 const BURSTS: f64 = 1.3;
 
 /// Engine, request size in KiB, and depth of each case. Cases that ask least of the disk come first.
-const CASES: [(IoKind, usize, usize); 10] = [
+const CASES: [(IoKind, usize, usize); 12] = [
     (IoKind::Uring, 512, 16),
     (IoKind::Uring, 512, 32),
     (IoKind::Uring, 512, 64),
@@ -52,9 +52,11 @@ const CASES: [(IoKind, usize, usize); 10] = [
     (IoKind::Uring, 256, 64),
     (IoKind::Uring, 128, 64),
     (IoKind::Uring, 1024, 32),
+    (IoKind::Uring, 4096, 16),
     (IoKind::Pread, 1024, 4),
     (IoKind::Pread, 512, 16),
     (IoKind::Pread, 1024, 16),
+    (IoKind::Pread, 4096, 16),
 ];
 
 /// Results of one way of reading.

@@ -142,7 +142,7 @@ fn repeated(
     let in_order = [Some(*before), measured, Some(*after)];
     let rates = |rate: fn(SteadyRates) -> f64| in_order.into_iter().flatten().map(rate).collect();
     vec![
-        RepeatedReading::new("the disk", disk.same_case_twice.to_vec()),
+        RepeatedReading::of_disk(disk.same_case_twice.to_vec()),
         RepeatedReading::new("memory", rates(|rates| rates.memory_bytes_per_second)),
         RepeatedReading::new("a kernel", rates(|rates| rates.kernel_bytes_per_second)),
     ]

@@ -40,19 +40,28 @@ pub struct ProfileQuality {
     pub reasons: Vec<String>,
     /// Factor by which rates of the idle machine may differ from those of the profile, at least 1.
     pub spread: f64,
+    /// True if only rates of the disk are in doubt. Older profiles do not have it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub only_disk: bool,
 }
 
 /// Rate that was measured more than once, seconds or minutes apart.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RepeatedReading {
     pub name: String,
+    /// True if it is a rate of the disk.
+    pub is_of_disk: bool,
     /// Readings in the order in which they were measured.
     pub bytes_per_second: Vec<f64>,
 }
 
 impl RepeatedReading {
     pub fn new(name: &str, bytes_per_second: Vec<f64>) -> RepeatedReading {
-        RepeatedReading { name: name.to_owned(), bytes_per_second }
+        RepeatedReading { name: name.to_owned(), is_of_disk: false, bytes_per_second }
+    }
+
+    pub fn of_disk(bytes_per_second: Vec<f64>) -> RepeatedReading {
+        RepeatedReading { is_of_disk: true, ..RepeatedReading::new("the disk", bytes_per_second) }
     }
 
     /// Returns the largest reading divided by the smallest.
@@ -87,6 +96,9 @@ impl ProfileQuality {
         let busy = activity.reasons();
         let spread = readings.iter().map(RepeatedReading::spread).fold(1.0, f64::max);
         let disagreeing = readings.iter().filter(|reading| reading.spread() > AGREE);
+        let only_disk = busy.is_empty()
+            && disagreeing.clone().count() > 0
+            && disagreeing.clone().all(|reading| reading.is_of_disk);
         let unstable: Vec<String> = disagreeing
             .map(|reading| {
                 let rates = reading.bytes_per_second.iter();
@@ -101,7 +113,8 @@ impl ProfileQuality {
         };
         let taken = if busy.is_empty() { 0.0 } else { activity.taken_share() };
         let reasons = busy.into_iter().chain(unstable).collect();
-        ProfileQuality { state, reasons, spread: spread.max(1.0 / (1.0 - taken)) }
+        let spread = spread.max(1.0 / (1.0 - taken));
+        ProfileQuality { state, reasons, spread, only_disk }
     }
 
     pub fn is_good(&self) -> bool {
@@ -313,9 +326,15 @@ mod tests {
         let quality = ProfileQuality::judge(&idle(), &readings(&[10e9, 16e9]));
         assert_eq!((quality.state, quality.spread), (QualityState::Unstable, 1.6));
         assert_eq!(quality.reasons, ["readings of memory disagree: 10.0, 16.0 GB/s"]);
+        assert!(!quality.only_disk);
+        let disk = [RepeatedReading::of_disk(vec![2e9, 3e9]), readings(&[10e9, 10.1e9])[0].clone()];
+        let quality = ProfileQuality::judge(&idle(), &disk);
+        assert_eq!((quality.state, quality.spread), (QualityState::Unstable, 1.5));
+        assert!(quality.only_disk);
         let both = Activity { load_before: Some(9.0), ..idle() };
         let quality = ProfileQuality::judge(&both, &readings(&[10e9, 16e9]));
         assert_eq!((quality.state, quality.reasons.len()), (QualityState::Busy, 2));
+        assert!(!ProfileQuality::judge(&both, &disk).only_disk);
     }
 
     #[test]

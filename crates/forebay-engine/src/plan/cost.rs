@@ -178,7 +178,7 @@ impl Model<'_> {
         let (doubt, last_cache_bytes) = (self.rates.doubt.as_ref(), self.rates.last_cache_bytes);
         let trust = Trust::new(doubt, last_cache_bytes, self.costs, placement);
         for speed in [&mut prediction.generate, &mut prediction.prompt] {
-            speed.shown = trust.shown(speed.tokens_per_second);
+            speed.shown = trust.shown(speed);
         }
         Some(prediction)
     }

@@ -182,7 +182,11 @@ impl Rates {
             usual_threads: processors,
             threads: None,
             gpu: None,
-            doubt: Some(Doubt { spread: f64::MAX, why: "this machine was not measured".into() }),
+            doubt: Some(Doubt {
+                spread: f64::MAX,
+                only_disk: false,
+                why: "this machine was not measured".into(),
+            }),
             decoders: Vec::new(),
             last_cache_bytes: None,
         }

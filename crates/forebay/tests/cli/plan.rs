@@ -38,6 +38,7 @@ fn profile_of_quality(folder: &Path, name: &str, quality: Option<(QualityState, 
         state,
         reasons: vec!["other programs used the processors 40 % of the time".into()],
         spread,
+        only_disk: false,
     });
     let path = folder.join("profile.json");
     std::fs::write(&path, serde_json::to_string(&profile).unwrap()).unwrap();
