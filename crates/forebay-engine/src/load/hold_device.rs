@@ -1,6 +1,7 @@
 //! Weights in VRAM for use by a caller outside this crate.
 
 use std::ops::ControlFlow;
+use std::panic::resume_unwind;
 use std::time::Instant;
 
 use forebay_cuda::{CallersContext, DevicePtr, Gpu, WeightsPool, compact_workspace_bytes};
@@ -94,13 +95,6 @@ impl DeviceFill<'_> {
         // Decoding takes as much memory as the ring, whose slots may be a little larger than asked for.
         let with_stages = needed_bytes.saturating_add(2 * request.ring_bytes as u64);
         let gpu_decodes = fits(gpu, request.vram_bytes, with_stages).is_ok();
-        let (pool, map_seconds) = timed(|| {
-            let mut pool = gpu.weights_pool(pool_bytes, CHUNK_BYTES)?;
-            pool.grow(gpu, pool_bytes)?;
-            Ok(pool)
-        })?;
-        let first = pool.ptr().address();
-        self.parts.iter_mut().for_each(|part| part.to += first);
         let DeviceRequest { piece_bytes, ring_bytes, .. } = request;
         let through = RingRequest {
             piece_bytes,
@@ -109,6 +103,23 @@ impl DeviceFill<'_> {
             is_for_several: self.is_for_several,
             ..RingRequest::new(files, self.io, self.choice)
         };
+        let allocate = || -> Result<WeightsPool, EngineError> {
+            let mut pool = gpu.weights_pool(pool_bytes, CHUNK_BYTES)?;
+            pool.grow(gpu, pool_bytes)?;
+            Ok(pool)
+        };
+        // Making pages takes as long as mapping device memory.
+        let ((pool, kept), map_seconds) = timed(|| match kept {
+            Some(kept) => Ok((allocate()?, Some(kept))),
+            None => std::thread::scope(|scope| {
+                let pinning = scope.spawn(|| RingMemory::pin_ahead(gpu, &through, &self.parts));
+                let pool = allocate();
+                let ring = pinning.join().unwrap_or_else(|panic| resume_unwind(panic));
+                Ok((pool?, ring?))
+            }),
+        })?;
+        let first = pool.ptr().address();
+        self.parts.iter_mut().for_each(|part| part.to += first);
         let memory = &[pool.ptr()];
         let mut ring = GpuRing::open_with(kept, gpu, through, &self.parts, memory)?;
         let pinned_bytes = ring.pinned_bytes();

@@ -60,6 +60,14 @@ impl<'a> RingRequest<'a> {
             is_for_several: false,
         }
     }
+
+    /// Returns the number of slots of a ring for `plan`.
+    fn slots(&self, plan: &UploadPlan, slot_bytes: usize) -> usize {
+        let most = self.ring_bytes / slot_bytes;
+        // Half of the ring is for reads and half for copies, so a small model needs at most two slots for each piece.
+        let most = if self.is_for_several { most } else { most.min(2 * plan.pieces()) };
+        most.max(4)
+    }
 }
 
 /// What a ring needs and what does not depend on the weights to load: pinned memory, and what reads into it and copies out of it.
@@ -93,6 +101,25 @@ impl RingMemory {
         let copies = gpu.copy_stream()?;
         let engine = open_reader(request, files, &arena)?;
         Ok(RingMemory { engine, slots, copies, pinned, arena, slot_bytes, slot_count })
+    }
+
+    /// Pins memory for loading `parts`, whose addresses do not matter, while other memory is allocated. Returns `None` if the files
+    /// may be coded, which the sizes of slots depend on.
+    ///
+    /// # Errors
+    /// Returns the errors of [`GpuRing::open`].
+    pub fn pin_ahead(
+        gpu: &Gpu,
+        request: &RingRequest<'_>,
+        parts: &[UploadPart],
+    ) -> Result<Option<RingMemory>, EngineError> {
+        if request.files.is_checked() {
+            return Ok(None);
+        }
+        let plan = UploadPlan::new(parts, request.files, request.piece_bytes as u64);
+        let slot_bytes = plan.slot_bytes().max(1);
+        let slots = request.slots(&plan, slot_bytes);
+        RingMemory::pin(gpu, request, request.files, slots, slot_bytes).map(Some)
     }
 
     /// Returns true if all slots are there, and are large enough.
@@ -160,13 +187,8 @@ impl<'a> GpuRing<'a> {
             Some(kept) if coded.is_none() && kept.has(slot_bytes) => kept,
             too_small => {
                 drop(too_small);
-                let most = request.ring_bytes / slot_bytes;
-                // Half of the ring is for reads and half for copies, so a small model needs at most two slots for each piece.
-                let most = match request.is_for_several {
-                    true => most,
-                    false => most.min(2 * plan.pieces()),
-                };
-                RingMemory::pin(gpu, &request, files, most.max(4), slot_bytes)?
+                let slots = request.slots(&plan, slot_bytes);
+                RingMemory::pin(gpu, &request, files, slots, slot_bytes)?
             }
         };
         let decoding = match (coded, stored) {
