@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from conftest import ROOT, fixtures
+from servers import RangeServer
 
 PROGRAM = '''
 import ctypes, gc, sys
@@ -77,9 +78,14 @@ def driver(tmp_path_factory):
     return folder
 
 
-def test_loads_to_a_gpu(driver, random_file):
+@pytest.mark.parametrize("place", ["disk", "server"])
+def test_loads_to_a_gpu(driver, random_file, place):
     path, _ = random_file([(300, 700), (9, 6, 5), (4, 3, 3), (0, 4), ()])
     blocks = sorted((fixtures() / "gguf").rglob("*.gguf"))[0]
+    if place == "server":
+        shutil.copy(blocks, path.parent / "blocks.gguf")
+        server = RangeServer(path.parent)
+        path, blocks = f"{server.url}/{path.name}", f"{server.url}/blocks.gguf"
     environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "GPU_IS_HOST_MEMORY": "1"}
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, path, blocks], env=environment, capture_output=True, text=True, timeout=120

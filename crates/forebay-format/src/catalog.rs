@@ -7,7 +7,9 @@ use serde::Serialize;
 use tracing::field::Empty;
 
 use crate::pack::{self, Pack};
-use crate::{FormatError, GgufMetadata, HfMetadata, TensorType, gguf, huggingface, seems};
+use crate::{
+    Disk, FormatError, GgufMetadata, HfMetadata, Storage, TensorType, gguf, huggingface, seems,
+};
 
 /// Number of one of a model's files: an index into [`Catalog::files`].
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug, Serialize)]
@@ -145,13 +147,13 @@ pub(crate) fn folder_of(file: &Path) -> &Path {
 }
 
 /// Replaces an error about wrong or missing first bytes by one that says what the file seems to be.
-fn not_gguf(path: &Path, error: FormatError) -> FormatError {
+fn not_gguf(storage: &dyn Storage, path: &Path, error: FormatError) -> FormatError {
     match error {
         FormatError::WrongMagic { path: wrong, .. }
         | FormatError::Truncated { path: wrong, file_bytes: 0..4, .. }
             if wrong == path =>
         {
-            FormatError::NotGguf { seems: seems::describe(path), path: wrong }
+            FormatError::NotGguf { seems: seems::describe(storage, path), path: wrong }
         }
         error => error,
     }
@@ -228,10 +230,18 @@ impl Catalog {
         let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or("");
         if kind.is_dir() || ["json", "safetensors"].contains(&extension) {
             huggingface::open(path)
-        } else if extension == pack::EXTENSION || pack::is_pack(path)? {
-            pack::open(path)
         } else {
-            gguf::open(path).map_err(|error| not_gguf(path, error))
+            Catalog::open_file(&Disk, path)
+        }
+    }
+
+    /// Opens a GGUF file or a pack.
+    pub(crate) fn open_file(storage: &dyn Storage, path: &Path) -> Result<Catalog, FormatError> {
+        let is_named_pack = path.extension().is_some_and(|found| found == pack::EXTENSION);
+        if is_named_pack || pack::is_pack(storage, path)? {
+            pack::open(storage, path)
+        } else {
+            gguf::open(storage, path).map_err(|error| not_gguf(storage, path, error))
         }
     }
 

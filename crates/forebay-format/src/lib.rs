@@ -26,6 +26,7 @@ pub mod quant;
 pub mod quantized;
 pub mod random_weights;
 mod seems;
+mod storage;
 mod tensor_type;
 mod weights_table;
 
@@ -39,5 +40,6 @@ pub use huggingface::safetensors::{SafetensorsHeader, parse_safetensors_bytes};
 pub use huggingface::{Document, HfMetadata, parse_config_bytes};
 pub use model_files::{model_files, split_stem};
 pub use quant::{can_dequantize, dequantize};
+pub use storage::{Disk, PathKind, Storage};
 pub use tensor_type::TensorType;
 pub use weights_table::{StoredTensor, StoredType, WeightsTable};

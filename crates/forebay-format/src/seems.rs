@@ -3,16 +3,17 @@
 use std::io::Read as _;
 use std::path::Path;
 
+use crate::Storage;
+
 /// Number of bytes to read, enough for every signature below.
 const HEAD_BYTES: u64 = 512;
 
 const LFS_POINTER: &[u8] = b"version https://git-lfs";
 
 /// Describes what the file at `path` seems to be, and what the user can do about it.
-pub(crate) fn describe(path: &Path) -> String {
+pub(crate) fn describe(storage: &dyn Storage, path: &Path) -> String {
     let mut head = Vec::new();
-    let opened = std::fs::File::open(path);
-    match opened.and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head)) {
+    match storage.open(path).and_then(|(file, _)| file.take(HEAD_BYTES).read_to_end(&mut head)) {
         Ok(_) => of_head(&head).to_owned(),
         // The caller read the file a moment ago.
         Err(_) => "it cannot be read again".to_owned(),

@@ -9,7 +9,9 @@ use safetensors::tensor::Dtype;
 use crate::catalog::{Named, SizedFile, find_tensor, folder_of, sort_tensors};
 use crate::huggingface::folder::{is_safetensors, open_each, weights_files};
 use crate::huggingface::safetensors::{entry, read_table, tensor_type};
-use crate::{Catalog, Extent, FileIndex, FormatError, TensorInfo, TensorType};
+use crate::{
+    Catalog, Disk, Extent, FileIndex, FormatError, PathKind, Storage, TensorInfo, TensorType,
+};
 
 /// Type of elements in a file. It includes the types of safetensors that no [`TensorType`] stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -138,33 +140,45 @@ impl WeightsTable {
     /// # Errors
     /// Returns a [`FormatError`] if there is no path, if a table is unusable, or if two tensors have the same name.
     pub fn open(paths: &[PathBuf]) -> Result<WeightsTable, FormatError> {
+        WeightsTable::open_in(&Disk, paths)
+    }
+
+    /// Opens files like [`WeightsTable::open`], in any place.
+    ///
+    /// # Errors
+    /// Returns the errors of [`WeightsTable::open`].
+    pub fn open_in(storage: &dyn Storage, paths: &[PathBuf]) -> Result<WeightsTable, FormatError> {
         let [path] = paths else {
             let Some(first) = paths.first() else {
                 let why = "the list of files is empty".to_owned();
                 return Err(FormatError::NoModel { path: PathBuf::new(), why });
             };
-            let other = paths.iter().find(|path| !is_safetensors(path) || path.is_dir());
+            let other = paths.iter().find(|path| !is_safetensors(path));
             if let Some(other) = other {
                 let why = "only safetensors files can be opened together".to_owned();
                 return Err(FormatError::NoModel { path: other.clone(), why });
             }
-            let mut read = |file: &Path, index| Ok(read_file(file, index)?.0);
-            let (files, tensors) = open_each(paths, &mut read)?;
+            let mut read = |file: &Path, index| Ok(read_file(storage, file, index)?.0);
+            let (files, tensors) = open_each(storage, paths, &mut read)?;
             return WeightsTable::new(folder_of(first).to_owned(), files, tensors);
         };
-        let kind = std::fs::metadata(path).map_err(FormatError::io(path))?;
-        let holds_safetensors = kind.is_dir() || kind.is_file() && is_safetensors(path);
-        if !holds_safetensors {
-            return WeightsTable::of_catalog(Catalog::open(path)?);
+        let kind = storage.kind(path).map_err(FormatError::io(path))?;
+        let is_folder = kind == PathKind::Folder;
+        if kind == PathKind::Other {
+            let why = "it is neither a file nor a folder".to_owned();
+            return Err(FormatError::NoModel { path: path.clone(), why });
         }
-        let root = if kind.is_dir() { path.as_path() } else { folder_of(path) };
+        if !is_folder && !is_safetensors(path) {
+            return WeightsTable::of_catalog(Catalog::open_file(storage, path)?);
+        }
+        let root = if is_folder { path.as_path() } else { folder_of(path) };
         let mut texts = None;
         let mut read = |file: &Path, index| {
-            let (read, metadata) = read_file(file, index)?;
+            let (read, metadata) = read_file(storage, file, index)?;
             texts = metadata;
             Ok(read)
         };
-        let (files, tensors) = weights_files(path, &mut read)?;
+        let (files, tensors) = weights_files(storage, path, is_folder, &mut read)?;
         let table = WeightsTable::new(root.to_owned(), files, tensors)?;
         let metadata = texts.filter(|_| table.files.len() == 1);
         Ok(WeightsTable { metadata, ..table })
@@ -210,10 +224,11 @@ type Texts = Option<BTreeMap<String, String>>;
 
 /// Returns the tensors of a safetensors file with the file's size, and its metadata.
 fn read_file(
+    storage: &dyn Storage,
     path: &Path,
     index: FileIndex,
 ) -> Result<((Vec<StoredTensor>, u64), Texts), FormatError> {
-    let (table, data_offset, file_bytes) = read_table(path)?;
+    let (table, data_offset, file_bytes) = read_table(storage, path)?;
     let tensor = |name: String| {
         let info = entry(&table, path, &name)?;
         let shape: Vec<u64> = info.shape.iter().map(|&dim| dim as u64).collect();

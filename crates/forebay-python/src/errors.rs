@@ -35,9 +35,20 @@ fn words(error: &dyn Error) -> String {
     words
 }
 
+/// Numbers of errors, the same on every Linux.
+mod errno {
+    pub const NOT_FOUND: i32 = 2;
+    pub const DENIED: i32 = 13;
+}
+
 /// Returns the exception of an error of the system about a file, such as `FileNotFoundError`.
 fn of_system(file: &Path, source: &io::Error) -> Option<PyErr> {
-    let number = source.raw_os_error()?;
+    // Object stores have no numbers.
+    let number = source.raw_os_error().or(match source.kind() {
+        io::ErrorKind::NotFound => Some(errno::NOT_FOUND),
+        io::ErrorKind::PermissionDenied => Some(errno::DENIED),
+        _ => None,
+    })?;
     let words = source.to_string();
     let words = words.split(" (os error").next().unwrap_or_default().to_owned();
     // Python chooses the subclass of OSError by the number.
@@ -61,6 +72,7 @@ pub fn of_engine(py: Python<'_>, error: &EngineError, stopped: Option<PyErr>) ->
         EngineError::Format(FormatError::Io { .. }) => "ReadError",
         EngineError::Format(_) | EngineError::InPieces { .. } => "FormatError",
         EngineError::BadOption { .. }
+        | EngineError::Store(StoreError::Url { .. } | StoreError::Option { .. })
         | EngineError::EmptyPrompt
         | EngineError::Model(ModelError::ContextFull { .. } | ModelError::TokenOutOfRange { .. }) => {
             "OptionError"

@@ -12,7 +12,7 @@ use crate::table::Table;
 use crate::tensor::Tensor;
 
 /// Shortest time between two looks at the signals of the interpreter, for which the GIL is taken.
-const LOOK: Duration = Duration::from_millis(50);
+pub const LOOK: Duration = Duration::from_millis(50);
 
 /// Ranges by name: dimension, start and stop.
 pub type Slices = HashMap<String, Vec<(usize, u64, u64)>>;
@@ -59,7 +59,12 @@ pub fn choices(
 }
 
 /// Returns the options of a load.
-pub fn request(py: Python<'_>, device: &str, to_f32: bool) -> PyResult<ChosenRequest> {
+pub fn request(
+    py: Python<'_>,
+    table: &Table,
+    device: &str,
+    to_f32: bool,
+) -> PyResult<ChosenRequest> {
     let gpu = match device.split_once(':') {
         None if device == "cpu" => None,
         None if device == "cuda" => Some(0),
@@ -69,7 +74,8 @@ pub fn request(py: Python<'_>, device: &str, to_f32: bool) -> PyResult<ChosenReq
         _ => return Err(bad_device(py, device)),
     };
     let device = gpu.map(DeviceRequest::new);
-    Ok(ChosenRequest { device, to_f32, ..ChosenRequest::default() })
+    let storage = table.storage.clone();
+    Ok(ChosenRequest { storage, device, to_f32, ..ChosenRequest::default() })
 }
 
 fn bad_device(py: Python<'_>, device: &str) -> PyErr {
@@ -90,7 +96,7 @@ pub fn load(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Vec<Tensor>> {
     let choices = choices(py, table, names, slices)?;
-    let request = request(py, device, to_f32)?;
+    let request = request(py, table, device, to_f32)?;
     let inner = &table.inner;
     let mut stopped = None;
     let mut looked = None::<Instant>;

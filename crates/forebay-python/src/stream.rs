@@ -1,18 +1,14 @@
 //! Tensors one after the other, with bounded memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use forebay_engine::load::{Next, StreamOrder, TensorStream};
 use pyo3::prelude::*;
 
 use crate::errors::{of_engine, raise};
-use crate::load::{Slices, choices, request};
+use crate::load::{LOOK, Slices, choices, request};
 use crate::table::Table;
 use crate::tensor::Tensor;
-
-/// Time after which a call that waits looks at the signals of the interpreter.
-const LOOK: Duration = Duration::from_millis(50);
 
 /// Tensors in the order of the files or of their names in the call. A thread reads ahead.
 #[pyclass(frozen, module = "forebay._native")]
@@ -37,7 +33,7 @@ impl Stream {
         in_order_of_names: bool,
     ) -> PyResult<Stream> {
         let choices = choices(py, table, names, slices)?;
-        let request = request(py, device, to_f32)?;
+        let request = request(py, table, device, to_f32)?;
         let table = Arc::clone(&table.inner);
         let order = if in_order_of_names { StreamOrder::Choices } else { StreamOrder::Files };
         let started = py.detach(|| TensorStream::start(table, choices, request, order, budget));

@@ -62,6 +62,17 @@ pub(crate) trait Device: Send {
 
     fn describe(&self) -> EngineInfo;
 
+    /// Returns the number of attempts of the last transfer with this key, which failed, and the reason in words. Returns
+    /// `None` if its errno says all. Such a transfer is not tried again.
+    fn take_failure(&mut self, _key: u32) -> Option<(u32, std::io::Error)> {
+        None
+    }
+
+    /// Ends all transfers early, whose results nobody needs. Returns false if the device can only wait for them.
+    fn end_early(&mut self) -> bool {
+        false
+    }
+
     /// Returns the page faults of the last finished transfer with this key, or `None` if the device is not a memory
     /// map.
     fn page_faults(&self, _key: u32) -> Option<PageFaults> {

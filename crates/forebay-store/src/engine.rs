@@ -156,6 +156,16 @@ pub trait ReadEngine: Send {
     /// [`Interrupt`]: crate::Interrupt
     fn wait(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError>;
 
+    /// Waits like [`ReadEngine::wait`], but at most for about `patience`. After it, nothing may have been appended.
+    ///
+    /// # Errors
+    /// Returns the errors of [`ReadEngine::wait`].
+    fn wait_for(
+        &mut self,
+        patience: Duration,
+        done: &mut Vec<Completion>,
+    ) -> Result<(), StoreError>;
+
     /// Cancels a read. Requests that have not been passed to the kernel are dropped. The completion is still returned,
     /// with [`ReadError::Cancelled`], or with success if nothing was left to drop. An unknown id is ignored.
     fn cancel(&mut self, id: u64);
@@ -343,6 +353,9 @@ fn open(
     faults: Option<FaultPlan>,
 ) -> Result<Box<dyn ReadEngine>, StoreError> {
     options.check()?;
+    if files.is_remote() {
+        return open_objects(kind, files, options, faults);
+    }
     let refused = match kind {
         IoKind::Pread => None,
         IoKind::Mmap => {
@@ -361,6 +374,25 @@ fn open(
     };
     let device = pread::open(files, options, refused)?;
     scheduled(device, files, options, faults)
+}
+
+/// Opens the only engine that reads objects.
+fn open_objects(
+    kind: IoKind,
+    files: &FileSet,
+    options: &EngineOptions,
+    faults: Option<FaultPlan>,
+) -> Result<Box<dyn ReadEngine>, StoreError> {
+    #[cfg(feature = "objects")]
+    if let (IoKind::Auto, Some((source, objects))) = (kind, files.objects()) {
+        let device = crate::objects::ObjectDevice::open(source, objects.into());
+        // The device repeats and ends its requests itself.
+        let options = EngineOptions { stall_timeout: Duration::from_secs(86_400), ..*options };
+        return scheduled(device, files, &options, faults);
+    }
+    let _ = (files, options, faults);
+    let why = format!("{kind} reads files on a disk, and these are in a store");
+    Err(StoreError::Unavailable { engine: "objects", why })
 }
 
 /// Wraps a real device in a scheduler. Starts the threads of a checker only if checksums, codecs or relayouts

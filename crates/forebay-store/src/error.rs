@@ -21,6 +21,8 @@ pub enum Damage {
 pub enum StoreError {
     #[error("cannot open {}: {source}", file.display())]
     Open { file: PathBuf, source: std::io::Error },
+    #[error("cannot use {url}: {why}")]
+    Url { url: String, why: String },
     #[error("{}: is a folder or a device, and a regular file is needed", file.display())]
     NotAFile { file: PathBuf },
     #[error("cannot read {} at byte {offset}: {source}", file.display())]

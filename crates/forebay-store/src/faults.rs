@@ -283,6 +283,14 @@ impl<D: Device> Device for Faulty<D> {
         self.inner.describe()
     }
 
+    fn take_failure(&mut self, key: u32) -> Option<(u32, std::io::Error)> {
+        self.inner.take_failure(key)
+    }
+
+    fn end_early(&mut self) -> bool {
+        self.inner.end_early()
+    }
+
     fn page_faults(&self, key: u32) -> Option<PageFaults> {
         self.inner.page_faults(key)
     }

@@ -17,6 +17,9 @@ use crate::engine::BlockLabel;
 use crate::error::StoreError;
 use crate::interrupt::Interrupt;
 use crate::layout::{BlockLayout, Covered};
+#[cfg(feature = "objects")]
+use crate::objects::{Object, Objects};
+use crate::storage::Storage;
 use crate::trace::{IoRecorder, ReadEnd, ReadRecord, Why, nanoseconds};
 
 /// Alignment of files that need none. Parts keep their position within a cache line that they have in the file.
@@ -43,8 +46,13 @@ pub(crate) struct StoredFile {
 
 #[derive(Clone, Debug)]
 enum Content {
-    Disk { cached: Arc<File>, direct: Result<DirectFile, String> },
+    Disk {
+        cached: Arc<File>,
+        direct: Result<DirectFile, String>,
+    },
     Memory(Arc<[u8]>),
+    #[cfg(feature = "objects")]
+    Object(Arc<Object>, Arc<Objects>),
 }
 
 #[derive(Clone, Debug)]
@@ -60,8 +68,17 @@ impl FileSet {
     /// Returns [`StoreError::Open`] if a file cannot be opened, and [`StoreError::NotAFile`] if it is not a regular
     /// file.
     pub fn open<P: AsRef<Path>>(paths: &[P]) -> Result<FileSet, StoreError> {
-        let files =
-            paths.iter().map(|path| StoredFile::open(path.as_ref())).collect::<Result<_, _>>()?;
+        FileSet::open_in(&Storage::Disk, paths)
+    }
+
+    /// Opens files like [`FileSet::open`], in any place. Those of a store are the ones that were opened for their
+    /// headers.
+    ///
+    /// # Errors
+    /// Returns the errors of [`FileSet::open`].
+    pub fn open_in<P: AsRef<Path>>(storage: &Storage, paths: &[P]) -> Result<FileSet, StoreError> {
+        let open = |path: &P| StoredFile::open(storage, path.as_ref());
+        let files = paths.iter().map(open).collect::<Result<_, _>>()?;
         Ok(FileSet { files, recorder: None, interrupt: None })
     }
 
@@ -71,7 +88,19 @@ impl FileSet {
     /// # Errors
     /// Returns the errors of [`FileSet::open`].
     pub fn of_catalog(catalog: &Catalog, verify: bool) -> Result<FileSet, StoreError> {
-        let open = |path: &PathBuf| StoredFile::open(path);
+        FileSet::of_catalog_in(&Storage::Disk, catalog, verify)
+    }
+
+    /// Opens the files of a model like [`FileSet::of_catalog`], in any place.
+    ///
+    /// # Errors
+    /// Returns the errors of [`FileSet::open`].
+    pub fn of_catalog_in(
+        storage: &Storage,
+        catalog: &Catalog,
+        verify: bool,
+    ) -> Result<FileSet, StoreError> {
+        let open = |path: &PathBuf| StoredFile::open(storage, path);
         let mut files = catalog.files.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         let pack = catalog.pack.as_ref().filter(|pack| verify || pack.chunks.is_coded());
         if let (Some(pack), Some(file)) = (pack, files.first_mut()) {
@@ -328,9 +357,39 @@ impl FileSet {
     ) -> Result<Vec<RawFd>, StoreError> {
         let descriptors = self.files.iter().map(|file| file.descriptor(direct));
         descriptors.collect::<Option<_>>().ok_or_else(|| {
-            let why = "files in memory can be read by the simulated engine only".to_owned();
+            let why = "files in memory or in a store have engines of their own".to_owned();
             StoreError::Unavailable { engine, why }
         })
+    }
+
+    /// Returns true if the files are in object stores or on HTTP servers.
+    pub fn is_remote(&self) -> bool {
+        self.remote_bytes().is_some()
+    }
+
+    /// Returns how many bytes of reads should be on the way or wait at a time, if the files are remote. That is twice what
+    /// their connections ask for, so that there is work for a connection that becomes free.
+    pub fn remote_bytes(&self) -> Option<u64> {
+        #[cfg(feature = "objects")]
+        if let Content::Object(_, source) = &self.files.first()?.content {
+            let options = source.options();
+            return Some(2 * options.connections as u64 * options.request_bytes as u64);
+        }
+        None
+    }
+
+    /// Returns the objects that the files are, and the store that they are in. Returns `None` if any is none.
+    #[cfg(feature = "objects")]
+    pub(crate) fn objects(&self) -> Option<(Arc<Objects>, Vec<Arc<Object>>)> {
+        let object = |file: &StoredFile| match &file.content {
+            Content::Object(object, _) => Some(Arc::clone(object)),
+            _ => None,
+        };
+        let objects = self.files.iter().map(object).collect::<Option<_>>()?;
+        match &self.files.first()?.content {
+            Content::Object(_, source) => Some((Arc::clone(source), objects)),
+            _ => None,
+        }
     }
 
     pub(crate) fn file(&self, index: FileIndex) -> Option<&StoredFile> {
@@ -380,7 +439,21 @@ pub fn filesystem_type(path: &Path) -> std::io::Result<u64> {
 }
 
 impl StoredFile {
-    fn open(path: &Path) -> Result<StoredFile, StoreError> {
+    fn open(storage: &Storage, path: &Path) -> Result<StoredFile, StoreError> {
+        match storage {
+            Storage::Disk => StoredFile::on_disk(path),
+            #[cfg(feature = "objects")]
+            Storage::Objects(objects) => {
+                let failed = |source| StoreError::Open { file: path.to_path_buf(), source };
+                let object = objects.object(path).map_err(failed)?;
+                let bytes = object.bytes();
+                let content = Content::Object(object, Arc::clone(objects));
+                Ok(StoredFile { path: path.to_owned(), bytes, chunks: None, content })
+            }
+        }
+    }
+
+    fn on_disk(path: &Path) -> Result<StoredFile, StoreError> {
         let failed = |source| StoreError::Open { file: path.to_path_buf(), source };
         // Check the type before opening, because opening a named pipe would wait for its writer.
         if !std::fs::metadata(path).map_err(failed)?.is_file() {
@@ -402,6 +475,8 @@ impl StoredFile {
             Content::Disk { direct: Ok(direct), .. } => direct.alignment,
             Content::Disk { .. } => CACHED_ALIGNMENT,
             Content::Memory(_) => SIMULATED_ALIGNMENT,
+            #[cfg(feature = "objects")]
+            Content::Object(..) => CACHED_ALIGNMENT,
         }
     }
 
@@ -411,6 +486,8 @@ impl StoredFile {
             Content::Disk { direct: Ok(file), .. } if direct => file.alignment,
             Content::Disk { .. } => 1,
             Content::Memory(_) => SIMULATED_ALIGNMENT,
+            #[cfg(feature = "objects")]
+            Content::Object(..) => 1,
         }
     }
 
@@ -420,6 +497,8 @@ impl StoredFile {
             Content::Disk { direct: Ok(file), .. } if direct => Some(file.file.as_raw_fd()),
             Content::Disk { cached, .. } => Some(cached.as_raw_fd()),
             Content::Memory(_) => None,
+            #[cfg(feature = "objects")]
+            Content::Object(..) => None,
         }
     }
 
@@ -429,6 +508,8 @@ impl StoredFile {
             Content::Disk { direct: Err(why), .. } => Some(why),
             Content::Disk { .. } => None,
             Content::Memory(_) => Some("it is in memory"),
+            #[cfg(feature = "objects")]
+            Content::Object(..) => Some("it is in an object store"),
         }
     }
 
@@ -442,6 +523,8 @@ impl StoredFile {
                 out[..count].copy_from_slice(&image[start..start + count]);
                 Ok(count)
             }
+            #[cfg(feature = "objects")]
+            Content::Object(object, source) => source.read_at(object, offset, out),
         }
     }
 

@@ -14,6 +14,10 @@ pub(crate) const LOOK: Duration = Duration::from_millis(50);
 /// reads that take longer is leaked and never reused.
 pub(crate) const DRAIN: Duration = Duration::from_millis(100);
 
+/// Longest time that dropping an engine waits for transfers that its device has ended early. Usually they take a
+/// millisecond.
+pub(crate) const END_EARLY: Duration = Duration::from_secs(10);
+
 /// A flag that asks work to stop, shared by the requester and the work. Clones share one flag.
 ///
 /// Work that was given a clone ends soon after [`Interrupt::request`], with the `Interrupted` variant of its error. It

@@ -174,6 +174,17 @@ impl BlockLayout {
         self
     }
 
+    /// Returns the same layout without the bytes that aligned reads add around the wanted ones.
+    pub(crate) fn exact(mut self) -> BlockLayout {
+        let exact = |region: &Region| {
+            let head = region.wanted_start.saturating_sub(region.offset);
+            let (offset, at) = (region.offset + head, region.at + head as usize);
+            Region { offset, at, length: region.wanted_end.saturating_sub(offset), ..*region }
+        };
+        self.regions = self.regions.iter().map(exact).collect();
+        self
+    }
+
     /// Returns the same layout without its relayout.
     pub(crate) fn as_read(&self) -> BlockLayout {
         BlockLayout { relayout: None, ..self.clone() }

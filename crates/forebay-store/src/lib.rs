@@ -11,6 +11,8 @@
 //! device.rs       the narrow interface below the scheduler; uring.rs, pread.rs and simulated.rs only
 //!                 move bytes, and faults.rs wraps any of them to inject faults
 //! mmap_device.rs  another device, which copies out of a memory map to show what page faults cost
+//! objects/        another device, for object stores and HTTP servers
+//! storage.rs      where files are: on a disk or in a store
 //! pool.rs         the threads of pread.rs and mmap_device.rs
 //! reader.rs       reads blocks of any offset and size into the caller's memory, with any engine
 //! load.rs         fills memory at start from the disk and the page cache together
@@ -39,6 +41,8 @@ mod job;
 mod layout;
 mod load;
 mod mmap_device;
+#[cfg(feature = "objects")]
+mod objects;
 mod output_file;
 mod page_cache;
 mod pieces;
@@ -49,6 +53,7 @@ mod reader;
 mod relayout;
 mod scheduler;
 mod simulated;
+mod storage;
 mod trace;
 mod uring;
 
@@ -71,6 +76,8 @@ pub use load::{
     StraightOptions, Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploading,
     load_straight, process_seconds,
 };
+#[cfg(feature = "objects")]
+pub use objects::{ObjectOptions, Objects};
 pub use output_file::{
     OutputError, OutputFile, OutputStream, Outputs, TemporaryName, remove_unfinished,
 };
@@ -81,4 +88,5 @@ pub use reader::{
     ReaderError, ReaderOptions,
 };
 pub use simulated::{DiskModel, VirtualClock, open_simulated_engine};
+pub use storage::Storage;
 pub use trace::{IoRecorder, PageFaults, ReadEnd, ReadRecord, Recording, WaitRecord, Why};

@@ -43,7 +43,7 @@ use staging::{Stage, stage};
 pub use straight::{DeviceReader, DeviceSpan, StraightOptions, load_straight};
 pub use upload_plan::{UploadPart, UploadPlan};
 
-/// Interval between progress reports while only copies run.
+/// Interval between progress reports while only copies run, or nothing arrives.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(50);
 
 /// Number of threads that copy out of the ring. One thread is about as fast as a disk.
@@ -456,7 +456,8 @@ impl Reader<'_> {
                     Next::End => break,
                 }
             }
-            self.engine.wait(&mut done)?;
+            // The caller of a load that gets nothing for a while may want to stop it.
+            self.engine.wait_for(PROGRESS_PAUSE, &mut done)?;
             for completion in done.drain(..) {
                 let piece = self.shared.planned(completion.id);
                 in_flight -= piece.bytes.max(1);
@@ -467,6 +468,10 @@ impl Reader<'_> {
                 self.end(completion, copy_path)?;
             }
             progress();
+            // A server may take minutes for what nobody needs any more. Dropping the engine ends its requests.
+            if self.files.is_remote() && self.shared.is_interrupted() {
+                return Err(StoreError::Interrupted);
+            }
         }
     }
 

@@ -19,7 +19,7 @@ use crate::engine::{
 };
 use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
-use crate::interrupt::{DRAIN, LOOK};
+use crate::interrupt::{DRAIN, END_EARLY, LOOK};
 use crate::job::{CODED_REQUEST_BYTES, Circumstances, Job, Request, Verdict, judge};
 use crate::relayout::Scratch;
 use crate::trace::{IoRecorder, ReadEnd};
@@ -329,7 +329,18 @@ impl<D: Device> Scheduler<D> {
             retries: self.options.retries,
             block: job.read.label,
         };
-        match judge(request, end.result, &about) {
+        let failure = end.result.err().and_then(|_| self.device.take_failure(end.key));
+        let verdict = match failure {
+            None => judge(request, end.result, &about),
+            Some((attempts, source)) => Verdict::Failed(ReadError::Io {
+                file: file.path.clone(),
+                offset: request.offset,
+                block: job.read.label,
+                attempts,
+                source,
+            }),
+        };
+        match verdict {
             Verdict::Complete => {
                 match request.coded {
                     None => self.begin_check(&request),
@@ -504,52 +515,12 @@ impl<D: Device> Scheduler<D> {
         first.min(refill).min(checked).max(1)
     }
 
-    fn collect(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
-        if let Some(error) = self.broken.take() {
-            return Err(error);
-        }
-        done.append(&mut self.ready);
-        Ok(())
-    }
-}
-
-impl<D: Device> ReadEngine for Scheduler<D> {
-    fn submit(&mut self, read: BlockRead) {
-        self.queue(read);
-        self.pump();
-    }
-
-    fn queue(&mut self, read: BlockRead) {
-        let refused = self.check(&read).err();
-        if refused.is_some() || read.layout.regions.is_empty() {
-            let result = refused.map_or(Ok(ReadDone::default()), Err);
-            self.ready.push(Completion { id: read.id, buffer: Some(read.buffer), result });
-            return;
-        }
-        let priority = read.priority;
-        let key = self.free_jobs.pop().unwrap_or_else(|| {
-            self.jobs.push(None);
-            self.jobs.len() as u32 - 1
-        });
-        self.jobs[key as usize] = Some(Job::new(read));
-        self.live_jobs += 1;
-        self.queues[priority as usize].push_back(key);
-    }
-
-    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
-        if self.at_device() > 0 || self.checker.open() > 0 {
-            self.device.reap(&mut self.finished)?;
-            self.settle();
-            self.settle_checks();
-            self.end_stalled_sometimes();
-        }
-        if self.has_queued() {
-            self.pump();
-        }
-        self.collect(done)
-    }
-
-    fn wait(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
+    /// Waits until something is ready, nothing is in flight, or the device's clock shows `deadline`.
+    fn wait_until(
+        &mut self,
+        deadline: Option<Duration>,
+        done: &mut Vec<Completion>,
+    ) -> Result<(), StoreError> {
         let mut waited_since = None;
         loop {
             self.files.check_interrupt()?;
@@ -575,12 +546,77 @@ impl<D: Device> ReadEngine for Scheduler<D> {
                 self.count_check_wait(began);
                 continue;
             }
-            let stall = self.until_stall();
+            let left = deadline.map(|deadline| deadline.saturating_sub(self.device.now()));
+            if left.is_some_and(|left| left.is_zero()) {
+                self.record_wait(waited_since);
+                return self.collect(done);
+            }
+            let stall = self.until_stall().min(left.unwrap_or(Duration::MAX));
             let timeout = self.files.interrupt().map_or(stall, |_| stall.min(LOOK));
             self.device.wait(self.worth_waking(), timeout, &mut self.finished)?;
             self.settle();
             self.end_stalled();
         }
+    }
+
+    fn collect(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
+        if let Some(error) = self.broken.take() {
+            return Err(error);
+        }
+        done.append(&mut self.ready);
+        Ok(())
+    }
+}
+
+impl<D: Device> ReadEngine for Scheduler<D> {
+    fn submit(&mut self, read: BlockRead) {
+        self.queue(read);
+        self.pump();
+    }
+
+    fn queue(&mut self, mut read: BlockRead) {
+        let refused = self.check(&read).err();
+        if refused.is_some() || read.layout.regions.is_empty() {
+            let result = refused.map_or(Ok(ReadDone::default()), Err);
+            self.ready.push(Completion { id: read.id, buffer: Some(read.buffer), result });
+            return;
+        }
+        if self.files.is_remote() {
+            read.layout = read.layout.exact();
+        }
+        let priority = read.priority;
+        let key = self.free_jobs.pop().unwrap_or_else(|| {
+            self.jobs.push(None);
+            self.jobs.len() as u32 - 1
+        });
+        self.jobs[key as usize] = Some(Job::new(read));
+        self.live_jobs += 1;
+        self.queues[priority as usize].push_back(key);
+    }
+
+    fn poll(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
+        if self.at_device() > 0 || self.checker.open() > 0 {
+            self.device.reap(&mut self.finished)?;
+            self.settle();
+            self.settle_checks();
+            self.end_stalled_sometimes();
+        }
+        if self.has_queued() {
+            self.pump();
+        }
+        self.collect(done)
+    }
+
+    fn wait(&mut self, done: &mut Vec<Completion>) -> Result<(), StoreError> {
+        self.wait_until(None, done)
+    }
+
+    fn wait_for(
+        &mut self,
+        patience: Duration,
+        done: &mut Vec<Completion>,
+    ) -> Result<(), StoreError> {
+        self.wait_until(Some(self.device.now() + patience), done)
     }
 
     fn cancel(&mut self, id: u64) {
@@ -628,7 +664,12 @@ impl<D: Device> Drop for Scheduler<D> {
     /// Waits until the device has stopped writing. If it does not stop in time, the memory is leaked and never reused.
     fn drop(&mut self) {
         let interrupted = self.files.check_interrupt().is_err();
-        let patience = if interrupted { DRAIN } else { self.options.stall_timeout };
+        let ends_early = self.device.writing() > 0 && self.device.end_early();
+        let patience = match (ends_early, interrupted) {
+            (true, _) => END_EARLY,
+            (false, true) => DRAIN,
+            (false, false) => self.options.stall_timeout,
+        };
         let deadline = self.device.now() + patience;
         while self.device.writing() > 0 {
             let left = deadline.saturating_sub(self.device.now());

@@ -15,6 +15,7 @@ Path = str | os.PathLike[str]
 Paths = Path | Iterable[Path]
 Slice = tuple[int, int, int]
 Slices = Mapping[str, Slice]
+StorageOptions = Mapping[str, str | int | float | bool]
 
 _UNITS = {
     "": 1, "B": 1,
@@ -34,10 +35,26 @@ class TensorInfo(NamedTuple):
     """Bytes of the elements in the file."""
 
 
-def open_table(paths: Paths) -> _native.Table:
+def open_table(paths: Paths, storage_options: StorageOptions | None = None) -> _native.Table:
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
-    return _native.Table([os.fspath(path) for path in paths])
+    return _native.Table([os.fspath(path) for path in paths], texts_of(storage_options))
+
+
+def texts_of(storage_options: StorageOptions | None) -> dict[str, str] | None:
+    """Return options of a store as texts, with sizes in bytes."""
+    if storage_options is None:
+        return None
+    texts = {}
+    for name, value in storage_options.items():
+        if name == "request_bytes":
+            value = bytes_of(value)
+        elif isinstance(value, bool):
+            value = "true" if value else "false"
+        elif not isinstance(value, (str, int, float)):
+            raise OptionError(f"storage_options: {name!r} is {value!r}, but a text or a number is needed")
+        texts[str(name)] = str(value)
+    return texts
 
 
 def bytes_of(size: int | str) -> int:
@@ -100,12 +117,13 @@ def load(
     progress: Callable[[int, int], object] | None = None,
     *,
     framework: str | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> dict[str, Any]:
     """Load tensors to memory and return them by name, in the order of the files.
 
     Args:
         folder_or_files: A folder of safetensors files, one file (safetensors, GGUF or a pack), or several safetensors
-            files.
+            files. URLs of object stores and HTTP servers are possible: s3://, gs://, az://, http:// and https://.
         device: "cpu", "cuda" or "cuda:N".
         dtype: None keeps the types of the file. "float32" makes float32 of all weights, also of quantised ones.
             Integers and bools stay. It is possible on the CPU only.
@@ -115,23 +133,26 @@ def load(
             that it raises ends the load.
         framework: "pt" for PyTorch, "np" for NumPy, or "raw" for `forebay.Tensor`. None means PyTorch if it is
             installed, else NumPy. NumPy has no type for some tensors, such as BF16; None leaves these raw.
+        storage_options: For URLs: settings of the store, such as `{"aws_region": "eu-west-1"}`, and `connections`
+            (requests at a time, 64), `request_bytes` (largest request, "8MiB") and `retries` (of a request, 10).
 
     Returns:
         A dict of tensors. Each has the shape of the file, or of its slice. Quantised blocks are uint8, with the last
         dimension in bytes; `list_tensors` has their types.
 
     Raises:
-        FileNotFoundError: A file does not exist.
+        FileNotFoundError: A file or an object does not exist.
+        PermissionError: A file or an object must not be read.
         FormatError: A file is damaged or of an unknown format.
         TensorNotFoundError: There is no tensor of a name.
         OptionError: An argument is wrong, such as a slice outside of its tensor.
         OutOfMemoryError: The tensors do not fit into memory.
-        ReadError: A file could not be read, or became shorter.
+        ReadError: A file could not be read, or became shorter. A server failed too often, or an object changed.
         DeviceError: The GPU cannot be used.
         KeyboardInterrupt: The user pressed Ctrl-C. All memory is freed.
     """
     wanted = framework_of(framework)
-    table = open_table(folder_or_files)
+    table = open_table(folder_or_files, storage_options)
     names = None if tensors is None else list(dict.fromkeys(tensors))
     for name, given in (slices or {}).items():
         if isinstance(given, list):
@@ -192,6 +213,7 @@ def iter_tensors(
     *,
     budget: int | str = "1GiB",
     framework: str | None = None,
+    storage_options: StorageOptions | None = None,
 ) -> TensorStream:
     """Return an iterator over names and tensors, in the order of the files. It reads ahead.
 
@@ -207,21 +229,24 @@ def iter_tensors(
         OptionError: One tensor alone needs more than the budget.
     """
     wanted = framework_of(framework)
-    table = open_table(folder_or_files)
+    table = open_table(folder_or_files, storage_options)
     names = None if tensors is None else list(dict.fromkeys(tensors))
     chosen = checked_slices(table, slices)
     stream = _native.Stream(table, names, chosen, str(device), is_f32(dtype), bytes_of(budget))
     return TensorStream(stream, wanted, framework is None)
 
 
-def list_tensors(folder_or_files: Paths) -> dict[str, TensorInfo]:
+def list_tensors(folder_or_files: Paths, *, storage_options: StorageOptions | None = None) -> dict[str, TensorInfo]:
     """Return what files say about their tensors, by name, in the order of the data. Only headers are read.
 
+    The arguments are those of `load`.
+
     Raises:
-        FileNotFoundError: A file does not exist.
+        FileNotFoundError: A file or an object does not exist.
+        PermissionError: A file or an object must not be read.
         FormatError: A file is damaged or of an unknown format.
     """
-    table = open_table(folder_or_files)
+    table = open_table(folder_or_files, storage_options)
     listed = {}
     for name in table.names():
         dtype, shape, _, nbytes = table.facts(name)

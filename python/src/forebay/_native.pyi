@@ -49,7 +49,9 @@ class Tensor:
 class Table:
     """The tensors of safetensors files, of a GGUF file or of a pack."""
 
-    def __new__(cls, paths: Sequence[str | PathLike[str]]) -> Table: ...
+    def __new__(
+        cls, paths: Sequence[str | PathLike[str]], storage_options: dict[str, str] | None = None
+    ) -> Table: ...
     def names(self) -> list[str]:
         """Names in the order of the data."""
     def metadata(self) -> dict[str, str] | None: ...

@@ -7,26 +7,34 @@ from typing import Any
 from . import _native
 from ._convert import convert, framework_of
 from ._errors import Error, OptionError
-from ._load import Path, open_table
+from ._load import Path, StorageOptions, open_table
 
 
 class safe_open:
     """Open a file and read its tensors one by one. It has the interface of `safetensors.safe_open`.
 
     Args:
-        filename: A safetensors file, a folder, a GGUF file or a pack.
+        filename: A safetensors file, a folder, a GGUF file or a pack, or the URL of one.
         framework: "pt" or "np".
         device: "cpu", "cuda", "cuda:N" or a number of a GPU.
+        storage_options: Settings of the store of a URL, as for `forebay.load`.
 
     Raises:
         FileNotFoundError: The file does not exist.
         FormatError: The file is damaged or of an unknown format.
     """
 
-    def __init__(self, filename: Path, framework: str = "pt", device: Any = "cpu") -> None:
+    def __init__(
+        self,
+        filename: Path,
+        framework: str = "pt",
+        device: Any = "cpu",
+        *,
+        storage_options: StorageOptions | None = None,
+    ) -> None:
         self._framework = framework_of(framework)
         self._device = f"cuda:{device}" if type(device) is int else str(device)
-        self._table: _native.Table | None = open_table(filename)
+        self._table: _native.Table | None = open_table(filename, storage_options)
 
     def _open(self) -> _native.Table:
         if self._table is None:

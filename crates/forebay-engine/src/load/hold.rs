@@ -8,11 +8,11 @@ use std::sync::Arc;
 use forebay_codec::Compact;
 use forebay_format::pack::Pack;
 use forebay_format::{Catalog, TensorInfo, TensorType};
-use forebay_store::{EngineInfo, Extent, Interrupt, IoKind, LoadStatistics, SlotBuffer};
+use forebay_store::{EngineInfo, Extent, Interrupt, IoKind, LoadStatistics, SlotBuffer, Storage};
 
 use super::host::Host;
 use super::{Destination as _, DeviceRequest, Sources};
-use crate::doctor::MachineProfile;
+use crate::doctor::ReadChoice;
 use crate::{EngineError, gpu};
 
 /// Alignment of the addresses of tensors on a GPU. CUDA's own allocations have it, and DLPack requires it.
@@ -165,19 +165,20 @@ pub fn hold(
             expected: "only packs (.fbay) have checksums, and this is none".into(),
         });
     }
-    hold_some(catalog, None, request, None, progress)
+    hold_some(&Storage::Disk, catalog, None, request, None, progress)
 }
 
 /// Loads some tensors of a catalog, or all of them, as [`hold`] does. `wanted` is a list of tensors of the catalog.
 pub(super) fn hold_some(
+    storage: &Storage,
     catalog: Catalog,
     wanted: Option<Vec<TensorInfo>>,
     request: &HoldRequest,
     interrupt: Option<&Interrupt>,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<HeldWeights, EngineError> {
-    let sources = Sources::open(&catalog, request.verify, interrupt, None)?;
-    let choice = MachineProfile::choice_for(&catalog.root);
+    let sources = Sources::open(storage, &catalog, request.verify, interrupt, None)?;
+    let choice = ReadChoice::for_files(storage, &catalog.root);
     let is_all = wanted.is_none();
     let wanted = wanted.unwrap_or_else(|| catalog.tensors().to_vec());
     match request.device {

@@ -268,9 +268,10 @@ impl Reader {
         };
         let engine = open_engine(kind, files, target, &choice.engine_options())?;
         let depth_bytes = (choice.queue_depth * choice.request_bytes) as u64;
+        let depth_bytes = files.remote_bytes().unwrap_or(depth_bytes);
         let mut options =
             LoadOptions { engine_bytes: depth_bytes + (8 << 20), ..LoadOptions::default() };
-        if kind == IoKind::Mmap {
+        if kind == IoKind::Mmap || files.is_remote() {
             options.copy_threads = 0;
         }
         if !ring.is_empty() {

@@ -27,7 +27,7 @@ use forebay_format::pack::Block;
 use forebay_model::Architecture;
 use forebay_store::{
     EngineInfo, EngineOptions, Extent, FileIndex, FileSet, Interrupt, IoKind, IoRecorder,
-    LoadStatistics,
+    LoadStatistics, Storage,
 };
 use serde::Serialize;
 
@@ -141,6 +141,7 @@ pub(crate) struct Sources {
 impl Sources {
     /// Opens the files of a model.
     fn open(
+        storage: &Storage,
         catalog: &Catalog,
         verify: bool,
         interrupt: Option<&Interrupt>,
@@ -154,9 +155,9 @@ impl Sources {
             Some(recorder) => files.recorded(recorder),
             None => files,
         };
-        let checked = interruptible(FileSet::of_catalog(catalog, verify)?);
-        let unrecorded = interruptible(FileSet::of_catalog(catalog, false)?);
-        let as_stored = interruptible(FileSet::open(&catalog.files)?);
+        let checked = interruptible(FileSet::of_catalog_in(storage, catalog, verify)?);
+        let unrecorded = interruptible(FileSet::of_catalog_in(storage, catalog, false)?);
+        let as_stored = interruptible(FileSet::open_in(storage, &catalog.files)?);
         // An engine that decodes must verify, because only it sees the bytes that have checksums.
         let unchecked = if checked.is_coded() { checked.clone() } else { as_stored.clone() };
         let (checked, unchecked) = (recorded(checked), recorded(unchecked));
@@ -167,11 +168,12 @@ impl Sources {
 impl Sources {
     /// Opens files that are no pack.
     fn of_files(
+        storage: &Storage,
         files: &[PathBuf],
         interrupt: Option<&Interrupt>,
         recorder: Option<&IoRecorder>,
     ) -> Result<Sources, EngineError> {
-        let mut unrecorded = FileSet::open(files)?;
+        let mut unrecorded = FileSet::open_in(storage, files)?;
         if let Some(interrupt) = interrupt {
             unrecorded = unrecorded.interruptible(interrupt);
         }
@@ -231,7 +233,7 @@ pub fn load(
         });
     }
     let (interrupt, recorder) = (Some(&request.interrupt), request.recorder.as_ref());
-    let sources = Sources::open(&catalog, request.verify, interrupt, recorder)?;
+    let sources = Sources::open(&Storage::Disk, &catalog, request.verify, interrupt, recorder)?;
     let files = sources.checked.clone();
     let choice = MachineProfile::choice_for(&catalog.root);
     let mut limit = LoadLimit::new(&files, &choice, request.beside());
@@ -364,7 +366,28 @@ pub(crate) fn contents(catalog: &Catalog) -> Vec<(String, Extent)> {
     }
 }
 
+/// Bytes of a read of an object. The device joins reads to larger requests.
+#[cfg(feature = "objects")]
+const OBJECT_READ_BYTES: usize = 2 << 20;
+
 impl ReadChoice {
+    /// Returns the settings for files in this place. Those on a disk are in `folder`.
+    fn for_files(storage: &Storage, folder: &Path) -> ReadChoice {
+        match storage {
+            Storage::Disk => MachineProfile::choice_for(folder),
+            #[cfg(feature = "objects")]
+            Storage::Objects(_) => ReadChoice {
+                kind: IoKind::Auto,
+                request_bytes: OBJECT_READ_BYTES,
+                // Many tensors are small. `FileSet::remote_bytes` limits the bytes.
+                queue_depth: 4096,
+                staging_bytes: 0,
+                cufile: None,
+                chosen_by: "the options of the store".to_owned(),
+            },
+        }
+    }
+
     /// Returns the engine's options for a load, where no caller waits for a single block.
     pub(crate) fn engine_options(&self) -> EngineOptions {
         EngineOptions {

@@ -52,8 +52,8 @@ impl<'a> RingRequest<'a> {
             io,
             engine: choice.engine_options(),
             faults: None,
-            // With a mapping, the kernel does all the reading.
-            copies: io != IoKind::Mmap,
+            // With a mapping, the kernel does all the reading. Objects are not in the page cache.
+            copies: io != IoKind::Mmap && !files.is_remote(),
             piece_bytes: PIECE_BYTES,
             ring_bytes: RING_BYTES,
             gpu_decodes: false,

@@ -1,6 +1,5 @@
 //! Parser of one GGUF file's header: metadata and tensor table.
 
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
 
@@ -8,7 +7,7 @@ use super::metadata::GgufMetadata;
 use super::reader::Reader;
 use super::value::{Array, ByteStrings, Value, ValueType};
 use super::{ALIGNMENT_KEY, ALIGNMENT_MAX, DEFAULT_ALIGNMENT, MAGIC};
-use crate::{Extent, FileIndex, FormatError, TensorInfo, TensorType};
+use crate::{Extent, FileIndex, FormatError, Storage, TensorInfo, TensorType};
 
 /// Largest depth to which arrays may be nested. Files in the wild do not nest at all.
 pub(super) const NESTING_MAX: u64 = 4;
@@ -50,9 +49,12 @@ pub(crate) fn parse_header(
 
 /// Parses the header of the file at `path`, which is file number `index` of its model. Also returns
 /// the file's size. Only the header is read.
-pub(crate) fn parse_file(path: &Path, index: FileIndex) -> Result<(GgufHeader, u64), FormatError> {
-    let file = File::open(path).map_err(FormatError::io(path))?;
-    let file_bytes = file.metadata().map_err(FormatError::io(path))?.len();
+pub(crate) fn parse_file(
+    storage: &dyn Storage,
+    path: &Path,
+    index: FileIndex,
+) -> Result<(GgufHeader, u64), FormatError> {
+    let (file, file_bytes) = storage.open(path).map_err(FormatError::io(path))?;
     let buffered = BufReader::with_capacity(256 << 10, file);
     Ok((parse(Reader::new(buffered, path, file_bytes), index, file_bytes)?, file_bytes))
 }

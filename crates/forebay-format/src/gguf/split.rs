@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::parse::{GgufHeader, parse_file};
 use crate::catalog::folder_of;
 use crate::model_files::split_stem;
-use crate::{Catalog, FileIndex, FormatError, Source};
+use crate::{Catalog, FileIndex, FormatError, Source, Storage};
 
 /// Upper limit on the number of files in a set, larger than any real set. It keeps a hostile count
 /// from opening files without end.
@@ -16,8 +16,8 @@ const FILES_MAX: u64 = 9999;
 ///
 /// # Errors
 /// Returns an error if the model cannot be opened, see [`Catalog::open`].
-pub fn open(path: &Path) -> Result<Catalog, FormatError> {
-    let (header, file_bytes) = parse_file(path, FileIndex(0))?;
+pub fn open(storage: &dyn Storage, path: &Path) -> Result<Catalog, FormatError> {
+    let (header, file_bytes) = parse_file(storage, path, FileIndex(0))?;
     let root = folder_of(path).to_owned();
     let count = header.metadata.u64("split.count").unwrap_or(1);
     if count <= 1 {
@@ -25,7 +25,7 @@ pub fn open(path: &Path) -> Result<Catalog, FormatError> {
         return Catalog::new(root, files, Source::Gguf(header.metadata), header.tensors);
     }
     let name = SplitName::parse(path, count)?;
-    open_set(path, root, &name)
+    open_set(storage, path, root, &name)
 }
 
 /// The parts of a split file's name.
@@ -61,16 +61,22 @@ impl SplitName {
     }
 }
 
-fn open_set(opened: &Path, root: PathBuf, name: &SplitName) -> Result<Catalog, FormatError> {
+fn open_set(
+    storage: &dyn Storage,
+    opened: &Path,
+    root: PathBuf,
+    name: &SplitName,
+) -> Result<Catalog, FormatError> {
+    let paths: Vec<PathBuf> = (0..name.count).map(|index| root.join(name.file(index))).collect();
+    storage.expect(&paths);
     let mut files = Vec::new();
     let mut tensors = Vec::new();
     let mut metadata = None;
-    for index in 0..name.count {
-        let path = root.join(name.file(index));
-        if !path.exists() {
+    for (index, path) in (0..).zip(paths) {
+        if !storage.exists(&path).map_err(FormatError::io(&path))? {
             return Err(FormatError::MissingSplitFile { path: opened.to_owned(), missing: path });
         }
-        let (header, file_bytes) = parse_file(&path, FileIndex(index as u32))?;
+        let (header, file_bytes) = parse_file(storage, &path, FileIndex(index as u32))?;
         check_number(&path, &header, "split.no", index)?;
         check_number(&path, &header, "split.count", name.count)?;
         files.push((path, file_bytes));

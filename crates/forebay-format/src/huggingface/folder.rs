@@ -1,7 +1,6 @@
 //! Finds the files of a folder that make up a model, and opens them.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
@@ -11,7 +10,7 @@ use super::json::parse_object;
 use super::safetensors::parse_file;
 use super::{Document, HfMetadata};
 use crate::catalog::{Named, SizedFile, folder_of};
-use crate::{Catalog, FileIndex, FormatError, Source, TensorInfo};
+use crate::{Catalog, Disk, FileIndex, FormatError, Source, Storage, TensorInfo};
 
 const CONFIG: &str = "config.json";
 const SINGLE_FILE: &str = "model.safetensors";
@@ -33,7 +32,7 @@ pub fn open(path: &Path) -> Result<Catalog, FormatError> {
         let (header, file_bytes) = parse_file(&file, FileIndex(0))?;
         (vec![(file, file_bytes)], header.tensors)
     } else if root.join(INDEX).exists() {
-        open_shards(root, &mut read_tensors)?
+        open_shards(&Disk, root, &mut read_tensors)?
     } else if is_safetensors(path) {
         // This is a single file with a name of its own.
         let (header, file_bytes) = parse_file(path, FileIndex(0))?;
@@ -53,7 +52,7 @@ pub fn open(path: &Path) -> Result<Catalog, FormatError> {
 /// Returns an error if the files cannot be opened, see [`Catalog::open_weights`].
 pub fn open_weights(path: &Path) -> Result<Catalog, FormatError> {
     let root = if path.is_dir() { path } else { folder_of(path) };
-    let (files, tensors) = weights_files(path, &mut read_tensors)?;
+    let (files, tensors) = weights_files(&Disk, path, path.is_dir(), &mut read_tensors)?;
     let config = Folder::Disk(root).json(CONFIG)?;
     let metadata = match config {
         Some(_) => read_metadata(&Folder::Disk(root))?,
@@ -80,38 +79,38 @@ pub(crate) type ReadFile<'a, T> =
 
 /// Returns the files that [`open_weights`] opens for `path`, and the entries that `read` finds in them.
 pub(crate) fn weights_files<T: Named>(
+    storage: &dyn Storage,
     path: &Path,
+    is_folder: bool,
     read: ReadFile<'_, T>,
 ) -> Result<(Vec<SizedFile>, Vec<T>), FormatError> {
-    if !path.is_dir() {
-        return open_each(std::slice::from_ref(&path.to_owned()), read);
+    if !is_folder {
+        return open_each(storage, std::slice::from_ref(&path.to_owned()), read);
     }
-    if path.join(SINGLE_FILE).exists() {
-        return open_each(&[path.join(SINGLE_FILE)], read);
+    let (single, index) = (path.join(SINGLE_FILE), path.join(INDEX));
+    if storage.exists(&single).map_err(FormatError::io(&single))? {
+        return open_each(storage, &[single], read);
     }
-    if path.join(INDEX).exists() {
-        return open_shards(path, read);
+    if storage.exists(&index).map_err(FormatError::io(&index))? {
+        return open_shards(storage, path, read);
     }
-    let mut found = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(FormatError::io(path))? {
-        let path = entry.map_err(FormatError::io(path))?.path();
-        if is_safetensors(&path) {
-            found.push(path);
-        }
-    }
+    let mut found = storage.list(path).map_err(FormatError::io(path))?;
+    found.retain(|path| is_safetensors(path));
     if found.is_empty() {
         let why = "the folder has no safetensors files".to_owned();
         return Err(FormatError::NoModel { path: path.to_owned(), why });
     }
     found.sort();
-    open_each(&found, read)
+    open_each(storage, &found, read)
 }
 
 /// Returns the files with their sizes, and all of their entries.
 pub(crate) fn open_each<T>(
+    storage: &dyn Storage,
     paths: &[PathBuf],
     read: ReadFile<'_, T>,
 ) -> Result<(Vec<SizedFile>, Vec<T>), FormatError> {
+    storage.expect(paths);
     let (mut files, mut tensors) = (Vec::new(), Vec::new());
     for (number, path) in paths.iter().enumerate() {
         let (entries, file_bytes) = read(path, FileIndex(number as u32))?;
@@ -144,7 +143,7 @@ impl Folder<'_> {
     /// Reads a whole file of bounded size. Returns `None` if there is no such file.
     fn read(&self, name: &str) -> Result<Option<Vec<u8>>, FormatError> {
         match self {
-            Folder::Disk(root) => read_small(&root.join(name)),
+            Folder::Disk(root) => read_small(&Disk, &root.join(name)),
             Folder::Pack(_, documents) => {
                 let found = documents.iter().find(|document| document.is_file(name));
                 Ok(found.map(|document| document.content.to_vec()))
@@ -233,11 +232,12 @@ fn chat_template(
 
 /// Returns all shards that the index names, in the order of their names, and their tensors.
 fn open_shards<T: Named>(
+    storage: &dyn Storage,
     root: &Path,
     read: ReadFile<'_, T>,
 ) -> Result<(Vec<SizedFile>, Vec<T>), FormatError> {
     let index = root.join(INDEX);
-    let json = read_json(&index)?.unwrap_or_default();
+    let json = read_json(storage, &index)?.unwrap_or_default();
     let invalid = |what: &str| FormatError::InvalidJson { path: index.clone(), what: what.into() };
     let map = json
         .get("weight_map")
@@ -250,10 +250,15 @@ fn open_shards<T: Named>(
         shards.entry(shard).or_default().push(tensor);
     }
 
+    let paths = shards.keys().map(|shard| shard_path(root, &index, shard));
+    let paths = paths.collect::<Result<Vec<PathBuf>, _>>()?;
+    storage.expect(&paths);
     let mut files = Vec::new();
     let mut tensors = Vec::new();
-    for (number, (shard, mut wanted)) in shards.into_iter().enumerate() {
-        let path = shard_path(root, &index, shard)?;
+    for (number, ((shard, mut wanted), path)) in shards.into_iter().zip(paths).enumerate() {
+        if !storage.exists(&path).map_err(FormatError::io(&path))? {
+            return Err(FormatError::MissingShard { path: index, shard: shard.to_owned() });
+        }
         let (entries, file_bytes) = read(&path, FileIndex(number as u32))?;
         wanted.sort_unstable();
         let wants = |name: &str| wanted.binary_search(&name).is_ok();
@@ -271,7 +276,7 @@ fn open_shards<T: Named>(
 /// Returns the files that a folder's index names inside the folder. Returns none if there is no
 /// readable index.
 pub(crate) fn shard_names(root: &Path) -> Vec<String> {
-    let json = read_json(&root.join(INDEX)).ok().flatten().unwrap_or_default();
+    let json = read_json(&Disk, &root.join(INDEX)).ok().flatten().unwrap_or_default();
     let map = json.get("weight_map").and_then(Value::as_object);
     let files = map.into_iter().flat_map(|map| map.values()).filter_map(Value::as_str);
     let mut names: Vec<String> = files.filter(|name| is_plain(name)).map(str::to_owned).collect();
@@ -295,33 +300,28 @@ fn missing_tensor<T: Named>(index: &Path, shard: &str, wanted: &[&str], kept: &[
     }
 }
 
-/// Returns a shard's path. Returns an error if the name leads out of the folder or the file is
-/// missing.
+/// Returns a shard's path. Returns an error if the name leads out of the folder.
 fn shard_path(root: &Path, index: &Path, shard: &str) -> Result<PathBuf, FormatError> {
     if !is_plain(shard) {
         let path = index.to_owned();
         return Err(FormatError::InvalidShardName { path, shard: shard.to_owned() });
     }
-    let path = root.join(shard);
-    if !path.exists() {
-        return Err(FormatError::MissingShard { path: index.to_owned(), shard: shard.to_owned() });
-    }
-    Ok(path)
+    Ok(root.join(shard))
 }
 
 /// Reads a JSON object from a file. Returns `None` if there is no such file.
-fn read_json(path: &Path) -> Result<Option<Value>, FormatError> {
-    let Some(bytes) = read_small(path)? else {
+fn read_json(storage: &dyn Storage, path: &Path) -> Result<Option<Value>, FormatError> {
+    let Some(bytes) = read_small(storage, path)? else {
         return Ok(None);
     };
     parse_object(path, &bytes).map(Some)
 }
 
 /// Reads a whole file of bounded size. Returns `None` if there is no such file.
-fn read_small(path: &Path) -> Result<Option<Vec<u8>>, FormatError> {
-    let file = match File::open(path) {
+fn read_small(storage: &dyn Storage, path: &Path) -> Result<Option<Vec<u8>>, FormatError> {
+    let file = match storage.open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        opened => opened.map_err(FormatError::io(path))?,
+        opened => opened.map_err(FormatError::io(path))?.0,
     };
     let mut bytes = Vec::new();
     file.take(TEXT_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(FormatError::io(path))?;

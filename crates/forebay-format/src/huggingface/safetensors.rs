@@ -3,7 +3,6 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -12,7 +11,7 @@ use serde::Deserializer;
 use serde::de::{IgnoredAny, MapAccess, Visitor};
 
 use crate::tensor_type::checked_bytes;
-use crate::{Extent, FileIndex, FormatError, TensorInfo, TensorType};
+use crate::{Disk, Extent, FileIndex, FormatError, Storage, TensorInfo, TensorType};
 
 /// Largest header that the format allows, in bytes.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
@@ -43,7 +42,7 @@ pub(crate) fn parse_file(
     path: &Path,
     index: FileIndex,
 ) -> Result<(SafetensorsHeader, u64), FormatError> {
-    let (file, file_bytes) = open(path)?;
+    let (file, file_bytes) = Disk.open(path).map_err(FormatError::io(path))?;
     Ok((parse(file, path, file_bytes, index)?, file_bytes))
 }
 
@@ -66,16 +65,12 @@ pub(crate) fn parse_header(
     parse(header, path, file_bytes, FileIndex(0))
 }
 
-/// Opens a file, and returns it with its size.
-fn open(path: &Path) -> Result<(File, u64), FormatError> {
-    let file = File::open(path).map_err(FormatError::io(path))?;
-    let file_bytes = file.metadata().map_err(FormatError::io(path))?.len();
-    Ok((file, file_bytes))
-}
-
 /// Reads the table of the file at `path`. Also returns the start of its data and the file's size.
-pub(crate) fn read_table(path: &Path) -> Result<(Metadata, u64, u64), FormatError> {
-    let (file, file_bytes) = open(path)?;
+pub(crate) fn read_table(
+    storage: &dyn Storage,
+    path: &Path,
+) -> Result<(Metadata, u64, u64), FormatError> {
+    let (file, file_bytes) = storage.open(path).map_err(FormatError::io(path))?;
     let (table, data_offset) = table(file, path, file_bytes)?;
     Ok((table, data_offset, file_bytes))
 }

@@ -1,6 +1,5 @@
 //! Parses a pack's front, header and sections, into a catalog. Block data is not read.
 
-use std::fs::File;
 use std::io::{BufReader, Read};
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +15,7 @@ use super::{
 };
 use crate::catalog::folder_of;
 use crate::huggingface::{Folder, read_metadata};
-use crate::{Catalog, FormatError, Source, TensorInfo, gguf};
+use crate::{Catalog, FormatError, Source, Storage, TensorInfo, gguf};
 
 const DOCUMENTS_MAX: u64 = 16_384;
 const BLOCKS_MAX: u64 = 1 << 20;
@@ -27,8 +26,8 @@ const DECODED_BYTES_MAX: u64 = 1 << 56;
 ///
 /// # Errors
 /// Returns [`FormatError::Io`] if the file cannot be read.
-pub fn is_pack(path: &Path) -> Result<bool, FormatError> {
-    let file = File::open(path).map_err(FormatError::io(path))?;
+pub fn is_pack(storage: &dyn Storage, path: &Path) -> Result<bool, FormatError> {
+    let (file, _) = storage.open(path).map_err(FormatError::io(path))?;
     let mut start = Vec::with_capacity(MAGIC.len());
     file.take(MAGIC.len() as u64).read_to_end(&mut start).map_err(FormatError::io(path))?;
     Ok(start == MAGIC)
@@ -38,9 +37,8 @@ pub fn is_pack(path: &Path) -> Result<bool, FormatError> {
 ///
 /// # Errors
 /// Returns an error if the pack cannot be opened, see [`Catalog::open`].
-pub fn open(path: &Path) -> Result<Catalog, FormatError> {
-    let file = File::open(path).map_err(FormatError::io(path))?;
-    let file_bytes = file.metadata().map_err(FormatError::io(path))?.len();
+pub fn open(storage: &dyn Storage, path: &Path) -> Result<Catalog, FormatError> {
+    let (file, file_bytes) = storage.open(path).map_err(FormatError::io(path))?;
     parse(BufReader::with_capacity(256 << 10, file), path, file_bytes)
 }
 

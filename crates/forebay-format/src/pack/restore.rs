@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::{Conversion, DocumentKind, Embedded, Pack, PackSpan};
 use crate::gguf::writer::GgufWriter;
 use crate::huggingface::safetensors;
-use crate::{Catalog, FileIndex, FormatError, Source, TensorInfo, gguf};
+use crate::{Catalog, Disk, FileIndex, FormatError, Source, TensorInfo, gguf};
 
 /// Files of a Hugging Face folder that a pack keeps if they exist. They describe the model, its
 /// tokenizer and templates, and the terms of its licence.
@@ -92,7 +92,7 @@ pub fn source_documents(source: &Catalog) -> Result<Vec<Embedded>, FormatError> 
             (header.data_offset, bytes, name)
         } else {
             // The file's own name is not stored, so that the same bytes make the same pack.
-            let (header, bytes) = gguf::parse::parse_file(path, index)?;
+            let (header, bytes) = gguf::parse::parse_file(&Disk, path, index)?;
             let name = match count {
                 1 => "model.gguf".to_owned(),
                 _ => format!("model-{:05}-of-{count:05}.gguf", number + 1),

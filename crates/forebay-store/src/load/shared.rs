@@ -268,6 +268,11 @@ impl Shared {
         self.lock().stopped
     }
 
+    /// Returns true if the caller has stopped the load.
+    pub fn is_interrupted(&self) -> bool {
+        matches!(self.lock().failure, Some(StoreError::Interrupted))
+    }
+
     /// Stops the load because of a failure other than that of a single read.
     pub fn stop(&self, failure: StoreError) {
         let mut state = self.lock();

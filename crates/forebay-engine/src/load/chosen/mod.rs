@@ -13,11 +13,11 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
 use forebay_format::{Catalog, StoredType, TensorInfo, WeightsTable};
-use forebay_store::{Interrupt, IoKind, IoRecorder, SlotBuffer};
+use forebay_store::{Interrupt, IoKind, IoRecorder, SlotBuffer, Storage};
 
 use super::hold::hold_some;
 use super::{DeviceRequest, HeldTensor, HeldWeights, HoldRequest, Sources};
-use crate::doctor::{MachineProfile, ReadChoice};
+use crate::doctor::ReadChoice;
 use crate::{EngineError, gpu};
 #[cfg(feature = "cuda")]
 pub(crate) use device::hold_chosen;
@@ -37,6 +37,8 @@ pub struct Choice {
 /// Options of [`load_chosen`].
 #[derive(Debug, Clone)]
 pub struct ChosenRequest {
+    /// Place of the files, in which the table was opened.
+    pub storage: Storage,
     /// Read engine for data that is not in the page cache.
     pub io: IoKind,
     /// GPU to load to. `None` means host memory.
@@ -54,6 +56,7 @@ pub struct ChosenRequest {
 impl Default for ChosenRequest {
     fn default() -> ChosenRequest {
         ChosenRequest {
+            storage: Storage::Disk,
             io: IoKind::Auto,
             device: None,
             to_f32: false,
@@ -163,8 +166,8 @@ impl Opened {
             return Ok(Opened::Pack(Arc::clone(pack)));
         }
         let (interrupt, recorder) = (Some(&request.interrupt), request.recorder.as_ref());
-        let sources = Sources::of_files(&table.files, interrupt, recorder)?;
-        Ok(Opened::Plain(Box::new((sources, MachineProfile::choice_for(&table.root)))))
+        let sources = Sources::of_files(&request.storage, &table.files, interrupt, recorder)?;
+        Ok(Opened::Plain(Box::new((sources, ReadChoice::for_files(&request.storage, &table.root)))))
     }
 
     fn load(
@@ -228,7 +231,8 @@ fn from_pack(
     let hold = HoldRequest { io: request.io, verify, decode, device: request.device };
     let wanted = wanted.into_iter().cloned().collect();
     let interrupt = Some(&request.interrupt);
-    let held = hold_some(catalog.clone(), Some(wanted), &hold, interrupt, progress)?;
+    let held =
+        hold_some(&request.storage, catalog.clone(), Some(wanted), &hold, interrupt, progress)?;
     let found = choices.iter().filter_map(|choice| held.find(name(choice))).collect::<Vec<_>>();
     let of = |tensor: &HeldTensor| {
         let HeldTensor { info, ty, address, stride } = tensor;
