@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::EngineError;
 use forebay_engine::load::{
-    Choice, ChosenRequest, DimensionSlice, LoadedTensor, Next, StreamOrder, TensorStream, load_chosen,
+    Choice, ChosenRequest, DimensionSlice, LoadedTensor, Next, StreamOrder, TensorStream,
+    load_chosen,
 };
 use forebay_engine::pack::{PackOptions, pack};
 use forebay_format::{FormatError, WeightsTable};
@@ -386,8 +387,14 @@ fn interrupts_and_dropped_streams_end_requests() {
     // A stream that is dropped.
     let started = Instant::now();
     let table = Arc::new(table);
-    let mut stream =
-        TensorStream::start(Arc::clone(&table), whole(&table), request.clone(), StreamOrder::Files, 8 << 20).unwrap();
+    let mut stream = TensorStream::start(
+        Arc::clone(&table),
+        whole(&table),
+        request.clone(),
+        StreamOrder::Files,
+        8 << 20,
+    )
+    .unwrap();
     assert!(matches!(stream.next(Duration::from_millis(200)), Ok(Next::NotYet)));
     drop(stream);
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
@@ -422,7 +429,8 @@ fn streams_are_in_order_and_within_their_budget() {
     let table = Arc::new(table);
     let budget = 16 << 20;
     let mut stream =
-        TensorStream::start(Arc::clone(&table), whole(&table), request, StreamOrder::Files, budget).unwrap();
+        TensorStream::start(Arc::clone(&table), whole(&table), request, StreamOrder::Files, budget)
+            .unwrap();
     let mut found = 0;
     std::thread::sleep(Duration::from_millis(500));
     // Nothing was taken yet, so no more than the budget was read.

@@ -447,6 +447,7 @@ impl StoredFile {
                 let failed = |source| StoreError::Open { file: path.to_path_buf(), source };
                 let object = objects.object(path).map_err(failed)?;
                 let bytes = object.bytes();
+                object.forget_head();
                 let content = Content::Object(object, Arc::clone(objects));
                 Ok(StoredFile { path: path.to_owned(), bytes, chunks: None, content })
             }

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -89,7 +89,7 @@ pub(crate) struct Object {
     place: Place,
     identity: Identity,
     /// First bytes, read when the object was opened.
-    head: Vec<u8>,
+    head: Mutex<Arc<[u8]>>,
 }
 
 impl std::fmt::Debug for Object {
@@ -104,7 +104,10 @@ impl Object {
         let mut attempts = Attempts::new(place.retries);
         loop {
             let trouble = match open_once(&place).await {
-                Ok((identity, head)) => return Ok(Object { place, identity, head }),
+                Ok((identity, head)) => {
+                    let head = Mutex::new(head.into());
+                    return Ok(Object { place, identity, head });
+                }
                 Err(trouble) => trouble,
             };
             attempts.pause_after(trouble, &place.name).await?;
@@ -115,8 +118,14 @@ impl Object {
         self.identity.bytes
     }
 
-    pub fn head(&self) -> &[u8] {
-        &self.head
+    /// Returns the first bytes, unless they were forgotten.
+    pub fn head(&self) -> Arc<[u8]> {
+        Arc::clone(&self.head.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Frees the first bytes. A model of many files would hold much memory with them.
+    pub fn forget_head(&self) {
+        *self.head.lock().unwrap_or_else(PoisonError::into_inner) = Arc::default();
     }
 
     /// Reads a range inside the object and gives its bytes to `take`, in order and each once.
