@@ -26,6 +26,11 @@ before = torch.cuda.mem_get_info(device)[0]
 least, is_over = before, False
 
 
+def total(flat):
+    """Sum bytes in pieces, because PyTorch makes numbers of 8 bytes of each before it adds them."""
+    return sum(int(piece.sum(dtype=torch.int64)) for piece in flat.split(1 << 20))
+
+
 def watch():
     global least
     while not is_over:
@@ -40,7 +45,7 @@ start = time.perf_counter()
 for name, tensor in _weights.read_weights(given["files"], device, budget=given["budget"], ranks=ranks):
     # A sum that depends on the order of the bytes.
     flat = tensor.reshape(-1).view(torch.uint8)
-    sums[name] = [int(flat.sum(dtype=torch.int64)), int((flat[::7]).sum(dtype=torch.int64))]
+    sums[name] = [total(flat), total(flat[::7])]
     places[name] = tensor.device.type
     del tensor, flat
 torch.cuda.synchronize()
