@@ -144,7 +144,7 @@ def test_exceptions(s3, stored, moto, tmp_path):
         forebay.load("s3://box/models/none.gguf")
     with pytest.raises(FileNotFoundError, match="NoSuchBucket"):
         forebay.load("s3://nobox/m.gguf")
-    for options in ({"regoin": "x"}, {"connections": 0}, {"connections": "many"}, {"request_bytes": 1}, {"a": []}):
+    for options in ({"area": "x"}, {"connections": 0}, {"connections": "many"}, {"request_bytes": 1}, {"a": []}):
         with pytest.raises(forebay.OptionError):
             forebay.load(url, storage_options=options)
     with pytest.raises(forebay.OptionError, match="ftp"):

@@ -196,7 +196,7 @@ mod tests {
         super::super::choose_tls();
         assert!(connect(&url, &settings("region", "eu-west-1")).is_ok());
         assert!(connect(&url, &settings("endpoint", "http://localhost:1")).is_ok());
-        let error = connect(&url, &settings("regoin", "eu-west-1")).err().unwrap();
-        assert!(error.contains("regoin"), "{error}");
+        let error = connect(&url, &settings("area", "eu-west-1")).err().unwrap();
+        assert!(error.contains("area"), "{error}");
     }
 }
