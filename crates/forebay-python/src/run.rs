@@ -1,6 +1,6 @@
 //! One request on the engine, as Python sees it.
 //!
-//! The engine's thread never takes the GIL. It puts updates into a queue and wakes whoever waits: a thread by a condition
+//! The engine's thread never takes the GIL. It puts updates into a queue and wakes their reader: a thread by a condition
 //! variable, an event loop by a byte in a socket.
 
 use std::collections::VecDeque;

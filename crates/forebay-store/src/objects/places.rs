@@ -105,7 +105,7 @@ pub(super) fn connect(url: &Url, settings: &Settings) -> Result<Arc<dyn ObjectSt
         // A long body is no error. The reader ends requests that hang.
         settings.insert("timeout".to_owned(), "1day".to_owned());
     }
-    // Whoever names an address without TLS wants no TLS.
+    // An address without TLS is there because the user wants none.
     let is_plain = |endpoint: Option<String>| {
         endpoint.is_some_and(|endpoint| endpoint.to_ascii_lowercase().starts_with("http://"))
     };
