@@ -40,6 +40,7 @@ impl Table {
         let (storage, names) = found.map_err(|error| of_engine(py, &error.into(), None))?;
         let opened = match &storage {
             Storage::Disk => py.detach(|| WeightsTable::open(&names)),
+            #[allow(unreachable_patterns, reason = "without object stores, there is only the disk")]
             _ => open_remote(py, &storage, names, &interrupt)?,
         };
         let inner = Arc::new(opened.map_err(|error| of_format(py, error))?);
