@@ -51,6 +51,7 @@ mod pread;
 mod probe;
 mod reader;
 mod relayout;
+mod reports;
 mod scheduler;
 mod simulated;
 mod storage;
@@ -79,7 +80,7 @@ pub use load::{
 #[cfg(feature = "objects")]
 pub use objects::{ObjectOptions, Objects};
 pub use output_file::{
-    OutputError, OutputFile, OutputStream, Outputs, TemporaryName, remove_unfinished,
+    OutputError, OutputFile, OutputStream, Outputs, SharedStream, TemporaryName, remove_unfinished,
 };
 pub use page_cache::CacheMethod;
 pub use probe::{DiskProbe, DiskRate, Latencies, ProbeLength, copy_rate, last_cache_bytes};

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use crate::device::{Device, Finished, Transfer};
 use crate::engine::{EngineInfo, Priority};
 use crate::error::StoreError;
+use crate::reports::Reports;
 use crate::trace::PageFaults;
 
 /// The way in which one reader thread reads one span.
@@ -32,10 +33,13 @@ pub(crate) struct Pool<R> {
     faults: Vec<Option<PageFaults>>,
 }
 
+/// A finished transfer, and the page faults that it met.
+type Report = (Finished, Option<PageFaults>);
+
 struct Shared<R> {
     state: Mutex<State>,
     work: Condvar,
-    finished: Condvar,
+    finished: Reports<Report>,
     /// The reader with its descriptors and mappings. It stays alive for a thread that outlives the
     /// pool because its read never ends.
     reader: R,
@@ -45,9 +49,6 @@ struct Shared<R> {
 struct State {
     /// One queue per priority.
     queues: [VecDeque<Transfer>; Priority::COUNT],
-    finished: Vec<(Finished, Option<PageFaults>)>,
-    /// Number of finished transfers that the owner waits for; 0 if it does not wait.
-    wanted: usize,
     closing: bool,
 }
 
@@ -61,7 +62,7 @@ impl<R: SpanReader> Pool<R> {
         let shared = Arc::new(Shared {
             state: Mutex::new(State::default()),
             work: Condvar::new(),
-            finished: Condvar::new(),
+            finished: Reports::default(),
             reader,
         });
         let mut pool = Pool {
@@ -96,13 +97,7 @@ impl<R: SpanReader> Shared<R> {
             // SAFETY: the caller of `Device::start` made this promise, and only this thread has the
             // transfer.
             let (result, faults) = unsafe { self.reader.read(&transfer) };
-            let mut state = self.lock();
-            state.finished.push((Finished { key: transfer.key, result }, faults));
-            let enough = state.wanted > 0 && state.finished.len() >= state.wanted;
-            drop(state);
-            if enough {
-                self.finished.notify_one();
-            }
+            self.finished.add((Finished { key: transfer.key, result }, faults));
         }
     }
 
@@ -128,17 +123,14 @@ impl<R> Shared<R> {
     }
 }
 
-/// Moves the finished transfers to the owner's list and updates the owner's counts.
-fn hand_over(
-    mut state: MutexGuard<'_, State>,
-    writing: &mut usize,
-    faults: &mut [Option<PageFaults>],
-    finished: &mut Vec<Finished>,
-) {
-    *writing -= state.finished.len();
-    for (end, met) in state.finished.drain(..) {
-        faults[end.key as usize] = met;
-        finished.push(end);
+impl<R> Pool<R> {
+    /// Moves reported transfers to the owner's list and updates the counts.
+    fn pass_on(&mut self, reported: Vec<Report>, finished: &mut Vec<Finished>) {
+        self.writing -= reported.len();
+        for (end, met) in reported {
+            self.faults[end.key as usize] = met;
+            finished.push(end);
+        }
     }
 }
 
@@ -155,7 +147,7 @@ impl<R: SpanReader> Device for Pool<R> {
     }
 
     fn reap(&mut self, finished: &mut Vec<Finished>) -> Result<(), StoreError> {
-        hand_over(self.shared.lock(), &mut self.writing, &mut self.faults, finished);
+        self.pass_on(self.shared.finished.take(), finished);
         Ok(())
     }
 
@@ -165,13 +157,7 @@ impl<R: SpanReader> Device for Pool<R> {
         timeout: Duration,
         finished: &mut Vec<Finished>,
     ) -> Result<(), StoreError> {
-        let mut state = self.shared.lock();
-        state.wanted = want.max(1);
-        let missing = |state: &mut State| state.finished.len() < state.wanted;
-        let waited = self.shared.finished.wait_timeout_while(state, timeout, missing);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        state.wanted = 0;
-        hand_over(state, &mut self.writing, &mut self.faults, finished);
+        self.pass_on(self.shared.finished.wait(want, timeout), finished);
         Ok(())
     }
 

@@ -4,7 +4,7 @@
 //! for each tensor, share a request, and its body is distributed to their memory as it arrives.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_format::FileIndex;
@@ -15,6 +15,7 @@ use super::{Failure, NAME, Object, ObjectOptions, Objects};
 use crate::device::{Device, Finished, Transfer};
 use crate::engine::{EngineInfo, Priority};
 use crate::error::StoreError;
+use crate::reports::Reports;
 
 /// Largest gap in bytes between two transfers that is read along.
 const READ_OVER: u64 = 64 << 10;
@@ -37,7 +38,7 @@ pub(crate) struct ObjectDevice {
 
 struct Shared {
     state: Mutex<State>,
-    finished: Condvar,
+    finished: Reports<(u32, Result<u32, Failure>)>,
     options: ObjectOptions,
 }
 
@@ -49,9 +50,6 @@ struct State {
     /// Number of connections in use, and of those that have a request.
     busy: usize,
     requests: usize,
-    finished: Vec<(u32, Result<u32, Failure>)>,
-    /// Number of finished transfers that the owner waits for; 0 if it does not wait.
-    wanted: usize,
 }
 
 impl ObjectDevice {
@@ -60,7 +58,7 @@ impl ObjectDevice {
         let options = source.options();
         let state = Mutex::default();
         ObjectDevice {
-            shared: Arc::new(Shared { state, finished: Condvar::new(), options }),
+            shared: Arc::new(Shared { state, finished: Reports::default(), options }),
             objects,
             requests: JoinSet::new(),
             handle: source.handle(),
@@ -71,16 +69,15 @@ impl ObjectDevice {
         }
     }
 
-    fn hand_over(
-        mut state: MutexGuard<'_, State>,
-        writing: &mut usize,
-        failures: &mut HashMap<u32, Failure>,
+    fn pass_on(
+        &mut self,
+        reported: Vec<(u32, Result<u32, Failure>)>,
         finished: &mut Vec<Finished>,
     ) {
-        *writing -= state.finished.len();
-        for (key, result) in state.finished.drain(..) {
+        self.writing -= reported.len();
+        for (key, result) in reported {
             let result = result.map_err(|failure| {
-                failures.insert(key, failure);
+                self.failures.insert(key, failure);
                 libc::EIO
             });
             finished.push(Finished { key, result });
@@ -109,13 +106,7 @@ impl Shared {
     }
 
     fn finish(&self, key: u32, result: Result<u32, Failure>) {
-        let mut state = self.lock();
-        state.finished.push((key, result));
-        let enough = state.wanted > 0 && state.finished.len() >= state.wanted;
-        drop(state);
-        if enough {
-            self.finished.notify_one();
-        }
+        self.finished.add((key, result));
     }
 }
 
@@ -264,8 +255,7 @@ impl Device for ObjectDevice {
     }
 
     fn reap(&mut self, finished: &mut Vec<Finished>) -> Result<(), StoreError> {
-        let state = self.shared.lock();
-        ObjectDevice::hand_over(state, &mut self.writing, &mut self.failures, finished);
+        self.pass_on(self.shared.finished.take(), finished);
         Ok(())
     }
 
@@ -275,13 +265,7 @@ impl Device for ObjectDevice {
         timeout: Duration,
         finished: &mut Vec<Finished>,
     ) -> Result<(), StoreError> {
-        let mut state = self.shared.lock();
-        state.wanted = want.max(1);
-        let missing = |state: &mut State| state.finished.len() < state.wanted;
-        let waited = self.shared.finished.wait_timeout_while(state, timeout, missing);
-        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        state.wanted = 0;
-        ObjectDevice::hand_over(state, &mut self.writing, &mut self.failures, finished);
+        self.pass_on(self.shared.finished.wait(want, timeout), finished);
         Ok(())
     }
 
@@ -306,11 +290,11 @@ impl Device for ObjectDevice {
         let mut state = self.shared.lock();
         let waiting = std::mem::take(&mut state.waiting);
         state.waiting_bytes = 0;
+        drop(state);
         for transfer in waiting.into_values() {
             let source = std::io::Error::other("the read was ended");
-            state.finished.push((transfer.key, Err(Failure { attempts: 0, source })));
+            self.shared.finish(transfer.key, Err(Failure { attempts: 0, source }));
         }
-        drop(state);
         self.requests.abort_all();
         true
     }
