@@ -52,6 +52,7 @@ except ImportError:
 
 import torch  # noqa: E402
 from forebay import _weights  # noqa: E402
+from ranks import equal, error_of  # noqa: E402
 from sglang.srt.plugins import load_plugins  # noqa: E402
 
 load_plugins()
@@ -117,25 +118,6 @@ def load(config, load_format, extra=None):
     torch.manual_seed(given["rank"])
     it = get_model_loader(LoadConfig(load_format=load_format, model_loader_extra_config=extra or {}), config)
     return it.load_model(model_config=config, device_config=DeviceConfig("cpu")), it
-
-
-def equal(one, other):
-    """Return the number of parameters and buffers if all of them have the same bits."""
-    ones, others = one.state_dict(), other.state_dict()
-    assert ones.keys() == others.keys()
-    for name, tensor in ones.items():
-        assert (tensor.dtype, tensor.shape) == (others[name].dtype, others[name].shape), name
-        flat = [it.contiguous().reshape(-1).view(torch.uint8) for it in (tensor, others[name])]
-        assert torch.equal(*flat), name
-    return len(ones)
-
-
-def error_of(make):
-    try:
-        make()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 results = {}

@@ -18,6 +18,7 @@ from vllm.platforms.cpu import CpuPlatform  # noqa: E402
 vllm.platforms._current_platform = CpuPlatform()
 
 from forebay import _weights  # noqa: E402
+from ranks import equal, error_of  # noqa: E402
 from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.distributed import destroy_model_parallel, init_distributed_environment, initialize_model_parallel  # noqa: E402
 from vllm.engine.arg_utils import EngineArgs  # noqa: E402
@@ -71,25 +72,6 @@ def load(folder, load_format, extra=None, options=None, changed=None):
                 parameter.data.fill_(0)
             loader.load_weights(model, config.model_config)
     return model, loader, config
-
-
-def equal(one, other):
-    """Return the number of parameters and buffers if all of them have the same bits."""
-    ones, others = one.state_dict(), other.state_dict()
-    assert ones.keys() == others.keys()
-    for name, tensor in ones.items():
-        assert (tensor.dtype, tensor.shape) == (others[name].dtype, others[name].shape), name
-        flat = [it.contiguous().reshape(-1).view(torch.uint8) for it in (tensor, others[name])]
-        assert torch.equal(*flat), name
-    return len(ones)
-
-
-def error_of(make):
-    try:
-        make()
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return None
 
 
 results = {}

@@ -10,6 +10,41 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 
 
+def equal(one, other) -> int:
+    """Return the number of parameters and buffers of two modules if all of them have the same bits."""
+    import torch
+
+    ones, others = one.state_dict(), other.state_dict()
+    assert ones.keys() == others.keys()
+    for name, tensor in ones.items():
+        assert (tensor.dtype, tensor.shape) == (others[name].dtype, others[name].shape), name
+        flat = [it.contiguous().reshape(-1).view(torch.uint8) for it in (tensor, others[name])]
+        assert torch.equal(*flat), name
+    return len(ones)
+
+
+def error_of(make) -> str | None:
+    """Return the class and the words of the exception that a function raises."""
+    try:
+        make()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def read_once(found: list[dict], name: str, sizes: dict, times: int = 1) -> list[list]:
+    """Check that the ranks together read a checkpoint `times` times, and return what each rank read.
+
+    `found` is what the ranks print, and `name` a case in it.
+    """
+    assert all(result[name]["equal"] > 10 for result in found)
+    reads = [[(tensor, tuple(part)) for tensor, part, _ in result[name]["read"]] for result in found]
+    total = sum(nbytes for result in found for *_, nbytes in result[name]["read"])
+    assert total == times * sum(sizes.values())
+    assert times > 1 or not set(reads[0]) & set(reads[1]), "each byte is read once"
+    return reads
+
+
 def free_port() -> int:
     with socket.socket() as it:
         it.bind(("127.0.0.1", 0))
