@@ -1,5 +1,7 @@
 //! Tests loads of chosen tensors and of ranges of them: the bytes are right, and little else is read.
 
+#[path = "support/loaded.rs"]
+mod loaded;
 mod support;
 
 use std::ops::ControlFlow;
@@ -9,27 +11,13 @@ use std::time::Duration;
 
 use forebay_engine::EngineError;
 use forebay_engine::load::{
-    Choice, ChosenRequest, DimensionSlice, LoadedTensor, Next, StreamOrder, TensorStream,
-    load_chosen,
+    Choice, ChosenRequest, DimensionSlice, Next, StreamOrder, TensorStream, load_chosen,
 };
 use forebay_engine::pack::{PackOptions, pack};
 use forebay_format::{Catalog, StoredType, TensorType, WeightsTable, dequantize};
 use forebay_store::{FileSet, IoRecorder, OutputFile};
+use loaded::{bytes, going_on};
 use support::{fixtures, write_safetensors};
-
-fn going_on(_: u64, _: u64) -> ControlFlow<()> {
-    ControlFlow::Continue(())
-}
-
-/// Returns the bytes of a tensor in host memory.
-fn bytes(tensor: &LoadedTensor) -> &[u8] {
-    if tensor.bytes == 0 {
-        return &[];
-    }
-    let first = std::ptr::with_exposed_provenance(tensor.address as usize);
-    // SAFETY: the loader has exposed this memory, which has so many bytes and lives as long as the tensor.
-    unsafe { std::slice::from_raw_parts(first, tensor.bytes as usize) }
-}
 
 fn whole(table: &WeightsTable) -> Vec<Choice> {
     (0..table.tensors().len()).map(|tensor| Choice { tensor, slice: None }).collect()

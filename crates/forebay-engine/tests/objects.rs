@@ -2,6 +2,8 @@
 //! errors say what is wrong.
 #![cfg(feature = "objects")]
 
+#[path = "support/loaded.rs"]
+mod loaded;
 #[path = "support/server.rs"]
 mod server;
 mod support;
@@ -20,21 +22,9 @@ use forebay_engine::load::{
 use forebay_engine::pack::{PackOptions, pack};
 use forebay_format::{FormatError, WeightsTable};
 use forebay_store::{Interrupt, OutputFile, Storage};
+use loaded::{bytes, going_on};
 use server::{Asked, Behaviour, Fault, Server};
 use support::fixtures;
-
-fn going_on(_: u64, _: u64) -> ControlFlow<()> {
-    ControlFlow::Continue(())
-}
-
-fn bytes(tensor: &LoadedTensor) -> &[u8] {
-    if tensor.bytes == 0 {
-        return &[];
-    }
-    let first = std::ptr::with_exposed_provenance(tensor.address as usize);
-    // SAFETY: the loader has exposed this memory, which has so many bytes and lives as long as the tensor.
-    unsafe { std::slice::from_raw_parts(first, tensor.bytes as usize) }
-}
 
 type Options<'a> = &'a [(&'a str, &'a str)];
 

@@ -7,7 +7,7 @@ use super::scan::{RustSource, matching_brace, words};
 
 /// Crates that call the kernel, vector instructions, the GPU's driver, or C programs; and the task that calls NVIDIA's
 /// compiler. An example counts what is allocated, and a test reads memory by the addresses that a load returns.
-const HOMES: [&str; 11] = [
+const HOMES: [&str; 10] = [
     "crates/forebay-store/",
     "crates/forebay-codec/",
     "crates/forebay-model/examples/fuzz_configs.rs",
@@ -15,8 +15,7 @@ const HOMES: [&str; 11] = [
     "crates/forebay-cuda/",
     "crates/forebay-c/",
     "crates/forebay-dlpack/",
-    "crates/forebay-engine/tests/chosen.rs",
-    "crates/forebay-engine/tests/objects.rs",
+    "crates/forebay-engine/tests/support/loaded.rs",
     "crates/forebay-python/",
     "xtask/src/ptx/",
 ];
