@@ -79,12 +79,21 @@ impl Engine {
     ) -> PyResult<Run> {
         let worker = self.worker(py)?;
         let prepared = py.detach(|| self.prepare(is_chat, body));
-        let mut prepared = prepared.map_err(|refusal| refused(py, refusal))?;
+        let mut prepared = match prepared {
+            Ok(prepared) => prepared,
+            Err(refusal) => {
+                py.detach(|| drop(worker));
+                return Err(refused(py, refusal));
+            }
+        };
         prepared.request.priority = priority;
         let of_failure = Arc::downgrade(&worker);
         let failure = Arc::new(move || of_failure.upgrade().and_then(|worker| worker.failure()));
         let wake = wake.map(|wake| (wake.get(), number));
-        Ok(Run::start(&worker, &self.text, &prepared, wake, failure))
+        let run = Run::start(&worker, &self.text, &prepared, wake, failure);
+        // If the engine was closed meanwhile, this is the last handle, and dropping it waits for the thread.
+        py.detach(|| drop(worker));
+        Ok(run)
     }
 
     /// Returns the prompt of a request as text and tokens, without running it.
@@ -117,7 +126,8 @@ impl Engine {
     /// Returns the state of the engine as JSON.
     fn statistics(&self, py: Python<'_>) -> PyResult<String> {
         let worker = self.worker(py)?;
-        let report = py.detach(|| worker.report());
+        // If the engine was closed meanwhile, this is the last handle, and dropping it waits for the thread.
+        let report = py.detach(move || worker.report());
         let (engine, kv) = (&report.engine, &report.kv);
         let rates = report.live.rates(report.running == 0);
         let document = json!({
