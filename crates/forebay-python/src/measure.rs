@@ -1,21 +1,19 @@
 //! Plans, assessments of expert caches, and replays of routing traces. Results are JSON.
 
 use std::fs::File;
-use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::doctor::MachineProfile;
 use forebay_engine::plan::{
-    HitCurve, PlanRequest, PlannedModel, Planner, Rates, Together, Work, gpu_facts,
+    HitCurve, PlanRequest, PlannedModel, Planner, Rates, SEQUENCES_MOST, Together, Work, gpu_facts,
 };
 use forebay_engine::{EngineError, Interrupt, Session, SessionOptions, free_bytes};
 use forebay_lab::assess as lab;
 use forebay_lab::assess::{Machine, RecordOptions, Subject, prompts};
 use forebay_lab::replay::{ReplayPolicy, replay_while};
 use forebay_model::sampling::Sampling;
-use forebay_store::{OutputFile, OutputStream};
+use forebay_store::{OutputFile, SharedStream};
 use forebay_stream::{CacheCounters, Capacity, Lookups, Phase, RoutingTrace, routing};
 use pyo3::prelude::*;
 use serde_json::{Value, json};
@@ -23,9 +21,6 @@ use serde_json::{Value, json};
 use crate::errors::{of_engine, of_output, raise};
 use crate::options::Options;
 use crate::watch::Watch;
-
-/// Largest number of sequences whose speed together is predicted: the most that a GPU runs.
-const SEQUENCES_MOST: usize = 32;
 
 /// Why work has ended.
 enum Failed {
@@ -98,8 +93,6 @@ fn planned(
     }
     let planned = planner.plan(&request)?;
     let together = planner.together(&request, SEQUENCES_MOST);
-    let predicted = together.iter().filter(|of| of.shown.range().is_some());
-    let best = predicted.max_by(|a, b| a.tokens_per_second.total_cmp(&b.tokens_per_second));
     let mut document = json!({
         "model": model.info,
         "machine": profile.machine.cpu,
@@ -108,7 +101,7 @@ fn planned(
         "vram_bytes": request.vram_bytes,
         "context": context,
         "prompt_tokens": prompt_tokens,
-        "best_sequences": best.map(|best: &Together| best.sequences),
+        "best_sequences": Together::best(&together).map(|best| best.sequences),
         "together": together,
     });
     if let (Value::Object(document), Value::Object(planned)) = (&mut document, json!(planned)) {
@@ -243,20 +236,6 @@ fn replayed(
     }))
 }
 
-/// A file that the session writes, and that gets its name when it is complete.
-#[derive(Clone)]
-struct Shared(Arc<Mutex<OutputStream>>);
-
-impl Write for Shared {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).flush()
-    }
-}
-
 /// What to record for an assessment.
 struct Asked {
     prompts: Option<PathBuf>,
@@ -285,7 +264,7 @@ pub fn assess(
     let options = SessionOptions { for_engine: false, ..options };
     let trace = trace.map(|path| OutputFile::replace(&path)).transpose();
     let trace = trace.map_err(|error| of_output(py, &error))?;
-    let trace = trace.map(|file| Shared(Arc::new(Mutex::new(file.into_stream()))));
+    let trace = trace.map(|file| SharedStream::new(file.into_stream()));
     let asked = Asked { prompts, tokens, seed, raw, profile };
     let mut watch = Watch::new(progress.as_ref(), options.interrupt.clone());
     let done = py.detach(|| assessed(&model, &options, &asked, trace.as_ref(), &mut watch));
@@ -294,8 +273,7 @@ pub fn assess(
         (Ok(_), Some(stopped)) => return Err(stopped),
         (Err(failed), stopped) => return Err(failed.raise(py, stopped)),
     };
-    if let Some(file) = trace.and_then(|Shared(file)| Arc::into_inner(file)) {
-        let file = file.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(file) = trace.and_then(SharedStream::into_inner) {
         py.detach(|| file.commit()).map_err(|error| of_output(py, &error))?;
     }
     Ok(document.to_string())
@@ -305,7 +283,7 @@ fn assessed(
     model: &Path,
     options: &SessionOptions,
     asked: &Asked,
-    trace: Option<&Shared>,
+    trace: Option<&SharedStream>,
     watch: &mut Watch<'_>,
 ) -> Result<Value, Failed> {
     let read = match &asked.prompts {

@@ -1,11 +1,8 @@
 //! Files of routing: that of `--trace-routing`, to which a session writes its routing from its first token on, and that of
 //! `--routing-trace`, whose routing a session follows.
 
-use std::io::{self, Write};
-use std::sync::{Arc, Mutex, PoisonError};
-
 use forebay_engine::{EngineError, RoutingSource, Session};
-use forebay_store::{OutputStream, Outputs};
+use forebay_store::{Outputs, SharedStream};
 
 use crate::args::{FollowedArgs, RoutingArgs};
 use crate::commands::replay;
@@ -15,22 +12,8 @@ use crate::outputs;
 
 /// The file of the trace, if one was asked for. It gets its name when it is complete.
 pub struct RoutingFile {
-    file: Option<Shared>,
+    file: Option<SharedStream>,
     scores: bool,
-}
-
-/// File shared by the session, which writes to it, and [`RoutingFile`], which commits it.
-#[derive(Clone)]
-struct Shared(Arc<Mutex<OutputStream>>);
-
-impl Write for Shared {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).flush()
-    }
 }
 
 /// Returns the routing that replaces the model's own, if there is one.
@@ -53,7 +36,7 @@ impl RoutingFile {
         if let Some(path) = &args.trace_routing {
             outputs::not_standard("--trace-routing", path, "the result of the command")?;
             let stream = outputs::create(outputs, path)?.into_stream();
-            file = Some(Shared(Arc::new(Mutex::new(stream))));
+            file = Some(SharedStream::new(stream));
         }
         Ok(RoutingFile { file, scores: args.trace_scores })
     }
@@ -69,10 +52,9 @@ impl RoutingFile {
 
     /// Completes the trace and gives the file its name.
     pub fn finish(self, session: &mut Session) -> Outcome {
-        let Some(Shared(file)) = self.file else { return Ok(()) };
+        let Some(file) = self.file else { return Ok(()) };
         session.end_routing()?;
-        let file = Arc::into_inner(file).expect("the session has let go of it");
-        let file = file.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let file = file.into_inner().expect("the session has let go of it");
         let path = file.path().display().to_string();
         file.commit()?;
         output::tell!(

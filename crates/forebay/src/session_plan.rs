@@ -4,16 +4,14 @@ use std::path::Path;
 
 use forebay_engine::doctor::MachineProfile;
 use forebay_engine::plan::{
-    HitCurve, PlanRequest, PlannedModel, Planner, PredictedRate, Rates, Work,
+    HitCurve, PlanRequest, PlannedModel, Planner, PredictedRate, Rates, SEQUENCES_MOST, Together,
+    Work,
 };
 use forebay_engine::{CpuOffload, DeviceChoice, EngineError, Session, SessionOptions, free_bytes};
 use forebay_server::Outlook;
 use serde_json::Value;
 
-use crate::commands::plan::{
-    Document, PROMPT_TOKENS, RECORDED_ROUTING, SEQUENCES_MOST, best_together, rate_in_words,
-    warnings,
-};
+use crate::commands::plan::{Document, PROMPT_TOKENS, RECORDED_ROUTING, rate_in_words, warnings};
 use crate::{open, output};
 
 /// A model that was read for plans, and the rates of this machine with the model's disk.
@@ -87,7 +85,7 @@ impl SessionPlan {
             expected_hits_from: RECORDED_ROUTING.to_owned(),
             free_vram_is_estimated: rates.gpu_name().is_some(),
             planned: &planned,
-            best_sequences: best_together(&together).map(|best| best.sequences),
+            best_sequences: Together::best(&together).map(|best| best.sequences),
             together: &together,
             warnings: &warnings(&planned),
         };
@@ -117,7 +115,7 @@ impl SessionPlan {
     pub fn best_sequences(&self, options: &SessionOptions) -> Option<usize> {
         self.ask(options, |planner, request| {
             let together = planner.together(request, SEQUENCES_MOST);
-            best_together(&together).map(|best| best.sequences)
+            Together::best(&together).map(|best| best.sequences)
         })
     }
 

@@ -190,6 +190,17 @@ pub struct Together {
     pub shown: PredictedRate,
 }
 
+/// Largest number of sequences whose speed together is predicted: the most that a GPU runs.
+pub const SEQUENCES_MOST: usize = 32;
+
+impl Together {
+    /// Returns the entry with most tokens per second, if anything is predicted.
+    pub fn best(together: &[Together]) -> Option<&Together> {
+        let predicted = together.iter().filter(|of| of.shown.range().is_some());
+        predicted.max_by(|a, b| a.tokens_per_second.total_cmp(&b.tokens_per_second))
+    }
+}
+
 /// Planner for one model on one machine.
 pub struct Planner<'a> {
     model: &'a PlannedModel,

@@ -37,5 +37,5 @@ mod temporary;
 pub use error::OutputError;
 pub use file::OutputFile;
 pub use rules::Outputs;
-pub use stream::OutputStream;
+pub use stream::{OutputStream, SharedStream};
 pub use temporary::{TemporaryName, remove_unfinished};

@@ -10,8 +10,8 @@
 
 use std::io::{self, Write};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use super::{OutputError, OutputFile};
@@ -194,6 +194,32 @@ impl Drop for Writer {
             // The thread does not panic. If it did, its unanswered pieces would already have been an error.
             let _ = thread.join();
         }
+    }
+}
+
+/// An [`OutputStream`] with two owners: one that writes it, and one that completes it.
+#[derive(Clone, Debug)]
+pub struct SharedStream(Arc<Mutex<OutputStream>>);
+
+impl SharedStream {
+    pub fn new(stream: OutputStream) -> SharedStream {
+        SharedStream(Arc::new(Mutex::new(stream)))
+    }
+
+    /// Returns the stream, or `None` while another owner is left.
+    pub fn into_inner(self) -> Option<OutputStream> {
+        let stream = Arc::into_inner(self.0)?;
+        Some(stream.into_inner().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Write for SharedStream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).flush()
     }
 }
 

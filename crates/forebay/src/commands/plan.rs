@@ -8,7 +8,7 @@ use anyhow::{Context as _, anyhow};
 use forebay_engine::doctor::MachineProfile;
 use forebay_engine::plan::{
     HitCurve, Plan, PlanRequest, Planned, PlannedModel, Planner, PredictedRate, Prediction, Rates,
-    Speed, Together, Work,
+    SEQUENCES_MOST, Speed, Together, Work,
 };
 use forebay_engine::{
     DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions, free_bytes,
@@ -27,9 +27,6 @@ use crate::size;
 
 /// Number of tokens of the prompt whose speed is predicted.
 pub const PROMPT_TOKENS: usize = 512;
-
-/// Largest number of sequences whose speed together is predicted: the most that a GPU runs.
-pub const SEQUENCES_MOST: usize = 32;
 
 /// Source of the hit rates that are expected without a trace.
 pub const RECORDED_ROUTING: &str = "recorded routing of Qwen3-30B-A3B";
@@ -113,7 +110,7 @@ pub fn run(args: PlanArgs) -> Outcome {
             expected_hits_from: asked.hits_from(),
             free_vram_is_estimated: estimated,
             planned: &planned,
-            best_sequences: best_together(&together).map(|best| best.sequences),
+            best_sequences: Together::best(&together).map(|best| best.sequences),
             together: &together,
             warnings: &warnings,
         });
@@ -376,15 +373,9 @@ fn hit_rates(plan: &Plan, from: &str) -> Option<String> {
     ))
 }
 
-/// Returns the number of sequences that generate most tokens per second together, if anything is predicted.
-pub fn best_together(together: &[Together]) -> Option<&Together> {
-    let predicted = together.iter().filter(|of| of.shown.range().is_some());
-    predicted.max_by(|a, b| a.tokens_per_second.total_cmp(&b.tokens_per_second))
-}
-
 /// Describes the best number of sequences that generate together.
 fn together_in_words(together: &[Together]) -> Option<String> {
-    let best = best_together(together)?;
+    let best = Together::best(together)?;
     Some(match best.sequences {
         1 => "one sequence at a time gives most tokens/s, if sequences are unrelated".into(),
         number => format!("{number} sequences give most: {} in all", rate_in_words(&best.shown)),
