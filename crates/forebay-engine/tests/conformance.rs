@@ -337,18 +337,21 @@ fn compare_with_manifest(set: &Path) -> (Vec<String>, BTreeSet<String>) {
     (wrong, models)
 }
 
-/// The tests above skip missing models, so without this test an incomplete set would pass.
+/// The tests above skip missing models, so without this test an incomplete set would pass. The project's own set is checked also where
+/// tests use the full one.
 #[test]
 fn the_set_is_whole_and_every_model_of_it_is_tested() {
-    let set = support::fixtures();
-    let (wrong, models) = compare_with_manifest(&set);
-    assert!(wrong.is_empty(), "{}: missing or changed are {wrong:?}", set.display());
-    assert!(!models.is_empty(), "{} lists no models", set.display());
-    let folders = HUGGING_FACE.iter().map(|name| format!("models/{name}"));
-    let tested: BTreeSet<String> =
-        folders.chain(GGUF.iter().map(|name| format!("gguf/{name}"))).collect();
-    let untested: Vec<&String> = models.difference(&tested).collect();
-    assert!(untested.is_empty(), "no test runs {untested:?}");
+    let own = support::formulas().parent().expect("it is in the project's own set").to_owned();
+    for set in [support::fixtures(), own] {
+        let (wrong, models) = compare_with_manifest(&set);
+        assert!(wrong.is_empty(), "{}: missing or changed are {wrong:?}", set.display());
+        assert!(!models.is_empty(), "{} lists no models", set.display());
+        let folders = HUGGING_FACE.iter().map(|name| format!("models/{name}"));
+        let tested: BTreeSet<String> =
+            folders.chain(GGUF.iter().map(|name| format!("gguf/{name}"))).collect();
+        let untested: Vec<&String> = models.difference(&tested).collect();
+        assert!(untested.is_empty(), "no test runs {untested:?}");
+    }
 }
 
 #[test]
