@@ -136,8 +136,9 @@ def test_a_class_with_a_schema_is_a_schema(engine):
     class Person:
         @classmethod
         def model_json_schema(cls):
-            return {"type": "object", "properties": {"age": {"type": "integer"}}, "required": ["age"],
-                    "additionalProperties": False}  # fmt: skip
+            # Without limits a small model may write digits until the answer is cut.
+            age = {"type": "integer", "minimum": 0, "maximum": 150}
+            return {"type": "object", "properties": {"age": age}, "required": ["age"], "additionalProperties": False}
 
     assert set(engine.generate("JSON: ", schema=Person, max_tokens=100).parsed()) == {"age"}
 
@@ -162,7 +163,7 @@ def test_required_tools_are_called(engine):
             "name": "weather",
             "parameters": {
                 "type": "object",
-                "properties": {"days": {"type": "integer"}},
+                "properties": {"days": {"type": "integer", "minimum": 1, "maximum": 14}},
                 "required": ["days"],
                 "additionalProperties": False,
             },

@@ -119,7 +119,7 @@ fn every_format_from_every_service() {
     let folder = tempfile::tempdir().unwrap();
     let read = |path: &Path| std::fs::read(path).unwrap();
 
-    let single = fixtures().join("models/qwen3/model.safetensors");
+    let single = fixtures().join("models/llama3_rope/model.safetensors");
     server.put("box/a b/one.safetensors", read(&single));
     compare(&server, "s3://box/a b/one.safetensors", &single);
     compare(&server, "gs://box/a b/one.safetensors", &single);

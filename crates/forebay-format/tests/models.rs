@@ -133,11 +133,14 @@ fn all_hugging_face_folders_open() {
         let catalog = Catalog::open(&folder).unwrap();
         check(&catalog);
         let Source::HuggingFace(metadata) = &catalog.source else { panic!("not a folder") };
-        assert!(metadata.config["vocab_size"].as_u64().is_some());
+        // A model for text and images describes the part for text inside.
+        let wrapped = metadata.config.get("text_config");
+        let size = wrapped.unwrap_or(&metadata.config)["vocab_size"].as_u64().unwrap();
         assert!(metadata.tokenizer_json.as_ref().unwrap().path().exists());
         assert!(metadata.tokenizer_config.is_some() && metadata.generation_config.is_some());
-        let embedding = catalog.tensor("model.embed_tokens.weight").unwrap();
-        assert_eq!(embedding.shape[0], metadata.config["vocab_size"].as_u64().unwrap());
+        let part = if wrapped.is_some() { "language_model." } else { "" };
+        let embedding = catalog.tensor(&format!("model.{part}embed_tokens.weight")).unwrap();
+        assert_eq!(embedding.shape[0], size);
 
         // The config and any of the weight files open the same model.
         let config = Catalog::open(&folder.join("config.json")).unwrap();

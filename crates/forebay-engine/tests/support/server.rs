@@ -140,6 +140,12 @@ impl Drop for Server {
     }
 }
 
+struct Answer {
+    bytes: Vec<u8>,
+    /// Whether the connection closes after it.
+    closes: bool,
+}
+
 struct Request {
     target: String,
     range: Option<Range<u64>>,
@@ -178,35 +184,34 @@ impl State {
             let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
             self.most_running.fetch_max(running, Ordering::SeqCst);
             self.asked.lock().unwrap().push((request.target.clone(), request.range.clone()));
-            let answered = self.answer(&request, &mut out, &mut reader);
+            let answer = self.answer(&request, &mut reader);
+            // All but the end is sent before the request counts as answered, and the end after it: a client that has the
+            // whole answer may begin its next request at once.
+            let (start, end) = answer.bytes.split_at(answer.bytes.len().saturating_sub(1));
+            let sent = out.write_all(start);
             self.running.fetch_sub(1, Ordering::SeqCst);
-            if !answered? {
+            sent.and_then(|()| out.write_all(end))?;
+            if answer.closes {
                 return out.shutdown(Shutdown::Both);
             }
         }
         Ok(())
     }
 
-    /// Returns false if the connection is to be closed.
-    fn answer(
-        &self,
-        request: &Request,
-        out: &mut TcpStream,
-        reader: &mut impl Read,
-    ) -> std::io::Result<bool> {
+    fn answer(&self, request: &Request, reader: &mut impl Read) -> Answer {
         let behaviour = *self.behaviour.lock().unwrap();
         thread::sleep(behaviour.latency);
         let (path, query) = request.target.split_once('?').unwrap_or((&request.target, ""));
         let path = &decoded(path);
         if query.contains("list-type=2") {
-            return self.list(path, query, out);
+            return self.list(path, query);
         }
         if path.contains("denied") {
-            return status(403, "<Code>AccessDenied</Code><Message>not yours</Message>", out);
+            return status(403, "<Code>AccessDenied</Code><Message>not yours</Message>");
         }
         let found = self.objects.lock().unwrap().get(path).cloned();
         let Some((content, version)) = found else {
-            return status(404, "<Code>NoSuchKey</Code><Message>none here</Message>", out);
+            return status(404, "<Code>NoSuchKey</Code><Message>none here</Message>");
         };
         let number = self.number.fetch_add(1, Ordering::SeqCst) + 1;
         let fails = behaviour.one_in > 0 && number.is_multiple_of(behaviour.one_in);
@@ -215,16 +220,16 @@ impl State {
         let etag = format!("\"v{version}\"");
         let is_other = request.if_match.as_ref().is_some_and(|tag| *tag != etag);
         if is_other && behaviour.knows_if_match {
-            return status(412, "", out);
+            return status(412, "");
         }
         match fault {
-            Some(Fault::Status(code)) => return status(code, "on purpose", out),
-            Some(Fault::NoAnswer) => return Ok(false),
+            Some(Fault::Status(code)) => return status(code, "on purpose"),
+            Some(Fault::NoAnswer) => return Answer { bytes: Vec::new(), closes: true },
             Some(Fault::Slow(time)) => thread::sleep(time),
             Some(Fault::Silence) => {
                 // Until the client goes away.
                 let _ = reader.read(&mut [0; 1]);
-                return Ok(false);
+                return Answer { bytes: Vec::new(), closes: true };
             }
             _ => {}
         }
@@ -232,7 +237,7 @@ impl State {
         let whole = content.len() as u64;
         let wanted = range.clone().map_or(0..whole, |range| range.start..range.end.min(whole));
         if wanted.start >= whole {
-            return status(416, "", out);
+            return status(416, "");
         }
         let body = &content[wanted.start as usize..wanted.end as usize];
         let told = if fault == Some(Fault::ShortBody) { body.len() * 2 / 3 } else { body.len() };
@@ -247,13 +252,13 @@ impl State {
         if behaviour.has_etags {
             head += &format!("ETag: {etag}\r\n");
         }
-        out.write_all((head + "\r\n").as_bytes())?;
+        let mut bytes = (head + "\r\n").into_bytes();
         let sent = if fault == Some(Fault::CutBody) { told / 2 } else { told };
-        out.write_all(&body[..sent])?;
-        Ok(sent == told)
+        bytes.extend_from_slice(&body[..sent]);
+        Answer { bytes, closes: sent != told }
     }
 
-    fn list(&self, bucket: &str, query: &str, out: &mut TcpStream) -> std::io::Result<bool> {
+    fn list(&self, bucket: &str, query: &str) -> Answer {
         let value = |name: &str| {
             let found = query.split('&').find_map(|pair| pair.strip_prefix(name));
             found.unwrap_or_default().replace("%2F", "/")
@@ -279,8 +284,7 @@ impl State {
             "HTTP/1.1 200 OK\r\nContent-Type: application/xml\r\nContent-Length: {}\r\n\r\n",
             body.len()
         );
-        out.write_all((head + &body).as_bytes())?;
-        Ok(true)
+        Answer { bytes: (head + &body).into_bytes(), closes: false }
     }
 }
 
@@ -296,9 +300,8 @@ fn decoded(path: &str) -> String {
     text
 }
 
-fn status(code: u16, body: &str, out: &mut TcpStream) -> std::io::Result<bool> {
-    let head =
+fn status(code: u16, body: &str) -> Answer {
+    let text =
         format!("HTTP/1.1 {code} On Purpose\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-    out.write_all(head.as_bytes())?;
-    Ok(true)
+    Answer { bytes: text.into_bytes(), closes: false }
 }
