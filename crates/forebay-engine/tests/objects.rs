@@ -198,7 +198,9 @@ fn only_what_is_asked_for_is_read() {
     let (data, file_bytes) = (file.len() - all.concat().len(), file.len() as u64);
     server.put("box/m.safetensors", file);
     let url = "s3://box/m.safetensors";
-    let (table, request) = open(&server, &[url], &[], &Interrupt::new()).unwrap();
+    // A second request where an answer is late would count twice.
+    let options = [("hedge", "false")];
+    let (table, request) = open(&server, &[url], &options, &Interrupt::new()).unwrap();
     let asked = server.take_asked();
     assert_eq!(asked, [("box/m.safetensors".to_owned(), Some(0..256 << 10))]);
 
@@ -249,6 +251,32 @@ fn many_requests_hide_latency() {
     // One request after the other would take more than 6 s.
     assert!(seconds < 2.5, "{seconds} s");
     assert!(server.most_running() > 16);
+}
+
+#[test]
+fn late_answers_are_asked_for_again() {
+    const LATE: &[Fault] = &[Fault::Slow(Duration::from_secs(4))];
+    let behaviour = Behaviour { latency: Duration::from_millis(20), ..Behaviour::default() };
+    let server = Server::start(behaviour);
+    let (file, all) = file_of(0, &[2 << 20; 32]);
+    server.put("box/m.safetensors", file);
+    let load = |hedge: &str| {
+        server.behave(behaviour);
+        let options = [("hedge", hedge)];
+        let url = ["s3://box/m.safetensors"];
+        let (table, request) = open(&server, &url, &options, &Interrupt::new()).unwrap();
+        server.behave(Behaviour { one_in: 20, faults: LATE, ..behaviour });
+        server.take_asked();
+        let started = Instant::now();
+        let loaded = load_chosen(&table, &whole(&table), &request, &mut going_on).unwrap();
+        assert_equal(&loaded, &all);
+        (started.elapsed(), total(&server.take_asked()))
+    };
+    let (seconds, asked) = load("false");
+    assert!(seconds >= Duration::from_secs(4), "{seconds:?}");
+    let (seconds, asked_more) = load("true");
+    assert!(seconds < Duration::from_secs(3), "{seconds:?}");
+    assert!(asked_more > asked, "no request was made twice");
 }
 
 /// Returns the words of the error of a load.
@@ -414,8 +442,9 @@ fn streams_are_in_order_and_within_their_budget() {
     let server = Server::start(Behaviour { one_in: 20, ..Behaviour::default() });
     let (file, all) = file_of(0, &sizes(48));
     server.put("box/m.safetensors", file);
+    let options = [("hedge", "false")];
     let (table, request) =
-        open(&server, &["s3://box/m.safetensors"], &[], &Interrupt::new()).unwrap();
+        open(&server, &["s3://box/m.safetensors"], &options, &Interrupt::new()).unwrap();
     let table = Arc::new(table);
     let budget = 16 << 20;
     let mut stream =

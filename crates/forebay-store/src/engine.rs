@@ -285,7 +285,7 @@ impl EngineOptions {
             if range.contains(&value) {
                 return Ok(());
             }
-            Err(StoreError::Option { option, given: value as u64, remedy })
+            Err(StoreError::Option { option, given: value.to_string(), remedy })
         };
         in_range("queue_depth", self.queue_depth, 1..=4096, "take 1 to 4096")?;
         in_range("background_depth", self.background_depth, 1..=4096, "take 1 to 4096")?;
@@ -300,7 +300,11 @@ impl EngineOptions {
         }
         if self.stall_timeout.is_zero() {
             let remedy = "take more than no time at all";
-            return Err(StoreError::Option { option: "stall_timeout", given: 0, remedy });
+            return Err(StoreError::Option {
+                option: "stall_timeout",
+                given: "0".to_owned(),
+                remedy,
+            });
         }
         Ok(())
     }

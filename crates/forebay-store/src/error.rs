@@ -64,7 +64,7 @@ pub enum StoreError {
     #[error("the arena has {free} bytes left, a slot of {wanted} bytes does not fit")]
     ArenaFull { wanted: usize, free: usize },
     #[error("read engine option {option} is {given}: {remedy}")]
-    Option { option: &'static str, given: u64, remedy: &'static str },
+    Option { option: &'static str, given: String, remedy: &'static str },
     #[error("the {engine} engine cannot be used: {why}")]
     Unavailable { engine: &'static str, why: String },
     #[error("the {engine} engine failed: {source}")]

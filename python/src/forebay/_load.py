@@ -134,7 +134,8 @@ def load(
         framework: "pt" for PyTorch, "np" for NumPy, or "raw" for `forebay.Tensor`. None means PyTorch if it is
             installed, else NumPy. NumPy has no type for some tensors, such as BF16; None leaves these raw.
         storage_options: For URLs: settings of the store, such as `{"aws_region": "eu-west-1"}`, and `connections`
-            (requests at a time, 64), `request_bytes` (largest request, "8MiB") and `retries` (of a request, 10).
+            (requests at a time, 64), `request_bytes` (largest request, "16MiB"), `retries` (of a request, 10) and
+            `hedge` (ask once more where an answer is late, True).
 
     Returns:
         A dict of tensors. Each has the shape of the file, or of its slice. Quantised blocks are uint8, with the last

@@ -21,6 +21,9 @@ use crate::reports::Reports;
 const READ_OVER: u64 = 64 << 10;
 /// Smallest request if there are more transfers, even if other connections are free.
 const LEAST_BYTES: u64 = 1 << 20;
+/// Time that a connection waits before its first request. Transfers come one by one, and all that come in this time are
+/// divided among the connections.
+const GATHERING: Duration = Duration::from_millis(1);
 
 pub(crate) struct ObjectDevice {
     shared: Arc<Shared>,
@@ -47,9 +50,8 @@ struct State {
     /// Transfers that wait, in the order of the files.
     waiting: BTreeMap<(Priority, FileIndex, u64, u32), Transfer>,
     waiting_bytes: u64,
-    /// Number of connections in use, and of those that have a request.
+    /// Number of connections in use.
     busy: usize,
-    requests: usize,
 }
 
 impl ObjectDevice {
@@ -95,7 +97,6 @@ impl Shared {
     fn next(&self) -> Option<Run<'_>> {
         let mut state = self.lock();
         let transfers = state.next(&self.options);
-        state.requests += usize::from(!transfers.is_empty());
         if transfers.is_empty() {
             // In the same moment, so that a transfer that comes now finds the connection free.
             state.busy -= 1;
@@ -113,9 +114,10 @@ impl Shared {
 impl State {
     /// Takes the transfers of the next request. Nothing waits if there are none.
     fn next(&mut self, options: &ObjectOptions) -> Vec<Transfer> {
-        // Every connection without a request gets a share of what waits.
-        let free = options.connections.saturating_sub(self.requests).max(1) as u64;
-        let share = (self.waiting_bytes / free).max(LEAST_BYTES).min(options.request_bytes as u64);
+        // Every connection gets a share of what waits, also those that are in use: near the end of a load, requests become
+        // smaller, so that all connections end at about the same time.
+        let most = options.request_bytes as u64;
+        let share = (self.waiting_bytes / options.connections as u64).max(LEAST_BYTES);
         let mut run: Vec<Transfer> = Vec::new();
         let mut bytes = 0;
         while let Some(entry) = self.waiting.first_entry() {
@@ -125,7 +127,7 @@ impl State {
                 let end = last.offset + u64::from(last.length);
                 let gap = next.offset.checked_sub(end).filter(|gap| *gap <= READ_OVER);
                 let is_near = last.file == next.file && last.priority == next.priority;
-                if !is_near || gap.is_none() || bytes + length > share {
+                if !is_near || gap.is_none() || bytes >= share || bytes + length > most {
                     break;
                 }
             }
@@ -139,6 +141,7 @@ impl State {
 
 /// Runs requests one after the other until nothing waits.
 async fn serve(shared: Arc<Shared>, objects: Arc<[Arc<Object>]>) {
+    tokio::time::sleep(GATHERING).await;
     loop {
         let Some(run) = shared.next() else { return };
         let object = run.transfers.first().and_then(|first| objects.get(first.file.0 as usize));
@@ -213,7 +216,6 @@ unsafe impl Send for Run<'_> {}
 
 impl Drop for Run<'_> {
     fn drop(&mut self) {
-        self.shared.lock().requests -= 1;
         for transfer in self.transfers.get(self.current..).unwrap_or_default() {
             let failure = match &self.failure {
                 None => {

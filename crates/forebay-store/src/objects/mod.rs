@@ -4,17 +4,20 @@
 //! places.rs    URLs, and how their stores are reached
 //! object.rs    one object, read by ranges; repeats what fails
 //! device.rs    the device of the scheduler: many requests at a time
+//! requests.rs  how many requests run at a time, and second ones where an answer is late
 //! runtime.rs   threads for requests
 //! ```
 
 mod device;
 mod object;
 mod places;
+mod requests;
 mod runtime;
 
 use std::collections::HashMap;
 use std::fmt;
 use std::io::{self, Read};
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -23,7 +26,6 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use object_store::ObjectStore;
 use tokio::runtime::Handle;
-use tokio::sync::Semaphore;
 
 use crate::error::StoreError;
 use crate::interrupt::Interrupt;
@@ -31,6 +33,7 @@ pub(crate) use device::ObjectDevice;
 pub(crate) use object::{Failure, Object};
 use object::{Place, list};
 use places::{Service, Settings, Url, connect};
+use requests::Requests;
 use runtime::Runtime;
 
 /// Extensions of files of weights, and of the texts beside them. A URL with one of them names a file.
@@ -48,12 +51,14 @@ pub struct ObjectOptions {
     pub request_bytes: usize,
     /// Number of times that a failed request is repeated.
     pub retries: u32,
+    /// Whether a request whose answer is late is made once more. At most one in ten is.
+    pub hedge: bool,
 }
 
 impl Default for ObjectOptions {
-    /// Returns options for latencies around 200 ms: 512 MiB on the way at a time.
+    /// Returns options for latencies around 200 ms: 1 GiB on the way at a time.
     fn default() -> ObjectOptions {
-        ObjectOptions { connections: 64, request_bytes: 8 << 20, retries: 10 }
+        ObjectOptions { connections: 64, request_bytes: 16 << 20, retries: 10, hedge: true }
     }
 }
 
@@ -72,8 +77,7 @@ pub struct Objects {
     stores: Mutex<Stores>,
     opened: Mutex<HashMap<PathBuf, Opening>>,
     listed: Mutex<HashMap<PathBuf, Vec<PathBuf>>>,
-    /// Permits to open objects, so that not all shards of a large model are opened at once.
-    openings: Arc<Semaphore>,
+    requests: Arc<Requests>,
     runtime: Arc<Runtime>,
 }
 
@@ -98,7 +102,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 impl Objects {
     /// Prepares to open the files of `urls`, and returns their names: the URLs without queries. `settings` has
     /// settings of the store as the crate object_store names them, such as `aws_region`, and `connections`,
-    /// `request_bytes` and `retries`. What it lacks is taken from the environment. Waits for servers end when
+    /// `request_bytes`, `retries` and `hedge`. What it lacks is taken from the environment. Waits for servers end when
     /// `interrupt` is requested.
     ///
     /// # Errors
@@ -119,7 +123,7 @@ impl Objects {
             stores: Mutex::default(),
             opened: Mutex::default(),
             listed: Mutex::default(),
-            openings: Arc::new(Semaphore::new(options.connections)),
+            requests: Arc::new(Requests::new(options)),
             runtime: Arc::new(runtime),
         };
         let mut names = Vec::with_capacity(urls.len());
@@ -166,9 +170,7 @@ impl Objects {
             return Ok(opening.clone());
         }
         let (_, place) = self.place(name)?;
-        let permits = Arc::clone(&self.openings);
         let open = async move {
-            let _permit = permits.acquire().await;
             let opened = Object::open(place).await;
             opened.map(Arc::new).map_err(|failure| Arc::new(failure.into()))
         };
@@ -190,6 +192,7 @@ impl Objects {
             store: self.store(&url).map_err(wrong)?,
             key: url.key()?,
             retries: self.options.retries,
+            requests: Arc::clone(&self.requests),
         };
         Ok((url, place))
     }
@@ -217,24 +220,31 @@ fn shown(url: &Path) -> String {
 
 /// Removes the options of this crate from the settings.
 fn take_options(settings: &mut HashMap<String, String>) -> Result<ObjectOptions, StoreError> {
-    let mut take = |option: &'static str, range: std::ops::RangeInclusive<usize>, remedy| {
-        let Some(text) = settings.remove(option) else { return Ok(None) };
-        match text.parse::<usize>() {
-            Ok(number) if range.contains(&number) => Ok(Some(number)),
-            number => {
-                let given = number.unwrap_or(0) as u64;
-                Err(StoreError::Option { option, given, remedy })
-            }
-        }
+    let mut taken = |option| settings.remove(option);
+    let number = |option, given: Option<String>, range: RangeInclusive<usize>, remedy| {
+        let Some(given) = given else { return Ok(None) };
+        let number = given.parse().ok().filter(|number| range.contains(number));
+        number.map(Some).ok_or(StoreError::Option { option, given, remedy })
     };
     let defaults = ObjectOptions::default();
-    let connections = take("connections", 1..=1024, "take 1 to 1024")?;
-    let bytes = take("request_bytes", 1 << 20..=1 << 30, "take 1 MiB to 1 GiB")?;
-    let retries = take("retries", 0..=1000, "take 0 to 1000")?;
+    let connections = number("connections", taken("connections"), 1..=1024, "take 1 to 1024")?;
+    let bytes =
+        number("request_bytes", taken("request_bytes"), 1 << 20..=1 << 30, "take 1 MiB to 1 GiB")?;
+    let retries = number("retries", taken("retries"), 0..=1000, "take 0 to 1000")?;
+    let hedge = match taken("hedge").as_deref() {
+        None => defaults.hedge,
+        Some("true") => true,
+        Some("false") => false,
+        Some(given) => {
+            let (given, remedy) = (given.to_owned(), "take true or false");
+            return Err(StoreError::Option { option: "hedge", given, remedy });
+        }
+    };
     Ok(ObjectOptions {
         connections: connections.unwrap_or(defaults.connections),
         request_bytes: bytes.unwrap_or(defaults.request_bytes) / 4096 * 4096,
         retries: retries.map_or(defaults.retries, |retries| retries as u32),
+        hedge,
     })
 }
 

@@ -11,6 +11,8 @@ use futures_util::StreamExt;
 use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
+use super::requests::{Answer, Requests};
+
 /// Longest time without a byte. After it, a request counts as failed.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Time before the first repetition. It doubles with each one.
@@ -39,7 +41,7 @@ impl From<Failure> for io::Error {
 }
 
 /// Reason why an attempt failed.
-enum Trouble {
+pub(super) enum Trouble {
     /// Another attempt may succeed.
     Passing(io::Error),
     Lasting(io::Error),
@@ -82,6 +84,8 @@ pub(super) struct Place {
     pub key: Key,
     /// Number of times that a failed request is repeated.
     pub retries: u32,
+    /// All requests to the store.
+    pub requests: Arc<Requests>,
 }
 
 /// An object that was opened. All reads are of the content that it had then.
@@ -153,7 +157,9 @@ impl Object {
     ) -> Result<(), Trouble> {
         // A weak tag never matches, by the rules of HTTP. It is compared below.
         let strong = self.identity.e_tag.clone().filter(|tag| !tag.starts_with("W/"));
-        let found = get(&self.place, *start..end, strong).await?;
+        let (place, range) = (&self.place, *start..end);
+        let ask = || get(place, range.clone(), strong.clone());
+        let Answer { content: found, connection: _connection } = place.requests.ask(ask).await?;
         let now = Identity::of(&found.meta);
         if now != self.identity {
             let words = self.identity.change(&now);
@@ -207,7 +213,8 @@ pub(super) async fn list(folder: &Place) -> Result<Vec<Key>, Failure> {
 }
 
 async fn open_once(place: &Place) -> Result<(Identity, Vec<u8>), Trouble> {
-    let found = match get(place, 0..HEAD_BYTES, None).await {
+    let ask = || get(place, 0..HEAD_BYTES, None);
+    let Answer { content: found, connection: _connection } = match place.requests.ask(ask).await {
         // There is no range of an empty object.
         Err(Trouble::Lasting(error)) if error.to_string().contains(EMPTY) => {
             let identity = Identity { bytes: 0, e_tag: None, modified: 0 };
