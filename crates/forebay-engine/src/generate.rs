@@ -222,7 +222,7 @@ impl Session {
             }
             // A proposal is for the token after the next one.
             let proposes = limit - tokens.len() > 1;
-            match self.advance(id, proposes, &sampler, &mut logits) {
+            match self.advance(id, proposes, (&sampler, None), &mut logits) {
                 Ok(of) => row = of,
                 Err(EngineError::Interrupted) => return Ok(StopReason::Interrupted),
                 Err(error) => return Err(error),
@@ -340,7 +340,7 @@ impl Session {
             false => argmax(&self.logits),
         };
         for left in (0..ids.len()).rev() {
-            let row = self.advance(next, left > 0, &sampler, &mut logits)?;
+            let row = self.advance(next, left > 0, (&sampler, None), &mut logits)?;
             self.runner.decoder.end_token();
             let row = logits.row(row, vocabulary, sampler.needs().count);
             let chosen = row.and_then(|row| sampler.choose(row, &[], None));

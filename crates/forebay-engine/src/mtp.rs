@@ -10,6 +10,7 @@ use forebay_model::sampling::{Sampler, argmax};
 use forebay_model::{Architecture, Decoder};
 use serde::Serialize;
 
+use crate::kv::SequenceId;
 use crate::options::SessionOptions;
 use crate::pass_logits::{NoMasks, PassLogits, WantedRow};
 use crate::runner::{Logits, Outputs, PredictionRows, Rows};
@@ -59,7 +60,7 @@ pub(crate) fn describe(
     if !options.mtp {
         return Ok(Architecture::from_catalog(catalog)?);
     }
-    if options.for_engine || options.sequences > 1 {
+    if options.sequences > 1 {
         return Err(refused("proposals are checked for one sequence only, and this runs several"));
     }
     Ok(Architecture::with_mtp(catalog)?)
@@ -119,6 +120,15 @@ impl Proposals {
         self.statistics.with_share()
     }
 
+    /// Begins with a sequence that has so many rows, perhaps those of an earlier one. That has computed all of them in the predicting
+    /// layer but the last one, whose next token it may not have known. Its state is gone, so zeros stand for it.
+    fn begin(&mut self, rows: usize) {
+        self.hidden.clear();
+        self.hidden.resize(rows.min(1) * self.width, 0.0);
+        self.first = rows.saturating_sub(1);
+        self.open = None;
+    }
+
     /// Returns the position behind the last state.
     fn end(&self) -> usize {
         self.first + self.hidden.len() / self.width
@@ -150,6 +160,22 @@ impl Session {
     /// Returns an error that says why, if the predicting layer is loaded.
     pub(crate) fn refuse_mtp(&self, why: &str) -> Result<(), EngineError> {
         if self.mtp.is_some() { Err(refused(why)) } else { Ok(()) }
+    }
+
+    /// Makes a sequence that has these rows the one that proposals are for.
+    pub(crate) fn follow(&mut self, sequence: SequenceId, rows: &[u32]) {
+        self.sequence = sequence;
+        self.cached.clear();
+        self.cached.extend_from_slice(rows);
+        if let Some(mtp) = &mut self.mtp {
+            mtp.begin(rows.len());
+        }
+    }
+
+    /// Returns true if the last pass has the logits behind this token, because it was proposed.
+    pub(crate) fn has_logits_behind(&self, id: u32) -> bool {
+        let open = self.mtp.as_ref().and_then(|mtp| mtp.open);
+        open.is_some_and(|open| open.proposal == id)
     }
 
     /// Takes over the states of the last pass, whose `count` rows are the last cached tokens, and runs all of them whose next token is
@@ -269,7 +295,7 @@ impl Session {
     }
 
     /// Adds a chosen token to the cached ones, and has the logits behind it in `logits`. Returns the row there. With `proposes`, the
-    /// pass for the token also checks a proposal for the next one.
+    /// pass for the token also checks a proposal for the next one. `probabilities` is as in [`WantedRow::chooses`].
     ///
     /// # Errors
     /// Returns an error of [`Session::run_tokens`]. Some of the last tokens are no longer cached then if the model has recurrent
@@ -278,7 +304,7 @@ impl Session {
         &mut self,
         id: u32,
         proposes: bool,
-        sampler: &Sampler,
+        (sampler, probabilities): (&Sampler, Option<usize>),
         logits: &mut PassLogits,
     ) -> Result<usize, EngineError> {
         if self.mtp.is_none() {
@@ -323,7 +349,8 @@ impl Session {
         };
         let tail = Logits::Tail(first + chosen_from);
         let unused = (0..first).map(|_| WantedRow::unused());
-        let wanted = (0..chosen_from).map(|_| WantedRow::chooses(sampler, &[], false, None));
+        let wanted =
+            (0..chosen_from).map(|_| WantedRow::chooses(sampler, &[], false, probabilities));
         let ran = logits.of_pass(most, unused.chain(wanted), &mut NoMasks, |output| {
             self.pass_again(base, &rows, tail, output)
         });

@@ -63,8 +63,8 @@ pub struct SessionOptions {
     pub policy: PolicyKind,
     pub io: IoKind,
     /// True to load the first layer that predicts further tokens (multi-token prediction). [`Session::generate`](crate::Session::generate)
-    /// then checks its proposals in the passes of the model. Tokens are the same without. Only for sessions that run one sequence
-    /// themselves.
+    /// and an [`Engine`](crate::Engine) then check its proposals in the passes of the model. Tokens are the same without. Only for one
+    /// sequence at a time.
     pub mtp: bool,
     /// True to prefetch experts of the next layer while a token is computed. That layer's router predicts them from the
     /// token's present state. Off by default: on random weights, three predictions of four are wrong, and their reads

@@ -405,7 +405,8 @@ impl Session {
 
     /// Begins the session's own sequence again.
     pub(crate) fn begin_sequence(&mut self) {
-        self.sequence = self.runner.begin_empty();
+        let sequence = self.runner.begin_empty();
+        self.follow(sequence, &[]);
     }
 
     /// Runs tokens behind the cached ones, in as many passes as they need, and adds them to the cached ones. Appends the

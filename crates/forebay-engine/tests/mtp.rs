@@ -10,8 +10,9 @@ mod support;
 
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
-use forebay_engine::engine::EngineOptions;
+use forebay_engine::engine::{EngineOptions, Event, Pooling, Request, RequestEnd, RequestId};
 use forebay_engine::{
     Engine, EngineError, GenerateOptions, MtpStatistics, Session, SessionOptions, inspect,
 };
@@ -314,12 +315,9 @@ fn the_option_is_refused_where_it_has_no_effect() {
     };
     let lfm2 = refused(&formulas("lfm2"), &with_mtp());
     assert!(lfm2.contains("qwen35moe") && lfm2.contains("this is lfm2"), "{lfm2}");
-    let engine = SessionOptions { for_engine: true, ..with_mtp() };
-    let several = SessionOptions { sequences: 2, ..with_mtp() };
-    for options in [engine, several] {
-        let error = refused(&formulas(QWEN), &options);
-        assert!(error.contains("--mtp") && error.contains("one sequence"), "{error}");
-    }
+    let several = SessionOptions { sequences: 2, for_engine: true, ..with_mtp() };
+    let error = refused(&formulas(QWEN), &several);
+    assert!(error.contains("--mtp") && error.contains("one sequence"), "{error}");
     let mut session = open(&formulas(GLM), &with_mtp());
     let recorded = session.record_routing(Box::new(Vec::new()), false);
     assert!(recorded.is_err_and(|error| error.to_string().contains("--mtp")));
@@ -327,6 +325,148 @@ fn the_option_is_refused_where_it_has_no_effect() {
     assert!(off.proposal_logits(&[1, 2, 3], 1).is_err());
     // An engine takes sessions without the layer, as ever.
     assert!(Engine::new(off, &EngineOptions::default()).running_most() == 1);
+}
+
+/// What a request to an engine has brought.
+#[derive(Default)]
+struct Seen {
+    tokens: Vec<u32>,
+    logprobs: Vec<Option<f32>>,
+    likeliest: Vec<Vec<(u32, f32)>>,
+    embedding: Option<Vec<f32>>,
+    end: Option<RequestEnd>,
+    cached: usize,
+    suspended: usize,
+}
+
+/// Queues a request. It stops by itself after `most` tokens.
+fn submit(engine: &mut Engine, request: Request, most: usize) -> (RequestId, Arc<Mutex<Seen>>) {
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let own = seen.clone();
+    let sink = move |event| {
+        let mut seen = own.lock().unwrap();
+        match event {
+            Event::Token(token) => {
+                seen.tokens.push(token.id);
+                seen.logprobs.push(token.logprob);
+                seen.likeliest.push(token.likeliest);
+            }
+            Event::Finished { end, embedding, statistics, .. } => {
+                seen.embedding = embedding;
+                seen.end = Some(end);
+                seen.cached = statistics.cached_tokens;
+                seen.suspended = statistics.suspended;
+            }
+        }
+        match seen.tokens.len() == most {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    };
+    (engine.submit(request, Box::new(sink)).unwrap(), seen)
+}
+
+fn engine(model: &Path, mtp: bool) -> Engine {
+    let context = Some(256);
+    let options = SessionOptions { mtp, context, for_engine: true, ..with_mtp() };
+    Engine::new(open(model, &options), &EngineOptions::default())
+}
+
+fn request(prompt: &[u32], options: GenerateOptions) -> Request {
+    Request { prompt: prompt.to_vec(), options, ..Request::default() }
+}
+
+/// An engine answers as without the layer, request after request, with prompts that begin alike, probabilities, embeddings, stops,
+/// and a request that is suspended for another one.
+#[test]
+fn an_engine_answers_the_same() {
+    let long: Vec<u32> = (0..170).map(|at| at * at % 97).collect();
+    for name in [QWEN, GLM] {
+        let model = alike(name, SOME);
+        let mut found = Vec::new();
+        for mtp in [false, true] {
+            let mut engine = engine(model.path(), mtp);
+            let mut all = Vec::new();
+            let mut go = |engine: &mut Engine, request: Request, most: usize| {
+                let (_, seen) = submit(engine, request, most);
+                engine.drain().unwrap();
+                let seen = std::mem::take(&mut *seen.lock().unwrap());
+                all.push((seen.tokens, seen.logprobs, seen.likeliest, seen.embedding, seen.end));
+                seen.cached
+            };
+            for sampling in samplings() {
+                let options = GenerateOptions::exactly(30, sampling);
+                let again = Request { logprobs: Some(3), ..request(&long, options.clone()) };
+                go(&mut engine, request(&[3, 17, 90, 41, 41, 5], options.clone()), usize::MAX);
+                go(&mut engine, request(&long, options.clone()), usize::MAX);
+                let cached = go(&mut engine, again, usize::MAX);
+                assert!(cached > 0, "{name}: the prompt was computed before");
+                go(&mut engine, request(&long[..120], options), 5);
+            }
+            let pooled = Request {
+                pooling: Some(Pooling::Mean),
+                ..request(&long, GenerateOptions::default())
+            };
+            go(&mut engine, pooled, usize::MAX);
+
+            let options = GenerateOptions::exactly(24, Sampling::greedy());
+            let (_, first) = submit(&mut engine, request(&long[..20], options.clone()), usize::MAX);
+            for _ in 0..7 {
+                engine.step().unwrap();
+            }
+            let urgent = Request { priority: 1, ..request(&[8, 9, 10], options) };
+            let (_, urgent) = submit(&mut engine, urgent, usize::MAX);
+            engine.drain().unwrap();
+            for seen in [first, urgent] {
+                let seen = std::mem::take(&mut *seen.lock().unwrap());
+                all.push((seen.tokens, seen.logprobs, seen.likeliest, None, seen.end));
+            }
+            assert_eq!(engine.statistics().suspended, 1, "{name}");
+            found.push(all);
+
+            let mut session = engine.into_session();
+            let of = session.statistics().mtp;
+            assert_eq!(of.is_some(), mtp);
+            if let Some(of) = of {
+                assert!(
+                    of.accepted * 10 > of.proposals && of.accepted < of.proposals,
+                    "{name}: {of:?}"
+                );
+            }
+            // The session goes on as one that was just opened.
+            let options = GenerateOptions::exactly(9, Sampling::greedy());
+            let answer = session.generate(&[1, 2, 3], &options, &mut |_| ControlFlow::Continue(()));
+            let mut fresh = open(model.path(), &SessionOptions { mtp, ..with_mtp() });
+            let expected = fresh.generate(&[1, 2, 3], &options, &mut |_| ControlFlow::Continue(()));
+            assert_eq!(answer.unwrap().tokens, expected.unwrap().tokens, "{name}");
+        }
+        let with = found.pop().unwrap();
+        for (at, (with, without)) in with.into_iter().zip(found.pop().unwrap()).enumerate() {
+            assert_eq!(with, without, "{name}, request {at}");
+        }
+    }
+}
+
+/// An engine checks as many proposals as a session that runs the request itself, in as many passes.
+#[test]
+fn an_engine_proposes_what_a_session_does() {
+    for name in [QWEN, GLM] {
+        for model in [alike(name, SOME), alike(name, 0.0)] {
+            let options = GenerateOptions::exactly(32, Sampling::greedy());
+            let prompt = [3, 17, 90, 41, 41, 5];
+            let mut session = open(model.path(), &with_mtp());
+            let expected =
+                session.generate(&prompt, &options, &mut |_| ControlFlow::Continue(())).unwrap();
+            let mut engine = engine(model.path(), true);
+            let (_, seen) = submit(&mut engine, request(&prompt, options), usize::MAX);
+            engine.drain().unwrap();
+            assert_eq!(seen.lock().unwrap().tokens, expected.tokens);
+            let of = engine.session().statistics().mtp.unwrap();
+            assert_eq!(Some(of), session.statistics().mtp, "{name}");
+            let counted = engine.statistics();
+            assert_eq!((counted.generate_passes, counted.generate_rows), (of.passes, 31), "{name}");
+        }
+    }
 }
 
 #[test]

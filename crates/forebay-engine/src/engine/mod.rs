@@ -8,6 +8,7 @@ mod active;
 mod batch_size;
 mod latency;
 mod masks;
+mod proposing;
 mod reading;
 mod request;
 mod schedule;
@@ -81,7 +82,7 @@ pub struct EngineStatistics {
     pub prompt_seconds: f64,
     /// Passes in which all rows are those of generating requests.
     pub generate_passes: u64,
-    /// Rows of those passes, one for each request that generates.
+    /// Rows of those passes, one for each request that generates, and one more for each proposal that was accepted.
     pub generate_rows: u64,
     pub generate_seconds: f64,
     /// Number of times that a request was suspended for another one.
@@ -107,6 +108,8 @@ pub struct KvBlocks {
 /// An open model that runs many requests.
 pub struct Engine {
     session: Session,
+    /// True if the predicting layer is loaded.
+    proposes: bool,
     limits: Limits,
     /// The choice of the number of requests that generate in a pass, if the engine makes it.
     batch_size: Option<BatchSize>,
@@ -135,16 +138,16 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Takes over an open model. The session's own sequence ends. The predicting layer is not used, if it is loaded
-    /// ([`SessionOptions::mtp`](crate::SessionOptions::mtp) with
-    /// [`SessionOptions::for_engine`](crate::SessionOptions::for_engine) is an error).
+    /// Takes over an open model. The session's own sequence ends. If the predicting layer is loaded
+    /// ([`SessionOptions::mtp`](crate::SessionOptions::mtp)), one request runs at a time.
     pub fn new(mut session: Session, options: &EngineOptions) -> Engine {
         session.end_sequence();
         session.runner.tiers_mut().keep(true);
         let backend = session.runner.decoder.backend();
         let rows = backend.batch_tokens();
+        let proposes = session.mtp.is_some();
         let running = options.running.unwrap_or(usize::MAX);
-        let running = running.min(backend.tables()).max(1);
+        let running = if proposes { 1 } else { running.min(backend.tables()).max(1) };
         let together = running.min(backend.decode_rows());
         let prompt_rows = options.prompt_rows.unwrap_or(rows).clamp(1, rows);
         // Only experts that are not in memory can make a pass of fewer rows better.
@@ -163,6 +166,7 @@ impl Engine {
             statistics: EngineStatistics::default(),
             weights: session.weight_use(),
             missed: 0.0,
+            proposes,
             session,
             limits,
             waiting_most: options.waiting,
@@ -500,6 +504,9 @@ impl Engine {
 
     /// Runs the parts in one pass, and gives every request whose prompt is read its next token.
     fn run(&mut self, parts: &[Part]) -> Result<(), EngineError> {
+        if let (true, [part]) = (self.proposes, parts) {
+            return self.run_proposing(part);
+        }
         self.run_with_logits(parts, |runner, rows, output| runner.pass(rows, output, None, None))?;
         self.take_results(parts);
         Ok(())

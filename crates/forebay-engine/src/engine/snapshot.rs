@@ -109,6 +109,7 @@ impl Engine {
     /// # Errors
     /// Returns an error if the device fails, or if the request has a grammar or is for an embedding.
     pub fn snapshot(&mut self, id: RequestId) -> Result<Option<Snapshot>, EngineError> {
+        self.settle_proposals()?;
         let Engine { session, waiting, running, .. } = self;
         let model = identity(session);
         let running = running.iter().find(|active| active.id == id);

@@ -229,7 +229,7 @@ impl Engine {
                 match runner.begin_with_room(root, &rows, reuse, &left_free) {
                     Ok(Some(begun)) => {
                         let active = self.begin_new(id, new, begun);
-                        self.running.push(active);
+                        self.run_request(active);
                         return Ok(true);
                     }
                     begun => (begun.map(|_| false), State::New(new)),
@@ -240,7 +240,7 @@ impl Engine {
                 match runner.begin_with_room(root, &active.rows(), reuse, &left_free) {
                     Ok(Some(begun)) => {
                         active.resume(begun.sequence, begun.rows);
-                        self.running.push(*active);
+                        self.run_request(*active);
                         self.statistics.computed_again += 1;
                         return Ok(true);
                     }
@@ -252,7 +252,7 @@ impl Engine {
                     Ok(Some(sequence)) => {
                         active.resume(sequence, saved.len());
                         runner.forget(saved);
-                        self.running.push(*active);
+                        self.run_request(*active);
                         return Ok(true);
                     }
                     begun => {
@@ -292,6 +292,7 @@ impl Engine {
 
     /// Suspends a running request. It waits by its old rank.
     fn suspend(&mut self, at: usize) -> Result<(), EngineError> {
+        self.settle_proposals()?;
         let saved = self.session.runner.suspend(self.running[at].sequence)?;
         let mut active = Box::new(self.running.remove(at));
         self.read_no_more(active.id);
