@@ -4,11 +4,9 @@ use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
-use forebay_engine::doctor::MachineProfile;
-use forebay_engine::plan::{
-    HitCurve, PlanRequest, PlannedModel, Planner, Rates, SEQUENCES_MOST, Together, Work, gpu_facts,
-};
-use forebay_engine::{EngineError, Interrupt, Session, SessionOptions, free_bytes};
+use forebay_engine::doctor::{MachineProfile, ProfileError};
+use forebay_engine::plan::{Asked, HitCurve, PlannedModel, Rates};
+use forebay_engine::{EngineError, Interrupt, Session, SessionOptions};
 use forebay_lab::assess as lab;
 use forebay_lab::assess::{Machine, RecordOptions, Subject, prompts};
 use forebay_lab::replay::{ReplayPolicy, replay_while};
@@ -80,31 +78,22 @@ fn planned(
         }
     };
     let context = model.context(options)?;
-    let alone =
-        SessionOptions { sequences: 1, kv_tokens: None, for_engine: false, ..options.clone() };
-    let mut request = PlanRequest::of_session(&alone, context, Work::alone(prompt_tokens, 0));
-    let mut planner = Planner::new(&model, &rates, &hits);
-    if is_here {
-        // If the caller names more RAM than is free here, the plan is for a machine that has it.
-        request.ram_free_bytes = Some(free_bytes().max(options.ram_bytes.unwrap_or(0)));
-        if let Some(facts) = gpu_facts(request.device) {
-            planner = planner.with_facts(facts);
-        }
-    }
-    let planned = planner.plan(&request)?;
-    let together = planner.together(&request, SEQUENCES_MOST);
+    let (model, rates, hits) = (&model, &rates, &hits);
+    let asked = Asked { model, options, context, prompt_tokens, rates, hits, is_here };
+    let answered = asked.plan()?;
     let mut document = json!({
         "model": model.info,
         "machine": profile.machine.cpu,
         "gpu": rates.gpu_name(),
-        "ram_bytes": request.ram_bytes,
-        "vram_bytes": request.vram_bytes,
+        "ram_bytes": answered.request.ram_bytes,
+        "vram_bytes": answered.request.vram_bytes,
         "context": context,
         "prompt_tokens": prompt_tokens,
-        "best_sequences": Together::best(&together).map(|best| best.sequences),
-        "together": together,
+        "best_sequences": answered.best_sequences(),
+        "together": answered.together,
     });
-    if let (Value::Object(document), Value::Object(planned)) = (&mut document, json!(planned)) {
+    let planned = json!(answered.planned);
+    if let (Value::Object(document), Value::Object(planned)) = (&mut document, planned) {
         document.extend(planned);
     }
     Ok(document)
@@ -112,28 +101,17 @@ fn planned(
 
 /// Reads the profile in `file`, or this machine's profile with the disk that the model is on.
 fn machine_profile(file: Option<&Path>, model: &Path) -> Result<MachineProfile, Failed> {
-    match file {
-        Some(path) => {
-            let text = std::fs::read_to_string(path);
-            let wrong =
-                |why: String| Failed::Words("FormatError", format!("{}: {why}", path.display()));
-            let text = text.map_err(|error| wrong(error.to_string()))?;
-            MachineProfile::parse(&text).map_err(|why| wrong(why.to_owned()))
+    MachineProfile::find(file, model).map_err(|error| match error {
+        ProfileError::NotMeasured { why } => {
+            let words =
+                format!("{why}: run forebay doctor on the model's disk first, or name a profile");
+            Failed::Words("ProfileError", words)
         }
-        None => {
-            let folder = match model.parent() {
-                _ if model.is_dir() => model,
-                Some(parent) if !parent.as_os_str().is_empty() => parent,
-                _ => Path::new("."),
-            };
-            MachineProfile::of_folder(folder).map_err(|why| {
-                let words = format!(
-                    "{why}: run forebay doctor on the model's disk first, or name a profile"
-                );
-                Failed::Words("ProfileError", words)
-            })
+        ProfileError::Damaged { .. } => Failed::Words("FormatError", error.to_string()),
+        ProfileError::Unreadable { path, source } => {
+            EngineError::Format(forebay_format::FormatError::Io { path, source }).into()
         }
-    }
+    })
 }
 
 fn rates(profile: &MachineProfile) -> Result<Rates, Failed> {
@@ -237,7 +215,7 @@ fn replayed(
 }
 
 /// What to record for an assessment.
-struct Asked {
+struct Wanted {
     prompts: Option<PathBuf>,
     tokens: usize,
     seed: u64,
@@ -261,11 +239,11 @@ pub fn assess(
     progress: Option<Py<PyAny>>,
 ) -> PyResult<String> {
     let options = Options::read(py, options)?.session(py)?;
-    let options = SessionOptions { for_engine: false, ..options };
+    let options = SessionOptions { for_engine: false, mtp: false, ..options };
     let trace = trace.map(|path| OutputFile::replace(&path)).transpose();
     let trace = trace.map_err(|error| of_output(py, &error))?;
     let trace = trace.map(|file| SharedStream::new(file.into_stream()));
-    let asked = Asked { prompts, tokens, seed, raw, profile };
+    let asked = Wanted { prompts, tokens, seed, raw, profile };
     let mut watch = Watch::new(progress.as_ref(), options.interrupt.clone());
     let done = py.detach(|| assessed(&model, &options, &asked, trace.as_ref(), &mut watch));
     let document = match (done, watch.stopped) {
@@ -282,7 +260,7 @@ pub fn assess(
 fn assessed(
     model: &Path,
     options: &SessionOptions,
-    asked: &Asked,
+    asked: &Wanted,
     trace: Option<&SharedStream>,
     watch: &mut Watch<'_>,
 ) -> Result<Value, Failed> {

@@ -96,15 +96,6 @@ pub fn name(model: &Path) -> String {
     of_file.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
 }
 
-/// Returns a folder on the model's disk.
-pub fn folder(model: &Path) -> &Path {
-    match model.parent() {
-        _ if model.is_dir() => model,
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    }
-}
-
 /// Describes a model from its headers only.
 pub fn inspect(model: &Path) -> Outcome<Inspection> {
     check(model)?;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use forebay_engine::doctor::MachineProfile;
+use forebay_engine::doctor::{MachineProfile, folder_of};
 use forebay_engine::plan::{
     HitCurve, PlanRequest, PlannedModel, Planner, PredictedRate, Rates, SEQUENCES_MOST, Together,
     Work,
@@ -12,7 +12,7 @@ use forebay_server::Outlook;
 use serde_json::Value;
 
 use crate::commands::plan::{Document, PROMPT_TOKENS, RECORDED_ROUTING, rate_in_words, warnings};
-use crate::{open, output};
+use crate::output;
 
 /// A model that was read for plans, and the rates of this machine with the model's disk.
 pub struct SessionPlan {
@@ -28,7 +28,7 @@ impl SessionPlan {
     /// Returns an error if the file is damaged or its architecture is unknown.
     pub fn open(model: &Path) -> Result<SessionPlan, EngineError> {
         let again = |why: &str| format!("{why}: run forebay doctor");
-        let profile = MachineProfile::of_folder(open::folder(model)).map_err(again);
+        let profile = MachineProfile::of_folder(folder_of(model)).map_err(again);
         let machine = profile.and_then(|profile| {
             let rates = Rates::new(&profile).map_err(again)?;
             Ok((profile, rates))

@@ -29,8 +29,8 @@ pub use disk::{CopyRate, DiskBursts, DiskCase, DiskReport, PlaceRates};
 pub use gpu::{BesideCpu, GpuRates, GpuReport, PcieRates, PinnedCopyRate};
 pub use paths::IoPath;
 pub use profile::{
-    DecoderRate, KernelRate, MachineIdentity, MachineProfile, PROFILE_VERSION, ProfiledRead,
-    ReadChoice,
+    DecoderRate, KernelRate, MachineIdentity, MachineProfile, PROFILE_VERSION, ProfileError,
+    ProfiledRead, ReadChoice, folder_of,
 };
 pub use quality::{Activity, ProfileQuality, QualityState, RepeatedReading};
 

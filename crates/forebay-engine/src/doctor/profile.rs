@@ -38,6 +38,27 @@ pub struct ProfiledRead {
     pub staging_bytes: usize,
 }
 
+/// Reason why there is no profile.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    #[error("{}", path.display())]
+    Unreadable { path: PathBuf, source: std::io::Error },
+    #[error("{}: {why}", path.display())]
+    Damaged { path: PathBuf, why: &'static str },
+    /// `forebay doctor` has not measured this machine.
+    #[error("{why}")]
+    NotMeasured { why: &'static str },
+}
+
+/// Returns a folder on the disk of a model.
+pub fn folder_of(model: &Path) -> &Path {
+    match model.parent() {
+        _ if model.is_dir() => model,
+        Some(parent) if !parent.as_os_str().is_empty() => parent,
+        _ => Path::new("."),
+    }
+}
+
 /// Measured rates of a machine, for planning. Rates are bytes per second.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MachineProfile {
@@ -154,6 +175,24 @@ impl MachineProfile {
         match MachineIdentity::here(folder) {
             Ok(here) if here == profile.machine => Ok(profile),
             _ => Err("the machine profile is of another machine or disk"),
+        }
+    }
+
+    /// Reads the profile in `file`, or this machine's profile with the disk that `model` is on.
+    ///
+    /// # Errors
+    /// Returns an error if there is no such profile, or if it is damaged.
+    pub fn find(file: Option<&Path>, model: &Path) -> Result<MachineProfile, ProfileError> {
+        let Some(path) = file else {
+            let found = MachineProfile::of_folder(folder_of(model));
+            return found.map_err(|why| ProfileError::NotMeasured { why });
+        };
+        let path = path.to_owned();
+        match std::fs::read_to_string(&path) {
+            Ok(text) => {
+                MachineProfile::parse(&text).map_err(|why| ProfileError::Damaged { path, why })
+            }
+            Err(source) => Err(ProfileError::Unreadable { path, source }),
         }
     }
 

@@ -14,8 +14,10 @@
 //! sub_layers.rs  seconds for dense models that do not fit in VRAM
 //! trust.rs       decides if a prediction is shown as a number, a range or nothing
 //! whole.rs       memory that a whole model takes beside others
+//! asked.rs       the plan that a user asks for
 //! ```
 
+mod asked;
 mod coding;
 mod cost;
 mod cpu_offload;
@@ -37,6 +39,7 @@ use crate::device;
 pub use crate::gpu::OpenGpu;
 use crate::gpu::{self, Facts};
 use crate::{CpuOffload, DeviceChoice, EngineError, SessionOptions, default_budget_bytes};
+pub use asked::{Answered, Asked};
 pub(crate) use coding::Coding;
 pub use cost::{Cost, Placement, Prediction, Speed, Work};
 pub use hits::{HitCurve, share_in_either};

@@ -4,15 +4,13 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use anyhow::{Context as _, anyhow};
-use forebay_engine::doctor::MachineProfile;
+use anyhow::anyhow;
+use forebay_engine::doctor::{MachineProfile, ProfileError, folder_of};
 use forebay_engine::plan::{
-    HitCurve, Plan, PlanRequest, Planned, PlannedModel, Planner, PredictedRate, Prediction, Rates,
-    SEQUENCES_MOST, Speed, Together, Work,
+    self, Answered, HitCurve, Plan, PlanRequest, Planned, PlannedModel, PredictedRate, Prediction,
+    Rates, Speed, Together, Work,
 };
-use forebay_engine::{
-    DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions, free_bytes,
-};
+use forebay_engine::{DeviceChoice, EngineError, Generation, ModelInfo, Session, SessionOptions};
 use forebay_model::{SubLayerCounts, SubLayerPlacement};
 use forebay_stream::{MemoryPlan, PolicyKind};
 use serde::Serialize;
@@ -78,24 +76,14 @@ pub fn run(args: PlanArgs) -> Outcome {
         None => HitCurve::default(),
         Some(path) => hits(path, args.policy)?,
     };
-    let work = Work::alone(PROMPT_TOKENS, 0);
-    let mut request = PlanRequest::of_session(&options, context, work);
-    if args.profile.is_none() {
-        // If the user names more RAM than is free here, the plan is for a machine that has it.
-        request.ram_free_bytes = Some(free_bytes().max(args.ram.unwrap_or(0)));
-    }
-    let mut planner = Planner::new(&model, &rates, &hits);
-    let facts = match args.profile {
-        None => forebay_engine::plan::gpu_facts(request.device),
-        Some(_) => None,
-    };
-    let estimated = facts.is_none() && rates.gpu_name().is_some();
-    if let Some(facts) = facts {
-        planner = planner.with_facts(facts);
-    }
-    let planned = planner.plan(&request).map_err(named)?;
-    let together = planner.together(&request, SEQUENCES_MOST);
-    let asked = Asked { args: &args, request, profile, estimated };
+    let is_here = args.profile.is_none();
+    let prompt_tokens = PROMPT_TOKENS;
+    let (model, options, rates, hits) = (&model, &options, &rates, &hits);
+    let asked = plan::Asked { model, options, context, prompt_tokens, rates, hits, is_here };
+    let answered = asked.plan().map_err(named)?;
+    let best_sequences = answered.best_sequences();
+    let Answered { request, planned, together, free_vram_is_estimated } = answered;
+    let asked = Asked { args: &args, request, profile, estimated: free_vram_is_estimated };
     let warnings = warnings(&planned);
     if args.json {
         return output::json(&Document {
@@ -108,9 +96,9 @@ pub fn run(args: PlanArgs) -> Outcome {
             context,
             prompt_tokens: PROMPT_TOKENS,
             expected_hits_from: asked.hits_from(),
-            free_vram_is_estimated: estimated,
+            free_vram_is_estimated,
             planned: &planned,
-            best_sequences: Together::best(&together).map(|best| best.sequences),
+            best_sequences,
             together: &together,
             warnings: &warnings,
         });
@@ -152,16 +140,15 @@ fn options(args: &PlanArgs) -> SessionOptions {
 
 /// Reads the profile in `file`, or this machine's profile with the disk that `model` is on.
 pub fn profile(file: Option<&Path>, model: &Path) -> anyhow::Result<MachineProfile> {
-    match file {
-        Some(path) => {
-            open::check(path)?;
-            let text = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
-            MachineProfile::parse(&text).map_err(|why| anyhow!("{}: {why}", path.display()))
-        }
-        None => MachineProfile::of_folder(open::folder(model)).map_err(|why| {
-            anyhow!("{why}: run forebay doctor on the model's disk first, or give --profile FILE")
-        }),
+    if let Some(path) = file {
+        open::check(path)?;
     }
+    MachineProfile::find(file, model).map_err(|error| match error {
+        ProfileError::NotMeasured { why } => {
+            anyhow!("{why}: run forebay doctor on the model's disk first, or give --profile FILE")
+        }
+        error => error.into(),
+    })
 }
 
 /// Returns the rates in a profile.
@@ -444,7 +431,7 @@ pub fn predicted(
     work: Work,
 ) -> Result<Prediction, String> {
     let again = |why: &str| format!("{why}: run forebay doctor");
-    let profile = MachineProfile::of_folder(open::folder(model)).map_err(again)?;
+    let profile = MachineProfile::of_folder(folder_of(model)).map_err(again)?;
     let rates = Rates::new(&profile).map_err(again)?;
     let predicted = session.predicted(&rates, &hits(), work);
     predicted.ok_or_else(|| again("the machine profile has no GPU"))
