@@ -65,7 +65,10 @@ pub use forebay_store::{Interrupt, give_back_free_memory, keep_little_free_memor
 pub use forebay_stream::LayerUses;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
 pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, block_kind, inspect};
-pub use kv_tiers::{KvDisk, KvDiskType, KvTierStatistics};
+pub use kv_tiers::{
+    KvDisk, KvDiskType, KvFolder, KvFolderError, KvFolderNote, KvTierStatistics, OpenedKvFolder,
+    kv_secret,
+};
 pub use memory::{default_budget_bytes, free_bytes, peak_resident_bytes};
 pub use mtp::MtpStatistics;
 pub use options::{CpuOffload, KvCacheType, SessionOptions};

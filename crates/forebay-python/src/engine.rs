@@ -3,14 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_engine::{Engine as Inner, EngineError, Session, SessionOptions};
+use forebay_engine::{Engine as Inner, EngineError, OpenedKvFolder, Session, SessionOptions};
+use forebay_requests::embed::{self, PoolingName, Texts};
 use forebay_requests::{Endpoint, Prepared, Refusal, Text, Wanted, Worker, wanted};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+use serde::Deserialize as _;
+use serde::de::IntoDeserializer as _;
 use serde_json::{Value, json};
 
-use crate::errors::{of_engine, raise};
+use crate::errors::{of_engine, of_kv_folder, raise};
+use crate::log::warn;
 use crate::options::Options;
-use crate::run::{Run, Wake};
+use crate::run::{Failure, Run, Wake};
 use crate::watch::Watch;
 
 /// Number of requests that run together if the caller names none: so many, or fewer until they fit in memory.
@@ -39,15 +44,33 @@ impl Engine {
     ) -> PyResult<Engine> {
         let given = Options::read(py, options)?;
         let (session, engine) = (given.session(py)?, given.engine(py)?);
-        let (session, stopped) = open(py, &model, session, given.parallel, progress.as_ref());
+        let kv_disk = match given.kv_folder(py)? {
+            None => None,
+            Some(folder) => {
+                let opened = py.detach(|| folder.open(&session, None));
+                let OpenedKvFolder { disk, notes } =
+                    opened.map_err(|error| of_kv_folder(py, &error))?;
+                for note in notes {
+                    warn(py, &note.text)?;
+                }
+                disk
+            }
+        };
+        // Proposals are checked for one sequence.
+        let parallel = given.parallel.or(given.mtp.then_some(1));
+        let (session, stopped) = open(py, &model, session, parallel, progress.as_ref());
         let session = session.map_err(|error| of_engine(py, &error, stopped))?;
         py.detach(|| {
             let text = session.text()?;
-            let name = model.file_name().unwrap_or(model.as_os_str()).to_string_lossy();
+            let name = if model.is_dir() { model.file_name() } else { model.file_stem() };
+            let name = name.unwrap_or(model.as_os_str()).to_string_lossy();
             let (context, load_seconds) = (session.context(), session.statistics().load_seconds);
             let text =
                 Text::new(&name, text).map_err(|error| Failed::Template(error.to_string()))?;
-            let engine = Inner::new(session, &engine);
+            let mut engine = Inner::new(session, &engine);
+            if let Some(disk) = kv_disk {
+                engine.set_kv_disk(disk, &name)?;
+            }
             let running_most = engine.running_most();
             let worker =
                 Worker::start(engine).map_err(|error| Failed::Thread(error.to_string()))?;
@@ -87,13 +110,64 @@ impl Engine {
             }
         };
         prepared.request.priority = priority;
-        let of_failure = Arc::downgrade(&worker);
-        let failure = Arc::new(move || of_failure.upgrade().and_then(|worker| worker.failure()));
         let wake = wake.map(|wake| (wake.get(), number));
-        let run = Run::start(&worker, &self.text, &prepared, wake, failure);
+        let run = Run::start(&worker, &self.text, &prepared, wake, failure_of(&worker));
         // If the engine was closed meanwhile, this is the last handle, and dropping it waits for the thread.
         py.detach(|| drop(worker));
         Ok(run)
+    }
+
+    /// Queues a text, or its tokens, for its embedding. `number` is what `wake` calls it.
+    #[pyo3(signature = (text, pooling, truncate, wake=None, number=0, priority=0))]
+    #[expect(clippy::too_many_arguments, reason = "Python's wrapper passes them by name")]
+    fn embed(
+        &self,
+        py: Python<'_>,
+        text: OneText,
+        pooling: &str,
+        truncate: bool,
+        wake: Option<&Bound<'_, Wake>>,
+        number: u64,
+        priority: i32,
+    ) -> PyResult<Run> {
+        let pooling = PoolingName::deserialize(pooling.into_deserializer());
+        let pooling = pooling.map_err(|error: serde::de::value::Error| {
+            raise(py, "OptionError", format!("pooling: {error}"))
+        })?;
+        let worker = self.worker(py)?;
+        let tokenizer = &self.text.tokenizer;
+        let prompts = py.detach(|| embed::prompts(tokenizer, text.into(), self.context, truncate));
+        let run = prompts.map_err(|refusal| refused(py, refusal)).map(|mut prompts| {
+            let request = embed::request(prompts.pop().unwrap_or_default(), pooling, priority);
+            let wake = wake.map(|wake| (wake.get(), number));
+            Run::embed(&worker, request, wake, failure_of(&worker))
+        });
+        // If the engine was closed meanwhile, this is the last handle, and dropping it waits for the thread.
+        py.detach(|| drop(worker));
+        run
+    }
+
+    /// Returns embeddings, with their dimensions, of states as bytes of f32.
+    fn embedding(
+        &self,
+        py: Python<'_>,
+        state: &[u8],
+        dimensions: Option<usize>,
+        normalise: bool,
+    ) -> PyResult<Py<PyBytes>> {
+        let dimensions = self.dimensions(py, dimensions)?;
+        let numbers = state.as_chunks().0.iter().map(|bytes| f32::from_ne_bytes(*bytes));
+        let mut numbers: Vec<f32> = numbers.take(dimensions).collect();
+        if normalise {
+            numbers = embed::normalised(&numbers);
+        }
+        let bytes: Vec<u8> = numbers.iter().flat_map(|x| x.to_ne_bytes()).collect();
+        Ok(PyBytes::new(py, &bytes).unbind())
+    }
+
+    /// Returns the length of embeddings.
+    fn dimensions(&self, py: Python<'_>, wanted: Option<usize>) -> PyResult<usize> {
+        embed::dimensions(wanted, self.text.info.hidden).map_err(|refusal| refused(py, refusal))
     }
 
     /// Returns the prompt of a request as text and tokens, without running it.
@@ -197,6 +271,28 @@ impl Engine {
             drop(taken);
         });
     }
+}
+
+/// A text, or its tokens.
+#[derive(FromPyObject)]
+enum OneText {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+impl From<OneText> for Texts {
+    fn from(text: OneText) -> Texts {
+        match text {
+            OneText::Text(text) => Texts::One(text),
+            OneText::Tokens(tokens) => Texts::Tokens(tokens),
+        }
+    }
+}
+
+/// Returns what tells why the engine has failed.
+fn failure_of(worker: &Arc<Worker>) -> Failure {
+    let worker = Arc::downgrade(worker);
+    Arc::new(move || worker.upgrade().and_then(|worker| worker.failure()))
 }
 
 enum Failed {

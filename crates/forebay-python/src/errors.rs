@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io;
 use std::path::Path;
 
-use forebay_engine::EngineError;
+use forebay_engine::{EngineError, KvDiskError, KvFolderError};
 use forebay_format::FormatError;
 use forebay_model::ModelError;
 use forebay_store::{OutputError, ReadError, StoreError};
@@ -74,9 +74,12 @@ pub fn of_engine(py: Python<'_>, error: &EngineError, stopped: Option<PyErr>) ->
         EngineError::BadOption { .. }
         | EngineError::Store(StoreError::Url { .. } | StoreError::Option { .. })
         | EngineError::EmptyPrompt
-        | EngineError::Model(ModelError::ContextFull { .. } | ModelError::TokenOutOfRange { .. }) => {
-            "OptionError"
-        }
+        | EngineError::Model(
+            ModelError::ContextFull { .. }
+            | ModelError::TokenOutOfRange { .. }
+            | ModelError::NoMtp { .. },
+        ) => "OptionError",
+        EngineError::KvDisk(error) => return of_kv_disk(py, error),
         EngineError::QueueFull { .. } => "QueueFullError",
         EngineError::DoesNotFit { .. }
         | EngineError::DoesNotFitDevice { .. }
@@ -95,6 +98,37 @@ pub fn of_engine(py: Python<'_>, error: &EngineError, stopped: Option<PyErr>) ->
         _ => "Error",
     };
     raise(py, class, words(error))
+}
+
+fn of_kv_disk(py: Python<'_>, error: &KvDiskError) -> PyErr {
+    let about_file = match error {
+        KvDiskError::Io { path, source } => of_system(path, source),
+        _ => None,
+    };
+    let class = match error {
+        KvDiskError::Io { .. } | KvDiskError::InUse { .. } => "WriteError",
+        KvDiskError::Version { .. } => "FormatError",
+        KvDiskError::OthersMayRead { .. }
+        | KvDiskError::NotAStore { .. }
+        | KvDiskError::Encrypted { .. }
+        | KvDiskError::NotEncrypted { .. }
+        | KvDiskError::WrongSecret { .. } => "OptionError",
+    };
+    about_file.unwrap_or_else(|| raise(py, class, words(error)))
+}
+
+/// Returns the exception of a folder of KV blocks, or of its key.
+pub fn of_kv_folder(py: Python<'_>, error: &KvFolderError) -> PyErr {
+    match error {
+        KvFolderError::Disk(error) => of_kv_disk(py, error),
+        KvFolderError::KeyUnreadable { path, source } => {
+            of_system(path, source).unwrap_or_else(|| raise(py, "ReadError", words(error)))
+        }
+        KvFolderError::NoRam
+        | KvFolderError::NotF16
+        | KvFolderError::OthersMayReadKey { .. }
+        | KvFolderError::KeyTooShort { .. } => raise(py, "OptionError", words(error)),
+    }
 }
 
 pub fn of_format(py: Python<'_>, error: FormatError) -> PyErr {

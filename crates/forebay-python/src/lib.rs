@@ -5,6 +5,7 @@
 mod engine;
 mod errors;
 mod load;
+mod log;
 mod measure;
 mod options;
 mod run;
@@ -40,4 +41,8 @@ mod native {
     /// Version of the package.
     #[pymodule_export]
     const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+    /// Most texts of one call that wait for their embeddings.
+    #[pymodule_export]
+    const EMBEDDINGS_QUEUED: usize = forebay_requests::embed::QUEUED_MOST;
 }

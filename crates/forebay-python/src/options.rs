@@ -1,7 +1,11 @@
 //! Options of an engine, as Python gives them.
 
+use std::path::PathBuf;
+
 use forebay_engine::engine::{EngineOptions, Latency};
-use forebay_engine::{CpuOffload, DeviceChoice, KvCacheType, KvInVram, SessionOptions};
+use forebay_engine::{
+    CpuOffload, DeviceChoice, KvCacheType, KvDiskType, KvFolder, KvInVram, SessionOptions,
+};
 use forebay_store::IoKind;
 use forebay_stream::PolicyKind;
 use pyo3::prelude::*;
@@ -26,11 +30,18 @@ pub struct Options {
     kv_vram: Option<u64>,
     kv_ram: Option<u64>,
     snapshot_every: Option<usize>,
+    kv_disk: Option<PathBuf>,
+    kv_disk_size: u64,
+    kv_disk_type: String,
+    kv_disk_writes_per_day: u64,
+    kv_disk_encrypt: Option<PathBuf>,
     /// True lets the CPU always compute experts, false never.
     cpu_experts: Option<bool>,
     cuda_graphs: bool,
     policy: Option<String>,
     prefetch: bool,
+    /// True to load the layer that predicts further tokens.
+    pub mtp: bool,
     io: Option<String>,
     verify: bool,
     exact: bool,
@@ -80,6 +91,8 @@ impl Options {
             ("context", self.context == Some(0)),
             ("threads", self.threads == Some(0)),
             ("parallel", self.parallel == Some(0)),
+            ("kv_disk_size", self.kv_disk_size == 0),
+            ("kv_disk_writes_per_day", self.kv_disk_writes_per_day == 0),
         ] {
             if is_zero {
                 return Err(wrong(py, format!("{name} is 0, but at least 1 is needed")));
@@ -104,12 +117,44 @@ impl Options {
             cuda_graphs: self.cuda_graphs,
             policy,
             prefetch: self.prefetch,
+            mtp: self.mtp,
             io,
             verify: self.verify,
             exact: self.exact,
             for_engine: true,
             ..usual
         })
+    }
+
+    /// Returns the folder for keys and values, if there is one.
+    pub fn kv_folder(&self, py: Python<'_>) -> PyResult<Option<KvFolder>> {
+        let ty = match self.kv_disk_type.as_str() {
+            "as-cached" => KvDiskType::AsCached,
+            "q8_0" => KvDiskType::Q8_0,
+            other => {
+                let words =
+                    format!("kv_disk_type is {other:?}, but \"as-cached\" or \"q8_0\" is needed");
+                return Err(wrong(py, words));
+            }
+        };
+        let Some(path) = &self.kv_disk else {
+            let without = [
+                ("kv_disk_type", ty != KvDiskType::AsCached),
+                ("kv_disk_encrypt", self.kv_disk_encrypt.is_some()),
+            ];
+            let without = without.into_iter().find(|(_, is_given)| *is_given);
+            return match without {
+                Some((name, _)) => Err(wrong(py, format!("{name} needs kv_disk, which is None"))),
+                None => Ok(None),
+            };
+        };
+        Ok(Some(KvFolder {
+            path: path.clone(),
+            bytes: self.kv_disk_size,
+            ty,
+            bytes_per_day: self.kv_disk_writes_per_day,
+            key: self.kv_disk_encrypt.clone(),
+        }))
     }
 
     /// Returns the options of the engine.

@@ -11,9 +11,10 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_engine::EngineError;
-use forebay_engine::engine::Sink;
+use forebay_engine::engine::{Request, Sink};
 use forebay_requests::{
-    Choice, Piece, Prepared, Text, Ticket, Token, Update, Worker, answer, sink,
+    AnswerFailure, Choice, Piece, Prepared, Text, Ticket, Token, Update, Worker, answer, embed,
+    sink,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -22,6 +23,13 @@ use crate::errors::{of_engine, raise};
 
 /// Time after which a call that waits looks at the signals of the interpreter.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// Something that a request has brought.
+enum Item {
+    Update(Update),
+    /// The state of a text, not normalised. It is the only item of its request.
+    Embedding(Result<Vec<f32>, Option<AnswerFailure>>),
+}
 
 /// What the engine's thread and the caller of a request share.
 #[derive(Default)]
@@ -33,7 +41,7 @@ struct Shared {
 
 #[derive(Default)]
 struct State {
-    updates: VecDeque<Update>,
+    updates: VecDeque<Item>,
     ticket: Option<Ticket>,
     refused: Option<EngineError>,
     /// The engine has taken or refused the request.
@@ -76,6 +84,18 @@ impl Shared {
 
 /// Tells the caller that no update follows, when the engine drops the sink.
 struct Finishes(Arc<Shared>);
+
+impl Finishes {
+    /// Adds an item. Returns false if the request was cancelled.
+    fn take(&self, item: Item) -> bool {
+        let mut goes_on = true;
+        self.0.change(|state| {
+            goes_on = !state.is_cancelled;
+            state.updates.push_back(item);
+        });
+        goes_on
+    }
+}
 
 impl Drop for Finishes {
     fn drop(&mut self) {
@@ -138,11 +158,14 @@ impl Wake {
     }
 }
 
+/// Returns why the engine has failed.
+pub type Failure = Arc<dyn Fn() -> Option<String> + Send + Sync>;
+
 /// A request. Dropping it cancels it.
 #[pyclass(frozen, module = "forebay._native")]
 pub struct Run {
     shared: Arc<Shared>,
-    failure: Arc<dyn Fn() -> Option<String> + Send + Sync>,
+    failure: Failure,
 }
 
 impl Run {
@@ -152,21 +175,39 @@ impl Run {
         text: &Text,
         prepared: &Prepared,
         wake: Option<(&Wake, u64)>,
-        failure: Arc<dyn Fn() -> Option<String> + Send + Sync>,
+        failure: Failure,
+    ) -> Run {
+        let request = prepared.request_of(0);
+        Run::queue(worker, request, wake, failure, |finishes| {
+            sink(0, &text.tokenizer, prepared, move |update| finishes.take(Item::Update(update)))
+        })
+    }
+
+    /// Queues a request for an embedding.
+    pub fn embed(
+        worker: &Worker,
+        request: Request,
+        wake: Option<(&Wake, u64)>,
+        failure: Failure,
+    ) -> Run {
+        Run::queue(worker, request, wake, failure, |finishes| {
+            embed::sink(move |state| {
+                finishes.take(Item::Embedding(state));
+            })
+        })
+    }
+
+    fn queue(
+        worker: &Worker,
+        request: Request,
+        wake: Option<(&Wake, u64)>,
+        failure: Failure,
+        sink: impl FnOnce(Finishes) -> Sink,
     ) -> Run {
         let wake = wake.map(|(wake, number)| (wake.inner.clone(), number));
         let shared = Arc::new(Shared { wake, ..Shared::default() });
         let (finishes, replies) = (Finishes(shared.clone()), Replies(shared.clone()));
-        let to_sink = move |update| {
-            let mut goes_on = true;
-            finishes.0.change(|state| {
-                goes_on = !state.is_cancelled;
-                state.updates.push_back(update);
-            });
-            goes_on
-        };
-        let sink: Sink = sink(0, &text.tokenizer, prepared, to_sink);
-        worker.submit(prepared.request_of(0), sink, move |submitted| {
+        worker.submit(request, sink(finishes), move |submitted| {
             let mut state = replies.0.lock();
             match submitted {
                 // A ticket that is dropped cancels the request.
@@ -214,27 +255,40 @@ impl Run {
         let list = PyList::empty(py);
         for update in updates {
             match update {
-                Update::Token { id, pieces, token, .. } => {
+                Item::Update(Update::Token { id, pieces, token, .. }) => {
                     list.append((id, of_pieces(pieces), token.map(|token| of_token(py, token))))?;
                 }
-                Update::Done { pieces, answer, .. } => {
+                Item::Update(Update::Done { pieces, answer, .. }) => {
                     list.append((None::<u32>, of_pieces(pieces), self.of_choice(py, *answer)?))?;
                 }
+                Item::Embedding(Ok(state)) => {
+                    let bytes: Vec<u8> = state.iter().flat_map(|x| x.to_ne_bytes()).collect();
+                    list.append(PyBytes::new(py, &bytes))?;
+                }
+                Item::Embedding(Err(failure)) => return Err(self.of_failure(py, failure)),
             }
         }
         Ok(Some(list))
     }
 
+    /// Returns the exception of a request that failed by itself, or else by the engine.
+    fn of_failure(&self, py: Python<'_>, failure: Option<AnswerFailure>) -> PyErr {
+        let Some(AnswerFailure { message, is_of_request }) = failure else {
+            let why = (self.failure)();
+            return raise(
+                py,
+                "EngineError",
+                why.unwrap_or_else(|| "the request was cancelled".into()),
+            );
+        };
+        raise(py, if is_of_request { "OptionError" } else { "EngineError" }, message)
+    }
+
     /// Returns the end of an answer: message as JSON, reason, text of the stop, and statistics as JSON.
     fn of_choice(&self, py: Python<'_>, choice: Choice) -> PyResult<End> {
-        if let Some(failure) = choice.failure() {
-            let class = if failure.is_of_request { "OptionError" } else { "EngineError" };
-            return Err(raise(py, class, failure.message));
-        }
-        if choice.has_failed() {
-            let why = (self.failure)();
-            let why = why.unwrap_or_else(|| "the request was cancelled".into());
-            return Err(raise(py, "EngineError", why));
+        let failure = choice.failure();
+        if failure.is_some() || choice.has_failed() {
+            return Err(self.of_failure(py, failure));
         }
         let statistics = serde_json::to_string(&choice.statistics).unwrap_or_default();
         let unique = format!("{:016x}", fastrand::u64(..));
@@ -245,7 +299,7 @@ impl Run {
 
 /// Updates that were taken, and if there are no more.
 struct Taken {
-    updates: VecDeque<Update>,
+    updates: VecDeque<Item>,
     is_over: bool,
 }
 

@@ -8,6 +8,7 @@
 
 pub mod answer;
 pub mod effort;
+pub mod embed;
 mod prepare;
 mod rates;
 mod request;

@@ -1,22 +1,17 @@
-//! Embeddings, in the forms of OpenAI and of Ollama.
-//!
-//! An embedding is made of the states of the text's tokens behind the last layer, normalised as for the logits: their mean, or the
-//! last one. It has the length 1.
+//! Embeddings, in the forms of OpenAI and of Ollama. They have the length 1.
 
 use std::collections::VecDeque;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::StatusCode;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use forebay_engine::engine::{Event, Pooling, Request, RequestEnd};
-use forebay_requests::Ticket;
-use forebay_text::Tokenizer;
+use forebay_engine::engine::Request;
+use forebay_requests::embed::{PoolingName, Texts};
+use forebay_requests::{Ticket, embed};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
@@ -32,28 +27,6 @@ use crate::{ollama, openai};
 
 /// Most texts of a request, as in OpenAI's interface.
 const TEXTS_MOST: usize = 2048;
-/// Most texts of a request in the engine's queue.
-const QUEUED_MOST: usize = 32;
-
-/// One or several texts, or their tokens.
-#[derive(Deserialize, ToSchema)]
-#[serde(untagged)]
-#[schema(as = EmbeddingTexts)]
-pub enum Texts {
-    One(String),
-    Several(Vec<String>),
-    Tokens(Vec<u32>),
-    SeveralTokens(Vec<Vec<u32>>),
-}
-
-#[derive(Clone, Copy, Default, Deserialize, ToSchema)]
-#[serde(rename_all = "lowercase")]
-#[schema(as = EmbeddingPooling)]
-pub enum PoolingName {
-    #[default]
-    Mean,
-    Last,
-}
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
@@ -117,7 +90,7 @@ async fn embeddings_of(app: &Arc<App>, body: Body, priority: i32) -> Result<Valu
     let (entry, Body { input, encoding_format, dimensions, pooling, .. }) = app::work(find).await?;
     let lease = app.models.get(entry, None).await?;
     let wanted = Wanted { texts: input, pooling, dimensions, truncates: false, priority };
-    let Embeddings { vectors, tokens } = embed(&lease, wanted).await?;
+    let Embeddings { vectors, tokens } = compute(&lease, wanted).await?;
     let shown = |vector: &Vec<f32>| match encoding_format {
         Encoding::Float => json!(vector),
         Encoding::Base64 => {
@@ -187,42 +160,31 @@ async fn of_ollama(app: Arc<App>, body: Bytes) -> Result<(Lease, Embeddings), Ap
         truncates: body.truncate.unwrap_or(true),
         priority: 0,
     };
-    let embeddings = embed(&lease, wanted).await?;
+    let embeddings = compute(&lease, wanted).await?;
     Ok((lease, embeddings))
 }
 
 /// Computes the embeddings of texts. They run together, beside other requests.
-async fn embed(lease: &Lease, wanted: Wanted) -> Result<Embeddings, ApiError> {
+async fn compute(lease: &Lease, wanted: Wanted) -> Result<Embeddings, ApiError> {
     let Wanted { texts, pooling, dimensions, truncates, priority } = wanted;
-    let hidden = lease.text.info.hidden;
-    let dimensions = dimensions.unwrap_or(hidden);
-    if !(1..=hidden).contains(&dimensions) {
-        let why = format!("dimensions must be from 1 to {hidden}, those of the model");
-        return Err(ApiError { param: Some("dimensions"), ..ApiError::bad(why) });
-    }
-    let pooling = match pooling {
-        PoolingName::Mean => Pooling::Mean,
-        PoolingName::Last => Pooling::Last,
-    };
+    let dimensions = embed::dimensions(dimensions, lease.text.info.hidden)?;
     let tokenizer = lease.text.tokenizer.clone();
     let context = lease.context;
-    let prompts = app::work(move || prompts(&tokenizer, texts, context, truncates)).await?;
+    let prompts =
+        app::work(move || Ok(embed::prompts(&tokenizer, texts, context, truncates)?)).await?;
+    check_count(prompts.len())?;
     let (mut running, mut vectors, mut tokens) = (VecDeque::new(), Vec::new(), 0);
     let mut prompts = prompts.into_iter();
     loop {
-        // Other requests need places in the queue.
-        while running.len() < QUEUED_MOST
-            && let Some(mut prompt) = prompts.next()
+        while running.len() < embed::QUEUED_MOST
+            && let Some(prompt) = prompts.next()
         {
-            if truncates {
-                prompt.truncate(lease.context);
-            }
             tokens += prompt.len();
-            running.push_back(submit(lease, prompt, pooling, priority).await?);
+            running.push_back(submit(lease, embed::request(prompt, pooling, priority)).await?);
         }
         let Some((_ticket, result)) = running.pop_front() else { break };
         let state = result.await.map_err(|_| ApiError::stopped())??;
-        vectors.push(normalised(&state[..dimensions]));
+        vectors.push(embed::normalised(&state[..dimensions]));
     }
     if let Some(note) = access_log::note() {
         note.prompt(tokens);
@@ -230,45 +192,12 @@ async fn embed(lease: &Lease, wanted: Wanted) -> Result<Embeddings, ApiError> {
     Ok(Embeddings { vectors, tokens })
 }
 
-/// Tokens behind the context of which a text that is cut keeps the bytes, because a cut may change the tokens before it.
-const TOKENS_BEHIND: usize = 64;
-
-/// Makes tokens of texts. Of a text that cannot fit the context, only what may fit becomes tokens, or nothing if texts are not
-/// cut.
-fn prompts(
-    tokenizer: &Tokenizer,
-    texts: Texts,
-    context: usize,
-    truncates: bool,
-) -> Result<Vec<Vec<u32>>, ApiError> {
-    let texts = match texts {
-        Texts::One(text) => vec![text],
-        Texts::Several(texts) => texts,
-        Texts::Tokens(tokens) => return checked(vec![tokens]),
-        Texts::SeveralTokens(tokens) => return checked(tokens),
-    };
-    let encode = |text: &String| {
-        let least = tokenizer.tokens_least(text.len());
-        if !truncates && least > context {
-            let why = format!(
-                "input has a text of at least {least} tokens, and the context has {context}"
-            );
-            return Err(ApiError { param: Some("input"), ..ApiError::bad(why) });
-        }
-        let most = tokenizer.bytes_most(context + TOKENS_BEHIND).unwrap_or(text.len());
-        let text = &text[..text.floor_char_boundary(most)];
-        tokenizer.encode(text, true, false).map_err(|error| ApiError::bad(error.to_string()))
-    };
-    checked(texts.iter().map(encode).collect::<Result<_, _>>()?)
-}
-
-fn checked(prompts: Vec<Vec<u32>>) -> Result<Vec<Vec<u32>>, ApiError> {
+fn check_count(texts: usize) -> Result<(), ApiError> {
     let refuse = |why: &str| Err(ApiError { param: Some("input"), ..ApiError::bad(why) });
-    match prompts.len() {
+    match texts {
         0 => refuse("input has no text"),
         count if count > TEXTS_MOST => refuse("input has more than 2048 texts"),
-        _ if prompts.iter().any(Vec::is_empty) => refuse("input has an empty text"),
-        _ => Ok(prompts),
+        _ => Ok(()),
     }
 }
 
@@ -277,33 +206,14 @@ type Embedded = Result<Vec<f32>, ApiError>;
 /// Queues a text. Dropping the ticket cancels it.
 async fn submit(
     lease: &Lease,
-    prompt: Vec<u32>,
-    pooling: Pooling,
-    priority: i32,
+    request: Request,
 ) -> Result<(Ticket, oneshot::Receiver<Embedded>), ApiError> {
     let (sender, result) = oneshot::channel();
-    let mut sender = Some(sender);
-    let sink = move |event| {
-        if let (Event::Finished { end, embedding, .. }, Some(sender)) = (event, sender.take()) {
-            let embedded = match (end, embedding) {
-                (_, Some(state)) => Ok(state),
-                (RequestEnd::Failed(why), None) => {
-                    Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, why))
-                }
-                _ => Err(ApiError::stopped()),
-            };
-            // If nobody waits, the client is gone.
-            let _ = sender.send(embedded);
-        }
-        ControlFlow::Continue(())
-    };
-    let request = Request { prompt, priority, pooling: Some(pooling), ..Request::default() };
-    Ok((submit_to(&lease.worker, request, Box::new(sink)).await?, result))
-}
-
-/// Returns a vector of the same direction and the length 1. One of zeros stays as it is.
-fn normalised(state: &[f32]) -> Vec<f32> {
-    let length = state.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-    let divisor = if length > 0.0 { length } else { 1.0 };
-    state.iter().map(|x| (f64::from(*x) / divisor) as f32).collect()
+    let sink = embed::sink(move |embedded| {
+        let embedded =
+            embedded.map_err(|failure| failure.map_or_else(ApiError::stopped, Into::into));
+        // If nobody waits, the client is gone.
+        let _ = sender.send(embedded);
+    });
+    Ok((submit_to(&lease.worker, request, sink).await?, result))
 }

@@ -6,15 +6,18 @@ import asyncio
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Unpack
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Unpack
 
 from . import _native, _requests
 from ._answer import Answer
 from ._load import Path
-from ._measure import Assessment, Plan, assess, engine_options, plan
-from ._requests import ChatOptions, Messages, Options, Prompt, Request
+from ._measure import Assessment, Plan, assess, engine_options, numpy_module, plan
+from ._requests import ChatOptions, Messages, Options, Prompt, Request, TextToEmbed
 from ._streams import AsyncStream, Stream
+
+if TYPE_CHECKING:
+    from ._measure import Array
 
 
 class Engine:
@@ -38,11 +41,20 @@ class Engine:
         kv_vram: VRAM for the KV cache. The rest is in RAM. None takes what fits.
         kv_ram: RAM for keys and values that the device has no room for.
         snapshot_every: Rows of a prompt after which the states of recurrent layers are kept.
+        kv_disk: Folder in which keys and values are kept, too, also after the end. Engines that open the same model later
+            continue from there. A new folder can be read by you only.
+        kv_disk_size: Bytes of this folder; what was not used for the longest time goes first.
+        kv_disk_type: "as-cached", or "q8_0", which makes f16 about half as large and rounds it, so an answer may depend on
+            what was in the folder.
+        kv_disk_writes_per_day: Bytes that are written to this folder on one day at most.
+        kv_disk_encrypt: File of at least 32 random bytes, whose key encrypts the folder.
         cpu_experts: True lets the CPU always compute some of the experts that are not in VRAM, False never. None decides
             by the machine profile.
         cuda_graphs: False launches every kernel by itself.
         policy: Eviction policy of experts, such as "layer-lfu" or "lru".
         prefetch: True prefetches the experts of the next layer.
+        mtp: True loads the model's first layer for multi-token prediction, and checks what it proposes together with the
+            next token. Answers stay the same, and may come sooner. One request runs at a time.
         io: "auto", "uring", "pread" or "mmap".
         verify: False does not verify the checksums of a pack.
         exact: True computes with f32 activations and an f32 KV cache.
@@ -75,10 +87,16 @@ class Engine:
         kv_vram: int | str | None = None,
         kv_ram: int | str | None = None,
         snapshot_every: int | None = None,
+        kv_disk: Path | None = None,
+        kv_disk_size: int | str = "32GiB",
+        kv_disk_type: str = "as-cached",
+        kv_disk_writes_per_day: int | str = "100GiB",
+        kv_disk_encrypt: Path | None = None,
         cpu_experts: bool | None = None,
         cuda_graphs: bool = True,
         policy: str | None = None,
         prefetch: bool = False,
+        mtp: bool = False,
         io: str | None = None,
         verify: bool = True,
         exact: bool = False,
@@ -89,9 +107,11 @@ class Engine:
         given = {
             "vram": vram, "ram": ram, "device": device, "context": context, "threads": threads, "parallel": parallel,
             "kv_tokens": kv_tokens, "kv_type": kv_type, "kv_vram": kv_vram, "kv_ram": kv_ram,
-            "snapshot_every": snapshot_every, "cpu_experts": cpu_experts, "cuda_graphs": cuda_graphs, "policy": policy,
-            "prefetch": prefetch, "io": io, "verify": verify, "exact": exact, "max_latency": max_latency,
-            "queue": queue,
+            "snapshot_every": snapshot_every, "kv_disk": kv_disk, "kv_disk_size": kv_disk_size,
+            "kv_disk_type": kv_disk_type, "kv_disk_writes_per_day": kv_disk_writes_per_day,
+            "kv_disk_encrypt": kv_disk_encrypt, "cpu_experts": cpu_experts, "cuda_graphs": cuda_graphs,
+            "policy": policy, "prefetch": prefetch, "mtp": mtp, "io": io, "verify": verify, "exact": exact,
+            "max_latency": max_latency, "queue": queue,
         }  # fmt: skip
         self._path, self._given = model, given
         self._queue = queue
@@ -207,12 +227,71 @@ class Engine:
             async with room:
                 return await AsyncStream(self._native, _of_batch(given, options)).whole()
 
-        tasks = [asyncio.ensure_future(one(given)) for given in requests]
-        try:
-            return await asyncio.gather(*tasks, return_exceptions=return_exceptions)
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await _together((one(given) for given in requests), return_exceptions)
+
+    def embed(
+        self,
+        texts: Prompt | Iterable[Prompt],
+        *,
+        pooling: str = "mean",
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool = False,
+        priority: int = 0,
+    ) -> Array:
+        """Return embeddings of texts: float32, [texts, dimensions].
+
+        They are made of the states of a text's tokens behind the last layer. Texts run together, beside other requests. A
+        row does not depend on the other texts.
+
+        Args:
+            texts: Texts, or lists of token ids. One text, or the token ids of one, gives one row.
+            pooling: "mean" of the states, or the "last" one.
+            dimensions: Leave out all dimensions behind so many. None is all of the model, `model["hidden"]`.
+            normalize: True makes the length of every row 1, after dimensions are left out.
+            truncate: True cuts texts that are longer than the context. Otherwise they are an error.
+            priority: Waiting requests of a higher priority begin first.
+
+        Raises:
+            OptionError: A text is empty or does not fit the context, or an argument is wrong.
+            EngineError: The engine is closed, or failed.
+            KeyboardInterrupt: The user pressed Ctrl-C. All texts end.
+        """
+        requests = [TextToEmbed(text, pooling, truncate, priority) for text in _requests.texts_of(texts)]
+        rows = self._rows(len(requests), dimensions)
+        pending: deque[_native.Run] = deque()
+        begun = 0
+        for row in range(len(requests)):
+            while begun < len(requests) and len(pending) < self._texts_together:
+                pending.append(requests[begun].submit(self._native))
+                begun += 1
+            collector = requests[row].collector()
+            collector.add(pending.popleft().all())
+            rows[row] = self._row(collector.answer, dimensions, normalize)
+        return rows
+
+    async def aembed(
+        self,
+        texts: Prompt | Iterable[Prompt],
+        *,
+        pooling: str = "mean",
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool = False,
+        priority: int = 0,
+    ) -> Array:
+        """Do the same as `embed` in an event loop. Cancelling the task ends all texts."""
+        requests = [TextToEmbed(text, pooling, truncate, priority) for text in _requests.texts_of(texts)]
+        rows = self._rows(len(requests), dimensions)
+        room = asyncio.Semaphore(self._texts_together)
+
+        async def one(row: int) -> None:
+            async with room:
+                state = await AsyncStream(self._native, requests[row]).whole()
+                rows[row] = self._row(state, dimensions, normalize)
+
+        await _together(one(row) for row in range(len(requests)))
+        return rows
 
     def tokenize(self, text: str, *, add_special: bool = False, parse_special: bool = False) -> list[int]:
         """Return the token ids of a text.
@@ -293,8 +372,19 @@ class Engine:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def _texts_together(self) -> int:
+        return min(_native.EMBEDDINGS_QUEUED, max(self._queue, 1))
+
+    def _rows(self, texts: int, dimensions: int | None) -> Array:
+        numpy = numpy_module()
+        return numpy.empty((texts, self._native.dimensions(dimensions)), numpy.float32)
+
+    def _row(self, state: bytes, dimensions: int | None, normalize: bool) -> Array:
+        return numpy_module().frombuffer(self._native.embedding(state, dimensions, normalize), "=f4")
+
     def _submit(self, request: Request) -> _native.Run:
-        return self._native.submit(request.is_chat, request.body, None, 0, request.priority)
+        return request.submit(self._native)
 
     def _stream(self, request: Request) -> Stream:
         return Stream(self._submit(request), request.collector())
@@ -306,6 +396,16 @@ class Engine:
         answer = collector.answer
         assert answer is not None, "all updates have come"
         return answer
+
+
+async def _together(work: Iterable[Coroutine[Any, Any, Any]], return_exceptions: bool = False) -> list[Any]:
+    """Wait for all of `work`, and cancel the rest if one fails."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks, return_exceptions=return_exceptions)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _of_batch(given: Prompt | Mapping[str, Any], options: Mapping[str, Any]) -> Request:

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 _PHASES = ("all", "prompt", "generate")
+_SIZES = ("vram", "ram", "kv_vram", "kv_ram", "kv_disk_size", "kv_disk_writes_per_day")
+_PATHS = ("kv_disk", "kv_disk_encrypt")
 
 
-def _numpy() -> Any:
+def numpy_module() -> Any:
     try:
         import numpy
     except ImportError as error:
@@ -34,14 +36,17 @@ def engine_options(**given: Any) -> str:
     usual: dict[str, Any] = {
         "device": "auto", "vram": None, "ram": None, "context": None, "threads": None, "parallel": None,
         "kv_tokens": None, "kv_type": "f16", "kv_vram": None, "kv_ram": None, "snapshot_every": None,
-        "cpu_experts": None, "cuda_graphs": True, "policy": None, "prefetch": False, "io": None, "verify": True,
-        "exact": False, "max_latency": None, "queue": 1024,
+        "kv_disk": None, "kv_disk_size": "32GiB", "kv_disk_type": "as-cached", "kv_disk_writes_per_day": "100GiB",
+        "kv_disk_encrypt": None, "cpu_experts": None, "cuda_graphs": True, "policy": None, "prefetch": False,
+        "mtp": False, "io": None, "verify": True, "exact": False, "max_latency": None, "queue": 1024,
     }  # fmt: skip
-    for name, value in given.items():
+    for name in given:
         if name not in usual:
             raise OptionError(f"there is no option {name!r}; options are {', '.join(usual)}")
-        is_size = name in ("vram", "ram", "kv_vram", "kv_ram") and value is not None
-        usual[name] = bytes_of(value) if is_size else value
+    usual.update(given)
+    for names, read in ((_SIZES, bytes_of), (_PATHS, os.fspath)):
+        for name in names:
+            usual[name] = None if usual[name] is None else read(usual[name])
     usual["device"] = str(usual["device"])
     return json.dumps(usual)
 
@@ -98,7 +103,7 @@ def plan(
         OutOfMemoryError: A budget is too small.
         The other exceptions are those of `Engine`.
     """
-    numpy = _numpy()
+    numpy = numpy_module()
     written = _native.plan(
         os.fspath(model), engine_options(**options), _path(profile), _path(routing), prompt_tokens
     )
@@ -192,7 +197,7 @@ def replay(
         FormatError: It is no trace, or is damaged.
         OptionError: A policy, a capacity or the phase is not known.
     """
-    numpy = _numpy()
+    numpy = numpy_module()
     if phase not in _PHASES:
         raise OptionError(f'phase is {phase!r}, but "generate", "prompt" or "all" is needed')
     chosen = [_capacity(given) for given in capacities]
@@ -287,7 +292,7 @@ def assess(
         Error: The model has no experts.
         The other exceptions are those of `Engine`.
     """
-    numpy = _numpy()
+    numpy = numpy_module()
     written = _native.assess(
         os.fspath(model), engine_options(**options), _path(prompts), tokens, seed, raw, _path(profile),
         _path(trace), progress,

@@ -5,6 +5,8 @@ from os import PathLike
 from typing import Any
 
 VERSION: str
+EMBEDDINGS_QUEUED: int
+"""Most texts of one call that wait for their embeddings."""
 
 class Tensor:
     """A tensor in memory. `torch.from_dlpack` and `numpy.from_dlpack` take it without a copy.
@@ -96,6 +98,18 @@ class Engine:
     def submit(
         self, is_chat: bool, body: str, wake: Wake | None = None, number: int = 0, priority: int = 0
     ) -> Run: ...
+    def embed(
+        self,
+        text: str | Sequence[int],
+        pooling: str,
+        truncate: bool,
+        wake: Wake | None = None,
+        number: int = 0,
+        priority: int = 0,
+    ) -> Run: ...
+    def embedding(self, state: bytes, dimensions: int | None, normalise: bool) -> bytes:
+        """Return an embedding as bytes of f32, of a state in the same form."""
+    def dimensions(self, wanted: int | None) -> int: ...
     def prompt(self, is_chat: bool, body: str) -> tuple[str, list[int]]: ...
     def tokenize(self, text: str, add_special: bool, parse_special: bool) -> list[int]: ...
     def detokenize(self, ids: list[int], keep_special: bool) -> str: ...
@@ -124,7 +138,8 @@ class Wake:
 class Run:
     """A request. Dropping it cancels it.
 
-    An update is (id, pieces, probability), and the last one (None, pieces, (message, reason, stop, statistics)).
+    An update is (id, pieces, probability), and the last one (None, pieces, (message, reason, stop, statistics)). The only
+    update of a text to embed is its state, as bytes of f32.
     """
 
     def next(self) -> list[Any]:

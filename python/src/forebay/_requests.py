@@ -7,6 +7,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypedDict
 
+from . import _native
 from ._answer import Collector
 from ._errors import OptionError
 
@@ -79,6 +80,57 @@ class Request(NamedTuple):
 
     def collector(self) -> Collector:
         return Collector(self.stops, self.has_logprobs)
+
+    def submit(self, engine: _native.Engine, wake: _native.Wake | None = None, number: int = 0) -> _native.Run:
+        return engine.submit(self.is_chat, self.body, wake, number, self.priority)
+
+
+class TextToEmbed(NamedTuple):
+    """A text whose embedding is wanted."""
+
+    text: str | list[int]
+    pooling: str
+    truncate: bool
+    priority: int
+
+    def collector(self) -> OneState:
+        return OneState()
+
+    def submit(self, engine: _native.Engine, wake: _native.Wake | None = None, number: int = 0) -> _native.Run:
+        return engine.embed(self.text, self.pooling, self.truncate, wake, number, self.priority)
+
+
+class OneState:
+    """Takes the state of a text."""
+
+    def __init__(self) -> None:
+        self.answer: bytes | None = None
+
+    def add(self, updates: list[bytes]) -> None:
+        for state in updates:
+            self.answer = state
+
+
+def _ids(numbers: Iterable[int]) -> list[int]:
+    ids = [operator.index(number) for number in numbers]
+    for number in ids:
+        if not 0 <= number < 2**32:
+            raise OptionError(f"{number} is no token")
+    return ids
+
+
+def texts_of(texts: Prompt | Iterable[Prompt]) -> list[str | list[int]]:
+    """Return texts, each as text or as token ids. One text, or its token ids, is a list of one."""
+    if isinstance(texts, str):
+        return [texts]
+    given = list(texts)
+    if given and all(hasattr(one, "__index__") for one in given):
+        given = [given]
+    try:
+        return [one if isinstance(one, str) else _ids(one) for one in given]
+    except TypeError:
+        words = "texts is a text, a list of token ids, or a list of these, and not"
+        raise OptionError(f"{words} {texts!r:.80}") from None
 
 
 _DEFAULTS: dict[str, Any] = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05}

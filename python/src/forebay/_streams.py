@@ -141,9 +141,7 @@ class AsyncStream(_Parts, AsyncIterator[Delta]):
         self._engine = None
 
         def submit() -> _native.Run:
-            return engine.submit(
-                request.is_chat, request.body, self._loop.wake, self._number, request.priority
-            )
+            return request.submit(engine, self._loop.wake, self._number)
 
         self._run = await asyncio.to_thread(submit)
 

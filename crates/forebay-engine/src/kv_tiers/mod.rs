@@ -7,6 +7,7 @@
 //! Blocks of suspended sequences are kept in the same memory, by leases.
 
 mod disk;
+mod folder;
 mod host_slots;
 
 use std::ops::Range;
@@ -19,6 +20,7 @@ use serde::Serialize;
 
 use self::disk::Given;
 pub use self::disk::{DiskTier, Fetching, KvDisk, KvDiskType};
+pub use self::folder::{KvFolder, KvFolderError, KvFolderNote, OpenedKvFolder, kv_secret};
 pub use self::host_slots::HostSlot;
 use self::host_slots::{HostSlots, Share};
 use crate::kv::{BlockId, GroupConfig, KV_BLOCK, LostBlock};
