@@ -235,6 +235,38 @@ def test_progress(random_file):
         forebay.load(path, progress=stop)
 
 
+def test_progress_of_a_stream(random_file):
+    path, arrays = random_file([(1000, 1000), (500, 500), (10,), (700, 300)])
+    total = sum(array.nbytes for array in arrays.values())
+    seen = []
+    found = dict(
+        forebay.iter_tensors(path, progress=lambda *of: seen.append(of), framework="np", budget="9MiB")
+    )
+    assert found.keys() == arrays.keys()
+    assert seen[-1] == (total, total) and {of for _, of in seen} == {total}
+    # Nothing is reported twice.
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    # Slices count what is wanted of them.
+    seen.clear()
+    slices = {"t0": [(0, 0, 10), (1, 5, 6)]}
+    tensors = forebay.iter_tensors(
+        path, tensors=["t0"], slices=slices, progress=lambda *of: seen.append(of), framework="np"
+    )
+    assert len(list(tensors)) == 2 and seen[-1] == (44_000, 44_000)
+
+    class Enough(Exception):
+        pass
+
+    def stop(done, total):
+        raise Enough(f"{done} of {total}")
+
+    with forebay.iter_tensors(path, progress=stop, framework="np") as tensors:
+        with pytest.raises(Enough):
+            next(tensors)
+        with pytest.raises(forebay.Error, match="closed"):
+            next(tensors)
+
+
 def test_twenty_threads(random_file):
     path, arrays = random_file([(100, 100), (300, 7), (5,)])
     failures = []

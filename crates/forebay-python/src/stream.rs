@@ -1,6 +1,7 @@
 //! Tensors one after the other, with bounded memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use forebay_engine::load::{Next, StreamOrder, TensorStream};
 use pyo3::prelude::*;
@@ -15,12 +16,22 @@ use crate::tensor::Tensor;
 pub struct Stream {
     /// `None` once the stream is closed.
     inner: Mutex<Option<TensorStream>>,
+    /// Gets the bytes that are done and those in total.
+    progress: Option<Py<PyAny>>,
+    told: Mutex<Told>,
+}
+
+/// The last report of progress.
+#[derive(Default)]
+struct Told {
+    at: Option<Instant>,
+    done: Option<u64>,
 }
 
 #[pymethods]
 impl Stream {
     #[new]
-    #[pyo3(signature = (table, names, slices, device, to_f32, budget, in_order_of_names=false))]
+    #[pyo3(signature = (table, names, slices, device, to_f32, budget, in_order_of_names=false, progress=None))]
     #[expect(clippy::too_many_arguments, reason = "Python's wrapper passes them by name")]
     fn new(
         py: Python<'_>,
@@ -31,6 +42,7 @@ impl Stream {
         to_f32: bool,
         budget: u64,
         in_order_of_names: bool,
+        progress: Option<Py<PyAny>>,
     ) -> PyResult<Stream> {
         let choices = choices(py, table, names, slices)?;
         let request = request(py, table, device, to_f32)?;
@@ -38,7 +50,7 @@ impl Stream {
         let order = if in_order_of_names { StreamOrder::Choices } else { StreamOrder::Files };
         let started = py.detach(|| TensorStream::start(table, choices, request, order, budget));
         let started = started.map_err(|error| of_engine(py, &error, None))?;
-        Ok(Stream { inner: Mutex::new(Some(started)) })
+        Ok(Stream { inner: Mutex::new(Some(started)), progress, told: Mutex::default() })
     }
 
     /// Returns the next tensors, or None at the end.
@@ -46,11 +58,17 @@ impl Stream {
         loop {
             let next = py.detach(|| {
                 let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-                inner.as_mut().map(|stream| stream.next(LOOK))
+                inner.as_mut().map(|stream| (stream.next(LOOK), stream.progress()))
             });
-            let Some(next) = next else {
+            let Some((next, progress)) = next else {
                 return Err(raise(py, "Error", "the stream of tensors is closed".into()));
             };
+            if next.is_ok()
+                && let Err(error) = self.tell(py, progress)
+            {
+                self.close(py);
+                return Err(error);
+            }
             match next.map_err(|error| of_engine(py, &error, None))? {
                 Next::Tensors(tensors) => {
                     return Ok(Some(tensors.into_iter().map(|inner| Tensor { inner }).collect()));
@@ -67,5 +85,21 @@ impl Stream {
             let taken = self.inner.lock().unwrap_or_else(PoisonError::into_inner).take();
             drop(taken);
         });
+    }
+}
+
+impl Stream {
+    /// Calls the function for progress, if there is one and it is time.
+    fn tell(&self, py: Python<'_>, (done, total): (u64, u64)) -> PyResult<()> {
+        let Some(progress) = &self.progress else { return Ok(()) };
+        {
+            let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_early = told.at.is_some_and(|at| at.elapsed() < LOOK) && done < total;
+            if is_early || told.done == Some(done) {
+                return Ok(());
+            }
+            *told = Told { at: Some(Instant::now()), done: Some(done) };
+        }
+        progress.call1(py, (done, total)).map(drop)
     }
 }

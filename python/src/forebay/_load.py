@@ -128,7 +128,8 @@ def load(
         dtype: None keeps the types of the file. "float32" makes float32 of all weights, also of quantised ones.
             Integers and bools stay. It is possible on the CPU only.
         tensors: Names to load. None means all.
-        slices: Ranges by name: `(dimension, start, stop)`, in elements. Only these parts of the files are read.
+        slices: Ranges by name: `(dimension, start, stop)`, in elements. Only these parts of the files are read, and of
+            packs the chunks that hold them.
         progress: Called about 20 times per second with the bytes that are done and the bytes in total. An exception
             that it raises ends the load.
         framework: "pt" for PyTorch, "np" for NumPy, or "raw" for `forebay.Tensor`. None means PyTorch if it is
@@ -213,6 +214,7 @@ def iter_tensors(
     slices: Mapping[str, Slice | list[Slice]] | None = None,
     *,
     budget: int | str = "1GiB",
+    progress: Callable[[int, int], object] | None = None,
     framework: str | None = None,
     storage_options: StorageOptions | None = None,
 ) -> TensorStream:
@@ -223,6 +225,8 @@ def iter_tensors(
             order of the list.
         budget: Bytes, or a text such as "512MiB". Tensors that are being read, that are read ahead, and the last one
             with its neighbours take no more. Tensors that the caller keeps longer are not counted.
+        progress: Called with the bytes that are read, also ahead, and the bytes in total: while the iterator waits, about
+            20 times per second, and when it returns a tensor. An exception that it raises ends the load.
 
     The other arguments, the tensors and the exceptions are those of `load`.
 
@@ -233,7 +237,9 @@ def iter_tensors(
     table = open_table(folder_or_files, storage_options)
     names = None if tensors is None else list(dict.fromkeys(tensors))
     chosen = checked_slices(table, slices)
-    stream = _native.Stream(table, names, chosen, str(device), is_f32(dtype), bytes_of(budget))
+    stream = _native.Stream(
+        table, names, chosen, str(device), is_f32(dtype), bytes_of(budget), progress=progress
+    )
     return TensorStream(stream, wanted, framework is None)
 
 

@@ -54,8 +54,9 @@ pub(super) fn load(
     let mut reader = Reader::open(plan.request.io, plan.sources, &Arena::map(0)?, plan.choice)?;
 
     let total: u64 = plan.planned.iter().map(Planned::wanted_bytes).sum();
-    let direct =
-        read_direct(plan, &places, &mut slots, &mut reader, &mut |done| progress(done, total))?;
+    let direct = read_direct(plan, &places, &mut slots, &mut reader, &mut |done| {
+        progress(done.min(total), total)
+    })?;
     let mut tell = |done: u64| progress((direct + done).min(total), total);
     staged::read(plan, &shares, &mut slots, &mut reader, &mut tell)?;
 

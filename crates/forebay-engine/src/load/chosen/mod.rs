@@ -13,7 +13,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex};
 
 use forebay_format::{Catalog, StoredType, TensorInfo, WeightsTable};
-use forebay_store::{Interrupt, IoKind, IoRecorder, SlotBuffer, Storage};
+use forebay_store::{Interrupt, IoKind, IoRecorder, SLOT_ALIGNMENT, SlotBuffer, Storage};
 
 use super::hold::hold_some;
 use super::{DeviceRequest, HeldTensor, HeldWeights, HoldRequest, Sources};
@@ -123,14 +123,14 @@ pub(crate) struct ChosenPlan<'a> {
 }
 
 /// Loads tensors of `table` and returns them in the order of `choices`. Only the parts of files that hold them are read,
-/// and what is less than 64 KiB between two parts.
+/// and what is less than 64 KiB between two parts. Of a pack, whole chunks are read. Its compact weights become BF16.
 ///
 /// All bytes are in memory when this returns. `progress` is called on this thread with the bytes that are done and the
 /// bytes in total, and may end the load. The last call before this returns says that all bytes are done.
 ///
 /// # Errors
 /// Returns an error if a slice is not inside its tensor, if the tensors do not fit into memory, if the GPU cannot be
-/// used, if a pack's tensors are to be sliced or converted, or if a read fails. Returns [`EngineError::Interrupted`] if
+/// used, or if a read fails. Returns [`EngineError::Interrupted`] if
 /// `progress` or the interrupt ended the load. All memory is freed in these cases.
 ///
 /// # Panics
@@ -155,19 +155,44 @@ pub fn load_chosen(
 }
 
 /// Files that are open for loads.
-enum Opened {
-    Plain(Box<(Sources, ReadChoice)>),
-    Pack(Arc<Catalog>),
+struct Opened {
+    sources: Sources,
+    choice: ReadChoice,
+    /// The catalog, if the file is a pack.
+    pack: Option<Arc<Catalog>>,
 }
 
 impl Opened {
     fn new(table: &WeightsTable, request: &ChosenRequest) -> Result<Opened, EngineError> {
-        if let Some(pack) = &table.pack {
-            return Ok(Opened::Pack(Arc::clone(pack)));
-        }
         let (interrupt, recorder) = (Some(&request.interrupt), request.recorder.as_ref());
-        let sources = Sources::of_files(&request.storage, &table.files, interrupt, recorder)?;
-        Ok(Opened::Plain(Box::new((sources, ReadChoice::for_files(&request.storage, &table.root)))))
+        let (storage, pack) = (&request.storage, table.pack.clone());
+        let sources = match &pack {
+            Some(pack) => Sources::open(storage, pack, true, interrupt, recorder)?,
+            None => Sources::of_files(storage, &table.files, interrupt, recorder)?,
+        };
+        let choice = ReadChoice::for_files(storage, &table.root);
+        Ok(Opened { sources, choice, pack })
+    }
+
+    /// Returns the most bytes before and behind what is wanted, together, that a read also covers: aligned ends, and chunks of a pack,
+    /// which are read whole.
+    fn margin(&self) -> u64 {
+        let chunk =
+            self.pack.as_ref().and_then(|catalog| catalog.pack.as_ref()).map_or(0, |pack| {
+                let plain = pack.chunks.blocks().iter().map(|block| u64::from(block.chunk_bytes));
+                plain.max().unwrap_or(0).max(2 * pack.chunks.coded_bytes_max())
+            });
+        2 * (SLOT_ALIGNMENT as u64 + chunk)
+    }
+
+    /// Returns the most bytes of memory that a tensor takes, with those that are read around it.
+    fn slot_bytes(&self, planned: &Planned) -> u64 {
+        // On a GPU, and in memory of its own on the host, a tensor has aligned ends.
+        let bytes = planned.bytes().saturating_add(2 * SLOT_ALIGNMENT as u64);
+        let read = planned.direct().map_or(0, |extent| {
+            self.sources.checked.plan(&[extent], SLOT_ALIGNMENT).slot_bytes as u64
+        });
+        bytes.max(read)
     }
 
     fn load(
@@ -179,28 +204,59 @@ impl Opened {
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Vec<LoadedTensor>, EngineError> {
         request.interrupt.check()?;
-        match self {
-            Opened::Pack(catalog) => from_pack(table, catalog, choices, request, progress),
-            Opened::Plain(opened) => {
-                let (sources, choice) = &**opened;
-                let plan = |choice: &Choice| Planned::new(table, choice, request.to_f32);
-                let planned = choices.iter().map(plan).collect::<Result<_, _>>()?;
-                let plan = ChosenPlan { sources, choice, request, planned, kept };
-                match request.device {
-                    None => host::load(&plan, progress),
-                    Some(_) if request.to_f32 => Err(EngineError::BadOption {
-                        name: "dtype",
-                        value: "float32".into(),
-                        expected: "weights are converted in host memory only: load to the CPU"
-                            .into(),
-                    }),
-                    Some(_) => gpu::hold_chosen(&plan, progress),
-                }
+        if request.device.is_some() && request.to_f32 {
+            return Err(EngineError::BadOption {
+                name: "dtype",
+                value: "float32".into(),
+                expected: "weights are converted in host memory only: load to the CPU".into(),
+            });
+        }
+        if let Some(catalog) = &self.pack {
+            let is_as_stored = !request.to_f32 && choices.iter().all(|it| it.slice.is_none());
+            let is_all = choices.len() == table.tensors().len();
+            if is_as_stored && (is_all || request.device.is_some()) {
+                return from_pack(table, catalog, choices, request, progress);
             }
+            if request.device.is_some() {
+                check_for_gpu(table, catalog, choices)?;
+            }
+        }
+        let Opened { sources, choice, .. } = self;
+        let plan = |choice: &Choice| Planned::new(table, choice, request.to_f32);
+        let planned = choices.iter().map(plan).collect::<Result<_, _>>()?;
+        let plan = ChosenPlan { sources, choice, request, planned, kept };
+        match request.device {
+            None => host::load(&plan, progress),
+            Some(_) => gpu::hold_chosen(&plan, progress),
         }
     }
 }
 
+/// Refuses slices of tensors that would have to be decoded on the way to a GPU.
+fn check_for_gpu(
+    table: &WeightsTable,
+    catalog: &Catalog,
+    choices: &[Choice],
+) -> Result<(), EngineError> {
+    for choice in choices {
+        let tensor = &table.tensors()[choice.tensor];
+        let is_compact = matches!(tensor.ty, StoredType::Tensor(ty) if ty.compact().is_some());
+        let is_coded = |info: &TensorInfo| {
+            let pack = catalog.pack.as_ref();
+            pack.is_some_and(|pack| pack.chunks.is_coded_at(info.extent.offset))
+        };
+        if is_compact || catalog.tensor(&tensor.name).is_some_and(is_coded) {
+            return Err(EngineError::BadOption {
+                name: "slices",
+                value: format!("for a load to a GPU with tensor {:?}", tensor.name),
+                expected: "slices of compressed tensors of a pack are decoded in host memory only: load to the CPU".into(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Loads tensors of a pack whole and as they are. Blocks with several of them are read at once.
 fn from_pack(
     table: &WeightsTable,
     catalog: &Catalog,
@@ -208,21 +264,7 @@ fn from_pack(
     request: &ChosenRequest,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Vec<LoadedTensor>, EngineError> {
-    let whole = |name, value: String| EngineError::BadOption {
-        name,
-        value,
-        expected: format!(
-            "tensors of a pack are loaded whole and as they are ({})",
-            table.files[0].display()
-        ),
-    };
-    if request.to_f32 {
-        return Err(whole("dtype", "float32".into()));
-    }
     let name = |choice: &Choice| &table.tensors()[choice.tensor].name;
-    if let Some(sliced) = choices.iter().find(|choice| choice.slice.is_some()) {
-        return Err(whole("slices", format!("one of tensor {:?}", name(sliced))));
-    }
     let mut wanted: Vec<&TensorInfo> =
         choices.iter().filter_map(|choice| catalog.tensor(name(choice))).collect();
     wanted.sort_by_key(|info| info.extent);

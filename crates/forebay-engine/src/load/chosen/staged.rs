@@ -6,7 +6,8 @@ use std::ops::{ControlFlow, Range};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-use forebay_format::{StoredType, dequantize};
+use forebay_codec::{Compact, decode_compact};
+use forebay_format::{FormatError, StoredType, TensorType, dequantize};
 use forebay_store::{Arena, BlockLabel, BlockLayout, Extent, LoadItem, SLOT_ALIGNMENT, SlotBuffer};
 
 use super::ChosenPlan;
@@ -47,30 +48,40 @@ fn share_bytes(staging_bytes: usize) -> u64 {
     (staging_bytes as u64).clamp(SHARE_BYTES_MIN, SHARE_BYTES)
 }
 
-/// Returns the largest number of bytes that [`read`] uses beside the tensors.
-pub(super) fn staging_bytes_max(staging_bytes: usize) -> u64 {
-    // A slot has room for the ends of aligned reads.
-    (staging_bytes as u64).max(share_bytes(staging_bytes) + 2 * SLOT_ALIGNMENT as u64)
+/// Returns the largest number of bytes that [`read`] uses beside a tensor, of which reads begin and end up to `margin` bytes outside
+/// of what is wanted.
+pub(super) fn staging_bytes_max(planned: &Planned, staging_bytes: usize, margin: u64) -> u64 {
+    let share = match planned.kept {
+        Some(_) => planned.length.max(share_bytes(staging_bytes)),
+        None => share_bytes(staging_bytes),
+    };
+    (staging_bytes as u64).max(share.saturating_add(margin))
 }
 
 fn is_merged(planned: &Planned) -> bool {
     planned.stride - planned.length <= READ_OVER
 }
 
-/// Cuts a tensor into ranges of wanted bytes: many short runs, or a part of a long run.
+/// Cuts a tensor into ranges of wanted bytes: many short runs, or a part of a long run. Runs of which a part is kept stay whole. Runs
+/// that are read together are of one group.
 fn cut(planned: &Planned, share_bytes: u64) -> impl Iterator<Item = Range<u64>> + '_ {
     let (length, end) = (planned.length, planned.wanted_bytes());
     let block = planned.stored.block_bytes();
     let cost = if is_merged(planned) { planned.stride } else { length + 2 * SLOT_ALIGNMENT as u64 };
+    let of_group = if is_merged(planned) { planned.group * length } else { end };
     let mut at = 0;
     std::iter::from_fn(move || {
         let start = at;
         at = match length > share_bytes {
+            true if planned.kept.is_some() => start + length,
             true => {
                 let end_of_run = (start / length + 1) * length;
                 (start + share_bytes / block * block).min(end_of_run)
             }
-            false => start + (share_bytes / cost.max(1)).max(1) * length,
+            false => {
+                let end_of_group = (start / of_group.max(1) + 1) * of_group;
+                (start + (share_bytes / cost.max(1)).max(1) * length).min(end_of_group)
+            }
         }
         .min(end);
         (start < end).then_some(start..at)
@@ -178,7 +189,7 @@ fn copy_all(
             let (to, behind) = rest.split_at_mut(bytes);
             rest = behind;
             let (layout, from) = (&layouts[jobs.len()], buffers[jobs.len()].as_slice());
-            jobs.push(Job { planned, share, layout, from, to });
+            jobs.push(Job { plan, planned, share, layout, from, to });
         }
     }
     let threads = thread::available_parallelism().map_or(1, NonZero::get).min(jobs.len());
@@ -202,6 +213,7 @@ fn copy_all(
 
 /// Copy of one share.
 struct Job<'a> {
+    plan: &'a ChosenPlan<'a>,
     planned: &'a Planned,
     share: &'a Share,
     layout: &'a BlockLayout,
@@ -211,7 +223,18 @@ struct Job<'a> {
 
 impl Job<'_> {
     fn run(self) -> Result<(), EngineError> {
-        let Job { planned, share, layout, from, to } = self;
+        let Job { plan, planned, share, layout, from, to } = self;
+        let damaged = |piece: &Extent| {
+            EngineError::Format(FormatError::PackDamaged {
+                path: plan.sources.checked.path(piece.file).unwrap_or_default(),
+                offset: piece.offset,
+                what: format!(
+                    "tensor {:?} has a block that is not {}",
+                    planned.name,
+                    planned.stored.name()
+                ),
+            })
+        };
         let mut rest = to;
         for (index, piece) in pieces(planned, &share.wanted).enumerate() {
             let part = if is_merged(planned) { layout.parts[0] } else { layout.parts[index] };
@@ -220,6 +243,9 @@ impl Job<'_> {
             let (to, behind) = rest.split_at_mut(planned.result_bytes(piece.length) as usize);
             rest = behind;
             match planned.stored {
+                StoredType::Tensor(ty) if let Some(of) = ty.compact() => {
+                    expand(planned, of, bytes, to).map_err(|Damaged| damaged(&piece))?;
+                }
                 StoredType::Tensor(ty) if planned.is_converted() => {
                     dequantize(ty, bytes, bytemuck::cast_slice_mut(to))?;
                 }
@@ -229,6 +255,39 @@ impl Job<'_> {
         Ok(())
     }
 }
+
+/// Decodes compact blocks to BF16 or F32, and leaves out what is not kept of a run.
+fn expand(planned: &Planned, of: Compact, bytes: &[u8], to: &mut [u8]) -> Result<(), Damaged> {
+    let elements = of.plain_bytes() / 2;
+    let all = bytes.len() / of.bytes() * elements;
+    let kept = planned.kept.as_ref();
+    let kept = kept.map_or(0..all, |kept| kept.start as usize..kept.end as usize);
+    let to_f32 = planned.ty == StoredType::Tensor(TensorType::F32);
+    let mut plain = [0_u8; Compact::C2048.plain_bytes()];
+    let plain = &mut plain[..of.plain_bytes()];
+    let mut rest = to;
+    for (block, compact) in bytes.chunks_exact(of.bytes()).enumerate() {
+        let begin = block * elements;
+        let (from, end) = (kept.start.max(begin), kept.end.min(begin + elements));
+        if from >= end {
+            continue;
+        }
+        decode_compact(of, compact, plain).map_err(|_| Damaged)?;
+        let part = &plain[2 * (from - begin)..2 * (end - begin)];
+        let width = if to_f32 { 4 } else { 2 };
+        let (own, behind) = rest.split_at_mut((end - from) * width);
+        rest = behind;
+        match to_f32 {
+            true => dequantize(TensorType::BF16, part, bytemuck::cast_slice_mut(own))
+                .map_err(|_| Damaged)?,
+            false => own.copy_from_slice(part),
+        }
+    }
+    Ok(())
+}
+
+/// A block that is no compact block.
+struct Damaged;
 
 #[cfg(test)]
 mod tests {
@@ -243,7 +302,7 @@ mod tests {
         let extent =
             Extent { file: FileIndex(0), offset: 4000, length: ty.tensor_bytes(shape).unwrap() };
         let tensor = StoredTensor { name: "t".into(), ty, shape: shape.to_vec(), extent };
-        Planned::of(&tensor, Some(DimensionSlice { dimension, start, stop }), false).unwrap()
+        Planned::of(&tensor, None, Some(DimensionSlice { dimension, start, stop }), false).unwrap()
     }
 
     /// Checks that shares cover all wanted bytes once, and that what is read holds their pieces.

@@ -2,12 +2,13 @@
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use forebay_format::{StoredType, WeightsTable};
-use forebay_store::{Interrupt, SLOT_ALIGNMENT};
+use forebay_format::WeightsTable;
+use forebay_store::Interrupt;
 
 use super::plan::Planned;
 use super::staged::staging_bytes_max;
@@ -32,12 +33,25 @@ pub struct TensorStream {
     thread: Option<JoinHandle<()>>,
     /// Bytes of the tensors that were handed out last.
     handed_out: u64,
+    /// Bytes of the files that hold the tensors.
+    total: u64,
 }
 
 #[derive(Default)]
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
+    /// Bytes of the files that were read.
+    done: AtomicU64,
+}
+
+/// Tensors that are read at once.
+struct Batch {
+    /// Bytes of memory.
+    bytes: u64,
+    /// Bytes of the files.
+    wanted: u64,
+    choices: Vec<Choice>,
 }
 
 #[derive(Default)]
@@ -87,20 +101,32 @@ impl TensorStream {
         }
         let staging_bytes = (request.staging_bytes as u64).min(budget / 4);
         request.staging_bytes = staging_bytes as usize;
-        let batches = batches(&table, &choices, &request, budget)?;
         let opened = Opened::new(&table, &request)?;
+        let batches = batches(&table, &choices, &request, budget, &opened)?;
         let shared = Arc::<Shared>::default();
         let interrupt = request.interrupt.clone();
+        let total = batches.iter().map(|batch| batch.wanted).sum();
         let read = {
             let shared = Arc::clone(&shared);
             let kept = Mutex::new(None);
             move || {
-                read_batches(&shared, &batches, budget, &request.interrupt, &mut |choices| {
-                    let mut go_on = |_, _| match request.interrupt.is_requested() {
-                        true => ControlFlow::Break(()),
-                        false => ControlFlow::Continue(()),
+                let mut before = 0;
+                read_batches(&shared, &batches, budget, &request.interrupt, &mut |batch| {
+                    let Batch { wanted, choices, .. } = batch;
+                    let mut go_on = |done: u64, total: u64| {
+                        // A load counts what it reads, which may be more than what is wanted.
+                        let share = done as f64 / total.max(1) as f64;
+                        let done = before + (*wanted as f64 * share) as u64;
+                        shared.done.store(done, Ordering::Relaxed);
+                        match request.interrupt.is_requested() {
+                            true => ControlFlow::Break(()),
+                            false => ControlFlow::Continue(()),
+                        }
                     };
-                    opened.load(&table, choices, &request, Some(&kept), &mut go_on)
+                    let loaded = opened.load(&table, choices, &request, Some(&kept), &mut go_on)?;
+                    before += wanted;
+                    shared.done.store(before, Ordering::Relaxed);
+                    Ok(loaded)
                 });
             }
         };
@@ -110,7 +136,12 @@ impl TensorStream {
             value: "0".into(),
             expected: format!("no thread could be started: {error}"),
         })?;
-        Ok(TensorStream { shared, interrupt, thread: Some(thread), handed_out: 0 })
+        Ok(TensorStream { shared, interrupt, thread: Some(thread), handed_out: 0, total })
+    }
+
+    /// Returns the bytes of the files that were read, and those that are read in total.
+    pub fn progress(&self) -> (u64, u64) {
+        (self.shared.done.load(Ordering::Relaxed), self.total)
     }
 
     /// Returns the next tensors. What the call before has returned no longer counts towards the budget.
@@ -158,17 +189,18 @@ impl Drop for Finish<'_> {
     }
 }
 
-type Load<'a> = &'a mut dyn FnMut(&[Choice]) -> Result<Vec<LoadedTensor>, EngineError>;
+type Load<'a> = &'a mut dyn FnMut(&Batch) -> Result<Vec<LoadedTensor>, EngineError>;
 
 fn read_batches(
     shared: &Shared,
-    batches: &[(u64, Vec<Choice>)],
+    batches: &[Batch],
     budget: u64,
     interrupt: &Interrupt,
     load: Load<'_>,
 ) {
     let _finish = Finish(shared);
-    for (bytes, choices) in batches {
+    for batch in batches {
+        let bytes = &batch.bytes;
         let mut state = shared.lock();
         while state.live > 0 && state.live + bytes > budget && !interrupt.is_requested() {
             state = shared.wait(state, LOOK);
@@ -178,7 +210,7 @@ fn read_batches(
         }
         state.live += bytes;
         drop(state);
-        let loaded = load(choices);
+        let loaded = load(batch);
         let failed = loaded.is_err();
         shared.lock().ready.push_back((*bytes, loaded));
         shared.changed.notify_all();
@@ -194,24 +226,19 @@ fn batches(
     choices: &[Choice],
     request: &ChosenRequest,
     budget: u64,
-) -> Result<Vec<(u64, Vec<Choice>)>, EngineError> {
-    let mut batches: Vec<(u64, Vec<Choice>)> = Vec::new();
-    let mut is_staged = false;
+    opened: &Opened,
+) -> Result<Vec<Batch>, EngineError> {
+    let margin = opened.margin();
+    let mut batches: Vec<Batch> = Vec::new();
+    let mut staged = 0;
     for choice in choices {
         let tensor = &table.tensors()[choice.tensor];
         let planned = Planned::new(table, choice, request.to_f32)?;
         let staging = match planned.direct() {
-            None if planned.count > 0 => staging_bytes_max(request.staging_bytes),
+            None if planned.count > 0 => staging_bytes_max(&planned, request.staging_bytes, margin),
             _ => 0,
         };
-        // Compact weights of packs become BF16.
-        let plain = match (&table.pack, tensor.ty) {
-            (Some(_), StoredType::Tensor(ty)) => ty.plain().tensor_bytes(&tensor.shape),
-            _ => None,
-        };
-        let bytes = plain.unwrap_or(0).max(planned.bytes());
-        // A slot has room for the ends of aligned reads.
-        let slot_bytes = bytes.saturating_add(2 * SLOT_ALIGNMENT as u64);
+        let (slot_bytes, wanted) = (opened.slot_bytes(&planned), planned.wanted_bytes());
         if slot_bytes.saturating_add(staging) > budget {
             return Err(EngineError::BadOption {
                 name: "budget",
@@ -224,16 +251,17 @@ fn batches(
             });
         }
         // The tensors of a batch share the memory for conversions.
-        let more = slot_bytes + if is_staged { 0 } else { staging };
+        let more = slot_bytes + staging.saturating_sub(staged);
         match batches.last_mut() {
-            Some((sum, members)) if *sum + more <= budget / 2 => {
-                *sum += more;
-                is_staged |= staging > 0;
-                members.push(*choice);
+            Some(batch) if batch.bytes + more <= budget / 2 => {
+                batch.bytes += more;
+                batch.wanted += wanted;
+                batch.choices.push(*choice);
+                staged = staged.max(staging);
             }
             _ => {
-                is_staged = staging > 0;
-                batches.push((slot_bytes + staging, vec![*choice]));
+                staged = staging;
+                batches.push(Batch { bytes: slot_bytes + staging, wanted, choices: vec![*choice] });
             }
         }
     }
