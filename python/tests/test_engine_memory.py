@@ -1,9 +1,12 @@
 """Keys and values on disk, and layers that predict further tokens."""
 
 import json
+import logging
 import stat
 import subprocess
 import sys
+import threading
+import time
 
 import forebay
 import pytest
@@ -163,6 +166,14 @@ def predicting(folder, share):
     return folder
 
 
+def reported(engine, is_enough):
+    """Return the statistics as soon as they are enough, or after ten seconds."""
+    end = time.monotonic() + 10
+    while not is_enough(statistics := engine.statistics()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return statistics
+
+
 @pytest.mark.parametrize("share", [0.0, 0.01])
 def test_proposals_change_no_answer_and_save_passes(tmp_path, share):
     model = predicting(tmp_path, share)
@@ -174,18 +185,18 @@ def test_proposals_change_no_answer_and_save_passes(tmp_path, share):
             options = [GREEDY, {"seed": 5, "temperature": 1.0, "top_k": 20, "logprobs": 2}]
             answers.append([engine.generate(prompt, max_tokens=33, **of) for of in options for prompt in prompts])
             answers[-1] += engine.batch(prompts, max_tokens=12, **GREEDY)
-            statistics = engine.statistics()
+            tokens = sum(len(answer.token_ids) for answer in answers[-1])
+            # The first token of an answer comes from its prompt. The engine reports a moment after the last answer.
+            generated = tokens - len(answers[-1])
+            statistics = reported(engine, lambda of: of["engine"]["generated_tokens"] == generated)
     for without, with_proposals in zip(*answers, strict=True):
         assert without.token_ids == with_proposals.token_ids
         assert without.logprobs == with_proposals.logprobs
     of = statistics["session"]["mtp"]
     assert of["proposals"] >= of["accepted"] > 0
     assert of["acceptance"] == pytest.approx(of["accepted"] / of["proposals"])
-    tokens = sum(len(answer.token_ids) for answer in answers[1])
-    # The first token of an answer comes from its prompt.
-    assert of["passes"] + of["accepted"] == tokens - len(answers[1])
+    assert of["passes"] + of["accepted"] == generated
     assert statistics["engine"]["generate_passes"] == of["passes"]
-    assert statistics["engine"]["generated_tokens"] == of["passes"] + of["accepted"]
     if share == 0.0:
         greedy = sum(len(answer.token_ids) - 1 for answer in answers[1] if answer.logprobs is None)
         assert of["accepted"] > 0.4 * greedy
@@ -199,3 +210,59 @@ def test_an_engine_with_proposals_alone_takes_one_request_at_a_time(tmp_path):
         assert engine.generate([1, 2, 3], max_tokens=8, **GREEDY).usage.completion_tokens == 8
     with forebay.Engine(model, device="cpu", threads=1, parallel=1) as engine:
         assert "mtp" not in engine.statistics()["session"]
+
+
+def test_messages_of_the_engine_reach_the_logger(tmp_path, caplog):
+    model = predicting(tmp_path, 0.0)
+    options = {"device": "cpu", "context": 64, "threads": 1, "parallel": 1}
+    with forebay.Engine(model, **options):
+        assert [(record.name, record.levelname) for record in caplog.records] == [("forebay", "WARNING")]
+        assert "no chat template" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.DEBUG, logger="forebay"), forebay.Engine(model, **options) as engine:
+        assert any("open{" in record.message and record.levelname == "DEBUG" for record in caplog.records)
+        engine.generate([1, 2, 3], max_tokens=4, **GREEDY)
+    assert sum("token{" in record.message for record in caplog.records) == 3
+    assert "\x1b" not in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.ERROR, logger="forebay"), forebay.Engine(model, **options) as engine:
+        engine.generate([1, 2, 3], max_tokens=4, **GREEDY)
+    assert caplog.records == []
+
+
+def test_a_thread_hands_messages_on_while_the_engine_works(tmp_path):
+    model = predicting(tmp_path, 0.0)
+    came, wanted = [], threading.Event()
+
+    class Handler(logging.Handler):
+        def emit(self, record):
+            came.append(threading.current_thread().name)
+            # A handler may use the engine.
+            if "token{" in record.getMessage():
+                engine.tokenize("a")
+                wanted.set()
+
+    logger, handler = logging.getLogger("forebay"), Handler()
+    level = logger.level
+    logger.addHandler(handler)
+    try:
+        logger.setLevel(logging.DEBUG)
+        with forebay.Engine(model, device="cpu", context=64, threads=1, parallel=1) as engine:
+            engine.generate([1, 2, 3], max_tokens=8, **GREEDY)
+            assert wanted.wait(30)
+        assert "forebay-log" in came
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+def test_messages_at_the_end_of_the_interpreter_are_not_lost(tmp_path):
+    model = predicting(tmp_path, 0.0)
+    program = (
+        "import logging, sys, forebay\n"
+        "logging.basicConfig(level=logging.DEBUG, format='%(name)s %(levelname)s %(message)s')\n"
+        "engine = forebay.Engine(sys.argv[1], device='cpu', context=64, threads=1, parallel=1)\n"
+        "print(engine.generate([1, 2, 3], max_tokens=4, temperature=0).token_ids)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", program, model], capture_output=True, check=True, text=True, timeout=60)
+    assert ran.stderr.count("token{") == 3 and "forebay WARNING" in ran.stderr

@@ -26,6 +26,8 @@ mod native {
     #[pymodule_export]
     use super::load::load;
     #[pymodule_export]
+    use super::log::{log_start, log_take};
+    #[pymodule_export]
     use super::measure::{assess, plan, replay};
     #[pymodule_export]
     use super::run::{Run, Wake};

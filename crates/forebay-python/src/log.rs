@@ -1,6 +1,175 @@
-//! Messages for people, which go to Python's logger `forebay`.
+//! Messages of the engine, which go to Python's logger `forebay`.
+//!
+//! They come from threads that never take the GIL. They wait in a queue, and a byte in a socket wakes the thread of Python that
+//! hands them to the logger.
+
+use std::collections::VecDeque;
+use std::io::{self, Read as _, Write as _};
+use std::os::fd::AsRawFd as _;
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use pyo3::prelude::*;
+use tracing_subscriber::fmt::MakeWriter;
+use tracing_subscriber::fmt::format::FmtSpan;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::registry::Registry;
+use tracing_subscriber::{EnvFilter, Layer as _, reload};
+
+use crate::errors::raise;
+
+/// Most messages that wait. More are dropped, and counted.
+const WAITING_MOST: usize = 4096;
+
+/// Level of Python, and a line.
+type Line = (u32, String);
+
+/// Messages that no thread of Python has taken yet.
+struct Lines {
+    waiting: Mutex<Waiting>,
+    reader: UnixStream,
+    writer: UnixStream,
+}
+
+#[derive(Default)]
+struct Waiting {
+    lines: VecDeque<Line>,
+    dropped: u64,
+}
+
+/// What [`log_start`] has made.
+struct Log {
+    lines: Arc<Lines>,
+    filter: reload::Handle<EnvFilter, Registry>,
+}
+
+static LOG: OnceLock<Log> = OnceLock::new();
+
+impl Lines {
+    fn new() -> io::Result<Lines> {
+        let (reader, writer) = UnixStream::pair()?;
+        reader.set_nonblocking(true)?;
+        writer.set_nonblocking(true)?;
+        Ok(Lines { waiting: Mutex::default(), reader, writer })
+    }
+
+    fn add(&self, line: Line) {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        if waiting.lines.len() >= WAITING_MOST {
+            waiting.dropped += 1;
+            return;
+        }
+        waiting.lines.push_back(line);
+        if waiting.lines.len() == 1 {
+            // A socket that is full has woken the thread already.
+            let _ = (&self.writer).write(&[1]);
+        }
+    }
+
+    fn take(&self) -> Vec<Line> {
+        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
+        while matches!((&self.reader).read(&mut [0; 64]), Ok(count) if count > 0) {}
+        let mut lines: Vec<Line> = waiting.lines.drain(..).collect();
+        if waiting.dropped > 0 {
+            lines.push((
+                30,
+                format!("{} messages were not logged, because so many came", waiting.dropped),
+            ));
+            waiting.dropped = 0;
+        }
+        lines
+    }
+}
+
+/// Collects the bytes of one line.
+struct Writer {
+    lines: Arc<Lines>,
+    level: u32,
+    bytes: Vec<u8>,
+}
+
+impl io::Write for Writer {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        let line = String::from_utf8_lossy(&self.bytes).trim().to_owned();
+        if !line.is_empty() {
+            self.lines.add((self.level, line));
+        }
+    }
+}
+
+struct Writers(Arc<Lines>);
+
+impl<'a> MakeWriter<'a> for Writers {
+    type Writer = Writer;
+
+    fn make_writer(&'a self) -> Writer {
+        Writer { lines: self.0.clone(), level: 20, bytes: Vec::new() }
+    }
+
+    fn make_writer_for(&'a self, meta: &tracing::Metadata<'_>) -> Writer {
+        let level = match *meta.level() {
+            tracing::Level::ERROR => 40,
+            tracing::Level::WARN => 30,
+            tracing::Level::INFO => 20,
+            tracing::Level::DEBUG => 10,
+            tracing::Level::TRACE => 5,
+        };
+        let mut writer = self.make_writer();
+        writer.level = level;
+        writer
+    }
+}
+
+impl Log {
+    fn start(filter: EnvFilter) -> io::Result<Log> {
+        let lines = Arc::new(Lines::new()?);
+        let (filter, handle) = reload::Layer::new(filter);
+        let format = tracing_subscriber::fmt::layer()
+            .with_span_events(FmtSpan::CLOSE)
+            .with_ansi(false)
+            .without_time()
+            .with_level(false)
+            .with_writer(Writers(lines.clone()));
+        let subscriber = Registry::default().with(format.with_filter(filter));
+        // The subscriber is of this module alone, so there is no other one.
+        let _ = tracing::subscriber::set_global_default(subscriber);
+        Ok(Log { lines, filter: handle })
+    }
+}
+
+/// Logs messages of forebay down to a level such as "debug" from now on. Returns the file descriptor that is readable while
+/// messages wait.
+#[pyfunction]
+pub fn log_start(py: Python<'_>, level: &str) -> PyResult<i32> {
+    let filter = || EnvFilter::new(format!("off,forebay={level}"));
+    let log = match LOG.get() {
+        Some(log) => log,
+        None => {
+            let log = Log::start(filter())?;
+            LOG.get_or_init(|| log)
+        }
+    };
+    let changed = log.filter.reload(filter());
+    changed.map_err(|error| raise(py, "Error", error.to_string()))?;
+    Ok(log.lines.reader.as_raw_fd())
+}
+
+/// Returns the messages that have come: levels of Python's logging, and lines.
+#[pyfunction]
+pub fn log_take() -> Vec<Line> {
+    LOG.get().map_or_else(Vec::new, |log| log.lines.take())
+}
 
 /// Logs a warning. The caller holds the GIL, so this is for calls of Python only.
 pub fn warn(py: Python<'_>, text: &str) -> PyResult<()> {

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
-from . import _native, _requests
+from . import _log, _native, _requests
 from ._answer import Answer
 from ._load import Path
 from ._measure import Assessment, Plan, assess, engine_options, numpy_module, plan
@@ -115,7 +115,9 @@ class Engine:
         }  # fmt: skip
         self._path, self._given = model, given
         self._queue = queue
+        _log.follow()
         self._native = _native.Engine(os.fspath(model), engine_options(**given), progress)
+        _log.deliver()
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
         """Continue a text, and return what comes after it.
@@ -365,6 +367,7 @@ class Engine:
     def close(self) -> None:
         """End all requests and free the memory. Does nothing if the engine is closed."""
         self._native.close()
+        _log.deliver()
 
     def __enter__(self) -> Engine:
         return self

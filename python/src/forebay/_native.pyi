@@ -71,6 +71,7 @@ class Stream:
         to_f32: bool,
         budget: int,
         in_order_of_names: bool = False,
+        progress: Callable[[int, int], object] | None = None,
     ) -> Stream: ...
     def next_batch(self) -> list[Tensor] | None: ...
     def close(self) -> None: ...
@@ -151,6 +152,13 @@ class Run:
     def wait_for_end(self) -> None:
         """Make updates before the end wake nobody."""
     def cancel(self) -> None: ...
+
+def log_start(level: str) -> int:
+    """Log messages down to a level such as "debug" from now on. Return the file descriptor that is readable while some
+    wait."""
+
+def log_take() -> list[tuple[int, str]]:
+    """Return the messages that wait: levels of `logging`, and lines."""
 
 def plan(
     model: str, options: str, profile: str | None, trace: str | None, prompt_tokens: int
