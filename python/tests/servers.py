@@ -81,20 +81,24 @@ class FailingProxy:
             self.running += 1
             self.most_running = max(self.most_running, self.running)
         try:
-            return self._answer(handler, method, target, headers, body, fault)
+            answer, goes_on = self._answer(handler, method, target, headers, body, fault)
+            # A client that has the whole answer may begin its next request at once. So the end is sent when this one counts
+            # as answered.
+            handler.wfile.write(answer[:-1])
         finally:
             with self._lock:
                 self.running -= 1
+        handler.wfile.write(answer[-1:])
+        return goes_on
 
-    def _answer(self, handler, method, target, headers, body, fault) -> bool:
+    def _answer(self, handler, method, target, headers, body, fault) -> tuple[bytes, bool]:
+        """Return the bytes of an answer, and whether the connection goes on."""
         is_data = not headers.get("range", "bytes=0-").startswith("bytes=0-")
         time.sleep(self.latency + (self.data_latency if is_data else 0))
-        out = handler.wfile
         if fault == "no answer":
-            return False
+            return b"", False
         if fault is not None and fault.startswith("status"):
-            out.write(f"HTTP/1.1 {fault[7:]} On Purpose\r\nContent-Length: 0\r\n\r\n".encode())
-            return True
+            return f"HTTP/1.1 {fault[7:]} On Purpose\r\nContent-Length: 0\r\n\r\n".encode(), True
         upstream = http.client.HTTPConnection(*self.upstream, timeout=60)
         upstream.request(method, target, body=body, headers=headers)
         found = upstream.getresponse()
@@ -106,16 +110,13 @@ class FailingProxy:
             head += f"Content-Length: {len(content)}\r\n"
         if fault == "slow":
             time.sleep(0.5)
-        out.write(f"HTTP/1.1 {found.status} {found.reason}\r\n{head}\r\n".encode("latin-1"))
+        start = f"HTTP/1.1 {found.status} {found.reason}\r\n{head}\r\n".encode("latin-1")
         if fault in ("cut body", "reset"):
-            out.write(content[: len(content) // 2])
             if fault == "reset":
                 linger = struct.pack("ii", 1, 0)
                 handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-            return False
-        if method != "HEAD":
-            out.write(content)
-        return True
+            return start + content[: len(content) // 2], False
+        return start if method == "HEAD" else start + content, True
 
 
 class RangeServer(http.server.ThreadingHTTPServer):

@@ -178,11 +178,14 @@ fn failing_servers_cost_time_and_no_bytes() {
             let server = Server::start(behaviour);
             server.put("box/m.safetensors", file.clone());
             let url = format!("{}/box/m.safetensors", server.url());
-            let options = [("connections", "16"), ("request_bytes", "2097152")];
+            let hedge = if has_etags { "true" } else { "false" };
+            let options = [("connections", "16"), ("request_bytes", "2097152"), ("hedge", hedge)];
             let (table, request) = open(&server, &[&url], &options, &Interrupt::new()).unwrap();
             let loaded = load_chosen(&table, &whole(&table), &request, &mut going_on).unwrap();
             assert_equal(&loaded, &all);
-            assert!(server.most_running() <= 16, "{}", server.most_running());
+            // A server goes on with a request that is given up for a second one.
+            let most = server.most_running();
+            assert!(has_etags || most <= 16, "{most}");
         }
     }
 }
@@ -224,9 +227,9 @@ fn small_tensors_share_requests() {
         Server::start(Behaviour { latency: Duration::from_millis(20), ..Behaviour::default() });
     let (file, all) = file_of(0, &[5000; 2000]);
     server.put("box/m.safetensors", file);
+    let options = [("connections", "4"), ("hedge", "false")];
     let (table, request) =
-        open(&server, &["s3://box/m.safetensors"], &[("connections", "4")], &Interrupt::new())
-            .unwrap();
+        open(&server, &["s3://box/m.safetensors"], &options, &Interrupt::new()).unwrap();
     server.take_asked();
     let loaded = load_chosen(&table, &whole(&table), &request, &mut going_on).unwrap();
     assert_equal(&loaded, &all);

@@ -31,18 +31,20 @@ class _Parts:
         self._deltas.extend(self._collector.deltas(updates))
 
     def _cancel(self) -> None:
-        run, self._run = self._run, None
+        run = self._run
+        self._end()
         self._deltas.clear()
         if run is not None:
             run.cancel()
 
+    def _end(self) -> None:
+        """Nothing more is taken."""
+        self._run = None
+
     def _is_over(self) -> bool:
-        if self._run is None:
-            return True
-        if self._collector.answer is not None:
-            self._run = None
-            return True
-        return False
+        if self._run is not None and self._collector.answer is not None:
+            self._end()
+        return self._run is None
 
 
 class Stream(_Parts, Iterator[Delta]):
@@ -87,7 +89,8 @@ class Loop:
     def __init__(self) -> None:
         self.wake = _native.Wake()
         self._numbers = itertools.count()
-        self._waiting: dict[int, asyncio.Future[None]] = {}
+        # By number of a request: what waits for it, or whether there is something to take.
+        self._requests: dict[int, asyncio.Future[None] | bool] = {}
 
     @classmethod
     def running(cls) -> Loop:
@@ -98,22 +101,41 @@ class Loop:
             loop.add_reader(found.wake.fileno(), found._ready)
         return found
 
-    def number(self) -> int:
-        return next(self._numbers)
+    def begin(self) -> int:
+        """Return a number for a request."""
+        number = next(self._numbers)
+        self._requests[number] = False
+        return number
+
+    def forget(self, number: int) -> asyncio.Future[None] | bool:
+        """Forget a request, and return what waits for it."""
+        return self._requests.pop(number, False)
+
+    def end(self, number: int) -> None:
+        """Forget a request, and wake what waits for it."""
+        waiting = self.forget(number)
+        if not isinstance(waiting, bool) and not waiting.done():
+            waiting.set_result(None)
 
     def _ready(self) -> None:
+        requests = self._requests
         for number in self.wake.take():
-            future = self._waiting.get(number)
-            if future is not None and not future.done():
-                future.set_result(None)
+            waiting = requests.get(number)
+            if waiting is None:
+                continue  # The request has ended.
+            requests[number] = True
+            if not isinstance(waiting, bool) and not waiting.done():
+                waiting.set_result(None)
 
-    async def wait(self, number: int) -> None:
-        """Wait until a request has something to take."""
-        future = self._waiting[number] = asyncio.get_running_loop().create_future()
-        try:
-            await future
-        finally:
-            del self._waiting[number]
+    async def wait(self, number: int) -> bool:
+        """Wait until a request has something to take, which is then taken. Returns False if the request has ended."""
+        if self._requests.get(number) is False:
+            waiting = self._requests[number] = asyncio.get_running_loop().create_future()
+            await waiting
+        if number not in self._requests:
+            return False
+        self._requests[number] = False
+        return True
 
 
 class AsyncStream(_Parts, AsyncIterator[Delta]):
@@ -129,6 +151,18 @@ class AsyncStream(_Parts, AsyncIterator[Delta]):
         self._request = request
         self._loop: Loop | None = None
         self._number = 0
+        self._is_closed = False
+
+    def _end(self) -> None:
+        super()._end()
+        self._is_closed = True
+        if self._loop is not None:
+            self._loop.end(self._number)
+
+    def __del__(self) -> None:
+        # Nothing waits for a stream that nobody has. This may be another thread.
+        if self._loop is not None:
+            self._loop.forget(self._number)
 
     def __aiter__(self) -> AsyncStream:
         return self
@@ -136,14 +170,18 @@ class AsyncStream(_Parts, AsyncIterator[Delta]):
     async def _start(self) -> None:
         """Queue the request. Long prompts become tokens on a thread of the event loop's pool."""
         self._loop = Loop.running()
-        self._number = self._loop.number()
+        self._number = self._loop.begin()
         engine, request = self._engine, self._request
         self._engine = None
 
         def submit() -> _native.Run:
             return request.submit(engine, self._loop.wake, self._number)
 
-        self._run = await asyncio.to_thread(submit)
+        run = await asyncio.to_thread(submit)
+        if self._is_closed:
+            run.cancel()
+        else:
+            self._run = run
 
     async def __anext__(self) -> Delta:
         try:
@@ -152,11 +190,8 @@ class AsyncStream(_Parts, AsyncIterator[Delta]):
             while not self._deltas:
                 if self._is_over():
                     raise StopAsyncIteration
-                updates = self._run.take()
-                if updates is None:
-                    await self._loop.wait(self._number)
-                else:
-                    self._take(updates)
+                if await self._loop.wait(self._number):
+                    self._take(self._run.take() or [])
         except StopAsyncIteration:
             raise
         except BaseException:
@@ -172,11 +207,8 @@ class AsyncStream(_Parts, AsyncIterator[Delta]):
             if self._run is not None:
                 self._run.wait_for_end()
             while not self._is_over():
-                updates = self._run.take()
-                if updates is None:
-                    await self._loop.wait(self._number)
-                else:
-                    self._collector.add(updates)
+                if await self._loop.wait(self._number):
+                    self._collector.add(self._run.take() or [])
         except BaseException:
             self._cancel()
             raise
