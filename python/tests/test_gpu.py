@@ -8,8 +8,9 @@ import sys
 import pytest
 from conftest import ROOT, fixtures
 from servers import RangeServer
+from test_packs import models  # noqa: F401
 
-PROGRAM = '''
+CONTENT = '''
 import ctypes, gc, sys
 import forebay, numpy
 
@@ -26,7 +27,11 @@ def content(tensor):
     assert address % 256 == 0
     assert ctypes.c_int32.from_address(managed + 8).value == 2
     return ctypes.string_at(address, tensor.nbytes)
+'''
 
+PROGRAM = (
+    CONTENT
+    + '''
 path, blocks = sys.argv[1:]
 for file in (path, blocks):
     on_cpu = forebay.load(file, framework="raw")
@@ -46,6 +51,8 @@ on_cpu = forebay.load(path, slices=slices, framework="raw")
 on_gpu = forebay.load(path, slices=slices, framework="raw", device="cuda")
 for name, tensor in on_gpu.items():
     assert content(tensor) == numpy.from_dlpack(on_cpu[name]).tobytes(), name
+empty = forebay.load(path, tensors=["t0"], slices={"t0": (0, 5, 5)}, framework="raw", device="cuda")["t0"]
+assert (empty.device, empty.shape, content(empty)) == ("cuda:0", [0, 700], b"")
 streamed = dict(forebay.iter_tensors(path, device="cuda:0", budget="64MiB", framework="raw"))
 assert list(streamed) == list(on_cpu)
 try:
@@ -62,6 +69,31 @@ else:
     raise AssertionError("NumPy has arrays in host memory only")
 print("ok")
 '''
+)
+
+OF_PACKS = (
+    CONTENT
+    + '''
+plain, compressed = sys.argv[1:]
+stack, matrix = "blk.0.ffn_gate_exps.weight", "blk.0.attn_q.weight"
+for slices in ({stack: (0, 1, 3)}, {stack: (1, 2, 9)}, {stack: (2, 100, 150), matrix: (1, 7, 8)}, {matrix: (0, 5, 5)}):
+    on_cpu = forebay.load(plain, tensors=slices, slices=slices, framework="raw")
+    on_gpu = forebay.load(plain, tensors=slices, slices=slices, framework="raw", device="cuda")
+    for name, tensor in on_gpu.items():
+        host = on_cpu[name]
+        assert (tensor.dtype, tensor.shape) == (host.dtype, host.shape)
+        assert not host.nbytes or content(tensor) == numpy.from_dlpack(host.view("U16")).tobytes(), (name, slices)
+    try:
+        forebay.load(compressed, tensors=slices, slices=slices, framework="raw", device="cuda")
+    except forebay.OptionError as error:
+        assert "load to the CPU" in str(error)
+    else:
+        raise AssertionError("compressed tensors are decoded in host memory")
+whole = forebay.load(plain, tensors=[stack, matrix], framework="raw", device="cuda")
+assert content(whole[matrix]) == numpy.from_dlpack(forebay.load(plain, framework="raw")[matrix].view("U16")).tobytes()
+print("ok")
+'''
+)
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +110,14 @@ def driver(tmp_path_factory):
     return folder
 
 
+def run(driver, program, *arguments):
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "GPU_IS_HOST_MEMORY": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
+
+
 @pytest.mark.parametrize("place", ["disk", "server"])
 def test_loads_to_a_gpu(driver, random_file, place):
     path, _ = random_file([(300, 700), (9, 6, 5), (4, 3, 3), (0, 4), ()])
@@ -86,11 +126,13 @@ def test_loads_to_a_gpu(driver, random_file, place):
         shutil.copy(blocks, path.parent / "blocks.gguf")
         server = RangeServer(path.parent)
         path, blocks = f"{server.url}/{path.name}", f"{server.url}/blocks.gguf"
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "GPU_IS_HOST_MEMORY": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, path, blocks], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert (done.stdout, done.returncode) == ("ok\n", 0), done.stderr
+    run(driver, PROGRAM, path, blocks)
+
+
+def test_slices_of_packs_to_a_gpu(driver, models):
+    _, packs = models
+    for compressed in ("compact", "zstd"):
+        run(driver, OF_PACKS, packs["none"], packs[compressed])
 
 
 def test_without_a_driver(random_file):

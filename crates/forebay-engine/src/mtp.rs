@@ -172,6 +172,13 @@ impl Session {
         }
     }
 
+    /// Takes note that the sequence has ended, with whatever is proposed behind it.
+    pub(crate) fn drop_proposal(&mut self) {
+        if let Some(mtp) = &mut self.mtp {
+            mtp.open = None;
+        }
+    }
+
     /// Returns true if the last pass has the logits behind this token, because it was proposed.
     pub(crate) fn has_logits_behind(&self, id: u32) -> bool {
         let open = self.mtp.as_ref().and_then(|mtp| mtp.open);

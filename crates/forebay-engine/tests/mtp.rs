@@ -447,6 +447,47 @@ fn an_engine_answers_the_same() {
     }
 }
 
+/// A request may be copied while a proposal for it, or for one that was cancelled, is not decided yet.
+#[test]
+fn snapshots_have_no_proposals() {
+    for name in [QWEN, GLM] {
+        // Nothing that is proposed is right, so there is a proposal behind every pass.
+        let model = formulas(name);
+        let options = GenerateOptions::exactly(20, Sampling::greedy());
+        let prompt = [3, 17, 90, 41, 41, 5];
+        let mut alone = engine(&model, false);
+        let (_, expected) = submit(&mut alone, request(&prompt, options.clone()), usize::MAX);
+        alone.drain().unwrap();
+        let expected = expected.lock().unwrap().tokens.clone();
+        for steps in 1..6 {
+            let mut engine = engine(&model, true);
+            let (id, seen) = submit(&mut engine, request(&prompt, options.clone()), usize::MAX);
+            for _ in 0..steps {
+                engine.step().unwrap();
+            }
+            let snapshot = engine.snapshot(id).unwrap().unwrap();
+            let before = seen.lock().unwrap().tokens.len();
+            engine.step().unwrap();
+            let (waiting, rest) = submit(&mut engine, request(&prompt, options.clone()), usize::MAX);
+            engine.cancel(id);
+            assert!(engine.snapshot(waiting).unwrap().is_some());
+            engine.drain().unwrap();
+            assert_eq!(rest.lock().unwrap().tokens, expected, "{name}, {steps}");
+            let resumed = Arc::new(Mutex::new(Vec::new()));
+            let own = resumed.clone();
+            let sink = move |event| {
+                if let Event::Token(token) = event {
+                    own.lock().unwrap().push(token.id);
+                }
+                ControlFlow::Continue(())
+            };
+            engine.restore(snapshot, Box::new(sink)).unwrap();
+            engine.drain().unwrap();
+            assert_eq!(*resumed.lock().unwrap(), expected[before..], "{name}, {steps}");
+        }
+    }
+}
+
 /// An engine checks as many proposals as a session that runs the request itself, in as many passes.
 #[test]
 fn an_engine_proposes_what_a_session_does() {

@@ -594,6 +594,7 @@ impl Engine {
     fn end(&mut self, at: usize, end: RequestEnd) {
         let active = self.running.remove(at);
         self.session.runner.end(active.sequence);
+        self.session.drop_proposal();
         self.read_no_more(active.id);
         active.finish(end);
     }

@@ -11,7 +11,7 @@ use super::{ChosenPlan, LoadedTensor, Memory, TensorMemory};
 use crate::load::device::MARGIN;
 use crate::load::hold::DEVICE_ALIGNMENT;
 use crate::load::hold_device::{DeviceFill, KeptRing, Pool};
-use crate::{EngineError, load::DeviceRequest};
+use crate::EngineError;
 
 /// Largest number of runs that a load copies to a GPU. Each is a copy of its own.
 const RUNS_MAX: u64 = 1 << 22;
@@ -35,6 +35,11 @@ pub(crate) fn hold_chosen(
         });
     }
     let Placed { addresses, parts, contents, pool_bytes } = Placed::new(&plan.planned);
+    if parts.is_empty() {
+        // No tensor has elements. A GPU that cannot be used is an error all the same.
+        Gpu::open(device.ordinal)?;
+        return Ok(loaded(plan, device.ordinal, (0, addresses), Memory::Host(Vec::new())));
+    }
     let fill = DeviceFill {
         sources: plan.sources,
         io: plan.request.io,
@@ -56,8 +61,18 @@ pub(crate) fn hold_chosen(
         **kept = Some(KeptRing { ring, gpu });
     }
     let first = filled.pool.ptr().address();
-    let memory = Arc::new(TensorMemory(Memory::Device(Pool::new(filled.pool))));
-    let DeviceRequest { ordinal, .. } = device;
+    let memory = Memory::Device(Pool::new(filled.pool));
+    Ok(loaded(plan, device.ordinal, (first, addresses), memory))
+}
+
+/// Describes the tensors, whose addresses count from `first`.
+fn loaded(
+    plan: &ChosenPlan<'_>,
+    ordinal: usize,
+    (first, addresses): (u64, Vec<u64>),
+    memory: Memory,
+) -> Vec<LoadedTensor> {
+    let memory = Arc::new(TensorMemory(memory));
     let tensors = plan.planned.iter().zip(addresses).map(|(planned, address)| LoadedTensor {
         name: planned.name.clone(),
         ty: planned.ty,
@@ -68,7 +83,7 @@ pub(crate) fn hold_chosen(
         device: Some(ordinal),
         memory: Arc::clone(&memory),
     });
-    Ok(tensors.collect())
+    tensors.collect()
 }
 
 /// Where tensors go, counted from 0.
