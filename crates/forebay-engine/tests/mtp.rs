@@ -468,7 +468,8 @@ fn snapshots_have_no_proposals() {
             let snapshot = engine.snapshot(id).unwrap().unwrap();
             let before = seen.lock().unwrap().tokens.len();
             engine.step().unwrap();
-            let (waiting, rest) = submit(&mut engine, request(&prompt, options.clone()), usize::MAX);
+            let (waiting, rest) =
+                submit(&mut engine, request(&prompt, options.clone()), usize::MAX);
             engine.cancel(id);
             assert!(engine.snapshot(waiting).unwrap().is_some());
             engine.drain().unwrap();

@@ -105,6 +105,26 @@ impl Source {
 fn compare(source: &Source, path: &Path) -> (usize, usize) {
     let table = Arc::new(open(path));
     let (mut in_pieces, mut compact) = (0, 0);
+    let all: Vec<Choice> =
+        (0..table.tensors().len()).map(|tensor| Choice { tensor, slice: None }).collect();
+    for loaded in load(&table, &all, &ChosenRequest::default()) {
+        let of = source.table.find(&loaded.name).unwrap();
+        let entries = loaded.shape[0] as usize;
+        let stride = loaded.stride.unwrap_or(loaded.bytes / loaded.shape[0]);
+        let entry = source.plain[of].len() / entries;
+        for (index, expected) in source.plain[of].chunks_exact(entry).enumerate() {
+            let address = loaded.address + index as u64 * stride;
+            let (shape, bytes_of) = (vec![entry as u64], entry as u64);
+            let entry =
+                LoadedTensor { address, shape, bytes: bytes_of, stride: None, ..loaded.clone() };
+            assert!(
+                bytes(&entry) == expected,
+                "entry {index} of {} in {}",
+                loaded.name,
+                path.display()
+            );
+        }
+    }
     for tensor in 0..table.tensors().len() {
         let stored = &table.tensors()[tensor];
         let of = source.table.find(&stored.name).unwrap();

@@ -46,18 +46,20 @@ impl BlockLayout {
                 let offset = region.offset + start;
                 let end = (offset + length).min(region.wanted_end);
                 let wanted_start = region.wanted_start.max(offset);
+                // The first piece keeps the bytes of the slot before it, so that the pieces make the whole slot again.
+                let before = if cuts.is_empty() { region.at } else { 0 };
                 let piece =
-                    Region { offset, length, at: 0, wanted_start, wanted_end: end, ..*region };
+                    Region { offset, length, at: before, wanted_start, wanted_end: end, ..*region };
                 let layout = BlockLayout {
                     parts: Arc::default(),
                     held: Arc::default(),
                     relayout: None,
-                    slot_bytes: length as usize,
+                    slot_bytes: before + length as usize,
                     regions: Arc::new([piece]),
                     wanted_bytes: end.saturating_sub(offset.max(first)),
                     ..self.clone()
                 };
-                cuts.push((region.at + start as usize, layout));
+                cuts.push((region.at + start as usize - before, layout));
             }
         }
         cuts
@@ -116,7 +118,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::arena::Arena;
+    use crate::arena::{Arena, SLOT_ALIGNMENT};
 
     proptest! {
         #[test]
@@ -124,12 +126,14 @@ mod tests {
             given in prop::collection::vec((0_u64..200_000, 0_u64..60_000), 0..5),
             shift in 9_u32..=12,
             piece_bytes in 1_u64..40_000,
+            moved in 0_usize..3,
         ) {
             let extents: Vec<Extent> = given
                 .iter()
                 .map(|&(offset, length)| Extent { file: FileIndex(0), offset, length })
                 .collect();
-            let layout = BlockLayout::plan(&extents, 1 << shift);
+            // Compact weights are read behind the front of their slot.
+            let layout = BlockLayout::plan(&extents, 1 << shift).moved(moved * SLOT_ALIGNMENT);
             let files = FileSet::in_memory(vec![Vec::new()]);
             let arena = Arena::map(layout.slot_bytes).unwrap();
             let buffer = arena.carve(layout.slot_bytes).unwrap();

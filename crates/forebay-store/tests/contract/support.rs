@@ -141,8 +141,12 @@ impl Bench {
 
     /// Checks that a completion succeeded with exactly the bytes of the files.
     pub fn verify(&self, completion: &Completion, extents: &[Extent]) {
+        self.verify_in(completion, extents, &self.layout(extents));
+    }
+
+    /// Does the same as [`Bench::verify`] for a slot with this layout.
+    pub fn verify_in(&self, completion: &Completion, extents: &[Extent], layout: &BlockLayout) {
         let done = completion.result.as_ref().unwrap();
-        let layout = self.layout(extents);
         assert!(done.bytes_read >= extents.iter().map(|e| e.length).max().unwrap_or(0));
         let slot = completion.buffer.as_ref().unwrap().as_slice();
         for (part, extent) in layout.parts.iter().zip(extents) {

@@ -8,10 +8,10 @@ use forebay_store::{BlockLabel, Extent, UploadPart};
 
 use super::plan::Planned;
 use super::{ChosenPlan, LoadedTensor, Memory, TensorMemory};
+use crate::EngineError;
 use crate::load::device::MARGIN;
 use crate::load::hold::DEVICE_ALIGNMENT;
 use crate::load::hold_device::{DeviceFill, KeptRing, Pool};
-use crate::EngineError;
 
 /// Largest number of runs that a load copies to a GPU. Each is a copy of its own.
 const RUNS_MAX: u64 = 1 << 22;
