@@ -197,6 +197,35 @@ fn coded_packs_have_the_bits_of_their_source_in_every_budget() {
     }
 }
 
+/// An output projection is read in several pieces if it is large.
+#[test]
+fn large_heads_of_coded_packs_have_the_bits_of_their_source() {
+    for (quantisation, codec) in
+        [("BF16", Codec::Auto), ("BF16", Codec::Zstd), ("F16", Codec::Exponents)]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let source = folder.path().join("source.gguf");
+        let options = SynthOptions {
+            quantisation: Some(quantisation.to_owned()),
+            layers: Some(1),
+            // Two and a half pieces of compact BF16, three and a bit of F16.
+            vocabulary: Some(54_321),
+            ..SynthOptions::default()
+        };
+        let out = OutputFile::replace(&source).unwrap();
+        synthesize("glm-4.5-tiny", out, &options, &mut |_, _| true).unwrap();
+        let (path, _) = packed(&source, codec);
+        let catalog = Catalog::open(&path).unwrap();
+        let head = catalog.tensor("output.weight").unwrap().extent.offset;
+        assert!(catalog.pack.as_ref().unwrap().chunks.is_coded_at(head), "{codec:?}");
+        let expected = bits(&source, None);
+        for ram_bytes in [None, Some(smallest(&path))] {
+            assert!(bits(&path, ram_bytes) == expected, "{codec:?} with {ram_bytes:?} bytes");
+        }
+        assert_eq!(verify(&path, IoKind::Auto, &mut never).unwrap().damaged_chunks, 0);
+    }
+}
+
 #[test]
 fn tensors_with_too_many_exceptions_stay_as_they_are_with_their_groups() {
     for (shape, name, with) in [

@@ -66,6 +66,16 @@ pub const CODED_CHUNK_BYTES_MAX: u64 = 256 << 10;
 
 pub(crate) const NO_INDEX: u32 = u32::MAX;
 
+/// Target size in bytes of what is read of the output projection at a time. It is small enough that the projection fits two slots
+/// of a small budget, and large enough to read at full speed.
+const HEAD_BYTES: u64 = 8 << 20;
+
+/// Returns the number of rows of the output projection that are read at a time, for rows of so many bytes. They are whole panels of
+/// the matrix kernels, which have 16 rows. Chunks of coded blocks end with them.
+pub fn head_rows(row_bytes: u64) -> u64 {
+    (HEAD_BYTES / row_bytes.max(1)).max(1).next_multiple_of(16)
+}
+
 /// Returns XXH3-64 (seed 0) of `bytes`, the checksum of everything in a pack.
 pub fn checksum(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)

@@ -11,7 +11,7 @@ use super::chunks::CodedChunk;
 use super::tensors::TensorRow;
 use super::{
     Block, BlockKind, CHUNK_BYTES_MAX, CODED_CHUNK_BYTES_MAX, Chunk, ChunkIndex, Conversion,
-    Embedded, Origin, PAGE_BYTES, PackSpan, StoredChunk, TENSOR_ALIGNMENT, encode,
+    Embedded, Origin, PAGE_BYTES, PackSpan, StoredChunk, TENSOR_ALIGNMENT, encode, head_rows,
 };
 use crate::{Catalog, FormatError, Source, TensorInfo, TensorType};
 
@@ -42,6 +42,8 @@ struct CodedPiece {
     encoding: Encoding,
     /// Chunks end after multiples of so many bytes.
     unit: u64,
+    /// Readers take so many bytes at a time, so no chunk goes on behind a multiple of them.
+    section: u64,
 }
 
 /// Alignment of chunks in coded blocks, so that a GPU can decode them where they lie.
@@ -233,7 +235,11 @@ impl Builder<'_> {
             let conversion = compact.map(Conversion::Compact);
             let span = PackSpan { to: start + at, from: extent, tensor: piece.tensor, conversion };
             let unit = coding_unit(ty);
-            pieces.push(CodedPiece { at, bytes: span.bytes(), encoding, unit });
+            let section = match (planned.kind, ty.row_bytes(columns)) {
+                (BlockKind::Head, Some(row)) if row > 0 => row.saturating_mul(head_rows(row)),
+                _ => u64::MAX,
+            };
+            pieces.push(CodedPiece { at, bytes: span.bytes(), encoding, unit, section });
             at += span.bytes();
             self.plan.spans.push(span);
         }
@@ -279,14 +285,17 @@ impl Builder<'_> {
         };
         for (index, piece) in pieces.iter().enumerate() {
             let end = piece.at + piece.bytes;
-            let number = piece.bytes.div_ceil(CODED_CHUNK_BYTES_MAX).max(1);
-            let size = piece.bytes.div_ceil(number).next_multiple_of(piece.unit);
             let mut next = piece.at;
             while next < end {
-                add(next, piece.encoding);
-                next += size;
-                // What is less than a unit would hardly be coded.
-                next = if end.saturating_sub(next) < piece.unit { end } else { next };
+                let end = next.saturating_add(piece.section).min(end);
+                let number = (end - next).div_ceil(CODED_CHUNK_BYTES_MAX).max(1);
+                let size = (end - next).div_ceil(number).next_multiple_of(piece.unit);
+                while next < end {
+                    add(next, piece.encoding);
+                    next += size;
+                    // What is less than a unit would hardly be coded.
+                    next = if end.saturating_sub(next) < piece.unit { end } else { next };
+                }
             }
             if end < pieces.get(index + 1).map_or(bytes, |next| next.at) {
                 add(end, Encoding::Raw);

@@ -33,6 +33,8 @@ pub struct SynthOptions {
     pub layers: Option<u32>,
     /// Number of experts that a token uses; `None` means as many as in the architecture.
     pub experts_used: Option<u32>,
+    /// Number of tokens in the vocabulary; `None` means as many as in the architecture.
+    pub vocabulary: Option<u32>,
     /// Number of positions that the model says it was trained for; `None` means as many as the architecture.
     pub context: Option<u32>,
     /// True to write DeepSeek's key and value matrices of all heads as one tensor, as converters did until 2025.
@@ -51,6 +53,7 @@ impl Default for SynthOptions {
             quantisation: None,
             layers: None,
             experts_used: None,
+            vocabulary: None,
             context: None,
             heads_in_one_tensor: false,
             mtp: false,
@@ -166,6 +169,7 @@ fn choice(arch: &str, options: &SynthOptions) -> Result<(Shape, Recipe, u32), Sy
     let recipe = Recipe::find(name).ok_or_else(|| SynthError::unknown_quantisation(name))?;
     let mut shape = with_experts_used(*shape, options.experts_used)?;
     shape.context = options.context.unwrap_or(shape.context);
+    shape.vocabulary = options.vocabulary.unwrap_or(shape.vocabulary);
     if options.mtp && !shape.has_mtp {
         return Err(SynthError::NoMtp { shape: shape.name });
     }

@@ -1,5 +1,6 @@
 //! The matrices at both ends of a model: the table of embeddings, and the output projection.
 
+use forebay_format::pack::head_rows;
 use forebay_format::{Block, Extent, TensorType};
 use forebay_stream::ModelBlocks;
 
@@ -7,10 +8,6 @@ use super::parts::{HeadChunk, PartMatrix};
 use super::tensors::Tensors;
 use crate::ModelError;
 use crate::arch::Architecture;
-
-/// Target size in bytes of one chunk of the output projection. It is small enough that the projection fits two slots of
-/// a small budget, and large enough to read at full speed.
-const HEAD_CHUNK_BYTES: u64 = 8 << 20;
 
 /// The embedding table. Rows are read on demand, because a token needs one row of a table that can be hundreds of
 /// megabytes.
@@ -41,9 +38,7 @@ pub(super) fn head(
 ) -> Result<Vec<HeadChunk>, ModelError> {
     let (matrix, extent) = tensors.matrix(name, architecture.vocabulary, architecture.hidden)?;
     let row_bytes = extent.length / matrix.rows as u64;
-    // Chunks consist of whole panels of the matrix kernels, which have 16 rows.
-    let rows_per_chunk =
-        ((HEAD_CHUNK_BYTES / row_bytes.max(1)).max(1) as usize).next_multiple_of(16);
+    let rows_per_chunk = head_rows(row_bytes) as usize;
     let mut chunks = Vec::new();
     for first_row in (0..matrix.rows).step_by(rows_per_chunk) {
         let rows = rows_per_chunk.min(matrix.rows - first_row);
