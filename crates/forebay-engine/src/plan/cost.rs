@@ -9,7 +9,7 @@ use forebay_model::SubLayerPlan;
 use forebay_stream::MemoryPlan;
 use serde::Serialize;
 
-use super::hits::{HitCurve, found_by_a_prompt, missing, share_in_either, used_together};
+use super::hits::{HitCurve, missing, share_in_either, used_together};
 use super::model::{ExpertCosts, ModelCosts};
 use super::rates::{GpuCosts, Rates};
 use super::trust::{PredictedRate, Trust};
@@ -312,7 +312,8 @@ impl Model<'_> {
         }
         let experts = costs.experts() as f64 * batches;
         let missed = experts * self.touched_beyond(vram, tokens);
-        let from_disk = experts * self.touched_beyond(found_by_a_prompt(vram, ram), tokens);
+        let from_disk =
+            experts * self.touched_beyond(self.hits.found_by_a_prompt(vram, ram), tokens);
         // Copies overlap with the products, in chunks of some experts. The first copy comes before any product, and the
         // last product comes after all copies.
         let copying = beside(sum.add(Cost::Pcie, missed * copy_seconds), computing);

@@ -54,6 +54,8 @@ pub struct HitCurve {
     /// Experts that the recording's prompts touched. `None` if the recording has no prompt that is long enough. Prompts
     /// have their own data because their tokens are not chosen by the model, as generated tokens are.
     prompts: Option<RecordedPrompts>,
+    /// Share of all experts that a turn uses.
+    used_by_a_turn: f64,
 }
 
 /// Experts that prompts touched in a recording.
@@ -74,14 +76,16 @@ impl Default for HitCurve {
             (1.0 - left * (1.0 - TAIL_BEGIN), 1.0 - misses)
         });
         let points = RECORDED.into_iter().chain(tail).collect();
-        HitCurve { points, used_share: Some(RECORDED_USED_SHARE), prompts: None }
+        let used_share = Some(RECORDED_USED_SHARE);
+        HitCurve { points, used_share, prompts: None, used_by_a_turn: USED_BY_A_TURN }
     }
 }
 
 impl HitCurve {
     /// Returns the curve of uniform random routing.
     pub fn uniform() -> HitCurve {
-        HitCurve { points: vec![(0.0, 0.0), (1.0, 1.0)], used_share: None, prompts: None }
+        let points = vec![(0.0, 0.0), (1.0, 1.0)];
+        HitCurve { points, used_share: None, prompts: None, used_by_a_turn: USED_BY_A_TURN }
     }
 
     /// Returns the curve through points of `(share kept, hits per lookup)`, for a model whose tokens use `used_share`
@@ -95,6 +99,7 @@ impl HitCurve {
             points,
             used_share,
             prompts: None,
+            used_by_a_turn: USED_BY_A_TURN,
         })
     }
 
@@ -124,7 +129,19 @@ impl HitCurve {
         }
         let curve = HitCurve::through(points, used as f64 / experts.max(1) as f64)?;
         let prompts = prompts.finish(&curve);
-        Some(HitCurve { prompts, ..curve })
+        // A recording may be shorter than a turn.
+        let used_by_a_turn = (used_in(lookups) as f64 / experts.max(1) as f64).max(USED_BY_A_TURN);
+        Some(HitCurve { prompts, used_by_a_turn, ..curve })
+    }
+
+    /// Returns the share of the experts that a prompt finds in VRAM or in RAM after a turn: one as long as the recording, or as
+    /// those of `bench`.
+    ///
+    /// If RAM has a slot for every expert, all are loaded at the start. Otherwise slots fill as experts are used. An expert
+    /// that was never used is then read from the disk, even if there is room for it.
+    pub fn found_by_a_prompt(&self, vram: f64, ram: f64) -> f64 {
+        let either = share_in_either(vram, ram);
+        if ram < 1.0 { either.min(self.used_by_a_turn).max(vram) } else { either }
     }
 
     /// Returns the hit rate if `share` of all experts is kept, for a model whose tokens use `used_share` of them.
@@ -318,17 +335,20 @@ pub fn share_in_either(vram: f64, ram: f64) -> f64 {
     (vram + DISTINCT_IN_RAM * ram).clamp(ram.max(vram), 1.0)
 }
 
-/// Share of all experts that a prompt of 512 tokens and an answer of 128 tokens use. In a replay of a synthetic model's
-/// own routing (top 8), they used 112 of a layer's 128 experts.
+/// Share of all experts that a prompt of 512 tokens and an answer of 128 tokens use, without a recording that used more. In a
+/// replay of a synthetic model's own routing (top 8), they used 112 of a layer's 128 experts.
 const USED_BY_A_TURN: f64 = 0.875;
 
-/// Returns the share of the experts that a prompt finds in VRAM or in RAM after a turn as long as those of `bench`.
-///
-/// If RAM has a slot for every expert, all are loaded at the start. Otherwise slots fill as experts are used. An expert
-/// that was never used is then read from the disk, even if there is room for it.
-pub fn found_by_a_prompt(vram: f64, ram: f64) -> f64 {
-    let either = share_in_either(vram, ram);
-    if ram < 1.0 { either.min(USED_BY_A_TURN).max(vram) } else { either }
+/// Returns the number of experts that a recording uses.
+fn used_in(lookups: &Lookups) -> usize {
+    let sizes = lookups.layers().iter();
+    let mut used: Vec<Vec<bool>> = sizes.map(|layer| vec![false; layer.0 as usize]).collect();
+    for (_, layer, touched) in lookups.batches() {
+        for expert in touched {
+            used[layer.0 as usize][expert.0 as usize] = true;
+        }
+    }
+    used.iter().flatten().filter(|used| **used).count()
 }
 
 #[cfg(test)]
@@ -417,6 +437,10 @@ mod tests {
         near(beyond(&first, 0.0), 8.0 / 16.0);
         assert!(beyond(&first, 0.5) < 8.0 / 16.0);
         near(beyond(&first, 1.0), 0.0);
+        // An expert that the recording used is found later if there is room for it.
+        let all = recorded(&[14, 15], 64);
+        near(all.found_by_a_prompt(0.5, 0.9), 15.0 / 16.0);
+        near(behind.found_by_a_prompt(0.5, 0.9), USED_BY_A_TURN);
         // Prompts that are too short are not counted.
         let short = recorded(&[8, 10], PROMPT_TOKENS_LEAST - 1);
         assert_eq!((short.prompts.is_none(), behind.prompts.is_some()), (true, true));
@@ -429,7 +453,8 @@ mod tests {
             let of: Vec<f64> = steps().map(|ram| share_in_either(vram, ram)).collect();
             assert!(of.windows(2).all(|pair| pair[0] <= pair[1] + 1e-12), "{vram}: {of:?}");
             assert!((of[0] - vram).abs() < 1e-12 && (of[50] - 1.0).abs() < 1e-12);
-            let of: Vec<f64> = steps().map(|ram| found_by_a_prompt(vram, ram)).collect();
+            let curve = HitCurve::default();
+            let of: Vec<f64> = steps().map(|ram| curve.found_by_a_prompt(vram, ram)).collect();
             assert!(of.windows(2).all(|pair| pair[0] <= pair[1] + 1e-12), "{vram}: {of:?}");
             assert!(of[0] >= vram && of[50] == 1.0 && of[49] == vram.max(USED_BY_A_TURN));
         }
