@@ -100,21 +100,13 @@ impl Engine {
         number: u64,
         priority: i32,
     ) -> PyResult<Run> {
-        let worker = self.worker(py)?;
-        let prepared = py.detach(|| self.prepare(is_chat, body));
-        let mut prepared = match prepared {
-            Ok(prepared) => prepared,
-            Err(refusal) => {
-                py.detach(|| drop(worker));
-                return Err(refused(py, refusal));
-            }
-        };
-        prepared.request.priority = priority;
-        let wake = wake.map(|wake| (wake.get(), number));
-        let run = Run::start(&worker, &self.text, &prepared, wake, failure_of(&worker));
-        // If the engine was closed meanwhile, this is the last handle, and dropping it waits for the thread.
-        py.detach(|| drop(worker));
-        Ok(run)
+        self.with_worker(py, |worker| {
+            let prepared = py.detach(|| self.prepare(is_chat, body));
+            let mut prepared = prepared.map_err(|refusal| refused(py, refusal))?;
+            prepared.request.priority = priority;
+            let wake = wake.map(|wake| (wake.get(), number));
+            Ok(Run::start(worker, &self.text, &prepared, wake, failure_of(worker)))
+        })
     }
 
     /// Queues a text, or its tokens, for its embedding. `number` is what `wake` calls it.
@@ -134,17 +126,14 @@ impl Engine {
         let pooling = pooling.map_err(|error: serde::de::value::Error| {
             raise(py, "OptionError", format!("pooling: {error}"))
         })?;
-        let worker = self.worker(py)?;
-        let tokenizer = &self.text.tokenizer;
-        let prompts = py.detach(|| embed::prompts(tokenizer, text.into(), self.context, truncate));
-        let run = prompts.map_err(|refusal| refused(py, refusal)).map(|mut prompts| {
+        self.with_worker(py, |worker| {
+            let (tokenizer, context) = (&self.text.tokenizer, self.context);
+            let prompts = py.detach(|| embed::prompts(tokenizer, text.into(), context, truncate));
+            let mut prompts = prompts.map_err(|refusal| refused(py, refusal))?;
             let request = embed::request(prompts.pop().unwrap_or_default(), pooling, priority);
             let wake = wake.map(|wake| (wake.get(), number));
-            Run::embed(&worker, request, wake, failure_of(&worker))
-        });
-        // If the engine was closed meanwhile, this is the last handle, and dropping it waits for the thread.
-        py.detach(|| drop(worker));
-        run
+            Ok(Run::embed(worker, request, wake, failure_of(worker)))
+        })
     }
 
     /// Returns embeddings, with their dimensions, of states as bytes of f32.
@@ -311,6 +300,19 @@ impl Engine {
     fn worker(&self, py: Python<'_>) -> PyResult<Arc<Worker>> {
         let worker = self.worker.lock().unwrap_or_else(PoisonError::into_inner).clone();
         worker.ok_or_else(|| raise(py, "EngineError", "the engine is closed".into()))
+    }
+
+    /// Does something with the worker. If the engine is closed meanwhile, this has the last handle to it, and dropping that waits
+    /// for the thread: without the GIL.
+    fn with_worker<T>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&Arc<Worker>) -> PyResult<T>,
+    ) -> PyResult<T> {
+        let worker = self.worker(py)?;
+        let done = work(&worker);
+        py.detach(|| drop(worker));
+        done
     }
 
     fn prepare(&self, is_chat: bool, body: &str) -> Result<Prepared, Refusal> {

@@ -6,6 +6,7 @@ mod engine;
 mod errors;
 mod load;
 mod log;
+mod mailbox;
 mod measure;
 mod options;
 mod run;

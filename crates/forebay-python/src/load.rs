@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
 
 use forebay_engine::load::{Choice, ChosenRequest, DeviceRequest, DimensionSlice, load_chosen};
 use pyo3::prelude::*;
@@ -10,9 +9,7 @@ use pyo3::prelude::*;
 use crate::errors::{of_engine, raise};
 use crate::table::Table;
 use crate::tensor::Tensor;
-
-/// Shortest time between two looks at the signals of the interpreter, for which the GIL is taken.
-pub const LOOK: Duration = Duration::from_millis(50);
+use crate::watch::Watch;
 
 /// Ranges by name: dimension, start and stop.
 pub type Slices = HashMap<String, Vec<(usize, u64, u64)>>;
@@ -98,37 +95,20 @@ pub fn load(
     let choices = choices(py, table, names, slices)?;
     let request = request(py, table, device, to_f32)?;
     let inner = &table.inner;
-    let mut stopped = None;
-    let mut looked = None::<Instant>;
+    let mut watch = Watch::new(progress.as_ref(), request.interrupt.clone());
     let loaded = py.detach(|| {
-        let mut tell = |done: u64, total: u64| {
-            if looked.is_some_and(|looked| looked.elapsed() < LOOK) && done < total {
-                return ControlFlow::Continue(());
-            }
-            looked = Some(Instant::now());
-            let told = Python::attach(|py| {
-                py.check_signals()?;
-                if let Some(progress) = &progress {
-                    progress.call1(py, (done, total))?;
-                }
-                Ok::<(), PyErr>(())
-            });
-            match told {
-                Ok(()) => ControlFlow::Continue(()),
-                Err(error) => {
-                    stopped = Some(error);
-                    ControlFlow::Break(())
-                }
-            }
+        let mut tell = |done, total| match watch.tell(done, total) {
+            true => ControlFlow::Continue(()),
+            false => ControlFlow::Break(()),
         };
         load_chosen(inner, &choices, &request, &mut tell)
     });
     match loaded {
         Ok(tensors) => {
             // A callback may have failed at the very end, when there was nothing left to stop.
-            stopped.map_or(Ok(()), Err)?;
+            watch.stopped.map_or(Ok(()), Err)?;
             Ok(tensors.into_iter().map(|inner| Tensor { inner }).collect())
         }
-        Err(error) => Err(of_engine(py, &error, stopped)),
+        Err(error) => Err(of_engine(py, &error, watch.stopped)),
     }
 }

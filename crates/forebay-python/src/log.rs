@@ -3,11 +3,9 @@
 //! They come from threads that never take the GIL. They wait in a queue, and a byte in a socket wakes the thread of Python that
 //! hands them to the logger.
 
-use std::collections::VecDeque;
-use std::io::{self, Read as _, Write as _};
-use std::os::fd::AsRawFd as _;
-use std::os::unix::net::UnixStream;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use pyo3::prelude::*;
 use tracing_subscriber::fmt::MakeWriter;
@@ -17,6 +15,7 @@ use tracing_subscriber::registry::Registry;
 use tracing_subscriber::{EnvFilter, Layer as _, reload};
 
 use crate::errors::raise;
+use crate::mailbox::Mailbox;
 
 /// Most messages that wait. More are dropped, and counted.
 const WAITING_MOST: usize = 4096;
@@ -26,15 +25,8 @@ type Line = (u32, String);
 
 /// Messages that no thread of Python has taken yet.
 struct Lines {
-    waiting: Mutex<Waiting>,
-    reader: UnixStream,
-    writer: UnixStream,
-}
-
-#[derive(Default)]
-struct Waiting {
-    lines: VecDeque<Line>,
-    dropped: u64,
+    waiting: Mailbox<Line>,
+    dropped: AtomicU64,
 }
 
 /// What [`log_start`] has made.
@@ -46,36 +38,17 @@ struct Log {
 static LOG: OnceLock<Log> = OnceLock::new();
 
 impl Lines {
-    fn new() -> io::Result<Lines> {
-        let (reader, writer) = UnixStream::pair()?;
-        reader.set_nonblocking(true)?;
-        writer.set_nonblocking(true)?;
-        Ok(Lines { waiting: Mutex::default(), reader, writer })
-    }
-
     fn add(&self, line: Line) {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        if waiting.lines.len() >= WAITING_MOST {
-            waiting.dropped += 1;
-            return;
-        }
-        waiting.lines.push_back(line);
-        if waiting.lines.len() == 1 {
-            // A socket that is full has woken the thread already.
-            let _ = (&self.writer).write(&[1]);
+        if !self.waiting.add(line, WAITING_MOST) {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     fn take(&self) -> Vec<Line> {
-        let mut waiting = self.waiting.lock().unwrap_or_else(PoisonError::into_inner);
-        while matches!((&self.reader).read(&mut [0; 64]), Ok(count) if count > 0) {}
-        let mut lines: Vec<Line> = waiting.lines.drain(..).collect();
-        if waiting.dropped > 0 {
-            lines.push((
-                30,
-                format!("{} messages were not logged, because so many came", waiting.dropped),
-            ));
-            waiting.dropped = 0;
+        let mut lines = self.waiting.take();
+        let dropped = self.dropped.swap(0, Ordering::Relaxed);
+        if dropped > 0 {
+            lines.push((30, format!("{dropped} messages were not logged, because so many came")));
         }
         lines
     }
@@ -133,7 +106,7 @@ impl<'a> MakeWriter<'a> for Writers {
 
 impl Log {
     fn start(filter: EnvFilter) -> io::Result<Log> {
-        let lines = Arc::new(Lines::new()?);
+        let lines = Arc::new(Lines { waiting: Mailbox::new()?, dropped: AtomicU64::new(0) });
         let (filter, handle) = reload::Layer::new(filter);
         let format = tracing_subscriber::fmt::layer()
             .with_span_events(FmtSpan::CLOSE)
@@ -162,7 +135,7 @@ pub fn log_start(py: Python<'_>, level: &str) -> PyResult<i32> {
     };
     let changed = log.filter.reload(filter());
     changed.map_err(|error| raise(py, "Error", error.to_string()))?;
-    Ok(log.lines.reader.as_raw_fd())
+    Ok(log.lines.waiting.fileno())
 }
 
 /// Returns the messages that have come: levels of Python's logging, and lines.

@@ -4,11 +4,8 @@
 //! variable, an event loop by a byte in a socket.
 
 use std::collections::VecDeque;
-use std::io::{self, Read as _, Write as _};
-use std::os::fd::AsRawFd as _;
-use std::os::unix::net::UnixStream;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use forebay_engine::EngineError;
 use forebay_engine::engine::{Request, Sink};
@@ -20,9 +17,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
 
 use crate::errors::{of_engine, raise};
-
-/// Time after which a call that waits looks at the signals of the interpreter.
-const LOOK: Duration = Duration::from_millis(50);
+use crate::mailbox::Mailbox;
+use crate::watch::LOOK;
 
 /// Something that a request has brought.
 enum Item {
@@ -36,7 +32,7 @@ enum Item {
 struct Shared {
     state: Mutex<State>,
     changed: Condvar,
-    wake: Option<(Arc<Ready>, u64)>,
+    wake: Option<(Arc<Mailbox<u64>>, u64)>,
 }
 
 #[derive(Default)]
@@ -74,10 +70,10 @@ impl Shared {
             return;
         }
         self.changed.notify_all();
-        if let (Some((ready, id)), false) = (&self.wake, state.is_told) {
+        if let (Some((numbers, id)), false) = (&self.wake, state.is_told) {
             state.is_told = true;
             drop(state);
-            ready.tell(*id);
+            numbers.add(*id, usize::MAX);
         }
     }
 }
@@ -112,49 +108,27 @@ impl Drop for Replies {
     }
 }
 
-/// Numbers of the requests of an event loop that have something to take. The loop watches `reader`.
+/// Numbers of the requests of an event loop that have something to take. The loop watches the file descriptor.
 #[pyclass(frozen, module = "forebay._native")]
 pub struct Wake {
-    inner: Arc<Ready>,
-}
-
-struct Ready {
-    numbers: Mutex<Vec<u64>>,
-    reader: UnixStream,
-    writer: UnixStream,
-}
-
-impl Ready {
-    fn tell(&self, number: u64) {
-        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        numbers.push(number);
-        if numbers.len() == 1 {
-            let _ = (&self.writer).write(&[1]);
-        }
-    }
+    numbers: Arc<Mailbox<u64>>,
 }
 
 #[pymethods]
 impl Wake {
     #[new]
     fn new() -> io::Result<Wake> {
-        let (reader, writer) = UnixStream::pair()?;
-        reader.set_nonblocking(true)?;
-        writer.set_nonblocking(true)?;
-        Ok(Wake { inner: Arc::new(Ready { numbers: Mutex::default(), reader, writer }) })
+        Ok(Wake { numbers: Arc::new(Mailbox::new()?) })
     }
 
     /// Returns the file descriptor that becomes readable.
     fn fileno(&self) -> i32 {
-        self.inner.reader.as_raw_fd()
+        self.numbers.fileno()
     }
 
     /// Returns the numbers of the requests that have something to take.
     fn take(&self) -> Vec<u64> {
-        let mut numbers = self.inner.numbers.lock().unwrap_or_else(PoisonError::into_inner);
-        // There is a byte at most: the first of some numbers brings it. Without one, this is an error that means nothing.
-        let _ = (&self.inner.reader).read(&mut [0; 1]);
-        std::mem::take(&mut *numbers)
+        self.numbers.take()
     }
 }
 
@@ -204,7 +178,7 @@ impl Run {
         failure: Failure,
         sink: impl FnOnce(Finishes) -> Sink,
     ) -> Run {
-        let wake = wake.map(|(wake, number)| (wake.inner.clone(), number));
+        let wake = wake.map(|(wake, number)| (wake.numbers.clone(), number));
         let shared = Arc::new(Shared { wake, ..Shared::default() });
         let (finishes, replies) = (Finishes(shared.clone()), Replies(shared.clone()));
         worker.submit(request, sink(finishes), move |submitted| {

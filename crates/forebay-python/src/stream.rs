@@ -1,15 +1,15 @@
 //! Tensors one after the other, with bounded memory.
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use forebay_engine::load::{Next, StreamOrder, TensorStream};
 use pyo3::prelude::*;
 
 use crate::errors::{of_engine, raise};
-use crate::load::{LOOK, Slices, choices, request};
+use crate::load::{Slices, choices, request};
 use crate::table::Table;
 use crate::tensor::Tensor;
+use crate::watch::{LOOK, Looks};
 
 /// Tensors in the order of the files or of their names in the call. A thread reads ahead.
 #[pyclass(frozen, module = "forebay._native")]
@@ -24,7 +24,7 @@ pub struct Stream {
 /// The last report of progress.
 #[derive(Default)]
 struct Told {
-    at: Option<Instant>,
+    looks: Looks,
     done: Option<u64>,
 }
 
@@ -94,11 +94,10 @@ impl Stream {
         let Some(progress) = &self.progress else { return Ok(()) };
         {
             let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-            let is_early = told.at.is_some_and(|at| at.elapsed() < LOOK) && done < total;
-            if is_early || told.done == Some(done) {
+            if told.done == Some(done) || !told.looks.is_due(done >= total) {
                 return Ok(());
             }
-            *told = Told { at: Some(Instant::now()), done: Some(done) };
+            told.done = Some(done);
         }
         progress.call1(py, (done, total)).map(drop)
     }

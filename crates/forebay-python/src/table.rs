@@ -11,8 +11,8 @@ use forebay_store::{Interrupt, Storage};
 use pyo3::prelude::*;
 
 use crate::errors::{of_engine, of_format, raise};
-use crate::load::LOOK;
 use crate::tensor::shape_of_bytes;
+use crate::watch::LOOK;
 
 /// The tensors of safetensors files, of a GGUF file or of a pack. Only headers are read.
 #[pyclass(frozen, module = "forebay._native")]

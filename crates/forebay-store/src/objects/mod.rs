@@ -220,18 +220,16 @@ fn shown(url: &Path) -> String {
 
 /// Removes the options of this crate from the settings.
 fn take_options(settings: &mut HashMap<String, String>) -> Result<ObjectOptions, StoreError> {
-    let mut taken = |option| settings.remove(option);
-    let number = |option, given: Option<String>, range: RangeInclusive<usize>, remedy| {
-        let Some(given) = given else { return Ok(None) };
+    let mut number = |option, range: RangeInclusive<usize>, remedy| {
+        let Some(given) = settings.remove(option) else { return Ok(None) };
         let number = given.parse().ok().filter(|number| range.contains(number));
         number.map(Some).ok_or(StoreError::Option { option, given, remedy })
     };
     let defaults = ObjectOptions::default();
-    let connections = number("connections", taken("connections"), 1..=1024, "take 1 to 1024")?;
-    let bytes =
-        number("request_bytes", taken("request_bytes"), 1 << 20..=1 << 30, "take 1 MiB to 1 GiB")?;
-    let retries = number("retries", taken("retries"), 0..=1000, "take 0 to 1000")?;
-    let hedge = match taken("hedge").as_deref() {
+    let connections = number("connections", 1..=1024, "take 1 to 1024")?;
+    let bytes = number("request_bytes", 1 << 20..=1 << 30, "take 1 MiB to 1 GiB")?;
+    let retries = number("retries", 0..=1000, "take 0 to 1000")?;
+    let hedge = match settings.remove("hedge").as_deref() {
         None => defaults.hedge,
         Some("true") => true,
         Some("false") => false,
