@@ -137,7 +137,7 @@ pub struct Loader<'a> {
 impl Loader<'_> {
     /// Fills the buffer of every item and returns the answers in the order of the items. After the first failure no
     /// further read begins, and the remaining items get [`ReadError::Cancelled`]. `progress` is called on this thread
-    /// with the number of bytes done and the total.
+    /// with the number of bytes done and the total. Its last call has all bytes, unless the load fails.
     ///
     /// # Errors
     /// Returns [`StoreError`] if the engine as a whole fails or memory runs out.
@@ -208,6 +208,8 @@ impl Loader<'_> {
             // Closing this side of the channel ends the copy threads.
             self.ring.extend(copy_path.close());
         });
+        // Copy threads may end after the last report.
+        progress();
         let (answers, totals) = shared.finish()?;
         let mut loaded = join(counts, answers);
         relayout(self.files, &layouts, &mut loaded)?;
@@ -293,6 +295,7 @@ impl Loader<'_> {
         });
         // Drain both before returning any error, so that no copy is running then.
         let (read, copied) = (read_ring.drain(), copied_ring.drain());
+        progress();
         let (answers, totals) = shared.finish()?;
         self.ring.extend(read?);
         self.ring.extend(copied?);

@@ -90,6 +90,9 @@ fn load_staged(
     let (loaded, statistics) = done.unwrap();
     let wanted: u64 = blocks.iter().flatten().map(|extent| extent.length).sum();
     assert_eq!((statistics.bytes, last.1), (wanted, wanted));
+    if loaded.iter().all(|loaded| loaded.result.is_ok()) {
+        assert_eq!(last, (wanted, wanted), "the last report has all bytes");
+    }
     assert_eq!(ring.len(), ring_slots, "the ring comes back");
     assert_eq!(statistics.staging_bytes, (ring_slots * RING_SLOT) as u64);
     (loaded, statistics)

@@ -127,7 +127,14 @@ fn upload(
     let mut ring: Vec<_> = (0..slots).map(slot).collect();
     let (engine, files) = (bench.engine.as_mut(), &bench.files);
     let loader = Loader { engine, files, options, ring: &mut ring };
-    let done = loader.upload(&plan, &device, &mut |done, total| assert!(done <= total));
+    let mut last = (0, 0);
+    let done = loader.upload(&plan, &device, &mut |done, total| {
+        assert!(done >= last.0 && done <= total, "progress runs backwards");
+        last = (done, total);
+    });
+    if let Ok(statistics) = &done {
+        assert_eq!(last, (statistics.bytes, statistics.bytes), "the last report has all bytes");
+    }
     assert!(done.is_err() || ring.len() == slots, "the ring comes back");
     let memory = memory.lock().unwrap().clone();
     (done, memory, device.copies.into_inner())

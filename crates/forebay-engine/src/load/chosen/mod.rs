@@ -141,17 +141,7 @@ pub fn load_chosen(
     request: &ChosenRequest,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Vec<LoadedTensor>, EngineError> {
-    let mut last = None;
-    let mut tell = |done, total| {
-        last = Some((done, total));
-        progress(done, total)
-    };
-    let loaded = Opened::new(table, request)?.load(table, choices, request, None, &mut tell)?;
-    // Small loads are done before the first look at how far they are. Now there is nothing left to end.
-    if let Some((_, total)) = last.filter(|(done, total)| done < total) {
-        let _ = progress(total, total);
-    }
-    Ok(loaded)
+    Opened::new(table, request)?.load(table, choices, request, None, progress)
 }
 
 /// Files that are open for loads.
