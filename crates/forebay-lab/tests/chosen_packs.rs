@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use forebay_engine::EngineError;
 use forebay_engine::load::{
-    Choice, ChosenRequest, DeviceRequest, DimensionSlice, LoadedTensor, Next, StreamOrder,
-    TensorStream, load_chosen,
+    Choice, ChosenRequest, DimensionSlice, LoadedTensor, Next, StreamOrder, TensorStream,
+    load_chosen,
 };
 use forebay_engine::pack::{Codec, PackOptions, pack};
 use forebay_format::{StoredType, TensorType, WeightsTable, dequantize};
@@ -278,21 +278,4 @@ fn blocks_of_quantised_types_stay_whole_and_damage_is_found() {
     let error = of(0, 0, 1, true).err().expect("it is damaged");
     assert!(matches!(error, EngineError::Load { .. }), "{error}");
     assert!(error.to_string().contains(name), "{error}");
-}
-
-/// What would have to be decoded on the way to a GPU is refused, before a GPU is opened.
-#[test]
-fn slices_of_compressed_tensors_are_for_the_host() {
-    let folder = tempfile::tempdir().unwrap();
-    let source = made("qwen3moe-tiny", "BF16", folder.path());
-    for codec in [Codec::Compact, Codec::Zstd] {
-        let table = open(&packed(&source, codec));
-        let tensor = table.find("blk.0.attn_q.weight").unwrap();
-        let slice = Some(DimensionSlice { dimension: 0, start: 0, stop: 1 });
-        let request =
-            ChosenRequest { device: Some(DeviceRequest::new(0)), ..ChosenRequest::default() };
-        let refused = load_chosen(&table, &[Choice { tensor, slice }], &request, &mut going_on);
-        let words = refused.err().expect("it must be refused").to_string();
-        assert!(words.contains("load to the CPU"), "{words}");
-    }
 }

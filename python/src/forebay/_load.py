@@ -126,7 +126,7 @@ def load(
             files. URLs of object stores and HTTP servers are possible: s3://, gs://, az://, http:// and https://.
         device: "cpu", "cuda" or "cuda:N".
         dtype: None keeps the types of the file. "float32" makes float32 of all weights, also of quantised ones.
-            Integers and bools stay. It is possible on the CPU only.
+            Integers and bools stay.
         tensors: Names to load. None means all.
         slices: Ranges by name: `(dimension, start, stop)`, in elements. Only these parts of the files are read, and of
             packs the chunks that hold them.

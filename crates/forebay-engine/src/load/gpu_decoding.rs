@@ -47,7 +47,7 @@ pub(super) struct CodedParts {
 
 impl CodedParts {
     /// Returns the parts of a load from `files` if the GPU is to decode all their blocks: none is coded with `zstd`, which CPUs decode faster
-    /// because few chunks are in the ring at a time, and no part begins or ends inside of a coded chunk.
+    /// because few chunks are in the ring at a time, no part begins or ends inside of a coded chunk, and there is something to decode.
     pub fn new(files: &FileSet, parts: &[UploadPart]) -> Option<CodedParts> {
         if !files.is_coded() {
             return None;
@@ -79,6 +79,9 @@ impl CodedParts {
                 }
                 placed.push(PlacedChunk { chunk, to, wanted: wanted as usize });
             }
+        }
+        if placed.iter().all(|placed| placed.chunk.codec == Codec::Raw) {
+            return None;
         }
         placed.sort_by_key(|placed| placed.chunk.stored_offset);
         let decoded_bytes = parts.iter().map(|part| part.extent.length).sum();

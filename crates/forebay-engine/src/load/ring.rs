@@ -117,7 +117,7 @@ impl RingMemory {
             return Ok(None);
         }
         let plan = UploadPlan::new(parts, request.files, request.piece_bytes as u64);
-        let slot_bytes = plan.slot_bytes().max(1);
+        let slot_bytes = plan.slot_bytes().max(SLOT_ALIGNMENT);
         let slots = request.slots(&plan, slot_bytes);
         RingMemory::pin(gpu, request, request.files, slots, slot_bytes).map(Some)
     }
@@ -177,7 +177,7 @@ impl<'a> GpuRing<'a> {
             _ => (parts, request.files),
         };
         let plan = UploadPlan::new(parts, files, request.piece_bytes as u64);
-        let piece_bytes = plan.slot_bytes().max(1);
+        let piece_bytes = plan.slot_bytes().max(SLOT_ALIGNMENT);
         let more = coded.as_ref().map_or(0, |coded| coded.description_bytes(piece_bytes));
         let slot_bytes = match more {
             0 => piece_bytes,

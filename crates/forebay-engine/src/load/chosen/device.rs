@@ -1,17 +1,20 @@
 //! Chosen tensors in VRAM.
+//!
+//! Bytes that stay as they are in the file go through pinned memory. Weights that are converted, and slices of compact weights,
+//! are decoded in host memory, a few tensors at a time, and copied from there.
 
 use std::ops::ControlFlow;
 use std::sync::{Arc, PoisonError};
 
-use forebay_cuda::{CallersContext, Gpu};
+use forebay_cuda::{CallersContext, DevicePtr, Gpu};
 use forebay_store::{BlockLabel, Extent, UploadPart};
 
 use super::plan::Planned;
-use super::{ChosenPlan, LoadedTensor, Memory, TensorMemory};
+use super::{ChosenPlan, LoadedTensor, Memory, TensorMemory, host};
 use crate::EngineError;
 use crate::load::device::MARGIN;
 use crate::load::hold::DEVICE_ALIGNMENT;
-use crate::load::hold_device::{DeviceFill, KeptRing, Pool};
+use crate::load::hold_device::{DeviceFill, Filled, KeptRing, Pool};
 
 /// Largest number of runs that a load copies to a GPU. Each is a copy of its own.
 const RUNS_MAX: u64 = 1 << 22;
@@ -24,7 +27,8 @@ pub(crate) fn hold_chosen(
     let Some(device) = plan.request.device else { return Ok(Vec::new()) };
     // Declared first, so that it is dropped after everything that uses the GPU.
     let _context = CallersContext::remember();
-    let runs = plan.planned.iter().fold(0_u64, |sum, it| sum.saturating_add(it.count));
+    let unchanged = plan.planned.iter().filter(|planned| !planned.is_converted());
+    let runs = unchanged.fold(0_u64, |sum, it| sum.saturating_add(it.count));
     if runs > RUNS_MAX {
         return Err(EngineError::BadOption {
             name: "slices",
@@ -35,7 +39,8 @@ pub(crate) fn hold_chosen(
         });
     }
     let Placed { addresses, parts, contents, pool_bytes } = Placed::new(&plan.planned);
-    if parts.is_empty() {
+    let total: u64 = plan.planned.iter().map(Planned::wanted_bytes).sum();
+    if total == 0 {
         // No tensor has elements. A GPU that cannot be used is an error all the same.
         Gpu::open(device.ordinal)?;
         return Ok(loaded(plan, device.ordinal, (0, addresses), Memory::Host(Vec::new())));
@@ -56,13 +61,60 @@ pub(crate) fn hold_chosen(
         Some(KeptRing { ring, gpu }) => (Some(ring), gpu),
         None => (None, Gpu::open(device.ordinal)?),
     };
-    let filled = fill.run(&gpu, ring, progress)?;
-    if let (Some(kept), Some(ring)) = (&mut kept, filled.ring) {
+    let unchanged = total - converted_bytes(&plan.planned);
+    let Filled { pool, ring, .. } = fill.run(&gpu, ring, &mut |done, of| {
+        // If the GPU decodes, bytes of the file are counted.
+        let share = done as f64 / of.max(1) as f64;
+        progress((unchanged as f64 * share) as u64, total)
+    })?;
+    let places: Vec<DevicePtr<u8>> = addresses
+        .iter()
+        .map(|&address| pool.ptr().at(pool.ptr().address() + address))
+        .map(|place| place.expect("tensors lie in the memory planned for them"))
+        .collect();
+    let mut tell = |done: u64| progress(unchanged + done, total);
+    convert(plan, &gpu, &places, &mut tell)?;
+    if let (Some(kept), Some(ring)) = (&mut kept, ring) {
         **kept = Some(KeptRing { ring, gpu });
     }
-    let first = filled.pool.ptr().address();
-    let memory = Memory::Device(Pool::new(filled.pool));
+    let first = pool.ptr().address();
+    let memory = Memory::Device(Pool::new(pool));
     Ok(loaded(plan, device.ordinal, (first, addresses), memory))
+}
+
+/// Returns the bytes of the files that [`convert`] reads.
+fn converted_bytes(planned: &[Planned]) -> u64 {
+    planned.iter().filter(|it| it.is_converted()).map(Planned::wanted_bytes).sum()
+}
+
+/// Decodes tensors in host memory and copies them to their places. `progress` is called with the bytes that are done.
+fn convert(
+    plan: &ChosenPlan<'_>,
+    gpu: &Gpu,
+    places: &[DevicePtr<u8>],
+    progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> Result<(), EngineError> {
+    let tensors = plan.planned.iter().zip(places);
+    let converted: Vec<_> = tensors.filter(|(planned, _)| planned.is_converted()).collect();
+    let (mut rest, mut done) = (&converted[..], 0);
+    while !rest.is_empty() {
+        let mut bytes = 0_u64;
+        let fits = |(planned, _): &&(&Planned, _)| {
+            bytes = bytes.saturating_add(planned.bytes());
+            bytes <= plan.request.staging_bytes as u64
+        };
+        // However large a tensor is, it comes whole.
+        let (batch, behind) = rest.split_at(rest.iter().take_while(fits).count().max(1));
+        rest = behind;
+        let planned = batch.iter().map(|(planned, _)| Planned::clone(planned)).collect();
+        let plan = ChosenPlan { planned, kept: None, ..*plan };
+        let filled = host::fill(&plan, &mut |read, _| progress(done + read))?;
+        for (content, (_, place)) in filled.contents(&plan.planned).zip(batch) {
+            gpu.upload(content, **place)?;
+        }
+        done += plan.planned.iter().map(Planned::wanted_bytes).sum::<u64>();
+    }
+    Ok(())
 }
 
 /// Describes the tensors, whose addresses count from `first`.
@@ -102,12 +154,13 @@ impl Placed {
             // A saturated address does not fit into any device.
             let address = end.checked_next_multiple_of(DEVICE_ALIGNMENT).unwrap_or(u64::MAX);
             addresses.push(address);
-            for run in 0..tensor.count {
+            let is_read_here = !tensor.is_converted();
+            for run in 0..if is_read_here { tensor.count } else { 0 } {
                 let extent = tensor.run(run);
                 let to = address.saturating_add(run * tensor.length);
                 parts.push(UploadPart { label: BlockLabel::Other(index as u64), extent, to });
             }
-            if tensor.count > 0 {
+            if is_read_here && tensor.count > 0 {
                 let (first, last) = (tensor.run(0), tensor.run(tensor.count - 1));
                 let length = last.end() - first.offset;
                 contents.push((format!("tensor {:?}", tensor.name), Extent { length, ..first }));

@@ -30,10 +30,37 @@ struct Place {
     at: usize,
 }
 
+/// Tensors that were read to host memory, in the order of the plan.
+pub(super) struct Filled {
+    places: Vec<Place>,
+    slots: Vec<SlotBuffer>,
+    /// Number of pieces of memory.
+    groups: usize,
+}
+
+impl Filled {
+    /// Returns the bytes of each tensor of the plan.
+    #[cfg(feature = "cuda")]
+    pub fn contents<'a>(&'a self, planned: &'a [Planned]) -> impl Iterator<Item = &'a [u8]> {
+        let slots = planned.iter().zip(&self.places).zip(&self.slots);
+        slots.map(|((planned, place), slot)| {
+            &slot.as_slice()[place.at..place.at + planned.bytes() as usize]
+        })
+    }
+}
+
 pub(super) fn load(
     plan: &ChosenPlan<'_>,
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<Vec<LoadedTensor>, EngineError> {
+    Ok(finish(&plan.planned, fill(plan, progress)?))
+}
+
+/// Reads the tensors of a plan to host memory. Its device does not matter.
+pub(super) fn fill(
+    plan: &ChosenPlan<'_>,
+    progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
+) -> Result<Filled, EngineError> {
     let mut places: Vec<Place> = plan.planned.iter().map(|it| place(plan, it)).collect();
     let shares = staged::shares(plan);
     let groups = group(&mut places);
@@ -60,12 +87,12 @@ pub(super) fn load(
     let mut tell = |done: u64| progress((direct + done).min(total), total);
     staged::read(plan, &shares, &mut slots, &mut reader, &mut tell)?;
 
+    let mut slots: Vec<SlotBuffer> =
+        slots.into_iter().map(|slot| slot.expect("every load gives its buffers back")).collect();
     for ((planned, place), slot) in plan.planned.iter().zip(&mut places).zip(&mut slots) {
-        if let Some(slot) = slot {
-            align(planned, place, slot);
-        }
+        align(planned, place, slot);
     }
-    Ok(finish(&plan.planned, &places, slots, arenas.len()))
+    Ok(Filled { places, slots, groups: arenas.len() })
 }
 
 fn place(plan: &ChosenPlan<'_>, planned: &Planned) -> Place {
@@ -156,23 +183,18 @@ fn align(planned: &Planned, place: &mut Place, slot: &mut SlotBuffer) {
     place.at = to;
 }
 
-fn finish(
-    planned: &[Planned],
-    places: &[Place],
-    slots: Vec<Option<SlotBuffer>>,
-    groups: usize,
-) -> Vec<LoadedTensor> {
+fn finish(planned: &[Planned], filled: Filled) -> Vec<LoadedTensor> {
+    let Filled { places, slots, groups } = filled;
     let mut memory: Vec<Vec<SlotBuffer>> = (0..groups).map(|_| Vec::new()).collect();
     let mut addresses = Vec::with_capacity(places.len());
-    for (place, slot) in places.iter().zip(slots) {
-        let mut slot = slot.expect("every load gives its buffers back");
+    for (place, mut slot) in places.iter().zip(slots) {
         let first = slot.as_mut_slice().as_mut_ptr().expose_provenance();
         addresses.push((first + place.at) as u64);
         memory[place.group].push(slot);
     }
     let memory: Vec<Arc<TensorMemory>> =
         memory.into_iter().map(|slots| Arc::new(TensorMemory(Memory::Host(slots)))).collect();
-    let tensors = planned.iter().zip(places).zip(addresses);
+    let tensors = planned.iter().zip(&places).zip(addresses);
     tensors
         .map(|((planned, place), address)| LoadedTensor {
             name: planned.name.clone(),

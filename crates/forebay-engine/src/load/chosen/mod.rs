@@ -176,9 +176,13 @@ impl Opened {
     }
 
     /// Returns the most bytes of memory that a tensor takes, with those that are read around it.
-    fn slot_bytes(&self, planned: &Planned) -> u64 {
+    fn slot_bytes(&self, planned: &Planned, request: &ChosenRequest) -> u64 {
         // On a GPU, and in memory of its own on the host, a tensor has aligned ends.
-        let bytes = planned.bytes().saturating_add(2 * SLOT_ALIGNMENT as u64);
+        let mut bytes = planned.bytes().saturating_add(2 * SLOT_ALIGNMENT as u64);
+        if request.device.is_some() && planned.is_converted() {
+            // It is in memory of the host first.
+            bytes = bytes.saturating_mul(2);
+        }
         let read = planned.direct().map_or(0, |extent| {
             self.sources.checked.plan(&[extent], SLOT_ALIGNMENT).slot_bytes as u64
         });
@@ -194,21 +198,11 @@ impl Opened {
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<Vec<LoadedTensor>, EngineError> {
         request.interrupt.check()?;
-        if request.device.is_some() && request.to_f32 {
-            return Err(EngineError::BadOption {
-                name: "dtype",
-                value: "float32".into(),
-                expected: "weights are converted in host memory only: load to the CPU".into(),
-            });
-        }
         if let Some(catalog) = &self.pack {
             let is_as_stored = !request.to_f32 && choices.iter().all(|it| it.slice.is_none());
             let is_all = choices.len() == table.tensors().len();
             if is_as_stored && (is_all || request.device.is_some()) {
                 return from_pack(table, catalog, choices, request, progress);
-            }
-            if request.device.is_some() {
-                check_for_gpu(table, catalog, choices)?;
             }
         }
         let Opened { sources, choice, .. } = self;
@@ -222,31 +216,7 @@ impl Opened {
     }
 }
 
-/// Refuses slices of tensors that would have to be decoded on the way to a GPU.
-fn check_for_gpu(
-    table: &WeightsTable,
-    catalog: &Catalog,
-    choices: &[Choice],
-) -> Result<(), EngineError> {
-    for choice in choices {
-        let tensor = &table.tensors()[choice.tensor];
-        let is_compact = matches!(tensor.ty, StoredType::Tensor(ty) if ty.compact().is_some());
-        let is_coded = |info: &TensorInfo| {
-            let pack = catalog.pack.as_ref();
-            pack.is_some_and(|pack| pack.chunks.is_coded_at(info.extent.offset))
-        };
-        if is_compact || catalog.tensor(&tensor.name).is_some_and(is_coded) {
-            return Err(EngineError::BadOption {
-                name: "slices",
-                value: format!("for a load to a GPU with tensor {:?}", tensor.name),
-                expected: "slices of compressed tensors of a pack are decoded in host memory only: load to the CPU".into(),
-            });
-        }
-    }
-    Ok(())
-}
-
-/// Loads tensors of a pack whole and as they are. Blocks with several of them are read at once.
+/// Loads tensors of a pack whole and as they are. A GPU decodes their compact weights. Blocks with several of them are read at once.
 fn from_pack(
     table: &WeightsTable,
     catalog: &Catalog,

@@ -238,7 +238,7 @@ fn batches(
             None if planned.count > 0 => staging_bytes_max(&planned, request.staging_bytes, margin),
             _ => 0,
         };
-        let (slot_bytes, wanted) = (opened.slot_bytes(&planned), planned.wanted_bytes());
+        let (slot_bytes, wanted) = (opened.slot_bytes(&planned, request), planned.wanted_bytes());
         if slot_bytes.saturating_add(staging) > budget {
             return Err(EngineError::BadOption {
                 name: "budget",
