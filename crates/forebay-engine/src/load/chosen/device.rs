@@ -154,14 +154,14 @@ impl Placed {
             // A saturated address does not fit into any device.
             let address = end.checked_next_multiple_of(DEVICE_ALIGNMENT).unwrap_or(u64::MAX);
             addresses.push(address);
-            let is_read_here = !tensor.is_converted();
-            for run in 0..if is_read_here { tensor.count } else { 0 } {
+            let runs = if tensor.is_converted() { 0 } else { tensor.count };
+            for run in 0..runs {
                 let extent = tensor.run(run);
                 let to = address.saturating_add(run * tensor.length);
                 parts.push(UploadPart { label: BlockLabel::Other(index as u64), extent, to });
             }
-            if is_read_here && tensor.count > 0 {
-                let (first, last) = (tensor.run(0), tensor.run(tensor.count - 1));
+            if runs > 0 {
+                let (first, last) = (tensor.run(0), tensor.run(runs - 1));
                 let length = last.end() - first.offset;
                 contents.push((format!("tensor {:?}", tensor.name), Extent { length, ..first }));
             }
