@@ -95,7 +95,8 @@ fn convert(
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<(), EngineError> {
     let tensors = plan.planned.iter().zip(places);
-    let converted: Vec<_> = tensors.filter(|(planned, _)| planned.is_converted()).collect();
+    let is_converted = |(planned, _): &(&Planned, _)| planned.is_converted() && planned.count > 0;
+    let converted: Vec<_> = tensors.filter(is_converted).collect();
     let (mut rest, mut done) = (&converted[..], 0);
     while !rest.is_empty() {
         let mut bytes = 0_u64;
