@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 /// Time between two looks at the signals of the interpreter, for which the GIL is taken, and between two reports of progress.
 pub const LOOK: Duration = Duration::from_millis(50);
 
-/// When the last look was.
+/// Time of the last look.
 #[derive(Default)]
 pub struct Looks(Option<Instant>);
 
@@ -26,7 +26,7 @@ impl Looks {
 /// Looks at the signals of the interpreter, and calls the function for progress, while the GIL is released.
 pub struct Watch<'a> {
     progress: Option<&'a Py<PyAny>>,
-    /// What the work looks at.
+    /// Interrupt that ends the work.
     interrupt: Interrupt,
     looks: Looks,
     /// The exception that ends the work.

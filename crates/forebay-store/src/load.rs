@@ -295,6 +295,7 @@ impl Loader<'_> {
         });
         // Drain both before returning any error, so that no copy is running then.
         let (read, copied) = (read_ring.drain(), copied_ring.drain());
+        // Copy threads may end after the last report.
         progress();
         let (answers, totals) = shared.finish()?;
         self.ring.extend(read?);

@@ -27,8 +27,8 @@ pub(crate) fn hold_chosen(
     let Some(device) = plan.request.device else { return Ok(Vec::new()) };
     // Declared first, so that it is dropped after everything that uses the GPU.
     let _context = CallersContext::remember();
-    let unchanged = plan.planned.iter().filter(|planned| !planned.is_converted());
-    let runs = unchanged.fold(0_u64, |sum, it| sum.saturating_add(it.count));
+    let unchanged = || plan.planned.iter().filter(|planned| !planned.is_converted());
+    let runs = unchanged().fold(0_u64, |sum, it| sum.saturating_add(it.count));
     if runs > RUNS_MAX {
         return Err(EngineError::BadOption {
             name: "slices",
@@ -61,19 +61,14 @@ pub(crate) fn hold_chosen(
         Some(KeptRing { ring, gpu }) => (Some(ring), gpu),
         None => (None, Gpu::open(device.ordinal)?),
     };
-    let unchanged = total - converted_bytes(&plan.planned);
+    let unchanged_bytes: u64 = unchanged().map(Planned::wanted_bytes).sum();
     let Filled { pool, ring, .. } = fill.run(&gpu, ring, &mut |done, of| {
         // If the GPU decodes, bytes of the file are counted.
         let share = done as f64 / of.max(1) as f64;
-        progress((unchanged as f64 * share) as u64, total)
+        progress((unchanged_bytes as f64 * share) as u64, total)
     })?;
-    let places: Vec<DevicePtr<u8>> = addresses
-        .iter()
-        .map(|&address| pool.ptr().at(pool.ptr().address() + address))
-        .map(|place| place.expect("tensors lie in the memory planned for them"))
-        .collect();
-    let mut tell = |done: u64| progress(unchanged + done, total);
-    convert(plan, &gpu, &places, &mut tell)?;
+    let mut tell = |done: u64| progress(unchanged_bytes + done, total);
+    convert(plan, &gpu, (pool.ptr(), &addresses), &mut tell)?;
     if let (Some(kept), Some(ring)) = (&mut kept, ring) {
         **kept = Some(KeptRing { ring, gpu });
     }
@@ -82,19 +77,15 @@ pub(crate) fn hold_chosen(
     Ok(loaded(plan, device.ordinal, (first, addresses), memory))
 }
 
-/// Returns the bytes of the files that [`convert`] reads.
-fn converted_bytes(planned: &[Planned]) -> u64 {
-    planned.iter().filter(|it| it.is_converted()).map(Planned::wanted_bytes).sum()
-}
-
-/// Decodes tensors in host memory and copies them to their places. `progress` is called with the bytes that are done.
+/// Decodes tensors in host memory and copies them to `memory`, in which their addresses count from its first byte. `progress` is
+/// called with the bytes that are done.
 fn convert(
     plan: &ChosenPlan<'_>,
     gpu: &Gpu,
-    places: &[DevicePtr<u8>],
+    (memory, addresses): (DevicePtr<u8>, &[u64]),
     progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<(), EngineError> {
-    let tensors = plan.planned.iter().zip(places);
+    let tensors = plan.planned.iter().zip(addresses);
     let is_converted = |(planned, _): &(&Planned, _)| planned.is_converted() && planned.count > 0;
     let converted: Vec<_> = tensors.filter(is_converted).collect();
     let (mut rest, mut done) = (&converted[..], 0);
@@ -110,8 +101,9 @@ fn convert(
         let planned = batch.iter().map(|(planned, _)| Planned::clone(planned)).collect();
         let plan = ChosenPlan { planned, kept: None, ..*plan };
         let filled = host::fill(&plan, &mut |read, _| progress(done + read))?;
-        for (content, (_, place)) in filled.contents(&plan.planned).zip(batch) {
-            gpu.upload(content, **place)?;
+        for (content, (_, address)) in filled.contents(&plan.planned).zip(batch) {
+            let place = memory.at(memory.address() + *address);
+            gpu.upload(content, place.expect("tensors lie in the memory planned for them"))?;
         }
         done += plan.planned.iter().map(Planned::wanted_bytes).sum::<u64>();
     }

@@ -216,7 +216,7 @@ impl Opened {
     }
 }
 
-/// Loads tensors of a pack whole and as they are. A GPU decodes their compact weights. Blocks with several of them are read at once.
+/// Loads tensors of a pack whole and as they are. Blocks with several tensors are read at once. A GPU decodes compact weights.
 fn from_pack(
     table: &WeightsTable,
     catalog: &Catalog,
