@@ -8,6 +8,7 @@ default. Seconds run from before the files are opened to the synchronised GPU, w
 packages are imported and the CUDA context exists before. Needs torch and the peer's package.
 
 If READY is the number of a socket, one byte is sent when the load can begin, and it begins when one byte has come back.
+gpus.py runs forebay_share, which loads one of SHARE's parts ("0/2": the first of two).
 """
 
 import contextlib
@@ -29,6 +30,31 @@ def forebay_python(state):
     import forebay
 
     return lambda files: forebay.load(files, device="cuda:0")
+
+
+def header(path):
+    """Each tensor's first byte and end in a file."""
+    with open(path, "rb") as file:
+        fields = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return {name: field["data_offsets"] for name, field in fields.items() if name != "__metadata__"}
+
+
+def forebay_share(state):
+    """A part of the tensors: one span of the files, as long as the others but for a tensor."""
+    import forebay
+
+    index, count = map(int, os.environ["SHARE"].split("/"))
+
+    def load(files):
+        spans = [(number, *span, name) for number, file in enumerate(files) for name, span in header(file).items()]
+        total, before, chosen = sum(end - start for _, start, end, _ in spans), 0, []
+        for _, start, end, name in sorted(spans):
+            if (before + (end - start) / 2) * count // total == index:
+                chosen.append(name)
+            before += end - start
+        return forebay.load(files, device="cuda:0", tensors=chosen)
+
+    return load
 
 
 def safetensors(state):
@@ -116,6 +142,12 @@ def digest(tensors):
     return f"{total:08x}"
 
 
+def disk_bytes():
+    """What this process has read of disks."""
+    with open("/proc/self/io") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
+
+
 def main():
     peer, state, folder = sys.argv[1:]
     files = sorted(glob.glob(os.path.join(folder, "*.safetensors")))
@@ -128,15 +160,17 @@ def main():
             parent.sendall(b"r")
             parent.recv(1)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    disk_before = disk_bytes()
     started = time.perf_counter()
     tensors = load(files)
     torch.cuda.synchronize()
     seconds = time.perf_counter() - started
+    disk_after = disk_bytes()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     size = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     print(json.dumps({
         "tensors": len(tensors), "bytes": size, "seconds": seconds, "resident_before_bytes": before,
-        "peak_resident_bytes": peak, "digest": digest(tensors),
+        "peak_resident_bytes": peak, "digest": digest(tensors), "started": started, "disk_bytes": disk_after - disk_before,
     }), flush=True)
     # Nothing is measured of what a peer does at the end, and nothing of it shall be printed.
     os._exit(0)

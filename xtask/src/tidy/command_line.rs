@@ -58,11 +58,19 @@ impl CommandLine {
 /// or targets, cargo would choose other features of dependencies and build everything again.
 fn build(root: &Path) -> Result<PathBuf> {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let status = Command::new(cargo)
+    let mut command = Command::new(cargo);
+    command
         .args(["build", "--profile", "ci", "--quiet", "--workspace", "--all-targets"])
-        .current_dir(root)
-        .status()
-        .context("cannot start cargo")?;
+        .current_dir(root);
+    // Cargo started this program and told it about its own package. The build script of ring runs again where that
+    // changes, and everything that needs ring would be compiled twice: here, and by the next command without it.
+    for (name, _) in std::env::vars_os() {
+        let name = name.to_string_lossy();
+        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
+            command.env_remove(&*name);
+        }
+    }
+    let status = command.status().context("cannot start cargo")?;
     if !status.success() {
         bail!("the program does not compile");
     }
