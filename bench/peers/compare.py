@@ -198,7 +198,7 @@ def measure(program, folder, rounds, names):
     ends = time.monotonic() + float(os.environ.get("LIMIT", "inf"))
     raw = open(os.environ["RAW"], "w") if "RAW" in os.environ else None
     for round in range(1, rounds + 1):
-        for state in ("cold", "warm"):
+        for state in os.environ.get("STATES", "cold,warm").split(","):
             # Every second round runs in reverse order.
             for name in names if round % 2 else reversed(names):
                 if time.monotonic() > ends:

@@ -80,8 +80,8 @@ def main():
 
     for name in files:
         with open(name, "rb") as file:
-            os.fdatasync(file)
-            os.posix_fadvise(file, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.fdatasync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     cold = load(folder, gpus, "cold")
     fill(files)
     rates = {1: [], gpus: []}

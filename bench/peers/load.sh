@@ -14,7 +14,8 @@
 # context and pinned memory.
 #
 # PYTHON names a Python that has torch and the packages, FOREBAY another forebay program, RAW a file for every answer as a line of
-# JSON. LIMIT=SECONDS starts no load later than that. NO_PROGRAM=1 leaves the program out. Prints a Markdown table.
+# JSON. LIMIT=SECONDS starts no load later than that. NO_PROGRAM=1 leaves the program out. STATES=warm or
+# STATES=cold measures one of the two only. Prints a Markdown table.
 # The peer forebay_python is our own package for Python (pip install ./python).
 . "$(dirname "$0")/../common.sh" 1 "$@"
 python=${PYTHON:-python3}

@@ -32,6 +32,6 @@ def test_packs(models, codec):  # noqa: F811
     expected = forebay.load(source, dtype="float32")
     equal(forebay.load(pack, dtype="float32", device="cuda"), expected)
     # So small a budget gives small batches.
-    equal(dict(forebay.iter_tensors(pack, dtype="float32", device="cuda", budget="8MiB")), expected)
+    equal(dict(forebay.iter_tensors(pack, dtype="float32", device="cuda", budget="16MiB")), expected)
     part = {"tensors": [MATRIX], "slices": {MATRIX: (1, 100, 250)}, "dtype": "float32"}
     equal(forebay.load(pack, device="cuda", **part), forebay.load(source, **part))

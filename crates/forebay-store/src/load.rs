@@ -6,10 +6,11 @@
 //! of work while many copies wait, the engine takes some of those pieces.
 //!
 //! All bytes land in their slots directly, unless the caller provides a ring to read into (`staging.rs`). Memory that
-//! the CPU does not write itself is filled through such a ring (`remote.rs`), or by a [`DeviceReader`] that needs no
+//! the CPU does not write itself is filled through such a ring (`remote.rs`, `filling.rs`), or by a [`DeviceReader`] that needs no
 //! host memory of ours (`straight.rs`).
 
 mod cached;
+mod filling;
 mod landing;
 mod past_cache;
 mod remote;
@@ -35,8 +36,9 @@ use crate::page_cache::{CacheProbe, Cached};
 use crate::pieces::{Piece, cut_block};
 use crate::relayout::relayout_all;
 use cached::copy_cached;
+use filling::Filling;
 use landing::{Landing, Regions};
-use remote::{Outlet, Ring, upload_cached};
+use remote::{Outlet, Ring};
 pub use remote::{Upload, UploadCopy, UploadError, Uploading};
 use shared::{Next, Shared};
 use staging::{Stage, stage};
@@ -271,12 +273,13 @@ impl Loader<'_> {
         let half = if copy_threads > 0 { self.ring.len() / 2 } else { 0 };
         let copied_ring = Ring::new(self.ring.split_off(self.ring.len() - half), upload);
         let read_ring = Ring::new(std::mem::take(self.ring), upload);
+        let filling = Filling::new(&shared, self.files, &copied_ring, &copies, copy_threads);
         std::thread::scope(|scope| {
             for _ in 0..self.options.probe_threads.max(1) {
                 scope.spawn(|| shared.probe_thread(probe.as_ref()));
             }
             for _ in 0..copy_threads {
-                scope.spawn(|| upload_cached(&shared, self.files, &copied_ring, &copies));
+                scope.spawn(|| filling.run());
             }
             let mut copy_path = CopyPath::Remote(Outlet::new(&read_ring, &copies));
             let mut reader = Reader {

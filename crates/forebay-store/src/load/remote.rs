@@ -7,13 +7,10 @@ use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use super::cached::copy;
-use super::landing::Landing;
 use super::shared::Shared;
 use crate::arena::SlotBuffer;
 use crate::engine::Completion;
-use crate::error::{ReadError, StoreError};
-use crate::files::FileSet;
+use crate::error::StoreError;
 use crate::pieces::Piece;
 
 /// Error of a copy to the device, as reported by the [`Upload`] implementation.
@@ -136,6 +133,12 @@ impl<'a> Ring<'a> {
         }
     }
 
+    /// Takes back a slot that was not filled.
+    pub fn give_back(&self, slot: SlotBuffer) {
+        self.lock().free.push(slot);
+        self.changed.notify_one();
+    }
+
     /// Begins the copies out of a slot that was filled, or frees the slot if its read failed.
     pub fn leave(
         &self,
@@ -202,44 +205,8 @@ impl<'a> Outlet<'a> {
 
     /// Returns an unused slot to the ring.
     pub fn close(self) {
-        self.ring.lock().free.extend(self.held);
-    }
-}
-
-/// Runs one copy thread: fills slots with cached pieces until none is left.
-pub(super) fn upload_cached(
-    shared: &Shared,
-    files: &FileSet,
-    ring: &Ring<'_>,
-    copies: &[Arc<[UploadCopy]>],
-) {
-    if let Err(error) = fill_slots(shared, files, ring, copies) {
-        shared.stop(error);
-    }
-}
-
-fn fill_slots(
-    shared: &Shared,
-    files: &FileSet,
-    ring: &Ring<'_>,
-    copies: &[Arc<[UploadCopy]>],
-) -> Result<(), StoreError> {
-    // Verify here, while the bytes are in this core's cache.
-    let landing = Landing::new(files, false);
-    let (mut done, mut next) = (Vec::new(), Vec::new());
-    while shared.next_cached(&mut done, &mut next) {
-        for mut piece in next.drain(..) {
-            let Some(slot) = ring.take(shared)? else {
-                let result = Err(ReadError::Cancelled { block: piece.label });
-                done.push(Completion { id: piece.index as u64, buffer: None, result });
-                continue;
-            };
-            piece.buffer = slot;
-            let mut completion = copy(piece, files, landing);
-            let copies = &copies[completion.id as usize];
-            ring.leave(&mut completion, copies)?;
-            done.push(completion);
+        if let Some(slot) = self.held {
+            self.ring.give_back(slot);
         }
     }
-    Ok(())
 }

@@ -223,15 +223,8 @@ impl Shared {
         if tell {
             self.news.notify_all();
         }
-        let found = loop {
-            if state.stopped || state.cached.is_empty() && state.probe_threads == 0 {
-                break false;
-            }
-            if !state.cached.is_empty() {
-                break true;
-            }
-            state = self.to_copy.wait(state).unwrap_or_else(PoisonError::into_inner);
-        };
+        let found;
+        (state, found) = self.wait_for_cached(state);
         if found {
             // Give fewer near the end, so that all threads finish at about the same time.
             let count = (state.cached.len() / (2 * self.copiers)).clamp(1, COPIED_AT_ONCE);
@@ -246,6 +239,29 @@ impl Shared {
         found
     }
 
+    /// Waits for the next piece to copy. Returns `None` if nothing is left.
+    pub fn next_cached_piece(&self) -> Option<Piece> {
+        self.look();
+        let (mut state, found) = self.wait_for_cached(self.lock());
+        if found { state.cached.pop_front() } else { None }
+    }
+
+    /// Waits until there is a piece to copy. The answer is false if nothing is left, or if the load has stopped.
+    fn wait_for_cached<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+    ) -> (MutexGuard<'a, State>, bool) {
+        loop {
+            if state.stopped || state.cached.is_empty() && state.probe_threads == 0 {
+                return (state, false);
+            }
+            if !state.cached.is_empty() {
+                return (state, true);
+            }
+            state = self.to_copy.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
     pub fn planned(&self, id: u64) -> Planned {
         self.lock().planned[id as usize]
     }
@@ -253,6 +269,13 @@ impl Shared {
     /// Records the answer to a piece that the engine read.
     pub fn answer(&self, completion: Completion) {
         if self.lock().answer(completion, false) {
+            self.tell_all();
+        }
+    }
+
+    /// Records the answer to a piece that was copied.
+    pub fn answer_copied(&self, completion: Completion) {
+        if self.lock().answer(completion, true) {
             self.tell_all();
         }
     }

@@ -14,7 +14,8 @@ use crate::support::{Bench, Kind, Noise, extent, half_cached, kinds, small_reque
 
 const BYTES: usize = 3_000_001;
 const PIECE: usize = 64 << 10;
-const RING_SLOT: usize = PIECE + 8192;
+/// A piece that several threads copy from the page cache, in parts.
+const LONG_PIECE: usize = 1 << 20;
 
 /// A device that copies as late as possible: when a thread waits for it, or asks for the third time.
 struct Device {
@@ -120,10 +121,11 @@ fn upload(
     let (parts, bytes) = parts(places);
     let memory = Arc::new(Mutex::new(vec![255; bytes]));
     let device = Device { memory: Arc::clone(&memory), copies: AtomicUsize::new(0), fails_at };
-    let plan = UploadPlan::new(&parts, &bench.files, PIECE as u64);
-    assert!(plan.slot_bytes() <= RING_SLOT);
-    let arena = Arena::map(slots * RING_SLOT).unwrap();
-    let slot = |_| arena.carve(RING_SLOT).unwrap();
+    let plan = UploadPlan::new(&parts, &bench.files, options.piece_bytes);
+    let slot_bytes = options.piece_bytes as usize + 8192;
+    assert!(plan.slot_bytes() <= slot_bytes);
+    let arena = Arena::map(slots * slot_bytes).unwrap();
+    let slot = |_| arena.carve(slot_bytes).unwrap();
     let mut ring: Vec<_> = (0..slots).map(slot).collect();
     let (engine, files) = (bench.engine.as_mut(), &bench.files);
     let loader = Loader { engine, files, options, ring: &mut ring };
@@ -140,8 +142,8 @@ fn upload(
     (done, memory, device.copies.into_inner())
 }
 
-fn options(copy_threads: usize) -> LoadOptions {
-    LoadOptions { piece_bytes: PIECE as u64, copy_threads, probe_threads: 2, engine_bytes: 300_000 }
+fn options(copy_threads: usize, piece: usize) -> LoadOptions {
+    LoadOptions { piece_bytes: piece as u64, copy_threads, probe_threads: 2, engine_bytes: 300_000 }
 }
 
 fn verify(bench: &Bench, memory: &[u8], places: Places, about: &str) {
@@ -157,7 +159,17 @@ fn verify(bench: &Bench, memory: &[u8], places: Places, about: &str) {
 fn everything_arrives_from_disk_from_the_page_cache_and_from_both() {
     for kind in kinds() {
         let mut bench = Bench::new(kind, small_requests(), FaultPlan::default(), &[BYTES, 10_000]);
-        for (copy_threads, slots) in [(0, 2), (0, 5), (3, 2), (3, 9), (3, 64)] {
+        for (copy_threads, slots, piece) in [
+            (0, 2, PIECE),
+            (0, 5, PIECE),
+            (3, 2, PIECE),
+            (3, 9, PIECE),
+            (3, 64, PIECE),
+            (0, 3, LONG_PIECE),
+            (1, 2, LONG_PIECE),
+            (7, 2, LONG_PIECE),
+            (7, 8, LONG_PIECE),
+        ] {
             for case in ["warm", "half", "cold"] {
                 match case {
                     "half" if kind != Kind::Simulated => drop(half_cached(&bench.files)),
@@ -166,14 +178,19 @@ fn everything_arrives_from_disk_from_the_page_cache_and_from_both() {
                 }
                 for places in [Places::Same, Places::Scattered] {
                     let (done, memory, fills) =
-                        upload(&mut bench, options(copy_threads), slots, usize::MAX, places);
+                        upload(&mut bench, options(copy_threads, piece), slots, usize::MAX, places);
                     let wanted: u64 = tensors().iter().map(|extent| extent.length).sum();
                     assert_eq!(done.unwrap().bytes, wanted);
-                    verify(&bench, &memory, places, &format!("{kind:?}, {case}, {slots} slots"));
+                    verify(
+                        &bench,
+                        &memory,
+                        places,
+                        &format!("{kind:?}, {case}, {slots} slots of {piece}"),
+                    );
                     // Neighbours in the file share a piece, however small they are and wherever they go.
                     let most = match places {
-                        Places::Same => BYTES.div_ceil(PIECE) + 3,
-                        Places::Scattered => 2 * BYTES.div_ceil(PIECE),
+                        Places::Same => BYTES.div_ceil(piece) + 3,
+                        Places::Scattered => 2 * BYTES.div_ceil(piece),
                     };
                     assert!(fills <= most, "{fills} pieces, {places:?}");
                 }
@@ -185,10 +202,13 @@ fn everything_arrives_from_disk_from_the_page_cache_and_from_both() {
 #[test]
 fn a_device_that_fails_ends_the_load() {
     for kind in kinds() {
-        for (copy_threads, fails_at) in [(0, 0), (3, 0), (3, 7)] {
+        for (copy_threads, fails_at, piece) in
+            [(0, 0, PIECE), (3, 0, PIECE), (3, 7, PIECE), (5, 1, LONG_PIECE)]
+        {
             let faults = FaultPlan::default();
             let mut bench = Bench::new(kind, small_requests(), faults, &[BYTES, 10_000]);
-            let (done, _, _) = upload(&mut bench, options(copy_threads), 6, fails_at, Places::Same);
+            let (done, _, _) =
+                upload(&mut bench, options(copy_threads, piece), 6, fails_at, Places::Same);
             let error = done.unwrap_err().to_string();
             assert!(error.contains("the device is gone"), "{error}");
         }
@@ -200,7 +220,7 @@ fn a_disk_that_fails_ends_the_load_with_its_error() {
     for kind in kinds().into_iter().filter(|&kind| kind != Kind::Mmap) {
         let always = FaultPlan::always(FileIndex(0), 700_000..700_001, FaultKind::Error(5));
         let mut bench = Bench::new(kind, small_requests(), always, &[BYTES, 10_000]);
-        let (done, _, _) = upload(&mut bench, options(0), 4, usize::MAX, Places::Same);
+        let (done, _, _) = upload(&mut bench, options(0, PIECE), 4, usize::MAX, Places::Same);
         assert!(matches!(done, Err(StoreError::Block(ReadError::Io { .. }))), "{kind:?}: {done:?}");
     }
 }
