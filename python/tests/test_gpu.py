@@ -98,6 +98,22 @@ print("ok")
 )
 
 
+OF_MANY = (
+    CONTENT
+    + '''
+# The device has 1 GiB, and gives memory in units of 2 MiB.
+[path] = sys.argv[1:]
+on_cpu = forebay.load(path, framework="raw")
+many = [forebay.load(path, framework="raw", device="cuda") for _ in range(100)]
+many += [dict(forebay.iter_tensors(path, framework="raw", device="cuda", budget="8MiB")) for _ in range(100)]
+for tensors in many:
+    for name, tensor in tensors.items():
+        assert content(tensor) == numpy.from_dlpack(on_cpu[name]).tobytes(), name
+print("ok")
+'''
+)
+
+
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory):
     compiler = shutil.which(os.environ.get("CC", "cc"))
@@ -129,6 +145,11 @@ def test_loads_to_a_gpu(driver, random_file, place):
         server = RangeServer(path.parent)
         path, blocks = f"{server.url}/{path.name}", f"{server.url}/blocks.gguf"
     run(driver, PROGRAM, path, blocks)
+
+
+def test_small_loads_take_little_memory_of_a_gpu(driver, random_file):
+    path, _ = random_file([(30, 70), (9, 6, 5), ()])
+    run(driver, OF_MANY, path)
 
 
 def test_slices_of_packs_to_a_gpu(driver, models):

@@ -32,7 +32,7 @@ struct Mapped {
     chunk_bytes: usize,
     /// `None` once the memory is about to be freed.
     lifetime: Option<Lifetime>,
-    /// Mapped chunks, in the order of their addresses.
+    /// Mapped chunks, in the order of their addresses. Only the one at the end of the range may be shorter.
     chunks: Vec<sys::CUmemGenericAllocationHandle>,
     location: CUmemLocation,
     context: Arc<CudaContext>,
@@ -40,8 +40,8 @@ struct Mapped {
 
 impl Gpu {
     /// Reserves addresses for up to `bytes` and maps nothing yet. [`WeightsPool::grow`] maps memory in chunks of
-    /// `chunk_bytes`, rounded up to the granularity of the GPU (2 MiB). If the GPU cannot map memory, all of it is
-    /// allocated now.
+    /// `chunk_bytes`; the last one is shorter. Both sizes are rounded up to the granularity of the GPU (2 MiB). If the
+    /// GPU cannot map memory, all of it is allocated now.
     ///
     /// # Errors
     /// Returns [`CudaError::OutOfMemory`], or another error if a driver call fails.
@@ -63,14 +63,15 @@ impl Gpu {
         }
         .result()
         .map_err(CudaError::of("asking how the GPU maps memory"))?;
-        let chunk_bytes = chunk_bytes.max(1).next_multiple_of(granularity.max(1));
-        let reserved_bytes = bytes.max(1).next_multiple_of(chunk_bytes);
+        let granularity = granularity.max(1);
+        let chunk_bytes = chunk_bytes.max(1).next_multiple_of(granularity);
+        let reserved_bytes = bytes.max(1).next_multiple_of(granularity);
         let mut address = 0;
         // SAFETY: the driver writes the address to a live variable; reserving addresses touches no memory.
         unsafe { sys::cuMemAddressReserve(&mut address, reserved_bytes, 0, 0, 0) }
             .result()
             .map_err(CudaError::of("reserving addresses of the GPU"))?;
-        let chunks = Vec::with_capacity(reserved_bytes / chunk_bytes);
+        let chunks = Vec::with_capacity(reserved_bytes.div_ceil(chunk_bytes));
         let lifetime = Some(Lifetime::new());
         let mapped =
             Mapped { address, reserved_bytes, chunk_bytes, lifetime, chunks, location, context };
@@ -96,7 +97,7 @@ impl WeightsPool {
     /// Returns the number of bytes that can be used now.
     pub fn bytes(&self) -> usize {
         match &self.kind {
-            Kind::Virtual(mapped) => mapped.chunks.len() * mapped.chunk_bytes,
+            Kind::Virtual(mapped) => mapped.bytes(),
             Kind::Plain(memory) => memory.bytes(),
         }
     }
@@ -124,7 +125,7 @@ impl WeightsPool {
         gpu.bind()?;
         let wanted = bytes.div_ceil(mapped.chunk_bytes);
         while mapped.chunks.len() < wanted {
-            let missing = ((wanted - mapped.chunks.len()) * mapped.chunk_bytes) as u64;
+            let missing = (reserved.min(wanted * mapped.chunk_bytes) - mapped.bytes()) as u64;
             match mapped.add() {
                 Ok(()) => {}
                 Err(error) if is_out_of_memory(&error) => {
@@ -164,13 +165,19 @@ fn properties(location: CUmemLocation) -> CUmemAllocationProp {
 }
 
 impl Mapped {
+    /// Returns the number of mapped bytes.
+    fn bytes(&self) -> usize {
+        self.reserved_bytes.min(self.chunks.len() * self.chunk_bytes)
+    }
+
+    /// Returns the address behind the mapped bytes.
     fn end(&self) -> u64 {
-        self.address + (self.chunks.len() * self.chunk_bytes) as u64
+        self.address + self.bytes() as u64
     }
 
     /// Maps one chunk behind the last.
     fn add(&mut self) -> Result<(), DriverError> {
-        let (at, bytes) = (self.end(), self.chunk_bytes);
+        let (at, bytes) = (self.end(), self.chunk_bytes.min(self.reserved_bytes - self.bytes()));
         let access = CUmemAccessDesc {
             location: self.location,
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
@@ -195,11 +202,12 @@ impl Mapped {
     }
 
     fn remove_last(&mut self) -> Result<(), DriverError> {
+        let end = self.end();
         let Some(handle) = self.chunks.pop() else { return Ok(()) };
         let at = self.end();
         // SAFETY: `add` mapped the chunk there, and it is unmapped and released once.
         unsafe {
-            sys::cuMemUnmap(at, self.chunk_bytes).result()?;
+            sys::cuMemUnmap(at, (end - at) as usize).result()?;
             sys::cuMemRelease(handle).result()
         }
     }

@@ -26,6 +26,8 @@ use crate::{EngineError, peak_resident_bytes};
 
 /// Size of the chunks in which device memory is mapped, in bytes.
 pub(super) const CHUNK_BYTES: usize = 64 << 20;
+/// Unit in which a GPU maps memory, in bytes.
+const GRANULARITY: u64 = 2 << 20;
 /// Bytes of memory before the first weight and after the last one. Kernels read up to 15 bytes beside a matrix.
 pub(super) const MARGIN: usize = SLOT_ALIGNMENT;
 /// Duration of the measurement of copies to the device.
@@ -297,8 +299,7 @@ fn place(parts: &mut [UploadPart], tensors: &mut [HeldTensor], address: u64) {
 pub(super) fn fits(gpu: &Gpu, vram_bytes: Option<u64>, bytes: u64) -> Result<u64, EngineError> {
     let (free_bytes, total_bytes) = gpu.memory_bytes()?;
     let used_bytes = total_bytes - free_bytes;
-    // The pool allocates whole chunks.
-    let needed_bytes = bytes.checked_next_multiple_of(CHUNK_BYTES as u64).unwrap_or(u64::MAX);
+    let needed_bytes = bytes.checked_next_multiple_of(GRANULARITY).unwrap_or(u64::MAX);
     let name = || gpu.name().to_owned();
     if let Some(budget_bytes) = vram_bytes
         && used_bytes.saturating_add(needed_bytes) > budget_bytes

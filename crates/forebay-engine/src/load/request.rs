@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Default size of a piece. At 2 MiB, PCIe is within a few percent of its best rate.
-pub(super) const PIECE_BYTES: usize = 2 << 20;
+/// Default size of a piece. At 4 MiB, PCIe is within a few percent of its best rate.
+pub(super) const PIECE_BYTES: usize = 4 << 20;
 
 /// Default size of the ring. A small ring stays in the processor's last-level cache.
-pub(super) const RING_BYTES: usize = 128 << 20;
+pub(super) const RING_BYTES: usize = 64 << 20;
 
 /// GPU to load to, and how to load.
 #[derive(Debug, Clone, Copy)]
