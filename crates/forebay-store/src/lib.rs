@@ -73,7 +73,7 @@ pub use free_memory::{give_back_free_memory, keep_little_free_memory};
 pub use interrupt::Interrupt;
 pub use layout::{BlockLayout, Part};
 pub use load::{
-    DeviceReader, DeviceSpan, LoadItem, LoadOptions, LoadStatistics, Loaded, Loader,
+    COPIED_BYTES, DeviceReader, DeviceSpan, LoadItem, LoadOptions, LoadStatistics, Loaded, Loader,
     StraightOptions, Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploading,
     load_straight, process_seconds,
 };

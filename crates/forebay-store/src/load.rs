@@ -51,6 +51,10 @@ const PROGRESS_PAUSE: Duration = Duration::from_millis(50);
 /// Number of threads that copy out of the ring. One thread is about as fast as a disk.
 const COPY_THREADS: usize = 2;
 
+/// Most bytes of a ring that are for cached pieces. The other slots are for the engine. More would not be faster: the slots
+/// would not stay in the processor's cache, and pinning them takes time.
+pub const COPIED_BYTES: usize = 32 << 20;
+
 /// One block to load.
 #[derive(Debug)]
 pub struct LoadItem {
@@ -229,8 +233,9 @@ impl Loader<'_> {
     }
 
     /// Loads everything in `plan`, which must have been made for these files, to a device through the ring. Every slot
-    /// of the ring must have room for [`UploadPlan::slot_bytes`]. Half of the ring is for pieces that the engine reads
-    /// and half for cached pieces, so that neither waits for the other. `progress` is called as in [`Loader::load`].
+    /// of the ring must have room for [`UploadPlan::slot_bytes`]. Up to half of the ring, at most [`COPIED_BYTES`], is for
+    /// cached pieces, and the rest for pieces that the engine reads, so that neither waits for the other. `progress` is
+    /// called as in [`Loader::load`].
     ///
     /// # Errors
     /// Returns the first read that failed ([`StoreError::Block`]), an error of the device, or a failure of the engine
@@ -270,8 +275,11 @@ impl Loader<'_> {
         let probe = (copy_threads > 0).then(|| CacheProbe::new(self.files, None));
         let mut progress = || shared.tell(bytes, progress);
         progress();
-        let half = if copy_threads > 0 { self.ring.len() / 2 } else { 0 };
-        let copied_ring = Ring::new(self.ring.split_off(self.ring.len() - half), upload);
+        let copied = match copy_threads {
+            0 => 0,
+            _ => (COPIED_BYTES / self.ring[0].len().max(1)).clamp(1, self.ring.len() / 2),
+        };
+        let copied_ring = Ring::new(self.ring.split_off(self.ring.len() - copied), upload);
         let read_ring = Ring::new(std::mem::take(self.ring), upload);
         let filling = Filling::new(&shared, self.files, &copied_ring, &copies, copy_threads);
         std::thread::scope(|scope| {

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 /// Default size of a piece. At 4 MiB, PCIe is within a few percent of its best rate.
 pub(super) const PIECE_BYTES: usize = 4 << 20;
 
-/// Default size of the ring. A small ring stays in the processor's last-level cache.
-pub(super) const RING_BYTES: usize = 64 << 20;
+/// Default limit on the size of the ring, which is larger than 64 MiB only for engines with long queues.
+pub(super) const RING_BYTES: usize = 128 << 20;
 
 /// GPU to load to, and how to load.
 #[derive(Debug, Clone, Copy)]
@@ -20,7 +20,7 @@ pub struct DeviceRequest {
     pub check: bool,
     /// Number of bytes that are read or copied at a time, a multiple of 4096.
     pub piece_bytes: usize,
-    /// Bytes of pinned memory in the ring, which has room for at least four pieces.
+    /// Bytes of pinned memory in the ring at most. It has room for at least four pieces.
     pub ring_bytes: usize,
     /// Choice of cuFile instead of the ring. The two fields above apply to the ring only.
     pub cufile: CuFileUse,

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use forebay_cuda::{CopyStream, DevicePtr, Gpu, InFlight, Pinned};
 use forebay_store::{
-    Arena, EngineInfo, EngineOptions, Extent, FaultPlan, FileSet, IoKind, LoadOptions,
-    LoadStatistics, Loader, ReadEngine, ReadError, SLOT_ALIGNMENT, SlotBuffer, StoreError, Upload,
-    UploadCopy, UploadError, UploadPart, UploadPlan, Uploading, open_engine, open_faulty_engine,
+    Arena, COPIED_BYTES, EngineInfo, EngineOptions, Extent, FaultPlan, FileSet, IoKind,
+    LoadOptions, LoadStatistics, Loader, ReadEngine, ReadError, SLOT_ALIGNMENT, SlotBuffer,
+    StoreError, Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploading, open_engine,
+    open_faulty_engine,
 };
 
 use super::gpu_decoding::{CodedParts, GpuDecoding};
@@ -34,7 +35,7 @@ pub(crate) struct RingRequest<'a> {
     pub copies: bool,
     /// Number of bytes that are read or copied at a time, a multiple of 4096.
     pub piece_bytes: usize,
-    /// Bytes of pinned memory. The ring has room for at least four pieces.
+    /// Bytes of pinned memory at most. The ring has room for at least four pieces.
     pub ring_bytes: usize,
     /// True if the GPU may decode coded blocks, for which it needs as much memory as the ring has.
     pub gpu_decodes: bool,
@@ -61,9 +62,20 @@ impl<'a> RingRequest<'a> {
         }
     }
 
+    /// Returns the bytes that the engine has in flight.
+    fn engine_bytes(&self) -> usize {
+        self.engine
+            .queue_depth
+            .saturating_mul(self.engine.request_bytes)
+            .saturating_add(AHEAD_BYTES)
+    }
+
     /// Returns the number of slots of a ring for `plan`.
     fn slots(&self, plan: &UploadPlan, slot_bytes: usize) -> usize {
-        let most = self.ring_bytes / slot_bytes;
+        // While the engine fills its slots, the device empties two more.
+        let read_bytes = self.engine_bytes().saturating_add(2 * self.piece_bytes);
+        let copied_bytes = if self.copies { COPIED_BYTES } else { 0 };
+        let most = self.ring_bytes.min(read_bytes.saturating_add(copied_bytes)) / slot_bytes;
         // Half of the ring is for reads and half for copies, so a small model needs at most two slots for each piece.
         let most = if self.is_for_several { most } else { most.min(2 * plan.pieces()) };
         most.max(4)
@@ -238,12 +250,12 @@ impl<'a> GpuRing<'a> {
         &mut self,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<LoadStatistics, StoreError> {
-        let RingRequest { engine, files, copies, piece_bytes, .. } = &self.request;
+        let RingRequest { files, copies, piece_bytes, .. } = &self.request;
         let decoding = self.decoding.as_ref();
         let files = decoding.map_or(*files, |(_, stored)| stored);
         let mut options = LoadOptions {
             piece_bytes: *piece_bytes as u64,
-            engine_bytes: (engine.queue_depth * engine.request_bytes + AHEAD_BYTES) as u64,
+            engine_bytes: self.request.engine_bytes() as u64,
             ..LoadOptions::default()
         };
         if !copies {
