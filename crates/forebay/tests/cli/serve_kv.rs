@@ -6,6 +6,7 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -192,7 +193,9 @@ fn after_kill_at_any_moment_no_answer_is_wrong() {
         // There is room for two sequences on the device and a few in RAM, so blocks move all the time.
         let small = ["--kv-tokens", "600", "--kv-ram", "3MiB", "--kv-disk-size", "24MiB"];
         let server = serve(kv, &[&small[..], &["--parallel", "2"]].concat());
-        let pause = Duration::from_millis(random.u64(20..500));
+        // Answers, not time alone, say when: a slow machine may answer nothing in any fixed time.
+        let (answers, pause) = (random.usize(0..40), Duration::from_millis(random.u64(0..30)));
+        let answered = AtomicUsize::new(0);
         let order: Vec<usize> = (0..60).map(|_| random.usize(..8)).collect();
         found += thread::scope(|scope| {
             let ask = |orders: &[usize]| {
@@ -203,11 +206,17 @@ fn after_kill_at_any_moment_no_answer_is_wrong() {
                     let Some(answer) = try_ask(&server, &body) else { break };
                     assert_eq!(text_of(&answer), expected[number]);
                     found += cached(&answer);
+                    answered.fetch_add(1, Ordering::Relaxed);
                 }
                 found
             };
             let clients: Vec<_> =
                 order.chunks(20).map(|orders| scope.spawn(move || ask(orders))).collect();
+            while answered.load(Ordering::Relaxed) < answers
+                && clients.iter().any(|client| !client.is_finished())
+            {
+                thread::sleep(Duration::from_millis(1));
+            }
             thread::sleep(pause);
             kill_process(Pid::from_child(&server.child), Signal::KILL).unwrap();
             clients.into_iter().map(|client| client.join().unwrap()).sum::<u64>()
