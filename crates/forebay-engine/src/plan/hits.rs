@@ -56,6 +56,8 @@ pub struct HitCurve {
     prompts: Option<RecordedPrompts>,
     /// Share of all experts that a turn uses.
     used_by_a_turn: f64,
+    /// Share of all experts that a token at the end of the recording used for the first time. `None` if the recording is short.
+    first_uses: Option<f64>,
 }
 
 /// Experts that prompts touched in a recording.
@@ -76,16 +78,20 @@ impl Default for HitCurve {
             (1.0 - left * (1.0 - TAIL_BEGIN), 1.0 - misses)
         });
         let points = RECORDED.into_iter().chain(tail).collect();
-        let used_share = Some(RECORDED_USED_SHARE);
-        HitCurve { points, used_share, prompts: None, used_by_a_turn: USED_BY_A_TURN }
+        HitCurve { used_share: Some(RECORDED_USED_SHARE), ..HitCurve::only(points) }
     }
 }
 
 impl HitCurve {
     /// Returns the curve of uniform random routing.
     pub fn uniform() -> HitCurve {
-        let points = vec![(0.0, 0.0), (1.0, 1.0)];
-        HitCurve { points, used_share: None, prompts: None, used_by_a_turn: USED_BY_A_TURN }
+        HitCurve::only(vec![(0.0, 0.0), (1.0, 1.0)])
+    }
+
+    /// Returns the curve through points, of which nothing else is known.
+    fn only(points: Vec<(f64, f64)>) -> HitCurve {
+        let (used_by_a_turn, used_share) = (USED_BY_A_TURN, None);
+        HitCurve { points, used_share, prompts: None, used_by_a_turn, first_uses: None }
     }
 
     /// Returns the curve through points of `(share kept, hits per lookup)`, for a model whose tokens use `used_share`
@@ -95,12 +101,8 @@ impl HitCurve {
         let rises = points.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1);
         let whole = points.first() == Some(&(0.0, 0.0)) && points.last() == Some(&(1.0, 1.0));
         let used_share = Some(used_share);
-        (rises && whole && used_share > Some(0.0)).then_some(HitCurve {
-            points,
-            used_share,
-            prompts: None,
-            used_by_a_turn: USED_BY_A_TURN,
-        })
+        (rises && whole && used_share > Some(0.0))
+            .then(|| HitCurve { used_share, ..HitCurve::only(points) })
     }
 
     /// Replays recorded routing with a policy and returns its curve. Returns `None` if the recording has no generated
@@ -130,16 +132,30 @@ impl HitCurve {
         let curve = HitCurve::through(points, used as f64 / experts.max(1) as f64)?;
         let prompts = prompts.finish(&curve);
         // A recording may be shorter than a turn.
-        let used_by_a_turn = (used_in(lookups) as f64 / experts.max(1) as f64).max(USED_BY_A_TURN);
-        Some(HitCurve { prompts, used_by_a_turn, ..curve })
+        let uses = Uses::of(lookups);
+        let used_by_a_turn = (uses.used as f64 / experts.max(1) as f64).max(USED_BY_A_TURN);
+        let first_uses = uses.first.map(|first| first / experts.max(1) as f64);
+        Some(HitCurve { prompts, used_by_a_turn, first_uses, ..curve })
     }
 
-    /// Returns the share of the experts that a prompt finds in VRAM or in RAM after a turn: one as long as the recording, or as
-    /// those of `bench`.
+    /// Returns the share of all experts that a prompt batch of `tokens` tokens reads from the disk after a turn: one as long as the
+    /// recording, or as those of `bench`.
     ///
-    /// If RAM has a slot for every expert, all are loaded at the start. Otherwise slots fill as experts are used. An expert
-    /// that was never used is then read from the disk, even if there is room for it.
-    pub fn found_by_a_prompt(&self, vram: f64, ram: f64) -> f64 {
+    /// If RAM has a slot for every expert, all are loaded at the start. Otherwise slots fill as experts are used. An expert that
+    /// was never used is then read from the disk, even if there is room for it. New experts become rarer with every token, so the
+    /// end of a recording tells how many a prompt meets at most.
+    pub fn read_by_a_prompt(&self, vram: f64, ram: f64, used_share: f64, tokens: f64) -> f64 {
+        let evicted = self.touched_beyond(share_in_either(vram, ram), used_share, tokens);
+        let found = self.found_by_a_prompt(vram, ram);
+        let missing = self.touched_beyond(found, used_share, tokens);
+        match self.first_uses {
+            Some(first) if ram < 1.0 => missing.min(evicted + first * tokens),
+            _ => missing,
+        }
+    }
+
+    /// Returns the share of the experts that was used in a turn, and is in VRAM or in RAM.
+    fn found_by_a_prompt(&self, vram: f64, ram: f64) -> f64 {
         let either = share_in_either(vram, ram);
         if ram < 1.0 { either.min(self.used_by_a_turn).max(vram) } else { either }
     }
@@ -339,16 +355,45 @@ pub fn share_in_either(vram: f64, ram: f64) -> f64 {
 /// replay of a synthetic model's own routing (top 8), they used 112 of a layer's 128 experts.
 const USED_BY_A_TURN: f64 = 0.875;
 
-/// Returns the number of experts that a recording uses.
-fn used_in(lookups: &Lookups) -> usize {
-    let sizes = lookups.layers().iter();
-    let mut used: Vec<Vec<bool>> = sizes.map(|layer| vec![false; layer.0 as usize]).collect();
-    for (_, layer, touched) in lookups.batches() {
-        for expert in touched {
-            used[layer.0 as usize][expert.0 as usize] = true;
+/// Number of tokens of a recording whose end tells how many new experts come.
+const LONG_RECORDING: usize = 256;
+
+/// Experts that a recording uses.
+struct Uses {
+    /// Number of experts in all layers together.
+    used: usize,
+    /// Number of experts in all layers together that a token of the last quarter used for the first time. `None` if the recording is
+    /// too short.
+    first: Option<f64>,
+}
+
+impl Uses {
+    fn of(lookups: &Lookups) -> Uses {
+        let sizes = lookups.layers();
+        let batches = || lookups.batches().zip(lookups.tokens());
+        let mut lengths = vec![0; sizes.len()];
+        for ((_, layer, _), tokens) in batches() {
+            lengths[layer.0 as usize] += tokens;
         }
+        let mut used: Vec<Vec<bool>> = sizes.iter().map(|of| vec![false; of.0 as usize]).collect();
+        let (mut count, mut first, mut at) = (0, 0.0, vec![0; sizes.len()]);
+        for ((_, layer, touched), tokens) in batches() {
+            let layer = layer.0 as usize;
+            let mut new = 0;
+            for expert in touched {
+                new += usize::from(!std::mem::replace(&mut used[layer][expert.0 as usize], true));
+            }
+            let (begin, end) = (at[layer], at[layer] + tokens);
+            at[layer] = end;
+            count += new;
+            // The tokens of a batch share its new experts.
+            let quarter = lengths[layer] as f64 / 4.0;
+            let last = (end as f64 - (lengths[layer] as f64 - quarter).max(begin as f64)).max(0.0);
+            first += new as f64 * last / (tokens.max(1) as f64 * quarter);
+        }
+        let is_long = lengths.iter().max() >= Some(&LONG_RECORDING);
+        Uses { used: count, first: is_long.then_some(first) }
     }
-    used.iter().flatten().filter(|used| **used).count()
 }
 
 #[cfg(test)]
@@ -441,9 +486,48 @@ mod tests {
         let all = recorded(&[14, 15], 64);
         near(all.found_by_a_prompt(0.5, 0.9), 15.0 / 16.0);
         near(behind.found_by_a_prompt(0.5, 0.9), USED_BY_A_TURN);
+        // The recording is too short to tell how many experts are new to the next prompt.
+        near(all.read_by_a_prompt(0.5, 0.9, 2.0 / 16.0, 64.0), beyond(&all, 15.0 / 16.0));
         // Prompts that are too short are not counted.
         let short = recorded(&[8, 10], PROMPT_TOKENS_LEAST - 1);
         assert_eq!((short.prompts.is_none(), behind.prompts.is_some()), (true, true));
+    }
+
+    /// A prompt of 512 tokens touches 14 of 16 experts, and an answer of 512 tokens uses experts 0 and 1, and another one once.
+    #[test]
+    fn prompts_read_no_more_new_experts_than_the_end_of_a_recording() {
+        let layers = [LayerIndex(0), LayerIndex(1)];
+        let recorded = |another: u32, token: usize| {
+            let mut lookups = Lookups::new(vec![(16, 2); 2]);
+            let prompt: Vec<_> = (0..14).map(ExpertIndex).collect();
+            for layer in layers {
+                lookups.push(Phase::Prompt, layer, 512, &prompt);
+            }
+            for at in 0..512 {
+                let second = if at == token { another } else { 1 };
+                for layer in layers {
+                    lookups.push(Phase::Generate, layer, 1, &[ExpertIndex(0), ExpertIndex(second)]);
+                }
+            }
+            HitCurve::of_lookups(&lookups, 4, PolicyKind::default()).unwrap()
+        };
+        let read =
+            |curve: &HitCurve, vram, ram| curve.read_by_a_prompt(vram, ram, 2.0 / 16.0, 512.0);
+        let near = |found: f64, wanted: f64| assert!((found - wanted).abs() < 1e-9, "{found}");
+        // Both memories have room for all experts. Long before the end, the last new one came.
+        for curve in [recorded(1, 0), recorded(14, 100)] {
+            near(read(&curve, 0.5, 0.9), 0.0);
+        }
+        // One in 256 tokens is new, so two in a prompt of 512. There are only two more.
+        let late = recorded(14, 400);
+        near(read(&late, 0.5, 0.9), late.touched_beyond(15.0 / 16.0, 2.0 / 16.0, 512.0));
+        assert!(read(&late, 0.5, 0.9) > 0.0);
+        // An expert that no memory holds is read, new or not.
+        let small = recorded(1, 0);
+        let either = share_in_either(0.3, 0.3);
+        near(read(&small, 0.3, 0.3), small.touched_beyond(either, 2.0 / 16.0, 512.0));
+        assert!(read(&small, 0.3, 0.3) > 0.0);
+        near(read(&late, 0.0, 1.0), 0.0);
     }
 
     #[test]
