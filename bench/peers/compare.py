@@ -275,4 +275,5 @@ def main():
     table(answers, names)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,6 @@ counts what the processes read of the disk (0 on disks that do not count). Every
 Prints a Markdown table. RAW names a file for every answer as a line of JSON. Needs torch and forebay.
 """
 
-import glob
 import json
 import os
 import socket
@@ -18,10 +17,9 @@ import subprocess
 import sys
 
 import torch
+from compare import PATIENCE, drop, fill, weights
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-# A load that takes longer has failed.
-PATIENCE = float(os.environ.get("PATIENCE", 120))
 
 
 def load(folder, count, state):
@@ -60,28 +58,16 @@ def seconds(answers):
     return max(one["started"] + one["seconds"] for one in answers) - min(one["started"] for one in answers)
 
 
-def fill(files):
-    """Reads the files twice: the kernel moves a page to another list when it is used again."""
-    buffer = bytearray(16 << 20)
-    for name in files * 2:
-        with open(name, "rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-
-
 def main():
     folder = sys.argv[1]
     rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 6
     gpus = int(sys.argv[3]) if len(sys.argv) > 3 else torch.cuda.device_count()
     if not 2 <= gpus <= torch.cuda.device_count():
         sys.exit(f"this needs two GPUs; there are {torch.cuda.device_count()}")
-    files = sorted(glob.glob(os.path.join(folder, "*.safetensors")))
+    files = weights(folder)
     raw = open(os.environ["RAW"], "w") if "RAW" in os.environ else None
 
-    for name in files:
-        with open(name, "rb") as file:
-            os.fdatasync(file.fileno())
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    drop(files)
     cold = load(folder, gpus, "cold")
     fill(files)
     rates = {1: [], gpus: []}

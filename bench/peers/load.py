@@ -32,13 +32,6 @@ def forebay_python(state):
     return lambda files: forebay.load(files, device="cuda:0")
 
 
-def header(path):
-    """Each tensor's first byte and end in a file."""
-    with open(path, "rb") as file:
-        fields = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    return {name: field["data_offsets"] for name, field in fields.items() if name != "__metadata__"}
-
-
 def forebay_share(state):
     """A part of the tensors: one span of the files, as long as the others but for a tensor."""
     import forebay
@@ -46,12 +39,12 @@ def forebay_share(state):
     index, count = map(int, os.environ["SHARE"].split("/"))
 
     def load(files):
-        spans = [(number, *span, name) for number, file in enumerate(files) for name, span in header(file).items()]
-        total, before, chosen = sum(end - start for _, start, end, _ in spans), 0, []
-        for _, start, end, name in sorted(spans):
-            if (before + (end - start) / 2) * count // total == index:
+        tensors = forebay.list_tensors(files)
+        total, before, chosen = sum(info.nbytes for info in tensors.values()), 0, []
+        for name, info in tensors.items():
+            if (before + info.nbytes / 2) * count // total == index:
                 chosen.append(name)
-            before += end - start
+            before += info.nbytes
         return forebay.load(files, device="cuda:0", tensors=chosen)
 
     return load

@@ -35,7 +35,6 @@ for _ in _weights.read_weights(given["small"], device, budget=given["budget"]):
     pass
 flat = torch.zeros(16 << 20, dtype=torch.uint8, device=device)
 total(flat), total(flat[::7])
-flat = flat.cpu()
 del flat
 torch.cuda.synchronize()
 torch.cuda.empty_cache()

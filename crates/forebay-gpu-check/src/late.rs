@@ -49,8 +49,8 @@ pub fn check(context: &Context, path: &Path, ids: &[u32], ordinal: usize) -> Res
             ..SessionOptions::default()
         };
         options.ram_bytes = Some(least_ram(path, &options)?);
-        // What is read ahead may have read everything by the time a token demands it. Then nothing waits for the disk, and the
-        // next attempt is another race.
+        // Another program's memory may change the least VRAM between the two sessions. Then tokens may read nothing, and nothing
+        // waits for the disk.
         let mut outcome = None;
         for _ in 0..ATTEMPTS {
             outcome = stalled(path, &ids, &options, stalls, several)?;

@@ -522,7 +522,7 @@ impl Reader<'_> {
         if let CopyPath::Remote(outlet) = copy_path {
             outlet.leave(&mut completion)?;
         }
-        self.shared.answer(completion);
+        self.shared.answer(completion, false);
         Ok(())
     }
 }

@@ -76,7 +76,7 @@ impl<'a> RingRequest<'a> {
         let read_bytes = self.engine_bytes().saturating_add(2 * self.piece_bytes);
         let copied_bytes = if self.copies { COPIED_BYTES } else { 0 };
         let most = self.ring_bytes.min(read_bytes.saturating_add(copied_bytes)) / slot_bytes;
-        // Half of the ring is for reads and half for copies, so a small model needs at most two slots for each piece.
+        // At most half of the ring is for copies, so a small model needs at most two slots for each piece.
         let most = if self.is_for_several { most } else { most.min(2 * plan.pieces()) };
         most.max(4)
     }

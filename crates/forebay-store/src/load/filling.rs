@@ -154,7 +154,7 @@ impl<'a> Filling<'a> {
     fn leave(&self, mut done: Completion) -> Result<(), StoreError> {
         let copies = &self.copies[done.id as usize];
         self.ring.leave(&mut done, copies)?;
-        self.shared.answer_copied(done);
+        self.shared.answer(done, true);
         Ok(())
     }
 }

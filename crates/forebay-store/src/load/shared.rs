@@ -223,16 +223,14 @@ impl Shared {
         if tell {
             self.news.notify_all();
         }
-        let found;
-        (state, found) = self.wait_for_cached(state);
-        if found {
+        let (mut found, mut wake) = (false, true);
+        if let Some(mut state) = self.wait_for_cached(state) {
             // Give fewer near the end, so that all threads finish at about the same time.
             let count = (state.cached.len() / (2 * self.copiers)).clamp(1, COPIED_AT_ONCE);
             next.extend(state.cached.drain(..count));
+            (found, wake) = (true, !state.cached.is_empty());
         }
         // Wake the next thread, which takes pieces that are left or finds that there are none.
-        let wake = !found || !state.cached.is_empty();
-        drop(state);
         if wake {
             self.to_copy.notify_one();
         }
@@ -242,21 +240,20 @@ impl Shared {
     /// Waits for the next piece to copy. Returns `None` if nothing is left.
     pub fn next_cached_piece(&self) -> Option<Piece> {
         self.look();
-        let (mut state, found) = self.wait_for_cached(self.lock());
-        if found { state.cached.pop_front() } else { None }
+        self.wait_for_cached(self.lock())?.cached.pop_front()
     }
 
-    /// Waits until there is a piece to copy. The answer is false if nothing is left, or if the load has stopped.
+    /// Waits until there is a piece to copy. Returns `None` if nothing is left, or if the load has stopped.
     fn wait_for_cached<'a>(
         &'a self,
         mut state: MutexGuard<'a, State>,
-    ) -> (MutexGuard<'a, State>, bool) {
+    ) -> Option<MutexGuard<'a, State>> {
         loop {
             if state.stopped || state.cached.is_empty() && state.probe_threads == 0 {
-                return (state, false);
+                return None;
             }
             if !state.cached.is_empty() {
-                return (state, true);
+                return Some(state);
             }
             state = self.to_copy.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -266,16 +263,9 @@ impl Shared {
         self.lock().planned[id as usize]
     }
 
-    /// Records the answer to a piece that the engine read.
-    pub fn answer(&self, completion: Completion) {
-        if self.lock().answer(completion, false) {
-            self.tell_all();
-        }
-    }
-
-    /// Records the answer to a piece that was copied.
-    pub fn answer_copied(&self, completion: Completion) {
-        if self.lock().answer(completion, true) {
+    /// Records the answer to a piece that the engine read, or that was copied from the page cache.
+    pub fn answer(&self, completion: Completion, copied: bool) {
+        if self.lock().answer(completion, copied) {
             self.tell_all();
         }
     }

@@ -127,7 +127,7 @@ impl CopyThreads {
                 let _ = self.emptied.send(slot);
             }
             completion.buffer = Some(destination);
-            shared.answer(completion);
+            shared.answer(completion, false);
         }
     }
 }
