@@ -60,7 +60,31 @@ impl Gpu {
         addresses: Range<usize>,
         owner: impl Send + Sync + 'static,
     ) -> Result<Pinned, CudaError> {
-        pin(&self.shared_context(), addresses, owner)
+        self.pinner().pin(addresses, owner)
+    }
+
+    /// Returns what pins memory on any thread, also when this is no longer there.
+    pub fn pinner(&self) -> Pinner {
+        Pinner { context: self.shared_context() }
+    }
+}
+
+/// Pins memory of the host for a GPU.
+pub struct Pinner {
+    context: Arc<CudaContext>,
+}
+
+impl Pinner {
+    /// Does the same as [`Gpu::pin`].
+    ///
+    /// # Errors
+    /// Returns the errors of [`Gpu::pin`].
+    pub fn pin(
+        &self,
+        addresses: Range<usize>,
+        owner: impl Send + Sync + 'static,
+    ) -> Result<Pinned, CudaError> {
+        pin(&self.context, addresses, owner)
     }
 }
 

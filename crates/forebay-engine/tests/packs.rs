@@ -3,7 +3,7 @@
 mod support;
 
 use std::fs;
-use std::ops::Range;
+use std::ops::{ControlFlow, Range};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
@@ -15,8 +15,8 @@ use forebay_model::{Architecture, Weights};
 use forebay_store::{
     Arena, BlockLabel, BlockLayout, BlockRead, EngineOptions, FaultKind, FaultPlan, FileSet,
     IoKind, LoadItem, LoadOptions, Loaded, Loader, OutputFile, Priority, ReadError, SlotBuffer,
-    StoreError, Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploading, open_engine,
-    open_faulty_engine,
+    StoreError, Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploader, Uploading,
+    open_engine, open_faulty_engine,
 };
 use support::{fixture, fixtures, needed_bytes, recurrent_models};
 
@@ -469,8 +469,10 @@ fn uploaded(
     let mut ring: Vec<_> = (0..8).map(|_| arena.carve(plan.slot_bytes()).unwrap()).collect();
     let mut engine = open_engine(IoKind::Auto, &files, &arena, &EngineOptions::default())?;
     let options = LoadOptions { piece_bytes, copy_threads, ..LoadOptions::default() };
-    let loader = Loader { engine: engine.as_mut(), files: &files, options, ring: &mut ring };
-    loader.upload(&plan, &memory, &mut |_, _| {})?;
+    let mut copied = ring.split_off(4);
+    let mut reads = (engine.as_mut(), &mut ring);
+    let uploader = Uploader { files: &files, options, copied: &mut copied, reads: &mut reads };
+    uploader.upload(&plan, &memory, &mut |_, _| ControlFlow::Continue(()))?;
     let memory = memory.0.into_inner().unwrap();
     let bytes =
         |part: &UploadPart| memory[part.to as usize..][..part.extent.length as usize].to_vec();

@@ -11,7 +11,8 @@ use forebay_engine::plan::{
 };
 use forebay_engine::{CpuOffload, DeviceChoice, EngineError, KvInVram, Session, SessionOptions};
 use forebay_model::ModelError;
-use forebay_stream::StreamError;
+use forebay_stream::routing::Phase;
+use forebay_stream::{ExpertIndex, LayerIndex, Lookups, PolicyKind, StreamError};
 use planning::{GIB, h200_together, model, plan, profile, request};
 use proptest::prelude::*;
 
@@ -451,4 +452,44 @@ fn placements_make_sense() {
     assert!(
         found.one_more_gib.ram_tokens_per_second > found.plan.prediction.generate.tokens_per_second
     );
+}
+
+/// Layers that use 204 to 252 of 256 experts in a turn. VRAM and RAM together have room for all experts, but neither has alone.
+#[test]
+fn prompts_read_from_the_disk_what_no_turn_before_used() {
+    let model = model("deepseek-v4-flash", Some(13), "MXFP4_MOE");
+    let request = request(DeviceChoice::Cuda(0), Some(24 * GIB), 32 * GIB, 1024);
+    let rates = Rates::new(&h200_together()).unwrap();
+    let after_turns = |turns: &[u32]| {
+        let mut lookups = Lookups::new(vec![(256, 1); 13]);
+        for &first in turns {
+            let mut turn = |phase, tokens, experts: &dyn Fn(u32) -> Vec<ExpertIndex>| {
+                for layer in 0..13 {
+                    lookups.push(phase, LayerIndex(layer), tokens, &experts(204 + 4 * layer));
+                }
+            };
+            turn(Phase::Prompt, 512, &|used| (first..first + used).map(ExpertIndex).collect());
+            for token in 0..100_u32 {
+                let of = |place, used| ExpertIndex(first + (6 * token + place) % used);
+                turn(Phase::Generate, 1, &|used| (0..6).map(|place| of(place, used)).collect());
+            }
+        }
+        let hits = HitCurve::of_lookups(&lookups, 6 * 13, PolicyKind::default()).unwrap();
+        let plan = Planner::new(&model, &rates, &hits).plan(&request).unwrap().plan;
+        let (slots, host) = (plan.slots.unwrap(), plan.host.unwrap());
+        assert!(slots.kept_slots() + host.kept_slots() > slots.experts());
+        assert!(slots.kept_share() < 0.9 && !host.fully_resident);
+        plan.prediction.prompt
+    };
+    let experts = |speed: &Speed| speed.disk_bytes / model.info.bytes_per_expert as f64;
+    let same = after_turns(&[0, 0]);
+    assert_eq!((same.disk_bytes, same.limit), (0.0, Cost::Pcie));
+    assert!(same.costs.iter().all(|(cost, _)| *cost != Cost::Disk), "{same:?}");
+    // The second turn uses 4 experts of each layer that the first has not used.
+    let other = after_turns(&[0, 4]);
+    assert!((experts(&other) - 4.0 * 13.0).abs() < 1e-3, "{other:?}");
+    assert!(other.seconds > same.seconds);
+    // With a first turn alone, some of the unused experts are expected.
+    let first = experts(&after_turns(&[0]));
+    assert!((1.0..=(256.0 - 228.0) * 13.0).contains(&first), "{first}");
 }

@@ -1,6 +1,7 @@
 //! Memory that is reserved once at start and handed out as slots, each with a single owner.
 
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,7 +19,7 @@ const HUGE_PAGE: usize = 2 << 20;
 /// Size of a small page in bytes. Larger pages are multiples of it.
 const PAGE: usize = 4096;
 /// Number of bytes that one thread makes resident at a time.
-const POPULATE_CHUNK: usize = 64 << 20;
+const POPULATE_CHUNK: usize = 4 << 20;
 
 /// An anonymous mapping, which is unmapped when the last slot and the last arena handle are dropped.
 #[derive(Debug)]
@@ -83,26 +84,30 @@ impl Mapping {
         Ok(Mapping { base, length, foreign: false, resident: AtomicBool::new(false) })
     }
 
-    /// Makes every page resident now, so that page faults and out-of-memory errors do not occur in the hot path.
-    fn make_resident(&self, interrupt: Option<&Interrupt>) -> std::io::Result<()> {
+    /// Makes every page of a range resident now, so that page faults and out-of-memory errors do not occur in the hot path.
+    fn make_resident(
+        &self,
+        range: Range<usize>,
+        interrupt: Option<&Interrupt>,
+    ) -> std::io::Result<()> {
         if self.is_resident() {
             return Ok(());
         }
-        let next = AtomicUsize::new(0);
+        let next = AtomicUsize::new(range.start);
         let threads = std::thread::available_parallelism()
             .map_or(1, usize::from)
             .min(8)
-            .min(self.length.div_ceil(POPULATE_CHUNK));
+            .min(range.len().div_ceil(POPULATE_CHUNK));
         std::thread::scope(|scope| {
-            let workers: Vec<_> = (0..threads)
-                .map(|_| scope.spawn(|| self.populate_chunks(&next, interrupt)))
-                .collect();
+            let populate = || self.populate_chunks(&next, range.end, interrupt);
+            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(populate)).collect();
             workers.into_iter().try_for_each(|worker| match worker.join() {
                 Ok(result) => result,
                 Err(_) => Err(std::io::Error::other("a thread that populates memory panicked")),
             })
         })?;
-        if interrupt.is_none_or(|interrupt| !interrupt.is_requested()) {
+        let is_whole = range == (0..self.length);
+        if is_whole && interrupt.is_none_or(|interrupt| !interrupt.is_requested()) {
             self.resident.store(true, Ordering::Release);
         }
         Ok(())
@@ -111,6 +116,7 @@ impl Mapping {
     fn populate_chunks(
         &self,
         next: &AtomicUsize,
+        end: usize,
         interrupt: Option<&Interrupt>,
     ) -> std::io::Result<()> {
         loop {
@@ -118,10 +124,10 @@ impl Mapping {
                 return Ok(());
             }
             let start = next.fetch_add(POPULATE_CHUNK, Ordering::Relaxed);
-            if start >= self.length {
+            if start >= end {
                 return Ok(());
             }
-            self.populate(start, POPULATE_CHUNK.min(self.length - start))?;
+            self.populate(start, POPULATE_CHUNK.min(end - start))?;
         }
     }
 
@@ -195,7 +201,20 @@ impl Arena {
     /// # Errors
     /// Returns [`StoreError::Memory`] if the system does not have enough memory.
     pub fn make_resident(&self) -> Result<(), StoreError> {
-        self.populate(None)
+        self.populate(0..self.bytes(), None)
+    }
+
+    /// Makes the missing pages of a range of its bytes resident, with several threads.
+    ///
+    /// # Errors
+    /// Returns [`StoreError::Memory`] if the system does not have enough memory.
+    ///
+    /// # Panics
+    /// Panics if the range is not inside the arena.
+    pub fn make_resident_in(&self, range: Range<usize>) -> Result<(), StoreError> {
+        let bytes = self.bytes();
+        assert!(range.start <= range.end && range.end <= bytes, "{range:?} of {bytes} bytes");
+        self.populate(range, None)
     }
 
     /// Makes every missing page resident like [`Arena::make_resident`], but stops early if `interrupt` is requested.
@@ -204,13 +223,18 @@ impl Arena {
     /// Returns [`StoreError::Memory`] if the system does not have enough memory, and [`StoreError::Interrupted`] if it
     /// was stopped.
     pub fn make_resident_unless(&self, interrupt: &Interrupt) -> Result<(), StoreError> {
-        self.populate(Some(interrupt))?;
+        self.populate(0..self.bytes(), Some(interrupt))?;
         interrupt.check()
     }
 
-    fn populate(&self, interrupt: Option<&Interrupt>) -> Result<(), StoreError> {
-        let bytes = self.bytes();
-        let made = self.mapping.as_ref().map_or(Ok(()), |mapping| mapping.make_resident(interrupt));
+    fn populate(
+        &self,
+        range: Range<usize>,
+        interrupt: Option<&Interrupt>,
+    ) -> Result<(), StoreError> {
+        let Some(mapping) = &self.mapping else { return Ok(()) };
+        let bytes = range.len();
+        let made = mapping.make_resident(range, interrupt);
         made.map_err(|source| StoreError::Memory { bytes, source })
     }
 

@@ -74,8 +74,8 @@ pub use interrupt::Interrupt;
 pub use layout::{BlockLayout, Part};
 pub use load::{
     COPIED_BYTES, DeviceReader, DeviceSpan, LoadItem, LoadOptions, LoadStatistics, Loaded, Loader,
-    StraightOptions, Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploading,
-    load_straight, process_seconds,
+    ReadSide, StraightOptions, Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploader,
+    Uploading, load_straight, process_seconds,
 };
 #[cfg(feature = "objects")]
 pub use objects::{ObjectOptions, Objects};

@@ -18,6 +18,7 @@ mod shared;
 mod staging;
 mod straight;
 mod upload_plan;
+mod uploader;
 
 use std::collections::HashMap;
 use std::num::NonZero;
@@ -36,24 +37,20 @@ use crate::page_cache::{CacheProbe, Cached};
 use crate::pieces::{Piece, cut_block};
 use crate::relayout::relayout_all;
 use cached::copy_cached;
-use filling::Filling;
 use landing::{Landing, Regions};
-use remote::{Outlet, Ring};
+use remote::Outlet;
 pub use remote::{Upload, UploadCopy, UploadError, Uploading};
 use shared::{Next, Shared};
 use staging::{Stage, stage};
 pub use straight::{DeviceReader, DeviceSpan, StraightOptions, load_straight};
 pub use upload_plan::{UploadPart, UploadPlan};
+pub use uploader::{COPIED_BYTES, ReadSide, Uploader};
 
 /// Interval between progress reports while only copies run, or nothing arrives.
 const PROGRESS_PAUSE: Duration = Duration::from_millis(50);
 
 /// Number of threads that copy out of the ring. One thread is about as fast as a disk.
 const COPY_THREADS: usize = 2;
-
-/// Most bytes of a ring that are for cached pieces. The other slots are for the engine. More would not be faster: the slots
-/// would not stay in the processor's cache, and pinning them takes time.
-pub const COPIED_BYTES: usize = 32 << 20;
 
 /// One block to load.
 #[derive(Debug)]
@@ -230,103 +227,6 @@ impl Loader<'_> {
         span.record("read_bytes", statistics.engine_bytes);
         span.record("cached_bytes", statistics.cached_bytes);
         Ok((loaded, statistics))
-    }
-
-    /// Loads everything in `plan`, which must have been made for these files, to a device through the ring. Every slot
-    /// of the ring must have room for [`UploadPlan::slot_bytes`]. Up to half of the ring, at most [`COPIED_BYTES`], is for
-    /// cached pieces, and the rest for pieces that the engine reads, so that neither waits for the other. `progress` is
-    /// called as in [`Loader::load`].
-    ///
-    /// # Errors
-    /// Returns the first read that failed ([`StoreError::Block`]), an error of the device, or a failure of the engine
-    /// as a whole. No copy is running when it returns.
-    ///
-    /// # Panics
-    /// Panics if the ring has fewer than two slots.
-    pub fn upload(
-        self,
-        plan: &UploadPlan,
-        upload: &dyn Upload,
-        progress: &mut dyn FnMut(u64, u64),
-    ) -> Result<LoadStatistics, StoreError> {
-        self.upload_while(plan, upload, &mut going_on(progress))
-    }
-
-    /// Loads `plan` to a device like [`Loader::upload`], but `progress` may stop the load. No copy is running when this
-    /// returns.
-    ///
-    /// # Errors
-    /// Returns the errors of [`Loader::upload`], and [`StoreError::Interrupted`] if `progress` stopped the load.
-    ///
-    /// # Panics
-    /// Panics if the ring has fewer than two slots.
-    pub fn upload_while(
-        self,
-        plan: &UploadPlan,
-        upload: &dyn Upload,
-        progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
-    ) -> Result<LoadStatistics, StoreError> {
-        assert!(self.ring.len() >= 2, "a load to a device goes through a ring");
-        let (started, processor, bytes) = (Instant::now(), process_seconds(), plan.bytes());
-        let staging_bytes = self.ring.iter().map(|slot| slot.len() as u64).sum();
-        let (pieces, copies) = plan.cut();
-        let shared = Shared::new(pieces, self.options, self.files);
-        let copy_threads = self.options.copy_threads;
-        let probe = (copy_threads > 0).then(|| CacheProbe::new(self.files, None));
-        let mut progress = || shared.tell(bytes, progress);
-        progress();
-        let copied = match copy_threads {
-            0 => 0,
-            _ => (COPIED_BYTES / self.ring[0].len().max(1)).clamp(1, self.ring.len() / 2),
-        };
-        let copied_ring = Ring::new(self.ring.split_off(self.ring.len() - copied), upload);
-        let read_ring = Ring::new(std::mem::take(self.ring), upload);
-        let filling = Filling::new(&shared, self.files, &copied_ring, &copies, copy_threads);
-        std::thread::scope(|scope| {
-            for _ in 0..self.options.probe_threads.max(1) {
-                scope.spawn(|| shared.probe_thread(probe.as_ref()));
-            }
-            for _ in 0..copy_threads {
-                scope.spawn(|| filling.run());
-            }
-            let mut copy_path = CopyPath::Remote(Outlet::new(&read_ring, &copies));
-            let mut reader = Reader {
-                shared: &shared,
-                landing: Landing::new(self.files, self.engine.compares()),
-                engine: self.engine,
-                files: self.files,
-                engine_bytes: self.options.engine_bytes.max(1),
-                in_place: HashMap::new(),
-            };
-            let read = reader.read(&mut copy_path, &mut progress);
-            if let Err(error) = read {
-                shared.stop(error);
-            }
-            copy_path.close();
-        });
-        // Drain both before returning any error, so that no copy is running then.
-        let (read, copied) = (read_ring.drain(), copied_ring.drain());
-        // Copy threads may end after the last report.
-        progress();
-        let (answers, totals) = shared.finish()?;
-        self.ring.extend(read?);
-        self.ring.extend(copied?);
-        let failures = answers.into_iter().enumerate().filter_map(|(index, answer)| {
-            let lost = ReadError::Cancelled { block: plan.label(index) };
-            answer.map_or(Some(lost), |answer| answer.result.err())
-        });
-        // Prefer the failure to the cancellations that it caused.
-        if let Some(error) = failures.min_by_key(|e| matches!(e, ReadError::Cancelled { .. })) {
-            return Err(error.into());
-        }
-        Ok(LoadStatistics {
-            bytes,
-            seconds: started.elapsed().as_secs_f64(),
-            cpu_seconds: process_seconds() - processor,
-            copy_threads,
-            staging_bytes,
-            ..totals
-        })
     }
 }
 

@@ -1,16 +1,16 @@
 //! Loads weights to a GPU through a ring of pinned memory. Copy threads and the read engine fill the ring, and the GPU
 //! empties it.
 
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forebay_cuda::{CopyStream, DevicePtr, Gpu, InFlight, Pinned};
+use forebay_cuda::{CopyStream, CudaError, DevicePtr, Gpu, Growth, InFlight, Pinned, Pinner};
 use forebay_store::{
     Arena, COPIED_BYTES, EngineInfo, EngineOptions, Extent, FaultPlan, FileSet, IoKind,
-    LoadOptions, LoadStatistics, Loader, ReadEngine, ReadError, SLOT_ALIGNMENT, SlotBuffer,
-    StoreError, Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploading, open_engine,
-    open_faulty_engine,
+    LoadOptions, LoadStatistics, ReadEngine, ReadError, ReadSide, SLOT_ALIGNMENT, SlotBuffer,
+    StoreError, Upload, UploadCopy, UploadError, UploadPart, UploadPlan, Uploader, Uploading,
+    open_engine, open_faulty_engine,
 };
 
 use super::gpu_decoding::{CodedParts, GpuDecoding};
@@ -21,6 +21,8 @@ use crate::doctor::ReadChoice;
 
 /// Bytes queued for the engine beyond its queue depth, so that its next piece is ready.
 const AHEAD_BYTES: usize = 8 << 20;
+/// Smallest number of slots of a ring.
+const SLOTS_LEAST: usize = 4;
 
 /// Settings of the ring and of its readers.
 #[derive(Debug, Clone)]
@@ -70,15 +72,18 @@ impl<'a> RingRequest<'a> {
             .saturating_add(AHEAD_BYTES)
     }
 
-    /// Returns the number of slots of a ring for `plan`.
-    fn slots(&self, plan: &UploadPlan, slot_bytes: usize) -> usize {
+    /// Returns the number of slots for copies of cached pieces, and of those that the engine reads into, of a ring for `plan`.
+    fn slots(&self, plan: &UploadPlan, slot_bytes: usize) -> [usize; 2] {
+        let most = (self.ring_bytes / slot_bytes).max(SLOTS_LEAST);
+        // A small model needs at most one slot of each kind for each piece.
+        let pieces = if self.is_for_several { most } else { plan.pieces() };
         // While the engine fills its slots, the device empties two more.
-        let read_bytes = self.engine_bytes().saturating_add(2 * self.piece_bytes);
-        let copied_bytes = if self.copies { COPIED_BYTES } else { 0 };
-        let most = self.ring_bytes.min(read_bytes.saturating_add(copied_bytes)) / slot_bytes;
-        // At most half of the ring is for copies, so a small model needs at most two slots for each piece.
-        let most = if self.is_for_several { most } else { most.min(2 * plan.pieces()) };
-        most.max(4)
+        let read = self.engine_bytes().saturating_add(2 * self.piece_bytes) / slot_bytes;
+        if !self.copies {
+            return [0, read.min(most).min(pieces).max(SLOTS_LEAST)];
+        }
+        let copied = (COPIED_BYTES / slot_bytes).min(most / 2).min(pieces).max(SLOTS_LEAST / 2);
+        [copied, read.min(most - copied).min(pieces).max(SLOTS_LEAST / 2)]
     }
 }
 
@@ -87,32 +92,44 @@ impl<'a> RingRequest<'a> {
 ///
 /// Fields are dropped in order, so memory is unpinned and freed only after everything that uses it.
 pub(crate) struct RingMemory {
-    engine: Box<dyn ReadEngine>,
-    slots: Vec<SlotBuffer>,
+    /// `None` until the first load.
+    engine: Option<Box<dyn ReadEngine>>,
+    /// Slots that copy threads fill. They come first in the memory.
+    copied: Vec<SlotBuffer>,
+    /// Slots that the engine reads into.
+    read: Vec<SlotBuffer>,
     copies: CopyStream,
-    pinned: Pinned,
+    pinned: Vec<Pinned>,
+    pinner: Pinner,
     arena: Arena,
     slot_bytes: usize,
-    /// Number of slots that the memory has. Those that failed loads keep are missing in `slots`.
-    slot_count: usize,
+    /// Numbers of slots that the memory has of both kinds. Those that failed loads keep are missing in `copied` and `read`.
+    counts: [usize; 2],
 }
 
 impl RingMemory {
-    /// Pins memory for `slot_count` slots of `slot_bytes` bytes, and opens the engine that reads `files` into it.
-    fn pin(
-        gpu: &Gpu,
-        request: &RingRequest<'_>,
-        files: &FileSet,
-        slot_count: usize,
-        slot_bytes: usize,
-    ) -> Result<RingMemory, EngineError> {
-        let arena = Arena::reserve(slot_count * slot_bytes)?;
-        let carve = |_| arena.carve(slot_bytes);
-        let slots = (0..slot_count).map(carve).collect::<Result<_, _>>()?;
-        let pinned = gpu.pin(arena.addresses(), arena.clone())?;
-        let copies = gpu.copy_stream()?;
-        let engine = open_reader(request, files, &arena)?;
-        Ok(RingMemory { engine, slots, copies, pinned, arena, slot_bytes, slot_count })
+    /// Makes slots of `slot_bytes` bytes and pins those for copies. [`Reads::open`] pins the others.
+    fn pin(gpu: &Gpu, counts: [usize; 2], slot_bytes: usize) -> Result<RingMemory, StoreError> {
+        let arena = Arena::map((counts[0] + counts[1]) * slot_bytes)?;
+        let carve = |count| (0..count).map(|_| arena.carve(slot_bytes)).collect::<Result<_, _>>();
+        let (copied, read) = (carve(counts[0])?, carve(counts[1])?);
+        let copies = gpu.copy_stream().map_err(upload_error)?;
+        let (pinner, pinned) = (gpu.pinner(), Vec::with_capacity(2));
+        let mut ring = RingMemory {
+            engine: None,
+            copied,
+            read,
+            copies,
+            pinned,
+            pinner,
+            arena,
+            slot_bytes,
+            counts,
+        };
+        if counts[0] > 0 {
+            ring.pinned.push(pin(&ring.pinner, &ring.arena, 0..counts[0] * slot_bytes)?);
+        }
+        Ok(ring)
     }
 
     /// Pins memory for loading `parts`, whose addresses do not matter, while other memory is allocated. Returns `None` if the files
@@ -130,14 +147,78 @@ impl RingMemory {
         }
         let plan = UploadPlan::new(parts, request.files, request.piece_bytes as u64);
         let slot_bytes = plan.slot_bytes().max(SLOT_ALIGNMENT);
-        let slots = request.slots(&plan, slot_bytes);
-        RingMemory::pin(gpu, request, request.files, slots, slot_bytes).map(Some)
+        let counts = request.slots(&plan, slot_bytes);
+        Ok(Some(RingMemory::pin(gpu, counts, slot_bytes)?))
     }
 
     /// Returns true if all slots are there, and are large enough.
     fn has(&self, slot_bytes: usize) -> bool {
-        self.slots.len() == self.slot_count && self.slot_bytes >= slot_bytes
+        [self.copied.len(), self.read.len()] == self.counts && self.slot_bytes >= slot_bytes
     }
+
+    /// Returns the bytes of all slots.
+    fn bytes(&self) -> usize {
+        (self.counts[0] + self.counts[1]) * self.slot_bytes
+    }
+
+    /// Returns the slots for copies, the stream that empties them, and what the engine needs.
+    fn split<'a>(
+        &'a mut self,
+        request: &'a RingRequest<'_>,
+        files: &'a FileSet,
+    ) -> (&'a mut Vec<SlotBuffer>, &'a CopyStream, Reads<'a>) {
+        let slots = self.counts[0] * self.slot_bytes..self.bytes();
+        let RingMemory { engine, copied, read, copies, pinned, pinner, arena, .. } = self;
+        let reads = Reads { engine, read, pinned, pinner, arena, slots, request, files };
+        (copied, copies, reads)
+    }
+}
+
+/// What the engine of a ring needs.
+struct Reads<'a> {
+    engine: &'a mut Option<Box<dyn ReadEngine>>,
+    read: &'a mut Vec<SlotBuffer>,
+    pinned: &'a mut Vec<Pinned>,
+    pinner: &'a Pinner,
+    arena: &'a Arena,
+    /// Place of the slots in the arena.
+    slots: Range<usize>,
+    request: &'a RingRequest<'a>,
+    files: &'a FileSet,
+}
+
+impl ReadSide for Reads<'_> {
+    fn open(&mut self) -> Result<(&mut dyn ReadEngine, &mut Vec<SlotBuffer>), StoreError> {
+        let engine = match self.engine.take() {
+            Some(engine) => engine,
+            None => {
+                self.pinned.push(pin(self.pinner, self.arena, self.slots.clone())?);
+                open_reader(self.request, self.files, self.arena)?
+            }
+        };
+        Ok((self.engine.insert(engine).as_mut(), self.read))
+    }
+}
+
+/// Returns the files that the engine reads: as they are stored, if the GPU decodes.
+fn files_to_read<'a>(
+    request: &RingRequest<'a>,
+    decoding: Option<&'a (GpuDecoding, FileSet)>,
+) -> &'a FileSet {
+    decoding.map_or(request.files, |(_, stored)| stored)
+}
+
+/// Pins a part of an arena.
+fn pin(pinner: &Pinner, arena: &Arena, range: Range<usize>) -> Result<Pinned, StoreError> {
+    let _span = tracing::debug_span!("pin", bytes = range.len()).entered();
+    arena.make_resident_in(range.clone())?;
+    let first = arena.addresses().start;
+    let addresses = first + range.start..first + range.end;
+    pinner.pin(addresses, arena.clone()).map_err(upload_error)
+}
+
+fn upload_error(source: CudaError) -> StoreError {
+    StoreError::Upload { source: source.into() }
 }
 
 /// Ring that fills one set of parts.
@@ -148,12 +229,14 @@ pub(crate) struct GpuRing<'a> {
     decoding: Option<(GpuDecoding, FileSet)>,
     /// Memory that contains all parts.
     memory: Vec<DevicePtr<u8>>,
+    /// Says which of this memory can be used by now. `None` means all.
+    growth: Option<&'a Growth>,
     request: RingRequest<'a>,
     pin_time: Duration,
 }
 
 impl<'a> GpuRing<'a> {
-    /// Pins memory for loading `parts`, which lie in `memory`, to `gpu`. The ring can be filled many times.
+    /// Pins memory for loading `parts`, which lie in `memory`, to `gpu`, and opens the engine. The ring can be filled many times.
     ///
     /// # Errors
     /// Returns an error if there is not enough memory, if a limit on pinned memory is exceeded, or if the engine does
@@ -164,11 +247,15 @@ impl<'a> GpuRing<'a> {
         parts: &[UploadPart],
         memory: &[DevicePtr<u8>],
     ) -> Result<GpuRing<'a>, EngineError> {
-        GpuRing::open_with(None, gpu, request, parts, memory)
+        let started = Instant::now();
+        let mut ring = GpuRing::open_with(None, gpu, request, parts, memory)?;
+        ring.open_engine()?;
+        ring.pin_time = started.elapsed();
+        Ok(ring)
     }
 
     /// Does the same as [`GpuRing::open`], with the memory that an earlier ring for the same GPU, request and files left, if it is
-    /// enough.
+    /// enough. If not, the first load opens the engine and pins the memory that it reads into, beside copies of cached pieces.
     ///
     /// # Errors
     /// Returns the same errors as [`GpuRing::open`].
@@ -199,21 +286,26 @@ impl<'a> GpuRing<'a> {
             Some(kept) if coded.is_none() && kept.has(slot_bytes) => kept,
             too_small => {
                 drop(too_small);
-                let slots = request.slots(&plan, slot_bytes);
-                RingMemory::pin(gpu, &request, files, slots, slot_bytes)?
+                RingMemory::pin(gpu, request.slots(&plan, slot_bytes), slot_bytes)?
             }
         };
         let decoding = match (coded, stored) {
             (Some(coded), Some(stored)) => {
-                let addresses = ring.arena.addresses();
-                let slots = addresses.start..addresses.start + ring.slot_count * slot_bytes;
+                let first = ring.arena.addresses().start;
+                let slots = first..first + ring.bytes();
                 let of = GpuDecoding::new(gpu, coded, slots, slot_bytes, piece_bytes)?;
                 Some((of, stored))
             }
             _ => None,
         };
         let pin_time = started.elapsed();
-        Ok(GpuRing { ring, plan, decoding, memory: memory.to_vec(), request, pin_time })
+        let memory = memory.to_vec();
+        Ok(GpuRing { ring, plan, decoding, memory, growth: None, request, pin_time })
+    }
+
+    /// Makes copies wait until their part of the memory can be used.
+    pub fn wait_for(&mut self, growth: &'a Growth) {
+        self.growth = Some(growth);
     }
 
     /// Returns what another load of the same files can use, or `None` if the engine reads stored blocks.
@@ -223,9 +315,15 @@ impl<'a> GpuRing<'a> {
 
     /// Opens the engine anew, because pages that a mapping brought into the page cache stay there until it is dropped.
     pub fn reopen_engine(&mut self) -> Result<(), EngineError> {
-        let files = self.decoding.as_ref().map_or(self.request.files, |(_, stored)| stored);
-        self.ring.engine = open_reader(&self.request, files, &self.ring.arena)?;
+        let files = files_to_read(&self.request, self.decoding.as_ref());
+        self.ring.engine = Some(open_reader(&self.request, files, &self.ring.arena)?);
         Ok(())
+    }
+
+    fn open_engine(&mut self) -> Result<(), StoreError> {
+        let files = files_to_read(&self.request, self.decoding.as_ref());
+        let (_, _, mut reads) = self.ring.split(&self.request, files);
+        reads.open().map(drop)
     }
 
     /// Loads all parts to their addresses. `progress` is called with the bytes that are done and the bytes in total.
@@ -250,27 +348,26 @@ impl<'a> GpuRing<'a> {
         &mut self,
         progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
     ) -> Result<LoadStatistics, StoreError> {
-        let RingRequest { files, copies, piece_bytes, .. } = &self.request;
         let decoding = self.decoding.as_ref();
-        let files = decoding.map_or(*files, |(_, stored)| stored);
+        let files = files_to_read(&self.request, decoding);
         let mut options = LoadOptions {
-            piece_bytes: *piece_bytes as u64,
+            piece_bytes: self.request.piece_bytes as u64,
             engine_bytes: self.request.engine_bytes() as u64,
             ..LoadOptions::default()
         };
-        if !copies {
+        if !self.request.copies {
             options.copy_threads = 0;
         }
-        let RingMemory { engine: reader, slots, copies: stream, .. } = &mut self.ring;
-        let loader = Loader { engine: reader.as_mut(), files, options, ring: slots };
+        let (copied, stream, mut reads) = self.ring.split(&self.request, files);
+        let loader = Uploader { files, options, copied, reads: &mut reads };
         let decoding = decoding.map(|(decoding, _)| decoding);
-        let target = Target { copies: stream, memory: &self.memory, decoding };
+        let target = Target { copies: stream, memory: &self.memory, growth: self.growth, decoding };
         let Some(decoding) = decoding else {
-            return loader.upload_while(&self.plan, &target, progress);
+            return loader.upload(&self.plan, &target, progress);
         };
         let failed = |source| StoreError::Upload { source };
         decoding.begin(stream).map_err(failed)?;
-        let statistics = loader.upload_while(&self.plan, &target, progress)?;
+        let statistics = loader.upload(&self.plan, &target, progress)?;
         decoding.end(stream).map_err(failed)?;
         Ok(decoded(statistics, decoding.decoded_bytes()))
     }
@@ -280,8 +377,12 @@ impl<'a> GpuRing<'a> {
         self.decoding.is_some()
     }
 
+    /// Describes the engine.
+    ///
+    /// # Panics
+    /// Panics before the first load, unless [`GpuRing::open`] has opened the engine.
     pub fn engine(&self) -> EngineInfo {
-        self.ring.engine.describe()
+        self.ring.engine.as_ref().expect("a load opens the engine").describe()
     }
 
     /// Returns the bytes of all parts.
@@ -289,8 +390,9 @@ impl<'a> GpuRing<'a> {
         self.decoding.as_ref().map_or(self.plan.bytes(), |(of, _)| of.decoded_bytes())
     }
 
+    /// Returns the bytes of memory that are pinned during loads.
     pub fn pinned_bytes(&self) -> u64 {
-        self.ring.pinned.bytes() as u64
+        self.ring.bytes() as u64
     }
 
     /// Returns how long it took to plan the load, pin memory and open the engine.
@@ -305,12 +407,12 @@ fn open_reader(
     request: &RingRequest<'_>,
     files: &FileSet,
     arena: &Arena,
-) -> Result<Box<dyn ReadEngine>, EngineError> {
+) -> Result<Box<dyn ReadEngine>, StoreError> {
     let RingRequest { io, engine, faults, .. } = request;
-    Ok(match faults.clone() {
-        None => open_engine(*io, files, arena, engine)?,
-        Some(faults) => open_faulty_engine(*io, files, arena, engine, faults)?,
-    })
+    match faults.clone() {
+        None => open_engine(*io, files, arena, engine),
+        Some(faults) => open_faulty_engine(*io, files, arena, engine, faults),
+    }
 }
 
 /// Returns the statistics of a load of `bytes` bytes after decoding, given those of the bytes in the files.
@@ -332,6 +434,7 @@ fn decoded(of: LoadStatistics, bytes: u64) -> LoadStatistics {
 struct Target<'a> {
     copies: &'a CopyStream,
     memory: &'a [DevicePtr<u8>],
+    growth: Option<&'a Growth>,
     decoding: Option<&'a GpuDecoding>,
 }
 
@@ -343,6 +446,11 @@ impl Upload for Target<'_> {
         slot: SlotBuffer,
         copies: &[UploadCopy],
     ) -> Result<Box<dyn Uploading>, UploadError> {
+        let end = |copy: &UploadCopy| copy.to + copy.range.len() as u64;
+        let end = copies.iter().map(end).max().unwrap_or(0);
+        if self.growth.is_some_and(|growth| !growth.wait_for(end)) {
+            return Err("memory of the device could not be mapped".into());
+        }
         if let Some(decoding) = self.decoding {
             let uploading = decoding.upload(self.memory, slot, copies)?;
             return Ok(Box::new(Copies(uploading)));

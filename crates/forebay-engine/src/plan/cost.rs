@@ -312,8 +312,7 @@ impl Model<'_> {
         }
         let experts = costs.experts() as f64 * batches;
         let missed = experts * self.touched_beyond(vram, tokens);
-        let used_share = costs.used_share();
-        let from_disk = experts * self.hits.read_by_a_prompt(vram, ram, used_share, tokens);
+        let from_disk = experts * self.hits.read_by_a_prompt(vram, ram, costs.used_share(), tokens);
         // Copies overlap with the products, in chunks of some experts. The first copy comes before any product, and the
         // last product comes after all copies.
         let copying = beside(sum.add(Cost::Pcie, missed * copy_seconds), computing);

@@ -1,7 +1,8 @@
 //! Hit rates: how often a token finds its experts in a memory, by the share of the experts that is kept there.
 
 use forebay_stream::{
-    CacheShape, Capacity, Lookups, Phase, PolicyKind, ReplayCounters, RoutingTrace, replay_observed,
+    CacheShape, Capacity, ExpertIndex, LayerIndex, Lookups, Phase, PolicyKind, ReplayCounters,
+    RoutingTrace, replay_observed,
 };
 
 /// Hit rate by the share of all experts that is kept, for `layer-lfu` and generated tokens. It comes from recorded
@@ -54,10 +55,8 @@ pub struct HitCurve {
     /// Experts that the recording's prompts touched. `None` if the recording has no prompt that is long enough. Prompts
     /// have their own data because their tokens are not chosen by the model, as generated tokens are.
     prompts: Option<RecordedPrompts>,
-    /// Share of all experts that a turn uses.
-    used_by_a_turn: f64,
-    /// Share of all experts that a token at the end of the recording used for the first time. `None` if the recording is short.
-    first_uses: Option<f64>,
+    /// Share of all experts that were used before a prompt.
+    used_before: f64,
 }
 
 /// Experts that prompts touched in a recording.
@@ -65,8 +64,11 @@ pub struct HitCurve {
 struct RecordedPrompts {
     /// Mean number of tokens in a batch.
     tokens: f64,
-    /// Share of all experts that a batch touched and missed, by the share that is kept.
+    /// Share of all experts that a batch touched and missed, by the share that is kept. If all are kept, later prompts still
+    /// miss experts that nothing used before. First prompts then miss nothing (see [`PromptCounts::cold`]).
     beyond: Vec<(f64, f64)>,
+    /// True if these are the first prompts.
+    cold: bool,
 }
 
 impl Default for HitCurve {
@@ -78,20 +80,16 @@ impl Default for HitCurve {
             (1.0 - left * (1.0 - TAIL_BEGIN), 1.0 - misses)
         });
         let points = RECORDED.into_iter().chain(tail).collect();
-        HitCurve { used_share: Some(RECORDED_USED_SHARE), ..HitCurve::only(points) }
+        let used_share = Some(RECORDED_USED_SHARE);
+        HitCurve { points, used_share, prompts: None, used_before: USED_BY_A_TURN }
     }
 }
 
 impl HitCurve {
     /// Returns the curve of uniform random routing.
     pub fn uniform() -> HitCurve {
-        HitCurve::only(vec![(0.0, 0.0), (1.0, 1.0)])
-    }
-
-    /// Returns the curve through points, of which nothing else is known.
-    fn only(points: Vec<(f64, f64)>) -> HitCurve {
-        let (used_by_a_turn, used_share) = (USED_BY_A_TURN, None);
-        HitCurve { points, used_share, prompts: None, used_by_a_turn, first_uses: None }
+        let points = vec![(0.0, 0.0), (1.0, 1.0)];
+        HitCurve { points, used_share: None, prompts: None, used_before: USED_BY_A_TURN }
     }
 
     /// Returns the curve through points of `(share kept, hits per lookup)`, for a model whose tokens use `used_share`
@@ -101,8 +99,12 @@ impl HitCurve {
         let rises = points.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1);
         let whole = points.first() == Some(&(0.0, 0.0)) && points.last() == Some(&(1.0, 1.0));
         let used_share = Some(used_share);
-        (rises && whole && used_share > Some(0.0))
-            .then(|| HitCurve { used_share, ..HitCurve::only(points) })
+        (rises && whole && used_share > Some(0.0)).then_some(HitCurve {
+            points,
+            used_share,
+            prompts: None,
+            used_before: USED_BY_A_TURN,
+        })
     }
 
     /// Replays recorded routing with a policy and returns its curve. Returns `None` if the recording has no generated
@@ -130,34 +132,37 @@ impl HitCurve {
             points.push((share, if share < 1.0 { best } else { 1.0 }));
         }
         let curve = HitCurve::through(points, used as f64 / experts.max(1) as f64)?;
-        let prompts = prompts.finish(&curve);
         // A recording may be shorter than a turn.
-        let uses = Uses::of(lookups);
-        let used_by_a_turn = (uses.used as f64 / experts.max(1) as f64).max(USED_BY_A_TURN);
-        let first_uses = uses.first.map(|first| first / experts.max(1) as f64);
-        Some(HitCurve { prompts, used_by_a_turn, first_uses, ..curve })
+        let used_before = prompts.used_before.max(USED_BY_A_TURN);
+        Some(HitCurve { prompts: prompts.finish(&curve), used_before, ..curve })
     }
 
-    /// Returns the share of all experts that a prompt batch of `tokens` tokens reads from the disk after a turn: one as long as the
-    /// recording, or as those of `bench`.
+    /// Returns the share of the experts that a prompt may find in VRAM or in RAM after a turn: one as long as those of the
+    /// recording, or of `bench`.
     ///
-    /// If RAM has a slot for every expert, all are loaded at the start. Otherwise slots fill as experts are used. An expert that
-    /// was never used is then read from the disk, even if there is room for it. New experts become rarer with every token, so the
-    /// end of a recording tells how many a prompt meets at most.
-    pub fn read_by_a_prompt(&self, vram: f64, ram: f64, used_share: f64, tokens: f64) -> f64 {
-        let evicted = self.touched_beyond(share_in_either(vram, ram), used_share, tokens);
-        let found = self.found_by_a_prompt(vram, ram);
-        let missing = self.touched_beyond(found, used_share, tokens);
-        match self.first_uses {
-            Some(first) if ram < 1.0 => missing.min(evicted + first * tokens),
-            _ => missing,
-        }
-    }
-
-    /// Returns the share of the experts that was used in a turn, and is in VRAM or in RAM.
+    /// If RAM has a slot for every expert, all are loaded at the start. Otherwise slots fill as experts are used. An expert
+    /// that was never used is then read from the disk, even if there is room for it.
     fn found_by_a_prompt(&self, vram: f64, ram: f64) -> f64 {
         let either = share_in_either(vram, ram);
-        if ram < 1.0 { either.min(self.used_by_a_turn).max(vram) } else { either }
+        if ram < 1.0 { either.min(self.used_before).max(vram) } else { either }
+    }
+
+    /// Returns the share of all experts that a prompt of `tokens` tokens reads from the disk after a turn, if VRAM and RAM keep
+    /// these shares.
+    ///
+    /// Recorded prompts behind other turns say this themselves: their misses in a cache as large as both tiers, which include
+    /// experts that nothing used before. Longer prompts read more than the recorded ones, but then the turns before them are
+    /// longer, too, and leave fewer experts unused.
+    pub fn read_by_a_prompt(&self, vram: f64, ram: f64, used_share: f64, tokens: f64) -> f64 {
+        let found = self.found_by_a_prompt(vram, ram);
+        match &self.prompts {
+            Some(prompts) if !prompts.cold && ram < 1.0 => {
+                let recorded = prompts.beyond(share_in_either(vram, ram));
+                let longer = self.longer(prompts, used_share, tokens);
+                (longer * recorded).min(recorded.max(1.0 - found))
+            }
+            _ => self.touched_beyond(found, used_share, tokens),
+        }
     }
 
     /// Returns the hit rate if `share` of all experts is kept, for a model whose tokens use `used_share` of them.
@@ -191,14 +196,19 @@ impl HitCurve {
     /// share.
     pub fn touched_beyond(&self, kept: f64, used_share: f64, tokens: f64) -> f64 {
         let kept = kept.clamp(0.0, 1.0);
-        let by_slopes = |kept, tokens| self.touched_by_slopes(kept, used_share, tokens);
         match &self.prompts {
-            None => by_slopes(kept, tokens),
+            None => self.touched_by_slopes(kept, used_share, tokens),
             Some(prompts) => {
-                let longer = by_slopes(0.0, tokens) / by_slopes(0.0, prompts.tokens);
-                (longer * between(&prompts.beyond, kept).unwrap_or(0.0)).min(1.0 - kept)
+                let longer = self.longer(prompts, used_share, tokens);
+                (longer * prompts.beyond(kept)).min(1.0 - kept)
             }
         }
+    }
+
+    /// Returns how many times as many experts a batch of `tokens` tokens touches as the recorded ones.
+    fn longer(&self, prompts: &RecordedPrompts, used_share: f64, tokens: f64) -> f64 {
+        let touched = |tokens| self.touched_by_slopes(0.0, used_share, tokens);
+        touched(tokens) / touched(prompts.tokens)
     }
 
     /// Returns the same if only the curve is known. It assumes that the most used experts are kept and that an expert's
@@ -218,6 +228,13 @@ impl HitCurve {
     }
 }
 
+impl RecordedPrompts {
+    /// Returns the share of all experts that a batch touched and missed with `kept` of them in memory.
+    fn beyond(&self, kept: f64) -> f64 {
+        between(&self.beyond, kept).unwrap_or(0.0)
+    }
+}
+
 /// Counters of what the prompts of a recording touch while it is replayed.
 struct PromptCounts {
     /// One entry for each batch: true if the batch is counted. A counted batch belongs to a prompt that is long enough,
@@ -230,6 +247,9 @@ struct PromptCounts {
     /// True if no long enough prompt met a layer that was used before. Then the counted prompts touched every expert
     /// for the first time.
     cold: bool,
+    /// Share of the experts that were used before the counted batches. If these are the first ones, this is the share that
+    /// the whole recording uses.
+    used_before: f64,
     /// Number of lookups in all counted batches.
     lookups: f64,
     /// Number of misses in all counted batches, by the share that is kept.
@@ -238,14 +258,16 @@ struct PromptCounts {
 
 impl PromptCounts {
     fn of(lookups: &Lookups) -> PromptCounts {
-        let mut used = vec![false; lookups.layers().len()];
+        let mut used = UsedExperts::new(lookups);
         let batches = || lookups.batches().zip(lookups.tokens());
         let tells = |phase, tokens| phase == Phase::Prompt && tokens >= PROMPT_TOKENS_LEAST;
-        let warm: Vec<bool> = batches()
-            .map(|((phase, layer, _), tokens)| {
-                std::mem::replace(&mut used[layer.0 as usize], true) && tells(phase, tokens)
-            })
-            .collect();
+        let (mut warm, mut used_before) = (Vec::new(), 0.0);
+        for ((phase, layer, touched), tokens) in batches() {
+            let before = if tells(phase, tokens) { used.of(layer) } else { 0 };
+            used_before += before as f64;
+            warm.push(before > 0);
+            used.add(layer, touched);
+        }
         let cold = !warm.contains(&true);
         let counts = match cold {
             true => batches().map(|((phase, ..), tokens)| tells(phase, tokens)).collect(),
@@ -260,7 +282,9 @@ impl PromptCounts {
             number += 1.0;
         }
         let tokens = tokens / f64::max(number, 1.0);
-        PromptCounts { counts, tokens, experts, cold, lookups: found, misses: Vec::new() }
+        let used_before = if cold { used.share() } else { used_before / experts };
+        let misses = Vec::new();
+        PromptCounts { counts, tokens, experts, cold, used_before, lookups: found, misses }
     }
 
     /// Replays all lookups and records how many the prompts missed.
@@ -281,8 +305,8 @@ impl PromptCounts {
         counters
     }
 
-    /// Returns what the prompts touched, or `None` if no prompt is long enough. Nothing is missed if everything is
-    /// kept. If every prompt was the first use of its layers, `curve` says which part of the touched experts is kept.
+    /// Returns what the prompts touched, or `None` if no prompt is long enough. If every prompt was the first use of its
+    /// layers, `curve` says which part of the touched experts is kept.
     fn finish(self, curve: &HitCurve) -> Option<RecordedPrompts> {
         if self.experts == 0.0 {
             return None;
@@ -292,17 +316,16 @@ impl PromptCounts {
         let by_slopes = |kept| curve.touched_by_slopes(kept, used_share, self.tokens);
         let mut least = touched;
         let beyond = self.misses.iter().map(|&(share, missed)| {
-            let found = match (share < 1.0, self.cold) {
-                (true, false) => missed / self.experts,
-                (true, true) => touched * by_slopes(share) / by_slopes(0.0),
-                (false, _) => 0.0,
+            let found = match self.cold {
+                true => touched * by_slopes(share) / by_slopes(0.0),
+                false => missed / self.experts,
             };
             // More memory never misses more, except for noise.
             least = f64::min(least, found);
             (share, least)
         });
         let beyond = std::iter::once((0.0, touched)).chain(beyond).collect();
-        Some(RecordedPrompts { tokens: self.tokens, beyond })
+        Some(RecordedPrompts { tokens: self.tokens, beyond, cold: self.cold })
     }
 }
 
@@ -355,51 +378,38 @@ pub fn share_in_either(vram: f64, ram: f64) -> f64 {
 /// replay of a synthetic model's own routing (top 8), they used 112 of a layer's 128 experts.
 const USED_BY_A_TURN: f64 = 0.875;
 
-/// Number of tokens of a recording whose end tells how many new experts come.
-const LONG_RECORDING: usize = 256;
-
-/// Experts that a recording uses.
-struct Uses {
-    /// Number of experts in all layers together.
-    used: usize,
-    /// Number of experts in all layers together that a token of the last quarter used for the first time. `None` if the recording is
-    /// too short.
-    first: Option<f64>,
+/// The experts that a part of a recording uses.
+struct UsedExperts {
+    /// One entry for each expert of each layer.
+    used: Vec<Vec<bool>>,
 }
 
-impl Uses {
-    fn of(lookups: &Lookups) -> Uses {
-        let sizes = lookups.layers();
-        let batches = || lookups.batches().zip(lookups.tokens());
-        let mut lengths = vec![0; sizes.len()];
-        for ((_, layer, _), tokens) in batches() {
-            lengths[layer.0 as usize] += tokens;
+impl UsedExperts {
+    fn new(lookups: &Lookups) -> UsedExperts {
+        let sizes = lookups.layers().iter();
+        UsedExperts { used: sizes.map(|layer| vec![false; layer.0 as usize]).collect() }
+    }
+
+    fn add(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) {
+        for expert in experts {
+            self.used[layer.0 as usize][expert.0 as usize] = true;
         }
-        let mut used: Vec<Vec<bool>> = sizes.iter().map(|of| vec![false; of.0 as usize]).collect();
-        let (mut count, mut first, mut at) = (0, 0.0, vec![0; sizes.len()]);
-        for ((_, layer, touched), tokens) in batches() {
-            let layer = layer.0 as usize;
-            let mut new = 0;
-            for expert in touched {
-                new += usize::from(!std::mem::replace(&mut used[layer][expert.0 as usize], true));
-            }
-            let (begin, end) = (at[layer], at[layer] + tokens);
-            at[layer] = end;
-            count += new;
-            // The tokens of a batch share its new experts.
-            let quarter = lengths[layer] as f64 / 4.0;
-            let last = (end as f64 - (lengths[layer] as f64 - quarter).max(begin as f64)).max(0.0);
-            first += new as f64 * last / (tokens.max(1) as f64 * quarter);
-        }
-        let is_long = lengths.iter().max() >= Some(&LONG_RECORDING);
-        Uses { used: count, first: is_long.then_some(first) }
+    }
+
+    /// Returns the number of experts of a layer that are used.
+    fn of(&self, layer: LayerIndex) -> usize {
+        self.used[layer.0 as usize].iter().filter(|used| **used).count()
+    }
+
+    /// Returns the share of all experts that are used.
+    fn share(&self) -> f64 {
+        let all = self.used.iter().flatten();
+        all.clone().filter(|used| **used).count() as f64 / all.count().max(1) as f64
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use forebay_stream::{ExpertIndex, LayerIndex};
-
     use super::*;
 
     #[test]
@@ -482,52 +492,24 @@ mod tests {
         near(beyond(&first, 0.0), 8.0 / 16.0);
         assert!(beyond(&first, 0.5) < 8.0 / 16.0);
         near(beyond(&first, 1.0), 0.0);
-        // An expert that the recording used is found later if there is room for it.
-        let all = recorded(&[14, 15], 64);
-        near(all.found_by_a_prompt(0.5, 0.9), 15.0 / 16.0);
-        near(behind.found_by_a_prompt(0.5, 0.9), USED_BY_A_TURN);
-        // The recording is too short to tell how many experts are new to the next prompt.
-        near(all.read_by_a_prompt(0.5, 0.9, 2.0 / 16.0, 64.0), beyond(&all, 15.0 / 16.0));
+        // An expert that an earlier turn used is found later if there is room for it.
+        let read =
+            |curve: &HitCurve, vram, ram| curve.read_by_a_prompt(vram, ram, 2.0 / 16.0, 64.0);
+        near(read(&recorded(&[15, 15], 64), 0.5, 0.9), 0.0);
+        near(read(&recorded(&[8, 8], 64), 0.5, 0.9), 0.0);
+        // One that none used is read, unless RAM holds all of them from the start.
+        near(read(&behind, 0.5, 0.9), 2.0 / 16.0);
+        near(read(&recorded(&[8, 15], 64), 0.5, 0.9), 7.0 / 16.0);
+        near(read(&behind, 0.5, 1.0), 0.0);
+        // Where there is no room, others are read, too.
+        near(read(&behind, 0.1, 0.2), beyond(&behind, share_in_either(0.1, 0.2)));
+        assert!(read(&behind, 0.1, 0.2) > 2.0 / 16.0);
+        // A longer prompt follows a longer turn, which leaves few experts unused.
+        let longer = behind.read_by_a_prompt(0.5, 0.9, 2.0 / 16.0, 4096.0);
+        assert!((2.0 / 16.0..=1.0 - USED_BY_A_TURN + 1e-9).contains(&longer), "{longer}");
         // Prompts that are too short are not counted.
         let short = recorded(&[8, 10], PROMPT_TOKENS_LEAST - 1);
         assert_eq!((short.prompts.is_none(), behind.prompts.is_some()), (true, true));
-    }
-
-    /// A prompt of 512 tokens touches 14 of 16 experts, and an answer of 512 tokens uses experts 0 and 1, and another one once.
-    #[test]
-    fn prompts_read_no_more_new_experts_than_the_end_of_a_recording() {
-        let layers = [LayerIndex(0), LayerIndex(1)];
-        let recorded = |another: u32, token: usize| {
-            let mut lookups = Lookups::new(vec![(16, 2); 2]);
-            let prompt: Vec<_> = (0..14).map(ExpertIndex).collect();
-            for layer in layers {
-                lookups.push(Phase::Prompt, layer, 512, &prompt);
-            }
-            for at in 0..512 {
-                let second = if at == token { another } else { 1 };
-                for layer in layers {
-                    lookups.push(Phase::Generate, layer, 1, &[ExpertIndex(0), ExpertIndex(second)]);
-                }
-            }
-            HitCurve::of_lookups(&lookups, 4, PolicyKind::default()).unwrap()
-        };
-        let read =
-            |curve: &HitCurve, vram, ram| curve.read_by_a_prompt(vram, ram, 2.0 / 16.0, 512.0);
-        let near = |found: f64, wanted: f64| assert!((found - wanted).abs() < 1e-9, "{found}");
-        // Both memories have room for all experts. Long before the end, the last new one came.
-        for curve in [recorded(1, 0), recorded(14, 100)] {
-            near(read(&curve, 0.5, 0.9), 0.0);
-        }
-        // One in 256 tokens is new, so two in a prompt of 512. There are only two more.
-        let late = recorded(14, 400);
-        near(read(&late, 0.5, 0.9), late.touched_beyond(15.0 / 16.0, 2.0 / 16.0, 512.0));
-        assert!(read(&late, 0.5, 0.9) > 0.0);
-        // An expert that no memory holds is read, new or not.
-        let small = recorded(1, 0);
-        let either = share_in_either(0.3, 0.3);
-        near(read(&small, 0.3, 0.3), small.touched_beyond(either, 2.0 / 16.0, 512.0));
-        assert!(read(&small, 0.3, 0.3) > 0.0);
-        near(read(&late, 0.0, 1.0), 0.0);
     }
 
     #[test]

@@ -1,13 +1,14 @@
 //! Tests of loads to a device: the right bytes arrive, and no slot of the ring is reused while the device copies from
 //! it.
 
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use forebay_store::{
     Arena, BlockLabel, Extent, FaultKind, FaultPlan, FileIndex, LoadOptions, LoadStatistics,
-    Loader, ReadError, SlotBuffer, StoreError, Upload, UploadCopy, UploadError, UploadPart,
-    UploadPlan, Uploading,
+    ReadError, SlotBuffer, StoreError, Upload, UploadCopy, UploadError, UploadPart, UploadPlan,
+    Uploader, Uploading,
 };
 
 use crate::support::{Bench, Kind, Noise, extent, half_cached, kinds, small_requests};
@@ -126,18 +127,21 @@ fn upload(
     assert!(plan.slot_bytes() <= slot_bytes);
     let arena = Arena::map(slots * slot_bytes).unwrap();
     let slot = |_| arena.carve(slot_bytes).unwrap();
-    let mut ring: Vec<_> = (0..slots).map(slot).collect();
-    let (engine, files) = (bench.engine.as_mut(), &bench.files);
-    let loader = Loader { engine, files, options, ring: &mut ring };
+    let mut read: Vec<_> = (0..slots).map(slot).collect();
+    let mut copied = read.split_off(if options.copy_threads == 0 { slots } else { slots / 2 });
+    let files = &bench.files;
+    let mut reads = (bench.engine.as_mut(), &mut read);
+    let uploader = Uploader { files, options, copied: &mut copied, reads: &mut reads };
     let mut last = (0, 0);
-    let done = loader.upload(&plan, &device, &mut |done, total| {
+    let done = uploader.upload(&plan, &device, &mut |done, total| {
         assert!(done >= last.0 && done <= total, "progress runs backwards");
         last = (done, total);
+        ControlFlow::Continue(())
     });
     if let Ok(statistics) = &done {
         assert_eq!(last, (statistics.bytes, statistics.bytes), "the last report has all bytes");
     }
-    assert!(done.is_err() || ring.len() == slots, "the ring comes back");
+    assert!(done.is_err() || read.len() + copied.len() == slots, "the ring comes back");
     let memory = memory.lock().unwrap().clone();
     (done, memory, device.copies.into_inner())
 }

@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -19,6 +19,8 @@ use crate::serve::{Server, completion};
 
 /// Number of times that the server is killed. FOREBAY_KILLS sets another one.
 const KILLS: usize = 12;
+/// Number of prompts that are sent to the servers that are killed.
+const PROMPTS: usize = 8;
 
 fn text_of(answer: &Value) -> String {
     answer["choices"][0]["text"].as_str().unwrap().to_owned()
@@ -176,58 +178,89 @@ fn keys_of_clients_tell_their_prompts_apart() {
     }
 }
 
+/// Returns the number of blocks that are in the folder, as the server says.
+fn blocks_on_disk(server: &Server) -> u64 {
+    let (status, live) = server.get("/live");
+    assert_eq!(status, 200, "{live}");
+    let live: Value = serde_json::from_str(&live).unwrap();
+    live["models"][0]["kv_tiers"]["disk"]["blocks"].as_u64().unwrap()
+}
+
+/// Sends prompts in a random order until the server is gone, compares the answers, and counts them.
+fn ask_until_gone(
+    server: &Server,
+    expected: &[String],
+    mut random: fastrand::Rng,
+    answered: &AtomicUsize,
+) {
+    loop {
+        let number = random.usize(..PROMPTS);
+        let body = completion(&prompt(number), 8).to_string();
+        let Some(answer) = try_ask(server, &body) else { break };
+        assert_eq!(text_of(&answer), expected[number]);
+        answered.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn after_kill_at_any_moment_no_answer_is_wrong() {
     let folder = TempDir::new().unwrap();
     let kv = folder.path().join("kv");
     let kv = kv.to_str().unwrap();
     let server = Server::start(&["--ctx", "512"]);
-    let expected: Vec<String> = (0..8)
+    let expected: Vec<String> = (0..PROMPTS)
         .map(|number| text_of(&server.post("/v1/completions", &completion(&prompt(number), 8))))
         .collect();
     drop(server);
     let kills = std::env::var("FOREBAY_KILLS").ok().and_then(|kills| kills.parse().ok());
     let mut random = fastrand::Rng::with_seed(11);
     let mut found = 0;
-    for _ in 0..kills.unwrap_or(KILLS) {
-        // There is room for two sequences on the device and a few in RAM, so blocks move all the time.
-        let small = ["--kv-tokens", "600", "--kv-ram", "3MiB", "--kv-disk-size", "24MiB"];
+    for round in 0..kills.unwrap_or(KILLS) {
+        // The prompts have about 75 blocks. The device has room for two sequences of 10, RAM for 8 blocks and the disk for 60, so
+        // blocks move all the time.
+        let small = ["--kv-tokens", "600", "--kv-ram", "512KiB", "--kv-disk-size", "4MiB"];
         let server = serve(kv, &[&small[..], &["--parallel", "2"]].concat());
-        // Answers, not time alone, say when: a slow machine may answer nothing in any fixed time.
-        let (answers, pause) = (random.usize(0..40), Duration::from_millis(random.u64(0..30)));
+        // The moment is a number of answers and a short time, because a busy machine gives few answers in a fixed time. The first
+        // server also lives until it has written blocks for the second to find.
+        let answers = random.usize(..24);
+        let blocks = if round == 0 { 32 } else { 0 };
+        let pause = Duration::from_millis(random.u64(..40));
         let answered = AtomicUsize::new(0);
-        let order: Vec<usize> = (0..60).map(|_| random.usize(..8)).collect();
-        found += thread::scope(|scope| {
-            let ask = |orders: &[usize]| {
-                let mut found = 0;
-                for &number in orders {
-                    let body = completion(&prompt(number), 8).to_string();
-                    // The server may be gone.
-                    let Some(answer) = try_ask(&server, &body) else { break };
-                    assert_eq!(text_of(&answer), expected[number]);
-                    found += cached(&answer);
-                    answered.fetch_add(1, Ordering::Relaxed);
-                }
-                found
-            };
-            let clients: Vec<_> =
-                order.chunks(20).map(|orders| scope.spawn(move || ask(orders))).collect();
-            while answered.load(Ordering::Relaxed) < answers
-                && clients.iter().any(|client| !client.is_finished())
-            {
-                thread::sleep(Duration::from_millis(1));
+        // Only the disk can have what the very first request finds.
+        let number = random.usize(..PROMPTS);
+        let first = server.post("/v1/completions", &completion(&prompt(number), 8));
+        assert_eq!(text_of(&first), expected[number]);
+        found += cached(&first);
+        thread::scope(|scope| {
+            let clients: Vec<_> = (0..3)
+                .map(|_| {
+                    let random = random.fork();
+                    scope.spawn(|| ask_until_gone(&server, &expected, random, &answered))
+                })
+                .collect();
+            let is_due =
+                || answered.load(Ordering::Relaxed) >= answers && blocks_on_disk(&server) >= blocks;
+            let began = Instant::now();
+            let mut is_late = false;
+            // A client ends early only if it got a wrong answer.
+            while !clients.iter().any(|client| client.is_finished()) && !is_late && !is_due() {
+                thread::sleep(Duration::from_millis(2));
+                is_late = began.elapsed() > Duration::from_secs(300);
             }
             thread::sleep(pause);
             kill_process(Pid::from_child(&server.child), Signal::KILL).unwrap();
-            clients.into_iter().map(|client| client.join().unwrap()).sum::<u64>()
+            assert!(!is_late, "{answers} answers and {blocks} blocks on the disk did not come");
         });
     }
     assert!(found > 0, "nothing was found again");
     let server = serve(kv, &[]);
+    let mut found = 0;
     for (number, expected) in expected.iter().enumerate() {
         let answer = server.post("/v1/completions", &completion(&prompt(number), 8));
         assert_eq!(text_of(&answer), *expected);
+        found += cached(&answer);
     }
+    assert!(found > 0, "nothing is left after the last kill");
     assert_eq!(server.end(), Some(0));
     let listed = json_of(&["kv", "list", kv]);
     assert!(listed["bytes"].as_u64().unwrap() > 0, "{}", json!(listed));

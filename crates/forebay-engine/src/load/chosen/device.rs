@@ -69,8 +69,12 @@ pub(crate) fn hold_chosen(
     })?;
     let mut tell = |done: u64| progress(unchanged_bytes + done, total);
     convert(plan, &gpu, (pool.ptr(), &addresses), &mut tell)?;
-    if let (Some(kept), Some(ring)) = (&mut kept, ring) {
-        **kept = Some(KeptRing { ring, gpu });
+    match kept {
+        Some(mut kept) => *kept = ring.map(|ring| KeptRing { ring, gpu }),
+        None => {
+            let _span = tracing::debug_span!("free_ring").entered();
+            drop(ring);
+        }
     }
     let first = pool.ptr().address();
     let memory = Memory::Device(Pool::new(pool));

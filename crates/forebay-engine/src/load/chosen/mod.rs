@@ -154,6 +154,7 @@ struct Opened {
 
 impl Opened {
     fn new(table: &WeightsTable, request: &ChosenRequest) -> Result<Opened, EngineError> {
+        let _span = tracing::debug_span!("open_files", files = table.files.len()).entered();
         let (interrupt, recorder) = (Some(&request.interrupt), request.recorder.as_ref());
         let (storage, pack) = (&request.storage, table.pack.clone());
         let sources = match &pack {
