@@ -1,7 +1,9 @@
 """Loads equal what safetensors returns, and wrong calls are errors in words."""
 
 import json
+import logging
 import os
+import re
 import threading
 
 import forebay
@@ -302,3 +304,14 @@ def test_several_slices_of_a_tensor(random_file):
         forebay.load(path, slices={"t1": ranges})
     with pytest.raises(forebay.OptionError, match="not among the tensors"):
         forebay.iter_tensors(path, tensors=["t0"], slices={"t1": ranges})
+
+
+def test_phases_of_a_load_reach_the_logger(random_file, caplog):
+    path, _ = random_file([(1000, 1000)])
+    forebay.load(path, framework="raw")
+    assert caplog.records == []
+    with caplog.at_level(logging.DEBUG, logger="forebay"):
+        forebay.load(path, framework="raw")
+    phases = [record.message for record in caplog.records if record.levelname == "DEBUG"]
+    assert any("open_files" in line for line in phases)
+    assert any(re.search(r"fill\{bytes=\d+ .*time\.busy=[0-9.]+(ns|µs|ms|s)", line) for line in phases), phases

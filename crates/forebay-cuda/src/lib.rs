@@ -47,4 +47,4 @@ pub use pinned::{Pinned, Pinner};
 pub use side_stream::SideStream;
 pub use tables::{AddressTable, AddressTables, SlotAddress, TableSize, TableStaging};
 pub use timer::Timer;
-pub use weights_pool::{Growth, WeightsPool};
+pub use weights_pool::WeightsPool;

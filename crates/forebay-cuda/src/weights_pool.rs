@@ -1,7 +1,7 @@
 //! Device memory for weights at fixed addresses. The pool reserves a range of addresses and maps memory to it when it
 //! grows. It unmaps memory when it shrinks, so tensors keep their addresses.
 
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::Arc;
 
 use cudarc::driver::sys::{
     self, CUdevice_attribute as Attribute, CUmemAccess_flags, CUmemAccessDesc,
@@ -79,49 +79,17 @@ impl Gpu {
     }
 }
 
-/// How far a pool has grown, for threads that wait for its memory.
-#[derive(Debug, Default)]
-pub struct Growth {
-    state: Mutex<Grown>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Grown {
-    /// Address behind the memory that can be used.
-    end: u64,
-    /// The pool grows no further.
-    is_over: bool,
-}
-
-impl Growth {
-    fn change(&self, change: impl FnOnce(&mut Grown)) {
-        change(&mut self.state.lock().unwrap_or_else(PoisonError::into_inner));
-        self.changed.notify_all();
-    }
-
-    /// Waits until the memory before the address `end` can be used. Returns false if it never will, because mapping failed.
-    pub fn wait_for(&self, end: u64) -> bool {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_not_yet = |state: &mut Grown| state.end < end && !state.is_over;
-        let state = self.changed.wait_while(state, is_not_yet);
-        state.unwrap_or_else(PoisonError::into_inner).end >= end
-    }
-}
-
 impl WeightsPool {
     /// Returns the address of the first of the bytes that can be used now. It is aligned to at least 256.
     pub fn ptr(&self) -> DevicePtr<u8> {
         match &self.kind {
-            Kind::Virtual(mapped) => mapped.pointer(mapped.bytes()),
-            Kind::Plain(memory) => memory.ptr(),
-        }
-    }
-
-    /// Returns the address of the first byte of all that was reserved. The GPU refuses addresses at which nothing is mapped yet.
-    pub fn reserved(&self) -> DevicePtr<u8> {
-        match &self.kind {
-            Kind::Virtual(mapped) => mapped.pointer(mapped.reserved_bytes),
+            Kind::Virtual(mapped) => {
+                let owner = mapped.lifetime.as_ref().map_or(Owner::nothing(), Lifetime::owner);
+                // SAFETY: this is our own device memory. Dropping it drops the lifetime first and then waits for the
+                // device. Addresses that `shrink` unmaps stay reserved: the GPU refuses them, and nothing else is ever
+                // mapped there.
+                unsafe { DevicePtr::of_memory(mapped.address, self.bytes(), owner) }
+            }
             Kind::Plain(memory) => memory.ptr(),
         }
     }
@@ -148,32 +116,6 @@ impl WeightsPool {
     /// # Panics
     /// Panics if `bytes` is more than was reserved.
     pub fn grow(&mut self, gpu: &Gpu, bytes: usize) -> Result<(), CudaError> {
-        self.grow_telling(gpu, bytes, &Growth::default())
-    }
-
-    /// Maps memory like [`WeightsPool::grow`], and tells how far it has come and when it is over.
-    ///
-    /// # Errors
-    /// Returns the errors of [`WeightsPool::grow`].
-    ///
-    /// # Panics
-    /// Panics if `bytes` is more than was reserved.
-    pub fn grow_telling(
-        &mut self,
-        gpu: &Gpu,
-        bytes: usize,
-        growth: &Growth,
-    ) -> Result<(), CudaError> {
-        /// Tells the end, even if mapping fails.
-        struct Ends<'a>(&'a Growth);
-        impl Drop for Ends<'_> {
-            fn drop(&mut self) {
-                self.0.change(|state| state.is_over = true);
-            }
-        }
-        let _ends = Ends(growth);
-        let tell = |end: u64| growth.change(|state| state.end = end);
-        tell(self.ptr().address() + self.bytes() as u64);
         let Kind::Virtual(mapped) = &mut self.kind else {
             assert!(bytes <= self.bytes(), "a pool of {} bytes cannot have {bytes}", self.bytes());
             return Ok(());
@@ -185,7 +127,7 @@ impl WeightsPool {
         while mapped.chunks.len() < wanted {
             let missing = (reserved.min(wanted * mapped.chunk_bytes) - mapped.bytes()) as u64;
             match mapped.add() {
-                Ok(()) => tell(mapped.end()),
+                Ok(()) => {}
                 Err(error) if is_out_of_memory(&error) => {
                     let free_bytes = gpu.memory_bytes()?.0;
                     return Err(CudaError::OutOfMemory { bytes: missing, free_bytes });
@@ -231,14 +173,6 @@ impl Mapped {
     /// Returns the address behind the mapped bytes.
     fn end(&self) -> u64 {
         self.address + self.bytes() as u64
-    }
-
-    /// Returns the address of the first of `bytes` bytes, at most those that are reserved.
-    fn pointer(&self, bytes: usize) -> DevicePtr<u8> {
-        let owner = self.lifetime.as_ref().map_or(Owner::nothing(), Lifetime::owner);
-        // SAFETY: this is our own device memory. Dropping it drops the lifetime first and then waits for the device. The GPU
-        // refuses addresses that are reserved and not mapped, and nothing else is ever mapped there.
-        unsafe { DevicePtr::of_memory(self.address, bytes, owner) }
     }
 
     /// Maps one chunk behind the last.

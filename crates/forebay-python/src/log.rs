@@ -3,13 +3,14 @@
 //! They come from threads that never take the GIL. They wait in a queue, and a byte in a socket wakes the thread of Python that
 //! hands them to the logger.
 
-use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
+use std::{fmt, io};
 
 use pyo3::prelude::*;
 use tracing_subscriber::fmt::MakeWriter;
-use tracing_subscriber::fmt::format::FmtSpan;
+use tracing_subscriber::fmt::format::{self, FmtSpan};
+use tracing_subscriber::fmt::time::FormatTime;
 use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::Registry;
 use tracing_subscriber::{EnvFilter, Layer as _, reload};
@@ -81,6 +82,15 @@ impl Drop for Writer {
     }
 }
 
+/// Adds no time to lines, because Python's logging does. Without a timer, spans would have no durations either.
+struct NoTime;
+
+impl FormatTime for NoTime {
+    fn format_time(&self, _: &mut format::Writer<'_>) -> fmt::Result {
+        Ok(())
+    }
+}
+
 struct Writers(Arc<Lines>);
 
 impl<'a> MakeWriter<'a> for Writers {
@@ -111,7 +121,7 @@ impl Log {
         let format = tracing_subscriber::fmt::layer()
             .with_span_events(FmtSpan::CLOSE)
             .with_ansi(false)
-            .without_time()
+            .with_timer(NoTime)
             .with_level(false)
             .with_writer(Writers(lines.clone()));
         let subscriber = Registry::default().with(format.with_filter(filter));

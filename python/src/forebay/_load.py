@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from . import _native
+from . import _log, _native
 from ._convert import convert, framework_of
 from ._errors import OptionError
 
@@ -36,6 +36,7 @@ class TensorInfo(NamedTuple):
 
 
 def open_table(paths: Paths, storage_options: StorageOptions | None = None) -> _native.Table:
+    _log.follow_loads()
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
     return _native.Table([os.fspath(path) for path in paths], texts_of(storage_options))
@@ -161,6 +162,7 @@ def load(
             raise OptionError(f"tensor {name!r} has a list of slices, which only iter_tensors takes")
     chosen = checked_slices(table, slices)
     loaded = _native.load(table, names, chosen, str(device), is_f32(dtype), progress)
+    _log.deliver_loads()
     return {tensor.name: convert(tensor, wanted, framework is None) for tensor in loaded}
 
 

@@ -1,7 +1,7 @@
 """Messages of the engine, for the logger `forebay`.
 
 Threads of the engine never take the GIL: they leave their messages in a queue, and a thread of Python hands them to the
-logger. Opening and closing an engine do so, too, so that its messages come before the call returns.
+logger. Opening and closing an engine and loads do so, too, so that their messages come before the call returns.
 """
 
 from __future__ import annotations
@@ -37,6 +37,18 @@ def follow() -> None:
             _thread = threading.Thread(target=_wait, args=(descriptor,), name="forebay-log", daemon=True)
             _thread.start()
         _level = level
+
+
+def follow_loads() -> None:
+    """Do the same for a load, which only has messages about its phases."""
+    if LOGGER.isEnabledFor(logging.DEBUG):
+        follow()
+
+
+def deliver_loads() -> None:
+    """Hand the messages of a load to the logger before it returns."""
+    if _level is not None:
+        deliver()
 
 
 def deliver(patience: float = 1.0) -> None:

@@ -24,8 +24,6 @@ use super::{Destination, LoadRequest, Loaded, Sources, contents, repeat};
 use crate::doctor::ReadChoice;
 use crate::{EngineError, peak_resident_bytes};
 
-/// Size of the chunks in which device memory is mapped, in bytes.
-pub(super) const CHUNK_BYTES: usize = 64 << 20;
 /// Unit in which a GPU maps memory, in bytes.
 const GRANULARITY: u64 = 2 << 20;
 /// Bytes of memory before the first weight and after the last one. Kernels read up to 15 bytes beside a matrix.
@@ -119,7 +117,7 @@ impl<'a> Device<'a> {
             }
             Err(why_not) => {
                 let (pool, map_seconds) = timed(|| {
-                    let mut pool = gpu.weights_pool(pool_bytes, CHUNK_BYTES)?;
+                    let mut pool = gpu.weights_pool(pool_bytes, pool_bytes)?;
                     pool.grow(&gpu, pool_bytes)?;
                     Ok(pool)
                 })?;

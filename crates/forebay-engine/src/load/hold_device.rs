@@ -1,14 +1,13 @@
 //! Weights in VRAM for use by a caller outside this crate.
 
 use std::ops::ControlFlow;
-use std::panic::resume_unwind;
 use std::time::Instant;
 
-use forebay_cuda::{CallersContext, DevicePtr, Gpu, Growth, WeightsPool, compact_workspace_bytes};
+use forebay_cuda::{CallersContext, DevicePtr, Gpu, WeightsPool, compact_workspace_bytes};
 use forebay_format::{Catalog, TensorInfo, TensorType};
 use forebay_store::{BlockLabel, EngineInfo, Extent, IoKind, LoadStatistics, UploadPart};
 
-use super::device::{CHUNK_BYTES, MARGIN, fits, timed};
+use super::device::{MARGIN, fits, timed};
 use super::hold::{
     DEVICE_ALIGNMENT, HeldTensor, HeldWeights, HoldRequest, Memory, by_name, dense_stride,
     pinned_bytes_is,
@@ -104,54 +103,33 @@ impl DeviceFill<'_> {
             ..RingRequest::new(files, self.io, self.choice)
         };
         let started = Instant::now();
-        let mut pool = gpu.weights_pool(pool_bytes, CHUNK_BYTES)?;
-        let (reserved, growth) = (pool.reserved(), Growth::default());
-        let map = |pool: &mut WeightsPool| {
+        let pool = {
             let _span = tracing::debug_span!("map", bytes = pool_bytes).entered();
-            pool.grow_telling(gpu, pool_bytes, &growth)
+            // In one piece: mapping takes as long for each piece, however large it is.
+            let mut pool = gpu.weights_pool(pool_bytes, pool_bytes)?;
+            pool.grow(gpu, pool_bytes)?;
+            pool
         };
-        let ahead = !files.is_checked() && !request.check;
-        if !ahead {
-            // What a GPU decodes does not come in the order of the memory, and poison covers all of it.
-            map(&mut pool)?;
-        }
-        let parts = &mut self.parts;
-        let (ring, filled, setup_seconds) = std::thread::scope(|scope| {
-            // Mapping a model's memory takes as long as pinning the ring, and then copies may begin.
-            let mapping = ahead.then(|| scope.spawn(|| map(&mut pool)));
-            let fill = || -> Result<_, EngineError> {
-                let kept = match kept {
-                    None => RingMemory::pin_ahead(gpu, &through, parts)?,
-                    kept => kept,
-                };
-                parts.iter_mut().for_each(|part| part.to += reserved.address());
-                let mut ring = GpuRing::open_with(kept, gpu, through, parts, &[reserved])?;
-                let pinned_bytes = ring.pinned_bytes();
-                if pinned_bytes > ring_bytes as u64 {
-                    // A chunk with a single checksum is read as a whole, and the ring has at least four slots of that size.
-                    return Err(pinned_bytes_is(ring_bytes, pinned_bytes as usize));
-                }
-                ring.wait_for(&growth);
-                if request.check {
-                    poison(gpu, parts, &[reserved])?;
-                }
-                let setup_seconds = started.elapsed().as_secs_f64();
-                let filled = ring.fill_while(progress);
-                Ok((ring, filled, setup_seconds))
-            };
-            let filled = fill();
-            let mapped = mapping.map(|thread| thread.join().unwrap_or_else(|p| resume_unwind(p)));
-            // Prefer the failure of the mapping to that of copies, which it causes.
-            mapped.transpose()?;
-            filled
-        })?;
-        let statistics = filled.map_err(|error| named(error, self.contents, files))?;
+        let first = pool.ptr().address();
+        self.parts.iter_mut().for_each(|part| part.to += first);
+        let memory = &[pool.ptr()];
+        let mut ring = GpuRing::open_with(kept, gpu, through, &self.parts, memory)?;
         let pinned_bytes = ring.pinned_bytes();
+        if pinned_bytes > ring_bytes as u64 {
+            // A chunk with a single checksum is read as a whole, and the ring has at least four slots of that size.
+            return Err(pinned_bytes_is(ring_bytes, pinned_bytes as usize));
+        }
+        if request.check {
+            poison(gpu, &self.parts, memory)?;
+        }
+        let setup_seconds = started.elapsed().as_secs_f64();
+        let filled = ring.fill_while(progress);
+        let statistics = filled.map_err(|error| named(error, self.contents, files))?;
         // Before anything is decoded: then memory no longer has the bytes of the files.
         if request.check {
             let name = |extent: &Extent| name_of(self.contents, extent);
             let parts = as_read(&self.parts);
-            read_back(gpu, &self.sources.unrecorded, parts, &[pool.ptr()], &name)?;
+            read_back(gpu, &self.sources.unrecorded, parts, memory, &name)?;
         }
         let (engine, ring) = (ring.engine(), ring.into_memory());
         Ok(Filled { pool, ring, statistics, engine, setup_seconds, pinned_bytes })

@@ -5,7 +5,7 @@ use std::ops::{ControlFlow, Range};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use forebay_cuda::{CopyStream, CudaError, DevicePtr, Gpu, Growth, InFlight, Pinned, Pinner};
+use forebay_cuda::{CopyStream, CudaError, DevicePtr, Gpu, InFlight, Pinned, Pinner};
 use forebay_store::{
     Arena, COPIED_BYTES, EngineInfo, EngineOptions, Extent, FaultPlan, FileSet, IoKind,
     LoadOptions, LoadStatistics, ReadEngine, ReadError, ReadSide, SLOT_ALIGNMENT, SlotBuffer,
@@ -132,25 +132,6 @@ impl RingMemory {
         Ok(ring)
     }
 
-    /// Pins memory for loading `parts`, whose addresses do not matter, while other memory is allocated. Returns `None` if the files
-    /// may be coded, which the sizes of slots depend on.
-    ///
-    /// # Errors
-    /// Returns the errors of [`GpuRing::open`].
-    pub fn pin_ahead(
-        gpu: &Gpu,
-        request: &RingRequest<'_>,
-        parts: &[UploadPart],
-    ) -> Result<Option<RingMemory>, EngineError> {
-        if request.files.is_checked() {
-            return Ok(None);
-        }
-        let plan = UploadPlan::new(parts, request.files, request.piece_bytes as u64);
-        let slot_bytes = plan.slot_bytes().max(SLOT_ALIGNMENT);
-        let counts = request.slots(&plan, slot_bytes);
-        Ok(Some(RingMemory::pin(gpu, counts, slot_bytes)?))
-    }
-
     /// Returns true if all slots are there, and are large enough.
     fn has(&self, slot_bytes: usize) -> bool {
         [self.copied.len(), self.read.len()] == self.counts && self.slot_bytes >= slot_bytes
@@ -229,8 +210,6 @@ pub(crate) struct GpuRing<'a> {
     decoding: Option<(GpuDecoding, FileSet)>,
     /// Memory that contains all parts.
     memory: Vec<DevicePtr<u8>>,
-    /// Says which of this memory can be used by now. `None` means all.
-    growth: Option<&'a Growth>,
     request: RingRequest<'a>,
     pin_time: Duration,
 }
@@ -299,13 +278,7 @@ impl<'a> GpuRing<'a> {
             _ => None,
         };
         let pin_time = started.elapsed();
-        let memory = memory.to_vec();
-        Ok(GpuRing { ring, plan, decoding, memory, growth: None, request, pin_time })
-    }
-
-    /// Makes copies wait until their part of the memory can be used.
-    pub fn wait_for(&mut self, growth: &'a Growth) {
-        self.growth = Some(growth);
+        Ok(GpuRing { ring, plan, decoding, memory: memory.to_vec(), request, pin_time })
     }
 
     /// Returns what another load of the same files can use, or `None` if the engine reads stored blocks.
@@ -361,7 +334,7 @@ impl<'a> GpuRing<'a> {
         let (copied, stream, mut reads) = self.ring.split(&self.request, files);
         let loader = Uploader { files, options, copied, reads: &mut reads };
         let decoding = decoding.map(|(decoding, _)| decoding);
-        let target = Target { copies: stream, memory: &self.memory, growth: self.growth, decoding };
+        let target = Target { copies: stream, memory: &self.memory, decoding };
         let Some(decoding) = decoding else {
             return loader.upload(&self.plan, &target, progress);
         };
@@ -434,7 +407,6 @@ fn decoded(of: LoadStatistics, bytes: u64) -> LoadStatistics {
 struct Target<'a> {
     copies: &'a CopyStream,
     memory: &'a [DevicePtr<u8>],
-    growth: Option<&'a Growth>,
     decoding: Option<&'a GpuDecoding>,
 }
 
@@ -446,11 +418,6 @@ impl Upload for Target<'_> {
         slot: SlotBuffer,
         copies: &[UploadCopy],
     ) -> Result<Box<dyn Uploading>, UploadError> {
-        let end = |copy: &UploadCopy| copy.to + copy.range.len() as u64;
-        let end = copies.iter().map(end).max().unwrap_or(0);
-        if self.growth.is_some_and(|growth| !growth.wait_for(end)) {
-            return Err("memory of the device could not be mapped".into());
-        }
         if let Some(decoding) = self.decoding {
             let uploading = decoding.upload(self.memory, slot, copies)?;
             return Ok(Box::new(Copies(uploading)));
