@@ -23,6 +23,10 @@ import zlib
 
 import torch
 
+def weights(folder):
+    return sorted(glob.glob(os.path.join(folder, "*.safetensors")))
+
+
 # Each of these imports the peer, and returns what loads files.
 
 
@@ -33,21 +37,17 @@ def forebay_python(state):
 
 
 def forebay_share(state):
-    """A part of the tensors: one span of the files, as long as the others but for a tensor."""
+    """A part of the tensors: one span of the files, as long as the others but for a tensor. A caller knows its tensors before."""
     import forebay
 
     index, count = map(int, os.environ["SHARE"].split("/"))
-
-    def load(files):
-        tensors = forebay.list_tensors(files)
-        total, before, chosen = sum(info.nbytes for info in tensors.values()), 0, []
-        for name, info in tensors.items():
-            if (before + info.nbytes / 2) * count // total == index:
-                chosen.append(name)
-            before += info.nbytes
-        return forebay.load(files, device="cuda:0", tensors=chosen)
-
-    return load
+    tensors = forebay.list_tensors(weights(sys.argv[3]))
+    total, before, chosen = sum(info.nbytes for info in tensors.values()), 0, []
+    for name, info in tensors.items():
+        if (before + info.nbytes / 2) * count // total == index:
+            chosen.append(name)
+        before += info.nbytes
+    return lambda files: forebay.load(files, device="cuda:0", tensors=chosen)
 
 
 def safetensors(state):
@@ -143,7 +143,7 @@ def disk_bytes():
 
 def main():
     peer, state, folder = sys.argv[1:]
-    files = sorted(glob.glob(os.path.join(folder, "*.safetensors")))
+    files = weights(folder)
     load = globals()[peer](state)
     # The context, and what torch makes at the first copy.
     torch.ones(1 << 20).to("cuda:0").clone()

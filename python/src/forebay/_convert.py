@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import sys
 from typing import Any
 
 from ._errors import OptionError
@@ -133,9 +134,11 @@ def torch_dtype(name: str, dtype: str) -> Any:
 
 
 def to_torch(tensor: Tensor) -> Any:
-    torch = require("torch")
+    # A model has thousands of tensors, so this is a few lookups and one call of PyTorch. It takes a capsule as it is: asking it to
+    # take the tensor would ask CUDA for streams, and all work on the memory is done.
+    torch = sys.modules.get("torch") or require("torch")
+    known = _TORCH.get(tensor.dtype, (None, "uint8"))
+    if known[0] is None:
+        return torch.utils.dlpack.from_dlpack(tensor.__dlpack__())
     dtype = torch_dtype(tensor.name, tensor.dtype)
-    integer = _TORCH.get(tensor.dtype, (None, "uint8"))[0]
-    if integer is None:
-        return torch.from_dlpack(tensor)
-    return torch.from_dlpack(tensor.view(integer)).view(dtype)
+    return torch.utils.dlpack.from_dlpack(tensor.view(known[0]).__dlpack__()).view(dtype)

@@ -23,6 +23,8 @@ use crate::doctor::ReadChoice;
 const AHEAD_BYTES: usize = 8 << 20;
 /// Smallest number of slots of a ring.
 const SLOTS_LEAST: usize = 4;
+/// Number of slots for copies with which a load begins. Others follow when they are pinned.
+const COPIED_FIRST: usize = 3;
 
 /// Settings of the ring and of its readers.
 #[derive(Debug, Clone)]
@@ -96,6 +98,8 @@ pub(crate) struct RingMemory {
     engine: Option<Box<dyn ReadEngine>>,
     /// Slots that copy threads fill. They come first in the memory.
     copied: Vec<SlotBuffer>,
+    /// Further ones, which are not pinned before the first load.
+    more_copied: Vec<SlotBuffer>,
     /// Slots that the engine reads into.
     read: Vec<SlotBuffer>,
     copies: CopyStream,
@@ -108,16 +112,18 @@ pub(crate) struct RingMemory {
 }
 
 impl RingMemory {
-    /// Makes slots of `slot_bytes` bytes and pins those for copies. [`Reads::open`] pins the others.
+    /// Makes slots of `slot_bytes` bytes and pins the first of those for copies. [`Reads`] pins the others.
     fn pin(gpu: &Gpu, counts: [usize; 2], slot_bytes: usize) -> Result<RingMemory, StoreError> {
         let arena = Arena::map((counts[0] + counts[1]) * slot_bytes)?;
         let carve = |count| (0..count).map(|_| arena.carve(slot_bytes)).collect::<Result<_, _>>();
-        let (copied, read) = (carve(counts[0])?, carve(counts[1])?);
+        let (mut copied, read): (Vec<SlotBuffer>, _) = (carve(counts[0])?, carve(counts[1])?);
+        let more_copied = copied.split_off(counts[0].min(COPIED_FIRST));
         let copies = gpu.copy_stream().map_err(upload_error)?;
         let (pinner, pinned) = (gpu.pinner(), Vec::with_capacity(2));
         let mut ring = RingMemory {
             engine: None,
             copied,
+            more_copied,
             read,
             copies,
             pinned,
@@ -127,7 +133,8 @@ impl RingMemory {
             counts,
         };
         if counts[0] > 0 {
-            ring.pinned.push(pin(&ring.pinner, &ring.arena, 0..counts[0] * slot_bytes)?);
+            let bytes = ring.copied.len() * slot_bytes;
+            ring.pinned.push(pin(&ring.pinner, &ring.arena, 0..bytes)?);
         }
         Ok(ring)
     }
@@ -149,26 +156,50 @@ impl RingMemory {
         files: &'a FileSet,
     ) -> (&'a mut Vec<SlotBuffer>, &'a CopyStream, Reads<'a>) {
         let slots = self.counts[0] * self.slot_bytes..self.bytes();
-        let RingMemory { engine, copied, read, copies, pinned, pinner, arena, .. } = self;
-        let reads = Reads { engine, read, pinned, pinner, arena, slots, request, files };
+        let more_bytes = self.more_copied.len() * self.slot_bytes;
+        let RingMemory { engine, copied, more_copied, read, copies, pinned, pinner, arena, .. } =
+            self;
+        let reads = Reads {
+            engine,
+            more_copied,
+            more_bytes,
+            read,
+            pinned,
+            pinner,
+            arena,
+            slots,
+            request,
+            files,
+        };
         (copied, copies, reads)
     }
 }
 
-/// What the engine of a ring needs.
+/// What a ring makes after its first slots.
 struct Reads<'a> {
     engine: &'a mut Option<Box<dyn ReadEngine>>,
+    more_copied: &'a mut Vec<SlotBuffer>,
+    /// Bytes of these slots, which come before `slots`.
+    more_bytes: usize,
     read: &'a mut Vec<SlotBuffer>,
     pinned: &'a mut Vec<Pinned>,
     pinner: &'a Pinner,
     arena: &'a Arena,
-    /// Place of the slots in the arena.
+    /// Place of the engine's slots in the arena.
     slots: Range<usize>,
     request: &'a RingRequest<'a>,
     files: &'a FileSet,
 }
 
 impl ReadSide for Reads<'_> {
+    fn more_copied(&mut self) -> Result<Vec<SlotBuffer>, StoreError> {
+        if !self.more_copied.is_empty() {
+            let range = self.slots.start - self.more_bytes..self.slots.start;
+            self.pinned.push(pin(self.pinner, self.arena, range)?);
+        }
+        Ok(std::mem::take(self.more_copied))
+    }
+
     fn open(&mut self) -> Result<(&mut dyn ReadEngine, &mut Vec<SlotBuffer>), StoreError> {
         let engine = match self.engine.take() {
             Some(engine) => engine,
@@ -295,7 +326,8 @@ impl<'a> GpuRing<'a> {
 
     fn open_engine(&mut self) -> Result<(), StoreError> {
         let files = files_to_read(&self.request, self.decoding.as_ref());
-        let (_, _, mut reads) = self.ring.split(&self.request, files);
+        let (copied, _, mut reads) = self.ring.split(&self.request, files);
+        copied.extend(reads.more_copied()?);
         reads.open().map(drop)
     }
 

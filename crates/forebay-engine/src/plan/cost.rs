@@ -256,7 +256,7 @@ impl Model<'_> {
                 pairs * experts.used as f64 * gpu.seconds(&experts.matrices)
             });
             seconds += sum.add(Cost::GpuMemory, rows * gpu.seconds(&layer.dense) + used);
-            seconds += sum.add(Cost::GpuLayers, gpu.layer_seconds(layer.experts.is_some()));
+            seconds += sum.add(Cost::GpuLayers, gpu.layer_seconds(layer));
             if layer.experts.is_some() && !all {
                 seconds += sum.add(Cost::HostLoop, gpu.look_seconds());
             }

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use forebay_compute::KvType;
 use forebay_format::{Catalog, TensorType};
-use forebay_model::weights::{FeedForwardWeights, PartMatrix, StreamWeights, distinct};
+use forebay_model::weights::{
+    AttentionWeights, FeedForwardWeights, LayerWeights, PartMatrix, StreamWeights, distinct,
+};
 use forebay_model::{Architecture, CacheSize, KvCapacity, KvInVram, Weights};
 use forebay_store::FileSet;
 use forebay_stream::ModelBlocks;
@@ -101,6 +103,8 @@ pub(crate) struct LayerCosts {
     /// Gate, up and down of a dense layer. They are also part of `dense`.
     pub feed_forward: Option<Matrices>,
     pub experts: Option<ExpertCosts>,
+    /// Number of kernels of a token on a GPU beyond those of a layer with grouped attention.
+    pub more_kernels: usize,
 }
 
 /// Costs of the whole model.
@@ -219,6 +223,30 @@ pub(crate) fn row_bytes(cache: KvType, dim: usize) -> u64 {
     }
 }
 
+/// Returns how many kernels a token takes in a layer beyond the 8 of grouped attention and experts, as counted in CUDA graphs of
+/// the second fixture set's models.
+fn more_kernels(architecture: &Architecture, index: usize, layer: &LayerWeights) -> usize {
+    let indexer = |index| 3 * usize::from(architecture.attention_of(index).indexer.is_some());
+    let attention = match &layer.attention {
+        AttentionWeights::None => 0,
+        AttentionWeights::Grouped(_) => indexer(index),
+        AttentionWeights::Latent(_) => 7 + indexer(index),
+        AttentionWeights::Shared(_) => 4,
+        AttentionWeights::Delta(of) => 1 + of.second.len(),
+    };
+    let entries = architecture.entries_of(index);
+    let entries = entries.map_or(0, |of| 2 + 3 * usize::from(of.indexer.is_some()));
+    let shared = match &layer.feed_forward {
+        FeedForwardWeights::Experts { shared: Some(_), .. } => 2,
+        _ => 0,
+    };
+    let post_norms = [&layer.attention_post_norm, &layer.feed_forward_post_norm];
+    let post_norms = post_norms.into_iter().flatten().count();
+    let rows =
+        5 * usize::from(layer.embeddings.is_some()) + 6 * usize::from(layer.ngrams.is_some());
+    attention + entries + shared + 3 * layer.streams().count() + post_norms + rows
+}
+
 impl ModelCosts {
     /// Computes the costs of a model with keys and values in f16.
     pub fn new(architecture: &Architecture, weights: &Weights, context: usize) -> ModelCosts {
@@ -254,7 +282,8 @@ impl ModelCosts {
             if let Some(of) = &layer.embeddings {
                 dense.extend([&of.project, &of.gate, &of.out]);
             }
-            LayerCosts { dense: Matrices::of(&dense), feed_forward, experts }
+            let more_kernels = more_kernels(architecture, index, layer);
+            LayerCosts { dense: Matrices::of(&dense), feed_forward, experts, more_kernels }
         });
         let head: Vec<&PartMatrix> = weights.head.iter().map(|chunk| &chunk.matrix).collect();
         let cpu_batch_tokens = forebay_model::batch_tokens(architecture, context).max(1);

@@ -5,7 +5,7 @@ use std::path::Path;
 use forebay_format::TensorType;
 
 use super::coding::Coding;
-use super::model::Matrices;
+use super::model::{LayerCosts, Matrices};
 use super::trust::Doubt;
 use crate::doctor::{
     BESIDE_TYPE, BesideCpu, DecoderRate, GpuRates, KernelRate, MachineProfile, PinnedCopyRate,
@@ -43,6 +43,8 @@ const CPU_EXPERT_TOKENS_HALF_FAST: f64 = 24.0;
 /// which are much the same on every GPU.
 const GPU_DENSE_LAYER_SECONDS: f64 = 17e-6;
 const GPU_EXPERT_LAYER_SECONDS: f64 = 35e-6;
+/// Time of a further kernel of such a layer.
+const GPU_KERNEL_SECONDS: f64 = 4e-6;
 
 /// Time of a round trip to the host in each layer, for a prompt batch, in seconds. The router's choice is copied to the
 /// host, and a table of experts is copied back.
@@ -350,8 +352,13 @@ impl GpuCosts {
         1.0 + GPU_NEXT_ROW * (rows - 1.0).max(0.0)
     }
 
-    pub fn layer_seconds(&self, has_experts: bool) -> f64 {
-        if has_experts { GPU_EXPERT_LAYER_SECONDS } else { GPU_DENSE_LAYER_SECONDS }
+    /// Returns the time of one token's kernels in a layer that do not read weights.
+    pub fn layer_seconds(&self, layer: &LayerCosts) -> f64 {
+        let least = match layer.experts {
+            Some(_) => GPU_EXPERT_LAYER_SECONDS,
+            None => GPU_DENSE_LAYER_SECONDS,
+        };
+        least + GPU_KERNEL_SECONDS * layer.more_kernels as f64
     }
 
     pub fn look_seconds(&self) -> f64 {

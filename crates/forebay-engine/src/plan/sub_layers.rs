@@ -8,7 +8,7 @@ use forebay_model::{Architecture, SubLayerPlan, SubLayerRates, Weights};
 use forebay_stream::MemoryPlan;
 
 use super::cost::{Cost, Model, Prediction, Speed, Sum, batches, streamed_bytes};
-use super::model::{Matrices, ModelCosts};
+use super::model::{LayerCosts, Matrices, ModelCosts};
 use super::rates::{GpuCosts, Rates};
 
 /// Assumed size of one copy, in bytes, for which the copy rate is looked up. Parts of a large model's layers have this
@@ -77,8 +77,8 @@ impl Machine {
         let on_cpu = mean(feed_forward.iter().map(|of| model.rates.cpu_seconds(of)).sum());
         let each = outside.feed_forward_bytes / outside.feed_forwards.max(1.0);
         let layers = costs.layers.len() as f64;
-        let of_layers: f64 = costs.layers.iter().map(|layer| gpu.seconds(&layer.dense)).sum();
-        let latency = gpu.layer_seconds(false) + QUEUED_LAYER_SECONDS;
+        let of_layer = |layer: &LayerCosts| gpu.seconds(&layer.dense) + gpu.layer_seconds(layer);
+        let of_layers: f64 = costs.layers.iter().map(of_layer).sum();
         let copy = gpu.copy_rate(PART_BYTES);
         Machine {
             copy,
@@ -88,7 +88,7 @@ impl Machine {
                 + gpu.attention_seconds(model.kv_bytes())
                 + model.kv_in_ram_seconds(gpu, model.work.depth)
                 + of_layers
-                + layers * latency,
+                + layers * QUEUED_LAYER_SECONDS,
             gpu: mean(feed_forward.iter().map(|of| gpu.seconds(of)).sum()),
         }
     }

@@ -22,9 +22,15 @@ use crate::page_cache::CacheProbe;
 /// would not stay in the processor's cache, and pinning them takes time.
 pub const COPIED_BYTES: usize = 32 << 20;
 
-/// The engine of a load to a device, and the slots that it reads into.
+/// What a load to a device needs later than at its beginning.
 pub trait ReadSide {
-    /// Makes both, if they are not there yet.
+    /// Makes further slots for copies, and returns them.
+    ///
+    /// # Errors
+    /// Returns an error if there is not enough memory.
+    fn more_copied(&mut self) -> Result<Vec<SlotBuffer>, StoreError>;
+
+    /// Makes the engine and the slots that it reads into, if they are not there yet.
     ///
     /// # Errors
     /// Returns an error if there is not enough memory or if the engine does not work here.
@@ -32,6 +38,10 @@ pub trait ReadSide {
 }
 
 impl ReadSide for (&mut (dyn ReadEngine + '_), &mut Vec<SlotBuffer>) {
+    fn more_copied(&mut self) -> Result<Vec<SlotBuffer>, StoreError> {
+        Ok(Vec::new())
+    }
+
     fn open(&mut self) -> Result<(&mut dyn ReadEngine, &mut Vec<SlotBuffer>), StoreError> {
         Ok((self.0, self.1))
     }
@@ -43,10 +53,11 @@ pub struct Uploader<'a> {
     /// The files that the plan refers to, with the checksums to verify against.
     pub files: &'a FileSet,
     pub options: LoadOptions,
-    /// Slots that copy threads fill. It may be empty if there are none of these threads.
+    /// Slots that copy threads fill at first. It may be empty if there are none of these threads. All slots for copies are here
+    /// after a load that did not fail.
     pub copied: &'a mut Vec<SlotBuffer>,
-    /// What reads the rest. It is opened while the copy threads already copy, because making memory and pinning it takes time. The
-    /// engine must be as that of a [`Loader`].
+    /// Further slots, and what reads the rest. They are made while the copy threads already copy, because making memory and pinning
+    /// it takes time. The engine must be as that of a [`Loader`](super::Loader).
     pub reads: &'a mut dyn ReadSide,
 }
 
@@ -90,8 +101,14 @@ impl Uploader<'_> {
             for _ in 0..copy_threads {
                 scope.spawn(|| filling.run());
             }
-            let (engine, slots) = match reads.open() {
-                Ok(open) => open,
+            let more = reads.more_copied();
+            let opened = more.and_then(|more| {
+                staging_bytes += slot_bytes(&more);
+                more.into_iter().for_each(|slot| copied_ring.give_back(slot));
+                reads.open()
+            });
+            let (engine, slots) = match opened {
+                Ok(opened) => opened,
                 Err(error) => return shared.stop(error),
             };
             staging_bytes += slot_bytes(slots);

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use forebay_store::{
     Arena, BlockLabel, Extent, FaultKind, FaultPlan, FileIndex, LoadOptions, LoadStatistics,
-    ReadError, SlotBuffer, StoreError, Upload, UploadCopy, UploadError, UploadPart, UploadPlan,
-    Uploader, Uploading,
+    ReadEngine, ReadError, ReadSide, SlotBuffer, StoreError, Upload, UploadCopy, UploadError,
+    UploadPart, UploadPlan, Uploader, Uploading,
 };
 
 use crate::support::{Bench, Kind, Noise, extent, half_cached, kinds, small_requests};
@@ -109,6 +109,23 @@ fn parts(places: Places) -> (Vec<UploadPart>, usize) {
     (parts, at as usize)
 }
 
+/// Gives all slots for copies but one when the load has begun.
+struct Late<'a> {
+    engine: &'a mut dyn ReadEngine,
+    read: &'a mut Vec<SlotBuffer>,
+    more: Vec<SlotBuffer>,
+}
+
+impl ReadSide for Late<'_> {
+    fn more_copied(&mut self) -> Result<Vec<SlotBuffer>, StoreError> {
+        Ok(std::mem::take(&mut self.more))
+    }
+
+    fn open(&mut self) -> Result<(&mut dyn ReadEngine, &mut Vec<SlotBuffer>), StoreError> {
+        Ok((self.engine, self.read))
+    }
+}
+
 type Uploaded = Result<LoadStatistics, StoreError>;
 
 /// Loads all tensors to a device.
@@ -130,7 +147,8 @@ fn upload(
     let mut read: Vec<_> = (0..slots).map(slot).collect();
     let mut copied = read.split_off(if options.copy_threads == 0 { slots } else { slots / 2 });
     let files = &bench.files;
-    let mut reads = (bench.engine.as_mut(), &mut read);
+    let more = copied.split_off(copied.len().min(1));
+    let mut reads = Late { engine: bench.engine.as_mut(), read: &mut read, more };
     let uploader = Uploader { files, options, copied: &mut copied, reads: &mut reads };
     let mut last = (0, 0);
     let done = uploader.upload(&plan, &device, &mut |done, total| {
