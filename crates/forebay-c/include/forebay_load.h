@@ -128,7 +128,8 @@ forebay_status forebay_weights_file(forebay_weights weights, uint32_t file, char
 /* What the load did; bytes is sizeof *statistics. */
 forebay_status forebay_weights_statistics(forebay_weights weights, forebay_load_statistics *statistics, size_t bytes);
 
-/* Copies a line about the engine that read and why, ended by a zero byte and cut to capacity. */
+/* Copies a line about the engine that read and why, ended by a zero byte and cut to capacity: "page cache" if everything was
+ * there. */
 forebay_status forebay_weights_describe(forebay_weights weights, char *text, size_t capacity);
 
 /* Gives the number back; see WHO OWNS WHAT. */

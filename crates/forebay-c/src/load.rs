@@ -339,11 +339,13 @@ pub unsafe extern "C" fn forebay_weights_describe(
 ) -> Status {
     on_thread(|| {
         let weights = weights::find(weights)?;
-        let info = &weights.held.engine;
-        let path = if info.direct { "O_DIRECT" } else { "page cache" };
-        let why = if info.why.is_empty() { String::new() } else { format!(" ({})", info.why) };
+        let line = weights.held.engine.as_ref().map_or("page cache".to_owned(), |info| {
+            let path = if info.direct { "O_DIRECT" } else { "page cache" };
+            let why = if info.why.is_empty() { String::new() } else { format!(" ({})", info.why) };
+            format!("{}, {path}{why}", info.name)
+        });
         // SAFETY: as promised.
-        unsafe { put_text(&format!("{}, {path}{why}", info.name), text, capacity) }
+        unsafe { put_text(&line, text, capacity) }
     })
 }
 

@@ -163,6 +163,6 @@ impl Described<'_> {
             weights,
             chosen_by: choice.chosen_by,
         };
-        Ok((ring.engine(), start))
+        Ok((ring.engine().expect("the ring was opened with its engine"), start))
     }
 }

@@ -249,7 +249,7 @@ impl Destination for Device<'_> {
     fn engine(&self) -> EngineInfo {
         match &self.reader {
             DeviceReader::Ring(ring, _) => {
-                let mut engine = ring.engine();
+                let mut engine = ring.engine().expect("the ring was opened with its engine");
                 if engine.why.is_empty() {
                     engine.why.clone_from(&self.why_not_cufile);
                 }

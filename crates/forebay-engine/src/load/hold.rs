@@ -65,7 +65,8 @@ pub struct HeldWeights {
     /// Ordinal of the GPU. `None` means host memory.
     pub device: Option<usize>,
     pub statistics: LoadStatistics,
-    pub engine: EngineInfo,
+    /// `None` if everything was in the page cache.
+    pub engine: Option<EngineInfo>,
     /// Seconds for opening the GPU, and for pinning and mapping memory. They are not part of the statistics.
     pub setup_seconds: f64,
     /// Bytes of memory that were pinned during the load. None is pinned afterwards.
@@ -200,7 +201,7 @@ fn to_host(
     progress: &mut dyn FnMut(u64, u64) -> ControlFlow<()>,
 ) -> Result<HeldWeights, EngineError> {
     let statistics = host.fill_while(progress)?;
-    let engine = host.engine();
+    let engine = Some(host.engine());
     if catalog.pack.is_none() {
         host.align();
     }

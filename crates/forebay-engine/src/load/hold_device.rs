@@ -71,7 +71,8 @@ pub(super) struct Filled {
     /// What the next load of the same files can use.
     pub ring: Option<RingMemory>,
     pub statistics: LoadStatistics,
-    pub engine: EngineInfo,
+    /// `None` if everything was in the page cache.
+    pub engine: Option<EngineInfo>,
     pub setup_seconds: f64,
     pub pinned_bytes: u64,
 }
@@ -114,10 +115,10 @@ impl DeviceFill<'_> {
         self.parts.iter_mut().for_each(|part| part.to += first);
         let memory = &[pool.ptr()];
         let mut ring = GpuRing::open_with(kept, gpu, through, &self.parts, memory)?;
-        let pinned_bytes = ring.pinned_bytes();
-        if pinned_bytes > ring_bytes as u64 {
+        let most_pinned_bytes = ring.most_pinned_bytes();
+        if most_pinned_bytes > ring_bytes as u64 {
             // A chunk with a single checksum is read as a whole, and the ring has at least four slots of that size.
-            return Err(pinned_bytes_is(ring_bytes, pinned_bytes as usize));
+            return Err(pinned_bytes_is(ring_bytes, most_pinned_bytes as usize));
         }
         if request.check {
             poison(gpu, &self.parts, memory)?;
@@ -131,7 +132,8 @@ impl DeviceFill<'_> {
             let parts = as_read(&self.parts);
             read_back(gpu, &self.sources.unrecorded, parts, memory, &name)?;
         }
-        let (engine, ring) = (ring.engine(), ring.into_memory());
+        let (engine, pinned_bytes) = (ring.engine(), ring.pinned_bytes());
+        let ring = ring.into_memory();
         Ok(Filled { pool, ring, statistics, engine, setup_seconds, pinned_bytes })
     }
 }

@@ -382,12 +382,9 @@ impl<'a> GpuRing<'a> {
         self.decoding.is_some()
     }
 
-    /// Describes the engine.
-    ///
-    /// # Panics
-    /// Panics before the first load, unless [`GpuRing::open`] has opened the engine.
-    pub fn engine(&self) -> EngineInfo {
-        self.ring.engine.as_ref().expect("a load opens the engine").describe()
+    /// Describes the engine. `None` if it was not needed yet. After [`GpuRing::open`] it is there.
+    pub fn engine(&self) -> Option<EngineInfo> {
+        self.ring.engine.as_ref().map(|engine| engine.describe())
     }
 
     /// Returns the bytes of all parts.
@@ -395,8 +392,13 @@ impl<'a> GpuRing<'a> {
         self.decoding.as_ref().map_or(self.plan.bytes(), |(of, _)| of.decoded_bytes())
     }
 
-    /// Returns the bytes of memory that are pinned during loads.
+    /// Returns the bytes of memory that are pinned by now.
     pub fn pinned_bytes(&self) -> u64 {
+        self.ring.pinned.iter().map(|pinned| pinned.bytes() as u64).sum()
+    }
+
+    /// Returns the bytes of memory that loads pin at most.
+    pub fn most_pinned_bytes(&self) -> u64 {
         self.ring.bytes() as u64
     }
 

@@ -24,6 +24,11 @@ const COPIED_AT_ONCE: usize = 4;
 /// Number of bytes of cached pieces that the disk may have while its speed is unknown.
 const FIRST_CACHED_BYTES: u64 = 4 << 20;
 
+/// Time that copies run before an engine that is not open yet may help, so that their rate is known.
+const COPIED_ALONE: Duration = Duration::from_millis(100);
+/// Time that copies still take if it is worth opening an engine that helps. Memory for it takes 10 ms.
+const LONG_COPIES: Duration = Duration::from_millis(250);
+
 /// Answer to a thread that asks for work.
 pub(super) enum Next {
     Piece(Piece),
@@ -182,6 +187,24 @@ impl Shared {
         }
         if more_cached {
             self.to_copy.notify_one();
+        }
+    }
+
+    /// Waits until there is work for an engine that is not open yet, at most `pause`. Returns false if there will be none: all
+    /// pieces are cached, and the copy threads are done with them before an engine could help.
+    pub fn needs_engine(&self, pause: Duration) -> Option<bool> {
+        let mut state = self.lock();
+        let deadline = Instant::now() + pause;
+        loop {
+            if let Some(needs) = state.needs_engine(self.started.elapsed()) {
+                return Some(needs);
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let waited = self.news.wait_timeout(state, left);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -359,6 +382,25 @@ impl State {
         let index = completion.id as usize;
         self.answers[index] = Some(completion);
         self.stopped || self.cached_left_bytes == 0
+    }
+
+    /// Returns true if an engine that is not open yet has work, and `None` if that is not known yet.
+    fn needs_engine(&self, elapsed: Duration) -> Option<bool> {
+        if self.stopped {
+            return Some(false);
+        }
+        if !self.cold.is_empty() {
+            return Some(true);
+        }
+        if self.probe_threads > 0 {
+            return None;
+        }
+        if self.cached.is_empty() {
+            return Some(false);
+        }
+        let left =
+            elapsed.mul_f64(self.cached_left_bytes as f64 / self.totals.cached_bytes.max(1) as f64);
+        (elapsed >= COPIED_ALONE && left >= LONG_COPIES).then_some(true)
     }
 
     /// Returns the next work of the engine, or `None` if that is not known yet.

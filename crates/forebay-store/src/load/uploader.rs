@@ -11,7 +11,7 @@ use super::landing::Landing;
 use super::remote::{Outlet, Ring, Upload};
 use super::shared::Shared;
 use super::upload_plan::UploadPlan;
-use super::{CopyPath, LoadOptions, LoadStatistics, Reader, process_seconds};
+use super::{CopyPath, LoadOptions, LoadStatistics, PROGRESS_PAUSE, Reader, process_seconds};
 use crate::arena::SlotBuffer;
 use crate::engine::ReadEngine;
 use crate::error::{ReadError, StoreError};
@@ -57,7 +57,8 @@ pub struct Uploader<'a> {
     /// after a load that did not fail.
     pub copied: &'a mut Vec<SlotBuffer>,
     /// Further slots, and what reads the rest. They are made while the copy threads already copy, because making memory and pinning
-    /// it takes time. The engine must be as that of a [`Loader`](super::Loader).
+    /// it takes time. The engine is opened only if a piece is not cached, or if the copies take long. It must be as that of a
+    /// [`Loader`](super::Loader).
     pub reads: &'a mut dyn ReadSide,
 }
 
@@ -101,13 +102,21 @@ impl Uploader<'_> {
             for _ in 0..copy_threads {
                 scope.spawn(|| filling.run());
             }
-            let more = reads.more_copied();
-            let opened = more.and_then(|more| {
-                staging_bytes += slot_bytes(&more);
-                more.into_iter().for_each(|slot| copied_ring.give_back(slot));
-                reads.open()
-            });
-            let (engine, slots) = match opened {
+            match reads.more_copied() {
+                Ok(more) => {
+                    staging_bytes += slot_bytes(&more);
+                    more.into_iter().for_each(|slot| copied_ring.give_back(slot));
+                }
+                Err(error) => return shared.stop(error),
+            }
+            loop {
+                match shared.needs_engine(PROGRESS_PAUSE) {
+                    Some(true) => break,
+                    Some(false) => return,
+                    None => progress(),
+                }
+            }
+            let (engine, slots) = match reads.open() {
                 Ok(opened) => opened,
                 Err(error) => return shared.stop(error),
             };

@@ -114,6 +114,7 @@ struct Late<'a> {
     engine: &'a mut dyn ReadEngine,
     read: &'a mut Vec<SlotBuffer>,
     more: Vec<SlotBuffer>,
+    opened: bool,
 }
 
 impl ReadSide for Late<'_> {
@@ -122,6 +123,7 @@ impl ReadSide for Late<'_> {
     }
 
     fn open(&mut self) -> Result<(&mut dyn ReadEngine, &mut Vec<SlotBuffer>), StoreError> {
+        self.opened = true;
         Ok((self.engine, self.read))
     }
 }
@@ -148,7 +150,7 @@ fn upload(
     let mut copied = read.split_off(if options.copy_threads == 0 { slots } else { slots / 2 });
     let files = &bench.files;
     let more = copied.split_off(copied.len().min(1));
-    let mut reads = Late { engine: bench.engine.as_mut(), read: &mut read, more };
+    let mut reads = Late { engine: bench.engine.as_mut(), read: &mut read, more, opened: false };
     let uploader = Uploader { files, options, copied: &mut copied, reads: &mut reads };
     let mut last = (0, 0);
     let done = uploader.upload(&plan, &device, &mut |done, total| {
@@ -157,6 +159,11 @@ fn upload(
         ControlFlow::Continue(())
     });
     if let Ok(statistics) = &done {
+        assert_eq!(
+            reads.opened,
+            statistics.engine_bytes > 0,
+            "an engine is opened if it is needed"
+        );
         assert_eq!(last, (statistics.bytes, statistics.bytes), "the last report has all bytes");
     }
     assert!(done.is_err() || read.len() + copied.len() == slots, "the ring comes back");
