@@ -457,8 +457,8 @@ fn placements_make_sense() {
 /// Layers that use 204 to 252 of 256 experts in a turn. VRAM and RAM together have room for all experts, but neither has alone.
 #[test]
 fn prompts_read_from_the_disk_what_no_turn_before_used() {
-    let model = model("deepseek-v4-flash", Some(13), "MXFP4_MOE");
-    let request = request(DeviceChoice::Cuda(0), Some(24 * GIB), 32 * GIB, 1024);
+    let model = model("qwen3.6-35b-a3b", Some(13), "Q4_K_M");
+    let request = request(DeviceChoice::Cuda(0), Some(4 * GIB), 5 * GIB, 1024);
     let rates = Rates::new(&h200_together()).unwrap();
     let after_turns = |turns: &[u32]| {
         let mut lookups = Lookups::new(vec![(256, 1); 13]);
@@ -470,11 +470,11 @@ fn prompts_read_from_the_disk_what_no_turn_before_used() {
             };
             turn(Phase::Prompt, 512, &|used| (first..first + used).map(ExpertIndex).collect());
             for token in 0..100_u32 {
-                let of = |place, used| ExpertIndex(first + (6 * token + place) % used);
-                turn(Phase::Generate, 1, &|used| (0..6).map(|place| of(place, used)).collect());
+                let of = |place, used| ExpertIndex(first + (8 * token + place) % used);
+                turn(Phase::Generate, 1, &|used| (0..8).map(|place| of(place, used)).collect());
             }
         }
-        let hits = HitCurve::of_lookups(&lookups, 6 * 13, PolicyKind::default()).unwrap();
+        let hits = HitCurve::of_lookups(&lookups, 8 * 13, PolicyKind::default()).unwrap();
         let plan = Planner::new(&model, &rates, &hits).plan(&request).unwrap().plan;
         let (slots, host) = (plan.slots.unwrap(), plan.host.unwrap());
         assert!(slots.kept_slots() + host.kept_slots() > slots.experts());
@@ -491,5 +491,5 @@ fn prompts_read_from_the_disk_what_no_turn_before_used() {
     assert!(other.seconds > same.seconds);
     // With a first turn alone, some of the unused experts are expected.
     let first = experts(&after_turns(&[0]));
-    assert!((1.0..=(256.0 - 228.0) * 13.0).contains(&first), "{first}");
+    assert!((1.0..(256.0 - 228.0) * 13.0 + 1e-3).contains(&first), "{first}");
 }
