@@ -88,6 +88,7 @@ pub fn of_engine(py: Python<'_>, error: &EngineError, stopped: Option<PyErr>) ->
         | EngineError::Store(StoreError::Memory { .. }) => "OutOfMemoryError",
         EngineError::Load { cause: ReadError::Corrupt { .. }, .. }
         | EngineError::Store(StoreError::Corrupt { .. }) => "FormatError",
+        EngineError::Store(StoreError::Upload { .. }) => "DeviceError",
         EngineError::Load { .. } | EngineError::Store(_) => "ReadError",
         #[cfg(feature = "cuda")]
         EngineError::Cuda(_) | EngineError::CuFile(_) => "DeviceError",
