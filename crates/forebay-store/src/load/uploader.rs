@@ -18,8 +18,8 @@ use crate::error::{ReadError, StoreError};
 use crate::files::FileSet;
 use crate::page_cache::CacheProbe;
 
-/// Most bytes of the slots that copy threads fill. More would not be faster: the slots
-/// would not stay in the processor's cache, and pinning them takes time.
+/// Most bytes of the slots that copy threads fill. More would not be faster: the slots would not stay in the processor's cache, and
+/// pinning them takes time.
 pub const COPIED_BYTES: usize = 32 << 20;
 
 /// What a load to a device needs later than at its beginning.
