@@ -12,7 +12,6 @@ gpus.py runs forebay_share, which loads one of SHARE's parts ("0/2": the first o
 """
 
 import contextlib
-import glob
 import json
 import os
 import resource
@@ -22,10 +21,7 @@ import time
 import zlib
 
 import torch
-
-def weights(folder):
-    return sorted(glob.glob(os.path.join(folder, "*.safetensors")))
-
+from compare import weights
 
 # Each of these imports the peer, and returns what loads files.
 

@@ -9,7 +9,7 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result};
 
 use crate::error::{bind, is_not_ready};
 use crate::lifetime::while_alive;
-use crate::pinned::{Pinned, pin};
+use crate::pinned::{Pinned, Pinner};
 use crate::side_stream::{new_event, order};
 use crate::{CudaError, DevicePtr, Gpu};
 
@@ -55,7 +55,7 @@ impl<M> Drop for HostBytes<M> {
 /// Pins memory for [`HostUploads`], on any thread.
 #[derive(Clone)]
 pub struct HostPinner {
-    context: Arc<CudaContext>,
+    pinner: Pinner,
     stream: Arc<CudaStream>,
 }
 
@@ -65,7 +65,7 @@ impl HostPinner {
     /// # Errors
     /// Returns an error if a driver call fails, most often because of a limit on locked memory.
     pub fn pin<M>(&self, addresses: Range<usize>, memory: M) -> Result<HostBytes<M>, CudaError> {
-        let pinned = pin(&self.context, addresses, ())?;
+        let pinned = self.pinner.pin(addresses, ())?;
         let stream = self.stream.clone();
         Ok(HostBytes { _pinned: pinned, memory, stream, is_read: AtomicBool::new(false) })
     }
@@ -105,7 +105,8 @@ impl Gpu {
 impl HostUploads {
     /// Returns what pins memory for these copies.
     pub fn pinner(&self) -> HostPinner {
-        HostPinner { context: self.context.clone(), stream: self.stream.clone() }
+        let pinner = Pinner { context: self.context.clone() };
+        HostPinner { pinner, stream: self.stream.clone() }
     }
 
     /// Queues a copy of `range` of `from` to the device. The first copy of a group waits for everything that is queued on `gpu`.

@@ -69,9 +69,10 @@ impl Gpu {
     }
 }
 
-/// Pins memory of the host for a GPU.
+/// Pins memory of the host for a GPU, on any thread.
+#[derive(Clone)]
 pub struct Pinner {
-    context: Arc<CudaContext>,
+    pub(crate) context: Arc<CudaContext>,
 }
 
 impl Pinner {
@@ -84,28 +85,19 @@ impl Pinner {
         addresses: Range<usize>,
         owner: impl Send + Sync + 'static,
     ) -> Result<Pinned, CudaError> {
-        pin(&self.context, addresses, owner)
+        bind(&self.context)?;
+        let (first, flags) = (addresses.start as *mut _, sys::CU_MEMHOSTREGISTER_DEVICEMAP);
+        // SAFETY: pinning touches no byte, and the driver refuses memory that is not mapped. The range stays mapped as
+        // long as its owner, which lives as long as the registration.
+        unsafe { sys::cuMemHostRegister_v2(first, addresses.len(), flags) }
+            .result()
+            .map_err(CudaError::of("pinning host memory"))?;
+        let (context, owner) = (self.context.clone(), Box::new(owner));
+        let mut pinned = Pinned { addresses, device: 0, context, _owner: owner };
+        // SAFETY: the driver writes the address to a live variable.
+        unsafe { sys::cuMemHostGetDevicePointer_v2(&mut pinned.device, first, 0) }
+            .result()
+            .map_err(CudaError::of("finding pinned memory"))?;
+        Ok(pinned)
     }
-}
-
-/// Does the same as [`Gpu::pin`], on any thread.
-pub(crate) fn pin(
-    context: &Arc<CudaContext>,
-    addresses: Range<usize>,
-    owner: impl Send + Sync + 'static,
-) -> Result<Pinned, CudaError> {
-    bind(context)?;
-    let (first, flags) = (addresses.start as *mut _, sys::CU_MEMHOSTREGISTER_DEVICEMAP);
-    // SAFETY: pinning touches no byte, and the driver refuses memory that is not mapped. The range stays mapped as
-    // long as its owner, which lives as long as the registration.
-    unsafe { sys::cuMemHostRegister_v2(first, addresses.len(), flags) }
-        .result()
-        .map_err(CudaError::of("pinning host memory"))?;
-    let (context, owner) = (context.clone(), Box::new(owner));
-    let mut pinned = Pinned { addresses, device: 0, context, _owner: owner };
-    // SAFETY: the driver writes the address to a live variable.
-    unsafe { sys::cuMemHostGetDevicePointer_v2(&mut pinned.device, first, 0) }
-        .result()
-        .map_err(CudaError::of("finding pinned memory"))?;
-    Ok(pinned)
 }

@@ -6,7 +6,7 @@
 //! of work while many copies wait, the engine takes some of those pieces.
 //!
 //! All bytes land in their slots directly, unless the caller provides a ring to read into (`staging.rs`). Memory that
-//! the CPU does not write itself is filled through such a ring (`remote.rs`, `filling.rs`), or by a [`DeviceReader`] that needs no
+//! the CPU does not write itself is filled through such a ring (`uploader.rs`), or by a [`DeviceReader`] that needs no
 //! host memory of ours (`straight.rs`).
 
 mod cached;

@@ -116,11 +116,7 @@ impl<'a> Device<'a> {
                 (DeviceReader::CuFile(reader, plan, requests), String::new(), [seconds, 0.0])
             }
             Err(why_not) => {
-                let (pool, map_seconds) = timed(|| {
-                    let mut pool = gpu.weights_pool(pool_bytes, pool_bytes)?;
-                    pool.grow(&gpu, pool_bytes)?;
-                    Ok(pool)
-                })?;
+                let (pool, map_seconds) = timed(|| whole_pool(&gpu, pool_bytes))?;
                 place(&mut parts, &mut tensors, pool.ptr().address());
                 let DeviceRequest { piece_bytes, ring_bytes, .. } = request;
                 let through = RingRequest {
@@ -291,6 +287,14 @@ fn plan(contents: &[(String, Extent)], files: &FileSet) -> HoldPlan {
 fn place(parts: &mut [UploadPart], tensors: &mut [HeldTensor], address: u64) {
     parts.iter_mut().for_each(|part| part.to += address);
     tensors.iter_mut().for_each(|tensor| tensor.address += address);
+}
+
+/// Allocates a pool of `bytes` bytes. It is mapped in one piece: mapping takes as long for each piece, however large it is.
+pub(super) fn whole_pool(gpu: &Gpu, bytes: usize) -> Result<WeightsPool, EngineError> {
+    let _span = tracing::debug_span!("map", bytes).entered();
+    let mut pool = gpu.weights_pool(bytes, bytes)?;
+    pool.grow(gpu, bytes)?;
+    Ok(pool)
 }
 
 /// Checks that `bytes` fit on the GPU and returns the bytes in use now.

@@ -7,7 +7,7 @@ use forebay_cuda::{CallersContext, DevicePtr, Gpu, WeightsPool, compact_workspac
 use forebay_format::{Catalog, TensorInfo, TensorType};
 use forebay_store::{BlockLabel, EngineInfo, Extent, IoKind, LoadStatistics, UploadPart};
 
-use super::device::{MARGIN, fits, timed};
+use super::device::{MARGIN, fits, timed, whole_pool};
 use super::hold::{
     DEVICE_ALIGNMENT, HeldTensor, HeldWeights, HoldRequest, Memory, by_name, dense_stride,
     pinned_bytes_is,
@@ -104,13 +104,7 @@ impl DeviceFill<'_> {
             ..RingRequest::new(files, self.io, self.choice)
         };
         let started = Instant::now();
-        let pool = {
-            let _span = tracing::debug_span!("map", bytes = pool_bytes).entered();
-            // In one piece: mapping takes as long for each piece, however large it is.
-            let mut pool = gpu.weights_pool(pool_bytes, pool_bytes)?;
-            pool.grow(gpu, pool_bytes)?;
-            pool
-        };
+        let pool = whole_pool(gpu, pool_bytes)?;
         let first = pool.ptr().address();
         self.parts.iter_mut().for_each(|part| part.to += first);
         let memory = &[pool.ptr()];

@@ -156,21 +156,10 @@ impl RingMemory {
         files: &'a FileSet,
     ) -> (&'a mut Vec<SlotBuffer>, &'a CopyStream, Reads<'a>) {
         let slots = self.counts[0] * self.slot_bytes..self.bytes();
-        let more_bytes = self.more_copied.len() * self.slot_bytes;
         let RingMemory { engine, copied, more_copied, read, copies, pinned, pinner, arena, .. } =
             self;
-        let reads = Reads {
-            engine,
-            more_copied,
-            more_bytes,
-            read,
-            pinned,
-            pinner,
-            arena,
-            slots,
-            request,
-            files,
-        };
+        let reads =
+            Reads { engine, more_copied, read, pinned, pinner, arena, slots, request, files };
         (copied, copies, reads)
     }
 }
@@ -179,8 +168,6 @@ impl RingMemory {
 struct Reads<'a> {
     engine: &'a mut Option<Box<dyn ReadEngine>>,
     more_copied: &'a mut Vec<SlotBuffer>,
-    /// Bytes of these slots, which come before `slots`.
-    more_bytes: usize,
     read: &'a mut Vec<SlotBuffer>,
     pinned: &'a mut Vec<Pinned>,
     pinner: &'a Pinner,
@@ -194,7 +181,9 @@ struct Reads<'a> {
 impl ReadSide for Reads<'_> {
     fn more_copied(&mut self) -> Result<Vec<SlotBuffer>, StoreError> {
         if !self.more_copied.is_empty() {
-            let range = self.slots.start - self.more_bytes..self.slots.start;
+            // They come before those of the engine.
+            let bytes: usize = self.more_copied.iter().map(SlotBuffer::len).sum();
+            let range = self.slots.start - bytes..self.slots.start;
             self.pinned.push(pin(self.pinner, self.arena, range)?);
         }
         Ok(std::mem::take(self.more_copied))

@@ -80,15 +80,18 @@ impl Default for HitCurve {
             (1.0 - left * (1.0 - TAIL_BEGIN), 1.0 - misses)
         });
         let points = RECORDED.into_iter().chain(tail).collect();
-        let used_share = Some(RECORDED_USED_SHARE);
-        HitCurve { points, used_share, prompts: None, used_before: USED_BY_A_TURN }
+        HitCurve { used_share: Some(RECORDED_USED_SHARE), ..HitCurve::only(points) }
     }
 }
 
 impl HitCurve {
     /// Returns the curve of uniform random routing.
     pub fn uniform() -> HitCurve {
-        let points = vec![(0.0, 0.0), (1.0, 1.0)];
+        HitCurve::only(vec![(0.0, 0.0), (1.0, 1.0)])
+    }
+
+    /// Returns the curve through points, of which nothing else is known.
+    fn only(points: Vec<(f64, f64)>) -> HitCurve {
         HitCurve { points, used_share: None, prompts: None, used_before: USED_BY_A_TURN }
     }
 
@@ -99,12 +102,8 @@ impl HitCurve {
         let rises = points.windows(2).all(|pair| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1);
         let whole = points.first() == Some(&(0.0, 0.0)) && points.last() == Some(&(1.0, 1.0));
         let used_share = Some(used_share);
-        (rises && whole && used_share > Some(0.0)).then_some(HitCurve {
-            points,
-            used_share,
-            prompts: None,
-            used_before: USED_BY_A_TURN,
-        })
+        (rises && whole && used_share > Some(0.0))
+            .then(|| HitCurve { used_share, ..HitCurve::only(points) })
     }
 
     /// Replays recorded routing with a policy and returns its curve. Returns `None` if the recording has no generated

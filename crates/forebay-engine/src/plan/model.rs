@@ -226,11 +226,11 @@ pub(crate) fn row_bytes(cache: KvType, dim: usize) -> u64 {
 /// Returns how many kernels a token takes in a layer beyond the 8 of grouped attention and experts, as counted in CUDA graphs of
 /// the second fixture set's models.
 fn more_kernels(architecture: &Architecture, index: usize, layer: &LayerWeights) -> usize {
-    let indexer = |index| 3 * usize::from(architecture.attention_of(index).indexer.is_some());
+    let indexer = || 3 * usize::from(architecture.attention_of(index).indexer.is_some());
     let attention = match &layer.attention {
         AttentionWeights::None => 0,
-        AttentionWeights::Grouped(_) => indexer(index),
-        AttentionWeights::Latent(_) => 7 + indexer(index),
+        AttentionWeights::Grouped(_) => indexer(),
+        AttentionWeights::Latent(_) => 7 + indexer(),
         AttentionWeights::Shared(_) => 4,
         AttentionWeights::Delta(of) => 1 + of.second.len(),
     };

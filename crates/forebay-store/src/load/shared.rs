@@ -193,19 +193,7 @@ impl Shared {
     /// Waits until there is work for an engine that is not open yet, at most `pause`. Returns false if there will be none: all
     /// pieces are cached, and the copy threads are done with them before an engine could help.
     pub fn needs_engine(&self, pause: Duration) -> Option<bool> {
-        let mut state = self.lock();
-        let deadline = Instant::now() + pause;
-        loop {
-            if let Some(needs) = state.needs_engine(self.started.elapsed()) {
-                return Some(needs);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return None;
-            }
-            let waited = self.news.wait_timeout(state, left);
-            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        }
+        self.wait_for(pause, |state, elapsed| state.needs_engine(elapsed))
     }
 
     /// Returns the next piece for the engine, which has `in_flight` bytes in flight. Waits at most `pause` for one.
@@ -216,21 +204,30 @@ impl Shared {
         in_flight: u64,
         may_take_cached: bool,
     ) -> Next {
+        let next = self.wait_for(pause.unwrap_or_default(), |state, elapsed| {
+            state.for_engine(in_flight, may_take_cached, elapsed)
+        });
+        next.unwrap_or(Next::NotYet)
+    }
+
+    /// Waits until `find` finds something, which also gets the time since the load began. Returns `None` after `pause`.
+    fn wait_for<T>(
+        &self,
+        pause: Duration,
+        find: impl Fn(&mut State, Duration) -> Option<T>,
+    ) -> Option<T> {
         let mut state = self.lock();
-        let deadline = pause.map(|pause| Instant::now() + pause);
+        let deadline = Instant::now() + pause;
         loop {
-            if let Some(next) = state.for_engine(in_flight, may_take_cached, self.started.elapsed())
-            {
-                return next;
+            if let Some(found) = find(&mut state, self.started.elapsed()) {
+                return Some(found);
             }
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            match left {
-                Some(left) if !left.is_zero() => {
-                    let waited = self.news.wait_timeout(state, left);
-                    (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
-                }
-                _ => return Next::NotYet,
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
             }
+            let waited = self.news.wait_timeout(state, left);
+            (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 
