@@ -4,6 +4,8 @@
 //! Which experts are kept after the batch depends only on the lookups, so this is decided as soon as they are known. A
 //! miss that will be kept goes to its final slot. The slot of any other miss is free again when its lease ends.
 
+use std::collections::VecDeque;
+
 use forebay_store::{BlockLayout, Priority, ReadError};
 
 use super::{Place, READS_MAX, Residency};
@@ -20,6 +22,8 @@ pub(super) struct ExpertBlocks {
     pub pools: Vec<Pool>,
     /// Slots with prefetched experts that no batch has looked up yet, arrived or being read; oldest first.
     pub prefetched: Vec<SlotIndex>,
+    /// True for experts that another tier holds, by their number. The cache does not count them as resident.
+    pub handed_over: Vec<bool>,
 }
 
 /// The slots of one size class.
@@ -29,26 +33,41 @@ pub(super) struct Pool {
     free: Vec<SlotIndex>,
     /// Slots whose expert has been evicted but may still be leased.
     leaving: Vec<SlotIndex>,
+    /// Slots with a copy of an expert that another tier holds, oldest first. They are as good as free.
+    copies: VecDeque<SlotIndex>,
 }
 
 impl Pool {
     pub fn new(slots: Vec<SlotIndex>) -> Pool {
         let first = slots.first().copied().unwrap_or(0);
         let end = slots.last().map_or(first, |last| last + 1);
-        Pool { first, end, leaving: Vec::with_capacity(slots.len()), free: slots }
+        let (leaving, copies) =
+            (Vec::with_capacity(slots.len()), VecDeque::with_capacity(slots.len()));
+        Pool { first, end, leaving, copies, free: slots }
     }
 
     pub fn owns(&self, slot: SlotIndex) -> bool {
         (self.first..self.end).contains(&slot)
     }
 
-    /// Takes a slot that neither the cache nor a lease holds.
+    /// Takes a slot that neither the cache nor a lease holds. Copies of what another tier holds go last, and first those that it
+    /// has held for longest: it is unlikely to evict them soon.
     pub fn take_free(&mut self, slots: &[Slot]) -> Option<SlotIndex> {
         let unleased = |&slot: &SlotIndex| !slots[slot as usize].is_leased();
-        self.free.pop().or_else(|| {
-            let position = self.leaving.iter().position(unleased)?;
-            Some(self.leaving.swap_remove(position))
-        })
+        if let Some(slot) = self.free.pop() {
+            return Some(slot);
+        }
+        if let Some(position) = self.leaving.iter().position(unleased) {
+            return Some(self.leaving.swap_remove(position));
+        }
+        let position = self.copies.iter().position(unleased)?;
+        self.copies.remove(position)
+    }
+
+    /// Removes a slot from those with copies. Returns false if it is none.
+    pub fn remove_copy(&mut self, slot: SlotIndex) -> bool {
+        let position = self.copies.iter().position(|&other| other == slot);
+        position.is_some_and(|position| self.copies.remove(position).is_some())
     }
 }
 
@@ -103,7 +122,8 @@ impl Residency {
         self.batch.failure = None;
         self.batch.layer = Some(layer);
         for &expert in experts {
-            if self.cache.lookup(layer, expert) {
+            let has_copy = self.take_over(layer, expert);
+            if self.cache.lookup(layer, expert) || has_copy {
                 self.take_hit(layer, expert);
             } else {
                 self.batch.pending.push(expert);
@@ -221,16 +241,36 @@ impl Residency {
         self.batch.arrived = arrived;
     }
 
-    /// Frees the slot of an expert that the cache does not keep; if it is leased, when the last lease ends.
+    /// Frees the slot of an expert that the cache does not keep; if it is leased, when the last lease ends. An expert that another
+    /// tier holds stays in the slot until something else needs it.
     fn let_pass(&mut self, layer: LayerIndex, expert: ExpertIndex) {
         if self.cache.is_resident(layer, expert) {
             return;
         }
+        let is_elsewhere = self.experts.handed_over[self.cache.entry(layer, expert)];
         let place = self.place(BlockId::Expert(layer, expert));
-        if let Place::Present(slot) = *place {
-            *place = Place::Absent;
-            self.free_slot(layer, slot);
+        let Place::Present(slot) = *place else { return };
+        if is_elsewhere {
+            self.pool_mut(layer).copies.push_back(slot);
+            return;
         }
+        *place = Place::Absent;
+        self.free_slot(layer, slot);
+    }
+
+    /// Ends that another tier holds an expert. Returns true if the expert's slot has a copy, which is then no longer as good as free.
+    pub(super) fn take_over(&mut self, layer: LayerIndex, expert: ExpertIndex) -> bool {
+        let entry = self.cache.entry(layer, expert);
+        let was_elsewhere = std::mem::take(&mut self.experts.handed_over[entry]);
+        match self.experts.places[entry] {
+            Place::Present(slot) if was_elsewhere => self.pool_mut(layer).remove_copy(slot),
+            _ => false,
+        }
+    }
+
+    fn pool_mut(&mut self, layer: LayerIndex) -> &mut Pool {
+        let pool = self.experts.pool_of_layer[layer.0 as usize] as usize;
+        &mut self.experts.pools[pool]
     }
 
     fn take_hit(&mut self, layer: LayerIndex, expert: ExpertIndex) {
@@ -319,13 +359,9 @@ impl Residency {
 
     /// Returns a slot to its pool. A leased slot is reused only after its last lease ends.
     pub(super) fn free_slot(&mut self, layer: LayerIndex, slot: SlotIndex) {
-        let pool = self.experts.pool_of_layer[layer.0 as usize] as usize;
-        let pool = &mut self.experts.pools[pool];
-        if self.slots[slot as usize].is_leased() {
-            pool.leaving.push(slot);
-        } else {
-            pool.free.push(slot);
-        }
+        let is_leased = self.slots[slot as usize].is_leased();
+        let pool = self.pool_mut(layer);
+        if is_leased { &mut pool.leaving } else { &mut pool.free }.push(slot);
     }
 
     pub(super) fn expert_arrived(

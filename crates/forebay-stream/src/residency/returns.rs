@@ -1,9 +1,9 @@
 //! Exchange of experts with another tier, usually VRAM. RAM need not hold what that tier holds, and may take back what
 //! it evicts.
 //!
-//! If RAM holds all experts of a pool, nothing is exchanged. Otherwise the two memories form an exclusive cache: an
-//! expert is in one of them, and together they hold as many experts as they have slots. Uses in either memory count
-//! when RAM decides which experts to keep.
+//! If RAM holds all experts of a pool, nothing is exchanged. Otherwise the two memories form an exclusive cache: together they
+//! hold as many experts as they have slots. Slots in RAM that nothing needs keep copies of what the other tier holds, so that it
+//! need not be copied back. Uses in either memory count when RAM decides which experts to keep.
 
 use std::ops::Range;
 
@@ -48,8 +48,8 @@ impl Residency {
         experts.iter().for_each(|&expert| self.cache.note_use(layer, expert));
     }
 
-    /// Records that another tier now holds an expert of the open or last batch. The expert's slot in RAM is freed when
-    /// its leases have ended.
+    /// Records that another tier now holds an expert of the open or last batch. Its slot in RAM is used for something else when
+    /// no other is free and its leases have ended.
     ///
     /// # Panics
     /// Panics if there is no such expert.
@@ -57,25 +57,41 @@ impl Residency {
         if self.keeps_all_of(layer) {
             return;
         }
+        self.take_over(layer, expert);
         self.cache.give_away(layer, expert);
+        let entry = self.cache.entry(layer, expert);
+        self.experts.handed_over[entry] = true;
         self.let_go(layer, expert);
     }
 
+    /// Returns true if RAM has a copy of an expert that another tier holds.
+    ///
+    /// # Panics
+    /// Panics if there is no such expert.
+    pub fn has_copy(&self, layer: LayerIndex, expert: ExpertIndex) -> bool {
+        let entry = self.cache.entry(layer, expert);
+        self.experts.handed_over[entry] && matches!(self.experts.places[entry], Place::Present(_))
+    }
+
     /// Returns a slot for an expert that another tier is about to evict, if the expert is worth more than those in RAM.
-    /// Returns `None` if it is not, if it is already in RAM, or if no slot is free.
+    /// Returns `None` if it is not, if RAM has it, or if no slot is free. A copy in RAM is then kept if the expert is worth it.
     ///
     /// # Panics
     /// Panics if there is no such expert.
     pub fn take_back(&mut self, layer: LayerIndex, expert: ExpertIndex) -> Option<Returning> {
         let block = BlockId::Expert(layer, expert);
-        if self.keeps_all_of(layer) || *self.place(block) != Place::Absent {
+        if self.keeps_all_of(layer) {
+            return None;
+        }
+        let has_copy = self.take_over(layer, expert);
+        if *self.place(block) != Place::Absent && !has_copy {
             return None;
         }
         let mut evicted = std::mem::take(&mut self.batch.evicted);
         self.cache.admit(layer, expert, &mut evicted);
         evicted.drain(..).for_each(|(of, expert)| self.let_go(of, expert));
         self.batch.evicted = evicted;
-        if !self.cache.is_resident(layer, expert) {
+        if !self.cache.is_resident(layer, expert) || has_copy {
             return None;
         }
         let Some(slot) = self.take_slot(layer) else {

@@ -57,6 +57,7 @@ impl Residency {
             pool_of_layer: pool_of_layer(&plan),
             pools,
             prefetched: Vec::with_capacity(cache.entries()),
+            handed_over: vec![false; cache.entries()],
         };
         let dense = DenseBlocks::new(blocks.dense.iter().map(planned).collect(), ram_slots, ring);
         let window = Window {

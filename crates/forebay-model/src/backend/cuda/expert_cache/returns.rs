@@ -56,8 +56,9 @@ impl ExpertCache {
         service.returns.clear();
         service.returned_slots.clear();
         for gone in &batch.gone {
-            if service.returns.len() == service.used {
-                break;
+            let is_full = service.returns.len() == service.used;
+            if is_full && !host.has_copy(gone.layer, gone.expert) {
+                continue;
             }
             let pool = tier.pool(gone.layer);
             let Some(parts) = parts(on, pool, gone) else { continue };
