@@ -18,6 +18,9 @@ struct Both<'a> {
     /// Parts of the experts in the tier's slots, by pool.
     memory: Vec<Vec<[Vec<u8>; 3]>>,
     batch: TierBatch,
+    /// Number of experts that left the tier, and of those that were copied back to the host.
+    left: u64,
+    returned: u64,
 }
 
 impl<'a> Both<'a> {
@@ -29,12 +32,13 @@ impl<'a> Both<'a> {
         let empty = || [Vec::new(), Vec::new(), Vec::new()];
         let slots = |pool: &ExpertPool| vec![empty(); pool.slots() as usize];
         let memory = plan.pools.iter().map(slots).collect();
-        Both { model, host, tier: ExpertTier::new(plan), memory, batch: TierBatch::default() }
+        let (tier, batch) = (ExpertTier::new(plan), TierBatch::default());
+        Both { model, host, tier, memory, batch, left: 0, returned: 0 }
     }
 
     /// Runs one token's batch of a layer as a device does. Returns the number of experts read from disk.
     fn token(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) -> u64 {
-        let Both { model, host, tier, memory, batch } = self;
+        let Both { model, host, tier, memory, batch, left, returned } = self;
         let before = host.statistics().experts_read;
         tier.begin(layer, experts, BatchPart::Whole, |misses| misses, batch);
         let pool = tier.pool(layer);
@@ -54,6 +58,7 @@ impl<'a> Both<'a> {
         let mut returning = Vec::new();
         for gone in &batch.gone {
             let Some(slot) = gone.slot else { continue };
+            *left += 1;
             let from = memory[tier.pool(gone.layer)][slot as usize].clone();
             if let Some(to) = host.take_back(gone.layer, gone.expert) {
                 returning.push((to, from));
@@ -64,6 +69,7 @@ impl<'a> Both<'a> {
             let slot = tier.take(layer, expert).unwrap() as usize;
             memory[pool][slot] = [0, 1, 2].map(|part| host.bytes(&lease, part).to_vec());
         }
+        *returned += returning.len() as u64;
         for (mut to, from) in returning {
             let parts = to.parts().into_iter().zip(from);
             parts.for_each(|(range, from)| to.as_mut()[range].copy_from_slice(&from));
@@ -130,4 +136,36 @@ fn two_memories_that_hold_all_experts_together_read_each_once() {
         }
         assert!(found, "some budget is one at which neither memory holds all experts");
     }
+}
+
+#[test]
+fn spare_slots_keep_copies_so_that_little_is_copied_back() {
+    let model = Model::new(5);
+    let mut returned = Vec::new();
+    for ram in model.budgets(80) {
+        let mut both = Both::new(&model, ram, 300 << 10, PolicyKind::LAYER_LFU);
+        let kept = |plan: &MemoryPlan| plan.kept_per_layer[1];
+        let (device, host) = (kept(both.tier.plan()), kept(both.host.plan()));
+        let spare = (device + host).saturating_sub(EXPERTS);
+        if host == EXPERTS || device + host < EXPERTS {
+            continue;
+        }
+        let mut random = Random::new(7);
+        let mut run = |both: &mut Both<'_>| {
+            for _ in 0..200 {
+                for layer in 1..LAYERS {
+                    both.token(LayerIndex(layer), &random.experts(EXPERTS, PER_TOKEN));
+                }
+            }
+        };
+        // The first uses come from the disk.
+        run(&mut both);
+        (both.left, both.returned) = (0, 0);
+        run(&mut both);
+        assert!(both.left > 100, "experts come and go: {}", both.left);
+        returned.push((spare, both.returned as f64 / both.left as f64));
+    }
+    let with_spare = returned.iter().filter(|of| of.0 > 0).map(|of| of.1);
+    let worst = with_spare.reduce(f64::max).expect("some budget has spare slots");
+    assert!(worst < 0.25, "shares that go back, by spare slots of a layer: {returned:?}");
 }

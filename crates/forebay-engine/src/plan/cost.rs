@@ -9,6 +9,7 @@ use forebay_model::SubLayerPlan;
 use forebay_stream::MemoryPlan;
 use serde::Serialize;
 
+use super::cpu_offload::copied_back;
 use super::hits::{HitCurve, missing, share_in_either, used_together};
 use super::model::{ExpertCosts, ModelCosts};
 use super::rates::{GpuCosts, Rates};
@@ -261,8 +262,13 @@ impl Model<'_> {
                 seconds += sum.add(Cost::HostLoop, gpu.look_seconds());
             }
         }
-        let on_cpu =
-            self.missing_experts(gpu, (missed, hit_rate), ram < 1.0, cpu_offload, &mut sum);
+        let on_cpu = self.missing_experts(
+            gpu,
+            (missed, hit_rate),
+            copied_back(vram, ram),
+            cpu_offload,
+            &mut sum,
+        );
         // One lane computes while the experts of the other are fetched.
         seconds = match has_lanes && on_cpu.experts == 0.0 {
             true => beside(on_cpu.seconds, seconds),
