@@ -242,7 +242,8 @@ impl Model<'_> {
         let has_lanes = self.work.sequences > 1 && !all;
         let rows = if has_lanes { 2.0 * gpu.rows(pairs / 2.0) } else { gpu.rows(pairs) };
         let lookups = self.used_in_all();
-        let (hit_rate, found) = (self.hit_rate(vram), self.hit_rate(either));
+        let hit_rate = self.hit_rate(vram);
+        let found = self.hit_rate(either).min(self.hits.found_at_most(ram)).max(hit_rate);
         let (missed, from_disk) = (lookups * (1.0 - hit_rate), lookups * (1.0 - found));
         let expert_bytes = costs.bytes_per_expert();
         let copy_seconds = expert_bytes / gpu.copy_rate(expert_bytes);

@@ -57,6 +57,9 @@ pub struct HitCurve {
     prompts: Option<RecordedPrompts>,
     /// Share of all experts that were used before a prompt.
     used_before: f64,
+    /// Share of a generated token's lookups, in turns after the first, whose expert nothing used before. 0 if the recording has no
+    /// such turn.
+    first_uses: f64,
 }
 
 /// Experts that prompts touched in a recording.
@@ -92,7 +95,8 @@ impl HitCurve {
 
     /// Returns the curve through points, of which nothing else is known.
     fn only(points: Vec<(f64, f64)>) -> HitCurve {
-        HitCurve { points, used_share: None, prompts: None, used_before: USED_BY_A_TURN }
+        let (prompts, used_before) = (None, USED_BY_A_TURN);
+        HitCurve { points, used_share: None, prompts, used_before, first_uses: 0.0 }
     }
 
     /// Returns the curve through points of `(share kept, hits per lookup)`, for a model whose tokens use `used_share`
@@ -133,7 +137,14 @@ impl HitCurve {
         let curve = HitCurve::through(points, used as f64 / experts.max(1) as f64)?;
         // A recording may be shorter than a turn.
         let used_before = prompts.used_before.max(USED_BY_A_TURN);
-        Some(HitCurve { prompts: prompts.finish(&curve), used_before, ..curve })
+        let first_uses = prompts.first_uses;
+        Some(HitCurve { prompts: prompts.finish(&curve), used_before, first_uses, ..curve })
+    }
+
+    /// Returns the largest share of a generated token's lookups that may find its expert in VRAM or in RAM, if RAM keeps this share of
+    /// the experts. Unless RAM has a slot for every expert, an expert is read from the disk when it is used for the first time.
+    pub fn found_at_most(&self, ram: f64) -> f64 {
+        if ram < 1.0 { 1.0 - self.first_uses } else { 1.0 }
     }
 
     /// Returns the share of the experts that a prompt may find in VRAM or in RAM after a turn: one as long as those of the
@@ -249,6 +260,9 @@ struct PromptCounts {
     /// Share of the experts that were used before the counted batches. If these are the first ones, this is the share that
     /// the whole recording uses.
     used_before: f64,
+    /// Share of the lookups of generated tokens behind a prompt of `counts` whose expert nothing used before. If these are the
+    /// first prompts, 0.
+    first_uses: f64,
     /// Number of lookups in all counted batches.
     lookups: f64,
     /// Number of misses in all counted batches, by the share that is kept.
@@ -261,12 +275,18 @@ impl PromptCounts {
         let batches = || lookups.batches().zip(lookups.tokens());
         let tells = |phase, tokens| phase == Phase::Prompt && tokens >= PROMPT_TOKENS_LEAST;
         let (mut warm, mut used_before) = (Vec::new(), 0.0);
+        let (mut behind, mut new, mut generated) = (false, 0, 0);
         for ((phase, layer, touched), tokens) in batches() {
             let before = if tells(phase, tokens) { used.of(layer) } else { 0 };
             used_before += before as f64;
             warm.push(before > 0);
-            used.add(layer, touched);
+            behind |= before > 0;
+            let first = used.add(layer, touched);
+            if behind && phase == Phase::Generate {
+                (new, generated) = (new + first, generated + touched.len());
+            }
         }
+        let first_uses = new as f64 / generated.max(1) as f64;
         let cold = !warm.contains(&true);
         let counts = match cold {
             true => batches().map(|((phase, ..), tokens)| tells(phase, tokens)).collect(),
@@ -283,7 +303,8 @@ impl PromptCounts {
         let tokens = tokens / f64::max(number, 1.0);
         let used_before = if cold { used.share() } else { used_before / experts };
         let misses = Vec::new();
-        PromptCounts { counts, tokens, experts, cold, used_before, lookups: found, misses }
+        let lookups = found;
+        PromptCounts { counts, tokens, experts, cold, used_before, first_uses, lookups, misses }
     }
 
     /// Replays all lookups and records how many the prompts missed.
@@ -389,10 +410,11 @@ impl UsedExperts {
         UsedExperts { used: sizes.map(|layer| vec![false; layer.0 as usize]).collect() }
     }
 
-    fn add(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) {
-        for expert in experts {
-            self.used[layer.0 as usize][expert.0 as usize] = true;
-        }
+    /// Adds experts of a layer. Returns how many were not used before.
+    fn add(&mut self, layer: LayerIndex, experts: &[ExpertIndex]) -> usize {
+        let of = &mut self.used[layer.0 as usize];
+        let is_new = |&expert: &&ExpertIndex| !std::mem::replace(&mut of[expert.0 as usize], true);
+        experts.iter().filter(is_new).count()
     }
 
     /// Returns the number of experts of a layer that are used.
@@ -506,6 +528,18 @@ mod tests {
         // A longer prompt follows a longer turn, which leaves few experts unused.
         let longer = behind.read_by_a_prompt(0.5, 0.9, 2.0 / 16.0, 4096.0);
         assert!((2.0 / 16.0..=1.0 - USED_BY_A_TURN + 1e-9).contains(&longer), "{longer}");
+        // A generated token of a later turn uses what nothing used before: experts 0 and 1 are known, 14 is new to each layer once.
+        near(behind.found_at_most(0.9), 1.0);
+        let mut lookups = Lookups::new(vec![(16, 1)]);
+        for (answer, tokens) in [(12..14, 3), (12..15, 2)] {
+            lookups.push(Phase::Prompt, LayerIndex(0), 64, &experts(0..8));
+            (0..tokens).for_each(|_| {
+                lookups.push(Phase::Generate, LayerIndex(0), 1, &experts(answer.clone()));
+            });
+        }
+        let new = HitCurve::of_lookups(&lookups, 2, PolicyKind::default()).unwrap();
+        near(new.found_at_most(0.9), 1.0 - 1.0 / 6.0);
+        near(new.found_at_most(1.0), 1.0);
         // Prompts that are too short are not counted.
         let short = recorded(&[8, 10], PROMPT_TOKENS_LEAST - 1);
         assert_eq!((short.prompts.is_none(), behind.prompts.is_some()), (true, true));

@@ -10,11 +10,13 @@ mod shapes;
 mod vocabulary;
 mod write;
 
+use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use forebay_format::FormatError;
 use forebay_format::gguf::writer::GgufWriter;
+use forebay_format::random_weights::tensor_seed;
+use forebay_format::{FormatError, TensorType};
 use forebay_store::OutputFile;
 use serde::Serialize;
 
@@ -143,8 +145,8 @@ fn with_experts_used(mut shape: Shape, asked: Option<u32>) -> Result<Shape, Synt
     }
 }
 
-/// Writes the file that [`synthesize`] would write, but with a hole instead of its data. This suits everything that
-/// reads no weights, such as plans. The hole takes no disk space and reads as zeros.
+/// Writes the file that [`synthesize`] would write, but with a hole instead of its weights. This suits everything that
+/// reads no weights, such as plans. The hole takes no disk space and reads as zeros. Tables of experts by token are written.
 ///
 /// # Errors
 /// Returns the errors of [`synthesize`], except those of `progress`.
@@ -154,8 +156,16 @@ pub fn hollow(arch: &str, out: &Path, options: &SynthOptions) -> Result<(), Synt
     let (header, placed) = writer(out, &shape, &recipe, layers, &tensors)?.into_header()?;
     let bytes = placed.iter().map(|tensor| tensor.extent.offset + tensor.extent.length).max();
     let written = std::fs::write(out, header).and_then(|()| {
-        let file = std::fs::File::options().write(true).open(out)?;
-        file.set_len(bytes.unwrap_or_default())
+        let mut file = std::fs::File::options().write(true).open(out)?;
+        file.set_len(bytes.unwrap_or_default())?;
+        let tables = tensors.iter().zip(&placed).filter(|(tensor, _)| tensor.ty == TensorType::I32);
+        for (tensor, placed) in tables {
+            let mut table = vec![0; placed.extent.length as usize];
+            tensor.content.fill(tensor_seed(options.seed, &tensor.name), 0, &mut table);
+            file.seek(SeekFrom::Start(placed.extent.offset))?;
+            file.write_all(&table)?;
+        }
+        Ok(())
     });
     written.map_err(|source| FormatError::Io { path: out.to_owned(), source }.into())
 }

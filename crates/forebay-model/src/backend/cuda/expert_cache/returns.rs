@@ -1,8 +1,8 @@
-//! Exclusive caching of experts in VRAM and RAM, when neither holds all of them: a promoted expert frees its RAM slot
-//! for the evicted one.
+//! Exclusive caching of experts in VRAM and RAM, when neither holds all of them: together, both memories hold as many experts as
+//! they have slots.
 //!
-//! Together, both memories hold as many experts as they have slots. An evicted expert is copied back while promoted
-//! experts arrive. It uses the other direction of the bus, which is idle otherwise.
+//! RAM usually still has what VRAM evicts. Otherwise the expert is copied back while promoted experts arrive. This uses the other
+//! direction of the bus, which is idle otherwise.
 
 use forebay_cuda::{CudaError, DevicePtr, ExpertReturn, Gpu};
 use forebay_stream::{ExpertIndex, GoneExpert, TierBatch};
@@ -19,15 +19,15 @@ fn parts(on: Device<'_>, pool: usize, gone: &GoneExpert) -> Option<[(DevicePtr<u
 }
 
 impl ExpertCache {
-    /// Frees the RAM slots of experts that the batch promotes to VRAM, unless RAM holds all experts.
+    /// Gives experts that the batch promotes to VRAM up in RAM, where they need no slot of their own then, unless RAM holds all experts.
     pub(super) fn hand_over(&mut self) {
         let ExpertCache { tier, host, batch, layer, .. } = self;
         let stays = |expert: &&ExpertIndex| tier.stays(*layer, **expert);
         batch.misses.iter().filter(stays).for_each(|&expert| host.hand_over(*layer, expert));
     }
 
-    /// Starts copying experts that the batch evicts back to host memory, as far as they are worth a RAM slot. Copies
-    /// that start later may overwrite their VRAM slots.
+    /// Starts copying experts that the batch evicts back to host memory, as far as they are worth a RAM slot and RAM has no copy.
+    /// Copies that start later may overwrite their VRAM slots.
     ///
     /// # Errors
     /// Returns an error if a driver call fails.
