@@ -112,6 +112,7 @@ fn shared(
         let (session, _) = open_with_least(path, options, 0)?;
         session.statistics().device_experts.context("experts come and go")?.pinned_bytes
     };
+    let has_many = has_many(path)?;
     for (vram, ram) in [(0.3, 0.3), (0.7, 0.7)] {
         let what = format!("{vram} of the experts in VRAM, {ram} in RAM, exact: {}", options.exact);
         let ram_bytes = Some(least_ram + (all as f64 * ram) as u64);
@@ -126,14 +127,14 @@ fn shared(
         let experts = session.statistics().device_experts.context("experts come and go")?;
         // During a prompt, an evicted expert may find no free RAM slot. During single tokens it always finds one.
         let (more, known) = (read[2] - read[0], experts.tier.experts);
-        if vram + ram > 1.0 && more > known / 8 && has_many(path)? {
+        if vram + ram > 1.0 && more > known / 8 && has_many {
             bail!("{what}: {more} of {known} experts were read when all had been there");
         }
         let (returned, evicted) = (experts.experts_returned, experts.tier.evictions);
-        if vram + ram < 1.0 && returned == 0 && has_many(path)? {
+        if vram + ram < 1.0 && returned == 0 && has_many {
             bail!("{what}: nothing went back to RAM");
         }
-        if vram + ram > 1.0 && 2 * returned > evicted && has_many(path)? {
+        if vram + ram > 1.0 && 2 * returned > evicted && has_many {
             bail!("{what}: {returned} of {evicted} evicted experts went back to RAM");
         }
     }

@@ -14,9 +14,9 @@ use crate::CpuOffload;
 /// Time to copy an expert to the GPU and another one back, relative to copying one to the GPU (an H200).
 const BOTH_WAYS: f64 = 1.66;
 
-/// Share of the missing experts for each of which another one is copied back to RAM, if VRAM and RAM lack all experts of the model,
-/// for each share that they lack. RAM still has the others. Recorded routing of a synthetic deepseek-v4-flash, replayed with 15, 30
-/// and 45 % of the experts in VRAM: 0.13 to 0.23 where a tenth is lacking, 0.68 to 0.83 where three tenths are.
+/// Experts copied back to RAM for each one that comes to VRAM, as a multiple of the share of all experts that neither memory has
+/// room for. RAM still has the other evicted experts. Recorded routing of a synthetic deepseek-v4-flash, replayed with 15, 30 and
+/// 45 % of the experts in VRAM: 0.00 to 0.23 without room for a tenth, 0.68 to 0.83 without room for three tenths.
 const COPIED_BACK: f64 = 2.5;
 
 /// Overhead of the CPU for any number of a layer's experts, in seconds. The hidden state is copied to the host, two
@@ -31,8 +31,7 @@ pub(super) struct Missing {
     pub experts: f64,
 }
 
-/// Returns for which share of the experts that come to VRAM another one is copied back to RAM, if the two hold these shares of all
-/// experts.
+/// Returns how many experts are copied back to RAM for each one that comes to VRAM, 0 to 1, if the two hold these shares of all experts.
 pub(super) fn copied_back(vram: f64, ram: f64) -> f64 {
     (COPIED_BACK * (1.0 - vram - ram)).clamp(0.0, 1.0)
 }

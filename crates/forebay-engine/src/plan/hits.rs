@@ -302,9 +302,16 @@ impl PromptCounts {
         }
         let tokens = tokens / f64::max(number, 1.0);
         let used_before = if cold { used.share() } else { used_before / experts };
-        let misses = Vec::new();
-        let lookups = found;
-        PromptCounts { counts, tokens, experts, cold, used_before, first_uses, lookups, misses }
+        PromptCounts {
+            counts,
+            tokens,
+            experts,
+            cold,
+            used_before,
+            first_uses,
+            lookups: found,
+            misses: Vec::new(),
+        }
     }
 
     /// Replays all lookups and records how many the prompts missed.
@@ -528,7 +535,7 @@ mod tests {
         // A longer prompt follows a longer turn, which leaves few experts unused.
         let longer = behind.read_by_a_prompt(0.5, 0.9, 2.0 / 16.0, 4096.0);
         assert!((2.0 / 16.0..=1.0 - USED_BY_A_TURN + 1e-9).contains(&longer), "{longer}");
-        // A generated token of a later turn uses what nothing used before: experts 0 and 1 are known, 14 is new to each layer once.
+        // Generated tokens of the second turn look up 6 experts, of which the first 14 is the only one that nothing used before.
         near(behind.found_at_most(0.9), 1.0);
         let mut lookups = Lookups::new(vec![(16, 1)]);
         for (answer, tokens) in [(12..14, 3), (12..15, 2)] {

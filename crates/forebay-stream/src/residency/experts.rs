@@ -26,6 +26,13 @@ pub(super) struct ExpertBlocks {
     pub handed_over: Vec<bool>,
 }
 
+impl ExpertBlocks {
+    /// Returns the number of the pool that holds a layer's experts.
+    pub fn pool_of(&self, layer: LayerIndex) -> usize {
+        self.pool_of_layer[layer.0 as usize] as usize
+    }
+}
+
 /// The slots of one size class.
 pub(super) struct Pool {
     first: SlotIndex,
@@ -258,7 +265,8 @@ impl Residency {
         self.free_slot(layer, slot);
     }
 
-    /// Ends that another tier holds an expert. Returns true if the expert's slot has a copy, which is then no longer as good as free.
+    /// Records that no other tier holds an expert any more. Returns true if RAM has a copy, whose slot then is no longer as good as
+    /// free.
     pub(super) fn take_over(&mut self, layer: LayerIndex, expert: ExpertIndex) -> bool {
         let entry = self.cache.entry(layer, expert);
         let was_elsewhere = std::mem::take(&mut self.experts.handed_over[entry]);
@@ -269,7 +277,7 @@ impl Residency {
     }
 
     fn pool_mut(&mut self, layer: LayerIndex) -> &mut Pool {
-        let pool = self.experts.pool_of_layer[layer.0 as usize] as usize;
+        let pool = self.experts.pool_of(layer);
         &mut self.experts.pools[pool]
     }
 
@@ -352,7 +360,7 @@ impl Residency {
 
     /// Takes a slot for an expert of `layer`. If no slot is free, takes one from a prefetched expert.
     pub(super) fn take_slot(&mut self, layer: LayerIndex) -> Option<SlotIndex> {
-        let pool = self.experts.pool_of_layer[layer.0 as usize] as usize;
+        let pool = self.experts.pool_of(layer);
         let free = self.experts.pools[pool].take_free(&self.slots);
         free.or_else(|| self.reclaim_prefetched(pool))
     }
@@ -414,7 +422,7 @@ impl Residency {
 
     /// Cancels the demanded reads of a layer's experts, for example after its batch has ended early.
     pub(super) fn give_up_reads(&mut self, layer: LayerIndex) {
-        let pool = self.experts.pool_of_layer[layer.0 as usize] as usize;
+        let pool = self.experts.pool_of(layer);
         let slots = self.experts.pools.get(pool).map_or(0..0, |pool| pool.first..pool.end);
         for slot in slots {
             let Slot { read: Some(read), block, .. } = &self.slots[slot as usize] else { continue };

@@ -28,7 +28,7 @@ impl Residency {
             if self.engine.in_flight() >= READS_MAX {
                 return Ok(());
             }
-            let pool = self.experts.pool_of_layer[layer.0 as usize] as usize;
+            let pool = self.experts.pool_of(layer);
             let Some(slot) = self.experts.pools[pool].take_free(&self.slots) else { return Ok(()) };
             let block = BlockId::Expert(layer, expert);
             self.start_read(block, slot, Purpose::Ahead, Priority::Prefetch);

@@ -123,7 +123,7 @@ impl Residency {
     }
 
     fn keeps_all_of(&self, layer: LayerIndex) -> bool {
-        let pool = self.experts.pool_of_layer[layer.0 as usize] as usize;
+        let pool = self.experts.pool_of(layer);
         self.plan.pools[pool].transient_slots == 0
     }
 }

@@ -19,7 +19,7 @@ fn parts(on: Device<'_>, pool: usize, gone: &GoneExpert) -> Option<[(DevicePtr<u
 }
 
 impl ExpertCache {
-    /// Gives experts that the batch promotes to VRAM up in RAM, where they need no slot of their own then, unless RAM holds all experts.
+    /// Tells RAM which experts the batch promotes to VRAM. Unless RAM holds all experts, other experts may get their RAM slots.
     pub(super) fn hand_over(&mut self) {
         let ExpertCache { tier, host, batch, layer, .. } = self;
         let stays = |expert: &&ExpertIndex| tier.stays(*layer, **expert);
