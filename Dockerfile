@@ -21,6 +21,7 @@ FROM debian:bookworm-slim
 RUN apt-get update && apt-get install --yes --no-install-recommends ca-certificates && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 10001 forebay
 COPY --from=build /source/target/dist/forebay /usr/local/bin/forebay
+COPY --from=build /source/models/*.gguf /usr/local/share/forebay/models/
 # What the NVIDIA container toolkit gives the container: the driver for computing, and nvidia-smi.
 ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER forebay

@@ -297,6 +297,7 @@ fn repeat(
 ) -> Result<Vec<LoadRun>, EngineError> {
     let mut runs = Vec::with_capacity(request.repeat);
     for run in 0..request.repeat {
+        forebay_store::reached("load begun");
         request.interrupt.check()?;
         if request.cold {
             destination.before_cold_run()?;

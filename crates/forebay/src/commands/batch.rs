@@ -2,7 +2,8 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{BufReader, Read, Write as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -14,7 +15,7 @@ use forebay_engine::{Engine, EngineError, SessionOptions};
 use forebay_model::ModelError;
 use forebay_requests::{Choice, Identity, Prepared, Refusal, Update, sink};
 use forebay_server::batches::{Journal, JournalError, Line, answered, is_error};
-use forebay_store::Outputs;
+use forebay_store::{OutputError, Outputs};
 use forebay_text::Tokenizer;
 use serde_json::{Value, json};
 use twox_hash::{XxHash3_64, XxHash3_128};
@@ -50,8 +51,18 @@ pub fn run(args: BatchArgs) -> Outcome {
         return usage("-o - cannot be taken up again after an interrupt: name a file");
     }
     let (text, lines) = requests::read(&args.input)?;
-    // Refuses an output that cannot be written, before any work.
-    drop(outputs::create(&mut rules(&args)?, &args.output)?);
+    let mut path = args.output.as_os_str().to_owned();
+    path.push(".partial");
+    // Refuses an output that cannot be written, before any work. If a journal is beside an output, an earlier process may
+    // have been killed between writing the one and removing the other.
+    let exists = match outputs::create(&mut rules(&args)?, &args.output) {
+        Ok(output) => {
+            drop(output);
+            None
+        }
+        Err(error @ OutputError::Exists { .. }) if Path::new(&path).exists() => Some(error),
+        Err(error) => return Err(error.into()),
+    };
     if args.output.metadata().is_ok_and(|about| !about.is_file()) {
         let out = args.output.display();
         return usage(format!(
@@ -77,8 +88,6 @@ pub fn run(args: BatchArgs) -> Outcome {
 
     let settings = settings(&args, &options, hash)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    let mut path = args.output.as_os_str().to_owned();
-    path.push(".partial");
     // The answers are written when the trace is complete, so they would find its file.
     let absolute = |path: &Path| std::path::absolute(path).ok();
     if let Some(trace) = &args.trace_io
@@ -88,6 +97,15 @@ pub fn run(args: BatchArgs) -> Outcome {
     }
     let journal = Journal::open(path.as_ref(), settings, lines.len(), now, args.force);
     let mut journal = journal.map_err(refused_journal)?;
+    if let Some(exists) = exists {
+        if journal.answered() == lines.len() && is_written(&mut journal, &args.output)? {
+            journal.remove()?;
+            output::tell!("{} answers are in {} already", lines.len(), args.output.display());
+            return Ok(());
+        }
+        journal.discard_if_empty();
+        return Err(exists.into());
+    }
     let before = journal.answered();
     if before > 0 {
         output::tell!("{before} of {} requests are answered already", lines.len());
@@ -140,6 +158,20 @@ fn finish(mut journal: Journal, args: &BatchArgs) -> Outcome<usize> {
     stream.commit()?;
     journal.remove()?;
     Ok(errors)
+}
+
+/// Returns true if the output holds exactly the answers of the journal.
+fn is_written(journal: &mut Journal, output: &Path) -> Outcome<bool> {
+    let named = || output.display().to_string();
+    let mut output = BufReader::new(File::open(output).with_context(named)?);
+    let (mut is_same, mut found) = (true, Vec::new());
+    journal.each(|answer| {
+        found.clear();
+        output.by_ref().take(answer.len() as u64).read_to_end(&mut found).with_context(named)?;
+        is_same &= found == answer;
+        Ok::<_, anyhow::Error>(())
+    })?;
+    Ok(is_same && output.read(&mut [0]).with_context(named)? == 0)
 }
 
 /// Returns the rules for the output.

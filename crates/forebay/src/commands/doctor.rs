@@ -38,6 +38,7 @@ pub fn run(args: DoctorArgs) -> Outcome {
         false => Some(check_destination(measured.as_deref())?),
     };
     let report = doctor::examine(&request, &mut |what| {
+        forebay_store::reached(&format!("measuring {what}"));
         if std::io::stderr().is_terminal() {
             output::tell!("measuring: {what}");
         }

@@ -5,6 +5,8 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use crate::harness::{Ran, command};
 
 /// Time limit that is shorter than a measurement.
@@ -22,6 +24,19 @@ fn ran(mut command: Command) -> Ran {
         status: output.status.code(),
         stdout: String::from_utf8(output.stdout).unwrap(),
         stderr: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+/// Waits until a process has stopped itself.
+fn until_stopped(process: u32) {
+    let state = || {
+        let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap();
+        status
+            .lines()
+            .find_map(|line| line.strip_prefix("State:").map(|rest| rest.trim().to_owned()))
+    };
+    while !state().is_some_and(|state| state.starts_with('T')) {
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -75,17 +90,18 @@ fn a_busy_machine_is_noticed_and_its_report_is_not_lost() {
             });
         }
         let mut command = doctor(&config, folder.path());
-        let command =
-            command.args(["--quick", "--json"]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let command = command
+            .args(["--quick", "--json"])
+            .env("FOREBAY_SIGNAL_AT", "STOP:1:measuring a file to read")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
         let child = command.spawn().unwrap();
-        // The check creates the folder. It removes its test file before the measurement begins.
+        // The check has created the folder and removed its test file.
         let profile_folder = config.join("forebay");
-        while !profile_folder.exists() {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        std::thread::sleep(Duration::from_secs(1));
+        until_stopped(child.id());
         std::fs::remove_dir(&profile_folder).unwrap();
         std::fs::write(&profile_folder, "in the way").unwrap();
+        kill_process(Pid::from_child(&child), Signal::CONT).unwrap();
         let output = child.wait_with_output().unwrap();
         done.store(true, Ordering::Relaxed);
         output
