@@ -240,10 +240,10 @@ pub struct ReplayArgs {
     /// Tokens whose hits are reported; the prompt warms the cache in any case
     #[arg(long, value_enum, value_name = "PHASE", default_value_t = PhaseArg::All)]
     pub phase: PhaseArg,
-    /// Never exceed the capacity, like the engine; without this option, a larger batch stays in the
-    /// cache until the next one
+    /// Keep a batch that is larger than the capacity in the cache until the next one, like the engine of
+    /// published traces; without this option, the capacity holds, like in forebay's engine
     #[arg(long)]
-    pub cut_batches: bool,
+    pub keep_batches: bool,
     /// Also report what prefetching predicted experts would bring and cost: lag (the previous token's
     /// experts), hot-list, next-router (needs scores) (repeatable)
     #[arg(long, value_name = "NAME", value_parser = predictor())]

@@ -71,7 +71,7 @@ fn write(
 fn limit(asked: Option<u64>) -> anyhow::Result<Option<Limit>> {
     if let Some(rate) = asked {
         let source = "given with --limit".to_owned();
-        return Ok(Some(Limit { bytes_per_second: rate as f64, source }));
+        return Ok(Some(Limit { bytes_per_second: rate as f64, source, is_given: true }));
     }
     let Some(path) = profile_path().filter(|path| path.exists()) else { return Ok(None) };
     let failed = || format!("{}: the machine profile is damaged: remove it", path.display());
@@ -80,6 +80,7 @@ fn limit(asked: Option<u64>) -> anyhow::Result<Option<Limit>> {
     Ok(disk_rate(&profile).map(|bytes_per_second| Limit {
         bytes_per_second,
         source: format!("the disk rate of this machine's profile, {}", path.display()),
+        is_given: false,
     }))
 }
 

@@ -41,7 +41,7 @@ const fn row(
     Row { command, argument, line, input, to }
 }
 
-const ROWS: [Row; 16] = [
+const ROWS: [Row; 17] = [
     row(
         "run",
         "--trace-io",
@@ -87,6 +87,13 @@ const ROWS: [Row; 16] = [
         "MODEL",
         To::Stream,
         "assess MODEL --prompts PROMPTS --tokens 2 -o OUT",
+    ),
+    row(
+        "assess",
+        "--csv",
+        "MODEL",
+        To::Stream,
+        "assess MODEL --prompts PROMPTS --tokens 2 --csv OUT",
     ),
     row(
         "assess",
