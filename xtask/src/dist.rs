@@ -11,9 +11,10 @@ use sha2::{Digest as _, Sha256};
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 const DEMO: &str = "models/tales-moe-sticky-Q4_K_M.gguf";
 const USAGE: &str = "\
-usage: cargo xtask dist [--out DIR] [--profile NAME] [--place URL] [--wheel] [--image]
+usage: cargo xtask dist [--out DIR] [--profile NAME] [--built] [--place URL] [--wheel] [--image]
   --out DIR       folder for the files (default: target/release-files); it must be new or empty
   --profile NAME  profile of Cargo (default: dist)
+  --built         take the programs that this profile has built already
   --place URL     where the files will be published; install.sh fetches them from there
   --wheel         make the Python wheel, too; needs maturin
   --image         build the container image forebay:VERSION, too; needs docker";
@@ -21,6 +22,7 @@ usage: cargo xtask dist [--out DIR] [--profile NAME] [--place URL] [--wheel] [--
 struct Options {
     out: PathBuf,
     profile: String,
+    built: bool,
     place: Option<String>,
     wheel: bool,
     image: bool,
@@ -37,7 +39,10 @@ pub fn run(root: &Path, arguments: &[String]) -> Result<bool> {
         ensure!(!left, "{}: is not empty: name another --out", options.out.display());
     }
     fs::create_dir_all(&options.out)?;
-    let programs = build(root, &options.profile)?;
+    if !options.built {
+        build(root, &options.profile)?;
+    }
+    let programs = programs(root, &options.profile);
     let work = options.out.join(".work");
     let name = format!("forebay-{VERSION}-linux-{}", std::env::consts::ARCH);
     let tree = work.join(&name);
@@ -64,6 +69,7 @@ fn parse(root: &Path, arguments: &[String]) -> Result<Option<Options>> {
     let mut options = Options {
         out: root.join("target/release-files"),
         profile: "dist".to_owned(),
+        built: false,
         place: None,
         wheel: false,
         image: false,
@@ -76,6 +82,7 @@ fn parse(root: &Path, arguments: &[String]) -> Result<Option<Options>> {
             "--out" => options.out = std::path::absolute(value()?)?,
             "--profile" => options.profile = value()?.clone(),
             "--place" => options.place = Some(value()?.clone()),
+            "--built" => options.built = true,
             "--wheel" => options.wheel = true,
             "--image" => options.image = true,
             "--help" | "-h" => {
@@ -88,18 +95,21 @@ fn parse(root: &Path, arguments: &[String]) -> Result<Option<Options>> {
     Ok(Some(options))
 }
 
-/// Builds the program and the C library, and returns their folder.
-fn build(root: &Path, profile: &str) -> Result<PathBuf> {
+/// Builds the program and the C library.
+fn build(root: &Path, profile: &str) -> Result<()> {
     let mut cargo = Command::new("cargo");
     cargo.args(["build", "--locked", "--profile", profile, "-p", "forebay", "-p", "forebay-c"]);
-    succeed(without_cargo(&mut cargo).current_dir(root))?;
-    let target =
-        std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
-    let folder = match profile {
-        "dev" => "debug",
-        profile => profile,
-    };
-    Ok(target.join(folder))
+    succeed(without_cargo(&mut cargo).current_dir(root))
+}
+
+/// Returns the folder of the programs that a profile builds.
+fn programs(root: &Path, profile: &str) -> PathBuf {
+    let target = std::env::var_os("CARGO_TARGET_DIR").map(PathBuf::from);
+    target.unwrap_or_else(|| root.join("target")).join(if profile == "dev" {
+        "debug"
+    } else {
+        profile
+    })
 }
 
 /// Cargo sets variables of its own package for this program. Build scripts of others would run again because of them.
@@ -192,7 +202,12 @@ fn debian_package(work: &Path, tree: &Path, out: &Path) -> Result<()> {
     );
     fs::write(package.join("DEBIAN/control"), control)?;
     let to = out.join(format!("forebay_{VERSION}_{architecture}.deb"));
-    succeed(Command::new("dpkg-deb").args(["--root-owner-group", "--build"]).arg(&package).arg(to))
+    succeed(
+        Command::new("dpkg-deb")
+            .args(["--root-owner-group", "-Zzstd", "--build"])
+            .arg(&package)
+            .arg(to),
+    )
 }
 
 /// Returns the oldest version of the C library that a program runs with: the newest that one of its symbols names.
