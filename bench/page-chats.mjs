@@ -286,6 +286,7 @@ async function editing({ check, fresh, relay }) {
     await act(page, 2, "Edit");
     await page.getByLabel("Text of the message").fill("shorter");
     await page.getByRole("button", { name: "Save only" }).click();
+    await stored(page, "shorter");
     await page.reload();
     await page.locator("#messages .body", { hasText: "Re: next" }).waitFor();
     return same(await bodies(page, ".user"), ["short", "shorter", "next"]);
@@ -357,6 +358,18 @@ async function lists({ check, fresh, relay }) {
     await page.locator("#title", { hasText: "Beta" }).waitFor();
     return same([...(await chats(page))].sort(), ["Alpha", "Beta"]);
   });
+  await check("a chat that is deleted while it is answered comes back with what had come", async () => {
+    slowly(relay, "Only this");
+    await ask(page, "deleted?");
+    await page.locator("#messages .body", { hasText: "Only this" }).waitFor();
+    await wait(600);
+    await menu(page, "Delete chat");
+    await page.getByRole("button", { name: "Undo" }).click();
+    await page.locator("#messages .body", { hasText: "Only this" }).waitFor();
+    await page.getByRole("button", { name: "Continue" }).waitFor();
+    await act(page, 3, "Delete");
+    await act(page, 2, "Delete");
+  });
   await check("an answer goes on while another chat is shown", async () => {
     const more = slowly(relay, "Begun");
     await ask(page, "behind");
@@ -406,6 +419,19 @@ async function files({ check, fresh, relay, pictures }) {
   }
   await page.context().close();
 }
+
+/** Waits until the page's database has a message with a text. */
+const stored = (page, text) => page.waitForFunction((wanted) => new Promise((resolve, reject) => {
+  const opening = indexedDB.open("forebay-chats");
+  opening.onerror = () => reject(opening.error);
+  opening.onsuccess = () => {
+    const reading = opening.result.transaction("messages").objectStore("messages").getAll();
+    reading.onsuccess = () => {
+      opening.result.close();
+      resolve(reading.result.some(({ content }) => content === wanted));
+    };
+  };
+}), text);
 
 /** Puts records into the page's database as another program or a fault might. */
 const put = (page, table, values) => page.evaluate(([name, list]) => new Promise((resolve, reject) => {
@@ -537,6 +563,15 @@ async function looks({ check, fresh, relay, pictures }) {
       await idle(page);
       await page.locator("#new-chat").click();
     }
+  });
+  await check("formulas that are deep or wrong stay as they were written, and the page goes on", async () => {
+    const odd = ["\\sqrt{".repeat(500) + "x" + "}".repeat(500), "\\frac{1}{".repeat(400) + "x" + "}".repeat(400), "{".repeat(1900) + "}".repeat(1900), "x^{".repeat(900) + "}".repeat(900), "\\left(".repeat(600), "\\def\\a{\\a\\a}\\a", "\\nothing", "\\href{javascript:window.evil=1}{x}", "\\includegraphics{https://example.com/x.png}", "&".repeat(3900)];
+    relay.script = (_, response) => response.end(odd.map((source) => delta(`$$${source}$$\n\n`)).join("") + delta("The end, $z$.") + event("[DONE]"));
+    await ask(page, "Deep?");
+    await page.locator("#messages .body", { hasText: "The end" }).waitFor();
+    await page.locator("#messages .formula math", { hasText: "z" }).last().waitFor();
+    if ((await page.locator("#messages .formula :is(a, img)").count()) > 0) return false;
+    return (await page.locator("#messages .formula.unread").count()) > 3;
   });
   await page.context().close();
 }

@@ -50,17 +50,22 @@ export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   const words = "The connection to the server broke off before the answer was complete.";
   let rest = "";
-  for (;;) {
-    const { value, done } = await reached(reader.read(), words);
-    if (done) throw new Cut(words);
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    for (const line of lines) {
-      if (!line.startsWith("data:")) continue;
-      const data = line.slice(5).trim();
-      if (data === "[DONE]") return;
-      yield parsed(data);
+  try {
+    for (;;) {
+      const { value, done } = await reached(reader.read(), words);
+      if (done) throw new Cut(words);
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (!line.startsWith("data:")) continue;
+        const data = line.slice(5).trim();
+        if (data === "[DONE]") return;
+        yield parsed(data);
+      }
     }
+  } finally {
+    // A server whose answer nobody reads any more stops it.
+    reader.cancel().catch(() => {});
   }
 }
 

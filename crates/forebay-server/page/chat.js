@@ -10,7 +10,7 @@ import { moveOld } from "./moved.js";
 import { isLeftOut, newChat, newId, newMessage, sent } from "./records.js";
 import { sampling, showWrong, startSettings, system } from "./settings.js";
 import { openStore } from "./store.js";
-import { announce, download, endNotice, fit, get, notice } from "./ui.js";
+import { announce, download, endNotice, fit, get, isNotice, notice } from "./ui.js";
 
 /** This page, as the owner of the answers that it receives. */
 const PAGE = newId();
@@ -66,6 +66,7 @@ class Conversation {
       return await work();
     } catch (error) {
       const full = error.name === "QuotaExceededError" ? "it has no room" : error.message || error.name;
+      if (isNotice("unkept")) return undefined;
       notice("unkept", `This browser could not keep the last change: ${full}. What you see may be gone when the page is closed; save it by the menu.`);
       return undefined;
     }
@@ -160,7 +161,7 @@ class Conversation {
     view.update(message, {
       last: index === this.messages.length - 1,
       busy: this.busy(),
-      elsewhere: message.state === "answering" && message.owner !== PAGE,
+      elsewhere: message.state === "answering" && !this.receives(message),
       leftOut: isLeftOut(this.messages, index),
     });
   }
@@ -357,8 +358,8 @@ class Conversation {
 
   told(news) {
     const here = news.chat === this.chat.id;
-    if (news.kind === "who" && news.owner === PAGE) this.store.say({ kind: "here", owner: PAGE });
-    if (news.kind === "here") this.heard.add(news.owner);
+    if (news.kind === "who" && this.receives(news)) this.store.say({ kind: "here", id: news.id });
+    if (news.kind === "here") this.heard.add(news.id);
     if (news.kind === "damaged") this.tried(() => this.tellDamaged());
     if (news.kind === "message" && here) this.tried(() => this.refreshMessage(news.id));
     if (news.kind === "chat") this.tried(() => this.refresh(here));
@@ -367,7 +368,7 @@ class Conversation {
   async refreshMessage(id) {
     const message = await this.store.message(id);
     const index = this.messages.findIndex((known) => known.id === id);
-    if (!message || message.chat !== this.chat.id || this.running.get(this.chat.id)?.message.id === id) return;
+    if (!message || message.chat !== this.chat.id || this.receives(message)) return;
     if (index < 0) return this.refresh(true);
     this.messages[index] = message;
     this.show();
@@ -394,18 +395,23 @@ class Conversation {
     this.show();
   }
 
-  /** Asks the owners of answers in this chat whether they still receive them. An answer without an owner was cut. */
+  /** Returns true if this page receives the answer. */
+  receives({ chat, id }) {
+    return this.running.get(chat)?.message.id === id;
+  }
+
+  /** Asks other tabs whether they receive the answers of this chat that are not whole. What none receives was cut. */
   ask() {
     const { id } = this.chat;
-    const open = this.messages.filter((message) => message.state === "answering" && message.owner !== PAGE);
-    for (const { owner } of open) {
-      this.heard.delete(owner);
-      this.store.say({ kind: "who", owner });
+    const open = this.messages.filter((message) => message.state === "answering" && !this.receives(message));
+    for (const message of open) {
+      this.heard.delete(message.id);
+      this.store.say({ kind: "who", chat: id, id: message.id });
     }
     if (!open.length) return;
     setTimeout(async () => {
       for (const message of open) {
-        if (this.heard.has(message.owner)) continue;
+        if (this.heard.has(message.id)) continue;
         await this.tried(() => this.store.change(message, { state: "cut", error: CUT, owner: "" }));
       }
       if (this.chat.id === id) await this.tried(() => this.refresh(true));

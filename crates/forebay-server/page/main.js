@@ -15,7 +15,8 @@ const chat = startChat({ askForKey, moved: address });
 function address() {
   const hash = `#${get("live").hidden ? chat.hash() : "machine"}`;
   if (location.hash === hash) return;
-  if (location.hash && location.hash !== "#machine" && hash !== "#machine") history.pushState(null, "", hash);
+  const known = location.hash && location.hash !== "#machine" && location.hash !== "#new";
+  if (known && hash !== "#machine") history.pushState(null, "", hash);
   else history.replaceState(null, "", hash);
 }
 

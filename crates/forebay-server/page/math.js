@@ -2,6 +2,8 @@
 // answer with thousands of them does not stop the page.
 
 const LIBRARY = "/page/temml.min.js";
+/** Deeper formulas stay as they were written: a browser's layout may not end for them. */
+const DEPTH_MOST = 80;
 /** The longest turn, in milliseconds. */
 const TURN = 8;
 
@@ -35,11 +37,18 @@ function work(temml) {
   if (waiting.length) setTimeout(work, 0, temml);
 }
 
+function depth(root) {
+  let most = 0;
+  for (let level = [root]; level.length; level = level.flatMap((node) => [...node.children])) most++;
+  return most;
+}
+
 function make(temml, { node, source, display }) {
   if (!node.isConnected) return;
   const shown = document.createElement("span");
   try {
     temml.render(source, shown, { displayMode: display, throwOnError: true, maxExpand: 200, maxSize: [20, 20], trust: false });
+    if (depth(shown) > DEPTH_MOST) throw new Error("the formula is too deep");
     node.replaceChildren(...shown.childNodes);
     node.title = source.trim();
   } catch {

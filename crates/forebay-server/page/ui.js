@@ -34,8 +34,14 @@ export function notice(name, text, actions = []) {
   get("notices").append(node);
 }
 
+const noticeOf = (name) => get("notices").querySelector(`[data-name="${name}"]`);
+
+export function isNotice(name) {
+  return noticeOf(name) !== null;
+}
+
 export function endNotice(name) {
-  get("notices").querySelector(`[data-name="${name}"]`)?.remove();
+  noticeOf(name)?.remove();
 }
 
 /** Copies text, and says on the button whether that worked. */
