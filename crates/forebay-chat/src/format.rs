@@ -5,6 +5,7 @@ use std::str::FromStr;
 use forebay_text::{ChatTemplate, RenderInput, Tokenizer};
 use serde_json::{Map, Value, json};
 
+use crate::continued::Open;
 use crate::conversation::Needs;
 use crate::offer::Offer;
 use crate::syntax::ThinkMarks;
@@ -31,6 +32,18 @@ pub(crate) enum Kind {
     },
     /// gpt-oss: a header with role, recipient and channel before each part.
     Harmony,
+}
+
+/// Where a prompt ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptEnd {
+    /// Where the answer begins, behind what the template writes before an answer.
+    #[default]
+    Answer,
+    /// Behind the text of the last message, which the answer continues.
+    Continued,
+    /// Behind the last message.
+    Nothing,
 }
 
 /// Amount of thinking that is requested from a model.
@@ -193,14 +206,38 @@ impl Format {
         tools: Option<&Value>,
         variables: &Map<String, Value>,
     ) -> Result<String, ChatError> {
+        self.render_to(PromptEnd::Answer, template, messages, tools, variables)
+    }
+
+    /// Renders the prompt for a conversation up to `end`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`ChatTemplate::render`], and an error if the last message cannot be continued.
+    pub fn render_to(
+        &self,
+        end: PromptEnd,
+        template: &ChatTemplate,
+        messages: &[Message],
+        tools: Option<&Value>,
+        variables: &Map<String, Value>,
+    ) -> Result<String, ChatError> {
+        let open = match end {
+            PromptEnd::Continued => Some(Open::of(messages, (tools, variables))?),
+            PromptEnd::Answer | PromptEnd::Nothing => None,
+        };
+        let messages = open.as_ref().map_or(messages, |open| &open.messages);
         let (messages, tools) = self.needs.apply(messages, tools);
         let input = RenderInput {
             messages,
             tools,
-            add_generation_prompt: true,
+            add_generation_prompt: end == PromptEnd::Answer,
             variables: variables.clone(),
             now: None,
         };
-        Ok(template.render(&input)?)
+        let rendered = template.render(&input)?;
+        match open {
+            Some(open) => open.cut(rendered),
+            None => Ok(rendered),
+        }
     }
 }

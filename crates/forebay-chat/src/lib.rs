@@ -12,6 +12,7 @@
 
 mod answer;
 mod calls;
+mod continued;
 mod conversation;
 mod error;
 mod format;
@@ -30,8 +31,9 @@ mod text_calls;
 
 pub use answer::AnswerStream;
 pub use calls::CallsWanted;
+pub use continued::continued_text;
 pub use error::ChatError;
-pub use format::{Format, Think};
+pub use format::{Format, PromptEnd, Think};
 pub use history::History;
 pub use infill::{ExtraText, Gap, infill_prompt};
 pub use message::{Message, ToolCall};

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::bounds;
 use crate::environment::Environment;
 use crate::matcher::Opening;
-use crate::{GrammarError, Matcher, Preamble};
+use crate::{GrammarError, Matcher, Preamble, loosen};
 
 /// White space between the parts of JSON. It has a limit, because a model could go on with spaces forever.
 const JSON_SPACE: &str = r"[\x20\x09\x0A\x0D]{0,32}";
@@ -45,18 +45,18 @@ impl Rules {
 
     /// Returns JSON by a schema as a part of a Lark rule.
     pub fn inline(schema: &Value) -> String {
-        format!("%json {}", Rules::schema_with_options(schema.clone()))
+        format!("%json {}", Rules::schema_with_options(schema))
     }
 
     /// Compiles the rules, and looks for the first token, which is where some limits show. What is found out then stays for the answers.
     fn matcher(&self, factory: &ParserFactory) -> Result<llguidance::Matcher, GrammarError> {
         let parsed = match self {
             Rules::JsonObject => {
-                let schema = Rules::schema_with_options(json!({ "type": "object" }));
+                let schema = Rules::schema_with_options(&json!({ "type": "object" }));
                 TopLevelGrammar::from_json_schema(schema)
             }
             Rules::JsonSchema(schema) => {
-                TopLevelGrammar::from_json_schema(Rules::schema_with_options(schema.clone()))
+                TopLevelGrammar::from_json_schema(Rules::schema_with_options(schema))
             }
             Rules::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Rules::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
@@ -76,45 +76,32 @@ impl Rules {
     }
 
     /// Returns a schema with the options for its compilation.
-    fn schema_with_options(mut schema: Value) -> Value {
+    fn schema_with_options(schema: &Value) -> Value {
+        let mut schema = loosen(schema).schema;
         // The schema `true` allows everything, as the empty object does.
         if schema == Value::Bool(true) {
             schema = json!({});
         }
-        limit_seconds(&mut schema);
         if let Value::Object(fields) = &mut schema {
             fields.insert(
                 "x-guidance".into(),
-                json!({ "whitespace_flexible": true, "whitespace_pattern": JSON_SPACE, "lenient": false }),
+                json!({
+                    "whitespace_flexible": true,
+                    "whitespace_pattern": JSON_SPACE,
+                    "coerce_one_of": true,
+                    "lenient": false,
+                }),
             );
         }
         schema
     }
-}
 
-/// Times without leap seconds. The parser would allow second 60 at any time, but RFC 3339 allows it only at the end of a month.
-const SECONDS: &str = r"^[^:]*:[0-9]{2}:[0-5]";
-
-/// Adds [`SECONDS`] to all times of a schema.
-fn limit_seconds(schema: &mut Value) {
-    match schema {
-        Value::Array(all) => all.iter_mut().for_each(limit_seconds),
-        Value::Object(fields) => {
-            for (name, value) in fields.iter_mut() {
-                // These hold values, not schemas.
-                if !matches!(name.as_str(), "const" | "enum" | "default" | "examples") {
-                    limit_seconds(value);
-                }
-            }
-            if fields.get("format").is_some_and(|format| format == "time" || format == "date-time")
-            {
-                let all = fields.entry("allOf").or_insert_with(|| json!([]));
-                if let Value::Array(all) = all {
-                    all.push(json!({ "type": "string", "pattern": SECONDS }));
-                }
-            }
+    /// Returns what answers may not follow of a schema.
+    pub fn remarks(&self) -> Vec<String> {
+        match self {
+            Rules::JsonSchema(schema) => loosen(schema).remarks,
+            _ => Vec::new(),
         }
-        _ => {}
     }
 }
 
@@ -197,6 +184,21 @@ impl fmt::Debug for Grammar {
 }
 
 impl Grammar {
+    /// Returns the grammar of answers that continue a text, which is a beginning by this grammar.
+    ///
+    /// # Errors
+    /// Returns an error if the text is not.
+    pub fn after(&self, text: &str) -> Result<Grammar, GrammarError> {
+        let wrong = || {
+            GrammarError::Invalid("the text that the answer continues does not follow it".into())
+        };
+        let mut matcher = self.matcher.0.deep_clone();
+        let environment = matcher.tok_env().map_err(|_| wrong())?;
+        let ids = environment.tokenize_bytes(text.as_bytes());
+        matcher.consume_tokens(&ids).map_err(|_| wrong())?;
+        Ok(Grammar { matcher: Arc::new(Sealed(matcher)), ..self.clone() })
+    }
+
     /// Starts an answer.
     pub fn begin(&self) -> Matcher {
         let matcher = self.matcher.0.deep_clone();

@@ -9,10 +9,12 @@ mod bounds;
 mod compiler;
 mod environment;
 mod matcher;
+mod schema;
 
 pub use bounds::STACK_BYTES;
 pub use compiler::{Compiler, Grammar, Rules};
 pub use matcher::{Matcher, Preamble};
+pub use schema::{Loosened, loosen};
 
 /// Reason why a grammar cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -19,7 +19,9 @@ mod worker;
 pub use answer::{AnswerFailure, Choice, Identity};
 pub use prepare::{Preparation, Prepared};
 pub use rates::{Collected, Rates};
-pub use request::{Body, Endpoint, Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted, wanted};
+pub use request::{
+    Body, Ending, Endpoint, Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted, wanted,
+};
 pub use sink::{Likely, Piece, Token, Update, sink};
 pub use text::{TemplateError, Text};
 pub use worker::{Report, Ticket, Worker};

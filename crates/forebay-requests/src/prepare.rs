@@ -1,9 +1,11 @@
 //! Requests with their prompts as tokens, ready to run.
 
-use forebay_chat::{CallsWanted, Format, Gap, Think, encode_prompt, infill_prompt};
+use forebay_chat::{
+    CallsWanted, Format, Gap, PromptEnd, Think, continued_text, encode_prompt, infill_prompt,
+};
 use forebay_engine::GenerateOptions;
 use forebay_engine::engine::Request;
-use forebay_grammar::{Compiler, Grammar, GrammarError, Rules};
+use forebay_grammar::{Compiler, Grammar, GrammarError, Preamble, Rules};
 use forebay_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 
@@ -32,6 +34,28 @@ struct Form {
     parallel_calls: bool,
 }
 
+/// Calls that an answer may consist of.
+struct Calls<'a> {
+    tools: Option<Value>,
+    /// The only tool that may be called.
+    name: Option<&'a str>,
+    several: bool,
+}
+
+impl Calls<'_> {
+    /// Returns the names and the schemas of the tools that may be called.
+    fn schemas(&mut self) -> impl Iterator<Item = (String, &mut Value)> {
+        let only = self.name;
+        let all = self.tools.as_mut().and_then(Value::as_array_mut).into_iter().flatten();
+        all.filter_map(move |tool| {
+            let function = tool.get_mut("function")?.as_object_mut()?;
+            let name = function.get("name")?.as_str()?.to_owned();
+            let is_wanted = only.is_none_or(|only| only == name);
+            Some((name, function.get_mut("parameters").filter(|_| is_wanted)?))
+        })
+    }
+}
+
 /// A request that is ready to run.
 pub struct Prepared {
     /// Text of the prompt, which says how the answer begins.
@@ -40,6 +64,12 @@ pub struct Prepared {
     pub format: Format,
     /// True if the answer continues the text of the prompt.
     pub continues: bool,
+    /// Text of a message of the assistant that the answer continues.
+    pub continued: Option<String>,
+    /// What the answer may not follow of the request's schemas.
+    pub remarks: Vec<String>,
+    /// True to send each tool call when it is complete, and not its arguments as they are generated.
+    pub whole_calls: bool,
     pub stops: Vec<String>,
     pub choices: usize,
     /// Name of the model in the answer, if the request gives one.
@@ -54,6 +84,7 @@ impl Preparation<'_> {
     pub fn prepare(&self, wanted: Wanted, seed: u64) -> Result<Prepared, Refusal> {
         let Wanted {
             input,
+            ending,
             max_tokens,
             mut sampling,
             has_seed,
@@ -69,7 +100,7 @@ impl Preparation<'_> {
         if !has_seed {
             sampling.seed = seed;
         }
-        let mut calls = None;
+        let (mut calls, mut continued) = (None, None);
         let (text, ids, format, continues) = match input {
             Input::Text(text) => {
                 let ids = self.encode("prompt", &text, false)?;
@@ -94,10 +125,15 @@ impl Preparation<'_> {
                 }
                 calls = tools.clone();
                 let format = self.format.offering(tools.as_ref());
-                let text = format.render(template, &messages, tools.as_ref(), &all);
+                let end = ending.of(&messages);
+                let text = format.render_to(end, template, &messages, tools.as_ref(), &all);
                 let text = text.map_err(|error| Refusal::of("messages", error.to_string()))?;
                 let ids = self.encode("messages", &text, true)?;
-                (text, ids, format, false)
+                if end == PromptEnd::Continued {
+                    continued = continued_text(&messages).map(str::to_owned);
+                }
+                let continues = continued.is_some();
+                (text, ids, format, continues)
             }
         };
         if ids.is_empty() {
@@ -109,37 +145,39 @@ impl Preparation<'_> {
             ..GenerateOptions::default()
         };
         let form = Form { rules, must_call, calls, parallel_calls };
-        let grammar = self.grammar(form, &text, &format)?;
+        let mut remarks = Vec::new();
+        let grammar = self.grammar(form, &text, continued.as_deref(), &format, &mut remarks)?;
         let request = Request { prompt: ids, options, logprobs, grammar, ..Request::default() };
-        Ok(Prepared { text, request, format, continues, stops, choices, model })
+        Ok(Prepared {
+            text,
+            request,
+            format,
+            continues,
+            continued,
+            remarks,
+            whole_calls: false,
+            stops,
+            choices,
+            model,
+        })
     }
 
-    /// Compiles the grammar of the answer to `prompt`.
+    /// Compiles the grammar of the answer to `prompt`, which ends with the text `continued`. Adds what the grammar leaves out to
+    /// `remarks`.
     fn grammar(
         &self,
         form: Form,
         prompt: &str,
+        continued: Option<&str>,
         format: &Format,
+        remarks: &mut Vec<String>,
     ) -> Result<Option<Grammar>, Refusal> {
         let Form { rules, must_call, calls, parallel_calls } = form;
-        let compile = |field, rules: &Rules, preamble: Option<&_>| {
-            let grammar = self.compiler.compile(rules, preamble);
-            grammar.map(Some).map_err(|error| {
-                let code = matches!(error, GrammarError::Busy(_)).then_some(NOT_NOW);
-                Refusal { code, ..Refusal::of(field, error.to_string()) }
-            })
-        };
         let name = match &must_call {
             Some(MustCall::Named(name)) => Some(name.as_str()),
             _ => None,
         };
-        let several = parallel_calls && name.is_none();
-        let rules_of_calls = |instead: Option<&_>| {
-            let none = Value::Null;
-            let wanted = CallsWanted { tools: calls.as_ref().unwrap_or(&none), name, several };
-            let rules = format.call_rules(&wanted, instead, self.tokenizer);
-            rules.map_err(|error| Refusal::of("tool_choice", error.to_string()))
-        };
+        let calls_wanted = Calls { tools: calls, name, several: parallel_calls && name.is_none() };
         match (&rules, &must_call) {
             (None, None) => Ok(None),
             (Some(_), Some(_)) => Err(Refusal::of(
@@ -147,11 +185,19 @@ impl Preparation<'_> {
                 "a call that is required leaves no room for response_format",
             )),
             (None, Some(_)) => {
-                let rules = rules_of_calls(None)?;
-                compile("tool_choice", &rules, format.preamble_of_calls(prompt).as_ref())
+                let preamble = match continued {
+                    Some(text) => format.preamble_of_continued(prompt, text),
+                    None => format.preamble_of_calls(prompt),
+                };
+                let preamble = preamble.as_ref();
+                self.grammar_of_calls(calls_wanted, None, preamble, format, remarks).map(Some)
             }
             (Some(rules), None) => {
-                let preamble = format.preamble(prompt);
+                let preamble = match continued {
+                    Some(text) => format.preamble_of_continued(prompt, text),
+                    None => format.preamble(prompt),
+                };
+                remarks.extend(rules.remarks());
                 // An answer of a form may also be calls, if there are tools.
                 let object = json!({ "type": "object" });
                 let schema = match rules {
@@ -159,15 +205,74 @@ impl Preparation<'_> {
                     Rules::JsonSchema(schema) => Some(schema),
                     _ => None,
                 };
-                match schema.filter(|_| calls.is_some() && format.calls_tools()) {
-                    Some(schema) => {
-                        let rules = rules_of_calls(Some(schema))?;
-                        compile("response_format", &rules, preamble.as_ref())
+                let may_call = calls_wanted.tools.is_some() && format.calls_tools();
+                let preamble = preamble.as_ref();
+                let grammar = match schema.filter(|_| may_call) {
+                    Some(_) => {
+                        self.grammar_of_calls(calls_wanted, schema, preamble, format, remarks)?
                     }
-                    None => compile("response_format", rules, preamble.as_ref()),
-                }
+                    None => self.compile("response_format", rules, preamble)?,
+                };
+                // The text of the last message is a part of the answer's form.
+                let Some(text) = continued.filter(|_| preamble.is_none()) else {
+                    return Ok(Some(grammar));
+                };
+                let grammar = grammar.after(text.trim_start());
+                let wrong = |error: GrammarError| Refusal::of("response_format", error.to_string());
+                grammar.map(Some).map_err(wrong)
             }
         }
+    }
+
+    fn compile(
+        &self,
+        field: &'static str,
+        rules: &Rules,
+        preamble: Option<&Preamble>,
+    ) -> Result<Grammar, Refusal> {
+        self.compiler.compile(rules, preamble).map_err(|error| {
+            let code = matches!(error, GrammarError::Busy(_)).then_some(NOT_NOW);
+            Refusal { code, ..Refusal::of(field, error.to_string()) }
+        })
+    }
+
+    /// Compiles the grammar of calls, or of JSON by the schema `instead`. A tool whose schema cannot be used takes any object, so
+    /// that one odd tool does not refuse the request.
+    fn grammar_of_calls(
+        &self,
+        mut calls: Calls<'_>,
+        instead: Option<&Value>,
+        preamble: Option<&Preamble>,
+        format: &Format,
+        remarks: &mut Vec<String>,
+    ) -> Result<Grammar, Refusal> {
+        let field = if instead.is_some() { "response_format" } else { "tool_choice" };
+        let compile = |calls: &Calls<'_>| {
+            let none = Value::Null;
+            let tools = calls.tools.as_ref().unwrap_or(&none);
+            let wanted = CallsWanted { tools, name: calls.name, several: calls.several };
+            let rules = format.call_rules(&wanted, instead, self.tokenizer);
+            let rules = rules.map_err(|error| Refusal::of("tool_choice", error.to_string()))?;
+            self.compile(field, &rules, preamble)
+        };
+        for (name, schema) in calls.schemas() {
+            let of_tool = Rules::JsonSchema(schema.clone()).remarks();
+            remarks.extend(of_tool.into_iter().map(|remark| format!("tool {name}, {remark}")));
+        }
+        let refused = match compile(&calls) {
+            Err(refused) if refused.code != Some(NOT_NOW) => refused,
+            result => return result,
+        };
+        let mut has_changed = false;
+        for (name, schema) in calls.schemas() {
+            let rules = Rules::JsonSchema(schema.clone());
+            if let Err(GrammarError::Invalid(why)) = self.compiler.compile(&rules, None) {
+                remarks.push(format!("tool {name}: the schema is not enforced: {why}"));
+                *schema = json!({ "type": "object" });
+                has_changed = true;
+            }
+        }
+        if has_changed { compile(&calls) } else { Err(refused) }
     }
 
     /// Makes the prompt for a gap between two texts.

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use forebay_chat::{Gap, Message, Think};
+use forebay_chat::{Gap, Message, PromptEnd, Think, continued_text};
 use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
 use serde::Deserialize;
@@ -71,10 +71,33 @@ pub enum Input {
     },
 }
 
+/// What a request says about the end of its prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// Whether the answer continues the last message. `None` does so if it is one of the assistant with a text.
+    pub continues: Option<bool>,
+    /// True to leave out what the template writes before an answer.
+    pub without_header: bool,
+}
+
+impl Ending {
+    /// Returns where the prompt of a conversation ends.
+    pub fn of(self, messages: &[Message]) -> PromptEnd {
+        let continues = self.continues.unwrap_or_else(|| continued_text(messages).is_some());
+        match (continues, self.without_header) {
+            (true, _) => PromptEnd::Continued,
+            (false, true) => PromptEnd::Nothing,
+            (false, false) => PromptEnd::Answer,
+        }
+    }
+}
+
 /// A request that can be run.
 #[derive(Debug)]
 pub struct Wanted {
     pub input: Input,
+    /// End of the prompt of a conversation.
+    pub ending: Ending,
     /// `None` if the request names no limit.
     pub max_tokens: Option<usize>,
     /// Options for the next token. The seed is 0 if the request has none.
@@ -114,6 +137,7 @@ impl Default for Wanted {
     fn default() -> Wanted {
         Wanted {
             input: Input::Text(String::new()),
+            ending: Ending::default(),
             max_tokens: None,
             sampling: Sampling::default(),
             has_seed: false,
@@ -179,6 +203,8 @@ pub struct Body {
     tool_choice: Option<Value>,
     reasoning_effort: Option<String>,
     chat_template_kwargs: Option<Map<String, Value>>,
+    continue_final_message: Option<bool>,
+    add_generation_prompt: Option<bool>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
     include_statistics: Option<bool>,
@@ -258,6 +284,7 @@ pub fn wanted(endpoint: Endpoint, body: &Value) -> Result<Wanted, Refusal> {
     };
     Ok(Wanted {
         input,
+        ending: ending(body.continue_final_message, body.add_generation_prompt)?,
         max_tokens: if is_chat { limit } else { Some(limit.unwrap_or(COMPLETION_TOKENS)) },
         sampling,
         has_seed: body.seed.is_some(),
@@ -273,6 +300,20 @@ pub fn wanted(endpoint: Endpoint, body: &Value) -> Result<Wanted, Refusal> {
         model: body.model,
         unknown: body.unknown.into_iter().map(|(name, _)| name).collect(),
     })
+}
+
+/// Reads the end of the prompt, by the rule of vLLM and llama.cpp: a last message of the assistant is continued unless the request
+/// asks for a new answer.
+fn ending(continues: Option<bool>, header: Option<bool>) -> Result<Ending, Refusal> {
+    let continues = match (continues, header) {
+        (Some(true), Some(true)) => {
+            let why = "continue_final_message and add_generation_prompt exclude each other";
+            return Err(Refusal::of("continue_final_message", why));
+        }
+        (None, Some(true)) => Some(false),
+        (continues, _) => continues,
+    };
+    Ok(Ending { continues, without_header: header == Some(false) })
 }
 
 /// Reads how tokens are chosen. The filters that the OpenAI API lacks are off unless the request names them.
@@ -508,6 +549,40 @@ mod tests {
         let messages = json!([{ "role": "user", "content": "x" }]);
         let wanted = of("/v1/chat/completions", json!({ "messages": messages })).unwrap();
         assert_eq!(wanted.max_tokens, None);
+    }
+
+    #[test]
+    fn the_last_message_of_the_assistant_is_continued_unless_the_request_says_otherwise() {
+        let end = |continues: Value, header: Value, role: &str| {
+            let messages =
+                json!([{ "role": "user", "content": "x" }, { "role": role, "content": "y" }]);
+            let mut body = json!({ "messages": messages });
+            for (name, value) in
+                [("continue_final_message", continues), ("add_generation_prompt", header)]
+            {
+                if !value.is_null() {
+                    body[name] = value;
+                }
+            }
+            let wanted = of("/v1/chat/completions", body)?;
+            let Input::Chat { messages, .. } = &wanted.input else { panic!() };
+            Ok::<_, Refusal>(wanted.ending.of(messages))
+        };
+        let (yes, no, none) = (json!(true), json!(false), Value::Null);
+        for (continues, header, of_assistant, of_user) in [
+            (&none, &none, PromptEnd::Continued, PromptEnd::Answer),
+            (&none, &yes, PromptEnd::Answer, PromptEnd::Answer),
+            (&none, &no, PromptEnd::Continued, PromptEnd::Nothing),
+            (&no, &none, PromptEnd::Answer, PromptEnd::Answer),
+            (&no, &no, PromptEnd::Nothing, PromptEnd::Nothing),
+            (&yes, &no, PromptEnd::Continued, PromptEnd::Continued),
+            (&yes, &none, PromptEnd::Continued, PromptEnd::Continued),
+        ] {
+            assert_eq!(end(continues.clone(), header.clone(), "assistant"), Ok(of_assistant));
+            assert_eq!(end(continues.clone(), header.clone(), "user"), Ok(of_user));
+        }
+        let refusal = end(yes.clone(), yes, "assistant").unwrap_err();
+        assert_eq!(refusal.param, Some("continue_final_message"));
     }
 
     #[test]

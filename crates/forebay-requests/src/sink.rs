@@ -90,7 +90,13 @@ pub fn sink(
     send: impl FnMut(Update) -> bool + Send + 'static,
 ) -> Sink {
     let Prepared { text, format, continues, stops, .. } = prepared;
-    let stream = AnswerStream::new(tokenizer.clone(), format, text, *continues, stops);
+    let mut stream = AnswerStream::new(tokenizer.clone(), format, text, *continues, stops);
+    if let Some(continued) = &prepared.continued {
+        stream = stream.with_continued(format, text, continued);
+    }
+    if prepared.whole_calls {
+        stream = stream.with_whole_calls();
+    }
     let tokenizer = tokenizer.clone();
     let mut answer = Answer { choice, stream: Some(stream), tokenizer, send };
     Box::new(move |event| answer.take(event))

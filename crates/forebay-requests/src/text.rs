@@ -103,7 +103,8 @@ impl Text {
             exact_thinking: false,
         };
         let mut prepared = preparation.prepare(wanted, seed)?;
-        if self.is_plain && !prepared.continues {
+        let is_chat = !prepared.continues || prepared.continued.is_some();
+        if self.is_plain && is_chat {
             prepared.stops.push(PLAIN_STOP.to_owned());
         }
         Ok(prepared)

@@ -22,6 +22,7 @@ use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, Lease};
+use crate::remarks;
 use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
@@ -349,7 +350,7 @@ async fn begin(app: Arc<App>, entry: Entry, wanted: Wanted) -> Result<Response, 
     if streams {
         let (index, open, ended) = (0, None, false);
         let events = Events { lease, unique, stops, input_tokens, statistics, index, open, ended };
-        return Ok(stream::response(answers, events, app.ping));
+        return Ok(remarks::add(&prepared.remarks, stream::response(answers, events, app.ping)));
     }
     let choices = answers.all().await?;
     let choice = choices.first().ok_or_else(ApiError::stopped)?;
@@ -359,7 +360,7 @@ async fn begin(app: Arc<App>, entry: Entry, wanted: Wanted) -> Result<Response, 
     if statistics {
         answer["statistics"] = statistics::of(&lease, choice);
     }
-    Ok(Json(answer).into_response())
+    Ok(remarks::add(&prepared.remarks, Json(answer).into_response()))
 }
 
 /// Returns an answer without content.

@@ -29,6 +29,7 @@ mod openapi;
 mod operations;
 mod page;
 mod plan;
+mod remarks;
 mod request_log;
 mod responses;
 mod routes;

@@ -12,7 +12,7 @@ use forebay_text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::format::Kind;
-use crate::{ChatError, Format, ToolSyntax};
+use crate::{ChatError, Format, Parser, ToolSyntax};
 use python::{Around, Literals};
 use writer::{Form, Tool, Writer};
 
@@ -50,6 +50,14 @@ impl Format {
             }
             _ => None,
         }
+    }
+
+    /// Returns what may come before the text of an answer that continues `text`, with which `prompt` ends: the rest of the
+    /// reasoning.
+    pub fn preamble_of_continued(&self, prompt: &str, text: &str) -> Option<Preamble> {
+        let is_thinking = Parser::continuing(self, prompt, text).is_thinking();
+        let Kind::Tagged { thinking: Some(marks), .. } = self.kind else { return None };
+        is_thinking.then(|| Preamble { open: None, close: vec![marks.close().to_owned()] })
     }
 
     /// Returns what may come before tool calls in an answer to `prompt`: reasoning.

@@ -8,8 +8,7 @@ use std::time::Instant;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use forebay_library::{Error, Library, Name, Options, Progress};
 use futures_util::stream::unfold;
@@ -115,9 +114,7 @@ pub async fn pull(
         stream::line(&value, &mut line);
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(line)), (updates, pulling)))
     });
-    let mut response = Response::new(Body::from_stream(lines));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(stream::LINES));
-    Ok(response)
+    Ok(stream::of_parts(stream::LINES, Body::from_stream(lines)))
 }
 
 /// Runs a pull on a thread of its own, because it may take hours: threads that prepare requests are few.

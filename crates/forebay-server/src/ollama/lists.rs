@@ -18,15 +18,15 @@ use crate::body::{Received, read};
 use crate::error::ApiError;
 use crate::models::{Entry, Status};
 
-/// Version of Ollama whose interface this is. Some clients refuse servers that are too old.
-const VERSION: &str = "0.13.0";
+/// Version of Ollama whose interface this is: that of October 2026. Clients such as Codex refuse servers that are too old.
+const VERSION: &str = "0.40.12";
 
 /// The time of models that stay until the server ends.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
-/// `GET /api/version`.
+/// `GET /api/version`. Clients compare `version` with releases of Ollama. `forebay` is this program's own version.
 pub async fn version() -> Json<Value> {
-    Json(json!({ "version": VERSION }))
+    Json(json!({ "version": VERSION, "forebay": env!("CARGO_PKG_VERSION") }))
 }
 
 /// `GET /api/tags`: all models, loaded or not.

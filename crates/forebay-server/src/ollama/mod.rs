@@ -17,6 +17,7 @@ use forebay_engine::engine::RequestEnd;
 use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
 use forebay_requests::{Choice, Input, Piece, Update, Wanted};
+use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
@@ -25,6 +26,7 @@ use crate::app::{self, App};
 use crate::body::{Received, read};
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, KeepAlive, Lease};
+use crate::remarks;
 use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
@@ -132,21 +134,22 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
     let lease = app.models.get(entry, keep_alive).await?;
     let load_time = asked.elapsed();
     let (streams, statistics) = (wanted.stream, wanted.statistics);
-    let prepared = app::prepare(&lease, wanted).await?;
+    let mut prepared = app::prepare(&lease, wanted).await?;
+    prepared.whole_calls = true;
     let answers = Answers::start(&lease, &prepared).await?;
-    let (calls, ended) = (Vec::new(), false);
-    let lines = Lines { lease, endpoint, load_time, statistics, calls, ended };
+    let (call, ended) = (None, false);
+    let lines = Lines { lease, endpoint, load_time, statistics, call, ended };
     if streams {
-        return Ok(stream::response(answers, lines, app.ping));
+        return Ok(remarks::add(&prepared.remarks, stream::response(answers, lines, app.ping)));
     }
     let choices = answers.all().await?;
     let choice = choices.first().ok_or_else(ApiError::stopped)?;
     let shown = Shown {
         content: choice.message.content.clone(),
         thinking: choice.message.reasoning.clone().unwrap_or_default(),
-        calls: choice.message.tool_calls.iter().map(|c| call(&c.name, &c.arguments)).collect(),
+        calls: choice.message.tool_calls.iter().map(|c| call_body(&c.name, &c.arguments)).collect(),
     };
-    Ok(Json(lines.last(choice, &shown)).into_response())
+    Ok(remarks::add(&prepared.remarks, Json(lines.last(choice, &shown)).into_response()))
 }
 
 /// Reads `keep_alive` of a request.
@@ -311,7 +314,12 @@ struct Shown {
     calls: Vec<Value>,
 }
 
-fn call(name: &str, arguments: &str) -> Value {
+/// Returns true if arguments are a whole object.
+fn is_complete(arguments: &str) -> bool {
+    arguments.trim_end().ends_with('}') && serde_json::from_str::<IgnoredAny>(arguments).is_ok()
+}
+
+fn call_body(name: &str, arguments: &str) -> Value {
     let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
     json!({ "function": { "name": name, "arguments": arguments } })
 }
@@ -349,28 +357,40 @@ struct Lines {
     load_time: Duration,
     /// True to add statistics to the last line.
     statistics: bool,
-    /// Names and arguments of the calls so far.
-    calls: Vec<(String, String)>,
+    /// Name and arguments of the call that may not be complete.
+    call: Option<(String, String)>,
     ended: bool,
 }
 
 impl Lines {
-    /// Returns what pieces show. Calls are shown whole, at the end.
+    /// Returns what pieces show. In Ollama's form, arguments are an object, so that each call is shown when it is complete.
     fn shown(&mut self, pieces: &[Piece]) -> Shown {
         let mut shown = Shown::default();
         for piece in pieces {
+            if !matches!(piece, Piece::Arguments { .. }) {
+                self.end_call(&mut shown);
+            }
             match piece {
                 Piece::Content(text) => shown.content.push_str(text),
                 Piece::Reasoning(text) => shown.thinking.push_str(text),
-                Piece::ToolCall { name, .. } => self.calls.push((name.clone(), String::new())),
+                Piece::ToolCall { name, .. } => self.call = Some((name.clone(), String::new())),
                 Piece::Arguments { text, .. } => {
-                    if let Some((_, arguments)) = self.calls.last_mut() {
+                    if let Some((_, arguments)) = &mut self.call {
                         arguments.push_str(text);
                     }
                 }
             }
         }
+        if self.call.as_ref().is_some_and(|(_, arguments)| is_complete(arguments)) {
+            self.end_call(&mut shown);
+        }
         shown
+    }
+
+    /// Shows the call that was begun, if one was.
+    fn end_call(&mut self, shown: &mut Shown) {
+        let call = self.call.take();
+        shown.calls.extend(call.map(|(name, arguments)| call_body(&name, &arguments)));
     }
 
     fn line(&self, shown: &Shown, out: &mut String) {
@@ -428,7 +448,7 @@ impl Encode for Lines {
             }
             Update::Done { pieces, answer, .. } => {
                 let mut shown = self.shown(&pieces);
-                shown.calls = self.calls.iter().map(|(name, text)| call(name, text)).collect();
+                self.end_call(&mut shown);
                 self.line(&shown, out);
                 if answer.has_failed() {
                     let error = self.lease.failure_of(std::slice::from_ref(&*answer));

@@ -13,6 +13,7 @@ use crate::app::{self, App};
 use crate::body::{Received, Segment};
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, Lease, Status};
+use crate::remarks;
 use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
@@ -131,14 +132,14 @@ async fn begin(
         let choices = vec![None; prepared.choices];
         let offsets = vec![0; prepared.choices];
         let parts = Parts { head, usage, statistics, choices, offsets };
-        return Ok(stream::response(answers, parts, app.ping));
+        return Ok(remarks::add(&prepared.remarks, stream::response(answers, parts, app.ping)));
     }
     let choices = answers.all().await?;
     let mut body = answer::whole(endpoint, &head.identity(), &choices);
     if statistics {
         body["statistics"] = statistics_of(&head.lease, &choices);
     }
-    Ok(Json(body).into_response())
+    Ok(remarks::add(&prepared.remarks, Json(body).into_response()))
 }
 
 /// Returns the statistics of all choices.

@@ -24,6 +24,7 @@ use crate::body::{Received, Segment, read};
 use crate::error::ApiError;
 use crate::models::{Entry, Lease};
 use crate::openai::Failure;
+use crate::remarks;
 use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
@@ -98,14 +99,14 @@ async fn begin(app: Arc<App>, asked: Asked, wanted: Wanted) -> Result<Response, 
         parts.writer.begin(&mut out);
         let response = parts.finish(&mut out);
         return Ok(match streams {
-            true => ([(axum::http::header::CONTENT_TYPE, stream::EVENTS)], out).into_response(),
+            true => stream::of_parts(stream::EVENTS, out.into()),
             false => Json(response).into_response(),
         });
     };
     let prepared = app::prepare(&lease, wanted).await?;
     let mut answers = Answers::start(&lease, &prepared).await?;
     if streams {
-        return Ok(stream::response(answers, parts, ping));
+        return Ok(remarks::add(&prepared.remarks, stream::response(answers, parts, ping)));
     }
     let mut unsent = String::new();
     while let Some(update) = answers.next().await {
@@ -115,7 +116,7 @@ async fn begin(app: Arc<App>, asked: Asked, wanted: Wanted) -> Result<Response, 
     let response = parts.finish(&mut unsent);
     match parts.failed {
         Some(error) => Err(error),
-        None => Ok(Json(response).into_response()),
+        None => Ok(remarks::add(&prepared.remarks, Json(response).into_response())),
     }
 }
 
