@@ -10,8 +10,8 @@ mod compiler;
 mod environment;
 mod matcher;
 
-pub use bounds::STACK_BYTES;
-pub use compiler::{Compiler, Grammar, Rules};
+pub use bounds::{COMPILING_STACK_BYTES, STACK_BYTES};
+pub use compiler::{Compiler, Grammar, Place, Rules};
 pub use matcher::{Matcher, Preamble};
 
 /// Reason why a grammar cannot be used.

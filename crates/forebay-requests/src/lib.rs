@@ -17,9 +17,10 @@ mod text;
 mod worker;
 
 pub use answer::{AnswerFailure, Choice, Identity};
+pub use forebay_grammar::Place;
 pub use prepare::{Preparation, Prepared};
 pub use rates::{Collected, Rates};
 pub use request::{Body, Endpoint, Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted, wanted};
 pub use sink::{Likely, Piece, Token, Update, sink};
 pub use text::{TemplateError, Text};
-pub use worker::{Report, Ticket, Worker};
+pub use worker::{Caller, Report, Ticket, Worker};
