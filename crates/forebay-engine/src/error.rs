@@ -30,6 +30,10 @@ pub enum EngineError {
     #[error("{waiting} requests wait already, and no more may")]
     QueueFull { waiting: usize },
     #[error(
+        "{waiting} of your requests wait already, and the other {left} places are for other callers"
+    )]
+    QueueShareFull { waiting: usize, left: usize },
+    #[error(
         "a request with a grammar or for an embedding cannot be copied: its state has no form that could be written"
     )]
     NoSnapshot,

@@ -262,3 +262,10 @@ fn check(bytes: &[u8]) {
         Err(error) => assert!(!error.to_string().is_empty()),
     }
 }
+
+#[test]
+#[should_panic(expected = "overflow")]
+fn sums_that_overflow_are_noticed_in_this_crate() {
+    let sum = std::hint::black_box(u64::MAX) + std::hint::black_box(1);
+    assert_eq!(sum, 0);
+}

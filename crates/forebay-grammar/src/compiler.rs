@@ -105,8 +105,19 @@ impl Rules {
     }
 }
 
+/// Thread that compiles a grammar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A thread of its own, for which the caller waits a bounded time.
+    OwnThread,
+    /// The caller's thread, whose stack must have [`COMPILING_STACK_BYTES`](crate::COMPILING_STACK_BYTES). The caller bounds the
+    /// time and the number of such threads.
+    ThisThread,
+}
+
 /// Compiler of grammars for one tokenizer.
 pub struct Compiler {
+    place: Place,
     /// Made for the first grammar.
     factory: OnceLock<Result<Arc<ParserFactory>, GrammarError>>,
     tokenizer: Arc<Tokenizer>,
@@ -120,7 +131,13 @@ impl Compiler {
     pub fn new(tokenizer: &Arc<Tokenizer>) -> Compiler {
         let ends = tokenizer.eog_ids().into();
         let (factory, line_ends) = (OnceLock::new(), OnceLock::new());
-        Compiler { factory, tokenizer: tokenizer.clone(), ends, line_ends }
+        let place = Place::OwnThread;
+        Compiler { place, factory, tokenizer: tokenizer.clone(), ends, line_ends }
+    }
+
+    /// Returns a compiler that compiles grammars on another thread.
+    pub fn at(self, place: Place) -> Compiler {
+        Compiler { place, ..self }
     }
 
     fn factory(&self) -> Result<&Arc<ParserFactory>, GrammarError> {
@@ -151,7 +168,11 @@ impl Compiler {
     ) -> Result<Grammar, GrammarError> {
         bounds::check(rules)?;
         let (factory, own) = (self.factory()?.clone(), rules.clone());
-        let matcher = bounds::run(move || own.matcher(&factory))??;
+        let work = move || own.matcher(&factory);
+        let matcher = match self.place {
+            Place::OwnThread => bounds::run(work),
+            Place::ThisThread => bounds::run_here(work),
+        }??;
         let line_ends = self.line_ends.get_or_init(|| {
             let is_line_end = |id: &u32| {
                 let bytes = self.tokenizer.token_bytes(*id, false);

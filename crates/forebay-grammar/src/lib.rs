@@ -11,8 +11,8 @@ mod environment;
 mod matcher;
 mod schema;
 
-pub use bounds::STACK_BYTES;
-pub use compiler::{Compiler, Grammar, Rules};
+pub use bounds::{COMPILING_STACK_BYTES, STACK_BYTES};
+pub use compiler::{Compiler, Grammar, Place, Rules};
 pub use matcher::{Matcher, Preamble};
 pub use schema::{Loosened, loosen};
 

@@ -83,7 +83,7 @@ pub fn of_engine(py: Python<'_>, error: &EngineError, stopped: Option<PyErr>) ->
             | ModelError::NoMtp { .. },
         ) => "OptionError",
         EngineError::KvDisk(error) => return of_kv_disk(py, error),
-        EngineError::QueueFull { .. } => "QueueFullError",
+        EngineError::QueueFull { .. } | EngineError::QueueShareFull { .. } => "QueueFullError",
         EngineError::DoesNotFit { .. }
         | EngineError::DoesNotFitDevice { .. }
         | EngineError::OverBudget { .. }

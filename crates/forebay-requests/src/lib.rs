@@ -17,6 +17,7 @@ mod text;
 mod worker;
 
 pub use answer::{AnswerFailure, Choice, Identity};
+pub use forebay_grammar::Place;
 pub use prepare::{Preparation, Prepared};
 pub use rates::{Collected, Rates};
 pub use request::{
@@ -24,4 +25,4 @@ pub use request::{
 };
 pub use sink::{Likely, Piece, Token, Update, sink};
 pub use text::{TemplateError, Text};
-pub use worker::{Report, Ticket, Worker};
+pub use worker::{Caller, Report, Ticket, Worker};

@@ -4,7 +4,7 @@ use std::sync::{Arc, Once};
 
 use forebay_chat::{ChatError, Format};
 use forebay_engine::{ModelInfo, ModelText};
-use forebay_grammar::Compiler;
+use forebay_grammar::{Compiler, Place};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
 
 use crate::prepare::{Preparation, Prepared};
@@ -43,11 +43,11 @@ pub struct Text {
 }
 
 impl Text {
-    /// Prepares the text of a model. `name` is how requests call it.
+    /// Prepares the text of a model. `name` is how requests call it, and `place` says which thread compiles grammars.
     ///
     /// # Errors
     /// Returns an error if the chat template is damaged.
-    pub fn new(name: &str, text: ModelText) -> Result<Text, TemplateError> {
+    pub fn new(name: &str, text: ModelText, place: Place) -> Result<Text, TemplateError> {
         let ModelText { info, tokenizer, chat_template } = text;
         let is_plain = chat_template.is_none();
         if is_plain {
@@ -60,7 +60,7 @@ impl Text {
             None => ChatTemplate::from_source(PLAIN_TEMPLATE, "", "")?,
         };
         let format = Format::recognise(Some(&template), Some(&tokenizer))?;
-        let compiler = Compiler::new(&tokenizer);
+        let compiler = Compiler::new(&tokenizer).at(place);
         let (name, tools_logged) = (name.to_owned(), Once::new());
         Ok(Text { info, tokenizer, template, format, compiler, is_plain, name, tools_logged })
     }

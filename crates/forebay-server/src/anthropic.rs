@@ -18,8 +18,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{Received, read};
+use crate::caller::Caller;
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, Lease};
 use crate::remarks;
@@ -303,20 +304,23 @@ fn no_images() -> ApiError {
 /// `POST /v1/messages/count_tokens`.
 pub async fn count_tokens(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let prepare = move || {
         let (_, wanted) = request(&body)?;
-        let entry = app.models.entry(wanted.model.as_deref())?;
-        Ok(app.models.text(&entry)?.prepare(wanted, None)?)
+        let entry = own.models.entry(wanted.model.as_deref())?;
+        Ok(own.models.text(&entry)?.prepare(wanted, None)?)
     };
-    let prepared = app::work(prepare).await?;
+    let prepared = app.prepare(&caller, prepare).await?;
     Ok(Json(json!({ "input_tokens": prepared.request.prompt.len() })))
 }
 
 /// `POST /v1/messages`.
 pub async fn messages(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
     let own = app.clone();
@@ -328,24 +332,29 @@ pub async fn messages(
         }
         Ok((entry, wanted))
     };
-    let (entry, wanted) = app::work(read).await?;
+    let (entry, wanted) = app.work(&caller, read).await?;
     Ok(match wanted.stream {
         true => {
             let failed: fn(&ApiError, &mut String) =
                 |error, out| stream::event("error", &error_body(error), out);
-            stream::with_pings(app.ping, begin(app.clone(), entry, wanted), failed).await?
+            stream::with_pings(app.ping, begin(app.clone(), caller, entry, wanted), failed).await?
         }
-        false => begin(app, entry, wanted).await?,
+        false => begin(app, caller, entry, wanted).await?,
     })
 }
 
 /// Begins a stream, or returns the whole answer.
-async fn begin(app: Arc<App>, entry: Entry, wanted: Wanted) -> Result<Response, ApiError> {
+async fn begin(
+    app: Arc<App>,
+    caller: Caller,
+    entry: Entry,
+    wanted: Wanted,
+) -> Result<Response, ApiError> {
     let (streams, stops, statistics) = (wanted.stream, wanted.stops.clone(), wanted.statistics);
-    let lease = app.models.get(entry, None).await?;
-    let prepared = app::prepare(&lease, wanted).await?;
+    let lease = app.models.get(&caller, entry, None).await?;
+    let prepared = app.prepared(&caller, &lease, wanted).await?;
     let input_tokens = prepared.request.prompt.len();
-    let answers = Answers::start(&lease, &prepared).await?;
+    let answers = Answers::start(&caller, &lease, &prepared).await?;
     let unique = stream::unique();
     if streams {
         let (index, open, ended) = (0, None, false);

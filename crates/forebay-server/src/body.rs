@@ -1,6 +1,7 @@
 //! The bytes of a request.
 
 use std::error::Error;
+use std::sync::Arc;
 
 use axum::RequestExt as _;
 use axum::body::Bytes;
@@ -13,8 +14,10 @@ use http_body_util::LengthLimitError;
 use serde::de::DeserializeOwned;
 
 use crate::access;
-use crate::app;
+use crate::app::App;
+use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::quota::Held;
 
 /// Reads a body.
 ///
@@ -43,25 +46,42 @@ impl<S: Send + Sync> FromRequestParts<S> for Segment {
 /// The body of a request, or an error in the form of the interface to which the path belongs.
 pub struct Received(pub Bytes);
 
-impl<S: Send + Sync> FromRequest<S> for Received {
+impl FromRequest<Arc<App>> for Received {
     type Rejection = Response;
 
-    async fn from_request(request: Request, _: &S) -> Result<Received, Response> {
+    async fn from_request(mut request: Request, app: &Arc<App>) -> Result<Received, Response> {
+        let caller = request.extract_parts::<Caller>().await?;
         let path = request.uri().path().to_owned();
         let refused = |error| access::refused(&path, error);
         let mut stream = request.with_limited_body().into_body().into_data_stream();
-        let mut parts = Vec::new();
+        let (mut parts, mut held) = (Vec::new(), app.body_bytes.nothing(&caller));
         while let Some(part) = stream.next().await {
-            parts.push(part.map_err(|error| refused(unread(error)))?);
+            let part = part.map_err(|error| refused(unread(error)))?;
+            held.add(part.len()).map_err(refused)?;
+            parts.push(part);
             // A large body that comes as fast as it is read would hold up all other connections of this thread.
             tokio::task::yield_now().await;
         }
         let bytes = match parts.len() {
-            0 => Ok(Bytes::new()),
-            1 => Ok(parts.remove(0)),
-            _ => app::work(move || Ok(Bytes::from(parts.concat()))).await,
+            1 => Ok(Body { bytes: parts.remove(0), _held: held }),
+            _ => {
+                let join = move || Ok(Body { bytes: Bytes::from(parts.concat()), _held: held });
+                app.work(&caller, join).await
+            }
         };
-        bytes.map(Received).map_err(refused)
+        bytes.map(|body| Received(Bytes::from_owner(body))).map_err(refused)
+    }
+}
+
+/// A body in memory, which counts as its caller's as long as it is there.
+struct Body {
+    bytes: Bytes,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for Body {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 

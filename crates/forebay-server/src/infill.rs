@@ -15,8 +15,9 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{Received, read};
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::models::{Entry, Lease};
 use crate::openai::{Failure, error_body};
@@ -141,6 +142,7 @@ fn sampling(body: &Body) -> Result<Sampling, ApiError> {
 /// `POST /infill`.
 pub async fn infill(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
     let own = app.clone();
@@ -149,20 +151,22 @@ pub async fn infill(
         let wanted = wanted(&body)?;
         Ok((own.models.entry(wanted.model.as_deref())?, body.response_fields, wanted))
     };
-    let (entry, fields, wanted) = app::work(read).await?;
+    let (entry, fields, wanted) = app.work(&caller, read).await?;
     Ok(match wanted.stream {
         true => {
             let failed: fn(&ApiError, &mut String) =
                 |error, out| stream::data(&error_body(error), out);
-            stream::with_pings(app.ping, begin(app.clone(), entry, fields, wanted), failed).await?
+            let begins = begin(app.clone(), caller, entry, fields, wanted);
+            stream::with_pings(app.ping, begins, failed).await?
         }
-        false => begin(app, entry, fields, wanted).await?,
+        false => begin(app, caller, entry, fields, wanted).await?,
     })
 }
 
 /// Begins a stream, or returns the whole answer.
 async fn begin(
     app: Arc<App>,
+    caller: Caller,
     entry: Entry,
     fields: Vec<String>,
     mut wanted: Wanted,
@@ -170,12 +174,12 @@ async fn begin(
     let statistics = wanted.statistics;
     let (streams, sampling, most) = (wanted.stream, wanted.sampling.clone(), wanted.max_tokens);
     let settings = settings(&sampling, most, &wanted.stops);
-    let lease = app.models.get(entry, None).await?;
+    let lease = app.models.get(&caller, entry, None).await?;
     if let Input::Infill(gap) = &mut wanted.input {
         gap.most_tokens = Some(lease.context.saturating_sub(most.unwrap_or(0)));
     }
-    let prepared = app::prepare(&lease, wanted).await?;
-    let answers = Answers::start(&lease, &prepared).await?;
+    let prepared = app.prepared(&caller, &lease, wanted).await?;
+    let answers = Answers::start(&caller, &lease, &prepared).await?;
     let parts = Parts {
         lease,
         prompt: prepared.text,

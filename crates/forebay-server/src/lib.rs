@@ -12,12 +12,15 @@ mod anthropic;
 mod app;
 pub mod batches;
 mod body;
+mod caller;
 pub mod client;
+mod connections;
 mod embeddings;
 mod error;
 mod files;
 mod infill;
 mod large;
+mod lifetime;
 mod live;
 mod machine_metrics;
 mod metrics;
@@ -29,6 +32,8 @@ mod openapi;
 mod operations;
 mod page;
 mod plan;
+mod pool;
+mod quota;
 mod remarks;
 mod request_log;
 mod responses;
@@ -37,6 +42,10 @@ mod run;
 mod server;
 mod statistics;
 mod stream;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 
 use forebay_engine::EngineError;
 use forebay_requests::TemplateError;
@@ -49,7 +58,7 @@ pub use models::{
     Catalogue, Entry, KeepAlive, LoadError, Loaded, Loader, Memory, Models, ModelsOptions,
 };
 pub use plan::PlanReport;
-pub use server::{Listener, ServerOptions};
+pub use server::{CLIENT_TIME, CONNECTIONS_MOST, Listener, ServerOptions};
 
 /// Reason why a server cannot start or has to end.
 #[derive(Debug, thiserror::Error)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use forebay_engine::Engine;
+use forebay_grammar::Place;
 use forebay_requests::{Choice, Text, Worker};
 
 use crate::ServeError;
@@ -39,7 +40,7 @@ impl Model {
         let Loaded { session, memory, outlook } = loaded;
         let text = match text {
             Some(text) => text,
-            None => Arc::new(Text::new(name, session.text()?)?),
+            None => Arc::new(Text::new(name, session.text()?, Place::ThisThread)?),
         };
         let (context, load_seconds) = (session.context(), session.statistics().load_seconds);
         let mut engine = Engine::new(session, &options.engine);

@@ -13,16 +13,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{Received, read};
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::models::Status;
 use crate::openai::Failure;
-
-/// `GET /health` and `GET /ready`: the server takes requests. Models that are not loaded are loaded on request.
-pub async fn health() -> Json<Value> {
-    Json(json!({ "status": "ok" }))
-}
 
 /// `GET /metrics`.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
@@ -88,17 +84,19 @@ fn yes() -> bool {
 /// `POST /tokenize`: a text's token ids.
 pub async fn tokenize(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let encode = move || {
         let asked: Tokenize = read(&body)?;
         let content =
             asked.content.or(asked.prompt).ok_or_else(|| ApiError::bad("content is missing"))?;
-        let tokenizer = &text(&app, asked.model.as_deref())?.tokenizer;
+        let tokenizer = &text(&own, asked.model.as_deref())?.tokenizer;
         let ids = tokenizer.encode(&content, asked.add_special, asked.parse_special);
         ids.map_err(|error| ApiError::bad(error.to_string()))
     };
-    let ids = app::work(encode).await?;
+    let ids = app.prepare(&caller, encode).await?;
     Ok(Json(json!({ "tokens": ids, "count": ids.len() })))
 }
 
@@ -111,33 +109,37 @@ pub struct Detokenize {
 /// `POST /detokenize`: the text of token ids.
 pub async fn detokenize(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let decode = move || {
         let Detokenize { model, tokens } = read(&body)?;
-        let tokenizer = &text(&app, model.as_deref())?.tokenizer;
+        let tokenizer = &text(&own, model.as_deref())?.tokenizer;
         let size = tokenizer.vocab_size();
         if let Some(id) = tokens.iter().find(|id| **id as usize >= size) {
             return Err(ApiError::bad(format!("token {id} is not in the vocabulary of {size}")));
         }
         Ok(tokenizer.decode(&tokens, true))
     };
-    Ok(Json(json!({ "content": app::work(decode).await? })))
+    Ok(Json(json!({ "content": app.prepare(&caller, decode).await? })))
 }
 
 /// `POST /apply-template`: the prompt of a conversation.
 pub async fn apply_template(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let prepare = move || {
         let body: Value = read(&body)?;
         let messages = Message::list_from_json(&body).map_err(|e| ApiError::bad(e.to_string()))?;
         let tools = body.get("tools").filter(|tools| tools.is_array()).cloned();
         let input = Input::Chat { messages, tools, think: None, variables: Map::new() };
-        let text = text(&app, body.get("model").and_then(Value::as_str))?;
+        let text = text(&own, body.get("model").and_then(Value::as_str))?;
         Ok(text.prepare(Wanted { input, ..Wanted::default() }, None)?)
     };
-    let prepared = app::work(prepare).await?;
+    let prepared = app.prepare(&caller, prepare).await?;
     Ok(Json(json!({ "prompt": prepared.text, "tokens": prepared.request.prompt.len() })))
 }

@@ -6,17 +6,19 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use jiff::Timestamp;
 
 use crate::access;
-use crate::access_log::{self, AccessLog, Note, Record};
+use crate::access_log::{AccessLog, Record};
 use crate::app::App;
+use crate::quota::Held;
 use crate::stream;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -35,27 +37,38 @@ pub struct Logging {
     pub access_log: Option<Arc<AccessLog>>,
 }
 
-/// Gives a request an id, counts its answer, and logs it: when the answer begins on standard error, and when it ends in the
+/// Gives a request an id and its [`Caller`](crate::caller::Caller), counts its answer, and logs it: when the answer begins on standard error, and when it ends in the
 /// access log.
-pub async fn log(State(logging): State<Arc<Logging>>, request: Request, next: Next) -> Response {
+pub async fn log(
+    State(logging): State<Arc<Logging>>,
+    Extension(Remote(remote)): Extension<Remote>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let started = Instant::now();
     let id = request_id(request.headers());
+    let caller = logging.app.rules.caller(request.headers(), remote.ip());
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let mut record = Record {
         log: logging.access_log.clone(),
-        note: Arc::new(Note::default()),
+        note: caller.note().clone(),
         id: id.clone(),
         method: method.to_string(),
         path: path.chars().take(PATH_MOST).collect(),
         key: access::key_hash(request.headers()),
-        remote: request.extensions().get::<Remote>().map(|remote| remote.0.to_string()),
+        remote: remote.to_string(),
         status: None,
         bytes: 0,
         time: Timestamp::now(),
         started,
     };
-    let answered = access_log::with_note(record.note.clone(), next.run(request));
-    let mut response = answered.await;
+    let is_public = access::is_public(&path);
+    let held = if is_public { Ok(None) } else { logging.app.requests.take_one(&caller).map(Some) };
+    request.extensions_mut().insert(caller);
+    let (mut response, held) = match held {
+        Ok(held) => (next.run(request).await, held),
+        Err(error) => (access::refused(&path, error), None),
+    };
     let status = response.status().as_u16();
     record.status = Some(status);
     logging.app.models.note_response(status);
@@ -72,10 +85,12 @@ pub async fn log(State(logging): State<Arc<Logging>>, request: Request, next: Ne
         headers.insert(REQUEST_ID, id);
     }
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    match record.log {
-        None => response,
-        Some(_) => response.map(|body| Body::new(Logged { body, record })),
+    let may_be_tried_again =
+        [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].map(|of| of.as_u16());
+    if may_be_tried_again.contains(&status) && !headers.contains_key(header::RETRY_AFTER) {
+        headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
     }
+    response.map(|body| Body::new(Logged { body, record, _held: held }))
 }
 
 /// Returns the id that the client sent, if it is short and harmless, or a new one.
@@ -88,10 +103,11 @@ fn request_id(headers: &HeaderMap) -> String {
     given.map_or_else(|| format!("req_{}", stream::unique()), str::to_owned)
 }
 
-/// The body of an answer, which is logged when it ends or the client goes.
+/// The body of an answer, which is logged when it ends or the client goes. Until then, the request counts as its caller's.
 struct Logged {
     body: Body,
     record: Record,
+    _held: Option<Held>,
 }
 
 impl HttpBody for Logged {

@@ -1,30 +1,38 @@
 //! Listens, and routes requests to their handlers.
 
+use std::convert::Infallible;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::task::{Context, Poll};
+use std::thread;
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{delete, get, post};
+use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowOrigin, Any, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
-use crate::access::{self, Keys, Rules};
+use crate::access::{self, Keys};
 use crate::access_log::AccessLog;
 use crate::app::App;
+use crate::caller;
+use crate::connections::{Connections, InWork, Place, Taken};
 use crate::error::ApiError;
 use crate::files::{self, FilesOptions};
 use crate::large::{self, Cleaner, LargeRequests};
@@ -32,18 +40,18 @@ use crate::models::Models;
 use crate::request_log::{self, Logging, Remote};
 use crate::routes::Routes;
 use crate::{
-    ServeError, anthropic, batches, embeddings, infill, live, ollama, openai, openapi, operations,
-    page, plan, responses,
+    ServeError, anthropic, batches, embeddings, infill, lifetime, live, ollama, openai, openapi,
+    operations, page, plan, responses,
 };
 
-/// Most connections at a time. Others wait until one ends.
-const CONNECTIONS_MOST: usize = 2048;
-/// Time that a client has for the head of a request, and between two pieces of its body.
-const CLIENT_TIME: Duration = Duration::from_secs(20);
+/// Most bytes that wait for a client in the program, and about as many in the system.
+const BUFFER_BYTES: usize = 256 << 10;
+/// New connections that wait until they are accepted.
+const BACKLOG: u32 = 1024;
 /// Threads that talk to clients. The engine has threads of its own.
 const THREADS: usize = 2;
-/// Most requests whose prompts are made into tokens at a time.
-const PREPARING_MOST: usize = 4;
+/// Longest wait for the end of the first load when the server ends.
+const INTERRUPTED: Duration = Duration::from_secs(2);
 /// Time between two looks at whether the server should stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -68,7 +76,31 @@ pub struct ServerOptions {
     pub ping: Option<Duration>,
     /// Where every request is logged.
     pub access_log: Option<Arc<AccessLog>>,
+    /// Names of hosts by which clients may reach a server without keys, beside those of this machine; `*` is all.
+    pub hosts: Vec<String>,
+    /// Most connections at a time.
+    pub connections: usize,
+    /// Time that a client has for the head of a request, between two pieces of its body, and to take more of an answer.
+    pub client_time: Duration,
+    /// Time that requests have to end after the server was told to stop.
+    pub drain: Duration,
 }
+
+impl ServerOptions {
+    /// Returns true if requests may come from several callers: there are several keys, or other machines may use the server
+    /// without one.
+    pub fn has_several_callers(&self) -> bool {
+        match self.keys.count() {
+            0 => !self.address.ip().is_loopback(),
+            keys => keys > 1,
+        }
+    }
+}
+
+/// Usual [`ServerOptions::connections`].
+pub const CONNECTIONS_MOST: usize = 2048;
+/// Usual [`ServerOptions::client_time`].
+pub const CLIENT_TIME: Duration = Duration::from_secs(20);
 
 /// A server that has its address but does not answer yet.
 pub struct Listener {
@@ -76,6 +108,15 @@ pub struct Listener {
     listener: TcpListener,
     address: SocketAddr,
     options: ServerOptions,
+}
+
+fn listen_at(address: SocketAddr) -> std::io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    // Connections inherit it.
+    socket.set_send_buffer_size(BUFFER_BYTES as u32)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// Longest time that a server takes at its end to write KV blocks to the disk.
@@ -94,13 +135,12 @@ impl Listener {
         drop(cors(&options.origins)?);
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
-            .max_blocking_threads(PREPARING_MOST)
             .thread_name("server")
             .enable_io()
             .enable_time()
             .build()?;
         let listen = |source| ServeError::Listen { address, source };
-        let listener = runtime.block_on(TcpListener::bind(address)).map_err(listen)?;
+        let listener = runtime.block_on(async { listen_at(address) }).map_err(listen)?;
         let address = listener.local_addr().map_err(listen)?;
         Ok(Listener { runtime, listener, address, options })
     }
@@ -110,84 +150,192 @@ impl Listener {
         self.address
     }
 
-    /// Answers requests until `stops` returns true and all running requests have ended.
+    /// Answers requests until `stops` returns true. Then the address is free at once, and the requests that run have
+    /// [`ServerOptions::drain`] to end.
+    ///
+    /// `start` loads the first models meanwhile. Until it returns, the server says that it is not ready, and requests wait. What it
+    /// returns is called when the server is ready. If it fails, the server ends.
     ///
     /// # Errors
-    /// Returns an error if the server cannot be set up.
-    pub fn serve(self, models: Models, mut stops: impl FnMut() -> bool) -> Result<(), ServeError> {
+    /// Returns an error if the server cannot be set up, and the error of `start`.
+    pub fn serve<E: From<ServeError> + Send + 'static, R: FnOnce()>(
+        self,
+        models: Models,
+        start: impl FnOnce(&Models) -> Result<R, E> + Send + 'static,
+        mut stops: impl FnMut() -> bool,
+    ) -> Result<(), E> {
         let Listener { runtime, listener, options, .. } = self;
-        let rules = Arc::new(Rules {
-            keys: options.keys.clone(),
-            origins: options.origins.clone(),
-            is_local: options.address.ip().is_loopback(),
-            shares_prefixes: options.shares_prefixes,
-        });
-        let app = Arc::new(App::new(models, options.files.clone(), options.ping, rules));
+        let app = Arc::new(App::new(models, &options));
         let large = Arc::new(LargeRequests::new());
-        let _cleaner = Cleaner::start(large.clone())?;
+        let _cleaner = Cleaner::start(large.clone()).map_err(ServeError::from)?;
         let router = router(app.clone(), &options)?.layer(from_fn_with_state(large, large::note));
+        app.models.hold_loads(true);
+        let mut starting = Starting::begin(app.clone(), start).map_err(ServeError::from)?;
         let batches = runtime.spawn(batches::run(app.clone()));
+        let service = Service { app: app.clone(), router, options };
         runtime.block_on(async {
-            accept(&listener, router, &mut stops).await;
+            service.accept(listener, || starting.has_failed() || stops()).await;
             // What is unfinished goes on at the next start.
             batches.abort();
             let _ = batches.await;
         });
-        app.models.write_kv(WRITE_KV);
-        // The log is written to its end after the last request.
+        // Requests that are unfinished end here.
         drop(runtime);
-        Ok(())
+        app.models.write_kv(WRITE_KV);
+        starting.end()
     }
 }
 
-/// Accepts connections until `stops` returns true, then waits for those that have an unfinished request.
-async fn accept(listener: &TcpListener, router: Router, stops: &mut dyn FnMut() -> bool) {
-    let mut connection = http1::Builder::new();
-    connection.timer(TokioTimer::new()).header_read_timeout(CLIENT_TIME);
-    let graceful = GracefulShutdown::new();
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MOST));
-    let mut look = tokio::time::interval(LOOK_EVERY);
-    let mut next = None;
-    while !stops() {
-        let place = match next.take() {
-            Some(place) => place,
-            None => tokio::select! {
-                place = places.clone().acquire_owned() => place,
+/// The thread that loads the first models.
+struct Starting<E> {
+    failed: Receiver<E>,
+    failure: Option<E>,
+}
+
+impl<E: Send + 'static> Starting<E> {
+    fn begin<R: FnOnce()>(
+        app: Arc<App>,
+        start: impl FnOnce(&Models) -> Result<R, E> + Send + 'static,
+    ) -> std::io::Result<Starting<E>> {
+        let (fails, failed) = sync_channel(1);
+        let run = move || match start(&app.models) {
+            Ok(is_ready) => {
+                app.models.hold_loads(false);
+                app.lifetime.begin();
+                is_ready();
+            }
+            // An error means that the server has ended.
+            Err(error) => drop(fails.send(error)),
+        };
+        thread::Builder::new().name("start".into()).spawn(run)?;
+        Ok(Starting { failed, failure: None })
+    }
+
+    fn has_failed(&mut self) -> bool {
+        self.failure = self.failure.take().or_else(|| self.failed.try_recv().ok());
+        self.failure.is_some()
+    }
+
+    /// Returns the failure, if there is one. A load that is interrupted says so soon, and one that does not come to an end is left
+    /// behind.
+    fn end(self) -> Result<(), E> {
+        let failure = self.failure.or_else(|| self.failed.recv_timeout(INTERRUPTED).ok());
+        failure.map_or(Ok(()), Err)
+    }
+}
+
+/// What every connection needs.
+struct Service {
+    app: Arc<App>,
+    router: Router,
+    options: ServerOptions,
+}
+
+impl Service {
+    /// Accepts connections until `stops` returns true. Then waits for the requests that run, up to a limit.
+    async fn accept(&self, listener: TcpListener, mut stops: impl FnMut() -> bool) {
+        let connections = Connections::new(self.options.connections);
+        let graceful = GracefulShutdown::new();
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        while !stops() {
+            let accepted = tokio::select! {
+                accepted = listener.accept() => accepted,
                 _ = look.tick() => continue,
-            },
-        };
-        let stream = tokio::select! {
-            accepted = listener.accept() => accepted,
-            _ = look.tick() => {
-                next = Some(place);
-                continue;
+            };
+            match accepted {
+                Ok((stream, remote)) => {
+                    let share = caller::share_of_address(remote.ip());
+                    match connections.admit(share) {
+                        Some(place) => self.answer(stream, remote, place, &graceful),
+                        None => refuse(&stream),
+                    }
+                }
+                Err(error) => {
+                    // The system has no descriptor or memory left for a connection: others have to end first.
+                    tracing::warn!("a connection was not accepted: {error}");
+                    tokio::time::sleep(LOOK_EVERY).await;
+                }
             }
+        }
+        // New clients are refused at once, as if the server were gone.
+        drop(listener);
+        self.app.lifetime.end();
+        let drained = async {
+            connections.without_requests().await;
+            graceful.shutdown().await;
         };
-        let (stream, remote) = match stream {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // The system has no descriptor or memory left for a connection: others have to end first.
-                tracing::warn!("a connection was not accepted: {error}");
-                tokio::time::sleep(LOOK_EVERY).await;
-                continue;
-            }
-        };
+        if tokio::time::timeout(self.options.drain, drained).await.is_err() {
+            let cut = connections.requests();
+            tracing::warn!("the time for unfinished requests is over: {cut} requests are cut off");
+        }
+    }
+
+    /// Answers the requests of a connection.
+    fn answer(
+        &self,
+        stream: TcpStream,
+        remote: SocketAddr,
+        place: Arc<Place>,
+        graceful: &GracefulShutdown,
+    ) {
         // Tokens are small, and each should arrive at once.
         let _ = stream.set_nodelay(true);
-        let router = TowerToHyperService::new(router.clone());
+        let (router, own) = (TowerToHyperService::new(self.router.clone()), place.clone());
         let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
             request.extensions_mut().insert(Remote(remote));
-            router.call(request)
-        });
-        let served = graceful.watch(connection.serve_connection(TokioIo::new(stream), service));
-        tokio::spawn(async move {
-            if let Err(error) = served.await {
-                tracing::debug!("a connection ended: {error}");
+            let (in_work, answered) = (own.request(), router.call(request));
+            async move {
+                let response = answered.await?;
+                Ok::<_, Infallible>(response.map(|body| Body::new(InWorkBody { body, in_work })))
             }
-            drop(place);
+        });
+        let mut connection = http1::Builder::new();
+        connection.timer(TokioTimer::new()).header_read_timeout(self.options.client_time);
+        connection.max_buf_size(BUFFER_BYTES);
+        let stream = TokioIo::new(Taken::new(stream, self.options.client_time));
+        let served = graceful.watch(connection.serve_connection(stream, service));
+        tokio::spawn(async move {
+            tokio::select! {
+                served = served => if let Err(error) = served {
+                    tracing::debug!("a connection ended: {error}");
+                },
+                () = place.ended() => tracing::debug!("an idle connection gave way to a new one"),
+            }
         });
     }
-    graceful.shutdown().await;
+}
+
+/// Tells a client that there are too many connections. A client that does not read it at once does not learn it.
+fn refuse(stream: &TcpStream) {
+    let answer = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    let _ = stream.try_write(answer);
+}
+
+/// The body of an answer. While it exists, its connection has a request.
+struct InWorkBody {
+    body: Body,
+    #[expect(dead_code, reason = "its end counts")]
+    in_work: InWork,
+}
+
+impl HttpBody for InWorkBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
 }
 
 /// Returns the routes. Each is described in `openapi/routes.rs`.
@@ -198,8 +346,8 @@ pub fn routes() -> Routes {
         .route("/live", get(live::live))
         .route("/plan", get(plan::plan))
         .route("/openapi.json", get(openapi::document))
-        .route("/health", get(operations::health))
-        .route("/ready", get(operations::health))
+        .route("/health", get(lifetime::health))
+        .route("/ready", get(lifetime::health))
         .route("/metrics", get(operations::metrics))
         .route("/slots", get(operations::slots))
         .route("/tokenize", post(operations::tokenize))
@@ -247,7 +395,8 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .method_not_allowed_fallback(wrong_method)
         .with_state(app.clone())
         .layer(DefaultBodyLimit::max(options.body_bytes))
-        .layer(RequestBodyTimeoutLayer::new(CLIENT_TIME))
+        .layer(RequestBodyTimeoutLayer::new(options.client_time))
+        .layer(from_fn_with_state(app.clone(), lifetime::check))
         .layer(from_fn_with_state(app.rules.clone(), access::check))
         .layer(cors(&options.origins)?)
         .layer(CatchPanicLayer::new())

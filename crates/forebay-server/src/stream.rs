@@ -14,7 +14,6 @@ use futures_util::stream::unfold;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::access_log;
 use crate::error::ApiError;
 use crate::run::Answers;
 
@@ -126,7 +125,7 @@ pub async fn with_pings(
     begins: impl Future<Output = Result<Response, ApiError>> + Send + 'static,
     failed: fn(&ApiError, &mut String),
 ) -> Result<Response, ApiError> {
-    let mut begins: Begins = Box::pin(access_log::within(begins));
+    let mut begins: Begins = Box::pin(begins);
     let Some(ping) = ping else { return begins.await };
     if let Ok(response) = tokio::time::timeout(ping, &mut begins).await {
         return response;

@@ -37,6 +37,8 @@ pub struct CachedFrom {
 pub struct Active {
     pub id: RequestId,
     pub priority: i32,
+    /// Number of its caller.
+    pub share: u64,
     pub options: GenerateOptions,
     pub sequence: SequenceId,
     /// Hash before the first KV block.
@@ -83,7 +85,7 @@ impl Active {
         let tokenizer = request.text.then(|| session.tokenizer.clone()).flatten();
         let sampler = Sampler::new(request.options.sampling.clone());
         let root = session.runner.root(&request.namespace);
-        let Request { prompt, options, priority, logprobs, grammar, pooling, .. } = *request;
+        let Request { prompt, options, priority, share, logprobs, grammar, pooling, .. } = *request;
         let statistics = RequestStatistics {
             exact: session.is_independent(),
             prompt_tokens: prompt.len(),
@@ -95,6 +97,7 @@ impl Active {
         Active {
             id,
             priority,
+            share,
             options,
             sequence,
             root,

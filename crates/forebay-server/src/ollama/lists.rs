@@ -13,8 +13,9 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::Failure;
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{Received, read};
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::models::{Entry, Status};
 
@@ -30,13 +31,14 @@ pub async fn version() -> Json<Value> {
 }
 
 /// `GET /api/tags`: all models, loaded or not.
-pub async fn tags(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+pub async fn tags(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<Value>, Failure> {
     // Descriptions that are not known yet are read from the files.
+    let own = app.clone();
     let list = move || {
-        let entries = app.models.list();
-        Ok(entries.iter().map(|entry| tag(&app, entry)).collect::<Value>())
+        let entries = own.models.list();
+        Ok(entries.iter().map(|entry| tag(&own, entry)).collect::<Value>())
     };
-    Ok(Json(json!({ "models": app::work(list).await? })))
+    Ok(Json(json!({ "models": app.work(&caller, list).await? })))
 }
 
 /// Describes a model in the list of all models. One that cannot be read has no details.
@@ -117,14 +119,16 @@ pub struct Named {
 /// `POST /api/show`. The model need not be loaded for it.
 pub async fn show(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let describe = move || {
         let named: Named = read(&body)?;
-        let entry = app.models.entry(named.model.or(named.name).as_deref())?;
-        app.models.text(&entry)
+        let entry = own.models.entry(named.model.or(named.name).as_deref())?;
+        own.models.text(&entry)
     };
-    let text = app::work(describe).await?;
+    let text = app.prepare(&caller, describe).await?;
     let info = &text.info;
     let family = info.architecture;
     let mut capabilities = vec!["completion"];

@@ -22,8 +22,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{Received, read};
+use crate::caller::Caller;
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, KeepAlive, Lease};
 use crate::remarks;
@@ -105,20 +106,27 @@ enum Endpoint {
 /// `POST /api/chat`.
 pub async fn chat(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    answer(app, Endpoint::Chat, body).await
+    answer(app, caller, Endpoint::Chat, body).await
 }
 
 /// `POST /api/generate`.
 pub async fn generate(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    answer(app, Endpoint::Generate, body).await
+    answer(app, caller, Endpoint::Generate, body).await
 }
 
-async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Response, Failure> {
+async fn answer(
+    app: Arc<App>,
+    caller: Caller,
+    endpoint: Endpoint,
+    body: Bytes,
+) -> Result<Response, Failure> {
     let own = app.clone();
     let read = move || {
         let body: Body = read(&body)?;
@@ -126,17 +134,17 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
         let wanted = wanted(endpoint, &body)?;
         Ok((own.models.entry(body.model.as_deref())?, keep_alive, wanted))
     };
-    let (entry, keep_alive, wanted) = app::work(read).await?;
+    let (entry, keep_alive, wanted) = app.work(&caller, read).await?;
     let Some(wanted) = wanted else {
-        return load_or_unload(&app, endpoint, entry, keep_alive).await;
+        return load_or_unload(&app, &caller, endpoint, entry, keep_alive).await;
     };
     let asked = Instant::now();
-    let lease = app.models.get(entry, keep_alive).await?;
+    let lease = app.models.get(&caller, entry, keep_alive).await?;
     let load_time = asked.elapsed();
     let (streams, statistics) = (wanted.stream, wanted.statistics);
-    let mut prepared = app::prepare(&lease, wanted).await?;
+    let mut prepared = app.prepared(&caller, &lease, wanted).await?;
     prepared.whole_calls = true;
-    let answers = Answers::start(&lease, &prepared).await?;
+    let answers = Answers::start(&caller, &lease, &prepared).await?;
     let (call, ended) = (None, false);
     let lines = Lines { lease, endpoint, load_time, statistics, call, ended };
     if streams {
@@ -164,6 +172,7 @@ pub fn keep_alive(value: Option<&Value>) -> Result<Option<KeepAlive>, ApiError> 
 /// Answers a request without a prompt: it loads the model, or unloads it if it shall not stay.
 async fn load_or_unload(
     app: &App,
+    caller: &Caller,
     endpoint: Endpoint,
     entry: Entry,
     keep_alive: Option<KeepAlive>,
@@ -175,7 +184,7 @@ async fn load_or_unload(
             "unload"
         }
         _ => {
-            drop(app.models.get(entry, keep_alive).await?);
+            drop(app.models.get(caller, entry, keep_alive).await?);
             "load"
         }
     };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use forebay_chat::Message;
 use forebay_requests::{Update, Wanted};
@@ -18,9 +18,9 @@ use self::events::Writer;
 pub use self::request::Body;
 pub use self::store::Store;
 use self::store::{Owner, Stored};
-use crate::access;
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{Received, Segment, read};
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::models::{Entry, Lease};
 use crate::openai::Failure;
@@ -32,10 +32,10 @@ use crate::stream::{self, Encode};
 /// `POST /v1/responses`.
 pub async fn create(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    let (own, owner, unique) = (app.clone(), access::owner(&headers), stream::unique());
+    let (own, owner, unique) = (app.clone(), caller.owner().to_owned(), stream::unique());
     let id = format!("resp_{unique}");
     let name = id.clone();
     let read = move || {
@@ -51,8 +51,8 @@ pub async fn create(
         let wanted = body.wanted(messages.clone())?;
         Ok((entry, head, messages, body.store != Some(false), asks, wanted))
     };
-    let (entry, head, messages, stores, asks, wanted) = app::work(read).await?;
-    let asked = Asked { unique, owner, id, entry, head, messages, stores, asks };
+    let (entry, head, messages, stores, asks, wanted) = app.work(&caller, read).await?;
+    let asked = Asked { unique, caller, id, entry, head, messages, stores, asks };
     Ok(match wanted.stream {
         true => {
             let begins = begin(app.clone(), asked, wanted);
@@ -65,7 +65,7 @@ pub async fn create(
 /// What is known of a request before its model is loaded.
 struct Asked {
     unique: String,
-    owner: Owner,
+    caller: Caller,
     id: String,
     entry: Entry,
     head: Value,
@@ -84,15 +84,17 @@ fn failed_late(error: &ApiError, out: &mut String) {
 
 /// Begins a stream, or returns the whole response.
 async fn begin(app: Arc<App>, asked: Asked, wanted: Wanted) -> Result<Response, ApiError> {
-    let Asked { unique, owner, id, entry, head, messages, stores, asks } = asked;
+    let Asked { unique, caller, id, entry, head, messages, stores, asks } = asked;
     let (streams, statistics, ping) = (wanted.stream, wanted.statistics, app.ping);
     let lease = match asks {
-        true => Some(app.models.get(entry, None).await?),
+        true => Some(app.models.get(&caller, entry, None).await?),
         false => None,
     };
+    let owner = caller.owner().to_owned();
     let keep = stores.then_some(Keep { owner, id, messages });
     let writer = Writer::new(unique, head);
-    let mut parts = Parts { app, lease: lease.clone(), writer, keep, statistics, failed: None };
+    let mut parts =
+        Parts { app: app.clone(), lease: lease.clone(), writer, keep, statistics, failed: None };
     let Some(lease) = lease else {
         // A request without input asks whether the endpoint is there.
         let mut out = String::new();
@@ -103,8 +105,8 @@ async fn begin(app: Arc<App>, asked: Asked, wanted: Wanted) -> Result<Response, 
             false => Json(response).into_response(),
         });
     };
-    let prepared = app::prepare(&lease, wanted).await?;
-    let mut answers = Answers::start(&lease, &prepared).await?;
+    let prepared = app.prepared(&caller, &lease, wanted).await?;
+    let mut answers = Answers::start(&caller, &lease, &prepared).await?;
     if streams {
         return Ok(remarks::add(&prepared.remarks, stream::response(answers, parts, ping)));
     }
@@ -123,20 +125,20 @@ async fn begin(app: Arc<App>, asked: Asked, wanted: Wanted) -> Result<Response, 
 /// `GET /v1/responses/{id}`.
 pub async fn get(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Segment(id): Segment,
 ) -> Result<Json<Value>, Failure> {
-    let found = app.responses.get(&access::owner(&headers), &id);
+    let found = app.responses.get(caller.owner(), &id);
     Ok(Json(found.ok_or_else(|| unknown(&id))?.response))
 }
 
 /// `DELETE /v1/responses/{id}`.
 pub async fn delete(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Segment(id): Segment,
 ) -> Result<Json<Value>, Failure> {
-    match app.responses.remove(&access::owner(&headers), &id) {
+    match app.responses.remove(caller.owner(), &id) {
         true => Ok(Json(json!({ "id": id, "object": "response", "deleted": true }))),
         false => Err(unknown(&id).into()),
     }

@@ -108,9 +108,15 @@ pub struct ListenArgs {
     /// Let other machines use the server without a key
     #[arg(long, conflicts_with = "api_key_file")]
     pub insecure: bool,
+    /// Let clients without a key reach this machine by this name, too; * lets all (repeatable)
+    #[arg(long, value_name = "NAME", conflicts_with = "api_key_file")]
+    pub allowed_host: Vec<String>,
     /// Let web pages of this origin use the server, as in https://example.com; * lets all (repeatable)
     #[arg(long, value_name = "ORIGIN")]
     pub cors: Vec<String>,
+    /// Give requests so much time to end after a signal tells the server to stop
+    #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "60s")]
+    pub drain_time: Duration,
     /// Refuse requests with more bytes
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "32MiB")]
     pub max_body: u64,

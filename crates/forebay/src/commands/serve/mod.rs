@@ -16,8 +16,8 @@ use forebay_engine::engine::{EngineOptions, Latency};
 use forebay_engine::{Interrupt, SessionOptions};
 use forebay_library::Library;
 use forebay_server::{
-    Catalogue as _, Entry, FilesOptions, KeepAlive, Keys, Listener, Loader as _, Memory, Models,
-    ModelsOptions, ServeError, ServerOptions,
+    CLIENT_TIME, CONNECTIONS_MOST, Catalogue as _, Entry, FilesOptions, KeepAlive, Keys, Listener,
+    Loader as _, Memory, Models, ModelsOptions, ServeError, ServerOptions,
 };
 
 use self::library::ServedModels;
@@ -60,7 +60,9 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
         false => args.model.clone(),
     };
     let served = ServedModels::new(&paths, &args, library)?;
-    let listener = Listener::bind(server_options(&args)?).map_err(refused)?;
+    let server = server_options(&args)?;
+    let callers_share = server.has_several_callers();
+    let listener = Listener::bind(server).map_err(refused)?;
     let may_switch = names_folder || has_models || paths.len() > 1;
     let followed = routing_file::followed(&args.followed)?;
     let kv_disk = kv_disk::open(&args.kv, &options)?;
@@ -70,6 +72,7 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
         engine: EngineOptions {
             latency: args.max_latency.map_or(Latency::Automatic, Latency::AtMost),
             waiting: args.queue,
+            callers_share,
             ..EngineOptions::default()
         },
         keep_alive: args.keep_alive.unwrap_or(KeepAlive::USUAL),
@@ -77,9 +80,30 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
         kv_disk,
     };
     let models = Models::new(served.clone(), loader.clone(), options)?;
-    let loaded = load_named(&served.named, &loader, &models)?;
     let address = listener.address();
-    match (served.list().as_slice(), loaded.as_slice()) {
+    let ready = Arc::new(AtomicBool::new(false));
+    let is_ready = ready.clone();
+    let start = move |models: &Models| -> Outcome<_> {
+        let loaded = load_named(&served.named, &loader, models)?;
+        Ok(move || {
+            tell_address(address, &served, &loaded);
+            is_ready.store(true, Ordering::Relaxed);
+        })
+    };
+    let token = interrupt::token();
+    let mut told = false;
+    listener.serve(models, start, || {
+        let stops = token.is_requested();
+        if stops && !std::mem::replace(&mut told, true) && ready.load(Ordering::Relaxed) {
+            output::tell!("the server ends when its answers are finished; Ctrl-C ends it at once");
+        }
+        stops
+    })
+}
+
+/// Says where the server answers, and with which models.
+fn tell_address(address: SocketAddr, served: &ServedModels, loaded: &[(String, usize)]) {
+    match (served.list().as_slice(), loaded) {
         ([only], [(_, parallel)]) => {
             output::tell!(
                 "{} answers at http://{address}, {parallel} requests at a time",
@@ -93,15 +117,6 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
             loaded.iter().map(|(name, _)| format!(" {name}")).collect::<String>()
         ),
     }
-    let token = interrupt::token();
-    let mut told = false;
-    listener.serve(models, || {
-        if token.is_requested() && !std::mem::replace(&mut told, true) {
-            output::tell!("the server ends when its answers are finished; Ctrl-C ends it at once");
-        }
-        told
-    })?;
-    Ok(())
 }
 
 /// Loads the first of the models, and the others as long as they fit beside each other. Returns the names of those that are
@@ -159,6 +174,10 @@ fn server_options(args: &ServeArgs) -> Outcome<ServerOptions> {
             0 => None,
             seconds => Some(Duration::from_secs(seconds.into())),
         },
+        hosts: args.listen.allowed_host.clone(),
+        connections: CONNECTIONS_MOST,
+        client_time: CLIENT_TIME,
+        drain: args.listen.drain_time,
         access_log: args.access_log.as_deref().map(access_log::open).transpose()?,
     })
 }
