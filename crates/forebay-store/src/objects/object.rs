@@ -358,11 +358,15 @@ fn trouble(error: object_store::Error) -> Trouble {
 
 /// Returns true if no connection to the server was made.
 fn is_unreached(error: &(dyn Error + 'static)) -> bool {
-    let mut causes = std::iter::successors(Some(error), |error| error.source());
-    causes.any(|error| {
+    let mut next = Some(error);
+    while let Some(error) = next {
         let of_http = error.downcast_ref::<HttpError>();
-        of_http.is_some_and(|error| matches!(error.kind(), HttpErrorKind::Connect))
-    })
+        if of_http.is_some_and(|error| matches!(error.kind(), HttpErrorKind::Connect)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// Returns what an error and its causes say. The first ones of a failed request, which have the URL, are left out.
