@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use forebay_text::{ChatTemplate, RenderInput, Tokenizer};
+use forebay_text::{ChatTemplate, ContentMarks, Prompt, RenderInput, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::conversation::Needs;
@@ -18,6 +18,10 @@ pub struct Format {
     pub(crate) offer: Offer,
     needs: Needs,
     variables: Vec<String>,
+    /// Keep the text of messages apart from control tokens.
+    marks: ContentMarks,
+    /// Format of the template for requests with tools, if the model has one of its own for them.
+    with_tools: Option<Box<Format>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,7 +70,8 @@ impl FromStr for Think {
 }
 
 impl Format {
-    /// Recognises a model's format from its chat template and vocabulary. Without a template, all text is content.
+    /// Recognises a model's format from its chat template and vocabulary. Without a template, all text is content. Without a
+    /// tokenizer, nothing keeps the text of messages from becoming control tokens.
     ///
     /// # Errors
     /// Returns an error if the template cannot be analysed.
@@ -75,6 +80,17 @@ impl Format {
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Format, ChatError> {
         let Some(template) = template else { return Ok(Format::default()) };
+        let with_tools = template.of_tools().map(|own| Format::of(own, tokenizer, true));
+        let format = Format::of(template, tokenizer, false)?;
+        Ok(Format { with_tools: with_tools.transpose()?.map(Box::new), ..format })
+    }
+
+    /// Recognises the format of one template. `for_tools` is true for one that is only for requests with tools.
+    fn of(
+        template: &ChatTemplate,
+        tokenizer: Option<&Tokenizer>,
+        for_tools: bool,
+    ) -> Result<Format, ChatError> {
         let source = template.source();
         let token =
             |text: &str| tokenizer.is_some_and(|tokenizer| tokenizer.token_id(text).is_some());
@@ -90,9 +106,19 @@ impl Format {
         Ok(Format {
             kind,
             offer: Offer::Unknown,
-            needs: Needs::of(template, tools, kind == Kind::Harmony),
+            needs: Needs::of(template, tools, kind == Kind::Harmony, for_tools),
             variables: template.variables()?,
+            marks: tokenizer.map(ContentMarks::of).unwrap_or_default(),
+            with_tools: None,
         })
+    }
+
+    /// Returns the format of a model for which special tokens in the text of messages are special tokens. Whoever writes a
+    /// part of a message can then end it and begin another one.
+    #[must_use]
+    pub fn with_special_tokens_in_messages(self) -> Format {
+        let with_tools = self.with_tools.map(|own| Box::new(own.with_special_tokens_in_messages()));
+        Format { marks: ContentMarks::default(), with_tools, ..self }
     }
 
     /// Returns the format of answers to a request with these tools. Without tools, everything that looks like a call is
@@ -100,6 +126,9 @@ impl Format {
     /// [`render`](Format::render) describes to it.
     pub fn offering(&self, tools: Option<&Value>) -> Format {
         let offer = Offer::of(tools);
+        if let (Offer::Tools(_), Some(own)) = (&offer, &self.with_tools) {
+            return own.offering(tools);
+        }
         let kind = match (self.kind, &offer) {
             (Kind::Plain, Offer::Tools(_)) => {
                 Kind::Tagged { thinking: None, tools: Some(ToolSyntax::Json) }
@@ -182,7 +211,8 @@ impl Format {
     }
 
     /// Renders the prompt for a conversation. It ends where the model's answer begins. What the template cannot write
-    /// itself, such as tools or a system message, becomes text of another message.
+    /// itself, such as tools or a system message, becomes text of another message. The text of messages and tools cannot become
+    /// control tokens, unless the format allows it.
     ///
     /// # Errors
     /// Returns the errors of [`ChatTemplate::render`].
@@ -192,15 +222,26 @@ impl Format {
         messages: &[Message],
         tools: Option<&Value>,
         variables: &Map<String, Value>,
-    ) -> Result<String, ChatError> {
-        let (messages, tools) = self.needs.apply(messages, tools);
+    ) -> Result<Prompt, ChatError> {
+        let (template, format) = match template.of_tools().filter(|_| offers(tools)) {
+            Some(own) => (own, self.with_tools.as_deref().unwrap_or(self)),
+            None => (template, self),
+        };
+        let (messages, tools) = format.needs.apply(messages, tools, &format.marks);
+        let variables = variables.iter();
+        let variables = variables.map(|(name, value)| (name.clone(), format.marks.value(value)));
         let input = RenderInput {
             messages,
             tools,
             add_generation_prompt: true,
-            variables: variables.clone(),
+            variables: variables.collect(),
             now: None,
         };
-        Ok(template.render(&input)?)
+        Ok(format.marks.finish(template.render(&input)?))
     }
+}
+
+/// Returns true if there is a tool in the list.
+fn offers(tools: Option<&Value>) -> bool {
+    tools.is_some_and(|tools| tools.as_array().is_none_or(|list| !list.is_empty()))
 }

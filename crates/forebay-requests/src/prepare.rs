@@ -1,6 +1,6 @@
 //! Requests with their prompts as tokens, ready to run.
 
-use forebay_chat::{CallsWanted, Format, Gap, Think, encode_prompt, infill_prompt};
+use forebay_chat::{CallsWanted, Format, Gap, Think, encode_chat, encode_text, infill_prompt};
 use forebay_engine::GenerateOptions;
 use forebay_engine::engine::Request;
 use forebay_grammar::{Compiler, Grammar, GrammarError, Rules};
@@ -72,7 +72,9 @@ impl Preparation<'_> {
         let mut calls = None;
         let (text, ids, format, continues) = match input {
             Input::Text(text) => {
-                let ids = self.encode("prompt", &text, false)?;
+                self.check_length("prompt", &text)?;
+                let ids = encode_text(self.tokenizer, &text);
+                let ids = ids.map_err(|error| Refusal::of("prompt", error.to_string()))?;
                 (text, ids, Format::default(), true)
             }
             Input::Ids(ids) => {
@@ -94,10 +96,12 @@ impl Preparation<'_> {
                 }
                 calls = tools.clone();
                 let format = self.format.offering(tools.as_ref());
-                let text = format.render(template, &messages, tools.as_ref(), &all);
-                let text = text.map_err(|error| Refusal::of("messages", error.to_string()))?;
-                let ids = self.encode("messages", &text, true)?;
-                (text, ids, format, false)
+                let prompt = format.render(template, &messages, tools.as_ref(), &all);
+                let prompt = prompt.map_err(|error| Refusal::of("messages", error.to_string()))?;
+                self.check_length("messages", prompt.text())?;
+                let ids = encode_chat(self.tokenizer, &prompt);
+                let ids = ids.map_err(|error| Refusal::of("messages", error.to_string()))?;
+                (prompt.into_text(), ids, format, false)
             }
         };
         if ids.is_empty() {
@@ -179,12 +183,8 @@ impl Preparation<'_> {
         ids.ok_or_else(|| Refusal::of("suffix", none))
     }
 
-    fn encode(
-        &self,
-        field: &'static str,
-        text: &str,
-        templated: bool,
-    ) -> Result<Vec<u32>, Refusal> {
+    /// Refuses a text that cannot fit, before its tokens are made.
+    fn check_length(&self, field: &'static str, text: &str) -> Result<(), Refusal> {
         let least = self.tokenizer.tokens_least(text.len());
         if let Some(context) = self.context.filter(|context| least > *context) {
             let message = format!(
@@ -193,8 +193,7 @@ impl Preparation<'_> {
             );
             return Err(Refusal { code: Some(TOO_LONG), ..Refusal::of(field, message) });
         }
-        encode_prompt(self.tokenizer, text, templated)
-            .map_err(|error| Refusal::of(field, error.to_string()))
+        Ok(())
     }
 
     /// Returns the template's variables for an amount of thinking.

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use forebay_engine::engine::EngineOptions;
-use forebay_engine::{KvDisk, ModelInfo};
+use forebay_engine::{KvDisk, ModelInfo, ModelText};
 use forebay_library::Library;
 use forebay_requests::{Report, Text};
 use tokio::sync::oneshot;
@@ -48,6 +48,19 @@ pub struct ModelsOptions {
     pub waiting: usize,
     /// Folder of KV blocks on disk, for all models.
     pub kv_disk: Option<KvDisk>,
+    /// True if special tokens in messages are special tokens.
+    pub special_tokens_in_messages: bool,
+}
+
+impl ModelsOptions {
+    /// Prepares the text of a model.
+    pub(crate) fn text(&self, name: &str, text: ModelText) -> Result<Arc<Text>, ServeError> {
+        let text = Text::new(name, text)?;
+        Ok(Arc::new(match self.special_tokens_in_messages {
+            true => text.with_special_tokens_in_messages(),
+            false => text,
+        }))
+    }
 }
 
 /// All models of a server.
@@ -349,7 +362,8 @@ impl Models {
         let loaded = self.shared.lock().slot(&entry.name).map(|slot| slot.model.text.clone());
         match loaded {
             Some(text) => Ok(text),
-            None => Texts::open(&self.shared.texts, entry).map_err(|e| failed(e.to_string())),
+            None => Texts::open(&self.shared.texts, entry, &self.shared.options)
+                .map_err(|e| failed(e.to_string())),
         }
     }
 

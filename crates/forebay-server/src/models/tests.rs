@@ -46,6 +46,7 @@ impl Test {
             keep_alive,
             waiting: 100,
             kv_disk: None,
+            special_tokens_in_messages: false,
         };
         Arc::new(Models::new(Names(self.clone()), self.clone(), options).unwrap())
     }

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 use forebay_engine::{ModelInfo, ModelText};
 use forebay_requests::Text;
 
-use super::Entry;
+use super::{Entry, ModelsOptions};
 use crate::ServeError;
 
 /// Most models whose texts are kept. A text takes some tens of megabytes.
@@ -67,11 +67,15 @@ impl Texts {
     ///
     /// # Errors
     /// Returns an error if the model cannot be read.
-    pub fn open(texts: &Mutex<Texts>, entry: &Entry) -> Result<Arc<Text>, ServeError> {
+    pub fn open(
+        texts: &Mutex<Texts>,
+        entry: &Entry,
+        options: &ModelsOptions,
+    ) -> Result<Arc<Text>, ServeError> {
         if let Some(text) = Texts::known(texts, entry) {
             return Ok(text);
         }
-        let text = Arc::new(Text::new(&entry.name, ModelText::open(&entry.path)?)?);
+        let text = options.text(&entry.name, ModelText::open(&entry.path)?)?;
         Texts::keep(texts, entry, &text);
         Ok(text)
     }

@@ -3,7 +3,7 @@
 use minijinja::value::{Rest, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::lists;
+use super::{comparisons, lists};
 
 /// Handles methods that the engine does not know. Methods that change a list are in `lists.rs`. Other values never change, as
 /// in the sandbox of transformers.
@@ -20,6 +20,9 @@ pub fn unknown_method(
         }
         return minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args);
     };
+    if let Some(result) = comparisons::method(state, text, method, args) {
+        return result;
+    }
     match method {
         "removeprefix" => {
             let (prefix,): (&str,) = from_args(args)?;

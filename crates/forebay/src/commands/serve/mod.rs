@@ -75,6 +75,7 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
         keep_alive: args.keep_alive.unwrap_or(KeepAlive::USUAL),
         waiting: args.queue,
         kv_disk,
+        special_tokens_in_messages: args.special_tokens_in_messages,
     };
     let models = Models::new(served.clone(), loader.clone(), options)?;
     let loaded = load_named(&served.named, &loader, &models)?;
