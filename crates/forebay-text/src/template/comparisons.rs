@@ -324,7 +324,11 @@ fn parts(text: &str, method: &str, args: &[Value]) -> Result<Option<Value>, Erro
             None => all.extend(["", ""]),
         }
     }
-    Ok(Some(Value::from_iter(all)))
+    Ok(Some(match <[&str; 3]>::try_from(all) {
+        Ok(three) if is_partition => super::methods::tuple(three),
+        Ok(three) => Value::from_iter(three),
+        Err(all) => Value::from_iter(all),
+    }))
 }
 
 /// Implements the methods that cut something off. Returns `None` if that is white space.

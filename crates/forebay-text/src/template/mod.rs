@@ -15,6 +15,7 @@ mod methods;
 mod process;
 mod program;
 mod stack;
+mod strings;
 mod time;
 mod wire;
 

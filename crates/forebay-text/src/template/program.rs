@@ -9,7 +9,7 @@ use minijinja::{AutoEscape, Environment, ErrorKind, Value, syntax::SyntaxConfig}
 
 use super::functions::{self, Refusal};
 use super::{
-    RenderInput, comparisons, defaults, generation, json, lists, literals, methods, stack,
+    RenderInput, comparisons, defaults, generation, json, lists, literals, methods, stack, strings,
 };
 use crate::TextError;
 
@@ -58,11 +58,12 @@ impl Program {
         environment.set_unknown_method_callback(methods::unknown_method);
         functions::install(&mut environment);
         comparisons::install(&mut environment);
+        strings::install(&mut environment);
         let program = literals::with_known_escapes(&generation::without_generation_tags(source));
         let program = comparisons::with_filtered_operands(&program, rules.clone());
         let with_defaults = defaults::variables_with_defaults(&program, rules.clone());
         // The shortest operator that nests, a minus sign, takes one byte.
-        let levels = program.len() as u64;
+        let levels = source.len() as u64;
         let added = stack::with_room(levels, || {
             if let Some(changed) = lists::with_changeable_lists(&program, rules)
                 && environment.add_template_owned(NAME, changed).is_ok()
