@@ -38,5 +38,5 @@ pub use history::History;
 pub use infill::{ExtraText, Gap, infill_prompt};
 pub use message::{Message, ToolCall};
 pub use parser::{Event, Parser};
-pub use prompt::encode_prompt;
+pub use prompt::{encode_chat, encode_text};
 pub use syntax::{ListMarks, ToolSyntax};

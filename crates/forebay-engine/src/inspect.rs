@@ -86,6 +86,10 @@ pub struct Inspection {
     /// Description of the tokenizer, or the reason why there is none.
     pub tokenizer: String,
     pub has_chat_template: bool,
+    /// Where the chat template was found.
+    pub chat_template: Option<String>,
+    /// Where the chat template for requests with tools was found, if there is one of its own for them.
+    pub tools_template: Option<String>,
     #[serde(skip)]
     pub catalog: Catalog,
 }
@@ -104,7 +108,8 @@ pub fn inspect(model: &Path) -> Result<Inspection, EngineError> {
         }
         Err(error) => format!("unusable: {error}"),
     };
-    let has_chat_template = forebay_text::ChatTemplate::from_catalog(&catalog)?.is_some();
+    let template = forebay_text::ChatTemplate::from_catalog(&catalog)?;
+    let of_tools = template.as_ref().and_then(|template| template.of_tools());
     Ok(Inspection {
         model: ModelInfo::new(&catalog, &architecture),
         features: features(&architecture, &catalog),
@@ -112,7 +117,9 @@ pub fn inspect(model: &Path) -> Result<Inspection, EngineError> {
         kv_bytes_per_position_kept: kv_bytes(&architecture, |layer| layer.window.is_none()),
         state_bytes_per_sequence: architecture.states_bytes(1),
         tokenizer,
-        has_chat_template,
+        has_chat_template: template.is_some(),
+        chat_template: template.as_ref().map(|template| template.origin().to_owned()),
+        tools_template: of_tools.map(|template| template.origin().to_owned()),
         catalog,
     })
 }

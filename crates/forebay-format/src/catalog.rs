@@ -118,7 +118,7 @@ impl TensorInfo {
 #[derive(Clone, Debug)]
 pub enum Source {
     Gguf(GgufMetadata),
-    HuggingFace(HfMetadata),
+    HuggingFace(Box<HfMetadata>),
 }
 
 /// Model as its files describe it. Opening reads headers only, never weights.

@@ -37,7 +37,7 @@ pub use gguf::metadata::GgufMetadata;
 pub use gguf::parse::{GgufHeader, parse_gguf_bytes};
 pub use gguf::value::{Array, ByteStrings, Value, ValueType};
 pub use huggingface::safetensors::{SafetensorsHeader, parse_safetensors_bytes};
-pub use huggingface::{Document, HfMetadata, parse_config_bytes};
+pub use huggingface::{ChatTemplates, Document, HfMetadata, TemplateSource, parse_config_bytes};
 pub use model_files::{model_files, split_stem};
 pub use quant::{can_dequantize, dequantize};
 pub use storage::{Disk, PathKind, Storage};

@@ -10,7 +10,7 @@ use crate::library::USUAL_QUANT;
 use crate::manifest::RepositoryFile;
 
 /// Files beside the weights that a safetensors model needs.
-const COMPANIONS: [&str; 11] = [
+const COMPANIONS: [&str; 14] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -22,6 +22,9 @@ const COMPANIONS: [&str; 11] = [
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
+    "tiktoken.model",
+    "qwen.tiktoken",
 ];
 
 /// Number and count in the name of one file of a split GGUF.

@@ -65,8 +65,11 @@ impl Engine {
             let name = if model.is_dir() { model.file_name() } else { model.file_stem() };
             let name = name.unwrap_or(model.as_os_str()).to_string_lossy();
             let (context, load_seconds) = (session.context(), session.statistics().load_seconds);
-            let text = Text::new(&name, text, Place::OwnThread)
+            let mut text = Text::new(&name, text, Place::OwnThread)
                 .map_err(|error| Failed::Template(error.to_string()))?;
+            if given.special_tokens_in_messages {
+                text = text.with_special_tokens_in_messages();
+            }
             let mut engine = Inner::new(session, &engine);
             if let Some(disk) = kv_disk {
                 engine.set_kv_disk(disk, &name)?;

@@ -1,7 +1,8 @@
 //! Requests with their prompts as tokens, ready to run.
 
 use forebay_chat::{
-    CallsWanted, Format, Gap, PromptEnd, Think, continued_text, encode_prompt, infill_prompt,
+    CallsWanted, Format, Gap, PromptEnd, Think, continued_text, encode_chat, encode_text,
+    infill_prompt,
 };
 use forebay_engine::GenerateOptions;
 use forebay_engine::engine::Request;
@@ -103,7 +104,9 @@ impl Preparation<'_> {
         let (mut calls, mut continued) = (None, None);
         let (text, ids, format, continues) = match input {
             Input::Text(text) => {
-                let ids = self.encode("prompt", &text, false)?;
+                self.check_length("prompt", &text)?;
+                let ids = encode_text(self.tokenizer, &text);
+                let ids = ids.map_err(|error| Refusal::of("prompt", error.to_string()))?;
                 (text, ids, Format::default(), true)
             }
             Input::Ids(ids) => {
@@ -126,14 +129,16 @@ impl Preparation<'_> {
                 calls = tools.clone();
                 let format = self.format.offering(tools.as_ref());
                 let end = ending.of(&messages);
-                let text = format.render_to(end, template, &messages, tools.as_ref(), &all);
-                let text = text.map_err(|error| Refusal::of("messages", error.to_string()))?;
-                let ids = self.encode("messages", &text, true)?;
+                let prompt = format.render_to(end, template, &messages, tools.as_ref(), &all);
+                let prompt = prompt.map_err(|error| Refusal::of("messages", error.to_string()))?;
+                self.check_length("messages", prompt.text())?;
+                let ids = encode_chat(self.tokenizer, &prompt);
+                let ids = ids.map_err(|error| Refusal::of("messages", error.to_string()))?;
                 if end == PromptEnd::Continued {
                     continued = continued_text(&messages).map(str::to_owned);
                 }
                 let continues = continued.is_some();
-                (text, ids, format, continues)
+                (prompt.into_text(), ids, format, continues)
             }
         };
         if ids.is_empty() {
@@ -284,12 +289,8 @@ impl Preparation<'_> {
         ids.ok_or_else(|| Refusal::of("suffix", none))
     }
 
-    fn encode(
-        &self,
-        field: &'static str,
-        text: &str,
-        templated: bool,
-    ) -> Result<Vec<u32>, Refusal> {
+    /// Refuses a text that cannot fit, before its tokens are made.
+    fn check_length(&self, field: &'static str, text: &str) -> Result<(), Refusal> {
         let least = self.tokenizer.tokens_least(text.len());
         if let Some(context) = self.context.filter(|context| least > *context) {
             let message = format!(
@@ -298,8 +299,7 @@ impl Preparation<'_> {
             );
             return Err(Refusal { code: Some(TOO_LONG), ..Refusal::of(field, message) });
         }
-        encode_prompt(self.tokenizer, text, templated)
-            .map_err(|error| Refusal::of(field, error.to_string()))
+        Ok(())
     }
 
     /// Returns the template's variables for an amount of thinking.

@@ -65,6 +65,13 @@ impl Text {
         Ok(Text { info, tokenizer, template, format, compiler, is_plain, name, tools_logged })
     }
 
+    /// Lets special tokens in the text of messages be special tokens. Whoever writes a part of a message can then end it and
+    /// begin another one.
+    #[must_use]
+    pub fn with_special_tokens_in_messages(self) -> Text {
+        Text { format: self.format.clone().with_special_tokens_in_messages(), ..self }
+    }
+
     /// Makes tokens of a request's prompt. `context` is the number of positions of a sequence, if it is known.
     ///
     /// # Errors

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use axum::http::StatusCode;
 use forebay_engine::Engine;
-use forebay_grammar::Place;
 use forebay_requests::{Choice, Text, Worker};
 
 use crate::ServeError;
@@ -40,7 +39,7 @@ impl Model {
         let Loaded { session, memory, outlook } = loaded;
         let text = match text {
             Some(text) => text,
-            None => Arc::new(Text::new(name, session.text()?, Place::ThisThread)?),
+            None => options.text(name, session.text()?)?,
         };
         let (context, load_seconds) = (session.context(), session.statistics().load_seconds);
         let mut engine = Engine::new(session, &options.engine);

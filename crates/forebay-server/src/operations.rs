@@ -141,5 +141,6 @@ pub async fn apply_template(
         Ok(text.prepare(Wanted { input, ..Wanted::default() }, None)?)
     };
     let prepared = app.prepare(&caller, prepare).await?;
-    Ok(Json(json!({ "prompt": prepared.text, "tokens": prepared.request.prompt.len() })))
+    let ids = prepared.request.prompt;
+    Ok(Json(json!({ "prompt": prepared.text, "tokens": ids.len(), "ids": ids })))
 }

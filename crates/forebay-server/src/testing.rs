@@ -63,7 +63,13 @@ impl Test {
     }
 
     fn models_with(self: &Arc<Test>, keep_alive: KeepAlive, engine: EngineOptions) -> Models {
-        let options = ModelsOptions { engine, keep_alive, waiting: 100, kv_disk: None };
+        let options = ModelsOptions {
+            engine,
+            keep_alive,
+            waiting: 100,
+            kv_disk: None,
+            special_tokens_in_messages: false,
+        };
         Models::new(Names(self.clone()), self.clone(), options).unwrap()
     }
 

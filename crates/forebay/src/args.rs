@@ -442,7 +442,11 @@ pub struct RenderArgs {
     /// End after the last message instead of opening an answer
     #[arg(long)]
     pub no_generation_prompt: bool,
-    /// Print one JSON document
+    /// With --json: the ids of a prompt in which special tokens of messages, such as <|im_end|>, are
+    /// special tokens [default: they are text]
+    #[arg(long, requires = "json")]
+    pub special_tokens_in_messages: bool,
+    /// Print one JSON document with the prompt, its ids, and where its template was found
     #[arg(long)]
     pub json: bool,
 }

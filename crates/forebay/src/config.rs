@@ -56,6 +56,7 @@ pub struct TemplateConfig {
     pub system: Option<String>,
     pub think: Option<Think>,
     pub variables: Vec<(String, Value)>,
+    pub special_tokens_in_messages: bool,
 }
 
 impl TemplateConfig {
@@ -65,6 +66,7 @@ impl TemplateConfig {
             (self.system.is_some(), "--system"),
             (self.think.is_some(), "--think"),
             (!self.variables.is_empty(), "--template-arg"),
+            (self.special_tokens_in_messages, "--special-tokens-in-messages"),
         ];
         options.into_iter().find(|(given, _)| *given).map(|(_, name)| name)
     }
@@ -178,7 +180,12 @@ fn template(args: &ChatArgs) -> Outcome<TemplateConfig> {
         None => args.system.clone(),
         Some(file) => Some(read(file, "--system-file")?),
     };
-    Ok(TemplateConfig { system, think: args.think, variables: args.template_arg.clone() })
+    Ok(TemplateConfig {
+        system,
+        think: args.think,
+        variables: args.template_arg.clone(),
+        special_tokens_in_messages: args.special_tokens_in_messages,
+    })
 }
 
 fn read(file: &Path, option: &str) -> anyhow::Result<String> {

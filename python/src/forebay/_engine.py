@@ -61,6 +61,8 @@ class Engine:
         exact: True computes with f32 activations and an f32 KV cache.
         max_latency: Seconds between two tokens of an answer that the engine aims for.
         queue: Requests that may wait. More are a QueueFullError.
+        special_tokens_in_messages: True lets special tokens in messages, such as "<|im_end|>", be special tokens. Whoever
+            writes a part of a message can then end it and begin another one. False reads them as text.
         progress: Called about 20 times per second while the model is read, with the bytes that are done and those in
             total. An exception that it raises ends the load. True shows a bar (needs tqdm).
 
@@ -103,6 +105,7 @@ class Engine:
         exact: bool = False,
         max_latency: float | None = None,
         queue: int = 1024,
+        special_tokens_in_messages: bool = False,
         progress: Progress = None,
     ) -> None:
         given = {
@@ -113,6 +116,7 @@ class Engine:
             "kv_disk_encrypt": kv_disk_encrypt, "cpu_experts": cpu_experts, "cuda_graphs": cuda_graphs,
             "policy": policy, "prefetch": prefetch, "mtp": mtp, "io": io, "verify": verify, "exact": exact,
             "max_latency": max_latency, "queue": queue,
+            "special_tokens_in_messages": special_tokens_in_messages,
         }  # fmt: skip
         self._path, self._given = model, given
         self._queue = queue

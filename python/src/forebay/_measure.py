@@ -40,6 +40,7 @@ def engine_options(**given: Any) -> str:
         "kv_disk": None, "kv_disk_size": "32GiB", "kv_disk_type": "as-cached", "kv_disk_writes_per_day": "100GiB",
         "kv_disk_encrypt": None, "cpu_experts": None, "cuda_graphs": True, "policy": None, "prefetch": False,
         "mtp": False, "io": None, "verify": True, "exact": False, "max_latency": None, "queue": 1024,
+        "special_tokens_in_messages": False,
     }  # fmt: skip
     for name in given:
         if name not in usual:

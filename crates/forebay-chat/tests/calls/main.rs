@@ -109,7 +109,8 @@ fn tokenizer(form: Marks) -> Arc<Tokenizer> {
         tokenizer_json: Some(Document::on_disk(path)),
         tokenizer_config: Some(json!({ "eos_token": END })),
         generation_config: None,
-        chat_template: None,
+        tiktoken: None,
+        chat_templates: Default::default(),
     };
     Arc::new(Tokenizer::from_hugging_face(&metadata).unwrap())
 }

@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::json::parse_object;
 use super::safetensors::parse_file;
-use super::{Document, HfMetadata};
+use super::{ChatTemplates, Document, HfMetadata, TemplateSource};
 use crate::catalog::{Named, SizedFile, folder_of};
 use crate::{Catalog, Disk, FileIndex, FormatError, Source, Storage, TensorInfo};
 
@@ -41,7 +41,7 @@ pub fn open(path: &Path) -> Result<Catalog, FormatError> {
         let why = format!("the folder has neither {SINGLE_FILE} nor {INDEX}");
         return Err(FormatError::NoModel { path: root.to_owned(), why });
     };
-    Catalog::new(root.to_owned(), files, Source::HuggingFace(metadata), tensors)
+    Catalog::new(root.to_owned(), files, Source::HuggingFace(Box::new(metadata)), tensors)
 }
 
 /// Opens safetensors files that need not be a model: one file or those of a folder. A missing
@@ -59,12 +59,13 @@ pub fn open_weights(path: &Path) -> Result<Catalog, FormatError> {
         None => HfMetadata {
             config: Value::Object(serde_json::Map::new()),
             tokenizer_json: None,
+            tiktoken: None,
             tokenizer_config: None,
             generation_config: None,
-            chat_template: None,
+            chat_templates: ChatTemplates::default(),
         },
     };
-    Catalog::new(root.to_owned(), files, Source::HuggingFace(metadata), tensors)
+    Catalog::new(root.to_owned(), files, Source::HuggingFace(Box::new(metadata)), tensors)
 }
 
 /// Returns the tensors of a safetensors file, and the file's size.
@@ -181,9 +182,15 @@ pub fn read_metadata(folder: &Folder<'_>) -> Result<HfMetadata, FormatError> {
     })?;
     let tokenizer_config = folder.json("tokenizer_config.json")?;
     let generation_config = folder.json("generation_config.json")?;
-    let chat_template = chat_template(folder, tokenizer_config.as_ref())?;
-    let tokenizer_json = folder.document("tokenizer.json");
-    Ok(HfMetadata { config, tokenizer_json, tokenizer_config, generation_config, chat_template })
+    let chat_templates = chat_templates(folder, tokenizer_config.as_ref())?;
+    Ok(HfMetadata {
+        config,
+        tokenizer_json: folder.document("tokenizer.json"),
+        tiktoken: ["tiktoken.model", "qwen.tiktoken"].iter().find_map(|name| folder.document(name)),
+        tokenizer_config,
+        generation_config,
+        chat_templates,
+    })
 }
 
 /// Returns the error for a folder without `config.json`, which names a GGUF file if the folder has
@@ -203,31 +210,56 @@ fn no_config(root: &Path) -> FormatError {
     FormatError::NoModel { path: root.to_owned(), why }
 }
 
-fn chat_template(
+/// Finds the chat templates, see [`ChatTemplates`].
+fn chat_templates(
     folder: &Folder<'_>,
     tokenizer_config: Option<&Value>,
-) -> Result<Option<String>, FormatError> {
-    const FILE: &str = "chat_template.jinja";
-    if let Some(bytes) = folder.read(FILE)? {
-        let text = String::from_utf8(bytes);
-        return text.map(Some).map_err(|error| FormatError::NotUtf8 {
-            path: folder.path(FILE),
-            what: "the chat template",
-            offset: error.utf8_error().valid_up_to() as u64,
-        });
+) -> Result<ChatTemplates, FormatError> {
+    let tool_use = template_file(folder, "additional_chat_templates/tool_use.jinja")?;
+    let default = template_file(folder, "chat_template.jinja")?;
+    if default.is_some() {
+        return Ok(ChatTemplates { default, tool_use });
     }
     let beside = folder.json("chat_template.json")?;
-    let found = [beside.as_ref(), tokenizer_config].into_iter().flatten().find_map(|json| {
-        let template = json.get("chat_template")?;
-        let named = |template: &Value| template.get("name")?.as_str().map(|name| name == "default");
-        match template {
-            Value::Array(all) => {
-                all.iter().find(|template| named(template) == Some(true))?.get("template")?.as_str()
-            }
-            other => other.as_str(),
+    let files =
+        [("chat_template.json", beside.as_ref()), ("tokenizer_config.json", tokenizer_config)];
+    let named = |name: &str| {
+        files.iter().find_map(|(file, json)| {
+            let text = named_template(json.as_ref()?.get("chat_template")?, name)?;
+            let entry = if name == "default" { String::new() } else { format!(" ({name})") };
+            Some(TemplateSource { text: text.to_owned(), origin: format!("{file}{entry}") })
+        })
+    };
+    Ok(ChatTemplates {
+        default: named("default"),
+        tool_use: tool_use.or_else(|| named("tool_use")),
+    })
+}
+
+/// Reads a file with a chat template.
+fn template_file(folder: &Folder<'_>, name: &str) -> Result<Option<TemplateSource>, FormatError> {
+    let Some(bytes) = folder.read(name)? else { return Ok(None) };
+    let text = String::from_utf8(bytes).map_err(|error| FormatError::NotUtf8 {
+        path: folder.path(name),
+        what: "the chat template",
+        offset: error.utf8_error().valid_up_to() as u64,
+    })?;
+    Ok(Some(TemplateSource { text, origin: name.to_owned() }))
+}
+
+/// Returns the template of this name among one template, a list of objects with `name` and `template`, or an object of
+/// templates by name.
+fn named_template<'a>(templates: &'a Value, name: &str) -> Option<&'a str> {
+    match templates {
+        Value::String(text) => Some(text.as_str()).filter(|_| name == "default"),
+        Value::Array(all) => {
+            let found = all.iter().find(|template| template["name"] == name);
+            // If no template is the default one, the first one is.
+            let found = found.or_else(|| all.first().filter(|_| name == "default"));
+            found?.get("template")?.as_str()
         }
-    });
-    Ok(found.map(str::to_owned))
+        other => other.get(name)?.as_str(),
+    }
 }
 
 /// Returns all shards that the index names, in the order of their names, and their tensors.

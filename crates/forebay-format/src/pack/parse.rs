@@ -7,6 +7,7 @@ use std::sync::Arc;
 use forebay_codec::Codec;
 
 use super::chunks::CodedChunk;
+use super::restore::FILES;
 use super::section::{Section, SectionExtent};
 use super::tensors;
 use super::{
@@ -94,7 +95,7 @@ fn catalog(
 fn source(path: &Path, origin: Origin, documents: &[Embedded]) -> Result<Source, FormatError> {
     if origin == Origin::HuggingFace {
         let metadata = read_metadata(&Folder::Pack(path, documents))?;
-        return Ok(Source::HuggingFace(metadata));
+        return Ok(Source::HuggingFace(Box::new(metadata)));
     }
     let header = documents.iter().find(|document| document.kind == DocumentKind::Header);
     let header = header.ok_or_else(|| FormatError::PackDamaged {
@@ -208,7 +209,9 @@ fn read_documents<R: Read>(section: &mut Section<'_, R>) -> Result<Vec<Embedded>
         };
         let (name_bytes, bytes) = (u32_at(&entry, 4), u64_at(&entry, 8));
         let name = section.text(name_bytes.into())?;
-        if !is_plain_name(&name) || documents.iter().any(|other| other.name == name) {
+        if !(is_plain_name(&name) || FILES.contains(&name.as_str()))
+            || documents.iter().any(|other| other.name == name)
+        {
             return Err(section.damaged(format!("the name {name:?} is no or not a new file name")));
         }
         let content = section.bytes(bytes)?.into();

@@ -12,13 +12,14 @@ use crate::{Catalog, Disk, FileIndex, FormatError, Source, TensorInfo, gguf};
 
 /// Files of a Hugging Face folder that a pack keeps if they exist. They describe the model, its
 /// tokenizer and templates, and the terms of its licence.
-pub(crate) const FILES: [&str; 23] = [
+pub(crate) const FILES: [&str; 25] = [
     "LICENSE",
     "LICENSE.md",
     "LICENSE.txt",
     "NOTICE",
     "README.md",
     "added_tokens.json",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",
     "chat_template.json",
     "config.json",
@@ -27,6 +28,7 @@ pub(crate) const FILES: [&str; 23] = [
     "model.safetensors.index.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "qwen.tiktoken",
     "sentencepiece.bpe.model",
     "special_tokens_map.json",
     "spiece.model",

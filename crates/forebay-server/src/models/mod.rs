@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use forebay_engine::engine::EngineOptions;
-use forebay_engine::{KvDisk, ModelInfo};
+use forebay_engine::{KvDisk, ModelInfo, ModelText};
 use forebay_library::Library;
 use forebay_requests::{Report, Text};
 use tokio::sync::oneshot;
@@ -50,6 +50,15 @@ pub struct ModelsOptions {
     pub waiting: usize,
     /// Folder of KV blocks on disk, for all models.
     pub kv_disk: Option<KvDisk>,
+    /// True if special tokens in messages are special tokens.
+    pub special_tokens_in_messages: bool,
+}
+
+impl ModelsOptions {
+    /// Prepares the text of a model.
+    pub(crate) fn text(&self, name: &str, text: ModelText) -> Result<Arc<Text>, ServeError> {
+        texts::prepared(name, text, self.special_tokens_in_messages)
+    }
 }
 
 /// All models of a server.
@@ -398,7 +407,10 @@ impl Models {
         let loaded = self.shared.lock().slot(&entry.name).map(|slot| slot.model.text.clone());
         match loaded {
             Some(text) => Ok(text),
-            None => Texts::open(&self.shared.texts, &self.shared.reads, entry).map_err(failed),
+            None => {
+                let special = self.shared.options.special_tokens_in_messages;
+                Texts::open(&self.shared.texts, &self.shared.reads, entry, special).map_err(failed)
+            }
         }
     }
 

@@ -16,6 +16,19 @@ use forebay_requests::Text;
 use super::Entry;
 use crate::ServeError;
 
+/// Prepares the text of a model. With `special_tokens_in_messages`, special tokens in messages are special tokens.
+pub(crate) fn prepared(
+    name: &str,
+    text: ModelText,
+    special_tokens_in_messages: bool,
+) -> Result<Arc<Text>, ServeError> {
+    let text = Text::new(name, text, Place::ThisThread)?;
+    Ok(Arc::new(match special_tokens_in_messages {
+        true => text.with_special_tokens_in_messages(),
+        false => text,
+    }))
+}
+
 /// Most models whose texts are kept. A text takes some tens of megabytes.
 const TEXTS_MOST: usize = 16;
 
@@ -80,6 +93,7 @@ impl Texts {
         texts: &Arc<Mutex<Texts>>,
         reads: &Arc<Reads>,
         entry: &Entry,
+        special_tokens_in_messages: bool,
     ) -> Result<Arc<Text>, String> {
         let (own, entry) = (texts.clone(), entry.clone());
         let path = entry.path.clone();
@@ -89,7 +103,7 @@ impl Texts {
                 return Ok(text);
             }
             let text = ModelText::open(&entry.path)?;
-            let text = Arc::new(Text::new(&entry.name, text, Place::ThisThread)?);
+            let text = prepared(&entry.name, text, special_tokens_in_messages)?;
             Texts::keep(&own, &entry, &text);
             Ok(text)
         };

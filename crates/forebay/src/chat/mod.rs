@@ -50,7 +50,8 @@ pub fn begin(session: &Session, config: &RunConfig) -> Outcome<Conversation> {
         };
         output::tell!("note: {why}: it continues the text as plain text");
     }
-    let mut conversation = Conversation::new(session, templated)?;
+    let special_tokens = config.template.special_tokens_in_messages;
+    let mut conversation = Conversation::new(session, templated, special_tokens)?;
     conversation.history.set_system(config.template.system.clone());
     conversation.variables = config.template.variables(conversation.format())?;
     Ok(conversation)

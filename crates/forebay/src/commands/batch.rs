@@ -28,7 +28,7 @@ use crate::open::{self, Sequences};
 use crate::output;
 use crate::outputs;
 use crate::progress::StepProgress;
-use crate::requests::{self, endpoint};
+use crate::requests::{self, Defaults, endpoint};
 use crate::session_plan;
 use crate::tracing_file::TracingFile;
 
@@ -75,14 +75,12 @@ pub fn run(args: BatchArgs) -> Outcome {
     // Choices count up from the seed, so seeds of neighbouring lines must be far apart.
     let seed =
         |number: usize| XxHash3_64::oneshot_with_seed(hash as u64, &(number as u64).to_le_bytes());
-    let all = requests::prepare(
-        &inspection,
-        &args.model,
-        &lines,
-        args.max_tokens,
-        options.context,
-        seed,
-    )?;
+    let defaults = Defaults {
+        max_tokens: args.max_tokens,
+        context: options.context,
+        special_tokens_in_messages: args.special_tokens_in_messages,
+    };
+    let all = requests::prepare(&inspection, &args.model, &lines, &defaults, seed)?;
     let longest = all.iter().flatten().map(Prepared::positions).max();
     options.context.get_or_insert(longest.unwrap_or(1).min(inspection.model.context_trained));
 
@@ -197,6 +195,7 @@ fn settings(args: &BatchArgs, options: &SessionOptions, hash: u128) -> Outcome<V
         "input": format!("{hash:032x}"),
         "model": files,
         "--max-tokens": args.max_tokens,
+        "--special-tokens-in-messages": args.special_tokens_in_messages,
         "--ctx": options.context,
         "--device": format!("{:?}", options.device),
         "--kv-type": format!("{:?}", options.kv_cache),

@@ -136,8 +136,11 @@ fn summary(inspection: &Inspection) -> String {
     }
     lines.push(("context", format!("{} positions trained", grouped(model.context_trained as u64))));
     lines.push(("tokenizer", inspection.tokenizer.clone()));
-    let template = if inspection.has_chat_template { "yes" } else { "none (forebay run --raw)" };
-    lines.push(("chat template", template.into()));
+    let template = inspection.chat_template.as_deref();
+    lines.push(("chat template", template.unwrap_or("none (forebay run --raw)").into()));
+    if let Some(template) = &inspection.tools_template {
+        lines.push(("for tools", template.clone()));
+    }
     let rows: Vec<Vec<String>> =
         lines.into_iter().map(|(key, value)| vec![key.to_string(), value]).collect();
     output::table(&[Align::Left, Align::Left], &rows)

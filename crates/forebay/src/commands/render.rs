@@ -3,7 +3,8 @@
 use std::io::Read as _;
 
 use anyhow::{Context as _, anyhow, bail};
-use forebay_text::{ChatTemplate, RenderInput};
+use forebay_chat::encode_chat;
+use forebay_text::{ChatTemplate, ContentMarks, RenderInput, TextError, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::args::RenderArgs;
@@ -27,11 +28,29 @@ pub fn run(args: RenderArgs) -> Outcome {
     if args.no_generation_prompt {
         input.add_generation_prompt = false;
     }
-    let prompt = template.render(&input)?;
-    if args.json {
-        return output::json(&json!({ "prompt": prompt }));
+    let template = template.of_tools().filter(|_| input.tools.is_some()).unwrap_or(&template);
+    if !args.json {
+        return output::print(&template.render(&input)?);
     }
-    output::print(&prompt)
+    let tokenizer = match Tokenizer::from_catalog(&catalog) {
+        Err(TextError::NoTokenizerFile) => None,
+        tokenizer => Some(tokenizer.map_err(|error| open::named(error, &args.model))?),
+    };
+    let guarded = tokenizer.as_ref().filter(|_| !args.special_tokens_in_messages);
+    let marks = guarded.map(ContentMarks::of).unwrap_or_default();
+    let marked = |values: Map<String, Value>| match marks.value(&Value::Object(values)) {
+        Value::Object(values) => values,
+        _ => Map::new(),
+    };
+    let prompt = marks.finish(template.render(&RenderInput {
+        messages: marks.value(&input.messages),
+        tools: input.tools.map(|tools| marks.value(&tools)),
+        variables: marked(input.variables),
+        ..input
+    })?);
+    let ids = tokenizer.map(|tokenizer| encode_chat(&tokenizer, &prompt)).transpose()?;
+    let document = json!({ "prompt": prompt.text(), "ids": ids, "template": template.origin() });
+    output::json(&document)
 }
 
 /// Parses a list of messages, or an object with messages and other inputs of the template.

@@ -78,6 +78,7 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
         keep_alive: args.keep_alive.unwrap_or(KeepAlive::USUAL),
         waiting: args.queue,
         kv_disk,
+        special_tokens_in_messages: args.special_tokens_in_messages,
     };
     let models = Models::new(served.clone(), loader.clone(), options)?;
     let address = listener.address();
