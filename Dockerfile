@@ -3,6 +3,8 @@
 # docker run --rm -it -v forebay:/home/forebay/.local/share/forebay forebay pull OWNER/REPO
 # docker run --rm -v "$PWD:/models:ro" -p 127.0.0.1:8080:8080 forebay serve /models/MODEL.gguf --host 0.0.0.0 \
 #     --api-key-file /models/keys
+# docker run --rm -v forebay-state:/home/forebay/.local/state/forebay -v "$PWD:/models" forebay doctor /models
+# The machine profile is in the volume forebay-state: mount it in the other commands, too, so that they find it.
 # Inside the container, the server listens on all addresses, so it wants keys: one on each line of the file. `-p` decides who
 # reaches it from outside; this one lets in this machine only.
 # With a GPU, `--gpus all` brings the driver. The image needs nothing else from CUDA.

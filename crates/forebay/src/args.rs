@@ -19,12 +19,14 @@ use clap::{
     Args, FromArgMatches as _, Parser, Subcommand, ValueEnum, ValueHint,
     builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser},
 };
+use clap_complete::ArgValueCompleter;
 use forebay_engine::{KvInVram, SessionOptions};
 use forebay_lab::replay::{Predictor, ReplayPolicy};
 use forebay_lab::synth;
 use forebay_stream::{Capacity, PolicyKind};
 use serde::Serialize;
 
+use crate::commands::completions;
 use crate::help;
 use crate::log::LogFilter;
 use crate::size;
@@ -131,6 +133,12 @@ pub enum Command {
     /// Print the completion script of a shell
     #[command(after_help = help::COMPLETIONS)]
     Completions(CompletionsArgs),
+    /// Show the settings in force, and where each comes from
+    #[command(after_help = help::CONFIG)]
+    Config(ConfigArgs),
+    /// Write manual pages
+    #[command(hide = true)]
+    Man(ManArgs),
 }
 
 /// Where the weights may be and who reads and computes.
@@ -362,7 +370,7 @@ pub struct LoadArgs {
 #[derive(Args)]
 pub struct DoctorArgs {
     /// Folder on the disk to measure; reads its largest model, or a temporary file of 1 GiB [default:
-    /// current folder]
+    /// the folder of the model library]
     #[arg(value_hint = ValueHint::DirPath)]
     pub dir: Option<PathBuf>,
     /// Read this file of at least 1 GiB instead; it should be on the disk of DIR
@@ -532,6 +540,23 @@ pub struct CompletionsArgs {
     pub shell: clap_complete::Shell,
 }
 
+#[derive(Args)]
+pub struct ConfigArgs {
+    /// Print one JSON document
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[derive(Args)]
+pub struct ManArgs {
+    /// Folder for the pages
+    #[arg(value_hint = ValueHint::DirPath)]
+    pub folder: PathBuf,
+    /// Replace pages that exist
+    #[arg(long)]
+    pub force: bool,
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum KvTypeArg {
     F16,
@@ -625,7 +650,7 @@ pub fn command() -> clap::Command {
     };
     let one = |command: clap::Command| {
         let text = command.get_after_help().map(|text| help::reflow(&text.to_string()));
-        let command = command.mut_args(value);
+        let command = command.mut_args(value).mut_args(completed);
         match text {
             Some(text) => command.after_help(text),
             None => command,
@@ -634,11 +659,30 @@ pub fn command() -> clap::Command {
     one(<Cli as clap::CommandFactory>::command()).mut_subcommands(one)
 }
 
+/// Adds completion by names of models to the arguments that take them.
+fn completed(argument: clap::Arg) -> clap::Arg {
+    match argument.get_id().as_str() {
+        "model" | "models" if argument.is_positional() => {
+            argument.add(ArgValueCompleter::new(completions::models))
+        }
+        "names" => argument.add(ArgValueCompleter::new(completions::names)),
+        _ => argument,
+    }
+}
+
 /// Parses the arguments of a program. The first one is the program's name.
+#[cfg(test)]
 pub fn parse_all<I: IntoIterator<Item = T>, T: Into<std::ffi::OsString> + Clone>(
     arguments: I,
 ) -> Result<Cli, clap::Error> {
-    let mut command = command();
+    parse_with(command(), arguments)
+}
+
+/// Parses the arguments of a program by a definition of the command line.
+pub fn parse_with<I: IntoIterator<Item = T>, T: Into<std::ffi::OsString> + Clone>(
+    mut command: clap::Command,
+    arguments: I,
+) -> Result<Cli, clap::Error> {
     let matches = command.try_get_matches_from_mut(arguments)?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
