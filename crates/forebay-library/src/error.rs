@@ -16,7 +16,9 @@ pub enum Error {
     NoOwner { name: String },
     #[error("{name} is not in the library: forebay pull {name} downloads it")]
     NotFound { name: String },
-    #[error("{name}: that program has no such model on this machine; forebay list shows what it has")]
+    #[error(
+        "{name}: that program has no such model on this machine; forebay list shows what it has"
+    )]
     NotThere { name: String },
     #[error("{name} is not in the library")]
     NoSuchName { name: String },

@@ -32,9 +32,10 @@ pub const HEADER_BYTES_MAX: u64 = 16 << 20;
 
 /// Bytes of a metadata entry from which on it counts as part of the vocabulary.
 const LARGE_ENTRY_BYTES: usize = 32 << 10;
-/// Bytes of the first and of each further request for a whole header.
-const FIRST_BYTES: u64 = 256 << 10;
-const NEXT_BYTES: u64 = 1 << 20;
+/// Bytes of the first request for a whole header. Further ones ask for as much as there is, up to `NEXT_BYTES_MAX`, so that
+/// few bytes beyond the header are read.
+const FIRST_BYTES: u64 = 64 << 10;
+const NEXT_BYTES_MAX: u64 = 1 << 20;
 /// Bytes that are read beyond what is expected, because entries differ a little between files.
 const SLACK_BYTES: usize = 4 << 10;
 /// Bytes of the first request for a later file of a split set, or for a file with safetensors.
@@ -163,11 +164,7 @@ impl<'a> Headers<'a> {
     }
 
     /// Reads the headers of models. That of number `first` is read whole, before the others.
-    pub fn read(
-        &self,
-        models: &[RemoteModel],
-        first: usize,
-    ) -> Vec<Result<RemoteHeader, Unread>> {
+    pub fn read(&self, models: &[RemoteModel], first: usize) -> Vec<Result<RemoteHeader, Unread>> {
         let mut known = None;
         let leading = models.get(first).map(|model| self.model(model, None, &mut known));
         let known = known.filter(|known| !known.vocabulary.is_empty());
@@ -239,7 +236,9 @@ impl<'a> Headers<'a> {
         loop {
             match outline(&source.bytes) {
                 Ok(found) => return Ok((source.bytes, Some(found))),
-                Err(Cut::Short) if !source.is_whole() => source.more(NEXT_BYTES.min(4 * first))?,
+                Err(Cut::Short) if !source.is_whole() => {
+                    source.more(NEXT_BYTES_MAX.min(source.bytes.len() as u64))?;
+                }
                 Err(_) => return Ok((source.bytes, None)),
             }
         }

@@ -60,8 +60,7 @@ mod tests {
     #[test]
     fn files_packs_folders_and_split_sets() {
         let folder = tempfile::tempdir().unwrap();
-        let files =
-            ["b.gguf", "a.fbay", "s-00001-of-00002.gguf", "s-00002-of-00002.gguf", "x.txt"];
+        let files = ["b.gguf", "a.fbay", "s-00001-of-00002.gguf", "s-00002-of-00002.gguf", "x.txt"];
         for name in files {
             fs::write(folder.path().join(name), "12").unwrap();
         }

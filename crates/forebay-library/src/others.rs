@@ -66,11 +66,7 @@ impl Others {
         let there = |folders: Vec<Option<PathBuf>>| -> Vec<PathBuf> {
             folders.into_iter().flatten().filter(|folder| folder.is_dir()).collect()
         };
-        Others {
-            ollama: there(ollama),
-            lm_studio: there(studio),
-            hugging_face: there(vec![hub]),
-        }
+        Others { ollama: there(ollama), lm_studio: there(studio), hugging_face: there(vec![hub]) }
     }
 
     /// Returns true if a name begins like one of these.
@@ -252,7 +248,7 @@ fn for_each_file(folder: &Path, found: &mut dyn FnMut(&[String])) {
         }
         let here = parts.iter().fold(folder.to_owned(), |path, part| path.join(part));
         for name in names(&here) {
-            let below = [&parts[..], &[name.clone()]].concat();
+            let below = [&parts[..], std::slice::from_ref(&name)].concat();
             match fs::metadata(here.join(&name)) {
                 Ok(kind) if kind.is_dir() => left.push(below),
                 Ok(kind) if kind.is_file() => found(&below),
@@ -273,7 +269,8 @@ mod tests {
     }
 
     fn manifest(digest: &str, size: usize) -> String {
-        let config = r#"{"mediaType":"application/vnd.ollama.image.license","digest":"x","size":1}"#;
+        let config =
+            r#"{"mediaType":"application/vnd.ollama.image.license","digest":"x","size":1}"#;
         format!(
             r#"{{"layers":[{config},{{"mediaType":"{MODEL_LAYER}","digest":"{digest}","size":{size}}}]}}"#
         )

@@ -173,7 +173,7 @@ fn wanted<'a>(
 fn missing(files: &[(Partial, String)]) -> u64 {
     let length = |partial: &Partial, range| {
         let span = partial.span(range);
-        span.end - span.start
+        span.end - span.start - partial.kept_bytes(range)
     };
     let of_file = |(partial, _): &(Partial, String)| -> u64 {
         partial.missing().into_iter().map(|range| length(partial, range)).sum()

@@ -3,11 +3,13 @@
 mod assess;
 mod bench;
 mod cpu_offload;
+mod doctor;
 mod kv;
 mod library;
 mod mtp;
 pub mod parse;
 mod plan;
+mod program;
 mod ps;
 mod run;
 mod serve;
@@ -34,10 +36,12 @@ use crate::size;
 pub use assess::AssessArgs;
 pub use bench::{BatchArgs, BenchArgs, Parallel};
 pub use cpu_offload::CpuOffloadArgs;
+pub use doctor::DoctorArgs;
 pub use kv::{KvAction, KvArgs, KvCommandArgs, KvDiskTypeArg};
 pub use library::{ListArgs, PullArgs, RmArgs};
 pub use mtp::MtpArgs;
 pub use plan::PlanArgs;
+pub use program::{CompletionsArgs, ConfigArgs, ManArgs};
 pub use ps::PsArgs;
 pub use run::{ChatArgs, OnFullArg, RunArgs, SamplingArgs};
 pub use serve::{ServeArgs, SharePrefixes};
@@ -368,26 +372,6 @@ pub struct LoadArgs {
 }
 
 #[derive(Args)]
-pub struct DoctorArgs {
-    /// Folder on the disk to measure; reads its largest model, or a temporary file of 1 GiB [default:
-    /// the folder of the model library]
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub dir: Option<PathBuf>,
-    /// Read this file of at least 1 GiB instead; it should be on the disk of DIR
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub file: Option<PathBuf>,
-    /// Measure each case of the disk twice instead of seven times: in about a third of the time, with less certain rates
-    #[arg(long)]
-    pub quick: bool,
-    /// Do not save the machine profile
-    #[arg(long)]
-    pub no_save: bool,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args)]
 pub struct InspectArgs {
     /// GGUF file, pack or Hugging Face folder
     #[arg(value_hint = ValueHint::AnyPath)]
@@ -532,29 +516,6 @@ pub struct VerifyArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Args)]
-pub struct CompletionsArgs {
-    #[arg(value_enum)]
-    pub shell: clap_complete::Shell,
-}
-
-#[derive(Args)]
-pub struct ConfigArgs {
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args)]
-pub struct ManArgs {
-    /// Folder for the pages
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub folder: PathBuf,
-    /// Replace pages that exist
-    #[arg(long)]
-    pub force: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

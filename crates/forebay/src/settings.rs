@@ -86,7 +86,9 @@ fn read(path: &Path, is_named: bool) -> Result<Option<String>, String> {
     let failed = |why: &dyn std::fmt::Display| format!("{}: {why}", path.display());
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound && !is_named => return Ok(None),
-        opened => opened.map_err(|error| failed(&format!("the configuration cannot be read: {error}")))?,
+        opened => {
+            opened.map_err(|error| failed(&format!("the configuration cannot be read: {error}")))?
+        }
     };
     let is_file = file.metadata().is_ok_and(|found| found.is_file());
     if !is_file {
@@ -103,7 +105,13 @@ fn read(path: &Path, is_named: bool) -> Result<Option<String>, String> {
 }
 
 fn in_one_line(error: &toml::de::Error) -> String {
-    error.to_string().lines().map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join(" ")
+    error
+        .to_string()
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty())
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 /// Returns the settings of a table. Those of a command come after those of all commands.

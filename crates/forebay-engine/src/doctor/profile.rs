@@ -214,7 +214,8 @@ impl MachineProfile {
     /// # Errors
     /// Returns the reason in words if there is none.
     pub fn of_folder(folder: &Path) -> Result<MachineProfile, &'static str> {
-        let here = MachineIdentity::here(folder).map_err(|_| "the model's folder cannot be read")?;
+        let here =
+            MachineIdentity::here(folder).map_err(|_| "the model's folder cannot be read")?;
         let mut why = "no machine profile";
         for path in MachineProfile::folders().iter().flat_map(|folder| saved(folder)) {
             match read_profile(&path).map_err(|_| "the machine profile cannot be read") {

@@ -72,7 +72,8 @@ impl Doubt {
     /// Returns the doubt about a profile, or `None` for a good profile.
     pub fn of(profile: &MachineProfile) -> Option<Doubt> {
         let Some(quality) = &profile.quality else {
-            let why = "the machine profile is of an older forebay: run forebay doctor again".to_owned();
+            let why =
+                "the machine profile is of an older forebay: run forebay doctor again".to_owned();
             return Some(Doubt { spread: UNKNOWN_SPREAD, only_disk: false, why });
         };
         let why = match quality.state {

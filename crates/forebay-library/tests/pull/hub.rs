@@ -60,7 +60,12 @@ impl Served {
     }
 
     /// Sends bytes of the file and counts them.
-    fn send(&self, out: &mut TcpStream, span: Range<usize>, sent: &AtomicU64) -> std::io::Result<()> {
+    fn send(
+        &self,
+        out: &mut TcpStream,
+        span: Range<usize>,
+        sent: &AtomicU64,
+    ) -> std::io::Result<()> {
         let mut at = span.start.min(self.size());
         let end = span.end.min(self.size());
         while at < end {

@@ -25,8 +25,8 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         family: "a",
     })?;
     let has_experts = metadata.u64(&format!("{name}.expert_count")).is_some_and(|count| count > 0);
-    let family = families::from_gguf(name, has_experts)
-        .ok_or_else(|| families::unknown_gguf(name))?;
+    let family =
+        families::from_gguf(name, has_experts).ok_or_else(|| families::unknown_gguf(name))?;
     if family.unrotated.is_some() {
         // GGUF files of this family do not give the length of chunks.
         return Err(ModelError::FolderOnly { name: name.into() });

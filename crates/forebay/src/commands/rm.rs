@@ -18,7 +18,10 @@ pub fn run(args: RmArgs, folder: Option<PathBuf>) -> Outcome {
         library.remove(name).map_err(|error| match library.find(name) {
             Ok(entry) if error.is_not_found() || matches!(error, Error::BadName { .. }) => {
                 let path = entry.path.display();
-                anyhow::anyhow!("{name} was not pulled, but lies in the folder: delete {path} yourself").into()
+                anyhow::anyhow!(
+                    "{name} was not pulled, but lies in the folder: delete {path} yourself"
+                )
+                .into()
             }
             _ => library::failed(error),
         })?;

@@ -55,9 +55,8 @@ fn a_service_and_a_container_find_the_profile() {
         row["value"].as_str().unwrap().to_owned()
     };
     let unit = read("packaging/forebay.service");
-    let value = |key: &str| {
-        unit.lines().find_map(|line| line.strip_prefix(key)).expect("the unit sets it")
-    };
+    let value =
+        |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)).expect("the unit sets it");
     let state = value("Environment=XDG_STATE_HOME=");
     let expected = format!("{state}/{}", value("StateDirectory="));
     assert_eq!(looked_in("/", Some(state)), expected);

@@ -58,8 +58,26 @@ fn planned(place: &Place, hub: &Hub, name: &str, more: &str) -> Ran {
 fn all_quantisations_are_planned_from_their_headers_as_after_the_download() {
     let place = Place::new();
     let names = [
-        "Q2_K", "Q3_K_M", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0", "Q4_0", "Q5_0", "MXFP4_MOE", "F16",
-        "BF16", "IQ4_NL", "IQ4_XS", "IQ2_XXS", "IQ2_XS", "IQ3_XXS", "IQ1_S", "Q5_1", "Q4_1", "F32",
+        "Q2_K",
+        "Q3_K_M",
+        "Q4_K_M",
+        "Q5_K_M",
+        "Q6_K",
+        "Q8_0",
+        "Q4_0",
+        "Q5_0",
+        "MXFP4_MOE",
+        "F16",
+        "BF16",
+        "IQ4_NL",
+        "IQ4_XS",
+        "IQ2_XXS",
+        "IQ2_XS",
+        "IQ3_XXS",
+        "IQ1_S",
+        "Q5_1",
+        "Q4_1",
+        "F32",
     ];
     let models = quants(place.folder.path(), "qwen3moe-30b", &names);
     let hub = Hub::start(served(&models), |_, _| Answer::Usual);
@@ -80,7 +98,10 @@ fn all_quantisations_are_planned_from_their_headers_as_after_the_download() {
         for rate in ["tokens_per_second", "low_tokens_per_second", "high_tokens_per_second"] {
             assert_eq!(entry["generate"][rate], shown[rate], "{quant}");
         }
-        assert_eq!((&entry["state"], &entry["device"]), (&"planned".into(), &local["plan"]["device"]));
+        assert_eq!(
+            (&entry["state"], &entry["device"]),
+            (&"planned".into(), &local["plan"]["device"])
+        );
         if entry["best"] == true {
             assert_eq!(essence(&document), essence(&local), "{quant}");
         }
@@ -96,7 +117,10 @@ fn all_quantisations_are_planned_from_their_headers_as_after_the_download() {
     assert_eq!(listed[best]["ssd_bytes"], 0);
     assert_eq!(repository["best"], listed[best]["name"]);
     for larger in &listed[best + 1..] {
-        assert!(larger["ssd_bytes"].as_u64() > Some(0) || larger["size_bytes"] == listed[best]["size_bytes"]);
+        assert!(
+            larger["ssd_bytes"].as_u64() > Some(0)
+                || larger["size_bytes"] == listed[best]["size_bytes"]
+        );
     }
     // By name, one model is planned like a file.
     let one = planned(&place, &hub, "o/r:q8_0", " --json").json();
@@ -204,7 +228,8 @@ fn other_vocabularies_and_orders_in_one_repository_are_read_by_themselves() {
         if entry["state"] == "planned" {
             let quant = entry["quant"].as_str().unwrap();
             let path = &models.iter().find(|(name, _)| name.contains(quant)).unwrap().1;
-            let line = format!("plan {} --profile {} --ram 20GiB --json", path.display(), desktop());
+            let line =
+                format!("plan {} --profile {} --ram 20GiB --json", path.display(), desktop());
             let local = forebay(&words(&line)).json();
             let rate = &local["plan"]["prediction"]["generate"]["low_tokens_per_second"];
             assert_eq!(&entry["generate"]["low_tokens_per_second"], rate, "{quant}");
@@ -267,7 +292,8 @@ fn what_the_hub_refuses_is_said() {
 fn with_large_header(path: &Path) {
     let mut writer = GgufWriter::new(path);
     writer.set("general.architecture", "llama").unwrap();
-    let tokens: ByteStrings = (0..600_000).map(|n| format!("a token of the vocabulary {n}")).collect();
+    let tokens: ByteStrings =
+        (0..600_000).map(|n| format!("a token of the vocabulary {n}")).collect();
     writer.set("tokenizer.ggml.tokens", GgufValue::Array(Array::String(tokens))).unwrap();
     writer.add_tensor("output_norm.weight", TensorType::F32, &[64]).unwrap();
     let (header, placed) = writer.into_header().unwrap();
@@ -361,10 +387,10 @@ fn renamed(from: &str, to: &str) -> Vec<u8> {
 fn an_architecture_of_the_other_format_is_refused_in_words_that_say_so() {
     let place = Place::new();
     // The new name is as long as the old one, because `-` is left out when names are compared.
-    let hub = Hub::start(
-        vec![Served::large("m-Q8_0.gguf", renamed("qwen3moe", "lfm2-moe"))],
-        |_, _| Answer::Usual,
-    );
+    let hub =
+        Hub::start(vec![Served::large("m-Q8_0.gguf", renamed("qwen3moe", "lfm2-moe"))], |_, _| {
+            Answer::Usual
+        });
     for line in ["pull o/r", "plan o/r:Q8_0"] {
         let error = place.run(&hub, &line.split(' ').collect::<Vec<_>>()).failed(1);
         assert!(error.contains("runs 'lfm2-moe' from Hugging Face folders"), "{error}");
@@ -395,10 +421,16 @@ fn a_shape_is_planned_without_a_file() {
     let list = place.run(&hub, &["plan", "--shape"]).ok().stdout;
     assert!(list.lines().any(|line| line == "qwen3moe-30b"), "{list}");
     let error = place.run(&hub, &["plan", "--shape", "gpt-9"]).failed(2);
-    assert!(error.contains("there is no shape 'gpt-9'") && error.contains("qwen3moe-30b"), "{error}");
+    assert!(
+        error.contains("there is no shape 'gpt-9'") && error.contains("qwen3moe-30b"),
+        "{error}"
+    );
     let error = place.run(&hub, &["plan"]).failed(2);
     assert!(error.contains("name a MODEL"), "{error}");
-    let line = format!("plan --shape qwen3moe-30b --quantisation Q8_0 --profile {} --ram 20GiB --json", desktop());
+    let line = format!(
+        "plan --shape qwen3moe-30b --quantisation Q8_0 --profile {} --ram 20GiB --json",
+        desktop()
+    );
     let arguments = words(&line);
     let shape = place.run(&hub, &arguments.iter().map(String::as_str).collect::<Vec<_>>()).json();
     let models = quants(place.folder.path(), "qwen3moe-30b", &["Q8_0"]);
@@ -412,7 +444,9 @@ fn without_a_profile_the_placement_is_shown_and_no_speed() {
     let models = quants(place.folder.path(), "qwen3moe-30b", &["Q4_K_M"]);
     let hub = Hub::start(served(&models), |_, _| Answer::Usual);
     let file = models[0].1.to_str().unwrap();
-    for line in [vec!["plan", file], vec!["plan", "o/r:Q4_K_M"], vec!["plan", "--shape", "llama-8b"]] {
+    for line in
+        [vec!["plan", file], vec!["plan", "o/r:Q4_K_M"], vec!["plan", "--shape", "llama-8b"]]
+    {
         let line = [&line[..], &["--ram", "8GiB", "--device", "cpu"]].concat();
         let text = place.run(&hub, &line).ok().stdout;
         assert!(text.contains("plan  the CPU computes; "), "{text}");
@@ -436,7 +470,12 @@ fn without_a_profile_the_placement_is_shown_and_no_speed() {
     };
     let text = run(&["plan", file, "--ram", "8GiB", "--device", "cpu"]);
     assert!(text.contains(" tokens/s; time goes to "), "{text}");
-    assert!(text.contains("caution  the machine profile is of an older forebay: run forebay doctor again\n"), "{text}");
+    assert!(
+        text.contains(
+            "caution  the machine profile is of an older forebay: run forebay doctor again\n"
+        ),
+        "{text}"
+    );
 }
 
 #[test]
@@ -454,7 +493,11 @@ fn a_hub_that_is_not_there_is_said_in_plain_words() {
         let ran = crate::pull::ended(command.spawn().unwrap());
         assert_eq!(ran.status, Some(1), "{}", ran.stderr);
         let why = format!("{address} cannot be reached: the connection is refused");
-        assert!(ran.stderr.contains(&format!("note: {why}; trying again in 1 s")), "{}", ran.stderr);
+        assert!(
+            ran.stderr.contains(&format!("note: {why}; trying again in 1 s")),
+            "{}",
+            ran.stderr
+        );
         assert!(ran.stderr.ends_with(&format!("error: {why}\n")), "{}", ran.stderr);
     }
 }
@@ -462,7 +505,8 @@ fn a_hub_that_is_not_there_is_said_in_plain_words() {
 #[test]
 fn small_models_are_planned_too() {
     let place = Place::new();
-    let hub = Hub::start(vec![Served::large("m.gguf", fs::read(demo()).unwrap())], |_, _| Answer::Usual);
+    let hub =
+        Hub::start(vec![Served::large("m.gguf", fs::read(demo()).unwrap())], |_, _| Answer::Usual);
     let remote = planned(&place, &hub, "o/r", " --json").json();
     let line = format!("plan {} --profile {} --ram 20GiB --json", demo(), desktop());
     assert_eq!(essence(&remote), essence(&forebay(&words(&line)).json()));

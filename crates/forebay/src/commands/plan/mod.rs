@@ -36,8 +36,8 @@ use crate::open;
 use crate::output;
 pub use machine::{Machine, profile, rates};
 pub use remote::{Offer, offer};
-pub use words::rate_in_words;
 use words::Told;
+pub use words::rate_in_words;
 
 /// Number of tokens of the prompt whose speed is predicted.
 pub const PROMPT_TOKENS: usize = 512;
@@ -191,7 +191,8 @@ fn takes_effect(options: &SessionOptions, machine: &Machine) -> Outcome {
             "{name} is given, but it is for a GPU, which --device cpu does not use: leave one of them out"
         )),
         DeviceChoice::Auto if machine.rates.gpu_name().is_none() => {
-            let whose = if machine.rates.is_measured() { "the machine profile" } else { "this machine" };
+            let whose =
+                if machine.rates.is_measured() { "the machine profile" } else { "this machine" };
             usage(format!(
                 "{name} is given, but it is for a GPU, and {whose} has none: leave it out, or give the --profile of a \
                  machine with a GPU"

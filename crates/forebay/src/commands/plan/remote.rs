@@ -149,7 +149,9 @@ fn planned(header: &RemoteHeader, name: &Name, asked: &Asked) -> Outcome<Found> 
     let opened = PlannedModel::open(&path);
     let answered = opened.and_then(|model| {
         let answered = asked.plan(&model)?;
-        Ok((ModelInfo { path: name.to_string().into(), ..model.info }, answered))
+        let mut info = model.info;
+        info.path = name.to_string().into();
+        Ok((info, answered))
     });
     match answered {
         Ok(planned) => Ok(Found::Planned(Box::new(planned))),
@@ -359,9 +361,7 @@ impl List<'_> {
             "models": entries,
         });
         let mut document = match shown.map(|at| &self.rows[at].found) {
-            Some(Found::Planned(planned)) => {
-                self.asked.document(None, &planned.0, &planned.1)?
-            }
+            Some(Found::Planned(planned)) => self.asked.document(None, &planned.0, &planned.1)?,
             _ => json!({}),
         };
         document["repository"] = repository;
@@ -497,6 +497,8 @@ fn check(
 fn is_about_memory(error: &EngineError) -> bool {
     match error {
         EngineError::NoPlan { gpu, cpu } => is_about_memory(gpu) || is_about_memory(cpu),
-        error => error.needed_bytes().is_some() || matches!(error, EngineError::CacheDoesNotFit { .. }),
+        error => {
+            error.needed_bytes().is_some() || matches!(error, EngineError::CacheDoesNotFit { .. })
+        }
     }
 }

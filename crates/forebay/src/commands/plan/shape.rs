@@ -21,7 +21,10 @@ pub fn run(args: &PlanArgs, name: &str, models: Option<PathBuf>) -> Outcome {
         };
     }
     if !known.contains(&name) {
-        return usage(format!("--shape: there is no shape '{name}'; there are: {}", known.join(", ")));
+        return usage(format!(
+            "--shape: there is no shape '{name}'; there are: {}",
+            known.join(", ")
+        ));
     }
     let folder = tempfile::tempdir().context("a folder for a hollow file cannot be made")?;
     let file = folder.path().join(format!("{name}.gguf"));

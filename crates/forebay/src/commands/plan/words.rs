@@ -31,10 +31,8 @@ impl Told<'_> {
         lines.extend(memory(plan).map(|text| ("memory", text)));
         match asked.machine.rates.is_measured() {
             true => lines.extend(self.speeds(planned)),
-            false => lines.push((
-                "speed",
-                format!("not predicted: {}", asked.machine.why_not_measured()),
-            )),
+            false => lines
+                .push(("speed", format!("not predicted: {}", asked.machine.why_not_measured()))),
         }
         if answered.free_vram_is_estimated && plan.device == "cuda" {
             let text = "free VRAM, from the GPU's total memory; assumes that no other program uses the GPU";
@@ -248,4 +246,3 @@ pub fn tokens(per_second: f64) -> String {
         rate => format!("{rate:.2}"),
     }
 }
-
