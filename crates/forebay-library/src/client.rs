@@ -256,7 +256,7 @@ impl Client {
 const UNKNOWN_HOST: &str = "its name cannot be resolved: check the network connection";
 
 /// Returns an error of the network in plain words.
-fn in_words(error: &io::Error) -> String {
+pub fn in_words(error: &io::Error) -> String {
     let text = error.to_string();
     match error.kind() {
         _ if text.contains("lookup address") => UNKNOWN_HOST.to_owned(),

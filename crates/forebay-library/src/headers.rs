@@ -21,7 +21,7 @@ use forebay_format::pack::{PAGE_BYTES, front_bytes};
 use ureq::BodyReader;
 use ureq::http::Response;
 
-use crate::client::passing;
+use crate::client::{in_words, passing};
 use crate::error::at;
 use crate::manifest::RepositoryFile;
 use crate::repository::Repository;
@@ -462,7 +462,7 @@ impl<'a> Source<'a> {
             let count = (self.bytes.len() - before) as u64;
             client.received_bytes.fetch_add(count, Ordering::Relaxed);
             if count < length {
-                let why = arrived.err().map(|error| error.to_string());
+                let why = arrived.err().map(|error| in_words(&error));
                 return Err(passing(&url, why.as_deref().unwrap_or("the connection broke off")));
             }
             match is_range {

@@ -13,7 +13,7 @@ use ureq::Body;
 use ureq::http::Response;
 
 use crate::Error;
-use crate::client::{Client, Trouble, passing, shown};
+use crate::client::{Client, Trouble, in_words, passing, shown};
 use crate::error::at;
 use crate::manifest::{Checksum, hex};
 use crate::partial::Partial;
@@ -252,7 +252,7 @@ impl<'a> Transfer<'a> {
             match body.read(&mut buffer) {
                 Ok(0) => return Ok(()),
                 Ok(length) => take(&buffer[..length])?,
-                Err(error) => return Err(passing(url, &error.to_string())),
+                Err(error) => return Err(passing(url, &in_words(&error))),
             }
         }
     }

@@ -10,7 +10,7 @@ use forebay_library::{Library, Others};
 
 use crate::args::{self, CompletionsArgs};
 use crate::failure::{Outcome, usage};
-use crate::{library, output};
+use crate::{library, output, settings};
 
 /// Variable in which a script asks for completions.
 const VARIABLE: &str = "FOREBAY_COMPLETE";
@@ -28,6 +28,8 @@ pub fn run(args: CompletionsArgs) -> Outcome {
 /// Answers a completion script, if it asks, and ends the program.
 pub fn answer_if_asked() {
     if std::env::var_os(VARIABLE).is_some() {
+        // The configuration file may name the library's folder. A mistake in it is no matter here.
+        let _ = settings::apply(args::command());
         CompleteEnv::with_factory(args::command).var(VARIABLE).complete();
     }
 }

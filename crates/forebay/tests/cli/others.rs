@@ -83,7 +83,7 @@ fn files_in_the_folder_mean_the_same_to_list_run_and_serve() {
         let line = format!("tokenize {name} --text sea --models {models}");
         assert_eq!(run(&place, &line).ok().stdout, by_path);
     }
-    let server = Server::start(&["--models", models]);
+    let server = Server::of(&["--models", models]);
     let (status, body) = server.get("/v1/models");
     assert!(status == 200 && body.contains(r#""id":"tales""#), "{body}");
     drop(server);

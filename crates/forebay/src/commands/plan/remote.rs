@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow};
 use forebay_engine::plan::{Answered, PlannedModel, PredictedRate};
 use forebay_engine::{EngineError, ModelInfo};
+use forebay_format::{Catalog, TensorType};
 use forebay_library::{Headers, Name, RemoteHeader, RemoteModel, Repository, Unread};
 use forebay_model::ModelError;
 use serde::Serialize;
@@ -159,7 +160,7 @@ fn planned(header: &RemoteHeader, name: &Name, asked: &Asked) -> Outcome<Found> 
             let error = EngineError::BadOption { name, value, expected };
             Err(Failure::Usage(error.to_string()))
         }
-        Err(error) if is_about_values(&error) => {
+        Err(error) if is_about_values(&error, &path) => {
             Ok(Found::Unknown("more than its header is needed for a plan".into()))
         }
         Err(error) => {
@@ -171,9 +172,23 @@ fn planned(header: &RemoteHeader, name: &Name, asked: &Asked) -> Outcome<Found> 
     }
 }
 
-/// Returns true for an error about the values of small tensors, which are no part of the header.
-fn is_about_values(error: &EngineError) -> bool {
-    matches!(error, EngineError::Model(ModelError::NotFinite { .. }))
+/// Returns true for an error that may be about values of tensors, which are no part of the header and read as zeros: tables of
+/// integers, such as orders of columns.
+fn is_about_values(error: &EngineError, model: &Path) -> bool {
+    let EngineError::Model(error) = error else { return false };
+    let is_about_names = matches!(
+        error,
+        ModelError::UnknownArchitecture { .. }
+            | ModelError::FolderOnly { .. }
+            | ModelError::GgufOnly { .. }
+            | ModelError::MissingKey { .. }
+            | ModelError::MissingTensor { .. }
+    );
+    let has_tables = |catalog: Catalog| {
+        let mut types = catalog.tensors().iter().map(|tensor| tensor.ty);
+        types.any(|ty| matches!(ty, TensorType::I32 | TensorType::I64))
+    };
+    !is_about_names && Catalog::open(model).is_ok_and(has_tables)
 }
 
 /// Returns the estimate for a model of `size_bytes`, by the planned model whose size is nearest.
