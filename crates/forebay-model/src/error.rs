@@ -15,6 +15,16 @@ pub enum ModelError {
          newer forebay"
     )]
     UnknownArchitecture { name: String, known: String },
+    #[error(
+        "forebay runs '{name}' from Hugging Face folders (safetensors) only, not from GGUF files: download a \
+         repository with the safetensors of this model"
+    )]
+    FolderOnly { name: String },
+    #[error(
+        "forebay runs '{name}' from GGUF files only, not from Hugging Face folders (safetensors): download a GGUF \
+         file of this model"
+    )]
+    GgufOnly { name: String },
     #[error("{source_name} has no '{key}', which the {family} architecture needs")]
     MissingKey { source_name: String, key: String, family: &'static str },
     #[error("'{key}' is {value}, but {expected}")]

@@ -3,11 +3,13 @@
 mod assess;
 mod bench;
 mod cpu_offload;
+mod doctor;
 mod kv;
 mod library;
 mod mtp;
 pub mod parse;
 mod plan;
+mod program;
 mod ps;
 mod run;
 mod serve;
@@ -19,12 +21,14 @@ use clap::{
     Args, FromArgMatches as _, Parser, Subcommand, ValueEnum, ValueHint,
     builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser},
 };
+use clap_complete::ArgValueCompleter;
 use forebay_engine::{KvInVram, SessionOptions};
 use forebay_lab::replay::{Predictor, ReplayPolicy};
 use forebay_lab::synth;
 use forebay_stream::{Capacity, PolicyKind};
 use serde::Serialize;
 
+use crate::commands::completions;
 use crate::help;
 use crate::log::LogFilter;
 use crate::size;
@@ -32,10 +36,12 @@ use crate::size;
 pub use assess::AssessArgs;
 pub use bench::{BatchArgs, BenchArgs, Parallel};
 pub use cpu_offload::CpuOffloadArgs;
+pub use doctor::DoctorArgs;
 pub use kv::{KvAction, KvArgs, KvCommandArgs, KvDiskTypeArg};
 pub use library::{ListArgs, PullArgs, RmArgs};
 pub use mtp::MtpArgs;
 pub use plan::PlanArgs;
+pub use program::{CompletionsArgs, ConfigArgs, ManArgs};
 pub use ps::PsArgs;
 pub use run::{ChatArgs, OnFullArg, RunArgs, SamplingArgs};
 pub use serve::{ServeArgs, SharePrefixes};
@@ -131,6 +137,12 @@ pub enum Command {
     /// Print the completion script of a shell
     #[command(after_help = help::COMPLETIONS)]
     Completions(CompletionsArgs),
+    /// Show the settings in force, and where each comes from
+    #[command(after_help = help::CONFIG)]
+    Config(ConfigArgs),
+    /// Write manual pages
+    #[command(hide = true)]
+    Man(ManArgs),
 }
 
 /// Where the weights may be and who reads and computes.
@@ -360,26 +372,6 @@ pub struct LoadArgs {
 }
 
 #[derive(Args)]
-pub struct DoctorArgs {
-    /// Folder on the disk to measure; reads its largest model, or a temporary file of 1 GiB [default:
-    /// current folder]
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub dir: Option<PathBuf>,
-    /// Read this file of at least 1 GiB instead; it should be on the disk of DIR
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub file: Option<PathBuf>,
-    /// Measure each case of the disk twice instead of seven times: in about a third of the time, with less certain rates
-    #[arg(long)]
-    pub quick: bool,
-    /// Do not save the machine profile
-    #[arg(long)]
-    pub no_save: bool,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args)]
 pub struct InspectArgs {
     /// GGUF file, pack or Hugging Face folder
     #[arg(value_hint = ValueHint::AnyPath)]
@@ -530,12 +522,6 @@ pub struct VerifyArgs {
     pub json: bool,
 }
 
-#[derive(Args)]
-pub struct CompletionsArgs {
-    #[arg(value_enum)]
-    pub shell: clap_complete::Shell,
-}
-
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum KvTypeArg {
     F16,
@@ -629,7 +615,7 @@ pub fn command() -> clap::Command {
     };
     let one = |command: clap::Command| {
         let text = command.get_after_help().map(|text| help::reflow(&text.to_string()));
-        let command = command.mut_args(value);
+        let command = command.mut_args(value).mut_args(completed);
         match text {
             Some(text) => command.after_help(text),
             None => command,
@@ -638,11 +624,30 @@ pub fn command() -> clap::Command {
     one(<Cli as clap::CommandFactory>::command()).mut_subcommands(one)
 }
 
+/// Adds completion by names of models to the arguments that take them.
+fn completed(argument: clap::Arg) -> clap::Arg {
+    match argument.get_id().as_str() {
+        "model" | "models" if argument.is_positional() => {
+            argument.add(ArgValueCompleter::new(completions::models))
+        }
+        "names" => argument.add(ArgValueCompleter::new(completions::names)),
+        _ => argument,
+    }
+}
+
 /// Parses the arguments of a program. The first one is the program's name.
+#[cfg(test)]
 pub fn parse_all<I: IntoIterator<Item = T>, T: Into<std::ffi::OsString> + Clone>(
     arguments: I,
 ) -> Result<Cli, clap::Error> {
-    let mut command = command();
+    parse_with(command(), arguments)
+}
+
+/// Parses the arguments of a program by a definition of the command line.
+pub fn parse_with<I: IntoIterator<Item = T>, T: Into<std::ffi::OsString> + Clone>(
+    mut command: clap::Command,
+    arguments: I,
+) -> Result<Cli, clap::Error> {
     let matches = command.try_get_matches_from_mut(arguments)?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }

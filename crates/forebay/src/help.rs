@@ -37,12 +37,14 @@ the commands. Your input is saved in forebay/chat-history below $XDG_STATE_HOME,
 
 pub const PLAN: &str = "\
 Examples:
-  forebay doctor /models && forebay plan /models/model.gguf
+  forebay doctor && forebay plan unsloth/Qwen3-30B-A3B-GGUF
+  forebay plan unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M
+  forebay plan --shape qwen3moe-30b
   forebay plan model.gguf --vram 8GiB --ram 32GiB
   forebay plan model.gguf --profile other.json --vram 16GiB --ram 64GiB
   forebay plan model.gguf --ram 8GiB --routing story.routing
 
-No weights are read. Speeds are predicted from a machine profile and from the hit rates of recorded
+No weights are read, and of a repository at most 16 MiB of headers. Speeds are predicted from a machine profile and from the hit rates of recorded
 routing, usually within 20 % of the measured speed. If the machine was busy when it was measured,
 speeds are ranges. There is no prediction for a model of a few megabytes.";
 
@@ -83,7 +85,8 @@ Examples:
   forebay run unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M --vram 8GiB
   forebay pull Qwen/Qwen3-0.6B --revision main --jobs 4
 
-After Ctrl-C or a failure, the same command goes on where the pull ended. Every file is compared with
+A model that cannot run here is refused before its first weight, and one that can is named. After
+Ctrl-C or a failure, the same command goes on where the pull ended. Every file is compared with
 its checksum before it gets its name. HF_ENDPOINT names another hub; HF_TOKEN, or the file of
 Hugging Face's own login, gives access to private and gated models.";
 
@@ -178,13 +181,15 @@ the GPU. Weights for a GPU pass through a small ring of pinned memory.";
 
 pub const DOCTOR: &str = "\
 Examples:
+  forebay doctor
   forebay doctor /models
-  forebay doctor --file /models/model.gguf /models
+  forebay doctor --file /models/model.gguf
   forebay doctor --no-save --json
 
-The profile is saved as forebay/machine.json below $XDG_CONFIG_HOME, else below ~/.config, and holds
-for this machine and the disk of DIR. Nothing else is left behind. Measure while the machine is idle:
-if other programs are busy, doctor warns and marks the profile, and predictions from it are ranges.";
+The profile is saved in forebay below $XDG_STATE_HOME, else below ~/.local/state, and holds for this
+machine and the disk of DIR. Each disk has its own. Nothing else is left behind. Measure while the
+machine is idle: if other programs are busy, doctor warns and marks the profile, and predictions from
+it are ranges.";
 
 pub const LOGITS: &str = "\
 Examples:
@@ -212,7 +217,25 @@ pub const COMPLETIONS: &str = "\
 Examples:
   forebay completions bash > /etc/bash_completion.d/forebay
   forebay completions zsh > ~/.zfunc/_forebay
-  forebay completions fish > ~/.config/fish/completions/forebay.fish";
+  forebay completions fish > ~/.config/fish/completions/forebay.fish
+
+The script asks forebay itself, so it knows the names of models, too.";
+
+pub const CONFIG: &str = "\
+Examples:
+  forebay config
+  forebay config --json
+
+The file is forebay/config.toml below $XDG_CONFIG_HOME, else below ~/.config, or $FOREBAY_CONFIG. Its
+keys are long options: at the top for all commands, in a table for one.
+
+For example:
+  models = \"/data/models\"
+  [run]
+  ram = \"8GiB\"
+  temperature = 0.7
+
+The command line comes before environment variables, and these before the file.";
 
 pub const SYNTH: &str = "\
 Examples:

@@ -7,6 +7,7 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::failure::{Failure, Outcome};
+use crate::settings;
 
 /// Environment variable that `--log` overrides.
 const VARIABLE: &str = "FOREBAY_LOG";
@@ -54,7 +55,10 @@ impl LogFilter {
 /// # Errors
 /// Returns an error if the value of `FOREBAY_LOG` is invalid.
 pub fn start(option: Option<LogFilter>) -> Outcome {
-    let filter = match (option, std::env::var_os(VARIABLE)) {
+    let of_file = || settings::global("log").and_then(|level| LogFilter::parse(level).ok());
+    let named = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
+    let option = option.or_else(|| of_file().filter(|_| named.is_none()));
+    let filter = match (option, named) {
         (Some(filter), _) => filter,
         (None, Some(value)) if !value.is_empty() => {
             let text = value.to_string_lossy();

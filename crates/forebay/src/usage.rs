@@ -24,7 +24,7 @@ pub fn report(error: &clap::Error) -> ExitCode {
 }
 
 /// Returns the message without the pointer to the help.
-fn line(error: &clap::Error) -> String {
+pub fn line(error: &clap::Error) -> String {
     let about = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,

@@ -34,6 +34,12 @@ pub fn is_pack(storage: &dyn Storage, path: &Path) -> Result<bool, FormatError> 
     Ok(start == MAGIC)
 }
 
+/// Returns the number of bytes in front of a pack's blocks, by its first [`PAGE_BYTES`]. Returns `None` if these bytes do not
+/// begin a pack.
+pub fn front_bytes(page: &[u8]) -> Option<u64> {
+    (page.starts_with(&MAGIC) && page.len() as u64 >= PAGE_BYTES).then(|| u64_at(page, 24))
+}
+
 /// Opens a pack. Reads and checks everything in front of the blocks.
 ///
 /// # Errors

@@ -9,6 +9,7 @@ use super::mtp_shape::MtpForm;
 use super::recurrent::{HeadOrder, StateRule};
 use super::shapes::{StreamForm, StreamsEnd};
 use super::unrotated::Unrotated;
+use crate::ModelError;
 use forebay_compute::{Gating, RopeLayout, Scoring};
 
 /// Properties of a family that its metadata does not give.
@@ -680,7 +681,42 @@ pub fn with_mtp() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().filter(|family| family.mtp.is_some()).map(|family| family.name)
 }
 
-/// Returns the names of all families in one line.
-pub fn known_list() -> String {
-    known_families().collect::<Vec<_>>().join(", ")
+/// Returns the error for a GGUF file's architecture that no family has. Says so if forebay runs the family from folders.
+pub fn unknown_gguf(name: &str) -> ModelError {
+    let is_same = |family: &&Family| {
+        let types = family.huggingface.iter();
+        family.gguf == NONE && types.chain([&family.name]).any(|other| plain(other) == plain(name))
+    };
+    match FAMILIES.iter().find(is_same) {
+        Some(_) => ModelError::FolderOnly { name: name.to_owned() },
+        None => {
+            let known = FAMILIES.iter().map(|family| family.gguf).filter(|name| *name != NONE);
+            ModelError::UnknownArchitecture { name: name.to_owned(), known: in_one_line(known) }
+        }
+    }
+}
+
+/// Returns the error for a `model_type` that no family has. Says so if forebay runs the family from GGUF files.
+pub fn unknown_huggingface(name: &str) -> ModelError {
+    let is_same = |family: &&Family| {
+        let names = [family.gguf, family.name];
+        family.huggingface.is_empty() && names.iter().any(|other| plain(other) == plain(name))
+    };
+    match FAMILIES.iter().find(is_same) {
+        Some(_) => ModelError::GgufOnly { name: name.to_owned() },
+        None => {
+            let known = FAMILIES.iter().flat_map(|family| family.huggingface).copied();
+            ModelError::UnknownArchitecture { name: name.to_owned(), known: in_one_line(known) }
+        }
+    }
+}
+
+/// Returns a name without the marks in which GGUF and Hugging Face differ.
+fn plain(name: &str) -> String {
+    name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase()
+}
+
+fn in_one_line(names: impl Iterator<Item = &'static str>) -> String {
+    let names: std::collections::BTreeSet<&str> = names.collect();
+    names.into_iter().collect::<Vec<_>>().join(", ")
 }

@@ -25,15 +25,11 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         family: "a",
     })?;
     let has_experts = metadata.u64(&format!("{name}.expert_count")).is_some_and(|count| count > 0);
-    let family = families::from_gguf(name, has_experts).ok_or_else(|| {
-        ModelError::UnknownArchitecture { name: name.into(), known: families::known_list() }
-    })?;
+    let family =
+        families::from_gguf(name, has_experts).ok_or_else(|| families::unknown_gguf(name))?;
     if family.unrotated.is_some() {
-        return Err(ModelError::BadValue {
-            key: "general.architecture".into(),
-            value: name.into(),
-            expected: "GGUF files of this family do not give the length of chunks; use the Hugging Face folder".into(),
-        });
+        // GGUF files of this family do not give the length of chunks.
+        return Err(ModelError::FolderOnly { name: name.into() });
     }
     let keys = Keys { metadata, architecture: name, family: family.name };
     let hidden = keys.count("embedding_length")?;

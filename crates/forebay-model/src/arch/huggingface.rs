@@ -33,7 +33,7 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
     let family = families::from_huggingface(model_type).ok_or_else(|| {
         let name =
             if model_type.is_empty() { "(config.json has no model_type)" } else { model_type };
-        ModelError::UnknownArchitecture { name: name.into(), known: families::known_list() }
+        families::unknown_huggingface(name)
     })?;
     let config = Config { json, family: family.name };
     expect_quantization(&metadata.config, family)?;

@@ -69,9 +69,10 @@ fn refused(error: Error) -> ApiError {
         Error::Exists { .. } | Error::Locked { .. } => StatusCode::CONFLICT,
         Error::Denied { .. } => StatusCode::FORBIDDEN,
         Error::Space { .. } => StatusCode::INSUFFICIENT_STORAGE,
-        Error::Status { .. } | Error::Network { .. } | Error::BadListing { .. } => {
-            StatusCode::BAD_GATEWAY
-        }
+        Error::Status { .. }
+        | Error::Network { .. }
+        | Error::Unreachable { .. }
+        | Error::BadListing { .. } => StatusCode::BAD_GATEWAY,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
     let mut message = error.to_string();

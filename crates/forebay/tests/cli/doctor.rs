@@ -14,7 +14,7 @@ const AT_ONCE: Duration = Duration::from_secs(10);
 
 fn doctor(config: &Path, folder: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command.arg("doctor").arg(folder).env("XDG_CONFIG_HOME", config).env_remove("FOREBAY_LOG");
+    command.arg("doctor").arg(folder).env("XDG_STATE_HOME", config).env_remove("FOREBAY_LOG");
     command
 }
 
@@ -54,12 +54,40 @@ fn a_profile_that_cannot_be_saved_is_said_before_measuring() {
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 }
 
+/// Reads what a service or a container sets, and asks the program where it looks for profiles then.
+#[test]
+fn a_service_and_a_container_find_the_profile() {
+    let read = |path: &str| {
+        std::fs::read_to_string(crate::harness::workspace().join(path)).expect("it is there")
+    };
+    let looked_in = |home: &str, state: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
+        command.args(["config", "--json"]).env("HOME", home).env_remove("XDG_STATE_HOME");
+        command.envs(state.map(|state| ("XDG_STATE_HOME", state)));
+        let document = ran(command).json();
+        let rows = document["settings"].as_array().unwrap().clone();
+        let row = rows.into_iter().find(|row| row["setting"] == "machine profiles").unwrap();
+        row["value"].as_str().unwrap().to_owned()
+    };
+    let unit = read("packaging/forebay.service");
+    let value =
+        |key: &str| unit.lines().find_map(|line| line.strip_prefix(key)).expect("the unit sets it");
+    let state = value("Environment=XDG_STATE_HOME=");
+    let expected = format!("{state}/{}", value("StateDirectory="));
+    assert_eq!(looked_in("/", Some(state)), expected);
+    let image = read("Dockerfile");
+    let home = image.lines().find_map(|line| line.strip_prefix("WORKDIR /home")).unwrap();
+    let folder = looked_in(&format!("/home{home}"), None);
+    assert_eq!(folder, "/home/forebay/.local/state/forebay");
+    assert!(image.contains(".local/state/forebay\n") && image.contains(&folder), "it is a volume");
+}
+
 #[test]
 fn a_full_disk_is_said_before_measuring() {
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("config");
     let script = format!(
-        "trap '' XFSZ; ulimit -f 0; XDG_CONFIG_HOME={} exec {} doctor {}",
+        "trap '' XFSZ; ulimit -f 0; XDG_STATE_HOME={} exec {} doctor {}",
         config.display(),
         env!("CARGO_BIN_EXE_forebay"),
         folder.path().display()
@@ -108,10 +136,10 @@ fn a_busy_machine_is_noticed_and_its_report_is_not_lost() {
     });
     let errors = String::from_utf8(ran.stderr).unwrap();
     assert_eq!(ran.status.code(), Some(1), "{errors}");
-    assert!(errors.starts_with("error: ") && errors.contains("machine.json"), "{errors}");
+    assert!(errors.starts_with("error: ") && errors.contains("forebay/machine-"), "{errors}");
     let report: serde_json::Value = serde_json::from_slice(&ran.stdout).unwrap();
     assert!(report["saved"].is_null(), "{report}");
-    assert!(report["not_saved"].as_str().unwrap().contains("machine.json"));
+    assert!(report["not_saved"].as_str().unwrap().contains("forebay/machine-"));
     let quality = &report["profile"]["quality"];
     assert_eq!(quality["state"], "busy", "{quality}");
     let reasons = quality["reasons"].as_array().unwrap();

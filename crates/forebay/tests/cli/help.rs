@@ -2,7 +2,7 @@
 
 use crate::harness::{command, forebay};
 
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 21] = [
     "run",
     "plan",
     "serve",
@@ -23,6 +23,7 @@ const COMMANDS: [&str; 20] = [
     "pack",
     "verify",
     "completions",
+    "config",
 ];
 
 #[test]
@@ -53,9 +54,24 @@ fn version() {
 fn completions_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = forebay(&["completions", shell]).ok().stdout;
-        for command in COMMANDS {
-            assert!(script.contains(command), "{shell}: {command}");
-        }
+        assert!(script.contains("FOREBAY_COMPLETE"), "{shell}: {script}");
+    }
+    // The scripts ask the program.
+    let binary = env!("CARGO_BIN_EXE_forebay");
+    let asked = [
+        "FOREBAY_COMPLETE=bash",
+        "_CLAP_COMPLETE_INDEX=1",
+        "_CLAP_COMPLETE_COMP_TYPE=9",
+        "_CLAP_COMPLETE_SPACE=true",
+        "_CLAP_IFS=\n",
+        binary,
+        "--",
+        "forebay",
+        "",
+    ];
+    let words = command("/usr/bin/env", &asked, "").ok().stdout;
+    for command in COMMANDS {
+        assert!(words.lines().any(|word| word == command), "{command}: {words}");
     }
 }
 

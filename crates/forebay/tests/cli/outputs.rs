@@ -110,7 +110,8 @@ const ROWS: [Row; 17] = [
 ];
 
 /// These outputs have tests of their own: folders, and files that are taken up again, of a batch and of an access log.
-const OTHERS: [(&str, &str); 8] = [
+const OTHERS: [(&str, &str); 9] = [
+    ("man", "folder"),
     ("assess", "--svg"),
     ("pack", "--to-huggingface"),
     ("batch", "--output"),

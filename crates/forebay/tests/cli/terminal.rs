@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use crate::harness::{chat_model, forebay, forebay_with_input};
+use crate::harness::{chat_model, demo, forebay, forebay_with_input};
+use crate::pull::hub::{Answer, Hub, Served};
 
 const O_NOCTTY: i32 = rustix::fs::OFlags::NOCTTY.bits() as i32;
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -29,6 +30,10 @@ struct Terminal {
 
 impl Terminal {
     fn start(arguments: &[&str], state: &Path) -> Terminal {
+        Terminal::with_environment(arguments, state, &[])
+    }
+
+    fn with_environment(arguments: &[&str], state: &Path, variables: &[(&str, &str)]) -> Terminal {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&master).expect("the terminal is ours");
         unlockpt(&master).expect("the terminal opens");
@@ -44,6 +49,7 @@ impl Terminal {
             .env("FOREBAY_LOG", "forebay::chat=trace")
             .env("XDG_STATE_HOME", state)
             .env("TERM", "xterm-256color")
+            .envs(variables.iter().copied())
             .stdin(open())
             .stdout(open())
             .stderr(open())
@@ -214,4 +220,43 @@ fn earlier_inputs_come_back_and_ctrl_c_at_the_prompt_quits() {
     let file = state.join("forebay/chat-history");
     let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600, "others must not read what was typed");
+}
+
+/// A model that the library lacks is downloaded if the user agrees.
+#[test]
+fn run_offers_the_download_of_a_model_on_the_hub() {
+    let directory = tempfile::tempdir().unwrap();
+    let home = directory.path().to_str().unwrap();
+    let models = directory.path().join("models");
+    let model = Served::large("m-Q8_0.gguf", std::fs::read(demo()).unwrap());
+    let hub = Hub::start(vec![model], |_, _| Answer::Usual);
+    let variables = [
+        ("HOME", home),
+        ("FOREBAY_MODELS", models.to_str().unwrap()),
+        ("HF_ENDPOINT", hub.address.as_str()),
+        ("HF_TOKEN", "t"),
+    ];
+    let arguments = ["run", "o/r", "--raw", "-p", "The sea", "-n", "2", "--temperature", "0"];
+    let state = directory.path().join("state");
+    let ask = || {
+        let mut run = Terminal::with_environment(&arguments, &state, &variables);
+        run.wait("o/r is not downloaded.");
+        run.wait("Download o/r:Q8_0 (");
+        run.wait(") now? [Y/n] ");
+        run
+    };
+    let mut run = ask();
+    run.keys("n\r");
+    run.wait("not downloaded: forebay pull o/r:Q8_0 does it later");
+    assert_eq!(run.status(), Some(1));
+    assert!(!models.exists(), "nothing was begun");
+    let mut run = ask();
+    run.keys("\r");
+    assert_eq!(run.status(), Some(0));
+    assert!(models.join("manifests/o%2Fr%3AQ8_0.json").exists());
+    // The second time it is there.
+    let run = Terminal::with_environment(&arguments, &state, &variables);
+    let screen = run.screen.clone();
+    assert_eq!(run.status(), Some(0));
+    assert!(!screen.lock().unwrap().contains("Download"));
 }

@@ -52,7 +52,7 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
             Some(Library::open(folder))
         }
         // Without models, the library is what is served.
-        None => Library::default_folder().map(Library::open).filter(|_| args.model.is_empty()),
+        None => crate::library::folder(None).map(Library::open).filter(|_| args.model.is_empty()),
     };
     let has_models = library.iter().any(|library| !library::models(library).is_empty());
     let paths = match args.model.is_empty() && !names_folder && !has_models {
