@@ -138,3 +138,15 @@ fn sentences_name_only_what_there_is() {
         }
     }
 }
+
+#[test]
+fn placeholders_name_values_and_are_no_questions() {
+    for command in args::command().get_subcommands() {
+        for argument in command.get_arguments() {
+            for name in argument.get_value_names().unwrap_or_default() {
+                let is_question = ["WHETHER", "HOW", "WHAT", "WHO", "WHEN", "WHERE", "AMONG"];
+                assert!(!is_question.contains(&name.as_str()), "{} {name}", command.get_name());
+            }
+        }
+    }
+}
