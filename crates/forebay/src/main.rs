@@ -27,6 +27,7 @@ mod size;
 mod state;
 mod statistics;
 mod template_process;
+mod text_input;
 mod tracing_file;
 mod unfinished;
 mod usage;
@@ -50,7 +51,11 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let cli = match args::parse_with(command, std::env::args_os()) {
+    let arguments = match args::foreign::translate(&command, std::env::args_os().collect()) {
+        Ok(arguments) => arguments,
+        Err(sentence) => return usage::refuse(&sentence),
+    };
+    let cli = match args::parse_with(command, arguments) {
         Ok(cli) => cli,
         Err(error) => return usage::report(&error),
     };

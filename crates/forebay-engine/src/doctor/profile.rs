@@ -4,13 +4,16 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use forebay_store::{EngineOptions, IoKind};
+use forebay_store::{EngineOptions, IoKind, read_text};
 use serde::{Deserialize, Serialize};
 
 use super::{CuFileChoice, GpuRates, ProfileQuality};
 
 /// Version of the file's format. Files with another version are rejected.
 pub const PROFILE_VERSION: u32 = 1;
+
+/// Most bytes of a profile's file.
+const PROFILE_BYTES_MAX: u64 = 16 << 20;
 
 /// Identity of the machine and the disk that were measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -156,12 +159,6 @@ fn saved(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-fn read_profile(path: &Path) -> std::io::Result<String> {
-    let mut text = String::new();
-    std::fs::File::open(path)?.take(PROFILE_BYTES_MAX).read_to_string(&mut text)?;
-    Ok(text)
-}
-
 impl MachineIdentity {
     /// Returns true if two identities differ in the disk at most.
     fn is_same_machine(&self, other: &MachineIdentity) -> bool {
@@ -218,7 +215,9 @@ impl MachineProfile {
             MachineIdentity::here(folder).map_err(|_| "the model's folder cannot be read")?;
         let mut why = "no machine profile";
         for path in MachineProfile::folders().iter().flat_map(|folder| saved(folder)) {
-            match read_profile(&path).map_err(|_| "the machine profile cannot be read") {
+            match read_text(&path, PROFILE_BYTES_MAX)
+                .map_err(|_| "the machine profile cannot be read")
+            {
                 Ok(text) => match MachineProfile::parse(&text) {
                     Ok(profile) if profile.machine == here => return Ok(profile),
                     Ok(profile) if profile.machine.is_same_machine(&here) => {
@@ -246,7 +245,7 @@ impl MachineProfile {
             return found.map_err(|why| ProfileError::NotMeasured { why });
         };
         let path = path.to_owned();
-        match read_profile(&path) {
+        match read_text(&path, PROFILE_BYTES_MAX) {
             Ok(text) => {
                 MachineProfile::parse(&text).map_err(|why| ProfileError::Damaged { path, why })
             }
