@@ -98,9 +98,11 @@ impl<'a> Config<'a> {
         Ok(self.flag(key)?.unwrap_or(false))
     }
 
+    /// Returns a number. False counts as absent: some configurations say so that there is no factor.
     pub fn float(&self, key: &str) -> Result<Option<f64>, ModelError> {
         let wrong = |value| self.wrong(key, value, "it must be a number");
-        self.set(key).map(|value| value.as_f64().ok_or_else(|| wrong(value))).transpose()
+        let said = self.set(key).filter(|value| **value != false);
+        said.map(|value| value.as_f64().ok_or_else(|| wrong(value))).transpose()
     }
 
     /// Returns the number under a key, or the `usual` one if the key is absent. Null means that there is none.
