@@ -112,9 +112,11 @@ impl GgufFile {
         let count: u64 = shape.iter().product();
         let mut random =
             fastrand::Rng::with_seed(name.bytes().map(u64::from).sum::<u64>() * 31 + count);
-        let mut number = || match shape.len() {
-            1 => 0.8 + 0.4 * random.f32(),
-            _ => 0.4 * random.f32() - 0.2,
+        let mut number = || -> f32 {
+            match shape.len() {
+                1 => 0.8 + 0.4 * random.f32(),
+                _ => 0.4 * random.f32() - 0.2,
+            }
         };
         let bytes = (0..count).flat_map(|_| number().to_le_bytes()).collect();
         self.tensors.push((name.to_owned(), TensorType::F32, shape.to_vec(), bytes));
