@@ -14,6 +14,19 @@ use crate::ModelError;
 const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
 
+/// Keys that mean nothing without experts.
+const OF_EXPERTS: [&str; 9] = [
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "expert_gating_func",
+    "expert_weights_norm",
+    "expert_weights_scale",
+    "expert_group_count",
+    "expert_group_used_count",
+    "expert_shared_count",
+    "expert_shared_feed_forward_length",
+];
+
 /// Returns the layers that every token goes through.
 pub(super) fn layers(
     catalog: &Catalog,
@@ -29,6 +42,9 @@ pub(super) fn layers(
     // The last layers may exist only to predict further tokens. They are not needed for the next token.
     let count = count.saturating_sub(keys.optional_count("nextn_predict_layers")?.unwrap_or(0));
     let windows = windows(keys, family, count)?;
+    if (0..count).all(|index| router(catalog, index).is_none()) {
+        keys.note(&OF_EXPERTS);
+    }
     if family.one_block {
         return one_block_layers(catalog, keys, family, count);
     }

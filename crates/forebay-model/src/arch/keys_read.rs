@@ -44,7 +44,7 @@ pub(super) enum Held {
 }
 
 /// Words of keys that describe computation. A key is split at `_`, `.` and `-`.
-const COMPUTES: [&str; 62] = [
+const COMPUTES: [&str; 65] = [
     "act",
     "activation",
     "alibi",
@@ -62,6 +62,7 @@ const COMPUTES: [&str; 62] = [
     "clamp",
     "clamping",
     "clip",
+    "connection",
     "cross",
     "embeddings",
     "epsilon",
@@ -74,6 +75,7 @@ const COMPUTES: [&str; 62] = [
     "gating",
     "group",
     "groups",
+    "hyper",
     "interleave",
     "interleaved",
     "latent",
@@ -81,6 +83,7 @@ const COMPUTES: [&str; 62] = [
     "limits",
     "logit",
     "logits",
+    "magnitude",
     "mask",
     "moe",
     "multiplier",

@@ -63,6 +63,8 @@ impl<'c, 'a> Parameters<'c, 'a> {
             own.push(scoped.unwrap_or(object));
         }
         own.iter().for_each(|own| own.note(&KNOWN));
+        // The parameters' own objects decide about these.
+        config.note(&["rope_theta", "partial_rotary_factor", ORIGINAL_CONTEXT]);
         let parameters = Parameters { own, beside: config };
         parameters.expect_agreement()?;
         Ok(parameters)
