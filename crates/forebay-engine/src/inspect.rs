@@ -235,7 +235,7 @@ pub(crate) const KINDS: [&str; 6] =
 pub fn block_kind(tensor: &TensorInfo) -> &'static str {
     let name = tensor.name.as_str();
     let has = |part: &str| name.contains(part);
-    if has("_exps") || has(".experts.") {
+    if has("_exps") || has(".experts.") || is_split_expert(name) {
         EXPERTS
     } else if has("_shexp") || has("shared_expert") {
         "feed-forward"
@@ -265,6 +265,13 @@ pub fn block_kind(tensor: &TensorInfo) -> &'static str {
     } else {
         "head"
     }
+}
+
+/// Returns true if a tensor is one expert's matrix in a GGUF file until 2024, such as `blk.0.ffn_gate.7.weight`.
+fn is_split_expert(name: &str) -> bool {
+    let mut parts = name.split('.').skip(2);
+    let is_matrix = parts.next().is_some_and(|part| part.starts_with("ffn_"));
+    is_matrix && parts.next().is_some_and(|part| part.parse::<u32>().is_ok())
 }
 
 fn kinds(catalog: &Catalog) -> Vec<BlockKindBytes> {
@@ -310,6 +317,8 @@ mod tests {
     fn kinds_are_told_by_the_names_of_both_forms() {
         let names = [
             ("blk.0.ffn_gate_exps.bias", "experts"),
+            ("blk.10.ffn_gate.7.weight", "experts"),
+            ("blk.10.ffn_gate.weight", "feed-forward"),
             ("model.layers.0.mlp.experts.gate_up_proj_blocks", "experts"),
             ("blk.1.exp_probs_b.bias", "router"),
             ("model.layers.1.mlp.gate.e_score_correction_bias", "router"),

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use forebay_format::{Catalog, FormatError, TemplateSource, TensorType, parse_safetensors_bytes};
+use forebay_format::{
+    Absent, Catalog, FormatError, TemplateSource, TensorType, parse_safetensors_bytes,
+};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -74,7 +76,8 @@ fn damaged_headers() {
     let result = error(twice, 2);
     assert!(matches!(result, FormatError::DuplicateTensor { tensor, .. } if tensor == "a"));
     let zero = r#"{"a":{"dtype":"U8","shape":[0,2],"data_offsets":[0,0]}}"#;
-    assert!(matches!(error(zero, 0), FormatError::InvalidShape { .. }));
+    let header = parse_safetensors_bytes(&safetensors(zero, 0)).unwrap();
+    assert_eq!((header.tensors.len(), header.empty), (0, vec!["a".to_owned()]));
     let complex = r#"{"a":{"dtype":"C64","shape":[1],"data_offsets":[0,8]}}"#;
     assert!(matches!(error(complex, 8), FormatError::UnsupportedDtype { .. }));
 }
@@ -163,9 +166,18 @@ fn shards() {
     assert!(
         matches!(missing, Err(FormatError::MissingShard { shard, .. }) if shard == "s3.safetensors")
     );
-    let missing = with_index(r#"{"weight_map":{"a":"s1.safetensors","z":"s1.safetensors"}}"#);
+    let lacking = r#"{"weight_map":{"a":"s1.safetensors","z":"./s1.safetensors"}}"#;
+    let catalog = with_index(lacking).unwrap();
+    let shard = Some("s1.safetensors".to_owned());
+    assert_eq!(catalog.absent, [Absent { tensor: "z".into(), shard }]);
+    assert_eq!(catalog.files.len(), 1);
+    // Who asks for weights alone may need any of them.
+    let folder = folder(&[("s1.safetensors", &a), (INDEX, lacking.as_bytes())]);
+    let missing = Catalog::open_weights(folder.path());
     assert!(matches!(missing, Err(FormatError::MissingTensor { tensor, .. }) if tensor == "z"));
-    for name in ["../s1.safetensors", "/etc/passwd", "..", "", "x/s1.safetensors"] {
+    let missing = with_index(r#"{"weight_map":{"a":"x/s1.safetensors"}}"#);
+    assert!(matches!(missing, Err(FormatError::MissingShard { .. })));
+    for name in ["../s1.safetensors", "/etc/passwd", "..", "", ".", "x/../../s1.safetensors"] {
         let index = format!(r#"{{"weight_map":{{"a":"{name}"}}}}"#);
         assert!(matches!(with_index(&index), Err(FormatError::InvalidShardName { .. })), "{name}");
     }

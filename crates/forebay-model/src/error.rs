@@ -37,6 +37,13 @@ pub enum ModelError {
         "tensor '{name}' has the shape {found:?}, but the model's metadata asks for {expected:?}"
     )]
     TensorShape { name: String, found: Vec<u64>, expected: Vec<u64> },
+    #[error("tensor '{name}' has no elements, but the model needs it; get the file again")]
+    NoElements { name: String },
+    #[error(
+        "the files have no output projection '{head}', and config.json does not say that the embedding table stands for it: \
+         {said}. Add the tensor, or set tie_word_embeddings to true"
+    )]
+    NoHead { head: String, said: String },
     #[error("tensor '{name}' is of type {found}, which cannot be used as a weight matrix")]
     TensorType { name: String, found: &'static str },
     #[error("tensor '{name}' lies in several pieces, which only experts may; pack the model again")]

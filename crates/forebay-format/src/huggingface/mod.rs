@@ -5,6 +5,7 @@ mod json;
 pub mod safetensors;
 
 use std::borrow::Cow;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +14,8 @@ use serde_json::Value;
 pub(crate) use folder::{Folder, read_metadata};
 pub use folder::{open, open_weights};
 pub use json::parse_config_bytes;
+
+use crate::storage::open_regular;
 
 /// File beside the weights: on disk, or inside a pack.
 #[derive(Clone, Debug)]
@@ -55,7 +58,12 @@ impl Document {
     pub fn read(&self) -> std::io::Result<Cow<'_, [u8]>> {
         match &self.embedded {
             Some(content) => Ok(Cow::Borrowed(content)),
-            None => Ok(Cow::Owned(std::fs::read(&self.path)?)),
+            None => {
+                let (mut file, _) = open_regular(&self.path)?;
+                let mut content = Vec::new();
+                file.read_to_end(&mut content)?;
+                Ok(Cow::Owned(content))
+            }
         }
     }
 }

@@ -26,6 +26,10 @@ pub struct Family {
     /// Base of the rotation in windowed layers, if these have a rotation of their own. Such a rotation is not scaled.
     pub window_theta: Option<WindowTheta>,
     pub windows: Windows,
+    /// Window of layers that have one, if files need not say it.
+    pub window: Option<usize>,
+    /// Caps of attention's scores and of logits, if files need not say them.
+    pub caps: Option<[f32; 2]>,
     /// Layers without rotation, if some layers have none.
     pub unrotated: Option<Unrotated>,
     /// True if q, k and v always have a bias.
@@ -65,6 +69,8 @@ pub struct Family {
     pub norms_less_one: bool,
     /// True if the embedding is multiplied by the square root of the hidden size.
     pub scaled_embedding: bool,
+    /// True if the output projection is the embedding table, unless a folder says otherwise.
+    pub ties: bool,
     pub gating: Gating,
     /// True if the feed-forward is a mixture of experts, at least in some layers.
     pub experts: bool,
@@ -145,6 +151,8 @@ pub(super) const BASE: Family = Family {
     hf_rope: RopeLayout::Neox,
     window_theta: None,
     windows: Windows::AsSaid,
+    window: None,
+    caps: None,
     unrotated: None,
     qkv_bias: false,
     qk_norm: QkNorm::None,
@@ -166,6 +174,7 @@ pub(super) const BASE: Family = Family {
     streams: None,
     norms_less_one: false,
     scaled_embedding: false,
+    ties: false,
     gating: Gating::Silu,
     experts: false,
     scaled_input: false,
@@ -189,6 +198,7 @@ const GEMMA: Family = Family {
     norms: NormLayout::Sandwich,
     norms_less_one: true,
     scaled_embedding: true,
+    ties: true,
     gating: Gating::GeluTanh,
     names: &[
         ("feed_forward_norm", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
@@ -330,6 +340,8 @@ const FAMILIES: &[Family] = &[
         gguf: "gemma2",
         huggingface: &["gemma2"],
         windows: Windows::ButEvery(2),
+        window: Some(4096),
+        caps: Some([50.0, 30.0]),
         ..GEMMA
     },
     Family {
@@ -547,6 +559,7 @@ const FAMILIES: &[Family] = &[
         name: "ernie4_5-moe",
         gguf: "ernie4_5-moe",
         huggingface: &["ernie4_5_moe"],
+        ties: true,
         gguf_rope: RopeLayout::Interleaved,
         hf_rope: RopeLayout::Interleaved,
         experts: true,
@@ -618,6 +631,7 @@ const FAMILIES: &[Family] = &[
 const HUNYUAN: Family = Family { qk_norm: QkNorm::PerRotatedHead, names: HUNYUAN_NAMES, ..BASE };
 
 const LFM2: Family = Family {
+    ties: true,
     qk_norm: QkNorm::PerHead,
     recurrent: Some(StateRule::ShortConvolution),
     names: LFM2_NAMES,
