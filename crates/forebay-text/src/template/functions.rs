@@ -1,6 +1,6 @@
 //! Functions, filters and tests that transformers adds to Jinja.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Environment, Error, ErrorKind, Output, State, Value};

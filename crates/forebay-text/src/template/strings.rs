@@ -61,20 +61,19 @@ fn padded(text: &str, side: &str, width: usize, fill: char) -> Result<String, Er
     Ok(fill(before) + text + &fill(padding - before))
 }
 
-/// Implements `truncate(length, killwords, end, leeway)`.
+/// Implements `truncate(length, killwords, end, leeway=5)`.
 fn truncate(
     text: Value,
     length: Option<usize>,
     killwords: Option<bool>,
     end: Option<String>,
-    leeway: Option<usize>,
     named: Kwargs,
 ) -> Result<String, Error> {
     let text = text.to_string();
     let length = named.get::<Option<usize>>("length")?.or(length).unwrap_or(255);
     let killwords = named.get::<Option<bool>>("killwords")?.or(killwords).unwrap_or(false);
     let end = named.get::<Option<String>>("end")?.or(end).unwrap_or_else(|| "...".to_owned());
-    let leeway = named.get::<Option<usize>>("leeway")?.or(leeway).unwrap_or(5);
+    let leeway = named.get::<Option<usize>>("leeway")?.unwrap_or(5);
     named.assert_all_used()?;
     if text.chars().count() <= length.saturating_add(leeway) {
         return Ok(text);
