@@ -141,8 +141,10 @@ fn may_be_content(tokens: &[&Token], operator: usize, left: usize, right: usize)
         _ => None,
     };
     let left_word = tokens.get(left).and_then(word);
-    let right_words: Vec<bool> =
-        tokens.get(operator + 1..=right).unwrap_or_default().iter().filter_map(word).collect();
+    // Texts in the subscripts of a variable are not its value.
+    let is_variable = matches!(tokens.get(operator + 1), Some(Token::Ident(_)));
+    let operand = if is_variable { None } else { tokens.get(operator + 1..=right) };
+    let right_words: Vec<bool> = operand.unwrap_or_default().iter().filter_map(word).collect();
     match tokens.get(operator) {
         Some(Token::Ident(_)) => {
             left_word != Some(true) && (right_words.is_empty() || right_words.contains(&false))
