@@ -151,8 +151,8 @@ fn split(source: &Path, folder: &Path, name: &str) -> Vec<(String, PathBuf)> {
                 writer.set(key, value.clone()).unwrap();
             }
         }
-        writer.set("split.no", part as u16).unwrap();
-        writer.set("split.count", parts as u16).unwrap();
+        writer.set("split.no", GgufValue::U16(part as u16)).unwrap();
+        writer.set("split.count", GgufValue::U16(parts as u16)).unwrap();
         writer.set("split.tensors.count", tensors.len() as i32).unwrap();
         let share = tensors.len().div_ceil(parts);
         for tensor in tensors.iter().skip(part * share).take(share) {
