@@ -4,7 +4,7 @@ use forebay_compute::ComputeError;
 #[cfg(feature = "cuda")]
 use forebay_cuda::CudaError;
 use forebay_format::FormatError;
-use forebay_store::StoreError;
+use forebay_store::{StoreError, at_least, at_most};
 use forebay_stream::StreamError;
 
 /// Errors of architectures, weights and the decoder.
@@ -52,13 +52,16 @@ pub enum ModelError {
     )]
     NumericFailure { layer: usize, token: usize },
     #[error(
-        "keys and values need at least {least_bytes} bytes of VRAM with this context, but --kv-vram allows {given_bytes}; give \
-         a larger --kv-vram or a smaller --ctx"
+        "keys and values need at least {} of VRAM with this context, but --kv-vram allows {}; give a larger --kv-vram \
+         or a smaller --ctx",
+        at_least(*least_bytes),
+        at_most(*given_bytes)
     )]
     KvVramTooSmall { given_bytes: u64, least_bytes: u64 },
     #[error(
-        "the model needs {needed_bytes} bytes of VRAM, but {given_bytes} may be used: {why}; \
-         give {}a larger --vram, or use --device cpu",
+        "the model needs {} of VRAM, but {} may be used: {why}; give {}a larger --vram, or use --device cpu",
+        at_least(*needed_bytes),
+        at_most(*given_bytes),
         match largest_context {
             Some(positions) => format!("a --ctx of at most {positions} or "),
             None => String::new(),

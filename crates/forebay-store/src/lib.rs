@@ -55,8 +55,10 @@ mod reports;
 mod scheduler;
 mod simulated;
 mod storage;
+mod text_input;
 mod trace;
 mod uring;
+mod words;
 
 pub use arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
 pub use checker::checking_threads;
@@ -90,4 +92,6 @@ pub use reader::{
 };
 pub use simulated::{DiskModel, VirtualClock, open_simulated_engine};
 pub use storage::Storage;
+pub use text_input::{TEXT_BYTES_MAX, read_text, read_text_from};
 pub use trace::{IoRecorder, PageFaults, ReadEnd, ReadRecord, Recording, WaitRecord, Why};
+pub use words::{at_least, at_most, in_words};

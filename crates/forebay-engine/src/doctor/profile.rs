@@ -3,13 +3,16 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use forebay_store::{EngineOptions, IoKind};
+use forebay_store::{EngineOptions, IoKind, read_text};
 use serde::{Deserialize, Serialize};
 
 use super::{CuFileChoice, GpuRates, ProfileQuality};
 
 /// Version of the file's format. Files with another version are rejected.
 pub const PROFILE_VERSION: u32 = 1;
+
+/// Most bytes of a profile's file.
+const PROFILE_BYTES_MAX: u64 = 16 << 20;
 
 /// Identity of the machine and the disk that were measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -170,7 +173,8 @@ impl MachineProfile {
     /// # Errors
     /// Returns the reason in words if the profile is missing or damaged, or if it is for another machine or disk.
     pub fn of_folder(folder: &Path) -> Result<MachineProfile, &'static str> {
-        let found = MachineProfile::path().and_then(|path| std::fs::read_to_string(path).ok());
+        let found =
+            MachineProfile::path().and_then(|path| read_text(&path, PROFILE_BYTES_MAX).ok());
         let profile = MachineProfile::parse(&found.ok_or("no machine profile")?)?;
         match MachineIdentity::here(folder) {
             Ok(here) if here == profile.machine => Ok(profile),
@@ -188,7 +192,7 @@ impl MachineProfile {
             return found.map_err(|why| ProfileError::NotMeasured { why });
         };
         let path = path.to_owned();
-        match std::fs::read_to_string(&path) {
+        match read_text(&path, PROFILE_BYTES_MAX) {
             Ok(text) => {
                 MachineProfile::parse(&text).map_err(|why| ProfileError::Damaged { path, why })
             }
