@@ -30,7 +30,7 @@ next: forebay run --prompt 'def binary_search(items, target):'    the same model
 /// tokenizer. The model was never trained with it.
 pub fn is_demo(model: &ModelInfo) -> bool {
     model.architecture == "qwen3moe"
-        && model.name.as_deref() == Some("hfB2")
+        && model.name.as_deref() == Some("Tales MoE 56M")
         && (model.layers, model.hidden, model.experts) == (8, 256, 32)
         && (model.vocabulary, model.context_trained) == (8192, 1024)
 }
