@@ -3,6 +3,7 @@
 mod assess;
 mod bench;
 mod cpu_offload;
+pub mod foreign;
 mod kv;
 mod library;
 mod mtp;
@@ -44,17 +45,19 @@ pub use serve::{ServeArgs, SharePrefixes};
 /// through a bounded cache.
 #[derive(Parser)]
 #[command(name = "forebay", version, max_term_width = 100, after_help = help::TOP)]
-#[command(arg_required_else_help = true, subcommand_required = true)]
+#[command(arg_required_else_help = true, subcommand_required = true, styles = help::STYLES)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
     /// Log to standard error: error, warn, info, debug, trace or off, or a filter such as forebay_store=debug
     /// [default: $FOREBAY_LOG, else warn]
-    #[arg(long, global = true, value_name = "LEVEL", value_parser = LogFilter::parse, help_heading = "Log")]
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = LogFilter::parse)]
+    #[arg(help_heading = "Log", hide_short_help = true)]
     pub log: Option<LogFilter>,
     /// Folder of the model library, whose names may stand for MODEL [default: $FOREBAY_MODELS, else
     /// ~/.local/share/forebay/models]
-    #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Library")]
+    #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    #[arg(help_heading = "Library", hide_short_help = true)]
     pub models: Option<PathBuf>,
 }
 
@@ -63,10 +66,10 @@ pub enum Command {
     /// Generate text or chat; without MODEL, run the demo model that ships with the project
     #[command(after_help = help::RUN)]
     Run(RunArgs),
-    /// Predict where a model's weights go on a machine, how fast it runs, and what limits it
+    /// Predict where a machine keeps a model's weights, how fast it runs, and what limits it
     #[command(after_help = help::PLAN)]
     Plan(PlanArgs),
-    /// Answer a file of requests, several at a time, and go on where earlier work was interrupted
+    /// Answer a file of requests, several at a time, and resume interrupted work
     #[command(after_help = help::BATCH)]
     Batch(BatchArgs),
     /// Answer requests of other programs, with the interfaces of OpenAI, Anthropic and Ollama
@@ -75,14 +78,14 @@ pub enum Command {
     /// List the models that a running server has loaded
     #[command(after_help = help::PS)]
     Ps(PsArgs),
-    /// Download a model from Hugging Face into the library, or go on where an earlier pull ended
+    /// Download a model from Hugging Face into the library, or resume an earlier pull
     #[command(after_help = help::PULL)]
     Pull(PullArgs),
     /// List the models of the library
-    #[command(after_help = help::LIST)]
+    #[command(after_help = help::LIST, alias = "ls")]
     List(ListArgs),
     /// Remove models from the library
-    #[command(after_help = help::RM)]
+    #[command(after_help = help::RM, alias = "remove")]
     Rm(RmArgs),
     /// List, check or empty a folder of keys and values (--kv-disk of serve)
     #[command(after_help = help::KV)]
@@ -108,7 +111,7 @@ pub enum Command {
     #[command(after_help = help::DOCTOR)]
     Doctor(DoctorArgs),
     /// Show what a model file holds, without reading its weights
-    #[command(after_help = help::INSPECT)]
+    #[command(after_help = help::INSPECT, alias = "show")]
     Inspect(InspectArgs),
     /// Write the logits of given tokens to a safetensors file
     #[command(after_help = help::LOGITS)]
@@ -615,7 +618,8 @@ fn count() -> RangedU64ValueParser<usize> {
 }
 
 /// Returns the definition of the command line. A negative number is a value of the option before it, whose parser
-/// then says what is wrong with it. Prose below the options is wrapped to the width of the terminal.
+/// then says what is wrong with it. Prose below the options is wrapped to the width of the terminal. `-h` shows the
+/// options that people need first, `--help` all.
 pub fn command() -> clap::Command {
     let value = |argument: clap::Arg| match argument.is_positional()
         || !argument.get_action().takes_values()
@@ -625,9 +629,9 @@ pub fn command() -> clap::Command {
     };
     let one = |command: clap::Command| {
         let text = command.get_after_help().map(|text| help::reflow(&text.to_string()));
-        let command = command.mut_args(value);
+        let command = help::shortened(command.mut_args(value));
         match text {
-            Some(text) => command.after_help(text),
+            Some(text) => command.after_long_help(text),
             None => command,
         }
     };

@@ -1,5 +1,7 @@
 //! Text below the options in `--help`: examples first, then notes for new users.
 
+use clap::builder::styling::{AnsiColor, Styles};
+
 /// Joins the lines of every paragraph of prose, so that the terminal can wrap them. Indented lines (examples) and the
 /// line above them stay unchanged.
 pub fn reflow(text: &str) -> String {
@@ -8,6 +10,49 @@ pub fn reflow(text: &str) -> String {
         false => text.lines().collect::<Vec<_>>().join(" "),
     };
     text.split("\n\n").map(paragraph).collect::<Vec<_>>().join("\n\n")
+}
+
+/// Colours of help on a terminal. `NO_COLOR` turns them off.
+pub const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+/// Options that `-h` shows, of the commands that have many.
+const FIRST: &[(&str, &[&str])] = &[
+    ("run", &["model", "text", "prompt", "ram", "vram", "ctx"]),
+    ("plan", &["model", "ram", "vram", "ctx", "json"]),
+    ("batch", &["model", "input", "output", "ram", "vram", "parallel"]),
+    ("serve", &["model", "host", "port", "api_key_file", "vram", "ctx"]),
+    ("bench", &["model", "ram", "vram", "prompt_tokens", "gen_tokens"]),
+    ("assess", &["models", "output", "ram", "vram", "prompts"]),
+    ("replay", &["traces", "policy", "capacity", "phase", "json"]),
+    ("load", &["model", "device", "cold", "repeat", "json"]),
+    ("logits", &["model", "tokens", "output", "ram", "vram"]),
+];
+
+/// Hides all but the first options of a command from `-h`, which says how to see the others.
+pub fn shortened(command: clap::Command) -> clap::Command {
+    let name = command.get_name().to_owned();
+    let examples = command.get_after_help().map(|text| examples(&text.to_string()));
+    let Some((_, first)) = FIRST.iter().find(|(of, _)| *of == name) else {
+        let all = command.get_after_help().map(|text| reflow(&text.to_string()));
+        return command.after_help(all.unwrap_or_default());
+    };
+    let total = command.get_arguments().filter(|argument| !argument.is_positional()).count();
+    let more = format!("forebay {name} --help shows all {total} options, and more examples.");
+    command
+        .mut_args(|argument| match first.contains(&argument.get_id().as_str()) {
+            true => argument,
+            false => argument.hide_short_help(true),
+        })
+        .after_help(format!("{}\n\n{more}", examples.unwrap_or_default()))
+}
+
+/// Returns the first examples of a command.
+fn examples(text: &str) -> String {
+    text.lines().take_while(|line| !line.is_empty()).take(4).collect::<Vec<_>>().join("\n")
 }
 
 pub const TOP: &str = "\
@@ -55,7 +100,7 @@ A line of IN.jsonl, with url /v1/completions or /v1/chat/completions:
   {\"custom_id\": \"a\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\",
    \"body\": {\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": 100}}
 
-After an interrupt, the same command goes on where it ended. Without --ctx, the context is as long as the
+After an interrupt, the same command resumes where it ended. Without --ctx, the context is as long as the
 longest request needs. A request without a seed gets one from the file and its line.";
 
 pub const SERVE: &str = "\
@@ -83,7 +128,7 @@ Examples:
   forebay run unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M --vram 8GiB
   forebay pull Qwen/Qwen3-0.6B --revision main --jobs 4
 
-After Ctrl-C or a failure, the same command goes on where the pull ended. Every file is compared with
+After Ctrl-C or a failure, the same command resumes the pull. Every file is compared with
 its checksum before it gets its name. HF_ENDPOINT names another hub; HF_TOKEN, or the file of
 Hugging Face's own login, gives access to private and gated models.";
 
@@ -108,7 +153,7 @@ Examples:
   forebay kv gc ~/kv --size 8GiB
   forebay kv wipe ~/kv
 
-`forebay serve --kv-disk DIR` makes such a folder. A server that uses it goes on with what it can read.";
+`forebay serve --kv-disk DIR` makes such a folder. A server that uses it continues with what it can read.";
 
 pub const BENCH: &str = "\
 Examples:
@@ -183,7 +228,7 @@ Examples:
   forebay doctor --no-save --json
 
 The profile is saved as forebay/machine.json below $XDG_CONFIG_HOME, else below ~/.config, and holds
-for this machine and the disk of DIR. Nothing else is left behind. Measure while the machine is idle:
+for this machine and the disk of DIR. Nothing else is left on the disk. Measure while the machine is idle:
 if other programs are busy, doctor warns and marks the profile, and predictions from it are ranges.";
 
 pub const LOGITS: &str = "\

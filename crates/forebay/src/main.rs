@@ -26,6 +26,7 @@ mod size;
 mod state;
 mod statistics;
 mod template_process;
+mod text_input;
 mod tracing_file;
 mod unfinished;
 mod usage;
@@ -41,7 +42,12 @@ fn main() -> ExitCode {
         return status;
     }
     template_process::isolate();
-    let cli = match args::parse_all(std::env::args_os()) {
+    let arguments = match args::foreign::translate(&args::command(), std::env::args_os().collect())
+    {
+        Ok(arguments) => arguments,
+        Err(sentence) => return usage::refuse(&sentence),
+    };
+    let cli = match args::parse_all(arguments) {
         Ok(cli) => cli,
         Err(error) => return usage::report(&error),
     };

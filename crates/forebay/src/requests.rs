@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use forebay_chat::Format;
 use forebay_engine::Inspection;
 use forebay_grammar::Compiler;
@@ -13,11 +13,11 @@ use forebay_text::{ChatTemplate, Tokenizer};
 
 use crate::failure::Outcome;
 use crate::open;
+use crate::text_input;
 
 /// Reads a file of completions and chats. Returns its text and its requests, of which there is at least one.
 pub fn read(path: &Path) -> Outcome<(String, Vec<Line>)> {
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("{}: cannot be read as text", path.display()))?;
+    let text = text_input::requests(path)?;
     let mut lines = Vec::new();
     let read = scan(text.as_bytes(), &[Url::Completions, Url::Chat], |_, line| {
         lines.push(line);

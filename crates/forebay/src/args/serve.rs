@@ -26,11 +26,11 @@ pub struct ServeArgs {
     /// Name by which requests call the only MODEL [default: the name of its file or folder]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Answer so many requests at a time; auto takes as many as the planner finds best, at least 4, or
+    /// Answer N requests at a time; auto takes as many as the planner finds best, at least 4, or
     /// fewer if memory has no room for their contexts
     #[arg(long, value_name = "N|auto", value_parser = parse::parallel, default_value = "auto")]
     pub parallel: Parallel,
-    /// Reserve a KV cache of so many positions for all requests together. Requests that have no room
+    /// Reserve a KV cache of N positions for all requests together. Requests that have no room
     /// wait, and answers stay the same [default: --ctx for each request]
     #[arg(long, value_name = "N", value_parser = count())]
     pub kv_tokens: Option<usize>,
@@ -38,20 +38,20 @@ pub struct ServeArgs {
     /// times the usual time, while a prompt is read]
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub max_latency: Option<Duration>,
-    /// Let at most so many requests wait; others get status 429
+    /// Let at most N requests wait; others get status 429
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub queue: usize,
     /// Add a line of JSON for every request to FILE, without prompts and keys; - is standard output.
     /// SIGHUP opens FILE again
     #[arg(long, value_name = "FILE|-", value_hint = ValueHint::FilePath)]
     pub access_log: Option<PathBuf>,
-    /// Send a comment when a streamed answer has had no part for so many seconds, while a prompt is
+    /// Send a comment when a streamed answer has had no part for this many seconds, while a prompt is
     /// read or a model is loaded; 0 sends none
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub sse_ping_interval: u32,
     /// Let requests of one API key use keys and values of equal prompts of this key only, or of all
     /// keys. The time of an answer tells whether its prompt was known
-    #[arg(long, value_enum, value_name = "AMONG", default_value_t = SharePrefixes::Key)]
+    #[arg(long, value_enum, value_name = "key|all", default_value_t = SharePrefixes::Key)]
     pub share_prefixes: SharePrefixes,
     #[command(flatten)]
     pub kv: KvArgs,

@@ -19,7 +19,7 @@ use crate::commands::plan;
 use crate::config;
 use crate::failure::{Outcome, usage};
 use crate::open;
-use crate::output::{self, Align};
+use crate::output::{self, Align, visible};
 use crate::outputs;
 use crate::progress::TokensProgress;
 use crate::routing_file::RoutingFile;
@@ -203,7 +203,7 @@ fn file_name(name: &str) -> String {
 }
 
 fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    visible::line(text).into_owned()
 }
 
 fn text(models: &[Assessment]) -> String {

@@ -101,7 +101,7 @@ pub fn run(args: BatchArgs) -> Outcome {
             let answered = journal.answered();
             if answered > 0 {
                 output::tell!(
-                    "{answered} of {} requests are answered: the same command goes on from there",
+                    "{answered} of {} requests are answered: the same command continues from there",
                     lines.len()
                 );
             }
@@ -113,7 +113,12 @@ pub fn run(args: BatchArgs) -> Outcome {
     output::tell!("{} answers are in {}", lines.len(), args.output.display());
     if errors > 0 {
         output::tell!(
-            "note: {errors} of them are errors, which say what is wrong with the request"
+            "note: {}, which say what is wrong with the request",
+            if errors == 1 {
+                "1 of them is an error".into()
+            } else {
+                format!("{errors} of them are errors")
+            }
         );
     }
     Ok(())

@@ -46,7 +46,7 @@ pub fn run(args: ListArgs, folder: Option<PathBuf>) -> Outcome {
         output::tell!("warning: {why}");
     }
     for name in unfinished {
-        output::tell!("note: the pull of {name} is not finished: forebay pull {name} goes on");
+        output::tell!("note: the pull of {name} is not finished: forebay pull {name} resumes it");
     }
     if listing.entries.is_empty() {
         output::tell!(

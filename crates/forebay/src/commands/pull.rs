@@ -67,18 +67,18 @@ impl Shown {
     }
 }
 
-/// Returns the failure of a pull. If it left something to go on with, the message says how.
+/// Returns the failure of a pull. If it left something to resume, the message says how.
 fn failed(error: Error, library: &Library, name: &Name) -> Failure {
     let is_unfinished = library.list().is_ok_and(|listing| {
         listing.unfinished.iter().any(|other| other.repository() == name.repository())
     });
     match error {
         Error::Cancelled if is_unfinished => {
-            output::tell!("note: forebay pull {name} goes on where this pull ended");
+            output::tell!("note: forebay pull {name} resumes this pull");
             Failure::Interrupted
         }
         Error::Network { .. } | Error::Status { .. } if is_unfinished => {
-            anyhow::anyhow!("{error}; forebay pull {name} goes on where this pull ended").into()
+            anyhow::anyhow!("{error}; forebay pull {name} resumes this pull").into()
         }
         error => library::failed(error),
     }

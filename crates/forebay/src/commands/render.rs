@@ -1,8 +1,6 @@
 //! `forebay render` prints the prompt that the chat template makes of messages.
 
-use std::io::Read as _;
-
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{anyhow, bail};
 use forebay_text::{ChatTemplate, RenderInput};
 use serde_json::{Map, Value, json};
 
@@ -10,6 +8,7 @@ use crate::args::RenderArgs;
 use crate::failure::Outcome;
 use crate::open;
 use crate::output;
+use crate::text_input;
 
 pub fn run(args: RenderArgs) -> Outcome {
     let catalog = open::catalog(&args.model)?;
@@ -18,12 +17,7 @@ pub fn run(args: RenderArgs) -> Outcome {
         .ok_or_else(|| {
             anyhow!("{}: has no chat template: use its text as it is (--raw)", args.model.display())
         })?;
-    let mut text = String::new();
-    std::io::stdin()
-        .lock()
-        .read_to_string(&mut text)
-        .context("standard input cannot be read as UTF-8 text")?;
-    let mut input = parse(&text)?;
+    let mut input = parse(&text_input::standard()?)?;
     if args.no_generation_prompt {
         input.add_generation_prompt = false;
     }

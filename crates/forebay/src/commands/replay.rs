@@ -305,10 +305,9 @@ fn text(document: &Document) -> String {
 }
 
 fn summary(report: &Report) -> String {
-    let clean = |text: &str| text.chars().filter(|c| !c.is_control()).collect::<String>();
     let lines = [
-        ("trace", clean(&report.path.display().to_string())),
-        ("model", format!("{}, {}", clean(&report.model), clean(&report.architecture))),
+        ("trace", report.path.display().to_string()),
+        ("model", format!("{}, {}", report.model, report.architecture)),
         (
             "tokens",
             format!(

@@ -13,6 +13,7 @@ use crate::failure::Outcome;
 use crate::output::{self, Align, grouped};
 use crate::outputs;
 use crate::size::{format as bytes, format_rate};
+use crate::text_input;
 
 pub fn run(args: TraceIoArgs) -> Outcome {
     let named = [("--html", args.html.as_deref()), ("--chrome", args.chrome.as_deref())];
@@ -75,7 +76,7 @@ fn limit(asked: Option<u64>) -> anyhow::Result<Option<Limit>> {
     }
     let Some(path) = profile_path().filter(|path| path.exists()) else { return Ok(None) };
     let failed = || format!("{}: the machine profile is damaged: remove it", path.display());
-    let text = std::fs::read_to_string(&path).with_context(failed)?;
+    let text = text_input::file(&path, &path.display().to_string()).with_context(failed)?;
     let profile: serde_json::Value = serde_json::from_str(&text).with_context(failed)?;
     Ok(disk_rate(&profile).map(|bytes_per_second| Limit {
         bytes_per_second,
@@ -122,10 +123,9 @@ fn text(report: &Report) -> String {
 fn summary(report: &Report) -> String {
     let used = &report.utilisation;
     let stalls = &report.stalls;
-    let clean = |text: &str| text.chars().filter(|c| !c.is_control()).collect::<String>();
     let mut lines = vec![
-        ("model", format!("{}, {}", clean(&report.model), clean(&report.architecture))),
-        ("command", format!("{}, {} recorded", clean(&report.command), time(report.seconds))),
+        ("model", format!("{}, {}", report.model, report.architecture)),
+        ("command", format!("{}, {} recorded", report.command, time(report.seconds))),
         ("engine", engine(report)),
         ("read", format!("{} in {} requests", bytes(report.bytes), grouped(report.requests))),
         (
@@ -213,7 +213,7 @@ fn remarks(report: &Report) -> Vec<(&'static str, String)> {
 
 fn engine(report: &Report) -> String {
     let path = if report.direct { "O_DIRECT" } else { "through the page cache" };
-    let why: String = report.engine_why.chars().filter(|c| !c.is_control()).collect();
+    let why = &report.engine_why;
     match why.is_empty() {
         true => format!("{}, {path}", report.engine),
         false => format!("{}, {path} ({why})", report.engine),

@@ -32,8 +32,24 @@ fn every_command_explains_itself() {
         assert!(top.contains(command), "{command} is missing in --help");
         let long = forebay(&[command, "--help"]).ok().stdout;
         assert!(long.contains("Usage: forebay ") && long.contains("Examples:"), "{long}");
-        assert_eq!(forebay(&[command, "-h"]).ok().stdout, long);
+        let short = forebay(&[command, "-h"]).ok().stdout;
+        assert!(short.contains("Usage: forebay ") && short.contains("Examples:"), "{short}");
+        assert!(short.lines().count() <= long.lines().count(), "{short}");
     }
+}
+
+#[test]
+fn the_short_help_shows_what_people_need_first() {
+    for command in ["run", "plan", "batch", "serve", "bench", "assess", "replay", "load", "logits"]
+    {
+        let short = forebay(&[command, "-h"]).ok().stdout;
+        let long = forebay(&[command, "--help"]).ok().stdout;
+        assert!(short.lines().count() <= 36, "{short}");
+        assert!(long.lines().count() > short.lines().count(), "{command}");
+        assert!(short.contains(&format!("forebay {command} --help shows all")), "{short}");
+    }
+    assert!(!forebay(&["run", "-h"]).ok().stdout.contains("--min-p"));
+    assert!(forebay(&["run", "--help"]).ok().stdout.contains("--min-p"));
 }
 
 #[test]

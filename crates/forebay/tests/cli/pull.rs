@@ -223,7 +223,7 @@ fn an_interrupted_pull_says_how_to_go_on() {
     assert!(Command::new("kill").args(["-s", "INT", &process]).status().unwrap().success());
     let ran = ended(child);
     assert_eq!(ran.status, Some(130), "{}", ran.stderr);
-    assert!(ran.stderr.contains("note: forebay pull o/r goes on"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("note: forebay pull o/r resumes"), "{}", ran.stderr);
     assert_eq!(place.finished_ranges(), 1);
     place.run(&hub, &["rm", "o/r"]).ok();
     assert_eq!(fs::read_dir(place.folder.path().join("models/files")).unwrap().count(), 0);

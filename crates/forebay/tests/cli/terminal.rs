@@ -19,20 +19,26 @@ const PASTE_BEGIN: &str = "\u{1b}[200~";
 const PASTE_END: &str = "\u{1b}[201~";
 
 /// A program on its own terminal.
-struct Terminal {
+pub struct Terminal {
     keyboard: File,
     child: Child,
     screen: Arc<Mutex<String>>,
+    reader: std::thread::JoinHandle<()>,
     /// Number of bytes of the screen that were already examined.
     seen: usize,
 }
 
 impl Terminal {
-    fn start(arguments: &[&str], state: &Path) -> Terminal {
+    pub fn start(arguments: &[&str], state: &Path) -> Terminal {
+        Terminal::of_columns(100, arguments, state)
+    }
+
+    /// Starts a program on a terminal of this width, in the folder `state`.
+    pub fn of_columns(columns: u16, arguments: &[&str], state: &Path) -> Terminal {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&master).expect("the terminal is ours");
         unlockpt(&master).expect("the terminal opens");
-        let size = Winsize { ws_row: 40, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+        let size = Winsize { ws_row: 40, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&master, size).expect("a size");
         let name = ptsname(&master, Vec::new()).expect("a name").into_string().expect("UTF-8");
         let open = || {
@@ -43,6 +49,8 @@ impl Terminal {
             .args(arguments)
             .env("FOREBAY_LOG", "forebay::chat=trace")
             .env("XDG_STATE_HOME", state)
+            .env("NO_COLOR", "1")
+            .current_dir(state.parent().expect("a folder of the test"))
             .env("TERM", "xterm-256color")
             .stdin(open())
             .stdout(open())
@@ -54,7 +62,7 @@ impl Terminal {
         let (mut output, mut answers) =
             (keyboard.try_clone().expect("a handle"), keyboard.try_clone().expect("a handle"));
         let shared = screen.clone();
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             // Linux reports the end of the terminal as an error.
             while let Ok(length @ 1..) = output.read(&mut bytes) {
@@ -66,10 +74,10 @@ impl Terminal {
                 shared.lock().unwrap().push_str(&text);
             }
         });
-        Terminal { keyboard, child, screen, seen: 0 }
+        Terminal { keyboard, child, screen, reader, seen: 0 }
     }
 
-    fn keys(&mut self, text: &str) {
+    pub fn keys(&mut self, text: &str) {
         // A terminal accepts a few kilobytes at a time.
         for piece in text.as_bytes().chunks(256) {
             self.keyboard.write_all(piece).expect("typed");
@@ -77,7 +85,7 @@ impl Terminal {
     }
 
     /// Waits until new output contains `text`. Returns the output since the last wait.
-    fn wait(&mut self, text: &str) -> String {
+    pub fn wait(&mut self, text: &str) -> String {
         let started = Instant::now();
         loop {
             let screen = self.screen.lock().unwrap()[self.seen..].to_owned();
@@ -92,25 +100,33 @@ impl Terminal {
     }
 
     /// Waits until the editor is ready, which is when it asks for the cursor.
-    fn ready(&mut self) {
+    pub fn ready(&mut self) {
         self.wait("\u{1b}[6n");
     }
 
     /// Types a line. Returns the program's output until it was ready again.
-    fn line(&mut self, text: &str) -> String {
+    pub fn line(&mut self, text: &str) -> String {
         self.keys(text);
         self.keys("\r");
         self.wait("\u{1b}[?2004l");
         self.wait("\u{1b}[6n")
     }
 
-    fn status(mut self) -> Option<i32> {
+    pub fn status(mut self) -> Option<i32> {
         self.child.wait().expect("the program ends").code()
+    }
+
+    /// Waits until the program ends. Returns everything that it wrote, and its exit status.
+    pub fn end(mut self) -> (String, Option<i32>) {
+        let status = self.child.wait().expect("the program ends").code();
+        self.reader.join().expect("the terminal is read to its end");
+        let screen = self.screen.lock().unwrap().clone();
+        (screen, status)
     }
 }
 
 /// Returns the text without escape sequences that begin with `ESC [`.
-fn plain(output: &str) -> String {
+pub fn plain(output: &str) -> String {
     let mut parts = output.split("\u{1b}[");
     let mut text = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -148,7 +164,10 @@ fn four_turns_with_a_long_paste_are_saved_and_loaded_token_for_token() {
     chat.line("The fourth");
     assert!(chat.line("/stats").contains("context"));
     assert!(chat.line(&format!("/save {}", at("a.json"))).contains("the conversation is in"));
-    assert!(chat.line(&format!("/save {}", at("a.json"))).contains("exists"));
+    // Its own file may be replaced, but no other one.
+    assert!(chat.line("/save").contains("the conversation is in"));
+    std::fs::write(at("other.json"), "").unwrap();
+    assert!(chat.line(&format!("/save {}", at("other.json"))).contains("exists"));
     let expected = prompt_ids(&chat.line("And now?"));
     chat.keys("/bye\r");
     assert_eq!(chat.status(), Some(0));

@@ -4,14 +4,14 @@ mod access_log;
 mod library;
 mod loader;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use forebay_engine::engine::{EngineOptions, Latency};
 use forebay_engine::{Interrupt, SessionOptions};
 use forebay_library::Library;
@@ -32,6 +32,8 @@ use crate::open;
 use crate::output;
 use crate::routing_file;
 use crate::state;
+use crate::statistics;
+use crate::text_input;
 
 /// Time between two looks at the signal while a model loads.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -79,20 +81,7 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
     let models = Models::new(served.clone(), loader.clone(), options)?;
     let loaded = load_named(&served.named, &loader, &models)?;
     let address = listener.address();
-    match (served.list().as_slice(), loaded.as_slice()) {
-        ([only], [(_, parallel)]) => {
-            output::tell!(
-                "{} answers at http://{address}, {parallel} requests at a time",
-                only.name
-            );
-        }
-        (all, loaded) => output::tell!(
-            "forebay answers at http://{address}, with {} models, of which {} are loaded{}",
-            all.len(),
-            loaded.len(),
-            loaded.iter().map(|(name, _)| format!(" {name}")).collect::<String>()
-        ),
-    }
+    announce(address, &served.list(), &loaded);
     let token = interrupt::token();
     let mut told = false;
     listener.serve(models, || {
@@ -104,13 +93,45 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
     Ok(())
 }
 
-/// Loads the first of the models, and the others as long as they fit beside each other. Returns the names of those that are
-/// loaded, and how many requests each runs at a time.
-fn load_named(
-    named: &[Entry],
-    loader: &SessionLoader,
-    models: &Models,
-) -> Outcome<Vec<(String, usize)>> {
+/// A model that was loaded at the start.
+struct AtStart {
+    name: String,
+    /// Number of requests that run at a time.
+    parallel: usize,
+    /// The model, its device and where its weights are, in one line.
+    place: String,
+}
+
+/// Says where the server answers, and what.
+fn announce(address: SocketAddr, all: &[Entry], loaded: &[AtStart]) {
+    match (all, loaded) {
+        ([only], [model]) => output::tell!(
+            "{} answers at http://{address}, {} at a time",
+            only.name,
+            output::counted(model.parallel, "request")
+        ),
+        (all, loaded) => output::tell!(
+            "forebay answers at http://{address}, with {}, {} loaded{}",
+            output::counted(all.len(), "model"),
+            loaded.len(),
+            loaded.iter().map(|model| format!(" {}", model.name)).collect::<String>()
+        ),
+    }
+    // A browser cannot open an address that stands for all.
+    let host = match address.ip() {
+        ip if ip.is_unspecified() => "localhost".to_owned(),
+        IpAddr::V4(ip) => ip.to_string(),
+        IpAddr::V6(ip) => format!("[{ip}]"),
+    };
+    let base = format!("http://{host}:{}", address.port());
+    let mut lines =
+        vec![("page", base.clone()), ("OpenAI", format!("{base}/v1")), ("Anthropic, Ollama", base)];
+    lines.extend(loaded.iter().map(|model| ("model", model.place.clone())));
+    output::say_labelled(&lines);
+}
+
+/// Loads the first of the models, and the others as long as they fit beside each other.
+fn load_named(named: &[Entry], loader: &SessionLoader, models: &Models) -> Outcome<Vec<AtStart>> {
     let (mut held, mut loaded) = (Memory::default(), Vec::new());
     for entry in named {
         let free = loader.memory() - held;
@@ -124,7 +145,9 @@ fn load_named(
             loader.open(path, room, change, |options| open::session(path, options, "--ctx"))
         })?;
         held = held + opened.memory;
-        loaded.push((entry.name.clone(), models.add(entry, opened)?));
+        let place = statistics::place(&opened.session, &entry.path);
+        let parallel = models.add(entry, opened)?;
+        loaded.push(AtStart { name: entry.name.clone(), parallel, place });
     }
     Ok(loaded)
 }
@@ -134,9 +157,7 @@ fn server_options(args: &ServeArgs) -> Outcome<ServerOptions> {
     let keys = match &args.listen.api_key_file {
         None => Keys::default(),
         Some(file) => {
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("{}: cannot be read as text", file.display()))?;
-            let keys = Keys::read(&text);
+            let keys = Keys::read(&text_input::keys(file)?);
             if keys.is_empty() {
                 return Err(anyhow!("{}: there is no key", file.display()).into());
             }
