@@ -23,6 +23,7 @@ mod pull;
 mod replay;
 mod run;
 mod serve;
+mod serve_agents;
 mod serve_batches;
 mod serve_clients;
 mod serve_hostile;
