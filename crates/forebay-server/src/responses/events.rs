@@ -332,7 +332,7 @@ mod tests {
         assert_eq!((&item["type"], &item["input"]), (&json!("custom_tool_call"), &json!("a\nb")));
         let data = out.lines().filter_map(|line| line.strip_prefix("data: "));
         let events: Vec<Value> = data.map(|data| serde_json::from_str(data).unwrap()).collect();
-        let of = |name: &str| events.iter().filter(move |event| event["type"] == name);
+        let of = |name: &'static str| events.iter().filter(move |event| event["type"] == name);
         let deltas = of("response.custom_tool_call_input.delta");
         let deltas: Vec<&str> = deltas.map(|event| event["delta"].as_str().unwrap()).collect();
         assert_eq!(deltas, ["a", "\nb"]);
