@@ -91,8 +91,7 @@ fn objects_are_closed() {
     let defs = json!({ "b": b });
     check(
         json!({ "$defs": defs, "$ref": "#/$defs/b", "properties": { "a": { "type": "boolean" } } }),
-        &["{\"b\": null}", "{\"a\": true, \"b\": null}", "{\"b\": null, \"a\": true}"][..2]
-            .as_ref(),
+        &["{\"b\": null}", "{\"a\": true, \"b\": null}"],
         &["{\"b\": null, \"c\": 1}", "{\"a\": 1, \"b\": null}"],
     );
     check(

@@ -1,7 +1,7 @@
 //! Requests with their prompts as tokens, ready to run.
 
 use forebay_chat::{
-    CallsWanted, Format, Gap, PromptEnd, Think, continued_text, encode_chat, encode_text,
+    CallsWanted, Format, Gap, Message, PromptEnd, Think, continued_text, encode_chat, encode_text,
     infill_prompt,
 };
 use forebay_engine::GenerateOptions;
@@ -33,6 +33,15 @@ struct Form {
     /// Tools that the answer may call.
     calls: Option<Value>,
     parallel_calls: bool,
+}
+
+/// Leaves out a last message of the assistant that is empty: the answer begins there anyway.
+fn without_empty_end(mut messages: Vec<Message>) -> Vec<Message> {
+    let is_empty = |last: &Message| *last == Message::new("assistant", "");
+    if messages.len() > 1 && messages.last().is_some_and(is_empty) {
+        messages.pop();
+    }
+    messages
 }
 
 /// Calls that an answer may consist of.
@@ -128,6 +137,7 @@ impl Preparation<'_> {
                 }
                 calls = tools.clone();
                 let format = self.format.offering(tools.as_ref());
+                let messages = without_empty_end(messages);
                 let end = ending.of(&messages);
                 let prompt = format.render_to(end, template, &messages, tools.as_ref(), &all);
                 let prompt = prompt.map_err(|error| Refusal::of("messages", error.to_string()))?;

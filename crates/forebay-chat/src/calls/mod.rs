@@ -154,7 +154,14 @@ fn tools<'a>(tools: &'a Value, wanted: Option<&str>) -> Result<Vec<Tool<'a>>, Ch
     let named = functions.filter_map(|function| {
         let name = function.get("name")?.as_str()?;
         let schema = function.get("parameters").filter(|schema| schema.is_object()).cloned();
-        Some(Tool { name, schema: schema.unwrap_or_else(|| json!({ "type": "object" })) })
+        let mut schema = schema.unwrap_or_else(|| json!({}));
+        let says = |key: &&str| schema.get(*key).is_some_and(|value| !value.is_null());
+        // Arguments are an object, also if the schema does not say so.
+        let kinds = ["type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"];
+        if !kinds.iter().any(says) {
+            schema["type"] = "object".into();
+        }
+        Some(Tool { name, schema })
     });
     let found: Vec<Tool<'_>> =
         named.filter(|tool| wanted.is_none_or(|wanted| wanted == tool.name)).collect();

@@ -1,9 +1,11 @@
 //! OpenAI's interface of responses, which Codex and the newer libraries use.
 
+mod custom;
 mod events;
 mod request;
 mod store;
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use axum::Json;
@@ -47,12 +49,13 @@ pub async fn create(
         };
         messages.extend(body.messages()?);
         let head = head(&name, &entry.name, &body);
+        let custom = custom::names(&body.tools);
         let asks = !messages.is_empty() || body.instructions.is_some();
         let wanted = body.wanted(messages.clone())?;
-        Ok((entry, head, messages, body.store != Some(false), asks, wanted))
+        Ok((entry, head, custom, messages, body.store != Some(false), asks, wanted))
     };
-    let (entry, head, messages, stores, asks, wanted) = app.work(&caller, read).await?;
-    let asked = Asked { unique, caller, id, entry, head, messages, stores, asks };
+    let (entry, head, custom, messages, stores, asks, wanted) = app.work(&caller, read).await?;
+    let asked = Asked { unique, caller, id, entry, head, custom, messages, stores, asks };
     Ok(match wanted.stream {
         true => {
             let begins = begin(app.clone(), asked, wanted);
@@ -69,6 +72,8 @@ struct Asked {
     id: String,
     entry: Entry,
     head: Value,
+    /// Names of the custom tools.
+    custom: BTreeSet<String>,
     messages: Vec<Message>,
     stores: bool,
     /// True if the request has input.
@@ -84,7 +89,7 @@ fn failed_late(error: &ApiError, out: &mut String) {
 
 /// Begins a stream, or returns the whole response.
 async fn begin(app: Arc<App>, asked: Asked, wanted: Wanted) -> Result<Response, ApiError> {
-    let Asked { unique, caller, id, entry, head, messages, stores, asks } = asked;
+    let Asked { unique, caller, id, entry, head, custom, messages, stores, asks } = asked;
     let (streams, statistics, ping) = (wanted.stream, wanted.statistics, app.ping);
     let lease = match asks {
         true => Some(app.models.get(&caller, entry, None).await?),
@@ -92,7 +97,7 @@ async fn begin(app: Arc<App>, asked: Asked, wanted: Wanted) -> Result<Response, 
     };
     let owner = caller.owner().to_owned();
     let keep = stores.then_some(Keep { owner, id, messages });
-    let writer = Writer::new(unique, head);
+    let writer = Writer::new(unique, head, custom);
     let mut parts =
         Parts { app: app.clone(), lease: lease.clone(), writer, keep, statistics, failed: None };
     let Some(lease) = lease else {
@@ -184,6 +189,23 @@ fn head(id: &str, model: &str, body: &Body) -> Value {
     })
 }
 
+/// Adds an answer to a conversation. One that continues the last message is a part of it.
+fn add_answer(messages: &mut Vec<Message>, answer: Option<Message>) {
+    let Some(answer) = answer else { return };
+    let Some(last) = messages.last_mut().filter(|last| last.role == "assistant") else {
+        return messages.push(answer);
+    };
+    if last.tool_calls.is_empty() {
+        if let Some(more) = &answer.reasoning {
+            last.reasoning.get_or_insert_default().push_str(more);
+        }
+        last.content += &answer.content;
+        last.tool_calls = answer.tool_calls;
+    } else {
+        messages.push(answer);
+    }
+}
+
 /// What is kept for later requests.
 struct Keep {
     owner: Owner,
@@ -216,7 +238,7 @@ impl Parts {
         if self.failed.is_none()
             && let Some(Keep { owner, id, mut messages }) = self.keep.take()
         {
-            messages.extend(self.writer.message());
+            add_answer(&mut messages, self.writer.message());
             self.app.responses.insert(owner, Stored { id, messages, response: response.clone() });
         }
         response

@@ -1,6 +1,6 @@
 //! Requests of the Responses API.
 //!
-//! Source: the OpenAI API reference, "Create a model response". Tools that only OpenAI's own servers run are left out, because
+//! Source: the OpenAI API reference, "Create a model response". Custom tools are functions with one text. Tools that only OpenAI's own servers run are left out, because
 //! clients send them to every model.
 
 use forebay_chat::{Message, ToolCall};
@@ -11,6 +11,7 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
+use super::custom;
 use crate::error::ApiError;
 
 #[derive(Deserialize, ToSchema)]
@@ -113,10 +114,15 @@ impl Body {
         })
     }
 
-    /// Returns the functions among the tools in the form that chat templates expect.
+    /// Returns the functions and custom tools in the form that chat templates expect.
     fn functions(&self) -> Option<Value> {
-        let is_function = |tool: &&Value| tool.get("type").is_some_and(|kind| kind == "function");
+        let is_function = |tool: &&Value| {
+            custom::is_custom(tool) || tool.get("type").is_some_and(|kind| kind == "function")
+        };
         let functions = self.tools.iter().filter(is_function).filter_map(|tool| {
+            if custom::is_custom(tool) {
+                return custom::function(tool);
+            }
             let function = json!({
                 "name": tool.get("name")?.as_str()?,
                 "description": tool.get("description").and_then(Value::as_str).unwrap_or(""),
@@ -140,7 +146,10 @@ impl Body {
                 "required" => Ok((false, Some(MustCall::Any))),
                 _ => Err(wrong()),
             },
-            Some(choice) if choice.get("type").is_some_and(|kind| kind == "function") => {
+            Some(choice)
+                if custom::is_custom(choice)
+                    || choice.get("type").is_some_and(|kind| kind == "function") =>
+            {
                 let name = choice.get("name").and_then(Value::as_str).ok_or_else(wrong)?;
                 Ok((false, Some(MustCall::Named(name.to_owned()))))
             }
@@ -304,7 +313,8 @@ mod tests {
         let all = body(json!({ "tools": tools }));
         let wanted = all.wanted(Vec::new()).unwrap();
         let Input::Chat { tools: Some(found), .. } = wanted.input else { panic!() };
-        assert_eq!(found[0]["function"]["name"], "shell");
-        assert_eq!(found.as_array().unwrap().len(), 1);
+        let names: Vec<_> =
+            found.as_array().unwrap().iter().map(|of| &of["function"]["name"]).collect();
+        assert_eq!(names, ["patch", "shell"]);
     }
 }

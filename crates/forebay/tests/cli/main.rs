@@ -28,6 +28,7 @@ mod remote;
 mod replay;
 mod run;
 mod serve;
+mod serve_agents;
 mod serve_batches;
 mod serve_clients;
 mod serve_hostile;
