@@ -314,13 +314,20 @@ mod tests {
         assert_eq!(running, [(1, 0), (1, 1), (2, 0)]);
         // Whatever ends, the caller that waits longest for a turn is next.
         let mut order = Vec::new();
-        for ended in [(1, 0), (1, 1), (2, 0), (3, 0), (2, 1)] {
+        for ended in [(1, 0), (1, 1), (2, 0), (3, 0)] {
             let (end, asked) = ends.remove(&ended).unwrap();
             drop(end);
             assert_eq!(asked.await.unwrap().unwrap(), ended.1);
             order.push(jobs.next());
         }
-        assert_eq!(order, [(2, 1), (3, 0), (1, 2), (1, 3), (1, 4)]);
+        assert_eq!(order, [(2, 1), (3, 0), (1, 2), (1, 3)]);
+        // The first caller has its two threads, so the third one stays free for others.
+        let (end, asked) = ends.remove(&(2, 1)).unwrap();
+        drop(end);
+        asked.await.unwrap().unwrap();
+        assert!(jobs.begins.try_recv().is_err());
+        ends.insert((4, 0), jobs.add(&pool, 4, 0).await);
+        assert_eq!(jobs.next(), (4, 0));
     }
 
     #[tokio::test]
@@ -333,11 +340,15 @@ mod tests {
         let refused = pool.run(&caller(1), LONG, || Ok(())).await.unwrap_err();
         assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
         pool.run(&caller(2), LONG, || Ok(())).await.unwrap();
-        ends.clear();
+        assert_eq!(jobs.next(), (1, 0));
         // Jobs whose clients are gone do not run, and leave nothing.
+        ends.iter().for_each(|(_, asked)| asked.abort());
+        tokio::task::yield_now().await;
+        ends.clear();
         while !lock(&pool.0.state).lanes.is_empty() {
             tokio::task::yield_now().await;
         }
+        assert!(jobs.begins.try_recv().is_err());
         assert_eq!((lock(&pool.0.state).threads, lock(&pool.0.state).turns.len()), (0, 0));
     }
 

@@ -190,9 +190,13 @@ pub struct Running {
 }
 
 impl Running {
-    /// Starts a server of these models with keys, one on each line.
+    /// Starts a server of these models with keys, one on each line, and waits until it is ready.
     pub fn start(models: Models, keys: &str, change: impl FnOnce(&mut ServerOptions)) -> Running {
-        Running::start_with(models, keys, change, |_| Ok(()))
+        let server = Running::start_with(models, keys, change, |_| Ok(()));
+        while server.ask("", "GET", "/health", &Value::Null).0 != 200 {
+            thread::yield_now();
+        }
+        server
     }
 
     /// Starts a server whose first models are loaded by `start`.

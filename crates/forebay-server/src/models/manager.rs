@@ -9,13 +9,19 @@ use super::keep_alive::KeepAlive;
 use super::loading::{LOADS_MOST, MEASURES_MOST, MEASURING_TIME};
 use super::room::{self, Holding, Memory, Room};
 use super::{Known, Lease, Shared, Slot, State, failed};
+use crate::caller::Share;
 use crate::model::Model;
+
+/// Most callers whose last turns are remembered.
+const TURNS_MOST: usize = 256;
 
 /// What the thread does next.
 enum Step {
     /// Find out how much memory a model needs.
     Measure(Entry),
     Load {
+        /// Whose turn it is.
+        share: Share,
         entry: Entry,
         room: Option<Memory>,
         /// Memory that the model may take.
@@ -67,7 +73,8 @@ impl Shared {
                     state.known.insert(entry.name.clone(), Known::Measuring(since));
                     self.measure(&mut state, entry);
                 }
-                Step::Load { entry, room, reserved, is_tight } => {
+                Step::Load { share, entry, room, reserved, is_tight } => {
+                    state.note_turn(share);
                     state.loading.push((entry.name.clone(), reserved));
                     self.load(&mut state, entry, room, is_tight);
                 }
@@ -96,8 +103,8 @@ impl Shared {
         if !state.is_held {
             state.refuse_late(now);
             let all = self.loader.memory();
-            for entry in state.wanted() {
-                match state.next_for(entry, all) {
+            for (share, entry) in state.wanted() {
+                match state.next_for(share, entry, all) {
                     Next::Step(step) => return step,
                     Next::NotYet => {}
                     Next::Last => break,
@@ -158,25 +165,35 @@ impl State {
         unclaimed
     }
 
-    /// Returns the models that are waited for, in the order in which they are loaded. Callers take turns, and each has its own in the
-    /// order of its requests.
-    fn wanted(&self) -> Vec<Entry> {
+    /// Returns the models that are waited for and the callers, in the order in which they are loaded. Callers take turns, and each
+    /// has its own models in the order of its requests.
+    fn wanted(&self) -> Vec<(Share, Entry)> {
         let (mut names, mut counts) = (HashSet::new(), HashMap::new());
         let mut wanted = Vec::new();
         for waiting in &self.waiting {
             if names.insert(&waiting.entry.name) {
                 let turn: &mut usize = counts.entry(waiting.share).or_default();
-                wanted.push((*turn, &waiting.entry));
+                let last = self.turns.iter().rposition(|share| *share == waiting.share);
+                wanted.push(((*turn, last), waiting));
                 *turn += 1;
             }
         }
         // The sort keeps the order of equal turns.
         wanted.sort_by_key(|(turn, _)| *turn);
-        wanted.into_iter().map(|(_, entry)| entry.clone()).collect()
+        wanted.into_iter().map(|(_, of)| (of.share, of.entry.clone())).collect()
+    }
+
+    /// Notes that a caller had its turn.
+    fn note_turn(&mut self, share: Share) {
+        self.turns.retain(|other| *other != share);
+        self.turns.push_back(share);
+        if self.turns.len() > TURNS_MOST {
+            self.turns.pop_front();
+        }
     }
 
     /// Decides what to do for a model that is waited for.
-    fn next_for(&mut self, entry: Entry, all: Memory) -> Next {
+    fn next_for(&mut self, share: Share, entry: Entry, all: Memory) -> Next {
         if self.loading.iter().any(|(name, _)| *name == entry.name) {
             return Next::NotYet;
         }
@@ -201,11 +218,14 @@ impl State {
             Room::Load { .. } if self.loading.len() >= LOADS_MOST => Next::Last,
             Room::Load { room, is_tight } => {
                 let reserved = needs.within(room.unwrap_or(all));
-                Next::Step(Step::Load { entry, room, reserved, is_tight })
+                Next::Step(Step::Load { share, entry, room, reserved, is_tight })
             }
             Room::Unload(index) => Next::Step(Step::Unload(index)),
             Room::Wait(busy) => {
                 // Those that are being loaded cannot leave yet.
+                if self.closing_for.as_ref() != Some(&entry.name) {
+                    self.loaded.iter_mut().for_each(|slot| slot.is_closing = false);
+                }
                 let loaded = self.loaded.len();
                 for index in busy.into_iter().filter(|index| *index < loaded) {
                     self.loaded[index].is_closing = true;

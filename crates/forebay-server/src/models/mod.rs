@@ -88,6 +88,8 @@ struct State {
     known: HashMap<String, Known>,
     /// Models that are being loaded, each with the memory that it may take.
     loading: Vec<(String, Memory)>,
+    /// Callers whose models were loaded, the last one last.
+    turns: VecDeque<Share>,
     /// Name of the model for which others have to leave.
     closing_for: Option<String>,
     next_id: u64,

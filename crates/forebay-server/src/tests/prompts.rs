@@ -44,8 +44,9 @@ fn keys_do_not_share_prompts_of_streams_that_begin_late() {
         let again = |key: &str, first: u32| {
             cached(&server.ask(key, "POST", "/v1/completions", &body(first)).1)
         };
-        // The requests run one after the other, so the second one would find what the first one computed.
-        assert_eq!((first, second > 0), (0, shares));
+        // The requests run one after the other, so the later one would find what the other one computed.
+        let found = [first, second].into_iter().filter(|cached| *cached > 0).count();
+        assert_eq!(found, usize::from(shares));
         // The late requests were in the right place: later ones of the same key find them.
         assert!(again("A", 1) > 0 && again("B", 1) > 0);
         assert_eq!((again("A", 2), again("B", 2) > 0), (0, shares));
