@@ -444,7 +444,7 @@ class Conversation {
         download("forebay-damaged.json", "application/json", JSON.stringify(found, null, 1));
         this.tellDamaged();
       }],
-      ["Delete", () => this.tried(() => this.store.clearDamaged())],
+      ["Delete them", () => this.tried(() => this.store.clearDamaged())],
     ]);
   }
 }
