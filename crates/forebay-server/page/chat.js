@@ -213,18 +213,21 @@ class Conversation {
     get("prompt").value = "";
     fit(get("prompt"));
     this.keepDraft();
-    await this.answer([newMessage(this.chat.id, "user", text)]);
+    endNotice("replaced");
+    await this.answer(this.chat, this.messages, text);
   }
 
-  /** Adds messages and an answer to the chat, and receives the answer. */
-  async answer(questions) {
+  /** Adds a question, unless the last message is one, and its answer behind the messages `before` it, and receives the answer. */
+  async answer(chat, before, text = null) {
     const model = get("model").value;
-    const message = newMessage(this.chat.id, "assistant", "", { model, state: "answering", owner: PAGE });
-    const added = [...questions, message];
-    this.messages.push(...added);
+    const message = newMessage(chat.id, "assistant", "", { model, state: "answering", owner: PAGE });
+    const asked = text === null ? before : [...before, newMessage(chat.id, "user", text)];
+    const added = [...asked.slice(before.length), message];
+    // The user may have gone to another chat meanwhile.
+    if (this.chat.id === chat.id) this.messages = [...asked, message];
     const run = this.begin(message);
-    await this.tried(() => this.store.append(this.chat, added));
-    await this.receive(run, this.messages.slice(0, this.messages.indexOf(message)));
+    await this.tried(() => this.store.append(chat, added));
+    await this.receive(run, asked);
   }
 
   begin(message) {
@@ -273,8 +276,26 @@ class Conversation {
 
   async retry(message) {
     if (this.busy()) return;
-    await this.drop([message]);
-    await this.answer([]);
+    await this.replace(this.messages.indexOf(message));
+  }
+
+  /** Answers again from a message on, which is the last one or the last question. What was there can be brought back. */
+  async replace(index, text = null) {
+    const { chat } = this;
+    const before = this.messages.slice(0, index);
+    const old = this.messages.slice(index);
+    this.messages = before;
+    await this.tried(() => this.store.remove(chat.id, old.map(({ id }) => id)));
+    await this.answer(chat, before, text);
+    if (this.chat.id === chat.id && old.at(-1).content) notice("replaced", "The old answer is replaced.", [["Bring it back", () => this.bringBack(chat, old)]]);
+  }
+
+  async bringBack(chat, old) {
+    const now = (await this.tried(() => this.store.messages(chat.id))) ?? [];
+    const newer = now.filter(({ order }) => order >= old[0].order).map(({ id }) => id);
+    await this.tried(() => this.store.remove(chat.id, newer));
+    await this.tried(() => this.store.putChat(chat, old));
+    await this.open(chat.id);
   }
 
   /** Lets the model go on with an answer that was cut. */
@@ -298,9 +319,8 @@ class Conversation {
       return;
     }
     if (index < this.messages.length - 2) return this.branch(index, text);
-    await this.drop(this.messages.slice(index));
-    if (!index) await this.rename(newChat(text).title, message.content);
-    await this.answer([newMessage(this.chat.id, "user", text)]);
+    if (!index) this.rename(newChat(text).title, message.content);
+    await this.replace(index, text);
   }
 
   /** Goes on with an earlier question in a new chat. */
@@ -311,12 +331,7 @@ class Conversation {
     await this.tried(() => this.store.putChat(chat, messages));
     await this.open(chat.id);
     notice("branch", "The chat goes on here. The old one stays as it was.", [["Show the old one", () => this.open(from)]]);
-    await this.answer([newMessage(chat.id, "user", text)]);
-  }
-
-  async drop(messages) {
-    this.messages = this.messages.filter((message) => !messages.includes(message));
-    await this.tried(() => this.store.remove(this.chat.id, messages.map((message) => message.id)));
+    await this.answer(chat, messages, text);
   }
 
   /** Deletes a message, and the failure that answered it. */
@@ -325,8 +340,9 @@ class Conversation {
     const index = this.messages.indexOf(message);
     const gone = this.messages.slice(index, index + (isLeftOut(this.messages, index) ? 2 : 1));
     const { chat } = this;
-    await this.drop(gone);
+    this.messages = this.messages.filter((one) => !gone.includes(one));
     this.show();
+    await this.tried(() => this.store.remove(chat.id, gone.map(({ id }) => id)));
     notice("deleted", "The message is deleted.", [["Undo", async () => {
       await this.tried(() => this.store.putChat(chat, gone));
       await this.open(chat.id);
@@ -428,7 +444,7 @@ class Conversation {
         download("forebay-damaged.json", "application/json", JSON.stringify(found, null, 1));
         this.tellDamaged();
       }],
-      ["Delete", () => this.tried(() => this.store.clearDamaged())],
+      ["Delete them", () => this.tried(() => this.store.clearDamaged())],
     ]);
   }
 }

@@ -545,10 +545,10 @@ function colour(block, { tools, growing }) {
 // Text within a block
 
 const SPECIAL = /[\\`*_~[\]<&$\n!]|https?:\/\//g;
-const BREAK = /<br ?\/?>/iy;
+const BREAK = /<[bB][rR] ?\/?>/y;
 const ENTITY = /&(?:#(\d{1,7})|#[xX]([\da-fA-F]{1,6})|(amp|lt|gt|quot|apos|nbsp));/y;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
-const WEB = /https?:\/\/[^\s<>"`[\]|\u3000-\u303f\uff00-\uffef]*/iy;
+const WEB = /https?:\/\/[^\s<>"`[\]|\u3000-\u303f\uff00-\uffef]*/y;
 const PUNCTUATION = /[\p{P}\p{S}\p{Script=Han}\p{Script=Hiragana}\p{Script=Katakana}\p{Script=Hangul}]/u;
 
 function inline(node, text, context) {
