@@ -9,6 +9,9 @@ use std::path::Path;
 /// cache and other processes.
 const SHARE_OF_FREE: f64 = 0.75;
 
+/// Memory that a session needs beside weights, keys and values: activations, and buffers of threads and reads.
+const BESIDE_BYTES: u64 = 64 << 20;
+
 /// Returns the default budget in bytes: three quarters of [`free_bytes`].
 pub fn default_budget_bytes() -> u64 {
     budget_beside(0)
@@ -23,6 +26,12 @@ pub fn budget_beside(other_bytes: u64) -> u64 {
 /// group and of all groups above it. This includes page cache that the kernel can drop.
 pub fn free_bytes() -> u64 {
     available_bytes().min(control_groups::left_bytes(Path::new("/")).unwrap_or(u64::MAX))
+}
+
+/// Returns the free bytes that weights, keys and values may take together. The kernel would kill a process that takes
+/// all, as soon as it touches more.
+pub(crate) fn free_for_model_bytes() -> u64 {
+    free_bytes().saturating_sub(BESIDE_BYTES)
 }
 
 /// Returns `MemAvailable` of /proc/meminfo, or `u64::MAX` if it cannot be read.

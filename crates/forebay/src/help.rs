@@ -232,7 +232,7 @@ Examples:
   forebay doctor --no-save --json
 
 The profile is saved in forebay below $XDG_STATE_HOME, else below ~/.local/state, and holds for this
-machine and the disk of DIR. Each disk has its own. Nothing else is left behind. Measure while the
+machine and the disk of DIR. Each disk has its own. Nothing else is left on disk. Measure while the
 machine is idle: if other programs are busy, doctor warns and marks the profile, and predictions from
 it are ranges.";
 
@@ -280,7 +280,7 @@ For example:
   ram = \"8GiB\"
   temperature = 0.7
 
-The command line comes before environment variables, and these before the file.";
+The command line wins over environment variables, and these over the file.";
 
 pub const SYNTH: &str = "\
 Examples:

@@ -81,7 +81,7 @@ fn rows(folder: Option<&std::path::Path>) -> Vec<Row> {
         };
         rows.push(row("machine profiles", state.display().to_string(), from));
     }
-    // A command's own value comes after that for all commands.
+    // A command's own value wins over that for all commands.
     let mut options: Vec<&settings::Setting> = Vec::new();
     for setting in loaded.set.iter().filter(|of| of.command.is_some()) {
         options.retain(|of| (&of.command, &of.option) != (&setting.command, &setting.option));

@@ -63,6 +63,14 @@ fn is_obeyed(c: char) -> bool {
         || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
+/// Returns what a terminal was sent, without the sequences by which a progress bar erases its line. A bar appears if a
+/// step takes long.
+fn without_bars(screen: &str) -> String {
+    ["\u{1b}[2K", "\u{1b}[1A", "\u{1b}[1B", "\u{1b}[?25l", "\u{1b}[?25h"]
+        .iter()
+        .fold(screen.to_owned(), |screen, bar| screen.replace(bar, ""))
+}
+
 #[test]
 fn a_terminal_obeys_nothing_that_a_model_writes() {
     let folder = tempfile::tempdir().unwrap();
@@ -94,7 +102,7 @@ fn a_terminal_obeys_nothing_that_a_model_writes() {
         assert!(piped.contains('\u{1b}') && piped.contains(is_obeyed), "{piped:?}");
         let (screen, status) = Terminal::start(&arguments, &folder.path().join("state")).end();
         assert_eq!(status, Some(0), "{screen:?}");
-        assert!(!screen.contains(is_obeyed), "{screen:?}");
+        assert!(!without_bars(&screen).contains(is_obeyed), "{screen:?}");
         seen += &screen;
     }
     for shown in ["\\x1b]0;title\\x07", "\\x9b2J", "\\u{202e}abc", "\\x00\\x0e", "\\x7f"] {
@@ -122,7 +130,10 @@ fn templates_names_and_messages_are_shown_safely() {
     ] {
         let arguments: Vec<&str> = arguments.iter().copied().chain(["--log", "error"]).collect();
         let (screen, _) = Terminal::start(&arguments, &folder.path().join("state")).end();
-        assert!(screen.len() > 20 && !screen.contains(is_obeyed), "{arguments:?}: {screen:?}");
+        assert!(
+            screen.len() > 20 && !without_bars(&screen).contains(is_obeyed),
+            "{arguments:?}: {screen:?}"
+        );
     }
 }
 
