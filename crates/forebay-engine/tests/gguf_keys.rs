@@ -124,7 +124,7 @@ fn is_idle(key: &str, file: &GgufFile) -> bool {
     match key {
         // They are numbers of YaRN, or nothing is scaled.
         "rope.scaling.yarn_beta_fast" | "rope.scaling.yarn_beta_slow" => !is_yarn,
-        "rope.scaling.original_context_length" => !is_yarn,
+        "rope.scaling.original_context_length" | "rope.scaling.yarn_log_multiplier" => !is_yarn,
         // The new key decides, or there is no rotation that could be scaled.
         "rope.scale_linear" => has("rope.scaling.factor") || !rotates,
         // Lengths of windows, of models without windows.
