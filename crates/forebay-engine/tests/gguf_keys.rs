@@ -24,7 +24,11 @@ fn files() -> Vec<PathBuf> {
 fn smallest(folder: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder).ok()?;
     let files = entries.map(|entry| entry.unwrap().path());
-    let is_gguf = |path: &PathBuf| path.extension().is_some_and(|of| of == "gguf");
+    // Files of split sets hold parts of a model.
+    let is_gguf = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.ends_with(".gguf") && !name.contains("-of-")
+    };
     files.filter(is_gguf).min_by_key(|path| path.metadata().unwrap().len())
 }
 
