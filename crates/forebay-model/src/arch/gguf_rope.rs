@@ -192,7 +192,7 @@ fn yarn(
             return Err(keys.wrong("rope.scaling.attn_factor", changed, expected));
         }
         (_, Some(changed)) => Some(usual * f64::from(changed)),
-        (Some(_), None) if !family.latent && !family.compressed => {
+        (Some(_), None) if !family.latent => {
             let expected = "forebay knows it for latent attention only";
             return Err(keys.wrong("rope.scaling.yarn_log_multiplier", "set", expected));
         }
