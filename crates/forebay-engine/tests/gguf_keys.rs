@@ -24,7 +24,11 @@ fn files() -> Vec<PathBuf> {
 fn smallest(folder: &Path) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder).ok()?;
     let files = entries.map(|entry| entry.unwrap().path());
-    let is_gguf = |path: &PathBuf| path.extension().is_some_and(|of| of == "gguf");
+    // Files of split sets hold parts of a model.
+    let is_gguf = |path: &PathBuf| {
+        let name = path.file_name().unwrap().to_string_lossy();
+        name.ends_with(".gguf") && !name.contains("-of-")
+    };
     files.filter(is_gguf).min_by_key(|path| path.metadata().unwrap().len())
 }
 
@@ -124,7 +128,7 @@ fn is_idle(key: &str, file: &GgufFile) -> bool {
     match key {
         // They are numbers of YaRN, or nothing is scaled.
         "rope.scaling.yarn_beta_fast" | "rope.scaling.yarn_beta_slow" => !is_yarn,
-        "rope.scaling.original_context_length" => !is_yarn,
+        "rope.scaling.original_context_length" | "rope.scaling.yarn_log_multiplier" => !is_yarn,
         // The new key decides, or there is no rotation that could be scaled.
         "rope.scale_linear" => has("rope.scaling.factor") || !rotates,
         // Lengths of windows, of models without windows.

@@ -181,11 +181,11 @@ fn window_patterns_are_numbers_or_lists() {
             assert!(error.contains(KEY), "{architecture}: {error}");
         }
     }
-    // Llama's files do not carry windows. One that would have an effect is refused.
-    let llama = GgufFile::random("llama", 2);
-    let error = llama.with("attention.sliding_window", 8u32).described().unwrap_err().to_string();
+    // Mistral's files do not carry windows. One that would have an effect is refused.
+    let mistral = GgufFile::random("mistral", 2);
+    let error = mistral.with("attention.sliding_window", 8u32).described().unwrap_err().to_string();
     assert!(error.contains("attention.sliding_window"), "{error}");
-    assert_eq!(full(&llama.with("attention.sliding_window", 4096u32)), [0, 1]);
+    assert_eq!(full(&mistral.with("attention.sliding_window", 4096u32)), [0, 1]);
     // Gemma 2's first files do not say the window.
     let gemma = GgufFile::random("gemma2", 4);
     assert_eq!(described(&gemma).layers[0].window, Some(4096));

@@ -41,13 +41,13 @@ pub(super) fn layers(
     }
     // The last layers may exist only to predict further tokens. They are not needed for the next token.
     let count = count.saturating_sub(keys.optional_count("nextn_predict_layers")?.unwrap_or(0));
-    let windows = windows(keys, family, count)?;
     if (0..count).all(|index| router(catalog, index).is_none()) {
         keys.note(&OF_EXPERTS);
     }
     if family.one_block {
         return one_block_layers(catalog, keys, family, count);
     }
+    let windows = windows(keys, family, count)?;
     let with_keys =
         count - keys.optional_count("attention.shared_kv_layers")?.unwrap_or(0).min(count);
     let recurrent = match family.recurrent {

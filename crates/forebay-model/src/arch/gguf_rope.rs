@@ -184,12 +184,15 @@ fn yarn(
     let changed = said.attention.filter(|given| *given != 1.0 && !is(*given, usual));
     let magnitude = match (log_multiplier, changed) {
         (None, None) => None,
-        (None, Some(changed)) => Some(usual * f64::from(changed)),
-        (Some(_), Some(changed)) => {
-            let expected = "forebay knows 1 beside yarn_log_multiplier";
+        // There, the scale of attention or the family has the magnitude.
+        (multiplier, Some(changed))
+            if multiplier.is_some() || family.latent || family.compressed =>
+        {
+            let expected = "forebay knows 1 for this attention";
             return Err(keys.wrong("rope.scaling.attn_factor", changed, expected));
         }
-        (Some(_), None) if !family.latent && !family.compressed => {
+        (_, Some(changed)) => Some(usual * f64::from(changed)),
+        (Some(_), None) if !family.latent => {
             let expected = "forebay knows it for latent attention only";
             return Err(keys.wrong("rope.scaling.yarn_log_multiplier", "set", expected));
         }

@@ -108,6 +108,9 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
     if config.set("per_layer_config").is_some() && !family.keys_as_values {
         return refuse("per_layer_config", "set", "forebay does not know this variant");
     }
+    if family.one_block && config.set("sliding_window").is_some() {
+        return refuse("sliding_window", "set", "forebay knows this family without windows");
+    }
     // Images may be seen from both sides, but text is not.
     let both_ways = config.set("use_bidirectional_attention");
     if both_ways.is_some_and(|value| *value == true || *value == "all") {
