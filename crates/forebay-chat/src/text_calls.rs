@@ -19,8 +19,8 @@ pub(crate) fn in_content(messages: &mut [Message], syntax: ToolSyntax, marks: &C
                     calls.iter().map(|call| python_call(call, marks)).collect();
                 format!("<|tool_call_start|>[{}]<|tool_call_end|>", calls.join(", "))
             }
-            ToolSyntax::MarkedList(marks) => {
-                let [open, close] = marks.around();
+            ToolSyntax::MarkedList(kind) => {
+                let [open, close] = kind.around();
                 let calls: Vec<String> = calls.iter().map(|call| json_call(call, marks)).collect();
                 format!("{open}[{}]{close}", calls.join(", "))
             }
