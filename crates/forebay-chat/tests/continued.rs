@@ -3,7 +3,7 @@
 use forebay_chat::{
     ChatError, Event, Format, Message, Parser, PromptEnd, ToolCall, continued_text,
 };
-use forebay_text::ChatTemplate;
+use forebay_text::{ChatTemplate, Prompt};
 use serde_json::Map;
 
 /// Templates as families have them, and the prompt of "Hi" and an answer "The colour is" that is continued.
@@ -57,11 +57,8 @@ fn answers(texts: [&str; 2]) -> Vec<Message> {
 
 fn prompt(source: &str, messages: &[Message]) -> Result<String, ChatError> {
     let (template, format) = of(source);
-    format.render_to(PromptEnd::Continued, &template, messages, None, &Map::new()).map(text_of)
-}
-
-fn text_of(prompt: String) -> String {
-    prompt
+    let prompt = format.render_to(PromptEnd::Continued, &template, messages, None, &Map::new());
+    prompt.map(Prompt::into_text)
 }
 
 /// Returns the message of an answer that continues a text, in pieces of one character.

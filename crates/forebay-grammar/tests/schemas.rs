@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_format::{Document, HfMetadata};
+use forebay_format::{ChatTemplates, Document, HfMetadata};
 use forebay_grammar::{Compiler, Grammar, GrammarError, Rules};
 use forebay_text::Tokenizer;
 use serde_json::{Map, Value, json};
@@ -35,7 +35,8 @@ fn tokenizer() -> Arc<Tokenizer> {
         tokenizer_json: Some(Document::on_disk(path)),
         tokenizer_config: Some(json!({ "eos_token": END })),
         generation_config: None,
-        chat_template: None,
+        tiktoken: None,
+        chat_templates: ChatTemplates::default(),
     };
     Arc::new(Tokenizer::from_hugging_face(&metadata).unwrap())
 }

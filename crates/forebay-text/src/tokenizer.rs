@@ -121,8 +121,8 @@ impl Tokenizer {
         let text = prompt.text();
         let by_library = match &self.encoder {
             Encoder::HuggingFace(library) => {
-                !(prompt.guards() && library.normalizes_specials())
-                    && !self.specials.are_in_messages(prompt)
+                let changes = prompt.guards() && library.normalizes_specials();
+                !changes && !self.specials.are_in_messages(prompt)
             }
             _ => !prompt.guards(),
         };

@@ -1,6 +1,5 @@
 //! Machine profile: a file that `doctor` writes and that planning and loading read.
 
-use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
@@ -144,8 +143,6 @@ impl ReadChoice {
 
 /// Beginning of the names of profiles.
 const PREFIX: &str = "machine";
-/// Largest profile that is read, in bytes.
-const PROFILE_BYTES_MAX: u64 = 1 << 20;
 
 /// Returns the profiles in a folder.
 fn saved(folder: &Path) -> Vec<PathBuf> {

@@ -110,7 +110,8 @@ fn write_folder(
     for document in documents {
         let target = folder.join(&document.name);
         if let Some(inner) = target.parent().filter(|inner| *inner != folder) {
-            std::fs::create_dir_all(inner).map_err(FormatError::io(inner))?;
+            std::fs::create_dir_all(inner)
+                .map_err(|source| FormatError::Io { path: inner.to_owned(), source })?;
         }
         let file = OutputFile::create(&target)?;
         file.reserve(document.content.len() as u64)?;

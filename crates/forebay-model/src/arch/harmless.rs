@@ -174,7 +174,7 @@ const ROTATION: &[(&[&str], &str)] = &[
 
 fn lists(list: &[(&'static [&'static str], &str)], key: &str) -> bool {
     let is = |known: &&str| *known == key || known.ends_with('.') && key.starts_with(known);
-    list.iter().any(|(keys, _)| keys.iter().any(|known| is(known)))
+    list.iter().any(|(keys, _)| keys.iter().any(is))
 }
 
 /// Returns true if a key of GGUF metadata, without the architecture's name, changes no answer.
