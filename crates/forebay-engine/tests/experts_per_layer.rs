@@ -52,7 +52,7 @@ fn a_tensor_for_each_expert_is_the_same_model() {
         assert!(split.tensors.iter().any(|(name, ..)| name == "blk.0.ffn_gate.3.weight"));
         assert_eq!(split.logits().unwrap(), merged.logits().unwrap());
         let (_folder, path) = split.written();
-        let kinds = inspect(&path).unwrap().kinds;
+        let kinds = inspect(&path).unwrap().model.kinds;
         let experts = kinds.iter().find(|kind| kind.kind == "experts").unwrap();
         assert_eq!(experts.tensors, 3 * experts_of(&merged).iter().sum::<usize>());
     }

@@ -137,9 +137,12 @@ fn add_head(file: &Path, name: &str, vocabulary: usize, hidden: usize) {
     std::fs::write(file, written).unwrap();
 }
 
+/// Flags at two levels of a configuration, `None` for a level that is not there, and what they say together.
+type Flags = ([Option<Option<bool>>; 2], Option<bool>);
+
 /// Every combination of flags at the whole configuration, at the part about the language model, and at a configuration without such a
 /// part, with what it says: `Some(true)` if either says true.
-fn flags() -> Vec<([Option<Option<bool>>; 2], Option<bool>)> {
+fn flags() -> Vec<Flags> {
     let values = [Some(true), Some(false), None];
     let mut all: Vec<_> = values.iter().map(|one| ([Some(*one), None], *one)).collect();
     for outer in values {

@@ -366,8 +366,8 @@ mod tests {
         pool.run(&caller(2), LONG, || Ok(())).await.unwrap();
         drop(end);
         pool.run(&caller(1), LONG, || Ok(())).await.unwrap();
-        let panics =
-            pool.run(&caller(1), LONG, || -> Result<(), ApiError> { panic!("on purpose") });
+        let first = caller(1);
+        let panics = pool.run(&first, LONG, || -> Result<(), ApiError> { panic!("on purpose") });
         assert_eq!(panics.await.unwrap_err().status, StatusCode::INTERNAL_SERVER_ERROR);
         pool.run(&caller(1), LONG, || Ok(())).await.unwrap();
     }

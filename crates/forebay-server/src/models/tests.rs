@@ -127,7 +127,8 @@ async fn a_lease_that_nobody_takes_ends() {
     let models = Arc::new(test.models(KeepAlive::Forever));
     test.is_held.store(true, Ordering::SeqCst);
     // The request waits, and nothing looks at it when its model comes.
-    let mut waiting = Box::pin(models.get(&somebody(), entry("a"), None));
+    let caller = somebody();
+    let mut waiting = Box::pin(models.get(&caller, entry("a"), None));
     assert!(matches!(
         waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())),
         Poll::Pending
@@ -238,9 +239,13 @@ async fn a_failed_engine_takes_only_its_own_model_down() {
     let other = got(&models, "b").await;
     let lease = got(&models, "a").await;
     let panics = Box::new(|_: Event| panic!("a test"));
-    let ticket = submit(&lease.worker, request(4), panics).await.unwrap();
+    let ticket = submit(&somebody(), &lease.worker, request(4), panics).await.unwrap();
     until(|| lease.worker.is_broken()).await;
-    assert!(submit(&lease.worker, request(1), Box::new(|_| panic!("ended"))).await.is_err());
+    assert!(
+        submit(&somebody(), &lease.worker, request(1), Box::new(|_| panic!("ended")))
+            .await
+            .is_err()
+    );
     // It is loaded again as soon as nobody has the old one.
     let again = ask(&models, "a");
     until(|| models.waiting() == 1).await;
@@ -257,7 +262,7 @@ async fn a_failed_engine_takes_only_its_own_model_down() {
             }
             std::ops::ControlFlow::Continue(())
         });
-        let _ticket = submit(&lease.worker, request(4), sink).await.unwrap();
+        let _ticket = submit(&somebody(), &lease.worker, request(4), sink).await.unwrap();
         assert_eq!(done.await, Ok(4));
     }
     // Numbers of passes go on when a model leaves and comes again.

@@ -14,7 +14,6 @@ use crate::failure::Outcome;
 use crate::output::{self, Align, grouped};
 use crate::outputs;
 use crate::size::{format as bytes, format_rate};
-use crate::text_input;
 
 pub fn run(args: TraceIoArgs) -> Outcome {
     let named = [("--html", args.html.as_deref()), ("--chrome", args.chrome.as_deref())];

@@ -141,8 +141,9 @@ fn enough_prompts() -> String {
     let starts =
         ["Once upon a time", "The old king", "A small dog", "In the forest", "The sea", "One day"];
     let line = |index: usize| {
+        let domain = ["tales", "numbers"][index % 2];
         let text = format!("{} there was number {index} and", starts[index % starts.len()]);
-        format!("{}\n", json!({ "domain": ["tales", "numbers"][index % 2], "text": text }))
+        format!("{}\n", json!({ "domain": domain, "text": text }))
     };
     (0..12).map(line).collect()
 }

@@ -30,7 +30,12 @@ pub fn run(
     }
     let inspection = open::inspect(model)?;
     let (_, lines) = requests::read(log)?;
-    let all = requests::prepare(&inspection, model, &lines, 1, options.context, |_| 0)?;
+    let defaults = requests::Defaults {
+        max_tokens: 1,
+        context: options.context,
+        special_tokens_in_messages: false,
+    };
+    let all = requests::prepare(&inspection, model, &lines, &defaults, |_| 0)?;
     let mut prompts = Vec::with_capacity(all.len());
     let mut refused = None;
     for prepared in all {
