@@ -1,3 +1,4 @@
+# Volumes: models are in /home/forebay/.local/share/forebay, machine profiles in /home/forebay/.local/state/forebay.
 # Builds an image of the program and its demo model. docs/install.md says how to use it.
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /source

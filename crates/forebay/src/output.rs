@@ -208,7 +208,7 @@ mod tests {
             vec!["你好".into(), "c".into()],
         ];
         let text = table(&[Align::Left; 2], &rows);
-        assert_eq!(text, "a\\x1b]0;x\\x0a\\x9b  b\n你好                 c\n");
+        assert_eq!(text, "a\\x1b]0;x\\x0a\\x9b  b\n你好               c\n");
     }
 
     #[test]

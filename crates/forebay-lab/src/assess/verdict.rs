@@ -19,13 +19,16 @@ const POINTS_WORTH_TELLING: f64 = 0.03;
 pub fn words(assessment: &Assessment) -> Vec<String> {
     let mixed = &assessment.mixed;
     let Some(engine) = mixed.curves.first() else { return Vec::new() };
-    if let Err(why) = is_sound(assessment) {
-        return vec![format!("No verdict: {why}")];
+    let mut said = Vec::new();
+    match is_sound(assessment) {
+        Err(why) => said.push(format!("No verdict: {why}")),
+        Ok(()) => {
+            said.extend([judgement(assessment, engine), capacities(assessment, engine)]);
+            said.extend(cliff(assessment, engine));
+            said.extend(policies(mixed, engine));
+            said.extend(domains(assessment, engine));
+        }
     }
-    let mut said = vec![judgement(assessment, engine), capacities(assessment, engine)];
-    said.extend(cliff(assessment, engine));
-    said.extend(policies(mixed, engine));
-    said.extend(domains(assessment, engine));
     let predictions = assessment.predictions.as_ref();
     said.push(needs(assessment.memory_bytes, assessment.weights_bytes, predictions));
     said.extend(predictions.and_then(on_gpu));

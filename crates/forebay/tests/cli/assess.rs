@@ -107,7 +107,6 @@ fn a_model_is_recorded_measured_and_drawn() {
     assert!(small["capacity_bytes"].as_u64() < model["cycle_bytes"].as_u64());
     assert_eq!(small["hit_rate"], 0.0);
     let verdict = model["verdict"].as_array().unwrap();
-    assert_eq!(verdict.len(), 1, "{verdict:?}");
     assert!(verdict[0].as_str().unwrap().contains("after 3 prompts are too few"), "{verdict:?}");
 
     let html = std::fs::read_to_string(&page).unwrap();
@@ -374,8 +373,7 @@ fn two_models_are_compared_in_words() {
     let arguments =
         ["assess", &model, &other, "--prompts", &prompts, "--tokens", "4", "--device", "cpu"];
     let text = forebay(&arguments).ok().stdout;
-    for needed in
-        ["misses at 25 %", "mixed", "tales", "layer-lru", "belady", "The cliff", "locality"]
+    for needed in ["misses at 25 %", "mixed", "tales", "layer-lru", "belady", "No verdict", " ± "]
     {
         assert!(text.contains(needed), "{needed} is missing in: {text}");
     }
@@ -424,6 +422,7 @@ fn what_cannot_be_assessed_is_said() {
         "2",
         "--device",
         "cpu",
+        "--raw",
         "-o",
         &page,
     ];

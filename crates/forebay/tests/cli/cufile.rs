@@ -212,7 +212,7 @@ fn what_cufile_cannot_do_is_said_in_words() {
             ("no-udev", "/run/udev"),
             ("hangs", "has not ended within 10 s"),
             ("fails", "the GPU's driver failed"),
-            ("errno", "Input/output error"),
+            ("errno", "input/output error"),
         ] {
             let said = machine.load(trouble, &demo, &["--io", "cufile"]).failed(1);
             assert!(said.contains("cufile") || said.contains("tensor"), "{trouble}: {said}");

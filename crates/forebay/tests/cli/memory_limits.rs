@@ -134,7 +134,8 @@ fn a_budget_beyond_the_limit_of_an_outer_group_is_an_error() {
     let ran = groups.run(&line);
     assert!(matches!(ran.status, Some(0 | 1)), "{:?}: {}", ran.status, ran.stderr);
     if ran.status == Some(1) {
-        assert!(ran.failed(1).contains("smallest that works"));
+        let why = ran.failed(1);
+        assert!(why.contains("smallest that works"), "{why}");
     }
 }
 

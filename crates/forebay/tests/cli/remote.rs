@@ -459,7 +459,10 @@ fn without_a_profile_the_placement_is_shown_and_no_speed() {
         assert!(json["plan"]["host"]["arena_bytes"].as_u64() > Some(0));
     }
     let text = place.run(&hub, &["plan", "o/r"]).ok().stdout;
-    assert!(!text.contains("GENERATES") && text.contains("speed not predicted: "), "{text}");
+    assert!(
+        !text.contains("GENERATES") && text.contains("not predicted: no machine profile"),
+        "{text}"
+    );
     // With one, both.
     let state = place.folder.path().join("state");
     fs::create_dir(&state).unwrap();

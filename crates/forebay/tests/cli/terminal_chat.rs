@@ -31,12 +31,14 @@ fn ctrl_c_clears_a_typed_line_and_quits_on_an_empty_one() {
     chat.keys(CTRL_C);
     chat.ready();
     // The cleared text is not part of the next input.
-    assert!(chat.line("/set seed 5").contains("seed is 5"));
+    let said = plain(&chat.line("/set seed 5"));
+    assert!(said.contains("seed is 5"), "{said:?}");
     chat.keys("\"\"\"\rtwo lines");
     chat.wait("two lines");
     chat.keys(CTRL_C);
     chat.ready();
-    assert!(chat.line("/set top_k 3").contains("top_k is 3"));
+    let said = plain(&chat.line("/set top_k 3"));
+    assert!(said.contains("top_k is 3"), "{said:?}");
     chat.keys(CTRL_C);
     assert_eq!(chat.status(), Some(130));
 }
@@ -92,7 +94,7 @@ fn the_start_says_model_device_and_place_in_one_line() {
     let (screen, _) = chat.end();
     let screen = plain(&screen);
     let line = screen.lines().find(|line| line.contains("context of")).unwrap_or_default();
-    for part in ["model: qwen3moe", "on cpu", "all weights in RAM", "16384 tokens"] {
+    for part in ["model: qwen3moe", "on cpu", "all weights in RAM", "4096 tokens"] {
         assert!(screen.contains(part), "{part} is missing: {line:?} in {screen}");
     }
 }
