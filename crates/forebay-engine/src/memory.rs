@@ -19,7 +19,8 @@ pub fn default_budget_bytes() -> u64 {
 
 /// Returns the default budget in bytes if `other_bytes` of the free memory are for something else.
 pub fn budget_beside(other_bytes: u64) -> u64 {
-    (free_bytes().saturating_sub(other_bytes) as f64 * SHARE_OF_FREE) as u64
+    let share = (free_bytes().saturating_sub(other_bytes) as f64 * SHARE_OF_FREE) as u64;
+    share.min(free_for_model_bytes().saturating_sub(other_bytes))
 }
 
 /// Returns the bytes that this process can allocate: within the machine's memory, and within the limits of its control

@@ -83,7 +83,7 @@ fn blocks_that_make_no_sense_are_refused() {
         ("sparse_topk_blocks", json!(0), "chooses"),
         ("sparse_topk_blocks", json!(1), "chooses"),
         ("sparse_topk_blocks", json!(u64::MAX), "chooses"),
-        ("sparse_topk_blocks", Value::Null, "sparse_topk_blocks"),
+        ("sparse_topk_blocks", Value::Null, "topk_blocks"),
         ("sparse_local_block", json!(0), "local"),
         ("sparse_local_block", json!(3), "chooses"),
         ("sparse_local_block", json!(u64::MAX), "chooses"),

@@ -38,7 +38,7 @@ pub(super) fn ropes(
     }
     let dim_of = |rope: usize| {
         let of = |layer: &&Layer| layer.mixer == Mixer::Attention && layer.rope == Some(rope);
-        let attention = &attentions[layers.iter().find(of)?.attention];
+        let attention = attentions.get(layers.iter().find(of)?.attention)?;
         Some(attention.latent.map_or(attention.head_dim, |latent| latent.rotary))
     };
     let usual = dim_of(0).or(dim_of(1)).unwrap_or(0);

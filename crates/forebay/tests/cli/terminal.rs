@@ -119,6 +119,12 @@ impl Terminal {
         self.wait("\u{1b}[6n");
     }
 
+    /// Waits until the editor has ended a line, and is ready for the next one.
+    pub fn ready_again(&mut self) {
+        self.wait("\u{1b}[?2004l");
+        self.ready();
+    }
+
     /// Types a line. Returns the program's output until it was ready again.
     pub fn line(&mut self, text: &str) -> String {
         self.keys(text);

@@ -29,14 +29,14 @@ fn ctrl_c_clears_a_typed_line_and_quits_on_an_empty_one() {
     chat.keys("a half message");
     chat.wait("a half message");
     chat.keys(CTRL_C);
-    chat.ready();
+    chat.ready_again();
     // The cleared text is not part of the next input.
     let said = plain(&chat.line("/set seed 5"));
     assert!(said.contains("seed is 5"), "{said:?}");
     chat.keys("\"\"\"\rtwo lines");
     chat.wait("two lines");
     chat.keys(CTRL_C);
-    chat.ready();
+    chat.ready_again();
     let said = plain(&chat.line("/set top_k 3"));
     assert!(said.contains("top_k is 3"), "{said:?}");
     chat.keys(CTRL_C);
@@ -132,7 +132,7 @@ fn what_is_typed_during_an_answer_waits_for_the_prompt() {
     chat.keys("Hello again\r");
     chat.wait("ids=[");
     chat.keys(CTRL_C);
-    chat.ready();
+    chat.ready_again();
     chat.keys("/bye\r");
     assert_eq!(chat.status(), Some(0));
 }
