@@ -161,6 +161,7 @@ const CONFIG: &[(&[&str], &str)] = &[
             "make_ngram_vocab_size_divisible_by",
             "vocab_size_per_layer_input",
             "moe_intermediate_size",
+            "moe_shared_expert_intermediate_size",
         ],
         "sizes that follow from others or from the tensors",
     ),
