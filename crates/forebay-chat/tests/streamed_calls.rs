@@ -431,6 +431,36 @@ proptest! {
     }
 }
 
+/// Asserts that a text is parsed the same in one piece and character by character.
+fn assert_independent_of_cuts(template: &str, text: &str) {
+    let format = format(template);
+    let new = || Parser::new(&format, "");
+    let (whole, pieces) = (parse(new(), &[text]), parse(new(), &cut(text, &[1])));
+    assert_eq!(whole.message, pieces.message, "{template}: {text:?}");
+}
+
+#[test]
+fn the_place_that_cannot_be_read_may_be_anywhere() {
+    let arguments = json!({ "path": "word \"word\" word word word word word\n", "on": false });
+    for (template, write) in SYNTAXES {
+        let answer = write(&[("f", arguments.as_object().unwrap())]);
+        for (at, _) in answer.char_indices() {
+            let (before, behind) = answer.split_at(at);
+            assert_independent_of_cuts(template, before);
+            assert_independent_of_cuts(template, &format!("{before}}}{behind}"));
+        }
+    }
+    // A mark at the longest distance at which it is looked for.
+    let word = "word ".repeat(10);
+    for length in 1000..1050 {
+        let text = format!(
+            "<tool_call>\n<function=f>\n<parameter=text>\n{word}\n</parameter>{}<parameter=path>\na.txt",
+            " ".repeat(length)
+        );
+        assert_independent_of_cuts("<tool_call><function=", &text);
+    }
+}
+
 #[test]
 fn a_call_that_cannot_be_read_is_decided_by_its_length() {
     let format = format("<tool_call>{\"name\"");

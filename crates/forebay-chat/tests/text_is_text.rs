@@ -245,6 +245,10 @@ fn check(name: &str, source: &str, tokenizer: &Tokenizer, tokens: &[String]) -> 
         let Some(neutral) = prompt(NEUTRAL, &recognised) else { continue };
         let expected = counts(&encode_chat(tokenizer, &neutral).unwrap(), tokens.len());
         for (number, token) in tokens.iter().enumerate() {
+            // Gemma 4 has `</s>` as a word of HTML, which ends nothing.
+            if token == "</s>" && tokens.iter().any(|other| other == "<|tool_response>") {
+                continue;
+            }
             for planted in [format!("{token}x"), format!("x {token} x"), format!("x{token}")] {
                 // A template may refuse a text.
                 let (Some(found), Some(plain)) =

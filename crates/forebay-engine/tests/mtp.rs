@@ -299,7 +299,11 @@ fn hostile_layers_are_refused() {
             let wider = Some(wider).filter(|_| shape.len() > 1);
             for tensors in wider.into_iter().chain([longer]) {
                 let error = opened(&tensors);
-                assert!(matches!(error, ModelError::TensorShape { .. }), "{tensor}: {error}");
+                // A router with more rows has more experts, whose tensors are missing.
+                let is_named = matches!(error, ModelError::TensorShape { .. })
+                    || tensor.contains("gate.weight")
+                        && matches!(error, ModelError::MissingTensor { .. });
+                assert!(is_named, "{tensor}: {error}");
             }
         }
         let without: Vec<Tensor> =

@@ -183,7 +183,8 @@ struct Taken {
     id: u32,
 }
 
-/// Names of HTML elements, which some vocabularies have as tokens of text.
+/// Names of HTML elements, which some vocabularies have as tokens of text. `s` is not one of them here: `</s>` ends texts in
+/// many vocabularies.
 const HTML: &[&str] = &[
     "a",
     "abbr",

@@ -160,8 +160,6 @@ const CONFIG: &[(&[&str], &str)] = &[
             "number_of_conv_states",
             "make_ngram_vocab_size_divisible_by",
             "vocab_size_per_layer_input",
-            "moe_intermediate_size",
-            "moe_shared_expert_intermediate_size",
         ],
         "sizes that follow from others or from the tensors",
     ),

@@ -24,6 +24,22 @@ use super::roots::naming;
 use super::streams;
 use crate::ModelError;
 
+/// Keys about experts that classes of configurations write for models without experts, too.
+const KEYS_OF_EXPERTS: [&str; 12] = [
+    "moe_intermediate_size",
+    "moe_latent_size",
+    "moe_shared_expert_intermediate_size",
+    "n_group",
+    "n_routed_experts",
+    "n_shared_experts",
+    "norm_topk_prob",
+    "num_experts_per_tok",
+    "routed_scaling_factor",
+    "scoring_func",
+    "topk_group",
+    "topk_method",
+];
+
 /// Describes the model of a Hugging Face folder.
 pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture, ModelError> {
     // A multimodal model has the language model's description in `text_config`.
@@ -40,6 +56,9 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
     let inner = whole.object("text_config")?;
     let config = inner.as_ref().unwrap_or(&whole);
     let architecture = of_language_model(catalog, [&whole, config], family)?;
+    if architecture.layers.iter().all(|layer| layer.experts() == 0) {
+        [&whole, config].iter().for_each(|config| config.note(&KEYS_OF_EXPERTS));
+    }
     whole.finish()?;
     Ok(architecture)
 }

@@ -99,9 +99,11 @@ impl Elements {
             }
             Place::Text(key, marked) => {
                 let call = last(calls)?;
-                // The tag behind the text must be there before the quotation mark is sent.
+                // The tag behind the text must be there before the quotation mark is sent. The text before it is sent in any
+                // case, because it was sent already if it came in pieces.
                 if let Some(found) = body[marked.searched..].find(MINIMAX3) {
                     let mut cursor = Cursor { body, at: marked.searched + found };
+                    marked.send(body, cursor.at, call);
                     let tag = tag(&mut cursor)?;
                     if tag.strip_prefix('/').is_none_or(|closed| closed.trim() != key) {
                         return Err(Stop::Wrong);

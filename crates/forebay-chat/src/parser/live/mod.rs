@@ -266,7 +266,8 @@ impl<'a> Cursor<'a> {
                 self.at += at + mark.len();
                 Ok(&rest[..at])
             }
-            None if rest.len() <= HEAD_BYTES_MOST => Err(Stop::More),
+            // The mark may still come early enough.
+            None if rest.len() < HEAD_BYTES_MOST + mark.len() => Err(Stop::More),
             _ => Err(Stop::Wrong),
         }
     }
@@ -327,12 +328,7 @@ impl Marked {
                 body.len().saturating_sub(held).max(self.start)
             }
         };
-        if let Some(unsent) = &mut self.unsent
-            && *unsent < end
-        {
-            call.text(&body[*unsent..end]);
-            *unsent = end;
-        }
+        self.send(body, end, call);
         match found {
             Some(at) => {
                 if self.unsent.is_some() {
@@ -341,6 +337,16 @@ impl Marked {
                 Ok((&body[self.start..end], at + mark.len()))
             }
             None => Err(Stop::More),
+        }
+    }
+
+    /// Sends a text up to `end`.
+    fn send(&mut self, body: &str, end: usize, call: &mut Begun) {
+        if let Some(unsent) = &mut self.unsent
+            && *unsent < end
+        {
+            call.text(&body[*unsent..end]);
+            *unsent = end;
         }
     }
 }
