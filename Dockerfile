@@ -1,5 +1,17 @@
-# Volumes: models are in /home/forebay/.local/share/forebay, machine profiles in /home/forebay/.local/state/forebay.
-# Builds an image of the program and its demo model. docs/install.md says how to use it.
+# docker build -t forebay .
+# docker run --rm -it forebay                                     # the demo
+# docker run --rm -it -v "$PWD:/models:ro" forebay run /models/MODEL.gguf
+# docker run --rm -it -v forebay:/home/forebay/.local/share/forebay forebay pull OWNER/REPO
+# docker run --rm -v "$PWD:/models:ro" -p 127.0.0.1:8080:8080 forebay serve /models/MODEL.gguf --host 0.0.0.0 \
+#     --api-key-file /models/keys
+# docker run --rm -v forebay-state:/home/forebay/.local/state/forebay -v "$PWD:/models" forebay doctor /models
+# The machine profile is in the volume forebay-state: mount it in the other commands, too, so that they find it.
+# Inside the container, the server listens on all addresses, so it wants keys: one on each line of the file. `-p` decides which
+# clients reach it from outside; this one lets in this machine only.
+# With a GPU, `--gpus all` brings the driver. The image needs nothing else from CUDA.
+#
+# Reads past the page cache use io_uring, which Docker's default seccomp profile forbids. forebay then reads with a pool of
+# threads. `--security-opt seccomp=unconfined` allows io_uring.
 FROM rust:1.95-slim-bookworm AS build
 WORKDIR /source
 COPY . .

@@ -126,7 +126,7 @@ impl Format {
         })
     }
 
-    /// Returns the format of a model for which special tokens in the text of messages are special tokens. Whoever writes a
+    /// Returns the format of a model for which special tokens in the text of messages are special tokens. The writer of a
     /// part of a message can then end it and begin another one.
     #[must_use]
     pub fn with_special_tokens_in_messages(self) -> Format {

@@ -65,7 +65,7 @@ impl Text {
         Ok(Text { info, tokenizer, template, format, compiler, is_plain, name, tools_logged })
     }
 
-    /// Lets special tokens in the text of messages be special tokens. Whoever writes a part of a message can then end it and
+    /// Lets special tokens in the text of messages be special tokens. The writer of a part of a message can then end it and
     /// begin another one.
     #[must_use]
     pub fn with_special_tokens_in_messages(self) -> Text {

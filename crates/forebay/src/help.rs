@@ -275,7 +275,7 @@ The file is forebay/config.toml below $XDG_CONFIG_HOME, else below ~/.config, or
 keys are long options: at the top for all commands, in a table for one.
 
 For example:
-  models = \"/data/models\"
+  models = \"/models\"
   [run]
   ram = \"8GiB\"
   temperature = 0.7

@@ -144,7 +144,7 @@ mod tests {
             choose(&limits, progress, |index| requests[index].0, &mut parts);
             parts.iter().map(|part| (part.index, part.count)).collect::<Vec<_>>()
         };
-        // Whoever came first.
+        // The caller that came first.
         assert_eq!(chosen(&[(1, 100), (1, 100), (2, 100)]), [(0, 10), (2, 10)]);
         assert_eq!(chosen(&[(1, 4), (1, 100), (2, 100)]), [(0, 4), (1, 6), (2, 10)]);
         assert_eq!(chosen(&[(1, 100), (1, 100), (2, 3)]), [(0, 17), (2, 3)]);

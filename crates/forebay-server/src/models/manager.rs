@@ -254,7 +254,7 @@ impl State {
     fn forget_unwanted(&mut self) {
         let State { waiting, known, closing_for, loaded, .. } = self;
         let is_wanted = |name: &str| waiting.iter().any(|waiting| waiting.entry.name == name);
-        // What is being measured keeps its thread, whoever waits for it.
+        // What is being measured keeps its thread, also if no request waits for it.
         known.retain(|name, known| matches!(known, Known::Measuring(_)) || is_wanted(name));
         if closing_for.take_if(|name| !is_wanted(name)).is_some() {
             loaded.iter_mut().for_each(|slot| slot.is_closing = false);

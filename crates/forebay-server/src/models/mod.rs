@@ -93,7 +93,7 @@ struct State {
     /// Name of the model for which others have to leave.
     closing_for: Option<String>,
     next_id: u64,
-    /// True while the first models are loaded by somebody else. No other model is loaded then.
+    /// True while the first models are loaded by the start of the server. No other model is loaded then.
     is_held: bool,
     is_stopping: bool,
 }
@@ -279,7 +279,7 @@ impl Models {
         Err(ApiError { code: Some("queue_full"), ..error })
     }
 
-    /// Says whether somebody else loads the first models. Requests for other models wait until then.
+    /// Says whether the start of the server loads the first models. Requests for other models wait until then.
     pub fn hold_loads(&self, holds: bool) {
         self.shared.lock().is_held = holds;
         self.shared.changed.notify_all();

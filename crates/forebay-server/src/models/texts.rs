@@ -139,7 +139,7 @@ impl Texts {
 }
 
 /// Reads of models that go on. Each has a thread of its own, and each model has one at a time, so a disk that does not answer takes
-/// one thread for each of its models and holds up nobody else for long.
+/// one thread for each of its models and holds up no other model for long.
 #[derive(Default)]
 pub struct Reads {
     going: Mutex<HashMap<PathBuf, Instant>>,

@@ -91,7 +91,7 @@ pub struct BatchArgs {
     /// Most tokens of an answer, if its request names no limit
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = count())]
     pub max_tokens: usize,
-    /// Let special tokens in messages, such as <|im_end|>, be special tokens. Whoever writes a part of a
+    /// Let special tokens in messages, such as <|im_end|>, be special tokens. The writer of a part of a
     /// message can then end it and begin another one [default: they are text]
     #[arg(long)]
     pub special_tokens_in_messages: bool,

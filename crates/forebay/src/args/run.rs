@@ -63,7 +63,7 @@ pub struct ChatArgs {
     /// Set a variable of the chat template; VALUE is JSON, or else text (repeatable)
     #[arg(long, value_name = "NAME=VALUE", value_parser = template_arg)]
     pub template_arg: Vec<(String, Value)>,
-    /// Let special tokens in messages, such as <|im_end|>, be special tokens. Whoever writes a part of a
+    /// Let special tokens in messages, such as <|im_end|>, be special tokens. The writer of a part of a
     /// message can then end it and begin another one [default: they are text]
     #[arg(long)]
     pub special_tokens_in_messages: bool,

@@ -53,7 +53,7 @@ pub struct ServeArgs {
     /// keys. The time of an answer tells whether its prompt was known
     #[arg(long, value_enum, value_name = "key|all", default_value_t = SharePrefixes::Key)]
     pub share_prefixes: SharePrefixes,
-    /// Let special tokens in messages, such as <|im_end|>, be special tokens. Whoever writes a part of a
+    /// Let special tokens in messages, such as <|im_end|>, be special tokens. The writer of a part of a
     /// message can then end it and begin another one [default: they are text]
     #[arg(long)]
     pub special_tokens_in_messages: bool,

@@ -78,7 +78,7 @@ fn a_service_and_a_container_find_the_profile() {
     let image = read("Dockerfile");
     let home = image.lines().find_map(|line| line.strip_prefix("WORKDIR /home")).unwrap();
     let folder = looked_in(&format!("/home{home}"), None);
-    assert_eq!(folder, "/home/forebay/.local/state/forebay");
+    assert_eq!(folder, format!("/home{home}/.local/state/forebay"));
     assert!(image.contains(".local/state/forebay\n") && image.contains(&folder), "it is a volume");
 }
 
