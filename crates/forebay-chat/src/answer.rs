@@ -48,6 +48,11 @@ impl<T: Deref<Target = Tokenizer> + Clone> AnswerStream<T> {
         }
     }
 
+    /// Has the stop text that ends the content be a part of it.
+    pub fn keep_stop(&mut self) {
+        self.output.filter.keep_stop();
+    }
+
     /// Takes the next token, and sends the events that it completes to `sink`. Returns true if a stop text is complete. The
     /// answer ends there, and later tokens have no effect.
     pub fn push(&mut self, id: u32, sink: &mut dyn FnMut(Event<'_>)) -> bool {
