@@ -321,8 +321,8 @@ impl Engine {
             serde_json::from_str(body).map_err(|error| without_field(error.to_string()))?;
         let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
         let mut wanted: Wanted = wanted(endpoint, &body)?;
-        if let Some(name) = wanted.unknown.first() {
-            return Err(without_field(format!("there is no option {name:?}")));
+        if wanted.max_tokens == Some(0) {
+            return Err(Refusal::of("max_tokens", "max_tokens must be at least 1"));
         }
         // The API's own limit of 16 tokens for a completion is none of Python's.
         if body.get("max_tokens").is_none_or(Value::is_null) {
@@ -343,7 +343,7 @@ impl Drop for Engine {
 fn refused(py: Python<'_>, refusal: Refusal) -> PyErr {
     let Refusal { message, param, .. } = refusal;
     let words = match param {
-        Some(param) if !message.contains(param) => format!("{param}: {message}"),
+        Some(param) if !message.contains(&*param) => format!("{param}: {message}"),
         _ => message,
     };
     raise(py, "OptionError", words)

@@ -99,7 +99,7 @@ fn refusal(rules: &Rules, path: &str, headers: &HeaderMap) -> Option<ApiError> {
         return Some(ApiError::new(StatusCode::FORBIDDEN, why));
     }
     if let Some(origin) = text(ORIGIN)
-        && !rules.origins.iter().any(|allowed| allowed == origin || allowed == "*")
+        && !allows_origin(&rules.origins, rules.is_local, origin)
         && origin.split_once("://").is_none_or(|(_, of)| of != host)
     {
         let why = format!("web pages of {origin} may not use this server: --cors allows it");
@@ -140,12 +140,29 @@ pub fn owner(headers: &HeaderMap) -> [u8; 32] {
     Sha256::digest(sent_key(headers).unwrap_or_default()).into()
 }
 
-/// Returns true if a `Host` header names this machine, with or without a port.
-fn names_this_machine(host: &str) -> bool {
-    let name = match host.strip_prefix('[') {
+/// Returns true if a web page of this origin may use the server: one of `origins`, and of this machine if the server `is_local`.
+pub fn allows_origin(origins: &[String], is_local: bool, origin: &str) -> bool {
+    let is_of_this_machine = || {
+        let host = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+        let is_other =
+            |host| without_port(host).parse::<IpAddr>().is_ok_and(|address| !address.is_loopback());
+        host.is_some_and(|host| names_this_machine(host) && !is_other(host))
+    };
+    origins.iter().any(|allowed| allowed == origin || allowed == "*")
+        || is_local && is_of_this_machine()
+}
+
+/// Returns the host of a `Host` header without its port.
+fn without_port(host: &str) -> &str {
+    match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),
-    };
+    }
+}
+
+/// Returns true if a `Host` header names this machine, with or without a port.
+fn names_this_machine(host: &str) -> bool {
+    let name = without_port(host);
     let name = name.trim_end_matches('.').to_ascii_lowercase();
     name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok()
 }
@@ -208,7 +225,19 @@ mod tests {
         }
         let evil = ("origin", "https://example.com");
         assert_eq!(status(&local, "/", &[evil]), Some(403));
-        assert_eq!(status(&local, "/", &[("origin", "http://localhost:8080")]), None);
+        for own in [
+            "http://localhost:8080",
+            "http://localhost:3000",
+            "https://localhost",
+            "http://127.0.0.1:5173",
+            "http://[::1]:1",
+        ] {
+            assert_eq!(status(&local, "/", &[("origin", own)]), None, "{own}");
+        }
+        for other in ["http://192.168.1.2:3000", "http://localhost.example.com", "ftp://localhost"]
+        {
+            assert_eq!(status(&local, "/", &[("origin", other)]), Some(403), "{other}");
+        }
         assert_eq!(status(&local, "/", &[("origin", "null")]), Some(403));
         let open = Rules { origins: vec!["https://example.com".into()], ..local };
         assert_eq!(status(&open, "/", &[evil]), None);

@@ -11,11 +11,11 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use forebay_engine::engine::Request;
 use forebay_requests::embed::{PoolingName, Texts};
+use forebay_requests::fields::{EMBEDDINGS, OLLAMA_EMBED};
 use forebay_requests::{Ticket, embed};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
-use utoipa::ToSchema;
 
 use crate::access_log;
 use crate::app::{self, App};
@@ -28,10 +28,9 @@ use crate::{ollama, openai};
 /// Most texts of a request, as in OpenAI's interface.
 const TEXTS_MOST: usize = 2048;
 
-#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[schema(as = EmbeddingEncoding)]
-pub enum Encoding {
+enum Encoding {
     #[default]
     Float,
     Base64,
@@ -53,9 +52,9 @@ struct Embeddings {
     tokens: usize,
 }
 
-#[derive(Deserialize, ToSchema)]
-#[schema(as = EmbeddingsRequest)]
-pub struct Body {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
     model: Option<String>,
     input: Texts,
     #[serde(default)]
@@ -70,7 +69,7 @@ pub async fn openai(
     State(app): State<Arc<App>>,
     Received(body): Received,
 ) -> Result<Json<Value>, openai::Failure> {
-    let body = app::work(move || read(&body)).await?;
+    let body = app::work(move || read(&EMBEDDINGS, &body)).await?;
     Ok(Json(embeddings_of(&app, body, 0).await?))
 }
 
@@ -79,9 +78,7 @@ pub async fn openai(
 /// # Errors
 /// Returns an error if the request is wrong or fails.
 pub async fn answer(app: &Arc<App>, body: Value, priority: i32) -> Result<Value, ApiError> {
-    let body = Body::deserialize(body)
-        .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))?;
-    embeddings_of(app, body, priority).await
+    embeddings_of(app, EMBEDDINGS.read(body)?, priority).await
 }
 
 async fn embeddings_of(app: &Arc<App>, body: Body, priority: i32) -> Result<Value, ApiError> {
@@ -109,9 +106,9 @@ async fn embeddings_of(app: &Arc<App>, body: Body, priority: i32) -> Result<Valu
     }))
 }
 
-#[derive(Deserialize, ToSchema)]
-#[schema(as = OllamaEmbedRequest)]
-pub struct OllamaBody {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OllamaBody {
     model: Option<String>,
     input: Option<Texts>,
     /// The text of `/api/embeddings`, the older endpoint.
@@ -146,7 +143,7 @@ pub async fn ollama_older(
 }
 
 async fn of_ollama(app: Arc<App>, body: Bytes) -> Result<(Lease, Embeddings), ApiError> {
-    let body: OllamaBody = app::work(move || read(&body)).await?;
+    let body: OllamaBody = app::work(move || read(&OLLAMA_EMBED, &body)).await?;
     let texts = body.input.or(body.prompt.map(Texts::One));
     let texts = texts.ok_or_else(|| ApiError::bad("input is missing"))?;
     let keep_alive = ollama::keep_alive(body.keep_alive.as_ref())?;
@@ -193,7 +190,7 @@ async fn compute(lease: &Lease, wanted: Wanted) -> Result<Embeddings, ApiError> 
 }
 
 fn check_count(texts: usize) -> Result<(), ApiError> {
-    let refuse = |why: &str| Err(ApiError { param: Some("input"), ..ApiError::bad(why) });
+    let refuse = |why: &str| Err(ApiError { param: Some("input".into()), ..ApiError::bad(why) });
     match texts {
         0 => refuse("input has no text"),
         count if count > TEXTS_MOST => refuse("input has more than 2048 texts"),

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::Response;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
@@ -20,6 +20,11 @@ use crate::app::App;
 use crate::stream;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The same as Anthropic's libraries name it.
+const SHORT_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+/// Seconds after which a client should try again if too many requests wait, and if the server or a model is not ready.
+const QUEUE_AGAIN: &str = "1";
+const READY_AGAIN: &str = "2";
 /// Most bytes of an id that a client chooses.
 const ID_BYTES_MOST: usize = 128;
 /// Most characters of a path in the log.
@@ -56,7 +61,8 @@ pub async fn log(State(logging): State<Arc<Logging>>, request: Request, next: Ne
     };
     let answered = access_log::with_note(record.note.clone(), next.run(request));
     let mut response = answered.await;
-    let status = response.status().as_u16();
+    let response_status = response.status();
+    let status = response_status.as_u16();
     record.status = Some(status);
     logging.app.models.note_response(status);
     tracing::info!(
@@ -69,7 +75,16 @@ pub async fn log(State(logging): State<Arc<Logging>>, request: Request, next: Ne
     );
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id) {
+        headers.insert(SHORT_REQUEST_ID, id.clone());
         headers.insert(REQUEST_ID, id);
+    }
+    let again = match response_status {
+        StatusCode::TOO_MANY_REQUESTS => Some(QUEUE_AGAIN),
+        StatusCode::SERVICE_UNAVAILABLE => Some(READY_AGAIN),
+        _ => None,
+    };
+    if let Some(seconds) = again {
+        headers.entry(header::RETRY_AFTER).or_insert(HeaderValue::from_static(seconds));
     }
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     match record.log {

@@ -1,39 +1,41 @@
 //! Listens, and routes requests to their handlers.
 
-use std::net::SocketAddr;
+use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{delete, get, post};
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use crate::access::{self, Keys, Rules};
 use crate::access_log::AccessLog;
 use crate::app::App;
+use crate::body::BodyLimit;
 use crate::error::ApiError;
 use crate::files::{self, FilesOptions};
+use crate::half_close::{Answered, Exchange, Patient};
 use crate::large::{self, Cleaner, LargeRequests};
 use crate::models::Models;
 use crate::request_log::{self, Logging, Remote};
 use crate::routes::Routes;
+use crate::sockets::{Address, Socket};
 use crate::{
-    ServeError, anthropic, batches, embeddings, infill, live, ollama, openai, openapi, operations,
-    page, plan, responses,
+    ServeError, anthropic, batches, embeddings, live, llama_cpp, ollama, openai, openapi,
+    operations, page, paths, plan, responses,
 };
 
 /// Most connections at a time. Others wait until one ends.
@@ -50,7 +52,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Options of a server.
 #[derive(Clone)]
 pub struct ServerOptions {
-    pub address: SocketAddr,
+    pub address: Address,
     /// Keys with which clients may use the server; none lets everybody.
     pub keys: Keys,
     /// True to listen beyond this machine without keys.
@@ -73,8 +75,8 @@ pub struct ServerOptions {
 /// A server that has its address but does not answer yet.
 pub struct Listener {
     runtime: Runtime,
-    listener: TcpListener,
-    address: SocketAddr,
+    socket: Socket,
+    address: Address,
     options: ServerOptions,
 }
 
@@ -87,11 +89,11 @@ impl Listener {
     /// # Errors
     /// Returns an error if another program has the address, or if other machines could use the server without a key.
     pub fn bind(options: ServerOptions) -> Result<Listener, ServeError> {
-        let address = options.address;
-        if !address.ip().is_loopback() && options.keys.is_empty() && !options.insecure {
+        let address = options.address.clone();
+        if !address.is_local() && options.keys.is_empty() && !options.insecure {
             return Err(ServeError::Open { address });
         }
-        drop(cors(&options.origins)?);
+        drop(cors(&options.origins, address.is_local())?);
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
             .max_blocking_threads(PREPARING_MOST)
@@ -99,15 +101,15 @@ impl Listener {
             .enable_io()
             .enable_time()
             .build()?;
-        let listen = |source| ServeError::Listen { address, source };
-        let listener = runtime.block_on(TcpListener::bind(address)).map_err(listen)?;
-        let address = listener.local_addr().map_err(listen)?;
-        Ok(Listener { runtime, listener, address, options })
+        let listen = |source| ServeError::Listen { address: address.clone(), source };
+        let socket = runtime.block_on(Socket::bind(&address)).map_err(listen)?;
+        let address = socket.address().map_err(listen)?;
+        Ok(Listener { runtime, socket, address, options })
     }
 
     /// Returns the address, with the port that the system chose if it was 0.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn address(&self) -> &Address {
+        &self.address
     }
 
     /// Answers requests until `stops` returns true and all running requests have ended.
@@ -115,11 +117,12 @@ impl Listener {
     /// # Errors
     /// Returns an error if the server cannot be set up.
     pub fn serve(self, models: Models, mut stops: impl FnMut() -> bool) -> Result<(), ServeError> {
-        let Listener { runtime, listener, options, .. } = self;
+        let Listener { runtime, socket, options, .. } = self;
         let rules = Arc::new(Rules {
             keys: options.keys.clone(),
             origins: options.origins.clone(),
-            is_local: options.address.ip().is_loopback(),
+            // No web page can connect to a Unix socket.
+            is_local: matches!(&options.address, Address::Tcp(address) if address.ip().is_loopback()),
             shares_prefixes: options.shares_prefixes,
         });
         let app = Arc::new(App::new(models, options.files.clone(), options.ping, rules));
@@ -128,7 +131,7 @@ impl Listener {
         let router = router(app.clone(), &options)?.layer(from_fn_with_state(large, large::note));
         let batches = runtime.spawn(batches::run(app.clone()));
         runtime.block_on(async {
-            accept(&listener, router, &mut stops).await;
+            accept(&socket, router, &mut stops).await;
             // What is unfinished goes on at the next start.
             batches.abort();
             let _ = batches.await;
@@ -141,7 +144,7 @@ impl Listener {
 }
 
 /// Accepts connections until `stops` returns true, then waits for those that have an unfinished request.
-async fn accept(listener: &TcpListener, router: Router, stops: &mut dyn FnMut() -> bool) {
+async fn accept(socket: &Socket, router: Router, stops: &mut dyn FnMut() -> bool) {
     let mut connection = http1::Builder::new();
     connection.timer(TokioTimer::new()).header_read_timeout(CLIENT_TIME);
     let graceful = GracefulShutdown::new();
@@ -157,7 +160,7 @@ async fn accept(listener: &TcpListener, router: Router, stops: &mut dyn FnMut() 
             },
         };
         let stream = tokio::select! {
-            accepted = listener.accept() => accepted,
+            accepted = socket.accept() => accepted,
             _ = look.tick() => {
                 next = Some(place);
                 continue;
@@ -172,14 +175,22 @@ async fn accept(listener: &TcpListener, router: Router, stops: &mut dyn FnMut() 
                 continue;
             }
         };
-        // Tokens are small, and each should arrive at once.
-        let _ = stream.set_nodelay(true);
+        let exchange = Arc::new(Exchange::default());
+        let stream = TokioIo::new(Patient::new(stream, exchange.clone()));
         let router = TowerToHyperService::new(router.clone());
         let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-            request.extensions_mut().insert(Remote(remote));
-            router.call(request)
+            let answering = exchange.begin(request.version());
+            if let Some(remote) = remote {
+                request.extensions_mut().insert(Remote(remote));
+            }
+            paths::make_canonical(request.uri_mut());
+            let answer = router.call(request);
+            async move {
+                let answer = answer.await?;
+                Ok::<_, Infallible>(answer.map(|body| Answered::new(body, answering)))
+            }
         });
-        let served = graceful.watch(connection.serve_connection(TokioIo::new(stream), service));
+        let served = graceful.watch(connection.serve_connection(stream, service));
         tokio::spawn(async move {
             if let Err(error) = served.await {
                 tracing::debug!("a connection ended: {error}");
@@ -209,7 +220,9 @@ pub fn routes() -> Routes {
         .route("/v1/models/{*model}", get(openai::model))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completions))
-        .route("/infill", post(infill::infill))
+        .route("/props", get(operations::props))
+        .route("/completion", post(llama_cpp::completion))
+        .route("/infill", post(llama_cpp::infill))
         .route("/rerank", post(operations::rerank))
         .route("/v1/rerank", post(operations::rerank))
         .route("/v1/embeddings", post(embeddings::openai))
@@ -220,6 +233,8 @@ pub fn routes() -> Routes {
         .route("/v1/batches/{id}", get(batches::get))
         .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items_of))
         .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
@@ -246,10 +261,11 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .with_state(app.clone())
+        .layer(Extension(BodyLimit(options.body_bytes)))
         .layer(DefaultBodyLimit::max(options.body_bytes))
         .layer(RequestBodyTimeoutLayer::new(CLIENT_TIME))
         .layer(from_fn_with_state(app.rules.clone(), access::check))
-        .layer(cors(&options.origins)?)
+        .layer(cors(&options.origins, options.address.is_local())?)
         .layer(CatchPanicLayer::new())
         .layer(from_fn_with_state(Arc::new(logging), request_log::log));
     Ok(router)
@@ -266,17 +282,24 @@ async fn wrong_method(request: Request) -> Response {
     access::refused(path, ApiError::new(StatusCode::METHOD_NOT_ALLOWED, why))
 }
 
-/// Returns which web pages may read answers.
-fn cors(origins: &[String]) -> Result<CorsLayer, ServeError> {
-    let mut allowed = Vec::new();
+/// Returns which web pages may read answers: those of `origins`, and for a local server those of this machine.
+fn cors(origins: &[String], is_local: bool) -> Result<CorsLayer, ServeError> {
     for origin in origins {
-        let value = HeaderValue::from_str(origin).ok();
-        let value = value.filter(|_| origin == "*" || origin.contains("://"));
-        allowed.push(value.ok_or_else(|| ServeError::Origin { origin: origin.clone() })?);
+        let is_header = HeaderValue::from_str(origin).is_ok();
+        if !is_header || origin != "*" && !origin.contains("://") {
+            return Err(ServeError::Origin { origin: origin.clone() });
+        }
     }
-    let layer = CorsLayer::new().allow_methods(Any).allow_headers(Any);
-    Ok(match origins.iter().any(|origin| origin == "*") {
-        true => layer.allow_origin(Any),
-        false => layer.allow_origin(AllowOrigin::list(allowed)),
-    })
+    // A star would not allow the header Authorization.
+    let layer = CorsLayer::new()
+        .allow_methods(Any)
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(Any);
+    if origins.iter().any(|origin| origin == "*") {
+        return Ok(layer.allow_origin(Any));
+    }
+    let origins = origins.to_vec();
+    Ok(layer.allow_origin(AllowOrigin::predicate(move |origin, _| {
+        origin.to_str().is_ok_and(|origin| access::allows_origin(&origins, is_local, origin))
+    })))
 }

@@ -4,7 +4,6 @@ mod access_log;
 mod library;
 mod loader;
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -78,16 +77,13 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
     };
     let models = Models::new(served.clone(), loader.clone(), options)?;
     let loaded = load_named(&served.named, &loader, &models)?;
-    let address = listener.address();
+    let address = listener.address().url();
     match (served.list().as_slice(), loaded.as_slice()) {
         ([only], [(_, parallel)]) => {
-            output::tell!(
-                "{} answers at http://{address}, {parallel} requests at a time",
-                only.name
-            );
+            output::tell!("{} answers at {address}, {parallel} requests at a time", only.name);
         }
         (all, loaded) => output::tell!(
-            "forebay answers at http://{address}, with {} models, of which {} are loaded{}",
+            "forebay answers at {address}, with {} models, of which {} are loaded{}",
             all.len(),
             loaded.len(),
             loaded.iter().map(|(name, _)| format!(" {name}")).collect::<String>()
@@ -144,7 +140,7 @@ fn server_options(args: &ServeArgs) -> Outcome<ServerOptions> {
         }
     };
     Ok(ServerOptions {
-        address: SocketAddr::new(args.listen.host, args.listen.port),
+        address: args.listen.address(),
         keys,
         insecure: args.listen.insecure,
         shares_prefixes: args.share_prefixes == SharePrefixes::All,
