@@ -117,20 +117,25 @@ with tempfile.TemporaryDirectory(dir=pathlib.Path.home()) as folder:
     try:
         address = next(found[1] for line in server.stderr if (found := re.search(r"answers at http://([^,\s]+)", line)))
         pathlib.Path(folder, "config.toml").write_text(CONFIG.format(address=address))
+        alone = os.path.join(folder, "alone")
+        os.mkdir(alone)
         sessions = {
             "codex": (["exec", "--skip-git-repo-check", "--json", "Say hello"], {"CODEX_HOME": folder}),
+            # Codex's own local mode asks for Ollama's version and list of models first.
+            "codex --oss": (["exec", "--oss", "--local-provider", "ollama", "-m", "tiny", "--skip-git-repo-check", "--json", "Say hello"], {
+                "CODEX_HOME": alone, "CODEX_OSS_BASE_URL": f"http://{address}/v1"}),
             "claude": (["-p", "Say hello", "--output-format", "json"], {
                 "ANTHROPIC_BASE_URL": f"http://{address}", "ANTHROPIC_API_KEY": "none", "ANTHROPIC_MODEL": "tiny",
                 "ANTHROPIC_SMALL_FAST_MODEL": "tiny", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "HOME": folder}),
         }
         for name, (options, environment) in sessions.items():
-            path = program(name)
+            path = program(name.split()[0])
             if path is None:
                 print(f"SKIPPED {name}: the program is not installed")
                 continue
             result = run([path, *options], folder, environment)
             lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
-            if name == "codex":
+            if name.startswith("codex"):
                 fine = any(line.get("type") == "turn.completed" for line in lines)
                 fine = fine and not any(line.get("type") in ("error", "turn.failed") for line in lines)
                 shown = lines[-1] if lines else result.stderr[-500:]

@@ -12,6 +12,8 @@ import { mkdirSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
+import { checkChats } from "./page-chats.mjs";
+
 const require = createRequire(process.env.NODE_PATH ? `${process.env.NODE_PATH}/` : import.meta.url);
 const { chromium } = require("playwright-core");
 
@@ -157,11 +159,13 @@ await check("a wrong setting is refused in the page", async () => {
   await page.keyboard.press("Enter");
   const open = await page.locator("#settings").evaluate((node) => node.open);
   await set(page, "temperature", "");
+  await page.locator("#settings summary").click();
   return open && (await page.locator("#send").isVisible());
 });
-await check("New chat empties the conversation", async () => {
-  await page.getByRole("button", { name: "New chat" }).click();
+await check("New chat keeps the old one in the list", async () => {
+  await page.locator("#new-chat").click();
   await page.locator(".empty").waitFor();
+  return (await page.locator("#chats button").count()) === 1;
 });
 await check("system prompt and sampling are sent", async () => {
   await set(page, "system", "Be brief.");
@@ -282,6 +286,7 @@ await check("a refused request is told in words", async () => {
   await full.locator(".failure", { hasText: "the queue is full" }).waitFor();
   await full.context().close();
 });
+await checkChats({ browser, address, check, pictures, complaints });
 // The browser itself writes a line for each refused request.
 const unexpected = complaints.filter((text) => !text.includes("429"));
 await check("the browser complains about nothing", () => unexpected.length === 0 || Promise.reject(new Error(unexpected.join("; "))));

@@ -6,7 +6,8 @@
 Starts its own servers on free ports of 127.0.0.1, with the demo model and the tiny models of bench/client-models.py, and a hub for
 pulls. Sends N malformed requests (10,000 unless given), then holds connections open, sends huge bodies, cuts streams, tries wrong keys,
 paths and names, smuggles requests, asks for costly grammars, and kills a pull. Another process asks for /health meanwhile; the table
-shows its times for each attack. Needs no packages. Takes about ten minutes. Exit status 1 if something was found.
+shows its times for each attack. Then one of two keys attacks, and a second table shows how much longer the other one's requests take
+(`--only neighbours` is this part alone). Needs no packages. Takes about ten minutes. Exit status 1 if something was found.
 """
 
 import argparse
@@ -733,6 +734,143 @@ def kill_in_pull(folder, environment):
     server.stop()
 
 
+class Attacker:
+    """Attacks with one key from several threads until it is told to stop. Dropped connections end its requests."""
+
+    def __init__(self, server, key, once, threads):
+        self.server, self.key, self.once, self.stops = server, key, once, threading.Event()
+        self.statuses, self.open = {}, []
+        self.threads = [threading.Thread(target=self.run, daemon=True) for _ in range(threads)]
+        for thread in self.threads:
+            thread.start()
+
+    def run(self):
+        while not self.stops.is_set():
+            try:
+                status = self.once(self)
+            except OSError as error:
+                status = type(error).__name__
+            self.statuses[status] = self.statuses.get(status, 0) + 1
+            self.stops.wait(0.01)
+
+    def ask(self, method, path, body=b"", headers=()):
+        return self.server.ask(method, path, body, [f"X-Api-Key: {self.key}", *headers], 60)[0]
+
+    def begin(self, path, body, length=None):
+        """Sends a request whose answer is not read, and keeps the connection."""
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        connection = self.server.connect(60)
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {self.key}\r\nContent-Length: {length or len(data)}\r\n\r\n"
+        connection.sendall(head.encode() + data)
+        self.keep(connection)
+        return "kept"
+
+    def keep(self, connection, most=400):
+        self.open.append(connection)
+        while len(self.open) > most:
+            self.open.pop(0).close()
+
+    def end(self):
+        self.stops.set()
+        for thread in self.threads:
+            thread.join(90)
+        for connection in self.open:
+            connection.close()
+        return ", ".join(f"{count} x {status}" for status, count in sorted(self.statuses.items(), key=str))
+
+
+def form(content):
+    part = lambda name, more, data: f'--B\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode() + data + b"\r\n"
+    return part("purpose", "", b"batch") + part("file", '; filename="f"', content) + b"--B--\r\n"
+
+
+FORM = "Content-Type: multipart/form-data; boundary=B"
+LINE = json.dumps({"custom_id": "x", "method": "POST", "url": "/v1/completions",
+                   "body": {"model": "demo", "prompt": "Once", "max_tokens": 200, "ignore_eos": True}}).encode() + b"\n"
+
+
+def neighbours(demo, place):
+    """Attacks with one key, and measures the requests of another one, in turn with times at rest."""
+    if arguments.only and "neighbours" not in arguments.only:
+        return
+    (place / "two-keys").write_text("attacker-0123456789\nneighbour-0123456789\n")
+    server = Server(str(demo), "--name", "demo", "--api-key-file", str(place / "two-keys"), "--files", str(place / "files"),
+                    "--files-size", "64MiB", "--queue", "256")
+    attacker, neighbour = "attacker-0123456789", ["X-Api-Key: neighbour-0123456789"]
+    plain = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
+    expected = json.loads(server.ask("POST", "/v1/completions", plain, neighbour)[1])["choices"][0]["text"]
+    status, file = server.ask("POST", "/v1/files", form(LINE), [*neighbour, FORM])
+    if status != 200:
+        raise SystemExit(f"the file is refused: {file}")
+    file = json.loads(file)["id"]
+
+    def health():
+        return server.ask("GET", "/health")[0] == 200
+
+    def models():
+        return server.ask("GET", "/v1/models", headers=neighbour)[0] == 200
+
+    def answer():
+        status, body = server.ask("POST", "/v1/completions", plain, neighbour)
+        return status == 200 and json.loads(body)["choices"][0]["text"] == expected
+
+    def data():
+        return server.ask("GET", f"/v1/files/{file}/content", headers=neighbour) == (200, LINE)
+
+    def measure(rounds=40):
+        times = {ask: [] for ask in (health, models, answer, data)}
+        for _ in range(rounds):
+            for ask, own in times.items():
+                began = time.perf_counter()
+                if not ask():
+                    report(f"neighbours: {ask.__name__} is wrong")
+                own.append(time.perf_counter() - began)
+        return {ask.__name__: statistics.median(own) for ask, own in times.items()}
+
+    def batches(own):
+        status, made = server.ask("POST", "/v1/files", form(LINE * 200), [f"X-Api-Key: {attacker}", FORM])
+        if status == 200:
+            own.file = json.loads(made)["id"]
+        body = {"input_file_id": own.file, "endpoint": "/v1/completions", "completion_window": "24h"}
+        return own.ask("POST", "/v1/batches", body)
+
+    def silent(own):
+        own.keep(server.connect(60), 1500)
+        return "kept"
+
+    long = {**plain, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    attacks = [
+        ("files", 4, lambda own: own.ask("POST", "/v1/files", form(b"x" * MIB), [FORM])),
+        ("batches", 2, batches),
+        ("grammars", 8, lambda own: own.ask("POST", "/v1/completions", {**plain, "guided_regex": "(ab)?" * 12000})),
+        ("schemas", 8, lambda own: own.ask("POST", "/v1/completions", {**plain, "guided_json": {"enum": list(range(30000))}})),
+        ("queue", 8, lambda own: own.ask("POST", "/v1/completions", {**long, "stream": False})),
+        ("long prompts", 8, lambda own: own.ask("POST", "/v1/completions", {**plain, "prompt": [9] * 240})),
+        ("answers that nobody reads", 4, lambda own: own.begin("/v1/completions", long)),
+        ("bodies that do not end", 4, lambda own: own.begin("/v1/completions", b"{" * MIB, 30 * MIB)),
+        ("silent connections", 8, silent),
+        ("lists", 8, lambda own: own.ask("GET", "/v1/models")),
+    ]
+    table = []
+    for name, threads, once in attacks:
+        print(f"neighbours: {name} ...", flush=True)
+        rest = measure()
+        own = Attacker(server, attacker, once, threads)
+        time.sleep(3)
+        under = measure()
+        note = own.end()
+        table.append((name, rest, under, note))
+        idle(server, neighbour)
+    if "panicked" in server.text() or server.stop() != 0:
+        report("the server of the neighbours: " + server.text()[-600:])
+    kinds = list(table[0][1])
+    print("\n| attack |" + "".join(f" {kind}: rest, ms | attacked, ms | ratio |" for kind in kinds) + " attacker's answers |")
+    print("| --- |" + " --- |" * (3 * len(kinds) + 1))
+    for name, rest, under, note in table:
+        cells = "".join(f" {1e3 * rest[kind]:.1f} | {1e3 * under[kind]:.1f} | {under[kind] / rest[kind]:.1f} |" for kind in kinds)
+        print(f"| {name} |{cells} {note} |")
+
+
 def main():
     place = pathlib.Path(tempfile.mkdtemp())
     folder = place / "models"
@@ -772,6 +910,7 @@ def main():
         if (status := server.stop()) != 0:
             report(f"the server ends with status {status}")
         kill_in_pull(folder, environment)
+        neighbours(demo, place)
         server = Server(str(demo), "--name", "demo", "--api-key-file", str(place / "keys"))
         attack("keys", server, lambda: keys(server, key))
         attack("smuggle", server, lambda: smuggle(server, key))

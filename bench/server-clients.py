@@ -46,6 +46,8 @@ CALLED = [*MESSAGES,
           {"role": "assistant", "content": None,
            "tool_calls": [{"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"legs": 3}'}}]},
           {"role": "tool", "tool_call_id": "a", "content": "a stool"}]
+LONG = {"type": "object", "properties": {"content": {"type": "string", "minLength": 80, "maxLength": 90}}, "required": ["content"]}
+BEGUN = [*MESSAGES, {"role": "assistant", "content": "The colour is"}]
 FORM = {"type": "json_schema", "json_schema": {"name": "fox", "schema": SCHEMA, "strict": True}}
 results = {}
 
@@ -162,6 +164,19 @@ def check_openai(model, _tools):
         calls = [item for item in answer.output if item.type == "function_call"]
         return len(calls) > 0 and all(call.name == "look" and legs(call.arguments) for call in calls)
 
+    def called_in_pieces():
+        write = [{"type": "function", "function": {"name": "write", "parameters": LONG}}]
+        parts = chat(**{**must, "tools": write, "max_tokens": 600, "stream": True})
+        calls = [call for part in parts for choice in part.choices for call in choice.delta.tool_calls or []]
+        pieces = [call.function.arguments for call in calls if call.function.arguments]
+        return len(pieces) > 3 and len(json.loads("".join(pieces))["content"]) >= 80
+
+    def continued():
+        new = chat(messages=BEGUN, extra_body={"add_generation_prompt": True})
+        return chat(messages=BEGUN).usage.prompt_tokens != new.usage.prompt_tokens
+
+    check("openai", model, "tools, arguments in pieces", called_in_pieces)
+    check("openai", model, "continued message", continued)
     check("openai", model, "tools", called)
     check("openai", model, "tools, streamed", called_streamed)
     check("openai", model, "response, tools", lambda: response_called(False))
@@ -241,6 +256,15 @@ def check_anthropic(model, _tools):
             assert "input_json" in kinds, kinds
             return is_call(stream.get_final_message())
 
+    def called_in_pieces():
+        write = {**must, "tools": [{"name": "write", "input_schema": LONG}], "max_tokens": 600}
+        with client.messages.stream(model=model, messages=MESSAGES, **write) as stream:
+            pieces = [event.partial_json for event in stream if event.type == "input_json"]
+            [call] = [block for block in stream.get_final_message().content if block.type == "tool_use"]
+        return len(pieces) > 3 and len(call.input["content"]) >= 80
+
+    check("anthropic", model, "tools, arguments in pieces", called_in_pieces)
+    check("anthropic", model, "continued message", lambda: message(messages=BEGUN).usage.output_tokens)
     check("anthropic", model, "tools", lambda: is_call(message(**must)))
     check("anthropic", model, "tools, streamed", called_streamed)
 

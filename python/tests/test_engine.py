@@ -482,7 +482,7 @@ def test_an_assessment_and_replays_of_its_routing(tmp_path):
     assert numpy.all(replayed.misses[2] <= replayed.misses[0])
     assert numpy.all(numpy.diff(replayed.hit_rate[2][:3]) >= 0)
     per_token = replayed.misses / replayed.generated_tokens
-    assert numpy.array_equal(replayed.faulted_experts_per_token, per_token)
+    assert numpy.array_equal(replayed.generated_misses_per_token, per_token)
     both = [forebay.replay(trace, policies=["lru"], capacities=[0.5], phase=phase) for phase in ("prompt", "all")]
     assert both[0].hits + replayed.hits[1, 1] == both[1].hits
     # The same numbers as the command line.

@@ -93,9 +93,9 @@ def test_an_encrypted_folder_needs_its_key(tmp_path, caplog):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"kv_disk": "DIR", "kv_ram": 0}, "--kv-ram must not be 0"),
-        ({"kv_disk": "DIR", "kv_disk_type": "q8_0", "exact": True}, "--exact"),
-        ({"kv_disk": "DIR", "kv_disk_type": "q8_0", "kv_type": "q8_0"}, "--kv-type"),
+        ({"kv_disk": "DIR", "kv_ram": 0}, "^kv_ram must not be 0"),
+        ({"kv_disk": "DIR", "kv_disk_type": "q8_0", "exact": True}, r"\bexact\b"),
+        ({"kv_disk": "DIR", "kv_disk_type": "q8_0", "kv_type": "q8_0"}, "kv_type"),
         ({"kv_disk": "DIR", "kv_disk_type": "f32"}, "kv_disk_type.*as-cached"),
         ({"kv_disk": "DIR", "kv_disk_size": 0}, "kv_disk_size is 0"),
         ({"kv_disk_type": "q8_0"}, "kv_disk_type needs kv_disk"),

@@ -4,7 +4,9 @@ import json
 import logging
 import os
 import re
+import sys
 import threading
+import types
 
 import forebay
 import forebay.numpy
@@ -13,6 +15,8 @@ import pytest
 import safetensors
 import safetensors.numpy
 from conftest import BITS, fixtures, raw_bytes, write_safetensors
+from forebay._errors import in_arguments
+from forebay._load import bytes_of
 
 
 def folders():
@@ -315,3 +319,58 @@ def test_phases_of_a_load_reach_the_logger(random_file, caplog):
     phases = [record.message for record in caplog.records if record.levelname == "DEBUG"]
     assert any("open_files" in line for line in phases)
     assert any(re.search(r"fill\{bytes=\d+ .*time\.busy=[0-9.]+(ns|µs|ms|s)", line) for line in phases), phases
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("--kv-ram must not be 0", "kv_ram must not be 0"),
+        ("give --ctx 4096, or --ram 8GiB.", 'give context=4096, or ram="8GiB".'),
+        ("needs --mtp on: a model", "needs mtp=True: a model"),
+        ("(--device cuda:1)", '(device="cuda:1")'),
+        ("--ram 1.5GiB is", 'ram="1.5GiB" is'),
+        ("--ram is too small", "ram is too small"),
+        ("--no-cpu-experts prevents it", "cpu_experts=False prevents it"),
+        ("/tmp/a--b/model: no such file", "/tmp/a--b/model: no such file"),
+        ("a -- b --- c", "a -- b --- c"),
+    ],
+)
+def test_errors_name_arguments_and_not_options_of_the_command_line(words, told):
+    assert in_arguments(words) == told
+
+
+@pytest.mark.parametrize("size", ["8", " 8 ", "1.5", "-1", "GiB", "8 XiB", -1, True, None])
+def test_sizes_without_a_unit_are_refused(size):
+    with pytest.raises(forebay.OptionError, match="GiB|512MiB"):
+        bytes_of(size)
+
+
+def test_sizes():
+    assert [bytes_of(size) for size in (8, "0", "2GB", "1.5 KiB")] == [8, 0, 2_000_000_000, 1536]
+
+
+def test_a_bar_of_progress(monkeypatch, tmp_path):
+    model = folders()[0]
+    shown = []
+
+    class Bar:
+        def __init__(self, **options):
+            self.n, self.total = 0, None
+            shown.append(self)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *of):
+            self.closed = True
+
+        def update(self, more):
+            self.n += more
+
+    monkeypatch.setitem(sys.modules, "tqdm", types.ModuleType("tqdm"))
+    monkeypatch.setitem(sys.modules, "tqdm.auto", types.SimpleNamespace(tqdm=Bar))
+    assert forebay.load(model, progress=True, framework="raw")
+    assert shown[0].n == shown[0].total > 0 and shown[0].closed
+    monkeypatch.setitem(sys.modules, "tqdm.auto", None)
+    with pytest.raises(forebay.OptionError, match="pip install tqdm"):
+        forebay.load(model, progress=True, framework="raw")

@@ -1,5 +1,6 @@
 //! `cargo xtask` runs tasks of this repository that need more than a shell line.
 
+mod dist;
 mod emulate;
 mod ptx;
 mod tidy;
@@ -8,7 +9,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Every subcommand that the documentation may name.
-pub const COMMANDS: [&str; 3] = ["emulate", "ptx", "tidy"];
+pub const COMMANDS: [&str; 4] = ["dist", "emulate", "ptx", "tidy"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -17,11 +18,15 @@ fn main() -> ExitCode {
         None => ("", &[] as &[String]),
     };
     let outcome = match command {
+        "dist" => dist::run(&repository_root(), rest),
         "emulate" => emulate::run(&repository_root(), rest),
         "ptx" => ptx::run(&repository_root(), rest),
         "tidy" => tidy::run(&repository_root()),
         _ => {
             eprintln!("usage: cargo xtask <{}>", COMMANDS.join("|"));
+            eprintln!(
+                "  dist     make the files of a release for this machine (--help lists the options)"
+            );
             eprintln!("  emulate  run a command on an emulated GPU ([--out DIR] COMMAND...)");
             eprintln!("  ptx      compile the CUDA kernels (--check: compare only)");
             eprintln!(

@@ -53,6 +53,20 @@ impl<T: Deref<Target = Tokenizer> + Clone> AnswerStream<T> {
         self.output.filter.keep_stop();
     }
 
+    /// Continues `text`, with which the prompt ends. It is no part of the answer.
+    #[must_use]
+    pub fn with_continued(mut self, format: &Format, prompt: &str, text: &str) -> AnswerStream<T> {
+        self.parser = Parser::continuing(format, prompt, text);
+        self
+    }
+
+    /// Sends each tool call when it is complete. Otherwise the arguments are sent as they are generated.
+    #[must_use]
+    pub fn with_whole_calls(mut self) -> AnswerStream<T> {
+        self.parser = self.parser.with_whole_calls();
+        self
+    }
+
     /// Takes the next token, and sends the events that it completes to `sink`. Returns true if a stop text is complete. The
     /// answer ends there, and later tokens have no effect.
     pub fn push(&mut self, id: u32, sink: &mut dyn FnMut(Event<'_>)) -> bool {

@@ -3,7 +3,7 @@
 //! Templates differ in more than their marks. Some have no system message, some take one call in a message, some want ids of
 //! a certain form. A conversation that the template would refuse or shorten is changed so that nothing is lost.
 
-use forebay_text::ChatTemplate;
+use forebay_text::{ChatTemplate, ContentMarks};
 use serde_json::{Map, Value, json};
 
 use crate::ids::{self, Ids};
@@ -50,8 +50,14 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Finds out what a template needs. `syntax` is that of its tool calls.
-    pub fn of(template: &ChatTemplate, syntax: Option<ToolSyntax>, is_harmony: bool) -> Needs {
+    /// Finds out what a template needs. `syntax` is that of its tool calls. A template `for_tools` writes tools, calls and
+    /// results itself, in whatever form.
+    pub fn of(
+        template: &ChatTemplate,
+        syntax: Option<ToolSyntax>,
+        is_harmony: bool,
+        for_tools: bool,
+    ) -> Needs {
         let source = template.source();
         let gemma = matches!(syntax, Some(ToolSyntax::Gemma4 | ToolSyntax::FunctionGemma));
         let own = match syntax {
@@ -74,11 +80,11 @@ impl Needs {
             // The templates of Gemma write a text as it is, but the model's own form is not JSON.
             arguments_as_text: !gemma && probe::writes_arguments_verbatim(template),
             single_calls: probe::has_single_calls(template),
-            own_calls: syntax.is_some() || is_harmony,
+            own_calls: syntax.is_some() || is_harmony || for_tools,
             form_of_calls: match is_harmony || probe::describes_tools(template) && syntax.is_some()
             {
                 true => None,
-                false if tools_in_system => None,
+                false if tools_in_system || for_tools => None,
                 false => generic_tools::form(syntax),
             },
             responses_in_call: syntax == Some(ToolSyntax::Gemma4)
@@ -96,16 +102,22 @@ impl Needs {
         }
     }
 
-    /// Returns the messages and the tools as the template takes them. The template decides which past reasoning stays in
-    /// the prompt.
-    pub fn apply(&self, messages: &[Message], tools: Option<&Value>) -> (Value, Option<Value>) {
-        let mut all = messages.to_vec();
+    /// Returns the messages and the tools as the template takes them, with their text marked. The template decides which past
+    /// reasoning stays in the prompt.
+    pub fn apply(
+        &self,
+        messages: &[Message],
+        tools: Option<&Value>,
+        marks: &ContentMarks,
+    ) -> (Value, Option<Value>) {
+        let mut all: Vec<Message> = messages.iter().map(|message| marked(message, marks)).collect();
+        let tools = tools.map(|tools| marks.value(tools));
         if !self.has_developer {
             all.iter_mut().filter(|m| m.role == "developer").for_each(|m| m.role = "system".into());
         }
         join_instructions(&mut all);
         if !self.own_calls {
-            all = generic_tools::as_text(all);
+            all = generic_tools::as_text(all, marks);
         }
         if self.text_in_reasoning {
             text_in_reasoning(&mut all);
@@ -114,9 +126,10 @@ impl Needs {
             in_order_of_calls(&mut all);
         }
         if let Some(syntax) = self.calls_in_content {
-            text_calls::in_content(&mut all, syntax);
+            text_calls::in_content(&mut all, syntax, marks);
         }
-        let mut tools = tools.filter(|tools| tools.as_array().is_none_or(|list| !list.is_empty()));
+        let mut tools =
+            tools.as_ref().filter(|tools| tools.as_array().is_none_or(|list| !list.is_empty()));
         if let (Some(form), Some(described)) = (self.form_of_calls, tools) {
             generic_tools::describe(&mut all, described, form);
             tools = None;
@@ -128,7 +141,8 @@ impl Needs {
             all = system_in_user(all);
         }
         ids::complete(&mut all, self.ids, self.names);
-        let mut values: Vec<Value> = all.iter().map(|message| self.for_template(message)).collect();
+        let mut values: Vec<Value> =
+            all.iter().map(|message| self.for_template(message, marks)).collect();
         if self.responses_in_call {
             values = responses_in_call(values);
         }
@@ -139,7 +153,7 @@ impl Needs {
     }
 
     /// Returns a message with the fields that the template reads.
-    fn for_template(&self, message: &Message) -> Value {
+    fn for_template(&self, message: &Message, marks: &ContentMarks) -> Value {
         let mut value = message.to_json();
         let Some(object) = value.as_object_mut() else { return value };
         object.remove("reasoning_content");
@@ -149,7 +163,7 @@ impl Needs {
         if !self.arguments_as_text
             && let Some(Value::Array(calls)) = object.get_mut("tool_calls")
         {
-            calls.iter_mut().for_each(arguments_to_value);
+            calls.iter_mut().for_each(|call| arguments_to_value(call, marks));
         }
         value
     }
@@ -184,11 +198,29 @@ fn reads(source: &str, name: &str) -> bool {
 
 /// Replaces the text of a call's arguments by the JSON that it holds. Text that is not JSON, such as an answer that was
 /// cut, stays text.
-fn arguments_to_value(call: &mut Value) {
+fn arguments_to_value(call: &mut Value, marks: &ContentMarks) {
     let Some(arguments) = call.pointer_mut("/function/arguments") else { return };
     let parsed = arguments.as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
     if let Some(parsed) = parsed {
-        *arguments = parsed;
+        *arguments = marks.value_again(parsed);
+    }
+}
+
+/// Returns a message whose text cannot become control tokens. Its role is one of a few words.
+fn marked(message: &Message, marks: &ContentMarks) -> Message {
+    let optional = |text: &Option<String>| text.as_ref().map(|text| marks.text(text));
+    let call = |call: &ToolCall| ToolCall {
+        id: optional(&call.id),
+        name: marks.text(&call.name),
+        arguments: marks.json_text(&call.arguments),
+    };
+    Message {
+        role: message.role.clone(),
+        content: marks.text(&message.content),
+        reasoning: optional(&message.reasoning),
+        tool_calls: message.tool_calls.iter().map(call).collect(),
+        tool_call_id: optional(&message.tool_call_id),
+        name: optional(&message.name),
     }
 }
 

@@ -18,6 +18,16 @@ pub enum ChatError {
     #[error("{0}")]
     Think(String),
 
+    #[error(
+        "there is nothing to continue: the last message must be one of the assistant with text and without tool calls"
+    )]
+    NothingToContinue,
+
+    #[error(
+        "this model's chat template does not write the last message's text, so it cannot be continued"
+    )]
+    NotContinued,
+
     #[error("this model's chat template has no tool calls that could be required")]
     NoToolCalls,
 

@@ -2,9 +2,10 @@
 
 use std::str::FromStr;
 
-use forebay_text::{ChatTemplate, RenderInput, Tokenizer};
+use forebay_text::{ChatTemplate, ContentMarks, Prompt, RenderInput, Tokenizer};
 use serde_json::{Map, Value, json};
 
+use crate::continued::Open;
 use crate::conversation::Needs;
 use crate::offer::Offer;
 use crate::syntax::ThinkMarks;
@@ -18,6 +19,10 @@ pub struct Format {
     pub(crate) offer: Offer,
     needs: Needs,
     variables: Vec<String>,
+    /// Keep the text of messages apart from control tokens.
+    marks: ContentMarks,
+    /// Format of the template for requests with tools, if the model has one of its own for them.
+    with_tools: Option<Box<Format>>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -31,6 +36,18 @@ pub(crate) enum Kind {
     },
     /// gpt-oss: a header with role, recipient and channel before each part.
     Harmony,
+}
+
+/// Where a prompt ends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PromptEnd {
+    /// Where the answer begins, behind what the template writes before an answer.
+    #[default]
+    Answer,
+    /// Behind the text of the last message, which the answer continues.
+    Continued,
+    /// Behind the last message.
+    Nothing,
 }
 
 /// Amount of thinking that is requested from a model.
@@ -66,7 +83,8 @@ impl FromStr for Think {
 }
 
 impl Format {
-    /// Recognises a model's format from its chat template and vocabulary. Without a template, all text is content.
+    /// Recognises a model's format from its chat template and vocabulary. Without a template, all text is content. Without a
+    /// tokenizer, nothing keeps the text of messages from becoming control tokens.
     ///
     /// # Errors
     /// Returns an error if the template cannot be analysed.
@@ -75,6 +93,17 @@ impl Format {
         tokenizer: Option<&Tokenizer>,
     ) -> Result<Format, ChatError> {
         let Some(template) = template else { return Ok(Format::default()) };
+        let with_tools = template.of_tools().map(|own| Format::of(own, tokenizer, true));
+        let format = Format::of(template, tokenizer, false)?;
+        Ok(Format { with_tools: with_tools.transpose()?.map(Box::new), ..format })
+    }
+
+    /// Recognises the format of one template. `for_tools` is true for one that is only for requests with tools.
+    fn of(
+        template: &ChatTemplate,
+        tokenizer: Option<&Tokenizer>,
+        for_tools: bool,
+    ) -> Result<Format, ChatError> {
         let source = template.source();
         let token =
             |text: &str| tokenizer.is_some_and(|tokenizer| tokenizer.token_id(text).is_some());
@@ -90,9 +119,19 @@ impl Format {
         Ok(Format {
             kind,
             offer: Offer::Unknown,
-            needs: Needs::of(template, tools, kind == Kind::Harmony),
+            needs: Needs::of(template, tools, kind == Kind::Harmony, for_tools),
             variables: template.variables()?,
+            marks: tokenizer.map(ContentMarks::of).unwrap_or_default(),
+            with_tools: None,
         })
+    }
+
+    /// Returns the format of a model for which special tokens in the text of messages are special tokens. Whoever writes a
+    /// part of a message can then end it and begin another one.
+    #[must_use]
+    pub fn with_special_tokens_in_messages(self) -> Format {
+        let with_tools = self.with_tools.map(|own| Box::new(own.with_special_tokens_in_messages()));
+        Format { marks: ContentMarks::default(), with_tools, ..self }
     }
 
     /// Returns the format of answers to a request with these tools. Without tools, everything that looks like a call is
@@ -100,6 +139,9 @@ impl Format {
     /// [`render`](Format::render) describes to it.
     pub fn offering(&self, tools: Option<&Value>) -> Format {
         let offer = Offer::of(tools);
+        if let (Offer::Tools(_), Some(own)) = (&offer, &self.with_tools) {
+            return own.offering(tools);
+        }
         let kind = match (self.kind, &offer) {
             (Kind::Plain, Offer::Tools(_)) => {
                 Kind::Tagged { thinking: None, tools: Some(ToolSyntax::Json) }
@@ -182,7 +224,8 @@ impl Format {
     }
 
     /// Renders the prompt for a conversation. It ends where the model's answer begins. What the template cannot write
-    /// itself, such as tools or a system message, becomes text of another message.
+    /// itself, such as tools or a system message, becomes text of another message. The text of messages and tools cannot become
+    /// control tokens, unless the format allows it.
     ///
     /// # Errors
     /// Returns the errors of [`ChatTemplate::render`].
@@ -192,15 +235,51 @@ impl Format {
         messages: &[Message],
         tools: Option<&Value>,
         variables: &Map<String, Value>,
-    ) -> Result<String, ChatError> {
-        let (messages, tools) = self.needs.apply(messages, tools);
+    ) -> Result<Prompt, ChatError> {
+        self.render_to(PromptEnd::Answer, template, messages, tools, variables)
+    }
+
+    /// Renders the prompt for a conversation up to `end`.
+    ///
+    /// # Errors
+    /// Returns the errors of [`ChatTemplate::render`], and an error if the last message cannot be continued.
+    pub fn render_to(
+        &self,
+        end: PromptEnd,
+        template: &ChatTemplate,
+        messages: &[Message],
+        tools: Option<&Value>,
+        variables: &Map<String, Value>,
+    ) -> Result<Prompt, ChatError> {
+        let open = match end {
+            PromptEnd::Continued => Some(Open::of(messages, (tools, variables))?),
+            PromptEnd::Answer | PromptEnd::Nothing => None,
+        };
+        let messages = open.as_ref().map_or(messages, |open| &open.messages);
+        let (template, format) = match template.of_tools().filter(|_| offers(tools)) {
+            Some(own) => (own, self.with_tools.as_deref().unwrap_or(self)),
+            None => (template, self),
+        };
+        let (messages, tools) = format.needs.apply(messages, tools, &format.marks);
+        let variables = variables.iter();
+        let variables = variables.map(|(name, value)| (name.clone(), format.marks.value(value)));
         let input = RenderInput {
             messages,
             tools,
-            add_generation_prompt: true,
-            variables: variables.clone(),
+            add_generation_prompt: end == PromptEnd::Answer,
+            variables: variables.collect(),
             now: None,
         };
-        Ok(template.render(&input)?)
+        let rendered = template.render(&input)?;
+        let rendered = match open {
+            Some(open) => open.cut(rendered)?,
+            None => rendered,
+        };
+        Ok(format.marks.finish(rendered))
     }
+}
+
+/// Returns true if there is a tool in the list.
+fn offers(tools: Option<&Value>) -> bool {
+    tools.is_some_and(|tools| tools.as_array().is_none_or(|list| !list.is_empty()))
 }

@@ -1,6 +1,7 @@
 //! Tools for models whose chat template does not describe them. The system message describes them, and if the template has
 //! no calls either, the model writes them in the form of Hermes.
 
+use forebay_text::ContentMarks;
 use serde_json::{Value, json};
 
 use crate::{Message, ToolCall, ToolSyntax};
@@ -46,13 +47,14 @@ pub(crate) fn describe(messages: &mut Vec<Message>, tools: &Value, form: &str) {
 }
 
 /// Writes calls and results as text.
-pub(crate) fn as_text(messages: Vec<Message>) -> Vec<Message> {
+pub(crate) fn as_text(messages: Vec<Message>, marks: &ContentMarks) -> Vec<Message> {
     let mut all: Vec<Message> = Vec::with_capacity(messages.len() + 1);
     let mut behind_result = false;
     for mut message in messages {
         let is_result = message.role == "tool";
         for call in std::mem::take(&mut message.tool_calls) {
             let arguments = serde_json::from_str::<Value>(&call.arguments);
+            let arguments = arguments.map(|parsed| marks.value_again(parsed));
             let arguments = arguments.unwrap_or_else(|_| json!(call.arguments));
             let text = ToolCall::text_of(&json!({ "name": call.name, "arguments": arguments }));
             let gap = if message.content.is_empty() { "" } else { "\n" };
@@ -106,7 +108,7 @@ mod tests {
                 Message::new("user", "Now?"),
             ]
         };
-        let mut all = as_text(conversation());
+        let mut all = as_text(conversation(), &ContentMarks::default());
         describe(&mut all, &tools, HERMES);
         let roles: Vec<&str> = all.iter().map(|message| message.role.as_str()).collect();
         assert_eq!(roles, ["system", "user", "assistant", "user"]);

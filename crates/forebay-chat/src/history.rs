@@ -63,6 +63,17 @@ impl History {
         true
     }
 
+    /// Removes everything after the newest user message, so that it can be answered again. Returns false, and changes
+    /// nothing, if there is no such message or no answer.
+    pub fn drop_newest_answer(&mut self) -> bool {
+        let newest = self.messages.iter().rposition(|message| message.role == "user");
+        let Some(length) = newest.map(|at| at + 1).filter(|at| *at < self.messages.len()) else {
+            return false;
+        };
+        self.messages.truncate(length);
+        true
+    }
+
     /// Returns the conversation as a JSON object with `messages`, which `forebay render` accepts.
     pub fn to_json(&self) -> Value {
         json!({ "messages": self.messages.iter().map(Message::to_json).collect::<Vec<_>>() })
@@ -106,6 +117,17 @@ mod tests {
         assert!(plain.drop_oldest_turn() && plain.drop_oldest_turn() && !plain.drop_oldest_turn());
         assert_eq!(contents(&plain), "4");
         assert!(!History::default().drop_oldest_turn());
+    }
+
+    #[test]
+    fn the_newest_answer_leaves_with_its_tool_calls() {
+        let mut chat =
+            history(&["system", "user", "assistant", "user", "assistant", "tool", "assistant"]);
+        assert!(chat.drop_newest_answer());
+        assert_eq!(contents(&chat), "0123");
+        assert!(!chat.drop_newest_answer());
+        assert!(!history(&["system"]).drop_newest_answer());
+        assert!(!History::default().drop_newest_answer());
     }
 
     #[test]

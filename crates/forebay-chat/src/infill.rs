@@ -4,7 +4,7 @@
 //! the technical report of Qwen2.5-Coder for other files of a repository, and mistral-common for Mistral's order. The names of
 //! the repository and of the file are those of llama.cpp's server, so that prompts are the same.
 
-use forebay_text::{TextError, Tokenizer};
+use forebay_text::{ContentMarks, TextError, Tokenizer};
 
 /// Name of the repository, which requests do not give.
 const REPOSITORY: &str = "myproject\n";
@@ -40,19 +40,20 @@ pub struct ExtraText {
 /// Returns an error if a text is too long.
 pub fn infill_prompt(tokenizer: &Tokenizer, gap: &Gap) -> Result<Option<Vec<u32>>, TextError> {
     let Some(tokens) = tokenizer.infill() else { return Ok(None) };
-    let encode = |text: &str| tokenizer.encode(text, false, false);
+    let marks = ContentMarks::of(tokenizer);
+    let encode = |text: &str| encode_text(tokenizer, &marks, text);
     let mut own = match tokens.middle {
         Some(middle) => {
             let mut own = vec![tokens.prefix];
             own.extend(encode(&gap.prefix)?);
             own.push(tokens.suffix);
-            own.extend(encode_within(tokenizer, &gap.suffix)?);
+            own.extend(encode_within(tokenizer, &marks, &gap.suffix)?);
             own.push(middle);
             own
         }
         None => {
             let mut own = vec![tokens.suffix];
-            own.extend(encode_within(tokenizer, &gap.suffix)?);
+            own.extend(encode_within(tokenizer, &marks, &gap.suffix)?);
             own.push(tokens.prefix);
             own.extend(encode(&gap.prefix)?);
             own
@@ -91,14 +92,27 @@ pub fn infill_prompt(tokenizer: &Tokenizer, gap: &Gap) -> Result<Option<Vec<u32>
     Ok(Some(ids))
 }
 
+/// Encodes a text in which special tokens are text.
+fn encode_text(
+    tokenizer: &Tokenizer,
+    marks: &ContentMarks,
+    text: &str,
+) -> Result<Vec<u32>, TextError> {
+    tokenizer.encode_prompt(&marks.finish(marks.text(text)))
+}
+
 /// Encodes a text as it is within a longer one: without the space that some tokenizers put before a text.
-fn encode_within(tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, TextError> {
+fn encode_within(
+    tokenizer: &Tokenizer,
+    marks: &ContentMarks,
+    text: &str,
+) -> Result<Vec<u32>, TextError> {
     if tokenizer.adds_first_space() {
-        let mark = tokenizer.encode(MARK, false, false)?;
-        let marked = tokenizer.encode(&format!("{MARK}{text}"), false, false)?;
+        let mark = encode_text(tokenizer, marks, MARK)?;
+        let marked = encode_text(tokenizer, marks, &format!("{MARK}{text}"))?;
         if let Some(ids) = marked.strip_prefix(mark.as_slice()) {
             return Ok(ids.to_vec());
         }
     }
-    tokenizer.encode(text, false, false)
+    encode_text(tokenizer, marks, text)
 }

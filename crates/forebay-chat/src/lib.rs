@@ -12,6 +12,7 @@
 
 mod answer;
 mod calls;
+mod continued;
 mod conversation;
 mod error;
 mod format;
@@ -30,11 +31,12 @@ mod text_calls;
 
 pub use answer::AnswerStream;
 pub use calls::CallsWanted;
+pub use continued::continued_text;
 pub use error::ChatError;
-pub use format::{Format, Think};
+pub use format::{Format, PromptEnd, Think};
 pub use history::History;
 pub use infill::{ExtraText, Gap, infill_prompt};
 pub use message::{Message, ToolCall};
 pub use parser::{Event, Parser};
-pub use prompt::encode_prompt;
+pub use prompt::{encode_chat, encode_text};
 pub use syntax::{ListMarks, ToolSyntax};

@@ -1,12 +1,13 @@
 //! Calls in the text of a message, in the form of the family, for templates that describe tools but write no calls.
 
+use forebay_text::ContentMarks;
 use serde_json::{Value, json};
 
 use crate::{ListMarks, Message, ToolCall, ToolSyntax};
 
 /// Moves the calls of each message into its text. The results stay messages of their own. Syntaxes whose templates all write
 /// calls are not changed.
-pub(crate) fn in_content(messages: &mut [Message], syntax: ToolSyntax) {
+pub(crate) fn in_content(messages: &mut [Message], syntax: ToolSyntax, marks: &ContentMarks) {
     for message in messages {
         if message.tool_calls.is_empty() {
             continue;
@@ -14,12 +15,13 @@ pub(crate) fn in_content(messages: &mut [Message], syntax: ToolSyntax) {
         let calls = &message.tool_calls;
         let text = match syntax {
             ToolSyntax::Lfm2 => {
-                let calls: Vec<String> = calls.iter().map(python_call).collect();
+                let calls: Vec<String> =
+                    calls.iter().map(|call| python_call(call, marks)).collect();
                 format!("<|tool_call_start|>[{}]<|tool_call_end|>", calls.join(", "))
             }
             ToolSyntax::MarkedList(marks) => {
                 let [open, close] = marks.around();
-                let calls: Vec<String> = calls.iter().map(json_call).collect();
+                let calls: Vec<String> = calls.iter().map(|call| json_call(call, marks)).collect();
                 format!("{open}[{}]{close}", calls.join(", "))
             }
             _ => continue,
@@ -41,16 +43,17 @@ impl ListMarks {
 }
 
 /// Returns the arguments as JSON. Text that is not JSON, such as an answer that was cut, stays text.
-fn arguments(call: &ToolCall) -> Value {
-    serde_json::from_str(&call.arguments).unwrap_or_else(|_| json!(call.arguments))
+fn arguments(call: &ToolCall, marks: &ContentMarks) -> Value {
+    let parsed = serde_json::from_str(&call.arguments).map(|parsed| marks.value_again(parsed));
+    parsed.unwrap_or_else(|_| json!(call.arguments))
 }
 
-fn json_call(call: &ToolCall) -> String {
-    ToolCall::text_of(&json!({ "name": call.name, "arguments": arguments(call) }))
+fn json_call(call: &ToolCall, marks: &ContentMarks) -> String {
+    ToolCall::text_of(&json!({ "name": call.name, "arguments": arguments(call, marks) }))
 }
 
-fn python_call(call: &ToolCall) -> String {
-    let arguments = match arguments(call) {
+fn python_call(call: &ToolCall, marks: &ContentMarks) -> String {
+    let arguments = match arguments(call, marks) {
         Value::Object(arguments) => arguments,
         other => [("arguments".to_owned(), other)].into_iter().collect(),
     };
@@ -90,7 +93,7 @@ mod tests {
             Message { tool_calls, ..Message::new("assistant", "I look.") },
             Message::new("tool", "7"),
         ];
-        in_content(&mut all, syntax);
+        in_content(&mut all, syntax, &ContentMarks::default());
         assert!(all[1].tool_calls.is_empty() && all[2] == Message::new("tool", "7"));
         all[1].content.clone()
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use forebay_chat::{Format, Message};
-use forebay_text::ChatTemplate;
+use forebay_text::{ChatTemplate, Prompt};
 use serde_json::{Map, Value};
 
 fn folder() -> PathBuf {
@@ -40,6 +40,7 @@ fn prompts_are_those_of_the_reference() {
         let messages = Message::list_from_json(&case["messages"]).unwrap();
         let tools = Some(&case["tools"]).filter(|tools| !tools.is_null());
         let prompt = format.render(&template, &messages, tools, &variables);
+        let prompt = prompt.map(Prompt::into_text);
         // Tools that the template does not describe are in the system message.
         if tools.is_some() && !source.contains("tools") {
             let prompt = prompt.unwrap_or_else(|error| panic!("{name}, {title}: {error}"));

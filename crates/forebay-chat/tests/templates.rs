@@ -42,7 +42,8 @@ fn lead(
     let mut last = String::new();
     for (index, (user, generated)) in turns.iter().enumerate() {
         history.push(Message::new("user", *user));
-        let prompt = format.render(template, history.messages(), None, variables).unwrap();
+        let prompt =
+            format.render(template, history.messages(), None, variables).unwrap().into_text();
         // The system message, and alternating user and assistant messages.
         let input = RenderInput {
             messages: Value::Array(truth[..2 + 2 * index].to_vec()),
@@ -169,8 +170,9 @@ fn reasoning_stays_within_a_turn_of_tool_calls() {
     for ((template, generated), expected) in [qwen, oss].iter().zip(&generated).zip(&expected) {
         let format = Format::recognise(Some(template), None).unwrap();
         let mut messages = vec![Message::new("user", "Go")];
-        let render =
-            |messages: &[Message]| format.render(template, messages, None, &Map::new()).unwrap();
+        let render = |messages: &[Message]| {
+            format.render(template, messages, None, &Map::new()).unwrap().into_text()
+        };
         let message = answer(&format, &render(&messages), generated);
         messages.extend([message, Message::new("tool", "7")]);
         let prompt = render(&messages);
@@ -188,7 +190,7 @@ fn thinking_is_switched_by_the_variable_of_the_template() {
     let prompt = |template: &ChatTemplate, think| {
         let format = format(template);
         let variables = format.think(think).unwrap();
-        format.render(template, &[Message::new("user", "x")], None, &variables).unwrap()
+        format.render(template, &[Message::new("user", "x")], None, &variables).unwrap().into_text()
     };
     assert!(prompt(&qwen, Think::Off).ends_with("<think>\n\n</think>\n\n"));
     assert!(prompt(&qwen, Think::On).ends_with("assistant\n"));

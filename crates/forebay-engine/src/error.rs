@@ -7,7 +7,7 @@ use forebay_compute::ComputeError;
 use forebay_cuda::{CuFileError, CudaError};
 use forebay_format::{Catalog, FormatError};
 use forebay_model::ModelError;
-use forebay_store::{OutputError, ReadError, StoreError};
+use forebay_store::{OutputError, ReadError, StoreError, at_least, at_most};
 use forebay_stream::StreamError;
 use forebay_text::TextError;
 
@@ -29,6 +29,10 @@ pub enum EngineError {
     Stream(StreamError),
     #[error("{waiting} requests wait already, and no more may")]
     QueueFull { waiting: usize },
+    #[error(
+        "{waiting} of your requests wait already, and the other {left} places are for other callers"
+    )]
+    QueueShareFull { waiting: usize, left: usize },
     #[error(
         "a request with a grammar or for an embedding cannot be copied: its state has no form that could be written"
     )]
@@ -60,13 +64,18 @@ pub enum EngineError {
     )]
     NoCuda,
     #[error(
-        "all weights need {needed_bytes} bytes of memory, but {free_bytes} are free: end other \
-         programs, or run the model with a budget (forebay run --ram), which streams the rest"
+        "all weights need {} of memory, but {} are free: end other programs, or run the model with a \
+         budget (forebay run --ram), which streams the rest",
+        at_least(*needed_bytes),
+        at_most(*free_bytes)
     )]
     DoesNotFit { needed_bytes: u64, free_bytes: u64 },
     #[error(
-        "keys and values of {context} positions need {cache_bytes} bytes of RAM beside {weights_bytes} of weights, \
-         but {free_bytes} are free: give {}a smaller --ram, or end other programs",
+        "keys and values of {context} positions need {} of RAM beside {} of weights, but {} are free: give {}a smaller \
+         --ram, or end other programs",
+        at_least(*cache_bytes),
+        at_least(*weights_bytes),
+        at_most(*free_bytes),
         match largest_context {
             Some(positions) => format!("a --ctx of at most {positions}, a smaller --kv-type, "),
             None => String::new(),
@@ -81,14 +90,20 @@ pub enum EngineError {
         largest_context: Option<usize>,
     },
     #[error(
-        "all weights need {needed_bytes} bytes of device memory, but {free_bytes} of {total_bytes} are free on {gpu}: \
-         end other programs that use it, or load to host memory (--device cpu)"
+        "all weights need {} of device memory, but {} of {} are free on {gpu}: end other programs that use it, or load \
+         to host memory (--device cpu)",
+        at_least(*needed_bytes),
+        at_most(*free_bytes),
+        at_most(*total_bytes)
     )]
     DoesNotFitDevice { gpu: String, needed_bytes: u64, free_bytes: u64, total_bytes: u64 },
     #[error(
-        "all weights need {needed_bytes} bytes of device memory beside the {used_bytes} that are in use on {gpu} \
-         without them, so --vram must be at least {}; it is {budget_bytes}",
-        needed_bytes + used_bytes
+        "all weights need {} of device memory beside the {} that are in use on {gpu} without them, so --vram must be at \
+         least {}; it is {}",
+        at_least(*needed_bytes),
+        at_least(*used_bytes),
+        at_least(needed_bytes + used_bytes),
+        at_most(*budget_bytes)
     )]
     OverBudget { gpu: String, needed_bytes: u64, used_bytes: u64, budget_bytes: u64 },
     #[error(

@@ -88,6 +88,10 @@ pub struct Inspection {
     /// Description of the tokenizer, or the reason why there is none.
     pub tokenizer: String,
     pub has_chat_template: bool,
+    /// Where the chat template was found.
+    pub chat_template: Option<String>,
+    /// Where the chat template for requests with tools was found, if there is one of its own for them.
+    pub tools_template: Option<String>,
     #[serde(skip)]
     pub catalog: Catalog,
 }
@@ -106,7 +110,8 @@ pub fn inspect(model: &Path) -> Result<Inspection, EngineError> {
         }
         Err(error) => format!("unusable: {error}"),
     };
-    let has_chat_template = forebay_text::ChatTemplate::from_catalog(&catalog)?.is_some();
+    let template = forebay_text::ChatTemplate::from_catalog(&catalog)?;
+    let of_tools = template.as_ref().and_then(|template| template.of_tools());
     Ok(Inspection {
         model: ModelInfo::new(&catalog, &architecture),
         features: features(&architecture, &catalog),
@@ -114,7 +119,9 @@ pub fn inspect(model: &Path) -> Result<Inspection, EngineError> {
         kv_bytes_per_position_kept: kv_bytes(&architecture, |layer| layer.window.is_none()),
         state_bytes_per_sequence: architecture.states_bytes(1),
         tokenizer,
-        has_chat_template,
+        has_chat_template: template.is_some(),
+        chat_template: template.as_ref().map(|template| template.origin().to_owned()),
+        tools_template: of_tools.map(|template| template.origin().to_owned()),
         catalog,
     })
 }
@@ -231,7 +238,7 @@ pub(crate) const KINDS: [&str; 6] =
 pub fn block_kind(tensor: &TensorInfo) -> &'static str {
     let name = tensor.name.as_str();
     let has = |part: &str| name.contains(part);
-    if has("_exps") || has(".experts.") {
+    if has("_exps") || has(".experts.") || is_split_expert(name) {
         EXPERTS
     } else if has("_shexp") || has("shared_expert") {
         "feed-forward"
@@ -261,6 +268,13 @@ pub fn block_kind(tensor: &TensorInfo) -> &'static str {
     } else {
         "head"
     }
+}
+
+/// Returns true if a tensor is one expert's matrix in a GGUF file until 2024, such as `blk.0.ffn_gate.7.weight`.
+fn is_split_expert(name: &str) -> bool {
+    let mut parts = name.split('.').skip(2);
+    let is_matrix = parts.next().is_some_and(|part| part.starts_with("ffn_"));
+    is_matrix && parts.next().is_some_and(|part| part.parse::<u32>().is_ok())
 }
 
 fn kinds(catalog: &Catalog) -> Vec<BlockKindBytes> {
@@ -306,6 +320,8 @@ mod tests {
     fn kinds_are_told_by_the_names_of_both_forms() {
         let names = [
             ("blk.0.ffn_gate_exps.bias", "experts"),
+            ("blk.10.ffn_gate.7.weight", "experts"),
+            ("blk.10.ffn_gate.weight", "feed-forward"),
             ("model.layers.0.mlp.experts.gate_up_proj_blocks", "experts"),
             ("blk.1.exp_probs_b.bias", "router"),
             ("model.layers.1.mlp.gate.e_score_correction_bias", "router"),

@@ -62,7 +62,7 @@ pub use forebay_kv::{
     Transfer as KvTransfer,
 };
 pub use forebay_model::KvInVram;
-pub use forebay_store::{Interrupt, give_back_free_memory, keep_little_free_memory};
+pub use forebay_store::{Interrupt, give_back_free_memory, keep_little_free_memory, reached};
 pub use forebay_stream::LayerUses;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
 pub use identity::digest;

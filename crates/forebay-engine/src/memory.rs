@@ -1,10 +1,16 @@
 //! Memory that this process may use, and memory that it has used.
 
+mod control_groups;
+
 use std::fs;
+use std::path::Path;
 
 /// Fraction of the free memory that is used when no budget is given. The rest is for the page cache, the key/value
 /// cache and other processes.
 const SHARE_OF_FREE: f64 = 0.75;
+
+/// Memory that a session needs beside weights, keys and values: activations, and buffers of threads and reads.
+const BESIDE_BYTES: u64 = 64 << 20;
 
 /// Returns the default budget in bytes: three quarters of [`free_bytes`].
 pub fn default_budget_bytes() -> u64 {
@@ -16,10 +22,16 @@ pub fn budget_beside(other_bytes: u64) -> u64 {
     (free_bytes().saturating_sub(other_bytes) as f64 * SHARE_OF_FREE) as u64
 }
 
-/// Returns the bytes that programs can allocate, within the control group's limit. This includes page cache that the
-/// kernel can drop.
+/// Returns the bytes that this process can allocate: within the machine's memory, and within the limits of its control
+/// group and of all groups above it. This includes page cache that the kernel can drop.
 pub fn free_bytes() -> u64 {
-    available_bytes().min(cgroup_left_bytes().unwrap_or(u64::MAX))
+    available_bytes().min(control_groups::left_bytes(Path::new("/")).unwrap_or(u64::MAX))
+}
+
+/// Returns the free bytes that weights, keys and values may take together. The kernel would kill a process that takes
+/// all, as soon as it touches more.
+pub(crate) fn free_for_model_bytes() -> u64 {
+    free_bytes().saturating_sub(BESIDE_BYTES)
 }
 
 /// Returns `MemAvailable` of /proc/meminfo, or `u64::MAX` if it cannot be read.
@@ -37,30 +49,6 @@ fn kib_field(text: &str, name: &str) -> Option<u64> {
     let line = text.lines().find(|line| line.starts_with(name))?;
     let kib: u64 = line[name.len()..].trim().trim_end_matches(" kB").trim().parse().ok()?;
     kib.checked_mul(1024)
-}
-
-/// Returns the bytes left under this process's memory limit, from control groups version 2 or version 1.
-fn cgroup_left_bytes() -> Option<u64> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
-    let left = |limit: String, used: String| {
-        let limit: u64 = fs::read_to_string(limit).ok()?.trim().parse().ok()?;
-        let used: u64 = fs::read_to_string(used).ok()?.trim().parse().unwrap_or(0);
-        Some(limit.saturating_sub(used))
-    };
-    groups.lines().find_map(|line| {
-        let mut fields = line.splitn(3, ':');
-        let (_, controllers, path) = (fields.next()?, fields.next()?, fields.next()?);
-        if controllers.is_empty() {
-            let base = format!("/sys/fs/cgroup{path}");
-            return left(format!("{base}/memory.max"), format!("{base}/memory.current"));
-        }
-        if controllers.split(',').any(|name| name == "memory") {
-            let base = format!("/sys/fs/cgroup/memory{path}");
-            let used = format!("{base}/memory.usage_in_bytes");
-            return left(format!("{base}/memory.limit_in_bytes"), used);
-        }
-        None
-    })
 }
 
 #[cfg(test)]

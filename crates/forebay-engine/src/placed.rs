@@ -18,7 +18,7 @@ use forebay_stream::{MemoryPlan, ModelBlocks, Residency};
 use serde::Serialize;
 use tracing::field::Empty;
 
-use crate::memory::{budget_beside, free_bytes};
+use crate::memory::{budget_beside, free_for_model_bytes};
 use crate::plan::memory;
 use crate::statistics::ReadPath;
 use crate::traced::TracedModel;
@@ -83,7 +83,8 @@ impl Described<'_> {
         let budget_bytes = host.budget_bytes;
         let kind = options.kv_type();
         let capacity = options.kv_capacity(self.context)?;
-        memory::check_cache(self.context, host.plan.arena_bytes, free_bytes(), |context| {
+        let free_bytes = free_for_model_bytes();
+        memory::check_cache(self.context, host.plan.arena_bytes, free_bytes, |context| {
             let capacity = KvCapacity { context, ..capacity };
             cache_bytes(self.architecture, CacheSize { kind, capacity })
         })?;

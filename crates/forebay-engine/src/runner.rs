@@ -475,6 +475,7 @@ impl Runner {
         mut routing: Option<&mut Routing>,
         mut watch: Option<PassWatch<'_>>,
     ) -> Result<(), EngineError> {
+        forebay_store::reached("pass begun");
         self.prepare(rows)?;
         let Runner { decoder, tokens, runs, outputs, final_rows, .. } = self;
         let (mixes, most) = (decoder.backend().mixes_rows(), decoder.backend().decode_rows());

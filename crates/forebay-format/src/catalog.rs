@@ -118,7 +118,7 @@ impl TensorInfo {
 #[derive(Clone, Debug)]
 pub enum Source {
     Gguf(GgufMetadata),
-    HuggingFace(HfMetadata),
+    HuggingFace(Box<HfMetadata>),
 }
 
 /// Model as its files describe it. Opening reads headers only, never weights.
@@ -133,6 +133,8 @@ pub struct Catalog {
     pub source: Source,
     /// Blocks and checksums of a pack. `None` for other containers.
     pub pack: Option<Arc<Pack>>,
+    /// Tensors that the files name but do not hold. A reader that needs one of them has to say so.
+    pub absent: Vec<Absent>,
     tensors: Vec<TensorInfo>,
     /// Indices into `tensors`, sorted by name.
     by_name: Vec<u32>,
@@ -157,6 +159,14 @@ fn not_gguf(storage: &dyn Storage, path: &Path, error: FormatError) -> FormatErr
         }
         error => error,
     }
+}
+
+/// A tensor that a model's files name but do not hold.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Absent {
+    pub tensor: String,
+    /// The file that should have the tensor, according to the folder's index. `None` if the tensor is there, but has no elements.
+    pub shard: Option<String>,
 }
 
 /// Path of a file and its size in bytes.
@@ -269,7 +279,8 @@ impl Catalog {
     ) -> Result<Catalog, FormatError> {
         let by_name = sort_tensors(&files, &mut tensors)?;
         let (files, file_bytes) = files.into_iter().unzip();
-        Ok(Catalog { root, files, file_bytes, source, pack: None, tensors, by_name })
+        let (pack, absent) = (None, Vec::new());
+        Ok(Catalog { root, files, file_bytes, source, pack, absent, tensors, by_name })
     }
 
     /// Returns the tensor of this name.

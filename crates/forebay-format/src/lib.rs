@@ -31,15 +31,15 @@ mod tensor_type;
 mod weights_table;
 
 pub use block::{Block, Relayout, RelayoutShare, Step, StepGroup};
-pub use catalog::{Catalog, Extent, FileIndex, Source, TensorInfo};
+pub use catalog::{Absent, Catalog, Extent, FileIndex, Source, TensorInfo};
 pub use error::FormatError;
 pub use gguf::metadata::GgufMetadata;
 pub use gguf::parse::{GgufHeader, parse_gguf_bytes};
 pub use gguf::value::{Array, ByteStrings, Value, ValueType};
 pub use huggingface::safetensors::{SafetensorsHeader, parse_safetensors_bytes};
-pub use huggingface::{Document, HfMetadata, parse_config_bytes};
+pub use huggingface::{ChatTemplates, Document, HfMetadata, TemplateSource, parse_config_bytes};
 pub use model_files::{model_files, split_stem};
 pub use quant::{can_dequantize, dequantize};
-pub use storage::{Disk, PathKind, Storage};
+pub use storage::{Disk, PathKind, Storage, open_regular};
 pub use tensor_type::TensorType;
 pub use weights_table::{StoredTensor, StoredType, WeightsTable};

@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use forebay_format::{Catalog, FormatError, TensorType, parse_safetensors_bytes};
+use forebay_format::{
+    Absent, Catalog, FormatError, TemplateSource, TensorType, parse_safetensors_bytes,
+};
 use proptest::prelude::*;
 use tempfile::TempDir;
 
@@ -74,7 +76,8 @@ fn damaged_headers() {
     let result = error(twice, 2);
     assert!(matches!(result, FormatError::DuplicateTensor { tensor, .. } if tensor == "a"));
     let zero = r#"{"a":{"dtype":"U8","shape":[0,2],"data_offsets":[0,0]}}"#;
-    assert!(matches!(error(zero, 0), FormatError::InvalidShape { .. }));
+    let header = parse_safetensors_bytes(&safetensors(zero, 0)).unwrap();
+    assert_eq!((header.tensors.len(), header.empty), (0, vec!["a".to_owned()]));
     let complex = r#"{"a":{"dtype":"C64","shape":[1],"data_offsets":[0,8]}}"#;
     assert!(matches!(error(complex, 8), FormatError::UnsupportedDtype { .. }));
 }
@@ -83,7 +86,9 @@ fn damaged_headers() {
 fn folder(files: &[(&str, &[u8])]) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     for (name, bytes) in files {
-        std::fs::write(folder.path().join(name), bytes).unwrap();
+        let path = folder.path().join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, bytes).unwrap();
     }
     folder
 }
@@ -161,9 +166,18 @@ fn shards() {
     assert!(
         matches!(missing, Err(FormatError::MissingShard { shard, .. }) if shard == "s3.safetensors")
     );
-    let missing = with_index(r#"{"weight_map":{"a":"s1.safetensors","z":"s1.safetensors"}}"#);
+    let lacking = r#"{"weight_map":{"a":"s1.safetensors","z":"./s1.safetensors"}}"#;
+    let catalog = with_index(lacking).unwrap();
+    let shard = Some("s1.safetensors".to_owned());
+    assert_eq!(catalog.absent, [Absent { tensor: "z".into(), shard }]);
+    assert_eq!(catalog.files.len(), 1);
+    // Who asks for weights alone may need any of them.
+    let folder = folder(&[("s1.safetensors", &a), (INDEX, lacking.as_bytes())]);
+    let missing = Catalog::open_weights(folder.path());
     assert!(matches!(missing, Err(FormatError::MissingTensor { tensor, .. }) if tensor == "z"));
-    for name in ["../s1.safetensors", "/etc/passwd", "..", "", "x/s1.safetensors"] {
+    let missing = with_index(r#"{"weight_map":{"a":"x/s1.safetensors"}}"#);
+    assert!(matches!(missing, Err(FormatError::MissingShard { .. })));
+    for name in ["../s1.safetensors", "/etc/passwd", "..", "", ".", "x/../../s1.safetensors"] {
         let index = format!(r#"{{"weight_map":{{"a":"{name}"}}}}"#);
         assert!(matches!(with_index(&index), Err(FormatError::InvalidShardName { .. })), "{name}");
     }
@@ -177,17 +191,37 @@ fn chat_templates() {
     let model = safetensors(A, 12);
     let template = |files: &[(&str, &[u8])]| {
         let files = [&[CONFIG, ("model.safetensors", &model[..])], files].concat();
-        open(&folder(&files)).unwrap().hugging_face().unwrap().chat_template.clone()
+        let folder = folder(&files);
+        let found = open(&folder).unwrap().hugging_face().unwrap().chat_templates.clone();
+        let text =
+            |source: Option<TemplateSource>| source.map(|s| format!("{} {}", s.origin, s.text));
+        (text(found.default), text(found.tool_use))
     };
+    let some = |text: &str| Some(text.to_owned());
     let config = ("tokenizer_config.json", &br#"{"chat_template":"in config"}"#[..]);
-    assert_eq!(template(&[]), None);
-    assert_eq!(template(&[config]).as_deref(), Some("in config"));
+    assert_eq!(template(&[]), (None, None));
+    assert_eq!(template(&[config]), (some("tokenizer_config.json in config"), None));
     let json = ("chat_template.json", &br#"{"chat_template":"in json"}"#[..]);
-    assert_eq!(template(&[config, json]).as_deref(), Some("in json"));
+    assert_eq!(template(&[config, json]), (some("chat_template.json in json"), None));
     let jinja = ("chat_template.jinja", &b"in jinja"[..]);
-    assert_eq!(template(&[config, json, jinja]).as_deref(), Some("in jinja"));
-    let named = br#"{"chat_template":[{"name":"tool_use","template":"no"},{"name":"default","template":"yes"}]}"#;
-    assert_eq!(template(&[("tokenizer_config.json", named)]).as_deref(), Some("yes"));
+    assert_eq!(template(&[config, json, jinja]), (some("chat_template.jinja in jinja"), None));
+
+    let list = br#"{"chat_template":[{"name":"tool_use","template":"t"},{"name":"default","template":"d"}]}"#;
+    let by_name = br#"{"chat_template":{"tool_use":"t","default":"d"}}"#;
+    let both = (some("tokenizer_config.json d"), some("tokenizer_config.json (tool_use) t"));
+    assert_eq!(template(&[("tokenizer_config.json", list)]), both);
+    assert_eq!(template(&[("tokenizer_config.json", by_name)]), both);
+    // The first one is the default one if none is called so.
+    let first = br#"{"chat_template":[{"name":"rag","template":"r"},{"name":"x","template":"y"}]}"#;
+    let found = template(&[("tokenizer_config.json", first)]);
+    assert_eq!(found, (some("tokenizer_config.json r"), None));
+    // Files are taken before entries, and if there is the one of the default template, entries do not count.
+    let list = ("tokenizer_config.json", &list[..]);
+    let tools = ("additional_chat_templates/tool_use.jinja", &b"in tools"[..]);
+    let of_file = some("additional_chat_templates/tool_use.jinja in tools");
+    assert_eq!(template(&[list, tools]), (both.0.clone(), of_file.clone()));
+    assert_eq!(template(&[list, jinja]), (some("chat_template.jinja in jinja"), None));
+    assert_eq!(template(&[list, jinja, tools]), (some("chat_template.jinja in jinja"), of_file));
 }
 
 proptest! {

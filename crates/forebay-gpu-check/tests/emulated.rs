@@ -285,7 +285,7 @@ fn memory_of_other_gpus() {
     let output = gpu_check(driver, &["model load models/qwen3_moe"], &[("MIB", "1")]);
     let text = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("bytes of VRAM, but 1048576 may be used"), "{text}");
+    assert!(text.contains("of VRAM, but 1.00 MiB may be used"), "{text}");
 }
 
 /// Runs sessions of dense models and of models with experts, from files and from packs, on a failing disk.

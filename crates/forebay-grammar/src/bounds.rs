@@ -1,8 +1,9 @@
 //! Bounds for the work on grammars that come from others.
 //!
 //! The parser recurses as deep as rules lead to each other, and some regular expressions take it minutes. Clients choose both. So each
-//! grammar is compiled by a thread with a large stack, for which a request waits a bounded time.
+//! grammar is compiled by a thread with a large stack, for which a request waits a bounded time. A server has such threads of its own.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;
@@ -12,8 +13,8 @@ use serde_json::Value;
 
 use crate::{GrammarError, Rules};
 
-/// Stack of threads that compile. A reference that leads to the next one takes up to 20 KB. Only what is used takes memory.
-const COMPILING_STACK_BYTES: usize = 512 << 20;
+/// Stack of threads that compile grammars. A reference that leads to the next one takes up to 20 KB. Only what is used takes memory.
+pub const COMPILING_STACK_BYTES: usize = 512 << 20;
 
 /// Stack of threads that compute masks or take tokens.
 pub const STACK_BYTES: usize = 64 << 20;
@@ -89,6 +90,15 @@ pub fn run<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, GrammarError> {
     run_within(WAIT, &ABANDONED, work)
+}
+
+/// Runs work on this thread.
+///
+/// # Errors
+/// Returns an error if the work panics.
+pub fn run_here<T>(work: impl FnOnce() -> T) -> Result<T, GrammarError> {
+    catch_unwind(AssertUnwindSafe(work))
+        .map_err(|_| GrammarError::Invalid("the parser panics".into()))
 }
 
 fn run_within<T: Send + 'static>(

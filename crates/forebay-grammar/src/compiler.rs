@@ -13,7 +13,7 @@ use crate::bounds;
 use crate::environment::Environment;
 use crate::gbnf::{self, Translated};
 use crate::matcher::Opening;
-use crate::{GrammarError, Matcher, Preamble};
+use crate::{GrammarError, Matcher, Preamble, loosen};
 
 /// White space between the parts of JSON. It has a limit, because a model could go on with spaces forever.
 const JSON_SPACE: &str = r"[\x20\x09\x0A\x0D]{0,32}";
@@ -56,18 +56,18 @@ impl Rules {
 
     /// Returns JSON by a schema as a part of a Lark rule.
     pub fn inline(schema: &Value) -> String {
-        format!("%json {}", Rules::schema_with_options(schema.clone()))
+        format!("%json {}", Rules::schema_with_options(schema))
     }
 
     /// Compiles the rules, and looks for the first token, which is where some limits show. What is found out then stays for the answers.
     fn matcher(&self, factory: &ParserFactory) -> Result<llguidance::Matcher, GrammarError> {
         let parsed = match self {
             Rules::JsonObject => {
-                let schema = Rules::schema_with_options(json!({ "type": "object" }));
+                let schema = Rules::schema_with_options(&json!({ "type": "object" }));
                 TopLevelGrammar::from_json_schema(schema)
             }
             Rules::JsonSchema(schema) => {
-                TopLevelGrammar::from_json_schema(Rules::schema_with_options(schema.clone()))
+                TopLevelGrammar::from_json_schema(Rules::schema_with_options(schema))
             }
             Rules::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Rules::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
@@ -91,50 +91,48 @@ impl Rules {
     }
 
     /// Returns a schema with the options for its compilation.
-    fn schema_with_options(mut schema: Value) -> Value {
+    fn schema_with_options(schema: &Value) -> Value {
+        let mut schema = loosen(schema).schema;
         // The schema `true` allows everything, as the empty object does.
         if schema == Value::Bool(true) {
             schema = json!({});
         }
-        limit_seconds(&mut schema);
         if let Value::Object(fields) = &mut schema {
             fields.insert(
                 "x-guidance".into(),
-                json!({ "whitespace_flexible": true, "whitespace_pattern": JSON_SPACE, "lenient": false }),
+                json!({
+                    "whitespace_flexible": true,
+                    "whitespace_pattern": JSON_SPACE,
+                    "coerce_one_of": true,
+                    "lenient": false,
+                }),
             );
         }
         schema
     }
+
+    /// Returns what answers may not follow of a schema.
+    pub fn remarks(&self) -> Vec<String> {
+        match self {
+            Rules::JsonSchema(schema) => loosen(schema).remarks,
+            _ => Vec::new(),
+        }
+    }
 }
 
-/// Times without leap seconds. The parser would allow second 60 at any time, but RFC 3339 allows it only at the end of a month.
-const SECONDS: &str = r"^[^:]*:[0-9]{2}:[0-5]";
-
-/// Adds [`SECONDS`] to all times of a schema.
-fn limit_seconds(schema: &mut Value) {
-    match schema {
-        Value::Array(all) => all.iter_mut().for_each(limit_seconds),
-        Value::Object(fields) => {
-            for (name, value) in fields.iter_mut() {
-                // These hold values, not schemas.
-                if !matches!(name.as_str(), "const" | "enum" | "default" | "examples") {
-                    limit_seconds(value);
-                }
-            }
-            if fields.get("format").is_some_and(|format| format == "time" || format == "date-time")
-            {
-                let all = fields.entry("allOf").or_insert_with(|| json!([]));
-                if let Value::Array(all) = all {
-                    all.push(json!({ "type": "string", "pattern": SECONDS }));
-                }
-            }
-        }
-        _ => {}
-    }
+/// Thread that compiles a grammar.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// A thread of its own, for which the caller waits a bounded time.
+    OwnThread,
+    /// The caller's thread, whose stack must have [`COMPILING_STACK_BYTES`](crate::COMPILING_STACK_BYTES). The caller bounds the
+    /// time and the number of such threads.
+    ThisThread,
 }
 
 /// Compiler of grammars for one tokenizer.
 pub struct Compiler {
+    place: Place,
     /// Made for the first grammar.
     factory: OnceLock<Result<Arc<ParserFactory>, GrammarError>>,
     tokenizer: Arc<Tokenizer>,
@@ -148,7 +146,13 @@ impl Compiler {
     pub fn new(tokenizer: &Arc<Tokenizer>) -> Compiler {
         let ends = tokenizer.eog_ids().into();
         let (factory, line_ends) = (OnceLock::new(), OnceLock::new());
-        Compiler { factory, tokenizer: tokenizer.clone(), ends, line_ends }
+        let place = Place::OwnThread;
+        Compiler { place, factory, tokenizer: tokenizer.clone(), ends, line_ends }
+    }
+
+    /// Returns a compiler that compiles grammars on another thread.
+    pub fn at(self, place: Place) -> Compiler {
+        Compiler { place, ..self }
     }
 
     fn factory(&self) -> Result<&Arc<ParserFactory>, GrammarError> {
@@ -179,7 +183,11 @@ impl Compiler {
     ) -> Result<Grammar, GrammarError> {
         bounds::check(rules)?;
         let (factory, own) = (self.factory()?.clone(), rules.clone());
-        let matcher = bounds::run(move || own.matcher(&factory))??;
+        let work = move || own.matcher(&factory);
+        let matcher = match self.place {
+            Place::OwnThread => bounds::run(work),
+            Place::ThisThread => bounds::run_here(work),
+        }??;
         let line_ends = self.line_ends.get_or_init(|| {
             let is_line_end = |id: &u32| {
                 let bytes = self.tokenizer.token_bytes(*id, false);
@@ -212,6 +220,21 @@ impl fmt::Debug for Grammar {
 }
 
 impl Grammar {
+    /// Returns the grammar of answers that continue a text, which is a beginning by this grammar.
+    ///
+    /// # Errors
+    /// Returns an error if the text is not.
+    pub fn after(&self, text: &str) -> Result<Grammar, GrammarError> {
+        let wrong = || {
+            GrammarError::Invalid("the text that the answer continues does not follow it".into())
+        };
+        let mut matcher = self.matcher.0.deep_clone();
+        let environment = matcher.tok_env().map_err(|_| wrong())?;
+        let ids = environment.tokenize_bytes(text.as_bytes());
+        matcher.consume_tokens(&ids).map_err(|_| wrong())?;
+        Ok(Grammar { matcher: Arc::new(Sealed(matcher)), ..self.clone() })
+    }
+
     /// Starts an answer.
     pub fn begin(&self) -> Matcher {
         let matcher = self.matcher.0.deep_clone();

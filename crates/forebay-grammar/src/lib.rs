@@ -10,10 +10,12 @@ mod compiler;
 mod environment;
 mod gbnf;
 mod matcher;
+mod schema;
 
-pub use bounds::STACK_BYTES;
-pub use compiler::{Compiler, Grammar, Rules};
+pub use bounds::{COMPILING_STACK_BYTES, STACK_BYTES};
+pub use compiler::{Compiler, Grammar, Place, Rules};
 pub use matcher::{Matcher, Preamble};
+pub use schema::{Loosened, loosen};
 
 /// Reason why a grammar cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -10,7 +10,7 @@ use crate::library::USUAL_QUANT;
 use crate::manifest::RepositoryFile;
 
 /// Files beside the weights that a safetensors model needs.
-const COMPANIONS: [&str; 11] = [
+const COMPANIONS: [&str; 14] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -22,6 +22,9 @@ const COMPANIONS: [&str; 11] = [
     "merges.txt",
     "chat_template.jinja",
     "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
+    "tiktoken.model",
+    "qwen.tiktoken",
 ];
 
 /// Number and count in the name of one file of a split GGUF.
@@ -38,32 +41,71 @@ fn pattern(text: &str) -> Regex {
     Regex::new(text).unwrap_or_else(|error| unreachable!("{error}"))
 }
 
-/// The files of a name.
-#[derive(Debug, PartialEq)]
-pub struct Choice {
-    pub files: Vec<RepositoryFile>,
-    /// The file to open; empty for the folder.
-    pub open: String,
+/// A model of a repository: a GGUF file or split set, a pack, or a folder with safetensors.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RemoteModel {
+    /// Name of the file without folder, number and ending; empty for a folder.
+    pub stem: String,
+    /// Type of the weights in the name of the file, in capital letters.
     pub quant: Option<String>,
-}
-
-/// GGUF files that are one model.
-struct Model {
-    /// Name without folder, number and ending.
-    stem: String,
-    quant: Option<String>,
+    /// What stands after the colon in the model's name, if anything does.
+    pub(crate) tag: Option<String>,
     /// Number of files that the names announce.
-    count: usize,
-    files: Vec<RepositoryFile>,
+    pub(crate) count: usize,
+    pub(crate) files: Vec<RepositoryFile>,
+    /// Path of the file to open; empty for the folder.
+    pub(crate) open: String,
 }
 
-/// Chooses the files for a quant, or the usual ones.
+impl RemoteModel {
+    /// Returns the size of all files in bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.size).fold(0, u64::saturating_add)
+    }
+
+    /// Returns what tells the model from others of its repository.
+    pub fn key(&self) -> &str {
+        &self.open
+    }
+
+    /// Returns true if the model is a folder with safetensors.
+    pub fn is_folder(&self) -> bool {
+        self.open.is_empty()
+    }
+
+    /// Returns true if the repository has all files that the names announce.
+    pub fn is_complete(&self) -> bool {
+        self.is_folder() || self.files.len() == self.count
+    }
+}
+
+/// Returns all models of a repository, smallest first. A repository with GGUF files or packs has no others.
+///
+/// # Errors
+/// Returns an error if the repository has none.
+pub fn models(repository: &str, files: &[RepositoryFile]) -> Result<Vec<RemoteModel>, Error> {
+    let mut models = file_models(files);
+    if models.is_empty() {
+        return Ok(vec![folder(repository, None, files)?]);
+    }
+    let quants: Vec<Option<String>> = models.iter().map(|model| model.quant.clone()).collect();
+    for model in &mut models {
+        let has_twin = quants.iter().filter(|quant| **quant == model.quant).count() > 1;
+        if has_twin {
+            model.tag = Some(model.stem.clone());
+        }
+    }
+    models.sort_by_key(RemoteModel::size_bytes);
+    Ok(models)
+}
+
+/// Chooses the model of a quant, or the usual one.
 pub fn choose(
     repository: &str,
     quant: Option<&str>,
     files: &[RepositoryFile],
-) -> Result<Choice, Error> {
-    let models = gguf_models(files);
+) -> Result<RemoteModel, Error> {
+    let models = file_models(files);
     if models.is_empty() {
         return folder(repository, quant, files);
     }
@@ -75,11 +117,11 @@ pub fn choose(
             .map(|model| model.quant.clone().unwrap_or(model.stem.clone()))
             .collect(),
     };
-    let named = |wanted: &str| -> Vec<&Model> {
+    let named = |wanted: &str| -> Vec<&RemoteModel> {
         let is_wanted = |text: &str| text.eq_ignore_ascii_case(wanted);
         let by_stem = models.iter().filter(|model| is_wanted(&model.stem));
         let by_quant = models.iter().filter(|model| model.quant.as_deref().is_some_and(is_wanted));
-        let by_stem: Vec<&Model> = by_stem.collect();
+        let by_stem: Vec<&RemoteModel> = by_stem.collect();
         if by_stem.is_empty() { by_quant.collect() } else { by_stem }
     };
     let found = match quant {
@@ -99,22 +141,23 @@ pub fn choose(
             });
         }
     };
-    if model.files.len() != model.count {
+    if !model.is_complete() {
         let why = format!("{} has {} of {} parts", model.stem, model.files.len(), model.count);
         return Err(refused(why));
     }
     let by_stem = quant.is_some_and(|quant| quant.eq_ignore_ascii_case(&model.stem));
-    let quant = if by_stem { Some(model.stem.clone()) } else { model.quant.clone() };
-    Ok(Choice { files: model.files.clone(), open: model.files[0].path.clone(), quant })
+    let tag = if by_stem { Some(model.stem.clone()) } else { model.quant.clone() };
+    Ok(RemoteModel { tag, ..model.clone() })
 }
 
-/// Groups the GGUF files of a repository. Projectors of images and importance matrices are no models.
-fn gguf_models(files: &[RepositoryFile]) -> Vec<Model> {
-    let mut models: BTreeMap<String, Model> = BTreeMap::new();
+/// Groups the GGUF files of a repository, and finds its packs. Projectors of images and importance matrices are no models.
+fn file_models(files: &[RepositoryFile]) -> Vec<RemoteModel> {
+    let mut models: BTreeMap<String, RemoteModel> = BTreeMap::new();
     for file in files {
         let path = &file.path;
         let lower = path.to_ascii_lowercase();
-        if !lower.ends_with(".gguf") || lower.contains("mmproj") || lower.contains("imatrix") {
+        let is_model = lower.ends_with(".gguf") || lower.ends_with(".fbay");
+        if !is_model || lower.contains("mmproj") || lower.contains("imatrix") {
             continue;
         }
         let (key, count) = match SPLIT.captures(path) {
@@ -123,16 +166,27 @@ fn gguf_models(files: &[RepositoryFile]) -> Vec<Model> {
         };
         let (folder, stem) = key.rsplit_once('/').unwrap_or(("", &key));
         let quant = quant_of(stem).or_else(|| quant_of(folder));
-        let model = Model { stem: stem.to_owned(), quant, count, files: Vec::new() };
-        models.entry(format!("{key} {count}")).or_insert(model).files.push(file.clone());
+        let model = RemoteModel {
+            stem: stem.to_owned(),
+            tag: quant.clone(),
+            quant,
+            count,
+            files: Vec::new(),
+            open: String::new(),
+        };
+        let ending = &lower[lower.len() - ".gguf".len()..];
+        models.entry(format!("{key}{ending} {count}")).or_insert(model).files.push(file.clone());
     }
-    let mut models: Vec<Model> = models.into_values().collect();
-    models.iter_mut().for_each(|model| model.files.sort_by(|a, b| a.path.cmp(&b.path)));
+    let mut models: Vec<RemoteModel> = models.into_values().collect();
+    for model in &mut models {
+        model.files.sort_by(|a, b| a.path.cmp(&b.path));
+        model.open.clone_from(&model.files[0].path);
+    }
     models
 }
 
 /// Returns the quant in a name, in capital letters.
-fn quant_of(stem: &str) -> Option<String> {
+pub(crate) fn quant_of(stem: &str) -> Option<String> {
     let found = QUANT.captures_iter(stem).last()?;
     Some(found[1].to_ascii_uppercase())
 }
@@ -142,7 +196,7 @@ fn folder(
     repository: &str,
     quant: Option<&str>,
     files: &[RepositoryFile],
-) -> Result<Choice, Error> {
+) -> Result<RemoteModel, Error> {
     let is_weights = |path: &str| path.ends_with(".safetensors") && !path.contains('/');
     let weights: Vec<&RepositoryFile> =
         files.iter().filter(|file| is_weights(&file.path)).collect();
@@ -167,7 +221,14 @@ fn folder(
     let mut chosen: Vec<RepositoryFile> =
         files.iter().filter(|file| is_chosen(&file.path)).cloned().collect();
     chosen.sort_by(|a, b| a.path.cmp(&b.path));
-    Ok(Choice { files: chosen, open: String::new(), quant: None })
+    Ok(RemoteModel {
+        stem: String::new(),
+        quant: None,
+        tag: None,
+        count: chosen.len(),
+        files: chosen,
+        open: String::new(),
+    })
 }
 
 #[cfg(test)]
@@ -192,7 +253,7 @@ mod tests {
         paths: &[&str],
     ) -> Result<(Vec<String>, Option<String>), String> {
         choose("o/r", quant, &files(paths))
-            .map(|choice| (choice.files.into_iter().map(|f| f.path).collect(), choice.quant))
+            .map(|choice| (choice.files.into_iter().map(|f| f.path).collect(), choice.tag))
             .map_err(|error| error.to_string())
     }
 

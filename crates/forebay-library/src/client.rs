@@ -1,7 +1,9 @@
 //! HTTP requests: redirects, tokens, errors and retries.
 
+use std::fmt;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -15,6 +17,8 @@ use crate::{Error, Options};
 const REDIRECTS: usize = 8;
 /// Failures in a row after which a download is given up.
 const ATTEMPTS: u32 = 6;
+/// The same for a hub that has never answered: this machine is probably offline.
+const FIRST_ATTEMPTS: u32 = 2;
 /// Longest wait before the next attempt, and longest wait that a server may ask for.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(300);
@@ -35,6 +39,31 @@ impl From<Error> for Trouble {
     }
 }
 
+/// Hears why a request is tried again, from any thread.
+#[derive(Clone, Default)]
+pub struct Notice(Option<Arc<Hear>>);
+
+type Hear = dyn Fn(&str) + Send + Sync;
+
+impl Notice {
+    /// Calls `hear` with a sentence before each further attempt.
+    pub fn new(hear: impl Fn(&str) + Send + Sync + 'static) -> Notice {
+        Notice(Some(Arc::new(hear)))
+    }
+
+    fn tell(&self, why: &str) {
+        if let Some(hear) = &self.0 {
+            hear(why);
+        }
+    }
+}
+
+impl fmt::Debug for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Notice")
+    }
+}
+
 /// Sends requests to one hub, and to the hosts that it redirects to.
 pub struct Client {
     agent: Agent,
@@ -44,6 +73,13 @@ pub struct Client {
     repository: String,
     token: Option<String>,
     backoff: Duration,
+    connect_timeout: Duration,
+    timeout: Duration,
+    notice: Notice,
+    /// True once any host has answered.
+    has_answered: AtomicBool,
+    /// Bytes of lists and headers that have arrived.
+    pub received_bytes: AtomicU64,
 }
 
 impl Client {
@@ -63,7 +99,8 @@ impl Client {
             .max_redirects(0)
             .max_redirects_will_error(false)
             .max_idle_connections_per_host(options.connections.max(1))
-            .timeout_connect(Some(options.timeout))
+            .timeout_resolve(Some(options.connect_timeout))
+            .timeout_connect(Some(options.connect_timeout))
             .timeout_per_read(Some(options.timeout))
             .timeout_per_write(Some(options.timeout))
             .user_agent(concat!("forebay/", env!("CARGO_PKG_VERSION")))
@@ -76,6 +113,11 @@ impl Client {
             repository: repository.to_owned(),
             token: options.token.clone(),
             backoff: options.backoff,
+            connect_timeout: options.connect_timeout,
+            timeout: options.timeout,
+            notice: options.notice.clone(),
+            has_answered: AtomicBool::new(false),
+            received_bytes: AtomicU64::new(0),
         })
     }
 
@@ -95,7 +137,8 @@ impl Client {
             if let Some((first, last)) = range {
                 request = request.header("Range", format!("bytes={first}-{last}"));
             }
-            let response = request.call().map_err(|error| failed(&url, &error))?;
+            let response = request.call().map_err(|error| self.failed(&url, &error))?;
+            self.has_answered.store(true, Ordering::Relaxed);
             match response.status().as_u16() {
                 200 | 206 => return Ok(response),
                 301 | 302 | 303 | 307 | 308 => url = redirected(&url, response.headers())?,
@@ -124,11 +167,18 @@ impl Client {
                     (error, after)
                 }
             };
-            if failures >= ATTEMPTS || after.is_some_and(|wait| wait > LONGEST_RETRY_AFTER) {
+            let most = match self.has_answered.load(Ordering::Relaxed) {
+                true => ATTEMPTS,
+                false => FIRST_ATTEMPTS,
+            };
+            if failures >= most || after.is_some_and(|wait| wait > LONGEST_RETRY_AFTER) {
                 return Err(error);
             }
             let usual = (self.backoff * 2_u32.pow(failures - 1)).min(LONGEST_WAIT);
-            let end = Instant::now() + after.unwrap_or(usual);
+            let wait = after.unwrap_or(usual);
+            let seconds = wait.as_secs_f64().ceil();
+            self.notice.tell(&format!("{error}; trying again in {seconds} s"));
+            let end = Instant::now() + wait;
             while Instant::now() < end {
                 if stopped() {
                     return Err(Error::Cancelled);
@@ -136,6 +186,34 @@ impl Client {
                 thread::sleep(STEP.min(end.saturating_duration_since(Instant::now())));
             }
         }
+    }
+
+    /// Returns the trouble of a request that got no answer. A certificate that is refused once is refused again.
+    fn failed(&self, url: &str, error: &ureq::Error) -> Trouble {
+        let is_about_encryption = match error {
+            ureq::Error::Rustls(_) | ureq::Error::Tls(_) => true,
+            ureq::Error::Io(error) => error.kind() == io::ErrorKind::InvalidData,
+            _ => false,
+        };
+        if is_about_encryption {
+            let why = format!("no encrypted connection: {error}");
+            return Trouble::Lasting(Error::Network { url: shown(url), why });
+        }
+        let why = match error {
+            ureq::Error::HostNotFound => UNKNOWN_HOST.to_owned(),
+            ureq::Error::Timeout(ureq::Timeout::Resolve | ureq::Timeout::Connect) => {
+                format!("no connection within {} s", self.connect_timeout.as_secs_f64())
+            }
+            ureq::Error::Timeout(_) => {
+                format!("no answer within {} s", self.timeout.as_secs_f64())
+            }
+            ureq::Error::Io(error) => in_words(error),
+            other => other.to_string(),
+        };
+        let host = url.split_once("://").map_or(url, |(_, rest)| rest);
+        let host = host.split(['/', '?']).next().unwrap_or_default().to_owned();
+        let error = Error::Unreachable { host, why };
+        Trouble::Passing { error, after: None, progressed: false }
     }
 
     /// Returns the error for an answer that is neither content nor a redirect.
@@ -174,19 +252,24 @@ impl Client {
     }
 }
 
-/// Returns the trouble of a request that got no answer. A certificate that is refused once is refused again.
-fn failed(url: &str, error: &ureq::Error) -> Trouble {
-    let is_about_encryption = match error {
-        ureq::Error::Rustls(_) | ureq::Error::Tls(_) => true,
-        ureq::Error::Io(error) => error.kind() == io::ErrorKind::InvalidData,
-        _ => false,
-    };
-    match is_about_encryption {
-        true => {
-            let why = format!("no encrypted connection: {error}");
-            Trouble::Lasting(Error::Network { url: shown(url), why })
+/// Reason that a name cannot be resolved.
+const UNKNOWN_HOST: &str = "its name cannot be resolved: check the network connection";
+
+/// Returns an error of the network in plain words.
+pub fn in_words(error: &io::Error) -> String {
+    let text = error.to_string();
+    match error.kind() {
+        _ if text.contains("lookup address") => UNKNOWN_HOST.to_owned(),
+        io::ErrorKind::ConnectionRefused => "the connection is refused".to_owned(),
+        io::ErrorKind::ConnectionReset
+        | io::ErrorKind::ConnectionAborted
+        | io::ErrorKind::BrokenPipe
+        | io::ErrorKind::UnexpectedEof => "the connection broke off".to_owned(),
+        io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => {
+            "there is no route to it: check the network connection".to_owned()
         }
-        false => passing(url, &error.to_string()),
+        io::ErrorKind::TimedOut => "no answer in time".to_owned(),
+        _ => text,
     }
 }
 
@@ -260,13 +343,35 @@ mod tests {
 
     #[test]
     fn a_refused_certificate_is_not_tried_again() {
-        let lasts = |error| matches!(failed("https://a.b/", &error), Trouble::Lasting(_));
+        let client = Client::new("o/r", &Options::default()).unwrap();
+        let failed = |error| client.failed("https://a.b/", &error);
+        let lasts = |error| matches!(failed(error), Trouble::Lasting(_));
         let refused = rustls::Error::InvalidCertificate(rustls::CertificateError::BadSignature);
         let refused = io::Error::new(io::ErrorKind::InvalidData, refused);
         assert!(lasts(ureq::Error::Io(refused)));
         assert!(lasts(ureq::Error::Rustls(rustls::Error::DecryptError)));
         assert!(!lasts(ureq::Error::Io(io::ErrorKind::ConnectionReset.into())));
         assert!(!lasts(ureq::Error::HostNotFound));
+    }
+
+    #[test]
+    fn a_host_that_does_not_answer_is_named_in_plain_words() {
+        let client = Client::new("o/r", &Options::default()).unwrap();
+        let words = |error| match client.failed("https://a.b:8/c?d", &error) {
+            Trouble::Passing { error, .. } | Trouble::Lasting(error) => error.to_string(),
+        };
+        let io = |kind: io::ErrorKind| ureq::Error::Io(kind.into());
+        let dns = "failed to lookup address information: Temporary failure in name resolution";
+        for (error, why) in [
+            (ureq::Error::HostNotFound, UNKNOWN_HOST),
+            (ureq::Error::Io(io::Error::other(dns)), UNKNOWN_HOST),
+            (ureq::Error::Timeout(ureq::Timeout::Connect), "no connection within 5 s"),
+            (ureq::Error::Timeout(ureq::Timeout::RecvResponse), "no answer within 20 s"),
+            (io(io::ErrorKind::ConnectionRefused), "the connection is refused"),
+            (io(io::ErrorKind::ConnectionReset), "the connection broke off"),
+        ] {
+            assert_eq!(words(error), format!("a.b:8 cannot be reached: {why}"));
+        }
     }
 
     #[test]

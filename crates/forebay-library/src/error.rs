@@ -16,6 +16,10 @@ pub enum Error {
     NoOwner { name: String },
     #[error("{name} is not in the library: forebay pull {name} downloads it")]
     NotFound { name: String },
+    #[error(
+        "{name}: that program has no such model on this machine; forebay list shows what it has"
+    )]
+    NotThere { name: String },
     #[error("{name} is not in the library")]
     NoSuchName { name: String },
     #[error("{name} stands for several models of the library: {}", names.join(", "))]
@@ -34,6 +38,8 @@ pub enum Error {
     Missing { url: String },
     #[error("{url}: the server answers {status}")]
     Status { url: String, status: u16 },
+    #[error("{host} cannot be reached: {why}")]
+    Unreachable { host: String, why: String },
     #[error("{url}: {why}")]
     Network { url: String, why: String },
     #[error(
@@ -61,9 +67,14 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns true if the connection or the server failed, so that the same request may succeed later.
+    pub fn is_passing(&self) -> bool {
+        matches!(self, Error::Unreachable { .. } | Error::Network { .. } | Error::Status { .. })
+    }
+
     /// Returns true if the error is about a name that the library does not have.
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Error::NotFound { .. } | Error::NoSuchName { .. })
+        matches!(self, Error::NotFound { .. } | Error::NotThere { .. } | Error::NoSuchName { .. })
     }
 }
 

@@ -1,6 +1,7 @@
 //! The list of a repository's files, in the form of Hugging Face's hub.
 
 use std::io::Read as _;
+use std::sync::atomic::Ordering;
 
 use serde::Deserialize;
 use ureq::http::HeaderMap;
@@ -55,6 +56,7 @@ pub fn list(
             let mut text = Vec::new();
             let mut body = response.body_mut().as_reader().take(PAGE_BYTES);
             body.read_to_end(&mut text).map_err(|error| passing(&url, &error.to_string()))?;
+            client.received_bytes.fetch_add(text.len() as u64, Ordering::Relaxed);
             let items: Vec<Item> = serde_json::from_slice(&text)
                 .map_err(|error| Error::BadListing { url: shown(&url), why: error.to_string() })?;
             Ok((items, link))

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use crate::error::at;
 use crate::manifest::Manifest;
-use crate::{Error, Name};
+use crate::{Error, Name, loose};
 
 /// Quant that a name without quant means if the library has several.
 pub(crate) const USUAL_QUANT: &str = "Q4_K_M";
@@ -35,8 +35,11 @@ pub struct Entry {
 /// Everything that a library holds.
 #[derive(Debug, Default)]
 pub struct Listing {
-    /// Models that can be opened, by name.
+    /// Models that were pulled and can be opened, by name.
     pub entries: Vec<Entry>,
+    /// Models that lie in the folder itself: GGUF files, packs and Hugging Face folders. They are called by their file names
+    /// without the ending, and are no part of what pulls made.
+    pub loose: Vec<Entry>,
     /// Names whose pull has begun and not ended.
     pub unfinished: Vec<Name>,
     /// Manifests that are damaged, and models whose files are missing.
@@ -82,14 +85,26 @@ impl Library {
                 Err(error) => listing.damaged.push(error),
             }
         }
+        let pulled = |name: &str| listing.entries.iter().any(|entry| entry.name == name);
+        let loose = loose::models(&self.root).into_iter().filter(|entry| !pulled(&entry.name));
+        listing.loose = loose.collect();
         listing.unfinished = self.names("pulls")?.into_iter().collect();
         Ok(listing)
     }
 
-    /// Finds a model by its name. A name without quant means the only model of the repository, or its Q4_K_M.
+    /// Finds a model by its name. A name without quant means the only model of the repository, or its Q4_K_M. A model that
+    /// lies in the folder itself is found by its name with or without the ending.
     pub fn find(&self, name: &str) -> Result<Entry, Error> {
-        let name = self.resolve(&name.parse()?, &self.names("manifests")?)?;
-        self.entry(&self.manifest(&name)?)
+        let names = self.names("manifests")?;
+        match name.parse().and_then(|asked| self.resolve(&asked, &names)) {
+            Ok(name) => self.entry(&self.manifest(&name)?),
+            Err(error) if error.is_not_found() || matches!(error, Error::BadName { .. }) => {
+                let file = |of: &Entry| of.path.file_name().is_some_and(|file| file == name);
+                let mut loose = loose::models(&self.root).into_iter();
+                loose.find(|of| of.name == name || file(of)).ok_or(error)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Gives a model a second name, which shares its files.

@@ -1,7 +1,8 @@
 //! An unfinished file and the journal of its finished ranges.
 //!
-//! The journal names a range only after the range's bytes are on the disk. A pull that was killed therefore goes on with
-//! the ranges that the journal does not name. The journal's first line says which file it belongs to.
+//! The journal names a range, or how much of it there is, only after these bytes are on the disk. A pull that was killed
+//! therefore goes on where the journal ends. Its first line says which file it belongs to. Each further line is the number of
+//! a range that is done, or `RANGE+BYTES` for one whose first bytes are there.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
@@ -30,8 +31,15 @@ pub struct Partial {
 
 struct Journal {
     file: File,
-    /// For every range, whether its bytes are on the disk.
-    done: Vec<bool>,
+    ranges: Vec<Kept>,
+}
+
+/// What is on the disk of a range.
+#[derive(Clone, Copy, Default)]
+struct Kept {
+    done: bool,
+    /// Number of its first bytes.
+    bytes: u64,
 }
 
 impl Partial {
@@ -52,8 +60,8 @@ impl Partial {
         let header = format!("{} {} {range_bytes}", remote.checksum.text(), remote.size);
         let is_same_length = file.metadata().map_err(at(&partial))?.len() == remote.size;
         let found = read_journal(&mut journal, &header, count).map_err(at(&journal_path))?;
-        let done = match found {
-            Some(done) if is_same_length => done,
+        let ranges = match found {
+            Some(ranges) if is_same_length => ranges,
             _ => {
                 // The old journal goes first: it must never describe the new file.
                 journal.set_len(0).map_err(at(&journal_path))?;
@@ -62,14 +70,14 @@ impl Partial {
                 journal
                     .write_all_at(format!("{header}\n").as_bytes(), 0)
                     .map_err(at(&journal_path))?;
-                vec![false; count]
+                vec![Kept::default(); count]
             }
         };
         // Writes append from here on.
         drop(journal);
         let journal =
             File::options().append(true).open(&journal_path).map_err(at(&journal_path))?;
-        let journal = Mutex::new(Journal { file: journal, done });
+        let journal = Mutex::new(Journal { file: journal, ranges });
         let whole = AtomicBool::new(false);
         Ok(Partial { target, remote, partial, journal_path, file, range_bytes, journal, whole })
     }
@@ -88,11 +96,27 @@ impl Partial {
     /// Returns the ranges that are missing.
     pub fn missing(&self) -> Vec<usize> {
         let journal = self.journal();
-        (0..journal.done.len()).filter(|&range| !journal.done[range]).collect()
+        (0..journal.ranges.len()).filter(|&range| !journal.ranges[range].done).collect()
     }
 
     pub fn is_done(&self, range: usize) -> bool {
-        self.journal().done[range]
+        self.journal().ranges[range].done
+    }
+
+    /// Returns how many of a range's first bytes are on the disk.
+    pub fn kept_bytes(&self, range: usize) -> u64 {
+        let span = self.span(range);
+        self.journal().ranges[range].bytes.min(span.end - span.start)
+    }
+
+    /// Notes that the first bytes of a range were written.
+    pub fn keep_bytes(&self, range: usize, bytes: u64) -> Result<(), Error> {
+        self.file.sync_data().map_err(at(&self.partial))?;
+        let mut journal = self.journal();
+        let line = format!("{range}+{bytes}\n");
+        journal.file.write_all(line.as_bytes()).map_err(at(&self.journal_path))?;
+        journal.ranges[range].bytes = bytes;
+        Ok(())
     }
 
     /// Writes bytes of a range.
@@ -105,7 +129,7 @@ impl Partial {
         self.file.sync_data().map_err(at(&self.partial))?;
         let mut journal = self.journal();
         journal.file.write_all(format!("{range}\n").as_bytes()).map_err(at(&self.journal_path))?;
-        journal.done[range] = true;
+        journal.ranges[range].done = true;
         Ok(())
     }
 
@@ -155,7 +179,7 @@ fn with_ending(path: &Path, ending: &str) -> PathBuf {
 }
 
 /// Reads which ranges are done, or `None` if the journal belongs to another file. Cuts off a line that is not complete.
-fn read_journal(file: &mut File, header: &str, count: usize) -> io::Result<Option<Vec<bool>>> {
+fn read_journal(file: &mut File, header: &str, count: usize) -> io::Result<Option<Vec<Kept>>> {
     let mut bytes = Vec::new();
     file.read_to_end(&mut bytes)?;
     let complete = bytes.iter().rposition(|&byte| byte == b'\n').map_or(0, |end| end + 1);
@@ -164,15 +188,21 @@ fn read_journal(file: &mut File, header: &str, count: usize) -> io::Result<Optio
     if lines.next() != Some(header) {
         return Ok(None);
     }
-    let mut done = vec![false; count];
+    let mut ranges = vec![Kept::default(); count];
     for line in lines {
-        match line.parse::<usize>().ok().and_then(|range| done.get_mut(range)) {
-            Some(range) => *range = true,
+        let (number, bytes) = match line.split_once('+') {
+            Some((number, bytes)) => (number, bytes.parse::<u64>().ok()),
+            None => (line, Some(u64::MAX)),
+        };
+        let range = number.parse::<usize>().ok().and_then(|range| ranges.get_mut(range));
+        match range.zip(bytes) {
+            Some((range, u64::MAX)) => range.done = true,
+            Some((range, bytes)) => range.bytes = bytes,
             None => return Ok(None),
         }
     }
     file.set_len(complete as u64)?;
-    Ok(Some(done))
+    Ok(Some(ranges))
 }
 
 #[cfg(test)]
@@ -203,6 +233,30 @@ mod tests {
         // The next line does not join the cut one.
         open(folder.path()).finish_range(0).unwrap();
         assert_eq!(open(folder.path()).missing(), [2]);
+    }
+
+    #[test]
+    fn the_first_bytes_of_a_range_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let partial = open(folder.path());
+        partial.write(b"0123", 10).unwrap();
+        partial.keep_bytes(1, 2).unwrap();
+        partial.keep_bytes(1, 4).unwrap();
+        partial.keep_bytes(2, 3).unwrap();
+        partial.finish_range(2).unwrap();
+        drop(partial);
+        let partial = open(folder.path());
+        assert_eq!(partial.missing(), [0, 1]);
+        assert_eq!([0, 1].map(|range| partial.kept_bytes(range)), [0, 4]);
+        // More than the range has is no more than all of it.
+        partial.keep_bytes(0, 99).unwrap();
+        assert_eq!(open(folder.path()).kept_bytes(0), 10);
+        let journal = folder.path().join("a.partial.journal");
+        for wrong in ["0+\n", "+5\n", "0+x\n", "9+1\n"] {
+            open(folder.path()).keep_bytes(1, 4).unwrap();
+            fs::write(&journal, fs::read_to_string(&journal).unwrap() + wrong).unwrap();
+            assert_eq!(open(folder.path()).kept_bytes(1), 0, "{wrong}");
+        }
     }
 
     #[test]

@@ -5,13 +5,12 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use crate::choice::choose;
-use crate::client::Client;
+use crate::client::Notice;
 use crate::error::at;
 use crate::manifest::{Manifest, RepositoryFile};
 use crate::partial::Partial;
 use crate::transfer::Transfer;
-use crate::{Entry, Error, Library, Name, hub, partial, path};
+use crate::{Entry, Error, Library, Name, RemoteModel, Repository, partial, path};
 
 /// Where and how files are downloaded.
 #[derive(Clone, Debug)]
@@ -26,10 +25,14 @@ pub struct Options {
     pub connections: usize,
     /// Size of the ranges that are requested.
     pub range_bytes: u64,
-    /// Longest wait for a connection or for the next bytes.
+    /// Longest wait for a connection.
+    pub connect_timeout: Duration,
+    /// Longest wait for the next bytes.
     pub timeout: Duration,
     /// Wait before the second attempt of a request; it doubles with each further one.
     pub backoff: Duration,
+    /// Hears why a request is tried again.
+    pub notice: Notice,
 }
 
 impl Default for Options {
@@ -40,8 +43,10 @@ impl Default for Options {
             revision: "main".into(),
             connections: 8,
             range_bytes: 32 << 20,
+            connect_timeout: Duration::from_secs(5),
             timeout: Duration::from_secs(20),
             backoff: Duration::from_secs(1),
+            notice: Notice::default(),
         }
     }
 }
@@ -93,17 +98,23 @@ pub fn pull(
     progress: &dyn Fn(Progress),
     cancelled: &dyn Fn() -> bool,
 ) -> Result<Entry, Error> {
-    if !name.has_owner() {
-        return Err(Error::NoOwner { name: name.to_string() });
-    }
-    check_revision(&options.revision)?;
     progress(Progress::Listing);
-    let repository = name.repository();
-    let client = Client::new(repository, options)?;
-    let listed = hub::list(&client, repository, &options.revision, cancelled)?;
-    let choice = choose(repository, name.quant(), &listed)?;
-    let name = name.with_quant(choice.quant.as_deref())?;
-    let mut manifest = Manifest::new(&name, choice.open, choice.files);
+    let repository = Repository::list(name, options, cancelled)?;
+    repository.pull(library, &repository.chosen()?, progress, cancelled)
+}
+
+/// Downloads a model of a repository, see [`pull`].
+pub(crate) fn download(
+    library: &Library,
+    from: &Repository,
+    model: &RemoteModel,
+    progress: &dyn Fn(Progress),
+    cancelled: &dyn Fn() -> bool,
+) -> Result<Entry, Error> {
+    let Repository { client, options, .. } = from;
+    let repository = from.name.repository();
+    let name = from.name_of(model)?;
+    let mut manifest = Manifest::new(&name, model.open.clone(), model.files.clone());
     manifest.endpoint = client.endpoint.clone();
     manifest.revision = options.revision.clone();
     manifest.pulled = seconds();
@@ -114,20 +125,14 @@ pub fn pull(
     check_space(&folder, &wanted)?;
     let mut files = Vec::with_capacity(wanted.len());
     for file in wanted {
-        let url = format!(
-            "{}/{}/resolve/{}/{}",
-            client.endpoint,
-            path::encode(repository, true),
-            path::encode(&options.revision, false),
-            path::encode(&file.path, true)
-        );
+        let url = from.url(&file.path);
         let target = folder.join(&file.path);
         files.push((Partial::open(target, file.clone(), options.range_bytes.max(1))?, url));
     }
     let total_bytes = manifest.size_bytes();
     let missing_bytes = missing(&files);
     let before = total_bytes - missing_bytes;
-    let transfer = Transfer::new(&client, &files, options.connections);
+    let transfer = Transfer::new(client, &files, options.connections);
     let downloaded = |bytes: u64| {
         let done_bytes = (before + bytes).min(total_bytes);
         progress(Progress::Downloading { done_bytes, total_bytes });
@@ -168,7 +173,7 @@ fn wanted<'a>(
 fn missing(files: &[(Partial, String)]) -> u64 {
     let length = |partial: &Partial, range| {
         let span = partial.span(range);
-        span.end - span.start
+        span.end - span.start - partial.kept_bytes(range)
     };
     let of_file = |(partial, _): &(Partial, String)| -> u64 {
         partial.missing().into_iter().map(|range| length(partial, range)).sum()
@@ -191,7 +196,7 @@ fn check_space(folder: &Path, files: &[&RepositoryFile]) -> Result<(), Error> {
     }
 }
 
-fn check_revision(revision: &str) -> Result<(), Error> {
+pub(crate) fn check_revision(revision: &str) -> Result<(), Error> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
     let is_sound = path::check(revision).is_ok() && revision.chars().all(allowed);
     match is_sound {

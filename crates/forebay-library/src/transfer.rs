@@ -5,7 +5,7 @@ use std::io::Read as _;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
@@ -13,12 +13,16 @@ use ureq::Body;
 use ureq::http::Response;
 
 use crate::Error;
-use crate::client::{Client, Trouble, passing, shown};
+use crate::client::{Client, Trouble, in_words, passing, shown};
 use crate::error::at;
 use crate::manifest::{Checksum, hex};
 use crate::partial::Partial;
 
 const BUFFER_BYTES: usize = 256 << 10;
+/// Bytes of a range after which they are noted, and the same if the last note is older than `NOTE_AFTER`.
+const NOTE_BYTES: u64 = 16 << 20;
+const NOTE_BYTES_LATE: u64 = 1 << 20;
+const NOTE_AFTER: Duration = Duration::from_secs(1);
 /// Interval at which the caller hears of progress.
 const INTERVAL: Duration = Duration::from_millis(50);
 
@@ -133,7 +137,12 @@ impl<'a> Transfer<'a> {
     fn range(&self, partial: &Partial, url: &str, range: usize) -> Result<(), Error> {
         let span = partial.span(range);
         let is_all = span == (0..partial.remote.size);
-        let mut at = span.start;
+        let kept = span.start + partial.kept_bytes(range);
+        if kept >= span.end {
+            return partial.finish_range(range);
+        }
+        let mut at = kept;
+        let (mut noted, mut noted_at) = (at, Instant::now());
         let by_range = self.client.retry(&|| self.stopped(), || {
             let wanted = (!is_all || at > 0).then(|| (at, span.end - 1));
             let mut response = self.client.get(url, wanted)?;
@@ -154,6 +163,11 @@ impl<'a> Transfer<'a> {
                 partial.write(bytes, at)?;
                 at += bytes.len() as u64;
                 self.done_bytes.fetch_add(bytes.len() as u64, Ordering::SeqCst);
+                let is_late = noted_at.elapsed() > NOTE_AFTER && at - noted >= NOTE_BYTES_LATE;
+                if at < span.end && (is_late || at - noted >= NOTE_BYTES) {
+                    partial.keep_bytes(range, at - span.start)?;
+                    (noted, noted_at) = (at, Instant::now());
+                }
                 Ok(())
             });
             match result {
@@ -163,11 +177,15 @@ impl<'a> Transfer<'a> {
                 }
                 result => result.map(|()| None),
             }
-        })?;
-        match by_range {
+        });
+        if by_range.is_err() && at > noted {
+            // A later pull goes on here.
+            partial.keep_bytes(range, at - span.start)?;
+        }
+        match by_range? {
             None => partial.finish_range(range),
             Some(response) => {
-                self.done_bytes.fetch_sub(at - span.start, Ordering::SeqCst);
+                self.done_bytes.fetch_sub(at - kept, Ordering::SeqCst);
                 if partial.claim_whole() { self.whole(partial, url, response) } else { Ok(()) }
             }
         }
@@ -234,7 +252,7 @@ impl<'a> Transfer<'a> {
             match body.read(&mut buffer) {
                 Ok(0) => return Ok(()),
                 Ok(length) => take(&buffer[..length])?,
-                Err(error) => return Err(passing(url, &error.to_string())),
+                Err(error) => return Err(passing(url, &in_words(&error))),
             }
         }
     }

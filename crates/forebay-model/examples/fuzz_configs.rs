@@ -201,13 +201,14 @@ fn told(input: &Input) -> String {
 fn describe(model: &mut Model, input: &Input, with_weights: bool) -> bool {
     let source = match input {
         Input::Config(text) => parse_config_bytes(text.as_bytes()).map(|config| {
-            Source::HuggingFace(HfMetadata {
+            Source::HuggingFace(Box::new(HfMetadata {
                 config,
                 tokenizer_json: None,
                 tokenizer_config: None,
                 generation_config: None,
-                chat_template: None,
-            })
+                tiktoken: None,
+                chat_templates: Default::default(),
+            }))
         }),
         Input::Keys(keys) => {
             let mut metadata = GgufMetadata::new(3);

@@ -4,7 +4,7 @@ use forebay_compute::ComputeError;
 #[cfg(feature = "cuda")]
 use forebay_cuda::CudaError;
 use forebay_format::FormatError;
-use forebay_store::StoreError;
+use forebay_store::{StoreError, at_least, at_most};
 use forebay_stream::StreamError;
 
 /// Errors of architectures, weights and the decoder.
@@ -15,6 +15,16 @@ pub enum ModelError {
          newer forebay"
     )]
     UnknownArchitecture { name: String, known: String },
+    #[error(
+        "forebay runs '{name}' from Hugging Face folders (safetensors) only, not from GGUF files: download a \
+         repository with the safetensors of this model"
+    )]
+    FolderOnly { name: String },
+    #[error(
+        "forebay runs '{name}' from GGUF files only, not from Hugging Face folders (safetensors): download a GGUF \
+         file of this model"
+    )]
+    GgufOnly { name: String },
     #[error("{source_name} has no '{key}', which the {family} architecture needs")]
     MissingKey { source_name: String, key: String, family: &'static str },
     #[error("'{key}' is {value}, but {expected}")]
@@ -27,6 +37,13 @@ pub enum ModelError {
         "tensor '{name}' has the shape {found:?}, but the model's metadata asks for {expected:?}"
     )]
     TensorShape { name: String, found: Vec<u64>, expected: Vec<u64> },
+    #[error("tensor '{name}' has no elements, but the model needs it; get the file again")]
+    NoElements { name: String },
+    #[error(
+        "the files have no output projection '{head}', and config.json does not say that the embedding table stands for it: \
+         {said}. Add the tensor, or set tie_word_embeddings to true"
+    )]
+    NoHead { head: String, said: String },
     #[error("tensor '{name}' is of type {found}, which cannot be used as a weight matrix")]
     TensorType { name: String, found: &'static str },
     #[error("tensor '{name}' lies in several pieces, which only experts may; pack the model again")]
@@ -52,13 +69,16 @@ pub enum ModelError {
     )]
     NumericFailure { layer: usize, token: usize },
     #[error(
-        "keys and values need at least {least_bytes} bytes of VRAM with this context, but --kv-vram allows {given_bytes}; give \
-         a larger --kv-vram or a smaller --ctx"
+        "keys and values need at least {} of VRAM with this context, but --kv-vram allows {}; give a larger --kv-vram \
+         or a smaller --ctx",
+        at_least(*least_bytes),
+        at_most(*given_bytes)
     )]
     KvVramTooSmall { given_bytes: u64, least_bytes: u64 },
     #[error(
-        "the model needs {needed_bytes} bytes of VRAM, but {given_bytes} may be used: {why}; \
-         give {}a larger --vram, or use --device cpu",
+        "the model needs {} of VRAM, but {} may be used: {why}; give {}a larger --vram, or use --device cpu",
+        at_least(*needed_bytes),
+        at_most(*given_bytes),
         match largest_context {
             Some(positions) => format!("a --ctx of at most {positions} or "),
             None => String::new(),

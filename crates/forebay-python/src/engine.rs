@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_engine::{Engine as Inner, EngineError, OpenedKvFolder, Session, SessionOptions};
 use forebay_requests::embed::{self, PoolingName, Texts};
-use forebay_requests::{Endpoint, Prepared, Refusal, Text, Wanted, Worker, wanted};
+use forebay_requests::{Endpoint, Place, Prepared, Refusal, Text, Wanted, Worker, wanted};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde::Deserialize as _;
@@ -65,8 +65,12 @@ impl Engine {
             let name = if model.is_dir() { model.file_name() } else { model.file_stem() };
             let name = name.unwrap_or(model.as_os_str()).to_string_lossy();
             let (context, load_seconds) = (session.context(), session.statistics().load_seconds);
-            let text =
-                Text::new(&name, text).map_err(|error| Failed::Template(error.to_string()))?;
+            let mut text = Text::new(&name, text, Place::OwnThread)
+                .map_err(|error| Failed::Template(error.to_string()))?
+                .with_exact_variables();
+            if given.special_tokens_in_messages {
+                text = text.with_special_tokens_in_messages();
+            }
             let mut engine = Inner::new(session, &engine);
             if let Some(disk) = kv_disk {
                 engine.set_kv_disk(disk, &name)?;

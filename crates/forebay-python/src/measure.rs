@@ -136,7 +136,7 @@ pub fn replay(
     trace: PathBuf,
     policies: Option<Vec<String>>,
     capacities: Vec<(String, f64)>,
-    cut_batches: bool,
+    keep_batches: bool,
 ) -> PyResult<String> {
     let policies: Vec<ReplayPolicy> = match policies {
         None => ReplayPolicy::all(),
@@ -161,7 +161,7 @@ pub fn replay(
     let mut watch = Watch::new(None, Interrupt::new());
     let replayed = py.detach(|| {
         let trace = open_trace(&trace)?;
-        replayed(&trace, &policies, &capacities, cut_batches, &mut watch)
+        replayed(&trace, &policies, &capacities, keep_batches, &mut watch)
     });
     match (replayed, watch.stopped) {
         (Ok(document), None) => Ok(document.to_string()),
@@ -174,7 +174,7 @@ fn replayed(
     trace: &RoutingTrace,
     policies: &[ReplayPolicy],
     capacities: &[Capacity],
-    cut_batches: bool,
+    keep_batches: bool,
     watch: &mut Watch<'_>,
 ) -> Result<Value, Failed> {
     let lookups = Lookups::of(trace);
@@ -186,7 +186,7 @@ fn replayed(
     for &policy in policies {
         let mut row = Vec::new();
         for capacity in capacities {
-            let shape = capacity.shape(policy.scope(), lookups.layers(), !cut_batches);
+            let shape = capacity.shape(policy.scope(), lookups.layers(), keep_batches);
             let counters = replay_while(&lookups, policy, &shape, |_| match watch.tell(0, 1) {
                 true => ControlFlow::Continue(()),
                 false => ControlFlow::Break(()),

@@ -47,6 +47,8 @@ pub struct Options {
     exact: bool,
     max_latency: Option<f64>,
     queue: usize,
+    /// True if special tokens in messages are special tokens.
+    pub special_tokens_in_messages: bool,
 }
 
 impl Options {

@@ -10,8 +10,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use forebay_engine::EngineError;
 use forebay_engine::engine::{Request, Sink};
 use forebay_requests::{
-    AnswerFailure, Choice, Piece, Prepared, Text, Ticket, Token, Update, Worker, answer, embed,
-    sink,
+    AnswerFailure, Caller, Choice, Piece, Prepared, Text, Ticket, Token, Update, Worker, answer,
+    embed, sink,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList};
@@ -181,7 +181,7 @@ impl Run {
         let wake = wake.map(|(wake, number)| (wake.numbers.clone(), number));
         let shared = Arc::new(Shared { wake, ..Shared::default() });
         let (finishes, replies) = (Finishes(shared.clone()), Replies(shared.clone()));
-        worker.submit(request, sink(finishes), move |submitted| {
+        worker.submit(&Caller::only(), request, sink(finishes), move |submitted| {
             let mut state = replies.0.lock();
             match submitted {
                 // A ticket that is dropped cancels the request.

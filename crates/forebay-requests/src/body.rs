@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::choice::{self, Choosing};
 use crate::fields::{CHAT, COMPLETIONS};
-use crate::request::{Endpoint, Ends, Input, Refusal, Wanted};
+use crate::request::{Ending, Endpoint, Ends, Input, Refusal, Wanted};
 use crate::{bias, effort};
 
 /// Tokens of a completion whose request names no limit, as in the OpenAI API.
@@ -113,6 +113,8 @@ struct Body {
     thinking: Option<Thinking>,
     enable_thinking: Option<bool>,
     chat_template_kwargs: Option<Map<String, Value>>,
+    continue_final_message: Option<bool>,
+    add_generation_prompt: Option<bool>,
     #[serde(default)]
     stream: bool,
     #[serde(default)]
@@ -166,6 +168,7 @@ pub fn wanted(endpoint: Endpoint, body: &Value) -> Result<Wanted, Refusal> {
         )?,
         false => Choosing::default(),
     };
+    let ending = ending(&body)?;
     let input = match is_chat {
         true => chat(&mut body, choosing.tools)?,
         false => {
@@ -175,6 +178,7 @@ pub fn wanted(endpoint: Endpoint, body: &Value) -> Result<Wanted, Refusal> {
     };
     Ok(Wanted {
         input,
+        ending,
         max_tokens,
         sampling,
         has_seed: body.seed.is_some(),
@@ -214,6 +218,24 @@ fn limit(body: &Body, is_chat: bool) -> Result<Option<usize>, Refusal> {
         None if is_chat => Ok(None),
         None => Ok(Some(COMPLETION_TOKENS)),
     }
+}
+
+/// Reads the end of the prompt, by the rule of vLLM and llama.cpp: a last message of the assistant is continued unless the request
+/// asks for a new answer. `prefix`, as DeepSeek and Mistral name it, asks to continue the message that has it.
+fn ending(body: &Body) -> Result<Ending, Refusal> {
+    let last = body.messages.as_ref().and_then(|messages| messages.as_array()?.last());
+    let has_prefix = last.is_some_and(|last| last.get("prefix") == Some(&Value::Bool(true)));
+    let continues = body.continue_final_message.or(has_prefix.then_some(true));
+    let continues = match (continues, body.add_generation_prompt) {
+        (Some(true), Some(true)) => {
+            let name = if has_prefix { "messages" } else { "continue_final_message" };
+            let why = "continuing the last message and add_generation_prompt exclude each other";
+            return Err(Refusal::of(name, why));
+        }
+        (None, Some(true)) => Some(false),
+        (continues, _) => continues,
+    };
+    Ok(Ending { continues, without_header: body.add_generation_prompt == Some(false) })
 }
 
 /// Reads how tokens are chosen. The filters that the OpenAI API lacks are off unless the request names them.
@@ -404,6 +426,7 @@ fn think(body: &Body) -> Result<Option<Think>, Refusal> {
 
 #[cfg(test)]
 mod tests {
+    use forebay_chat::PromptEnd;
     use serde_json::json;
 
     use super::*;
@@ -422,6 +445,44 @@ mod tests {
         let messages = json!([{ "role": "user", "content": "x" }]);
         let wanted = of("/v1/chat/completions", json!({ "messages": messages })).unwrap();
         assert_eq!(wanted.max_tokens, None);
+    }
+
+    #[test]
+    fn the_last_message_of_the_assistant_is_continued_unless_the_request_says_otherwise() {
+        let end = |continues: Value, header: Value, role: &str| {
+            let messages =
+                json!([{ "role": "user", "content": "x" }, { "role": role, "content": "y" }]);
+            let mut body = json!({ "messages": messages });
+            for (name, value) in
+                [("continue_final_message", continues), ("add_generation_prompt", header)]
+            {
+                if !value.is_null() {
+                    body[name] = value;
+                }
+            }
+            let wanted = of("/v1/chat/completions", body)?;
+            let Input::Chat { messages, .. } = &wanted.input else { panic!() };
+            Ok::<_, Refusal>(wanted.ending.of(messages))
+        };
+        let (yes, no, none) = (json!(true), json!(false), Value::Null);
+        for (continues, header, of_assistant, of_user) in [
+            (&none, &none, PromptEnd::Continued, PromptEnd::Answer),
+            (&none, &yes, PromptEnd::Answer, PromptEnd::Answer),
+            (&none, &no, PromptEnd::Continued, PromptEnd::Nothing),
+            (&no, &none, PromptEnd::Answer, PromptEnd::Answer),
+            (&no, &no, PromptEnd::Nothing, PromptEnd::Nothing),
+            (&yes, &no, PromptEnd::Continued, PromptEnd::Continued),
+            (&yes, &none, PromptEnd::Continued, PromptEnd::Continued),
+        ] {
+            assert_eq!(end(continues.clone(), header.clone(), "assistant"), Ok(of_assistant));
+            assert_eq!(end(continues.clone(), header.clone(), "user"), Ok(of_user));
+        }
+        let refusal = end(yes.clone(), yes, "assistant").unwrap_err();
+        assert_eq!(refusal.param.as_deref(), Some("continue_final_message"));
+        let last = json!({ "role": "assistant", "content": "y", "prefix": true });
+        let with_prefix = json!({ "messages": [{ "role": "user", "content": "x" }, last] });
+        let wanted = of("/v1/chat/completions", with_prefix).unwrap();
+        assert_eq!(wanted.ending.continues, Some(true));
     }
 
     #[test]

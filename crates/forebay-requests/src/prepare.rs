@@ -1,14 +1,17 @@
 //! Requests with their prompts as tokens, ready to run.
 
-use forebay_chat::{CallsWanted, Format, Gap, Think, encode_prompt, infill_prompt};
+use forebay_chat::{
+    CallsWanted, Format, Gap, Message, PromptEnd, Think, continued_text, encode_chat, encode_text,
+    infill_prompt,
+};
 use forebay_engine::GenerateOptions;
 use forebay_engine::engine::Request;
-use forebay_grammar::{Compiler, Grammar, GrammarError, Rules};
+use forebay_grammar::{Compiler, Grammar, GrammarError, Preamble, Rules};
 use forebay_model::sampling::Ban;
 use forebay_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::request::{Ends, Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted};
+use crate::request::{Ending, Ends, Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted};
 
 /// Settings with which requests become prompts.
 pub struct Preparation<'a> {
@@ -20,9 +23,10 @@ pub struct Preparation<'a> {
     pub max_tokens: Option<usize>,
     /// Positions of a sequence, if they are known. A text that cannot fit is then refused before its tokens are made.
     pub context: Option<usize>,
-    /// True to refuse an amount of thinking or a variable that the template does not know. Otherwise it gets the nearest amount,
-    /// and the variable has no effect.
+    /// True to refuse an amount of thinking that the template does not know. Otherwise it gets the nearest one.
     pub exact_thinking: bool,
+    /// True to refuse a variable that the template does not know. Otherwise it has no effect.
+    pub exact_variables: bool,
 }
 
 /// What a request says about the form of its answer.
@@ -34,6 +38,37 @@ struct Form {
     parallel_calls: bool,
 }
 
+/// Leaves out a last message of the assistant that is empty: the answer begins there anyway.
+fn without_empty_end(mut messages: Vec<Message>) -> Vec<Message> {
+    let is_empty = |last: &Message| *last == Message::new("assistant", "");
+    if messages.len() > 1 && messages.last().is_some_and(is_empty) {
+        messages.pop();
+    }
+    messages
+}
+
+/// Calls that an answer may consist of.
+struct Calls<'a> {
+    tools: Option<Value>,
+    /// The only tool that may be called.
+    name: Option<&'a str>,
+    several: bool,
+}
+
+impl Calls<'_> {
+    /// Returns the names and the schemas of the tools that may be called.
+    fn schemas(&mut self) -> impl Iterator<Item = (String, &mut Value)> {
+        let only = self.name;
+        let all = self.tools.as_mut().and_then(Value::as_array_mut).into_iter().flatten();
+        all.filter_map(move |tool| {
+            let function = tool.get_mut("function")?.as_object_mut()?;
+            let name = function.get("name")?.as_str()?.to_owned();
+            let is_wanted = only.is_none_or(|only| only == name);
+            Some((name, function.get_mut("parameters").filter(|_| is_wanted)?))
+        })
+    }
+}
+
 /// A request that is ready to run.
 pub struct Prepared {
     /// Text of the prompt, which says how the answer begins.
@@ -42,6 +77,12 @@ pub struct Prepared {
     pub format: Format,
     /// True if the answer continues the text of the prompt.
     pub continues: bool,
+    /// Text of a message of the assistant that the answer continues.
+    pub continued: Option<String>,
+    /// What the answer may not follow of the request's schemas.
+    pub remarks: Vec<String>,
+    /// True to send each tool call when it is complete, and not its arguments as they are generated.
+    pub whole_calls: bool,
     pub stops: Vec<String>,
     /// True if the stop text that ends an answer is a part of it.
     pub keeps_stop: bool,
@@ -74,6 +115,8 @@ struct Source {
     format: Format,
     /// True if the answer continues the text of the prompt.
     continues: bool,
+    /// Text of a message of the assistant that the answer continues.
+    continued: Option<String>,
     /// Tools that the answer may call.
     calls: Option<Value>,
 }
@@ -86,6 +129,7 @@ impl Preparation<'_> {
     pub fn prepare(&self, wanted: Wanted, seed: u64) -> Result<Prepared, Refusal> {
         let Wanted {
             input,
+            ending,
             max_tokens,
             mut sampling,
             has_seed,
@@ -106,7 +150,8 @@ impl Preparation<'_> {
             sampling.seed = seed;
         }
         sampling.banned = self.bans(&ends)?;
-        let Source { text, ids, more, format, continues, calls } = self.source(input)?;
+        let source = self.source(input, ending)?;
+        let Source { text, ids, more, format, continues, continued, calls } = source;
         if ids.is_empty() || more.iter().any(|prompt| prompt.ids.is_empty()) {
             return Err(Refusal::of("prompt", "the prompt is empty"));
         }
@@ -117,7 +162,8 @@ impl Preparation<'_> {
             ..GenerateOptions::default()
         };
         let form = Form { rules, must_call, calls, parallel_calls };
-        let grammar = self.grammar(form, &text, &format)?;
+        let mut remarks = Vec::new();
+        let grammar = self.grammar(form, &text, continued.as_deref(), &format, &mut remarks)?;
         let prompt = ids;
         let request =
             Request { prompt, options, logprobs, prompt_logprobs, grammar, ..Request::default() };
@@ -126,6 +172,9 @@ impl Preparation<'_> {
             request,
             format,
             continues,
+            continued,
+            remarks,
+            whole_calls: false,
             stops,
             keeps_stop: ends.keeps_stop,
             choices: choices * (1 + more.len()),
@@ -138,8 +187,8 @@ impl Preparation<'_> {
     }
 
     /// Makes the prompts of a request.
-    fn source(&self, input: Input) -> Result<Source, Refusal> {
-        let (mut calls, mut more) = (None, Vec::new());
+    fn source(&self, input: Input, ending: Ending) -> Result<Source, Refusal> {
+        let (mut calls, mut continued, mut more) = (None, None, Vec::new());
         let (text, ids, format, continues) = match input {
             Input::Text(_) | Input::Ids(_) => {
                 let Prompt { text, ids } = self.prompt(input)?;
@@ -164,7 +213,7 @@ impl Preparation<'_> {
                 for (name, value) in variables {
                     match self.format.check_variable(&name) {
                         Ok(()) => drop(all.insert(name, value)),
-                        Err(error) if self.exact_thinking => {
+                        Err(error) if self.exact_variables => {
                             return Err(Refusal::of("chat_template_kwargs", error.to_string()));
                         }
                         // Clients send the variables of one family to all.
@@ -173,19 +222,32 @@ impl Preparation<'_> {
                 }
                 calls = tools.clone();
                 let format = self.format.offering(tools.as_ref());
-                let text = format.render(template, &messages, tools.as_ref(), &all);
-                let text = text.map_err(|error| Refusal::of("messages", error.to_string()))?;
-                let ids = self.encode("messages", &text, true)?;
-                (text, ids, format, false)
+                let messages = without_empty_end(messages);
+                let end = ending.of(&messages);
+                let prompt = format.render_to(end, template, &messages, tools.as_ref(), &all);
+                let prompt = prompt.map_err(|error| Refusal::of("messages", error.to_string()))?;
+                self.check_length("messages", prompt.text())?;
+                let ids = encode_chat(self.tokenizer, &prompt);
+                let ids = ids.map_err(|error| Refusal::of("messages", error.to_string()))?;
+                if end == PromptEnd::Continued {
+                    continued = continued_text(&messages).map(str::to_owned);
+                }
+                let continues = continued.is_some();
+                (prompt.into_text(), ids, format, continues)
             }
         };
-        Ok(Source { text, ids, more, format, continues, calls })
+        Ok(Source { text, ids, more, format, continues, continued, calls })
     }
 
     /// Makes a prompt of a text or of tokens.
     fn prompt(&self, input: Input) -> Result<Prompt, Refusal> {
         match input {
-            Input::Text(text) => Ok(Prompt { ids: self.encode("prompt", &text, false)?, text }),
+            Input::Text(text) => {
+                self.check_length("prompt", &text)?;
+                let ids = encode_text(self.tokenizer, &text);
+                let ids = ids.map_err(|error| Refusal::of("prompt", error.to_string()))?;
+                Ok(Prompt { text, ids })
+            }
             Input::Ids(ids) => {
                 let size = self.tokenizer.vocab_size();
                 match ids.iter().find(|id| **id as usize >= size) {
@@ -225,32 +287,22 @@ impl Preparation<'_> {
         Ok(bans)
     }
 
-    /// Compiles the grammar of the answer to `prompt`.
+    /// Compiles the grammar of the answer to `prompt`, which ends with the text `continued`. Adds what the grammar leaves out to
+    /// `remarks`.
     fn grammar(
         &self,
         form: Form,
         prompt: &str,
+        continued: Option<&str>,
         format: &Format,
+        remarks: &mut Vec<String>,
     ) -> Result<Option<Grammar>, Refusal> {
         let Form { rules, must_call, calls, parallel_calls } = form;
-        let compile = |field, rules: &Rules, preamble: Option<&_>| {
-            let grammar = self.compiler.compile(rules, preamble);
-            grammar.map(Some).map_err(|error| {
-                let code = matches!(error, GrammarError::Busy(_)).then_some(NOT_NOW);
-                Refusal { code, ..Refusal::of(field, error.to_string()) }
-            })
-        };
         let name = match &must_call {
             Some(MustCall::Named(name)) => Some(name.as_str()),
             _ => None,
         };
-        let several = parallel_calls && name.is_none();
-        let rules_of_calls = |instead: Option<&_>| {
-            let none = Value::Null;
-            let wanted = CallsWanted { tools: calls.as_ref().unwrap_or(&none), name, several };
-            let rules = format.call_rules(&wanted, instead, self.tokenizer);
-            rules.map_err(|error| Refusal::of("tool_choice", error.to_string()))
-        };
+        let calls_wanted = Calls { tools: calls, name, several: parallel_calls && name.is_none() };
         match (&rules, &must_call) {
             (None, None) => Ok(None),
             (Some(_), Some(_)) => Err(Refusal::of(
@@ -258,11 +310,19 @@ impl Preparation<'_> {
                 "a call that is required leaves no room for response_format",
             )),
             (None, Some(_)) => {
-                let rules = rules_of_calls(None)?;
-                compile("tool_choice", &rules, format.preamble_of_calls(prompt).as_ref())
+                let preamble = match continued {
+                    Some(text) => format.preamble_of_continued(prompt, text),
+                    None => format.preamble_of_calls(prompt),
+                };
+                let preamble = preamble.as_ref();
+                self.grammar_of_calls(calls_wanted, None, preamble, format, remarks).map(Some)
             }
             (Some(rules), None) => {
-                let preamble = format.preamble(prompt);
+                let preamble = match continued {
+                    Some(text) => format.preamble_of_continued(prompt, text),
+                    None => format.preamble(prompt),
+                };
+                remarks.extend(rules.remarks());
                 // An answer of a form may also be calls, if there are tools.
                 let object = json!({ "type": "object" });
                 let schema = match rules {
@@ -270,15 +330,74 @@ impl Preparation<'_> {
                     Rules::JsonSchema(schema) => Some(schema),
                     _ => None,
                 };
-                match schema.filter(|_| calls.is_some() && format.calls_tools()) {
-                    Some(schema) => {
-                        let rules = rules_of_calls(Some(schema))?;
-                        compile("response_format", &rules, preamble.as_ref())
+                let may_call = calls_wanted.tools.is_some() && format.calls_tools();
+                let preamble = preamble.as_ref();
+                let grammar = match schema.filter(|_| may_call) {
+                    Some(_) => {
+                        self.grammar_of_calls(calls_wanted, schema, preamble, format, remarks)?
                     }
-                    None => compile("response_format", rules, preamble.as_ref()),
-                }
+                    None => self.compile("response_format", rules, preamble)?,
+                };
+                // The text of the last message is a part of the answer's form.
+                let Some(text) = continued.filter(|_| preamble.is_none()) else {
+                    return Ok(Some(grammar));
+                };
+                let grammar = grammar.after(text.trim_start());
+                let wrong = |error: GrammarError| Refusal::of("response_format", error.to_string());
+                grammar.map(Some).map_err(wrong)
             }
         }
+    }
+
+    fn compile(
+        &self,
+        field: &'static str,
+        rules: &Rules,
+        preamble: Option<&Preamble>,
+    ) -> Result<Grammar, Refusal> {
+        self.compiler.compile(rules, preamble).map_err(|error| {
+            let code = matches!(error, GrammarError::Busy(_)).then_some(NOT_NOW);
+            Refusal { code, ..Refusal::of(field, error.to_string()) }
+        })
+    }
+
+    /// Compiles the grammar of calls, or of JSON by the schema `instead`. A tool whose schema cannot be used takes any object, so
+    /// that one odd tool does not refuse the request.
+    fn grammar_of_calls(
+        &self,
+        mut calls: Calls<'_>,
+        instead: Option<&Value>,
+        preamble: Option<&Preamble>,
+        format: &Format,
+        remarks: &mut Vec<String>,
+    ) -> Result<Grammar, Refusal> {
+        let field = if instead.is_some() { "response_format" } else { "tool_choice" };
+        let compile = |calls: &Calls<'_>| {
+            let none = Value::Null;
+            let tools = calls.tools.as_ref().unwrap_or(&none);
+            let wanted = CallsWanted { tools, name: calls.name, several: calls.several };
+            let rules = format.call_rules(&wanted, instead, self.tokenizer);
+            let rules = rules.map_err(|error| Refusal::of("tool_choice", error.to_string()))?;
+            self.compile(field, &rules, preamble)
+        };
+        for (name, schema) in calls.schemas() {
+            let of_tool = Rules::JsonSchema(schema.clone()).remarks();
+            remarks.extend(of_tool.into_iter().map(|remark| format!("tool {name}, {remark}")));
+        }
+        let refused = match compile(&calls) {
+            Err(refused) if refused.code != Some(NOT_NOW) => refused,
+            result => return result,
+        };
+        let mut has_changed = false;
+        for (name, schema) in calls.schemas() {
+            let rules = Rules::JsonSchema(schema.clone());
+            if let Err(GrammarError::Invalid(why)) = self.compiler.compile(&rules, None) {
+                remarks.push(format!("tool {name}: the schema is not enforced: {why}"));
+                *schema = json!({ "type": "object" });
+                has_changed = true;
+            }
+        }
+        if has_changed { compile(&calls) } else { Err(refused) }
     }
 
     /// Makes the prompt for a gap between two texts.
@@ -290,12 +409,8 @@ impl Preparation<'_> {
         ids.ok_or_else(|| Refusal::of("suffix", none))
     }
 
-    fn encode(
-        &self,
-        field: &'static str,
-        text: &str,
-        templated: bool,
-    ) -> Result<Vec<u32>, Refusal> {
+    /// Refuses a text that cannot fit, before its tokens are made.
+    fn check_length(&self, field: &'static str, text: &str) -> Result<(), Refusal> {
         let least = self.tokenizer.tokens_least(text.len());
         if let Some(context) = self.context.filter(|context| least > *context) {
             let message = format!(
@@ -304,8 +419,7 @@ impl Preparation<'_> {
             );
             return Err(Refusal { code: Some(TOO_LONG), ..Refusal::of(field, message) });
         }
-        encode_prompt(self.tokenizer, text, templated)
-            .map_err(|error| Refusal::of(field, error.to_string()))
+        Ok(())
     }
 
     /// Returns the template's variables for an amount of thinking.

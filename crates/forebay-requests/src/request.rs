@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use forebay_chat::{Gap, Message, Think};
+use forebay_chat::{Gap, Message, PromptEnd, Think, continued_text};
 use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
 use serde_json::{Map, Value, json};
@@ -58,10 +58,33 @@ pub enum Input {
     },
 }
 
+/// What a request says about the end of its prompt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// Whether the answer continues the last message. `None` does so if it is one of the assistant with a text.
+    pub continues: Option<bool>,
+    /// True to leave out what the template writes before an answer.
+    pub without_header: bool,
+}
+
+impl Ending {
+    /// Returns where the prompt of a conversation ends.
+    pub fn of(self, messages: &[Message]) -> PromptEnd {
+        let continues = self.continues.unwrap_or_else(|| continued_text(messages).is_some());
+        match (continues, self.without_header) {
+            (true, _) => PromptEnd::Continued,
+            (false, true) => PromptEnd::Nothing,
+            (false, false) => PromptEnd::Answer,
+        }
+    }
+}
+
 /// A request that can be run.
 #[derive(Debug)]
 pub struct Wanted {
     pub input: Input,
+    /// End of the prompt of a conversation.
+    pub ending: Ending,
     /// `None` if the request names no limit.
     pub max_tokens: Option<usize>,
     /// Options for the next token. The seed is 0 if the request has none.
@@ -122,6 +145,7 @@ impl Default for Wanted {
     fn default() -> Wanted {
         Wanted {
             input: Input::Text(String::new()),
+            ending: Ending::default(),
             max_tokens: None,
             sampling: Sampling::default(),
             has_seed: false,

@@ -119,6 +119,12 @@ pub fn sink(
     let Prepared { format, continues, stops, .. } = prepared;
     let text = prepared.text_of(choice);
     let mut stream = AnswerStream::new(tokenizer.clone(), format, text, *continues, stops);
+    if let Some(continued) = &prepared.continued {
+        stream = stream.with_continued(format, text, continued);
+    }
+    if prepared.whole_calls {
+        stream = stream.with_whole_calls();
+    }
     if prepared.keeps_stop {
         stream.keep_stop();
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, Once};
 
 use forebay_chat::{ChatError, Format};
 use forebay_engine::{ModelInfo, ModelText};
-use forebay_grammar::Compiler;
+use forebay_grammar::{Compiler, Place};
 use forebay_text::{ChatTemplate, TextError, Tokenizer};
 
 use crate::prepare::{Preparation, Prepared};
@@ -38,16 +38,18 @@ pub struct Text {
     is_plain: bool,
     /// Name of the model in the log.
     name: String,
+    /// True to refuse variables that the template does not know.
+    exact_variables: bool,
     /// Done once the log says that the model's template has no tool calls.
     tools_logged: Once,
 }
 
 impl Text {
-    /// Prepares the text of a model. `name` is how requests call it.
+    /// Prepares the text of a model. `name` is how requests call it, and `place` says which thread compiles grammars.
     ///
     /// # Errors
     /// Returns an error if the chat template is damaged.
-    pub fn new(name: &str, text: ModelText) -> Result<Text, TemplateError> {
+    pub fn new(name: &str, text: ModelText, place: Place) -> Result<Text, TemplateError> {
         let ModelText { info, tokenizer, chat_template } = text;
         let is_plain = chat_template.is_none();
         if is_plain {
@@ -60,9 +62,31 @@ impl Text {
             None => ChatTemplate::from_source(PLAIN_TEMPLATE, "", "")?,
         };
         let format = Format::recognise(Some(&template), Some(&tokenizer))?;
-        let compiler = Compiler::new(&tokenizer);
-        let (name, tools_logged) = (name.to_owned(), Once::new());
-        Ok(Text { info, tokenizer, template, format, compiler, is_plain, name, tools_logged })
+        let compiler = Compiler::new(&tokenizer).at(place);
+        Ok(Text {
+            info,
+            tokenizer,
+            template,
+            format,
+            compiler,
+            is_plain,
+            name: name.to_owned(),
+            exact_variables: false,
+            tools_logged: Once::new(),
+        })
+    }
+
+    /// Refuses requests with variables that the chat template does not know. Otherwise such variables have no effect.
+    #[must_use]
+    pub fn with_exact_variables(self) -> Text {
+        Text { exact_variables: true, ..self }
+    }
+
+    /// Lets special tokens in the text of messages be special tokens. Whoever writes a part of a message can then end it and
+    /// begin another one.
+    #[must_use]
+    pub fn with_special_tokens_in_messages(self) -> Text {
+        Text { format: self.format.clone().with_special_tokens_in_messages(), ..self }
     }
 
     /// Makes tokens of a request's prompt. `context` is the number of positions of a sequence, if it is known.
@@ -101,9 +125,11 @@ impl Text {
             max_tokens: None,
             context,
             exact_thinking: false,
+            exact_variables: self.exact_variables,
         };
         let mut prepared = preparation.prepare(wanted, seed)?;
-        if self.is_plain && !prepared.continues {
+        let is_chat = !prepared.continues || prepared.continued.is_some();
+        if self.is_plain && is_chat {
             prepared.stops.push(PLAIN_STOP.to_owned());
         }
         Ok(prepared)

@@ -41,6 +41,22 @@ pub struct Report {
     pub live: Collected,
 }
 
+/// Who asks: what the engine keeps apart, and whom it serves in turn. It has no default, so that nobody forgets it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Caller {
+    /// Requests share keys and values of equal prefixes only with requests of the same namespace.
+    pub namespace: Vec<u8>,
+    /// Number that tells one caller from another.
+    pub share: u64,
+}
+
+impl Caller {
+    /// Returns the caller of a process that has only one.
+    pub fn only() -> Caller {
+        Caller { namespace: Vec::new(), share: 0 }
+    }
+}
+
 /// A running engine. Its thread ends when the last handle to it is gone and no request is left.
 pub struct Worker {
     commands: Sender<Command>,
@@ -110,14 +126,17 @@ impl Worker {
         Ok(Worker { commands, report, failure, is_broken, thread: Some(thread) })
     }
 
-    /// Queues a request. `reply` gets its ticket on the engine's thread, or an error if the queue is full or the prompt does
+    /// Queues a request of this caller. `reply` gets its ticket on the engine's thread, or an error if the queue is full or the prompt does
     /// not fit. If the engine has ended, `reply` is dropped.
     pub fn submit(
         &self,
+        caller: &Caller,
         request: Request,
         sink: Sink,
         reply: impl FnOnce(Result<Ticket, EngineError>) + Send + 'static,
     ) {
+        let Caller { namespace, share } = caller.clone();
+        let request = Request { namespace, share, ..request };
         let commands = self.commands.clone();
         let reply = move |submitted: Submitted| {
             reply(submitted.map(|id| Ticket { id, commands }));
@@ -133,11 +152,12 @@ impl Worker {
     /// Returns an error if the queue is full or the prompt does not fit. Returns `None` if the engine has ended.
     pub fn submit_and_wait(
         &self,
+        caller: &Caller,
         request: Request,
         sink: Sink,
     ) -> Option<Result<Ticket, EngineError>> {
         let (reply, submitted) = channel();
-        self.submit(request, sink, move |result| drop(reply.send(result)));
+        self.submit(caller, request, sink, move |result| drop(reply.send(result)));
         submitted.recv().ok()
     }
 

@@ -9,16 +9,32 @@ const TABS = ["chat", "live"];
 /** Time between two looks at the machine, in milliseconds. */
 const LOOK_EVERY = 500;
 
-const chat = startChat({ askForKey });
+const chat = startChat({ askForKey, moved: address });
 
-function choose(name) {
+/** Lets the address name what is shown, so that a reload and the browser's arrows find it. */
+function address() {
+  const hash = `#${get("live").hidden ? chat.hash() : "machine"}`;
+  if (location.hash === hash) return;
+  const known = location.hash && location.hash !== "#machine" && location.hash !== "#new";
+  if (known && hash !== "#machine") history.pushState(null, "", hash);
+  else history.replaceState(null, "", hash);
+}
+
+addEventListener("popstate", async () => {
+  const name = location.hash.slice(1);
+  choose(name === "machine" ? "live" : "chat", false);
+  await chat.ready;
+  if (name && name !== "machine" && name !== chat.hash()) chat.open(name);
+});
+
+function choose(name, moves = true) {
   for (const tab of TABS) {
     const chosen = tab === name;
     get(tab).hidden = !chosen;
     get(`tab-${tab}`).setAttribute("aria-selected", String(chosen));
     get(`tab-${tab}`).tabIndex = chosen ? 0 : -1;
   }
-  history.replaceState(null, "", name === "chat" ? location.pathname : "#machine");
+  if (moves) address();
 }
 
 for (const tab of TABS) {
@@ -71,5 +87,5 @@ async function look() {
   setTimeout(look, document.hidden ? 10 * LOOK_EVERY : LOOK_EVERY);
 }
 
-choose(location.hash === "#machine" ? "live" : "chat");
+choose(location.hash === "#machine" ? "live" : "chat", false);
 look();

@@ -9,11 +9,15 @@ use axum::http::header::{AUTHORIZATION, HOST, ORIGIN};
 use axum::http::{HeaderMap, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use rustix::system::uname;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 
+use crate::caller::{self, Caller};
 use crate::error::ApiError;
-use crate::{anthropic, files, ollama, openai, page};
+use crate::server::ServerOptions;
+use crate::sockets::Address;
+use crate::{anthropic, ollama, openai, page};
 
 /// Keys with which clients may use the server. They are kept as hashes, so that comparing them takes the same time for all.
 #[derive(Clone, Default)]
@@ -49,20 +53,66 @@ pub struct Rules {
     pub keys: Keys,
     /// Origins of web pages on other hosts that may use the server.
     pub origins: Vec<String>,
-    /// True if other machines cannot reach the server. Names of hosts that are not this machine are then refused, because a
-    /// web page could use such a name to reach it.
+    /// Names of hosts by which clients may reach a server without keys, in lower case, beside those that always name this
+    /// machine; `*` is all. Others are refused, because a web page could use such a name to reach it.
+    pub hosts: Vec<String>,
+    /// True if only programs of this machine can connect. Web pages of this machine may then use the server.
     pub is_local: bool,
     /// True if requests share keys and values of equal prefixes with requests of other API keys.
     pub shares_prefixes: bool,
 }
 
-tokio::task_local! {
-    static NAMESPACE: Vec<u8>;
-}
-
 impl Rules {
+    pub fn new(options: &ServerOptions) -> Rules {
+        let machine = uname();
+        let machine = machine.nodename().to_string_lossy().to_ascii_lowercase();
+        let local = format!("{}.local", machine.split('.').next().unwrap_or_default());
+        let allowed = options.hosts.iter().map(|host| name_of(host));
+        // No web page can connect to a Unix socket, and its clients have no name to send.
+        let any = matches!(options.address, Address::Unix(_)).then(|| "*".to_owned());
+        Rules {
+            keys: options.keys.clone(),
+            origins: options.origins.clone(),
+            hosts: allowed
+                .chain([machine, local])
+                .chain(any)
+                .filter(|host| !host.is_empty())
+                .collect(),
+            is_local: options.address.is_local(),
+            shares_prefixes: options.shares_prefixes,
+        }
+    }
+
+    /// Returns true if a `Host` header may reach a server without keys.
+    fn is_allowed(&self, host: &str) -> bool {
+        let name = name_of(host);
+        let listed = self.hosts.iter().any(|allowed| *allowed == name || allowed == "*");
+        listed || names_this_machine(&name)
+    }
+
+    /// Returns who sends a request with these headers from this address, or by a Unix socket.
+    pub fn caller(&self, headers: &HeaderMap, address: Option<IpAddr>) -> Caller {
+        let owner = owner(headers);
+        let share = match self.keys.is_empty() {
+            true => caller::share_of_remote(address),
+            false => caller::share_of_owner(&owner),
+        };
+        Caller::new(&owner, self.namespace_of(&owner), share)
+    }
+
+    /// Returns who sends the requests of an owner's batch.
+    pub fn caller_of_batch(&self, owner: &str) -> Caller {
+        Caller::new(owner, self.namespace_of(owner), caller::share_of_owner(owner))
+    }
+
+    /// Returns the caller of work that the server does for itself.
+    pub fn server_itself(&self) -> Caller {
+        let owner = "the server";
+        Caller::new(owner, self.namespace_of(owner), caller::share_of_owner(owner))
+    }
+
     /// Returns the namespace of the prefixes of an owner. Without keys, all clients are one.
-    pub fn namespace_of(&self, owner: &str) -> Vec<u8> {
+    fn namespace_of(&self, owner: &str) -> Vec<u8> {
         match self.shares_prefixes || self.keys.is_empty() {
             true => Vec::new(),
             false => owner.as_bytes().to_vec(),
@@ -70,23 +120,11 @@ impl Rules {
     }
 }
 
-/// Returns the namespace of the prefixes of the request that this task handles.
-pub fn namespace() -> Vec<u8> {
-    NAMESPACE.try_with(Clone::clone).unwrap_or_default()
-}
-
-/// Does work on requests of this namespace.
-pub async fn within<T>(namespace: Vec<u8>, work: impl Future<Output = T>) -> T {
-    NAMESPACE.scope(namespace, work).await
-}
-
 /// Refuses requests that break the rules. Health and the web page need no key.
 pub async fn check(State(rules): State<Arc<Rules>>, request: Request, next: Next) -> Response {
     let path = request.uri().path();
     match refusal(&rules, path, request.headers()) {
-        None => {
-            within(rules.namespace_of(&files::owner(request.headers())), next.run(request)).await
-        }
+        None => next.run(request).await,
         Some(error) => refused(path, error),
     }
 }
@@ -94,8 +132,9 @@ pub async fn check(State(rules): State<Arc<Rules>>, request: Request, next: Next
 fn refusal(rules: &Rules, path: &str, headers: &HeaderMap) -> Option<ApiError> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let host = text(HOST).unwrap_or_default();
-    if rules.is_local && rules.keys.is_empty() && !names_this_machine(host) {
-        let why = format!("host {host:?} is not this machine");
+    if rules.keys.is_empty() && !rules.is_allowed(host) {
+        let name = name_of(host);
+        let why = format!("host {name:?} is not this machine: --allowed-host {name} allows it");
         return Some(ApiError::new(StatusCode::FORBIDDEN, why));
     }
     if let Some(origin) = text(ORIGIN)
@@ -105,8 +144,7 @@ fn refusal(rules: &Rules, path: &str, headers: &HeaderMap) -> Option<ApiError> {
         let why = format!("web pages of {origin} may not use this server: --cors allows it");
         return Some(ApiError::new(StatusCode::FORBIDDEN, why));
     }
-    let is_public = path == "/health" || path == "/ready" || page::is_public(path);
-    if rules.keys.is_empty() || is_public {
+    if rules.keys.is_empty() || is_public(path) {
         return None;
     }
     match sent_key(headers) {
@@ -117,6 +155,11 @@ fn refusal(rules: &Rules, path: &str, headers: &HeaderMap) -> Option<ApiError> {
             Some(ApiError::new(StatusCode::UNAUTHORIZED, why))
         }
     }
+}
+
+/// Returns true if a path needs no key: health and the web page.
+pub fn is_public(path: &str) -> bool {
+    path == "/health" || path == "/ready" || page::is_public(path)
 }
 
 /// Returns the key that a client sent.
@@ -136,8 +179,9 @@ pub fn key_hash(headers: &HeaderMap) -> Option<String> {
 }
 
 /// Returns the hash of the key that a client sent, which tells one client from another. All that send none are one.
-pub fn owner(headers: &HeaderMap) -> [u8; 32] {
-    Sha256::digest(sent_key(headers).unwrap_or_default()).into()
+fn owner(headers: &HeaderMap) -> String {
+    let hash = Sha256::digest(sent_key(headers).unwrap_or_default());
+    hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Returns true if a web page of this origin may use the server: one of `origins`, and of this machine if the server `is_local`.
@@ -145,25 +189,24 @@ pub fn allows_origin(origins: &[String], is_local: bool, origin: &str) -> bool {
     let is_of_this_machine = || {
         let host = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
         let is_other =
-            |host| without_port(host).parse::<IpAddr>().is_ok_and(|address| !address.is_loopback());
-        host.is_some_and(|host| names_this_machine(host) && !is_other(host))
+            |name: &str| name.parse::<IpAddr>().is_ok_and(|address| !address.is_loopback());
+        host.map(name_of).is_some_and(|name| names_this_machine(&name) && !is_other(&name))
     };
     origins.iter().any(|allowed| allowed == origin || allowed == "*")
         || is_local && is_of_this_machine()
 }
 
-/// Returns the host of a `Host` header without its port.
-fn without_port(host: &str) -> &str {
-    match host.strip_prefix('[') {
+/// Returns the name in a `Host` header, without a port and in lower case.
+fn name_of(host: &str) -> String {
+    let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),
-    }
+    };
+    name.trim_end_matches('.').to_ascii_lowercase()
 }
 
-/// Returns true if a `Host` header names this machine, with or without a port.
-fn names_this_machine(host: &str) -> bool {
-    let name = without_port(host);
-    let name = name.trim_end_matches('.').to_ascii_lowercase();
+/// Returns true if a name always means this machine. A web page cannot make an address mean another machine.
+fn names_this_machine(name: &str) -> bool {
     name == "localhost" || name.ends_with(".localhost") || name.parse::<IpAddr>().is_ok()
 }
 
@@ -194,7 +237,13 @@ mod tests {
     #[test]
     fn keys_are_asked_for_everywhere_but_for_health() {
         let keys = Keys::read("# of the lab\nsecret\n\n  other  \n");
-        let rules = Rules { keys, origins: Vec::new(), is_local: false, shares_prefixes: false };
+        let rules = Rules {
+            keys,
+            origins: Vec::new(),
+            hosts: Vec::new(),
+            is_local: true,
+            shares_prefixes: false,
+        };
         assert_eq!((rules.keys.count(), Keys::read("a\nb\na").count()), (2, 2));
         let chat = "/v1/chat/completions";
         assert_eq!(status(&rules, chat, &[]), Some(401));
@@ -214,13 +263,27 @@ mod tests {
         let local = Rules {
             keys: Keys::default(),
             origins: Vec::new(),
+            hosts: vec!["box".into(), name_of("Gateway.example.com:80")],
             is_local: true,
             shares_prefixes: false,
         };
+        for good in
+            ["box", "BOX:80", "gateway.example.com", "gateway.example.com:8080", "192.0.2.1"]
+        {
+            assert_eq!(status(&local, "/", &[("host", good)]), None, "{good}");
+        }
         for good in ["localhost", "127.0.0.1:8080", "[::1]:8080", "a.localhost:1", "LOCALHOST."] {
             assert_eq!(status(&local, "/", &[("host", good)]), None, "{good}");
         }
-        for bad in ["example.com", "localhost.example.com:8080", ""] {
+        for bad in [
+            "example.com",
+            "localhost.example.com:8080",
+            "",
+            "box.example.com",
+            "192.0.2.1.example.com",
+            "evilbox",
+            "*",
+        ] {
             assert_eq!(status(&local, "/", &[("host", bad)]), Some(403), "{bad}");
         }
         let evil = ("origin", "https://example.com");
@@ -239,7 +302,15 @@ mod tests {
             assert_eq!(status(&local, "/", &[("origin", other)]), Some(403), "{other}");
         }
         assert_eq!(status(&local, "/", &[("origin", "null")]), Some(403));
+        // A name that another machine gave this address: its pages have the origin that they ask for.
+        let rebound = [("host", "evil.com:8080"), ("origin", "http://evil.com:8080")];
+        assert_eq!(status(&local, "/v1/models", &rebound), Some(403));
         let open = Rules { origins: vec!["https://example.com".into()], ..local };
         assert_eq!(status(&open, "/", &[evil]), None);
+        let any = Rules { hosts: vec!["*".into()], ..open };
+        assert_eq!(status(&any, "/", &[("host", "example.com")]), None);
+        let keys = Rules { keys: Keys::read("a"), hosts: Vec::new(), ..any };
+        let key = ("x-api-key", "a");
+        assert_eq!(status(&keys, "/v1/models", &[("host", "example.com"), key]), None);
     }
 }

@@ -4,7 +4,7 @@
 //! dropped and counted.
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, BufRead as _, BufReader, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync_channel};
@@ -13,12 +13,17 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// Most lines that wait to be written.
 const LINES_MOST: usize = 4096;
 /// Time between two looks at whether the file should be opened again.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Most bytes of a line. Paths in it are cut.
+const LINE_BYTES_MOST: u64 = 64 << 10;
+/// Keys that every line of a request has had since the first version.
+const REQUEST_KEYS: [&str; 5] = ["request_id", "method", "path", "status", "seconds"];
 
 /// Where the access log goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,18 +97,37 @@ impl Out {
     }
 }
 
-/// Opens a file to add lines to it. A file that holds something other than lines of JSON stays as it is.
+/// Opens a file to add lines to it. A file that holds something other than an access log stays as it is.
 fn append(path: &Path) -> io::Result<File> {
-    let is_file = path.metadata().is_ok_and(|of| of.is_file() && of.len() > 0);
-    if is_file {
-        let mut first = [0];
-        File::open(path)?.read_exact(&mut first)?;
-        if first != *b"{" {
+    let about = path.metadata().ok();
+    let has_content = about.is_some_and(|about| about.is_file() && about.len() > 0);
+    // A pipe could not be read.
+    let mut file = OpenOptions::new().create(true).read(has_content).append(true).open(path)?;
+    if has_content {
+        let mut first = Vec::new();
+        BufReader::new((&file).take(LINE_BYTES_MOST)).read_until(b'\n', &mut first)?;
+        if !is_line(&first) {
             let why = "the file is there and is no access log: give another name";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
         }
+        let mut last = [0];
+        file.seek(SeekFrom::End(-1))?;
+        file.read_exact(&mut last)?;
+        if last != *b"\n" {
+            // The last line was cut, as by a full disk.
+            file.write_all(b"\n")?;
+        }
     }
-    OpenOptions::new().create(true).append(true).open(path)
+    Ok(file)
+}
+
+/// Returns true if this is a line of an access log.
+fn is_line(line: &[u8]) -> bool {
+    let Ok(Value::Object(fields)) = serde_json::from_slice(line) else { return false };
+    let has_time = fields.get("time").and_then(Value::as_str);
+    let has_time = has_time.is_some_and(|time| time.parse::<Timestamp>().is_ok());
+    let has_all = |keys: &[&str]| keys.iter().all(|key| fields.contains_key(*key));
+    line.ends_with(b"\n") && has_time && (has_all(&REQUEST_KEYS) || has_all(&["dropped"]))
 }
 
 struct Writer {
@@ -161,25 +185,6 @@ struct Noted {
     first_token: Option<Instant>,
     prompt_tokens: Option<usize>,
     generated_tokens: usize,
-}
-
-tokio::task_local! {
-    static NOTE: Arc<Note>;
-}
-
-/// Returns the note of the request that is being handled, if there is one.
-pub fn note() -> Option<Arc<Note>> {
-    NOTE.try_with(Arc::clone).ok()
-}
-
-/// Runs work for the request that is being handled, wherever it is polled.
-pub fn within<F: Future>(work: F) -> impl Future<Output = F::Output> {
-    with_note(note().unwrap_or_default(), work)
-}
-
-/// Runs work whose handlers tell `note` about it.
-pub fn with_note<F: Future>(note: Arc<Note>, work: F) -> impl Future<Output = F::Output> {
-    NOTE.scope(note, work)
 }
 
 impl Note {
@@ -250,6 +255,52 @@ impl Drop for Record {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_are_added_to_access_logs_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let write = |line: &str| {
+            let target = AccessLogTarget::File(path.clone());
+            let log = AccessLog::open(target, Arc::default())?;
+            log.write(format!("{line}\n"));
+            drop(log);
+            io::Result::Ok(std::fs::read_to_string(&path).unwrap())
+        };
+        let request = r#"{"time":"2026-11-28T12:00:00Z","request_id":"r","method":"GET","path":"/","status":200,"seconds":0.1}"#;
+        let dropped = r#"{"dropped":3,"time":"2026-11-28T12:00:00Z"}"#;
+        for (before, after) in [
+            (String::new(), "x\n".to_owned()),
+            (format!("{request}\n"), format!("{request}\nx\n")),
+            (format!("{dropped}\n{request}\n"), format!("{dropped}\n{request}\nx\n")),
+            // The last line was cut.
+            (format!("{request}\n{{\"ti"), format!("{request}\n{{\"ti\nx\n")),
+        ] {
+            std::fs::write(&path, &before).unwrap();
+            assert_eq!(write("x").unwrap(), after);
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(write("x").unwrap(), "x\n", "a new file");
+        for other in [
+            r#"{"eos_token_id": 1}"#,
+            "{\n  \"temperature\": 0.7\n}\n",
+            "{}\n",
+            "{",
+            "text\n",
+            "\n",
+            r#"{"time":"noon","dropped":1}"#,
+            r#"{"time":"2026-11-28T12:00:00Z"}"#,
+            r#"[{"time":"2026-11-28T12:00:00Z","dropped":1}]"#,
+            "\u{feff}{\"time\":\"2026-11-28T12:00:00Z\",\"dropped\":1}\n",
+            request,
+            &format!(" {{}}\n{request}\n"),
+            &"{".repeat(1 << 20),
+        ] {
+            std::fs::write(&path, other).unwrap();
+            assert_eq!(write("x").unwrap_err().kind(), io::ErrorKind::AlreadyExists, "{other}");
+            assert_eq!(std::fs::read_to_string(&path).unwrap(), other, "it stays as it is");
+        }
+    }
 
     #[test]
     fn a_log_that_is_full_drops_lines_and_counts_them() {

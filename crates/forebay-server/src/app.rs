@@ -3,38 +3,46 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use axum::http::StatusCode;
 use forebay_requests::{Prepared, Wanted};
-use tokio::sync::Semaphore;
 
 use crate::access::Rules;
+use crate::caller::Caller;
 use crate::error::ApiError;
-use crate::files::{FilesOptions, Storage};
+use crate::files::Storage;
+use crate::lifetime::Lifetime;
 use crate::models::{Lease, Models};
+use crate::pool::{Pool, PoolOptions};
+use crate::quota::Quota;
+use crate::server::ServerOptions;
 use crate::{ollama, responses, stream};
 
-/// Runs work that may take long, such as making tokens of a large prompt, beside the threads that talk to clients.
-///
-/// # Errors
-/// Returns the errors of the work, and an error if it panics.
-pub async fn work<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-) -> Result<T, ApiError> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| {
-        tracing::error!("preparing a request: {error}");
-        Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "the request could not be prepared"))
-    })
-}
+/// Longest time for which a request waits for its prompt and its grammar.
+const PREPARING_TIME: Duration = Duration::from_secs(20);
 
-/// Makes tokens of a request's prompt.
-///
-/// # Errors
-/// Returns an error if the prompt is empty, or if the template refuses the conversation.
-pub async fn prepare(lease: &Lease, wanted: Wanted) -> Result<Prepared, ApiError> {
-    let lease = lease.clone();
-    work(move || Ok(lease.text.prepare(wanted, Some(lease.context))?)).await
-}
+/// Most requests that are answered at a time.
+const REQUESTS_MOST: usize = 2048;
+/// Most bodies of the largest size that are in memory.
+const BODIES_MOST: usize = 16;
+
+/// Threads for short work: bodies, folders and lists.
+const SHORT: PoolOptions = PoolOptions {
+    name: "short",
+    work: "reading the request",
+    threads: 16,
+    threads_each: 4,
+    waiting_each: 256,
+    stack_bytes: 4 << 20,
+};
+
+/// Threads for templates, tokenizers and grammars, which may take long.
+const PREPARING: PoolOptions = PoolOptions {
+    name: "preparing",
+    work: "preparing the prompt and the grammar",
+    threads: 16,
+    threads_each: 2,
+    waiting_each: 128,
+    stack_bytes: forebay_grammar::COMPILING_STACK_BYTES,
+};
 
 /// What all handlers share.
 pub struct App {
@@ -44,8 +52,18 @@ pub struct App {
     /// Files and batches.
     pub storage: Storage,
     pub rules: Arc<Rules>,
-    /// Places for pulls.
-    pub pulls: Arc<Semaphore>,
+    /// Threads for bodies, folders and lists.
+    short: Pool,
+    /// Threads for templates, tokenizers and grammars.
+    preparing: Pool,
+    /// Requests that are being answered.
+    pub requests: Arc<Quota>,
+    /// Bytes of bodies that are in memory.
+    pub body_bytes: Arc<Quota>,
+    /// Models that are being pulled.
+    pub pulls: Arc<Quota>,
+    /// Whether the server is ready.
+    pub lifetime: Lifetime,
     pub started: Instant,
     /// Time without a part of a streamed answer after which a comment is sent.
     pub ping: Option<Duration>,
@@ -54,21 +72,65 @@ pub struct App {
 }
 
 impl App {
-    pub fn new(
-        models: Models,
-        files: FilesOptions,
-        ping: Option<Duration>,
-        rules: Arc<Rules>,
-    ) -> App {
+    pub fn new(models: Models, options: &ServerOptions) -> App {
+        let ServerOptions { files, ping, body_bytes, .. } = options.clone();
+        let (rules, several) = (Arc::new(Rules::new(options)), options.has_several_callers());
         App {
             models,
             responses: responses::Store::default(),
             storage: Storage::new(files, rules.keys.count()),
             rules,
-            pulls: Arc::new(Semaphore::new(ollama::PULLS_MOST)),
+            short: Pool::new(SHORT),
+            preparing: Pool::new(PREPARING),
+            requests: Quota::new("requests", REQUESTS_MOST, several),
+            body_bytes: Quota::new(
+                "bytes of requests",
+                BODIES_MOST.saturating_mul(body_bytes),
+                several,
+            ),
+            pulls: Quota::new("pulls", ollama::PULLS_MOST, several),
+            lifetime: Lifetime::default(),
             started: Instant::now(),
             ping,
             created: stream::now(),
         }
+    }
+
+    /// Runs work that blocks for a short time, such as reading a body or a folder.
+    ///
+    /// # Errors
+    /// Returns the errors of the work, and those of [`Pool::run`].
+    pub async fn work<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.short.run(caller, None, work).await
+    }
+
+    /// Runs work with a model's text: template, tokenizer and grammar. It may take long, so it has threads of its own.
+    ///
+    /// # Errors
+    /// Returns the errors of the work, and those of [`Pool::run`].
+    pub async fn prepare<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        prepare: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        self.preparing.run(caller, Some(PREPARING_TIME), prepare).await
+    }
+
+    /// Makes tokens of a request's prompt.
+    ///
+    /// # Errors
+    /// Returns an error if the prompt is empty, or if the template refuses the conversation.
+    pub async fn prepared(
+        &self,
+        caller: &Caller,
+        lease: &Lease,
+        wanted: Wanted,
+    ) -> Result<Prepared, ApiError> {
+        let lease = lease.clone();
+        self.prepare(caller, move || Ok(lease.text.prepare(wanted, Some(lease.context))?)).await
     }
 }

@@ -1,5 +1,8 @@
 //! The bytes of a request.
 
+use std::sync::Arc;
+
+use axum::RequestExt as _;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::header::EXPECT;
@@ -13,8 +16,10 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::access;
-use crate::app;
+use crate::app::App;
+use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::quota::Held;
 
 /// Most bytes of a request that is too large, which are read all the same: most clients read no answer before they have sent all.
 const DISCARDED_MOST: usize = 1 << 30;
@@ -58,18 +63,33 @@ pub struct BodyLimit(pub usize);
 /// The body of a request, or an error in the form of the interface to which the path belongs.
 pub struct Received(pub Bytes);
 
-impl<S: Send + Sync> FromRequest<S> for Received {
+impl FromRequest<Arc<App>> for Received {
     type Rejection = Response;
 
-    async fn from_request(request: Request, _: &S) -> Result<Received, Response> {
+    async fn from_request(mut request: Request, app: &Arc<App>) -> Result<Received, Response> {
+        let caller = request.extract_parts::<Caller>().await?;
         let path = request.uri().path().to_owned();
-        receive(request).await.map(Received).map_err(|error| access::refused(&path, error))
+        let body = receive(request, app, &caller).await;
+        body.map(|body| Received(Bytes::from_owner(body)))
+            .map_err(|error| access::refused(&path, error))
+    }
+}
+
+/// A body in memory, which counts as its caller's as long as it is there.
+struct Body {
+    bytes: Bytes,
+    _held: Held,
+}
+
+impl AsRef<[u8]> for Body {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
 /// Reads a body. One that is too large is read to its end before it is refused, because a connection that is closed with unread
 /// bytes loses the answer.
-async fn receive(request: Request) -> Result<Bytes, ApiError> {
+async fn receive(request: Request, app: &App, caller: &Caller) -> Result<Body, ApiError> {
     let limit = request.extensions().get::<BodyLimit>().map_or(usize::MAX, |limit| limit.0);
     let waits = request.headers().get(EXPECT) == Some(&HeaderValue::from_static("100-continue"));
     let body = request.into_body();
@@ -83,24 +103,32 @@ async fn receive(request: Request) -> Result<Bytes, ApiError> {
         return Err(too_large());
     }
     let mut stream = body.into_data_stream();
-    let (mut parts, mut bytes) = (Vec::new(), 0);
+    let (mut parts, mut bytes, mut held) = (Vec::new(), 0, app.body_bytes.nothing(caller));
     while let Some(part) = stream.next().await {
         let part = part.map_err(|error| {
             ApiError::bad(format!("the body of the request could not be read: {error}"))
         })?;
         bytes += part.len();
         match bytes {
-            _ if bytes <= limit => parts.push(part),
+            _ if bytes <= limit => {
+                held.add(part.len())?;
+                parts.push(part);
+            }
             _ if bytes > limit.saturating_add(DISCARDED_MOST) => break,
-            _ => parts.clear(),
+            _ => {
+                parts.clear();
+                held = app.body_bytes.nothing(caller);
+            }
         }
         // A large body that comes as fast as it is read would hold up all other connections of this thread.
         tokio::task::yield_now().await;
     }
     match parts.len() {
         _ if bytes > limit => Err(too_large()),
-        0 => Ok(Bytes::new()),
-        1 => Ok(parts.remove(0)),
-        _ => app::work(move || Ok(Bytes::from(parts.concat()))).await,
+        1 => Ok(Body { bytes: parts.remove(0), _held: held }),
+        _ => {
+            let join = move || Ok(Body { bytes: Bytes::from(parts.concat()), _held: held });
+            app.work(caller, join).await
+        }
     }
 }

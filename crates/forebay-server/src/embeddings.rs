@@ -17,9 +17,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-use crate::access_log;
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{Received, read};
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::models::Lease;
 use crate::run::submit as submit_to;
@@ -67,27 +67,39 @@ struct Body {
 /// `POST /v1/embeddings`.
 pub async fn openai(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, openai::Failure> {
-    let body = app::work(move || read(&EMBEDDINGS, &body)).await?;
-    Ok(Json(embeddings_of(&app, body, 0).await?))
+    let body = app.work(&caller, move || read(&EMBEDDINGS, &body)).await?;
+    Ok(Json(embeddings_of(&app, &caller, body, 0).await?))
 }
 
 /// Answers a request of a batch, which has this priority.
 ///
 /// # Errors
 /// Returns an error if the request is wrong or fails.
-pub async fn answer(app: &Arc<App>, body: Value, priority: i32) -> Result<Value, ApiError> {
-    embeddings_of(app, EMBEDDINGS.read(body)?, priority).await
+pub async fn answer(
+    app: &Arc<App>,
+    caller: &Caller,
+    body: Value,
+    priority: i32,
+) -> Result<Value, ApiError> {
+    embeddings_of(app, caller, EMBEDDINGS.read(body)?, priority).await
 }
 
-async fn embeddings_of(app: &Arc<App>, body: Body, priority: i32) -> Result<Value, ApiError> {
+async fn embeddings_of(
+    app: &Arc<App>,
+    caller: &Caller,
+    body: Body,
+    priority: i32,
+) -> Result<Value, ApiError> {
     let own = app.clone();
     let find = move || Ok((own.models.entry(body.model.as_deref())?, body));
-    let (entry, Body { input, encoding_format, dimensions, pooling, .. }) = app::work(find).await?;
-    let lease = app.models.get(entry, None).await?;
+    let (entry, body) = app.work(caller, find).await?;
+    let Body { input, encoding_format, dimensions, pooling, .. } = body;
+    let lease = app.models.get(caller, entry, None).await?;
     let wanted = Wanted { texts: input, pooling, dimensions, truncates: false, priority };
-    let Embeddings { vectors, tokens } = compute(&lease, wanted).await?;
+    let Embeddings { vectors, tokens } = compute(app, caller, &lease, wanted).await?;
     let shown = |vector: &Vec<f32>| match encoding_format {
         Encoding::Float => json!(vector),
         Encoding::Base64 => {
@@ -121,10 +133,11 @@ struct OllamaBody {
 /// `POST /api/embed`.
 pub async fn ollama(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, ollama::Failure> {
     let began = Instant::now();
-    let (lease, Embeddings { vectors, tokens }) = of_ollama(app, body).await?;
+    let (lease, Embeddings { vectors, tokens }) = of_ollama(app, caller, body).await?;
     Ok(Json(json!({
         "model": lease.name,
         "embeddings": vectors,
@@ -136,20 +149,25 @@ pub async fn ollama(
 /// `POST /api/embeddings`, the older form for one text.
 pub async fn ollama_older(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, ollama::Failure> {
-    let (_, Embeddings { mut vectors, .. }) = of_ollama(app, body).await?;
+    let (_, Embeddings { mut vectors, .. }) = of_ollama(app, caller, body).await?;
     Ok(Json(json!({ "embedding": vectors.pop() })))
 }
 
-async fn of_ollama(app: Arc<App>, body: Bytes) -> Result<(Lease, Embeddings), ApiError> {
-    let body: OllamaBody = app::work(move || read(&OLLAMA_EMBED, &body)).await?;
+async fn of_ollama(
+    app: Arc<App>,
+    caller: Caller,
+    body: Bytes,
+) -> Result<(Lease, Embeddings), ApiError> {
+    let body: OllamaBody = app.work(&caller, move || read(&OLLAMA_EMBED, &body)).await?;
     let texts = body.input.or(body.prompt.map(Texts::One));
     let texts = texts.ok_or_else(|| ApiError::bad("input is missing"))?;
     let keep_alive = ollama::keep_alive(body.keep_alive.as_ref())?;
     let (own, name) = (app.clone(), body.model);
-    let entry = app::work(move || own.models.entry(name.as_deref())).await?;
-    let lease = app.models.get(entry, keep_alive).await?;
+    let entry = app.work(&caller, move || own.models.entry(name.as_deref())).await?;
+    let lease = app.models.get(&caller, entry, keep_alive).await?;
     let wanted = Wanted {
         texts,
         pooling: PoolingName::default(),
@@ -157,18 +175,23 @@ async fn of_ollama(app: Arc<App>, body: Bytes) -> Result<(Lease, Embeddings), Ap
         truncates: body.truncate.unwrap_or(true),
         priority: 0,
     };
-    let embeddings = compute(&lease, wanted).await?;
+    let embeddings = compute(&app, &caller, &lease, wanted).await?;
     Ok((lease, embeddings))
 }
 
 /// Computes the embeddings of texts. They run together, beside other requests.
-async fn compute(lease: &Lease, wanted: Wanted) -> Result<Embeddings, ApiError> {
+async fn compute(
+    app: &App,
+    caller: &Caller,
+    lease: &Lease,
+    wanted: Wanted,
+) -> Result<Embeddings, ApiError> {
     let Wanted { texts, pooling, dimensions, truncates, priority } = wanted;
     let dimensions = embed::dimensions(dimensions, lease.text.info.hidden)?;
     let tokenizer = lease.text.tokenizer.clone();
     let context = lease.context;
-    let prompts =
-        app::work(move || Ok(embed::prompts(&tokenizer, texts, context, truncates)?)).await?;
+    let prepare = move || Ok(embed::prompts(&tokenizer, texts, context, truncates)?);
+    let prompts = app.prepare(caller, prepare).await?;
     check_count(prompts.len())?;
     let (mut running, mut vectors, mut tokens) = (VecDeque::new(), Vec::new(), 0);
     let mut prompts = prompts.into_iter();
@@ -177,15 +200,14 @@ async fn compute(lease: &Lease, wanted: Wanted) -> Result<Embeddings, ApiError> 
             && let Some(prompt) = prompts.next()
         {
             tokens += prompt.len();
-            running.push_back(submit(lease, embed::request(prompt, pooling, priority)).await?);
+            let request = embed::request(prompt, pooling, priority);
+            running.push_back(submit(caller, lease, request).await?);
         }
         let Some((_ticket, result)) = running.pop_front() else { break };
         let state = result.await.map_err(|_| ApiError::stopped())??;
         vectors.push(embed::normalised(&state[..dimensions]));
     }
-    if let Some(note) = access_log::note() {
-        note.prompt(tokens);
-    }
+    caller.note().prompt(tokens);
     Ok(Embeddings { vectors, tokens })
 }
 
@@ -202,6 +224,7 @@ type Embedded = Result<Vec<f32>, ApiError>;
 
 /// Queues a text. Dropping the ticket cancels it.
 async fn submit(
+    caller: &Caller,
     lease: &Lease,
     request: Request,
 ) -> Result<(Ticket, oneshot::Receiver<Embedded>), ApiError> {
@@ -212,5 +235,5 @@ async fn submit(
         // If nobody waits, the client is gone.
         let _ = sender.send(embedded);
     });
-    Ok((submit_to(&lease.worker, request, sink).await?, result))
+    Ok((submit_to(caller, &lease.worker, request, sink).await?, result))
 }

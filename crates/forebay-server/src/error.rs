@@ -41,7 +41,9 @@ impl ApiError {
     /// Creates the error of a request that the engine refuses.
     pub fn of_engine(error: EngineError) -> ApiError {
         let (status, code) = match &error {
-            EngineError::QueueFull { .. } => (StatusCode::TOO_MANY_REQUESTS, Some("queue_full")),
+            EngineError::QueueFull { .. } | EngineError::QueueShareFull { .. } => {
+                (StatusCode::TOO_MANY_REQUESTS, Some("queue_full"))
+            }
             EngineError::Model(ModelError::ContextFull { .. }) => {
                 (StatusCode::BAD_REQUEST, Some(TOO_LONG))
             }

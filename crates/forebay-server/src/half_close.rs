@@ -149,19 +149,19 @@ impl AsyncWrite for Patient {
     }
 }
 
-/// The body of an answer, at whose end the request is answered.
-pub struct Answered {
+/// The body of an answer, at whose end the request is answered: then it drops what it keeps.
+pub struct Answered<T> {
     body: Body,
-    _answering: Answering,
+    _kept: T,
 }
 
-impl Answered {
-    pub fn new(body: Body, answering: Answering) -> Answered {
-        Answered { body, _answering: answering }
+impl<T> Answered<T> {
+    pub fn new(body: Body, kept: T) -> Answered<T> {
+        Answered { body, _kept: kept }
     }
 }
 
-impl HttpBody for Answered {
+impl<T: Unpin> HttpBody for Answered<T> {
     type Data = Bytes;
     type Error = axum::Error;
 

@@ -12,12 +12,15 @@ mod anthropic;
 mod app;
 pub mod batches;
 mod body;
+mod caller;
 pub mod client;
+mod connections;
 mod embeddings;
 mod error;
 mod files;
 mod half_close;
 mod large;
+mod lifetime;
 mod live;
 mod llama_cpp;
 mod machine_metrics;
@@ -31,6 +34,9 @@ mod operations;
 mod page;
 mod paths;
 mod plan;
+mod pool;
+mod quota;
+mod remarks;
 mod request_log;
 mod responses;
 mod routes;
@@ -39,6 +45,10 @@ mod server;
 mod sockets;
 mod statistics;
 mod stream;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 
 use forebay_engine::EngineError;
 use forebay_requests::TemplateError;
@@ -51,7 +61,7 @@ pub use models::{
     Catalogue, Entry, KeepAlive, LoadError, Loaded, Loader, Memory, Models, ModelsOptions,
 };
 pub use plan::PlanReport;
-pub use server::{Listener, ServerOptions};
+pub use server::{CLIENT_TIME, CONNECTIONS_MOST, Listener, ServerOptions};
 pub use sockets::Address;
 
 /// Reason why a server cannot start or has to end.

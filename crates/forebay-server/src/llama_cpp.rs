@@ -17,11 +17,13 @@ use forebay_requests::{Choice, Ends, Input, OneOrMore, Piece, Update, Wanted, re
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{self, Received};
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::models::{Entry, Lease};
 use crate::openai::{Failure, error_body};
+use crate::remarks;
 use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
@@ -205,39 +207,48 @@ fn sampling(body: &Body) -> Result<Sampling, ApiError> {
 /// `POST /infill`.
 pub async fn infill(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    answer(app, Endpoint::Infill, body).await
+    answer(app, caller, Endpoint::Infill, body).await
 }
 
 /// `POST /completion`.
 pub async fn completion(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    answer(app, Endpoint::Completion, body).await
+    answer(app, caller, Endpoint::Completion, body).await
 }
 
-async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Response, Failure> {
+async fn answer(
+    app: Arc<App>,
+    caller: Caller,
+    endpoint: Endpoint,
+    body: Bytes,
+) -> Result<Response, Failure> {
     let own = app.clone();
     let read = move || {
         let (wanted, fields) = request(endpoint, body::json(&body)?)?;
         Ok((own.models.entry(wanted.model.as_deref())?, fields, wanted))
     };
-    let (entry, fields, wanted) = app::work(read).await?;
+    let (entry, fields, wanted) = app.work(&caller, read).await?;
     Ok(match wanted.stream {
         true => {
             let failed: fn(&ApiError, &mut String) =
                 |error, out| stream::data(&error_body(error), out);
-            stream::with_pings(app.ping, begin(app.clone(), entry, fields, wanted), failed).await?
+            let begins = begin(app.clone(), caller, entry, fields, wanted);
+            stream::with_pings(app.ping, begins, failed).await?
         }
-        false => begin(app, entry, fields, wanted).await?,
+        false => begin(app, caller, entry, fields, wanted).await?,
     })
 }
 
 /// Begins a stream, or returns the whole answer.
 async fn begin(
     app: Arc<App>,
+    caller: Caller,
     entry: Entry,
     fields: Vec<String>,
     mut wanted: Wanted,
@@ -245,12 +256,12 @@ async fn begin(
     let statistics = wanted.statistics;
     let (streams, sampling, most) = (wanted.stream, wanted.sampling.clone(), wanted.max_tokens);
     let settings = settings(&sampling, most, &wanted.stops);
-    let lease = app.models.get(entry, None).await?;
+    let lease = app.models.get(&caller, entry, None).await?;
     if let Input::Infill(gap) = &mut wanted.input {
         gap.most_tokens = Some(lease.context.saturating_sub(most.unwrap_or(0)));
     }
-    let prepared = app::prepare(&lease, wanted).await?;
-    let answers = Answers::start(&lease, &prepared).await?;
+    let prepared = app.prepared(&caller, &lease, wanted).await?;
+    let answers = Answers::start(&caller, &lease, &prepared).await?;
     let parts = Parts {
         lease,
         prompt: prepared.text,
@@ -263,11 +274,12 @@ async fn begin(
         ended: false,
     };
     if streams {
-        return Ok(stream::response(answers, parts, app.ping));
+        return Ok(remarks::add(&prepared.remarks, stream::response(answers, parts, app.ping)));
     }
     let choices = answers.all().await?;
     let choice = choices.first().ok_or_else(ApiError::stopped)?;
-    Ok(Json(parts.last(choice, &choice.message.content)).into_response())
+    let answer = Json(parts.last(choice, &choice.message.content)).into_response();
+    Ok(remarks::add(&prepared.remarks, answer))
 }
 
 fn settings(sampling: &Sampling, most: Option<usize>, stops: &[String]) -> Value {

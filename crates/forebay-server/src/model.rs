@@ -39,7 +39,7 @@ impl Model {
         let Loaded { session, memory, outlook } = loaded;
         let text = match text {
             Some(text) => text,
-            None => Arc::new(Text::new(name, session.text()?)?),
+            None => options.text(name, session.text()?)?,
         };
         let (context, load_seconds) = (session.context(), session.statistics().load_seconds);
         let mut engine = Engine::new(session, &options.engine);

@@ -12,23 +12,20 @@ use forebay_requests::{Endpoint, Text, wanted};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{self, Received, read};
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::models::Status;
 use crate::openai::Failure;
 
-/// `GET /health` and `GET /ready`: the server takes requests. Models that are not loaded are loaded on request.
-pub async fn health() -> Json<Value> {
-    Json(json!({ "status": "ok" }))
-}
-
 /// `GET /props`: settings of the server and of the model for requests that name none, as llama.cpp's server names them.
-pub async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+pub async fn props(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let describe = move || {
-        let entry = app.models.entry(None)?;
-        let text = app.models.text(&entry)?;
-        let loaded = app.models.loaded();
+        let entry = own.models.entry(None)?;
+        let text = own.models.text(&entry)?;
+        let loaded = own.models.loaded();
         let status = loaded.iter().find(|status| status.name == entry.name);
         let tokenizer = &text.tokenizer;
         let token = |id: Option<u32>| {
@@ -50,7 +47,7 @@ pub async fn props(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> 
             "is_sleeping": status.is_none(),
         }))
     };
-    Ok(Json(app::work(describe).await?))
+    Ok(Json(app.prepare(&caller, describe).await?))
 }
 
 /// `GET /metrics`.
@@ -120,12 +117,14 @@ fn yes() -> bool {
 /// `POST /tokenize`: a text's token ids.
 pub async fn tokenize(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let encode = move || {
         let asked: Tokenize = read(&TOKENIZE, &body)?;
         let content = asked.content.ok_or_else(|| ApiError::bad("content is missing"))?;
-        let tokenizer = &text(&app, asked.model.as_deref())?.tokenizer;
+        let tokenizer = &text(&own, asked.model.as_deref())?.tokenizer;
         let ids = tokenizer.encode(&content, asked.add_special, asked.parse_special);
         let ids = ids.map_err(|error| ApiError::bad(error.to_string()))?;
         let tokens: Value = match asked.with_pieces {
@@ -134,7 +133,7 @@ pub async fn tokenize(
         };
         Ok(json!({ "tokens": tokens, "count": ids.len() }))
     };
-    Ok(Json(app::work(encode).await?))
+    Ok(Json(app.prepare(&caller, encode).await?))
 }
 
 /// Returns a token with its text, or with its bytes if they are no text.
@@ -155,30 +154,35 @@ struct Detokenize {
 /// `POST /detokenize`: the text of token ids.
 pub async fn detokenize(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let decode = move || {
         let Detokenize { model, tokens } = read(&DETOKENIZE, &body)?;
-        let tokenizer = &text(&app, model.as_deref())?.tokenizer;
+        let tokenizer = &text(&own, model.as_deref())?.tokenizer;
         let size = tokenizer.vocab_size();
         if let Some(id) = tokens.iter().find(|id| **id as usize >= size) {
             return Err(ApiError::bad(format!("token {id} is not in the vocabulary of {size}")));
         }
         Ok(tokenizer.decode(&tokens, true))
     };
-    Ok(Json(json!({ "content": app::work(decode).await? })))
+    Ok(Json(json!({ "content": app.prepare(&caller, decode).await? })))
 }
 
 /// `POST /apply-template`: the prompt of a conversation.
 pub async fn apply_template(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let prepare = move || {
         let wanted = wanted(Endpoint::Chat, &body::json(&body)?)?;
-        let text = text(&app, wanted.model.as_deref())?;
+        let text = text(&own, wanted.model.as_deref())?;
         Ok(text.prepare(wanted, None)?)
     };
-    let prepared = app::work(prepare).await?;
-    Ok(Json(json!({ "prompt": prepared.text, "tokens": prepared.request.prompt.len() })))
+    let prepared = app.prepare(&caller, prepare).await?;
+    let ids = prepared.request.prompt;
+    Ok(Json(json!({ "prompt": prepared.text, "tokens": ids.len(), "ids": ids })))
 }

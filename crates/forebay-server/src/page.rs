@@ -12,15 +12,35 @@ use crate::openai::Failure;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
 img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
+macro_rules! script {
+    ($name:literal) => {
+        ($name, "text/javascript", include_str!(concat!("../page/", $name)))
+    };
+}
+
 /// Name, type and text of every file.
-const FILES: [(&str, &str, &str); 7] = [
+const FILES: &[(&str, &str, &str)] = &[
     ("page.css", "text/css", include_str!("../page/page.css")),
-    ("main.js", "text/javascript", include_str!("../page/main.js")),
-    ("api.js", "text/javascript", include_str!("../page/api.js")),
-    ("chat.js", "text/javascript", include_str!("../page/chat.js")),
-    ("live.js", "text/javascript", include_str!("../page/live.js")),
-    ("markdown.js", "text/javascript", include_str!("../page/markdown.js")),
     ("icon.svg", "image/svg+xml", include_str!("../page/icon.svg")),
+    script!("answer.js"),
+    script!("api.js"),
+    script!("chat.js"),
+    script!("highlight.js"),
+    script!("kept.js"),
+    script!("list.js"),
+    script!("live.js"),
+    script!("main.js"),
+    script!("markdown.js"),
+    script!("math.js"),
+    script!("message.js"),
+    script!("moved.js"),
+    script!("records.js"),
+    script!("settings.js"),
+    script!("store.js"),
+    script!("ui.js"),
+    ("temml.min.js", "text/javascript", include_str!("../page/temml/temml.min.js")),
+    ("temml.css", "text/css", include_str!("../page/temml/temml.css")),
+    ("temml-license.txt", "text/plain", include_str!("../page/temml/LICENSE")),
 ];
 
 /// `GET /`: the page for browsers. Clients of Ollama look for other words.

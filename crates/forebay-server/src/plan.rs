@@ -10,7 +10,8 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::app::{self, App};
+use crate::app::App;
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::models::Status;
 use crate::openai::Failure;
@@ -48,13 +49,15 @@ pub struct Asked {
 /// `GET /plan`: where the planner puts the weights of each loaded model with the memory that it got, and how fast it should be.
 pub async fn plan(
     State(app): State<Arc<App>>,
+    caller: Caller,
     query: Result<Query<Asked>, QueryRejection>,
 ) -> Result<Json<Value>, Failure> {
     let Query(Asked { model }) = query.map_err(|error| ApiError::bad(error.body_text()))?;
+    let own = app.clone();
     let report = move || {
-        let mut loaded = app.models.loaded();
+        let mut loaded = own.models.loaded();
         if let Some(name) = model {
-            let name = app.models.entry(Some(&name))?.name;
+            let name = own.models.entry(Some(&name))?.name;
             loaded.retain(|status| status.name == name);
             if loaded.is_empty() {
                 let why = format!("model {name:?} is not loaded: GET /api/ps lists those that are");
@@ -68,7 +71,7 @@ pub async fn plan(
         }
         Ok(loaded.iter().map(of_model).collect::<Value>())
     };
-    Ok(Json(json!({ "models": app::work(report).await? })))
+    Ok(Json(json!({ "models": app.work(&caller, report).await? })))
 }
 
 fn of_model(status: &Status) -> Value {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Instant;
 
+use axum::Extension;
 use axum::body::{Body, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header};
@@ -15,8 +16,9 @@ use hyper::body::{Body as HttpBody, Frame, SizeHint};
 use jiff::Timestamp;
 
 use crate::access;
-use crate::access_log::{self, AccessLog, Note, Record};
+use crate::access_log::{AccessLog, Record};
 use crate::app::App;
+use crate::quota::Held;
 use crate::stream;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -30,9 +32,9 @@ const ID_BYTES_MOST: usize = 128;
 /// Most characters of a path in the log.
 const PATH_MOST: usize = 256;
 
-/// Address of the client, which every connection adds to its requests.
+/// Address of the client, which every connection adds to its requests. A program that uses a Unix socket has none.
 #[derive(Clone, Copy)]
-pub struct Remote(pub SocketAddr);
+pub struct Remote(pub Option<SocketAddr>);
 
 /// What the log needs beside the request.
 pub struct Logging {
@@ -40,27 +42,38 @@ pub struct Logging {
     pub access_log: Option<Arc<AccessLog>>,
 }
 
-/// Gives a request an id, counts its answer, and logs it: when the answer begins on standard error, and when it ends in the
+/// Gives a request an id and its [`Caller`](crate::caller::Caller), counts its answer, and logs it: when the answer begins on standard error, and when it ends in the
 /// access log.
-pub async fn log(State(logging): State<Arc<Logging>>, request: Request, next: Next) -> Response {
+pub async fn log(
+    State(logging): State<Arc<Logging>>,
+    Extension(Remote(remote)): Extension<Remote>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let started = Instant::now();
     let id = request_id(request.headers());
+    let caller = logging.app.rules.caller(request.headers(), remote.map(|remote| remote.ip()));
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let mut record = Record {
         log: logging.access_log.clone(),
-        note: Arc::new(Note::default()),
+        note: caller.note().clone(),
         id: id.clone(),
         method: method.to_string(),
         path: path.chars().take(PATH_MOST).collect(),
         key: access::key_hash(request.headers()),
-        remote: request.extensions().get::<Remote>().map(|remote| remote.0.to_string()),
+        remote: remote.map(|remote| remote.to_string()),
         status: None,
         bytes: 0,
         time: Timestamp::now(),
         started,
     };
-    let answered = access_log::with_note(record.note.clone(), next.run(request));
-    let mut response = answered.await;
+    let is_public = access::is_public(&path);
+    let held = if is_public { Ok(None) } else { logging.app.requests.take_one(&caller).map(Some) };
+    request.extensions_mut().insert(caller);
+    let (mut response, held) = match held {
+        Ok(held) => (next.run(request).await, held),
+        Err(error) => (access::refused(&path, error), None),
+    };
     let response_status = response.status();
     let status = response_status.as_u16();
     record.status = Some(status);
@@ -87,10 +100,7 @@ pub async fn log(State(logging): State<Arc<Logging>>, request: Request, next: Ne
         headers.entry(header::RETRY_AFTER).or_insert(HeaderValue::from_static(seconds));
     }
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    match record.log {
-        None => response,
-        Some(_) => response.map(|body| Body::new(Logged { body, record })),
-    }
+    response.map(|body| Body::new(Logged { body, record, _held: held }))
 }
 
 /// Returns the id that the client sent, if it is short and harmless, or a new one.
@@ -103,10 +113,11 @@ fn request_id(headers: &HeaderMap) -> String {
     given.map_or_else(|| format!("req_{}", stream::unique()), str::to_owned)
 }
 
-/// The body of an answer, which is logged when it ends or the client goes.
+/// The body of an answer, which is logged when it ends or the client goes. Until then, the request counts as its caller's.
 struct Logged {
     body: Body,
     record: Record,
+    _held: Option<Held>,
 }
 
 impl HttpBody for Logged {

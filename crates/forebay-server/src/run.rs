@@ -8,8 +8,8 @@ use forebay_requests::{Choice, Prepared, Ticket, Token, Update, Worker, sink};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use tokio::sync::oneshot;
 
-use crate::access;
-use crate::access_log::{self, Note};
+use crate::access_log::Note;
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::models::Lease;
 
@@ -23,7 +23,7 @@ pub struct Answers {
     /// Keeps the model in memory until the answers end.
     lease: Lease,
     /// What the access log learns of the request.
-    note: Option<Arc<Note>>,
+    note: Arc<Note>,
 }
 
 impl Answers {
@@ -31,7 +31,11 @@ impl Answers {
     ///
     /// # Errors
     /// Returns an error if the queue is full or the prompt does not fit the context.
-    pub async fn start(lease: &Lease, prepared: &Prepared) -> Result<Answers, ApiError> {
+    pub async fn start(
+        caller: &Caller,
+        lease: &Lease,
+        prepared: &Prepared,
+    ) -> Result<Answers, ApiError> {
         let tokenizer = &lease.text.tokenizer;
         // What a slow client has not taken yet is bounded by the length of the answer.
         let (sender, updates) = unbounded_channel();
@@ -40,15 +44,12 @@ impl Answers {
             let sender = sender.clone();
             let sink = sink(choice, tokenizer, prepared, move |update| sender.send(update).is_ok());
             let request = prepared.request_of(choice);
-            let request = Request { namespace: access::namespace(), ..request };
-            tickets.push(submit(&lease.worker, request, sink).await?);
+            tickets.push(submit(caller, &lease.worker, request, sink).await?);
         }
         let (left, last) = (prepared.choices, vec![None; prepared.choices]);
         let (_tickets, lease) = (tickets, lease.clone());
-        let note = access_log::note();
-        if let Some(note) = &note {
-            note.prompt(prepared.request.prompt.len());
-        }
+        let note = caller.note().clone();
+        note.prompt(prepared.request.prompt.len());
         Ok(Answers { updates, _tickets, left, last, lease, note })
     }
 
@@ -65,9 +66,7 @@ impl Answers {
             }
             Some(Update::Token { choice, .. }) => {
                 let now = Instant::now();
-                if let Some(note) = &self.note {
-                    note.token(now);
-                }
+                self.note.token(now);
                 if let Some(last) = self.last[*choice].replace(now) {
                     self.lease.counts.note_gap((now - last).as_secs_f64());
                 }
@@ -108,9 +107,14 @@ impl Answers {
 ///
 /// # Errors
 /// Returns an error if the queue is full, the prompt does not fit, or the engine has ended.
-pub async fn submit(worker: &Worker, request: Request, sink: Sink) -> Result<Ticket, ApiError> {
+pub async fn submit(
+    caller: &Caller,
+    worker: &Worker,
+    request: Request,
+    sink: Sink,
+) -> Result<Ticket, ApiError> {
     let (reply, submitted) = oneshot::channel();
     // A ticket that nobody waits for any more is dropped, which cancels the request.
-    worker.submit(request, sink, move |submitted| drop(reply.send(submitted)));
+    worker.submit(caller.engine(), request, sink, move |submitted| drop(reply.send(submitted)));
     submitted.await.map_err(|_| ApiError::stopped())?.map_err(ApiError::of_engine)
 }

@@ -1,7 +1,10 @@
 //! Listens, and routes requests to their handlers.
 
 use std::convert::Infallible;
+use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::mpsc::{Receiver, sync_channel};
+use std::thread;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request};
@@ -16,15 +19,16 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::runtime::{Builder, Runtime};
-use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
-use crate::access::{self, Keys, Rules};
+use crate::access::{self, Keys};
 use crate::access_log::AccessLog;
 use crate::app::App;
 use crate::body::BodyLimit;
+use crate::caller;
+use crate::connections::{Connections, Place, Taken};
 use crate::error::ApiError;
 use crate::files::{self, FilesOptions};
 use crate::half_close::{Answered, Exchange, Patient};
@@ -32,20 +36,16 @@ use crate::large::{self, Cleaner, LargeRequests};
 use crate::models::Models;
 use crate::request_log::{self, Logging, Remote};
 use crate::routes::Routes;
-use crate::sockets::{Address, Socket};
+use crate::sockets::{Address, BUFFER_BYTES, Connection, Socket};
 use crate::{
-    ServeError, anthropic, batches, embeddings, live, llama_cpp, ollama, openai, openapi,
+    ServeError, anthropic, batches, embeddings, lifetime, live, llama_cpp, ollama, openai, openapi,
     operations, page, paths, plan, responses,
 };
 
-/// Most connections at a time. Others wait until one ends.
-const CONNECTIONS_MOST: usize = 2048;
-/// Time that a client has for the head of a request, and between two pieces of its body.
-const CLIENT_TIME: Duration = Duration::from_secs(20);
 /// Threads that talk to clients. The engine has threads of its own.
 const THREADS: usize = 2;
-/// Most requests whose prompts are made into tokens at a time.
-const PREPARING_MOST: usize = 4;
+/// Longest wait for the end of the first load when the server ends.
+const INTERRUPTED: Duration = Duration::from_secs(2);
 /// Time between two looks at whether the server should stop.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
@@ -70,7 +70,31 @@ pub struct ServerOptions {
     pub ping: Option<Duration>,
     /// Where every request is logged.
     pub access_log: Option<Arc<AccessLog>>,
+    /// Names of hosts by which clients may reach a server without keys, beside those of this machine; `*` is all.
+    pub hosts: Vec<String>,
+    /// Most connections at a time.
+    pub connections: usize,
+    /// Time that a client has for the head of a request, between two pieces of its body, and to take more of an answer.
+    pub client_time: Duration,
+    /// Time that requests have to end after the server was told to stop.
+    pub drain: Duration,
 }
+
+impl ServerOptions {
+    /// Returns true if requests may come from several callers: there are several keys, or other machines may use the server
+    /// without one.
+    pub fn has_several_callers(&self) -> bool {
+        match self.keys.count() {
+            0 => !self.address.is_local(),
+            keys => keys > 1,
+        }
+    }
+}
+
+/// Usual [`ServerOptions::connections`].
+pub const CONNECTIONS_MOST: usize = 2048;
+/// Usual [`ServerOptions::client_time`].
+pub const CLIENT_TIME: Duration = Duration::from_secs(20);
 
 /// A server that has its address but does not answer yet.
 pub struct Listener {
@@ -96,7 +120,6 @@ impl Listener {
         drop(cors(&options.origins, address.is_local())?);
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
-            .max_blocking_threads(PREPARING_MOST)
             .thread_name("server")
             .enable_io()
             .enable_time()
@@ -112,93 +135,167 @@ impl Listener {
         &self.address
     }
 
-    /// Answers requests until `stops` returns true and all running requests have ended.
+    /// Answers requests until `stops` returns true. Then the address is free at once, and the requests that run have
+    /// [`ServerOptions::drain`] to end.
+    ///
+    /// `start` loads the first models meanwhile. Until it returns, the server says that it is not ready, and requests wait. What it
+    /// returns is called when the server is ready. If it fails, the server ends.
     ///
     /// # Errors
-    /// Returns an error if the server cannot be set up.
-    pub fn serve(self, models: Models, mut stops: impl FnMut() -> bool) -> Result<(), ServeError> {
+    /// Returns an error if the server cannot be set up, and the error of `start`.
+    pub fn serve<E: From<ServeError> + Send + 'static, R: FnOnce()>(
+        self,
+        models: Models,
+        start: impl FnOnce(&Models) -> Result<R, E> + Send + 'static,
+        mut stops: impl FnMut() -> bool,
+    ) -> Result<(), E> {
         let Listener { runtime, socket, options, .. } = self;
-        let rules = Arc::new(Rules {
-            keys: options.keys.clone(),
-            origins: options.origins.clone(),
-            // No web page can connect to a Unix socket.
-            is_local: matches!(&options.address, Address::Tcp(address) if address.ip().is_loopback()),
-            shares_prefixes: options.shares_prefixes,
-        });
-        let app = Arc::new(App::new(models, options.files.clone(), options.ping, rules));
+        let app = Arc::new(App::new(models, &options));
         let large = Arc::new(LargeRequests::new());
-        let _cleaner = Cleaner::start(large.clone())?;
+        let _cleaner = Cleaner::start(large.clone()).map_err(ServeError::from)?;
         let router = router(app.clone(), &options)?.layer(from_fn_with_state(large, large::note));
+        app.models.hold_loads(true);
+        let mut starting = Starting::begin(app.clone(), start).map_err(ServeError::from)?;
         let batches = runtime.spawn(batches::run(app.clone()));
+        let service = Service { app: app.clone(), router, options };
         runtime.block_on(async {
-            accept(&socket, router, &mut stops).await;
+            service.accept(socket, || starting.has_failed() || stops()).await;
             // What is unfinished goes on at the next start.
             batches.abort();
             let _ = batches.await;
         });
-        app.models.write_kv(WRITE_KV);
-        // The log is written to its end after the last request.
+        // Requests that are unfinished end here.
         drop(runtime);
-        Ok(())
+        app.models.write_kv(WRITE_KV);
+        starting.end()
     }
 }
 
-/// Accepts connections until `stops` returns true, then waits for those that have an unfinished request.
-async fn accept(socket: &Socket, router: Router, stops: &mut dyn FnMut() -> bool) {
-    let mut connection = http1::Builder::new();
-    connection.timer(TokioTimer::new()).header_read_timeout(CLIENT_TIME);
-    let graceful = GracefulShutdown::new();
-    let places = Arc::new(Semaphore::new(CONNECTIONS_MOST));
-    let mut look = tokio::time::interval(LOOK_EVERY);
-    let mut next = None;
-    while !stops() {
-        let place = match next.take() {
-            Some(place) => place,
-            None => tokio::select! {
-                place = places.clone().acquire_owned() => place,
+/// The thread that loads the first models.
+struct Starting<E> {
+    failed: Receiver<E>,
+    failure: Option<E>,
+}
+
+impl<E: Send + 'static> Starting<E> {
+    fn begin<R: FnOnce()>(
+        app: Arc<App>,
+        start: impl FnOnce(&Models) -> Result<R, E> + Send + 'static,
+    ) -> std::io::Result<Starting<E>> {
+        let (fails, failed) = sync_channel(1);
+        let run = move || match start(&app.models) {
+            Ok(is_ready) => {
+                app.models.hold_loads(false);
+                app.lifetime.begin();
+                is_ready();
+            }
+            // An error means that the server has ended.
+            Err(error) => drop(fails.send(error)),
+        };
+        thread::Builder::new().name("start".into()).spawn(run)?;
+        Ok(Starting { failed, failure: None })
+    }
+
+    fn has_failed(&mut self) -> bool {
+        self.failure = self.failure.take().or_else(|| self.failed.try_recv().ok());
+        self.failure.is_some()
+    }
+
+    /// Returns the failure, if there is one. A load that is interrupted says so soon, and one that does not come to an end is left
+    /// behind.
+    fn end(self) -> Result<(), E> {
+        let failure = self.failure.or_else(|| self.failed.recv_timeout(INTERRUPTED).ok());
+        failure.map_or(Ok(()), Err)
+    }
+}
+
+/// What every connection needs.
+struct Service {
+    app: Arc<App>,
+    router: Router,
+    options: ServerOptions,
+}
+
+impl Service {
+    /// Accepts connections until `stops` returns true. Then waits for the requests that run, up to a limit.
+    async fn accept(&self, socket: Socket, mut stops: impl FnMut() -> bool) {
+        let connections = Connections::new(self.options.connections);
+        let graceful = GracefulShutdown::new();
+        let mut look = tokio::time::interval(LOOK_EVERY);
+        while !stops() {
+            let accepted = tokio::select! {
+                accepted = socket.accept() => accepted,
                 _ = look.tick() => continue,
-            },
-        };
-        let stream = tokio::select! {
-            accepted = socket.accept() => accepted,
-            _ = look.tick() => {
-                next = Some(place);
-                continue;
+            };
+            match accepted {
+                Ok((stream, remote)) => {
+                    let share = caller::share_of_remote(remote.map(|remote| remote.ip()));
+                    match connections.admit(share) {
+                        Some(place) => self.answer(stream, remote, place, &graceful),
+                        None => refuse(&*stream),
+                    }
+                }
+                Err(error) => {
+                    // The system has no descriptor or memory left for a connection: others have to end first.
+                    tracing::warn!("a connection was not accepted: {error}");
+                    tokio::time::sleep(LOOK_EVERY).await;
+                }
             }
+        }
+        // New clients are refused at once, as if the server were gone.
+        drop(socket);
+        self.app.lifetime.end();
+        let drained = async {
+            connections.without_requests().await;
+            graceful.shutdown().await;
         };
-        let (stream, remote) = match stream {
-            Ok(accepted) => accepted,
-            Err(error) => {
-                // The system has no descriptor or memory left for a connection: others have to end first.
-                tracing::warn!("a connection was not accepted: {error}");
-                tokio::time::sleep(LOOK_EVERY).await;
-                continue;
-            }
-        };
+        if tokio::time::timeout(self.options.drain, drained).await.is_err() {
+            let cut = connections.requests();
+            tracing::warn!("the time for unfinished requests is over: {cut} requests are cut off");
+        }
+    }
+
+    /// Answers the requests of a connection.
+    fn answer(
+        &self,
+        stream: Box<dyn Connection>,
+        remote: Option<SocketAddr>,
+        place: Arc<Place>,
+        graceful: &GracefulShutdown,
+    ) {
         let exchange = Arc::new(Exchange::default());
-        let stream = TokioIo::new(Patient::new(stream, exchange.clone()));
-        let router = TowerToHyperService::new(router.clone());
+        let stream = Patient::new(stream, exchange.clone());
+        let (router, own) = (TowerToHyperService::new(self.router.clone()), place.clone());
         let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
-            let answering = exchange.begin(request.version());
-            if let Some(remote) = remote {
-                request.extensions_mut().insert(Remote(remote));
-            }
+            let (answering, in_work) = (exchange.begin(request.version()), own.request());
+            request.extensions_mut().insert(Remote(remote));
             paths::make_canonical(request.uri_mut());
             let answer = router.call(request);
             async move {
                 let answer = answer.await?;
-                Ok::<_, Infallible>(answer.map(|body| Answered::new(body, answering)))
+                Ok::<_, Infallible>(answer.map(|body| Answered::new(body, (answering, in_work))))
             }
         });
+        let mut connection = http1::Builder::new();
+        connection.timer(TokioTimer::new()).header_read_timeout(self.options.client_time);
+        connection.max_buf_size(BUFFER_BYTES);
+        let stream = TokioIo::new(Taken::new(stream, self.options.client_time));
         let served = graceful.watch(connection.serve_connection(stream, service));
         tokio::spawn(async move {
-            if let Err(error) = served.await {
-                tracing::debug!("a connection ended: {error}");
+            tokio::select! {
+                served = served => if let Err(error) = served {
+                    tracing::debug!("a connection ended: {error}");
+                },
+                () = place.ended() => tracing::debug!("an idle connection gave way to a new one"),
             }
-            drop(place);
         });
     }
-    graceful.shutdown().await;
+}
+
+/// Tells a client that there are too many connections. A client that does not read it at once does not learn it.
+fn refuse(stream: &dyn Connection) {
+    let answer = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
+    let _ = stream.try_write(answer);
 }
 
 /// Returns the routes. Each is described in `openapi/routes.rs`.
@@ -209,8 +306,8 @@ pub fn routes() -> Routes {
         .route("/live", get(live::live))
         .route("/plan", get(plan::plan))
         .route("/openapi.json", get(openapi::document))
-        .route("/health", get(operations::health))
-        .route("/ready", get(operations::health))
+        .route("/health", get(lifetime::health))
+        .route("/ready", get(lifetime::health))
         .route("/metrics", get(operations::metrics))
         .route("/slots", get(operations::slots))
         .route("/tokenize", post(operations::tokenize))
@@ -263,7 +360,8 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .with_state(app.clone())
         .layer(Extension(BodyLimit(options.body_bytes)))
         .layer(DefaultBodyLimit::max(options.body_bytes))
-        .layer(RequestBodyTimeoutLayer::new(CLIENT_TIME))
+        .layer(RequestBodyTimeoutLayer::new(options.client_time))
+        .layer(from_fn_with_state(app.clone(), lifetime::check))
         .layer(from_fn_with_state(app.rules.clone(), access::check))
         .layer(cors(&options.origins, options.address.is_local())?)
         .layer(CatchPanicLayer::new())

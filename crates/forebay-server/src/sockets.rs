@@ -7,7 +7,12 @@ use std::os::unix::net::UnixStream as BlockingStream;
 use std::path::PathBuf;
 
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::{TcpListener, TcpSocket, TcpStream, UnixListener, UnixStream};
+
+/// Most bytes that wait for a client in the program, and about as many in the system.
+pub const BUFFER_BYTES: usize = 256 << 10;
+/// New connections that wait until they are accepted.
+const BACKLOG: u32 = 1024;
 
 /// Where a server listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,9 +50,25 @@ impl fmt::Display for Address {
 }
 
 /// A connection of a client.
-pub trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
+pub trait Connection: AsyncRead + AsyncWrite + Send + Unpin {
+    /// Writes as much as the system takes at once. Returns its number of bytes.
+    ///
+    /// # Errors
+    /// Returns an error of the system.
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
+}
 
-impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
+impl Connection for TcpStream {
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        TcpStream::try_write(self, bytes)
+    }
+}
+
+impl Connection for UnixStream {
+    fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
+        UnixStream::try_write(self, bytes)
+    }
+}
 
 /// A socket that clients connect to.
 pub enum Socket {
@@ -62,7 +83,7 @@ impl Socket {
     /// Returns an error if another program has the address, or if the path cannot be made.
     pub async fn bind(address: &Address) -> io::Result<Socket> {
         match address {
-            Address::Tcp(address) => Ok(Socket::Tcp(TcpListener::bind(address).await?)),
+            Address::Tcp(address) => Ok(Socket::Tcp(listen_at(*address)?)),
             Address::Unix(path) => {
                 // Only a socket refuses a connection like this.
                 let tried = BlockingStream::connect(path);
@@ -103,6 +124,15 @@ impl Socket {
             }
         }
     }
+}
+
+fn listen_at(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    socket.set_reuseaddr(true)?;
+    // Connections inherit it.
+    socket.set_send_buffer_size(BUFFER_BYTES as u32)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 impl Drop for Socket {

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::body::{Body, BodyDataStream, Bytes};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{HeaderName, HeaderValue};
 use axum::response::Response;
 use forebay_requests::Update;
 use futures_util::StreamExt as _;
@@ -13,7 +14,6 @@ use futures_util::stream::unfold;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::access_log;
 use crate::error::ApiError;
 use crate::run::Answers;
 
@@ -21,6 +21,9 @@ use crate::run::Answers;
 pub const EVENTS: &str = "text/event-stream";
 /// Media type of lines of JSON.
 pub const LINES: &str = "application/x-ndjson";
+
+/// Header by which nginx passes each part on at once.
+const UNBUFFERED: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Comment that tells the client, and what is between them, that the answer goes on.
 const PING: &str = ": keep-alive\n\n";
@@ -82,11 +85,14 @@ pub fn response<E: Encode>(answers: Answers, encoder: E, ping: Option<Duration>)
     of_parts(E::TYPE, Body::from_stream(parts))
 }
 
-fn of_parts(kind: &'static str, body: Body) -> Response {
+/// Returns a response that is sent in parts. Its headers keep proxies from holding the parts back: nginx follows
+/// `X-Accel-Buffering`.
+pub fn of_parts(kind: &'static str, body: Body) -> Response {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
-    headers.insert(CONTENT_TYPE, axum::http::HeaderValue::from_static(kind));
-    headers.insert(CACHE_CONTROL, axum::http::HeaderValue::from_static("no-cache"));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(UNBUFFERED, HeaderValue::from_static("no"));
     response
 }
 
@@ -119,7 +125,7 @@ pub async fn with_pings(
     begins: impl Future<Output = Result<Response, ApiError>> + Send + 'static,
     failed: fn(&ApiError, &mut String),
 ) -> Result<Response, ApiError> {
-    let mut begins: Begins = Box::pin(access_log::within(begins));
+    let mut begins: Begins = Box::pin(begins);
     let Some(ping) = ping else { return begins.await };
     if let Ok(response) = tokio::time::timeout(ping, &mut begins).await {
         return response;

@@ -21,6 +21,7 @@
 //! checker.rs      threads beside the reader thread that verify checksums, decode and do relayouts
 //! relayout.rs     relayout: converts the bytes of a block to the layout in which they are held
 //! copy.rs         copies the bytes of many extents into a new order, with bounded memory
+//! points.rs       named points at which tests send a signal to the process
 //! interrupt.rs    the flag that stops waits, loads and copies early
 //! output_file/    output files: no existing file is destroyed, and no unfinished file shows up
 //! ```
@@ -46,6 +47,7 @@ mod objects;
 mod output_file;
 mod page_cache;
 mod pieces;
+mod points;
 mod pool;
 mod pread;
 mod probe;
@@ -55,8 +57,10 @@ mod reports;
 mod scheduler;
 mod simulated;
 mod storage;
+mod text_input;
 mod trace;
 mod uring;
+mod words;
 
 pub use arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
 pub use checker::checking_threads;
@@ -83,6 +87,7 @@ pub use output_file::{
     OutputError, OutputFile, OutputStream, Outputs, SharedStream, TemporaryName, remove_unfinished,
 };
 pub use page_cache::CacheMethod;
+pub use points::reached;
 pub use probe::{DiskProbe, DiskRate, Latencies, ProbeLength, copy_rate, last_cache_bytes};
 pub use reader::{
     BlockAnswer, BlockReader, RawReader, RawRequest, ReadAnswer, ReadRequest, ReaderEnd,
@@ -90,4 +95,6 @@ pub use reader::{
 };
 pub use simulated::{DiskModel, VirtualClock, open_simulated_engine};
 pub use storage::Storage;
+pub use text_input::{TEXT_BYTES_MAX, read_text, read_text_from};
 pub use trace::{IoRecorder, PageFaults, ReadEnd, ReadRecord, Recording, WaitRecord, Why};
+pub use words::{at_least, at_most, in_words};

@@ -16,12 +16,19 @@ pub enum Alphabet {
     Characters,
 }
 
+/// Which neighbours are joined.
+enum Merges {
+    /// Maps (left token, right token) to (rank, joined token). The lowest rank is merged first.
+    Pairs(AHashMap<(u32, u32), (u32, u32)>),
+    /// Maps bytes to tokens. All neighbours that form a token are joined, the lowest token first.
+    Ranks(AHashMap<Box<[u8]>, u32>),
+}
+
 /// Byte pair encoding. A [`Splitter`] makes words, and merges apply by rank.
 pub struct Bpe {
     splitter: Splitter,
     alphabet: Alphabet,
-    /// Maps (left token, right token) to (rank, joined token). The lowest rank is merged first.
-    merges: AHashMap<(u32, u32), (u32, u32)>,
+    merges: Merges,
     /// Smallest piece of each byte: one byte-level character, or `<0xXX>`.
     byte_tokens: [Option<u32>; 256],
     /// True if a word that is a token becomes that token, whatever the merges say.
@@ -54,13 +61,24 @@ impl Bpe {
         }
         let byte_tokens = match alphabet {
             Alphabet::Characters => vocabulary.byte_tokens(),
-            Alphabet::ByteLevel => std::array::from_fn(|byte| {
-                let character = byte_level::char_of_byte(byte as u8);
-                vocabulary.id(character.encode_utf8(&mut [0; 4]).as_bytes())
-            }),
+            Alphabet::ByteLevel => byte_level_tokens(vocabulary),
         };
         let whole_words = splitter.whole_words();
-        Ok(Self { splitter, alphabet, merges: table, byte_tokens, whole_words, unknown })
+        let merges = Merges::Pairs(table);
+        Ok(Self { splitter, alphabet, merges, byte_tokens, whole_words, unknown })
+    }
+
+    /// Builds the encoder of a byte-level vocabulary that begins with `tokens`, the best first.
+    pub fn of_ranks(vocabulary: &Vocabulary, splitter: Splitter, tokens: &[Vec<u8>]) -> Self {
+        let ranks = tokens.iter().zip(0..).map(|(token, rank)| (token.as_slice().into(), rank));
+        Self {
+            splitter,
+            alphabet: Alphabet::ByteLevel,
+            merges: Merges::Ranks(ranks.collect()),
+            byte_tokens: byte_level_tokens(vocabulary),
+            whole_words: true,
+            unknown: None,
+        }
     }
 
     /// Appends the tokens of `text`, which must not contain special tokens.
@@ -119,7 +137,16 @@ impl Bpe {
                 merger.push(character.len_utf8() as u32, token);
             }),
         }
-        merger.merge(|left, right| self.merges.get(&(left.token?, right.token?)).copied());
+        match &self.merges {
+            Merges::Pairs(pairs) => {
+                merger.merge(|left, right| pairs.get(&(left.token?, right.token?)).copied());
+            }
+            Merges::Ranks(ranks) => merger.merge(|left, right| {
+                let end = (right.start + right.bytes) as usize;
+                let token = *ranks.get(&word.as_bytes()[left.start as usize..end])?;
+                Some((token, token))
+            }),
+        }
         for piece in merger.finished() {
             if let Some(token) = piece.token {
                 out.push(token);
@@ -132,6 +159,13 @@ impl Bpe {
         }
         Ok(())
     }
+}
+
+fn byte_level_tokens(vocabulary: &Vocabulary) -> [Option<u32>; 256] {
+    std::array::from_fn(|byte| {
+        let character = byte_level::char_of_byte(byte as u8);
+        vocabulary.id(character.encode_utf8(&mut [0; 4]).as_bytes())
+    })
 }
 
 /// Returns the tokens of `left right` and of `leftright`. A text may itself begin with a space, so

@@ -24,11 +24,8 @@ pub enum TextError {
     #[error("the vocabulary has {tokens} tokens, more than the {limit} that are supported")]
     VocabularyTooLarge { tokens: u64, limit: u64 },
 
-    #[error("token {second} repeats the text of token {first}: {text:?}")]
-    DuplicateToken { first: u32, second: u32, text: String },
-
-    #[error("`{key}` names token {id}, but the vocabulary has {tokens} tokens")]
-    TokenOutOfRange { key: &'static str, id: u64, tokens: usize },
+    #[error("the special tokens have {bytes} bytes, more than the {limit} that are supported")]
+    SpecialTokensTooLong { bytes: usize, limit: usize },
 
     #[error("merge {index} ({merge:?}) names a token that is not in the vocabulary")]
     MergeOfUnknownToken { index: usize, merge: String },
@@ -45,7 +42,7 @@ pub enum TextError {
     #[error("{path}: {reason}", path = path.display())]
     TokenizerFile { path: PathBuf, reason: String },
 
-    #[error("the model folder has no tokenizer.json")]
+    #[error("the model folder has neither tokenizer.json nor tiktoken.model")]
     NoTokenizerFile,
 
     #[error("the tokenizer could not encode the text: {reason}")]

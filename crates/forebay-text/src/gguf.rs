@@ -11,7 +11,7 @@ use crate::sentencepiece::SentencePiece;
 use crate::special::{SpecialTokens, Strip};
 use crate::tokenizer::{Affixes, Encoder, Tokenizer};
 use crate::vocabulary::{TokenKind, Vocabulary};
-use crate::{TextError, pretokenize};
+use crate::{TextError, pretokenize, warnings};
 
 const MODEL: &str = "tokenizer.ggml.model";
 const PRE_TOKENIZER: &str = "tokenizer.ggml.pre";
@@ -84,8 +84,12 @@ pub fn tokenizer(metadata: &GgufMetadata) -> Result<Tokenizer, TextError> {
     let (encoder, spelling, kind) = match splitter {
         None => {
             let space_prefix = boolean(metadata, ADD_SPACE_PREFIX)?.unwrap_or(true);
-            let pieces =
-                SentencePiece::new(&vocabulary, &scores(metadata)?, unknown, space_prefix)?;
+            let pieces = SentencePiece::new(
+                &vocabulary,
+                &scores(metadata, vocabulary.len())?,
+                unknown,
+                space_prefix,
+            )?;
             let spelling = Spelling::Underscore { space_prefix };
             (Encoder::SentencePiece(pieces), spelling, "spm".to_owned())
         }
@@ -154,7 +158,7 @@ fn vocabulary(metadata: &GgufMetadata) -> Result<Vocabulary, TextError> {
 }
 
 /// Returns the tokens that go around a text. It is an error if the file explicitly requests a token
-/// that it does not have. A default request for such a token is ignored.
+/// that it does not name. A default request for such a token is ignored.
 fn affixes(
     metadata: &GgufMetadata,
     defaults: &Defaults,
@@ -162,7 +166,9 @@ fn affixes(
     eos: Option<u32>,
 ) -> Result<Affixes, TextError> {
     let wish = |key, token_key, default, token: Option<u32>| match boolean(metadata, key)? {
-        Some(true) if token.is_none() => Err(TextError::MissingKey { key: token_key }),
+        Some(true) if token.is_none() && metadata.get(token_key).is_none() => {
+            Err(TextError::MissingKey { key: token_key })
+        }
         wish => Ok(token.filter(|_| wish.unwrap_or(default))),
     };
     Ok(Affixes {
@@ -187,13 +193,20 @@ fn strip_rule<'a>(
     }
 }
 
-fn scores(metadata: &GgufMetadata) -> Result<Vec<f32>, TextError> {
-    let value = metadata.get(SCORES).ok_or(TextError::MissingKey { key: SCORES })?;
+/// Returns the scores of the tokens. Without scores, all are equal, as in llama.cpp.
+fn scores(metadata: &GgufMetadata, tokens: usize) -> Result<Vec<f32>, TextError> {
+    let Some(value) = metadata.get(SCORES) else {
+        warnings::warn(format!(
+            "`{SCORES}` is missing: neighbours are joined from the left, which may not be how the model was trained"
+        ));
+        return Ok(vec![0.0; tokens]);
+    };
     let numbers = value.as_array().and_then(|array| array.to_f32s());
     numbers.ok_or_else(|| wrong_type(SCORES, "an array of floats", value))
 }
 
-/// Returns the token that `key` names. The default is used only if the vocabulary has it.
+/// Returns the token that `key` names. The default is used only if the vocabulary has it. An id that the vocabulary does not
+/// have is left out: many files have such ids for tokens that nothing needs.
 fn token_id(
     metadata: &GgufMetadata,
     key: &'static str,
@@ -203,11 +216,15 @@ fn token_id(
     let Some(value) = metadata.get(key) else {
         return Ok(default.filter(|id| (*id as usize) < tokens));
     };
-    let id = value.as_u64().ok_or_else(|| wrong_type(key, "a token id", value))?;
-    match u32::try_from(id) {
-        Ok(small) if (small as usize) < tokens => Ok(Some(small)),
-        _ => Err(TextError::TokenOutOfRange { key, id, tokens }),
+    let id = value.as_u64().map(i128::from).or(value.as_i64().map(i128::from));
+    let id = id.ok_or_else(|| wrong_type(key, "a token id", value))?;
+    let known = u32::try_from(id).ok().filter(|id| (*id as usize) < tokens);
+    if known.is_none() {
+        warnings::warn(format!(
+            "`{key}` names token {id}, but the vocabulary has {tokens} tokens: it is left out"
+        ));
     }
+    Ok(known)
 }
 
 fn string<'a>(metadata: &'a GgufMetadata, key: &'static str) -> Result<Option<&'a str>, TextError> {

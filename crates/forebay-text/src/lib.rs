@@ -12,11 +12,13 @@
 
 mod bpe;
 mod byte_level;
+mod content;
 mod endings;
 mod error;
 mod gguf;
 mod huggingface;
 mod infill;
+mod limits;
 mod merge;
 mod pieces;
 mod pretokenize;
@@ -24,9 +26,12 @@ mod sentencepiece;
 mod special;
 mod stream;
 mod template;
+mod tiktoken;
 mod tokenizer;
 mod vocabulary;
+mod warnings;
 
+pub use content::{ContentMarks, Prompt};
 pub use error::TextError;
 pub use infill::InfillTokens;
 pub use pretokenize::known_names as known_pre_tokenizers;

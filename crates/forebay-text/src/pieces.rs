@@ -27,6 +27,9 @@ impl Spelling {
         let (Some(text), Some(kind)) = (vocabulary.text(id), vocabulary.kind(id)) else {
             return Vec::new();
         };
+        if let Some(bytes) = vocabulary.written(id) {
+            return bytes.to_vec();
+        }
         match kind {
             _ if kind.is_hidden() => {
                 if keep_special {

@@ -4,6 +4,7 @@ use std::fmt;
 use forebay_format::{Catalog, GgufMetadata, HfMetadata, Source};
 
 use crate::bpe::Bpe;
+use crate::content::Prompt;
 use crate::huggingface::HuggingFace;
 use crate::infill::InfillTokens;
 use crate::merge::Merger;
@@ -106,35 +107,76 @@ impl Tokenizer {
         }
         let mut ids = Vec::with_capacity(text.len() / 3 + 2);
         ids.extend(self.affixes.before.filter(|_| add_special));
-        let mut merger = Merger::default();
-        let mut follows_special = true;
-        for fragment in self.specials.split(text, parse_special) {
-            match fragment {
-                Fragment::Token(id) => ids.push(id),
-                Fragment::Text(text) => {
-                    self.encode_text(text, follows_special, &mut merger, &mut ids)?;
-                }
-            }
-            follows_special = matches!(fragment, Fragment::Token(_));
-        }
+        self.encode_fragments(self.specials.split(text, parse_special), &mut ids)?;
         ids.extend(self.affixes.after.filter(|_| add_special));
         Ok(ids)
+    }
+
+    /// Returns the ids of a prompt without tokens around it. The texts of control tokens become those tokens, except in the
+    /// text of messages, which stays text.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Tokenizer::encode`].
+    pub fn encode_prompt(&self, prompt: &Prompt) -> Result<Vec<u32>, TextError> {
+        let text = prompt.text();
+        let by_library = match &self.encoder {
+            Encoder::HuggingFace(library) => {
+                !(prompt.guards() && library.normalizes_specials())
+                    && !self.specials.are_in_messages(prompt)
+            }
+            _ => !prompt.guards(),
+        };
+        if by_library {
+            return self.encode(text, false, true);
+        }
+        if text.len() as u64 > MAX_TEXT_BYTES {
+            return Err(TextError::TextTooLong { limit: MAX_TEXT_BYTES });
+        }
+        let with_text = !matches!(self.encoder, Encoder::HuggingFace(_));
+        let mut ids = Vec::with_capacity(text.len() / 3 + 2);
+        self.encode_fragments(self.specials.split_prompt(prompt, with_text), &mut ids)?;
+        Ok(ids)
+    }
+
+    /// Appends the ids of a text that is cut at special tokens.
+    fn encode_fragments(
+        &self,
+        fragments: Vec<Fragment<'_>>,
+        ids: &mut Vec<u32>,
+    ) -> Result<(), TextError> {
+        let mut merger = Merger::default();
+        let mut before = None;
+        for fragment in fragments {
+            match fragment {
+                Fragment::Token(id) => ids.push(id),
+                Fragment::Text(text) => self.encode_text(text, before, &mut merger, ids)?,
+            }
+            before = Some(fragment);
+        }
+        Ok(())
+    }
+
+    /// Returns the texts of the tokens that the text of messages must not become.
+    pub(crate) fn guarded_texts(&self) -> impl Iterator<Item = &str> {
+        let texts = self.specials.guarded().filter_map(|id| self.vocabulary.text(id));
+        texts.filter_map(|text| std::str::from_utf8(text).ok())
     }
 
     fn encode_text(
         &self,
         text: &str,
-        follows_special: bool,
+        before: Option<Fragment<'_>>,
         merger: &mut Merger,
         ids: &mut Vec<u32>,
     ) -> Result<(), TextError> {
+        let follows_special = !matches!(before, Some(Fragment::Text(_)));
         match &self.encoder {
             Encoder::Bpe(bpe) => bpe.encode(&self.vocabulary, text, merger, ids),
             Encoder::SentencePiece(pieces) => {
                 pieces.encode(&self.vocabulary, text, follows_special, merger, ids)
             }
-            Encoder::HuggingFace(tokenizer) => {
-                ids.extend(tokenizer.encode(text, false, false)?);
+            Encoder::HuggingFace(library) => {
+                ids.extend(library.encode_part(text, before.is_none())?);
                 Ok(())
             }
         }

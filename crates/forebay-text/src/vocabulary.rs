@@ -1,10 +1,11 @@
 //! Tokens of a model: text, kind, and lookup of ids by text.
 
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use ahash::AHashMap;
 
-use crate::TextError;
+use crate::{TextError, warnings};
 
 /// Limit of the number of tokens. It is more than any model has (the largest vocabularies have
 /// 262,144), but small enough that a hostile file cannot request an absurd table.
@@ -44,12 +45,14 @@ impl TokenKind {
     }
 }
 
-/// All tokens, with unique texts.
+/// All tokens. If two have the same text, a text becomes the first of them.
 pub struct Vocabulary {
     tokens: Vec<Arc<[u8]>>,
     kinds: Vec<TokenKind>,
     ids: AHashMap<Arc<[u8]>, u32>,
     longest_bytes: usize,
+    /// Bytes of tokens that stand for another text than theirs.
+    written: AHashMap<u32, Box<[u8]>>,
 }
 
 impl Vocabulary {
@@ -57,8 +60,8 @@ impl Vocabulary {
     /// stand for ids that have no token.
     ///
     /// # Errors
-    /// Returns an error if there is no token, there are too many, two have the same text, or the
-    /// number of kinds differs from the number of texts.
+    /// Returns an error if there is no token, there are too many, or the number of kinds differs from
+    /// the number of texts.
     pub fn new<'a>(
         texts: impl ExactSizeIterator<Item = &'a [u8]>,
         kinds: Vec<TokenKind>,
@@ -77,18 +80,39 @@ impl Vocabulary {
         let mut tokens = Vec::with_capacity(count);
         let mut ids = AHashMap::with_capacity(count);
         let mut longest_bytes = 0;
+        let mut repeated: Option<(u32, u32)> = None;
         for (id, text) in (0u32..).zip(texts) {
             let token: Arc<[u8]> = text.into();
             longest_bytes = longest_bytes.max(text.len());
-            if !text.is_empty()
-                && let Some(first) = ids.insert(token.clone(), id)
-            {
-                let text = String::from_utf8_lossy(text).into_owned();
-                return Err(TextError::DuplicateToken { first, second: id, text });
+            if !text.is_empty() {
+                match ids.entry(token.clone()) {
+                    Entry::Vacant(entry) => {
+                        entry.insert(id);
+                    }
+                    Entry::Occupied(first) => {
+                        repeated.get_or_insert((*first.get(), id));
+                    }
+                }
             }
             tokens.push(token);
         }
-        Ok(Self { tokens, kinds, ids, longest_bytes })
+        if let Some((first, second)) = repeated {
+            let text = String::from_utf8_lossy(&tokens[first as usize]).into_owned();
+            warnings::warn(format!(
+                "token {second} of the vocabulary repeats the text of token {first}, {text:?}: texts become the first one"
+            ));
+        }
+        Ok(Self { tokens, kinds, ids, longest_bytes, written: AHashMap::new() })
+    }
+
+    /// Sets the bytes that a token stands for, if they are not those of its text.
+    pub fn set_written(&mut self, id: u32, bytes: Vec<u8>) {
+        self.written.insert(id, bytes.into());
+    }
+
+    /// Returns the bytes that a token stands for, if they are not those of its text.
+    pub fn written(&self, id: u32) -> Option<&[u8]> {
+        self.written.get(&id).map(|bytes| &**bytes)
     }
 
     pub fn len(&self) -> usize {
@@ -152,10 +176,10 @@ mod tests {
     }
 
     #[test]
-    fn texts_are_unique_and_holes_are_not_found() {
+    fn the_first_of_equal_texts_counts_and_holes_are_not_found() {
         assert!(matches!(vocabulary(&[]), Err(TextError::EmptyVocabulary)));
-        let twice = vocabulary(&["a", "b", "a"]);
-        assert!(matches!(twice, Err(TextError::DuplicateToken { first: 0, second: 2, .. })));
+        let twice = vocabulary(&["a", "b", "a"]).unwrap();
+        assert_eq!((twice.id(b"a"), twice.text(2), twice.len()), (Some(0), Some(&b"a"[..]), 3));
         let holes = vocabulary(&["", "b", ""]).unwrap();
         assert_eq!((holes.id(b""), holes.id(b"b"), holes.id(b"bb")), (None, Some(1), None));
     }

@@ -65,10 +65,16 @@ fn keys_that_are_missing_or_of_the_wrong_type() {
             matches!(bpe(&[(key, Value::from("x"))]), Err(TextError::WrongType { .. })),
             "{key}"
         );
-        let outside = bpe(&[(key, Value::U64(u64::MAX))]);
-        assert!(matches!(outside, Err(TextError::TokenOutOfRange { .. })), "{key}");
-        assert!(matches!(bpe(&[(key, Value::I32(-1))]), Err(TextError::WrongType { .. })), "{key}");
+        for outside in [Value::U64(u64::MAX), Value::U32(4), Value::I32(-1), Value::I64(i64::MIN)] {
+            let left_out = bpe(&[(key, outside)]).unwrap();
+            let bos = if key == "ggml.bos_token_id" { None } else { Some(3) };
+            assert_eq!((left_out.bos_id(), left_out.eos_id()), (bos, None), "{key}");
+            assert!(left_out.eog_ids().is_empty(), "{key}");
+        }
     }
+    // A BOS that does not exist is not added, whatever else the file says.
+    let without = [("ggml.bos_token_id", Value::U32(9)), ("ggml.add_bos_token", Value::Bool(true))];
+    assert_eq!(bpe(&without).unwrap().encode("ab", true, true).unwrap(), [2]);
     for key in ["ggml.add_bos_token", "ggml.add_eos_token"] {
         assert!(matches!(bpe(&[(key, Value::U32(1))]), Err(TextError::WrongType { .. })), "{key}");
     }
@@ -89,8 +95,15 @@ fn unknown_models_and_pre_tokenizers_are_refused_with_the_known_ones() {
 fn inconsistent_vocabularies() {
     let empty = bpe(&[("ggml.tokens", strings(&[])), ("ggml.token_type", strings(&[]))]);
     assert!(empty.is_err());
-    let twice = bpe(&[("ggml.tokens", strings(&["a", "b", "ab", "a"]))]);
-    assert!(matches!(twice, Err(TextError::DuplicateToken { first: 0, second: 3, .. })));
+    let twice = bpe(&[("ggml.tokens", strings(&["a", "b", "ab", "a"]))]).unwrap();
+    assert_eq!(twice.encode("a", false, false).unwrap(), [0]);
+    assert_eq!(twice.decode(&[0, 3], true), "aa");
+    let without_scores = Tokenizer::from_gguf(&metadata(&[
+        ("ggml.model", Value::from("llama")),
+        ("ggml.tokens", strings(&["<unk>", "<s>", "</s>", "a", "b", "ab", "▁ab"])),
+        ("ggml.token_type", Value::Array(Array::I32(vec![2, 3, 3, 1, 1, 1, 1]))),
+    ]));
+    assert_eq!(without_scores.unwrap().encode("ab", false, false).unwrap(), [6]);
     let few_types = bpe(&[("ggml.token_type", Value::Array(Array::I32(vec![1, 1])))]);
     assert!(matches!(few_types, Err(TextError::WrongLength { .. })));
     let few_scores = spm(&[("ggml.scores", Value::Array(Array::F32(vec![0.0; 5])))]);
@@ -168,7 +181,8 @@ fn hugging_face(file: &[u8], tokenizer_config: serde_json::Value) -> Result<Toke
         tokenizer_json: Some(Document::on_disk(path)),
         tokenizer_config: Some(tokenizer_config),
         generation_config: None,
-        chat_template: None,
+        tiktoken: None,
+        chat_templates: Default::default(),
     })
 }
 

@@ -3,11 +3,14 @@
 mod assess;
 mod bench;
 mod cpu_offload;
+mod doctor;
+pub mod foreign;
 mod kv;
 mod library;
 mod mtp;
 pub mod parse;
 mod plan;
+mod program;
 mod ps;
 mod run;
 mod serve;
@@ -19,12 +22,14 @@ use clap::{
     Args, FromArgMatches as _, Parser, Subcommand, ValueEnum, ValueHint,
     builder::{PossibleValuesParser, RangedU64ValueParser, TypedValueParser},
 };
+use clap_complete::ArgValueCompleter;
 use forebay_engine::{KvInVram, SessionOptions};
 use forebay_lab::replay::{Predictor, ReplayPolicy};
 use forebay_lab::synth;
 use forebay_stream::{Capacity, PolicyKind};
 use serde::Serialize;
 
+use crate::commands::completions;
 use crate::help;
 use crate::log::LogFilter;
 use crate::size;
@@ -32,10 +37,12 @@ use crate::size;
 pub use assess::AssessArgs;
 pub use bench::{BatchArgs, BenchArgs, Parallel};
 pub use cpu_offload::CpuOffloadArgs;
+pub use doctor::DoctorArgs;
 pub use kv::{KvAction, KvArgs, KvCommandArgs, KvDiskTypeArg};
 pub use library::{ListArgs, PullArgs, RmArgs};
 pub use mtp::MtpArgs;
 pub use plan::PlanArgs;
+pub use program::{CompletionsArgs, ConfigArgs, ManArgs};
 pub use ps::PsArgs;
 pub use run::{ChatArgs, OnFullArg, RunArgs, SamplingArgs};
 pub use serve::{ServeArgs, SharePrefixes};
@@ -44,17 +51,19 @@ pub use serve::{ServeArgs, SharePrefixes};
 /// through a bounded cache.
 #[derive(Parser)]
 #[command(name = "forebay", version, max_term_width = 100, after_help = help::TOP)]
-#[command(arg_required_else_help = true, subcommand_required = true)]
+#[command(arg_required_else_help = true, subcommand_required = true, styles = help::STYLES)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
     /// Log to standard error: error, warn, info, debug, trace or off, or a filter such as forebay_store=debug
     /// [default: $FOREBAY_LOG, else warn]
-    #[arg(long, global = true, value_name = "LEVEL", value_parser = LogFilter::parse, help_heading = "Log")]
+    #[arg(long, global = true, value_name = "LEVEL", value_parser = LogFilter::parse)]
+    #[arg(help_heading = "Log", hide_short_help = true)]
     pub log: Option<LogFilter>,
     /// Folder of the model library, whose names may stand for MODEL [default: $FOREBAY_MODELS, else
     /// ~/.local/share/forebay/models]
-    #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Library")]
+    #[arg(long, global = true, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    #[arg(help_heading = "Library", hide_short_help = true)]
     pub models: Option<PathBuf>,
 }
 
@@ -63,10 +72,10 @@ pub enum Command {
     /// Generate text or chat; without MODEL, run the demo model that ships with the project
     #[command(after_help = help::RUN)]
     Run(RunArgs),
-    /// Predict where a model's weights go on a machine, how fast it runs, and what limits it
+    /// Predict where a machine keeps a model's weights, how fast it runs, and what limits it
     #[command(after_help = help::PLAN)]
     Plan(PlanArgs),
-    /// Answer a file of requests, several at a time, and go on where earlier work was interrupted
+    /// Answer a file of requests, several at a time, and resume interrupted work
     #[command(after_help = help::BATCH)]
     Batch(BatchArgs),
     /// Answer requests of other programs, with the interfaces of OpenAI, Anthropic and Ollama
@@ -75,14 +84,14 @@ pub enum Command {
     /// List the models that a running server has loaded
     #[command(after_help = help::PS)]
     Ps(PsArgs),
-    /// Download a model from Hugging Face into the library, or go on where an earlier pull ended
+    /// Download a model from Hugging Face into the library, or resume an earlier pull
     #[command(after_help = help::PULL)]
     Pull(PullArgs),
     /// List the models of the library
-    #[command(after_help = help::LIST)]
+    #[command(after_help = help::LIST, alias = "ls")]
     List(ListArgs),
     /// Remove models from the library
-    #[command(after_help = help::RM)]
+    #[command(after_help = help::RM, alias = "remove")]
     Rm(RmArgs),
     /// List, check or empty a folder of keys and values (--kv-disk of serve)
     #[command(after_help = help::KV)]
@@ -108,7 +117,7 @@ pub enum Command {
     #[command(after_help = help::DOCTOR)]
     Doctor(DoctorArgs),
     /// Show what a model file holds, without reading its weights
-    #[command(after_help = help::INSPECT)]
+    #[command(after_help = help::INSPECT, alias = "show")]
     Inspect(InspectArgs),
     /// Write the logits of given tokens to a safetensors file
     #[command(after_help = help::LOGITS)]
@@ -131,6 +140,12 @@ pub enum Command {
     /// Print the completion script of a shell
     #[command(after_help = help::COMPLETIONS)]
     Completions(CompletionsArgs),
+    /// Show the settings in force, and who set each of them
+    #[command(after_help = help::CONFIG)]
+    Config(ConfigArgs),
+    /// Write manual pages
+    #[command(hide = true)]
+    Man(ManArgs),
 }
 
 /// Where the weights may be and who reads and computes.
@@ -240,10 +255,10 @@ pub struct ReplayArgs {
     /// Tokens whose hits are reported; the prompt warms the cache in any case
     #[arg(long, value_enum, value_name = "PHASE", default_value_t = PhaseArg::All)]
     pub phase: PhaseArg,
-    /// Never exceed the capacity, like the engine; without this option, a larger batch stays in the
-    /// cache until the next one
+    /// Keep a batch that is larger than the capacity in the cache until the next one, like the engine of
+    /// published traces; without this option, the capacity holds, like in forebay's engine
     #[arg(long)]
-    pub cut_batches: bool,
+    pub keep_batches: bool,
     /// Also report what prefetching predicted experts would bring and cost: lag (the previous token's
     /// experts), hot-list, next-router (needs scores) (repeatable)
     #[arg(long, value_name = "NAME", value_parser = predictor())]
@@ -360,26 +375,6 @@ pub struct LoadArgs {
 }
 
 #[derive(Args)]
-pub struct DoctorArgs {
-    /// Folder on the disk to measure; reads its largest model, or a temporary file of 1 GiB [default:
-    /// current folder]
-    #[arg(value_hint = ValueHint::DirPath)]
-    pub dir: Option<PathBuf>,
-    /// Read this file of at least 1 GiB instead; it should be on the disk of DIR
-    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
-    pub file: Option<PathBuf>,
-    /// Measure each case of the disk twice instead of seven times: in about a third of the time, with less certain rates
-    #[arg(long)]
-    pub quick: bool,
-    /// Do not save the machine profile
-    #[arg(long)]
-    pub no_save: bool,
-    /// Print one JSON document
-    #[arg(long)]
-    pub json: bool,
-}
-
-#[derive(Args)]
 pub struct InspectArgs {
     /// GGUF file, pack or Hugging Face folder
     #[arg(value_hint = ValueHint::AnyPath)]
@@ -442,7 +437,11 @@ pub struct RenderArgs {
     /// End after the last message instead of opening an answer
     #[arg(long)]
     pub no_generation_prompt: bool,
-    /// Print one JSON document
+    /// With --json: the ids of a prompt in which special tokens of messages, such as <|im_end|>, are
+    /// special tokens [default: they are text]
+    #[arg(long, requires = "json")]
+    pub special_tokens_in_messages: bool,
+    /// Print one JSON document with the prompt, its ids, and where its template was found
     #[arg(long)]
     pub json: bool,
 }
@@ -524,12 +523,6 @@ pub struct VerifyArgs {
     /// Print one JSON document
     #[arg(long)]
     pub json: bool,
-}
-
-#[derive(Args)]
-pub struct CompletionsArgs {
-    #[arg(value_enum)]
-    pub shell: clap_complete::Shell,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -615,7 +608,8 @@ fn count() -> RangedU64ValueParser<usize> {
 }
 
 /// Returns the definition of the command line. A negative number is a value of the option before it, whose parser
-/// then says what is wrong with it. Prose below the options is wrapped to the width of the terminal.
+/// then says what is wrong with it. Prose below the options is wrapped to the width of the terminal. `-h` shows the
+/// options that people need first, `--help` all.
 pub fn command() -> clap::Command {
     let value = |argument: clap::Arg| match argument.is_positional()
         || !argument.get_action().takes_values()
@@ -625,20 +619,39 @@ pub fn command() -> clap::Command {
     };
     let one = |command: clap::Command| {
         let text = command.get_after_help().map(|text| help::reflow(&text.to_string()));
-        let command = command.mut_args(value);
+        let command = help::shortened(command.mut_args(value).mut_args(completed));
         match text {
-            Some(text) => command.after_help(text),
+            Some(text) => command.after_long_help(text),
             None => command,
         }
     };
     one(<Cli as clap::CommandFactory>::command()).mut_subcommands(one)
 }
 
+/// Adds completion by names of models to the arguments that take them.
+fn completed(argument: clap::Arg) -> clap::Arg {
+    match argument.get_id().as_str() {
+        "model" | "models" if argument.is_positional() => {
+            argument.add(ArgValueCompleter::new(completions::models))
+        }
+        "names" => argument.add(ArgValueCompleter::new(completions::names)),
+        _ => argument,
+    }
+}
+
 /// Parses the arguments of a program. The first one is the program's name.
+#[cfg(test)]
 pub fn parse_all<I: IntoIterator<Item = T>, T: Into<std::ffi::OsString> + Clone>(
     arguments: I,
 ) -> Result<Cli, clap::Error> {
-    let mut command = command();
+    parse_with(command(), arguments)
+}
+
+/// Parses the arguments of a program by a definition of the command line.
+pub fn parse_with<I: IntoIterator<Item = T>, T: Into<std::ffi::OsString> + Clone>(
+    mut command: clap::Command,
+    arguments: I,
+) -> Result<Cli, clap::Error> {
     let matches = command.try_get_matches_from_mut(arguments)?;
     Cli::from_arg_matches(&matches).map_err(|error| error.format(&mut command))
 }
@@ -678,14 +691,5 @@ mod tests {
         found.sort();
         listed.sort();
         assert_eq!(found, listed, "list it in tests/cli/path_arguments.txt");
-    }
-
-    #[test]
-    fn devices() {
-        assert_eq!("cuda:3".parse(), Ok(Device::Cuda(Some(3))));
-        assert_eq!("auto".parse(), Ok(Device::Auto));
-        for wrong in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "CPU"] {
-            assert!(wrong.parse::<Device>().is_err(), "{wrong}");
-        }
     }
 }

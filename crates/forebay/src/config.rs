@@ -6,7 +6,6 @@ use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::Context as _;
 use forebay_chat::{Format, Think};
 use forebay_engine::{DeviceChoice, KvCacheType, SessionOptions};
 use forebay_model::sampling::Sampling;
@@ -20,6 +19,7 @@ use crate::args::{
 use crate::demo;
 use crate::failure::{Outcome, usage};
 use crate::interrupt;
+use crate::text_input;
 
 /// Configuration of `run`.
 pub struct RunConfig {
@@ -56,6 +56,7 @@ pub struct TemplateConfig {
     pub system: Option<String>,
     pub think: Option<Think>,
     pub variables: Vec<(String, Value)>,
+    pub special_tokens_in_messages: bool,
 }
 
 impl TemplateConfig {
@@ -65,6 +66,7 @@ impl TemplateConfig {
             (self.system.is_some(), "--system"),
             (self.think.is_some(), "--think"),
             (!self.variables.is_empty(), "--template-arg"),
+            (self.special_tokens_in_messages, "--special-tokens-in-messages"),
         ];
         options.into_iter().find(|(given, _)| *given).map(|(_, name)| name)
     }
@@ -164,7 +166,11 @@ fn prompt_text(
 ) -> Outcome<Option<String>> {
     let (name, text) = match (text.or(prompt), file) {
         (Some(text), _) => ("--prompt".to_owned(), text),
-        (None, Some(file)) => (format!("--file {}", file.display()), read(&file, "--file")?),
+        (None, Some(file)) => {
+            let shown = format!("--file {}", file.display());
+            let text = text_input::file(&file, &shown)?;
+            (shown, text)
+        }
         (None, None) => return Ok(None),
     };
     match text.trim().is_empty() {
@@ -176,14 +182,14 @@ fn prompt_text(
 fn template(args: &ChatArgs) -> Outcome<TemplateConfig> {
     let system = match &args.system_file {
         None => args.system.clone(),
-        Some(file) => Some(read(file, "--system-file")?),
+        Some(file) => Some(text_input::file(file, &format!("--system-file {}", file.display()))?),
     };
-    Ok(TemplateConfig { system, think: args.think, variables: args.template_arg.clone() })
-}
-
-fn read(file: &Path, option: &str) -> anyhow::Result<String> {
-    std::fs::read_to_string(file)
-        .with_context(|| format!("{option} {}: cannot be read as text", file.display()))
+    Ok(TemplateConfig {
+        system,
+        think: args.think,
+        variables: args.template_arg.clone(),
+        special_tokens_in_messages: args.special_tokens_in_messages,
+    })
 }
 
 /// Resolves budgets, devices and readers.
@@ -267,7 +273,9 @@ fn fresh_seed() -> u64 {
 pub fn token_ids(text: &str) -> Outcome<Vec<u32>> {
     let (source, text) = match text.strip_prefix('@') {
         None => ("--tokens".to_string(), text.to_string()),
-        Some(path) => (path.to_string(), read_ids(Path::new(path))?),
+        Some(path) => {
+            (path.to_string(), text_input::file(Path::new(path), &format!("--tokens @{path}"))?)
+        }
     };
     let mut ids = Vec::new();
     let is_separator = |c: char| c == ',' || c.is_whitespace();
@@ -286,11 +294,6 @@ pub fn token_ids(text: &str) -> Outcome<Vec<u32>> {
         return usage(format!("{source}: holds no token ids: write them as in 1,2,3"));
     }
     Ok(ids)
-}
-
-fn read_ids(path: &Path) -> anyhow::Result<String> {
-    std::fs::read_to_string(path)
-        .with_context(|| format!("--tokens @{}: cannot be read", path.display()))
 }
 
 #[cfg(test)]

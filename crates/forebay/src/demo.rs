@@ -30,11 +30,13 @@ next: forebay run --prompt 'def binary_search(items, target):'    the same model
 /// tokenizer. The model was never trained with it.
 pub fn is_demo(model: &ModelInfo) -> bool {
     model.architecture == "qwen3moe"
-        && model.name.as_deref() == Some("hfB2")
+        && model.name.as_deref() == Some("Tales MoE 56M")
         && (model.layers, model.hidden, model.experts) == (8, 256, 32)
         && (model.vocabulary, model.context_trained) == (8192, 1024)
 }
 
+/// Folder of the models beside an installed program's `bin`.
+const INSTALLED: &str = "share/forebay";
 const FILE: &str = "models/tales-moe-sticky-Q4_K_M.gguf";
 
 /// Finds the demo model. `FOREBAY_DEMO_MODEL` has precedence. Otherwise the search looks for `models/` above the
@@ -62,5 +64,6 @@ pub fn find() -> anyhow::Result<PathBuf> {
 }
 
 fn above(start: &Path) -> Option<PathBuf> {
-    start.ancestors().map(|directory| directory.join(FILE)).find(|path| path.is_file())
+    let places = |directory: &Path| [directory.join(FILE), directory.join(INSTALLED).join(FILE)];
+    start.ancestors().flat_map(places).find(|path| path.is_file())
 }

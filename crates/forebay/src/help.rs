@@ -1,5 +1,7 @@
 //! Text below the options in `--help`: examples first, then notes for new users.
 
+use clap::builder::styling::{AnsiColor, Styles};
+
 /// Joins the lines of every paragraph of prose, so that the terminal can wrap them. Indented lines (examples) and the
 /// line above them stay unchanged.
 pub fn reflow(text: &str) -> String {
@@ -8,6 +10,49 @@ pub fn reflow(text: &str) -> String {
         false => text.lines().collect::<Vec<_>>().join(" "),
     };
     text.split("\n\n").map(paragraph).collect::<Vec<_>>().join("\n\n")
+}
+
+/// Colours of help on a terminal. `NO_COLOR` turns them off.
+pub const STYLES: Styles = Styles::styled()
+    .header(AnsiColor::Green.on_default().bold())
+    .usage(AnsiColor::Green.on_default().bold())
+    .literal(AnsiColor::Cyan.on_default().bold())
+    .placeholder(AnsiColor::Cyan.on_default());
+
+/// Options that `-h` shows, of the commands that have many.
+const FIRST: &[(&str, &[&str])] = &[
+    ("run", &["model", "text", "prompt", "ram", "vram", "ctx"]),
+    ("plan", &["model", "ram", "vram", "ctx", "json"]),
+    ("batch", &["model", "input", "output", "ram", "vram", "parallel"]),
+    ("serve", &["model", "host", "port", "api_key_file", "vram", "ctx"]),
+    ("bench", &["model", "ram", "vram", "prompt_tokens", "gen_tokens"]),
+    ("assess", &["models", "output", "ram", "vram", "prompts"]),
+    ("replay", &["traces", "policy", "capacity", "phase", "json"]),
+    ("load", &["model", "device", "cold", "repeat", "json"]),
+    ("logits", &["model", "tokens", "output", "ram", "vram"]),
+];
+
+/// Hides all but the first options of a command from `-h`, which says how to see the others.
+pub fn shortened(command: clap::Command) -> clap::Command {
+    let name = command.get_name().to_owned();
+    let examples = command.get_after_help().map(|text| examples(&text.to_string()));
+    let Some((_, first)) = FIRST.iter().find(|(of, _)| *of == name) else {
+        let all = command.get_after_help().map(|text| reflow(&text.to_string()));
+        return command.after_help(all.unwrap_or_default());
+    };
+    let total = command.get_arguments().filter(|argument| !argument.is_positional()).count();
+    let more = format!("forebay {name} --help shows all {total} options, and more examples.");
+    command
+        .mut_args(|argument| match first.contains(&argument.get_id().as_str()) {
+            true => argument,
+            false => argument.hide_short_help(true),
+        })
+        .after_help(format!("{}\n\n{more}", examples.unwrap_or_default()))
+}
+
+/// Returns the first examples of a command.
+fn examples(text: &str) -> String {
+    text.lines().take_while(|line| !line.is_empty()).take(4).collect::<Vec<_>>().join("\n")
 }
 
 pub const TOP: &str = "\
@@ -37,12 +82,14 @@ the commands. Your input is saved in forebay/chat-history below $XDG_STATE_HOME,
 
 pub const PLAN: &str = "\
 Examples:
-  forebay doctor /models && forebay plan /models/model.gguf
+  forebay doctor && forebay plan unsloth/Qwen3-30B-A3B-GGUF
+  forebay plan unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M
+  forebay plan --shape qwen3moe-30b
   forebay plan model.gguf --vram 8GiB --ram 32GiB
   forebay plan model.gguf --profile other.json --vram 16GiB --ram 64GiB
   forebay plan model.gguf --ram 8GiB --routing story.routing
 
-No weights are read. Speeds are predicted from a machine profile and from the hit rates of recorded
+No weights are read, and of a repository at most 16 MiB of headers. Speeds are predicted from a machine profile and from the hit rates of recorded
 routing, usually within 20 % of the measured speed. If the machine was busy when it was measured,
 speeds are ranges. There is no prediction for a model of a few megabytes.";
 
@@ -55,7 +102,7 @@ A line of IN.jsonl, with url /v1/completions or /v1/chat/completions:
   {\"custom_id\": \"a\", \"method\": \"POST\", \"url\": \"/v1/chat/completions\",
    \"body\": {\"messages\": [{\"role\": \"user\", \"content\": \"Hello\"}], \"max_tokens\": 100}}
 
-After an interrupt, the same command goes on where it ended. Without --ctx, the context is as long as the
+After an interrupt, the same command resumes where it ended. Without --ctx, the context is as long as the
 longest request needs. A request without a seed gets one from the file and its line.";
 
 pub const SERVE: &str = "\
@@ -83,7 +130,8 @@ Examples:
   forebay run unsloth/Qwen3-30B-A3B-GGUF:Q4_K_M --vram 8GiB
   forebay pull Qwen/Qwen3-0.6B --revision main --jobs 4
 
-After Ctrl-C or a failure, the same command goes on where the pull ended. Every file is compared with
+A model that cannot run here is refused before its first weight, and one that can is named. After
+Ctrl-C or a failure, the same command resumes the pull. Every file is compared with
 its checksum before it gets its name. HF_ENDPOINT names another hub; HF_TOKEN, or the file of
 Hugging Face's own login, gives access to private and gated models.";
 
@@ -108,7 +156,7 @@ Examples:
   forebay kv gc ~/kv --size 8GiB
   forebay kv wipe ~/kv
 
-`forebay serve --kv-disk DIR` makes such a folder. A server that uses it goes on with what it can read.";
+`forebay serve --kv-disk DIR` makes such a folder. A server that uses it continues with what it can read.";
 
 pub const BENCH: &str = "\
 Examples:
@@ -178,13 +226,15 @@ the GPU. Weights for a GPU pass through a small ring of pinned memory.";
 
 pub const DOCTOR: &str = "\
 Examples:
+  forebay doctor
   forebay doctor /models
-  forebay doctor --file /models/model.gguf /models
+  forebay doctor --file /models/model.gguf
   forebay doctor --no-save --json
 
-The profile is saved as forebay/machine.json below $XDG_CONFIG_HOME, else below ~/.config, and holds
-for this machine and the disk of DIR. Nothing else is left behind. Measure while the machine is idle:
-if other programs are busy, doctor warns and marks the profile, and predictions from it are ranges.";
+The profile is saved in forebay below $XDG_STATE_HOME, else below ~/.local/state, and holds for this
+machine and the disk of DIR. Each disk has its own. Nothing else is left on disk. Measure while the
+machine is idle: if other programs are busy, doctor warns and marks the profile, and predictions from
+it are ranges.";
 
 pub const LOGITS: &str = "\
 Examples:
@@ -212,7 +262,25 @@ pub const COMPLETIONS: &str = "\
 Examples:
   forebay completions bash > /etc/bash_completion.d/forebay
   forebay completions zsh > ~/.zfunc/_forebay
-  forebay completions fish > ~/.config/fish/completions/forebay.fish";
+  forebay completions fish > ~/.config/fish/completions/forebay.fish
+
+The script asks forebay itself, so it knows the names of models, too.";
+
+pub const CONFIG: &str = "\
+Examples:
+  forebay config
+  forebay config --json
+
+The file is forebay/config.toml below $XDG_CONFIG_HOME, else below ~/.config, or $FOREBAY_CONFIG. Its
+keys are long options: at the top for all commands, in a table for one.
+
+For example:
+  models = \"/data/models\"
+  [run]
+  ram = \"8GiB\"
+  temperature = 0.7
+
+The command line wins over environment variables, and these over the file.";
 
 pub const SYNTH: &str = "\
 Examples:

@@ -1,4 +1,4 @@
-//! Handles Ctrl-C and SIGTERM. The first signal asks the command to stop, the second ends the program immediately.
+//! Handles Ctrl-C, SIGTERM and SIGXFSZ. The first signal asks the command to stop, the second ends the program immediately.
 //!
 //! Commands pass [`token`] to all long work. After a signal they soon end with [`Failure::Interrupted`] and their
 //! partial result. No code checks the token while a command waits for input ([`waiting_for_input`]) or if it has no
@@ -7,12 +7,12 @@
 //! [`Failure::Interrupted`]: crate::failure::Failure::Interrupted
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{LazyLock, mpsc};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use forebay_engine::Interrupt;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGINT, SIGTERM, SIGXFSZ};
 use signal_hook::iterator::Signals;
 
 use crate::{output, unfinished};
@@ -27,9 +27,20 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 static TOKEN: LazyLock<Interrupt> = LazyLock::new(Interrupt::new);
 static COOPERATES: AtomicBool = AtomicBool::new(false);
 static WAITING: AtomicUsize = AtomicUsize::new(0);
+static AT_END: Mutex<Option<fn()>> = Mutex::new(None);
 
-/// Installs the signal handler. Without it (some sandboxes forbid it), the signals end the program as usual.
+/// Declares what a second signal does before it ends the program.
+pub fn at_end(last: fn()) {
+    *AT_END.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
+}
+
+/// Installs the signal handlers. Without them (some sandboxes forbid it), the signals end the program as usual.
 pub fn install() {
+    // A write beyond the limit of a file's size (ulimit -f) would end the program by a signal. With a handler the write
+    // fails, which is an error like any other.
+    if let Err(error) = signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))) {
+        tracing::warn!("a file that becomes too large ends the program at once: {error}");
+    }
     let watch = |mut signals: Signals| {
         thread::Builder::new().name("signals".into()).spawn(move || {
             for _ in signals.forever() {
@@ -84,6 +95,10 @@ fn on_signal() {
 }
 
 fn end_at_once() -> ! {
+    let last = *AT_END.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(last) = last {
+        last();
+    }
     forebay_store::remove_unfinished();
     // This runs on a separate thread, because the command may hold the lock of standard output while its reader is
     // blocked.

@@ -1,16 +1,29 @@
 //! The model library of the command line: its folder, and names in place of paths.
 
+use std::io::IsTerminal as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::anyhow;
-use forebay_library::{Entry, Error, Library, Name};
+use forebay_library::{Entry, Error, Library, Name, Notice, Options, Others};
 
-use crate::args::Command;
+use crate::args::{Command, RunArgs};
+use crate::commands::pull;
 use crate::failure::{Failure, Outcome, usage};
+use crate::output;
+use crate::settings;
+
+/// Returns the folder of the library: `--models`, else `FOREBAY_MODELS`, else that of the configuration file, else the usual
+/// one.
+pub fn folder(named: Option<PathBuf>) -> Option<PathBuf> {
+    let has_variable = std::env::var_os("FOREBAY_MODELS").is_some_and(|value| !value.is_empty());
+    let of_file = || settings::global("models").filter(|_| !has_variable).map(PathBuf::from);
+    named.or_else(of_file).or_else(Library::default_folder)
+}
 
 /// Opens the library in the folder that the user named, else in the usual one.
-pub fn open(folder: Option<PathBuf>) -> Outcome<Library> {
-    match folder.or_else(Library::default_folder) {
+pub fn open(named: Option<PathBuf>) -> Outcome<Library> {
+    match folder(named) {
         Some(folder) => Ok(Library::open(folder)),
         None => usage("no folder for models is known: set FOREBAY_MODELS, or give --models DIR"),
     }
@@ -38,30 +51,71 @@ pub fn resolve(command: &mut Command, folder: Option<&Path>) -> Outcome {
     Ok(())
 }
 
-/// Returns the model of a name, or `None` for a path and for a name that the library does not have.
+/// Returns the model of a name, or `None` for a path and for a name that neither the library nor another program has.
 fn find(model: &Path, folder: Option<&Path>) -> Outcome<Option<Entry>> {
-    let Some(name) = model.to_str().filter(|name| name.parse::<Name>().is_ok()) else {
+    let Some(name) = model.to_str().filter(|_| !model.try_exists().unwrap_or(true)) else {
         return Ok(None);
     };
-    if model.try_exists().unwrap_or(true) {
-        return Ok(None);
+    if Others::is_name(name) {
+        return Ok(Some(Others::of_user().find(name)?));
     }
-    let Some(folder) = folder.map(Path::to_owned).or_else(Library::default_folder) else {
-        return Ok(None);
-    };
+    let Some(folder) = self::folder(folder.map(Path::to_owned)) else { return Ok(None) };
     match Library::open(folder).find(name) {
         Ok(entry) => Ok(Some(entry)),
-        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) if error.is_not_found() || matches!(error, Error::BadName { .. }) => Ok(None),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Returns the name of a model on the hub, or `None` for a path, and for a name that cannot be pulled.
+pub fn remote_name(model: &Path) -> Option<Name> {
+    let is_file = model.extension().is_some_and(|ending| ending == "gguf" || ending == "fbay");
+    let is_there = || model.try_exists().unwrap_or(true);
+    let name = || model.to_str()?.parse::<Name>().ok().filter(Name::has_owner);
+    name().filter(|_| !is_file && !is_there())
+}
+
+/// Returns how repositories are asked. Says on standard error why a request is tried again, the same reason once.
+pub fn options(revision: &str) -> Options {
+    let said = Mutex::new(String::new());
+    let notice = Notice::new(move |why: &str| {
+        let mut said = said.lock().unwrap_or_else(PoisonError::into_inner);
+        if *said != why {
+            output::tell!("note: {why}");
+            why.clone_into(&mut said);
+        }
+    });
+    Options { revision: revision.to_owned(), notice, ..Options::from_environment() }
+}
+
+/// Returns the library's folder, or the nearest folder above it that exists: both are on the disk that models are on.
+pub fn nearest_folder(folder: Option<PathBuf>) -> Outcome<PathBuf> {
+    let library = open(folder)?;
+    let nearest = library.folder().ancestors().find(|folder| folder.is_dir());
+    Ok(match nearest {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => PathBuf::from("."),
+    })
+}
+
+/// Downloads the model of `run` if the user agrees, when it is a name on the hub that the library does not have.
+pub fn pull_if_asked(args: &mut RunArgs, folder: Option<&Path>) -> Outcome {
+    let Some(model) = &args.model else { return Ok(()) };
+    let Some(name) = remote_name(model) else { return Ok(()) };
+    let is_terminal = std::io::stdin().is_terminal() && std::io::stderr().is_terminal();
+    if !is_terminal {
+        return Ok(());
+    }
+    output::tell!("{name} is not downloaded.");
+    let entry = pull::ask_and_pull(&name, folder.map(Path::to_owned))?;
+    args.model = Some(entry.path);
+    Ok(())
 }
 
 /// Returns the error for a model that is neither a path nor a name of the library.
 pub fn missing(model: &Path) -> anyhow::Error {
     let shown = model.display();
-    let is_file = model.extension().is_some_and(|ending| ending == "gguf" || ending == "fbay");
-    let name = model.to_str().and_then(|text| text.parse::<Name>().ok());
-    match name.filter(|name| name.has_owner() && !is_file) {
+    match remote_name(model) {
         Some(name) => anyhow!(
             "{shown}: no such file or folder, and no model of the library: check the path, or download it with \
              forebay pull {name}"

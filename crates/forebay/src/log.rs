@@ -1,12 +1,15 @@
 //! Log on standard error, set by `--log LEVEL` or the environment variable `FOREBAY_LOG`.
 
-use std::io::{self, IsTerminal as _};
+use std::io::{self, Write};
 
+use forebay_store::in_words;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use crate::failure::{Failure, Outcome};
+use crate::output;
+use crate::settings;
 
 /// Environment variable that `--log` overrides.
 const VARIABLE: &str = "FOREBAY_LOG";
@@ -54,7 +57,10 @@ impl LogFilter {
 /// # Errors
 /// Returns an error if the value of `FOREBAY_LOG` is invalid.
 pub fn start(option: Option<LogFilter>) -> Outcome {
-    let filter = match (option, std::env::var_os(VARIABLE)) {
+    let of_file = || settings::global("log").and_then(|level| LogFilter::parse(level).ok());
+    let named = std::env::var_os(VARIABLE).filter(|value| !value.is_empty());
+    let option = option.or_else(|| of_file().filter(|_| named.is_none()));
+    let filter = match (option, named) {
         (Some(filter), _) => filter,
         (None, Some(value)) if !value.is_empty() => {
             let text = value.to_string_lossy();
@@ -66,10 +72,25 @@ pub fn start(option: Option<LogFilter>) -> Outcome {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::new(filter.0))
         .with_span_events(FmtSpan::CLOSE)
-        .with_writer(io::stderr)
-        .with_ansi(io::stderr().is_terminal())
+        .with_writer(|| PlainWords)
+        .with_ansi(output::styled())
         .init();
     Ok(())
+}
+
+/// Writes lines of the log to standard error, with the system's errors in plain words. The subscriber writes each line
+/// in one piece, and shows control characters as escapes by itself.
+struct PlainWords;
+
+impl Write for PlainWords {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let shown = in_words(&String::from_utf8_lossy(line));
+        io::stderr().write_all(shown.as_bytes()).map(|()| line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 //! The command line: `forebay run`, `serve`, `ps`, `pull`, `list`, `rm`, `plan`, `bench`, `load`, `doctor`, `inspect`,
-//! `logits`, `tokenize`, `render`, `synth`, `pack`, `verify`, `trace-io`, `replay`, `assess`, `completions`.
+//! `logits`, `tokenize`, `render`, `synth`, `pack`, `verify`, `trace-io`, `replay`, `assess`, `completions`, `config`.
 //!
 //! `args` defines the arguments, `config` resolves them, and `commands` runs the commands. Results go to standard
 //! output. Progress, logs and statistics for people go to standard error.
@@ -22,10 +22,12 @@ mod progress;
 mod requests;
 mod routing_file;
 mod session_plan;
+mod settings;
 mod size;
 mod state;
 mod statistics;
 mod template_process;
+mod text_input;
 mod tracing_file;
 mod unfinished;
 mod usage;
@@ -41,7 +43,19 @@ fn main() -> ExitCode {
         return status;
     }
     template_process::isolate();
-    let cli = match args::parse_all(std::env::args_os()) {
+    commands::completions::answer_if_asked();
+    let command = match settings::apply(args::command()) {
+        Ok(command) => command,
+        Err(why) => {
+            output::tell!("error: {why}");
+            return ExitCode::from(2);
+        }
+    };
+    let arguments = match args::foreign::translate(&command, std::env::args_os().collect()) {
+        Ok(arguments) => arguments,
+        Err(sentence) => return usage::refuse(&sentence),
+    };
+    let cli = match args::parse_with(command, arguments) {
         Ok(cli) => cli,
         Err(error) => return usage::report(&error),
     };
@@ -65,6 +79,9 @@ fn run(mut cli: Cli) -> Outcome {
     interrupt::install();
     unfinished::begin(&cli.command);
     library::resolve(&mut cli.command, cli.models.as_deref())?;
+    if let Command::Run(args) = &mut cli.command {
+        library::pull_if_asked(args, cli.models.as_deref())?;
+    }
     dispatch(cli.command, cli.models)
 }
 
@@ -75,7 +92,7 @@ fn dispatch(command: Command, models: Option<PathBuf>) -> Outcome {
     }
     match command {
         Command::Run(args) => commands::run::run(args),
-        Command::Plan(args) => commands::plan::run(args),
+        Command::Plan(args) => commands::plan::run(args, models),
         Command::Batch(args) => commands::batch::run(args),
         Command::Serve(args) => commands::serve::run(args, models),
         Command::Ps(args) => commands::ps::run(args),
@@ -88,7 +105,7 @@ fn dispatch(command: Command, models: Option<PathBuf>) -> Outcome {
         Command::Assess(args) => commands::assess::run(args),
         Command::TraceIo(args) => commands::trace_io::run(args),
         Command::Load(args) => commands::load::run(args),
-        Command::Doctor(args) => commands::doctor::run(args),
+        Command::Doctor(args) => commands::doctor::run(args, models),
         Command::Inspect(args) => commands::inspect::run(args),
         Command::Logits(args) => commands::logits::run(args),
         Command::Tokenize(args) => commands::tokenize::run(args),
@@ -97,6 +114,8 @@ fn dispatch(command: Command, models: Option<PathBuf>) -> Outcome {
         Command::Pack(args) => commands::pack::run(args),
         Command::Verify(args) => commands::verify::run(args),
         Command::Completions(args) => commands::completions::run(args),
+        Command::Config(args) => commands::config::run(args, models),
+        Command::Man(args) => commands::man::run(args),
     }
 }
 
@@ -107,6 +126,7 @@ fn has_long_work(command: &Command) -> bool {
         | Command::Batch(_)
         | Command::Serve(_)
         | Command::Pull(_)
+        | Command::Plan(_)
         | Command::Bench(_)
         | Command::Replay(_)
         | Command::Assess(_)
@@ -118,13 +138,14 @@ fn has_long_work(command: &Command) -> bool {
         | Command::Kv(_)
         | Command::Verify(_) => true,
         Command::Ps(_)
-        | Command::Plan(_)
         | Command::List(_)
         | Command::Rm(_)
         | Command::TraceIo(_)
         | Command::Inspect(_)
         | Command::Tokenize(_)
         | Command::Render(_)
-        | Command::Completions(_) => false,
+        | Command::Completions(_)
+        | Command::Config(_)
+        | Command::Man(_) => false,
     }
 }

@@ -53,7 +53,7 @@ pub fn refused(error: EngineError, model: &Path, context_for: &str) -> Failure {
 #[derive(Clone, Copy)]
 pub enum Sequences {
     Exactly(usize),
-    /// So many, or half as many until they fit in memory.
+    /// This number, or half of it until they fit in memory.
     AtMost(usize),
 }
 

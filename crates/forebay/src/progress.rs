@@ -117,7 +117,7 @@ impl Progress {
         bar.set_position(done);
     }
 
-    /// Writes the text behind the bar.
+    /// Writes the text after the bar.
     fn describe(&mut self, done: u64, total: u64) {
         self.line.clear();
         let _ = match self.unit {

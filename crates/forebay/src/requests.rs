@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use forebay_chat::Format;
 use forebay_engine::Inspection;
 use forebay_grammar::Compiler;
@@ -13,11 +13,11 @@ use forebay_text::{ChatTemplate, Tokenizer};
 
 use crate::failure::Outcome;
 use crate::open;
+use crate::text_input;
 
 /// Reads a file of completions and chats. Returns its text and its requests, of which there is at least one.
 pub fn read(path: &Path) -> Outcome<(String, Vec<Line>)> {
-    let text = std::fs::read_to_string(path)
-        .with_context(|| format!("{}: cannot be read as text", path.display()))?;
+    let text = text_input::requests(path)?;
     let mut lines = Vec::new();
     let read = scan(text.as_bytes(), &[Url::Completions, Url::Chat], |_, line| {
         lines.push(line);
@@ -30,27 +30,40 @@ pub fn read(path: &Path) -> Outcome<(String, Vec<Line>)> {
     Ok((text, lines))
 }
 
-/// Turns requests into tokens. `max_tokens` is for those that name no limit, `seed` returns that of a request that names none.
+/// What requests do not say themselves.
+pub struct Defaults {
+    /// Most tokens of an answer.
+    pub max_tokens: usize,
+    pub context: Option<usize>,
+    /// True if special tokens in messages are special tokens.
+    pub special_tokens_in_messages: bool,
+}
+
+/// Turns requests into tokens. `seed` returns that of a request that names none.
 pub fn prepare(
     inspection: &Inspection,
     model: &Path,
     lines: &[Line],
-    max_tokens: usize,
-    context: Option<usize>,
+    defaults: &Defaults,
     seed: impl Fn(usize) -> u64,
 ) -> Outcome<Vec<Result<Prepared, Refusal>>> {
     let named = |error| open::named(error, model);
     let tokenizer = Arc::new(Tokenizer::from_catalog(&inspection.catalog).map_err(named)?);
     let compiler = Compiler::new(&tokenizer);
     let template = ChatTemplate::from_catalog(&inspection.catalog).map_err(named)?;
+    let mut format = Format::recognise(template.as_ref(), Some(&tokenizer))?;
+    if defaults.special_tokens_in_messages {
+        format = format.with_special_tokens_in_messages();
+    }
     let preparation = Preparation {
         tokenizer: &tokenizer,
         compiler: &compiler,
         template: template.as_ref(),
-        format: Format::recognise(template.as_ref(), Some(&tokenizer))?,
-        max_tokens: Some(max_tokens),
-        context,
+        format,
+        max_tokens: Some(defaults.max_tokens),
+        context: defaults.context,
         exact_thinking: true,
+        exact_variables: true,
     };
     let prepare = |(number, line): (usize, &Line)| {
         preparation.prepare(line.wanted(endpoint(line))?, seed(number))

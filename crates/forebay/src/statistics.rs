@@ -12,7 +12,6 @@ use forebay_model::{DeviceExperts, PassTimes, SubLayerCounts, VramUse};
 use forebay_stream::{MemoryPlan, StreamStatistics};
 
 use crate::commands::plan;
-use crate::output;
 use crate::size::{format as bytes, format_rate};
 
 /// The work that the statistics describe.
@@ -30,15 +29,15 @@ pub struct ChatFigures {
     /// Number of prompt tokens that were processed. Tokens that were already in the cache do not count.
     pub prompt_tokens: usize,
     pub prompt_seconds: f64,
-    /// Number of generated tokens without the first one of each answer, which comes from the prompt.
+    /// Number of generated tokens without the first one of each answer, which belongs to the prompt.
     pub generated_tokens: usize,
     pub generate_seconds: f64,
     pub context_used: usize,
     pub turns_dropped: usize,
 }
 
-/// Returns the text that `--stats` prints.
-pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
+/// Returns what `--stats` prints: lines with a label each.
+pub fn block(session: &Session, path: &Path, after: After<'_>) -> Vec<(&'static str, String)> {
     let statistics = session.statistics();
     let mut lines: Vec<(&str, String)> = vec![
         ("model", model(session, path)),
@@ -93,18 +92,47 @@ pub fn block(session: &Session, path: &Path, after: After<'_>) -> String {
     if let Some(peak) = statistics.peak_resident_bytes {
         lines.push(("memory", memory(&statistics, peak)));
     }
-    let (dim, normal) = if output::styled() { ("\u{1b}[2m", "\u{1b}[0m") } else { ("", "") };
-    let mut text = String::new();
-    for (name, line) in lines {
-        let _ = writeln!(text, "{dim}{name:>9}{normal}  {line}");
-    }
-    text
+    lines
+}
+
+/// Says in one line what the model is, which device computes it, and where its weights are.
+pub fn place(session: &Session, path: &Path) -> String {
+    let statistics = session.statistics();
+    let place = match (&statistics.device_experts, &statistics.device_sub_layers) {
+        (Some(experts), _) => format!(
+            "{} of {} experts in VRAM, the others in RAM or on disk",
+            experts.tier.kept_slots, experts.tier.experts
+        ),
+        (None, Some(sub_layers)) => {
+            let place = &sub_layers.sub_layers.placement;
+            format!(
+                "{} of weights in VRAM, {} streamed through it, {} computed by the CPU",
+                bytes(place.in_vram.bytes),
+                bytes(place.streamed.bytes),
+                bytes(place.on_cpu.bytes)
+            )
+        }
+        (None, None) if statistics.vram.is_some() => "all weights in VRAM".into(),
+        (None, None) => match session.plan() {
+            Some(plan) if !plan.fully_resident => format!(
+                "{} of weights streamed from disk through {} of RAM",
+                bytes(statistics.weights_bytes),
+                bytes(plan.arena_bytes)
+            ),
+            _ => "all weights in RAM".into(),
+        },
+    };
+    format!(
+        "{}; on {}, {place}; context of {} tokens",
+        model(session, path),
+        statistics.device,
+        session.context()
+    )
 }
 
 fn model(session: &Session, path: &Path) -> String {
     let info = session.info();
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
-    let name: String = name.chars().filter(|c| !c.is_control()).collect();
     let types: Vec<&str> = info.types.iter().map(|ty| ty.name).take(3).collect();
     let more = if info.types.len() > 3 { ", …" } else { "" };
     format!(
@@ -370,7 +398,10 @@ fn chat(figures: &ChatFigures, context: usize) -> [(&'static str, String); 3] {
     };
     let left = match figures.turns_dropped {
         0 => String::new(),
-        turns => format!("; {turns} old turns were dropped because it was full"),
+        turns => format!(
+            "; {} dropped because it was full",
+            if turns == 1 { "1 old turn was".into() } else { format!("{turns} old turns were") }
+        ),
     };
     [
         ("prompts", part(figures.prompt_tokens, figures.prompt_seconds)),
@@ -480,10 +511,10 @@ fn compute(statistics: &SessionStatistics) -> String {
 
 fn memory(statistics: &SessionStatistics, peak: u64) -> String {
     if statistics.vram.is_some() {
-        return format!("{} at most (VmHWM)", bytes(peak));
+        return format!("{} of RAM at most", bytes(peak));
     }
     format!(
-        "{} at most (VmHWM); of it weights within {}, KV cache {}",
+        "{} of RAM at most; of it weights within {}, KV cache {}",
         bytes(peak),
         bytes(statistics.budget_bytes),
         bytes(statistics.kv_cache_bytes)

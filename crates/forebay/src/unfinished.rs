@@ -100,6 +100,8 @@ fn in_json(command: &Command) -> Option<&'static str> {
         Command::Pack(args) => (args.json, "pack"),
         Command::Verify(args) => (args.json, "verify"),
         Command::Completions(_) => (false, "completions"),
+        Command::Config(args) => (args.json, "config"),
+        Command::Man(_) => (false, "man"),
     };
     json.then_some(name)
 }

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
+use crate::args::foreign;
 use crate::output;
 
 /// Prints clap's result: help and version unchanged, an error as `error: …; tip: …`.
@@ -23,8 +24,14 @@ pub fn report(error: &clap::Error) -> ExitCode {
     }
 }
 
+/// Prints what is wrong with the arguments, as one line.
+pub fn refuse(sentence: &str) -> ExitCode {
+    output::tell!("error: {sentence}");
+    ExitCode::from(2)
+}
+
 /// Returns the message without the pointer to the help.
-fn line(error: &clap::Error) -> String {
+pub fn line(error: &clap::Error) -> String {
     let about = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => Some(text.as_str()),
         _ => None,
@@ -41,6 +48,10 @@ fn line(error: &clap::Error) -> String {
         }
         (ErrorKind::InvalidSubcommand, _, Some(word)) if is_path(word) => {
             format!("error: unknown command '{word}'; did you mean 'forebay run {word}'?")
+        }
+        (ErrorKind::InvalidSubcommand, _, Some(word)) if foreign::command(word).is_some() => {
+            let sentence = foreign::command(word).unwrap_or_default();
+            format!("error: unknown command '{word}': {sentence}")
         }
         _ => {
             flatten(&error.to_string()).replace(NOT_DIGITS, "must be a whole number, not negative")

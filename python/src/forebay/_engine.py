@@ -6,13 +6,14 @@ import asyncio
 import json
 import os
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from . import _log, _native, _requests
 from ._answer import Answer
 from ._load import Path
 from ._measure import Assessment, Plan, assess, engine_options, numpy_module, plan
+from ._progress import Progress, watched
 from ._requests import ChatOptions, Messages, Options, Prompt, Request, TextToEmbed
 from ._streams import AsyncStream, Stream
 
@@ -60,8 +61,10 @@ class Engine:
         exact: True computes with f32 activations and an f32 KV cache.
         max_latency: Seconds between two tokens of an answer that the engine aims for.
         queue: Requests that may wait. More are a QueueFullError.
+        special_tokens_in_messages: True lets special tokens in messages, such as "<|im_end|>", be special tokens. Whoever
+            writes a part of a message can then end it and begin another one. False reads them as text.
         progress: Called about 20 times per second while the model is read, with the bytes that are done and those in
-            total. An exception that it raises ends the load.
+            total. An exception that it raises ends the load. True shows a bar (needs tqdm).
 
     Raises:
         FileNotFoundError: The model does not exist.
@@ -102,7 +105,8 @@ class Engine:
         exact: bool = False,
         max_latency: float | None = None,
         queue: int = 1024,
-        progress: Callable[[int, int], object] | None = None,
+        special_tokens_in_messages: bool = False,
+        progress: Progress = None,
     ) -> None:
         given = {
             "vram": vram, "ram": ram, "device": device, "context": context, "threads": threads, "parallel": parallel,
@@ -112,11 +116,13 @@ class Engine:
             "kv_disk_encrypt": kv_disk_encrypt, "cpu_experts": cpu_experts, "cuda_graphs": cuda_graphs,
             "policy": policy, "prefetch": prefetch, "mtp": mtp, "io": io, "verify": verify, "exact": exact,
             "max_latency": max_latency, "queue": queue,
+            "special_tokens_in_messages": special_tokens_in_messages,
         }  # fmt: skip
         self._path, self._given = model, given
         self._queue = queue
         _log.follow()
-        self._native = _native.Engine(os.fspath(model), engine_options(**given), progress)
+        with watched(progress, f"Loading {os.path.basename(os.fspath(model))}", "B") as update:
+            self._native = _native.Engine(os.fspath(model), engine_options(**given), update)
         _log.deliver()
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:

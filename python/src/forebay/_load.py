@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from . import _log, _native
 from ._convert import convert, framework_of
 from ._errors import OptionError
+from ._progress import Progress, watched
 
 Path = str | os.PathLike[str]
 Paths = Path | Iterable[Path]
@@ -59,12 +60,14 @@ def texts_of(storage_options: StorageOptions | None) -> dict[str, str] | None:
 
 
 def bytes_of(size: int | str) -> int:
-    """Return the bytes of a size such as 1000, "512MiB" or "2GB"."""
+    """Return the bytes of a size such as 1000, "512MiB" or "2GB". A text needs a unit."""
     if isinstance(size, int) and not isinstance(size, bool):
         if size >= 0:
             return size
     elif isinstance(size, str):
         found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)
+        if found and not found[2] and float(found[1]) > 0:
+            raise OptionError(f'{size!r} has no unit: give "{found[1]}GiB", or a number for bytes')
         if found and found[2].upper() in _UNITS:
             return int(float(found[1]) * _UNITS[found[2].upper()])
     raise OptionError(f'{size!r} is no size: give bytes as a number, or a text such as "512MiB" or "2GB"')
@@ -115,7 +118,7 @@ def load(
     dtype: Any = None,
     tensors: Iterable[str] | None = None,
     slices: Slices | None = None,
-    progress: Callable[[int, int], object] | None = None,
+    progress: Progress = None,
     *,
     framework: str | None = None,
     storage_options: StorageOptions | None = None,
@@ -132,7 +135,7 @@ def load(
         slices: Ranges by name: `(dimension, start, stop)`, in elements. Only these parts of the files are read, and of
             packs the chunks that hold them.
         progress: Called about 20 times per second with the bytes that are done and the bytes in total. An exception
-            that it raises ends the load.
+            that it raises ends the load. True shows a bar (needs tqdm).
         framework: "pt" for PyTorch, "np" for NumPy, or "raw" for `forebay.Tensor`. None means PyTorch if it is
             installed, else NumPy. NumPy has no type for some tensors, such as BF16; None leaves these raw.
         storage_options: For URLs: settings of the store, such as `{"aws_region": "eu-west-1"}`, and `connections`
@@ -161,7 +164,8 @@ def load(
         if isinstance(given, list):
             raise OptionError(f"tensor {name!r} has a list of slices, which only iter_tensors takes")
     chosen = checked_slices(table, slices)
-    loaded = _native.load(table, names, chosen, str(device), is_f32(dtype), progress)
+    with watched(progress, "Loading weights", "B") as update:
+        loaded = _native.load(table, names, chosen, str(device), is_f32(dtype), update)
     _log.deliver_loads()
     return {tensor.name: convert(tensor, wanted, framework is None) for tensor in loaded}
 

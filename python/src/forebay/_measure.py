@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from . import _native
 from ._errors import OptionError
 from ._load import Path, bytes_of
+from ._progress import Progress, watched
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +40,7 @@ def engine_options(**given: Any) -> str:
         "kv_disk": None, "kv_disk_size": "32GiB", "kv_disk_type": "as-cached", "kv_disk_writes_per_day": "100GiB",
         "kv_disk_encrypt": None, "cpu_experts": None, "cuda_graphs": True, "policy": None, "prefetch": False,
         "mtp": False, "io": None, "verify": True, "exact": False, "max_latency": None, "queue": 1024,
+        "special_tokens_in_messages": False,
     }  # fmt: skip
     for name in given:
         if name not in usual:
@@ -141,7 +143,7 @@ class Replay:
     """int64, of shape [policies, capacities]."""
     evictions: Array
     """int64, of shape [policies, capacities]."""
-    faulted_experts_per_token: Array
+    generated_misses_per_token: Array
     """Misses per generated token, always of generated tokens: float64, of shape [policies, capacities]. NaN without
     generated tokens."""
     phase: str
@@ -181,7 +183,7 @@ def replay(
     policies: Sequence[str] | None = None,
     capacities: Sequence[float | int | str] = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9),
     phase: str = "generate",
-    cut_batches: bool = False,
+    keep_batches: bool = False,
 ) -> Replay:
     """Replay recorded routing through caches, with the engine's own cache.
 
@@ -190,7 +192,8 @@ def replay(
         policies: Names of policies, such as "layer-lfu", "lru" or "belady". None is all.
         capacities: Shares of the experts (0.25 or "25%"), experts of each layer ("32/layer"), or bytes ("2GiB").
         phase: Tokens that are counted: "generate", "prompt" or "all". Prompts warm the cache in every case.
-        cut_batches: True keeps no more of a batch than the capacity.
+        keep_batches: True keeps a batch that is larger than the capacity until the next one, like the engine of
+            published traces. False keeps to the capacity, like forebay's engine.
 
     Raises:
         FileNotFoundError: The trace does not exist.
@@ -203,7 +206,7 @@ def replay(
     chosen = [_capacity(given) for given in capacities]
     names = None if policies is None else list(policies)
     pairs = [(kind, float(number)) for kind, number, _ in chosen]
-    document = json.loads(_native.replay(os.fspath(trace), names, pairs, cut_batches))
+    document = json.loads(_native.replay(os.fspath(trace), names, pairs, keep_batches))
     shape = (len(document["policies"]), len(chosen), 3, 3)
     counters = numpy.array(document["counters"], dtype=numpy.int64).reshape(shape)
     lookups, hits, evictions = numpy.moveaxis(counters[:, :, _PHASES.index(phase)], -1, 0)
@@ -218,7 +221,7 @@ def replay(
         lookups=lookups,
         hits=hits,
         evictions=evictions,
-        faulted_experts_per_token=faulted,
+        generated_misses_per_token=faulted,
         phase=phase,
         prompt_tokens=document["prompt_tokens"],
         generated_tokens=document["generated_tokens"],
@@ -271,7 +274,7 @@ def assess(
     raw: bool = False,
     profile: Path | None = None,
     trace: Path | None = None,
-    progress: Callable[[int, int], object] | None = None,
+    progress: Progress = None,
     **options: Any,
 ) -> Assessment:
     """Measure how small an expert cache can be for a model: record its routing on prompts, and replay it.
@@ -285,7 +288,7 @@ def assess(
         profile: What `forebay doctor` wrote on another machine, for predicted speeds. None is this machine.
         trace: File to which the routing is written, for `replay`.
         progress: Called about 20 times per second with the tokens that are recorded and those in total. The total is 1
-            while the model is read.
+            while the model is read. True shows a bar (needs tqdm).
         options: `vram`, `ram`, `device`, `context` and others, as of `Engine`.
 
     Raises:
@@ -293,10 +296,11 @@ def assess(
         The other exceptions are those of `Engine`.
     """
     numpy = numpy_module()
-    written = _native.assess(
-        os.fspath(model), engine_options(**options), _path(prompts), tokens, seed, raw, _path(profile),
-        _path(trace), progress,
-    )  # fmt: skip
+    with watched(progress, "Recording", " tokens") as update:
+        written = _native.assess(
+            os.fspath(model), engine_options(**options), _path(prompts), tokens, seed, raw, _path(profile),
+            _path(trace), update,
+        )  # fmt: skip
     document = json.loads(written)
 
     def curves(section: dict[str, Any]) -> list[MissCurve]:

@@ -164,7 +164,7 @@ def plan(
     model: str, options: str, profile: str | None, trace: str | None, prompt_tokens: int
 ) -> str: ...
 def replay(
-    trace: str, policies: list[str] | None, capacities: list[tuple[str, float]], cut_batches: bool
+    trace: str, policies: list[str] | None, capacities: list[tuple[str, float]], keep_batches: bool
 ) -> str: ...
 def assess(
     model: str,

@@ -1,5 +1,7 @@
 //! Checks documentation for commands, flags and files that do not exist.
 
+use std::collections::BTreeSet;
+
 use super::Finding;
 use super::command_line::CommandLine;
 use super::files::{Repository, folder};
@@ -14,7 +16,19 @@ struct Literal<'a> {
     text: &'a str,
 }
 
+/// Table of the options of other programs that forebay accepts or answers. Pages may name them.
+const FOREIGN_FLAGS: &str = "crates/forebay/src/args/foreign/table.rs";
+
+/// Returns the options in the table of other programs' options.
+fn foreign_flags(repository: &Repository) -> BTreeSet<&str> {
+    let table = repository.files().iter().find(|file| file.path == FOREIGN_FLAGS);
+    let text = table.and_then(|file| file.text.as_deref()).unwrap_or_default();
+    let is_flag = |word: &&str| word.starts_with("--") && !word.contains(' ');
+    text.split('"').filter(is_flag).collect()
+}
+
 pub fn check(repository: &Repository, command_line: &CommandLine, findings: &mut Vec<Finding>) {
+    let foreign = foreign_flags(repository);
     for file in repository.files() {
         if !file.path.ends_with(".md") || file.path.starts_with("bench/results/") {
             continue;
@@ -23,7 +37,7 @@ pub fn check(repository: &Repository, command_line: &CommandLine, findings: &mut
         for literal in literals(text) {
             let mut fail =
                 |message| findings.push(Finding::fail(&file.path, literal.line, message));
-            check_command(literal.text, command_line, &mut fail);
+            check_command(literal.text, command_line, &foreign, &mut fail);
             check_path(literal.text, &file.path, repository, &mut fail);
         }
         for (line, target) in links(text) {
@@ -78,7 +92,12 @@ fn links(page: &str) -> Vec<(usize, &str)> {
     found
 }
 
-fn check_command(text: &str, command_line: &CommandLine, fail: &mut dyn FnMut(String)) {
+fn check_command(
+    text: &str,
+    command_line: &CommandLine,
+    foreign: &BTreeSet<&str>,
+    fail: &mut dyn FnMut(String),
+) {
     for segment in text.split(['|', ';']).flat_map(|part| part.split("&&")) {
         let mut words: Vec<&str> = segment.split_whitespace().collect();
         // Variables may be set before a command.
@@ -102,7 +121,8 @@ fn check_command(text: &str, command_line: &CommandLine, fail: &mut dyn FnMut(St
             }
             [flag, ..] if flag.starts_with("--") && flag.len() > 2 => {
                 let flag = flag.split('=').next().unwrap_or(flag);
-                if !command_line.has_flag("", flag) && !FLAGS_OF_CARGO.contains(&flag) {
+                let is_known = command_line.has_flag("", flag) || foreign.contains(flag);
+                if !is_known && !FLAGS_OF_CARGO.contains(&flag) {
                     fail(format!("no command takes {flag}"));
                 }
             }

@@ -8,7 +8,7 @@ const LAYERS: [(&str, &[&str]); 21] = [
     ("forebay-format", &["forebay-codec"]),
     ("forebay-codec", &[]),
     ("forebay-text", &["forebay-format"]),
-    ("forebay-library", &[]),
+    ("forebay-library", &["forebay-format"]),
     ("forebay-kv", &[]),
     ("forebay-grammar", &["forebay-text"]),
     ("forebay-chat", &["forebay-text", "forebay-grammar"]),

@@ -14,6 +14,7 @@ mod terms;
 mod unsafe_code;
 mod unused;
 mod wording;
+mod workflows;
 
 use std::fmt;
 use std::path::Path;
@@ -77,6 +78,7 @@ pub fn run(root: &Path) -> Result<bool> {
     docs::check(&repository, &command_line, &mut findings);
     pages::check(&repository, &mut findings);
     terms::check(&repository, &mut findings);
+    workflows::check(&repository, &mut findings);
     allow.check_all_used(&mut findings);
 
     findings.sort_by(|a, b| {

@@ -19,6 +19,12 @@ const HELD: &[&str] = &[
     "xtask/",
 ];
 
+/// Paths with the texts that users read: pages, help and messages.
+const TEXTS: &[&str] = &["README.md", "docs/", "crates/forebay/src/"];
+
+/// Pages about the design, which users do not read.
+const NOT_TEXTS: &[&str] = &["docs/design/"];
+
 /// Records keep the words of their day, and this file must name what it forbids.
 const EXEMPT: &[&str] = &["bench/results/", "xtask/src/tidy/terms.rs"];
 
@@ -34,21 +40,28 @@ struct Term {
     in_prose: bool,
     /// Forbidden as an identifier or as a part of one.
     in_identifiers: bool,
+    /// Forbidden in the texts that users read, but not elsewhere.
+    in_texts_only: bool,
 }
 
 /// Creates a term to avoid everywhere.
 const fn word(spellings: &'static [&'static str], instead: &'static str) -> Term {
-    Term { spellings, instead, in_prose: true, in_identifiers: true }
+    Term { spellings, instead, in_prose: true, in_identifiers: true, in_texts_only: false }
 }
 
 /// Creates a term to avoid in prose.
 const fn phrase(spellings: &'static [&'static str], instead: &'static str) -> Term {
-    Term { spellings, instead, in_prose: true, in_identifiers: false }
+    Term { spellings, instead, in_prose: true, in_identifiers: false, in_texts_only: false }
+}
+
+/// Creates a term to avoid in the texts that users read.
+const fn text(spellings: &'static [&'static str], instead: &'static str) -> Term {
+    Term { spellings, instead, in_prose: true, in_identifiers: false, in_texts_only: true }
 }
 
 /// Creates a term to avoid in names.
 const fn name(spellings: &'static [&'static str], instead: &'static str) -> Term {
-    Term { spellings, instead, in_prose: false, in_identifiers: true }
+    Term { spellings, instead, in_prose: false, in_identifiers: true, in_texts_only: false }
 }
 
 const TERMS: &[Term] = &[
@@ -110,6 +123,11 @@ const TERMS: &[Term] = &[
         &["neither all", "holds neither", "hold neither"],
         "VRAM and RAM together hold part of the experts",
     ),
+    text(&["so many"], "the number: N requests, this many bytes"),
+    text(&["comes"], "the verb that is meant: is, arrives, passes, belongs"),
+    text(&["goes on", "go on", "going on", "went on"], "continues, or resumes"),
+    text(&["behind"], "after"),
+    text(&["vmhwm"], "memory, or RAM"),
 ];
 
 pub fn check(repository: &Repository, findings: &mut Vec<Finding>) {
@@ -161,7 +179,9 @@ fn check_prose(path: &str, text: &str, findings: &mut Vec<Finding>) {
                 .map(move |text| Word { line: index + 1, text })
         })
         .collect();
-    for term in TERMS.iter().filter(|term| term.in_prose) {
+    let is_text = starts_with_any(path, TEXTS) && !starts_with_any(path, NOT_TEXTS);
+    let holds = |term: &&Term| term.in_prose && (is_text || !term.in_texts_only);
+    for term in TERMS.iter().filter(holds) {
         for spelling in term.spellings {
             let wanted: Vec<&str> = spelling.split(' ').collect();
             for window in words.windows(wanted.len()) {
@@ -248,6 +268,18 @@ mod tests {
         assert_eq!(found, [(2, "\"basin\": write weight cache, or RAM budget".to_owned())]);
         assert_eq!(check_text("docs/a.md", "while the CPU\nhelps, twice")[0].0, 1);
         assert_eq!(check_text("bench/a.sh", "# a guess-based start, whoever asks").len(), 2);
+    }
+
+    #[test]
+    fn some_words_are_only_for_other_readers() {
+        for path in ["README.md", "docs/server.md", "crates/forebay/src/help.rs"] {
+            let found =
+                check_text(path, "/// Answer so many requests,\n// the pull goes on behind it\n");
+            assert_eq!(found.len(), 3, "{path}: {found:?}");
+        }
+        for path in ["docs/design/plans.md", "crates/forebay-kv/src/lib.rs"] {
+            assert!(check_text(path, "// so many requests, behind it\n").is_empty(), "{path}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use forebay_text::Tokenizer;
 use serde_json::{Value, json};
 
 use crate::format::Kind;
-use crate::{ChatError, Format, ToolSyntax};
+use crate::{ChatError, Format, Parser, ToolSyntax};
 use python::{Around, Literals};
 use writer::{Form, Tool, Writer};
 
@@ -50,6 +50,14 @@ impl Format {
             }
             _ => None,
         }
+    }
+
+    /// Returns what may come before the text of an answer that continues `text`, with which `prompt` ends: the rest of the
+    /// reasoning.
+    pub fn preamble_of_continued(&self, prompt: &str, text: &str) -> Option<Preamble> {
+        let is_thinking = Parser::continuing(self, prompt, text).is_thinking();
+        let Kind::Tagged { thinking: Some(marks), .. } = self.kind else { return None };
+        is_thinking.then(|| Preamble { open: None, close: vec![marks.close().to_owned()] })
     }
 
     /// Returns what may come before tool calls in an answer to `prompt`: reasoning.
@@ -146,7 +154,14 @@ fn tools<'a>(tools: &'a Value, wanted: Option<&str>) -> Result<Vec<Tool<'a>>, Ch
     let named = functions.filter_map(|function| {
         let name = function.get("name")?.as_str()?;
         let schema = function.get("parameters").filter(|schema| schema.is_object()).cloned();
-        Some(Tool { name, schema: schema.unwrap_or_else(|| json!({ "type": "object" })) })
+        let mut schema = schema.unwrap_or_else(|| json!({}));
+        let says = |key: &&str| schema.get(*key).is_some_and(|value| !value.is_null());
+        // Arguments are an object, also if the schema does not say so.
+        let kinds = ["type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"];
+        if !kinds.iter().any(says) {
+            schema["type"] = "object".into();
+        }
+        Some(Tool { name, schema })
     });
     let found: Vec<Tool<'_>> =
         named.filter(|tool| wanted.is_none_or(|wanted| wanted == tool.name)).collect();

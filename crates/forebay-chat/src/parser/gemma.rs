@@ -22,6 +22,11 @@ pub fn call(body: &str, quote: &'static str) -> Option<Call> {
     is_all.then(|| Call { name: name.to_owned(), arguments: arguments.to_string() })
 }
 
+/// Parses a value at the beginning of a text.
+pub fn value(text: &str, quote: &'static str) -> Option<Value> {
+    Reader { rest: text, quote }.value(1)
+}
+
 struct Reader<'a> {
     rest: &'a str,
     quote: &'static str,

@@ -78,13 +78,16 @@ pub fn mistral(body: &str) -> Option<Vec<Call>> {
 /// Parses `functions.f:0<|tool_call_argument_begin|>{...}`.
 pub fn kimi(body: &str) -> Option<Call> {
     let (id, arguments) = body.split_once("<|tool_call_argument_begin|>")?;
-    let id = id.trim();
+    named(name_of_id(id.trim()), arguments.trim())
+}
+
+/// Returns the name in an id of Kimi K2.
+pub fn name_of_id(id: &str) -> &str {
     let id = id.strip_prefix("functions.").unwrap_or(id);
-    let name = match id.rsplit_once(':') {
+    match id.rsplit_once(':') {
         Some((name, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => name,
         _ => id,
-    };
-    named(name, arguments.trim())
+    }
 }
 
 fn named(name: &str, arguments: &str) -> Option<Call> {

@@ -100,16 +100,30 @@ fn object(members: Vec<(&str, Node<'_>)>, schema: &Value, whole: &Value) -> Map<
     let properties = schema.get("properties").unwrap_or(ANY);
     for (name, node) in members {
         let value = value(node, properties.get(name).unwrap_or(ANY), whole);
-        // Some answers repeat the tag of a list instead of writing items.
         match object.get_mut(name) {
             None => {
                 object.insert(name.to_owned(), value);
             }
-            Some(Value::Array(list)) => list.push(value),
-            Some(first) => *first = Value::Array(vec![first.take(), value]),
+            Some(first) => add(first, value),
         }
     }
     object
+}
+
+/// Adds the value of a repeated element. Some answers repeat the tag of a list instead of writing items.
+pub fn add(first: &mut Value, value: Value) {
+    match first {
+        Value::Array(list) => list.push(value),
+        first => *first = Value::Array(vec![first.take(), value]),
+    }
+}
+
+/// Parses the value of a parameter. `text` is the element without its first tag.
+pub fn member(text: &str, key: &str, tool: &str, offer: &Offer) -> Option<Value> {
+    let node = Reader { rest: text }.inside(key, 0)?;
+    let whole = offer.schema(tool).unwrap_or(ANY);
+    let properties = whole.get("properties").unwrap_or(ANY);
+    Some(value(node, properties.get(key).unwrap_or(ANY), whole))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 mod gemma;
 mod harmony;
 mod json_calls;
+mod live;
 mod minimax3;
 mod python;
 mod tagged;
@@ -44,7 +45,7 @@ pub struct Parser {
 
 enum Family {
     Plain(String),
-    Tagged(Tagged),
+    Tagged(Box<Tagged>),
     Harmony(Harmony),
 }
 
@@ -55,11 +56,40 @@ impl Parser {
         let family = match format.kind {
             Kind::Plain => Family::Plain(String::new()),
             Kind::Tagged { thinking, tools } => {
-                Family::Tagged(Tagged::new(thinking, tools, &format.offer, prompt))
+                Family::Tagged(Box::new(Tagged::new(thinking, tools, &format.offer, prompt)))
             }
             Kind::Harmony => Family::Harmony(Harmony::new(prompt)),
         };
         Parser { family }
+    }
+
+    /// Creates a parser for an answer that continues `text`, with which the prompt ends.
+    pub fn continuing(format: &Format, prompt: &str, text: &str) -> Parser {
+        // Templates may trim the text.
+        let before = prompt.strip_suffix(text).or_else(|| prompt.strip_suffix(text.trim_start()));
+        let mut parser = Parser::new(format, before.unwrap_or(prompt));
+        if let Family::Tagged(parser) = &mut parser.family {
+            parser.continue_text(if before.is_some() { text } else { "" });
+        }
+        parser
+    }
+
+    /// Returns true while the answer is reasoning.
+    pub(crate) fn is_thinking(&self) -> bool {
+        match &self.family {
+            Family::Tagged(parser) => parser.is_thinking(),
+            Family::Plain(_) | Family::Harmony(_) => false,
+        }
+    }
+
+    /// Reports each tool call only when it is complete. Otherwise the arguments are reported as they arrive, so that a call
+    /// whose end cannot be read may have arguments that are not valid JSON.
+    #[must_use]
+    pub fn with_whole_calls(mut self) -> Parser {
+        if let Family::Tagged(parser) = &mut self.family {
+            parser.whole_calls = true;
+        }
+        self
     }
 
     /// Parses a piece of generated text.
@@ -147,4 +177,13 @@ fn append(whole: &mut String, separate: &mut bool, text: &str, report: &mut dyn 
     }
     whole.push_str(text);
     report(text);
+}
+
+/// Returns the length in bytes of the longest suffix of `text` that is a proper prefix of `tag`.
+fn overlap(text: &str, tag: &str) -> usize {
+    let longest = text.len().min(tag.len() - 1);
+    (1..=longest)
+        .rev()
+        .find(|&n| text.as_bytes()[text.len() - n..] == tag.as_bytes()[..n])
+        .unwrap_or(0)
 }

@@ -42,6 +42,20 @@ pub fn lines(body: &str, offer: &Offer) -> Option<Vec<Call>> {
     (!calls.is_empty()).then_some(calls)
 }
 
+/// Parses a value at the beginning of a text.
+pub fn value(text: &str) -> Option<Value> {
+    Reader { rest: text }.value(0)
+}
+
+/// Returns true if a text is the name of a function or an argument. It may have dots.
+pub fn is_name(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(is_part_of_name)
+}
+
+fn is_part_of_name(c: char) -> bool {
+    c.is_alphanumeric() || matches!(c, '_' | '.' | '-')
+}
+
 struct Reader<'a> {
     rest: &'a str,
 }
@@ -57,8 +71,7 @@ impl<'a> Reader<'a> {
     /// Takes a name, which may have dots.
     fn name(&mut self) -> Option<&'a str> {
         let trimmed = self.rest.trim_start();
-        let is_part = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '-');
-        let end = trimmed.find(|c| !is_part(c)).unwrap_or(trimmed.len());
+        let end = trimmed.find(|c| !is_part_of_name(c)).unwrap_or(trimmed.len());
         let (name, rest) = trimmed.split_at(end);
         self.rest = rest;
         (!name.is_empty()).then_some(name)
@@ -144,55 +157,66 @@ impl<'a> Reader<'a> {
     /// Reads the rest of a text, and the quotation mark behind it.
     fn text(&mut self, quote: char) -> Option<String> {
         let mut text = String::new();
-        let mut chars = self.rest.char_indices();
-        while let Some((at, c)) = chars.next() {
-            if c == quote {
-                self.rest = &self.rest[at + 1..];
+        loop {
+            let (before, rest) = self.rest.split_at(self.rest.find([quote, '\\'])?);
+            text.push_str(before);
+            if let Some(rest) = rest.strip_prefix(quote) {
+                self.rest = rest;
                 return Some(text);
             }
-            if c != '\\' {
-                text.push(c);
-                continue;
-            }
-            let (at, escape) = chars.next()?;
-            match escape {
-                'n' => text.push('\n'),
-                't' => text.push('\t'),
-                'r' => text.push('\r'),
-                'b' => text.push('\u{8}'),
-                'f' => text.push('\u{c}'),
-                'u' | 'x' | 'U' => {
-                    let (c, length) = escaped(&self.rest[at..])?;
-                    text.push(c);
-                    chars = self.rest[at + length..].char_indices();
-                    self.rest = &self.rest[at + length..];
-                }
-                '\n' => {}
-                '\\' | '"' | '\'' | '/' => text.push(escape),
-                // Python keeps the backslash of an escape that it does not know.
-                other => text.extend(['\\', other]),
-            }
+            let (escaped, length) = escape(rest).ok()??;
+            text.push_str(&escaped);
+            self.rest = &rest[length..];
         }
-        None
     }
 }
 
-/// Reads `u20AC`, `x41` or `U0001F600`, or two surrogates as in JSON. Returns the character and the bytes that it takes.
-fn escaped(text: &str) -> Option<(char, usize)> {
-    let digits = match text.as_bytes().first()? {
-        b'x' => 2,
-        b'u' => 4,
-        _ => 8,
+/// Reads an escape at the beginning of a text. Returns its text and the bytes that it takes, or `None` if it is not complete.
+pub fn escape(text: &str) -> Result<Option<(String, usize)>, ()> {
+    let Some(escape) = text.chars().nth(1) else { return Ok(None) };
+    let escaped = match escape {
+        'n' => "\n",
+        't' => "\t",
+        'r' => "\r",
+        'b' => "\u{8}",
+        'f' => "\u{c}",
+        '\n' => "",
+        '\\' | '"' | '\'' | '/' => &text[1..2],
+        'x' => return code(text, 2),
+        'u' => return code(text, 4),
+        'U' => return code(text, 8),
+        // Python keeps the backslash of an escape that it does not know.
+        other => &text[..1 + other.len_utf8()],
     };
-    let code = |text: &str, digits: usize| u32::from_str_radix(text.get(1..=digits)?, 16).ok();
-    let first = code(text, digits)?;
+    Ok(Some((escaped.to_owned(), 1 + escape.len_utf8())))
+}
+
+/// Reads `\x41`, `\u20AC` or `\U0001F600`, or two surrogates as in JSON.
+fn code(text: &str, digits: usize) -> Result<Option<(String, usize)>, ()> {
+    let number = |at: usize| {
+        let Some(digits) = text.get(at + 2..at + 2 + digits) else {
+            return if text.len() < at + 2 + digits { Ok(None) } else { Err(()) };
+        };
+        u32::from_str_radix(digits, 16).map(Some).map_err(|_| ())
+    };
+    let length = 2 + digits;
+    let Some(first) = number(0)? else { return Ok(None) };
     if let Some(c) = char::from_u32(first) {
-        return Some((c, 1 + digits));
+        return Ok(Some((c.to_string(), length)));
     }
-    let low = code(text.get(1 + digits..)?.strip_prefix('\\')?, 4)?;
-    let is_pair = (0xD800..0xDC00).contains(&first) && (0xDC00..0xE000).contains(&low);
-    let c = char::from_u32(0x10000 + ((first & 0x3FF) << 10) + (low & 0x3FF))?;
-    is_pair.then_some((c, 2 * (1 + digits) + 1))
+    if digits != 4 || !(0xD800..0xDC00).contains(&first) {
+        return Err(());
+    }
+    let second = &text[length..];
+    if !second.starts_with("\\u") {
+        return if "\\u".starts_with(second) { Ok(None) } else { Err(()) };
+    }
+    let Some(low) = number(length)? else { return Ok(None) };
+    let c = char::from_u32(0x10000 + ((first & 0x3FF) << 10) + (low & 0x3FF));
+    match c.filter(|_| (0xDC00..0xE000).contains(&low)) {
+        Some(c) => Ok(Some((c.to_string(), 2 * length))),
+        None => Err(()),
+    }
 }
 
 #[cfg(test)]

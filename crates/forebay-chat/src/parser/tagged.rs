@@ -1,9 +1,10 @@
 //! Parser for answers with reasoning between marks, such as `<think>...</think>`, and tool calls with or without marks.
 
 use super::json_calls::FUNCTOOLS;
+use super::live::Live;
 use super::thought::Ending;
 use super::value_end::ValueEnd;
-use super::{Draft, Sink};
+use super::{Draft, Sink, overlap};
 use crate::offer::Offer;
 use crate::syntax::{Tags, ThinkMarks};
 use crate::{Message, ToolSyntax};
@@ -28,6 +29,8 @@ pub struct Tagged {
     thought: usize,
     /// Length of `pending` from which on it is looked at again whether it may be calls at the end of the reasoning.
     look_again: usize,
+    /// True to send calls when they are complete.
+    pub whole_calls: bool,
 }
 
 /// Marks around an answer.
@@ -51,6 +54,8 @@ struct Tools {
     may_begin: bool,
     /// True while the answer may begin with [`ToolSyntax::before_text`].
     may_be_named: bool,
+    /// The open call, as far as it was read.
+    live: Live,
 }
 
 impl Tools {
@@ -62,6 +67,7 @@ impl Tools {
             end: end_of(syntax),
             may_begin: syntax.is_bare(),
             may_be_named: matches!(offer, Offer::Tools(_)),
+            live: Live::new(syntax, false),
         }
     }
 
@@ -135,7 +141,30 @@ impl Tagged {
             },
             thought: 0,
             look_again: 0,
+            whole_calls: false,
         }
+    }
+
+    /// Takes the text that the answer continues. It is no part of the answer.
+    pub fn continue_text(&mut self, text: &str) {
+        // A call that was begun there is sent when it is complete.
+        let whole_calls = std::mem::replace(&mut self.whole_calls, true);
+        self.text(text, &mut |_| {});
+        self.whole_calls = whole_calls;
+        self.draft = Draft::default();
+        if self.state == State::Start {
+            self.state = State::Content;
+        }
+        // White space was held back, because it may have been the end of the text.
+        if self.state != State::Call && self.pending.trim().is_empty() {
+            self.pending.clear();
+            self.strip = false;
+        }
+    }
+
+    /// Returns true while the answer is reasoning.
+    pub fn is_thinking(&self) -> bool {
+        matches!(self.state, State::Thinking | State::ThoughtCalls)
     }
 
     pub fn text(&mut self, piece: &str, sink: Sink<'_>) {
@@ -366,24 +395,28 @@ impl Tagged {
         (self.state, self.searched) = (State::Call, 0);
         if let Some(tools) = &mut self.tools {
             tools.end = end_of(tools.syntax);
+            tools.live = Live::new(tools.syntax, self.whole_calls);
         }
     }
 
     fn call(&mut self, sink: Sink<'_>) -> bool {
         let Some(tools) = &mut self.tools else { return false };
-        let (at, close) = match tools.tags.close {
+        let close = tools.tags.close.unwrap_or_default();
+        let found = match tools.tags.close {
             Some(close) => {
-                let Some(at) = self.pending[self.searched..].find(close) else {
-                    let end = self.pending.len().saturating_sub(close.len());
-                    self.searched = self.pending.floor_char_boundary(end);
-                    return false;
-                };
-                (self.searched + at, close)
+                let found = self.pending[self.searched..].find(close);
+                let found = found.map(|at| self.searched + at);
+                let end = self.pending.len().saturating_sub(close.len());
+                self.searched = self.pending.floor_char_boundary(end);
+                found
             }
-            None => {
-                let Some(at) = tools.end.find(&self.pending) else { return false };
-                (at, "")
-            }
+            None => tools.end.find(&self.pending),
+        };
+        let Some(at) = found else {
+            let held = if close.is_empty() { 0 } else { overlap(&self.pending, close) };
+            let body = &self.pending[..self.pending.len() - held];
+            tools.live.read(body, &tools.offer, &mut self.draft, sink);
+            return false;
         };
         let body = self.take(at, close.len());
         self.end_call(&body, close, sink);
@@ -394,24 +427,20 @@ impl Tagged {
     /// Adds the calls in `body`. Text that is not a call stays in the content as it was written.
     fn end_call(&mut self, body: &str, close: &str, sink: Sink<'_>) {
         let Some(tools) = &mut self.tools else { return };
+        tools.live.read(body, &tools.offer, &mut self.draft, sink);
+        let live = std::mem::replace(&mut tools.live, Live::new(tools.syntax, self.whole_calls));
         let calls = tools.syntax.parse(body, &tools.offer);
-        tools.may_begin = tools.syntax.is_bare() && calls.is_some();
-        match calls {
-            Some(calls) => {
-                for call in calls {
-                    self.draft.begin_call(&call.name, sink);
-                    self.draft.arguments(&call.arguments, sink);
-                }
-                self.strip = true;
-            }
-            None => {
-                let text = format!("{}{}{body}{close}", self.before_call, tools.tags.open);
-                // White space before a call without marks was not dropped, unless something came before it.
-                self.strip &= tools.syntax.is_bare() || self.draft.message.content.is_empty();
-                self.show(&text, sink);
-                self.strip = false;
-            }
+        let is_call = live.finish(calls, &mut self.draft, sink);
+        tools.may_begin = tools.syntax.is_bare() && is_call;
+        if is_call {
+            self.strip = true;
+            return;
         }
+        let text = format!("{}{}{body}{close}", self.before_call, tools.tags.open);
+        // White space before a call without marks was not dropped, unless something came before it.
+        self.strip &= tools.syntax.is_bare() || self.draft.message.content.is_empty();
+        self.show(&text, sink);
+        self.strip = false;
     }
 
     pub fn finish(mut self, sink: Sink<'_>) -> Message {
@@ -477,13 +506,4 @@ impl Tagged {
 /// Returns true if a character may be between two calls without marks.
 fn separates(c: char) -> bool {
     c.is_whitespace() || matches!(c, ';' | ',')
-}
-
-/// Returns the length in bytes of the longest suffix of `text` that is a proper prefix of `tag`.
-fn overlap(text: &str, tag: &str) -> usize {
-    let longest = text.len().min(tag.len() - 1);
-    (1..=longest)
-        .rev()
-        .find(|&n| text.as_bytes()[text.len() - n..] == tag.as_bytes()[..n])
-        .unwrap_or(0)
 }

@@ -124,7 +124,9 @@ fn invokes(body: &str, open: &str, close: &str, offer: &Offer) -> Option<Vec<Cal
 /// `function<｜tool▁sep｜>f`, then a code block of JSON.
 fn deepseek(body: &str) -> Option<Call> {
     let (head, rest) = body.split_once("<｜tool▁sep｜>")?;
-    let (name, arguments) = match rest.split_once("```json") {
+    // A code block within the arguments is a text.
+    let is_object = rest.trim_start().starts_with('{');
+    let (name, arguments) = match rest.split_once("```json").filter(|_| !is_object) {
         Some((name, block)) => (name.trim(), block.trim().trim_end_matches("```").trim()),
         None => (head.trim(), rest.trim()),
     };

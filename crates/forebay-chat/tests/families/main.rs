@@ -132,7 +132,7 @@ impl Conversation<'_> {
         let variables: Map<String, Value> = variables.collect();
         let render = |messages: &[Message]| {
             let prompt = format.render(&template, messages, Some(&tools), &variables);
-            prompt.unwrap_or_else(|error| panic!("{}: {error}", self.file))
+            prompt.unwrap_or_else(|error| panic!("{}: {error}", self.file)).into_text()
         };
         let mut messages =
             vec![Message::new("system", "Be brief."), Message::new("user", "Weather?")];

@@ -156,7 +156,7 @@ fn tools_of_phi_are_in_the_system_message() {
     let template = ChatTemplate::from_source(PHI_4_MINI, "", "").unwrap();
     let format = Format::recognise(Some(&template), None).unwrap().offering(Some(&tools()));
     let render = |messages: &[Message]| {
-        format.render(&template, messages, Some(&tools()), &Map::new()).unwrap()
+        format.render(&template, messages, Some(&tools()), &Map::new()).unwrap().into_text()
     };
     let prompt = render(&[Message::new("system", "Be brief."), Message::new("user", "x")]);
     assert!(prompt.starts_with("<|system|>Be brief.<|tool|>[{\"name\": \"weather\","), "{prompt}");
@@ -420,8 +420,9 @@ fn gemma_4_goes_on_behind_text_and_results() {
             Message { tool_call_id: Some("a".into()), ..Message::new("tool", "7") },
         ]
     };
-    let render =
-        |messages: &[Message]| format.render(&template, messages, None, &Map::new()).unwrap();
+    let render = |messages: &[Message]| {
+        format.render(&template, messages, None, &Map::new()).unwrap().into_text()
+    };
     let [call, result] = [
         "<|tool_call>call:f{}<tool_call|>",
         "<|tool_response>response:f{value:<|\"|>7<|\"|>}<tool_response|>",
@@ -454,7 +455,7 @@ fn results_of_deepseek_v4_are_in_the_order_of_the_calls() {
         result("two"),
         result("one"),
     ];
-    let prompt = format.render(&template, &messages, None, &Map::new()).unwrap();
+    let prompt = format.render(&template, &messages, None, &Map::new()).unwrap().into_text();
     assert!(
         prompt.contains("<tool_result>one</tool_result>\n\n<tool_result>two</tool_result>"),
         "{prompt}"
@@ -468,7 +469,7 @@ fn thinking_is_switched_in_every_family() {
         let format = Format::recognise(Some(&template), None).unwrap();
         let variables = format.think(think).map_err(|error| error.to_string())?;
         let prompt = format.render(&template, &[Message::new("user", "x")], None, &variables);
-        Ok((variables, prompt.unwrap()))
+        Ok((variables, prompt.unwrap().into_text()))
     };
     for (source, on, off) in [
         (NEMOTRON_3, "<think>\n", "<think></think>"),

@@ -1,15 +1,19 @@
 //! Machine profile: a file that `doctor` writes and that planning and loading read.
 
+use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use forebay_store::{EngineOptions, IoKind};
+use forebay_store::{EngineOptions, IoKind, read_text};
 use serde::{Deserialize, Serialize};
 
 use super::{CuFileChoice, GpuRates, ProfileQuality};
 
 /// Version of the file's format. Files with another version are rejected.
 pub const PROFILE_VERSION: u32 = 1;
+
+/// Most bytes of a profile's file.
+const PROFILE_BYTES_MAX: u64 = 16 << 20;
 
 /// Identity of the machine and the disk that were measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -138,7 +142,30 @@ impl ReadChoice {
     }
 }
 
+/// Beginning of the names of profiles.
+const PREFIX: &str = "machine";
+/// Largest profile that is read, in bytes.
+const PROFILE_BYTES_MAX: u64 = 1 << 20;
+
+/// Returns the profiles in a folder.
+fn saved(folder: &Path) -> Vec<PathBuf> {
+    let is_profile = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.starts_with(PREFIX) && name.ends_with(".json") && path.is_file()
+    };
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_profile).collect();
+    found.sort();
+    found
+}
+
 impl MachineIdentity {
+    /// Returns true if two identities differ in the disk at most.
+    fn is_same_machine(&self, other: &MachineIdentity) -> bool {
+        let machine = |of: &MachineIdentity| (of.cpu.clone(), of.processors, of.kernel.clone());
+        machine(self) == machine(other)
+    }
+
     /// Returns the identity of this machine and of the device of `folder`.
     pub fn here(folder: &Path) -> std::io::Result<MachineIdentity> {
         let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -155,27 +182,57 @@ impl MachineIdentity {
 }
 
 impl MachineProfile {
-    /// Returns the path of the profile: `forebay/machine.json` below `$XDG_CONFIG_HOME`, or else below `~/.config`.
-    /// Returns `None` if neither is known.
-    pub fn path() -> Option<PathBuf> {
+    /// Returns the folders that profiles are looked for in: `forebay` below `$XDG_STATE_HOME`, or else below
+    /// `~/.local/state`, and then `forebay` below `$XDG_CONFIG_HOME`, or else below `~/.config`. `doctor` saves in the first.
+    pub fn folders() -> Vec<PathBuf> {
         let named = |name| std::env::var_os(name).map(PathBuf::from);
-        let base = named("XDG_CONFIG_HOME")
-            .filter(|path| path.is_absolute())
-            .or_else(|| Some(named("HOME")?.join(".config")))?;
-        Some(base.join("forebay/machine.json"))
+        let home = named("HOME").filter(|path| path.is_absolute());
+        let below = |variable, usual: &str| {
+            let base = named(variable).filter(|path| path.is_absolute());
+            Some(base.or_else(|| Some(home.as_ref()?.join(usual)))?.join("forebay"))
+        };
+        let state = below("XDG_STATE_HOME", ".local/state");
+        state.into_iter().chain(below("XDG_CONFIG_HOME", ".config")).collect()
     }
 
-    /// Reads the profile that `doctor` saved, if it is for this machine and the disk of `folder`.
+    /// Returns the path where `doctor` saves the profile of this machine with the disk of `folder`: each disk has a file of its
+    /// own. Returns `None` if no folder for it is known.
     ///
     /// # Errors
-    /// Returns the reason in words if the profile is missing or damaged, or if it is for another machine or disk.
+    /// Returns an error if the folder cannot be read.
+    pub fn path(folder: &Path) -> std::io::Result<Option<PathBuf>> {
+        let here = MachineIdentity::here(folder)?;
+        let name = format!("{PREFIX}-{:x}-{:x}.json", here.device, here.filesystem);
+        Ok(MachineProfile::folders().into_iter().next().map(|state| state.join(name)))
+    }
+
+    /// Reads the profile that `doctor` saved for this machine and the disk of `folder`.
+    ///
+    /// # Errors
+    /// Returns the reason in words if there is none.
     pub fn of_folder(folder: &Path) -> Result<MachineProfile, &'static str> {
-        let found = MachineProfile::path().and_then(|path| std::fs::read_to_string(path).ok());
-        let profile = MachineProfile::parse(&found.ok_or("no machine profile")?)?;
-        match MachineIdentity::here(folder) {
-            Ok(here) if here == profile.machine => Ok(profile),
-            _ => Err("the machine profile is of another machine or disk"),
+        let here =
+            MachineIdentity::here(folder).map_err(|_| "the model's folder cannot be read")?;
+        let mut why = "no machine profile";
+        for path in MachineProfile::folders().iter().flat_map(|folder| saved(folder)) {
+            match read_text(&path, PROFILE_BYTES_MAX)
+                .map_err(|_| "the machine profile cannot be read")
+            {
+                Ok(text) => match MachineProfile::parse(&text) {
+                    Ok(profile) if profile.machine == here => return Ok(profile),
+                    Ok(profile) if profile.machine.is_same_machine(&here) => {
+                        why = "this disk is not measured";
+                    }
+                    Ok(_) if why == "no machine profile" => {
+                        why = "the machine profile is of another machine";
+                    }
+                    Ok(_) => {}
+                    Err(damaged) => why = damaged,
+                },
+                Err(unreadable) => why = unreadable,
+            }
         }
+        Err(why)
     }
 
     /// Reads the profile in `file`, or this machine's profile with the disk that `model` is on.
@@ -188,7 +245,7 @@ impl MachineProfile {
             return found.map_err(|why| ProfileError::NotMeasured { why });
         };
         let path = path.to_owned();
-        match std::fs::read_to_string(&path) {
+        match read_text(&path, PROFILE_BYTES_MAX) {
             Ok(text) => {
                 MachineProfile::parse(&text).map_err(|why| ProfileError::Damaged { path, why })
             }

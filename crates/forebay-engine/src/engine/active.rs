@@ -38,6 +38,8 @@ pub struct CachedFrom {
 pub struct Active {
     pub id: RequestId,
     pub priority: i32,
+    /// Number of its caller.
+    pub share: u64,
     pub options: GenerateOptions,
     pub sequence: SequenceId,
     /// Hash before the first KV block.
@@ -87,7 +89,15 @@ impl Active {
         let root = session.runner.root(&request.namespace);
         let has_work = request.reads_all();
         let Request {
-            prompt, options, priority, logprobs, prompt_logprobs, grammar, pooling, ..
+            prompt,
+            options,
+            priority,
+            share,
+            logprobs,
+            prompt_logprobs,
+            grammar,
+            pooling,
+            ..
         } = *request;
         let statistics = RequestStatistics {
             exact: session.is_independent(),
@@ -100,6 +110,7 @@ impl Active {
         Active {
             id,
             priority,
+            share,
             options,
             sequence,
             root,

@@ -13,6 +13,7 @@ mod proposing;
 mod reading;
 mod request;
 mod schedule;
+mod shares;
 mod snapshot;
 mod waiting;
 
@@ -35,6 +36,7 @@ pub use self::request::{
     Sink,
 };
 use self::schedule::{Limits, Part, Progress};
+use self::shares::Shares;
 pub(crate) use self::snapshot::Block as SnapshotBlock;
 pub use self::snapshot::Snapshot;
 use self::waiting::{State, Submitted, Waiting};
@@ -60,6 +62,9 @@ pub struct EngineOptions {
     pub latency: Latency,
     /// Most requests that wait.
     pub waiting: usize,
+    /// True if several callers share the queue. None of them may then fill it: a caller may have as many requests waiting as
+    /// places are left for others.
+    pub callers_share: bool,
 }
 
 impl Default for EngineOptions {
@@ -70,6 +75,7 @@ impl Default for EngineOptions {
             generating: None,
             latency: Latency::Automatic,
             waiting: 1024,
+            callers_share: false,
         }
     }
 }
@@ -126,6 +132,10 @@ pub struct Engine {
     /// Requests that have not begun, the next one first.
     waiting: VecDeque<Waiting>,
     running: Vec<Active>,
+    /// The callers of the running requests.
+    shares: Shares,
+    /// True if no caller may fill the queue.
+    callers_share: bool,
     /// A pass of prompt rows that is paused.
     reading: Option<Reading>,
     /// True if the next such pass has one prompt only.
@@ -175,6 +185,8 @@ impl Engine {
             waiting_most: options.waiting,
             waiting: VecDeque::new(),
             running: Vec::new(),
+            shares: Shares::default(),
+            callers_share: options.callers_share,
             reading: None,
             reads_alone: false,
             next_id: 0,
@@ -283,7 +295,7 @@ impl Engine {
         let id = self.new_id();
         let priority = request.priority;
         let state = State::New(Submitted::new(request, sink));
-        self.queue(Waiting { id, priority, state });
+        self.queue(Waiting::new(id, priority, state));
         Ok(id)
     }
 
@@ -306,6 +318,13 @@ impl Engine {
         }
         if self.waiting.len() >= self.waiting_most {
             return Err(EngineError::QueueFull { waiting: self.waiting.len() });
+        }
+        let left = self.waiting_most - self.waiting.len();
+        if self.callers_share && self.waiting_of(request.share) >= left {
+            return Err(EngineError::QueueShareFull {
+                waiting: self.waiting_of(request.share),
+                left,
+            });
         }
         Ok(())
     }
@@ -380,7 +399,8 @@ impl Engine {
         });
         let pauses = self.pace.is_bounded() && self.session.runner.decoder.backend().pauses();
         let prompt_rows = if pauses { self.limits.prompt_rows } else { self.pace.prompt_rows() };
-        schedule::choose(&Limits { prompt_rows, ..self.limits }, progress, &mut parts);
+        let share = |index: usize| self.running[index].share;
+        schedule::choose(&Limits { prompt_rows, ..self.limits }, progress, share, &mut parts);
         let decode = parts.iter().take_while(|part| !part.reads).count();
         let ran = match pauses && (decode > 0 || self.reading.is_some()) {
             true => self.run_between(&parts[..decode], &parts[decode..]),

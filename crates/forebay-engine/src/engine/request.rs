@@ -27,6 +27,8 @@ pub struct Request {
     /// Requests share keys and values of equal prefixes only with requests of the same namespace, because the time of an answer
     /// tells whether its prefix was known.
     pub namespace: Vec<u8>,
+    /// Number of the caller. Callers are served in turn, and 0 is that of a process with only one.
+    pub share: u64,
     /// Asks for the embedding of the prompt instead of an answer.
     pub pooling: Option<Pooling>,
 }

@@ -39,10 +39,12 @@ pub struct Part {
 }
 
 /// Chooses the rows of the next pass: one for each of the first requests that generate, known tokens of others, then prompt
-/// rows in the order of the requests.
+/// rows. Callers have equal parts of these, and those of a caller go to its requests in their order. `share` returns the number of
+/// a request's caller.
 pub fn choose(
     limits: &Limits,
     progress: impl Iterator<Item = Progress> + Clone,
+    share: impl Fn(usize) -> u64,
     parts: &mut Vec<Part>,
 ) {
     parts.clear();
@@ -60,14 +62,40 @@ pub fn choose(
         }
     }
     let most = if parts.is_empty() { limits.rows } else { limits.prompt_rows };
-    let mut left = most.min(room);
-    for (index, of) in progress.enumerate() {
-        let Progress::Reads(tokens) = of else { continue };
-        let count = tokens.min(left);
-        if count > 0 {
-            parts.push(Part { index, count, kind: RowKind::Prompt, reads: true });
-            left -= count;
-        }
+    let first = parts.len();
+    let prompts = progress.enumerate().filter_map(|(index, of)| match of {
+        Progress::Reads(tokens) => Some((index, tokens)),
+        _ => None,
+    });
+    share_rows(most.min(room), prompts, share, first, parts);
+    parts.retain(|part| part.count > 0);
+}
+
+/// Adds parts of prompts, each the index of a request and its number of tokens, behind the `first` parts.
+fn share_rows(
+    mut left: usize,
+    prompts: impl Iterator<Item = (usize, usize)> + Clone,
+    share: impl Fn(usize) -> u64,
+    first: usize,
+    parts: &mut Vec<Part>,
+) {
+    let is_first = |(at, (index, _)): &(usize, (usize, usize))| {
+        !prompts.clone().take(*at).any(|(other, _)| share(other) == share(*index))
+    };
+    let callers = prompts.clone().enumerate().filter(is_first).count().max(1);
+    let each = (left / callers).max(1);
+    for (index, tokens) in prompts.clone() {
+        let own = parts[first..].iter().filter(|part| share(part.index) == share(index));
+        let taken: usize = own.map(|part| part.count).sum();
+        let count = tokens.min(each.saturating_sub(taken)).min(left);
+        parts.push(Part { index, count, kind: RowKind::Prompt, reads: true });
+        left -= count;
+    }
+    // What some callers do not need is for the others.
+    for ((_, tokens), part) in prompts.zip(&mut parts[first..]) {
+        let more = (tokens - part.count).min(left);
+        part.count += more;
+        left -= more;
     }
 }
 
@@ -80,7 +108,7 @@ mod tests {
         let limits = Limits { running: 8, rows: 20, prompt_rows: 12, decode_rows: 2 };
         let mut parts = Vec::new();
         let mut chosen = |progress: &[Progress]| {
-            choose(&limits, progress.iter().copied(), &mut parts);
+            choose(&limits, progress.iter().copied(), |_| 0, &mut parts);
             parts
                 .iter()
                 .map(|part| (part.index, part.count, part.kind == RowKind::Decode))
@@ -105,5 +133,23 @@ mod tests {
         let arrives = Progress::Arrives;
         assert_eq!(chosen(&[arrives, generates, arrives, reads(3)]), [(1, 1, true), (3, 3, false)]);
         assert_eq!(chosen(&[]), []);
+    }
+
+    #[test]
+    fn callers_have_equal_parts_of_the_prompt_rows() {
+        let limits = Limits { running: 8, rows: 20, prompt_rows: 12, decode_rows: 2 };
+        let mut parts = Vec::new();
+        let mut chosen = |requests: &[(u64, usize)]| {
+            let progress = requests.iter().map(|&(_, tokens)| Progress::Reads(tokens));
+            choose(&limits, progress, |index| requests[index].0, &mut parts);
+            parts.iter().map(|part| (part.index, part.count)).collect::<Vec<_>>()
+        };
+        // Whoever came first.
+        assert_eq!(chosen(&[(1, 100), (1, 100), (2, 100)]), [(0, 10), (2, 10)]);
+        assert_eq!(chosen(&[(1, 4), (1, 100), (2, 100)]), [(0, 4), (1, 6), (2, 10)]);
+        assert_eq!(chosen(&[(1, 100), (1, 100), (2, 3)]), [(0, 17), (2, 3)]);
+        assert_eq!(chosen(&[(1, 100), (2, 3), (1, 100), (3, 100)]), [(0, 11), (1, 3), (3, 6)]);
+        let many: Vec<(u64, usize)> = (0..30).map(|share| (share, 5)).collect();
+        assert_eq!(chosen(&many).iter().map(|(_, count)| count).sum::<usize>(), 20);
     }
 }

@@ -163,7 +163,7 @@ impl Engine {
         let id = self.new_id();
         let new = Submitted::new(request, sink);
         if tokens.len() == prompt_len && done == 0 {
-            self.queue(Waiting { id, priority, state: State::New(new) });
+            self.queue(Waiting::new(id, priority, State::New(new)));
             return Ok(id);
         }
         let (statistics, random_state) = (header.statistics, header.random_state);
@@ -173,7 +173,7 @@ impl Engine {
             _ => self.session.runner.import(active.root, &active.rows()[..done], blocks)?,
         };
         let state = State::Suspended { active: Box::new(active), saved };
-        self.queue(Waiting { id, priority, state });
+        self.queue(Waiting::new(id, priority, state));
         Ok(id)
     }
 }

@@ -1,9 +1,9 @@
 //! Requests that wait: how they begin, and how running requests are suspended for others.
 //!
-//! Waiting requests are ordered by rank: by priority, then in the order in which they came. A request begins if there is a
-//! place among the running ones and room for its keys and values. If there is neither, it takes the place of a running
-//! request with a lower priority. If the room ends while requests generate, the one of the lowest rank is suspended. A
-//! suspended request waits by its old rank.
+//! Waiting requests are ordered by rank: by priority, then in the order in which they came. Callers take turns
+//! (`shares.rs`). A request begins if there is a place among the running ones and room for its keys and values. If there is
+//! neither, it takes the place of a running request with a lower priority, or of a caller that has more. If the room ends
+//! while requests generate, one of the lowest priority is suspended. A suspended request waits by its old rank.
 
 use std::cmp::Reverse;
 use std::time::{Duration, Instant};
@@ -36,6 +36,8 @@ pub struct Waiting {
     pub id: RequestId,
     pub priority: i32,
     pub state: State,
+    /// True while the disk is asked for its blocks, so that others may begin before it.
+    pub is_passed_over: bool,
 }
 
 pub enum State {
@@ -73,12 +75,18 @@ impl Submitted {
 }
 
 impl Waiting {
-    fn rank(&self) -> Rank {
-        (Reverse(self.priority), self.id)
+    pub fn new(id: RequestId, priority: i32, state: State) -> Waiting {
+        Waiting { id, priority, state, is_passed_over: false }
     }
-}
 
-impl Active {
+    /// Returns the number of its caller.
+    pub fn share(&self) -> u64 {
+        match &self.state {
+            State::New(new) => new.request.share,
+            State::Suspended { active, .. } => active.share,
+        }
+    }
+
     fn rank(&self) -> Rank {
         (Reverse(self.priority), self.id)
     }
@@ -127,23 +135,25 @@ impl Engine {
             true => self.limits.running,
             false => self.limits.decode_rows,
         };
-        let mut at = 0;
-        while at < self.waiting.len() {
+        self.waiting.iter_mut().for_each(|waiting| waiting.is_passed_over = false);
+        loop {
+            self.count_shares();
+            let Some(at) = self.next_waiting() else { return Ok(()) };
             if self.reads_blocks(at) {
                 // Others may begin meanwhile.
-                at += 1;
+                self.waiting[at].is_passed_over = true;
                 continue;
             }
-            let priority = self.waiting[at].priority;
+            let share = self.waiting[at].share();
             if self.running.len() < most && self.begin_at(at)? {
+                self.shares.note_begun(share);
                 continue;
             }
-            match self.last_running() {
-                Some(last) if self.running[last].priority < priority => self.suspend(last)?,
-                _ => break,
+            match self.gives_way_to(&self.waiting[at]) {
+                Some(last) => self.suspend(last)?,
+                None => return Ok(()),
             }
         }
-        Ok(())
     }
 
     /// Looks a new request up on the disk, and takes over blocks that have come from there. Returns true if the request must wait
@@ -211,7 +221,7 @@ impl Engine {
 
     /// Starts a waiting request if there is room for it.
     fn begin_at(&mut self, at: usize) -> Result<bool, EngineError> {
-        let Some(Waiting { id, priority, state }) = self.waiting.remove(at) else {
+        let Some(Waiting { id, priority, state, .. }) = self.waiting.remove(at) else {
             return Ok(false);
         };
         let context = self.session.context();
@@ -262,7 +272,7 @@ impl Engine {
                 }
             }
         };
-        self.waiting.insert(at, Waiting { id, priority, state });
+        self.waiting.insert(at, Waiting::new(id, priority, state));
         begun
     }
 
@@ -286,11 +296,6 @@ impl Engine {
         active
     }
 
-    /// Returns the running request of the lowest rank.
-    fn last_running(&self) -> Option<usize> {
-        (0..self.running.len()).max_by_key(|&at| self.running[at].rank())
-    }
-
     /// Suspends a running request. It waits by its old rank.
     fn suspend(&mut self, at: usize) -> Result<(), EngineError> {
         self.settle_proposals()?;
@@ -300,12 +305,13 @@ impl Engine {
         active.note_suspended();
         self.statistics.suspended += 1;
         let (id, priority) = (active.id, active.priority);
-        self.queue(Waiting { id, priority, state: State::Suspended { active, saved } });
+        self.queue(Waiting::new(id, priority, State::Suspended { active, saved }));
         Ok(())
     }
 
-    /// Suspends the running request of the lowest rank, because a pass lacks KV blocks. Returns false if it is the only one.
+    /// Suspends the running request that gives way first, because a pass lacks KV blocks. Returns false if it is the only one.
     pub(super) fn make_room(&mut self) -> Result<bool, EngineError> {
+        self.count_shares();
         match self.last_running() {
             Some(last) if self.running.len() > 1 => self.suspend(last).map(|()| true),
             _ => Ok(false),

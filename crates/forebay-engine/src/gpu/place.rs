@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use forebay_model::{
     CpuOffloadMode, CudaPlan, HostExperts, HostSubLayers, HostWeights, OffloadCpu, WeightsToLoad,
 };
-use forebay_store::{EngineInfo, Extent};
+use forebay_store::{EngineInfo, Extent, at_least};
 use forebay_stream::MemoryPlan;
 use tracing::field::Empty;
 
@@ -41,8 +41,9 @@ impl Described<'_> {
         memory::check_cache_on_gpu(self.context, weights_bytes, free_bytes(), kv_bytes)?;
         if kv_bytes > 0 && options.kv_in_vram == KvInVram::AsMuchAsFits {
             tracing::warn!(
-                "VRAM has no room for all keys and values: {kv_bytes} bytes of them are in RAM, which makes long contexts slower; \
-                 a smaller --ctx or a larger --vram avoids this"
+                "VRAM has no room for all keys and values: {} of them are in RAM, which makes long contexts slower; \
+                 a smaller --ctx or a larger --vram avoids this",
+                at_least(kv_bytes)
             );
         }
         let cpu_sub_layers = plan.sub_layers().cpu_takes_part();

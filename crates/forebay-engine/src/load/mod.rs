@@ -94,10 +94,13 @@ pub struct LoadRun {
     pub cpu_seconds_per_gigabyte: f64,
     /// Disk rate of the plain readings that this run is compared with.
     pub disk_bytes_per_second: Option<f64>,
-    /// Seconds that the disk and the page cache would need at their limits, working side by side.
+    /// Seconds that the disk and the page cache would need at their limits, working side by side. A run that needed less
+    /// is its own limit.
     pub limit_seconds: Option<f64>,
-    /// Ratio of `limit_seconds` to the run's seconds.
+    /// Ratio of `limit_seconds` to the run's seconds, at most 1.
     pub share_of_limit: Option<f64>,
+    /// True if the run was faster than the readings beside it allow. The disk's rate has then changed in between.
+    pub faster_than_readings: bool,
 }
 
 /// Report of [`load`].
@@ -297,6 +300,7 @@ fn repeat(
 ) -> Result<Vec<LoadRun>, EngineError> {
     let mut runs = Vec::with_capacity(request.repeat);
     for run in 0..request.repeat {
+        forebay_store::reached("load begun");
         request.interrupt.check()?;
         if request.cold {
             destination.before_cold_run()?;
@@ -323,6 +327,7 @@ fn repeat(
             disk_bytes_per_second: None,
             limit_seconds: None,
             share_of_limit: None,
+            faster_than_readings: false,
         });
     }
     Ok(runs)
@@ -341,9 +346,18 @@ impl LoadRequest {
 impl LoadRun {
     fn against(self, limit: &LoadLimit, index: usize) -> LoadRun {
         let disk_bytes_per_second = limit.disk_for(index);
-        let limit_seconds = limit.seconds(&self.statistics, disk_bytes_per_second);
-        let share_of_limit = limit_seconds.map(|least| least / self.statistics.seconds);
-        LoadRun { disk_bytes_per_second, limit_seconds, share_of_limit, ..self }
+        let seconds = self.statistics.seconds;
+        let by_readings = limit.seconds(&self.statistics, disk_bytes_per_second);
+        let limit_seconds = by_readings.map(|least| least.min(seconds));
+        let share_of_limit = limit_seconds.map(|least| least / seconds);
+        let faster_than_readings = by_readings.is_some_and(|least| least > seconds);
+        LoadRun {
+            disk_bytes_per_second,
+            limit_seconds,
+            share_of_limit,
+            faster_than_readings,
+            ..self
+        }
     }
 }
 

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-use forebay_format::Catalog;
 use forebay_format::pack::{Embedded, RestoredFile, restore_gguf, restore_hugging_face};
+use forebay_format::{Catalog, FormatError};
 use forebay_store::{
     CopyJob, FileSet, Interrupt, IoKind, OutputFile, Outputs, Sink, StoreError, copy,
 };
@@ -109,6 +109,9 @@ fn write_folder(
     // Documents are written last, so that a folder with a config.json is a complete model.
     for document in documents {
         let target = folder.join(&document.name);
+        if let Some(inner) = target.parent().filter(|inner| *inner != folder) {
+            std::fs::create_dir_all(inner).map_err(FormatError::io(inner))?;
+        }
         let file = OutputFile::create(&target)?;
         file.reserve(document.content.len() as u64)?;
         file.write_at(0, &document.content)?;

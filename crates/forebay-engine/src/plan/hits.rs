@@ -6,8 +6,7 @@ use forebay_stream::{
 };
 
 /// Hit rate by the share of all experts that is kept, for `layer-lfu` and generated tokens. It comes from recorded
-/// routing of Qwen3-30B-A3B (top 6 of 128): `forebay replay qwen.route.csv --phase generate --policy layer-lfu
-/// --cut-batches`. The recording is too short to tell more beyond the last point: misses there are first uses in a text
+/// routing of Qwen3-30B-A3B (top 6 of 128): `forebay replay qwen.route.csv --phase generate --policy layer-lfu`. The recording is too short to tell more beyond the last point: misses there are first uses in a text
 /// of 128 tokens.
 const RECORDED: [(f64, f64); 8] = [
     (0.0, 0.0),

@@ -49,7 +49,8 @@ pub(crate) fn check_cache(
     })
 }
 
-/// Returns an error if `kv_bytes` of a GPU's keys and values for `context` positions do not fit in RAM beside weights.
+/// Returns an error if weights in RAM, and beside them `kv_bytes` of a GPU's keys and values for `context` positions, do
+/// not fit there.
 pub(crate) fn check_cache_on_gpu(
     context: usize,
     weights_bytes: u64,
@@ -57,7 +58,10 @@ pub(crate) fn check_cache_on_gpu(
     kv_bytes: u64,
 ) -> Result<(), EngineError> {
     if kv_bytes == 0 {
-        return Ok(());
+        return match weights_bytes <= free_bytes {
+            true => Ok(()),
+            false => Err(EngineError::DoesNotFit { needed_bytes: weights_bytes, free_bytes }),
+        };
     }
     let share = |other: usize| (kv_bytes as f64 * other as f64 / context as f64) as u64;
     check_cache(context, weights_bytes, free_bytes, share)

@@ -299,7 +299,8 @@ impl<'a> Planner<'a> {
                 match (self.on_gpu(costs, request), self.on_cpu(costs, request)) {
                     (Ok(gpu), Ok(cpu)) => {
                         let rate = |plan: &Plan| plan.prediction.generate.tokens_per_second;
-                        match rate(&cpu) > rate(&gpu) {
+                        // A session on a machine that was not measured takes the GPU.
+                        match self.rates.measured && rate(&cpu) > rate(&gpu) {
                             true => Ok((cpu, Some(gpu), None)),
                             false => Ok((gpu, Some(cpu), None)),
                         }

@@ -101,6 +101,8 @@ pub struct Rates {
     /// Number of threads that compute. `None` means `usual_threads`.
     threads: Option<usize>,
     pub(crate) gpu: Option<GpuCosts>,
+    /// False for assumed rates.
+    pub(super) measured: bool,
     /// Reason why these rates may be wrong, if there is one.
     pub(super) doubt: Option<Doubt>,
     /// Rates of the decoders of coded blocks, on one core.
@@ -150,6 +152,7 @@ impl Rates {
             usual_threads: profile.threads.unwrap_or(profile.machine.processors).max(1),
             threads: None,
             gpu: profile.gpu.as_ref().map(GpuCosts::new),
+            measured: true,
             doubt: Doubt::of(profile),
             decoders: profile.decoders.clone(),
             last_cache_bytes: profile.last_cache_bytes,
@@ -185,10 +188,11 @@ impl Rates {
             usual_threads: processors,
             threads: None,
             gpu: None,
+            measured: false,
             doubt: Some(Doubt {
                 spread: f64::MAX,
                 only_disk: false,
-                why: "this machine was not measured".into(),
+                why: "this machine and disk are not measured: run forebay doctor".into(),
             }),
             decoders: Vec::new(),
             last_cache_bytes: None,
@@ -199,6 +203,17 @@ impl Rates {
     pub(crate) fn usual_here() -> Rates {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Rates { gpu: Some(GpuCosts::usual()), ..Rates::usual(processors) }
+    }
+
+    /// Returns assumed rates for this machine, for plans without a predicted speed. `has_gpu` says that a GPU can be used.
+    pub fn unmeasured(has_gpu: bool) -> Rates {
+        let rates = Rates::usual_here();
+        Rates { gpu: rates.gpu.filter(|_| has_gpu), ..Rates::usual(rates.processors) }
+    }
+
+    /// Returns true if the rates are those of a machine profile.
+    pub fn is_measured(&self) -> bool {
+        self.measured
     }
 
     /// Returns the rates for a model whose blocks are stored in this way: the disk's are those of bytes in memory.
@@ -309,7 +324,7 @@ impl GpuCosts {
     /// Returns assumed rates for a GPU that `doctor` has not measured.
     pub fn usual() -> GpuCosts {
         GpuCosts {
-            name: String::new(),
+            name: "a GPU".to_owned(),
             multiprocessors: 64,
             memory_bytes: 0,
             memory_read: USUAL_VRAM_READ,

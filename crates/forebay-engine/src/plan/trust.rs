@@ -71,20 +71,18 @@ pub(super) struct Doubt {
 impl Doubt {
     /// Returns the doubt about a profile, or `None` for a good profile.
     pub fn of(profile: &MachineProfile) -> Option<Doubt> {
-        let again = "run forebay doctor again when the machine is idle";
         let Some(quality) = &profile.quality else {
-            let why = "the machine profile is of an older forebay, which did not check that the machine was idle";
-            let why = format!("{why}: {again}");
+            let why =
+                "the machine profile is of an older forebay: run forebay doctor again".to_owned();
             return Some(Doubt { spread: UNKNOWN_SPREAD, only_disk: false, why });
         };
         let why = match quality.state {
             QualityState::Good => return None,
-            QualityState::Busy => "the machine was busy when its profile was measured",
-            QualityState::Unstable => "readings for the machine profile disagreed",
+            QualityState::Busy => "the machine was busy when it was measured",
+            QualityState::Unstable => "readings of this machine disagreed",
         };
         let spread = if quality.spread.is_finite() { quality.spread.max(1.0) } else { f64::MAX };
-        let reasons = quality.reasons.join("; ");
-        let why = format!("{why} ({reasons}): {again}");
+        let why = format!("{why}: run forebay doctor again when it is idle");
         Some(Doubt { spread, only_disk: quality.only_disk, why })
     }
 

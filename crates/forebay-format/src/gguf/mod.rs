@@ -6,6 +6,7 @@
 
 mod encode;
 pub mod metadata;
+pub mod outline;
 pub mod parse;
 mod reader;
 mod split;

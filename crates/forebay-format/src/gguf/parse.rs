@@ -19,8 +19,10 @@ pub(super) const DIMENSIONS_MAX: u32 = 4;
 #[derive(Clone, Debug, PartialEq)]
 pub struct GgufHeader {
     pub metadata: GgufMetadata,
-    /// Tensors in the order of the file's table.
+    /// Tensors in the order of the file's table, without those that have no elements.
     pub tensors: Vec<TensorInfo>,
+    /// Names of the tensors that have no elements.
+    pub empty: Vec<String>,
     /// Start of the tensor data, in bytes from the start of the file.
     pub data_offset: u64,
     /// Alignment of every tensor's data, in bytes.
@@ -101,15 +103,18 @@ fn parse<R: Read>(
     }
     let alignment = alignment(path, &metadata)?;
 
-    let mut rows = Vec::new();
+    let (mut rows, mut empty) = (Vec::new(), Vec::new());
     for _ in 0..tensor_count {
-        rows.push(read_tensor_row(&mut reader)?);
+        match read_tensor_row(&mut reader)? {
+            row if row.shape.contains(&0) => empty.push(row.name),
+            row => rows.push(row),
+        }
     }
     let data_offset = reader.position().next_multiple_of(alignment);
     let place = DataSection { path, index, data_offset, alignment, file_bytes };
     let tensors = rows.into_iter().map(|row| place.place(row)).collect::<Result<Vec<_>, _>>()?;
     check_distinct(path, &tensors)?;
-    Ok(GgufHeader { metadata, tensors, data_offset, alignment })
+    Ok(GgufHeader { metadata, tensors, empty, data_offset, alignment })
 }
 
 pub(super) fn alignment(path: &Path, metadata: &GgufMetadata) -> Result<u64, FormatError> {
@@ -255,7 +260,10 @@ fn read_tensor_row<R: Read>(reader: &mut Reader<'_, R>) -> Result<TensorRow, For
         return Err(FormatError::UnknownTensorType { path, tensor: name, id });
     };
     let offset = reader.u64("a tensor offset")?;
-    let length = crate::tensor_type::checked_bytes(reader.path(), &name, ty, &shape)?;
+    let length = match shape.contains(&0) {
+        true => 0,
+        false => crate::tensor_type::checked_bytes(reader.path(), &name, ty, &shape)?,
+    };
     Ok(TensorRow { name, ty, shape, offset, length })
 }
 

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use super::parse::{GgufHeader, parse_file};
-use crate::catalog::folder_of;
+use crate::catalog::{Absent, folder_of};
 use crate::model_files::split_stem;
 use crate::{Catalog, FileIndex, FormatError, Source, Storage};
 
@@ -22,7 +22,9 @@ pub fn open(storage: &dyn Storage, path: &Path) -> Result<Catalog, FormatError> 
     let count = header.metadata.u64("split.count").unwrap_or(1);
     if count <= 1 {
         let files = vec![(path.to_owned(), file_bytes)];
-        return Catalog::new(root, files, Source::Gguf(header.metadata), header.tensors);
+        let mut catalog = Catalog::new(root, files, Source::Gguf(header.metadata), header.tensors)?;
+        catalog.absent = without_elements(header.empty).collect();
+        return Ok(catalog);
     }
     let name = SplitName::parse(path, count)?;
     open_set(storage, path, root, &name)
@@ -70,7 +72,7 @@ fn open_set(
     let paths: Vec<PathBuf> = (0..name.count).map(|index| root.join(name.file(index))).collect();
     storage.expect(&paths);
     let mut files = Vec::new();
-    let mut tensors = Vec::new();
+    let (mut tensors, mut absent) = (Vec::new(), Vec::new());
     let mut metadata = None;
     for (index, path) in (0..).zip(paths) {
         if !storage.exists(&path).map_err(FormatError::io(&path))? {
@@ -81,18 +83,25 @@ fn open_set(
         check_number(&path, &header, "split.count", name.count)?;
         files.push((path, file_bytes));
         tensors.extend(header.tensors);
+        absent.extend(without_elements(header.empty));
         metadata.get_or_insert(header.metadata);
     }
     let metadata = metadata.unwrap_or_default();
     if let Some(expected) = metadata.u64("split.tensors.count") {
-        let found = tensors.len() as u64;
+        let found = (tensors.len() + absent.len()) as u64;
         if found != expected {
             let path = opened.to_owned();
             let what = "the number of tensors in all files";
             return Err(FormatError::SplitMismatch { path, what, expected, found });
         }
     }
-    Catalog::new(root, files, Source::Gguf(metadata), tensors)
+    let mut catalog = Catalog::new(root, files, Source::Gguf(metadata), tensors)?;
+    catalog.absent = absent;
+    Ok(catalog)
+}
+
+fn without_elements(names: Vec<String>) -> impl Iterator<Item = Absent> {
+    names.into_iter().map(|tensor| Absent { tensor, shard: None })
 }
 
 fn check_number(

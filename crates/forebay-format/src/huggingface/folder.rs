@@ -1,6 +1,6 @@
 //! Finds the files of a folder that make up a model, and opens them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 
@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use super::json::parse_object;
 use super::safetensors::parse_file;
-use super::{Document, HfMetadata};
-use crate::catalog::{Named, SizedFile, folder_of};
+use super::{ChatTemplates, Document, HfMetadata, TemplateSource};
+use crate::catalog::{Absent, Named, SizedFile, folder_of};
 use crate::{Catalog, Disk, FileIndex, FormatError, Source, Storage, TensorInfo};
 
 const CONFIG: &str = "config.json";
@@ -27,21 +27,33 @@ const TEXT_BYTES_MAX: u64 = 64 << 20;
 pub fn open(path: &Path) -> Result<Catalog, FormatError> {
     let root = if path.is_dir() { path } else { folder_of(path) };
     let metadata = read_metadata(&Folder::Disk(root))?;
+    let mut absent = Vec::new();
+    let read = &mut |file: &Path, index| {
+        let (header, file_bytes) = parse_file(file, index)?;
+        let empty = header.empty.into_iter().map(|tensor| Absent { tensor, shard: None });
+        absent.extend(empty);
+        Ok((header.tensors, file_bytes))
+    };
     let (files, tensors) = if root.join(SINGLE_FILE).exists() {
-        let file = root.join(SINGLE_FILE);
-        let (header, file_bytes) = parse_file(&file, FileIndex(0))?;
-        (vec![(file, file_bytes)], header.tensors)
+        open_each(&Disk, &[root.join(SINGLE_FILE)], read)?
     } else if root.join(INDEX).exists() {
-        open_shards(&Disk, root, &mut read_tensors)?
+        let (files, tensors, missing) = open_shards(&Disk, root, read)?;
+        // A tensor without elements is in its file.
+        let is_known = |of: &Absent| absent.iter().any(|empty| empty.tensor == of.tensor);
+        let missing: Vec<Absent> = missing.into_iter().filter(|of| !is_known(of)).collect();
+        absent.extend(missing);
+        (files, tensors)
     } else if is_safetensors(path) {
         // This is a single file with a name of its own.
-        let (header, file_bytes) = parse_file(path, FileIndex(0))?;
-        (vec![(path.to_owned(), file_bytes)], header.tensors)
+        open_each(&Disk, &[path.to_owned()], read)?
     } else {
         let why = format!("the folder has neither {SINGLE_FILE} nor {INDEX}");
         return Err(FormatError::NoModel { path: root.to_owned(), why });
     };
-    Catalog::new(root.to_owned(), files, Source::HuggingFace(metadata), tensors)
+    let source = Source::HuggingFace(Box::new(metadata));
+    let mut catalog = Catalog::new(root.to_owned(), files, source, tensors)?;
+    catalog.absent = absent;
+    Ok(catalog)
 }
 
 /// Opens safetensors files that need not be a model: one file or those of a folder. A missing
@@ -59,12 +71,13 @@ pub fn open_weights(path: &Path) -> Result<Catalog, FormatError> {
         None => HfMetadata {
             config: Value::Object(serde_json::Map::new()),
             tokenizer_json: None,
+            tiktoken: None,
             tokenizer_config: None,
             generation_config: None,
-            chat_template: None,
+            chat_templates: ChatTemplates::default(),
         },
     };
-    Catalog::new(root.to_owned(), files, Source::HuggingFace(metadata), tensors)
+    Catalog::new(root.to_owned(), files, Source::HuggingFace(Box::new(metadata)), tensors)
 }
 
 /// Returns the tensors of a safetensors file, and the file's size.
@@ -92,7 +105,14 @@ pub(crate) fn weights_files<T: Named>(
         return open_each(storage, &[single], read);
     }
     if storage.exists(&index).map_err(FormatError::io(&index))? {
-        return open_shards(storage, path, read);
+        let (files, entries, missing) = open_shards(storage, path, read)?;
+        return match missing.into_iter().next() {
+            None => Ok((files, entries)),
+            Some(Absent { tensor, shard }) => {
+                let shard = shard.unwrap_or_default();
+                Err(FormatError::MissingTensor { path: index, tensor, shard })
+            }
+        };
     }
     let mut found = storage.list(path).map_err(FormatError::io(path))?;
     found.retain(|path| is_safetensors(path));
@@ -181,9 +201,15 @@ pub fn read_metadata(folder: &Folder<'_>) -> Result<HfMetadata, FormatError> {
     })?;
     let tokenizer_config = folder.json("tokenizer_config.json")?;
     let generation_config = folder.json("generation_config.json")?;
-    let chat_template = chat_template(folder, tokenizer_config.as_ref())?;
-    let tokenizer_json = folder.document("tokenizer.json");
-    Ok(HfMetadata { config, tokenizer_json, tokenizer_config, generation_config, chat_template })
+    let chat_templates = chat_templates(folder, tokenizer_config.as_ref())?;
+    Ok(HfMetadata {
+        config,
+        tokenizer_json: folder.document("tokenizer.json"),
+        tiktoken: ["tiktoken.model", "qwen.tiktoken"].iter().find_map(|name| folder.document(name)),
+        tokenizer_config,
+        generation_config,
+        chat_templates,
+    })
 }
 
 /// Returns the error for a folder without `config.json`, which names a GGUF file if the folder has
@@ -203,39 +229,67 @@ fn no_config(root: &Path) -> FormatError {
     FormatError::NoModel { path: root.to_owned(), why }
 }
 
-fn chat_template(
+/// Finds the chat templates, see [`ChatTemplates`].
+fn chat_templates(
     folder: &Folder<'_>,
     tokenizer_config: Option<&Value>,
-) -> Result<Option<String>, FormatError> {
-    const FILE: &str = "chat_template.jinja";
-    if let Some(bytes) = folder.read(FILE)? {
-        let text = String::from_utf8(bytes);
-        return text.map(Some).map_err(|error| FormatError::NotUtf8 {
-            path: folder.path(FILE),
-            what: "the chat template",
-            offset: error.utf8_error().valid_up_to() as u64,
-        });
+) -> Result<ChatTemplates, FormatError> {
+    let tool_use = template_file(folder, "additional_chat_templates/tool_use.jinja")?;
+    let default = template_file(folder, "chat_template.jinja")?;
+    if default.is_some() {
+        return Ok(ChatTemplates { default, tool_use });
     }
     let beside = folder.json("chat_template.json")?;
-    let found = [beside.as_ref(), tokenizer_config].into_iter().flatten().find_map(|json| {
-        let template = json.get("chat_template")?;
-        let named = |template: &Value| template.get("name")?.as_str().map(|name| name == "default");
-        match template {
-            Value::Array(all) => {
-                all.iter().find(|template| named(template) == Some(true))?.get("template")?.as_str()
-            }
-            other => other.as_str(),
-        }
-    });
-    Ok(found.map(str::to_owned))
+    let files =
+        [("chat_template.json", beside.as_ref()), ("tokenizer_config.json", tokenizer_config)];
+    let named = |name: &str| {
+        files.iter().find_map(|(file, json)| {
+            let text = named_template(json.as_ref()?.get("chat_template")?, name)?;
+            let entry = if name == "default" { String::new() } else { format!(" ({name})") };
+            Some(TemplateSource { text: text.to_owned(), origin: format!("{file}{entry}") })
+        })
+    };
+    Ok(ChatTemplates {
+        default: named("default"),
+        tool_use: tool_use.or_else(|| named("tool_use")),
+    })
 }
 
-/// Returns all shards that the index names, in the order of their names, and their tensors.
+/// Reads a file with a chat template.
+fn template_file(folder: &Folder<'_>, name: &str) -> Result<Option<TemplateSource>, FormatError> {
+    let Some(bytes) = folder.read(name)? else { return Ok(None) };
+    let text = String::from_utf8(bytes).map_err(|error| FormatError::NotUtf8 {
+        path: folder.path(name),
+        what: "the chat template",
+        offset: error.utf8_error().valid_up_to() as u64,
+    })?;
+    Ok(Some(TemplateSource { text, origin: name.to_owned() }))
+}
+
+/// Returns the template of this name among one template, a list of objects with `name` and `template`, or an object of
+/// templates by name.
+fn named_template<'a>(templates: &'a Value, name: &str) -> Option<&'a str> {
+    match templates {
+        Value::String(text) => Some(text.as_str()).filter(|_| name == "default"),
+        Value::Array(all) => {
+            let found = all.iter().find(|template| template["name"] == name);
+            // If no template is the default one, the first one is.
+            let found = found.or_else(|| all.first().filter(|_| name == "default"));
+            found?.get("template")?.as_str()
+        }
+        other => other.get(name)?.as_str(),
+    }
+}
+
+/// Files of a folder, their tensors, and the tensors that its index names although their files lack them.
+type Shards<T> = (Vec<SizedFile>, Vec<T>, Vec<Absent>);
+
+/// Returns all shards that the index names, in the order of their names.
 fn open_shards<T: Named>(
     storage: &dyn Storage,
     root: &Path,
     read: ReadFile<'_, T>,
-) -> Result<(Vec<SizedFile>, Vec<T>), FormatError> {
+) -> Result<Shards<T>, FormatError> {
     let index = root.join(INDEX);
     let json = read_json(storage, &index)?.unwrap_or_default();
     let invalid = |what: &str| FormatError::InvalidJson { path: index.clone(), what: what.into() };
@@ -243,34 +297,38 @@ fn open_shards<T: Named>(
         .get("weight_map")
         .and_then(Value::as_object)
         .ok_or_else(|| invalid("\"weight_map\" is not an object of tensor names"))?;
-    let mut shards: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut shards: BTreeMap<String, Vec<&str>> = BTreeMap::new();
     for (tensor, shard) in map {
         let shard =
             shard.as_str().ok_or_else(|| invalid("a file in \"weight_map\" is no string"))?;
-        shards.entry(shard).or_default().push(tensor);
+        let name = inside(shard).ok_or_else(|| FormatError::InvalidShardName {
+            path: index.clone(),
+            shard: shard.to_owned(),
+        })?;
+        shards.entry(name).or_default().push(tensor);
     }
 
-    let paths = shards.keys().map(|shard| shard_path(root, &index, shard));
-    let paths = paths.collect::<Result<Vec<PathBuf>, _>>()?;
+    let paths: Vec<PathBuf> = shards.keys().map(|shard| root.join(shard)).collect();
     storage.expect(&paths);
-    let mut files = Vec::new();
-    let mut tensors = Vec::new();
+    let (mut files, mut tensors, mut missing) = (Vec::new(), Vec::new(), Vec::new());
     for (number, ((shard, mut wanted), path)) in shards.into_iter().zip(paths).enumerate() {
         if !storage.exists(&path).map_err(FormatError::io(&path))? {
-            return Err(FormatError::MissingShard { path: index, shard: shard.to_owned() });
+            return Err(FormatError::MissingShard { path: index, shard });
         }
         let (entries, file_bytes) = read(&path, FileIndex(number as u32))?;
         wanted.sort_unstable();
         let wants = |name: &str| wanted.binary_search(&name).is_ok();
         // The index decides. Tensors that it does not assign to this file are left out.
         let kept: Vec<T> = entries.into_iter().filter(|tensor| wants(tensor.name())).collect();
-        if kept.len() < wanted.len() {
-            return Err(missing_tensor(&index, shard, &wanted, &kept));
-        }
+        let found: HashSet<&str> = kept.iter().map(Named::name).collect();
+        let lacking = wanted.into_iter().filter(|name| !found.contains(name));
+        missing.extend(
+            lacking.map(|tensor| Absent { tensor: tensor.into(), shard: Some(shard.clone()) }),
+        );
         tensors.extend(kept);
         files.push((path, file_bytes));
     }
-    Ok((files, tensors))
+    Ok((files, tensors, missing))
 }
 
 /// Returns the files that a folder's index names inside the folder. Returns none if there is no
@@ -279,34 +337,24 @@ pub(crate) fn shard_names(root: &Path) -> Vec<String> {
     let json = read_json(&Disk, &root.join(INDEX)).ok().flatten().unwrap_or_default();
     let map = json.get("weight_map").and_then(Value::as_object);
     let files = map.into_iter().flat_map(|map| map.values()).filter_map(Value::as_str);
-    let mut names: Vec<String> = files.filter(|name| is_plain(name)).map(str::to_owned).collect();
+    let mut names: Vec<String> = files.filter_map(inside).collect();
     names.sort_unstable();
     names.dedup();
     names
 }
 
-/// Returns true if a name is a single path component, which cannot leave its folder.
-fn is_plain(name: &str) -> bool {
-    let mut parts = Path::new(name).components();
-    matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None))
-}
-
-fn missing_tensor<T: Named>(index: &Path, shard: &str, wanted: &[&str], kept: &[T]) -> FormatError {
-    let missing = wanted.iter().find(|name| kept.iter().all(|tensor| tensor.name() != **name));
-    FormatError::MissingTensor {
-        path: index.to_owned(),
-        tensor: missing.copied().unwrap_or_default().to_owned(),
-        shard: shard.to_owned(),
+/// Returns the shortest form of a file's name that leads into a folder or one below it, such as `a/b` for `./a/b`. Returns `None` for
+/// names that may lead out of the folder.
+fn inside(name: &str) -> Option<String> {
+    let mut parts = Vec::new();
+    for part in Path::new(name).components() {
+        match part {
+            Component::CurDir => {}
+            Component::Normal(part) => parts.push(part.to_str()?),
+            Component::ParentDir | Component::RootDir | Component::Prefix(_) => return None,
+        }
     }
-}
-
-/// Returns a shard's path. Returns an error if the name leads out of the folder.
-fn shard_path(root: &Path, index: &Path, shard: &str) -> Result<PathBuf, FormatError> {
-    if !is_plain(shard) {
-        let path = index.to_owned();
-        return Err(FormatError::InvalidShardName { path, shard: shard.to_owned() });
-    }
-    Ok(root.join(shard))
+    (!parts.is_empty()).then(|| parts.join("/"))
 }
 
 /// Reads a JSON object from a file. Returns `None` if there is no such file.

@@ -5,6 +5,7 @@ mod json;
 pub mod safetensors;
 
 use std::borrow::Cow;
+use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,6 +14,8 @@ use serde_json::Value;
 pub(crate) use folder::{Folder, read_metadata};
 pub use folder::{open, open_weights};
 pub use json::parse_config_bytes;
+
+use crate::storage::open_regular;
 
 /// File beside the weights: on disk, or inside a pack.
 #[derive(Clone, Debug)]
@@ -55,7 +58,12 @@ impl Document {
     pub fn read(&self) -> std::io::Result<Cow<'_, [u8]>> {
         match &self.embedded {
             Some(content) => Ok(Cow::Borrowed(content)),
-            None => Ok(Cow::Owned(std::fs::read(&self.path)?)),
+            None => {
+                let (mut file, _) = open_regular(&self.path)?;
+                let mut content = Vec::new();
+                file.read_to_end(&mut content)?;
+                Ok(Cow::Owned(content))
+            }
         }
     }
 }
@@ -66,12 +74,29 @@ pub struct HfMetadata {
     /// Content of `config.json`, which is an object.
     pub config: Value,
     pub tokenizer_json: Option<Document>,
+    /// `tiktoken.model` or `qwen.tiktoken`: the tokens of a byte pair encoding, in the order of their ranks.
+    pub tiktoken: Option<Document>,
     /// Content of `tokenizer_config.json`.
     pub tokenizer_config: Option<Value>,
     /// Content of `generation_config.json`.
     pub generation_config: Option<Value>,
-    /// Source of the chat template: `chat_template.jinja`, else `chat_template.json`, else the
-    /// entry in the tokenizer configuration. If there are several named templates, the one called
-    /// `default`.
-    pub chat_template: Option<String>,
+    pub chat_templates: ChatTemplates,
+}
+
+/// Chat templates of a model. If `chat_template.jinja` exists, it and the files in `additional_chat_templates` are all templates.
+/// Otherwise, each template is taken from `additional_chat_templates`, else from `chat_template.json`, else from
+/// `tokenizer_config.json`.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct ChatTemplates {
+    pub default: Option<TemplateSource>,
+    /// Template for requests with tools, called `tool_use`.
+    pub tool_use: Option<TemplateSource>,
+}
+
+/// Text of a chat template.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TemplateSource {
+    pub text: String,
+    /// Where it was found: a file, or an entry of a file.
+    pub origin: String,
 }

@@ -22,8 +22,10 @@ const LENGTH_BYTES: u64 = 8;
 /// Tensor table of one safetensors file.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SafetensorsHeader {
-    /// Tensors in the order of their data. The format allows no gaps and no overlap.
+    /// Tensors in the order of their data, without those that have no elements. The format allows no gaps and no overlap.
     pub tensors: Vec<TensorInfo>,
+    /// Names of the tensors that have no elements.
+    pub empty: Vec<String>,
     /// Start of the tensor data, in bytes from the start of the file.
     pub data_offset: u64,
 }
@@ -82,12 +84,11 @@ fn parse(
     index: FileIndex,
 ) -> Result<SafetensorsHeader, FormatError> {
     let (table, data_offset) = table(reader, path, file_bytes)?;
-    let tensors = table
-        .offset_keys()
-        .into_iter()
-        .map(|name| tensor(path, index, data_offset, &table, name))
-        .collect::<Result<Vec<_>, _>>()?;
-    Ok(SafetensorsHeader { tensors, data_offset })
+    let is_empty = |name: &String| table.info(name).is_some_and(|info| info.shape.contains(&0));
+    let (empty, names): (Vec<_>, Vec<_>) = table.offset_keys().into_iter().partition(is_empty);
+    let tensors = names.into_iter().map(|name| tensor(path, index, data_offset, &table, name));
+    let tensors = tensors.collect::<Result<Vec<_>, _>>()?;
+    Ok(SafetensorsHeader { tensors, empty, data_offset })
 }
 
 /// Reads the table of a file, and returns it with the start of the file's data.

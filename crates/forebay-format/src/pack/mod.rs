@@ -31,7 +31,7 @@ use crate::Extent;
 
 pub use chunks::{Chunk, ChunkIndex, StoredChunk};
 pub use conversion::{Conversion, PackSpan};
-pub use parse::{is_pack, open, parse_pack_bytes};
+pub use parse::{front_bytes, is_pack, open, parse_pack_bytes};
 pub use plan::{PackPlan, PlannedBlock, PlannedPiece, TensorStorage};
 pub use restore::{RestoredFile, restore_gguf, restore_hugging_face, source_documents};
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use forebay_codec::Codec;
 
 use super::chunks::CodedChunk;
+use super::restore::FILES;
 use super::section::{Section, SectionExtent};
 use super::tensors;
 use super::{
@@ -31,6 +32,12 @@ pub fn is_pack(storage: &dyn Storage, path: &Path) -> Result<bool, FormatError> 
     let mut start = Vec::with_capacity(MAGIC.len());
     file.take(MAGIC.len() as u64).read_to_end(&mut start).map_err(FormatError::io(path))?;
     Ok(start == MAGIC)
+}
+
+/// Returns the number of bytes in front of a pack's blocks, by its first [`PAGE_BYTES`]. Returns `None` if these bytes do not
+/// begin a pack.
+pub fn front_bytes(page: &[u8]) -> Option<u64> {
+    (page.starts_with(&MAGIC) && page.len() as u64 >= PAGE_BYTES).then(|| u64_at(page, 24))
 }
 
 /// Opens a pack. Reads and checks everything in front of the blocks.
@@ -94,7 +101,7 @@ fn catalog(
 fn source(path: &Path, origin: Origin, documents: &[Embedded]) -> Result<Source, FormatError> {
     if origin == Origin::HuggingFace {
         let metadata = read_metadata(&Folder::Pack(path, documents))?;
-        return Ok(Source::HuggingFace(metadata));
+        return Ok(Source::HuggingFace(Box::new(metadata)));
     }
     let header = documents.iter().find(|document| document.kind == DocumentKind::Header);
     let header = header.ok_or_else(|| FormatError::PackDamaged {
@@ -208,7 +215,9 @@ fn read_documents<R: Read>(section: &mut Section<'_, R>) -> Result<Vec<Embedded>
         };
         let (name_bytes, bytes) = (u32_at(&entry, 4), u64_at(&entry, 8));
         let name = section.text(name_bytes.into())?;
-        if !is_plain_name(&name) || documents.iter().any(|other| other.name == name) {
+        if !(is_plain_name(&name) || FILES.contains(&name.as_str()))
+            || documents.iter().any(|other| other.name == name)
+        {
             return Err(section.damaged(format!("the name {name:?} is no or not a new file name")));
         }
         let content = section.bytes(bytes)?.into();

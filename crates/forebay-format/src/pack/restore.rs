@@ -1,24 +1,26 @@
 //! Keeps the parts of a source that are not tensors, and puts the source's files together again.
 
-use std::fs::File;
-use std::io::Read;
+use std::io::Read as _;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::{Conversion, DocumentKind, Embedded, Pack, PackSpan};
+use crate::catalog::folder_of;
 use crate::gguf::writer::GgufWriter;
 use crate::huggingface::safetensors;
+use crate::storage::open_regular;
 use crate::{Catalog, Disk, FileIndex, FormatError, Source, TensorInfo, gguf};
 
 /// Files of a Hugging Face folder that a pack keeps if they exist. They describe the model, its
 /// tokenizer and templates, and the terms of its licence.
-pub(crate) const FILES: [&str; 23] = [
+pub(crate) const FILES: [&str; 25] = [
     "LICENSE",
     "LICENSE.md",
     "LICENSE.txt",
     "NOTICE",
     "README.md",
     "added_tokens.json",
+    "additional_chat_templates/tool_use.jinja",
     "chat_template.jinja",
     "chat_template.json",
     "config.json",
@@ -27,6 +29,7 @@ pub(crate) const FILES: [&str; 23] = [
     "model.safetensors.index.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "qwen.tiktoken",
     "sentencepiece.bpe.model",
     "special_tokens_map.json",
     "spiece.model",
@@ -67,7 +70,8 @@ pub fn source_documents(source: &Catalog) -> Result<Vec<Embedded>, FormatError> 
     if hugging_face {
         for name in FILES {
             let path = source.root.join(name);
-            if path.is_file() {
+            // A folder of this name is none of the model's files; anything else that is no file is refused.
+            if path.exists() && !path.is_dir() {
                 let content = read_start(&path, FILE_BYTES_MAX + 1)?;
                 if content.len() as u64 > FILE_BYTES_MAX {
                     return Err(FormatError::LimitExceeded {
@@ -88,6 +92,12 @@ pub fn source_documents(source: &Catalog) -> Result<Vec<Embedded>, FormatError> 
         let index = FileIndex(number as u32);
         let (header_bytes, source_bytes, name) = if hugging_face {
             let (header, bytes) = safetensors::parse_file(path, index)?;
+            if folder_of(path) != source.root {
+                let why = "it is in a folder below the model's, and a pack keeps names of files only; put \
+                           the weights beside config.json"
+                    .to_owned();
+                return Err(FormatError::Restore { path: path.clone(), why });
+            }
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             (header.data_offset, bytes, name)
         } else {
@@ -106,7 +116,7 @@ pub fn source_documents(source: &Catalog) -> Result<Vec<Embedded>, FormatError> 
 }
 
 fn read_start(path: &Path, bytes: u64) -> Result<Arc<[u8]>, FormatError> {
-    let file = File::open(path).map_err(FormatError::io(path))?;
+    let (file, _) = open_regular(path).map_err(FormatError::io(path))?;
     let mut content = Vec::new();
     file.take(bytes).read_to_end(&mut content).map_err(FormatError::io(path))?;
     Ok(content.into())

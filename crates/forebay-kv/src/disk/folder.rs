@@ -366,11 +366,8 @@ impl Folder {
             let headers = window[..len].chunks_exact(HEADER_BYTES).enumerate();
             let found = headers.filter_map(|(page, header)| {
                 let at = offset + (page * PAGE) as u64;
-                let record = format::read_header(header, tag, at, cipher)?;
-                let payload = usize::try_from(record.len).ok().filter(|len| *len < 1 << 40)?;
-                let end =
-                    at + (HEADER_BYTES + format::payload_bytes(payload, cipher.is_some())) as u64;
-                (end <= bytes).then_some((record, end))
+                let record = format::read_header(header, tag, at, bytes, cipher)?;
+                Some((record, at + record.stored_bytes(cipher.is_some())))
             });
             match { found }.next() {
                 Some((record, end)) => {

@@ -38,6 +38,8 @@ use crate::block::{BlockHash, BlockKey, Link};
 use crate::buffers::PAGE;
 
 pub const HEADER_BYTES: usize = PAGE;
+/// Largest block. The largest of known models are states of recurrent layers, of some 100 MiB.
+pub const BLOCK_BYTES_MOST: u64 = 1 << 30;
 const RECORD_MAGIC: [u8; 8] = *b"fbkvrec1";
 const INDEX_MAGIC: [u8; 8] = *b"fbkvidx1";
 const META_BYTES: usize = 112;
@@ -71,13 +73,22 @@ pub struct Record {
 }
 
 impl Record {
+    /// Returns true if a segment of this length can hold the record. Every record of a file is checked, so that later sums with
+    /// its numbers cannot overflow.
+    fn is_inside(&self, segment_bytes: u64, is_sealed: bool) -> bool {
+        self.offset.is_multiple_of(PAGE as u64)
+            && self.len <= BLOCK_BYTES_MOST
+            && self.stored_bytes(is_sealed) <= segment_bytes
+            && self.offset <= segment_bytes - self.stored_bytes(is_sealed)
+    }
+
     /// Returns the length of the record in the file.
     pub fn stored_bytes(&self, is_sealed: bool) -> u64 {
         (HEADER_BYTES + payload_bytes(self.len as usize, is_sealed)) as u64
     }
 }
 
-/// Returns the length of a block of `len` bytes in the file, without its header.
+/// Returns the length of a block of `len` bytes in the file, without its header. `len` is at most [`BLOCK_BYTES_MOST`].
 pub fn payload_bytes(len: usize, is_sealed: bool) -> usize {
     (len + if is_sealed { TAG_BYTES } else { 0 }).next_multiple_of(PAGE)
 }
@@ -153,11 +164,13 @@ pub fn write_record(
     HEADER_BYTES + stored
 }
 
-/// Reads a header that stands at `offset` of the segment with this tag. Returns `None` if it is not one.
+/// Reads a header that stands at `offset` of the segment with this tag and length. Returns `None` if it is not one, or if its
+/// block would end outside the segment.
 pub fn read_header(
     header: &[u8],
     tag: &Tag,
     offset: u64,
+    segment_bytes: u64,
     cipher: Option<&Cipher>,
 ) -> Option<Record> {
     let sum = number(header, HEADER_BYTES - 8);
@@ -171,7 +184,8 @@ pub fn read_header(
     {
         return None;
     }
-    Some(Record { offset, len: number(header, 32), meta: Meta::read(&meta) })
+    let record = Record { offset, len: number(header, 32), meta: Meta::read(&meta) };
+    record.is_inside(segment_bytes, cipher.is_some()).then_some(record)
 }
 
 /// Returns the tag of the segment that begins with this header, if it is one.
@@ -248,11 +262,7 @@ pub fn read_index(
         meta: Meta::read(&entry[16..]),
     };
     let records: Vec<Record> = entries.map(read).collect();
-    let is_inside = |record: &Record| {
-        let stored = record.len.checked_add((HEADER_BYTES + TAG_BYTES) as u64);
-        let end = stored.and_then(|stored| stored.checked_add(record.offset));
-        record.offset.is_multiple_of(PAGE as u64) && end.is_some_and(|end| end <= segment_bytes)
-    };
+    let is_inside = |record: &Record| record.is_inside(segment_bytes, cipher.is_some());
     records.iter().all(is_inside).then_some(records)
 }
 
@@ -283,12 +293,12 @@ mod tests {
             let len = write_record(&mut bytes, &tag, &record, cipher);
             assert_eq!(len as u64, record.stored_bytes(cipher.is_some()));
             assert_eq!(cipher.is_none(), bytes[HEADER_BYTES..][..5000] == block);
-            assert_eq!(read_header(&bytes, &tag, 8192, cipher), Some(record));
-            assert_eq!(read_header(&bytes, &tag, 4096, cipher), None);
-            assert_eq!(read_header(&bytes, &[5; 16], 8192, cipher), None);
+            assert_eq!(read_header(&bytes, &tag, 8192, 1 << 20, cipher), Some(record));
+            assert_eq!(read_header(&bytes, &tag, 4096, 1 << 20, cipher), None);
+            assert_eq!(read_header(&bytes, &[5; 16], 8192, 1 << 20, cipher), None);
             for at in (0..HEADER_BYTES).step_by(3) {
                 bytes[at] ^= 1 << (at % 8);
-                assert_eq!(read_header(&bytes, &tag, 8192, cipher), None, "{at}");
+                assert_eq!(read_header(&bytes, &tag, 8192, 1 << 20, cipher), None, "{at}");
                 bytes[at] ^= 1 << (at % 8);
             }
             for at in [0, 2500, 4999] {

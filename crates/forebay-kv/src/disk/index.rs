@@ -58,8 +58,9 @@ impl Index {
         segment.records.push(record);
         self.uses += 1;
         let place = Place { segment: number, record, last_use: self.uses };
-        if self.blocks.insert(record.meta.key, place).is_none() {
-            *self.followers.entry(record.meta.link.previous).or_default() += 1;
+        *self.followers.entry(record.meta.link.previous).or_default() += 1;
+        if let Some(earlier) = self.blocks.insert(record.meta.key, place) {
+            self.end_follower(earlier.record.meta.link.previous);
         }
     }
 

@@ -413,7 +413,7 @@ impl DiskStore {
     ) -> bool {
         let shared = &self.shared;
         let stops = shared.stops_writing.load(Ordering::Relaxed);
-        if self.writer.is_none() || stops {
+        if self.writer.is_none() || stops || len as u64 > format::BLOCK_BYTES_MOST {
             return false;
         }
         let bytes = writer::buffer_bytes(len, shared.folder.is_sealed());

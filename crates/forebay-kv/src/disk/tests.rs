@@ -371,3 +371,106 @@ fn every_moment_of_writing_leaves_a_usable_folder() {
         assert!(copies > 1);
     });
 }
+
+/// Returns numbers at which sums overflow or lengths exceed a file.
+fn hostile_numbers() -> Vec<u64> {
+    let near = |number: u64| [number.wrapping_sub(1), number, number.wrapping_add(1)];
+    let powers = [0, 12, 30, 31, 32, 40, 47, 52, 63].map(|power| 1_u64 << power);
+    let ends = [0, u64::MAX, u64::MAX - 4095, i64::MAX as u64, u64::MAX - 4096 - 16];
+    powers.into_iter().chain(ends).flat_map(near).collect()
+}
+
+/// Writes the checksum of what a hostile program changed.
+fn with_checksum(bytes: &mut [u8]) {
+    let (content, sum) = bytes.split_last_chunk_mut::<8>().unwrap();
+    *sum = twox_hash::XxHash3_64::oneshot(content).to_le_bytes();
+}
+
+/// Uses everything of a store. What comes has the right bytes.
+fn use_all(of: &TempDir) {
+    for has_index in [true, false] {
+        let store = DiskStore::open(options(of)).unwrap();
+        let listed: u64 = store.list().iter().map(|of| of.blocks).sum();
+        assert!(listed <= 12, "{listed}");
+        store.verify(|_, _| true);
+        fetch(&store, 0..12);
+        drop(store);
+        if has_index {
+            for segment in segments(of) {
+                let _ = fs::remove_file(segment.with_extension("index"));
+            }
+        }
+    }
+}
+
+#[test]
+fn numbers_of_hostile_files_are_checked() {
+    for number in hostile_numbers() {
+        // The length of a block in a header, and the offset and the length of one in an index.
+        for (extension, at) in [("kv", 32), ("kv", 24), ("index", 40), ("index", 48), ("index", 32)]
+        {
+            let of = tempfile::tempdir().unwrap();
+            let store = DiskStore::open(options(&of)).unwrap();
+            (0..12).for_each(|number| assert!(write(&store, number)));
+            assert!(store.flush(LONG));
+            drop(store);
+            let path = segments(&of).remove(0);
+            // The index is written when a segment is opened again.
+            drop(DiskStore::open(options(&of)).unwrap());
+            let path = path.with_extension(extension);
+            let mut bytes = fs::read(&path).unwrap();
+            bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+            match extension {
+                "kv" => {
+                    with_checksum(&mut bytes[..PAGE]);
+                    fs::remove_file(path.with_extension("index")).unwrap();
+                }
+                _ => with_checksum(&mut bytes),
+            }
+            fs::write(&path, bytes).unwrap();
+            use_all(&of);
+        }
+    }
+}
+
+#[test]
+fn files_of_random_hostile_bytes_are_no_harm() {
+    let mut random = fastrand::Rng::with_seed(23);
+    let numbers = hostile_numbers();
+    for _ in 0..60 {
+        let of = tempfile::tempdir().unwrap();
+        let store = DiskStore::open(options(&of)).unwrap();
+        (0..12).for_each(|number| assert!(write(&store, number)));
+        assert!(store.flush(LONG));
+        drop(store);
+        drop(DiskStore::open(options(&of)).unwrap());
+        for extension in ["kv", "index"] {
+            let path = segments(&of).remove(0).with_extension(extension);
+            let mut bytes = fs::read(&path).unwrap();
+            for _ in 0..random.usize(1..20) {
+                let at = random.usize(0..bytes.len() - 8) / 8 * 8;
+                let number = *random.choice(&numbers).unwrap();
+                bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+            }
+            if extension == "kv" {
+                for header in
+                    bytes.chunks_exact_mut(PAGE).filter(|page| page.starts_with(b"fbkvrec1"))
+                {
+                    with_checksum(header);
+                }
+            } else {
+                with_checksum(&mut bytes);
+            }
+            bytes.truncate(random.usize(bytes.len() / 2..=bytes.len()));
+            fs::write(&path, bytes).unwrap();
+        }
+        use_all(&of);
+    }
+}
+
+#[test]
+#[should_panic(expected = "overflow")]
+fn sums_that_overflow_are_noticed_in_this_crate() {
+    let sum = std::hint::black_box(u64::MAX) + std::hint::black_box(1);
+    assert_eq!(sum, 0);
+}

@@ -8,6 +8,10 @@ use super::record::PromptForm;
 use super::residency::ResidencyOverTime;
 use super::sweep::PolicyCurve;
 
+/// Head of [`Assessment::csv`].
+pub const CSV_HEAD: &str = "model,domain,policy,share,capacity_bytes,hit_rate,hit_rate_low,hit_rate_high,misses_per_token,\
+                            missed_bytes_per_token\n";
+
 /// Assessment of one model.
 #[derive(Clone, Debug, Serialize)]
 pub struct Assessment {
@@ -19,12 +23,13 @@ pub struct Assessment {
     pub expert_layers: usize,
     /// Largest number of experts in a layer.
     pub experts: u32,
-    /// Bytes of all weights.
     pub experts_per_token: usize,
-    /// Bytes of the model's weights, and of its experts.
-    /// Bytes of all experts.
+    /// Bytes of all weights.
     pub weights_bytes: u64,
+    /// Bytes of all experts.
     pub expert_bytes: u64,
+    /// RAM beside the weights that the recording's session reserved: KV cache, activations and buffers.
+    pub reserved_bytes: u64,
     /// RAM available for weights on this machine: three quarters of the free RAM plus the RAM that the session holds.
     pub memory_bytes: u64,
     /// Bytes of the experts that one token uses in all layers. A global LRU cache smaller than this never hits.
@@ -83,12 +88,87 @@ impl Section {
     }
 }
 
+/// Budgets that are proposed are multiples of this.
+const BUDGET_STEP: u64 = 64 << 20;
+
 /// Hit rate at which a cache counts as good enough.
 pub(super) const GOOD_HIT_RATE: f64 = 0.75;
 /// Hit rate at which a cache counts as comfortable.
 pub(super) const COMFORTABLE_HIT_RATE: f64 = 0.9;
 
 impl Assessment {
+    /// Returns the command that runs the model with the least RAM for nine tenths of the hits, or of the predicted speed,
+    /// and says which. Returns `None` without a verdict, and where no smaller budget reaches that.
+    pub fn command(&self) -> Option<(String, &'static str)> {
+        if !self.has_verdict() {
+            return None;
+        }
+        let (needed, why) = match &self.predictions {
+            Some(predictions) => {
+                let most = predictions.by_ram.last()?;
+                let enough = |p: &&Prediction| {
+                    p.tokens_per_second >= COMFORTABLE_HIT_RATE * most.tokens_per_second
+                };
+                let least = predictions.by_ram.iter().find(enough)?;
+                (least.ram_bytes, "the least RAM for nine tenths of its speed on the CPU")
+            }
+            None => {
+                let point = self.mixed.curves.first()?.reaches(COMFORTABLE_HIT_RATE)?;
+                let dense = self.weights_bytes.saturating_sub(self.expert_bytes);
+                let needed = dense + point.capacity_bytes + self.reserved_bytes;
+                (needed, "the least RAM in which nine of ten accesses hit")
+            }
+        };
+        let mebibytes = needed.next_multiple_of(BUDGET_STEP) >> 20;
+        let quoted =
+            match self.path.chars().all(|c| c.is_ascii_alphanumeric() || "/._-+:@".contains(c)) {
+                true => self.path.clone(),
+                false => format!("'{}'", self.path.replace('\'', "'\\''")),
+            };
+        Some((format!("forebay run {quoted} --ram {mebibytes}MiB"), why))
+    }
+
+    /// Returns true if the recording was long enough, and of a trained model.
+    pub fn has_verdict(&self) -> bool {
+        self.verdict.first().is_some_and(|line| !line.starts_with("No verdict"))
+    }
+
+    /// Returns all curves as lines of comma-separated values, without a head: model, domain, policy, share of the experts,
+    /// capacity in bytes, hit rate, its interval, misses and missed bytes for each generated token.
+    pub fn csv(&self) -> String {
+        let quoted = |text: &str| match text.contains([',', '"', '\n', '\r']) {
+            true => format!("\"{}\"", text.replace('"', "\"\"")),
+            false => text.to_owned(),
+        };
+        let mut lines = String::new();
+        for section in std::iter::once(&self.mixed).chain(&self.domains) {
+            for curve in &section.curves {
+                for point in &curve.points {
+                    let bound = |index: usize| {
+                        point
+                            .hit_rate_interval
+                            .map_or(String::new(), |bounds| format!("{:.6}", bounds[index]))
+                    };
+                    let faulted = point.faulted_experts_per_token.all;
+                    let faulted = faulted.map_or(String::new(), |faulted| format!("{faulted:.6}"));
+                    lines += &format!(
+                        "{},{},{},{:.6},{},{:.6},{},{},{faulted},{:.1}\n",
+                        quoted(&self.name),
+                        quoted(&section.name),
+                        curve.policy,
+                        point.share,
+                        point.capacity_bytes,
+                        point.hit_rate,
+                        bound(0),
+                        bound(1),
+                        point.missed_bytes_per_token
+                    );
+                }
+            }
+        }
+        lines
+    }
+
     /// Returns a sentence with the recording's own speed and its prediction.
     pub fn about_measured(&self) -> Option<String> {
         let measured = self.measured.as_ref()?;

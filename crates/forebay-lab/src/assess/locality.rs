@@ -17,6 +17,9 @@ pub struct Locality {
     /// Share of a token's experts that the previous token used in the same layer. The first tokens of prompts do not
     /// count.
     pub token_overlap: f64,
+    /// The share that consecutive tokens would have in common if each chose its experts independently, as often as the
+    /// sequence uses them.
+    pub chance_overlap: f64,
     /// The same share for each layer; `None` for a layer without experts.
     pub token_overlap_per_layer: Vec<Option<f64>>,
     pub windows: Vec<WindowExperts>,
@@ -90,6 +93,7 @@ fn summary(
     let routed = || layers.iter().filter(|layer| !layer.uses.is_empty());
     let pairs: u64 = routed().map(|layer| layer.pairs).sum();
     let kept: u64 = routed().map(|layer| layer.kept).sum();
+    let by_chance: f64 = routed().map(|layer| layer.pairs as f64 * layer.chance_overlap()).sum();
     let window = |(index, &tokens): (usize, &usize)| {
         let counted = || routed().filter(|layer| layer.windows[index].count > 0);
         let mean = |of: &dyn Fn(&LayerUse) -> f64| {
@@ -117,6 +121,7 @@ fn summary(
         prompt_tokens,
         generated_tokens,
         token_overlap: ratio(kept, pairs),
+        chance_overlap: if pairs == 0 { 0.0 } else { by_chance / pairs as f64 },
         token_overlap_per_layer: layers
             .iter()
             .map(|layer| (!layer.uses.is_empty()).then(|| ratio(layer.kept, layer.pairs)))
@@ -150,6 +155,8 @@ fn entropy_bits(uses: &[u64]) -> f64 {
 /// State of one layer while tokens pass through it.
 struct LayerUse {
     uses: Vec<u64>,
+    /// Number of tokens that went through the layer.
+    tokens: u64,
     /// Number of the last token that used each expert, counted from 1; 0 if none did.
     last: Vec<usize>,
     distinct: usize,
@@ -179,11 +186,21 @@ impl Window {
 }
 
 impl LayerUse {
+    /// Returns the share of a token's experts that another token uses, too, if tokens choose independently: an expert
+    /// that a share `p` of the tokens uses is in both with probability `p * p`.
+    fn chance_overlap(&self) -> f64 {
+        let share = |&uses: &u64| uses as f64 / self.tokens.max(1) as f64;
+        let per_token: f64 = self.uses.iter().map(share).sum();
+        let in_both: f64 = self.uses.iter().map(|uses| share(uses).powi(2)).sum();
+        if per_token > 0.0 { in_both / per_token } else { 0.0 }
+    }
+
     fn new(experts: u32) -> LayerUse {
         let experts = experts as usize;
         let window = || Window { uses: vec![0; experts], ..Window::default() };
         LayerUse {
             uses: vec![0; experts],
+            tokens: 0,
             last: vec![0; experts],
             distinct: 0,
             pairs: 0,
@@ -199,6 +216,7 @@ impl LayerUse {
         if experts == 0 {
             return;
         }
+        self.tokens += 1;
         let known = chosen.iter().filter_map(|&expert| usize::try_from(expert).ok());
         let chosen: Vec<usize> = known.filter(|&expert| expert < experts).collect();
         for &expert in &chosen {

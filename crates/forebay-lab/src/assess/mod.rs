@@ -33,7 +33,7 @@ use forebay_engine::{EngineError, Session, SessionOptions};
 use forebay_store::Interrupt;
 use forebay_stream::PolicyKind;
 
-pub use assessment::{Assessment, Measured, RecordedPrompt, Section};
+pub use assessment::{Assessment, CSV_HEAD, Measured, RecordedPrompt, Section};
 pub use locality::{Locality, ReuseClass, WindowExperts};
 pub use page::{page, prefix_page};
 pub use plot::{Figure, comparison, figures, prefix_figure};
@@ -103,6 +103,7 @@ pub fn assess(
         experts_per_token: shape.experts_per_token,
         weights_bytes: info.weights_bytes,
         expert_bytes: shape.expert_bytes(),
+        reserved_bytes: session.plan().map_or(0, |plan| plan.reserved_bytes),
         memory_bytes,
         cycle_bytes: shape.cycle_bytes(),
         sampling_seed: subject.sampling_seed,

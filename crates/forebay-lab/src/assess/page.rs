@@ -95,8 +95,11 @@ fn body(models: &[Assessment]) -> String {
         }
         html.push_str(&tiles(model));
         let lines = model.verdict.iter().map(|line| format!("<li>{}</li>", sentence(line)));
+        let command = model.command().map_or(String::new(), |(command, why)| {
+            format!("<p><code>{}</code><br>{}</p>", escape(&command), sentence(why))
+        });
         html.push_str(&format!(
-            "<section class=\"verdict\"><h2>What to make of it</h2><ul>{}</ul></section>",
+            "<section class=\"verdict\"><h2>What to make of it</h2>{command}<ul>{}</ul></section>",
             lines.collect::<String>()
         ));
         html.push_str(&figure_grid(&plot::figures(model)));
@@ -170,7 +173,12 @@ const SWATCHES: [&str; 8] = [
 
 fn miss_at(section: &Section, share: f64) -> String {
     let point = section.curves.first().and_then(|curve| curve.at(share));
-    point.map_or("–".to_owned(), |point| percent(1.0 - point.hit_rate))
+    let Some(point) = point else { return "–".to_owned() };
+    let misses = percent(1.0 - point.hit_rate);
+    match point.hit_rate_interval {
+        Some([low, high]) => format!("{misses} ± {:.1}", 50.0 * (high - low)),
+        None => misses,
+    }
 }
 
 fn tiles(model: &Assessment) -> String {
@@ -300,6 +308,9 @@ fn rate(prediction: &Prediction) -> String {
 
 fn notes(models: &[Assessment]) -> String {
     let mut notes = vec![
+        "± is half the width of the interval that holds 95 % of the results with other prompts: as many are drawn from these \
+         prompts, with replacement, a thousand times."
+            .to_owned(),
         "An access is one distinct expert of a layer's batch, as the engine counts: prompts go through the cache in \
          batches and warm it, misses are counted on generated tokens. Capacities are shares of the experts' bytes."
             .to_owned(),

@@ -3,7 +3,7 @@
 use forebay_engine::{EngineError, Session};
 use forebay_model::sampling::Sampling;
 use forebay_stream::{ExpertIndex, LayerIndex, Lookups, Phase};
-use forebay_text::RenderInput;
+use forebay_text::{ContentMarks, RenderInput};
 use serde::Serialize;
 use serde_json::{Map, json};
 
@@ -258,14 +258,15 @@ fn prompt_ids(
         let form = if wanted { PromptForm::NoChatTemplate } else { PromptForm::Text };
         return Ok((tokenizer.encode(&prompt.text, true, false)?, form));
     };
+    let marks = ContentMarks::of(tokenizer);
     let text = template.render(&RenderInput {
-        messages: json!([{ "role": "user", "content": prompt.text }]),
+        messages: json!([{ "role": "user", "content": marks.text(&prompt.text) }]),
         tools: None,
         add_generation_prompt: true,
         variables: Map::new(),
         now: None,
     })?;
-    let mut ids = tokenizer.encode(&text, false, true)?;
+    let mut ids = tokenizer.encode_prompt(&marks.finish(text))?;
     // Some templates write the BOS token, others leave it to the tokenizer.
     if let Some(bos) = tokenizer.bos_id().filter(|_| tokenizer.adds_bos())
         && ids.first() != Some(&bos)

@@ -32,6 +32,9 @@ pub struct CurvePoint {
     /// Capacity in bytes of the model's file.
     pub capacity_bytes: u64,
     pub hit_rate: f64,
+    /// Bounds of the hit rate with other prompts of the same kind: the middle 95 % of samples that draw as many prompts
+    /// with replacement. `None` with fewer than two prompts.
+    pub hit_rate_interval: Option<[f64; 2]>,
     /// Misses per generated token: over all tokens, and without the first quarter.
     pub faulted_experts_per_token: FaultedExperts,
     pub missed_bytes_per_token: f64,
@@ -47,7 +50,14 @@ pub struct Met {
     pub layers_missed: u64,
     /// Misses of each generated token.
     pub misses: Vec<u32>,
+    /// Lookups and hits of each prompt's continuation.
+    pub passages: Vec<(u64, u64)>,
 }
+
+/// Samples of prompts from which an interval is computed.
+const SAMPLES: usize = 1000;
+/// Share of the samples below an interval, and above it.
+const TAIL: f64 = 0.025;
 
 impl Met {
     /// Returns the hits per lookup, or 0 without lookups.
@@ -63,6 +73,25 @@ impl Met {
         };
         let warm_up = (self.misses.len() / 4).max(1).min(self.misses.len());
         FaultedExperts { all: mean(&self.misses), steady: mean(&self.misses[warm_up..]) }
+    }
+
+    /// Returns the interval of the hit rate. The same passages give the same interval.
+    pub fn hit_rate_interval(&self) -> Option<[f64; 2]> {
+        let passages: Vec<(u64, u64)> =
+            self.passages.iter().copied().filter(|(lookups, _)| *lookups > 0).collect();
+        if passages.len() < 2 {
+            return None;
+        }
+        let mut random = fastrand::Rng::with_seed(0);
+        let mut sample = || {
+            let drawn = (0..passages.len()).map(|_| passages[random.usize(..passages.len())]);
+            let (lookups, hits) = drawn.fold((0, 0), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+            hits as f64 / lookups as f64
+        };
+        let mut rates: Vec<f64> = (0..SAMPLES).map(|_| sample()).collect();
+        rates.sort_by(f64::total_cmp);
+        let tail = (TAIL * SAMPLES as f64) as usize;
+        Some([rates[tail], rates[SAMPLES - 1 - tail]])
     }
 
     /// Returns `sum` divided by the number of generated tokens.
@@ -105,11 +134,17 @@ fn capacities(routing: &RoutingShape, points_max: u32) -> Vec<u32> {
 pub fn simulate(lookups: &Lookups, policy: ReplayPolicy, shape: &CacheShape) -> Met {
     let mut met = Met::default();
     let mut last_layer = None;
+    let mut in_prompt = false;
     replay_observed(lookups, policy, shape, |batch| {
         if batch.phase == Phase::Prompt {
             last_layer = None;
+            if !in_prompt {
+                met.passages.push((0, 0));
+            }
+            in_prompt = true;
             return;
         }
+        in_prompt = false;
         // Layers come in ascending order, so a layer that is not higher begins the next token.
         if last_layer.is_none_or(|last| batch.layer <= last) {
             met.misses.push(0);
@@ -118,6 +153,10 @@ pub fn simulate(lookups: &Lookups, policy: ReplayPolicy, shape: &CacheShape) -> 
         let misses = batch.lookups - batch.hits;
         met.lookups += u64::from(batch.lookups);
         met.hits += u64::from(batch.hits);
+        if let Some(passage) = met.passages.last_mut() {
+            passage.0 += u64::from(batch.lookups);
+            passage.1 += u64::from(batch.hits);
+        }
         met.missed_bytes += u64::from(misses) * lookups.layers()[batch.layer.0 as usize].1;
         met.layers_missed += u64::from(misses > 0);
         if let Some(token) = met.misses.last_mut() {
@@ -183,6 +222,7 @@ fn point(routing: &RoutingShape, slots: u32, met: &Met) -> CurvePoint {
         share: capacity_bytes as f64 / routing.expert_bytes().max(1) as f64,
         capacity_bytes,
         hit_rate: met.hit_rate(),
+        hit_rate_interval: met.hit_rate_interval(),
         faulted_experts_per_token: met.faulted(),
         missed_bytes_per_token: met.per_token(met.missed_bytes),
     }
@@ -236,11 +276,26 @@ mod tests {
         assert_eq!(met.missed_bytes, 2 * 100 + 2 * 50);
         assert_eq!(met.misses, [0, 1, 1, 2]);
         assert_eq!(met.layers_missed, 4);
+        assert_eq!((&met.passages[..], met.hit_rate_interval()), (&[(8, 4)][..], None));
         let faulted = met.faulted();
         assert_eq!((faulted.all, faulted.steady), (Some(1.0), Some(4.0 / 3.0)));
         let all = simulate(&trace(), policy, &shape_of(policy.scope(), &routing(), 4));
         // Only first uses miss: expert 3 of both layers.
         assert_eq!(all.misses, [0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn an_interval_holds_the_rate_and_shrinks_with_more_prompts() {
+        let of = |passages: Vec<(u64, u64)>| Met { passages, ..Met::default() };
+        let alike = of(vec![(100, 70); 5]).hit_rate_interval().unwrap();
+        assert_eq!(alike, [0.7, 0.7]);
+        let spread = |copies: usize| {
+            let passages = [(100, 50), (100, 70), (100, 90), (0, 0)].repeat(copies);
+            let [low, high] = of(passages).hit_rate_interval().unwrap();
+            assert!(low < 0.7 && 0.7 < high, "{low} {high}");
+            high - low
+        };
+        assert!(spread(30) < spread(2) / 2.0);
     }
 
     #[test]

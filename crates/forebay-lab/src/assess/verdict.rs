@@ -7,6 +7,11 @@ use crate::page::{bytes, percent};
 
 /// Share of the experts at which models are compared.
 const QUARTER: f64 = 0.25;
+/// Fewest generated tokens and prompts from which a verdict is drawn.
+const TOKENS_MIN: usize = 200;
+const PROMPTS_MIN: usize = 5;
+/// A token of a trained model shares more experts with the token before it than chance gives, by at least this factor.
+const ABOVE_CHANCE: f64 = 1.15;
 /// Smallest difference of hit rates between domains that the verdict mentions.
 const POINTS_WORTH_TELLING: f64 = 0.03;
 
@@ -14,6 +19,9 @@ const POINTS_WORTH_TELLING: f64 = 0.03;
 pub fn words(assessment: &Assessment) -> Vec<String> {
     let mixed = &assessment.mixed;
     let Some(engine) = mixed.curves.first() else { return Vec::new() };
+    if let Err(why) = is_sound(assessment) {
+        return vec![format!("No verdict: {why}")];
+    }
     let mut said = vec![judgement(assessment, engine), capacities(assessment, engine)];
     said.extend(cliff(assessment, engine));
     said.extend(policies(mixed, engine));
@@ -24,8 +32,42 @@ pub fn words(assessment: &Assessment) -> Vec<String> {
     said
 }
 
+/// Returns the reason why the recording says nothing about a model's locality, if there is one.
+fn is_sound(assessment: &Assessment) -> Result<(), String> {
+    let locality = &assessment.mixed.locality;
+    let prompts = assessment.prompts.iter().filter(|prompt| prompt.generated_tokens > 0).count();
+    let tokens = locality.generated_tokens;
+    if tokens < TOKENS_MIN || prompts < PROMPTS_MIN {
+        let plural =
+            |count, one: &str| format!("{count} {one}{}", if count == 1 { "" } else { "s" });
+        return Err(format!(
+            "{} after {} are too few. Give at least {TOKENS_MIN} after {PROMPTS_MIN} prompts: --tokens, --prompts.",
+            plural(tokens, "generated token"),
+            plural(prompts, "prompt")
+        ));
+    }
+    if locality.token_overlap <= ABOVE_CHANCE * locality.chance_overlap {
+        return Err(format!(
+            "the routing does not follow the text. A token shares {} of its experts with the token before it, and chance \
+             alone gives {}. The weights of this model look random.",
+            percent(locality.token_overlap),
+            percent(locality.chance_overlap)
+        ));
+    }
+    Ok(())
+}
+
+/// Returns the hit rate's distance to the ends of its interval, in words.
+fn plus_minus(interval: Option<[f64; 2]>) -> String {
+    let wide =
+        |[low, high]: [f64; 2]| format!(" (± {:.1} points over prompts)", 50.0 * (high - low));
+    interval.map_or_else(String::new, wide)
+}
+
 fn judgement(assessment: &Assessment, engine: &PolicyCurve) -> String {
-    let misses = engine.at(QUARTER).map_or(1.0, |point| 1.0 - point.hit_rate);
+    let quarter = engine.at(QUARTER);
+    let misses = quarter.map_or(1.0, |point| 1.0 - point.hit_rate);
+    let spread = plus_minus(quarter.and_then(|point| point.hit_rate_interval));
     let overlap = percent(assessment.mixed.locality.token_overlap);
     let k = assessment.experts_per_token;
     let word = match misses {
@@ -35,7 +77,7 @@ fn judgement(assessment: &Assessment, engine: &PolicyCurve) -> String {
         _ => "poor locality",
     };
     let first = format!(
-        "{word}: with a quarter of the experts in memory {} of accesses miss; a token shares {overlap} of its {k} experts \
+        "{word}: with a quarter of the experts in memory {} of accesses miss{spread}; a token shares {overlap} of its {k} experts \
          per layer with the token before it",
         percent(misses)
     );

@@ -143,10 +143,15 @@ fn reasons(recording: &Recording) -> Vec<ReasonReport> {
 }
 
 fn utilisation(recording: &Recording, depth: &Depth, limit: Option<Limit>) -> Utilisation {
-    let limit = limit.unwrap_or_else(|| Limit {
-        bytes_per_second: timeline::best_rate(recording, depth.busy_seconds),
-        source: "the best 100 ms of this trace".to_owned(),
-    });
+    let best = timeline::best_rate(recording, depth.busy_seconds);
+    let source = match &limit {
+        Some(less) if !less.is_given => {
+            format!("the best 100 ms of this trace, which were faster than {}", less.source)
+        }
+        _ => "the best 100 ms of this trace".to_owned(),
+    };
+    let limit = limit.filter(|limit| limit.is_given || limit.bytes_per_second >= best);
+    let limit = limit.unwrap_or(Limit { bytes_per_second: best, source, is_given: false });
     let bytes = bytes(timeline::at_engine(recording)) as f64;
     let per = |bytes: f64, seconds: f64| if seconds > 0.0 { bytes / seconds } else { 0.0 };
     let busy_bytes_per_second = per(bytes, depth.busy_seconds);

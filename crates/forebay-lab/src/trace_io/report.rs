@@ -93,6 +93,9 @@ pub struct Limit {
     pub bytes_per_second: f64,
     /// Source of the rate, in words.
     pub source: String,
+    /// True if the caller asked for this rate. Another one is a limit only as long as no part of the trace is faster.
+    #[serde(skip)]
+    pub is_given: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]

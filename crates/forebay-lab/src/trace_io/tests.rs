@@ -167,8 +167,20 @@ fn patterns_have_their_thresholds() {
 
 #[test]
 fn a_limit_that_is_given_is_used() {
-    let limit = Limit { bytes_per_second: 294_912.0 / 0.44 * 2.0, source: "given".into() };
-    close(analyse(&trace(), Some(limit)).utilisation.busy_share_of_limit, 0.5);
+    let limit = |factor: f64, is_given| Limit {
+        bytes_per_second: 294_912.0 / 0.44 * factor,
+        source: "a profile".into(),
+        is_given,
+    };
+    let utilisation = |limit| analyse(&trace(), Some(limit)).utilisation;
+    close(utilisation(limit(2.0, true)).busy_share_of_limit, 0.5);
+    close(utilisation(limit(0.5, true)).busy_share_of_limit, 2.0);
+    // What was measured at another time is no limit if the trace itself is faster.
+    let faster = utilisation(limit(0.5, false));
+    assert!(faster.busy_share_of_limit <= 1.0, "{faster:?}");
+    assert!(faster.limit.source.ends_with("faster than a profile"), "{faster:?}");
+    let slower = utilisation(limit(1000.0, false));
+    assert_eq!(slower.limit.source, "a profile");
 }
 
 #[test]

@@ -1,9 +1,13 @@
 //! A hub on this machine that misbehaves as a test asks.
 
 use std::collections::HashMap;
+use std::fs::File;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
@@ -16,6 +20,8 @@ use sha2::{Digest as _, Sha256};
 pub struct Served {
     pub path: String,
     pub bytes: Arc<Vec<u8>>,
+    /// A file on the disk whose bytes are served instead.
+    pub on_disk: Option<PathBuf>,
     /// True for a file with SHA-256, false for one with Git's SHA-1.
     pub large: bool,
     /// What the list says, if it is not true.
@@ -26,7 +32,57 @@ pub struct Served {
 impl Served {
     pub fn large(path: &str, bytes: Vec<u8>) -> Served {
         let bytes = Arc::new(bytes);
-        Served { path: path.into(), bytes, large: true, listed_size: None, listed_checksum: None }
+        Served {
+            path: path.into(),
+            bytes,
+            on_disk: None,
+            large: true,
+            listed_size: None,
+            listed_checksum: None,
+        }
+    }
+
+    /// Serves a file of any size from the disk, under a checksum that is not its own.
+    pub fn on_disk(path: &str, file: &Path) -> Served {
+        Served {
+            on_disk: Some(file.to_owned()),
+            listed_size: Some(std::fs::metadata(file).unwrap().len()),
+            listed_checksum: Some("0".repeat(64)),
+            ..Served::large(path, Vec::new())
+        }
+    }
+
+    fn size(&self) -> usize {
+        match &self.on_disk {
+            Some(path) => std::fs::metadata(path).unwrap().len() as usize,
+            None => self.bytes.len(),
+        }
+    }
+
+    /// Sends bytes of the file and counts them.
+    fn send(
+        &self,
+        out: &mut TcpStream,
+        span: Range<usize>,
+        sent: &AtomicU64,
+    ) -> std::io::Result<()> {
+        let mut at = span.start.min(self.size());
+        let end = span.end.min(self.size());
+        while at < end {
+            let next = end.min(at + (64 << 10));
+            let piece = match &self.on_disk {
+                Some(path) => {
+                    let mut piece = vec![0; next - at];
+                    File::open(path)?.read_exact_at(&mut piece, at as u64)?;
+                    piece
+                }
+                None => self.bytes[at..next].to_vec(),
+            };
+            out.write_all(&piece)?;
+            sent.fetch_add(piece.len() as u64, Ordering::SeqCst);
+            at = next;
+        }
+        Ok(())
     }
 
     pub fn small(path: &str, text: &str) -> Served {
@@ -38,8 +94,8 @@ impl Served {
         let hex = |bytes: &[u8]| bytes.iter().map(|b| format!("{b:02x}")).collect::<String>();
         let path = serde_json::to_string(&self.path).unwrap();
         if self.large {
-            let sum = hex(&Sha256::digest(self.bytes.as_slice()));
-            let sum = self.listed_checksum.clone().unwrap_or(sum);
+            let sum = || hex(&Sha256::digest(self.bytes.as_slice()));
+            let sum = self.listed_checksum.clone().unwrap_or_else(sum);
             let lfs = format!(r#"{{"oid":"{sum}","size":{size},"pointerSize":135}}"#);
             return format!(
                 r#"{{"type":"file","oid":"x","size":{size},"path":{path},"lfs":{lfs}}}"#
@@ -95,6 +151,7 @@ type Rule = dyn Fn(&Request, usize) -> Answer + Send + Sync;
 pub struct Hub {
     pub address: String,
     requests: Arc<Mutex<Vec<Request>>>,
+    sent: Arc<AtomicU64>,
 }
 
 impl Hub {
@@ -108,15 +165,23 @@ impl Hub {
         let requests = Arc::new(Mutex::new(Vec::new()));
         let (rule, files): (Arc<Rule>, _) = (Arc::new(rule), Arc::new(files));
         let seen = Arc::clone(&requests);
+        let sent = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&sent);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let (rule, files, seen) =
                     (Arc::clone(&rule), Arc::clone(&files), Arc::clone(&seen));
+                let sent = Arc::clone(&counted);
                 // A client that goes away ends the connection.
-                thread::spawn(move || drop(serve(stream, &files, &*rule, &seen)));
+                thread::spawn(move || drop(serve(stream, &files, &*rule, &seen, &sent)));
             }
         });
-        Hub { address, requests }
+        Hub { address, requests, sent }
+    }
+
+    /// Returns the bytes of bodies that were sent so far.
+    pub fn sent_bytes(&self) -> u64 {
+        self.sent.load(Ordering::SeqCst)
     }
 
     /// Returns all requests so far.
@@ -135,6 +200,7 @@ fn serve(
     files: &[Served],
     rule: &Rule,
     seen: &Mutex<Vec<Request>>,
+    sent: &AtomicU64,
 ) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut out = stream;
@@ -158,7 +224,7 @@ fn serve(
             seen.push(request.clone());
             before
         };
-        if !answer(&mut out, &request, files, &rule(&request, before))? {
+        if !answer(&mut out, &request, files, &rule(&request, before), sent)? {
             return Ok(());
         }
     }
@@ -170,6 +236,7 @@ fn answer(
     request: &Request,
     files: &[Served],
     answer: &Answer,
+    sent: &AtomicU64,
 ) -> std::io::Result<bool> {
     if let Answer::Status(status, more) = answer {
         write!(out, "HTTP/1.1 {status} X\r\n{more}Content-Length: 0\r\n\r\n")?;
@@ -186,6 +253,7 @@ fn answer(
         let next = format!("Link: <http://{host}{}&page=2>; rel=\"next\"\r\n", request.path);
         let next = if second { "" } else { &next };
         write!(out, "HTTP/1.1 200 OK\r\n{next}Content-Length: {}\r\n\r\n{body}", body.len())?;
+        sent.fetch_add(body.len() as u64, Ordering::SeqCst);
         return Ok(true);
     }
     let name = request.path.split("/main/").nth(1).unwrap_or_default().split('?').next().unwrap();
@@ -193,15 +261,16 @@ fn answer(
         write!(out, "HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")?;
         return Ok(true);
     };
-    let (bytes, size) = (&file.bytes, file.bytes.len());
+    let size = file.size();
     let range = request
         .range()
         .filter(|_| !matches!(answer, Answer::Whole | Answer::WholeCut(_) | Answer::Length(_)));
     let span = range.clone().unwrap_or(0..size);
-    let body = &bytes[span.start.min(size)..span.end.min(size)];
+    let span = span.start.min(size)..span.end.min(size);
+    let length = span.len();
     let content_range = match answer {
         Answer::ContentRange(text) => text.clone(),
-        _ => format!("bytes {}-{}/{size}", span.start, span.end - 1),
+        _ => format!("bytes {}-{}/{size}", span.start, span.end.saturating_sub(1)),
     };
     let head = match range {
         Some(_) => format!("HTTP/1.1 206 X\r\nContent-Range: {content_range}\r\n"),
@@ -212,14 +281,14 @@ fn answer(
             write!(out, "HTTP/1.1 302 X\r\nLocation: {to}\r\nContent-Length: 0\r\n\r\n")?;
             Ok(true)
         }
-        Answer::Cut(length) | Answer::WholeCut(length) => {
-            write!(out, "{head}Content-Length: {}\r\n\r\n", body.len())?;
-            out.write_all(&body[..body.len().min(*length)])?;
+        Answer::Cut(cut) | Answer::WholeCut(cut) => {
+            write!(out, "{head}Content-Length: {length}\r\n\r\n")?;
+            file.send(out, span.start..span.end.min(span.start + cut), sent)?;
             Ok(false)
         }
         Answer::Length(length) => {
             write!(out, "{head}Content-Length: {length}\r\n\r\n")?;
-            out.write_all(body)?;
+            file.send(out, span, sent)?;
             Ok(false)
         }
         Answer::Unannounced(length) => {
@@ -232,16 +301,16 @@ fn answer(
             Ok(false)
         }
         Answer::Slow(piece) => {
-            write!(out, "{head}Content-Length: {}\r\n\r\n", body.len())?;
-            for piece in body.chunks(*piece) {
-                out.write_all(piece)?;
+            write!(out, "{head}Content-Length: {length}\r\n\r\n")?;
+            for start in span.clone().step_by(*piece) {
+                file.send(out, start..span.end.min(start + piece), sent)?;
                 thread::sleep(Duration::from_millis(1));
             }
             Ok(true)
         }
         _ => {
-            write!(out, "{head}Content-Length: {}\r\n\r\n", body.len())?;
-            out.write_all(body)?;
+            write!(out, "{head}Content-Length: {length}\r\n\r\n")?;
+            file.send(out, span, sent)?;
             Ok(true)
         }
     }

@@ -1,6 +1,7 @@
 //! Pulls from a hub on this machine that redirects, cuts, throttles and lies.
 
 mod folder;
+#[expect(dead_code, reason = "the tests of the command line use more of it")]
 mod hub;
 
 use std::fs;
@@ -100,6 +101,36 @@ fn ranges_arrive_and_progress_is_told() {
     // A second pull only asks for the list.
     place.pull(&hub, "o/r").unwrap();
     assert_eq!(hub.downloads().len(), SIZE.div_ceil(RANGE));
+}
+
+#[test]
+fn a_cancelled_pull_keeps_the_bytes_of_unfinished_ranges() {
+    let (place, hub) = (Place::new(), Hub::start(model(), |_, _| Answer::Slow(100)));
+    // One range for the whole file.
+    let options = Options { connections: 1, range_bytes: 1 << 20, ..options(&hub) };
+    let name: Name = "o/r".parse().unwrap();
+    let arrived = Mutex::new(0);
+    let progress = |now: Progress| {
+        if let Progress::Downloading { done_bytes, .. } = now {
+            *arrived.lock().unwrap() = done_bytes;
+        }
+    };
+    let cancelled = || *arrived.lock().unwrap() > 0;
+    let stopped = pull(&place.library, &name, &options, &progress, &cancelled);
+    assert!(matches!(stopped, Err(Error::Cancelled)), "{stopped:?}");
+    let kept = *arrived.lock().unwrap();
+    assert!(kept > 0 && kept < SIZE as u64, "{kept}");
+    let first = Mutex::new(None);
+    let progress = |now: Progress| {
+        if let Progress::Downloading { done_bytes, .. } = now {
+            first.lock().unwrap().get_or_insert(done_bytes);
+        }
+    };
+    pull(&place.library, &name, &options, &progress, &|| false).unwrap();
+    place.has_model();
+    assert!(first.into_inner().unwrap() >= Some(kept));
+    let last = hub.downloads().last().and_then(hub::Request::range).unwrap();
+    assert!(last.start as u64 >= kept && last.end == SIZE, "{last:?}");
 }
 
 #[test]

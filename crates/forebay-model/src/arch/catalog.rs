@@ -3,6 +3,7 @@
 use forebay_format::{Catalog, Source};
 
 use super::architecture::Architecture;
+use super::head::expect_complete;
 use super::mtp::add_mtp;
 use super::{gguf, huggingface};
 use crate::ModelError;
@@ -19,6 +20,7 @@ impl Architecture {
             Source::HuggingFace(metadata) => huggingface::describe(catalog, metadata)?,
         };
         architecture.validate()?;
+        expect_complete(&architecture, catalog)?;
         Ok(architecture)
     }
 

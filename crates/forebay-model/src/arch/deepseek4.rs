@@ -1,7 +1,6 @@
 //! DeepSeek-V4: its entry in the table of families, and what `config.json` and GGUF metadata say of its attention.
 
 use forebay_compute::{Gating, RopeScaling};
-use serde_json::Value;
 
 use super::architecture::Layer;
 use super::check::check;
@@ -29,20 +28,19 @@ pub(super) fn of_config(
     let head_dim = config.count("head_dim")?;
     let kv_heads = config.optional_count("num_key_value_heads")?.unwrap_or(1);
     check("num_key_value_heads", kv_heads, kv_heads == 1, KV_HEADS)?;
-    let has_biases = config.flag("attention_bias");
+    let has_biases = config.is_set("attention_bias")?;
     check("attention_bias", has_biases, !has_biases, "forebay knows no such biases")?;
+    let [main, compress] = ["main", "compress"].map(|scope| Parameters::of(config, Some(scope)));
+    let (main, compress) = (main?, compress?);
+    let share = config.float("partial_rotary_factor")?;
     let rotary_dim = match config.optional_count("qk_rope_head_dim")? {
         Some(rotary) => rotary,
-        None => {
-            let share = config.float("partial_rotary_factor").unwrap_or(0.125);
-            (share * head_dim as f64) as usize
-        }
+        None => (share.unwrap_or(0.125) * head_dim as f64) as usize,
     };
-    let [main, compress] = ["main", "compress"].map(|scope| Parameters::of(config, Some(scope)));
     // Parameters without scopes are those of the layers with entries.
-    let theta = config.float("rope_theta").or(main.float("rope_theta")).unwrap_or(10_000.0);
-    let compressed = config.float("compress_rope_theta").or(compress.float("rope_theta"));
-    let magnitude = compress.float("attention_factor").unwrap_or(1.0);
+    let theta = config.float("rope_theta")?.or(main.float("rope_theta")?).unwrap_or(10_000.0);
+    let compressed = config.float("compress_rope_theta")?.or(compress.float("rope_theta")?);
+    let magnitude = compress.float("attention_factor")?.unwrap_or(1.0);
     let scaling = with_magnitude(compress.scaling()?, magnitude);
     Ok(CompressedShape {
         heads: config.count("num_attention_heads")?,
@@ -73,16 +71,20 @@ fn with_magnitude(mut scaling: RopeScaling, value: f64) -> RopeScaling {
 
 /// Returns what each layer sees beside its window: `layer_types` with `compress_rates`, or `compress_ratios`.
 fn beside(config: &Config<'_>, count: usize) -> Result<Vec<Beside>, ModelError> {
+    let rates = config.object("compress_rates")?;
     let rate = |kind: &str, own: &str, usual: usize| {
-        let rates = config.json.get("compress_rates").and_then(|rates| rates.get(kind));
-        let Some(rate) = rates.or(config.json.get(own)) else { return Ok(usual) };
+        let beside = config.set(own);
+        let Some(rate) = rates.as_ref().and_then(|rates| rates.set(kind)).or(beside) else {
+            return Ok(usual);
+        };
         let positions = rate.as_u64().and_then(|rate| usize::try_from(rate).ok());
         positions.ok_or_else(|| bad(own, short(rate), "positions of an entry"))
     };
-    if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
-        let chosen = rate(CHOSEN, "compress_rate_csa", 4)?;
-        let all = rate(ALL, "compress_rate_hca", 128)?;
-        let kind = |layer: usize| match types.get(layer).and_then(Value::as_str) {
+    let chosen = rate(CHOSEN, "compress_rate_csa", 4)?;
+    let all = rate(ALL, "compress_rate_hca", 128)?;
+    config.note(&["compress_ratios"]);
+    if config.list("layer_types")?.is_some() {
+        let kind = |layer: usize| match config.text_of_layer("layer_types", layer)? {
             Some("sliding_attention") => Ok(Beside::Nothing),
             Some(CHOSEN) => Ok(Beside::Chosen(chosen)),
             Some(ALL) => Ok(Beside::All(all)),
@@ -113,19 +115,9 @@ pub(super) fn gating_of_gguf(keys: &Keys<'_>, usual: Gating) -> Result<Gating, M
     let Gating::ClampedSilu { limit: usual } = usual else { return Ok(usual) };
     let mut found = None;
     for key in ["swiglu_clamp_exp", "swiglu_clamp_shexp"] {
-        let path = keys.path(key);
-        let Some(value) = keys.metadata.get(&path) else { continue };
-        let limits = match value.as_f32() {
-            Some(limit) => Some(vec![limit]),
-            None => value.as_array().and_then(|array| array.to_f32s()),
-        };
-        for limit in limits.ok_or_else(|| bad(&path, value.describe(), "it must be numbers"))? {
+        for limit in keys.floats(key)?.unwrap_or_default() {
             if found.is_some_and(|found: f32| found != limit) {
-                return Err(bad(
-                    &path,
-                    limit.to_string(),
-                    "forebay knows one limit for all layers",
-                ));
+                return Err(keys.wrong(key, limit, "forebay knows one limit for all layers"));
             }
             found = Some(limit);
         }
@@ -143,7 +135,11 @@ pub(super) fn of_gguf(
     let kv_heads = keys.count("attention.head_count_kv")?;
     check(&keys.path("attention.head_count_kv"), kv_heads, kv_heads == 1, KV_HEADS)?;
     let rotary_dim = keys.count("rope.dimension_count")?;
-    let theta = |key: &str, usual: f64| keys.optional_float(key).map_or(usual, f64::from);
+    // A value is its key.
+    keys.note(&["attention.value_length"]);
+    let theta = |key: &str, usual: f64| {
+        Ok::<_, ModelError>(keys.optional_float(key)?.map_or(usual, f64::from))
+    };
     let key = "attention.compress_ratios";
     let beside = |layer: usize| {
         let ratio = keys.count_of_layer(key, layer)?.ok_or_else(|| keys.missing(key))?;
@@ -164,8 +160,8 @@ pub(super) fn of_gguf(
         beside: (0..layers.len()).map(beside).collect::<Result<_, _>>()?,
         rotary_dim,
         thetas: [
-            theta("rope.freq_base", 10_000.0),
-            theta("attention.compress_rope_freq_base", 160_000.0),
+            theta("rope.freq_base", 10_000.0)?,
+            theta("attention.compress_rope_freq_base", 160_000.0)?,
         ],
         scaling: with_magnitude(scaling, 1.0),
     })

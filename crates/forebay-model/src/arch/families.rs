@@ -9,6 +9,7 @@ use super::mtp_shape::MtpForm;
 use super::recurrent::{HeadOrder, StateRule};
 use super::shapes::{StreamForm, StreamsEnd};
 use super::unrotated::Unrotated;
+use crate::ModelError;
 use forebay_compute::{Gating, RopeLayout, Scoring};
 
 /// Properties of a family that its metadata does not give.
@@ -25,6 +26,10 @@ pub struct Family {
     /// Base of the rotation in windowed layers, if these have a rotation of their own. Such a rotation is not scaled.
     pub window_theta: Option<WindowTheta>,
     pub windows: Windows,
+    /// Window of layers that have one, if files need not say it.
+    pub window: Option<usize>,
+    /// Caps of attention's scores and of logits, if files need not say them.
+    pub caps: Option<[f32; 2]>,
     /// Layers without rotation, if some layers have none.
     pub unrotated: Option<Unrotated>,
     /// True if q, k and v always have a bias.
@@ -64,6 +69,8 @@ pub struct Family {
     pub norms_less_one: bool,
     /// True if the embedding is multiplied by the square root of the hidden size.
     pub scaled_embedding: bool,
+    /// True if the output projection is the embedding table, unless a folder says otherwise.
+    pub ties: bool,
     pub gating: Gating,
     /// True if the feed-forward is a mixture of experts, at least in some layers.
     pub experts: bool,
@@ -144,6 +151,8 @@ pub(super) const BASE: Family = Family {
     hf_rope: RopeLayout::Neox,
     window_theta: None,
     windows: Windows::AsSaid,
+    window: None,
+    caps: None,
     unrotated: None,
     qkv_bias: false,
     qk_norm: QkNorm::None,
@@ -165,6 +174,7 @@ pub(super) const BASE: Family = Family {
     streams: None,
     norms_less_one: false,
     scaled_embedding: false,
+    ties: false,
     gating: Gating::Silu,
     experts: false,
     scaled_input: false,
@@ -188,6 +198,7 @@ const GEMMA: Family = Family {
     norms: NormLayout::Sandwich,
     norms_less_one: true,
     scaled_embedding: true,
+    ties: true,
     gating: Gating::GeluTanh,
     names: &[
         ("feed_forward_norm", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
@@ -329,6 +340,8 @@ const FAMILIES: &[Family] = &[
         gguf: "gemma2",
         huggingface: &["gemma2"],
         windows: Windows::ButEvery(2),
+        window: Some(4096),
+        caps: Some([50.0, 30.0]),
         ..GEMMA
     },
     Family {
@@ -546,6 +559,7 @@ const FAMILIES: &[Family] = &[
         name: "ernie4_5-moe",
         gguf: "ernie4_5-moe",
         huggingface: &["ernie4_5_moe"],
+        ties: true,
         gguf_rope: RopeLayout::Interleaved,
         hf_rope: RopeLayout::Interleaved,
         experts: true,
@@ -617,6 +631,7 @@ const FAMILIES: &[Family] = &[
 const HUNYUAN: Family = Family { qk_norm: QkNorm::PerRotatedHead, names: HUNYUAN_NAMES, ..BASE };
 
 const LFM2: Family = Family {
+    ties: true,
     qk_norm: QkNorm::PerHead,
     recurrent: Some(StateRule::ShortConvolution),
     names: LFM2_NAMES,
@@ -680,7 +695,42 @@ pub fn with_mtp() -> impl Iterator<Item = &'static str> {
     FAMILIES.iter().filter(|family| family.mtp.is_some()).map(|family| family.name)
 }
 
-/// Returns the names of all families in one line.
-pub fn known_list() -> String {
-    known_families().collect::<Vec<_>>().join(", ")
+/// Returns the error for a GGUF file's architecture that no family has. Says so if forebay runs the family from folders.
+pub fn unknown_gguf(name: &str) -> ModelError {
+    let is_same = |family: &&Family| {
+        let types = family.huggingface.iter();
+        family.gguf == NONE && types.chain([&family.name]).any(|other| plain(other) == plain(name))
+    };
+    match FAMILIES.iter().find(is_same) {
+        Some(_) => ModelError::FolderOnly { name: name.to_owned() },
+        None => {
+            let known = FAMILIES.iter().map(|family| family.gguf).filter(|name| *name != NONE);
+            ModelError::UnknownArchitecture { name: name.to_owned(), known: in_one_line(known) }
+        }
+    }
+}
+
+/// Returns the error for a `model_type` that no family has. Says so if forebay runs the family from GGUF files.
+pub fn unknown_huggingface(name: &str) -> ModelError {
+    let is_same = |family: &&Family| {
+        let names = [family.gguf, family.name];
+        family.huggingface.is_empty() && names.iter().any(|other| plain(other) == plain(name))
+    };
+    match FAMILIES.iter().find(is_same) {
+        Some(_) => ModelError::GgufOnly { name: name.to_owned() },
+        None => {
+            let known = FAMILIES.iter().flat_map(|family| family.huggingface).copied();
+            ModelError::UnknownArchitecture { name: name.to_owned(), known: in_one_line(known) }
+        }
+    }
+}
+
+/// Returns a name without the marks in which GGUF and Hugging Face differ.
+fn plain(name: &str) -> String {
+    name.chars().filter(char::is_ascii_alphanumeric).collect::<String>().to_ascii_lowercase()
+}
+
+fn in_one_line(names: impl Iterator<Item = &'static str>) -> String {
+    let names: std::collections::BTreeSet<&str> = names.collect();
+    names.into_iter().collect::<Vec<_>>().join(", ")
 }

@@ -12,21 +12,24 @@ pub(super) fn feed_forward_width(
     family: &Family,
     keys: &[&str],
 ) -> Result<usize, ModelError> {
+    config.note(&["block_multiple_of", "block_ffn_dim_multiplier", "block_auto_adjust_ff_dim"]);
     if !family.adjusted_width {
+        config.note(&["block_ff_dim"]);
         return config.first_count(keys);
     }
+    config.note(keys);
     let width = match config.optional_count("block_ff_dim")? {
         Some(width) => width,
         None => config.first_count(keys)?,
     };
-    let adjusts = config.json.get("block_auto_adjust_ff_dim").and_then(Value::as_bool);
+    let adjusts = config.flag("block_auto_adjust_ff_dim")?;
     if !adjusts.unwrap_or(true) {
         return Ok(width);
     }
     // A feed-forward with a gate has three matrices instead of two.
     let width = width.saturating_mul(2) / 3;
     const MULTIPLIER: &str = "block_ffn_dim_multiplier";
-    let multiplier = match config.json.get(MULTIPLIER) {
+    let multiplier = match config.get(MULTIPLIER) {
         None => 1.0,
         Some(Value::Null) => return Ok(width),
         Some(value) => match value.as_f64() {
@@ -56,7 +59,7 @@ mod tests {
     use serde_json::json;
 
     fn width(family: &str, json: Value) -> Result<usize, ModelError> {
-        let config = Config { json: &json, family: "lfm2" };
+        let config = Config::new(&json, "lfm2");
         feed_forward_width(&config, by_name(family).unwrap(), &["intermediate_size"])
     }
 

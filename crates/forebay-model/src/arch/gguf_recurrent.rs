@@ -9,22 +9,25 @@ use crate::ModelError;
 
 /// Returns for each layer if it is recurrent. Layers without key/value heads are, if the file counts heads by layer.
 pub(super) fn recurrent_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool>, ModelError> {
-    let key = keys.path("attention.recurrent_layers");
-    let bad = |key: String, value: String| ModelError::BadValue {
-        key,
-        value,
-        expected: format!("it must be a list of at least {count} values"),
+    keys.note(&["full_attention_interval"]);
+    let key = "attention.recurrent_layers";
+    let bad = |key: &str, value: String| {
+        keys.wrong(key, value, &format!("it must be a list of at least {count} values"))
     };
-    if let Some(value) = keys.metadata.get(&key) {
-        return match value.as_array() {
-            Some(Array::Bool(flags)) if flags.len() >= count => Ok(flags[..count].to_vec()),
-            _ => Err(bad(key, value.describe())),
+    if let Some(value) = keys.get(key) {
+        let flags = match value.as_array() {
+            Some(Array::Bool(flags)) => Some(flags.clone()),
+            _ => keys.by_layer(key).map(|list| list.iter().map(|item| *item != 0).collect()),
+        };
+        return match flags.as_ref().and_then(|flags| flags.get(..count)) {
+            Some(flags) => Ok(flags.to_vec()),
+            None => Err(bad(key, value.describe())),
         };
     }
     if let Some(heads) = keys.by_layer("attention.head_count_kv") {
         let Some(heads) = heads.get(..count) else {
             let found = format!("a list of {}", heads.len());
-            return Err(bad(keys.path("attention.head_count_kv"), found));
+            return Err(bad("attention.head_count_kv", found));
         };
         if heads.contains(&0) {
             return Ok(heads.iter().map(|heads| *heads == 0).collect());

@@ -1,21 +1,15 @@
 //! The shapes of attention and their rotations, as `config.json` describes them.
 
-use forebay_compute::{RopeLayout, RopeScaling};
+use forebay_compute::RopeScaling;
 use forebay_format::Catalog;
-use serde_json::Value;
 
-use super::architecture::{
-    Attention, AttentionBias, Latent, Naming, QkNorm, Rope, RopeFactors, Values,
-};
-use super::check::check;
+use super::architecture::{Attention, AttentionBias, Latent, Naming, QkNorm, Rope, Values};
 use super::config::{Config, short};
-use super::families::{Family, WindowTheta, Windows};
+use super::families::{Family, Windows};
+use super::huggingface_rotation::{WINDOWED, note_no_rotation, rotates, rotation, rotations};
 use super::names::Names;
 use super::rope_parameters::Parameters;
 use crate::ModelError;
-
-/// Scope of the parameters of layers with a window.
-const WINDOWED: &str = "sliding_attention";
 
 /// Returns the shapes of attention and the rotations: those of layers without a window, then those of layers with one if they
 /// differ.
@@ -33,25 +27,26 @@ pub(super) fn attention(
         Some(dim) => dim,
         None => hidden.checked_div(heads).unwrap_or(0),
     };
-    let sinks = |key: &str| config.json.get(key).and_then(Value::as_bool).unwrap_or(family.sinks);
+    let sinks = |key: &str| Ok::<_, ModelError>(config.flag(key)?.unwrap_or(family.sinks));
     let usual = Attention {
         heads,
         kv_heads: config.optional_count("num_key_value_heads")?.unwrap_or(heads).max(1),
         head_dim,
         value_dim: config.optional_count("v_head_dim")?.unwrap_or(head_dim),
-        scale: scale(config, family, head_dim),
-        softcap: config.float("attn_logit_softcapping").map(|cap| cap as f32),
-        sinks: sinks("add_full_attention_sink_bias"),
+        scale: scale(config, family, head_dim)?,
+        softcap: config
+            .float_or("attn_logit_softcapping", family.caps.map(|[scores, _]| scores))?,
+        sinks: sinks("add_full_attention_sink_bias")?,
         output_gate: family.output_gate,
-        bias: bias(catalog, config, family, naming),
-        qk_norm: match config.json.get("use_qk_norm").and_then(Value::as_bool) {
+        bias: bias(catalog, config, family, naming)?,
+        qk_norm: match config.flag("use_qk_norm")? {
             Some(false) => QkNorm::None,
             _ => family.qk_norm,
         },
         values: Values {
             of_keys: false,
             normed: family.normed_values,
-            scale: config.float("attention_value_scale").map_or(1.0, |scale| scale as f32),
+            scale: config.float("attention_value_scale")?.map_or(1.0, |scale| scale as f32),
         },
         latent: None,
         indexer: None,
@@ -68,8 +63,8 @@ pub(super) fn attention(
             .max(1),
         head_dim: of_window,
         value_dim: config.optional_count("swa_v_head_dim")?.unwrap_or(usual.value_dim),
-        scale: scale(config, family, of_window),
-        sinks: sinks("add_swa_attention_sink_bias"),
+        scale: scale(config, family, of_window)?,
+        sinks: sinks("add_swa_attention_sink_bias")?,
         ..usual.clone()
     };
     let full = match family.keys_as_values {
@@ -77,29 +72,9 @@ pub(super) fn attention(
         true => with_keys_as_values(config, family, usual)?,
     };
     let attentions = if windowed == full { vec![full] } else { vec![full, windowed] };
-    if !rotates(config, family) {
-        return Ok((attentions, Vec::new()));
-    }
-    let rotary_dim = |scope: &str, head_dim: usize| {
-        let parameters = Parameters::of(config, Some(scope));
-        let partial = config.float("partial_rotary_factor");
-        let partial = partial.or(parameters.float("partial_rotary_factor"));
-        Ok::<_, ModelError>(match (partial, config.optional_count("rotary_dim")?) {
-            _ if parameters.is_proportional() => head_dim,
-            (None, Some(rotary_dim)) => rotary_dim,
-            _ => (partial.unwrap_or(1.0) * head_dim as f64) as usize,
-        })
-    };
-    let scopes = ["full_attention", WINDOWED];
-    let all =
-        rotation(config, family, Some(scopes[0]), rotary_dim(scopes[0], attentions[0].head_dim)?)?;
-    let of_windows = match family.window_theta {
-        Some(_) => {
-            Some(rotation(config, family, Some(scopes[1]), rotary_dim(scopes[1], of_window)?)?)
-        }
-        None => None,
-    };
-    Ok((attentions, std::iter::once(all).chain(of_windows).collect()))
+    let dims = [attentions[0].head_dim, of_window];
+    let ropes = rotations(config, family, dims)?;
+    Ok((attentions, ropes))
 }
 
 /// Returns the shape of multi-head latent attention, and its rotation.
@@ -112,8 +87,20 @@ fn latent(config: &Config<'_>, family: &Family) -> Result<(Vec<Attention>, Vec<R
         rotary: config.count("qk_rope_head_dim")?,
         value: config.count("v_head_dim")?,
     };
-    if !rotates(config, family) {
-        let nope = config.json.get("mla_use_nope").and_then(Value::as_bool);
+    // The lengths of heads follow from those of their parts, and the latent vector serves all heads.
+    config.note(&["head_dim", "num_key_value_heads", "partial_rotary_factor"]);
+    for key in ["attention_bias", "qkv_bias"] {
+        if config.is_set(key)? {
+            return Err(ModelError::BadValue {
+                key: key.into(),
+                value: "true".into(),
+                expected: "forebay knows latent attention without biases".into(),
+            });
+        }
+    }
+    let nope = config.flag("mla_use_nope")?;
+    if !rotates(config, family)? {
+        note_no_rotation(config)?;
         if nope == Some(false) {
             return Err(ModelError::BadValue {
                 key: "mla_use_nope".into(),
@@ -124,12 +111,12 @@ fn latent(config: &Config<'_>, family: &Family) -> Result<(Vec<Attention>, Vec<R
         return Ok((vec![latent.attention(heads, 1.0)], Vec::new()));
     }
     let rope = rotation(config, family, None, latent.rotary)?;
-    let parameters = Parameters::of(config, None);
-    let factor = parameters.float("factor").unwrap_or(1.0);
-    let all = parameters.float("mscale_all_dim").filter(|all| *all != 0.0);
+    let all = Parameters::of(config, None)?.float("mscale_all_dim")?.filter(|all| *all != 0.0);
     let magnitude = match (rope.scaling, all) {
         // The quotient of a magnitude and that of 0 is the magnitude itself.
-        (RopeScaling::Yarn { .. }, Some(all)) => RopeScaling::yarn_magnitude(factor, all, 0.0),
+        (RopeScaling::Yarn { factor, .. }, Some(all)) => {
+            RopeScaling::yarn_magnitude(factor, all, 0.0)
+        }
         _ => 1.0,
     };
     Ok((vec![latent.attention(heads, magnitude as f32)], vec![rope]))
@@ -141,7 +128,7 @@ fn with_keys_as_values(
     family: &Family,
     usual: Attention,
 ) -> Result<Attention, ModelError> {
-    let of_keys = config.flag("attention_k_eq_v");
+    let of_keys = config.is_set("attention_k_eq_v")?;
     // Transformers 5 gives the differences layer by layer.
     let own = of_full_layers(config, family)?;
     let said = |key: &str| own.as_ref().map_or(Ok(None), |own| own.optional_count(key));
@@ -153,16 +140,16 @@ fn with_keys_as_values(
         kv_heads: kv_heads.filter(|_| of_keys).unwrap_or(usual.kv_heads).max(1),
         head_dim,
         value_dim: head_dim,
-        scale: scale(config, family, head_dim),
+        scale: scale(config, family, head_dim)?,
         values: Values { of_keys, ..usual.values },
         ..usual
     })
 }
 
-fn scale(config: &Config<'_>, family: &Family, head_dim: usize) -> f32 {
-    let said = config.float("attention_multiplier").map(|scale| scale as f32);
-    let scalar = config.float("query_pre_attn_scalar").unwrap_or(head_dim as f64);
-    said.or(family.attention_scale).unwrap_or(1.0 / (scalar as f32).sqrt())
+fn scale(config: &Config<'_>, family: &Family, head_dim: usize) -> Result<f32, ModelError> {
+    let said = config.float("attention_multiplier")?.map(|scale| scale as f32);
+    let scalar = config.float("query_pre_attn_scalar")?.unwrap_or(head_dim as f64);
+    Ok(said.or(family.attention_scale).unwrap_or(1.0 / (scalar as f32).sqrt()))
 }
 
 /// Returns which projections have biases.
@@ -171,56 +158,17 @@ fn bias(
     config: &Config<'_>,
     family: &'static Family,
     naming: Naming,
-) -> AttentionBias {
+) -> Result<AttentionBias, ModelError> {
     let has = |role: &str| catalog.tensor(&Names::new(naming, family).layer(0, role));
-    let qkv_bias = match config.json.get("qkv_bias").and_then(Value::as_bool) {
+    let qkv_bias = match config.flag("qkv_bias")? {
         Some(said) if family.qkv_bias => said,
         _ => family.qkv_bias,
     };
-    match (qkv_bias, config.flag("attention_bias")) {
+    Ok(match (qkv_bias, config.is_set("attention_bias")?) {
         (_, true) if has("o_bias").is_some() => AttentionBias::All,
         (false, false) => AttentionBias::None,
         _ => AttentionBias::Qkv,
-    }
-}
-
-/// Returns the rotation of layers for which the parameters of `scope` hold.
-fn rotation(
-    config: &Config<'_>,
-    family: &Family,
-    scope: Option<&str>,
-    rotary_dim: usize,
-) -> Result<Rope, ModelError> {
-    let windowed = scope == Some(WINDOWED);
-    let parameters = Parameters::of(config, scope);
-    let scaling = if windowed { RopeScaling::None } else { parameters.scaling()? };
-    let usual = match family.window_theta {
-        Some(WindowTheta::Of(theta)) if windowed => Some(theta),
-        _ => None,
-    };
-    let local = config.float("rope_local_base_freq").or(config.float("swa_rope_theta"));
-    let local = local.filter(|_| windowed);
-    let theta = local
-        .or(parameters.float("rope_theta"))
-        .or(config.float("theta"))
-        .or(usual)
-        .unwrap_or(10_000.0);
-    let theta = if windowed { theta } else { theta * parameters.base_factor(rotary_dim) };
-    let layout = match config.json.get("rope_interleave").and_then(Value::as_bool) {
-        Some(false) if family.latent => RopeLayout::Neox,
-        _ => family.hf_rope,
-    };
-    let factors = match scaling {
-        RopeScaling::LongRope { .. } => Some(parameters.long_factors(rotary_dim / 2)?),
-        _ if parameters.is_proportional() && !windowed => {
-            let fits = (1..=1 << 16).contains(&rotary_dim);
-            check("rotary dimension", rotary_dim, fits, "it must be from 1 to 65536")?;
-            let share = parameters.float("partial_rotary_factor").unwrap_or(1.0);
-            Some(proportional_factors(share, rotary_dim / 2))
-        }
-        _ => None,
-    };
-    Ok(Rope { theta, rotary_dim, from: 0, layout, scaling, factors })
+    })
 }
 
 /// Returns what `per_layer_config` says of the layers without a window, if there is such a key. It must say the same of all of
@@ -229,18 +177,16 @@ fn of_full_layers<'a>(
     config: &Config<'a>,
     family: &Family,
 ) -> Result<Option<Config<'a>>, ModelError> {
-    let Some(all) = config.json.get("per_layer_config").and_then(Value::as_object) else {
-        return Ok(None);
-    };
+    let Some(all) = config.object("per_layer_config")? else { return Ok(None) };
     let count = config.count("num_hidden_layers")?;
-    let first = all.values().next();
-    for (layer, own) in all {
+    let first = all.members().next();
+    for (layer, own) in all.members() {
         let number = layer.parse().ok().filter(|number| *number < count);
         let is_full = match number {
             Some(number) => window(config, family, number)?.is_none(),
             None => false,
         };
-        if !is_full || Some(own) != first {
+        if !is_full || first.is_none_or(|(_, first)| own != first) {
             return Err(ModelError::BadValue {
                 key: format!("per_layer_config of layer {layer}"),
                 value: short(own),
@@ -248,21 +194,9 @@ fn of_full_layers<'a>(
             });
         }
     }
-    Ok(first.map(|json| Config { json, family: config.family }))
-}
-
-/// Returns the divisors of the frequencies of pairs of which only this share rotates: the first ones. The others stay where they
-/// are, whatever the position.
-fn proportional_factors(share: f64, pairs: usize) -> RopeFactors {
-    let rotating = (share * pairs as f64) as usize;
-    let factor = |pair: usize| if pair < rotating { 1.0 } else { 1e30 };
-    RopeFactors::Always((0..pairs).map(factor).collect())
-}
-
-/// Returns true if queries and keys are rotated.
-pub(super) fn rotates(config: &Config<'_>, family: &Family) -> bool {
-    let said = config.json.get("position_embedding_type").and_then(Value::as_str);
-    family.rotates || said == Some("rope")
+    // Checks the keys of one of them, because all are the same.
+    let Some((layer, _)) = first else { return Ok(None) };
+    all.object(layer)
 }
 
 /// Returns the sliding window of layer `index`, if it has one.
@@ -274,22 +208,67 @@ pub(super) fn window(
     family: &Family,
     index: usize,
 ) -> Result<Option<usize>, ModelError> {
-    let window = config.optional_first_count(&["sliding_window", "sliding_window_size"])?;
-    let Some(window) = window else { return Ok(None) };
-    if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
-        let slides = types.get(index).and_then(Value::as_str) == Some("sliding_attention");
-        return Ok(slides.then_some(window));
+    config.note(&WINDOW_KEYS);
+    let window = match WINDOWS.iter().find(|key| config.get(key).is_some()) {
+        Some(key) => config.optional_count(key)?,
+        None => family.window,
+    };
+    let kind = if family.unrotated.is_some() || family.one_block {
+        None
+    } else {
+        config.text_of_layer("layer_types", index)?
+    };
+    expect_kind(kind, family, index)?;
+    let flag = config.flag_of_layer("hybrid_layer_pattern", index)?;
+    let slides = match (kind, flag) {
+        (Some(kind), _) => kind == WINDOWED,
+        (None, Some(flag)) => flag,
+        (None, None) => slides(config, family, index)? && window.is_some(),
+    };
+    match (slides, window) {
+        (true, Some(window)) => Ok(Some(window)),
+        (true, None) => Err(config.missing(WINDOWS[0])),
+        (false, _) => Ok(None),
     }
-    if let Some(slides) = config.flag_of_layer("hybrid_layer_pattern", index)? {
-        return Ok(slides.then_some(window));
-    }
-    let slides = match (family.windows, config.optional_count("sliding_window_pattern")?) {
+}
+
+/// Keys of the length of windows.
+const WINDOWS: [&str; 2] = ["sliding_window", "sliding_window_size"];
+
+/// Keys of the layers that have a window, of which one decides.
+const WINDOW_KEYS: [&str; 6] = [
+    "sliding_window",
+    "sliding_window_size",
+    "sliding_window_pattern",
+    "_sliding_window_pattern",
+    "max_window_layers",
+    "use_sliding_window",
+];
+
+/// Returns true if a layer has a window according to the pattern of the configuration or the family.
+fn slides(config: &Config<'_>, family: &Family, index: usize) -> Result<bool, ModelError> {
+    let period =
+        config.optional_first_count(&["sliding_window_pattern", "_sliding_window_pattern"])?;
+    Ok(match (family.windows, period) {
         (Windows::ButEvery(_), Some(period)) if period > 0 => !(index + 1).is_multiple_of(period),
         (Windows::AsSaid, _) => {
             let first = config.optional_count("max_window_layers")?.unwrap_or(0);
-            config.flag("use_sliding_window") && index >= first
+            config.is_set("use_sliding_window")? && index >= first
         }
         _ => family.windows.slides(index),
-    };
-    Ok(slides.then_some(window))
+    })
+}
+
+/// Refuses kinds of layers that no part of the reader knows. Those of families with other attention have checks of their own.
+fn expect_kind(kind: Option<&str>, family: &Family, index: usize) -> Result<(), ModelError> {
+    let is_other = family.recurrent.is_some() || family.indexer.is_some() || family.compressed;
+    match kind {
+        None | Some("full_attention" | "sliding_attention" | "attention") => Ok(()),
+        Some(_) if is_other => Ok(()),
+        Some(other) => Err(ModelError::BadValue {
+            key: format!("layer_types of layer {index}"),
+            value: other.into(),
+            expected: "forebay knows full_attention and sliding_attention for this family".into(),
+        }),
+    }
 }

@@ -25,7 +25,7 @@ pub(super) fn indexer(
             heads: config.count("index_n_heads")?,
             head_dim: config.count("index_head_dim")?,
             top_k: config.count("index_topk")?,
-            layout: match config.json.get("indexer_rope_interleave").and_then(Value::as_bool) {
+            layout: match config.flag("indexer_rope_interleave")? {
                 Some(true) => RopeLayout::Interleaved,
                 Some(false) => RopeLayout::Neox,
                 None => layout,
@@ -35,8 +35,7 @@ pub(super) fn indexer(
         Indexers::Blocks => blocks(config)?,
         Indexers::GatedPools => {
             let length = config.count("index_kpool")?;
-            let tail = config.json.get("index_kpool_always_select_tail").and_then(Value::as_bool);
-            let tail = tail.unwrap_or(true);
+            let tail = config.flag("index_kpool_always_select_tail")?.unwrap_or(true);
             check("index_kpool_always_select_tail", tail, tail, "forebay knows true")?;
             IndexerShape {
                 heads: config.count("index_n_heads")?,
@@ -69,10 +68,13 @@ fn pools(config: &Config<'_>, key: &str, length: usize) -> Result<usize, ModelEr
 
 /// Returns the indexer of MiniMax-M3. Published models describe it in an object of its own, and transformers 5 does not.
 fn blocks(config: &Config<'_>) -> Result<IndexerShape, ModelError> {
-    let published = config.json.get(MINIMAX).map(|json| Config { json, family: config.family });
-    let count = |published_key: &str, key: &str| match &published {
-        Some(own) if own.json.get(published_key).is_some() => own.count(published_key),
-        _ => config.count(key),
+    let published = config.object(MINIMAX)?;
+    let count = |published_key: &str, key: &str| {
+        config.note(&[key]);
+        match &published {
+            Some(own) if own.set(published_key).is_some() => own.count(published_key),
+            _ => config.count(key),
+        }
     };
     let local = count("sparse_local_block", "index_local_blocks")?;
     check("index_local_blocks", local, local > 0, "forebay knows 1 and more")?;
@@ -92,7 +94,7 @@ pub(super) fn is_indexed(
     family: &Family,
     index: usize,
 ) -> Result<bool, ModelError> {
-    let types = config.json.get("layer_types").and_then(Value::as_array);
+    let types = config.list("layer_types")?;
     let kind = types.and_then(|types| types.get(index)).and_then(Value::as_str);
     let key = format!("layer_types of layer {index}");
     let fits = kind != Some("indexed_attention") || family.indexer.is_some();
@@ -100,6 +102,11 @@ pub(super) fn is_indexed(
     if family.indexer != Some(Indexers::Blocks) {
         return Ok(family.indexer.is_some());
     }
+    let published = config.object(MINIMAX)?;
+    let flag = match &published {
+        Some(own) => own.flag_of_layer("sparse_attention_freq", index)?,
+        None => None,
+    };
     if types.is_some() {
         return match kind {
             Some("minimax_m3_sparse") => Ok(true),
@@ -112,9 +119,7 @@ pub(super) fn is_indexed(
             }),
         };
     }
-    let Some(json) = config.json.get(MINIMAX) else { return Ok(false) };
-    let own = Config { json, family: config.family };
-    Ok(own.flag_of_layer("sparse_attention_freq", index)?.unwrap_or(false))
+    Ok(flag.unwrap_or(false))
 }
 
 /// Returns an error if layers share the choice of an earlier layer's indexer, as in later models of the family.
@@ -124,9 +129,12 @@ fn refuse_shared_choices(config: &Config<'_>) -> Result<(), ModelError> {
         Err(ModelError::BadValue { key: key.into(), value, expected: expected.into() })
     };
     let is_full = |kind: &Value| matches!(kind.as_str(), Some("full" | "F"));
-    for key in ["indexer_types", "index_topk_pattern"] {
-        let all_full = match config.json.get(key) {
-            None | Some(Value::Null) => continue,
+    let keys = ["indexer_types", "index_topk_pattern"];
+    config.note(&keys);
+    config.note(&["index_topk_freq"]);
+    for key in keys {
+        let all_full = match config.set(key) {
+            None => continue,
             Some(Value::String(pattern)) => pattern.bytes().all(|kind| kind == b'F'),
             Some(Value::Array(types)) => types.iter().all(is_full),
             Some(_) => false,

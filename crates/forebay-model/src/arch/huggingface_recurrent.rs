@@ -4,6 +4,7 @@ use serde_json::Value;
 
 use super::config::{Config, short};
 use super::families::Family;
+use super::huggingface_variants::has_number;
 use super::recurrent::{HeadOrder, Recurrent, StateRule};
 use crate::ModelError;
 
@@ -13,28 +14,35 @@ const KIMI: &str = "linear_attn_config";
 /// Returns true if layer `index` is recurrent. `layer_types` decides if it is present, then LFM2's list of layers with attention, then
 /// Kimi's lists of layers.
 pub(super) fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
-    if let Some(types) = config.json.get("layer_types").and_then(Value::as_array) {
-        return match types.get(index).and_then(Value::as_str) {
-            Some("linear_attention" | "mamba" | "conv") => Ok(true),
-            Some("full_attention" | "attention" | "indexed_attention") => Ok(false),
-            other => Err(ModelError::BadValue {
+    config.note(&["full_attention_interval"]);
+    let full = config.list("full_attn_idxs")?;
+    let lists = config.object(KIMI)?;
+    // These lists count from 1.
+    let is_in = |lists: &Config<'_>, key: &str| {
+        Ok::<_, ModelError>(lists.list(key)?.is_some_and(|list| has_number(list, index + 1)))
+    };
+    let in_lists = match &lists {
+        Some(lists) => Some((is_in(lists, "kda_layers")?, is_in(lists, "full_attn_layers")?)),
+        None => None,
+    };
+    match config.text_of_layer("layer_types", index)? {
+        None => {}
+        Some("linear_attention" | "mamba" | "conv") => return Ok(true),
+        Some("full_attention" | "attention" | "indexed_attention") => return Ok(false),
+        Some(other) => {
+            return Err(ModelError::BadValue {
                 key: format!("layer_types of layer {index}"),
-                value: other.unwrap_or("none").into(),
+                value: other.into(),
                 expected: "forebay knows linear_attention and full_attention for this family"
                     .into(),
-            }),
-        };
+            });
+        }
     }
-    if let Some(full) = config.json.get("full_attn_idxs").and_then(Value::as_array) {
-        return Ok(!full.iter().any(|item| item.as_u64() == Some(index as u64)));
+    if let Some(full) = full {
+        return Ok(!has_number(full, index));
     }
-    if let Some(lists) = config.json.get(KIMI) {
-        // These lists count from 1.
-        let is_in = |key: &str| {
-            let list = lists.get(key).and_then(Value::as_array);
-            list.is_some_and(|list| list.iter().any(|item| item.as_u64() == Some(index as u64 + 1)))
-        };
-        return match (is_in("kda_layers"), is_in("full_attn_layers")) {
+    if let Some(in_lists) = in_lists {
+        return match in_lists {
             (true, false) => Ok(true),
             (false, true) => Ok(false),
             (in_both, _) => Err(ModelError::BadValue {
@@ -98,7 +106,7 @@ pub(super) fn recurrent(
 
 /// Returns true if the sigmoid of the gate gates the output, and not its SiLU.
 fn has_sigmoid_gate(config: &Config<'_>) -> Result<bool, ModelError> {
-    match config.json.get("output_gate_type").and_then(Value::as_str) {
+    match config.text("output_gate_type")? {
         Some("sigmoid") => Ok(true),
         None | Some("silu" | "swish") => Ok(false),
         Some(other) => Err(ModelError::BadValue {
@@ -126,8 +134,10 @@ pub(super) fn one_blocks(config: &Config<'_>) -> Result<Vec<OneBlock>, ModelErro
         expected: "forebay knows Mamba-2 (M), attention (*), feed-forwards (-) and experts (E)"
             .into(),
     };
-    let list = ["layers_block_type", "layer_types"];
-    let list = list.iter().find_map(|key| config.json.get(*key).and_then(Value::as_array));
+    let [own, usual] = ["layers_block_type", "layer_types"].map(|key| config.list(key));
+    let list = own?.or(usual?);
+    let key = "hybrid_override_pattern";
+    let pattern = config.text(key)?;
     let blocks: Vec<OneBlock> = if let Some(list) = list {
         let block = |value: &Value| match value.as_str() {
             Some("linear_attention" | "mamba") => Ok(OneBlock::Recurrent),
@@ -138,8 +148,6 @@ pub(super) fn one_blocks(config: &Config<'_>) -> Result<Vec<OneBlock>, ModelErro
         };
         list.iter().map(block).collect::<Result<_, _>>()?
     } else {
-        let key = "hybrid_override_pattern";
-        let pattern = config.json.get(key).and_then(Value::as_str);
         let block = |letter: char| match letter {
             'M' => Ok(OneBlock::Recurrent),
             '*' => Ok(OneBlock::Attention),
@@ -164,7 +172,8 @@ pub(super) fn one_blocks(config: &Config<'_>) -> Result<Vec<OneBlock>, ModelErro
 fn mamba2(config: &Config<'_>) -> Result<Recurrent, ModelError> {
     check_step_limit(config)?;
     let heads = config.first_count(&["mamba_num_heads", "mamba_n_heads"])?;
-    let value_dim = match config.json.get("mamba_d_head") {
+    config.note(&["mamba_expand"]);
+    let value_dim = match config.set("mamba_d_head") {
         // The default is "auto".
         Some(Value::String(_)) => {
             let inner = config.count("hidden_size")?.saturating_mul(config.count("mamba_expand")?);
@@ -191,7 +200,7 @@ fn mamba2(config: &Config<'_>) -> Result<Recurrent, ModelError> {
 /// Refuses limits of the steps other than 0 and infinity.
 fn check_step_limit(config: &Config<'_>) -> Result<(), ModelError> {
     let key = "time_step_limit";
-    let Some(limit) = config.json.get(key).filter(|limit| !limit.is_null()) else { return Ok(()) };
+    let Some(limit) = config.set(key) else { return Ok(()) };
     // Transformers 5 writes an object for what JSON does not have.
     let is_infinite = |value: &Value| {
         let number = value.as_f64().is_some_and(|number| number as f32 == f32::INFINITY);
@@ -208,9 +217,9 @@ fn check_step_limit(config: &Config<'_>) -> Result<(), ModelError> {
 }
 
 fn kimi(config: &Config<'_>, family: &Family) -> Result<Recurrent, ModelError> {
-    let (heads, dim, convolution) = match config.json.get(KIMI) {
-        Some(json) => {
-            let own = Config { json, family: config.family };
+    config.note(&["linear_conv_kernel_dim", "linear_num_heads", "linear_head_dim"]);
+    let (heads, dim, convolution) = match config.object(KIMI)? {
+        Some(own) => {
             let convolution = own.count("short_conv_kernel_size")?;
             (own.count("num_heads")?, own.count("head_dim")?, convolution)
         }
@@ -227,9 +236,13 @@ fn kimi(config: &Config<'_>, family: &Family) -> Result<Recurrent, ModelError> {
 /// Returns the logarithm of the fastest decay, or 0 if there is none. `null` means the family's usual one, unless the configuration
 /// says that gates have none.
 fn decay_bound(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> {
-    let own = |key: &str| config.json.get(KIMI).and_then(|own| own.get(key));
-    let said = own("gate_lower_bound").or(config.json.get("linear_lower_bound"));
-    let is_safe = own("safe_gate").and_then(Value::as_bool).unwrap_or(true);
+    let own = config.object(KIMI)?;
+    let beside = config.get("linear_lower_bound");
+    let said = own.as_ref().and_then(|own| own.get("gate_lower_bound")).or(beside);
+    let is_safe = match &own {
+        Some(own) => own.flag("safe_gate")?.unwrap_or(true),
+        None => true,
+    };
     match said.filter(|said| !said.is_null()) {
         Some(said) => said.as_f64().map(|bound| bound as f32).ok_or_else(|| ModelError::BadValue {
             key: "gate_lower_bound".into(),

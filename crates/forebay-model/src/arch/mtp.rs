@@ -6,7 +6,7 @@
 
 use forebay_format::Catalog;
 
-use super::architecture::{Architecture, Layer, Mixer, Naming, NormLayout};
+use super::architecture::{Architecture, FeedForward, Layer, Mixer, Naming, NormLayout};
 use super::check::check;
 use super::families::{self, by_name};
 use super::mtp_shape::{Mtp, MtpForm, MtpNames};
@@ -85,7 +85,12 @@ pub(super) fn add_mtp(
         own_norm: has(own, "norm"),
         names: own,
     });
-    architecture.layers.push(Layer { attention, ..last });
+    let mut feed_forward = last.feed_forward.clone();
+    if let FeedForward::Experts(experts) = &mut feed_forward {
+        // Pruned models may have another number in this layer.
+        experts.count = names.routed_experts(catalog, layer).unwrap_or(experts.count);
+    }
+    architecture.layers.push(Layer { attention, feed_forward, ..last });
     Ok(())
 }
 

@@ -1,5 +1,7 @@
 //! Tensor names by role, for each naming scheme.
 
+use forebay_format::Catalog;
+
 use super::architecture::Naming;
 use super::families::Family;
 use super::mtp_shape::MtpNames;
@@ -263,5 +265,22 @@ impl Names {
     /// `expert`.
     pub fn expert(&self, layer: usize, expert: usize, role: &str) -> String {
         self.layer(layer, role).replace("{expert}", &expert.to_string())
+    }
+
+    /// Returns the number of experts for which the router of a layer `[experts, hidden]` has rows, if the files have one.
+    pub fn routed_experts(&self, catalog: &Catalog, layer: usize) -> Option<usize> {
+        let router = catalog.tensor(&self.layer(layer, "router"))?;
+        match router.shape[..] {
+            [experts, _] => usize::try_from(experts).ok(),
+            _ => None,
+        }
+    }
+
+    /// Returns the name that an expert's matrix has in GGUF files until 2024, which have a tensor for each expert of Mixtral. Returns
+    /// `None` for folders.
+    pub fn split_expert(&self, layer: usize, expert: usize, role: &str) -> Option<String> {
+        let stack = self.layer(layer, role);
+        let is_gguf = self.naming == Naming::Gguf && stack.contains("_exps.");
+        is_gguf.then(|| stack.replace("_exps.", &format!(".{expert}.")))
     }
 }

@@ -4,127 +4,258 @@ use forebay_compute::RopeScaling;
 use serde_json::Value;
 
 use super::architecture::RopeFactors;
-use super::config::Config;
+use super::config::{Config, ROTATIONS, short};
 use crate::ModelError;
 
 /// Key of the number of positions that a model was first trained for, before its rotation was scaled.
 const ORIGINAL_CONTEXT: &str = "original_max_position_embeddings";
 
+/// All parameters that some kind of rotation has. A kind takes no notice of those of others.
+const KNOWN: [&str; 22] = [
+    "rope_type",
+    "type",
+    "rope_theta",
+    "partial_rotary_factor",
+    "factor",
+    ORIGINAL_CONTEXT,
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "mscale",
+    "mscale_all_dim",
+    "attention_factor",
+    "truncate",
+    "alpha",
+    "short_factor",
+    "long_factor",
+    "short_mscale",
+    "long_mscale",
+    "attn_factor",
+    "extrapolation_factor",
+    "llama_4_scaling_beta",
+];
+
 /// Parameters of a rotation. They are in an object of their own, possibly with one object for each kind of layer
 /// (transformers 5), or beside the other keys.
-pub(super) struct Parameters<'a> {
-    own: Option<&'a Value>,
-    beside: &'a Value,
+pub(super) struct Parameters<'c, 'a> {
+    /// Objects with parameters. The first one that has a key decides.
+    own: Vec<Config<'a>>,
+    beside: &'c Config<'a>,
 }
 
-impl<'a> Parameters<'a> {
+impl<'c, 'a> Parameters<'c, 'a> {
     /// Returns the parameters for layers of kind `scope`, if each kind has its own.
-    pub fn of(config: &Config<'a>, scope: Option<&str>) -> Parameters<'a> {
-        let objects = ["rope_scaling", "rope_parameters"];
-        let mut found = objects.iter().filter_map(|key| config.json.get(*key));
-        let own = found.find(|value| value.is_object());
-        let own = own.map(|own| scope.and_then(|scope| own.get(scope)).unwrap_or(own));
-        Parameters { own, beside: config.json }
+    ///
+    /// # Errors
+    /// Returns an error if the parameters are no objects, or if two objects contradict each other.
+    pub fn of(
+        config: &'c Config<'a>,
+        scope: Option<&str>,
+    ) -> Result<Parameters<'c, 'a>, ModelError> {
+        let mut own = Vec::new();
+        for key in ROTATIONS {
+            let Some(object) = config.object(key)? else { continue };
+            let scoped = match scope {
+                Some(scope) => object.object(scope)?,
+                None => None,
+            };
+            own.push(scoped.unwrap_or(object));
+        }
+        own.iter().for_each(|own| own.note(&KNOWN));
+        // The parameters' own objects decide about these.
+        config.note(&["rope_theta", "partial_rotary_factor", ORIGINAL_CONTEXT]);
+        let parameters = Parameters { own, beside: config };
+        parameters.expect_agreement()?;
+        Ok(parameters)
+    }
+
+    fn expect_agreement(&self) -> Result<(), ModelError> {
+        let [first, second] = &self.own[..] else { return Ok(()) };
+        for key in KNOWN.into_iter().filter(|key| *key != "type") {
+            let (Some(one), Some(other)) = (first.set(key), second.set(key)) else { continue };
+            if one != other && one.as_f64().is_none_or(|number| other.as_f64() != Some(number)) {
+                return Err(ModelError::BadValue {
+                    key: format!("{key} of {}", ROTATIONS[0]),
+                    value: short(one),
+                    expected: format!("{} says {}", ROTATIONS[1], short(other)),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns a value of the parameters' own objects.
+    fn own(&self, key: &str) -> Option<&'a Value> {
+        self.own.iter().find_map(|own| own.set(key))
     }
 
     /// Returns the kind of scaling, if it is given.
-    fn kind(&self) -> Option<&'a str> {
-        let own = self.own?;
-        own.get("rope_type").or_else(|| own.get("type")).and_then(Value::as_str)
+    fn kind(&self) -> Result<Option<&'a str>, ModelError> {
+        for own in &self.own {
+            let [new, old] = ["rope_type", "type"].map(|key| own.text(key));
+            if let Some(kind) = new?.or(old?) {
+                return Ok(Some(kind));
+            }
+        }
+        Ok(None)
     }
 
     /// Returns true if a share of the pairs of each head rotates, with the frequencies that these would have if all did.
-    pub fn is_proportional(&self) -> bool {
-        self.kind() == Some("proportional")
+    pub fn is_proportional(&self) -> Result<bool, ModelError> {
+        Ok(self.kind()? == Some("proportional"))
     }
 
-    pub fn float(&self, key: &str) -> Option<f64> {
-        let of = |value: &Value| value.get(key).and_then(Value::as_f64);
-        self.own.and_then(of).or_else(|| of(self.beside))
+    pub fn float(&self, key: &str) -> Result<Option<f64>, ModelError> {
+        let own = self.own.iter().find(|own| own.set(key).is_some());
+        own.unwrap_or(self.beside).float(key)
     }
 
     fn needed(&self, key: &str) -> Result<f64, ModelError> {
-        self.float(key).ok_or_else(|| ModelError::MissingKey {
+        self.float(key)?.ok_or_else(|| ModelError::MissingKey {
             source_name: "config.json (rope scaling)".into(),
             key: key.into(),
             family: "a",
         })
     }
 
-    /// Returns the factor that stretches the base of the rotation once for all lengths, with a fixed `alpha` (Hunyuan).
-    pub fn base_factor(&self, rotary_dim: usize) -> f64 {
-        let dim = rotary_dim as f64;
-        self.alpha().map_or(1.0, |alpha| alpha.powf(dim / (dim - 2.0)))
+    /// Returns the number of positions that the model was first trained for. Configurations that do not say it mean all positions.
+    fn original_context(&self) -> Result<f64, ModelError> {
+        match self.float(ORIGINAL_CONTEXT)? {
+            Some(positions) => Ok(positions),
+            None => self.needed("max_position_embeddings"),
+        }
     }
 
-    fn alpha(&self) -> Option<f64> {
-        let own = self.own.filter(|_| self.kind() == Some("dynamic"))?;
-        own.get("alpha").and_then(Value::as_f64)
+    /// Returns the factor that stretches the base of the rotation once for all lengths, with a fixed `alpha` (Hunyuan).
+    pub fn base_factor(&self, rotary_dim: usize) -> Result<f64, ModelError> {
+        let dim = rotary_dim as f64;
+        Ok(self.alpha()?.map_or(1.0, |alpha| alpha.powf(dim / (dim - 2.0))))
+    }
+
+    fn alpha(&self) -> Result<Option<f64>, ModelError> {
+        match self.own("alpha") {
+            Some(_) if self.kind()? == Some("dynamic") => self.float("alpha"),
+            _ => Ok(None),
+        }
+    }
+
+    /// Refuses parameters that have an effect and that no known rotation has.
+    fn expect_known(&self) -> Result<(), ModelError> {
+        for (key, neutral) in
+            [("attn_factor", 1.0), ("extrapolation_factor", 1.0), ("llama_4_scaling_beta", 0.0)]
+        {
+            let said = match self.own(key) {
+                Some(_) => self.float(key)?,
+                None => None,
+            };
+            if let Some(value) = said.filter(|value| *value != neutral) {
+                return Err(ModelError::BadValue {
+                    key: format!("{key} of the rotation"),
+                    value: value.to_string(),
+                    expected: format!("forebay knows {neutral}"),
+                });
+            }
+        }
+        Ok(())
     }
 
     pub fn scaling(&self) -> Result<RopeScaling, ModelError> {
-        let Some(own) = self.own else { return Ok(RopeScaling::None) };
-        match self.kind().unwrap_or("default") {
-            "default" => Ok(RopeScaling::None),
-            // The base is stretched instead.
-            "dynamic" if self.alpha().is_some() => Ok(RopeScaling::None),
-            "proportional" => Ok(match self.own.and_then(|own| own.get("factor")) {
-                Some(_) => RopeScaling::Linear { factor: self.needed("factor")? },
-                None => RopeScaling::None,
+        self.expect_known()?;
+        let has_factor = self.own("factor").is_some();
+        let Some(kind) = self.kind()? else {
+            let factor = if has_factor { self.float("factor")? } else { None };
+            return match factor.filter(|factor| *factor != 1.0) {
+                None => Ok(RopeScaling::None),
+                Some(factor) => Err(ModelError::BadValue {
+                    key: "factor of the rotation".into(),
+                    value: factor.to_string(),
+                    expected: "rope_type must say what it scales, such as linear".into(),
+                }),
+            };
+        };
+        match kind {
+            // Positions of text are the same in all sections of `mrope`.
+            "default" | "mrope" => Ok(RopeScaling::None),
+            // With a fixed `alpha`, the base is stretched instead. Without it, the base is stretched for positions beyond those that
+            // the model was trained for, and no context has such.
+            "dynamic" => Ok(RopeScaling::None),
+            "proportional" => Ok(match has_factor {
+                true => RopeScaling::Linear { factor: self.needed("factor")? },
+                false => RopeScaling::None,
             }),
             "linear" => Ok(RopeScaling::Linear { factor: self.needed("factor")? }),
             "llama3" => Ok(RopeScaling::Llama3 {
                 factor: self.needed("factor")?,
                 low_freq_factor: self.needed("low_freq_factor")?,
                 high_freq_factor: self.needed("high_freq_factor")?,
-                original_context: self.needed(ORIGINAL_CONTEXT)?,
+                original_context: self.original_context()?,
             }),
-            "yarn" => {
-                let factor = self.needed("factor")?;
-                let magnitudes = (self.float("mscale"), self.float("mscale_all_dim"));
-                let magnitude = match magnitudes {
-                    (Some(own), Some(all)) if own != 0.0 && all != 0.0 => {
-                        Some(RopeScaling::yarn_magnitude(factor, own, all))
-                    }
-                    _ => self.float("attention_factor"),
-                };
-                Ok(RopeScaling::Yarn {
-                    factor,
-                    original_context: self.needed(ORIGINAL_CONTEXT)?,
-                    beta_fast: self.float("beta_fast").unwrap_or(32.0),
-                    beta_slow: self.float("beta_slow").unwrap_or(1.0),
-                    truncate: own.get("truncate").and_then(Value::as_bool).unwrap_or(true),
-                    magnitude,
-                })
-            }
+            "yarn" => self.yarn(),
             "longrope" | "su" => self.long_rope(),
             other => Err(ModelError::BadValue {
                 key: "rope_type".into(),
                 value: other.into(),
                 expected:
-                    "forebay knows default, linear, llama3, yarn, longrope, proportional and dynamic with alpha"
+                    "forebay knows default, linear, llama3, yarn, longrope, proportional and dynamic"
                         .into(),
             }),
         }
+    }
+
+    fn yarn(&self) -> Result<RopeScaling, ModelError> {
+        let original_context = self.original_context()?;
+        let factor = match self.float("factor")? {
+            Some(factor) => factor,
+            None if self.float(ORIGINAL_CONTEXT)?.is_some() => {
+                self.needed("max_position_embeddings")? / original_context
+            }
+            None => self.needed("factor")?,
+        };
+        let magnitudes = (self.float("mscale")?, self.float("mscale_all_dim")?);
+        let magnitude = match (self.float("attention_factor")?, magnitudes) {
+            (Some(said), _) => Some(said),
+            (None, (Some(own), Some(all))) if own != 0.0 && all != 0.0 => {
+                Some(RopeScaling::yarn_magnitude(factor, own, all))
+            }
+            _ => None,
+        };
+        let truncate = match self.own.iter().find(|own| own.set("truncate").is_some()) {
+            Some(own) => own.flag("truncate")?,
+            None => None,
+        };
+        // 0 stands for the usual numbers, as in transformers.
+        let beta = |key: &str, usual: f64| {
+            let said = self.float(key)?.filter(|beta| *beta != 0.0);
+            Ok::<_, ModelError>(said.unwrap_or(usual))
+        };
+        Ok(RopeScaling::Yarn {
+            factor,
+            original_context,
+            beta_fast: beta("beta_fast", 32.0)?,
+            beta_slow: beta("beta_slow", 1.0)?,
+            truncate: truncate.unwrap_or(true),
+            magnitude,
+        })
     }
 
     /// Returns LongRoPE's scaling. The context of such a model is `factor` times the original one. Configurations have
     /// the original context in one of two places; otherwise it is the whole context.
     fn long_rope(&self) -> Result<RopeScaling, ModelError> {
         let whole = self.needed("max_position_embeddings")?;
-        let beside = self.beside.get(ORIGINAL_CONTEXT).and_then(Value::as_f64);
-        let original = self.float(ORIGINAL_CONTEXT).unwrap_or(whole);
+        let beside = self.beside.float(ORIGINAL_CONTEXT)?;
+        let original = self.original_context()?;
         let stretched = whole / original;
         let factor = match beside {
             Some(_) => stretched,
-            None => self.float("factor").unwrap_or(stretched),
+            None => self.float("factor")?.unwrap_or(stretched),
         };
-        let said = self.float("attention_factor");
+        let said = self.float("attention_factor")?;
         let usual = said.unwrap_or_else(|| RopeScaling::long_rope_magnitude(factor, original));
         Ok(RopeScaling::LongRope {
             original_context: original,
-            short_magnitude: self.float("short_mscale").unwrap_or(usual),
-            long_magnitude: self.float("long_mscale").unwrap_or(usual),
+            short_magnitude: self.float("short_mscale")?.unwrap_or(usual),
+            long_magnitude: self.float("long_mscale")?.unwrap_or(usual),
         })
     }
 
@@ -137,7 +268,7 @@ impl<'a> Parameters<'a> {
                     "it must be a list of {pairs} numbers, one for each pair that rotates"
                 ),
             };
-            let list = self.own.and_then(|own| own.get(key)).and_then(Value::as_array);
+            let list = self.own(key).and_then(Value::as_array);
             let list = list.ok_or_else(|| refused("no list".into()))?;
             let numbers: Vec<f32> =
                 list.iter().filter_map(Value::as_f64).map(|value| value as f32).collect();

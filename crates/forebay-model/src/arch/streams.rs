@@ -1,7 +1,6 @@
 //! Residual streams beside each other (hyper-connections).
 
 use forebay_compute::{STREAMS_MAX, StreamShape};
-use serde_json::Value;
 
 use super::architecture::{Architecture, NormLayout};
 use super::check::{check, check_size};
@@ -84,14 +83,14 @@ pub(super) fn of_huggingface(
     family: &Family,
 ) -> Result<Option<Streams>, ModelError> {
     let Some(form) = family.streams else { return Ok(None) };
-    let mixes = config.json.get("mhc").and_then(Value::as_bool).unwrap_or(true);
+    let mixes = config.flag("mhc")?.unwrap_or(true);
     check("mhc", mixes, mixes, "forebay knows this family with hyper-connections")?;
     Ok(Some(match form {
         StreamForm::Mixed(end) => Streams {
             count: config.count("hc_mult")?,
             rule: StreamRule::Mixed {
                 iterations: config.count("hc_sinkhorn_iters")?,
-                epsilon: config.float("hc_eps").ok_or_else(|| config.missing("hc_eps"))? as f32,
+                epsilon: config.float("hc_eps")?.ok_or_else(|| config.missing("hc_eps"))? as f32,
                 end,
             },
         },
@@ -111,7 +110,7 @@ pub(super) fn of_gguf(keys: &Keys<'_>, family: &Family) -> Result<Option<Streams
             count: keys.count("hyper_connection.count")?,
             rule: StreamRule::Mixed {
                 iterations: keys.count("hyper_connection.sinkhorn_iterations")?,
-                epsilon: keys.optional_float(epsilon).ok_or_else(|| keys.missing(epsilon))?,
+                epsilon: keys.optional_float(epsilon)?.ok_or_else(|| keys.missing(epsilon))?,
                 end,
             },
         })),

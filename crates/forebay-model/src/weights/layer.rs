@@ -353,8 +353,7 @@ impl LayerBuilder<'_> {
         let router_bias = self.vector(tensors, "router_bias", experts.bias.then_some(count))?;
         let corrected = experts.correction_bias.then_some(count);
         let name = self.name("correction_bias");
-        let correction_bias =
-            corrected.map(|count| tensors.vector_or_row(&name, count)).transpose()?;
+        let correction_bias = corrected.map(|count| tensors.vector(&name, count)).transpose()?;
         let by_token = match experts.by_token {
             true => Some(self.experts_of_tokens(tensors, experts)?),
             false => None,
@@ -365,7 +364,7 @@ impl LayerBuilder<'_> {
         };
         let hidden = self.architecture.hidden;
         let shared_scale = match experts.shared_gate && experts.shared_width > 0 {
-            true => Some(tensors.vector_or_row(&self.name("shared_scale"), hidden)?),
+            true => Some(tensors.vector(&self.name("shared_scale"), hidden)?),
             false => None,
         };
         let scales = experts.expert_scales.then_some(count);
@@ -449,7 +448,11 @@ impl LayerBuilder<'_> {
         let mut blocks = vec![Block::default(); experts.count];
         let mut parts = Vec::with_capacity(3);
         for (part, &(role, rows, cols)) in roles.iter().enumerate() {
-            let name_of = |expert: usize| self.names.expert(self.index, expert, role);
+            let is_split = tensors.optional(&self.names.expert(self.index, 0, role)).is_none();
+            let name_of = |expert: usize| match self.names.split_expert(self.index, expert, role) {
+                Some(name) if is_split => name,
+                _ => self.names.expert(self.index, expert, role),
+            };
             if tensors.is_quantized(&name_of(0)) {
                 let of = quantized::experts(tensors, &name_of, &mut blocks, rows, cols)?;
                 parts.push(of);

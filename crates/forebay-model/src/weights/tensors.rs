@@ -206,9 +206,15 @@ impl<'a> Tensors<'a> {
         entries.map(|entry| tensor.outer_slice(entry, 1).ok_or_else(wrong)).collect()
     }
 
-    /// Reads a vector and widens it to f32.
+    /// Reads a vector and widens it to f32. It may be stored with more dimensions, all but one of which are 1.
     pub fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
-        self.floats(name, &[length as u64])
+        let shape = &self.find(name)?.shape;
+        let is_line = shape.iter().filter(|dim| **dim != 1).count() <= 1;
+        let fits = is_line && shape.iter().product::<u64>() == length as u64;
+        match fits {
+            true => self.floats(name, &shape.clone()),
+            false => self.floats(name, &[length as u64]),
+        }
     }
 
     /// Returns the weights of a norm that has none in the file.
@@ -222,15 +228,6 @@ impl<'a> Tensors<'a> {
         let tensor = self.find(name)?;
         match tensor.elements() == length as u64 {
             true => self.floats(name, &tensor.shape),
-            false => self.vector(name, length),
-        }
-    }
-
-    /// Reads a vector that may be stored as a matrix of one row.
-    pub fn vector_or_row(&mut self, name: &str, length: usize) -> Result<Vec<f32>, ModelError> {
-        let is_row = self.find(name)?.shape.len() == 2;
-        match is_row {
-            true => self.rows(name, 1, length),
             false => self.vector(name, length),
         }
     }

@@ -27,6 +27,7 @@ pub(super) static MESSAGE: Form = Form {
         honoured("reasoning_content", Kind::Text, r#""Hm.""#),
         alias("reasoning", "reasoning_content", Kind::Text, r#""Hm.""#),
         honoured("refusal", Kind::Text, r#""No.""#),
+        honoured("prefix", Kind::Flag, "false"),
         honoured(
             "function_call",
             Kind::Object(&FUNCTION_CALL),
@@ -151,6 +152,7 @@ static CHOSEN: Tagged = Tagged {
     variants: &[
         ("function", Variant::Form(&CHOSEN_FUNCTION)),
         ("tool", Variant::Form(&CHOSEN_FUNCTION)),
+        ("custom", Variant::Form(&CHOSEN_FUNCTION)),
         ("allowed_tools", Variant::Form(&ALLOWED)),
         ("none", Variant::Form(&NOTHING)),
         ("auto", Variant::Form(&NOTHING)),
@@ -200,8 +202,11 @@ static ALLOWED_TOOL: Tagged = Tagged {
     name: "AllowedTool",
     tag: "type",
     default: Some("function"),
-    variants: &[("function", Variant::Form(&CHOSEN_FUNCTION))],
-    others: Variant::LeftOut("this server offers functions only"),
+    variants: &[
+        ("function", Variant::Form(&CHOSEN_FUNCTION)),
+        ("custom", Variant::Form(&CHOSEN_FUNCTION)),
+    ],
+    others: Variant::LeftOut("this server offers functions and custom tools only"),
 };
 
 /// Tools in the form from before `tools`.

@@ -101,13 +101,8 @@ static CHAT_OWN: [Field; 32] = [
     refused("thinking_forced_open", "true", TEMPLATE_IS_FIXED),
     refused_unless("parse_tool_calls", &["true"], "false", "calls are always parsed"),
     harmless("parse_response", "true", "answers are always parsed"),
-    refused("continue_final_message", "true", "a last message of the assistant is not continued"),
-    refused_unless(
-        "add_generation_prompt",
-        &["true"],
-        "false",
-        "the answer is always a new message",
-    ),
+    honoured("continue_final_message", Kind::Flag, "false"),
+    honoured("add_generation_prompt", Kind::Flag, "true"),
 ];
 
 /// Amount of reasoning as OpenRouter names it.

@@ -103,10 +103,8 @@ static TOOL: Tagged = Tagged {
     name: "ResponsesTool",
     tag: "type",
     default: Some("function"),
-    variants: &[("function", Variant::Form(&FUNCTION))],
-    others: Variant::LeftOut(
-        "only OpenAI's servers run tools that are no functions, and clients send them to every model",
-    ),
+    variants: &[("function", Variant::Form(&FUNCTION)), ("custom", Variant::Form(&CUSTOM))],
+    others: Variant::LeftOut("only OpenAI's servers run it, and clients send it to every model"),
 };
 
 static FUNCTION: Form = Form {
@@ -119,6 +117,29 @@ static FUNCTION: Form = Form {
         harmless("strict", "true", STRICT),
         harmless("defer_loading", "true", "all tools are in the prompt"),
         harmless("output_schema", "{}", "chat templates have no place for it"),
+    ]],
+};
+
+/// A tool whose input is a text.
+static CUSTOM: Form = Form {
+    name: "ResponsesCustomTool",
+    paths: &[],
+    groups: &[&[
+        required("name", Kind::Text, r#""patch""#),
+        honoured("description", Kind::Text, r#""Patches.""#),
+        honoured("format", Kind::Object(&CUSTOM_FORMAT), r#"{"type":"text"}"#),
+        harmless("defer_loading", "true", "all tools are in the prompt"),
+    ]],
+};
+
+/// What the input of a custom tool looks like. A grammar is shown to the model.
+static CUSTOM_FORMAT: Form = Form {
+    name: "ResponsesCustomFormat",
+    paths: &[],
+    groups: &[&[
+        required("type", Kind::Word(&["text", "grammar"]), r#""text""#),
+        honoured("syntax", Kind::Word(&["lark", "regex"]), r#""lark""#),
+        honoured("definition", Kind::Text, r#""start: \"a\"""#),
     ]],
 };
 

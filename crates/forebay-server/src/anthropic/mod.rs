@@ -16,10 +16,12 @@ use forebay_requests::{Choice, Piece, Update, Wanted};
 use serde_json::{Value, json};
 
 use self::request::request;
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::Received;
+use crate::caller::Caller;
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, Lease};
+use crate::remarks;
 use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
@@ -44,20 +46,23 @@ pub fn error_body(error: &ApiError) -> Value {
 /// `POST /v1/messages/count_tokens`.
 pub async fn count_tokens(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let prepare = move || {
         let (_, wanted) = request(&body)?;
-        let entry = app.models.entry(wanted.model.as_deref())?;
-        Ok(app.models.text(&entry)?.prepare(wanted, None)?)
+        let entry = own.models.entry(wanted.model.as_deref())?;
+        Ok(own.models.text(&entry)?.prepare(wanted, None)?)
     };
-    let prepared = app::work(prepare).await?;
+    let prepared = app.prepare(&caller, prepare).await?;
     Ok(Json(json!({ "input_tokens": prepared.request.prompt.len() })))
 }
 
 /// `POST /v1/messages`.
 pub async fn messages(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
     let own = app.clone();
@@ -69,29 +74,34 @@ pub async fn messages(
         }
         Ok((entry, wanted))
     };
-    let (entry, wanted) = app::work(read).await?;
+    let (entry, wanted) = app.work(&caller, read).await?;
     Ok(match wanted.stream {
         true => {
             let failed: fn(&ApiError, &mut String) =
                 |error, out| stream::event("error", &error_body(error), out);
-            stream::with_pings(app.ping, begin(app.clone(), entry, wanted), failed).await?
+            stream::with_pings(app.ping, begin(app.clone(), caller, entry, wanted), failed).await?
         }
-        false => begin(app, entry, wanted).await?,
+        false => begin(app, caller, entry, wanted).await?,
     })
 }
 
 /// Begins a stream, or returns the whole answer.
-async fn begin(app: Arc<App>, entry: Entry, wanted: Wanted) -> Result<Response, ApiError> {
+async fn begin(
+    app: Arc<App>,
+    caller: Caller,
+    entry: Entry,
+    wanted: Wanted,
+) -> Result<Response, ApiError> {
     let (streams, stops, statistics) = (wanted.stream, wanted.stops.clone(), wanted.statistics);
-    let lease = app.models.get(entry, None).await?;
-    let prepared = app::prepare(&lease, wanted).await?;
+    let lease = app.models.get(&caller, entry, None).await?;
+    let prepared = app.prepared(&caller, &lease, wanted).await?;
     let input_tokens = prepared.request.prompt.len();
-    let answers = Answers::start(&lease, &prepared).await?;
+    let answers = Answers::start(&caller, &lease, &prepared).await?;
     let unique = stream::unique();
     if streams {
         let (index, open, ended) = (0, None, false);
         let events = Events { lease, unique, stops, input_tokens, statistics, index, open, ended };
-        return Ok(stream::response(answers, events, app.ping));
+        return Ok(remarks::add(&prepared.remarks, stream::response(answers, events, app.ping)));
     }
     let choices = answers.all().await?;
     let choice = choices.first().ok_or_else(ApiError::stopped)?;
@@ -101,7 +111,7 @@ async fn begin(app: Arc<App>, entry: Entry, wanted: Wanted) -> Result<Response, 
     if statistics {
         answer["statistics"] = statistics::of(&lease, choice);
     }
-    Ok(Json(answer).into_response())
+    Ok(remarks::add(&prepared.remarks, Json(answer).into_response()))
 }
 
 /// Returns an answer without content.

@@ -12,7 +12,8 @@ use sha2::{Digest as _, Sha256};
 
 use super::lines::{Line, Place, Url};
 use super::record::Batch;
-use crate::app::{self, App};
+use crate::app::App;
+use crate::caller::Caller;
 use crate::embeddings;
 use crate::error::ApiError;
 use crate::files::read_at;
@@ -35,6 +36,8 @@ const TRIES_MOST: u32 = 5;
 /// The requests of a batch.
 pub struct Requests {
     app: Arc<App>,
+    /// Who made the batch.
+    owner: String,
     input: Arc<File>,
     places: Vec<Place>,
     id: String,
@@ -48,6 +51,7 @@ impl Requests {
     pub fn new(app: Arc<App>, batch: &Batch, input: File, places: Vec<Place>) -> Requests {
         Requests {
             app,
+            owner: batch.owner.clone(),
             input: Arc::new(input),
             places,
             id: batch.id.clone(),
@@ -66,16 +70,18 @@ impl Requests {
     /// Returns the number of a request and its line of the output.
     pub async fn answer(&self, number: usize) -> (usize, Value) {
         let unique = unique(&self.id, number);
-        let line = match read_line(&self.input, self.places[number], self.url).await {
-            Ok(line) => Arc::new(line),
-            Err(error) => {
-                let lost = Line { custom_id: String::new(), url: self.url, body: Value::Null };
-                return (number, lost.answered(&unique, 500, openai::error_body(&error)));
-            }
-        };
+        let caller = self.app.rules.caller_of_batch(&self.owner);
+        let line =
+            match read_line(&self.app, &caller, &self.input, self.places[number], self.url).await {
+                Ok(line) => Arc::new(line),
+                Err(error) => {
+                    let lost = Line { custom_id: String::new(), url: self.url, body: Value::Null };
+                    return (number, lost.answered(&unique, 500, openai::error_body(&error)));
+                }
+            };
         let mut tries = 0;
         loop {
-            let error = match self.run(number, &line, &unique).await {
+            let error = match self.run(&caller, number, &line, &unique).await {
                 Ok(body) => return (number, line.answered(&unique, 200, body)),
                 Err(error) => error,
             };
@@ -97,23 +103,29 @@ impl Requests {
     }
 
     /// Runs a request, and returns the body of its answer.
-    async fn run(&self, number: usize, line: &Arc<Line>, unique: &str) -> Result<Value, ApiError> {
+    async fn run(
+        &self,
+        caller: &Caller,
+        number: usize,
+        line: &Arc<Line>,
+        unique: &str,
+    ) -> Result<Value, ApiError> {
         let Some(endpoint) = line.url.endpoint() else {
-            return embeddings::answer(&self.app, line.body.clone(), PRIORITY).await;
+            return embeddings::answer(&self.app, caller, line.body.clone(), PRIORITY).await;
         };
         let (own, of) = (self.app.clone(), line.clone());
         let wanted = move || {
             let wanted = of.wanted(endpoint)?;
             Ok((own.models.entry(wanted.model.as_deref())?, wanted))
         };
-        let (entry, wanted) = app::work(wanted).await?;
-        let lease = self.app.models.get(entry, None).await?;
+        let (entry, wanted) = self.app.work(caller, wanted).await?;
+        let lease = self.app.models.get(caller, entry, None).await?;
         self.note_places(&lease);
         let (own, seed) = (lease.clone(), self.seed(number));
-        let mut prepared =
-            app::work(move || Ok(own.text.prepare_with(wanted, Some(own.context), seed)?)).await?;
+        let prepare = move || Ok(own.text.prepare_with(wanted, Some(own.context), seed)?);
+        let mut prepared = self.app.prepare(caller, prepare).await?;
         prepared.request.priority = PRIORITY;
-        let choices = Answers::start(&lease, &prepared).await?.all().await?;
+        let choices = Answers::start(caller, &lease, &prepared).await?.all().await?;
         let identity = Identity { unique, created: self.created, model: &lease.name };
         Ok(answer::whole(endpoint, &identity, &choices))
     }
@@ -138,9 +150,15 @@ pub fn unique(batch: &str, number: usize) -> String {
 }
 
 /// Reads a line of the input.
-async fn read_line(input: &Arc<File>, place: Place, url: Url) -> Result<Line, ApiError> {
+async fn read_line(
+    app: &App,
+    caller: &Caller,
+    input: &Arc<File>,
+    place: Place,
+    url: Url,
+) -> Result<Line, ApiError> {
     let input = input.clone();
-    app::work(move || line_at(&input, place, url)).await
+    app.work(caller, move || line_at(&input, place, url)).await
 }
 
 /// Reads a line of the input, which was read before.

@@ -11,6 +11,7 @@ use std::io::{
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use forebay_engine::reached;
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -103,6 +104,7 @@ impl Journal {
         journal.file.set_len(0).map_err(failed)?;
         journal.write(line.as_bytes())?;
         journal.file.sync_all().map_err(failed)?;
+        reached("journal begun");
         Ok(journal)
     }
 
@@ -150,6 +152,7 @@ impl Journal {
         let place = (self.end + start.len() as u64, text.len());
         self.write((start + &text + "\n").as_bytes())?;
         self.answers[number] = Some(place);
+        reached("answer added");
         if self.synced.elapsed() >= SYNC_EVERY {
             self.synced = Instant::now();
             self.file.sync_data().map_err(|source| self.failed(source))?;
@@ -207,7 +210,9 @@ impl Journal {
     /// # Errors
     /// Returns an error if the file cannot be removed.
     pub fn remove(self) -> Result<(), JournalError> {
-        std::fs::remove_file(&self.path).map_err(|source| self.failed(source))
+        std::fs::remove_file(&self.path).map_err(|source| self.failed(source))?;
+        reached("journal removed");
+        Ok(())
     }
 }
 

@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::HeaderMap;
 use forebay_requests::fields::BATCH;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -25,6 +24,7 @@ use self::record::{Counts, Status, Times};
 pub use self::run::{answers_of, run};
 use crate::app::App;
 use crate::body::{Received, read};
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::files::{self, Disk, ListQuery, on_disk};
 use crate::openai::Failure;
@@ -141,54 +141,57 @@ fn check_metadata(metadata: &Map<String, Value>) -> Result<(), ApiError> {
 /// `POST /v1/batches`.
 pub async fn create(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
+    let own = caller.clone();
     let create = move |disk: &Arc<Disk>| {
         let body: Body = read(&BATCH, &body)?;
-        let batch = body.batch(files::owner(&headers), disk.next_order())?;
+        let batch = body.batch(own.owner().to_owned(), disk.next_order())?;
         Ok(disk.add_batch(batch)?.object())
     };
-    Ok(Json(on_disk(&app, create).await?))
+    Ok(Json(on_disk(&app, &caller, create).await?))
 }
 
 /// `GET /v1/batches`.
 pub async fn list(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     query: ListQuery,
 ) -> Result<Json<Value>, Failure> {
+    let own = caller.clone();
     let page = move |disk: &Arc<Disk>| {
-        let batches = disk.batches(&files::owner(&headers));
+        let batches = disk.batches(own.owner());
         let batches = batches.iter().map(|batch| (batch.id.clone(), batch.object())).collect();
         query.page(batches, PAGE_USUAL, PAGE_MOST)
     };
-    Ok(Json(on_disk(&app, page).await?))
+    Ok(Json(on_disk(&app, &caller, page).await?))
 }
 
 /// `GET /v1/batches/{id}`.
 pub async fn get(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, Failure> {
-    let find = move |disk: &Arc<Disk>| Ok(disk.batch(&files::owner(&headers), &id)?.object());
-    Ok(Json(on_disk(&app, find).await?))
+    let own = caller.clone();
+    let find = move |disk: &Arc<Disk>| Ok(disk.batch(own.owner(), &id)?.object());
+    Ok(Json(on_disk(&app, &caller, find).await?))
 }
 
 /// `POST /v1/batches/{id}/cancel`.
 pub async fn cancel(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, Failure> {
+    let own = caller.clone();
     let cancel = move |disk: &Arc<Disk>| {
-        let owner = files::owner(&headers);
-        disk.batch(&owner, &id)?;
+        disk.batch(own.owner(), &id)?;
         disk.change(&id, Batch::cancel)?;
-        Ok(disk.batch(&owner, &id)?.object())
+        Ok(disk.batch(own.owner(), &id)?.object())
     };
-    Ok(Json(on_disk(&app, cancel).await?))
+    Ok(Json(on_disk(&app, &caller, cancel).await?))
 }
 
 #[cfg(test)]

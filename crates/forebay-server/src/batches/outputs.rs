@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use forebay_engine::reached;
+
 use super::answer::{line_at, unique};
 use super::lines::is_error;
 use super::record::{Batch, Status};
@@ -62,13 +64,16 @@ pub fn write(disk: &Arc<Disk>, batch: &Batch) -> Result<(), ApiError> {
         Ok(Some(disk.keep(file, naming)?.id))
     };
     let output = keep(answers, &batch.outputs[0], "output")?;
+    reached("batch output kept");
     let error = keep(errors, &batch.outputs[1], "error")?;
+    reached("batch outputs kept");
     disk.change(&batch.id, |batch| {
         (batch.output_file_id, batch.error_file_id) = (output, error);
         (batch.counts.completed, batch.counts.failed) = counts;
         batch.finish();
         Ok(())
     })?;
+    reached("batch finished");
     let bytes = journal.bytes();
     journal.remove()?;
     disk.folder.release(&batch.owner, bytes);

@@ -3,7 +3,7 @@
 //! The state of a batch and its answers are on the disk before anything else happens, so that a batch goes on after the server
 //! was killed. A request that was running then is answered again, with the same seed.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::BufReader;
 use std::path::Path;
@@ -21,8 +21,7 @@ use super::journal::{Journal, JournalError};
 use super::lines::{Place, Unusable, is_error, scan};
 use super::outputs;
 use super::record::{Batch, Problem, Status};
-use crate::access;
-use crate::app::{self, App};
+use crate::app::App;
 use crate::error::ApiError;
 use crate::files::{Disk, StoreError};
 use crate::stream;
@@ -49,15 +48,17 @@ type Running = Pin<Box<dyn Future<Output = String> + Send>>;
 /// Runs all batches until the server ends.
 pub async fn run(app: Arc<App>) {
     let mut changed = app.storage.watch();
-    let own = app.clone();
-    let opened = app::work(move || {
+    let (own, server) = (app.clone(), app.rules.server_itself());
+    let opened = app.work(&server, move || {
         own.storage.open_existing();
         Ok(())
     });
     // The error of a panic is logged.
     let _ = opened.await;
     let mut running: FuturesUnordered<Running> = FuturesUnordered::new();
-    let mut names: HashSet<String> = HashSet::new();
+    // The owner of each batch that runs.
+    let mut names: HashMap<String, String> = HashMap::new();
+    let several = app.rules.keys.count() > 1;
     loop {
         changed.mark_unchanged();
         let own = app.clone();
@@ -67,10 +68,12 @@ pub async fn run(app: Arc<App>) {
                 (disk.unfinished(), disk)
             }))
         };
-        if let Ok(Some((batches, disk))) = app::work(look).await {
+        if let Ok(Some((batches, disk))) = app.work(&server, look).await {
             for batch in batches {
-                let waits = names.len() >= BATCHES_MOST && batch.status != Status::Cancelling;
-                if !waits && names.insert(batch.id.clone()) {
+                let waits =
+                    batch.status != Status::Cancelling && !may_run(&names, &batch.owner, several);
+                if !waits && !names.contains_key(&batch.id) {
+                    names.insert(batch.id.clone(), batch.owner.clone());
                     let (app, disk) = (app.clone(), disk.clone());
                     running.push(Box::pin(advance(app, disk, batch.id)));
                 }
@@ -84,16 +87,24 @@ pub async fn run(app: Arc<App>) {
     }
 }
 
+/// Returns true if one more batch of this owner may run. Owners have as many as are left for others, if there are others.
+fn may_run(running: &HashMap<String, String>, owner: &str, has_several_owners: bool) -> bool {
+    let left = BATCHES_MOST.saturating_sub(running.len());
+    let own = running.values().filter(|of| *of == owner).count();
+    left > 0 && (!has_several_owners || own < left)
+}
+
 /// Does everything that is left to do for a batch, and returns its id.
 async fn advance(app: Arc<App>, disk: Arc<Disk>, id: String) -> String {
     loop {
-        let Some(batch) = state(&disk, &id).await else { return id };
+        let Some(batch) = state(&app, &disk, &id).await else { return id };
+        let caller = app.rules.caller_of_batch(&batch.owner);
         let done = match batch.status {
             Status::Validating => validate(&app, &disk, batch).await,
             Status::InProgress => answer(&app, &disk, batch).await,
             Status::Finalizing | Status::Cancelling => {
                 let disk = disk.clone();
-                app::work(move || outputs::write(&disk, &batch)).await
+                app.work(&caller, move || outputs::write(&disk, &batch)).await
             }
             _ => return id,
         };
@@ -101,7 +112,7 @@ async fn advance(app: Arc<App>, disk: Arc<Disk>, id: String) -> String {
             tracing::error!("{id}: {error}");
             let problem = Problem::new("server_error", error.message);
             let (own, name) = (disk.clone(), id.clone());
-            let failed = app::work(move || {
+            let failed = app.work(&caller, move || {
                 own.change(&name, |batch| {
                     batch.fail(problem);
                     Ok(())
@@ -115,15 +126,17 @@ async fn advance(app: Arc<App>, disk: Arc<Disk>, id: String) -> String {
     }
 }
 
-async fn state(disk: &Arc<Disk>, id: &str) -> Option<Batch> {
+async fn state(app: &App, disk: &Arc<Disk>, id: &str) -> Option<Batch> {
     let (disk, id) = (disk.clone(), id.to_owned());
-    app::work(move || Ok(disk.state_of(&id))).await.ok().flatten()
+    let look = move || Ok(disk.state_of(&id));
+    app.work(&app.rules.server_itself(), look).await.ok().flatten()
 }
 
 /// Checks the input of a batch.
 async fn validate(app: &Arc<App>, disk: &Arc<Disk>, batch: Batch) -> Result<(), ApiError> {
-    let (app, disk) = (app.clone(), disk.clone());
-    app::work(move || {
+    let (own, disk) = (app.clone(), disk.clone());
+    let caller = app.rules.caller_of_batch(&batch.owner);
+    app.work(&caller, move || {
         let file = disk.content(&batch.input_file_id)?;
         let mut models: HashSet<String> = HashSet::new();
         let mut count = 0;
@@ -138,7 +151,7 @@ async fn validate(app: &Arc<App>, disk: &Arc<Disk>, batch: Batch) -> Result<(), 
                     return Err(format!("a batch may name {MODELS_MOST} models"));
                 }
                 let name = Some(model).filter(|model| !model.is_empty());
-                app.models.entry(name).map_err(|error| error.message)?;
+                own.models.entry(name).map_err(|error| error.message)?;
             }
             Ok(())
         });
@@ -226,10 +239,10 @@ async fn answer(app: &Arc<App>, disk: &Arc<Disk>, batch: Batch) -> Result<(), Ap
     // The batch may have changed since its state was read.
     changed.mark_changed();
     let (own, of) = (disk.clone(), batch.clone());
-    let opened = app::work(move || open(&own, &of));
+    let caller = app.rules.caller_of_batch(&batch.owner);
+    let opened = app.work(&caller, move || open(&own, &of));
     let Open { input, places, mut journal } = opened.await?;
     let left: Vec<usize> = (0..places.len()).filter(|number| !journal.has(*number)).collect();
-    let namespace = app.rules.namespace_of(&batch.owner);
     let requests = Requests::new(app.clone(), &batch, input, places);
     let until = Duration::from_secs(batch.times.expires_at.saturating_sub(stream::now()));
     let over = tokio::time::sleep(until);
@@ -240,18 +253,18 @@ async fn answer(app: &Arc<App>, disk: &Arc<Disk>, batch: Batch) -> Result<(), Ap
         while running.len() < requests.at_a_time()
             && let Some(number) = left.next()
         {
-            running.push(access::within(namespace.clone(), requests.answer(number)));
+            running.push(requests.answer(number));
         }
         tokio::select! {
             answered = running.next() => {
                 let Some((number, line)) = answered else { break (Status::Completed, None) };
-                match note(disk, &batch, journal, number, line).await? {
+                match note(app, disk, &batch, journal, number, line).await? {
                     (own, None) => journal = own,
                     (_, Some(full)) => break (Status::Failed, Some(full)),
                 }
             }
             _ = changed.changed() => {
-                let now = state(disk, &batch.id).await;
+                let now = state(app, disk, &batch.id).await;
                 if now.is_none_or(|now| now.status != Status::InProgress) {
                     return Ok(());
                 }
@@ -262,7 +275,7 @@ async fn answer(app: &Arc<App>, disk: &Arc<Disk>, batch: Batch) -> Result<(), Ap
     // Requests that still run end here.
     drop(running);
     let disk = disk.clone();
-    app::work(move || {
+    app.work(&caller, move || {
         disk.change(&batch.id, |batch| {
             batch.errors.extend(problem);
             batch.finalize(end);
@@ -274,6 +287,7 @@ async fn answer(app: &Arc<App>, disk: &Arc<Disk>, batch: Batch) -> Result<(), Ap
 
 /// Writes an answer into the journal. Returns the problem if there is no room for it.
 async fn note(
+    app: &App,
     disk: &Arc<Disk>,
     batch: &Batch,
     mut journal: Journal,
@@ -281,7 +295,8 @@ async fn note(
     line: Value,
 ) -> Result<(Journal, Option<Problem>), ApiError> {
     let (disk, id, owner) = (disk.clone(), batch.id.clone(), batch.owner.clone());
-    app::work(move || {
+    let caller = app.rules.caller_of_batch(&owner);
+    app.work(&caller, move || {
         let before = journal.bytes();
         // The number of the request and two bytes around the answer.
         let bytes = line.to_string().len() as u64 + 22;

@@ -81,7 +81,12 @@ pub struct Room {
 impl Room {
     /// Returns the most bytes of the files of one owner.
     fn share(self) -> u64 {
-        self.most / self.keys.max(1)
+        self.share_of(self.most)
+    }
+
+    /// Returns the equal part of one owner of something of which there is `most`, at least 1.
+    pub fn share_of(self, most: u64) -> u64 {
+        (most / self.keys.max(1)).max(1)
     }
 }
 
@@ -102,7 +107,7 @@ impl Used {
 /// An open folder.
 pub struct Folder {
     path: PathBuf,
-    room: Room,
+    pub room: Room,
     used: Mutex<Used>,
     _lock: File,
 }

@@ -12,15 +12,15 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::{Path, Request, State};
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderValue, header};
 use axum::response::Response;
 use serde_json::{Value, json};
 
 pub use self::folder::{Incoming, StoreError};
 pub use self::paging::Query as ListQuery;
 pub use self::store::{Disk, FileRecord, FilesOptions, Naming, Storage};
-use crate::access;
-use crate::app::{self, App};
+use crate::app::App;
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::openai::Failure;
 
@@ -35,11 +35,6 @@ const PAGE_MOST: usize = 10_000;
 const PIECE_BYTES: u64 = 256 << 10;
 /// Least and most seconds that a file may be asked to stay.
 const STAY: std::ops::RangeInclusive<u64> = 3600..=2_592_000;
-
-/// Returns the owner of the files that a client with these headers sees: the hash of its key.
-pub fn owner(headers: &HeaderMap) -> String {
-    access::owner(headers).iter().map(|byte| format!("{byte:02x}")).collect()
-}
 
 /// Checks the time that a file should stay.
 ///
@@ -77,83 +72,89 @@ fn object(file: &FileRecord) -> Value {
 /// Runs work on the files, beside the threads that talk to clients.
 pub async fn on_disk<T: Send + 'static>(
     app: &Arc<App>,
+    caller: &Caller,
     work: impl FnOnce(&Arc<Disk>) -> Result<T, ApiError> + Send + 'static,
 ) -> Result<T, ApiError> {
-    let app = app.clone();
-    app::work(move || work(&app.storage.disk()?)).await
+    let own = app.clone();
+    app.work(caller, move || work(&own.storage.disk()?)).await
 }
 
 /// `POST /v1/files`.
 pub async fn create(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     request: Request,
 ) -> Result<Json<Value>, Failure> {
-    let disk = on_disk(&app, |disk| Ok(disk.clone())).await?;
-    let most = app.storage.options.file_bytes_most;
-    let file = upload::receive(disk, most, owner(&headers), request).await?;
+    let disk = on_disk(&app, &caller, |disk| Ok(disk.clone())).await?;
+    let file = upload::receive(&app, &caller, disk, request).await?;
     Ok(Json(object(&file)))
 }
 
 /// `GET /v1/files`.
 pub async fn list(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     query: ListQuery,
 ) -> Result<Json<Value>, Failure> {
+    let own = caller.clone();
     let page = move |disk: &Arc<Disk>| {
-        let mut files = disk.files(&owner(&headers));
+        let mut files = disk.files(own.owner());
         files.retain(|file| query.purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose));
         let files = files.iter().map(|file| (file.id.clone(), object(file))).collect();
         query.page(files, PAGE_MOST, PAGE_MOST)
     };
-    Ok(Json(on_disk(&app, page).await?))
+    Ok(Json(on_disk(&app, &caller, page).await?))
 }
 
 /// `GET /v1/files/{id}`.
 pub async fn get(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, Failure> {
-    let find = move |disk: &Arc<Disk>| Ok(object(&disk.file(&owner(&headers), &id)?));
-    Ok(Json(on_disk(&app, find).await?))
+    let own = caller.clone();
+    let find = move |disk: &Arc<Disk>| Ok(object(&disk.file(own.owner(), &id)?));
+    Ok(Json(on_disk(&app, &caller, find).await?))
 }
 
 /// `DELETE /v1/files/{id}`.
 pub async fn delete(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Json<Value>, Failure> {
+    let own = caller.clone();
     let delete = move |disk: &Arc<Disk>| {
-        disk.delete(&owner(&headers), &id)?;
+        disk.delete(own.owner(), &id)?;
         Ok(json!({ "id": id, "object": "file", "deleted": true }))
     };
-    Ok(Json(on_disk(&app, delete).await?))
+    Ok(Json(on_disk(&app, &caller, delete).await?))
 }
 
 /// `GET /v1/files/{id}/content`.
 pub async fn content(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Path(id): Path<String>,
 ) -> Result<Response, Failure> {
+    let own = caller.clone();
     let open = move |disk: &Arc<Disk>| {
-        let file = disk.file(&owner(&headers), &id)?;
+        let file = disk.file(own.owner(), &id)?;
         Ok((disk.content(&id)?, file.bytes))
     };
-    let (file, bytes) = on_disk(&app, open).await?;
-    let pieces =
-        futures_util::stream::try_unfold((Arc::new(file), 0), move |(file, at)| async move {
+    let (file, bytes) = on_disk(&app, &caller, open).await?;
+    let pieces = futures_util::stream::try_unfold((Arc::new(file), 0), move |(file, at)| {
+        let (app, caller) = (app.clone(), caller.clone());
+        async move {
             let length = PIECE_BYTES.min(bytes - at);
             if length == 0 {
                 return Ok::<_, ApiError>(None);
             }
             let own = file.clone();
-            let piece = app::work(move || read_at(&own, at, length)).await?;
+            let piece = app.work(&caller, move || read_at(&own, at, length)).await?;
             Ok(Some((Bytes::from(piece), (file, at + length))))
-        });
+        }
+    });
     let mut response = Response::new(Body::from_stream(pieces));
     let own = response.headers_mut();
     own.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));

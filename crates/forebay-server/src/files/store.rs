@@ -16,9 +16,10 @@ use crate::batches::{self, Batch};
 use crate::error::ApiError;
 use crate::stream;
 
-/// Most files, and most batches. Finished batches beyond that are forgotten, the oldest first.
+/// Most files, and most batches, of all keys: each may have an equal part. Finished batches beyond that are forgotten, the
+/// oldest first.
 const RECORDS_MOST: usize = 10_000;
-/// Most batches that are not finished.
+/// Most batches of all keys that are not finished: each may have an equal part.
 const UNFINISHED_MOST: usize = 100;
 
 /// Where files of clients are stored, and how large they may become.
@@ -230,8 +231,10 @@ impl Disk {
             expires_at: stays.map(|seconds| created_at + seconds),
         };
         let mut files = lock(&self.files);
-        if files.len() >= RECORDS_MOST && purpose == super::PURPOSE {
-            let why = format!("this server keeps {RECORDS_MOST} files at most: delete some");
+        let own = files.values().filter(|file| file.owner == record.owner).count();
+        let most = self.share_of(RECORDS_MOST);
+        if own >= most && purpose == super::PURPOSE {
+            let why = format!("you may keep {most} files at most: delete some");
             return Err(ApiError::bad(why));
         }
         incoming.keep(Kind::Files, &content_name(&record.id))?;
@@ -317,13 +320,15 @@ impl Disk {
             param: Some("input_file_id".into()),
             ..ApiError::bad(error.message)
         })?;
-        let unfinished = batches.values().filter(|batch| !batch.is_finished()).count();
-        if unfinished >= UNFINISHED_MOST {
-            let why = format!("{unfinished} batches are not finished yet, and no more may wait");
+        let own = || batches.values().filter(|of| of.owner == batch.owner);
+        let unfinished = own().filter(|batch| !batch.is_finished()).count();
+        if unfinished >= self.share_of(UNFINISHED_MOST) {
+            let why =
+                format!("{unfinished} of your batches are not finished yet, and no more may wait");
             return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, why));
         }
-        if batches.len() >= RECORDS_MOST {
-            let finished = batches.values().filter(|batch| batch.is_finished());
+        if own().count() >= self.share_of(RECORDS_MOST) {
+            let finished = own().filter(|batch| batch.is_finished());
             let oldest = finished.min_by_key(|batch| batch.order).map(|batch| batch.id.clone());
             if let Some(oldest) = oldest {
                 self.folder.remove(Kind::Batches, &record_name(&oldest))?;
@@ -335,6 +340,11 @@ impl Disk {
         drop(batches);
         self.changed.send_replace(());
         Ok(batch)
+    }
+
+    /// Returns the most of something that one owner may have.
+    fn share_of(&self, most: usize) -> usize {
+        self.folder.room.share_of(most as u64) as usize
     }
 
     /// Returns a batch of this owner.

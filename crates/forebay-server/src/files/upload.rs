@@ -14,7 +14,8 @@ use futures_util::StreamExt as _;
 use super::folder::Incoming;
 use super::store::{Disk, FileRecord, Naming};
 use super::{PURPOSE, check_stay};
-use crate::app;
+use crate::app::App;
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::stream;
 
@@ -43,12 +44,13 @@ struct Form {
 /// # Errors
 /// Returns what is wrong with the form.
 pub async fn receive(
+    app: &App,
+    caller: &Caller,
     disk: Arc<Disk>,
-    bytes_most: u64,
-    owner: String,
     request: Request,
 ) -> Result<FileRecord, ApiError> {
-    let form = tokio::time::timeout(UPLOAD_TIME, read(&disk, bytes_most, &owner, request)).await;
+    let to = Destination { app, caller, disk: &disk };
+    let form = tokio::time::timeout(UPLOAD_TIME, read(&to, request)).await;
     let form = form.map_err(|_| {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "the upload did not end within an hour")
     })??;
@@ -74,16 +76,19 @@ pub async fn receive(
         }
     };
     let id = format!("file-{}", stream::unique());
+    let owner = caller.owner().to_owned();
     let naming = Naming { id, owner, filename, purpose: PURPOSE, stays };
-    app::work(move || disk.keep(incoming, naming)).await
+    app.work(caller, move || disk.keep(incoming, naming)).await
 }
 
-async fn read(
-    disk: &Arc<Disk>,
-    bytes_most: u64,
-    owner: &str,
-    request: Request,
-) -> Result<Form, ApiError> {
+/// Where an upload goes, and whose it is.
+struct Destination<'a> {
+    app: &'a App,
+    caller: &'a Caller,
+    disk: &'a Arc<Disk>,
+}
+
+async fn read(to: &Destination<'_>, request: Request) -> Result<Form, ApiError> {
     // The parser keeps what it reads until it finds the end of a part's head, so bytes that do not belong to the file are counted.
     let (parts, body) = request.into_parts();
     let taken = Arc::new(AtomicU64::new(0));
@@ -106,7 +111,7 @@ async fn read(
             "file" if found.file.is_some() => {
                 return Err(ApiError::bad("the form has more than one file"));
             }
-            "file" => found.file = Some(write(disk, bytes_most, owner, field, &taken).await?),
+            "file" => found.file = Some(write(to, field, &taken).await?),
             "purpose" => found.purpose = Some(text(field).await?),
             "expires_after[anchor]" => found.anchor = Some(text(field).await?),
             "expires_after[seconds]" => found.seconds = Some(text(field).await?),
@@ -121,16 +126,16 @@ async fn read(
 
 /// Writes the file of a form under a temporary name.
 async fn write(
-    disk: &Arc<Disk>,
-    bytes_most: u64,
-    owner: &str,
+    to: &Destination<'_>,
     mut field: Field<'_>,
     taken: &AtomicU64,
 ) -> Result<(Incoming, String), ApiError> {
     let name = field.file_name().unwrap_or_default().chars();
     let name = name.filter(|c| !c.is_control()).take(NAME_CHARACTERS_MOST).collect();
-    let (folder, owner) = (disk.folder.clone(), owner.to_owned());
-    let mut incoming = app::work(move || Ok(folder.begin(&owner)?)).await?;
+    let Destination { app, caller, disk } = to;
+    let bytes_most = app.storage.options.file_bytes_most;
+    let (folder, owner) = (disk.folder.clone(), caller.owner().to_owned());
+    let mut incoming = app.work(caller, move || Ok(folder.begin(&owner)?)).await?;
     let mut piece = Vec::with_capacity(PIECE_BYTES);
     loop {
         let more = field.chunk().await.map_err(broken)?;
@@ -143,12 +148,12 @@ async fn write(
             return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why));
         }
         if piece.len() >= PIECE_BYTES || (more.is_none() && !piece.is_empty()) {
-            (incoming, piece) = app::work(move || {
+            let write = move || {
                 incoming.write(&piece)?;
                 piece.clear();
                 Ok((incoming, piece))
-            })
-            .await?;
+            };
+            (incoming, piece) = app.work(caller, write).await?;
         }
         if more.is_none() {
             return Ok((incoming, name));

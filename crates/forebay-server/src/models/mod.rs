@@ -1,17 +1,19 @@
 //! The models of a server: which ones there are, which ones are loaded, and who waits for one.
 //!
-//! [`Models::get`] lends a loaded model. If the model has to be loaded first, the request waits in a queue, and one thread
-//! loads models in the order of the queue (`manager.rs`). A model that is lent stays in memory.
+//! [`Models::get`] lends a loaded model. If the model has to be loaded first, the request waits in a queue. One thread decides
+//! which models are loaded and unloaded (`manager.rs`). Each load has a thread of its own (`loading.rs`), so one that stands still
+//! holds up no other model. A model that is lent stays in memory.
 
 mod catalogue;
 mod keep_alive;
+mod loading;
 mod manager;
 mod room;
 #[cfg(test)]
 mod tests;
 mod texts;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ops::Deref;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -20,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use axum::http::StatusCode;
 use forebay_engine::engine::EngineOptions;
-use forebay_engine::{KvDisk, ModelInfo};
+use forebay_engine::{KvDisk, ModelInfo, ModelText};
 use forebay_library::Library;
 use forebay_requests::{Report, Text};
 use tokio::sync::oneshot;
@@ -28,9 +30,9 @@ use tokio::sync::oneshot;
 pub use self::catalogue::{Catalogue, Entry, LoadError, Loaded, Loader};
 pub use self::keep_alive::KeepAlive;
 pub use self::room::Memory;
-use self::texts::Texts;
+use self::texts::{Reads, Texts};
 use crate::ServeError;
-use crate::access_log;
+use crate::caller::{Caller, Share};
 use crate::error::ApiError;
 use crate::live::Outlook;
 use crate::metrics::Metrics;
@@ -49,6 +51,15 @@ pub struct ModelsOptions {
     pub waiting: usize,
     /// Folder of KV blocks on disk, for all models.
     pub kv_disk: Option<KvDisk>,
+    /// True if special tokens in messages are special tokens.
+    pub special_tokens_in_messages: bool,
+}
+
+impl ModelsOptions {
+    /// Prepares the text of a model.
+    pub(crate) fn text(&self, name: &str, text: ModelText) -> Result<Arc<Text>, ServeError> {
+        texts::prepared(name, text, self.special_tokens_in_messages)
+    }
 }
 
 /// All models of a server.
@@ -63,7 +74,8 @@ struct Shared {
     loader: Box<dyn Loader>,
     options: ModelsOptions,
     metrics: Metrics,
-    texts: Mutex<Texts>,
+    texts: Arc<Mutex<Texts>>,
+    reads: Arc<Reads>,
     state: Mutex<State>,
     /// Notified when a request begins to wait, when a lease ends, and when the server stops.
     changed: Condvar,
@@ -73,8 +85,29 @@ struct Shared {
 struct State {
     loaded: Vec<Slot>,
     waiting: VecDeque<Waiting>,
+    /// What is known about models that are waited for, by name.
+    known: HashMap<String, Known>,
+    /// Models that are being loaded, each with the memory that it may take.
+    loading: Vec<(String, Memory)>,
+    /// Callers whose models were loaded, the last one last.
+    turns: VecDeque<Share>,
+    /// Name of the model for which others have to leave.
+    closing_for: Option<String>,
     next_id: u64,
+    /// True while the first models are loaded by somebody else. No other model is loaded then.
+    is_held: bool,
     is_stopping: bool,
+}
+
+/// What is known about a model that is waited for.
+enum Known {
+    /// A thread finds out how much memory it needs, since this moment.
+    Measuring(Instant),
+    Needs {
+        memory: Memory,
+        /// True if it did not load into what was free, and nothing has left since.
+        was_too_small: bool,
+    },
 }
 
 /// A loaded model.
@@ -97,6 +130,8 @@ struct Slot {
 
 /// A request that waits for a model.
 struct Waiting {
+    /// Whose request it is.
+    share: Share,
     entry: Entry,
     keep_alive: Option<KeepAlive>,
     reply: oneshot::Sender<Result<Lease, ApiError>>,
@@ -171,7 +206,8 @@ impl Models {
             loader: Box::new(loader),
             options,
             metrics: Metrics::new(),
-            texts: Mutex::default(),
+            texts: Arc::default(),
+            reads: Arc::default(),
             state: Mutex::default(),
             changed: Condvar::new(),
         });
@@ -187,7 +223,8 @@ impl Models {
     pub fn add(&self, entry: &Entry, loaded: Loaded) -> Result<usize, ServeError> {
         let model = self.shared.start(entry, loaded)?;
         let parallel = model.worker.report().running_most;
-        self.shared.insert(entry, model, false);
+        self.shared.lock().insert(entry, model, self.shared.options.keep_alive, false);
+        self.shared.changed.notify_all();
         Ok(parallel)
     }
 
@@ -197,26 +234,21 @@ impl Models {
     /// Returns an error if too many requests wait for models, or if the model cannot be loaded.
     pub async fn get(
         &self,
+        caller: &Caller,
         entry: Entry,
         keep_alive: Option<KeepAlive>,
     ) -> Result<Lease, ApiError> {
-        if let Some(note) = access_log::note() {
-            note.model(&entry.name);
-        }
+        caller.note().model(&entry.name);
         let asked = Instant::now();
         let loaded = {
             let mut state = self.shared.lock();
             if let Some(lease) = state.lend(&entry.name, keep_alive, &self.shared) {
                 return Ok(lease);
             }
-            let waiting = state.waiting();
-            if waiting >= self.shared.options.waiting {
-                let why = format!("{waiting} requests wait for models already, and no more may");
-                let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, why);
-                return Err(ApiError { code: Some("queue_full"), ..error });
-            }
+            self.check_queue(&state, caller.share())?;
             let (reply, loaded) = oneshot::channel();
-            state.waiting.push_back(Waiting { entry, keep_alive, reply });
+            let share = caller.share();
+            state.waiting.push_back(Waiting { share, entry, keep_alive, reply });
             loaded
         };
         self.shared.changed.notify_all();
@@ -224,6 +256,34 @@ impl Models {
         // Nothing else sets it.
         let _ = lease.0.waited.set(asked.elapsed());
         Ok(lease)
+    }
+
+    /// Refuses a request of this caller if too many wait. A caller may have as many as places are left for others, if there are
+    /// others.
+    fn check_queue(&self, state: &State, share: Share) -> Result<(), ApiError> {
+        let options = &self.shared.options;
+        let live = state.waiting.iter().filter(|waiting| !waiting.reply.is_closed());
+        let (all, own) = live.fold((0, 0), |(all, own), waiting| {
+            (all + 1, own + usize::from(waiting.share == share))
+        });
+        let left = options.waiting.saturating_sub(all);
+        let why = match left {
+            0 => format!("{all} requests wait for models already, and no more may"),
+            _ if options.engine.callers_share && own >= left => {
+                format!(
+                    "{own} of your requests wait for models already, and the other {left} places are for other callers"
+                )
+            }
+            _ => return Ok(()),
+        };
+        let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, why);
+        Err(ApiError { code: Some("queue_full"), ..error })
+    }
+
+    /// Says whether somebody else loads the first models. Requests for other models wait until then.
+    pub fn hold_loads(&self, holds: bool) {
+        self.shared.lock().is_held = holds;
+        self.shared.changed.notify_all();
     }
 
     /// Writes KV blocks of all loaded models to the disk that later requests may use, for up to `limit`. Requests that run come
@@ -350,7 +410,10 @@ impl Models {
         let loaded = self.shared.lock().slot(&entry.name).map(|slot| slot.model.text.clone());
         match loaded {
             Some(text) => Ok(text),
-            None => Texts::open(&self.shared.texts, entry).map_err(|e| failed(e.to_string())),
+            None => {
+                let special = self.shared.options.special_tokens_in_messages;
+                Texts::open(&self.shared.texts, &self.shared.reads, entry, special).map_err(failed)
+            }
         }
     }
 
@@ -359,7 +422,7 @@ impl Models {
     /// # Errors
     /// Returns an error if the model cannot be read.
     pub fn info(&self, entry: &Entry) -> Result<Arc<ModelInfo>, String> {
-        Texts::info(&self.shared.texts, entry)
+        Texts::info(&self.shared.texts, &self.shared.reads, entry)
     }
 
     /// Returns the digest of the content of a model's file or folder. Reading it may take a while.

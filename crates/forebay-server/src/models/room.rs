@@ -46,7 +46,7 @@ impl Memory {
     }
 
     /// Returns what a model needs of `all` memory that there is. What VRAM cannot hold at all goes to RAM.
-    fn within(self, all: Memory) -> Memory {
+    pub fn within(self, all: Memory) -> Memory {
         let beyond = self.vram_bytes.saturating_sub(all.vram_bytes);
         Memory {
             vram_bytes: self.vram_bytes.min(all.vram_bytes),

@@ -1,154 +1,16 @@
 //! Tests of loading and unloading, with a tiny model under several names and a loader that decides what fits.
 
-use std::collections::HashMap;
 use std::future::Future;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
+use forebay_engine::GenerateOptions;
 use forebay_engine::engine::{Event, Request};
-use forebay_engine::{GenerateOptions, SessionOptions};
-use forebay_text::Tokenizer;
 
 use super::*;
 use crate::run::submit;
-
-/// Room of all models in these tests.
-const ALL: u64 = 10;
-
-/// A load as the loader saw it: the model, and its room in VRAM.
-type Load = (String, Option<u64>);
-
-#[derive(Default)]
-struct Test {
-    /// What each model needs, and the least with which it runs.
-    models: HashMap<&'static str, (u64, u64)>,
-    loads: Mutex<Vec<Load>>,
-    /// Loads that shall fail from now on.
-    failures: AtomicUsize,
-    panics: AtomicBool,
-    /// While true, loads wait.
-    is_held: AtomicBool,
-    had_tokenizer: AtomicUsize,
-    forgotten: AtomicUsize,
-}
-
-impl Test {
-    fn new(models: &[(&'static str, u64, u64)]) -> Arc<Test> {
-        let models = models.iter().map(|&(name, needs, least)| (name, (needs, least))).collect();
-        Arc::new(Test { models, ..Test::default() })
-    }
-
-    fn models(self: &Arc<Test>, keep_alive: KeepAlive) -> Arc<Models> {
-        let options = ModelsOptions {
-            engine: EngineOptions::default(),
-            keep_alive,
-            waiting: 100,
-            kv_disk: None,
-        };
-        Arc::new(Models::new(Names(self.clone()), self.clone(), options).unwrap())
-    }
-
-    fn loads(&self) -> Vec<Load> {
-        self.loads.lock().unwrap().clone()
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.loads().into_iter().map(|(name, _)| name).collect()
-    }
-}
-
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/models/qwen3_moe")
-}
-
-struct Names(Arc<Test>);
-
-impl Catalogue for Names {
-    fn list(&self) -> Vec<Entry> {
-        let mut names: Vec<_> = self.0.models.keys().collect();
-        names.sort();
-        names.into_iter().map(|name| entry(name)).collect()
-    }
-
-    fn find(&self, name: &str) -> Option<Entry> {
-        self.0.models.contains_key(name).then(|| entry(name))
-    }
-
-    fn preferred(&self) -> Option<Entry> {
-        None
-    }
-}
-
-fn entry(name: &str) -> Entry {
-    Entry { name: name.to_owned(), path: folder(), keep_alive: None }
-}
-
-fn vram(vram_bytes: u64) -> Memory {
-    Memory { vram_bytes, ram_bytes: 0 }
-}
-
-impl Loader for Test {
-    fn memory(&self) -> Memory {
-        vram(ALL)
-    }
-
-    fn needs(&self, entry: &Entry) -> Result<Memory, LoadError> {
-        Ok(vram(self.models[entry.name.as_str()].0))
-    }
-
-    fn load(
-        &self,
-        entry: &Entry,
-        room: Option<Memory>,
-        tokenizer: Option<Arc<Tokenizer>>,
-    ) -> Result<Loaded, LoadError> {
-        let (needs, least) = self.models[entry.name.as_str()];
-        let room = room.map(|room| room.vram_bytes);
-        if room.unwrap_or(ALL) < least {
-            return Err(LoadError::TooSmall("too small".to_owned()));
-        }
-        self.loads.lock().unwrap().push((entry.name.clone(), room));
-        while self.is_held.load(Ordering::SeqCst) {
-            thread::sleep(Duration::from_millis(1));
-        }
-        assert!(!self.panics.swap(false, Ordering::SeqCst), "a test");
-        let failures = self.failures.load(Ordering::SeqCst);
-        if failures > 0 {
-            self.failures.store(failures - 1, Ordering::SeqCst);
-            return Err(LoadError::Failed("the disk is gone".to_owned()));
-        }
-        self.had_tokenizer.fetch_add(usize::from(tokenizer.is_some()), Ordering::SeqCst);
-        let options = SessionOptions {
-            tokenizer,
-            sequences: 2,
-            context: Some(64),
-            threads: Some(1),
-            for_engine: true,
-            ..SessionOptions::default()
-        };
-        let session = forebay_engine::Session::open(&entry.path, &options, &mut |_, _| {}).unwrap();
-        Ok(Loaded {
-            session,
-            memory: vram(needs.min(room.unwrap_or(ALL))),
-            outlook: Arc::default(),
-        })
-    }
-
-    fn forget(&self) {
-        self.forgotten.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-/// Waits until something is true.
-async fn until(is_true: impl Fn() -> bool) {
-    let started = Instant::now();
-    while !is_true() {
-        assert!(started.elapsed() < Duration::from_secs(20), "it takes too long");
-        tokio::time::sleep(Duration::from_millis(2)).await;
-    }
-}
+use crate::testing::{ALL, Test, entry, somebody, until};
 
 fn loaded(models: &Models) -> Vec<String> {
     let mut names: Vec<String> = models.loaded().into_iter().map(|status| status.name).collect();
@@ -159,11 +21,11 @@ fn loaded(models: &Models) -> Vec<String> {
 /// Starts to ask for a model in a task of its own.
 fn ask(models: &Arc<Models>, name: &str) -> tokio::task::JoinHandle<Result<Lease, ApiError>> {
     let (models, entry) = (models.clone(), entry(name));
-    tokio::spawn(async move { models.get(entry, None).await })
+    tokio::spawn(async move { models.get(&somebody(), entry, None).await })
 }
 
 async fn got(models: &Arc<Models>, name: &str) -> Lease {
-    models.get(entry(name), None).await.unwrap()
+    models.get(&somebody(), entry(name), None).await.unwrap()
 }
 
 fn request(max_tokens: usize) -> Request {
@@ -178,7 +40,7 @@ fn request(max_tokens: usize) -> Request {
 #[tokio::test(flavor = "multi_thread")]
 async fn requests_that_come_together_share_a_load() {
     let test = Test::new(&[("a", 6, 6), ("b", 4, 4)]);
-    let models = test.models(KeepAlive::Forever);
+    let models = Arc::new(test.models(KeepAlive::Forever));
     let asked: Vec<_> = (0..8).map(|_| ask(&models, "a")).collect();
     for lease in asked {
         assert_eq!(lease.await.unwrap().unwrap().name, "a");
@@ -192,7 +54,7 @@ async fn requests_that_come_together_share_a_load() {
 #[tokio::test(flavor = "multi_thread")]
 async fn models_that_do_not_fit_together_take_turns_without_end() {
     let test = Test::new(&[("a", 6, 6), ("b", 7, 7), ("c", 8, 8)]);
-    let models = test.models(KeepAlive::Forever);
+    let models = Arc::new(test.models(KeepAlive::Forever));
     let clients = ["a", "b", "c", "a", "b", "c"].map(|name| {
         let models = models.clone();
         tokio::spawn(async move {
@@ -218,7 +80,7 @@ async fn models_that_do_not_fit_together_take_turns_without_end() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_request_that_waits_for_room_is_not_overtaken() {
     let test = Test::new(&[("a", 6, 6), ("b", 6, 6)]);
-    let models = test.models(KeepAlive::Forever);
+    let models = Arc::new(test.models(KeepAlive::Forever));
     let first = got(&models, "a").await;
     let second = ask(&models, "b");
     until(|| models.shared.lock().loaded[0].is_closing).await;
@@ -237,7 +99,7 @@ async fn a_request_that_waits_for_room_is_not_overtaken() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_goes_leaves_the_others_alone() {
     let test = Test::new(&[("a", 6, 6), ("b", 6, 6)]);
-    let models = test.models(KeepAlive::Forever);
+    let models = Arc::new(test.models(KeepAlive::Forever));
     // While its model waits for another one: that one can be used again.
     let first = got(&models, "a").await;
     let gone = ask(&models, "b");
@@ -262,10 +124,10 @@ async fn a_client_that_goes_leaves_the_others_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lease_that_nobody_takes_ends() {
     let test = Test::new(&[("a", 6, 6)]);
-    let models = test.models(KeepAlive::Forever);
+    let models = Arc::new(test.models(KeepAlive::Forever));
     test.is_held.store(true, Ordering::SeqCst);
     // The request waits, and nothing looks at it when its model comes.
-    let mut waiting = Box::pin(models.get(entry("a"), None));
+    let mut waiting = Box::pin(models.get(&somebody(), entry("a"), None));
     assert!(matches!(
         waiting.as_mut().poll(&mut Context::from_waker(Waker::noop())),
         Poll::Pending
@@ -279,7 +141,7 @@ async fn a_lease_that_nobody_takes_ends() {
 #[tokio::test(flavor = "multi_thread")]
 async fn idle_models_leave_in_time() {
     let test = Test::new(&[("a", 1, 1), ("b", 1, 1)]);
-    let models = test.models(KeepAlive::For(Duration::from_millis(150)));
+    let models = Arc::new(test.models(KeepAlive::For(Duration::from_millis(150))));
     let lease = got(&models, "a").await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(loaded(&models), ["a"], "it is used");
@@ -288,9 +150,10 @@ async fn idle_models_leave_in_time() {
     until(|| loaded(&models).is_empty()).await;
     assert!(ended.elapsed() >= Duration::from_millis(150));
     // A request decides for itself, and later ones that say nothing follow it.
-    drop(models.get(entry("a"), Some(KeepAlive::Forever)).await.unwrap());
+    drop(models.get(&somebody(), entry("a"), Some(KeepAlive::Forever)).await.unwrap());
     drop(got(&models, "a").await);
-    let lease = models.get(entry("b"), Some(KeepAlive::For(Duration::ZERO))).await.unwrap();
+    let lease =
+        models.get(&somebody(), entry("b"), Some(KeepAlive::For(Duration::ZERO))).await.unwrap();
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(loaded(&models), ["a", "b"]);
     drop(lease);
@@ -309,7 +172,7 @@ async fn idle_models_leave_in_time() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_is_unloaded_while_others_wait_for_it() {
     let test = Test::new(&[("a", 6, 6), ("b", 6, 6)]);
-    let models = test.models(KeepAlive::Forever);
+    let models = Arc::new(test.models(KeepAlive::Forever));
     drop(got(&models, "a").await);
     test.is_held.store(true, Ordering::SeqCst);
     let second = ask(&models, "b");
@@ -324,7 +187,7 @@ async fn a_model_is_unloaded_while_others_wait_for_it() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_that_cannot_be_loaded_is_an_error_for_all_who_wait() {
     let test = Test::new(&[("a", 2, 2), ("b", 2, 2), ("large", 99, 11)]);
-    let models = test.models(KeepAlive::Forever);
+    let models = Arc::new(test.models(KeepAlive::Forever));
     let other = got(&models, "a").await;
     for is_panic in [false, true] {
         test.is_held.store(true, Ordering::SeqCst);
@@ -356,7 +219,7 @@ async fn a_model_that_cannot_be_loaded_is_an_error_for_all_who_wait() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_model_with_too_little_memory_gets_more_when_others_are_idle() {
     let test = Test::new(&[("a", 6, 6), ("b", 8, 2)]);
-    let models = test.models(KeepAlive::Forever);
+    let models = Arc::new(test.models(KeepAlive::Forever));
     let busy = got(&models, "a").await;
     drop(got(&models, "b").await);
     assert_eq!(test.loads(), [("a".to_owned(), None), ("b".to_owned(), Some(4))]);
@@ -371,7 +234,7 @@ async fn a_model_with_too_little_memory_gets_more_when_others_are_idle() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_failed_engine_takes_only_its_own_model_down() {
     let test = Test::new(&[("a", 2, 2), ("b", 2, 2)]);
-    let models = test.models(KeepAlive::Forever);
+    let models = Arc::new(test.models(KeepAlive::Forever));
     let other = got(&models, "b").await;
     let lease = got(&models, "a").await;
     let panics = Box::new(|_: Event| panic!("a test"));
@@ -415,7 +278,7 @@ async fn a_failed_engine_takes_only_its_own_model_down() {
 #[tokio::test(flavor = "multi_thread")]
 async fn names_and_limits() {
     let test = Test::new(&[("a", 6, 6), ("b", 6, 6)]);
-    let models = test.models(KeepAlive::Forever);
+    let models = Arc::new(test.models(KeepAlive::Forever));
     let missing = |error: ApiError| assert!(error.message.contains("model is missing"), "{error}");
     missing(models.entry(None).err().unwrap());
     drop(got(&models, "b").await);
@@ -427,11 +290,78 @@ async fn names_and_limits() {
     let busy = got(&models, "b").await;
     let asked: Vec<_> = (0..100).map(|_| ask(&models, "a")).collect();
     until(|| models.waiting() == 100).await;
-    assert_eq!(models.get(entry("a"), None).await.err().unwrap().status, 429);
+    assert_eq!(models.get(&somebody(), entry("a"), None).await.err().unwrap().status, 429);
     models.shared.lock().is_stopping = true;
     models.shared.changed.notify_all();
     for lease in asked {
         assert_eq!(lease.await.unwrap().err().unwrap().status, 503);
     }
     drop(busy);
+}
+
+/// Starts to ask for a model as this caller, and waits until the request waits.
+async fn ask_as(
+    models: &Arc<Models>,
+    share: Share,
+    name: &str,
+) -> tokio::task::JoinHandle<Result<Lease, ApiError>> {
+    let before = models.waiting();
+    let (own, entry) = (models.clone(), entry(name));
+    let caller = Caller::new("", Vec::new(), share);
+    let asked = tokio::spawn(async move { own.get(&caller, entry, None).await });
+    until(|| models.waiting() > before).await;
+    asked
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_load_that_stands_still_holds_up_no_other_model() {
+    let test = Test::new(&[("a", 3, 3), ("b", 3, 3), ("c", 3, 3)]);
+    let models = Arc::new(test.models(KeepAlive::Forever));
+    test.held.lock().unwrap().insert("a");
+    test.held_measuring.lock().unwrap().insert("b");
+    let (a, b) = (ask_as(&models, 1, "a").await, ask_as(&models, 1, "b").await);
+    until(|| test.names() == ["a"]).await;
+    // What the first one may take is not given away.
+    drop(got(&models, "c").await);
+    assert_eq!(test.loads(), [("a".to_owned(), None), ("c".to_owned(), Some(7))]);
+    assert!(!a.is_finished() && !b.is_finished());
+    test.held_measuring.lock().unwrap().clear();
+    assert_eq!(b.await.unwrap().unwrap().name, "b");
+    assert!(!a.is_finished());
+    test.held.lock().unwrap().clear();
+    assert_eq!(a.await.unwrap().unwrap().name, "a");
+    assert_eq!(loaded(&models), ["a", "b", "c"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn callers_load_models_in_turn() {
+    let all = ["a", "b", "c", "d", "e"].map(|name| (name, ALL, ALL));
+    let test = Test::new(&all);
+    let models = Arc::new(test.models(KeepAlive::Forever));
+    test.is_held.store(true, Ordering::SeqCst);
+    let mut asked = vec![ask_as(&models, 1, "a").await];
+    until(|| test.names() == ["a"]).await;
+    for (share, name) in [(1, "b"), (1, "c"), (1, "d"), (2, "e")] {
+        asked.push(ask_as(&models, share, name).await);
+    }
+    test.is_held.store(false, Ordering::SeqCst);
+    for lease in asked {
+        drop(lease.await.unwrap().unwrap());
+    }
+    assert_eq!(test.names(), ["a", "e", "b", "c", "d"], "the other caller need not wait for all");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_server_ends_although_a_load_stands_still() {
+    let test = Test::new(&[("a", 3, 3), ("b", 3, 3)]);
+    let models = Arc::new(test.models(KeepAlive::Forever));
+    test.held.lock().unwrap().insert("a");
+    test.held_measuring.lock().unwrap().insert("b");
+    let asked = [ask_as(&models, 1, "a").await, ask_as(&models, 1, "b").await];
+    until(|| test.names() == ["a"]).await;
+    asked.into_iter().for_each(|asked| asked.abort());
+    until(|| Arc::strong_count(&models) == 1).await;
+    drop(models);
+    test.held.lock().unwrap().clear();
+    test.held_measuring.lock().unwrap().clear();
 }

@@ -8,8 +8,7 @@ use std::time::Instant;
 use axum::Json;
 use axum::body::{Body, Bytes};
 use axum::extract::State;
-use axum::http::header::CONTENT_TYPE;
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use forebay_library::{Error, Library, Name, Options, Progress};
 use forebay_requests::fields::{OLLAMA_COPY, OLLAMA_NAME};
@@ -19,8 +18,9 @@ use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
 use super::Failure;
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{Received, read};
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::stream;
 
@@ -68,9 +68,10 @@ fn refused(error: Error) -> ApiError {
         Error::Exists { .. } | Error::Locked { .. } => StatusCode::CONFLICT,
         Error::Denied { .. } => StatusCode::FORBIDDEN,
         Error::Space { .. } => StatusCode::INSUFFICIENT_STORAGE,
-        Error::Status { .. } | Error::Network { .. } | Error::BadListing { .. } => {
-            StatusCode::BAD_GATEWAY
-        }
+        Error::Status { .. }
+        | Error::Network { .. }
+        | Error::Unreachable { .. }
+        | Error::BadListing { .. } => StatusCode::BAD_GATEWAY,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     };
     let mut message = error.to_string();
@@ -83,6 +84,7 @@ fn refused(error: Error) -> ApiError {
 /// `POST /api/pull`. A client that goes ends the pull, and the next pull of the name goes on where it ended.
 pub async fn pull(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
     let body: Named = read(&OLLAMA_NAME, &body)?;
@@ -93,7 +95,7 @@ pub async fn pull(
     }
     let library = library(&app)?;
     let (reports, mut updates) = mpsc::channel::<Value>(REPORTS_MOST);
-    let pulling = start(&app, move || pull_and_report(&library, &name, &reports))?;
+    let pulling = start(&app, &caller, move || pull_and_report(&library, &name, &reports))?;
     if !streams {
         // The reports' receiver lives as long as the client waits.
         while updates.recv().await.is_some() {}
@@ -114,20 +116,16 @@ pub async fn pull(
         stream::line(&value, &mut line);
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(line)), (updates, pulling)))
     });
-    let mut response = Response::new(Body::from_stream(lines));
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(stream::LINES));
-    Ok(response)
+    Ok(stream::of_parts(stream::LINES, Body::from_stream(lines)))
 }
 
 /// Runs a pull on a thread of its own, because it may take hours: threads that prepare requests are few.
 fn start(
     app: &App,
+    caller: &Caller,
     pull: impl FnOnce() -> Result<(), Error> + Send + 'static,
 ) -> Result<oneshot::Receiver<Result<(), Error>>, ApiError> {
-    let place = app.pulls.clone().try_acquire_owned().map_err(|_| {
-        let why = format!("{PULLS_MOST} models are pulled already: try again when one is there");
-        ApiError::new(StatusCode::TOO_MANY_REQUESTS, why)
-    })?;
+    let place = app.pulls.take_one(caller)?;
     let (sender, pulled) = oneshot::channel();
     let run = move || {
         // If nobody waits for the result, the client is gone.
@@ -179,13 +177,14 @@ fn pull_and_report(
 /// `DELETE /api/delete`. A loaded model leaves memory when its requests have ended.
 pub async fn delete(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<StatusCode, Failure> {
     let name = read::<Named>(&OLLAMA_NAME, &body)?.name()?;
     let library = library(&app)?;
     let entry = app.models.entry(Some(&name)).ok();
     let is_known = entry.is_some();
-    app::work(move || {
+    app.work(&caller, move || {
         let is_file =
             |error: &Error| error.is_not_found() || matches!(error, Error::BadName { .. });
         library.remove(&name).map_err(|error| match is_known && is_file(&error) {
@@ -206,10 +205,11 @@ pub async fn delete(
 /// `POST /api/copy`: a second name for the same files.
 pub async fn copy(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<StatusCode, Failure> {
     let Copied { source, destination } = read(&OLLAMA_COPY, &body)?;
     let library = library(&app)?;
-    app::work(move || library.copy(&source, &destination).map_err(refused)).await?;
+    app.work(&caller, move || library.copy(&source, &destination).map_err(refused)).await?;
     Ok(StatusCode::OK)
 }

@@ -12,30 +12,32 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::{Failure, Named};
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{Received, read};
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::models::{Entry, Status};
 
-/// Version of Ollama whose interface this is. Some clients refuse servers that are too old.
-const VERSION: &str = "0.13.0";
+/// Version of Ollama whose interface this is: that of October 2026. Clients such as Codex refuse servers that are too old.
+const VERSION: &str = "0.40.12";
 
 /// The time of models that stay until the server ends.
 const NEVER: &str = "9999-12-31T23:59:59Z";
 
-/// `GET /api/version`.
+/// `GET /api/version`. Clients compare `version` with releases of Ollama. `forebay` is this program's own version.
 pub async fn version() -> Json<Value> {
-    Json(json!({ "version": VERSION }))
+    Json(json!({ "version": VERSION, "forebay": env!("CARGO_PKG_VERSION") }))
 }
 
 /// `GET /api/tags`: all models, loaded or not.
-pub async fn tags(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+pub async fn tags(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<Value>, Failure> {
     // Descriptions that are not known yet are read from the files.
+    let own = app.clone();
     let list = move || {
-        let entries = app.models.list();
-        Ok(entries.iter().map(|entry| tag(&app, entry)).collect::<Value>())
+        let entries = own.models.list();
+        Ok(entries.iter().map(|entry| tag(&own, entry)).collect::<Value>())
     };
-    Ok(Json(json!({ "models": app::work(list).await? })))
+    Ok(Json(json!({ "models": app.work(&caller, list).await? })))
 }
 
 /// Describes a model in the list of all models. One that cannot be read has no details.
@@ -63,12 +65,13 @@ fn tagged(name: &str) -> String {
 }
 
 /// `GET /api/ps`: the loaded models.
-pub async fn ps(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+pub async fn ps(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let list = move || {
         let now = Instant::now();
-        Ok(app.models.loaded().iter().map(|of| loaded(&app, of, now)).collect::<Value>())
+        Ok(own.models.loaded().iter().map(|of| loaded(&own, of, now)).collect::<Value>())
     };
-    Ok(Json(json!({ "models": app::work(list).await? })))
+    Ok(Json(json!({ "models": app.work(&caller, list).await? })))
 }
 
 fn loaded(app: &App, status: &Status, now: Instant) -> Value {
@@ -109,14 +112,16 @@ fn details(info: &ModelInfo) -> Value {
 /// `POST /api/show`. The model need not be loaded for it.
 pub async fn show(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let describe = move || {
         let named: Named = read(&OLLAMA_NAME, &body)?;
-        let entry = app.models.entry(named.model.as_deref())?;
-        app.models.text(&entry)
+        let entry = own.models.entry(named.model.as_deref())?;
+        own.models.text(&entry)
     };
-    let text = app::work(describe).await?;
+    let text = app.prepare(&caller, describe).await?;
     let info = &text.info;
     let family = info.architecture;
     let mut capabilities = vec!["completion"];

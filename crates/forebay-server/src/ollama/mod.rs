@@ -21,12 +21,15 @@ use forebay_requests::{
     Choice, Input, Likely, OneOrMore, Piece, Token, Update, Wanted, effort, window,
 };
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Map, Value, json};
 
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{Received, read};
+use crate::caller::Caller;
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, KeepAlive, Lease};
+use crate::remarks;
 use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
@@ -102,20 +105,27 @@ enum Endpoint {
 /// `POST /api/chat`.
 pub async fn chat(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    answer(app, Endpoint::Chat, body).await
+    answer(app, caller, Endpoint::Chat, body).await
 }
 
 /// `POST /api/generate`.
 pub async fn generate(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    answer(app, Endpoint::Generate, body).await
+    answer(app, caller, Endpoint::Generate, body).await
 }
 
-async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Response, Failure> {
+async fn answer(
+    app: Arc<App>,
+    caller: Caller,
+    endpoint: Endpoint,
+    body: Bytes,
+) -> Result<Response, Failure> {
     let own = app.clone();
     let read = move || {
         let form = match endpoint {
@@ -127,30 +137,31 @@ async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Respon
         let wanted = wanted(endpoint, &mut body)?;
         Ok((own.models.entry(body.model.as_deref())?, keep_alive, wanted))
     };
-    let (entry, keep_alive, wanted) = app::work(read).await?;
+    let (entry, keep_alive, wanted) = app.work(&caller, read).await?;
     let Some(wanted) = wanted else {
-        return load_or_unload(&app, endpoint, entry, keep_alive).await;
+        return load_or_unload(&app, &caller, endpoint, entry, keep_alive).await;
     };
     let asked = Instant::now();
-    let lease = app.models.get(entry, keep_alive).await?;
+    let lease = app.models.get(&caller, entry, keep_alive).await?;
     let load_time = asked.elapsed();
     let (streams, statistics) = (wanted.stream, wanted.statistics);
-    let prepared = app::prepare(&lease, wanted).await?;
-    let answers = Answers::start(&lease, &prepared).await?;
-    let (calls, ended) = (Vec::new(), false);
-    let lines = Lines { lease, endpoint, load_time, statistics, calls, ended };
+    let mut prepared = app.prepared(&caller, &lease, wanted).await?;
+    prepared.whole_calls = true;
+    let answers = Answers::start(&caller, &lease, &prepared).await?;
+    let (call, ended) = (None, false);
+    let lines = Lines { lease, endpoint, load_time, statistics, call, ended };
     if streams {
-        return Ok(stream::response(answers, lines, app.ping));
+        return Ok(remarks::add(&prepared.remarks, stream::response(answers, lines, app.ping)));
     }
     let choices = answers.all().await?;
     let choice = choices.first().ok_or_else(ApiError::stopped)?;
     let shown = Shown {
         content: choice.message.content.clone(),
         thinking: choice.message.reasoning.clone().unwrap_or_default(),
-        calls: choice.message.tool_calls.iter().map(|c| call(&c.name, &c.arguments)).collect(),
+        calls: choice.message.tool_calls.iter().map(|c| call_body(&c.name, &c.arguments)).collect(),
         logprobs: logprobs(&choice.tokens),
     };
-    Ok(Json(lines.last(choice, &shown)).into_response())
+    Ok(remarks::add(&prepared.remarks, Json(lines.last(choice, &shown)).into_response()))
 }
 
 /// Reads `keep_alive` of a request.
@@ -165,6 +176,7 @@ pub fn keep_alive(value: Option<&Value>) -> Result<Option<KeepAlive>, ApiError> 
 /// Answers a request without a prompt: it loads the model, or unloads it if it shall not stay.
 async fn load_or_unload(
     app: &App,
+    caller: &Caller,
     endpoint: Endpoint,
     entry: Entry,
     keep_alive: Option<KeepAlive>,
@@ -176,7 +188,7 @@ async fn load_or_unload(
             "unload"
         }
         _ => {
-            drop(app.models.get(entry, keep_alive).await?);
+            drop(app.models.get(caller, entry, keep_alive).await?);
             "load"
         }
     };
@@ -318,7 +330,12 @@ struct Shown {
     logprobs: Vec<Value>,
 }
 
-fn call(name: &str, arguments: &str) -> Value {
+/// Returns true if arguments are a whole object.
+fn is_complete(arguments: &str) -> bool {
+    arguments.trim_end().ends_with('}') && serde_json::from_str::<IgnoredAny>(arguments).is_ok()
+}
+
+fn call_body(name: &str, arguments: &str) -> Value {
     let arguments: Value = serde_json::from_str(arguments).unwrap_or_else(|_| json!({}));
     json!({ "function": { "name": name, "arguments": arguments } })
 }
@@ -359,28 +376,40 @@ struct Lines {
     load_time: Duration,
     /// True to add statistics to the last line.
     statistics: bool,
-    /// Names and arguments of the calls so far.
-    calls: Vec<(String, String)>,
+    /// Name and arguments of the call that may not be complete.
+    call: Option<(String, String)>,
     ended: bool,
 }
 
 impl Lines {
-    /// Returns what pieces show. Calls are shown whole, at the end.
+    /// Returns what pieces show. In Ollama's form, arguments are an object, so that each call is shown when it is complete.
     fn shown(&mut self, pieces: &[Piece]) -> Shown {
         let mut shown = Shown::default();
         for piece in pieces {
+            if !matches!(piece, Piece::Arguments { .. }) {
+                self.end_call(&mut shown);
+            }
             match piece {
                 Piece::Content(text) => shown.content.push_str(text),
                 Piece::Reasoning(text) => shown.thinking.push_str(text),
-                Piece::ToolCall { name, .. } => self.calls.push((name.clone(), String::new())),
+                Piece::ToolCall { name, .. } => self.call = Some((name.clone(), String::new())),
                 Piece::Arguments { text, .. } => {
-                    if let Some((_, arguments)) = self.calls.last_mut() {
+                    if let Some((_, arguments)) = &mut self.call {
                         arguments.push_str(text);
                     }
                 }
             }
         }
+        if self.call.as_ref().is_some_and(|(_, arguments)| is_complete(arguments)) {
+            self.end_call(&mut shown);
+        }
         shown
+    }
+
+    /// Shows the call that was begun, if one was.
+    fn end_call(&mut self, shown: &mut Shown) {
+        let call = self.call.take();
+        shown.calls.extend(call.map(|(name, arguments)| call_body(&name, &arguments)));
     }
 
     fn line(&self, shown: &Shown, out: &mut String) {
@@ -441,7 +470,7 @@ impl Encode for Lines {
             }
             Update::Done { pieces, answer, .. } => {
                 let mut shown = self.shown(&pieces);
-                shown.calls = self.calls.iter().map(|(name, text)| call(name, text)).collect();
+                self.end_call(&mut shown);
                 self.line(&shown, out);
                 if answer.has_failed() {
                     let error = self.lease.failure_of(std::slice::from_ref(&*answer));

@@ -9,10 +9,12 @@ use axum::response::{IntoResponse, Response};
 use forebay_requests::{Choice, Endpoint, Identity, Piece, Token, Update, Wanted, answer, wanted};
 use serde_json::{Value, json};
 
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{self, Received, Segment};
+use crate::caller::Caller;
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, Lease, Status};
+use crate::remarks;
 use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
@@ -36,24 +38,27 @@ pub fn error_body(error: &ApiError) -> Value {
 }
 
 /// `GET /v1/models`.
-pub async fn models(State(app): State<Arc<App>>) -> Result<Json<Value>, Failure> {
+pub async fn models(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let list = move || {
-        let (entries, loaded) = (app.models.list(), app.models.loaded());
-        Ok(entries.iter().map(|entry| model_body(&app, &loaded, entry)).collect::<Value>())
+        let (entries, loaded) = (own.models.list(), own.models.loaded());
+        Ok(entries.iter().map(|entry| model_body(&own, &loaded, entry)).collect::<Value>())
     };
-    Ok(Json(json!({ "object": "list", "data": app::work(list).await? })))
+    Ok(Json(json!({ "object": "list", "data": app.work(&caller, list).await? })))
 }
 
 /// `GET /v1/models/{model}`. A name may have slashes.
 pub async fn model(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Segment(name): Segment,
 ) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
     let describe = move || {
-        let entry = app.models.entry(Some(&name))?;
-        Ok(model_body(&app, &app.models.loaded(), &entry))
+        let entry = own.models.entry(Some(&name))?;
+        Ok(model_body(&own, &own.models.loaded(), &entry))
     };
-    Ok(Json(app::work(describe).await?))
+    Ok(Json(app.work(&caller, describe).await?))
 }
 
 /// Describes a model. The length of its context is known while it is loaded.
@@ -75,32 +80,39 @@ fn model_body(app: &App, loaded: &[Status], entry: &Entry) -> Value {
 /// `POST /v1/chat/completions`.
 pub async fn chat(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    answer(app, Endpoint::Chat, body).await
+    answer(app, caller, Endpoint::Chat, body).await
 }
 
 /// `POST /v1/completions`.
 pub async fn completions(
     State(app): State<Arc<App>>,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    answer(app, Endpoint::Completions, body).await
+    answer(app, caller, Endpoint::Completions, body).await
 }
 
-async fn answer(app: Arc<App>, endpoint: Endpoint, body: Bytes) -> Result<Response, Failure> {
+async fn answer(
+    app: Arc<App>,
+    caller: Caller,
+    endpoint: Endpoint,
+    body: Bytes,
+) -> Result<Response, Failure> {
     let own = app.clone();
     let read = move || {
         let wanted = wanted(endpoint, &body::json(&body)?)?;
         Ok((own.models.entry(wanted.model.as_deref())?, wanted))
     };
-    let (entry, wanted) = app::work(read).await?;
+    let (entry, wanted) = app.work(&caller, read).await?;
     Ok(match wanted.stream {
         true => {
-            let begins = begin(app.clone(), endpoint, entry, wanted);
+            let begins = begin(app.clone(), caller, endpoint, entry, wanted);
             stream::with_pings(app.ping, begins, stream_failed).await?
         }
-        false => begin(app, endpoint, entry, wanted).await?,
+        false => begin(app, caller, endpoint, entry, wanted).await?,
     })
 }
 
@@ -113,14 +125,15 @@ pub fn stream_failed(error: &ApiError, out: &mut String) {
 /// Begins a stream, or returns the whole answer.
 async fn begin(
     app: Arc<App>,
+    caller: Caller,
     endpoint: Endpoint,
     entry: Entry,
     wanted: Wanted,
 ) -> Result<Response, ApiError> {
     let Wanted { stream: streams, stream_usage: usage, statistics, .. } = wanted;
-    let lease = app.models.get(entry, None).await?;
-    let prepared = app::prepare(&lease, wanted).await?;
-    let answers = Answers::start(&lease, &prepared).await?;
+    let lease = app.models.get(&caller, entry, None).await?;
+    let prepared = app.prepared(&caller, &lease, wanted).await?;
+    let answers = Answers::start(&caller, &lease, &prepared).await?;
     let head = Head { lease, endpoint, unique: stream::unique(), created: stream::now() };
     if streams {
         let choices = vec![None; prepared.choices];
@@ -130,14 +143,14 @@ async fn begin(
         let offsets = echoes.iter().map(offset).collect();
         let function_form = prepared.function_form;
         let parts = Parts { head, usage, statistics, function_form, echoes, choices, offsets };
-        return Ok(stream::response(answers, parts, app.ping));
+        return Ok(remarks::add(&prepared.remarks, stream::response(answers, parts, app.ping)));
     }
     let choices = answers.all().await?;
     let mut body = answer::whole(endpoint, &head.identity(), &choices);
     if statistics {
         body["statistics"] = statistics_of(&head.lease, &choices);
     }
-    Ok(Json(body).into_response())
+    Ok(remarks::add(&prepared.remarks, Json(body).into_response()))
 }
 
 /// Returns the statistics of all choices.

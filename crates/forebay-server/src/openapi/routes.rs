@@ -62,6 +62,7 @@ fn server(parts: &mut Parts) {
             ("text/css", "a style"),
             ("text/javascript", "a script"),
             ("image/svg+xml", "an image"),
+            ("text/plain", "a licence"),
         ]);
     for path in ["/health", "/ready"] {
         parts

@@ -1,10 +1,13 @@
 //! The items of a response, and the events that report them.
 
+use std::collections::BTreeSet;
+
 use forebay_chat::{Message, ToolCall};
 use forebay_requests::answer::{call_id, finish_reason};
 use forebay_requests::{Choice, Piece, Update};
 use serde_json::{Value, json};
 
+use super::custom::Input;
 use crate::error::ApiError;
 use crate::stream;
 
@@ -22,6 +25,8 @@ struct Open {
     text: String,
     /// Name of the function.
     name: String,
+    /// Input of the call, if it is one of a custom tool.
+    input: Option<Input>,
 }
 
 /// A response that is being written.
@@ -29,6 +34,8 @@ pub struct Writer {
     unique: String,
     /// The response with everything but its status, items and usage.
     head: Value,
+    /// Names of the custom tools.
+    custom: BTreeSet<String>,
     items: Vec<Value>,
     open: Option<Open>,
     number: u64,
@@ -38,10 +45,11 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub fn new(unique: String, head: Value) -> Writer {
+    pub fn new(unique: String, head: Value, custom: BTreeSet<String>) -> Writer {
         Writer {
             unique,
             head,
+            custom,
             items: Vec::new(),
             open: None,
             number: 0,
@@ -104,7 +112,12 @@ impl Writer {
             Piece::ToolCall { index, name } => self.open(Kind::Call(*index), name, out),
             Piece::Arguments { index, text } => {
                 self.open(Kind::Call(*index), "", out);
-                self.delta("response.function_call_arguments.delta", text, out);
+                let input = self.open.as_mut().and_then(|open| open.input.as_mut());
+                match input.map(|input| input.push(text).to_owned()) {
+                    None => self.delta("response.function_call_arguments.delta", text, out),
+                    Some(new) if new.is_empty() => {}
+                    Some(new) => self.delta("response.custom_tool_call_input.delta", &new, out),
+                }
             }
         }
     }
@@ -115,7 +128,8 @@ impl Writer {
             return;
         }
         self.close("completed", out);
-        self.open = Some(Open { kind, text: String::new(), name: name.to_owned() });
+        let input = self.custom.contains(name).then(Input::default);
+        self.open = Some(Open { kind, text: String::new(), name: name.to_owned(), input });
         let (index, item) = (self.items.len(), self.item("in_progress"));
         let added = json!({ "output_index": index, "item": item });
         self.event("response.output_item.added", added, out);
@@ -159,8 +173,18 @@ impl Writer {
                 self.event("response.content_part.done", value, out);
             }
             Kind::Call(_) => {
-                let value = self.place(json!({ "name": open.name, "arguments": text }));
-                self.event("response.function_call_arguments.done", value, out);
+                let (name, value) = match &open.input {
+                    Some(input) => {
+                        let value = json!({ "input": input.whole() });
+                        ("response.custom_tool_call_input.done", value)
+                    }
+                    None => {
+                        let value = json!({ "name": open.name, "arguments": text });
+                        ("response.function_call_arguments.done", value)
+                    }
+                };
+                let value = self.place(value);
+                self.event(name, value, out);
             }
         }
         let (index, item) = (self.items.len(), self.item(status));
@@ -178,9 +202,10 @@ impl Writer {
     }
 
     fn item_id(&self) -> String {
-        let prefix = match self.open.as_ref().map(|open| open.kind) {
-            Some(Kind::Reasoning) => "rs",
-            Some(Kind::Call(_)) => "fc",
+        let prefix = match self.open.as_ref().map(|open| (open.kind, &open.input)) {
+            Some((Kind::Reasoning, _)) => "rs",
+            Some((Kind::Call(_), None)) => "fc",
+            Some((Kind::Call(_), Some(_))) => "ctc",
             _ => "msg",
         };
         format!("{prefix}_{}_{}", self.unique, self.items.len())
@@ -215,9 +240,18 @@ impl Writer {
                 item["content"] = content;
             }
             Kind::Call(number) => {
-                (item["type"], item["name"]) = ("function_call".into(), open.name.as_str().into());
+                item["name"] = open.name.as_str().into();
                 item["call_id"] = call_id(&self.unique, 0, number).into();
-                item["arguments"] = open.text.as_str().into();
+                match &open.input {
+                    Some(input) => {
+                        (item["type"], item["input"]) =
+                            ("custom_tool_call".into(), input.whole().into());
+                    }
+                    None => {
+                        item["type"] = "function_call".into();
+                        item["arguments"] = open.text.as_str().into();
+                    }
+                }
             }
         }
         item
@@ -285,8 +319,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn custom_tools_get_their_input_as_a_text() {
+        let custom = BTreeSet::from(["patch".to_owned()]);
+        let mut writer = Writer::new("u".into(), json!({ "id": "resp_u" }), custom);
+        let mut out = String::new();
+        let arguments = |text: &str| Piece::Arguments { index: 0, text: text.into() };
+        let call = Piece::ToolCall { index: 0, name: "patch".into() };
+        let pieces = vec![call, arguments("{\"input\": \"a\\"), arguments("nb"), arguments("\"}")];
+        writer.update(Update::Token { choice: 0, id: 0, pieces, token: None }, &mut out);
+        let response = writer.end(None, &mut out);
+        let item = &response["output"][0];
+        assert_eq!((&item["type"], &item["input"]), (&json!("custom_tool_call"), &json!("a\nb")));
+        let data = out.lines().filter_map(|line| line.strip_prefix("data: "));
+        let events: Vec<Value> = data.map(|data| serde_json::from_str(data).unwrap()).collect();
+        let of = |name: &'static str| events.iter().filter(move |event| event["type"] == name);
+        let deltas = of("response.custom_tool_call_input.delta");
+        let deltas: Vec<&str> = deltas.map(|event| event["delta"].as_str().unwrap()).collect();
+        assert_eq!(deltas, ["a", "\nb"]);
+        let mut done = of("response.custom_tool_call_input.done");
+        assert_eq!(done.next().unwrap()["input"], "a\nb");
+    }
+
+    #[test]
     fn a_stream_that_fails_ends_with_the_error_and_usage() {
-        let mut writer = Writer::new("u".into(), json!({ "id": "resp_u", "error": null }));
+        let head = json!({ "id": "resp_u", "error": null });
+        let mut writer = Writer::new("u".into(), head, BTreeSet::new());
         let mut out = String::new();
         writer.begin(&mut out);
         let pieces = vec![Piece::Content("Half".into())];

@@ -1,16 +1,17 @@
 //! OpenAI's interface of responses, which Codex and the newer libraries use.
 
+mod custom;
 mod events;
 mod items;
 mod request;
 mod store;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Query, State};
-use axum::http::{HeaderMap, StatusCode};
+use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use forebay_chat::Message;
 use forebay_requests::fields::RESPONSES;
@@ -21,12 +22,13 @@ use self::events::Writer;
 use self::request::Body;
 pub use self::store::Store;
 use self::store::{Owner, Stored};
-use crate::access;
-use crate::app::{self, App};
+use crate::app::App;
 use crate::body::{Received, Segment, read};
+use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::models::{Entry, Lease};
 use crate::openai::Failure;
+use crate::remarks;
 use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
@@ -34,23 +36,26 @@ use crate::stream::{self, Encode};
 /// `POST /v1/responses`.
 pub async fn create(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    let (own, owner, unique) = (app.clone(), access::owner(&headers), stream::unique());
+    let (own, asking, unique) = (app.clone(), caller.clone(), stream::unique());
     let id = format!("resp_{unique}");
     let read = move || {
         let body: Body = read(&RESPONSES, &body)?;
         let entry = own.models.entry(body.model.as_deref())?;
-        let messages = conversation(&own, &owner, &body)?;
+        let messages = conversation(&own, asking.owner(), &body)?;
         let head = head(&id, &entry.name, &body);
+        let custom = custom::names(&body.tools);
         let asks = !messages.is_empty() || body.instructions.is_some();
         let wanted = body.wanted(messages.clone())?;
-        let stores = body.store != Some(false);
+        let (stores, caller) = (body.store != Some(false), asking);
         let input = input_items(&id, body.input);
-        Ok((Asked { unique, owner, id, entry, head, messages, input, stores, asks }, wanted))
+        let asked =
+            Asked { unique, caller, id, entry, head, custom, messages, input, stores, asks };
+        Ok((asked, wanted))
     };
-    let (asked, wanted) = app::work(read).await?;
+    let (asked, wanted) = app.work(&caller, read).await?;
     Ok(match wanted.stream {
         true => {
             let begins = begin(app.clone(), asked, wanted);
@@ -61,7 +66,7 @@ pub async fn create(
 }
 
 /// Returns the messages of a request, behind those of the response that it continues.
-fn conversation(app: &App, owner: &Owner, body: &Body) -> Result<Vec<Message>, ApiError> {
+fn conversation(app: &App, owner: &str, body: &Body) -> Result<Vec<Message>, ApiError> {
     let mut messages = match &body.previous_response_id {
         None => Vec::new(),
         Some(id) => app.responses.get(owner, id).ok_or_else(|| unknown(id))?.messages,
@@ -92,28 +97,28 @@ fn input_items(id: &str, input: Value) -> Vec<Value> {
 /// `POST /v1/responses/input_tokens`: the number of tokens of a request's prompt.
 pub async fn input_tokens(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
-    let owner = access::owner(&headers);
+    let (own, asking) = (app.clone(), caller.clone());
     let count = move || {
         let body: Body = read(&RESPONSES, &body)?;
-        let entry = app.models.entry(body.model.as_deref())?;
-        let wanted = body.wanted(conversation(&app, &owner, &body)?)?;
-        Ok(app.models.text(&entry)?.prepare(wanted, None)?.request.prompt.len())
+        let entry = own.models.entry(body.model.as_deref())?;
+        let wanted = body.wanted(conversation(&own, asking.owner(), &body)?)?;
+        Ok(own.models.text(&entry)?.prepare(wanted, None)?.request.prompt.len())
     };
-    let count = app::work(count).await?;
+    let count = app.prepare(&caller, count).await?;
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": count })))
 }
 
 /// `GET /v1/responses/{id}/input_items`: the items of the request of a stored response, the last one first.
 pub async fn input_items_of(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Segment(id): Segment,
     Query(page): Query<HashMap<String, String>>,
 ) -> Result<Json<Value>, Failure> {
-    let found = app.responses.get(&access::owner(&headers), &id);
+    let found = app.responses.get(caller.owner(), &id);
     let mut items = found.ok_or_else(|| unknown(&id))?.input;
     if page.get("order").is_none_or(|order| order != "asc") {
         items.reverse();
@@ -138,10 +143,12 @@ pub async fn input_items_of(
 /// What is known of a request before its model is loaded.
 struct Asked {
     unique: String,
-    owner: Owner,
+    caller: Caller,
     id: String,
     entry: Entry,
     head: Value,
+    /// Names of the custom tools.
+    custom: BTreeSet<String>,
     messages: Vec<Message>,
     /// The items of the request.
     input: Vec<Value>,
@@ -159,29 +166,31 @@ fn failed_late(error: &ApiError, out: &mut String) {
 
 /// Begins a stream, or returns the whole response.
 async fn begin(app: Arc<App>, asked: Asked, wanted: Wanted) -> Result<Response, ApiError> {
-    let Asked { unique, owner, id, entry, head, messages, input, stores, asks } = asked;
+    let Asked { unique, caller, id, entry, head, custom, messages, input, stores, asks } = asked;
     let (streams, statistics, ping) = (wanted.stream, wanted.statistics, app.ping);
     let lease = match asks {
-        true => Some(app.models.get(entry, None).await?),
+        true => Some(app.models.get(&caller, entry, None).await?),
         false => None,
     };
+    let owner = caller.owner().to_owned();
     let keep = stores.then_some(Keep { owner, id, messages, input });
-    let writer = Writer::new(unique, head);
-    let mut parts = Parts { app, lease: lease.clone(), writer, keep, statistics, failed: None };
+    let writer = Writer::new(unique, head, custom);
+    let mut parts =
+        Parts { app: app.clone(), lease: lease.clone(), writer, keep, statistics, failed: None };
     let Some(lease) = lease else {
         // A request without input asks whether the endpoint is there.
         let mut out = String::new();
         parts.writer.begin(&mut out);
         let response = parts.finish(&mut out);
         return Ok(match streams {
-            true => ([(axum::http::header::CONTENT_TYPE, stream::EVENTS)], out).into_response(),
+            true => stream::of_parts(stream::EVENTS, out.into()),
             false => Json(response).into_response(),
         });
     };
-    let prepared = app::prepare(&lease, wanted).await?;
-    let mut answers = Answers::start(&lease, &prepared).await?;
+    let prepared = app.prepared(&caller, &lease, wanted).await?;
+    let mut answers = Answers::start(&caller, &lease, &prepared).await?;
     if streams {
-        return Ok(stream::response(answers, parts, ping));
+        return Ok(remarks::add(&prepared.remarks, stream::response(answers, parts, ping)));
     }
     let mut unsent = String::new();
     while let Some(update) = answers.next().await {
@@ -191,27 +200,27 @@ async fn begin(app: Arc<App>, asked: Asked, wanted: Wanted) -> Result<Response, 
     let response = parts.finish(&mut unsent);
     match parts.failed {
         Some(error) => Err(error),
-        None => Ok(Json(response).into_response()),
+        None => Ok(remarks::add(&prepared.remarks, Json(response).into_response())),
     }
 }
 
 /// `GET /v1/responses/{id}`.
 pub async fn get(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Segment(id): Segment,
 ) -> Result<Json<Value>, Failure> {
-    let found = app.responses.get(&access::owner(&headers), &id);
+    let found = app.responses.get(caller.owner(), &id);
     Ok(Json(found.ok_or_else(|| unknown(&id))?.response))
 }
 
 /// `DELETE /v1/responses/{id}`.
 pub async fn delete(
     State(app): State<Arc<App>>,
-    headers: HeaderMap,
+    caller: Caller,
     Segment(id): Segment,
 ) -> Result<Json<Value>, Failure> {
-    match app.responses.remove(&access::owner(&headers), &id) {
+    match app.responses.remove(caller.owner(), &id) {
         true => Ok(Json(json!({ "id": id, "object": "response", "deleted": true }))),
         false => Err(unknown(&id).into()),
     }
@@ -257,6 +266,23 @@ fn head(id: &str, model: &str, body: &Body) -> Value {
     })
 }
 
+/// Adds an answer to a conversation. One that continues the last message is a part of it.
+fn add_answer(messages: &mut Vec<Message>, answer: Option<Message>) {
+    let Some(answer) = answer else { return };
+    let Some(last) = messages.last_mut().filter(|last| last.role == "assistant") else {
+        return messages.push(answer);
+    };
+    if last.tool_calls.is_empty() {
+        if let Some(more) = &answer.reasoning {
+            last.reasoning.get_or_insert_default().push_str(more);
+        }
+        last.content += &answer.content;
+        last.tool_calls = answer.tool_calls;
+    } else {
+        messages.push(answer);
+    }
+}
+
 /// What is kept for later requests.
 struct Keep {
     owner: Owner,
@@ -290,7 +316,7 @@ impl Parts {
         if self.failed.is_none()
             && let Some(Keep { owner, id, mut messages, input }) = self.keep.take()
         {
-            messages.extend(self.writer.message());
+            add_answer(&mut messages, self.writer.message());
             let stored = Stored { id, messages, input, response: response.clone() };
             self.app.responses.insert(owner, stored);
         }

@@ -1,6 +1,6 @@
 //! Requests of the Responses API.
 //!
-//! Source: the OpenAI API reference, "Create a model response".
+//! Source: the OpenAI API reference, "Create a model response". Custom tools are functions with one text.
 
 use forebay_chat::Message;
 use forebay_grammar::Rules;
@@ -9,6 +9,7 @@ use forebay_requests::{Choosing, Input, Wanted, choosing, effort};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::custom;
 use super::items::{self, bad};
 use crate::error::ApiError;
 
@@ -95,18 +96,21 @@ impl Body {
         })
     }
 
-    /// Returns the tools in the form that chat templates expect.
+    /// Returns the functions and custom tools in the form that chat templates expect.
     fn functions(&self) -> Option<Value> {
         let of = |tool: &Value| {
+            if custom::is_custom(tool) {
+                return custom::function(tool);
+            }
             let function = json!({
                 "name": tool["name"],
                 "description": tool.get("description").and_then(Value::as_str).unwrap_or(""),
                 "parameters": tool.get("parameters").filter(|schema| schema.is_object()).cloned()
                     .unwrap_or_else(|| json!({ "type": "object", "properties": {} })),
             });
-            json!({ "type": "function", "function": function })
+            Some(json!({ "type": "function", "function": function }))
         };
-        let functions: Vec<Value> = self.tools.iter().map(of).collect();
+        let functions: Vec<Value> = self.tools.iter().filter_map(of).collect();
         (!functions.is_empty()).then(|| functions.into())
     }
 
@@ -175,7 +179,8 @@ mod tests {
         let all = body(json!({ "tools": tools })).unwrap();
         let wanted = all.wanted(Vec::new()).unwrap();
         let Input::Chat { tools: Some(found), .. } = wanted.input else { panic!() };
-        assert_eq!(found[0]["function"]["name"], "shell");
-        assert_eq!(found.as_array().unwrap().len(), 1);
+        let names: Vec<_> =
+            found.as_array().unwrap().iter().map(|of| &of["function"]["name"]).collect();
+        assert_eq!(names, ["patch", "shell"]);
     }
 }

@@ -11,8 +11,8 @@ const KEY_BYTES_MOST: usize = 16 << 20;
 /// Most bytes of text that all conversations have.
 const BYTES_MOST: usize = 128 << 20;
 
-/// Hash of the key that a client sent.
-pub type Owner = [u8; 32];
+/// Hash of the key that a client sent, in hexadecimal digits.
+pub type Owner = String;
 
 /// A response that later requests can continue.
 #[derive(Clone)]
@@ -56,23 +56,30 @@ impl Store {
             let oldest = entries.iter().position(|entry| entry.owner == owner);
             entries.remove(oldest.expect("the key has entries"));
         }
+        // Responses of a key that has few stay, whatever others store.
         while sum(&entries, None) + bytes > BYTES_MOST {
-            entries.pop_front();
+            let heaviest =
+                entries.iter().map(|entry| (sum(&entries, Some(&entry.owner)), &entry.owner));
+            let Some((_, owner)) = heaviest.max().map(|(sum, owner)| (sum, owner.clone())) else {
+                break;
+            };
+            let oldest = entries.iter().position(|entry| entry.owner == owner);
+            entries.remove(oldest.expect("the key has entries"));
         }
         entries.push_back(Entry { owner, bytes, stored });
     }
 
     /// Returns a response of this key.
-    pub fn get(&self, owner: &Owner, id: &str) -> Option<Stored> {
+    pub fn get(&self, owner: &str, id: &str) -> Option<Stored> {
         let entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = entries.iter().find(|entry| entry.owner == *owner && entry.stored.id == id);
+        let found = entries.iter().find(|entry| entry.owner == owner && entry.stored.id == id);
         found.map(|entry| entry.stored.clone())
     }
 
     /// Forgets a response. Returns false if the key has no such response.
-    pub fn remove(&self, owner: &Owner, id: &str) -> bool {
+    pub fn remove(&self, owner: &str, id: &str) -> bool {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = entries.iter().position(|entry| entry.owner == *owner && entry.stored.id == id);
+        let found = entries.iter().position(|entry| entry.owner == owner && entry.stored.id == id);
         found.is_some_and(|at| entries.remove(at).is_some())
     }
 }
@@ -96,24 +103,26 @@ mod tests {
     #[test]
     fn memory_is_bounded_for_each_key_and_for_all() {
         let store = Store::default();
-        let (first, second) = ([1; 32], [2; 32]);
-        store.insert(second, stored(100, 1000));
+        let (first, second) = ("1", "2");
+        store.insert(second.to_owned(), stored(100, 1000));
         for id in 0..5 {
-            store.insert(first, stored(id, KEY_BYTES_MOST / 4));
+            store.insert(first.to_owned(), stored(id, KEY_BYTES_MOST / 4));
         }
-        assert!(store.get(&first, "0").is_none() && store.get(&first, "4").is_some());
+        assert!(store.get(first, "0").is_none() && store.get(first, "4").is_some());
         // Another key's conversations are not touched, not seen and not deleted.
-        assert!(store.get(&second, "100").is_some() && store.get(&first, "100").is_none());
-        assert!(!store.remove(&first, "100") && store.remove(&second, "100"));
-        assert!(!store.remove(&second, "100"));
+        assert!(store.get(second, "100").is_some() && store.get(first, "100").is_none());
+        assert!(!store.remove(first, "100") && store.remove(second, "100"));
+        assert!(!store.remove(second, "100"));
         // One that is too large is not kept, and takes nobody's place.
-        store.insert(first, stored(9, KEY_BYTES_MOST));
-        assert!(store.get(&first, "9").is_none() && store.get(&first, "4").is_some());
+        store.insert(first.to_owned(), stored(9, KEY_BYTES_MOST));
+        assert!(store.get(first, "9").is_none() && store.get(first, "4").is_some());
+        store.insert("small".to_owned(), stored(1, 1000));
         for owner in 0..40 {
-            store.insert([owner; 32], stored(7, KEY_BYTES_MOST / 2));
+            store.insert(owner.to_string(), stored(7, KEY_BYTES_MOST / 2));
         }
         let entries = store.entries.lock().unwrap();
         assert!(entries.iter().map(|entry| entry.bytes).sum::<usize>() <= BYTES_MOST);
-        assert_eq!(entries.back().unwrap().owner, [39; 32]);
+        assert!(entries.iter().any(|entry| entry.owner == "small"), "it gives way to nobody");
+        assert_eq!(entries.back().unwrap().owner, "39");
     }
 }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::StreamExt;
+use object_store::client::{HttpError, HttpErrorKind};
 use object_store::path::Path as Key;
 use object_store::{GetOptions, GetRange, GetResult, ObjectMeta, ObjectStore};
 
@@ -18,6 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Time before the first repetition. It doubles with each one.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+/// Repetitions of a first request that reaches no server. The address is probably wrong, so the caller hears of it soon.
+const RETRIES_UNREACHED: u32 = 2;
 /// Bytes that are read when an object is opened. They include the whole header of most files.
 pub(super) const HEAD_BYTES: u64 = 256 << 10;
 
@@ -105,7 +108,7 @@ impl std::fmt::Debug for Object {
 impl Object {
     /// Asks for the first bytes of an object, and so for its size.
     pub(super) async fn open(place: Place) -> Result<Object, Failure> {
-        let mut attempts = Attempts::new(place.retries);
+        let mut attempts = Attempts::of_first_contact(place.retries);
         loop {
             let trouble = match open_once(&place).await {
                 Ok((identity, head)) => {
@@ -201,7 +204,7 @@ impl Object {
 /// Returns the keys of all objects that are directly in a folder.
 pub(super) async fn list(folder: &Place) -> Result<Vec<Key>, Failure> {
     let prefix = Some(&folder.key).filter(|key| !key.as_ref().is_empty());
-    let mut attempts = Attempts::new(folder.retries);
+    let mut attempts = Attempts::of_first_contact(folder.retries);
     loop {
         let found = patiently(folder.store.list_with_delimiter(prefix)).await;
         let trouble = match found.and_then(|found| found.map_err(trouble)) {
@@ -258,18 +261,32 @@ async fn patiently<T>(waited_for: impl Future<Output = T>) -> Result<T, Trouble>
 struct Attempts {
     made: u32,
     retries: u32,
+    /// Repetitions while no server is reached.
+    retries_unreached: u32,
 }
 
 impl Attempts {
     fn new(retries: u32) -> Attempts {
-        Attempts { made: 0, retries }
+        Attempts { made: 0, retries, retries_unreached: retries }
+    }
+
+    /// Counts attempts to reach a server that has not answered yet.
+    fn of_first_contact(retries: u32) -> Attempts {
+        Attempts { retries_unreached: retries.min(RETRIES_UNREACHED), ..Attempts::new(retries) }
+    }
+
+    fn retries_after(&self, error: &io::Error) -> u32 {
+        match error.kind() {
+            io::ErrorKind::NotConnected | io::ErrorKind::TimedOut => self.retries_unreached,
+            _ => self.retries,
+        }
     }
 
     /// Returns the trouble if another attempt is of no use. Otherwise waits until it is time for one.
     async fn pause_after(&mut self, trouble: Trouble, name: &Path) -> Result<(), Failure> {
         self.made += 1;
         let source = match trouble {
-            Trouble::Passing(source) if self.made <= self.retries => source,
+            Trouble::Passing(source) if self.made <= self.retries_after(&source) => source,
             Trouble::Passing(source) | Trouble::Lasting(source) => {
                 return Err(Failure { attempts: self.made, source });
             }
@@ -296,6 +313,7 @@ fn trouble(error: object_store::Error) -> Trouble {
         Of::NotFound { .. } => io::ErrorKind::NotFound,
         Of::PermissionDenied { .. } | Of::Unauthenticated { .. } => io::ErrorKind::PermissionDenied,
         Of::NotSupported { .. } | Of::NotImplemented { .. } => io::ErrorKind::Unsupported,
+        _ if is_unreached(&error) => io::ErrorKind::NotConnected,
         _ => io::ErrorKind::Other,
     };
     let said = chain(&error);
@@ -336,6 +354,19 @@ fn trouble(error: object_store::Error) -> Trouble {
     };
     let error = io::Error::new(kind, words);
     if is_lasting { Trouble::Lasting(error) } else { Trouble::Passing(error) }
+}
+
+/// Returns true if no connection to the server was made.
+fn is_unreached(error: &(dyn Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let of_http = error.downcast_ref::<HttpError>();
+        if of_http.is_some_and(|error| matches!(error.kind(), HttpErrorKind::Connect)) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
 }
 
 /// Returns what an error and its causes say. The first ones of a failed request, which have the URL, are left out.

@@ -3,6 +3,8 @@
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use crate::words::{at_least, at_most, in_words};
+
 /// An error of an output file. Every message names the path as the caller gave it.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
@@ -40,12 +42,13 @@ pub enum OutputError {
     Appeared { path: PathBuf },
     #[error("{}: cannot be written: {why}", path.display())]
     Create { path: PathBuf, why: String },
-    #[error("{}: cannot be written: {}", path.display(), in_words(cause))]
+    #[error("{}: cannot be written: {}", path.display(), in_words(&cause.to_string()))]
     Write { path: PathBuf, cause: io::Error },
     #[error(
-        "{}: needs {needed_bytes} bytes, and the disk has not enough room ({free_bytes} bytes are free): \
-         make room or choose another disk",
-        path.display()
+        "{}: needs {}, and the disk has not enough room ({} are free): make room or choose another disk",
+        path.display(),
+        at_least(*needed_bytes),
+        at_most(*free_bytes)
     )]
     NoRoom { path: PathBuf, needed_bytes: u64, free_bytes: u64 },
 }
@@ -84,7 +87,7 @@ impl OutputError {
             ErrorKind::NotADirectory => {
                 format!("{folder} is not a directory: choose another place")
             }
-            _ => format!("{}: choose another place", in_words(error)),
+            _ => format!("{}: choose another place", in_words(&error.to_string())),
         };
         OutputError::Create { path: path.to_path_buf(), why }
     }
@@ -97,21 +100,5 @@ impl From<OutputError> for io::Error {
             _ => ErrorKind::Other,
         };
         io::Error::new(kind, error)
-    }
-}
-
-/// Returns the system's error message without its number.
-fn in_words(error: &io::Error) -> String {
-    match error.kind() {
-        ErrorKind::StorageFull => "the disk is full".into(),
-        ErrorKind::QuotaExceeded => "the disk quota is used up".into(),
-        ErrorKind::FileTooLarge => "the file would be larger than the system allows".into(),
-        _ => {
-            let text = error.to_string();
-            match text.find(" (os error") {
-                Some(end) => text[..end].to_lowercase(),
-                None => text,
-            }
-        }
     }
 }

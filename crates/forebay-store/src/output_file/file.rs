@@ -16,6 +16,7 @@ use super::rules::folder_of;
 use super::temporary::TemporaryName;
 use super::{OutputError, OutputStream, Outputs};
 use crate::arena::SLOT_ALIGNMENT;
+use crate::points::reached;
 
 /// An output that does not appear before [`commit`](OutputFile::commit). Several threads may write, in any order. If it
 /// is dropped before that, nothing remains on the disk.
@@ -86,6 +87,7 @@ impl OutputFile {
             None => descriptor_path(&cached),
         };
         let past_cache = File::options().write(true).custom_flags(libc::O_DIRECT).open(own).ok();
+        reached("output begun");
         Ok(OutputFile {
             path: path.to_path_buf(),
             kind: Kind::Regular { target, temporary, replace },
@@ -238,6 +240,7 @@ impl OutputFile {
         if let Some(replaced) = replaced {
             keep_permissions(&self.cached, replaced.permissions());
         }
+        reached("output written");
         let named = self.cached.sync_all().and_then(|()| match temporary {
             None => name_unnamed(&self.cached, target, *replace),
             Some(name) => rename(name.path(), target, *replace),
@@ -246,6 +249,7 @@ impl OutputFile {
             ErrorKind::AlreadyExists => OutputError::Appeared { path: self.path.clone() },
             _ => self.failed(error),
         })?;
+        reached("output named");
         // The name is durable only after a sync of the folder. Some file systems refuse that. The data is safe by then,
         // so a refusal is not an error.
         if let Ok(folder) = File::open(folder_of(target)) {

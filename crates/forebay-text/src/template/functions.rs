@@ -2,10 +2,11 @@
 
 use std::fmt;
 
-use minijinja::value::Kwargs;
-use minijinja::{Environment, Error, ErrorKind, Value};
+use minijinja::value::{Kwargs, ValueKind};
+use minijinja::{Environment, Error, ErrorKind, Output, State, Value};
 
 use super::{CivilTime, json};
+use crate::content::unmarked;
 
 /// Message of `raise_exception`. It passes through the engine as the cause of the engine's error.
 #[derive(Debug)]
@@ -19,11 +20,15 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// Adds `raise_exception` and `tojson`, and the test `iterable` with Jinja's meaning.
+/// Adds `raise_exception`, `tojson`, `string` and `escape`, and the test `iterable` with Jinja's meaning.
 pub fn install(environment: &mut Environment<'static>) {
     environment.add_function("raise_exception", raise_exception);
     environment.add_filter("tojson", tojson);
     environment.add_test("iterable", is_iterable);
+    environment.add_filter("string", string);
+    for name in ["e", "escape", "forceescape"] {
+        environment.add_filter(name, escape);
+    }
 }
 
 /// Adds `strftime_now`.
@@ -31,6 +36,49 @@ pub fn install_clock(environment: &mut Environment<'static>, now: Option<CivilTi
     environment.add_function("strftime_now", move |format: &str| {
         now.unwrap_or_else(CivilTime::now).format(format)
     });
+}
+
+/// Prints a value. Floats are printed as in Python.
+pub fn print(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
+    if value.kind() == ValueKind::Number && !value.is_integer() {
+        return out.write_str(&float(value)?).map_err(Error::from);
+    }
+    minijinja::escape_formatter(out, state, value)
+}
+
+fn float(value: &Value) -> Result<String, Error> {
+    let number = f64::try_from(value.clone())?;
+    Ok(match number {
+        number if number.is_nan() => "nan".to_owned(),
+        f64::INFINITY => "inf".to_owned(),
+        f64::NEG_INFINITY => "-inf".to_owned(),
+        number => json::float(number),
+    })
+}
+
+/// Implements `string`.
+fn string(value: &Value) -> Result<Value, Error> {
+    match value.kind() {
+        ValueKind::String => Ok(value.clone()),
+        ValueKind::Number if !value.is_integer() => float(value).map(Value::from),
+        _ => Ok(Value::from(value.to_string())),
+    }
+}
+
+/// Implements `escape` with the entities of Jinja.
+fn escape(value: &Value) -> String {
+    let mut out = String::new();
+    for character in value.to_string().chars() {
+        match unmarked(character) {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            _ => out.push(character),
+        }
+    }
+    out
 }
 
 fn raise_exception(message: &Value) -> Result<Value, Error> {

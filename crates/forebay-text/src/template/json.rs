@@ -3,6 +3,8 @@
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 
+use crate::content::unmarked;
+
 /// Largest indentation in characters.
 pub const INDENT_MAX: usize = 64;
 
@@ -114,7 +116,7 @@ impl Style {
             entries.push((text, map.get_item(&key)?));
         }
         if self.sort_keys {
-            entries.sort_by(|a, b| a.0.cmp(&b.0));
+            entries.sort_by(|a, b| a.0.chars().map(unmarked).cmp(b.0.chars().map(unmarked)));
         }
         self.write_items(&entries, ['{', '}'], depth, out, |(key, value), out| {
             self.write_text(key, out);
@@ -156,17 +158,17 @@ impl Style {
     fn write_text(&self, text: &str, out: &mut String) {
         out.push('"');
         for character in text.chars() {
-            match character {
-                '"' => out.push_str("\\\""),
-                '\\' => out.push_str("\\\\"),
+            // What stands for a character of a message is written as that character is.
+            match unmarked(character) {
+                '"' | '\\' => out.extend(['\\', character]),
                 '\n' => out.push_str("\\n"),
                 '\r' => out.push_str("\\r"),
                 '\t' => out.push_str("\\t"),
                 '\u{8}' => out.push_str("\\b"),
                 '\u{c}' => out.push_str("\\f"),
                 '\0'..' ' => push_escape(character as u16, out),
-                '\u{7f}'.. if self.ensure_ascii && character != '\u{7f}' => {
-                    for unit in character.encode_utf16(&mut [0; 2]) {
+                plain @ '\u{80}'.. if self.ensure_ascii => {
+                    for unit in plain.encode_utf16(&mut [0; 2]) {
                         push_escape(*unit, out);
                     }
                 }
@@ -183,7 +185,7 @@ fn push_escape(unit: u16, out: &mut String) {
 
 /// Formats a float as Python's `repr` does: the shortest digits that read back to the same number,
 /// with an exponent below 1e-4 and from 1e16 on.
-fn float(value: f64) -> String {
+pub fn float(value: f64) -> String {
     if value.is_nan() {
         return "NaN".to_owned();
     }

@@ -1,9 +1,9 @@
 //! Methods of Python's strings that templates use and that `minijinja-contrib` does not have.
 
-use minijinja::value::{Rest, ValueKind, from_args};
+use minijinja::value::{Rest, Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::lists;
+use super::{comparisons, lists, strings};
 
 /// Handles methods that the engine does not know. Methods that change a list are in `lists.rs`. Other values never change, as
 /// in the sandbox of transformers.
@@ -20,6 +20,9 @@ pub fn unknown_method(
         }
         return minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args);
     };
+    if let Some(result) = comparisons::method(state, text, method, args) {
+        return result;
+    }
     match method {
         "removeprefix" => {
             let (prefix,): (&str,) = from_args(args)?;
@@ -32,16 +35,25 @@ pub fn unknown_method(
         "partition" => {
             let (separator,): (&str,) = from_args(args)?;
             let halves = split_once(text.split_once(not_empty(separator)?), separator);
-            Ok(Value::from_iter(halves.unwrap_or([text, "", ""])))
+            Ok(tuple(halves.unwrap_or([text, "", ""])))
         }
         "rpartition" => {
             let (separator,): (&str,) = from_args(args)?;
             let halves = split_once(text.rsplit_once(not_empty(separator)?), separator);
-            Ok(Value::from_iter(halves.unwrap_or(["", "", text])))
+            Ok(tuple(halves.unwrap_or(["", "", text])))
         }
         "rsplit" => rsplit(text, args),
-        _ => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
+        _ => match strings::method(text, method, args) {
+            Some(result) => result,
+            None => {
+                minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+            }
+        },
     }
+}
+
+pub fn tuple(parts: [&str; 3]) -> Value {
+    Value::from(Tuple::from(parts.map(Value::from)))
 }
 
 fn split_once<'a>(halves: Option<(&'a str, &'a str)>, separator: &'a str) -> Option<[&'a str; 3]> {

@@ -8,7 +8,9 @@ use std::error::Error as _;
 use minijinja::{AutoEscape, Environment, ErrorKind, Value, syntax::SyntaxConfig};
 
 use super::functions::{self, Refusal};
-use super::{RenderInput, defaults, generation, json, lists, methods, stack};
+use super::{
+    RenderInput, comparisons, defaults, generation, json, lists, literals, methods, stack, strings,
+};
 use crate::TextError;
 
 /// Number of steps that every render may take, and of additional steps per JSON value of the
@@ -51,13 +53,17 @@ impl Program {
         let rules = rules.map_err(|error| syntax(error.to_string()))?;
         environment.set_syntax(rules.clone());
         environment.set_auto_escape_callback(|_| AutoEscape::None);
+        environment.set_formatter(functions::print);
         environment.set_recursion_limit(DEPTH_LIMIT);
         environment.set_unknown_method_callback(methods::unknown_method);
         functions::install(&mut environment);
-        let program = generation::without_generation_tags(source);
+        comparisons::install(&mut environment);
+        strings::install(&mut environment);
+        let program = literals::with_known_escapes(&generation::without_generation_tags(source));
+        let program = comparisons::with_filtered_operands(&program, rules.clone());
         let with_defaults = defaults::variables_with_defaults(&program, rules.clone());
         // The shortest operator that nests, a minus sign, takes one byte.
-        let levels = program.len() as u64;
+        let levels = source.len() as u64;
         let added = stack::with_room(levels, || {
             if let Some(changed) = lists::with_changeable_lists(&program, rules)
                 && environment.add_template_owned(NAME, changed).is_ok()
@@ -138,6 +144,8 @@ fn context(input: &RenderInput, bos: &str, eos: &str) -> Value {
     let tools = input.tools.as_ref().unwrap_or(&serde_json::Value::Null);
     context.push(("messages", json::to_template_value(&input.messages)));
     context.push(("tools", json::to_template_value(tools)));
+    // transformers sets it even if there is none, and templates test it for that.
+    context.push(("documents", Value::from(())));
     context.push(("add_generation_prompt", Value::from(input.add_generation_prompt)));
     context.push(("bos_token", Value::from(bos)));
     context.push(("eos_token", Value::from(eos)));

@@ -14,7 +14,7 @@ pub struct AssessArgs {
     /// Replay this log of requests through prefix caches of all sizes, instead of experts: JSON lines as for
     /// forebay batch. The model may be dense
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath,
-        conflicts_with_all = ["prompts", "raw", "profile", "trace_routing", "tokens", "seed", "ram", "vram", "device",
+        conflicts_with_all = ["prompts", "raw", "csv", "profile", "trace_routing", "tokens", "seed", "ram", "vram", "device",
             "threads"])]
     pub kv: Option<PathBuf>,
     /// Record on these instead of the prompts that ship with the program: JSON lines or plain text
@@ -40,6 +40,9 @@ pub struct AssessArgs {
     /// Write the report: one page without network access
     #[arg(short, long, value_name = "OUT", value_hint = ValueHint::FilePath, help_heading = "Output")]
     pub output: Option<PathBuf>,
+    /// Write the curves of all policies and domains as lines of comma-separated values
+    #[arg(long, value_name = "OUT", value_hint = ValueHint::FilePath, help_heading = "Output")]
+    pub csv: Option<PathBuf>,
     /// Write every figure as an SVG file into this folder, which must be empty or not exist yet
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, help_heading = "Output")]
     pub svg: Option<PathBuf>,

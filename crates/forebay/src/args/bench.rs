@@ -24,18 +24,18 @@ pub struct BenchArgs {
     /// Runs to measure, after one to warm up
     #[arg(long, value_name = "N", default_value_t = 3, value_parser = count())]
     pub repeat: usize,
-    /// Measure so many sequences together, one number after the other (such as 1,2,4,8)
+    /// Measure N sequences together, one number after the other (such as 1,2,4,8)
     #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = count(), conflicts_with_all = ["depth", "trace_routing"])]
     pub parallel: Vec<usize>,
     /// With --parallel: run the sequences as requests, of which the engine lets as many generate at a
     /// time as gives most tokens per second
     #[arg(long, requires = "parallel")]
     pub scheduled: bool,
-    /// With --parallel: read a prompt of so many tokens while the sequences generate, and show the
+    /// With --parallel: read a prompt of N tokens while the sequences generate, and show the
     /// longest time between two of their tokens
     #[arg(long, value_name = "N", requires = "parallel", conflicts_with_all = ["scheduled", "prompt_tokens"], value_parser = count())]
     pub arriving: Option<usize>,
-    /// With --parallel N: run N requests one after the other, whose prompts have the same so many tokens
+    /// With --parallel N: run N requests one after the other, whose prompts have the same first TOKENS tokens
     /// at the start, and show how much sooner the later ones get their first token
     #[arg(long, value_name = "TOKENS", requires = "parallel", conflicts_with_all = ["scheduled", "arriving", "prompt_tokens", "gen_tokens"], value_parser = count())]
     pub shared_prefix: Option<usize>,
@@ -80,17 +80,21 @@ pub struct BatchArgs {
     /// Replace an output that exists, and a .partial file of another batch
     #[arg(long)]
     pub force: bool,
-    /// Answer so many requests at a time; auto takes as many as the planner finds best, at least 8, or
+    /// Answer N requests at a time; auto takes as many as the planner finds best, at least 8, or
     /// fewer if memory has no room for their contexts
     #[arg(long, value_name = "N|auto", value_parser = parse::parallel, default_value = "auto")]
     pub parallel: Parallel,
-    /// Reserve a KV cache of so many positions for all requests together. Requests that have no room
+    /// Reserve a KV cache of N positions for all requests together. Requests that have no room
     /// wait, and answers stay the same [default: what the largest requests need]
     #[arg(long, value_name = "N", value_parser = count())]
     pub kv_tokens: Option<usize>,
     /// Most tokens of an answer, if its request names no limit
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1024, value_parser = count())]
     pub max_tokens: usize,
+    /// Let special tokens in messages, such as <|im_end|>, be special tokens. Whoever writes a part of a
+    /// message can then end it and begin another one [default: they are text]
+    #[arg(long)]
+    pub special_tokens_in_messages: bool,
     /// Record every read of weights, and every read and write of keys and values, to FILE, for
     /// `forebay trace-io`
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]

@@ -22,14 +22,14 @@ pub struct KvArgs {
     /// Keep keys and values in DIR, too, also after the end. A new folder can be read by you only
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub kv_disk: Option<PathBuf>,
-    /// Let DIR have up to so many bytes; what was not used for the longest time goes first
+    /// Let DIR have up to this many bytes; the least recently used is removed first
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "32GiB")]
     pub kv_disk_size: u64,
     /// Type of keys and values in DIR. q8_0 makes f16 about half as large and rounds it, so an answer may
     /// depend on what was in DIR
     #[arg(long, value_name = "TYPE", default_value = "as-cached", requires = "kv_disk")]
     pub kv_disk_type: KvDiskTypeArg,
-    /// Write at most so many bytes to DIR on one day, to spare the disk
+    /// Write at most this many bytes to DIR on one day, to spare the disk
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "100GiB")]
     pub kv_disk_writes_per_day: u64,
     /// Encrypt what is in DIR with a key made from FILE, which holds at least 32 random bytes

@@ -16,6 +16,9 @@ pub struct PullArgs {
     /// Branch, tag or commit
     #[arg(long, value_name = "REV", default_value = "main")]
     pub revision: String,
+    /// Download the model even if it cannot run on this machine
+    #[arg(long)]
+    pub no_check: bool,
     /// Connections at a time
     #[arg(short, long, value_name = "N", default_value_t = 8)]
     #[arg(value_parser = RangedU64ValueParser::<usize>::new().range(1..=64))]
@@ -46,7 +49,7 @@ impl Command {
             Command::Run(args) => args.model.iter_mut().collect(),
             Command::Serve(args) => args.model.iter_mut().collect(),
             Command::Assess(args) => args.models.iter_mut().collect(),
-            Command::Plan(args) => vec![&mut args.model],
+            Command::Plan(args) => args.model.iter_mut().collect(),
             Command::Batch(args) => vec![&mut args.model],
             Command::Bench(args) => vec![&mut args.model],
             Command::Load(args) => vec![&mut args.model],
@@ -65,12 +68,23 @@ impl Command {
             | Command::Doctor(_)
             | Command::Synth(_)
             | Command::Verify(_)
-            | Command::Completions(_) => Vec::new(),
+            | Command::Completions(_)
+            | Command::Config(_)
+            | Command::Man(_) => Vec::new(),
         }
     }
 
     /// Returns true if the command works on the library itself.
     pub fn is_about_library(&self) -> bool {
-        matches!(self, Command::Pull(_) | Command::List(_) | Command::Rm(_) | Command::Serve(_))
+        matches!(
+            self,
+            Command::Pull(_)
+                | Command::List(_)
+                | Command::Rm(_)
+                | Command::Serve(_)
+                | Command::Plan(_)
+                | Command::Doctor(_)
+                | Command::Config(_)
+        )
     }
 }

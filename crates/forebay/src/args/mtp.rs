@@ -8,8 +8,8 @@ use crate::failure::{Outcome, usage};
 #[derive(Args, Clone, Default)]
 pub struct MtpArgs {
     /// Load the model's first layer for multi-token prediction, and check what it proposes together with
-    /// the next token: the answer stays the same, and may come sooner. One sequence only
-    #[arg(long, value_enum, value_name = "WHETHER", default_value_t = MtpArg::Off)]
+    /// the next token: the answer stays the same, and may be faster. One sequence only
+    #[arg(long, value_enum, value_name = "on|off", default_value_t = MtpArg::Off)]
     #[arg(help_heading = "Memory and devices")]
     pub mtp: MtpArg,
 }

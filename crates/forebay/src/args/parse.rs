@@ -51,3 +51,17 @@ pub fn parallel(text: &str) -> Result<Parallel, String> {
         _ => Err("must be auto or a number of at least 1".to_owned()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::args::Device;
+
+    #[test]
+    fn devices() {
+        assert_eq!("cuda:3".parse(), Ok(Device::Cuda(Some(3))));
+        assert_eq!("auto".parse(), Ok(Device::Auto));
+        for wrong in ["", "gpu", "cuda:", "cuda:x", "cuda:-1", "CPU"] {
+            assert!(wrong.parse::<Device>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -12,9 +12,19 @@ use crate::size;
 
 #[derive(Args)]
 pub struct PlanArgs {
-    /// GGUF file (or one file of a split set), pack, or Hugging Face folder
+    /// GGUF file (or one file of a split set), pack, Hugging Face folder, name of the library, or a
+    /// repository on Hugging Face, OWNER/REPO[:QUANT], of which only headers are read
     #[arg(value_hint = ValueHint::AnyPath)]
-    pub model: PathBuf,
+    pub model: Option<PathBuf>,
+    /// Plan for a model of this shape, without a file; no NAME or an unknown one lists the shapes
+    #[arg(long, value_name = "NAME", num_args = 0..=1, default_missing_value = "", conflicts_with = "model")]
+    pub shape: Option<String>,
+    /// With --shape: type of the weights, as in Q4_K_M, Q8_0, BF16 [default: that of published files]
+    #[arg(long, value_name = "TYPE", requires = "shape")]
+    pub quantisation: Option<String>,
+    /// With a repository: branch, tag or commit
+    #[arg(long, value_name = "REV", default_value = "main")]
+    pub revision: String,
     /// VRAM for everything on the GPU, the driver's context included [default: what is free]
     #[arg(long, value_name = "SIZE", value_parser = size::parse, allow_hyphen_values = true)]
     pub vram: Option<u64>,

@@ -55,7 +55,7 @@ pub struct ChatArgs {
     pub system_file: Option<PathBuf>,
     /// How much the model thinks before it answers: on, off, low, medium or high, as far as its chat
     /// template supports it
-    #[arg(long, value_name = "HOW")]
+    #[arg(long, value_name = "LEVEL")]
     pub think: Option<Think>,
     /// Do not show what the model thinks
     #[arg(long)]
@@ -63,12 +63,18 @@ pub struct ChatArgs {
     /// Set a variable of the chat template; VALUE is JSON, or else text (repeatable)
     #[arg(long, value_name = "NAME=VALUE", value_parser = template_arg)]
     pub template_arg: Vec<(String, Value)>,
+    /// Let special tokens in messages, such as <|im_end|>, be special tokens. Whoever writes a part of a
+    /// message can then end it and begin another one [default: they are text]
+    #[arg(long)]
+    pub special_tokens_in_messages: bool,
     /// When the context is full: drop the oldest turns and read the rest again (shift), or stop
-    #[arg(long, value_enum, value_name = "WHAT")]
+    #[arg(long, value_enum, value_name = "ACTION")]
     pub on_full: Option<OnFullArg>,
     /// Continue the text as it is, without the chat template. Special tokens written in it, such as
     /// <|im_start|>, count as such, and a BOS token at its beginning is not added again
-    #[arg(long, conflicts_with_all = ["system", "system_file", "think", "hide_thinking", "template_arg"])]
+    #[arg(long, conflicts_with_all = [
+        "system", "system_file", "think", "hide_thinking", "template_arg", "special_tokens_in_messages",
+    ])]
     pub raw: bool,
 }
 

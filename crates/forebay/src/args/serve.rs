@@ -26,11 +26,11 @@ pub struct ServeArgs {
     /// Name by which requests call the only MODEL [default: the name of its file or folder]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
-    /// Answer so many requests at a time; auto takes as many as the planner finds best, at least 4, or
+    /// Answer N requests at a time; auto takes as many as the planner finds best, at least 4, or
     /// fewer if memory has no room for their contexts
     #[arg(long, value_name = "N|auto", value_parser = parse::parallel, default_value = "auto")]
     pub parallel: Parallel,
-    /// Reserve a KV cache of so many positions for all requests together. Requests that have no room
+    /// Reserve a KV cache of N positions for all requests together. Requests that have no room
     /// wait, and answers stay the same [default: --ctx for each request]
     #[arg(long, value_name = "N", value_parser = count())]
     pub kv_tokens: Option<usize>,
@@ -38,21 +38,25 @@ pub struct ServeArgs {
     /// times the usual time, while a prompt is read]
     #[arg(long, value_name = "TIME", value_parser = parse::duration)]
     pub max_latency: Option<Duration>,
-    /// Let at most so many requests wait; others get status 429
+    /// Let at most N requests wait; others get status 429
     #[arg(long, value_name = "N", default_value_t = 1024)]
     pub queue: usize,
     /// Add a line of JSON for every request to FILE, without prompts and keys; - is standard output.
     /// SIGHUP opens FILE again
     #[arg(long, value_name = "FILE|-", value_hint = ValueHint::FilePath)]
     pub access_log: Option<PathBuf>,
-    /// Send a comment when a streamed answer has had no part for so many seconds, while a prompt is
+    /// Send a comment when a streamed answer has had no part for this many seconds, while a prompt is
     /// read or a model is loaded; 0 sends none
     #[arg(long, value_name = "SECONDS", default_value_t = 10)]
     pub sse_ping_interval: u32,
     /// Let requests of one API key use keys and values of equal prompts of this key only, or of all
     /// keys. The time of an answer tells whether its prompt was known
-    #[arg(long, value_enum, value_name = "AMONG", default_value_t = SharePrefixes::Key)]
+    #[arg(long, value_enum, value_name = "key|all", default_value_t = SharePrefixes::Key)]
     pub share_prefixes: SharePrefixes,
+    /// Let special tokens in messages, such as <|im_end|>, be special tokens. Whoever writes a part of a
+    /// message can then end it and begin another one [default: they are text]
+    #[arg(long)]
+    pub special_tokens_in_messages: bool,
     #[command(flatten)]
     pub kv: KvArgs,
     #[command(flatten)]
@@ -109,9 +113,15 @@ pub struct ListenArgs {
     /// Let other machines use the server without a key
     #[arg(long, conflicts_with = "api_key_file")]
     pub insecure: bool,
+    /// Let clients without a key reach this machine by this name, too; * lets all (repeatable)
+    #[arg(long, value_name = "NAME", conflicts_with = "api_key_file")]
+    pub allowed_host: Vec<String>,
     /// Let web pages of this origin use the server, as in https://example.com; * lets all (repeatable)
     #[arg(long, value_name = "ORIGIN")]
     pub cors: Vec<String>,
+    /// Give requests so much time to end after a signal tells the server to stop
+    #[arg(long, value_name = "TIME", value_parser = parse::duration, default_value = "60s")]
+    pub drain_time: Duration,
     /// Refuse requests with more bytes
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "32MiB")]
     pub max_body: u64,

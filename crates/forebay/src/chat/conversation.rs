@@ -1,6 +1,6 @@
 //! The conversation so far and the prompt that it renders to.
 
-use forebay_chat::{Format, History, encode_prompt};
+use forebay_chat::{Format, History, encode_chat, encode_text};
 use forebay_engine::Session;
 use serde_json::{Map, Value};
 
@@ -23,10 +23,14 @@ pub struct Prompt {
 }
 
 impl Conversation {
-    /// Creates an empty conversation. `templated` selects the model's chat template, if it has one.
-    pub fn new(session: &Session, templated: bool) -> Outcome<Conversation> {
+    /// Creates an empty conversation. `templated` selects the model's chat template, if it has one. `special_tokens` lets
+    /// special tokens in messages be special tokens.
+    pub fn new(session: &Session, templated: bool, special_tokens: bool) -> Outcome<Conversation> {
         let template = session.chat_template().filter(|_| templated);
-        let format = Format::recognise(template, session.tokenizer().ok())?;
+        let mut format = Format::recognise(template, session.tokenizer().ok())?;
+        if special_tokens {
+            format = format.with_special_tokens_in_messages();
+        }
         Ok(Conversation {
             history: History::default(),
             format,
@@ -46,12 +50,15 @@ impl Conversation {
     /// Renders and encodes the prompt for the next answer.
     pub fn prompt(&self, session: &Session) -> Outcome<Prompt> {
         let messages = self.history.messages();
-        let text = match session.chat_template().filter(|_| self.templated) {
-            Some(template) => self.format.render(template, messages, None, &self.variables)?,
-            None => messages.iter().map(|message| message.content.as_str()).collect(),
+        let tokenizer = session.tokenizer()?;
+        let Some(template) = session.chat_template().filter(|_| self.templated) else {
+            let text: String = messages.iter().map(|message| message.content.as_str()).collect();
+            let ids = encode_text(tokenizer, &text)?;
+            return Ok(Prompt { text, ids });
         };
-        let ids = encode_prompt(session.tokenizer()?, &text, self.templated)?;
-        Ok(Prompt { text, ids })
+        let prompt = self.format.render(template, messages, None, &self.variables)?;
+        let ids = encode_chat(tokenizer, &prompt)?;
+        Ok(Prompt { text: prompt.into_text(), ids })
     }
 }
 

@@ -3,18 +3,15 @@
 use forebay_chat::Event;
 
 use crate::failure::Outcome;
-use crate::output;
-
-const DIM: &str = "\u{1b}[2m";
-const NORMAL: &str = "\u{1b}[0m";
+use crate::output::{self, TextStream};
 
 /// Shows one answer while it is generated. Thinking is dim; without styles it is between two marker lines.
 pub struct Display {
     hide_thinking: bool,
     styled: bool,
     shown: Shown,
-    /// True if the content is empty or ends with a line break.
-    at_line_start: bool,
+    content: TextStream,
+    aside: TextStream,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -27,8 +24,16 @@ enum Shown {
 
 impl Display {
     pub fn new(hide_thinking: bool) -> Display {
-        let styled = output::styled();
-        Display { hide_thinking, styled, shown: Shown::Nothing, at_line_start: true }
+        let (content, aside) = (TextStream::result(), TextStream::aside());
+        Display { hide_thinking, styled: output::styled(), shown: Shown::Nothing, content, aside }
+    }
+
+    /// Creates the display of an answer that continues `text`, which is printed first.
+    pub fn after(text: &str, hide_thinking: bool) -> Outcome<Display> {
+        let mut display = Display::new(hide_thinking);
+        output::print(text)?;
+        display.content.begin_after(text);
+        Ok(display)
     }
 
     pub fn show(&mut self, event: Event<'_>) -> Outcome {
@@ -36,28 +41,18 @@ impl Display {
             Event::Reasoning(_) if self.hide_thinking => Ok(()),
             Event::Reasoning(text) => {
                 self.turn_to(Shown::Thinking)?;
-                // Every piece resets the style, because Ctrl-C may end the program between two pieces.
-                match self.styled {
-                    true => output::say(format_args!("{DIM}{text}{NORMAL}")),
-                    false => output::say(format_args!("{text}")),
-                }
-                Ok(())
+                self.aside.push(text)
             }
             Event::Content(text) => {
                 self.turn_to(Shown::Content)?;
-                self.at_line_start = text.ends_with('\n');
-                output::print(text)
+                self.content.push(text)
             }
             Event::ToolCall { name, .. } => {
                 self.end_part()?;
                 self.shown = Shown::ToolCall;
-                output::say(format_args!("[tool call] {name} "));
-                Ok(())
+                self.aside.push(&format!("[tool call] {name} "))
             }
-            Event::Arguments { text, .. } => {
-                output::say(format_args!("{text}"));
-                Ok(())
-            }
+            Event::Arguments { text, .. } => self.aside.push(text),
         }
     }
 
@@ -82,15 +77,21 @@ impl Display {
     }
 
     fn end_part(&mut self) -> Outcome {
+        self.aside.flush()?;
+        self.content.flush()?;
         match self.shown {
             Shown::Nothing => {}
-            Shown::Thinking if self.styled => output::tell!("\n"),
-            Shown::Thinking => output::tell!("\n[end of thinking]"),
-            Shown::ToolCall => output::tell!(),
-            Shown::Content if !self.at_line_start => output::print("\n")?,
+            Shown::Thinking => {
+                self.aside.push("\n")?;
+                match self.styled {
+                    true => output::tell!(),
+                    false => output::tell!("[end of thinking]"),
+                }
+            }
+            Shown::ToolCall => self.aside.push("\n")?,
+            Shown::Content if !self.content.is_at_line_start() => self.content.push("\n")?,
             Shown::Content => {}
         }
-        self.at_line_start = true;
         Ok(())
     }
 }

@@ -7,12 +7,13 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 
 use anyhow::Context as _;
 use reedline::{
-    Color, EditCommand, Emacs, FileBackedHistory, Highlighter, KeyCode, KeyModifiers, Prompt,
-    PromptEditMode, PromptHistorySearch, Reedline, ReedlineEvent, Signal, StyledText,
-    ValidationResult, Validator, default_emacs_keybindings,
+    Color, ColumnarMenu, EditCommand, Emacs, FileBackedHistory, Highlighter, KeyCode, KeyModifiers,
+    MenuBuilder as _, Prompt, PromptEditMode, PromptHistorySearch, Reedline, ReedlineEvent,
+    ReedlineMenu, Signal, StyledText, ValidationResult, Validator, default_emacs_keybindings,
 };
 
 use super::command;
+use super::complete::ChatCompleter;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt;
 use crate::output;
@@ -20,6 +21,9 @@ use crate::state;
 
 const PROMPT: &str = "> ";
 const CONTINUED: &str = ". ";
+
+/// Name of the menu of completions.
+const COMPLETIONS: &str = "completions";
 
 /// Number of inputs kept in the history file.
 const HISTORY_LENGTH: usize = 1000;
@@ -45,8 +49,7 @@ pub enum Reader {
 impl Reader {
     /// Creates a line editor if standard input, output and error are terminals; otherwise reads plain lines.
     pub fn new() -> Reader {
-        let terminal = io::stdin().is_terminal() && io::stdout().is_terminal();
-        match terminal && io::stderr().is_terminal() {
+        match has_editor() {
             true => Reader::Editor(Box::new(editor())),
             false => Reader::Plain,
         }
@@ -57,10 +60,8 @@ impl Reader {
         let _waiting = interrupt::waiting_for_input();
         match self {
             Reader::Plain => plain(),
-            Reader::Editor(editor) => match editor.read_line(&Mark) {
-                Ok(Signal::Success(text)) => Ok(Input::Text(text)),
-                Ok(Signal::CtrlC) => Ok(Input::Interrupted),
-                Ok(_) => Ok(Input::End),
+            Reader::Editor(editor) => match edited(editor) {
+                Ok(input) => Ok(input),
                 Err(error) => {
                     output::tell!("note: the line editor does not work on this terminal: {error}");
                     *self = Reader::Plain;
@@ -71,12 +72,45 @@ impl Reader {
     }
 }
 
+/// Returns true if there is a line editor: standard input, output and error are terminals.
+pub fn has_editor() -> bool {
+    io::stdin().is_terminal() && io::stdout().is_terminal() && io::stderr().is_terminal()
+}
+
+/// Reads an input with the line editor. Ctrl-C clears the line, and ends the chat if there is nothing to clear.
+fn edited(editor: &mut Reedline) -> io::Result<Input> {
+    loop {
+        return Ok(match editor.read_line(&Mark)? {
+            Signal::Success(text) => Input::Text(text),
+            Signal::HostCommand(_) if !editor.current_buffer_contents().is_empty() => {
+                editor.run_edit_commands(&[EditCommand::Clear]);
+                continue;
+            }
+            Signal::HostCommand(_) | Signal::CtrlC => {
+                output::tell!();
+                Input::Interrupted
+            }
+            _ => Input::End,
+        });
+    }
+}
+
 fn editor() -> Reedline {
     let mut keys = default_emacs_keybindings();
     let new_line = ReedlineEvent::Edit(vec![EditCommand::InsertNewline]);
     keys.add_binding(KeyModifiers::ALT, KeyCode::Enter, new_line);
+    let interrupt = ReedlineEvent::ExecuteHostCommand(String::new());
+    let interrupt = ReedlineEvent::Multiple(vec![ReedlineEvent::Esc, interrupt]);
+    keys.add_binding(KeyModifiers::CONTROL, KeyCode::Char('c'), interrupt);
+    let complete = vec![ReedlineEvent::Menu(COMPLETIONS.to_owned()), ReedlineEvent::MenuNext];
+    keys.add_binding(KeyModifiers::NONE, KeyCode::Tab, ReedlineEvent::UntilFound(complete));
+    let completions = ColumnarMenu::default().with_name(COMPLETIONS);
     let editor = Reedline::create()
         .with_edit_mode(Box::new(Emacs::new(keys)))
+        .with_completer(Box::new(ChatCompleter))
+        .with_menu(ReedlineMenu::EngineCompleter(Box::new(completions)))
+        .with_quick_completions(true)
+        .with_partial_completions(true)
         .with_validator(Box::new(Blocks))
         .with_highlighter(Box::new(Unstyled))
         .with_ansi_colors(output::styled())

@@ -2,15 +2,17 @@
 
 pub mod answer;
 mod command;
+mod complete;
 mod conversation;
 mod display;
 mod files;
 mod input;
+pub mod keyboard;
 mod settings;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use forebay_chat::{Message, Think};
+use forebay_chat::{History, Message, Think};
 use forebay_engine::{Generation, Session};
 
 use crate::config::{AnswerConfig, RunConfig};
@@ -37,6 +39,8 @@ pub struct Chat<'a> {
     figures: ChatFigures,
     /// True if the user has already been told about a context shift.
     announced_shift: bool,
+    /// File that the conversation was last written to or read from. Only this one may be replaced.
+    own_file: Option<PathBuf>,
 }
 
 /// Creates a conversation with the settings of the command line.
@@ -50,7 +54,8 @@ pub fn begin(session: &Session, config: &RunConfig) -> Outcome<Conversation> {
         };
         output::tell!("note: {why}: it continues the text as plain text");
     }
-    let mut conversation = Conversation::new(session, templated)?;
+    let special_tokens = config.template.special_tokens_in_messages;
+    let mut conversation = Conversation::new(session, templated, special_tokens)?;
     conversation.history.set_system(config.template.system.clone());
     conversation.variables = config.template.variables(conversation.format())?;
     Ok(conversation)
@@ -61,6 +66,7 @@ pub fn run(session: &mut Session, config: &RunConfig) -> Outcome {
     let conversation = begin(session, config)?;
     // Templates leave out earlier reasoning, so a turn often begins before the end of what is cached.
     session.keep_states();
+    output::tell!("{}", statistics::place(session, &config.model));
     output::tell!("/help lists the commands, /bye or Ctrl-D quits");
     let mut chat = Chat {
         session,
@@ -70,6 +76,7 @@ pub fn run(session: &mut Session, config: &RunConfig) -> Outcome {
         conversation,
         figures: ChatFigures::default(),
         announced_shift: false,
+        own_file: None,
     };
     let mut reader = Reader::new();
     let ended = loop {
@@ -83,7 +90,7 @@ pub fn run(session: &mut Session, config: &RunConfig) -> Outcome {
         }
     };
     if config.stats {
-        output::say(format_args!("{}", chat.statistics()));
+        output::say_labelled(&chat.statistics());
     }
     ended
 }
@@ -93,8 +100,8 @@ impl Chat<'_> {
         match line {
             Line::Empty | Line::Bye => {}
             Line::Wrong(what) => output::tell!("error: {what}"),
-            Line::Help => output::tell!("{}", command::HELP),
-            Line::Statistics => output::say(format_args!("{}", self.statistics())),
+            Line::Help => output::tell!("{}", command::help()),
+            Line::Statistics => output::say_labelled(&self.statistics()),
             Line::Clear => {
                 self.conversation.history.clear();
                 self.figures.turns_dropped = 0;
@@ -112,20 +119,40 @@ impl Chat<'_> {
                 self.conversation.history.set_system(text);
                 output::tell!("the system message is set");
             }
-            Line::Set(None) => output::say(format_args!("{}", self.settings())),
+            Line::Set(None) => output::say_labelled(&self.settings()),
             Line::Set(Some((name, value))) => match self.set(&name, &value) {
                 Ok(()) => output::tell!("{name} is {value}"),
                 Err(reason) => output::tell!("error: /set {name} {value}: {reason}"),
             },
-            Line::Save(file) => self.save(Path::new(&file)),
+            Line::Show => self.show(),
+            Line::Retry => return self.retry(),
+            Line::Save(file) => match file.map(PathBuf::from).or_else(|| self.own_file.clone()) {
+                Some(file) => self.save(&file),
+                None => output::tell!("error: /save needs a file name"),
+            },
             Line::Load(file) => self.load(Path::new(&file)),
             Line::Say(text) => return self.say(text),
         }
         Ok(())
     }
 
+    /// Shows the model, where it is, the settings and the system message.
+    fn show(&self) {
+        let mut lines = vec![("model", statistics::place(self.session, &self.config.model))];
+        lines.extend(self.settings());
+        let history = &self.conversation.history;
+        lines.push(("turns", history.turns().to_string()));
+        lines.push(("system", history.system().unwrap_or("(none)").to_owned()));
+        output::say_labelled(&lines);
+    }
+
     fn save(&mut self, file: &Path) {
-        match files::save(&self.conversation.history, self.session, file) {
+        let is_own = self.own_file.as_deref() == Some(file);
+        let saved = files::save(&self.conversation.history, self.session, file, is_own);
+        if saved.is_ok() {
+            self.own_file = Some(file.to_owned());
+        }
+        match saved {
             Ok(None) => output::tell!("the conversation is in {}", file.display()),
             Ok(Some(bytes)) => output::tell!(
                 "the conversation is in {}, its keys and values in {} ({})",
@@ -140,8 +167,10 @@ impl Chat<'_> {
     fn load(&mut self, file: &Path) {
         match files::load(file) {
             Ok(history) => {
-                output::tell!("{} turns from {}", history.turns(), file.display());
+                let turns = output::counted(history.turns(), "turn");
+                output::tell!("{turns} from {}", file.display());
                 self.conversation.history = history;
+                self.own_file = Some(file.to_owned());
             }
             Err(error) => return tell(&error.into()),
         }
@@ -162,8 +191,27 @@ impl Chat<'_> {
     fn say(&mut self, text: String) -> Outcome {
         let before = self.conversation.history.clone();
         self.conversation.history.push(Message::new("user", text));
+        self.answer_or_return_to(before)
+    }
+
+    /// Answers the last message again. The random choices are other ones.
+    fn retry(&mut self) -> Outcome {
+        let before = self.conversation.history.clone();
+        if !self.conversation.history.drop_newest_answer() {
+            output::tell!("error: there is no answer to try again");
+            return Ok(());
+        }
+        self.answer.sampling.seed = self.answer.sampling.seed.wrapping_add(1);
+        self.answer_or_return_to(before)
+    }
+
+    /// Answers the last message. Without an answer, the conversation is again what it was before.
+    fn answer_or_return_to(&mut self, before: History) -> Outcome {
         interrupt::reset();
-        match self.respond() {
+        let quiet = keyboard::quiet();
+        let answered = self.respond();
+        drop(quiet);
+        match answered {
             Ok(End::Interrupted) if self.conversation.history.ends_with_user() => {
                 self.conversation.history = before;
                 output::tell!("note: interrupted before the answer began: the message is not kept");
@@ -221,7 +269,7 @@ impl Chat<'_> {
         }
     }
 
-    fn statistics(&self) -> String {
+    fn statistics(&self) -> Vec<(&'static str, String)> {
         let mut figures = self.figures;
         figures.context_used = self.session.cached_tokens().len();
         statistics::block(self.session, &self.config.model, After::Chat(&figures))

@@ -1,10 +1,9 @@
 //! The chat command `/set`: settings that can change during a chat.
 
-use std::fmt::Write as _;
-
 use forebay_chat::Think;
 
 use super::Chat;
+use super::command::SETTINGS;
 use crate::args::parse;
 
 impl Chat<'_> {
@@ -35,23 +34,20 @@ impl Chat<'_> {
     }
 
     /// Lists all settings with their values.
-    pub fn settings(&self) -> String {
+    pub fn settings(&self) -> Vec<(&'static str, String)> {
         let sampling = &self.answer.sampling;
         let max_tokens = self.answer.max_tokens.map_or("none".to_owned(), |most| most.to_string());
-        let mut text = String::new();
-        for (name, value) in [
-            ("temperature", sampling.temperature.to_string()),
-            ("top_p", sampling.top_p.to_string()),
-            ("top_k", sampling.top_k.to_string()),
-            ("min_p", sampling.min_p.to_string()),
-            ("repeat_penalty", sampling.repeat_penalty.to_string()),
-            ("seed", sampling.seed.to_string()),
-            ("max_tokens", max_tokens),
-            ("think", self.think.map_or("(the template's default)", Think::name).to_owned()),
-        ] {
-            let _ = writeln!(text, "{name:<15} {value}");
-        }
-        text
+        let values = [
+            sampling.temperature.to_string(),
+            sampling.top_p.to_string(),
+            sampling.top_k.to_string(),
+            sampling.min_p.to_string(),
+            sampling.repeat_penalty.to_string(),
+            sampling.seed.to_string(),
+            max_tokens,
+            self.think.map_or("(the template's default)", Think::name).to_owned(),
+        ];
+        SETTINGS.into_iter().zip(values).collect()
     }
 }
 

@@ -17,9 +17,10 @@ use serde::Serialize;
 use crate::args::AssessArgs;
 use crate::commands::plan;
 use crate::config;
+use crate::demo;
 use crate::failure::{Outcome, usage};
 use crate::open;
-use crate::output::{self, Align};
+use crate::output::{self, Align, visible};
 use crate::outputs;
 use crate::progress::TokensProgress;
 use crate::routing_file::RoutingFile;
@@ -41,6 +42,7 @@ pub fn run(args: AssessArgs) -> Outcome {
     }
     let page =
         args.output.as_deref().map(|path| outputs::create(&mut outputs, path)).transpose()?;
+    let csv = args.csv.as_deref().map(|path| outputs::create(&mut outputs, path)).transpose()?;
     let routing_file = RoutingFile::create(&args.routing, &mut outputs)?;
     if let Some(folder) = &args.svg {
         check_folder(folder, &outputs)?;
@@ -61,6 +63,7 @@ pub fn run(args: AssessArgs) -> Outcome {
         models.push(one(model, &prompts, &options, &args, routing_file.take())?);
     }
     let is_printed = write_page(page, || assess::page(&models))?;
+    let is_printed = write_csv(csv, &models)? || is_printed;
     if let Some(folder) = &args.svg {
         let count = draw(folder, &models, &mut outputs)?;
         output::tell!("{}: {count} figures", folder.display());
@@ -97,12 +100,32 @@ fn write_page(page: Option<OutputFile>, html: impl FnOnce() -> String) -> anyhow
     Ok(is_printed)
 }
 
+/// Writes the curves, if they are asked for. Returns true if they went to standard output.
+fn write_csv(file: Option<OutputFile>, models: &[Assessment]) -> anyhow::Result<bool> {
+    let Some(file) = file else { return Ok(false) };
+    let path = file.path().to_owned();
+    let mut file = file.into_stream();
+    let lines = models.iter().map(Assessment::csv).collect::<String>();
+    file.write_all((assess::CSV_HEAD.to_owned() + &lines).as_bytes())
+        .with_context(|| format!("{}: cannot be written", path.display()))?;
+    file.commit()?;
+    Ok(outputs::is_standard(&path))
+}
+
 /// Protects every input of the command from being overwritten by its outputs.
 fn begin(args: &AssessArgs) -> Outcome<Outputs> {
     if let (true, Some(path)) = (args.json, &args.output) {
         outputs::not_standard("-o", path, "the JSON document")?;
     }
-    let named = args.output.is_some() || args.svg.is_some() || args.routing.trace_routing.is_some();
+    if let Some(path) = &args.csv
+        && (args.json || args.output.as_deref().is_some_and(outputs::is_standard))
+    {
+        outputs::not_standard("--csv", path, "another document")?;
+    }
+    let named = args.output.is_some()
+        || args.csv.is_some()
+        || args.svg.is_some()
+        || args.routing.trace_routing.is_some();
     let mut outputs = outputs::begin(args.force, named)?;
     args.models.iter().for_each(|model| outputs::protect_model(&mut outputs, model));
     args.prompts.iter().chain(&args.profile).chain(&args.kv).for_each(|path| outputs.protect(path));
@@ -126,7 +149,13 @@ fn one(
         file.record(&mut session)?;
     }
     let sampling = Sampling { seed: args.seed, ..Sampling::default() };
-    let record = RecordOptions { tokens: args.tokens, sampling, raw: args.raw };
+    let untrained = demo::is_demo(session.info());
+    if untrained && !args.raw {
+        output::tell!(
+            "note: the demo model was not trained with the chat template in its file: as with --raw"
+        );
+    }
+    let record = RecordOptions { tokens: args.tokens, sampling, raw: args.raw || untrained };
     let name = model.file_name().unwrap_or(model.as_os_str()).to_string_lossy();
     let mut progress = TokensProgress::new(format!("recording {}", clean(&name)));
     let mut update = |done, total| progress.update(done, total);
@@ -203,7 +232,7 @@ fn file_name(name: &str) -> String {
 }
 
 fn clean(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect()
+    visible::line(text).into_owned()
 }
 
 fn text(models: &[Assessment]) -> String {
@@ -223,6 +252,9 @@ fn text(models: &[Assessment]) -> String {
             size::format(model.expert_bytes)
         );
         text.push('\n');
+        if let Some((command, why)) = model.command() {
+            let _ = writeln!(text, "{}      {why}\n", clean(&command));
+        }
         text.push_str(&domains(model));
         text.push('\n');
         text.push_str(&policies(model));
@@ -265,7 +297,12 @@ fn rows(head: &[&str], body: Vec<Vec<String>>) -> String {
 
 fn miss_at(section: &Section, policy: usize, share: f64) -> String {
     let point = section.curves.get(policy).and_then(|curve| curve.at(share));
-    point.map_or("-".to_owned(), |point| percent(1.0 - point.hit_rate))
+    let Some(point) = point else { return "-".to_owned() };
+    let misses = percent(1.0 - point.hit_rate);
+    match point.hit_rate_interval {
+        Some([low, high]) => format!("{misses} ± {:.1}", 50.0 * (high - low)),
+        None => misses,
+    }
 }
 
 fn compared(models: &[Assessment]) -> String {

@@ -2,7 +2,8 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
-use std::io::Write as _;
+use std::fs::File;
+use std::io::{BufReader, Read, Write as _};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -14,7 +15,7 @@ use forebay_engine::{Engine, EngineError, SessionOptions};
 use forebay_model::ModelError;
 use forebay_requests::{Choice, Identity, Prepared, Refusal, Update, sink};
 use forebay_server::batches::{Journal, JournalError, Line, answered, is_error};
-use forebay_store::Outputs;
+use forebay_store::{OutputError, Outputs};
 use forebay_text::Tokenizer;
 use serde_json::{Value, json};
 use twox_hash::{XxHash3_64, XxHash3_128};
@@ -27,7 +28,7 @@ use crate::open::{self, Sequences};
 use crate::output;
 use crate::outputs;
 use crate::progress::StepProgress;
-use crate::requests::{self, endpoint};
+use crate::requests::{self, Defaults, endpoint};
 use crate::session_plan;
 use crate::tracing_file::TracingFile;
 
@@ -50,8 +51,18 @@ pub fn run(args: BatchArgs) -> Outcome {
         return usage("-o - cannot be taken up again after an interrupt: name a file");
     }
     let (text, lines) = requests::read(&args.input)?;
-    // Refuses an output that cannot be written, before any work.
-    drop(outputs::create(&mut rules(&args)?, &args.output)?);
+    let mut path = args.output.as_os_str().to_owned();
+    path.push(".partial");
+    // Refuses an output that cannot be written, before any work. If a journal is beside an output, an earlier process may
+    // have been killed between writing the one and removing the other.
+    let exists = match outputs::create(&mut rules(&args)?, &args.output) {
+        Ok(output) => {
+            drop(output);
+            None
+        }
+        Err(error @ OutputError::Exists { .. }) if Path::new(&path).exists() => Some(error),
+        Err(error) => return Err(error.into()),
+    };
     if args.output.metadata().is_ok_and(|about| !about.is_file()) {
         let out = args.output.display();
         return usage(format!(
@@ -64,21 +75,17 @@ pub fn run(args: BatchArgs) -> Outcome {
     // Choices count up from the seed, so seeds of neighbouring lines must be far apart.
     let seed =
         |number: usize| XxHash3_64::oneshot_with_seed(hash as u64, &(number as u64).to_le_bytes());
-    let all = requests::prepare(
-        &inspection,
-        &args.model,
-        &lines,
-        args.max_tokens,
-        options.context,
-        seed,
-    )?;
+    let defaults = Defaults {
+        max_tokens: args.max_tokens,
+        context: options.context,
+        special_tokens_in_messages: args.special_tokens_in_messages,
+    };
+    let all = requests::prepare(&inspection, &args.model, &lines, &defaults, seed)?;
     let longest = all.iter().flatten().map(Prepared::positions).max();
     options.context.get_or_insert(longest.unwrap_or(1).min(inspection.model.context_trained));
 
     let settings = settings(&args, &options, hash)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
-    let mut path = args.output.as_os_str().to_owned();
-    path.push(".partial");
     // The answers are written when the trace is complete, so they would find its file.
     let absolute = |path: &Path| std::path::absolute(path).ok();
     if let Some(trace) = &args.trace_io
@@ -88,6 +95,15 @@ pub fn run(args: BatchArgs) -> Outcome {
     }
     let journal = Journal::open(path.as_ref(), settings, lines.len(), now, args.force);
     let mut journal = journal.map_err(refused_journal)?;
+    if let Some(exists) = exists {
+        if journal.answered() == lines.len() && is_written(&mut journal, &args.output)? {
+            journal.remove()?;
+            output::tell!("{} answers are in {} already", lines.len(), args.output.display());
+            return Ok(());
+        }
+        journal.discard_if_empty();
+        return Err(exists.into());
+    }
     let before = journal.answered();
     if before > 0 {
         output::tell!("{before} of {} requests are answered already", lines.len());
@@ -101,7 +117,7 @@ pub fn run(args: BatchArgs) -> Outcome {
             let answered = journal.answered();
             if answered > 0 {
                 output::tell!(
-                    "{answered} of {} requests are answered: the same command goes on from there",
+                    "{answered} of {} requests are answered: the same command continues from there",
                     lines.len()
                 );
             }
@@ -113,7 +129,12 @@ pub fn run(args: BatchArgs) -> Outcome {
     output::tell!("{} answers are in {}", lines.len(), args.output.display());
     if errors > 0 {
         output::tell!(
-            "note: {errors} of them are errors, which say what is wrong with the request"
+            "note: {}, which say what is wrong with the request",
+            if errors == 1 {
+                "1 of them is an error".into()
+            } else {
+                format!("{errors} of them are errors")
+            }
         );
     }
     Ok(())
@@ -142,6 +163,20 @@ fn finish(mut journal: Journal, args: &BatchArgs) -> Outcome<usize> {
     Ok(errors)
 }
 
+/// Returns true if the output holds exactly the answers of the journal.
+fn is_written(journal: &mut Journal, output: &Path) -> Outcome<bool> {
+    let named = || output.display().to_string();
+    let mut output = BufReader::new(File::open(output).with_context(named)?);
+    let (mut is_same, mut found) = (true, Vec::new());
+    journal.each(|answer| {
+        found.clear();
+        output.by_ref().take(answer.len() as u64).read_to_end(&mut found).with_context(named)?;
+        is_same &= found == answer;
+        Ok::<_, anyhow::Error>(())
+    })?;
+    Ok(is_same && output.read(&mut [0]).with_context(named)? == 0)
+}
+
 /// Returns the rules for the output.
 fn rules(args: &BatchArgs) -> Outcome<Outputs> {
     let mut rules = outputs::begin(args.force, true)?;
@@ -165,6 +200,7 @@ fn settings(args: &BatchArgs, options: &SessionOptions, hash: u128) -> Outcome<V
         "input": format!("{hash:032x}"),
         "model": files,
         "--max-tokens": args.max_tokens,
+        "--special-tokens-in-messages": args.special_tokens_in_messages,
         "--ctx": options.context,
         "--device": format!("{:?}", options.device),
         "--kv-type": format!("{:?}", options.kv_cache),

@@ -277,7 +277,7 @@ fn print(
     if let Some(source) = &args.followed.routing_trace {
         output::say(format_args!("  routing  from {}, not the model's own\n", source.display()));
     }
-    output::say(format_args!("{}", statistics::block(session, &args.model, After::Benchmark)));
+    output::say_labelled(&statistics::block(session, &args.model, After::Benchmark));
     Ok(())
 }
 

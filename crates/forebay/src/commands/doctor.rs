@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, anyhow};
 use forebay_engine::doctor::{
     self, CuFileRates, DoctorReport, DoctorRequest, GpuReport, MachineProfile, PinnedCopyRate,
-    QualityState,
+    QualityState, folder_of,
 };
 use forebay_engine::load::CuFileRequests;
 use forebay_store::{OutputError, OutputFile, Outputs};
@@ -15,6 +15,7 @@ use serde::Serialize;
 use crate::args::DoctorArgs;
 use crate::failure::Outcome;
 use crate::interrupt;
+use crate::library;
 use crate::output::{self, Align};
 use crate::size;
 
@@ -28,16 +29,17 @@ struct Document<'a> {
     not_saved: Option<String>,
 }
 
-pub fn run(args: DoctorArgs) -> Outcome {
-    let folder = args.dir.unwrap_or_else(|| PathBuf::from("."));
-    let measured = args.file.clone();
-    let request =
-        DoctorRequest { folder, file: args.file, quick: args.quick, interrupt: interrupt::token() };
+/// Runs the command. `models` is the folder of the library, if the user named it.
+pub fn run(args: DoctorArgs, models: Option<PathBuf>) -> Outcome {
+    let (folder, file) = subject(args.dir, args.file, models)?;
+    let measured = file.clone();
+    let request = DoctorRequest { folder, file, quick: args.quick, interrupt: interrupt::token() };
     let destination = match args.no_save {
         true => None,
-        false => Some(check_destination(measured.as_deref())?),
+        false => Some(check_destination(&request.folder, measured.as_deref())?),
     };
     let report = doctor::examine(&request, &mut |what| {
+        forebay_store::reached(&format!("measuring {what}"));
         if std::io::stderr().is_terminal() {
             output::tell!("measuring: {what}");
         }
@@ -58,11 +60,37 @@ pub fn run(args: DoctorArgs) -> Outcome {
     Ok(())
 }
 
+/// Smallest file that a disk is measured with, in bytes.
+const FILE_BYTES_MIN: u64 = 1 << 30;
+
+/// Returns the folder whose disk is measured, and the file to read. Without a folder, these are the library's, and its largest
+/// file.
+fn subject(
+    dir: Option<PathBuf>,
+    file: Option<PathBuf>,
+    models: Option<PathBuf>,
+) -> Outcome<(PathBuf, Option<PathBuf>)> {
+    match (dir, &file) {
+        (Some(dir), _) => Ok((dir, file)),
+        (None, Some(named)) => Ok((folder_of(named).to_owned(), file)),
+        (None, None) => {
+            let library = library::open(models.clone())?;
+            let listing = library.list().unwrap_or_default();
+            let entries = listing.entries.into_iter().chain(listing.loose);
+            let size = |path: &PathBuf| std::fs::metadata(path).map_or(0, |found| found.len());
+            let files = entries.map(|entry| entry.path).filter(|path| path.is_file());
+            let files = files.filter(|path| size(path) >= FILE_BYTES_MIN);
+            Ok((library::nearest_folder(models)?, files.max_by_key(size)))
+        }
+    }
+}
+
 /// Returns the path for the profile. Writes as much data there as a profile takes and removes it again, so that an
 /// unwritable folder or a full disk is detected before minutes of measurements.
-fn check_destination(measured: Option<&Path>) -> anyhow::Result<PathBuf> {
-    let path =
-        MachineProfile::path().context("neither XDG_CONFIG_HOME nor HOME is set: use --no-save")?;
+fn check_destination(folder: &Path, measured: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let path = MachineProfile::path(folder)
+        .with_context(|| folder.display().to_string())?
+        .context("neither XDG_STATE_HOME nor HOME is set: use --no-save")?;
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).with_context(|| {
             format!(
@@ -112,10 +140,7 @@ fn advise(profile: &MachineProfile) {
         QualityState::Busy => "the machine was busy",
         QualityState::Unstable | QualityState::Good => "readings of the same rate disagree",
     };
-    output::tell!(
-        "warning: {what}: predictions from this profile are ranges, or are left out: run forebay doctor again when the \
-         machine is idle"
-    );
+    output::tell!("warning: {what}: run forebay doctor again when the machine is idle");
 }
 
 fn rate(bytes_per_second: f64) -> String {

@@ -92,7 +92,7 @@ fn summary(inspection: &Inspection) -> String {
     let files = inspection.catalog.files.len();
     let mut lines: Vec<(&str, String)> = Vec::new();
     if let Some(name) = &model.name {
-        lines.push(("name", name.chars().filter(|c| !c.is_control()).collect()));
+        lines.push(("name", name.clone()));
     }
     lines.push(("architecture", model.architecture.into()));
     let plural = if files == 1 { "" } else { "s" };
@@ -127,7 +127,7 @@ fn summary(inspection: &Inspection) -> String {
     let (all, kept) = (inspection.kv_bytes_per_position, inspection.kv_bytes_per_position_kept);
     let mut cache = format!("{} for a position in f16", size::format(all));
     if kept < all {
-        cache += &format!(", {} behind the windows", size::format(kept));
+        cache += &format!(", {} beyond the windows", size::format(kept));
     }
     lines.push(("cache", cache));
     let states = inspection.state_bytes_per_sequence;
@@ -136,8 +136,11 @@ fn summary(inspection: &Inspection) -> String {
     }
     lines.push(("context", format!("{} positions trained", grouped(model.context_trained as u64))));
     lines.push(("tokenizer", inspection.tokenizer.clone()));
-    let template = if inspection.has_chat_template { "yes" } else { "none (forebay run --raw)" };
-    lines.push(("chat template", template.into()));
+    let template = inspection.chat_template.as_deref();
+    lines.push(("chat template", template.unwrap_or("none (forebay run --raw)").into()));
+    if let Some(template) = &inspection.tools_template {
+        lines.push(("for tools", template.clone()));
+    }
     let rows: Vec<Vec<String>> =
         lines.into_iter().map(|(key, value)| vec![key.to_string(), value]).collect();
     output::table(&[Align::Left, Align::Left], &rows)
@@ -206,7 +209,7 @@ fn tensors(catalog: &Catalog) -> String {
     for info in catalog.tensors() {
         let shape: Vec<String> = info.shape.iter().map(u64::to_string).collect();
         rows.push(vec![
-            info.name.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect(),
+            info.name.clone(),
             info.ty.name().into(),
             shape.join(" x "),
             size::format(info.bytes()),

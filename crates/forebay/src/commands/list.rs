@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use forebay_library::Entry;
+use forebay_library::{Entry, Listing, Others};
 use indicatif::HumanDuration;
 use serde::Serialize;
 
@@ -29,16 +29,29 @@ struct Model {
     size_bytes: u64,
     /// Seconds since 1970.
     modified: u64,
+    /// SHA-256 of the list of a pulled model's files.
+    #[serde(skip_serializing_if = "String::is_empty")]
     digest: String,
+    /// `pulled`, `folder` (the library's), or `other` (of another program).
+    origin: &'static str,
+}
+
+/// Returns the models that were pulled or lie in the library's folder, and those of other programs, each with its origin.
+fn all(listing: Listing) -> Vec<(Entry, &'static str)> {
+    let pulled = listing.entries.into_iter().map(|entry| (entry, "pulled"));
+    let loose = listing.loose.into_iter().map(|entry| (entry, "folder"));
+    let others = Others::of_user().list().into_iter().map(|entry| (entry, "other"));
+    pulled.chain(loose).chain(others).collect()
 }
 
 pub fn run(args: ListArgs, folder: Option<PathBuf>) -> Outcome {
     let library = library::open(folder)?;
-    let listing = library.list()?;
-    let damaged: Vec<String> = listing.damaged.iter().map(ToString::to_string).collect();
+    let mut listing = library.list()?;
+    let damaged: Vec<String> = listing.damaged.drain(..).map(|why| why.to_string()).collect();
     let unfinished: Vec<String> = listing.unfinished.iter().map(ToString::to_string).collect();
+    let entries = all(listing);
     if args.json {
-        let models = listing.entries.into_iter().map(model).collect();
+        let models = entries.into_iter().map(model).collect();
         let folder = library.folder().to_owned();
         return output::json(&Document { folder, models, unfinished, damaged });
     }
@@ -46,9 +59,9 @@ pub fn run(args: ListArgs, folder: Option<PathBuf>) -> Outcome {
         output::tell!("warning: {why}");
     }
     for name in unfinished {
-        output::tell!("note: the pull of {name} is not finished: forebay pull {name} goes on");
+        output::tell!("note: the pull of {name} is not finished: forebay pull {name} resumes it");
     }
-    if listing.entries.is_empty() {
+    if entries.is_empty() {
         output::tell!(
             "no models in {}: forebay pull OWNER/REPO downloads one",
             library.folder().display()
@@ -56,7 +69,7 @@ pub fn run(args: ListArgs, folder: Option<PathBuf>) -> Outcome {
         return Ok(());
     }
     let mut rows = vec![["NAME", "SIZE", "MODIFIED"].map(String::from).to_vec()];
-    rows.extend(listing.entries.iter().map(row));
+    rows.extend(entries.iter().map(|(entry, _)| row(entry)));
     output::print(&output::table(&[Align::Left, Align::Right, Align::Left], &rows))
 }
 
@@ -66,8 +79,8 @@ fn row(entry: &Entry) -> Vec<String> {
     vec![entry.name.clone(), size::format(entry.size_bytes), format!("{age} ago")]
 }
 
-fn model(entry: Entry) -> Model {
+fn model((entry, origin): (Entry, &'static str)) -> Model {
     let Entry { name, path, size_bytes, digest, modified } = entry;
     let modified = modified.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
-    Model { name, path, size_bytes, modified, digest }
+    Model { name, path, size_bytes, modified, digest, origin }
 }

@@ -158,6 +158,10 @@ fn about(report: &LoadReport) -> String {
     if !limit.why.is_empty() {
         lines.push(("limit", limit.why.clone()));
     }
+    if report.runs.iter().any(|run| run.faster_than_readings) {
+        let note = "a run that is faster than the readings beside it is its own limit: this disk's rate varies";
+        lines.push(("note", note.to_owned()));
+    }
     let weights = size::format(report.weights_bytes);
     match &report.device {
         None => {

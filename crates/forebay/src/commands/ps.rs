@@ -1,6 +1,6 @@
 //! The command `forebay ps`: lists the models that a server has loaded.
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use forebay_server::client::{self, AskError};
 use serde::Deserialize;
 use serde_json::Value;
@@ -9,6 +9,7 @@ use crate::args::PsArgs;
 use crate::failure::{Failure, Outcome};
 use crate::output::{self, Align};
 use crate::size;
+use crate::text_input;
 
 /// Server to ask if nothing names another.
 const SERVER: &str = "127.0.0.1:8080";
@@ -31,8 +32,7 @@ pub fn run(args: PsArgs) -> Outcome {
         None => std::env::var("FOREBAY_HOST").unwrap_or_else(|_| SERVER.to_owned()),
     };
     let key = args.api_key_file.as_ref().map(|file| {
-        let text = std::fs::read_to_string(file)
-            .with_context(|| format!("{}: cannot be read as text", file.display()))?;
+        let text = text_input::keys(file)?;
         let keys = text.lines().map(str::trim);
         let key = keys.into_iter().find(|line| !line.is_empty() && !line.starts_with('#'));
         key.map(str::to_owned).ok_or_else(|| anyhow!("{}: there is no key", file.display()))

@@ -1,15 +1,15 @@
 //! `forebay render` prints the prompt that the chat template makes of messages.
 
-use std::io::Read as _;
-
-use anyhow::{Context as _, anyhow, bail};
-use forebay_text::{ChatTemplate, RenderInput};
+use anyhow::{anyhow, bail};
+use forebay_chat::encode_chat;
+use forebay_text::{ChatTemplate, ContentMarks, RenderInput, TextError, Tokenizer};
 use serde_json::{Map, Value, json};
 
 use crate::args::RenderArgs;
 use crate::failure::Outcome;
 use crate::open;
 use crate::output;
+use crate::text_input;
 
 pub fn run(args: RenderArgs) -> Outcome {
     let catalog = open::catalog(&args.model)?;
@@ -18,20 +18,33 @@ pub fn run(args: RenderArgs) -> Outcome {
         .ok_or_else(|| {
             anyhow!("{}: has no chat template: use its text as it is (--raw)", args.model.display())
         })?;
-    let mut text = String::new();
-    std::io::stdin()
-        .lock()
-        .read_to_string(&mut text)
-        .context("standard input cannot be read as UTF-8 text")?;
-    let mut input = parse(&text)?;
+    let mut input = parse(&text_input::standard()?)?;
     if args.no_generation_prompt {
         input.add_generation_prompt = false;
     }
-    let prompt = template.render(&input)?;
-    if args.json {
-        return output::json(&json!({ "prompt": prompt }));
+    let template = template.of_tools().filter(|_| input.tools.is_some()).unwrap_or(&template);
+    if !args.json {
+        return output::print(&template.render(&input)?);
     }
-    output::print(&prompt)
+    let tokenizer = match Tokenizer::from_catalog(&catalog) {
+        Err(TextError::NoTokenizerFile) => None,
+        tokenizer => Some(tokenizer.map_err(|error| open::named(error, &args.model))?),
+    };
+    let guarded = tokenizer.as_ref().filter(|_| !args.special_tokens_in_messages);
+    let marks = guarded.map(ContentMarks::of).unwrap_or_default();
+    let marked = |values: Map<String, Value>| match marks.value(&Value::Object(values)) {
+        Value::Object(values) => values,
+        _ => Map::new(),
+    };
+    let prompt = marks.finish(template.render(&RenderInput {
+        messages: marks.value(&input.messages),
+        tools: input.tools.map(|tools| marks.value(&tools)),
+        variables: marked(input.variables),
+        ..input
+    })?);
+    let ids = tokenizer.map(|tokenizer| encode_chat(&tokenizer, &prompt)).transpose()?;
+    let document = json!({ "prompt": prompt.text(), "ids": ids, "template": template.origin() });
+    output::json(&document)
 }
 
 /// Parses a list of messages, or an object with messages and other inputs of the template.

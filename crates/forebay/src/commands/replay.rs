@@ -50,10 +50,10 @@ struct Report {
 struct Replay {
     policy: ReplayPolicy,
     capacity: String,
-    /// Hit rate of the selected phase.
+    /// Hit rate of the tokens that `phase` of the document names.
     hit_rate: f64,
-    /// Misses for each generated token, or `null` without generated tokens.
-    faulted_experts_per_token: Option<f64>,
+    /// Misses of generated tokens, divided by their number, whatever `phase` says. `null` without generated tokens.
+    generated_misses_per_token: Option<f64>,
     counters: ReplayCounters,
 }
 
@@ -98,7 +98,7 @@ pub fn run(args: ReplayArgs) -> Outcome {
         reports.push(report(path, &trace, &args)?);
     }
     let document =
-        Document { phase: args.phase, batch_may_exceed: !args.cut_batches, traces: reports };
+        Document { phase: args.phase, batch_may_exceed: args.keep_batches, traces: reports };
     if args.json {
         return output::json(&document);
     }
@@ -195,7 +195,7 @@ fn one(
     generated_tokens: u64,
     args: &ReplayArgs,
 ) -> Outcome<Replay> {
-    let whole = !args.cut_batches;
+    let whole = args.keep_batches;
     let shape = capacity.capacity.shape(policy.scope(), lookups.layers(), whole);
     let interrupt = interrupt::token();
     let counters = replay_while(lookups, policy, &shape, |_| match interrupt.is_requested() {
@@ -208,7 +208,8 @@ fn one(
         policy,
         capacity: capacity.text.clone(),
         hit_rate: of_phase(&counters, args.phase).hit_rate(),
-        faulted_experts_per_token: (generated_tokens > 0).then(|| misses / generated_tokens as f64),
+        generated_misses_per_token: (generated_tokens > 0)
+            .then(|| misses / generated_tokens as f64),
         counters,
     })
 }
@@ -305,10 +306,9 @@ fn text(document: &Document) -> String {
 }
 
 fn summary(report: &Report) -> String {
-    let clean = |text: &str| text.chars().filter(|c| !c.is_control()).collect::<String>();
     let lines = [
-        ("trace", clean(&report.path.display().to_string())),
-        ("model", format!("{}, {}", clean(&report.model), clean(&report.architecture))),
+        ("trace", report.path.display().to_string()),
+        ("model", format!("{}, {}", report.model, report.architecture)),
         (
             "tokens",
             format!(
@@ -333,7 +333,8 @@ fn summary(report: &Report) -> String {
     })
 }
 
-/// Formats hits per 100 lookups as a table with a row for each policy and a column for each capacity.
+/// Formats hits per 100 lookups, and misses for each generated token, as tables with a row for each policy and a column for
+/// each capacity.
 fn rates(report: &Report, phase: PhaseArg) -> String {
     let mut capacities: Vec<&str> = Vec::new();
     for replay in &report.replays {
@@ -342,9 +343,11 @@ fn rates(report: &Report, phase: PhaseArg) -> String {
         }
     }
     let title = match phase {
-        PhaseArg::All => "hit %".to_owned(),
-        _ => format!("hit % ({})", phase.name()),
+        PhaseArg::All => "hit %, all tokens",
+        PhaseArg::Prompt => "hit %, prompts",
+        PhaseArg::Generate => "hit %, generated tokens",
     };
+    let title = title.to_owned();
     let mut rows =
         vec![std::iter::once(title).chain(capacities.iter().map(|c| c.to_string())).collect()];
     for replays in report.replays.chunks(capacities.len().max(1)) {
@@ -354,7 +357,20 @@ fn rates(report: &Report, phase: PhaseArg) -> String {
     }
     let mut columns = vec![Align::Right; capacities.len() + 1];
     columns[0] = Align::Left;
-    output::table(&columns, &rows)
+    let mut text = output::table(&columns, &rows);
+    if report.generated_tokens > 0 {
+        let mut rows = vec![rows.swap_remove(0)];
+        rows[0][0] = "misses for each generated token".to_owned();
+        for replays in report.replays.chunks(capacities.len().max(1)) {
+            let misses = |replay: &Replay| replay.generated_misses_per_token.unwrap_or(0.0);
+            let mut row = vec![replays[0].policy.to_string()];
+            row.extend(replays.iter().map(|replay| format!("{:.1}", misses(replay))));
+            rows.push(row);
+        }
+        text.push('\n');
+        text.push_str(&output::table(&columns, &rows));
+    }
+    text
 }
 
 fn prediction_table(report: &Report) -> String {

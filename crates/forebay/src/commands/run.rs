@@ -1,9 +1,8 @@
 //! The command `forebay run`: one answer, or a chat.
 
-use std::io::Read as _;
 use std::path::Path;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use forebay_chat::{Format, Message};
 use forebay_engine::plan::PredictedRate;
 use forebay_engine::{ModelInfo, Session, SessionStatistics};
@@ -14,12 +13,11 @@ use serde_json::{Value, json};
 
 use crate::args::RunArgs;
 use crate::chat::answer::{self, Answer, End};
-use crate::chat::{self, Display};
+use crate::chat::{self, Display, keyboard};
 use crate::commands::plan;
 use crate::config::{self, RunConfig};
 use crate::demo;
 use crate::failure::{Failure, Outcome, usage};
-use crate::interrupt;
 use crate::open;
 use crate::output;
 use crate::outputs;
@@ -27,6 +25,7 @@ use crate::routing_file::RoutingFile;
 use crate::session_plan;
 use crate::size;
 use crate::statistics::{self, After};
+use crate::text_input;
 use crate::tracing_file::TracingFile;
 
 #[derive(Serialize)]
@@ -72,7 +71,10 @@ pub fn run(args: RunArgs) -> Outcome {
     if !config.demo {
         session_plan::follow(&config.model, &mut config.session);
     }
+    // What is typed while a chat's model loads appears at its prompt.
+    let quiet = prompt.is_none().then(keyboard::quiet);
     let mut session = open::session(&config.model, &config.session, "--ctx")?;
+    drop(quiet);
     routing.record(&mut session)?;
     if config.demo {
         announce(&session);
@@ -116,7 +118,7 @@ fn check_template(config: &RunConfig) -> Outcome {
 
 /// Returns the prompt followed by piped standard input, or `None` for a chat.
 fn prompt(config: &RunConfig) -> Outcome<Option<String>> {
-    let piped = if config.prompt.piped { read_input()? } else { String::new() };
+    let piped = if config.prompt.piped { text_input::standard()? } else { String::new() };
     let has_piped = !piped.trim().is_empty();
     Ok(match &config.prompt.given {
         Some(text) if has_piped => Some(format!("{text}\n\n{piped}")),
@@ -133,25 +135,15 @@ fn prompt(config: &RunConfig) -> Outcome<Option<String>> {
     })
 }
 
-fn read_input() -> anyhow::Result<String> {
-    let _waiting = interrupt::waiting_for_input();
-    let mut text = String::new();
-    std::io::stdin()
-        .lock()
-        .read_to_string(&mut text)
-        .context("standard input cannot be read as UTF-8 text")?;
-    Ok(text)
-}
-
 /// Answers one prompt.
 fn single(session: &mut Session, config: &RunConfig, prompt: &str) -> Outcome {
     let mut conversation = chat::begin(session, config)?;
     conversation.history.push(Message::new("user", prompt));
-    // The model continues this text, so show the text first.
-    if config.demo && !config.json {
-        output::print(prompt)?;
-    }
-    let mut display = Display::new(config.hide_thinking);
+    let mut display = match config.demo && !config.json {
+        // The model continues this text, so show the text first.
+        true => Display::after(prompt, config.hide_thinking)?,
+        false => Display::new(config.hide_thinking),
+    };
     let answered =
         answer::generate(
             session,
@@ -174,7 +166,8 @@ fn single(session: &mut Session, config: &RunConfig, prompt: &str) -> Outcome {
     }
     if config.stats {
         let after = After::Answer(&answer.generation);
-        output::say(format_args!("\n{}", statistics::block(session, &config.model, after)));
+        output::tell!();
+        output::say_labelled(&statistics::block(session, &config.model, after));
     }
     if config.demo && outcome.is_ok() {
         output::tell!("\n{}", demo::NEXT);

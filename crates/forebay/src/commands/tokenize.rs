@@ -1,8 +1,5 @@
 //! `forebay tokenize` converts text to token ids.
 
-use std::io::Read as _;
-
-use anyhow::Context as _;
 use forebay_text::Tokenizer;
 use serde::Serialize;
 
@@ -10,6 +7,7 @@ use crate::args::TokenizeArgs;
 use crate::failure::Outcome;
 use crate::open;
 use crate::output;
+use crate::text_input;
 
 #[derive(Serialize)]
 struct Document<'a> {
@@ -32,7 +30,7 @@ pub fn run(args: TokenizeArgs) -> Outcome {
         Tokenizer::from_catalog(&catalog).map_err(|error| open::named(error, &args.model))?;
     let text = match args.text {
         Some(text) => text,
-        None => read_text()?,
+        None => text_input::standard()?,
     };
     let ids = tokenizer.encode(&text, !args.no_special, args.parse_special)?;
     if args.json {
@@ -48,15 +46,4 @@ pub fn run(args: TokenizeArgs) -> Outcome {
     }
     let words: Vec<String> = ids.iter().map(u32::to_string).collect();
     output::print(&(words.join(" ") + "\n"))
-}
-
-fn read_text() -> anyhow::Result<String> {
-    let mut bytes = Vec::new();
-    std::io::stdin().lock().read_to_end(&mut bytes).context("standard input cannot be read")?;
-    String::from_utf8(bytes).map_err(|error| {
-        anyhow::anyhow!(
-            "standard input is not UTF-8 text: {}: convert it first",
-            error.utf8_error()
-        )
-    })
 }

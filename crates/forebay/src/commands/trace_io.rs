@@ -2,9 +2,10 @@
 
 use std::fmt::Write as _;
 use std::io::{self, Write as _};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::Context as _;
+use forebay_engine::doctor::{MachineProfile, folder_of};
 use forebay_lab::trace_io::{self, Limit, Quantiles, Report, SizeClass};
 use forebay_store::{OutputError, OutputFile, OutputStream};
 
@@ -13,6 +14,7 @@ use crate::failure::Outcome;
 use crate::output::{self, Align, grouped};
 use crate::outputs;
 use crate::size::{format as bytes, format_rate};
+use crate::text_input;
 
 pub fn run(args: TraceIoArgs) -> Outcome {
     let named = [("--html", args.html.as_deref()), ("--chrome", args.chrome.as_deref())];
@@ -33,7 +35,7 @@ pub fn run(args: TraceIoArgs) -> Outcome {
         path.map(create).transpose()
     });
     let (page, events) = (page?, events?);
-    let limit = limit(args.limit)?;
+    let limit = limit(args.limit, &args.file)?;
     let named = || args.file.display().to_string();
     let trace = trace_io::open(&args.file).with_context(named)?;
     let report = trace_io::analyse(&trace, limit);
@@ -67,36 +69,20 @@ fn write(
     Ok(())
 }
 
-/// Returns the limit from the command line, or else the disk rate of the machine profile.
-fn limit(asked: Option<u64>) -> anyhow::Result<Option<Limit>> {
+/// Returns the limit from the command line, or else the rate of the disk that the trace is on, from the machine profile.
+fn limit(asked: Option<u64>, trace: &Path) -> anyhow::Result<Option<Limit>> {
     if let Some(rate) = asked {
         let source = "given with --limit".to_owned();
-        return Ok(Some(Limit { bytes_per_second: rate as f64, source }));
+        return Ok(Some(Limit { bytes_per_second: rate as f64, source, is_given: true }));
     }
-    let Some(path) = profile_path().filter(|path| path.exists()) else { return Ok(None) };
-    let failed = || format!("{}: the machine profile is damaged: remove it", path.display());
-    let text = std::fs::read_to_string(&path).with_context(failed)?;
-    let profile: serde_json::Value = serde_json::from_str(&text).with_context(failed)?;
-    Ok(disk_rate(&profile).map(|bytes_per_second| Limit {
-        bytes_per_second,
-        source: format!("the disk rate of this machine's profile, {}", path.display()),
+    let Ok(profile) = MachineProfile::of_folder(folder_of(trace)) else { return Ok(None) };
+    let rate = profile.read.bytes_per_second;
+    let source = "the disk rate of this machine's profile".to_owned();
+    Ok((rate.is_finite() && rate > 0.0).then_some(Limit {
+        bytes_per_second: rate,
+        source,
+        is_given: false,
     }))
-}
-
-/// Returns the disk's best cold read rate from a machine profile.
-fn disk_rate(profile: &serde_json::Value) -> Option<f64> {
-    let rate = profile.pointer("/read/bytes_per_second")?.as_f64()?;
-    (rate.is_finite() && rate > 0.0).then_some(rate)
-}
-
-/// Returns the path of this machine's profile.
-fn profile_path() -> Option<PathBuf> {
-    let from = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty());
-    let configuration = match from("XDG_CONFIG_HOME") {
-        Some(folder) => PathBuf::from(folder),
-        None => Path::new(&from("HOME")?).join(".config"),
-    };
-    Some(configuration.join("forebay/machine.json"))
 }
 
 fn text(report: &Report) -> String {
@@ -122,10 +108,9 @@ fn text(report: &Report) -> String {
 fn summary(report: &Report) -> String {
     let used = &report.utilisation;
     let stalls = &report.stalls;
-    let clean = |text: &str| text.chars().filter(|c| !c.is_control()).collect::<String>();
     let mut lines = vec![
-        ("model", format!("{}, {}", clean(&report.model), clean(&report.architecture))),
-        ("command", format!("{}, {} recorded", clean(&report.command), time(report.seconds))),
+        ("model", format!("{}, {}", report.model, report.architecture)),
+        ("command", format!("{}, {} recorded", report.command, time(report.seconds))),
         ("engine", engine(report)),
         ("read", format!("{} in {} requests", bytes(report.bytes), grouped(report.requests))),
         (
@@ -213,7 +198,7 @@ fn remarks(report: &Report) -> Vec<(&'static str, String)> {
 
 fn engine(report: &Report) -> String {
     let path = if report.direct { "O_DIRECT" } else { "through the page cache" };
-    let why: String = report.engine_why.chars().filter(|c| !c.is_control()).collect();
+    let why = &report.engine_why;
     match why.is_empty() {
         true => format!("{}, {path}", report.engine),
         false => format!("{}, {path} ({why})", report.engine),

@@ -6,7 +6,7 @@ use forebay_engine::pack::{self, Damage};
 use crate::args::VerifyArgs;
 use crate::failure::{Failure, Outcome};
 use crate::open;
-use crate::output;
+use crate::output::{self, visible};
 use crate::size;
 
 use super::pack::{options, work};
@@ -56,7 +56,6 @@ fn describe(damage: &Damage) -> String {
         1..=4 => damage.tensors.join(", "),
         count => format!("{} and {} more tensors", damage.tensors[..3].join(", "), count - 3),
     };
-    let tensors: String =
-        tensors.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    let tensors = visible::line(&tensors);
     format!("{} bytes at byte {}, in {} ({tensors})", damage.bytes, damage.offset, damage.block)
 }

@@ -1,9 +1,9 @@
 //! Tests `forebay batch`: answers do not depend on what runs beside them or on interrupts, and no file is lost.
 
 use std::fs;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::process::{Command, ExitStatus, Stdio};
 
 use serde_json::{Value, json};
 
@@ -40,6 +40,18 @@ impl Place {
 
     fn run(&self, out: &str, more: &[&str]) -> Ran {
         forebay(&self.arguments(out, more))
+    }
+
+    /// Runs a batch that gets a signal at a point of the program.
+    fn ended_at(&self, out: &str, signal_at: &str) -> ExitStatus {
+        Command::new(env!("CARGO_BIN_EXE_forebay"))
+            .args(self.arguments(out, &["--parallel", "3"]))
+            .env("FOREBAY_SIGNAL_AT", signal_at)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+            .unwrap()
     }
 
     fn names(&self) -> Vec<String> {
@@ -128,36 +140,73 @@ fn answers_do_not_depend_on_the_requests_beside_them() {
     assert_eq!(text(0, 0)["text"], alone["text"]);
 }
 
+/// The points of a batch at which a process can be ended, each with how often it is reached.
+const POINTS: [(&str, usize); 6] = [
+    ("journal begun", 1),
+    ("answer added", 12),
+    ("output begun", 2),
+    ("output written", 1),
+    ("output named", 1),
+    ("journal removed", 1),
+];
+
 #[test]
 fn work_that_is_killed_goes_on_without_loss_or_repetition() {
     let place = Place::new(&requests());
     place.run("whole", &[]).ok();
     let expected = answers(&place.path("whole"));
-    let mut random = 1_u32;
-    for round in 0..20 {
-        let out = format!("out{round}");
-        // A few kills, and an interrupt in between.
-        for signal in ["KILL", "INT", "KILL"] {
-            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let mut child = Command::new(env!("CARGO_BIN_EXE_forebay"))
-                .args(place.arguments(&out, &["--parallel", "3"]))
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(Stdio::null())
-                .spawn()
-                .unwrap();
-            std::thread::sleep(Duration::from_millis(u64::from(random >> 16) % 250));
-            let process = child.id().to_string();
-            // The process may have ended by itself.
-            let _ = Command::new("kill").args(["-s", signal, &process]).status();
-            child.wait().unwrap();
+    for (point, times) in POINTS {
+        for count in [1, times.div_ceil(2), times].iter().collect::<std::collections::BTreeSet<_>>()
+        {
+            let out = format!("{point} {count}");
+            let status = place.ended_at(&out, &format!("KILL:{count}:{point}"));
+            assert_eq!(status.signal(), Some(9), "{out}: the point is not reached");
+            // The same command goes on, also if all its work was done.
+            let ran = place.run(&out, &[]);
+            match point {
+                // Nothing is left to show whose answers these are.
+                "journal removed" => assert!(ran.failed(2).contains("--force")),
+                _ => drop(ran.ok()),
+            }
+            assert_eq!(answers(&place.path(&out)), expected, "{out}");
+            assert!(!place.path(&format!("{out}.partial")).exists(), "{out}");
         }
-        if !place.path(&out).exists() {
-            place.run(&out, &[]).ok();
-        }
-        assert_eq!(answers(&place.path(&out)), expected, "round {round}");
-        assert!(!place.path(&format!("{out}.partial")).exists());
     }
+    // Several ends in a row, interrupts among them.
+    for at in ["KILL:1:answer added", "INT:2:answer added", "KILL:3:answer added"] {
+        place.ended_at("row", at);
+    }
+    for at in ["KILL:1:output written", "INT:1:output named"] {
+        place.ended_at("row", at);
+    }
+    if place.path("row.partial").exists() {
+        place.run("row", &[]).ok();
+    }
+    assert_eq!(answers(&place.path("row")), expected);
+    assert!(!place.path("row.partial").exists());
+}
+
+#[test]
+fn a_journal_beside_another_output_removes_nothing() {
+    let place = Place::new(&requests());
+    let journal = place.path("out.partial");
+    let status = place.ended_at("out", "KILL:1:output named");
+    assert_eq!(status.signal(), Some(9));
+    let whole = fs::read(place.path("out")).unwrap();
+    let kept = fs::read(&journal).unwrap();
+    let [mut changed, mut longer] = [whole.clone(), whole.clone()];
+    changed[10] ^= 1;
+    longer.extend(b"x");
+    for other in [&changed, &longer, &whole[..whole.len() - 1].to_vec(), &Vec::new()] {
+        fs::write(place.path("out"), other).unwrap();
+        assert!(place.run("out", &[]).failed(2).contains("--force"));
+        assert_eq!(fs::read(place.path("out")).unwrap(), *other);
+        assert_eq!(fs::read(&journal).unwrap(), kept);
+    }
+    // The journal has the answers, so they can be written again.
+    place.run("out", &["--force"]).ok();
+    assert_eq!(fs::read(place.path("out")).unwrap(), whole);
+    assert!(!journal.exists());
 }
 
 #[test]

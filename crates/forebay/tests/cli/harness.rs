@@ -75,8 +75,7 @@ pub fn words(line: &str) -> Vec<String> {
 
 /// Returns the report of `replay` for the one trace in `path`, cut into the batches of a session.
 pub fn replayed(trace: &str, policy: &str, capacity: &str, more: &str) -> serde_json::Value {
-    let line =
-        format!("replay TRACE --cut-batches --json --policy {policy} --capacity {capacity}{more}");
+    let line = format!("replay TRACE --json --policy {policy} --capacity {capacity}{more}");
     let arguments: Vec<String> =
         words(&line).into_iter().map(|word| word.replace("TRACE", trace)).collect();
     forebay(&arguments).json()["traces"][0].take()

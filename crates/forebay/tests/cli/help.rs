@@ -2,7 +2,7 @@
 
 use crate::harness::{command, forebay};
 
-const COMMANDS: [&str; 20] = [
+const COMMANDS: [&str; 21] = [
     "run",
     "plan",
     "serve",
@@ -23,6 +23,7 @@ const COMMANDS: [&str; 20] = [
     "pack",
     "verify",
     "completions",
+    "config",
 ];
 
 #[test]
@@ -32,8 +33,24 @@ fn every_command_explains_itself() {
         assert!(top.contains(command), "{command} is missing in --help");
         let long = forebay(&[command, "--help"]).ok().stdout;
         assert!(long.contains("Usage: forebay ") && long.contains("Examples:"), "{long}");
-        assert_eq!(forebay(&[command, "-h"]).ok().stdout, long);
+        let short = forebay(&[command, "-h"]).ok().stdout;
+        assert!(short.contains("Usage: forebay ") && short.contains("Examples:"), "{short}");
+        assert!(short.lines().count() <= long.lines().count(), "{short}");
     }
+}
+
+#[test]
+fn the_short_help_shows_what_people_need_first() {
+    for command in ["run", "plan", "batch", "serve", "bench", "assess", "replay", "load", "logits"]
+    {
+        let short = forebay(&[command, "-h"]).ok().stdout;
+        let long = forebay(&[command, "--help"]).ok().stdout;
+        assert!(short.lines().count() <= 36, "{short}");
+        assert!(long.lines().count() > short.lines().count(), "{command}");
+        assert!(short.contains(&format!("forebay {command} --help shows all")), "{short}");
+    }
+    assert!(!forebay(&["run", "-h"]).ok().stdout.contains("--min-p"));
+    assert!(forebay(&["run", "--help"]).ok().stdout.contains("--min-p"));
 }
 
 #[test]
@@ -53,9 +70,24 @@ fn version() {
 fn completions_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
         let script = forebay(&["completions", shell]).ok().stdout;
-        for command in COMMANDS {
-            assert!(script.contains(command), "{shell}: {command}");
-        }
+        assert!(script.contains("FOREBAY_COMPLETE"), "{shell}: {script}");
+    }
+    // The scripts ask the program.
+    let binary = env!("CARGO_BIN_EXE_forebay");
+    let asked = [
+        "FOREBAY_COMPLETE=bash",
+        "_CLAP_COMPLETE_INDEX=1",
+        "_CLAP_COMPLETE_COMP_TYPE=9",
+        "_CLAP_COMPLETE_SPACE=true",
+        "_CLAP_IFS=\n",
+        binary,
+        "--",
+        "forebay",
+        "",
+    ];
+    let words = command("/usr/bin/env", &asked, "").ok().stdout;
+    for command in COMMANDS {
+        assert!(words.lines().any(|word| word == command), "{command}: {words}");
     }
 }
 

@@ -27,6 +27,19 @@ struct Started {
     child: Child,
 }
 
+/// Starts a command without input, whose output and log are read.
+fn spawn<A: AsRef<OsStr>>(arguments: &[A], variables: &[(&str, &str)]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(arguments)
+        .env("FOREBAY_LOG", "forebay=debug")
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary starts")
+}
+
 /// Result of a command that ended after the signal.
 struct Ended {
     status: Option<i32>,
@@ -36,15 +49,7 @@ struct Ended {
 
 impl Started {
     fn new<A: AsRef<OsStr>>(arguments: &[A]) -> Started {
-        let child = Command::new(env!("CARGO_BIN_EXE_forebay"))
-            .args(arguments)
-            .env("FOREBAY_LOG", "forebay=debug")
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the binary starts");
-        let started = Started { child };
+        let started = Started { child: spawn(arguments, &[]) };
         started.until("its signal handler", || started.has_handler());
         started
     }
@@ -101,13 +106,9 @@ impl Started {
     fn interrupt_by(self, signal: Signal) -> Ended {
         self.signal(signal);
         let since = Instant::now();
-        let output = self.child.wait_with_output().expect("the binary ends");
+        let ended = Ended::of(self.child);
         assert!(since.elapsed() < SOON, "it went on for {:?}", since.elapsed());
-        Ended {
-            status: output.status.code(),
-            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
+        ended
     }
 
     fn interrupt(self) -> Ended {
@@ -116,6 +117,16 @@ impl Started {
 }
 
 impl Ended {
+    /// Waits for the end of a command.
+    fn of(child: Child) -> Ended {
+        let output = child.wait_with_output().expect("the binary ends");
+        Ended {
+            status: output.status.code(),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
     /// Returns the one JSON document, which says that the command was interrupted.
     #[track_caller]
     fn document(&self) -> Value {
@@ -181,18 +192,15 @@ fn an_answer_is_printed_as_far_as_it_came() {
 #[test]
 fn sigterm_is_as_good() {
     let demo = demo();
-    let started =
-        Started::new(&["bench", &demo, "--gen-tokens", "900", "--repeat", "1000", "--json"]);
-    thread::sleep(Duration::from_millis(500));
-    let document = started.interrupt_by(Signal::TERM).document();
-    assert_eq!(document["command"], "bench");
+    let arguments = ["bench", &demo, "--gen-tokens", "900", "--repeat", "1000", "--json"];
+    interrupted_at("TERM:5:pass begun", &arguments);
 }
 
-/// Starts a command, interrupts it after `time`, and returns its JSON document, which must name the command.
-fn interrupted_after(time: Duration, arguments: &[&str]) -> Value {
-    let started = Started::new(arguments);
-    thread::sleep(time);
-    let document = started.interrupt().document();
+/// Runs a command that gets a signal at a point of the program, and returns its JSON document, which must name the
+/// command.
+fn interrupted_at(signal_at: &str, arguments: &[&str]) -> Value {
+    let child = spawn(arguments, &[("FOREBAY_SIGNAL_AT", signal_at)]);
+    let document = Ended::of(child).document();
     assert_eq!(document["command"], arguments[0]);
     document
 }
@@ -200,7 +208,7 @@ fn interrupted_after(time: Duration, arguments: &[&str]) -> Value {
 #[test]
 fn a_load_ends() {
     let arguments = ["load", &demo(), "--repeat", "100000", "--no-limit", "--json"];
-    let document = interrupted_after(Duration::from_millis(300), &arguments);
+    let document = interrupted_at("INT:3:load begun", &arguments);
     assert_eq!(document["progress"]["unit"], "bytes", "{document}");
 }
 
@@ -250,7 +258,7 @@ fn measuring_the_machine_ends() {
     fs::File::create(&file).unwrap().set_len(2 << 30).unwrap();
     let folder = directory.path().to_str().unwrap();
     let arguments = ["doctor", folder, "--file", file.to_str().unwrap(), "--no-save", "--json"];
-    interrupted_after(Duration::from_millis(500), &arguments);
+    interrupted_at("INT:1:measuring memory and kernels", &arguments);
     assert_eq!(names(directory.path()), ["file"]);
 }
 
@@ -270,7 +278,7 @@ fn an_assessment_leaves_nothing_behind() {
         "1024",
         "--json",
     ];
-    interrupted_after(Duration::from_millis(1000), &arguments);
+    interrupted_at("INT:20:pass begun", &arguments);
     assert_eq!(names(out.path()), [""; 0]);
 }
 
@@ -292,7 +300,7 @@ fn the_logits_of_a_prompt_leave_nothing_behind() {
         "1",
         "--json",
     ];
-    interrupted_after(Duration::from_millis(500), &arguments);
+    interrupted_at("INT:1:pass begun", &arguments);
     assert_eq!(names(out.path()), [""; 0]);
 }
 

@@ -151,7 +151,10 @@ fn cold_runs_are_held_against_readings_next_to_them() {
         let found = run["disk_bytes_per_second"].as_f64().unwrap();
         assert!((found / expected - 1.0).abs() < 1e-9, "{found} {expected}");
         let least = run["bytes"].as_f64().unwrap() / found;
-        assert!((run["limit_seconds"].as_f64().unwrap() / least - 1.0).abs() < 1e-9);
+        let seconds = run["seconds"].as_f64().unwrap();
+        assert_eq!(run["faster_than_readings"], least > seconds, "{run}");
+        assert!((run["limit_seconds"].as_f64().unwrap() / least.min(seconds) - 1.0).abs() < 1e-9);
+        assert!(run["share_of_limit"].as_f64().unwrap() <= 1.0, "{run}");
     }
     let said = configured(folder.path(), &arguments).ok().stdout;
     assert!(said.contains("sustained") && said.contains("directly before and after"), "{said}");

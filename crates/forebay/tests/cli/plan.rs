@@ -103,9 +103,9 @@ fn a_busy_or_unknown_profile_gives_a_range_or_nothing() {
     for (quality, said) in [
         (
             Some((QualityState::Busy, 1.3)),
-            "the machine was busy when its profile was measured (other programs",
+            "the machine was busy when it was measured: run forebay doctor again when it is idle\n",
         ),
-        (Some((QualityState::Unstable, 1.3)), "readings for the machine profile disagreed"),
+        (Some((QualityState::Unstable, 1.3)), "readings of this machine disagreed: run"),
         (None, "the machine profile is of an older forebay"),
     ] {
         let (text, generate) = planned(quality);
@@ -241,6 +241,44 @@ fn run_and_bench_know_the_prediction() {
     let errors = with_profile(&bench).1;
     assert!(errors.contains("warning: generating will be slow, "), "{errors}");
     assert!(errors.contains("the CPU is the bottleneck"), "{errors}");
+}
+
+/// The model's disk decides which profile is used.
+#[test]
+fn every_disk_has_a_profile() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = hollow_model(folder.path());
+    let line = format!("plan {model} --device cpu --ram 8GiB --json");
+    let rate = || {
+        let plan = configured(folder.path(), &line).0;
+        let plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
+        let generate = &plan["plan"]["prediction"]["generate"];
+        (generate["tokens_per_second"].as_f64(), plan["not_predicted_because"].clone())
+    };
+    let good = Some((QualityState::Good, 1.0));
+    saved_profile(folder.path(), &model, 1.0, good);
+    let here = folder.path().join("forebay/machine.json");
+    let (expected, why) = rate();
+    assert!(expected.is_some() && why.is_null());
+    // The same machine with another disk, and another machine.
+    let text = std::fs::read_to_string(&here).unwrap();
+    let mut other = MachineProfile::parse(&text).unwrap();
+    other.machine.device += 1;
+    other.kernels.iter_mut().for_each(|kernel| kernel.bytes_per_second /= 2.0);
+    let write = |name: &str, profile: &MachineProfile| {
+        let path = folder.path().join("forebay").join(name);
+        std::fs::write(path, serde_json::to_string(profile).unwrap()).unwrap();
+    };
+    write("machine-1-1.json", &other);
+    assert_eq!(rate().0, expected);
+    std::fs::rename(&here, folder.path().join("forebay/machine-2-2.json")).unwrap();
+    assert_eq!(rate().0, expected);
+    std::fs::remove_file(folder.path().join("forebay/machine-2-2.json")).unwrap();
+    assert_eq!(rate(), (None, "this disk is not measured: run forebay doctor".into()));
+    other.machine.cpu.push('x');
+    write("machine-1-1.json", &other);
+    let why = "the machine profile is of another machine: run forebay doctor";
+    assert_eq!(rate(), (None, why.into()));
 }
 
 #[test]

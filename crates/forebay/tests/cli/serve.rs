@@ -72,7 +72,7 @@ fn answers_have_the_form_that_is_asked_for() {
     };
     let chat = "/v1/chat/completions";
     let wrong =
-        json!({ "type": "json_schema", "json_schema": { "schema": { "type": "nothing" } } });
+        json!({ "type": "json_schema", "json_schema": { "schema": { "enum": "nothing" } } });
     refuse(chat, json!({ "messages": messages, "response_format": wrong }), "response_format");
     let tools = json!([{ "type": "function", "function": { "name": "f", "parameters": {} } }]);
     refuse(

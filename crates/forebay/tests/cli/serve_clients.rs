@@ -182,7 +182,7 @@ fn responses_have_tools_and_end_with_usage() {
             { "type": "custom", "name": "apply_patch", "format": { "type": "grammar" } },
             { "type": "a_tool_of_tomorrow", "nested": { "type": "function" } },
         ],
-        "tool_choice": "required", "parallel_tool_calls": false, "include": ["reasoning.encrypted_content"],
+        "tool_choice": { "type": "function", "name": "pick" }, "parallel_tool_calls": false, "include": ["reasoning.encrypted_content"],
         "prompt_cache_key": "x", "client_metadata": {}, "store": false, "stream": true, "temperature": 0,
         "max_output_tokens": 200,
     });

@@ -145,9 +145,27 @@ fn pulls_that_stand_still_leave_threads_for_others() {
     let pulls: Vec<_> = (0..4).map(begin).collect();
     let (status, refused) = server.ask("POST", "/api/pull", "", r#"{ "model": "o/more" }"#);
     assert_eq!(status, 429, "{refused}");
-    assert!(refused.contains("pulled already"), "{refused}");
+    assert!(refused.contains("4 pulls at a time"), "{refused}");
     assert_eq!(server.get("/v1/models").0, 200);
     let asked = json!({ "model": "demo", "prompt": "A", "max_tokens": 2 });
     assert_eq!(server.post("/v1/completions", &asked)["usage"]["completion_tokens"], 2);
     drop(pulls);
+}
+
+#[test]
+fn a_server_for_all_without_keys_answers_to_known_names_only() {
+    let options = ["--host", "0.0.0.0", "--insecure", "--allowed-host", "Box.example.com"];
+    let server = Server::start(&options);
+    for (host, status) in [
+        ("localhost", 200),
+        ("192.0.2.7:8080", 200),
+        ("box.example.com:8080", 200),
+        ("evil.example.com", 403),
+        ("box.example.com.evil.example", 403),
+    ] {
+        let headers = format!("Host: {host}\r\n");
+        let (got, answer) = server.ask("GET", "/v1/models", &headers, "");
+        assert_eq!(got, status, "{host}: {answer}");
+        assert!(status == 200 || answer.contains("--allowed-host"), "{answer}");
+    }
 }

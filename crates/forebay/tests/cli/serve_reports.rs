@@ -214,14 +214,20 @@ fn the_access_log_has_every_request_and_no_secrets() {
     assert_eq!(server.end(), Some(0));
     // A file that is something else stays as it is.
     let precious = folder.path().join("precious.txt");
+    let config = folder.path().join("generation_config.json");
+    let json = "{\n  \"temperature\": 0.6,\n  \"eos_token_id\": 1\n}\n";
     std::fs::write(&precious, "precious").unwrap();
-    for wrong in [&folder.path().join("none").join("log"), &precious] {
+    std::fs::write(&config, json).unwrap();
+    for (wrong, status) in
+        [(&folder.path().join("none").join("log"), 1), (&precious, 2), (&config, 2)]
+    {
         let wrong = wrong.to_str().unwrap();
         let options = ["--device", "cpu", "--port", "0", "--access-log", wrong];
         let error = forebay(&[&["serve", &demo()][..], &options].concat());
-        assert!(error.failed(1).contains("--access-log"));
+        assert!(error.failed(status).contains("--access-log"));
     }
     assert_eq!(std::fs::read(&precious).unwrap(), b"precious");
+    assert_eq!(std::fs::read_to_string(&config).unwrap(), json);
 }
 
 #[test]

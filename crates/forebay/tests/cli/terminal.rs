@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{Winsize, tcsetwinsize};
 
-use crate::harness::{chat_model, forebay, forebay_with_input};
+use crate::harness::{chat_model, demo, forebay, forebay_with_input};
+use crate::pull::hub::{Answer, Hub, Served};
 
 const O_NOCTTY: i32 = rustix::fs::OFlags::NOCTTY.bits() as i32;
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -19,20 +20,39 @@ const PASTE_BEGIN: &str = "\u{1b}[200~";
 const PASTE_END: &str = "\u{1b}[201~";
 
 /// A program on its own terminal.
-struct Terminal {
+pub struct Terminal {
     keyboard: File,
     child: Child,
     screen: Arc<Mutex<String>>,
+    reader: std::thread::JoinHandle<()>,
     /// Number of bytes of the screen that were already examined.
     seen: usize,
 }
 
 impl Terminal {
-    fn start(arguments: &[&str], state: &Path) -> Terminal {
+    pub fn start(arguments: &[&str], state: &Path) -> Terminal {
+        Terminal::of_columns(100, arguments, state)
+    }
+
+    /// Starts a program on a terminal of this width, in the folder `state`.
+    pub fn of_columns(columns: u16, arguments: &[&str], state: &Path) -> Terminal {
+        Terminal::with(columns, arguments, state, &[])
+    }
+
+    fn with_environment(arguments: &[&str], state: &Path, variables: &[(&str, &str)]) -> Terminal {
+        Terminal::with(100, arguments, state, variables)
+    }
+
+    fn with(
+        columns: u16,
+        arguments: &[&str],
+        state: &Path,
+        variables: &[(&str, &str)],
+    ) -> Terminal {
         let master = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&master).expect("the terminal is ours");
         unlockpt(&master).expect("the terminal opens");
-        let size = Winsize { ws_row: 40, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
+        let size = Winsize { ws_row: 40, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         tcsetwinsize(&master, size).expect("a size");
         let name = ptsname(&master, Vec::new()).expect("a name").into_string().expect("UTF-8");
         let open = || {
@@ -43,7 +63,10 @@ impl Terminal {
             .args(arguments)
             .env("FOREBAY_LOG", "forebay::chat=trace")
             .env("XDG_STATE_HOME", state)
+            .env("NO_COLOR", "1")
+            .current_dir(state.parent().expect("a folder of the test"))
             .env("TERM", "xterm-256color")
+            .envs(variables.iter().copied())
             .stdin(open())
             .stdout(open())
             .stderr(open())
@@ -54,7 +77,7 @@ impl Terminal {
         let (mut output, mut answers) =
             (keyboard.try_clone().expect("a handle"), keyboard.try_clone().expect("a handle"));
         let shared = screen.clone();
-        std::thread::spawn(move || {
+        let reader = std::thread::spawn(move || {
             let mut bytes = [0; 4096];
             // Linux reports the end of the terminal as an error.
             while let Ok(length @ 1..) = output.read(&mut bytes) {
@@ -66,10 +89,10 @@ impl Terminal {
                 shared.lock().unwrap().push_str(&text);
             }
         });
-        Terminal { keyboard, child, screen, seen: 0 }
+        Terminal { keyboard, child, screen, reader, seen: 0 }
     }
 
-    fn keys(&mut self, text: &str) {
+    pub fn keys(&mut self, text: &str) {
         // A terminal accepts a few kilobytes at a time.
         for piece in text.as_bytes().chunks(256) {
             self.keyboard.write_all(piece).expect("typed");
@@ -77,7 +100,7 @@ impl Terminal {
     }
 
     /// Waits until new output contains `text`. Returns the output since the last wait.
-    fn wait(&mut self, text: &str) -> String {
+    pub fn wait(&mut self, text: &str) -> String {
         let started = Instant::now();
         loop {
             let screen = self.screen.lock().unwrap()[self.seen..].to_owned();
@@ -92,25 +115,33 @@ impl Terminal {
     }
 
     /// Waits until the editor is ready, which is when it asks for the cursor.
-    fn ready(&mut self) {
+    pub fn ready(&mut self) {
         self.wait("\u{1b}[6n");
     }
 
     /// Types a line. Returns the program's output until it was ready again.
-    fn line(&mut self, text: &str) -> String {
+    pub fn line(&mut self, text: &str) -> String {
         self.keys(text);
         self.keys("\r");
         self.wait("\u{1b}[?2004l");
         self.wait("\u{1b}[6n")
     }
 
-    fn status(mut self) -> Option<i32> {
+    pub fn status(mut self) -> Option<i32> {
         self.child.wait().expect("the program ends").code()
+    }
+
+    /// Waits until the program ends. Returns everything that it wrote, and its exit status.
+    pub fn end(mut self) -> (String, Option<i32>) {
+        let status = self.child.wait().expect("the program ends").code();
+        self.reader.join().expect("the terminal is read to its end");
+        let screen = self.screen.lock().unwrap().clone();
+        (screen, status)
     }
 }
 
 /// Returns the text without escape sequences that begin with `ESC [`.
-fn plain(output: &str) -> String {
+pub fn plain(output: &str) -> String {
     let mut parts = output.split("\u{1b}[");
     let mut text = parts.next().unwrap_or_default().to_owned();
     for part in parts {
@@ -148,7 +179,10 @@ fn four_turns_with_a_long_paste_are_saved_and_loaded_token_for_token() {
     chat.line("The fourth");
     assert!(chat.line("/stats").contains("context"));
     assert!(chat.line(&format!("/save {}", at("a.json"))).contains("the conversation is in"));
-    assert!(chat.line(&format!("/save {}", at("a.json"))).contains("exists"));
+    // Its own file may be replaced, but no other one.
+    assert!(chat.line("/save").contains("the conversation is in"));
+    std::fs::write(at("other.json"), "").unwrap();
+    assert!(chat.line(&format!("/save {}", at("other.json"))).contains("exists"));
     let expected = prompt_ids(&chat.line("And now?"));
     chat.keys("/bye\r");
     assert_eq!(chat.status(), Some(0));
@@ -214,4 +248,43 @@ fn earlier_inputs_come_back_and_ctrl_c_at_the_prompt_quits() {
     let file = state.join("forebay/chat-history");
     let mode = std::os::unix::fs::PermissionsExt::mode(&file.metadata().unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600, "others must not read what was typed");
+}
+
+/// A model that the library lacks is downloaded if the user agrees.
+#[test]
+fn run_offers_the_download_of_a_model_on_the_hub() {
+    let directory = tempfile::tempdir().unwrap();
+    let home = directory.path().to_str().unwrap();
+    let models = directory.path().join("models");
+    let model = Served::large("m-Q8_0.gguf", std::fs::read(demo()).unwrap());
+    let hub = Hub::start(vec![model], |_, _| Answer::Usual);
+    let variables = [
+        ("HOME", home),
+        ("FOREBAY_MODELS", models.to_str().unwrap()),
+        ("HF_ENDPOINT", hub.address.as_str()),
+        ("HF_TOKEN", "t"),
+    ];
+    let arguments = ["run", "o/r", "--raw", "-p", "The sea", "-n", "2", "--temperature", "0"];
+    let state = directory.path().join("state");
+    let ask = || {
+        let mut run = Terminal::with_environment(&arguments, &state, &variables);
+        run.wait("o/r is not downloaded.");
+        run.wait("Download o/r:Q8_0 (");
+        run.wait(") now? [Y/n] ");
+        run
+    };
+    let mut run = ask();
+    run.keys("n\r");
+    run.wait("not downloaded: forebay pull o/r:Q8_0 does it later");
+    assert_eq!(run.status(), Some(1));
+    assert!(!models.exists(), "nothing was begun");
+    let mut run = ask();
+    run.keys("\r");
+    assert_eq!(run.status(), Some(0));
+    assert!(models.join("manifests/o%2Fr%3AQ8_0.json").exists());
+    // The second time it is there.
+    let run = Terminal::with_environment(&arguments, &state, &variables);
+    let screen = run.screen.clone();
+    assert_eq!(run.status(), Some(0));
+    assert!(!screen.lock().unwrap().contains("Download"));
 }

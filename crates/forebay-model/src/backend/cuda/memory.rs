@@ -8,6 +8,7 @@ use forebay_cuda::{
     AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu, Indexer, LANES, Pod,
     SHARED_KEY_DIM_MAX, STREAMS, TableSize, supports_weights, weight_alignment,
 };
+use forebay_store::at_least;
 use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
 
 use super::delta_shape::device_shape;
@@ -366,9 +367,13 @@ impl fmt::Display for WhatIsNeeded<'_> {
         let (context, positions) = (self.context_bytes, self.cache.context);
         write!(
             out,
-            "{dense} bytes of {what}, {} for {more}, {kv} of KV cache for {positions} positions, {activations} of activations, \
-             {context} for the driver's context and kernels",
-            self.more_bytes
+            "{} of {what}, {} for {more}, {} of KV cache for {positions} positions, {} of activations, {} for the \
+             driver's context and kernels",
+            at_least(dense),
+            at_least(self.more_bytes),
+            at_least(kv),
+            at_least(activations),
+            at_least(context)
         )
     }
 }

@@ -29,7 +29,7 @@ pub struct ParallelSummary {
     missing_experts_per_pass: Option<f64>,
     /// Sequences that generate in one pass, on average.
     generating_per_pass: f64,
-    /// Predicted rate of so many unrelated sequences.
+    /// Predicted rate of this many unrelated sequences.
     #[serde(rename = "generate_predicted")]
     predicted: PredictedRate,
     runs: Vec<ParallelRun>,
@@ -134,6 +134,6 @@ pub fn print(session: &Session, args: &BenchArgs, summaries: &[ParallelSummary])
     if let Some(source) = &args.followed.routing_trace {
         output::say(format_args!("  routing  from {}, not the model's own\n", source.display()));
     }
-    output::say(format_args!("{}", statistics::block(session, &args.model, After::Benchmark)));
+    output::say_labelled(&statistics::block(session, &args.model, After::Benchmark));
     Ok(())
 }

@@ -63,6 +63,6 @@ fn print(session: &Session, args: &BenchArgs, runs: &[PrefixRun]) -> Outcome {
         ]);
     }
     output::print(&output::table(&[Align::Right; 5], &rows))?;
-    output::say(format_args!("{}", statistics::block(session, &args.model, After::Benchmark)));
+    output::say_labelled(&statistics::block(session, &args.model, After::Benchmark));
     Ok(())
 }

@@ -1,8 +1,7 @@
 //! The models that `forebay serve` offers: those of the command line, and those of the library.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use forebay_format::split_stem;
 use forebay_library::Library;
 use forebay_server::{Catalogue, Entry, KeepAlive};
 
@@ -63,27 +62,10 @@ pub fn models(library: &Library) -> Vec<Entry> {
         tracing::warn!("{error}");
         Default::default()
     });
-    let pulled = listing.entries.into_iter().map(|found| entry(found.name, found.path));
-    let files = std::fs::read_dir(library.folder()).into_iter().flatten().flatten();
-    let files = files.map(|file| file.path());
-    let mut entries: Vec<Entry> =
-        pulled.chain(files.filter_map(|path| Some(entry(name_in_folder(&path)?, path)))).collect();
+    let all = listing.entries.into_iter().chain(listing.loose);
+    let mut entries: Vec<Entry> = all.map(|found| entry(found.name, found.path)).collect();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
-    entries.dedup_by(|a, b| a.name == b.name);
     entries
-}
-
-/// Returns the name of a model in a folder of models, or `None` if the path is no model or a later file of a split set.
-fn name_in_folder(path: &Path) -> Option<String> {
-    let name = path.file_name()?.to_str()?;
-    if path.is_dir() {
-        return path.join("config.json").is_file().then(|| name.to_owned());
-    }
-    let stem = name.strip_suffix(".gguf").or_else(|| name.strip_suffix(".fbay"))?;
-    match split_stem(stem) {
-        Some((name, number, _)) => (number == "00001").then(|| name.to_owned()),
-        None => Some(stem.to_owned()),
-    }
 }
 
 impl Catalogue for ServedModels {
@@ -95,6 +77,9 @@ impl Catalogue for ServedModels {
         let own = |entries: &[Entry]| entries.iter().find(|entry| entry.name == name).cloned();
         let by_short_name = || {
             let found = self.library.as_ref()?.find(name).ok()?;
+            // A file is called by its name without the ending.
+            let is_file = found.path.file_name().is_some_and(|file| file == name);
+            (!is_file).then_some(())?;
             Some(Entry { name: found.name, path: found.path, keep_alive: None })
         };
         own(&self.named).or_else(|| own(&self.in_library())).or_else(by_short_name)

@@ -159,7 +159,7 @@ impl SessionLoader {
     }
 
     /// Returns true if a load shall leave the model's files in the page cache, from where the next load is much faster than
-    /// from the disk. Models that go on reading from the disk would fill the page cache with what they have in memory.
+    /// from the disk. Models that continue to read from the disk would fill the page cache with what they have in memory.
     fn keeps_files_cached(&self, known: &Known, room: Option<Memory>) -> bool {
         let is_whole = known.needs.fits(room.unwrap_or(self.memory));
         let needed = known.file_bytes.saturating_add(known.needs.ram_bytes);

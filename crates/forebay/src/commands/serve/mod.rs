@@ -4,19 +4,20 @@ mod access_log;
 mod library;
 mod loader;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::anyhow;
 use forebay_engine::engine::{EngineOptions, Latency};
 use forebay_engine::{Interrupt, SessionOptions};
 use forebay_library::Library;
 use forebay_server::{
-    Catalogue as _, Entry, FilesOptions, KeepAlive, Keys, Listener, Loader as _, Memory, Models,
-    ModelsOptions, ServeError, ServerOptions,
+    Address, CLIENT_TIME, CONNECTIONS_MOST, Catalogue as _, Entry, FilesOptions, KeepAlive, Keys,
+    Listener, Loader as _, Memory, Models, ModelsOptions, ServeError, ServerOptions,
 };
 
 use self::library::ServedModels;
@@ -31,6 +32,8 @@ use crate::open;
 use crate::output;
 use crate::routing_file;
 use crate::state;
+use crate::statistics;
+use crate::text_input;
 
 /// Time between two looks at the signal while a model loads.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
@@ -51,7 +54,7 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
             Some(Library::open(folder))
         }
         // Without models, the library is what is served.
-        None => Library::default_folder().map(Library::open).filter(|_| args.model.is_empty()),
+        None => crate::library::folder(None).map(Library::open).filter(|_| args.model.is_empty()),
     };
     let has_models = library.iter().any(|library| !library::models(library).is_empty());
     let paths = match args.model.is_empty() && !names_folder && !has_models {
@@ -59,7 +62,9 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
         false => args.model.clone(),
     };
     let served = ServedModels::new(&paths, &args, library)?;
-    let listener = Listener::bind(server_options(&args)?).map_err(refused)?;
+    let server = server_options(&args)?;
+    let callers_share = server.has_several_callers();
+    let listener = Listener::bind(server).map_err(refused)?;
     let may_switch = names_folder || has_models || paths.len() > 1;
     let followed = routing_file::followed(&args.followed)?;
     let kv_disk = kv_disk::open(&args.kv, &options)?;
@@ -69,44 +74,81 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
         engine: EngineOptions {
             latency: args.max_latency.map_or(Latency::Automatic, Latency::AtMost),
             waiting: args.queue,
+            callers_share,
             ..EngineOptions::default()
         },
         keep_alive: args.keep_alive.unwrap_or(KeepAlive::USUAL),
         waiting: args.queue,
         kv_disk,
+        special_tokens_in_messages: args.special_tokens_in_messages,
     };
     let models = Models::new(served.clone(), loader.clone(), options)?;
-    let loaded = load_named(&served.named, &loader, &models)?;
-    let address = listener.address().url();
-    match (served.list().as_slice(), loaded.as_slice()) {
-        ([only], [(_, parallel)]) => {
-            output::tell!("{} answers at {address}, {parallel} requests at a time", only.name);
-        }
-        (all, loaded) => output::tell!(
-            "forebay answers at {address}, with {} models, of which {} are loaded{}",
-            all.len(),
-            loaded.len(),
-            loaded.iter().map(|(name, _)| format!(" {name}")).collect::<String>()
-        ),
-    }
+    let address = listener.address().clone();
+    let ready = Arc::new(AtomicBool::new(false));
+    let is_ready = ready.clone();
+    let start = move |models: &Models| -> Outcome<_> {
+        let loaded = load_named(&served.named, &loader, models)?;
+        Ok(move || {
+            announce(&address, &served.list(), &loaded);
+            is_ready.store(true, Ordering::Relaxed);
+        })
+    };
     let token = interrupt::token();
     let mut told = false;
-    listener.serve(models, || {
-        if token.is_requested() && !std::mem::replace(&mut told, true) {
+    listener.serve(models, start, || {
+        let stops = token.is_requested();
+        if stops && !std::mem::replace(&mut told, true) && ready.load(Ordering::Relaxed) {
             output::tell!("the server ends when its answers are finished; Ctrl-C ends it at once");
         }
-        told
-    })?;
-    Ok(())
+        stops
+    })
 }
 
-/// Loads the first of the models, and the others as long as they fit beside each other. Returns the names of those that are
-/// loaded, and how many requests each runs at a time.
-fn load_named(
-    named: &[Entry],
-    loader: &SessionLoader,
-    models: &Models,
-) -> Outcome<Vec<(String, usize)>> {
+/// A model that was loaded at the start.
+struct AtStart {
+    name: String,
+    /// Number of requests that run at a time.
+    parallel: usize,
+    /// The model, its device and where its weights are, in one line.
+    place: String,
+}
+
+/// Says where the server answers, and what.
+fn announce(address: &Address, all: &[Entry], loaded: &[AtStart]) {
+    let url = address.url();
+    match (all, loaded) {
+        ([only], [model]) => output::tell!(
+            "{} answers at {url}, {} at a time",
+            only.name,
+            output::counted(model.parallel, "request")
+        ),
+        (all, loaded) => output::tell!(
+            "forebay answers at {url}, with {}, {} loaded{}",
+            output::counted(all.len(), "model"),
+            loaded.len(),
+            loaded.iter().map(|model| format!(" {}", model.name)).collect::<String>()
+        ),
+    }
+    let mut lines = match address {
+        Address::Tcp(address) => {
+            // A browser cannot open an address that stands for all.
+            let host = match address.ip() {
+                ip if ip.is_unspecified() => "localhost".to_owned(),
+                IpAddr::V4(ip) => ip.to_string(),
+                IpAddr::V6(ip) => format!("[{ip}]"),
+            };
+            let base = format!("http://{host}:{}", address.port());
+            let openai = format!("{base}/v1");
+            vec![("page", base.clone()), ("OpenAI", openai), ("Anthropic, Ollama", base)]
+        }
+        Address::Unix(_) => Vec::new(),
+    };
+    lines.extend(loaded.iter().map(|model| ("model", model.place.clone())));
+    output::say_labelled(&lines);
+}
+
+/// Loads the first of the models, and the others as long as they fit beside each other.
+fn load_named(named: &[Entry], loader: &SessionLoader, models: &Models) -> Outcome<Vec<AtStart>> {
     let (mut held, mut loaded) = (Memory::default(), Vec::new());
     for entry in named {
         let free = loader.memory() - held;
@@ -120,7 +162,9 @@ fn load_named(
             loader.open(path, room, change, |options| open::session(path, options, "--ctx"))
         })?;
         held = held + opened.memory;
-        loaded.push((entry.name.clone(), models.add(entry, opened)?));
+        let place = statistics::place(&opened.session, &entry.path);
+        let parallel = models.add(entry, opened)?;
+        loaded.push(AtStart { name: entry.name.clone(), parallel, place });
     }
     Ok(loaded)
 }
@@ -130,9 +174,7 @@ fn server_options(args: &ServeArgs) -> Outcome<ServerOptions> {
     let keys = match &args.listen.api_key_file {
         None => Keys::default(),
         Some(file) => {
-            let text = std::fs::read_to_string(file)
-                .with_context(|| format!("{}: cannot be read as text", file.display()))?;
-            let keys = Keys::read(&text);
+            let keys = Keys::read(&text_input::keys(file)?);
             if keys.is_empty() {
                 return Err(anyhow!("{}: there is no key", file.display()).into());
             }
@@ -155,6 +197,10 @@ fn server_options(args: &ServeArgs) -> Outcome<ServerOptions> {
             0 => None,
             seconds => Some(Duration::from_secs(seconds.into())),
         },
+        hosts: args.listen.allowed_host.clone(),
+        connections: CONNECTIONS_MOST,
+        client_time: CLIENT_TIME,
+        drain: args.listen.drain_time,
         access_log: args.access_log.as_deref().map(access_log::open).transpose()?,
     })
 }

@@ -1,0 +1,105 @@
+//! Reads the experts of GGUF metadata. Tensors decide how many there are: layers of pruned models have different numbers.
+
+use forebay_compute::Scoring;
+use forebay_format::{Catalog, TensorInfo};
+
+use super::architecture::{Experts, Naming, groups};
+use super::families::Family;
+use super::gguf_keys::Keys;
+use super::names::Names;
+use crate::ModelError;
+
+/// Returns true if a layer of the file has experts.
+pub(super) fn has_experts(catalog: &Catalog) -> bool {
+    catalog.tensors().iter().any(|tensor| tensor.name.ends_with(".ffn_gate_inp.weight"))
+}
+
+/// Returns the router of a layer `[experts, hidden]`, if it has one.
+pub(super) fn router(catalog: &Catalog, layer: usize) -> Option<&TensorInfo> {
+    catalog.tensor(&format!("blk.{layer}.ffn_gate_inp.weight"))
+}
+
+/// Returns the number of columns of a tensor of a layer.
+fn columns(catalog: &Catalog, layer: usize, name: &str) -> Option<usize> {
+    let tensor = catalog.tensor(&format!("blk.{layer}.{name}.weight"))?;
+    tensor.shape.last().and_then(|columns| usize::try_from(*columns).ok())
+}
+
+/// Returns the experts of a layer.
+pub(super) fn experts(
+    catalog: &Catalog,
+    keys: &Keys<'_>,
+    family: &'static Family,
+    layer: usize,
+) -> Result<Experts, ModelError> {
+    keys.note(&["feed_forward_length"]);
+    let width = match keys.count_of_layer("expert_feed_forward_length", layer)? {
+        Some(width) => width,
+        // Old files have no such key.
+        None => match columns(catalog, layer, "ffn_down_exps") {
+            Some(width) => width,
+            None => keys.count("feed_forward_length")?,
+        },
+    };
+    let correction_bias = catalog.tensor(&format!("blk.{layer}.exp_probs_b.bias")).is_some();
+    let n_groups = keys.optional_count("expert_group_count")?.unwrap_or(1);
+    let groups_kept = keys.optional_count("expert_group_used_count")?.unwrap_or(n_groups);
+    let scale = keys.said_float("expert_weights_scale")?;
+    let hashed = keys.optional_count("hash_layer_count")?;
+    Ok(Experts {
+        count: match Names::new(Naming::Gguf, family).routed_experts(catalog, layer) {
+            Some(count) => count,
+            None => keys.count("expert_count")?,
+        },
+        used: keys.count("expert_used_count")?,
+        width,
+        scoring: scoring(keys, family, correction_bias)?,
+        renormalise: keys.flag("expert_weights_norm")?.unwrap_or(family.renormalise),
+        scale: scale.unwrap_or(1.0),
+        correction_bias,
+        by_token: hashed.is_some_and(|layers| layer < layers),
+        groups: groups(n_groups, groups_kept, correction_bias),
+        bias: family.expert_bias,
+        shared_width: shared_width(catalog, keys, family, layer, width)?,
+        shared_gate: family.shared_gate,
+        scaled_input: family.scaled_input,
+        transposed: false,
+        own_norms: family.beside_dense,
+        expert_scales: family.beside_dense,
+    })
+}
+
+fn scoring(keys: &Keys<'_>, family: &Family, correction_bias: bool) -> Result<Scoring, ModelError> {
+    match keys.optional_count("expert_gating_func")? {
+        // The converter writes no function for GLM-4.7-Flash. Routers with a correction bias are sigmoid routers, except those
+        // of families that say otherwise.
+        None | Some(0) if correction_bias => Ok(family.corrected.unwrap_or(Scoring::Sigmoid)),
+        // Value 3 is the softmax over the chosen experts only. This equals the softmax over all, renormalised.
+        None | Some(0 | 1 | 3) => Ok(Scoring::Softmax),
+        Some(2) => Ok(Scoring::Sigmoid),
+        Some(4) => Ok(Scoring::SqrtSoftplus),
+        Some(other) => {
+            let expected = "forebay knows 1 (softmax), 2 (sigmoid), 3 (softmax of the chosen) and 4 (root of softplus)";
+            Err(keys.wrong("expert_gating_func", other, expected))
+        }
+    }
+}
+
+/// Returns the width of a layer's shared experts. Their tensors decide, if there are any.
+fn shared_width(
+    catalog: &Catalog,
+    keys: &Keys<'_>,
+    family: &Family,
+    layer: usize,
+    width: usize,
+) -> Result<usize, ModelError> {
+    let said = keys.optional_count("expert_shared_feed_forward_length")?;
+    let number = keys.optional_count("expert_shared_count")?.unwrap_or(0);
+    if family.beside_dense {
+        let dense = keys.count_of_layer("feed_forward_length", layer)?;
+        return dense.ok_or_else(|| keys.missing("feed_forward_length"));
+    }
+    let said = said.filter(|_| family.shared_gate || family.one_block || family.shared > 0);
+    let usual = || said.unwrap_or(width.saturating_mul(number));
+    Ok(columns(catalog, layer, "ffn_down_shexp").unwrap_or_else(usual))
+}

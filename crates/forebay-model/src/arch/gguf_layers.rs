@@ -1,0 +1,199 @@
+//! Reads the layers of GGUF metadata.
+
+use forebay_compute::Gating;
+use forebay_format::{Array, Catalog, Value};
+
+use super::architecture::{FeedForward, Layer, Mixer};
+use super::families::{Family, Windows};
+use super::gguf_experts::{experts, router};
+use super::gguf_keys::Keys;
+use super::gguf_recurrent::recurrent_layers;
+use super::layers::keys_of;
+use crate::ModelError;
+
+const WINDOW: &str = "attention.sliding_window";
+const PATTERN: &str = "attention.sliding_window_pattern";
+
+/// Keys that mean nothing without experts.
+const OF_EXPERTS: [&str; 9] = [
+    "expert_used_count",
+    "expert_feed_forward_length",
+    "expert_gating_func",
+    "expert_weights_norm",
+    "expert_weights_scale",
+    "expert_group_count",
+    "expert_group_used_count",
+    "expert_shared_count",
+    "expert_shared_feed_forward_length",
+];
+
+/// Returns the layers that every token goes through.
+pub(super) fn layers(
+    catalog: &Catalog,
+    keys: &Keys<'_>,
+    family: &'static Family,
+) -> Result<Vec<Layer>, ModelError> {
+    let count = keys.count("block_count")?;
+    // Every layer has tensors, so a count above the number of tensors means a damaged file.
+    if count > catalog.tensors().len() {
+        let expected = format!("the file has only {} tensors", catalog.tensors().len());
+        return Err(keys.wrong("block_count", count, &expected));
+    }
+    // The last layers may exist only to predict further tokens. They are not needed for the next token.
+    let count = count.saturating_sub(keys.optional_count("nextn_predict_layers")?.unwrap_or(0));
+    if (0..count).all(|index| router(catalog, index).is_none()) {
+        keys.note(&OF_EXPERTS);
+    }
+    if family.one_block {
+        return one_block_layers(catalog, keys, family, count);
+    }
+    let windows = windows(keys, family, count)?;
+    let with_keys =
+        count - keys.optional_count("attention.shared_kv_layers")?.unwrap_or(0).min(count);
+    let recurrent = match family.recurrent {
+        Some(_) => recurrent_layers(keys, count)?,
+        None => vec![false; count],
+    };
+    (0..count)
+        .map(|index| {
+            let feed_forward = if family.experts && router(catalog, index).is_some() {
+                FeedForward::Experts(experts(catalog, keys, family, index)?)
+            } else {
+                let width = keys.count_of_layer("feed_forward_length", index)?;
+                let width = width.ok_or_else(|| keys.missing("feed_forward_length"))?;
+                FeedForward::Dense { width }
+            };
+            let window = windows[index];
+            let keys_of = keys_of(&windows, with_keys, index)?;
+            let mixer = if recurrent[index] { Mixer::Recurrent } else { Mixer::Attention };
+            let rope = family.rope_of(window, family.rotates);
+            Ok(Layer { mixer, window, chunked: false, attention: 0, keys_of, rope, feed_forward })
+        })
+        .collect()
+}
+
+/// Returns the window of each layer, if it has one.
+fn windows(
+    keys: &Keys<'_>,
+    family: &Family,
+    count: usize,
+) -> Result<Vec<Option<usize>>, ModelError> {
+    let said = keys.optional_count(WINDOW)?.or(family.window);
+    let window = said.filter(|window| *window > 0);
+    let slides = pattern(keys, count)?;
+    if let (Windows::NotInGguf, Some(window)) = (family.windows, window) {
+        if window < keys.count("context_length")? {
+            let expected = "forebay knows windows of this family from Hugging Face folders only";
+            return Err(keys.wrong(WINDOW, window, expected));
+        }
+        return Ok(vec![None; count]);
+    }
+    let slides = |index: usize| match &slides {
+        Some(flags) => flags[index],
+        None => family.windows.slides(index),
+    };
+    Ok((0..count).map(|index| window.filter(|_| slides(index))).collect())
+}
+
+/// Returns which layers have a window: from a list with a flag for each, or from a number, which means that every so many layers the
+/// last one has none (0: all have one).
+fn pattern(keys: &Keys<'_>, count: usize) -> Result<Option<Vec<bool>>, ModelError> {
+    let Some(value) = keys.get(PATTERN) else { return Ok(None) };
+    let wrong = || {
+        let expected =
+            format!("it must be a number or a list with a flag for each of {count} layers");
+        keys.wrong(PATTERN, value.describe(), &expected)
+    };
+    let flags: Vec<bool> = match (value, value.as_u64()) {
+        (_, Some(0)) => vec![true; count],
+        (_, Some(period)) => {
+            (0..count as u64).map(|index| !(index + 1).is_multiple_of(period)).collect()
+        }
+        (Value::Array(Array::Bool(flags)), _) => flags.clone(),
+        (Value::Array(list), _) => {
+            let numbers = list.to_i64s().ok_or_else(wrong)?;
+            numbers.into_iter().map(|number| number != 0).collect()
+        }
+        _ => return Err(wrong()),
+    };
+    if flags.len() < count { Err(wrong()) } else { Ok(Some(flags)) }
+}
+
+/// Returns layers of which each is only one block: those with key/value heads have attention, those with a width are
+/// feed-forwards, and the others are recurrent.
+fn one_block_layers(
+    catalog: &Catalog,
+    keys: &Keys<'_>,
+    family: &'static Family,
+    count: usize,
+) -> Result<Vec<Layer>, ModelError> {
+    let of_layers = |key: &str| {
+        let list = keys.by_layer(key).ok_or_else(|| keys.missing(key))?;
+        match list.len() >= count {
+            true => Ok(list),
+            false => {
+                let expected = format!("the file has {count} layers");
+                Err(keys.wrong(key, format!("a list of {}", list.len()), &expected))
+            }
+        }
+    };
+    let heads = of_layers("attention.head_count_kv")?;
+    let widths = of_layers("feed_forward_length")?;
+    (0..count)
+        .map(|index| {
+            let routed = router(catalog, index).is_some();
+            let (mixer, feed_forward) = match (heads[index], widths[index]) {
+                (0, 0) => (Mixer::Recurrent, FeedForward::None),
+                (_, 0) => (Mixer::Attention, FeedForward::None),
+                (0, _) if routed && family.experts => {
+                    (Mixer::None, FeedForward::Experts(experts(catalog, keys, family, index)?))
+                }
+                (0, width) => {
+                    let width = usize::try_from(width).unwrap_or(usize::MAX);
+                    (Mixer::None, FeedForward::Dense { width })
+                }
+                (heads, width) => {
+                    return Err(ModelError::BadValue {
+                        key: format!("key/value heads and feed-forward length of layer {index}"),
+                        value: format!("{heads} and {width}"),
+                        expected: "one of them must be 0: a layer of this family is one block"
+                            .into(),
+                    });
+                }
+            };
+            let rope = family.rope_of(None, family.rotates);
+            Ok(Layer::one_block(mixer, feed_forward, rope))
+        })
+        .collect()
+}
+
+/// Refuses values of keys that no family of the table has.
+pub(super) fn refuse_variants(keys: &Keys<'_>, family: &Family) -> Result<(), ModelError> {
+    for key in ["attention.max_alibi_bias", "attention.clamp_kqv", "attention.temperature_scale"] {
+        keys.only(key, &[0.0], "forebay knows models without it")?;
+    }
+    for key in ["attention.output_scale", "residual_scale", "embedding_scale", "logit_scale"] {
+        keys.only(key, &[0.0, 1.0], "forebay knows 1 for this family")?;
+    }
+    keys.note(&["attention.temperature_length"]);
+    for (key, known) in [("attention.causal", true), ("ssm.dt_b_c_rms", false)] {
+        if keys.flag(key)?.is_some_and(|flag| flag != known) {
+            return Err(keys.wrong(key, !known, &format!("forebay knows {known}")));
+        }
+    }
+    let known: &[&str] = match family.gating {
+        Gating::GeluTanh => &["gelu", "gelu_pytorch_tanh", "gelu_new"],
+        Gating::SquaredRelu => &["relu2", "relu_sqr"],
+        Gating::Silu | Gating::Clamped { .. } | Gating::ClampedSilu { .. } => {
+            &["silu", "swish", "swiglu", "swigluoai"]
+        }
+    };
+    let activation = keys.text("hidden_activation")?;
+    match activation.filter(|name| !known.contains(name)) {
+        Some(name) => {
+            let expected = format!("forebay knows {} for this family", known.join(", "));
+            Err(keys.wrong("hidden_activation", name, &expected))
+        }
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,182 @@
+//! The experts of a layer, as `config.json` describes them. Tensors decide how many there are: layers of pruned models have different
+//! numbers.
+
+use forebay_compute::Scoring;
+use forebay_format::Catalog;
+
+use super::architecture::{Experts, Naming, groups};
+use super::config::Config;
+use super::families::Family;
+use super::huggingface_variants::{SHARED_MLP, has_number};
+use super::names::Names;
+use crate::ModelError;
+
+/// Keys of the number of experts.
+const COUNTS: [&str; 4] =
+    ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"];
+
+/// Keys of which every so many layers one has experts.
+const STEPS: [&str; 3] = ["decoder_sparse_step", "moe_layer_interval", "interleave_moe_layer_step"];
+
+/// Keys of the number of the first layer that has experts.
+const FIRSTS: [&str; 4] =
+    ["first_k_dense_replace", "moe_layer_start_index", "num_dense_layers", "moe_layer_num_skipped"];
+
+/// Returns true if a table gives the experts of every token in layer `index`.
+pub(super) fn is_by_token(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
+    let layers = config.optional_count("num_hash_layers")?;
+    match config.text_of_layer("mlp_layer_types", index)? {
+        Some(kind) => Ok(kind == "hash_moe"),
+        None => Ok(layers.is_some_and(|layers| index < layers)),
+    }
+}
+
+/// Returns true if layer `index` has experts (qwen3_moe: `decoder_sparse_step`, `mlp_only_layers`; deepseek:
+/// `first_k_dense_replace`, `moe_layer_freq`; ernie4_5_moe: `moe_layer_start_index`, `moe_layer_end_index`,
+/// `moe_layer_interval`; llama4: `interleave_moe_layer_step`). `mlp_layer_types` or `moe_layers` decides if it is present.
+pub(super) fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
+    config.note(&STEPS);
+    config.note(&FIRSTS);
+    let dense_only = config.list("mlp_only_layers")?;
+    // Some models give a flag for each layer.
+    let flag = config.flag_of_layer("moe_layer_freq", index)?;
+    // The index of the last layer with experts; -1 is the last layer of all.
+    let end = config.set("moe_layer_end_index").and_then(serde_json::Value::as_u64);
+    let enabled = config.flag("enable_moe_block")?.unwrap_or(true);
+    let with_experts = config.list("moe_layers")?;
+    let no_experts = config.set("num_local_experts").is_some_and(|count| *count == 0);
+    match config.text_of_layer("mlp_layer_types", index)? {
+        None => {}
+        Some("sparse") => return Ok(true),
+        Some("dense") => return Ok(false),
+        Some(other) => {
+            return Err(ModelError::BadValue {
+                key: format!("mlp_layer_types of layer {index}"),
+                value: other.into(),
+                expected: "forebay knows sparse and dense".into(),
+            });
+        }
+    }
+    if let Some(layers) = with_experts {
+        return Ok(has_number(layers, index));
+    }
+    let is_dense = dense_only.is_some_and(|layers| has_number(layers, index));
+    let step = config.optional_first_count(&STEPS)?.unwrap_or(1).max(1);
+    let first = config.optional_first_count(&FIRSTS)?.unwrap_or(0);
+    let is_before_end = end.is_none_or(|end| index as u64 <= end);
+    let is_step = (index + 1).is_multiple_of(step)
+        && match flag {
+            Some(flag) => flag,
+            None => {
+                let every = config.optional_count("moe_layer_freq")?.unwrap_or(1).max(1);
+                index.is_multiple_of(every)
+            }
+        };
+    Ok(enabled && !no_experts && !is_dense && is_step && index >= first && is_before_end)
+}
+
+/// Returns the experts of layer `index`.
+pub(super) fn experts(
+    catalog: &Catalog,
+    config: &Config<'_>,
+    family: &'static Family,
+    naming: Naming,
+    index: usize,
+) -> Result<Experts, ModelError> {
+    // Only the third DeepSeek generation and later models select this way, and not all of them say so.
+    let third = ["deepseek_v3", "kimi_k2", "glm4_moe_lite"];
+    let is_third = config.text("model_type")?.is_some_and(|of| third.contains(&of));
+    let corrected = family.corrected.or(is_third.then_some(Scoring::Sigmoid));
+    let mut denied = false;
+    for key in [
+        "use_routing_bias",
+        "moe_use_aux_free",
+        "use_expert_bias",
+        "moe_router_enable_expert_bias",
+        "use_moe_router_bias",
+    ] {
+        denied |= config.flag(key)? == Some(false);
+    }
+    let method = config.text("topk_method")?;
+    let correction_bias =
+        method.map_or(corrected.is_some() && !denied, |method| method == "noaux_tc");
+    let norms = ["norm_topk_prob", "moe_renormalize"].map(|key| config.flag(key));
+    let [norm, other] = norms;
+    let norm = norm?.or(other?);
+    let width = config.first_count(&["moe_intermediate_size", "intermediate_size"])?;
+    let of_groups = config.optional_first_count(&["n_group", "num_expert_group"])?;
+    let n_groups = if method == Some("greedy") { 1 } else { of_groups.unwrap_or(1) };
+    let groups_kept = config.optional_count("topk_group")?.unwrap_or(n_groups);
+    config.note(&COUNTS);
+    Ok(Experts {
+        count: match Names::new(naming, family).routed_experts(catalog, index) {
+            Some(count) => count,
+            None => config.first_count(&COUNTS)?,
+        },
+        used: config.first_count(&[
+            "num_experts_per_tok",
+            "num_experts_per_token",
+            "moe_k",
+            "top_k_experts",
+            "moe_topk",
+            "experts_per_token",
+        ])?,
+        width,
+        scoring: scoring(config, family, corrected)?,
+        renormalise: norm.unwrap_or(family.renormalise || is_third),
+        scale: config.float("routed_scaling_factor")?.map_or(1.0, |scale| scale as f32),
+        correction_bias,
+        by_token: false,
+        groups: groups(n_groups, groups_kept, correction_bias),
+        bias: family.expert_bias,
+        shared_width: shared_width(config, family, width)?,
+        shared_gate: family.shared_gate,
+        scaled_input: family.scaled_input,
+        transposed: family.transposed_experts,
+        own_norms: family.beside_dense,
+        expert_scales: family.beside_dense,
+    })
+}
+
+fn scoring(
+    config: &Config<'_>,
+    family: &Family,
+    corrected: Option<Scoring>,
+) -> Result<Scoring, ModelError> {
+    let named = ["scoring_func", "moe_router_activation_func"].map(|key| config.text(key));
+    let [own, other] = named;
+    match own?.or(other?) {
+        Some("softmax") => Ok(Scoring::Softmax),
+        Some("sigmoid") => Ok(Scoring::Sigmoid),
+        Some("sqrtsoftplus") => Ok(Scoring::SqrtSoftplus),
+        None => Ok(corrected.unwrap_or(family.scoring)),
+        Some(other) => Err(ModelError::BadValue {
+            key: "scoring_func".into(),
+            value: other.into(),
+            expected: "forebay knows softmax, sigmoid and sqrtsoftplus".into(),
+        }),
+    }
+}
+
+/// Returns the width of the shared experts that every token uses.
+fn shared_width(config: &Config<'_>, family: &Family, width: usize) -> Result<usize, ModelError> {
+    let counts =
+        ["n_shared_experts", "num_shared_experts", "moe_num_shared_experts", "num_shared_expert"];
+    let count = config.optional_first_count(&counts)?;
+    let mixed = config.flag("use_mixed_mlp_moe")?;
+    config.note(&[SHARED_MLP, "intermediate_size"]);
+    let of_one_block = config.optional_count("moe_shared_expert_intermediate_size")?;
+    match config.optional_count("shared_expert_intermediate_size")? {
+        Some(shared) if family.shared_gate => Ok(shared),
+        _ if family.beside_dense => config.count("intermediate_size"),
+        _ if family.shared_mlp => config.count(SHARED_MLP),
+        _ if family.one_block => {
+            of_one_block.ok_or_else(|| config.missing("moe_shared_expert_intermediate_size"))
+        }
+        _ => {
+            let count = if mixed == Some(false) { 0 } else { count.unwrap_or(family.shared) };
+            let own = config.optional_first_count(&[SHARED_MLP, "intermediate_size"])?;
+            Ok(own.filter(|_| family.shared > 0).unwrap_or(width).saturating_mul(count))
+        }
+    }
+}

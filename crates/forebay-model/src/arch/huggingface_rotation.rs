@@ -1,0 +1,130 @@
+//! The rotations of layers with and without a window, as `config.json` describes them.
+
+use forebay_compute::{RopeLayout, RopeScaling};
+
+use super::architecture::{Rope, RopeFactors};
+use super::check::check;
+use super::config::{Config, ROTATIONS, short};
+use super::families::{Family, WindowTheta};
+use super::rope_parameters::Parameters;
+use crate::ModelError;
+
+/// Scopes of the parameters of layers without a window and of layers with one.
+const FULL: &str = "full_attention";
+pub(super) const WINDOWED: &str = "sliding_attention";
+
+/// Keys of the base of the rotation in windowed layers.
+const LOCAL: [&str; 2] = ["rope_local_base_freq", "swa_rope_theta"];
+
+/// Returns the rotation of layers without a window, followed by that of layers with one if the family has two. `dims` are the lengths of
+/// the heads in both kinds of layers.
+pub(super) fn rotations(
+    config: &Config<'_>,
+    family: &Family,
+    dims: [usize; 2],
+) -> Result<Vec<Rope>, ModelError> {
+    if !rotates(config, family)? {
+        note_no_rotation(config)?;
+        return Ok(Vec::new());
+    }
+    let [full, windowed] = dims;
+    let all = rotation(config, family, Some(FULL), rotary_dim(config, FULL, full)?)?;
+    if family.window_theta.is_none() {
+        expect_one_rotation(config, all.theta)?;
+        return Ok(vec![all]);
+    }
+    let of_windows = rotary_dim(config, WINDOWED, windowed)?;
+    Ok(vec![all, rotation(config, family, Some(WINDOWED), of_windows)?])
+}
+
+/// Returns the number of elements of a head that rotate.
+fn rotary_dim(config: &Config<'_>, scope: &str, head_dim: usize) -> Result<usize, ModelError> {
+    let parameters = Parameters::of(config, Some(scope))?;
+    let partial = config.float("partial_rotary_factor")?;
+    let partial = partial.or(parameters.float("partial_rotary_factor")?);
+    Ok(match (partial, config.optional_count("rotary_dim")?) {
+        _ if parameters.is_proportional()? => head_dim,
+        (None, Some(rotary_dim)) => rotary_dim,
+        _ => (partial.unwrap_or(1.0) * head_dim as f64) as usize,
+    })
+}
+
+/// Records the keys of a rotation that the model does not have.
+pub(super) fn note_no_rotation(config: &Config<'_>) -> Result<(), ModelError> {
+    config.note(&["partial_rotary_factor", "rope_theta", "rope_interleave", "rotary_dim"]);
+    Parameters::of(config, None).map(|_| ())
+}
+
+/// Checks that layers with and without a window have the same rotation.
+fn expect_one_rotation(config: &Config<'_>, theta: f64) -> Result<(), ModelError> {
+    let refused = |key: &str, value: String| ModelError::BadValue {
+        key: key.into(),
+        value,
+        expected: "forebay knows one rotation for all layers of this family".into(),
+    };
+    if let Some(other) = config.first_float(&LOCAL)?.filter(|other| *other != theta) {
+        return Err(refused(LOCAL[0], other.to_string()));
+    }
+    for key in ROTATIONS {
+        let Some(object) = config.object(key)? else { continue };
+        let [full, windowed] = [FULL, WINDOWED].map(|scope| object.set(scope));
+        if full.is_some() && windowed.is_some() && full != windowed {
+            let value = windowed.map_or("none".into(), short);
+            return Err(refused(&format!("{key}.{WINDOWED}"), value));
+        }
+        // Records the windows' parameters as read.
+        Parameters::of(config, Some(WINDOWED))?;
+    }
+    Ok(())
+}
+
+/// Returns the rotation of layers for which the parameters of `scope` hold.
+pub(super) fn rotation(
+    config: &Config<'_>,
+    family: &Family,
+    scope: Option<&str>,
+    rotary_dim: usize,
+) -> Result<Rope, ModelError> {
+    let windowed = scope == Some(WINDOWED);
+    let parameters = Parameters::of(config, scope)?;
+    let scaling = if windowed { RopeScaling::None } else { parameters.scaling()? };
+    let usual = match family.window_theta {
+        Some(WindowTheta::Of(theta)) if windowed => Some(theta),
+        _ => None,
+    };
+    let local = config.first_float(&LOCAL)?;
+    let local = local.filter(|_| windowed);
+    let beside = config.float("theta")?;
+    let theta = local.or(parameters.float("rope_theta")?).or(beside).or(usual);
+    let theta = theta.unwrap_or(10_000.0);
+    let theta = if windowed { theta } else { theta * parameters.base_factor(rotary_dim)? };
+    let layout = match config.flag("rope_interleave")? {
+        Some(false) if family.latent => RopeLayout::Neox,
+        _ => family.hf_rope,
+    };
+    let factors = match scaling {
+        RopeScaling::LongRope { .. } => Some(parameters.long_factors(rotary_dim / 2)?),
+        _ if parameters.is_proportional()? && !windowed => {
+            let fits = (1..=1 << 16).contains(&rotary_dim);
+            check("rotary dimension", rotary_dim, fits, "it must be from 1 to 65536")?;
+            let share = parameters.float("partial_rotary_factor")?.unwrap_or(1.0);
+            Some(proportional_factors(share, rotary_dim / 2))
+        }
+        _ => None,
+    };
+    Ok(Rope { theta, rotary_dim, from: 0, layout, scaling, factors })
+}
+
+/// Returns the divisors of the frequencies of pairs of which only this share rotates: the first ones. The others stay where they
+/// are, whatever the position.
+fn proportional_factors(share: f64, pairs: usize) -> RopeFactors {
+    let rotating = (share * pairs as f64) as usize;
+    let factor = |pair: usize| if pair < rotating { 1.0 } else { 1e30 };
+    RopeFactors::Always((0..pairs).map(factor).collect())
+}
+
+/// Returns true if queries and keys are rotated.
+pub(super) fn rotates(config: &Config<'_>, family: &Family) -> Result<bool, ModelError> {
+    let said = config.text("position_embedding_type")?;
+    Ok(family.rotates || said == Some("rope"))
+}

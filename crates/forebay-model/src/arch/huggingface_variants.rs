@@ -1,0 +1,125 @@
+//! Variants of known families that would run but generate wrong text. They are refused.
+
+use forebay_compute::Gating;
+use serde_json::Value;
+
+use super::config::Config;
+use super::families::Family;
+use crate::ModelError;
+
+/// Key of the width of the MLP that tokens pass through beside experts ([`Family::shared_mlp`]).
+pub(super) const SHARED_MLP: &str = "shared_intermediate_size";
+
+fn refuse<T>(key: &str, value: &str, expected: &str) -> Result<T, ModelError> {
+    Err(ModelError::BadValue { key: key.into(), value: value.into(), expected: expected.into() })
+}
+
+/// Returns the gating, with the numbers that the configuration gives.
+pub(super) fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
+    expect_activation(config, family)?;
+    let float = |key: &str, usual: f32| {
+        Ok::<_, ModelError>(config.float(key)?.map_or(usual, |value| value as f32))
+    };
+    Ok(match family.gating {
+        Gating::Clamped { alpha, limit } => Gating::Clamped {
+            alpha: float("swiglu_alpha", alpha)?,
+            limit: float("swiglu_limit", limit)?,
+        },
+        Gating::ClampedSilu { limit } => {
+            Gating::ClampedSilu { limit: float("swiglu_limit", limit)? }
+        }
+        other => other,
+    })
+}
+
+fn expect_activation(config: &Config<'_>, family: &Family) -> Result<(), ModelError> {
+    let keys = ["mlp_hidden_act", "hidden_activation", "hidden_act"];
+    config.note(&keys);
+    let Some(key) = keys.into_iter().find(|key| config.set(key).is_some()) else { return Ok(()) };
+    let activation = config.text(key)?.unwrap_or("");
+    let known: &[&str] = match family.gating {
+        // Configurations of Gemma whose `hidden_act` is `gelu` mean this one.
+        Gating::GeluTanh if key == "hidden_act" => {
+            &["gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu"]
+        }
+        Gating::GeluTanh => &["gelu_pytorch_tanh", "gelu_new", "gelu_fast"],
+        Gating::SquaredRelu => &["relu2"],
+        // MiniMax-M3 names the clamped gate.
+        Gating::Clamped { .. } => &["silu", "swish", "swigluoai"],
+        Gating::Silu | Gating::ClampedSilu { .. } => &["silu", "swish"],
+    };
+    match known.contains(&activation) {
+        true => Ok(()),
+        false => {
+            let expected = format!("forebay knows {} for this family", known.join(", "));
+            refuse("hidden_act", activation, &expected)
+        }
+    }
+}
+
+/// Refuses what forebay does not know.
+pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<(), ModelError> {
+    if config.set("clip_qkv").is_some() {
+        let convert = "forebay does not know this variant; convert the model to GGUF";
+        return refuse("clip_qkv", "set", convert);
+    }
+    let gated = config.flag("attn_output_gate")?;
+    if gated.is_some_and(|gated| gated != family.output_gate) {
+        return refuse("attn_output_gate", "set", "forebay does not know this variant");
+    }
+    for key in ["mlp_bias", "use_bias", "mamba_proj_bias", "conv_bias"] {
+        if config.is_set(key)? {
+            return refuse(key, "true", "forebay does not know these biases yet");
+        }
+    }
+    // Variants of Hunyuan: keys and values of the layer before, latent attention, other rotations and other choices of experts.
+    for key in ["use_cla", "use_mla", "position_embedding_xdrope", "group_limited_greedy"] {
+        if config.is_set(key)? {
+            return refuse(key, "true", "forebay does not know this variant");
+        }
+    }
+    if config.flag("use_rotary_pos_emb")? == Some(false) {
+        return refuse("use_rotary_pos_emb", "false", "forebay does not know this variant");
+    }
+    for (key, known) in [
+        ("qk_norm_type", "per_layer"),
+        ("mamba_hidden_act", "silu"),
+        ("normalization_function", "rmsnorm"),
+        ("norm_type", "rms"),
+    ] {
+        if let Some(other) = config.text(key)?.filter(|text| *text != known) {
+            return refuse(key, other, &format!("forebay knows {known}"));
+        }
+    }
+    // MiniMax's earlier models have linear attention in the layers of type 0, and shared experts.
+    let types = config.list("attn_type_list")?;
+    if types.is_some_and(|types| types.iter().any(|kind| kind.as_u64() != Some(1))) {
+        return refuse("attn_type_list", "not 1 in all layers", "forebay knows type 1 only");
+    }
+    if config.set("moe_latent_size").is_some() {
+        return refuse("moe_latent_size", "set", "forebay knows experts of the hidden size only");
+    }
+    // MiniMax-M3 has shared experts of this width.
+    let shared = config.optional_count(SHARED_MLP)?.is_some_and(|width| width > 0);
+    if shared && !family.shared_mlp && family.shared == 0 {
+        let expected = "forebay knows no such shared experts for this family";
+        return refuse(SHARED_MLP, "set", expected);
+    }
+    if config.set("per_layer_config").is_some() && !family.keys_as_values {
+        return refuse("per_layer_config", "set", "forebay does not know this variant");
+    }
+    if family.one_block && config.set("sliding_window").is_some() {
+        return refuse("sliding_window", "set", "forebay knows this family without windows");
+    }
+    // Images may be seen from both sides, but text is not.
+    let both_ways = config.set("use_bidirectional_attention");
+    if both_ways.is_some_and(|value| *value == true || *value == "all") {
+        return refuse("use_bidirectional_attention", "set", "forebay generates text");
+    }
+    Ok(())
+}
+
+/// Returns true if a list of numbers has this one.
+pub(super) fn has_number(list: &[Value], number: usize) -> bool {
+    list.iter().any(|item| item.as_u64() == Some(number as u64))
+}
