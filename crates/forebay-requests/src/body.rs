@@ -228,9 +228,12 @@ fn ending(body: &Body) -> Result<Ending, Refusal> {
     let continues = body.continue_final_message.or(has_prefix.then_some(true));
     let continues = match (continues, body.add_generation_prompt) {
         (Some(true), Some(true)) => {
-            let name = if has_prefix { "messages" } else { "continue_final_message" };
-            let why = "continuing the last message and add_generation_prompt exclude each other";
-            return Err(Refusal::of(name, why));
+            let (param, name) = match body.continue_final_message {
+                Some(_) => ("continue_final_message", "continue_final_message"),
+                None => ("messages", "prefix"),
+            };
+            let why = format!("{name} and add_generation_prompt exclude each other");
+            return Err(Refusal::of(param, why));
         }
         (None, Some(true)) => Some(false),
         (continues, _) => continues,

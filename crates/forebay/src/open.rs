@@ -92,7 +92,7 @@ pub fn is_too_small(error: &anyhow::Error) -> bool {
 
 /// Returns a name for a model by its file or folder.
 pub fn name(model: &Path) -> String {
-    // A link has its own name: in Hugging Face's cache, the files behind links are named by hashes.
+    // A link has its own name: in Hugging Face's cache, links lead to files that are named by hashes.
     let named = match model.file_name() {
         Some(_) => model.to_owned(),
         None => std::fs::canonicalize(model).unwrap_or_else(|_| model.to_owned()),

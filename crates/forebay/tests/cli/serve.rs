@@ -320,17 +320,6 @@ impl Drop for Server {
     }
 }
 
-/// Starts a server of the demo model, and does not wait for it.
-pub fn start_quietly(more: &[&str]) -> Child {
-    Command::new(env!("CARGO_BIN_EXE_forebay"))
-        .args(["serve", "--device", "cpu", "--threads", "1", &demo(), "--name", "demo"])
-        .args(more)
-        .stdin(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("the binary starts")
-}
-
 pub fn completion(prompt: &str, tokens: usize) -> Value {
     json!({ "model": "demo", "prompt": prompt, "max_tokens": tokens, "temperature": 0 })
 }

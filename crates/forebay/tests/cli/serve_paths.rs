@@ -2,9 +2,11 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
+use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 
+use crate::harness::demo;
 use crate::serve::{Server, completion};
 
 /// Sends a request of HTTP/1.1, and returns the whole answer.
@@ -146,7 +148,7 @@ fn lists_describe_the_file() {
     };
     let (listed, loaded) = (of("/api/tags"), of("/api/ps"));
     assert_eq!(listed["details"]["quantization_level"], "Q4_K_M");
-    let bytes = std::fs::metadata(crate::harness::demo()).unwrap().len();
+    let bytes = std::fs::metadata(demo()).unwrap().len();
     assert_eq!((&listed["size"], &loaded["size"]), (&json!(bytes), &json!(bytes)));
     let digest = listed["digest"].as_str().unwrap();
     assert!(digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit()), "{digest}");
@@ -185,6 +187,17 @@ fn responses_have_their_items_and_counts() {
     assert_eq!(server.get("/v1/responses/none/input_items").0, 404);
 }
 
+/// Starts a server of the demo model, and does not wait for it.
+fn start_quietly(more: &[&str]) -> Child {
+    Command::new(env!("CARGO_BIN_EXE_forebay"))
+        .args(["serve", "--device", "cpu", "--threads", "1", &demo(), "--name", "demo"])
+        .args(more)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the binary starts")
+}
+
 #[test]
 fn a_unix_socket_is_an_address() {
     use std::os::unix::net::UnixStream;
@@ -193,7 +206,7 @@ fn a_unix_socket_is_an_address() {
     let path = folder.path().join("server.sock");
     // What an ended server has left is replaced.
     drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
-    let mut child = crate::serve::start_quietly(&["--host", path.to_str().unwrap()]);
+    let mut child = start_quietly(&["--host", path.to_str().unwrap()]);
     let until = std::time::Instant::now() + std::time::Duration::from_secs(60);
     let mut stream = loop {
         match UnixStream::connect(&path) {
