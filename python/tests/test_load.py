@@ -221,7 +221,7 @@ def test_too_large_for_the_memory(tmp_path):
             file.truncate(8 + len(text) + 8796093022208)
     except OSError:
         pytest.skip("this file system has no sparse files of 8 TiB")
-    with pytest.raises(forebay.OutOfMemoryError, match="87960930"):
+    with pytest.raises(forebay.OutOfMemoryError, match="8.01 TiB"):
         forebay.load(path)
 
 
@@ -333,6 +333,7 @@ def test_phases_of_a_load_reach_the_logger(random_file, caplog):
         ("--no-cpu-experts prevents it", "cpu_experts=False prevents it"),
         ("/tmp/a--b/model: no such file", "/tmp/a--b/model: no such file"),
         ("a -- b --- c", "a -- b --- c"),
+        ("run it (forebay run --ram 8GiB), or --vram", "run it (forebay run --ram 8GiB), or vram"),
     ],
 )
 def test_errors_name_arguments_and_not_options_of_the_command_line(words, told):

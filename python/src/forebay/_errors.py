@@ -73,6 +73,9 @@ _OPTION = re.compile(
     re.VERBOSE,
 )
 
+_COMMAND = re.compile(r"\bforebay [a-z]+ [^,;()]*$")
+"""The beginning of a command line, whose options stay."""
+
 
 def in_arguments(words: str) -> str:
     """Return words in which arguments such as `kv_ram="1GiB"` replace options such as `--kv-ram 1GiB`.
@@ -81,6 +84,8 @@ def in_arguments(words: str) -> str:
     """
 
     def argument(found: re.Match[str]) -> str:
+        if _COMMAND.search(words[: found.start()]):
+            return found[0]
         name, value = found[1], found[2]
         name = _ARGUMENTS.get(name, name.replace("-", "_"))
         if value is None:
