@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod assess;
+pub mod csv;
 mod page;
 pub mod replay;
 pub mod synth;

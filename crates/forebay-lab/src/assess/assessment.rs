@@ -7,6 +7,7 @@ use super::predict::{Prediction, Predictions};
 use super::record::PromptForm;
 use super::residency::ResidencyOverTime;
 use super::sweep::PolicyCurve;
+use crate::csv::quoted;
 
 /// Head of [`Assessment::csv`].
 pub const CSV_HEAD: &str = "model,domain,policy,share,capacity_bytes,hit_rate,hit_rate_low,hit_rate_high,misses_per_token,\
@@ -136,10 +137,6 @@ impl Assessment {
     /// Returns all curves as lines of comma-separated values, without a head: model, domain, policy, share of the experts,
     /// capacity in bytes, hit rate, its interval, misses and missed bytes for each generated token.
     pub fn csv(&self) -> String {
-        let quoted = |text: &str| match text.contains([',', '"', '\n', '\r']) {
-            true => format!("\"{}\"", text.replace('"', "\"\"")),
-            false => text.to_owned(),
-        };
         let mut lines = String::new();
         for section in std::iter::once(&self.mixed).chain(&self.domains) {
             for curve in &section.curves {

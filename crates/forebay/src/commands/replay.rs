@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use forebay_engine::Interrupt;
+use forebay_lab::csv::quoted;
 use forebay_lab::replay::{Prediction, Predictor, ReplayPolicy, predict, replay_while};
 use forebay_store::{OutputFile, OutputStream};
 use forebay_stream::{
@@ -278,14 +279,6 @@ fn csv(document: &Document) -> String {
         }
     }
     text
-}
-
-/// Quotes a CSV field if it needs quotes (RFC 4180).
-fn quoted(text: &str) -> String {
-    match text.contains([',', '"', '\n', '\r']) {
-        true => format!("\"{}\"", text.replace('"', "\"\"")),
-        false => text.to_owned(),
-    }
 }
 
 fn text(document: &Document) -> String {
