@@ -357,7 +357,7 @@ def test_ctrl_c_ends_a_request(engine):
         ({"regex": "("}, "structured_outputs|response_format|regex"),
         ({"stop": ""}, "empty"),
         ({"stop": ["x"] * 17}, "16 texts"),
-        ({"top_p": "high"}, "invalid type"),
+        ({"top_p": "high"}, "top_p must be a number"),
     ],
 )
 def test_wrong_options_are_errors(engine, options, words):

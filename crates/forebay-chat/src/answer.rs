@@ -48,6 +48,11 @@ impl<T: Deref<Target = Tokenizer> + Clone> AnswerStream<T> {
         }
     }
 
+    /// Has the stop text that ends the content be a part of it.
+    pub fn keep_stop(&mut self) {
+        self.output.filter.keep_stop();
+    }
+
     /// Continues `text`, with which the prompt ends. It is no part of the answer.
     #[must_use]
     pub fn with_continued(mut self, format: &Format, prompt: &str, text: &str) -> AnswerStream<T> {

@@ -108,16 +108,23 @@ impl Message {
             Some(Value::String(text)) => Ok(Some(text.clone())),
             Some(_) => Err(wrong(&format!("`{name}` must be text"))),
         };
-        let role = text("role")?.ok_or_else(|| wrong("`role` is missing"))?;
+        let mut role = text("role")?.ok_or_else(|| wrong("`role` is missing"))?.to_lowercase();
+        if role == "function" {
+            // The form from before tools.
+            "tool".clone_into(&mut role);
+        }
         if !["system", "developer", "user", "assistant", "tool"].contains(&role.as_str()) {
             return Err(wrong("`role` must be system, developer, user, assistant or tool"));
         }
-        let content = content(object.get("content")).map_err(wrong)?;
+        let mut content = content(object.get("content")).map_err(wrong)?;
+        if let Some(refusal) = text("refusal")? {
+            content.push_str(&refusal);
+        }
         let reasoning = match text("reasoning_content")? {
             None => text("reasoning")?,
             found => found,
         };
-        let calls = match object.get("tool_calls") {
+        let mut calls = match object.get("tool_calls") {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::Array(calls)) => {
                 let read: Option<Vec<ToolCall>> = calls.iter().map(tool_call).collect();
@@ -127,6 +134,11 @@ impl Message {
             }
             Some(_) => return Err(wrong("`tool_calls` must be a list")),
         };
+        if let Some(call) = object.get("function_call").filter(|call| !call.is_null()) {
+            let read = tool_call(call);
+            let why = "`function_call` needs `name` and `arguments`";
+            calls.push(read.ok_or_else(|| wrong(why))?);
+        }
         Ok(Message {
             role,
             content,
@@ -196,7 +208,10 @@ fn content(value: Option<&Value>) -> Result<String, &'static str> {
             let texts: Option<Vec<&str>> = parts
                 .iter()
                 .map(|part| match part.get("type").and_then(Value::as_str) {
-                    Some("text") => part.get("text").and_then(Value::as_str),
+                    Some("text" | "input_text" | "output_text") => {
+                        part.get("text").and_then(Value::as_str)
+                    }
+                    Some("refusal") => part.get("refusal").and_then(Value::as_str),
                     _ => None,
                 })
                 .collect();
@@ -232,7 +247,16 @@ mod tests {
     fn forms_that_clients_send() {
         let read = |value: Value| Message::from_json(&value, 3);
         let parts = json!([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]);
-        assert_eq!(read(json!({"role": "user", "content": parts})).unwrap().content, "ab");
+        assert_eq!(read(json!({"role": "User", "content": parts})).unwrap().content, "ab");
+        let parts =
+            json!([{"type": "input_text", "text": "a"}, {"type": "refusal", "refusal": "b"}]);
+        let message = read(json!({"role": "assistant", "content": parts, "refusal": "c"})).unwrap();
+        assert_eq!(message.content, "abc");
+        let call = json!({"name": "f", "arguments": "{}"});
+        let message = read(json!({"role": "assistant", "function_call": call})).unwrap();
+        assert_eq!(message.tool_calls[0].name, "f");
+        let result = read(json!({"role": "function", "name": "f", "content": "1"})).unwrap();
+        assert_eq!((result.role.as_str(), result.name.as_deref()), ("tool", Some("f")));
         let call = json!([{"function": {"name": "f", "arguments": {"x": 1}}}]);
         let message = json!({"role": "assistant", "content": null, "tool_calls": call});
         assert_eq!(read(message).unwrap().tool_calls[0].arguments, "{\"x\": 1}");

@@ -1,10 +1,11 @@
 //! Stop strings: the filter holds back text that may be the start of a stop string.
 
-/// Passes generated text through until a stop string appears. It never returns a stop string or a part of one, if all text
-/// goes through [`push`](StopFilter::push).
+/// Passes generated text through until a stop string appears. Unless [`keep_stop`](StopFilter::keep_stop) was called, it never
+/// returns a stop string or a part of one, if all text goes through [`push`](StopFilter::push).
 pub struct StopFilter {
     stops: Vec<(usize, String)>,
     held: String,
+    keeps_stop: bool,
 }
 
 /// Output of the filter.
@@ -21,7 +22,12 @@ impl StopFilter {
     pub fn new(stops: &[String]) -> StopFilter {
         let stops =
             stops.iter().cloned().enumerate().filter(|(_, stop)| !stop.is_empty()).collect();
-        StopFilter { stops, held: String::new() }
+        StopFilter { stops, held: String::new(), keeps_stop: false }
+    }
+
+    /// Has the stop string that ends the text be a part of it.
+    pub fn keep_stop(&mut self) {
+        self.keeps_stop = true;
     }
 
     /// Adds text and returns the text that can be shown.
@@ -30,7 +36,8 @@ impl StopFilter {
         let found =
             |(index, stop): &(usize, String)| Some((self.held.find(stop.as_str())?, *index));
         if let Some((at, index)) = self.stops.iter().filter_map(found).min() {
-            self.held.truncate(at);
+            let kept = self.stops.iter().find(|(own, _)| *own == index && self.keeps_stop);
+            self.held.truncate(at + kept.map_or(0, |(_, stop)| stop.len()));
             return Passed { text: std::mem::take(&mut self.held), stopped: Some(index) };
         }
         let keep = self.stops.iter().map(|(_, stop)| overlap(&self.held, stop)).max().unwrap_or(0);
@@ -78,6 +85,15 @@ mod tests {
         assert_eq!(run(&["END"], &["text EN", "E", "ND"]), ("text EN".into(), true));
         assert_eq!(run(&["\n\n", "xy"], &["a\n", "b x", "y"]), ("a\nb ".into(), true));
         assert_eq!(run(&["aab"], &["a", "a", "a", "b"]), ("a".into(), true));
+    }
+
+    #[test]
+    fn a_stop_string_can_be_kept() {
+        let mut filter = StopFilter::new(&["aé".into(), "END".into()]);
+        filter.keep_stop();
+        assert_eq!(filter.push("text E").text, "text ");
+        let passed = filter.push("ND more");
+        assert_eq!((passed.text.as_str(), passed.stopped), ("END", Some(1)));
     }
 
     #[test]

@@ -8,9 +8,9 @@ use forebay_model::arch::Layer;
 use forebay_text::{TextError, Tokenizer};
 use serde::Serialize;
 
-use crate::EngineError;
 use crate::features::{Feature, features, left_out};
 use crate::plan::Coding;
+use crate::{EngineError, quantization};
 
 /// Bytes and number of tensors of one kind of block.
 #[derive(Debug, Clone, Serialize)]
@@ -59,6 +59,8 @@ pub struct ModelInfo {
     pub experts: usize,
     pub experts_per_token: usize,
     pub tied_embeddings: bool,
+    /// Name of the quantisation of the whole model, as in `Q4_K_M`.
+    pub quantization: &'static str,
     pub types: Vec<TypeBytes>,
     pub kinds: Vec<BlockKindBytes>,
     /// How the blocks that are read again and again are stored.
@@ -207,6 +209,7 @@ impl ModelInfo {
             experts,
             experts_per_token: architecture.experts_per_token(),
             tied_embeddings: architecture.tied_embeddings,
+            quantization: quantization::name(catalog, parameters),
             types: types(tensors),
             kinds: kinds(catalog),
             coding: Coding::of(catalog),

@@ -41,6 +41,7 @@ mod passage;
 mod placed;
 pub mod plan;
 mod prefix;
+mod quantization;
 mod routing_log;
 mod runner;
 mod session;
@@ -64,6 +65,7 @@ pub use forebay_model::KvInVram;
 pub use forebay_store::{Interrupt, give_back_free_memory, keep_little_free_memory, reached};
 pub use forebay_stream::LayerUses;
 pub use generate::{BenchRun, GenerateOptions, Generation, StopReason};
+pub use identity::digest;
 pub use inspect::{BlockKindBytes, Inspection, ModelInfo, TypeBytes, block_kind, inspect};
 pub use kv_tiers::{
     KvDisk, KvDiskType, KvFolder, KvFolderError, KvFolderNote, KvTierStatistics, OpenedKvFolder,

@@ -82,6 +82,11 @@ impl<'a> WantedRow<'a> {
         WantedRow { sampler: None, all: false, probabilities: None, has_grammar: false, changes }
     }
 
+    /// Returns a row whose logits are all wanted, and from which no token is chosen.
+    pub fn whole() -> WantedRow<'a> {
+        WantedRow { all: true, ..WantedRow::unused() }
+    }
+
     /// Returns a row from which a token is chosen. `recent` holds the tokens so far. With `probabilities`, the request also
     /// reports the probability of the token and those of so many of the likeliest ones.
     pub fn chooses(
@@ -116,7 +121,7 @@ impl<'a> WantedRow<'a> {
 
     /// Returns how many of the largest logits of the model are enough; `None` if that is not all that is wanted.
     fn plain(&self) -> Option<usize> {
-        let Some(sampler) = self.sampler else { return Some(1) };
+        let Some(sampler) = self.sampler else { return (!self.all).then_some(1) };
         let needs = self.needs(sampler);
         let is_plain =
             !self.all && !self.has_grammar && self.changes.is_empty() && needs.total_at.is_none();
@@ -198,8 +203,8 @@ impl<M: Masks> Selector for Selecting<'_, M> {
     fn take(&mut self, largest: Largest<'_>) -> bool {
         let wanted = &self.wanted[self.rows.len()];
         let (returned, needs_all) = match wanted.sampler {
+            _ if wanted.all => (ReturnedRow::All(Vec::new()), true),
             None => (ReturnedRow::Unused, false),
-            Some(_) if wanted.all => (ReturnedRow::All(Vec::new()), true),
             Some(sampler) if !largest.logits.is_empty() && !sampler.can_choose(&largest) => {
                 (ReturnedRow::Changed(Vec::new()), true)
             }

@@ -41,7 +41,7 @@ pub fn check(rules: &Rules) -> Result<(), GrammarError> {
     let (bytes, rule_bytes) = match rules {
         Rules::JsonObject => (0, 0),
         Rules::JsonSchema(schema) => (schema.to_string().len(), expression_bytes(schema)),
-        Rules::Regex(text) => (text.len(), text.len()),
+        Rules::Regex(text) | Rules::Gbnf(text) => (text.len(), text.len()),
         Rules::Lark(text) => {
             // Schemas in a rule are data.
             let own = text.lines().filter(|line| !line.contains("%json"));

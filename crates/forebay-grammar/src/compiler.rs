@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::bounds;
 use crate::environment::Environment;
+use crate::gbnf::{self, Translated};
 use crate::matcher::Opening;
 use crate::{GrammarError, Matcher, Preamble, loosen};
 
@@ -34,9 +35,19 @@ pub enum Rules {
     Regex(String),
     /// Text of this grammar, in the syntax of Lark with the additions of `llguidance`.
     Lark(String),
+    /// Text of this grammar, in the syntax of llama.cpp.
+    Gbnf(String),
 }
 
 impl Rules {
+    /// Returns the rules of a grammar in the syntax of llama.cpp or of Lark. Only the first one has `::=`.
+    pub fn of_grammar(text: String) -> Rules {
+        match text.contains("::=") {
+            true => Rules::Gbnf(text),
+            false => Rules::Lark(text),
+        }
+    }
+
     /// Returns rules by which the answer is one of these texts.
     pub fn one_of<'a>(texts: impl IntoIterator<Item = &'a str>) -> Rules {
         let texts: Vec<String> = texts.into_iter().map(|text| json!(text).to_string()).collect();
@@ -60,6 +71,10 @@ impl Rules {
             }
             Rules::Regex(regex) => TopLevelGrammar::from_regex(regex),
             Rules::Lark(lark) => TopLevelGrammar::from_lark(lark.clone()),
+            Rules::Gbnf(text) => match gbnf::translate(text)? {
+                Translated::Regex(regex) => TopLevelGrammar::from_regex(&regex),
+                Translated::Lark(lark) => TopLevelGrammar::from_lark(lark),
+            },
         };
         let mut matcher = llguidance::Matcher::new(factory.create_parser(parsed));
         if matcher.get_error().is_none() {

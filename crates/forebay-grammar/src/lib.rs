@@ -1,4 +1,4 @@
-//! Grammars that answers must follow: JSON schemas, regular expressions and Lark grammars.
+//! Grammars that answers must follow: JSON schemas, regular expressions, and grammars of Lark and of llama.cpp.
 //!
 //! A [`Compiler`] belongs to a tokenizer. It makes a [`Grammar`] of a [`Rules`]. [`Grammar::begin`] starts an answer, whose
 //! [`Matcher`] says which tokens may come next. The parser is that of the `llguidance` library.
@@ -8,6 +8,7 @@
 mod bounds;
 mod compiler;
 mod environment;
+mod gbnf;
 mod matcher;
 mod schema;
 

@@ -66,7 +66,8 @@ impl Engine {
             let name = name.unwrap_or(model.as_os_str()).to_string_lossy();
             let (context, load_seconds) = (session.context(), session.statistics().load_seconds);
             let mut text = Text::new(&name, text, Place::OwnThread)
-                .map_err(|error| Failed::Template(error.to_string()))?;
+                .map_err(|error| Failed::Template(error.to_string()))?
+                .with_exact_variables();
             if given.special_tokens_in_messages {
                 text = text.with_special_tokens_in_messages();
             }
@@ -324,8 +325,8 @@ impl Engine {
             serde_json::from_str(body).map_err(|error| without_field(error.to_string()))?;
         let endpoint = if is_chat { Endpoint::Chat } else { Endpoint::Completions };
         let mut wanted: Wanted = wanted(endpoint, &body)?;
-        if let Some(name) = wanted.unknown.first() {
-            return Err(without_field(format!("there is no option {name:?}")));
+        if wanted.max_tokens == Some(0) {
+            return Err(Refusal::of("max_tokens", "max_tokens must be at least 1"));
         }
         // The API's own limit of 16 tokens for a completion is none of Python's.
         if body.get("max_tokens").is_none_or(Value::is_null) {
@@ -346,7 +347,7 @@ impl Drop for Engine {
 fn refused(py: Python<'_>, refusal: Refusal) -> PyErr {
     let Refusal { message, param, .. } = refusal;
     let words = match param {
-        Some(param) if !message.contains(param) => format!("{param}: {message}"),
+        Some(param) if !message.contains(&*param) => format!("{param}: {message}"),
         _ => message,
     };
     raise(py, "OptionError", words)

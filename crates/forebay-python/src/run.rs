@@ -266,7 +266,7 @@ impl Run {
         }
         let statistics = serde_json::to_string(&choice.statistics).unwrap_or_default();
         let unique = format!("{:016x}", fastrand::u64(..));
-        let message = answer::message(&unique, 0, &choice.message).to_string();
+        let message = answer::message(&unique, 0, &choice).to_string();
         Ok((message, answer::finish_reason(&choice), choice.stop, statistics))
     }
 }
@@ -363,5 +363,5 @@ fn of_token(py: Python<'_>, token: Token) -> Logprob {
     let bytes = |bytes: &[u8]| PyBytes::new(py, bytes).unbind();
     let likeliest = token.likeliest.iter();
     let likeliest = likeliest.map(|of| (of.id, bytes(&of.bytes), of.logprob)).collect();
-    (token.id, bytes(&token.bytes), token.logprob, likeliest)
+    (token.id, bytes(&token.bytes), token.logprob.unwrap_or_default(), likeliest)
 }

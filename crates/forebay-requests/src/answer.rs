@@ -25,6 +25,22 @@ pub struct Choice {
     pub statistics: RequestStatistics,
     /// The generated tokens with their probabilities, if they were asked for.
     pub tokens: Vec<Token>,
+    /// The tokens of the prompt with their probabilities, if they were asked for.
+    pub prompt: Vec<Token>,
+    pub about: About,
+}
+
+/// What a request says about the form of an answer.
+#[derive(Clone, Debug, Default)]
+pub struct About {
+    /// Number of the prompt, if the request has several.
+    pub prompt: usize,
+    /// Text of the prompt, if the answer begins with it.
+    pub echo: Option<String>,
+    /// True if a tool call is reported as `function_call`.
+    pub function_form: bool,
+    /// True if the probabilities of the prompt's tokens are reported by themselves.
+    pub reports_prompt: bool,
 }
 
 impl Choice {
@@ -67,19 +83,20 @@ pub fn whole(endpoint: Endpoint, identity: &Identity<'_>, choices: &[Choice]) ->
     let parts: Vec<Value> = choices
         .iter()
         .enumerate()
-        .map(|(index, choice)| match endpoint {
-            Endpoint::Completions => json!({
-                "index": index,
-                "text": choice.message.content,
-                "logprobs": completion_logprobs(&choice.tokens, 0),
-                "finish_reason": finish_reason(choice),
-            }),
-            Endpoint::Chat => json!({
-                "index": index,
-                "message": message(identity.unique, index, &choice.message),
-                "logprobs": chat_logprobs(&choice.tokens),
-                "finish_reason": finish_reason(choice),
-            }),
+        .map(|(index, choice)| {
+            let mut part = match endpoint {
+                Endpoint::Completions => completion(index, choice),
+                Endpoint::Chat => json!({
+                    "index": index,
+                    "message": message(identity.unique, index, choice),
+                    "logprobs": chat_logprobs(&choice.tokens),
+                    "finish_reason": finish_reason(choice),
+                }),
+            };
+            if choice.about.reports_prompt {
+                part["prompt_logprobs"] = prompt_logprobs(&choice.prompt);
+            }
+            part
         })
         .collect();
     let object = match endpoint {
@@ -90,6 +107,37 @@ pub fn whole(endpoint: Endpoint, identity: &Identity<'_>, choices: &[Choice]) ->
     body.insert("choices".into(), parts.into());
     body.insert("usage".into(), usage(choices));
     body.into()
+}
+
+/// Returns a completion, which begins with its prompt if that was asked for.
+fn completion(index: usize, choice: &Choice) -> Value {
+    let echo = choice.about.echo.as_deref().unwrap_or_default();
+    let echoed = choice.about.echo.is_some() && !choice.about.reports_prompt;
+    let prompt = choice.prompt.iter().filter(|_| echoed);
+    let tokens: Vec<Token> = prompt.chain(&choice.tokens).cloned().collect();
+    json!({
+        "index": index,
+        "text": format!("{echo}{}", choice.message.content),
+        "logprobs": completion_logprobs(&tokens, 0),
+        "finish_reason": finish_reason(choice),
+    })
+}
+
+/// Returns the probabilities of a prompt's tokens as vLLM does: for each token an object by token ids, and null for the first one.
+fn prompt_logprobs(tokens: &[Token]) -> Value {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let of = |token: &Token| {
+        let Some(logprob) = token.logprob else { return Value::Null };
+        let mut entries = Map::new();
+        for (likely, rank) in token.likeliest.iter().zip(1..) {
+            let entry = json!({ "logprob": finite(likely.logprob), "rank": rank, "decoded_token": text(&likely.bytes) });
+            entries.insert(likely.id.to_string(), entry);
+        }
+        let entry = json!({ "logprob": finite(logprob), "rank": token.rank, "decoded_token": text(&token.bytes) });
+        entries.insert(token.id.to_string(), entry);
+        entries.into()
+    };
+    tokens.iter().map(of).collect()
 }
 
 /// Returns the fields that begin an answer and each of its parts.
@@ -149,8 +197,12 @@ pub fn delta(unique: &str, index: usize, piece: &Piece) -> Value {
 
 /// Returns the numbers of tokens of a request.
 pub fn usage(choices: &[Choice]) -> Value {
-    let prompt = choices.first().map_or(0, |choice| choice.statistics.prompt_tokens);
-    let cached = choices.first().map_or(0, |choice| choice.statistics.cached_tokens);
+    // Answers to the same prompt follow each other.
+    let is_first =
+        |index: usize| index == 0 || choices[index - 1].about.prompt != choices[index].about.prompt;
+    let firsts = || choices.iter().enumerate().filter(|(index, _)| is_first(*index));
+    let prompt: usize = firsts().map(|(_, choice)| choice.statistics.prompt_tokens).sum();
+    let cached: usize = firsts().map(|(_, choice)| choice.statistics.cached_tokens).sum();
     let generated: usize = choices.iter().map(|choice| choice.statistics.generated_tokens).sum();
     json!({
         "prompt_tokens": prompt,
@@ -169,7 +221,7 @@ pub fn chat_logprobs(tokens: &[Token]) -> Value {
     let content: Vec<Value> = tokens
         .iter()
         .map(|token| {
-            let mut entry = of(&token.bytes, token.logprob);
+            let mut entry = of(&token.bytes, token.logprob.unwrap_or_default());
             let likeliest = token.likeliest.iter().map(|likely| of(&likely.bytes, likely.logprob));
             entry["top_logprobs"] = likeliest.collect();
             entry
@@ -190,12 +242,14 @@ pub fn completion_logprobs(tokens: &[Token], offset: usize) -> Value {
         offsets.push(at);
         at += text(&token.bytes).chars().count();
     }
-    let likeliest = |token: &Token| -> Map<String, Value> {
-        token.likeliest.iter().map(|of| (text(&of.bytes), finite(of.logprob).into())).collect()
+    let likeliest = |token: &Token| -> Option<Map<String, Value>> {
+        token.logprob?;
+        let of = token.likeliest.iter();
+        Some(of.map(|of| (text(&of.bytes), finite(of.logprob).into())).collect())
     };
     json!({
         "tokens": tokens.iter().map(|token| text(&token.bytes)).collect::<Vec<_>>(),
-        "token_logprobs": tokens.iter().map(|token| finite(token.logprob)).collect::<Vec<_>>(),
+        "token_logprobs": tokens.iter().map(|token| token.logprob.map(finite)).collect::<Vec<_>>(),
         "top_logprobs": tokens.iter().map(likeliest).collect::<Vec<_>>(),
         "text_offset": offsets,
     })
@@ -206,9 +260,16 @@ fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }
 
-/// Returns a message whose tool calls all have an id.
-pub fn message(unique: &str, index: usize, message: &Message) -> Value {
-    let mut message = message.clone();
+/// Returns the message of an answer. Its tool calls all have an id.
+pub fn message(unique: &str, index: usize, choice: &Choice) -> Value {
+    let mut message = choice.message.clone();
+    if let (true, [call, ..]) = (choice.about.function_form, message.tool_calls.as_slice()) {
+        let call = json!({ "name": call.name, "arguments": call.arguments });
+        message.tool_calls.clear();
+        let mut value = message.to_json();
+        value["function_call"] = call;
+        return value;
+    }
     for (number, ToolCall { id, .. }) in message.tool_calls.iter_mut().enumerate() {
         id.get_or_insert_with(|| call_id(unique, index, number));
     }
@@ -224,7 +285,16 @@ pub fn call_id(unique: &str, choice: usize, call: usize) -> String {
 pub fn finish_reason(choice: &Choice) -> &'static str {
     match choice.end {
         RequestEnd::MaxTokens | RequestEnd::ContextFull => "length",
-        _ if !choice.message.tool_calls.is_empty() => "tool_calls",
-        _ => "stop",
+        _ if choice.message.tool_calls.is_empty() => "stop",
+        _ if choice.about.function_form => "function_call",
+        _ => "tool_calls",
+    }
+}
+
+/// Returns a `delta` in the form from before tools.
+pub fn function_delta(delta: &Value) -> Value {
+    match delta.pointer("/tool_calls/0/function") {
+        Some(function) => json!({ "function_call": function }),
+        None => delta.clone(),
     }
 }

@@ -21,8 +21,6 @@ const TOKENS_BEHIND: usize = 64;
 /// One or several texts, or their tokens.
 #[derive(Deserialize)]
 #[serde(untagged)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[cfg_attr(feature = "openapi", schema(as = EmbeddingTexts))]
 pub enum Texts {
     One(String),
     Several(Vec<String>),
@@ -33,8 +31,6 @@ pub enum Texts {
 /// How the states of a text's tokens become one embedding.
 #[derive(Clone, Copy, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[cfg_attr(feature = "openapi", schema(as = EmbeddingPooling))]
 pub enum PoolingName {
     #[default]
     Mean,
@@ -149,7 +145,7 @@ mod tests {
         assert_eq!(dimensions(Some(1), 8), Ok(1));
         for wrong in [0, 9] {
             let refused = dimensions(Some(wrong), 8).expect_err("out of range");
-            assert_eq!(refused.param, Some("dimensions"));
+            assert_eq!(refused.param.as_deref(), Some("dimensions"));
             assert!(refused.message.contains("from 1 to 8"));
         }
     }

@@ -7,8 +7,12 @@
 #![forbid(unsafe_code)]
 
 pub mod answer;
+mod bias;
+mod body;
+mod choice;
 pub mod effort;
 pub mod embed;
+pub mod fields;
 mod prepare;
 mod rates;
 mod request;
@@ -17,12 +21,13 @@ mod text;
 mod worker;
 
 pub use answer::{AnswerFailure, Choice, Identity};
+pub use bias::read as read_bias;
+pub use body::{OneOrMore, wanted, window};
+pub use choice::{Choosing, choosing};
 pub use forebay_grammar::Place;
 pub use prepare::{Preparation, Prepared};
 pub use rates::{Collected, Rates};
-pub use request::{
-    Body, Ending, Endpoint, Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted, wanted,
-};
+pub use request::{Ending, Endpoint, Ends, Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted};
 pub use sink::{Likely, Piece, Token, Update, sink};
 pub use text::{TemplateError, Text};
 pub use worker::{Caller, Report, Ticket, Worker};

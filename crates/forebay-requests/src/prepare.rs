@@ -7,10 +7,11 @@ use forebay_chat::{
 use forebay_engine::GenerateOptions;
 use forebay_engine::engine::Request;
 use forebay_grammar::{Compiler, Grammar, GrammarError, Preamble, Rules};
+use forebay_model::sampling::Ban;
 use forebay_text::{ChatTemplate, Tokenizer};
 use serde_json::{Map, Value, json};
 
-use crate::request::{Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted};
+use crate::request::{Ending, Ends, Input, MustCall, NOT_NOW, Refusal, TOO_LONG, Wanted};
 
 /// Settings with which requests become prompts.
 pub struct Preparation<'a> {
@@ -24,6 +25,8 @@ pub struct Preparation<'a> {
     pub context: Option<usize>,
     /// True to refuse an amount of thinking that the template does not know. Otherwise it gets the nearest one.
     pub exact_thinking: bool,
+    /// True to refuse a variable that the template does not know. Otherwise it has no effect.
+    pub exact_variables: bool,
 }
 
 /// What a request says about the form of its answer.
@@ -81,9 +84,41 @@ pub struct Prepared {
     /// True to send each tool call when it is complete, and not its arguments as they are generated.
     pub whole_calls: bool,
     pub stops: Vec<String>,
+    /// True if the stop text that ends an answer is a part of it.
+    pub keeps_stop: bool,
+    /// Number of answers to all prompts.
     pub choices: usize,
+    /// Prompts after the first one.
+    pub more: Vec<Prompt>,
+    /// True to begin each answer with the text of its prompt.
+    pub echo: bool,
+    /// True to report the probabilities of the prompt's tokens by themselves.
+    pub reports_prompt: bool,
+    /// True if a tool call is reported as `function_call`.
+    pub function_form: bool,
     /// Name of the model in the answer, if the request gives one.
     pub model: Option<String>,
+}
+
+/// A prompt as text and tokens.
+pub struct Prompt {
+    pub text: String,
+    pub ids: Vec<u32>,
+}
+
+/// The prompts of a request, and what follows from them.
+struct Source {
+    text: String,
+    ids: Vec<u32>,
+    /// Prompts after the first one.
+    more: Vec<Prompt>,
+    format: Format,
+    /// True if the answer continues the text of the prompt.
+    continues: bool,
+    /// Text of a message of the assistant that the answer continues.
+    continued: Option<String>,
+    /// Tools that the answer may call.
+    calls: Option<Value>,
 }
 
 impl Preparation<'_> {
@@ -99,27 +134,72 @@ impl Preparation<'_> {
             mut sampling,
             has_seed,
             stops,
+            ends,
             choices,
             logprobs,
+            prompt_logprobs,
+            echo,
             rules,
             must_call,
             parallel_calls,
+            function_form,
             model,
             ..
         } = wanted;
         if !has_seed {
             sampling.seed = seed;
         }
-        let (mut calls, mut continued) = (None, None);
+        sampling.banned = self.bans(&ends)?;
+        let source = self.source(input, ending)?;
+        let Source { text, ids, more, format, continues, continued, calls } = source;
+        if ids.is_empty() || more.iter().any(|prompt| prompt.ids.is_empty()) {
+            return Err(Refusal::of("prompt", "the prompt is empty"));
+        }
+        let options = GenerateOptions {
+            max_tokens: max_tokens.or(self.max_tokens),
+            sampling,
+            stop_ids: ends.stop_ids,
+            ..GenerateOptions::default()
+        };
+        let form = Form { rules, must_call, calls, parallel_calls };
+        let mut remarks = Vec::new();
+        let grammar = self.grammar(form, &text, continued.as_deref(), &format, &mut remarks)?;
+        let prompt = ids;
+        let request =
+            Request { prompt, options, logprobs, prompt_logprobs, grammar, ..Request::default() };
+        Ok(Prepared {
+            text,
+            request,
+            format,
+            continues,
+            continued,
+            remarks,
+            whole_calls: false,
+            stops,
+            keeps_stop: ends.keeps_stop,
+            choices: choices * (1 + more.len()),
+            more,
+            echo,
+            reports_prompt: prompt_logprobs.is_some() && !(echo && logprobs.is_some()),
+            function_form,
+            model,
+        })
+    }
+
+    /// Makes the prompts of a request.
+    fn source(&self, input: Input, ending: Ending) -> Result<Source, Refusal> {
+        let (mut calls, mut continued, mut more) = (None, None, Vec::new());
         let (text, ids, format, continues) = match input {
-            Input::Text(text) => {
-                self.check_length("prompt", &text)?;
-                let ids = encode_text(self.tokenizer, &text);
-                let ids = ids.map_err(|error| Refusal::of("prompt", error.to_string()))?;
+            Input::Text(_) | Input::Ids(_) => {
+                let Prompt { text, ids } = self.prompt(input)?;
                 (text, ids, Format::default(), true)
             }
-            Input::Ids(ids) => {
-                let text = self.tokenizer.decode(&ids, true);
+            Input::Several(inputs) => {
+                let prompts = inputs.into_iter().map(|input| self.prompt(input));
+                let mut prompts = prompts.collect::<Result<Vec<_>, _>>()?.into_iter();
+                let none = || Refusal::of("prompt", "prompt is empty");
+                let Prompt { text, ids } = prompts.next().ok_or_else(none)?;
+                more = prompts.collect();
                 (text, ids, Format::default(), true)
             }
             Input::Infill(gap) => {
@@ -131,9 +211,14 @@ impl Preparation<'_> {
                 let template = self.template.ok_or(Refusal::of("messages", no_template))?;
                 let mut all = self.thinking(think)?;
                 for (name, value) in variables {
-                    let known = self.format.check_variable(&name);
-                    known.map_err(|e| Refusal::of("chat_template_kwargs", e.to_string()))?;
-                    all.insert(name, value);
+                    match self.format.check_variable(&name) {
+                        Ok(()) => drop(all.insert(name, value)),
+                        Err(error) if self.exact_variables => {
+                            return Err(Refusal::of("chat_template_kwargs", error.to_string()));
+                        }
+                        // Clients send the variables of one family to all.
+                        Err(_) => {}
+                    }
                 }
                 calls = tools.clone();
                 let format = self.format.offering(tools.as_ref());
@@ -151,30 +236,55 @@ impl Preparation<'_> {
                 (prompt.into_text(), ids, format, continues)
             }
         };
-        if ids.is_empty() {
-            return Err(Refusal::of("prompt", "the prompt is empty"));
+        Ok(Source { text, ids, more, format, continues, continued, calls })
+    }
+
+    /// Makes a prompt of a text or of tokens.
+    fn prompt(&self, input: Input) -> Result<Prompt, Refusal> {
+        match input {
+            Input::Text(text) => {
+                self.check_length("prompt", &text)?;
+                let ids = encode_text(self.tokenizer, &text);
+                let ids = ids.map_err(|error| Refusal::of("prompt", error.to_string()))?;
+                Ok(Prompt { text, ids })
+            }
+            Input::Ids(ids) => {
+                let size = self.tokenizer.vocab_size();
+                match ids.iter().find(|id| **id as usize >= size) {
+                    Some(id) => {
+                        let why = format!("token {id} is not in the vocabulary of {size}");
+                        Err(Refusal::of("prompt", why))
+                    }
+                    None => Ok(Prompt { text: self.tokenizer.decode(&ids, true), ids }),
+                }
+            }
+            _ => Err(Refusal::of("prompt", "prompt must be texts or token ids")),
         }
-        let options = GenerateOptions {
-            max_tokens: max_tokens.or(self.max_tokens),
-            sampling,
-            ..GenerateOptions::default()
-        };
-        let form = Form { rules, must_call, calls, parallel_calls };
-        let mut remarks = Vec::new();
-        let grammar = self.grammar(form, &text, continued.as_deref(), &format, &mut remarks)?;
-        let request = Request { prompt: ids, options, logprobs, grammar, ..Request::default() };
-        Ok(Prepared {
-            text,
-            request,
-            format,
-            continues,
-            continued,
-            remarks,
-            whole_calls: false,
-            stops,
-            choices,
-            model,
-        })
+    }
+
+    /// Returns the tokens that may not be chosen.
+    fn bans(&self, ends: &Ends) -> Result<Vec<Ban>, Refusal> {
+        let of_model = self.tokenizer.eog_ids();
+        let ban = |id: &u32, until| Ban { ids: vec![*id], until };
+        let mut bans = Vec::new();
+        if ends.ignores_end {
+            bans.extend(of_model.iter().map(|id| ban(id, None)));
+        }
+        if ends.least > 0 {
+            let all = of_model.iter().chain(&ends.stop_ids);
+            bans.extend(all.map(|id| ban(id, Some(ends.least))));
+        }
+        for word in &ends.bad_words {
+            // In the middle of a text, most vocabularies have the space in the word's first token.
+            for text in [word.trim_start().to_owned(), format!(" {}", word.trim_start())] {
+                let ids = self.tokenizer.encode(&text, false, false);
+                let ids = ids.map_err(|error| Refusal::of("bad_words", error.to_string()))?;
+                if !word.trim().is_empty() && !ids.is_empty() {
+                    bans.push(Ban { ids, until: None });
+                }
+            }
+        }
+        Ok(bans)
     }
 
     /// Compiles the grammar of the answer to `prompt`, which ends with the text `continued`. Adds what the grammar leaves out to
@@ -336,13 +446,48 @@ impl Prepared {
     /// Returns the request for one of its answers. Their seeds count up.
     pub fn request_of(&self, choice: usize) -> Request {
         let mut request = self.request.clone();
+        if let Some(prompt) = self.other(choice) {
+            request.prompt.clone_from(&prompt.ids);
+        }
         let seed = &mut request.options.sampling.seed;
-        *seed = seed.wrapping_add(choice as u64);
+        *seed = seed.wrapping_add((choice % self.choices_of_prompt()) as u64);
         request
     }
 
-    /// Returns the positions that the prompt and the longest answer take.
+    /// Returns the number of answers to each prompt.
+    fn choices_of_prompt(&self) -> usize {
+        (self.choices / (1 + self.more.len())).max(1)
+    }
+
+    /// Returns the number of the prompt of an answer.
+    pub fn prompt_of(&self, choice: usize) -> usize {
+        choice / self.choices_of_prompt()
+    }
+
+    /// Returns the prompt of an answer, unless it is the first one.
+    fn other(&self, choice: usize) -> Option<&Prompt> {
+        self.more.get(self.prompt_of(choice).checked_sub(1)?)
+    }
+
+    /// Returns the text of the prompt of an answer.
+    pub fn text_of(&self, choice: usize) -> &str {
+        self.other(choice).map_or(&self.text, |prompt| &prompt.text)
+    }
+
+    /// Returns the tokens of the prompt of an answer.
+    pub fn ids_of(&self, choice: usize) -> &[u32] {
+        self.other(choice).map_or(&self.request.prompt, |prompt| &prompt.ids)
+    }
+
+    /// Returns the number of tokens of all prompts.
+    pub fn prompt_tokens(&self) -> usize {
+        let others: usize = self.more.iter().map(|prompt| prompt.ids.len()).sum();
+        self.request.prompt.len() + others
+    }
+
+    /// Returns the positions that the longest prompt and the longest answer take.
     pub fn positions(&self) -> usize {
-        self.request.prompt.len() + self.request.options.max_tokens.unwrap_or(0)
+        let others = self.more.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
+        self.request.prompt.len().max(others) + self.request.options.max_tokens.unwrap_or(0)
     }
 }

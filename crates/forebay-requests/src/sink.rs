@@ -4,10 +4,10 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use forebay_chat::{AnswerStream, Event as ChatEvent};
-use forebay_engine::engine::{Event, GeneratedToken, Sink};
+use forebay_engine::engine::{Event, GeneratedToken, PromptToken, Sink};
 use forebay_text::Tokenizer;
 
-use crate::answer::Choice;
+use crate::answer::{About, Choice};
 use crate::prepare::Prepared;
 
 /// A part of an answer.
@@ -40,13 +40,15 @@ impl Piece {
     }
 }
 
-/// A generated token with its probability.
+/// A token with its probability.
 #[derive(Clone, Debug)]
 pub struct Token {
     pub id: u32,
     pub bytes: Vec<u8>,
-    /// Logarithm of the probability before filters and temperature.
-    pub logprob: f32,
+    /// Logarithm of the probability before filters and temperature. The first token of a prompt has none.
+    pub logprob: Option<f32>,
+    /// Place of the token among all by their probability, from 1, if it is known.
+    pub rank: Option<usize>,
     pub likeliest: Vec<Likely>,
 }
 
@@ -61,14 +63,39 @@ pub struct Likely {
 impl Token {
     /// Returns a generated token with its probabilities, if they were asked for.
     pub fn of(token: &GeneratedToken, tokenizer: &Tokenizer) -> Option<Token> {
-        let bytes = |id| tokenizer.token_bytes(id, true);
-        let likely = |&(id, logprob): &(u32, f32)| Likely { id, bytes: bytes(id), logprob };
         Some(Token {
             id: token.id,
-            bytes: bytes(token.id),
-            logprob: token.logprob?,
-            likeliest: token.likeliest.iter().map(likely).collect(),
+            bytes: tokenizer.token_bytes(token.id, true),
+            logprob: Some(token.logprob?),
+            rank: None,
+            likeliest: Likely::all(&token.likeliest, tokenizer),
         })
+    }
+
+    /// Returns the tokens of a prompt with their probabilities. The first token has none.
+    fn of_prompt(ids: &[u32], of: &[PromptToken], tokenizer: &Tokenizer) -> Vec<Token> {
+        let token = |(index, id): (usize, &u32)| {
+            let of = index.checked_sub(1).and_then(|index| of.get(index));
+            Token {
+                id: *id,
+                bytes: tokenizer.token_bytes(*id, true),
+                logprob: of.map(|of| of.logprob),
+                rank: of.map(|of| of.rank),
+                likeliest: of.map_or_else(Vec::new, |of| Likely::all(&of.likeliest, tokenizer)),
+            }
+        };
+        ids.iter().enumerate().map(token).collect()
+    }
+}
+
+impl Likely {
+    fn all(tokens: &[(u32, f32)], tokenizer: &Tokenizer) -> Vec<Likely> {
+        let of = |&(id, logprob): &(u32, f32)| Likely {
+            id,
+            bytes: tokenizer.token_bytes(id, true),
+            logprob,
+        };
+        tokens.iter().map(of).collect()
     }
 }
 
@@ -89,7 +116,8 @@ pub fn sink(
     prepared: &Prepared,
     send: impl FnMut(Update) -> bool + Send + 'static,
 ) -> Sink {
-    let Prepared { text, format, continues, stops, .. } = prepared;
+    let Prepared { format, continues, stops, .. } = prepared;
+    let text = prepared.text_of(choice);
     let mut stream = AnswerStream::new(tokenizer.clone(), format, text, *continues, stops);
     if let Some(continued) = &prepared.continued {
         stream = stream.with_continued(format, text, continued);
@@ -97,8 +125,22 @@ pub fn sink(
     if prepared.whole_calls {
         stream = stream.with_whole_calls();
     }
+    if prepared.keeps_stop {
+        stream.keep_stop();
+    }
     let tokenizer = tokenizer.clone();
-    let mut answer = Answer { choice, stream: Some(stream), tokenizer, send };
+    let echo = prepared.echo.then(|| text.to_owned());
+    let ids = match prepared.request.prompt_logprobs {
+        Some(_) => prepared.ids_of(choice).to_vec(),
+        None => Vec::new(),
+    };
+    let about = About {
+        prompt: prepared.prompt_of(choice),
+        function_form: prepared.function_form,
+        reports_prompt: prepared.reports_prompt,
+        echo,
+    };
+    let mut answer = Answer { choice, stream: Some(stream), tokenizer, about, ids, send };
     Box::new(move |event| answer.take(event))
 }
 
@@ -107,6 +149,9 @@ struct Answer<F> {
     choice: usize,
     stream: Option<AnswerStream<Arc<Tokenizer>>>,
     tokenizer: Arc<Tokenizer>,
+    about: About,
+    /// Tokens of the prompt, if their probabilities are reported.
+    ids: Vec<u32>,
     send: F,
 }
 
@@ -124,10 +169,12 @@ impl<F: FnMut(Update) -> bool> Answer<F> {
                 let token = Token::of(&token, &self.tokenizer);
                 (Update::Token { choice, id, pieces, token }, stopped)
             }
-            Event::Finished { end, statistics, .. } => {
+            Event::Finished { end, statistics, prompt, .. } => {
                 let Some(stream) = self.stream.take() else { return ControlFlow::Break(()) };
                 let (message, stop) = stream.finish(&mut add);
-                let answer = Choice { message, end, stop, statistics, tokens: Vec::new() };
+                let prompt = Token::of_prompt(&self.ids, &prompt, &self.tokenizer);
+                let (about, tokens) = (self.about.clone(), Vec::new());
+                let answer = Choice { message, end, stop, statistics, tokens, prompt, about };
                 (Update::Done { choice, pieces, answer: Box::new(answer) }, true)
             }
         };

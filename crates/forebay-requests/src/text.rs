@@ -38,6 +38,8 @@ pub struct Text {
     is_plain: bool,
     /// Name of the model in the log.
     name: String,
+    /// True to refuse variables that the template does not know.
+    exact_variables: bool,
     /// Done once the log says that the model's template has no tool calls.
     tools_logged: Once,
 }
@@ -61,8 +63,23 @@ impl Text {
         };
         let format = Format::recognise(Some(&template), Some(&tokenizer))?;
         let compiler = Compiler::new(&tokenizer).at(place);
-        let (name, tools_logged) = (name.to_owned(), Once::new());
-        Ok(Text { info, tokenizer, template, format, compiler, is_plain, name, tools_logged })
+        Ok(Text {
+            info,
+            tokenizer,
+            template,
+            format,
+            compiler,
+            is_plain,
+            name: name.to_owned(),
+            exact_variables: false,
+            tools_logged: Once::new(),
+        })
+    }
+
+    /// Refuses requests with variables that the chat template does not know. Otherwise such variables have no effect.
+    #[must_use]
+    pub fn with_exact_variables(self) -> Text {
+        Text { exact_variables: true, ..self }
     }
 
     /// Lets special tokens in the text of messages be special tokens. The writer of a part of a message can then end it and
@@ -108,6 +125,7 @@ impl Text {
             max_tokens: None,
             context,
             exact_thinking: false,
+            exact_variables: self.exact_variables,
         };
         let mut prepared = preparation.prepare(wanted, seed)?;
         let is_chat = !prepared.continues || prepared.continued.is_some();

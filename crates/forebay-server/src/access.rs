@@ -16,6 +16,7 @@ use subtle::ConstantTimeEq as _;
 use crate::caller::{self, Caller};
 use crate::error::ApiError;
 use crate::server::ServerOptions;
+use crate::sockets::Address;
 use crate::{anthropic, ollama, openai, page};
 
 /// Keys with which clients may use the server. They are kept as hashes, so that comparing them takes the same time for all.
@@ -55,6 +56,8 @@ pub struct Rules {
     /// Names of hosts by which clients may reach a server without keys, in lower case, beside those that always name this
     /// machine; `*` is all. Others are refused, because a web page could use such a name to reach it.
     pub hosts: Vec<String>,
+    /// True if only programs of this machine can connect. Web pages of this machine may then use the server.
+    pub is_local: bool,
     /// True if requests share keys and values of equal prefixes with requests of other API keys.
     pub shares_prefixes: bool,
 }
@@ -65,10 +68,17 @@ impl Rules {
         let machine = machine.nodename().to_string_lossy().to_ascii_lowercase();
         let local = format!("{}.local", machine.split('.').next().unwrap_or_default());
         let allowed = options.hosts.iter().map(|host| name_of(host));
+        // No web page can connect to a Unix socket, and its clients have no name to send.
+        let any = matches!(options.address, Address::Unix(_)).then(|| "*".to_owned());
         Rules {
             keys: options.keys.clone(),
             origins: options.origins.clone(),
-            hosts: allowed.chain([machine, local]).filter(|host| !host.is_empty()).collect(),
+            hosts: allowed
+                .chain([machine, local])
+                .chain(any)
+                .filter(|host| !host.is_empty())
+                .collect(),
+            is_local: options.address.is_local(),
             shares_prefixes: options.shares_prefixes,
         }
     }
@@ -80,11 +90,11 @@ impl Rules {
         listed || names_this_machine(&name)
     }
 
-    /// Returns who sends a request with these headers from this address.
-    pub fn caller(&self, headers: &HeaderMap, address: IpAddr) -> Caller {
+    /// Returns who sends a request with these headers from this address, or by a Unix socket.
+    pub fn caller(&self, headers: &HeaderMap, address: Option<IpAddr>) -> Caller {
         let owner = owner(headers);
         let share = match self.keys.is_empty() {
-            true => caller::share_of_address(address),
+            true => caller::share_of_remote(address),
             false => caller::share_of_owner(&owner),
         };
         Caller::new(&owner, self.namespace_of(&owner), share)
@@ -128,7 +138,7 @@ fn refusal(rules: &Rules, path: &str, headers: &HeaderMap) -> Option<ApiError> {
         return Some(ApiError::new(StatusCode::FORBIDDEN, why));
     }
     if let Some(origin) = text(ORIGIN)
-        && !rules.origins.iter().any(|allowed| allowed == origin || allowed == "*")
+        && !allows_origin(&rules.origins, rules.is_local, origin)
         && origin.split_once("://").is_none_or(|(_, of)| of != host)
     {
         let why = format!("web pages of {origin} may not use this server: --cors allows it");
@@ -174,6 +184,18 @@ fn owner(headers: &HeaderMap) -> String {
     hash.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Returns true if a web page of this origin may use the server: one of `origins`, and of this machine if the server `is_local`.
+pub fn allows_origin(origins: &[String], is_local: bool, origin: &str) -> bool {
+    let is_of_this_machine = || {
+        let host = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+        let is_other =
+            |name: &str| name.parse::<IpAddr>().is_ok_and(|address| !address.is_loopback());
+        host.map(name_of).is_some_and(|name| names_this_machine(&name) && !is_other(&name))
+    };
+    origins.iter().any(|allowed| allowed == origin || allowed == "*")
+        || is_local && is_of_this_machine()
+}
+
 /// Returns the name in a `Host` header, without a port and in lower case.
 fn name_of(host: &str) -> String {
     let name = match host.strip_prefix('[') {
@@ -215,7 +237,13 @@ mod tests {
     #[test]
     fn keys_are_asked_for_everywhere_but_for_health() {
         let keys = Keys::read("# of the lab\nsecret\n\n  other  \n");
-        let rules = Rules { keys, origins: Vec::new(), hosts: Vec::new(), shares_prefixes: false };
+        let rules = Rules {
+            keys,
+            origins: Vec::new(),
+            hosts: Vec::new(),
+            is_local: true,
+            shares_prefixes: false,
+        };
         assert_eq!((rules.keys.count(), Keys::read("a\nb\na").count()), (2, 2));
         let chat = "/v1/chat/completions";
         assert_eq!(status(&rules, chat, &[]), Some(401));
@@ -236,6 +264,7 @@ mod tests {
             keys: Keys::default(),
             origins: Vec::new(),
             hosts: vec!["box".into(), name_of("Gateway.example.com:80")],
+            is_local: true,
             shares_prefixes: false,
         };
         for good in
@@ -259,7 +288,19 @@ mod tests {
         }
         let evil = ("origin", "https://example.com");
         assert_eq!(status(&local, "/", &[evil]), Some(403));
-        assert_eq!(status(&local, "/", &[("origin", "http://localhost:8080")]), None);
+        for own in [
+            "http://localhost:8080",
+            "http://localhost:3000",
+            "https://localhost",
+            "http://127.0.0.1:5173",
+            "http://[::1]:1",
+        ] {
+            assert_eq!(status(&local, "/", &[("origin", own)]), None, "{own}");
+        }
+        for other in ["http://192.168.1.2:3000", "http://localhost.example.com", "ftp://localhost"]
+        {
+            assert_eq!(status(&local, "/", &[("origin", other)]), Some(403), "{other}");
+        }
         assert_eq!(status(&local, "/", &[("origin", "null")]), Some(403));
         // A name that another machine gave this address: its pages have the origin that they ask for.
         let rebound = [("host", "evil.com:8080"), ("origin", "http://evil.com:8080")];

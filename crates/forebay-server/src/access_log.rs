@@ -220,7 +220,7 @@ pub struct Record {
     pub path: String,
     /// Beginning of the hash of the key that the client sent.
     pub key: Option<String>,
-    pub remote: String,
+    pub remote: Option<String>,
     /// Status of the answer. `None` if the client was gone before the answer began.
     pub status: Option<u16>,
     /// Bytes of the answer's body that were sent.

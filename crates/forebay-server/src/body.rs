@@ -1,17 +1,19 @@
 //! The bytes of a request.
 
-use std::error::Error;
 use std::sync::Arc;
 
 use axum::RequestExt as _;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
-use axum::http::StatusCode;
+use axum::http::header::EXPECT;
 use axum::http::request::Parts;
+use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
+use forebay_requests::fields::Form;
 use futures_util::StreamExt as _;
-use http_body_util::LengthLimitError;
+use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
 use crate::access;
 use crate::app::App;
@@ -19,13 +21,24 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::quota::Held;
 
-/// Reads a body.
+/// Most bytes of a request that is too large, which are read all the same: most clients read no answer before they have sent all.
+const DISCARDED_MOST: usize = 1 << 30;
+
+/// Reads a body by the table of fields.
 ///
 /// # Errors
-/// Returns an error if it is not JSON or has other fields.
-pub fn read<T: DeserializeOwned>(body: &[u8]) -> Result<T, ApiError> {
+/// Returns an error if it is not JSON, or names the field that is missing, unknown, of the wrong kind, or cannot be followed.
+pub fn read<T: DeserializeOwned>(form: &Form, body: &[u8]) -> Result<T, ApiError> {
+    Ok(form.read(json(body)?)?)
+}
+
+/// Reads a body as JSON.
+///
+/// # Errors
+/// Returns an error if it is not JSON.
+pub fn json(body: &[u8]) -> Result<Value, ApiError> {
     serde_json::from_slice(body)
-        .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))
+        .map_err(|error| ApiError::bad(format!("the body is not JSON: {error}")))
 }
 
 /// The variable part of a path, or an error in the form of the interface to which the path belongs.
@@ -43,6 +56,10 @@ impl<S: Send + Sync> FromRequestParts<S> for Segment {
     }
 }
 
+/// Most bytes of a request, which every request has with it.
+#[derive(Clone, Copy)]
+pub struct BodyLimit(pub usize);
+
 /// The body of a request, or an error in the form of the interface to which the path belongs.
 pub struct Received(pub Bytes);
 
@@ -52,24 +69,9 @@ impl FromRequest<Arc<App>> for Received {
     async fn from_request(mut request: Request, app: &Arc<App>) -> Result<Received, Response> {
         let caller = request.extract_parts::<Caller>().await?;
         let path = request.uri().path().to_owned();
-        let refused = |error| access::refused(&path, error);
-        let mut stream = request.with_limited_body().into_body().into_data_stream();
-        let (mut parts, mut held) = (Vec::new(), app.body_bytes.nothing(&caller));
-        while let Some(part) = stream.next().await {
-            let part = part.map_err(|error| refused(unread(error)))?;
-            held.add(part.len()).map_err(refused)?;
-            parts.push(part);
-            // A large body that comes as fast as it is read would hold up all other connections of this thread.
-            tokio::task::yield_now().await;
-        }
-        let bytes = match parts.len() {
-            1 => Ok(Body { bytes: parts.remove(0), _held: held }),
-            _ => {
-                let join = move || Ok(Body { bytes: Bytes::from(parts.concat()), _held: held });
-                app.work(&caller, join).await
-            }
-        };
-        bytes.map(|body| Received(Bytes::from_owner(body))).map_err(refused)
+        let body = receive(request, app, &caller).await;
+        body.map(|body| Received(Bytes::from_owner(body)))
+            .map_err(|error| access::refused(&path, error))
     }
 }
 
@@ -85,14 +87,48 @@ impl AsRef<[u8]> for Body {
     }
 }
 
-/// Returns why a body could not be read.
-fn unread(error: axum::Error) -> ApiError {
-    let mut cause: Option<&dyn Error> = Some(&error);
-    while let Some(of) = cause {
-        if of.is::<LengthLimitError>() {
-            return ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "the request is too large");
-        }
-        cause = of.source();
+/// Reads a body. One that is too large is read to its end before it is refused, because a connection that is closed with unread
+/// bytes loses the answer.
+async fn receive(request: Request, app: &App, caller: &Caller) -> Result<Body, ApiError> {
+    let limit = request.extensions().get::<BodyLimit>().map_or(usize::MAX, |limit| limit.0);
+    let waits = request.headers().get(EXPECT) == Some(&HeaderValue::from_static("100-continue"));
+    let body = request.into_body();
+    let announced = body.size_hint().lower();
+    let too_large = || {
+        let why = format!("the request is too large: --max-body allows {limit} bytes");
+        ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why)
+    };
+    if announced > limit as u64 && (waits || announced > DISCARDED_MOST as u64) {
+        // The client sends nothing before it is told to, or more than is worth reading.
+        return Err(too_large());
     }
-    ApiError::bad(format!("the body of the request could not be read: {error}"))
+    let mut stream = body.into_data_stream();
+    let (mut parts, mut bytes, mut held) = (Vec::new(), 0, app.body_bytes.nothing(caller));
+    while let Some(part) = stream.next().await {
+        let part = part.map_err(|error| {
+            ApiError::bad(format!("the body of the request could not be read: {error}"))
+        })?;
+        bytes += part.len();
+        match bytes {
+            _ if bytes <= limit => {
+                held.add(part.len())?;
+                parts.push(part);
+            }
+            _ if bytes > limit.saturating_add(DISCARDED_MOST) => break,
+            _ => {
+                parts.clear();
+                held = app.body_bytes.nothing(caller);
+            }
+        }
+        // A large body that comes as fast as it is read would hold up all other connections of this thread.
+        tokio::task::yield_now().await;
+    }
+    match parts.len() {
+        _ if bytes > limit => Err(too_large()),
+        1 => Ok(Body { bytes: parts.remove(0), _held: held }),
+        _ => {
+            let join = move || Ok(Body { bytes: Bytes::from(parts.concat()), _held: held });
+            app.work(caller, join).await
+        }
+    }
 }

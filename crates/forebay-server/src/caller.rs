@@ -84,6 +84,11 @@ pub fn share_of_address(address: IpAddr) -> Share {
     }
 }
 
+/// Returns the number of a connection's other end. Programs that use a Unix socket have no address, and are one.
+pub fn share_of_remote(remote: Option<IpAddr>) -> Share {
+    remote.map_or_else(|| share(b"unix", &[]), share_of_address)
+}
+
 fn share(kind: &[u8], bytes: &[u8]) -> Share {
     let hash = Sha256::new().chain_update(kind).chain_update([0]).chain_update(bytes).finalize();
     let (first, _) = hash.split_first_chunk().expect("a hash has 32 bytes");

@@ -11,11 +11,11 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use forebay_engine::engine::Request;
 use forebay_requests::embed::{PoolingName, Texts};
+use forebay_requests::fields::{EMBEDDINGS, OLLAMA_EMBED};
 use forebay_requests::{Ticket, embed};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
-use utoipa::ToSchema;
 
 use crate::app::App;
 use crate::body::{Received, read};
@@ -28,10 +28,9 @@ use crate::{ollama, openai};
 /// Most texts of a request, as in OpenAI's interface.
 const TEXTS_MOST: usize = 2048;
 
-#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
-#[schema(as = EmbeddingEncoding)]
-pub enum Encoding {
+enum Encoding {
     #[default]
     Float,
     Base64,
@@ -53,9 +52,9 @@ struct Embeddings {
     tokens: usize,
 }
 
-#[derive(Deserialize, ToSchema)]
-#[schema(as = EmbeddingsRequest)]
-pub struct Body {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
     model: Option<String>,
     input: Texts,
     #[serde(default)]
@@ -71,7 +70,7 @@ pub async fn openai(
     caller: Caller,
     Received(body): Received,
 ) -> Result<Json<Value>, openai::Failure> {
-    let body = app.work(&caller, move || read(&body)).await?;
+    let body = app.work(&caller, move || read(&EMBEDDINGS, &body)).await?;
     Ok(Json(embeddings_of(&app, &caller, body, 0).await?))
 }
 
@@ -85,9 +84,7 @@ pub async fn answer(
     body: Value,
     priority: i32,
 ) -> Result<Value, ApiError> {
-    let body = Body::deserialize(body)
-        .map_err(|error| ApiError::bad(format!("the body is not a request: {error}")))?;
-    embeddings_of(app, caller, body, priority).await
+    embeddings_of(app, caller, EMBEDDINGS.read(body)?, priority).await
 }
 
 async fn embeddings_of(
@@ -121,9 +118,9 @@ async fn embeddings_of(
     }))
 }
 
-#[derive(Deserialize, ToSchema)]
-#[schema(as = OllamaEmbedRequest)]
-pub struct OllamaBody {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OllamaBody {
     model: Option<String>,
     input: Option<Texts>,
     /// The text of `/api/embeddings`, the older endpoint.
@@ -164,7 +161,7 @@ async fn of_ollama(
     caller: Caller,
     body: Bytes,
 ) -> Result<(Lease, Embeddings), ApiError> {
-    let body: OllamaBody = app.work(&caller, move || read(&body)).await?;
+    let body: OllamaBody = app.work(&caller, move || read(&OLLAMA_EMBED, &body)).await?;
     let texts = body.input.or(body.prompt.map(Texts::One));
     let texts = texts.ok_or_else(|| ApiError::bad("input is missing"))?;
     let keep_alive = ollama::keep_alive(body.keep_alive.as_ref())?;
@@ -215,7 +212,7 @@ async fn compute(
 }
 
 fn check_count(texts: usize) -> Result<(), ApiError> {
-    let refuse = |why: &str| Err(ApiError { param: Some("input"), ..ApiError::bad(why) });
+    let refuse = |why: &str| Err(ApiError { param: Some("input".into()), ..ApiError::bad(why) });
     match texts {
         0 => refuse("input has no text"),
         count if count > TEXTS_MOST => refuse("input has more than 2048 texts"),

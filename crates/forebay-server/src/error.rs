@@ -1,5 +1,6 @@
 //! Errors of requests, independent of the interface that reports them.
 
+use std::borrow::Cow;
 use std::marker::PhantomData;
 
 use axum::Json;
@@ -16,8 +17,8 @@ use serde_json::Value;
 pub struct ApiError {
     pub status: StatusCode,
     pub message: String,
-    /// Field of the request that is wrong.
-    pub param: Option<&'static str>,
+    /// Field of the request that is wrong, as in `messages[1].content`.
+    pub param: Option<Cow<'static, str>>,
     pub code: Option<&'static str>,
 }
 

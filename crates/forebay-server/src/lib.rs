@@ -18,10 +18,11 @@ mod connections;
 mod embeddings;
 mod error;
 mod files;
-mod infill;
+mod half_close;
 mod large;
 mod lifetime;
 mod live;
+mod llama_cpp;
 mod machine_metrics;
 mod metrics;
 mod model;
@@ -31,6 +32,7 @@ mod openai;
 mod openapi;
 mod operations;
 mod page;
+mod paths;
 mod plan;
 mod pool;
 mod quota;
@@ -40,6 +42,7 @@ mod responses;
 mod routes;
 mod run;
 mod server;
+mod sockets;
 mod statistics;
 mod stream;
 #[cfg(test)]
@@ -59,18 +62,19 @@ pub use models::{
 };
 pub use plan::PlanReport;
 pub use server::{CLIENT_TIME, CONNECTIONS_MOST, Listener, ServerOptions};
+pub use sockets::Address;
 
 /// Reason why a server cannot start or has to end.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ServeError {
     #[error("cannot listen on {address}: {source}")]
-    Listen { address: std::net::SocketAddr, source: std::io::Error },
+    Listen { address: Address, source: std::io::Error },
     #[error(
         "{address} can be reached from other machines: give --api-key-file FILE, so that only those with a key can use it, or \
          --insecure"
     )]
-    Open { address: std::net::SocketAddr },
+    Open { address: Address },
     #[error("{origin:?} is no origin: write it as https://example.com")]
     Origin { origin: String },
     #[error(transparent)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Request, State};
-use axum::http::header::{CONNECTION, RETRY_AFTER};
+use axum::http::header::CONNECTION;
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -64,10 +64,7 @@ pub async fn health(State(app): State<Arc<App>>) -> Response {
         Stage::Answers => return Json(json!({ "status": "ok" })).into_response(),
         Stage::Ends => "stopping",
     };
-    let body = Json(json!({ "status": status }));
-    let mut response = (StatusCode::SERVICE_UNAVAILABLE, body).into_response();
-    response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static("1"));
-    response
+    (StatusCode::SERVICE_UNAVAILABLE, Json(json!({ "status": status }))).into_response()
 }
 
 /// Lets requests wait until the first models are loaded, and refuses them when the server ends. The connection ends then, too.

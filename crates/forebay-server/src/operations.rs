@@ -7,18 +7,48 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
-use forebay_chat::Message;
-use forebay_requests::{Input, Text, Wanted};
+use forebay_requests::fields::{DETOKENIZE, TOKENIZE};
+use forebay_requests::{Endpoint, Text, wanted};
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
-use utoipa::ToSchema;
+use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::body::{Received, read};
+use crate::body::{self, Received, read};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::models::Status;
 use crate::openai::Failure;
+
+/// `GET /props`: settings of the server and of the model for requests that name none, as llama.cpp's server names them.
+pub async fn props(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
+    let describe = move || {
+        let entry = own.models.entry(None)?;
+        let text = own.models.text(&entry)?;
+        let loaded = own.models.loaded();
+        let status = loaded.iter().find(|status| status.name == entry.name);
+        let tokenizer = &text.tokenizer;
+        let token = |id: Option<u32>| {
+            id.map(|id| String::from_utf8_lossy(&tokenizer.token_bytes(id, true)).into_owned())
+        };
+        Ok(json!({
+            "default_generation_settings": {
+                "n_ctx": status.map_or(text.info.context_trained, |status| status.context),
+                "params": { "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "n_predict": -1 },
+            },
+            "total_slots": status.map_or(1, |status| status.report.running_most),
+            "model_alias": entry.name,
+            "model_path": entry.name,
+            "modalities": { "vision": false, "audio": false },
+            "chat_template": text.template.source(),
+            "bos_token": token(tokenizer.bos_id()).unwrap_or_default(),
+            "eos_token": token(tokenizer.eos_id()).unwrap_or_default(),
+            "build_info": concat!("forebay ", env!("CARGO_PKG_VERSION")),
+            "is_sleeping": status.is_none(),
+        }))
+    };
+    Ok(Json(app.prepare(&caller, describe).await?))
+}
 
 /// `GET /metrics`.
 pub async fn metrics(State(app): State<Arc<App>>) -> Response {
@@ -66,15 +96,18 @@ fn text(app: &App, model: Option<&str>) -> Result<Arc<Text>, ApiError> {
     app.models.text(&app.models.entry(model)?)
 }
 
-#[derive(Deserialize, ToSchema)]
-pub struct Tokenize {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Tokenize {
     model: Option<String>,
     content: Option<String>,
-    prompt: Option<String>,
     #[serde(default)]
     add_special: bool,
     #[serde(default = "yes")]
     parse_special: bool,
+    /// True to send the text of each token, too.
+    #[serde(default)]
+    with_pieces: bool,
 }
 
 fn yes() -> bool {
@@ -89,19 +122,31 @@ pub async fn tokenize(
 ) -> Result<Json<Value>, Failure> {
     let own = app.clone();
     let encode = move || {
-        let asked: Tokenize = read(&body)?;
-        let content =
-            asked.content.or(asked.prompt).ok_or_else(|| ApiError::bad("content is missing"))?;
+        let asked: Tokenize = read(&TOKENIZE, &body)?;
+        let content = asked.content.ok_or_else(|| ApiError::bad("content is missing"))?;
         let tokenizer = &text(&own, asked.model.as_deref())?.tokenizer;
         let ids = tokenizer.encode(&content, asked.add_special, asked.parse_special);
-        ids.map_err(|error| ApiError::bad(error.to_string()))
+        let ids = ids.map_err(|error| ApiError::bad(error.to_string()))?;
+        let tokens: Value = match asked.with_pieces {
+            false => json!(ids),
+            true => ids.iter().map(|id| piece(*id, &tokenizer.token_bytes(*id, true))).collect(),
+        };
+        Ok(json!({ "tokens": tokens, "count": ids.len() }))
     };
-    let ids = app.prepare(&caller, encode).await?;
-    Ok(Json(json!({ "tokens": ids, "count": ids.len() })))
+    Ok(Json(app.prepare(&caller, encode).await?))
 }
 
-#[derive(Deserialize, ToSchema)]
-pub struct Detokenize {
+/// Returns a token with its text, or with its bytes if they are no text.
+fn piece(id: u32, bytes: &[u8]) -> Value {
+    match str::from_utf8(bytes) {
+        Ok(text) => json!({ "id": id, "piece": text }),
+        Err(_) => json!({ "id": id, "piece": bytes }),
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Detokenize {
     model: Option<String>,
     tokens: Vec<u32>,
 }
@@ -114,7 +159,7 @@ pub async fn detokenize(
 ) -> Result<Json<Value>, Failure> {
     let own = app.clone();
     let decode = move || {
-        let Detokenize { model, tokens } = read(&body)?;
+        let Detokenize { model, tokens } = read(&DETOKENIZE, &body)?;
         let tokenizer = &text(&own, model.as_deref())?.tokenizer;
         let size = tokenizer.vocab_size();
         if let Some(id) = tokens.iter().find(|id| **id as usize >= size) {
@@ -133,12 +178,9 @@ pub async fn apply_template(
 ) -> Result<Json<Value>, Failure> {
     let own = app.clone();
     let prepare = move || {
-        let body: Value = read(&body)?;
-        let messages = Message::list_from_json(&body).map_err(|e| ApiError::bad(e.to_string()))?;
-        let tools = body.get("tools").filter(|tools| tools.is_array()).cloned();
-        let input = Input::Chat { messages, tools, think: None, variables: Map::new() };
-        let text = text(&own, body.get("model").and_then(Value::as_str))?;
-        Ok(text.prepare(Wanted { input, ..Wanted::default() }, None)?)
+        let wanted = wanted(Endpoint::Chat, &body::json(&body)?)?;
+        let text = text(&own, wanted.model.as_deref())?;
+        Ok(text.prepare(wanted, None)?)
     };
     let prepared = app.prepare(&caller, prepare).await?;
     let ids = prepared.request.prompt;

@@ -63,7 +63,7 @@ pub async fn plan(
                 let why = format!("model {name:?} is not loaded: GET /api/ps lists those that are");
                 let error = ApiError::new(StatusCode::NOT_FOUND, why);
                 return Err(ApiError {
-                    param: Some("model"),
+                    param: Some("model".into()),
                     code: Some("model_not_loaded"),
                     ..error
                 });

@@ -22,14 +22,19 @@ use crate::quota::Held;
 use crate::stream;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// The same as Anthropic's libraries name it.
+const SHORT_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
+/// Seconds after which a client should try again if too many requests wait, and if the server or a model is not ready.
+const QUEUE_AGAIN: &str = "1";
+const READY_AGAIN: &str = "2";
 /// Most bytes of an id that a client chooses.
 const ID_BYTES_MOST: usize = 128;
 /// Most characters of a path in the log.
 const PATH_MOST: usize = 256;
 
-/// Address of the client, which every connection adds to its requests.
+/// Address of the client, which every connection adds to its requests. A program that uses a Unix socket has none.
 #[derive(Clone, Copy)]
-pub struct Remote(pub SocketAddr);
+pub struct Remote(pub Option<SocketAddr>);
 
 /// What the log needs beside the request.
 pub struct Logging {
@@ -47,7 +52,7 @@ pub async fn log(
 ) -> Response {
     let started = Instant::now();
     let id = request_id(request.headers());
-    let caller = logging.app.rules.caller(request.headers(), remote.ip());
+    let caller = logging.app.rules.caller(request.headers(), remote.map(|remote| remote.ip()));
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     let mut record = Record {
         log: logging.access_log.clone(),
@@ -56,7 +61,7 @@ pub async fn log(
         method: method.to_string(),
         path: path.chars().take(PATH_MOST).collect(),
         key: access::key_hash(request.headers()),
-        remote: remote.to_string(),
+        remote: remote.map(|remote| remote.to_string()),
         status: None,
         bytes: 0,
         time: Timestamp::now(),
@@ -69,7 +74,8 @@ pub async fn log(
         Ok(held) => (next.run(request).await, held),
         Err(error) => (access::refused(&path, error), None),
     };
-    let status = response.status().as_u16();
+    let response_status = response.status();
+    let status = response_status.as_u16();
     record.status = Some(status);
     logging.app.models.note_response(status);
     tracing::info!(
@@ -82,14 +88,18 @@ pub async fn log(
     );
     let headers = response.headers_mut();
     if let Ok(id) = HeaderValue::from_str(&id) {
+        headers.insert(SHORT_REQUEST_ID, id.clone());
         headers.insert(REQUEST_ID, id);
     }
-    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
-    let may_be_tried_again =
-        [StatusCode::TOO_MANY_REQUESTS, StatusCode::SERVICE_UNAVAILABLE].map(|of| of.as_u16());
-    if may_be_tried_again.contains(&status) && !headers.contains_key(header::RETRY_AFTER) {
-        headers.insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+    let again = match response_status {
+        StatusCode::TOO_MANY_REQUESTS => Some(QUEUE_AGAIN),
+        StatusCode::SERVICE_UNAVAILABLE => Some(READY_AGAIN),
+        _ => None,
+    };
+    if let Some(seconds) = again {
+        headers.entry(header::RETRY_AFTER).or_insert(HeaderValue::from_static(seconds));
     }
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     response.map(|body| Body::new(Logged { body, record, _held: held }))
 }
 

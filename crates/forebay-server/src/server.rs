@@ -2,52 +2,46 @@
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
-use axum::Router;
-use axum::body::{Body, Bytes};
 use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{HeaderValue, StatusCode};
 use axum::middleware::from_fn_with_state;
 use axum::response::Response;
 use axum::routing::{delete, get, post};
-use hyper::body::{Body as HttpBody, Frame, SizeHint};
+use axum::{Extension, Router};
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
-use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::runtime::{Builder, Runtime};
 use tower_http::catch_panic::CatchPanicLayer;
-use tower_http::cors::{AllowOrigin, Any, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 use tower_http::timeout::RequestBodyTimeoutLayer;
 
 use crate::access::{self, Keys};
 use crate::access_log::AccessLog;
 use crate::app::App;
+use crate::body::BodyLimit;
 use crate::caller;
-use crate::connections::{Connections, InWork, Place, Taken};
+use crate::connections::{Connections, Place, Taken};
 use crate::error::ApiError;
 use crate::files::{self, FilesOptions};
+use crate::half_close::{Answered, Exchange, Patient};
 use crate::large::{self, Cleaner, LargeRequests};
 use crate::models::Models;
 use crate::request_log::{self, Logging, Remote};
 use crate::routes::Routes;
+use crate::sockets::{Address, BUFFER_BYTES, Connection, Socket};
 use crate::{
-    ServeError, anthropic, batches, embeddings, infill, lifetime, live, ollama, openai, openapi,
-    operations, page, plan, responses,
+    ServeError, anthropic, batches, embeddings, lifetime, live, llama_cpp, ollama, openai, openapi,
+    operations, page, paths, plan, responses,
 };
 
-/// Most bytes that wait for a client in the program, and about as many in the system.
-const BUFFER_BYTES: usize = 256 << 10;
-/// New connections that wait until they are accepted.
-const BACKLOG: u32 = 1024;
 /// Threads that talk to clients. The engine has threads of its own.
 const THREADS: usize = 2;
 /// Longest wait for the end of the first load when the server ends.
@@ -58,7 +52,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 /// Options of a server.
 #[derive(Clone)]
 pub struct ServerOptions {
-    pub address: SocketAddr,
+    pub address: Address,
     /// Keys with which clients may use the server; none lets everybody.
     pub keys: Keys,
     /// True to listen beyond this machine without keys.
@@ -91,7 +85,7 @@ impl ServerOptions {
     /// without one.
     pub fn has_several_callers(&self) -> bool {
         match self.keys.count() {
-            0 => !self.address.ip().is_loopback(),
+            0 => !self.address.is_local(),
             keys => keys > 1,
         }
     }
@@ -105,18 +99,9 @@ pub const CLIENT_TIME: Duration = Duration::from_secs(20);
 /// A server that has its address but does not answer yet.
 pub struct Listener {
     runtime: Runtime,
-    listener: TcpListener,
-    address: SocketAddr,
+    socket: Socket,
+    address: Address,
     options: ServerOptions,
-}
-
-fn listen_at(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    socket.set_reuseaddr(true)?;
-    // Connections inherit it.
-    socket.set_send_buffer_size(BUFFER_BYTES as u32)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
 }
 
 /// Longest time that a server takes at its end to write KV blocks to the disk.
@@ -128,26 +113,26 @@ impl Listener {
     /// # Errors
     /// Returns an error if another program has the address, or if other machines could use the server without a key.
     pub fn bind(options: ServerOptions) -> Result<Listener, ServeError> {
-        let address = options.address;
-        if !address.ip().is_loopback() && options.keys.is_empty() && !options.insecure {
+        let address = options.address.clone();
+        if !address.is_local() && options.keys.is_empty() && !options.insecure {
             return Err(ServeError::Open { address });
         }
-        drop(cors(&options.origins)?);
+        drop(cors(&options.origins, address.is_local())?);
         let runtime = Builder::new_multi_thread()
             .worker_threads(THREADS)
             .thread_name("server")
             .enable_io()
             .enable_time()
             .build()?;
-        let listen = |source| ServeError::Listen { address, source };
-        let listener = runtime.block_on(async { listen_at(address) }).map_err(listen)?;
-        let address = listener.local_addr().map_err(listen)?;
-        Ok(Listener { runtime, listener, address, options })
+        let listen = |source| ServeError::Listen { address: address.clone(), source };
+        let socket = runtime.block_on(Socket::bind(&address)).map_err(listen)?;
+        let address = socket.address().map_err(listen)?;
+        Ok(Listener { runtime, socket, address, options })
     }
 
     /// Returns the address, with the port that the system chose if it was 0.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    pub fn address(&self) -> &Address {
+        &self.address
     }
 
     /// Answers requests until `stops` returns true. Then the address is free at once, and the requests that run have
@@ -164,7 +149,7 @@ impl Listener {
         start: impl FnOnce(&Models) -> Result<R, E> + Send + 'static,
         mut stops: impl FnMut() -> bool,
     ) -> Result<(), E> {
-        let Listener { runtime, listener, options, .. } = self;
+        let Listener { runtime, socket, options, .. } = self;
         let app = Arc::new(App::new(models, &options));
         let large = Arc::new(LargeRequests::new());
         let _cleaner = Cleaner::start(large.clone()).map_err(ServeError::from)?;
@@ -174,7 +159,7 @@ impl Listener {
         let batches = runtime.spawn(batches::run(app.clone()));
         let service = Service { app: app.clone(), router, options };
         runtime.block_on(async {
-            service.accept(listener, || starting.has_failed() || stops()).await;
+            service.accept(socket, || starting.has_failed() || stops()).await;
             // What is unfinished goes on at the next start.
             batches.abort();
             let _ = batches.await;
@@ -233,21 +218,21 @@ struct Service {
 
 impl Service {
     /// Accepts connections until `stops` returns true. Then waits for the requests that run, up to a limit.
-    async fn accept(&self, listener: TcpListener, mut stops: impl FnMut() -> bool) {
+    async fn accept(&self, socket: Socket, mut stops: impl FnMut() -> bool) {
         let connections = Connections::new(self.options.connections);
         let graceful = GracefulShutdown::new();
         let mut look = tokio::time::interval(LOOK_EVERY);
         while !stops() {
             let accepted = tokio::select! {
-                accepted = listener.accept() => accepted,
+                accepted = socket.accept() => accepted,
                 _ = look.tick() => continue,
             };
             match accepted {
                 Ok((stream, remote)) => {
-                    let share = caller::share_of_address(remote.ip());
+                    let share = caller::share_of_remote(remote.map(|remote| remote.ip()));
                     match connections.admit(share) {
                         Some(place) => self.answer(stream, remote, place, &graceful),
-                        None => refuse(&stream),
+                        None => refuse(&*stream),
                     }
                 }
                 Err(error) => {
@@ -258,7 +243,7 @@ impl Service {
             }
         }
         // New clients are refused at once, as if the server were gone.
-        drop(listener);
+        drop(socket);
         self.app.lifetime.end();
         let drained = async {
             connections.without_requests().await;
@@ -273,20 +258,22 @@ impl Service {
     /// Answers the requests of a connection.
     fn answer(
         &self,
-        stream: TcpStream,
-        remote: SocketAddr,
+        stream: Box<dyn Connection>,
+        remote: Option<SocketAddr>,
         place: Arc<Place>,
         graceful: &GracefulShutdown,
     ) {
-        // Tokens are small, and each should arrive at once.
-        let _ = stream.set_nodelay(true);
+        let exchange = Arc::new(Exchange::default());
+        let stream = Patient::new(stream, exchange.clone());
         let (router, own) = (TowerToHyperService::new(self.router.clone()), place.clone());
         let service = service_fn(move |mut request: hyper::Request<hyper::body::Incoming>| {
+            let (answering, in_work) = (exchange.begin(request.version()), own.request());
             request.extensions_mut().insert(Remote(remote));
-            let (in_work, answered) = (own.request(), router.call(request));
+            paths::make_canonical(request.uri_mut());
+            let answer = router.call(request);
             async move {
-                let response = answered.await?;
-                Ok::<_, Infallible>(response.map(|body| Body::new(InWorkBody { body, in_work })))
+                let answer = answer.await?;
+                Ok::<_, Infallible>(answer.map(|body| Answered::new(body, (answering, in_work))))
             }
         });
         let mut connection = http1::Builder::new();
@@ -306,36 +293,9 @@ impl Service {
 }
 
 /// Tells a client that there are too many connections. A client that does not read it at once does not learn it.
-fn refuse(stream: &TcpStream) {
+fn refuse(stream: &dyn Connection) {
     let answer = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n";
     let _ = stream.try_write(answer);
-}
-
-/// The body of an answer. While it exists, its connection has a request.
-struct InWorkBody {
-    body: Body,
-    #[expect(dead_code, reason = "its end counts")]
-    in_work: InWork,
-}
-
-impl HttpBody for InWorkBody {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }
 
 /// Returns the routes. Each is described in `openapi/routes.rs`.
@@ -357,7 +317,9 @@ pub fn routes() -> Routes {
         .route("/v1/models/{*model}", get(openai::model))
         .route("/v1/chat/completions", post(openai::chat))
         .route("/v1/completions", post(openai::completions))
-        .route("/infill", post(infill::infill))
+        .route("/props", get(operations::props))
+        .route("/completion", post(llama_cpp::completion))
+        .route("/infill", post(llama_cpp::infill))
         .route("/rerank", post(operations::rerank))
         .route("/v1/rerank", post(operations::rerank))
         .route("/v1/embeddings", post(embeddings::openai))
@@ -368,6 +330,8 @@ pub fn routes() -> Routes {
         .route("/v1/batches/{id}", get(batches::get))
         .route("/v1/batches/{id}/cancel", post(batches::cancel))
         .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/input_tokens", post(responses::input_tokens))
+        .route("/v1/responses/{id}/input_items", get(responses::input_items_of))
         .route("/v1/responses/{id}", get(responses::get).delete(responses::delete))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
@@ -394,11 +358,12 @@ fn router(app: Arc<App>, options: &ServerOptions) -> Result<Router, ServeError> 
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .with_state(app.clone())
+        .layer(Extension(BodyLimit(options.body_bytes)))
         .layer(DefaultBodyLimit::max(options.body_bytes))
         .layer(RequestBodyTimeoutLayer::new(options.client_time))
         .layer(from_fn_with_state(app.clone(), lifetime::check))
         .layer(from_fn_with_state(app.rules.clone(), access::check))
-        .layer(cors(&options.origins)?)
+        .layer(cors(&options.origins, options.address.is_local())?)
         .layer(CatchPanicLayer::new())
         .layer(from_fn_with_state(Arc::new(logging), request_log::log));
     Ok(router)
@@ -415,17 +380,24 @@ async fn wrong_method(request: Request) -> Response {
     access::refused(path, ApiError::new(StatusCode::METHOD_NOT_ALLOWED, why))
 }
 
-/// Returns which web pages may read answers.
-fn cors(origins: &[String]) -> Result<CorsLayer, ServeError> {
-    let mut allowed = Vec::new();
+/// Returns which web pages may read answers: those of `origins`, and for a local server those of this machine.
+fn cors(origins: &[String], is_local: bool) -> Result<CorsLayer, ServeError> {
     for origin in origins {
-        let value = HeaderValue::from_str(origin).ok();
-        let value = value.filter(|_| origin == "*" || origin.contains("://"));
-        allowed.push(value.ok_or_else(|| ServeError::Origin { origin: origin.clone() })?);
+        let is_header = HeaderValue::from_str(origin).is_ok();
+        if !is_header || origin != "*" && !origin.contains("://") {
+            return Err(ServeError::Origin { origin: origin.clone() });
+        }
     }
-    let layer = CorsLayer::new().allow_methods(Any).allow_headers(Any);
-    Ok(match origins.iter().any(|origin| origin == "*") {
-        true => layer.allow_origin(Any),
-        false => layer.allow_origin(AllowOrigin::list(allowed)),
-    })
+    // A star would not allow the header Authorization.
+    let layer = CorsLayer::new()
+        .allow_methods(Any)
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(Any);
+    if origins.iter().any(|origin| origin == "*") {
+        return Ok(layer.allow_origin(Any));
+    }
+    let origins = origins.to_vec();
+    Ok(layer.allow_origin(AllowOrigin::predicate(move |origin, _| {
+        origin.to_str().is_ok_and(|origin| access::allows_origin(&origins, is_local, origin))
+    })))
 }

@@ -19,7 +19,7 @@ use crate::files::FilesOptions;
 use crate::models::{
     Catalogue, Entry, KeepAlive, LoadError, Loaded, Loader, Memory, Models, ModelsOptions,
 };
-use crate::{CLIENT_TIME, Keys, Listener, ServeError, ServerOptions};
+use crate::{Address, CLIENT_TIME, Keys, Listener, ServeError, ServerOptions};
 
 /// Room of all models in these tests.
 pub const ALL: u64 = 10;
@@ -208,7 +208,7 @@ impl Running {
     ) -> Running {
         let files = FilesOptions { folder: None, bytes_most: 1 << 20, file_bytes_most: 1 << 20 };
         let mut options = ServerOptions {
-            address: SocketAddr::from(([127, 0, 0, 1], 0)),
+            address: Address::Tcp(SocketAddr::from(([127, 0, 0, 1], 0))),
             keys: Keys::read(keys),
             insecure: false,
             origins: Vec::new(),
@@ -224,7 +224,8 @@ impl Running {
         };
         change(&mut options);
         let listener = Listener::bind(options).unwrap();
-        let (address, stops) = (listener.address(), Arc::new(AtomicBool::new(false)));
+        let &Address::Tcp(address) = listener.address() else { panic!("the address is a path") };
+        let stops = Arc::new(AtomicBool::new(false));
         let own = stops.clone();
         let start = move |models: &Models| start(models).map(|()| || ());
         let thread =

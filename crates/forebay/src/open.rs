@@ -1,5 +1,6 @@
 //! Opens models in the same way for every command.
 
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -91,9 +92,24 @@ pub fn is_too_small(error: &anyhow::Error) -> bool {
 
 /// Returns a name for a model by its file or folder.
 pub fn name(model: &Path) -> String {
-    let name = std::fs::canonicalize(model).unwrap_or_else(|_| model.to_owned());
-    let of_file = if name.is_dir() { name.file_name() } else { name.file_stem() };
+    // A link has its own name: in Hugging Face's cache, links lead to files that are named by hashes.
+    let named = match model.file_name() {
+        Some(_) => model.to_owned(),
+        None => std::fs::canonicalize(model).unwrap_or_else(|_| model.to_owned()),
+    };
+    let of_file = match named.is_dir() {
+        true => of_snapshot(&named).or_else(|| named.file_name().map(OsStr::to_os_string)),
+        false => named.file_stem().map(OsStr::to_os_string),
+    };
     of_file.map_or_else(String::new, |name| name.to_string_lossy().into_owned())
+}
+
+/// Returns the name of a model's folder in Hugging Face's cache: `NAME` of `models--OWNER--NAME/snapshots/REVISION`.
+fn of_snapshot(folder: &Path) -> Option<OsString> {
+    let snapshots =
+        folder.parent().filter(|of| of.file_name().is_some_and(|of| of == "snapshots"))?;
+    let repository = snapshots.parent()?.file_name()?.to_str()?.strip_prefix("models--")?;
+    repository.rsplit("--").next().map(OsString::from)
 }
 
 /// Describes a model from its headers only.
@@ -119,5 +135,26 @@ pub fn check(model: &Path) -> anyhow::Result<()> {
     match exists {
         true => Ok(()),
         false => Err(library::missing(model)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_of_hugging_faces_cache_keep_their_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |path: &str| folder.path().join(path);
+        let snapshot = at("models--org--A-Model/snapshots/abc");
+        std::fs::create_dir_all(&snapshot).unwrap();
+        std::fs::create_dir_all(at("blobs")).unwrap();
+        std::fs::write(at("blobs/4f3c"), "").unwrap();
+        let link = snapshot.join("A-Model-Q4_K_M.gguf");
+        std::os::unix::fs::symlink(at("blobs/4f3c"), &link).unwrap();
+        assert_eq!(name(&link), "A-Model-Q4_K_M");
+        assert_eq!(name(&snapshot), "A-Model");
+        assert_eq!(name(&at("blobs/..")), folder.path().file_name().unwrap().to_str().unwrap());
+        assert_eq!(name(Path::new("x.gguf")), "x");
     }
 }

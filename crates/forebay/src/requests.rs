@@ -7,7 +7,7 @@ use anyhow::anyhow;
 use forebay_chat::Format;
 use forebay_engine::Inspection;
 use forebay_grammar::Compiler;
-use forebay_requests::{Endpoint, Preparation, Prepared, Refusal, Wanted};
+use forebay_requests::{Endpoint, Preparation, Prepared, Refusal};
 use forebay_server::batches::{Line, Url, scan};
 use forebay_text::{ChatTemplate, Tokenizer};
 
@@ -63,26 +63,15 @@ pub fn prepare(
         max_tokens: Some(defaults.max_tokens),
         context: defaults.context,
         exact_thinking: true,
+        exact_variables: true,
     };
-    let prepare =
-        |(number, line): (usize, &Line)| preparation.prepare(wanted_of_line(line)?, seed(number));
+    let prepare = |(number, line): (usize, &Line)| {
+        preparation.prepare(line.wanted(endpoint(line))?, seed(number))
+    };
     Ok(lines.iter().enumerate().map(prepare).collect())
 }
 
 /// Returns the kind of answer that a line asks for.
 pub fn endpoint(line: &Line) -> Endpoint {
     line.url.endpoint().expect("embeddings were refused when the lines were read")
-}
-
-/// Reads a request, and refuses what makes no sense in a file.
-fn wanted_of_line(line: &Line) -> Result<Wanted, Refusal> {
-    let wanted = line.wanted(endpoint(line))?;
-    if let Some(name) = wanted.unknown.first() {
-        return Err(Refusal {
-            message: format!("body: unknown field `{name}`"),
-            param: None,
-            code: None,
-        });
-    }
-    Ok(wanted)
 }

@@ -7,9 +7,10 @@ use std::time::Instant;
 use forebay_compute::RowKind;
 use forebay_grammar::{GrammarError, Matcher};
 use forebay_kv::BlockHash;
-use forebay_model::sampling::{Largest, RowLogits, Sampler};
+use forebay_model::sampling::{RowLogits, Sampler};
 use forebay_text::{TextStream, Tokenizer};
 
+use super::probabilities::{PromptScores, log_probabilities, log_probabilities_of_largest};
 use super::request::{
     Event, GeneratedToken, Pooling, Request, RequestEnd, RequestId, RequestStatistics, Sink,
 };
@@ -56,6 +57,7 @@ pub struct Active {
     forced: Vec<Range<usize>>,
     constraint: Option<Constraint>,
     pooled: Option<Pooled>,
+    scores: Option<PromptScores>,
     /// Number of tokens whose keys and values are computed.
     done: usize,
     /// Number of these when the sequence began.
@@ -85,7 +87,18 @@ impl Active {
         let tokenizer = request.text.then(|| session.tokenizer.clone()).flatten();
         let sampler = Sampler::new(request.options.sampling.clone());
         let root = session.runner.root(&request.namespace);
-        let Request { prompt, options, priority, share, logprobs, grammar, pooling, .. } = *request;
+        let has_work = request.reads_all();
+        let Request {
+            prompt,
+            options,
+            priority,
+            share,
+            logprobs,
+            prompt_logprobs,
+            grammar,
+            pooling,
+            ..
+        } = *request;
         let statistics = RequestStatistics {
             exact: session.is_independent(),
             prompt_tokens: prompt.len(),
@@ -93,7 +106,7 @@ impl Active {
             waited_seconds: submitted.elapsed().as_secs_f64(),
             ..RequestStatistics::default()
         };
-        let no_tokens = options.max_tokens == Some(0) && pooling.is_none();
+        let no_tokens = options.max_tokens == Some(0) && !has_work;
         Active {
             id,
             priority,
@@ -110,6 +123,7 @@ impl Active {
             forced: Vec::new(),
             constraint: grammar.map(|grammar| Constraint::new(grammar.begin())),
             pooled: pooling.map(Pooled::new),
+            scores: prompt_logprobs.map(PromptScores::new),
             tokens: prompt,
             done: cached,
             begun: cached,
@@ -234,6 +248,24 @@ impl Active {
         self.pooled.is_some()
     }
 
+    /// Returns true if the logits of the whole prompt are wanted.
+    pub fn scores_prompt(&self) -> bool {
+        self.scores.is_some()
+    }
+
+    /// Returns true if no row of the prompt may come from another request.
+    pub fn reads_all(&self) -> bool {
+        self.pools() || self.scores_prompt()
+    }
+
+    /// Takes the logits after one of the next rows of the prompt.
+    pub fn score(&mut self, row: usize, logits: RowLogits<'_>) {
+        let index = self.done + row;
+        if let (Some(scores), true) = (&mut self.scores, index + 1 < self.prompt_len) {
+            scores.take(index, self.tokens[index + 1], logits);
+        }
+    }
+
     /// Takes the states of the next `count` rows behind the last layer, `[count, hidden]`. Ends the request if these are the
     /// last ones.
     pub fn pool(&mut self, count: usize, states: &[f32]) {
@@ -252,7 +284,7 @@ impl Active {
 
     /// Returns true if the request has a state that a snapshot cannot hold.
     pub fn has_own_state(&self) -> bool {
-        self.constraint.is_some() || self.pools()
+        self.constraint.is_some() || self.reads_all()
     }
 
     /// Returns the next `count` tokens to compute.
@@ -438,7 +470,8 @@ impl Active {
         let embedding = self.pooled.filter(|_| end == RequestEnd::End);
         let embedding = embedding.map(|pooled| pooled.embedding());
         let statistics = self.statistics;
-        let _ = (self.sink)(Event::Finished { end, text, embedding, statistics });
+        let prompt = self.scores.map_or_else(Vec::new, PromptScores::into_tokens);
+        let _ = (self.sink)(Event::Finished { end, text, embedding, prompt, statistics });
     }
 }
 
@@ -506,58 +539,5 @@ fn end_by_grammar(error: GrammarError) -> RequestEnd {
     match error {
         GrammarError::Stuck(why) => RequestEnd::GrammarStuck(why),
         error => RequestEnd::Failed(error.to_string()),
-    }
-}
-
-/// Returns the logarithm of the probability of token `id`, and the `count` likeliest tokens with theirs.
-fn log_probabilities(logits: &[f32], id: u32, count: usize) -> (f32, Vec<(u32, f32)>) {
-    let largest = logits.iter().fold(f32::NEG_INFINITY, |a, b| a.max(*b));
-    let sum: f64 = logits.iter().map(|x| f64::from(x - largest).exp()).sum();
-    let log_sum = f64::from(largest) + sum.ln();
-    let of = |logit: f32| (f64::from(logit) - log_sum) as f32;
-    let mut order: Vec<u32> = (0..logits.len() as u32).collect();
-    let by_logit =
-        |a: &u32, b: &u32| logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b));
-    let count = count.min(order.len());
-    if count > 0 && count < order.len() {
-        order.select_nth_unstable_by(count - 1, by_logit);
-    }
-    order.truncate(count);
-    order.sort_unstable_by(by_logit);
-    (of(logits[id as usize]), order.into_iter().map(|id| (id, of(logits[id as usize]))).collect())
-}
-
-/// Does the same as [`log_probabilities`] with the largest logits and their total at a divisor of 1. Token `id` is one of them.
-fn log_probabilities_of_largest(
-    largest: &Largest<'_>,
-    id: u32,
-    count: usize,
-) -> (f32, Vec<(u32, f32)>) {
-    let Largest { logits, total, .. } = largest;
-    let log_sum = f64::from(logits[0].0) + f64::from(*total).ln();
-    let of = |logit: f32| (f64::from(logit) - log_sum) as f32;
-    let own = logits.iter().find(|(_, of)| *of == id).expect("a token is chosen from the largest");
-    let likeliest = logits.iter().take(count).map(|(logit, id)| (*id, of(*logit)));
-    (of(own.0), likeliest.collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn probabilities_follow_from_the_largest_logits_and_their_total() {
-        let logits = [0.5, 3.0, -1.0, 2.5, 3.0];
-        let largest = [(3.0, 1), (3.0, 4), (2.5, 3)];
-        let total = logits.iter().map(|logit: &f32| (logit - 3.0).exp()).sum();
-        let largest = Largest { logits: &largest, is_all: false, total };
-        for (id, count) in [(1, 0), (4, 1), (3, 3)] {
-            let (own, likeliest) = log_probabilities(&logits, id, count);
-            let (of_largest, same) = log_probabilities_of_largest(&largest, id, count);
-            assert!((own - of_largest).abs() < 1e-6);
-            let ids = |of: &[(u32, f32)]| of.iter().map(|(id, _)| *id).collect::<Vec<_>>();
-            assert_eq!(ids(&likeliest), ids(&same));
-            assert!(likeliest.iter().zip(&same).all(|(a, b)| (a.1 - b.1).abs() < 1e-6));
-        }
     }
 }

@@ -8,6 +8,7 @@ mod active;
 mod batch_size;
 mod latency;
 mod masks;
+mod probabilities;
 mod proposing;
 mod reading;
 mod request;
@@ -28,9 +29,11 @@ use self::batch_size::{BatchSize, Measured};
 pub use self::latency::Latency;
 use self::latency::Pace;
 use self::masks::{Job, MaskThreads, PendingMasks};
+use self::probabilities::SCORED_ROWS_MOST;
 use self::reading::Reading;
 pub use self::request::{
-    Event, GeneratedToken, Pooling, Request, RequestEnd, RequestId, RequestStatistics, Sink,
+    Event, GeneratedToken, Pooling, PromptToken, Request, RequestEnd, RequestId, RequestStatistics,
+    Sink,
 };
 use self::schedule::{Limits, Part, Progress};
 use self::shares::Shares;
@@ -38,7 +41,7 @@ pub(crate) use self::snapshot::Block as SnapshotBlock;
 pub use self::snapshot::Snapshot;
 use self::waiting::{State, Submitted, Waiting};
 use crate::kv_tiers::{DiskTier, KvDisk, KvDiskType, KvTierStatistics};
-use crate::pass_logits::{Masks, PassLogits};
+use crate::pass_logits::{Masks, PassLogits, WantedRow};
 use crate::runner::{FetchRates, Logits, Outputs, Rows, Runner};
 use crate::statistics::WeightUse;
 use crate::{EngineError, Session};
@@ -388,7 +391,9 @@ impl Engine {
             0 => Progress::Generates,
             left if active.reads() => {
                 let border = active.state_border(runner);
-                Progress::Reads(border.map_or(left, |border| border - active.done()))
+                let left = border.map_or(left, |border| border - active.done());
+                let most = if active.scores_prompt() { SCORED_ROWS_MOST } else { left };
+                Progress::Reads(left.min(most))
             }
             left => Progress::Follows(left),
         });
@@ -541,14 +546,25 @@ impl Engine {
     ) -> T {
         let begun = self.begin_masks(parts);
         let Engine { session, running, logits, masks, .. } = self;
+        let running = &*running;
         let active = |part: &Part| &running[part.index];
-        let with_logits = || parts.iter().filter(|part| has_logits(active(part), part));
+        // The rows with logits: those of a prompt that is scored choose nothing, except for the last one.
+        let with_logits = || {
+            parts.iter().flat_map(|part| {
+                let active = &running[part.index];
+                let (rows, chooses) = (logits_rows(active, part), has_logits(active, part));
+                (1..=rows).map(move |row| (part, (chooses && row == rows).then_some(active)))
+            })
+        };
         let mut masks = MasksOfRows {
             pending: masks.pending(begun),
-            requests: with_logits().map(active).collect(),
+            requests: with_logits().map(|(_, chooses)| chooses).collect(),
         };
         let rows: Vec<Rows<'_>> = parts.iter().map(|part| rows_of(active(part), part)).collect();
-        let wanted = with_logits().map(|part| active(part).wanted_after(part.count));
+        let wanted = with_logits().map(|(part, chooses)| match chooses {
+            Some(active) => active.wanted_after(part.count),
+            None => WantedRow::whole(),
+        });
         let most = session.runner.decoder.backend().largest_count();
         let ran = logits
             .of_pass(most, wanted, &mut masks, |output| run(&mut session.runner, &rows, output));
@@ -573,8 +589,13 @@ impl Engine {
                 active.pool(part.count, own);
                 continue;
             }
-            let own = row;
-            row += usize::from(has_logits(active, part));
+            let first = row;
+            row += logits_rows(active, part);
+            for scored in 0..part.count * usize::from(active.scores_prompt() && part.reads) {
+                let logits = self.logits.row(first + scored, vocabulary, 1);
+                logits.into_iter().for_each(|logits| active.score(scored, logits));
+            }
+            let own = row.saturating_sub(1);
             let was_reading = active.reads();
             if active.state_border(&self.session.runner) == Some(active.done() + part.count) {
                 borders.push(active.sequence);
@@ -584,6 +605,11 @@ impl Engine {
                 turn_ends.push(active.sequence);
             }
             if !goes_on {
+                continue;
+            }
+            if active.options.max_tokens == Some(0) {
+                // Only the prompt was wanted.
+                active.end = Some(RequestEnd::MaxTokens);
                 continue;
             }
             let logits = self.logits.row(own, vocabulary, active.needed_count());
@@ -626,6 +652,14 @@ fn has_logits(active: &Active, part: &Part) -> bool {
     !active.pools() && (part.kind == RowKind::Decode || part.count == active.rows_left())
 }
 
+/// Returns the number of the last rows of a part that have logits.
+fn logits_rows(active: &Active, part: &Part) -> usize {
+    match active.scores_prompt() && part.reads {
+        true => part.count,
+        false => usize::from(has_logits(active, part)),
+    }
+}
+
 /// Returns the rows of a part.
 fn rows_of<'a>(active: &'a Active, part: &Part) -> Rows<'a> {
     Rows {
@@ -634,6 +668,7 @@ fn rows_of<'a>(active: &'a Active, part: &Part) -> Rows<'a> {
         tokens: active.next_tokens(part.count),
         logits: match has_logits(active, part) {
             _ if active.pools() => Logits::FinalStates,
+            _ if active.scores_prompt() && part.reads => Logits::All,
             true => Logits::Last,
             false => Logits::None,
         },
@@ -643,7 +678,8 @@ fn rows_of<'a>(active: &'a Active, part: &Part) -> Rows<'a> {
 /// The masks of the rows of a pass that have logits.
 struct MasksOfRows<'a> {
     pending: PendingMasks<'a>,
-    requests: Vec<&'a Active>,
+    /// The request of each row from which a token is chosen.
+    requests: Vec<Option<&'a Active>>,
 }
 
 impl Masks for MasksOfRows<'_> {
@@ -652,7 +688,7 @@ impl Masks for MasksOfRows<'_> {
     }
 
     fn of_row(&self, row: usize) -> Option<&[u32]> {
-        let request = self.requests[row];
+        let request = self.requests[row]?;
         let come = self.pending.come.iter().find(|job| job.id == request.id);
         come.map_or_else(|| request.mask(), Job::mask)
     }

@@ -17,6 +17,9 @@ pub struct Request {
     /// Number of the likeliest tokens to report with every generated token, with their logarithmic probabilities. `None`
     /// reports no probabilities.
     pub logprobs: Option<usize>,
+    /// Number of the likeliest tokens to report with every token of the prompt, at the end. `None` reports nothing about them.
+    /// Such a prompt is read whole, whatever is cached.
+    pub prompt_logprobs: Option<usize>,
     /// True to report the text of the tokens too. The model must have a tokenizer.
     pub text: bool,
     /// Rules that the answer follows. The tokens that they force are computed together and reported without probabilities.
@@ -28,6 +31,13 @@ pub struct Request {
     pub share: u64,
     /// Asks for the embedding of the prompt instead of an answer.
     pub pooling: Option<Pooling>,
+}
+
+impl Request {
+    /// Returns true if no row of the prompt may come from another request.
+    pub(super) fn reads_all(&self) -> bool {
+        self.pooling.is_some() || self.prompt_logprobs.is_some()
+    }
 }
 
 /// How the states of a prompt's tokens behind the last layer become one embedding.
@@ -58,8 +68,21 @@ pub enum Event {
         /// The embedding of the prompt if the request asked for one and was not cut off: one number for each hidden dimension,
         /// not normalised.
         embedding: Option<Vec<f32>>,
+        /// The tokens of the prompt from the second one on, as far as it was read, if the request asked for their probabilities.
+        prompt: Vec<PromptToken>,
         statistics: RequestStatistics,
     },
+}
+
+/// A token of a prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptToken {
+    /// Logarithm of its probability behind the tokens before it.
+    pub logprob: f32,
+    /// Its place among all tokens by their probability, from 1.
+    pub rank: usize,
+    /// The likeliest tokens with the logarithms of their probabilities, likeliest first.
+    pub likeliest: Vec<(u32, f32)>,
 }
 
 /// A token that the model generated.

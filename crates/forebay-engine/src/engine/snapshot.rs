@@ -125,7 +125,7 @@ impl Engine {
             return Ok(None);
         };
         check_state(match &waiting.state {
-            State::New(new) => new.request.grammar.is_some() || new.request.pooling.is_some(),
+            State::New(new) => new.request.grammar.is_some() || new.request.reads_all(),
             State::Suspended { active, .. } => active.has_own_state(),
         })?;
         Ok(Some(match &waiting.state {

@@ -115,7 +115,8 @@ impl Engine {
                     ..RequestStatistics::default()
                 };
                 let text = String::new();
-                let _ = sink(Event::Finished { end, text, embedding: None, statistics });
+                let prompt = Vec::new();
+                let _ = sink(Event::Finished { end, text, embedding: None, prompt, statistics });
             }
             State::Suspended { active, saved } => {
                 saved.into_iter().for_each(|saved| self.session.runner.forget(saved));
@@ -170,7 +171,7 @@ impl Engine {
         let runner = &mut self.session.runner;
         let State::New(new) = &mut self.waiting[at].state else { return false };
         if let Lookup::NotYet = new.lookup {
-            if new.request.pooling.is_some() {
+            if new.request.reads_all() {
                 return false;
             }
             if !may_begin {
@@ -234,7 +235,7 @@ impl Engine {
         let (begun, state) = match state {
             State::New(new) => {
                 let request = &new.request;
-                let (rows, reuse) = (Row::of_prompt(&request.prompt), request.pooling.is_none());
+                let (rows, reuse) = (Row::of_prompt(&request.prompt), !request.reads_all());
                 let root = runner.root(&request.namespace);
                 match runner.begin_with_room(root, &rows, reuse, &left_free) {
                     Ok(Some(begun)) => {
@@ -246,7 +247,7 @@ impl Engine {
                 }
             }
             State::Suspended { mut active, saved: None } => {
-                let (root, reuse) = (active.root, !active.pools());
+                let (root, reuse) = (active.root, !active.reads_all());
                 match runner.begin_with_room(root, &active.rows(), reuse, &left_free) {
                     Ok(Some(begun)) => {
                         active.resume(begun.sequence, begun.rows);

@@ -13,9 +13,9 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::{Path, State};
+use forebay_requests::fields::BATCH;
 use serde::Deserialize;
 use serde_json::{Map, Value};
-use utoipa::ToSchema;
 
 pub use self::journal::{Journal, JournalError};
 pub use self::lines::{Line, Place, Unusable, Url, answered, is_error, scan};
@@ -38,29 +38,29 @@ const WINDOW_MOST: u64 = 14 * 24 * 3600;
 /// Most pairs of metadata, and most characters of a name and of a value, as in OpenAI's interface.
 const METADATA_MOST: (usize, usize, usize) = (16, 64, 512);
 
-#[derive(Deserialize, ToSchema)]
-pub struct ExpiresAfter {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExpiresAfter {
     /// `created_at`.
     anchor: String,
     seconds: u64,
 }
 
 /// A batch that is to be made.
-#[derive(Deserialize, ToSchema)]
-#[schema(as = BatchBody)]
-pub struct Body {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
     input_file_id: String,
     /// `/v1/chat/completions`, `/v1/completions` or `/v1/embeddings`.
     endpoint: String,
     /// Time from `1s` to `14d`.
     completion_window: String,
-    #[schema(value_type = Object)]
     metadata: Option<Map<String, Value>>,
     output_expires_after: Option<ExpiresAfter>,
 }
 
 fn wrong(param: &'static str, why: impl Into<String>) -> ApiError {
-    ApiError { param: Some(param), ..ApiError::bad(why) }
+    ApiError { param: Some(param.into()), ..ApiError::bad(why) }
 }
 
 impl Body {
@@ -146,7 +146,7 @@ pub async fn create(
 ) -> Result<Json<Value>, Failure> {
     let own = caller.clone();
     let create = move |disk: &Arc<Disk>| {
-        let body: Body = read(&body)?;
+        let body: Body = read(&BATCH, &body)?;
         let batch = body.batch(own.owner().to_owned(), disk.next_order())?;
         Ok(disk.add_batch(batch)?.object())
     };

@@ -44,7 +44,7 @@ pub fn check_stay(seconds: u64) -> Result<u64, ApiError> {
     match STAY.contains(&seconds) {
         true => Ok(seconds),
         false => Err(ApiError {
-            param: Some("expires_after"),
+            param: Some("expires_after".into()),
             ..ApiError::bad(format!(
                 "expires_after.seconds must be between {} and {}",
                 STAY.start(),

@@ -42,7 +42,9 @@ impl Query {
         usual: usize,
         most: usize,
     ) -> Result<Value, ApiError> {
-        let wrong = |param, why: String| Err(ApiError { param: Some(param), ..ApiError::bad(why) });
+        let wrong = |param: &'static str, why: String| {
+            Err(ApiError { param: Some(param.into()), ..ApiError::bad(why) })
+        };
         let limit = self.limit.unwrap_or(usual);
         if !(1..=most).contains(&limit) {
             return wrong("limit", format!("limit must be between 1 and {most}"));
@@ -56,7 +58,7 @@ impl Query {
             let Some(at) = items.iter().position(|(id, _)| id == after) else {
                 let why = format!("the list has no {after:?}");
                 let error = ApiError::new(StatusCode::BAD_REQUEST, why);
-                return Err(ApiError { param: Some("after"), ..error });
+                return Err(ApiError { param: Some("after".into()), ..error });
             };
             items.drain(..=at);
         }

@@ -317,7 +317,7 @@ impl Disk {
     pub fn add_batch(&self, batch: Batch) -> Result<Batch, ApiError> {
         let mut batches = lock(&self.batches);
         self.file(&batch.owner, &batch.input_file_id).map_err(|error| ApiError {
-            param: Some("input_file_id"),
+            param: Some("input_file_id".into()),
             ..ApiError::bad(error.message)
         })?;
         let own = || batches.values().filter(|of| of.owner == batch.owner);
@@ -414,10 +414,10 @@ fn has_expired(file: &FileRecord, now: u64) -> bool {
 fn no_file(id: &str) -> ApiError {
     let why =
         format!("there is no file {id:?}: it was deleted, expired, or belongs to another key");
-    ApiError { param: Some("id"), ..ApiError::new(StatusCode::NOT_FOUND, why) }
+    ApiError { param: Some("id".into()), ..ApiError::new(StatusCode::NOT_FOUND, why) }
 }
 
 fn no_batch(id: &str) -> ApiError {
     let why = format!("there is no batch {id:?}, or it belongs to another key");
-    ApiError { param: Some("id"), ..ApiError::new(StatusCode::NOT_FOUND, why) }
+    ApiError { param: Some("id".into()), ..ApiError::new(StatusCode::NOT_FOUND, why) }
 }

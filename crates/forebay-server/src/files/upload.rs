@@ -54,7 +54,10 @@ pub async fn receive(
     let form = form.map_err(|_| {
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "the upload did not end within an hour")
     })??;
-    let wrong = |param, why: &str| ApiError { param: Some(param), ..ApiError::bad(why) };
+    let wrong = |param: &'static str, why: &str| ApiError {
+        param: Some(param.into()),
+        ..ApiError::bad(why)
+    };
     match form.purpose.as_deref() {
         Some(PURPOSE) => {}
         Some(_) => return Err(wrong("purpose", "purpose must be batch: files are for batches")),

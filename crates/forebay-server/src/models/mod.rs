@@ -15,6 +15,7 @@ mod texts;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Deref;
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -337,7 +338,7 @@ impl Models {
             let message = format!("model {name:?} is not here: this server has {here}");
             ApiError {
                 code: Some("model_not_found"),
-                param: Some("model"),
+                param: Some("model".into()),
                 ..ApiError::new(StatusCode::NOT_FOUND, message)
             }
         })
@@ -360,7 +361,7 @@ impl Models {
         match catalogue.list().as_slice() {
             [only] => Ok(only.clone()),
             _ => Err(ApiError {
-                param: Some("model"),
+                param: Some("model".into()),
                 ..ApiError::bad("model is missing: GET /v1/models lists the models")
             }),
         }
@@ -422,6 +423,11 @@ impl Models {
     /// Returns an error if the model cannot be read.
     pub fn info(&self, entry: &Entry) -> Result<Arc<ModelInfo>, String> {
         Texts::info(&self.shared.texts, &self.shared.reads, entry)
+    }
+
+    /// Returns the digest of the content of a model's file or folder. Reading it may take a while.
+    pub fn digest(&self, path: &Path) -> Option<String> {
+        Texts::digest(&self.shared.texts, path)
     }
 }
 

@@ -43,6 +43,7 @@ pub struct Texts {
     /// The text that was used last comes last.
     texts: Vec<(PathBuf, Stamp, Arc<Text>)>,
     infos: HashMap<PathBuf, (Stamp, Arc<ModelInfo>)>,
+    digests: HashMap<PathBuf, (Stamp, String)>,
 }
 
 /// State of a model's file or folder. If it differs, the model was replaced.
@@ -108,6 +109,22 @@ impl Texts {
             Ok(text)
         };
         reads.read(&path, TEXT_TIME, read)?.map_err(|error| error.to_string())
+    }
+
+    /// Returns the digest of a model's content, which is read if it is not known. `None` if it cannot be read.
+    pub fn digest(texts: &Mutex<Texts>, path: &Path) -> Option<String> {
+        let lock = || texts.lock().unwrap_or_else(PoisonError::into_inner);
+        let stamp = Stamp::of(path)?;
+        if let Some((of, digest)) = lock().digests.get(path)
+            && *of == stamp
+        {
+            return Some(digest.clone());
+        }
+        let digest = forebay_engine::digest(path);
+        let digest =
+            digest.inspect_err(|why| tracing::debug!("no digest of a model: {why}")).ok()?;
+        lock().digests.insert(path.to_owned(), (stamp, digest.clone()));
+        Some(digest)
     }
 
     /// Returns the description of a model, and reads it if it is not known.

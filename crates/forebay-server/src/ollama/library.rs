@@ -11,11 +11,11 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use forebay_library::{Error, Library, Name, Options, Progress};
+use forebay_requests::fields::{OLLAMA_COPY, OLLAMA_NAME};
 use futures_util::stream::unfold;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
-use utoipa::ToSchema;
 
 use super::Failure;
 use crate::app::App;
@@ -31,24 +31,23 @@ pub const PULLS_MOST: usize = 4;
 /// Reports that wait for a slow client. More are dropped.
 const REPORTS_MOST: usize = 16;
 
-#[derive(Deserialize, ToSchema)]
-#[schema(as = OllamaNamed)]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Named {
-    model: Option<String>,
-    name: Option<String>,
+    pub model: Option<String>,
     stream: Option<bool>,
 }
 
-#[derive(Deserialize, ToSchema)]
-#[schema(as = OllamaCopied)]
-pub struct Copied {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Copied {
     source: String,
     destination: String,
 }
 
 impl Named {
     fn name(self) -> Result<String, ApiError> {
-        self.model.or(self.name).ok_or_else(|| ApiError::bad("model is missing"))
+        self.model.ok_or_else(|| ApiError::bad("model is missing"))
     }
 }
 
@@ -88,7 +87,7 @@ pub async fn pull(
     caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    let body: Named = read(&body)?;
+    let body: Named = read(&OLLAMA_NAME, &body)?;
     let streams = body.stream.unwrap_or(true);
     let name: Name = body.name()?.parse().map_err(refused)?;
     if !name.has_owner() {
@@ -181,7 +180,7 @@ pub async fn delete(
     caller: Caller,
     Received(body): Received,
 ) -> Result<StatusCode, Failure> {
-    let name = read::<Named>(&body)?.name()?;
+    let name = read::<Named>(&OLLAMA_NAME, &body)?.name()?;
     let library = library(&app)?;
     let entry = app.models.entry(Some(&name)).ok();
     let is_known = entry.is_some();
@@ -209,7 +208,7 @@ pub async fn copy(
     caller: Caller,
     Received(body): Received,
 ) -> Result<StatusCode, Failure> {
-    let Copied { source, destination } = read(&body)?;
+    let Copied { source, destination } = read(&OLLAMA_COPY, &body)?;
     let library = library(&app)?;
     app.work(&caller, move || library.copy(&source, &destination).map_err(refused)).await?;
     Ok(StatusCode::OK)

@@ -7,12 +7,11 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use forebay_engine::ModelInfo;
+use forebay_requests::fields::OLLAMA_NAME;
 use jiff::Timestamp;
-use serde::Deserialize;
 use serde_json::{Value, json};
-use utoipa::ToSchema;
 
-use super::Failure;
+use super::{Failure, Named};
 use crate::app::App;
 use crate::body::{Received, read};
 use crate::caller::Caller;
@@ -55,7 +54,7 @@ fn tag(app: &App, entry: &Entry) -> Value {
         "model": tagged(&entry.name),
         "modified_at": modified.to_string(),
         "size": info.as_ref().map_or(0, |info| info.file_bytes),
-        "digest": "",
+        "digest": app.models.digest(&entry.path).unwrap_or_default(),
         "details": info.as_ref().map_or_else(|| json!({}), |info| details(info)),
     })
 }
@@ -66,14 +65,16 @@ fn tagged(name: &str) -> String {
 }
 
 /// `GET /api/ps`: the loaded models.
-pub async fn ps(State(app): State<Arc<App>>) -> Json<Value> {
-    let now = Instant::now();
-    Json(
-        json!({ "models": app.models.loaded().iter().map(|of| loaded(of, now)).collect::<Value>() }),
-    )
+pub async fn ps(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
+    let list = move || {
+        let now = Instant::now();
+        Ok(own.models.loaded().iter().map(|of| loaded(&own, of, now)).collect::<Value>())
+    };
+    Ok(Json(json!({ "models": app.work(&caller, list).await? })))
 }
 
-fn loaded(status: &Status, now: Instant) -> Value {
+fn loaded(app: &App, status: &Status, now: Instant) -> Value {
     let seconds = status.ends.map(|end| end.saturating_duration_since(now).as_secs_f64());
     let until = status.ends.and_then(|end| {
         let left = end.saturating_duration_since(now);
@@ -83,10 +84,10 @@ fn loaded(status: &Status, now: Instant) -> Value {
     json!({
         "name": tagged(&status.name),
         "model": tagged(&status.name),
-        "size": memory.vram_bytes + memory.ram_bytes,
+        "size": status.text.info.file_bytes,
         "size_vram": memory.vram_bytes,
         "size_ram": memory.ram_bytes,
-        "digest": "",
+        "digest": app.models.digest(&status.text.info.path).unwrap_or_default(),
         "details": details(&status.text.info),
         "context_length": status.context,
         "expires_at": until.map_or_else(|| NEVER.to_owned(), |time| time.to_string()),
@@ -98,22 +99,14 @@ fn loaded(status: &Status, now: Instant) -> Value {
 }
 
 fn details(info: &ModelInfo) -> Value {
-    let largest = info.types.iter().max_by_key(|of| of.bytes).map_or("", |of| of.name);
     json!({
         "parent_model": "",
         "format": info.format,
         "family": info.architecture,
         "families": [info.architecture],
         "parameter_size": format!("{:.1}B", info.parameters as f64 / 1e9),
-        "quantization_level": largest,
+        "quantization_level": info.quantization,
     })
-}
-
-#[derive(Deserialize, ToSchema)]
-#[schema(as = OllamaShown)]
-pub struct Named {
-    model: Option<String>,
-    name: Option<String>,
 }
 
 /// `POST /api/show`. The model need not be loaded for it.
@@ -124,8 +117,8 @@ pub async fn show(
 ) -> Result<Json<Value>, Failure> {
     let own = app.clone();
     let describe = move || {
-        let named: Named = read(&body)?;
-        let entry = own.models.entry(named.model.or(named.name).as_deref())?;
+        let named: Named = read(&OLLAMA_NAME, &body)?;
+        let entry = own.models.entry(named.model.as_deref())?;
         own.models.text(&entry)
     };
     let text = app.prepare(&caller, describe).await?;

@@ -16,11 +16,13 @@ use forebay_chat::{Gap, Message, Think};
 use forebay_engine::engine::RequestEnd;
 use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
-use forebay_requests::{Choice, Input, Piece, Update, Wanted};
+use forebay_requests::fields::{OLLAMA_CHAT, OLLAMA_GENERATE};
+use forebay_requests::{
+    Choice, Input, Likely, OneOrMore, Piece, Token, Update, Wanted, effort, window,
+};
+use serde::Deserialize;
 use serde::de::IgnoredAny;
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
-use utoipa::ToSchema;
 
 use crate::app::App;
 use crate::body::{Received, read};
@@ -32,8 +34,9 @@ use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
 
-pub use self::library::{Copied, Named, PULLS_MOST, copy, delete, pull};
-pub use self::lists::{Named as Showing, not_implemented, ps, show, tags, version};
+use self::library::Named;
+pub use self::library::{PULLS_MOST, copy, delete, pull};
+pub use self::lists::{not_implemented, ps, show, tags, version};
 
 /// The form of errors of Ollama.
 pub struct Form;
@@ -47,9 +50,10 @@ impl ErrorForm for Form {
 /// An error in this form.
 pub type Failure = error::Failure<Form>;
 
-#[derive(Deserialize, ToSchema)]
-#[schema(as = OllamaRequest)]
-pub struct Body {
+/// The fields of both requests that are followed. The table of fields has removed the others.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
     model: Option<String>,
     messages: Option<Vec<Value>>,
     prompt: Option<String>,
@@ -61,21 +65,21 @@ pub struct Body {
     format: Option<Value>,
     think: Option<Value>,
     tools: Option<Value>,
-    images: Option<Vec<Value>>,
     keep_alive: Option<Value>,
-    /// True to report what the request needed of the weights, and how long it waited.
+    #[serde(default)]
+    logprobs: bool,
+    top_logprobs: Option<usize>,
     #[serde(default)]
     include_statistics: bool,
     #[serde(default)]
     options: Options,
 }
 
-/// Options of Ollama that have a meaning here. The others are ignored.
-#[derive(Default, Deserialize, ToSchema)]
-#[serde(default)]
-#[schema(as = OllamaOptions)]
-pub struct Options {
-    num_predict: Option<i64>,
+/// Options that are followed.
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Options {
+    num_predict: Option<usize>,
     temperature: Option<f32>,
     top_k: Option<usize>,
     top_p: Option<f32>,
@@ -85,16 +89,11 @@ pub struct Options {
     repeat_last_n: Option<i64>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
-    stop: Option<Stops>,
+    stop: Option<OneOrMore<String>>,
 }
 
-#[derive(Deserialize, Serialize, ToSchema)]
-#[serde(untagged)]
-#[schema(as = OllamaStops)]
-pub enum Stops {
-    One(String),
-    More(Vec<String>),
-}
+/// Largest number of the likeliest tokens that are reported.
+const LIKELIEST_MOST: usize = 20;
 
 /// Which of the two endpoints answers.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -129,9 +128,13 @@ async fn answer(
 ) -> Result<Response, Failure> {
     let own = app.clone();
     let read = move || {
-        let body: Body = read(&body)?;
+        let form = match endpoint {
+            Endpoint::Chat => &OLLAMA_CHAT,
+            Endpoint::Generate => &OLLAMA_GENERATE,
+        };
+        let mut body: Body = read(form, &body)?;
         let keep_alive = keep_alive(body.keep_alive.as_ref())?;
-        let wanted = wanted(endpoint, &body)?;
+        let wanted = wanted(endpoint, &mut body)?;
         Ok((own.models.entry(body.model.as_deref())?, keep_alive, wanted))
     };
     let (entry, keep_alive, wanted) = app.work(&caller, read).await?;
@@ -156,6 +159,7 @@ async fn answer(
         content: choice.message.content.clone(),
         thinking: choice.message.reasoning.clone().unwrap_or_default(),
         calls: choice.message.tool_calls.iter().map(|c| call_body(&c.name, &c.arguments)).collect(),
+        logprobs: logprobs(&choice.tokens),
     };
     Ok(remarks::add(&prepared.remarks, Json(lines.last(choice, &shown)).into_response()))
 }
@@ -194,22 +198,20 @@ async fn load_or_unload(
 }
 
 /// Reads a request. Returns `None` if it has no prompt.
-fn wanted(endpoint: Endpoint, body: &Body) -> Result<Option<Wanted>, ApiError> {
+fn wanted(endpoint: Endpoint, body: &mut Body) -> Result<Option<Wanted>, ApiError> {
     let rules = match &body.format {
-        None | Some(Value::Null) => None,
-        Some(Value::String(name)) => match name.as_str() {
+        None => None,
+        Some(Value::String(name)) => match name.to_lowercase().as_str() {
             "" => None,
             "json" => Some(Rules::JsonObject),
             _ => return Err(ApiError::bad("format must be \"json\" or a JSON schema")),
         },
         Some(schema) => Some(Rules::JsonSchema(schema.clone())),
     };
-    let has_images = |images: Option<&Vec<Value>>| images.is_some_and(|images| !images.is_empty());
-    let of_messages = body.messages.iter().flatten();
-    let mut of_messages =
-        of_messages.map(|message| message.get("images").and_then(Value::as_array));
-    if has_images(body.images.as_ref()) || of_messages.any(has_images) {
-        return Err(ApiError::bad("this model reads text only: images are not supported"));
+    let likeliest = body.top_logprobs.unwrap_or(0);
+    if likeliest > LIKELIEST_MOST || likeliest > 0 && !body.logprobs {
+        let why = "top_logprobs must be at most 20, and needs logprobs to be true";
+        return Err(ApiError::bad(why));
     }
     let think = think(body.think.as_ref())?;
     let input = match endpoint {
@@ -237,18 +239,15 @@ fn wanted(endpoint: Endpoint, body: &Body) -> Result<Option<Wanted>, ApiError> {
             }
         }
     };
-    let options = &body.options;
+    let options = &mut body.options;
     Ok(Some(Wanted {
         input,
-        // Numbers below 0 mean no limit.
-        max_tokens: options.num_predict.and_then(|most| usize::try_from(most).ok()),
+        // 0 has no limit, too: an answer of no tokens would be no answer.
+        max_tokens: options.num_predict.filter(|most| *most > 0),
         sampling: sampling(options)?,
-        has_seed: options.seed.is_some(),
-        stops: match &options.stop {
-            None => Vec::new(),
-            Some(Stops::One(stop)) => vec![stop.clone()],
-            Some(Stops::More(stops)) => stops.clone(),
-        },
+        has_seed: options.seed.is_some_and(|seed| seed >= 0),
+        stops: options.stop.take().map_or_else(Vec::new, OneOrMore::all),
+        logprobs: body.logprobs.then_some(likeliest),
         rules,
         stream: body.stream.unwrap_or(true),
         statistics: body.include_statistics,
@@ -280,39 +279,46 @@ fn sampling(options: &Options) -> Result<Sampling, ApiError> {
         top_p: options.top_p.unwrap_or(0.9),
         min_p: options.min_p.unwrap_or(0.0),
         repeat_penalty: repeat_penalty.unwrap_or(1.1),
-        repeat_window: options.repeat_last_n.map_or(64, |last| last.clamp(0, 4096) as usize),
+        repeat_window: options.repeat_last_n.map_or(64, |last| window(last) as usize),
         presence_penalty: options.presence_penalty.unwrap_or(0.0),
         frequency_penalty: options.frequency_penalty.unwrap_or(0.0),
-        logit_bias: Vec::new(),
+        ..Sampling::default()
     })
 }
 
 fn think(think: Option<&Value>) -> Result<Option<Think>, ApiError> {
     match think {
-        None | Some(Value::Null) => Ok(None),
         Some(Value::Bool(on)) => Ok(Some(if *on { Think::On } else { Think::Off })),
         Some(Value::String(text)) => {
-            let think = text.parse().map_err(|why| ApiError::bad(format!("think {why}")))?;
-            Ok(Some(think))
+            let think = effort::think(&text.to_lowercase());
+            Ok(Some(think.map_err(|why| ApiError::bad(format!("think {why}")))?))
         }
-        Some(_) => Err(ApiError::bad("think must be true, false or a level")),
+        _ => Ok(None),
     }
 }
 
-/// Reads messages, which name some fields otherwise than OpenAI.
+/// Reads messages.
 fn messages(list: &[Value]) -> Result<Vec<Message>, ApiError> {
     let of = |(value, number): (&Value, usize)| {
-        let mut value = value.clone();
-        if let Value::Object(object) = &mut value {
-            for (theirs, ours) in [("thinking", "reasoning"), ("tool_name", "name")] {
-                if let Some(field) = object.remove(theirs) {
-                    object.insert(ours.to_owned(), field);
-                }
-            }
-        }
-        Message::from_json(&value, number).map_err(|error| ApiError::bad(error.to_string()))
+        Message::from_json(value, number).map_err(|error| ApiError::bad(error.to_string()))
     };
     list.iter().zip(1..).map(of).collect()
+}
+
+/// Returns the probabilities of tokens.
+fn logprobs(tokens: &[Token]) -> Vec<Value> {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let likely = |of: &Likely| json!({ "token": text(&of.bytes), "logprob": of.logprob.max(-9999.0), "bytes": of.bytes });
+    let of = |token: &Token| {
+        let logprob = token.logprob.unwrap_or_default().max(-9999.0);
+        let mut entry =
+            json!({ "token": text(&token.bytes), "logprob": logprob, "bytes": token.bytes });
+        if !token.likeliest.is_empty() {
+            entry["top_logprobs"] = token.likeliest.iter().map(likely).collect();
+        }
+        entry
+    };
+    tokens.iter().map(of).collect()
 }
 
 /// The parts of an answer that a line shows.
@@ -321,6 +327,7 @@ struct Shown {
     content: String,
     thinking: String,
     calls: Vec<Value>,
+    logprobs: Vec<Value>,
 }
 
 /// Returns true if arguments are a whole object.
@@ -355,6 +362,9 @@ fn part(model: &str, endpoint: Endpoint, shown: &Shown) -> Value {
         }
     }
     line["done"] = false.into();
+    if !shown.logprobs.is_empty() {
+        line["logprobs"] = shown.logprobs.clone().into();
+    }
     line
 }
 
@@ -403,7 +413,9 @@ impl Lines {
     }
 
     fn line(&self, shown: &Shown, out: &mut String) {
-        if !shown.content.is_empty() || !shown.thinking.is_empty() || !shown.calls.is_empty() {
+        let Shown { content, thinking, calls, logprobs } = shown;
+        let is_empty = content.is_empty() && thinking.is_empty();
+        if !is_empty || !calls.is_empty() || !logprobs.is_empty() {
             stream::line(&part(&self.lease.name, self.endpoint, shown), out);
         }
     }
@@ -451,8 +463,9 @@ impl Encode for Lines {
 
     fn update(&mut self, update: Update, out: &mut String) {
         match update {
-            Update::Token { pieces, .. } => {
-                let shown = self.shown(&pieces);
+            Update::Token { pieces, token, .. } => {
+                let mut shown = self.shown(&pieces);
+                shown.logprobs = logprobs(token.as_slice());
                 self.line(&shown, out);
             }
             Update::Done { pieces, answer, .. } => {

@@ -10,7 +10,7 @@ use forebay_requests::{Choice, Endpoint, Identity, Piece, Token, Update, Wanted,
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::body::{Received, Segment};
+use crate::body::{self, Received, Segment};
 use crate::caller::Caller;
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, Lease, Status};
@@ -103,12 +103,7 @@ async fn answer(
 ) -> Result<Response, Failure> {
     let own = app.clone();
     let read = move || {
-        let body: Value = serde_json::from_slice(&body)
-            .map_err(|error| ApiError::bad(format!("the body is not JSON: {error}")))?;
-        let wanted = wanted(endpoint, &body)?;
-        if !wanted.unknown.is_empty() {
-            tracing::debug!(fields = ?wanted.unknown, "the request has fields that mean nothing here");
-        }
+        let wanted = wanted(endpoint, &body::json(&body)?)?;
         Ok((own.models.entry(wanted.model.as_deref())?, wanted))
     };
     let (entry, wanted) = app.work(&caller, read).await?;
@@ -142,8 +137,12 @@ async fn begin(
     let head = Head { lease, endpoint, unique: stream::unique(), created: stream::now() };
     if streams {
         let choices = vec![None; prepared.choices];
-        let offsets = vec![0; prepared.choices];
-        let parts = Parts { head, usage, statistics, choices, offsets };
+        let echo = |choice| prepared.echo.then(|| prepared.text_of(choice).to_owned());
+        let echoes: Vec<Option<String>> = (0..prepared.choices).map(echo).collect();
+        let offset = |echo: &Option<String>| echo.as_ref().map_or(0, |text| text.chars().count());
+        let offsets = echoes.iter().map(offset).collect();
+        let function_form = prepared.function_form;
+        let parts = Parts { head, usage, statistics, function_form, echoes, choices, offsets };
         return Ok(remarks::add(&prepared.remarks, stream::response(answers, parts, app.ping)));
     }
     let choices = answers.all().await?;
@@ -178,6 +177,10 @@ struct Parts {
     head: Head,
     usage: bool,
     statistics: bool,
+    /// True if a tool call is sent as `function_call`.
+    function_form: bool,
+    /// Texts with which the answers begin.
+    echoes: Vec<Option<String>>,
     /// The choices that have ended.
     choices: Vec<Option<Choice>>,
     /// Characters of each completion so far.
@@ -201,7 +204,10 @@ impl Parts {
                     self.part(Some(part), None, out);
                 }
                 for piece in pieces {
-                    let delta = answer::delta(&self.head.unique, choice, piece);
+                    let mut delta = answer::delta(&self.head.unique, choice, piece);
+                    if self.function_form {
+                        delta = answer::function_delta(&delta);
+                    }
                     let part = answer::choice_part(choice, delta, logprobs.take(), None);
                     self.part(Some(part), None, out);
                 }
@@ -239,6 +245,11 @@ impl Encode for Parts {
                 let delta = json!({ "role": "assistant", "content": "" });
                 let part = answer::choice_part(choice, delta, Value::Null, None);
                 self.part(Some(part), None, out);
+            }
+        }
+        for (choice, echo) in self.echoes.iter().enumerate() {
+            if let Some(text) = echo {
+                self.part(Some(completion_part(choice, text, Value::Null, None)), None, out);
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use utoipa::ToSchema;
+use forebay_requests::fields::Form;
 use utoipa::openapi::path::{HttpMethod, OperationBuilder, ParameterBuilder, ParameterIn};
 use utoipa::openapi::request_body::RequestBodyBuilder;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaType, Type};
@@ -138,20 +138,10 @@ impl Route<'_> {
         self
     }
 
-    /// Adds the body that `T` reads.
-    pub fn body<T: ToSchema>(self) -> Self {
-        let mut nested = Vec::new();
-        T::schemas(&mut nested);
-        nested.push((T::name().into_owned(), T::schema()));
-        self.parts.schemas.extend(nested);
-        let schema = Ref::from_schema_name(T::name());
+    /// Adds a body of this form of the table of fields.
+    pub fn body(self, form: &Form) -> Self {
+        let schema = Ref::from_schema_name(form.name);
         self.with_body(RequestBodyBuilder::new().content(JSON, Content::new(Some(schema))))
-    }
-
-    /// Adds a body with this schema.
-    pub fn body_of(self, schema: impl Into<RefOr<Schema>>) -> Self {
-        let content = Content::new(Some(schema));
-        self.with_body(RequestBodyBuilder::new().content(JSON, content))
     }
 
     /// Adds a body that is a form with this schema.

@@ -1,18 +1,28 @@
 //! The OpenAPI document of the server.
 //!
-//! Schemas of requests are derived from the types that read them. `routes.rs` lists the routes, and a test compares it with the
-//! router's own.
+//! Schemas of requests come from the table of fields by which they are read. `routes.rs` lists the routes, and a test compares it
+//! with the router's own.
 
 mod build;
 mod routes;
 mod schemas;
 
 use axum::Json;
+use forebay_requests::fields;
 use serde_json::{Value, json};
 
 /// `GET /openapi.json`.
 pub async fn document() -> Json<Value> {
-    Json(json!(routes::document()))
+    Json(whole())
+}
+
+/// Returns the document with the schemas of the table of fields.
+fn whole() -> Value {
+    let mut document = json!(routes::document());
+    if let Some(schemas) = document["components"]["schemas"].as_object_mut() {
+        schemas.extend(fields::schemas());
+    }
+    document
 }
 
 #[cfg(test)]
@@ -35,7 +45,7 @@ mod tests {
 
     #[test]
     fn every_route_is_documented_and_nothing_else() {
-        let document = json!(routes::document());
+        let document = whole();
         let mut routed = BTreeSet::new();
         for (path, methods) in crate::server::routes().list() {
             assert!(!methods.is_empty(), "{path}");
@@ -70,7 +80,7 @@ mod tests {
 
     #[test]
     fn references_name_schemas_with_fields() {
-        let document = json!(routes::document());
+        let document = whole();
         assert_eq!(document["openapi"], "3.1.0");
         let mut found = BTreeSet::new();
         references(&document, &mut found);
@@ -81,9 +91,9 @@ mod tests {
         }
         let schemas = &document["components"]["schemas"];
         for (name, field) in [
-            ("OpenAiRequest", "messages"),
+            ("ChatRequest", "messages"),
             ("AnthropicRequest", "max_tokens"),
-            ("OllamaRequest", "keep_alive"),
+            ("OllamaChatRequest", "keep_alive"),
             ("ResponsesRequest", "previous_response_id"),
             ("InfillRequest", "input_prefix"),
             ("EmbeddingsRequest", "encoding_format"),

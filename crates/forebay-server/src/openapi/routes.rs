@@ -1,5 +1,10 @@
 //! The routes of the document.
 
+use forebay_requests::fields::{
+    ANTHROPIC, APPLY_TEMPLATE, BATCH, CHAT, COMPLETION, COMPLETIONS, DETOKENIZE, EMBEDDINGS,
+    INFILL, OLLAMA_CHAT, OLLAMA_COPY, OLLAMA_EMBED, OLLAMA_GENERATE, OLLAMA_NAME, RESPONSES,
+    TOKENIZE,
+};
 use utoipa::openapi::path::HttpMethod::{Delete, Get, Post};
 use utoipa::openapi::security::{Http, HttpAuthScheme, SecurityScheme};
 use utoipa::openapi::tag::TagBuilder;
@@ -8,7 +13,6 @@ use utoipa::openapi::{ComponentsBuilder, InfoBuilder, OpenApi, OpenApiBuilder};
 use super::build::Interface::{Anthropic, LlamaCpp, Ollama, OpenAi, Server};
 use super::build::{EVENTS, Interface, JSON, KEY, LINES, Parts, Route};
 use super::schemas;
-use crate::{anthropic, batches, embeddings, infill, ollama, operations, responses};
 
 const OPENMETRICS: &str = "application/openmetrics-text";
 const BYTES: &str = "application/octet-stream";
@@ -87,22 +91,31 @@ fn llama_cpp(parts: &mut Parts) {
         .answers(&[(JSON, "counts and statistics")]);
     parts
         .route(Post, "/tokenize", LlamaCpp, "Token ids of a text")
-        .body::<operations::Tokenize>()
+        .body(&TOKENIZE)
         .errors(&[404, 500])
         .answers(&[(JSON, "tokens and their count")]);
     parts
         .route(Post, "/detokenize", LlamaCpp, "Text of token ids")
-        .body::<operations::Detokenize>()
+        .body(&DETOKENIZE)
         .errors(&[404, 500])
         .answers(&[(JSON, "content")]);
     parts
         .route(Post, "/apply-template", LlamaCpp, "Prompt of a conversation")
-        .body_of(schemas::conversation())
+        .body(&APPLY_TEMPLATE)
         .errors(&[404, 500])
         .answers(&[(JSON, "prompt, and its number of tokens")]);
     parts
+        .route(Post, "/completion", LlamaCpp, "Continue a text")
+        .body(&COMPLETION)
+        .model()
+        .answers(&[(JSON, "the answer"), (EVENTS, "parts of the answer, if stream is true")]);
+    parts
+        .route(Get, "/props", LlamaCpp, "Settings for requests that name no model")
+        .errors(&[400, 404, 500])
+        .answers(&[(JSON, "settings")]);
+    parts
         .route(Post, "/infill", LlamaCpp, "Fill the gap between two texts")
-        .body::<infill::Body>()
+        .body(&INFILL)
         .model()
         .answers(&[(JSON, "the answer"), (EVENTS, "parts of the answer, if stream is true")]);
 }
@@ -117,17 +130,17 @@ fn openai(parts: &mut Parts) {
     let completion = [(JSON, "the answer"), (EVENTS, "parts of the answer, if stream is true")];
     parts
         .route(Post, "/v1/chat/completions", OpenAi, "Answer a conversation")
-        .body::<forebay_requests::Body>()
+        .body(&CHAT)
         .model()
         .answers(&completion);
     parts
         .route(Post, "/v1/completions", OpenAi, "Continue a text, or fill the gap before suffix")
-        .body::<forebay_requests::Body>()
+        .body(&COMPLETIONS)
         .model()
         .answers(&completion);
     parts
         .route(Post, "/v1/embeddings", OpenAi, "Embeddings of texts")
-        .body::<embeddings::Body>()
+        .body(&EMBEDDINGS)
         .model()
         .answers(&[(JSON, "a list of embeddings")]);
     parts
@@ -137,7 +150,7 @@ fn openai(parts: &mut Parts) {
             OpenAi,
             "Answer a conversation that later requests can continue",
         )
-        .body::<responses::Body>()
+        .body(&RESPONSES)
         .model()
         .answers(&[(JSON, "the response"), (EVENTS, "events of the response, if stream is true")]);
     parts
@@ -150,6 +163,29 @@ fn openai(parts: &mut Parts) {
         .part("id", "Id of the response")
         .errors(&[404])
         .answers(&[(JSON, "id and deleted")]);
+    parts
+        .route(
+            Post,
+            "/v1/responses/input_tokens",
+            OpenAi,
+            "Number of tokens of a response's prompt",
+        )
+        .body(&RESPONSES)
+        .errors(&[404, 500])
+        .answers(&[(JSON, "input_tokens")]);
+    parts
+        .route(
+            Get,
+            "/v1/responses/{id}/input_items",
+            OpenAi,
+            "Items of a stored response's request",
+        )
+        .part("id", "Id of the response")
+        .query("after", "Id behind which the page begins")
+        .query("limit", "Most items of the page")
+        .query("order", "asc or desc")
+        .errors(&[404])
+        .answers(&[(JSON, "a page of items")]);
     for path in ["/rerank", "/v1/rerank"] {
         parts.route(Post, path, OpenAi, "Says that there is no model that ranks").refused();
     }
@@ -189,7 +225,7 @@ fn files_and_batches(parts: &mut Parts) {
     list(parts.route(Get, "/v1/batches", OpenAi, "Batches of this key"), "a page of batches");
     parts
         .route(Post, "/v1/batches", OpenAi, "Answer a file of requests")
-        .body::<batches::Body>()
+        .body(&BATCH)
         .errors(&[404, 429, 503])
         .answers(&[(JSON, "the batch")]);
     parts
@@ -207,12 +243,12 @@ fn files_and_batches(parts: &mut Parts) {
 fn anthropic(parts: &mut Parts) {
     parts
         .route(Post, "/v1/messages", Anthropic, "Answer a conversation")
-        .body::<anthropic::Body>()
+        .body(&ANTHROPIC)
         .model()
         .answers(&[(JSON, "the message"), (EVENTS, "events of the message, if stream is true")]);
     parts
         .route(Post, "/v1/messages/count_tokens", Anthropic, "Number of tokens of a conversation")
-        .body::<anthropic::Body>()
+        .body(&ANTHROPIC)
         .errors(&[404, 500])
         .answers(&[(JSON, "input_tokens")]);
 }
@@ -224,7 +260,7 @@ fn ollama(parts: &mut Parts) {
     let answer = [(LINES, "lines of the answer, unless stream is false"), (JSON, "the answer")];
     parts
         .route(Post, "/api/chat", Ollama, "Answer a conversation, or load or unload a model")
-        .body::<ollama::Body>()
+        .body(&OLLAMA_CHAT)
         .model()
         .answers(&answer);
     parts
@@ -234,13 +270,13 @@ fn ollama(parts: &mut Parts) {
             Ollama,
             "Answer or continue a prompt, or fill the gap before suffix",
         )
-        .body::<ollama::Body>()
+        .body(&OLLAMA_GENERATE)
         .model()
         .answers(&answer);
     for (path, what) in [("/api/embed", "embeddings"), ("/api/embeddings", "the embedding")] {
         parts
             .route(Post, path, Ollama, "Embeddings of texts")
-            .body::<embeddings::OllamaBody>()
+            .body(&OLLAMA_EMBED)
             .model()
             .answers(&[(JSON, what)]);
     }
@@ -252,22 +288,22 @@ fn ollama_models(parts: &mut Parts) {
     parts.route(Get, "/api/ps", Ollama, "The loaded models").answers(&[(JSON, "models")]);
     parts
         .route(Post, "/api/show", Ollama, "Description of a model")
-        .body::<ollama::Showing>()
+        .body(&OLLAMA_NAME)
         .errors(&[404, 500])
         .answers(&[(JSON, "template, details and capabilities")]);
     parts
         .route(Post, "/api/pull", Ollama, "Download a model")
-        .body::<ollama::Named>()
+        .body(&OLLAMA_NAME)
         .errors(&[403, 404, 409, 500, 501, 502, 507])
         .answers(&[(LINES, "progress, unless stream is false"), (JSON, "status")]);
     parts
         .route(Post, "/api/copy", Ollama, "Give a model a second name")
-        .body::<ollama::Copied>()
+        .body(&OLLAMA_COPY)
         .errors(&[404, 409, 500, 501])
         .answers(&[]);
     parts
         .route(Delete, "/api/delete", Ollama, "Remove a model")
-        .body::<ollama::Named>()
+        .body(&OLLAMA_NAME)
         .errors(&[403, 404, 409, 500, 501])
         .answers(&[]);
     for path in ["/api/create", "/api/push"] {

@@ -2,22 +2,24 @@
 
 mod custom;
 mod events;
+mod items;
 mod request;
 mod store;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use forebay_chat::Message;
+use forebay_requests::fields::RESPONSES;
 use forebay_requests::{Update, Wanted};
 use serde_json::{Value, json};
 
 use self::events::Writer;
-pub use self::request::Body;
+use self::request::Body;
 pub use self::store::Store;
 use self::store::{Owner, Stored};
 use crate::app::App;
@@ -37,25 +39,23 @@ pub async fn create(
     caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
-    let (own, owner, unique) = (app.clone(), caller.owner().to_owned(), stream::unique());
+    let (own, asking, unique) = (app.clone(), caller.clone(), stream::unique());
     let id = format!("resp_{unique}");
-    let name = id.clone();
     let read = move || {
-        let body: Body = read(&body)?;
+        let body: Body = read(&RESPONSES, &body)?;
         let entry = own.models.entry(body.model.as_deref())?;
-        let mut messages = match &body.previous_response_id {
-            None => Vec::new(),
-            Some(id) => own.responses.get(&owner, id).ok_or_else(|| unknown(id))?.messages,
-        };
-        messages.extend(body.messages()?);
-        let head = head(&name, &entry.name, &body);
+        let messages = conversation(&own, asking.owner(), &body)?;
+        let head = head(&id, &entry.name, &body);
         let custom = custom::names(&body.tools);
         let asks = !messages.is_empty() || body.instructions.is_some();
         let wanted = body.wanted(messages.clone())?;
-        Ok((entry, head, custom, messages, body.store != Some(false), asks, wanted))
+        let (stores, caller) = (body.store != Some(false), asking);
+        let input = input_items(&id, body.input);
+        let asked =
+            Asked { unique, caller, id, entry, head, custom, messages, input, stores, asks };
+        Ok((asked, wanted))
     };
-    let (entry, head, custom, messages, stores, asks, wanted) = app.work(&caller, read).await?;
-    let asked = Asked { unique, caller, id, entry, head, custom, messages, stores, asks };
+    let (asked, wanted) = app.work(&caller, read).await?;
     Ok(match wanted.stream {
         true => {
             let begins = begin(app.clone(), asked, wanted);
@@ -63,6 +63,81 @@ pub async fn create(
         }
         false => begin(app, asked, wanted).await?,
     })
+}
+
+/// Returns the messages of a request, behind those of the response that it continues.
+fn conversation(app: &App, owner: &str, body: &Body) -> Result<Vec<Message>, ApiError> {
+    let mut messages = match &body.previous_response_id {
+        None => Vec::new(),
+        Some(id) => app.responses.get(owner, id).ok_or_else(|| unknown(id))?.messages,
+    };
+    messages.extend(body.messages()?);
+    Ok(messages)
+}
+
+/// Returns the items of a request, with ids.
+fn input_items(id: &str, input: Value) -> Vec<Value> {
+    let items = match input {
+        Value::Array(items) => items,
+        Value::String(text) if !text.is_empty() => {
+            let content = json!([{ "type": "input_text", "text": text }]);
+            vec![json!({ "type": "message", "role": "user", "content": content })]
+        }
+        _ => Vec::new(),
+    };
+    let with_id = |(mut item, number): (Value, usize)| {
+        if item.get("id").is_none() {
+            item["id"] = format!("item_{}_{number}", id.trim_start_matches("resp_")).into();
+        }
+        item
+    };
+    items.into_iter().zip(0..).map(with_id).collect()
+}
+
+/// `POST /v1/responses/input_tokens`: the number of tokens of a request's prompt.
+pub async fn input_tokens(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Received(body): Received,
+) -> Result<Json<Value>, Failure> {
+    let (own, asking) = (app.clone(), caller.clone());
+    let count = move || {
+        let body: Body = read(&RESPONSES, &body)?;
+        let entry = own.models.entry(body.model.as_deref())?;
+        let wanted = body.wanted(conversation(&own, asking.owner(), &body)?)?;
+        Ok(own.models.text(&entry)?.prepare(wanted, None)?.request.prompt.len())
+    };
+    let count = app.prepare(&caller, count).await?;
+    Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": count })))
+}
+
+/// `GET /v1/responses/{id}/input_items`: the items of the request of a stored response, the last one first.
+pub async fn input_items_of(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Segment(id): Segment,
+    Query(page): Query<HashMap<String, String>>,
+) -> Result<Json<Value>, Failure> {
+    let found = app.responses.get(caller.owner(), &id);
+    let mut items = found.ok_or_else(|| unknown(&id))?.input;
+    if page.get("order").is_none_or(|order| order != "asc") {
+        items.reverse();
+    }
+    if let Some(after) = page.get("after") {
+        let at = items.iter().position(|item| item["id"] == after.as_str());
+        items.drain(..at.map_or(0, |at| at + 1));
+    }
+    let limit = page.get("limit").and_then(|limit| limit.parse().ok()).unwrap_or(20);
+    let has_more = items.len() > limit;
+    items.truncate(limit);
+    let id_of = |item: Option<&Value>| item.map_or(Value::Null, |item| item["id"].clone());
+    Ok(Json(json!({
+        "object": "list",
+        "first_id": id_of(items.first()),
+        "last_id": id_of(items.last()),
+        "has_more": has_more,
+        "data": items,
+    })))
 }
 
 /// What is known of a request before its model is loaded.
@@ -75,6 +150,8 @@ struct Asked {
     /// Names of the custom tools.
     custom: BTreeSet<String>,
     messages: Vec<Message>,
+    /// The items of the request.
+    input: Vec<Value>,
     stores: bool,
     /// True if the request has input.
     asks: bool,
@@ -89,14 +166,14 @@ fn failed_late(error: &ApiError, out: &mut String) {
 
 /// Begins a stream, or returns the whole response.
 async fn begin(app: Arc<App>, asked: Asked, wanted: Wanted) -> Result<Response, ApiError> {
-    let Asked { unique, caller, id, entry, head, custom, messages, stores, asks } = asked;
+    let Asked { unique, caller, id, entry, head, custom, messages, input, stores, asks } = asked;
     let (streams, statistics, ping) = (wanted.stream, wanted.statistics, app.ping);
     let lease = match asks {
         true => Some(app.models.get(&caller, entry, None).await?),
         false => None,
     };
     let owner = caller.owner().to_owned();
-    let keep = stores.then_some(Keep { owner, id, messages });
+    let keep = stores.then_some(Keep { owner, id, messages, input });
     let writer = Writer::new(unique, head, custom);
     let mut parts =
         Parts { app: app.clone(), lease: lease.clone(), writer, keep, statistics, failed: None };
@@ -153,7 +230,7 @@ fn unknown(id: &str) -> ApiError {
     let why =
         format!("there is no response {id:?}: it was not stored, or had to give way to newer ones");
     ApiError {
-        param: Some("previous_response_id"),
+        param: Some("previous_response_id".into()),
         code: Some("previous_response_not_found"),
         ..ApiError::new(StatusCode::NOT_FOUND, why)
     }
@@ -211,6 +288,7 @@ struct Keep {
     owner: Owner,
     id: String,
     messages: Vec<Message>,
+    input: Vec<Value>,
 }
 
 /// A response that is being written.
@@ -236,10 +314,11 @@ impl Parts {
         }
         let response = self.writer.end(self.failed.as_ref(), out);
         if self.failed.is_none()
-            && let Some(Keep { owner, id, mut messages }) = self.keep.take()
+            && let Some(Keep { owner, id, mut messages, input }) = self.keep.take()
         {
             add_answer(&mut messages, self.writer.message());
-            self.app.responses.insert(owner, Stored { id, messages, response: response.clone() });
+            let stored = Stored { id, messages, input, response: response.clone() };
+            self.app.responses.insert(owner, stored);
         }
         response
     }

@@ -20,6 +20,8 @@ pub struct Stored {
     pub id: String,
     /// The conversation with the answer, without instructions.
     pub messages: Vec<Message>,
+    /// The items of the request.
+    pub input: Vec<Value>,
     /// The response as the client got it.
     pub response: Value,
 }
@@ -38,8 +40,10 @@ pub struct Store {
 
 impl Store {
     pub fn insert(&self, owner: Owner, stored: Stored) {
-        let bytes =
-            stored.messages.iter().map(size).sum::<usize>() + stored.response.to_string().len();
+        let input = stored.input.iter().map(|item| item.to_string().len());
+        let bytes = stored.messages.iter().map(size).sum::<usize>()
+            + input.sum::<usize>()
+            + stored.response.to_string().len();
         if bytes > KEY_BYTES_MOST {
             return;
         }
@@ -93,7 +97,7 @@ mod tests {
 
     fn stored(id: usize, bytes: usize) -> Stored {
         let messages = vec![Message::new("user", "x".repeat(bytes))];
-        Stored { id: id.to_string(), messages, response: Value::Null }
+        Stored { id: id.to_string(), messages, input: Vec::new(), response: Value::Null }
     }
 
     #[test]

@@ -1,11 +1,11 @@
 //! Arguments of `forebay serve`.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum, ValueHint};
-use forebay_server::KeepAlive;
+use forebay_server::{Address, KeepAlive};
 
 use super::{BudgetArgs, FollowedArgs, KvArgs, MtpArgs, Parallel, count, parse};
 use crate::size;
@@ -100,9 +100,10 @@ pub struct FilesArgs {
 #[derive(Args)]
 #[command(next_help_heading = "Network")]
 pub struct ListenArgs {
-    /// Listen on this address; 0.0.0.0 is all of IPv4
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1")]
-    pub host: IpAddr,
+    /// Listen on this address; 0.0.0.0 is all of IPv4, and a path such as /run/forebay.sock or
+    /// unix:PATH is a Unix socket
+    #[arg(long, value_name = "ADDRESS", value_parser = host, default_value = "127.0.0.1")]
+    pub host: Host,
     /// Listen on this port; 0 takes a free one
     #[arg(long, value_name = "N", default_value_t = 8080)]
     pub port: u16,
@@ -124,4 +125,58 @@ pub struct ListenArgs {
     /// Refuse requests with more bytes
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "32MiB")]
     pub max_body: u64,
+}
+
+/// Where the server listens, without the port.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Host {
+    Address(IpAddr),
+    Unix(PathBuf),
+}
+
+/// Reads an address, `localhost`, or a path of a Unix socket, which ends in `.sock` or follows `unix:`.
+fn host(text: &str) -> Result<Host, String> {
+    let path = text.strip_prefix("unix://").or_else(|| text.strip_prefix("unix:"));
+    if let Some(path) = path.or_else(|| text.ends_with(".sock").then_some(text)) {
+        return match path {
+            "" => Err("the path of the Unix socket is missing".to_owned()),
+            path => Ok(Host::Unix(path.into())),
+        };
+    }
+    if text.eq_ignore_ascii_case("localhost") {
+        return Ok(Host::Address(Ipv4Addr::LOCALHOST.into()));
+    }
+    let address = text.trim_start_matches('[').trim_end_matches(']').parse();
+    address.map(Host::Address).map_err(|_| {
+        "give an IP address, localhost, or a path that ends in .sock for a Unix socket".to_owned()
+    })
+}
+
+impl ListenArgs {
+    /// Returns where the server listens.
+    pub fn address(&self) -> Address {
+        match &self.host {
+            Host::Address(address) => Address::Tcp(SocketAddr::new(*address, self.port)),
+            Host::Unix(path) => Address::Unix(path.clone()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_have_several_forms() {
+        let address = |text: &str| Ok(Host::Address(text.parse().unwrap()));
+        assert_eq!(host("localhost"), address("127.0.0.1"));
+        assert_eq!(host("0.0.0.0"), address("0.0.0.0"));
+        assert_eq!(host("[::1]"), address("::1"));
+        for path in ["/tmp/x.sock", "unix:/tmp/x.sock", "unix:///tmp/x.sock"] {
+            assert_eq!(host(path), Ok(Host::Unix("/tmp/x.sock".into())), "{path}");
+        }
+        for wrong in ["example.com", "", "unix:"] {
+            assert!(host(wrong).is_err(), "{wrong}");
+        }
+    }
 }

@@ -241,13 +241,14 @@ fn metrics_count_traffic_memory_and_statuses() {
         Some(line.trim().parse().unwrap())
     };
     let started = Instant::now();
-    // The engine's thread reports when it has no more work, shortly after the answer. On a busy machine there is a report before, of
-    // the first rows, which found no experts in memory.
+    // The engine's thread reports when it has no more work, shortly after the answer. On a busy machine there are reports before, in
+    // which the answer still holds its blocks and no expert was found in memory yet.
     let text = loop {
         let text = metrics();
         let is_there = |name: &str| value(&text, name).is_some_and(|value| value > 0.0);
         if is_there("forebay_weights_bytes_total{model=\"demo\",tier=\"disk\"}")
             && is_there("forebay_expert_hits_total{model=\"demo\",tier=\"ram\"}")
+            && is_there("forebay_kv_blocks{model=\"demo\",state=\"cached\"}")
         {
             break text;
         }

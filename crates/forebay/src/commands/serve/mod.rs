@@ -4,7 +4,7 @@ mod access_log;
 mod library;
 mod loader;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,8 +16,8 @@ use forebay_engine::engine::{EngineOptions, Latency};
 use forebay_engine::{Interrupt, SessionOptions};
 use forebay_library::Library;
 use forebay_server::{
-    CLIENT_TIME, CONNECTIONS_MOST, Catalogue as _, Entry, FilesOptions, KeepAlive, Keys, Listener,
-    Loader as _, Memory, Models, ModelsOptions, ServeError, ServerOptions,
+    Address, CLIENT_TIME, CONNECTIONS_MOST, Catalogue as _, Entry, FilesOptions, KeepAlive, Keys,
+    Listener, Loader as _, Memory, Models, ModelsOptions, ServeError, ServerOptions,
 };
 
 use self::library::ServedModels;
@@ -83,13 +83,13 @@ pub fn run(args: ServeArgs, models: Option<PathBuf>) -> Outcome {
         special_tokens_in_messages: args.special_tokens_in_messages,
     };
     let models = Models::new(served.clone(), loader.clone(), options)?;
-    let address = listener.address();
+    let address = listener.address().clone();
     let ready = Arc::new(AtomicBool::new(false));
     let is_ready = ready.clone();
     let start = move |models: &Models| -> Outcome<_> {
         let loaded = load_named(&served.named, &loader, models)?;
         Ok(move || {
-            announce(address, &served.list(), &loaded);
+            announce(&address, &served.list(), &loaded);
             is_ready.store(true, Ordering::Relaxed);
         })
     };
@@ -114,29 +114,35 @@ struct AtStart {
 }
 
 /// Says where the server answers, and what.
-fn announce(address: SocketAddr, all: &[Entry], loaded: &[AtStart]) {
+fn announce(address: &Address, all: &[Entry], loaded: &[AtStart]) {
+    let url = address.url();
     match (all, loaded) {
         ([only], [model]) => output::tell!(
-            "{} answers at http://{address}, {} at a time",
+            "{} answers at {url}, {} at a time",
             only.name,
             output::counted(model.parallel, "request")
         ),
         (all, loaded) => output::tell!(
-            "forebay answers at http://{address}, with {}, {} loaded{}",
+            "forebay answers at {url}, with {}, {} loaded{}",
             output::counted(all.len(), "model"),
             loaded.len(),
             loaded.iter().map(|model| format!(" {}", model.name)).collect::<String>()
         ),
     }
-    // A browser cannot open an address that stands for all.
-    let host = match address.ip() {
-        ip if ip.is_unspecified() => "localhost".to_owned(),
-        IpAddr::V4(ip) => ip.to_string(),
-        IpAddr::V6(ip) => format!("[{ip}]"),
+    let mut lines = match address {
+        Address::Tcp(address) => {
+            // A browser cannot open an address that stands for all.
+            let host = match address.ip() {
+                ip if ip.is_unspecified() => "localhost".to_owned(),
+                IpAddr::V4(ip) => ip.to_string(),
+                IpAddr::V6(ip) => format!("[{ip}]"),
+            };
+            let base = format!("http://{host}:{}", address.port());
+            let openai = format!("{base}/v1");
+            vec![("page", base.clone()), ("OpenAI", openai), ("Anthropic, Ollama", base)]
+        }
+        Address::Unix(_) => Vec::new(),
     };
-    let base = format!("http://{host}:{}", address.port());
-    let mut lines =
-        vec![("page", base.clone()), ("OpenAI", format!("{base}/v1")), ("Anthropic, Ollama", base)];
     lines.extend(loaded.iter().map(|model| ("model", model.place.clone())));
     output::say_labelled(&lines);
 }
@@ -176,7 +182,7 @@ fn server_options(args: &ServeArgs) -> Outcome<ServerOptions> {
         }
     };
     Ok(ServerOptions {
-        address: SocketAddr::new(args.listen.host, args.listen.port),
+        address: args.listen.address(),
         keys,
         insecure: args.listen.insecure,
         shares_prefixes: args.share_prefixes == SharePrefixes::All,

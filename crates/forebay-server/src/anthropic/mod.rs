@@ -1,25 +1,23 @@
 //! The interface of Anthropic: messages and their numbers of tokens.
 //!
-//! Source: the Anthropic API reference, "Create a message", "Streaming messages" and "Count tokens". Fields and blocks that mean
-//! nothing here are ignored; images and documents are refused.
+//! Source: the Anthropic API reference, "Create a message", "Streaming messages" and "Count tokens".
+
+mod request;
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use forebay_chat::{Message, Think, ToolCall};
+use forebay_chat::Message;
 use forebay_engine::engine::{RequestEnd, RequestStatistics};
-use forebay_grammar::Rules;
-use forebay_model::sampling::Sampling;
 use forebay_requests::answer::call_id;
-use forebay_requests::{Choice, Input, MustCall, Piece, Update, Wanted};
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
-use utoipa::ToSchema;
+use forebay_requests::{Choice, Piece, Update, Wanted};
+use serde_json::{Value, json};
 
+use self::request::request;
 use crate::app::App;
-use crate::body::{Received, read};
+use crate::body::Received;
 use crate::caller::Caller;
 use crate::error::{self, ApiError, ErrorForm};
 use crate::models::{Entry, Lease};
@@ -43,262 +41,6 @@ pub type Failure = error::Failure<Form>;
 /// Returns an error in the form of the Anthropic API.
 pub fn error_body(error: &ApiError) -> Value {
     json!({ "type": "error", "error": { "type": error.anthropic_kind(), "message": error.message } })
-}
-
-#[derive(Deserialize, ToSchema)]
-#[schema(as = AnthropicRequest)]
-pub struct Body {
-    model: Option<String>,
-    max_tokens: Option<usize>,
-    messages: Vec<Turn>,
-    system: Option<Content>,
-    #[serde(default)]
-    stream: bool,
-    temperature: Option<f32>,
-    top_p: Option<f32>,
-    top_k: Option<usize>,
-    #[serde(default)]
-    stop_sequences: Vec<String>,
-    #[serde(default)]
-    tools: Vec<Tool>,
-    tool_choice: Option<ToolChoice>,
-    output_format: Option<OutputFormat>,
-    output_config: Option<OutputConfig>,
-    thinking: Option<Thinking>,
-    /// True to report what the request needed of the weights, and how long it waited.
-    #[serde(default)]
-    include_statistics: bool,
-}
-
-#[derive(Deserialize, ToSchema)]
-#[schema(as = AnthropicTurn)]
-pub struct Turn {
-    role: String,
-    content: Content,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-pub enum Content {
-    Text(String),
-    Blocks(Vec<Block>),
-}
-
-#[derive(Deserialize)]
-#[serde(tag = "type", rename_all = "snake_case")]
-pub enum Block {
-    Text {
-        text: String,
-    },
-    Thinking {
-        thinking: String,
-    },
-    ToolUse {
-        id: String,
-        name: String,
-        input: Value,
-    },
-    ToolResult {
-        tool_use_id: String,
-        content: Option<Content>,
-    },
-    Image {},
-    Document {},
-    #[serde(other)]
-    Other,
-}
-
-/// A tool. Those that Anthropic's own servers run have a type and no schema.
-#[derive(Deserialize, ToSchema)]
-#[schema(as = AnthropicTool)]
-pub struct Tool {
-    name: Option<String>,
-    description: Option<String>,
-    input_schema: Option<Value>,
-}
-
-#[derive(Deserialize, ToSchema)]
-#[schema(as = AnthropicToolChoice)]
-pub struct ToolChoice {
-    #[serde(rename = "type")]
-    kind: String,
-    name: Option<String>,
-    #[serde(default)]
-    disable_parallel_tool_use: bool,
-}
-
-/// Form of the answer.
-#[derive(Deserialize, ToSchema)]
-#[schema(as = AnthropicOutputFormat)]
-pub struct OutputFormat {
-    #[serde(rename = "type")]
-    kind: String,
-    schema: Option<Value>,
-}
-
-#[derive(Deserialize, ToSchema)]
-#[schema(as = AnthropicOutputConfig)]
-pub struct OutputConfig {
-    format: Option<OutputFormat>,
-}
-
-#[derive(Deserialize, ToSchema)]
-#[schema(as = AnthropicThinking)]
-pub struct Thinking {
-    #[serde(rename = "type")]
-    kind: String,
-}
-
-/// Reads the body of a request.
-fn request(body: &[u8]) -> Result<(Body, Wanted), ApiError> {
-    let body: Body = read(body)?;
-    let wanted = wanted(&body)?;
-    Ok((body, wanted))
-}
-
-fn wanted(body: &Body) -> Result<Wanted, ApiError> {
-    let mut messages = Vec::new();
-    if let Some(system) = &body.system {
-        messages.push(Message::new("system", text(system)?));
-    }
-    for turn in &body.messages {
-        add_turn(turn, &mut messages)?;
-    }
-    if body.messages.is_empty() {
-        return Err(ApiError::bad("messages: there is no message"));
-    }
-    for (name, value) in [("temperature", body.temperature), ("top_p", body.top_p)] {
-        if value.is_some_and(|value| !(0.0..=1.0).contains(&value)) {
-            return Err(ApiError::bad(format!("{name} must be between 0 and 1")));
-        }
-    }
-    let choice = body.tool_choice.as_ref().map_or("auto", |choice| choice.kind.as_str());
-    let tools = tools(&body.tools).filter(|_| choice != "none");
-    let must_call = match (choice, body.tool_choice.as_ref().and_then(|choice| choice.name.clone()))
-    {
-        ("auto" | "none", _) => None,
-        ("any", _) => Some(MustCall::Any),
-        ("tool", Some(name)) => Some(MustCall::Named(name)),
-        ("tool", None) => return Err(ApiError::bad("tool_choice.name is missing")),
-        _ => return Err(ApiError::bad("tool_choice.type must be auto, any, tool or none")),
-    };
-    let format = body.output_config.as_ref().and_then(|config| config.format.as_ref());
-    let rules = match format.or(body.output_format.as_ref()) {
-        None => None,
-        Some(OutputFormat { kind, schema: Some(schema) }) if kind == "json_schema" => {
-            Some(Rules::JsonSchema(schema.clone()))
-        }
-        Some(_) => {
-            return Err(ApiError::bad(
-                "output_config.format must be of type json_schema with a schema",
-            ));
-        }
-    };
-    let think = match body.thinking.as_ref().map(|thinking| thinking.kind.as_str()) {
-        None | Some("disabled") => Think::Off,
-        Some(_) => Think::On,
-    };
-    Ok(Wanted {
-        input: Input::Chat { messages, tools, think: Some(think), variables: Map::new() },
-        max_tokens: body.max_tokens,
-        sampling: Sampling {
-            temperature: body.temperature.unwrap_or(1.0),
-            top_p: body.top_p.unwrap_or(1.0),
-            top_k: body.top_k.unwrap_or(0),
-            min_p: 0.0,
-            ..Sampling::default()
-        },
-        stops: body.stop_sequences.clone(),
-        choices: 1,
-        rules,
-        must_call,
-        parallel_calls: !body.tool_choice.as_ref().is_some_and(|c| c.disable_parallel_tool_use),
-        stream: body.stream,
-        statistics: body.include_statistics,
-        model: body.model.clone(),
-        ..Wanted::default()
-    })
-}
-
-/// Returns the tools in the form that chat templates expect.
-fn tools(tools: &[Tool]) -> Option<Value> {
-    let functions: Vec<Value> = tools
-        .iter()
-        .filter_map(|tool| {
-            let function = json!({
-                "name": tool.name.as_ref()?,
-                "description": tool.description.as_deref().unwrap_or(""),
-                "parameters": tool.input_schema.as_ref()?,
-            });
-            Some(json!({ "type": "function", "function": function }))
-        })
-        .collect();
-    (!functions.is_empty()).then(|| functions.into())
-}
-
-/// Adds the messages of a turn: tools' results come before the user's text.
-fn add_turn(turn: &Turn, messages: &mut Vec<Message>) -> Result<(), ApiError> {
-    if !["user", "assistant", "system"].contains(&turn.role.as_str()) {
-        return Err(ApiError::bad(format!("role {:?} must be user or assistant", turn.role)));
-    }
-    let blocks = match &turn.content {
-        Content::Text(text) => {
-            messages.push(Message::new(&turn.role, text.clone()));
-            return Ok(());
-        }
-        Content::Blocks(blocks) => blocks,
-    };
-    let mut message = Message::new(&turn.role, "");
-    let mut has_own = blocks.is_empty();
-    for block in blocks {
-        has_own |= !matches!(block, Block::ToolResult { .. } | Block::Other);
-        match block {
-            Block::Text { text } => message.content.push_str(text),
-            Block::Thinking { thinking } => {
-                message.reasoning.get_or_insert_default().push_str(thinking);
-            }
-            Block::ToolUse { id, name, input } => message.tool_calls.push(ToolCall {
-                id: Some(id.clone()),
-                name: name.clone(),
-                arguments: ToolCall::text_of(input),
-            }),
-            Block::ToolResult { tool_use_id, content } => {
-                let content = content.as_ref().map(text).transpose()?.unwrap_or_default();
-                messages.push(Message {
-                    tool_call_id: Some(tool_use_id.clone()),
-                    ..Message::new("tool", content)
-                });
-            }
-            Block::Image {} | Block::Document {} => return Err(no_images()),
-            Block::Other => {}
-        }
-    }
-    if has_own {
-        messages.push(message);
-    }
-    Ok(())
-}
-
-/// Returns the text of content that can only be text.
-fn text(content: &Content) -> Result<String, ApiError> {
-    match content {
-        Content::Text(text) => Ok(text.clone()),
-        Content::Blocks(blocks) => {
-            let texts: Result<Vec<&str>, ApiError> = blocks
-                .iter()
-                .map(|block| match block {
-                    Block::Text { text } => Ok(text.as_str()),
-                    Block::Image {} | Block::Document {} => Err(no_images()),
-                    _ => Ok(""),
-                })
-                .collect();
-            Ok(texts?.concat())
-        }
-    }
-}
-
-fn no_images() -> ApiError {
-    ApiError::bad("this model reads text only: images and documents are not supported")
 }
 
 /// `POST /v1/messages/count_tokens`.
@@ -327,7 +69,7 @@ pub async fn messages(
     let read = move || {
         let (body, wanted) = request(&body)?;
         let entry = own.models.entry(wanted.model.as_deref())?;
-        if body.max_tokens.is_none_or(|most| most == 0) {
+        if body.max_tokens.is_none_or(|most| most < 1) {
             return Err(ApiError::bad("max_tokens must be at least 1"));
         }
         Ok((entry, wanted))

@@ -1,26 +1,29 @@
-//! Filling in the middle as llama.cpp's server does it: `POST /infill`, which editors use.
+//! Completions and filling in the middle as llama.cpp's server does them: `POST /completion` and `POST /infill`, which editors use.
 //!
-//! Source: the documentation of llama.cpp's server, "POST /infill". Fields that mean nothing here are ignored.
+//! Source: the documentation of llama.cpp's server, "POST /completion" and "POST /infill".
 
 use std::sync::Arc;
 
 use axum::Json;
+use axum::body::Bytes;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use forebay_chat::{ExtraText, Gap};
 use forebay_engine::engine::RequestEnd;
+use forebay_grammar::Rules;
 use forebay_model::sampling::Sampling;
-use forebay_requests::{Choice, Input, Piece, Update, Wanted};
+use forebay_requests::fields::{COMPLETION, INFILL};
+use forebay_requests::{Choice, Ends, Input, OneOrMore, Piece, Update, Wanted, read_bias, window};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
-use utoipa::ToSchema;
 
 use crate::app::App;
-use crate::body::{Received, read};
+use crate::body::{self, Received};
 use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::models::{Entry, Lease};
 use crate::openai::{Failure, error_body};
+use crate::remarks;
 use crate::run::Answers;
 use crate::statistics;
 use crate::stream::{self, Encode};
@@ -28,86 +31,147 @@ use crate::stream::{self, Encode};
 /// Name of a file whose request gives none, as in llama.cpp.
 const FILENAME: &str = "tmp";
 
-#[derive(Deserialize, ToSchema)]
-#[schema(as = InfillRequest)]
-pub struct Body {
+/// The fields of both requests that are followed. The table of fields has removed the others.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Body {
     model: Option<String>,
     /// Text before the gap.
+    #[serde(default)]
     input_prefix: String,
-    /// Text behind the gap.
+    /// Text after the gap.
+    #[serde(default)]
     input_suffix: String,
     /// Parts of other files, the most important one last.
     #[serde(default)]
     input_extra: Vec<Extra>,
-    /// More text before the gap, such as the line with the cursor.
-    prompt: Option<String>,
-    /// Most tokens of the answer; negative numbers set no limit.
-    n_predict: Option<i64>,
+    /// The prompt of a completion, or more text before the gap, such as the line with the cursor.
+    prompt: Option<Prompt>,
+    json_schema: Option<Value>,
+    grammar: Option<String>,
+    n_predict: Option<usize>,
     temperature: Option<f32>,
     top_k: Option<usize>,
     top_p: Option<f32>,
     min_p: Option<f32>,
     seed: Option<i64>,
-    repeat_penalty: Option<f32>,
+    repetition_penalty: Option<f32>,
     repeat_last_n: Option<i64>,
     presence_penalty: Option<f32>,
     frequency_penalty: Option<f32>,
+    logit_bias: Option<Value>,
+    stop: Option<OneOrMore<String>>,
     #[serde(default)]
-    stop: Vec<String>,
+    stop_token_ids: Vec<u32>,
+    #[serde(default)]
+    ignore_eos: bool,
+    #[serde(default)]
+    min_tokens: usize,
+    #[serde(default)]
+    bad_words: Vec<String>,
+    #[serde(default)]
+    include_stop_str_in_output: bool,
     #[serde(default)]
     stream: bool,
     /// Fields of the answer that are wanted, as in `timings/predicted_ms`. None are all of them.
     #[serde(default)]
     response_fields: Vec<String>,
-    /// Number of likeliest tokens to report, which must be 0.
-    #[serde(default)]
-    n_probs: usize,
-    /// True to report what the request needed of the weights, and how long it waited.
     #[serde(default)]
     include_statistics: bool,
 }
 
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+    Texts(Vec<String>),
+}
+
 /// A part of another file.
-#[derive(Deserialize, ToSchema)]
-#[schema(as = InfillExtra)]
-pub struct Extra {
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Extra {
     text: String,
     filename: Option<String>,
 }
 
-/// Reads a request.
-fn wanted(body: &Body) -> Result<Wanted, ApiError> {
-    if body.n_probs > 0 {
-        let why = "n_probs is not supported: logprobs of /v1/completions reports probabilities";
-        return Err(bad("n_probs", why));
-    }
-    let mut prefix = body.input_prefix.clone();
-    prefix.push_str(body.prompt.as_deref().unwrap_or_default());
-    let extra = |extra: &Extra| ExtraText {
-        text: extra.text.clone(),
-        filename: extra.filename.clone().unwrap_or_else(|| FILENAME.to_owned()),
+/// The two endpoints.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Endpoint {
+    Completion,
+    Infill,
+}
+
+/// Reads a request, and the fields of the answer that it wants.
+fn request(endpoint: Endpoint, body: Value) -> Result<(Wanted, Vec<String>), ApiError> {
+    let form = match endpoint {
+        Endpoint::Completion => &COMPLETION,
+        Endpoint::Infill => &INFILL,
     };
-    let gap = Gap {
-        prefix,
-        suffix: body.input_suffix.clone(),
-        extra: body.input_extra.iter().map(extra).collect(),
-        most_tokens: None,
+    let body: Body = form.read(body)?;
+    let sampling = sampling(&body)?;
+    let rules = match (body.json_schema, body.grammar.filter(|text| !text.is_empty())) {
+        (Some(_), Some(_)) => {
+            return Err(bad("grammar", "grammar and json_schema exclude each other"));
+        }
+        (schema, grammar) => schema.map(Rules::JsonSchema).or(grammar.map(Rules::of_grammar)),
     };
-    Ok(Wanted {
-        input: Input::Infill(gap),
-        max_tokens: body.n_predict.and_then(|most| usize::try_from(most).ok()),
-        sampling: sampling(body)?,
+    let input = match (endpoint, body.prompt) {
+        (Endpoint::Completion, Some(Prompt::Ids(ids))) => Input::Ids(ids),
+        (Endpoint::Completion, prompt) => Input::Text(one_text(prompt)?),
+        (Endpoint::Infill, prompt) => {
+            let extra = |extra: Extra| ExtraText {
+                text: extra.text,
+                filename: extra.filename.unwrap_or_else(|| FILENAME.to_owned()),
+            };
+            Input::Infill(Gap {
+                prefix: body.input_prefix + &one_text(prompt)?,
+                suffix: body.input_suffix,
+                extra: body.input_extra.into_iter().map(extra).collect(),
+                most_tokens: None,
+            })
+        }
+    };
+    let wanted = Wanted {
+        input,
+        max_tokens: body.n_predict,
+        sampling,
         has_seed: body.seed.is_some_and(|seed| seed >= 0),
-        stops: body.stop.clone(),
+        stops: body.stop.map_or_else(Vec::new, OneOrMore::all),
+        ends: Ends {
+            stop_ids: body.stop_token_ids,
+            ignores_end: body.ignore_eos,
+            least: body.min_tokens,
+            bad_words: body.bad_words,
+            keeps_stop: body.include_stop_str_in_output,
+        },
+        rules,
         stream: body.stream,
         statistics: body.include_statistics,
-        model: body.model.clone(),
+        model: body.model,
         ..Wanted::default()
-    })
+    };
+    Ok((wanted, body.response_fields))
+}
+
+/// Returns a prompt that is one text, or nothing.
+fn one_text(prompt: Option<Prompt>) -> Result<String, ApiError> {
+    match prompt {
+        None => Ok(String::new()),
+        Some(Prompt::Text(text)) => Ok(text),
+        Some(Prompt::Texts(texts)) if texts.len() < 2 => Ok(texts.concat()),
+        Some(Prompt::Texts(_)) => {
+            let why = "prompt has several texts: ask for each, or use /v1/completions";
+            Err(bad("prompt", why))
+        }
+        Some(Prompt::Ids(ids)) if ids.is_empty() => Ok(String::new()),
+        Some(Prompt::Ids(_)) => Err(bad("prompt", "prompt must be a text")),
+    }
 }
 
 fn bad(param: &'static str, why: impl Into<String>) -> ApiError {
-    ApiError { param: Some(param), ..ApiError::bad(why) }
+    ApiError { param: Some(param.into()), ..ApiError::bad(why) }
 }
 
 /// Returns how tokens are chosen, by the defaults of llama.cpp's server.
@@ -116,7 +180,7 @@ fn sampling(body: &Body) -> Result<Sampling, ApiError> {
         ("temperature", body.temperature, 0.0),
         ("top_p", body.top_p, 0.0),
         ("min_p", body.min_p, 0.0),
-        ("repeat_penalty", body.repeat_penalty, f32::MIN_POSITIVE),
+        ("repeat_penalty", body.repetition_penalty, f32::MIN_POSITIVE),
         ("presence_penalty", body.presence_penalty, f32::MIN),
         ("frequency_penalty", body.frequency_penalty, f32::MIN),
     ];
@@ -131,11 +195,12 @@ fn sampling(body: &Body) -> Result<Sampling, ApiError> {
         top_k: body.top_k.unwrap_or(40),
         top_p: body.top_p.unwrap_or(0.95),
         min_p: body.min_p.unwrap_or(0.05),
-        repeat_penalty: body.repeat_penalty.unwrap_or(1.0),
-        repeat_window: body.repeat_last_n.map_or(64, |last| last.clamp(0, 4096) as usize),
+        repeat_penalty: body.repetition_penalty.unwrap_or(1.0),
+        repeat_window: body.repeat_last_n.map_or(64, |last| window(last) as usize),
         presence_penalty: body.presence_penalty.unwrap_or(0.0),
         frequency_penalty: body.frequency_penalty.unwrap_or(0.0),
-        logit_bias: Vec::new(),
+        logit_bias: read_bias(body.logit_bias.as_ref())?,
+        ..Sampling::default()
     })
 }
 
@@ -145,11 +210,28 @@ pub async fn infill(
     caller: Caller,
     Received(body): Received,
 ) -> Result<Response, Failure> {
+    answer(app, caller, Endpoint::Infill, body).await
+}
+
+/// `POST /completion`.
+pub async fn completion(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Received(body): Received,
+) -> Result<Response, Failure> {
+    answer(app, caller, Endpoint::Completion, body).await
+}
+
+async fn answer(
+    app: Arc<App>,
+    caller: Caller,
+    endpoint: Endpoint,
+    body: Bytes,
+) -> Result<Response, Failure> {
     let own = app.clone();
     let read = move || {
-        let body: Body = read(&body)?;
-        let wanted = wanted(&body)?;
-        Ok((own.models.entry(wanted.model.as_deref())?, body.response_fields, wanted))
+        let (wanted, fields) = request(endpoint, body::json(&body)?)?;
+        Ok((own.models.entry(wanted.model.as_deref())?, fields, wanted))
     };
     let (entry, fields, wanted) = app.work(&caller, read).await?;
     Ok(match wanted.stream {
@@ -192,11 +274,12 @@ async fn begin(
         ended: false,
     };
     if streams {
-        return Ok(stream::response(answers, parts, app.ping));
+        return Ok(remarks::add(&prepared.remarks, stream::response(answers, parts, app.ping)));
     }
     let choices = answers.all().await?;
     let choice = choices.first().ok_or_else(ApiError::stopped)?;
-    Ok(Json(parts.last(choice, &choice.message.content)).into_response())
+    let answer = Json(parts.last(choice, &choice.message.content)).into_response();
+    Ok(remarks::add(&prepared.remarks, answer))
 }
 
 fn settings(sampling: &Sampling, most: Option<usize>, stops: &[String]) -> Value {
@@ -351,7 +434,7 @@ mod tests {
     use super::*;
 
     fn of(value: Value) -> Result<Wanted, ApiError> {
-        wanted(&serde_json::from_value(value).unwrap())
+        request(Endpoint::Infill, value).map(|(wanted, _)| wanted)
     }
 
     #[test]
@@ -371,7 +454,7 @@ mod tests {
         {
             let mut body = json!({ "input_prefix": "", "input_suffix": "" });
             body[name] = value;
-            assert_eq!(of(body).unwrap_err().param, Some(name));
+            assert_eq!(of(body).unwrap_err().param.as_deref(), Some(name));
         }
     }
 
