@@ -151,7 +151,7 @@ def watch(port, pipe):
 rows = []
 
 
-def attack(name, server, work, more_most=64 * MIB):
+def attack(name, server, work, more_max=64 * MIB):
     """Runs an attack while /health is watched, and checks that the server lives and holds no more than before."""
     if arguments.only and name not in arguments.only:
         return
@@ -179,10 +179,10 @@ def attack(name, server, work, more_most=64 * MIB):
     if at(0.99) > 100:
         report(f"{name}: /health took {at(0.99):.0f} ms at the 99th percentile")
     # Connections that are closed on this side are noticed soon, and memory is given back within some seconds.
-    settle(server, descriptors, before + more_most)
+    settle(server, descriptors, before + more_max)
     if server.descriptors() > descriptors:
         report(f"{name}: {server.descriptors() - descriptors} descriptors stay open")
-    if (more := server.resident() - before) > more_most:
+    if (more := server.resident() - before) > more_max:
         report(f"{name}: {more // MIB} MiB more stay resident")
     rows.append((name, time.monotonic() - began, len(times), at(0.5), at(0.99), at(1), (server.resident() - before) / MIB, note))
 

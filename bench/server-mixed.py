@@ -36,7 +36,7 @@ HOST = urllib.parse.urlparse(arguments.address).netloc
 WORDS = "the old king walked to sea and his small dog ran after a red fox while def return if list import rain on green hills".split()
 SCHEMA = {"type": "object", "properties": {"legs": {"type": "integer", "minimum": 0, "maximum": 9}, "red": {"type": "boolean"}},
           "required": ["legs", "red"], "additionalProperties": False}
-GROWTH_MOST = 96 << 20
+GROWTH_MAX = 96 << 20
 chance = random.Random(arguments.seed)
 counts, failures, lock = collections.Counter(), [], threading.Lock()
 
@@ -209,7 +209,7 @@ if arguments.pid:
     most, last = max(size for _, size in memory), resident()
     print(f"resident: {quarter / 2**20:.0f} MiB in the first quarter, {most / 2**20:.0f} MiB at most, {last / 2**20:.0f} MiB at the end; "
           f"descriptors: {before} before, {descriptors()} after")
-    if last - quarter > GROWTH_MOST:
+    if last - quarter > GROWTH_MAX:
         failures.append(f"resident memory grew by {(last - quarter) / 2**20:.0f} MiB")
     if descriptors() > before:
         failures.append(f"{descriptors() - before} descriptors stay open")

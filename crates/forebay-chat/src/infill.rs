@@ -23,7 +23,7 @@ pub struct Gap {
     /// Parts of other files. Those at the end matter most.
     pub extra: Vec<ExtraText>,
     /// Most tokens of the prompt, beyond which parts of other files are left out. `None` leaves out none.
-    pub most_tokens: Option<usize>,
+    pub tokens_max: Option<usize>,
 }
 
 /// A part of another file.
@@ -76,7 +76,7 @@ pub fn infill_prompt(tokenizer: &Tokenizer, gap: &Gap) -> Result<Option<Vec<u32>
     if tokens.file.is_some() {
         own.splice(0..0, begin_file(FILE)?);
     }
-    let mut left = gap.most_tokens.unwrap_or(usize::MAX).saturating_sub(ids.len() + own.len());
+    let mut left = gap.tokens_max.unwrap_or(usize::MAX).saturating_sub(ids.len() + own.len());
     let mut parts = Vec::new();
     for ExtraText { text, filename } in gap.extra.iter().rev() {
         let mut part = begin_file(&format!("{filename}\n"))?;

@@ -19,7 +19,7 @@ pub(crate) enum Offer {
 }
 
 /// Longest chain of references that is followed.
-const REFERENCES_MOST: usize = 8;
+const REFERENCES_MAX: usize = 8;
 
 impl Offer {
     /// Reads a list of `{"type": "function", "function": {"name": ..., "parameters": {...}}}`.
@@ -64,7 +64,7 @@ pub(crate) fn target<'a>(whole: &'a Value, schema: &Value) -> Option<&'a Value> 
 /// Returns the schema at the end of a schema's references. A reference that leads nowhere is the end.
 pub(crate) fn referenced<'a>(whole: &'a Value, schema: &'a Value) -> &'a Value {
     let chain = successors(Some(schema), |schema| target(whole, schema));
-    chain.take(REFERENCES_MOST + 1).last().unwrap_or(schema)
+    chain.take(REFERENCES_MAX + 1).last().unwrap_or(schema)
 }
 
 /// Returns true if a schema allows only texts, and false if it allows none.

@@ -95,11 +95,11 @@ fn other_files_come_first_as_far_as_there_is_room() {
     let head = "<|repo_name|>myproject\n";
     assert_eq!(prompt(&tokenizer, &gap), format!("{head}{first}{second}{own}"));
     let all = infill_prompt(&tokenizer, &gap).unwrap().unwrap().len();
-    gap.most_tokens = Some(all - 1);
+    gap.tokens_max = Some(all - 1);
     assert_eq!(prompt(&tokenizer, &gap), format!("{head}{second}{own}"));
-    gap.most_tokens = Some(0);
+    gap.tokens_max = Some(0);
     assert_eq!(prompt(&tokenizer, &gap), format!("{head}{own}"));
-    gap.most_tokens = None;
+    gap.tokens_max = None;
     let without = with_tokens(&model, &QWEN[..3]);
     let expected = "\n\n--- snippet ---\n\nx = 1\n\n\n--- snippet ---\n\ny = 2\n<|fim_prefix|>z<|fim_suffix|><|fim_middle|>";
     assert_eq!(prompt(&without, &gap), expected);

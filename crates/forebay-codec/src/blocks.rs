@@ -6,7 +6,7 @@
 
 #[cfg(target_arch = "x86_64")]
 use crate::compact::SELECT;
-use crate::compact::{BASE_MOST, Coded, LANE, PIECE};
+use crate::compact::{BASE_MAX, Coded, LANE, PIECE};
 use crate::{CHUNK_WEIGHTS, CodecError, Compact};
 
 /// Number of the nibble of each of the eight weights of a word, from the lowest bits on.
@@ -25,10 +25,10 @@ const _: () = assert!(BLOCKS <= 8 * MASK, "the mask has a bit for each block");
 /// A byte for each weight of a piece.
 pub(crate) type Piece = [u8; PIECE];
 
-/// Returns the exponent of code 0 of a block whose lowest exponent is `base`. Only damaged blocks have one above [`BASE_MOST`].
+/// Returns the exponent of code 0 of a block whose lowest exponent is `base`. Only damaged blocks have one above [`BASE_MAX`].
 #[inline(always)]
 pub(crate) fn first_exponent(base: u8) -> u8 {
-    base.min(BASE_MOST as u8)
+    base.min(BASE_MAX as u8)
 }
 
 /// The ends of the blocks of a chunk: a mask, lowest exponents, and ends that hold more than a lowest exponent.

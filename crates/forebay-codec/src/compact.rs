@@ -14,7 +14,7 @@ use crate::{CodecError, Isa};
 const WINDOW: usize = 16;
 
 /// The largest exponent that a block may begin with, so that the sum of it and four bits has eight bits.
-pub(crate) const BASE_MOST: usize = 256 - WINDOW;
+pub(crate) const BASE_MAX: usize = 256 - WINDOW;
 
 /// Exponents below the window that a list entry can name. 0 is the exponent 0, higher numbers are these.
 const BELOW: u16 = 24;
@@ -76,11 +76,11 @@ impl Compact {
 
     /// Returns the number of bytes of a block.
     pub const fn bytes(self) -> usize {
-        self.header() + 2 + 2 * self.exceptions_most()
+        self.header() + 2 + 2 * self.exceptions_max()
     }
 
     /// Returns the most weights of a block that its list has room for.
-    pub const fn exceptions_most(self) -> usize {
+    pub const fn exceptions_max(self) -> usize {
         match self {
             Compact::C2048 => 7,
             Compact::C256 => 3,
@@ -218,8 +218,8 @@ fn check_block(of: Compact, coded: &[u8]) -> Result<(), CodecError> {
     let end = &coded[of.header()..];
     let (base, count) = (end[0], end[1]);
     let mut columns = entries(end).map(|entry| entry & COLUMN_MASK);
-    let is_right = usize::from(base) <= BASE_MOST
-        && usize::from(count) <= of.exceptions_most()
+    let is_right = usize::from(base) <= BASE_MAX
+        && usize::from(count) <= of.exceptions_max()
         && columns.clone().is_sorted_by(|a, b| a < b)
         && columns.all(|column| usize::from(column) < of.weights())
         && entries(end)

@@ -89,7 +89,7 @@ fn exceptions_are_exact_up_to_the_room_for_them() {
             let weights: Vec<u8> = weights.into_iter().flat_map(u16::to_le_bytes).collect();
             match encode(of, &weights) {
                 Some(coded) => assert_eq!(decode(of, &coded).unwrap(), weights, "{of:?} {count}"),
-                None => assert!(count > of.exceptions_most(), "{of:?} {count}"),
+                None => assert!(count > of.exceptions_max(), "{of:?} {count}"),
             }
         }
         // No entry says infinity beside small numbers.

@@ -82,13 +82,13 @@ fn exceptions_are_the_same_in_every_column() {
     for of in Compact::ALL {
         for column in 0..of.weights() {
             // One above and as many below as there is room for, and one more.
-            for below in [1, of.exceptions_most(), of.exceptions_most() + 1] {
+            for below in [1, of.exceptions_max(), of.exceptions_max() + 1] {
                 let mut weights = vec![0x3c12_u16; of.weights()];
                 for i in 0..below {
                     weights[(column + 31 * i) % of.weights()] = [0x8000, 0x3312][i % 2];
                 }
                 let fits = compact(of, &bytes_of(weights)).is_some();
-                assert_eq!(fits, below <= of.exceptions_most(), "{of:?}, {column}, {below}");
+                assert_eq!(fits, below <= of.exceptions_max(), "{of:?}, {column}, {below}");
             }
         }
     }

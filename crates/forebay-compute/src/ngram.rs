@@ -27,7 +27,7 @@ impl NGramShape {
     fn check(&self) {
         let NGramShape { streams, hidden, taps, gap } = *self;
         let whole = hidden > 0 && hidden.is_multiple_of(LANES) && streams > 0;
-        assert!(whole && (2..=MOST_TAPS).contains(&taps) && gap > 0, "n-grams: {self:?}");
+        assert!(whole && (2..=TAPS_MAX).contains(&taps) && gap > 0, "n-grams: {self:?}");
     }
 
     /// Returns the number of channels of the convolution: the elements of all streams.
@@ -56,7 +56,7 @@ pub struct NGramNorms<'a> {
 }
 
 /// Smallest magnitude of the product of key and stream.
-const LEAST_AGREEMENT: f32 = 1e-6;
+const AGREEMENT_MIN: f32 = 1e-6;
 
 impl Cpu {
     /// Turns keys `[rows, streams, hidden]` into gated values: for each stream, `value` `[rows, hidden]` times the logistic function of
@@ -131,7 +131,7 @@ impl Cpu {
                 });
                 let run = own.expect("runs cover all rows");
                 let history = History { inputs, before, run, first, kept };
-                let mut seen: [Option<&[f32]>; MOST_TAPS] = [None; MOST_TAPS];
+                let mut seen: [Option<&[f32]>; TAPS_MAX] = [None; TAPS_MAX];
                 for (tap, seen) in seen[..shape.taps].iter_mut().enumerate() {
                     let back = (shape.taps - 1 - tap) * shape.gap;
                     *seen = history.inputs_of(row - first, back, channels);
@@ -160,11 +160,11 @@ impl Cpu {
 }
 
 /// Most taps of the convolution.
-const MOST_TAPS: usize = 8;
+const TAPS_MAX: usize = 8;
 
 fn signed_root(x: f32) -> f32 {
     // The sign of 0 is 0, so no agreement at all is a gate of a half.
-    if x == 0.0 { 0.0 } else { x.abs().max(LEAST_AGREEMENT).sqrt().copysign(x) }
+    if x == 0.0 { 0.0 } else { x.abs().max(AGREEMENT_MIN).sqrt().copysign(x) }
 }
 
 /// The inputs of the convolution of a run: those of its tokens, and those of tokens before.

@@ -16,7 +16,7 @@ pub enum Direction {
 /// Bytes of copies that are queued before the host waits for the device. They follow one another without a gap, as in
 /// a load.
 const QUEUED_BYTES: usize = 256 << 20;
-const QUEUED_MOST: usize = 256;
+const QUEUED_MAX: usize = 256;
 
 /// Pinned memory from the driver, for measurements.
 struct PinnedBuffer {
@@ -83,7 +83,7 @@ impl Gpu {
         let stream = self.shared_context().new_stream();
         let stream = stream.map_err(CudaError::of("creating a stream"))?;
         let places = host.bytes / bytes;
-        let round = (QUEUED_BYTES / bytes).clamp(2, QUEUED_MOST);
+        let round = (QUEUED_BYTES / bytes).clamp(2, QUEUED_MAX);
         let copy_round = || -> Result<(), CudaError> {
             let mut queued = Ok(());
             for turn in 0..round {

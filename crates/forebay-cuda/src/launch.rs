@@ -9,7 +9,7 @@ use crate::module::Kernel;
 use crate::{CopyStream, CudaError, DevicePtr, Gpu, SideStream};
 
 /// Maximum number of arguments of a kernel.
-const MOST: usize = 40;
+const ARGUMENTS_MAX: usize = 40;
 
 /// A kernel with its grid and its arguments, in the order of its declaration.
 pub(crate) struct Launch {
@@ -18,10 +18,10 @@ pub(crate) struct Launch {
     block: (u32, u32, u32),
     shared_bytes: u32,
     /// Arguments, each in the low bytes of a word. The driver gets their addresses and knows their lengths.
-    arguments: [u64; MOST],
+    arguments: [u64; ARGUMENTS_MAX],
     count: usize,
     /// Owners of the memory that the pointers among them point to.
-    owners: [Owner; MOST],
+    owners: [Owner; ARGUMENTS_MAX],
     owner_count: usize,
 }
 
@@ -32,9 +32,9 @@ impl Launch {
             grid,
             block,
             shared_bytes: 0,
-            arguments: [0; MOST],
+            arguments: [0; ARGUMENTS_MAX],
             count: 0,
-            owners: [Owner::nothing(); MOST],
+            owners: [Owner::nothing(); ARGUMENTS_MAX],
             owner_count: 0,
         }
     }
@@ -144,7 +144,7 @@ impl Launch {
     }
 
     fn launch(&mut self, stream: sys::CUstream, starts_early: bool) -> Result<(), CudaError> {
-        let mut pointers = [std::ptr::null_mut::<c_void>(); MOST];
+        let mut pointers = [std::ptr::null_mut::<c_void>(); ARGUMENTS_MAX];
         for (pointer, argument) in pointers.iter_mut().zip(&mut self.arguments) {
             *pointer = std::ptr::from_mut(argument).cast();
         }

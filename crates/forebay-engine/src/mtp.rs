@@ -5,7 +5,7 @@
 
 use forebay_compute::RowKind;
 use forebay_format::Catalog;
-use forebay_model::arch::MTP_ROWS_MOST;
+use forebay_model::arch::MTP_ROWS_MAX;
 use forebay_model::sampling::{Sampler, argmax};
 use forebay_model::{Architecture, Decoder};
 use serde::Serialize;
@@ -330,7 +330,7 @@ impl Session {
         let is_recurrent = self.runner.decoder.is_recurrent();
         // Recurrent layers go on where the last state is, which is before the rows of a pass whose proposal was refused. These are
         // computed again, and so a pass without a proposal follows the second refusal.
-        let has_room = !is_recurrent || known < MTP_ROWS_MOST;
+        let has_room = !is_recurrent || known < MTP_ROWS_MAX;
         let proposes = proposes && has_room && cached + 2 <= self.context();
         // The layer reads the positions of the last pass, so the sequence keeps them until it has.
         if let Some(mtp) = &mut self.mtp {

@@ -1,7 +1,7 @@
 //! The logits of a pass: which are wanted, and what the pass returned of them.
 
-use forebay_model::sampling::{LARGEST_MOST, Largest, LogitChange, Needs, RowLogits, Sampler};
-use forebay_model::{CHANGES_MOST, RowSelection, Selector};
+use forebay_model::sampling::{LARGEST_MAX, Largest, LogitChange, Needs, RowLogits, Sampler};
+use forebay_model::{CHANGES_MAX, RowSelection, Selector};
 
 use crate::runner::Outputs;
 
@@ -100,9 +100,9 @@ impl<'a> WantedRow<'a> {
         // Probabilities are those of the model, before all changes. A row has one total.
         let follow = |count: usize| {
             let has_total = matches!(sampler.needs().total_at, None | Some(1.0));
-            has_total && !has_grammar && changes.is_empty() && count <= LARGEST_MOST
+            has_total && !has_grammar && changes.is_empty() && count <= LARGEST_MAX
         };
-        let all = probabilities.is_some_and(|count| !follow(count)) || changes.len() > CHANGES_MOST;
+        let all = probabilities.is_some_and(|count| !follow(count)) || changes.len() > CHANGES_MAX;
         if all {
             changes.clear();
         }

@@ -54,7 +54,7 @@ pub(crate) struct Growth {
     /// Rows whose tokens are known: the prompt, and what is generated.
     pub known_rows: usize,
     /// Rows at the end of the request, at most.
-    pub most_rows: usize,
+    pub rows_max: usize,
 }
 
 /// Copy of a sequence in host memory.
@@ -100,7 +100,7 @@ pub(crate) struct Begun {
 }
 
 /// Most bytes of host memory for KV blocks if the caller does not choose them.
-const RAM_BYTES_MOST: u64 = 4 << 30;
+const RAM_BYTES_MAX: u64 = 4 << 30;
 
 /// How long it takes to compute a row again, and to read a block.
 #[derive(Debug, Clone, Copy)]
@@ -173,7 +173,7 @@ impl Runner {
             block_bytes: group.block_bytes as usize,
         };
         let groups: Vec<GroupConfig> = backend.kv_groups().into_iter().map(group).collect();
-        let ram_bytes = ram_bytes.unwrap_or(backend.cache_bytes().min(RAM_BYTES_MOST));
+        let ram_bytes = ram_bytes.unwrap_or(backend.cache_bytes().min(RAM_BYTES_MAX));
         let state_group = decoder.is_recurrent().then_some(groups.len());
         let states = state_group.map(|_| states::group(decoder.state_bytes()));
         let whole = groups.iter().filter(|of| of.window.is_none());
@@ -233,9 +233,9 @@ impl Runner {
         growth: usize,
     ) -> Vec<usize> {
         let mut left = vec![0; self.blocks.groups()];
-        for Growth { sequence, known_rows, most_rows } in sequences {
+        for Growth { sequence, known_rows, rows_max } in sequences {
             let known = self.blocks.blocks_needed(known_rows, 0);
-            let most = self.blocks.blocks_needed(most_rows.max(known_rows), 0);
+            let most = self.blocks.blocks_needed(rows_max.max(known_rows), 0);
             let held = self.blocks.blocks_held(sequence);
             for (left, ((known, most), held)) in left.iter_mut().zip(known.zip(most).zip(held)) {
                 let soon = known.max(held);

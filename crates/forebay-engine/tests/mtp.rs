@@ -330,7 +330,7 @@ fn the_option_is_refused_where_it_has_no_effect() {
     let mut off = open(&formulas(GLM), &SessionOptions { mtp: false, ..with_mtp() });
     assert!(off.proposal_logits(&[1, 2, 3], 1).is_err());
     // An engine takes sessions without the layer, as ever.
-    assert!(Engine::new(off, &EngineOptions::default()).running_most() == 1);
+    assert!(Engine::new(off, &EngineOptions::default()).running_max() == 1);
 }
 
 /// What a request to an engine has brought.

@@ -193,16 +193,16 @@ fn a_context_that_does_not_fit_has_a_place_in_ram() {
         // Less in VRAM leaves more to RAM.
         let error = with(KvInVram::Bytes(1), u64::MAX).unwrap_err();
         assert!(error.to_string().contains("give a larger --kv-vram"), "{arch}: {error}");
-        let EngineError::Model(ModelError::KvVramTooSmall { least_bytes, .. }) = error else {
+        let EngineError::Model(ModelError::KvVramTooSmall { bytes_min, .. }) = error else {
             panic!("{arch}: {error}")
         };
-        let bytes = (least_bytes + used.kv_cache_bytes) / 2;
+        let bytes = (bytes_min + used.kv_cache_bytes) / 2;
         let less = with(KvInVram::Bytes(bytes), u64::MAX).unwrap();
         // The windows of gemma3 and the copy of a layer are as much as fits.
-        let is_least = arch == "gemma3-4b";
-        assert_eq!(least_bytes == used.kv_cache_bytes, is_least, "{arch}");
+        let is_smallest = arch == "gemma3-4b";
+        assert_eq!(bytes_min == used.kv_cache_bytes, is_smallest, "{arch}");
         let [less, most] = [&less, &found].map(|found| found.plan.host_kv_cache_bytes);
-        assert!(if is_least { less == most } else { less > most }, "{arch}");
+        assert!(if is_smallest { less == most } else { less > most }, "{arch}");
         // RAM must have the room.
         let weights = found.plan.host.as_ref().map_or(0, |host| host.arena_bytes);
         let needed = weights + used.kv_cache_in_ram_bytes;

@@ -11,7 +11,7 @@ use forebay_model::{Architecture, DeviceExperts};
 use forebay_store::{Fault, FaultKind, FaultPlan, IoRecorder, Why};
 
 use crate::harness::{Context, Outcome};
-use crate::sessions::{CONTEXT, least_ram, open_with_least};
+use crate::sessions::{CONTEXT, least_ram, open_smallest};
 use crate::slots::PAYS;
 
 /// How long kernels wait on a GPU that has no watchdog.
@@ -100,7 +100,7 @@ fn compute(
         let recorder = IoRecorder::new(1 << 16);
         let recorded = Some(recorder.clone());
         let with = SessionOptions { ram_bytes, faults, recorder: recorded, ..options.clone() };
-        let (mut session, _) = open_with_least(path, &with, 0)?;
+        let (mut session, _) = open_smallest(path, &with, 0)?;
         let logits = session.logits_one_by_one(ids)?;
         // Reads made while opening the session have another reason and do not count.
         let mut reads = recorder.take().reads;

@@ -15,7 +15,7 @@ use forebay_model::Architecture;
 use forebay_model::sampling::Sampling;
 
 use crate::harness::Outcome;
-use crate::sessions::{CONTEXT, kv_vram_range, least_ram, open, open_with_least};
+use crate::sessions::{CONTEXT, kv_vram_range, least_ram, open, open_smallest};
 
 /// Sequences that run at a time.
 const TOGETHER: usize = 5;
@@ -55,7 +55,7 @@ pub fn check(path: &Path, ids: &[u32], slots: bool, ordinal: usize) -> Result<Ou
     worst = worst.worse(check_suspended(path, ids, &options)?);
     worst = worst.worse(check_in_ram(path, &options(TOGETHER), &requests, &alone)?);
     if slots {
-        let (session, _) = open_with_least(path, &options(TOGETHER), 0)?;
+        let (session, _) = open_smallest(path, &options(TOGETHER), 0)?;
         let (_, together, _) = run(session, &EngineOptions::default(), &requests)?;
         worst = worst.worse(same(&together, &alone).at("slots"));
         if let Some((_, together)) = run_served(path, &options(TOGETHER), &requests)? {
@@ -158,7 +158,7 @@ pub fn check_lanes(path: &Path, ordinal: usize) -> Result<Outcome> {
         let options = SessionOptions { ram_bytes, ..options(TOGETHER) };
         let mut layers_in_lanes = 0;
         for eighths in [4, 7] {
-            let (session, _) = open_with_least(path, &options, expert_bytes / 8 * eighths)?;
+            let (session, _) = open_smallest(path, &options, expert_bytes / 8 * eighths)?;
             let (session, together, _) = run(session, &EngineOptions::default(), &requests)?;
             let of = session.statistics().device_experts;
             let of = of.context("some experts are not in VRAM")?;
@@ -188,7 +188,7 @@ fn check_few_rows(
     };
     let requests: Vec<Request> = (5..25).map(request).collect();
     let alone = run_alone(open(path, options(1))?, &requests)?;
-    let (session, _) = open_with_least(path, &options(2), expert_bytes / 8 * 7)?;
+    let (session, _) = open_smallest(path, &options(2), expert_bytes / 8 * 7)?;
     let (session, together, _) =
         run_arriving(usize::MAX, 1, session, &EngineOptions::default(), &requests)?;
     let of = session.statistics().device_experts.context("some experts are not in VRAM")?;
@@ -207,13 +207,13 @@ fn run_served(
     options: &SessionOptions,
     requests: &[Request],
 ) -> Result<Option<(u64, Answers)>> {
-    let (least, _) = open_with_least(path, options, 0)?;
+    let (least, _) = open_smallest(path, options, 0)?;
     let info = least.info();
     let (bytes, experts, used) = (info.expert_bytes, info.experts, info.experts_per_token);
     drop(least);
     for eighths in 4..8 {
         let more = bytes / 8 * eighths;
-        let (session, _) = open_with_least(path, options, more)?;
+        let (session, _) = open_smallest(path, options, more)?;
         let (session, answers, _) = run(session, &EngineOptions::default(), requests)?;
         let Some(of) = session.statistics().device_experts else { break };
         if of.rows_served > of.layers_served || of.layers_in_lanes > 0 {

@@ -61,7 +61,7 @@ struct Model {
     /// Limits for the default arithmetic if `float` is true.
     float_limits: Limits,
     /// Largest difference of the default arithmetic if weights or keys are quantised.
-    rounded_most: f32,
+    rounded_max: f32,
 }
 
 /// Returns the checks of every fixture model under `fixtures`, on GPU `ordinal`.
@@ -83,7 +83,7 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
                 float: !FOUR_BITS.contains(&name),
                 exact_limits: Limits::EXACT,
                 float_limits: Limits::FLOAT,
-                rounded_most: Limits::ROUNDED.max_abs,
+                rounded_max: Limits::ROUNDED.max_abs,
             });
         }
     }
@@ -205,7 +205,7 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
                 "deepseek_v2_lite" => Limits { kl: 1e-2, ..Limits::FLOAT },
                 _ => Limits::FLOAT,
             },
-            rounded_most: rounded_most(name, entry),
+            rounded_max: rounded_max(name, entry),
         }
     };
     files.iter().map(model).filter(|model| model.path.exists()).collect()
@@ -213,7 +213,7 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
 
 /// Returns the largest difference that passes in a file of quantised weights. Where an indexer chooses other keys, single
 /// positions move far, so llama.cpp's own distance is the measure (see README of the fixtures).
-fn rounded_most(name: &str, entry: &serde_json::Value) -> f32 {
+fn rounded_max(name: &str, entry: &serde_json::Value) -> f32 {
     let most = Limits::ROUNDED.max_abs;
     if !INDEXED.contains(&name) {
         return most;
@@ -374,11 +374,11 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
     let median = session.info().experts > 0 && !model.float;
     let limits = match model.float {
         true => Limits { median, ..model.float_limits },
-        false => Limits { median, max_abs: model.rounded_most, ..Limits::ROUNDED },
+        false => Limits { median, max_abs: model.rounded_max, ..Limits::ROUNDED },
     };
     let kl = Limits::ROUNDED.kl.max(model.float_limits.kl);
     let median_of_rounded = session.info().experts > 0;
-    let max_abs = model.rounded_most;
+    let max_abs = model.rounded_max;
     let rounded = Limits { median: median_of_rounded, kl, max_abs, ..Limits::ROUNDED };
     let mut worst = Outcome::same::<u8>(&[], &[]);
     for (which, expected) in ["short", "long"].into_iter().zip(model.expected()?) {

@@ -13,7 +13,7 @@ use forebay_store::OutputFile;
 
 use crate::harness::Outcome;
 use crate::proposing::{GLM, QWEN, SOME, alike, formulas};
-use crate::sessions::{CONTEXT, open, open_with_least};
+use crate::sessions::{CONTEXT, open, open_smallest};
 
 /// Tokens of a prompt and of an answer. The first passes of an answer are queued kernel by kernel, and the later ones are CUDA graphs.
 const PROMPT: [u32; 7] = [3, 17, 90, 41, 41, 5, 77];
@@ -71,7 +71,7 @@ pub fn check(ordinal: usize) -> Result<Outcome> {
 
 /// Opens a model with `more` bytes than the least VRAM, in which only some of the experts have slots.
 fn with_slots(path: &Path, options: &SessionOptions, more: u64) -> Result<Session> {
-    let (session, _) = open_with_least(path, options, more)?;
+    let (session, _) = open_smallest(path, options, more)?;
     let slots = session.slots().context("all experts fit")?;
     ensure!(more == 0 || slots.kept_slots() > 0, "{more} bytes keep no expert");
     Ok(session)

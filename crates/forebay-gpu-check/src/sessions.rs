@@ -39,8 +39,8 @@ pub fn kv_vram_range(path: &Path, options: &SessionOptions) -> Result<(u64, u64)
     let all = open(path, options.clone())?.statistics().kv_cache_bytes;
     let with_none = SessionOptions { kv_in_vram: KvInVram::Bytes(0), ..options.clone() };
     match Session::open(path, &with_none, &mut |_, _| {}) {
-        Err(EngineError::Model(ModelError::KvVramTooSmall { least_bytes, .. })) => {
-            Ok((least_bytes, all))
+        Err(EngineError::Model(ModelError::KvVramTooSmall { bytes_min, .. })) => {
+            Ok((bytes_min, all))
         }
         Err(error) => Err(error.into()),
         Ok(_) => bail!("keys and values need no VRAM"),
@@ -75,7 +75,7 @@ fn with_kv_in_vram(options: &SessionOptions) -> SessionOptions {
 /// Opens a session with `more` bytes than the smallest `--vram` that works, and returns it with its options. The
 /// driver's own memory use grows now and then as sessions open and close, so a budget found a moment ago may be too
 /// small. This function then tries again.
-pub fn open_with_least(
+pub fn open_smallest(
     path: &Path,
     options: &SessionOptions,
     more: u64,

@@ -12,9 +12,7 @@ use forebay_model::{Architecture, CpuOffloadRates, DeviceShare, MissSplit};
 use forebay_stream::{CacheShape, Lookups, PolicyKind, replay, routing};
 
 use crate::harness::Outcome;
-use crate::sessions::{
-    CONTEXT, generate, least_ram, logits, open, open_as_planned, open_with_least,
-};
+use crate::sessions::{CONTEXT, generate, least_ram, logits, open, open_as_planned, open_smallest};
 
 pub const GENERATED: usize = 8;
 /// Largest error if the CPU computes experts. It rounds activations differently from the GPU.
@@ -54,7 +52,7 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
         };
         // Bytes that experts take beyond the fewest slots.
         let span = {
-            let (fewest, _) = open_with_least(path, &options, 0)?;
+            let (fewest, _) = open_smallest(path, &options, 0)?;
             weights - fewest.statistics().vram.context("a GPU computes")?.weights_bytes
         };
         // With few experts, a single missing one is a large share.
@@ -81,7 +79,7 @@ pub fn check(path: &Path, ids: &[u32], ordinal: usize) -> Result<Outcome> {
             worst = worst.worse(offloaded(path, &options, (&expected, ids), span)?);
             for policy in PolicyKind::ALL {
                 let with = SessionOptions { policy, ..options.clone() };
-                let (session, _) = open_with_least(path, &with, span / 2)?;
+                let (session, _) = open_smallest(path, &with, span / 2)?;
                 let counted = counters(session, policy, ids).with_context(|| policy.to_string())?;
                 worst = worst.worse(counted.at(&format!("{policy} counters")));
             }
@@ -109,7 +107,7 @@ fn shared(
     let mut worst = Outcome::same::<u8>(&[], &[]);
     let least_ram = least_ram(path, options)?;
     let all = {
-        let (session, _) = open_with_least(path, options, 0)?;
+        let (session, _) = open_smallest(path, options, 0)?;
         session.statistics().device_experts.context("experts come and go")?.pinned_bytes
     };
     let has_many = has_many(path)?;
@@ -117,7 +115,7 @@ fn shared(
         let what = format!("{vram} of the experts in VRAM, {ram} in RAM, exact: {}", options.exact);
         let ram_bytes = Some(least_ram + (all as f64 * ram) as u64);
         let with = SessionOptions { ram_bytes, ..options.clone() };
-        let (mut session, _) = open_with_least(path, &with, (span as f64 * vram) as u64)?;
+        let (mut session, _) = open_smallest(path, &with, (span as f64 * vram) as u64)?;
         let mut read = [0; 3];
         for read in &mut read {
             let found = logits(&mut session, ids).with_context(|| what.clone())?;
@@ -171,7 +169,7 @@ fn offloaded(
         let more = (span as f64 * share) as u64;
         let mut before = None;
         for _ in 0..1 + usize::from(cpu_offload_rates.is_some()) {
-            let (mut session, _) = open_with_least(path, &with, more).context(what)?;
+            let (mut session, _) = open_smallest(path, &with, more).context(what)?;
             let found = logits(&mut session, ids).context(what)?;
             let experts = session.statistics().device_experts.context("experts come and go")?;
             let cpu_offload = experts.cpu_offload.context("the CPU may compute experts")?;
@@ -199,7 +197,7 @@ fn offloaded(
         cpu_offload: CpuOffload::Auto,
         ..options.clone()
     };
-    let (mut session, _) = open_with_least(path, &with, (span as f64 * 0.97) as u64)?;
+    let (mut session, _) = open_smallest(path, &with, (span as f64 * 0.97) as u64)?;
     let mut offloaded = Vec::new();
     for _ in 0..4 {
         let found = logits(&mut session, ids).context(what)?;

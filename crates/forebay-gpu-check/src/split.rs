@@ -16,9 +16,7 @@ use forebay_store::{Fault, FaultKind, FaultPlan, OutputFile};
 use crate::harness::Outcome;
 use crate::logits::Distance;
 use crate::models::Limits;
-use crate::sessions::{
-    CONTEXT, generate, least_ram, logits, open, open_as_planned, open_with_least,
-};
+use crate::sessions::{CONTEXT, generate, least_ram, logits, open, open_as_planned, open_smallest};
 
 const GENERATED: usize = 6;
 
@@ -99,7 +97,7 @@ pub fn check_deeper(ordinal: usize) -> Result<Outcome> {
     // The CPU computes nothing for prompts of so many tokens.
     for options in [some.clone(), SessionOptions { ram_bytes, ..some }] {
         let what = format!("two batches, {:?} bytes of RAM", options.ram_bytes);
-        let found = open_with_least(&path, &options, 0)?.0.logits(&long, None)?;
+        let found = open_smallest(&path, &options, 0)?.0.logits(&long, None)?;
         worst = worst.worse(Outcome::same(&found, &expected).at(&what));
     }
     for (_, rates) in ON_CPU {
@@ -111,7 +109,7 @@ pub fn check_deeper(ordinal: usize) -> Result<Outcome> {
 
 /// Returns budgets from one byte less than everything takes down to the smallest, as bytes beyond the smallest.
 fn budgets(path: &Path, options: &SessionOptions) -> Result<Vec<u64>> {
-    let (least, with) = open_with_least(path, options, 0)?;
+    let (least, with) = open_smallest(path, options, 0)?;
     let least = own_bytes(&least)?;
     let less = SessionOptions { vram_bytes: with.vram_bytes.map(|vram| vram - 1), ..with };
     if Session::open(path, &less, &mut |_, _| {}).is_ok() {
@@ -121,7 +119,7 @@ fn budgets(path: &Path, options: &SessionOptions) -> Result<Vec<u64>> {
     let mut budgets = vec![all - 1 - least];
     // If only the embedding table is left out, all sub-layers may still fit. Then this adds a budget in which one does
     // not.
-    let (session, _) = open_with_least(path, options, budgets[0])?;
+    let (session, _) = open_smallest(path, options, budgets[0])?;
     if placement(&session).is_none() {
         budgets.push((own_bytes(&session)? - 1).saturating_sub(least));
     }
@@ -204,7 +202,7 @@ fn check_budget(
         others.push(("one thread", SessionOptions { threads: Some(1), ..options.clone() }));
     }
     for (what, options) in others {
-        let found_so = logits(&mut open_with_least(path, &options, more)?.0, ids)?;
+        let found_so = logits(&mut open_smallest(path, &options, more)?.0, ids)?;
         worst = worst.worse(Outcome::same(&found_so, &found).at(what));
     }
     Ok(worst)
@@ -221,13 +219,13 @@ fn as_planned(path: &Path, options: &SessionOptions, more: u64) -> Result<Sessio
 /// Lets reads of the second layer's feed-forward fail for a while. Calls must fail too, and afterwards give the same
 /// bits as without faults.
 fn check_faults(path: &Path, options: &SessionOptions, ids: &[u32]) -> Result<Outcome> {
-    let expected = logits(&mut open_with_least(path, options, 0)?.0, ids)?;
+    let expected = logits(&mut open_smallest(path, options, 0)?.0, ids)?;
     let range = middle_of(path, "blk.1.ffn_up.weight")?;
     let fault = Fault { file: FileIndex(0), range, kind: FaultKind::Error(5), spares: 0, times: 8 };
     let faults = Some(FaultPlan { faults: vec![fault], ..FaultPlan::default() });
     let ram_bytes = Some(least_ram(path, options)?);
     let options = SessionOptions { ram_bytes, ..options.clone() };
-    let (mut session, _) = open_with_least(path, &SessionOptions { faults, ..options }, 0)?;
+    let (mut session, _) = open_smallest(path, &SessionOptions { faults, ..options }, 0)?;
     let mut failed = 0;
     let found = loop {
         match logits(&mut session, ids) {

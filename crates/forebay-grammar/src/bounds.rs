@@ -20,16 +20,16 @@ pub const COMPILING_STACK_BYTES: usize = 512 << 20;
 pub const STACK_BYTES: usize = 64 << 20;
 
 /// Longest text of a grammar or a schema. Longer ones have more symbols than the parser can number.
-const BYTES_MOST: usize = 256 << 10;
+const BYTES_MAX: usize = 256 << 10;
 
 /// Most bytes of regular expressions and of rules. The parser's time grows with their square or cube.
-const RULE_BYTES_MOST: usize = 64 << 10;
+const RULE_BYTES_MAX: usize = 64 << 10;
 
 /// Longest time that a request waits for its grammar.
 const WAIT: Duration = Duration::from_secs(20);
 
 /// Most compilations that go on although nobody waits for them. No grammar is compiled until one of them ends.
-const ABANDONED_MOST: usize = 2;
+const ABANDONED_MAX: usize = 2;
 
 static ABANDONED: AtomicUsize = AtomicUsize::new(0);
 
@@ -52,9 +52,9 @@ pub fn check(rules: &Rules) -> Result<(), GrammarError> {
         Err(GrammarError::Invalid(format!("it has {found} bytes{what}, and {most} are supported")))
     };
     match (bytes, rule_bytes) {
-        (bytes, _) if bytes > BYTES_MOST => too_long("", bytes, BYTES_MOST),
-        (_, bytes) if bytes > RULE_BYTES_MOST => {
-            too_long(" of rules and regular expressions", bytes, RULE_BYTES_MOST)
+        (bytes, _) if bytes > BYTES_MAX => too_long("", bytes, BYTES_MAX),
+        (_, bytes) if bytes > RULE_BYTES_MAX => {
+            too_long(" of rules and regular expressions", bytes, RULE_BYTES_MAX)
         }
         _ => Ok(()),
     }
@@ -106,7 +106,7 @@ fn run_within<T: Send + 'static>(
     abandoned: &'static AtomicUsize,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, GrammarError> {
-    if abandoned.load(Ordering::Relaxed) >= ABANDONED_MOST {
+    if abandoned.load(Ordering::Relaxed) >= ABANDONED_MAX {
         let why = "other grammars, which take too long, are still being compiled: try again later";
         return Err(GrammarError::Busy(why.into()));
     }
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn what_is_too_long_is_refused() {
-        let long = "a".repeat(RULE_BYTES_MOST);
+        let long = "a".repeat(RULE_BYTES_MAX);
         let pattern = |text: &str| json!({ "anyOf": [{ "type": "string", "pattern": text }] });
         for fine in [
             Rules::JsonObject,
@@ -158,7 +158,7 @@ mod tests {
             Rules::Regex(format!("{long}b")),
             Rules::JsonSchema(pattern(&format!("{long}b"))),
             Rules::JsonSchema(json!({ "patternProperties": { format!("{long}b"): true } })),
-            Rules::JsonSchema(json!({ "const": "a".repeat(BYTES_MOST) })),
+            Rules::JsonSchema(json!({ "const": "a".repeat(BYTES_MAX) })),
             Rules::Lark(format!("start: a\na: \"{long}\"")),
         ] {
             assert!(matches!(check(&wrong), Err(GrammarError::Invalid(_))));
@@ -171,7 +171,7 @@ mod tests {
     fn work_that_takes_too_long_is_abandoned_and_counted() {
         assert_eq!(run_within(WAIT, &OWN, || 7).unwrap(), 7);
         let mut ends = Vec::new();
-        for _ in 0..ABANDONED_MOST {
+        for _ in 0..ABANDONED_MAX {
             let (end, ended) = channel::<()>();
             ends.push(end);
             let error = run_within(Duration::from_millis(20), &OWN, move || ended.recv().is_ok());

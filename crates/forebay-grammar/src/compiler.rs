@@ -19,10 +19,10 @@ use crate::{GrammarError, Matcher, Preamble, loosen};
 const JSON_SPACE: &str = r"[\x20\x09\x0A\x0D]{0,32}";
 
 /// Largest size of a grammar in symbols. A schema of 100 KB has about 50,000.
-const SYMBOLS_MOST: usize = 200_000;
+const SYMBOLS_MAX: usize = 200_000;
 
 /// Most states of the lexer, of 1 to 2 KB each.
-const LEXER_STATES_MOST: usize = 50_000;
+const LEXER_STATES_MAX: usize = 50_000;
 
 /// Rules that an answer must follow.
 #[derive(Debug, Clone, PartialEq)]
@@ -164,8 +164,8 @@ impl Compiler {
             let mut factory = factory.map_err(|e| GrammarError::Tokenizer(e.to_string()))?;
             factory.quiet();
             let limits = factory.limits_mut();
-            limits.max_grammar_size = SYMBOLS_MOST;
-            limits.max_lexer_states = LEXER_STATES_MOST;
+            limits.max_grammar_size = SYMBOLS_MAX;
+            limits.max_lexer_states = LEXER_STATES_MAX;
             limits.verbose_errors = false;
             Ok(Arc::new(factory))
         });

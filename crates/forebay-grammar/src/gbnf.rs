@@ -10,11 +10,11 @@ use std::fmt::Write as _;
 use crate::GrammarError;
 
 /// Most parentheses within each other.
-const DEPTH_MOST: usize = 200;
+const DEPTH_MAX: usize = 200;
 /// Longest regular expression. A grammar with a longer one becomes rules, which share what they have in common.
-const EXPRESSION_BYTES_MOST: usize = 16 << 10;
+const EXPRESSION_BYTES_MAX: usize = 16 << 10;
 /// Most repetitions, as in llama.cpp.
-const REPEATS_MOST: usize = 2000;
+const REPEATS_MAX: usize = 2000;
 
 /// A grammar in a form that the parser takes.
 #[derive(Debug, PartialEq, Eq)]
@@ -213,7 +213,7 @@ impl<'a> Parser<'a> {
                 self.take(".");
                 Part::Character { negated: true, ranges: Vec::new() }
             }
-            '(' if depth < DEPTH_MOST => {
+            '(' if depth < DEPTH_MAX => {
                 self.take("(");
                 self.skip(true);
                 let choice = self.choice(depth + 1)?;
@@ -265,7 +265,7 @@ impl<'a> Parser<'a> {
         } else {
             return Ok(part);
         };
-        if least.max(most.unwrap_or(0)) > REPEATS_MOST || most.is_some_and(|most| most < least) {
+        if least.max(most.unwrap_or(0)) > REPEATS_MAX || most.is_some_and(|most| most < least) {
             return Err(self.wrong("a number of repetitions is wrong"));
         }
         Ok(Part::Repeated(Box::new(part), least, most))
@@ -351,7 +351,7 @@ struct Expression<'a> {
 impl<'a> Expression<'a> {
     /// Writes a part. Returns `None` if a rule contains itself, if there is a token, or if it becomes too long.
     fn write(&mut self, part: &'a Part) -> Option<()> {
-        if self.out.len() > EXPRESSION_BYTES_MOST {
+        if self.out.len() > EXPRESSION_BYTES_MAX {
             return None;
         }
         match part {

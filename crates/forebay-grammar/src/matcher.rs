@@ -27,7 +27,7 @@ pub struct Opening {
 }
 
 /// Most tokens of line ends between a preamble and the rest.
-const LINE_ENDS_MOST: usize = 2;
+const LINE_ENDS_MAX: usize = 2;
 
 impl Opening {
     pub fn new(
@@ -161,7 +161,7 @@ impl Matcher {
         let rest = std::mem::take(tail);
         let rest = rest.trim_ascii_start();
         if rest.is_empty() {
-            self.state = State::Between(LINE_ENDS_MOST);
+            self.state = State::Between(LINE_ENDS_MAX);
             return Ok(());
         }
         self.state = State::Ruled;

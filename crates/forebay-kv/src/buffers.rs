@@ -42,7 +42,7 @@ impl DerefMut for Aligned {
 /// Buffers that together have a bounded size. Buffers that come back are lent again.
 #[derive(Debug)]
 pub(crate) struct Buffers {
-    most_bytes: usize,
+    bytes_max: usize,
     state: Mutex<State>,
     returned: Condvar,
 }
@@ -63,9 +63,9 @@ pub(crate) struct Lent {
 }
 
 impl Buffers {
-    /// Creates no buffers yet. Together they will have up to `most_bytes`; one buffer is always possible.
-    pub fn new(most_bytes: usize) -> Arc<Buffers> {
-        Arc::new(Buffers { most_bytes, state: Mutex::default(), returned: Condvar::new() })
+    /// Creates no buffers yet. Together they will have up to `bytes_max`; one buffer is always possible.
+    pub fn new(bytes_max: usize) -> Arc<Buffers> {
+        Arc::new(Buffers { bytes_max, state: Mutex::default(), returned: Condvar::new() })
     }
 
     /// Takes a buffer of at least `len` bytes, if there is room.
@@ -97,12 +97,12 @@ impl Buffers {
             Some(at) => state.free.swap_remove(at),
             None => {
                 // Buffers that are too short make room for a longer one.
-                while state.bytes + len > self.most_bytes
+                while state.bytes + len > self.bytes_max
                     && let Some(short) = state.free.pop()
                 {
                     state.bytes -= short.len();
                 }
-                if state.bytes + len > self.most_bytes && state.lent > 0 {
+                if state.bytes + len > self.bytes_max && state.lent > 0 {
                     return None;
                 }
                 state.bytes += len;

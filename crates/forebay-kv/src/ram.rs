@@ -22,7 +22,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use crate::block::{BlockHash, BlockKey, Link};
 
 /// Uses beyond this number add nothing to the value of a block. A block that was popular long ago would stay for ever.
-const USES_MOST: u64 = 16;
+const USES_MAX: u64 = 16;
 
 /// Number of blocks before a block whose attention takes as long as everything else in the block's rows. The work of a block
 /// is `1 + index / WORK_DOUBLES` in units of the first block's. 512 blocks are 8,192 positions, about right for models of
@@ -182,7 +182,7 @@ impl RamIndex {
     pub fn raise(&mut self, hash: BlockHash) {
         self.rerank(hash, |clock, node| {
             let work = WORK_DOUBLES + u64::from(node.link.index);
-            clock + (1 + node.uses).min(USES_MOST) * work
+            clock + (1 + node.uses).min(USES_MAX) * work
         });
     }
 

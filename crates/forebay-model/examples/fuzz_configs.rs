@@ -36,13 +36,13 @@ struct Counting;
 
 thread_local! {
     static NOW: Cell<usize> = const { Cell::new(0) };
-    static MOST: Cell<usize> = const { Cell::new(0) };
+    static PEAK: Cell<usize> = const { Cell::new(0) };
 }
 
 fn more(bytes: usize) {
     let now = NOW.get().wrapping_add(bytes);
     NOW.set(now);
-    MOST.set(MOST.get().max(now));
+    PEAK.set(PEAK.get().max(now));
 }
 
 // SAFETY: memory is the system allocator's. Counting does not allocate.
@@ -171,10 +171,10 @@ impl Worker {
         let model = &mut self.models[at];
         let with_weights = random.u32(..WEIGHTS_EACH) == 0;
         let before = NOW.get();
-        MOST.set(before);
+        PEAK.set(before);
         let run = || describe(model, &input, with_weights);
         let accepted = catch_unwind(AssertUnwindSafe(run));
-        let taken = MOST.get() - before;
+        let taken = PEAK.get() - before;
         let Ok(accepted) = accepted else {
             return Err(format!("a panic: {}: {}", self.models[at].name, told(&input)));
         };

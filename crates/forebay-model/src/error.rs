@@ -71,10 +71,10 @@ pub enum ModelError {
     #[error(
         "keys and values need at least {} of VRAM with this context, but --kv-vram allows {}; give a larger --kv-vram \
          or a smaller --ctx",
-        at_least(*least_bytes),
+        at_least(*bytes_min),
         at_most(*given_bytes)
     )]
-    KvVramTooSmall { given_bytes: u64, least_bytes: u64 },
+    KvVramTooSmall { given_bytes: u64, bytes_min: u64 },
     #[error(
         "the model needs {} of VRAM, but {} may be used: {why}; give {}a larger --vram, or use --device cpu",
         at_least(*needed_bytes),

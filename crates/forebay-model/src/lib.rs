@@ -32,7 +32,7 @@ pub use backend::cuda::{
     WeightsToLoad,
 };
 pub use backend::{
-    Backend, BlockContent, CHANGES_MOST, ChosenExperts, ComputeInfo, HostMemory, HostReserver,
+    Backend, BlockContent, CHANGES_MAX, ChosenExperts, ComputeInfo, HostMemory, HostReserver,
     KvGroup, Restoring, RowSelection, Run, Selector, largest_context,
 };
 pub use decoder::{Decoder, Output, Pass, PassWatch, Paused, Routing};

@@ -84,7 +84,7 @@ impl Sampling {
 }
 
 /// Most of the largest logits that a choice looks at before it needs all of them.
-pub const LARGEST_MOST: usize = 256;
+pub const LARGEST_MAX: usize = 256;
 
 /// A change of one token's logit before the choice: `(x / divisor) - subtracted + added`, where a logit that is not positive
 /// is multiplied by the divisor. Every device computes these operations in this order, each rounded to 32 bits.
@@ -216,10 +216,10 @@ impl Sampler {
         let Sampling { temperature, top_k, top_p, .. } = self.options;
         match top_k {
             _ if temperature <= 0.0 => Needs { count: 1, total_at: None },
-            1..=LARGEST_MOST => Needs { count: top_k, total_at: None },
+            1..=LARGEST_MAX => Needs { count: top_k, total_at: None },
             _ => {
                 let total_at = Some(if top_p < 1.0 { 1.0 } else { temperature });
-                Needs { count: LARGEST_MOST, total_at }
+                Needs { count: LARGEST_MAX, total_at }
             }
         }
     }

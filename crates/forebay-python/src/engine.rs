@@ -29,7 +29,7 @@ pub struct Engine {
     text: Arc<Text>,
     context: usize,
     load_seconds: f64,
-    running_most: usize,
+    running_max: usize,
 }
 
 #[pymethods]
@@ -75,7 +75,7 @@ impl Engine {
             if let Some(disk) = kv_disk {
                 engine.set_kv_disk(disk, &name)?;
             }
-            let running_most = engine.running_most();
+            let running_max = engine.running_max();
             let worker =
                 Worker::start(engine).map_err(|error| Failed::Thread(error.to_string()))?;
             Ok(Engine {
@@ -83,7 +83,7 @@ impl Engine {
                 text: Arc::new(text),
                 context,
                 load_seconds,
-                running_most,
+                running_max,
             })
         })
         .map_err(|failed| match failed {
@@ -200,7 +200,7 @@ impl Engine {
         let document = json!({
             "running": report.running,
             "waiting": report.waiting,
-            "running_most": report.running_most,
+            "running_max": report.running_max,
             "rates": rates,
             "engine": {
                 "prompt_passes": engine.prompt_passes,
@@ -243,8 +243,8 @@ impl Engine {
     }
 
     #[getter]
-    fn running_most(&self) -> usize {
-        self.running_most
+    fn running_max(&self) -> usize {
+        self.running_max
     }
 
     #[getter]

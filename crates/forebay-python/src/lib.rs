@@ -47,5 +47,5 @@ mod native {
 
     /// Most texts of one call that wait for their embeddings.
     #[pymodule_export]
-    const EMBEDDINGS_QUEUED: usize = forebay_requests::embed::QUEUED_MOST;
+    const EMBEDDINGS_QUEUED: usize = forebay_requests::embed::QUEUED_MAX;
 }

@@ -19,7 +19,7 @@ use crate::errors::raise;
 use crate::mailbox::Mailbox;
 
 /// Most messages that wait. More are dropped, and counted.
-const WAITING_MOST: usize = 4096;
+const WAITING_MAX: usize = 4096;
 
 /// Level of Python, and a line.
 type Line = (u32, String);
@@ -40,7 +40,7 @@ static LOG: OnceLock<Log> = OnceLock::new();
 
 impl Lines {
     fn add(&self, line: Line) {
-        if !self.waiting.add(line, WAITING_MOST) {
+        if !self.waiting.add(line, WAITING_MAX) {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }

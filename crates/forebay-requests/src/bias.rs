@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::request::Refusal;
 
 /// Largest bias.
-const MOST: f64 = 100.0;
+const BIAS_MAX: f64 = 100.0;
 
 /// Reads `logit_bias`: `{"7": -1}`, `[[7, -1]]` or `[{"id": 7, "bias": -1}]`. The bias `false` forbids a token. The list is sorted
 /// by ids, because sums must not depend on an order.
@@ -51,11 +51,11 @@ fn of(id: &Value, bias: &Value) -> Result<(u32, f32), Refusal> {
     let number = number.ok_or_else(|| wrong(&format!("has {id}, which is no token id")))?;
     match bias {
         Value::Bool(false) => Ok((number, f32::NEG_INFINITY)),
-        bias => match bias.as_f64().filter(|bias| (-MOST..=MOST).contains(bias)) {
+        bias => match bias.as_f64().filter(|bias| (-BIAS_MAX..=BIAS_MAX).contains(bias)) {
             Some(bias) => Ok((number, bias as f32)),
-            None => {
-                Err(wrong(&format!("has {bias}: it must be between -{MOST} and {MOST}, or false")))
-            }
+            None => Err(wrong(&format!(
+                "has {bias}: it must be between -{BIAS_MAX} and {BIAS_MAX}, or false"
+            ))),
         },
     }
 }

@@ -13,7 +13,7 @@ use crate::answer::AnswerFailure;
 use crate::request::Refusal;
 
 /// Most texts of one call in the engine's queue. Other requests need places there, too.
-pub const QUEUED_MOST: usize = 32;
+pub const QUEUED_MAX: usize = 32;
 
 /// Tokens behind the context of which a text that is cut keeps the bytes, because a cut may change the tokens before it.
 const TOKENS_BEHIND: usize = 64;
@@ -58,14 +58,14 @@ pub fn prompts(
     truncates: bool,
 ) -> Result<Vec<Vec<u32>>, Refusal> {
     let encode = |text: &String| {
-        let least = tokenizer.tokens_least(text.len());
+        let least = tokenizer.tokens_min(text.len());
         if !truncates && least > context {
             let why = format!(
                 "input has a text of at least {least} tokens, and the context has {context}"
             );
             return Err(Refusal::of("input", why));
         }
-        let most = tokenizer.bytes_most(context + TOKENS_BEHIND).unwrap_or(text.len());
+        let most = tokenizer.bytes_max(context + TOKENS_BEHIND).unwrap_or(text.len());
         let text = &text[..text.floor_char_boundary(most)];
         let ids = tokenizer.encode(text, true, false);
         ids.map_err(|error| Refusal { message: error.to_string(), param: None, code: None })

@@ -411,7 +411,7 @@ impl Preparation<'_> {
 
     /// Refuses a text that cannot fit, before its tokens are made.
     fn check_length(&self, field: &'static str, text: &str) -> Result<(), Refusal> {
-        let least = self.tokenizer.tokens_least(text.len());
+        let least = self.tokenizer.tokens_min(text.len());
         if let Some(context) = self.context.filter(|context| least > *context) {
             let message = format!(
                 "the context is too short: it has {context} positions, and this prompt has at least {least} tokens; \

@@ -13,7 +13,7 @@ use forebay_grammar::STACK_BYTES;
 use crate::rates::{Collected, History};
 
 /// Passes that may fail one after the other before the requests end with an error. Each one tries the same rows again.
-const FAILURES_MOST: u32 = 3;
+const FAILURES_MAX: u32 = 3;
 
 /// Time between two reports of statistics that take long to collect.
 const REPORT_EVERY: Duration = Duration::from_millis(250);
@@ -31,7 +31,7 @@ pub struct Report {
     pub waiting: usize,
     pub running: usize,
     /// Most requests that run at a time.
-    pub running_most: usize,
+    pub running_max: usize,
     pub engine: EngineStatistics,
     pub session: SessionStatistics,
     pub kv: KvBlocks,
@@ -203,7 +203,7 @@ fn report(engine: &Engine, session: SessionStatistics, live: Collected) -> Repor
     Report {
         waiting,
         running,
-        running_most: engine.running_most(),
+        running_max: engine.running_max(),
         engine: engine.statistics(),
         session,
         kv: engine.kv_blocks(),
@@ -304,7 +304,7 @@ impl Thread {
     fn note_failure(&mut self, error: &EngineError) {
         self.failures += 1;
         tracing::warn!(failures = self.failures, "a pass failed: {error}");
-        if self.failures >= FAILURES_MOST {
+        if self.failures >= FAILURES_MAX {
             self.failures = 0;
             let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
             *failure = Some(error.to_string());

@@ -1,7 +1,7 @@
 // Colours code: comments, strings, numbers and keywords. One pass with one pattern per family of languages, so its time is linear.
 
 /** Longer code stays plain. */
-const MOST = 100_000;
+const CODE_MAX = 100_000;
 
 const words = (text) => new Set(text.split(" "));
 const C_WORDS = "auto break case catch class const continue default defer delete do else enum extern false final finally for func function goto if implements import in inline instanceof int interface let long match mod mut namespace new nil null nullptr operator override package private protected public pub register return self short signed sizeof static struct super switch template this throw throws trait true try type typedef typename typeof union unsafe unsigned use using var virtual void volatile where while yield async await as from of export extends fn impl dyn loop move ref crate bool boolean byte char double float string val fun object when is range chan go map select undefined debugger";
@@ -44,7 +44,7 @@ for (const [names, kind] of [
 /** Splits code into `[kind, text]`. The kind is empty for plain text. Returns null for a language that is not known. */
 export function parts(code, language) {
   const kind = LANGUAGES.get(language.toLowerCase());
-  if (!kind || code.length > MOST) return null;
+  if (!kind || code.length > CODE_MAX) return null;
   const found = [];
   let from = 0;
   for (const match of code.matchAll(kind.pattern)) {

@@ -5,7 +5,7 @@ import { parseFile, toJson, toMarkdown } from "./records.js";
 import { announce, button, download, get, notice } from "./ui.js";
 
 /** Larger files are not read. */
-const FILE_MOST = 256 * 1024 * 1024;
+const FILE_MAX = 256 * 1024 * 1024;
 const JSON_TYPE = "application/json";
 
 /** Starts the list. `open(id)` shows a chat. Returns `show(current, answering)`, which reads the list again. */
@@ -50,7 +50,7 @@ export function startList({ store, open }) {
 
   async function take(file) {
     try {
-      if (file.size > FILE_MOST) throw new Error("The file is larger than 256 MiB.");
+      if (file.size > FILE_MAX) throw new Error("The file is larger than 256 MiB.");
       const { chats, faults } = parseFile(await file.text());
       for (const [chat, messages] of chats) await store.putChat(chat, messages);
       const more = faults.length > 3 ? ` And ${faults.length - 3} more.` : "";

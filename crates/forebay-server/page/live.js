@@ -55,7 +55,7 @@ function facts(model) {
     fact("Generating", `${rates.generated_tokens.toFixed(1)} tokens/s`, predicted ? `predicted ${predicted.toFixed(1)}` : ""),
     fact("Reading prompts", `${rates.prompt_tokens.toFixed(0)} tokens/s`),
     fact("Limited by", model.limited_by ?? "nothing, idle", model.predicted ? `predicted: ${words(model.predicted.limit)}` : ""),
-    fact("Requests", `${queue.running} of ${queue.running_most}`, `${queue.waiting} waiting, ${queue.suspended} suspensions`),
+    fact("Requests", `${queue.running} of ${queue.running_max}`, `${queue.waiting} waiting, ${queue.suspended} suspensions`),
   ];
   if (model.experts.length) {
     const rate = found > 0 ? `${percent(rates.expert_hits / found)}` : "none now";

@@ -1,13 +1,13 @@
 // Renders Markdown as nodes. Text becomes text nodes only, so that HTML of a model is shown and never run.
 //
 // Time grows linearly with the text, whatever the text is: the reader of blocks (CommonMark's algorithm) looks at each line once for each
-// open container, of which there are at most CONTAINERS_MOST; the reader of a block's text never looks for the same thing twice.
+// open container, of which there are at most CONTAINERS_MAX; the reader of a block's text never looks for the same thing twice.
 // A growing answer is read again only from the start of its last block, and nodes that did not change stay.
 
-const CONTAINERS_MOST = 24;
-const SPANS_MOST = 32;
-const LINK_MOST = 2000;
-const FORMULA_MOST = 4000;
+const CONTAINERS_MAX = 24;
+const SPANS_MAX = 32;
+const LINK_MAX = 2000;
+const FORMULA_MAX = 4000;
 
 /**
  * Renders text into a node that nothing else fills.
@@ -146,7 +146,7 @@ class Reader {
     }
     if (leaf.kind === "math") {
       const end = this.line.indexOf(leaf.end, this.pos);
-      if (this.next < this.line.length && leaf.size < FORMULA_MOST) {
+      if (this.next < this.line.length && leaf.size < FORMULA_MAX) {
         this.mathLine(leaf, this.line.slice(this.pos, end < 0 ? undefined : end));
         if (end >= 0) this.mathEnd(leaf, end);
         return true;
@@ -196,7 +196,7 @@ class Reader {
         return true;
       }
       const mark = this.line[this.next];
-      if (mark === ">" && this.open.length < CONTAINERS_MOST) {
+      if (mark === ">" && this.open.length < CONTAINERS_MAX) {
         this.close();
         this.leaf = null;
         this.push({ kind: "quote", kids: [] });
@@ -247,7 +247,7 @@ class Reader {
     if (!begin || this.leaf?.kind === "text") return false;
     const from = this.next + 2;
     const close = this.line.indexOf(end, from);
-    if (close - from > FORMULA_MOST || this.line.length - from > FORMULA_MOST) return false;
+    if (close - from > FORMULA_MAX || this.line.length - from > FORMULA_MAX) return false;
     const leaf = { kind: "math", begin, end, lines: [], size: 0, closed: false };
     this.single(leaf);
     this.leaf = leaf;
@@ -259,7 +259,7 @@ class Reader {
   /** Opens an item, and a list if the item continues none. */
   item(mark) {
     const found = /^(?:[-+*]|\d{1,9}[.)])(?=[ \t]|$)/.exec(this.line.slice(this.next, this.next + 11));
-    if (!found || this.open.length + 1 >= CONTAINERS_MOST) return false;
+    if (!found || this.open.length + 1 >= CONTAINERS_MAX) return false;
     const rest = this.next + found[0].length;
     if (isRule(this.line.slice(this.next), mark)) return false;
     let after = rest;
@@ -623,7 +623,7 @@ class Scan {
     }
     if (next === "(" || next === "[") {
       const end = this.find(next === "(" ? "\\)" : "\\]", at + 2);
-      if (end > at + 2 && end - at < FORMULA_MOST) return this.formula(at, at + 2, end, next === "[");
+      if (end > at + 2 && end - at < FORMULA_MAX) return this.formula(at, at + 2, end, next === "[");
     }
     if (next !== undefined && /[!-/:-@[-`{-~]/.test(next)) {
       this.tokens.push(next);
@@ -642,7 +642,7 @@ class Scan {
     const double = this.text[at + 1] === "$";
     const from = at + (double ? 2 : 1);
     const end = this.find(double ? "$$" : "$", from);
-    if (end <= from || end - from > FORMULA_MOST) return this.literal(at, from - at);
+    if (end <= from || end - from > FORMULA_MAX) return this.literal(at, from - at);
     if (!double) {
       // Prices are no formulas.
       const inner = this.text[from] + this.text[end - 1];
@@ -751,14 +751,14 @@ class Scan {
     if (!place) return null;
     let end = place.close;
     const stop = place.close >= 0 ? place.close : place.space;
-    if (stop < 0 || stop - at > LINK_MOST) return null;
+    if (stop < 0 || stop - at > LINK_MAX) return null;
     let target = this.text.slice(at + 1, stop);
     if (place.close < 0) {
       let title = stop;
       while (title - stop < 10 && /\s/.test(this.text[title] ?? "")) title++;
       const quote = this.text[title];
       end = quote === '"' || quote === "'" ? this.find(quote, title + 1) + 1 : quote === ")" ? title : 0;
-      if (end <= 0 || end - at > LINK_MOST || this.text[end] !== ")") return null;
+      if (end <= 0 || end - at > LINK_MAX || this.text[end] !== ")") return null;
     }
     if (target[0] === "<" && target.at(-1) === ">") target = target.slice(1, -1);
     return safe(target) ? { target, end: end + 1 } : null;
@@ -865,7 +865,7 @@ function parensOf(text) {
 
 /** Returns true if a target is on the web. */
 function safe(target) {
-  return target.length <= LINK_MOST && /^https?:\/\/[^\s/]/i.test(target) && URL.canParse(target);
+  return target.length <= LINK_MAX && /^https?:\/\/[^\s/]/i.test(target) && URL.canParse(target);
 }
 
 /** Makes nodes of tokens. Emphasis that is nested too deeply stays text. */
@@ -883,7 +883,7 @@ function place(root, tokens, context) {
     nodes.at(-1).append(node);
   };
   const begin = (make, source) => {
-    const fits = nodes.length <= SPANS_MOST;
+    const fits = nodes.length <= SPANS_MAX;
     shown.push(fits ? "" : source);
     if (!fits) return (text += source);
     const node = make();

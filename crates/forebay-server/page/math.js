@@ -3,7 +3,7 @@
 
 const LIBRARY = "/page/temml.min.js";
 /** Deeper formulas stay as they were written: a browser's layout may not end for them. */
-const DEPTH_MOST = 80;
+const DEPTH_MAX = 80;
 /** The longest turn, in milliseconds. */
 const TURN = 8;
 
@@ -48,7 +48,7 @@ function make(temml, { node, source, display }) {
   const shown = document.createElement("span");
   try {
     temml.render(source, shown, { displayMode: display, throwOnError: true, maxExpand: 200, maxSize: [20, 20], trust: false });
-    if (depth(shown) > DEPTH_MOST) throw new Error("the formula is too deep");
+    if (depth(shown) > DEPTH_MAX) throw new Error("the formula is too deep");
     node.replaceChildren(...shown.childNodes);
     node.title = source.trim();
   } catch {

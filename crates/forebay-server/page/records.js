@@ -2,7 +2,7 @@
 
 export const FORMAT = "forebay-chats";
 /** Longer titles are cut. */
-const TITLE_MOST = 80;
+const TITLE_MAX = 80;
 /**
  * `limit` ended at the most tokens, `stopped` by the user, `cut` by a fault or a closed page; `refused` has no text. Only an `answering`
  * message has an owner: the tab that receives it.
@@ -25,10 +25,10 @@ export function newMessage(chat, role, content, more = {}) {
 
 /** Makes a title of a chat's first message. */
 export function titleOf(text) {
-  const line = text.trim().slice(0, 4 * TITLE_MOST).replace(/\s+/g, " ");
+  const line = text.trim().slice(0, 4 * TITLE_MAX).replace(/\s+/g, " ");
   if (!line) return "New chat";
   const chars = [...line];
-  return chars.length > TITLE_MOST ? `${chars.slice(0, TITLE_MOST - 1).join("")}…` : line;
+  return chars.length > TITLE_MAX ? `${chars.slice(0, TITLE_MAX - 1).join("")}…` : line;
 }
 
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);

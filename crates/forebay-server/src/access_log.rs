@@ -1,6 +1,6 @@
 //! The access log: a line of JSON for every request, without prompts and keys.
 //!
-//! Requests never wait for the log. A thread writes the lines, and lines beyond [`LINES_MOST`] that it has not written are
+//! Requests never wait for the log. A thread writes the lines, and lines beyond [`LINES_MAX`] that it has not written are
 //! dropped and counted.
 
 use std::fs::{File, OpenOptions};
@@ -16,12 +16,12 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 /// Most lines that wait to be written.
-const LINES_MOST: usize = 4096;
+const LINES_MAX: usize = 4096;
 /// Time between two looks at whether the file should be opened again.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Most bytes of a line. Paths in it are cut.
-const LINE_BYTES_MOST: u64 = 64 << 10;
+const LINE_BYTES_MAX: u64 = 64 << 10;
 /// Keys that every line of a request has had since the first version.
 const REQUEST_KEYS: [&str; 5] = ["request_id", "method", "path", "status", "seconds"];
 
@@ -48,7 +48,7 @@ impl AccessLog {
     /// Returns an error if the file cannot be opened, or if the system starts no thread.
     pub fn open(target: AccessLogTarget, reopens: Arc<AtomicBool>) -> io::Result<AccessLog> {
         let out = Out::open(&target)?;
-        let (lines, received) = sync_channel(LINES_MOST);
+        let (lines, received) = sync_channel(LINES_MAX);
         let dropped = Arc::new(AtomicU64::new(0));
         let writer = Writer { target, out, reopens, dropped: dropped.clone() };
         let thread = thread::Builder::new().name("access-log".into());
@@ -105,7 +105,7 @@ fn append(path: &Path) -> io::Result<File> {
     let mut file = OpenOptions::new().create(true).read(has_content).append(true).open(path)?;
     if has_content {
         let mut first = Vec::new();
-        BufReader::new((&file).take(LINE_BYTES_MOST)).read_until(b'\n', &mut first)?;
+        BufReader::new((&file).take(LINE_BYTES_MAX)).read_until(b'\n', &mut first)?;
         if !is_line(&first) {
             let why = "the file is there and is no access log: give another name";
             return Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
@@ -147,7 +147,7 @@ impl Writer {
             };
             // Lines that wait are written together.
             let mut count = 1;
-            while count < LINES_MOST {
+            while count < LINES_MAX {
                 match received.try_recv() {
                     Ok(line) => text.push_str(&line),
                     Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,

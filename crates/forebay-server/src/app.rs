@@ -20,9 +20,9 @@ use crate::{ollama, responses, stream};
 const PREPARING_TIME: Duration = Duration::from_secs(20);
 
 /// Most requests that are answered at a time.
-const REQUESTS_MOST: usize = 2048;
+const REQUESTS_MAX: usize = 2048;
 /// Most bodies of the largest size that are in memory.
-const BODIES_MOST: usize = 16;
+const BODIES_MAX: usize = 16;
 
 /// Threads for short work: bodies, folders and lists.
 const SHORT: PoolOptions = PoolOptions {
@@ -82,13 +82,13 @@ impl App {
             rules,
             short: Pool::new(SHORT),
             preparing: Pool::new(PREPARING),
-            requests: Quota::new("requests", REQUESTS_MOST, several),
+            requests: Quota::new("requests", REQUESTS_MAX, several),
             body_bytes: Quota::new(
                 "bytes of requests",
-                BODIES_MOST.saturating_mul(body_bytes),
+                BODIES_MAX.saturating_mul(body_bytes),
                 several,
             ),
-            pulls: Quota::new("pulls", ollama::PULLS_MOST, several),
+            pulls: Quota::new("pulls", ollama::PULLS_MAX, several),
             lifetime: Lifetime::default(),
             started: Instant::now(),
             ping,

@@ -22,7 +22,7 @@ use crate::error::ApiError;
 use crate::quota::Held;
 
 /// Most bytes of a request that is too large, which are read all the same: most clients read no answer before they have sent all.
-const DISCARDED_MOST: usize = 1 << 30;
+const DISCARDED_MAX: usize = 1 << 30;
 
 /// Reads a body by the table of fields.
 ///
@@ -98,7 +98,7 @@ async fn receive(request: Request, app: &App, caller: &Caller) -> Result<Body, A
         let why = format!("the request is too large: --max-body allows {limit} bytes");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why)
     };
-    if announced > limit as u64 && (waits || announced > DISCARDED_MOST as u64) {
+    if announced > limit as u64 && (waits || announced > DISCARDED_MAX as u64) {
         // The client sends nothing before it is told to, or more than is worth reading.
         return Err(too_large());
     }
@@ -114,7 +114,7 @@ async fn receive(request: Request, app: &App, caller: &Caller) -> Result<Body, A
                 held.add(part.len())?;
                 parts.push(part);
             }
-            _ if bytes > limit.saturating_add(DISCARDED_MOST) => break,
+            _ if bytes > limit.saturating_add(DISCARDED_MAX) => break,
             _ => {
                 parts.clear();
                 held = app.body_bytes.nothing(caller);

@@ -26,7 +26,7 @@ use crate::run::submit as submit_to;
 use crate::{ollama, openai};
 
 /// Most texts of a request, as in OpenAI's interface.
-const TEXTS_MOST: usize = 2048;
+const TEXTS_MAX: usize = 2048;
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -196,7 +196,7 @@ async fn compute(
     let (mut running, mut vectors, mut tokens) = (VecDeque::new(), Vec::new(), 0);
     let mut prompts = prompts.into_iter();
     loop {
-        while running.len() < embed::QUEUED_MOST
+        while running.len() < embed::QUEUED_MAX
             && let Some(prompt) = prompts.next()
         {
             tokens += prompt.len();
@@ -215,7 +215,7 @@ fn check_count(texts: usize) -> Result<(), ApiError> {
     let refuse = |why: &str| Err(ApiError { param: Some("input".into()), ..ApiError::bad(why) });
     match texts {
         0 => refuse("input has no text"),
-        count if count > TEXTS_MOST => refuse("input has more than 2048 texts"),
+        count if count > TEXTS_MAX => refuse("input has more than 2048 texts"),
         _ => Ok(()),
     }
 }

@@ -61,7 +61,7 @@ pub use models::{
     Catalogue, Entry, KeepAlive, LoadError, Loaded, Loader, Memory, Models, ModelsOptions,
 };
 pub use plan::PlanReport;
-pub use server::{CLIENT_TIME, CONNECTIONS_MOST, Listener, ServerOptions};
+pub use server::{CLIENT_TIME, CONNECTIONS_MAX, Listener, ServerOptions};
 pub use sockets::Address;
 
 /// Reason why a server cannot start or has to end.

@@ -49,7 +49,7 @@ fn of_model(model: &Status) -> Value {
         "queue": {
             "running": report.running,
             "waiting": report.waiting,
-            "running_most": report.running_most,
+            "running_max": report.running_max,
             "suspended": report.engine.suspended,
         },
         "rates": rates,

@@ -129,7 +129,7 @@ fn request(endpoint: Endpoint, body: Value) -> Result<(Wanted, Vec<String>), Api
                 prefix: body.input_prefix + &one_text(prompt)?,
                 suffix: body.input_suffix,
                 extra: body.input_extra.into_iter().map(extra).collect(),
-                most_tokens: None,
+                tokens_max: None,
             })
         }
     };
@@ -258,7 +258,7 @@ async fn begin(
     let settings = settings(&sampling, most, &wanted.stops);
     let lease = app.models.get(&caller, entry, None).await?;
     if let Input::Infill(gap) = &mut wanted.input {
-        gap.most_tokens = Some(lease.context.saturating_sub(most.unwrap_or(0)));
+        gap.tokens_max = Some(lease.context.saturating_sub(most.unwrap_or(0)));
     }
     let prepared = app.prepared(&caller, &lease, wanted).await?;
     let answers = Answers::start(&caller, &lease, &prepared).await?;

@@ -36,7 +36,7 @@ pub async fn props(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<V
                 "n_ctx": status.map_or(text.info.context_trained, |status| status.context),
                 "params": { "temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "n_predict": -1 },
             },
-            "total_slots": status.map_or(1, |status| status.report.running_most),
+            "total_slots": status.map_or(1, |status| status.report.running_max),
             "model_alias": entry.name,
             "model_path": entry.name,
             "modalities": { "vision": false, "audio": false },
@@ -77,7 +77,7 @@ pub async fn slots(State(app): State<Arc<App>>) -> Json<Value> {
             "model": status.name,
             "running": report.running,
             "waiting": report.waiting,
-            "running_most": report.running_most,
+            "running_max": report.running_max,
             "context": status.context,
             "statistics": report.session,
         })

@@ -7,7 +7,7 @@ use axum::response::Response;
 const HEADER: HeaderName = HeaderName::from_static("x-forebay-warning");
 
 /// Most bytes of the header. Some proxies refuse long ones.
-const BYTES_MOST: usize = 1024;
+const BYTES_MAX: usize = 1024;
 
 /// Adds the remarks to an answer, and logs them.
 pub fn add(remarks: &[String], mut response: Response) -> Response {
@@ -17,7 +17,7 @@ pub fn add(remarks: &[String], mut response: Response) -> Response {
     let all = remarks.join("; ");
     tracing::warn!("an answer may not follow all of its request: {all}");
     let visible = |c: char| if c.is_ascii() && !c.is_ascii_control() { c } else { '?' };
-    let text: String = all.chars().map(visible).take(BYTES_MOST).collect();
+    let text: String = all.chars().map(visible).take(BYTES_MAX).collect();
     if let Ok(value) = HeaderValue::from_str(&text) {
         response.headers_mut().insert(HEADER, value);
     }
@@ -35,6 +35,6 @@ mod tests {
         let remarks = ["a: \u{e9}\n".to_owned(), "b".repeat(5000)];
         let response = add(&remarks, Response::default());
         let text = response.headers()[HEADER].to_str().unwrap();
-        assert!(text.starts_with("a: ??; bb") && text.len() == BYTES_MOST);
+        assert!(text.starts_with("a: ??; bb") && text.len() == BYTES_MAX);
     }
 }

@@ -28,9 +28,9 @@ const SHORT_REQUEST_ID: HeaderName = HeaderName::from_static("request-id");
 const QUEUE_AGAIN: &str = "1";
 const READY_AGAIN: &str = "2";
 /// Most bytes of an id that a client chooses.
-const ID_BYTES_MOST: usize = 128;
+const ID_BYTES_MAX: usize = 128;
 /// Most characters of a path in the log.
-const PATH_MOST: usize = 256;
+const PATH_MAX: usize = 256;
 
 /// Address of the client, which every connection adds to its requests. A program that uses a Unix socket has none.
 #[derive(Clone, Copy)]
@@ -59,7 +59,7 @@ pub async fn log(
         note: caller.note().clone(),
         id: id.clone(),
         method: method.to_string(),
-        path: path.chars().take(PATH_MOST).collect(),
+        path: path.chars().take(PATH_MAX).collect(),
         key: access::key_hash(request.headers()),
         remote: remote.map(|remote| remote.to_string()),
         status: None,
@@ -107,7 +107,7 @@ pub async fn log(
 fn request_id(headers: &HeaderMap) -> String {
     let is_harmless = |id: &&str| {
         let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/+=".contains(&byte);
-        (1..=ID_BYTES_MOST).contains(&id.len()) && id.bytes().all(allowed)
+        (1..=ID_BYTES_MAX).contains(&id.len()) && id.bytes().all(allowed)
     };
     let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).filter(is_harmless);
     given.map_or_else(|| format!("req_{}", stream::unique()), str::to_owned)

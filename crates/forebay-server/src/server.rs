@@ -92,7 +92,7 @@ impl ServerOptions {
 }
 
 /// Usual [`ServerOptions::connections`].
-pub const CONNECTIONS_MOST: usize = 2048;
+pub const CONNECTIONS_MAX: usize = 2048;
 /// Usual [`ServerOptions::client_time`].
 pub const CLIENT_TIME: Duration = Duration::from_secs(20);
 

@@ -206,7 +206,7 @@ impl Running {
         change: impl FnOnce(&mut ServerOptions),
         start: impl FnOnce(&Models) -> Result<(), ServeError> + Send + 'static,
     ) -> Running {
-        let files = FilesOptions { folder: None, bytes_most: 1 << 20, file_bytes_most: 1 << 20 };
+        let files = FilesOptions { folder: None, bytes_max: 1 << 20, file_bytes_max: 1 << 20 };
         let mut options = ServerOptions {
             address: Address::Tcp(SocketAddr::from(([127, 0, 0, 1], 0))),
             keys: Keys::read(keys),

@@ -19,11 +19,11 @@ use crate::limits::{self, Checked};
 use crate::pieces::Spelling;
 use crate::special::{SpecialTokens, Strip};
 use crate::tokenizer::{Affixes, Encoder, Tokenizer};
-use crate::vocabulary::{MAX_TOKENS, TokenKind, Vocabulary, byte_of_token};
+use crate::vocabulary::{TOKENS_MAX, TokenKind, Vocabulary, byte_of_token};
 use crate::{TextError, byte_level, tiktoken, warnings};
 
 /// Size limit of a tokenizer file in bytes. The largest known files have 35 MB.
-const MAX_FILE_BYTES: u64 = 96 << 20;
+const FILE_BYTES_MAX: u64 = 96 << 20;
 
 /// The library's tokenizer.
 pub struct HuggingFace {
@@ -242,7 +242,7 @@ fn spaces_first_part(pre_tokenizer: &Value) -> bool {
 fn read(document: &Document) -> Result<Cow<'_, [u8]>, TextError> {
     let failed = |error: std::io::Error| bad_file(document.path(), error.to_string());
     let bytes = document.bytes().map_err(failed)?;
-    if bytes > MAX_FILE_BYTES {
+    if bytes > FILE_BYTES_MAX {
         let reason = format!("{bytes} bytes are too many for a tokenizer");
         return Err(bad_file(document.path(), reason));
     }
@@ -262,8 +262,8 @@ fn vocabulary(
     let ids: HashMap<String, u32> = library.get_vocab(true);
     let last = ids.values().max().ok_or(TextError::EmptyVocabulary)?;
     let count = u64::from(*last) + 1;
-    if count > MAX_TOKENS {
-        return Err(TextError::VocabularyTooLarge { tokens: count, limit: MAX_TOKENS });
+    if count > TOKENS_MAX {
+        return Err(TextError::VocabularyTooLarge { tokens: count, limit: TOKENS_MAX });
     }
     let mut texts: Vec<&[u8]> = vec![b""; count as usize];
     let mut kinds = vec![TokenKind::Unused; count as usize];

@@ -18,11 +18,11 @@ use crate::pieces::Spelling;
 use crate::pretokenize::Splitter;
 use crate::special::{SpecialTokens, Strip};
 use crate::tokenizer::{Affixes, Encoder, Tokenizer};
-use crate::vocabulary::{MAX_TOKENS, TokenKind, Vocabulary};
+use crate::vocabulary::{TOKENS_MAX, TokenKind, Vocabulary};
 use crate::{TextError, byte_level, huggingface};
 
 /// Size limit of a file in bytes. Published ones have 3 MB.
-const MAX_FILE_BYTES: u64 = 32 << 20;
+const FILE_BYTES_MAX: u64 = 32 << 20;
 
 /// A program whose tokenizers are known.
 struct Program {
@@ -122,7 +122,7 @@ fn program(configuration: &Value, config: &Value) -> Option<&'static Program> {
 fn ranks(document: &Document) -> Result<Vec<Vec<u8>>, TextError> {
     let bad = |reason: String| bad_file(document.path(), reason);
     let bytes = document.bytes().map_err(|error| bad(error.to_string()))?;
-    if bytes > MAX_FILE_BYTES {
+    if bytes > FILE_BYTES_MAX {
         return Err(bad(format!("{bytes} bytes are too many for a list of tokens")));
     }
     let content = document.read().map_err(|error| bad(error.to_string()))?;
@@ -169,7 +169,7 @@ fn all_tokens(
         let wrong = || format!("tokenizer_config.json has a token {id:?} that is none");
         let text = token["content"].as_str().ok_or_else(wrong)?;
         let at: usize = id.parse().map_err(|_| wrong())?;
-        if at as u64 >= MAX_TOKENS || at < ranks.len() {
+        if at as u64 >= TOKENS_MAX || at < ranks.len() {
             return Err(wrong());
         }
         if at >= texts.len() {

@@ -16,7 +16,7 @@ use crate::{TextError, TextStream, gguf, huggingface};
 
 /// Length limit of a text to encode. No model reads that much at once, and merging takes about 60
 /// bytes of memory per byte of text.
-const MAX_TEXT_BYTES: u64 = 64 << 20;
+const TEXT_BYTES_MAX: u64 = 64 << 20;
 
 /// Conversion between text and token ids, as the model's files define it.
 pub struct Tokenizer {
@@ -99,8 +99,8 @@ impl Tokenizer {
         add_special: bool,
         parse_special: bool,
     ) -> Result<Vec<u32>, TextError> {
-        if text.len() as u64 > MAX_TEXT_BYTES {
-            return Err(TextError::TextTooLong { limit: MAX_TEXT_BYTES });
+        if text.len() as u64 > TEXT_BYTES_MAX {
+            return Err(TextError::TextTooLong { limit: TEXT_BYTES_MAX });
         }
         if let Encoder::HuggingFace(tokenizer) = &self.encoder {
             return tokenizer.encode(text, add_special, parse_special);
@@ -129,8 +129,8 @@ impl Tokenizer {
         if by_library {
             return self.encode(text, false, true);
         }
-        if text.len() as u64 > MAX_TEXT_BYTES {
-            return Err(TextError::TextTooLong { limit: MAX_TEXT_BYTES });
+        if text.len() as u64 > TEXT_BYTES_MAX {
+            return Err(TextError::TextTooLong { limit: TEXT_BYTES_MAX });
         }
         let with_text = !matches!(self.encoder, Encoder::HuggingFace(_));
         let mut ids = Vec::with_capacity(text.len() / 3 + 2);
@@ -222,12 +222,12 @@ impl Tokenizer {
 
     /// Returns a number of tokens that no text of so many bytes falls below. It takes no time, so it can refuse a text that
     /// is much too long before its tokens are made. It is 0 if nothing is known.
-    pub fn tokens_least(&self, text_bytes: usize) -> usize {
+    pub fn tokens_min(&self, text_bytes: usize) -> usize {
         self.longest.map_or(0, |longest| text_bytes / longest)
     }
 
     /// Returns a number of bytes that no text of so many tokens exceeds, if it is known.
-    pub fn bytes_most(&self, tokens: usize) -> Option<usize> {
+    pub fn bytes_max(&self, tokens: usize) -> Option<usize> {
         self.longest.map(|longest| tokens.saturating_mul(longest))
     }
 

@@ -9,7 +9,7 @@ use crate::{TextError, warnings};
 
 /// Limit of the number of tokens. It is more than any model has (the largest vocabularies have
 /// 262,144), but small enough that a hostile file cannot request an absurd table.
-pub const MAX_TOKENS: u64 = 1 << 22;
+pub const TOKENS_MAX: u64 = 1 << 22;
 
 /// Kind of a token (`tokenizer.ggml.token_type` of GGUF).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,8 +70,8 @@ impl Vocabulary {
         if count == 0 {
             return Err(TextError::EmptyVocabulary);
         }
-        if count as u64 > MAX_TOKENS {
-            return Err(TextError::VocabularyTooLarge { tokens: count as u64, limit: MAX_TOKENS });
+        if count as u64 > TOKENS_MAX {
+            return Err(TextError::VocabularyTooLarge { tokens: count as u64, limit: TOKENS_MAX });
         }
         if kinds.len() != count {
             let key = "tokenizer.ggml.token_type";

@@ -43,7 +43,7 @@ fn check_case(tokenizer: &Tokenizer, case: &Value) -> Result<(), String> {
     if found != expected {
         return Err(format!("{case:?}\n found {found:?}"));
     }
-    let least = tokenizer.tokens_least(text.len());
+    let least = tokenizer.tokens_min(text.len());
     if least > found.len() {
         return Err(format!(
             "{text:?} was to have {least} tokens at least, but has {}",

@@ -135,7 +135,7 @@ pub fn run(args: RunArgs) -> Outcome<RunConfig> {
         return usage(format!("{option}: the demo model was not trained to chat: name a MODEL"));
     }
     if demo {
-        answer.max_tokens.get_or_insert(demo::MAX_TOKENS);
+        answer.max_tokens.get_or_insert(demo::TOKENS_MAX);
     }
     let model = match args.model {
         Some(path) => path,

@@ -19,7 +19,7 @@ pub fn sampling() -> Sampling {
 }
 
 /// Length of the demo answer in tokens. The model stays coherent for a paragraph or two.
-pub const MAX_TOKENS: usize = 200;
+pub const TOKENS_MAX: usize = 200;
 
 /// Suggestions for a new user after the first run.
 pub const NEXT: &str = "\

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use forebay_engine::doctor::{MachineProfile, folder_of};
 use forebay_engine::plan::{
-    HitCurve, PlanRequest, PlannedModel, Planner, PredictedRate, Rates, SEQUENCES_MOST, Together,
+    HitCurve, PlanRequest, PlannedModel, Planner, PredictedRate, Rates, SEQUENCES_MAX, Together,
     Work,
 };
 use forebay_engine::{CpuOffload, DeviceChoice, EngineError, Session, SessionOptions, free_bytes};
@@ -72,7 +72,7 @@ impl SessionPlan {
         let hits = HitCurve::default();
         let planner = Planner::new(&self.model, rates, &hits);
         let planned = planner.plan(&request).map_err(words)?;
-        let together = planner.together(&request, SEQUENCES_MOST);
+        let together = planner.together(&request, SEQUENCES_MAX);
         let document = Document {
             path: None,
             model: &self.model.info,
@@ -114,7 +114,7 @@ impl SessionPlan {
     /// per second with. Returns `None` if nothing is predicted.
     pub fn best_sequences(&self, options: &SessionOptions) -> Option<usize> {
         self.ask(options, |planner, request| {
-            let together = planner.together(request, SEQUENCES_MOST);
+            let together = planner.together(request, SEQUENCES_MAX);
             Together::best(&together).map(|best| best.sequences)
         })
     }

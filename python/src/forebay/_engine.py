@@ -358,7 +358,7 @@ class Engine:
     @property
     def parallel(self) -> int:
         """Most requests that run together."""
-        return self._native.running_most
+        return self._native.running_max
 
     @property
     def vocab_size(self) -> int:

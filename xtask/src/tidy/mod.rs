@@ -8,6 +8,7 @@ mod docs;
 mod files;
 mod layers;
 mod lengths;
+mod names;
 mod pages;
 mod scan;
 mod terms;
@@ -78,6 +79,7 @@ pub fn run(root: &Path) -> Result<bool> {
     docs::check(&repository, &command_line, &mut findings);
     pages::check(&repository, &mut findings);
     terms::check(&repository, &mut findings);
+    names::check(&repository, &mut findings);
     workflows::check(&repository, &mut findings);
     allow.check_all_used(&mut findings);
 

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::writer::{
-    DEPTH_MOST, Form, Parameter, Tool, Writer, is_text, parameters, sequence, texts,
+    DEPTH_MAX, Form, Parameter, Tool, Writer, is_text, parameters, sequence, texts,
 };
 
 impl Writer<'_> {
@@ -75,7 +75,7 @@ impl Values<'_> {
     /// Returns a value as a part of a rule. Beyond the bounds, a value is of any type.
     fn value(&mut self, schema: &Value, depth: usize) -> String {
         let (writer, tool, quote) = (self.writer, self.tool, self.quote);
-        if depth > DEPTH_MOST || writer.is_full() {
+        if depth > DEPTH_MAX || writer.is_full() {
             return "any_value".to_owned();
         }
         if let Some(texts) = texts(schema) {

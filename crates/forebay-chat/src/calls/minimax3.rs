@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::writer::{DEPTH_MOST, Form, Tool, Writer, is_text, parameters, texts};
+use super::writer::{DEPTH_MAX, Form, Tool, Writer, is_text, parameters, texts};
 use crate::syntax::MINIMAX3;
 
 impl Writer<'_> {
@@ -59,7 +59,7 @@ impl Values<'_> {
     fn value(&mut self, name: &str, tag: &str, schema: &Value, depth: usize) -> String {
         let end = format!("{MINIMAX3}</{tag}>");
         let (writer, tool) = (self.writer, self.tool);
-        let is_open = depth > DEPTH_MOST || writer.is_full();
+        let is_open = depth > DEPTH_MAX || writer.is_full();
         if let Some(texts) = texts(schema) {
             let texts: Vec<String> = texts.iter().map(|text| writer.literal(text)).collect();
             return format!("({}) {}", texts.join(" | "), writer.literal(&end));

@@ -9,11 +9,11 @@ use serde_json::{Map, Value, json};
 use crate::offer::{referenced, target};
 
 /// Deepest nesting of schemas that a grammar follows. Deeper values are of any form.
-pub const DEPTH_MOST: usize = 8;
+pub const DEPTH_MAX: usize = 8;
 
 /// Longest text of a grammar's literals and schemas. The compiler refuses longer grammars. References can repeat a schema within
 /// itself, so without this bound a short schema could become gigabytes of rules before the compiler sees them.
-const BYTES_MOST: usize = 256 << 10;
+const BYTES_MAX: usize = 256 << 10;
 
 /// A tool as the grammar needs it.
 pub struct Tool<'a> {
@@ -100,7 +100,7 @@ impl<'a> Writer<'a> {
 
     /// Returns true if the grammar is so long that the compiler refuses it, whatever follows.
     pub fn is_full(&self) -> bool {
-        self.written.get() > BYTES_MOST
+        self.written.get() > BYTES_MAX
     }
 
     /// Counts a part of the grammar, and returns it.

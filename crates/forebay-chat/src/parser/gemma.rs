@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 use super::tools::Call;
 
 /// Deepest nesting of lists and objects.
-const DEPTH_MOST: usize = 64;
+const DEPTH_MAX: usize = 64;
 
 /// Parses a call. `quote` is the mark before and behind texts.
 pub fn call(body: &str, quote: &'static str) -> Option<Call> {
@@ -46,7 +46,7 @@ impl Reader<'_> {
     }
 
     fn value(&mut self, depth: usize) -> Option<Value> {
-        if depth > DEPTH_MOST {
+        if depth > DEPTH_MAX {
             return None;
         }
         if self.takes("{") {

@@ -9,7 +9,7 @@ use crate::offer::{Offer, is_text, referenced};
 use crate::syntax::MINIMAX3;
 
 /// Deepest nesting of lists and objects.
-const DEPTH_MOST: usize = 64;
+const DEPTH_MAX: usize = 64;
 
 /// Schema of any value.
 const ANY: &Value = &Value::Null;
@@ -54,7 +54,7 @@ impl<'a> Reader<'a> {
 
     /// Reads up to the end of the element `name`.
     fn inside(&mut self, name: &str, depth: usize) -> Option<Node<'a>> {
-        if depth > DEPTH_MOST {
+        if depth > DEPTH_MAX {
             return None;
         }
         let (text, _) = self.rest.split_once(MINIMAX3)?;

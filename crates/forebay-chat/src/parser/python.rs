@@ -6,7 +6,7 @@ use super::tools::{Call, typed};
 use crate::offer::Offer;
 
 /// Deepest nesting of lists and dictionaries.
-const DEPTH_MOST: usize = 64;
+const DEPTH_MAX: usize = 64;
 
 /// Parses a list of calls with named arguments.
 pub fn calls(body: &str, offer: &Offer) -> Option<Vec<Call>> {
@@ -102,7 +102,7 @@ impl<'a> Reader<'a> {
     }
 
     fn value(&mut self, depth: usize) -> Option<Value> {
-        if depth > DEPTH_MOST {
+        if depth > DEPTH_MAX {
             return None;
         }
         if self.takes("[") {

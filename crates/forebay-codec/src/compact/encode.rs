@@ -1,6 +1,6 @@
 //! Encoding of compact blocks: the same bytes on every processor.
 
-use super::{BASE_MOST, Coded, Compact, LANE, PIECE, POSITION_BITS, Plain, WINDOW, code_of};
+use super::{BASE_MAX, Coded, Compact, LANE, PIECE, POSITION_BITS, Plain, WINDOW, code_of};
 #[cfg(target_arch = "x86_64")]
 use super::{IN_WORD, SELECT};
 use crate::Isa;
@@ -90,7 +90,7 @@ fn add_exceptions(
             left &= left - 1;
             let at = usize::from(header[1]);
             let code = code_of(u16::from(exponent(weights.as_chunks().0[column])), header[0])?;
-            if at == of.exceptions_most() {
+            if at == of.exceptions_max() {
                 return None;
             }
             let entry = (first + column) as u16 | code << POSITION_BITS;
@@ -305,7 +305,7 @@ impl Pieces for Avx512 {
 
 /// Returns the lowest exponent of the window that ends with this exponent.
 fn base_below(largest: u8) -> u8 {
-    largest.saturating_sub(WINDOW as u8 - 1).min(BASE_MOST as u8)
+    largest.saturating_sub(WINDOW as u8 - 1).min(BASE_MAX as u8)
 }
 
 /// Returns the lowest exponent of a block: that of a window which ends with the largest exponent, `base`, if few weights are below, as
@@ -313,7 +313,7 @@ fn base_below(largest: u8) -> u8 {
 #[cold]
 fn base_of(of: Compact, base: u8, weights: &[[u8; 2]]) -> u8 {
     let below: u16 = weights.iter().map(|weight| u16::from(exponent(*weight) < base)).sum();
-    if usize::from(below) <= of.exceptions_most() { base } else { best_base(weights) }
+    if usize::from(below) <= of.exceptions_max() { base } else { best_base(weights) }
 }
 
 /// Returns the lowest exponent of the window that leaves out the fewest weights: the highest one, because entries reach further down.
@@ -329,10 +329,10 @@ fn best_base(weights: &[[u8; 2]]) -> u8 {
         }
     }
     let count = |exponent: usize| counts.iter().map(|of| u32::from(of[exponent])).sum::<u32>();
-    let first = least.saturating_sub(WINDOW - 1).min(BASE_MOST);
+    let first = least.saturating_sub(WINDOW - 1).min(BASE_MAX);
     let mut inside: u32 = (first..first + WINDOW).map(count).sum();
     let (mut best, mut most) = (first, inside);
-    for base in first + 1..=largest.min(BASE_MOST) {
+    for base in first + 1..=largest.min(BASE_MAX) {
         inside = inside + count(base + WINDOW - 1) - count(base - 1);
         if inside >= most {
             (best, most) = (base, inside);

@@ -1,7 +1,7 @@
 //! Huffman codes of Deflate: their lengths, code words and decoding tables (RFC 1951, sections 3.2.2 and 3.2.7).
 
 /// Most bits of a code word for literals, lengths and distances.
-pub(super) const MAX_BITS: usize = 15;
+pub(super) const BITS_MAX: usize = 15;
 
 /// Values and extra bits of length symbols, from symbol 257 on. The last is that of Deflate64.
 pub(super) const LENGTHS: [(u16, u8); 29] = [
@@ -111,13 +111,13 @@ impl<const FIRST: usize, const SIZE: usize> Decoding<FIRST, SIZE> {
     #[must_use]
     pub fn fill(&mut self, lengths: &[u8], entry_of: impl Fn(usize) -> Option<Entry>) -> bool {
         let counts = words_by_length(lengths);
-        let space: u32 = (1..=MAX_BITS).map(|bits| counts[bits] << (MAX_BITS - bits)).sum();
+        let space: u32 = (1..=BITS_MAX).map(|bits| counts[bits] << (BITS_MAX - bits)).sum();
         let symbols: u32 = counts.iter().sum();
         let incomplete = symbols == 0 || symbols == 1 && counts[1] == 1;
-        if space != 1 << MAX_BITS && !incomplete {
+        if space != 1 << BITS_MAX && !incomplete {
             return false;
         }
-        let second_bits = MAX_BITS.saturating_sub(FIRST);
+        let second_bits = BITS_MAX.saturating_sub(FIRST);
         self.entries[..1 << FIRST].fill(Entry(0));
         let mut end = 1 << FIRST;
         let mut words = Words::new(&counts);
@@ -160,27 +160,27 @@ impl<const FIRST: usize, const SIZE: usize> Decoding<FIRST, SIZE> {
         if entry.kind() != SECOND {
             return entry;
         }
-        let mask = (1 << MAX_BITS.saturating_sub(FIRST)) - 1;
+        let mask = (1 << BITS_MAX.saturating_sub(FIRST)) - 1;
         let at = entry.value() as usize + ((bits >> FIRST) as usize & mask);
         self.entries.get(at).copied().unwrap_or_default()
     }
 }
 
 /// Returns the number of code words of every length. Symbols of length 0 have none.
-fn words_by_length(lengths: &[u8]) -> [u32; MAX_BITS + 1] {
-    let mut counts = [0; MAX_BITS + 1];
+fn words_by_length(lengths: &[u8]) -> [u32; BITS_MAX + 1] {
+    let mut counts = [0; BITS_MAX + 1];
     lengths.iter().for_each(|&length| counts[usize::from(length & 15)] += 1);
     counts[0] = 0;
     counts
 }
 
 /// The next code word of every length, in the order of symbols.
-struct Words([u16; MAX_BITS + 1]);
+struct Words([u16; BITS_MAX + 1]);
 
 impl Words {
-    fn new(counts: &[u32; MAX_BITS + 1]) -> Words {
-        let (mut next, mut word) = ([0_u16; MAX_BITS + 1], 0_u32);
-        for bits in 1..=MAX_BITS {
+    fn new(counts: &[u32; BITS_MAX + 1]) -> Words {
+        let (mut next, mut word) = ([0_u16; BITS_MAX + 1], 0_u32);
+        for bits in 1..=BITS_MAX {
             word = (word + counts[bits - 1]) << 1;
             next[bits] = word as u16;
         }

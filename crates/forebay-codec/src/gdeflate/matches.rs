@@ -10,9 +10,9 @@ pub(super) enum Item {
 }
 
 /// Fewest bytes of a match. The format has matches of three bytes, but in weights these cost more than literals.
-const LEAST: usize = 4;
+const LENGTH_MIN: usize = 4;
 /// Most bytes of a match: those of the last length symbol, within a tile.
-const MOST: usize = 65535;
+const LENGTH_MAX: usize = 65535;
 const HASH_BITS: u32 = 16;
 /// Positions that are compared, at most.
 const TRIES: usize = 32;
@@ -57,7 +57,7 @@ impl Matches {
                 found => found,
             };
             found = (0, 0);
-            if length < LEAST {
+            if length < LENGTH_MIN {
                 items.push(Item::Literal(tile[at]));
                 self.insert(tile, at);
                 at += 1;
@@ -102,8 +102,8 @@ impl Matches {
     /// Returns length and distance of the longest match with more than `least` bytes, or zeros.
     fn longest(&self, tile: &[u8], at: usize, least: usize) -> (usize, usize) {
         let Some(hash) = hash_of(tile, at) else { return (0, 0) };
-        let (mut best, mut distance) = (least.max(LEAST - 1), 0);
-        let most = (tile.len() - at).min(MOST);
+        let (mut best, mut distance) = (least.max(LENGTH_MIN - 1), 0);
+        let most = (tile.len() - at).min(LENGTH_MAX);
         let here = &tile[at..at + most];
         let mut candidate = self.last[hash];
         for _ in 0..TRIES {
@@ -140,7 +140,7 @@ fn log2_sixteenths(number: u32) -> u32 {
 }
 
 fn hash_of(tile: &[u8], at: usize) -> Option<usize> {
-    let bytes = tile.get(at..)?.first_chunk::<LEAST>()?;
+    let bytes = tile.get(at..)?.first_chunk::<LENGTH_MIN>()?;
     let word = u32::from_le_bytes(*bytes);
     Some((word.wrapping_mul(0x9e37_79b1) >> (32 - HASH_BITS)) as usize)
 }

@@ -108,7 +108,7 @@ pub(super) fn part_len(group: usize, width: usize) -> usize {
 /// Returns the number of rows with chosen positions whose parts take a few megabytes.
 pub(super) fn rows_at_once(cache: &KvCache, what: &Attention<'_>) -> usize {
     let kv_heads = cache.shape(what.layer).kv_heads;
-    let chunks = what.chosen.map_or(1, |chosen| chosen.pools.most_positions().div_ceil(CHUNK));
+    let chunks = what.chosen.map_or(1, |chosen| chosen.pools.positions_max().div_ceil(CHUNK));
     let part = part_len(what.heads / kv_heads, cache.value_width(what.layer));
     ((4 << 20) / (kv_heads * chunks * part)).max(1)
 }

@@ -46,7 +46,7 @@ impl Pools {
     }
 
     /// Returns the largest number of positions that a row sees.
-    pub fn most_positions(&self) -> usize {
+    pub fn positions_max(&self) -> usize {
         let behind = if self.own_seen { self.length } else { self.length - 1 };
         self.most.saturating_mul(self.length).saturating_add(behind)
     }
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(seen(&Pools::positions(2), 5), [0, 2]);
         for (pools, most) in [(complete, 11), (apart, 12), (Pools::positions(2), 2)] {
             assert_eq!((0..50).map(|at| pools.seen(at)).max(), Some(most));
-            assert_eq!(pools.most_positions(), most);
+            assert_eq!(pools.positions_max(), most);
             for position in (0..50).filter(|position| pools.sees_all(*position)) {
                 assert_eq!(pools.seen(position), position + 1);
             }

@@ -5,7 +5,7 @@ use crate::ops::times_logistic;
 use crate::simd::{Kernel, LANES, Simd};
 
 /// Most tokens that a convolution sees.
-const MOST_SEEN: usize = 8;
+const SEEN_MAX: usize = 8;
 
 /// The convolution of one token and its activation, for consecutive channels.
 pub(super) struct Convolve<'a> {
@@ -27,9 +27,9 @@ impl Kernel for Convolve<'_> {
     fn run<S: Simd>(self, simd: S) {
         let Convolve { history, token, segment, weights, bias, activates, out } = self;
         let (seen, channels) = (history.shape.convolution, history.shape.channels());
-        assert!(seen <= MOST_SEEN, "a convolution over {seen} tokens");
+        assert!(seen <= SEEN_MAX, "a convolution over {seen} tokens");
         let len = out.len();
-        let mut rows: [Option<(&[f32], &[f32])>; MOST_SEEN] = [None; MOST_SEEN];
+        let mut rows: [Option<(&[f32], &[f32])>; SEEN_MAX] = [None; SEEN_MAX];
         for (index, row) in rows.iter_mut().take(seen).enumerate() {
             let inputs = history.inputs(token, seen - 1 - index, segment);
             *row = inputs.map(|of| (of, &weights[index * channels + segment.channel..][..len]));

@@ -485,10 +485,10 @@ fn heads_of_block(shape: &KvLayerShape, heads: usize) -> usize {
 }
 
 /// Returns the largest number of tiles of a pass with `rows` rows of `runs` runs, on any GPU.
-pub fn prompt_tiles_most(shape: &KvLayerShape, heads: usize, rows: usize, runs: usize) -> usize {
+pub fn prompt_tiles_max(shape: &KvLayerShape, heads: usize, rows: usize, runs: usize) -> usize {
     match Family::of(shape, RowKind::Prompt) {
         _ if shape.chosen => 0,
-        Family::Prompt => prompts::tiles_most(rows, runs, heads_of_block(shape, heads)),
+        Family::Prompt => prompts::tiles_max(rows, runs, heads_of_block(shape, heads)),
         Family::Latent => (rows * heads).div_ceil(latent::FEW) + runs,
         Family::Decode | Family::General => 0,
     }
@@ -610,7 +610,7 @@ mod tests {
 
     #[test]
     fn latent_rows_are_cut_into_tiles_of_rows_of_heads() {
-        let most = prompt_tiles_most(&latent_shape(KvElement::F16), 40, 6, 1);
+        let most = prompt_tiles_max(&latent_shape(KvElement::F16), 40, 6, 1);
         assert!((4..=16).contains(&most), "{most}");
     }
 

@@ -80,10 +80,10 @@ impl DeltaShape {
         if self.rule == DeltaRule::ShortConvolution {
             return self.key_dim == 0 && self.value_width() > 0 && self.convolution >= 2;
         }
-        let Some((capacity, threads_most)) = self.kernel() else { return false };
+        let Some((capacity, threads_max)) = self.kernel() else { return false };
         let threads = self.value_dim * capacity / ROW_ELEMENTS;
         self.key_dim.is_multiple_of(4)
-            && threads <= threads_most
+            && threads <= threads_max
             && threads.is_multiple_of(32)
             && self.convolution >= 2
             && self.key_heads > 0

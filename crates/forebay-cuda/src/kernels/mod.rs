@@ -34,7 +34,7 @@ mod weights;
 
 pub use attention::{
     Attention, AttentionScratch, AttentionScratchSize, AttentionSplits, converts_outputs,
-    prompt_tiles_most, takes_inputs,
+    prompt_tiles_max, takes_inputs,
 };
 pub use attention_inputs::{AttentionInputs, HeadInput, Rotation};
 pub use coded_streams::{CodedStream, CodedStreams, GdeflateDecoder};

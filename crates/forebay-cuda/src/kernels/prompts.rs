@@ -79,7 +79,7 @@ pub(super) fn cut(runs: Vec<PromptRun>, of_block: usize) -> CutPrompts {
 }
 
 /// Returns the largest number of tiles of a pass with `rows` rows of `runs` runs, for blocks that take `of_block` heads.
-pub(super) fn tiles_most(rows: usize, runs: usize, of_block: usize) -> usize {
+pub(super) fn tiles_max(rows: usize, runs: usize, of_block: usize) -> usize {
     // Every run may end with a tile that is not full, and be cut where parts change: once, and again only if it is
     // as long as that position.
     let cuts = |rows: usize| rows.min(runs) + rows / (PARTS * PART);
@@ -101,8 +101,8 @@ mod tests {
             tiles(64, 40, [run(2, 4, 7, 1)].into_iter()),
             [[208, 32, 10, 1], [144, 64, 8, 1], [80, 64, 7, 1]]
         );
-        assert_eq!((tiles_most(73, 2, 1), tiles_most(5000, 2, 1)), (8 * 6, 79 + 2 + 4));
-        assert_eq!((tiles_most(73, 2, 4), tiles_most(5000, 2, 4)), (8 * 9, 313 + 2 + 4));
+        assert_eq!((tiles_max(73, 2, 1), tiles_max(5000, 2, 1)), (8 * 6, 79 + 2 + 4));
+        assert_eq!((tiles_max(73, 2, 4), tiles_max(5000, 2, 4)), (8 * 9, 313 + 2 + 4));
         assert_eq!([1, 2, 3, 6, 8, 12].map(heads_of_block), [1, 2, 1, 2, 4, 4]);
     }
 
@@ -137,7 +137,7 @@ mod tests {
             let each = rows / runs;
             for of_block in [1, 2, 4] {
                 let tiles = cut((0..runs).map(|_| run(each, 2047)).collect(), of_block).tiles.len();
-                let most = tiles_most(rows, runs, of_block);
+                let most = tiles_max(rows, runs, of_block);
                 assert!(tiles <= most, "{tiles} of {most} tiles");
             }
         }

@@ -171,14 +171,14 @@ pub enum MatvecInput {
 
 /// Least number of rows that are multiplied by tensor cores. Measured on an H100 with llama-8b: 8 rows are 7 % faster, 4 are
 /// slower.
-const TILED_ROWS_LEAST: usize = 5;
+const TILED_ROWS_MIN: usize = 5;
 
 /// Returns true if [`crate::Gpu::matvec`] takes `rows` rows in the order of tensor cores.
 ///
 /// # Panics
 /// Panics if the type has no kernels.
 pub fn takes_tiles(ty: TensorType, rows: usize) -> bool {
-    rows >= TILED_ROWS_LEAST && modules_of(ty).matvec_many.is_some()
+    rows >= TILED_ROWS_MIN && modules_of(ty).matvec_many.is_some()
 }
 
 /// Returns true if mat-vec kernels of this type take activations rounded to 8 bits, as they do for all quantised types.

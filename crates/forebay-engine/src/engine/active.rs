@@ -24,7 +24,7 @@ use crate::{EngineError, GenerateOptions, Session};
 /// Fewest known tokens that are computed in one pass. Such a pass takes longer than one of generated rows, and others wait for
 /// it: on an H200, 13 ms more at 8 requests, where a row takes 0.6 ms. The number is the same however many requests run, because
 /// the two kinds of rows differ in their last bits.
-const FORCED_TOGETHER_LEAST: usize = 16;
+const FORCED_TOGETHER_MIN: usize = 16;
 
 /// Where the cached tokens of a request came from.
 #[derive(Debug, Clone, Copy, Default)]
@@ -182,7 +182,7 @@ impl Active {
     }
 
     /// Returns the most rows that the sequence can have at its end, in a context of so many positions.
-    pub fn most_rows(&self, context: usize) -> usize {
+    pub fn rows_max(&self, context: usize) -> usize {
         let generated = self.options.max_tokens.unwrap_or(context);
         self.prompt_len.saturating_add(generated).min(context)
     }
@@ -441,7 +441,7 @@ impl Active {
         if goes_on && self.constraint.as_ref().is_some_and(Constraint::is_complete) {
             self.end = Some(RequestEnd::End);
         }
-        if self.tokens.len() - begin >= FORCED_TOGETHER_LEAST {
+        if self.tokens.len() - begin >= FORCED_TOGETHER_MIN {
             self.forced.push(begin..self.tokens.len());
         }
     }

@@ -20,7 +20,7 @@ const BETTER: f64 = 1.03;
 
 /// Seconds of passes until a size that lost is tried again: after the first time, and at most. They double every time.
 const PAUSE_FIRST: f64 = 2.0;
-const PAUSE_MOST: f64 = 60.0;
+const PAUSE_MAX: f64 = 60.0;
 
 /// A pause is at least so many times as long as the measurement that was lost.
 const PAUSE_PER_MEASUREMENT: f64 = 20.0;
@@ -127,7 +127,7 @@ impl BatchSize {
             let least = PAUSE_PER_MEASUREMENT * self.all_seconds;
             let size = &mut self.sizes[lost];
             size.due = self.now_seconds + size.pause.max(least);
-            size.pause = (2.0 * size.pause).min(PAUSE_MOST);
+            size.pause = (2.0 * size.pause).min(PAUSE_MAX);
             self.sizes[self.now].pause = PAUSE_FIRST;
             if lost != other {
                 return;

@@ -21,14 +21,14 @@ pub enum Latency {
 }
 
 /// Prompt rows beside generated ones at first and at least, if passes cannot pause.
-const ROWS_LEAST: usize = 16;
+const ROWS_MIN: usize = 16;
 
 /// With [`Latency::Automatic`]: most time between two tokens while a prompt is read, as a multiple of the usual time.
 const SLOWER: f64 = 2.7;
 
 /// With [`Latency::Automatic`]: most seconds of a pass with prompt rows that streams weights, and of all turns if passes of
 /// generated rows stream weights.
-const STREAMED_MOST: f64 = 1.0;
+const STREAMED_MAX: f64 = 1.0;
 
 /// A pass streams weights if it copies or reads more than this share of the model.
 const STREAMED_SHARE: f64 = 0.02;
@@ -40,7 +40,7 @@ const NEWEST: f64 = 0.2;
 #[derive(Debug)]
 pub struct Pace {
     latency: Latency,
-    most_rows: usize,
+    rows_max: usize,
     rows: f64,
     /// Usual seconds of a pass that has generated rows only.
     generate_seconds: Option<f64>,
@@ -53,13 +53,13 @@ pub struct Pace {
 
 impl Pace {
     /// Begins with few rows, unless the latency is unbounded.
-    pub fn new(latency: Latency, most_rows: usize) -> Pace {
-        let least = ROWS_LEAST.min(most_rows);
-        let rows = if latency == Latency::Unbounded { most_rows } else { least };
+    pub fn new(latency: Latency, rows_max: usize) -> Pace {
+        let least = ROWS_MIN.min(rows_max);
+        let rows = if latency == Latency::Unbounded { rows_max } else { least };
         let (rows, turn_began) = (rows as f64, Instant::now());
         Pace {
             latency,
-            most_rows,
+            rows_max,
             rows,
             generate_seconds: None,
             layer_seconds: None,
@@ -76,7 +76,7 @@ impl Pace {
 
     /// Returns the most seconds between two tokens. `automatic` is for [`Latency::Automatic`]. Returns `None` if there is no
     /// bound.
-    fn most_seconds(&self, automatic: f64) -> Option<f64> {
+    fn seconds_max(&self, automatic: f64) -> Option<f64> {
         match self.latency {
             Latency::Automatic => Some(automatic),
             Latency::AtMost(most) => Some(most.as_secs_f64()),
@@ -87,8 +87,8 @@ impl Pace {
     /// Returns true if the next ones of `turns` groups of requests should generate, and starts their turn. A turn is one pass,
     /// unless passes stream weights: others would then push the experts of these requests out of memory.
     pub fn ends_turn(&mut self, turns: usize) -> bool {
-        let automatic = if self.streams { STREAMED_MOST } else { 0.0 };
-        let Some(most) = self.most_seconds(automatic) else { return false };
+        let automatic = if self.streams { STREAMED_MAX } else { 0.0 };
+        let Some(most) = self.seconds_max(automatic) else { return false };
         let elapsed = self.turn_began.elapsed().as_secs_f64();
         let ends = turns > 1 && elapsed * turns as f64 >= most;
         if ends {
@@ -105,7 +105,7 @@ impl Pace {
     /// Returns through how many layers prompt rows should go between two passes of generated rows.
     pub fn layers(&self) -> usize {
         let usual = self.generate_seconds.unwrap_or(0.0);
-        let Some(most) = self.most_seconds(SLOWER * usual) else { return usize::MAX };
+        let Some(most) = self.seconds_max(SLOWER * usual) else { return usize::MAX };
         self.layer_seconds.map_or(1, |each| ((most - usual) / each.max(1e-9)).max(1.0) as usize)
     }
 
@@ -125,15 +125,15 @@ impl Pace {
     pub fn note_prompt(&mut self, rows: usize, seconds: f64, streamed_share: f64) {
         let usual = self.generate_seconds.unwrap_or(0.0);
         let streams = streamed_share > STREAMED_SHARE;
-        let automatic = if streams { STREAMED_MOST } else { SLOWER * usual };
-        let Some(most) = self.most_seconds(automatic) else { return };
+        let automatic = if streams { STREAMED_MAX } else { SLOWER * usual };
+        let Some(most) = self.seconds_max(automatic) else { return };
         let factor = (most - usual).max(0.0) / (seconds - usual).max(1e-9);
         // The last rows of a prompt say little about the time of more rows.
         if rows < self.prompt_rows() && factor > 1.0 {
             return;
         }
-        let least = ROWS_LEAST.min(self.most_rows) as f64;
-        self.rows = (rows as f64 * factor.clamp(0.5, 2.0)).clamp(least, self.most_rows as f64);
+        let least = ROWS_MIN.min(self.rows_max) as f64;
+        self.rows = (rows as f64 * factor.clamp(0.5, 2.0)).clamp(least, self.rows_max as f64);
     }
 }
 

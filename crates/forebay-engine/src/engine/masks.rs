@@ -11,7 +11,7 @@ use super::request::RequestId;
 use super::schedule::Part;
 
 /// Most threads. A mask takes 10 to 500 microseconds.
-const THREADS_MOST: usize = 8;
+const THREADS_MAX: usize = 8;
 
 /// Threads that compute masks. They end with this value.
 #[derive(Default)]
@@ -62,7 +62,7 @@ impl MaskThreads {
             let (done, results) = channel();
             let waiting = Arc::new(Mutex::new(waiting));
             let cores = thread::available_parallelism().map_or(1, usize::from);
-            for _ in 0..(cores / 2).clamp(1, THREADS_MOST) {
+            for _ in 0..(cores / 2).clamp(1, THREADS_MAX) {
                 let (waiting, done) = (waiting.clone(), done.clone());
                 let builder = thread::Builder::new().name("masks".into()).stack_size(STACK_BYTES);
                 let run = move || {

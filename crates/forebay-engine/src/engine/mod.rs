@@ -29,7 +29,7 @@ use self::batch_size::{BatchSize, Measured};
 pub use self::latency::Latency;
 use self::latency::Pace;
 use self::masks::{Job, MaskThreads, PendingMasks};
-use self::probabilities::SCORED_ROWS_MOST;
+use self::probabilities::SCORED_ROWS_MAX;
 use self::reading::Reading;
 pub use self::request::{
     Event, GeneratedToken, Pooling, PromptToken, Request, RequestEnd, RequestId, RequestStatistics,
@@ -128,7 +128,7 @@ pub struct Engine {
     weights: WeightUse,
     /// Experts that were not in memory up to the last measurement.
     missed: f64,
-    waiting_most: usize,
+    waiting_max: usize,
     /// Requests that have not begun, the next one first.
     waiting: VecDeque<Waiting>,
     running: Vec<Active>,
@@ -182,7 +182,7 @@ impl Engine {
             proposes,
             session,
             limits,
-            waiting_most: options.waiting,
+            waiting_max: options.waiting,
             waiting: VecDeque::new(),
             running: Vec::new(),
             shares: Shares::default(),
@@ -211,7 +211,7 @@ impl Engine {
     }
 
     /// Returns the most requests that run at a time.
-    pub fn running_most(&self) -> usize {
+    pub fn running_max(&self) -> usize {
         self.limits.running
     }
 
@@ -316,10 +316,10 @@ impl Engine {
         if let Some(&id) = request.prompt.iter().find(|id| **id as usize >= vocabulary) {
             return Err(ModelError::TokenOutOfRange { id, vocabulary }.into());
         }
-        if self.waiting.len() >= self.waiting_most {
+        if self.waiting.len() >= self.waiting_max {
             return Err(EngineError::QueueFull { waiting: self.waiting.len() });
         }
-        let left = self.waiting_most - self.waiting.len();
+        let left = self.waiting_max - self.waiting.len();
         if self.callers_share && self.waiting_of(request.share) >= left {
             return Err(EngineError::QueueShareFull {
                 waiting: self.waiting_of(request.share),
@@ -392,7 +392,7 @@ impl Engine {
             left if active.reads() => {
                 let border = active.state_border(runner);
                 let left = border.map_or(left, |border| border - active.done());
-                let most = if active.scores_prompt() { SCORED_ROWS_MOST } else { left };
+                let most = if active.scores_prompt() { SCORED_ROWS_MAX } else { left };
                 Progress::Reads(left.min(most))
             }
             left => Progress::Follows(left),

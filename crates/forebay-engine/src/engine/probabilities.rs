@@ -5,7 +5,7 @@ use forebay_model::sampling::{Largest, RowLogits};
 use super::request::PromptToken;
 
 /// Most rows of a prompt in a pass if their logits are wanted. The logits of a large vocabulary take 0.6 MB each.
-pub const SCORED_ROWS_MOST: usize = 32;
+pub const SCORED_ROWS_MAX: usize = 32;
 
 /// Probabilities of a prompt's tokens, on their way to the caller.
 pub struct PromptScores {

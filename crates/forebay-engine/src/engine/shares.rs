@@ -8,7 +8,7 @@ use super::Engine;
 use super::waiting::Waiting;
 
 /// Most callers without running requests whose turns are remembered.
-const REMEMBERED_MOST: usize = 256;
+const REMEMBERED_MAX: usize = 256;
 
 /// The callers of running requests, and those that had some.
 #[derive(Default)]
@@ -34,12 +34,12 @@ impl Shares {
                 None => self.callers.push(Caller { share, running: 1, begun: self.begun }),
             }
         }
-        if self.callers.len() > REMEMBERED_MOST {
+        if self.callers.len() > REMEMBERED_MAX {
             self.callers.sort_unstable_by_key(|caller| std::cmp::Reverse(caller.begun));
             let mut at = 0;
             self.callers.retain(|caller| {
                 at += 1;
-                caller.running > 0 || at <= REMEMBERED_MOST / 2
+                caller.running > 0 || at <= REMEMBERED_MAX / 2
             });
         }
     }

@@ -229,7 +229,7 @@ impl Engine {
         let running = self.running.iter().map(|active| Growth {
             sequence: active.sequence,
             known_rows: active.tokens().len(),
-            most_rows: active.most_rows(context),
+            rows_max: active.rows_max(context),
         });
         let left_free = runner.blocks_left(running, BLOCKS_LEFT_FREE);
         let (begun, state) = match state {

@@ -61,7 +61,7 @@ pub enum KvFolderError {
     #[error(
         "{}: a key has at least {} bytes: `head -c 32 /dev/urandom` makes one",
         path.display(),
-        Secret::BYTES_LEAST
+        Secret::BYTES_MIN
     )]
     KeyTooShort { path: PathBuf },
     #[error(transparent)]

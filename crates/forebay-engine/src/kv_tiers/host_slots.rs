@@ -80,7 +80,7 @@ impl HostSlots {
     }
 
     /// Returns the bytes of all slots, reserved or not.
-    pub fn most_bytes(&self) -> u64 {
+    pub fn bytes_max(&self) -> u64 {
         self.groups.iter().map(|of| (of.total * of.block_bytes) as u64).sum()
     }
 
@@ -210,7 +210,7 @@ mod tests {
         taken.push(slots.take(0).unwrap().unwrap());
         assert_eq!(slots.reserved_bytes(), 12 * BLOCK as u64);
         let more: Vec<HostSlot> = std::iter::from_fn(|| slots.take(0).unwrap()).collect();
-        assert_eq!((taken.len() + more.len(), slots.reserved_bytes()), (15, slots.most_bytes()));
+        assert_eq!((taken.len() + more.len(), slots.reserved_bytes()), (15, slots.bytes_max()));
         slots.bytes_mut(&more[7])[BLOCK - 1] = 3;
         slots.release(more[7]);
         assert_eq!(slots.take(0).unwrap(), Some(more[7]));

@@ -32,7 +32,7 @@ pub struct KvTierStatistics {
     pub ram_blocks: u64,
     /// Bytes of host memory that are reserved, and that may be.
     pub ram_bytes: u64,
-    pub ram_most_bytes: u64,
+    pub ram_bytes_max: u64,
     /// Blocks that pools lost and that host memory took.
     pub ram_saved_blocks: u64,
     /// Blocks that were copied from host memory to a pool for a new request.
@@ -330,7 +330,7 @@ impl KvTiers {
         KvTierStatistics {
             ram_blocks: self.index.statistics().blocks,
             ram_bytes: self.slots.reserved_bytes(),
-            ram_most_bytes: self.slots.most_bytes(),
+            ram_bytes_max: self.slots.bytes_max(),
             disk_rounding_error: self.rounding.relative(),
             disk: self.disk.as_ref().map(DiskTier::statistics),
             ..self.statistics

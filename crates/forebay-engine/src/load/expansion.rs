@@ -96,7 +96,7 @@ impl Expansion {
                 continue;
             };
             // A block is moved away before it is decoded, because it may lie where its weights go.
-            let mut compact = [0; COMPACT_BYTES_MOST];
+            let mut compact = [0; COMPACT_BYTES_MAX];
             let compact = &mut compact[..of.bytes()];
             let plain = plain_block_bytes(piece.ty);
             for (block, from) in (start..end).step_by(of.bytes()).enumerate() {
@@ -110,7 +110,7 @@ impl Expansion {
 }
 
 /// Size of the largest compact block.
-const COMPACT_BYTES_MOST: usize = forebay_codec::Compact::C2048.bytes();
+const COMPACT_BYTES_MAX: usize = forebay_codec::Compact::C2048.bytes();
 
 /// Expands blocks with all cores. Each has its slot, and the offset at which the block was read.
 ///

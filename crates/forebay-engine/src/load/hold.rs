@@ -20,7 +20,7 @@ pub(super) const DEVICE_ALIGNMENT: u64 = 256;
 /// Smallest amount of pinned memory that a load to a GPU can use, in bytes.
 const PINNED_BYTES_MIN: usize = 1 << 20;
 /// Number of pieces that fit in the smallest ring.
-const LEAST_PIECES: usize = 8;
+const PIECES_MIN: usize = 8;
 
 /// Options of a load that a caller may choose.
 #[derive(Debug, Clone, Copy)]
@@ -131,7 +131,7 @@ impl DeviceRequest {
         if bytes < PINNED_BYTES_MIN {
             return Err(pinned_bytes_is(bytes, PINNED_BYTES_MIN));
         }
-        let piece_bytes = self.piece_bytes.min(bytes / LEAST_PIECES / 4096 * 4096);
+        let piece_bytes = self.piece_bytes.min(bytes / PIECES_MIN / 4096 * 4096);
         Ok(DeviceRequest { ring_bytes: bytes, piece_bytes, ..self })
     }
 }

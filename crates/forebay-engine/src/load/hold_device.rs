@@ -109,10 +109,10 @@ impl DeviceFill<'_> {
         self.parts.iter_mut().for_each(|part| part.to += first);
         let memory = &[pool.ptr()];
         let mut ring = GpuRing::open_with(kept, gpu, through, &self.parts, memory)?;
-        let most_pinned_bytes = ring.most_pinned_bytes();
-        if most_pinned_bytes > ring_bytes as u64 {
+        let pinned_bytes_max = ring.pinned_bytes_max();
+        if pinned_bytes_max > ring_bytes as u64 {
             // A chunk with a single checksum is read as a whole, and the ring has at least four slots of that size.
-            return Err(pinned_bytes_is(ring_bytes, most_pinned_bytes as usize));
+            return Err(pinned_bytes_is(ring_bytes, pinned_bytes_max as usize));
         }
         if request.check {
             poison(gpu, &self.parts, memory)?;

@@ -22,7 +22,7 @@ use crate::doctor::ReadChoice;
 /// Bytes queued for the engine beyond its queue depth, so that its next piece is ready.
 const AHEAD_BYTES: usize = 8 << 20;
 /// Smallest number of slots of a ring.
-const SLOTS_LEAST: usize = 4;
+const SLOTS_MIN: usize = 4;
 /// Number of slots for copies with which a load begins. Others follow when they are pinned.
 const COPIED_FIRST: usize = 3;
 
@@ -76,16 +76,16 @@ impl<'a> RingRequest<'a> {
 
     /// Returns the number of slots for copies of cached pieces, and of those that the engine reads into, of a ring for `plan`.
     fn slots(&self, plan: &UploadPlan, slot_bytes: usize) -> [usize; 2] {
-        let most = (self.ring_bytes / slot_bytes).max(SLOTS_LEAST);
+        let most = (self.ring_bytes / slot_bytes).max(SLOTS_MIN);
         // A small model needs at most one slot of each kind for each piece.
         let pieces = if self.is_for_several { most } else { plan.pieces() };
         // While the engine fills its slots, the device empties two more.
         let read = self.engine_bytes().saturating_add(2 * self.piece_bytes) / slot_bytes;
         if !self.copies {
-            return [0, read.min(most).min(pieces).max(SLOTS_LEAST)];
+            return [0, read.min(most).min(pieces).max(SLOTS_MIN)];
         }
-        let copied = (COPIED_BYTES / slot_bytes).min(most / 2).min(pieces).max(SLOTS_LEAST / 2);
-        [copied, read.min(most - copied).min(pieces).max(SLOTS_LEAST / 2)]
+        let copied = (COPIED_BYTES / slot_bytes).min(most / 2).min(pieces).max(SLOTS_MIN / 2);
+        [copied, read.min(most - copied).min(pieces).max(SLOTS_MIN / 2)]
     }
 }
 
@@ -387,7 +387,7 @@ impl<'a> GpuRing<'a> {
     }
 
     /// Returns the bytes of memory that loads pin at most.
-    pub fn most_pinned_bytes(&self) -> u64 {
+    pub fn pinned_bytes_max(&self) -> u64 {
         self.ring.bytes() as u64
     }
 

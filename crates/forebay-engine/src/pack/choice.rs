@@ -14,9 +14,9 @@ use super::writer::encode;
 use crate::EngineError;
 
 /// Smallest part of its bytes that a codec must save. Decoding less does not pay.
-const LEAST_SAVED: f64 = 0.03;
+const SAVED_MIN: f64 = 0.03;
 /// Smallest part that `auto` asks of Zstandard. A core decodes 1 to 2 GB/s of it, about a fifth of `exponents`.
-const LEAST_SAVED_BY_ZSTD: f64 = 0.10;
+const SAVED_BY_ZSTD_MIN: f64 = 0.10;
 /// `auto` takes Zstandard where it needs at most this part of the bytes that `exponents` needs.
 const ZSTD_INSTEAD: f64 = 0.85;
 /// Level of Zstandard: its default, which encodes at about the speed of a disk with some cores.
@@ -286,13 +286,13 @@ impl Samples {
         let of =
             |codec| self.encoded.iter().find(|(of, _)| *of == codec).map_or(self.bytes, |of| of.1);
         if let Some(only) = codec.only() {
-            return if saves(of(only), LEAST_SAVED) { only } else { ChunkCodec::Raw };
+            return if saves(of(only), SAVED_MIN) { only } else { ChunkCodec::Raw };
         }
         let (exponents, zstd) = (of(ChunkCodec::Exponents), of(ChunkCodec::Zstd));
         let zstd_instead = zstd as f64 <= ZSTD_INSTEAD * exponents as f64;
-        if saves(exponents, LEAST_SAVED) && !zstd_instead {
+        if saves(exponents, SAVED_MIN) && !zstd_instead {
             ChunkCodec::Exponents
-        } else if saves(zstd, LEAST_SAVED_BY_ZSTD) {
+        } else if saves(zstd, SAVED_BY_ZSTD_MIN) {
             ChunkCodec::Zstd
         } else {
             ChunkCodec::Raw

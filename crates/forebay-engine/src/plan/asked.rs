@@ -1,7 +1,7 @@
 //! The plan that a user asks for, on this machine or another one.
 
 use super::{
-    HitCurve, PlanRequest, Planned, PlannedModel, Planner, Rates, SEQUENCES_MOST, Together, Work,
+    HitCurve, PlanRequest, Planned, PlannedModel, Planner, Rates, SEQUENCES_MAX, Together, Work,
     gpu_facts,
 };
 use crate::{EngineError, SessionOptions, free_bytes};
@@ -63,7 +63,7 @@ impl Asked<'_> {
             }
         }
         let planned = planner.plan(&request)?;
-        let together = planner.together(&request, SEQUENCES_MOST);
+        let together = planner.together(&request, SEQUENCES_MAX);
         Ok(Answered { request, planned, together, free_vram_is_estimated })
     }
 }

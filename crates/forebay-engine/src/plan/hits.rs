@@ -35,7 +35,7 @@ const TAIL_POINTS: usize = 26;
 const DISTINCT_POWER: f64 = 0.78;
 
 /// Smallest number of tokens in a batch that is counted. Smaller batches say little about what a long prompt touches.
-const PROMPT_TOKENS_LEAST: usize = 32;
+const PROMPT_TOKENS_MIN: usize = 32;
 
 /// Number of steps in sums over the experts.
 const STEPS: usize = 64;
@@ -272,7 +272,7 @@ impl PromptCounts {
     fn of(lookups: &Lookups) -> PromptCounts {
         let mut used = UsedExperts::new(lookups);
         let batches = || lookups.batches().zip(lookups.tokens());
-        let tells = |phase, tokens| phase == Phase::Prompt && tokens >= PROMPT_TOKENS_LEAST;
+        let tells = |phase, tokens| phase == Phase::Prompt && tokens >= PROMPT_TOKENS_MIN;
         let (mut warm, mut used_before) = (Vec::new(), 0.0);
         let (mut behind, mut new, mut generated) = (false, 0, 0);
         for ((phase, layer, touched), tokens) in batches() {
@@ -547,7 +547,7 @@ mod tests {
         near(new.found_at_most(0.9), 1.0 - 1.0 / 6.0);
         near(new.found_at_most(1.0), 1.0);
         // Prompts that are too short are not counted.
-        let short = recorded(&[8, 10], PROMPT_TOKENS_LEAST - 1);
+        let short = recorded(&[8, 10], PROMPT_TOKENS_MIN - 1);
         assert_eq!((short.prompts.is_none(), behind.prompts.is_some()), (true, true));
     }
 

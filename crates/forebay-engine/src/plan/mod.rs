@@ -45,7 +45,7 @@ pub use cost::{Cost, Placement, Prediction, Speed, Work};
 pub use hits::{HitCurve, share_in_either};
 pub use model::PlannedModel;
 pub use rates::Rates;
-pub use trust::{LEAST_TOKEN_BYTES, PredictedRate};
+pub use trust::{PredictedRate, TOKEN_BYTES_MIN};
 pub use whole::ModelMemory;
 
 use cost::Model;
@@ -194,7 +194,7 @@ pub struct Together {
 }
 
 /// Largest number of sequences whose speed together is predicted: the most that a GPU runs.
-pub const SEQUENCES_MOST: usize = 32;
+pub const SEQUENCES_MAX: usize = 32;
 
 impl Together {
     /// Returns the entry with most tokens per second, if anything is predicted.

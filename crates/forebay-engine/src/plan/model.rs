@@ -155,7 +155,7 @@ impl KvCosts {
             let keys_and_values = row_bytes(cache, attention.head_dim) + value_bytes;
             KvLayerCosts {
                 window: architecture.layers[layer].window,
-                chosen: attention.indexer.map(|of| of.pools().most_positions()),
+                chosen: attention.indexer.map(|of| of.pools().positions_max()),
                 bytes: attention.kv_heads as u64 * keys_and_values,
                 index_bytes: attention.indexer.map_or(0, |of| row_bytes(cache, of.key_width())),
                 keeps: architecture.keys_of(layer) == layer,

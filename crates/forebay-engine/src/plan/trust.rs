@@ -14,8 +14,8 @@ use crate::doctor::{MachineProfile, QualityState};
 
 /// Bounds of the measured rate as a multiple of the rate predicted from a good profile. They are the reciprocals of the
 /// bounds that `tests/accuracy.rs` checks.
-const LEAST: f64 = 1.0 / 1.2;
-const MOST: f64 = 1.0 / 0.8;
+const MEASURED_MIN: f64 = 1.0 / 1.2;
+const MEASURED_MAX: f64 = 1.0 / 0.8;
 
 /// Factor by which rates may be wrong if the profile does not say that the machine was idle. A disk that `doctor`
 /// measured at 2.97 GB/s gave 1.7 GB/s to the runs that followed.
@@ -30,7 +30,7 @@ const CERTAIN: f64 = 1.02;
 /// Smallest number of weight bytes for each token for which a prediction is shown. Below it, a processor's caches hold
 /// the weights from token to token, and no profile has a rate for that. Fixed costs of a token (norms, attention,
 /// sampling, handing work to threads) then take most of its time.
-pub const LEAST_TOKEN_BYTES: u64 = 64 << 20;
+pub const TOKEN_BYTES_MIN: u64 = 64 << 20;
 
 /// Rate to show for a prediction.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -119,7 +119,7 @@ impl Trust<'_> {
             Placement::Ram(_) => last_cache_bytes.unwrap_or(0),
             _ => 0,
         };
-        let too_small = (costs.token_bytes() < LEAST_TOKEN_BYTES.max(cache)).then(|| {
+        let too_small = (costs.token_bytes() < TOKEN_BYTES_MIN.max(cache)).then(|| {
             let mib = costs.token_bytes() as f64 / (1 << 20) as f64;
             format!(
                 "the model is too small to predict: a token goes through {mib:.1} MiB of weights, which caches hold"
@@ -135,7 +135,7 @@ impl Trust<'_> {
         }
         let rate = speed.tokens_per_second;
         let (least, most) = self.doubt.map_or((1.0, 1.0), |doubt| doubt.of_time(speed));
-        let (low, high) = (LEAST / most, MOST / least);
+        let (low, high) = (MEASURED_MIN / most, MEASURED_MAX / least);
         let is_certain = most <= CERTAIN;
         let range = (high / low <= WIDEST_RANGE).then_some((low * rate, high * rate));
         PredictedRate {
@@ -171,8 +171,8 @@ mod tests {
         assert_eq!((half.tokens_per_second, half.uncertain_because.is_some()), (None, true));
         let (low, high) = half.range().unwrap();
         // A slow disk makes it one and a half seconds, a fast one three quarters of a second.
-        assert!((low - 100.0 * LEAST / 1.5).abs() < 1e-9, "{low}");
-        assert!((high - 100.0 * MOST / 0.75).abs() < 1e-9, "{high}");
+        assert!((low - 100.0 * MEASURED_MIN / 1.5).abs() < 1e-9, "{low}");
+        assert!((high - 100.0 * MEASURED_MAX / 0.75).abs() < 1e-9, "{high}");
         // Doubt about everything is the same for each prediction.
         let everything = Doubt { only_disk: false, ..doubt };
         let trust = Trust { doubt: Some(&everything), too_small: None };

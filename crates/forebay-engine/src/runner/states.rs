@@ -11,18 +11,18 @@ use crate::kv::{GroupConfig, KV_BLOCK, SequenceId};
 const TURN_END: usize = 16;
 
 /// Fewest rows that a kept state must spare later prompts. Reading so few rows again takes less than a pass that ends at a block.
-const ROWS_LEAST: usize = 64;
+const ROWS_MIN: usize = 64;
 
 /// Bounds of the interval at which states are kept within a prompt, unless the user chooses it. It is a multiple of the least one,
 /// so that few passes over prompt rows end early.
-const INTERVAL_LEAST: usize = 512;
-const INTERVAL_MOST: usize = 4096;
+const INTERVAL_MIN: usize = 512;
+const INTERVAL_MAX: usize = 4096;
 
 /// Returns the number of prompt rows between two kept states at which states take about as much memory as keys and values, of which
 /// a row has `row_bytes`.
 pub(super) fn usual_interval(state_bytes: usize, row_bytes: usize) -> usize {
     let rows = state_bytes / row_bytes.max(1);
-    rows.next_multiple_of(INTERVAL_LEAST).clamp(INTERVAL_LEAST, INTERVAL_MOST)
+    rows.next_multiple_of(INTERVAL_MIN).clamp(INTERVAL_MIN, INTERVAL_MAX)
 }
 
 /// Returns the group of states in the tiers. A prefix needs only the state at its end, as in a layer with a window.
@@ -35,14 +35,14 @@ impl Runner {
     /// are computed, and the first `begun` rows were known when the prompt began. `None` means that it need not be cut.
     pub fn state_border(&self, prompt: usize, begun: usize, done: usize) -> Option<usize> {
         self.state_group?;
-        let least = begun + ROWS_LEAST;
+        let least = begun + ROWS_MIN;
         let end = prompt.saturating_sub(TURN_END) / KV_BLOCK * KV_BLOCK;
         if end < least || end <= done {
             return None;
         }
         let every = self.snapshot_every;
         let within = (every > 0).then(|| (done.max(least - 1) / every + 1) * every);
-        Some(within.filter(|within| within + ROWS_LEAST <= end).unwrap_or(end))
+        Some(within.filter(|within| within + ROWS_MIN <= end).unwrap_or(end))
     }
 
     /// Returns the group of the tiers that holds states, if the model has recurrent layers.

@@ -20,7 +20,7 @@ Runtime runtime;
 
 namespace {
 
-constexpr int MOST_THREADS = 1024;
+constexpr int THREADS_MAX = 1024;
 constexpr size_t STACK_BYTES = 256 << 10, GUARD_BYTES = 4096;
 
 struct Copy {
@@ -48,8 +48,8 @@ struct Warp {
 };
 
 struct Block {
-    std::vector<Thread> threads = std::vector<Thread>(MOST_THREADS);
-    Warp warps[MOST_THREADS / 32];
+    std::vector<Thread> threads = std::vector<Thread>(THREADS_MAX);
+    Warp warps[THREADS_MAX / 32];
     int count, warp_count, alive;
     int barrier_arrived, barrier_value, barrier_result;
     int current;
@@ -207,11 +207,11 @@ void run_thread() {
 
 void start() {
     const size_t each = STACK_BYTES + GUARD_BYTES;
-    void *memory = mmap(nullptr, each * MOST_THREADS, PROT_READ | PROT_WRITE,
+    void *memory = mmap(nullptr, each * THREADS_MAX, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) abort();
     block.stacks = (char *)memory;
-    for (int i = 0; i < MOST_THREADS; i++) mprotect(block.stacks + each * (size_t)i, GUARD_BYTES, PROT_NONE);
+    for (int i = 0; i < THREADS_MAX; i++) mprotect(block.stacks + each * (size_t)i, GUARD_BYTES, PROT_NONE);
     runtime.exchange = exchange;
     runtime.barrier = barrier;
     runtime.copy = copy;

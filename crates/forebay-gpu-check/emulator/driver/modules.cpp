@@ -106,9 +106,9 @@ void read_entries(const std::string &ptx, Module &module) {
             kernel.parameters.push_back(bytes_of((*p)[1]));
         }
         std::smatch found;
-        kernel.most_threads = 1024;
+        kernel.threads_max = 1024;
         if (std::regex_search(head, found, threads))
-            kernel.most_threads = (unsigned)(stoi(found[1]) * stoi(found[2]) * stoi(found[3]));
+            kernel.threads_max = (unsigned)(stoi(found[1]) * stoi(found[2]) * stoi(found[3]));
         kernel.static_shared = 0;
         for (std::sregex_iterator s(code.begin(), code.end(), fixed); s != end; ++s)
             kernel.static_shared += stoi((*s)[1]);

@@ -16,7 +16,7 @@ struct Kernel {
     // Number of bytes of each parameter.
     std::vector<size_t> parameters;
     // Largest number of threads of a block, from `.maxntid`.
-    unsigned most_threads;
+    unsigned threads_max;
     // Bytes of shared memory that the PTX declares.
     int static_shared;
     // Largest number of bytes of dynamic shared memory, which callers may change.

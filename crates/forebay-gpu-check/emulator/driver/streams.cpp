@@ -473,7 +473,7 @@ EMULATED_CALL cuModuleGetFunction(Kernel **kernel, Module *module, const char *n
 EMULATED_CALL cuFuncGetAttribute(int *value, int attribute, Kernel *kernel) {
     EMULATED_READY();
     switch (attribute) {
-        case 0: *value = (int)kernel->most_threads; return SUCCESS;
+        case 0: *value = (int)kernel->threads_max; return SUCCESS;
         case 1: *value = kernel->static_shared; return SUCCESS;
         case 8: *value = kernel->dynamic_shared_max; return SUCCESS;
         default: return refuse(INVALID_VALUE, "cuFuncGetAttribute", "not emulated");
@@ -508,7 +508,7 @@ struct LaunchConfig {
 
 const char *wrong_launch(const LaunchConfig &config, const Kernel &kernel) {
     const unsigned long long threads = 1ull * config.block[0] * config.block[1] * config.block[2];
-    if (threads == 0 || threads > kernel.most_threads) return "no threads, or more than the kernel is made for";
+    if (threads == 0 || threads > kernel.threads_max) return "no threads, or more than the kernel is made for";
     if (config.block[2] > 64) return "blocks are too deep";
     if (config.grid[0] == 0 || config.grid[1] == 0 || config.grid[2] == 0) return "an empty grid";
     if (config.grid[0] > 0x7fffffff || config.grid[1] > 65535 || config.grid[2] > 65535) return "too many blocks";

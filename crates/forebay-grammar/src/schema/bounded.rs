@@ -5,9 +5,9 @@ use serde_json::{Map, Value, json};
 use super::has_one;
 
 /// Largest whole number unless the schema allows larger ones.
-const WHOLE_MOST: i64 = 1_000_000_000_000_000_000;
+const WHOLE_MAX: i64 = 1_000_000_000_000_000_000;
 /// Largest number with a fraction unless the schema allows larger ones.
-const NUMBER_MOST: i64 = 1_000_000_000_000_000;
+const NUMBER_MAX: i64 = 1_000_000_000_000_000;
 /// Digits behind the point.
 const FRACTION: f64 = 1e-9;
 
@@ -63,7 +63,7 @@ pub fn limit(fields: &mut Map<String, Value>) {
 }
 
 fn limit_number(fields: &mut Map<String, Value>, is_number: bool) {
-    let most = if is_number { NUMBER_MOST } else { WHOLE_MOST };
+    let most = if is_number { NUMBER_MAX } else { WHOLE_MAX };
     let number = |name: &str| fields.get(name).and_then(Value::as_f64);
     let low = number("minimum").or(number("exclusiveMinimum"));
     let high = number("maximum").or(number("exclusiveMaximum"));

@@ -15,10 +15,10 @@ use serde_json::{Map, Value, json};
 use names::{Names, target};
 
 /// Deepest nesting of schemas that is followed. Deeper ones stay as they are.
-const DEPTH_MOST: usize = 64;
+const DEPTH_MAX: usize = 64;
 
 /// Most remarks on one schema.
-const REMARKS_MOST: usize = 16;
+const REMARKS_MAX: usize = 16;
 
 /// Name of the definition of any value.
 const ANY: &str = "forebay-any";
@@ -139,7 +139,7 @@ impl Walk<'_> {
     fn remark(&mut self, path: &str, why: &str) {
         let path = if path.is_empty() { "schema" } else { path };
         let remark = format!("{path}: {why}");
-        if self.remarks.len() < REMARKS_MOST && !self.remarks.contains(&remark) {
+        if self.remarks.len() < REMARKS_MAX && !self.remarks.contains(&remark) {
             self.remarks.push(remark);
         }
     }
@@ -183,7 +183,7 @@ impl Walk<'_> {
 
     fn schema(&mut self, schema: &Value, place: &Place, path: &str, depth: usize) -> Value {
         let Value::Object(fields) = schema else { return schema.clone() };
-        if depth > DEPTH_MOST {
+        if depth > DEPTH_MAX {
             return schema.clone();
         }
         let mut out = Map::new();

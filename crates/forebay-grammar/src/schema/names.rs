@@ -5,10 +5,10 @@ use std::collections::BTreeSet;
 use serde_json::Value;
 
 /// Deepest nesting of schemas for one value that is followed.
-const DEPTH_MOST: usize = 12;
+const DEPTH_MAX: usize = 12;
 
 /// Most options that are compared with each other.
-const OPTIONS_MOST: usize = 64;
+const OPTIONS_MAX: usize = 64;
 
 /// Names by some schemas that hold for one value.
 #[derive(Default)]
@@ -67,7 +67,7 @@ impl Names {
     }
 
     fn add(&mut self, root: &Value, schema: &Value, depth: usize) {
-        if depth > DEPTH_MOST {
+        if depth > DEPTH_MAX {
             return;
         }
         self.add_object(schema);
@@ -149,7 +149,7 @@ pub fn is_known_draft(value: &Value) -> bool {
 
 /// Returns true if it is plain that no value is valid by two of the schemas.
 pub fn are_disjoint(root: &Value, all: &[Value]) -> bool {
-    if all.len() > OPTIONS_MOST {
+    if all.len() > OPTIONS_MAX {
         return false;
     }
     let pairs = |index: usize| all[index + 1..].iter().map(move |other| (&all[index], other));
@@ -172,7 +172,7 @@ fn differ(root: &Value, one: &Value, other: &Value, depth: usize) -> bool {
     let required = |schema: &Value, name: &str| texts(schema.get("required")).any(|n| n == name);
     let (Some(first), Some(second)) = (properties(one), properties(other)) else { return false };
     let is_object = |schema: &Value| schema.get("type").is_some_and(|kind| kind == "object");
-    depth < DEPTH_MOST
+    depth < DEPTH_MAX
         && is_object(one)
         && is_object(other)
         && first.iter().any(|(name, value)| {

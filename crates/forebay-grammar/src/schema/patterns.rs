@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 use crate::bounds;
 
 /// Most work to find out that two expressions never match the same name.
-const WORK_MOST: u64 = 10_000;
+const WORK_MAX: u64 = 10_000;
 
 /// Returns the regular expressions of a schema that the compiler cannot follow, such as those that look ahead.
 pub fn bad(schema: &Value) -> BTreeSet<String> {
@@ -70,7 +70,7 @@ fn disjoint(patterns: &[String]) -> Option<bool> {
         for other in &found[index + 1..] {
             let both = [one, other].map(|expression| RegexAst::ExprRef(*expression));
             let both = builder.mk(&RegexAst::And(both.to_vec())).ok()?;
-            if !builder.to_regex_limited(both, WORK_MOST).ok()?.always_empty() {
+            if !builder.to_regex_limited(both, WORK_MAX).ok()?.always_empty() {
                 return Some(false);
             }
         }

@@ -39,7 +39,7 @@ use crate::buffers::PAGE;
 
 pub const HEADER_BYTES: usize = PAGE;
 /// Largest block. The largest of known models are states of recurrent layers, of some 100 MiB.
-pub const BLOCK_BYTES_MOST: u64 = 1 << 30;
+pub const BLOCK_BYTES_MAX: u64 = 1 << 30;
 const RECORD_MAGIC: [u8; 8] = *b"fbkvrec1";
 const INDEX_MAGIC: [u8; 8] = *b"fbkvidx1";
 const META_BYTES: usize = 112;
@@ -77,7 +77,7 @@ impl Record {
     /// its numbers cannot overflow.
     fn is_inside(&self, segment_bytes: u64, is_sealed: bool) -> bool {
         self.offset.is_multiple_of(PAGE as u64)
-            && self.len <= BLOCK_BYTES_MOST
+            && self.len <= BLOCK_BYTES_MAX
             && self.stored_bytes(is_sealed) <= segment_bytes
             && self.offset <= segment_bytes - self.stored_bytes(is_sealed)
     }
@@ -88,7 +88,7 @@ impl Record {
     }
 }
 
-/// Returns the length of a block of `len` bytes in the file, without its header. `len` is at most [`BLOCK_BYTES_MOST`].
+/// Returns the length of a block of `len` bytes in the file, without its header. `len` is at most [`BLOCK_BYTES_MAX`].
 pub fn payload_bytes(len: usize, is_sealed: bool) -> usize {
     (len + if is_sealed { TAG_BYTES } else { 0 }).next_multiple_of(PAGE)
 }

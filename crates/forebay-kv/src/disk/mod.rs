@@ -169,7 +169,7 @@ pub struct DiskStatistics {
     pub blocks: u64,
     /// Bytes of all segments.
     pub bytes: u64,
-    pub most_bytes: u64,
+    pub bytes_max: u64,
     pub read_blocks: u64,
     pub read_bytes: u64,
     /// Sum of the durations of all reads, which overlap.
@@ -413,7 +413,7 @@ impl DiskStore {
     ) -> bool {
         let shared = &self.shared;
         let stops = shared.stops_writing.load(Ordering::Relaxed);
-        if self.writer.is_none() || stops || len as u64 > format::BLOCK_BYTES_MOST {
+        if self.writer.is_none() || stops || len as u64 > format::BLOCK_BYTES_MAX {
             return false;
         }
         let bytes = writer::buffer_bytes(len, shared.folder.is_sealed());
@@ -484,7 +484,7 @@ impl DiskStore {
         DiskStatistics {
             blocks: state.index.blocks() as u64,
             bytes: state.index.bytes(),
-            most_bytes: self.shared.options.bytes,
+            bytes_max: self.shared.options.bytes,
             written_today_bytes: state.wear.today().bytes,
             ..state.statistics
         }

@@ -21,12 +21,12 @@ impl std::fmt::Debug for Secret {
 
 impl Secret {
     /// Least bytes of a secret.
-    pub const BYTES_LEAST: usize = 32;
+    pub const BYTES_MIN: usize = 32;
 
     /// Makes a secret of random bytes, such as the content of a key file. Returns `None` if they are fewer than 32.
     pub fn new(bytes: &[u8]) -> Option<Secret> {
         let salt = Salt::new(HKDF_SHA256, b"forebay KV store 1");
-        (bytes.len() >= Secret::BYTES_LEAST).then(|| Secret(salt.extract(bytes)))
+        (bytes.len() >= Secret::BYTES_MIN).then(|| Secret(salt.extract(bytes)))
     }
 
     /// Returns 32 bytes that depend on the secret, on `purpose` and on `tag`.

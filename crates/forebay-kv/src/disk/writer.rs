@@ -15,7 +15,7 @@ use crate::buffers::{Lent, PAGE};
 const SHARE_OF_TIME: u32 = 20;
 
 /// Failed writes in a row after which the store writes no more.
-const FAILURES_MOST: u32 = 3;
+const FAILURES_MAX: u32 = 3;
 
 /// Bytes of a segment: one part in so many of the store's size, within these limits.
 const SEGMENTS: u64 = 16;
@@ -62,7 +62,7 @@ impl Writer {
                     self.failures += 1;
                     // What was written at this place is unknown, so nothing else is written there.
                     self.end_segment();
-                    if self.failures == FAILURES_MOST {
+                    if self.failures == FAILURES_MAX {
                         self.shared.stops_writing.store(true, Ordering::Relaxed);
                     }
                 }

@@ -13,7 +13,7 @@ use crate::replay::{ReplayPolicy, replay_observed};
 const CAPACITIES_MAX: u32 = 32;
 /// Largest number of capacities for a policy that searches its victim among all experts of the model. This search is
 /// slow with thousands of experts.
-const CAPACITIES_MAX_SEARCHED: u32 = 8;
+const SEARCHED_CAPACITIES_MAX: u32 = 8;
 
 /// One policy over all capacities.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -203,7 +203,7 @@ fn curve(
     let is_searched = policy.scope() == Scope::Global && policy.name() != "lru";
     let experts: u32 = routing.layers.iter().map(|layer| layer.0).sum();
     let few = is_searched && experts > SEARCHED_EXPERTS_MAX;
-    let points_max = if few { CAPACITIES_MAX_SEARCHED } else { CAPACITIES_MAX };
+    let points_max = if few { SEARCHED_CAPACITIES_MAX } else { CAPACITIES_MAX };
     let capacities = capacities(routing, points_max).into_iter();
     PolicyCurve {
         policy: policy.name().to_owned(),
@@ -212,7 +212,7 @@ fn curve(
     }
 }
 
-/// Number of experts above which searched policies get fewer points ([`CAPACITIES_MAX_SEARCHED`]).
+/// Number of experts above which searched policies get fewer points ([`SEARCHED_CAPACITIES_MAX`]).
 const SEARCHED_EXPERTS_MAX: u32 = 1024;
 
 fn point(routing: &RoutingShape, slots: u32, met: &Met) -> CurvePoint {

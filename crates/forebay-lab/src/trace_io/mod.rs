@@ -16,7 +16,7 @@ pub use chrome::write_chrome;
 pub use format::{Trace, TraceError, open, read, write};
 pub use header::{EngineEntry, FileEntry, TraceHeader};
 pub use html::page;
-pub use pattern::{Pattern, RANDOM_AT_MOST, SEQUENTIAL_AT_LEAST, WINDOW};
+pub use pattern::{Pattern, RANDOM_MAX, SEQUENTIAL_MIN, WINDOW};
 pub use report::{
     ComponentReport, ExpertReads, Limit, PageReport, Quantiles, ReasonReport, Report, SizeClass,
     Stalls, Timeline, Utilisation,

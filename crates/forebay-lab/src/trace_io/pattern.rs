@@ -13,9 +13,9 @@ pub const WINDOW: usize = 64;
 /// less than their own length.
 const OVERLAP_BYTES: u64 = 4096;
 /// Smallest share of sequential requests for which a component is called sequential.
-pub const SEQUENTIAL_AT_LEAST: f64 = 0.8;
+pub const SEQUENTIAL_MIN: f64 = 0.8;
 /// Largest share of sequential requests for which a component is called random.
-pub const RANDOM_AT_MOST: f64 = 0.2;
+pub const RANDOM_MAX: f64 = 0.2;
 
 /// Access pattern of the requests of a component.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -76,8 +76,8 @@ impl Follower {
     pub(super) fn pattern(&self) -> Pattern {
         match self.share() {
             _ if self.requests < 2 => Pattern::Single,
-            share if share >= SEQUENTIAL_AT_LEAST => Pattern::Sequential,
-            share if share <= RANDOM_AT_MOST => Pattern::Random,
+            share if share >= SEQUENTIAL_MIN => Pattern::Sequential,
+            share if share <= RANDOM_MAX => Pattern::Random,
             _ => Pattern::Hybrid,
         }
     }

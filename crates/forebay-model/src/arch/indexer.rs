@@ -94,7 +94,7 @@ impl Architecture {
             }
         }
         let pools = indexer.pools();
-        check_size("keys that the indexer chooses", pools.most_positions())?;
+        check_size("keys that the indexer chooses", pools.positions_max())?;
         check_size("lists of chosen keys", pools.most.saturating_mul(indexer.lists()))?;
         let low_rank = of.latent.is_some_and(|latent| latent.query_rank.is_some());
         let of_queries = matches!(indexer.rule, IndexerRule::Keys | IndexerRule::GatedPools { .. });

@@ -49,7 +49,7 @@ pub(crate) use families::by_name;
 pub use families::{Family, known_families};
 pub(crate) use indexer::INDEXER_NORM_EPSILON;
 pub use layers::KvGroup;
-pub use mtp_shape::{MTP_ROWS_MOST, Mtp};
+pub use mtp_shape::{MTP_ROWS_MAX, Mtp};
 pub(crate) use names::Names;
 pub use quantization::{Method, Quantization};
 pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};

@@ -36,7 +36,7 @@ pub struct MtpNames {
 }
 
 /// Most rows of a pass that checks a proposal: up to two tokens and the proposal.
-pub const MTP_ROWS_MOST: usize = 3;
+pub const MTP_ROWS_MAX: usize = 3;
 
 /// Role, name in GGUF, name in a layer behind the last one, and name in a module beside the layers.
 const ROLES: &[(&str, &str, &str, &str)] = &[

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use forebay_compute::RowKind;
 use forebay_stream::{LayerUses, MemoryPlan, Residency};
 
-pub use self::selector::{CHANGES_MOST, RowSelection, Selector};
+pub use self::selector::{CHANGES_MAX, RowSelection, Selector};
 use crate::ModelError;
 use crate::arch::{Architecture, Attention, Experts, FeedForward, Mixer};
 use crate::sharing::SubLayerPlan;
@@ -596,7 +596,7 @@ pub trait Backend: Send {
     /// Returns the errors of [`Backend::head`].
     ///
     /// # Panics
-    /// Panics if the backend does not support [`Backend::largest`], or if a row has more than [`CHANGES_MOST`] changes.
+    /// Panics if the backend does not support [`Backend::largest`], or if a row has more than [`CHANGES_MAX`] changes.
     fn select(&mut self, step: &Step<'_>, selector: &mut dyn Selector) -> Result<(), ModelError> {
         let _ = selector;
         panic!("a selection of {} rows by a backend that gives all logits", step.outputs.len());

@@ -3,7 +3,7 @@
 use crate::sampling::{Largest, LogitChange};
 
 /// Most changes of a row's logits on a device.
-pub const CHANGES_MOST: usize = 1024;
+pub const CHANGES_MAX: usize = 1024;
 
 /// What is wanted of a row of logits.
 #[derive(Debug, Clone, Copy)]
@@ -12,7 +12,7 @@ pub struct RowSelection<'a> {
     pub count: usize,
     /// The divisor of the logits in the row's total, if that is wanted.
     pub total_at: Option<f32>,
-    /// Changes of single logits, at most one for a token and [`CHANGES_MOST`] in all.
+    /// Changes of single logits, at most one for a token and [`CHANGES_MAX`] in all.
     pub changes: &'a [LogitChange],
     /// Tokens that are allowed ([`is_allowed`](crate::sampling::is_allowed)). `None` means all.
     pub allowed: Option<&'a [u32]>,

@@ -213,10 +213,10 @@ fn is_finite(number: &Number) -> bool {
 
 /// Returns a whole number, also of a number such as 2.0.
 fn integer(number: &Number) -> Option<i64> {
-    const MOST: f64 = (1_u64 << 53) as f64;
+    const EXACT_MAX: f64 = (1_u64 << 53) as f64;
     number.as_i64().or_else(|| {
         let float = number.as_f64()?;
-        (float.fract() == 0.0 && float.abs() <= MOST).then_some(float as i64)
+        (float.fract() == 0.0 && float.abs() <= EXACT_MAX).then_some(float as i64)
     })
 }
 

@@ -25,13 +25,13 @@ use crate::run::Answers;
 const PRIORITY: i32 = -1;
 /// Requests of a batch in work before its model says how many it runs, and the most.
 const AT_A_TIME: usize = 4;
-const AT_A_TIME_MOST: usize = 64;
+const AT_A_TIME_MAX: usize = 64;
 /// Time before a request that the engine had no place for is tried again.
 const AGAIN: Duration = Duration::from_millis(500);
 /// Time before a request whose model is not served any more is tried again.
 const MODEL_AGAIN: Duration = Duration::from_secs(10);
 /// How often a request is tried whose engine has ended.
-const TRIES_MOST: u32 = 5;
+const TRIES_MAX: u32 = 5;
 
 /// The requests of a batch.
 pub struct Requests {
@@ -89,7 +89,7 @@ impl Requests {
                 (Some("queue_full"), _) => AGAIN,
                 // The batch was checked, so an earlier server had the model.
                 (Some("model_not_found"), _) => MODEL_AGAIN,
-                (_, StatusCode::SERVICE_UNAVAILABLE) if tries < TRIES_MOST => {
+                (_, StatusCode::SERVICE_UNAVAILABLE) if tries < TRIES_MAX => {
                     tries += 1;
                     AGAIN * tries
                 }
@@ -132,8 +132,8 @@ impl Requests {
 
     /// Keeps the engine's places taken, and as many requests waiting.
     fn note_places(&self, lease: &Lease) {
-        let places = 2 * lease.worker.report().running_most;
-        self.at_a_time.store(places.clamp(1, AT_A_TIME_MOST), Ordering::Relaxed);
+        let places = 2 * lease.worker.report().running_max;
+        self.at_a_time.store(places.clamp(1, AT_A_TIME_MAX), Ordering::Relaxed);
     }
 
     /// Returns the seed for a request that names none. It is the same whenever the request runs.

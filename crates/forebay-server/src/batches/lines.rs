@@ -15,7 +15,7 @@ use crate::error::ApiError;
 use crate::openai;
 
 /// Most bytes of a line.
-const LINE_BYTES_MOST: u64 = 32 << 20;
+const LINE_BYTES_MAX: u64 = 32 << 20;
 
 /// Endpoint that a line names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -103,13 +103,13 @@ pub fn scan(
     let (mut offset, mut bytes) = (0, Vec::new());
     for number in 1.. {
         bytes.clear();
-        let read = input.by_ref().take(LINE_BYTES_MOST + 1).read_until(b'\n', &mut bytes);
+        let read = input.by_ref().take(LINE_BYTES_MAX + 1).read_until(b'\n', &mut bytes);
         let length = read.map_err(Unusable::Io)? as u64;
         if length == 0 {
             break;
         }
         let wrong = |why| Unusable::Line { number, why };
-        if length > LINE_BYTES_MOST {
+        if length > LINE_BYTES_MAX {
             return Err(wrong("longer than 32 MiB".to_owned()));
         }
         let place = Place { offset, length };

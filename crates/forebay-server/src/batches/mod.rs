@@ -32,11 +32,11 @@ use crate::stream;
 
 /// How many batches a page usually has, and the most.
 const PAGE_USUAL: usize = 20;
-const PAGE_MOST: usize = 100;
+const PAGE_MAX: usize = 100;
 /// Most seconds in which a batch has to be complete.
-const WINDOW_MOST: u64 = 14 * 24 * 3600;
+const WINDOW_MAX: u64 = 14 * 24 * 3600;
 /// Most pairs of metadata, and most characters of a name and of a value, as in OpenAI's interface.
-const METADATA_MOST: (usize, usize, usize) = (16, 64, 512);
+const METADATA_MAX: (usize, usize, usize) = (16, 64, 512);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -118,21 +118,21 @@ fn window(text: &str) -> Option<u64> {
         _ => return None,
     };
     let seconds = number.parse::<u64>().ok()?.checked_mul(unit)?;
-    (1..=WINDOW_MOST).contains(&seconds).then_some(seconds)
+    (1..=WINDOW_MAX).contains(&seconds).then_some(seconds)
 }
 
 fn check_metadata(metadata: &Map<String, Value>) -> Result<(), ApiError> {
-    let (pairs, name_most, value_most) = METADATA_MOST;
+    let (pairs, name_max, value_max) = METADATA_MAX;
     let fits = |(name, value): (&String, &Value)| {
         let value = value.as_str().map(|value| value.chars().count());
-        name.chars().count() <= name_most && value.is_some_and(|length| length <= value_most)
+        name.chars().count() <= name_max && value.is_some_and(|length| length <= value_max)
     };
     match metadata.len() <= pairs && metadata.iter().all(fits) {
         true => Ok(()),
         false => Err(wrong(
             "metadata",
             format!(
-                "metadata may have {pairs} pairs of a name and a text, of {name_most} and {value_most} characters"
+                "metadata may have {pairs} pairs of a name and a text, of {name_max} and {value_max} characters"
             ),
         )),
     }
@@ -163,7 +163,7 @@ pub async fn list(
     let page = move |disk: &Arc<Disk>| {
         let batches = disk.batches(own.owner());
         let batches = batches.iter().map(|batch| (batch.id.clone(), batch.object())).collect();
-        query.page(batches, PAGE_USUAL, PAGE_MOST)
+        query.page(batches, PAGE_USUAL, PAGE_MAX)
     };
     Ok(Json(on_disk(&app, &caller, page).await?))
 }

@@ -27,11 +27,11 @@ use crate::files::{Disk, StoreError};
 use crate::stream;
 
 /// Most batches that run at a time. Others wait with the status `validating`.
-const BATCHES_MOST: usize = 8;
+const BATCHES_MAX: usize = 8;
 /// Most requests of a batch, as in OpenAI's interface.
-const REQUESTS_MOST: usize = 50_000;
+const REQUESTS_MAX: usize = 50_000;
 /// Most models that the requests of a batch name.
-const MODELS_MOST: usize = 64;
+const MODELS_MAX: usize = 64;
 /// Time between two looks at files whose time is over.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
@@ -89,7 +89,7 @@ pub async fn run(app: Arc<App>) {
 
 /// Returns true if one more batch of this owner may run. Owners have as many as are left for others, if there are others.
 fn may_run(running: &HashMap<String, String>, owner: &str, has_several_owners: bool) -> bool {
-    let left = BATCHES_MOST.saturating_sub(running.len());
+    let left = BATCHES_MAX.saturating_sub(running.len());
     let own = running.values().filter(|of| *of == owner).count();
     left > 0 && (!has_several_owners || own < left)
 }
@@ -142,13 +142,13 @@ async fn validate(app: &Arc<App>, disk: &Arc<Disk>, batch: Batch) -> Result<(), 
         let mut count = 0;
         let scanned = scan(BufReader::new(file), &[batch.endpoint], |_, line| {
             count += 1;
-            if count > REQUESTS_MOST {
-                return Err(format!("a batch may have {REQUESTS_MOST} requests"));
+            if count > REQUESTS_MAX {
+                return Err(format!("a batch may have {REQUESTS_MAX} requests"));
             }
             let model = line.body.get("model").and_then(Value::as_str).unwrap_or_default();
             if models.insert(model.to_owned()) {
-                if models.len() > MODELS_MOST {
-                    return Err(format!("a batch may name {MODELS_MOST} models"));
+                if models.len() > MODELS_MAX {
+                    return Err(format!("a batch may name {MODELS_MAX} models"));
                 }
                 let name = Some(model).filter(|model| !model.is_empty());
                 own.models.entry(name).map_err(|error| error.message)?;

@@ -30,7 +30,7 @@ pub const PURPOSE: &str = "batch";
 pub const PURPOSE_OF_OUTPUT: &str = "batch_output";
 
 /// Most files of a page, and how many a page usually has.
-const PAGE_MOST: usize = 10_000;
+const PAGE_MAX: usize = 10_000;
 /// Bytes that are read at a time.
 const PIECE_BYTES: u64 = 256 << 10;
 /// Least and most seconds that a file may be asked to stay.
@@ -101,7 +101,7 @@ pub async fn list(
         let mut files = disk.files(own.owner());
         files.retain(|file| query.purpose.as_ref().is_none_or(|purpose| *purpose == file.purpose));
         let files = files.iter().map(|file| (file.id.clone(), object(file))).collect();
-        query.page(files, PAGE_MOST, PAGE_MOST)
+        query.page(files, PAGE_MAX, PAGE_MAX)
     };
     Ok(Json(on_disk(&app, &caller, page).await?))
 }

@@ -18,9 +18,9 @@ use crate::stream;
 
 /// Most files, and most batches, of all keys: each may have an equal part. Finished batches beyond that are forgotten, the
 /// oldest first.
-const RECORDS_MOST: usize = 10_000;
+const RECORDS_MAX: usize = 10_000;
 /// Most batches of all keys that are not finished: each may have an equal part.
-const UNFINISHED_MOST: usize = 100;
+const UNFINISHED_MAX: usize = 100;
 
 /// Where files of clients are stored, and how large they may become.
 #[derive(Clone, Debug)]
@@ -28,9 +28,9 @@ pub struct FilesOptions {
     /// Folder, which is created when a client first needs it. `None` refuses files.
     pub folder: Option<PathBuf>,
     /// Most bytes of all files.
-    pub bytes_most: u64,
+    pub bytes_max: u64,
     /// Most bytes of one file.
-    pub file_bytes_most: u64,
+    pub file_bytes_max: u64,
 }
 
 /// A stored file.
@@ -91,7 +91,7 @@ impl Storage {
         let folder = self.options.folder.as_ref().ok_or_else(|| {
             unusable("this server has no folder for files: start it with --files DIR")
         })?;
-        let room = Room { most: self.options.bytes_most, keys: self.keys as u64 };
+        let room = Room { most: self.options.bytes_max, keys: self.keys as u64 };
         let folder = Folder::open(folder, room)?.ok_or_else(|| {
             unusable("another server uses the folder for files: start this one with --files DIR")
         })?;
@@ -232,7 +232,7 @@ impl Disk {
         };
         let mut files = lock(&self.files);
         let own = files.values().filter(|file| file.owner == record.owner).count();
-        let most = self.share_of(RECORDS_MOST);
+        let most = self.share_of(RECORDS_MAX);
         if own >= most && purpose == super::PURPOSE {
             let why = format!("you may keep {most} files at most: delete some");
             return Err(ApiError::bad(why));
@@ -322,12 +322,12 @@ impl Disk {
         })?;
         let own = || batches.values().filter(|of| of.owner == batch.owner);
         let unfinished = own().filter(|batch| !batch.is_finished()).count();
-        if unfinished >= self.share_of(UNFINISHED_MOST) {
+        if unfinished >= self.share_of(UNFINISHED_MAX) {
             let why =
                 format!("{unfinished} of your batches are not finished yet, and no more may wait");
             return Err(ApiError::new(StatusCode::TOO_MANY_REQUESTS, why));
         }
-        if own().count() >= self.share_of(RECORDS_MOST) {
+        if own().count() >= self.share_of(RECORDS_MAX) {
             let finished = own().filter(|batch| batch.is_finished());
             let oldest = finished.min_by_key(|batch| batch.order).map(|batch| batch.id.clone());
             if let Some(oldest) = oldest {

@@ -22,11 +22,11 @@ use crate::stream;
 /// Bytes that are collected before they are written.
 const PIECE_BYTES: usize = 1 << 20;
 /// Most bytes of a field that is not the file.
-const FIELD_BYTES_MOST: usize = 4096;
+const FIELD_BYTES_MAX: usize = 4096;
 /// Most bytes of the form around its file: boundaries, headers, fields, and what was read ahead.
-const AROUND_BYTES_MOST: u64 = 4 << 20;
+const AROUND_BYTES_MAX: u64 = 4 << 20;
 /// Most characters of a file's name.
-const NAME_CHARACTERS_MOST: usize = 255;
+const NAME_CHARACTERS_MAX: usize = 255;
 /// Time for an upload.
 const UPLOAD_TIME: Duration = Duration::from_secs(3600);
 
@@ -96,7 +96,7 @@ async fn read(to: &Destination<'_>, request: Request) -> Result<Form, ApiError> 
     let body = body.into_data_stream().map(move |piece| {
         let piece = piece.map_err(|error| error.to_string())?;
         received += piece.len() as u64;
-        match received > own.load(Ordering::Relaxed) + AROUND_BYTES_MOST {
+        match received > own.load(Ordering::Relaxed) + AROUND_BYTES_MAX {
             true => Err("the form is too large around its file".to_owned()),
             false => Ok(piece),
         }
@@ -131,9 +131,9 @@ async fn write(
     taken: &AtomicU64,
 ) -> Result<(Incoming, String), ApiError> {
     let name = field.file_name().unwrap_or_default().chars();
-    let name = name.filter(|c| !c.is_control()).take(NAME_CHARACTERS_MOST).collect();
+    let name = name.filter(|c| !c.is_control()).take(NAME_CHARACTERS_MAX).collect();
     let Destination { app, caller, disk } = to;
-    let bytes_most = app.storage.options.file_bytes_most;
+    let bytes_max = app.storage.options.file_bytes_max;
     let (folder, owner) = (disk.folder.clone(), caller.owner().to_owned());
     let mut incoming = app.work(caller, move || Ok(folder.begin(&owner)?)).await?;
     let mut piece = Vec::with_capacity(PIECE_BYTES);
@@ -143,8 +143,8 @@ async fn write(
             taken.fetch_add(more.len() as u64, Ordering::Relaxed);
             piece.extend_from_slice(more);
         }
-        if incoming.bytes() + piece.len() as u64 > bytes_most {
-            let why = format!("the file has more than {bytes_most} bytes (--file-size)");
+        if incoming.bytes() + piece.len() as u64 > bytes_max {
+            let why = format!("the file has more than {bytes_max} bytes (--file-size)");
             return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why));
         }
         if piece.len() >= PIECE_BYTES || (more.is_none() && !piece.is_empty()) {
@@ -165,7 +165,7 @@ async fn text(mut field: Field<'_>) -> Result<String, ApiError> {
     let mut bytes = Vec::new();
     while let Some(more) = field.chunk().await.map_err(broken)? {
         bytes.extend_from_slice(&more);
-        if bytes.len() > FIELD_BYTES_MOST {
+        if bytes.len() > FIELD_BYTES_MAX {
             return Err(ApiError::bad("a field of the form is too long"));
         }
     }

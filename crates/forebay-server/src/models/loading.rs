@@ -13,9 +13,9 @@ use crate::ServeError;
 use crate::model::Model;
 
 /// Most models that are loaded at a time.
-pub const LOADS_MOST: usize = 4;
+pub const LOADS_MAX: usize = 4;
 /// Most models whose files are read at a time to find out how much memory they need.
-pub const MEASURES_MOST: usize = 16;
+pub const MEASURES_MAX: usize = 16;
 /// Longest time that requests wait for that. The thread goes on.
 pub const MEASURING_TIME: Duration = Duration::from_secs(60);
 

@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use super::catalogue::{Entry, LoadError};
 use super::keep_alive::KeepAlive;
-use super::loading::{LOADS_MOST, MEASURES_MOST, MEASURING_TIME};
+use super::loading::{LOADS_MAX, MEASURES_MAX, MEASURING_TIME};
 use super::room::{self, Holding, Memory, Room};
 use super::{Known, Lease, Shared, Slot, State, failed};
 use crate::caller::Share;
 use crate::model::Model;
 
 /// Most callers whose last turns are remembered.
-const TURNS_MOST: usize = 256;
+const TURNS_MAX: usize = 256;
 
 /// What the thread does next.
 enum Step {
@@ -187,7 +187,7 @@ impl State {
     fn note_turn(&mut self, share: Share) {
         self.turns.retain(|other| *other != share);
         self.turns.push_back(share);
-        if self.turns.len() > TURNS_MOST {
+        if self.turns.len() > TURNS_MAX {
             self.turns.pop_front();
         }
     }
@@ -208,14 +208,14 @@ impl State {
             Some(Known::Measuring(_)) => return Next::NotYet,
             None => {
                 let measuring = |known: &&Known| matches!(known, Known::Measuring(_));
-                return match self.known.values().filter(measuring).count() < MEASURES_MOST {
+                return match self.known.values().filter(measuring).count() < MEASURES_MAX {
                     true => Next::Step(Step::Measure(entry)),
                     false => Next::NotYet,
                 };
             }
         };
         match room::next(needs, all, &self.holdings(), was_too_small) {
-            Room::Load { .. } if self.loading.len() >= LOADS_MOST => Next::Last,
+            Room::Load { .. } if self.loading.len() >= LOADS_MAX => Next::Last,
             Room::Load { room, is_tight } => {
                 let reserved = needs.within(room.unwrap_or(all));
                 Next::Step(Step::Load { share, entry, room, reserved, is_tight })

@@ -39,7 +39,7 @@ use crate::metrics::Metrics;
 use crate::model::Model;
 
 /// Most names in the error for an unknown name.
-const NAMES_MOST: usize = 20;
+const NAMES_MAX: usize = 20;
 
 /// Options of [`Models`].
 #[derive(Clone, Debug)]
@@ -222,7 +222,7 @@ impl Models {
     /// Returns an error if the model has no tokenizer or its chat template is damaged.
     pub fn add(&self, entry: &Entry, loaded: Loaded) -> Result<usize, ServeError> {
         let model = self.shared.start(entry, loaded)?;
-        let parallel = model.worker.report().running_most;
+        let parallel = model.worker.report().running_max;
         self.shared.lock().insert(entry, model, self.shared.options.keep_alive, false);
         self.shared.changed.notify_all();
         Ok(parallel)
@@ -329,8 +329,8 @@ impl Models {
         found.ok_or_else(|| {
             let names = catalogue.list();
             let shown: Vec<String> =
-                names.iter().take(NAMES_MOST).map(|entry| format!("{:?}", entry.name)).collect();
-            let here = match (shown.as_slice(), names.len().saturating_sub(NAMES_MOST)) {
+                names.iter().take(NAMES_MAX).map(|entry| format!("{:?}", entry.name)).collect();
+            let here = match (shown.as_slice(), names.len().saturating_sub(NAMES_MAX)) {
                 ([], _) => "no models".to_owned(),
                 (shown, 0) => shown.join(", "),
                 (shown, more) => format!("{} and {more} more", shown.join(", ")),

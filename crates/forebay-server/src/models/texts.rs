@@ -30,7 +30,7 @@ pub(crate) fn prepared(
 }
 
 /// Most models whose texts are kept. A text takes some tens of megabytes.
-const TEXTS_MOST: usize = 16;
+const TEXTS_MAX: usize = 16;
 
 /// Longest time that a request waits for a model's text.
 const TEXT_TIME: Duration = Duration::from_secs(15);
@@ -81,7 +81,7 @@ impl Texts {
         let known = &mut texts.texts;
         known.retain(|(path, ..)| *path != entry.path);
         known.push((entry.path.clone(), stamp, text.clone()));
-        if known.len() > TEXTS_MOST {
+        if known.len() > TEXTS_MAX {
             known.remove(0);
         }
     }

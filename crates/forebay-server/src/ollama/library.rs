@@ -27,9 +27,9 @@ use crate::stream;
 /// Fewest milliseconds between two reports of a download.
 const REPORT_EVERY_MS: u64 = 200;
 /// Most pulls at a time. Each has a thread and several connections.
-pub const PULLS_MOST: usize = 4;
+pub const PULLS_MAX: usize = 4;
 /// Reports that wait for a slow client. More are dropped.
-const REPORTS_MOST: usize = 16;
+const REPORTS_MAX: usize = 16;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -94,7 +94,7 @@ pub async fn pull(
         return Err(refused(Error::NoOwner { name: name.to_string() }).into());
     }
     let library = library(&app)?;
-    let (reports, mut updates) = mpsc::channel::<Value>(REPORTS_MOST);
+    let (reports, mut updates) = mpsc::channel::<Value>(REPORTS_MAX);
     let pulling = start(&app, &caller, move || pull_and_report(&library, &name, &reports))?;
     if !streams {
         // The reports' receiver lives as long as the client waits.

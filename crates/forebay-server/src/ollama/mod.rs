@@ -35,7 +35,7 @@ use crate::statistics;
 use crate::stream::{self, Encode};
 
 use self::library::Named;
-pub use self::library::{PULLS_MOST, copy, delete, pull};
+pub use self::library::{PULLS_MAX, copy, delete, pull};
 pub use self::lists::{not_implemented, ps, show, tags, version};
 
 /// The form of errors of Ollama.
@@ -93,7 +93,7 @@ struct Options {
 }
 
 /// Largest number of the likeliest tokens that are reported.
-const LIKELIEST_MOST: usize = 20;
+const LIKELIEST_MAX: usize = 20;
 
 /// Which of the two endpoints answers.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -209,7 +209,7 @@ fn wanted(endpoint: Endpoint, body: &mut Body) -> Result<Option<Wanted>, ApiErro
         Some(schema) => Some(Rules::JsonSchema(schema.clone())),
     };
     let likeliest = body.top_logprobs.unwrap_or(0);
-    if likeliest > LIKELIEST_MOST || likeliest > 0 && !body.logprobs {
+    if likeliest > LIKELIEST_MAX || likeliest > 0 && !body.logprobs {
         let why = "top_logprobs must be at most 20, and needs logprobs to be true";
         return Err(ApiError::bad(why));
     }

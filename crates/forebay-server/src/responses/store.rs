@@ -7,9 +7,9 @@ use forebay_chat::Message;
 use serde_json::Value;
 
 /// Most bytes of text that the conversations of one key have.
-const KEY_BYTES_MOST: usize = 16 << 20;
+const KEY_BYTES_MAX: usize = 16 << 20;
 /// Most bytes of text that all conversations have.
-const BYTES_MOST: usize = 128 << 20;
+const BYTES_MAX: usize = 128 << 20;
 
 /// Hash of the key that a client sent, in hexadecimal digits.
 pub type Owner = String;
@@ -44,7 +44,7 @@ impl Store {
         let bytes = stored.messages.iter().map(size).sum::<usize>()
             + input.sum::<usize>()
             + stored.response.to_string().len();
-        if bytes > KEY_BYTES_MOST {
+        if bytes > KEY_BYTES_MAX {
             return;
         }
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,12 +52,12 @@ impl Store {
             let own = entries.iter().filter(|entry| of.is_none_or(|of| entry.owner == *of));
             own.map(|entry| entry.bytes).sum()
         };
-        while sum(&entries, Some(&owner)) + bytes > KEY_BYTES_MOST {
+        while sum(&entries, Some(&owner)) + bytes > KEY_BYTES_MAX {
             let oldest = entries.iter().position(|entry| entry.owner == owner);
             entries.remove(oldest.expect("the key has entries"));
         }
         // Responses of a key that has few stay, whatever others store.
-        while sum(&entries, None) + bytes > BYTES_MOST {
+        while sum(&entries, None) + bytes > BYTES_MAX {
             let heaviest =
                 entries.iter().map(|entry| (sum(&entries, Some(&entry.owner)), &entry.owner));
             let Some((_, owner)) = heaviest.max().map(|(sum, owner)| (sum, owner.clone())) else {
@@ -106,7 +106,7 @@ mod tests {
         let (first, second) = ("1", "2");
         store.insert(second.to_owned(), stored(100, 1000));
         for id in 0..5 {
-            store.insert(first.to_owned(), stored(id, KEY_BYTES_MOST / 4));
+            store.insert(first.to_owned(), stored(id, KEY_BYTES_MAX / 4));
         }
         assert!(store.get(first, "0").is_none() && store.get(first, "4").is_some());
         // Another key's conversations are not touched, not seen and not deleted.
@@ -114,14 +114,14 @@ mod tests {
         assert!(!store.remove(first, "100") && store.remove(second, "100"));
         assert!(!store.remove(second, "100"));
         // One that is too large is not kept, and takes nobody's place.
-        store.insert(first.to_owned(), stored(9, KEY_BYTES_MOST));
+        store.insert(first.to_owned(), stored(9, KEY_BYTES_MAX));
         assert!(store.get(first, "9").is_none() && store.get(first, "4").is_some());
         store.insert("small".to_owned(), stored(1, 1000));
         for owner in 0..40 {
-            store.insert(owner.to_string(), stored(7, KEY_BYTES_MOST / 2));
+            store.insert(owner.to_string(), stored(7, KEY_BYTES_MAX / 2));
         }
         let entries = store.entries.lock().unwrap();
-        assert!(entries.iter().map(|entry| entry.bytes).sum::<usize>() <= BYTES_MOST);
+        assert!(entries.iter().map(|entry| entry.bytes).sum::<usize>() <= BYTES_MAX);
         assert!(entries.iter().any(|entry| entry.owner == "small"), "it gives way to nobody");
         assert_eq!(entries.back().unwrap().owner, "39");
     }

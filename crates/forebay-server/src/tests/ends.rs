@@ -76,8 +76,8 @@ fn a_client_that_does_not_read_does_not_hold_up_the_end() {
         options.drain = NEVER;
         options.client_time = Duration::from_millis(100);
         options.files.folder = Some(folder.path().join("files"));
-        options.files.bytes_most = 64 << 20;
-        options.files.file_bytes_most = 64 << 20;
+        options.files.bytes_max = 64 << 20;
+        options.files.file_bytes_max = 64 << 20;
     });
     // More than the buffers of both ends of a connection hold.
     let (status, file) = upload(&server, "A", &"x".repeat(24 << 20));

@@ -34,7 +34,7 @@ fn id(answer: &str) -> String {
 fn start(folder: &Path, test: &Arc<Test>) -> Running {
     Running::start(test.models_one_by_one(KeepAlive::Forever), "A\nB", |options| {
         options.files.folder = Some(folder.join("files"));
-        options.files.bytes_most = 1 << 20;
+        options.files.bytes_max = 1 << 20;
         options.connections = 64;
     })
 }

@@ -22,7 +22,7 @@ const READ_OVER: u64 = 64 << 10;
 const COPY_OVER: u64 = SLOT_ALIGNMENT as u64;
 /// Smallest remainder of a part in bytes that a cut between pieces leaves. Smaller copies waste the bandwidth to the
 /// device.
-const LEAST_COPY: u64 = 256 << 10;
+const COPY_MIN: u64 = 256 << 10;
 
 /// An extent of a file and its address on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +172,7 @@ fn part_cut(run: &[Stretch], at: u64, end: u64, step: u64) -> u64 {
     if end <= limit {
         return end;
     }
-    let least = LEAST_COPY.min(step / 8);
+    let least = COPY_MIN.min(step / 8);
     let ends = run.iter().map(|stretch| stretch.end);
     let whole = ends.take_while(|&end| end <= limit).last();
     if let Some(whole) = whole.filter(|&whole| whole >= limit - least) {
@@ -272,7 +272,7 @@ mod tests {
         let found = copies(&parts, STEP);
         assert!(found.len() as u64 <= 128 * bytes / (STEP * 7 / 8) + 1, "{} pieces", found.len());
         assert!(found.iter().all(|piece| piece.len() <= 4));
-        assert!(found.concat().iter().all(|&length| length as u64 >= LEAST_COPY), "{found:?}");
+        assert!(found.concat().iter().all(|&length| length as u64 >= COPY_MIN), "{found:?}");
     }
 
     #[test]

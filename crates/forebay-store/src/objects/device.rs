@@ -20,7 +20,7 @@ use crate::reports::Reports;
 /// Largest gap in bytes between two transfers that is read along.
 const READ_OVER: u64 = 64 << 10;
 /// Smallest request if there are more transfers, even if other connections are free.
-const LEAST_BYTES: u64 = 1 << 20;
+const REQUEST_BYTES_MIN: u64 = 1 << 20;
 /// Time that a connection waits before its first request. Transfers come one by one, and all that come in this time are
 /// divided among the connections.
 const GATHERING: Duration = Duration::from_millis(1);
@@ -117,7 +117,7 @@ impl State {
         // Every connection gets a share of what waits, also those that are in use: near the end of a load, requests become
         // smaller, so that all connections end at about the same time.
         let most = options.request_bytes as u64;
-        let share = (self.waiting_bytes / options.connections as u64).max(LEAST_BYTES);
+        let share = (self.waiting_bytes / options.connections as u64).max(REQUEST_BYTES_MIN);
         let mut run: Vec<Transfer> = Vec::new();
         let mut bytes = 0;
         while let Some(entry) = self.waiting.first_entry() {

@@ -20,7 +20,7 @@ const MEMORY_BYTES: u64 = 384 << 20;
 /// Memory for each byte of a conversation.
 const MEMORY_PER_BYTE: u64 = 64;
 /// Longest prompt, or longest list of variables.
-const ANSWER_BYTES_MOST: u64 = 256 << 20;
+const ANSWER_BYTES_MAX: u64 = 256 << 20;
 /// Signal for a process that used all its processor time.
 const TIME_IS_OVER: i32 = 24;
 /// Signals of others: SIGHUP, SIGINT, SIGKILL and SIGTERM.
@@ -141,7 +141,7 @@ impl Running {
     fn ask(&mut self, question: &[u8]) -> io::Result<Result<String, TextError>> {
         wire::send(&mut self.to, question)?;
         let length = wire::length(&mut self.from)?.ok_or(io::ErrorKind::UnexpectedEof)?;
-        if length > ANSWER_BYTES_MOST {
+        if length > ANSWER_BYTES_MAX {
             return Err(io::Error::other("its text is too long"));
         }
         let answer = wire::receive(&mut self.from, length)?;

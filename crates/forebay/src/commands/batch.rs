@@ -286,7 +286,7 @@ impl Batch<'_> {
     fn answer_with(&self, engine: &mut Engine, left: Vec<usize>, journal: &mut Journal) -> Outcome {
         let tokenizer = engine.session().shared_tokenizer()?;
         // A few requests wait, so that the place of one that ends is taken at once.
-        let queued = 2 * engine.running_most();
+        let queued = 2 * engine.running_max();
         let (sender, finished) = mpsc::channel::<Finished>();
         let mut open: HashMap<usize, Vec<Option<Choice>>> = HashMap::new();
         let progress = StepProgress::new("answered", left.len() as u64);

@@ -14,7 +14,7 @@ use crate::pull::Place;
 use crate::pull::hub::{Answer, Hub, Served};
 
 /// Most bytes that a plan reads.
-const MOST: u64 = 16 << 20;
+const SENT_MAX: u64 = 16 << 20;
 
 fn desktop() -> String {
     let path = workspace().join("crates/forebay-engine/tests/profiles/desktop.json");
@@ -82,7 +82,7 @@ fn all_quantisations_are_planned_from_their_headers_as_after_the_download() {
     let models = quants(place.folder.path(), "qwen3moe-30b", &names);
     let hub = Hub::start(served(&models), |_, _| Answer::Usual);
     let document = planned(&place, &hub, "o/r", " --json").json();
-    assert!(hub.sent_bytes() <= MOST, "{}", hub.sent_bytes());
+    assert!(hub.sent_bytes() <= SENT_MAX, "{}", hub.sent_bytes());
     let repository = &document["repository"];
     assert_eq!(repository["read_bytes"].as_u64(), Some(hub.sent_bytes()));
     let listed = repository["models"].as_array().unwrap();
@@ -179,7 +179,7 @@ fn split_sets_folders_and_packs() {
     let mut files = served(&parts);
     let hub = Hub::start(files.clone(), |_, _| Answer::Usual);
     let remote = planned(&place, &hub, "o/r:Q8_0", " --json").json();
-    assert!(hub.sent_bytes() <= MOST, "{}", hub.sent_bytes());
+    assert!(hub.sent_bytes() <= SENT_MAX, "{}", hub.sent_bytes());
     let line = format!("plan {} --profile {} --ram 20GiB --json", parts[3].1.display(), desktop());
     assert_eq!(essence(&remote), essence(&forebay(&words(&line)).json()));
     // A set that lacks a part is not planned.
@@ -221,7 +221,7 @@ fn other_vocabularies_and_orders_in_one_repository_are_read_by_themselves() {
     }
     let hub = Hub::start(served(&models), |_, _| Answer::Usual);
     let document = planned(&place, &hub, "o/r", " --json").json();
-    assert!(hub.sent_bytes() <= MOST);
+    assert!(hub.sent_bytes() <= SENT_MAX);
     let mut states = Vec::new();
     for entry in document["repository"]["models"].as_array().unwrap() {
         states.push(entry["state"].as_str().unwrap().to_owned());
@@ -250,7 +250,7 @@ fn a_server_without_ranges_and_connections_that_break() {
     assert_eq!(listed[1]["state"], "estimated", "{listed:?}");
     let text = planned(&place, &hub, "o/r", "").ok().stdout;
     assert!(text.lines().any(|line| line.contains("Q8_0") && line.contains("estimated")), "{text}");
-    assert!(document["repository"]["read_bytes"].as_u64() <= Some(MOST));
+    assert!(document["repository"]["read_bytes"].as_u64() <= Some(SENT_MAX));
     // Every second connection dies early.
     let hub = Hub::start(served(&models), |_, before| match before % 2 {
         0 => Answer::Cut(1000),
@@ -297,7 +297,7 @@ fn with_large_header(path: &Path) {
     writer.set("tokenizer.ggml.tokens", GgufValue::Array(Array::String(tokens))).unwrap();
     writer.add_tensor("output_norm.weight", TensorType::F32, &[64]).unwrap();
     let (header, placed) = writer.into_header().unwrap();
-    assert!(header.len() as u64 > MOST);
+    assert!(header.len() as u64 > SENT_MAX);
     fs::write(path, header).unwrap();
     let end = placed[0].extent.end();
     fs::File::options().write(true).open(path).unwrap().set_len(end).unwrap();
@@ -311,7 +311,7 @@ fn no_more_than_16_mib_are_read() {
     let hub = Hub::start(vec![Served::on_disk("m-Q8_0.gguf", &path)], |_, _| Answer::Usual);
     let text = planned(&place, &hub, "o/r", "").ok().stdout;
     assert!(text.contains("Q8_0: not planned: its header is beyond the 16 MiB"), "{text}");
-    assert!(hub.sent_bytes() <= MOST, "{}", hub.sent_bytes());
+    assert!(hub.sent_bytes() <= SENT_MAX, "{}", hub.sent_bytes());
 }
 
 /// Makes a model of a shape that no machine has memory for, whatever is streamed: one matrix has half a tebibyte.

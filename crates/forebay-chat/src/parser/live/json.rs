@@ -9,7 +9,7 @@ use super::{Begun, Cursor, Read, Step, Stop, last, name};
 use crate::offer::Offer;
 
 /// Deepest nesting of lists and objects.
-const DEPTH_MOST: usize = 100;
+const DEPTH_MAX: usize = 100;
 
 /// Finds the end of a JSON value, and looks at each byte once.
 struct Scan {
@@ -80,7 +80,7 @@ impl Scan {
             (state @ (State::Text { .. } | State::Word(_)), _) => state,
             (state, _) if is_space => state,
             (State::Value | State::Item, b'{' | b'[') => {
-                if self.open.len() == DEPTH_MOST {
+                if self.open.len() == DEPTH_MAX {
                     return Err(Stop::Wrong);
                 }
                 self.open.push(byte);

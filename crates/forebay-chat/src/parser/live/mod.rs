@@ -26,7 +26,7 @@ use crate::offer::Offer;
 const DECIDED_BYTES: usize = 32;
 
 /// Longest name or key, with the marks around it. A body with a longer one is read at its end only.
-const HEAD_BYTES_MOST: usize = 1024;
+const HEAD_BYTES_MAX: usize = 1024;
 
 /// Why a reader stops.
 enum Stop {
@@ -262,12 +262,12 @@ impl<'a> Cursor<'a> {
     fn until(&mut self, mark: &str) -> Step<&'a str> {
         let rest = self.rest();
         match rest.find(mark) {
-            Some(at) if at <= HEAD_BYTES_MOST => {
+            Some(at) if at <= HEAD_BYTES_MAX => {
                 self.at += at + mark.len();
                 Ok(&rest[..at])
             }
             // The mark may still come early enough.
-            None if rest.len() < HEAD_BYTES_MOST + mark.len() => Err(Stop::More),
+            None if rest.len() < HEAD_BYTES_MAX + mark.len() => Err(Stop::More),
             _ => Err(Stop::Wrong),
         }
     }

@@ -432,15 +432,15 @@ fn speed_series(name: String, colour: usize, points: &[Prediction]) -> Series {
 
 fn speed_chart(label: &str, budget: &str, series: &[Series]) -> String {
     let points = || series.iter().flat_map(|series| &series.points);
-    let most_bytes = points().map(|point| point.0).fold(0.0, f64::max);
+    let bytes_max = points().map(|point| point.0).fold(0.0, f64::max);
     let most = points().map(|point| point.1).fold(0.0, f64::max);
     let size = |value: f64| bytes(value);
     let count = |value: f64| format!("{value:.0}");
     // The driver's own part of VRAM may be most of it, so the axis may begin above zero.
-    let least_bytes = points().map(|point| point.0).fold(f64::INFINITY, f64::min);
-    let least = if least_bytes > most_bytes / 2.0 { least_bytes } else { 0.0 };
+    let bytes_min = points().map(|point| point.0).fold(f64::INFINITY, f64::min);
+    let least = if bytes_min > bytes_max / 2.0 { bytes_min } else { 0.0 };
     let (ticks, text) = (4.0, &size);
-    let x_axis = Axis { least, most: most_bytes, is_binary: true, ticks, text, name: budget };
+    let x_axis = Axis { least, most: bytes_max, is_binary: true, ticks, text, name: budget };
     let y_axis = Axis {
         least: 0.0,
         most: most * 1.05,

@@ -3,7 +3,7 @@
 use forebay_compute::{DeltaInputs, DeltaVectors, MatmulJob, ProductRows, StateRun};
 
 use super::backend::CpuBackend;
-use super::delta_scratch::MOST_PRODUCTS;
+use super::delta_scratch::PRODUCTS_MAX;
 use super::products::{both_kinds, matmul_beside_reads, matrix, recycle};
 use crate::ModelError;
 use crate::backend::Step;
@@ -21,7 +21,7 @@ impl CpuBackend {
         let (count, hidden) = (step.count, step.architecture.hidden);
         let normed = &scratch.normed[..count * hidden];
         let at = &mut scratch.delta;
-        let mut types = [weights.products[0].ty; MOST_PRODUCTS];
+        let mut types = [weights.products[0].ty; PRODUCTS_MAX];
         for (ty, matrix) in types.iter_mut().zip(&weights.products) {
             *ty = matrix.ty;
         }
@@ -63,7 +63,7 @@ impl CpuBackend {
             to: places.to * floats,
         }));
         let widths = weights.projections().map(|matrix| matrix.rows);
-        let mut products = [ProductRows { values: &[], row: 0 }; MOST_PRODUCTS];
+        let mut products = [ProductRows { values: &[], row: 0 }; PRODUCTS_MAX];
         for ((rows, row), values) in products.iter_mut().zip(widths).zip(&at.products) {
             *rows = ProductRows { values: &values[..count * row], row };
         }

@@ -6,13 +6,13 @@ use crate::arch::{Architecture, HeadOrder, Recurrent, StateRule};
 use crate::weights::{AttentionWeights, Weights};
 
 /// Most projections of a recurrent layer.
-pub const MOST_PRODUCTS: usize = 8;
+pub const PRODUCTS_MAX: usize = 8;
 
 /// Activations of recurrent layers, for one batch.
 #[derive(Default)]
 pub struct DeltaScratch {
     /// Products with the projections.
-    pub(super) products: [Vec<f32>; MOST_PRODUCTS],
+    pub(super) products: [Vec<f32>; PRODUCTS_MAX],
     /// What [`forebay_compute::Cpu::gated_delta`] needs.
     pub(super) scratch: Vec<f32>,
     /// Always empty between calls; kept for its memory.
@@ -47,7 +47,7 @@ impl Recurrent {
 impl DeltaScratch {
     pub fn reserve(architecture: &Architecture, weights: &Weights, batch: usize) -> DeltaScratch {
         let Some(shape) = &architecture.recurrent else { return DeltaScratch::default() };
-        let mut widths = [0; MOST_PRODUCTS];
+        let mut widths = [0; PRODUCTS_MAX];
         for layer in &weights.layers {
             let AttentionWeights::Delta(of) = &layer.attention else { continue };
             for (width, matrix) in widths.iter_mut().zip(of.projections()) {
@@ -58,7 +58,7 @@ impl DeltaScratch {
             products: widths.map(|width| vec![0.0; batch * width]),
             scratch: vec![0.0; batch * shape.delta_shape().scratch_floats()],
             runs: Vec::with_capacity(batch),
-            jobs: Vec::with_capacity(2 * MOST_PRODUCTS),
+            jobs: Vec::with_capacity(2 * PRODUCTS_MAX),
         }
     }
 

@@ -3,7 +3,7 @@
 use forebay_cuda::{Delta, DeltaRuns, DeltaStates, HeadColumns, ProductColumns};
 
 use super::backend::CudaBackend;
-use super::delta_shape::{MOST_PRODUCTS, device_shape};
+use super::delta_shape::{PRODUCTS_MAX, device_shape};
 use super::products::{Rows, TOGETHER};
 use super::vectors::optional;
 use crate::ModelError;
@@ -51,7 +51,7 @@ impl CudaBackend {
         let vectors = self.layer_vectors(step).delta.expect("the layer is recurrent");
         let (at, floats) = (self.at(), self.vectors());
         let outs = at.delta.products(weights.projections().map(|matrix| matrix.rows));
-        let mut widths = [0; MOST_PRODUCTS];
+        let mut widths = [0; PRODUCTS_MAX];
         for (width, matrix) in widths.iter_mut().zip(weights.projections()) {
             *width = matrix.rows;
         }

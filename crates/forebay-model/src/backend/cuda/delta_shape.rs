@@ -5,7 +5,7 @@ use forebay_cuda::{DeltaRule, DeltaShape};
 use crate::arch::{HeadOrder, Recurrent, StateRule};
 
 /// Most projections of a recurrent layer.
-pub const MOST_PRODUCTS: usize = 8;
+pub const PRODUCTS_MAX: usize = 8;
 
 /// Returns the shape of recurrent layers as the kernels' side names it.
 pub(super) fn device_shape(of: &Recurrent) -> DeltaShape {

@@ -1,6 +1,6 @@
 //! Layout of the words that the host and the device exchange with every batch.
 
-use forebay_cuda::{DeltaRuns, LANES, PromptTiles, TOP_K_MAX, prompt_tiles_most};
+use forebay_cuda::{DeltaRuns, LANES, PromptTiles, TOP_K_MAX, prompt_tiles_max};
 
 use super::kv_size::{HEAD_ROWS, KvSize};
 use crate::arch::{Architecture, Attention};
@@ -46,7 +46,7 @@ impl ExchangeLayout {
         let largest_words = (2 * TOP_K_MAX + 1) * decode_rows;
         // Every decode row, and so every run of prompts, is of another sequence.
         let of_shape =
-            |of: &Attention| prompt_tiles_most(&cache.shape(of), of.heads, batch, decode_rows);
+            |of: &Attention| prompt_tiles_max(&cache.shape(of), of.heads, batch, decode_rows);
         let tiles: usize = architecture.attentions.iter().map(of_shape).sum();
         let prompt_words = tiles * PromptTiles::WORDS + batch;
         let before = whole(batch_words + flag_words + largest_words + rows * vocabulary);

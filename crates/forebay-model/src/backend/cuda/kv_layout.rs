@@ -219,7 +219,7 @@ impl KvLayout {
     }
 
     /// Returns the bytes of VRAM that the pools, tables and copies need.
-    pub fn least_bytes(&self) -> u64 {
+    pub fn bytes_min(&self) -> u64 {
         self.needed
     }
 

@@ -7,7 +7,7 @@ use forebay_cuda::{
 
 use forebay_stream::{Block, MemoryPlan};
 
-use super::delta_shape::MOST_PRODUCTS;
+use super::delta_shape::PRODUCTS_MAX;
 use super::exchange_layout::ExchangeLayout;
 use super::indexer_layout::IndexerLayout;
 use super::kv_size::KvSize;
@@ -17,7 +17,7 @@ use super::selections::selection_words;
 use super::shared_keys_layout::{self, SharedKeyLayout};
 use super::stream_layout::StreamLayout;
 use crate::ModelError;
-use crate::arch::{Architecture, Attention, Latent, MTP_ROWS_MOST, Recurrent};
+use crate::arch::{Architecture, Attention, Latent, MTP_ROWS_MAX, Recurrent};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights, distinct};
 
@@ -390,7 +390,7 @@ impl ActivationLayout {
         let batch = batch_tokens.min(cache.context * cache.sequences);
         let few = batch.min(DECODE_ROWS);
         // One row of each sequence, and those of a proposal's check.
-        let checked = architecture.mtp.map_or(1, |_| MTP_ROWS_MOST);
+        let checked = architecture.mtp.map_or(1, |_| MTP_ROWS_MAX);
         let decode_rows = few.min(cache.sequences.max(checked));
         let own_inputs = architecture.expert_layers().any(|of| of.scaled_input || of.own_norms);
         // Groups of heads have matrices of their own, too.
@@ -587,13 +587,13 @@ impl DeltaLayout {
     fn product_words(batch: usize, width: usize) -> usize {
         match width {
             0 => 0,
-            _ => batch * width + MOST_PRODUCTS * ALIGNMENT as usize / 4,
+            _ => batch * width + PRODUCTS_MAX * ALIGNMENT as usize / 4,
         }
     }
 
     /// Returns the offsets of the products with matrices of these numbers of rows.
-    pub fn products(&self, widths: impl Iterator<Item = usize>) -> [u64; MOST_PRODUCTS] {
-        let (mut offsets, mut at) = ([0; MOST_PRODUCTS], self.products);
+    pub fn products(&self, widths: impl Iterator<Item = usize>) -> [u64; PRODUCTS_MAX] {
+        let (mut offsets, mut at) = ([0; PRODUCTS_MAX], self.products);
         for (offset, width) in offsets.iter_mut().zip(widths) {
             *offset = at + 4 * (self.first_row * width) as u64;
             at = (at + 4 * (self.batch * width) as u64).next_multiple_of(ALIGNMENT);

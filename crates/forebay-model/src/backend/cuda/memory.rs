@@ -130,15 +130,15 @@ fn most_in_vram(
     if all.as_ref().is_ok_and(is_right) {
         return all;
     }
-    let least_bytes = match plan(KvInVram::Bytes(0)) {
-        Err(ModelError::KvVramTooSmall { least_bytes, .. }) => least_bytes,
+    let bytes_min = match plan(KvInVram::Bytes(0)) {
+        Err(ModelError::KvVramTooSmall { bytes_min, .. }) => bytes_min,
         other => return other,
     };
-    let mut best = plan(KvInVram::Bytes(least_bytes))?;
+    let mut best = plan(KvInVram::Bytes(bytes_min))?;
     if !is_right(&best) {
         return Ok(best);
     }
-    let (mut low, mut high) = (least_bytes, room_bytes.max(least_bytes));
+    let (mut low, mut high) = (bytes_min, room_bytes.max(bytes_min));
     while high - low > STEP_BYTES {
         let middle = low + (high - low) / 2;
         match plan(KvInVram::Bytes(middle)) {
@@ -173,11 +173,11 @@ fn with_long_passes(
         0 => 0,
         _ => usual.vram.kv_cache_bytes,
     };
-    let most_bytes = bytes(&usual) + (usual.weights.experts.bytes() + kv_bytes) / PART;
+    let bytes_max = bytes(&usual) + (usual.weights.experts.bytes() + kv_bytes) / PART;
     let positions = cache.context * cache.sequences;
     let longer = LONG_BATCHES.into_iter().filter(|tokens| 2 * tokens <= positions);
     let mut plans = longer.filter_map(|tokens| plan(tokens).ok());
-    Ok(plans.find(|plan| bytes(plan) <= most_bytes).unwrap_or(usual))
+    Ok(plans.find(|plan| bytes(plan) <= bytes_max).unwrap_or(usual))
 }
 
 /// Everything that a GPU holds of a model, before experts are placed.
@@ -290,11 +290,11 @@ impl DevicePlan {
             ModelError::VramTooSmall { needed_bytes, given_bytes, why, largest_context: None }
         };
         if let KvInVram::Bytes(given_bytes) = cache.in_vram
-            && share.kv.least_bytes() > given_bytes
+            && share.kv.bytes_min() > given_bytes
         {
             return Err(ModelError::KvVramTooSmall {
                 given_bytes,
-                least_bytes: share.kv.least_bytes(),
+                bytes_min: share.kv.bytes_min(),
             });
         }
         let mut tier = None;

@@ -2,11 +2,11 @@
 
 use forebay_cuda::{CudaError, DevicePtr, Gpu, HostWords, Selections};
 
-use crate::backend::{CHANGES_MOST, RowSelection};
+use crate::backend::{CHANGES_MAX, RowSelection};
 
 /// Returns the words of the selections of `rows` rows.
 pub fn selection_words(rows: usize, vocabulary: usize) -> usize {
-    rows * (4 + 4 * CHANGES_MOST + vocabulary.div_ceil(32))
+    rows * (4 + 4 * CHANGES_MAX + vocabulary.div_ceil(32))
 }
 
 /// A pinned buffer for the selections of a pass, and its copy on the device.
@@ -49,7 +49,7 @@ impl SelectionWords {
         out.clear();
         out.resize(4 * rows.len(), 0);
         for (row, selection) in rows.iter().enumerate() {
-            assert!(selection.changes.len() <= CHANGES_MOST, "too many changes of logits");
+            assert!(selection.changes.len() <= CHANGES_MAX, "too many changes of logits");
             let changes = out.len();
             out.extend(selection.changes.iter().flat_map(|change| {
                 let [divisor, subtracted, added] =

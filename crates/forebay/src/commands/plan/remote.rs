@@ -201,12 +201,12 @@ fn estimate(rows: &[Row], size_bytes: u64) -> Option<Found> {
     let (info, answered) = &**planned;
     let (plan, request) = (&answered.planned.plan, &answered.request);
     let of = tiers(info, answered);
-    let vram_most = match &plan.vram {
+    let vram_max = match &plan.vram {
         // What is left beside keys, values and activations.
         Some(vram) => vram.budget_bytes.saturating_sub(vram.total_bytes - vram.weights_bytes),
         None => 0,
     };
-    let vram = size_bytes.min(vram_most.max(of.vram));
+    let vram = size_bytes.min(vram_max.max(of.vram));
     let ram = (size_bytes - vram).min(request.ram_bytes);
     let tiers = Tiers { vram, ram, ssd: size_bytes - vram - ram };
     let share = near as f64 / size_bytes.max(1) as f64;

@@ -16,7 +16,7 @@ use forebay_engine::engine::{EngineOptions, Latency};
 use forebay_engine::{Interrupt, SessionOptions};
 use forebay_library::Library;
 use forebay_server::{
-    Address, CLIENT_TIME, CONNECTIONS_MOST, Catalogue as _, Entry, FilesOptions, KeepAlive, Keys,
+    Address, CLIENT_TIME, CONNECTIONS_MAX, Catalogue as _, Entry, FilesOptions, KeepAlive, Keys,
     Listener, Loader as _, Memory, Models, ModelsOptions, ServeError, ServerOptions,
 };
 
@@ -190,15 +190,15 @@ fn server_options(args: &ServeArgs) -> Outcome<ServerOptions> {
         body_bytes: usize::try_from(args.listen.max_body).unwrap_or(usize::MAX),
         files: FilesOptions {
             folder: args.files.folder.clone().or_else(|| Some(state::folder()?.join("files"))),
-            bytes_most: args.files.files_size,
-            file_bytes_most: args.files.file_size,
+            bytes_max: args.files.files_size,
+            file_bytes_max: args.files.file_size,
         },
         ping: match args.sse_ping_interval {
             0 => None,
             seconds => Some(Duration::from_secs(seconds.into())),
         },
         hosts: args.listen.allowed_host.clone(),
-        connections: CONNECTIONS_MOST,
+        connections: CONNECTIONS_MAX,
         client_time: CLIENT_TIME,
         drain: args.listen.drain_time,
         access_log: args.access_log.as_deref().map(access_log::open).transpose()?,

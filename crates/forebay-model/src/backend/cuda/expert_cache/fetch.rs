@@ -203,10 +203,10 @@ impl ExpertCache {
         let layout =
             on.plan.weights.experts_of[self.layer.0 as usize].expect("the layer has experts");
         let expert_bytes: u64 = layout.part_bytes.iter().sum();
-        let queued_most = (QUEUED_BYTES / expert_bytes.max(1)).max(2) as usize;
+        let queued_max = (QUEUED_BYTES / expert_bytes.max(1)).max(2) as usize;
         while self.pass.len() < self.pass_misses {
             let Some(expert) = self.ready.last().map(|ready| ready.0) else { break };
-            while self.in_flight.len() >= queued_most && self.finish_a_copy() {}
+            while self.in_flight.len() >= queued_max && self.finish_a_copy() {}
             self.host.progress()?;
             let slot = match self.tier.take(self.layer, expert) {
                 Some(slot) => slot,
