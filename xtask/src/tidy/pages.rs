@@ -1,4 +1,4 @@
-//! Limits the size of the pages that every user reads first.
+//! Limits the size of the pages that every user reads first, and of the cells of tables on all pages.
 
 use super::Finding;
 use super::files::Repository;
@@ -11,6 +11,10 @@ const PARAGRAPH_LINES: usize = 5;
 const LINE_CHARACTERS: usize = 120;
 const ARCHITECTURE: &str = "ARCHITECTURE.md";
 const ARCHITECTURE_WORDS: usize = 2000;
+/// Folder whose pages have tables for users.
+const DOCS: &str = "docs/";
+/// Length limit of a table's cell. What is longer is read as sentences after the table.
+const CELL_WORDS: usize = 45;
 
 pub fn check(repository: &Repository, findings: &mut Vec<Finding>) {
     if let Some(text) = repository.text(README) {
@@ -21,6 +25,32 @@ pub fn check(repository: &Repository, findings: &mut Vec<Finding>) {
         if words > ARCHITECTURE_WORDS {
             let message = format!("{words} words; at most {ARCHITECTURE_WORDS}: see docs/design/");
             findings.push(Finding::fail(ARCHITECTURE, 0, message));
+        }
+    }
+    for file in repository.files() {
+        let is_page = file.path.starts_with(DOCS) || !file.path.contains('/');
+        if is_page && file.path.ends_with(".md") {
+            check_cells(&file.path, file.text.as_deref().unwrap_or_default(), findings);
+        }
+    }
+}
+
+fn check_cells(path: &str, text: &str, findings: &mut Vec<Finding>) {
+    let mut in_block = false;
+    for (index, line) in text.lines().enumerate() {
+        let line = line.trim();
+        in_block ^= line.starts_with("```");
+        if in_block || !line.starts_with('|') {
+            continue;
+        }
+        // `\|` is a bar inside a cell.
+        let line = line.replace("\\|", " ");
+        let words = line.split('|').map(|cell| cell.split_whitespace().count()).max();
+        if let Some(words) = words.filter(|words| *words > CELL_WORDS) {
+            let message = format!(
+                "a cell of {words} words; at most {CELL_WORDS}: write sentences after the table"
+            );
+            findings.push(Finding::fail(path, index + 1, message));
         }
     }
 }
@@ -87,5 +117,21 @@ mod tests {
     fn a_long_architecture_page_fails() {
         assert!(findings(ARCHITECTURE, &"word ".repeat(2000)).is_empty());
         assert_eq!(findings(ARCHITECTURE, &"word ".repeat(2001)), [0]);
+    }
+
+    #[test]
+    fn a_long_cell_fails() {
+        let row =
+            |words: usize| format!("| a | b |\n| --- | --- |\n| a | {}|\n", "w ".repeat(words));
+        for path in [README, "docs/a.md", "docs/design/b.md"] {
+            assert!(findings(path, &row(CELL_WORDS)).is_empty(), "{path}");
+            assert_eq!(findings(path, &row(CELL_WORDS + 1)), [3], "{path}");
+        }
+        assert!(findings("bench/results/a.md", &row(100)).is_empty());
+        assert!(findings("docs/a.md", &format!("```sh\n{}```\n", row(100))).is_empty());
+        assert!(findings("docs/a.md", &"w ".repeat(100)).is_empty());
+        // A bar inside a cell does not end it.
+        let bars = format!("| {}\\| {}|\n", "w ".repeat(30), "w ".repeat(30));
+        assert_eq!(findings("docs/a.md", &bars), [1]);
     }
 }
