@@ -3,7 +3,7 @@
 #[cfg(feature = "cuda")]
 use forebay_cuda::CudaError;
 use forebay_engine::EngineError;
-use forebay_format::FormatError;
+use forebay_format::{FormatError, at_least, at_most};
 use forebay_store::{ReadError, StoreError};
 
 /// `forebay_status` of the header.
@@ -100,21 +100,25 @@ impl From<EngineError> for Failure {
             EngineError::Cuda(error) => error.to_string(),
             EngineError::NoCuda => "this build of the library has no CUDA support".to_owned(),
             EngineError::DoesNotFit { needed_bytes, free_bytes } => {
-                format!(
-                    "all weights need {needed_bytes} bytes of memory, but {free_bytes} are free"
-                )
+                let (needed, free) = (at_least(*needed_bytes), at_most(*free_bytes));
+                format!("all weights need {needed} of memory, but {free} are free")
             }
             EngineError::DoesNotFitDevice { gpu, needed_bytes, free_bytes, total_bytes } => {
+                let (needed, free) = (at_least(*needed_bytes), at_most(*free_bytes));
+                let total = at_most(*total_bytes);
                 format!(
-                    "all weights need {needed_bytes} bytes of device memory, but {free_bytes} of {total_bytes} are free \
-                 on {gpu}"
+                    "all weights need {needed} of device memory, but {free} of {total} are free on {gpu}"
                 )
             }
-            EngineError::OverBudget { gpu, needed_bytes, used_bytes, budget_bytes } => format!(
-                "all weights need {needed_bytes} bytes of device memory beside the {used_bytes} that are in use on \
-                 {gpu} without them, so vram_bytes must be at least {}; it is {budget_bytes}",
-                needed_bytes + used_bytes
-            ),
+            EngineError::OverBudget { gpu, needed_bytes, used_bytes, budget_bytes } => {
+                let (needed, used) = (at_least(*needed_bytes), at_least(*used_bytes));
+                // The caller gives this number in bytes.
+                let smallest = needed_bytes + used_bytes;
+                format!(
+                    "all weights need {needed} of device memory beside the {used} that are in use on {gpu} without them, \
+                     so vram_bytes must be at least {smallest}; it is {budget_bytes}"
+                )
+            }
             other => other.to_string(),
         };
         let status = match error {

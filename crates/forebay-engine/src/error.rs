@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use forebay_compute::ComputeError;
 #[cfg(feature = "cuda")]
 use forebay_cuda::{CuFileError, CudaError};
-use forebay_format::{Catalog, FormatError};
+use forebay_format::{Catalog, FormatError, at_least, at_most};
 use forebay_model::ModelError;
-use forebay_store::{OutputError, ReadError, StoreError, at_least, at_most};
+use forebay_store::{OutputError, ReadError, StoreError};
 use forebay_stream::StreamError;
 use forebay_text::TextError;
 

@@ -11,6 +11,8 @@
 //!
 //! Everything in a file is treated as hostile. A count or length is trusted only as far as the
 //! file's own size can back it. Every refusal is a [`FormatError`] that holds the location as data.
+//!
+//! All crates write sizes and the system's errors for people with [`at_least`], [`at_most`] and [`in_words`].
 
 #![forbid(unsafe_code)]
 
@@ -29,6 +31,7 @@ mod seems;
 mod storage;
 mod tensor_type;
 mod weights_table;
+mod words;
 
 pub use block::{Block, Relayout, RelayoutShare, Step, StepGroup};
 pub use catalog::{Absent, Catalog, Extent, FileIndex, Source, TensorInfo};
@@ -43,3 +46,4 @@ pub use quant::{can_dequantize, dequantize};
 pub use storage::{Disk, PathKind, Storage, open_regular};
 pub use tensor_type::TensorType;
 pub use weights_table::{StoredTensor, StoredType, WeightsTable};
+pub use words::{at_least, at_most, in_words};

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use forebay_format::{at_least, at_most};
+
 /// An error of the library or of a pull.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -54,7 +56,11 @@ pub enum Error {
     BadPath { path: String, why: &'static str },
     #[error("{url}: the list of files cannot be read: {why}")]
     BadListing { url: String, why: String },
-    #[error("{folder}: the disk has {available} bytes free, but {needed} are needed")]
+    #[error(
+        "{folder}: the disk has {} free, but {} are needed",
+        at_most(*available),
+        at_least(*needed)
+    )]
     Space { folder: PathBuf, needed: u64, available: u64 },
     #[error("{repository}: another process pulls from this repository: wait until it ends")]
     Locked { repository: String },
@@ -81,4 +87,17 @@ impl Error {
 /// Adds the path to an I/O error.
 pub(crate) fn at(path: &Path) -> impl FnOnce(io::Error) -> Error + '_ {
     move |source| Error::Io { path: path.to_owned(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_is_written_for_people() {
+        let (needed, available) = ((3 << 30) + 1, 5 << 19);
+        let error = Error::Space { folder: "models".into(), needed, available };
+        let said = "models: the disk has 2.50 MiB free, but 3.01 GiB are needed";
+        assert_eq!(error.to_string(), said);
+    }
 }

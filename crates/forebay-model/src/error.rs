@@ -3,8 +3,8 @@
 use forebay_compute::ComputeError;
 #[cfg(feature = "cuda")]
 use forebay_cuda::CudaError;
-use forebay_format::FormatError;
-use forebay_store::{StoreError, at_least, at_most};
+use forebay_format::{FormatError, at_least, at_most};
+use forebay_store::StoreError;
 use forebay_stream::StreamError;
 
 /// Errors of architectures, weights and the decoder.

@@ -83,11 +83,7 @@ impl App {
             short: Pool::new(SHORT),
             preparing: Pool::new(PREPARING),
             requests: Quota::new("requests", REQUESTS_MAX, several),
-            body_bytes: Quota::new(
-                "bytes of requests",
-                BODIES_MAX.saturating_mul(body_bytes),
-                several,
-            ),
+            body_bytes: Quota::of_bytes("requests", BODIES_MAX.saturating_mul(body_bytes), several),
             pulls: Quota::new("pulls", ollama::PULLS_MAX, several),
             lifetime: Lifetime::default(),
             started: Instant::now(),

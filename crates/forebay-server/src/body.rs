@@ -9,6 +9,7 @@ use axum::http::header::EXPECT;
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
+use forebay_format::at_most;
 use forebay_requests::fields::Form;
 use futures_util::StreamExt as _;
 use hyper::body::Body as _;
@@ -95,7 +96,8 @@ async fn receive(request: Request, app: &App, caller: &Caller) -> Result<Body, A
     let body = request.into_body();
     let announced = body.size_hint().lower();
     let too_large = || {
-        let why = format!("the request is too large: --max-body allows {limit} bytes");
+        let allowed = at_most(limit as u64);
+        let why = format!("the request is too large: --max-body allows {allowed}");
         ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why)
     };
     if announced > limit as u64 && (waits || announced > DISCARDED_MAX as u64) {

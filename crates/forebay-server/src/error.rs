@@ -7,6 +7,7 @@ use axum::Json;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use forebay_engine::EngineError;
+use forebay_format::in_words;
 use forebay_model::ModelError;
 use forebay_requests::{AnswerFailure, NOT_NOW, Refusal, TOO_LONG};
 use serde_json::Value;
@@ -23,8 +24,10 @@ pub struct ApiError {
 }
 
 impl ApiError {
+    /// Creates an error. Errors of the system in the message are replaced by plain words.
     pub fn new(status: StatusCode, message: impl Into<String>) -> ApiError {
-        ApiError { status, message: message.into(), param: None, code: None }
+        let message: String = message.into();
+        ApiError { status, message: in_words(&message), param: None, code: None }
     }
 
     /// Creates the error of a request that cannot be understood or followed.
@@ -52,7 +55,7 @@ impl ApiError {
             }
             _ => (StatusCode::INTERNAL_SERVER_ERROR, None),
         };
-        ApiError { status, message: error.to_string(), param: None, code }
+        ApiError { code, ..ApiError::new(status, error.to_string()) }
     }
 
     /// Returns the kind of the error by Anthropic's names.
@@ -107,7 +110,7 @@ impl From<Refusal> for ApiError {
             Some(NOT_NOW) => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::BAD_REQUEST,
         };
-        ApiError { status, message, param, code }
+        ApiError { param, code, ..ApiError::new(status, message) }
     }
 }
 
@@ -136,6 +139,18 @@ mod tests {
         assert_eq!(kinds(StatusCode::NOT_FOUND), ("not_found_error", "not_found_error"));
         assert_eq!(kinds(StatusCode::PAYLOAD_TOO_LARGE), (bad, "request_too_large"));
         assert_eq!(kinds(StatusCode::SERVICE_UNAVAILABLE), ("api_error", "overloaded_error"));
+    }
+
+    #[test]
+    fn errors_of_the_system_are_in_plain_words() {
+        let message = format!("a.gguf: {}", std::io::Error::from_raw_os_error(2));
+        assert!(message.contains("os error 2"), "{message}");
+        let said = "a.gguf: no such file or folder: check the path";
+        let failure = AnswerFailure { message: message.clone(), is_of_request: false };
+        assert_eq!(ApiError::from(failure).message, said);
+        let refusal = Refusal { message: message.clone(), param: None, code: None };
+        assert_eq!(ApiError::from(refusal).message, said);
+        assert_eq!(ApiError::bad(message).message, said);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::http::StatusCode;
+use forebay_format::at_most;
 
 use crate::caller::{Caller, Share};
 use crate::error::ApiError;
@@ -15,6 +16,8 @@ use crate::error::ApiError;
 pub struct Quota {
     /// What it is, for errors: a plural.
     what: &'static str,
+    /// True if amounts are bytes of it.
+    is_in_bytes: bool,
     most: usize,
     has_several_callers: bool,
     held: Mutex<Amounts>,
@@ -35,7 +38,30 @@ pub struct Held {
 
 impl Quota {
     pub fn new(what: &'static str, most: usize, has_several_callers: bool) -> Arc<Quota> {
-        Arc::new(Quota { what, most, has_several_callers, held: Mutex::default() })
+        Quota::create(what, false, most, has_several_callers)
+    }
+
+    /// Creates a quota whose amounts are bytes.
+    pub fn of_bytes(what: &'static str, most: usize, has_several_callers: bool) -> Arc<Quota> {
+        Quota::create(what, true, most, has_several_callers)
+    }
+
+    fn create(
+        what: &'static str,
+        is_in_bytes: bool,
+        most: usize,
+        has_several_callers: bool,
+    ) -> Arc<Quota> {
+        let held = Mutex::default();
+        Arc::new(Quota { what, is_in_bytes, most, has_several_callers, held })
+    }
+
+    /// Returns an amount in words.
+    fn words(&self, amount: usize) -> String {
+        match self.is_in_bytes {
+            true => format!("{} of {}", at_most(amount as u64), self.what),
+            false => format!("{amount} {}", self.what),
+        }
     }
 
     /// Takes nothing yet. [`Held::add`] takes more.
@@ -60,14 +86,16 @@ impl Held {
     /// # Errors
     /// Returns an error if the caller would hold more than its part.
     pub fn add(&mut self, amount: usize) -> Result<(), ApiError> {
-        let Quota { what, most, has_several_callers, held } = &*self.quota;
-        let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+        let quota = &*self.quota;
+        let mut held = quota.held.lock().unwrap_or_else(PoisonError::into_inner);
         let own = held.by_caller.get(&self.share).copied().unwrap_or(0);
-        let left = most.saturating_sub(held.all);
+        let left = quota.most.saturating_sub(held.all);
         let why = if amount > left {
-            format!("this server has room for {most} {what} at a time, and others take it")
-        } else if *has_several_callers && own.saturating_add(amount) > left {
-            format!("you have {own} {what} already, and the other {left} are left for others")
+            let most = quota.words(quota.most);
+            format!("this server has room for {most} at a time, and others take it")
+        } else if quota.has_several_callers && own.saturating_add(amount) > left {
+            let (own, left) = (quota.words(own), quota.words(left));
+            format!("you have {own} already, and {left} are left for others")
         } else {
             held.all += amount;
             *held.by_caller.entry(self.share).or_default() += amount;
@@ -122,7 +150,20 @@ mod tests {
         let all: Vec<Held> = (0..3).map(|_| quota.take_one(&caller(1)).unwrap()).collect();
         let error = quota.take_one(&caller(1)).err().unwrap();
         assert_eq!(error.status, StatusCode::TOO_MANY_REQUESTS);
+        assert!(error.message.starts_with("this server has room for 3 things at"), "{error}");
         drop(all);
         assert!(quota.take_one(&caller(2)).is_ok());
+    }
+
+    #[test]
+    fn bytes_are_written_for_people() {
+        let quota = Quota::of_bytes("requests", 512 << 20, true);
+        let (mut first, mut second) = (quota.nothing(&caller(1)), quota.nothing(&caller(2)));
+        assert!(first.add(256 << 20).is_ok());
+        let said = |error: Option<ApiError>| error.unwrap().message;
+        let all = "this server has room for 512.00 MiB of requests at a time, and others take it";
+        assert!(said(second.add(257 << 20).err()).starts_with(all));
+        let own = "you have 256.00 MiB of requests already, and 256.00 MiB of requests are left";
+        assert!(said(first.add(1).err()).starts_with(own));
     }
 }

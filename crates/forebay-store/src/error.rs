@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_format::at_least;
+
 use crate::engine::BlockLabel;
 use crate::load::UploadError;
 use crate::output_file::OutputError;
@@ -59,7 +61,7 @@ pub enum StoreError {
     StillCached { file: PathBuf, bytes: u64 },
     #[error("the measurement failed: {why}")]
     Probe { why: String },
-    #[error("cannot reserve {bytes} bytes of memory: {source}")]
+    #[error("cannot reserve {} of memory: {source}", at_least(*bytes as u64))]
     Memory { bytes: usize, source: std::io::Error },
     #[error("the arena has {free} bytes left, a slot of {wanted} bytes does not fit")]
     ArenaFull { wanted: usize, free: usize },

@@ -60,7 +60,6 @@ mod storage;
 mod text_input;
 mod trace;
 mod uring;
-mod words;
 
 pub use arena::{Arena, SLOT_ALIGNMENT, SlotBuffer};
 pub use checker::checking_threads;
@@ -97,4 +96,3 @@ pub use simulated::{DiskModel, VirtualClock, open_simulated_engine};
 pub use storage::Storage;
 pub use text_input::{TEXT_BYTES_MAX, read_text, read_text_from};
 pub use trace::{IoRecorder, PageFaults, ReadEnd, ReadRecord, Recording, WaitRecord, Why};
-pub use words::{at_least, at_most, in_words};

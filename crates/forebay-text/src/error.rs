@@ -1,5 +1,7 @@
 use std::path::PathBuf;
 
+use forebay_format::at_most;
+
 /// Error of building or applying a tokenizer or template.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
@@ -36,7 +38,7 @@ pub enum TextError {
     #[error("no token stands for byte 0x{byte:02X} and the vocabulary has no unknown token")]
     NoTokenForByte { byte: u8 },
 
-    #[error("the text is longer than {limit} bytes")]
+    #[error("the text is longer than {}", at_most(*limit))]
     TextTooLong { limit: u64 },
 
     #[error("{path}: {reason}", path = path.display())]

@@ -4,8 +4,9 @@ use std::fmt::Write as _;
 use std::io;
 
 use forebay_engine::EngineError;
+use forebay_format::in_words;
 use forebay_lab::synth::SynthError;
-use forebay_store::{OutputError, StoreError, in_words};
+use forebay_store::{OutputError, StoreError};
 
 use crate::interrupt;
 use crate::output::visible;

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use forebay_store::in_words;
+use forebay_format::in_words;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::FmtSpan;

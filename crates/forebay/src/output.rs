@@ -9,7 +9,7 @@ pub mod wrap;
 
 use std::io::{self, IsTerminal as _, Write as _};
 
-use forebay_store::in_words;
+use forebay_format::in_words;
 use serde::Serialize;
 use unicode_width::UnicodeWidthStr as _;
 

@@ -68,6 +68,7 @@ const LAYERS: [(&str, &[&str]); 21] = [
     (
         "forebay-server",
         &[
+            "forebay-format",
             "forebay-text",
             "forebay-grammar",
             "forebay-chat",

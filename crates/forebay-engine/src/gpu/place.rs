@@ -3,10 +3,11 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use forebay_format::at_least;
 use forebay_model::{
     CpuOffloadMode, CudaPlan, HostExperts, HostSubLayers, HostWeights, OffloadCpu, WeightsToLoad,
 };
-use forebay_store::{EngineInfo, Extent, at_least};
+use forebay_store::{EngineInfo, Extent};
 use forebay_stream::MemoryPlan;
 use tracing::field::Empty;
 

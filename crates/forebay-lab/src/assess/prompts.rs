@@ -3,6 +3,7 @@
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 
+use forebay_format::at_most;
 use serde::{Deserialize, Serialize};
 
 /// Use of a text as a prompt.
@@ -41,7 +42,11 @@ fn own_domain() -> String {
 pub enum PromptError {
     #[error("{}: {source}", path.display())]
     Unreadable { path: PathBuf, source: std::io::Error },
-    #[error("{}: more than {PROMPT_FILE_BYTES_MAX} bytes: give fewer or shorter prompts", path.display())]
+    #[error(
+        "{}: more than {}: give fewer or shorter prompts",
+        path.display(),
+        at_most(PROMPT_FILE_BYTES_MAX)
+    )]
     TooLong { path: PathBuf },
     #[error("{}: is not UTF-8 text", path.display())]
     NotText { path: PathBuf },

@@ -4,6 +4,7 @@
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 
+use forebay_format::at_most;
 use forebay_store::{PageFaults, ReadEnd, ReadRecord, Recording, WaitRecord, Why};
 use serde::{Deserialize, Serialize};
 
@@ -278,7 +279,8 @@ impl<R: BufRead> Lines<R> {
                 _ => TraceError::Damaged(error.to_string()),
             })?;
         if read as u64 == LINE_BYTES_MAX {
-            return Err(TraceError::Damaged(format!("a line has over {LINE_BYTES_MAX} bytes")));
+            let most = at_most(LINE_BYTES_MAX);
+            return Err(TraceError::Damaged(format!("a line has {most} or more")));
         }
         Ok(read > 0)
     }

@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::StatusCode;
+use forebay_format::at_most;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -21,12 +22,15 @@ use crate::stream;
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error(
-        "there is no room: the files of this server may have {most} bytes in all (--files-size)"
+        "there is no room: the files of this server may have {} in all (--files-size)",
+        at_most(*most)
     )]
     NoRoom { most: u64 },
     #[error(
-        "there is no room: the files of your key may have {most} bytes in all. The server has {keys} keys, and each may use \
-         an equal part of {all} bytes (--files-size)"
+        "there is no room: the files of your key may have {} in all. The server has {keys} keys, and each may use an equal \
+         part of {} (--files-size)",
+        at_most(*most),
+        at_most(*all)
     )]
     NoRoomForKey { most: u64, keys: u64, all: u64 },
     #[error("{path}: {source}", path = path.display())]

@@ -9,6 +9,7 @@ use axum::body::Body;
 use axum::extract::multipart::{Field, Multipart, MultipartError};
 use axum::extract::{FromRequest as _, Request};
 use axum::http::StatusCode;
+use forebay_format::at_most;
 use futures_util::StreamExt as _;
 
 use super::folder::Incoming;
@@ -144,7 +145,7 @@ async fn write(
             piece.extend_from_slice(more);
         }
         if incoming.bytes() + piece.len() as u64 > bytes_max {
-            let why = format!("the file has more than {bytes_max} bytes (--file-size)");
+            let why = format!("the file has more than {} (--file-size)", at_most(bytes_max));
             return Err(ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, why));
         }
         if piece.len() >= PIECE_BYTES || (more.is_none() && !piece.is_empty()) {

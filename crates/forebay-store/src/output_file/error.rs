@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
-use crate::words::{at_least, at_most, in_words};
+use forebay_format::{at_least, at_most, in_words};
 
 /// An error of an output file. Every message names the path as the caller gave it.
 #[derive(Debug, thiserror::Error)]

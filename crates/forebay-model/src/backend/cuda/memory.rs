@@ -8,7 +8,7 @@ use forebay_cuda::{
     AddressTable, AddressTables, CudaError, DeviceMemory, DevicePtr, Gpu, Indexer, LANES, Pod,
     SHARED_KEY_DIM_MAX, STREAMS, TableSize, supports_weights, weight_alignment,
 };
-use forebay_store::at_least;
+use forebay_format::at_least;
 use forebay_stream::{Budget, LayerIndex, MemoryPlan, PolicyKind, StreamError};
 
 use super::delta_shape::device_shape;
