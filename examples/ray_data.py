@@ -1,14 +1,14 @@
-"""Answers many prompts on several machines or GPUs with Ray Data: a file of prompts in, a folder of answers out.
+"""Answers many prompts on a Ray cluster with Ray Data: a file of prompts in, a folder of answers out.
 
     pip install ./python "ray[data]"
-    python examples/ray_data.py model.gguf prompts.jsonl answers/ --gpus 1 --engines 2
+    python examples/ray_data.py model.gguf prompts.jsonl answers/ --num-gpus 1 --concurrency 2
 
 Each line of prompts.jsonl is an object with "prompt" (text), or "messages" (a conversation). The answers have all fields of their
-line, and "answer", "finish_reason" and "tokens". If an answer fails, "error" says why, and the others go on.
+line, and "answer", "finish_reason" and "tokens". If an answer fails, "error" says why, and the others continue.
 
-Each actor is one engine with the model in its own memory, and answers its batches by continuous batching. If a machine is lost, Ray
-starts its actors and the batches that they had again on other machines: no prompt is lost, and greedy answers are the same.
-`model` must be on every machine under the same path. docs/ray.md tells how the same runs on KubeRay.
+Each actor of the pool has one engine with the model in its own memory, and answers its batches by continuous batching. If a node is
+lost, Ray restarts its actors on other nodes and retries their batches: no prompt is lost, and greedy answers are the same.
+`model` must be on every node under the same path, or in the model library of every node. docs/ray.md tells how the same runs on KubeRay.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import ray
 
 
 class Answers:
-    """An actor: one engine."""
+    """An actor of the pool. It has one engine."""
 
     def __init__(self, model: str, engine: dict, request: dict) -> None:
         self.engine = forebay.Engine(model, **engine)
@@ -62,20 +62,20 @@ def answered(
     engine: dict,
     request: dict,
     *,
-    gpus: float = 0,
-    cpus: float = 1,
-    engines: int = 1,
-    batch: int = 64,
+    num_gpus: float = 0,
+    num_cpus: float = 1,
+    concurrency: int = 1,
+    batch_size: int = 64,
 ) -> ray.data.Dataset:
     """Return the prompts with their answers. Nothing runs before the rows are used."""
     return prompts.map_batches(
         Answers,
         fn_constructor_args=(model, engine, request),
-        batch_size=batch,
-        compute=ray.data.ActorPoolStrategy(size=engines),
-        num_gpus=gpus or None,
-        num_cpus=None if gpus else cpus,
-        # Actors that are lost with their machine start again elsewhere, as often as it takes.
+        batch_size=batch_size,
+        compute=ray.data.ActorPoolStrategy(size=concurrency),
+        num_gpus=num_gpus or None,
+        num_cpus=None if num_gpus else num_cpus,
+        # Actors that are lost with their node restart on another one, as often as it takes.
         max_restarts=-1,
         max_task_retries=-1,
     )
@@ -83,18 +83,18 @@ def answered(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Answers a file of prompts with Ray Data.")
-    parser.add_argument("model", help="GGUF file, pack or folder, at the same path on every machine")
+    parser.add_argument("model", help="GGUF file, pack or folder, at the same path on every node, or a name")
     parser.add_argument("prompts", help='JSON lines with "prompt" or "messages"')
     parser.add_argument("answers", help="folder for the answers, which must not exist")
-    parser.add_argument("--vram", help='VRAM of an engine, such as "8GiB"')
-    parser.add_argument("--ram", help="RAM of an engine for weights")
+    parser.add_argument("--vram", help='VRAM of an actor, such as "8GiB"')
+    parser.add_argument("--ram", help="RAM of an actor for weights")
     parser.add_argument("--context", type=int, help="positions of context of a request")
     parser.add_argument("--max-tokens", type=int, default=512, help="tokens of an answer at most (512)")
     parser.add_argument("--temperature", type=float, default=0.0, help="temperature of sampling (0, which is greedy)")
-    parser.add_argument("--gpus", type=float, default=0, help="GPUs of an engine (0)")
-    parser.add_argument("--cpus", type=float, default=1, help="processors of an engine (1)")
-    parser.add_argument("--engines", type=int, default=1, help="engines (1)")
-    parser.add_argument("--batch", type=int, default=64, help="prompts that an engine gets at a time (64)")
+    parser.add_argument("--num-gpus", type=float, default=0, help="GPUs of an actor (0)")
+    parser.add_argument("--num-cpus", type=float, default=1, help="CPUs of an actor (1)")
+    parser.add_argument("--concurrency", type=int, default=1, help="actors of the pool (1)")
+    parser.add_argument("--batch-size", type=int, default=64, help="prompts of a batch (64)")
     given = parser.parse_args()
     if os.path.exists(given.answers):
         parser.error(f"{given.answers} exists")
@@ -102,8 +102,8 @@ def main() -> None:
         "vram": given.vram,
         "ram": given.ram,
         "context": given.context,
-        "device": "cuda" if given.gpus else "cpu",
-        "threads": None if given.gpus else max(int(given.cpus), 1),
+        "device": "cuda" if given.num_gpus else "cpu",
+        "threads": None if given.num_gpus else max(int(given.num_cpus), 1),
     }
     request = {"max_tokens": given.max_tokens, "temperature": given.temperature}
     answers = answered(
@@ -111,10 +111,10 @@ def main() -> None:
         given.model,
         engine,
         request,
-        gpus=given.gpus,
-        cpus=given.cpus,
-        engines=given.engines,
-        batch=given.batch,
+        num_gpus=given.num_gpus,
+        num_cpus=given.num_cpus,
+        concurrency=given.concurrency,
+        batch_size=given.batch_size,
     )
     answers.write_json(os.path.abspath(given.answers))
 

@@ -1,18 +1,18 @@
-"""Serves a model on several machines or GPUs with Ray Serve: replicas of forebay's engine behind one address.
+"""Serves a model on a Ray cluster with Ray Serve: one deployment, whose replicas are forebay's engines.
 
     pip install ./python "ray[serve]"
-    python examples/ray_serve.py model.gguf --vram 8GiB --gpus 1 --most 4
+    python examples/ray_serve.py model.gguf --vram 8GiB --num-gpus 1 --max-replicas 4
 
-Each replica is one engine with the model in its own memory, and answers many requests together. Ray starts more replicas, up to
-`--most`, while requests wait, and stops them when they are idle. A replica that is to stop gets no new requests, and ends those
-that it has. `model` must be on every machine under the same path.
+Each replica is an actor with one engine. It has the model in its own memory, and answers many requests together. Ray Serve scales the
+deployment up to `--max-replicas` while requests wait, and down when replicas are idle. A replica that is to stop gets no new requests,
+and ends those that it has. `model` must be on every node under the same path, or in the model library of every node.
 
 The address takes a part of the chat interface of OpenAI:
 
     curl -N localhost:8000/v1/chat/completions -d '{"messages": [{"role": "user", "content": "Hello"}], "stream": true}'
 
 Fields: messages, max_tokens, temperature, top_p, seed, stop, stream. Errors are JSON with a message: 400 for a wrong request, 503 with
-Retry-After if too many requests wait, 500 if the engine failed. If the machine of a replica is lost, streams that it had begun end
+Retry-After if too many requests wait, 500 if the engine failed. If the node of a replica is lost, streams that it had begun end
 without "[DONE]"; other requests go to other replicas.
 
 To run it on a cluster, pass the address of its head node in RAY_ADDRESS. docs/ray.md tells how the same runs on KubeRay.
@@ -43,7 +43,7 @@ def failure_of(error: forebay.Error) -> JSONResponse:
 
 
 class Chat:
-    """A replica: one engine."""
+    """The deployment. Each replica has one engine."""
 
     def __init__(self, model: str, options: dict) -> None:
         # The first requests would wait for a model that is read when they come.
@@ -114,23 +114,30 @@ class Chat:
 
 
 def application(
-    model: str, options: dict, *, gpus: float = 0, cpus: float = 1, least: int = 1, most: int = 4, together: int = 16
+    model: str,
+    options: dict,
+    *,
+    num_gpus: float = 0,
+    num_cpus: float = 1,
+    min_replicas: int = 1,
+    max_replicas: int = 4,
+    max_ongoing_requests: int = 16,
 ) -> serve.Application:
-    """Return the application. Each replica has `gpus` GPUs and `cpus` processors, and gets `together` requests at most."""
+    """Return the application. `num_gpus`, `num_cpus` and `max_ongoing_requests` are those of each replica."""
     deployment = serve.deployment(
         Chat,
         name="chat",
-        max_ongoing_requests=together,
+        max_ongoing_requests=max_ongoing_requests,
         # Clients of requests beyond this get 503 at once.
-        max_queued_requests=100 * together,
+        max_queued_requests=100 * max_ongoing_requests,
         autoscaling_config={
-            "min_replicas": least,
-            "max_replicas": most,
-            "target_ongoing_requests": max(together // 2, 1),
+            "min_replicas": min_replicas,
+            "max_replicas": max_replicas,
+            "target_ongoing_requests": max(max_ongoing_requests // 2, 1),
             "upscale_delay_s": 5,
             "downscale_delay_s": 300,
         },
-        ray_actor_options={"num_gpus": gpus, "num_cpus": cpus},
+        ray_actor_options={"num_gpus": num_gpus, "num_cpus": num_cpus},
         # Answers that a replica has begun may take this long when it is to stop.
         graceful_shutdown_timeout_s=600,
         health_check_period_s=5,
@@ -139,42 +146,48 @@ def application(
     return deployment.bind(model, options)
 
 
-def built(args: dict) -> serve.Application:
-    """Return the application for a configuration file of Ray Serve, whose `args` are those of `application` and of the engine."""
-    own = {name: args.pop(name) for name in ("gpus", "cpus", "least", "most", "together") if name in args}
-    options = {"device": "cuda" if own.get("gpus") else "cpu", "parallel": own.get("together", 16), **args}
+SCALING = ("num_gpus", "num_cpus", "min_replicas", "max_replicas", "max_ongoing_requests")
+
+
+def app_builder(args: dict) -> serve.Application:
+    """Build the application for a config file of Ray Serve, whose `args` are those of `application` and of the engine."""
+    own = {name: args.pop(name) for name in SCALING if name in args}
+    device = "cuda" if own.get("num_gpus") else "cpu"
+    options = {"device": device, "parallel": own.get("max_ongoing_requests", 16), **args}
     return application(options.pop("model"), options, **own)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Serves a model with Ray Serve.")
-    parser.add_argument("model", help="GGUF file, pack or folder, at the same path on every machine")
+    parser.add_argument("model", help="GGUF file, pack or folder, at the same path on every node, or a name")
     parser.add_argument("--vram", help='VRAM of a replica, such as "8GiB"')
     parser.add_argument("--ram", help="RAM of a replica for weights")
     parser.add_argument("--context", type=int, help="positions of context of a request")
-    parser.add_argument("--gpus", type=float, default=0, help="GPUs of a replica (0)")
-    parser.add_argument("--cpus", type=float, default=1, help="processors of a replica (1)")
-    parser.add_argument("--least", type=int, default=1, help="replicas that always run (1)")
-    parser.add_argument("--most", type=int, default=4, help="replicas that run at most (4)")
-    parser.add_argument("--together", type=int, default=16, help="requests that a replica answers together (16)")
+    parser.add_argument("--num-gpus", type=float, default=0, help="GPUs of a replica (0)")
+    parser.add_argument("--num-cpus", type=float, default=1, help="CPUs of a replica (1)")
+    parser.add_argument("--min-replicas", type=int, default=1, help="replicas that always run (1)")
+    parser.add_argument("--max-replicas", type=int, default=4, help="replicas that run at most (4)")
+    parser.add_argument(
+        "--max-ongoing-requests", type=int, default=16, help="requests that a replica answers together (16)"
+    )
     given = parser.parse_args()
     options = {
         "vram": given.vram,
         "ram": given.ram,
         "context": given.context,
-        "parallel": given.together,
-        "device": "cuda" if given.gpus else "cpu",
-        "threads": None if given.gpus else max(int(given.cpus), 1),
+        "parallel": given.max_ongoing_requests,
+        "device": "cuda" if given.num_gpus else "cpu",
+        "threads": None if given.num_gpus else max(int(given.num_cpus), 1),
     }
     serve.run(
         application(
             given.model,
             options,
-            gpus=given.gpus,
-            cpus=given.cpus,
-            least=given.least,
-            most=given.most,
-            together=given.together,
+            num_gpus=given.num_gpus,
+            num_cpus=given.num_cpus,
+            min_replicas=given.min_replicas,
+            max_replicas=given.max_replicas,
+            max_ongoing_requests=given.max_ongoing_requests,
         ),
         blocking=True,
     )

@@ -376,6 +376,42 @@ def test_wrong_prompts_are_errors(engine):
             engine.chat(messages)
 
 
+@pytest.fixture
+def library(tmp_path, monkeypatch):
+    """A model library that has one model, `tales`."""
+    folder = tmp_path / "library"
+    folder.mkdir()
+    (folder / "tales.gguf").symlink_to(MODEL)
+    monkeypatch.setenv("FOREBAY_MODELS", str(folder))
+    return folder
+
+
+def test_a_model_of_the_library_opens_by_its_name(library, tmp_path, monkeypatch):
+    for name in ("tales", "tales.gguf"):
+        with forebay.Engine(name, device="cpu", context=128, threads=1) as engine:
+            assert engine.generate("Once", max_tokens=2, **GREEDY).usage.completion_tokens == 2
+    with pytest.raises(FileNotFoundError, match="no such file or folder, and the model library") as missing:
+        forebay.Engine("no-such-tale", device="cpu")
+    assert missing.value.filename == "no-such-tale" and str(library) in str(missing.value)
+    with pytest.raises(FileNotFoundError, match="that program has no such model"):
+        forebay.Engine("ollama:no-such-tale", device="cpu")
+    # A path that exists is a path, even if a model has the same name.
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tales").write_bytes(b"no model")
+    with pytest.raises(forebay.FormatError):
+        forebay.Engine("tales", device="cpu")
+
+
+def test_plans_take_names_of_models(library):
+    pytest.importorskip("numpy", reason="results are arrays of NumPy")
+    profile = ROOT / "crates/forebay-engine/tests/profiles/epyc-2core.json"
+    assert forebay.plan("tales", profile=profile, device="cpu", ram="1GiB", context=512).context == 512
+    with pytest.raises(FileNotFoundError, match="model library"):
+        forebay.plan("no-such-tale", profile=profile, device="cpu")
+    with pytest.raises(FileNotFoundError, match="model library"):
+        forebay.assess("no-such-tale", device="cpu")
+
+
 def test_models_that_cannot_be_opened(tmp_path):
     with pytest.raises(FileNotFoundError):
         forebay.Engine(tmp_path / "none.gguf")

@@ -50,7 +50,7 @@ def test_a_batch_loses_no_prompt_with_a_machine(cluster, expected):
 
     made, nodes = cluster
     rows = [{"number": number, "prompt": prompt} for number, prompt in enumerate(PROMPTS)]
-    answers = ray_data.answered(ray.data.from_items(rows), MODEL, ENGINE, REQUEST, cpus=2, engines=2, batch=2)
+    answers = ray_data.answered(ray.data.from_items(rows), MODEL, ENGINE, REQUEST, num_cpus=2, concurrency=2, batch_size=2)
     found = {}
     for row in answers.iter_rows():
         if not found:
@@ -64,7 +64,7 @@ def test_an_answer_that_fails_does_not_stop_the_others(cluster):
     import ray_data
 
     rows = [{"prompt": "Once upon a time"}, {"prompt": "word " * 400}]
-    answers = ray_data.answered(ray.data.from_items(rows), MODEL, ENGINE, REQUEST, cpus=2, batch=2).take_all()
+    answers = ray_data.answered(ray.data.from_items(rows), MODEL, ENGINE, REQUEST, num_cpus=2, batch_size=2).take_all()
     good, bad = sorted(answers, key=lambda row: len(row["prompt"]))
     assert good["answer"] and not good["error"]
     assert "context" in bad["error"] and not bad["answer"]
@@ -98,7 +98,9 @@ def test_replicas_answer_and_a_lost_machine_is_told(cluster):
     made, nodes = cluster
     port = 8321
     serve.start(http_options={"host": "127.0.0.1", "port": port, "location": "HeadOnly"})
-    application = ray_serve.application(MODEL, ENGINE, cpus=2, least=2, most=2, together=8)
+    application = ray_serve.application(
+        MODEL, ENGINE, num_cpus=2, min_replicas=2, max_replicas=2, max_ongoing_requests=8
+    )
     serve.run(application, blocking=False)
     address = f"http://127.0.0.1:{port}/v1/chat/completions"
     with forebay.Engine(MODEL, **ENGINE) as engine:
@@ -127,7 +129,7 @@ def test_replicas_answer_and_a_lost_machine_is_told(cluster):
         found = [(content, answer.result()) for content, answer in asked]
         assert all(text in (None, whole[content]) for content, text in found)
 
-    # The other replica goes on.
+    # The other replica continues.
     ends = time.monotonic() + 90
     while ask(address, PROMPTS[0], max_tokens=24) != whole[PROMPTS[0]]:
         assert time.monotonic() < ends, "no replica answers"

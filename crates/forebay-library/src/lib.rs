@@ -14,6 +14,7 @@
 //! headers.rs    reads the headers of models on the hub
 //! pull.rs       a whole pull: list, choose, download, check, name
 //! others.rs     models that other programs have downloaded
+//! named.rs      what a user writes for a model: a path or a name
 //! path.rs       the rules for paths that come from another machine
 //! ```
 //!
@@ -33,6 +34,7 @@ mod library;
 mod loose;
 mod manifest;
 mod name;
+mod named;
 mod others;
 mod partial;
 mod path;
@@ -46,6 +48,7 @@ pub use error::Error;
 pub use headers::{HEADER_BYTES_MAX, Headers, RemoteHeader, Unread};
 pub use library::{Entry, Library, Listing};
 pub use name::Name;
+pub use named::find_named;
 pub use others::Others;
 pub use pull::{Options, Progress, pull};
 pub use repository::Repository;

@@ -14,6 +14,7 @@ use serde_json::{Value, json};
 
 use crate::errors::{of_engine, of_kv_folder, raise};
 use crate::log::warn;
+use crate::names::path_of;
 use crate::options::Options;
 use crate::run::{Failure, Run, Wake};
 use crate::watch::Watch;
@@ -44,6 +45,7 @@ impl Engine {
     ) -> PyResult<Engine> {
         let given = Options::read(py, options)?;
         let (session, engine) = (given.session(py)?, given.engine(py)?);
+        let model = path_of(py, model)?;
         let kv_disk = match given.kv_folder(py)? {
             None => None,
             Some(folder) => {

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use forebay_engine::{EngineError, KvDiskError, KvFolderError};
 use forebay_format::FormatError;
+use forebay_library::Error as LibraryError;
 use forebay_model::ModelError;
 use forebay_store::{OutputError, ReadError, StoreError};
 use pyo3::exceptions::{PyKeyboardInterrupt, PyOSError};
@@ -133,6 +134,24 @@ pub fn of_kv_folder(py: Python<'_>, error: &KvFolderError) -> PyErr {
         | KvFolderError::OthersMayReadKey { .. }
         | KvFolderError::KeyTooShort { .. } => raise(py, "OptionError", words(error)),
     }
+}
+
+/// Returns the exception of the model library for the name of a model.
+pub fn of_library(py: Python<'_>, model: &Path, error: &LibraryError) -> PyErr {
+    let class = match error {
+        LibraryError::Io { path, source } => {
+            return of_system(path, source).unwrap_or_else(|| raise(py, "ReadError", words(error)));
+        }
+        error if error.is_not_found() => return no_model(model, error.to_string()),
+        LibraryError::Damaged { .. } => "FormatError",
+        _ => "OptionError",
+    };
+    raise(py, class, words(error))
+}
+
+/// Returns a `FileNotFoundError` with words of its own.
+pub fn no_model(model: &Path, words: String) -> PyErr {
+    PyOSError::new_err((errno::NOT_FOUND, words, model.as_os_str().to_owned()))
 }
 
 pub fn of_format(py: Python<'_>, error: FormatError) -> PyErr {

@@ -8,6 +8,7 @@ mod load;
 mod log;
 mod mailbox;
 mod measure;
+mod names;
 mod options;
 mod run;
 mod save;

@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 use serde_json::{Value, json};
 
 use crate::errors::{of_engine, of_output, raise};
+use crate::names::path_of;
 use crate::options::Options;
 use crate::watch::Watch;
 
@@ -54,6 +55,7 @@ pub fn plan(
     prompt_tokens: usize,
 ) -> PyResult<String> {
     let options = Options::read(py, options)?.session(py)?;
+    let model = path_of(py, model)?;
     let planned = py.detach(|| planned(&model, &options, profile, trace, prompt_tokens));
     planned.map(|planned| planned.to_string()).map_err(|failed| failed.raise(py, None))
 }
@@ -240,6 +242,7 @@ pub fn assess(
 ) -> PyResult<String> {
     let options = Options::read(py, options)?.session(py)?;
     let options = SessionOptions { for_engine: false, mtp: false, ..options };
+    let model = path_of(py, model)?;
     let trace = trace.map(|path| OutputFile::replace(&path)).transpose();
     let trace = trace.map_err(|error| of_output(py, &error))?;
     let trace = trace.map(|file| SharedStream::new(file.into_stream()));

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::anyhow;
-use forebay_library::{Entry, Error, Library, Name, Notice, Options, Others};
+use forebay_library::{Entry, Error, Library, Name, Notice, Options, find_named};
 
 use crate::args::{Command, RunArgs};
 use crate::commands::pull;
@@ -51,20 +51,10 @@ pub fn resolve(command: &mut Command, folder: Option<&Path>) -> Outcome {
     Ok(())
 }
 
-/// Returns the model of a name, or `None` for a path and for a name that neither the library nor another program has.
+/// Returns the model of a name, or `None` for a path and for a name that the library does not have.
 fn find(model: &Path, folder: Option<&Path>) -> Outcome<Option<Entry>> {
-    let Some(name) = model.to_str().filter(|_| !model.try_exists().unwrap_or(true)) else {
-        return Ok(None);
-    };
-    if Others::is_name(name) {
-        return Ok(Some(Others::of_user().find(name)?));
-    }
-    let Some(folder) = self::folder(folder.map(Path::to_owned)) else { return Ok(None) };
-    match Library::open(folder).find(name) {
-        Ok(entry) => Ok(Some(entry)),
-        Err(error) if error.is_not_found() || matches!(error, Error::BadName { .. }) => Ok(None),
-        Err(error) => Err(error.into()),
-    }
+    let folder = self::folder(folder.map(Path::to_owned));
+    Ok(find_named(model, folder.as_deref())?)
 }
 
 /// Returns the name of a model on the hub, or `None` for a path, and for a name that cannot be pulled.

@@ -30,7 +30,8 @@ class Engine:
     Use it in a `with` statement, or call `close`.
 
     Args:
-        model: A GGUF file (or one file of a split set), a pack, or a folder of Hugging Face.
+        model: A GGUF file (or one file of a split set), a pack, or a folder of Hugging Face. If no such path exists, the name
+            of a model in the model library (FOREBAY_MODELS, or the usual folder), or of another program ("ollama:NAME").
         vram: VRAM for everything on the GPU, such as "8GiB" or a number of bytes. None is what is free.
         ram: RAM for weights. None is what the model needs, at most three quarters of the free RAM.
         device: "auto", "cpu", "cuda" or "cuda:N". "auto" takes the first GPU if it can be used.
@@ -67,9 +68,9 @@ class Engine:
             total. An exception that it raises ends the load. True shows a bar (needs tqdm).
 
     Raises:
-        FileNotFoundError: The model does not exist.
+        FileNotFoundError: There is no such path, and no model of this name.
         FormatError: A file is damaged, or of an unknown format.
-        OptionError: An argument is wrong, or does not fit the model.
+        OptionError: An argument is wrong, does not fit the model, or is a name that stands for several models.
         OutOfMemoryError: A budget is too small. The message names the smallest that works.
         DeviceError: The GPU cannot be used.
         KeyboardInterrupt: The user pressed Ctrl-C.

@@ -94,7 +94,7 @@ def plan(
     """Plan a model on this machine, without loading it.
 
     Args:
-        model: A GGUF file, a pack, or a folder of Hugging Face.
+        model: A GGUF file, a pack, a folder of Hugging Face, or a name, as of `Engine`.
         profile: What `forebay doctor` wrote on another machine. None is this machine.
         routing: A routing trace whose hit rates are expected.
         prompt_tokens: Tokens of the prompt whose rate is predicted.
@@ -280,7 +280,7 @@ def assess(
     """Measure how small an expert cache can be for a model: record its routing on prompts, and replay it.
 
     Args:
-        model: A GGUF file, a pack, or a folder of Hugging Face, of a model with experts.
+        model: A GGUF file, a pack, a folder of Hugging Face, or a name, as of `Engine`. The model has experts.
         prompts: A file of prompts, one JSON object on each line. None takes those of forebay.
         tokens: Tokens that each prompt generates.
         seed: Seed of sampling.

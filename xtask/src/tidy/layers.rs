@@ -97,6 +97,7 @@ const LAYERS: [(&str, &[&str]); 21] = [
             "forebay-format",
             "forebay-store",
             "forebay-stream",
+            "forebay-library",
             "forebay-model",
             "forebay-engine",
             "forebay-lab",
