@@ -62,7 +62,7 @@ check "an unknown option is refused" refused 2 "does not exist" install --prefx 
 check "nothing was installed" nothing_installed
 mkdir -p "$work/home/.local/bin"
 echo mine >"$work/home/.local/bin/forebay"
-check "a file of somebody else is left alone" refused 2 "did not install it" install
+check "a file of another program is left alone" refused 2 "did not install it" install
 check "it is unchanged" grep -qx mine "$work/home/.local/bin/forebay"
 rm "$work/home/.local/bin/forebay"
 

@@ -122,7 +122,7 @@ elif ! $force; then
     done <"$work/files"
 fi
 mkdir -p "$prefix/share/forebay"
-# The list comes first, so that a run that is interrupted can be removed, or repeated.
+# The list is installed first, so that a run that is interrupted can be removed, or repeated.
 cp "$work/files" "$prefix/$list.new"
 mv -f "$prefix/$list.new" "$prefix/$list"
 while IFS= read -r file; do

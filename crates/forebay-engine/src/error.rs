@@ -27,10 +27,10 @@ pub enum EngineError {
     Output(#[from] OutputError),
     #[error(transparent)]
     Stream(StreamError),
-    #[error("{waiting} requests wait already, and no more may")]
+    #[error("the queue is full: try again later (waiting requests: {waiting})")]
     QueueFull { waiting: usize },
     #[error(
-        "{waiting} of your requests wait already, and the other {left} places are for other callers"
+        "your part of the queue is full: try again later (your waiting requests: {waiting}; places left for others: {left})"
     )]
     QueueShareFull { waiting: usize, left: usize },
     #[error(

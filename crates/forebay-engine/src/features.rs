@@ -167,7 +167,7 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
         QkNorm::None => {}
         QkNorm::PerHead => add("query/key norm", "of each head".to_owned()),
         QkNorm::PerRotatedHead => {
-            add("query/key norm", "of each head, behind the rotation".to_owned());
+            add("query/key norm", "of each head, after the rotation".to_owned());
         }
         QkNorm::WholeProjection => add("query/key norm", "of the whole projection".to_owned()),
         QkNorm::Weightless => add("query/key norm", "of each head, without weights".to_owned()),

@@ -31,6 +31,6 @@ pub enum GrammarError {
     #[error("the tokenizer cannot be used with a grammar: {0}")]
     Tokenizer(String),
     /// The parser ran into a limit in the middle of an answer, or no token of the vocabulary fits.
-    #[error("the answer cannot go on by its grammar: {0}")]
+    #[error("the answer cannot continue by its grammar: {0}")]
     Stuck(String),
 }

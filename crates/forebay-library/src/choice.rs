@@ -136,7 +136,7 @@ pub fn choose(
         (several, _) => {
             return Err(Error::Choice {
                 repository: repository.to_owned(),
-                why: "several models have this quant: write a file's name behind the colon".into(),
+                why: "several models have this quant: write a file's name after the colon".into(),
                 choices: several.iter().map(|model| model.stem.clone()).collect(),
             });
         }

@@ -62,7 +62,7 @@ pub fn list(
             Ok((items, link))
         })?;
         if let Some(link) = link.as_ref().filter(|link| !client.is_own(link)) {
-            let why = format!("it goes on at another host, {}", shown(link));
+            let why = format!("it continues at another host, {}", shown(link));
             return Err(Error::BadListing { url: shown(&url), why });
         }
         for item in items.into_iter().filter(|item| item.kind == "file") {

@@ -25,7 +25,7 @@ impl Name {
         &self.repository
     }
 
-    /// Returns the part behind the colon.
+    /// Returns the part after the colon.
     pub fn quant(&self) -> Option<&str> {
         self.quant.as_deref()
     }

@@ -49,7 +49,8 @@ impl Lines {
         let mut lines = self.waiting.take();
         let dropped = self.dropped.swap(0, Ordering::Relaxed);
         if dropped > 0 {
-            lines.push((30, format!("{dropped} messages were not logged, because so many came")));
+            lines
+                .push((30, format!("{dropped} messages were not logged, because too many waited")));
         }
         lines
     }

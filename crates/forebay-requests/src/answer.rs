@@ -49,7 +49,7 @@ impl Choice {
         matches!(self.end, RequestEnd::Cancelled) || self.failure().is_some()
     }
 
-    /// Returns why this answer failed, if it failed by itself. A grammar that cannot go on is the client's error.
+    /// Returns why this answer failed, if it failed by itself. A grammar that cannot continue is the client's error.
     pub fn failure(&self) -> Option<AnswerFailure> {
         match &self.end {
             RequestEnd::Failed(why) => {
@@ -59,7 +59,7 @@ impl Choice {
                 let count = self.statistics.generated_tokens;
                 let tokens = if count == 1 { "token" } else { "tokens" };
                 let message = format!(
-                    "the answer cannot go on after {count} {tokens} by its grammar or schema: {why}"
+                    "the answer cannot continue after {count} {tokens} by its grammar or schema: {why}"
                 );
                 Some(AnswerFailure { message, is_of_request: true })
             }

@@ -330,7 +330,7 @@ class Conversation {
     const from = this.chat.id;
     await this.tried(() => this.store.putChat(chat, messages));
     await this.open(chat.id);
-    notice("branch", "The chat goes on here. The old one stays as it was.", [["Show the old one", () => this.open(from)]]);
+    notice("branch", "The chat continues here. The old one stays as it was.", [["Show the old one", () => this.open(from)]]);
     await this.answer(chat, messages, text);
   }
 

@@ -12,6 +12,7 @@ use forebay_model::{DeviceExperts, PassTimes, SubLayerCounts, VramUse};
 use forebay_stream::{MemoryPlan, StreamStatistics};
 
 use crate::commands::plan;
+use crate::output;
 use crate::size::{format as bytes, format_rate};
 
 /// The work that the statistics describe.
@@ -341,9 +342,9 @@ fn fetched(experts: &DeviceExperts) -> String {
     let micros = |seconds: f64| seconds / layers * 1e6;
     let given_up = match experts.tokens_given_up {
         0 => String::new(),
-        tokens => format!(
-            "; the GPU gave up waiting in {tokens} tokens, which were computed layer by layer"
-        ),
+        tokens => {
+            format!("; tokens computed layer by layer, because the GPU gave up waiting: {tokens}")
+        }
     };
     format!(
         "{:.0} % of {} layers found all their experts in VRAM; on average a layer waited {:.0} us for the host to \
@@ -384,8 +385,8 @@ fn weight_cache(statistics: &SessionStatistics, plan: &MemoryPlan) -> String {
 
 fn prompt(generation: &Generation) -> String {
     format!(
-        "{} tokens in {}, {:.1} tokens/s",
-        generation.prompt_tokens,
+        "{} in {}, {:.1} tokens/s",
+        output::counted(generation.prompt_tokens, "token"),
         seconds(generation.prompt_seconds),
         generation.prompt_tokens_per_second()
     )
@@ -394,7 +395,8 @@ fn prompt(generation: &Generation) -> String {
 fn chat(figures: &ChatFigures, context: usize) -> [(&'static str, String); 3] {
     let part = |tokens: usize, time: f64| {
         let rate = if time > 0.0 { tokens as f64 / time } else { 0.0 };
-        format!("{tokens} tokens in {}, {rate:.1} tokens/s", seconds(time))
+        let tokens = output::counted(tokens, "token");
+        format!("{tokens} in {}, {rate:.1} tokens/s", seconds(time))
     };
     let left = match figures.turns_dropped {
         0 => String::new(),
@@ -417,8 +419,8 @@ fn answer(generation: &Generation, predicted: &PredictedRate) -> String {
     };
     let predicted = rate.map(|rate| format!(" ({rate} predicted by the machine profile)"));
     format!(
-        "{} tokens in {}, {:.1} tokens/s{}",
-        generation.tokens.len(),
+        "{} in {}, {:.1} tokens/s{}",
+        output::counted(generation.tokens.len(), "token"),
         seconds(generation.generate_seconds),
         generation.generate_tokens_per_second(),
         predicted.unwrap_or_default()

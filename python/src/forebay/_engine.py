@@ -56,14 +56,14 @@ class Engine:
         policy: Eviction policy of experts, such as "layer-lfu" or "lru".
         prefetch: True prefetches the experts of the next layer.
         mtp: True loads the model's first layer for multi-token prediction, and checks what it proposes together with the
-            next token. Answers stay the same, and may come sooner. One request runs at a time.
+            next token. Answers stay the same, and may be faster. One request runs at a time.
         io: "auto", "uring", "pread" or "mmap".
         verify: False does not verify the checksums of a pack.
         exact: True computes with f32 activations and an f32 KV cache.
         max_latency: Seconds between two tokens of an answer that the engine aims for.
         queue: Requests that may wait. More are a QueueFullError.
-        special_tokens_in_messages: True lets special tokens in messages, such as "<|im_end|>", be special tokens. Whoever
-            writes a part of a message can then end it and begin another one. False reads them as text.
+        special_tokens_in_messages: True lets special tokens in messages, such as "<|im_end|>", be special tokens. The
+            author of a part of a message can then end it and begin another one. False reads them as text.
         progress: Called about 20 times per second while the model is read, with the bytes that are done and those in
             total. An exception that it raises ends the load. True shows a bar (needs tqdm).
 
@@ -127,7 +127,7 @@ class Engine:
         _log.deliver()
 
     def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Answer:
-        """Continue a text, and return what comes after it.
+        """Continue a text, and return what follows it.
 
         Args:
             prompt: Text, or token ids.
@@ -250,13 +250,13 @@ class Engine:
     ) -> Array:
         """Return embeddings of texts: float32, [texts, dimensions].
 
-        They are made of the states of a text's tokens behind the last layer. Texts run together, beside other requests. A
+        They are made of the states of a text's tokens after the last layer. Texts run together, beside other requests. A
         row does not depend on the other texts.
 
         Args:
             texts: Texts, or lists of token ids. One text, or the token ids of one, gives one row.
             pooling: "mean" of the states, or the "last" one.
-            dimensions: Leave out all dimensions behind so many. None is all of the model, `model["hidden"]`.
+            dimensions: Number of dimensions to keep, from the first one. None is all of the model, `model["hidden"]`.
             normalize: True makes the length of every row 1, after dimensions are left out.
             truncate: True cuts texts that are longer than the context. Otherwise they are an error.
             priority: Waiting requests of a higher priority begin first.

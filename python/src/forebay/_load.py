@@ -227,7 +227,7 @@ def iter_tensors(
     """Return an iterator over names and tensors, in the order of the files. It reads ahead.
 
     Args:
-        slices: As for `load`. A list of ranges is possible, too: the tensor then comes once for each of them, in the
+        slices: As for `load`. A list of ranges is possible, too: the tensor is then loaded once for each of them, in the
             order of the list.
         budget: Bytes, or a text such as "512MiB". Tensors that are being read, that are read ahead, and the last one
             with its neighbours take no more. Tensors that the caller keeps longer are not counted.

@@ -172,7 +172,7 @@ def _capacity(given: float | int | str) -> tuple[str, float, str]:
             return _capacity(float(found[1]) / 100)
         if found := re.fullmatch(r"\s*(\d+)\s*/layer\s*", given):
             if int(found[1]) >= 2**32:
-                raise OptionError(f"a capacity is {given!r}, but no layer has so many experts")
+                raise OptionError(f"a capacity is {given!r}, but no layer has that many experts")
             return "experts", int(found[1]), f"{found[1]}/layer"
     return "bytes", bytes_of(given), str(given)
 

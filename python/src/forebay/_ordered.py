@@ -70,7 +70,7 @@ class Tensors:
         largest = 0
         for name, asked in wanted:
             nbytes = self.table.facts(name)[3]
-            # It comes through host memory if it is too large for the budget. The caller moves it to its device.
+            # It passes through host memory if it is too large for the budget. The caller moves it to its device.
             device = asked if nbytes + _SLOT <= self.budget // 2 else "cpu"
             by_device.setdefault(device, []).append(name)
             self._device_of[name] = device

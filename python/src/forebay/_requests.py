@@ -23,7 +23,7 @@ class Options(TypedDict, total=False):
     temperature: float
     """0 always takes the likeliest token. Default: 0.8."""
     top_k: int
-    """Choose among so many of the likeliest tokens. 0 is all. Default: 40."""
+    """Choose among this number of the likeliest tokens. 0 is all. Default: 40."""
     top_p: float
     """Choose among the likeliest tokens that together have this probability. Default: 0.95."""
     min_p: float
@@ -39,7 +39,7 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     """Values from -100 to 100 that are added to the logits of tokens."""
     logprobs: int | None
-    """Report the probability of every token, and those of so many likeliest tokens (0 to 20)."""
+    """Report the probability of every token, and those of this number of likeliest tokens (0 to 20)."""
     schema: Any
     """JSON schema that the answer follows: a dict, or a class of pydantic."""
     json_object: bool

@@ -131,7 +131,7 @@ def options_of(given: Any, allowed: Mapping[str, type], where: str) -> dict[str,
 
 
 def in_natural_order(files: Sequence[Path]) -> list[Path]:
-    """Sort files so that number 10 comes after number 9, on all ranks in the same way."""
+    """Sort files so that number 10 is after number 9, on all ranks in the same way."""
 
     def key(file: Path) -> list[tuple[int, int | str]]:
         parts = re.split(r"(\d+)", os.path.basename(os.fspath(file)))
@@ -284,7 +284,7 @@ def divide(budget: int, sizes: Sequence[int], is_shared: bool) -> Memory:
     on_device = [size for size in sizes if size <= largest_possible]
     largest = max(on_device, default=0)
     if not is_shared and largest + _SLOT <= most // 2:
-        # Each comes out of the stream as it is.
+        # Each leaves the stream as it is.
         return Memory(most, most // 2 - _SLOT, largest_possible)
     stream = (spare - 2 * largest) * 2 // halves
     return Memory(stream, stream // 2 - _SLOT, largest_possible)

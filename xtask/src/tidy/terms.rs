@@ -17,10 +17,14 @@ const HELD: &[&str] = &[
     "models/",
     "crates/",
     "xtask/",
+    "python/src/",
+    "examples/",
+    "packaging/",
 ];
 
 /// Paths with the texts that users read: pages, help and messages.
-const TEXTS: &[&str] = &["README.md", "docs/", "crates/forebay/src/"];
+const TEXTS: &[&str] =
+    &["README.md", "docs/", "crates/forebay/src/", "python/src/", "examples/", "packaging/"];
 
 /// Pages about the design, which users do not read.
 const NOT_TEXTS: &[&str] = &["docs/design/"];
@@ -272,7 +276,7 @@ mod tests {
 
     #[test]
     fn some_words_are_only_for_other_readers() {
-        for path in ["README.md", "docs/server.md", "crates/forebay/src/help.rs"] {
+        for path in ["README.md", "docs/server.md", "crates/forebay/src/help.rs", "examples/a.rs"] {
             let found =
                 check_text(path, "/// Answer so many requests,\n// the pull goes on behind it\n");
             assert_eq!(found.len(), 3, "{path}: {found:?}");

@@ -8,7 +8,7 @@ use crate::CudaError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CuFileError {
     #[error(
-        "cuFile (GPUDirect Storage) is not there: {why}; it comes with the CUDA toolkit, and LD_LIBRARY_PATH must name \
+        "cuFile (GPUDirect Storage) is not there: {why}; it is part of the CUDA toolkit, and LD_LIBRARY_PATH must name \
          its folder unless that is the usual one"
     )]
     NotFound { why: String },

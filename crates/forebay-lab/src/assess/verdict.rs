@@ -87,7 +87,7 @@ fn judgement(assessment: &Assessment, engine: &PolicyCurve) -> String {
     match misses {
         m if m <= 0.25 => format!("{first}. It runs well from a cache much smaller than itself."),
         m if m <= 0.45 => format!(
-            "{first}. A small cache helps, but most of the speed comes with half of it or more."
+            "{first}. A small cache helps, but half of it or more is needed for most of the speed."
         ),
         _ if assessment.weights_bytes <= assessment.memory_bytes => format!(
             "{first}. Its routing jumps about: no small cache will do, and each further share of it in memory counts; \
@@ -127,7 +127,7 @@ fn cliff(assessment: &Assessment, engine: &PolicyCurve) -> Option<String> {
     let (global, layered) = (lru.points.get(below)?, engine.points.get(below)?);
     Some(format!(
         "The cliff: one token's experts in all layers are {} ({} of all). A global LRU list below that has forgotten \
-         every expert before it comes back: at {} it hits {} where {} hits {}.",
+         every expert before it is used again: at {} it hits {} where {} hits {}.",
         bytes(cycle),
         percent(share),
         bytes(global.capacity_bytes as f64),

@@ -322,7 +322,7 @@ fn read_of(line: Line, header: &TraceHeader) -> Result<ReadRecord, String> {
         return Err("a span or a time passes the 64-bit range".into());
     }
     if line.bytes > line.length {
-        return Err(format!("{} bytes came of {}", line.bytes, line.length));
+        return Err(format!("it has {} bytes of a span of {}", line.bytes, line.length));
     }
     Ok(ReadRecord {
         start_nanoseconds: line.start_ns,

@@ -13,7 +13,7 @@ use crate::openai::Failure;
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub struct Query {
-    /// Id behind which the page begins.
+    /// Id after which the page begins.
     after: Option<String>,
     limit: Option<usize>,
     order: Option<String>,

@@ -111,7 +111,7 @@ impl Storage {
         let exists =
             self.options.folder.as_ref().is_some_and(|folder| folder.join("lock").exists());
         if exists && let Err(error) = self.disk() {
-            tracing::warn!("batches do not go on: {error}");
+            tracing::warn!("batches are not resumed: {error}");
         }
     }
 }

@@ -268,10 +268,11 @@ impl Models {
         });
         let left = options.waiting.saturating_sub(all);
         let why = match left {
-            0 => format!("{all} requests wait for models already, and no more may"),
+            0 => format!("the queue for models is full: try again later (waiting requests: {all})"),
             _ if options.engine.callers_share && own >= left => {
                 format!(
-                    "{own} of your requests wait for models already, and the other {left} places are for other callers"
+                    "your part of the queue for models is full: try again later (your waiting requests: {own}; places left \
+                     for others: {left})"
                 )
             }
             _ => return Ok(()),

@@ -181,7 +181,7 @@ fn openai(parts: &mut Parts) {
             "Items of a stored response's request",
         )
         .part("id", "Id of the response")
-        .query("after", "Id behind which the page begins")
+        .query("after", "Id after which the page begins")
         .query("limit", "Most items of the page")
         .query("order", "asc or desc")
         .errors(&[404])
@@ -194,7 +194,7 @@ fn openai(parts: &mut Parts) {
 fn files_and_batches(parts: &mut Parts) {
     let list = |route: Route<'_>, what: &'static str| {
         route
-            .query("after", "Id behind which the page begins")
+            .query("after", "Id after which the page begins")
             .query("limit", "Most items of the page")
             .query("order", "asc or desc")
             .errors(&[400, 503])

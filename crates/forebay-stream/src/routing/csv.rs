@@ -259,7 +259,7 @@ impl Reader {
         }
         let (choices, weights) = self.open.get_mut(&step).expect("it was just made");
         if choices[at] != NONE {
-            return Err(format!("slot {slot} of layer {layer} comes twice for one token"));
+            return Err(format!("slot {slot} of layer {layer} is there twice for one token"));
         }
         choices[at] = expert;
         weights[at] = weight;

@@ -11,7 +11,7 @@ use crate::size;
 #[command(next_help_heading = "KV cache")]
 pub struct KvArgs {
     /// Keep keys and values in up to so much RAM, beside --ram, when the device needs their room.
-    /// Prompts that come again are then not read again; 0 keeps none [default: as much as the KV cache
+    /// Repeated prompts are then not read again; 0 keeps none [default: as much as the KV cache
     /// has, at most 4GiB]
     #[arg(long, value_name = "SIZE", value_parser = size::parse_or_zero)]
     pub kv_ram: Option<u64>,

@@ -272,8 +272,8 @@ fn text(models: &[Assessment]) -> String {
         if model.prompt_tokens_cut > 0 {
             let _ = writeln!(
                 text,
-                "- {} tokens of prompts did not fit the context and were left out.",
-                model.prompt_tokens_cut
+                "- Left out, because prompts did not fit the context: {}.",
+                output::counted(model.prompt_tokens_cut, "token")
             );
         }
         text.push('\n');

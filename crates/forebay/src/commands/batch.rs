@@ -98,7 +98,8 @@ pub fn run(args: BatchArgs) -> Outcome {
     if let Some(exists) = exists {
         if journal.answered() == lines.len() && is_written(&mut journal, &args.output)? {
             journal.remove()?;
-            output::tell!("{} answers are in {} already", lines.len(), args.output.display());
+            let answers = output::counted(lines.len(), "answer");
+            output::tell!("{}: complete already, with {answers}", args.output.display());
             return Ok(());
         }
         journal.discard_if_empty();
@@ -106,7 +107,7 @@ pub fn run(args: BatchArgs) -> Outcome {
     }
     let before = journal.answered();
     if before > 0 {
-        output::tell!("{before} of {} requests are answered already", lines.len());
+        output::tell!("answered already: {before} of {} requests", lines.len());
     }
     let model = open::name(&args.model);
     let batch = Batch { lines: &lines, all: &all, hash, created: journal.created, model: &model };
@@ -117,7 +118,7 @@ pub fn run(args: BatchArgs) -> Outcome {
             let answered = journal.answered();
             if answered > 0 {
                 output::tell!(
-                    "{answered} of {} requests are answered: the same command continues from there",
+                    "answered: {answered} of {} requests; the same command continues from there",
                     lines.len()
                 );
             }
@@ -126,7 +127,8 @@ pub fn run(args: BatchArgs) -> Outcome {
         }
     }
     let errors = finish(journal, &args)?;
-    output::tell!("{} answers are in {}", lines.len(), args.output.display());
+    let answers = output::counted(lines.len(), "answer");
+    output::tell!("{}: {answers}", args.output.display());
     if errors > 0 {
         output::tell!(
             "note: {}, which say what is wrong with the request",

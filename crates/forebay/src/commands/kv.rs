@@ -136,7 +136,7 @@ fn verify(args: KvCommandArgs) -> Outcome {
     let folder = args.folder.display();
     if let Some(first) = damage.first() {
         return Err(Failure::Work(anyhow!(
-            "{folder}: {damaged} of {blocks} blocks are damaged and will be computed again; the first: {first}"
+            "{folder}: damaged: {damaged} of {blocks} blocks, which will be computed again; the first: {first}"
         )));
     }
     if !args.json {

@@ -139,8 +139,8 @@ fn tell_packed(report: &PackReport) -> Outcome {
     }
     if report.left_plain > 0 {
         output::tell!(
-            "{} tensors stay BF16: exponents in them, or in others of their layer, lie too far apart",
-            output::grouped(report.left_plain as u64)
+            "left as BF16: {}, because exponents in them, or in others of their layer, lie too far apart",
+            output::counted(report.left_plain, "tensor")
         );
     }
     Ok(())

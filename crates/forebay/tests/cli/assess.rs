@@ -480,7 +480,7 @@ fn a_log_of_requests_says_how_small_a_prefix_cache_may_be() {
         r#"{"custom_id": "x", "method": "POST", "url": "/v1/completions", "body": {"prompt": 7}}"#;
     std::fs::write(&mixed, format!("{chat}\n{}", line(3))).unwrap();
     let ran = forebay(&["assess", &model, "--kv", &mixed]).ok();
-    assert!(ran.stderr.contains("1 requests are left out"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("note: 1 request left out; the first: "), "{}", ran.stderr);
     std::fs::write(&mixed, format!("{chat}\n")).unwrap();
     for (arguments, status, why) in [
         (vec!["--kv", &mixed], 1, "no request can be used"),

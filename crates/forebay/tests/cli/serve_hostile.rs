@@ -47,7 +47,7 @@ fn a_grammar_that_cannot_go_on_is_an_error_of_the_client() {
     let messages = json!([{ "role": "user", "content": "A fox" }]);
     let is_clear = |message: &Value| {
         let message = message.as_str().unwrap();
-        let parts = ["cannot go on after ", " tokens by its grammar", "max is 2000"];
+        let parts = ["cannot continue after ", " tokens by its grammar", "max is 2000"];
         assert!(parts.iter().all(|part| message.contains(part)), "{message}");
         assert!(!message.contains("after 0 tokens") && !message.contains('\n'), "{message}");
     };

@@ -322,8 +322,8 @@ fn misses(assessment: &Assessment) -> Figure {
         id: "misses-over-time",
         title: "Misses over time".to_owned(),
         caption: format!(
-            "Experts missed per generated token, mean of 8, with {} of {} experts kept per layer ({}). Behind it the \
-             domain of the text.",
+            "Experts missed per generated token, mean of 8, with {} of {} experts kept per layer ({}). The background \
+             is the domain of the text.",
             over_time.kept_per_layer, assessment.experts, over_time.policy
         ),
         svg: maps::misses("Experts missed per token over time, by domain", over_time, &domains),

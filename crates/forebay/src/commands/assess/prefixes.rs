@@ -51,7 +51,8 @@ pub fn run(
                 anyhow!("{}: no request can be used; the first: {why}", log.display()).into()
             );
         }
-        output::tell!("note: {left_out} requests are left out; the first of them: {why}");
+        let left_out = output::counted(left_out, "request");
+        output::tell!("note: {left_out} left out; the first: {why}");
     }
     let name = super::clean(&open::name(model));
     let bytes = bytes_per_position(inspection.kv_bytes_per_position, options.kv_cache);

@@ -25,9 +25,9 @@ struct Document<'a> {
 /// Measures every number of sequences that `args` ask for, and prints the results. Returns the session.
 pub fn run(mut session: Session, args: &BenchArgs, arriving: usize) -> Outcome<Session> {
     if let Some(most) = args.parallel.iter().find(|most| **most >= session.sequences()) {
-        let largest = session.sequences() - 1;
+        let largest = output::counted(session.sequences() - 1, "sequence");
         return usage(format!(
-            "--parallel {most}: beside a prompt, this device runs up to {largest} sequences"
+            "--parallel {most}: beside a prompt, this device runs up to {largest}"
         ));
     }
     let progress = StepProgress::new("measured", (args.parallel.len() * (args.repeat + 1)) as u64);

@@ -42,10 +42,8 @@ pub fn measure(
     predict: impl Fn(&Session, usize) -> PredictedRate,
 ) -> Outcome<(Session, Vec<ParallelSummary>)> {
     if let Some(most) = args.parallel.iter().find(|most| **most > session.sequences()) {
-        let largest = session.sequences();
-        return usage(format!(
-            "--parallel {most}: this device runs up to {largest} sequences at a time"
-        ));
+        let largest = output::counted(session.sequences(), "sequence");
+        return usage(format!("--parallel {most}: this device runs up to {largest} at a time"));
     }
     let steps = args.parallel.len() * (args.repeat + 1);
     let progress = StepProgress::new("measured", steps as u64);
