@@ -81,6 +81,26 @@ fn refused(error: Error) -> ApiError {
     ApiError::new(status, message)
 }
 
+/// Returns true if this server has a model of this name, and nothing newer can be pulled.
+async fn is_here(app: &Arc<App>, caller: &Caller, name: &str) -> Result<bool, ApiError> {
+    if name.contains('/') {
+        return Ok(false);
+    }
+    let (own, name) = (app.clone(), name.to_owned());
+    app.work(caller, move || Ok(own.models.entry(Some(&name)).is_ok())).await
+}
+
+/// Returns the answer to a pull of a model that is here. Codex pulls `NAME` if the list has only `NAME:latest`.
+fn nothing_to_pull(streams: bool) -> Response {
+    let done = json!({ "status": "success" });
+    if !streams {
+        return Json(done).into_response();
+    }
+    let mut line = String::new();
+    stream::line(&done, &mut line);
+    stream::of_parts(stream::LINES, Body::from(line))
+}
+
 /// `POST /api/pull`. A client that goes ends the pull, and the next pull of the name goes on where it ended.
 pub async fn pull(
     State(app): State<Arc<App>>,
@@ -89,7 +109,11 @@ pub async fn pull(
 ) -> Result<Response, Failure> {
     let body: Named = read(&OLLAMA_NAME, &body)?;
     let streams = body.stream.unwrap_or(true);
-    let name: Name = body.name()?.parse().map_err(refused)?;
+    let name = body.name()?;
+    if is_here(&app, &caller, &name).await? {
+        return Ok(nothing_to_pull(streams));
+    }
+    let name: Name = name.parse().map_err(refused)?;
     if !name.has_owner() {
         return Err(refused(Error::NoOwner { name: name.to_string() }).into());
     }

@@ -203,6 +203,14 @@ fn a_server_pulls_copies_and_deletes_models() {
     let server = Server::start(&[]);
     let (status, answer) = server.ask("POST", "/api/pull", "", r#"{ "model": "o/r" }"#);
     assert!(status == 501 && answer.contains("--models"), "{status} {answer}");
+    // Codex pulls a model that the list shows with the tag `latest`.
+    for name in ["demo", "demo:latest"] {
+        let (status, lines) =
+            server.ask("POST", "/api/pull", "", &json!({ "model": name }).to_string());
+        assert_eq!((status, lines.as_str()), (200, "{\"status\":\"success\"}\n"), "{name}");
+        let at_once = json!({ "model": name, "stream": false });
+        assert_eq!(server.post("/api/pull", &at_once), json!({ "status": "success" }));
+    }
 }
 
 #[test]
