@@ -59,6 +59,7 @@ pub use files::FilesOptions;
 pub use live::Outlook;
 pub use models::{
     Catalogue, Entry, KeepAlive, LoadError, Loaded, Loader, Memory, Models, ModelsOptions,
+    PullError,
 };
 pub use plan::PlanReport;
 pub use server::{CLIENT_TIME, CONNECTIONS_MAX, Listener, ServerOptions};

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::engine::EngineOptions;
 use forebay_engine::{Session, SessionOptions};
+use forebay_library::Name;
 use forebay_text::Tokenizer;
 use serde_json::Value;
 
@@ -18,6 +19,7 @@ use crate::caller::Caller;
 use crate::files::FilesOptions;
 use crate::models::{
     Catalogue, Entry, KeepAlive, LoadError, Loaded, Loader, Memory, Models, ModelsOptions,
+    PullError,
 };
 use crate::{Address, CLIENT_TIME, Keys, Listener, ServeError, ServerOptions};
 
@@ -97,6 +99,10 @@ impl Catalogue for Names {
 
     fn find(&self, name: &str) -> Option<Entry> {
         self.0.models.contains_key(name).then(|| entry(name))
+    }
+
+    fn check(&self, name: &Name) -> Result<(), PullError> {
+        Err(PullError::CannotRun(format!("{name}: there is no hub")))
     }
 
     fn preferred(&self) -> Option<Entry> {

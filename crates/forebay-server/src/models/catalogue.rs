@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use forebay_engine::Session;
-use forebay_library::Library;
+use forebay_library::{Error, Library, Name};
 use forebay_text::Tokenizer;
 
 use super::keep_alive::KeepAlive;
@@ -34,8 +34,24 @@ pub trait Catalogue: Send + Sync + 'static {
         None
     }
 
+    /// Checks that this machine can run a model of the hub, before any of its weights are read.
+    ///
+    /// # Errors
+    /// Returns why it cannot run, or why its headers cannot be read.
+    fn check(&self, name: &Name) -> Result<(), PullError>;
+
     /// Returns the model for requests that name none. `None` is the only model, or the one that was used last.
     fn preferred(&self) -> Option<Entry>;
+}
+
+/// Reason why a model was not pulled.
+#[derive(Debug, thiserror::Error)]
+pub enum PullError {
+    #[error(transparent)]
+    Library(#[from] Error),
+    /// This machine cannot run the model.
+    #[error("{0}")]
+    CannotRun(String),
 }
 
 /// Reason why a model was not loaded.

@@ -23,11 +23,11 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use forebay_engine::engine::EngineOptions;
 use forebay_engine::{KvDisk, ModelInfo, ModelText};
-use forebay_library::Library;
+use forebay_library::{Library, Name};
 use forebay_requests::{Report, Text};
 use tokio::sync::oneshot;
 
-pub use self::catalogue::{Catalogue, Entry, LoadError, Loaded, Loader};
+pub use self::catalogue::{Catalogue, Entry, LoadError, Loaded, Loader, PullError};
 pub use self::keep_alive::KeepAlive;
 pub use self::room::Memory;
 use self::texts::{Reads, Texts};
@@ -371,6 +371,11 @@ impl Models {
     /// Returns the library into which requests may pull models, if there is one.
     pub fn library(&self) -> Option<Library> {
         self.shared.catalogue.library()
+    }
+
+    /// Checks that this machine can run a model of the hub ([`Catalogue::check`]).
+    pub fn check(&self, name: &Name) -> Result<(), PullError> {
+        self.shared.catalogue.check(name)
     }
 
     /// Returns all models that requests may name.

@@ -22,6 +22,7 @@ use crate::app::App;
 use crate::body::{Received, read};
 use crate::caller::Caller;
 use crate::error::ApiError;
+use crate::models::PullError;
 use crate::stream;
 
 /// Fewest milliseconds between two reports of a download.
@@ -54,6 +55,14 @@ impl Named {
 fn library(app: &App) -> Result<Library, ApiError> {
     let why = "this server has no library: start it with --models DIR, or without a model";
     app.models.library().ok_or_else(|| ApiError::new(StatusCode::NOT_IMPLEMENTED, why))
+}
+
+fn not_pulled(error: PullError) -> ApiError {
+    match error {
+        PullError::Library(error) => refused(error),
+        // The machine understands the model's files, and cannot use them.
+        PullError::CannotRun(why) => ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, why),
+    }
 }
 
 fn refused(error: Error) -> ApiError {
@@ -119,12 +128,15 @@ pub async fn pull(
     }
     let library = library(&app)?;
     let (reports, mut updates) = mpsc::channel::<Value>(REPORTS_MAX);
-    let pulling = start(&app, &caller, move || pull_and_report(&library, &name, &reports))?;
+    let pulling = start(&app, &caller, {
+        let app = app.clone();
+        move || pull_and_report(&app, &library, &name, &reports)
+    })?;
     if !streams {
         // The reports' receiver lives as long as the client waits.
         while updates.recv().await.is_some() {}
         let pulled = pulling.await.map_err(|_| ApiError::stopped())?;
-        pulled.map_err(refused)?;
+        pulled.map_err(not_pulled)?;
         return Ok(Json(json!({ "status": "success" })).into_response());
     }
     let lines = unfold((updates, Some(pulling)), |(mut updates, mut pulling)| async move {
@@ -132,7 +144,7 @@ pub async fn pull(
             Some(report) => report,
             None => match pulling.take()?.await {
                 Ok(Ok(())) => json!({ "status": "success" }),
-                Ok(Err(error)) => json!({ "error": refused(error).message }),
+                Ok(Err(error)) => json!({ "error": not_pulled(error).message }),
                 Err(_) => json!({ "error": ApiError::stopped().message }),
             },
         };
@@ -147,8 +159,8 @@ pub async fn pull(
 fn start(
     app: &App,
     caller: &Caller,
-    pull: impl FnOnce() -> Result<(), Error> + Send + 'static,
-) -> Result<oneshot::Receiver<Result<(), Error>>, ApiError> {
+    pull: impl FnOnce() -> Result<(), PullError> + Send + 'static,
+) -> Result<oneshot::Receiver<Result<(), PullError>>, ApiError> {
     let place = app.pulls.take_one(caller)?;
     let (sender, pulled) = oneshot::channel();
     let run = move || {
@@ -161,19 +173,19 @@ fn start(
     Ok(pulled)
 }
 
-/// Pulls a model and reports how far it is, until nobody listens.
+/// Pulls a model that can run here and reports how far it is, until nobody listens.
 fn pull_and_report(
+    app: &App,
     library: &Library,
     name: &Name,
     reports: &mpsc::Sender<Value>,
-) -> Result<(), Error> {
+) -> Result<(), PullError> {
+    let _ = reports.try_send(json!({ "status": "pulling manifest" }));
+    app.models.check(name)?;
     let (started, reported_ms) = (Instant::now(), AtomicU64::new(0));
     let progress = |progress: Progress| {
         let (status, done_bytes, total_bytes) = match progress {
-            Progress::Listing => {
-                let _ = reports.try_send(json!({ "status": "pulling manifest" }));
-                return;
-            }
+            Progress::Listing => return,
             Progress::Downloading { done_bytes, total_bytes } => {
                 ("pulling", done_bytes, total_bytes)
             }
@@ -194,8 +206,9 @@ fn pull_and_report(
         }
     };
     let options = Options::from_environment();
-    let pulled = forebay_library::pull(library, name, &options, &progress, &|| reports.is_closed());
-    pulled.map(|entry| tracing::info!(model = entry.name, "pulled"))
+    let entry = forebay_library::pull(library, name, &options, &progress, &|| reports.is_closed())?;
+    tracing::info!(model = entry.name, "pulled");
+    Ok(())
 }
 
 /// `DELETE /api/delete`. A loaded model leaves memory when its requests have ended.

@@ -12,6 +12,7 @@ use crate::harness::{Ran, demo, fixture, forebay, moe, words, workspace};
 use crate::plan::saved_profile;
 use crate::pull::Place;
 use crate::pull::hub::{Answer, Hub, Served};
+use crate::serve::Server;
 
 /// Most bytes that a plan reads.
 const SENT_MAX: u64 = 16 << 20;
@@ -369,6 +370,17 @@ fn what_cannot_run_is_refused_before_the_first_weight() {
     assert!(hub.sent_bytes() < most, "{}", hub.sent_bytes());
     let text = place.run(&hub, &["plan", "o/r"]).ok().stdout;
     assert!(text.contains("BF16: cannot run: "), "{text}");
+
+    // A server refuses it, too.
+    let folder = place.folder.path().join("models");
+    fs::create_dir(&folder).unwrap();
+    let home = place.folder.path().to_str().unwrap();
+    let variables = [("HF_ENDPOINT", hub.address.as_str()), ("HOME", home)];
+    let server = Server::with_environment(&["--models", folder.to_str().unwrap()], &variables);
+    let body = r#"{ "model": "o/r:BF16", "stream": false }"#;
+    let (status, answer) = server.ask("POST", "/api/pull", "", body);
+    assert!(status == 422 && answer.contains("o/r:BF16 cannot run here: "), "{status} {answer}");
+    assert!(!folder.join("files").exists(), "nothing was begun");
 }
 
 /// Writes a GGUF file of another architecture, with the same length.

@@ -2,11 +2,12 @@
 
 use std::path::PathBuf;
 
-use forebay_library::Library;
-use forebay_server::{Catalogue, Entry, KeepAlive};
+use forebay_library::{Error as LibraryError, Library, Name};
+use forebay_server::{Catalogue, Entry, KeepAlive, PullError};
 
 use crate::args::ServeArgs;
-use crate::failure::{Outcome, usage};
+use crate::commands::plan;
+use crate::failure::{Failure, Outcome, usage};
 use crate::open;
 
 /// Models of the command line, then those of the library, whose folder is read anew each time.
@@ -87,6 +88,20 @@ impl Catalogue for ServedModels {
 
     fn library(&self) -> Option<Library> {
         self.library.clone()
+    }
+
+    fn check(&self, name: &Name) -> Result<(), PullError> {
+        let folder = self.library.as_ref().map(|library| library.folder().to_owned());
+        match plan::offer(name, "main", folder, true) {
+            Ok(_) => Ok(()),
+            Err(Failure::Work(error)) => Err(match error.downcast::<LibraryError>() {
+                Ok(error) => error.into(),
+                Err(error) => PullError::CannotRun(Failure::Work(error).line().unwrap_or_default()),
+            }),
+            Err(failure) => {
+                Err(PullError::CannotRun(failure.line().unwrap_or_else(|| "stopped".to_owned())))
+            }
+        }
     }
 
     fn preferred(&self) -> Option<Entry> {
