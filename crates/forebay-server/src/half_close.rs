@@ -2,7 +2,8 @@
 //!
 //! A client may close its side of a connection behind a request and still wait for the answer. A client that is gone looks the same,
 //! until something is sent to it. So a client of HTTP/1.1 that closes its side before the answer begins gets an interim answer
-//! (`100 Continue`), which every client ignores. If it is gone, its system resets the connection, which ends the request.
+//! (`100 Continue`), which every client ignores. If it is gone, its system resets the connection, which ends the request. Linux
+//! reports this reset as the error of the socket. Reads still return the end of what the client sent.
 
 use std::io;
 use std::pin::Pin;
@@ -97,7 +98,7 @@ impl AsyncRead for Patient {
         let this = self.get_mut();
         loop {
             let before = buffer.filled().len();
-            // After the end, this returns nothing, or that the connection was reset.
+            // After the end, this returns nothing.
             ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
             if buffer.filled().len() > before || buffer.remaining() == 0 {
                 return Poll::Ready(Ok(()));
@@ -108,6 +109,9 @@ impl AsyncRead for Patient {
                 return Poll::Ready(Ok(()));
             }
             this.ask(context)?;
+            if let Some(error) = this.stream.take_error()? {
+                return Poll::Ready(Err(error));
+            }
             let look = this.look.get_or_insert_with(|| Box::pin(tokio::time::sleep(LOOK_EVERY)));
             ready!(look.as_mut().poll(context));
             this.look = None;

@@ -56,17 +56,31 @@ pub trait Connection: AsyncRead + AsyncWrite + Send + Unpin {
     /// # Errors
     /// Returns an error of the system.
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Takes the error that the system has noted for the connection, if there is one.
+    ///
+    /// # Errors
+    /// Returns an error if the system cannot be asked.
+    fn take_error(&self) -> io::Result<Option<io::Error>>;
 }
 
 impl Connection for TcpStream {
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         TcpStream::try_write(self, bytes)
     }
+
+    fn take_error(&self) -> io::Result<Option<io::Error>> {
+        TcpStream::take_error(self)
+    }
 }
 
 impl Connection for UnixStream {
     fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         UnixStream::try_write(self, bytes)
+    }
+
+    fn take_error(&self) -> io::Result<Option<io::Error>> {
+        UnixStream::take_error(self)
     }
 }
 
