@@ -256,7 +256,7 @@ pub fn completion_logprobs(tokens: &[Token], offset: usize) -> Value {
 }
 
 /// Replaces the logarithm of 0, which JSON cannot express, by the value that the OpenAI API uses for unlikely tokens.
-fn finite(logprob: f32) -> f32 {
+pub fn finite(logprob: f32) -> f32 {
     logprob.max(-9999.0)
 }
 

@@ -147,10 +147,7 @@ pub fn wanted(endpoint: Endpoint, body: &Value) -> Result<Wanted, Refusal> {
     let form = if is_chat { &CHAT } else { &COMPLETIONS };
     let mut body: Body = form.read(body.clone())?;
     let sampling = sampling(&body)?;
-    let choices = body.n.unwrap_or(1);
-    if !(1..=CHOICES_MAX).contains(&choices) {
-        return Err(Refusal::of("n", format!("n must be between 1 and {CHOICES_MAX}")));
-    }
+    let choices = choices("n", body.n)?;
     let stops = body.stop.take().map_or_else(Vec::new, OneOrMore::all);
     if stops.len() > STOPS_MAX {
         return Err(Refusal::of("stop", format!("stop may name {STOPS_MAX} texts at most")));
@@ -195,6 +192,7 @@ pub fn wanted(endpoint: Endpoint, body: &Value) -> Result<Wanted, Refusal> {
         prompt_logprobs,
         echo: body.echo,
         rules,
+        biased_texts: bias::texts(body.logit_bias.as_ref())?,
         must_call: choosing.must_call,
         parallel_calls: body.parallel_tool_calls != Some(false) && !choosing.function_form,
         function_form: choosing.function_form,
@@ -203,6 +201,34 @@ pub fn wanted(endpoint: Endpoint, body: &Value) -> Result<Wanted, Refusal> {
         statistics: body.include_statistics,
         model: body.model,
     })
+}
+
+/// Reads the number of answers to each prompt.
+///
+/// # Errors
+/// Returns an error if it is 0 or too large.
+pub fn choices(name: &'static str, count: Option<usize>) -> Result<usize, Refusal> {
+    let count = count.unwrap_or(1);
+    match (1..=CHOICES_MAX).contains(&count) {
+        true => Ok(count),
+        false => Err(Refusal::of(name, format!("{name} must be between 1 and {CHOICES_MAX}"))),
+    }
+}
+
+/// Returns the input of one prompt or of several.
+///
+/// # Errors
+/// Returns an error if there is none, or if there are too many.
+pub fn one_or_several(mut inputs: Vec<Input>) -> Result<Input, Refusal> {
+    match inputs.len() {
+        0 => Err(Refusal::of("prompt", "prompt is empty")),
+        1 => Ok(inputs.remove(0)),
+        2..=CHOICES_MAX => Ok(Input::Several(inputs)),
+        _ => {
+            let why = format!("prompt may have {CHOICES_MAX} prompts at most");
+            Err(Refusal::of("prompt", why))
+        }
+    }
 }
 
 /// Reads the most tokens of the answer.
@@ -288,7 +314,14 @@ fn logprobs(body: &Body, is_chat: bool) -> Result<Option<usize>, Refusal> {
     at_most_likeliest(if is_chat { "top_logprobs" } else { "logprobs" }, count)
 }
 
-fn at_most_likeliest(name: &'static str, count: Option<usize>) -> Result<Option<usize>, Refusal> {
+/// Checks how many of the likeliest tokens a field asks for.
+///
+/// # Errors
+/// Returns an error if there are too many.
+pub fn at_most_likeliest(
+    name: &'static str,
+    count: Option<usize>,
+) -> Result<Option<usize>, Refusal> {
     match count {
         Some(count) if count > LIKELIEST_MAX => {
             Err(Refusal::of(name, format!("{name} must be between 0 and {LIKELIEST_MAX}")))
@@ -370,23 +403,15 @@ fn completion(
     suffix: Option<String>,
     echo: bool,
 ) -> Result<Input, Refusal> {
-    let mut inputs: Vec<Input> = match prompt {
+    let inputs: Vec<Input> = match prompt {
         None => Vec::new(),
+        Some(Prompt::Ids(ids)) if ids.is_empty() => Vec::new(),
         Some(Prompt::Text(text)) => vec![Input::Text(text)],
         Some(Prompt::Ids(ids)) => vec![Input::Ids(ids)],
         Some(Prompt::Texts(texts)) => texts.into_iter().map(Input::Text).collect(),
         Some(Prompt::Many(all)) => all.into_iter().map(Input::Ids).collect(),
     };
-    if inputs.len() > CHOICES_MAX {
-        let why = format!("prompt may have {CHOICES_MAX} prompts at most");
-        return Err(Refusal::of("prompt", why));
-    }
-    let input = match inputs.len() {
-        0 => return Err(Refusal::of("prompt", "prompt is empty")),
-        1 => inputs.remove(0),
-        _ => Input::Several(inputs),
-    };
-    match (input, suffix) {
+    match (one_or_several(inputs)?, suffix) {
         (Input::Text(prefix), Some(suffix)) if !echo => {
             Ok(Input::Infill(Gap { prefix, suffix, ..Gap::default() }))
         }
@@ -500,7 +525,7 @@ mod tests {
             ("top_logprobs", json!(2)),
             ("presence_penalty", json!(2.5)),
             ("logit_bias", json!({ "1": 101 })),
-            ("logit_bias", json!({ "one": 1 })),
+            ("logit_bias", json!({ "one": 101 })),
             ("response_format", json!({ "type": "xml" })),
             ("response_format", json!({ "type": "json_schema" })),
             ("n", json!(0)),

@@ -21,8 +21,8 @@ mod text;
 mod worker;
 
 pub use answer::{AnswerFailure, Choice, Identity};
-pub use bias::read as read_bias;
-pub use body::{OneOrMore, wanted, window};
+pub use bias::{read as read_bias, texts as biased_texts};
+pub use body::{OneOrMore, at_most_likeliest, choices, one_or_several, wanted, window};
 pub use choice::{Choosing, choosing};
 pub use forebay_grammar::Place;
 pub use prepare::{Preparation, Prepared};

@@ -140,6 +140,7 @@ impl Preparation<'_> {
             prompt_logprobs,
             echo,
             rules,
+            biased_texts,
             must_call,
             parallel_calls,
             function_form,
@@ -150,6 +151,7 @@ impl Preparation<'_> {
             sampling.seed = seed;
         }
         sampling.banned = self.bans(&ends)?;
+        self.add_biases(&biased_texts, &mut sampling.logit_bias)?;
         let source = self.source(input, ending)?;
         let Source { text, ids, more, format, continues, continued, calls } = source;
         if ids.is_empty() || more.iter().any(|prompt| prompt.ids.is_empty()) {
@@ -260,6 +262,22 @@ impl Preparation<'_> {
             }
             _ => Err(Refusal::of("prompt", "prompt must be texts or token ids")),
         }
+    }
+
+    /// Adds the biases of texts: each of a text's tokens gets the bias of the text. Biases of the same token add up.
+    fn add_biases(
+        &self,
+        texts: &[(String, f32)],
+        biases: &mut Vec<(u32, f32)>,
+    ) -> Result<(), Refusal> {
+        for (text, bias) in texts {
+            let ids = self.tokenizer.encode(text, false, false);
+            let ids = ids.map_err(|error| Refusal::of("logit_bias", error.to_string()))?;
+            biases.extend(ids.into_iter().map(|id| (id, *bias)));
+        }
+        // Sums must not depend on an order.
+        biases.sort_by_key(|(id, _)| *id);
+        Ok(())
     }
 
     /// Returns the tokens that may not be chosen.

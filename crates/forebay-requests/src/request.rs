@@ -102,6 +102,8 @@ pub struct Wanted {
     pub echo: bool,
     /// Form of the answer.
     pub rules: Option<Rules>,
+    /// Texts whose tokens are made likelier or less likely, beside the tokens of [`Sampling::logit_bias`].
+    pub biased_texts: Vec<(String, f32)>,
     /// Tool calls that the answer must consist of.
     pub must_call: Option<MustCall>,
     /// True if an answer may have several tool calls.
@@ -156,6 +158,7 @@ impl Default for Wanted {
             prompt_logprobs: None,
             echo: false,
             rules: None,
+            biased_texts: Vec::new(),
             must_call: None,
             parallel_calls: true,
             function_form: false,

@@ -208,6 +208,7 @@ async fn compute(
         vectors.push(embed::normalised(&state[..dimensions]));
     }
     caller.note().prompt(tokens);
+    lease.counts.note_embeddings(tokens);
     Ok(Embeddings { vectors, tokens })
 }
 

@@ -252,6 +252,11 @@ impl Counts {
         self.gaps.observe(seconds);
     }
 
+    /// Counts the tokens of texts whose embeddings were computed.
+    pub fn note_embeddings(&self, tokens: usize) {
+        self.prompt_tokens.inc_by(tokens as u64);
+    }
+
     /// Counts an answer that has ended.
     pub fn note_end(&self, choice: &Choice) {
         let statistics = &choice.statistics;

@@ -316,6 +316,7 @@ pub fn routes() -> Routes {
         .route("/v1/models", get(openai::models))
         .route("/v1/models/{*model}", get(openai::model))
         .route("/v1/chat/completions", post(openai::chat))
+        .route("/v1/chat/completions/input_tokens", post(openai::input_tokens))
         .route("/v1/completions", post(openai::completions))
         .route("/props", get(operations::props))
         .route("/completion", post(llama_cpp::completion))

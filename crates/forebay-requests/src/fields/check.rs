@@ -121,9 +121,16 @@ fn asks(value: &Value, off: &[&str]) -> bool {
         let of: Value = serde_json::from_str(text).unwrap_or_default();
         of == *value || of.is_number() && of.as_f64() == value.as_f64()
     };
-    // A value of the table that is off takes the place of nothing: `false` asks for something where `true` is usual.
-    let has_flag = off.contains(&"true");
-    !(off.iter().any(is) || is_nothing && !(has_flag && value.is_boolean()))
+    // A value of the table that is off takes the place of nothing: `false` asks for something where `true` is usual, and 0 where
+    // another number is.
+    let is_flag = |text: &&str| matches!(*text, "true" | "false");
+    let is_number = |text: &&str| text.parse::<f64>().is_ok();
+    let has_other = match value {
+        Value::Bool(_) => off.iter().any(is_flag),
+        Value::Number(_) => off.iter().any(is_number),
+        _ => false,
+    };
+    !(off.iter().any(is) || is_nothing && !has_other)
 }
 
 /// Reads a value. Returns `None` if it is the same as no value.
@@ -270,4 +277,31 @@ fn joined(words: impl Iterator<Item = String>) -> String {
         let _ = write!(text, "{between}{word}");
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_value_that_asks_for_nothing_is_told_from_others() {
+        for (value, off, is_asking) in [
+            (json!(0), &[][..], false),
+            (json!(0), &["true"][..], false),
+            (json!(0), &["-1"][..], true),
+            (json!(0.0), &["-1", "0"][..], false),
+            (json!(-1.0), &["-1"][..], false),
+            (json!(false), &["-1"][..], false),
+            (json!(false), &["true"][..], true),
+            (json!(true), &["true"][..], false),
+            (json!(""), &["-1"][..], false),
+            (json!([]), &["true"][..], false),
+            (json!({}), &[][..], false),
+            (json!("x"), &[][..], true),
+        ] {
+            assert_eq!(asks(&value, off), is_asking, "{value} {off:?}");
+        }
+    }
 }

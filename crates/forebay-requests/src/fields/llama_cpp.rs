@@ -1,38 +1,61 @@
 //! Requests of llama.cpp's server.
 
-use super::samplers::{ENDS, LLAMA_CPP, OWN, REPEAT, SLOTS, USUAL};
+use super::samplers::{ENDS, LLAMA_CPP, LLAMA_OTHERS, OWN, REPEAT, SLOTS, USUAL};
 use super::{Field, Form, IDS, Kind, alias, harmless, honoured, refused, refused_unless, required};
 
 /// Fields of completions and of filling in the middle.
-static SHARED: [Field; 11] = [
+static SHARED: [Field; 13] = [
     honoured("model", Kind::Text, r#""demo""#),
     honoured("n_predict", Kind::Limit, "2"),
     alias("max_tokens", "n_predict", Kind::Limit, "2"),
+    alias("max_completion_tokens", "n_predict", Kind::Limit, "2"),
     honoured("seed", Kind::Integer, "1"),
     honoured("stream", Kind::Flag, "false"),
     honoured("response_fields", Kind::List(&Kind::Text), r#"["content"]"#),
-    refused("n_probs", "2", "logprobs of /v1/completions reports probabilities"),
-    refused("post_sampling_probs", "true", "logprobs of /v1/completions reports probabilities"),
-    refused("return_tokens", "true", "use /tokenize"),
+    honoured("n_probs", Kind::Natural, "2"),
+    alias("logprobs", "n_probs", Kind::Natural, "2"),
+    refused("post_sampling_probs", "true", "probabilities are those before all filters"),
+    honoured("return_tokens", Kind::Flag, "true"),
     harmless("timings_per_token", "true", "the last part has the times"),
     harmless("return_progress", "true", "the last part has the times"),
 ];
+
+/// A prompt or several. Each of several has its own answers.
+const PROMPTS: Kind = Kind::OneOf(&[
+    Kind::Text,
+    Kind::Object(&PROMPT),
+    IDS,
+    Kind::List(&Kind::OneOf(&[Kind::Text, Kind::Object(&PROMPT), IDS])),
+]);
+
+static PROMPT: Form = Form {
+    name: "LlamaPrompt",
+    paths: &[],
+    groups: &[&[
+        required("prompt_string", Kind::Text, r#""A""#),
+        refused("multimodal_data", r#"["x"]"#, "this model reads text only"),
+    ]],
+};
 
 pub static COMPLETION: Form = Form {
     name: "LlamaCompletionRequest",
     paths: &["/completion"],
     groups: &[
         &[
-            required("prompt", Kind::OneOf(&[Kind::Text, IDS, Kind::List(&Kind::Text)]), r#""A""#),
+            required("prompt", PROMPTS, r#""A""#),
             honoured("json_schema", Kind::Any, r#"{"type":"object"}"#),
             honoured("grammar", Kind::Text, r#""root ::= \"a\"""#),
-            refused_unless("n", &["1"], "2", "ask several times, or use n of /v1/completions"),
-            refused_unless("n_cmpl", &["1"], "2", "ask several times, or use n of /v1/completions"),
+            honoured("n_cmpl", Kind::Natural, "1"),
+            alias("n", "n_cmpl", Kind::Natural, "1"),
             refused("samplers", r#"["top_k"]"#, "the order of the filters is fixed"),
             refused("n_indent", "4", "it is for /infill"),
-            refused("t_max_predict_ms", "500", "there is no limit of time: use n_predict"),
+            refused_unless(
+                "t_max_predict_ms",
+                &["-1", "0"],
+                "500",
+                "there is no limit of time: use n_predict",
+            ),
             refused("image_data", r#"["x"]"#, "this model reads text only"),
-            refused("logprobs", "2", "use /v1/completions"),
         ],
         &SHARED,
         &USUAL,
@@ -41,6 +64,7 @@ pub static COMPLETION: Form = Form {
         &OWN,
         &LLAMA_CPP,
         &SLOTS,
+        &LLAMA_OTHERS,
     ],
 };
 
@@ -70,6 +94,7 @@ pub static INFILL: Form = Form {
         &OWN,
         &LLAMA_CPP,
         &SLOTS,
+        &LLAMA_OTHERS,
     ],
 };
 

@@ -1,12 +1,12 @@
 //! Requests of OpenAI's interface, with the fields of vLLM and llama.cpp's server that have become usual.
 
 use super::messages::{FORMS_OF_ANSWER, MESSAGE, OLD_TOOLS, TOOL, TOOL_CHOICE};
-use super::samplers::{ENDS, LLAMA_CPP, OWN, REPEAT, SLOTS, USUAL};
+use super::samplers::{ENDS, LLAMA_CPP, LLAMA_OTHERS, NO_BUDGET, OWN, REPEAT, SLOTS, USUAL};
 use super::{Field, Form, IDS, Kind, alias, harmless, honoured, refused, refused_unless, required};
 
 pub static CHAT: Form = Form {
     name: "ChatRequest",
-    paths: &["/v1/chat/completions", "/chat/completions"],
+    paths: &["/v1/chat/completions", "/chat/completions", "/v1/chat/completions/input_tokens"],
     groups: &[
         &CHAT_OWN,
         &OLD_TOOLS,
@@ -20,6 +20,7 @@ pub static CHAT: Form = Form {
         &VLLM,
         &LLAMA_CPP,
         &SLOTS,
+        &LLAMA_OTHERS,
         &LLAMA_SERVER,
     ],
 };
@@ -39,6 +40,7 @@ pub static COMPLETIONS: Form = Form {
         &VLLM,
         &LLAMA_CPP,
         &SLOTS,
+        &LLAMA_OTHERS,
         &LLAMA_SERVER,
     ],
 };
@@ -91,7 +93,7 @@ static CHAT_OWN: [Field; 32] = [
         "false",
         "reasoning is always sent, apart from the answer",
     ),
-    refused("thinking_token_budget", "10", "a limit for reasoning alone is not supported"),
+    refused_unless("thinking_token_budget", &["-1"], "10", NO_BUDGET),
     refused_unless(
         "reasoning_format",
         &[r#""auto""#, r#""deepseek""#],
@@ -113,7 +115,7 @@ static REASONING: Form = Form {
         honoured("effort", Kind::Text, r#""low""#),
         honoured("enabled", Kind::Flag, "true"),
         refused("exclude", "true", "reasoning is always sent, apart from the answer"),
-        refused("max_tokens", "10", "a limit for reasoning alone is not supported"),
+        refused("max_tokens", "10", NO_BUDGET),
         harmless("summary", r#""auto""#, "reasoning is sent as it is"),
     ]],
 };
@@ -227,15 +229,15 @@ static LLAMA_SERVER: [Field; 12] = [
     refused("post_sampling_probs", "true", "probabilities are those of the model"),
     refused("samplers", r#"["top_k"]"#, "the order of the filters is fixed"),
     refused("response_fields", r#"["content"]"#, "it is for /completion and /infill"),
-    refused("t_max_predict_ms", "500", "there is no limit of time: use max_tokens"),
+    refused_unless(
+        "t_max_predict_ms",
+        &["-1", "0"],
+        "500",
+        "there is no limit of time: use max_tokens",
+    ),
     refused("n_indent", "4", "it is for /infill"),
     refused_unless("n_cmpl", &["1"], "2", "use n"),
-    refused_unless(
-        "reasoning_budget",
-        &["-1"],
-        "100",
-        "a limit for reasoning alone is not supported",
-    ),
+    refused_unless("reasoning_budget", &["-1"], "100", NO_BUDGET),
     harmless("speculative.n_max", "0", "it is about speed, and never changes the answer"),
 ];
 

@@ -10,8 +10,8 @@ Each interface has a table. The server checks every request by it:
 
 - **followed**: the field does what its interface says.
 - **no effect**: the field is accepted, and does not change the answer, for the reason given.
-- **refused**: a request with the field gets status 400, which names it. A value that asks for nothing is fine: `null`, `false`, 0,
-  something empty, or a value named in the table.
+- **refused**: a request with the field gets status 400, which names it. A value that asks for nothing is fine: `null`, something
+  empty, or a value named in the table. So are `false` and 0, unless the table names another flag or number.
 - Any other field gets status 400, too, as from OpenAI and Anthropic. So no answer ignores what a request says.
 
 `null` is the same as no field, 2.0 the same as 2, and words such as roles may have capital letters. The same table makes the schemas of

@@ -19,7 +19,7 @@ const ANOTHER_SAMPLER: &str = "it belongs to a sampler that is off";
 pub(super) static LLAMA_CPP: [Field; 21] = [
     refused_unless("typical_p", &["1"], "0.5", NO_SAMPLER),
     refused_unless("tfs_z", &["1"], "0.5", NO_SAMPLER),
-    refused_unless("top_n_sigma", &["-1"], "2", NO_SAMPLER),
+    refused_unless("top_n_sigma", &["-1", "0"], "2", NO_SAMPLER),
     refused("dynatemp_range", "0.5", NO_SAMPLER),
     harmless("dynatemp_exponent", "1", ANOTHER_SAMPLER),
     refused("dry_multiplier", "0.8", NO_SAMPLER),
@@ -41,13 +41,30 @@ pub(super) static LLAMA_CPP: [Field; 21] = [
 ];
 
 /// Fields of llama.cpp's server that say how it works, not what it answers.
-pub(super) static SLOTS: [Field; 6] = [
-    harmless("cache_prompt", "true", "prompts that begin alike are always shared"),
+pub(super) static SLOTS: [Field; 9] = [
+    harmless("cache_prompt", "true", super::messages::CACHES),
+    harmless("n_cache_reuse", "0", super::messages::CACHES),
+    harmless("backend_sampling", "true", "it is about speed, and never changes the answer"),
+    harmless("sse_ping_interval", "5", "comments in a stream are no part of the answer"),
     harmless("id_slot", "-1", "requests have no fixed slots"),
     harmless("slot_id", "-1", "requests have no fixed slots"),
     harmless("n_keep", "0", "the context is never shifted, so nothing is discarded"),
     harmless("n_discard", "0", "the context is never shifted, so nothing is discarded"),
     harmless("t_max_prompt_ms", "500", "there is no limit of time for a prompt"),
+];
+
+pub(super) const NO_BUDGET: &str = "a limit for reasoning alone is not supported";
+const WHOLE_GRAMMAR: &str = "a grammar holds from the beginning of the answer";
+
+/// Fields of llama.cpp's server that change the answer there.
+pub(super) static LLAMA_OTHERS: [Field; 7] = [
+    refused("verbose", "true", "/apply-template shows the prompt"),
+    refused("grammar_lazy", "true", WHOLE_GRAMMAR),
+    refused("grammar_triggers", r#"[{"type":1,"value":"x"}]"#, WHOLE_GRAMMAR),
+    refused("preserved_tokens", r#"["<x>"]"#, "special tokens are never in the answer's text"),
+    refused_unless("reasoning_budget_tokens", &["-1"], "100", NO_BUDGET),
+    refused_unless("thinking_budget_tokens", &["-1"], "100", NO_BUDGET),
+    refused("reasoning_control", "true", NO_BUDGET),
 ];
 
 /// Which tokens end an answer or may not be in it.
@@ -61,7 +78,7 @@ pub(super) static ENDS: [Field; 7] = [
     honoured("logit_bias", BIASES, r#"{"7":-1}"#),
 ];
 
-/// Biases by token id: an object of OpenAI's form, or llama.cpp's list of pairs. There, `false` forbids a token.
+/// Biases by token id or by text: an object of OpenAI's form, or llama.cpp's list of pairs. There, `false` forbids a token.
 pub(super) const BIASES: Kind = Kind::OneOf(&[
     Kind::Map(&Kind::OneOf(&[Kind::Number, Kind::Flag])),
     Kind::List(&Kind::OneOf(&[

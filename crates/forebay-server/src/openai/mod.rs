@@ -95,6 +95,22 @@ pub async fn completions(
     answer(app, caller, Endpoint::Completions, body).await
 }
 
+/// `POST /v1/chat/completions/input_tokens`: the number of tokens of a chat's prompt, as llama.cpp's server has it.
+pub async fn input_tokens(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+    Received(body): Received,
+) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
+    let count = move || {
+        let wanted = wanted(Endpoint::Chat, &body::json(&body)?)?;
+        let entry = own.models.entry(wanted.model.as_deref())?;
+        Ok(own.models.text(&entry)?.prepare(wanted, None)?.request.prompt.len())
+    };
+    let count = app.prepare(&caller, count).await?;
+    Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": count })))
+}
+
 async fn answer(
     app: Arc<App>,
     caller: Caller,

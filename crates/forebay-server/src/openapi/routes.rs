@@ -134,6 +134,11 @@ fn openai(parts: &mut Parts) {
         .model()
         .answers(&completion);
     parts
+        .route(Post, "/v1/chat/completions/input_tokens", OpenAi, "Count the tokens of a chat")
+        .body(&CHAT)
+        .errors(&[404, 500])
+        .answers(&[(JSON, "input_tokens")]);
+    parts
         .route(Post, "/v1/completions", OpenAi, "Continue a text, or fill the gap before suffix")
         .body(&COMPLETIONS)
         .model()

@@ -193,3 +193,140 @@ fn probabilities_of_prompts_are_those_of_answers() {
     let (_, answer) = server.ask("POST", "/api/generate", "", &body.to_string());
     assert_eq!(answer.matches("\"top_logprobs\"").count(), 3, "{answer}");
 }
+
+/// Returns the items of a list, in all parts of a stream.
+fn items(parts: &[Value], name: &str) -> Vec<Value> {
+    parts.iter().filter_map(|part| part[name].as_array()).flatten().cloned().collect()
+}
+
+#[test]
+fn completions_show_tokens_and_probabilities_as_llama_cpp() {
+    let server = Server::start(&["--ctx", "512"]);
+    let body = json!({ "prompt": "Once upon a time there was", "n_predict": 6, "temperature": 0, "ignore_eos": true });
+    let plain = server.post("/completion", &body);
+    assert_eq!(plain["tokens"], json!([]));
+    assert!(plain.get("completion_probabilities").is_none(), "{plain}");
+    let wanted = extended(body.clone(), &json!({ "n_probs": 3, "return_tokens": true }));
+    let answer = server.post("/completion", &wanted);
+    assert_eq!(answer["content"], plain["content"]);
+    assert_eq!(answer["generation_settings"]["n_probs"], 3);
+    let tokens = answer["tokens"].as_array().unwrap();
+    let entries = answer["completion_probabilities"].as_array().unwrap();
+    assert_eq!((tokens.len(), entries.len()), (6, 6));
+    for (token, entry) in tokens.iter().zip(entries) {
+        let likeliest = entry["top_logprobs"].as_array().unwrap();
+        assert_eq!((&entry["id"], likeliest.len()), (token, 3));
+        // The answer is greedy.
+        for name in ["id", "token", "bytes", "logprob"] {
+            assert_eq!(likeliest[0][name], entry[name], "{entry}");
+        }
+    }
+    let text = server.post("/detokenize", &json!({ "tokens": tokens }));
+    assert_eq!(text["content"], answer["content"]);
+    let parts = server.events("/completion", &extended(wanted, &json!({ "stream": true })));
+    let text: String = parts.iter().filter_map(|part| part["content"].as_str()).collect();
+    assert_eq!(json!(text), answer["content"]);
+    assert_eq!(
+        (&items(&parts, "tokens"), &items(&parts, "completion_probabilities")),
+        (tokens, entries)
+    );
+    // Parts have their token ids without being asked.
+    let parts = server.events("/completion", &extended(body, &json!({ "stream": true })));
+    assert_eq!(&items(&parts, "tokens"), tokens);
+    assert!(parts.iter().all(|part| part.get("completion_probabilities").is_none()));
+}
+
+#[test]
+fn completions_of_llama_cpp_have_several_prompts() {
+    let server = Server::start(&["--ctx", "512"]);
+    let of = |prompt: Value, more: Value| {
+        let body = json!({ "prompt": prompt, "n_predict": 4, "temperature": 0 });
+        server.post("/completion", &extended(body, &more))
+    };
+    let content = |prompt: &str| of(json!(prompt), json!({}))["content"].clone();
+    let (first, second) = (content("Once upon"), content("The old"));
+    assert_eq!(of(json!({ "prompt_string": "Once upon" }), json!({}))["content"], first);
+    let prompts = json!(["Once upon", ids(&server, "The old"), { "prompt_string": "The old" }]);
+    let answers = of(prompts.clone(), json!({ "n_cmpl": 2 }));
+    let answers = answers.as_array().unwrap();
+    assert_eq!(answers.len(), 6);
+    for (index, answer) in answers.iter().enumerate() {
+        let expected = if index < 2 { &first } else { &second };
+        assert_eq!((&answer["index"], &answer["content"]), (&json!(index), expected));
+        let prompt = if index < 2 { "Once upon" } else { "The old" };
+        assert_eq!(answer["prompt"], prompt);
+    }
+    let body = json!({ "prompt": prompts, "n_predict": 4, "temperature": 0, "stream": true });
+    let parts = server.events("/completion", &body);
+    for (index, expected) in [&first, &second, &second].into_iter().enumerate() {
+        let own = parts.iter().filter(|part| part["index"] == index);
+        let text: String = own.filter_map(|part| part["content"].as_str()).collect();
+        assert_eq!(json!(text), *expected);
+    }
+    assert_eq!(parts.iter().filter(|part| part["stop"] == true).count(), 3);
+}
+
+#[test]
+fn completions_of_llama_cpp_say_how_they_ended() {
+    let server = Server::start(&["--ctx", "64"]);
+    let of = |more: Value| {
+        let body =
+            json!({ "prompt": "Once upon a time there was", "temperature": 0, "ignore_eos": true });
+        server.post("/completion", &extended(body, &more))
+    };
+    let number = |answer: &Value, name: &str| answer["timings"][name].as_f64().unwrap();
+    // The first token takes the time of the prompt, so a rate is that of the others.
+    let one = of(json!({ "n_predict": 1 }));
+    assert_eq!((number(&one, "predicted_n"), number(&one, "predicted_per_second")), (1.0, 0.0));
+    assert_eq!(one["truncated"], false);
+    let some = of(json!({ "n_predict": 16 }));
+    let expected = 15e3 / number(&some, "predicted_ms");
+    assert!((number(&some, "predicted_per_second") / expected - 1.0).abs() < 1e-9, "{some}");
+    let all = of(json!({}));
+    assert_eq!((&all["truncated"], &all["stop_type"]), (&json!(true), &json!("limit")));
+    let counted =
+        all["tokens_evaluated"].as_u64().unwrap() + all["tokens_predicted"].as_u64().unwrap();
+    assert!((64..=65).contains(&counted), "{all}");
+    // Tokens that end an answer are forbidden, and a seed that was drawn is told.
+    assert!(!all["generation_settings"]["logit_bias"].as_array().unwrap().is_empty(), "{all}");
+    let drawn = of(json!({ "n_predict": 8, "temperature": 1.5 }));
+    let seed = drawn["generation_settings"]["seed"].clone();
+    let again = of(json!({ "n_predict": 8, "temperature": 1.5, "seed": seed }));
+    assert_eq!(again["content"], drawn["content"]);
+}
+
+#[test]
+fn texts_are_biased_by_their_tokens() {
+    let server = Server::start(&["--ctx", "512"]);
+    let usual = text(&server, &json!({}));
+    let word = format!(" {}", usual.split_whitespace().next().unwrap());
+    let by_ids: Value = ids(&server, &word).into_iter().map(|id| json!([id, -100])).collect();
+    let expected = text(&server, &json!({ "logit_bias": by_ids }));
+    assert_ne!(expected, usual);
+    for bias in [json!({ &word: -100 }), json!([[&word, -100]])] {
+        assert_eq!(text(&server, &json!({ "logit_bias": bias })), expected);
+        let body = json!({ "prompt": "Once upon a time there was", "n_predict": 12, "temperature": 0,
+            "top_k": 0, "top_p": 1, "min_p": 0, "logit_bias": bias });
+        assert_eq!(server.post("/completion", &body)["content"], expected);
+    }
+}
+
+#[test]
+fn tokens_are_counted() {
+    let server = Server::start(&["--ctx", "512"]);
+    let messages = json!([{ "role": "user", "content": "What is the best book?" }]);
+    let count = server.post("/chat/completions/input_tokens", &json!({ "messages": messages }));
+    let body = json!({ "messages": messages, "max_tokens": 1 });
+    let answer = server.post("/v1/chat/completions", &body);
+    let prompt = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(count["input_tokens"], prompt);
+    let counted = || -> u64 {
+        let metrics = server.get("/metrics").1;
+        let line = metrics.lines().find(|line| line.starts_with("forebay_prompt_tokens_total"));
+        line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap()
+    };
+    assert_eq!(counted(), prompt);
+    let answer = server.post("/v1/embeddings", &json!({ "input": ["a fox", "a wolf and a fox"] }));
+    let of_texts = answer["usage"]["prompt_tokens"].as_u64().unwrap();
+    assert_eq!(counted(), prompt + of_texts);
+}

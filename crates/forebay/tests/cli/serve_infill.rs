@@ -94,7 +94,7 @@ fn interfaces_fill_the_same_gap() {
 
     for (body, part) in [
         (json!({ "input_suffix": "" }), "input_prefix"),
-        (json!({ "input_prefix": "", "input_suffix": "", "n_probs": 3 }), "n_probs"),
+        (json!({ "input_prefix": "", "input_suffix": "", "n_probs": 21 }), "n_probs"),
         (json!({ "input_prefix": "word ".repeat(600), "input_suffix": "" }), "context"),
     ] {
         let (status, answer) = server.ask("POST", "/infill", "", &body.to_string());
