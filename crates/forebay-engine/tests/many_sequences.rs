@@ -571,7 +571,7 @@ fn requests_that_cannot_run_are_refused() {
     assert!(submit(vec![1; CONTEXT + 1]).unwrap_err().contains("context"));
     assert!(submit(vec![u32::MAX]).unwrap_err().contains("vocabulary"));
     assert!(submit(vec![1]).is_ok());
-    assert!(submit(vec![1]).unwrap_err().contains("requests wait"));
+    assert!(submit(vec![1]).unwrap_err().contains("the queue is full"));
 }
 
 /// Submits requests of callers, each with a number of tokens to generate, and returns the order in which they begin and end.

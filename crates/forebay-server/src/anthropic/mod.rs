@@ -69,8 +69,10 @@ pub async fn messages(
     let read = move || {
         let (body, wanted) = request(&body)?;
         let entry = own.models.entry(wanted.model.as_deref())?;
-        if body.max_tokens.is_none_or(|most| most < 1) {
-            return Err(ApiError::bad("max_tokens must be at least 1"));
+        match body.max_tokens {
+            None => return Err(ApiError::bad("max_tokens is missing")),
+            Some(most) if most < 1 => return Err(ApiError::bad("max_tokens must be at least 1")),
+            Some(_) => {}
         }
         Ok((entry, wanted))
     };

@@ -81,13 +81,14 @@ fn loaded(app: &App, status: &Status, now: Instant) -> Value {
         Timestamp::now().checked_add(left).ok()
     });
     let memory = status.memory;
+    let entry = app.models.entry(Some(&status.name)).ok();
     json!({
         "name": tagged(&status.name),
         "model": tagged(&status.name),
         "size": status.text.info.file_bytes,
         "size_vram": memory.vram_bytes,
         "size_ram": memory.ram_bytes,
-        "digest": app.models.digest(&status.text.info.path).unwrap_or_default(),
+        "digest": entry.and_then(|entry| app.models.digest(&entry.path)).unwrap_or_default(),
         "details": details(&status.text.info),
         "context_length": status.context,
         "expires_at": until.map_or_else(|| NEVER.to_owned(), |time| time.to_string()),

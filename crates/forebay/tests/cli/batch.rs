@@ -317,7 +317,7 @@ fn a_request_that_cannot_be_run_is_refused_alone() {
     assert_eq!(error(3)["code"], "context_length_exceeded");
     assert_eq!(error(4)["type"], "invalid_request_error");
     assert_eq!(error(5)["param"], "prompt");
-    assert_eq!(error(6)["param"], "messages");
+    assert_eq!(error(6)["param"], "messages[0].role");
     assert_eq!(error(7)["param"], "reasoning_effort");
     assert_eq!(error(9)["type"], "invalid_request_error");
     assert!(error(9)["message"].as_str().unwrap().contains("cannot continue after"));

@@ -312,7 +312,7 @@ fn no_key_takes_the_room_of_others() {
     let full = |server: &Server, key: &str| {
         let (status, answer) = send(server, &whole, key);
         assert!(status == 413 && answer.contains("files_full"), "{status} {answer}");
-        assert!(answer.contains("32768 bytes") && answer.contains("2 keys"), "{answer}");
+        assert!(answer.contains("32.00 KiB") && answer.contains("2 keys"), "{answer}");
     };
     let server = start(&folder, &options);
     let file = json_of(send(&server, &whole, &one));
@@ -410,7 +410,7 @@ fn a_batch_that_is_wrong_fails_in_words() {
         (body("metadata", json!({ "a": 1 })), "metadata"),
         (body("metadata", many), "metadata"),
         (body("output_expires_after", json!({ "anchor": "x", "seconds": 3600 })), "anchor"),
-        (json!({}), "not a request"),
+        (json!({}), "input_file_id is missing"),
     ] {
         let (status, answer) = server.ask("POST", "/v1/batches", "", &body.to_string());
         assert!(status == 400 && answer.contains(why), "{why}: {status} {answer}");

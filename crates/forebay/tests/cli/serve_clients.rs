@@ -88,7 +88,7 @@ fn anthropic_messages_have_tools_and_all_events() {
     let mut body = json!({
         "messages": [question], "tools": tools, "tool_choice": { "type": "any", "disable_parallel_tool_use": true },
         "system": [{ "type": "text", "text": "Be brief.", "cache_control": { "type": "ephemeral" } }],
-        "metadata": { "user_id": "x" }, "service_tier": "auto", "context_management": {}, "an_unknown_field": [1],
+        "metadata": { "user_id": "x" }, "service_tier": "auto", "context_management": {},
         "max_tokens": 200, "temperature": 0,
     });
     let answer = server.post("/v1/messages", &body);

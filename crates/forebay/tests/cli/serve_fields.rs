@@ -21,6 +21,8 @@ struct Case {
     rule: Rule,
     /// True if the field is one of the request itself.
     is_own: bool,
+    /// True if the field is not there, and the request may need it.
+    lacks_it: bool,
 }
 
 fn example(field: &Field) -> Value {
@@ -79,11 +81,13 @@ fn add(
             object.insert(field.name.to_owned(), value);
             wrap(object.into())
         };
-        let case =
-            |value| Case { path, field: field.name, body: with(value), rule: field.rule, is_own };
+        let case = |value| {
+            let (field, rule, body) = (field.name, field.rule, with(value));
+            Case { path, field, body, rule, is_own, lacks_it: false }
+        };
         cases.push(case(example(field)));
         if !matches!(field.rule, Rule::Required) {
-            let nothing = Case { rule: Rule::Honoured, ..case(Value::Null) };
+            let nothing = Case { rule: Rule::Honoured, lacks_it: true, ..case(Value::Null) };
             cases.push(nothing);
         }
         add_kind(&field.kind, path, &with, known, cases);
@@ -133,7 +137,8 @@ fn add_tagged(
             Variant::LeftOut(why) => (Rule::Harmless(why), Map::new()),
             Variant::Refused(why) => (Rule::Refused { off: &[], why }, Map::new()),
         };
-        cases.push(Case { path, field: of.tag, body: tagged(object.into()), rule, is_own: false });
+        let (field, body) = (of.tag, tagged(object.into()));
+        cases.push(Case { path, field, body, rule, is_own: false, lacks_it: false });
     }
 }
 
@@ -156,7 +161,7 @@ fn every_field_is_followed_or_harmless_or_refused_by_name() {
     let server = Server::start(&["--ctx", "512"]);
     let mut wrong = Vec::new();
     let all = cases();
-    for Case { path, field, body, rule, is_own } in &all {
+    for Case { path, field, body, rule, is_own, lacks_it } in &all {
         let (status, answer) = server.ask("POST", path, "", &body.to_string());
         let is_right = match rule {
             Rule::Refused { .. } => status == 400 && answer.contains(field),
@@ -165,6 +170,7 @@ fn every_field_is_followed_or_harmless_or_refused_by_name() {
                 status == 400 && !OF_THE_TABLE[..3].iter().any(|words| answer.contains(words))
                     || answer.contains("suffix")
             }
+            _ if *lacks_it && answer.contains("is missing") => true,
             _ if *is_own && status != 200 => answer.contains("exclude") || answer.contains("needs"),
             _ => {
                 status == 200

@@ -95,11 +95,15 @@ fn two_models_answer_as_each_alone() {
     let messages = json!([{ "role": "user", "content": "x" }]);
     for wrong in ["other", "../qwen3_moe", "/etc/passwd", demo.as_str()] {
         let ask = |path: &str| {
-            let mut body = json!({ "model": wrong, "max_tokens": 1 });
+            let mut body = json!({ "model": wrong });
             match path {
                 "/v1/completions" | "/api/generate" => body["prompt"] = "x".into(),
                 "/v1/responses" => body["input"] = "x".into(),
+                "/v1/messages" => {
+                    (body["messages"], body["max_tokens"]) = (messages.clone(), 1.into());
+                }
                 "/tokenize" => body["content"] = "x".into(),
+                "/api/show" => {}
                 _ => body["messages"] = messages.clone(),
             }
             let (status, answer) = server.ask("POST", path, "", &body.to_string());
