@@ -17,13 +17,11 @@ import hashlib
 import http.server
 import json
 import multiprocessing
-import os
 import pathlib
 import random
 import re
 import resource
 import shutil
-import signal
 import socket
 import statistics
 import subprocess
@@ -31,6 +29,9 @@ import sys
 import tempfile
 import threading
 import time
+
+from attacked import MIB, Server, found, idle, report
+from neighbours import neighbours
 
 parser = argparse.ArgumentParser()
 parser.add_argument("forebay")
@@ -40,94 +41,7 @@ parser.add_argument("--seed", type=int, default=1)
 arguments = parser.parse_args()
 ROOT = pathlib.Path(__file__).parent.parent
 CANARY = "CANARY-5ab1c0de"
-MIB = 1 << 20
-found = []
 resource.setrlimit(resource.RLIMIT_NOFILE, (min(8192, resource.getrlimit(resource.RLIMIT_NOFILE)[1]),) * 2)
-
-
-def report(what):
-    """Notes something that must not happen."""
-    found.append(what)
-    print(f"FOUND  {what}"[:600], flush=True)
-
-
-class Server:
-    def __init__(self, *options, environment=None):
-        self.log = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(
-            [arguments.forebay, "serve", *options, "--device", "cpu", "--ctx", "256", "--parallel", "4", "--port", "0"],
-            stderr=self.log, env={**os.environ, **(environment or {})})
-        started = time.monotonic()
-        while not (line := re.search(r"answers at http://127\.0\.0\.1:(\d+)", self.text())):
-            if self.process.poll() is not None or time.monotonic() - started > 60:
-                raise SystemExit("the server does not start:\n" + self.text())
-            time.sleep(0.05)
-        self.port = int(line[1])
-
-    def text(self):
-        self.log.seek(0)
-        return self.log.read()
-
-    def resident(self):
-        return int(pathlib.Path(f"/proc/{self.process.pid}/statm").read_text().split()[1]) * resource.getpagesize()
-
-    def descriptors(self):
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
-
-    def connect(self, timeout=30):
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return connection
-
-    def raw(self, data, timeout=3):
-        """Sends bytes, and returns all that is answered until the connection is closed or silent, and if it was silent."""
-        with self.connect(timeout) as connection:
-            answer = b""
-            try:
-                connection.sendall(data)
-            except OSError:
-                pass  # The server may refuse before it has read everything.
-            try:
-                while part := connection.recv(65536):
-                    answer += part
-            except TimeoutError:
-                return answer, True
-            except ConnectionResetError:
-                pass
-            return answer, False
-
-    def ask(self, method, path, body=b"", headers=(), timeout=120):
-        body = body if isinstance(body, bytes) else json.dumps(body).encode()
-        lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", "Connection: close", *headers, "", ""]
-        with self.connect(timeout) as connection:
-            connection.sendall("\r\n".join(lines).encode() + body)
-            answer = b""
-            while part := connection.recv(65536):
-                answer += part
-        head, _, rest = answer.partition(b"\r\n\r\n")
-        if b"transfer-encoding: chunked" in head.lower():
-            rest = unchunked(rest)
-        return int(head.split()[1]), rest
-
-    def stop(self):
-        """Ends the server, and returns its exit status."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            return self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            return None
-
-
-def unchunked(data):
-    body = b""
-    while data:
-        size, _, rest = data.partition(b"\r\n")
-        length = int(size, 16)
-        if length == 0:
-            break
-        body, data = body + rest[:length], rest[length + 2:]
-    return body
 
 
 def watch(port, pipe):
@@ -191,18 +105,6 @@ def settle(server, descriptors, resident, seconds=60):
     until = time.monotonic() + seconds
     while time.monotonic() < until and (server.descriptors() > descriptors or server.resident() > resident):
         time.sleep(0.2)
-
-
-def idle(server, headers=()):
-    """Waits until no request runs or waits."""
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        slots = json.loads(server.ask("GET", "/slots", headers=headers)[1])
-        if (slots["running"], slots["waiting"]) == (0, 0):
-            return True
-        time.sleep(0.05)
-    report(f"requests still run: {slots['running']} and {slots['waiting']}")
-    return False
 
 
 MESSAGES = [{"role": "user", "content": "A fox"}, {"role": "assistant", "content": "x", "tool_calls": [
@@ -709,7 +611,7 @@ def kill_in_pull(folder, environment):
     if arguments.only and "kill" not in arguments.only:
         return
     print("kill ...", flush=True)
-    server = Server("--models", str(folder), environment=environment)
+    server = Server(arguments.forebay, "--models", str(folder), environment=environment)
     with server.connect() as connection:
         data = json.dumps({"model": "o/slow"}).encode()
         connection.sendall(b"POST /api/pull HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(data) + data)
@@ -718,7 +620,7 @@ def kill_in_pull(folder, environment):
             text = connection.recv(65536)
         server.process.kill()
         server.process.wait()
-    server = Server("--models", str(folder), environment=environment)
+    server = Server(arguments.forebay, "--models", str(folder), environment=environment)
     names = lambda: [model["name"] for model in json.loads(server.ask("GET", "/api/tags")[1])["models"]]
     if any(name.startswith("o/slow") for name in names()):
         report("kill: a model that is not complete is listed")
@@ -732,143 +634,6 @@ def kill_in_pull(folder, environment):
     if stay := [path for path in folder.rglob("*.partial*") if path.parent.name == "slow"]:
         report(f"kill: files stay: {stay}")
     server.stop()
-
-
-class Attacker:
-    """Attacks with one key from several threads until it is told to stop. Dropped connections end its requests."""
-
-    def __init__(self, server, key, once, threads):
-        self.server, self.key, self.once, self.stops = server, key, once, threading.Event()
-        self.statuses, self.open = {}, []
-        self.threads = [threading.Thread(target=self.run, daemon=True) for _ in range(threads)]
-        for thread in self.threads:
-            thread.start()
-
-    def run(self):
-        while not self.stops.is_set():
-            try:
-                status = self.once(self)
-            except OSError as error:
-                status = type(error).__name__
-            self.statuses[status] = self.statuses.get(status, 0) + 1
-            self.stops.wait(0.01)
-
-    def ask(self, method, path, body=b"", headers=()):
-        return self.server.ask(method, path, body, [f"X-Api-Key: {self.key}", *headers], 60)[0]
-
-    def begin(self, path, body, length=None):
-        """Sends a request whose answer is not read, and keeps the connection."""
-        data = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection = self.server.connect(60)
-        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nX-Api-Key: {self.key}\r\nContent-Length: {length or len(data)}\r\n\r\n"
-        connection.sendall(head.encode() + data)
-        self.keep(connection)
-        return "kept"
-
-    def keep(self, connection, most=400):
-        self.open.append(connection)
-        while len(self.open) > most:
-            self.open.pop(0).close()
-
-    def end(self):
-        self.stops.set()
-        for thread in self.threads:
-            thread.join(90)
-        for connection in self.open:
-            connection.close()
-        return ", ".join(f"{count} x {status}" for status, count in sorted(self.statuses.items(), key=str))
-
-
-def form(content):
-    part = lambda name, more, data: f'--B\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n'.encode() + data + b"\r\n"
-    return part("purpose", "", b"batch") + part("file", '; filename="f"', content) + b"--B--\r\n"
-
-
-FORM = "Content-Type: multipart/form-data; boundary=B"
-LINE = json.dumps({"custom_id": "x", "method": "POST", "url": "/v1/completions",
-                   "body": {"model": "demo", "prompt": "Once", "max_tokens": 200, "ignore_eos": True}}).encode() + b"\n"
-
-
-def neighbours(demo, place):
-    """Attacks with one key, and measures the requests of another one, in turn with times at rest."""
-    if arguments.only and "neighbours" not in arguments.only:
-        return
-    (place / "two-keys").write_text("attacker-0123456789\nneighbour-0123456789\n")
-    server = Server(str(demo), "--name", "demo", "--api-key-file", str(place / "two-keys"), "--files", str(place / "files"),
-                    "--files-size", "64MiB", "--queue", "256")
-    attacker, neighbour = "attacker-0123456789", ["X-Api-Key: neighbour-0123456789"]
-    plain = {"model": "demo", "prompt": "Once upon a time", "max_tokens": 8, "temperature": 0}
-    expected = json.loads(server.ask("POST", "/v1/completions", plain, neighbour)[1])["choices"][0]["text"]
-    status, file = server.ask("POST", "/v1/files", form(LINE), [*neighbour, FORM])
-    if status != 200:
-        raise SystemExit(f"the file is refused: {file}")
-    file = json.loads(file)["id"]
-
-    def health():
-        return server.ask("GET", "/health")[0] == 200
-
-    def models():
-        return server.ask("GET", "/v1/models", headers=neighbour)[0] == 200
-
-    def answer():
-        status, body = server.ask("POST", "/v1/completions", plain, neighbour)
-        return status == 200 and json.loads(body)["choices"][0]["text"] == expected
-
-    def data():
-        return server.ask("GET", f"/v1/files/{file}/content", headers=neighbour) == (200, LINE)
-
-    def measure(rounds=40):
-        times = {ask: [] for ask in (health, models, answer, data)}
-        for _ in range(rounds):
-            for ask, own in times.items():
-                began = time.perf_counter()
-                if not ask():
-                    report(f"neighbours: {ask.__name__} is wrong")
-                own.append(time.perf_counter() - began)
-        return {ask.__name__: statistics.median(own) for ask, own in times.items()}
-
-    def batches(own):
-        status, made = server.ask("POST", "/v1/files", form(LINE * 200), [f"X-Api-Key: {attacker}", FORM])
-        if status == 200:
-            own.file = json.loads(made)["id"]
-        body = {"input_file_id": own.file, "endpoint": "/v1/completions", "completion_window": "24h"}
-        return own.ask("POST", "/v1/batches", body)
-
-    def silent(own):
-        own.keep(server.connect(60), 1500)
-        return "kept"
-
-    long = {**plain, "max_tokens": 200, "ignore_eos": True, "stream": True}
-    attacks = [
-        ("files", 4, lambda own: own.ask("POST", "/v1/files", form(b"x" * MIB), [FORM])),
-        ("batches", 2, batches),
-        ("grammars", 8, lambda own: own.ask("POST", "/v1/completions", {**plain, "guided_regex": "(ab)?" * 12000})),
-        ("schemas", 8, lambda own: own.ask("POST", "/v1/completions", {**plain, "guided_json": {"enum": list(range(30000))}})),
-        ("queue", 8, lambda own: own.ask("POST", "/v1/completions", {**long, "stream": False})),
-        ("long prompts", 8, lambda own: own.ask("POST", "/v1/completions", {**plain, "prompt": [9] * 240})),
-        ("answers that nobody reads", 4, lambda own: own.begin("/v1/completions", long)),
-        ("bodies that do not end", 4, lambda own: own.begin("/v1/completions", b"{" * MIB, 30 * MIB)),
-        ("silent connections", 8, silent),
-        ("lists", 8, lambda own: own.ask("GET", "/v1/models")),
-    ]
-    table = []
-    for name, threads, once in attacks:
-        print(f"neighbours: {name} ...", flush=True)
-        rest = measure()
-        own = Attacker(server, attacker, once, threads)
-        time.sleep(3)
-        under = measure()
-        note = own.end()
-        table.append((name, rest, under, note))
-        idle(server, neighbour)
-    if "panicked" in server.text() or server.stop() != 0:
-        report("the server of the neighbours: " + server.text()[-600:])
-    kinds = list(table[0][1])
-    print("\n| attack |" + "".join(f" {kind}: rest, ms | attacked, ms | ratio |" for kind in kinds) + " attacker's answers |")
-    print("| --- |" + " --- |" * (3 * len(kinds) + 1))
-    for name, rest, under, note in table:
-        cells = "".join(f" {1e3 * rest[kind]:.1f} | {1e3 * under[kind]:.1f} | {under[kind] / rest[kind]:.1f} |" for kind in kinds)
-        print(f"| {name} |{cells} {note} |")
 
 
 def main():
@@ -890,7 +655,7 @@ def main():
     threading.Thread(target=hub.serve_forever, daemon=True).start()
     environment = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HOME": str(place), "HF_TOKEN": "t"}
     try:
-        server = Server("--models", str(folder), "--keep-alive", "-1", environment=environment)
+        server = Server(arguments.forebay, "--models", str(folder), "--keep-alive", "-1", environment=environment)
         for model in ("demo", "random", "caller"):
             for path, body in BODIES.items():
                 server.ask("POST", path, {**body, "model": model})
@@ -910,8 +675,9 @@ def main():
         if (status := server.stop()) != 0:
             report(f"the server ends with status {status}")
         kill_in_pull(folder, environment)
-        neighbours(demo, place)
-        server = Server(str(demo), "--name", "demo", "--api-key-file", str(place / "keys"))
+        if not arguments.only or "neighbours" in arguments.only:
+            neighbours(arguments.forebay, demo, place)
+        server = Server(arguments.forebay, str(demo), "--name", "demo", "--api-key-file", str(place / "keys"))
         attack("keys", server, lambda: keys(server, key))
         attack("smuggle", server, lambda: smuggle(server, key))
         if "panicked" in server.text() or server.stop() != 0:

@@ -1,5 +1,6 @@
 #!/usr/bin/env node
-// Runs the npm packages `openai`, `@anthropic-ai/sdk` and `ollama` against a running `forebay serve`: streams, tools, schemas, errors.
+// Runs the npm packages `openai`, `@anthropic-ai/sdk`, `ollama` and `ai` (with `@ai-sdk/openai-compatible`, `@ai-sdk/openai` and
+// `@ai-sdk/anthropic`) against a running `forebay serve`: streams, tools, schemas, errors.
 //
 //     NODE_PATH=FOLDER/node_modules bench/server-clients.mjs [ADDRESS]
 //
@@ -13,6 +14,10 @@ const require = createRequire(process.env.NODE_PATH ? `${process.env.NODE_PATH}/
 const OpenAI = require("openai").default;
 const Anthropic = require("@anthropic-ai/sdk").default;
 const { Ollama } = require("ollama");
+const { APICallError, embedMany, generateObject, generateText, jsonSchema, stepCountIs, streamText, tool } = require("ai");
+const { createOpenAICompatible } = require("@ai-sdk/openai-compatible");
+const { createOpenAI } = require("@ai-sdk/openai");
+const { createAnthropic } = require("@ai-sdk/anthropic");
 
 const address = process.argv[2] ?? "http://127.0.0.1:8080";
 const client = new OpenAI({ baseURL: `${address}/v1`, apiKey: "none", maxRetries: 0 });
@@ -160,8 +165,88 @@ async function checkOllama(model, hasTools) {
   });
 }
 
+// The package `ai`, once for each of its providers that speak to this server.
+async function checkAi(model) {
+  globalThis.AI_SDK_LOG_WARNINGS = false;
+  const apiKey = "none";
+  const baseURL = `${address}/v1`;
+  // The provider of OpenAI sends no effort to models whose names it does not know.
+  const withoutReasoning = (url, { body, ...init }) => {
+    const more = url.endsWith("/responses") ? { reasoning: { effort: "none" } } : { reasoning_effort: "none" };
+    return fetch(url, { ...init, body: JSON.stringify({ ...JSON.parse(body), ...more }) });
+  };
+  const compatible = createOpenAICompatible({ name: "forebay", apiKey, baseURL, includeUsage: true, supportsStructuredOutputs: true });
+  const openai = createOpenAI({ apiKey, baseURL, fetch: withoutReasoning });
+  const anthropic = createAnthropic({ apiKey, baseURL });
+  const kinds = {
+    compatible: compatible.chatModel,
+    "openai, chat": openai.chat,
+    "openai, responses": openai.responses,
+    anthropic,
+  };
+  const answer = await client.chat.completions.create({ model, messages, max_tokens: 8, temperature: 0, reasoning_effort: "none" });
+  const expected = answer.choices[0].message.content ?? "";
+  for (const [kind, make] of Object.entries(kinds)) {
+    const run = (what, work) => check("ai", model, `${kind}: ${what}`, work);
+    const providerOptions = {
+      forebay: { reasoningEffort: "none", parallel_tool_calls: false },
+      openai: { parallelToolCalls: false },
+      anthropic: { disableParallelToolUse: true },
+    };
+    const few = { model: make(model), messages, maxOutputTokens: 8, temperature: 0, maxRetries: 0, providerOptions };
+    const more = { ...few, maxOutputTokens: 200 };
+    await run("text", async () => {
+      const { text, usage } = await generateText(few);
+      return text === expected && usage.outputTokens === answer.usage.completion_tokens;
+    });
+    await run("streamed", async () => {
+      const { fullStream, usage } = streamText(few);
+      let text = "";
+      for await (const part of fullStream) {
+        if (part.type === "error") throw part.error;
+        if (part.type === "text-delta") text += part.text;
+      }
+      return text === expected && (await usage).outputTokens === answer.usage.completion_tokens;
+    });
+    await run("schema", async () => legs((await generateObject({ ...more, schema: jsonSchema(schema) })).object));
+    const execute = ({ legs }) => `an animal of ${legs} legs`;
+    const look = { description: "Looks", inputSchema: jsonSchema(schema) };
+    await run("tools, and their results", async () => {
+      const tools = { look: tool({ ...look, execute }) };
+      const { steps } = await generateText({ ...more, tools, toolChoice: "required", stopWhen: stepCountIs(2) });
+      const results = steps.flatMap((step) => step.toolResults);
+      if (results.length !== 2 || !(steps[1].usage.inputTokens > steps[0].usage.inputTokens)) return steps.map((step) => step.usage);
+      return results.every(({ input, output }) => legs(input) && output === execute(input));
+    });
+    await run("tools, streamed", async () => {
+      const { fullStream } = streamText({ ...more, tools: { look: tool(look) }, toolChoice: "required" });
+      let pieces = "";
+      const calls = [];
+      for await (const part of fullStream) {
+        if (part.type === "error") throw part.error;
+        if (part.type === "tool-input-start") pieces = "";
+        if (part.type === "tool-input-delta") pieces += part.delta;
+        if (part.type === "tool-call") calls.push([part.toolName, part.input, JSON.parse(pieces)]);
+      }
+      return calls.length > 0 && calls.every(([name, input, read]) => name === "look" && legs(input) && input.legs === read.legs);
+    });
+    await run("error: unknown model", () =>
+      refused(() => generateText({ ...few, model: make("none") }), (e) => APICallError.isInstance(e) && e.statusCode === 404));
+    await run("error: too long", () =>
+      refused(() => generateText({ ...few, messages: tooLong }), (e) => APICallError.isInstance(e) && e.statusCode === 400));
+  }
+  for (const [kind, make] of Object.entries({ compatible: compatible.embeddingModel, openai: createOpenAI({ apiKey, baseURL }).embedding })) {
+    await check("ai", model, `${kind}: embeddings`, async () => {
+      const values = ["A fox", "A dog and a cat"];
+      const { embeddings } = await embedMany({ model: make(model), values, maxRetries: 0 });
+      const { data } = await client.embeddings.create({ model, input: values });
+      return data.every(({ embedding }, at) => embedding.every((value, i) => Math.abs(value - embeddings[at][i]) < 1e-6));
+    });
+  }
+}
+
 const models = (await client.models.list()).data.map((found) => found.id);
-const clients = { openai: checkOpenai, anthropic: checkAnthropic, ollama: checkOllama };
+const clients = { openai: checkOpenai, anthropic: checkAnthropic, ollama: checkOllama, ai: checkAi };
 for (const work of Object.values(clients)) {
   for (const model of models) await work(model, (await local.show({ model })).capabilities.includes("tools"));
 }

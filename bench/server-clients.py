@@ -29,6 +29,8 @@ import openai
 from langchain_core.exceptions import ContextOverflowError
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
+from client_checks import MESSAGES, SCHEMA, check, finish, legs, refused
+
 parser = argparse.ArgumentParser()
 parser.add_argument("address", nargs="?", default="http://127.0.0.1:8080")
 parser.add_argument("--key", default="none")
@@ -37,10 +39,7 @@ arguments = parser.parse_args()
 ADDRESS, KEY, V1 = arguments.address, arguments.key, arguments.address + "/v1"
 litellm.suppress_debug_info = True
 
-MESSAGES = [{"role": "user", "content": "Once upon a time there was"}]
 TOO_LONG = [{"role": "user", "content": "word " * 20000}]
-SCHEMA = {"type": "object", "properties": {"legs": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["legs"],
-          "additionalProperties": False}
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Looks at an animal", "parameters": SCHEMA}}]
 CALLED = [*MESSAGES,
           {"role": "assistant", "content": None,
@@ -49,38 +48,6 @@ CALLED = [*MESSAGES,
 LONG = {"type": "object", "properties": {"content": {"type": "string", "minLength": 80, "maxLength": 90}}, "required": ["content"]}
 BEGUN = [*MESSAGES, {"role": "assistant", "content": "The colour is"}]
 FORM = {"type": "json_schema", "json_schema": {"name": "fox", "schema": SCHEMA, "strict": True}}
-results = {}
-
-
-def check(client, model, name, work):
-    """Runs one check. It fails if `work` raises an error or returns something other than a text, a number or true."""
-    try:
-        shown = work()
-        fine = shown is True or isinstance(shown, (str, int, float, list)) and shown not in (False, "", [])
-    except Exception as error:
-        shown, fine = f"{type(error).__name__}: {str(error)[:300]}", False
-    passed, failures = results.setdefault((client, model), [0, []])
-    results[client, model][0] = passed + fine
-    if not fine:
-        failures.append(name)
-        print(f"FAIL  {client}, {model}: {name}: {shown!r}")
-
-
-def refused(error, work, is_right):
-    """Returns true if the work ends with this kind of error, of which `is_right` says that it is the right one."""
-    try:
-        answer = work()
-    except error as found:
-        if is_right(found):
-            return True
-        raise AssertionError(f"another error: {found}") from found
-    raise AssertionError(f"no error, but {str(answer)[:200]}")
-
-
-def legs(text):
-    """Returns true if a text, or what was read from one, has the form of the schema."""
-    value = json.loads(text) if isinstance(text, str) else text
-    return list(value) == ["legs"] and type(value["legs"]) is int and 0 <= value["legs"] <= 9
 
 
 def check_openai(model, _tools):
@@ -131,6 +98,8 @@ def check_openai(model, _tools):
             "type": "json_schema", "name": "fox", "schema": SCHEMA, "strict": True}}, reasoning={"effort": "none"}).output_text),
         "error: unknown model": lambda: refused(openai.NotFoundError, lambda: chat(model="none"), lambda e: e.code == "model_not_found"),
         "error: wrong value": lambda: refused(openai.BadRequestError, lambda: chat(temperature=9), lambda e: e.param == "temperature"),
+        "error: unknown field": lambda: refused(
+            openai.BadRequestError, lambda: chat(extra_body={"new_field": 1}), lambda e: e.param == "new_field"),
         "error: too long": lambda: refused(
             openai.BadRequestError, lambda: chat(messages=TOO_LONG), lambda e: e.code == "context_length_exceeded"),
         "error: too long, streamed": lambda: refused(
@@ -234,12 +203,14 @@ def check_anthropic(model, _tools):
         "message": lambda: message(system="Be short.", stop_sequences=["q"]).usage.output_tokens,
         "message, streamed": streamed,
         "count": lambda: client.messages.count_tokens(model=model, messages=MESSAGES).input_tokens,
-        "replayed blocks": lambda: message(messages=replayed, tools=own, extra_body={"new_field": 1}).stop_reason,
+        "replayed blocks": lambda: message(messages=replayed, tools=own).stop_reason,
         "schema": lambda: legs(text(message(max_tokens=200, output_config={"format": {"type": "json_schema", "schema": SCHEMA}}))),
         "error: unknown model": lambda: refused(
             anthropic.NotFoundError, lambda: message(model="none"), lambda e: e.body["error"]["type"] == "not_found_error"),
         "error: wrong value": lambda: refused(
             anthropic.BadRequestError, lambda: message(extra_body={"temperature": 9}), lambda e: "temperature" in str(e)),
+        "error: unknown field": lambda: refused(
+            anthropic.BadRequestError, lambda: message(extra_body={"new_field": 1}), lambda e: "new_field" in str(e)),
         "error: too long": lambda: refused(
             anthropic.BadRequestError, lambda: message(messages=TOO_LONG), lambda e: e.body["error"]["type"] == "invalid_request_error"),
     }.items():
@@ -325,6 +296,24 @@ def check_litellm(model, tools):
         check("litellm", model, f"{provider}: unknown model", lambda: refused(
             (litellm.NotFoundError, litellm.APIConnectionError), lambda: ask(provider, model="none"), lambda e: "is not here" in str(e)))
     check("litellm", model, "schema", lambda: legs(ask("openai", max_tokens=200, response_format=FORM).choices[0].message.content))
+
+    def embedded(provider):
+        texts = ["A fox", "A dog and a cat"]
+        expected = [found.embedding for found in openai.OpenAI(base_url=V1, api_key=KEY).embeddings.create(model=model, input=texts).data]
+        answer = litellm.embedding(f"{provider}/{model}", input=texts, api_base=providers.get(provider, ADDRESS), api_key=KEY)
+        found = [one["embedding"] for one in answer.data]
+        # All texts are the same to the caller.
+        assert len(found) == 2 and (expected[0] != expected[1] or model == "caller"), found
+        return all(abs(a - b) < 1e-6 for one, other in zip(found, expected, strict=True) for a, b in zip(one, other, strict=True))
+
+    def completed():
+        asked = {"prompt": "Once upon", "max_tokens": 6, "temperature": 0}
+        expected = openai.OpenAI(base_url=V1, api_key=KEY).completions.create(model=model, **asked).choices[0].text
+        return litellm.text_completion(model=f"text-completion-openai/{model}", api_base=V1, api_key=KEY, **asked).choices[0].text == expected
+
+    check("litellm", model, "openai: embeddings", lambda: embedded("openai"))
+    check("litellm", model, "ollama: embeddings", lambda: embedded("ollama"))
+    check("litellm", model, "openai: completion", completed)
     check("litellm", model, "wrong value", lambda: refused(
         litellm.BadRequestError, lambda: ask("openai", temperature=9), lambda e: "temperature" in str(e)))
     if tools:
@@ -411,14 +400,6 @@ checks = {"openai": check_openai, "anthropic": check_anthropic, "ollama": check_
 for of_client in checks.values():
     for name in names:
         of_client(name, has_tools[name])
-print("\n" + "client".ljust(18) + "".join(name.ljust(26) for name in names))
-for name in checks:
-    cells = [f"{results[name, model][0]} passed, {len(results[name, model][1])} failed" for model in names]
-    print(name.ljust(18) + "".join(cell.ljust(26) for cell in cells))
-for what, expected in {"streamed": "caller", "tools": "caller"}.items():
-    if expected not in names:
-        print(f"NOT CHECKED: {what} of ollama and llm with calls: there is no model {expected}")
-        break
-failed = sum(len(failures) for _, failures in results.values())
-print(f"{failed} checks failed" if failed else "all checks passed")
-sys.exit(bool(failed))
+if "caller" not in names:
+    print("NOT CHECKED: tools of ollama and llm: there is no model caller")
+finish(checks, names)

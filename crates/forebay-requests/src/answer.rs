@@ -27,6 +27,8 @@ pub struct Choice {
     pub tokens: Vec<Token>,
     /// The tokens of the prompt with their probabilities, if they were asked for.
     pub prompt: Vec<Token>,
+    /// The token by which the model ended the answer, if its probability was asked for. It is no part of the answer.
+    pub end_token: Option<Token>,
     pub about: About,
 }
 
@@ -114,7 +116,9 @@ fn completion(index: usize, choice: &Choice) -> Value {
     let echo = choice.about.echo.as_deref().unwrap_or_default();
     let echoed = choice.about.echo.is_some() && !choice.about.reports_prompt;
     let prompt = choice.prompt.iter().filter(|_| echoed);
-    let tokens: Vec<Token> = prompt.chain(&choice.tokens).cloned().collect();
+    // Evaluation programs take the last token for a generated one, and those before it for the prompt.
+    let end = choice.end_token.iter().filter(|_| echoed);
+    let tokens: Vec<Token> = prompt.chain(&choice.tokens).chain(end).cloned().collect();
     json!({
         "index": index,
         "text": format!("{echo}{}", choice.message.content),

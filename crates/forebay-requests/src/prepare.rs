@@ -323,11 +323,16 @@ impl Preparation<'_> {
         let calls_wanted = Calls { tools: calls, name, several: parallel_calls && name.is_none() };
         match (&rules, &must_call) {
             (None, None) => Ok(None),
-            (Some(_), Some(_)) => Err(Refusal::of(
+            (Some(Rules::Regex(_) | Rules::Lark(_) | Rules::Gbnf(_)), Some(_)) => Err(Refusal::of(
                 "tool_choice",
-                "a call that is required leaves no room for response_format",
+                "a call that is required leaves no room for a text by a grammar",
             )),
-            (None, Some(_)) => {
+            (rules, Some(_)) => {
+                // JSON is a form of the answer's text, and the clients that send both expect a call without any.
+                if rules.is_some() {
+                    let why = "response_format: a call is required, so no text has this form";
+                    remarks.push(why.to_owned());
+                }
                 let preamble = match continued {
                     Some(text) => format.preamble_of_continued(prompt, text),
                     None => format.preamble_of_calls(prompt),

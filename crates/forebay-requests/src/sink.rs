@@ -169,12 +169,14 @@ impl<F: FnMut(Update) -> bool> Answer<F> {
                 let token = Token::of(&token, &self.tokenizer);
                 (Update::Token { choice, id, pieces, token }, stopped)
             }
-            Event::Finished { end, statistics, prompt, .. } => {
+            Event::Finished { end, statistics, prompt, end_token, .. } => {
                 let Some(stream) = self.stream.take() else { return ControlFlow::Break(()) };
                 let (message, stop) = stream.finish(&mut add);
                 let prompt = Token::of_prompt(&self.ids, &prompt, &self.tokenizer);
                 let (about, tokens) = (self.about.clone(), Vec::new());
-                let answer = Choice { message, end, stop, statistics, tokens, prompt, about };
+                let end_token = end_token.and_then(|token| Token::of(&token, &self.tokenizer));
+                let answer =
+                    Choice { message, end, stop, statistics, tokens, prompt, end_token, about };
                 (Update::Done { choice, pieces, answer: Box::new(answer) }, true)
             }
         };

@@ -9,6 +9,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use forebay_requests::fields::{DETOKENIZE, TOKENIZE};
 use forebay_requests::{Endpoint, Text, wanted};
+use forebay_text::Tokenizer;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -28,9 +29,6 @@ pub async fn props(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<V
         let loaded = own.models.loaded();
         let status = loaded.iter().find(|status| status.name == entry.name);
         let tokenizer = &text.tokenizer;
-        let token = |id: Option<u32>| {
-            id.map(|id| String::from_utf8_lossy(&tokenizer.token_bytes(id, true)).into_owned())
-        };
         Ok(json!({
             "default_generation_settings": {
                 "n_ctx": status.map_or(text.info.context_trained, |status| status.context),
@@ -41,10 +39,34 @@ pub async fn props(State(app): State<Arc<App>>, caller: Caller) -> Result<Json<V
             "model_path": entry.name,
             "modalities": { "vision": false, "audio": false },
             "chat_template": text.template.source(),
-            "bos_token": token(tokenizer.bos_id()).unwrap_or_default(),
-            "eos_token": token(tokenizer.eos_id()).unwrap_or_default(),
+            "bos_token": token_text(tokenizer, tokenizer.bos_id()).unwrap_or_default(),
+            "eos_token": token_text(tokenizer, tokenizer.eos_id()).unwrap_or_default(),
             "build_info": concat!("forebay ", env!("CARGO_PKG_VERSION")),
             "is_sleeping": status.is_none(),
+        }))
+    };
+    Ok(Json(app.prepare(&caller, describe).await?))
+}
+
+/// Returns the text of a special token.
+fn token_text(tokenizer: &Tokenizer, id: Option<u32>) -> Option<String> {
+    id.map(|id| String::from_utf8_lossy(&tokenizer.token_bytes(id, true)).into_owned())
+}
+
+/// `GET /tokenizer_info`: special tokens and chat template of the model for requests that name none, as vLLM's server names them.
+/// lm-evaluation-harness asks for them, and then counts tokens by `/tokenize`.
+pub async fn tokenizer_info(
+    State(app): State<Arc<App>>,
+    caller: Caller,
+) -> Result<Json<Value>, Failure> {
+    let own = app.clone();
+    let describe = move || {
+        let text = text(&own, None)?;
+        let tokenizer = &text.tokenizer;
+        Ok(json!({
+            "bos_token": token_text(tokenizer, tokenizer.bos_id()),
+            "eos_token": token_text(tokenizer, tokenizer.eos_id()),
+            "chat_template": text.template.source(),
         }))
     };
     Ok(Json(app.prepare(&caller, describe).await?))
@@ -167,7 +189,9 @@ pub async fn detokenize(
         }
         Ok(tokenizer.decode(&tokens, true))
     };
-    Ok(Json(json!({ "content": app.prepare(&caller, decode).await? })))
+    let content = app.prepare(&caller, decode).await?;
+    // llama.cpp's server and vLLM's have different names for the text.
+    Ok(Json(json!({ "content": content, "prompt": content })))
 }
 
 /// `POST /apply-template`: the prompt of a conversation.

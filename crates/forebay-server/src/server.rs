@@ -311,6 +311,7 @@ pub fn routes() -> Routes {
         .route("/metrics", get(operations::metrics))
         .route("/slots", get(operations::slots))
         .route("/tokenize", post(operations::tokenize))
+        .route("/tokenizer_info", get(operations::tokenizer_info))
         .route("/detokenize", post(operations::detokenize))
         .route("/apply-template", post(operations::apply_template))
         .route("/v1/models", get(openai::models))

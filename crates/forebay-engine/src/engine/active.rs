@@ -46,6 +46,8 @@ pub struct Active {
     pub root: BlockHash,
     /// Why the request ends after this pass.
     pub end: Option<RequestEnd>,
+    /// The token by which the model ended the answer.
+    end_token: Option<GeneratedToken>,
     sampler: Sampler,
     sink: Sink,
     logprobs: Option<usize>,
@@ -115,6 +117,7 @@ impl Active {
             sequence,
             root,
             end: no_tokens.then_some(RequestEnd::MaxTokens),
+            end_token: None,
             sampler,
             sink,
             logprobs,
@@ -412,7 +415,7 @@ impl Active {
     /// as far as a context of so many positions has room.
     pub fn take(&mut self, token: GeneratedToken, ends: bool, context: usize) {
         if ends {
-            self.end = Some(RequestEnd::End);
+            (self.end, self.end_token) = (Some(RequestEnd::End), Some(token));
             return;
         }
         let first = &mut self.statistics.first_token_seconds;
@@ -471,7 +474,9 @@ impl Active {
         let embedding = embedding.map(|pooled| pooled.embedding());
         let statistics = self.statistics;
         let prompt = self.scores.map_or_else(Vec::new, PromptScores::into_tokens);
-        let _ = (self.sink)(Event::Finished { end, text, embedding, prompt, statistics });
+        let end_token = self.end_token;
+        let finished = Event::Finished { end, text, embedding, prompt, end_token, statistics };
+        let _ = (self.sink)(finished);
     }
 }
 

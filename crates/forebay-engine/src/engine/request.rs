@@ -70,6 +70,8 @@ pub enum Event {
         embedding: Option<Vec<f32>>,
         /// The tokens of the prompt from the second one on, as far as it was read, if the request asked for their probabilities.
         prompt: Vec<PromptToken>,
+        /// The token by which the model ended the answer. It is no part of the answer.
+        end_token: Option<GeneratedToken>,
         statistics: RequestStatistics,
     },
 }

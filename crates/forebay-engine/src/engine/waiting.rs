@@ -114,9 +114,14 @@ impl Engine {
                     total_seconds: submitted.elapsed().as_secs_f64(),
                     ..RequestStatistics::default()
                 };
-                let text = String::new();
-                let prompt = Vec::new();
-                let _ = sink(Event::Finished { end, text, embedding: None, prompt, statistics });
+                let _ = sink(Event::Finished {
+                    end,
+                    text: String::new(),
+                    embedding: None,
+                    prompt: Vec::new(),
+                    end_token: None,
+                    statistics,
+                });
             }
             State::Suspended { active, saved } => {
                 saved.into_iter().for_each(|saved| self.session.runner.forget(saved));

@@ -98,7 +98,11 @@ fn llama_cpp(parts: &mut Parts) {
         .route(Post, "/detokenize", LlamaCpp, "Text of token ids")
         .body(&DETOKENIZE)
         .errors(&[404, 500])
-        .answers(&[(JSON, "content")]);
+        .answers(&[(JSON, "content, and prompt, which is the same")]);
+    parts
+        .route(Get, "/tokenizer_info", LlamaCpp, "Special tokens for requests that name no model")
+        .errors(&[400, 404, 500])
+        .answers(&[(JSON, "bos_token, eos_token and chat_template")]);
     parts
         .route(Post, "/apply-template", LlamaCpp, "Prompt of a conversation")
         .body(&APPLY_TEMPLATE)

@@ -245,6 +245,16 @@ fn odd_parts_of_schemas_are_named_and_do_not_refuse_the_request() {
     assert!(warning.starts_with("tool odd: the schema is not enforced"), "{warning}");
     let none = ask("/v1/chat/completions", &json!({ "messages": messages, "max_tokens": 2 }));
     assert_eq!(none.0, "");
+    // The form of a text does not hold for a call.
+    let mut body = json!({ "messages": messages, "max_tokens": 200, "tools": [tools[0]], "tool_choice": "required",
+        "parallel_tool_calls": false, "response_format": format });
+    let (warning, answer) = ask("/v1/chat/completions", &body);
+    assert!(warning.starts_with("response_format: a call is required"), "{warning}");
+    assert!(answer.contains("\"name\":\"good\""), "{answer}");
+    body["response_format"] = Value::Null;
+    body["guided_regex"] = "a".into();
+    let (status, answer) = server.ask("POST", "/v1/chat/completions", "", &body.to_string());
+    assert!(status == 400 && answer.contains("required"), "{status} {answer}");
 }
 
 #[test]

@@ -330,3 +330,21 @@ fn tokens_are_counted() {
     let of_texts = answer["usage"]["prompt_tokens"].as_u64().unwrap();
     assert_eq!(counted(), prompt + of_texts);
 }
+
+/// Evaluation programs ask for one token after a prompt, and take all tokens but the last one for those of the prompt.
+#[test]
+fn an_end_after_an_echoed_prompt_has_its_probability() {
+    let server = Server::start(&[]);
+    let end = "<|endoftext|>";
+    let id = ids(&server, end)[0].to_string();
+    let body = json!({ "prompt": "A fox", "max_tokens": 1, "echo": true, "logprobs": 1, "temperature": 0, "logit_bias": { id: 100 } });
+    let choice = server.post("/v1/completions", &body)["choices"][0].clone();
+    assert_eq!(choice["text"], "A fox");
+    assert_eq!(choice["finish_reason"], "stop");
+    let logprobs = &choice["logprobs"];
+    let tokens = logprobs["tokens"].as_array().unwrap();
+    assert_eq!(tokens.len(), ids(&server, "A fox").len() + 1, "{choice}");
+    assert_eq!(tokens.last().unwrap(), end);
+    let last = logprobs["token_logprobs"].as_array().unwrap().last().unwrap();
+    assert!(last.as_f64().is_some_and(|logprob| logprob < 0.0), "{choice}");
+}

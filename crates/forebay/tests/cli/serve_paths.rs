@@ -60,6 +60,20 @@ fn paths_have_their_usual_other_names() {
     );
 }
 
+/// lm-evaluation-harness counts tokens in this way if no tokenizer is given.
+#[test]
+fn evaluation_programs_can_use_the_tokenizer() {
+    let server = Server::start(&[]);
+    let info: Value = serde_json::from_str(&server.get("/tokenizer_info").1).unwrap();
+    let end = &info["eos_token"];
+    let ids = server.post("/tokenize", &json!({ "prompt": end, "add_special_tokens": false }));
+    assert_eq!(ids["count"], 1, "{info} {ids}");
+    let back = server.post("/detokenize", &json!({ "tokens": ids["tokens"] }));
+    assert_eq!((&back["prompt"], &back["content"]), (end, end));
+    let props: Value = serde_json::from_str(&server.get("/props").1).unwrap();
+    assert_eq!(info["chat_template"], props["chat_template"]);
+}
+
 #[test]
 fn large_bodies_get_an_answer() {
     let server = Server::start(&["--max-body", "100KiB"]);
