@@ -7,7 +7,8 @@ use super::architecture::{
     Rope, Values,
 };
 use super::deepseek4::{gating_of_gguf, of_gguf};
-use super::families::{self, Family, Indexers};
+use super::families;
+use super::family::{Family, Indexers};
 use super::gguf_experts::has_experts;
 use super::gguf_keys::Keys;
 use super::gguf_layers::{layers, refuse_variants};
@@ -29,7 +30,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     let counted = metadata.u64(&format!("{name}.expert_count")).is_some_and(|count| count > 0);
     let family = families::from_gguf(name, counted || has_experts(catalog))
         .ok_or_else(|| families::unknown_gguf(name))?;
-    if family.unrotated.is_some() {
+    if family.rotation.unrotated.is_some() {
         // GGUF files of this family do not give the length of chunks.
         return Err(ModelError::FolderOnly { name: name.into() });
     }
@@ -37,7 +38,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     refuse_variants(&keys, family)?;
     let hidden = keys.count("embedding_length")?;
     let mut layers = layers(catalog, &keys, family)?;
-    let (attentions, ropes) = match family.compressed {
+    let (attentions, ropes) = match family.attention.compressed {
         true => {
             let scaling = scaling(&keys, family, catalog)?;
             of_gguf(&keys, &layers, scaling)?.describe(&mut layers)
@@ -45,7 +46,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         false => attention_and_ropes(catalog, &keys, family, &mut layers)?,
     };
     let logit_softcap = keys.optional_float("final_logit_softcapping")?;
-    let logit_softcap = logit_softcap.or(family.caps.map(|[_, logits]| logits));
+    let logit_softcap = logit_softcap.or(family.ends.logit_softcap);
     let architecture = Architecture {
         family: family.name,
         name: metadata.str("general.name").map(str::to_owned),
@@ -53,10 +54,10 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         vocabulary: vocabulary(catalog, family)?,
         context_trained: keys.count("context_length")?,
         norm_epsilon: norm_epsilon(&keys)?,
-        norms: family.norms,
+        norms: family.layers.norms,
         streams: streams::of_gguf(&keys, family)?,
         embedding_scale: family.embedding_scale(hidden),
-        layer_scales: family.layer_scales,
+        layer_scales: family.layers.scales,
         ngrams: None,
         layer_embeddings: keys
             .optional_count("embedding_length_per_layer_input")?
@@ -68,8 +69,8 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         temperature: None,
         attentions,
         ropes,
-        recurrent: family.recurrent.map(|rule| recurrent(&keys, family, rule)).transpose()?,
-        gating: gating_of_gguf(&keys, family.gating)?,
+        recurrent: family.recurrence.rule.map(|rule| recurrent(&keys, family, rule)).transpose()?,
+        gating: gating_of_gguf(&keys, family.feed_forward.gating)?,
         layers,
         mtp: None,
         tied_embeddings: catalog.tensor("output.weight").is_none(),
@@ -98,7 +99,7 @@ fn attention_and_ropes(
     let first = layers.iter().position(attends).unwrap_or(0);
     let heads_norm = catalog.tensor(&format!("blk.{first}.attn_q_norm.weight")).is_some();
     // GLM-4.5-Air has no such norms, but GLM-4.5 does.
-    let qk_norm = if heads_norm { family.qk_norm } else { QkNorm::None };
+    let qk_norm = if heads_norm { family.attention.qk_norm } else { QkNorm::None };
     let attentions: Vec<Attention> =
         attentions.into_iter().map(|attention| Attention { qk_norm, ..attention }).collect();
     let ropes = used(ropes(keys, family, layers, &attentions, catalog)?, layers);
@@ -160,28 +161,28 @@ fn attention(
         kv_heads,
         head_dim,
         value_dim: length("attention.value_length")?.unwrap_or(head_dim),
-        scale: keys.said_float("attention.scale")?.or(family.attention_scale).unwrap_or_else(
+        scale: keys.said_float("attention.scale")?.or(family.attention.scale).unwrap_or_else(
             || {
                 // The Gemma models with 27 billion parameters, recognised by their layer count, scale this way.
                 let per_head = [("gemma2", 46), ("gemma3", 62)].contains(&(family.name, layers));
                 1.0 / (if per_head { usual() } else { head_dim } as f32).sqrt()
             },
         ),
-        softcap: softcap.or(family.caps.map(|[scores, _]| scores)).filter(|cap| *cap != 0.0),
-        sinks: family.sinks,
-        output_gate: family.output_gate,
+        softcap: softcap.or(family.attention.softcap).filter(|cap| *cap != 0.0),
+        sinks: family.attention.sinks,
+        output_gate: family.attention.output_gate,
         bias: bias(catalog, family, layer),
-        qk_norm: family.qk_norm,
+        qk_norm: family.attention.qk_norm,
         values: Values {
-            of_keys: family.keys_as_values && has_keys && !has_values,
-            normed: family.normed_values,
+            of_keys: family.attention.keys_as_values && has_keys && !has_values,
+            normed: family.attention.normed_values,
             scale: keys.said_float("attention.value_scale")?.unwrap_or(1.0),
         },
         latent: None,
         indexer: None,
         shared: None,
     };
-    match family.latent {
+    match family.attention.latent {
         false => Ok(grouped),
         true => latent(catalog, keys, family, layer, heads),
     }
@@ -244,7 +245,7 @@ fn bias(catalog: &Catalog, family: &Family, first: usize) -> AttentionBias {
     let has = |name: &str| catalog.tensor(&format!("blk.{first}.{name}")).is_some();
     if has("attn_output.bias") {
         AttentionBias::All
-    } else if family.qkv_bias || has("attn_q.bias") {
+    } else if family.attention.qkv_bias || has("attn_q.bias") {
         AttentionBias::Qkv
     } else {
         AttentionBias::None
@@ -253,7 +254,7 @@ fn bias(catalog: &Catalog, family: &Family, first: usize) -> AttentionBias {
 
 /// Returns the indexer of a family that has them.
 fn indexer(keys: &Keys<'_>, family: &Family) -> Result<Option<IndexerShape>, ModelError> {
-    let Some(Indexers::Keys(layout)) = family.indexer else { return Ok(None) };
+    let Some(Indexers::Keys(layout)) = family.attention.indexer else { return Ok(None) };
     let of_layers = keys.by_layer("attention.indexer.types");
     let types = keys.get("attention.indexer.types");
     let all = match types.and_then(|types| types.as_array()) {

@@ -4,7 +4,7 @@ use forebay_compute::Gating;
 use forebay_format::{Array, Catalog, Value};
 
 use super::architecture::{FeedForward, Layer, Mixer};
-use super::families::{Family, Windows};
+use super::family::{Family, Windows};
 use super::gguf_experts::{experts, router};
 use super::gguf_keys::Keys;
 use super::gguf_recurrent::recurrent_layers;
@@ -44,19 +44,19 @@ pub(super) fn layers(
     if (0..count).all(|index| router(catalog, index).is_none()) {
         keys.note(&OF_EXPERTS);
     }
-    if family.one_block {
+    if family.layers.one_block {
         return one_block_layers(catalog, keys, family, count);
     }
     let windows = windows(keys, family, count)?;
     let with_keys =
         count - keys.optional_count("attention.shared_kv_layers")?.unwrap_or(0).min(count);
-    let recurrent = match family.recurrent {
+    let recurrent = match family.recurrence.rule {
         Some(_) => recurrent_layers(keys, count)?,
         None => vec![false; count],
     };
     (0..count)
         .map(|index| {
-            let feed_forward = if family.experts && router(catalog, index).is_some() {
+            let feed_forward = if family.feed_forward.experts && router(catalog, index).is_some() {
                 FeedForward::Experts(experts(catalog, keys, family, index)?)
             } else {
                 let width = keys.count_of_layer("feed_forward_length", index)?;
@@ -66,7 +66,7 @@ pub(super) fn layers(
             let window = windows[index];
             let keys_of = keys_of(&windows, with_keys, index)?;
             let mixer = if recurrent[index] { Mixer::Recurrent } else { Mixer::Attention };
-            let rope = family.rope_of(window, family.rotates);
+            let rope = family.rope_of(window, family.rotation.rotates);
             Ok(Layer { mixer, window, chunked: false, attention: 0, keys_of, rope, feed_forward })
         })
         .collect()
@@ -78,10 +78,10 @@ fn windows(
     family: &Family,
     count: usize,
 ) -> Result<Vec<Option<usize>>, ModelError> {
-    let said = keys.optional_count(WINDOW)?.or(family.window);
+    let said = keys.optional_count(WINDOW)?.or(family.attention.window);
     let window = said.filter(|window| *window > 0);
     let slides = pattern(keys, count)?;
-    if let (Windows::NotInGguf, Some(window)) = (family.windows, window) {
+    if let (Windows::NotInGguf, Some(window)) = (family.attention.windows, window) {
         if window < keys.count("context_length")? {
             let expected = "forebay knows windows of this family from Hugging Face folders only";
             return Err(keys.wrong(WINDOW, window, expected));
@@ -90,7 +90,7 @@ fn windows(
     }
     let slides = |index: usize| match &slides {
         Some(flags) => flags[index],
-        None => family.windows.slides(index),
+        None => family.attention.windows.slides(index),
     };
     Ok((0..count).map(|index| window.filter(|_| slides(index))).collect())
 }
@@ -145,7 +145,7 @@ fn one_block_layers(
             let (mixer, feed_forward) = match (heads[index], widths[index]) {
                 (0, 0) => (Mixer::Recurrent, FeedForward::None),
                 (_, 0) => (Mixer::Attention, FeedForward::None),
-                (0, _) if routed && family.experts => {
+                (0, _) if routed && family.feed_forward.experts => {
                     (Mixer::None, FeedForward::Experts(experts(catalog, keys, family, index)?))
                 }
                 (0, width) => {
@@ -161,7 +161,7 @@ fn one_block_layers(
                     });
                 }
             };
-            let rope = family.rope_of(None, family.rotates);
+            let rope = family.rope_of(None, family.rotation.rotates);
             Ok(Layer::one_block(mixer, feed_forward, rope))
         })
         .collect()
@@ -181,7 +181,7 @@ pub(super) fn refuse_variants(keys: &Keys<'_>, family: &Family) -> Result<(), Mo
             return Err(keys.wrong(key, !known, &format!("forebay knows {known}")));
         }
     }
-    let known: &[&str] = match family.gating {
+    let known: &[&str] = match family.feed_forward.gating {
         Gating::GeluTanh => &["gelu", "gelu_pytorch_tanh", "gelu_new"],
         Gating::SquaredRelu => &["relu2", "relu_sqr"],
         Gating::Silu | Gating::Clamped { .. } | Gating::ClampedSilu { .. } => {

@@ -2,7 +2,7 @@
 
 use forebay_format::Array;
 
-use super::families::Family;
+use super::family::Family;
 use super::gguf_keys::Keys;
 use super::recurrent::{Recurrent, StateRule};
 use crate::ModelError;
@@ -66,7 +66,7 @@ pub(super) fn recurrent(
                 value_heads,
                 key_dim: keys.count("ssm.state_size")?,
                 value_dim,
-                head_order: family.gguf_heads,
+                head_order: family.recurrence.gguf_heads,
                 low_rank: 0,
                 norm_width,
                 sigmoid_gate: false,

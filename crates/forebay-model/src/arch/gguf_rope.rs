@@ -6,7 +6,7 @@ use forebay_compute::RopeScaling;
 use forebay_format::Catalog;
 
 use super::architecture::{Attention, LONG_FACTORS, Layer, Mixer, Rope, RopeFactors};
-use super::families::{Family, WindowTheta};
+use super::family::{Family, WindowTheta};
 use super::gguf_keys::Keys;
 use crate::ModelError;
 
@@ -32,7 +32,7 @@ pub(super) fn ropes(
     attentions: &[Attention],
     catalog: &Catalog,
 ) -> Result<Vec<Rope>, ModelError> {
-    if !family.rotates {
+    if !family.rotation.rotates {
         keys.note(&ALL);
         return Ok(Vec::new());
     }
@@ -52,9 +52,9 @@ pub(super) fn ropes(
     let theta = base(keys, ["rope.freq_base", "rope.global.freq_base"])?.unwrap_or(10_000.0);
     let of_windows = base(keys, ["rope.freq_base_swa", "rope.local.freq_base"])?;
     let dim_of_windows = keys.optional_count("rope.dimension_count_swa")?;
-    let layout = family.gguf_rope;
+    let layout = family.rotation.gguf;
     let rope = Rope { theta, rotary_dim, from: 0, layout, scaling, factors: None };
-    let usual = match family.window_theta {
+    let usual = match family.rotation.of_windows {
         None => {
             let is_same = of_windows.is_none_or(|of| of == theta)
                 && dim_of_windows.is_none_or(|dim| dim == rotary_dim);
@@ -186,13 +186,13 @@ fn yarn(
         (None, None) => None,
         // There, the scale of attention or the family has the magnitude.
         (multiplier, Some(changed))
-            if multiplier.is_some() || family.latent || family.compressed =>
+            if multiplier.is_some() || family.attention.latent || family.attention.compressed =>
         {
             let expected = "forebay knows 1 for this attention";
             return Err(keys.wrong("rope.scaling.attn_factor", changed, expected));
         }
         (_, Some(changed)) => Some(usual * f64::from(changed)),
-        (Some(_), None) if !family.latent => {
+        (Some(_), None) if !family.attention.latent => {
             let expected = "forebay knows it for latent attention only";
             return Err(keys.wrong("rope.scaling.yarn_log_multiplier", "set", expected));
         }

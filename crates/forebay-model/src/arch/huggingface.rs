@@ -7,7 +7,8 @@ use serde_json::Value;
 use super::architecture::{Architecture, FeedForward, Layer, LayerEmbeddings, Mixer, Naming};
 use super::config::Config;
 use super::deepseek4::of_config;
-use super::families::{self, Family};
+use super::families;
+use super::family::Family;
 use super::feed_forward_width::feed_forward_width;
 use super::head::is_tied;
 use super::huggingface_attention::{attention, window};
@@ -74,7 +75,7 @@ fn of_language_model(
     let gating = gating(config, family)?;
     let naming = naming(catalog, family);
     let hidden = config.count("hidden_size")?;
-    let (attentions, ropes, layers) = match family.compressed {
+    let (attentions, ropes, layers) = match family.attention.compressed {
         true => {
             let mut layers = layers(catalog, config, family, naming, 1)?;
             let (attentions, ropes) = of_config(config, &layers)?.describe(&mut layers);
@@ -94,8 +95,7 @@ fn of_language_model(
     let residual_scale = factor("residual_multiplier")?;
     let epsilons =
         ["rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "layer_norm_eps"];
-    let logit_softcap =
-        config.float_or("final_logit_softcapping", family.caps.map(|[_, logits]| logits))?;
+    let logit_softcap = config.float_or("final_logit_softcapping", family.ends.logit_softcap)?;
     Ok(Architecture {
         family: family.name,
         name: config.text("_name_or_path")?.map(str::to_owned),
@@ -103,13 +103,13 @@ fn of_language_model(
         vocabulary: config.count("vocab_size")?,
         context_trained: config.first_count(&["max_position_embeddings", "model_max_length"])?,
         norm_epsilon: config.first_float(&epsilons)?.map_or(1e-6, |epsilon| epsilon as f32),
-        norms: family.norms,
+        norms: family.layers.norms,
         streams: streams::of_huggingface(config, family)?,
         embedding_scale: family.embedding_scale(hidden) * factor("embedding_multiplier")?
             / residual_scale,
         residual_scale,
         logit_scale: 1.0 / factor("logits_scaling")?,
-        layer_scales: family.layer_scales,
+        layer_scales: family.layers.scales,
         layer_embeddings: config
             .optional_count("hidden_size_per_layer_input")?
             .filter(|width| *width > 0)
@@ -118,11 +118,15 @@ fn of_language_model(
         logit_softcap,
         attentions,
         ropes,
-        temperature: match family.unrotated {
+        temperature: match family.rotation.unrotated {
             Some(of) => of.temperature(config)?,
             None => None,
         },
-        recurrent: family.recurrent.map(|rule| recurrent(config, family, rule)).transpose()?,
+        recurrent: family
+            .recurrence
+            .rule
+            .map(|rule| recurrent(config, family, rule))
+            .transpose()?,
         gating,
         layers,
         mtp: None,
@@ -135,7 +139,7 @@ fn of_language_model(
 fn expect_quantization(config: &Value, family: &Family) -> Result<(), ModelError> {
     let quantization = Quantization::of_config(config)?;
     match quantization.map(|how| how.method == Method::Mxfp4) {
-        Some(is_mxfp4) if is_mxfp4 != family.expert_bias => Err(ModelError::BadValue {
+        Some(is_mxfp4) if is_mxfp4 != family.feed_forward.bias => Err(ModelError::BadValue {
             key: "quantization_config.quant_method".into(),
             value: config["quantization_config"]["quant_method"].to_string(),
             expected: "forebay reads mxfp4 for gpt-oss, and other forms for other families; convert the model to GGUF"
@@ -152,7 +156,7 @@ fn layers(
     naming: Naming,
     shapes: usize,
 ) -> Result<Vec<Layer>, ModelError> {
-    let blocks = if family.one_block { Some(one_blocks(config)?) } else { None };
+    let blocks = if family.layers.one_block { Some(one_blocks(config)?) } else { None };
     let count = match &blocks {
         Some(blocks) => blocks.len(),
         None => config.count("num_hidden_layers")?,
@@ -174,13 +178,14 @@ fn layers(
             if let Some(blocks) = &blocks {
                 return one_block_layer(catalog, config, family, naming, (index, blocks[index]));
             }
-            let all = family.compressed;
-            let feed_forward = if family.experts && (all || is_sparse(config, index)?) {
+            let all = family.attention.compressed;
+            let feed_forward = if family.feed_forward.experts && (all || is_sparse(config, index)?)
+            {
                 let by_token = is_by_token(config, index)?;
                 let of = experts(catalog, config, family, naming, index)?;
                 FeedForward::Experts(of.chosen_by_token(by_token))
             } else {
-                let keys = match family.shared_mlp {
+                let keys = match family.feed_forward.shared_mlp {
                     true => &[SHARED_MLP][..],
                     false => {
                         &["intermediate_size_mlp", "dense_intermediate_size", "intermediate_size"]
@@ -192,7 +197,7 @@ fn layers(
             };
             let window = windows[index];
             let keys_of = keys_of(&windows, with_keys, index)?;
-            let mixer = match family.recurrent.is_some() && is_recurrent(config, index)? {
+            let mixer = match family.recurrence.rule.is_some() && is_recurrent(config, index)? {
                 true => Mixer::Recurrent,
                 false => Mixer::Attention,
             };
@@ -200,7 +205,7 @@ fn layers(
             let attention = usize::from(shapes > 1 && window.is_some());
             let layer =
                 Layer { mixer, window, chunked: false, attention, keys_of, rope, feed_forward };
-            let Some(unrotated) = family.unrotated else { return Ok(layer) };
+            let Some(unrotated) = family.rotation.unrotated else { return Ok(layer) };
             let seen = unrotated.layer(config, index)?;
             let rope = layer.rope.filter(|_| seen.rotates);
             Ok(Layer { window: seen.chunk, chunked: seen.chunk.is_some(), rope, ..layer })
@@ -220,7 +225,7 @@ fn index_layers(
     for (index, layer) in layers.iter().enumerate() {
         indexed.push(layer.mixer != Mixer::Attention || is_indexed(config, family, index)?);
     }
-    let in_all = indexed.iter().all(|indexed| *indexed) || family.indexer.is_none();
+    let in_all = indexed.iter().all(|indexed| *indexed) || family.attention.indexer.is_none();
     for (layer, indexed) in layers.iter_mut().zip(indexed) {
         let moved = !in_all && indexed && layer.mixer == Mixer::Attention;
         layer.attention += if moved { shapes } else { 0 };

@@ -5,7 +5,7 @@ use forebay_format::Catalog;
 
 use super::architecture::{Attention, AttentionBias, Latent, Naming, QkNorm, Rope, Values};
 use super::config::{Config, short};
-use super::families::{Family, Windows};
+use super::family::{Family, Windows};
 use super::huggingface_rotation::{WINDOWED, note_no_rotation, rotates, rotation, rotations};
 use super::names::Names;
 use super::rope_parameters::Parameters;
@@ -19,7 +19,7 @@ pub(super) fn attention(
     family: &'static Family,
     naming: Naming,
 ) -> Result<(Vec<Attention>, Vec<Rope>), ModelError> {
-    if family.latent {
+    if family.attention.latent {
         return latent(config, family);
     }
     let (hidden, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
@@ -27,25 +27,25 @@ pub(super) fn attention(
         Some(dim) => dim,
         None => hidden.checked_div(heads).unwrap_or(0),
     };
-    let sinks = |key: &str| Ok::<_, ModelError>(config.flag(key)?.unwrap_or(family.sinks));
+    let sinks =
+        |key: &str| Ok::<_, ModelError>(config.flag(key)?.unwrap_or(family.attention.sinks));
     let usual = Attention {
         heads,
         kv_heads: config.optional_count("num_key_value_heads")?.unwrap_or(heads).max(1),
         head_dim,
         value_dim: config.optional_count("v_head_dim")?.unwrap_or(head_dim),
         scale: scale(config, family, head_dim)?,
-        softcap: config
-            .float_or("attn_logit_softcapping", family.caps.map(|[scores, _]| scores))?,
+        softcap: config.float_or("attn_logit_softcapping", family.attention.softcap)?,
         sinks: sinks("add_full_attention_sink_bias")?,
-        output_gate: family.output_gate,
+        output_gate: family.attention.output_gate,
         bias: bias(catalog, config, family, naming)?,
         qk_norm: match config.flag("use_qk_norm")? {
             Some(false) => QkNorm::None,
-            _ => family.qk_norm,
+            _ => family.attention.qk_norm,
         },
         values: Values {
             of_keys: false,
-            normed: family.normed_values,
+            normed: family.attention.normed_values,
             scale: config.float("attention_value_scale")?.map_or(1.0, |scale| scale as f32),
         },
         latent: None,
@@ -67,7 +67,7 @@ pub(super) fn attention(
         sinks: sinks("add_swa_attention_sink_bias")?,
         ..usual.clone()
     };
-    let full = match family.keys_as_values {
+    let full = match family.attention.keys_as_values {
         false => usual,
         true => with_keys_as_values(config, family, usual)?,
     };
@@ -149,7 +149,7 @@ fn with_keys_as_values(
 fn scale(config: &Config<'_>, family: &Family, head_dim: usize) -> Result<f32, ModelError> {
     let said = config.float("attention_multiplier")?.map(|scale| scale as f32);
     let scalar = config.float("query_pre_attn_scalar")?.unwrap_or(head_dim as f64);
-    Ok(said.or(family.attention_scale).unwrap_or(1.0 / (scalar as f32).sqrt()))
+    Ok(said.or(family.attention.scale).unwrap_or(1.0 / (scalar as f32).sqrt()))
 }
 
 /// Returns which projections have biases.
@@ -161,8 +161,8 @@ fn bias(
 ) -> Result<AttentionBias, ModelError> {
     let has = |role: &str| catalog.tensor(&Names::new(naming, family).layer(0, role));
     let qkv_bias = match config.flag("qkv_bias")? {
-        Some(said) if family.qkv_bias => said,
-        _ => family.qkv_bias,
+        Some(said) if family.attention.qkv_bias => said,
+        _ => family.attention.qkv_bias,
     };
     Ok(match (qkv_bias, config.is_set("attention_bias")?) {
         (_, true) if has("o_bias").is_some() => AttentionBias::All,
@@ -211,9 +211,9 @@ pub(super) fn window(
     config.note(&WINDOW_KEYS);
     let window = match WINDOWS.iter().find(|key| config.get(key).is_some()) {
         Some(key) => config.optional_count(key)?,
-        None => family.window,
+        None => family.attention.window,
     };
-    let kind = if family.unrotated.is_some() || family.one_block {
+    let kind = if family.rotation.unrotated.is_some() || family.layers.one_block {
         None
     } else {
         config.text_of_layer("layer_types", index)?
@@ -249,19 +249,21 @@ const WINDOW_KEYS: [&str; 6] = [
 fn slides(config: &Config<'_>, family: &Family, index: usize) -> Result<bool, ModelError> {
     let period =
         config.optional_first_count(&["sliding_window_pattern", "_sliding_window_pattern"])?;
-    Ok(match (family.windows, period) {
+    Ok(match (family.attention.windows, period) {
         (Windows::ButEvery(_), Some(period)) if period > 0 => !(index + 1).is_multiple_of(period),
         (Windows::AsSaid, _) => {
             let first = config.optional_count("max_window_layers")?.unwrap_or(0);
             config.is_set("use_sliding_window")? && index >= first
         }
-        _ => family.windows.slides(index),
+        _ => family.attention.windows.slides(index),
     })
 }
 
 /// Refuses kinds of layers that no part of the reader knows. Those of families with other attention have checks of their own.
 fn expect_kind(kind: Option<&str>, family: &Family, index: usize) -> Result<(), ModelError> {
-    let is_other = family.recurrent.is_some() || family.indexer.is_some() || family.compressed;
+    let is_other = family.recurrence.rule.is_some()
+        || family.attention.indexer.is_some()
+        || family.attention.compressed;
     match kind {
         None | Some("full_attention" | "sliding_attention" | "attention") => Ok(()),
         Some(_) if is_other => Ok(()),

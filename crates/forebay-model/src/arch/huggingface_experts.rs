@@ -6,7 +6,7 @@ use forebay_format::Catalog;
 
 use super::architecture::{Experts, Naming, groups};
 use super::config::Config;
-use super::families::Family;
+use super::family::Family;
 use super::huggingface_variants::{SHARED_MLP, has_number};
 use super::names::Names;
 use crate::ModelError;
@@ -86,7 +86,7 @@ pub(super) fn experts(
     // Only the third DeepSeek generation and later models select this way, and not all of them say so.
     let third = ["deepseek_v3", "kimi_k2", "glm4_moe_lite"];
     let is_third = config.text("model_type")?.is_some_and(|of| third.contains(&of));
-    let corrected = family.corrected.or(is_third.then_some(Scoring::Sigmoid));
+    let corrected = family.feed_forward.corrected.or(is_third.then_some(Scoring::Sigmoid));
     let mut denied = false;
     for key in [
         "use_routing_bias",
@@ -123,18 +123,18 @@ pub(super) fn experts(
         ])?,
         width,
         scoring: scoring(config, family, corrected)?,
-        renormalise: norm.unwrap_or(family.renormalise || is_third),
+        renormalise: norm.unwrap_or(family.feed_forward.renormalise || is_third),
         scale: config.float("routed_scaling_factor")?.map_or(1.0, |scale| scale as f32),
         correction_bias,
         by_token: false,
         groups: groups(n_groups, groups_kept, correction_bias),
-        bias: family.expert_bias,
+        bias: family.feed_forward.bias,
         shared_width: shared_width(config, family, width)?,
-        shared_gate: family.shared_gate,
-        scaled_input: family.scaled_input,
-        transposed: family.transposed_experts,
-        own_norms: family.beside_dense,
-        expert_scales: family.beside_dense,
+        shared_gate: family.feed_forward.shared_gate,
+        scaled_input: family.feed_forward.scaled_input,
+        transposed: family.files.transposed_experts,
+        own_norms: family.feed_forward.beside_dense,
+        expert_scales: family.feed_forward.beside_dense,
     })
 }
 
@@ -149,7 +149,7 @@ fn scoring(
         Some("softmax") => Ok(Scoring::Softmax),
         Some("sigmoid") => Ok(Scoring::Sigmoid),
         Some("sqrtsoftplus") => Ok(Scoring::SqrtSoftplus),
-        None => Ok(corrected.unwrap_or(family.scoring)),
+        None => Ok(corrected.unwrap_or(family.feed_forward.scoring)),
         Some(other) => Err(ModelError::BadValue {
             key: "scoring_func".into(),
             value: other.into(),
@@ -167,16 +167,20 @@ fn shared_width(config: &Config<'_>, family: &Family, width: usize) -> Result<us
     config.note(&[SHARED_MLP, "intermediate_size"]);
     let of_one_block = config.optional_count("moe_shared_expert_intermediate_size")?;
     match config.optional_count("shared_expert_intermediate_size")? {
-        Some(shared) if family.shared_gate => Ok(shared),
-        _ if family.beside_dense => config.count("intermediate_size"),
-        _ if family.shared_mlp => config.count(SHARED_MLP),
-        _ if family.one_block => {
+        Some(shared) if family.feed_forward.shared_gate => Ok(shared),
+        _ if family.feed_forward.beside_dense => config.count("intermediate_size"),
+        _ if family.feed_forward.shared_mlp => config.count(SHARED_MLP),
+        _ if family.layers.one_block => {
             of_one_block.ok_or_else(|| config.missing("moe_shared_expert_intermediate_size"))
         }
         _ => {
-            let count = if mixed == Some(false) { 0 } else { count.unwrap_or(family.shared) };
+            let count =
+                if mixed == Some(false) { 0 } else { count.unwrap_or(family.feed_forward.shared) };
             let own = config.optional_first_count(&[SHARED_MLP, "intermediate_size"])?;
-            Ok(own.filter(|_| family.shared > 0).unwrap_or(width).saturating_mul(count))
+            Ok(own
+                .filter(|_| family.feed_forward.shared > 0)
+                .unwrap_or(width)
+                .saturating_mul(count))
         }
     }
 }

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::config::{Config, short};
-use super::families::Family;
+use super::family::Family;
 use super::huggingface_variants::has_number;
 use super::recurrent::{HeadOrder, Recurrent, StateRule};
 use crate::ModelError;
@@ -250,7 +250,7 @@ fn decay_bound(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> 
             expected: "it must be a number".into(),
         }),
         None if said.is_some() && !is_safe => Ok(0.0),
-        None => Ok(family.decay_bound),
+        None => Ok(family.recurrence.decay_bound),
     }
 }
 

@@ -7,7 +7,7 @@ mod compressed;
 mod config;
 mod deepseek4;
 mod families;
-mod family_names;
+mod family;
 mod feed_forward_width;
 mod gguf;
 mod gguf_experts;
@@ -46,7 +46,8 @@ pub use architecture::{
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use families::by_name;
-pub use families::{Family, known_families};
+pub use families::known_families;
+pub use family::Family;
 pub(crate) use indexer::INDEXER_NORM_EPSILON;
 pub use layers::KvGroup;
 pub use mtp_shape::{MTP_ROWS_MOST, Mtp};

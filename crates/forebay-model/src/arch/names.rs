@@ -3,7 +3,7 @@
 use forebay_format::Catalog;
 
 use super::architecture::Naming;
-use super::families::Family;
+use super::family::{Family, OwnNames};
 use super::mtp_shape::MtpNames;
 
 /// Role, name after `blk.N.` in GGUF, and name after `model.layers.N.` in Hugging Face's scheme, common to the
@@ -129,10 +129,7 @@ const LAYER: &[(&str, &str, &str)] = &[
 ];
 
 /// Returns the GGUF and Hugging Face names with a role, if the list has it.
-fn with_role(
-    names: &'static [(&'static str, &'static str, &'static str)],
-    role: &str,
-) -> Option<(&'static str, &'static str)> {
+fn with_role(names: OwnNames, role: &str) -> Option<(&'static str, &'static str)> {
     names.iter().find(|(of, _, _)| *of == role).map(|(_, gguf, hf)| (*gguf, *hf))
 }
 
@@ -173,7 +170,7 @@ impl Names {
     /// Returns the offset that must be added to the file's norm weights.
     pub fn norm_offset(&self) -> f32 {
         match self.naming {
-            Naming::HuggingFace { .. } if self.family.norms_less_one => 1.0,
+            Naming::HuggingFace { .. } if self.family.files.norms_less_one => 1.0,
             _ => 0.0,
         }
     }
@@ -183,8 +180,7 @@ impl Names {
     }
 
     pub fn head(&self) -> String {
-        let own = with_role(self.family.names, "head");
-        let (gguf, hf) = own.unwrap_or(("output.weight", "lm_head.weight"));
+        let (gguf, hf) = self.or_usual("head", ("output.weight", "lm_head.weight"));
         self.pick(gguf, hf)
     }
 
@@ -206,9 +202,16 @@ impl Names {
         self.pick(gguf, hf)
     }
 
+    /// Returns the family's names with a role. An empty one stands for the usual one.
+    fn or_usual<'a>(&self, role: &str, usual: (&'a str, &'a str)) -> (&'a str, &'a str) {
+        let (gguf, hf) = with_role(self.family.files.names, role).unwrap_or(usual);
+        let or = |own: &'a str, usual: &'a str| if own.is_empty() { usual } else { own };
+        (or(gguf, usual.0), or(hf, usual.1))
+    }
+
     /// Returns the name of a tensor that belongs to no layer, by its role or these usual names.
     fn outer(&self, role: &str, usual: (&str, &str)) -> String {
-        let (gguf, hf) = with_role(self.family.names, role).unwrap_or(usual);
+        let (gguf, hf) = self.or_usual(role, usual);
         self.pick(gguf, &format!("model.{hf}"))
     }
 
@@ -242,9 +245,10 @@ impl Names {
 
     /// Returns the name of a tensor of layer `layer` by its role in the decoder.
     pub fn layer(&self, layer: usize, role: &str) -> String {
-        let own = with_role(self.family.names, role);
-        let found = own.or_else(|| with_role(LAYER, role));
-        let (gguf, hf) = found.unwrap_or_else(|| unreachable!("no tensor has the role {role}"));
+        let own = with_role(self.family.files.names, role);
+        let usual = with_role(LAYER, role).or(own);
+        let usual = usual.unwrap_or_else(|| unreachable!("no tensor has the role {role}"));
+        let (gguf, hf) = self.or_usual(role, usual);
         match self.mtp {
             Some(MtpNames { layer: own, prefix: Some(prefix) }) if own == layer => {
                 format!("{prefix}layers.0.{hf}")
