@@ -12,9 +12,8 @@ use gguf_file::{GgufFile, words};
 
 /// Returns the GGUF files of all sets of fixtures, one of each model.
 fn files() -> Vec<PathBuf> {
-    let sets = [Some(support::fixtures()), support::second_fixtures()];
-    let folders =
-        sets.into_iter().flatten().filter_map(|set| std::fs::read_dir(set.join("gguf")).ok());
+    let sets = support::sets().into_iter();
+    let folders = sets.filter_map(|set| std::fs::read_dir(set.join("gguf")).ok());
     let mut files: Vec<PathBuf> =
         folders.flatten().filter_map(|entry| smallest(&entry.unwrap().path())).collect();
     files.sort();

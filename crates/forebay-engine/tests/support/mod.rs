@@ -26,13 +26,12 @@ pub fn fixtures() -> PathBuf {
     found.expect("the project's own fixtures/ are always there")
 }
 
-/// Returns a path below the fixtures, below the second set beside them (`fixtures2`), or a model that a script of the project made
-/// (`formulas`). If all lack it, prints a message and returns `None`.
+/// Returns a path below one of the sets of fixtures ([`sets`]), or a model that a script of the project made (`formulas`). If all
+/// lack it, prints a message and returns `None`.
 pub fn fixture(relative: &str) -> Option<PathBuf> {
-    let sets = [Some(fixtures()), second_fixtures()];
     let made = relative.strip_prefix("models/").map(|name| formulas().join(name));
-    let path = sets.iter().flatten().map(|set| set.join(relative)).chain(made);
-    let path = path.into_iter().find(|path| path.exists());
+    let mut paths = sets().into_iter().map(|set| set.join(relative)).chain(made);
+    let path = paths.find(|path| path.exists());
     if path.is_none() {
         // Written directly to stderr, because the test harness captures what passing tests print.
         let first = fixtures();
@@ -46,10 +45,12 @@ pub fn formulas() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/formulas")
 }
 
-/// Returns the root of the second set of fixtures, if it is there.
-pub fn second_fixtures() -> Option<PathBuf> {
-    let second = fixtures().with_file_name("fixtures2");
-    second.is_dir().then_some(second)
+/// Returns the roots of the sets of fixtures that are there: the first one, and those beside it (`fixtures2`, `fixtures3`).
+pub fn sets() -> Vec<PathBuf> {
+    let first = fixtures();
+    let others = ["fixtures2", "fixtures3"].map(|name| first.with_file_name(name));
+    let others = others.into_iter().filter(|set| set.is_dir());
+    std::iter::once(first.clone()).chain(others).collect()
 }
 
 /// Returns a copy of the fixture `models/NAME`, or `None` if the fixture is not there.

@@ -72,7 +72,7 @@ pub struct Attention {
 /// Rotation of queries and keys.
 #[derive(Debug, Clone, Copy)]
 pub struct Rotation {
-    /// False if queries and keys are not rotated, unless a configuration says so.
+    /// False if queries and keys are not rotated, unless a file says so.
     pub rotates: bool,
     /// Layout of the pairs that rotate together. GGUF's converter reorders q and k for some families.
     pub gguf: RopeLayout,
@@ -92,6 +92,8 @@ pub struct Recurrence {
     pub gguf_heads: HeadOrder,
     /// Logarithm of the fastest decay when the metadata does not say it; 0 if there is none.
     pub decay_bound: f32,
+    /// True if the sigmoid of the gate gates the output of the gated delta rule, unless a configuration says otherwise.
+    pub sigmoid_gate: bool,
 }
 
 /// Feed-forwards and mixtures of experts.
@@ -146,6 +148,19 @@ pub struct Ends {
     pub tied: bool,
     /// Cap of the logits, if files need not say it.
     pub logit_softcap: Option<f32>,
+    /// What the factors of GGUF files are for.
+    pub gguf_factors: Factors,
+}
+
+/// Meaning of `embedding_scale`, `residual_scale` and `logit_scale` in GGUF files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Factors {
+    /// Files have no such factors.
+    None,
+    /// Factors of embeddings and of outputs added to the residual stream, and a divisor of logits (Granite).
+    AllOfGranite,
+    /// A factor of logits, and no others (Cohere).
+    OfLogits,
 }
 
 /// Layers with a sliding window, if the metadata does not name them.
@@ -254,8 +269,12 @@ impl Rotation {
 }
 
 impl Recurrence {
-    pub(super) const BASE: Recurrence =
-        Recurrence { rule: None, gguf_heads: HeadOrder::Consecutive, decay_bound: 0.0 };
+    pub(super) const BASE: Recurrence = Recurrence {
+        rule: None,
+        gguf_heads: HeadOrder::Consecutive,
+        decay_bound: 0.0,
+        sigmoid_gate: false,
+    };
 }
 
 impl FeedForward {
@@ -286,8 +305,12 @@ impl Layers {
 }
 
 impl Ends {
-    pub(super) const BASE: Ends =
-        Ends { scaled_embedding: false, tied: false, logit_softcap: None };
+    pub(super) const BASE: Ends = Ends {
+        scaled_embedding: false,
+        tied: false,
+        logit_softcap: None,
+        gguf_factors: Factors::None,
+    };
 }
 
 impl Windows {

@@ -1,6 +1,7 @@
 //! Reads an architecture from GGUF metadata. The keys are in the "LLM" section of the GGUF specification.
 
-use forebay_format::{Array, Catalog, GgufMetadata};
+use forebay_compute::Temperature;
+use forebay_format::{Catalog, GgufMetadata};
 
 use super::architecture::{
     Architecture, Attention, AttentionBias, Latent, Layer, LayerEmbeddings, Mixer, Naming, QkNorm,
@@ -8,16 +9,17 @@ use super::architecture::{
 };
 use super::deepseek4::{gating_of_gguf, of_gguf};
 use super::families;
-use super::family::{Family, Indexers};
+use super::family::{Factors, Family};
 use super::gguf_experts::has_experts;
+use super::gguf_indexer::{indexed_layers, indexer};
 use super::gguf_keys::Keys;
 use super::gguf_layers::{layers, refuse_variants};
 use super::gguf_recurrent::recurrent;
 use super::gguf_rope::{latent_magnitude, ropes, scaling};
-use super::indexer::{IndexerShape, with_indexer};
+use super::indexer::with_indexer;
 use super::layers::used;
-use super::shapes::IndexerRule;
-use super::streams;
+use super::unrotated::Unrotated;
+use super::{ngrams, streams};
 use crate::ModelError;
 
 /// Describes the model of a GGUF file.
@@ -30,10 +32,6 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     let counted = metadata.u64(&format!("{name}.expert_count")).is_some_and(|count| count > 0);
     let family = families::from_gguf(name, counted || has_experts(catalog))
         .ok_or_else(|| families::unknown_gguf(name))?;
-    if family.rotation.unrotated.is_some() {
-        // GGUF files of this family do not give the length of chunks.
-        return Err(ModelError::FolderOnly { name: name.into() });
-    }
     let keys = Keys::new(metadata, name, family.name);
     refuse_variants(&keys, family)?;
     let hidden = keys.count("embedding_length")?;
@@ -47,6 +45,8 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     };
     let logit_softcap = keys.optional_float("final_logit_softcapping")?;
     let logit_softcap = logit_softcap.or(family.ends.logit_softcap);
+    let [embedding_scale, residual_scale, logit_scale] = factors(&keys, family)?;
+    let ngrams = ngrams::of_gguf(&keys)?;
     let architecture = Architecture {
         family: family.name,
         name: metadata.str("general.name").map(str::to_owned),
@@ -56,17 +56,18 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         norm_epsilon: norm_epsilon(&keys)?,
         norms: family.layers.norms,
         streams: streams::of_gguf(&keys, family)?,
-        embedding_scale: family.embedding_scale(hidden),
+        embedding_scale: family.embedding_scale(hidden) * embedding_scale / residual_scale,
         layer_scales: family.layers.scales,
-        ngrams: None,
         layer_embeddings: keys
-            .optional_count("embedding_length_per_layer_input")?
-            .filter(|width| *width > 0)
+            .optional_count(ngrams::ROW_WIDTH)?
+            // The key has another meaning in models with n-grams.
+            .filter(|width| *width > 0 && ngrams.is_none())
             .map(|width| LayerEmbeddings { width }),
-        residual_scale: 1.0,
-        logit_scale: 1.0,
+        ngrams,
+        residual_scale,
+        logit_scale,
         logit_softcap: logit_softcap.filter(|cap| *cap != 0.0),
-        temperature: None,
+        temperature: temperature(family, &layers),
         attentions,
         ropes,
         recurrent: family.recurrence.rule.map(|rule| recurrent(&keys, family, rule)).transpose()?,
@@ -78,6 +79,35 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     };
     keys.finish()?;
     Ok(architecture)
+}
+
+/// Returns the factors of embeddings, of outputs added to the residual stream, and of logits.
+fn factors(keys: &Keys<'_>, family: &Family) -> Result<[f32; 3], ModelError> {
+    let names = ["embedding_scale", "residual_scale", "logit_scale"];
+    let (known, other) = match family.ends.gguf_factors {
+        Factors::None => (&names[..0], &names[..]),
+        Factors::AllOfGranite => (&names[..], &names[..0]),
+        Factors::OfLogits => (&names[2..], &names[..2]),
+    };
+    for key in other {
+        keys.only(key, &[0.0, 1.0], "forebay knows 1 for this family")?;
+    }
+    let mut factors = [1.0; 3];
+    for (factor, name) in factors.iter_mut().zip(names) {
+        if known.contains(&name) {
+            *factor = keys.said_float(name)?.unwrap_or(1.0);
+        }
+    }
+    if family.ends.gguf_factors == Factors::AllOfGranite {
+        factors[2] = 1.0 / factors[2];
+    }
+    Ok(factors)
+}
+
+/// Returns the factor of queries in layers without rotation. GGUF files have no keys for it.
+fn temperature(family: &Family, layers: &[Layer]) -> Option<Temperature> {
+    let chunks = family.rotation.unrotated.and_then(Unrotated::chunks)?;
+    layers.iter().any(|layer| layer.chunked).then_some(chunks.temperature)
 }
 
 /// Returns the epsilon of the norms. Some converters write the key of layer norms for models that have other norms only.
@@ -98,12 +128,21 @@ fn attention_and_ropes(
     let attends = |layer: &Layer| layer.mixer == Mixer::Attention;
     let first = layers.iter().position(attends).unwrap_or(0);
     let heads_norm = catalog.tensor(&format!("blk.{first}.attn_q_norm.weight")).is_some();
-    // GLM-4.5-Air has no such norms, but GLM-4.5 does.
-    let qk_norm = if heads_norm { family.attention.qk_norm } else { QkNorm::None };
+    let qk_norm = match family.attention.qk_norm {
+        // Of the Llama 4 models, the one with 128 experts has no such norms. The file does not say it otherwise.
+        QkNorm::Weightless if keys.optional_count("expert_count")? != Some(128) => {
+            QkNorm::Weightless
+        }
+        // GLM-4.5-Air has no such norms, but GLM-4.5 does.
+        usual if heads_norm => usual,
+        _ => QkNorm::None,
+    };
     let attentions: Vec<Attention> =
         attentions.into_iter().map(|attention| Attention { qk_norm, ..attention }).collect();
     let ropes = used(ropes(keys, family, layers, &attentions, catalog)?, layers);
-    Ok(with_indexer(attentions, ropes, indexer(keys, family)?, true))
+    let indexer = indexer(keys, family)?;
+    let indexed = indexed_layers(catalog, keys, family, layers.len())?;
+    Ok(with_indexer(attentions, ropes, indexer, layers, &indexed))
 }
 
 /// Returns the shapes of the attention layers, each once, and writes their numbers to the layers.
@@ -154,8 +193,8 @@ fn attention(
     let head_dim = length("attention.key_length")?.unwrap_or_else(usual);
     let kv_heads = keys.count_of_layer("attention.head_count_kv", layer)?.unwrap_or(heads).max(1);
     let softcap = keys.optional_float("attn_logit_softcapping")?;
-    let has_values = catalog.tensor(&format!("blk.{layer}.attn_v.weight")).is_some();
-    let has_keys = catalog.tensor(&format!("blk.{layer}.attn_k.weight")).is_some();
+    let has = |name: &str| catalog.tensor(&format!("blk.{layer}.{name}")).is_some();
+    let [has_keys, has_values] = ["attn_k.weight", "attn_v.weight"].map(has);
     let grouped = Attention {
         heads,
         kv_heads,
@@ -169,7 +208,7 @@ fn attention(
             },
         ),
         softcap: softcap.or(family.attention.softcap).filter(|cap| *cap != 0.0),
-        sinks: family.attention.sinks,
+        sinks: family.attention.sinks || has("attn_sinks.weight"),
         output_gate: family.attention.output_gate,
         bias: bias(catalog, family, layer),
         qk_norm: family.attention.qk_norm,
@@ -250,26 +289,4 @@ fn bias(catalog: &Catalog, family: &Family, first: usize) -> AttentionBias {
     } else {
         AttentionBias::None
     }
-}
-
-/// Returns the indexer of a family that has them.
-fn indexer(keys: &Keys<'_>, family: &Family) -> Result<Option<IndexerShape>, ModelError> {
-    let Some(Indexers::Keys(layout)) = family.attention.indexer else { return Ok(None) };
-    let of_layers = keys.by_layer("attention.indexer.types");
-    let types = keys.get("attention.indexer.types");
-    let all = match types.and_then(|types| types.as_array()) {
-        Some(Array::Bool(flags)) => flags.iter().all(|flag| *flag),
-        _ => types.is_none() || of_layers.is_some_and(|flags| !flags.contains(&0)),
-    };
-    if !all {
-        let expected = "forebay knows models in which every layer has an indexer";
-        return Err(keys.wrong("attention.indexer.types", "not the same in all layers", expected));
-    }
-    Ok(Some(IndexerShape {
-        heads: keys.count("attention.indexer.head_count")?,
-        head_dim: keys.count("attention.indexer.key_length")?,
-        top_k: keys.count("attention.indexer.top_k")?,
-        layout,
-        rule: IndexerRule::Keys,
-    }))
 }

@@ -77,7 +77,8 @@ fn scoring(keys: &Keys<'_>, family: &Family, correction_bias: bool) -> Result<Sc
             Ok(family.feed_forward.corrected.unwrap_or(Scoring::Sigmoid))
         }
         // Value 3 is the softmax over the chosen experts only. This equals the softmax over all, renormalised.
-        None | Some(0 | 1 | 3) => Ok(Scoring::Softmax),
+        None | Some(0) => Ok(family.feed_forward.scoring),
+        Some(1 | 3) => Ok(Scoring::Softmax),
         Some(2) => Ok(Scoring::Sigmoid),
         Some(4) => Ok(Scoring::SqrtSoftplus),
         Some(other) => {

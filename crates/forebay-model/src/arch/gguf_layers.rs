@@ -4,7 +4,7 @@ use forebay_compute::Gating;
 use forebay_format::{Array, Catalog, Value};
 
 use super::architecture::{FeedForward, Layer, Mixer};
-use super::family::{Family, Windows};
+use super::family::{Factors, Family, Windows};
 use super::gguf_experts::{experts, router};
 use super::gguf_keys::Keys;
 use super::gguf_recurrent::recurrent_layers;
@@ -47,7 +47,7 @@ pub(super) fn layers(
     if family.layers.one_block {
         return one_block_layers(catalog, keys, family, count);
     }
-    let windows = windows(keys, family, count)?;
+    let (windows, rotates) = (windows(keys, family, count)?, rotates(keys, family)?);
     let with_keys =
         count - keys.optional_count("attention.shared_kv_layers")?.unwrap_or(0).min(count);
     let recurrent = match family.recurrence.rule {
@@ -66,10 +66,22 @@ pub(super) fn layers(
             let window = windows[index];
             let keys_of = keys_of(&windows, with_keys, index)?;
             let mixer = if recurrent[index] { Mixer::Recurrent } else { Mixer::Attention };
-            let rope = family.rope_of(window, family.rotation.rotates);
-            Ok(Layer { mixer, window, chunked: false, attention: 0, keys_of, rope, feed_forward })
+            let rope = family.rope_of(window, rotates);
+            let layer =
+                Layer { mixer, window, chunked: false, attention: 0, keys_of, rope, feed_forward };
+            match family.rotation.unrotated {
+                Some(unrotated) => unrotated.of_gguf(keys, layer, (index, &windows)),
+                None => Ok(layer),
+            }
         })
         .collect()
+}
+
+/// Returns true if queries and keys are rotated. Granite's converter says so with a key that is a remark in other files.
+pub(super) fn rotates(keys: &Keys<'_>, family: &Family) -> Result<bool, ModelError> {
+    let said = keys.flag("rope.scaling.finetuned")?;
+    let of_granite = family.ends.gguf_factors == Factors::AllOfGranite;
+    Ok(if of_granite { said.unwrap_or(true) } else { family.rotation.rotates })
 }
 
 /// Returns the window of each layer, if it has one.
@@ -172,9 +184,7 @@ pub(super) fn refuse_variants(keys: &Keys<'_>, family: &Family) -> Result<(), Mo
     for key in ["attention.max_alibi_bias", "attention.clamp_kqv", "attention.temperature_scale"] {
         keys.only(key, &[0.0], "forebay knows models without it")?;
     }
-    for key in ["attention.output_scale", "residual_scale", "embedding_scale", "logit_scale"] {
-        keys.only(key, &[0.0, 1.0], "forebay knows 1 for this family")?;
-    }
+    keys.only("attention.output_scale", &[0.0, 1.0], "forebay knows 1 for this family")?;
     keys.note(&["attention.temperature_length"]);
     for (key, known) in [("attention.causal", true), ("ssm.dt_b_c_rms", false)] {
         if keys.flag(key)?.is_some_and(|flag| flag != known) {

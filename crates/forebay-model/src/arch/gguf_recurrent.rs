@@ -43,13 +43,11 @@ pub(super) fn recurrent(
     family: &Family,
     rule: StateRule,
 ) -> Result<Recurrent, ModelError> {
-    let convolution = keys.count("ssm.conv_kernel")?;
     match rule {
-        StateRule::ShortConvolution => Err(ModelError::BadValue {
-            key: "general.architecture".into(),
-            value: family.name.into(),
-            expected: "forebay reads Hugging Face models of this family only".into(),
-        }),
+        StateRule::ShortConvolution => {
+            let channels = keys.count("embedding_length")?;
+            Ok(Recurrent::short_convolution(channels, keys.count("shortconv.l_cache")?))
+        }
         StateRule::GatedDelta | StateRule::Mamba2 => {
             let value_heads = keys.count("ssm.time_step_rank")?;
             let inner = keys.count("ssm.inner_size")?;
@@ -61,7 +59,7 @@ pub(super) fn recurrent(
             };
             Ok(Recurrent {
                 rule,
-                convolution,
+                convolution: keys.count("ssm.conv_kernel")?,
                 key_heads: groups,
                 value_heads,
                 key_dim: keys.count("ssm.state_size")?,
@@ -69,13 +67,16 @@ pub(super) fn recurrent(
                 head_order: family.recurrence.gguf_heads,
                 low_rank: 0,
                 norm_width,
-                sigmoid_gate: false,
+                sigmoid_gate: family.recurrence.sigmoid_gate,
                 decay_bound: 0.0,
             })
         }
         StateRule::KimiDelta => {
             let (heads, dim) = (keys.count("attention.head_count")?, keys.count("kda.head_dim")?);
-            Ok(Recurrent::kimi(heads, dim, convolution))
+            let bound = keys.said_float("kda.gate_lower_bound")?;
+            let decay_bound = bound.unwrap_or(family.recurrence.decay_bound);
+            let shape = Recurrent::kimi(heads, dim, keys.count("ssm.conv_kernel")?);
+            Ok(Recurrent { decay_bound, ..shape })
         }
     }
 }

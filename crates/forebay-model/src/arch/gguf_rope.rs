@@ -8,6 +8,7 @@ use forebay_format::Catalog;
 use super::architecture::{Attention, LONG_FACTORS, Layer, Mixer, Rope, RopeFactors};
 use super::family::{Family, WindowTheta};
 use super::gguf_keys::Keys;
+use super::gguf_layers::rotates;
 use crate::ModelError;
 
 /// Keys that mean nothing without a rotation.
@@ -32,7 +33,7 @@ pub(super) fn ropes(
     attentions: &[Attention],
     catalog: &Catalog,
 ) -> Result<Vec<Rope>, ModelError> {
-    if !family.rotation.rotates {
+    if !rotates(keys, family)? {
         keys.note(&ALL);
         return Ok(Vec::new());
     }

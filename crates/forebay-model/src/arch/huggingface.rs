@@ -13,7 +13,7 @@ use super::feed_forward_width::feed_forward_width;
 use super::head::is_tied;
 use super::huggingface_attention::{attention, window};
 use super::huggingface_experts::{experts, is_by_token, is_sparse};
-use super::huggingface_indexer::{indexer, is_indexed};
+use super::huggingface_indexer::{indexed_layers, indexer};
 use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent};
 use super::huggingface_rotation::rotates;
 use super::huggingface_variants::{SHARED_MLP, gating, refuse_variants};
@@ -23,6 +23,7 @@ use super::ngrams::ngrams;
 use super::quantization::{Method, Quantization};
 use super::roots::naming;
 use super::streams;
+use super::unrotated::Unrotated;
 use crate::ModelError;
 
 /// Keys about experts that classes of configurations write for models without experts, too.
@@ -84,9 +85,10 @@ fn of_language_model(
         false => {
             let (attentions, ropes) = attention(catalog, config, family, naming)?;
             let mut layers = layers(catalog, config, family, naming, attentions.len())?;
-            let in_all = index_layers(config, family, &mut layers, attentions.len())?;
+            let indexed = indexed_layers(config, family, &layers)?;
             let (indexer, ropes) = (indexer(config, family)?, used(ropes, &layers));
-            let (attentions, ropes) = with_indexer(attentions, ropes, indexer, in_all);
+            let (attentions, ropes) =
+                with_indexer(attentions, ropes, indexer, &mut layers, &indexed);
             (attentions, ropes, layers)
         }
     };
@@ -118,8 +120,8 @@ fn of_language_model(
         logit_softcap,
         attentions,
         ropes,
-        temperature: match family.rotation.unrotated {
-            Some(of) => of.temperature(config)?,
+        temperature: match family.rotation.unrotated.and_then(Unrotated::chunks) {
+            Some(chunks) => chunks.temperature(config)?,
             None => None,
         },
         recurrent: family
@@ -205,32 +207,12 @@ fn layers(
             let attention = usize::from(shapes > 1 && window.is_some());
             let layer =
                 Layer { mixer, window, chunked: false, attention, keys_of, rope, feed_forward };
-            let Some(unrotated) = family.rotation.unrotated else { return Ok(layer) };
-            let seen = unrotated.layer(config, index)?;
-            let rope = layer.rope.filter(|_| seen.rotates);
-            Ok(Layer { window: seen.chunk, chunked: seen.chunk.is_some(), rope, ..layer })
+            match family.rotation.unrotated {
+                Some(unrotated) => unrotated.of_config(config, layer, (index, &windows)),
+                None => Ok(layer),
+            }
         })
         .collect()
-}
-
-/// Gives layers with an indexer the shapes of attention that have one, which follow the `shapes` without. Returns true if all
-/// layers with attention have an indexer, so that no other shapes are needed.
-fn index_layers(
-    config: &Config<'_>,
-    family: &Family,
-    layers: &mut [Layer],
-    shapes: usize,
-) -> Result<bool, ModelError> {
-    let mut indexed = Vec::with_capacity(layers.len());
-    for (index, layer) in layers.iter().enumerate() {
-        indexed.push(layer.mixer != Mixer::Attention || is_indexed(config, family, index)?);
-    }
-    let in_all = indexed.iter().all(|indexed| *indexed) || family.attention.indexer.is_none();
-    for (layer, indexed) in layers.iter_mut().zip(indexed) {
-        let moved = !in_all && indexed && layer.mixer == Mixer::Attention;
-        layer.attention += if moved { shapes } else { 0 };
-    }
-    Ok(in_all)
 }
 
 /// Returns a layer that is only one block.

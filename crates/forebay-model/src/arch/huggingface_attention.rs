@@ -9,6 +9,7 @@ use super::family::{Family, Windows};
 use super::huggingface_rotation::{WINDOWED, note_no_rotation, rotates, rotation, rotations};
 use super::names::Names;
 use super::rope_parameters::Parameters;
+use super::unrotated::Unrotated;
 use crate::ModelError;
 
 /// Returns the shapes of attention and the rotations: those of layers without a window, then those of layers with one if they
@@ -213,7 +214,8 @@ pub(super) fn window(
         Some(key) => config.optional_count(key)?,
         None => family.attention.window,
     };
-    let kind = if family.rotation.unrotated.is_some() || family.layers.one_block {
+    let chunked = family.rotation.unrotated.and_then(Unrotated::chunks).is_some();
+    let kind = if chunked || family.layers.one_block {
         None
     } else {
         config.text_of_layer("layer_types", index)?

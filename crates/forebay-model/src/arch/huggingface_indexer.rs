@@ -3,6 +3,7 @@
 use forebay_compute::RopeLayout;
 use serde_json::Value;
 
+use super::architecture::{Layer, Mixer};
 use super::check::check;
 use super::config::Config;
 use super::family::{Family, Indexers};
@@ -88,12 +89,20 @@ fn blocks(config: &Config<'_>) -> Result<IndexerShape, ModelError> {
     })
 }
 
-/// Returns true if attention of layer `index` has an indexer, in a family that has them.
-pub(super) fn is_indexed(
+/// Returns which layers have attention with an indexer.
+pub(super) fn indexed_layers(
     config: &Config<'_>,
     family: &Family,
-    index: usize,
-) -> Result<bool, ModelError> {
+    layers: &[Layer],
+) -> Result<Vec<bool>, ModelError> {
+    let is = |(index, layer): (usize, &Layer)| {
+        Ok(layer.mixer == Mixer::Attention && is_indexed(config, family, index)?)
+    };
+    layers.iter().enumerate().map(is).collect()
+}
+
+/// Returns true if attention of layer `index` has an indexer, in a family that has them.
+fn is_indexed(config: &Config<'_>, family: &Family, index: usize) -> Result<bool, ModelError> {
     let types = config.list("layer_types")?;
     let kind = types.and_then(|types| types.get(index)).and_then(Value::as_str);
     let key = format!("layer_types of layer {index}");

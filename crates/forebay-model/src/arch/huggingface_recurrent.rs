@@ -79,7 +79,7 @@ pub(super) fn recurrent(
                 head_order: HeadOrder::Consecutive,
                 low_rank: 0,
                 norm_width: value_dim,
-                sigmoid_gate: has_sigmoid_gate(config)?,
+                sigmoid_gate: has_sigmoid_gate(config, family)?,
                 decay_bound: 0.0,
             })
         }
@@ -87,28 +87,17 @@ pub(super) fn recurrent(
         StateRule::Mamba2 => mamba2(config),
         StateRule::ShortConvolution => {
             let channels = config.count("hidden_size")?;
-            Ok(Recurrent {
-                rule,
-                convolution: config.count("conv_L_cache")?,
-                key_heads: 1,
-                value_heads: 1,
-                key_dim: 0,
-                value_dim: channels,
-                head_order: HeadOrder::Consecutive,
-                low_rank: 0,
-                norm_width: channels,
-                sigmoid_gate: false,
-                decay_bound: 0.0,
-            })
+            Ok(Recurrent::short_convolution(channels, config.count("conv_L_cache")?))
         }
     }
 }
 
 /// Returns true if the sigmoid of the gate gates the output, and not its SiLU.
-fn has_sigmoid_gate(config: &Config<'_>) -> Result<bool, ModelError> {
+fn has_sigmoid_gate(config: &Config<'_>, family: &Family) -> Result<bool, ModelError> {
     match config.text("output_gate_type")? {
+        None => Ok(family.recurrence.sigmoid_gate),
         Some("sigmoid") => Ok(true),
-        None | Some("silu" | "swish") => Ok(false),
+        Some("silu" | "swish") => Ok(false),
         Some(other) => Err(ModelError::BadValue {
             key: "output_gate_type".into(),
             value: other.into(),
@@ -251,24 +240,5 @@ fn decay_bound(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> 
         }),
         None if said.is_some() && !is_safe => Ok(0.0),
         None => Ok(family.recurrence.decay_bound),
-    }
-}
-
-impl Recurrent {
-    /// Returns the shape of Kimi Delta Attention, which has as many elements of a key as of a value.
-    pub(super) fn kimi(heads: usize, dim: usize, convolution: usize) -> Recurrent {
-        Recurrent {
-            rule: StateRule::KimiDelta,
-            convolution,
-            key_heads: heads,
-            value_heads: heads,
-            key_dim: dim,
-            value_dim: dim,
-            head_order: HeadOrder::Consecutive,
-            low_rank: dim,
-            norm_width: dim,
-            sigmoid_gate: true,
-            decay_bound: 0.0,
-        }
     }
 }

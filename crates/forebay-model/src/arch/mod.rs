@@ -11,6 +11,7 @@ mod family;
 mod feed_forward_width;
 mod gguf;
 mod gguf_experts;
+mod gguf_indexer;
 mod gguf_keys;
 mod gguf_layers;
 mod gguf_recurrent;
@@ -55,6 +56,6 @@ pub(crate) use names::Names;
 pub use quantization::{Method, Quantization};
 pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};
 pub use shapes::{
-    EntryIndexer, EntryShape, Indexer, IndexerRule, NGrams, SharedKeys, StreamForm, StreamRule,
-    Streams, StreamsEnd,
+    EntryIndexer, EntryShape, HashConstants, Indexer, IndexerRule, NGrams, SharedKeys, StreamForm,
+    StreamRule, Streams, StreamsEnd,
 };

@@ -41,11 +41,19 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("indexer_k_norm", "indexer.k_norm.weight", "self_attn.indexer.k_norm.weight"),
     ("indexer_k_norm_bias", "indexer.k_norm.bias", "self_attn.indexer.k_norm.bias"),
     ("indexer_weights", "indexer.proj.weight", "self_attn.indexer.weights_proj.weight"),
-    ("indexer_q_norm", "", "self_attn.indexer.q_layernorm.weight"),
+    ("indexer_q_norm", "indexer.q_norm.weight", "self_attn.indexer.q_layernorm.weight"),
     // Queries and keys in one matrix, in this order.
     ("indexer_qk", "", "self_attn.indexer.index_qk_proj.weight"),
-    ("indexer_gate", "", "self_attn.indexer.index_kpool_compress_gate"),
-    ("indexer_gate_bias", "", "self_attn.indexer.index_kpool_compress_ape"),
+    (
+        "indexer_gate",
+        "indexer_compressor_gate.weight",
+        "self_attn.indexer.index_kpool_compress_gate",
+    ),
+    (
+        "indexer_gate_bias",
+        "indexer_compressor_ape.weight",
+        "self_attn.indexer.index_kpool_compress_ape",
+    ),
     // Recurrent layers. Some models hold several projections in one matrix, ordered by key head.
     ("delta_qkvz", "", "linear_attn.in_proj_qkvz.weight"),
     ("delta_qkv", "attn_qkv.weight", "linear_attn.in_proj_qkv.weight"),
@@ -82,26 +90,50 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("feed_forward_streams_mix", "hc_ffn_fn.weight", "hc_ffn_fn"),
     ("feed_forward_streams_base", "hc_ffn_base.weight", "hc_ffn_base"),
     ("feed_forward_streams_scale", "hc_ffn_scale.weight", "hc_ffn_scale"),
-    ("attention_streams_norm", "", "attn_hyper_connection.hc_norm.weight"),
-    ("attention_streams_down", "", "attn_hyper_connection.input_mix_weight_down.weight"),
-    ("attention_streams_up", "", "attn_hyper_connection.input_mix_weight_up.weight"),
-    ("attention_streams_inject", "", "attn_hyper_connection.block_inject_weight.weight"),
-    ("feed_forward_streams_norm", "", "mlp_hyper_connection.hc_norm.weight"),
-    ("feed_forward_streams_down", "", "mlp_hyper_connection.input_mix_weight_down.weight"),
-    ("feed_forward_streams_up", "", "mlp_hyper_connection.input_mix_weight_up.weight"),
-    ("feed_forward_streams_inject", "", "mlp_hyper_connection.block_inject_weight.weight"),
+    ("attention_streams_norm", "hc_attn_norm.weight", "attn_hyper_connection.hc_norm.weight"),
+    (
+        "attention_streams_down",
+        "hc_attn_down.weight",
+        "attn_hyper_connection.input_mix_weight_down.weight",
+    ),
+    (
+        "attention_streams_up",
+        "hc_attn_up.weight",
+        "attn_hyper_connection.input_mix_weight_up.weight",
+    ),
+    (
+        "attention_streams_inject",
+        "hc_attn_inject.weight",
+        "attn_hyper_connection.block_inject_weight.weight",
+    ),
+    ("feed_forward_streams_norm", "hc_ffn_norm.weight", "mlp_hyper_connection.hc_norm.weight"),
+    (
+        "feed_forward_streams_down",
+        "hc_ffn_down.weight",
+        "mlp_hyper_connection.input_mix_weight_down.weight",
+    ),
+    (
+        "feed_forward_streams_up",
+        "hc_ffn_up.weight",
+        "mlp_hyper_connection.input_mix_weight_up.weight",
+    ),
+    (
+        "feed_forward_streams_inject",
+        "hc_ffn_inject.weight",
+        "mlp_hyper_connection.block_inject_weight.weight",
+    ),
     // Embeddings of n-grams.
     ("ngram_table", "", "ple.ple_embedding.ngram_embedding.weight"),
     ("ngram_table_part", "", "ple.ple_embedding.ngram_embedding.shard_{part}.weight"),
     ("ngram_multipliers", "", "ple.ple_embedding.layer_multipliers"),
     ("ngram_firsts", "", "ple.ple_embedding.ngram_heads_offsets"),
     ("ngram_rows", "", "ple.ple_embedding.ngram_heads_vocab_sizes"),
-    ("ngram_key", "", "ple.key_proj.weight"),
-    ("ngram_value", "", "ple.value_proj.weight"),
-    ("ngram_key_norm", "", "ple.norm_key.weight"),
-    ("ngram_stream_norm", "", "ple.norm_query.weight"),
-    ("ngram_convolution_norm", "", "ple.norm_conv.weight"),
-    ("ngram_convolution", "", "ple.conv1d.weight"),
+    ("ngram_key", "ple_key.weight", "ple.key_proj.weight"),
+    ("ngram_value", "ple_value.weight", "ple.value_proj.weight"),
+    ("ngram_key_norm", "ple_norm_key.weight", "ple.norm_key.weight"),
+    ("ngram_stream_norm", "ple_norm_query.weight", "ple.norm_query.weight"),
+    ("ngram_convolution_norm", "ple_norm_conv.weight", "ple.norm_conv.weight"),
+    ("ngram_convolution", "ple_conv1d.weight", "ple.conv1d.weight"),
     // Feed-forwards.
     ("gate", "ffn_gate.weight", "mlp.gate_proj.weight"),
     ("up", "ffn_up.weight", "mlp.up_proj.weight"),
@@ -194,9 +226,14 @@ impl Names {
             "mix" => ("output_hc_fn.weight", "model.hc_head_fn"),
             "base" => ("output_hc_base.weight", "model.hc_head_base"),
             "scale" => ("output_hc_scale.weight", "model.hc_head_scale"),
-            "norm" => ("", "model.hyper_connection_mixer.hc_norm.weight"),
-            "down" => ("", "model.hyper_connection_mixer.input_mix_weight_down.weight"),
-            "up" => ("", "model.hyper_connection_mixer.input_mix_weight_up.weight"),
+            "norm" => ("output_hc_norm.weight", "model.hyper_connection_mixer.hc_norm.weight"),
+            "down" => (
+                "output_hc_down.weight",
+                "model.hyper_connection_mixer.input_mix_weight_down.weight",
+            ),
+            "up" => {
+                ("output_hc_up.weight", "model.hyper_connection_mixer.input_mix_weight_up.weight")
+            }
             _ => unreachable!("streams have no {part}"),
         };
         self.pick(gguf, hf)
@@ -218,6 +255,14 @@ impl Names {
     /// Returns the name of the table with the embeddings of tokens for each layer.
     pub fn layer_embeddings(&self) -> String {
         self.pick("per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight")
+    }
+
+    /// Returns the name of the table of n-grams of a layer. GGUF files have one table.
+    pub fn ngram_table(&self, layer: usize) -> String {
+        match self.naming {
+            Naming::Gguf => self.layer_embeddings(),
+            Naming::HuggingFace { .. } => self.layer(layer, "ngram_table"),
+        }
     }
 
     /// Returns the name of the projection of a token's embedding to those for each layer.

@@ -114,10 +114,9 @@ pub(super) fn of_gguf(keys: &Keys<'_>, family: &Family) -> Result<Option<Streams
                 end,
             },
         })),
-        Some(StreamForm::Gated) => Err(ModelError::BadValue {
-            key: "general.architecture".into(),
-            value: keys.architecture.into(),
-            expected: "forebay reads gated residual streams from Hugging Face folders".into(),
-        }),
+        Some(StreamForm::Gated) => Ok(Some(Streams {
+            count: keys.count("hyper_connection.count")?,
+            rule: StreamRule::Gated { rank: keys.count("hyper_connection.low_rank")? },
+        })),
     }
 }

@@ -72,7 +72,12 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     Family {
         name: "glm5-next",
-        files: Files { huggingface: &["glm5_next_text"], names: GLM5_NEXT, ..Files::BASE },
+        files: Files {
+            gguf: &["glm5-next", "glm5next"],
+            huggingface: &["glm5_next_text"],
+            names: GLM5_NEXT,
+            ..Files::BASE
+        },
         attention: Attention {
             latent: true,
             indexer: Some(Indexers::GatedPools),
@@ -129,7 +134,7 @@ const GLM5_NEXT: OwnNames = &[
     ("delta_decay", "", "self_attn.A_log"),
     ("delta_step", "", "self_attn.dt_bias"),
     ("delta_norm", "", "self_attn.o_norm.weight"),
-    ("delta_o", "", "self_attn.o_proj.weight"),
+    ("delta_o", "attn_output.weight", "self_attn.o_proj.weight"),
 ];
 
 const DEEPSEEK_4_NAMES: OwnNames = &[

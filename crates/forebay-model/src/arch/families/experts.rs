@@ -18,6 +18,7 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         name: "mimo2",
         files: Files {
+            gguf: &["mimo2"],
             huggingface: &["mimo_v2_flash"],
             names: &[("sinks", "attn_sinks.weight", "self_attn.attention_sink_bias")],
             ..Files::BASE
@@ -72,6 +73,7 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         name: "minimax-m3",
         files: Files {
+            gguf: &["minimax-m3"],
             huggingface: &["minimax_m3_vl_text"],
             norms_less_one: true,
             names: MINIMAX_M3,
@@ -128,8 +130,8 @@ pub(super) const FAMILIES: &[Family] = &[
 ];
 
 const MINIMAX_M3: OwnNames = &[
-    ("indexer_q", "", "self_attn.index_q_proj.weight"),
-    ("indexer_k", "", "self_attn.index_k_proj.weight"),
+    ("indexer_q", "indexer.q_proj.weight", "self_attn.index_q_proj.weight"),
+    ("indexer_k", "indexer.k_proj.weight", "self_attn.index_k_proj.weight"),
     ("indexer_q_norm", "", "self_attn.index_q_norm.weight"),
     ("indexer_k_norm", "", "self_attn.index_k_norm.weight"),
     ("router", "", "block_sparse_moe.gate.weight"),

@@ -1,10 +1,10 @@
 //! Models with recurrent layers of the kinds of Mamba and LFM.
 
-use forebay_compute::{Gating, Scoring};
+use forebay_compute::{Gating, RopeLayout, Scoring};
 
 use super::super::architecture::QkNorm;
 use super::super::family::{
-    Attention, Ends, Family, FeedForward, Files, Layers, OwnNames, Recurrence, Rotation,
+    Attention, Ends, Factors, Family, FeedForward, Files, Layers, OwnNames, Recurrence, Rotation,
 };
 use super::super::recurrent::StateRule;
 
@@ -48,13 +48,13 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     Family {
         name: "lfm2",
-        files: Files { huggingface: &["lfm2"], ..LFM2.files },
+        files: Files { gguf: &["lfm2"], huggingface: &["lfm2"], ..LFM2.files },
         feed_forward: FeedForward { adjusted_width: true, ..LFM2.feed_forward },
         ..LFM2
     },
     Family {
         name: "lfm2moe",
-        files: Files { huggingface: &["lfm2_moe"], ..LFM2.files },
+        files: Files { gguf: &["lfm2moe"], huggingface: &["lfm2_moe"], ..LFM2.files },
         feed_forward: FeedForward {
             experts: true,
             corrected: Some(Scoring::Sigmoid),
@@ -64,10 +64,21 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     Family {
         name: "granitemoehybrid",
-        files: Files { huggingface: &["granitemoehybrid"], names: GRANITE_HYBRID, ..Files::BASE },
-        rotation: Rotation { rotates: false, ..Rotation::BASE },
+        files: Files {
+            gguf: &["granitehybrid"],
+            huggingface: &["granitemoehybrid"],
+            names: GRANITE_HYBRID,
+            ..Files::BASE
+        },
+        rotation: Rotation { rotates: false, gguf: RopeLayout::Interleaved, ..Rotation::BASE },
         recurrence: Recurrence { rule: Some(StateRule::Mamba2), ..Recurrence::BASE },
-        feed_forward: FeedForward { experts: true, shared_mlp: true, ..FeedForward::BASE },
+        feed_forward: FeedForward {
+            experts: true,
+            dense_too: true,
+            shared_mlp: true,
+            ..FeedForward::BASE
+        },
+        ends: Ends { gguf_factors: Factors::AllOfGranite, ..Ends::BASE },
         ..Family::BASE
     },
 ];
@@ -100,15 +111,15 @@ const NEMOTRON_H_NAMES: OwnNames = &[
 ];
 
 const LFM2_NAMES: OwnNames = &[
-    ("final_norm", "", "embedding_norm.weight"),
+    ("final_norm", "token_embd_norm.weight", "embedding_norm.weight"),
     ("attention_norm", "", "operator_norm.weight"),
     ("feed_forward_norm", "", "ffn_norm.weight"),
     ("o", "", "self_attn.out_proj.weight"),
     ("q_norm", "", "self_attn.q_layernorm.weight"),
     ("k_norm", "", "self_attn.k_layernorm.weight"),
-    ("delta_in", "", "conv.in_proj.weight"),
-    ("delta_convolution", "", "conv.conv.weight"),
-    ("delta_o", "", "conv.out_proj.weight"),
+    ("delta_in", "shortconv.in_proj.weight", "conv.in_proj.weight"),
+    ("delta_convolution", "shortconv.conv.weight", "conv.conv.weight"),
+    ("delta_o", "shortconv.out_proj.weight", "conv.out_proj.weight"),
     ("gate", "", "feed_forward.w1.weight"),
     ("up", "", "feed_forward.w3.weight"),
     ("down", "", "feed_forward.w2.weight"),

@@ -122,11 +122,7 @@ pub(super) const FAMILIES: &[Family] = &[
             ..Files::BASE
         },
         attention: Attention { qk_norm: QkNorm::Weightless, ..Attention::BASE },
-        rotation: Rotation {
-            huggingface: RopeLayout::Interleaved,
-            unrotated: Some(Unrotated::LLAMA_4),
-            ..Rotation::BASE
-        },
+        rotation: Rotation { unrotated: Some(Unrotated::LLAMA_4), ..Rotation::PAIRS },
         feed_forward: FeedForward {
             experts: true,
             scaled_input: true,

@@ -74,16 +74,21 @@ pub(super) const FAMILIES: &[Family] = &[
         feed_forward: FeedForward { experts: true, ..QWEN_NEXT.feed_forward },
         ..QWEN_NEXT
     },
-    // Only folders are read: of GGUF files there is no reference.
     Family {
         name: "qwen4-exp",
         files: Files {
+            gguf: &["qwen4exp"],
             huggingface: &["qwen4_exp_text"],
             mtp: None,
             names: QWEN4_EXP,
             ..QWEN_NEXT.files
         },
         attention: Attention { indexer: Some(Indexers::MeanPools), ..QWEN_NEXT.attention },
+        recurrence: Recurrence {
+            gguf_heads: HeadOrder::Tiled,
+            sigmoid_gate: true,
+            ..QWEN_NEXT.recurrence
+        },
         feed_forward: FeedForward { experts: true, ..QWEN_NEXT.feed_forward },
         layers: Layers {
             norms: NormLayout::None,
@@ -116,6 +121,8 @@ pub(super) const FAMILIES: &[Family] = &[
 ];
 
 const QWEN4_EXP: OwnNames = &[
+    ("indexer_q", "indexer.q_proj.weight", ""),
+    ("indexer_k", "indexer.k_proj.weight", ""),
     ("indexer_k_norm", "", "self_attn.indexer.k_layernorm.weight"),
     ("shared_gate", "", "mlp.shared_expert.gate_proj.weight"),
     ("shared_up", "", "mlp.shared_expert.up_proj.weight"),
