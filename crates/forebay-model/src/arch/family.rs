@@ -2,7 +2,7 @@
 
 use forebay_compute::{Gating, RopeLayout, Scoring};
 
-use super::architecture::{NormLayout, QkNorm};
+use super::architecture::{NormLayout, OutputGate, QkNorm};
 use super::mtp_shape::MtpForm;
 use super::recurrent::{HeadOrder, StateRule};
 use super::shapes::StreamForm;
@@ -65,8 +65,7 @@ pub struct Attention {
     pub normed_values: bool,
     /// True if layers without a window have keys as values, as far as the files have no matrix for values.
     pub keys_as_values: bool,
-    /// True if the query projection also gives a gate of attention's output.
-    pub output_gate: bool,
+    pub output_gate: OutputGate,
 }
 
 /// Rotation of queries and keys.
@@ -81,6 +80,8 @@ pub struct Rotation {
     pub of_windows: Option<WindowTheta>,
     /// Layers without rotation, if some layers have none.
     pub unrotated: Option<Unrotated>,
+    /// True if the parameters of the rotation may have a factor of queries that grows with the position.
+    pub tempered: bool,
 }
 
 /// Recurrent layers.
@@ -94,6 +95,8 @@ pub struct Recurrence {
     pub decay_bound: f32,
     /// True if the sigmoid of the gate gates the output of the gated delta rule, unless a configuration says otherwise.
     pub sigmoid_gate: bool,
+    /// True if GGUF files hold rates of decay as positive numbers.
+    pub positive_rates: bool,
 }
 
 /// Feed-forwards and mixtures of experts.
@@ -175,6 +178,8 @@ pub enum Windows {
     All,
     /// All layers except every n-th one: with 6, the last of each six has no window.
     ButEvery(usize),
+    /// All layers except the first of each n.
+    ButFirstOf(usize),
 }
 
 /// Base of the rotation in windowed layers, if the metadata does not give it.
@@ -247,7 +252,7 @@ impl Attention {
         softcap: None,
         normed_values: false,
         keys_as_values: false,
-        output_gate: false,
+        output_gate: OutputGate::None,
     };
 }
 
@@ -258,6 +263,7 @@ impl Rotation {
         huggingface: RopeLayout::Neox,
         of_windows: None,
         unrotated: None,
+        tempered: false,
     };
 
     /// Pairs of neighbours rotate together in both containers.
@@ -274,6 +280,7 @@ impl Recurrence {
         gguf_heads: HeadOrder::Consecutive,
         decay_bound: 0.0,
         sigmoid_gate: false,
+        positive_rates: false,
     };
 }
 
@@ -319,6 +326,7 @@ impl Windows {
         match self {
             Windows::NotInGguf | Windows::AsSaid | Windows::All => true,
             Windows::ButEvery(period) => !(index + 1).is_multiple_of(period),
+            Windows::ButFirstOf(period) => !index.is_multiple_of(period),
         }
     }
 }

@@ -4,8 +4,8 @@ use forebay_compute::Temperature;
 use forebay_format::{Catalog, GgufMetadata};
 
 use super::architecture::{
-    Architecture, Attention, AttentionBias, Latent, Layer, LayerEmbeddings, Mixer, Naming, QkNorm,
-    Rope, Values,
+    Architecture, Attention, AttentionBias, Latent, Layer, LayerEmbeddings, Mixer, Naming,
+    OutputGate, QkNorm, Rope, Values,
 };
 use super::deepseek4::{gating_of_gguf, of_gguf};
 use super::families;
@@ -13,11 +13,11 @@ use super::family::{Factors, Family};
 use super::gguf_experts::has_experts;
 use super::gguf_indexer::{indexed_layers, indexer};
 use super::gguf_keys::Keys;
-use super::gguf_layers::{layers, refuse_variants};
+use super::gguf_layers::{TEMPERATURE, layers, refuse_variants};
 use super::gguf_recurrent::recurrent;
-use super::gguf_rope::{latent_magnitude, ropes, scaling};
+use super::gguf_rope::{latent_magnitude, original_context, ropes, scaling};
 use super::indexer::with_indexer;
-use super::layers::used;
+use super::layers::{temper, used};
 use super::unrotated::Unrotated;
 use super::{ngrams, streams};
 use crate::ModelError;
@@ -47,6 +47,10 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     let logit_softcap = logit_softcap.or(family.ends.logit_softcap);
     let [embedding_scale, residual_scale, logit_scale] = factors(&keys, family)?;
     let ngrams = ngrams::of_gguf(&keys)?;
+    let temperature = temperature(&keys, family, &layers)?;
+    if temperature.is_some() {
+        temper(&mut layers, family.rotation.tempered);
+    }
     let architecture = Architecture {
         family: family.name,
         name: metadata.str("general.name").map(str::to_owned),
@@ -67,10 +71,14 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         residual_scale,
         logit_scale,
         logit_softcap: logit_softcap.filter(|cap| *cap != 0.0),
-        temperature: temperature(family, &layers),
+        temperature,
         attentions,
         ropes,
-        recurrent: family.recurrence.rule.map(|rule| recurrent(&keys, family, rule)).transpose()?,
+        recurrent: family
+            .recurrence
+            .rule
+            .map(|rule| recurrent(catalog, &keys, family, rule))
+            .transpose()?,
         gating: gating_of_gguf(&keys, family.feed_forward.gating)?,
         layers,
         mtp: None,
@@ -104,10 +112,22 @@ fn factors(keys: &Keys<'_>, family: &Family) -> Result<[f32; 3], ModelError> {
     Ok(factors)
 }
 
-/// Returns the factor of queries in layers without rotation. GGUF files have no keys for it.
-fn temperature(family: &Family, layers: &[Layer]) -> Option<Temperature> {
-    let chunks = family.rotation.unrotated.and_then(Unrotated::chunks)?;
-    layers.iter().any(|layer| layer.chunked).then_some(chunks.temperature)
+/// Returns the factor of queries that grows with the position, if there is one. For Llama 4, GGUF files have no keys for it.
+fn temperature(
+    keys: &Keys<'_>,
+    family: &Family,
+    layers: &[Layer],
+) -> Result<Option<Temperature>, ModelError> {
+    if let Some(chunks) = family.rotation.unrotated.and_then(Unrotated::chunks) {
+        let has_chunks = layers.iter().any(|layer| layer.chunked);
+        return Ok(has_chunks.then_some(chunks.temperature));
+    }
+    if !family.rotation.tempered {
+        return Ok(None);
+    }
+    let Some(rate) = keys.said_float(TEMPERATURE)? else { return Ok(None) };
+    let step = original_context(keys)? as f32;
+    Ok(Some(Temperature { rate, step, first: 0 }))
 }
 
 /// Returns the epsilon of the norms. Some converters write the key of layer norms for models that have other norms only.
@@ -209,7 +229,7 @@ fn attention(
         ),
         softcap: softcap.or(family.attention.softcap).filter(|cap| *cap != 0.0),
         sinks: family.attention.sinks || has("attn_sinks.weight"),
-        output_gate: family.attention.output_gate,
+        output_gate: output_gate(catalog, family, layer, heads),
         bias: bias(catalog, family, layer),
         qk_norm: family.attention.qk_norm,
         values: Values {
@@ -268,7 +288,8 @@ fn latent(
         value: keys.count(value_length)?,
     };
     let magnitude = latent_magnitude(keys, scaling(keys, family, catalog)?)?;
-    Ok(latent.attention(heads, magnitude))
+    let output_gate = output_gate(catalog, family, layer, heads);
+    Ok(Attention { output_gate, ..latent.attention(heads, magnitude) })
 }
 
 /// Returns the rows of the embedding table. A file may have more rows than the tokenizer has tokens.
@@ -278,6 +299,18 @@ fn vocabulary(catalog: &Catalog, family: &Family) -> Result<usize, ModelError> {
         family: family.name,
     })?;
     Ok(embedding.shape.first().copied().unwrap_or(0) as usize)
+}
+
+/// Returns the gate of attention's output. A projection to gates has as many rows as there are heads if they gate whole heads.
+fn output_gate(catalog: &Catalog, family: &Family, layer: usize, heads: usize) -> OutputGate {
+    let projection = catalog.tensor(&format!("blk.{layer}.attn_gate.weight"));
+    let rows = projection.and_then(|of| of.shape.first()).copied();
+    match family.attention.output_gate {
+        OutputGate::ByHead(function) if rows.is_some_and(|rows| rows != heads as u64) => {
+            OutputGate::ByElement(function)
+        }
+        usual => usual,
+    }
 }
 
 fn bias(catalog: &Catalog, family: &Family, first: usize) -> AttentionBias {

@@ -11,7 +11,9 @@ use super::gguf_recurrent::recurrent_layers;
 use super::layers::keys_of;
 use crate::ModelError;
 
-const WINDOW: &str = "attention.sliding_window";
+/// Rate of the factor of queries that grows with the position.
+pub(super) const TEMPERATURE: &str = "attention.temperature_scale";
+pub(super) const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
 
 /// Keys that mean nothing without experts.
@@ -67,8 +69,16 @@ pub(super) fn layers(
             let keys_of = keys_of(&windows, with_keys, index)?;
             let mixer = if recurrent[index] { Mixer::Recurrent } else { Mixer::Attention };
             let rope = family.rope_of(window, rotates);
-            let layer =
-                Layer { mixer, window, chunked: false, attention: 0, keys_of, rope, feed_forward };
+            let layer = Layer {
+                mixer,
+                window,
+                chunked: false,
+                attention: 0,
+                keys_of,
+                rope,
+                tempered: false,
+                feed_forward,
+            };
             match family.rotation.unrotated {
                 Some(unrotated) => unrotated.of_gguf(keys, layer, (index, &windows)),
                 None => Ok(layer),
@@ -109,7 +119,7 @@ fn windows(
 
 /// Returns which layers have a window: from a list with a flag for each, or from a number, which means that every so many layers the
 /// last one has none (0: all have one).
-fn pattern(keys: &Keys<'_>, count: usize) -> Result<Option<Vec<bool>>, ModelError> {
+pub(super) fn pattern(keys: &Keys<'_>, count: usize) -> Result<Option<Vec<bool>>, ModelError> {
     let Some(value) = keys.get(PATTERN) else { return Ok(None) };
     let wrong = || {
         let expected =
@@ -181,8 +191,10 @@ fn one_block_layers(
 
 /// Refuses values of keys that no family of the table has.
 pub(super) fn refuse_variants(keys: &Keys<'_>, family: &Family) -> Result<(), ModelError> {
-    for key in ["attention.max_alibi_bias", "attention.clamp_kqv", "attention.temperature_scale"] {
-        keys.only(key, &[0.0], "forebay knows models without it")?;
+    for key in ["attention.max_alibi_bias", "attention.clamp_kqv", TEMPERATURE] {
+        if key != TEMPERATURE || !family.rotation.tempered {
+            keys.only(key, &[0.0], "forebay knows models without it")?;
+        }
     }
     keys.only("attention.output_scale", &[0.0, 1.0], "forebay knows 1 for this family")?;
     keys.note(&["attention.temperature_length"]);

@@ -1,6 +1,6 @@
 //! Reads the recurrent layers of GGUF metadata.
 
-use forebay_format::Array;
+use forebay_format::{Array, Catalog, TensorInfo};
 
 use super::family::Family;
 use super::gguf_keys::Keys;
@@ -39,6 +39,7 @@ pub(super) fn recurrent_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool
 
 /// Returns the shape of the recurrent layers.
 pub(super) fn recurrent(
+    catalog: &Catalog,
     keys: &Keys<'_>,
     family: &Family,
     rule: StateRule,
@@ -74,8 +75,13 @@ pub(super) fn recurrent(
         StateRule::KimiDelta => {
             let (heads, dim) = (keys.count("attention.head_count")?, keys.count("kda.head_dim")?);
             let bound = keys.said_float("kda.gate_lower_bound")?;
-            let decay_bound = bound.unwrap_or(family.recurrence.decay_bound);
-            let shape = Recurrent::kimi(heads, dim, keys.count("ssm.conv_kernel")?);
+            let bound = bound.unwrap_or(family.recurrence.decay_bound);
+            let is_safe = keys.flag("kda.safe_gate")?.unwrap_or(true);
+            let decay_bound = if is_safe { bound } else { 0.0 };
+            // Projections to decays and gates are one matrix or two.
+            let second = |tensor: &TensorInfo| tensor.name.ends_with(".ssm_f_b.weight");
+            let low_rank = if catalog.tensors().iter().any(second) { dim } else { 0 };
+            let shape = Recurrent::kimi(heads, dim, keys.count("ssm.conv_kernel")?, low_rank);
             Ok(Recurrent { decay_bound, ..shape })
         }
     }

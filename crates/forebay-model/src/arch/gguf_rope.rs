@@ -91,13 +91,17 @@ struct Said<'a> {
     beta_slow: Option<f32>,
 }
 
+/// Returns the number of positions that the model was first trained for.
+pub(super) fn original_context(keys: &Keys<'_>) -> Result<usize, ModelError> {
+    let said = keys.optional_count("rope.scaling.original_context_length")?;
+    said.filter(|positions| *positions > 0).map_or_else(|| keys.count("context_length"), Ok)
+}
+
 impl<'a> Said<'a> {
     fn read(keys: &Keys<'a>) -> Result<Said<'a>, ModelError> {
         let new = keys.optional_float("rope.scaling.factor")?;
         let old = keys.optional_float("rope.scale_linear")?;
         let factor = new.or(old).filter(|factor| *factor != 0.0).unwrap_or(1.0);
-        let original = keys.optional_count("rope.scaling.original_context_length")?;
-        let original = original.filter(|positions| *positions > 0);
         let kind = keys.text("rope.scaling.type")?;
         keys.only("rope.scaling.alpha", &[0.0], "forebay knows 0 for this family")?;
         // A negative number means that the type decides, which is 1 for YaRN and 0 for others.
@@ -110,7 +114,7 @@ impl<'a> Said<'a> {
         Ok(Said {
             kind,
             factor,
-            original_context: original.map_or_else(|| keys.count("context_length"), Ok)?,
+            original_context: original_context(keys)?,
             attention: keys.said_float("rope.scaling.attn_factor")?,
             magnitude: keys.said_float("rope.scaling.yarn_attn_factor")?,
             beta_fast: keys.said_float("rope.scaling.yarn_beta_fast")?,
@@ -193,6 +197,10 @@ fn yarn(
             return Err(keys.wrong("rope.scaling.attn_factor", changed, expected));
         }
         (_, Some(changed)) => Some(usual * f64::from(changed)),
+        // Without latent attention, the key is `mscale_all_dim` itself.
+        (Some(all), None) if family.rotation.tempered && !family.attention.latent => {
+            Some(RopeScaling::yarn_magnitude(factor, 1.0, f64::from(all)))
+        }
         (Some(_), None) if !family.attention.latent => {
             let expected = "forebay knows it for latent attention only";
             return Err(keys.wrong("rope.scaling.yarn_log_multiplier", "set", expected));

@@ -5,6 +5,7 @@ use forebay_format::{Catalog, HfMetadata};
 use serde_json::Value;
 
 use super::architecture::{Architecture, FeedForward, Layer, LayerEmbeddings, Mixer, Naming};
+use super::check::check;
 use super::config::Config;
 use super::deepseek4::of_config;
 use super::families;
@@ -18,10 +19,11 @@ use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent
 use super::huggingface_rotation::rotates;
 use super::huggingface_variants::{SHARED_MLP, gating, refuse_variants};
 use super::indexer::with_indexer;
-use super::layers::{keys_of, used};
+use super::layers::{keys_of, temper, used};
 use super::ngrams::ngrams;
 use super::quantization::{Method, Quantization};
 use super::roots::naming;
+use super::rope_parameters::Parameters;
 use super::streams;
 use super::unrotated::Unrotated;
 use crate::ModelError;
@@ -76,7 +78,7 @@ fn of_language_model(
     let gating = gating(config, family)?;
     let naming = naming(catalog, family);
     let hidden = config.count("hidden_size")?;
-    let (attentions, ropes, layers) = match family.attention.compressed {
+    let (attentions, ropes, mut layers) = match family.attention.compressed {
         true => {
             let mut layers = layers(catalog, config, family, naming, 1)?;
             let (attentions, ropes) = of_config(config, &layers)?.describe(&mut layers);
@@ -92,6 +94,13 @@ fn of_language_model(
             (attentions, ropes, layers)
         }
     };
+    let temperature = match family.rotation.unrotated.and_then(Unrotated::chunks) {
+        Some(chunks) => chunks.temperature(config)?,
+        None => Parameters::of(config, None)?.temperature()?,
+    };
+    if temperature.is_some() {
+        temper(&mut layers, family.rotation.tempered);
+    }
     let factor =
         |key: &str| Ok::<_, ModelError>(config.float(key)?.map_or(1.0, |factor| factor as f32));
     let residual_scale = factor("residual_multiplier")?;
@@ -107,7 +116,7 @@ fn of_language_model(
         norm_epsilon: config.first_float(&epsilons)?.map_or(1e-6, |epsilon| epsilon as f32),
         norms: family.layers.norms,
         streams: streams::of_huggingface(config, family)?,
-        embedding_scale: family.embedding_scale(hidden) * factor("embedding_multiplier")?
+        embedding_scale: embedding_scale(config, family)? * factor("embedding_multiplier")?
             / residual_scale,
         residual_scale,
         logit_scale: 1.0 / factor("logits_scaling")?,
@@ -120,10 +129,7 @@ fn of_language_model(
         logit_softcap,
         attentions,
         ropes,
-        temperature: match family.rotation.unrotated.and_then(Unrotated::chunks) {
-            Some(chunks) => chunks.temperature(config)?,
-            None => None,
-        },
+        temperature,
         recurrent: family
             .recurrence
             .rule
@@ -135,6 +141,18 @@ fn of_language_model(
         tied_embeddings: is_tied(levels, family, catalog, naming)?,
         naming,
     })
+}
+
+/// Returns the factor of embeddings that the family has. Trinity's configurations have a flag for it, which is false if it is absent.
+fn embedding_scale(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> {
+    const FLAG: &str = "mup_enabled";
+    let said = config.flag(FLAG)?;
+    let is_said = family.name == "afmoe";
+    check(FLAG, true, is_said || said != Some(true), "forebay knows it for Trinity only")?;
+    match is_said && said != Some(true) {
+        true => Ok(1.0),
+        false => Ok(family.embedding_scale(config.count("hidden_size")?)),
+    }
 }
 
 /// Refuses forms of quantised weights that forebay does not know, for this family or for all.
@@ -205,8 +223,16 @@ fn layers(
             };
             let rope = family.rope_of(window, rotates(config, family)?);
             let attention = usize::from(shapes > 1 && window.is_some());
-            let layer =
-                Layer { mixer, window, chunked: false, attention, keys_of, rope, feed_forward };
+            let layer = Layer {
+                mixer,
+                window,
+                chunked: false,
+                attention,
+                keys_of,
+                rope,
+                tempered: false,
+                feed_forward,
+            };
             match family.rotation.unrotated {
                 Some(unrotated) => unrotated.of_config(config, layer, (index, &windows)),
                 None => Ok(layer),

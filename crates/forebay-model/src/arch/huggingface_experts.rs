@@ -22,6 +22,17 @@ const STEPS: [&str; 3] = ["decoder_sparse_step", "moe_layer_interval", "interlea
 const FIRSTS: [&str; 4] =
     ["first_k_dense_replace", "moe_layer_start_index", "num_dense_layers", "moe_layer_num_skipped"];
 
+/// Keys of the flag that weights of experts are renormalised.
+const NORMS: [&str; 3] = ["norm_topk_prob", "moe_renormalize", "route_norm"];
+
+/// Keys of the factor of the weights of experts.
+const SCALES: [&str; 4] =
+    ["routed_scaling_factor", "router_scaling_factor", "moe_routed_scaling_factor", "route_scale"];
+
+/// Keys of the function that scores experts.
+const SCORINGS: [&str; 4] =
+    ["scoring_func", "moe_router_activation_func", "score_func", "score_function"];
+
 /// Returns true if a table gives the experts of every token in layer `index`.
 pub(super) fn is_by_token(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
     let layers = config.optional_count("num_hash_layers")?;
@@ -45,6 +56,7 @@ pub(super) fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, Model
     let enabled = config.flag("enable_moe_block")?.unwrap_or(true);
     let with_experts = config.list("moe_layers")?;
     let no_experts = config.set("num_local_experts").is_some_and(|count| *count == 0);
+    let is_moe = config.list("is_moe_layer")?.and_then(|list| list.get(index)?.as_bool());
     match config.text_of_layer("mlp_layer_types", index)? {
         None => {}
         Some("sparse") => return Ok(true),
@@ -56,6 +68,9 @@ pub(super) fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, Model
                 expected: "forebay knows sparse and dense".into(),
             });
         }
+    }
+    if let Some(is_moe) = is_moe {
+        return Ok(is_moe);
     }
     if let Some(layers) = with_experts {
         return Ok(has_number(layers, index));
@@ -100,13 +115,17 @@ pub(super) fn experts(
     let method = config.text("topk_method")?;
     let correction_bias =
         method.map_or(corrected.is_some() && !denied, |method| method == "noaux_tc");
-    let norms = ["norm_topk_prob", "moe_renormalize"].map(|key| config.flag(key));
-    let [norm, other] = norms;
-    let norm = norm?.or(other?);
+    config.note(&NORMS);
+    let norm = match NORMS.iter().find(|key| config.set(key).is_some()) {
+        Some(key) => config.flag(key)?,
+        None => None,
+    };
     let width = config.first_count(&["moe_intermediate_size", "intermediate_size"])?;
-    let of_groups = config.optional_first_count(&["n_group", "num_expert_group"])?;
+    let of_groups =
+        config.optional_first_count(&["n_group", "num_expert_group", "num_expert_groups"])?;
     let n_groups = if method == Some("greedy") { 1 } else { of_groups.unwrap_or(1) };
-    let groups_kept = config.optional_count("topk_group")?.unwrap_or(n_groups);
+    let groups_kept = config.optional_first_count(&["topk_group", "num_limited_groups"])?;
+    let groups_kept = groups_kept.unwrap_or(n_groups);
     config.note(&COUNTS);
     Ok(Experts {
         count: match Names::new(naming, family).routed_experts(catalog, index) {
@@ -124,7 +143,7 @@ pub(super) fn experts(
         width,
         scoring: scoring(config, family, corrected)?,
         renormalise: norm.unwrap_or(family.feed_forward.renormalise || is_third),
-        scale: config.float("routed_scaling_factor")?.map_or(1.0, |scale| scale as f32),
+        scale: config.first_float(&SCALES)?.map_or(1.0, |scale| scale as f32),
         correction_bias,
         by_token: false,
         groups: groups(n_groups, groups_kept, correction_bias),
@@ -143,9 +162,12 @@ fn scoring(
     family: &Family,
     corrected: Option<Scoring>,
 ) -> Result<Scoring, ModelError> {
-    let named = ["scoring_func", "moe_router_activation_func"].map(|key| config.text(key));
-    let [own, other] = named;
-    match own?.or(other?) {
+    config.note(&SCORINGS);
+    let named = match SCORINGS.iter().find(|key| config.set(key).is_some()) {
+        Some(key) => config.text(key)?,
+        None => None,
+    };
+    match named {
         Some("softmax") => Ok(Scoring::Softmax),
         Some("sigmoid") => Ok(Scoring::Sigmoid),
         Some("sqrtsoftplus") => Ok(Scoring::SqrtSoftplus),
@@ -167,7 +189,9 @@ fn shared_width(config: &Config<'_>, family: &Family, width: usize) -> Result<us
     config.note(&[SHARED_MLP, "intermediate_size"]);
     let of_one_block = config.optional_count("moe_shared_expert_intermediate_size")?;
     match config.optional_count("shared_expert_intermediate_size")? {
-        Some(shared) if family.feed_forward.shared_gate => Ok(shared),
+        Some(shared) if family.feed_forward.shared_gate || family.feed_forward.shared > 0 => {
+            Ok(shared)
+        }
         _ if family.feed_forward.beside_dense => config.count("intermediate_size"),
         _ if family.feed_forward.shared_mlp => config.count(SHARED_MLP),
         _ if family.layers.one_block => {
@@ -177,10 +201,8 @@ fn shared_width(config: &Config<'_>, family: &Family, width: usize) -> Result<us
             let count =
                 if mixed == Some(false) { 0 } else { count.unwrap_or(family.feed_forward.shared) };
             let own = config.optional_first_count(&[SHARED_MLP, "intermediate_size"])?;
-            Ok(own
-                .filter(|_| family.feed_forward.shared > 0)
-                .unwrap_or(width)
-                .saturating_mul(count))
+            let own = own.filter(|_| family.feed_forward.shared > 0).or(of_one_block);
+            Ok(own.unwrap_or(width).saturating_mul(count))
         }
     }
 }

@@ -14,7 +14,7 @@ const KIMI: &str = "linear_attn_config";
 /// Returns true if layer `index` is recurrent. `layer_types` decides if it is present, then LFM2's list of layers with attention, then
 /// Kimi's lists of layers.
 pub(super) fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
-    config.note(&["full_attention_interval"]);
+    config.note(&["full_attention_interval", "layer_group_size"]);
     let full = config.list("full_attn_idxs")?;
     let lists = config.object(KIMI)?;
     // These lists count from 1.
@@ -55,6 +55,11 @@ pub(super) fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, Mo
                 expected: "every layer must be in one of them".into(),
             }),
         };
+    }
+    if let Some(group) = config.optional_count("layer_group_size")? {
+        // Layers behind the last whole group have attention, too.
+        let whole = config.count("num_hidden_layers")?.checked_div(group).unwrap_or(0) * group;
+        return Ok(!(index + 1).is_multiple_of(group.max(1)) && index < whole);
     }
     let period = config.optional_count("full_attention_interval")?.unwrap_or(4).max(1);
     Ok(!(index + 1).is_multiple_of(period))
@@ -207,7 +212,16 @@ fn check_step_limit(config: &Config<'_>) -> Result<(), ModelError> {
 
 fn kimi(config: &Config<'_>, family: &Family) -> Result<Recurrent, ModelError> {
     config.note(&["linear_conv_kernel_dim", "linear_num_heads", "linear_head_dim"]);
+    // Ling has as many heads as in attention, and no low rank.
+    let is_whole = config.is_set("no_kda_lora")?;
+    config.note(&["short_conv_kernel_size", "head_dim"]);
+    let published = is_whole && config.set("linear_num_heads").is_none();
     let (heads, dim, convolution) = match config.object(KIMI)? {
+        None if published => (
+            config.count("num_attention_heads")?,
+            config.count("head_dim")?,
+            config.count("short_conv_kernel_size")?,
+        ),
         Some(own) => {
             let convolution = own.count("short_conv_kernel_size")?;
             (own.count("num_heads")?, own.count("head_dim")?, convolution)
@@ -219,18 +233,20 @@ fn kimi(config: &Config<'_>, family: &Family) -> Result<Recurrent, ModelError> {
         }
     };
     let decay_bound = decay_bound(config, family)?;
-    Ok(Recurrent { decay_bound, ..Recurrent::kimi(heads, dim, convolution) })
+    let low_rank = if is_whole { 0 } else { dim };
+    Ok(Recurrent { decay_bound, ..Recurrent::kimi(heads, dim, convolution, low_rank) })
 }
 
 /// Returns the logarithm of the fastest decay, or 0 if there is none. `null` means the family's usual one, unless the configuration
 /// says that gates have none.
 fn decay_bound(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> {
     let own = config.object(KIMI)?;
-    let beside = config.get("linear_lower_bound");
+    config.note(&["linear_lower_bound", "kda_lower_bound"]);
+    let beside = config.get("linear_lower_bound").or(config.get("kda_lower_bound"));
     let said = own.as_ref().and_then(|own| own.get("gate_lower_bound")).or(beside);
     let is_safe = match &own {
         Some(own) => own.flag("safe_gate")?.unwrap_or(true),
-        None => true,
+        None => config.flag("kda_safe_gate")?.unwrap_or(true),
     };
     match said.filter(|said| !said.is_null()) {
         Some(said) => said.as_f64().map(|bound| bound as f32).ok_or_else(|| ModelError::BadValue {

@@ -88,6 +88,9 @@ pub(super) fn rotation(
     let windowed = scope == Some(WINDOWED);
     let parameters = Parameters::of(config, scope)?;
     let scaling = if windowed { RopeScaling::None } else { parameters.scaling()? };
+    let tempered = parameters.temperature()?.is_some();
+    let fits = !tempered || family.rotation.tempered;
+    check("llama_4_scaling_beta of the rotation", "set", fits, "forebay knows 0 for this family")?;
     let usual = match family.rotation.of_windows {
         Some(WindowTheta::Of(theta)) if windowed => Some(theta),
         _ => None,

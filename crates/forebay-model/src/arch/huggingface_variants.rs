@@ -3,6 +3,7 @@
 use forebay_compute::Gating;
 use serde_json::Value;
 
+use super::architecture::OutputGate;
 use super::config::Config;
 use super::family::Family;
 use crate::ModelError;
@@ -64,7 +65,8 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
         return refuse("clip_qkv", "set", convert);
     }
     let gated = config.flag("attn_output_gate")?;
-    if gated.is_some_and(|gated| gated != family.attention.output_gate) {
+    let is_gated = family.attention.output_gate != OutputGate::None;
+    if gated.is_some_and(|gated| gated != is_gated) {
         return refuse("attn_output_gate", "set", "forebay does not know this variant");
     }
     for key in ["mlp_bias", "use_bias", "mamba_proj_bias", "conv_bias"] {

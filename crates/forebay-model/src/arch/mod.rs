@@ -43,7 +43,8 @@ mod validation;
 
 pub use architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, KvCapacity, KvInVram, Latent,
-    Layer, LayerEmbeddings, Mixer, Naming, NormLayout, QkNorm, Rope, RopeFactors, Values,
+    Layer, LayerEmbeddings, Mixer, Naming, NormLayout, OutputGate, QkNorm, Rope, RopeFactors,
+    Values,
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use families::by_name;

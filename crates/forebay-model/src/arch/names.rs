@@ -19,6 +19,7 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("k_bias", "attn_k.bias", "self_attn.k_proj.bias"),
     ("v_bias", "attn_v.bias", "self_attn.v_proj.bias"),
     ("o_bias", "attn_output.bias", "self_attn.o_proj.bias"),
+    ("output_gate", "attn_gate.weight", "self_attn.g_proj.weight"),
     ("q_norm", "attn_q_norm.weight", "self_attn.q_norm.weight"),
     ("k_norm", "attn_k_norm.weight", "self_attn.k_norm.weight"),
     ("sinks", "attn_sinks.weight", "self_attn.sinks"),
@@ -74,6 +75,8 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("delta_convolution_q", "ssm_conv1d_q.weight", "self_attn.q_conv1d.weight"),
     ("delta_convolution_k", "ssm_conv1d_k.weight", "self_attn.k_conv1d.weight"),
     ("delta_convolution_v", "ssm_conv1d_v.weight", "self_attn.v_conv1d.weight"),
+    ("delta_f", "ssm_f_a.weight", "self_attn.f_proj.weight"),
+    ("delta_g", "ssm_g_a.weight", "self_attn.g_proj.weight"),
     ("delta_f_a", "ssm_f_a.weight", "self_attn.f_a_proj.weight"),
     ("delta_f_b", "ssm_f_b.weight", "self_attn.f_b_proj.weight"),
     ("delta_g_a", "ssm_g_a.weight", "self_attn.g_a_proj.weight"),
@@ -205,6 +208,11 @@ impl Names {
             Naming::HuggingFace { .. } if self.family.files.norms_less_one => 1.0,
             _ => 0.0,
         }
+    }
+
+    /// Returns true if the rates of decay in the file are positive numbers.
+    pub fn has_positive_rates(&self) -> bool {
+        self.family.recurrence.positive_rates
     }
 
     pub fn embedding(&self) -> String {

@@ -103,7 +103,7 @@ impl Recurrent {
     }
 
     /// Returns the shape of Kimi Delta Attention, which has as many elements of a key as of a value.
-    pub(super) fn kimi(heads: usize, dim: usize, convolution: usize) -> Recurrent {
+    pub(super) fn kimi(heads: usize, dim: usize, convolution: usize, low_rank: usize) -> Recurrent {
         Recurrent {
             rule: StateRule::KimiDelta,
             convolution,
@@ -112,7 +112,7 @@ impl Recurrent {
             key_dim: dim,
             value_dim: dim,
             head_order: HeadOrder::Consecutive,
-            low_rank: dim,
+            low_rank,
             norm_width: dim,
             sigmoid_gate: true,
             decay_bound: 0.0,
@@ -177,7 +177,7 @@ impl Recurrent {
             check(key, dim, fits, "it must be a multiple of 8, at most 256")?;
         }
         if self.rule == StateRule::KimiDelta {
-            check_size("rank of the projections of recurrent layers", self.low_rank)?;
+            check_size("rank of the projections of recurrent layers", self.low_rank.max(1))?;
             let bound = self.decay_bound;
             let fits = (-1000.0..=0.0).contains(&bound);
             check("gate_lower_bound", bound, fits, "it must be negative, at least -1000")?;

@@ -6,6 +6,7 @@ use serde_json::Value;
 use super::architecture::Layer;
 use super::config::Config;
 use super::gguf_keys::Keys;
+use super::gguf_layers::{WINDOW, pattern};
 use crate::ModelError;
 
 /// The layers without rotation. What the configuration says comes first.
@@ -30,9 +31,6 @@ pub struct Chunks {
     pub temperature: Temperature,
 }
 
-/// Key of GGUF metadata that is 0 if a model has no chunks.
-const WINDOW: &str = "attention.sliding_window";
-
 fn is_last(index: usize, period: usize) -> bool {
     (index + 1).is_multiple_of(period.max(1))
 }
@@ -41,7 +39,7 @@ impl Unrotated {
     pub const LLAMA_4: Unrotated = Unrotated::BesideChunks(Chunks {
         period: 4,
         length: 8192,
-        temperature: Temperature { rate: 0.1, step: 8192.0 },
+        temperature: Temperature { rate: 0.1, step: 8192.0, first: 1 },
     });
 
     /// Returns the chunks of the other layers, if they see such.
@@ -103,6 +101,7 @@ impl Unrotated {
             }
             Unrotated::BesideChunks(Chunks { period, length, .. }) => {
                 match keys.optional_count(WINDOW)? {
+                    // Such models have no chunks.
                     Some(0) => return Ok(Layer { window: None, ..layer }),
                     Some(other) if other != length => {
                         let expected = format!("forebay knows chunks of {length} positions");
@@ -110,7 +109,11 @@ impl Unrotated {
                     }
                     _ => {}
                 }
-                let chunk = (!is_last(index, period)).then_some(length);
+                let is_chunked = match pattern(keys, windows.len())? {
+                    Some(flags) => flags[index],
+                    None => !is_last(index, period),
+                };
+                let chunk = is_chunked.then_some(length);
                 let rope = layer.rope.filter(|_| chunk.is_some());
                 Ok(Layer { window: chunk, chunked: chunk.is_some(), rope, ..layer })
             }
@@ -145,6 +148,7 @@ impl Chunks {
         let temperature = Temperature {
             rate: number("attn_scale", self.temperature.rate)?,
             step: number("floor_scale", self.temperature.step)?,
+            ..self.temperature
         };
         Ok((!denied).then_some(temperature))
     }

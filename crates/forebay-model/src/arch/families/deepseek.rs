@@ -1,7 +1,8 @@
 //! Models with the latent attention of DeepSeek, and DeepSeek-V4.
 
-use forebay_compute::{Gating, RopeLayout, Scoring};
+use forebay_compute::{GateFunction, Gating, RopeLayout, Scoring};
 
+use super::super::architecture::OutputGate;
 use super::super::family::{
     Attention, Family, FeedForward, Files, Indexers, Layers, OwnNames, Recurrence, Rotation,
 };
@@ -53,6 +54,22 @@ pub(super) const FAMILIES: &[Family] = &[
         ..Family::BASE
     },
     Family {
+        name: "mistral4",
+        files: Files {
+            gguf: &["mistral4"],
+            huggingface: &["mistral4"],
+            names: &[
+                ("expert_gate_up", "ffn_gate_up_exps.weight", ""),
+                ("expert_down_stack", "ffn_down_exps.weight", ""),
+            ],
+            ..Files::BASE
+        },
+        attention: Attention { latent: true, ..Attention::BASE },
+        rotation: Rotation { tempered: true, ..Rotation::PAIRS },
+        feed_forward: FeedForward { experts: true, ..FeedForward::BASE },
+        ..Family::BASE
+    },
+    Family {
         name: "deepseek32",
         files: Files { gguf: &["deepseek32"], huggingface: &["deepseek_v32"], ..INDEXED.files },
         attention: Attention {
@@ -97,6 +114,29 @@ pub(super) const FAMILIES: &[Family] = &[
         ..Family::BASE
     },
     Family {
+        name: "bailingmoe3",
+        files: Files {
+            gguf: &["bailingmoe3"],
+            huggingface: &["bailing_hybrid"],
+            names: BAILING,
+            ..Files::BASE
+        },
+        attention: Attention {
+            latent: true,
+            output_gate: OutputGate::ByHead(GateFunction::Sigmoid),
+            ..Attention::BASE
+        },
+        rotation: Rotation::PAIRS,
+        recurrence: Recurrence {
+            rule: Some(StateRule::KimiDelta),
+            decay_bound: -5.0,
+            positive_rates: true,
+            ..Recurrence::BASE
+        },
+        feed_forward: FeedForward::CORRECTED_EXPERTS,
+        ..Family::BASE
+    },
+    Family {
         name: "kimi-linear",
         files: Files {
             gguf: &["kimi-linear"],
@@ -111,6 +151,32 @@ pub(super) const FAMILIES: &[Family] = &[
         ..Family::BASE
     },
     DEEPSEEK_4,
+];
+
+const BAILING: OwnNames = &[
+    ("embedding", "", "word_embeddings.weight"),
+    ("q", "", "attention.q_proj.weight"),
+    ("k", "", "attention.k_proj.weight"),
+    ("v", "", "attention.v_proj.weight"),
+    ("o", "", "attention.dense.weight"),
+    ("output_gate", "", "attention.g_proj.weight"),
+    ("kv_a", "", "attention.kv_a_proj_with_mqa.weight"),
+    ("kv_a_norm", "", "attention.kv_a_layernorm.weight"),
+    ("kv_b", "", "attention.kv_b_proj.weight"),
+    ("q_a", "", "attention.q_a_proj.weight"),
+    ("q_a_norm", "", "attention.q_a_layernorm.weight"),
+    ("q_b", "", "attention.q_b_proj.weight"),
+    ("delta_b", "", "attention.b_proj.weight"),
+    ("delta_f", "", "attention.f_proj.weight"),
+    ("delta_g", "", "attention.g_proj.weight"),
+    ("delta_decay", "", "attention.A_log"),
+    ("delta_step", "", "attention.dt_bias"),
+    ("delta_convolution_q", "", "attention.q_conv1d.weight"),
+    ("delta_convolution_k", "", "attention.k_conv1d.weight"),
+    ("delta_convolution_v", "", "attention.v_conv1d.weight"),
+    ("delta_norm", "", "attention.o_norm.weight"),
+    ("delta_o", "attn_output.weight", "attention.dense.weight"),
+    ("correction_bias", "", "mlp.gate.expert_bias"),
 ];
 
 const KIMI_LINEAR: OwnNames = &[

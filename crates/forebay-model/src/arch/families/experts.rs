@@ -1,12 +1,14 @@
 //! Further models with experts.
 
-use forebay_compute::{Gating, Scoring};
+use forebay_compute::{GateFunction, Gating, Scoring};
 
-use super::super::architecture::QkNorm;
+use super::super::architecture::{NormLayout, OutputGate, QkNorm};
 use super::super::family::{
-    Attention, Ends, Family, FeedForward, Files, Indexers, OwnNames, Rotation, WindowTheta,
+    Attention, Ends, Family, FeedForward, Files, Indexers, Layers, OwnNames, Rotation, WindowTheta,
+    Windows,
 };
 use super::super::mtp_shape::MtpForm;
+use super::super::unrotated::Unrotated;
 
 const HUNYUAN: Family = Family {
     files: Files { names: HUNYUAN_NAMES, ..Files::BASE },
@@ -42,6 +44,113 @@ pub(super) const FAMILIES: &[Family] = &[
         },
         attention: Attention { qk_norm: QkNorm::PerHead, ..Attention::BASE },
         feed_forward: FeedForward::CORRECTED_EXPERTS,
+        ..Family::BASE
+    },
+    Family {
+        name: "dots1",
+        files: Files { gguf: &["dots1"], huggingface: &["dots1"], ..Files::BASE },
+        attention: Attention { qk_norm: QkNorm::PerHead, ..Attention::BASE },
+        feed_forward: FeedForward::CORRECTED_EXPERTS,
+        ..Family::BASE
+    },
+    Family {
+        name: "hy_v3",
+        files: Files {
+            gguf: &["hy_v3"],
+            huggingface: &["hy_v3"],
+            names: &[
+                ("router", "", "mlp.router.gate.weight"),
+                ("correction_bias", "", "mlp.expert_bias"),
+                ("shared_gate", "", "mlp.shared_mlp.gate_proj.weight"),
+                ("shared_up", "", "mlp.shared_mlp.up_proj.weight"),
+                ("shared_down", "", "mlp.shared_mlp.down_proj.weight"),
+            ],
+            ..Files::BASE
+        },
+        attention: Attention { qk_norm: QkNorm::PerHead, ..Attention::BASE },
+        feed_forward: FeedForward::CORRECTED_EXPERTS,
+        ..Family::BASE
+    },
+    Family {
+        name: "exaone-moe",
+        files: Files {
+            gguf: &["exaone-moe"],
+            huggingface: &["exaone_moe"],
+            names: &[("correction_bias", "", "mlp.e_score_correction_bias")],
+            ..Files::BASE
+        },
+        attention: Attention {
+            windows: Windows::ButEvery(4),
+            qk_norm: QkNorm::PerHead,
+            ..Attention::BASE
+        },
+        rotation: Rotation { unrotated: Some(Unrotated::WithoutWindow), ..Rotation::BASE },
+        feed_forward: FeedForward::CORRECTED_EXPERTS,
+        ..Family::BASE
+    },
+    Family {
+        name: "afmoe",
+        files: Files {
+            gguf: &["afmoe"],
+            huggingface: &["afmoe"],
+            names: &[
+                ("output_gate", "", "self_attn.gate_proj.weight"),
+                ("feed_forward_norm", "", "pre_mlp_layernorm.weight"),
+                ("feed_forward_post_norm", "", "post_mlp_layernorm.weight"),
+                ("router", "", "mlp.router.gate.weight"),
+                ("correction_bias", "", "mlp.expert_bias"),
+            ],
+            ..Files::BASE
+        },
+        attention: Attention {
+            windows: Windows::ButEvery(4),
+            qk_norm: QkNorm::PerHead,
+            output_gate: OutputGate::ByElement(GateFunction::Sigmoid),
+            ..Attention::BASE
+        },
+        rotation: Rotation { unrotated: Some(Unrotated::WithoutWindow), ..Rotation::BASE },
+        feed_forward: FeedForward::CORRECTED_EXPERTS,
+        layers: Layers { norms: NormLayout::Sandwich, ..Layers::BASE },
+        ends: Ends { scaled_embedding: true, ..Ends::BASE },
+        ..Family::BASE
+    },
+    Family {
+        name: "laguna",
+        files: Files {
+            gguf: &["laguna"],
+            huggingface: &["laguna"],
+            names: &[
+                ("correction_bias", "", "mlp.experts.e_score_correction_bias"),
+                ("shared_gate", "", "mlp.shared_expert.gate_proj.weight"),
+                ("shared_up", "", "mlp.shared_expert.up_proj.weight"),
+                ("shared_down", "", "mlp.shared_expert.down_proj.weight"),
+            ],
+            ..Files::BASE
+        },
+        attention: Attention {
+            windows: Windows::ButFirstOf(4),
+            qk_norm: QkNorm::PerHead,
+            output_gate: OutputGate::ByHead(GateFunction::Softplus),
+            ..Attention::BASE
+        },
+        rotation: Rotation { of_windows: Some(WindowTheta::Of(10_000.0)), ..Rotation::BASE },
+        feed_forward: FeedForward { shared: 1, ..FeedForward::CORRECTED_EXPERTS },
+        ..Family::BASE
+    },
+    Family {
+        name: "glm4",
+        files: Files {
+            gguf: &["glm4"],
+            huggingface: &["glm4"],
+            names: &[
+                ("attention_post_norm", "", "post_self_attn_layernorm.weight"),
+                ("feed_forward_post_norm", "", "post_mlp_layernorm.weight"),
+                ("gate_up", "ffn_up.weight", ""),
+            ],
+            ..Files::BASE
+        },
+        rotation: Rotation::PAIRS,
+        layers: Layers { norms: NormLayout::Sandwich, ..Layers::BASE },
         ..Family::BASE
     },
     Family {

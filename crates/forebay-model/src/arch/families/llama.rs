@@ -4,9 +4,16 @@ use forebay_compute::{Gating, RopeLayout, Scoring};
 
 use super::super::architecture::{NormLayout, QkNorm};
 use super::super::family::{
-    Attention, Family, FeedForward, Files, Layers, Rotation, WindowTheta, Windows,
+    Attention, Ends, Factors, Family, FeedForward, Files, Layers, Rotation, WindowTheta, Windows,
 };
 use super::super::unrotated::Unrotated;
+
+/// Common properties of Granite models with attention only.
+const GRANITE: Family = Family {
+    rotation: Rotation { gguf: RopeLayout::Interleaved, ..Rotation::BASE },
+    ends: Ends { gguf_factors: Factors::AllOfGranite, ..Ends::BASE },
+    ..Family::BASE
+};
 
 pub(super) const FAMILIES: &[Family] = &[
     Family {
@@ -47,6 +54,67 @@ pub(super) const FAMILIES: &[Family] = &[
         attention: Attention { windows: Windows::NotInGguf, ..Attention::BASE },
         rotation: Rotation { gguf: RopeLayout::Interleaved, ..Rotation::BASE },
         ..Family::BASE
+    },
+    Family {
+        name: "mistral3",
+        files: Files { gguf: &["mistral3"], huggingface: &["ministral3"], ..Files::BASE },
+        attention: Attention { windows: Windows::NotInGguf, ..Attention::BASE },
+        rotation: Rotation { gguf: RopeLayout::Interleaved, tempered: true, ..Rotation::BASE },
+        ..Family::BASE
+    },
+    // Every fourth layer has no rotation.
+    Family {
+        name: "smollm3",
+        files: Files { gguf: &["smollm3"], huggingface: &["smollm3"], ..Files::BASE },
+        rotation: Rotation {
+            gguf: RopeLayout::Interleaved,
+            unrotated: Some(Unrotated::Every(4)),
+            ..Rotation::BASE
+        },
+        ..Family::BASE
+    },
+    Family {
+        name: "seed_oss",
+        files: Files {
+            gguf: &["seed_oss"],
+            huggingface: &["seed_oss"],
+            names: &[("feed_forward_norm", "post_attention_norm.weight", "")],
+            ..Files::BASE
+        },
+        attention: Attention { qkv_bias: true, ..Attention::BASE },
+        ..Family::BASE
+    },
+    Family {
+        name: "exaone4",
+        files: Files { gguf: &["exaone4"], huggingface: &["exaone4"], ..Files::BASE },
+        attention: Attention {
+            windows: Windows::ButEvery(4),
+            qk_norm: QkNorm::PerHead,
+            ..Attention::BASE
+        },
+        rotation: Rotation { unrotated: Some(Unrotated::WithoutWindow), ..Rotation::BASE },
+        layers: Layers { norms: NormLayout::Post, ..Layers::BASE },
+        ..Family::BASE
+    },
+    Family {
+        name: "granite",
+        files: Files { gguf: &["granite"], huggingface: &["granite"], ..Files::BASE },
+        ..GRANITE
+    },
+    Family {
+        name: "granitemoe",
+        files: Files {
+            gguf: &["granitemoe"],
+            huggingface: &["granitemoe"],
+            names: &[
+                ("router", "", "block_sparse_moe.router.layer.weight"),
+                ("expert_gate_up", "", "block_sparse_moe.input_linear.weight"),
+                ("expert_down_stack", "", "block_sparse_moe.output_linear.weight"),
+            ],
+            ..Files::BASE
+        },
+        feed_forward: FeedForward { experts: true, ..FeedForward::BASE },
+        ..GRANITE
     },
     Family {
         name: "olmoe",

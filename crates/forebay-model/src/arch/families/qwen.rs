@@ -1,6 +1,6 @@
 //! The Qwen models.
 
-use super::super::architecture::{NormLayout, QkNorm};
+use super::super::architecture::{NormLayout, OutputGate, QkNorm};
 use super::super::family::{
     Attention, Family, FeedForward, Files, Indexers, Layers, OwnNames, Recurrence,
 };
@@ -21,7 +21,11 @@ const QWEN_NEXT: Family = Family {
         ],
         ..Files::BASE
     },
-    attention: Attention { qk_norm: QkNorm::PerHead, output_gate: true, ..Attention::BASE },
+    attention: Attention {
+        qk_norm: QkNorm::PerHead,
+        output_gate: OutputGate::InQueries,
+        ..Attention::BASE
+    },
     recurrence: Recurrence { rule: Some(StateRule::GatedDelta), ..Recurrence::BASE },
     feed_forward: FeedForward { shared_gate: true, ..FeedForward::BASE },
     ..Family::BASE
@@ -36,13 +40,30 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     Family {
         name: "qwen3",
-        files: Files { gguf: &["qwen3"], huggingface: &["qwen3"], ..Files::BASE },
+        files: Files {
+            gguf: &["qwen3", "qwen3vl"],
+            huggingface: &["qwen3", "qwen3_vl_text"],
+            ..Files::BASE
+        },
         attention: Attention { qk_norm: QkNorm::PerHead, ..Attention::BASE },
         ..Family::BASE
     },
     Family {
         name: "qwen3moe",
         files: Files { gguf: &["qwen3moe"], huggingface: &["qwen3_moe"], ..Files::BASE },
+        attention: Attention { qk_norm: QkNorm::PerHead, ..Attention::BASE },
+        feed_forward: FeedForward { experts: true, ..FeedForward::BASE },
+        ..Family::BASE
+    },
+    // The text part of Qwen3-VL. Its folders hold the transposed matrices of experts.
+    Family {
+        name: "qwen3vlmoe",
+        files: Files {
+            gguf: &["qwen3vlmoe"],
+            huggingface: &["qwen3_vl_moe_text"],
+            transposed_experts: true,
+            ..Files::BASE
+        },
         attention: Attention { qk_norm: QkNorm::PerHead, ..Attention::BASE },
         feed_forward: FeedForward { experts: true, ..FeedForward::BASE },
         ..Family::BASE
