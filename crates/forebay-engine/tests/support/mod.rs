@@ -53,6 +53,53 @@ pub fn sets() -> Vec<PathBuf> {
     std::iter::once(first.clone()).chain(others).collect()
 }
 
+/// Models of the fixtures that forebay refuses, and what it lacks for them.
+pub const NOT_YET: &[(&str, &str)] = &[
+    ("models/llama_fp8_ct_head", "output projections in FP8"),
+    ("models/llama_w8a8_ct", "compressed-tensors integers of 8 bits"),
+    ("models/qwen3_w8a16_ct", "compressed-tensors integers of 8 bits"),
+    ("models/llama_gptq_actorder", "GPTQ with desc_act"),
+    ("models/llama_bnb_nf4", "bitsandbytes NF4"),
+    ("models/gemma3n", "AltUp, LAuReL and sparse activations"),
+    ("models/inkling", "biases by relative position and convolutions in attention"),
+    ("models/muse_spark", "gated residuals and experts between two projections"),
+    ("models/muse_glimmer", "post-norms with an epsilon of their own"),
+    ("gguf/muse_glimmer", "post-norms with an epsilon of their own"),
+    ("models/olmo_hybrid", "pre-norms and post-norms in one model"),
+    ("models/falcon_h1", "attention and Mamba-2 in one layer"),
+    ("gguf/falcon_h1", "attention and Mamba-2 in one layer"),
+    ("gguf/jamba", "Mamba of the first kind"),
+    ("gguf/kimi_k3", "attention over earlier residuals"),
+    ("models/hy_v4", "independent hyper-connections"),
+    ("gguf/hy_v4", "independent hyper-connections"),
+    ("models/cohere2_moe", "layer norms and parallel blocks"),
+    ("gguf/cohere2_moe", "layer norms and parallel blocks"),
+    ("models/step3p7", "limits behind SiLU"),
+    ("gguf/step3p7", "limits behind SiLU"),
+];
+
+/// Returns the models of the third set that run: folders, and the first file of each folder with GGUF files.
+pub fn third_set() -> Vec<PathBuf> {
+    let Some(set) = sets().into_iter().find(|set| set.ends_with("fixtures3")) else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for kind in ["gguf", "models"] {
+        for entry in std::fs::read_dir(set.join(kind)).unwrap() {
+            let folder = entry.unwrap().path();
+            let name = format!("{kind}/{}", folder.file_name().unwrap().to_string_lossy());
+            if NOT_YET.iter().any(|(of, _)| *of == name) {
+                continue;
+            }
+            let mut files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+            let is_gguf = |path: &PathBuf| path.extension().is_some_and(|end| end == "gguf");
+            found.push(if kind == "models" { folder } else { files.find(is_gguf).unwrap() });
+        }
+    }
+    found.sort();
+    found
+}
+
 /// Returns a copy of the fixture `models/NAME`, or `None` if the fixture is not there.
 pub fn copied(name: &str) -> Option<TempDir> {
     let folder = fixture(&format!("models/{name}"))?;
@@ -121,6 +168,9 @@ pub fn recurrent_models() -> Vec<PathBuf> {
         "models/lfm2_moe",
         "models/granitemoehybrid",
         "models/qwen4_exp",
+        "gguf/qwen4_exp/qwen4_exp-Q8_0.gguf",
+        "gguf/lfm2/lfm2-Q8_0.gguf",
+        "models/bailing_hybrid",
     ]
     .iter()
     .filter_map(|name| fixture(name))
