@@ -58,6 +58,7 @@ pub type Sink = Box<dyn FnMut(Event) -> ControlFlow<()> + Send>;
 
 /// Something that happened to a request.
 #[derive(Debug, Clone, PartialEq)]
+#[expect(clippy::large_enum_variant, reason = "events are handed over one at a time, never stored")]
 pub enum Event {
     Token(GeneratedToken),
     /// The last event.
