@@ -38,14 +38,14 @@ const FILE_TYPES: [(u64, &str); 32] = [
     (38, "MXFP4_MOE"),
 ];
 
-/// Added to a file type that a converter has guessed.
-const GUESSED: u64 = 1024;
+/// Added to a file type that a converter derived from the tensors.
+const DERIVED: u64 = 1024;
 
 /// Returns the name of a model's quantisation: that of its GGUF file type if a tensor has this type, else the type of most weights.
 pub(crate) fn name(catalog: &Catalog, weights: impl Fn(&TensorInfo) -> u64) -> &'static str {
     let file_type = catalog.gguf().and_then(|metadata| metadata.u64("general.file_type"));
     let named = file_type.and_then(|of| {
-        let of = if of >= GUESSED { of - GUESSED } else { of };
+        let of = if of >= DERIVED { of - DERIVED } else { of };
         FILE_TYPES.iter().find(|(number, _)| *number == of).map(|(_, name)| *name)
     });
     let tensors = catalog.tensors();

@@ -129,6 +129,7 @@ fn is_idle(key: &str, file: &GgufFile, described: &Architecture) -> bool {
         // They are numbers of YaRN, or nothing is scaled.
         "rope.scaling.yarn_beta_fast" | "rope.scaling.yarn_beta_slow" => !is_yarn,
         "rope.scaling.original_context_length" | "rope.scaling.yarn_log_multiplier" => !is_yarn,
+        "rope.scaling.factor" => text("rope.scaling.type") == "none" || !rotates,
         // The new key decides, or there is no rotation that could be scaled.
         "rope.scale_linear" => {
             has("rope.scaling.factor") || text("rope.scaling.type") == "none" || !rotates

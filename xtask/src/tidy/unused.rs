@@ -197,6 +197,9 @@ fn check_others(repository: &Repository, findings: &mut Vec<Finding>) {
             let inside: Vec<&str> = folder(&file.path).split('/').skip(1).collect();
             clues.extend(inside.last().map(|last| (*last).to_owned()));
         }
+        if let Some(module) = name.strip_suffix(".py") {
+            clues.push(format!("from {module} import "));
+        }
         if file.path.starts_with("bench/results/") {
             clues.push("bench/results".to_owned());
         }

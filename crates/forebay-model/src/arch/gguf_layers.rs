@@ -1,21 +1,19 @@
 //! Reads the layers of GGUF metadata.
 
 use forebay_compute::Gating;
-use forebay_format::{Array, Catalog, Value};
+use forebay_format::Catalog;
 
 use super::architecture::{FeedForward, Layer, Mixer};
 use super::family::{Factors, Family, Windows};
 use super::gguf_experts::{experts, router};
 use super::gguf_keys::Keys;
 use super::gguf_recurrent::recurrent_layers;
+use super::gguf_windows::{WINDOW, pattern};
 use super::layers::keys_of;
 use crate::ModelError;
 
 /// Rate of the factor of queries that grows with the position.
 pub(super) const TEMPERATURE: &str = "attention.temperature_scale";
-pub(super) const WINDOW: &str = "attention.sliding_window";
-const PATTERN: &str = "attention.sliding_window_pattern";
-
 /// Keys that mean nothing without experts.
 const OF_EXPERTS: [&str; 9] = [
     "expert_used_count",
@@ -115,30 +113,6 @@ fn windows(
         None => family.attention.windows.slides(index),
     };
     Ok((0..count).map(|index| window.filter(|_| slides(index))).collect())
-}
-
-/// Returns which layers have a window: from a list with a flag for each, or from a number, which means that every so many layers the
-/// last one has none (0: all have one).
-pub(super) fn pattern(keys: &Keys<'_>, count: usize) -> Result<Option<Vec<bool>>, ModelError> {
-    let Some(value) = keys.get(PATTERN) else { return Ok(None) };
-    let wrong = || {
-        let expected =
-            format!("it must be a number or a list with a flag for each of {count} layers");
-        keys.wrong(PATTERN, value.describe(), &expected)
-    };
-    let flags: Vec<bool> = match (value, value.as_u64()) {
-        (_, Some(0)) => vec![true; count],
-        (_, Some(period)) => {
-            (0..count as u64).map(|index| !(index + 1).is_multiple_of(period)).collect()
-        }
-        (Value::Array(Array::Bool(flags)), _) => flags.clone(),
-        (Value::Array(list), _) => {
-            let numbers = list.to_i64s().ok_or_else(wrong)?;
-            numbers.into_iter().map(|number| number != 0).collect()
-        }
-        _ => return Err(wrong()),
-    };
-    if flags.len() < count { Err(wrong()) } else { Ok(Some(flags)) }
 }
 
 /// Returns layers of which each is only one block: those with key/value heads have attention, those with a width are

@@ -16,6 +16,7 @@ mod gguf_keys;
 mod gguf_layers;
 mod gguf_recurrent;
 mod gguf_rope;
+mod gguf_windows;
 mod harmless;
 mod head;
 mod huggingface;

@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::architecture::Layer;
 use super::config::Config;
 use super::gguf_keys::Keys;
-use super::gguf_layers::{WINDOW, pattern};
+use super::gguf_windows::{WINDOW, pattern};
 use crate::ModelError;
 
 /// The layers without rotation. What the configuration says comes first.

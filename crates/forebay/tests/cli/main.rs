@@ -39,6 +39,7 @@ mod serve_kv;
 mod serve_models;
 mod serve_paths;
 mod serve_reports;
+mod server;
 mod templates;
 mod terminal;
 mod terminal_chat;

@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use crate::harness::{Ran, demo, forebay};
 use crate::pull::hub::{Answer, Hub};
 use crate::pull::{Place, ended};
-use crate::serve::Server;
+use crate::server::Server;
 
 fn write(path: &Path, bytes: &[u8]) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();

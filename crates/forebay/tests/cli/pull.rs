@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::harness::{Ran, demo, forebay};
-use crate::serve::Server;
+use crate::server::Server;
 use hub::{Answer, Hub, Served};
 use serde_json::{Value, json};
 

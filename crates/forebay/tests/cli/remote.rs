@@ -12,7 +12,7 @@ use crate::harness::{Ran, demo, fixture, forebay, moe, words, workspace};
 use crate::plan::saved_profile;
 use crate::pull::Place;
 use crate::pull::hub::{Answer, Hub, Served};
-use crate::serve::Server;
+use crate::server::Server;
 
 /// Most bytes that a plan reads.
 const SENT_MAX: u64 = 16 << 20;

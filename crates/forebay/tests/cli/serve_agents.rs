@@ -5,7 +5,7 @@ use std::io::Read;
 
 use serde_json::{Value, json};
 
-use crate::serve::Server;
+use crate::server::Server;
 
 /// Schema of a call with a long text.
 fn parameters() -> Value {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::serve::{Server, completion};
+use crate::server::{Server, completion};
 
 fn extended(mut body: Value, more: &Value) -> Value {
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::harness::{demo, stuck_schema};
-use crate::serve::{Answer, Server, completion};
+use crate::server::{Answer, Server, completion};
 
 const BOUNDARY: &str = "----boundary7";
 

@@ -3,7 +3,7 @@
 
 use serde_json::{Value, json};
 
-use crate::serve::Server;
+use crate::server::Server;
 
 /// A tool in the form of OpenAI's chats.
 fn tool() -> Value {

@@ -3,7 +3,7 @@
 use forebay_requests::fields::{FORMS, Field, Form, Kind, Rule, Tagged, Variant};
 use serde_json::{Map, Value, json};
 
-use crate::serve::Server;
+use crate::server::Server;
 
 /// Words of errors about fields that are not in the table, or that the server does not read.
 const OF_THE_TABLE: [&str; 4] = [

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 use serde_json::{Map, Value, json};
 
 use crate::harness::{demo, stuck_schema};
-use crate::serve::Server;
+use crate::server::Server;
 
 #[test]
 fn grammars_that_lead_deep_or_take_long_are_answered() {

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::{Value, json};
 
 use crate::harness::{chat_model, demo};
-use crate::serve::Server;
+use crate::server::Server;
 
 /// Ids that the tiny model's embedding has rows for and its vocabulary no tokens.
 const FIRST: u64 = 500;

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::harness::{demo, forebay};
-use crate::serve::{Server, completion};
+use crate::server::{Server, completion};
 
 /// Number of times that the server is killed. FOREBAY_KILLS sets another one.
 const KILLS: usize = 12;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::harness::{command, demo, forebay, moe};
-use crate::serve::Server;
+use crate::server::Server;
 
 /// A folder with the models `one` and `two`, which are the demo model, and `small`.
 fn library() -> TempDir {

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use serde_json::{Value, json};
 
 use crate::harness::demo;
-use crate::serve::{Server, completion};
+use crate::server::{Server, completion};
 
 /// Sends a request of HTTP/1.1, and returns the whole answer.
 fn raw(server: &Server, text: &str) -> String {

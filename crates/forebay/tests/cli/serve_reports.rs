@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::harness::{chat_model, demo, forebay, smallest_ram, words};
 use crate::plan::saved_profile;
-use crate::serve::{Server, completion};
+use crate::server::{Server, completion};
 
 /// Returns the lines of a log that are there once `is_enough` is true of them.
 fn lines(path: &Path, is_enough: impl Fn(&[Value]) -> bool) -> Vec<Value> {

@@ -6,7 +6,7 @@ use forebay_text::{ChatTemplate, CivilTime, RenderInput, TextError};
 use serde_json::{Value, json};
 
 use crate::harness::{fixture, forebay_with_input, model_with_template};
-use crate::serve::Server;
+use crate::server::Server;
 
 /// Runs the templates of this test program in processes of the real binary.
 fn isolate() {
