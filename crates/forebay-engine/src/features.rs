@@ -1,6 +1,6 @@
 //! Features that distinguish a model from a plain decoder, described in words.
 
-use forebay_compute::{Gating, RopeScaling, Scoring};
+use forebay_compute::{GateFunction, Gating, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
@@ -138,8 +138,8 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
         let words: Vec<String> = attentions.iter().map(shape_words).collect();
         add("attention by layer", words.join("; "));
     }
-    if attentions.iter().any(|of| of.output_gate != OutputGate::None) {
-        add("gated attention", "the output times a function of a gate".to_owned());
+    if let Some(words) = attentions.iter().find_map(|of| gate_words(of.output_gate)) {
+        add("gated attention", words);
     }
     if attentions.iter().any(|of| of.sinks) {
         let all = attentions.iter().all(|of| of.sinks);
@@ -175,6 +175,21 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
     if let Some(cap) = attention.softcap {
         add("soft cap of scores", format!("they stay within {cap}"));
     }
+}
+
+/// Says how the output of attention is gated.
+fn gate_words(gate: OutputGate) -> Option<String> {
+    let (function, each) = match gate {
+        OutputGate::None => return None,
+        OutputGate::InQueries => (GateFunction::Sigmoid, "element"),
+        OutputGate::ByElement(function) => (function, "element"),
+        OutputGate::ByHead(function) => (function, "head"),
+    };
+    let function = match function {
+        GateFunction::Sigmoid => "sigmoid",
+        GateFunction::Softplus => "softplus",
+    };
+    Some(format!("the output times the {function} of a gate for each {each}"))
 }
 
 fn shape_words(attention: &Attention) -> String {
