@@ -16,6 +16,21 @@ extern "C" __global__ void __launch_bounds__(256)
     }
 }
 
+// x [rows, heads, dim] *= 1 / (1 + e^-g), or log(1 + e^g), where `gates` [rows, heads] has g. Grid (elements of a row, rows).
+extern "C" __global__ void __launch_bounds__(256)
+    gate_whole_heads(float *x, const float *gates, int heads, int dim, int is_softplus, int rows) {
+    wait_for_previous();
+    const int width = heads * dim;
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= width) return;
+    for (size_t row = blockIdx.y; row < (size_t)rows; row += gridDim.y) {
+        const float gate = gates[row * heads + i / dim];
+        const float logistic = 1.0f / __fadd_rn(1.0f, expf(-gate));
+        const float softplus = gate > 20.0f ? gate : log1pf(expf(gate));
+        x[row * width + i] *= is_softplus ? softplus : logistic;
+    }
+}
+
 // out [rows, width] *= 1 / (1 + e^-s), where s is the product of a row of x [rows, cols] with `weight`. A block computes a
 // row.
 extern "C" __global__ void __launch_bounds__(256)
@@ -40,13 +55,13 @@ extern "C" __global__ void __launch_bounds__(256) take_factors(const float *x, f
     for (int i = threadIdx.x; i < width; i += blockDim.x) out[row * width + i] = x[row * width + i] * factor;
 }
 
-// x [rows, width] *= 1 + rate * log(1 + floor((position + 1) / step)), where `positions` are those of the rows. A block computes
-// a row.
+// x [rows, width] *= 1 + rate * log(1 + floor((position + first) / step)), where `positions` are those of the rows. A block
+// computes a row.
 extern "C" __global__ void __launch_bounds__(256)
-    temper_rows(float *x, const int *positions, float rate, float step, int width) {
+    temper_rows(float *x, const int *positions, float rate, float step, int first, int width) {
     wait_for_previous();
     const size_t row = blockIdx.x;
-    const float steps = floorf(__fdiv_rn((float)(positions[row] + 1), step));
+    const float steps = floorf(__fdiv_rn((float)(positions[row] + first), step));
     const float factor = __fmaf_rn(log1pf(steps), rate, 1.0f);
     for (int i = threadIdx.x; i < width; i += blockDim.x) x[row * width + i] *= factor;
 }

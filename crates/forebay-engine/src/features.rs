@@ -4,8 +4,8 @@ use forebay_compute::{Gating, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
-    Attention, AttentionBias, Experts, FeedForward, IndexerRule, Latent, NormLayout, QkNorm, Rope,
-    StateRule, StreamRule, Streams,
+    Attention, AttentionBias, Experts, FeedForward, IndexerRule, Latent, NormLayout, OutputGate,
+    QkNorm, Rope, StateRule, StreamRule, Streams,
 };
 use serde::Serialize;
 
@@ -138,8 +138,8 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
         let words: Vec<String> = attentions.iter().map(shape_words).collect();
         add("attention by layer", words.join("; "));
     }
-    if attentions.iter().any(|of| of.output_gate) {
-        add("gated attention", "the output times the sigmoid of a gate".to_owned());
+    if attentions.iter().any(|of| of.output_gate != OutputGate::None) {
+        add("gated attention", "the output times a function of a gate".to_owned());
     }
     if attentions.iter().any(|of| of.sinks) {
         let all = attentions.iter().all(|of| of.sinks);

@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use forebay_engine::{GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
 use logits::{
-    Distance, GGUF, HUGGING_FACE, INDEXED, RECURRENT, References, json, numbers, prompt,
-    short_context,
+    Distance, FEW_EXPERTS, GGUF, HUGGING_FACE, INDEXED, RECURRENT, References, json, numbers,
+    of_long_prompt, prompt, short_context,
 };
-use support::fixture;
+use support::{NOT_YET, fixture};
 
 /// Context in positions, which all prompts of the fixtures fit.
 const CONTEXT: usize = 320;
@@ -112,8 +112,13 @@ fn check_hugging_face(name: &str, folder: &Path, data: &Path) {
     }
     let tested = greedy(&mut session, &long, greedy_long.len());
     assert_eq!(tested, greedy_long, "{name}: greedy long");
+    let ids_of = |layer: usize| references.ints(&format!("hf.short.layer{layer}.router.ids"));
+    if (0..layers).all(|layer| ids_of(layer).is_none()) {
+        // Some fixtures have logits only.
+        return;
+    }
     for layer in 0..layers {
-        let Some(ids) = references.ints(&format!("hf.short.layer{layer}.router.ids")) else {
+        let Some(ids) = ids_of(layer) else {
             let dense = routing.chunks_exact(layers * k.max(1)).all(|row| row[layer * k] == -1);
             assert!(k == 0 || dense, "{name}: no reference routing in layer {layer}");
             continue;
@@ -129,7 +134,7 @@ fn check_hugging_face(name: &str, folder: &Path, data: &Path) {
 
 #[test]
 fn hugging_face_folders_match_transformers() {
-    for name in HUGGING_FACE {
+    for &name in HUGGING_FACE {
         let Some(folder) = fixture(&format!("models/{name}")) else { continue };
         check_hugging_face(name, &folder, &folder);
     }
@@ -137,7 +142,7 @@ fn hugging_face_folders_match_transformers() {
 
 #[test]
 fn configurations_of_transformers_5_give_the_same_model() {
-    for name in HUGGING_FACE {
+    for &name in HUGGING_FACE {
         let Some(folder) = fixture(&format!("models/{name}")) else { continue };
         let copy = tempfile::tempdir().unwrap();
         for entry in std::fs::read_dir(&folder).unwrap() {
@@ -171,12 +176,12 @@ fn gguf_files(name: &str) -> Vec<(String, PathBuf)> {
         .collect()
 }
 
-/// Returns the reference prompts of a GGUF fixture.
+/// Returns the reference prompts of a GGUF fixture, which its set has.
 fn reference_json(name: &str) -> serde_json::Value {
-    let sets = [Some(support::fixtures()), support::second_fixtures()];
-    let folders =
-        sets.iter().flatten().flat_map(|set| ["gguf", "models"].map(|kind| set.join(kind)));
-    let mut paths = folders.map(|folder| folder.join(name).join("reference.json"));
+    let own = fixture(&format!("gguf/{name}")).expect("the fixture is there");
+    let set = own.ancestors().nth(2).expect("it is in a set");
+    let folders = ["gguf", "models"].map(|kind| set.join(kind).join(name));
+    let mut paths = folders.map(|folder| folder.join("reference.json")).into_iter();
     let path = paths.find(|path| path.exists());
     json(&path.expect("every GGUF fixture has reference prompts"))
 }
@@ -194,7 +199,7 @@ fn gguf_reference(name: &str, label: &str, which: &str) -> Vec<f32> {
 
 #[test]
 fn gguf_files_match_llama_cpp_in_f32() {
-    for name in GGUF {
+    for &name in GGUF {
         for (label, path) in gguf_files(name) {
             let what = format!("{name} {label}");
             let reference = reference_json(name);
@@ -212,14 +217,16 @@ fn gguf_files_match_llama_cpp_in_f32() {
             let long = prompt(&reference, "long");
             let logits = session.logits(&long, None).unwrap();
             let expected = gguf_reference(name, &label, "long.logits_last8");
-            expect_exact(
-                &format!("{what} long"),
-                &expected,
-                last8(&logits, vocabulary),
-                vocabulary,
-                limits,
-            );
+            let what_long = format!("{what} long");
+            if let Some(limits) = of_long_prompt(name, limits) {
+                let tested = last8(&logits, vocabulary);
+                expect_exact(&what_long, &expected, tested, vocabulary, limits);
+            }
             for layer in 0..if k > 0 { layers } else { 0 } {
+                // Some fixtures have logits only.
+                if entry["routing_exact"].is_null() {
+                    break;
+                }
                 let Some(ids) = entry["routing_exact"][layer.to_string()]["ids"].as_array() else {
                     let mut rows = routing.chunks_exact(layers * k);
                     assert!(rows.all(|row| row[layer * k] == -1), "{what}: layer {layer}");
@@ -237,6 +244,11 @@ fn gguf_files_match_llama_cpp_in_f32() {
                 }
             }
             for (key, ids) in [("greedy_short_exact", &short), ("greedy_long_exact", &long)] {
+                // Beyond the prompt, these see other keys in llama.cpp, too.
+                let differs = ["qwen4_exp", "minimax_m3"].contains(&name);
+                if differs || entry[key].is_null() {
+                    continue;
+                }
                 let expected = numbers(&entry[key]);
                 assert_eq!(greedy(&mut session, ids, expected.len()), expected, "{what}: {key}");
             }
@@ -249,7 +261,9 @@ fn llama_cpp_distance(name: &str, label: &str, which: &str) -> (f64, f64) {
     let described = json(&fixture(&format!("gguf/{name}/llamacpp.json")).unwrap());
     let key = if which == "short" { "native_vs_exact" } else { "native_vs_exact_long_last8" };
     let of = &described["files"][label][key];
-    (of["max_abs"].as_f64().unwrap(), of["kl_mean"].as_f64().unwrap())
+    // Some fixtures have no such numbers. Then the usual limits hold.
+    let number = |name: &str| of[name].as_f64().unwrap_or(0.0);
+    (number("max_abs"), number("kl_mean"))
 }
 
 /// Returns the number of positions of a prompt in which llama.cpp's own arithmetic makes another token the likeliest.
@@ -272,7 +286,7 @@ fn llama_cpp_half_cache(name: &str, which: &str) -> f64 {
 
 #[test]
 fn default_arithmetic_stays_within_the_table() {
-    for name in GGUF {
+    for &name in GGUF {
         for (label, path) in gguf_files(name) {
             let what = format!("{name} {label}");
             let reference = reference_json(name);
@@ -286,12 +300,17 @@ fn default_arithmetic_stays_within_the_table() {
             let limits = if float { (5e-2, 1e-5, 0.05) } else { (1.5, 5e-3, 0.5) };
             let experts = session.info().experts > 0;
             for (which, suffix) in [("short", "short.logits"), ("long", "long.logits_last8")] {
+                if which == "long" && of_long_prompt(name, ()).is_none() {
+                    continue;
+                }
                 let logits = session.logits(&prompt(&reference, which), None).unwrap();
                 let expected = gguf_reference(name, &label, suffix);
                 let tested = &logits[logits.len() - expected.len()..];
                 let distance = Distance::between(&expected, tested, vocabulary);
                 let (mut max_abs, mut kl, gap) = limits;
-                let carries_on = (RECURRENT.contains(&name) || INDEXED.contains(&name)) && !float;
+                let is_sensitive =
+                    [RECURRENT, INDEXED, FEW_EXPERTS].iter().any(|of| of.contains(&name));
+                let carries_on = is_sensitive && !float;
                 if carries_on {
                     // A rounded state carries on, and so does a choice of other keys, so llama.cpp's own distance is the measure (see README).
                     let (largest, mean) = llama_cpp_distance(name, &label, which);
@@ -342,15 +361,29 @@ fn compare_with_manifest(set: &Path) -> (Vec<String>, BTreeSet<String>) {
 #[test]
 fn the_set_is_whole_and_every_model_of_it_is_tested() {
     let own = support::formulas().parent().expect("it is in the project's own set").to_owned();
-    for set in [support::fixtures(), own] {
+    for set in support::sets().into_iter().chain([own]) {
         let (wrong, models) = compare_with_manifest(&set);
         assert!(wrong.is_empty(), "{}: missing or changed are {wrong:?}", set.display());
         assert!(!models.is_empty(), "{} lists no models", set.display());
         let folders = HUGGING_FACE.iter().map(|name| format!("models/{name}"));
-        let tested: BTreeSet<String> =
-            folders.chain(GGUF.iter().map(|name| format!("gguf/{name}"))).collect();
-        let untested: Vec<&String> = models.difference(&tested).collect();
+        let refused = NOT_YET.iter().map(|(name, _)| (*name).to_owned());
+        let tested = folders.chain(GGUF.iter().map(|name| format!("gguf/{name}")));
+        let known: BTreeSet<String> = tested.chain(refused).collect();
+        let untested: Vec<&String> = models.difference(&known).collect();
         assert!(untested.is_empty(), "no test runs {untested:?}");
+    }
+}
+
+/// A model that runs belongs to the lists of models that are tested.
+#[test]
+fn models_that_cannot_run_yet_are_refused() {
+    for &(name, why) in NOT_YET {
+        let Some(mut path) = fixture(name) else { continue };
+        if let Some(name) = name.strip_prefix("gguf/") {
+            path = gguf_files(name).remove(0).1;
+        }
+        let opened = Session::open(&path, &SessionOptions::default(), &mut |_, _| {});
+        assert!(opened.is_err(), "{name} runs, although it is listed as missing {why}");
     }
 }
 

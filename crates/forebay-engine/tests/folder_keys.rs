@@ -19,7 +19,7 @@ use tempfile::TempDir;
 
 /// Returns a folder of every `model_type` among the fixtures.
 fn folders() -> Vec<PathBuf> {
-    let sets = [Some(support::fixtures()), support::second_fixtures()].into_iter().flatten();
+    let sets = support::sets().into_iter();
     let sets = sets.map(|set| set.join("models")).chain([support::formulas()]);
     let entries = sets.filter_map(|set| std::fs::read_dir(set).ok()).flatten();
     let mut folders: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();

@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_engine::engine::{EngineOptions, Event, Latency, Request, RequestEnd, Sink, Snapshot};
 use forebay_engine::{Engine, EngineError, GenerateOptions, Session, SessionOptions};
 use forebay_model::sampling::Sampling;
-use support::{fixture, models, needed_bytes, recurrent_models};
+use support::{fixture, models, needed_bytes, recurrent_models, third_set};
 
 const CONTEXT: usize = 160;
 
@@ -99,7 +99,8 @@ fn run(session: Session, options: &EngineOptions, all: &[Planned]) -> (Session, 
 
 #[test]
 fn requests_are_answered_as_if_they_were_alone() {
-    for (number, path) in models().into_iter().chain(recurrent_models()).enumerate() {
+    let all = models().into_iter().chain(recurrent_models()).chain(third_set());
+    for (number, path) in all.enumerate() {
         let mut random = fastrand::Rng::with_seed(number as u64);
         let mut alone = open(&path, None, 1).unwrap();
         let vocabulary = alone.vocab_size();

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use forebay_engine::{EngineError, KvCacheType, Session, SessionOptions};
 use forebay_store::IoKind;
 use forebay_stream::PolicyKind;
-use support::{fixture, needed_bytes, recurrent_models};
+use support::{fixture, needed_bytes, recurrent_models, third_set};
 
 const POLICIES: [PolicyKind; 3] = [PolicyKind::LAYER_LRU, PolicyKind::LAYER_LFU, PolicyKind::LRU];
 
@@ -77,6 +77,7 @@ fn models() -> Vec<PathBuf> {
     .iter()
     .filter_map(|name| fixture(name))
     .chain(recurrent_models())
+    .chain(third_set())
     .collect()
 }
 

@@ -6,10 +6,9 @@ mod support;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use forebay_engine::{EngineError, Session, SessionOptions};
+use forebay_engine::{Session, SessionOptions};
 use forebay_format::gguf::writer::GgufWriter;
 use forebay_format::{TensorType, Value};
-use forebay_model::ModelError;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value as Json;
 use support::fixture;
@@ -245,16 +244,4 @@ fn a_router_with_a_correction_bias_is_a_sigmoid_router() {
     let copy = directory.path().join("model.gguf");
     std::fs::write(&copy, bytes).unwrap();
     assert!(logits(&copy, 64) == logits(&path, 64));
-}
-
-/// Files of Llama 4 do not say how long chunks are.
-#[test]
-fn llama4_is_refused_from_gguf() {
-    let Some(folder) = fixture("models/olmo2") else { return };
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("model.gguf");
-    write(&path, &folder, "llama4", vec![("expert_count", count(6))]);
-    let error = Session::open(&path, &SessionOptions::default(), &mut |_, _| {}).err().unwrap();
-    let EngineError::Model(ModelError::FolderOnly { name }) = &error else { panic!("{error}") };
-    assert!(name == "llama4" && error.to_string().contains("folder"), "{error}");
 }

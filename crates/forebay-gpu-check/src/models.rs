@@ -12,7 +12,8 @@ use forebay_store::{FileSet, IoKind, OutputFile};
 
 use crate::harness::{Check, Outcome};
 use crate::logits::{
-    Distance, GGUF, HUGGING_FACE, INDEXED, References, json, numbers, prompt, short_context,
+    Distance, FEW_EXPERTS, GGUF, HUGGING_FACE, INDEXED, References, Widened, json, numbers,
+    of_long_prompt, prompt, short_context,
 };
 use crate::sessions::generate;
 
@@ -58,6 +59,8 @@ struct Model {
     float: bool,
     /// Limits for f32 throughout.
     exact_limits: Limits,
+    /// The same for the long prompt, if its references hold.
+    long_limits: Option<Limits>,
     /// Limits for the default arithmetic if `float` is true.
     float_limits: Limits,
     /// Largest difference of the default arithmetic if weights or keys are quantised.
@@ -80,8 +83,9 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
                 path: folder,
                 short: vec!["hf.short.logits".into()],
                 long: vec!["hf.long.logits_last8".into()],
-                float: !FOUR_BITS.contains(&name),
+                float: !FOUR_BITS.contains(name),
                 exact_limits: Limits::EXACT,
+                long_limits: Some(Limits::EXACT),
                 float_limits: Limits::FLOAT,
                 rounded_max: Limits::ROUNDED.max_abs,
             });
@@ -186,6 +190,12 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
         let file = &entry["file"];
         let file = if file.is_array() { &file[0] } else { file };
         let names = |which: &str| vec![format!("{label}.exact.{which}"), format!("F32.{which}")];
+        // llama.cpp computes Gemma's gate with a table of halves.
+        let exact_limits = match name {
+            "gemma3" => Limits { max_abs: 1e-2, kl: 1e-6, ..Limits::EXACT },
+            "gemma4_moe" | "gemma4_ple" => Limits { max_abs: 0.1, kl: 1e-4, ..Limits::EXACT },
+            _ => Limits::EXACT,
+        };
         Model {
             name: format!("gguf/{name} {label}"),
             path: folder.join(file.as_str().unwrap_or_default()),
@@ -194,12 +204,8 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
             short: names("short.logits"),
             long: names("long.logits_last8"),
             float: ["BF16", "F16", "F32"].contains(&label.as_str()) && !FOUR_BITS.contains(&name),
-            // llama.cpp computes Gemma's gate with a table of halves.
-            exact_limits: match name {
-                "gemma3" => Limits { max_abs: 1e-2, kl: 1e-6, ..Limits::EXACT },
-                "gemma4_moe" | "gemma4_ple" => Limits { max_abs: 0.1, kl: 1e-4, ..Limits::EXACT },
-                _ => Limits::EXACT,
-            },
+            exact_limits,
+            long_limits: of_long_prompt(name, exact_limits),
             // The error of 27 layers of random weights is larger.
             float_limits: match name {
                 "deepseek_v2_lite" => Limits { kl: 1e-2, ..Limits::FLOAT },
@@ -215,7 +221,7 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
 /// positions move far, so llama.cpp's own distance is the measure (see README of the fixtures).
 fn rounded_max(name: &str, entry: &serde_json::Value) -> f32 {
     let most = Limits::ROUNDED.max_abs;
-    if !INDEXED.contains(&name) {
+    if !INDEXED.contains(&name) && !FEW_EXPERTS.contains(&name) {
         return most;
     }
     let of = |key: &str| entry[key]["max_abs"].as_f64().unwrap_or(0.0) as f32;
@@ -266,14 +272,19 @@ impl Model {
         Ok(Session::open(&self.path, &options, &mut |_, _| {})?)
     }
 
-    /// Returns reference logits of the short prompt, and of the long prompt's last positions.
-    fn expected(&self) -> Result<[Vec<f32>; 2]> {
+    /// Returns reference logits of the short prompt, and of the long prompt's last positions if they hold, with the limits for
+    /// f32 throughout.
+    fn expected(&self) -> Result<Vec<(&'static str, Vec<f32>, Limits)>> {
         let references = References::open(&self.references);
         let find = |names: &[String]| {
             let found = names.iter().find_map(|name| references.floats(name));
             found.ok_or_else(|| anyhow!("no reference logits among {names:?}"))
         };
-        Ok([find(&self.short)?, find(&self.long)?])
+        let mut all = vec![("short", find(&self.short)?, self.exact_limits)];
+        if let Some(limits) = self.long_limits {
+            all.push(("long", find(&self.long)?, limits));
+        }
+        Ok(all)
     }
 }
 
@@ -286,6 +297,12 @@ pub struct Limits {
     gap: f32,
     /// True if the median divergence is tested, because an expert choice may flip and move single positions.
     median: bool,
+}
+
+impl Widened for Limits {
+    fn widened(self, max_abs: f64, kl: f64) -> Limits {
+        Limits { max_abs: max_abs as f32, kl, ..self }
+    }
 }
 
 impl Limits {
@@ -321,7 +338,6 @@ impl Limits {
 /// Compares f32 results: logits with the reference, and routing and greedy text with the CPU, whose routing equals the
 /// reference's.
 fn check_exact(model: &Model, ordinal: usize) -> Result<Outcome> {
-    let limits = model.exact_limits;
     let prompts = json(&model.prompts);
     let open = |context| {
         let on = |device| model.open_for(device, true, context);
@@ -331,7 +347,7 @@ fn check_exact(model: &Model, ordinal: usize) -> Result<Outcome> {
     let (mut session, mut cpu) = open(context)?;
     let vocabulary = session.vocab_size();
     let mut worst = Outcome::same::<u8>(&[], &[]);
-    for (which, expected) in ["short", "long"].into_iter().zip(model.expected()?) {
+    for (which, expected, limits) in model.expected()? {
         if context != model.context_for(which) {
             context = model.context_for(which);
             (session, cpu) = open(context)?;
@@ -381,7 +397,7 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
     let max_abs = model.rounded_max;
     let rounded = Limits { median: median_of_rounded, kl, max_abs, ..Limits::ROUNDED };
     let mut worst = Outcome::same::<u8>(&[], &[]);
-    for (which, expected) in ["short", "long"].into_iter().zip(model.expected()?) {
+    for (which, expected, _) in model.expected()? {
         if context != model.context_for(which) {
             context = model.context_for(which);
             (session, cpu, small_cache) = open(context)?;

@@ -117,7 +117,15 @@ mod tests {
     use super::*;
 
     fn ngrams() -> NGrams {
-        NGrams { size: 3, hashes: 2, width: 8, taps: 4, separator: 9, layers: vec![0] }
+        NGrams {
+            size: 3,
+            hashes: 2,
+            width: 8,
+            taps: 4,
+            separator: 9,
+            layers: vec![0],
+            constants: None,
+        }
     }
 
     fn hashes() -> NGramHashes {

@@ -28,6 +28,27 @@ impl Gating {
     }
 }
 
+/// Function that makes a factor of a gate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GateFunction {
+    /// `1 / (1 + e^-g)`
+    Sigmoid,
+    /// `ln(1 + e^g)`
+    Softplus,
+}
+
+impl GateFunction {
+    /// Returns the factor of a gate.
+    pub fn of(self, gate: f32) -> f32 {
+        match self {
+            GateFunction::Sigmoid => 1.0 / (1.0 + (-gate).exp()),
+            // The exponential would overflow for large numbers, for which the function is the number itself.
+            GateFunction::Softplus if gate > 20.0 => gate,
+            GateFunction::Softplus => gate.exp().ln_1p(),
+        }
+    }
+}
+
 impl Cpu {
     /// Computes `gate = gating(gate, up)` element by element. Without a gate, both are to be the same values; see
     /// [`Cpu::activate_in_place`].
@@ -308,6 +329,20 @@ mod tests {
                     let exact = f64::from(before[i]) / (1.0 + (-f64::from(gate[i])).exp());
                     assert!((f64::from(x[i]) - exact).abs() <= 4e-6 * exact.abs() + 1e-30);
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn factors_of_gates_follow_their_functions() {
+        for gate in [-90.0, -3.0, -0.5, 0.0, 1.0, 19.0, 21.0, 100.0] {
+            let exact = f64::from(gate).exp();
+            for (function, exact) in [
+                (GateFunction::Sigmoid, exact / (1.0 + exact)),
+                (GateFunction::Softplus, exact.ln_1p()),
+            ] {
+                let error = (f64::from(function.of(gate)) - exact).abs();
+                assert!(error <= 1e-6 * exact + 1e-38, "{function:?} {gate}");
             }
         }
     }

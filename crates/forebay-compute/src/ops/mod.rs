@@ -11,8 +11,8 @@ mod row_factors;
 mod row_gate;
 mod softmax;
 
-pub use gating::Gating;
 pub(crate) use gating::times_logistic;
+pub use gating::{GateFunction, Gating};
 pub(crate) use norm::{norm_row, row_scale};
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
 pub use router::{RouterGroups, RouterRule, Scoring};

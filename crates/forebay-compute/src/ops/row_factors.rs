@@ -3,19 +3,21 @@
 use super::share;
 use crate::cpu::Cpu;
 
-/// Factor of queries that grows with their position, in layers without rotation (Llama 4): `1 + rate * ln(1 + s)` for a token
-/// with `s` whole steps of positions up to and including its own.
+/// Factor of queries that grows with their position (Llama 4, Ministral 3): `1 + rate * ln(1 + s)` for a token at position `p` with
+/// `s` whole steps in `p + first`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Temperature {
     pub rate: f32,
     /// Length of a step in positions.
     pub step: f32,
+    /// Number of the first position: 1 if steps include the token itself.
+    pub first: u32,
 }
 
 impl Temperature {
     /// Returns the factor of a token's query.
     pub fn factor(&self, position: u32) -> f32 {
-        let steps = ((position as f32 + 1.0) / self.step).floor();
+        let steps = ((position as f32 + self.first as f32) / self.step).floor();
         1.0 + self.rate * steps.ln_1p()
     }
 }
@@ -61,12 +63,14 @@ mod tests {
 
     #[test]
     fn the_temperature_rises_by_whole_steps() {
-        let temperature = Temperature { rate: 0.1, step: 16.0 };
+        let temperature = Temperature { rate: 0.1, step: 16.0, first: 1 };
         let expected = |steps: f64| (1.0 + 0.1 * (1.0 + steps).ln()) as f32;
         for (position, steps) in
             [(0, 0.0), (14, 0.0), (15, 1.0), (30, 1.0), (31, 2.0), (1599, 100.0)]
         {
             assert!((temperature.factor(position) - expected(steps)).abs() < 1e-6, "{position}");
+            let later = Temperature { first: 0, ..temperature };
+            assert_eq!(later.factor(position + 1), temperature.factor(position), "{position}");
         }
     }
 }

@@ -43,6 +43,32 @@ impl Gpu {
             .run(self)
     }
 
+    /// Multiplies every head of `x` `[rows, heads, dim]` by the logistic function of its gate, or by its softplus. `gates` is
+    /// `[rows, heads]`.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a buffer is too small.
+    pub fn gate_whole_heads(
+        &self,
+        x: DevicePtr<f32>,
+        (gates, is_softplus): (DevicePtr<f32>, bool),
+        [heads, dim]: [usize; 2],
+        rows: usize,
+    ) -> Result<(), CudaError> {
+        let grid = (blocks(heads * dim), rows.min(GRID_Y_MAX) as u32, 1);
+        Launch::new(self.kernel("row_gate", "gate_whole_heads")?, grid, (THREADS as u32, 1, 1))
+            .ptr(x, rows * heads * dim)
+            .ptr(gates, rows * heads)
+            .int(heads)
+            .int(dim)
+            .int(usize::from(is_softplus))
+            .int(rows)
+            .run(self)
+    }
+
     /// Multiplies every row of `out` `[rows, width]` by the logistic function of the product of a row of `x` `[rows, cols]`
     /// with `weight`.
     ///
@@ -91,7 +117,7 @@ impl Gpu {
             .run(self)
     }
 
-    /// Multiplies every row of `x` `[rows, width]` by `1 + rate * ln(1 + floor((position + 1) / step))`, where `positions`
+    /// Multiplies every row of `x` `[rows, width]` by `1 + rate * ln(1 + floor((position + first) / step))`, where `positions`
     /// `[rows]` are those of the rows.
     ///
     /// # Errors
@@ -103,7 +129,7 @@ impl Gpu {
         &self,
         x: DevicePtr<f32>,
         positions: DevicePtr<u32>,
-        (rate, step): (f32, f32),
+        (rate, step, first): (f32, f32, u32),
         rows: usize,
         width: usize,
     ) -> Result<(), CudaError> {
@@ -113,6 +139,7 @@ impl Gpu {
             .ptr(positions, rows)
             .float(rate)
             .float(step)
+            .int(first as usize)
             .int(width)
             .run(self)
     }

@@ -5,7 +5,7 @@ use std::path::Path;
 use safetensors::SafeTensors;
 
 /// Names of the fixtures in Hugging Face form, one for each family that this build runs.
-pub const HUGGING_FACE: [&str; 49] = [
+pub const HUGGING_FACE: &[&str] = &[
     "llama",
     "llama3_rope",
     "mistral",
@@ -53,12 +53,27 @@ pub const HUGGING_FACE: [&str; 49] = [
     "qwen4_exp",
     "deepseek_v4",
     "glm5_next",
+    "glm4_moe_mtp",
+    "qwen3_next_mtp",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "mistral3",
+    "mistral4",
+    "laguna",
+    "hy_v3",
+    "afmoe",
+    "exaone_moe",
+    "seed_oss",
+    "smollm3",
+    "glm4",
+    "dots1",
+    "bailing_hybrid",
     // Made by a script in `fixtures/formulas`.
     "hunyuan_v1_moe",
     "hunyuan_v1_dense",
 ];
 /// Names of the fixtures in GGUF form.
-pub const GGUF: [&str; 29] = [
+pub const GGUF: &[&str] = &[
     "llama",
     "llama3_rope",
     "llama_k",
@@ -88,11 +103,35 @@ pub const GGUF: [&str; 29] = [
     "deepseek_v32",
     "nemotron_h",
     "deepseek_v4",
+    "qwen4_exp",
+    "qwen4_exp_k",
+    "glm5_next",
+    "minimax_m3",
+    "mimo2",
+    "lfm2",
+    "lfm2moe",
+    "granitehybrid",
+    "llama4_gguf",
+    "solar_open",
+    "glm4_moe_mtp",
+    "qwen3_next_mtp",
+    "qwen3_vl",
+    "qwen3_vl_moe",
+    "mistral3",
+    "mistral4",
+    "laguna",
+    "afmoe",
+    "exaone4",
+    "exaone_moe",
+    "granite",
+    "granitemoe",
+    "glm4",
+    "bailing_hybrid",
 ];
 
 /// Names of the fixtures with recurrent layers.
 #[allow(dead_code, reason = "only some tests need them")]
-pub const RECURRENT: [&str; 12] = [
+pub const RECURRENT: &[&str] = &[
     "qwen3_next",
     "qwen3_5",
     "qwen3_5_moe",
@@ -105,6 +144,12 @@ pub const RECURRENT: [&str; 12] = [
     "granitemoehybrid",
     "qwen4_exp",
     "glm5_next",
+    "qwen4_exp_k",
+    "lfm2",
+    "lfm2moe",
+    "granitehybrid",
+    "qwen3_next_mtp",
+    "bailing_hybrid",
 ];
 
 /// Returns the context with which a fixture's short prompt and its continuation must be computed, if it matters. Phi-3 rotates
@@ -116,8 +161,40 @@ pub fn short_context(name: &str) -> Option<usize> {
 
 /// Names of the fixtures whose keys an indexer chooses.
 #[allow(dead_code, reason = "only some tests need them")]
-pub const INDEXED: [&str; 5] =
-    ["deepseek_v32", "glm_moe_dsa", "minimax_m3", "qwen4_exp", "glm5_next"];
+pub const INDEXED: &[&str] =
+    &["deepseek_v32", "glm_moe_dsa", "minimax_m3", "qwen4_exp", "qwen4_exp_k", "glm5_next"];
+
+/// Names of the fixtures whose tokens use one or two of a few experts, so that another choice moves the logits far.
+#[allow(dead_code, reason = "only some tests need them")]
+pub const FEW_EXPERTS: &[&str] = &["llama4_gguf", "mimo2", "laguna", "afmoe"];
+
+/// Limits that a GGUF fixture may have.
+pub trait Widened {
+    /// Returns these limits with this largest difference and mean divergence.
+    fn widened(self, max_abs: f64, kl: f64) -> Self;
+}
+
+impl Widened for (f64, f64) {
+    fn widened(self, max_abs: f64, kl: f64) -> Self {
+        (max_abs, kl)
+    }
+}
+
+impl Widened for () {
+    fn widened(self, _: f64, _: f64) -> Self {}
+}
+
+/// Returns the limits for the long prompt of a GGUF fixture; `None` if llama.cpp computes something else than the model defines
+/// (README of the third set).
+pub fn of_long_prompt<L: Widened>(name: &str, usual: L) -> Option<L> {
+    match name {
+        // llama.cpp sees other keys of the last block than the model.
+        "qwen4_exp" => Some(usual.widened(0.1, 1e-4)),
+        // llama.cpp sees all keys.
+        "minimax_m3" => None,
+        _ => Some(usual),
+    }
+}
 
 /// Reference logits of one file.
 pub struct References {

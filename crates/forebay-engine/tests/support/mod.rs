@@ -26,13 +26,12 @@ pub fn fixtures() -> PathBuf {
     found.expect("the project's own fixtures/ are always there")
 }
 
-/// Returns a path below the fixtures, below the second set beside them (`fixtures2`), or a model that a script of the project made
-/// (`formulas`). If all lack it, prints a message and returns `None`.
+/// Returns a path below one of the sets of fixtures ([`sets`]), or a model that a script of the project made (`formulas`). If all
+/// lack it, prints a message and returns `None`.
 pub fn fixture(relative: &str) -> Option<PathBuf> {
-    let sets = [Some(fixtures()), second_fixtures()];
     let made = relative.strip_prefix("models/").map(|name| formulas().join(name));
-    let path = sets.iter().flatten().map(|set| set.join(relative)).chain(made);
-    let path = path.into_iter().find(|path| path.exists());
+    let mut paths = sets().into_iter().map(|set| set.join(relative)).chain(made);
+    let path = paths.find(|path| path.exists());
     if path.is_none() {
         // Written directly to stderr, because the test harness captures what passing tests print.
         let first = fixtures();
@@ -46,10 +45,59 @@ pub fn formulas() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/formulas")
 }
 
-/// Returns the root of the second set of fixtures, if it is there.
-pub fn second_fixtures() -> Option<PathBuf> {
-    let second = fixtures().with_file_name("fixtures2");
-    second.is_dir().then_some(second)
+/// Returns the roots of the sets of fixtures that are there: the first one, and those beside it (`fixtures2`, `fixtures3`).
+pub fn sets() -> Vec<PathBuf> {
+    let first = fixtures();
+    let others = ["fixtures2", "fixtures3"].map(|name| first.with_file_name(name));
+    let others = others.into_iter().filter(|set| set.is_dir());
+    std::iter::once(first.clone()).chain(others).collect()
+}
+
+/// Models of the fixtures that forebay refuses, and what it lacks for them.
+pub const NOT_YET: &[(&str, &str)] = &[
+    ("models/llama_fp8_ct_head", "output projections in FP8"),
+    ("models/llama_w8a8_ct", "compressed-tensors integers of 8 bits"),
+    ("models/qwen3_w8a16_ct", "compressed-tensors integers of 8 bits"),
+    ("models/llama_gptq_actorder", "GPTQ with desc_act"),
+    ("models/llama_bnb_nf4", "bitsandbytes NF4"),
+    ("models/gemma3n", "AltUp, LAuReL and sparse activations"),
+    ("models/inkling", "biases by relative position and convolutions in attention"),
+    ("models/muse_spark", "gated residuals and experts between two projections"),
+    ("models/muse_glimmer", "post-norms with an epsilon of their own"),
+    ("gguf/muse_glimmer", "post-norms with an epsilon of their own"),
+    ("models/olmo_hybrid", "pre-norms and post-norms in one model"),
+    ("models/falcon_h1", "attention and Mamba-2 in one layer"),
+    ("gguf/falcon_h1", "attention and Mamba-2 in one layer"),
+    ("gguf/jamba", "Mamba of the first kind"),
+    ("gguf/kimi_k3", "attention over earlier residuals"),
+    ("models/hy_v4", "independent hyper-connections"),
+    ("gguf/hy_v4", "independent hyper-connections"),
+    ("models/cohere2_moe", "layer norms and parallel blocks"),
+    ("gguf/cohere2_moe", "layer norms and parallel blocks"),
+    ("models/step3p7", "limits behind SiLU"),
+    ("gguf/step3p7", "limits behind SiLU"),
+];
+
+/// Returns the models of the third set that run: folders, and the first file of each folder with GGUF files.
+pub fn third_set() -> Vec<PathBuf> {
+    let Some(set) = sets().into_iter().find(|set| set.ends_with("fixtures3")) else {
+        return Vec::new();
+    };
+    let mut found = Vec::new();
+    for kind in ["gguf", "models"] {
+        for entry in std::fs::read_dir(set.join(kind)).unwrap() {
+            let folder = entry.unwrap().path();
+            let name = format!("{kind}/{}", folder.file_name().unwrap().to_string_lossy());
+            if NOT_YET.iter().any(|(of, _)| *of == name) {
+                continue;
+            }
+            let mut files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path());
+            let is_gguf = |path: &PathBuf| path.extension().is_some_and(|end| end == "gguf");
+            found.push(if kind == "models" { folder } else { files.find(is_gguf).unwrap() });
+        }
+    }
+    found.sort();
+    found
 }
 
 /// Returns a copy of the fixture `models/NAME`, or `None` if the fixture is not there.
@@ -120,6 +168,9 @@ pub fn recurrent_models() -> Vec<PathBuf> {
         "models/lfm2_moe",
         "models/granitemoehybrid",
         "models/qwen4_exp",
+        "gguf/qwen4_exp/qwen4_exp-Q8_0.gguf",
+        "gguf/lfm2/lfm2-Q8_0.gguf",
+        "models/bailing_hybrid",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use forebay_compute::{
     DeltaColumns, DeltaInputs, DeltaRule as CpuRule, DeltaShape as CpuShape, DeltaVectors,
-    HeadColumns as CpuColumns, ProductRows, StateRun,
+    GateFunction, HeadColumns as CpuColumns, ProductRows, StateRun,
 };
 use forebay_cuda::{
     Delta, DeltaRule, DeltaRuns, DeltaShape, DeltaStates, DevicePtr, HeadColumns, HeadGates,
@@ -20,6 +20,7 @@ pub fn checks() -> Vec<Check> {
         Check::new("delta steps", |context| over_layers(context, agrees)),
         Check::new("delta cut anywhere and beside others", |context| over_layers(context, cuts)),
         Check::new("gates of heads", gates_of_heads),
+        Check::new("gates of whole heads", gates_of_whole_heads),
         Check::new("gates of rows", gates_of_rows),
     ]
 }
@@ -414,6 +415,32 @@ fn gates_of_heads(context: &Context) -> Result<Outcome> {
         let expected: Vec<f64> = (0..x.len()).map(expected).collect();
         outcome =
             outcome.worse(Outcome::of(&got, &expected, |i| expected[i].abs().max(1e-6), 4e-6));
+    }
+    Ok(outcome)
+}
+
+fn gates_of_whole_heads(context: &Context) -> Result<Outcome> {
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for (rows, heads, dim) in [(1, 1, 3), (5, 6, 32), (3, 7, 40), (70_000, 2, 2)] {
+        let mut random = Random::new(rows as u64);
+        let x = random.gaussians(rows * heads * dim);
+        let gates: Vec<f32> = random.gaussians(rows * heads).iter().map(|x| x * 15.0).collect();
+        let device_gates = context.upload(&gates)?;
+        for function in [GateFunction::Sigmoid, GateFunction::Softplus] {
+            let device = context.upload(&x)?;
+            let is_softplus = function == GateFunction::Softplus;
+            let of = (device_gates.ptr(), is_softplus);
+            context.gpu.gate_whole_heads(device.ptr(), of, [heads, dim], rows)?;
+            let got = context.gpu.download(device.ptr(), x.len())?;
+            let expected = |i: usize| {
+                let gate = f64::from(gates[i / dim]);
+                let factor = if is_softplus { gate.exp().ln_1p() } else { logistic(gate) };
+                f64::from(x[i]) * factor
+            };
+            let expected: Vec<f64> = (0..x.len()).map(expected).collect();
+            let bound = |i: usize| expected[i].abs().max(1e-6);
+            outcome = outcome.worse(Outcome::of(&got, &expected, bound, 4e-6));
+        }
     }
     Ok(outcome)
 }

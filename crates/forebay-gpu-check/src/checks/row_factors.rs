@@ -36,9 +36,10 @@ fn by_position(context: &Context) -> Result<Outcome> {
         let x = random.gaussians(rows * width);
         let positions: Vec<u32> = (0..rows).map(|_| random.next() % 1_000_000).collect();
         let (device, places) = (context.upload(&x)?, context.upload(&positions)?);
-        context.gpu.temper_rows(device.ptr(), places.ptr(), (0.1, step), rows, width)?;
+        let first = u32::from(rows % 2 == 0);
+        context.gpu.temper_rows(device.ptr(), places.ptr(), (0.1, step, first), rows, width)?;
         let got = context.gpu.download::<f32>(device.ptr(), x.len())?;
-        let temperature = Temperature { rate: 0.1, step };
+        let temperature = Temperature { rate: 0.1, step, first };
         let factors: Vec<f32> = positions.iter().map(|&at| temperature.factor(at)).collect();
         let mut cpu = x;
         context.cpu.multiply_rows(&mut cpu, &factors);

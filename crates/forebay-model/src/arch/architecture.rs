@@ -1,8 +1,8 @@
 //! Model architectures that the decoder can run.
 
 use forebay_compute::{
-    Gating, KV_BLOCK, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule,
-    Scoring, Temperature, rows_for_window,
+    GateFunction, Gating, KV_BLOCK, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups,
+    RouterRule, Scoring, Temperature, rows_for_window,
 };
 use serde::Serialize;
 
@@ -47,7 +47,7 @@ pub struct Architecture {
     pub recurrent: Option<Recurrent>,
     /// Rotary embeddings; each layer uses one of them or none.
     pub ropes: Vec<Rope>,
-    /// Factor of queries in layers without rotation, if it grows with the position.
+    /// Factor of queries in some layers, if it grows with the position ([`Layer::tempered`]).
     #[serde(skip)]
     pub temperature: Option<Temperature>,
     /// Gating of all feed-forwards, including those of experts.
@@ -119,9 +119,7 @@ pub struct Attention {
     pub softcap: Option<f32>,
     /// True if every head has a sink: a score that takes its share of the softmax and has no value (gpt-oss).
     pub sinks: bool,
-    /// True if the query projection also gives a gate for every element of the output. Its rows are, head by head, the query
-    /// and then the gate. The output is multiplied by the sigmoid of the gate.
-    pub output_gate: bool,
+    pub output_gate: OutputGate,
     pub bias: AttentionBias,
     pub qk_norm: QkNorm,
     pub values: Values,
@@ -150,7 +148,16 @@ impl Attention {
 
     /// Returns the rows of the query projection of grouped-query attention.
     pub fn query_rows(&self) -> usize {
-        self.heads * self.head_dim * if self.output_gate { 2 } else { 1 }
+        self.heads * self.head_dim * if self.output_gate == OutputGate::InQueries { 2 } else { 1 }
+    }
+
+    /// Returns the rows of the projection to gates of the output; 0 if there is none.
+    pub fn gate_rows(&self) -> usize {
+        match self.output_gate {
+            OutputGate::None | OutputGate::InQueries => 0,
+            OutputGate::ByElement(_) => self.output_width(),
+            OutputGate::ByHead(_) => self.heads,
+        }
     }
 }
 
@@ -169,6 +176,19 @@ pub struct Latent {
     pub rotary: usize,
     /// Number of elements of a head's value.
     pub value: usize,
+}
+
+/// Gates by which attention's output is multiplied before the output projection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum OutputGate {
+    None,
+    /// The query projection also gives the gates. Its rows are, head by head, the query and then a gate for every element, whose
+    /// sigmoid multiplies the element (Qwen3-Next).
+    InQueries,
+    /// A projection of the input gives a gate for every element (Trinity).
+    ByElement(#[serde(skip)] GateFunction),
+    /// A projection of the input gives a gate for every head (Laguna).
+    ByHead(#[serde(skip)] GateFunction),
 }
 
 /// What values are, beside the projection of the input.
@@ -223,7 +243,7 @@ impl Latent {
             scale: magnitude * magnitude / (self.plain.saturating_add(self.rotary) as f32).sqrt(),
             softcap: None,
             sinks: false,
-            output_gate: false,
+            output_gate: OutputGate::None,
             bias: AttentionBias::None,
             qk_norm: QkNorm::None,
             values: Values::PLAIN,
@@ -310,6 +330,8 @@ pub struct Layer {
     pub keys_of: Option<usize>,
     /// Index into [`Architecture::ropes`]; `None` if queries and keys are not rotated.
     pub rope: Option<usize>,
+    /// True if queries are multiplied by [`Architecture::temperature`].
+    pub tempered: bool,
     pub feed_forward: FeedForward,
 }
 

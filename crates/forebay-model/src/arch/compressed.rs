@@ -14,7 +14,9 @@
 
 use forebay_compute::{KV_BLOCK, RopeLayout, RopeScaling};
 
-use super::architecture::{Architecture, Attention, AttentionBias, Layer, QkNorm, Rope, Values};
+use super::architecture::{
+    Architecture, Attention, AttentionBias, Layer, OutputGate, QkNorm, Rope, Values,
+};
 use super::check::{check, check_size};
 use super::layers::KvGroup;
 use super::shapes::{EntryIndexer, EntryShape, SharedKeys};
@@ -103,7 +105,7 @@ impl CompressedShape {
                 scale: 1.0 / (self.head_dim as f32).sqrt(),
                 softcap: None,
                 sinks: true,
-                output_gate: false,
+                output_gate: OutputGate::None,
                 bias: AttentionBias::None,
                 qk_norm: QkNorm::None,
                 values: Values::PLAIN,

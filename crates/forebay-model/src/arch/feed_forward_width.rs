@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::config::{Config, short};
-use super::families::Family;
+use super::family::Family;
 use crate::ModelError;
 
 /// Returns the width of feed-forwards under the first of `keys` that is present, adjusted if the configuration says so (LFM2).
@@ -13,7 +13,7 @@ pub(super) fn feed_forward_width(
     keys: &[&str],
 ) -> Result<usize, ModelError> {
     config.note(&["block_multiple_of", "block_ffn_dim_multiplier", "block_auto_adjust_ff_dim"]);
-    if !family.adjusted_width {
+    if !family.feed_forward.adjusted_width {
         config.note(&["block_ff_dim"]);
         return config.first_count(keys);
     }

@@ -1,22 +1,25 @@
 //! Reads an architecture from GGUF metadata. The keys are in the "LLM" section of the GGUF specification.
 
-use forebay_format::{Array, Catalog, GgufMetadata};
+use forebay_compute::Temperature;
+use forebay_format::{Catalog, GgufMetadata};
 
 use super::architecture::{
-    Architecture, Attention, AttentionBias, Latent, Layer, LayerEmbeddings, Mixer, Naming, QkNorm,
-    Rope, Values,
+    Architecture, Attention, AttentionBias, Latent, Layer, LayerEmbeddings, Mixer, Naming,
+    OutputGate, QkNorm, Rope, Values,
 };
 use super::deepseek4::{gating_of_gguf, of_gguf};
-use super::families::{self, Family, Indexers};
+use super::families;
+use super::family::{Factors, Family};
 use super::gguf_experts::has_experts;
+use super::gguf_indexer::{indexed_layers, indexer};
 use super::gguf_keys::Keys;
-use super::gguf_layers::{layers, refuse_variants};
+use super::gguf_layers::{TEMPERATURE, layers, refuse_variants};
 use super::gguf_recurrent::recurrent;
-use super::gguf_rope::{latent_magnitude, ropes, scaling};
-use super::indexer::{IndexerShape, with_indexer};
-use super::layers::used;
-use super::shapes::IndexerRule;
-use super::streams;
+use super::gguf_rope::{latent_magnitude, original_context, ropes, scaling};
+use super::indexer::with_indexer;
+use super::layers::{temper, used};
+use super::unrotated::Unrotated;
+use super::{ngrams, streams};
 use crate::ModelError;
 
 /// Describes the model of a GGUF file.
@@ -29,15 +32,11 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     let counted = metadata.u64(&format!("{name}.expert_count")).is_some_and(|count| count > 0);
     let family = families::from_gguf(name, counted || has_experts(catalog))
         .ok_or_else(|| families::unknown_gguf(name))?;
-    if family.unrotated.is_some() {
-        // GGUF files of this family do not give the length of chunks.
-        return Err(ModelError::FolderOnly { name: name.into() });
-    }
     let keys = Keys::new(metadata, name, family.name);
     refuse_variants(&keys, family)?;
     let hidden = keys.count("embedding_length")?;
     let mut layers = layers(catalog, &keys, family)?;
-    let (attentions, ropes) = match family.compressed {
+    let (attentions, ropes) = match family.attention.compressed {
         true => {
             let scaling = scaling(&keys, family, catalog)?;
             of_gguf(&keys, &layers, scaling)?.describe(&mut layers)
@@ -45,7 +44,13 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         false => attention_and_ropes(catalog, &keys, family, &mut layers)?,
     };
     let logit_softcap = keys.optional_float("final_logit_softcapping")?;
-    let logit_softcap = logit_softcap.or(family.caps.map(|[_, logits]| logits));
+    let logit_softcap = logit_softcap.or(family.ends.logit_softcap);
+    let [embedding_scale, residual_scale, logit_scale] = factors(&keys, family)?;
+    let ngrams = ngrams::of_gguf(&keys)?;
+    let temperature = temperature(&keys, family, &layers)?;
+    if temperature.is_some() {
+        temper(&mut layers, family.rotation.tempered);
+    }
     let architecture = Architecture {
         family: family.name,
         name: metadata.str("general.name").map(str::to_owned),
@@ -53,23 +58,28 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         vocabulary: vocabulary(catalog, family)?,
         context_trained: keys.count("context_length")?,
         norm_epsilon: norm_epsilon(&keys)?,
-        norms: family.norms,
+        norms: family.layers.norms,
         streams: streams::of_gguf(&keys, family)?,
-        embedding_scale: family.embedding_scale(hidden),
-        layer_scales: family.layer_scales,
-        ngrams: None,
+        embedding_scale: family.embedding_scale(hidden) * embedding_scale / residual_scale,
+        layer_scales: family.layers.scales,
         layer_embeddings: keys
-            .optional_count("embedding_length_per_layer_input")?
-            .filter(|width| *width > 0)
+            .optional_count(ngrams::ROW_WIDTH)?
+            // The key has another meaning in models with n-grams.
+            .filter(|width| *width > 0 && ngrams.is_none())
             .map(|width| LayerEmbeddings { width }),
-        residual_scale: 1.0,
-        logit_scale: 1.0,
+        ngrams,
+        residual_scale,
+        logit_scale,
         logit_softcap: logit_softcap.filter(|cap| *cap != 0.0),
-        temperature: None,
+        temperature,
         attentions,
         ropes,
-        recurrent: family.recurrent.map(|rule| recurrent(&keys, family, rule)).transpose()?,
-        gating: gating_of_gguf(&keys, family.gating)?,
+        recurrent: family
+            .recurrence
+            .rule
+            .map(|rule| recurrent(catalog, &keys, family, rule))
+            .transpose()?,
+        gating: gating_of_gguf(&keys, family.feed_forward.gating)?,
         layers,
         mtp: None,
         tied_embeddings: catalog.tensor("output.weight").is_none(),
@@ -77,6 +87,47 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     };
     keys.finish()?;
     Ok(architecture)
+}
+
+/// Returns the factors of embeddings, of outputs added to the residual stream, and of logits.
+fn factors(keys: &Keys<'_>, family: &Family) -> Result<[f32; 3], ModelError> {
+    let names = ["embedding_scale", "residual_scale", "logit_scale"];
+    let (known, other) = match family.ends.gguf_factors {
+        Factors::None => (&names[..0], &names[..]),
+        Factors::AllOfGranite => (&names[..], &names[..0]),
+        Factors::OfLogits => (&names[2..], &names[..2]),
+    };
+    for key in other {
+        keys.only(key, &[0.0, 1.0], "forebay knows 1 for this family")?;
+    }
+    let mut factors = [1.0; 3];
+    for (factor, name) in factors.iter_mut().zip(names) {
+        if known.contains(&name) {
+            *factor = keys.said_float(name)?.unwrap_or(1.0);
+        }
+    }
+    if family.ends.gguf_factors == Factors::AllOfGranite {
+        factors[2] = 1.0 / factors[2];
+    }
+    Ok(factors)
+}
+
+/// Returns the factor of queries that grows with the position, if there is one. For Llama 4, GGUF files have no keys for it.
+fn temperature(
+    keys: &Keys<'_>,
+    family: &Family,
+    layers: &[Layer],
+) -> Result<Option<Temperature>, ModelError> {
+    if let Some(chunks) = family.rotation.unrotated.and_then(Unrotated::chunks) {
+        let has_chunks = layers.iter().any(|layer| layer.chunked);
+        return Ok(has_chunks.then_some(chunks.temperature));
+    }
+    if !family.rotation.tempered {
+        return Ok(None);
+    }
+    let Some(rate) = keys.said_float(TEMPERATURE)? else { return Ok(None) };
+    let step = original_context(keys)? as f32;
+    Ok(Some(Temperature { rate, step, first: 0 }))
 }
 
 /// Returns the epsilon of the norms. Some converters write the key of layer norms for models that have other norms only.
@@ -97,12 +148,21 @@ fn attention_and_ropes(
     let attends = |layer: &Layer| layer.mixer == Mixer::Attention;
     let first = layers.iter().position(attends).unwrap_or(0);
     let heads_norm = catalog.tensor(&format!("blk.{first}.attn_q_norm.weight")).is_some();
-    // GLM-4.5-Air has no such norms, but GLM-4.5 does.
-    let qk_norm = if heads_norm { family.qk_norm } else { QkNorm::None };
+    let qk_norm = match family.attention.qk_norm {
+        // Of the Llama 4 models, the one with 128 experts has no such norms. The file does not say it otherwise.
+        QkNorm::Weightless if keys.optional_count("expert_count")? != Some(128) => {
+            QkNorm::Weightless
+        }
+        // GLM-4.5-Air has no such norms, but GLM-4.5 does.
+        usual if heads_norm => usual,
+        _ => QkNorm::None,
+    };
     let attentions: Vec<Attention> =
         attentions.into_iter().map(|attention| Attention { qk_norm, ..attention }).collect();
     let ropes = used(ropes(keys, family, layers, &attentions, catalog)?, layers);
-    Ok(with_indexer(attentions, ropes, indexer(keys, family)?, true))
+    let indexer = indexer(keys, family)?;
+    let indexed = indexed_layers(catalog, keys, family, layers.len())?;
+    Ok(with_indexer(attentions, ropes, indexer, layers, &indexed))
 }
 
 /// Returns the shapes of the attention layers, each once, and writes their numbers to the layers.
@@ -153,35 +213,35 @@ fn attention(
     let head_dim = length("attention.key_length")?.unwrap_or_else(usual);
     let kv_heads = keys.count_of_layer("attention.head_count_kv", layer)?.unwrap_or(heads).max(1);
     let softcap = keys.optional_float("attn_logit_softcapping")?;
-    let has_values = catalog.tensor(&format!("blk.{layer}.attn_v.weight")).is_some();
-    let has_keys = catalog.tensor(&format!("blk.{layer}.attn_k.weight")).is_some();
+    let has = |name: &str| catalog.tensor(&format!("blk.{layer}.{name}")).is_some();
+    let [has_keys, has_values] = ["attn_k.weight", "attn_v.weight"].map(has);
     let grouped = Attention {
         heads,
         kv_heads,
         head_dim,
         value_dim: length("attention.value_length")?.unwrap_or(head_dim),
-        scale: keys.said_float("attention.scale")?.or(family.attention_scale).unwrap_or_else(
+        scale: keys.said_float("attention.scale")?.or(family.attention.scale).unwrap_or_else(
             || {
                 // The Gemma models with 27 billion parameters, recognised by their layer count, scale this way.
                 let per_head = [("gemma2", 46), ("gemma3", 62)].contains(&(family.name, layers));
                 1.0 / (if per_head { usual() } else { head_dim } as f32).sqrt()
             },
         ),
-        softcap: softcap.or(family.caps.map(|[scores, _]| scores)).filter(|cap| *cap != 0.0),
-        sinks: family.sinks,
-        output_gate: family.output_gate,
+        softcap: softcap.or(family.attention.softcap).filter(|cap| *cap != 0.0),
+        sinks: family.attention.sinks || has("attn_sinks.weight"),
+        output_gate: output_gate(catalog, family, layer, heads),
         bias: bias(catalog, family, layer),
-        qk_norm: family.qk_norm,
+        qk_norm: family.attention.qk_norm,
         values: Values {
-            of_keys: family.keys_as_values && has_keys && !has_values,
-            normed: family.normed_values,
+            of_keys: family.attention.keys_as_values && has_keys && !has_values,
+            normed: family.attention.normed_values,
             scale: keys.said_float("attention.value_scale")?.unwrap_or(1.0),
         },
         latent: None,
         indexer: None,
         shared: None,
     };
-    match family.latent {
+    match family.attention.latent {
         false => Ok(grouped),
         true => latent(catalog, keys, family, layer, heads),
     }
@@ -228,7 +288,8 @@ fn latent(
         value: keys.count(value_length)?,
     };
     let magnitude = latent_magnitude(keys, scaling(keys, family, catalog)?)?;
-    Ok(latent.attention(heads, magnitude))
+    let output_gate = output_gate(catalog, family, layer, heads);
+    Ok(Attention { output_gate, ..latent.attention(heads, magnitude) })
 }
 
 /// Returns the rows of the embedding table. A file may have more rows than the tokenizer has tokens.
@@ -240,35 +301,25 @@ fn vocabulary(catalog: &Catalog, family: &Family) -> Result<usize, ModelError> {
     Ok(embedding.shape.first().copied().unwrap_or(0) as usize)
 }
 
+/// Returns the gate of attention's output. A projection to gates has as many rows as there are heads if they gate whole heads.
+fn output_gate(catalog: &Catalog, family: &Family, layer: usize, heads: usize) -> OutputGate {
+    let projection = catalog.tensor(&format!("blk.{layer}.attn_gate.weight"));
+    let rows = projection.and_then(|of| of.shape.first()).copied();
+    match family.attention.output_gate {
+        OutputGate::ByHead(function) if rows.is_some_and(|rows| rows != heads as u64) => {
+            OutputGate::ByElement(function)
+        }
+        usual => usual,
+    }
+}
+
 fn bias(catalog: &Catalog, family: &Family, first: usize) -> AttentionBias {
     let has = |name: &str| catalog.tensor(&format!("blk.{first}.{name}")).is_some();
     if has("attn_output.bias") {
         AttentionBias::All
-    } else if family.qkv_bias || has("attn_q.bias") {
+    } else if family.attention.qkv_bias || has("attn_q.bias") {
         AttentionBias::Qkv
     } else {
         AttentionBias::None
     }
-}
-
-/// Returns the indexer of a family that has them.
-fn indexer(keys: &Keys<'_>, family: &Family) -> Result<Option<IndexerShape>, ModelError> {
-    let Some(Indexers::Keys(layout)) = family.indexer else { return Ok(None) };
-    let of_layers = keys.by_layer("attention.indexer.types");
-    let types = keys.get("attention.indexer.types");
-    let all = match types.and_then(|types| types.as_array()) {
-        Some(Array::Bool(flags)) => flags.iter().all(|flag| *flag),
-        _ => types.is_none() || of_layers.is_some_and(|flags| !flags.contains(&0)),
-    };
-    if !all {
-        let expected = "forebay knows models in which every layer has an indexer";
-        return Err(keys.wrong("attention.indexer.types", "not the same in all layers", expected));
-    }
-    Ok(Some(IndexerShape {
-        heads: keys.count("attention.indexer.head_count")?,
-        head_dim: keys.count("attention.indexer.key_length")?,
-        top_k: keys.count("attention.indexer.top_k")?,
-        layout,
-        rule: IndexerRule::Keys,
-    }))
 }

@@ -4,7 +4,7 @@ use forebay_compute::Scoring;
 use forebay_format::{Catalog, TensorInfo};
 
 use super::architecture::{Experts, Naming, groups};
-use super::families::Family;
+use super::family::Family;
 use super::gguf_keys::Keys;
 use super::names::Names;
 use crate::ModelError;
@@ -54,18 +54,18 @@ pub(super) fn experts(
         used: keys.count("expert_used_count")?,
         width,
         scoring: scoring(keys, family, correction_bias)?,
-        renormalise: keys.flag("expert_weights_norm")?.unwrap_or(family.renormalise),
+        renormalise: keys.flag("expert_weights_norm")?.unwrap_or(family.feed_forward.renormalise),
         scale: scale.unwrap_or(1.0),
         correction_bias,
         by_token: hashed.is_some_and(|layers| layer < layers),
         groups: groups(n_groups, groups_kept, correction_bias),
-        bias: family.expert_bias,
+        bias: family.feed_forward.bias,
         shared_width: shared_width(catalog, keys, family, layer, width)?,
-        shared_gate: family.shared_gate,
-        scaled_input: family.scaled_input,
+        shared_gate: family.feed_forward.shared_gate,
+        scaled_input: family.feed_forward.scaled_input,
         transposed: false,
-        own_norms: family.beside_dense,
-        expert_scales: family.beside_dense,
+        own_norms: family.feed_forward.beside_dense,
+        expert_scales: family.feed_forward.beside_dense,
     })
 }
 
@@ -73,9 +73,12 @@ fn scoring(keys: &Keys<'_>, family: &Family, correction_bias: bool) -> Result<Sc
     match keys.optional_count("expert_gating_func")? {
         // The converter writes no function for GLM-4.7-Flash. Routers with a correction bias are sigmoid routers, except those
         // of families that say otherwise.
-        None | Some(0) if correction_bias => Ok(family.corrected.unwrap_or(Scoring::Sigmoid)),
+        None | Some(0) if correction_bias => {
+            Ok(family.feed_forward.corrected.unwrap_or(Scoring::Sigmoid))
+        }
         // Value 3 is the softmax over the chosen experts only. This equals the softmax over all, renormalised.
-        None | Some(0 | 1 | 3) => Ok(Scoring::Softmax),
+        None | Some(0) => Ok(family.feed_forward.scoring),
+        Some(1 | 3) => Ok(Scoring::Softmax),
         Some(2) => Ok(Scoring::Sigmoid),
         Some(4) => Ok(Scoring::SqrtSoftplus),
         Some(other) => {
@@ -95,11 +98,13 @@ fn shared_width(
 ) -> Result<usize, ModelError> {
     let said = keys.optional_count("expert_shared_feed_forward_length")?;
     let number = keys.optional_count("expert_shared_count")?.unwrap_or(0);
-    if family.beside_dense {
+    if family.feed_forward.beside_dense {
         let dense = keys.count_of_layer("feed_forward_length", layer)?;
         return dense.ok_or_else(|| keys.missing("feed_forward_length"));
     }
-    let said = said.filter(|_| family.shared_gate || family.one_block || family.shared > 0);
+    let said = said.filter(|_| {
+        family.feed_forward.shared_gate || family.layers.one_block || family.feed_forward.shared > 0
+    });
     let usual = || said.unwrap_or(width.saturating_mul(number));
     Ok(columns(catalog, layer, "ffn_down_shexp").unwrap_or_else(usual))
 }

@@ -4,14 +4,16 @@ use forebay_compute::Gating;
 use forebay_format::{Array, Catalog, Value};
 
 use super::architecture::{FeedForward, Layer, Mixer};
-use super::families::{Family, Windows};
+use super::family::{Factors, Family, Windows};
 use super::gguf_experts::{experts, router};
 use super::gguf_keys::Keys;
 use super::gguf_recurrent::recurrent_layers;
 use super::layers::keys_of;
 use crate::ModelError;
 
-const WINDOW: &str = "attention.sliding_window";
+/// Rate of the factor of queries that grows with the position.
+pub(super) const TEMPERATURE: &str = "attention.temperature_scale";
+pub(super) const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
 
 /// Keys that mean nothing without experts.
@@ -44,19 +46,19 @@ pub(super) fn layers(
     if (0..count).all(|index| router(catalog, index).is_none()) {
         keys.note(&OF_EXPERTS);
     }
-    if family.one_block {
+    if family.layers.one_block {
         return one_block_layers(catalog, keys, family, count);
     }
-    let windows = windows(keys, family, count)?;
+    let (windows, rotates) = (windows(keys, family, count)?, rotates(keys, family)?);
     let with_keys =
         count - keys.optional_count("attention.shared_kv_layers")?.unwrap_or(0).min(count);
-    let recurrent = match family.recurrent {
+    let recurrent = match family.recurrence.rule {
         Some(_) => recurrent_layers(keys, count)?,
         None => vec![false; count],
     };
     (0..count)
         .map(|index| {
-            let feed_forward = if family.experts && router(catalog, index).is_some() {
+            let feed_forward = if family.feed_forward.experts && router(catalog, index).is_some() {
                 FeedForward::Experts(experts(catalog, keys, family, index)?)
             } else {
                 let width = keys.count_of_layer("feed_forward_length", index)?;
@@ -66,10 +68,30 @@ pub(super) fn layers(
             let window = windows[index];
             let keys_of = keys_of(&windows, with_keys, index)?;
             let mixer = if recurrent[index] { Mixer::Recurrent } else { Mixer::Attention };
-            let rope = family.rope_of(window, family.rotates);
-            Ok(Layer { mixer, window, chunked: false, attention: 0, keys_of, rope, feed_forward })
+            let rope = family.rope_of(window, rotates);
+            let layer = Layer {
+                mixer,
+                window,
+                chunked: false,
+                attention: 0,
+                keys_of,
+                rope,
+                tempered: false,
+                feed_forward,
+            };
+            match family.rotation.unrotated {
+                Some(unrotated) => unrotated.of_gguf(keys, layer, (index, &windows)),
+                None => Ok(layer),
+            }
         })
         .collect()
+}
+
+/// Returns true if queries and keys are rotated. Granite's converter says so with a key that is a remark in other files.
+pub(super) fn rotates(keys: &Keys<'_>, family: &Family) -> Result<bool, ModelError> {
+    let said = keys.flag("rope.scaling.finetuned")?;
+    let of_granite = family.ends.gguf_factors == Factors::AllOfGranite;
+    Ok(if of_granite { said.unwrap_or(true) } else { family.rotation.rotates })
 }
 
 /// Returns the window of each layer, if it has one.
@@ -78,10 +100,10 @@ fn windows(
     family: &Family,
     count: usize,
 ) -> Result<Vec<Option<usize>>, ModelError> {
-    let said = keys.optional_count(WINDOW)?.or(family.window);
+    let said = keys.optional_count(WINDOW)?.or(family.attention.window);
     let window = said.filter(|window| *window > 0);
     let slides = pattern(keys, count)?;
-    if let (Windows::NotInGguf, Some(window)) = (family.windows, window) {
+    if let (Windows::NotInGguf, Some(window)) = (family.attention.windows, window) {
         if window < keys.count("context_length")? {
             let expected = "forebay knows windows of this family from Hugging Face folders only";
             return Err(keys.wrong(WINDOW, window, expected));
@@ -90,14 +112,14 @@ fn windows(
     }
     let slides = |index: usize| match &slides {
         Some(flags) => flags[index],
-        None => family.windows.slides(index),
+        None => family.attention.windows.slides(index),
     };
     Ok((0..count).map(|index| window.filter(|_| slides(index))).collect())
 }
 
 /// Returns which layers have a window: from a list with a flag for each, or from a number, which means that every so many layers the
 /// last one has none (0: all have one).
-fn pattern(keys: &Keys<'_>, count: usize) -> Result<Option<Vec<bool>>, ModelError> {
+pub(super) fn pattern(keys: &Keys<'_>, count: usize) -> Result<Option<Vec<bool>>, ModelError> {
     let Some(value) = keys.get(PATTERN) else { return Ok(None) };
     let wrong = || {
         let expected =
@@ -145,7 +167,7 @@ fn one_block_layers(
             let (mixer, feed_forward) = match (heads[index], widths[index]) {
                 (0, 0) => (Mixer::Recurrent, FeedForward::None),
                 (_, 0) => (Mixer::Attention, FeedForward::None),
-                (0, _) if routed && family.experts => {
+                (0, _) if routed && family.feed_forward.experts => {
                     (Mixer::None, FeedForward::Experts(experts(catalog, keys, family, index)?))
                 }
                 (0, width) => {
@@ -161,7 +183,7 @@ fn one_block_layers(
                     });
                 }
             };
-            let rope = family.rope_of(None, family.rotates);
+            let rope = family.rope_of(None, family.rotation.rotates);
             Ok(Layer::one_block(mixer, feed_forward, rope))
         })
         .collect()
@@ -169,19 +191,19 @@ fn one_block_layers(
 
 /// Refuses values of keys that no family of the table has.
 pub(super) fn refuse_variants(keys: &Keys<'_>, family: &Family) -> Result<(), ModelError> {
-    for key in ["attention.max_alibi_bias", "attention.clamp_kqv", "attention.temperature_scale"] {
-        keys.only(key, &[0.0], "forebay knows models without it")?;
+    for key in ["attention.max_alibi_bias", "attention.clamp_kqv", TEMPERATURE] {
+        if key != TEMPERATURE || !family.rotation.tempered {
+            keys.only(key, &[0.0], "forebay knows models without it")?;
+        }
     }
-    for key in ["attention.output_scale", "residual_scale", "embedding_scale", "logit_scale"] {
-        keys.only(key, &[0.0, 1.0], "forebay knows 1 for this family")?;
-    }
+    keys.only("attention.output_scale", &[0.0, 1.0], "forebay knows 1 for this family")?;
     keys.note(&["attention.temperature_length"]);
     for (key, known) in [("attention.causal", true), ("ssm.dt_b_c_rms", false)] {
         if keys.flag(key)?.is_some_and(|flag| flag != known) {
             return Err(keys.wrong(key, !known, &format!("forebay knows {known}")));
         }
     }
-    let known: &[&str] = match family.gating {
+    let known: &[&str] = match family.feed_forward.gating {
         Gating::GeluTanh => &["gelu", "gelu_pytorch_tanh", "gelu_new"],
         Gating::SquaredRelu => &["relu2", "relu_sqr"],
         Gating::Silu | Gating::Clamped { .. } | Gating::ClampedSilu { .. } => {

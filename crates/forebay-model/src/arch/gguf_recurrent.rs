@@ -1,8 +1,8 @@
 //! Reads the recurrent layers of GGUF metadata.
 
-use forebay_format::Array;
+use forebay_format::{Array, Catalog, TensorInfo};
 
-use super::families::Family;
+use super::family::Family;
 use super::gguf_keys::Keys;
 use super::recurrent::{Recurrent, StateRule};
 use crate::ModelError;
@@ -39,17 +39,16 @@ pub(super) fn recurrent_layers(keys: &Keys<'_>, count: usize) -> Result<Vec<bool
 
 /// Returns the shape of the recurrent layers.
 pub(super) fn recurrent(
+    catalog: &Catalog,
     keys: &Keys<'_>,
     family: &Family,
     rule: StateRule,
 ) -> Result<Recurrent, ModelError> {
-    let convolution = keys.count("ssm.conv_kernel")?;
     match rule {
-        StateRule::ShortConvolution => Err(ModelError::BadValue {
-            key: "general.architecture".into(),
-            value: family.name.into(),
-            expected: "forebay reads Hugging Face models of this family only".into(),
-        }),
+        StateRule::ShortConvolution => {
+            let channels = keys.count("embedding_length")?;
+            Ok(Recurrent::short_convolution(channels, keys.count("shortconv.l_cache")?))
+        }
         StateRule::GatedDelta | StateRule::Mamba2 => {
             let value_heads = keys.count("ssm.time_step_rank")?;
             let inner = keys.count("ssm.inner_size")?;
@@ -61,21 +60,29 @@ pub(super) fn recurrent(
             };
             Ok(Recurrent {
                 rule,
-                convolution,
+                convolution: keys.count("ssm.conv_kernel")?,
                 key_heads: groups,
                 value_heads,
                 key_dim: keys.count("ssm.state_size")?,
                 value_dim,
-                head_order: family.gguf_heads,
+                head_order: family.recurrence.gguf_heads,
                 low_rank: 0,
                 norm_width,
-                sigmoid_gate: false,
+                sigmoid_gate: family.recurrence.sigmoid_gate,
                 decay_bound: 0.0,
             })
         }
         StateRule::KimiDelta => {
             let (heads, dim) = (keys.count("attention.head_count")?, keys.count("kda.head_dim")?);
-            Ok(Recurrent::kimi(heads, dim, convolution))
+            let bound = keys.said_float("kda.gate_lower_bound")?;
+            let bound = bound.unwrap_or(family.recurrence.decay_bound);
+            let is_safe = keys.flag("kda.safe_gate")?.unwrap_or(true);
+            let decay_bound = if is_safe { bound } else { 0.0 };
+            // Projections to decays and gates are one matrix or two.
+            let second = |tensor: &TensorInfo| tensor.name.ends_with(".ssm_f_b.weight");
+            let low_rank = if catalog.tensors().iter().any(second) { dim } else { 0 };
+            let shape = Recurrent::kimi(heads, dim, keys.count("ssm.conv_kernel")?, low_rank);
+            Ok(Recurrent { decay_bound, ..shape })
         }
     }
 }

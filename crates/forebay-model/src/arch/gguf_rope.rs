@@ -6,8 +6,9 @@ use forebay_compute::RopeScaling;
 use forebay_format::Catalog;
 
 use super::architecture::{Attention, LONG_FACTORS, Layer, Mixer, Rope, RopeFactors};
-use super::families::{Family, WindowTheta};
+use super::family::{Family, WindowTheta};
 use super::gguf_keys::Keys;
+use super::gguf_layers::rotates;
 use crate::ModelError;
 
 /// Keys that mean nothing without a rotation.
@@ -32,7 +33,7 @@ pub(super) fn ropes(
     attentions: &[Attention],
     catalog: &Catalog,
 ) -> Result<Vec<Rope>, ModelError> {
-    if !family.rotates {
+    if !rotates(keys, family)? {
         keys.note(&ALL);
         return Ok(Vec::new());
     }
@@ -52,9 +53,9 @@ pub(super) fn ropes(
     let theta = base(keys, ["rope.freq_base", "rope.global.freq_base"])?.unwrap_or(10_000.0);
     let of_windows = base(keys, ["rope.freq_base_swa", "rope.local.freq_base"])?;
     let dim_of_windows = keys.optional_count("rope.dimension_count_swa")?;
-    let layout = family.gguf_rope;
+    let layout = family.rotation.gguf;
     let rope = Rope { theta, rotary_dim, from: 0, layout, scaling, factors: None };
-    let usual = match family.window_theta {
+    let usual = match family.rotation.of_windows {
         None => {
             let is_same = of_windows.is_none_or(|of| of == theta)
                 && dim_of_windows.is_none_or(|dim| dim == rotary_dim);
@@ -90,13 +91,17 @@ struct Said<'a> {
     beta_slow: Option<f32>,
 }
 
+/// Returns the number of positions that the model was first trained for.
+pub(super) fn original_context(keys: &Keys<'_>) -> Result<usize, ModelError> {
+    let said = keys.optional_count("rope.scaling.original_context_length")?;
+    said.filter(|positions| *positions > 0).map_or_else(|| keys.count("context_length"), Ok)
+}
+
 impl<'a> Said<'a> {
     fn read(keys: &Keys<'a>) -> Result<Said<'a>, ModelError> {
         let new = keys.optional_float("rope.scaling.factor")?;
         let old = keys.optional_float("rope.scale_linear")?;
         let factor = new.or(old).filter(|factor| *factor != 0.0).unwrap_or(1.0);
-        let original = keys.optional_count("rope.scaling.original_context_length")?;
-        let original = original.filter(|positions| *positions > 0);
         let kind = keys.text("rope.scaling.type")?;
         keys.only("rope.scaling.alpha", &[0.0], "forebay knows 0 for this family")?;
         // A negative number means that the type decides, which is 1 for YaRN and 0 for others.
@@ -109,7 +114,7 @@ impl<'a> Said<'a> {
         Ok(Said {
             kind,
             factor,
-            original_context: original.map_or_else(|| keys.count("context_length"), Ok)?,
+            original_context: original_context(keys)?,
             attention: keys.said_float("rope.scaling.attn_factor")?,
             magnitude: keys.said_float("rope.scaling.yarn_attn_factor")?,
             beta_fast: keys.said_float("rope.scaling.yarn_beta_fast")?,
@@ -186,13 +191,17 @@ fn yarn(
         (None, None) => None,
         // There, the scale of attention or the family has the magnitude.
         (multiplier, Some(changed))
-            if multiplier.is_some() || family.latent || family.compressed =>
+            if multiplier.is_some() || family.attention.latent || family.attention.compressed =>
         {
             let expected = "forebay knows 1 for this attention";
             return Err(keys.wrong("rope.scaling.attn_factor", changed, expected));
         }
         (_, Some(changed)) => Some(usual * f64::from(changed)),
-        (Some(_), None) if !family.latent => {
+        // Without latent attention, the key is `mscale_all_dim` itself.
+        (Some(all), None) if family.rotation.tempered && !family.attention.latent => {
+            Some(RopeScaling::yarn_magnitude(factor, 1.0, f64::from(all)))
+        }
+        (Some(_), None) if !family.attention.latent => {
             let expected = "forebay knows it for latent attention only";
             return Err(keys.wrong("rope.scaling.yarn_log_multiplier", "set", expected));
         }

@@ -4,7 +4,8 @@ use forebay_format::{Absent, Catalog, FormatError};
 
 use super::architecture::{Architecture, Naming};
 use super::config::Config;
-use super::families::{Family, by_name};
+use super::families::by_name;
+use super::family::Family;
 use super::names::Names;
 use crate::ModelError;
 
@@ -58,7 +59,7 @@ pub(super) fn is_tied(
     let is_absent = catalog.absent.iter().find(|of| of.tensor == head);
     match (said, is_absent) {
         (Some(true), _) => Ok(true),
-        (None, None) if family.ties => Ok(true),
+        (None, None) if family.ends.tied => Ok(true),
         (_, Some(absent)) => Err(refused(catalog, absent)),
         (said, None) => Err(ModelError::NoHead {
             head,

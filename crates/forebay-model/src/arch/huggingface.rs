@@ -5,23 +5,27 @@ use forebay_format::{Catalog, HfMetadata};
 use serde_json::Value;
 
 use super::architecture::{Architecture, FeedForward, Layer, LayerEmbeddings, Mixer, Naming};
+use super::check::check;
 use super::config::Config;
 use super::deepseek4::of_config;
-use super::families::{self, Family};
+use super::families;
+use super::family::Family;
 use super::feed_forward_width::feed_forward_width;
 use super::head::is_tied;
 use super::huggingface_attention::{attention, window};
 use super::huggingface_experts::{experts, is_by_token, is_sparse};
-use super::huggingface_indexer::{indexer, is_indexed};
+use super::huggingface_indexer::{indexed_layers, indexer};
 use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent};
 use super::huggingface_rotation::rotates;
 use super::huggingface_variants::{SHARED_MLP, gating, refuse_variants};
 use super::indexer::with_indexer;
-use super::layers::{keys_of, used};
+use super::layers::{keys_of, temper, used};
 use super::ngrams::ngrams;
 use super::quantization::{Method, Quantization};
 use super::roots::naming;
+use super::rope_parameters::Parameters;
 use super::streams;
+use super::unrotated::Unrotated;
 use crate::ModelError;
 
 /// Keys about experts that classes of configurations write for models without experts, too.
@@ -74,7 +78,7 @@ fn of_language_model(
     let gating = gating(config, family)?;
     let naming = naming(catalog, family);
     let hidden = config.count("hidden_size")?;
-    let (attentions, ropes, layers) = match family.compressed {
+    let (attentions, ropes, mut layers) = match family.attention.compressed {
         true => {
             let mut layers = layers(catalog, config, family, naming, 1)?;
             let (attentions, ropes) = of_config(config, &layers)?.describe(&mut layers);
@@ -83,19 +87,26 @@ fn of_language_model(
         false => {
             let (attentions, ropes) = attention(catalog, config, family, naming)?;
             let mut layers = layers(catalog, config, family, naming, attentions.len())?;
-            let in_all = index_layers(config, family, &mut layers, attentions.len())?;
+            let indexed = indexed_layers(config, family, &layers)?;
             let (indexer, ropes) = (indexer(config, family)?, used(ropes, &layers));
-            let (attentions, ropes) = with_indexer(attentions, ropes, indexer, in_all);
+            let (attentions, ropes) =
+                with_indexer(attentions, ropes, indexer, &mut layers, &indexed);
             (attentions, ropes, layers)
         }
     };
+    let temperature = match family.rotation.unrotated.and_then(Unrotated::chunks) {
+        Some(chunks) => chunks.temperature(config)?,
+        None => Parameters::of(config, None)?.temperature()?,
+    };
+    if temperature.is_some() {
+        temper(&mut layers, family.rotation.tempered);
+    }
     let factor =
         |key: &str| Ok::<_, ModelError>(config.float(key)?.map_or(1.0, |factor| factor as f32));
     let residual_scale = factor("residual_multiplier")?;
     let epsilons =
         ["rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "layer_norm_eps"];
-    let logit_softcap =
-        config.float_or("final_logit_softcapping", family.caps.map(|[_, logits]| logits))?;
+    let logit_softcap = config.float_or("final_logit_softcapping", family.ends.logit_softcap)?;
     Ok(Architecture {
         family: family.name,
         name: config.text("_name_or_path")?.map(str::to_owned),
@@ -103,13 +114,13 @@ fn of_language_model(
         vocabulary: config.count("vocab_size")?,
         context_trained: config.first_count(&["max_position_embeddings", "model_max_length"])?,
         norm_epsilon: config.first_float(&epsilons)?.map_or(1e-6, |epsilon| epsilon as f32),
-        norms: family.norms,
+        norms: family.layers.norms,
         streams: streams::of_huggingface(config, family)?,
-        embedding_scale: family.embedding_scale(hidden) * factor("embedding_multiplier")?
+        embedding_scale: embedding_scale(config, family)? * factor("embedding_multiplier")?
             / residual_scale,
         residual_scale,
         logit_scale: 1.0 / factor("logits_scaling")?,
-        layer_scales: family.layer_scales,
+        layer_scales: family.layers.scales,
         layer_embeddings: config
             .optional_count("hidden_size_per_layer_input")?
             .filter(|width| *width > 0)
@@ -118,11 +129,12 @@ fn of_language_model(
         logit_softcap,
         attentions,
         ropes,
-        temperature: match family.unrotated {
-            Some(of) => of.temperature(config)?,
-            None => None,
-        },
-        recurrent: family.recurrent.map(|rule| recurrent(config, family, rule)).transpose()?,
+        temperature,
+        recurrent: family
+            .recurrence
+            .rule
+            .map(|rule| recurrent(config, family, rule))
+            .transpose()?,
         gating,
         layers,
         mtp: None,
@@ -131,11 +143,23 @@ fn of_language_model(
     })
 }
 
+/// Returns the factor of embeddings that the family has. Trinity's configurations have a flag for it, which is false if it is absent.
+fn embedding_scale(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> {
+    const FLAG: &str = "mup_enabled";
+    let said = config.flag(FLAG)?;
+    let is_said = family.name == "afmoe";
+    check(FLAG, true, is_said || said != Some(true), "forebay knows it for Trinity only")?;
+    match is_said && said != Some(true) {
+        true => Ok(1.0),
+        false => Ok(family.embedding_scale(config.count("hidden_size")?)),
+    }
+}
+
 /// Refuses forms of quantised weights that forebay does not know, for this family or for all.
 fn expect_quantization(config: &Value, family: &Family) -> Result<(), ModelError> {
     let quantization = Quantization::of_config(config)?;
     match quantization.map(|how| how.method == Method::Mxfp4) {
-        Some(is_mxfp4) if is_mxfp4 != family.expert_bias => Err(ModelError::BadValue {
+        Some(is_mxfp4) if is_mxfp4 != family.feed_forward.bias => Err(ModelError::BadValue {
             key: "quantization_config.quant_method".into(),
             value: config["quantization_config"]["quant_method"].to_string(),
             expected: "forebay reads mxfp4 for gpt-oss, and other forms for other families; convert the model to GGUF"
@@ -152,7 +176,7 @@ fn layers(
     naming: Naming,
     shapes: usize,
 ) -> Result<Vec<Layer>, ModelError> {
-    let blocks = if family.one_block { Some(one_blocks(config)?) } else { None };
+    let blocks = if family.layers.one_block { Some(one_blocks(config)?) } else { None };
     let count = match &blocks {
         Some(blocks) => blocks.len(),
         None => config.count("num_hidden_layers")?,
@@ -174,13 +198,14 @@ fn layers(
             if let Some(blocks) = &blocks {
                 return one_block_layer(catalog, config, family, naming, (index, blocks[index]));
             }
-            let all = family.compressed;
-            let feed_forward = if family.experts && (all || is_sparse(config, index)?) {
+            let all = family.attention.compressed;
+            let feed_forward = if family.feed_forward.experts && (all || is_sparse(config, index)?)
+            {
                 let by_token = is_by_token(config, index)?;
                 let of = experts(catalog, config, family, naming, index)?;
                 FeedForward::Experts(of.chosen_by_token(by_token))
             } else {
-                let keys = match family.shared_mlp {
+                let keys = match family.feed_forward.shared_mlp {
                     true => &[SHARED_MLP][..],
                     false => {
                         &["intermediate_size_mlp", "dense_intermediate_size", "intermediate_size"]
@@ -192,40 +217,28 @@ fn layers(
             };
             let window = windows[index];
             let keys_of = keys_of(&windows, with_keys, index)?;
-            let mixer = match family.recurrent.is_some() && is_recurrent(config, index)? {
+            let mixer = match family.recurrence.rule.is_some() && is_recurrent(config, index)? {
                 true => Mixer::Recurrent,
                 false => Mixer::Attention,
             };
             let rope = family.rope_of(window, rotates(config, family)?);
             let attention = usize::from(shapes > 1 && window.is_some());
-            let layer =
-                Layer { mixer, window, chunked: false, attention, keys_of, rope, feed_forward };
-            let Some(unrotated) = family.unrotated else { return Ok(layer) };
-            let seen = unrotated.layer(config, index)?;
-            let rope = layer.rope.filter(|_| seen.rotates);
-            Ok(Layer { window: seen.chunk, chunked: seen.chunk.is_some(), rope, ..layer })
+            let layer = Layer {
+                mixer,
+                window,
+                chunked: false,
+                attention,
+                keys_of,
+                rope,
+                tempered: false,
+                feed_forward,
+            };
+            match family.rotation.unrotated {
+                Some(unrotated) => unrotated.of_config(config, layer, (index, &windows)),
+                None => Ok(layer),
+            }
         })
         .collect()
-}
-
-/// Gives layers with an indexer the shapes of attention that have one, which follow the `shapes` without. Returns true if all
-/// layers with attention have an indexer, so that no other shapes are needed.
-fn index_layers(
-    config: &Config<'_>,
-    family: &Family,
-    layers: &mut [Layer],
-    shapes: usize,
-) -> Result<bool, ModelError> {
-    let mut indexed = Vec::with_capacity(layers.len());
-    for (index, layer) in layers.iter().enumerate() {
-        indexed.push(layer.mixer != Mixer::Attention || is_indexed(config, family, index)?);
-    }
-    let in_all = indexed.iter().all(|indexed| *indexed) || family.indexer.is_none();
-    for (layer, indexed) in layers.iter_mut().zip(indexed) {
-        let moved = !in_all && indexed && layer.mixer == Mixer::Attention;
-        layer.attention += if moved { shapes } else { 0 };
-    }
-    Ok(in_all)
 }
 
 /// Returns a layer that is only one block.

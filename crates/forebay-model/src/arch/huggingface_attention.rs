@@ -3,12 +3,16 @@
 use forebay_compute::RopeScaling;
 use forebay_format::Catalog;
 
-use super::architecture::{Attention, AttentionBias, Latent, Naming, QkNorm, Rope, Values};
+use super::architecture::{
+    Attention, AttentionBias, Latent, Naming, OutputGate, QkNorm, Rope, Values,
+};
+use super::check::check;
 use super::config::{Config, short};
-use super::families::{Family, Windows};
+use super::family::{Family, Windows};
 use super::huggingface_rotation::{WINDOWED, note_no_rotation, rotates, rotation, rotations};
 use super::names::Names;
 use super::rope_parameters::Parameters;
+use super::unrotated::Unrotated;
 use crate::ModelError;
 
 /// Returns the shapes of attention and the rotations: those of layers without a window, then those of layers with one if they
@@ -19,7 +23,7 @@ pub(super) fn attention(
     family: &'static Family,
     naming: Naming,
 ) -> Result<(Vec<Attention>, Vec<Rope>), ModelError> {
-    if family.latent {
+    if family.attention.latent {
         return latent(config, family);
     }
     let (hidden, heads) = (config.count("hidden_size")?, config.count("num_attention_heads")?);
@@ -27,25 +31,25 @@ pub(super) fn attention(
         Some(dim) => dim,
         None => hidden.checked_div(heads).unwrap_or(0),
     };
-    let sinks = |key: &str| Ok::<_, ModelError>(config.flag(key)?.unwrap_or(family.sinks));
+    let sinks =
+        |key: &str| Ok::<_, ModelError>(config.flag(key)?.unwrap_or(family.attention.sinks));
     let usual = Attention {
         heads,
         kv_heads: config.optional_count("num_key_value_heads")?.unwrap_or(heads).max(1),
         head_dim,
         value_dim: config.optional_count("v_head_dim")?.unwrap_or(head_dim),
         scale: scale(config, family, head_dim)?,
-        softcap: config
-            .float_or("attn_logit_softcapping", family.caps.map(|[scores, _]| scores))?,
+        softcap: config.float_or("attn_logit_softcapping", family.attention.softcap)?,
         sinks: sinks("add_full_attention_sink_bias")?,
-        output_gate: family.output_gate,
+        output_gate: output_gate(config, family)?,
         bias: bias(catalog, config, family, naming)?,
-        qk_norm: match config.flag("use_qk_norm")? {
-            Some(false) => QkNorm::None,
-            _ => family.qk_norm,
+        qk_norm: match (config.flag("use_qk_norm")?, config.flag("qk_norm")?) {
+            (Some(false), _) | (_, Some(false)) => QkNorm::None,
+            _ => family.attention.qk_norm,
         },
         values: Values {
             of_keys: false,
-            normed: family.normed_values,
+            normed: family.attention.normed_values,
             scale: config.float("attention_value_scale")?.map_or(1.0, |scale| scale as f32),
         },
         latent: None,
@@ -53,7 +57,10 @@ pub(super) fn attention(
         shared: None,
     };
     // Keys of one kind of layers are named if they differ from those of the other kind.
-    let heads = config.optional_count("swa_num_attention_heads")?.unwrap_or(heads);
+    let [of_full, of_windows] = heads_by_layer(config, family)?;
+    let usual = Attention { heads: of_full.unwrap_or(usual.heads), ..usual };
+    let of_windows = config.optional_count("swa_num_attention_heads")?.or(of_windows);
+    let heads = of_windows.unwrap_or(heads);
     let of_window = config.optional_count("swa_head_dim")?.unwrap_or(head_dim);
     let windowed = Attention {
         heads,
@@ -67,7 +74,7 @@ pub(super) fn attention(
         sinks: sinks("add_swa_attention_sink_bias")?,
         ..usual.clone()
     };
-    let full = match family.keys_as_values {
+    let full = match family.attention.keys_as_values {
         false => usual,
         true => with_keys_as_values(config, family, usual)?,
     };
@@ -75,6 +82,40 @@ pub(super) fn attention(
     let dims = [attentions[0].head_dim, of_window];
     let ropes = rotations(config, family, dims)?;
     Ok((attentions, ropes))
+}
+
+/// Returns the gate of attention's output. Configurations of Laguna and Ling say if it is one for each head.
+fn output_gate(config: &Config<'_>, family: &Family) -> Result<OutputGate, ModelError> {
+    let usual = family.attention.output_gate;
+    let keys = ["gating", "gated_attention_proj_granularity_type"];
+    config.note(&keys);
+    let Some(key) = keys.into_iter().find(|key| config.set(key).is_some()) else {
+        return Ok(usual);
+    };
+    match (usual, config.text(key)?.unwrap_or("")) {
+        (OutputGate::ByHead(_), "per-head" | "head_wise") => Ok(usual),
+        (OutputGate::ByHead(function), "per-element" | "element_wise") => {
+            Ok(OutputGate::ByElement(function))
+        }
+        (_, other) => Err(ModelError::BadValue {
+            key: key.into(),
+            value: other.into(),
+            expected: "forebay does not know this gate of attention's output".into(),
+        }),
+    }
+}
+
+/// Returns the numbers of heads of layers without a window and of those with one, if there is a list with one for each layer.
+fn heads_by_layer(config: &Config<'_>, family: &Family) -> Result<[Option<usize>; 2], ModelError> {
+    const KEY: &str = "num_attention_heads_per_layer";
+    let mut found = [None; 2];
+    for (index, heads) in config.counts(KEY)?.into_iter().enumerate() {
+        let kind = usize::from(window(config, family, index)?.is_some());
+        let first = *found[kind].get_or_insert(heads);
+        let expected = format!("layer {index} has another number than those before it");
+        check(KEY, heads, heads == first, &expected)?;
+    }
+    Ok(found)
 }
 
 /// Returns the shape of multi-head latent attention, and its rotation.
@@ -108,7 +149,9 @@ fn latent(config: &Config<'_>, family: &Family) -> Result<(Vec<Attention>, Vec<R
                 expected: "forebay knows this family without rotation only".into(),
             });
         }
-        return Ok((vec![latent.attention(heads, 1.0)], Vec::new()));
+        let output_gate = output_gate(config, family)?;
+        let attention = Attention { output_gate, ..latent.attention(heads, 1.0) };
+        return Ok((vec![attention], Vec::new()));
     }
     let rope = rotation(config, family, None, latent.rotary)?;
     let all = Parameters::of(config, None)?.float("mscale_all_dim")?.filter(|all| *all != 0.0);
@@ -119,7 +162,9 @@ fn latent(config: &Config<'_>, family: &Family) -> Result<(Vec<Attention>, Vec<R
         }
         _ => 1.0,
     };
-    Ok((vec![latent.attention(heads, magnitude as f32)], vec![rope]))
+    let output_gate = output_gate(config, family)?;
+    let attention = Attention { output_gate, ..latent.attention(heads, magnitude as f32) };
+    Ok((vec![attention], vec![rope]))
 }
 
 /// Returns the shape of layers without a window in models that use keys as values there. The others have the `usual` shape.
@@ -149,7 +194,7 @@ fn with_keys_as_values(
 fn scale(config: &Config<'_>, family: &Family, head_dim: usize) -> Result<f32, ModelError> {
     let said = config.float("attention_multiplier")?.map(|scale| scale as f32);
     let scalar = config.float("query_pre_attn_scalar")?.unwrap_or(head_dim as f64);
-    Ok(said.or(family.attention_scale).unwrap_or(1.0 / (scalar as f32).sqrt()))
+    Ok(said.or(family.attention.scale).unwrap_or(1.0 / (scalar as f32).sqrt()))
 }
 
 /// Returns which projections have biases.
@@ -161,9 +206,11 @@ fn bias(
 ) -> Result<AttentionBias, ModelError> {
     let has = |role: &str| catalog.tensor(&Names::new(naming, family).layer(0, role));
     let qkv_bias = match config.flag("qkv_bias")? {
-        Some(said) if family.qkv_bias => said,
-        _ => family.qkv_bias,
+        Some(said) if family.attention.qkv_bias => said,
+        _ => family.attention.qkv_bias,
     };
+    // The tensors say it too.
+    config.flag("attention_out_bias")?;
     Ok(match (qkv_bias, config.is_set("attention_bias")?) {
         (_, true) if has("o_bias").is_some() => AttentionBias::All,
         (false, false) => AttentionBias::None,
@@ -211,9 +258,10 @@ pub(super) fn window(
     config.note(&WINDOW_KEYS);
     let window = match WINDOWS.iter().find(|key| config.get(key).is_some()) {
         Some(key) => config.optional_count(key)?,
-        None => family.window,
+        None => family.attention.window,
     };
-    let kind = if family.unrotated.is_some() || family.one_block {
+    let chunked = family.rotation.unrotated.and_then(Unrotated::chunks).is_some();
+    let kind = if chunked || family.layers.one_block {
         None
     } else {
         config.text_of_layer("layer_types", index)?
@@ -236,7 +284,8 @@ pub(super) fn window(
 const WINDOWS: [&str; 2] = ["sliding_window", "sliding_window_size"];
 
 /// Keys of the layers that have a window, of which one decides.
-const WINDOW_KEYS: [&str; 6] = [
+const WINDOW_KEYS: [&str; 7] = [
+    "global_attn_every_n_layers",
     "sliding_window",
     "sliding_window_size",
     "sliding_window_pattern",
@@ -247,21 +296,26 @@ const WINDOW_KEYS: [&str; 6] = [
 
 /// Returns true if a layer has a window according to the pattern of the configuration or the family.
 fn slides(config: &Config<'_>, family: &Family, index: usize) -> Result<bool, ModelError> {
-    let period =
-        config.optional_first_count(&["sliding_window_pattern", "_sliding_window_pattern"])?;
-    Ok(match (family.windows, period) {
+    let period = config.optional_first_count(&[
+        "sliding_window_pattern",
+        "_sliding_window_pattern",
+        "global_attn_every_n_layers",
+    ])?;
+    Ok(match (family.attention.windows, period) {
         (Windows::ButEvery(_), Some(period)) if period > 0 => !(index + 1).is_multiple_of(period),
         (Windows::AsSaid, _) => {
             let first = config.optional_count("max_window_layers")?.unwrap_or(0);
             config.is_set("use_sliding_window")? && index >= first
         }
-        _ => family.windows.slides(index),
+        _ => family.attention.windows.slides(index),
     })
 }
 
 /// Refuses kinds of layers that no part of the reader knows. Those of families with other attention have checks of their own.
 fn expect_kind(kind: Option<&str>, family: &Family, index: usize) -> Result<(), ModelError> {
-    let is_other = family.recurrent.is_some() || family.indexer.is_some() || family.compressed;
+    let is_other = family.recurrence.rule.is_some()
+        || family.attention.indexer.is_some()
+        || family.attention.compressed;
     match kind {
         None | Some("full_attention" | "sliding_attention" | "attention") => Ok(()),
         Some(_) if is_other => Ok(()),

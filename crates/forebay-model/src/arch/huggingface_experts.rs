@@ -6,7 +6,7 @@ use forebay_format::Catalog;
 
 use super::architecture::{Experts, Naming, groups};
 use super::config::Config;
-use super::families::Family;
+use super::family::Family;
 use super::huggingface_variants::{SHARED_MLP, has_number};
 use super::names::Names;
 use crate::ModelError;
@@ -21,6 +21,17 @@ const STEPS: [&str; 3] = ["decoder_sparse_step", "moe_layer_interval", "interlea
 /// Keys of the number of the first layer that has experts.
 const FIRSTS: [&str; 4] =
     ["first_k_dense_replace", "moe_layer_start_index", "num_dense_layers", "moe_layer_num_skipped"];
+
+/// Keys of the flag that weights of experts are renormalised.
+const NORMS: [&str; 3] = ["norm_topk_prob", "moe_renormalize", "route_norm"];
+
+/// Keys of the factor of the weights of experts.
+const SCALES: [&str; 4] =
+    ["routed_scaling_factor", "router_scaling_factor", "moe_routed_scaling_factor", "route_scale"];
+
+/// Keys of the function that scores experts.
+const SCORINGS: [&str; 4] =
+    ["scoring_func", "moe_router_activation_func", "score_func", "score_function"];
 
 /// Returns true if a table gives the experts of every token in layer `index`.
 pub(super) fn is_by_token(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
@@ -45,6 +56,7 @@ pub(super) fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, Model
     let enabled = config.flag("enable_moe_block")?.unwrap_or(true);
     let with_experts = config.list("moe_layers")?;
     let no_experts = config.set("num_local_experts").is_some_and(|count| *count == 0);
+    let is_moe = config.list("is_moe_layer")?.and_then(|list| list.get(index)?.as_bool());
     match config.text_of_layer("mlp_layer_types", index)? {
         None => {}
         Some("sparse") => return Ok(true),
@@ -56,6 +68,9 @@ pub(super) fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, Model
                 expected: "forebay knows sparse and dense".into(),
             });
         }
+    }
+    if let Some(is_moe) = is_moe {
+        return Ok(is_moe);
     }
     if let Some(layers) = with_experts {
         return Ok(has_number(layers, index));
@@ -86,7 +101,7 @@ pub(super) fn experts(
     // Only the third DeepSeek generation and later models select this way, and not all of them say so.
     let third = ["deepseek_v3", "kimi_k2", "glm4_moe_lite"];
     let is_third = config.text("model_type")?.is_some_and(|of| third.contains(&of));
-    let corrected = family.corrected.or(is_third.then_some(Scoring::Sigmoid));
+    let corrected = family.feed_forward.corrected.or(is_third.then_some(Scoring::Sigmoid));
     let mut denied = false;
     for key in [
         "use_routing_bias",
@@ -100,13 +115,17 @@ pub(super) fn experts(
     let method = config.text("topk_method")?;
     let correction_bias =
         method.map_or(corrected.is_some() && !denied, |method| method == "noaux_tc");
-    let norms = ["norm_topk_prob", "moe_renormalize"].map(|key| config.flag(key));
-    let [norm, other] = norms;
-    let norm = norm?.or(other?);
+    config.note(&NORMS);
+    let norm = match NORMS.iter().find(|key| config.set(key).is_some()) {
+        Some(key) => config.flag(key)?,
+        None => None,
+    };
     let width = config.first_count(&["moe_intermediate_size", "intermediate_size"])?;
-    let of_groups = config.optional_first_count(&["n_group", "num_expert_group"])?;
+    let of_groups =
+        config.optional_first_count(&["n_group", "num_expert_group", "num_expert_groups"])?;
     let n_groups = if method == Some("greedy") { 1 } else { of_groups.unwrap_or(1) };
-    let groups_kept = config.optional_count("topk_group")?.unwrap_or(n_groups);
+    let groups_kept = config.optional_first_count(&["topk_group", "num_limited_groups"])?;
+    let groups_kept = groups_kept.unwrap_or(n_groups);
     config.note(&COUNTS);
     Ok(Experts {
         count: match Names::new(naming, family).routed_experts(catalog, index) {
@@ -123,18 +142,18 @@ pub(super) fn experts(
         ])?,
         width,
         scoring: scoring(config, family, corrected)?,
-        renormalise: norm.unwrap_or(family.renormalise || is_third),
-        scale: config.float("routed_scaling_factor")?.map_or(1.0, |scale| scale as f32),
+        renormalise: norm.unwrap_or(family.feed_forward.renormalise || is_third),
+        scale: config.first_float(&SCALES)?.map_or(1.0, |scale| scale as f32),
         correction_bias,
         by_token: false,
         groups: groups(n_groups, groups_kept, correction_bias),
-        bias: family.expert_bias,
+        bias: family.feed_forward.bias,
         shared_width: shared_width(config, family, width)?,
-        shared_gate: family.shared_gate,
-        scaled_input: family.scaled_input,
-        transposed: family.transposed_experts,
-        own_norms: family.beside_dense,
-        expert_scales: family.beside_dense,
+        shared_gate: family.feed_forward.shared_gate,
+        scaled_input: family.feed_forward.scaled_input,
+        transposed: family.files.transposed_experts,
+        own_norms: family.feed_forward.beside_dense,
+        expert_scales: family.feed_forward.beside_dense,
     })
 }
 
@@ -143,13 +162,16 @@ fn scoring(
     family: &Family,
     corrected: Option<Scoring>,
 ) -> Result<Scoring, ModelError> {
-    let named = ["scoring_func", "moe_router_activation_func"].map(|key| config.text(key));
-    let [own, other] = named;
-    match own?.or(other?) {
+    config.note(&SCORINGS);
+    let named = match SCORINGS.iter().find(|key| config.set(key).is_some()) {
+        Some(key) => config.text(key)?,
+        None => None,
+    };
+    match named {
         Some("softmax") => Ok(Scoring::Softmax),
         Some("sigmoid") => Ok(Scoring::Sigmoid),
         Some("sqrtsoftplus") => Ok(Scoring::SqrtSoftplus),
-        None => Ok(corrected.unwrap_or(family.scoring)),
+        None => Ok(corrected.unwrap_or(family.feed_forward.scoring)),
         Some(other) => Err(ModelError::BadValue {
             key: "scoring_func".into(),
             value: other.into(),
@@ -167,16 +189,20 @@ fn shared_width(config: &Config<'_>, family: &Family, width: usize) -> Result<us
     config.note(&[SHARED_MLP, "intermediate_size"]);
     let of_one_block = config.optional_count("moe_shared_expert_intermediate_size")?;
     match config.optional_count("shared_expert_intermediate_size")? {
-        Some(shared) if family.shared_gate => Ok(shared),
-        _ if family.beside_dense => config.count("intermediate_size"),
-        _ if family.shared_mlp => config.count(SHARED_MLP),
-        _ if family.one_block => {
+        Some(shared) if family.feed_forward.shared_gate || family.feed_forward.shared > 0 => {
+            Ok(shared)
+        }
+        _ if family.feed_forward.beside_dense => config.count("intermediate_size"),
+        _ if family.feed_forward.shared_mlp => config.count(SHARED_MLP),
+        _ if family.layers.one_block => {
             of_one_block.ok_or_else(|| config.missing("moe_shared_expert_intermediate_size"))
         }
         _ => {
-            let count = if mixed == Some(false) { 0 } else { count.unwrap_or(family.shared) };
+            let count =
+                if mixed == Some(false) { 0 } else { count.unwrap_or(family.feed_forward.shared) };
             let own = config.optional_first_count(&[SHARED_MLP, "intermediate_size"])?;
-            Ok(own.filter(|_| family.shared > 0).unwrap_or(width).saturating_mul(count))
+            let own = own.filter(|_| family.feed_forward.shared > 0).or(of_one_block);
+            Ok(own.unwrap_or(width).saturating_mul(count))
         }
     }
 }

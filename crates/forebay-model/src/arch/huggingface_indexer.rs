@@ -3,9 +3,10 @@
 use forebay_compute::RopeLayout;
 use serde_json::Value;
 
+use super::architecture::{Layer, Mixer};
 use super::check::check;
 use super::config::Config;
-use super::families::{Family, Indexers};
+use super::family::{Family, Indexers};
 use super::indexer::IndexerShape;
 use super::shapes::IndexerRule;
 use crate::ModelError;
@@ -18,7 +19,7 @@ pub(super) fn indexer(
     config: &Config<'_>,
     family: &Family,
 ) -> Result<Option<IndexerShape>, ModelError> {
-    let Some(of) = family.indexer else { return Ok(None) };
+    let Some(of) = family.attention.indexer else { return Ok(None) };
     refuse_shared_choices(config)?;
     let shape = match of {
         Indexers::Keys(layout) => IndexerShape {
@@ -41,7 +42,7 @@ pub(super) fn indexer(
                 heads: config.count("index_n_heads")?,
                 head_dim: config.count("index_head_dim")?,
                 top_k: pools(config, "index_topk", length)?,
-                layout: family.hf_rope,
+                layout: family.rotation.huggingface,
                 rule: IndexerRule::GatedPools { length },
             }
         }
@@ -53,7 +54,7 @@ pub(super) fn indexer(
                 heads: config.count("indexer_n_heads")?,
                 head_dim: config.count("indexer_head_dim")?,
                 top_k: pools(config, "indexer_budget", length)?,
-                layout: family.hf_rope,
+                layout: family.rotation.huggingface,
                 rule: IndexerRule::MeanPools { length },
             }
         }
@@ -88,19 +89,27 @@ fn blocks(config: &Config<'_>) -> Result<IndexerShape, ModelError> {
     })
 }
 
-/// Returns true if attention of layer `index` has an indexer, in a family that has them.
-pub(super) fn is_indexed(
+/// Returns which layers have attention with an indexer.
+pub(super) fn indexed_layers(
     config: &Config<'_>,
     family: &Family,
-    index: usize,
-) -> Result<bool, ModelError> {
+    layers: &[Layer],
+) -> Result<Vec<bool>, ModelError> {
+    let is = |(index, layer): (usize, &Layer)| {
+        Ok(layer.mixer == Mixer::Attention && is_indexed(config, family, index)?)
+    };
+    layers.iter().enumerate().map(is).collect()
+}
+
+/// Returns true if attention of layer `index` has an indexer, in a family that has them.
+fn is_indexed(config: &Config<'_>, family: &Family, index: usize) -> Result<bool, ModelError> {
     let types = config.list("layer_types")?;
     let kind = types.and_then(|types| types.get(index)).and_then(Value::as_str);
     let key = format!("layer_types of layer {index}");
-    let fits = kind != Some("indexed_attention") || family.indexer.is_some();
+    let fits = kind != Some("indexed_attention") || family.attention.indexer.is_some();
     check(&key, "indexed_attention", fits, "forebay knows no indexers for this family")?;
-    if family.indexer != Some(Indexers::Blocks) {
-        return Ok(family.indexer.is_some());
+    if family.attention.indexer != Some(Indexers::Blocks) {
+        return Ok(family.attention.indexer.is_some());
     }
     let published = config.object(MINIMAX)?;
     let flag = match &published {

@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::config::{Config, short};
-use super::families::Family;
+use super::family::Family;
 use super::huggingface_variants::has_number;
 use super::recurrent::{HeadOrder, Recurrent, StateRule};
 use crate::ModelError;
@@ -14,7 +14,7 @@ const KIMI: &str = "linear_attn_config";
 /// Returns true if layer `index` is recurrent. `layer_types` decides if it is present, then LFM2's list of layers with attention, then
 /// Kimi's lists of layers.
 pub(super) fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
-    config.note(&["full_attention_interval"]);
+    config.note(&["full_attention_interval", "layer_group_size"]);
     let full = config.list("full_attn_idxs")?;
     let lists = config.object(KIMI)?;
     // These lists count from 1.
@@ -56,6 +56,11 @@ pub(super) fn is_recurrent(config: &Config<'_>, index: usize) -> Result<bool, Mo
             }),
         };
     }
+    if let Some(group) = config.optional_count("layer_group_size")? {
+        // Layers behind the last whole group have attention, too.
+        let whole = config.count("num_hidden_layers")?.checked_div(group).unwrap_or(0) * group;
+        return Ok(!(index + 1).is_multiple_of(group.max(1)) && index < whole);
+    }
     let period = config.optional_count("full_attention_interval")?.unwrap_or(4).max(1);
     Ok(!(index + 1).is_multiple_of(period))
 }
@@ -79,7 +84,7 @@ pub(super) fn recurrent(
                 head_order: HeadOrder::Consecutive,
                 low_rank: 0,
                 norm_width: value_dim,
-                sigmoid_gate: has_sigmoid_gate(config)?,
+                sigmoid_gate: has_sigmoid_gate(config, family)?,
                 decay_bound: 0.0,
             })
         }
@@ -87,28 +92,17 @@ pub(super) fn recurrent(
         StateRule::Mamba2 => mamba2(config),
         StateRule::ShortConvolution => {
             let channels = config.count("hidden_size")?;
-            Ok(Recurrent {
-                rule,
-                convolution: config.count("conv_L_cache")?,
-                key_heads: 1,
-                value_heads: 1,
-                key_dim: 0,
-                value_dim: channels,
-                head_order: HeadOrder::Consecutive,
-                low_rank: 0,
-                norm_width: channels,
-                sigmoid_gate: false,
-                decay_bound: 0.0,
-            })
+            Ok(Recurrent::short_convolution(channels, config.count("conv_L_cache")?))
         }
     }
 }
 
 /// Returns true if the sigmoid of the gate gates the output, and not its SiLU.
-fn has_sigmoid_gate(config: &Config<'_>) -> Result<bool, ModelError> {
+fn has_sigmoid_gate(config: &Config<'_>, family: &Family) -> Result<bool, ModelError> {
     match config.text("output_gate_type")? {
+        None => Ok(family.recurrence.sigmoid_gate),
         Some("sigmoid") => Ok(true),
-        None | Some("silu" | "swish") => Ok(false),
+        Some("silu" | "swish") => Ok(false),
         Some(other) => Err(ModelError::BadValue {
             key: "output_gate_type".into(),
             value: other.into(),
@@ -218,7 +212,16 @@ fn check_step_limit(config: &Config<'_>) -> Result<(), ModelError> {
 
 fn kimi(config: &Config<'_>, family: &Family) -> Result<Recurrent, ModelError> {
     config.note(&["linear_conv_kernel_dim", "linear_num_heads", "linear_head_dim"]);
+    // Ling has as many heads as in attention, and no low rank.
+    let is_whole = config.is_set("no_kda_lora")?;
+    config.note(&["short_conv_kernel_size", "head_dim"]);
+    let published = is_whole && config.set("linear_num_heads").is_none();
     let (heads, dim, convolution) = match config.object(KIMI)? {
+        None if published => (
+            config.count("num_attention_heads")?,
+            config.count("head_dim")?,
+            config.count("short_conv_kernel_size")?,
+        ),
         Some(own) => {
             let convolution = own.count("short_conv_kernel_size")?;
             (own.count("num_heads")?, own.count("head_dim")?, convolution)
@@ -230,18 +233,20 @@ fn kimi(config: &Config<'_>, family: &Family) -> Result<Recurrent, ModelError> {
         }
     };
     let decay_bound = decay_bound(config, family)?;
-    Ok(Recurrent { decay_bound, ..Recurrent::kimi(heads, dim, convolution) })
+    let low_rank = if is_whole { 0 } else { dim };
+    Ok(Recurrent { decay_bound, ..Recurrent::kimi(heads, dim, convolution, low_rank) })
 }
 
 /// Returns the logarithm of the fastest decay, or 0 if there is none. `null` means the family's usual one, unless the configuration
 /// says that gates have none.
 fn decay_bound(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> {
     let own = config.object(KIMI)?;
-    let beside = config.get("linear_lower_bound");
+    config.note(&["linear_lower_bound", "kda_lower_bound"]);
+    let beside = config.get("linear_lower_bound").or(config.get("kda_lower_bound"));
     let said = own.as_ref().and_then(|own| own.get("gate_lower_bound")).or(beside);
     let is_safe = match &own {
         Some(own) => own.flag("safe_gate")?.unwrap_or(true),
-        None => true,
+        None => config.flag("kda_safe_gate")?.unwrap_or(true),
     };
     match said.filter(|said| !said.is_null()) {
         Some(said) => said.as_f64().map(|bound| bound as f32).ok_or_else(|| ModelError::BadValue {
@@ -250,25 +255,6 @@ fn decay_bound(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> 
             expected: "it must be a number".into(),
         }),
         None if said.is_some() && !is_safe => Ok(0.0),
-        None => Ok(family.decay_bound),
-    }
-}
-
-impl Recurrent {
-    /// Returns the shape of Kimi Delta Attention, which has as many elements of a key as of a value.
-    pub(super) fn kimi(heads: usize, dim: usize, convolution: usize) -> Recurrent {
-        Recurrent {
-            rule: StateRule::KimiDelta,
-            convolution,
-            key_heads: heads,
-            value_heads: heads,
-            key_dim: dim,
-            value_dim: dim,
-            head_order: HeadOrder::Consecutive,
-            low_rank: dim,
-            norm_width: dim,
-            sigmoid_gate: true,
-            decay_bound: 0.0,
-        }
+        None => Ok(family.recurrence.decay_bound),
     }
 }

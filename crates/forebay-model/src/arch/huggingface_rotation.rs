@@ -5,7 +5,7 @@ use forebay_compute::{RopeLayout, RopeScaling};
 use super::architecture::{Rope, RopeFactors};
 use super::check::check;
 use super::config::{Config, ROTATIONS, short};
-use super::families::{Family, WindowTheta};
+use super::family::{Family, WindowTheta};
 use super::rope_parameters::Parameters;
 use crate::ModelError;
 
@@ -29,7 +29,7 @@ pub(super) fn rotations(
     }
     let [full, windowed] = dims;
     let all = rotation(config, family, Some(FULL), rotary_dim(config, FULL, full)?)?;
-    if family.window_theta.is_none() {
+    if family.rotation.of_windows.is_none() {
         expect_one_rotation(config, all.theta)?;
         return Ok(vec![all]);
     }
@@ -88,7 +88,10 @@ pub(super) fn rotation(
     let windowed = scope == Some(WINDOWED);
     let parameters = Parameters::of(config, scope)?;
     let scaling = if windowed { RopeScaling::None } else { parameters.scaling()? };
-    let usual = match family.window_theta {
+    let tempered = parameters.temperature()?.is_some();
+    let fits = !tempered || family.rotation.tempered;
+    check("llama_4_scaling_beta of the rotation", "set", fits, "forebay knows 0 for this family")?;
+    let usual = match family.rotation.of_windows {
         Some(WindowTheta::Of(theta)) if windowed => Some(theta),
         _ => None,
     };
@@ -99,8 +102,8 @@ pub(super) fn rotation(
     let theta = theta.unwrap_or(10_000.0);
     let theta = if windowed { theta } else { theta * parameters.base_factor(rotary_dim)? };
     let layout = match config.flag("rope_interleave")? {
-        Some(false) if family.latent => RopeLayout::Neox,
-        _ => family.hf_rope,
+        Some(false) if family.attention.latent => RopeLayout::Neox,
+        _ => family.rotation.huggingface,
     };
     let factors = match scaling {
         RopeScaling::LongRope { .. } => Some(parameters.long_factors(rotary_dim / 2)?),
@@ -126,5 +129,5 @@ fn proportional_factors(share: f64, pairs: usize) -> RopeFactors {
 /// Returns true if queries and keys are rotated.
 pub(super) fn rotates(config: &Config<'_>, family: &Family) -> Result<bool, ModelError> {
     let said = config.text("position_embedding_type")?;
-    Ok(family.rotates || said == Some("rope"))
+    Ok(family.rotation.rotates || said == Some("rope"))
 }

@@ -3,11 +3,12 @@
 use forebay_compute::Gating;
 use serde_json::Value;
 
+use super::architecture::OutputGate;
 use super::config::Config;
-use super::families::Family;
+use super::family::Family;
 use crate::ModelError;
 
-/// Key of the width of the MLP that tokens pass through beside experts ([`Family::shared_mlp`]).
+/// Key of the width of the MLP that tokens pass through beside experts ([`super::family::FeedForward::shared_mlp`]).
 pub(super) const SHARED_MLP: &str = "shared_intermediate_size";
 
 fn refuse<T>(key: &str, value: &str, expected: &str) -> Result<T, ModelError> {
@@ -20,7 +21,7 @@ pub(super) fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, Mod
     let float = |key: &str, usual: f32| {
         Ok::<_, ModelError>(config.float(key)?.map_or(usual, |value| value as f32))
     };
-    Ok(match family.gating {
+    Ok(match family.feed_forward.gating {
         Gating::Clamped { alpha, limit } => Gating::Clamped {
             alpha: float("swiglu_alpha", alpha)?,
             limit: float("swiglu_limit", limit)?,
@@ -37,7 +38,7 @@ fn expect_activation(config: &Config<'_>, family: &Family) -> Result<(), ModelEr
     config.note(&keys);
     let Some(key) = keys.into_iter().find(|key| config.set(key).is_some()) else { return Ok(()) };
     let activation = config.text(key)?.unwrap_or("");
-    let known: &[&str] = match family.gating {
+    let known: &[&str] = match family.feed_forward.gating {
         // Configurations of Gemma whose `hidden_act` is `gelu` mean this one.
         Gating::GeluTanh if key == "hidden_act" => {
             &["gelu_pytorch_tanh", "gelu_new", "gelu_fast", "gelu"]
@@ -64,7 +65,8 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
         return refuse("clip_qkv", "set", convert);
     }
     let gated = config.flag("attn_output_gate")?;
-    if gated.is_some_and(|gated| gated != family.output_gate) {
+    let is_gated = family.attention.output_gate != OutputGate::None;
+    if gated.is_some_and(|gated| gated != is_gated) {
         return refuse("attn_output_gate", "set", "forebay does not know this variant");
     }
     for key in ["mlp_bias", "use_bias", "mamba_proj_bias", "conv_bias"] {
@@ -101,14 +103,14 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
     }
     // MiniMax-M3 has shared experts of this width.
     let shared = config.optional_count(SHARED_MLP)?.is_some_and(|width| width > 0);
-    if shared && !family.shared_mlp && family.shared == 0 {
+    if shared && !family.feed_forward.shared_mlp && family.feed_forward.shared == 0 {
         let expected = "forebay knows no such shared experts for this family";
         return refuse(SHARED_MLP, "set", expected);
     }
-    if config.set("per_layer_config").is_some() && !family.keys_as_values {
+    if config.set("per_layer_config").is_some() && !family.attention.keys_as_values {
         return refuse("per_layer_config", "set", "forebay does not know this variant");
     }
-    if family.one_block && config.set("sliding_window").is_some() {
+    if family.layers.one_block && config.set("sliding_window").is_some() {
         return refuse("sliding_window", "set", "forebay knows this family without windows");
     }
     // Images may be seen from both sides, but text is not.

@@ -2,7 +2,7 @@
 
 use forebay_compute::RopeLayout;
 
-use super::architecture::{Architecture, Attention, AttentionBias, Rope};
+use super::architecture::{Architecture, Attention, AttentionBias, Layer, Mixer, Rope};
 use super::check::{check, check_size};
 use super::shapes::{Indexer, IndexerRule};
 use crate::ModelError;
@@ -19,15 +19,19 @@ pub(super) struct IndexerShape {
     pub rule: IndexerRule,
 }
 
-/// Adds an indexer to the description of attention, and its rotation to the ropes if there is one. If some layers have none, the
-/// shape with an indexer follows the one without.
+/// Adds an indexer to the description of attention, and its rotation to the ropes if there is one. `indexed` says which layers have
+/// one. If some layers have none, the shapes with an indexer follow those without, and the layers with an indexer get them.
 pub(super) fn with_indexer(
     mut attentions: Vec<Attention>,
     mut ropes: Vec<Rope>,
     shape: Option<IndexerShape>,
-    in_all: bool,
+    layers: &mut [Layer],
+    indexed: &[bool],
 ) -> (Vec<Attention>, Vec<Rope>) {
-    let Some(shape) = shape else { return (attentions, ropes) };
+    let attends = |layer: &Layer| layer.mixer == Mixer::Attention;
+    let of_attention = || layers.iter().zip(indexed).filter(|(layer, _)| attends(layer));
+    let (some, all) = (of_attention().any(|(_, has)| *has), of_attention().all(|(_, has)| *has));
+    let Some(shape) = shape.filter(|_| some) else { return (attentions, ropes) };
     let IndexerShape { heads, head_dim, top_k, layout, rule } = shape;
     let rope = ropes.first().cloned().map(|rope| {
         ropes.push(Rope { layout, ..rope });
@@ -35,11 +39,14 @@ pub(super) fn with_indexer(
     });
     let indexer = Some(Indexer { heads, head_dim, top_k, rope, rule });
     let with = |attention: &Attention| Attention { indexer, ..attention.clone() };
-    let indexed: Vec<Attention> = attentions.iter().map(with).collect();
-    match in_all {
-        true => attentions = indexed,
-        false => attentions.extend(indexed),
+    let with_indexer: Vec<Attention> = attentions.iter().map(with).collect();
+    if all {
+        return (with_indexer, ropes);
     }
+    for (layer, has) in layers.iter_mut().zip(indexed) {
+        layer.attention += if *has && attends(layer) { attentions.len() } else { 0 };
+    }
+    attentions.extend(with_indexer);
     (attentions, ropes)
 }
 

@@ -45,8 +45,16 @@ impl Layer {
             attention: 0,
             keys_of: None,
             rope,
+            tempered: false,
             feed_forward,
         }
+    }
+}
+
+/// Marks the layers whose queries a temperature multiplies: those without rotation, or all.
+pub(super) fn temper(layers: &mut [Layer], is_in_all: bool) {
+    for layer in layers {
+        layer.tempered = is_in_all || layer.rope.is_none();
     }
 }
 

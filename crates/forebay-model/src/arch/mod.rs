@@ -7,10 +7,11 @@ mod compressed;
 mod config;
 mod deepseek4;
 mod families;
-mod family_names;
+mod family;
 mod feed_forward_width;
 mod gguf;
 mod gguf_experts;
+mod gguf_indexer;
 mod gguf_keys;
 mod gguf_layers;
 mod gguf_recurrent;
@@ -42,11 +43,13 @@ mod validation;
 
 pub use architecture::{
     Architecture, Attention, AttentionBias, Experts, FeedForward, KvCapacity, KvInVram, Latent,
-    Layer, LayerEmbeddings, Mixer, Naming, NormLayout, QkNorm, Rope, RopeFactors, Values,
+    Layer, LayerEmbeddings, Mixer, Naming, NormLayout, OutputGate, QkNorm, Rope, RopeFactors,
+    Values,
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use families::by_name;
-pub use families::{Family, known_families};
+pub use families::known_families;
+pub use family::Family;
 pub(crate) use indexer::INDEXER_NORM_EPSILON;
 pub use layers::KvGroup;
 pub use mtp_shape::{MTP_ROWS_MAX, Mtp};
@@ -54,6 +57,6 @@ pub(crate) use names::Names;
 pub use quantization::{Method, Quantization};
 pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};
 pub use shapes::{
-    EntryIndexer, EntryShape, Indexer, IndexerRule, NGrams, SharedKeys, StreamForm, StreamRule,
-    Streams, StreamsEnd,
+    EntryIndexer, EntryShape, HashConstants, Indexer, IndexerRule, NGrams, SharedKeys, StreamForm,
+    StreamRule, Streams, StreamsEnd,
 };

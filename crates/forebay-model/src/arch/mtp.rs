@@ -31,7 +31,7 @@ pub(super) fn add_mtp(
     catalog: &Catalog,
 ) -> Result<(), ModelError> {
     let family = by_name(architecture.family).expect("descriptions are of known families");
-    let Some(form) = family.mtp else {
+    let Some(form) = family.files.mtp else {
         let known = families::with_mtp().collect::<Vec<_>>().join(", ");
         let family = family.name;
         let why = format!("forebay uses such layers of {known}, and this is {family}");

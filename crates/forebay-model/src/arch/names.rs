@@ -3,7 +3,7 @@
 use forebay_format::Catalog;
 
 use super::architecture::Naming;
-use super::families::Family;
+use super::family::{Family, OwnNames};
 use super::mtp_shape::MtpNames;
 
 /// Role, name after `blk.N.` in GGUF, and name after `model.layers.N.` in Hugging Face's scheme, common to the
@@ -19,6 +19,7 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("k_bias", "attn_k.bias", "self_attn.k_proj.bias"),
     ("v_bias", "attn_v.bias", "self_attn.v_proj.bias"),
     ("o_bias", "attn_output.bias", "self_attn.o_proj.bias"),
+    ("output_gate", "attn_gate.weight", "self_attn.g_proj.weight"),
     ("q_norm", "attn_q_norm.weight", "self_attn.q_norm.weight"),
     ("k_norm", "attn_k_norm.weight", "self_attn.k_norm.weight"),
     ("sinks", "attn_sinks.weight", "self_attn.sinks"),
@@ -41,11 +42,19 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("indexer_k_norm", "indexer.k_norm.weight", "self_attn.indexer.k_norm.weight"),
     ("indexer_k_norm_bias", "indexer.k_norm.bias", "self_attn.indexer.k_norm.bias"),
     ("indexer_weights", "indexer.proj.weight", "self_attn.indexer.weights_proj.weight"),
-    ("indexer_q_norm", "", "self_attn.indexer.q_layernorm.weight"),
+    ("indexer_q_norm", "indexer.q_norm.weight", "self_attn.indexer.q_layernorm.weight"),
     // Queries and keys in one matrix, in this order.
     ("indexer_qk", "", "self_attn.indexer.index_qk_proj.weight"),
-    ("indexer_gate", "", "self_attn.indexer.index_kpool_compress_gate"),
-    ("indexer_gate_bias", "", "self_attn.indexer.index_kpool_compress_ape"),
+    (
+        "indexer_gate",
+        "indexer_compressor_gate.weight",
+        "self_attn.indexer.index_kpool_compress_gate",
+    ),
+    (
+        "indexer_gate_bias",
+        "indexer_compressor_ape.weight",
+        "self_attn.indexer.index_kpool_compress_ape",
+    ),
     // Recurrent layers. Some models hold several projections in one matrix, ordered by key head.
     ("delta_qkvz", "", "linear_attn.in_proj_qkvz.weight"),
     ("delta_qkv", "attn_qkv.weight", "linear_attn.in_proj_qkv.weight"),
@@ -66,6 +75,8 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("delta_convolution_q", "ssm_conv1d_q.weight", "self_attn.q_conv1d.weight"),
     ("delta_convolution_k", "ssm_conv1d_k.weight", "self_attn.k_conv1d.weight"),
     ("delta_convolution_v", "ssm_conv1d_v.weight", "self_attn.v_conv1d.weight"),
+    ("delta_f", "ssm_f_a.weight", "self_attn.f_proj.weight"),
+    ("delta_g", "ssm_g_a.weight", "self_attn.g_proj.weight"),
     ("delta_f_a", "ssm_f_a.weight", "self_attn.f_a_proj.weight"),
     ("delta_f_b", "ssm_f_b.weight", "self_attn.f_b_proj.weight"),
     ("delta_g_a", "ssm_g_a.weight", "self_attn.g_a_proj.weight"),
@@ -82,26 +93,50 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("feed_forward_streams_mix", "hc_ffn_fn.weight", "hc_ffn_fn"),
     ("feed_forward_streams_base", "hc_ffn_base.weight", "hc_ffn_base"),
     ("feed_forward_streams_scale", "hc_ffn_scale.weight", "hc_ffn_scale"),
-    ("attention_streams_norm", "", "attn_hyper_connection.hc_norm.weight"),
-    ("attention_streams_down", "", "attn_hyper_connection.input_mix_weight_down.weight"),
-    ("attention_streams_up", "", "attn_hyper_connection.input_mix_weight_up.weight"),
-    ("attention_streams_inject", "", "attn_hyper_connection.block_inject_weight.weight"),
-    ("feed_forward_streams_norm", "", "mlp_hyper_connection.hc_norm.weight"),
-    ("feed_forward_streams_down", "", "mlp_hyper_connection.input_mix_weight_down.weight"),
-    ("feed_forward_streams_up", "", "mlp_hyper_connection.input_mix_weight_up.weight"),
-    ("feed_forward_streams_inject", "", "mlp_hyper_connection.block_inject_weight.weight"),
+    ("attention_streams_norm", "hc_attn_norm.weight", "attn_hyper_connection.hc_norm.weight"),
+    (
+        "attention_streams_down",
+        "hc_attn_down.weight",
+        "attn_hyper_connection.input_mix_weight_down.weight",
+    ),
+    (
+        "attention_streams_up",
+        "hc_attn_up.weight",
+        "attn_hyper_connection.input_mix_weight_up.weight",
+    ),
+    (
+        "attention_streams_inject",
+        "hc_attn_inject.weight",
+        "attn_hyper_connection.block_inject_weight.weight",
+    ),
+    ("feed_forward_streams_norm", "hc_ffn_norm.weight", "mlp_hyper_connection.hc_norm.weight"),
+    (
+        "feed_forward_streams_down",
+        "hc_ffn_down.weight",
+        "mlp_hyper_connection.input_mix_weight_down.weight",
+    ),
+    (
+        "feed_forward_streams_up",
+        "hc_ffn_up.weight",
+        "mlp_hyper_connection.input_mix_weight_up.weight",
+    ),
+    (
+        "feed_forward_streams_inject",
+        "hc_ffn_inject.weight",
+        "mlp_hyper_connection.block_inject_weight.weight",
+    ),
     // Embeddings of n-grams.
     ("ngram_table", "", "ple.ple_embedding.ngram_embedding.weight"),
     ("ngram_table_part", "", "ple.ple_embedding.ngram_embedding.shard_{part}.weight"),
     ("ngram_multipliers", "", "ple.ple_embedding.layer_multipliers"),
     ("ngram_firsts", "", "ple.ple_embedding.ngram_heads_offsets"),
     ("ngram_rows", "", "ple.ple_embedding.ngram_heads_vocab_sizes"),
-    ("ngram_key", "", "ple.key_proj.weight"),
-    ("ngram_value", "", "ple.value_proj.weight"),
-    ("ngram_key_norm", "", "ple.norm_key.weight"),
-    ("ngram_stream_norm", "", "ple.norm_query.weight"),
-    ("ngram_convolution_norm", "", "ple.norm_conv.weight"),
-    ("ngram_convolution", "", "ple.conv1d.weight"),
+    ("ngram_key", "ple_key.weight", "ple.key_proj.weight"),
+    ("ngram_value", "ple_value.weight", "ple.value_proj.weight"),
+    ("ngram_key_norm", "ple_norm_key.weight", "ple.norm_key.weight"),
+    ("ngram_stream_norm", "ple_norm_query.weight", "ple.norm_query.weight"),
+    ("ngram_convolution_norm", "ple_norm_conv.weight", "ple.norm_conv.weight"),
+    ("ngram_convolution", "ple_conv1d.weight", "ple.conv1d.weight"),
     // Feed-forwards.
     ("gate", "ffn_gate.weight", "mlp.gate_proj.weight"),
     ("up", "ffn_up.weight", "mlp.up_proj.weight"),
@@ -129,10 +164,7 @@ const LAYER: &[(&str, &str, &str)] = &[
 ];
 
 /// Returns the GGUF and Hugging Face names with a role, if the list has it.
-fn with_role(
-    names: &'static [(&'static str, &'static str, &'static str)],
-    role: &str,
-) -> Option<(&'static str, &'static str)> {
+fn with_role(names: OwnNames, role: &str) -> Option<(&'static str, &'static str)> {
     names.iter().find(|(of, _, _)| *of == role).map(|(_, gguf, hf)| (*gguf, *hf))
 }
 
@@ -173,9 +205,14 @@ impl Names {
     /// Returns the offset that must be added to the file's norm weights.
     pub fn norm_offset(&self) -> f32 {
         match self.naming {
-            Naming::HuggingFace { .. } if self.family.norms_less_one => 1.0,
+            Naming::HuggingFace { .. } if self.family.files.norms_less_one => 1.0,
             _ => 0.0,
         }
+    }
+
+    /// Returns true if the rates of decay in the file are positive numbers.
+    pub fn has_positive_rates(&self) -> bool {
+        self.family.recurrence.positive_rates
     }
 
     pub fn embedding(&self) -> String {
@@ -183,8 +220,7 @@ impl Names {
     }
 
     pub fn head(&self) -> String {
-        let own = with_role(self.family.names, "head");
-        let (gguf, hf) = own.unwrap_or(("output.weight", "lm_head.weight"));
+        let (gguf, hf) = self.or_usual("head", ("output.weight", "lm_head.weight"));
         self.pick(gguf, hf)
     }
 
@@ -198,23 +234,43 @@ impl Names {
             "mix" => ("output_hc_fn.weight", "model.hc_head_fn"),
             "base" => ("output_hc_base.weight", "model.hc_head_base"),
             "scale" => ("output_hc_scale.weight", "model.hc_head_scale"),
-            "norm" => ("", "model.hyper_connection_mixer.hc_norm.weight"),
-            "down" => ("", "model.hyper_connection_mixer.input_mix_weight_down.weight"),
-            "up" => ("", "model.hyper_connection_mixer.input_mix_weight_up.weight"),
+            "norm" => ("output_hc_norm.weight", "model.hyper_connection_mixer.hc_norm.weight"),
+            "down" => (
+                "output_hc_down.weight",
+                "model.hyper_connection_mixer.input_mix_weight_down.weight",
+            ),
+            "up" => {
+                ("output_hc_up.weight", "model.hyper_connection_mixer.input_mix_weight_up.weight")
+            }
             _ => unreachable!("streams have no {part}"),
         };
         self.pick(gguf, hf)
     }
 
+    /// Returns the family's names with a role. An empty one stands for the usual one.
+    fn or_usual<'a>(&self, role: &str, usual: (&'a str, &'a str)) -> (&'a str, &'a str) {
+        let (gguf, hf) = with_role(self.family.files.names, role).unwrap_or(usual);
+        let or = |own: &'a str, usual: &'a str| if own.is_empty() { usual } else { own };
+        (or(gguf, usual.0), or(hf, usual.1))
+    }
+
     /// Returns the name of a tensor that belongs to no layer, by its role or these usual names.
     fn outer(&self, role: &str, usual: (&str, &str)) -> String {
-        let (gguf, hf) = with_role(self.family.names, role).unwrap_or(usual);
+        let (gguf, hf) = self.or_usual(role, usual);
         self.pick(gguf, &format!("model.{hf}"))
     }
 
     /// Returns the name of the table with the embeddings of tokens for each layer.
     pub fn layer_embeddings(&self) -> String {
         self.pick("per_layer_token_embd.weight", "model.embed_tokens_per_layer.weight")
+    }
+
+    /// Returns the name of the table of n-grams of a layer. GGUF files have one table.
+    pub fn ngram_table(&self, layer: usize) -> String {
+        match self.naming {
+            Naming::Gguf => self.layer_embeddings(),
+            Naming::HuggingFace { .. } => self.layer(layer, "ngram_table"),
+        }
     }
 
     /// Returns the name of the projection of a token's embedding to those for each layer.
@@ -242,9 +298,10 @@ impl Names {
 
     /// Returns the name of a tensor of layer `layer` by its role in the decoder.
     pub fn layer(&self, layer: usize, role: &str) -> String {
-        let own = with_role(self.family.names, role);
-        let found = own.or_else(|| with_role(LAYER, role));
-        let (gguf, hf) = found.unwrap_or_else(|| unreachable!("no tensor has the role {role}"));
+        let own = with_role(self.family.files.names, role);
+        let usual = with_role(LAYER, role).or(own);
+        let usual = usual.unwrap_or_else(|| unreachable!("no tensor has the role {role}"));
+        let (gguf, hf) = self.or_usual(role, usual);
         match self.mtp {
             Some(MtpNames { layer: own, prefix: Some(prefix) }) if own == layer => {
                 format!("{prefix}layers.0.{hf}")

@@ -102,6 +102,40 @@ impl Recurrent {
         self.tail_floats() + self.matrix_floats()
     }
 
+    /// Returns the shape of Kimi Delta Attention, which has as many elements of a key as of a value.
+    pub(super) fn kimi(heads: usize, dim: usize, convolution: usize, low_rank: usize) -> Recurrent {
+        Recurrent {
+            rule: StateRule::KimiDelta,
+            convolution,
+            key_heads: heads,
+            value_heads: heads,
+            key_dim: dim,
+            value_dim: dim,
+            head_order: HeadOrder::Consecutive,
+            low_rank,
+            norm_width: dim,
+            sigmoid_gate: true,
+            decay_bound: 0.0,
+        }
+    }
+
+    /// Returns the shape of gated short convolutions.
+    pub(super) fn short_convolution(channels: usize, convolution: usize) -> Recurrent {
+        Recurrent {
+            rule: StateRule::ShortConvolution,
+            convolution,
+            key_heads: 1,
+            value_heads: 1,
+            key_dim: 0,
+            value_dim: channels,
+            head_order: HeadOrder::Consecutive,
+            low_rank: 0,
+            norm_width: channels,
+            sigmoid_gate: false,
+            decay_bound: 0.0,
+        }
+    }
+
     pub(super) fn validate(&self) -> Result<(), ModelError> {
         check(
             "width of the recurrent layers' convolution",
@@ -143,7 +177,7 @@ impl Recurrent {
             check(key, dim, fits, "it must be a multiple of 8, at most 256")?;
         }
         if self.rule == StateRule::KimiDelta {
-            check_size("rank of the projections of recurrent layers", self.low_rank)?;
+            check_size("rank of the projections of recurrent layers", self.low_rank.max(1))?;
             let bound = self.decay_bound;
             let fits = (-1000.0..=0.0).contains(&bound);
             check("gate_lower_bound", bound, fits, "it must be negative, at least -1000")?;

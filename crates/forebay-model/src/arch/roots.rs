@@ -3,7 +3,7 @@
 use forebay_format::Catalog;
 
 use super::architecture::Naming;
-use super::families::Family;
+use super::family::Family;
 use super::names::Names;
 
 /// Prefixes of a language model's tensors. Language models alone have `model.`, or none if only the part without the output

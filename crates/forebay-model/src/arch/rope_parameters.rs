@@ -1,6 +1,6 @@
 //! Parameters of rotations in a Hugging Face `config.json`.
 
-use forebay_compute::RopeScaling;
+use forebay_compute::{RopeScaling, Temperature};
 use serde_json::Value;
 
 use super::architecture::RopeFactors;
@@ -142,9 +142,7 @@ impl<'c, 'a> Parameters<'c, 'a> {
 
     /// Refuses parameters that have an effect and that no known rotation has.
     fn expect_known(&self) -> Result<(), ModelError> {
-        for (key, neutral) in
-            [("attn_factor", 1.0), ("extrapolation_factor", 1.0), ("llama_4_scaling_beta", 0.0)]
-        {
+        for (key, neutral) in [("attn_factor", 1.0), ("extrapolation_factor", 1.0)] {
             let said = match self.own(key) {
                 Some(_) => self.float(key)?,
                 None => None,
@@ -158,6 +156,18 @@ impl<'c, 'a> Parameters<'c, 'a> {
             }
         }
         Ok(())
+    }
+
+    /// Returns the factor of queries that grows with the position, if there is one. Its steps are as long as the context that the
+    /// model was first trained for.
+    pub fn temperature(&self) -> Result<Option<Temperature>, ModelError> {
+        let rate = match self.own("llama_4_scaling_beta") {
+            Some(_) => self.float("llama_4_scaling_beta")?.filter(|rate| *rate != 0.0),
+            None => None,
+        };
+        let Some(rate) = rate else { return Ok(None) };
+        let step = self.original_context()? as f32;
+        Ok(Some(Temperature { rate: rate as f32, step, first: 0 }))
     }
 
     pub fn scaling(&self) -> Result<RopeScaling, ModelError> {

@@ -174,6 +174,19 @@ pub struct NGrams {
     pub separator: u32,
     /// The layers that add embeddings, ascending. Each has a table of its own.
     pub layers: Vec<usize>,
+    /// Numbers of the hashes, if the metadata has them. Otherwise every layer has them as tensors.
+    #[serde(skip)]
+    pub constants: Option<HashConstants>,
+}
+
+/// Numbers of the hashes of n-grams.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HashConstants {
+    /// Multipliers of the last token, the one before it, and so on.
+    pub multipliers: Vec<i64>,
+    /// First row of each hash in the table, and number of its rows.
+    pub firsts: Vec<i64>,
+    pub counts: Vec<i64>,
 }
 
 impl NGrams {
@@ -287,7 +300,16 @@ mod tests {
     #[test]
     fn rows_of_ngrams_that_no_cache_holds_are_refused() {
         let of = |width: usize| {
-            NGrams { size: 2, hashes: 1, width, taps: 4, separator: 0, layers: vec![0] }.validate(1)
+            NGrams {
+                size: 2,
+                hashes: 1,
+                width,
+                taps: 4,
+                separator: 0,
+                layers: vec![0],
+                constants: None,
+            }
+            .validate(1)
         };
         of(1 << 16).unwrap();
         let error = of((1 << 16) + 8).unwrap_err().to_string();

@@ -5,7 +5,7 @@ use forebay_compute::{STREAMS_MAX, StreamShape};
 use super::architecture::{Architecture, NormLayout};
 use super::check::{check, check_size};
 use super::config::Config;
-use super::families::Family;
+use super::family::Family;
 use super::gguf_keys::Keys;
 use super::shapes::{StreamForm, StreamRule, Streams};
 use crate::ModelError;
@@ -82,7 +82,7 @@ pub(super) fn of_huggingface(
     config: &Config<'_>,
     family: &Family,
 ) -> Result<Option<Streams>, ModelError> {
-    let Some(form) = family.streams else { return Ok(None) };
+    let Some(form) = family.layers.streams else { return Ok(None) };
     let mixes = config.flag("mhc")?.unwrap_or(true);
     check("mhc", mixes, mixes, "forebay knows this family with hyper-connections")?;
     Ok(Some(match form {
@@ -104,7 +104,7 @@ pub(super) fn of_huggingface(
 /// Reads the residual streams of a family that has several from GGUF metadata.
 pub(super) fn of_gguf(keys: &Keys<'_>, family: &Family) -> Result<Option<Streams>, ModelError> {
     let epsilon = "hyper_connection.epsilon";
-    match family.streams {
+    match family.layers.streams {
         None => Ok(None),
         Some(StreamForm::Mixed(end)) => Ok(Some(Streams {
             count: keys.count("hyper_connection.count")?,
@@ -114,10 +114,9 @@ pub(super) fn of_gguf(keys: &Keys<'_>, family: &Family) -> Result<Option<Streams
                 end,
             },
         })),
-        Some(StreamForm::Gated) => Err(ModelError::BadValue {
-            key: "general.architecture".into(),
-            value: keys.architecture.into(),
-            expected: "forebay reads gated residual streams from Hugging Face folders".into(),
-        }),
+        Some(StreamForm::Gated) => Ok(Some(Streams {
+            count: keys.count("hyper_connection.count")?,
+            rule: StreamRule::Gated { rank: keys.count("hyper_connection.low_rank")? },
+        })),
     }
 }

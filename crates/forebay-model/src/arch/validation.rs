@@ -69,14 +69,14 @@ impl Architecture {
         let fits = self.layers.iter().all(|layer| layer.rope.is_none_or(|rope| rope < ropes));
         check("rotations", ropes, fits, "every layer's rotation must be described")?;
         self.attention_layers().try_for_each(|layer| self.validate_rotation(layer))?;
-        if let Some(Temperature { rate, step }) = self.temperature {
+        if let Some(Temperature { rate, step, .. }) = self.temperature {
             let rate_fits = rate.is_finite() && rate >= 0.0;
             check("rate of the temperature", rate, rate_fits, "it must not be negative")?;
             check("step of the temperature", step, step.is_finite() && step >= 1.0, "at least 1")?;
             // A norm behind the factor would take it back.
             let plain = |of: &Attention| {
                 let unweighted = matches!(of.qk_norm, QkNorm::None | QkNorm::Weightless);
-                of.bias == AttentionBias::None && of.latent.is_none() && unweighted
+                of.bias == AttentionBias::None && unweighted
             };
             let fits = self.attentions.iter().all(plain);
             check(

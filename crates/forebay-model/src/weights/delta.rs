@@ -66,9 +66,13 @@ impl LayerBuilder<'_> {
         let is_mamba = shape.rule == StateRule::Mamba2;
         let heads = shape.value_heads;
         let mut decay = tensors.flat_vector(&self.name("delta_decay"), heads)?;
-        if let Naming::HuggingFace { .. } = self.architecture.naming {
+        match self.architecture.naming {
             // The logarithm of the rate. GGUF files hold the rate itself.
-            decay.iter_mut().for_each(|rate| *rate = -rate.exp());
+            Naming::HuggingFace { .. } => decay.iter_mut().for_each(|rate| *rate = -rate.exp()),
+            Naming::Gguf if self.names.has_positive_rates() => {
+                decay.iter_mut().for_each(|rate| *rate = -*rate);
+            }
+            Naming::Gguf => {}
         }
         Ok(DeltaWeights {
             products,
@@ -214,7 +218,7 @@ impl LayerBuilder<'_> {
         })
     }
 
-    /// Adds the projections of Kimi Delta Attention. Decays and gates pass through a low rank.
+    /// Adds the projections of Kimi Delta Attention. Decays and gates pass through a low rank if there is one.
     fn kimi_delta(
         &self,
         tensors: &Tensors<'_>,
@@ -226,22 +230,28 @@ impl LayerBuilder<'_> {
         let decays = heads * shape.decay_width();
         let mut matrix =
             |role: &str, rows: usize, cols: usize| self.matrix(tensors, dense, role, rows, cols);
-        let products = vec![
+        let mut products = vec![
             matrix("q", keys, hidden)?,
             matrix("k", keys, hidden)?,
             matrix("v", values, hidden)?,
             matrix("delta_b", heads, hidden)?,
-            matrix("delta_f_a", rank, hidden)?,
-            matrix("delta_g_a", rank, hidden)?,
         ];
-        let second =
-            vec![(matrix("delta_f_b", decays, rank)?, 4), (matrix("delta_g_b", values, rank)?, 5)];
+        let (second, a, z) = if rank == 0 {
+            products.push(matrix("delta_f", decays, hidden)?);
+            products.push(matrix("delta_g", values, hidden)?);
+            (Vec::new(), 4, 5)
+        } else {
+            products.push(matrix("delta_f_a", rank, hidden)?);
+            products.push(matrix("delta_g_a", rank, hidden)?);
+            let (f, g) = (matrix("delta_f_b", decays, rank)?, matrix("delta_g_b", values, rank)?);
+            (vec![(f, 4), (g, 5)], 6, 7)
+        };
         let per_key = heads / shape.key_heads;
         let of_values = columns(0, per_key * shape.value_dim);
         Ok(Projections {
             products,
             second,
-            parts: DeltaParts { q: 0, k: 1, v: 2, b: 3, a: 6, z: 7 },
+            parts: DeltaParts { q: 0, k: 1, v: 2, b: 3, a, z },
             columns: DeltaColumns {
                 q: columns(0, shape.key_dim),
                 k: columns(0, shape.key_dim),

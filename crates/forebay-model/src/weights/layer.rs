@@ -272,10 +272,12 @@ impl LayerBuilder<'_> {
             let k = own_keys.then(|| self.matrix(tensors, dense, "k", k_width, hidden));
             (q, k.transpose()?, None)
         };
+        let gate = self.output_gate(tensors, dense)?;
         Ok(GroupedWeights {
             q,
             k,
             v,
+            gate,
             q_bias: self.vector(tensors, "q_bias", biased(q_rows))?,
             k_bias: self.vector(tensors, "k_bias", biased(k_width).filter(|_| own_keys))?,
             v_bias: self.vector(tensors, "v_bias", biased(v_width).filter(|_| own_values))?,
@@ -285,6 +287,18 @@ impl LayerBuilder<'_> {
             v_norm: (shape.values.normed && own_keys).then(|| tensors.ones(shape.value_dim)),
             indexer: self.indexer(tensors, dense, None)?,
         })
+    }
+
+    /// Appends the projection to gates of attention's output, if there is one.
+    fn output_gate(
+        &self,
+        tensors: &Tensors<'_>,
+        dense: &mut Block,
+    ) -> Result<Option<PartMatrix>, ModelError> {
+        let rows = self.architecture.attention_of(self.index).gate_rows();
+        let hidden = self.architecture.hidden;
+        let matrix = || self.matrix(tensors, dense, "output_gate", rows, hidden);
+        (rows > 0).then(matrix).transpose()
     }
 
     /// Reads the norm of queries or keys. A norm without weights has ones, in layers with rotation.
@@ -340,8 +354,9 @@ impl LayerBuilder<'_> {
             }
         };
         let kv_a_norm = tensors.norm(&self.name("kv_a_norm"), rank)?;
+        let gate = self.output_gate(tensors, dense)?;
         let indexer = self.indexer(tensors, dense, query_rank)?;
-        Ok(LatentWeights { q_a, q, kv_a, kv_a_norm, k_b, v_b, indexer })
+        Ok(LatentWeights { q_a, q, kv_a, kv_a_norm, k_b, v_b, gate, indexer })
     }
 
     fn expert_vectors(

@@ -8,7 +8,7 @@ use super::layer::LayerBuilder;
 use super::parts::NGramWeights;
 use super::tensors::Tensors;
 use crate::ModelError;
-use crate::arch::NGrams;
+use crate::arch::{HashConstants, NGrams};
 use crate::ngrams::NGramHashes;
 use crate::rows::RowTable;
 
@@ -49,7 +49,7 @@ impl LayerBuilder<'_> {
         tensors: &Tensors<'_>,
         of: &NGrams,
     ) -> Result<(TensorType, RowTable), ModelError> {
-        let whole = self.name("ngram_table");
+        let whole = self.names.ngram_table(self.index);
         let part =
             |index: usize| self.name("ngram_table_part").replace("{part}", &index.to_string());
         let names: Vec<String> = match tensors.optional(&whole) {
@@ -70,12 +70,26 @@ impl LayerBuilder<'_> {
         of: &NGrams,
         table_rows: usize,
     ) -> Result<NGramHashes, ModelError> {
-        let integers =
-            |name: &str, length: usize| tensors.integers(name, &[length], &[TensorType::I64]);
-        let multipliers = integers(&self.name("ngram_multipliers"), of.size)?;
-        let firsts = integers(&self.name("ngram_firsts"), of.rows_per_token())?.into_iter();
+        let HashConstants { multipliers, firsts, counts } = match &of.constants {
+            Some(known) => known.clone(),
+            None => self.hash_constants(tensors, of)?,
+        };
         let name = self.name("ngram_rows");
-        let rows = firsts.zip(integers(&name, of.rows_per_token())?).map(|(first, count)| {
+        let wrong = |found: usize, expected: usize| ModelError::BadValue {
+            key: "numbers of the hashes of n-grams".into(),
+            value: found.to_string(),
+            expected: format!("the shape of the n-grams needs {expected}"),
+        };
+        for (found, expected) in [
+            (multipliers.len(), of.size),
+            (firsts.len(), of.rows_per_token()),
+            (counts.len(), of.rows_per_token()),
+        ] {
+            if found != expected {
+                return Err(wrong(found, expected));
+            }
+        }
+        let rows = firsts.into_iter().zip(counts).map(|(first, count)| {
             let end = first.checked_add(count).and_then(|end| u32::try_from(end).ok());
             let first = u32::try_from(first).ok();
             let rows = first.zip(end).map(|(first, end)| first..end);
@@ -91,5 +105,21 @@ impl LayerBuilder<'_> {
         let rows: Vec<Range<u32>> = rows.collect::<Result<_, _>>()?;
         tensors.count_bytes((size_of_val(&multipliers[..]) + size_of_val(&rows[..])) as u64);
         Ok(NGramHashes { multipliers, rows })
+    }
+
+    /// Reads the numbers of the hashes from the layer's tensors.
+    fn hash_constants(
+        &self,
+        tensors: &Tensors<'_>,
+        of: &NGrams,
+    ) -> Result<HashConstants, ModelError> {
+        let integers = |role: &str, length: usize| {
+            tensors.integers(&self.name(role), &[length], &[TensorType::I64])
+        };
+        Ok(HashConstants {
+            multipliers: integers("ngram_multipliers", of.size)?,
+            firsts: integers("ngram_firsts", of.rows_per_token())?,
+            counts: integers("ngram_rows", of.rows_per_token())?,
+        })
     }
 }

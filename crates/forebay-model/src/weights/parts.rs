@@ -246,6 +246,8 @@ pub struct GroupedWeights {
     pub k: Option<PartMatrix>,
     /// `None` if there is no `k`, or if values are the projections of keys.
     pub v: Option<PartMatrix>,
+    /// Projection to gates of the output, if there is one beside that of queries.
+    pub gate: Option<PartMatrix>,
     pub q_bias: Option<Vec<f32>>,
     pub k_bias: Option<Vec<f32>>,
     pub v_bias: Option<Vec<f32>>,
@@ -271,6 +273,8 @@ pub struct LatentWeights {
     pub k_b: HeadMatrices,
     /// Matrix `[value, rank]` for each head, which maps a sum of latent vectors to a sum of values.
     pub v_b: HeadMatrices,
+    /// Projection to gates of the output, if there is one.
+    pub gate: Option<PartMatrix>,
     /// The layer's indexer, if it has one.
     pub indexer: Option<IndexerWeights>,
 }
@@ -413,7 +417,7 @@ impl AttentionWeights {
         let indexer = self.indexer().into_iter().flat_map(IndexerWeights::matrices);
         match self {
             AttentionWeights::Grouped(of) => {
-                [Some(of.q), of.k, of.v].into_iter().flatten().chain(indexer).collect()
+                [Some(of.q), of.k, of.v, of.gate].into_iter().flatten().chain(indexer).collect()
             }
             AttentionWeights::Delta(of) => of.projections().copied().collect(),
             AttentionWeights::None => Vec::new(),
@@ -426,7 +430,7 @@ impl AttentionWeights {
             AttentionWeights::Latent(of) => {
                 let q_a = of.q_a.as_ref().map(|(matrix, _)| *matrix);
                 let own = q_a.into_iter().chain([of.q, of.kv_a, of.k_b.all(), of.v_b.all()]);
-                own.chain(indexer).collect()
+                own.chain(of.gate).chain(indexer).collect()
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The attention block: projections, append to the KV cache, attention, output projection.
 
-use forebay_compute::{Attention, AttentionRun, MatmulJob, Matrix};
+use forebay_compute::{Attention, AttentionRun, Cpu, GateFunction, MatmulJob, Matrix};
 use forebay_format::TensorType;
 use forebay_stream::{Lease, Residency};
 
@@ -10,11 +10,37 @@ use super::products::{
     RowsByKind, add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place, recycle,
 };
 use crate::ModelError;
-use crate::arch::{Latent, QkNorm};
+use crate::arch::{Latent, OutputGate, QkNorm};
 use crate::backend::Step;
 use crate::weights::{
     AttentionWeights, GroupedWeights, HeadMatrices, IndexerWeights, LatentWeights, PartMatrix,
 };
+
+/// Multiplies queries by the factor of their positions, in layers that have one.
+fn temper(cpu: &Cpu, step: &Step<'_>, positions: &[u32], q: &mut [f32], factors: &mut Vec<f32>) {
+    let is_tempered = step.architecture.layers[step.layer].tempered;
+    if let Some(temperature) = step.architecture.temperature.filter(|_| is_tempered) {
+        factors.clear();
+        factors.extend(positions.iter().map(|position| temperature.factor(*position)));
+        cpu.multiply_rows(q, factors);
+    }
+}
+
+/// Multiplies sums of values by functions of their gates.
+fn gate_output(cpu: &Cpu, step: &Step<'_>, values: &mut [f32], gates: &mut [f32]) {
+    let attention = step.attention();
+    match attention.output_gate {
+        OutputGate::None => {}
+        OutputGate::InQueries | OutputGate::ByElement(GateFunction::Sigmoid) => {
+            cpu.multiply_by_sigmoid(values, &gates[..values.len()]);
+        }
+        OutputGate::ByElement(function) | OutputGate::ByHead(function) => {
+            let gates = &mut gates[..step.count * attention.gate_rows()];
+            gates.iter_mut().for_each(|gate| *gate = function.of(*gate));
+            cpu.multiply_rows(values, gates);
+        }
+    }
+}
 
 impl CpuBackend {
     pub(super) fn project_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
@@ -62,7 +88,7 @@ impl CpuBackend {
         let head_dim = step.attention().head_dim;
         let normed = &scratch.normed[..count * hidden];
         // A projection that also gives a gate has its rows in another buffer until they are separated.
-        let gated = step.attention().output_gate;
+        let gated = step.attention().output_gate == OutputGate::InQueries;
         let q_rows = count * weights.q.rows;
         let q = if gated { &mut scratch.q_and_gate } else { &mut scratch.q };
         let q = &mut q[..q_rows];
@@ -74,7 +100,7 @@ impl CpuBackend {
         let k = &mut scratch.k[..count * k_rows];
         let v = &mut scratch.v[..count * v_rows];
         let ty = |of: Option<PartMatrix>| of.map_or(weights.q.ty, |of| of.ty);
-        let own = [weights.q.ty, ty(weights.k), ty(weights.v)];
+        let own = [weights.q.ty, ty(weights.k), ty(weights.v), ty(weights.gate)];
         let of_indexer = weights.indexer.iter().flat_map(IndexerWeights::matrices);
         let types = types_of_input(&own, of_indexer);
         scratch.input.prepare(cpu, normed, count, hidden, &types);
@@ -92,6 +118,11 @@ impl CpuBackend {
                 v.copy_from_slice(k);
             }
             (None, _) => matmul_beside_reads(cpu, residency, &mut [a, b])?,
+        }
+        if let Some(gate) = &weights.gate {
+            let out = &mut scratch.output_gate[..count * gate.rows];
+            let mut jobs = both_kinds(matrix(residency, lease, gate), x, rows, out);
+            matmul_beside_reads(cpu, residency, &mut jobs)?;
         }
         if let (Some(indexer), Some(of)) = (&weights.indexer, attention.indexer.as_ref()) {
             let inputs = IndexerInputs {
@@ -132,12 +163,8 @@ impl CpuBackend {
             if !k.is_empty() {
                 cpu.rope(k, head_dim, positions, &ropes[rope]);
             }
-        } else if let Some(temperature) = step.architecture.temperature {
-            let factors = &mut scratch.row_factors;
-            factors.clear();
-            factors.extend(positions.iter().map(|position| temperature.factor(*position)));
-            cpu.multiply_rows(q, factors);
         }
+        temper(cpu, step, positions, q, &mut scratch.row_factors);
         if norms_last {
             norm_heads(q, k);
         }
@@ -165,7 +192,8 @@ impl CpuBackend {
         let normed = &scratch.normed[..count * hidden];
         let first = weights.q_a.as_ref().map_or(&weights.q, |(q_a, _)| q_a);
         let of_indexer = weights.indexer.iter().flat_map(IndexerWeights::of_input);
-        let types = types_of_input(&[first.ty, weights.kv_a.ty], of_indexer);
+        let of_gate = weights.gate.map_or(first.ty, |gate| gate.ty);
+        let types = types_of_input(&[first.ty, weights.kv_a.ty, of_gate], of_indexer);
         scratch.input.prepare(cpu, normed, count, hidden, &types);
         let q_a = &mut at.q_a[..count * weights.q_a.as_ref().map_or(0, |(q_a, _)| q_a.rows)];
         let out = if weights.q_a.is_some() { &mut *q_a } else { &mut *q };
@@ -175,6 +203,11 @@ impl CpuBackend {
         let [a, b] = both_kinds(w, x, rows, out);
         let [c, d] = both_kinds(w_kv, x, rows, kv_a);
         matmul_beside_reads(cpu, residency, &mut [a, b, c, d])?;
+        if let Some(gate) = &weights.gate {
+            let out = &mut scratch.output_gate[..count * gate.rows];
+            let mut jobs = both_kinds(matrix(residency, lease, gate), x, rows, out);
+            matmul_beside_reads(cpu, residency, &mut jobs)?;
+        }
         if let Some((_, norm)) = &weights.q_a {
             cpu.rms_norm_in_place(q_a, norm, epsilon);
             let ty = weights.indexer.as_ref().map_or(weights.q.ty, |of| of.q.ty);
@@ -225,6 +258,7 @@ impl CpuBackend {
             row[..rank].copy_from_slice(&by_head[(head * count + token) * rank..][..rank]);
             row[rank..].copy_from_slice(&q_rotary[index * rotary..][..rotary]);
         }
+        temper(cpu, step, positions, q, &mut scratch.row_factors);
         Ok(())
     }
 
@@ -258,8 +292,9 @@ impl CpuBackend {
         let attended = &mut scratch.attended[..tokens * heads * attention.value_dim];
         cpu.attention(q, cache, &what, &runs, attended);
         scratch.runs = recycle(runs);
-        if attention.output_gate {
-            cpu.multiply_by_sigmoid(attended, &scratch.output_gate[..attended.len()]);
+        // The output of latent attention becomes a sum of values later.
+        if attention.latent.is_none() {
+            gate_output(cpu, step, attended, &mut scratch.output_gate);
         }
     }
 
@@ -296,6 +331,7 @@ impl CpuBackend {
                 let (token, head) = (index / heads, index % heads);
                 row.copy_from_slice(&by_head[(head * count + token) * rows..][..rows]);
             }
+            gate_output(cpu, step, values, &mut scratch.output_gate);
             attended = values;
         }
         scratch.input.prepare(cpu, attended, count, o.cols, &[o.ty]);
@@ -375,8 +411,8 @@ fn join_rows([a, b]: [&[f32]; 2], [first, second]: [usize; 2], rows: &mut [f32])
 fn types_of_input(
     own: &[TensorType],
     of_indexer: impl Iterator<Item = PartMatrix>,
-) -> [TensorType; 7] {
-    let mut types = [own[0]; 7];
+) -> [TensorType; 8] {
+    let mut types = [own[0]; 8];
     let all = own.iter().copied().chain(of_indexer.map(|of| of.ty));
     types.iter_mut().zip(all).for_each(|(to, ty)| *to = ty);
     types

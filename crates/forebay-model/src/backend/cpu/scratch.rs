@@ -8,7 +8,7 @@ use super::ngram_scratch::NGramScratch;
 use super::products::RowNumbers;
 use super::shared_keys::SharedKeyScratch;
 use super::streams::StreamScratch;
-use crate::arch::{Architecture, Attention};
+use crate::arch::{Architecture, Attention, OutputGate};
 use crate::weights::Weights;
 use forebay_compute::{Activations, AttentionRun};
 use forebay_store::FileSet;
@@ -100,7 +100,10 @@ impl Scratch {
             k: most(|of| of.kv_heads * of.head_dim),
             v: most(|of| of.kv_heads * of.value_dim),
             attended: floats(attended_width(architecture)),
-            q_and_gate: most(|of| if of.output_gate { of.query_rows() } else { 0 }),
+            q_and_gate: most(|of| match of.output_gate {
+                OutputGate::InQueries => of.query_rows(),
+                _ => 0,
+            }),
             output_gate: floats(gate_width(architecture)),
             delta: DeltaScratch::reserve(architecture, weights, batch),
             latent: LatentScratch::reserve(architecture.latent(), batch),
@@ -177,5 +180,8 @@ fn attended_width(architecture: &Architecture) -> usize {
 
 /// Returns the number of elements of a token's gate of attention's output; 0 if there is none.
 fn gate_width(architecture: &Architecture) -> usize {
-    architecture.most_of_attentions(|of| if of.output_gate { of.heads * of.head_dim } else { 0 })
+    architecture.most_of_attentions(|of| match of.output_gate {
+        OutputGate::InQueries => of.heads * of.head_dim,
+        _ => of.gate_rows(),
+    })
 }

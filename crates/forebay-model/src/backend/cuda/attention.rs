@@ -1,6 +1,6 @@
 //! The attention block: projections, KV cache writes, attention, output projection.
 
-use forebay_compute::{RopeLayout, Temperature};
+use forebay_compute::{GateFunction, RopeLayout, Temperature};
 use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, Columns, DevicePtr, HeadGates, HeadInput,
     Norm, Normed, PassRows, Rotation, converts_outputs, takes_inputs,
@@ -11,7 +11,7 @@ use super::products::{ExpertEntries, ExpertProduct, Rows};
 use super::row_kind::row_kind;
 use super::vectors::optional;
 use crate::ModelError;
-use crate::arch::{Latent, QkNorm};
+use crate::arch::{Latent, OutputGate, QkNorm};
 use crate::backend::Step;
 use crate::weights::{AttentionWeights, GroupedWeights, HeadMatrices, LatentWeights};
 
@@ -66,10 +66,10 @@ impl CudaBackend {
         weights: &GroupedWeights,
     ) -> Result<(), ModelError> {
         let (at, vectors) = (self.at(), self.layer_vectors(step));
-        let gated = step.attention().output_gate;
+        let gated = step.attention().output_gate == OutputGate::InQueries;
         let q = self.product(step, weights.q, if gated { at.q_and_gate } else { at.q });
-        let (mut products, mut count) = ([q; 3], 1);
-        for (matrix, out) in [(weights.k, at.k), (weights.v, at.v)] {
+        let (mut products, mut count) = ([q; 4], 1);
+        for (matrix, out) in [(weights.k, at.k), (weights.v, at.v), (weights.gate, at.q_and_gate)] {
             if let Some(matrix) = matrix {
                 products[count] = self.product(step, matrix, out);
                 count += 1;
@@ -85,12 +85,7 @@ impl CudaBackend {
         if gated {
             self.take_queries(step)?;
         }
-        let layer = &step.architecture.layers[step.layer];
-        if let Some(temperature) = step.architecture.temperature.filter(|_| layer.rope.is_none()) {
-            let Temperature { rate, step: length } = temperature;
-            let (q, positions) = (self.float(at.q), self.pass_rows(step).positions);
-            gpu.temper_rows(q, positions, (rate, length), step.count, weights.q.rows)?;
-        }
+        self.temper(step)?;
         let input = |projected: u64, bias: Option<usize>, norm: Option<usize>| HeadInput {
             projected: self.float(projected),
             bias: optional(self.vectors(), bias),
@@ -165,17 +160,36 @@ impl CudaBackend {
         Ok(self.gpu.join_columns([queries, Columns::none()], self.float(at.q), rows)?)
     }
 
-    /// Multiplies attention's output by the sigmoid of its gates.
-    fn gate_output(&self, step: &Step<'_>) -> Result<(), ModelError> {
-        let (at, attention) = (self.at(), step.attention());
-        let gates = HeadGates {
-            gates: self.float(at.q_and_gate),
-            heads: attention.heads,
-            dim: attention.value_dim,
-            first: attention.head_dim,
-            stride: 2 * attention.head_dim,
+    /// Multiplies queries by the factor of their positions, in layers that have one. Rotations and products commute with it.
+    fn temper(&self, step: &Step<'_>) -> Result<(), ModelError> {
+        let is_tempered = step.architecture.layers[step.layer].tempered;
+        let Some(temperature) = step.architecture.temperature.filter(|_| is_tempered) else {
+            return Ok(());
         };
-        Ok(self.gpu.gate_heads(self.float(at.attended), &gates, step.count)?)
+        let Temperature { rate, step: length, first } = temperature;
+        let (q, positions) = (self.float(self.at().q), self.pass_rows(step).positions);
+        let width = step.attention().heads * step.attention().head_dim;
+        Ok(self.gpu.temper_rows(q, positions, (rate, length, first), step.count, width)?)
+    }
+
+    /// Multiplies sums of values by functions of their gates.
+    fn gate_output(&self, step: &Step<'_>, values: DevicePtr<f32>) -> Result<(), ModelError> {
+        let (at, attention) = (self.at(), step.attention());
+        let heads = attention.heads;
+        let (gates, dim) = (self.float(at.q_and_gate), attention.output_width() / heads);
+        let (first, stride) = match attention.output_gate {
+            OutputGate::None => return Ok(()),
+            OutputGate::InQueries => (attention.head_dim, 2 * attention.head_dim),
+            OutputGate::ByElement(GateFunction::Sigmoid) => (0, dim),
+            OutputGate::ByElement(function) | OutputGate::ByHead(function) => {
+                let gates = (gates, function == GateFunction::Softplus);
+                let parts = attention.gate_rows();
+                let of = [parts, heads * dim / parts];
+                return Ok(self.gpu.gate_whole_heads(values, gates, of, step.count)?);
+            }
+        };
+        let gates = HeadGates { gates, heads, dim, first, stride };
+        Ok(self.gpu.gate_heads(values, &gates, step.count)?)
     }
 
     /// Finishes the projections: bias, norm, rotation and KV cache writes. If the attention kernel can do this,
@@ -226,6 +240,10 @@ impl CudaBackend {
         let kv_a = self.product(step, weights.kv_a, at.latent.kv_a);
         let indexer = self.indexer_products(step);
         let normed = self.float(at.normed);
+        if let Some(gate) = weights.gate {
+            let gate = self.product(step, gate, at.q_and_gate);
+            self.products().dense(gpu, normed, Rows::of(step), &[gate])?;
+        }
         match &weights.q_a {
             None => {
                 let q = self.product(step, weights.q, at.latent.q);
@@ -273,6 +291,7 @@ impl CudaBackend {
         let rotates = Columns { from: q.offset(plain), stride, cols: rotary };
         let queries = self.float(at.q);
         gpu.join_columns([turned, rotates], queries, rows)?;
+        self.temper(step)?;
 
         let norm = vectors.kv_a_norm.expect("latent vectors have a norm");
         let k = HeadInput {
@@ -353,7 +372,7 @@ impl CudaBackend {
         self.products().changed(out);
         // Latent attention continues with rows of heads, which are converted in another order than rows of tokens. A gate
         // changes the output.
-        let changes = attention.latent.is_some() || attention.output_gate;
+        let changes = attention.latent.is_some() || attention.output_gate != OutputGate::None;
         let converts = converts_outputs(shape, &rows) && !changes;
         let width = attention.heads * shape.dim_v;
         let also = match converts {
@@ -382,8 +401,9 @@ impl CudaBackend {
         let layer = self.kv_layer_to_read(step)?;
         self.choose_keys(step, &layer)?;
         self.gpu.attention(&what, &layer, splits, &scratch)?;
-        if attention.output_gate {
-            self.gate_output(step)?;
+        // The output of latent attention becomes a sum of values later.
+        if attention.latent.is_none() {
+            self.gate_output(step, out)?;
         }
         Ok(())
     }
@@ -401,6 +421,9 @@ impl CudaBackend {
         if let Some((matrices, stack)) = by_head {
             let values = self.float(at.latent.heads);
             self.multiply_heads(step, matrices, stack, attended, values)?;
+            if step.attention().latent.is_some() {
+                self.gate_output(step, values)?;
+            }
             self.products().changed(values);
             attended = values;
         }

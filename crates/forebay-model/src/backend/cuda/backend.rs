@@ -257,14 +257,25 @@ impl CudaBackend {
             _ if is_mixer => vectors.attention_post_norm,
             _ => vectors.feed_forward_post_norm,
         };
-        let (Some(weight), Added::Rows(rows)) = (weight, &added) else { return Ok(added) };
+        let Some(weight) = weight else { return Ok(added) };
         let norm = Norm {
             weight: self.vectors().offset(weight),
             width: step.architecture.hidden,
             epsilon: step.architecture.norm_epsilon,
         };
-        self.gpu.rms_norm(*rows, Added::Nothing, &norm, Normed::plain(*rows), step.count, None)?;
-        Ok(added)
+        let (rows, more) = match added {
+            Added::Nothing => return Ok(added),
+            Added::Rows(rows) => (rows, Added::Nothing),
+            // The sum of the experts' outputs must be there before it is normed.
+            Added::Experts(outputs) => {
+                let out = self.float(self.at().block_out);
+                self.gpu.fill(out.cast(), 0, 4 * step.count * step.architecture.hidden)?;
+                self.products().changed(out);
+                (out, Added::Experts(outputs))
+            }
+        };
+        self.gpu.rms_norm(rows, more, &norm, Normed::plain(rows), step.count, None)?;
+        Ok(Added::Rows(rows))
     }
 
     /// Queues the norm before a block, for the rows of a lane.

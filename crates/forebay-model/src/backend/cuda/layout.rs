@@ -17,7 +17,7 @@ use super::selections::selection_words;
 use super::shared_keys_layout::{self, SharedKeyLayout};
 use super::stream_layout::StreamLayout;
 use crate::ModelError;
-use crate::arch::{Architecture, Attention, Latent, MTP_ROWS_MAX, Recurrent};
+use crate::arch::{Architecture, Attention, Latent, MTP_ROWS_MAX, OutputGate, Recurrent};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights, distinct};
 
@@ -196,7 +196,7 @@ struct Widths {
     experts: usize,
     used: usize,
     shared: usize,
-    /// Queries with the gates of attention's output; 0 if there are none.
+    /// Queries with the gates of attention's output, or the gates alone; 0 if there are none.
     q_and_gate: usize,
     /// Products of recurrent layers.
     delta_products: usize,
@@ -246,7 +246,10 @@ impl Widths {
             experts: architecture.expert_layers().map(|e| e.count).max().unwrap_or(0),
             used,
             shared,
-            q_and_gate: most(|of| if of.output_gate { of.query_rows() } else { 0 }),
+            q_and_gate: most(|of| match of.output_gate {
+                OutputGate::InQueries => of.query_rows(),
+                _ => of.gate_rows(),
+            }),
             delta_products: delta(Recurrent::projected_width),
             delta_mixed: delta(Recurrent::channels),
             latent_q_a: latent(|of| of.query_rank.unwrap_or(0))

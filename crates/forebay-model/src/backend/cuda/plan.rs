@@ -16,7 +16,7 @@ use super::placed::upload_parts;
 use super::relayout::relayout_all;
 use super::source::{HostWeights, WeightSource};
 use crate::ModelError;
-use crate::arch::{Architecture, KvCapacity};
+use crate::arch::{Architecture, KvCapacity, OutputGate};
 use crate::sharing::{SubLayerPlan, SubLayerRates};
 use crate::weights::Weights;
 
@@ -135,7 +135,7 @@ impl CudaPlan {
         if weights.layer_embeddings.is_some() {
             modules.push("layer_embeddings");
         }
-        if architecture.attentions.iter().any(|of| of.output_gate) {
+        if architecture.attentions.iter().any(|of| of.output_gate != OutputGate::None) {
             modules.extend(["columns", "row_gate"]);
         }
         if architecture.indexer().is_some() {

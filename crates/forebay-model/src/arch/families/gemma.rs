@@ -1,0 +1,97 @@
+//! The Gemma models.
+
+use forebay_compute::Gating;
+
+use super::super::architecture::{NormLayout, QkNorm};
+use super::super::family::{
+    Attention, Ends, Family, FeedForward, Files, Layers, OwnNames, Rotation, WindowTheta, Windows,
+};
+
+/// Common properties of all Gemma models.
+const GEMMA: Family = Family {
+    files: Files {
+        norms_less_one: true,
+        names: &[
+            ("feed_forward_norm", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
+            (
+                "attention_post_norm",
+                "post_attention_norm.weight",
+                "post_attention_layernorm.weight",
+            ),
+        ],
+        ..Files::BASE
+    },
+    feed_forward: FeedForward { gating: Gating::GeluTanh, ..FeedForward::BASE },
+    layers: Layers { norms: NormLayout::Sandwich, ..Layers::BASE },
+    ends: Ends { scaled_embedding: true, tied: true, ..Ends::BASE },
+    ..Family::BASE
+};
+
+pub(super) const FAMILIES: &[Family] = &[
+    Family {
+        name: "gemma3",
+        files: Files { gguf: &["gemma3"], huggingface: &["gemma3_text", "gemma3"], ..GEMMA.files },
+        attention: Attention {
+            windows: Windows::ButEvery(6),
+            qk_norm: QkNorm::PerHead,
+            ..GEMMA.attention
+        },
+        rotation: Rotation { of_windows: Some(WindowTheta::Of(10_000.0)), ..GEMMA.rotation },
+        ..GEMMA
+    },
+    Family {
+        name: "gemma2",
+        files: Files { gguf: &["gemma2"], huggingface: &["gemma2"], ..GEMMA.files },
+        attention: Attention {
+            windows: Windows::ButEvery(2),
+            window: Some(4096),
+            softcap: Some(50.0),
+            ..GEMMA.attention
+        },
+        ends: Ends { logit_softcap: Some(30.0), ..GEMMA.ends },
+        ..GEMMA
+    },
+    Family {
+        name: "gemma4",
+        files: Files {
+            gguf: &["gemma4"],
+            huggingface: &["gemma4_text"],
+            norms_less_one: false,
+            names: GEMMA4_NAMES,
+            ..GEMMA.files
+        },
+        attention: Attention {
+            windows: Windows::ButEvery(6),
+            qk_norm: QkNorm::PerHead,
+            scale: Some(1.0),
+            normed_values: true,
+            keys_as_values: true,
+            ..GEMMA.attention
+        },
+        rotation: Rotation { of_windows: Some(WindowTheta::Of(10_000.0)), ..GEMMA.rotation },
+        feed_forward: FeedForward {
+            experts: true,
+            dense_too: true,
+            beside_dense: true,
+            ..GEMMA.feed_forward
+        },
+        layers: Layers { scales: true, ..GEMMA.layers },
+        ..GEMMA
+    },
+];
+
+const GEMMA4_NAMES: OwnNames = &[
+    ("feed_forward_norm", "ffn_norm.weight", "pre_feedforward_layernorm.weight"),
+    ("attention_post_norm", "post_attention_norm.weight", "post_attention_layernorm.weight"),
+    ("router", "ffn_gate_inp.weight", "router.proj.weight"),
+    ("router_norm", "ffn_gate_inp.scale", "router.scale"),
+    ("expert_scales", "ffn_down_exps.scale", "router.per_expert_scale"),
+    ("expert_norm", "pre_ffw_norm_2.weight", "pre_feedforward_layernorm_2.weight"),
+    ("expert_post_norm", "post_ffw_norm_2.weight", "post_feedforward_layernorm_2.weight"),
+    ("shared_post_norm", "post_ffw_norm_1.weight", "post_feedforward_layernorm_1.weight"),
+    ("expert_gate_up", "ffn_gate_up_exps.weight", "experts.gate_up_proj"),
+    ("expert_down_stack", "ffn_down_exps.weight", "experts.down_proj"),
+    ("shared_gate", "ffn_gate.weight", "mlp.gate_proj.weight"),
+    ("shared_up", "ffn_up.weight", "mlp.up_proj.weight"),
+    ("shared_down", "ffn_down.weight", "mlp.down_proj.weight"),
+];

@@ -1,0 +1,332 @@
+//! The description of a model family: what its files do not say.
+
+use forebay_compute::{Gating, RopeLayout, Scoring};
+
+use super::architecture::{NormLayout, OutputGate, QkNorm};
+use super::mtp_shape::MtpForm;
+use super::recurrent::{HeadOrder, StateRule};
+use super::shapes::StreamForm;
+use super::unrotated::Unrotated;
+
+/// Properties of a family that its metadata does not give, by subject.
+#[derive(Debug, Clone, Copy)]
+pub struct Family {
+    pub name: &'static str,
+    pub files: Files,
+    pub attention: Attention,
+    pub rotation: Rotation,
+    pub recurrence: Recurrence,
+    pub feed_forward: FeedForward,
+    pub layers: Layers,
+    pub ends: Ends,
+}
+
+/// Names and forms in the family's files.
+#[derive(Debug, Clone, Copy)]
+pub struct Files {
+    /// Every `general.architecture` of the family's GGUF files; none if forebay reads Hugging Face folders only.
+    pub gguf: &'static [&'static str],
+    /// Every `model_type` of the family's Hugging Face models; none if forebay reads GGUF files only.
+    pub huggingface: &'static [&'static str],
+    /// Tensor names that differ from the usual ones.
+    pub names: OwnNames,
+    /// True if Hugging Face norm weights lack 1, which is added to them when they are read.
+    pub norms_less_one: bool,
+    /// True if Hugging Face folders hold the transposed matrices of experts.
+    pub transposed_experts: bool,
+    /// Where Hugging Face folders have layers that predict further tokens, if forebay can use those of the family.
+    pub mtp: Option<MtpForm>,
+}
+
+/// Role, GGUF name and Hugging Face name of tensors. An empty name stands for the usual one.
+pub type OwnNames = &'static [(&'static str, &'static str, &'static str)];
+
+/// Attention of the layers that have it.
+#[derive(Debug, Clone, Copy)]
+pub struct Attention {
+    /// True for multi-head latent attention.
+    pub latent: bool,
+    /// True if attention sees a window and compressed entries. All layers have experts then.
+    pub compressed: bool,
+    /// The rule of indexers, if the family chooses keys with them.
+    pub indexer: Option<Indexers>,
+    pub windows: Windows,
+    /// Window of layers that have one, if files need not say it.
+    pub window: Option<usize>,
+    pub qk_norm: QkNorm,
+    /// True if q, k and v always have a bias.
+    pub qkv_bias: bool,
+    pub sinks: bool,
+    /// Factor of the scores, if the family has one that its files do not give.
+    pub scale: Option<f32>,
+    /// Cap of the scores, if files need not say it.
+    pub softcap: Option<f32>,
+    /// True if values are divided by their root mean square.
+    pub normed_values: bool,
+    /// True if layers without a window have keys as values, as far as the files have no matrix for values.
+    pub keys_as_values: bool,
+    pub output_gate: OutputGate,
+}
+
+/// Rotation of queries and keys.
+#[derive(Debug, Clone, Copy)]
+pub struct Rotation {
+    /// False if queries and keys are not rotated, unless a file says so.
+    pub rotates: bool,
+    /// Layout of the pairs that rotate together. GGUF's converter reorders q and k for some families.
+    pub gguf: RopeLayout,
+    pub huggingface: RopeLayout,
+    /// Base of the rotation in windowed layers, if these have a rotation of their own. Such a rotation is not scaled.
+    pub of_windows: Option<WindowTheta>,
+    /// Layers without rotation, if some layers have none.
+    pub unrotated: Option<Unrotated>,
+    /// True if the parameters of the rotation may have a factor of queries that grows with the position.
+    pub tempered: bool,
+}
+
+/// Recurrent layers.
+#[derive(Debug, Clone, Copy)]
+pub struct Recurrence {
+    /// How tokens change the states, if the family has such layers.
+    pub rule: Option<StateRule>,
+    /// Which value heads a key head serves in a GGUF file. In Hugging Face models they are consecutive.
+    pub gguf_heads: HeadOrder,
+    /// Logarithm of the fastest decay when the metadata does not say it; 0 if there is none.
+    pub decay_bound: f32,
+    /// True if the sigmoid of the gate gates the output of the gated delta rule, unless a configuration says otherwise.
+    pub sigmoid_gate: bool,
+    /// True if GGUF files hold rates of decay as positive numbers.
+    pub positive_rates: bool,
+}
+
+/// Feed-forwards and mixtures of experts.
+#[derive(Debug, Clone, Copy)]
+pub struct FeedForward {
+    pub gating: Gating,
+    /// True if the feed-forward is a mixture of experts, at least in some layers.
+    pub experts: bool,
+    /// True if some models of the family have no experts.
+    pub dense_too: bool,
+    /// Scoring of the experts when the metadata does not say it.
+    pub scoring: Scoring,
+    /// Scoring of the experts when the metadata does not say it and a bias corrects the choice. If this is given, Hugging Face
+    /// models have such a bias unless their configuration denies it.
+    pub corrected: Option<Scoring>,
+    /// True if expert weights are renormalised when the metadata does not say so.
+    pub renormalise: bool,
+    /// True if the input of an expert is multiplied by its weight.
+    pub scaled_input: bool,
+    /// True if router and experts have biases.
+    pub bias: bool,
+    /// Number of shared experts if the metadata does not say it.
+    pub shared: usize,
+    /// True if the output of shared experts has a gate.
+    pub shared_gate: bool,
+    /// True if tokens pass through an MLP of a width of its own beside the experts, or instead of them if there are none.
+    pub shared_mlp: bool,
+    /// True if experts are beside a dense feed-forward, which counts as a shared expert, with norms and factors of their own.
+    pub beside_dense: bool,
+    /// True if `config.json` gives the width of feed-forwards before it is adjusted, unless it says otherwise.
+    pub adjusted_width: bool,
+}
+
+/// The order of a layer's parts, and what it does with the residual stream.
+#[derive(Debug, Clone, Copy)]
+pub struct Layers {
+    pub norms: NormLayout,
+    /// The rule of residual streams beside each other, if the family has several.
+    pub streams: Option<StreamForm>,
+    /// True if every layer ends by multiplying the residual stream by a number of its own.
+    pub scales: bool,
+    /// True if a layer is only a mixer or only a feed-forward.
+    pub one_block: bool,
+}
+
+/// Embeddings and logits.
+#[derive(Debug, Clone, Copy)]
+pub struct Ends {
+    /// True if the embedding is multiplied by the square root of the hidden size.
+    pub scaled_embedding: bool,
+    /// True if the output projection is the embedding table, unless a folder says otherwise.
+    pub tied: bool,
+    /// Cap of the logits, if files need not say it.
+    pub logit_softcap: Option<f32>,
+    /// What the factors of GGUF files are for.
+    pub gguf_factors: Factors,
+}
+
+/// Meaning of `embedding_scale`, `residual_scale` and `logit_scale` in GGUF files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Factors {
+    /// Files have no such factors.
+    None,
+    /// Factors of embeddings and of outputs added to the residual stream, and a divisor of logits (Granite).
+    AllOfGranite,
+    /// A factor of logits, and no others (Cohere).
+    OfLogits,
+}
+
+/// Layers with a sliding window, if the metadata does not name them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Windows {
+    /// No layer of a GGUF file, because the format does not carry the window for these families. In Hugging Face
+    /// models, every layer if the configuration has a window.
+    NotInGguf,
+    /// The layers for which the metadata gives a window.
+    AsSaid,
+    /// All layers.
+    All,
+    /// All layers except every n-th one: with 6, the last of each six has no window.
+    ButEvery(usize),
+    /// All layers except the first of each n.
+    ButFirstOf(usize),
+}
+
+/// Base of the rotation in windowed layers, if the metadata does not give it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum WindowTheta {
+    /// The base of the other layers.
+    Same,
+    Of(f64),
+}
+
+/// The rule of the indexers of a family: the things that they choose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Indexers {
+    /// Positions. The layout is that of the rotation of queries and keys.
+    Keys(RopeLayout),
+    /// Blocks of positions, for each key/value head ([`super::IndexerRule::Blocks`]).
+    Blocks,
+    /// Pools of positions with gates ([`super::IndexerRule::GatedPools`]).
+    GatedPools,
+    /// Pools of positions with the mean of their keys ([`super::IndexerRule::MeanPools`]).
+    MeanPools,
+}
+
+impl Family {
+    /// A dense model as most are: the entries of the table say what differs.
+    pub(super) const BASE: Family = Family {
+        name: "",
+        files: Files::BASE,
+        attention: Attention::BASE,
+        rotation: Rotation::BASE,
+        recurrence: Recurrence::BASE,
+        feed_forward: FeedForward::BASE,
+        layers: Layers::BASE,
+        ends: Ends::BASE,
+    };
+
+    /// Returns the factor for the rows of the embedding table.
+    pub fn embedding_scale(&self, hidden: usize) -> f32 {
+        if self.ends.scaled_embedding { (hidden as f32).sqrt() } else { 1.0 }
+    }
+
+    /// Returns the index of the rotation of a layer with this window; `None` if there is no rotation.
+    pub fn rope_of(&self, window: Option<usize>, rotates: bool) -> Option<usize> {
+        rotates.then(|| usize::from(self.rotation.of_windows.is_some() && window.is_some()))
+    }
+}
+
+impl Files {
+    pub(super) const BASE: Files = Files {
+        gguf: &[],
+        huggingface: &[],
+        names: &[],
+        norms_less_one: false,
+        transposed_experts: false,
+        mtp: None,
+    };
+}
+
+impl Attention {
+    pub(super) const BASE: Attention = Attention {
+        latent: false,
+        compressed: false,
+        indexer: None,
+        windows: Windows::AsSaid,
+        window: None,
+        qk_norm: QkNorm::None,
+        qkv_bias: false,
+        sinks: false,
+        scale: None,
+        softcap: None,
+        normed_values: false,
+        keys_as_values: false,
+        output_gate: OutputGate::None,
+    };
+}
+
+impl Rotation {
+    pub(super) const BASE: Rotation = Rotation {
+        rotates: true,
+        gguf: RopeLayout::Neox,
+        huggingface: RopeLayout::Neox,
+        of_windows: None,
+        unrotated: None,
+        tempered: false,
+    };
+
+    /// Pairs of neighbours rotate together in both containers.
+    pub(super) const PAIRS: Rotation = Rotation {
+        gguf: RopeLayout::Interleaved,
+        huggingface: RopeLayout::Interleaved,
+        ..Rotation::BASE
+    };
+}
+
+impl Recurrence {
+    pub(super) const BASE: Recurrence = Recurrence {
+        rule: None,
+        gguf_heads: HeadOrder::Consecutive,
+        decay_bound: 0.0,
+        sigmoid_gate: false,
+        positive_rates: false,
+    };
+}
+
+impl FeedForward {
+    pub(super) const BASE: FeedForward = FeedForward {
+        gating: Gating::Silu,
+        experts: false,
+        dense_too: false,
+        scoring: Scoring::Softmax,
+        corrected: None,
+        renormalise: true,
+        scaled_input: false,
+        bias: false,
+        shared: 0,
+        shared_gate: false,
+        shared_mlp: false,
+        beside_dense: false,
+        adjusted_width: false,
+    };
+
+    /// Experts that a sigmoid scores and a bias corrects (DeepSeek-V3).
+    pub(super) const CORRECTED_EXPERTS: FeedForward =
+        FeedForward { experts: true, corrected: Some(Scoring::Sigmoid), ..FeedForward::BASE };
+}
+
+impl Layers {
+    pub(super) const BASE: Layers =
+        Layers { norms: NormLayout::Pre, streams: None, scales: false, one_block: false };
+}
+
+impl Ends {
+    pub(super) const BASE: Ends = Ends {
+        scaled_embedding: false,
+        tied: false,
+        logit_softcap: None,
+        gguf_factors: Factors::None,
+    };
+}
+
+impl Windows {
+    /// Returns true if layer `index` has a window when the metadata gives a window without naming layers.
+    pub fn slides(self, index: usize) -> bool {
+        match self {
+            Windows::NotInGguf | Windows::AsSaid | Windows::All => true,
+            Windows::ButEvery(period) => !(index + 1).is_multiple_of(period),
+            Windows::ButFirstOf(period) => !index.is_multiple_of(period),
+        }
+    }
+}
