@@ -1,15 +1,17 @@
 //! `cargo xtask` runs tasks of this repository that need more than a shell line.
 
+mod coverage;
 mod dist;
 mod emulate;
 mod ptx;
 mod tidy;
+mod workspace;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Every subcommand that the documentation may name.
-pub const COMMANDS: [&str; 4] = ["dist", "emulate", "ptx", "tidy"];
+pub const COMMANDS: [&str; 5] = ["coverage", "dist", "emulate", "ptx", "tidy"];
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -18,6 +20,7 @@ fn main() -> ExitCode {
         None => ("", &[] as &[String]),
     };
     let outcome = match command {
+        "coverage" => coverage::run(&repository_root(), rest),
         "dist" => dist::run(&repository_root(), rest),
         "emulate" => emulate::run(&repository_root(), rest),
         "ptx" => ptx::run(&repository_root(), rest),
@@ -25,12 +28,15 @@ fn main() -> ExitCode {
         _ => {
             eprintln!("usage: cargo xtask <{}>", COMMANDS.join("|"));
             eprintln!(
-                "  dist     make the files of a release for this machine (--help lists the options)"
+                "  coverage  compare the architectures that run here with those that other programs know"
             );
-            eprintln!("  emulate  run a command on an emulated GPU ([--out DIR] COMMAND...)");
-            eprintln!("  ptx      compile the CUDA kernels (--check: compare only)");
             eprintln!(
-                "  tidy     check the rules of the house: lengths, unsafe, unused files, docs"
+                "  dist      make the files of a release for this machine (--help lists the options)"
+            );
+            eprintln!("  emulate   run a command on an emulated GPU ([--out DIR] COMMAND...)");
+            eprintln!("  ptx       compile the CUDA kernels (--check: compare only)");
+            eprintln!(
+                "  tidy      check the rules of the house: lengths, unsafe, unused files, docs"
             );
             return ExitCode::from(2);
         }

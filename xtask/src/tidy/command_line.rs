@@ -1,10 +1,11 @@
 //! Commands and flags that exist, read from the help of the binary.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
+
+use crate::workspace::output;
 
 /// Flags by subcommand. The empty name stands for `forebay` itself.
 pub struct CommandLine {
@@ -12,13 +13,12 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// Builds the binary if needed and reads its `--help`, subcommand by subcommand.
-    pub fn ask_the_binary(root: &Path) -> Result<Self> {
-        let program = build(root)?;
-        let top = help(&program, None)?;
+    /// Reads the `--help` of `forebay`, subcommand by subcommand.
+    pub fn ask_the_binary(program: &Path) -> Result<Self> {
+        let top = output(program, &["--help"])?;
         let mut flags = BTreeMap::from([(String::new(), flags_of(&top))]);
         for command in commands_of(&top) {
-            let text = help(&program, Some(&command))?;
+            let text = output(program, &[&command, "--help"])?;
             flags.insert(command, flags_of(&text));
         }
         Ok(Self { flags })
@@ -50,47 +50,6 @@ impl CommandLine {
             .filter_map(|name| self.flags.get(*name))
             .any(|flags| flags.contains(flag))
     }
-}
-
-/// Builds the program and returns its path.
-///
-/// All targets of the workspace are built, because `cargo test --workspace` has built them already. For fewer packages
-/// or targets, cargo would choose other features of dependencies and build everything again.
-fn build(root: &Path) -> Result<PathBuf> {
-    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
-    let mut command = Command::new(cargo);
-    command
-        .args(["build", "--profile", "ci", "--quiet", "--workspace", "--all-targets"])
-        .current_dir(root);
-    // Cargo started this program and told it about its own package. The build script of ring runs again where that
-    // changes, and everything that needs ring would be compiled twice: here, and by the next command without it.
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy();
-        if name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_") {
-            command.env_remove(&*name);
-        }
-    }
-    let status = command.status().context("cannot start cargo")?;
-    if !status.success() {
-        bail!("the program does not compile");
-    }
-    let target = std::env::var_os("CARGO_TARGET_DIR");
-    let target = target.map_or_else(|| root.join("target"), PathBuf::from);
-    Ok(target.join("ci").join("forebay"))
-}
-
-fn help(program: &Path, command: Option<&str>) -> Result<String> {
-    let output = Command::new(program)
-        .args(command)
-        .arg("--help")
-        .env("NO_COLOR", "1")
-        .output()
-        .with_context(|| format!("cannot start {}", program.display()))?;
-    if !output.status.success() {
-        let what = command.unwrap_or_default();
-        bail!("`forebay {what} --help` failed: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Returns the names listed under `Commands:`.

@@ -3,6 +3,7 @@
 
 mod allow;
 mod command_line;
+mod coverage;
 mod cycles;
 mod docs;
 mod files;
@@ -25,6 +26,9 @@ use anyhow::Result;
 use allow::AllowList;
 use command_line::CommandLine;
 use files::Repository;
+
+use crate::coverage::Families;
+use crate::workspace;
 
 /// Severity of a finding: whether it stops the build or is only reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -75,8 +79,10 @@ pub fn run(root: &Path) -> Result<bool> {
     unused::check(&repository, &mut findings);
     layers::check(&repository, &mut findings);
     cycles::check(&repository, &mut findings);
-    let command_line = CommandLine::ask_the_binary(root)?;
+    let programs = workspace::build(root)?;
+    let command_line = CommandLine::ask_the_binary(&programs.join("forebay"))?;
     docs::check(&repository, &command_line, &mut findings);
+    coverage::check(&repository, &Families::ask(&programs)?, &mut findings);
     pages::check(&repository, &mut findings);
     terms::check(&repository, &mut findings);
     names::check(&repository, &mut findings);

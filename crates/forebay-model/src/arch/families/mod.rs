@@ -43,9 +43,9 @@ pub fn by_name(name: &str) -> Option<&'static Family> {
     families().find(|family| family.name == name)
 }
 
-/// Returns the names of all families, for messages and documentation.
-pub fn known_families() -> impl Iterator<Item = &'static str> {
-    families().map(|family| family.name)
+/// Returns all families, for documentation and comparisons.
+pub fn known_families() -> impl Iterator<Item = &'static Family> {
+    families()
 }
 
 /// Returns the names of the families of which forebay can use layers that predict further tokens.
