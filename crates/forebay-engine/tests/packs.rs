@@ -105,8 +105,10 @@ fn models() -> Vec<PathBuf> {
         }
     }
     found.extend(recurrent_models());
-    // Rows of one tensor as several parts, and transposed experts.
-    found.extend(["models/phi3", "models/llama4"].iter().filter_map(|name| fixture(name)));
+    // Rows of one tensor as several parts, transposed experts, a quantised output projection, and weights that become
+    // larger.
+    let others = ["phi3", "llama4", "llama_fp8_ct_head", "llama_gptq_actorder", "llama_bnb_nf4"];
+    found.extend(others.iter().filter_map(|name| fixture(&format!("models/{name}"))));
     found.sort();
     found.dedup();
     assert!(!found.is_empty(), "the project's own fixtures hold models");

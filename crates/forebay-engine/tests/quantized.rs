@@ -50,7 +50,7 @@ fn set(table: &mut Map<String, Value>, name: &str, key: &str, value: Value) {
 
 #[test]
 fn unknown_and_damaged_folders_are_refused_by_name() {
-    let cases: [(&str, Change, &[&str]); 22] = [
+    let cases: [(&str, Change, &[&str]); 21] = [
         (
             "deepseek_v3_fp8",
             |_, c| c["quantization_config"]["fmt"] = json!("e5m2"),
@@ -139,7 +139,6 @@ fn unknown_and_damaged_folders_are_refused_by_name() {
             },
             &["symmetric"],
         ),
-        ("llama_gptq", |_, c| c["quantization_config"]["desc_act"] = json!(true), &["desc_act"]),
         (
             "llama_gptq",
             // Scales in the place of an order of columns.
@@ -149,18 +148,86 @@ fn unknown_and_damaged_folders_are_refused_by_name() {
                 set(t, "mlp.up_proj.g_idx", "dtype", json!("I32"));
                 set(t, "mlp.up_proj.g_idx", "shape", json!([128]));
             },
-            &["up_proj.g_idx", "adjacent"],
+            &["up_proj.g_idx", "groups"],
         ),
         (
             "llama_gptq",
             |t, _| set(t, "mlp.up_proj.scales", "shape", json!([256, 1])),
-            &["up_proj.scales", "groups"],
+            &["up_proj.scales", "[256, 1]"],
         ),
         ("llama_awq", |_, c| c["quantization_config"]["bits"] = json!(3), &["bits", "3"]),
         ("llama_awq", |t, _| remove(t, "mlp.up_proj.qzeros"), &["no tensor", "up_proj.qzeros"]),
     ];
+    expect_refused(&cases);
+}
+
+fn expect_refused(cases: &[(&str, Change, &[&str])]) {
     for (name, change, words) in cases {
         let Some(said) = refused(name, change) else { return };
         assert!(words.iter().all(|word| said.contains(word)), "{name} {words:?}: {said}");
     }
+}
+
+#[test]
+fn damaged_folders_with_integers_and_nf4_are_refused_by_name() {
+    const NF4: &str = "mlp.up_proj.weight.quant_state.bitsandbytes__nf4";
+    let cases: [(&str, Change, &[&str]); 12] = [
+        ("llama_w8a8_ct", |t, _| remove(t, "mlp.up_proj.weight_scale"), &["up_proj.weight"]),
+        (
+            "llama_w8a8_ct",
+            |t, _| set(t, "mlp.up_proj.weight_scale", "shape", json!([96])),
+            &["up_proj.weight_scale", "groups"],
+        ),
+        (
+            "llama_w8a8_ct",
+            |t, _| set(t, "mlp.up_proj.weight_scale", "dtype", json!("I16")),
+            &["up_proj.weight_scale", "I16"],
+        ),
+        (
+            "qwen3_w8a16_ct",
+            |t, _| rename(t, "mlp.up_proj.weight_shape", "mlp.up_proj.weight_zero_point"),
+            &["weight_zero_point", "symmetric"],
+        ),
+        (
+            "qwen3_w8a16_ct",
+            |t, _| set(t, "mlp.up_proj.weight_packed", "shape", json!([16, 96])),
+            &["up_proj.weight_packed", "shape"],
+        ),
+        (
+            "llama_gptq_actorder",
+            // Columns of a group that has no scales.
+            |t, _| set(t, "mlp.up_proj.scales", "shape", json!([1, 256])),
+            &["up_proj.g_idx", "group 1", "of 1 groups"],
+        ),
+        (
+            "llama_gptq_actorder",
+            |t, _| remove(t, "mlp.up_proj.g_idx"),
+            &["no tensor", "up_proj.g_idx"],
+        ),
+        ("llama_bnb_nf4", |t, _| remove(t, NF4), &["no tensor", "quant_state"]),
+        (
+            "llama_bnb_nf4",
+            |t, _| {
+                remove(t, NF4);
+                rename(t, "mlp.down_proj.weight.quant_state.bitsandbytes__nf4", NF4);
+            },
+            &["quant_state", "[64, 128]"],
+        ),
+        (
+            "llama_bnb_nf4",
+            |t, _| remove(t, "mlp.up_proj.weight.nested_absmax"),
+            &["no tensor", "nested_absmax"],
+        ),
+        (
+            "llama_bnb_nf4",
+            |t, _| set(t, "mlp.up_proj.weight.absmax", "shape", json!([64, 2])),
+            &["weight.absmax", "shape"],
+        ),
+        (
+            "llama_bnb_nf4",
+            |_, c| c["quantization_config"]["bnb_4bit_quant_type"] = json!("fp4"),
+            &["bnb_4bit_quant_type", "fp4"],
+        ),
+    ];
+    expect_refused(&cases);
 }

@@ -1,6 +1,6 @@
 //! Forms of quantised folders that no reference folder has: scales for each row or each matrix, other types of scales, other
-//! formats of zero points, MXFP4 of compressed-tensors. Each folder must give the logits of a folder that holds its values
-//! in F32.
+//! formats of zero points, MXFP4 of compressed-tensors, quantised output projections. Each folder must give the logits of a
+//! folder that holds its values in F32.
 
 mod support;
 
@@ -13,15 +13,16 @@ const HIDDEN: usize = 128;
 const WIDTH: usize = 256;
 const VOCABULARY: usize = 96;
 
-/// The matrices of the only layer: name, rows and columns.
-const MATRICES: [(&str, usize, usize); 7] = [
-    ("self_attn.q_proj", 128, HIDDEN),
-    ("self_attn.k_proj", 64, HIDDEN),
-    ("self_attn.v_proj", 64, HIDDEN),
-    ("self_attn.o_proj", HIDDEN, 128),
-    ("mlp.gate_proj", WIDTH, HIDDEN),
-    ("mlp.up_proj", WIDTH, HIDDEN),
-    ("mlp.down_proj", HIDDEN, WIDTH),
+/// The matrices of the only layer and the output projection: name, rows and columns.
+const MATRICES: [(&str, usize, usize); 8] = [
+    ("model.layers.0.self_attn.q_proj", 128, HIDDEN),
+    ("model.layers.0.self_attn.k_proj", 64, HIDDEN),
+    ("model.layers.0.self_attn.v_proj", 64, HIDDEN),
+    ("model.layers.0.self_attn.o_proj", HIDDEN, 128),
+    ("model.layers.0.mlp.gate_proj", WIDTH, HIDDEN),
+    ("model.layers.0.mlp.up_proj", WIDTH, HIDDEN),
+    ("model.layers.0.mlp.down_proj", HIDDEN, WIDTH),
+    ("lm_head", VOCABULARY, HIDDEN),
 ];
 
 #[derive(Default)]
@@ -44,13 +45,11 @@ impl Folder {
         self.add(name, "F32", shape, &bytes);
     }
 
-    /// Writes the folder with everything but the layer's matrices, and returns the logits of some tokens.
+    /// Writes the folder with everything but [`MATRICES`], and returns the logits of some tokens.
     fn logits(mut self, quantization: Value) -> Result<Vec<f32>, String> {
         let mut random = Random(5);
-        for name in ["model.embed_tokens.weight", "lm_head.weight"] {
-            let values: Vec<f32> = (0..VOCABULARY * HIDDEN).map(|_| random.unit()).collect();
-            self.floats(name, &[VOCABULARY, HIDDEN], &values);
-        }
+        let values: Vec<f32> = (0..VOCABULARY * HIDDEN).map(|_| random.unit()).collect();
+        self.floats("model.embed_tokens.weight", &[VOCABULARY, HIDDEN], &values);
         for name in ["layers.0.input_layernorm", "layers.0.post_attention_layernorm", "norm"] {
             self.floats(&format!("model.{name}.weight"), &[HIDDEN], &[1.0; HIDDEN]);
         }
@@ -182,7 +181,7 @@ fn fp8_of_one(matrix: &mut Matrix<'_>) -> Vec<f32> {
 fn fp8_by_tile(matrix: &mut Matrix<'_>) -> Vec<f32> {
     let cols = matrix.cols;
     let codes = matrix.draw_e4m3();
-    let (high, wide) = (matrix.rows / 64, cols / 32);
+    let (high, wide) = (matrix.rows.div_ceil(64), cols / 32);
     let scales = matrix.draw_e8m0_scales("weight_scale_inv", "F8_E8M0", [high, wide]);
     let scale = |i: usize| scales[i / cols / 64 * wide + i % cols / 32];
     codes.iter().enumerate().map(|(i, code)| e4m3(*code) * scale(i)).collect()
@@ -208,13 +207,75 @@ fn int4<const GROUP: usize>(matrix: &mut Matrix<'_>) -> Vec<f32> {
     codes.iter().enumerate().map(value).collect()
 }
 
-/// GPTQ with zero points as they are, in groups of 32, and the order of columns.
-fn gptq_v2(matrix: &mut Matrix<'_>) -> Vec<f32> {
+/// Four integers of 8 bits in a word, with the zero point 128 and BF16 scales of rows. F16 does not hold small ones.
+fn int8_packed<const SMALL: bool>(matrix: &mut Matrix<'_>) -> Vec<f32> {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    let words: Vec<u32> = (0..rows * cols / 4).map(|_| matrix.random.next()).collect();
+    matrix.add_words("weight_packed", &[rows, cols / 4], &words);
+    let factor = if SMALL { 1e-4 } else { 0.1 };
+    let scales: Vec<bf16> =
+        (0..rows).map(|_| bf16::from_f32(matrix.random.scale() * factor)).collect();
+    let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    matrix.add("weight_scale", "BF16", &[rows, 1], &bytes);
+    let value = |i: usize| {
+        let code = words[i / 4] >> (8 * (i % 4)) & 255;
+        (code as f32 - 128.0) * scales[i / cols].to_f32()
+    };
+    (0..rows * cols).map(value).collect()
+}
+
+/// Signed bytes in groups of 32 with F16 scales.
+fn int8_by_group(matrix: &mut Matrix<'_>) -> Vec<f32> {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    let codes: Vec<u8> = (0..rows * cols).map(|_| matrix.random.next() as u8).collect();
+    matrix.add("weight", "I8", &[rows, cols], &codes);
+    let scales = matrix.draw_f16_scales("weight_scale", [rows, cols / 32]);
+    let value = |(i, code): (usize, &u8)| f32::from(*code as i8) * scales[i / 32];
+    codes.iter().enumerate().map(value).collect()
+}
+
+/// NF4 in blocks of 64 with values of its own. With double quantisation, U8 scales in blocks of 16.
+fn nf4<const NESTED: bool>(matrix: &mut Matrix<'_>) -> Vec<f32> {
+    let (rows, cols, count) = (matrix.rows, matrix.cols, matrix.rows * matrix.cols);
+    let codes: Vec<u8> = (0..count / 2).map(|_| matrix.random.next() as u8).collect();
+    matrix.add("weight", "U8", &[count / 2, 1], &codes);
+    let mut floats = |part: &str, count: usize, of: &mut dyn FnMut(&mut Random) -> f32| {
+        let values: Vec<f32> = (0..count).map(|_| of(matrix.random)).collect();
+        matrix.to.floats(&format!("{}.weight.{part}", matrix.name), &[count], &values);
+        values
+    };
+    let values = floats("quant_map", 16, &mut Random::unit);
+    let blocks = count / 64;
+    let mut state =
+        json!({ "quant_type": "nf4", "blocksize": 64, "dtype": "float16", "shape": [rows, cols] });
+    let scales: Vec<f32> = if NESTED {
+        let outer = floats("nested_absmax", blocks.div_ceil(16), &mut |of| 4.0 * of.scale());
+        let inner = floats("nested_quant_map", 256, &mut Random::unit);
+        state["nested_blocksize"] = json!(16);
+        state["nested_offset"] = json!(0.0625);
+        let codes: Vec<u8> = (0..blocks).map(|_| matrix.random.next() as u8).collect();
+        matrix.add("weight.absmax", "U8", &[blocks], &codes);
+        let scale = |(i, code): (usize, &u8)| inner[usize::from(*code)] * outer[i / 16] + 0.0625;
+        codes.iter().enumerate().map(scale).collect()
+    } else {
+        floats("absmax", blocks, &mut |of| 4.0 * of.scale())
+    };
+    let state = state.to_string();
+    let name = "weight.quant_state.bitsandbytes__nf4";
+    matrix.add(name, "U8", &[state.len()], state.as_bytes());
+    let code = |i: usize| codes[i / 2] >> (4 * (1 - i % 2)) & 15;
+    (0..count).map(|i| values[usize::from(code(i))] * scales[i / 64]).collect()
+}
+
+/// GPTQ with zero points as they are, in groups of 32, and the order of columns: adjacent ones have a group, or all take
+/// turns.
+fn gptq_v2<const TURNS: bool>(matrix: &mut Matrix<'_>) -> Vec<f32> {
     let (rows, cols) = (matrix.rows, matrix.cols);
     let groups = cols / 32;
+    let group_of = |col: usize| if TURNS { col % groups } else { col / 32 };
     let codes: Vec<u32> = (0..cols / 8 * rows).map(|_| matrix.random.next()).collect();
     let zeros: Vec<u32> = (0..groups * rows / 8).map(|_| matrix.random.next()).collect();
-    let order: Vec<u32> = (0..cols as u32).map(|col| col / 32).collect();
+    let order: Vec<u32> = (0..cols).map(|col| group_of(col) as u32).collect();
     matrix.add_words("qweight", &[cols / 8, rows], &codes);
     matrix.add_words("qzeros", &[groups, rows / 8], &zeros);
     matrix.add_words("g_idx", &[cols], &order);
@@ -222,8 +283,26 @@ fn gptq_v2(matrix: &mut Matrix<'_>) -> Vec<f32> {
     let value = |i: usize| {
         let (row, col) = (i / cols, i % cols);
         let code = nibble(codes[col / 8 * rows + row], col % 8);
-        let zero = nibble(zeros[(col / 32 * rows + row) / 8], row % 8);
-        (code as f32 - zero as f32) * scales[col / 32 * rows + row]
+        let at = group_of(col) * rows + row;
+        let zero = nibble(zeros[at / 8], row % 8);
+        (code as f32 - zero as f32) * scales[at]
+    };
+    (0..rows * cols).map(value).collect()
+}
+
+/// AWQ by rows in groups of `GROUP`, with places for twelve more groups.
+fn awq_rows<const GROUP: usize>(matrix: &mut Matrix<'_>) -> Vec<f32> {
+    let (rows, cols) = (matrix.rows, matrix.cols);
+    let width = (cols / GROUP + 12).div_ceil(8);
+    let codes: Vec<u32> = (0..rows * cols / 8).map(|_| matrix.random.next()).collect();
+    let zeros: Vec<u32> = (0..rows * width).map(|_| matrix.random.next()).collect();
+    matrix.add_words("qweight", &[rows, cols / 8], &codes);
+    matrix.add_words("qzeros", &[rows, width], &zeros);
+    let scales = matrix.draw_f16_scales("scales", [rows, 8 * width]);
+    let value = |i: usize| {
+        let (row, group) = (i / cols, i % cols / GROUP);
+        let zero = nibble(zeros[row * width + group / 8], group % 8);
+        (nibble(codes[i / 8], i % 8) as f32 - zero as f32) * scales[row * 8 * width + group]
     };
     (0..rows * cols).map(value).collect()
 }
@@ -232,15 +311,21 @@ fn compressed(weights: Value) -> Value {
     json!({ "quant_method": "compressed-tensors", "config_groups": { "group_0": { "weights": weights } } })
 }
 
-#[test]
-fn every_form_gives_the_logits_of_its_values() {
+/// Returns every form with its name and configuration.
+fn forms() -> [(&'static str, Form, Value); 15] {
     let fp8 = |strategy: &str| {
         compressed(json!({ "type": "float", "num_bits": 8, "strategy": strategy }))
     };
-    let integers = |group: usize| {
-        compressed(json!({ "type": "int", "num_bits": 4, "group_size": group, "symmetric": true }))
+    let integers = |bits: usize, group: Option<usize>| {
+        compressed(
+            json!({ "type": "int", "num_bits": bits, "group_size": group, "symmetric": true }),
+        )
     };
-    let forms: [(&str, Form, Value); 7] = [
+    let gptq = json!({ "quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2", "lm_head": true });
+    let ordered = json!({ "quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2", "desc_act": true });
+    let bitsandbytes = json!({ "quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "nf4" });
+    let awq = |group: usize| json!({ "quant_method": "awq", "bits": 4, "version": "gemv", "group_size": group });
+    [
         ("FP8 by row", fp8_by_row, fp8("channel")),
         (
             "FP8 with one scale",
@@ -253,19 +338,26 @@ fn every_form_gives_the_logits_of_its_values() {
             json!({ "quant_method": "fp8", "weight_block_size": [64, 32] }),
         ),
         ("MXFP4", mxfp4, compressed(json!({ "type": "float", "num_bits": 4, "group_size": 32 }))),
-        ("integers by 64", int4::<64>, integers(64)),
-        ("integers by 128", int4::<128>, integers(128)),
-        (
-            "GPTQ v2",
-            gptq_v2,
-            json!({ "quant_method": "gptq", "bits": 4, "checkpoint_format": "gptq_v2" }),
-        ),
-    ];
-    for (what, form, quantization) in forms {
+        ("integers by 64", int4::<64>, integers(4, Some(64))),
+        ("integers by 128", int4::<128>, integers(4, Some(128))),
+        ("8 bits by row", int8_packed::<false>, integers(8, None)),
+        ("8 bits with small scales", int8_packed::<true>, integers(8, None)),
+        ("8 bits by 32", int8_by_group, integers(8, Some(32))),
+        ("GPTQ v2", gptq_v2::<false>, gptq),
+        ("GPTQ v2 in any order", gptq_v2::<true>, ordered),
+        ("AWQ by rows of 32", awq_rows::<32>, awq(32)),
+        ("AWQ by rows of 64", awq_rows::<64>, awq(64)),
+        ("NF4", nf4::<false>, bitsandbytes.clone()),
+        ("NF4 twice", nf4::<true>, bitsandbytes),
+    ]
+}
+
+#[test]
+fn every_form_gives_the_logits_of_its_values() {
+    for (what, form, quantization) in forms() {
         let (mut folder, mut plain) = (Folder::default(), Folder::default());
         let mut random = Random(9);
         for (name, rows, cols) in MATRICES {
-            let name = format!("model.layers.0.{name}");
             // One matrix is left out of the quantisation.
             if name.ends_with("v_proj") {
                 let values: Vec<f32> = (0..rows * cols).map(|_| 0.1 * random.unit()).collect();
@@ -274,7 +366,7 @@ fn every_form_gives_the_logits_of_its_values() {
                 continue;
             }
             let (to, random) = (&mut folder, &mut random);
-            let values = form(&mut Matrix { to, random, name: &name, rows, cols });
+            let values = form(&mut Matrix { to, random, name, rows, cols });
             plain.floats(&format!("{name}.weight"), &[rows, cols], &values);
         }
         let found = folder.logits(quantization).unwrap_or_else(|error| panic!("{what}: {error}"));

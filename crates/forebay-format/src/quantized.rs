@@ -10,6 +10,8 @@ use crate::block::row_bytes;
 use crate::quant::fp4::half_of_e8m0;
 use crate::quant::scaled::{E4M3, ZERO_BITS};
 
+mod floats;
+
 /// A matrix `[rows, cols]` that is stored as several tensors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quantized {
@@ -34,9 +36,33 @@ pub enum Form {
     /// Words `[cols / 8, rows]`, scales `[cols / group, rows]`, and zero points in words
     /// `[cols / group, rows / 8]`, to which `zero_offset` is added.
     Gptq { group: usize, scale: TensorType, zero_offset: u32 },
+    /// The tensors of [`Form::Gptq`] with `groups` groups of columns, and I32 `[cols]` with the group of every
+    /// column. Columns of a group need not be adjacent, so elements become F32.
+    GptqOrdered { groups: usize, scale: TensorType, zero_offset: u32 },
     /// Words `[cols, rows / 8]`, scales `[cols / group, rows]`, and zero points in words
     /// `[cols / group, rows / 8]`. A word holds the even rows of eight before the odd ones.
     Awq { group: usize, scale: TensorType },
+    /// Words `[rows, cols / 8]`, scales `[rows, 8 * width]`, and zero points in words `[rows, width]`, of which the first
+    /// `cols / group` are used. Elements become F32 if blocks would take fewer bytes.
+    AwqRows { group: usize, scale: TensorType, width: usize },
+    /// Bytes `[rows, cols]` and scales `[rows, cols / group]`. A code is the signed byte that is left after `zero`
+    /// was subtracted. Blocks of Q8_0 need scales that F16 holds exactly; see [`are_halves`]. Otherwise elements
+    /// become F32.
+    Int8 { group: usize, scale: TensorType, zero: u8 },
+    /// NF4: bytes of two codes each, the first in the high half; a scale for every `block` elements; and F32 `[16]` with
+    /// the value of each code. Blocks go on across the ends of rows. Elements become F32, because no block type has
+    /// these values.
+    Nf4 { block: usize, scales: Nf4Scales },
+}
+
+/// Scales of [`Form::Nf4`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nf4Scales {
+    /// F32.
+    Plain,
+    /// U8, then in two more tensors an F32 for every `block` scales, and F32 `[256]` with the value of each U8. A scale is
+    /// the product of both, and `offset`, which holds the bits of an F32.
+    Nested { block: usize, offset: u32 },
 }
 
 /// Scales of 8-bit codes.
@@ -66,6 +92,12 @@ pub fn is_scale(ty: TensorType) -> bool {
     matches!(ty, T::F32 | T::F16 | T::BF16 | T::F8_E8M0 | T::F8_E4M3)
 }
 
+/// Returns true if F16 holds every number of a tensor of scales exactly.
+pub fn are_halves(ty: TensorType, scales: &[u8]) -> bool {
+    let mut numbers = (0..scales.len() / ty.block_bytes()).map(|i| scale_at(ty, scales, i));
+    numbers.all(|scale| f16::from_f32(scale).to_f32().to_bits() == scale.to_bits())
+}
+
 /// Returns element `index` of a tensor of scales.
 fn scale_at(ty: TensorType, scales: &[u8], index: usize) -> f32 {
     let bytes = &scales[index * ty.block_bytes()..][..ty.block_bytes()];
@@ -83,8 +115,27 @@ impl Quantized {
     pub fn extents(&self) -> usize {
         match self.form {
             Form::Fp8 { scales: Scales::One(_) } => 1,
-            Form::Fp8 { .. } | Form::Nvfp4 { .. } | Form::Int4 { .. } => 2,
-            Form::Gptq { .. } | Form::Awq { .. } => 3,
+            Form::Fp8 { .. } | Form::Nvfp4 { .. } | Form::Int4 { .. } | Form::Int8 { .. } => 2,
+            Form::Gptq { .. } | Form::Awq { .. } | Form::AwqRows { .. } => 3,
+            Form::GptqOrdered { .. } => 4,
+            Form::Nf4 { scales: Nf4Scales::Plain, .. } => 3,
+            Form::Nf4 { .. } => 5,
+        }
+    }
+
+    /// Returns the fewest rows whose codes and scales are contiguous in every tensor, or `None` if a tensor holds a row
+    /// in several pieces.
+    pub fn rows_apart(&self) -> Option<usize> {
+        match self.form {
+            Form::Fp8 { scales: Scales::Tiles { rows, .. } } => Some(rows),
+            Form::Fp8 { .. }
+            | Form::Nvfp4 { .. }
+            | Form::Int4 { .. }
+            | Form::Int8 { .. }
+            | Form::AwqRows { .. } => Some(1),
+            Form::Gptq { .. } | Form::Awq { .. } | Form::GptqOrdered { .. } | Form::Nf4 { .. } => {
+                None
+            }
         }
     }
 
@@ -113,6 +164,14 @@ impl Quantized {
                 self.gptq(group, scale, zero_offset, from, rows, out);
             }
             Form::Awq { group, scale } => self.awq(group, scale, from, rows, out),
+            Form::AwqRows { group, scale, width } => {
+                self.awq_rows(group, scale, width, from, rows, out);
+            }
+            Form::GptqOrdered { groups, scale, zero_offset } => {
+                self.gptq_ordered(groups, scale, zero_offset, from, rows, out);
+            }
+            Form::Int8 { group, scale, zero } => self.int8(group, scale, zero, from, rows, out),
+            Form::Nf4 { block, scales } => self.nf4(block, scales, from, rows, out),
         }
     }
 
@@ -233,6 +292,42 @@ impl Quantized {
         }
     }
 
+    fn awq_rows(
+        &self,
+        group: usize,
+        scale: TensorType,
+        width: usize,
+        from: &[&[u8]],
+        rows: Range<usize>,
+        out: &mut [u8],
+    ) {
+        let (in_row, block) = (self.cols / 8, self.ty.block_elements());
+        for (row, out) in rows.zip(out.chunks_exact_mut(self.row_bytes())) {
+            let factor = |group: usize| {
+                let zero = u32_at(from[2], row * width + group / 8) >> (4 * (group % 8)) & 15;
+                (scale_at(scale, from[1], row * 8 * width + group), zero)
+            };
+            let words = |first: usize| u32_at(from[0], row * in_row + first);
+            if self.ty == TensorType::F32 {
+                for (col, out) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+                    let (scale, zero) = factor(col / group);
+                    let code = words(col / 8) >> (4 * (col % 8)) & 15;
+                    *out = (scale * (code as i32 - zero as i32) as f32).to_le_bytes();
+                }
+                continue;
+            }
+            for (index, out) in out.chunks_exact_mut(self.ty.block_bytes()).enumerate() {
+                let (scale, zero) = factor(index * block / group);
+                out[..4].copy_from_slice(&word(scale, zero));
+                for (i, out) in out[4..].as_chunks_mut::<16>().0.iter_mut().enumerate() {
+                    let first = index * block / 8 + 4 * i;
+                    let four: [u32; 4] = std::array::from_fn(|i| words(first + i));
+                    *out = nibbles(&four.map(u32::to_le_bytes));
+                }
+            }
+        }
+    }
+
     /// Writes scale and zero point of every block of some rows. `scales` is `[groups, rows]`.
     fn headers(
         &self,
@@ -310,158 +405,4 @@ fn nibbles(words: &[[u8; 4]]) -> [u8; 16] {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::dequantize;
-
-    fn bytes(count: usize, seed: usize) -> Vec<u8> {
-        (0..count).map(|i| ((i + seed) * 31 % 251) as u8).collect()
-    }
-
-    fn halves(count: usize) -> Vec<u8> {
-        (0..count).flat_map(|i| f16::from_f32(0.01 * (1 + i) as f32).to_le_bytes()).collect()
-    }
-
-    /// Makes a matrix in shares of three rows, and compares it with `value(row, col)`.
-    fn check(of: &Quantized, from: &[&[u8]], value: impl Fn(usize, usize) -> f32) {
-        let mut made = vec![0; of.rows * of.row_bytes()];
-        for (index, out) in made.chunks_mut(3 * of.row_bytes()).enumerate() {
-            of.make(from, 3 * index..(3 * index + 3).min(of.rows), out);
-        }
-        let mut values = vec![0.0; of.rows * of.cols];
-        dequantize(of.ty, &made, &mut values).unwrap();
-        for (i, found) in values.into_iter().enumerate() {
-            let (row, col) = (i / of.cols, i % of.cols);
-            assert_eq!(found.to_bits(), value(row, col).to_bits(), "{:?} {row} {col}", of.ty);
-        }
-    }
-
-    fn nibble(words: &[u8], index: usize, shift: usize) -> f32 {
-        (u32_at(words, index) >> (4 * shift) & 15) as f32
-    }
-
-    #[test]
-    fn scales_of_e8m0_are_powers_of_two() {
-        let bits = |e| scale_at(TensorType::F8_E8M0, &[e], 0).to_bits();
-        // The lowest is subnormal, and the highest is infinite.
-        assert_eq!(bits(0), 0x0040_0000);
-        (1..=255).for_each(|e| assert_eq!(bits(e), u32::from(e) << 23, "{e}"));
-    }
-
-    #[test]
-    fn fp8_with_scales_of_every_kind() {
-        let (rows, cols) = (10, 96);
-        let codes: Vec<u8> = bytes(rows * cols, 3).iter().map(|code| code & 0xbf).collect();
-        let scales: Vec<f32> = (0..30).map(|i| 0.3 + i as f32).collect();
-        let stored: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-        let code = |row: usize, col: usize| E4M3[usize::from(codes[row * cols + col])];
-        let of =
-            |scales| Quantized { form: Form::Fp8 { scales }, ty: TensorType::F8_B32, rows, cols };
-        let ty = TensorType::F32;
-        let tiles = of(Scales::Tiles { ty, rows: 4, cols: 64 });
-        check(&tiles, &[&codes, &stored], |row, col| {
-            code(row, col) * scales[row / 4 * 2 + col / 64]
-        });
-        let channels = of(Scales::Tiles { ty, rows: 1, cols });
-        check(&channels, &[&codes, &stored], |row, col| code(row, col) * scales[row]);
-        check(&of(Scales::One(0.7_f32.to_bits())), &[&codes], |row, col| code(row, col) * 0.7);
-        // E8M0: a power of two.
-        let powers: Vec<u8> = (0..10).map(|i| 120 + i).collect();
-        let powers_of = of(Scales::Tiles { ty: TensorType::F8_E8M0, rows: 1, cols });
-        check(&powers_of, &[&codes, &powers], |row, col| {
-            code(row, col) * f32::powi(2.0, row as i32 - 7)
-        });
-    }
-
-    #[test]
-    fn a_transpose_of_fp8_keeps_values() {
-        let (rows, cols) = (64, 5);
-        let codes: Vec<u8> = bytes(rows * cols, 3).iter().map(|code| code & 0xbf).collect();
-        let scales = [0.5_f32, 3.0];
-        let stored: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-        let tiles = Scales::Tiles { ty: TensorType::F32, rows: 32, cols: 128 };
-        let mut made = vec![0; cols * rows / 32 * 36];
-        fp8_transposed(TensorType::F8_B32, tiles, &[&codes, &stored], 0..rows, cols, &mut made);
-        let mut values = vec![0.0; rows * cols];
-        dequantize(TensorType::F8_B32, &made, &mut values).unwrap();
-        for (i, value) in values.into_iter().enumerate() {
-            let (col, row) = (i / rows, i % rows);
-            assert_eq!(value, E4M3[usize::from(codes[row * cols + col])] * scales[row / 32]);
-        }
-    }
-
-    #[test]
-    fn nvfp4_elements_keep_their_places() {
-        let (rows, cols) = (4, 128);
-        let codes = bytes(rows * cols / 2, 1);
-        let scales: Vec<u8> = bytes(rows * cols / 16, 7).iter().map(|code| code & 0xbf).collect();
-        let factor = 0.013_f32;
-        let of = Quantized {
-            form: Form::Nvfp4 { factor: factor.to_bits() },
-            ty: TensorType::NVFP4_F32,
-            rows,
-            cols,
-        };
-        check(&of, &[&codes, &scales], |row, col| {
-            let code = codes[row * 64 + col / 2] >> (4 * (col % 2)) & 15;
-            let element = crate::quant::scaled::E2M1[usize::from(code)];
-            element * (E4M3[usize::from(scales[row * 8 + col / 16])] * factor)
-        });
-    }
-
-    #[test]
-    fn int4_of_every_group() {
-        let (rows, cols) = (5, 256);
-        let codes = bytes(rows * cols / 2, 1);
-        for (ty, group) in [
-            (TensorType::I4_BF16, 32),
-            (TensorType::I4_BF16, 64),
-            (TensorType::I4_Z32, 32),
-            (TensorType::I4_Z128, 128),
-            (TensorType::I4_Z128, 256),
-        ] {
-            let scale = if ty == TensorType::I4_BF16 { TensorType::BF16 } else { TensorType::F16 };
-            let number = |i: usize| 0.01 * (1 + i) as f32;
-            let scales: Vec<u8> = (0..rows * cols / group)
-                .flat_map(|i| match scale {
-                    TensorType::BF16 => bf16::from_f32(number(i)).to_le_bytes(),
-                    _ => f16::from_f32(number(i)).to_le_bytes(),
-                })
-                .collect();
-            let of = Quantized { form: Form::Int4 { group, scale }, ty, rows, cols };
-            check(&of, &[&codes, &scales], |row, col| {
-                let code = nibble(&codes, (row * cols + col) / 8, col % 8);
-                scale_at(scale, &scales, row * (cols / group) + col / group) * (code - 8.0)
-            });
-        }
-    }
-
-    #[test]
-    fn gptq_and_awq_are_transposed() {
-        let (rows, cols) = (16, 256);
-        let codes = bytes(rows * cols / 2, 1);
-        for (ty, group) in
-            [(TensorType::I4_Z32, 32), (TensorType::I4_Z128, 128), (TensorType::I4_Z32, 64)]
-        {
-            let groups = cols / group;
-            let (scales, zeros) = (halves(groups * rows), bytes(groups * rows / 2, 9));
-            let scale = TensorType::F16;
-            let from = [&codes[..], &scales, &zeros];
-            let scale_of =
-                |row: usize, col: usize| scale_at(scale, &scales, col / group * rows + row);
-            let form = Form::Gptq { group, scale, zero_offset: 1 };
-            check(&Quantized { form, ty, rows, cols }, &from, |row, col| {
-                let code = nibble(&codes, col / 8 * rows + row, col % 8);
-                let zero = nibble(&zeros, col / group * (rows / 8) + row / 8, row % 8) + 1.0;
-                scale_of(row, col) * (code - zero)
-            });
-            let form = Form::Awq { group, scale };
-            check(&Quantized { form, ty, rows, cols }, &from, |row, col| {
-                let place = [0, 4, 1, 5, 2, 6, 3, 7][row % 8];
-                let code = nibble(&codes, col * (rows / 8) + row / 8, place);
-                let zero = nibble(&zeros, col / group * (rows / 8) + row / 8, place);
-                scale_of(row, col) * (code - zero)
-            });
-        }
-    }
-}
+mod tests;

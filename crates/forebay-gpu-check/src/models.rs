@@ -31,8 +31,9 @@ const WRAPPED: usize = 900;
 /// Number of tokens generated from one.
 const GENERATED: usize = 40;
 
-/// Folders with weights of four bits, in experts or everywhere. Their products round activations.
-const FOUR_BITS: [&str; 7] = [
+/// Folders with integers of eight bits, or with weights of four bits, in experts or everywhere. Their products round
+/// activations.
+const ROUNDING: [&str; 9] = [
     "gpt_oss",
     "deepseek_v4",
     "llama_nvfp4_modelopt",
@@ -40,6 +41,8 @@ const FOUR_BITS: [&str; 7] = [
     "qwen3_int4_ct",
     "llama_gptq",
     "llama_awq",
+    "qwen3_w8a16_ct",
+    "llama_w8a8_ct",
 ];
 
 /// A model file with its references.
@@ -83,7 +86,7 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
                 path: folder,
                 short: vec!["hf.short.logits".into()],
                 long: vec!["hf.long.logits_last8".into()],
-                float: !FOUR_BITS.contains(name),
+                float: !ROUNDING.contains(name),
                 exact_limits: Limits::EXACT,
                 long_limits: Some(Limits::EXACT),
                 float_limits: Limits::FLOAT,
@@ -203,7 +206,7 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
             references: folder.join("llamacpp.safetensors"),
             short: names("short.logits"),
             long: names("long.logits_last8"),
-            float: ["BF16", "F16", "F32"].contains(&label.as_str()) && !FOUR_BITS.contains(&name),
+            float: ["BF16", "F16", "F32"].contains(&label.as_str()) && !ROUNDING.contains(&name),
             exact_limits,
             long_limits: of_long_prompt(name, exact_limits),
             // The error of 27 layers of random weights is larger.

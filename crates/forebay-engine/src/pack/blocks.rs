@@ -31,7 +31,7 @@ pub fn blocks(catalog: &Catalog, weights: &Weights) -> Vec<PlannedBlock> {
             order.experts(layer as u32, experts);
         }
     }
-    // The head is stored as row ranges of one tensor, or is the embedding.
+    // The head is stored as row ranges of its tensors, or is the embedding.
     let head = weights.blocks.dense.iter().skip(layers).flat_map(|block| &block.extents);
     let head: Vec<Extent> = head.copied().collect();
     order.dense(BlockKind::Head, None, &head);

@@ -55,11 +55,6 @@ pub fn sets() -> Vec<PathBuf> {
 
 /// Models of the fixtures that forebay refuses, and what it lacks for them.
 pub const NOT_YET: &[(&str, &str)] = &[
-    ("models/llama_fp8_ct_head", "output projections in FP8"),
-    ("models/llama_w8a8_ct", "compressed-tensors integers of 8 bits"),
-    ("models/qwen3_w8a16_ct", "compressed-tensors integers of 8 bits"),
-    ("models/llama_gptq_actorder", "GPTQ with desc_act"),
-    ("models/llama_bnb_nf4", "bitsandbytes NF4"),
     ("models/gemma3n", "AltUp, LAuReL and sparse activations"),
     ("models/inkling", "biases by relative position and convolutions in attention"),
     ("models/muse_spark", "gated residuals and experts between two projections"),

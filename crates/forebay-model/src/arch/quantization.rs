@@ -26,11 +26,19 @@ pub enum Method {
     Fp8,
     ModelOpt,
     CompressedTensors,
-    /// `zero_offset` is added to the stored zero points.
+    /// `zero_offset` is added to the stored zero points. If `is_ordered` is true, every matrix says which columns form a
+    /// group.
     Gptq {
         zero_offset: u32,
+        is_ordered: bool,
     },
     Awq,
+    /// AWQ as its version `gemv` has it. `group` columns share a scale.
+    AwqRows {
+        group: usize,
+    },
+    /// NF4 of bitsandbytes.
+    Nf4,
 }
 
 fn refuse<T>(key: &str, value: &Value, expected: &str) -> Result<T, ModelError> {
@@ -74,10 +82,11 @@ impl Quantization {
             "compressed-tensors" => compressed_tensors(json),
             "gptq" => gptq(json),
             "awq" => awq(json),
+            "bitsandbytes" => bitsandbytes(json),
             _ => refuse(
                 "quant_method",
                 method,
-                "forebay reads fp8, modelopt, compressed-tensors, gptq, awq, and mxfp4 of gpt-oss; convert the model to GGUF",
+                "forebay reads fp8, modelopt, compressed-tensors, gptq, awq, bitsandbytes nf4, and mxfp4 of gpt-oss; convert the model to GGUF",
             ),
         }
     }
@@ -142,7 +151,7 @@ fn compressed_tensors(json: &Value) -> Result<Option<Quantization>, ModelError> 
                 }
             }
             ("float", Some(4), Some(16 | 32)) => {}
-            ("int", Some(4), _) => {
+            ("int", Some(4 | 8), _) => {
                 if weights.get("symmetric") == Some(&Value::Bool(false)) {
                     return refuse(
                         "weights.symmetric",
@@ -164,7 +173,7 @@ fn compressed_tensors(json: &Value) -> Result<Option<Quantization>, ModelError> 
                 return refuse(
                     "weights",
                     weights,
-                    "forebay knows floats of 8 and 4 bits and integers of 4 bits; convert the model to GGUF",
+                    "forebay knows floats and integers of 8 and 4 bits; convert the model to GGUF",
                 );
             }
         }
@@ -184,17 +193,6 @@ fn four_bits(json: &Value) -> Result<(), ModelError> {
 
 fn gptq(json: &Value) -> Result<Option<Quantization>, ModelError> {
     four_bits(json)?;
-    for key in ["desc_act", "lm_head"] {
-        if json.get(key) == Some(&Value::Bool(true)) {
-            let expected = match key {
-                "desc_act" => "forebay knows groups of adjacent columns; convert the model to GGUF",
-                _ => {
-                    "forebay does not know a quantised output projection; convert the model to GGUF"
-                }
-            };
-            return refuse(key, &Value::Bool(true), expected);
-        }
-    }
     let format = json.get("checkpoint_format").or_else(|| json.get("format"));
     let zero_offset = match format.filter(|format| !format.is_null()) {
         None => 1,
@@ -204,18 +202,50 @@ fn gptq(json: &Value) -> Result<Option<Quantization>, ModelError> {
             return refuse("checkpoint_format", format, "forebay knows gptq and gptq_v2");
         }
     };
-    Ok(Some(Quantization { method: Method::Gptq { zero_offset }, tile: None }))
+    let is_ordered = json.get("desc_act") == Some(&Value::Bool(true));
+    Ok(Some(Quantization { method: Method::Gptq { zero_offset, is_ordered }, tile: None }))
 }
 
 fn awq(json: &Value) -> Result<Option<Quantization>, ModelError> {
     four_bits(json)?;
-    if let Some(version) = json.get("version") {
-        let is_gemm = version.as_str().is_some_and(|name| name.eq_ignore_ascii_case("gemm"));
-        if !is_gemm {
-            return refuse("version", version, "forebay knows gemm; convert the model to GGUF");
+    let none = Value::Null;
+    let version = json.get("version").unwrap_or(&none);
+    let name = version.as_str().unwrap_or("gemm").to_lowercase();
+    let method = match &name[..] {
+        "gemm" => Method::Awq,
+        "gemv" => {
+            let size = json.get("group_size").or_else(|| json.get("q_group_size"));
+            let group = size.and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
+            match group.filter(|group| *group > 0) {
+                Some(group) => Method::AwqRows { group },
+                None => return refuse("group_size", size.unwrap_or(&none), "it must be positive"),
+            }
+        }
+        _ => {
+            let expected = "forebay knows gemm and gemv; convert the model to GGUF";
+            return refuse("version", version, expected);
+        }
+    };
+    Ok(Some(Quantization { method, tile: None }))
+}
+
+fn bitsandbytes(json: &Value) -> Result<Option<Quantization>, ModelError> {
+    let none = Value::Null;
+    if json.get("load_in_8bit") == Some(&Value::Bool(true)) {
+        let expected = "forebay knows nf4; convert the model to GGUF";
+        return refuse("load_in_8bit", &Value::Bool(true), expected);
+    }
+    // The values that bitsandbytes takes where a folder says nothing.
+    let expected =
+        [("bnb_4bit_quant_type", "fp4", "nf4"), ("bnb_4bit_quant_storage", "uint8", "uint8")];
+    for (key, usual, known) in expected {
+        let said = json.get(key).filter(|value| !value.is_null());
+        if said.map_or(usual, |value| value.as_str().unwrap_or_default()) != known {
+            let expected = format!("forebay knows {known}; convert the model to GGUF");
+            return refuse(key, said.unwrap_or(&none), &expected);
         }
     }
-    Ok(Some(Quantization { method: Method::Awq, tile: None }))
+    Ok(Some(Quantization { method: Method::Nf4, tile: None }))
 }
 
 #[cfg(test)]
@@ -239,13 +269,23 @@ mod tests {
         let fp8 = json!({ "quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 64] });
         let tile = Some([128, 64]);
         assert_eq!(of(fp8), Ok(Some(Quantization { method: Method::Fp8, tile })));
-        let gptq = |format: &str| json!({ "quant_method": "gptq", "bits": 4, "desc_act": false, "checkpoint_format": format });
-        assert_eq!(method(gptq("gptq")), Method::Gptq { zero_offset: 1 });
-        assert_eq!(method(gptq("gptq_v2")), Method::Gptq { zero_offset: 0 });
+        let gptq = |format: &str, desc_act: bool| json!({ "quant_method": "gptq", "bits": 4, "desc_act": desc_act, "checkpoint_format": format });
+        let of = |zero_offset, is_ordered| Method::Gptq { zero_offset, is_ordered };
+        assert_eq!(method(gptq("gptq", false)), of(1, false));
+        assert_eq!(method(gptq("gptq_v2", true)), of(0, true));
         assert_eq!(
             method(json!({ "quant_method": "awq", "bits": 4, "version": "GEMM" })),
             Method::Awq
         );
+        let rows =
+            json!({ "quant_method": "awq", "w_bit": 4, "q_group_size": 64, "version": "gemv" });
+        assert_eq!(method(rows), Method::AwqRows { group: 64 });
+        let group = json!({ "weights": { "type": "int", "num_bits": 8, "symmetric": true } });
+        let eight =
+            json!({ "quant_method": "compressed-tensors", "config_groups": { "a": group } });
+        assert_eq!(method(eight), Method::CompressedTensors);
+        let nf4 = json!({ "quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4" });
+        assert_eq!(method(nf4), Method::Nf4);
         let wrapped = json!({ "text_config": { "quantization_config": {
             "quant_method": "modelopt", "quant_algo": "NVFP4" } } });
         let found = Quantization::of_config(&wrapped).unwrap().unwrap();
@@ -256,7 +296,13 @@ mod tests {
     fn unknown_forms_are_refused_by_name() {
         let group = |weights: Value| json!({ "quant_method": "compressed-tensors", "config_groups": { "a": { "weights": weights } } });
         for (config, said) in [
-            (json!({ "quant_method": "bitsandbytes" }), "bitsandbytes"),
+            (json!({ "quant_method": "hqq" }), "hqq"),
+            (json!({ "quant_method": "bitsandbytes" }), "bnb_4bit_quant_type"),
+            (json!({ "quant_method": "bitsandbytes", "load_in_8bit": true }), "load_in_8bit"),
+            (
+                json!({ "quant_method": "bitsandbytes", "bnb_4bit_quant_type": "nf4", "bnb_4bit_quant_storage": "bfloat16" }),
+                "bfloat16",
+            ),
             (json!({}), "quant_method"),
             (json!(7), "quant_method"),
             (json!({ "quant_method": "fp8", "fmt": "e5m2" }), "e5m2"),
@@ -267,11 +313,16 @@ mod tests {
             ),
             (json!({ "quant_method": "fp8", "weight_block_size": 128 }), "weight_block_size"),
             (json!({ "quant_method": "gptq", "bits": 8 }), "bits"),
-            (json!({ "quant_method": "gptq", "bits": 4, "desc_act": true }), "desc_act"),
             (json!({ "quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin" }), "marlin"),
-            (json!({ "quant_method": "awq", "bits": 4, "version": "gemv" }), "gemv"),
+            (json!({ "quant_method": "awq", "bits": 4, "version": "gemv" }), "group_size"),
+            (
+                json!({ "quant_method": "awq", "bits": 4, "version": "gemv", "group_size": -1 }),
+                "group_size",
+            ),
+            (json!({ "quant_method": "awq", "bits": 4, "version": "marlin" }), "marlin"),
             (json!({ "quant_method": "modelopt", "quant_algo": "W4A8_AWQ" }), "W4A8_AWQ"),
-            (group(json!({ "type": "int", "num_bits": 8 })), "weights"),
+            (group(json!({ "type": "int", "num_bits": 2 })), "weights"),
+            (group(json!({ "type": "int", "num_bits": 8, "symmetric": false })), "symmetric"),
             (group(json!({ "type": "int", "num_bits": 4, "symmetric": false })), "symmetric"),
             (group(json!({ "type": "int", "num_bits": 4, "actorder": "group" })), "actorder"),
             (group(Value::Null), "weights"),

@@ -4,7 +4,7 @@ use forebay_format::pack::head_rows;
 use forebay_format::{Block, Extent, TensorType};
 use forebay_stream::ModelBlocks;
 
-use super::parts::{HeadChunk, PartMatrix};
+use super::parts::HeadChunk;
 use super::tensors::Tensors;
 use crate::ModelError;
 use crate::arch::Architecture;
@@ -29,26 +29,31 @@ pub(super) fn embedding(
     Ok(Embedding { extent, ty: matrix.ty, row_bytes })
 }
 
-/// Splits the output projection into chunks of whole rows, and appends them to the dense blocks.
+/// Splits the output projection into chunks of whole rows, and appends them to the dense blocks. If tensors hold the rows
+/// in several pieces, as those of GPTQ do, the only chunk is the whole projection.
 pub(super) fn head(
     architecture: &Architecture,
     name: &str,
     tensors: &Tensors<'_>,
     blocks: &mut ModelBlocks,
 ) -> Result<Vec<HeadChunk>, ModelError> {
-    let (matrix, extent) = tensors.matrix(name, architecture.vocabulary, architecture.hidden)?;
-    let row_bytes = extent.length / matrix.rows as u64;
-    let rows_per_chunk = head_rows(row_bytes) as usize;
+    let source = tensors.source(name, architecture.vocabulary, architecture.hidden)?;
+    let rows = source.matrix.rows;
+    let rows_per_chunk = match source.rows_apart() {
+        None => rows,
+        Some(apart) => {
+            let unit = if apart.is_multiple_of(16) { apart } else { 16 * apart };
+            let row_bytes = source.extents[0].length / rows as u64;
+            (head_rows(row_bytes) as usize).next_multiple_of(unit)
+        }
+    };
     let mut chunks = Vec::new();
-    for first_row in (0..matrix.rows).step_by(rows_per_chunk) {
-        let rows = rows_per_chunk.min(matrix.rows - first_row);
-        let slice = Extent {
-            file: extent.file,
-            offset: extent.offset + first_row as u64 * row_bytes,
-            length: rows as u64 * row_bytes,
-        };
-        blocks.dense.push(Block::from(vec![slice]));
-        chunks.push(HeadChunk { first_row, matrix: PartMatrix { rows, ..matrix } });
+    for first_row in (0..rows).step_by(rows_per_chunk) {
+        let of = first_row..(first_row + rows_per_chunk).min(rows);
+        let mut block = Block::default();
+        let matrix = source.of_rows(of).push(&mut block);
+        blocks.dense.push(block);
+        chunks.push(HeadChunk { first_row, matrix });
     }
     Ok(chunks)
 }

@@ -1,13 +1,17 @@
 //! Matrices of quantised Hugging Face folders: tensors of codes, scales and zero points that blocks join when they are
 //! read (`forebay-format`'s `quantized`).
 
-use forebay_format::quantized::{Form, Quantized, Scales, is_scale};
+use std::ops::Range;
+
+use forebay_format::quantized::{Form, Quantized, Scales, are_halves, is_scale};
 use forebay_format::{Block, Extent, Step, TensorInfo, TensorType};
 
 use super::parts::{HeadMatrices, PartMatrix};
 use super::tensors::{PACKED, Tensors, expect_contiguous, expect_lengths, expect_type};
 use crate::ModelError;
 use crate::arch::{Latent, Method, Quantization};
+
+mod nf4;
 
 /// A matrix, the extents that hold it, and the step that makes its part of a block of them. Without a step, the only
 /// extent is the part.
@@ -18,6 +22,61 @@ pub struct MatrixSource {
 }
 
 impl MatrixSource {
+    /// Returns the fewest rows whose bytes are contiguous in every extent, or `None` if an extent holds a row in several
+    /// pieces.
+    pub fn rows_apart(&self) -> Option<usize> {
+        match &self.step {
+            None => Some(1),
+            Some(Step::Quantized { of, .. }) => of.rows_apart(),
+            Some(Step::Mxfp4 { turns: 1, .. }) => Some(1),
+            Some(_) => None,
+        }
+    }
+
+    /// Returns some of the rows as a matrix of their own.
+    ///
+    /// # Panics
+    /// Panics if the rows are not all, and are not multiples of [`MatrixSource::rows_apart`].
+    pub fn of_rows(&self, rows: Range<usize>) -> MatrixSource {
+        let all = self.matrix.rows;
+        if rows == (0..all) {
+            let MatrixSource { matrix, ref extents, ref step } = *self;
+            return MatrixSource { matrix, extents: extents.clone(), step: step.clone() };
+        }
+        let apart = self.rows_apart().expect("all rows are taken where they are not contiguous");
+        // Every extent but the first has an entry for so many rows.
+        let slice = |(index, extent): (usize, &Extent)| {
+            let high = if index == 0 { 1 } else { apart };
+            let bytes = extent.length / all.div_ceil(high) as u64;
+            let (first, end) = (rows.start / high, rows.end.div_ceil(high));
+            assert!(rows.start.is_multiple_of(high), "rows begin with an entry");
+            let slice = extent.slice(first as u64 * bytes, (end - first) as u64 * bytes);
+            slice.expect("rows of the extent")
+        };
+        let extents = self.extents.iter().enumerate().map(slice).collect();
+        let step = self.step.clone().map(|step| match step {
+            Step::Quantized { first, of } => {
+                Step::Quantized { first, of: Quantized { rows: rows.len(), ..of } }
+            }
+            Step::Mxfp4 { blocks, scales, row_blocks, turns, .. } => {
+                Step::Mxfp4 { blocks, scales, rows: rows.len(), row_blocks, turns }
+            }
+            other => unreachable!("the rows of {other:?} are not contiguous"),
+        });
+        MatrixSource { matrix: PartMatrix { rows: rows.len(), ..self.matrix }, extents, step }
+    }
+
+    /// Returns the same matrix with elements of F32 if it has integers of 8 bits.
+    fn widened(mut self) -> MatrixSource {
+        if let Some(Step::Quantized { of, .. }) = &mut self.step
+            && matches!(of.form, Form::Int8 { .. })
+        {
+            of.ty = TensorType::F32;
+            self.matrix.ty = TensorType::F32;
+        }
+        self
+    }
+
     /// Adds the extents to a block. Returns the matrix as the block's next part.
     pub fn push(self, block: &mut Block) -> PartMatrix {
         let part = match self.step {
@@ -59,7 +118,9 @@ impl Tensors<'_> {
                 .iter()
                 .any(|suffix| self.optional(&format!("{stem}{suffix}")).is_some())
         };
+        let is_nf4 = self.quantization().is_some_and(|how| how.method == Method::Nf4);
         let is_code = |tensor: &TensorInfo| match tensor.ty {
+            TensorType::U8 if is_nf4 => true,
             TensorType::F8_E4M3 => self.quantization().is_some() || has_scale(),
             TensorType::U8 | TensorType::I8 => has_scale(),
             _ => false,
@@ -77,11 +138,17 @@ impl Tensors<'_> {
         let stored = Stored { tensors: self, stem, rows, cols };
         let method = self.quantization().map(|how| how.method);
         match method {
-            Some(Method::Gptq { zero_offset }) => stored.gptq(zero_offset),
+            Some(Method::Gptq { zero_offset, is_ordered }) => stored.gptq(zero_offset, is_ordered),
             Some(Method::Awq) => stored.awq(),
+            Some(Method::AwqRows { group }) => stored.awq_rows(group),
+            Some(Method::Nf4) => stored.nf4(),
             _ if self.is_packed(name) => stored.packed(),
             _ => match self.optional(name).map(|tensor| tensor.ty) {
                 Some(TensorType::F8_E4M3) => stored.fp8(self.quantization()),
+                Some(TensorType::I8) if method == Some(Method::CompressedTensors) => {
+                    let scale = self.find(&stored.name("weight_scale"))?;
+                    stored.int8("weight", TensorType::I8, scale)
+                }
                 Some(TensorType::I8) => stored.mxfp4(["weight", "scale"]),
                 _ => stored.modelopt(),
             },
@@ -214,7 +281,7 @@ impl Stored<'_> {
         self.nvfp4("weight", factor)
     }
 
-    /// NVFP4, MXFP4 or integers of 4 bits as compressed-tensors writes them.
+    /// NVFP4, MXFP4 or integers of 4 or 8 bits as compressed-tensors writes them.
     fn packed(&self) -> Result<MatrixSource, ModelError> {
         let codes = self.tensors.find(&self.name("weight_packed"))?;
         let scales = self.tensors.find(&self.name("weight_scale"))?;
@@ -234,6 +301,9 @@ impl Stored<'_> {
             }
             (TensorType::U8, TensorType::U8 | TensorType::F8_E8M0) => {
                 self.mxfp4(["weight_packed", "weight_scale"])
+            }
+            (TensorType::I32, _) if codes.shape.last() == Some(&(self.cols as u64 / 4)) => {
+                self.int8("weight_packed", TensorType::I32, scales)
             }
             (TensorType::I32, scale) => self.int4(scale, &scales.shape),
             (found, _) => {
@@ -299,34 +369,91 @@ impl Stored<'_> {
         Ok(self.source(Form::Int4 { group, scale }, ty, extents))
     }
 
+    /// Integers of 8 bits with their own sign (I8), or four in a word with the zero point 128 (I32).
+    fn int8(
+        &self,
+        suffix: &str,
+        codes: TensorType,
+        scales: &TensorInfo,
+    ) -> Result<MatrixSource, ModelError> {
+        let (rows, cols, scale) = (self.rows, self.cols, scales.ty);
+        self.refuse("weight_zero_point", "forebay knows symmetric integers")?;
+        self.refuse("weight_g_idx", "forebay knows groups of adjacent columns")?;
+        if !matches!(scale, TensorType::F32 | TensorType::F16 | TensorType::BF16) {
+            return Err(ModelError::TensorType { name: scales.name.clone(), found: scale.name() });
+        }
+        let groups = usize::try_from(scales.shape.last().copied().unwrap_or(0)).unwrap_or(0);
+        let group = cols.checked_div(groups).unwrap_or(0);
+        // Scales of single columns would take more bytes than their weights.
+        if group < 2 || group * groups != cols {
+            let expected = format!("groups of 2 columns or more must make rows of {cols}");
+            return Err(self.unusable("weight_scale", format!("of {groups} groups"), &expected));
+        }
+        self.expect_columns(suffix, codes.block_bytes())?;
+        let extents = vec![
+            self.tensor(suffix, &[codes], &[rows, cols / codes.block_bytes()])?,
+            self.tensor("weight_scale", &[scale], &[rows, groups])?,
+        ];
+        let zero = if codes == TensorType::I32 { 128 } else { 0 };
+        // Blocks take at least the bytes that are read.
+        let fits = group.is_multiple_of(32) && (scale != TensorType::F32 || group >= 64);
+        let ty = match fits && are_halves(scale, &self.tensors.bytes(extents[1])?) {
+            true => TensorType::Q8_0,
+            false => TensorType::F32,
+        };
+        Ok(self.source(Form::Int8 { group, scale, zero }, ty, extents))
+    }
+
     /// Returns group, type of scales and type of blocks, and the extents of scales and zero points.
     fn with_zeros(&self) -> Result<(usize, TensorType, TensorType, [Extent; 2]), ModelError> {
         let scales = self.tensors.find(&self.name("scales"))?;
         let group = self.group("scales", scales.shape.first().copied().unwrap_or(0))?;
         let ty = self.with_zero("scales", group, scales.ty)?;
+        Ok((group, scales.ty, ty, self.scales_and_zeros(self.cols / group)?))
+    }
+
+    /// Returns the extents of the scales and of the zero points of `groups` groups of columns.
+    fn scales_and_zeros(&self, groups: usize) -> Result<[Extent; 2], ModelError> {
         if !self.rows.is_multiple_of(8) {
             let rows = format!("of {} rows", self.rows);
             return Err(self.unusable("qzeros", rows, "rows must be multiples of 8"));
         }
-        let groups = self.cols / group;
-        let extents = [
-            self.tensor("scales", &[scales.ty], &[groups, self.rows])?,
+        let types = [TensorType::F32, TensorType::F16, TensorType::BF16];
+        Ok([
+            self.tensor("scales", &types, &[groups, self.rows])?,
             self.tensor("qzeros", &[TensorType::I32], &[groups, self.rows / 8])?,
-        ];
-        Ok((group, scales.ty, ty, extents))
+        ])
     }
 
-    fn gptq(&self, zero_offset: u32) -> Result<MatrixSource, ModelError> {
-        let (group, scale, ty, [scales, zeros]) = self.with_zeros()?;
-        if self.tensors.optional(&self.name("g_idx")).is_some() {
-            let order = self.tensor("g_idx", &[TensorType::I32], &[self.cols])?;
-            if !self.tensors.counts_groups(order, group)? {
-                let expected =
-                    "forebay knows groups of adjacent columns; convert the model to GGUF";
-                return Err(self.unusable("g_idx", "an order of columns".into(), expected));
+    /// GPTQ. Columns of a group are adjacent, or `g_idx` has the group of every column.
+    fn gptq(&self, zero_offset: u32, is_ordered: bool) -> Result<MatrixSource, ModelError> {
+        let (rows, cols) = (self.rows, self.cols);
+        self.expect_columns("qweight", 8)?;
+        if is_ordered {
+            self.tensors.find(&self.name("g_idx"))?;
+        }
+        let codes = self.tensor("qweight", &[TensorType::I32], &[cols / 8, rows])?;
+        if let Some(order) = self.tensors.optional(&self.name("g_idx")) {
+            let groups_of = self.tensors.integers(&order.name, &[cols], &[TensorType::I32])?;
+            let scales = self.tensors.find(&self.name("scales"))?;
+            let groups = usize::try_from(scales.shape.first().copied().unwrap_or(0)).unwrap_or(0);
+            let adjacent = cols.checked_div(groups).filter(|group| group * groups == cols);
+            let is_adjacent = adjacent.is_some_and(|group| {
+                groups_of.iter().enumerate().all(|(col, of)| *of == (col / group) as i64)
+            });
+            if !is_adjacent {
+                if let Some(wrong) = groups_of.iter().find(|of| !(0..groups as i64).contains(*of)) {
+                    let expected = format!("the scales are of {groups} groups");
+                    return Err(self.unusable("g_idx", format!("group {wrong}"), &expected));
+                }
+                let scale = scales.ty;
+                let [scales, zeros] = self.scales_and_zeros(groups)?;
+                let form = Form::GptqOrdered { groups, scale, zero_offset };
+                let extents = vec![codes, scales, zeros, order.extent];
+                return Ok(self.source(form, TensorType::F32, extents));
             }
         }
-        let codes = self.tensor("qweight", &[TensorType::I32], &[self.cols / 8, self.rows])?;
+        let (group, scale, ty, [scales, zeros]) = self.with_zeros()?;
         let form = Form::Gptq { group, scale, zero_offset };
         Ok(self.source(form, ty, vec![codes, scales, zeros]))
     }
@@ -335,6 +462,38 @@ impl Stored<'_> {
         let (group, scale, ty, [scales, zeros]) = self.with_zeros()?;
         let codes = self.tensor("qweight", &[TensorType::I32], &[self.cols, self.rows / 8])?;
         Ok(self.source(Form::Awq { group, scale }, ty, vec![codes, scales, zeros]))
+    }
+
+    /// AWQ by rows. Rows of scales and zero points have more places than groups.
+    fn awq_rows(&self, group: usize) -> Result<MatrixSource, ModelError> {
+        let (rows, cols) = (self.rows, self.cols);
+        self.expect_columns("qweight", 8)?;
+        self.expect_columns("scales", group)?;
+        let scale = self.tensors.find(&self.name("scales"))?.ty;
+        let zeros = self.tensors.find(&self.name("qzeros"))?;
+        let width = usize::try_from(zeros.shape.last().copied().unwrap_or(0)).unwrap_or(0);
+        if width > cols || 8 * width < cols / group {
+            let expected = format!("rows have {} groups", cols / group);
+            return Err(self.unusable("qzeros", format!("of {width} words in a row"), &expected));
+        }
+        let types = [TensorType::F16, TensorType::BF16];
+        let extents = vec![
+            self.tensor("qweight", &[TensorType::I32], &[rows, cols / 8])?,
+            self.tensor("scales", &types, &[rows, 8 * width])?,
+            self.tensor("qzeros", &[TensorType::I32], &[rows, width])?,
+        ];
+        // Blocks take at least the bytes that are read.
+        let read = cols / 2 + 20 * width;
+        let has_room = |ty: &TensorType| {
+            let bytes = ty.row_bytes(cols as u64).unwrap_or(0);
+            group.is_multiple_of(ty.block_elements()) && bytes >= read as u64
+        };
+        let known = [TensorType::I4_Z128, TensorType::I4_Z32, TensorType::F32];
+        let Some(ty) = known.into_iter().find(has_room) else {
+            let expected = "there are fewer places than columns";
+            return Err(self.unusable("qzeros", format!("of {width} words in a row"), expected));
+        };
+        Ok(self.source(Form::AwqRows { group, scale, width }, ty, extents))
     }
 }
 
@@ -349,10 +508,17 @@ pub fn experts(
     rows: usize,
     cols: usize,
 ) -> Result<PartMatrix, ModelError> {
+    let mut sources = (0..blocks.len())
+        .map(|expert| tensors.source(&name_of(expert), rows, cols))
+        .collect::<Result<Vec<MatrixSource>, ModelError>>()?;
+    // Kernels need one type for all experts.
+    if sources.iter().any(|source| source.matrix.ty == TensorType::F32) {
+        sources = sources.into_iter().map(MatrixSource::widened).collect();
+    }
     let mut first: Option<PartMatrix> = None;
-    for (expert, block) in blocks.iter_mut().enumerate() {
+    for (expert, (block, source)) in blocks.iter_mut().zip(sources).enumerate() {
         let name = name_of(expert);
-        let matrix = tensors.source(&name, rows, cols)?.push(block);
+        let matrix = source.push(block);
         let first = *first.get_or_insert(matrix);
         if matrix.ty != first.ty {
             return Err(ModelError::TensorType { name, found: matrix.ty.name() });
@@ -413,4 +579,53 @@ pub fn heads(
     let keys = PartMatrix { part, ty: transposed, rows: rank, cols: plain };
     let values = PartMatrix { part: part + 1, ty, rows: value, cols: rank };
     Ok((stack(keys, bytes[0]), stack(values, bytes[1])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_matrix_have_their_own_codes_and_scales() {
+        let (rows, cols) = (40, 64);
+        let extent = |offset, length| Extent { file: 0, offset, length };
+        let source = |form, scale_bytes| {
+            let of = Quantized { form, ty: TensorType::F8_B32, rows, cols };
+            let matrix = PartMatrix { part: 0, ty: of.ty, rows, cols };
+            let extents = vec![extent(1000, 40 * 64), extent(5000, scale_bytes)];
+            MatrixSource { matrix, extents, step: Some(Step::Quantized { first: 0, of }) }
+        };
+        // Two scales for every 16 rows: three rows of scales.
+        let scales = Scales::Tiles { ty: TensorType::F32, rows: 16, cols: 32 };
+        let tiles = source(Form::Fp8 { scales }, 3 * 2 * 4);
+        assert_eq!(tiles.rows_apart(), Some(16));
+        let last = tiles.of_rows(32..40);
+        assert_eq!(last.extents, [extent(1000 + 32 * 64, 8 * 64), extent(5016, 8)]);
+        let Some(Step::Quantized { of, .. }) = &last.step else { panic!("no step") };
+        assert_eq!((last.matrix.rows, of.rows), (8, 8));
+        assert_eq!(tiles.of_rows(0..16).extents, [extent(1000, 16 * 64), extent(5000, 8)]);
+        assert!(std::panic::catch_unwind(|| tiles.of_rows(8..16)).is_err());
+        let words = Form::Int8 { group: 64, scale: TensorType::BF16, zero: 0 };
+        let rows_of = source(words, 40 * 2).of_rows(3..5);
+        assert_eq!(rows_of.extents, [extent(1000 + 3 * 64, 2 * 64), extent(5006, 4)]);
+        let scale = TensorType::F16;
+        let turned = source(Form::Gptq { group: 32, scale, zero_offset: 0 }, 80);
+        assert_eq!(turned.rows_apart(), None);
+        assert_eq!(turned.of_rows(0..40).extents, turned.extents);
+    }
+
+    #[test]
+    fn integers_of_8_bits_are_widened_and_nothing_else() {
+        let source = |form| {
+            let of = Quantized { form, ty: TensorType::Q8_0, rows: 2, cols: 32 };
+            let matrix = PartMatrix { part: 0, ty: of.ty, rows: 2, cols: 32 };
+            MatrixSource { matrix, extents: vec![], step: Some(Step::Quantized { first: 0, of }) }
+        };
+        let scale = TensorType::BF16;
+        let wide = source(Form::Int8 { group: 32, scale, zero: 0 }).widened();
+        let Some(Step::Quantized { of, .. }) = wide.step else { panic!("no step") };
+        assert_eq!((wide.matrix.ty, of.ty), (TensorType::F32, TensorType::F32));
+        let other = source(Form::Awq { group: 32, scale }).widened();
+        assert_eq!(other.matrix.ty, TensorType::Q8_0);
+    }
 }

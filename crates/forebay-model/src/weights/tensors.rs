@@ -84,14 +84,6 @@ impl<'a> Tensors<'a> {
         Ok(self.values(tensor)?[0])
     }
 
-    /// Returns true if I32 number `i` of an extent is `i / group`, for all of them.
-    pub(super) fn counts_groups(&self, of: Extent, group: usize) -> Result<bool, ModelError> {
-        let bytes = self.bytes(of)?;
-        let mut numbers = bytes.as_chunks::<4>().0.iter().map(|bytes| u32::from_le_bytes(*bytes));
-        let count = bytes.len() / 4;
-        Ok((0..count).all(|i| numbers.next() == u32::try_from(i / group).ok()))
-    }
-
     /// Reads whole numbers. `types` has the types that they may have: [`TensorType::I32`] or [`TensorType::I64`].
     pub(super) fn integers(
         &self,

@@ -131,7 +131,7 @@ impl WeightLayout {
         layout.ring = layout.dense.take(sub_layers.ring_bytes);
         let heads = &weights.blocks.dense[weights.layers.len()..];
         let (head, own) = heads.split_at(weights.head.len());
-        let bytes = |head: &[Block]| head.iter().map(Block::bytes).sum();
+        let bytes = |head: &[Block]| head.iter().flat_map(Block::part_bytes).sum();
         layout.head = layout.dense.take(bytes(head));
         layout.mtp_head = (!own.is_empty()).then(|| layout.dense.take(bytes(own)));
         if !architecture.tied_embeddings {

@@ -54,8 +54,9 @@ pub fn placed_blocks<'a>(
                 if index == weights.layers.len() + weights.head.len() {
                     head = layout.mtp_head.expect("more blocks are those of another head");
                 }
-                head += block.bytes();
-                vec![Some(arena.dense(head - block.bytes()))]
+                let bytes: u64 = block.part_bytes().iter().sum();
+                head += bytes;
+                vec![Some(arena.dense(head - bytes))]
             }
         };
         placed.push(DeviceBlock { label: BlockLabel::Dense(index as u32), block, parts });
