@@ -103,8 +103,14 @@ def program(name):
 
 
 def run(command, folder, environment):
-    return subprocess.run(command, cwd=folder, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True, timeout=180)
+    """Runs a program, and returns its status and what it wrote. A program that takes too long has no status."""
+    try:
+        ran = subprocess.run(command, cwd=folder, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, capture_output=True,
+                             text=True, timeout=300)
+        return ran.returncode, ran.stdout, ran.stderr
+    except subprocess.TimeoutExpired as late:
+        text = lambda part: (part or b"").decode(errors="replace")
+        return None, text(late.stdout), text(late.stderr) + "\nit took more than 300 seconds"
 
 
 failed = False
@@ -133,16 +139,16 @@ with tempfile.TemporaryDirectory(dir=pathlib.Path.home()) as folder:
             if path is None:
                 print(f"SKIPPED {name}: the program is not installed")
                 continue
-            result = run([path, *options], folder, environment)
-            lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
+            status, out, complaints = run([path, *options], folder, environment)
+            lines = [json.loads(line) for line in out.splitlines() if line.startswith("{")]
             if name.startswith("codex"):
                 fine = any(line.get("type") == "turn.completed" for line in lines)
                 fine = fine and not any(line.get("type") in ("error", "turn.failed") for line in lines)
-                shown = lines[-1] if lines else result.stderr[-500:]
+                shown = lines[-1] if lines else complaints[-500:]
             else:
                 fine = bool(lines) and lines[-1].get("is_error") is False
-                shown = {key: lines[-1].get(key) for key in ("result", "usage")} if lines else result.stderr[-500:]
-            fine = fine and result.returncode == 0
+                shown = {key: lines[-1].get(key) for key in ("result", "usage")} if lines else complaints[-500:]
+            fine = fine and status == 0
             failed |= not fine
             print("pass" if fine else "FAIL", name, str(shown)[:400], sep="  ")
     finally:
