@@ -171,7 +171,8 @@ pub const INDEXED: &[&str] =
 
 /// Names of the fixtures whose tokens use one or two of a few experts, so that another choice moves the logits far.
 #[allow(dead_code, reason = "only some tests need them")]
-pub const FEW_EXPERTS: &[&str] = &["llama4_gguf", "mimo2", "laguna", "afmoe", "qwen3_vl_moe", "solar_open"];
+pub const FEW_EXPERTS: &[&str] =
+    &["llama4_gguf", "mimo2", "laguna", "afmoe", "qwen3_vl_moe", "solar_open"];
 
 /// Limits that a GGUF fixture may have.
 pub trait Widened {

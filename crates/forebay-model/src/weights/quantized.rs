@@ -588,7 +588,7 @@ mod tests {
     #[test]
     fn rows_of_a_matrix_have_their_own_codes_and_scales() {
         let (rows, cols) = (40, 64);
-        let extent = |offset, length| Extent { file: 0, offset, length };
+        let extent = |offset, length| Extent { file: forebay_format::FileIndex(0), offset, length };
         let source = |form, scale_bytes| {
             let of = Quantized { form, ty: TensorType::F8_B32, rows, cols };
             let matrix = PartMatrix { part: 0, ty: of.ty, rows, cols };
