@@ -130,8 +130,9 @@ fn is_idle(key: &str, file: &GgufFile, described: &Architecture) -> bool {
         "rope.scaling.yarn_beta_fast" | "rope.scaling.yarn_beta_slow" => !is_yarn,
         "rope.scaling.original_context_length" | "rope.scaling.yarn_log_multiplier" => !is_yarn,
         // The new key decides, or there is no rotation that could be scaled.
-        "rope.scale_linear" => {
-            has("rope.scaling.factor") || text("rope.scaling.type") == "none" || !rotates
+        "rope.scale_linear" if has("rope.scaling.factor") => true,
+        "rope.scale_linear" | "rope.scaling.factor" => {
+            text("rope.scaling.type") == "none" || !rotates
         }
         // Lengths of windows, of models without windows.
         "rope.freq_base_swa" | "rope.dimension_count_swa" => !windows || !rotates,

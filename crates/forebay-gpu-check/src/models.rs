@@ -215,21 +215,29 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
                 "deepseek_v2_lite" => Limits { kl: 1e-2, ..Limits::FLOAT },
                 _ => Limits::FLOAT,
             },
-            rounded: Limits { max_abs: rounded_most(name, entry), ..Limits::ROUNDED },
+            rounded: rounded(name, entry),
         }
     };
     files.iter().map(model).filter(|model| model.path.exists()).collect()
 }
 
-/// Returns the largest difference that passes in a file of quantised weights. Where an indexer chooses other keys, single
+/// Returns the limits for a file of quantised weights. Where an indexer chooses other keys, or one or two of a few experts others,
 /// positions move far, so llama.cpp's own distance is the measure (see README of the fixtures).
-fn rounded_most(name: &str, entry: &serde_json::Value) -> f32 {
-    let most = Limits::ROUNDED.max_abs;
+fn rounded(name: &str, entry: &serde_json::Value) -> Limits {
     if !INDEXED.contains(&name) && !FEW_EXPERTS.contains(&name) {
-        return most;
+        return Limits::ROUNDED;
     }
-    let of = |key: &str| entry[key]["max_abs"].as_f64().unwrap_or(0.0) as f32;
-    most.max(1.5 * of("native_vs_exact").max(of("native_vs_exact_long_last8")))
+    let of = |what: &str| {
+        let keys = ["native_vs_exact", "native_vs_exact_long_last8"];
+        keys.map(|key| entry[key][what].as_f64().unwrap_or(0.0)).into_iter().fold(0.0, f64::max)
+    };
+    let Limits { max_abs, kl, .. } = Limits::ROUNDED;
+    let is_few = FEW_EXPERTS.contains(&name);
+    Limits {
+        max_abs: max_abs.max(1.5 * of("max_abs") as f32),
+        kl: if is_few { kl.max(of("kl_mean")) } else { kl },
+        ..Limits::ROUNDED
+    }
 }
 
 impl Model {
@@ -396,7 +404,7 @@ fn check_fast(model: &Model, ordinal: usize) -> Result<Outcome> {
         true => Limits { median, ..model.float_limits },
         false => Limits { median, ..model.rounded },
     };
-    let kl = Limits::ROUNDED.kl.max(model.float_limits.kl);
+    let kl = model.rounded.kl.max(model.float_limits.kl);
     let median_of_rounded = session.info().experts > 0;
     let rounded = Limits { median: median_of_rounded, kl, ..model.rounded };
     let mut worst = Outcome::same::<u8>(&[], &[]);

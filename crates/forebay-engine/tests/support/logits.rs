@@ -68,6 +68,7 @@ pub const HUGGING_FACE: &[&str] = &[
     "glm4",
     "dots1",
     "bailing_hybrid",
+    "step3p7",
     // Made by a script in `fixtures/formulas`.
     "hunyuan_v1_moe",
     "hunyuan_v1_dense",
@@ -127,6 +128,7 @@ pub const GGUF: &[&str] = &[
     "granitemoe",
     "glm4",
     "bailing_hybrid",
+    "step3p7",
 ];
 
 /// Names of the fixtures with recurrent layers.
@@ -166,7 +168,8 @@ pub const INDEXED: &[&str] =
 
 /// Names of the fixtures whose tokens use one or two of a few experts, so that another choice moves the logits far.
 #[allow(dead_code, reason = "only some tests need them")]
-pub const FEW_EXPERTS: &[&str] = &["llama4_gguf", "mimo2", "laguna", "afmoe", "qwen3_vl_moe"];
+pub const FEW_EXPERTS: &[&str] =
+    &["llama4_gguf", "mimo2", "laguna", "afmoe", "qwen3_vl_moe", "solar_open"];
 
 /// Limits that a GGUF fixture may have.
 pub trait Widened {
