@@ -116,6 +116,10 @@ fn core_keys() -> Vec<(&'static str, Value)> {
     keys
 }
 
+fn words_of(value: &Value) -> String {
+    format!("{value:?}")
+}
+
 /// Returns true if a key says nothing beside what else the file says.
 fn is_idle(key: &str, file: &GgufFile, described: &Architecture) -> bool {
     let text = |key: &str| file.get(key).and_then(Value::as_str).unwrap_or("").to_owned();
@@ -169,6 +173,10 @@ fn every_key_is_used_or_harmless_or_refused_by_name() {
         };
         let usual = words(&architecture);
         for (key, value) in core_keys() {
+            if plain.get(key).is_some_and(|own| words_of(own) == words_of(&value)) {
+                // The file says the same.
+                continue;
+            }
             let file = plain.with(key, value.clone());
             let said = file.described();
             let is_noticed = match &said {
