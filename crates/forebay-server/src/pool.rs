@@ -349,7 +349,8 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert!(jobs.begins.try_recv().is_err());
-        assert_eq!((lock(&pool.0.state).threads, lock(&pool.0.state).turns.len()), (0, 0));
+        let state = lock(&pool.0.state);
+        assert_eq!((state.threads, state.turns.len()), (0, 0));
     }
 
     #[tokio::test]

@@ -350,10 +350,19 @@ async fn callers_load_models_in_turn() {
         asked.push(ask_as(&models, share, name).await);
     }
     test.is_held.store(false, Ordering::SeqCst);
-    for lease in asked {
-        drop(lease.await.unwrap().unwrap());
+    // Each gives its model back at once, because the models are not loaded in the order of the requests.
+    let ended = asked
+        .into_iter()
+        .map(|asked| tokio::spawn(async move { drop(asked.await.unwrap().unwrap()) }));
+    for end in ended.collect::<Vec<_>>() {
+        end.await.unwrap();
     }
-    assert_eq!(test.names(), ["a", "e", "b", "c", "d"], "the other caller need not wait for all");
+    // A model that is being measured lets others pass, so one model of the first caller may come before.
+    let mut names = test.names();
+    let at = names.iter().position(|name| *name == "e").unwrap();
+    assert!((1..=2).contains(&at), "the other caller need not wait for all: {names:?}");
+    names.remove(at);
+    assert_eq!(names, ["a", "b", "c", "d"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
