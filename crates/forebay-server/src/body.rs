@@ -5,14 +5,13 @@ use std::sync::Arc;
 use axum::RequestExt as _;
 use axum::body::Bytes;
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
-use axum::http::header::EXPECT;
+use axum::http::header::{CONTENT_LENGTH, EXPECT};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use forebay_format::at_most;
 use forebay_requests::fields::Form;
 use futures_util::StreamExt as _;
-use hyper::body::Body as _;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -93,8 +92,10 @@ impl AsRef<[u8]> for Body {
 async fn receive(request: Request, app: &App, caller: &Caller) -> Result<Body, ApiError> {
     let limit = request.extensions().get::<BodyLimit>().map_or(usize::MAX, |limit| limit.0);
     let waits = request.headers().get(EXPECT) == Some(&HeaderValue::from_static("100-continue"));
+    // The body itself does not tell its length, because it is wrapped in a limit of time.
+    let length = request.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok());
+    let announced: u64 = length.and_then(|length| length.parse().ok()).unwrap_or(0);
     let body = request.into_body();
-    let announced = body.size_hint().lower();
     let too_large = || {
         let allowed = at_most(limit as u64);
         let why = format!("the request is too large: --max-body allows {allowed}");

@@ -110,6 +110,22 @@ fn large_bodies_get_an_answer() {
 }
 
 #[test]
+fn bodies_that_are_announced_as_too_large_are_not_read() {
+    let server = Server::start(&["--max-body", "100KiB"]);
+    let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n";
+    for headers in ["Expect: 100-continue\r\nContent-Length: 204800", "Content-Length: 4294967296"]
+    {
+        let answer = raw(&server, &format!("{head}{headers}\r\n\r\n"));
+        assert!(answer.starts_with("HTTP/1.1 413"), "{headers}: {answer}");
+    }
+    let body = completion("A", 1).to_string();
+    let length = body.len();
+    let headers = format!("Expect: 100-continue\r\nContent-Length: {length}");
+    let answer = raw(&server, &format!("{head}{headers}\r\n\r\n{body}"));
+    assert!(answer.starts_with("HTTP/1.1 100") && answer.contains("HTTP/1.1 200"), "{answer}");
+}
+
+#[test]
 fn clients_that_have_sent_all_get_their_answers() {
     let server = Server::start(&[]);
     let body = completion("A fox", 100).to_string();
