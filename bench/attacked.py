@@ -1,5 +1,8 @@
-"""A server to attack, and what is found out about it: shared by server-attacks.py and neighbours.py. Only the standard library is needed."""
+"""A server to attack, a hub for its pulls, and what is found: shared by server-attacks.py and neighbours.py. Only the standard library is
+needed."""
 
+import hashlib
+import http.server
 import json
 import os
 import pathlib
@@ -110,3 +113,38 @@ def idle(server, headers=()):
         time.sleep(0.05)
     report(f"requests still run: {slots['running']} and {slots['waiting']}")
     return False
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """A hub with one model in every repository, which sends slowly those whose name begins with `slow`."""
+
+    protocol_version = "HTTP/1.1"
+    content = b""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        if not self.path.startswith(("/api/models/o/", "/o/")):
+            return self.send(404, b"{}", {})
+        if self.path.startswith("/api/models/"):
+            item = {"type": "file", "path": "m-Q4_K_M.gguf", "size": len(self.content), "oid": "0" * 40,
+                    "lfs": {"oid": hashlib.sha256(self.content).hexdigest(), "size": len(self.content)}}
+            return self.send(200, json.dumps([item]).encode(), {})
+        first, last = 0, len(self.content) - 1
+        if wanted := re.match(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            first, last = int(wanted[1]), min(int(wanted[2]), last)
+        where = {"Content-Range": f"bytes {first}-{last}/{len(self.content)}"} if wanted else {}
+        self.send(206 if wanted else 200, self.content[first:last + 1], where, 0.2 if "/slow" in self.path else 0)
+
+    def send(self, status, body, headers, pause=0):
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        try:
+            for at in range(0, len(body), MIB):
+                self.wfile.write(body[at:at + MIB])
+                time.sleep(pause)
+        except OSError:
+            self.close_connection = True
