@@ -10,7 +10,7 @@ use crate::caller::Caller;
 use crate::error::ApiError;
 use crate::files::Storage;
 use crate::lifetime::Lifetime;
-use crate::models::{Lease, Models};
+use crate::models::{Entry, Lease, Models};
 use crate::pool::{Pool, PoolOptions};
 use crate::quota::Quota;
 use crate::server::ServerOptions;
@@ -114,6 +114,23 @@ impl App {
         prepare: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         self.preparing.run(caller, Some(PREPARING_TIME), prepare).await
+    }
+
+    /// Returns the number of tokens of the prompt of the request that `read` gives, with its model.
+    ///
+    /// # Errors
+    /// Returns the errors of `read` and of [`App::prepared`].
+    pub async fn count_tokens(
+        self: &Arc<App>,
+        caller: &Caller,
+        read: impl FnOnce() -> Result<(Entry, Wanted), ApiError> + Send + 'static,
+    ) -> Result<usize, ApiError> {
+        let own = self.clone();
+        let count = move || {
+            let (entry, wanted) = read()?;
+            Ok(own.models.text(&entry)?.prepare(wanted, None)?.request.prompt.len())
+        };
+        self.prepare(caller, count).await
     }
 
     /// Makes tokens of a request's prompt.

@@ -286,15 +286,10 @@ async fn answer(
         Ok((own.models.entry(wanted.model.as_deref())?, shown, wanted))
     };
     let (entry, shown, wanted) = app.work(&caller, read).await?;
-    Ok(match wanted.stream {
-        true => {
-            let failed: fn(&ApiError, &mut String) =
-                |error, out| stream::data(&error_body(error), out);
-            let begins = begin(app.clone(), caller, entry, shown, wanted);
-            stream::with_pings(app.ping, begins, failed).await?
-        }
-        false => begin(app, caller, entry, shown, wanted).await?,
-    })
+    let failed: fn(&ApiError, &mut String) = |error, out| stream::data(&error_body(error), out);
+    let ping = app.ping.filter(|_| wanted.stream);
+    let begins = begin(app, caller, entry, shown, wanted);
+    Ok(stream::with_pings(ping, begins, failed).await?)
 }
 
 /// Begins a stream, or returns the whole answer.

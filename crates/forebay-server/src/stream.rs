@@ -115,8 +115,9 @@ enum Beginning {
     Ended,
 }
 
-/// Returns the response in server-sent events that `begins` gives. If it takes longer than `ping`, as while a model is loaded,
-/// a response with status 200 begins before it, with comments. `failed` writes an error that comes after that.
+/// Returns the response that `begins` gives. If it takes longer than `ping`, as while a model is loaded, a response in server-sent
+/// events with status 200 begins before it, with comments. `failed` writes an error that comes after that. `None`, as for answers
+/// that are no streams, waits for the response.
 ///
 /// # Errors
 /// Returns the errors of `begins` that come before that.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use forebay_engine::engine::EngineOptions;
 use forebay_engine::{Session, SessionOptions};
-use forebay_library::Name;
+use forebay_library::{Name, RemoteModel, Repository};
 use forebay_text::Tokenizer;
 use serde_json::Value;
 
@@ -101,7 +101,7 @@ impl Catalogue for Names {
         self.0.models.contains_key(name).then(|| entry(name))
     }
 
-    fn check(&self, name: &Name) -> Result<(), PullError> {
+    fn offer(&self, name: &Name) -> Result<(Repository, RemoteModel), PullError> {
         Err(PullError::CannotRun(format!("{name}: there is no hub")))
     }
 

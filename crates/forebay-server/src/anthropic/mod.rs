@@ -50,13 +50,11 @@ pub async fn count_tokens(
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
     let own = app.clone();
-    let prepare = move || {
+    let read = move || {
         let (_, wanted) = request(&body)?;
-        let entry = own.models.entry(wanted.model.as_deref())?;
-        Ok(own.models.text(&entry)?.prepare(wanted, None)?)
+        Ok((own.models.entry(wanted.model.as_deref())?, wanted))
     };
-    let prepared = app.prepare(&caller, prepare).await?;
-    Ok(Json(json!({ "input_tokens": prepared.request.prompt.len() })))
+    Ok(Json(json!({ "input_tokens": app.count_tokens(&caller, read).await? })))
 }
 
 /// `POST /v1/messages`.
@@ -77,14 +75,10 @@ pub async fn messages(
         Ok((entry, wanted))
     };
     let (entry, wanted) = app.work(&caller, read).await?;
-    Ok(match wanted.stream {
-        true => {
-            let failed: fn(&ApiError, &mut String) =
-                |error, out| stream::event("error", &error_body(error), out);
-            stream::with_pings(app.ping, begin(app.clone(), caller, entry, wanted), failed).await?
-        }
-        false => begin(app, caller, entry, wanted).await?,
-    })
+    let failed: fn(&ApiError, &mut String) =
+        |error, out| stream::event("error", &error_body(error), out);
+    let ping = app.ping.filter(|_| wanted.stream);
+    Ok(stream::with_pings(ping, begin(app, caller, entry, wanted), failed).await?)
 }
 
 /// Begins a stream, or returns the whole answer.

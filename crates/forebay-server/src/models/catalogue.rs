@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use forebay_engine::Session;
-use forebay_library::{Error, Library, Name};
+use forebay_library::{Error, Library, Name, RemoteModel, Repository};
 use forebay_text::Tokenizer;
 
 use super::keep_alive::KeepAlive;
@@ -34,11 +34,11 @@ pub trait Catalogue: Send + Sync + 'static {
         None
     }
 
-    /// Checks that this machine can run a model of the hub, before any of its weights are read.
+    /// Finds a model on the hub, and checks that this machine can run it before any of its weights are read.
     ///
     /// # Errors
-    /// Returns why it cannot run, or why its headers cannot be read.
-    fn check(&self, name: &Name) -> Result<(), PullError>;
+    /// Returns why it cannot run, or why it cannot be found or its headers cannot be read.
+    fn offer(&self, name: &Name) -> Result<(Repository, RemoteModel), PullError>;
 
     /// Returns the model for requests that name none. `None` is the only model, or the one that was used last.
     fn preferred(&self) -> Option<Entry>;

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 use axum::http::StatusCode;
 use forebay_engine::engine::EngineOptions;
 use forebay_engine::{KvDisk, ModelInfo, ModelText};
-use forebay_library::{Library, Name};
+use forebay_library::{Library, Name, RemoteModel, Repository};
 use forebay_requests::{Report, Text};
 use tokio::sync::oneshot;
 
@@ -373,9 +373,9 @@ impl Models {
         self.shared.catalogue.library()
     }
 
-    /// Checks that this machine can run a model of the hub ([`Catalogue::check`]).
-    pub fn check(&self, name: &Name) -> Result<(), PullError> {
-        self.shared.catalogue.check(name)
+    /// Finds a model on the hub that this machine can run ([`Catalogue::offer`]).
+    pub fn offer(&self, name: &Name) -> Result<(Repository, RemoteModel), PullError> {
+        self.shared.catalogue.offer(name)
     }
 
     /// Returns all models that requests may name.

@@ -10,7 +10,7 @@ use axum::body::{Body, Bytes};
 use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use forebay_library::{Error, Library, Name, Options, Progress};
+use forebay_library::{Error, Library, Name, Progress};
 use forebay_requests::fields::{OLLAMA_COPY, OLLAMA_NAME};
 use futures_util::stream::unfold;
 use serde::Deserialize;
@@ -181,7 +181,7 @@ fn pull_and_report(
     reports: &mpsc::Sender<Value>,
 ) -> Result<(), PullError> {
     let _ = reports.try_send(json!({ "status": "pulling manifest" }));
-    app.models.check(name)?;
+    let (repository, model) = app.models.offer(name)?;
     let (started, reported_ms) = (Instant::now(), AtomicU64::new(0));
     let progress = |progress: Progress| {
         let (status, done_bytes, total_bytes) = match progress {
@@ -205,8 +205,7 @@ fn pull_and_report(
             }));
         }
     };
-    let options = Options::from_environment();
-    let entry = forebay_library::pull(library, name, &options, &progress, &|| reports.is_closed())?;
+    let entry = repository.pull(library, &model, &progress, &|| reports.is_closed())?;
     tracing::info!(model = entry.name, "pulled");
     Ok(())
 }

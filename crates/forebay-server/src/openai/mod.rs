@@ -102,12 +102,11 @@ pub async fn input_tokens(
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
     let own = app.clone();
-    let count = move || {
+    let read = move || {
         let wanted = wanted(Endpoint::Chat, &body::json(&body)?)?;
-        let entry = own.models.entry(wanted.model.as_deref())?;
-        Ok(own.models.text(&entry)?.prepare(wanted, None)?.request.prompt.len())
+        Ok((own.models.entry(wanted.model.as_deref())?, wanted))
     };
-    let count = app.prepare(&caller, count).await?;
+    let count = app.count_tokens(&caller, read).await?;
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": count })))
 }
 
@@ -123,13 +122,9 @@ async fn answer(
         Ok((own.models.entry(wanted.model.as_deref())?, wanted))
     };
     let (entry, wanted) = app.work(&caller, read).await?;
-    Ok(match wanted.stream {
-        true => {
-            let begins = begin(app.clone(), caller, endpoint, entry, wanted);
-            stream::with_pings(app.ping, begins, stream_failed).await?
-        }
-        false => begin(app, caller, endpoint, entry, wanted).await?,
-    })
+    let ping = app.ping.filter(|_| wanted.stream);
+    let begins = begin(app, caller, endpoint, entry, wanted);
+    Ok(stream::with_pings(ping, begins, stream_failed).await?)
 }
 
 /// Writes an error that comes after the first comments of a stream.

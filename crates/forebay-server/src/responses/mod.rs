@@ -56,13 +56,8 @@ pub async fn create(
         Ok((asked, wanted))
     };
     let (asked, wanted) = app.work(&caller, read).await?;
-    Ok(match wanted.stream {
-        true => {
-            let begins = begin(app.clone(), asked, wanted);
-            stream::with_pings(app.ping, begins, failed_late).await?
-        }
-        false => begin(app, asked, wanted).await?,
-    })
+    let ping = app.ping.filter(|_| wanted.stream);
+    Ok(stream::with_pings(ping, begin(app, asked, wanted), failed_late).await?)
 }
 
 /// Returns the messages of a request, behind those of the response that it continues.
@@ -101,13 +96,12 @@ pub async fn input_tokens(
     Received(body): Received,
 ) -> Result<Json<Value>, Failure> {
     let (own, asking) = (app.clone(), caller.clone());
-    let count = move || {
+    let read = move || {
         let body: Body = read(&RESPONSES, &body)?;
         let entry = own.models.entry(body.model.as_deref())?;
-        let wanted = body.wanted(conversation(&own, asking.owner(), &body)?)?;
-        Ok(own.models.text(&entry)?.prepare(wanted, None)?.request.prompt.len())
+        Ok((entry, body.wanted(conversation(&own, asking.owner(), &body)?)?))
     };
-    let count = app.prepare(&caller, count).await?;
+    let count = app.count_tokens(&caller, read).await?;
     Ok(Json(json!({ "object": "response.input_tokens", "input_tokens": count })))
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use forebay_library::{Error as LibraryError, Library, Name};
+use forebay_library::{Error as LibraryError, Library, Name, RemoteModel, Repository};
 use forebay_server::{Catalogue, Entry, KeepAlive, PullError};
 
 use crate::args::ServeArgs;
@@ -90,10 +90,10 @@ impl Catalogue for ServedModels {
         self.library.clone()
     }
 
-    fn check(&self, name: &Name) -> Result<(), PullError> {
+    fn offer(&self, name: &Name) -> Result<(Repository, RemoteModel), PullError> {
         let folder = self.library.as_ref().map(|library| library.folder().to_owned());
         match plan::offer(name, "main", folder, true) {
-            Ok(_) => Ok(()),
+            Ok(offer) => Ok((offer.repository, offer.model)),
             Err(Failure::Work(error)) => Err(match error.downcast::<LibraryError>() {
                 Ok(error) => error.into(),
                 Err(error) => PullError::CannotRun(Failure::Work(error).line().unwrap_or_default()),
