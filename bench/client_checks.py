@@ -1,5 +1,6 @@
 """Checks of client libraries against a server: shared by server-clients.py and server-frameworks.py. Only the standard library is needed."""
 
+import argparse
 import json
 import sys
 
@@ -7,6 +8,15 @@ MESSAGES = [{"role": "user", "content": "Once upon a time there was"}]
 SCHEMA = {"type": "object", "properties": {"legs": {"type": "integer", "minimum": 0, "maximum": 9}}, "required": ["legs"],
           "additionalProperties": False}
 results = {}
+
+
+def read_arguments():
+    """Returns the server's address and key, and the models that are checked (None: all), from the command line."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("address", nargs="?", default="http://127.0.0.1:8080")
+    parser.add_argument("--key", default="none")
+    parser.add_argument("--models", nargs="+")
+    return parser.parse_args()
 
 
 def check(client, model, name, work):

@@ -11,7 +11,6 @@ A model that calls tools is made to call one, which its grammar guarantees even 
 call (Ollama's, and the program `llm`) are checked with the model `caller` of bench/client-models.py, which always calls `look`.
 """
 
-import argparse
 import json
 import os
 import pathlib
@@ -29,13 +28,9 @@ import openai
 from langchain_core.exceptions import ContextOverflowError
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 
-from client_checks import MESSAGES, SCHEMA, check, finish, legs, refused
+from client_checks import MESSAGES, SCHEMA, check, finish, legs, read_arguments, refused
 
-parser = argparse.ArgumentParser()
-parser.add_argument("address", nargs="?", default="http://127.0.0.1:8080")
-parser.add_argument("--key", default="none")
-parser.add_argument("--models", nargs="+")
-arguments = parser.parse_args()
+arguments = read_arguments()
 ADDRESS, KEY, V1 = arguments.address, arguments.key, arguments.address + "/v1"
 litellm.suppress_debug_info = True
 

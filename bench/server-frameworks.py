@@ -10,7 +10,6 @@ version of openai. Prints a table of frameworks and models. Exit status 1 if a c
 Every model is made to call tools, which its grammar guarantees even if its weights are random.
 """
 
-import argparse
 import asyncio
 import logging
 import os
@@ -26,13 +25,9 @@ from instructor.core import InstructorRetryException
 from openai.types.shared import Reasoning
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from client_checks import MESSAGES, check, finish, refused
+from client_checks import MESSAGES, check, finish, read_arguments, refused
 
-parser = argparse.ArgumentParser()
-parser.add_argument("address", nargs="?", default="http://127.0.0.1:8080")
-parser.add_argument("--key", default="none")
-parser.add_argument("--models", nargs="+")
-arguments = parser.parse_args()
+arguments = read_arguments()
 ADDRESS, KEY, V1 = arguments.address, arguments.key, arguments.address + "/v1"
 # Both log the errors that are expected here.
 logging.getLogger("instructor").setLevel(logging.CRITICAL)

@@ -7,7 +7,7 @@ use forebay_stream::{Lease, Residency};
 use super::backend::CpuBackend;
 use super::indexer::{IndexerInputs, project_indexer};
 use super::products::{
-    RowsByKind, add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place, recycle,
+    RowsByKind, add_bias, both_kinds, matmul_beside_reads, matrix, multiply, norm_in_place, recycle,
 };
 use crate::ModelError;
 use crate::arch::{Latent, OutputGate, QkNorm};
@@ -121,8 +121,7 @@ impl CpuBackend {
         }
         if let Some(gate) = &weights.gate {
             let out = &mut scratch.output_gate[..count * gate.rows];
-            let mut jobs = both_kinds(matrix(residency, lease, gate), x, rows, out);
-            matmul_beside_reads(cpu, residency, &mut jobs)?;
+            multiply(cpu, residency, lease, gate, x, rows, out)?;
         }
         if let (Some(indexer), Some(of)) = (&weights.indexer, attention.indexer.as_ref()) {
             let inputs = IndexerInputs {
@@ -205,16 +204,13 @@ impl CpuBackend {
         matmul_beside_reads(cpu, residency, &mut [a, b, c, d])?;
         if let Some(gate) = &weights.gate {
             let out = &mut scratch.output_gate[..count * gate.rows];
-            let mut jobs = both_kinds(matrix(residency, lease, gate), x, rows, out);
-            matmul_beside_reads(cpu, residency, &mut jobs)?;
+            multiply(cpu, residency, lease, gate, x, rows, out)?;
         }
         if let Some((_, norm)) = &weights.q_a {
             cpu.rms_norm_in_place(q_a, norm, epsilon);
             let ty = weights.indexer.as_ref().map_or(weights.q.ty, |of| of.q.ty);
             scratch.inner.prepare(cpu, q_a, count, norm.len(), &[weights.q.ty, ty]);
-            let (w, x) = (matrix(residency, lease, &weights.q), &scratch.inner);
-            let mut jobs = both_kinds(w, x, scratch.rows.of(step), q);
-            matmul_beside_reads(cpu, residency, &mut jobs)?;
+            multiply(cpu, residency, lease, &weights.q, &scratch.inner, rows, q)?;
         }
         if let (Some(indexer), Some(of)) = (&weights.indexer, step.attention().indexer.as_ref()) {
             let inputs = IndexerInputs {
@@ -336,9 +332,7 @@ impl CpuBackend {
         }
         scratch.input.prepare(cpu, attended, count, o.cols, &[o.ty]);
         let out = &mut scratch.block_out[..count * step.architecture.hidden];
-        let w = matrix(residency, lease, o);
-        let mut jobs = both_kinds(w, &scratch.input, scratch.rows.of(step), &mut *out);
-        matmul_beside_reads(cpu, residency, &mut jobs)?;
+        multiply(cpu, residency, lease, o, &scratch.input, scratch.rows.of(step), out)?;
         add_bias(cpu, out, weights.o_bias.as_deref());
         Ok(())
     }

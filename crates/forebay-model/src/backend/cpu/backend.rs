@@ -9,7 +9,7 @@ use forebay_stream::{Lease, Residency};
 use super::embedding_rows::read_rows;
 use super::indexer::index_layers;
 use super::moe::MoeStep;
-use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, norm_in_place};
+use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, multiply, norm_in_place};
 use super::scratch::{Scratch, batch_tokens};
 use super::shared_keys::entry_layers;
 use super::streams::{BlockInput, StreamRows};
@@ -236,9 +236,7 @@ impl CpuBackend {
         }
         scratch.inner.prepare(cpu, inner, count, width, &[down.ty]);
         let out = &mut scratch.block_out[..count * hidden];
-        let w = matrix(residency, lease, &down);
-        let mut jobs = both_kinds(w, &scratch.inner, scratch.rows.of(step), out);
-        matmul_beside_reads(cpu, residency, &mut jobs)
+        multiply(cpu, residency, lease, &down, &scratch.inner, scratch.rows.of(step), out)
     }
 }
 

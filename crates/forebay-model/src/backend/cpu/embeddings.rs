@@ -2,7 +2,7 @@
 
 use super::backend::CpuBackend;
 use super::embedding_rows::read_rows;
-use super::products::{both_kinds, matmul_beside_reads, matrix};
+use super::products::{both_kinds, matmul_beside_reads, matrix, multiply};
 use super::scratch::Scratch;
 use crate::ModelError;
 use crate::backend::{NextBlock, Step};
@@ -53,7 +53,6 @@ impl CpuBackend {
         cpu.gate_in_place(step.architecture.gating, gate, own);
         input.prepare(cpu, gate, count, width, &[weights.out.ty]);
         let out = &mut block_out[..count * hidden];
-        let mut jobs = both_kinds(matrix(residency, lease, &weights.out), input, rows, out);
-        matmul_beside_reads(cpu, residency, &mut jobs)
+        multiply(cpu, residency, lease, &weights.out, input, rows, out)
     }
 }

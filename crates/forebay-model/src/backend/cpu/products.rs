@@ -48,6 +48,20 @@ pub(in crate::backend) fn matmul_beside_reads(
     Ok(progress?)
 }
 
+/// Computes the product of one matrix with rows of `x`, as [`matmul_beside_reads`] does.
+pub(super) fn multiply(
+    cpu: &Cpu,
+    residency: &mut Residency,
+    lease: &Lease,
+    part: &PartMatrix,
+    x: &Activations,
+    rows: RowsByKind<'_>,
+    out: &mut [f32],
+) -> Result<(), ModelError> {
+    let w = matrix(residency, lease, part);
+    matmul_beside_reads(cpu, residency, &mut both_kinds(w, x, rows, out))
+}
+
 /// Returns an empty vector with the old one's memory. `A` and `B` are one type with different lifetimes. The step runs for
 /// every layer of every token and must not allocate.
 pub(in crate::backend) fn recycle<A, B>(mut values: Vec<A>) -> Vec<B> {
