@@ -41,6 +41,9 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
         Gating::Clamped { limit, .. } | Gating::ClampedSilu { limit } => {
             add("clamped SwiGLU", format!("gate and up stay within {limit}"));
         }
+        Gating::SiluClamped { limit } => {
+            add("clamped feed-forwards", format!("SiLU and up within {limit}"));
+        }
         Gating::SquaredRelu => add("squared ReLU", "feed-forwards without a gate".to_owned()),
     }
     experts(architecture, &mut add);

@@ -76,6 +76,65 @@ fn values_that_cannot_be_right_are_refused() {
 }
 
 #[test]
+fn variants_of_gated_families_are_refused() {
+    for (name, key, value, named) in [
+        ("laguna", "gating", json!("per-token"), "gating"),
+        ("laguna", "gating", json!("per-element"), "self_attn.g_proj.weight"),
+        ("laguna", "num_attention_heads_per_layer", json!([4, 0]), "attention heads"),
+        ("laguna", "num_attention_heads_per_layer", json!([4, 5]), "attention heads"),
+        ("laguna", "num_attention_heads_per_layer", json!([4, 6, 6]), "layer_types of layer 2"),
+        ("laguna", "moe_apply_router_weight_on_input", json!(true), "moe_apply_router"),
+        ("laguna", "layer_types", json!(["full_attention", "other"]), "layer_types"),
+        ("afmoe", "score_func", json!("tanh"), "scoring_func"),
+        ("exaone_moe", "mup_enabled", json!(true), "mup_enabled"),
+        ("exaone_moe", "is_moe_layer", json!(7), "is_moe_layer"),
+        ("hy_v3", "router_scaling_factor", json!("x"), "router_scaling_factor"),
+        ("smollm3", "no_rope_layers", json!([1, 1]), "no_rope_layers"),
+        (
+            "bailing_hybrid",
+            "gated_attention_proj_granularity_type",
+            json!("none"),
+            "gated_attention",
+        ),
+        ("bailing_hybrid", "kda_lower_bound", json!(5.0), "gate_lower_bound"),
+        ("bailing_hybrid", "no_kda_lora", json!(false), "linear_conv_kernel_dim"),
+    ] {
+        let Some(error) = error_of(name, &[(key, value.clone())]) else { continue };
+        assert!(error.contains(named), "{name} with {key} {value}: {error}");
+    }
+}
+
+/// Changes the part of a configuration about the language model.
+fn error_of_text(name: &str, key: &str, value: &Value) -> Option<String> {
+    let copy = changed(name, |config| config["text_config"][key] = value.clone())?;
+    let options = SessionOptions { context: Some(64), ..SessionOptions::default() };
+    match Session::open(copy.path(), &options, &mut |_, _| {}) {
+        Ok(_) => panic!("{name} opens with {key} {value}"),
+        Err(error) => Some(with_causes(&error)),
+    }
+}
+
+#[test]
+fn variants_of_text_parts_are_refused() {
+    let other = |heads: Value| json!({"num_attention_heads": heads, "head_dim": 16});
+    for (name, key, value, named) in [
+        ("step3p7", "swiglu_limits", json!([0.0]), "swiglu_limits of layer 1"),
+        ("step3p7", "swiglu_limits", json!([0.0, -1.0]), "limit of gate and up"),
+        ("step3p7", "swiglu_limits_shared", json!([0.0, "x"]), "swiglu_limits_shared"),
+        ("step3p7", "rope_theta", json!([5e6]), "rope_theta of layer 1"),
+        ("step3p7", "partial_rotary_factors", json!([0.5]), "partial_rotary_factors of layer 1"),
+        ("step3p7", "attention_other_setting", other(json!(6)), "head_dim"),
+        ("step3p7", "sink", json!(true), "sink"),
+        ("step3p7", "zero_centered", json!(false), "zero_centered"),
+        ("step3p7", "use_head_wise_attn_gate", json!(false), "use_head_wise_attn_gate"),
+        ("step3p7", "use_rope_layers", json!([0]), "use_rope_layers"),
+    ] {
+        let Some(error) = error_of_text(name, key, &value) else { continue };
+        assert!(error.contains(named), "{name} with {key} {value}: {error}");
+    }
+}
+
+#[test]
 fn variants_of_hunyuan_are_refused() {
     let stretched = |alpha: Value| json!({"type": "dynamic", "alpha": alpha});
     for (name, key, value, named) in [

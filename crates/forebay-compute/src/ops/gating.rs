@@ -17,6 +17,8 @@ pub enum Gating {
     Clamped { alpha: f32, limit: f32 },
     /// `silu(g) * u`, with `g` capped at `limit` and `u` clamped to `-limit..limit` (DeepSeek-V4, GLM-5-Next).
     ClampedSilu { limit: f32 },
+    /// `silu(g) * u`, with `silu(g)` capped at `limit` and `u` clamped to `-limit..limit` (Step 3.5).
+    SiluClamped { limit: f32 },
     /// `max(u, 0)^2`, without a gate (So et al. 2021, "Primer").
     SquaredRelu,
 }
@@ -62,6 +64,7 @@ impl Cpu {
             Gating::GeluTanh => self.apply(GeluTanh, gate, up),
             Gating::Clamped { alpha, limit } => self.apply(Clamped { alpha, limit }, gate, up),
             Gating::ClampedSilu { limit } => self.apply(ClampedSilu { limit }, gate, up),
+            Gating::SiluClamped { limit } => self.apply(SiluClamped { limit }, gate, up),
             Gating::SquaredRelu => self.apply(SquaredRelu, gate, up),
         }
     }
@@ -178,6 +181,21 @@ impl Gate for ClampedSilu {
 
 /// The larger one of `gate` and 0, times `up`.
 #[derive(Clone, Copy)]
+struct SiluClamped {
+    limit: f32,
+}
+
+impl Gate for SiluClamped {
+    #[inline(always)]
+    fn of<S: Simd>(self, simd: S, gate: S::V, up: S::V) -> S::V {
+        // NaN passes through, as above.
+        let (limit, lowest) = (simd.splat(self.limit), simd.splat(-self.limit));
+        let inner = simd.min(limit, times_logistic(simd, gate, gate));
+        simd.mul(inner, simd.min(limit, simd.max(lowest, up)))
+    }
+}
+
+#[derive(Clone, Copy)]
 struct SquaredRelu;
 
 impl Gate for SquaredRelu {
@@ -238,11 +256,12 @@ mod tests {
     use super::*;
     use crate::testing::{cpus, random};
 
-    const ALL: [Gating; 5] = [
+    const ALL: [Gating; 6] = [
         Gating::Silu,
         Gating::GeluTanh,
         Gating::Clamped { alpha: 1.702, limit: 7.0 },
         Gating::ClampedSilu { limit: 10.0 },
+        Gating::SiluClamped { limit: 7.0 },
         Gating::SquaredRelu,
     ];
 
@@ -264,6 +283,10 @@ mod tests {
                 let limit = f64::from(limit);
                 let (g, u) = (g.min(limit), u.clamp(-limit, limit));
                 g / (1.0 + (-g).exp()) * u
+            }
+            Gating::SiluClamped { limit } => {
+                let limit = f64::from(limit);
+                (g / (1.0 + (-g).exp())).min(limit) * u.clamp(-limit, limit)
             }
             Gating::SquaredRelu => g.max(0.0) * u,
         }

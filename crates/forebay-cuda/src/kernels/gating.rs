@@ -18,6 +18,8 @@ pub enum Gating {
     ClampedSilu { limit: f32 },
     /// `max(u, 0)^2`, without a gate: `g` and `u` are the same.
     SquaredRelu,
+    /// `silu(g) * u`, with `silu(g)` capped at `limit` and `u` clamped to `-limit..limit`.
+    SiluClamped { limit: f32 },
 }
 
 /// Biases of experts, added before the gated activation.
@@ -61,6 +63,7 @@ impl Gating {
             Gating::Clamped { alpha, limit } => (2, alpha, limit),
             Gating::SquaredRelu => (3, 0.0, 0.0),
             Gating::ClampedSilu { limit } => (4, 1.0, limit),
+            Gating::SiluClamped { limit } => (5, 1.0, limit),
         }
     }
 }

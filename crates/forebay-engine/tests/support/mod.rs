@@ -69,8 +69,6 @@ pub const NOT_YET: &[(&str, &str)] = &[
     ("gguf/hy_v4", "independent hyper-connections"),
     ("models/cohere2_moe", "layer norms and parallel blocks"),
     ("gguf/cohere2_moe", "layer norms and parallel blocks"),
-    ("models/step3p7", "limits behind SiLU"),
-    ("gguf/step3p7", "limits behind SiLU"),
 ];
 
 /// Returns the models of the third set that run: folders, and the first file of each folder with GGUF files.

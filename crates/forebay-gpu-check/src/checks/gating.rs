@@ -18,6 +18,7 @@ pub fn checks() -> Vec<Check> {
         ("gelu", Gating::GeluTanh),
         ("clamped", CLAMPED),
         ("clamped silu", Gating::ClampedSilu { limit: 10.0 }),
+        ("silu clamped", Gating::SiluClamped { limit: 7.0 }),
         ("squared relu", Gating::SquaredRelu),
     ];
     let check = |(name, gating): (&str, Gating)| {
@@ -50,6 +51,7 @@ fn on_cpu(gating: Gating) -> CpuGating {
         Gating::GeluTanh => CpuGating::GeluTanh,
         Gating::Clamped { alpha, limit } => CpuGating::Clamped { alpha, limit },
         Gating::ClampedSilu { limit } => CpuGating::ClampedSilu { limit },
+        Gating::SiluClamped { limit } => CpuGating::SiluClamped { limit },
         Gating::SquaredRelu => CpuGating::SquaredRelu,
     }
 }
@@ -71,6 +73,10 @@ pub fn exact(gating: Gating, gate: f64, up: f64) -> f64 {
             let limit = f64::from(limit);
             let (gate, up) = (gate.min(limit), up.clamp(-limit, limit));
             gate / (1.0 + (-gate).exp()) * up
+        }
+        Gating::SiluClamped { limit } => {
+            let limit = f64::from(limit);
+            (gate / (1.0 + (-gate).exp())).min(limit) * up.clamp(-limit, limit)
         }
         Gating::SquaredRelu => gate.max(0.0) * up,
     }

@@ -50,7 +50,7 @@ pub struct Architecture {
     /// Factor of queries in some layers, if it grows with the position ([`Layer::tempered`]).
     #[serde(skip)]
     pub temperature: Option<Temperature>,
-    /// Gating of all feed-forwards, including those of experts.
+    /// Gating of feed-forwards, including those of experts, in layers that have none of their own.
     #[serde(skip)]
     pub gating: Gating,
     /// One entry per layer. The last one is the predicting layer if there is [`Architecture::mtp`].
@@ -333,6 +333,17 @@ pub struct Layer {
     /// True if queries are multiplied by [`Architecture::temperature`].
     pub tempered: bool,
     pub feed_forward: FeedForward,
+    /// Gatings of the layer, if they are not [`Architecture::gating`].
+    #[serde(skip)]
+    pub gatings: Option<Gatings>,
+}
+
+/// Gatings of a layer's feed-forwards.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gatings {
+    pub experts: Gating,
+    /// Gating of a dense feed-forward, or of shared experts.
+    pub others: Gating,
 }
 
 impl Layer {
@@ -524,6 +535,12 @@ impl Architecture {
             FeedForward::None | FeedForward::Experts(_) => 0,
         });
         widths.max().unwrap_or(0)
+    }
+
+    /// Returns the gatings of a layer's feed-forwards.
+    pub fn gatings_of(&self, layer: usize) -> Gatings {
+        let usual = Gatings { experts: self.gating, others: self.gating };
+        self.layers[layer].gatings.unwrap_or(usual)
     }
 
     /// Returns the width of the widest shared experts.

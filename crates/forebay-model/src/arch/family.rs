@@ -78,6 +78,8 @@ pub struct Rotation {
     pub huggingface: RopeLayout,
     /// Base of the rotation in windowed layers, if these have a rotation of their own. Such a rotation is not scaled.
     pub of_windows: Option<WindowTheta>,
+    /// True if half of a head rotates in layers without a window, and GGUF files do not say it.
+    pub half_in_gguf: bool,
     /// Layers without rotation, if some layers have none.
     pub unrotated: Option<Unrotated>,
     /// True if the parameters of the rotation may have a factor of queries that grows with the position.
@@ -126,6 +128,8 @@ pub struct FeedForward {
     pub shared_mlp: bool,
     /// True if experts are beside a dense feed-forward, which counts as a shared expert, with norms and factors of their own.
     pub beside_dense: bool,
+    /// True if files give every layer limits behind SiLU ([`Gating::SiluClamped`]).
+    pub limits_by_layer: bool,
     /// True if `config.json` gives the width of feed-forwards before it is adjusted, unless it says otherwise.
     pub adjusted_width: bool,
 }
@@ -262,6 +266,7 @@ impl Rotation {
         gguf: RopeLayout::Neox,
         huggingface: RopeLayout::Neox,
         of_windows: None,
+        half_in_gguf: false,
         unrotated: None,
         tempered: false,
     };
@@ -298,6 +303,7 @@ impl FeedForward {
         shared_gate: false,
         shared_mlp: false,
         beside_dense: false,
+        limits_by_layer: false,
         adjusted_width: false,
     };
 

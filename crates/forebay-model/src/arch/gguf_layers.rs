@@ -3,17 +3,18 @@
 use forebay_compute::Gating;
 use forebay_format::Catalog;
 
-use super::architecture::{FeedForward, Layer, Mixer};
-use super::family::{Factors, Family, Windows};
+use super::architecture::{FeedForward, Gatings, Layer, Mixer};
+use super::family::{Factors, Family};
 use super::gguf_experts::{experts, router};
 use super::gguf_keys::Keys;
 use super::gguf_recurrent::recurrent_layers;
-use super::gguf_windows::{WINDOW, pattern};
-use super::layers::keys_of;
+use super::gguf_windows::{unrotate, windows};
+use super::layers::{keys_of, limited};
 use crate::ModelError;
 
 /// Rate of the factor of queries that grows with the position.
 pub(super) const TEMPERATURE: &str = "attention.temperature_scale";
+
 /// Keys that mean nothing without experts.
 const OF_EXPERTS: [&str; 9] = [
     "expert_used_count",
@@ -67,6 +68,7 @@ pub(super) fn layers(
             let keys_of = keys_of(&windows, with_keys, index)?;
             let mixer = if recurrent[index] { Mixer::Recurrent } else { Mixer::Attention };
             let rope = family.rope_of(window, rotates);
+            let gatings = gatings(keys, family, index)?;
             let layer = Layer {
                 mixer,
                 window,
@@ -75,14 +77,29 @@ pub(super) fn layers(
                 keys_of,
                 rope,
                 tempered: false,
+                gatings,
                 feed_forward,
             };
             match family.rotation.unrotated {
-                Some(unrotated) => unrotated.of_gguf(keys, layer, (index, &windows)),
+                Some(unrotated) => unrotate(keys, unrotated, layer, (index, &windows)),
                 None => Ok(layer),
             }
         })
         .collect()
+}
+
+/// Returns the gatings of a layer with limits of its own.
+fn gatings(keys: &Keys<'_>, family: &Family, layer: usize) -> Result<Option<Gatings>, ModelError> {
+    if !family.feed_forward.limits_by_layer {
+        return Ok(None);
+    }
+    let limit = |key: &str| match keys.floats(key)? {
+        None => Ok(0.0),
+        Some(list) => list.get(layer).copied().ok_or_else(|| {
+            keys.wrong(key, format!("{} values", list.len()), "it must have one for each layer")
+        }),
+    };
+    Ok(Some(limited([limit("swiglu_clamp_exp")?, limit("swiglu_clamp_shexp")?])))
 }
 
 /// Returns true if queries and keys are rotated. Granite's converter says so with a key that is a remark in other files.
@@ -90,29 +107,6 @@ pub(super) fn rotates(keys: &Keys<'_>, family: &Family) -> Result<bool, ModelErr
     let said = keys.flag("rope.scaling.finetuned")?;
     let of_granite = family.ends.gguf_factors == Factors::AllOfGranite;
     Ok(if of_granite { said.unwrap_or(true) } else { family.rotation.rotates })
-}
-
-/// Returns the window of each layer, if it has one.
-fn windows(
-    keys: &Keys<'_>,
-    family: &Family,
-    count: usize,
-) -> Result<Vec<Option<usize>>, ModelError> {
-    let said = keys.optional_count(WINDOW)?.or(family.attention.window);
-    let window = said.filter(|window| *window > 0);
-    let slides = pattern(keys, count)?;
-    if let (Windows::NotInGguf, Some(window)) = (family.attention.windows, window) {
-        if window < keys.count("context_length")? {
-            let expected = "forebay knows windows of this family from Hugging Face folders only";
-            return Err(keys.wrong(WINDOW, window, expected));
-        }
-        return Ok(vec![None; count]);
-    }
-    let slides = |index: usize| match &slides {
-        Some(flags) => flags[index],
-        None => family.attention.windows.slides(index),
-    };
-    Ok((0..count).map(|index| window.filter(|_| slides(index))).collect())
 }
 
 /// Returns layers of which each is only one block: those with key/value heads have attention, those with a width are
@@ -180,9 +174,10 @@ pub(super) fn refuse_variants(keys: &Keys<'_>, family: &Family) -> Result<(), Mo
     let known: &[&str] = match family.feed_forward.gating {
         Gating::GeluTanh => &["gelu", "gelu_pytorch_tanh", "gelu_new"],
         Gating::SquaredRelu => &["relu2", "relu_sqr"],
-        Gating::Silu | Gating::Clamped { .. } | Gating::ClampedSilu { .. } => {
-            &["silu", "swish", "swiglu", "swigluoai"]
-        }
+        Gating::Silu
+        | Gating::Clamped { .. }
+        | Gating::ClampedSilu { .. }
+        | Gating::SiluClamped { .. } => &["silu", "swish", "swiglu", "swigluoai"],
     };
     let activation = keys.text("hidden_activation")?;
     match activation.filter(|name| !known.contains(name)) {

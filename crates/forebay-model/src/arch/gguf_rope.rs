@@ -43,7 +43,8 @@ pub(super) fn ropes(
         Some(attention.latent.map_or(attention.head_dim, |latent| latent.rotary))
     };
     let usual = dim_of(0).or(dim_of(1)).unwrap_or(0);
-    let rotary_dim = keys.optional_count("rope.dimension_count")?.unwrap_or(usual);
+    let whole = keys.optional_count("rope.dimension_count")?.unwrap_or(usual);
+    let rotary_dim = if family.rotation.half_in_gguf { whole / 2 } else { whole };
     let scaling = scaling(keys, family, catalog)?;
     // Ollama's converter has other names for both bases of Gemma 3.
     let base = |keys: &Keys<'_>, names: [&str; 2]| {
@@ -69,7 +70,7 @@ pub(super) fn ropes(
         Some(WindowTheta::Of(theta)) => theta,
     };
     let theta = of_windows.unwrap_or(usual);
-    let rotary_dim = dim_of_windows.unwrap_or(rotary_dim);
+    let rotary_dim = dim_of_windows.unwrap_or(whole);
     // Factors of the file are for the other layers if those have heads of another length.
     let is_other = dim_of(1).is_some_and(|dim| Some(dim) != dim_of(0));
     let factors = is_other.then_some(RopeFactors::None);

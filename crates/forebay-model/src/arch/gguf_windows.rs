@@ -1,16 +1,42 @@
-//! Sliding windows in GGUF metadata.
+//! Reads the windows of GGUF metadata.
 
 use forebay_format::{Array, Value};
 
+use super::architecture::Layer;
+use super::family::{Family, Windows};
 use super::gguf_keys::Keys;
+use super::unrotated::{Chunks, Unrotated, is_last, without_window};
 use crate::ModelError;
 
-pub(super) const WINDOW: &str = "attention.sliding_window";
+const WINDOW: &str = "attention.sliding_window";
 const PATTERN: &str = "attention.sliding_window_pattern";
+
+/// Returns the window of each layer, if it has one.
+pub(super) fn windows(
+    keys: &Keys<'_>,
+    family: &Family,
+    count: usize,
+) -> Result<Vec<Option<usize>>, ModelError> {
+    let said = keys.optional_count(WINDOW)?.or(family.attention.window);
+    let window = said.filter(|window| *window > 0);
+    let slides = pattern(keys, count)?;
+    if let (Windows::NotInGguf, Some(window)) = (family.attention.windows, window) {
+        if window < keys.count("context_length")? {
+            let expected = "forebay knows windows of this family from Hugging Face folders only";
+            return Err(keys.wrong(WINDOW, window, expected));
+        }
+        return Ok(vec![None; count]);
+    }
+    let slides = |index: usize| match &slides {
+        Some(flags) => flags[index],
+        None => family.attention.windows.slides(index),
+    };
+    Ok((0..count).map(|index| window.filter(|_| slides(index))).collect())
+}
 
 /// Returns which layers have a window: from a list with a flag for each, or from a number, which means that every so many layers the
 /// last one has none (0: all have one).
-pub(super) fn pattern(keys: &Keys<'_>, count: usize) -> Result<Option<Vec<bool>>, ModelError> {
+fn pattern(keys: &Keys<'_>, count: usize) -> Result<Option<Vec<bool>>, ModelError> {
     let Some(value) = keys.get(PATTERN) else { return Ok(None) };
     let wrong = || {
         let expected =
@@ -30,4 +56,40 @@ pub(super) fn pattern(keys: &Keys<'_>, count: usize) -> Result<Option<Vec<bool>>
         _ => return Err(wrong()),
     };
     if flags.len() < count { Err(wrong()) } else { Ok(Some(flags)) }
+}
+
+/// Returns layer `index` of a GGUF file without its rotation, or with its chunks. GGUF files give no period and no length.
+///
+/// # Errors
+/// Returns an error if the metadata gives another length of chunks than the usual one.
+pub(super) fn unrotate(
+    keys: &Keys<'_>,
+    which: Unrotated,
+    layer: Layer,
+    (index, windows): (usize, &[Option<usize>]),
+) -> Result<Layer, ModelError> {
+    match which {
+        Unrotated::WithoutWindow => Ok(without_window(layer, windows)),
+        Unrotated::Every(period) => {
+            Ok(Layer { rope: layer.rope.filter(|_| !is_last(index, period)), ..layer })
+        }
+        Unrotated::BesideChunks(Chunks { period, length, .. }) => {
+            match keys.optional_count(WINDOW)? {
+                // Such models have no chunks.
+                Some(0) => return Ok(Layer { window: None, ..layer }),
+                Some(other) if other != length => {
+                    let expected = format!("forebay knows chunks of {length} positions");
+                    return Err(keys.wrong(WINDOW, other, &expected));
+                }
+                _ => {}
+            }
+            let is_chunked = match pattern(keys, windows.len())? {
+                Some(flags) => flags[index],
+                None => !is_last(index, period),
+            };
+            let chunk = is_chunked.then_some(length);
+            let rope = layer.rope.filter(|_| chunk.is_some());
+            Ok(Layer { window: chunk, chunked: chunk.is_some(), rope, ..layer })
+        }
+    }
 }

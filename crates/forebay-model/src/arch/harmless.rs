@@ -100,6 +100,7 @@ const CONFIG: &[(&[&str], &str)] = &[
             "cache_implementation",
             "dtype",
             "enable_moe_fp32_combine",
+            "need_fp32_gate",
             "expert_dtype",
             "kv_cache_dtype",
             "mamba_ssm_cache_dtype",

@@ -4,22 +4,25 @@
 use forebay_format::{Catalog, HfMetadata};
 use serde_json::Value;
 
-use super::architecture::{Architecture, FeedForward, Layer, LayerEmbeddings, Mixer, Naming};
+use super::architecture::{
+    Architecture, FeedForward, Gatings, Layer, LayerEmbeddings, Mixer, Naming,
+};
 use super::check::check;
-use super::config::Config;
+use super::config::{Config, short};
 use super::deepseek4::of_config;
 use super::families;
 use super::family::Family;
 use super::feed_forward_width::feed_forward_width;
 use super::head::is_tied;
-use super::huggingface_attention::{attention, window};
+use super::huggingface_attention::attention;
 use super::huggingface_experts::{experts, is_by_token, is_sparse};
 use super::huggingface_indexer::{indexed_layers, indexer};
 use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent};
 use super::huggingface_rotation::rotates;
 use super::huggingface_variants::{SHARED_MLP, gating, refuse_variants};
+use super::huggingface_windows::window;
 use super::indexer::with_indexer;
-use super::layers::{keys_of, temper, used};
+use super::layers::{keys_of, limited, temper, used};
 use super::ngrams::ngrams;
 use super::quantization::{Method, Quantization};
 use super::roots::naming;
@@ -96,7 +99,8 @@ fn of_language_model(
     };
     let temperature = match family.rotation.unrotated.and_then(Unrotated::chunks) {
         Some(chunks) => chunks.temperature(config)?,
-        None => Parameters::of(config, None)?.temperature()?,
+        None if family.rotation.tempered => Parameters::of(config, None)?.temperature()?,
+        None => None,
     };
     if temperature.is_some() {
         temper(&mut layers, family.rotation.tempered);
@@ -153,6 +157,31 @@ fn embedding_scale(config: &Config<'_>, family: &Family) -> Result<f32, ModelErr
         true => Ok(1.0),
         false => Ok(family.embedding_scale(config.count("hidden_size")?)),
     }
+}
+
+/// Returns the gatings of a layer with limits of its own.
+fn gatings(
+    config: &Config<'_>,
+    family: &Family,
+    layer: usize,
+) -> Result<Option<Gatings>, ModelError> {
+    if !family.feed_forward.limits_by_layer {
+        return Ok(None);
+    }
+    let limit = |key: &str| {
+        let Some(list) = config.list(key)? else { return Ok(0.0) };
+        // Null stands for none, too.
+        match list.get(layer).map(|limit| (limit.is_null(), limit.as_f64())) {
+            Some((true, _)) => Ok(0.0),
+            Some((_, Some(limit))) => Ok(limit as f32),
+            _ => Err(ModelError::BadValue {
+                key: format!("{key} of layer {layer}"),
+                value: list.get(layer).map_or("none".into(), short),
+                expected: "it must be a number".into(),
+            }),
+        }
+    };
+    Ok(Some(limited([limit("swiglu_limits")?, limit("swiglu_limits_shared")?])))
 }
 
 /// Refuses forms of quantised weights that forebay does not know, for this family or for all.
@@ -223,6 +252,7 @@ fn layers(
             };
             let rope = family.rope_of(window, rotates(config, family)?);
             let attention = usize::from(shapes > 1 && window.is_some());
+            let gatings = gatings(config, family, index)?;
             let layer = Layer {
                 mixer,
                 window,
@@ -231,6 +261,7 @@ fn layers(
                 keys_of,
                 rope,
                 tempered: false,
+                gatings,
                 feed_forward,
             };
             match family.rotation.unrotated {

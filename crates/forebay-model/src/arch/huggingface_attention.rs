@@ -8,11 +8,11 @@ use super::architecture::{
 };
 use super::check::check;
 use super::config::{Config, short};
-use super::family::{Family, Windows};
-use super::huggingface_rotation::{WINDOWED, note_no_rotation, rotates, rotation, rotations};
+use super::family::Family;
+use super::huggingface_rotation::{note_no_rotation, rotates, rotation, rotations};
+use super::huggingface_windows::{WINDOWED, window};
 use super::names::Names;
 use super::rope_parameters::Parameters;
-use super::unrotated::Unrotated;
 use crate::ModelError;
 
 /// Returns the shapes of attention and the rotations: those of layers without a window, then those of layers with one if they
@@ -35,7 +35,10 @@ pub(super) fn attention(
         |key: &str| Ok::<_, ModelError>(config.flag(key)?.unwrap_or(family.attention.sinks));
     let usual = Attention {
         heads,
-        kv_heads: config.optional_count("num_key_value_heads")?.unwrap_or(heads).max(1),
+        kv_heads: config
+            .optional_first_count(&["num_key_value_heads", "num_attention_groups"])?
+            .unwrap_or(heads)
+            .max(1),
         head_dim,
         value_dim: config.optional_count("v_head_dim")?.unwrap_or(head_dim),
         scale: scale(config, family, head_dim)?,
@@ -59,7 +62,9 @@ pub(super) fn attention(
     // Keys of one kind of layers are named if they differ from those of the other kind.
     let [of_full, of_windows] = heads_by_layer(config, family)?;
     let usual = Attention { heads: of_full.unwrap_or(usual.heads), ..usual };
-    let of_windows = config.optional_count("swa_num_attention_heads")?.or(of_windows);
+    let said =
+        config.optional_first_count(&["swa_num_attention_heads", "num_sliding_attention_heads"])?;
+    let of_windows = said.or(of_windows);
     let heads = of_windows.unwrap_or(heads);
     let of_window = config.optional_count("swa_head_dim")?.unwrap_or(head_dim);
     let windowed = Attention {
@@ -108,14 +113,46 @@ fn output_gate(config: &Config<'_>, family: &Family) -> Result<OutputGate, Model
 /// Returns the numbers of heads of layers without a window and of those with one, if there is a list with one for each layer.
 fn heads_by_layer(config: &Config<'_>, family: &Family) -> Result<[Option<usize>; 2], ModelError> {
     const KEY: &str = "num_attention_heads_per_layer";
+    if let Some(other) = config.object("attention_other_setting")? {
+        return heads_of_windows(config, &other);
+    }
     let mut found = [None; 2];
-    for (index, heads) in config.counts(KEY)?.into_iter().enumerate() {
+    let mut all: Vec<(usize, usize)> = config.counts(KEY)?.into_iter().enumerate().collect();
+    if let (false, Some(own)) =
+        (family.attention.keys_as_values, config.object("per_layer_config")?)
+    {
+        for (layer, _) in own.members() {
+            let (number, own) = (layer.parse().ok(), own.object(layer)?);
+            let heads = own.map_or(Ok(None), |own| own.optional_count("num_attention_heads"))?;
+            all.extend(number.zip(heads));
+        }
+    }
+    for (index, heads) in all {
         let kind = usize::from(window(config, family, index)?.is_some());
         let first = *found[kind].get_or_insert(heads);
         let expected = format!("layer {index} has another number than those before it");
         check(KEY, heads, heads == first, &expected)?;
     }
     Ok(found)
+}
+
+/// Returns the number of heads that Step's configurations give layers with a window.
+fn heads_of_windows(
+    config: &Config<'_>,
+    other: &Config<'_>,
+) -> Result<[Option<usize>; 2], ModelError> {
+    let kind = other.text("attention_type")?.unwrap_or(WINDOWED);
+    let key = "attention_other_setting.attention_type";
+    check(key, kind, kind == WINDOWED, "forebay knows sliding_attention")?;
+    for key in ["num_attention_groups", "head_dim", "true_head_dim"] {
+        let usual = if key == "true_head_dim" { "head_dim" } else { key };
+        let (own, usual) = (other.optional_count(key)?, config.optional_count(usual)?);
+        let fits = own.is_none() || own == usual;
+        let given = own.map_or("none".into(), |own| own.to_string());
+        let expected = "forebay knows the number of the other layers";
+        check(&format!("attention_other_setting.{key}"), given, fits, expected)?;
+    }
+    Ok([None, other.optional_count("num_attention_heads")?])
 }
 
 /// Returns the shape of multi-head latent attention, and its rotation.
@@ -244,85 +281,4 @@ fn of_full_layers<'a>(
     // Checks the keys of one of them, because all are the same.
     let Some((layer, _)) = first else { return Ok(None) };
     all.object(layer)
-}
-
-/// Returns the sliding window of layer `index`, if it has one.
-///
-/// If `layer_types` is present, it decides. Otherwise the qwen families have a window only with `use_sliding_window`,
-/// from layer `max_window_layers` on. Other families have it in all layers or by their pattern.
-pub(super) fn window(
-    config: &Config<'_>,
-    family: &Family,
-    index: usize,
-) -> Result<Option<usize>, ModelError> {
-    config.note(&WINDOW_KEYS);
-    let window = match WINDOWS.iter().find(|key| config.get(key).is_some()) {
-        Some(key) => config.optional_count(key)?,
-        None => family.attention.window,
-    };
-    let chunked = family.rotation.unrotated.and_then(Unrotated::chunks).is_some();
-    let kind = if chunked || family.layers.one_block {
-        None
-    } else {
-        config.text_of_layer("layer_types", index)?
-    };
-    expect_kind(kind, family, index)?;
-    let flag = config.flag_of_layer("hybrid_layer_pattern", index)?;
-    let slides = match (kind, flag) {
-        (Some(kind), _) => kind == WINDOWED,
-        (None, Some(flag)) => flag,
-        (None, None) => slides(config, family, index)? && window.is_some(),
-    };
-    match (slides, window) {
-        (true, Some(window)) => Ok(Some(window)),
-        (true, None) => Err(config.missing(WINDOWS[0])),
-        (false, _) => Ok(None),
-    }
-}
-
-/// Keys of the length of windows.
-const WINDOWS: [&str; 2] = ["sliding_window", "sliding_window_size"];
-
-/// Keys of the layers that have a window, of which one decides.
-const WINDOW_KEYS: [&str; 7] = [
-    "global_attn_every_n_layers",
-    "sliding_window",
-    "sliding_window_size",
-    "sliding_window_pattern",
-    "_sliding_window_pattern",
-    "max_window_layers",
-    "use_sliding_window",
-];
-
-/// Returns true if a layer has a window according to the pattern of the configuration or the family.
-fn slides(config: &Config<'_>, family: &Family, index: usize) -> Result<bool, ModelError> {
-    let period = config.optional_first_count(&[
-        "sliding_window_pattern",
-        "_sliding_window_pattern",
-        "global_attn_every_n_layers",
-    ])?;
-    Ok(match (family.attention.windows, period) {
-        (Windows::ButEvery(_), Some(period)) if period > 0 => !(index + 1).is_multiple_of(period),
-        (Windows::AsSaid, _) => {
-            let first = config.optional_count("max_window_layers")?.unwrap_or(0);
-            config.is_set("use_sliding_window")? && index >= first
-        }
-        _ => family.attention.windows.slides(index),
-    })
-}
-
-/// Refuses kinds of layers that no part of the reader knows. Those of families with other attention have checks of their own.
-fn expect_kind(kind: Option<&str>, family: &Family, index: usize) -> Result<(), ModelError> {
-    let is_other = family.recurrence.rule.is_some()
-        || family.attention.indexer.is_some()
-        || family.attention.compressed;
-    match kind {
-        None | Some("full_attention" | "sliding_attention" | "attention") => Ok(()),
-        Some(_) if is_other => Ok(()),
-        Some(other) => Err(ModelError::BadValue {
-            key: format!("layer_types of layer {index}"),
-            value: other.into(),
-            expected: "forebay knows full_attention and sliding_attention for this family".into(),
-        }),
-    }
 }

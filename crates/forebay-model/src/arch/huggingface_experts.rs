@@ -23,15 +23,25 @@ const FIRSTS: [&str; 4] =
     ["first_k_dense_replace", "moe_layer_start_index", "num_dense_layers", "moe_layer_num_skipped"];
 
 /// Keys of the flag that weights of experts are renormalised.
-const NORMS: [&str; 3] = ["norm_topk_prob", "moe_renormalize", "route_norm"];
+const NORMS: [&str; 4] = ["norm_topk_prob", "moe_renormalize", "route_norm", "norm_expert_weight"];
 
 /// Keys of the factor of the weights of experts.
-const SCALES: [&str; 4] =
-    ["routed_scaling_factor", "router_scaling_factor", "moe_routed_scaling_factor", "route_scale"];
+const SCALES: [&str; 5] = [
+    "moe_router_scaling_factor",
+    "routed_scaling_factor",
+    "router_scaling_factor",
+    "moe_routed_scaling_factor",
+    "route_scale",
+];
 
 /// Keys of the function that scores experts.
-const SCORINGS: [&str; 4] =
-    ["scoring_func", "moe_router_activation_func", "score_func", "score_function"];
+const SCORINGS: [&str; 5] = [
+    "scoring_func",
+    "moe_router_activation_func",
+    "moe_router_activation",
+    "score_func",
+    "score_function",
+];
 
 /// Returns true if a table gives the experts of every token in layer `index`.
 pub(super) fn is_by_token(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
@@ -46,6 +56,7 @@ pub(super) fn is_by_token(config: &Config<'_>, index: usize) -> Result<bool, Mod
 /// `first_k_dense_replace`, `moe_layer_freq`; ernie4_5_moe: `moe_layer_start_index`, `moe_layer_end_index`,
 /// `moe_layer_interval`; llama4: `interleave_moe_layer_step`). `mlp_layer_types` or `moe_layers` decides if it is present.
 pub(super) fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
+    config.note(&["moe_layers_enum", "moe_every_n_layer", "moe_layer_offset"]);
     config.note(&STEPS);
     config.note(&FIRSTS);
     let dense_only = config.list("mlp_only_layers")?;
@@ -71,6 +82,10 @@ pub(super) fn is_sparse(config: &Config<'_>, index: usize) -> Result<bool, Model
     }
     if let Some(is_moe) = is_moe {
         return Ok(is_moe);
+    }
+    if let Some(listed) = config.text("moe_layers_enum")? {
+        // Numbers with commas between them.
+        return Ok(listed.split(',').any(|number| number.trim().parse() == Ok(index)));
     }
     if let Some(layers) = with_experts {
         return Ok(has_number(layers, index));
@@ -139,6 +154,7 @@ pub(super) fn experts(
             "top_k_experts",
             "moe_topk",
             "experts_per_token",
+            "moe_top_k",
         ])?,
         width,
         scoring: scoring(config, family, corrected)?,
@@ -188,7 +204,8 @@ fn shared_width(config: &Config<'_>, family: &Family, width: usize) -> Result<us
     let mixed = config.flag("use_mixed_mlp_moe")?;
     config.note(&[SHARED_MLP, "intermediate_size"]);
     let of_one_block = config.optional_count("moe_shared_expert_intermediate_size")?;
-    match config.optional_count("shared_expert_intermediate_size")? {
+    let widths = ["shared_expert_intermediate_size", "share_expert_dims", "share_expert_dim"];
+    match config.optional_first_count(&widths)? {
         Some(shared) if family.feed_forward.shared_gate || family.feed_forward.shared > 0 => {
             Ok(shared)
         }

@@ -1,17 +1,15 @@
 //! The rotations of layers with and without a window, as `config.json` describes them.
 
 use forebay_compute::{RopeLayout, RopeScaling};
+use serde_json::Value;
 
 use super::architecture::{Rope, RopeFactors};
 use super::check::check;
 use super::config::{Config, ROTATIONS, short};
 use super::family::{Family, WindowTheta};
+use super::huggingface_windows::{FULL, WINDOWED, window};
 use super::rope_parameters::Parameters;
 use crate::ModelError;
-
-/// Scopes of the parameters of layers without a window and of layers with one.
-const FULL: &str = "full_attention";
-pub(super) const WINDOWED: &str = "sliding_attention";
 
 /// Keys of the base of the rotation in windowed layers.
 const LOCAL: [&str; 2] = ["rope_local_base_freq", "swa_rope_theta"];
@@ -28,19 +26,25 @@ pub(super) fn rotations(
         return Ok(Vec::new());
     }
     let [full, windowed] = dims;
-    let all = rotation(config, family, Some(FULL), rotary_dim(config, FULL, full)?)?;
+    let all = rotation(config, family, Some(FULL), rotary_dim(config, family, FULL, full)?)?;
     if family.rotation.of_windows.is_none() {
         expect_one_rotation(config, all.theta)?;
         return Ok(vec![all]);
     }
-    let of_windows = rotary_dim(config, WINDOWED, windowed)?;
+    let of_windows = rotary_dim(config, family, WINDOWED, windowed)?;
     Ok(vec![all, rotation(config, family, Some(WINDOWED), of_windows)?])
 }
 
 /// Returns the number of elements of a head that rotate.
-fn rotary_dim(config: &Config<'_>, scope: &str, head_dim: usize) -> Result<usize, ModelError> {
+fn rotary_dim(
+    config: &Config<'_>,
+    family: &Family,
+    scope: &str,
+    head_dim: usize,
+) -> Result<usize, ModelError> {
+    let of_kind = of_kind(config, family, "partial_rotary_factors", scope)?;
     let parameters = Parameters::of(config, Some(scope))?;
-    let partial = config.float("partial_rotary_factor")?;
+    let partial = of_kind.or(config.float("partial_rotary_factor")?);
     let partial = partial.or(parameters.float("partial_rotary_factor")?);
     Ok(match (partial, config.optional_count("rotary_dim")?) {
         _ if parameters.is_proportional()? => head_dim,
@@ -98,7 +102,10 @@ pub(super) fn rotation(
     let local = config.first_float(&LOCAL)?;
     let local = local.filter(|_| windowed);
     let beside = config.float("theta")?;
-    let theta = local.or(parameters.float("rope_theta")?).or(beside).or(usual);
+    let theta = match of_kind(config, family, "rope_theta", scope.unwrap_or(FULL))? {
+        Some(theta) => Some(theta),
+        None => local.or(parameters.float("rope_theta")?).or(beside).or(usual),
+    };
     let theta = theta.unwrap_or(10_000.0);
     let theta = if windowed { theta } else { theta * parameters.base_factor(rotary_dim)? };
     let layout = match config.flag("rope_interleave")? {
@@ -116,6 +123,29 @@ pub(super) fn rotation(
         _ => None,
     };
     Ok(Rope { theta, rotary_dim, from: 0, layout, scaling, factors })
+}
+
+/// Returns the number of a kind of layers, if `key` has a list with one for each layer. It must be the same for all layers of a
+/// kind.
+fn of_kind(
+    config: &Config<'_>,
+    family: &Family,
+    key: &str,
+    scope: &str,
+) -> Result<Option<f64>, ModelError> {
+    let Some(list) = config.set(key).and_then(Value::as_array) else { return Ok(None) };
+    let mut found = None;
+    for index in 0..config.count("num_hidden_layers")? {
+        if window(config, family, index)?.is_some() != (scope == WINDOWED) {
+            continue;
+        }
+        let own = list.get(index).and_then(Value::as_f64);
+        let first = *found.get_or_insert(own);
+        let given = own.map_or("none".into(), |own| own.to_string());
+        let expected = "it must be the same number in all layers of a kind";
+        check(&format!("{key} of layer {index}"), given, own.is_some() && own == first, expected)?;
+    }
+    Ok(found.flatten())
 }
 
 /// Returns the divisors of the frequencies of pairs of which only this share rotates: the first ones. The others stay where they

@@ -47,7 +47,9 @@ fn expect_activation(config: &Config<'_>, family: &Family) -> Result<(), ModelEr
         Gating::SquaredRelu => &["relu2"],
         // MiniMax-M3 names the clamped gate.
         Gating::Clamped { .. } => &["silu", "swish", "swigluoai"],
-        Gating::Silu | Gating::ClampedSilu { .. } => &["silu", "swish"],
+        Gating::Silu | Gating::ClampedSilu { .. } | Gating::SiluClamped { .. } => {
+            &["silu", "swish"]
+        }
     };
     match known.contains(&activation) {
         true => Ok(()),
@@ -80,6 +82,21 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
             return refuse(key, "true", "forebay does not know this variant");
         }
     }
+    // Variants of Step and Laguna.
+    for (key, known) in [
+        ("sink", false),
+        ("use_head_wise_attn_gate", true),
+        ("zero_centered", true),
+        ("use_moe", true),
+        ("moe_apply_router_weight_on_input", false),
+    ] {
+        if config.flag(key)?.is_some_and(|flag| flag != known) {
+            return refuse(key, &(!known).to_string(), &format!("forebay knows {known}"));
+        }
+    }
+    if config.list("use_rope_layers")?.is_some_and(|layers| !layers.is_empty()) {
+        return refuse("use_rope_layers", "set", "forebay knows rotations by kind of layer only");
+    }
     if config.flag("use_rotary_pos_emb")? == Some(false) {
         return refuse("use_rotary_pos_emb", "false", "forebay does not know this variant");
     }
@@ -107,7 +124,8 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
         let expected = "forebay knows no such shared experts for this family";
         return refuse(SHARED_MLP, "set", expected);
     }
-    if config.set("per_layer_config").is_some() && !family.attention.keys_as_values {
+    let by_layer = family.attention.keys_as_values || family.feed_forward.limits_by_layer;
+    if config.set("per_layer_config").is_some() && !by_layer {
         return refuse("per_layer_config", "set", "forebay does not know this variant");
     }
     if family.layers.one_block && config.set("sliding_window").is_some() {

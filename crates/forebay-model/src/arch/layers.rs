@@ -1,6 +1,10 @@
 //! Questions about the kinds of layers of a model.
 
-use super::architecture::{Architecture, Attention, FeedForward, Latent, Layer, Mixer, Rope};
+use forebay_compute::Gating;
+
+use super::architecture::{
+    Architecture, Attention, FeedForward, Gatings, Latent, Layer, Mixer, Rope,
+};
 use super::recurrent::STATES_PER_SEQUENCE;
 use crate::ModelError;
 
@@ -47,8 +51,18 @@ impl Layer {
             rope,
             tempered: false,
             feed_forward,
+            gatings: None,
         }
     }
+}
+
+/// Returns the gatings of a layer with these limits behind SiLU, of experts and of other feed-forwards. 0 means none.
+pub(super) fn limited([experts, others]: [f32; 2]) -> Gatings {
+    let of = |limit: f32| match limit == 0.0 {
+        true => Gating::Silu,
+        false => Gating::SiluClamped { limit },
+    };
+    Gatings { experts: of(experts), others: of(others) }
 }
 
 /// Marks the layers whose queries a temperature multiplies: those without rotation, or all.

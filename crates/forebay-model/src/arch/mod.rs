@@ -26,6 +26,7 @@ mod huggingface_indexer;
 mod huggingface_recurrent;
 mod huggingface_rotation;
 mod huggingface_variants;
+mod huggingface_windows;
 mod indexer;
 mod keys_read;
 mod layers;
@@ -43,9 +44,9 @@ mod unrotated;
 mod validation;
 
 pub use architecture::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, KvCapacity, KvInVram, Latent,
-    Layer, LayerEmbeddings, Mixer, Naming, NormLayout, OutputGate, QkNorm, Rope, RopeFactors,
-    Values,
+    Architecture, Attention, AttentionBias, Experts, FeedForward, Gatings, KvCapacity, KvInVram,
+    Latent, Layer, LayerEmbeddings, Mixer, Naming, NormLayout, OutputGate, QkNorm, Rope,
+    RopeFactors, Values,
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use families::by_name;

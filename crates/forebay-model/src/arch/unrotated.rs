@@ -5,8 +5,6 @@ use serde_json::Value;
 
 use super::architecture::Layer;
 use super::config::Config;
-use super::gguf_keys::Keys;
-use super::gguf_windows::{WINDOW, pattern};
 use crate::ModelError;
 
 /// The layers without rotation. What the configuration says comes first.
@@ -31,7 +29,8 @@ pub struct Chunks {
     pub temperature: Temperature,
 }
 
-fn is_last(index: usize, period: usize) -> bool {
+/// Returns true for the last layer of every so many.
+pub(super) fn is_last(index: usize, period: usize) -> bool {
     (index + 1).is_multiple_of(period.max(1))
 }
 
@@ -83,45 +82,10 @@ impl Unrotated {
             Unrotated::Every(_) | Unrotated::WithoutWindow => Ok(Layer { rope, ..layer }),
         }
     }
-
-    /// Returns layer `index` of a GGUF file without its rotation, or with its chunks. GGUF files give no period and no length.
-    ///
-    /// # Errors
-    /// Returns an error if the metadata gives another length of chunks than the usual one.
-    pub(super) fn of_gguf(
-        self,
-        keys: &Keys<'_>,
-        layer: Layer,
-        (index, windows): (usize, &[Option<usize>]),
-    ) -> Result<Layer, ModelError> {
-        match self {
-            Unrotated::WithoutWindow => Ok(without_window(layer, windows)),
-            Unrotated::Every(period) => {
-                Ok(Layer { rope: layer.rope.filter(|_| !is_last(index, period)), ..layer })
-            }
-            Unrotated::BesideChunks(Chunks { period, length, .. }) => {
-                match keys.optional_count(WINDOW)? {
-                    // Such models have no chunks.
-                    Some(0) => return Ok(Layer { window: None, ..layer }),
-                    Some(other) if other != length => {
-                        let expected = format!("forebay knows chunks of {length} positions");
-                        return Err(keys.wrong(WINDOW, other, &expected));
-                    }
-                    _ => {}
-                }
-                let is_chunked = match pattern(keys, windows.len())? {
-                    Some(flags) => flags[index],
-                    None => !is_last(index, period),
-                };
-                let chunk = is_chunked.then_some(length);
-                let rope = layer.rope.filter(|_| chunk.is_some());
-                Ok(Layer { window: chunk, chunked: chunk.is_some(), rope, ..layer })
-            }
-        }
-    }
 }
 
-fn without_window(layer: Layer, windows: &[Option<usize>]) -> Layer {
+/// Returns a layer without its rotation if it has no window and others have one.
+pub(super) fn without_window(layer: Layer, windows: &[Option<usize>]) -> Layer {
     let beside_windows = windows.iter().any(Option::is_some);
     let rope = layer.rope.filter(|_| layer.window.is_some() || !beside_windows);
     Layer { rope, ..layer }

@@ -94,7 +94,14 @@ impl Architecture {
                 of.width.saturating_mul(self.layers.len()),
             )?;
         }
-        if let Gating::Clamped { limit, .. } | Gating::ClampedSilu { limit } = self.gating {
+        let own = (0..self.layers.len()).map(|layer| self.gatings_of(layer));
+        for gating in own.flat_map(|of| [of.experts, of.others]) {
+            let limit = match gating {
+                Gating::Clamped { limit, .. }
+                | Gating::ClampedSilu { limit }
+                | Gating::SiluClamped { limit } => limit,
+                Gating::Silu | Gating::GeluTanh | Gating::SquaredRelu => continue,
+            };
             let fits = limit.is_finite() && limit > 0.0;
             check("limit of gate and up", limit, fits, "it must be positive")?;
         }

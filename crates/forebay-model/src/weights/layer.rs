@@ -117,6 +117,7 @@ impl LayerBuilder<'_> {
             )?,
             attention_parts,
             feed_forward,
+            gatings: self.architecture.gatings_of(self.index),
             embeddings,
             ngrams,
             scale: match self.architecture.layer_scales {

@@ -3,7 +3,7 @@
 use forebay_compute::{DeltaColumns, RouterRule};
 use forebay_format::TensorType;
 
-use crate::arch::Experts;
+use crate::arch::{Experts, Gatings};
 use crate::ngrams::NGramHashes;
 use crate::rows::RowTable;
 
@@ -40,6 +40,7 @@ pub struct LayerWeights {
     /// feed-forward matrices, or router and shared experts, follow.
     pub attention_parts: usize,
     pub feed_forward: FeedForwardWeights,
+    pub gatings: Gatings,
     /// What the layer does with the tokens' embeddings for it, if the model has such embeddings.
     pub embeddings: Option<LayerEmbeddingWeights>,
     /// Weights of the embeddings of n-grams that the layer adds to the residual streams before its attention, if it does.

@@ -138,6 +138,41 @@ pub(super) const FAMILIES: &[Family] = &[
         ..Family::BASE
     },
     Family {
+        name: "step35",
+        files: Files {
+            gguf: &["step35"],
+            huggingface: &["step3p5"],
+            names: &[
+                ("router", "", "moe.gate.weight"),
+                ("correction_bias", "", "moe.router_bias"),
+                ("expert_gate", "", "moe.gate_proj.weight"),
+                ("expert_up", "", "moe.up_proj.weight"),
+                ("expert_down", "", "moe.down_proj.weight"),
+                ("shared_gate", "", "share_expert.gate_proj.weight"),
+                ("shared_up", "", "share_expert.up_proj.weight"),
+                ("shared_down", "", "share_expert.down_proj.weight"),
+            ],
+            norms_less_one: true,
+            ..Files::BASE
+        },
+        attention: Attention {
+            qk_norm: QkNorm::PerHead,
+            output_gate: OutputGate::ByHead(GateFunction::Sigmoid),
+            ..Attention::BASE
+        },
+        rotation: Rotation {
+            of_windows: Some(WindowTheta::Same),
+            half_in_gguf: true,
+            ..Rotation::BASE
+        },
+        feed_forward: FeedForward {
+            shared: 1,
+            limits_by_layer: true,
+            ..FeedForward::CORRECTED_EXPERTS
+        },
+        ..Family::BASE
+    },
+    Family {
         name: "glm4",
         files: Files {
             gguf: &["glm4"],

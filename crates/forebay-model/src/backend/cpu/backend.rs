@@ -226,7 +226,7 @@ impl CpuBackend {
         let (x, rows) = (&scratch.dense_input, scratch.rows.of(step));
         let [a, b] = both_kinds(matrix(residency, lease, &gate), x, rows, gate_out);
         let [c, d] = both_kinds(matrix(residency, lease, &up), x, rows, up_out);
-        let gating = step.architecture.gating;
+        let gating = step.layer_weights().gatings.others;
         let jobs = if gating.has_gate() { 4 } else { 2 };
         matmul_beside_reads(cpu, residency, &mut [a, b, c, d][..jobs])?;
         let inner = &mut scratch.gate[..count * width];
@@ -580,7 +580,7 @@ impl Backend for CpuBackend {
             up: *up,
             down: *down,
             biases: vectors.biases.as_ref(),
-            gating: step.architecture.gating,
+            gating: step.layer_weights().gatings.experts,
             hidden,
             count,
             decode: step.decode,

@@ -175,7 +175,7 @@ impl CudaBackend {
         };
         let shared = self.compute_shared(step)?;
         let (at, experts) = (self.at(), step.experts());
-        let matrices = expert_matrices(step.layer_weights(), step.architecture.gating);
+        let matrices = expert_matrices(step.layer_weights());
         let matrices = matrices.expect("the layer has experts");
         let layout = self.plan.weights.experts_of[step.layer].expect("the layer has experts");
         let sorted = self.sorted_pairs();
@@ -211,7 +211,7 @@ impl CudaBackend {
             // Outputs are otherwise sorted by expert.
             pairs: if by_row { DevicePtr::null() } else { sorted.pairs },
         });
-        let gating = device_gating(step.architecture.gating);
+        let gating = device_gating(step.layer_weights().gatings.experts);
         let row_of_pair = match by_row {
             true => self.arena.activation(at.identity),
             false => sorted.row_of_pair,
@@ -262,7 +262,7 @@ impl CudaBackend {
         };
         let (gpu, at) = (&self.gpu, self.at());
         let pair = [self.product(step, gate, at.shared_gate), self.product(step, up, at.shared_up)];
-        let gating = device_gating(step.architecture.gating);
+        let gating = device_gating(step.layer_weights().gatings.others);
         self.products().gated(gpu, gating, self.float(at.normed), Rows::of(step), pair)?;
         let down = self.product(step, down, at.shared);
         self.products().dense(gpu, self.float(at.shared_gate), Rows::of(step), &[down])?;
