@@ -120,6 +120,18 @@ pub struct Wanted {
     pub model: Option<String>,
 }
 
+impl Wanted {
+    /// Returns true if the answer has a form, so that a grammar must be compiled.
+    pub fn has_form(&self) -> bool {
+        self.rules.is_some() || self.must_call.is_some()
+    }
+
+    /// Returns the request for its prompt alone, whatever the form of its answer.
+    pub fn without_form(self) -> Wanted {
+        Wanted { rules: None, must_call: None, ..self }
+    }
+}
+
 /// What ends an answer, or may not be in it, beside the texts of [`Wanted::stops`].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Ends {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use forebay_requests::{Prepared, Wanted};
+use forebay_requests::{Prepared, Refusal, Wanted};
 
 use crate::access::Rules;
 use crate::caller::Caller;
@@ -11,7 +11,7 @@ use crate::error::ApiError;
 use crate::files::Storage;
 use crate::lifetime::Lifetime;
 use crate::models::{Entry, Lease, Models};
-use crate::pool::{Pool, PoolOptions};
+use crate::pool::{FOR_EVER, Pool, PoolOptions};
 use crate::quota::Quota;
 use crate::server::ServerOptions;
 use crate::{ollama, responses, stream};
@@ -31,17 +31,28 @@ const SHORT: PoolOptions = PoolOptions {
     threads: 16,
     threads_each: 4,
     waiting_each: 256,
+    waiting_time: FOR_EVER,
     stack_bytes: 4 << 20,
 };
 
-/// Threads for templates, tokenizers and grammars, which may take long.
+/// Threads for templates and tokenizers, which may take long.
 const PREPARING: PoolOptions = PoolOptions {
     name: "preparing",
-    work: "preparing the prompt and the grammar",
+    work: "preparing the prompt",
     threads: 16,
     threads_each: 2,
     waiting_each: 128,
+    waiting_time: FOR_EVER,
+    stack_bytes: 64 << 20,
+};
+
+/// Threads for requests with a grammar, some of which take minutes. So other requests of the caller do not wait for them.
+const COMPILING: PoolOptions = PoolOptions {
+    name: "compiling",
+    work: "preparing the prompt and the grammar",
+    waiting_time: PREPARING_TIME,
     stack_bytes: forebay_grammar::COMPILING_STACK_BYTES,
+    ..PREPARING
 };
 
 /// What all handlers share.
@@ -54,8 +65,10 @@ pub struct App {
     pub rules: Arc<Rules>,
     /// Threads for bodies, folders and lists.
     short: Pool,
-    /// Threads for templates, tokenizers and grammars.
+    /// Threads for templates and tokenizers.
     preparing: Pool,
+    /// Threads for requests with a grammar.
+    compiling: Pool,
     /// Requests that are being answered.
     pub requests: Arc<Quota>,
     /// Bytes of bodies that are in memory.
@@ -82,6 +95,7 @@ impl App {
             rules,
             short: Pool::new(SHORT),
             preparing: Pool::new(PREPARING),
+            compiling: Pool::new(COMPILING),
             requests: Quota::new("requests", REQUESTS_MAX, several),
             body_bytes: Quota::of_bytes("requests", BODIES_MAX.saturating_mul(body_bytes), several),
             pulls: Quota::new("pulls", ollama::PULLS_MAX, several),
@@ -104,7 +118,7 @@ impl App {
         self.short.run(caller, None, work).await
     }
 
-    /// Runs work with a model's text: template, tokenizer and grammar. It may take long, so it has threads of its own.
+    /// Runs work with a model's text: template and tokenizer. It may take long, so it has threads of its own.
     ///
     /// # Errors
     /// Returns the errors of the work, and those of [`Pool::run`].
@@ -114,6 +128,21 @@ impl App {
         prepare: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
     ) -> Result<T, ApiError> {
         self.preparing.run(caller, Some(PREPARING_TIME), prepare).await
+    }
+
+    /// Makes a request ready to run by `prepare`. If its answer has a form, whose grammar is compiled, threads for that do it.
+    ///
+    /// # Errors
+    /// Returns the errors of the work, and those of [`Pool::run`].
+    pub async fn prepare_wanted(
+        &self,
+        caller: &Caller,
+        wanted: Wanted,
+        prepare: impl FnOnce(Wanted) -> Result<Prepared, Refusal> + Send + 'static,
+    ) -> Result<Prepared, ApiError> {
+        let pool = if wanted.has_form() { &self.compiling } else { &self.preparing };
+        let work = move || Ok(prepare(wanted)?);
+        pool.run(caller, Some(PREPARING_TIME), work).await
     }
 
     /// Returns the number of tokens of the prompt of the request that `read` gives, with its model.
@@ -128,7 +157,8 @@ impl App {
         let own = self.clone();
         let count = move || {
             let (entry, wanted) = read()?;
-            Ok(own.models.text(&entry)?.prepare(wanted, None)?.request.prompt.len())
+            let prepared = own.models.text(&entry)?.prepare(wanted.without_form(), None)?;
+            Ok(prepared.request.prompt.len())
         };
         self.prepare(caller, count).await
     }
@@ -144,6 +174,7 @@ impl App {
         wanted: Wanted,
     ) -> Result<Prepared, ApiError> {
         let lease = lease.clone();
-        self.prepare(caller, move || Ok(lease.text.prepare(wanted, Some(lease.context))?)).await
+        let prepare = move |wanted| lease.text.prepare(wanted, Some(lease.context));
+        self.prepare_wanted(caller, wanted, prepare).await
     }
 }

@@ -204,7 +204,7 @@ pub async fn apply_template(
     let prepare = move || {
         let wanted = wanted(Endpoint::Chat, &body::json(&body)?)?;
         let text = text(&own, wanted.model.as_deref())?;
-        Ok(text.prepare(wanted, None)?)
+        Ok(text.prepare(wanted.without_form(), None)?)
     };
     let prepared = app.prepare(&caller, prepare).await?;
     let ids = prepared.request.prompt;

@@ -19,8 +19,8 @@ use crate::error::ApiError;
 
 /// Time after which work is no longer urgent: its thread then gives way to the engine and to shorter work.
 const URGENT: Duration = Duration::from_millis(100);
-/// Limit of work without one.
-const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// Limit of work and of waits without one.
+pub const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Priority of work that is not urgent, as by `nice`.
 const NICE: i32 = 10;
 
@@ -37,6 +37,8 @@ pub struct PoolOptions {
     pub threads_each: usize,
     /// Most jobs of one caller that wait.
     pub waiting_each: usize,
+    /// Longest time that a job waits for its start.
+    pub waiting_time: Duration,
     pub stack_bytes: usize,
 }
 
@@ -83,6 +85,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+fn too_many(why: &str) -> ApiError {
+    let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, why);
+    ApiError { code: Some("too_many_requests"), ..error }
+}
+
 impl Pool {
     /// Creates a pool without threads.
     pub fn new(options: PoolOptions) -> Pool {
@@ -93,8 +100,8 @@ impl Pool {
     /// goes on, and counts as the caller's until it ends. Work whose client has gone before it started does not run.
     ///
     /// # Errors
-    /// Returns the errors of the work, and an error if too much work of this caller waits, or if the work takes too long or
-    /// panics.
+    /// Returns the errors of the work, and an error if too much work of this caller waits, if other work of the caller does not come
+    /// to an end, or if the work takes too long or panics.
     pub async fn run<T: Send + 'static>(
         &self,
         caller: &Caller,
@@ -113,8 +120,12 @@ impl Pool {
         };
         let thread = Arc::new(Mutex::default());
         self.0.add(caller.share(), Job { run: Box::new(run), thread: thread.clone() })?;
-        // An error means that the job has ended.
-        let _ = begun.await;
+        // A job that begins after all finds `reply` closed. An error of `begun` means that the job has ended.
+        if tokio::time::timeout(self.0.options.waiting_time, begun).await.is_err() {
+            let why =
+                format!("earlier requests of yours are not done with {}", self.0.options.work);
+            return Err(too_many(&format!("{why}: try again later")));
+        }
         tokio::pin!(done);
         let limit = limit.unwrap_or(FOR_EVER);
         let done = match tokio::time::timeout(URGENT.min(limit), &mut done).await {
@@ -148,8 +159,7 @@ impl Shared {
             let work = self.options.work;
             let why =
                 format!("{waiting} of your requests wait for {work} already: try again later");
-            let error = ApiError::new(StatusCode::TOO_MANY_REQUESTS, why);
-            return Err(ApiError { code: Some("too_many_requests"), ..error });
+            return Err(too_many(&why));
         }
         lane.waiting.push_back(job);
         state.give_turn(share, self.options.threads_each);
@@ -259,6 +269,7 @@ mod tests {
             threads,
             threads_each,
             waiting_each,
+            waiting_time: FOR_EVER,
             stack_bytes,
         }))
     }
@@ -351,6 +362,24 @@ mod tests {
         assert!(jobs.begins.try_recv().is_err());
         let state = lock(&pool.0.state);
         assert_eq!((state.threads, state.turns.len()), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn work_that_does_not_end_holds_up_no_later_request_for_long() {
+        let waiting_time = Duration::from_millis(1);
+        let options = PoolOptions { waiting_time, ..pool(2, 1, 8).0.options };
+        let (pool, jobs) = (Arc::new(Pool::new(options)), Jobs::new());
+        let (end, asked) = jobs.add(&pool, 1, 0).await;
+        assert_eq!(jobs.next(), (1, 0));
+        let refused = pool.run(&caller(1), LONG, || Ok(())).await.unwrap_err();
+        assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+        assert!(refused.message.contains("earlier requests of yours"));
+        drop(end);
+        asked.await.unwrap().unwrap();
+        // The job that was refused leaves the queue without a run.
+        while !lock(&pool.0.state).lanes.is_empty() {
+            tokio::task::yield_now().await;
+        }
     }
 
     #[tokio::test]

@@ -122,8 +122,8 @@ impl Requests {
         let lease = self.app.models.get(caller, entry, None).await?;
         self.note_places(&lease);
         let (own, seed) = (lease.clone(), self.seed(number));
-        let prepare = move || Ok(own.text.prepare_with(wanted, Some(own.context), seed)?);
-        let mut prepared = self.app.prepare(caller, prepare).await?;
+        let prepare = move |wanted| own.text.prepare_with(wanted, Some(own.context), seed);
+        let mut prepared = self.app.prepare_wanted(caller, wanted, prepare).await?;
         prepared.request.priority = PRIORITY;
         let choices = Answers::start(caller, &lease, &prepared).await?.all().await?;
         let identity = Identity { unique, created: self.created, model: &lease.name };
