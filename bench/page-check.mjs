@@ -12,7 +12,7 @@ import { mkdirSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 
-import { checkChats } from "./page-chats.mjs";
+import { checkChats, taken } from "./page-chats.mjs";
 
 const require = createRequire(process.env.NODE_PATH ? `${process.env.NODE_PATH}/` : import.meta.url);
 const { chromium } = require("playwright-core");
@@ -64,7 +64,11 @@ async function open(width, scheme, { state = null, answers = {} } = {}) {
 }
 
 const fits = (page) => page.evaluate(() => document.documentElement.scrollWidth <= window.innerWidth);
-const done = (page) => page.locator("#send").waitFor({ state: "visible", timeout: 60000 });
+// Waits until what was sent is answered.
+async function done(page) {
+  await taken(page);
+  await page.locator("#send").waitFor({ state: "visible", timeout: 60000 });
+}
 const lastBody = (page) => page.locator("#messages .message").last().locator(".body");
 const set = (page, field, value) => page.evaluate(([id, text]) => {
   const node = document.getElementById(id);
@@ -119,7 +123,7 @@ await check("Enter sends, and an answer comes", async () => {
 });
 await check("Retry answers again", async () => {
   await page.getByRole("button", { name: "Retry" }).click();
-  await done(page);
+  await page.getByText("The old answer is replaced.").waitFor();
   return (await page.locator(".message").count()) === 2;
 });
 await check("Esc stops, and the text so far stays", async () => {
