@@ -39,10 +39,10 @@ pub fn json<T: Serialize>(document: &T) -> Outcome {
     }
 }
 
-/// Prints a result and flushes it at once.
+/// Prints a result and flushes it at once. Items of lists are broken at the width of the terminal, if it is one.
 pub fn print(text: &str) -> Outcome {
     match io::stdout().is_terminal() {
-        true => write(&visible::text(text)),
+        true => write(&broken_items(&visible::text(text), columns())),
         false => write(text),
     }
 }
@@ -113,6 +113,15 @@ pub fn say_labelled(lines: &[(&str, String)]) {
     let _ = io::stderr().write_all(text.as_bytes());
 }
 
+/// Breaks the items (`- …`) of a text at the width of the terminal. Other lines stay, such as tables and commands.
+fn broken_items(text: &str, columns: usize) -> String {
+    let item = |line: &str| match line.strip_prefix("- ") {
+        Some(item) => format!("- {}", wrap::indented(item, columns, 2)),
+        None => line.to_owned(),
+    };
+    text.split('\n').map(item).collect::<Vec<_>>().join("\n")
+}
+
 /// `tell!("…", …)` writes a line to standard error.
 macro_rules! tell {
     () => { $crate::output::say(format_args!("\n")) };
@@ -180,6 +189,14 @@ pub fn grouped(count: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn items_are_broken_and_tables_are_not() {
+        let text = "a table with one long line\n- one item of several words\n- two\n";
+        let broken = "a table with one long line\n- one item of several\n  words\n- two\n";
+        assert_eq!(broken_items(text, 24), broken);
+        assert_eq!(broken_items(text, 0), text);
+    }
 
     #[test]
     fn columns_line_up() {
