@@ -225,6 +225,8 @@ impl Preparation<'_> {
                 calls = tools.clone();
                 let format = self.format.offering(tools.as_ref());
                 let messages = without_empty_end(messages);
+                // Each message takes a token or more, and a template's time grows with their number.
+                self.check_tokens("messages", messages.len())?;
                 let end = ending.of(&messages);
                 let prompt = format.render_to(end, template, &messages, tools.as_ref(), &all);
                 let prompt = prompt.map_err(|error| Refusal::of("messages", error.to_string()))?;
@@ -434,7 +436,11 @@ impl Preparation<'_> {
 
     /// Refuses a text that cannot fit, before its tokens are made.
     fn check_length(&self, field: &'static str, text: &str) -> Result<(), Refusal> {
-        let least = self.tokenizer.tokens_min(text.len());
+        self.check_tokens(field, self.tokenizer.tokens_min(text.len()))
+    }
+
+    /// Refuses a prompt of at least so many tokens, if it cannot fit.
+    fn check_tokens(&self, field: &'static str, least: usize) -> Result<(), Refusal> {
         if let Some(context) = self.context.filter(|context| least > *context) {
             let message = format!(
                 "the context is too short: it has {context} positions, and this prompt has at least {least} tokens; \

@@ -99,9 +99,12 @@ fn prompts_that_cannot_fit_are_refused_before_they_become_tokens() {
     let server = Server::start(&["--ctx", "64"]);
     let long = "word ".repeat(100_000);
     let messages = json!([{ "role": "user", "content": long }]);
+    // Too many to be rendered: each takes a position or more.
+    let many = vec![json!({ "role": "user", "content": "" }); 65];
     for (path, body) in [
         ("/v1/completions", json!({ "prompt": long })),
         ("/v1/chat/completions", json!({ "messages": messages })),
+        ("/v1/chat/completions", json!({ "messages": many })),
     ] {
         let (status, answer) = server.ask("POST", path, "", &body.to_string());
         let answer: Value = serde_json::from_str(&answer).unwrap();
