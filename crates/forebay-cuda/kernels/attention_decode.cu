@@ -64,7 +64,7 @@ struct Inputs {
     const float *k, *v, *q_bias, *k_bias, *v_bias, *q_norm, *k_norm, *angles;
     int rotary_dim, rotary_from, interleaved;
     float eps;
-    int norm_last;
+    int norm_last, mixed;
 };
 
 // Rows of `memory` while inputs are finished: queries, key, value, both norms, and angles.
@@ -100,11 +100,13 @@ __device__ inline void finish_inputs(float *memory, const float *q, const Inputs
     __syncthreads();
     const float *angles = in.angles ? memory + ANGLES * HEAD_DIM : nullptr;
     const HeadRules rules{angles, in.rotary_dim, in.rotary_from, in.interleaved, in.eps, in.norm_last};
-    for (int row = threadIdx.x >> 5; row <= KEY; row += WARPS) {
+    for (int row = threadIdx.x >> 5; row <= VALUE; row += WARPS) {
+        if (row == VALUE) mix_head(memory + row * HEAD_DIM, dim_v, in.mixed);
         if (row >= columns && row != KEY) continue;
         const int norm = row == KEY ? KEY_NORM : QUERY_NORM;
         const bool normed = (row == KEY ? in.k_norm : in.q_norm) != nullptr;
         finish_head(memory + row * HEAD_DIM, dim_k, normed ? memory + norm * HEAD_DIM : nullptr, true, rules);
+        mix_head(memory + row * HEAD_DIM, dim_k, in.mixed);
     }
     __syncthreads();
 }
@@ -335,14 +337,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, HEAD_DIM > 128 ? 2 : 3)
                      float softcap, i8 *codes, ActivationScale *scales, const float *k_input, const float *v_input,
                      const float *q_bias, const float *k_bias, const float *v_bias, const float *q_norm,
                      const float *k_norm, const float *angles, int rotary_dim, int rotary_from, int interleaved,
-                     float eps, int norm_last) {
+                     float eps, int norm_last, int mixed) {
     __shared__ Queries queries;
     __shared__ __align__(16) Shared shared;
     const KvLayer cache{KV_ARGUMENTS};
     const AttentionShape shape{heads, kv_heads, dim_k, dim_v, context, window, scale, softcap};
     const Inputs inputs{k_input, v_input, q_bias,     k_bias,      v_bias,      q_norm,
                         k_norm,  angles,  rotary_dim, rotary_from, interleaved, eps,
-                        norm_last};
+                        norm_last, mixed};
     const Output output{out, codes, scales};
     const int group = heads / kv_heads, chunks = (group + COLUMNS - 1) / COLUMNS;
     const int unit = blockIdx.y, token = unit / (kv_heads * chunks), kv_head_index = unit / chunks % kv_heads;

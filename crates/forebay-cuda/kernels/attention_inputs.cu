@@ -27,13 +27,14 @@ __device__ inline void copy_row(float *to, const float *from, const float *bias,
 // the values are a part of the keys. Only the first `key_norm_dim` elements of a key are normed. Norms come behind the
 // rotation if `norm_last` is 1. angles [positions, 2,
 // rotary_dim / 2] are cosines and sines. The tokens may belong to different sequences. A position beyond the `context`
-// positions of a table, or without a block, is not written. One warp for each head of each token: grid (heads, tokens).
+// positions of a table, or without a block, is not written. Caches that round get heads of which `mixed` adjacent elements are
+// mixed, queries too. One warp for each head of each token: grid (heads, tokens).
 extern "C" __global__ void __launch_bounds__(WARPS * 32)
     attention_inputs(float *q, const float *k, const float *v, const float *q_bias,
                      const float *k_bias, const float *v_bias, const float *q_norm,
                      const float *k_norm, const float *angles, KV_PARAMETERS, int heads, int kv_heads, int dim_k,
                      int dim_v, int key_norm_dim, int rotary_dim, int rotary_from, int interleaved, int context,
-                     float eps, int norm_last) {
+                     float eps, int norm_last, int mixed) {
     extern __shared__ float shared[];
     const int lane = threadIdx.x & 31;
     // The warp's row, the weight of its norm, and the angles of its position, one behind the other.
@@ -63,6 +64,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
     __syncwarp();
     finish_head(row, norm_dim, norm ? own_norm : nullptr, !value,
                 HeadRules{angles ? own_angles : nullptr, rotary_dim, rotary_from, interleaved, eps, norm_last});
+    mix_head(row, dim, mixed);
     if (query) {
         for (int i = lane; i < dim; i += 32) q[first + i] = row[i];
     } else {
@@ -71,3 +73,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32)
         store_row(plane.block(block), position % KV_BLOCK, row, dim, lane);
     }
 }
+
+#if defined(KV_Q8_0) || defined(KV_Q4_0)
+// Mixes every `mixed` adjacent elements of x [count] in place, which undoes the mixing of values in their sums. One warp for
+// each 64 elements.
+extern "C" __global__ void __launch_bounds__(WARPS * 32) mix_sums(float *x, int count, int mixed) {
+    const int first = (blockIdx.x * WARPS + (threadIdx.x >> 5)) * 64;
+    wait_for_previous();
+    if (first < count) mix_row(x + first, min(64, count - first), mixed);
+}
+#endif

@@ -40,6 +40,41 @@ __device__ inline void store_row(const KvBlock<T> &block, int at, const float *r
     }
 }
 
+// Multiplies every `mixed` adjacent elements of `row` [dim] by the Hadamard matrix of this size, divided by the square root of
+// `mixed`, with all lanes of a warp. `mixed` is a power of two up to 64 that divides `dim`. The CPU takes the same steps in the
+// same order.
+__device__ inline void mix_row(float *row, int dim, int mixed) {
+    const int lane = threadIdx.x & 31;
+    const float factor = 1.0f / sqrtf((float)mixed);
+    for (int first = 0; first < dim; first += 64) {
+        const int i = first + lane, j = i + 32;
+        float a = i < dim ? row[i] : 0.0f, b = j < dim ? row[j] : 0.0f;
+        for (int distance = 1; distance < min(mixed, 32); distance *= 2) {
+            const float c = __shfl_xor_sync(~0u, a, distance), d = __shfl_xor_sync(~0u, b, distance);
+            const bool high = lane & distance;
+            a = high ? __fsub_rn(c, a) : __fadd_rn(a, c);
+            b = high ? __fsub_rn(d, b) : __fadd_rn(b, d);
+        }
+        if (mixed == 64) {
+            const float low = a;
+            a = __fadd_rn(low, b);
+            b = __fsub_rn(low, b);
+        }
+        if (i < dim) row[i] = __fmul_rn(a, factor);
+        if (j < dim) row[j] = __fmul_rn(b, factor);
+    }
+}
+
+// Mixes a head in shared memory of one warp, if the cache rounds its elements.
+__device__ inline void mix_head(float *row, int dim, int mixed) {
+    if constexpr (KvType::BITS < 16) {
+        if (mixed == 1) return;
+        __syncwarp();
+        mix_row(row, dim, mixed);
+        __syncwarp();
+    }
+}
+
 // Rotation and norm of the heads of one position.
 struct HeadRules {
     // Cosines [rotary_dim / 2] of the position, then sines; null: no rotation.

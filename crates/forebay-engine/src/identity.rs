@@ -13,7 +13,7 @@ use crate::{EngineError, Session};
 
 /// Number of the arithmetic of keys and values. Increase it with every change of their bits that [`Session::strong_identity`]
 /// does not notice by itself.
-const ARITHMETIC: u32 = 2;
+const ARITHMETIC: u32 = 3;
 
 /// Bytes that are read of every tensor.
 const SAMPLE_BYTES: u64 = 512;

@@ -4,6 +4,7 @@
 
 mod elementwise;
 mod gating;
+mod mix;
 mod norm;
 mod rope;
 mod router;

@@ -265,7 +265,7 @@ impl Attention {
             Some(Converted::Halves(_)) => unreachable!("halves of generated tokens"),
             None => launch.null().null(),
         };
-        let Some(inputs) = self.inputs else { return (0..13).fold(launch, |l, _| l.u64(0)) };
+        let Some(inputs) = self.inputs else { return (0..14).fold(launch, |l, _| l.u64(0)) };
         inputs.check(shape);
         assert_eq!(inputs.key_norm_dim, shape.dim_k, "keys that are normed in part");
         assert_eq!(inputs.q.projected.address(), self.q.address(), "other queries");
@@ -285,6 +285,7 @@ impl Attention {
             .int(usize::from(rotation.interleaved))
             .float(inputs.norm_epsilon)
             .int(usize::from(inputs.norms_last))
+            .int(inputs.mixed)
     }
 }
 

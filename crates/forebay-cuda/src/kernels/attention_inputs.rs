@@ -6,6 +6,8 @@ use crate::{CudaError, DevicePtr, Gpu};
 
 /// Number of heads of a block, one warp each; the same as in the kernel.
 const WARPS: usize = 4;
+/// Most elements that are mixed with each other; the same as in the kernel.
+const MIXED_MAX: usize = 64;
 /// Most tokens that a grid's second dimension can count.
 const TOKENS_MAX: usize = 65_535;
 
@@ -62,6 +64,9 @@ pub struct AttentionInputs {
     pub norm_epsilon: f32,
     /// True if the norms follow the rotation.
     pub norms_last: bool,
+    /// Number of adjacent elements of queries, keys and values that a Hadamard matrix mixes before they are rounded: a power of two
+    /// up to 64 that divides their lengths, or 1. Caches that do not round take 1.
+    pub mixed: usize,
     pub rotation: Option<Rotation>,
 }
 
@@ -90,6 +95,17 @@ impl AttentionInputs {
             shape.dim_k
         );
         assert!(self.v.norm.is_null(), "values have no norm");
+        assert!(self.mixed == 1 || shape.element.rounds(), "{:?} is not rounded", shape.element);
+        assert!(
+            self.mixed.is_power_of_two() && self.mixed <= MIXED_MAX,
+            "{} elements are mixed",
+            self.mixed
+        );
+        assert!(
+            (shape.dim_k | shape.dim_v).is_multiple_of(self.mixed),
+            "{} mixed elements of {shape:?}",
+            self.mixed
+        );
         assert!(
             self.heads == 0 || !self.q.projected.is_null(),
             "no queries of {} heads",
@@ -166,6 +182,38 @@ impl Gpu {
             .int(shape.context)
             .float(inputs.norm_epsilon)
             .int(usize::from(inputs.norms_last))
+            .int(inputs.mixed)
             .run(self)
+    }
+
+    /// Mixes every `mixed` adjacent elements of sums of values `[count]` in place, as [`AttentionInputs::mixed`] says. That undoes the
+    /// mixing of the values.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if `mixed` is no power of two from 2 to 64 that divides `count`, if the cache does not round, or if there are too many
+    /// sums.
+    pub fn mix_sums(
+        &self,
+        sums: DevicePtr<f32>,
+        count: usize,
+        mixed: usize,
+        element: KvElement,
+    ) -> Result<(), CudaError> {
+        assert!(element.rounds(), "{element:?} is not rounded");
+        assert!(mixed.is_power_of_two() && (2..=MIXED_MAX).contains(&mixed), "{mixed} are mixed");
+        assert!(count.is_multiple_of(mixed), "{count} sums of {mixed}");
+        let grid = (count.div_ceil(WARPS * MIXED_MAX) as u32, 1, 1);
+        Launch::new(
+            self.kernel(inputs_module(element), "mix_sums")?,
+            grid,
+            (WARPS as u32 * 32, 1, 1),
+        )
+        .ptr(sums, count)
+        .int(count)
+        .int(mixed)
+        .run(self)
     }
 }

@@ -21,6 +21,13 @@ pub enum KvElement {
     Q4_0,
 }
 
+impl KvElement {
+    /// Returns true if elements are rounded to integers with a scale.
+    pub fn rounds(self) -> bool {
+        matches!(self, KvElement::Q8_0 | KvElement::Q4_0)
+    }
+}
+
 /// Dimensions of one layer's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KvLayerShape {

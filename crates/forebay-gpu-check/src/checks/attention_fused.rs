@@ -7,6 +7,7 @@ use forebay_cuda::{
     KvElement, KvLayerShape, PassRows, Rotation, RoundedActivations, RowKind,
 };
 
+use super::attention_inputs::mixed;
 use super::paged::{PagedCache, Rows};
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -174,6 +175,7 @@ impl Case {
             heads,
             norm_epsilon: EPSILON,
             norms_last: self.norms_last,
+            mixed: mixed(self.element, (dim_k, self.dim_v)),
             rotation: (rotary_dim > 0).then_some(rotation),
         }
     }

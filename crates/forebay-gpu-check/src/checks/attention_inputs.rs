@@ -27,7 +27,11 @@ pub fn checks() -> Vec<Check> {
             all(context, element)
         })
     };
-    elements.into_iter().map(check).collect()
+    let mixing = |(element, name): (KvElement, &str)| {
+        Check::new(format!("mix_sums {name}"), move |context: &Context| sums(context, element))
+    };
+    let rounding = elements.into_iter().filter(|(element, _)| element.rounds());
+    elements.into_iter().map(check).chain(rounding.map(mixing)).collect()
 }
 
 pub fn benches() -> Vec<Bench> {
@@ -197,12 +201,17 @@ fn one(
     let table = rope(case, capacity + spare)?;
     let mut q = Projection::new(context, case, heads, dim_k, tokens);
     let mut k = Projection::new(context, case, kv_heads, dim_k, tokens);
-    let v = Projection::new(context, case, kv_heads, dim_v, tokens);
+    let mut v = Projection::new(context, case, kv_heads, dim_v, tokens);
     let if_normed = |dim: usize| if case.norm { dim } else { 0 };
     let of_q = if case.latent { 0 } else { if_normed(dim_k) };
     q.finish(context, (of_q, case.norms_last), table.as_ref(), first);
     let key_norm_dim = if case.latent { dim_v } else { dim_k };
     k.finish(context, (if_normed(key_norm_dim), case.norms_last), table.as_ref(), first);
+
+    let mixed = mixed(element, (dim_k, dim_v));
+    for of in [&mut q, &mut k, &mut v] {
+        context.cpu.mix(&mut of.expected, mixed);
+    }
 
     let shape = KvLayerShape::new(element, kv_heads, (dim_k, dim_v), capacity);
     let shape = KvLayerShape { values_in_keys: case.latent, ..shape };
@@ -236,6 +245,7 @@ fn one(
         heads,
         norm_epsilon: EPSILON,
         norms_last: case.norms_last,
+        mixed,
         rotation: angles.as_ref().map(|angles| Rotation {
             angles: angles.ptr(),
             rotary_dim: case.rotary_dim,
@@ -285,6 +295,26 @@ fn one(
                 anyhow::ensure!(untouched, "{name} of position {position}, head {head}: {row:?}");
             }
         }
+    }
+    Ok(outcome)
+}
+
+/// Returns the number of elements that are mixed before they are stored.
+pub fn mixed(element: KvElement, (head_dim_k, head_dim_v): (usize, usize)) -> usize {
+    let shape = KvShape { kv_heads: 1, head_dim_k, head_dim_v, values_in_keys: false };
+    shape.mixed(cpu_type(element))
+}
+
+/// Compares sums that are mixed with the CPU's.
+fn sums(context: &Context, element: KvElement) -> Result<Outcome> {
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for (mixed, count) in [(2, 6), (16, 48), (32, 32 * 33), (64, 64), (64, 64 * 1000)] {
+        let mut expected = Random::new(3).gaussians(count);
+        let sums = context.upload(&expected)?;
+        context.gpu.mix_sums(sums.ptr(), count, mixed, element)?;
+        context.cpu.mix(&mut expected, mixed);
+        let got: Vec<f32> = context.gpu.download(sums.ptr(), count)?;
+        outcome = outcome.worse(Outcome::same(&got, &expected));
     }
     Ok(outcome)
 }
@@ -398,6 +428,7 @@ fn measure(context: &Context, tokens: usize) -> Result<Measured> {
         heads,
         norm_epsilon: EPSILON,
         norms_last: false,
+        mixed: 1,
         rotation: Some(Rotation {
             angles: angles.ptr(),
             rotary_dim: dim,

@@ -189,6 +189,7 @@ impl PagedCache {
                 heads: 0,
                 norm_epsilon: 0.0,
                 norms_last: false,
+                mixed: 1,
                 rotation: None,
             };
             context.gpu.attention_inputs(&inputs, &self.layer(), &rows.pass())?;

@@ -1,8 +1,8 @@
 //! Model architectures that the decoder can run.
 
 use forebay_compute::{
-    GateFunction, Gating, KV_BLOCK, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups,
-    RouterRule, Scoring, Temperature, rows_for_window,
+    GateFunction, Gating, KV_BLOCK, KvShape, KvType, RopeConfig, RopeLayout, RopeScaling,
+    RopeTable, RouterGroups, RouterRule, Scoring, Temperature, rows_for_window,
 };
 use serde::Serialize;
 
@@ -144,6 +144,22 @@ impl Attention {
     /// Returns true if values are part of their keys.
     pub fn values_in_keys(&self) -> bool {
         self.latent.is_some() || self.shared.is_some()
+    }
+
+    /// Returns the form of keys and values in the cache.
+    pub fn kv_shape(&self) -> KvShape {
+        KvShape {
+            kv_heads: self.kv_heads,
+            head_dim_k: self.head_dim,
+            head_dim_v: self.value_dim,
+            values_in_keys: self.values_in_keys(),
+        }
+    }
+
+    /// Returns the number of adjacent elements of heads that are mixed before the cache stores them as `kind` ([`KvShape::mixed`]).
+    /// What is compressed stays as it is.
+    pub fn mixed(&self, kind: KvType) -> usize {
+        if self.shared.is_some() { 1 } else { self.kv_shape().mixed(kind) }
     }
 
     /// Returns the rows of the query projection of grouped-query attention.

@@ -51,16 +51,20 @@ impl CpuBackend {
             AttentionWeights::Delta(weights) => return self.project_delta(step, weights),
             AttentionWeights::None => return Ok(()),
         }
+        let CpuBackend { cpu, cache, tables, scratch, ropes, .. } = self;
+        let attention = step.attention();
+        let mixed = attention.mixed(cache.kind());
+        cpu.mix(&mut scratch.q[..step.count * attention.heads * attention.head_dim], mixed);
         if step.architecture.keys_of(step.layer) != step.layer {
             return Ok(());
         }
-        let CpuBackend { cpu, cache, tables, scratch, ropes, .. } = self;
-        let attention = step.attention();
         let k_row = attention.kv_heads * attention.head_dim;
         let v_row = match attention.values_in_keys() {
             false => attention.kv_heads * attention.value_dim,
             true => 0,
         };
+        cpu.mix(&mut scratch.k[..step.count * k_row], mixed);
+        cpu.mix(&mut scratch.v[..step.count * v_row], mixed);
         let group = cache.group(step.layer);
         let mut first = 0;
         for run in step.runs {
@@ -287,6 +291,7 @@ impl CpuBackend {
         let q = &scratch.q[..tokens * heads * attention.head_dim];
         let attended = &mut scratch.attended[..tokens * heads * attention.value_dim];
         cpu.attention(q, cache, &what, &runs, attended);
+        cpu.mix(attended, attention.mixed(cache.kind()));
         scratch.runs = recycle(runs);
         // The output of latent attention becomes a sum of values later.
         if attention.latent.is_none() {

@@ -67,12 +67,7 @@ fn cache_layers(architecture: &Architecture) -> Vec<KvLayer> {
     let groups = architecture.kv_groups();
     let layer = |layer: usize| {
         let attention = architecture.attention_of(layer);
-        let shape = KvShape {
-            kv_heads: attention.kv_heads,
-            head_dim_k: attention.head_dim,
-            head_dim_v: attention.value_dim,
-            values_in_keys: attention.values_in_keys(),
-        };
+        let shape = attention.kv_shape();
         match architecture.kv_group(layer) {
             Some(of) => {
                 let group = groups.iter().position(|group| *group == of);

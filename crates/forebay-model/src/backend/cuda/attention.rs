@@ -7,6 +7,7 @@ use forebay_cuda::{
 };
 
 use super::backend::CudaBackend;
+use super::kv_size::kv_type;
 use super::products::{ExpertEntries, ExpertProduct, Rows};
 use super::row_kind::row_kind;
 use super::vectors::optional;
@@ -160,6 +161,11 @@ impl CudaBackend {
         Ok(self.gpu.join_columns([queries, Columns::none()], self.float(at.q), rows)?)
     }
 
+    /// Returns the number of elements of heads that are mixed, because the cache rounds them.
+    fn mixed(&self, step: &Step<'_>) -> usize {
+        step.attention().mixed(kv_type(self.kv_shape(step).element))
+    }
+
     /// Multiplies queries by the factor of their positions, in layers that have one. Rotations and products commute with it.
     fn temper(&self, step: &Step<'_>) -> Result<(), ModelError> {
         let is_tempered = step.architecture.layers[step.layer].tempered;
@@ -210,6 +216,7 @@ impl CudaBackend {
             heads: step.attention().heads,
             norm_epsilon: step.architecture.norm_epsilon,
             norms_last: step.attention().qk_norm == QkNorm::PerRotatedHead,
+            mixed: self.mixed(step),
             rotation,
         };
         // A row sees the keys of the rows before it in its own sequence only if they are in the cache before attention
@@ -371,8 +378,10 @@ impl CudaBackend {
         let rows = self.pass_rows(step);
         self.products().changed(out);
         // Latent attention continues with rows of heads, which are converted in another order than rows of tokens. A gate
-        // changes the output.
-        let changes = attention.latent.is_some() || attention.output_gate != OutputGate::None;
+        // changes the output, and so does what undoes the mixing.
+        let mixed = self.mixed(step);
+        let is_gated = attention.output_gate != OutputGate::None;
+        let changes = attention.latent.is_some() || is_gated || mixed > 1;
         let converts = converts_outputs(shape, &rows) && !changes;
         let width = attention.heads * shape.dim_v;
         let also = match converts {
@@ -401,6 +410,9 @@ impl CudaBackend {
         let layer = self.kv_layer_to_read(step)?;
         self.choose_keys(step, &layer)?;
         self.gpu.attention(&what, &layer, splits, &scratch)?;
+        if mixed > 1 {
+            self.gpu.mix_sums(out, step.count * width, mixed, shape.element)?;
+        }
         // The output of latent attention becomes a sum of values later.
         if attention.latent.is_none() {
             self.gate_output(step, out)?;

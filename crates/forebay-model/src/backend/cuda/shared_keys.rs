@@ -104,6 +104,7 @@ impl CudaBackend {
             heads,
             norm_epsilon: step.architecture.norm_epsilon,
             norms_last: false,
+            mixed: 1,
             rotation,
         };
         let vectors = self.layer_vectors(step).compressors;
