@@ -7,7 +7,9 @@ use forebay_text::{ChatTemplate, ContentMarks};
 use serde_json::{Map, Value, json};
 
 use crate::ids::{self, Ids};
-use crate::{ListMarks, Message, ToolCall, ToolSyntax, generic_tools, probe, text_calls};
+use crate::{
+    DsmlNames, ListMarks, Message, ToolCall, ToolSyntax, generic_tools, probe, text_calls,
+};
 
 /// Names under which templates look for the reasoning of a message.
 const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
@@ -69,8 +71,15 @@ impl Needs {
         Needs {
             calls_in_content: syntax.filter(|_| own),
             tools_in_system,
-            text_in_reasoning: gemma && probe::text_ends_turn(template),
-            results_in_order: syntax == Some(ToolSyntax::Dsml { renamed: true }),
+            text_in_reasoning: gemma && probe::text_ends_turn(template)
+                || matches!(
+                    syntax,
+                    Some(ToolSyntax::Cohere | ToolSyntax::Solar | ToolSyntax::Atem)
+                ) && !probe::writes_text_of_calls(template),
+            results_in_order: matches!(
+                syntax,
+                Some(ToolSyntax::Dsml(DsmlNames::V4 | DsmlNames::V41))
+            ),
             reasoning_fields: REASONING_FIELDS
                 .into_iter()
                 .filter(|name| reads(source, name))
@@ -78,7 +87,10 @@ impl Needs {
             reasoning_blocks: source.contains("[THINK]") && source.contains("'thinking'"),
             reasoning_instead: is_harmony,
             // The templates of Gemma write a text as it is, but the model's own form is not JSON.
-            arguments_as_text: !gemma && probe::writes_arguments_verbatim(template),
+            // That of Kimi K3 would write it as JSON in one element, which is not the model's own form either.
+            arguments_as_text: !gemma
+                && syntax != Some(ToolSyntax::Kimi3)
+                && probe::writes_arguments_verbatim(template),
             single_calls: probe::has_single_calls(template),
             own_calls: syntax.is_some() || is_harmony || for_tools,
             form_of_calls: match is_harmony || probe::describes_tools(template) && syntax.is_some()
@@ -96,6 +108,7 @@ impl Needs {
                     Ids::Nine
                 }
                 Some(ToolSyntax::Kimi) => Ids::Numbered,
+                Some(ToolSyntax::Solar) => Ids::Ten,
                 _ => Ids::Own,
             },
             names: gemma,

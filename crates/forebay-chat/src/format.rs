@@ -9,7 +9,7 @@ use crate::continued::Open;
 use crate::conversation::Needs;
 use crate::offer::Offer;
 use crate::syntax::ThinkMarks;
-use crate::{ChatError, Message, ToolSyntax};
+use crate::{ChatError, Message, SuffixedMarks, ToolSyntax};
 
 /// Marks around the parts of a model's answer, and the form of conversations that its template takes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -36,6 +36,8 @@ pub(crate) enum Kind {
     },
     /// gpt-oss: a header with role, recipient and channel before each part.
     Harmony,
+    /// Muse: a header with role and recipient before each part.
+    Muse,
 }
 
 /// Where a prompt ends.
@@ -82,6 +84,9 @@ impl FromStr for Think {
     }
 }
 
+/// Variables for the amount of thinking.
+const EFFORTS: [&str; 3] = ["reasoning_effort", "thinking_effort", "reasoning_strength"];
+
 impl Format {
     /// Recognises a model's format from its chat template and vocabulary. Without a template, all text is content. Without a
     /// tokenizer, nothing keeps the text of messages from becoming control tokens.
@@ -107,9 +112,12 @@ impl Format {
         let source = template.source();
         let token =
             |text: &str| tokenizer.is_some_and(|tokenizer| tokenizer.token_id(text).is_some());
-        let thinking = ThinkMarks::recognise(source, token);
-        let tools = ToolSyntax::recognise(template, token);
-        let kind = if source.contains("<|channel|>") && source.contains("<|message|>") {
+        let suffixed = SuffixedMarks::recognise(template);
+        let thinking = ThinkMarks::recognise(source, suffixed, token);
+        let tools = ToolSyntax::recognise(template, suffixed, token);
+        let kind = if tools == Some(ToolSyntax::Atem) && source.contains("<|eom|>") {
+            Kind::Muse
+        } else if source.contains("<|channel|>") && source.contains("<|message|>") {
             Kind::Harmony
         } else if thinking.is_some() || tools.is_some() {
             Kind::Tagged { thinking, tools }
@@ -156,12 +164,12 @@ impl Format {
 
     /// Returns true if the model may think before it answers.
     pub fn reasons(&self) -> bool {
-        matches!(self.kind, Kind::Harmony | Kind::Tagged { thinking: Some(_), .. })
+        matches!(self.kind, Kind::Harmony | Kind::Muse | Kind::Tagged { thinking: Some(_), .. })
     }
 
     /// Returns true if the model may call tools.
     pub fn calls_tools(&self) -> bool {
-        matches!(self.kind, Kind::Harmony | Kind::Tagged { tools: Some(_), .. })
+        matches!(self.kind, Kind::Harmony | Kind::Muse | Kind::Tagged { tools: Some(_), .. })
     }
 
     /// Returns the variables that the template reads besides the conversation.
@@ -175,20 +183,19 @@ impl Format {
     /// Returns [`ChatError::Think`] with the supported values if the template does not support `think`.
     pub fn think(&self, think: Think) -> Result<Map<String, Value>, ChatError> {
         let has = |name: &str| self.variables.iter().any(|variable| variable == name);
-        let switch = ["enable_thinking", "thinking"].into_iter().find(|name| has(name));
-        let mode = has("thinking_mode").then_some("thinking_mode");
-        let effort = has("reasoning_effort").then_some("reasoning_effort");
+        let effort = EFFORTS.into_iter().find(|name| has(name));
+        let switch = self.switch().filter(|(name, _)| has(name));
         let turned = |on: bool| {
-            let by_mode =
-                || mode.map(|name| (name, json!(if on { "enabled" } else { "disabled" })));
-            switch.map(|name| (name, json!(on))).or_else(by_mode)
+            switch.as_ref().map(|(name, [off_value, on_value])| {
+                (*name, if on { on_value.clone() } else { off_value.clone() })
+            })
         };
         let set = match think {
             Think::On => vec![turned(true)],
             Think::Off => vec![turned(false)],
-            // DeepSeek V4 reads the effort only if thinking is on.
+            // The effort may be the switch. DeepSeek V4 reads it only if thinking is on.
             _ if effort.is_some() => {
-                vec![effort.map(|name| (name, json!(think.name()))), turned(true)]
+                vec![turned(true), effort.map(|name| (name, json!(think.name())))]
             }
             _ => Vec::new(),
         };
@@ -197,15 +204,29 @@ impl Format {
         if !set.is_empty() {
             return Ok(set);
         }
-        let supported = match (switch.or(mode), effort) {
+        let supported = match (switch, effort) {
             (None, None) => "has no variable that turns thinking on or off".to_owned(),
-            (Some(name), _) => format!("supports on and off ({name})"),
+            (Some((name, _)), _) => format!("supports on and off ({name})"),
             (None, Some(name)) => format!("supports low, medium and high ({name})"),
         };
         Err(ChatError::Think(format!(
             "this model cannot think '{}': its chat template {supported}",
             think.name()
         )))
+    }
+
+    /// Returns the variable that turns thinking off and on, and its values for both.
+    fn switch(&self) -> Option<(&'static str, [Value; 2])> {
+        let has = |name: &str| self.variables.iter().any(|variable| variable == name);
+        let of_family = match self.kind {
+            Kind::Tagged { thinking: Some(marks), .. } => marks.switch(),
+            _ => None,
+        };
+        let boolean = ["enable_thinking", "thinking"].into_iter().find(|name| has(name));
+        let mode = || {
+            has("thinking_mode").then(|| ("thinking_mode", [json!("disabled"), json!("enabled")]))
+        };
+        of_family.or_else(|| boolean.map(|name| (name, [json!(false), json!(true)]))).or_else(mode)
     }
 
     /// Checks that the template reads a variable.

@@ -10,6 +10,8 @@ pub(crate) enum Ids {
     Own,
     /// Nine letters and digits, as Mistral's models write them. Other ids make the templates fail.
     Nine,
+    /// Ten small letters and digits, as Solar Open writes them.
+    Ten,
     /// `functions.NAME:NUMBER`, as Kimi K2 writes them. The number counts the calls of the conversation.
     Numbered,
 }
@@ -35,7 +37,8 @@ pub(crate) fn complete(messages: &mut [Message], ids: Ids, names: bool) {
         for call in &mut message.tool_calls {
             let written = match ids {
                 Ids::Own => call.id.clone(),
-                Ids::Nine => Some(nine(call.id.as_deref(), count)),
+                Ids::Nine => Some(coded(call.id.as_deref(), count, NINE)),
+                Ids::Ten => Some(coded(call.id.as_deref(), count, TEN)),
                 Ids::Numbered => Some(format!("functions.{}:{count}", call.name)),
             };
             count += 1;
@@ -61,30 +64,36 @@ pub(crate) fn complete(messages: &mut [Message], ids: Ids, names: bool) {
                 }
             }
             None if ids == Ids::Nine => {
-                message.tool_call_id = Some(nine(message.tool_call_id.as_deref(), count));
+                message.tool_call_id = Some(coded(message.tool_call_id.as_deref(), count, NINE));
             }
             None => {}
         }
     }
 }
 
-/// Returns an id of nine letters and digits: the given one, if it is one, or one that depends on it alone.
-fn nine(id: Option<&str>, number: usize) -> String {
-    const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
+/// Characters of ids, and the length of ids.
+type Code = (&'static [u8], usize);
+
+const NINE: Code = (b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz", 9);
+const TEN: Code = (b"0123456789abcdefghijklmnopqrstuvwxyz", 10);
+
+/// Returns an id of a code: the given one, if it is one, or one that depends on it alone.
+fn coded(id: Option<&str>, number: usize, (digits, length): Code) -> String {
     let id = id.map_or_else(|| format!("call {number}"), str::to_owned);
-    if id.len() == 9 && id.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+    if id.len() == length && id.bytes().all(|byte| digits.contains(&byte)) {
         return id;
     }
     // FNV-1a: http://www.isthe.com/chongo/tech/comp/fnv/
     let mut hash = id.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });
+    let count = digits.len() as u64;
     let mut digit = || {
-        let digit = DIGITS[(hash % 62) as usize];
-        hash /= 62;
+        let digit = digits[(hash % count) as usize];
+        hash /= count;
         char::from(digit)
     };
-    (0..9).map(|_| digit()).collect()
+    (0..length).map(|_| digit()).collect()
 }
 
 #[cfg(test)]

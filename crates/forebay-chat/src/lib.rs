@@ -26,6 +26,7 @@ mod parser;
 mod probe;
 mod prompt;
 mod stops;
+mod suffixed;
 mod syntax;
 mod text_calls;
 
@@ -39,4 +40,5 @@ pub use infill::{ExtraText, Gap, infill_prompt};
 pub use message::{Message, ToolCall};
 pub use parser::{Event, Parser};
 pub use prompt::{encode_chat, encode_text};
-pub use syntax::{ListMarks, ToolSyntax};
+pub use suffixed::SuffixedMarks;
+pub use syntax::{DsmlNames, ListMarks, ToolSyntax};

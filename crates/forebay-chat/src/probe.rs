@@ -32,6 +32,13 @@ pub(crate) fn writes_calls(template: &ChatTemplate) -> bool {
         .is_some_and(|prompt| prompt.contains("probe0"))
 }
 
+/// Returns true if the template writes the text of a message with calls.
+pub(crate) fn writes_text_of_calls(template: &ChatTemplate) -> bool {
+    let mut calls = calls(&json!({ "x": 1 }), 1);
+    calls["content"] = json!("needle");
+    render(template, &[user(), calls]).is_some_and(|prompt| prompt.contains("needle"))
+}
+
 /// Returns true if the prompt contains the text of a system message.
 pub(crate) fn takes_system(template: &ChatTemplate) -> bool {
     let system = json!({ "role": "system", "content": "needle" });

@@ -1,8 +1,9 @@
 //! Syntax of reasoning and of tool calls, and its recognition from a chat template.
 
 use forebay_text::ChatTemplate;
+use serde_json::{Value, json};
 
-use crate::probe;
+use crate::{SuffixedMarks, probe};
 
 /// Marks around reasoning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,12 +20,36 @@ pub(crate) enum ThinkMarks {
     Response,
     /// Hunyuan: `<think>...</think>`, and `<answer>...</answer>` around the answer
     Answer,
+    /// Seed-OSS: `<seed:think>...</seed:think>`
+    Seed,
+    /// Hy3 and Hy4: `<think:SUFFIX>...</think:SUFFIX>`
+    Suffixed(&'static SuffixedMarks),
+    /// Command A+: `<|START_THINKING|>...<|END_THINKING|>`, and `<|START_TEXT|>...<|END_TEXT|>` around the answer
+    Cohere,
+    /// Kimi K3: `<|open|>think<|sep|>...<|close|>think<|sep|>`, and the same around the `response`
+    Kimi3,
+    /// Solar Open: `<|think|>...<|end|>`, then `<|begin|>assistant<|content|>...<|end|>`
+    Solar,
 }
 
 impl ThinkMarks {
     /// Returns the marks that a template uses. `has_token` tells which tokens the vocabulary has.
-    pub fn recognise(source: &str, has_token: impl Fn(&str) -> bool) -> Option<ThinkMarks> {
-        if source.contains("[/THINK]") {
+    pub fn recognise(
+        source: &str,
+        suffixed: Option<&'static SuffixedMarks>,
+        has_token: impl Fn(&str) -> bool,
+    ) -> Option<ThinkMarks> {
+        if let Some(marks) = suffixed.filter(|marks| !marks.suffix.is_empty()) {
+            Some(ThinkMarks::Suffixed(marks))
+        } else if source.contains("<seed:think>") {
+            Some(ThinkMarks::Seed)
+        } else if source.contains("<|START_THINKING|>") && source.contains("<|START_TEXT|>") {
+            Some(ThinkMarks::Cohere)
+        } else if is_kimi3(source) {
+            Some(ThinkMarks::Kimi3)
+        } else if source.contains("<|think|>") && source.contains("<|tool_call:begin|>") {
+            Some(ThinkMarks::Solar)
+        } else if source.contains("[/THINK]") {
             Some(ThinkMarks::Brackets)
         } else if source.contains("<channel|>") {
             Some(ThinkMarks::Channel)
@@ -49,6 +74,11 @@ impl ThinkMarks {
             ThinkMarks::Brackets => "[THINK]",
             ThinkMarks::Channel => "<|channel>thought",
             ThinkMarks::MiniMax => "<mm:think>",
+            ThinkMarks::Seed => "<seed:think>",
+            ThinkMarks::Suffixed(marks) => marks.think[0],
+            ThinkMarks::Cohere => "<|START_THINKING|>",
+            ThinkMarks::Kimi3 => "<|open|>think<|sep|>",
+            ThinkMarks::Solar => "<|think|>",
         }
     }
 
@@ -56,6 +86,7 @@ impl ThinkMarks {
     pub fn open_token(self) -> &'static str {
         match self {
             ThinkMarks::Channel => "<|channel>",
+            ThinkMarks::Kimi3 => "<|open|>",
             other => other.open(),
         }
     }
@@ -66,6 +97,11 @@ impl ThinkMarks {
             ThinkMarks::Brackets => "[/THINK]",
             ThinkMarks::Channel => "<channel|>",
             ThinkMarks::MiniMax => "</mm:think>",
+            ThinkMarks::Seed => "</seed:think>",
+            ThinkMarks::Suffixed(marks) => marks.think[1],
+            ThinkMarks::Cohere => "<|END_THINKING|>",
+            ThinkMarks::Kimi3 => "<|close|>think<|sep|>",
+            ThinkMarks::Solar => "<|end|>",
         }
     }
 
@@ -74,8 +110,65 @@ impl ThinkMarks {
         match self {
             ThinkMarks::Response => Some(["<response>", "</response>"]),
             ThinkMarks::Answer => Some(["<answer>", "</answer>"]),
+            ThinkMarks::Cohere => Some(["<|START_TEXT|>", "<|END_TEXT|>"]),
+            ThinkMarks::Kimi3 => Some(["<|open|>response<|sep|>", "<|close|>response<|sep|>"]),
             _ => None,
         }
+    }
+
+    /// Returns the mark that is before the text of every answer.
+    pub fn begins_answer(self) -> Option<&'static str> {
+        match self {
+            ThinkMarks::Cohere => Some("<|START_TEXT|>"),
+            ThinkMarks::Kimi3 => Some("<|open|>response<|sep|>"),
+            ThinkMarks::Solar => Some("<|content|>"),
+            _ => None,
+        }
+    }
+
+    /// Returns the texts between the end of the reasoning and the first call, with others between them.
+    pub fn before_calls(self) -> &'static [&'static str] {
+        match self {
+            ThinkMarks::Kimi3 => &["<|close|>response<|sep|>"],
+            ThinkMarks::Solar => &["<|begin|>assistant"],
+            _ => &[],
+        }
+    }
+
+    /// Returns marks of an answer that are no part of its text, besides those around it.
+    pub fn dropped(self) -> &'static [&'static str] {
+        match self {
+            ThinkMarks::Kimi3 => &["<|close|>message<|sep|>", "<|end_of_msg|>"],
+            ThinkMarks::Solar => &["<|begin|>assistant", "<|content|>", "<|end|>"],
+            _ => &[],
+        }
+    }
+
+    /// Returns the variable that turns thinking off and on, and its values for both, if it is one that only this
+    /// family has.
+    pub fn switch(self) -> Option<(&'static str, [Value; 2])> {
+        match self {
+            ThinkMarks::Seed => Some(("thinking_budget", [json!(0), json!(-1)])),
+            ThinkMarks::Suffixed(_) => {
+                Some(("reasoning_effort", [json!("no_think"), json!("high")]))
+            }
+            ThinkMarks::Cohere => Some(("reasoning", [json!(false), json!(true)])),
+            _ => None,
+        }
+    }
+
+    /// Returns true if a token is a mark, or a part of one.
+    pub fn has_token(self, token: &str) -> bool {
+        let parts: &[&str] = match self {
+            ThinkMarks::Kimi3 => &["<|close|>", "<|sep|>"],
+            ThinkMarks::Solar => &["<|begin|>"],
+            _ => &[],
+        };
+        token == self.open_token()
+            || token == self.close()
+            || self.around_answer().is_some_and(|around| around.contains(&token))
+            || self.dropped().contains(&token)
+            || parts.contains(&token)
     }
 }
 
@@ -83,6 +176,11 @@ impl ThinkMarks {
 fn is_hunyuan(source: &str) -> bool {
     let has = |text: &str| source.contains(text);
     has("<|startoftext|>") && has("<|extra_0|>") || has("<｜hy_Assistant｜>")
+}
+
+/// Returns true if the template has the marks of Kimi K3.
+fn is_kimi3(source: &str) -> bool {
+    ["<|open|>", "<|close|>", "<|sep|>", "<|end_of_msg|>"].iter().all(|mark| source.contains(mark))
 }
 
 /// Returns true if answers are between `<response>` and `</response>`. MiniMax has these marks around results of tools.
@@ -105,9 +203,8 @@ pub enum ToolSyntax {
     /// DeepSeek V3, R1 and V3.1: `<｜tool▁call▁begin｜>...<｜tool▁call▁end｜>`. `fenced` says that the arguments are in a
     /// code block, as in V3 and R1.
     DeepSeek { fenced: bool },
-    /// DeepSeek V3.2 and V4: `<｜DSML｜function_calls><｜DSML｜invoke name="NAME">...`. `renamed` says that the block is
-    /// called `tool_calls`, as in V4.
-    Dsml { renamed: bool },
+    /// DeepSeek V3.2 and V4: `<｜DSML｜function_calls><｜DSML｜invoke name="NAME">...`.
+    Dsml(DsmlNames),
     /// MiniMax M2: `<minimax:tool_call><invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>...`.
     MiniMax,
     /// MiniMax M3: as M2, with a mark before each tag, the parameter's name as the tag, and tags within lists and objects.
@@ -134,8 +231,63 @@ pub enum ToolSyntax {
     MarkedList(ListMarks),
     /// Nemotron Nano 2: `<TOOLCALL>[{"name": ..., "arguments": {...}}]</TOOLCALL>`.
     Nemotron2,
-    /// Hunyuan-A13B: `<tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>`.
+    /// Hunyuan-A13B and Jamba: `<tool_calls>[{"name": ..., "arguments": {...}}]</tool_calls>`.
     Hunyuan,
+    /// Seed-OSS: `<seed:tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></seed:tool_call>`.
+    Seed,
+    /// Hy3 and Hy4: `<tool_call:SUFFIX>NAME<arg_key:SUFFIX>KEY</arg_key:SUFFIX><arg_value:SUFFIX>...`.
+    Suffixed(&'static SuffixedMarks),
+    /// Command A+: `<|START_ACTION|>[{"tool_call_id": "0", "tool_name": ..., "parameters": {...}}]<|END_ACTION|>`.
+    Cohere,
+    /// Kimi K3: `<|open|>call tool="NAME" index="1"<|sep|><|open|>argument key="KEY" type="string"<|sep|>VALUE...`.
+    Kimi3,
+    /// Solar Open: `<|tool_call:begin|>ID<|tool_call:name|>NAME<|tool_call:args|>{...}<|tool_call:end|>`.
+    Solar,
+    /// Muse: `<atem:function_calls><atem:invoke name="NAME"><atem:parameter name="KEY">VALUE</atem:parameter>...`.
+    Atem,
+    /// Newer dots models: as MiniMax M2, within `<dots_function_call>`.
+    Dots,
+}
+
+/// Names of the elements of a [`ToolSyntax::Dsml`] block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DsmlNames {
+    /// DeepSeek V3.2: `function_calls`, `invoke` and `parameter`.
+    V32,
+    /// DeepSeek V4: `tool_calls`, `invoke` and `parameter`.
+    V4,
+    /// DeepSeek V4.1: ` calls`, ` invoke` and ` parameter`, with a space before each.
+    V41,
+}
+
+impl DsmlNames {
+    fn recognise(source: &str) -> DsmlNames {
+        let has = |text: &str| source.contains(text);
+        if has("｜DSML｜ calls") || has("' calls>") || has("\" calls>") {
+            DsmlNames::V41
+        } else if has("function_calls") {
+            DsmlNames::V32
+        } else {
+            DsmlNames::V4
+        }
+    }
+
+    /// Returns the marks around the block.
+    pub(crate) fn block(self) -> [&'static str; 2] {
+        match self {
+            DsmlNames::V32 => ["<｜DSML｜function_calls>", "</｜DSML｜function_calls>"],
+            DsmlNames::V4 => ["<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"],
+            DsmlNames::V41 => ["<｜DSML｜ calls>", "</｜DSML｜ calls>"],
+        }
+    }
+
+    /// Returns what the tags within the block begin with.
+    pub(crate) fn tags(self) -> [&'static str; 2] {
+        match self {
+            DsmlNames::V32 | DsmlNames::V4 => ["<｜DSML｜", "</｜DSML｜"],
+            DsmlNames::V41 => ["<｜DSML｜ ", "</｜DSML｜ "],
+        }
+    }
 }
 
 /// Marks of a [`ToolSyntax::MarkedList`]. Answers may have any of them.
@@ -207,15 +359,20 @@ impl ToolSyntax {
     /// tokens the vocabulary has: the templates of LFM2 do not write calls.
     pub(crate) fn recognise(
         template: &ChatTemplate,
+        suffixed: Option<&'static SuffixedMarks>,
         has_token: impl Fn(&str) -> bool,
     ) -> Option<ToolSyntax> {
         let source = template.source();
         let has = |text: &str| source.contains(text);
         let is_lfm2 = || has_token("<|tool_call_start|>") && has_token("<|tool_call_end|>");
-        if has("<｜tool▁call▁begin｜>") {
+        if let Some(marks) = suffixed {
+            Some(ToolSyntax::Suffixed(marks))
+        } else if let Some(syntax) = ToolSyntax::newer(source) {
+            Some(syntax)
+        } else if has("<｜tool▁call▁begin｜>") {
             Some(ToolSyntax::DeepSeek { fenced: has("```json") })
         } else if has("｜DSML｜") && has("invoke name=") {
-            Some(ToolSyntax::Dsml { renamed: !has("function_calls") })
+            Some(ToolSyntax::Dsml(DsmlNames::recognise(source)))
         } else if has("<|tool_call_begin|>") {
             Some(ToolSyntax::Kimi)
         } else if has(MINIMAX3) {
@@ -248,6 +405,24 @@ impl ToolSyntax {
         }
     }
 
+    /// Returns the syntax of families with marks that no other family has.
+    fn newer(source: &str) -> Option<ToolSyntax> {
+        let has = |text: &str| source.contains(text);
+        if has("<seed:tool_call>") {
+            Some(ToolSyntax::Seed)
+        } else if has("<|START_ACTION|>") && has("<|START_TEXT|>") {
+            Some(ToolSyntax::Cohere)
+        } else if is_kimi3(source) {
+            Some(ToolSyntax::Kimi3)
+        } else if has("<|tool_call:begin|>") {
+            Some(ToolSyntax::Solar)
+        } else if has("<atem:function_calls>") {
+            Some(ToolSyntax::Atem)
+        } else {
+            has("<dots_function_call>").then_some(ToolSyntax::Dots)
+        }
+    }
+
     /// Returns the syntax between `<tool_call>` and `</tool_call>`.
     fn tagged(source: &str) -> Option<ToolSyntax> {
         let has = |text: &str| source.contains(text);
@@ -263,11 +438,13 @@ impl ToolSyntax {
         }
     }
 
-    /// Returns the syntax of calls without marks, which only the rendered prompt shows.
+    /// Returns the syntax of calls that only the rendered prompt shows.
     fn bare(template: &ChatTemplate) -> Option<ToolSyntax> {
         let prompt = probe::prompt_of_calls(template, &serde_json::json!({ "needle": "x" }), 1)?;
         let squeezed: String = prompt.chars().filter(|c| !c.is_whitespace()).collect();
-        if squeezed.contains("{\"name\":\"probe0\",\"parameters\":{") {
+        if squeezed.contains("<tool_calls>[{\"name\":\"probe0\",\"arguments\":{") {
+            Some(ToolSyntax::Hunyuan)
+        } else if squeezed.contains("{\"name\":\"probe0\",\"parameters\":{") {
             Some(ToolSyntax::Llama)
         } else if squeezed.contains("[probe0(needle=") {
             Some(ToolSyntax::Python)
@@ -300,16 +477,10 @@ impl ToolSyntax {
                 wrappers: &["<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"],
                 inner: &["<｜tool▁sep｜>"],
             },
-            ToolSyntax::Dsml { renamed } => Tags {
-                open: if renamed { "<｜DSML｜tool_calls>" } else { "<｜DSML｜function_calls>" },
-                close: Some(if renamed {
-                    "</｜DSML｜tool_calls>"
-                } else {
-                    "</｜DSML｜function_calls>"
-                }),
-                wrappers: &[],
-                inner: &["｜DSML｜"],
-            },
+            ToolSyntax::Dsml(names) => {
+                let [open, close] = names.block();
+                Tags { open, close: Some(close), wrappers: &[], inner: &["｜DSML｜"] }
+            }
             ToolSyntax::MiniMax => Tags {
                 open: "<minimax:tool_call>",
                 close: Some("</minimax:tool_call>"),
@@ -364,6 +535,31 @@ impl ToolSyntax {
                 wrappers: &[],
                 inner: &[],
             },
+            newer => newer.newer_tags(),
+        }
+    }
+    /// Returns the marks of the syntaxes that [`newer`](ToolSyntax::newer) recognises, and of suffixed ones.
+    fn newer_tags(self) -> Tags {
+        let around = |open, close| Tags { open, close: Some(close), wrappers: &[], inner: &[] };
+        match self {
+            ToolSyntax::Suffixed(marks) => Tags {
+                wrappers: &marks.calls,
+                inner: &marks.inner,
+                ..around(marks.call[0], marks.call[1])
+            },
+            ToolSyntax::Seed => around("<seed:tool_call>", "</seed:tool_call>"),
+            ToolSyntax::Cohere => around("<|START_ACTION|>", "<|END_ACTION|>"),
+            ToolSyntax::Kimi3 => Tags {
+                inner: &["<|open|>", "<|close|>", "<|sep|>"],
+                ..around("<|open|>tools<|sep|>", "<|close|>tools<|sep|>")
+            },
+            ToolSyntax::Solar => Tags {
+                wrappers: &["<|tool_calls|>", "<|calls|>"],
+                inner: &["<|tool_call:name|>", "<|tool_call:args|>"],
+                ..around("<|tool_call:begin|>", "<|tool_call:end|>")
+            },
+            ToolSyntax::Dots => around("<dots_function_call>", "</dots_function_call>"),
+            _ => around("<atem:function_calls>", "</atem:function_calls>"),
         }
     }
 }

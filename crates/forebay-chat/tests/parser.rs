@@ -1,7 +1,13 @@
 //! Tests of answers of every family: whole, cut anywhere and unfinished.
 
+#[path = "parser/fragments.rs"]
+mod fragments;
+#[path = "parser/latest.rs"]
+mod latest;
+
 use forebay_chat::{Event, Format, Message, Parser, ToolCall};
 use forebay_text::ChatTemplate;
+use fragments::FRAGMENTS;
 use proptest::prelude::*;
 
 /// A piece of an answer: text, or a control token.
@@ -88,6 +94,14 @@ const PHI: &str = "<|tool_call|><|/tool_call|>";
 const NEMOTRON2: &str = "</think><TOOLCALL>";
 const HUNYUAN: &str = "</think><|startoftext|><|extra_0|><tool_calls>[";
 const ERNIE: &str = "<think></think><response></response><tool_call>";
+
+const SEED: &str = "<seed:think><seed:tool_call>";
+const COHERE: &str = "<|START_THINKING|><|START_TEXT|><|START_ACTION|>";
+const KIMI3: &str = "<|open|><|close|><|sep|><|end_of_msg|>";
+const SOLAR: &str = "<|think|><|tool_call:begin|>";
+const HY: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}<tool_calls:x><tool_call:x>{{ c.function.name }}\
+                  {% for k, v in c.function.arguments | items %}<arg_key:x>{{ k }}</arg_key:x><arg_value:x>{{ v }}</arg_value:x>\
+                  {% endfor %}</tool_call:x></tool_calls:x>{% endfor %}{% endfor %}";
 
 /// Returns a format whose tools are `f` and `g`.
 fn with_tools(template: &str) -> Format {
@@ -401,8 +415,21 @@ fn calls_that_end_the_reasoning() {
         (NEMOTRON2, "<TOOLCALL>[{\"name\": \"f\"}]</TOOLCALL>"),
         (HUNYUAN, "<tool_calls>[{\"name\": \"f\"}]</tool_calls>"),
         (GEMMA, "<|tool_call>call:f{}<tool_call|>"),
+        (SEED, "<seed:tool_call>\n<function=f>\n</function>\n</seed:tool_call>"),
+        (HY, "<tool_calls:x><tool_call:x>f</tool_call:x></tool_calls:x>"),
+        (COHERE, "<|START_ACTION|>[{\"tool_name\": \"f\"}]<|END_ACTION|>"),
+        (
+            KIMI3,
+            "<|open|>tools<|sep|><|open|>call tool=\"f\"<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+        ),
+        (SOLAR, "<|tool_call:begin|>a<|tool_call:name|>f<|tool_call:args|>{}<|tool_call:end|>"),
     ] {
         let [open, close] = match template {
+            SEED => ["<seed:think>", "</seed:think>"],
+            HY => ["<think:x>", "</think:x>"],
+            COHERE => ["<|START_THINKING|>", "<|END_THINKING|>"],
+            KIMI3 => ["<|open|>think<|sep|>", "<|close|>think<|sep|>"],
+            SOLAR => ["<|think|>", "<|end|>"],
             MINIMAX3 => ["<mm:think>", "</mm:think>"],
             GEMMA => ["<|channel>thought", "<channel|>"],
             _ => ["<think>", "</think>"],
@@ -533,96 +560,6 @@ fn harmony_channels() {
     assert_eq!(parse(&format(HARMONY), opened, &[Piece::Text("Hi".into())]).content, "Hi");
 }
 
-/// Fragments from which answers of all tagged families are made, in any order.
-const FRAGMENTS: [&str; 86] = [
-    "<think>",
-    "</think>",
-    "<thi",
-    "</",
-    "\n",
-    " ",
-    "text",
-    "é",
-    "日本",
-    "<tool_call>",
-    "</tool_call>",
-    "{\"name\": \"f\", \"arguments\": {\"x\": 1}}",
-    "{\"name\"",
-    "<function=f>",
-    "<parameter=x>",
-    "1</parameter>",
-    "</function>",
-    "f<arg_key>k</arg_key><arg_value>v</arg_value>",
-    "<",
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>",
-    "f<｜tool▁sep｜>{}",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁calls▁end｜>",
-    "[TOOL_CALLS]",
-    "[TOOL_CA",
-    "f[ARGS]{\"x\": \"é}\"}",
-    "[CALL_ID]abcdefghi",
-    "[{\"name\": \"f\", \"arguments\": {}}]",
-    "[THINK]",
-    "[/THINK]",
-    "<|channel>",
-    "thought\n",
-    "<channel|>",
-    "<|tool_call>",
-    "call:f{x:<|\"|>é,}<|\"|>}",
-    "<tool_call|>",
-    "<|tool_calls_section_begin|>",
-    "<|tool_call_begin|>",
-    "functions.f:0<|tool_call_argument_begin|>{}",
-    "<|tool_call_end|>",
-    "<|tool_calls_section_end|>",
-    "<minimax:tool_call>",
-    "<invoke name=\"f\">",
-    "<parameter name=\"x\">1</parameter>",
-    "</invoke>",
-    "</minimax:tool_call>",
-    "<｜DSML｜function_calls>",
-    "<｜DSML｜invoke name=\"g\">",
-    "</｜DSML｜invoke>",
-    "</｜DSML｜function_calls>",
-    "<|python_tag|>",
-    "<|python",
-    "{\"name\": \"g\", \"parameters\": {\"x\": \"\\\"}\"}}",
-    "{",
-    "}",
-    "; ",
-    "[f(x='é)]', y=[1])]",
-    "[g()]",
-    "]",
-    "<mm:think>",
-    "</mm:think>",
-    "]<]minimax[>[",
-    "]<]minimax[>[<tool_call>",
-    "]<]minimax[>[<invoke name=\"f\">",
-    "]<]minimax[>[<é>1]<]minimax[>[</é>",
-    "]<]minimax[>[</invoke>",
-    "]<]minimax[>[</tool_call>",
-    "<|tool_call_start|>",
-    "<|tool_call_end|>",
-    "<function_calls>",
-    "f(x=\"é\")\n",
-    "</function_calls>",
-    "<TOOLCALL>",
-    "</TOOLCALL>",
-    "<|tool_call|>",
-    "<|/tool_call|>",
-    "functools",
-    "<response>",
-    "</response>",
-    "<answer>",
-    "</answer>",
-    "助手：",
-    "<tool_calls>[{\"name\": \"f\"}]",
-    "</tool_calls>",
-    "<tool_call>{\"name\": \"f\"}</tool_call>",
-];
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
@@ -631,18 +568,22 @@ proptest! {
     fn cuts_do_not_matter(
         parts in prop::collection::vec(0..FRAGMENTS.len(), 0..14),
         cuts in prop::collection::vec(1..6_usize, 1..60),
-        template in 0..18_usize,
+        template in 0..23_usize,
         opened in any::<bool>(),
     ) {
         let text: String = parts.iter().map(|part| FRAGMENTS[*part]).collect();
         let templates = [
             QWEN, CODER, GLM, DEEPSEEK, MISTRAL, GEMMA, KIMI, MINIMAX, DSML, LLAMA, PYTHON, MINIMAX3, LFM2, OLMO3, PHI,
-            NEMOTRON2, ERNIE, HUNYUAN,
+            NEMOTRON2, ERNIE, HUNYUAN, SEED, HY, COHERE, KIMI3, SOLAR,
         ];
         let format = with_tools(templates[template]);
         let prompt = match (opened, template) {
             (false, _) => "",
             (true, 11) => "<mm:think>",
+            (true, 18) => "<seed:think>",
+            (true, 19) => "<think:x>",
+            (true, 20) => "<|START_THINKING|>",
+            (true, 21) => "<|open|>response<|sep|>",
             (true, _) => "<think>",
         };
         let whole = parse(&format, prompt, &[Piece::Text(text.clone())]);

@@ -16,7 +16,7 @@ const PYTHON: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}[{
 type Write = fn(&[(&str, &Map<String, Value>)]) -> String;
 
 /// A template from which each syntax is recognised, and the way to write calls in it.
-const SYNTAXES: [(&str, Write); 21] = [
+const SYNTAXES: [(&str, Write); 29] = [
     ("<tool_call>{\"name\"", |calls| {
         each(calls, |name, arguments| {
             format!("<tool_call>\n{}\n</tool_call>\n", described(name, arguments, "arguments"))
@@ -132,7 +132,96 @@ const SYNTAXES: [(&str, Write); 21] = [
     ("</think><|startoftext|><|extra_0|><tool_calls>[", |calls| {
         format!("<tool_calls>{}</tool_calls>", list(calls))
     }),
+    ("<seed:think><seed:tool_call>", |calls| {
+        each(calls, |name, arguments| {
+            let parameters = members(arguments, |key, value| {
+                format!("<parameter={key}>{}</parameter>\n", plain(value))
+            });
+            format!(
+                "<seed:tool_call>\n<function={name}>\n{parameters}</function>\n</seed:tool_call>\n"
+            )
+        })
+    }),
+    (HY, |calls| {
+        let calls = each(calls, |name, arguments| {
+            let parameters = members(arguments, |key, value| {
+                let value = plain(value);
+                format!("<arg_key:x>{key}</arg_key:x>\n<arg_value:x>{value}</arg_value:x>\n")
+            });
+            format!("<tool_call:x>{name}<tool_sep:x>\n{parameters}</tool_call:x>\n")
+        });
+        format!("<tool_calls:x>\n{calls}</tool_calls:x>")
+    }),
+    ("<|START_THINKING|><|START_TEXT|><|START_ACTION|>", |calls| {
+        let described = |(name, arguments): &(&str, &Map<String, Value>)| {
+            format!(
+                "\n    {{\"tool_call_id\": \"0\", \"tool_name\": \"{name}\", \"parameters\": {}}}",
+                text(arguments)
+            )
+        };
+        let calls: Vec<String> = calls.iter().map(described).collect();
+        format!("<|START_ACTION|>[{}\n]<|END_ACTION|>", calls.join(","))
+    }),
+    ("<|open|><|close|><|sep|><|end_of_msg|>", |calls| {
+        let calls = each(calls, |name, arguments| {
+            let parameters = members(arguments, |key, value| {
+                let kind = if value.is_string() { "string" } else { "object" };
+                let value = plain(value);
+                format!(
+                    "<|open|>argument key=\"{key}\" type=\"{kind}\"<|sep|>{value}<|close|>argument<|sep|>"
+                )
+            });
+            format!(
+                "<|open|>call tool=\"{name}\" index=\"1\"<|sep|>{parameters}<|close|>call<|sep|>"
+            )
+        });
+        format!("<|open|>tools<|sep|>{calls}<|close|>tools<|sep|>")
+    }),
+    ("<|think|><|tool_call:begin|>", |calls| {
+        let calls = each(calls, |name, arguments| {
+            let arguments = text(arguments);
+            format!(
+                "<|tool_call:begin|>a1b2c3d4e5<|tool_call:name|>{name}<|tool_call:args|>{arguments}<|tool_call:end|>"
+            )
+        });
+        format!("<|tool_calls|>{calls}<|calls|>")
+    }),
+    ("<atem:function_calls>", |calls| {
+        let calls = each(calls, |name, arguments| {
+            let parameters = members(arguments, |key, value| {
+                format!("<atem:parameter name=\"{key}\">{}</atem:parameter>\n", plain(value))
+            });
+            format!("<atem:invoke name=\"{name}\">\n{parameters}</atem:invoke>\n")
+        });
+        format!("<atem:function_calls>\n{calls}</atem:function_calls>")
+    }),
+    ("<dots_function_call>", |calls| {
+        let calls = each(calls, |name, arguments| {
+            let parameters = members(arguments, |key, value| {
+                format!("<parameter name=\"{key}\">{}</parameter>\n", plain(value))
+            });
+            format!("<invoke name=\"{name}\">\n{parameters}</invoke>\n")
+        });
+        format!("<dots_function_call>\n{calls}</dots_function_call>")
+    }),
+    ("｜DSML｜ calls invoke name=", |calls| {
+        let calls = each(calls, |name, arguments| {
+            let parameters = members(arguments, |key, value| {
+                let (is_text, value) = (value.is_string(), plain(value));
+                format!(
+                    "<｜DSML｜ parameter name=\"{key}\" string=\"{is_text}\">{value}</｜DSML｜ parameter>\n"
+                )
+            });
+            format!("<｜DSML｜ invoke name=\"{name}\">\n{parameters}</｜DSML｜ invoke>\n")
+        });
+        format!("<｜DSML｜ calls>\n{calls}</｜DSML｜ calls>")
+    }),
 ];
+
+/// A template with the marks of Hy3, with the suffix `:x`.
+const HY: &str = "{% for m in messages %}{% for c in m.tool_calls or [] %}<tool_calls:x>\n<tool_call:x>{{ c.function.name }}<tool_sep:x>\n\
+                  {% for k, v in c.function.arguments | items %}<arg_key:x>{{ k }}</arg_key:x>\n<arg_value:x>{{ v }}</arg_value:x>\n\
+                  {% endfor %}</tool_call:x>\n</tool_calls:x>{% endfor %}{% endfor %}";
 
 fn each(
     calls: &[(&str, &Map<String, Value>)],
@@ -300,6 +389,9 @@ fn texts() -> impl Strategy<Value = String> {
         "</",
         "</par",
         "</arg",
+        "</arg_value>",
+        "&quot;",
+        "<|close|>",
         "<|",
         "]<",
         "{\"a\": 1}",

@@ -1,5 +1,7 @@
 //! Text of messages never becomes control tokens, for every template and every token.
 
+#[path = "families/latest_templates.rs"]
+mod latest_templates;
 #[path = "families/newer_templates.rs"]
 mod newer_templates;
 #[path = "families/templates.rs"]
@@ -34,7 +36,7 @@ fn folders() -> Vec<PathBuf> {
 
 /// Returns all templates of the reference data, and the short ones of the tests for families.
 fn sources() -> Vec<(String, String)> {
-    use newer_templates as newer;
+    use {latest_templates as latest, newer_templates as newer};
     let mut all: Vec<(String, String)> = [
         ("mistral small", templates::MISTRAL_SMALL),
         ("ministral", templates::MINISTRAL),
@@ -62,6 +64,18 @@ fn sources() -> Vec<(String, String)> {
         ("qwen3 next", newer::QWEN3_NEXT),
         ("gemma 4 text", newer::GEMMA_4_TEXT),
         ("hunyuan", newer::HUNYUAN),
+        ("seed", latest::SEED),
+        ("hy3", latest::HY3),
+        ("hy4", latest::HY4),
+        ("command a+", latest::COHERE),
+        ("kimi k3", latest::KIMI_3),
+        ("solar open", latest::SOLAR),
+        ("muse", latest::MUSE),
+        ("laguna", latest::LAGUNA),
+        ("ling 3", latest::LING_3),
+        ("step 3.5", latest::STEP_35),
+        ("exaone 4", latest::EXAONE_4),
+        ("jamba", latest::JAMBA),
         ("pieces", PIECES),
         ("operations", OPERATIONS),
         ("no tools", "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"),

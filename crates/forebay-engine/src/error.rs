@@ -127,6 +127,8 @@ pub enum EngineError {
     /// The routing trace has another shape than this model's routers, so it cannot replace them.
     #[error("the routing trace has {trace}, the model {model}: they must be the same")]
     OtherRouting { trace: String, model: String },
+    #[error("{0}")]
+    Profile(String),
     #[error("--trace-routing: this model has no experts to choose; leave it out")]
     NoExperts,
     #[error(

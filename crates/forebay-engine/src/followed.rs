@@ -3,7 +3,7 @@
 
 use forebay_compute::RowKind;
 use forebay_model::{ChosenExperts, Run};
-use forebay_stream::routing::RoutingLayer;
+use forebay_stream::routing::{RoutingLayer, RoutingProfile};
 use forebay_stream::{Phase, RoutingTrace};
 
 use crate::{EngineError, Session};
@@ -20,6 +20,8 @@ pub enum RoutingSource {
     /// The same with the experts of every layer in another order for every sequence, as if the sequences had nothing in
     /// common.
     Unrelated(Box<RoutingTrace>),
+    /// A trace of this model's shape that is made from a published curve of hit rates.
+    Profile(RoutingProfile),
     /// Uniform random routing: all experts are equally likely.
     Uniform,
 }
@@ -53,14 +55,29 @@ impl Session {
     /// Makes all tokens from now on take their experts from `source`.
     ///
     /// # Errors
-    /// Returns [`EngineError::NoExperts`] for a dense model and [`EngineError::OtherRouting`] for a trace of another
-    /// shape.
+    /// Returns [`EngineError::NoExperts`] for a dense model, [`EngineError::OtherRouting`] for a trace of another
+    /// shape, and [`EngineError::Profile`] for a profile that no model of this shape can have.
     pub fn follow_routing(&mut self, source: RoutingSource) -> Result<(), EngineError> {
         self.refuse_mtp("the predicting layer follows its router only")?;
         let sequences = self.runner.decoder.backend().tables();
+        let source = match source {
+            RoutingSource::Profile(profile) => RoutingSource::Trace(self.profiled(profile)?),
+            source => source,
+        };
         let followed = Followed::new(source, self.routing_layers()?, sequences)?;
         self.runner.decoder.follow(Some(Box::new(followed)));
         Ok(())
+    }
+
+    /// Returns the trace that [`RoutingSource::Profile`] stands for.
+    ///
+    /// # Errors
+    /// Returns [`EngineError::NoExperts`] for a dense model, and [`EngineError::Profile`] if no model of this shape can
+    /// have the profile.
+    pub fn profiled(&self, profile: RoutingProfile) -> Result<Box<RoutingTrace>, EngineError> {
+        const SEED: u64 = 1;
+        let trace = profile.trace(&self.routing_layers()?, SEED);
+        trace.map(Box::new).map_err(EngineError::Profile)
     }
 }
 
@@ -188,7 +205,7 @@ impl RoutingSource {
     fn trace(&self) -> Option<&RoutingTrace> {
         match self {
             RoutingSource::Trace(trace) | RoutingSource::Unrelated(trace) => Some(trace),
-            RoutingSource::Uniform => None,
+            RoutingSource::Profile(_) | RoutingSource::Uniform => None,
         }
     }
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use forebay_engine::{Session, SessionOptions};
 use forebay_format::{Catalog, Source, TensorType, can_dequantize, dequantize};
 use forebay_lab::synth::{SynthError, SynthOptions, architectures, synthesize};
 use forebay_store::OutputFile;
@@ -122,4 +123,42 @@ fn what_cannot_be_made_is_refused_and_leaves_nothing() {
     let result = synthesize("llama-tiny", out, &options("Q8_0"), stop);
     assert!(matches!(result, Err(SynthError::Interrupted)));
     assert_eq!(files_in(folder.path()), 0);
+}
+
+/// Models of the latest families run: their keys and tensors are those that the engine expects.
+#[test]
+fn the_latest_tiny_models_run() {
+    let folder = tempfile::tempdir().unwrap();
+    for arch in ["qwen3.8-flash-next-tiny", "glm-5.3-tiny", "laguna-tiny", "deepseek-v4-tiny"] {
+        for layers in [None, Some(4)] {
+            let path = folder.path().join("model.gguf");
+            make(arch, &path, &SynthOptions { layers, ..options("Q4_K_M") }).unwrap();
+            let options =
+                SessionOptions { context: Some(128), threads: Some(2), ..Default::default() };
+            let mut session = Session::open(&path, &options, &mut |_, _| {}).unwrap();
+            let tokens: Vec<u32> = (0..90).map(|index| (index * 7919 + 13) % 1022).collect();
+            let logits = session.logits(&tokens, None).unwrap();
+            assert_eq!(logits.len(), 1024);
+            assert!(logits.iter().all(|logit| logit.is_finite()), "{arch}");
+            let other = session.logits(&[5], None).unwrap();
+            assert!(other != logits && other.iter().all(|logit| logit.is_finite()), "{arch}");
+        }
+    }
+}
+
+/// A model with fewer layers has as much smaller tables of n-grams.
+#[test]
+fn tables_of_ngrams_are_cut_with_the_layers() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = |layers| {
+        let path = folder.path().join("model.gguf");
+        let options = SynthOptions { layers: Some(layers), ..options("Q4_K_M") };
+        forebay_lab::synth::hollow("qwen3.8-flash-next", &path, &options).unwrap();
+        let catalog = Catalog::open(&path).unwrap();
+        catalog.tensor("per_layer_token_embd.weight").unwrap().extent.length
+    };
+    let (whole, part) = (bytes(48), bytes(12));
+    assert!((whole as f64 / part as f64 - 4.0).abs() < 0.001, "{whole} {part}");
+    // 16 tables of 20 million rows with 160 elements, in Q5_0.
+    assert!((whole as f64 / (16.0 * 20e6 * 110.0) - 1.0).abs() < 0.001, "{whole}");
 }

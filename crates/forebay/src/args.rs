@@ -15,7 +15,7 @@ mod ps;
 mod run;
 mod serve;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{
@@ -26,6 +26,7 @@ use clap_complete::ArgValueCompleter;
 use forebay_engine::{KvInVram, SessionOptions};
 use forebay_lab::replay::{Predictor, ReplayPolicy};
 use forebay_lab::synth;
+use forebay_stream::routing::RoutingProfile;
 use forebay_stream::{Capacity, PolicyKind};
 use serde::Serialize;
 
@@ -221,6 +222,10 @@ pub struct FollowedArgs {
     /// (`uniform`) instead of the router's choice, which means nothing for random weights
     #[arg(long, value_name = "FILE|uniform", value_hint = ValueHint::FilePath)]
     pub routing_trace: Option<PathBuf>,
+    /// Use experts that an LRU cache finds as often as in the published recording of a model, instead of
+    /// the router's choice: qwen3.8-flash-next
+    #[arg(long, value_name = "NAME", value_parser = routing_profile(), conflicts_with_all = ["routing_trace", "unrelated"])]
+    pub routing_profile: Option<RoutingProfile>,
     /// With --routing-trace FILE: renumber the experts for every sequence, as if the sequences had
     /// nothing in common
     #[arg(long, requires = "routing_trace")]
@@ -237,6 +242,14 @@ pub struct RoutingArgs {
     /// next-router`: a larger file, and some percent slower
     #[arg(long, requires = "trace_routing", help_heading = "Output")]
     pub trace_scores: bool,
+}
+
+impl FollowedArgs {
+    /// Returns what the routing is from, if it is not the model's own: a file, `uniform` or a profile.
+    pub fn source(&self) -> Option<&Path> {
+        let profile = self.routing_profile.map(|profile| Path::new(profile.name));
+        self.routing_trace.as_deref().or(profile)
+    }
 }
 
 #[derive(Args)]
@@ -591,6 +604,11 @@ impl FromStr for Device {
 fn policy() -> impl TypedValueParser<Value = PolicyKind> {
     let names = PossibleValuesParser::new(PolicyKind::ALL.map(PolicyKind::name));
     names.try_map(|name| name.parse::<PolicyKind>())
+}
+
+fn routing_profile() -> impl TypedValueParser<Value = RoutingProfile> {
+    let names = PossibleValuesParser::new(RoutingProfile::names());
+    names.try_map(|name| RoutingProfile::find(&name).ok_or("there is no such profile"))
 }
 
 fn replay_policy() -> impl TypedValueParser<Value = ReplayPolicy> {

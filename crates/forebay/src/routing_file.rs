@@ -18,6 +18,9 @@ pub struct RoutingFile {
 
 /// Returns the routing that replaces the model's own, if there is one.
 pub fn followed(args: &FollowedArgs) -> Outcome<Option<RoutingSource>> {
+    if let Some(profile) = args.routing_profile {
+        return Ok(Some(RoutingSource::Profile(profile)));
+    }
     let Some(path) = &args.routing_trace else { return Ok(None) };
     if path.as_os_str() == "uniform" {
         return Ok(Some(RoutingSource::Uniform));

@@ -103,6 +103,40 @@ impl Writer<'_> {
         Form { rules, ..Form::default() }
     }
 
+    /// `<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "f", "parameters": {...}}\n]<|END_ACTION|>`
+    pub fn cohere(&self, tools: &[Tool<'_>]) -> Form {
+        let rule = |(number, tool): (usize, &Tool<'_>)| {
+            let name = format!("\", \"tool_name\": {}, \"parameters\": ", json!(tool.name));
+            let arguments = self.inline(tool, &tool.schema);
+            let middle = format!("call_number {} {arguments}", self.literal(&name));
+            self.rule(number, "\n    {\"tool_call_id\": \"", &middle, "}")
+        };
+        let rules: String = tools.iter().enumerate().map(rule).collect();
+        Form {
+            rules: rules + "call_number: /[0-9]{1,4}/\n",
+            open: "<|START_ACTION|>[",
+            close: "\n]<|END_ACTION|>",
+            separator: ",",
+        }
+    }
+
+    /// `<|tool_calls|><|tool_call:begin|>id<|tool_call:name|>f<|tool_call:args|>{...}<|tool_call:end|><|calls|>`
+    pub fn solar(&self, tools: &[Tool<'_>]) -> Form {
+        let rule = |(number, tool): (usize, &Tool<'_>)| {
+            let name = format!("<|tool_call:name|>{}<|tool_call:args|>", tool.name);
+            let arguments = self.inline(tool, &tool.schema);
+            let middle = format!("call_id {} {arguments}", self.literal(&name));
+            self.rule(number, "<|tool_call:begin|>", &middle, "<|tool_call:end|>")
+        };
+        let rules: String = tools.iter().enumerate().map(rule).collect();
+        Form {
+            rules: rules + "call_id: /[a-z0-9]{10}/\n",
+            open: "<|tool_calls|>",
+            close: "<|calls|>",
+            ..Form::default()
+        }
+    }
+
     /// `<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`
     pub fn kimi(&self, tools: &[Tool<'_>]) -> Form {
         let rule = |(number, tool): (usize, &Tool<'_>)| {

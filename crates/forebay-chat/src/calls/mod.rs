@@ -31,6 +31,9 @@ pub struct CallsWanted<'a> {
 const HARMONY: &[&str] =
     &["<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|call|>", "<|end|>"];
 
+/// Marks of Muse.
+const MUSE: &[&str] = &["<|start|>", "<|message|>", "<|eom|>", "<|eot|>"];
+
 impl Format {
     /// Returns what may come before the text of an answer to `prompt`: reasoning, and headers.
     pub fn preamble(&self, prompt: &str) -> Option<Preamble> {
@@ -40,8 +43,12 @@ impl Format {
         };
         match self.kind {
             Kind::Harmony => Some(of(None, &["<|channel|>final", "<|message|>"])),
+            Kind::Muse => Some(of(None, &["to=user", "<|message|>"])),
             Kind::Tagged { thinking: Some(marks), .. } => {
                 let prompt = prompt.trim_end();
+                if let Some(begin) = marks.begins_answer() {
+                    return (!prompt.ends_with(begin)).then(|| of(None, &[begin]));
+                }
                 match (prompt.ends_with(marks.open()), prompt.ends_with(marks.close())) {
                     (_, true) => None,
                     (true, false) => Some(of(None, &[marks.close()])),
@@ -62,8 +69,30 @@ impl Format {
 
     /// Returns what may come before tool calls in an answer to `prompt`: reasoning.
     pub fn preamble_of_calls(&self, prompt: &str) -> Option<Preamble> {
+        let of = |open: Option<&str>, close: Vec<&str>| Preamble {
+            open: open.map(str::to_owned),
+            close: close.into_iter().map(str::to_owned).collect(),
+        };
         match self.kind {
-            Kind::Harmony => Some(Preamble { open: None, close: vec!["<|end|>".into()] }),
+            Kind::Harmony => Some(of(None, vec!["<|end|>"])),
+            Kind::Muse => Some(of(None, vec!["<|eom|>"])),
+            Kind::Tagged { thinking: Some(marks), .. } if marks.begins_answer().is_some() => {
+                let prompt = prompt.trim_end();
+                let begun = prompt.ends_with(marks.open());
+                let answers = marks.around_answer().is_some_and(|[open, _]| prompt.ends_with(open));
+                let before = marks.before_calls().iter().copied();
+                match (begun, answers || prompt.ends_with(marks.close())) {
+                    (false, true) if marks.before_calls().is_empty() => None,
+                    (false, true) => Some(of(None, before.collect())),
+                    (true, _) => {
+                        Some(of(None, [marks.close()].into_iter().chain(before).collect()))
+                    }
+                    (false, false) => {
+                        let close = [marks.close()].into_iter().chain(before).collect();
+                        Some(of(Some(marks.open_token()), close))
+                    }
+                }
+            }
             _ => self.preamble(prompt),
         }
     }
@@ -81,7 +110,12 @@ impl Format {
         let tools = tools(wanted.tools, wanted.name)?;
         let writer = |marks: Vec<&'static str>| Writer::new(tokenizer, marks);
         let (writer, form) = match self.kind {
-            Kind::Harmony if instead.is_some() => return Err(ChatError::CallOrJson),
+            Kind::Harmony | Kind::Muse if instead.is_some() => return Err(ChatError::CallOrJson),
+            Kind::Muse => {
+                let writer = writer(MUSE.to_vec());
+                let form = writer.muse(&tools);
+                (writer, form)
+            }
             Kind::Harmony => {
                 let writer = writer(HARMONY.to_vec());
                 let form = writer.harmony(&tools);
@@ -94,8 +128,9 @@ impl Format {
             }
             Kind::Plain | Kind::Tagged { tools: None, .. } => return Err(ChatError::NoToolCalls),
         };
+        let has_single_calls = matches!(self.kind, Kind::Harmony | Kind::Muse);
         let calls = match form.separator {
-            _ if !wanted.several || self.kind == Kind::Harmony => "call".to_owned(),
+            _ if !wanted.several || has_single_calls => "call".to_owned(),
             "" => "call+".to_owned(),
             separator => format!("call ({} call)*", writer.literal(separator)),
         };
@@ -119,8 +154,19 @@ impl Writer<'_> {
             ToolSyntax::FunctionTags => self.function_tags(tools),
             ToolSyntax::ArgumentTags { compact } => self.argument_tags(tools, compact),
             ToolSyntax::DeepSeek { fenced } => self.deepseek(tools, fenced),
-            ToolSyntax::Dsml { renamed } => self.dsml(tools, renamed),
-            ToolSyntax::MiniMax => self.minimax(tools),
+            ToolSyntax::Dsml(names) => self.dsml(tools, names),
+            ToolSyntax::MiniMax => {
+                self.invokes(tools, ["<minimax:tool_call>\n", "</minimax:tool_call>"])
+            }
+            ToolSyntax::Dots => {
+                self.invokes(tools, ["<dots_function_call>\n", "</dots_function_call>"])
+            }
+            ToolSyntax::Atem => self.atem(tools),
+            ToolSyntax::Seed => self.seed(tools),
+            ToolSyntax::Suffixed(marks) => self.suffixed(tools, marks),
+            ToolSyntax::Cohere => self.cohere(tools),
+            ToolSyntax::Kimi3 => self.kimi3(tools),
+            ToolSyntax::Solar => self.solar(tools),
             ToolSyntax::Kimi => self.kimi(tools),
             ToolSyntax::FunctionGemma => {
                 self.gemma(tools, ["<start_function_call>", "<end_function_call>"], "<escape>")

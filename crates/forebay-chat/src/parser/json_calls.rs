@@ -75,6 +75,33 @@ pub fn mistral(body: &str) -> Option<Vec<Call>> {
     named(name, arguments.get()).map(|call| vec![call])
 }
 
+#[derive(Deserialize)]
+struct OfCohere<'a> {
+    #[serde(borrow)]
+    tool_name: &'a RawValue,
+    #[serde(borrow, alias = "arguments")]
+    parameters: Option<&'a RawValue>,
+}
+
+/// Parses `[{"tool_call_id": "0", "tool_name": "f", "parameters": {...}}]`, or one such object.
+pub fn cohere(body: &str) -> Option<Vec<Call>> {
+    let body = body.trim();
+    let list: Vec<OfCohere<'_>> = match body.starts_with('[') {
+        true => serde_json::from_str(body).ok()?,
+        false => vec![serde_json::from_str(body).ok()?],
+    };
+    let calls: Option<Vec<Call>> =
+        list.into_iter().map(|described| call(described.tool_name, described.parameters)).collect();
+    calls.filter(|calls| !calls.is_empty())
+}
+
+/// Parses `ID<|tool_call:name|>f<|tool_call:args|>{...}`.
+pub fn solar(body: &str) -> Option<Call> {
+    let (_, named_call) = body.split_once("<|tool_call:name|>")?;
+    let (name, arguments) = named_call.split_once("<|tool_call:args|>")?;
+    named(name.trim(), arguments.trim())
+}
+
 /// Parses `functions.f:0<|tool_call_argument_begin|>{...}`.
 pub fn kimi(body: &str) -> Option<Call> {
     let (id, arguments) = body.split_once("<|tool_call_argument_begin|>")?;

@@ -5,8 +5,10 @@
 mod gemma;
 mod harmony;
 mod json_calls;
+mod kimi3;
 mod live;
 mod minimax3;
+mod muse;
 mod python;
 mod tagged;
 mod thought;
@@ -16,6 +18,7 @@ mod value_end;
 use crate::format::Kind;
 use crate::{Format, Message};
 use harmony::Harmony;
+use muse::Muse;
 use tagged::Tagged;
 
 /// A part of an answer as it arrives. All parts of one kind together form that part of the message.
@@ -47,6 +50,7 @@ enum Family {
     Plain(String),
     Tagged(Box<Tagged>),
     Harmony(Harmony),
+    Muse(Box<Muse>),
 }
 
 impl Parser {
@@ -59,6 +63,7 @@ impl Parser {
                 Family::Tagged(Box::new(Tagged::new(thinking, tools, &format.offer, prompt)))
             }
             Kind::Harmony => Family::Harmony(Harmony::new(prompt)),
+            Kind::Muse => Family::Muse(Box::new(Muse::new(&format.offer))),
         };
         Parser { family }
     }
@@ -78,7 +83,7 @@ impl Parser {
     pub(crate) fn is_thinking(&self) -> bool {
         match &self.family {
             Family::Tagged(parser) => parser.is_thinking(),
-            Family::Plain(_) | Family::Harmony(_) => false,
+            Family::Plain(_) | Family::Harmony(_) | Family::Muse(_) => false,
         }
     }
 
@@ -86,8 +91,10 @@ impl Parser {
     /// whose end cannot be read may have arguments that are not valid JSON.
     #[must_use]
     pub fn with_whole_calls(mut self) -> Parser {
-        if let Family::Tagged(parser) = &mut self.family {
-            parser.whole_calls = true;
+        match &mut self.family {
+            Family::Tagged(parser) => parser.whole_calls = true,
+            Family::Muse(parser) => parser.report_whole_calls(),
+            Family::Plain(_) | Family::Harmony(_) => {}
         }
         self
     }
@@ -104,6 +111,7 @@ impl Parser {
             }
             Family::Tagged(parser) => parser.text(piece, sink),
             Family::Harmony(parser) => parser.text(piece, sink),
+            Family::Muse(parser) => parser.text(piece, sink),
         }
     }
 
@@ -113,6 +121,7 @@ impl Parser {
             Family::Plain(_) => {}
             Family::Tagged(parser) => parser.control(name, sink),
             Family::Harmony(parser) => parser.control(name, sink),
+            Family::Muse(parser) => parser.control(name, sink),
         }
     }
 
@@ -123,6 +132,7 @@ impl Parser {
             Family::Plain(content) => Message::new("assistant", content),
             Family::Tagged(parser) => parser.finish(sink),
             Family::Harmony(parser) => parser.finish(sink),
+            Family::Muse(parser) => parser.finish(sink),
         }
     }
 }

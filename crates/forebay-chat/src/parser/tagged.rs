@@ -120,7 +120,19 @@ impl Tagged {
         prompt: &str,
     ) -> Tagged {
         let prompt = prompt.trim_end();
+        let mut around_answer = match thinking.and_then(ThinkMarks::around_answer) {
+            Some(marks) => Around::Before(marks),
+            None => Around::Nothing,
+        };
         let (state, strip) = match thinking {
+            Some(marks)
+                if marks.around_answer().is_some_and(|[open, _]| prompt.ends_with(open)) =>
+            {
+                if let Around::Before([_, close]) = around_answer {
+                    around_answer = Around::Within(close);
+                }
+                (State::Content, true)
+            }
             Some(marks) if prompt.ends_with(marks.open()) => (State::Thinking, true),
             Some(marks) if prompt.ends_with(marks.close()) => (State::Content, true),
             Some(_) => (State::Start, false),
@@ -135,10 +147,7 @@ impl Tagged {
             searched: 0,
             strip,
             before_call: String::new(),
-            around_answer: match thinking.and_then(ThinkMarks::around_answer) {
-                Some(marks) => Around::Before(marks),
-                None => Around::Nothing,
-            },
+            around_answer,
             thought: 0,
             look_again: 0,
             whole_calls: false,
@@ -177,9 +186,7 @@ impl Tagged {
     pub fn control(&mut self, name: &str, sink: Sink<'_>) {
         let is_tag =
             self.tools.as_ref().is_some_and(|tools| tools.tags.all().any(|tag| tag == name));
-        let marks = self.thinking.unwrap_or(ThinkMarks::Tags);
-        let is_around_answer = marks.around_answer().is_some_and(|around| around.contains(&name));
-        if is_tag || is_around_answer || name == marks.open_token() || name == marks.close() {
+        if is_tag || self.thinking.unwrap_or(ThinkMarks::Tags).has_token(name) {
             self.text(name, sink);
         }
     }
@@ -321,7 +328,8 @@ impl Tagged {
         let of_tools = tags
             .iter()
             .flat_map(|tags| tags.wrappers.iter().copied().chain((!is_bare).then_some(tags.open)));
-        let marks: Vec<&str> = of_tools.chain(end).collect();
+        let dropped = self.thinking.map_or(&[][..], ThinkMarks::dropped);
+        let marks: Vec<&str> = of_tools.chain(end).chain(dropped.iter().copied()).collect();
         if marks.is_empty() {
             let text = std::mem::take(&mut self.pending);
             self.show(&text, sink);
@@ -444,8 +452,14 @@ impl Tagged {
     }
 
     pub fn finish(mut self, sink: Sink<'_>) -> Message {
+        self.flush(sink);
+        self.draft.finish()
+    }
+
+    /// Decides about the rest of the text, as at the end of an answer. Content may follow.
+    pub fn flush(&mut self, sink: Sink<'_>) {
         let rest = std::mem::take(&mut self.pending);
-        match self.state {
+        match std::mem::replace(&mut self.state, State::Content) {
             State::Thinking | State::ThoughtCalls => self.end_thought(&rest, sink),
             State::Start | State::Content => {
                 let has_calls = !self.draft.message.tool_calls.is_empty();
@@ -456,7 +470,10 @@ impl Tagged {
             }
             State::Call => self.end_call(&rest, "", sink),
         }
-        self.draft.finish()
+    }
+
+    pub fn draft(&mut self) -> &mut Draft {
+        &mut self.draft
     }
 
     /// Ends an answer that ends with reasoning, or with calls that end the reasoning.

@@ -3,6 +3,7 @@
 //! Some models go from thinking to calling without the mark between them. Such calls count if the answer ends with them.
 //! A call that more reasoning follows is a part of the reasoning: the model only thought about it.
 
+use super::kimi3;
 use super::tools::Call;
 use crate::ToolSyntax;
 use crate::offer::Offer;
@@ -87,9 +88,12 @@ impl ToolSyntax {
         let fits = |begin: &str| body.starts_with(begin) || begin.starts_with(body);
         match self {
             ToolSyntax::Json => fits("{"),
-            ToolSyntax::FunctionTags => fits("<function="),
-            ToolSyntax::Dsml { .. } => fits("<｜DSML｜invoke"),
-            ToolSyntax::MiniMax => fits("<invoke"),
+            ToolSyntax::FunctionTags | ToolSyntax::Seed => fits("<function="),
+            ToolSyntax::Dsml(names) => fits(names.tags()[0]),
+            ToolSyntax::MiniMax | ToolSyntax::Dots => fits("<invoke"),
+            ToolSyntax::Atem => fits("<atem:invoke"),
+            ToolSyntax::Kimi3 => fits(kimi3::CALL),
+            ToolSyntax::Cohere => fits("[") || fits("{"),
             ToolSyntax::MiniMax3 => fits(crate::syntax::MINIMAX3),
             ToolSyntax::FunctionGemma | ToolSyntax::Gemma4 => fits("call:"),
             ToolSyntax::Nemotron2 | ToolSyntax::Hunyuan => fits("["),

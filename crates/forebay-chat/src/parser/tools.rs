@@ -2,9 +2,10 @@
 
 use serde_json::{Map, Value};
 
-use super::{gemma, json_calls, minimax3, python};
+use super::{gemma, json_calls, kimi3, minimax3, python};
 use crate::ToolSyntax;
 use crate::offer::Offer;
+use crate::suffixed::{ArgumentMarks, PLAIN};
 
 /// A parsed call. The arguments are JSON.
 #[derive(Debug, PartialEq, Eq)]
@@ -14,7 +15,7 @@ pub struct Call {
 }
 
 impl Call {
-    fn of(name: &str, arguments: Map<String, Value>) -> Call {
+    pub fn of(name: &str, arguments: Map<String, Value>) -> Call {
         Call { name: name.to_owned(), arguments: Value::Object(arguments).to_string() }
     }
 }
@@ -25,11 +26,17 @@ impl ToolSyntax {
         let one = |call: Option<Call>| call.map(|call| vec![call]);
         match self {
             ToolSyntax::Json => one(json_calls::object(body)),
-            ToolSyntax::FunctionTags => one(function_tags(body, offer)),
-            ToolSyntax::ArgumentTags { .. } => one(argument_tags(body, offer)),
+            ToolSyntax::FunctionTags => one(function_tags(body, true, offer)),
+            ToolSyntax::Seed => one(function_tags(body, false, offer)),
+            ToolSyntax::ArgumentTags { .. } => one(argument_tags(body, &PLAIN, offer)),
+            ToolSyntax::Suffixed(marks) => one(argument_tags(body, &marks.arguments, offer)),
             ToolSyntax::DeepSeek { .. } => one(deepseek(body)),
-            ToolSyntax::Dsml { .. } => invokes(body, "<｜DSML｜", "</｜DSML｜", offer),
-            ToolSyntax::MiniMax => invokes(body, "<", "</", offer),
+            ToolSyntax::Dsml(names) => invokes(body, names.tags(), offer),
+            ToolSyntax::MiniMax | ToolSyntax::Dots => invokes(body, ["<", "</"], offer),
+            ToolSyntax::Atem => invokes(body, ["<atem:", "</atem:"], offer),
+            ToolSyntax::Kimi3 => kimi3::calls(body, offer),
+            ToolSyntax::Cohere => json_calls::cohere(body),
+            ToolSyntax::Solar => one(json_calls::solar(body)),
             ToolSyntax::MiniMax3 => minimax3::calls(body, offer),
             ToolSyntax::Kimi => one(json_calls::kimi(body)),
             ToolSyntax::FunctionGemma => one(gemma::call(body, "<escape>")),
@@ -52,8 +59,9 @@ fn offered(calls: Vec<Call>, offer: &Offer) -> Option<Vec<Call>> {
     calls.iter().all(|call| offer.names(&call.name)).then_some(calls)
 }
 
-/// Parses `<function=f><parameter=k>v</parameter></function>`.
-fn function_tags(body: &str, offer: &Offer) -> Option<Call> {
+/// Parses `<function=f><parameter=k>v</parameter></function>`. With `in_lines`, a line end before and behind a value
+/// is no part of it.
+fn function_tags(body: &str, in_lines: bool, offer: &Offer) -> Option<Call> {
     let rest = body.trim().strip_prefix("<function=")?;
     let (name, mut rest) = rest.split_once('>')?;
     let name = name.trim();
@@ -61,8 +69,9 @@ fn function_tags(body: &str, offer: &Offer) -> Option<Call> {
     while let Some((_, found)) = rest.split_once("<parameter=") {
         let (key, behind) = found.split_once('>')?;
         let (value, behind) = behind.split_once("</parameter>")?;
-        let value = value.strip_prefix('\n').unwrap_or(value);
-        let value = value.strip_suffix('\n').unwrap_or(value);
+        let inner = value.strip_prefix('\n').unwrap_or(value);
+        let inner = inner.strip_suffix('\n').unwrap_or(inner);
+        let value = if in_lines { inner } else { value };
         let key = key.trim();
         arguments.insert(key.to_owned(), typed(value, offer.is_text(name, key)));
         rest = behind;
@@ -71,17 +80,15 @@ fn function_tags(body: &str, offer: &Offer) -> Option<Call> {
 }
 
 /// Parses `f<arg_key>k</arg_key><arg_value>v</arg_value>`.
-fn argument_tags(body: &str, offer: &Offer) -> Option<Call> {
-    let (name, mut rest) = body.split_at(body.find("<arg_key>").unwrap_or(body.len()));
-    let name = name.trim();
-    if name.is_empty() || name.contains(char::is_whitespace) {
-        return None;
-    }
+fn argument_tags(body: &str, marks: &ArgumentMarks, offer: &Offer) -> Option<Call> {
+    let ([key_open, key_close], [value_open, value_close]) = (marks.key, marks.value);
+    let (name, mut rest) = body.split_at(body.find(key_open).unwrap_or(body.len()));
+    let name = marks.name(name)?;
     let mut arguments = Map::new();
-    while let Some((_, found)) = rest.split_once("<arg_key>") {
-        let (key, behind) = found.split_once("</arg_key>")?;
-        let (_, behind) = behind.split_once("<arg_value>")?;
-        let (value, behind) = behind.split_once("</arg_value>")?;
+    while let Some((_, found)) = rest.split_once(key_open) {
+        let (key, behind) = found.split_once(key_close)?;
+        let (_, behind) = behind.split_once(value_open)?;
+        let (value, behind) = behind.split_once(value_close)?;
         let key = key.trim();
         arguments.insert(key.to_owned(), typed(value, offer.is_text(name, key)));
         rest = behind;
@@ -89,9 +96,10 @@ fn argument_tags(body: &str, offer: &Offer) -> Option<Call> {
     Some(Call::of(name, arguments))
 }
 
-/// Parses calls of the form `<invoke name="f"><parameter name="k">v</parameter></invoke>`. `open` and `close` are what
-/// tags begin with. The attribute `string="true"` says that a value is a text.
-fn invokes(body: &str, open: &str, close: &str, offer: &Offer) -> Option<Vec<Call>> {
+/// Parses calls of the form `<invoke name="f"><parameter name="k">v</parameter></invoke>`. `tags` are what tags
+/// begin with. The attribute `string="true"` says that a value is a text.
+fn invokes(body: &str, tags: [&str; 2], offer: &Offer) -> Option<Vec<Call>> {
+    let [open, close] = tags;
     let [invoke, parameter] = ["invoke", "parameter"].map(|tag| format!("{open}{tag} name=\""));
     let [invoke_end, parameter_end] = ["invoke", "parameter"].map(|tag| format!("{close}{tag}>"));
     let mut calls = Vec::new();
@@ -164,7 +172,7 @@ mod tests {
 
     const TAGS: ToolSyntax = ToolSyntax::ArgumentTags { compact: false };
     const DEEPSEEK: ToolSyntax = ToolSyntax::DeepSeek { fenced: false };
-    const DSML: ToolSyntax = ToolSyntax::Dsml { renamed: false };
+    const DSML: ToolSyntax = ToolSyntax::Dsml(crate::DsmlNames::V32);
 
     #[test]
     fn every_syntax() {

@@ -5,13 +5,15 @@
 //! this test, which write messages in the published form.
 
 mod conversations;
+mod latest;
+mod latest_templates;
 mod newer;
 mod newer_templates;
 mod templates;
 
 use std::path::{Path, PathBuf};
 
-use forebay_chat::{Event, Format, Message, Parser, ToolCall};
+use forebay_chat::{Event, Format, Message, Parser, Think, ToolCall};
 use forebay_text::ChatTemplate;
 use serde_json::{Map, Value, json};
 
@@ -23,6 +25,8 @@ struct Conversation<'a> {
     eos: &'static str,
     /// Variables of the template.
     variables: &'static [(&'static str, bool)],
+    /// How much the model is asked to think.
+    think: Option<Think>,
     /// What the model writes: reasoning and calls. Control tokens have a `\u{1}` on both sides.
     writes: &'a str,
     reasoning: Option<&'static str>,
@@ -38,6 +42,7 @@ const NONE: Conversation<'static> = Conversation {
     own: "",
     eos: "",
     variables: &[],
+    think: None,
     writes: "",
     reasoning: None,
     content: "",
@@ -129,7 +134,8 @@ impl Conversation<'_> {
         let format = recognised.offering(Some(&tools));
         let variables =
             self.variables.iter().map(|(name, value)| ((*name).to_owned(), json!(value)));
-        let variables: Map<String, Value> = variables.collect();
+        let mut variables: Map<String, Value> = variables.collect();
+        variables.extend(self.think.into_iter().flat_map(|think| format.think(think).unwrap()));
         let render = |messages: &[Message]| {
             let prompt = format.render(&template, messages, Some(&tools), &variables);
             prompt.unwrap_or_else(|error| panic!("{}: {error}", self.file)).into_text()
@@ -147,7 +153,7 @@ impl Conversation<'_> {
                 self.file
             );
         }
-        if !self.writes.contains("<|channel|>") {
+        if !["<|channel|>", "<|eom|>"].iter().any(|mark| self.writes.contains(mark)) {
             // The marks as text.
             for cut in [0, 1, 4] {
                 let text = parse(&format, &prompt, self.writes, cut, false);

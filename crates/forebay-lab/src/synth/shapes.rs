@@ -77,6 +77,8 @@ pub enum Norms {
     SandwichOfBoth,
     /// `attn_norm` alone, because a layer has one block.
     One,
+    /// None, because blocks read gated residual streams.
+    None,
 }
 
 /// Rope scaling of Llama 3: divides frequencies by `factor` for wavelengths beyond `original_context`, and leaves short
@@ -135,6 +137,70 @@ pub struct Indexer {
     pub head_dim: u32,
     /// Number of positions that are chosen.
     pub chosen: u32,
+    pub pools: Pools,
+}
+
+/// What an indexer chooses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Pools {
+    /// Positions, or the entries of [`SharedKeys`].
+    Keys,
+    /// Pools of so many positions, whose keys are averaged by gates (GLM-5-Next).
+    Gated(u32),
+    /// Pools of so many positions, whose keys have a mean (Qwen4-Exp).
+    Mean(u32),
+}
+
+/// Residual streams beside each other, in models without [`SharedKeys`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Streams {
+    /// So many streams, mixed by hyper-connections. Their mean is what the output projection reads.
+    Mixed(u32),
+    /// So many streams, with gates of a low rank. Blocks have no norm.
+    Gated { count: u32, rank: u32 },
+}
+
+/// Embeddings of the last two and more tokens, which a layer adds to the residual streams.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct NGrams {
+    /// The layer, counted from 0.
+    pub layer: u32,
+    /// Largest number of tokens of an n-gram. There are hashes for two tokens and for each number up to this one.
+    pub size: u32,
+    /// Hashes of each number of tokens. Each has a table of its own.
+    pub hashes: u32,
+    /// Least number of rows of a table. Each has a prime number of rows.
+    pub rows: u32,
+    /// Number of elements that the rows of a token have together.
+    pub width: u32,
+    pub convolution: u32,
+}
+
+impl NGrams {
+    /// Returns the number of rows of each table in a model with this share of its layers. A shorter model has smaller
+    /// tables, so that its file gets as much smaller as its layers do.
+    pub fn table_rows(&self, (layers, of): (u32, u32)) -> Vec<u64> {
+        let least = u64::from(self.rows) * u64::from(layers) / u64::from(of);
+        let is_prime = |number: &u64| {
+            let divides = |by: u64| number.is_multiple_of(by);
+            *number > 1 && (2..).take_while(|by| by * by <= *number).all(|by| !divides(by))
+        };
+        let tables = (self.size - 1) * self.hashes;
+        (least..).filter(is_prime).take(tables as usize).collect()
+    }
+
+    /// Returns the number of elements of a row of a table.
+    pub fn row(&self) -> u32 {
+        self.width / ((self.size - 1) * self.hashes)
+    }
+}
+
+/// Attention of layers with a window, where its number of heads differs.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Windowed {
+    /// Layers whose number is a multiple of this, counted from 0, have no window.
+    pub period: u32,
+    pub heads: u32,
 }
 
 /// Attention with one key for all heads, which is the value, too. Layers see a window, and most see compressed entries of what is
@@ -211,6 +277,8 @@ pub struct ChannelDelta {
     pub convolution: u32,
     pub heads: u32,
     pub head_dim: u32,
+    /// Least logarithm of a decay, if the metadata has one.
+    pub bound: Option<f32>,
 }
 
 /// Selective state spaces (Mamba2; Dao and Gu 2024).
@@ -233,6 +301,8 @@ pub enum Pattern {
     /// Every layer has a feed-forward. Layers have attention if their number, counted from 1, is a multiple of this or
     /// that of the last layer; the others are recurrent.
     AttentionEvery(u32),
+    /// The same, but the last layer is no exception.
+    AttentionOnlyEvery(u32),
     /// A layer has one block, which a letter names: `M` recurrent, `*` attention, `E` feed-forward.
     OneBlock(&'static str),
 }
@@ -257,6 +327,13 @@ pub struct Shape {
     /// Chooses the positions or entries that attention sees.
     pub indexer: Option<Indexer>,
     pub full_attention: Option<FullAttention>,
+    pub windowed: Option<Windowed>,
+    /// True if each head of attention has a gate, made by a matrix of its own.
+    pub head_gates: bool,
+    pub streams: Option<Streams>,
+    pub ngrams: Option<NGrams>,
+    /// Limit of the gate and up products of all feed-forwards with experts, if they have one.
+    pub experts_limit: Option<f32>,
     /// Block of the layers that `pattern` makes recurrent.
     pub recurrent: Option<Recurrent>,
     pub pattern: Pattern,
@@ -309,8 +386,9 @@ impl Shape {
     pub fn recurrent_of(&self, layer: u32) -> Option<Recurrent> {
         match self.pattern {
             Pattern::Alike => None,
-            Pattern::AttentionEvery(_) if self.has_attention(layer) => None,
-            Pattern::AttentionEvery(_) => self.recurrent,
+            Pattern::AttentionEvery(_) | Pattern::AttentionOnlyEvery(_) => {
+                self.recurrent.filter(|_| !self.has_attention(layer))
+            }
             Pattern::OneBlock(letters) => self.recurrent.filter(|_| letter(letters, layer) == b'M'),
         }
     }
@@ -322,6 +400,7 @@ impl Shape {
             Pattern::AttentionEvery(period) => {
                 (layer + 1).is_multiple_of(period) || layer + 1 == self.layers
             }
+            Pattern::AttentionOnlyEvery(period) => (layer + 1).is_multiple_of(period),
             Pattern::OneBlock(letters) => letter(letters, layer) == b'*',
         }
     }
@@ -329,7 +408,7 @@ impl Shape {
     /// Returns true if layer `layer` has a feed-forward.
     pub fn has_feed_forward(&self, layer: u32) -> bool {
         match self.pattern {
-            Pattern::Alike | Pattern::AttentionEvery(_) => true,
+            Pattern::Alike | Pattern::AttentionEvery(_) | Pattern::AttentionOnlyEvery(_) => true,
             Pattern::OneBlock(letters) => letter(letters, layer) == b'E',
         }
     }
@@ -337,6 +416,14 @@ impl Shape {
     /// Returns the attention of layer `layer` if the layer has no window while others have one.
     pub fn full_attention_of(&self, layer: u32) -> Option<FullAttention> {
         self.full_attention.filter(|full| (layer + 1).is_multiple_of(full.period))
+    }
+
+    /// Returns the number of query heads of layer `layer`.
+    pub fn heads_of(&self, layer: u32) -> u32 {
+        match self.windowed {
+            Some(windowed) if !layer.is_multiple_of(windowed.period) => windowed.heads,
+            _ => self.heads,
+        }
     }
 
     /// Returns the number of key and value heads of layer `layer`; 0 if it has no attention.
@@ -348,9 +435,11 @@ impl Shape {
         }
     }
 
-    /// Returns the least number of layers that a model of this shape can have: it needs one with attention.
+    /// Returns the least number of layers that a model of this shape can have: it needs one with attention, and that
+    /// with embeddings of n-grams.
     pub fn layers_min(&self) -> u32 {
-        (1..=self.layers).find(|layers| self.has_attention(layers - 1)).unwrap_or(self.layers)
+        let first = self.ngrams.map_or(1, |of| of.layer + 1);
+        (first..=self.layers).find(|layers| self.has_attention(layers - 1)).unwrap_or(self.layers)
     }
 
     /// Returns the width of the dense layers. There may be none.

@@ -4,6 +4,7 @@
 
 mod csv;
 mod header;
+mod profile;
 mod reader;
 mod recorder;
 mod writer;
@@ -15,6 +16,7 @@ use serde::Serialize;
 use crate::blocks::ExpertIndex;
 
 pub use header::{LookupOrder, RoutingHeader, RoutingLayer};
+pub use profile::RoutingProfile;
 pub use reader::{read, read_any, read_uncompressed};
 pub use recorder::RoutingRecorder;
 pub use writer::RoutingWriter;

@@ -4,7 +4,7 @@ mod arrival;
 mod parallel;
 mod prefix;
 
-use std::cell::LazyCell;
+use std::cell::OnceCell;
 use std::path::Path;
 
 use forebay_engine::plan::{HitCurve, PredictedRate, Work};
@@ -73,9 +73,7 @@ pub fn run(args: BenchArgs) -> Outcome {
             "--mtp on: proposals are checked for one sequence only: leave out --parallel",
         );
     }
-    if options.mtp
-        && (args.routing.trace_routing.is_some() || args.followed.routing_trace.is_some())
-    {
+    if options.mtp && (args.routing.trace_routing.is_some() || args.followed.source().is_some()) {
         return usage("--mtp on: proposals follow the model's routers, and are not recorded");
     }
     let context_for = reserve_context(&args, &mut options);
@@ -93,10 +91,11 @@ pub fn run(args: BenchArgs) -> Outcome {
     routing.record(&mut session)?;
     if !args.parallel.is_empty() {
         let depth = args.prompt_tokens + args.gen_tokens / 2;
-        let hits = LazyCell::new(|| hits(&args, options.policy));
+        let curve = OnceCell::new();
         let predict = |session: &Session, sequences: usize| {
             let work = Work { sequences, ..Work::alone(args.prompt_tokens.max(1), depth) };
-            let predicted = plan::predicted(&args.model, session, || hits.clone(), work);
+            let hits = || curve.get_or_init(|| hits(&args, session, options.policy)).clone();
+            let predicted = plan::predicted(&args.model, session, hits, work);
             predicted.map_or_else(PredictedRate::none, |of| of.generate.shown)
         };
         if let Some(arriving) = args.arriving {
@@ -116,7 +115,7 @@ pub fn run(args: BenchArgs) -> Outcome {
                 generate: None,
                 runs: &[],
                 parallel,
-                routing_from: args.followed.routing_trace.as_deref(),
+                routing_from: args.followed.source(),
                 plan: session.plan(),
                 statistics: session.statistics(),
             }),
@@ -143,7 +142,7 @@ pub fn run(args: BenchArgs) -> Outcome {
     let depth = args.depth + args.gen_tokens / 2;
     let work = Work::alone(args.prompt_tokens.max(1), depth);
     let recorded = routing.finish(&mut session);
-    let hits = || hits(&args, options.policy);
+    let hits = || hits(&args, &session, options.policy);
     let rates = match plan::predicted(&args.model, &session, hits, work) {
         Ok(predicted) => [predicted.prompt.shown, predicted.generate.shown],
         Err(why) => [PredictedRate::none(why.clone()), PredictedRate::none(why)],
@@ -161,7 +160,7 @@ pub fn run(args: BenchArgs) -> Outcome {
             generate,
             runs: &runs,
             parallel: Vec::new(),
-            routing_from: args.followed.routing_trace.as_deref(),
+            routing_from: args.followed.source(),
             plan: session.plan(),
             statistics: session.statistics(),
         }),
@@ -214,7 +213,11 @@ fn reserve_context(args: &BenchArgs, options: &mut SessionOptions) -> &'static s
 
 /// Returns the expected cache hits: those of the routing that the session followed or recorded, if a curve can be made
 /// of it.
-fn hits(args: &BenchArgs, policy: PolicyKind) -> HitCurve {
+fn hits(args: &BenchArgs, session: &Session, policy: PolicyKind) -> HitCurve {
+    if let Some(profile) = args.followed.routing_profile {
+        let trace = session.profiled(profile).ok();
+        return trace.and_then(|trace| HitCurve::of_trace(&trace, policy)).unwrap_or_default();
+    }
     let followed = args.followed.routing_trace.as_deref();
     if followed == Some(Path::new("uniform")) {
         return HitCurve::uniform();
@@ -274,7 +277,7 @@ fn print(
     if let Some(why) = summary.and_then(|summary| summary.predicted.uncertain_because.as_ref()) {
         output::tell!("prediction: {why}");
     }
-    if let Some(source) = &args.followed.routing_trace {
+    if let Some(source) = args.followed.source() {
         output::say(format_args!("  routing  from {}, not the model's own\n", source.display()));
     }
     output::say_labelled(&statistics::block(session, &args.model, After::Benchmark));

@@ -137,6 +137,8 @@ pub enum Head {
     DeepSeek,
     /// `functions.f:0<|tool_call_argument_begin|>{...}`
     Kimi,
+    /// `ID<|tool_call:name|>f<|tool_call:args|>{...}`
+    Solar,
 }
 
 /// A name and arguments behind it.
@@ -176,6 +178,10 @@ impl Named {
                 let id = cursor.until("<|tool_call_argument_begin|>")?.trim();
                 Ok(super::super::json_calls::name_of_id(id))
             }
+            Head::Solar => {
+                cursor.until("<|tool_call:name|>")?;
+                cursor.until("<|tool_call:args|>")
+            }
         }
     }
 }
@@ -201,6 +207,8 @@ impl Read for Named {
 /// `{"name": "f", "arguments": {...}}`, or a list of such objects.
 #[derive(Default)]
 pub struct Described {
+    /// True if the key of the name is `tool_name`.
+    of_cohere: bool,
     at: usize,
     place: Place,
     in_list: bool,
@@ -231,13 +239,18 @@ enum Field {
 }
 
 impl Described {
+    /// Creates a reader of `{"tool_name": "f", "parameters": {...}}`, or of a list of such objects.
+    pub fn of_cohere() -> Described {
+        Described { of_cohere: true, ..Described::default() }
+    }
+
     fn step(&mut self, body: &str, calls: &mut Vec<Begun>) -> Step<()> {
         let mut cursor = Cursor { body, at: self.at };
         let next = cursor.next()?;
         self.place = match &mut self.place {
             Place::Begin => {
                 let functools = FUNCTOOLS.trim_end_matches('[');
-                if next == 'f' {
+                if next == 'f' && !self.of_cohere {
                     cursor.expect(functools)?;
                 }
                 self.in_list = cursor.next()? == '[';
@@ -266,9 +279,10 @@ impl Described {
                 cursor.space();
                 cursor.expect(":")?;
                 let field = match key.as_str() {
-                    "name" => Field::Name,
+                    "name" if !self.of_cohere => Field::Name,
+                    "tool_name" if self.of_cohere => Field::Name,
                     "arguments" | "parameters" => Field::Arguments,
-                    "function" => Field::Function,
+                    "function" if !self.of_cohere => Field::Function,
                     _ => Field::Other,
                 };
                 Place::Value(field, None)

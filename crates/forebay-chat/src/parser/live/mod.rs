@@ -21,6 +21,8 @@ use super::tools::Call;
 use super::{Draft, Sink};
 use crate::ToolSyntax;
 use crate::offer::Offer;
+use crate::suffixed::PLAIN;
+use tags::Form;
 
 /// Bytes of arguments after which a body is a call, whatever follows.
 const DECIDED_BYTES: usize = 32;
@@ -187,6 +189,7 @@ impl Live {
 /// Returns the reader of a body, which may depend on how it begins.
 fn reader_of(syntax: ToolSyntax, body: &str) -> Step<Box<dyn Read + Send>> {
     use json::{Described, Head, Named};
+    let tags = |form| -> Box<dyn Read + Send> { Box::new(tags::Tags::new(form)) };
     let is_list = || {
         let Some(list) = body.trim_start().strip_prefix('[') else {
             return if body.trim_start().is_empty() { Err(Stop::More) } else { Ok(false) };
@@ -205,10 +208,16 @@ fn reader_of(syntax: ToolSyntax, body: &str) -> Step<Box<dyn Read + Send>> {
         },
         ToolSyntax::DeepSeek { .. } => Box::new(Named::new(Head::DeepSeek)),
         ToolSyntax::Kimi => Box::new(Named::new(Head::Kimi)),
-        ToolSyntax::FunctionTags => Box::new(tags::Tags::new(tags::Form::Function)),
-        ToolSyntax::ArgumentTags { .. } => Box::new(tags::Tags::new(tags::Form::Argument)),
-        ToolSyntax::Dsml { .. } => Box::new(tags::Tags::new(tags::DSML)),
-        ToolSyntax::MiniMax => Box::new(tags::Tags::new(tags::MINIMAX)),
+        ToolSyntax::Solar => Box::new(Named::new(Head::Solar)),
+        ToolSyntax::Cohere => Box::new(Described::of_cohere()),
+        ToolSyntax::FunctionTags => tags(Form::Function { in_lines: true }),
+        ToolSyntax::Seed => tags(Form::Function { in_lines: false }),
+        ToolSyntax::ArgumentTags { .. } => tags(Form::Argument(&PLAIN)),
+        ToolSyntax::Suffixed(marks) => tags(Form::Argument(&marks.arguments)),
+        ToolSyntax::Dsml(names) => tags(tags::dsml(names)),
+        ToolSyntax::MiniMax | ToolSyntax::Dots => tags(tags::MINIMAX),
+        ToolSyntax::Atem => tags(tags::ATEM),
+        ToolSyntax::Kimi3 => tags(Form::Kimi3),
         ToolSyntax::MiniMax3 => Box::new(minimax3::Elements::default()),
         ToolSyntax::FunctionGemma => Box::new(gemma::Members::new("<escape>")),
         ToolSyntax::Gemma4 => Box::new(gemma::Members::new("<|\"|>")),

@@ -1,11 +1,11 @@
 //! Shapes with latent attention.
 
 use super::super::shapes::{
-    Experts, FeedForward, Indexer, LatentAttention, RopeScaling, Scores, Shape, SharedKeys,
+    Experts, FeedForward, Indexer, LatentAttention, Pools, RopeScaling, Scores, Shape, SharedKeys,
 };
 use super::base::{EXPERTS, LLAMA};
 
-const DEEPSEEK_V3_EXPERTS: Experts = Experts {
+pub(super) const DEEPSEEK_V3_EXPERTS: Experts = Experts {
     width: 2048,
     experts: 256,
     used: 8,
@@ -94,7 +94,7 @@ pub const DEEPSEEK_V2_LITE: Shape = Shape {
 pub const DEEPSEEK_V32: Shape = Shape {
     name: "deepseek-v3.2",
     architecture: "deepseek32",
-    indexer: Some(Indexer { heads: 64, head_dim: 128, chosen: 2048 }),
+    indexer: Some(Indexer { heads: 64, head_dim: 128, chosen: 2048, pools: Pools::Keys }),
     ..DEEPSEEK_V3
 };
 
@@ -110,7 +110,7 @@ const DEEPSEEK_V4_KEYS: SharedKeys = SharedKeys {
     limit: 10.0,
 };
 
-const DEEPSEEK_V4_EXPERTS: Experts = Experts {
+pub(super) const DEEPSEEK_V4_EXPERTS: Experts = Experts {
     width: 2048,
     experts: 256,
     used: 6,
@@ -136,7 +136,7 @@ pub const DEEPSEEK_V4_FLASH: Shape = Shape {
     rotary_dim: 64,
     latent_attention: None,
     shared_keys: Some(DEEPSEEK_V4_KEYS),
-    indexer: Some(Indexer { heads: 64, head_dim: 128, chosen: 512 }),
+    indexer: Some(Indexer { heads: 64, head_dim: 128, chosen: 512, pools: Pools::Keys }),
     feed_forward: FeedForward::Experts(DEEPSEEK_V4_EXPERTS),
     context: 1_048_576,
     window: Some(128),
@@ -164,7 +164,7 @@ pub const DEEPSEEK_V4_TINY: Shape = Shape {
         hashed_layers: 1,
         ..DEEPSEEK_V4_KEYS
     }),
-    indexer: Some(Indexer { heads: 4, head_dim: 64, chosen: 16 }),
+    indexer: Some(Indexer { heads: 4, head_dim: 64, chosen: 16, pools: Pools::Keys }),
     feed_forward: FeedForward::Experts(Experts {
         width: 256,
         experts: 16,
@@ -240,6 +240,6 @@ pub const DEEPSEEK_V3_TINY: Shape = Shape {
 pub const DEEPSEEK_V32_TINY: Shape = Shape {
     name: "deepseek-v3.2-tiny",
     architecture: "deepseek32",
-    indexer: Some(Indexer { heads: 8, head_dim: 64, chosen: 64 }),
+    indexer: Some(Indexer { heads: 8, head_dim: 64, chosen: 64, pools: Pools::Keys }),
     ..DEEPSEEK_V3_TINY
 };

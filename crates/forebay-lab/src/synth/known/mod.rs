@@ -3,6 +3,7 @@
 mod base;
 mod gemma;
 mod latent;
+mod latest;
 mod recurrent;
 
 use super::shapes::{
@@ -13,6 +14,10 @@ use gemma::{GEMMA3_4B, GEMMA3_TINY, GEMMA4_26B, GEMMA4_TINY};
 use latent::{
     DEEPSEEK_V2_LITE, DEEPSEEK_V3, DEEPSEEK_V3_TINY, DEEPSEEK_V4_FLASH, DEEPSEEK_V4_TINY,
     DEEPSEEK_V32, DEEPSEEK_V32_TINY, GLM_47_FLASH,
+};
+use latest::{
+    DEEPSEEK_V41_FLASH, FLASH_NEXT_TINY, GLM_53_FLASH, GLM_53_TINY, LAGUNA_TINY, LAGUNA_XS,
+    QWEN38_FLASH_NEXT,
 };
 use recurrent::{
     KIMI_LINEAR_48B, KIMI_LINEAR_TINY, NEMOTRON3_NANO, NEMOTRON3_TINY, QWEN3_NEXT_80B, QWEN36_35B,
@@ -167,7 +172,7 @@ const HUNYUAN_A13B: Shape = Shape {
 };
 
 /// All shapes, the most used first.
-pub const SHAPES: [Shape; 38] = [
+pub const SHAPES: [Shape; 45] = [
     QWEN3_MOE_30B,
     LLAMA_1B,
     Shape { name: "llama-8b", ..LLAMA },
@@ -274,6 +279,13 @@ pub const SHAPES: [Shape; 38] = [
     NEMOTRON3_NANO,
     GEMMA4_26B,
     HUNYUAN_A13B,
+    QWEN38_FLASH_NEXT,
+    GLM_53_FLASH,
+    DEEPSEEK_V41_FLASH,
+    LAGUNA_XS,
+    FLASH_NEXT_TINY,
+    GLM_53_TINY,
+    LAGUNA_TINY,
     QWEN36_TINY,
     DEEPSEEK_V3_TINY,
     DEEPSEEK_V32_TINY,

@@ -7,7 +7,7 @@ use super::super::shapes::{
 use super::base::{EXPERTS, LLAMA, QWEN};
 use super::latent::DEEPSEEK_V3;
 
-const QWEN36_DELTA: GatedDelta = GatedDelta {
+pub(super) const QWEN36_DELTA: GatedDelta = GatedDelta {
     convolution: 4,
     key_heads: 16,
     value_heads: 32,
@@ -16,7 +16,7 @@ const QWEN36_DELTA: GatedDelta = GatedDelta {
     one_tensor: false,
 };
 
-const QWEN36_EXPERTS: Experts = Experts {
+pub(super) const QWEN36_EXPERTS: Experts = Experts {
     width: 512,
     experts: 256,
     used: 8,
@@ -124,6 +124,7 @@ pub const KIMI_LINEAR_48B: Shape = Shape {
         convolution: 4,
         heads: 32,
         head_dim: 128,
+        bound: None,
     })),
     pattern: Pattern::AttentionEvery(4),
     feed_forward: FeedForward::Experts(KIMI_LINEAR_EXPERTS),
@@ -154,6 +155,7 @@ pub const KIMI_LINEAR_TINY: Shape = Shape {
         convolution: 4,
         heads: 4,
         head_dim: 64,
+        bound: None,
     })),
     pattern: Pattern::AttentionEvery(2),
     feed_forward: FeedForward::Experts(Experts {

@@ -5,7 +5,8 @@ use forebay_format::{Array, FormatError};
 
 use super::super::recipe::Recipe;
 use super::super::shapes::{
-    Experts, FeedForward, GatedDelta, Pattern, Recurrent, RopeScaling, Scores, Shape, SharedKeys,
+    Experts, FeedForward, GatedDelta, Pattern, Pools, Recurrent, RopeScaling, Scores, Shape,
+    SharedKeys, Streams,
 };
 
 /// Writes the keys that describe `shape` with `layers` layers, without those of the tokenizer.
@@ -35,7 +36,13 @@ pub fn describe(
         }
         _ => writer.set(&key("feed_forward_length"), shape.dense_width())?,
     }
-    writer.set(&key("attention.head_count"), shape.heads)?;
+    match shape.windowed {
+        Some(_) => {
+            let heads = by_layer(layers, |layer| shape.heads_of(layer));
+            writer.set(&key("attention.head_count"), heads)?;
+        }
+        None => writer.set(&key("attention.head_count"), shape.heads)?,
+    }
     describe_heads(shape, layers, writer)?;
     writer.set(&key("attention.layer_norm_rms_epsilon"), shape.norm_epsilon)?;
     if let Some(Recurrent::Mamba(_)) = shape.recurrent {
@@ -49,11 +56,12 @@ pub fn describe(
     if let Some(cap) = shape.logit_cap {
         writer.set(&key("final_logit_softcapping"), cap)?;
     }
-    describe_latent(shape, writer)?;
+    describe_latent(shape, layers, writer)?;
     if let Some(of) = &shape.shared_keys {
         describe_shared_keys(shape, of, layers, writer)?;
     }
-    describe_recurrent(shape, writer)?;
+    describe_recurrent(shape, layers, writer)?;
+    describe_residual(shape, layers, writer)?;
     describe_rope(shape, writer)?;
     if let FeedForward::Experts(experts) = &shape.feed_forward {
         describe_experts(shape, experts, writer)?;
@@ -106,7 +114,7 @@ fn describe_heads(shape: &Shape, layers: u32, writer: &mut GgufWriter) -> Result
     Ok(())
 }
 
-fn describe_latent(shape: &Shape, writer: &mut GgufWriter) -> Result<(), FormatError> {
+fn describe_latent(shape: &Shape, layers: u32, writer: &mut GgufWriter) -> Result<(), FormatError> {
     let key = |name: &str| format!("{}.attention.{name}", shape.architecture);
     if let Some(latent) = shape.latent_attention {
         if latent.query_rank > 0 {
@@ -122,8 +130,71 @@ fn describe_latent(shape: &Shape, writer: &mut GgufWriter) -> Result<(), FormatE
         writer.set(&key("indexer.head_count"), indexer.heads)?;
         writer.set(&key("indexer.key_length"), indexer.head_dim)?;
         writer.set(&key("indexer.top_k"), indexer.chosen)?;
+        match indexer.pools {
+            Pools::Keys => {}
+            Pools::Gated(length) => {
+                writer.set(&key("indexer.kpool"), length)?;
+                writer.set(&key("indexer.kpool_select_tail"), true)?;
+                writer.set(&key("indexer.types"), Array::Bool(vec![true; layers as usize]))?;
+            }
+            Pools::Mean(length) => {
+                let ratio = |layer| u32::from(shape.has_attention(layer)) * length;
+                writer.set(&key("compress_ratios"), by_layer(layers, ratio))?;
+            }
+        }
     }
     Ok(())
+}
+
+/// Writes the keys of residual streams, of embeddings of n-grams and of limits.
+fn describe_residual(
+    shape: &Shape,
+    layers: u32,
+    writer: &mut GgufWriter,
+) -> Result<(), FormatError> {
+    let key = |name: &str| format!("{}.{name}", shape.architecture);
+    match shape.streams {
+        None => {}
+        Some(Streams::Mixed(count)) => {
+            writer.set(&key("hyper_connection.count"), count)?;
+            writer.set(&key("hyper_connection.sinkhorn_iterations"), 20u32)?;
+            writer.set(&key("hyper_connection.epsilon"), 1e-6f32)?;
+        }
+        Some(Streams::Gated { count, rank }) => {
+            writer.set(&key("hyper_connection.count"), count)?;
+            writer.set(&key("hyper_connection.low_rank"), rank)?;
+        }
+    }
+    if let Some(limit) = shape.experts_limit {
+        for name in ["swiglu_clamp_exp", "swiglu_clamp_shexp"] {
+            writer.set(&key(name), Array::F32(vec![limit; layers as usize]))?;
+        }
+    }
+    let Some(of) = shape.ngrams else { return Ok(()) };
+    for (name, value) in [
+        ("ple.ngram_size", of.size),
+        ("ple.heads_per_ngram", of.hashes),
+        ("ple.conv_kernel", of.convolution),
+        ("ple.eos_token_id", shape.vocabulary - 1),
+        ("embedding_length_per_layer_input", of.row()),
+    ] {
+        writer.set(&key(name), value)?;
+    }
+    writer.set(&key("ple.layers"), Array::I32(vec![of.layer as i32]))?;
+    // Odd numbers whose products with tokens stay below 2^63. Their seed is that of published files, and nothing
+    // depends on it.
+    let mut random = fastrand::Rng::with_seed(1234);
+    let bound = (i64::MAX as u64 / u64::from(shape.vocabulary)) / 2;
+    let multipliers = (0..of.size).map(|_| 2 * random.u64(..bound) + 1);
+    writer.set(&key("ple.layer_multipliers"), Array::U64(multipliers.collect()))?;
+    let rows = of.table_rows((layers, shape.layers));
+    let firsts = rows.iter().scan(0u64, |sum, rows| {
+        let first = *sum;
+        *sum += rows;
+        Some(first)
+    });
+    writer.set(&key("ple.head_offsets"), Array::U64(firsts.collect()))?;
+    writer.set(&key("ple.head_vocab_sizes"), Array::U64(rows))
 }
 
 fn describe_shared_keys(
@@ -150,7 +221,11 @@ fn describe_shared_keys(
     Ok(())
 }
 
-fn describe_recurrent(shape: &Shape, writer: &mut GgufWriter) -> Result<(), FormatError> {
+fn describe_recurrent(
+    shape: &Shape,
+    layers: u32,
+    writer: &mut GgufWriter,
+) -> Result<(), FormatError> {
     let key = |name: &str| format!("{}.{name}", shape.architecture);
     match shape.recurrent {
         None => {}
@@ -168,6 +243,9 @@ fn describe_recurrent(shape: &Shape, writer: &mut GgufWriter) -> Result<(), Form
         Some(Recurrent::ChannelDelta(delta)) => {
             writer.set(&key("ssm.conv_kernel"), delta.convolution)?;
             writer.set(&key("kda.head_dim"), delta.head_dim)?;
+            if let Some(bound) = delta.bound {
+                writer.set(&key("kda.gate_lower_bound"), bound)?;
+            }
         }
         Some(Recurrent::Mamba(mamba)) => {
             for (name, value) in [
@@ -183,6 +261,11 @@ fn describe_recurrent(shape: &Shape, writer: &mut GgufWriter) -> Result<(), Form
     }
     match (shape.recurrent, shape.pattern) {
         (Some(Recurrent::Delta(_)), Pattern::AttentionEvery(period)) => {
+            if shape.streams.is_some() {
+                let recurrent = (0..layers).map(|layer| shape.recurrent_of(layer).is_some());
+                let flags = Array::Bool(recurrent.collect());
+                writer.set(&key("attention.recurrent_layers"), flags)?;
+            }
             writer.set(&key("full_attention_interval"), period)
         }
         _ => Ok(()),
@@ -193,7 +276,12 @@ fn describe_rope(shape: &Shape, writer: &mut GgufWriter) -> Result<(), FormatErr
     let key = |name: &str| format!("{}.rope.{name}", shape.architecture);
     writer.set(&key("freq_base"), shape.rope_base)?;
     match shape.full_attention {
-        None => writer.set(&key("dimension_count"), shape.rotary_dim)?,
+        None => {
+            writer.set(&key("dimension_count"), shape.rotary_dim)?;
+            if shape.windowed.is_some() {
+                writer.set(&key("dimension_count_swa"), shape.head_dim)?;
+            }
+        }
         Some(full) => {
             writer.set(&key("dimension_count"), full.head_dim)?;
             writer.set(&key("dimension_count_swa"), shape.rotary_dim)?;

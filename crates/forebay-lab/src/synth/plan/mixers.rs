@@ -1,9 +1,11 @@
 //! Tensors of attention and of the recurrent blocks that stand in its place.
 
+use forebay_format::TensorType;
+
 use super::super::error::SynthError;
 use super::super::recipe::Role;
 use super::super::shapes::{
-    ChannelDelta, GatedDelta, Indexer, LatentAttention, Mamba, QkNorm, Recurrent,
+    ChannelDelta, GatedDelta, Indexer, LatentAttention, Mamba, Pools, QkNorm, Recurrent,
 };
 use super::List;
 
@@ -35,8 +37,12 @@ impl List<'_> {
         let hidden = u64::from(shape.hidden);
         let full = shape.full_attention_of(layer);
         let head_dim = u64::from(full.map_or(shape.head_dim, |full| full.head_dim));
-        let queries = u64::from(shape.heads) * head_dim;
+        let heads = u64::from(shape.heads_of(layer));
+        let queries = heads * head_dim;
         let keys = u64::from(shape.kv_heads_of(layer)) * head_dim;
+        if shape.head_gates {
+            self.matrix(name("attn_gate.weight"), Role::Other, layer, &[heads, hidden])?;
+        }
         self.matrix(name("attn_k.weight"), Role::Key, layer, &[keys, hidden])?;
         self.matrix(name("attn_output.weight"), Role::AttentionOutput, layer, &[hidden, queries])?;
         let rows = if shape.output_gate { 2 * queries } else { queries };
@@ -64,7 +70,22 @@ impl List<'_> {
         if shape.sinks {
             self.vector(name("attn_sinks.weight"), &[u64::from(shape.heads)], 0.0);
         }
-        Ok(())
+        match shape.indexer {
+            Some(indexer) => self.mean_indexer(&indexer, layer),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds the tensors of the indexer of usual attention, which chooses pools by the mean of their keys. Files have
+    /// them in F32.
+    fn mean_indexer(&mut self, indexer: &Indexer, layer: u32) -> Result<(), SynthError> {
+        let name = |part: &str| format!("blk.{layer}.indexer.{part}.weight");
+        let hidden = u64::from(self.shape.hidden);
+        let (heads, dim) = (u64::from(indexer.heads), u64::from(indexer.head_dim));
+        self.vector(name("k_norm"), &[dim], 1.0);
+        self.typed(name("k_proj"), TensorType::F32, &[dim, hidden])?;
+        self.vector(name("q_norm"), &[dim], 1.0);
+        self.typed(name("q_proj"), TensorType::F32, &[heads * dim, hidden])
     }
 
     /// Adds the tensors of a gated delta network.
@@ -177,6 +198,11 @@ impl List<'_> {
         self.matrix(name("attn_q_b.weight"), Role::Other, layer, &[heads * dim, rank])?;
         self.vector(name("k_norm.bias"), &[dim], 0.0);
         self.vector(name("k_norm.weight"), &[dim], 1.0);
+        if let Pools::Gated(length) = indexer.pools {
+            let name = |part: &str| format!("blk.{layer}.indexer_compressor_{part}.weight");
+            self.vector(name("ape"), &[u64::from(length), dim], 0.0);
+            self.matrix(name("gate"), Role::Other, layer, &[dim, hidden])?;
+        }
         self.matrix(name("proj.weight"), Role::Other, layer, &[heads, hidden])
     }
 }

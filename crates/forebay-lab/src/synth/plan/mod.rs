@@ -2,6 +2,7 @@
 
 mod describe;
 mod mixers;
+mod residual;
 mod shared_keys;
 
 use forebay_format::TensorType;
@@ -9,7 +10,7 @@ use forebay_format::random_weights::Content;
 
 use super::error::SynthError;
 use super::recipe::{Recipe, Role};
-use super::shapes::{Experts, FeedForward, Norms, RopeScaling, Shape};
+use super::shapes::{Experts, FeedForward, Norms, RopeScaling, Shape, Streams};
 pub use describe::describe;
 
 /// One tensor to write.
@@ -46,13 +47,21 @@ pub fn tensors(
     if !shape.tied {
         list.matrix("output.weight".to_owned(), Role::Output, 0, &[vocabulary, hidden])?;
     }
-    list.vector("output_norm.weight".to_owned(), &[hidden], 1.0);
+    if shape.norms != Norms::None {
+        list.vector("output_norm.weight".to_owned(), &[hidden], 1.0);
+    }
     if let Some(divisors) = rope_divisors(shape) {
         list.exactly("rope_freqs.weight".to_owned(), divisors);
     }
     list.embedding(vocabulary, hidden)?;
     if let Some(of) = &shape.shared_keys {
         list.streams_end(of)?;
+    }
+    if let Some(Streams::Gated { count, rank }) = shape.streams {
+        list.gated_streams("output_hc", 0, (count, rank))?;
+    }
+    if let Some(of) = &shape.ngrams {
+        list.ngram_tables(of)?;
     }
     for layer in 0..layers {
         list.layer(layer)?;
@@ -89,7 +98,15 @@ impl List<'_> {
         let shape = self.shape;
         self.norms(layer);
         if let Some(of) = &shape.shared_keys {
-            self.streams(of, layer)?;
+            self.streams(of.streams, layer)?;
+        }
+        match shape.streams {
+            Some(Streams::Mixed(count)) => self.streams(count, layer)?,
+            Some(Streams::Gated { count, rank }) => self.gated_blocks(layer, (count, rank))?,
+            None => {}
+        }
+        if let Some(of) = shape.ngrams.filter(|of| of.layer == layer) {
+            self.ngrams(&of)?;
         }
         if shape.layer_scale {
             self.vector(format!("blk.{layer}.layer_output_scale.weight"), &[1], LAYER_SCALE);
@@ -140,6 +157,7 @@ impl List<'_> {
                 "post_ffw_norm",
             ],
             Norms::One => &["attn_norm"],
+            Norms::None => &[],
         };
         for name in names {
             let name = format!("blk.{layer}.{name}.weight");

@@ -68,8 +68,8 @@ impl List<'_> {
     }
 
     /// Adds the tensors that mix residual streams, for both blocks of a layer.
-    pub fn streams(&mut self, of: &SharedKeys, layer: u32) -> Result<(), SynthError> {
-        let streams = u64::from(of.streams);
+    pub fn streams(&mut self, streams: u32, layer: u32) -> Result<(), SynthError> {
+        let streams = u64::from(streams);
         let coefficients = streams * (2 + streams);
         for block in ["attn", "ffn"] {
             let name = |part: &str| format!("blk.{layer}.hc_{block}_{part}.weight");

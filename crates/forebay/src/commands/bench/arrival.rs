@@ -94,7 +94,7 @@ fn print(session: &Session, args: &BenchArgs, arrivals: &[ArrivalRun]) -> Outcom
         ]);
     }
     output::print(&output::table(&[Align::Right; 10], &rows))?;
-    if let Some(source) = &args.followed.routing_trace {
+    if let Some(source) = args.followed.source() {
         output::say(format_args!("  routing  from {}, not the model's own\n", source.display()));
     }
     output::say_labelled(&statistics::block(session, &args.model, After::Benchmark));
