@@ -4,8 +4,8 @@ use forebay_compute::{GateFunction, Gating, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
-    Attention, AttentionBias, Experts, FeedForward, IndexerRule, Latent, NormLayout, OutputGate,
-    QkNorm, Rope, StateRule, StreamRule, Streams,
+    Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, IndexerRule, Latent, NormLayout,
+    OutputGate, QkNorm, Rope, StateRule, StreamRule, Streams,
 };
 use serde::Serialize;
 
@@ -63,6 +63,9 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
     }
     if architecture.embedding_scale != 1.0 {
         add("scaled embedding", format!("rows times {:.2}", architecture.embedding_scale));
+    }
+    if architecture.embedding_norm != EmbeddingNorm::None {
+        add("normed embedding", "each row is divided by its root mean square".to_owned());
     }
     if let Some(of) = architecture.layer_embeddings {
         add("embeddings of layers", format!("{} numbers of each token for every layer", of.width));
@@ -173,7 +176,9 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
             add("query/key norm", "of each head, after the rotation".to_owned());
         }
         QkNorm::WholeProjection => add("query/key norm", "of the whole projection".to_owned()),
-        QkNorm::Weightless => add("query/key norm", "of each head, without weights".to_owned()),
+        QkNorm::Weightless { .. } => {
+            add("query/key norm", "of each head, without weights".to_owned())
+        }
     }
     if let Some(cap) = attention.softcap {
         add("soft cap of scores", format!("they stay within {cap}"));

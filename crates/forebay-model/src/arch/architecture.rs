@@ -23,11 +23,15 @@ pub struct Architecture {
     /// Number of positions the model was trained for.
     pub context_trained: usize,
     pub norm_epsilon: f32,
+    /// Number that norms of the outputs of blocks add to the mean of squares.
+    pub post_norm_epsilon: f32,
     pub norms: NormLayout,
     /// Residual streams beside each other; `None` means that there is one, to which outputs are added.
     pub streams: Option<Streams>,
     /// Factor for the rows of the embedding table, which are the first residual stream.
     pub embedding_scale: f32,
+    /// Norm of the scaled rows of the embedding table.
+    pub embedding_norm: EmbeddingNorm,
     /// True if every layer ends by multiplying the residual stream by a number of its own (Gemma 4).
     pub layer_scales: bool,
     /// Embeddings of every token for each layer, if there are any.
@@ -89,6 +93,14 @@ impl LayerEmbeddings {
     pub(crate) fn scale(self) -> f32 {
         (self.width as f32).sqrt() * std::f32::consts::FRAC_1_SQRT_2
     }
+}
+
+/// Norm of every token's embedding, before the first layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum EmbeddingNorm {
+    None,
+    /// The embedding is divided by its root mean square (Muse).
+    Weightless,
 }
 
 /// Position of the norms in a layer.
@@ -228,8 +240,11 @@ pub enum QkNorm {
     PerRotatedHead,
     /// One weight vector over the whole projection (olmoe).
     WholeProjection,
-    /// A norm of every head without weights, in layers with rotation only (llama4). It commutes with the rotation.
-    Weightless,
+    /// A norm of every head without weights, which commutes with the rotation: in all layers (Muse), or in those with rotation
+    /// only (llama4).
+    Weightless {
+        unrotated_too: bool,
+    },
 }
 
 impl Latent {

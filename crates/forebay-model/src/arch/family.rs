@@ -2,7 +2,7 @@
 
 use forebay_compute::{Gating, RopeLayout, Scoring};
 
-use super::architecture::{NormLayout, OutputGate, QkNorm};
+use super::architecture::{EmbeddingNorm, NormLayout, OutputGate, QkNorm};
 use super::mtp_shape::MtpForm;
 use super::recurrent::{HeadOrder, StateRule};
 use super::shapes::StreamForm;
@@ -32,6 +32,8 @@ pub struct Files {
     pub names: OwnNames,
     /// True if Hugging Face norm weights lack 1, which is added to them when they are read.
     pub norms_less_one: bool,
+    /// True if the norm before the output projection does not lack it.
+    pub whole_final_norm: bool,
     /// True if Hugging Face folders hold the transposed matrices of experts.
     pub transposed_experts: bool,
     /// Where Hugging Face folders have layers that predict further tokens, if forebay can use those of the family.
@@ -59,6 +61,8 @@ pub struct Attention {
     pub sinks: bool,
     /// Factor of the scores, if the family has one that its files do not give.
     pub scale: Option<f32>,
+    /// Factor of queries after their norm, if Hugging Face folders need not say it. GGUF files have it in the weights of the norm.
+    pub query_scale: f32,
     /// Cap of the scores, if files need not say it.
     pub softcap: Option<f32>,
     /// True if values are divided by their root mean square.
@@ -73,6 +77,8 @@ pub struct Attention {
 pub struct Rotation {
     /// False if queries and keys are not rotated, unless a file says so.
     pub rotates: bool,
+    /// Base of the rotation, if Hugging Face folders need not say it.
+    pub theta: f64,
     /// Layout of the pairs that rotate together. GGUF's converter reorders q and k for some families.
     pub gguf: RopeLayout,
     pub huggingface: RopeLayout,
@@ -138,6 +144,9 @@ pub struct FeedForward {
 #[derive(Debug, Clone, Copy)]
 pub struct Layers {
     pub norms: NormLayout,
+    /// Number that norms of the outputs of blocks add to the mean of squares, if it is another than that of the other norms and
+    /// files need not say it.
+    pub post_norm_epsilon: Option<f32>,
     /// The rule of residual streams beside each other, if the family has several.
     pub streams: Option<StreamForm>,
     /// True if every layer ends by multiplying the residual stream by a number of its own.
@@ -151,10 +160,13 @@ pub struct Layers {
 pub struct Ends {
     /// True if the embedding is multiplied by the square root of the hidden size.
     pub scaled_embedding: bool,
+    pub embedding_norm: EmbeddingNorm,
     /// True if the output projection is the embedding table, unless a folder says otherwise.
     pub tied: bool,
     /// Cap of the logits, if files need not say it.
     pub logit_softcap: Option<f32>,
+    /// Factor of the logits, if Hugging Face folders need not say it.
+    pub logit_scale: f32,
     /// What the factors of GGUF files are for.
     pub gguf_factors: Factors,
 }
@@ -182,6 +194,8 @@ pub enum Windows {
     All,
     /// All layers except every n-th one: with 6, the last of each six has no window.
     ButEvery(usize),
+    /// All layers except every n-th one, counted back from the last layer, which has no window.
+    ButEveryFromEnd(usize),
     /// All layers except the first of each n.
     ButFirstOf(usize),
 }
@@ -237,6 +251,7 @@ impl Files {
         huggingface: &[],
         names: &[],
         norms_less_one: false,
+        whole_final_norm: false,
         transposed_experts: false,
         mtp: None,
     };
@@ -253,6 +268,7 @@ impl Attention {
         qkv_bias: false,
         sinks: false,
         scale: None,
+        query_scale: 1.0,
         softcap: None,
         normed_values: false,
         keys_as_values: false,
@@ -263,6 +279,7 @@ impl Attention {
 impl Rotation {
     pub(super) const BASE: Rotation = Rotation {
         rotates: true,
+        theta: 10_000.0,
         gguf: RopeLayout::Neox,
         huggingface: RopeLayout::Neox,
         of_windows: None,
@@ -313,25 +330,33 @@ impl FeedForward {
 }
 
 impl Layers {
-    pub(super) const BASE: Layers =
-        Layers { norms: NormLayout::Pre, streams: None, scales: false, one_block: false };
+    pub(super) const BASE: Layers = Layers {
+        norms: NormLayout::Pre,
+        post_norm_epsilon: None,
+        streams: None,
+        scales: false,
+        one_block: false,
+    };
 }
 
 impl Ends {
     pub(super) const BASE: Ends = Ends {
         scaled_embedding: false,
+        embedding_norm: EmbeddingNorm::None,
         tied: false,
         logit_softcap: None,
+        logit_scale: 1.0,
         gguf_factors: Factors::None,
     };
 }
 
 impl Windows {
-    /// Returns true if layer `index` has a window when the metadata gives a window without naming layers.
-    pub fn slides(self, index: usize) -> bool {
+    /// Returns true if layer `index` of `count` has a window when the metadata gives a window without naming layers.
+    pub fn slides(self, index: usize, count: usize) -> bool {
         match self {
             Windows::NotInGguf | Windows::AsSaid | Windows::All => true,
             Windows::ButEvery(period) => !(index + 1).is_multiple_of(period),
+            Windows::ButEveryFromEnd(period) => !count.abs_diff(index + 1).is_multiple_of(period),
             Windows::ButFirstOf(period) => !index.is_multiple_of(period),
         }
     }

@@ -58,9 +58,15 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         vocabulary: vocabulary(catalog, family)?,
         context_trained: keys.count("context_length")?,
         norm_epsilon: norm_epsilon(&keys)?,
+        // GGUF files have no key for it.
+        post_norm_epsilon: match family.layers.post_norm_epsilon {
+            Some(epsilon) => epsilon,
+            None => norm_epsilon(&keys)?,
+        },
         norms: family.layers.norms,
         streams: streams::of_gguf(&keys, family)?,
         embedding_scale: family.embedding_scale(hidden) * embedding_scale / residual_scale,
+        embedding_norm: family.ends.embedding_norm,
         layer_scales: family.layers.scales,
         layer_embeddings: keys
             .optional_count(ngrams::ROW_WIDTH)?
@@ -150,9 +156,13 @@ fn attention_and_ropes(
     let heads_norm = catalog.tensor(&format!("blk.{first}.attn_q_norm.weight")).is_some();
     let qk_norm = match family.attention.qk_norm {
         // Of the Llama 4 models, the one with 128 experts has no such norms. The file does not say it otherwise.
-        QkNorm::Weightless if keys.optional_count("expert_count")? != Some(128) => {
-            QkNorm::Weightless
+        QkNorm::Weightless { unrotated_too: false }
+            if keys.optional_count("expert_count")? != Some(128) =>
+        {
+            QkNorm::Weightless { unrotated_too: false }
         }
+        // The weights are the factor of queries and ones.
+        QkNorm::Weightless { unrotated_too: true } if heads_norm => QkNorm::PerHead,
         // GLM-4.5-Air has no such norms, but GLM-4.5 does.
         usual if heads_norm => usual,
         _ => QkNorm::None,

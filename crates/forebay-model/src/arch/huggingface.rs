@@ -111,19 +111,25 @@ fn of_language_model(
     let epsilons =
         ["rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "layer_norm_eps"];
     let logit_softcap = config.float_or("final_logit_softcapping", family.ends.logit_softcap)?;
+    let norm_epsilon = config.first_float(&epsilons)?.map_or(1e-6, |epsilon| epsilon as f32);
+    let post_norm_epsilon =
+        config.float_or("post_norm_eps", family.layers.post_norm_epsilon)?.unwrap_or(norm_epsilon);
+    let logit_scale = config.float_or("output_multiplier", Some(family.ends.logit_scale))?;
     Ok(Architecture {
         family: family.name,
         name: config.text("_name_or_path")?.map(str::to_owned),
         hidden,
         vocabulary: config.count("vocab_size")?,
         context_trained: config.first_count(&["max_position_embeddings", "model_max_length"])?,
-        norm_epsilon: config.first_float(&epsilons)?.map_or(1e-6, |epsilon| epsilon as f32),
+        norm_epsilon,
+        post_norm_epsilon,
         norms: family.layers.norms,
         streams: streams::of_huggingface(config, family)?,
         embedding_scale: embedding_scale(config, family)? * factor("embedding_multiplier")?
             / residual_scale,
+        embedding_norm: family.ends.embedding_norm,
         residual_scale,
-        logit_scale: 1.0 / factor("logits_scaling")?,
+        logit_scale: logit_scale.unwrap_or(1.0) / factor("logits_scaling")?,
         layer_scales: family.layers.scales,
         layer_embeddings: config
             .optional_count("hidden_size_per_layer_input")?

@@ -231,7 +231,9 @@ fn with_keys_as_values(
 fn scale(config: &Config<'_>, family: &Family, head_dim: usize) -> Result<f32, ModelError> {
     let said = config.float("attention_multiplier")?.map(|scale| scale as f32);
     let scalar = config.float("query_pre_attn_scalar")?.unwrap_or(head_dim as f64);
-    Ok(said.or(family.attention.scale).unwrap_or(1.0 / (scalar as f32).sqrt()))
+    let of_queries = config.float_or("qk_scale_factor", Some(family.attention.query_scale))?;
+    let scale = said.or(family.attention.scale).unwrap_or(1.0 / (scalar as f32).sqrt());
+    Ok(scale * of_queries.unwrap_or(1.0))
 }
 
 /// Returns which projections have biases.

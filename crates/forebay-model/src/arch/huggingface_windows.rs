@@ -70,7 +70,10 @@ fn slides(config: &Config<'_>, family: &Family, index: usize) -> Result<bool, Mo
             let first = config.optional_count("max_window_layers")?.unwrap_or(0);
             config.is_set("use_sliding_window")? && index >= first
         }
-        _ => family.attention.windows.slides(index),
+        _ => {
+            let count = config.optional_count("num_hidden_layers")?.unwrap_or(0);
+            family.attention.windows.slides(index, count)
+        }
     })
 }
 

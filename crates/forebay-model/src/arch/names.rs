@@ -215,6 +215,11 @@ impl Names {
         self.family.recurrence.positive_rates
     }
 
+    /// Returns the offset that must be added to the weights of the norm before the output projection.
+    pub fn final_norm_offset(&self) -> f32 {
+        if self.family.files.whole_final_norm { 0.0 } else { self.norm_offset() }
+    }
+
     pub fn embedding(&self) -> String {
         self.outer("embedding", ("token_embd.weight", "embed_tokens.weight"))
     }

@@ -3,7 +3,8 @@
 use forebay_compute::{Gating, Temperature};
 
 use super::architecture::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, Layer, Mixer, QkNorm, Values,
+    Architecture, Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, Layer, Mixer,
+    QkNorm, Values,
 };
 use super::check::{check, check_size};
 use crate::ModelError;
@@ -27,12 +28,15 @@ impl Architecture {
             let fits = rope.theta.is_finite() && rope.theta > 0.0;
             check("rope base", rope.theta, fits, "it must be positive")?;
         }
-        check(
-            "norm epsilon",
-            self.norm_epsilon,
-            self.norm_epsilon > 0.0 && self.norm_epsilon < 1.0,
-            "it must be between 0 and 1",
-        )?;
+        for (key, epsilon) in [
+            ("norm epsilon", self.norm_epsilon),
+            ("epsilon of norms of outputs", self.post_norm_epsilon),
+        ] {
+            let fits = epsilon > 0.0 && epsilon < 1.0;
+            check(key, epsilon, fits, "it must be between 0 and 1")?;
+        }
+        let fits = self.embedding_norm == EmbeddingNorm::None || self.streams.is_none();
+        check("norm of embeddings", "present", fits, "forebay knows it with one residual stream")?;
         for (key, factor) in [
             ("scale of the embedding", Some(self.embedding_scale)),
             ("scale of outputs added to the residual stream", Some(self.residual_scale)),
@@ -75,7 +79,7 @@ impl Architecture {
             check("step of the temperature", step, step.is_finite() && step >= 1.0, "at least 1")?;
             // A norm behind the factor would take it back.
             let plain = |of: &Attention| {
-                let unweighted = matches!(of.qk_norm, QkNorm::None | QkNorm::Weightless);
+                let unweighted = matches!(of.qk_norm, QkNorm::None | QkNorm::Weightless { .. });
                 of.bias == AttentionBias::None && unweighted
             };
             let fits = self.attentions.iter().all(plain);

@@ -260,7 +260,7 @@ impl LayerBuilder<'_> {
                 (Some(shape.head_dim), Some(shape.head_dim))
             }
             QkNorm::WholeProjection => (Some(q_width), Some(k_width)),
-            QkNorm::Weightless => (None, None),
+            QkNorm::Weightless { .. } => (None, None),
         };
         let own_keys = self.architecture.layers[self.index].keys_of.is_none();
         let own_values = own_keys && !shape.values.of_keys;
@@ -302,7 +302,7 @@ impl LayerBuilder<'_> {
         (rows > 0).then(matrix).transpose()
     }
 
-    /// Reads the norm of queries or keys. A norm without weights has ones, in layers with rotation.
+    /// Reads the norm of queries or keys. A norm without weights has ones, in the layers that have it.
     fn head_norm(
         &self,
         tensors: &mut Tensors<'_>,
@@ -310,11 +310,11 @@ impl LayerBuilder<'_> {
         length: Option<usize>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
         let shape = self.architecture.attention_of(self.index);
-        if shape.qk_norm != QkNorm::Weightless {
+        let QkNorm::Weightless { unrotated_too } = shape.qk_norm else {
             return self.norm(tensors, role, length);
-        }
+        };
         let rotates = self.architecture.layers[self.index].rope.is_some();
-        Ok(rotates.then(|| tensors.ones(shape.head_dim)))
+        Ok((rotates || unrotated_too).then(|| tensors.ones(shape.head_dim)))
     }
 
     fn latent(

@@ -5,19 +5,21 @@ mod experts;
 mod gemma;
 mod hybrid;
 mod llama;
+mod muse;
 mod qwen;
 
 use super::family::Family;
 use crate::ModelError;
 
 /// The tables of all families.
-const TABLES: [&[Family]; 6] = [
+const TABLES: [&[Family]; 7] = [
     llama::FAMILIES,
     qwen::FAMILIES,
     gemma::FAMILIES,
     deepseek::FAMILIES,
     experts::FAMILIES,
     hybrid::FAMILIES,
+    muse::FAMILIES,
 ];
 
 fn families() -> impl Iterator<Item = &'static Family> {

@@ -197,7 +197,7 @@ impl CpuBackend {
         let (layer, _) = step.added(block);
         let (post_norm, scale) = step.added_norm(block);
         let out = &mut self.scratch.block_out[..step.count * hidden];
-        norm_in_place(&self.cpu, out, post_norm, step.architecture.norm_epsilon);
+        norm_in_place(&self.cpu, out, post_norm, step.architecture.post_norm_epsilon);
         let width = step.architecture.stream_width();
         let x = &mut self.scratch.x[..step.count * width];
         self.scratch.streams.add(&self.cpu, step.architecture, x, out);
@@ -362,6 +362,9 @@ impl Backend for CpuBackend {
         let width = step.architecture.stream_width();
         let rows = x.chunks_exact_mut(width).map(|row| &mut row[..hidden]);
         read_rows(&self.files, &step.weights.embedding, batch.tokens, scale, embedding_row, rows)?;
+        let norm = step.weights.embedding_norm.as_deref();
+        let rows = &mut x[..step.count * width];
+        norm_in_place(&self.cpu, rows, norm, step.architecture.norm_epsilon);
         if let Some(shape) = step.architecture.stream_shape() {
             self.cpu.spread_streams(&mut x[..step.count * width], shape);
         }
