@@ -75,6 +75,8 @@ pub const HUGGING_FACE: &[&str] = &[
     "bailing_hybrid",
     "step3p7",
     "muse_glimmer",
+    "muse_spark",
+    "inkling",
     // Made by a script in `fixtures/formulas`.
     "hunyuan_v1_moe",
     "hunyuan_v1_dense",

@@ -5,7 +5,7 @@ use forebay_compute::{Gating, RopeLayout, Scoring};
 use super::architecture::{EmbeddingNorm, NormLayout, OutputGate, QkNorm};
 use super::mtp_shape::MtpForm;
 use super::recurrent::{HeadOrder, StateRule};
-use super::shapes::StreamForm;
+use super::shapes::{LatentNorm, StreamForm};
 use super::unrotated::Unrotated;
 
 /// Properties of a family that its metadata does not give, by subject.
@@ -36,6 +36,8 @@ pub struct Files {
     pub whole_final_norm: bool,
     /// True if Hugging Face folders hold the transposed matrices of experts.
     pub transposed_experts: bool,
+    /// True if Hugging Face folders hold gate and up as one matrix whose rows are those of gate and of up alternately.
+    pub interleaved_gate_up: bool,
     /// Where Hugging Face folders have layers that predict further tokens, if forebay can use those of the family.
     pub mtp: Option<MtpForm>,
 }
@@ -69,7 +71,11 @@ pub struct Attention {
     pub normed_values: bool,
     /// True if layers without a window have keys as values, as far as the files have no matrix for values.
     pub keys_as_values: bool,
+    /// True if every head's sum of values is divided by its root mean square.
+    pub output_norm: bool,
     pub output_gate: OutputGate,
+    /// True if scores have biases by the distance of the key. Scores are then divided by the length of the heads.
+    pub relative: bool,
 }
 
 /// Rotation of queries and keys.
@@ -122,6 +128,16 @@ pub struct FeedForward {
     pub corrected: Option<Scoring>,
     /// True if expert weights are renormalised when the metadata does not say so.
     pub renormalise: bool,
+    /// True if the router scores shared experts, too, and their weights are among those that are renormalised.
+    pub scored_shared: bool,
+    /// Factor of the weights of experts, if Hugging Face folders need not say it.
+    pub scale: f32,
+    /// True if the factor of the logits is one of the router's logits, too.
+    pub scaled_router: bool,
+    /// Position of the norm in the space of the experts, if they have a space of their own.
+    pub latent: Option<LatentNorm>,
+    /// True if the output of every expert is scaled and normed.
+    pub output_norms: bool,
     /// True if the input of an expert is multiplied by its weight.
     pub scaled_input: bool,
     /// True if router and experts have biases.
@@ -149,6 +165,12 @@ pub struct Layers {
     pub post_norm_epsilon: Option<f32>,
     /// The rule of residual streams beside each other, if the family has several.
     pub streams: Option<StreamForm>,
+    /// True if gates mix the residual stream with the outputs of blocks.
+    pub gated_residuals: bool,
+    /// True if short convolutions are added to keys, values and the outputs of blocks.
+    pub convolutions: bool,
+    /// True if the output of every feed-forward is multiplied by a number of its own.
+    pub feed_forward_scales: bool,
     /// True if every layer ends by multiplying the residual stream by a number of its own.
     pub scales: bool,
     /// True if a layer is only a mixer or only a feed-forward.
@@ -167,6 +189,8 @@ pub struct Ends {
     pub logit_softcap: Option<f32>,
     /// Factor of the logits, if Hugging Face folders need not say it.
     pub logit_scale: f32,
+    /// Divisor of the logits, if Hugging Face folders need not say it.
+    pub width_scale: Option<f32>,
     /// What the factors of GGUF files are for.
     pub gguf_factors: Factors,
 }
@@ -253,6 +277,7 @@ impl Files {
         norms_less_one: false,
         whole_final_norm: false,
         transposed_experts: false,
+        interleaved_gate_up: false,
         mtp: None,
     };
 }
@@ -272,7 +297,9 @@ impl Attention {
         softcap: None,
         normed_values: false,
         keys_as_values: false,
+        output_norm: false,
         output_gate: OutputGate::None,
+        relative: false,
     };
 }
 
@@ -314,6 +341,11 @@ impl FeedForward {
         scoring: Scoring::Softmax,
         corrected: None,
         renormalise: true,
+        scored_shared: false,
+        scale: 1.0,
+        scaled_router: false,
+        latent: None,
+        output_norms: false,
         scaled_input: false,
         bias: false,
         shared: 0,
@@ -334,6 +366,9 @@ impl Layers {
         norms: NormLayout::Pre,
         post_norm_epsilon: None,
         streams: None,
+        gated_residuals: false,
+        convolutions: false,
+        feed_forward_scales: false,
         scales: false,
         one_block: false,
     };
@@ -346,6 +381,7 @@ impl Ends {
         tied: false,
         logit_softcap: None,
         logit_scale: 1.0,
+        width_scale: None,
         gguf_factors: Factors::None,
     };
 }

@@ -130,6 +130,8 @@ impl Architecture {
             && self.layer_embeddings.is_none()
             && self.norms == NormLayout::Pre
             && self.embedding_norm == EmbeddingNorm::None
+            && self.convolutions.is_none()
+            && self.residual_gates.is_none()
             && (self.embedding_scale, self.residual_scale, self.logit_scale) == (1.0, 1.0, 1.0);
         let last = self.layers.last().filter(|layer| {
             layer.mixer == Mixer::Attention

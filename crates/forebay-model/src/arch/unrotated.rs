@@ -1,6 +1,6 @@
 //! Models in which some layers have no rotation.
 
-use forebay_compute::Temperature;
+use forebay_compute::{Growth, Temperature};
 use serde_json::Value;
 
 use super::architecture::Layer;
@@ -51,7 +51,7 @@ impl Unrotated {
     pub const LLAMA_4: Unrotated = Unrotated::BesideChunks(Chunks {
         period: 4,
         length: 8192,
-        temperature: Temperature { rate: 0.1, step: 8192.0, first: 1 },
+        temperature: Temperature { rate: 0.1, step: 8192.0, first: 1, growth: Growth::WholeSteps },
     });
 
     /// Returns the chunks of the other layers, if they see such.

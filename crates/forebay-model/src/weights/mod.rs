@@ -10,6 +10,7 @@ mod indexer;
 mod layer;
 mod mtp;
 mod ngrams;
+mod outputs;
 mod parts;
 mod quantized;
 mod relayout;
@@ -35,7 +36,8 @@ pub use parts::{
     AttentionWeights, CompressorWeights, DeltaParts, DeltaWeights, EntryIndexerWeights,
     EntryWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadChunk,
     HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights, LayerWeights, NGramWeights,
-    PartMatrix, ResidentMatrix, SharedKeyWeights, StreamWeights, TokenExperts, distinct,
+    PartMatrix, RelativeWeights, ResidentMatrix, ResidualGate, SharedKeyWeights, StreamWeights,
+    TokenExperts, distinct,
 };
 use tensors::Tensors;
 
@@ -96,10 +98,13 @@ impl Weights {
         let embedding_norm = match architecture.embedding_norm {
             EmbeddingNorm::None => None,
             EmbeddingNorm::Weightless => Some(tensors.ones(architecture.hidden)),
+            EmbeddingNorm::Weighted => {
+                Some(tensors.norm(&names.embedding_norm(), architecture.hidden)?)
+            }
         };
         let table =
             |name: &str, width: usize| embedding(architecture.vocabulary, name, width, &tensors);
-        let embedding = table(&names.embedding(), architecture.hidden)?;
+        let embedding = ends::padded_embedding(architecture, &names.embedding(), &tensors)?;
         let layer_width = architecture.layer_embeddings.map(|of| of.width * layers.len());
         let layer_embeddings =
             layer_width.map(|width| table(&names.layer_embeddings(), width)).transpose()?;
@@ -198,8 +203,9 @@ impl Weights {
                 FeedForwardWeights::Dense { gate, up, down } => {
                     [gate, up, down].into_iter().for_each(&mut add);
                 }
-                FeedForwardWeights::Experts { gate, up, down, shared, .. } => {
-                    [gate, up, down].into_iter().chain(shared.iter().flatten()).for_each(&mut add);
+                FeedForwardWeights::Experts { gate, up, down, shared, latent, .. } => {
+                    let others = shared.iter().flatten().chain(latent.iter().flatten());
+                    [gate, up, down].into_iter().chain(others).for_each(&mut add);
                 }
             }
         }

@@ -4,6 +4,7 @@ mod deepseek;
 mod experts;
 mod gemma;
 mod hybrid;
+mod inkling;
 mod llama;
 mod muse;
 mod qwen;
@@ -12,7 +13,7 @@ use super::family::Family;
 use crate::ModelError;
 
 /// The tables of all families.
-const TABLES: [&[Family]; 7] = [
+const TABLES: [&[Family]; 8] = [
     llama::FAMILIES,
     qwen::FAMILIES,
     gemma::FAMILIES,
@@ -20,6 +21,7 @@ const TABLES: [&[Family]; 7] = [
     experts::FAMILIES,
     hybrid::FAMILIES,
     muse::FAMILIES,
+    inkling::FAMILIES,
 ];
 
 fn families() -> impl Iterator<Item = &'static Family> {
