@@ -16,6 +16,7 @@ mod ops;
 mod pool;
 mod recurrent;
 mod row_kind;
+mod short_convolution;
 mod simd;
 mod streams;
 #[cfg(test)]
@@ -23,7 +24,7 @@ mod testing;
 
 pub use attention::{
     Attention, AttentionRun, ChosenKeys, Compression, Entries, EntryScratch, KeyChoice, KeyPool,
-    PoolScores, Pools,
+    PoolScores, Pools, RelativeBias,
 };
 pub use cpu::{Arithmetic, Cpu, Isa, default_threads};
 pub use error::ComputeError;
@@ -31,8 +32,8 @@ pub use kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType, rows_for_window};
 pub use matmul::{Activations, MatmulJob, Matrix};
 pub use ngram::{NGramNorms, NGramShape};
 pub use ops::{
-    GateFunction, Gating, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups, RouterRule,
-    Scoring, Temperature,
+    GateFunction, Gating, Growth, RopeConfig, RopeLayout, RopeScaling, RopeTable, RouterGroups,
+    RouterRule, Scoring, Temperature,
 };
 pub use pool::Pool;
 pub use recurrent::{
@@ -40,4 +41,5 @@ pub use recurrent::{
     StateRun,
 };
 pub use row_kind::RowKind;
+pub use short_convolution::ShortConvolution;
 pub use streams::{STREAMS_MAX, StreamMixing, StreamShape};

@@ -4,8 +4,8 @@ use forebay_compute::{GateFunction, Gating, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
-    Attention, AttentionBias, Experts, FeedForward, IndexerRule, Latent, NormLayout, OutputGate,
-    QkNorm, Rope, StateRule, StreamRule, Streams,
+    Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, IndexerRule, Latent, NormLayout,
+    OutputGate, QkNorm, Rope, StateRule, StreamRule, Streams,
 };
 use serde::Serialize;
 
@@ -63,6 +63,19 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
     }
     if architecture.embedding_scale != 1.0 {
         add("scaled embedding", format!("rows times {:.2}", architecture.embedding_scale));
+    }
+    if architecture.embedding_norm != EmbeddingNorm::None {
+        add("normed embedding", "each row is divided by its root mean square".to_owned());
+    }
+    if architecture.residual_gates.is_some() {
+        add(
+            "gated residuals",
+            "gates mix the residual stream with the output of a block".to_owned(),
+        );
+    }
+    if let Some(taps) = architecture.convolutions {
+        let words = format!("over {taps} tokens, of keys, values and the outputs of blocks");
+        add("short convolutions", words);
     }
     if let Some(of) = architecture.layer_embeddings {
         add("embeddings of layers", format!("{} numbers of each token for every layer", of.width));
@@ -144,6 +157,14 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
     if let Some(words) = attentions.iter().find_map(|of| gate_words(of.output_gate)) {
         add("gated attention", words);
     }
+    if attentions.iter().any(|of| of.output_norm) {
+        add("norm of attention's output", "of each head, without weights".to_owned());
+    }
+    let biases: Vec<_> = attentions.iter().filter_map(|of| of.relative).collect();
+    if let Some(of) = biases.iter().max_by_key(|of| of.extent) {
+        let words = format!("up to {} positions, mixed from {} profiles", of.extent, of.rank);
+        add("biases by distance", words);
+    }
     if attentions.iter().any(|of| of.sinks) {
         let all = attentions.iter().all(|of| of.sinks);
         let which = if all { "" } else { ", in some layers" };
@@ -173,7 +194,9 @@ fn attention(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
             add("query/key norm", "of each head, after the rotation".to_owned());
         }
         QkNorm::WholeProjection => add("query/key norm", "of the whole projection".to_owned()),
-        QkNorm::Weightless => add("query/key norm", "of each head, without weights".to_owned()),
+        QkNorm::Weightless { .. } => {
+            add("query/key norm", "of each head, without weights".to_owned())
+        }
     }
     if let Some(cap) = attention.softcap {
         add("soft cap of scores", format!("they stay within {cap}"));
@@ -353,6 +376,16 @@ fn experts(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
     }
     if experts.bias {
         add("expert biases", "of the router and of every matrix".to_owned());
+    }
+    if let Some(of) = experts.latent {
+        add("experts in a space of their own", format!("of {} elements", of.width));
+    }
+    if experts.output_norms {
+        add("norms of experts", "the output of every expert is normed".to_owned());
+    }
+    if experts.always > 0 {
+        let words = format!("{} for every token, scored with the others", experts.always);
+        add("shared experts", words);
     }
     if experts.own_norms {
         add("norms of experts", "router, experts and shared experts have their own".to_owned());

@@ -75,6 +75,54 @@ fn values_that_cannot_be_right_are_refused() {
     }
 }
 
+/// Opens a fixture whose configuration of the language model, which is part of a larger one, has another value.
+fn error_of_part(name: &str, key: &str, value: &Value) -> Option<String> {
+    let copy = changed(name, |config| config["text_config"][key] = value.clone())?;
+    let options = SessionOptions { context: Some(64), ..SessionOptions::default() };
+    match Session::open(copy.path(), &options, &mut |_, _| {}) {
+        Ok(_) => panic!("{name} opens with {key} {value}"),
+        Err(error) => Some(with_causes(&error)),
+    }
+}
+
+#[test]
+fn variants_of_muse_and_inkling_are_refused() {
+    let huge = json!(u64::MAX);
+    for (name, key, value, named) in [
+        ("muse_glimmer", "post_norm_eps", json!(0), "epsilon of norms of outputs"),
+        ("muse_glimmer", "qk_scale_factor", json!(0), "scale of attention"),
+        ("muse_glimmer", "output_multiplier", json!(-1), "scale of logits"),
+        ("muse_glimmer", "layer_rope_theta", json!([500_000.0]), "layer_rope_theta of layer 1"),
+        ("muse_glimmer", "layer_rope_theta", json!([10_000.0, 0]), "layer_rope_theta of layer 0"),
+        ("muse_spark", "residual_gate_temperature", json!(0), "residual_gate_temperature"),
+        ("muse_spark", "moe_hidden_size", json!(0), "space of experts"),
+        ("muse_spark", "moe_hidden_size", huge.clone(), "space of experts"),
+        ("muse_spark", "moe_hidden_size", json!(16), "pre_expert_proj"),
+        ("muse_spark", "moe_hidden_size", Value::Null, "moe_hidden_size"),
+        ("inkling", "conv_kernel_size", json!(1), "short convolutions"),
+        ("inkling", "conv_kernel_size", json!(3), "k_sconv"),
+        ("inkling", "conv_kernel_size", huge.clone(), "short convolutions"),
+        ("inkling", "d_rel", json!(0), "biases by distance"),
+        ("inkling", "d_rel", json!(8), "wr_du"),
+        ("inkling", "rel_extent", json!(0), "biases by distance"),
+        ("inkling", "rel_extent", json!(32), "rel_logits_proj"),
+        ("inkling", "rel_extent", huge.clone(), "biases by distance"),
+        ("inkling", "log_scaling_n_floor", json!(0), "step of the temperature"),
+        ("inkling", "shared_expert_sink", json!(false), "shared_expert_sink"),
+        ("inkling", "n_shared_experts", json!(0), "n_shared_experts"),
+        ("inkling", "n_shared_experts", json!(1), "gate.bias"),
+        ("inkling", "n_shared_experts", huge.clone(), "experts per token"),
+        ("inkling", "embedding_multiplier", json!(2), "embedding_multiplier"),
+        ("inkling", "unpadded_vocab_size", json!(0), "vocabulary size"),
+        ("inkling", "unpadded_vocab_size", json!(513), "embedding table"),
+        ("inkling", "unpadded_vocab_size", json!(500), "unembed"),
+        ("inkling", "logits_mup_width_multiplier", json!(0), "scale of logits"),
+    ] {
+        let Some(error) = error_of_part(name, key, &value) else { continue };
+        assert!(error.contains(named), "{name} with {key} {value}: {error}");
+    }
+}
+
 #[test]
 fn variants_of_gated_families_are_refused() {
     for (name, key, value, named) in [

@@ -41,6 +41,9 @@ pub enum Step {
     /// Transposes a matrix `[rows, cols]` of type `ty`, whose elements stand alone, and divides the rows of the
     /// result into `parts` equal parts (Llama 4's experts).
     Transposed { extent: usize, rows: usize, cols: usize, parts: usize, ty: TensorType },
+    /// Divides a matrix of `rows` rows into `turns` parts: row `i` goes to part `i % turns`, because gate and up rows are
+    /// interleaved (Inkling).
+    Turns { extent: usize, rows: usize, row_bytes: usize, turns: usize },
     /// Takes an extent of `rows` rows as it is. Blocks that are converted as a whole have this step for
     /// tensors that need no conversion.
     Copy { extent: usize, rows: usize, row_bytes: usize },
@@ -358,6 +361,13 @@ impl Relayout {
                 let first = share.part * (cols / parts) + units.start;
                 transposed_rows(from[extent], rows, cols, ty.block_bytes(), first, out);
             }
+            Step::Turns { extent, row_bytes, turns, .. } => {
+                let rows = from[extent].chunks_exact(row_bytes);
+                let rows = rows.skip(share.part + turns * units.start).step_by(turns);
+                for (row, out) in rows.zip(out.chunks_exact_mut(row_bytes)) {
+                    out.copy_from_slice(row);
+                }
+            }
             Step::Copy { extent, row_bytes, .. } => {
                 let bytes = units.start * row_bytes..units.end * row_bytes;
                 out.copy_from_slice(&from[extent][bytes]);
@@ -389,6 +399,7 @@ impl Step {
         match *self {
             Step::Mxfp4 { rows, turns, .. } => (turns, rows / turns),
             Step::Heads { heads, .. } | Step::QuantizedHeads { heads, .. } => (2, heads),
+            Step::Turns { rows, turns, .. } => (turns, rows / turns),
             Step::Copy { rows, .. } => (1, rows),
             Step::Quantized { ref of, .. } => (1, of.rows),
             Step::Transposed { cols, parts, .. } => (parts, cols / parts),
@@ -402,6 +413,7 @@ impl Step {
             Step::Mxfp4 { .. } => None,
             Step::Heads { extent, .. }
             | Step::Transposed { extent, .. }
+            | Step::Turns { extent, .. }
             | Step::Copy { extent, .. } => Some(extent..extent + 1),
             Step::Quantized { first, ref of } | Step::QuantizedHeads { first, ref of, .. } => {
                 Some(first..first + of.extents())
@@ -418,6 +430,7 @@ impl Step {
             }
             Step::Heads { extent: first, .. }
             | Step::Transposed { extent: first, .. }
+            | Step::Turns { extent: first, .. }
             | Step::Copy { extent: first, .. }
             | Step::Quantized { first, .. }
             | Step::QuantizedHeads { first, .. } => *first = number(*first),
@@ -438,6 +451,7 @@ impl Step {
             Step::Transposed { rows, cols, parts, ty, .. } => {
                 cols / parts * rows * ty.block_bytes()
             }
+            Step::Turns { rows, row_bytes, turns, .. } => rows / turns * row_bytes,
             Step::Copy { rows, row_bytes, .. } => rows * row_bytes,
             Step::Quantized { ref of, .. } => of.rows * of.row_bytes(),
             Step::QuantizedHeads { ref of, transposed, heads, plain, .. } if part == 0 => {

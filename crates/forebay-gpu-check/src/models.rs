@@ -70,8 +70,9 @@ struct Model {
     rounded: Limits,
 }
 
-/// Fixtures for which the GPU has no kernels: they have two residual streams, where published models have four.
-const CPU_ONLY: &[&str] = &["gguf/qwen4_exp_k"];
+/// Fixtures for which the GPU has no kernels: one has two residual streams, where published models have four, and the others have
+/// parts that only the CPU computes.
+const CPU_ONLY: &[&str] = &["gguf/qwen4_exp_k", "models/muse_spark", "models/inkling"];
 
 /// Returns the checks of every fixture model under `fixtures`, on GPU `ordinal`.
 ///

@@ -53,16 +53,28 @@ pub(super) fn run(
     };
     cpu.pool.for_each_chunk_mut(parts, tasks_at_once * part_len, |worker, at, parts| {
         let mut scratch = cpu.worker_scratch(worker);
-        let own = group * (key_stride + CHUNK);
+        let biases = if what.relative.is_some() { group * CHUNK } else { 0 };
+        let own = group * (key_stride + CHUNK) + biases;
         let (scratch, gathered) =
             scratch.floats(own + gathered_keys + gathered_values).split_at_mut(own);
         let (queries, scores) = scratch.split_at_mut(group * key_stride);
+        let (scores, biases) = scores.split_at_mut(group * CHUNK);
         for (task, part) in parts.chunks_exact_mut(part_len).enumerate() {
             let (index, row, kv_head, chunk) =
                 task_at(runs, what, shape.kv_heads, at / part_len + task);
             let heads = &q[index * what.heads * shape.head_dim_k..];
             let heads = &heads[kv_head * group * shape.head_dim_k..][..group * shape.head_dim_k];
             scale_queries(heads, shape.head_dim_k, what.scale, key_stride, queries);
+            if let Some(relative) = &what.relative {
+                let seen = row.start.max(chunk * CHUNK)..row.end.min((chunk + 1) * CHUNK);
+                // Whole blocks are read.
+                let first = seen.start / KV_BLOCK * KV_BLOCK;
+                let head = index * what.heads + kv_head * group;
+                for (member, biases) in biases.chunks_exact_mut(CHUNK).enumerate() {
+                    let biases = &mut biases[..seen.end - first];
+                    relative.write(head + member, row.end - 1, first, biases);
+                }
+            }
             let work = ChunkWork {
                 cpu,
                 cache,
@@ -73,6 +85,7 @@ pub(super) fn run(
                 group,
                 width,
                 softcap: what.softcap,
+                biases,
             };
             match &row.choice {
                 None => {
@@ -225,6 +238,8 @@ pub(super) struct ChunkWork<'a> {
     pub(super) group: usize,
     pub(super) width: usize,
     pub(super) softcap: Option<f32>,
+    /// Biases of the scores `[group, CHUNK]`, or none.
+    pub(super) biases: &'a [f32],
 }
 
 impl ChunkWork<'_> {
@@ -293,6 +308,7 @@ impl ChunkWork<'_> {
             group: self.group,
             width: self.width,
             softcap: self.softcap,
+            biases: self.biases,
         };
         dispatch(self.cpu, Chunk { inputs, scores, part });
     }
@@ -315,6 +331,8 @@ struct Inputs<'a, R> {
     /// Number of leading elements of a value that are needed, in whole vectors.
     width: usize,
     softcap: Option<f32>,
+    /// `[group, CHUNK]`, or empty.
+    biases: &'a [f32],
 }
 
 /// Attention of one key/value head within one chunk.
@@ -333,7 +351,7 @@ impl<'a, R: Read<'a>> Kernel for Chunk<'_, R> {
     fn run<S: Simd>(self, simd: S) {
         let Chunk { inputs, scores, part } = self;
         let Inputs { queries, keys, values, key_stride, positions, group, width, .. } = inputs;
-        let (value_stride, softcap) = (inputs.value_stride, inputs.softcap);
+        let (value_stride, softcap, biases) = (inputs.value_stride, inputs.softcap, inputs.biases);
         let mut head = 0;
         while head < group {
             let rows = row_block(group - head);
@@ -345,6 +363,11 @@ impl<'a, R: Read<'a>> Kernel for Chunk<'_, R> {
                 _ => dot_rows::<S, R, 1, 8>(simd, q, keys, s, positions.end),
             }
             head += rows;
+        }
+        let biased = scores.chunks_exact_mut(CHUNK).zip(biases.chunks_exact(CHUNK));
+        for (scores, biases) in biased.take(group) {
+            let seen = scores[..positions.end].iter_mut().zip(biases);
+            seen.for_each(|(score, bias)| *score += bias);
         }
         let (largest, rest) = part.split_at_mut(group);
         let (sums, sums_of_values) = rest.split_at_mut(group);

@@ -172,6 +172,7 @@ impl Cpu {
                     group: members,
                     width,
                     softcap: None,
+                    biases: &[],
                 };
                 let blocks = &blocks_of(keys, stride)[..seen.len().div_ceil(KV_BLOCK)];
                 work.compute(blocks, blocks, 0..seen.len(), scores, part);

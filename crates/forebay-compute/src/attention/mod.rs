@@ -16,6 +16,7 @@ mod entries_tests;
 mod pooled;
 mod pools;
 mod prompt;
+mod relative;
 mod scores;
 #[cfg(test)]
 mod tests;
@@ -26,6 +27,7 @@ pub(crate) use decode::CHUNK;
 pub use entries::Entries;
 pub use pooled::KeyPool;
 pub use pools::Pools;
+pub use relative::RelativeBias;
 
 use crate::cpu::Cpu;
 use crate::kv::{KV_BLOCK, KvCache};
@@ -52,6 +54,8 @@ pub struct Attention<'a> {
     pub softcap: Option<f32>,
     /// One score per query head that takes its share of the softmax and carries no value (gpt-oss).
     pub sinks: Option<&'a [f32]>,
+    /// Biases of the scores by distance, which are added to them before the limit.
+    pub relative: Option<RelativeBias<'a>>,
     /// The positions that rows see, if they do not see all before them.
     pub chosen: Option<ChosenKeys<'a>>,
 }
@@ -59,8 +63,17 @@ pub struct Attention<'a> {
 impl Attention<'static> {
     /// Returns plain causal attention over all earlier positions.
     pub fn causal(layer: usize, heads: usize, scale: f32) -> Self {
-        let (window, softcap, sinks, chosen) = (None, None, None, None);
-        Attention { layer, heads, scale, window, chunked: false, softcap, sinks, chosen }
+        Attention {
+            layer,
+            heads,
+            scale,
+            window: None,
+            chunked: false,
+            softcap: None,
+            sinks: None,
+            relative: None,
+            chosen: None,
+        }
     }
 }
 
@@ -90,7 +103,11 @@ impl Attention<'_> {
 
     /// Returns the same parameters for the rows from number `first` on.
     fn rows_from(&self, first: usize) -> Self {
-        Attention { chosen: self.chosen.map(|chosen| chosen.rows_from(first)), ..*self }
+        Attention {
+            chosen: self.chosen.map(|chosen| chosen.rows_from(first)),
+            relative: self.relative.map(|of| of.heads_from(first * self.heads)),
+            ..*self
+        }
     }
 }
 
@@ -108,6 +125,7 @@ impl Cpu {
     /// - The window is 0, or given together with chosen positions.
     /// - A table has no entry for a position that a token sees.
     /// - A list of chosen positions is missing, or names a later position than its row's.
+    /// - There are biases by distance together with chosen positions, or too few of them.
     pub fn attention(
         &self,
         q: &[f32],
@@ -137,6 +155,10 @@ impl Cpu {
         if let Some(chosen) = &what.chosen {
             assert!(what.window.is_none(), "attention: chosen positions within a window");
             chosen.check(runs, shape.kv_heads);
+        }
+        if let Some(relative) = &what.relative {
+            assert!(what.chosen.is_none(), "attention: biases of chosen positions");
+            relative.check(tokens * what.heads);
         }
         for run in runs {
             let blocks = (run.first_position + run.tokens).div_ceil(KV_BLOCK);

@@ -97,21 +97,35 @@ impl Task<'_> {
             padded,
             padded,
             padded,
+            if self.what.relative.is_some() { padded * KEYS } else { 0 },
         ];
         let mut rest = scratch.floats(lengths.iter().sum());
-        let [queries, keys, values, scores, sums_of_values, largest, sums, decay, first, last] =
-            lengths.map(|len| rest.split_off_mut(..len).unwrap_or_default());
+        let [
+            queries,
+            keys,
+            values,
+            scores,
+            sums_of_values,
+            largest,
+            sums,
+            decay,
+            first,
+            last,
+            biases,
+        ] = lengths.map(|len| rest.split_off_mut(..len).unwrap_or_default());
 
         self.transpose_queries(q, key_stride, queries);
         largest.fill(f32::MIN);
         sums.fill(0.0);
         sums_of_values.fill(0.0);
+        biases.fill(0.0);
         let end = self.position(self.rows - 1) + 1;
         // Tiles begin at absolute positions. So it does not matter with which rows a row is computed.
         let mut start = self.what.first_visible(self.position(0)) / KEYS * KEYS;
         while start < end {
             let positions = KEYS.min(end - start);
             let masked = self.visible(start, positions, first, last);
+            self.write_biases(start, positions, biases);
             let keys_of = |block| self.cache.keys(layer, block, self.kv_head);
             self.widen(keys_of, start, positions, key_stride, keys);
             if !shape.values_in_keys {
@@ -131,6 +145,7 @@ impl Task<'_> {
                 decay,
                 visible: masked.then_some((&*first, &*last)),
                 softcap: self.what.softcap,
+                biases,
             };
             dispatch(self.cpu, tile);
             start += positions;
@@ -159,6 +174,21 @@ impl Task<'_> {
             let strip = &mut queries[row / STRIP * key_stride * STRIP..][..key_stride * STRIP];
             for (x, column) in source.iter().zip(strip.chunks_exact_mut(STRIP)) {
                 column[row % STRIP] = x * self.what.scale;
+            }
+        }
+    }
+
+    /// Writes the biases of the tile at `start` as `[strips, KEYS, STRIP]`, if there are any. Absent rows have none.
+    fn write_biases(&self, start: usize, positions: usize, biases: &mut [f32]) {
+        let Some(relative) = &self.what.relative else { return };
+        let mut own = [0.0; KEYS];
+        for row in 0..self.rows {
+            let (token, head) = self.token_and_head(row);
+            let number = token * self.what.heads + head;
+            relative.write(number, self.position(row), start, &mut own[..positions]);
+            let strip = &mut biases[row / STRIP * KEYS * STRIP..][..KEYS * STRIP];
+            for (bias, keys) in own[..positions].iter().zip(strip.chunks_exact_mut(STRIP)) {
+                keys[row % STRIP] = *bias;
             }
         }
     }
@@ -254,6 +284,8 @@ struct Tile<'a> {
     /// First and last visible key of each row, or `None` if every key is visible.
     visible: Option<(&'a [f32], &'a [f32])>,
     softcap: Option<f32>,
+    /// Biases of the scores `[strips, KEYS, STRIP]`, or none.
+    biases: &'a [f32],
 }
 
 impl Kernel for Tile<'_> {
@@ -275,6 +307,10 @@ impl Kernel for Tile<'_> {
                 score_block(simd, queries, keys, scores);
             }
             let scores = &mut scores[..self.positions * STRIP];
+            if !self.biases.is_empty() {
+                let biases = &self.biases[strip * KEYS * STRIP..];
+                scores.iter_mut().zip(biases).for_each(|(score, bias)| *score += bias);
+            }
             let softmax = Softmax {
                 scores,
                 largest: &mut self.largest[rows.clone()],

@@ -1,6 +1,6 @@
 //! Comparison of both kernels with plain f64 attention.
 
-use super::{Attention, AttentionRun, ChosenKeys, Pools, decode, prompt};
+use super::{Attention, AttentionRun, ChosenKeys, Pools, RelativeBias, decode, prompt};
 use crate::cpu::{Arithmetic, Cpu, Isa};
 use crate::kv::tests::stored;
 use crate::kv::{KV_BLOCK, KvCache, KvLayer, KvShape, KvType};
@@ -130,7 +130,16 @@ impl Case {
                     let k = &self.k[(other * kv_heads + kv_head) * head_dim_k..][..head_dim_k];
                     let dot: f64 =
                         q.iter().zip(k).map(|(&q, &k)| f64::from(q) * f64::from(k)).sum();
-                    let score = dot * f64::from(what.scale);
+                    let bias = what.relative.map_or(0.0, |of| {
+                        let (extent, distance) = (of.profiles.len() / of.rank, position - other);
+                        let number = token * self.heads + head;
+                        let mixes = of.mixes[number * of.rank..][..of.rank].iter().enumerate();
+                        let profile = |at: usize| of.profiles[(at + 1) * extent - 1 - distance];
+                        let products =
+                            mixes.map(|(at, mix)| f64::from(*mix) * f64::from(profile(at)));
+                        if distance < extent { products.sum::<f64>() } else { 0.0 }
+                    });
+                    let score = dot * f64::from(what.scale) + bias;
                     what.softcap
                         .map_or(score, |cap| f64::from(cap) * (score / f64::from(cap)).tanh())
                 })
@@ -286,6 +295,37 @@ fn sinks_and_caps_agree_with_f64() {
         for sinks in [None, Some(&sinks[..])] {
             for rows in [(99, 1), (10, 90)] {
                 case.check(&cpus(), &Attention { softcap, sinks, ..case.what() }, rows);
+            }
+        }
+    }
+}
+
+#[test]
+fn biases_by_distance_agree_with_f64_and_have_the_same_bits_wherever_a_prompt_is_cut() {
+    let (context, rank) = (330, 3);
+    for (heads, kv_heads, window) in [(4, 2, None), (6, 2, Some(70)), (3, 3, None)] {
+        let case = Case::new(heads, kv_heads, (24, 16), context, KvType::F32);
+        let mixes = random(11, context * heads * rank);
+        for extent in [1, 20, 70, 400] {
+            let profiles = random(12, rank * extent);
+            let of = |first: usize| {
+                let mixes = &mixes[first * heads * rank..];
+                let relative = Some(RelativeBias { mixes, profiles: &profiles, rank });
+                Attention { window, relative, ..case.what() }
+            };
+            for rows in [(0, 1), (329, 1), (3, 5), (250, 30), (0, 330)] {
+                case.check(&cpus(), &of(rows.0), rows);
+            }
+            let row = heads * 16;
+            for (cpu, kind) in cpus().iter().flat_map(|cpu| ROW_KINDS.map(|kind| (cpu, kind))) {
+                let whole = case.run(cpu, &of(0), kind, (0, context));
+                for (first, tokens) in [(0, 1), (1, 63), (64, 200), (264, 66)] {
+                    let own = case.run(cpu, &of(first), kind, (first, tokens));
+                    assert!(own == whole[first * row..][..tokens * row], "{kind:?} from {first}");
+                }
+                // Rows that are not the first of their call.
+                let beside = [(kind, 0, 5), (kind, 5, 60)];
+                assert!(case.run_all(cpu, &of(0), &beside) == whole[..65 * row], "{kind:?}");
             }
         }
     }

@@ -17,7 +17,7 @@ pub use gating::{GateFunction, Gating};
 pub(crate) use norm::{norm_row, row_scale};
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
 pub use router::{RouterGroups, RouterRule, Scoring};
-pub use row_factors::Temperature;
+pub use row_factors::{Growth, Temperature};
 
 /// Returns `1 / (1 + e^-x)`.
 pub(crate) fn logistic(x: f32) -> f32 {

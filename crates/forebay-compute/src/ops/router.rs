@@ -35,7 +35,12 @@ pub struct RouterGroups {
 /// Routing rule of a model. A new architecture is a new value, not new code.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RouterRule<'a> {
+    /// Factor of the logits.
+    pub logit_scale: f32,
     pub scoring: Scoring,
+    /// Number of experts, the last ones, that every token uses: shared experts that are scored with the others (Inkling). They
+    /// are the last of a token's `k` experts.
+    pub always: usize,
     /// True if the chosen experts' weights are divided by their sum.
     pub renormalise: bool,
     /// Factor applied to the weights at the end.
@@ -52,7 +57,9 @@ impl RouterRule<'_> {
     /// uses it with `renormalise`. Qwen3-MoE and OLMoE set `renormalise` in their configuration.
     pub fn softmax(renormalise: bool) -> RouterRule<'static> {
         RouterRule {
+            logit_scale: 1.0,
             scoring: Scoring::Softmax,
+            always: 0,
             renormalise,
             scale: 1.0,
             expert_scales: None,
@@ -70,6 +77,12 @@ impl RouterRule<'_> {
             "a token needs at least one expert"
         } else if k > experts {
             "more experts for each token than there are"
+        } else if self.always > k {
+            "more experts that every token uses than experts for each token"
+        } else if self.always > 0 && self.groups.is_some() {
+            "groups of experts beside experts that every token uses"
+        } else if !self.logit_scale.is_finite() {
+            "the factor of the logits is not finite"
         } else if self.correction_bias.is_some_and(|bias| bias.len() != experts) {
             "the correction bias has another length"
         } else if self.correction_bias.is_some_and(|bias| bias.iter().any(|b| !b.is_finite())) {
@@ -135,7 +148,7 @@ impl Cpu {
             logits.chunks_exact(experts).zip(outputs).enumerate()
         {
             check_finite(token, logits)?;
-            score(rule.scoring, logits, scores);
+            score(rule, logits, scores);
             choice.copy_from_slice(scores);
             if let Some(bias) = rule.correction_bias {
                 choice.iter_mut().zip(bias).for_each(|(choice, bias)| *choice += bias);
@@ -143,8 +156,12 @@ impl Cpu {
             if let Some(groups) = &rule.groups {
                 keep_best_groups(groups, choice, group_scores);
             }
-            for (id, weight) in ids.iter_mut().zip(&mut *weights) {
-                let best = take_best(choice);
+            let (others, always) = (experts - rule.always, k - rule.always);
+            for (number, (id, weight)) in ids.iter_mut().zip(&mut *weights).enumerate() {
+                let best = match number.checked_sub(always) {
+                    None => take_best(&mut choice[..others]),
+                    Some(number) => others + number,
+                };
                 *id = best as u32;
                 *weight = scores[best];
             }
@@ -181,7 +198,7 @@ impl Cpu {
             logits.chunks_exact(experts).zip(outputs).enumerate()
         {
             check_finite(token, logits)?;
-            score(rule.scoring, logits, scores);
+            score(rule, logits, scores);
             for (weight, id) in weights.iter_mut().zip(ids) {
                 *weight = scores[*id as usize];
             }
@@ -199,22 +216,23 @@ fn check_finite(token: usize, logits: &[f32]) -> Result<(), ComputeError> {
     }
 }
 
-fn score(scoring: Scoring, logits: &[f32], scores: &mut [f32]) {
-    match scoring {
+fn score(rule: &RouterRule<'_>, logits: &[f32], scores: &mut [f32]) {
+    let logits = logits.iter().map(|x| x * rule.logit_scale);
+    match rule.scoring {
         Scoring::Sigmoid => {
             for (score, x) in scores.iter_mut().zip(logits) {
-                *score = logistic(*x);
+                *score = logistic(x);
             }
         }
         Scoring::SqrtSoftplus => {
             for (score, x) in scores.iter_mut().zip(logits) {
                 // In f64 and rounded once, as on GPUs, so that equal logits give equal choices.
-                let x = f64::from(*x);
+                let x = f64::from(x);
                 *score = (x.max(0.0) + (-x.abs()).exp().ln_1p()).sqrt() as f32;
             }
         }
         Scoring::Softmax => {
-            let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            let largest = logits.clone().fold(f32::NEG_INFINITY, f32::max);
             let mut sum = 0.0;
             for (score, x) in scores.iter_mut().zip(logits) {
                 *score = (x - largest).exp();
@@ -314,6 +332,32 @@ mod tests {
     }
 
     #[test]
+    fn experts_of_every_token_share_the_weights_with_the_chosen_ones() {
+        // The last two experts count for every token, whatever their scores. The bias decides between the others.
+        let logits = [0.5, 1.0, -1.0, 0.75, -3.0, 4.0];
+        let bias = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0];
+        let rule = RouterRule {
+            scoring: Scoring::Sigmoid,
+            scale: 8.0,
+            always: 2,
+            correction_bias: Some(&bias),
+            logit_scale: 0.5,
+            ..RouterRule::softmax(true)
+        };
+        let (ids, weights) = route(&rule, &logits, 6, 4).unwrap();
+        assert_eq!(ids, [0, 1, 4, 5]);
+        let sigmoid = |x: f64| 1.0 / (1.0 + (-0.5 * x).exp());
+        let scores = [0.5, 1.0, -3.0, 4.0].map(sigmoid);
+        let sum: f64 = scores.iter().sum();
+        for (weight, score) in weights.iter().zip(scores) {
+            assert!((f64::from(*weight) - 8.0 * score / sum).abs() < 1e-6, "{weights:?}");
+        }
+        for always in [5, 6] {
+            assert!(route(&RouterRule { always, ..rule }, &logits, 6, 4).is_err(), "{always}");
+        }
+    }
+
+    #[test]
     fn experts_chosen_before_get_the_weights_of_the_rule() {
         let logits: Vec<f32> = random(3, 5 * 16).iter().map(|x| x * 6.0).collect();
         let scales = random(4, 16);
@@ -378,11 +422,9 @@ mod tests {
         let bias = [0.0, 0.0, 5.0, 0.0];
         let rule = RouterRule {
             scoring: Scoring::Sigmoid,
-            renormalise: true,
             scale: 2.5,
-            expert_scales: None,
             correction_bias: Some(&bias),
-            groups: None,
+            ..RouterRule::softmax(true)
         };
         let (ids, weights) = route(&rule, &[0.0, 1.0, -1.0, 0.5], 4, 2).unwrap();
         assert_eq!(ids, [2, 1]);

@@ -264,9 +264,10 @@ impl ModelCosts {
                     dense.extend((up.part != gate.part).then_some(up));
                     None
                 }
-                FeedForwardWeights::Experts { router, gate, up, down, shared, .. } => {
+                FeedForwardWeights::Experts { router, gate, up, down, shared, latent, .. } => {
                     dense.push(router);
                     dense.extend(shared.iter().flat_map(distinct));
+                    dense.extend(latent.iter().flatten());
                     let count = weights.blocks.experts[index].len();
                     Some(ExpertCosts {
                         count,

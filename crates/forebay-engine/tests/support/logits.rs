@@ -74,6 +74,9 @@ pub const HUGGING_FACE: &[&str] = &[
     "dots1",
     "bailing_hybrid",
     "step3p7",
+    "muse_glimmer",
+    "muse_spark",
+    "inkling",
     // Made by a script in `fixtures/formulas`.
     "hunyuan_v1_moe",
     "hunyuan_v1_dense",
@@ -134,6 +137,7 @@ pub const GGUF: &[&str] = &[
     "glm4",
     "bailing_hybrid",
     "step3p7",
+    "muse_glimmer",
 ];
 
 /// Names of the fixtures with recurrent layers.

@@ -56,10 +56,6 @@ pub fn sets() -> Vec<PathBuf> {
 /// Models of the fixtures that forebay refuses, and what it lacks for them.
 pub const NOT_YET: &[(&str, &str)] = &[
     ("models/gemma3n", "AltUp, LAuReL and sparse activations"),
-    ("models/inkling", "biases by relative position and convolutions in attention"),
-    ("models/muse_spark", "gated residuals and experts between two projections"),
-    ("models/muse_glimmer", "post-norms with an epsilon of their own"),
-    ("gguf/muse_glimmer", "post-norms with an epsilon of their own"),
     ("models/olmo_hybrid", "pre-norms and post-norms in one model"),
     ("models/falcon_h1", "attention and Mamba-2 in one layer"),
     ("gguf/falcon_h1", "attention and Mamba-2 in one layer"),
@@ -141,6 +137,8 @@ pub fn models() -> Vec<PathBuf> {
         "models/llama4",
         "models/deepseek_v4",
         "models/hunyuan_v1_moe",
+        "models/muse_glimmer",
+        "models/muse_spark",
     ]
     .iter()
     .filter_map(|name| fixture(name))
@@ -164,6 +162,7 @@ pub fn recurrent_models() -> Vec<PathBuf> {
         "gguf/qwen4_exp/qwen4_exp-Q8_0.gguf",
         "gguf/lfm2/lfm2-Q8_0.gguf",
         "models/bailing_hybrid",
+        "models/inkling",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -130,6 +130,23 @@ fn a_transposed_matrix_is_divided_into_parts() {
 }
 
 #[test]
+fn rows_that_take_turns_go_to_different_parts() {
+    let (rows, row_bytes, turns) = (12, 5, 2);
+    let from = bytes(rows * row_bytes);
+    let relayout =
+        Relayout { extents: 0..1, steps: vec![Step::Turns { extent: 0, rows, row_bytes, turns }] };
+    let mut block = Block::from(vec![extent(7)]);
+    let part = block.push_quantized(&[extent(from.len() as u64)], relayout.steps[0].clone());
+    assert_eq!((part, block.part_bytes()), (1, vec![7, 30, 30]));
+    let rows = || from.chunks_exact(row_bytes);
+    let expected: Vec<u8> =
+        rows().step_by(2).chain(rows().skip(1).step_by(2)).flatten().copied().collect();
+    for share_bytes in [usize::MAX, 1, 11] {
+        assert!(made(&relayout, &[&from], share_bytes) == expected, "{share_bytes}");
+    }
+}
+
+#[test]
 fn a_slice_keeps_the_extents_of_one_relayout_together() {
     let step =
         Step::Heads { extent: 0, heads: 1, plain: 1, value: 1, rank: 4, ty: TensorType::BF16 };

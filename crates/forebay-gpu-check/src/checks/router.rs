@@ -124,7 +124,9 @@ fn choice(context: &Context, case: &Case, ties: bool) -> Result<Outcome> {
         context.cpu.add_bias_rows(&mut logits, &biases.logits);
     }
     let rule = RouterRule {
+        logit_scale: 1.0,
         scoring: case.scoring,
+        always: 0,
         renormalise: case.renormalise,
         scale: 2.5,
         expert_scales: case.scales.then_some(&biases.logits[..]),

@@ -1,7 +1,7 @@
 //! Compares factors of rows with the CPU.
 
 use anyhow::Result;
-use forebay_compute::Temperature;
+use forebay_compute::{Growth, Temperature};
 
 use crate::harness::{Check, Context, Outcome};
 use crate::random::Random;
@@ -39,7 +39,7 @@ fn by_position(context: &Context) -> Result<Outcome> {
         let first = u32::from(rows % 2 == 0);
         context.gpu.temper_rows(device.ptr(), places.ptr(), (0.1, step, first), rows, width)?;
         let got = context.gpu.download::<f32>(device.ptr(), x.len())?;
-        let temperature = Temperature { rate: 0.1, step, first };
+        let temperature = Temperature { rate: 0.1, step, first, growth: Growth::WholeSteps };
         let factors: Vec<f32> = positions.iter().map(|&at| temperature.factor(at)).collect();
         let mut cpu = x;
         context.cpu.multiply_rows(&mut cpu, &factors);

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::mtp_shape::Mtp;
 use super::recurrent::Recurrent;
-use super::shapes::{Indexer, NGrams, SharedKeys, Streams};
+use super::shapes::{Indexer, LatentExperts, NGrams, RelativeBias, SharedKeys, Streams};
 use crate::ModelError;
 
 /// Description of a model that the decoder can run.
@@ -20,14 +20,20 @@ pub struct Architecture {
     pub name: Option<String>,
     pub hidden: usize,
     pub vocabulary: usize,
+    /// Number of rows of the embedding table, which may have more rows than there are logits (Inkling).
+    pub embedding_rows: usize,
     /// Number of positions the model was trained for.
     pub context_trained: usize,
     pub norm_epsilon: f32,
+    /// Number that norms of the outputs of blocks add to the mean of squares.
+    pub post_norm_epsilon: f32,
     pub norms: NormLayout,
     /// Residual streams beside each other; `None` means that there is one, to which outputs are added.
     pub streams: Option<Streams>,
     /// Factor for the rows of the embedding table, which are the first residual stream.
     pub embedding_scale: f32,
+    /// Norm of the scaled rows of the embedding table.
+    pub embedding_norm: EmbeddingNorm,
     /// True if every layer ends by multiplying the residual stream by a number of its own (Gemma 4).
     pub layer_scales: bool,
     /// Embeddings of every token for each layer, if there are any.
@@ -37,6 +43,14 @@ pub struct Architecture {
     /// Factor for the output of every attention, recurrence and feed-forward before it is added to the residual stream (Granite).
     /// The stream is kept divided by it: then outputs are added as they are, and norms need another epsilon only.
     pub residual_scale: f32,
+    /// Temperature of the gates by which every block mixes the residual stream with its output, if it does not add them (Muse
+    /// Spark).
+    pub residual_gates: Option<f32>,
+    /// Number of tokens that the short convolutions of every layer see, if layers have such (Inkling). They are added to keys,
+    /// values, and the outputs of attention and feed-forward.
+    pub convolutions: Option<usize>,
+    /// True if the output of every feed-forward is multiplied by a number of its own (Inkling).
+    pub feed_forward_scales: bool,
     /// Factor for the logits.
     pub logit_scale: f32,
     /// Cap of the logits, which become `cap * tanh(logit / cap)`.
@@ -91,6 +105,16 @@ impl LayerEmbeddings {
     }
 }
 
+/// Norm of every token's embedding, before the first layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum EmbeddingNorm {
+    None,
+    /// The embedding is divided by its root mean square (Muse).
+    Weightless,
+    /// The same, times a weight for each element (Inkling).
+    Weighted,
+}
+
 /// Position of the norms in a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub enum NormLayout {
@@ -119,10 +143,14 @@ pub struct Attention {
     pub softcap: Option<f32>,
     /// True if every head has a sink: a score that takes its share of the softmax and has no value (gpt-oss).
     pub sinks: bool,
+    /// True if every head's sum of values is divided by its root mean square, before a gate (Muse Spark).
+    pub output_norm: bool,
     pub output_gate: OutputGate,
     pub bias: AttentionBias,
     pub qk_norm: QkNorm,
     pub values: Values,
+    /// Biases of scores by the distance of the key.
+    pub relative: Option<RelativeBias>,
     /// Shape of latent attention, in which keys and values are projections of one small vector. Only this vector is
     /// cached.
     pub latent: Option<Latent>,
@@ -244,8 +272,11 @@ pub enum QkNorm {
     PerRotatedHead,
     /// One weight vector over the whole projection (olmoe).
     WholeProjection,
-    /// A norm of every head without weights, in layers with rotation only (llama4). It commutes with the rotation.
-    Weightless,
+    /// A norm of every head without weights, which commutes with the rotation: in all layers (Muse), or in those with rotation
+    /// only (llama4).
+    Weightless {
+        unrotated_too: bool,
+    },
 }
 
 impl Latent {
@@ -259,10 +290,12 @@ impl Latent {
             scale: magnitude * magnitude / (self.plain.saturating_add(self.rotary) as f32).sqrt(),
             softcap: None,
             sinks: false,
+            output_norm: false,
             output_gate: OutputGate::None,
             bias: AttentionBias::None,
             qk_norm: QkNorm::None,
             values: Values::PLAIN,
+            relative: None,
             latent: Some(self),
             indexer: None,
             shared: None,
@@ -398,7 +431,16 @@ impl FeedForward {
 pub struct Experts {
     pub count: usize,
     pub used: usize,
+    /// Number of experts, the last ones, that every token uses and that the router scores with the others. They count among
+    /// `used`.
+    pub always: usize,
     pub width: usize,
+    /// The space in which the experts compute, if it is not that of the residual stream.
+    pub latent: Option<LatentExperts>,
+    /// True if the output of every expert is multiplied by a vector and then divided by its root mean square (Muse Spark).
+    pub output_norms: bool,
+    /// Factor of the router's logits.
+    pub logit_scale: f32,
     /// Function that turns the router's logits into scores.
     #[serde(skip)]
     pub scoring: Scoring,
@@ -447,6 +489,11 @@ impl Experts {
         Experts { by_token, correction_bias, ..self }
     }
 
+    /// Returns the number of elements of an expert's input and output in a model with this hidden size.
+    pub fn outer_width(&self, hidden: usize) -> usize {
+        self.latent.map_or(hidden, |latent| latent.width)
+    }
+
     /// Returns the router's selection rule, with a layer's correction bias and factors of experts.
     pub fn rule<'a>(
         &self,
@@ -454,7 +501,9 @@ impl Experts {
         expert_scales: Option<&'a [f32]>,
     ) -> RouterRule<'a> {
         RouterRule {
+            logit_scale: self.logit_scale,
             scoring: self.scoring,
+            always: self.always,
             renormalise: self.renormalise,
             scale: self.scale,
             expert_scales,

@@ -105,10 +105,12 @@ impl CompressedShape {
                 scale: 1.0 / (self.head_dim as f32).sqrt(),
                 softcap: None,
                 sinks: true,
+                output_norm: false,
                 output_gate: OutputGate::None,
                 bias: AttentionBias::None,
                 qk_norm: QkNorm::None,
                 values: Values::PLAIN,
+                relative: None,
                 latent: None,
                 indexer: None,
                 shared: Some(SharedKeys {

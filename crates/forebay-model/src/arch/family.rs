@@ -2,10 +2,10 @@
 
 use forebay_compute::{Gating, RopeLayout, Scoring};
 
-use super::architecture::{NormLayout, OutputGate, QkNorm};
+use super::architecture::{EmbeddingNorm, NormLayout, OutputGate, QkNorm};
 use super::mtp_shape::MtpForm;
 use super::recurrent::{HeadOrder, StateRule};
-use super::shapes::StreamForm;
+use super::shapes::{LatentNorm, StreamForm};
 use super::unrotated::Unrotated;
 
 /// Properties of a family that its metadata does not give, by subject.
@@ -32,8 +32,12 @@ pub struct Files {
     pub names: OwnNames,
     /// True if Hugging Face norm weights lack 1, which is added to them when they are read.
     pub norms_less_one: bool,
+    /// True if the norm before the output projection does not lack it.
+    pub whole_final_norm: bool,
     /// True if Hugging Face folders hold the transposed matrices of experts.
     pub transposed_experts: bool,
+    /// True if Hugging Face folders hold gate and up as one matrix whose rows are those of gate and of up alternately.
+    pub interleaved_gate_up: bool,
     /// Where Hugging Face folders have layers that predict further tokens, if forebay can use those of the family.
     pub mtp: Option<MtpForm>,
 }
@@ -59,13 +63,19 @@ pub struct Attention {
     pub sinks: bool,
     /// Factor of the scores, if the family has one that its files do not give.
     pub scale: Option<f32>,
+    /// Factor of queries after their norm, if Hugging Face folders need not say it. GGUF files have it in the weights of the norm.
+    pub query_scale: f32,
     /// Cap of the scores, if files need not say it.
     pub softcap: Option<f32>,
     /// True if values are divided by their root mean square.
     pub normed_values: bool,
     /// True if layers without a window have keys as values, as far as the files have no matrix for values.
     pub keys_as_values: bool,
+    /// True if every head's sum of values is divided by its root mean square.
+    pub output_norm: bool,
     pub output_gate: OutputGate,
+    /// True if scores have biases by the distance of the key. Scores are then divided by the length of the heads.
+    pub relative: bool,
 }
 
 /// Rotation of queries and keys.
@@ -73,6 +83,8 @@ pub struct Attention {
 pub struct Rotation {
     /// False if queries and keys are not rotated, unless a file says so.
     pub rotates: bool,
+    /// Base of the rotation, if Hugging Face folders need not say it.
+    pub theta: f64,
     /// Layout of the pairs that rotate together. GGUF's converter reorders q and k for some families.
     pub gguf: RopeLayout,
     pub huggingface: RopeLayout,
@@ -116,6 +128,16 @@ pub struct FeedForward {
     pub corrected: Option<Scoring>,
     /// True if expert weights are renormalised when the metadata does not say so.
     pub renormalise: bool,
+    /// True if the router scores shared experts, too, and their weights are among those that are renormalised.
+    pub scored_shared: bool,
+    /// Factor of the weights of experts, if Hugging Face folders need not say it.
+    pub scale: f32,
+    /// True if the factor of the logits is one of the router's logits, too.
+    pub scaled_router: bool,
+    /// Position of the norm in the space of the experts, if they have a space of their own.
+    pub latent: Option<LatentNorm>,
+    /// True if the output of every expert is scaled and normed.
+    pub output_norms: bool,
     /// True if the input of an expert is multiplied by its weight.
     pub scaled_input: bool,
     /// True if router and experts have biases.
@@ -138,8 +160,17 @@ pub struct FeedForward {
 #[derive(Debug, Clone, Copy)]
 pub struct Layers {
     pub norms: NormLayout,
+    /// Number that norms of the outputs of blocks add to the mean of squares, if it is another than that of the other norms and
+    /// files need not say it.
+    pub post_norm_epsilon: Option<f32>,
     /// The rule of residual streams beside each other, if the family has several.
     pub streams: Option<StreamForm>,
+    /// True if gates mix the residual stream with the outputs of blocks.
+    pub gated_residuals: bool,
+    /// True if short convolutions are added to keys, values and the outputs of blocks.
+    pub convolutions: bool,
+    /// True if the output of every feed-forward is multiplied by a number of its own.
+    pub feed_forward_scales: bool,
     /// True if every layer ends by multiplying the residual stream by a number of its own.
     pub scales: bool,
     /// True if a layer is only a mixer or only a feed-forward.
@@ -151,10 +182,15 @@ pub struct Layers {
 pub struct Ends {
     /// True if the embedding is multiplied by the square root of the hidden size.
     pub scaled_embedding: bool,
+    pub embedding_norm: EmbeddingNorm,
     /// True if the output projection is the embedding table, unless a folder says otherwise.
     pub tied: bool,
     /// Cap of the logits, if files need not say it.
     pub logit_softcap: Option<f32>,
+    /// Factor of the logits, if Hugging Face folders need not say it.
+    pub logit_scale: f32,
+    /// Divisor of the logits, if Hugging Face folders need not say it.
+    pub width_scale: Option<f32>,
     /// What the factors of GGUF files are for.
     pub gguf_factors: Factors,
 }
@@ -182,6 +218,8 @@ pub enum Windows {
     All,
     /// All layers except every n-th one: with 6, the last of each six has no window.
     ButEvery(usize),
+    /// All layers except every n-th one, counted back from the last layer, which has no window.
+    ButEveryFromEnd(usize),
     /// All layers except the first of each n.
     ButFirstOf(usize),
 }
@@ -237,7 +275,9 @@ impl Files {
         huggingface: &[],
         names: &[],
         norms_less_one: false,
+        whole_final_norm: false,
         transposed_experts: false,
+        interleaved_gate_up: false,
         mtp: None,
     };
 }
@@ -253,16 +293,20 @@ impl Attention {
         qkv_bias: false,
         sinks: false,
         scale: None,
+        query_scale: 1.0,
         softcap: None,
         normed_values: false,
         keys_as_values: false,
+        output_norm: false,
         output_gate: OutputGate::None,
+        relative: false,
     };
 }
 
 impl Rotation {
     pub(super) const BASE: Rotation = Rotation {
         rotates: true,
+        theta: 10_000.0,
         gguf: RopeLayout::Neox,
         huggingface: RopeLayout::Neox,
         of_windows: None,
@@ -297,6 +341,11 @@ impl FeedForward {
         scoring: Scoring::Softmax,
         corrected: None,
         renormalise: true,
+        scored_shared: false,
+        scale: 1.0,
+        scaled_router: false,
+        latent: None,
+        output_norms: false,
         scaled_input: false,
         bias: false,
         shared: 0,
@@ -313,25 +362,37 @@ impl FeedForward {
 }
 
 impl Layers {
-    pub(super) const BASE: Layers =
-        Layers { norms: NormLayout::Pre, streams: None, scales: false, one_block: false };
+    pub(super) const BASE: Layers = Layers {
+        norms: NormLayout::Pre,
+        post_norm_epsilon: None,
+        streams: None,
+        gated_residuals: false,
+        convolutions: false,
+        feed_forward_scales: false,
+        scales: false,
+        one_block: false,
+    };
 }
 
 impl Ends {
     pub(super) const BASE: Ends = Ends {
         scaled_embedding: false,
+        embedding_norm: EmbeddingNorm::None,
         tied: false,
         logit_softcap: None,
+        logit_scale: 1.0,
+        width_scale: None,
         gguf_factors: Factors::None,
     };
 }
 
 impl Windows {
-    /// Returns true if layer `index` has a window when the metadata gives a window without naming layers.
-    pub fn slides(self, index: usize) -> bool {
+    /// Returns true if layer `index` of `count` has a window when the metadata gives a window without naming layers.
+    pub fn slides(self, index: usize, count: usize) -> bool {
         match self {
             Windows::NotInGguf | Windows::AsSaid | Windows::All => true,
             Windows::ButEvery(period) => !(index + 1).is_multiple_of(period),
+            Windows::ButEveryFromEnd(period) => !count.abs_diff(index + 1).is_multiple_of(period),
             Windows::ButFirstOf(period) => !index.is_multiple_of(period),
         }
     }

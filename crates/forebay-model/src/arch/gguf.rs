@@ -1,6 +1,6 @@
 //! Reads an architecture from GGUF metadata. The keys are in the "LLM" section of the GGUF specification.
 
-use forebay_compute::Temperature;
+use forebay_compute::{Growth, Temperature};
 use forebay_format::{Catalog, GgufMetadata};
 
 use super::architecture::{
@@ -56,11 +56,18 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         name: metadata.str("general.name").map(str::to_owned),
         hidden,
         vocabulary: vocabulary(catalog, family)?,
+        embedding_rows: vocabulary(catalog, family)?,
         context_trained: keys.count("context_length")?,
         norm_epsilon: norm_epsilon(&keys)?,
+        // GGUF files have no key for it.
+        post_norm_epsilon: match family.layers.post_norm_epsilon {
+            Some(epsilon) => epsilon,
+            None => norm_epsilon(&keys)?,
+        },
         norms: family.layers.norms,
         streams: streams::of_gguf(&keys, family)?,
         embedding_scale: family.embedding_scale(hidden) * embedding_scale / residual_scale,
+        embedding_norm: family.ends.embedding_norm,
         layer_scales: family.layers.scales,
         layer_embeddings: keys
             .optional_count(ngrams::ROW_WIDTH)?
@@ -69,6 +76,9 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
             .map(|width| LayerEmbeddings { width }),
         ngrams,
         residual_scale,
+        residual_gates: None,
+        convolutions: None,
+        feed_forward_scales: false,
         logit_scale,
         logit_softcap: logit_softcap.filter(|cap| *cap != 0.0),
         temperature,
@@ -127,7 +137,7 @@ fn temperature(
     }
     let Some(rate) = keys.said_float(TEMPERATURE)? else { return Ok(None) };
     let step = original_context(keys)? as f32;
-    Ok(Some(Temperature { rate, step, first: 0 }))
+    Ok(Some(Temperature { rate, step, first: 0, growth: Growth::WholeSteps }))
 }
 
 /// Returns the epsilon of the norms. Some converters write the key of layer norms for models that have other norms only.
@@ -150,9 +160,13 @@ fn attention_and_ropes(
     let heads_norm = catalog.tensor(&format!("blk.{first}.attn_q_norm.weight")).is_some();
     let qk_norm = match family.attention.qk_norm {
         // Of the Llama 4 models, the one with 128 experts has no such norms. The file does not say it otherwise.
-        QkNorm::Weightless if keys.optional_count("expert_count")? != Some(128) => {
-            QkNorm::Weightless
+        QkNorm::Weightless { unrotated_too: false }
+            if keys.optional_count("expert_count")? != Some(128) =>
+        {
+            QkNorm::Weightless { unrotated_too: false }
         }
+        // The weights are the factor of queries and ones.
+        QkNorm::Weightless { unrotated_too: true } if heads_norm => QkNorm::PerHead,
         // GLM-4.5-Air has no such norms, but GLM-4.5 does.
         usual if heads_norm => usual,
         _ => QkNorm::None,
@@ -229,6 +243,7 @@ fn attention(
         ),
         softcap: softcap.or(family.attention.softcap).filter(|cap| *cap != 0.0),
         sinks: family.attention.sinks || has("attn_sinks.weight"),
+        output_norm: family.attention.output_norm,
         output_gate: output_gate(catalog, family, layer, heads),
         bias: bias(catalog, family, layer),
         qk_norm: family.attention.qk_norm,
@@ -237,6 +252,7 @@ fn attention(
             normed: family.attention.normed_values,
             scale: keys.said_float("attention.value_scale")?.unwrap_or(1.0),
         },
+        relative: None,
         latent: None,
         indexer: None,
         shared: None,

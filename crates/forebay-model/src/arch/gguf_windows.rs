@@ -29,7 +29,7 @@ pub(super) fn windows(
     }
     let slides = |index: usize| match &slides {
         Some(flags) => flags[index],
-        None => family.attention.windows.slides(index),
+        None => family.attention.windows.slides(index, count),
     };
     Ok((0..count).map(|index| window.filter(|_| slides(index))).collect())
 }
@@ -69,7 +69,7 @@ pub(super) fn unrotate(
     (index, windows): (usize, &[Option<usize>]),
 ) -> Result<Layer, ModelError> {
     match which {
-        Unrotated::WithoutWindow => Ok(without_window(layer, windows)),
+        Unrotated::WithoutWindow | Unrotated::ByBase(_) => Ok(without_window(layer, windows)),
         Unrotated::Every(period) => {
             Ok(Layer { rope: layer.rope.filter(|_| !is_last(index, period)), ..layer })
         }

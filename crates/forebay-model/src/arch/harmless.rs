@@ -146,6 +146,7 @@ const CONFIG: &[(&[&str], &str)] = &[
             "encoder_config",
             "text_hidden_size",
             "merged_hidden_size",
+            "out_hidden_size",
             "projection_layer_norm_eps",
         ],
         "images and sound",

@@ -1,6 +1,7 @@
 //! Reads an architecture from a Hugging Face `config.json`. Supports the form of published models and the one that
 //! transformers 5 writes (`rope_parameters` instead of `rope_scaling`).
 
+use forebay_compute::{Growth, Temperature};
 use forebay_format::{Catalog, HfMetadata};
 use serde_json::Value;
 
@@ -15,7 +16,7 @@ use super::family::Family;
 use super::feed_forward_width::feed_forward_width;
 use super::head::is_tied;
 use super::huggingface_attention::attention;
-use super::huggingface_experts::{experts, is_by_token, is_sparse};
+use super::huggingface_experts::{experts, is_by_token, is_sparse, output_multiplier};
 use super::huggingface_indexer::{indexed_layers, indexer};
 use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent};
 use super::huggingface_rotation::rotates;
@@ -97,12 +98,15 @@ fn of_language_model(
             (attentions, ropes, layers)
         }
     };
+    let by_ratio = ratio_temperature(config, family)?;
     let temperature = match family.rotation.unrotated.and_then(Unrotated::chunks) {
         Some(chunks) => chunks.temperature(config)?,
         None if family.rotation.tempered => Parameters::of(config, None)?.temperature()?,
-        None => None,
+        None => by_ratio,
     };
-    if temperature.is_some() {
+    if by_ratio.is_some() {
+        layers.iter_mut().for_each(|layer| layer.tempered = layer.window.is_none());
+    } else if temperature.is_some() {
         temper(&mut layers, family.rotation.tempered);
     }
     let factor =
@@ -111,19 +115,39 @@ fn of_language_model(
     let epsilons =
         ["rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "layer_norm_eps"];
     let logit_softcap = config.float_or("final_logit_softcapping", family.ends.logit_softcap)?;
+    let norm_epsilon = config.first_float(&epsilons)?.map_or(1e-6, |epsilon| epsilon as f32);
+    let post_norm_epsilon =
+        config.float_or("post_norm_eps", family.layers.post_norm_epsilon)?.unwrap_or(norm_epsilon);
+    let width_scale = config.float_or("logits_mup_width_multiplier", family.ends.width_scale)?;
     Ok(Architecture {
         family: family.name,
         name: config.text("_name_or_path")?.map(str::to_owned),
         hidden,
-        vocabulary: config.count("vocab_size")?,
+        embedding_rows: config.count("vocab_size")?,
+        vocabulary: match config.optional_count("unpadded_vocab_size")? {
+            Some(rows) => rows,
+            None => config.count("vocab_size")?,
+        },
         context_trained: config.first_count(&["max_position_embeddings", "model_max_length"])?,
-        norm_epsilon: config.first_float(&epsilons)?.map_or(1e-6, |epsilon| epsilon as f32),
+        norm_epsilon,
+        post_norm_epsilon,
         norms: family.layers.norms,
         streams: streams::of_huggingface(config, family)?,
         embedding_scale: embedding_scale(config, family)? * factor("embedding_multiplier")?
             / residual_scale,
+        embedding_norm: family.ends.embedding_norm,
         residual_scale,
-        logit_scale: 1.0 / factor("logits_scaling")?,
+        residual_gates: match family.layers.gated_residuals {
+            true => config.float_or("residual_gate_temperature", Some(0.3))?,
+            false => None,
+        },
+        convolutions: match family.layers.convolutions {
+            true => Some(config.first_count(&["conv_kernel_size", "sconv_kernel_size"])?),
+            false => None,
+        },
+        feed_forward_scales: family.layers.feed_forward_scales,
+        logit_scale: output_multiplier(config, family)?
+            / (factor("logits_scaling")? * width_scale.unwrap_or(1.0)),
         layer_scales: family.layers.scales,
         layer_embeddings: config
             .optional_count("hidden_size_per_layer_input")?
@@ -145,6 +169,19 @@ fn of_language_model(
         tied_embeddings: is_tied(levels, family, catalog, naming)?,
         naming,
     })
+}
+
+/// Returns the factor of queries and biases by distance in layers without a window, if it grows with the position.
+fn ratio_temperature(
+    config: &Config<'_>,
+    family: &Family,
+) -> Result<Option<Temperature>, ModelError> {
+    if !family.attention.relative {
+        return Ok(None);
+    }
+    let rate = config.float("log_scaling_alpha")?.unwrap_or(0.1) as f32;
+    let floor = config.float("log_scaling_n_floor")?;
+    Ok(floor.map(|step| Temperature { rate, step: step as f32, first: 1, growth: Growth::Ratio }))
 }
 
 /// Returns the factor of embeddings that the family has. Trinity's configurations have a flag for it, which is false if it is absent.

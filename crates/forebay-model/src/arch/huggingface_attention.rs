@@ -13,6 +13,7 @@ use super::huggingface_rotation::{note_no_rotation, rotates, rotation, rotations
 use super::huggingface_windows::{WINDOWED, window};
 use super::names::Names;
 use super::rope_parameters::Parameters;
+use super::shapes::RelativeBias;
 use crate::ModelError;
 
 /// Returns the shapes of attention and the rotations: those of layers without a window, then those of layers with one if they
@@ -44,6 +45,7 @@ pub(super) fn attention(
         scale: scale(config, family, head_dim)?,
         softcap: config.float_or("attn_logit_softcapping", family.attention.softcap)?,
         sinks: sinks("add_full_attention_sink_bias")?,
+        output_norm: family.attention.output_norm,
         output_gate: output_gate(config, family)?,
         bias: bias(catalog, config, family, naming)?,
         qk_norm: match (config.flag("use_qk_norm")?, config.flag("qk_norm")?) {
@@ -55,6 +57,7 @@ pub(super) fn attention(
             normed: family.attention.normed_values,
             scale: config.float("attention_value_scale")?.map_or(1.0, |scale| scale as f32),
         },
+        relative: relative(config, family, false)?,
         latent: None,
         indexer: None,
         shared: None,
@@ -77,6 +80,7 @@ pub(super) fn attention(
         value_dim: config.optional_count("swa_v_head_dim")?.unwrap_or(usual.value_dim),
         scale: scale(config, family, of_window)?,
         sinks: sinks("add_swa_attention_sink_bias")?,
+        relative: relative(config, family, true)?,
         ..usual.clone()
     };
     let full = match family.attention.keys_as_values {
@@ -231,7 +235,33 @@ fn with_keys_as_values(
 fn scale(config: &Config<'_>, family: &Family, head_dim: usize) -> Result<f32, ModelError> {
     let said = config.float("attention_multiplier")?.map(|scale| scale as f32);
     let scalar = config.float("query_pre_attn_scalar")?.unwrap_or(head_dim as f64);
-    Ok(said.or(family.attention.scale).unwrap_or(1.0 / (scalar as f32).sqrt()))
+    if family.attention.relative {
+        return Ok(1.0 / head_dim as f32);
+    }
+    let of_queries = config.float_or("qk_scale_factor", Some(family.attention.query_scale))?;
+    let scale = said.or(family.attention.scale).unwrap_or(1.0 / (scalar as f32).sqrt());
+    Ok(scale * of_queries.unwrap_or(1.0))
+}
+
+/// Returns the biases by distance. Those of layers with a window reach as far as the window.
+fn relative(
+    config: &Config<'_>,
+    family: &Family,
+    is_windowed: bool,
+) -> Result<Option<RelativeBias>, ModelError> {
+    if !family.attention.relative {
+        return Ok(None);
+    }
+    let window = if is_windowed { first_window(config, family)? } else { None };
+    let (rank, extent) = (config.count("d_rel")?, config.count("rel_extent")?);
+    Ok(Some(RelativeBias { rank, extent: window.unwrap_or(extent) }))
+}
+
+/// Returns the window of the first layer that has one.
+fn first_window(config: &Config<'_>, family: &Family) -> Result<Option<usize>, ModelError> {
+    let windows =
+        (0..config.count("num_hidden_layers")?).map(|layer| window(config, family, layer));
+    Ok(windows.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
 }
 
 /// Returns which projections have biases.

@@ -5,22 +5,40 @@ use forebay_compute::Scoring;
 use forebay_format::Catalog;
 
 use super::architecture::{Experts, Naming, groups};
+use super::check::check;
 use super::config::Config;
 use super::family::Family;
 use super::huggingface_variants::{SHARED_MLP, has_number};
 use super::names::Names;
+use super::shapes::LatentExperts;
 use crate::ModelError;
 
 /// Keys of the number of experts.
 const COUNTS: [&str; 4] =
     ["num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"];
 
+/// Keys of the number of experts that a token uses.
+const USED: [&str; 7] = [
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "moe_k",
+    "top_k_experts",
+    "moe_topk",
+    "experts_per_token",
+    "moe_top_k",
+];
+
 /// Keys of which every so many layers one has experts.
 const STEPS: [&str; 3] = ["decoder_sparse_step", "moe_layer_interval", "interleave_moe_layer_step"];
 
 /// Keys of the number of the first layer that has experts.
-const FIRSTS: [&str; 4] =
-    ["first_k_dense_replace", "moe_layer_start_index", "num_dense_layers", "moe_layer_num_skipped"];
+const FIRSTS: [&str; 5] = [
+    "first_k_dense_replace",
+    "moe_layer_start_index",
+    "num_dense_layers",
+    "moe_layer_num_skipped",
+    "dense_mlp_idx",
+];
 
 /// Keys of the flag that weights of experts are renormalised.
 const NORMS: [&str; 4] = ["norm_topk_prob", "moe_renormalize", "route_norm", "norm_expert_weight"];
@@ -142,35 +160,59 @@ pub(super) fn experts(
     let groups_kept = config.optional_first_count(&["topk_group", "num_limited_groups"])?;
     let groups_kept = groups_kept.unwrap_or(n_groups);
     config.note(&COUNTS);
+    let always = match family.feed_forward.scored_shared {
+        true => scored_shared(config)?,
+        false => 0,
+    };
     Ok(Experts {
         count: match Names::new(naming, family).routed_experts(catalog, index) {
             Some(count) => count,
             None => config.first_count(&COUNTS)?,
         },
-        used: config.first_count(&[
-            "num_experts_per_tok",
-            "num_experts_per_token",
-            "moe_k",
-            "top_k_experts",
-            "moe_topk",
-            "experts_per_token",
-            "moe_top_k",
-        ])?,
+        always,
+        used: config.first_count(&USED)?.saturating_add(always),
         width,
+        latent: match family.feed_forward.latent {
+            Some(norm) => Some(LatentExperts { width: config.count("moe_hidden_size")?, norm }),
+            None => None,
+        },
+        output_norms: family.feed_forward.output_norms,
+        logit_scale: match family.feed_forward.scaled_router {
+            true => output_multiplier(config, family)?,
+            false => 1.0,
+        },
         scoring: scoring(config, family, corrected)?,
         renormalise: norm.unwrap_or(family.feed_forward.renormalise || is_third),
-        scale: config.first_float(&SCALES)?.map_or(1.0, |scale| scale as f32),
+        scale: config.first_float(&SCALES)?.map_or(family.feed_forward.scale, |scale| scale as f32),
         correction_bias,
         by_token: false,
         groups: groups(n_groups, groups_kept, correction_bias),
         bias: family.feed_forward.bias,
-        shared_width: shared_width(config, family, width)?,
+        shared_width: if always > 0 { 0 } else { shared_width(config, family, width)? },
         shared_gate: family.feed_forward.shared_gate,
         scaled_input: family.feed_forward.scaled_input,
         transposed: family.files.transposed_experts,
         own_norms: family.feed_forward.beside_dense,
         expert_scales: family.feed_forward.beside_dense,
     })
+}
+
+/// Returns the number of shared experts that the router scores.
+fn scored_shared(config: &Config<'_>) -> Result<usize, ModelError> {
+    // Nothing is normed before the router, whatever this number is.
+    config.note(&["rms_norm_eps_moe_gate"]);
+    const FLAG: &str = "shared_expert_sink";
+    let known = config.flag(FLAG)? != Some(false);
+    check(FLAG, false, known, "forebay knows shared experts that the router scores")?;
+    let count = config.count("n_shared_experts")?;
+    check("n_shared_experts", count, count > 0, "it must be positive")?;
+    Ok(count)
+}
+
+/// Returns the factor of the logits before their cap.
+pub(super) fn output_multiplier(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> {
+    let said = config.float_or("output_multiplier", Some(family.ends.logit_scale))?;
+    Ok(said.unwrap_or(1.0))
 }
 
 fn scoring(

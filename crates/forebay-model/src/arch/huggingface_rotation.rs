@@ -106,7 +106,7 @@ pub(super) fn rotation(
         Some(theta) => Some(theta),
         None => local.or(parameters.float("rope_theta")?).or(beside).or(usual),
     };
-    let theta = theta.unwrap_or(10_000.0);
+    let theta = theta.unwrap_or(family.rotation.theta);
     let theta = if windowed { theta } else { theta * parameters.base_factor(rotary_dim)? };
     let layout = match config.flag("rope_interleave")? {
         Some(false) if family.attention.latent => RopeLayout::Neox,

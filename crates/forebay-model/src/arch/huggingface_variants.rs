@@ -124,6 +124,10 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
         let expected = "forebay knows no such shared experts for this family";
         return refuse(SHARED_MLP, "set", expected);
     }
+    // Inkling's configurations call the divisor of the logits by this name, too.
+    if family.attention.relative && config.set("embedding_multiplier").is_some() {
+        return refuse("embedding_multiplier", "set", "forebay does not know it for this family");
+    }
     let by_layer = family.attention.keys_as_values || family.feed_forward.limits_by_layer;
     if config.set("per_layer_config").is_some() && !by_layer {
         return refuse("per_layer_config", "set", "forebay does not know this variant");

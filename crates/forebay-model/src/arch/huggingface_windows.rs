@@ -2,6 +2,7 @@
 
 use super::config::Config;
 use super::family::{Family, Windows};
+use super::huggingface_variants::has_number;
 use super::unrotated::Unrotated;
 use crate::ModelError;
 
@@ -31,8 +32,9 @@ pub(super) fn window(
     };
     expect_kind(kind, family, index)?;
     let flag = config.flag_of_layer("hybrid_layer_pattern", index)?;
-    let slides = match (kind, flag) {
-        (Some(kind), _) => kind == WINDOWED,
+    let listed = config.list("local_layer_ids")?.map(|layers| has_number(layers, index));
+    let slides = match (kind, flag.or(listed)) {
+        (Some(kind), _) => kind == WINDOWED || kind == HYBRID_WINDOWED,
         (None, Some(flag)) => flag,
         (None, None) => slides(config, family, index)? && window.is_some(),
     };
@@ -42,6 +44,10 @@ pub(super) fn window(
         (false, _) => Ok(None),
     }
 }
+
+/// Kinds of layers that Inkling's configurations name because of their convolutions.
+const HYBRID: &str = "hybrid";
+const HYBRID_WINDOWED: &str = "hybrid_sliding";
 
 /// Keys of the length of windows.
 const WINDOWS: [&str; 2] = ["sliding_window", "sliding_window_size"];
@@ -70,7 +76,10 @@ fn slides(config: &Config<'_>, family: &Family, index: usize) -> Result<bool, Mo
             let first = config.optional_count("max_window_layers")?.unwrap_or(0);
             config.is_set("use_sliding_window")? && index >= first
         }
-        _ => family.attention.windows.slides(index),
+        _ => {
+            let count = config.optional_count("num_hidden_layers")?.unwrap_or(0);
+            family.attention.windows.slides(index, count)
+        }
     })
 }
 
@@ -82,6 +91,7 @@ fn expect_kind(kind: Option<&str>, family: &Family, index: usize) -> Result<(), 
     match kind {
         None | Some("full_attention" | "sliding_attention" | "attention") => Ok(()),
         Some(_) if is_other => Ok(()),
+        Some(HYBRID | HYBRID_WINDOWED) if family.layers.convolutions => Ok(()),
         Some(other) => Err(ModelError::BadValue {
             key: format!("layer_types of layer {index}"),
             value: other.into(),

@@ -165,7 +165,29 @@ impl Architecture {
         let recurrent = std::iter::repeat_n(floats, self.recurrent_layers());
         let floats = self.ngram_shape().map_or(0, |of| of.state_floats());
         let ngrams = self.ngrams.as_ref().map_or(0, |of| of.layers.len());
-        recurrent.chain(std::iter::repeat_n(floats, ngrams))
+        let layers = 0..if self.convolutions.is_some() { self.layers.len() } else { 0 };
+        let convolutions = layers.map(|layer| self.convolution_floats(layer));
+        recurrent.chain(std::iter::repeat_n(floats, ngrams)).chain(convolutions)
+    }
+
+    /// Returns the channels of a layer's short convolutions: keys, values, and the outputs of attention and feed-forward.
+    pub fn convolved(&self, layer: usize) -> [usize; 4] {
+        let of = self.attention_of(layer);
+        [of.kv_heads * of.head_dim, of.kv_heads * of.value_dim, self.hidden, self.hidden]
+    }
+
+    /// Returns the number of floats that the short convolutions of a layer keep of a sequence.
+    fn convolution_floats(&self, layer: usize) -> usize {
+        let seen = self.convolutions.map_or(0, |taps| taps.saturating_sub(1));
+        self.convolved(layer)
+            .iter()
+            .fold(0, |sum: usize, of| sum.saturating_add(*of))
+            .saturating_mul(seen)
+    }
+
+    /// Returns the number of the part of a state that belongs to the short convolutions of a layer.
+    pub fn convolution_part(&self, layer: usize) -> usize {
+        self.recurrent_layers() + self.ngrams.as_ref().map_or(0, |of| of.layers.len()) + layer
     }
 
     /// Returns the number of a layer with n-grams among those.

@@ -44,9 +44,9 @@ mod unrotated;
 mod validation;
 
 pub use architecture::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, Gatings, KvCapacity, KvInVram,
-    Latent, Layer, LayerEmbeddings, Mixer, Naming, NormLayout, OutputGate, QkNorm, Rope,
-    RopeFactors, Values,
+    Architecture, Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, Gatings,
+    KvCapacity, KvInVram, Latent, Layer, LayerEmbeddings, Mixer, Naming, NormLayout, OutputGate,
+    QkNorm, Rope, RopeFactors, Values,
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use families::by_name;
@@ -59,6 +59,6 @@ pub(crate) use names::Names;
 pub use quantization::{Method, Quantization};
 pub use recurrent::{HeadOrder, Recurrent, STATES_PER_SEQUENCE, StateRule};
 pub use shapes::{
-    EntryIndexer, EntryShape, HashConstants, Indexer, IndexerRule, NGrams, SharedKeys, StreamForm,
-    StreamRule, Streams, StreamsEnd,
+    EntryIndexer, EntryShape, HashConstants, Indexer, IndexerRule, LatentExperts, LatentNorm,
+    NGrams, RelativeBias, SharedKeys, StreamForm, StreamRule, Streams, StreamsEnd,
 };

@@ -6,7 +6,9 @@
 
 use forebay_format::Catalog;
 
-use super::architecture::{Architecture, FeedForward, Layer, Mixer, Naming, NormLayout};
+use super::architecture::{
+    Architecture, EmbeddingNorm, FeedForward, Layer, Mixer, Naming, NormLayout,
+};
 use super::check::check;
 use super::families::{self, by_name};
 use super::mtp_shape::{Mtp, MtpForm, MtpNames};
@@ -127,6 +129,9 @@ impl Architecture {
             && self.ngrams.is_none()
             && self.layer_embeddings.is_none()
             && self.norms == NormLayout::Pre
+            && self.embedding_norm == EmbeddingNorm::None
+            && self.convolutions.is_none()
+            && self.residual_gates.is_none()
             && (self.embedding_scale, self.residual_scale, self.logit_scale) == (1.0, 1.0, 1.0);
         let last = self.layers.last().filter(|layer| {
             layer.mixer == Mixer::Attention

@@ -210,13 +210,27 @@ impl Names {
         }
     }
 
+    /// Returns true if rows of gate and up are one matrix, alternately.
+    pub fn interleaves_gate_up(&self) -> bool {
+        self.naming != Naming::Gguf && self.family.files.interleaved_gate_up
+    }
+
     /// Returns true if the rates of decay in the file are positive numbers.
     pub fn has_positive_rates(&self) -> bool {
         self.family.recurrence.positive_rates
     }
 
+    /// Returns the offset that must be added to the weights of the norm before the output projection.
+    pub fn final_norm_offset(&self) -> f32 {
+        if self.family.files.whole_final_norm { 0.0 } else { self.norm_offset() }
+    }
+
     pub fn embedding(&self) -> String {
         self.outer("embedding", ("token_embd.weight", "embed_tokens.weight"))
+    }
+
+    pub fn embedding_norm(&self) -> String {
+        self.outer("embedding_norm", ("token_embd_norm.weight", "embed_norm.weight"))
     }
 
     pub fn head(&self) -> String {

@@ -8,7 +8,7 @@ use super::names::Names;
 
 /// Prefixes of a language model's tensors. Language models alone have `model.`, or none if only the part without the output
 /// projection was saved. Parts of larger models have longer ones.
-const ROOTS: [&str; 12] = [
+const ROOTS: [&str; 13] = [
     "model.",
     "language_model.model.",
     "model.language_model.",
@@ -21,6 +21,7 @@ const ROOTS: [&str; 12] = [
     "model.text_model.",
     "transformer.",
     "module.model.",
+    "model.llm.",
 ];
 
 /// Names that the layers have below the root. Transformers 5 saves the text layers of Kimi K2.5 under the name that the layers of its

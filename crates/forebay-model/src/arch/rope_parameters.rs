@@ -1,6 +1,6 @@
 //! Parameters of rotations in a Hugging Face `config.json`.
 
-use forebay_compute::{RopeScaling, Temperature};
+use forebay_compute::{Growth, RopeScaling, Temperature};
 use serde_json::Value;
 
 use super::architecture::RopeFactors;
@@ -167,7 +167,7 @@ impl<'c, 'a> Parameters<'c, 'a> {
         };
         let Some(rate) = rate else { return Ok(None) };
         let step = self.original_context()? as f32;
-        Ok(Some(Temperature { rate: rate as f32, step, first: 0 }))
+        Ok(Some(Temperature { rate: rate as f32, step, first: 0, growth: Growth::WholeSteps }))
     }
 
     pub fn scaling(&self) -> Result<RopeScaling, ModelError> {

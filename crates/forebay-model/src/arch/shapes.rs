@@ -156,6 +156,33 @@ impl Indexer {
     }
 }
 
+/// Experts that compute in a space of their own, between two projections. The router and shared experts take the input as it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct LatentExperts {
+    /// Number of elements of an expert's input and output.
+    pub width: usize,
+    pub norm: LatentNorm,
+}
+
+/// Position of the norm in the latent space of experts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum LatentNorm {
+    /// The experts take normed inputs (Muse Spark).
+    Before,
+    /// The weighted sum of the experts' outputs is normed (Kimi K3).
+    After,
+}
+
+/// Biases of scores by the distance of the key (Inkling). Every query head mixes them from profiles, which have a number for each
+/// distance. How much of each profile it takes is a projection of the layer's input.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct RelativeBias {
+    /// Number of profiles.
+    pub rank: usize,
+    /// Number of distances that have a bias, from 0 on.
+    pub extent: usize,
+}
+
 /// Embeddings of the n-grams that end at a token (Qwen4-Exp). Before their attention, some layers add what they make of them to the
 /// residual streams ([`NGramShape`]).
 ///

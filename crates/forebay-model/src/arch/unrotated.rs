@@ -1,10 +1,11 @@
 //! Models in which some layers have no rotation.
 
-use forebay_compute::Temperature;
+use forebay_compute::{Growth, Temperature};
 use serde_json::Value;
 
 use super::architecture::Layer;
-use super::config::Config;
+use super::config::{Config, short};
+use super::rope_parameters::Parameters;
 use crate::ModelError;
 
 /// The layers without rotation. What the configuration says comes first.
@@ -14,8 +15,20 @@ pub enum Unrotated {
     Every(usize),
     /// The layers without a window, in models in which other layers have one (Trinity, EXAONE).
     WithoutWindow,
+    /// The layers whose entry of a list of bases is 0, or without such a list the last layer and every so many before it. In
+    /// GGUF files, those without a window (Muse).
+    ByBase(Bases),
     /// The last one of every so many layers. The others see a chunk of the positions (Llama 4).
     BesideChunks(Chunks),
+}
+
+/// Bases of the rotation by layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Bases {
+    /// Every so many layers, counted back from the last one, a layer has no rotation if there is no list.
+    pub period: usize,
+    /// The base if the configuration gives none.
+    pub usual: f64,
 }
 
 /// Chunks of positions: what holds if the configuration does not say otherwise.
@@ -38,14 +51,14 @@ impl Unrotated {
     pub const LLAMA_4: Unrotated = Unrotated::BesideChunks(Chunks {
         period: 4,
         length: 8192,
-        temperature: Temperature { rate: 0.1, step: 8192.0, first: 1 },
+        temperature: Temperature { rate: 0.1, step: 8192.0, first: 1, growth: Growth::WholeSteps },
     });
 
     /// Returns the chunks of the other layers, if they see such.
     pub(super) fn chunks(self) -> Option<Chunks> {
         match self {
             Unrotated::BesideChunks(chunks) => Some(chunks),
-            Unrotated::Every(_) | Unrotated::WithoutWindow => None,
+            Unrotated::Every(_) | Unrotated::WithoutWindow | Unrotated::ByBase(_) => None,
         }
     }
 
@@ -61,6 +74,10 @@ impl Unrotated {
     ) -> Result<Layer, ModelError> {
         let period = match self {
             Unrotated::WithoutWindow => return Ok(without_window(layer, windows)),
+            Unrotated::ByBase(bases) => {
+                let rotates = bases.rotates(config, (index, windows.len()))?;
+                return Ok(Layer { rope: layer.rope.filter(|_| rotates), ..layer });
+            }
             Unrotated::Every(period) => period,
             Unrotated::BesideChunks(chunks) => chunks.period,
         };
@@ -79,7 +96,7 @@ impl Unrotated {
                 let chunk = chunks.of_config(config, index, rotates)?;
                 Ok(Layer { window: chunk, chunked: chunk.is_some(), rope, ..layer })
             }
-            Unrotated::Every(_) | Unrotated::WithoutWindow => Ok(Layer { rope, ..layer }),
+            _ => Ok(Layer { rope, ..layer }),
         }
     }
 }
@@ -89,6 +106,33 @@ pub(super) fn without_window(layer: Layer, windows: &[Option<usize>]) -> Layer {
     let beside_windows = windows.iter().any(Option::is_some);
     let rope = layer.rope.filter(|_| layer.window.is_some() || !beside_windows);
     Layer { rope, ..layer }
+}
+
+impl Bases {
+    /// Returns true if layer `index` of `count` has a rotation.
+    ///
+    /// # Errors
+    /// Returns an error if the list has no number for the layer, or another base than the model has.
+    fn rotates(
+        &self,
+        config: &Config<'_>,
+        (index, count): (usize, usize),
+    ) -> Result<bool, ModelError> {
+        const KEY: &str = "layer_rope_theta";
+        let Some(list) = config.list(KEY)? else {
+            return Ok(!count.abs_diff(index + 1).is_multiple_of(self.period));
+        };
+        let theta = Parameters::of(config, None)?.float("rope_theta")?.unwrap_or(self.usual);
+        match list.get(index).and_then(Value::as_f64) {
+            Some(0.0) => Ok(false),
+            Some(base) if base == theta => Ok(true),
+            _ => Err(ModelError::BadValue {
+                key: format!("{KEY} of layer {index}"),
+                value: list.get(index).map_or("none".into(), short),
+                expected: format!("forebay knows 0 and the base of the rotation, {theta}"),
+            }),
+        }
+    }
 }
 
 impl Chunks {

@@ -3,7 +3,8 @@
 use forebay_compute::{Gating, Temperature};
 
 use super::architecture::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, Layer, Mixer, QkNorm, Values,
+    Architecture, Attention, AttentionBias, EmbeddingNorm, Experts, FeedForward, Layer, Mixer,
+    NormLayout, QkNorm, Values,
 };
 use super::check::{check, check_size};
 use crate::ModelError;
@@ -19,6 +20,9 @@ impl Architecture {
         for (key, value) in sized {
             check_size(key, value)?;
         }
+        let fits = self.embedding_rows >= self.vocabulary && self.embedding_rows < 1 << 24;
+        let expected = "the embedding table has a row for every token, at most 16 million";
+        check("rows of the embedding table", self.embedding_rows, fits, expected)?;
         self.attentions.iter().try_for_each(Attention::validate)?;
         for rope in &self.ropes {
             check_size("rotary dimension", rope.rotary_dim)?;
@@ -27,12 +31,15 @@ impl Architecture {
             let fits = rope.theta.is_finite() && rope.theta > 0.0;
             check("rope base", rope.theta, fits, "it must be positive")?;
         }
-        check(
-            "norm epsilon",
-            self.norm_epsilon,
-            self.norm_epsilon > 0.0 && self.norm_epsilon < 1.0,
-            "it must be between 0 and 1",
-        )?;
+        for (key, epsilon) in [
+            ("norm epsilon", self.norm_epsilon),
+            ("epsilon of norms of outputs", self.post_norm_epsilon),
+        ] {
+            let fits = epsilon > 0.0 && epsilon < 1.0;
+            check(key, epsilon, fits, "it must be between 0 and 1")?;
+        }
+        let fits = self.embedding_norm == EmbeddingNorm::None || self.streams.is_none();
+        check("norm of embeddings", "present", fits, "forebay knows it with one residual stream")?;
         for (key, factor) in [
             ("scale of the embedding", Some(self.embedding_scale)),
             ("scale of outputs added to the residual stream", Some(self.residual_scale)),
@@ -75,7 +82,12 @@ impl Architecture {
             check("step of the temperature", step, step.is_finite() && step >= 1.0, "at least 1")?;
             // A norm behind the factor would take it back.
             let plain = |of: &Attention| {
-                let unweighted = matches!(of.qk_norm, QkNorm::None | QkNorm::Weightless);
+                let unweighted = match of.qk_norm {
+                    QkNorm::None | QkNorm::Weightless { .. } => true,
+                    // The CPU, which alone computes such attention, norms first.
+                    QkNorm::PerHead => of.relative.is_some(),
+                    QkNorm::PerRotatedHead | QkNorm::WholeProjection => false,
+                };
                 of.bias == AttentionBias::None && unweighted
             };
             let fits = self.attentions.iter().all(plain);
@@ -116,11 +128,42 @@ impl Architecture {
             let fits = (of.separator as usize) < self.vocabulary;
             check("eos_token_id", of.separator, fits, "n-grams need a token of the vocabulary")?;
         }
+        self.validate_gates_and_convolutions()?;
         self.validate_indexers()?;
         self.validate_streams()?;
         self.validate_shared_keys()?;
         self.validate_mtp()?;
         self.layers.iter().try_for_each(Layer::validate)
+    }
+
+    /// Checks gates of the residual stream and short convolutions.
+    fn validate_gates_and_convolutions(&self) -> Result<(), ModelError> {
+        if let Some(temperature) = self.residual_gates {
+            let fits = temperature.is_finite() && temperature > 0.0;
+            check("residual_gate_temperature", temperature, fits, "it must be positive")?;
+            let plain = self.norms == NormLayout::Sandwich
+                && self.streams.is_none()
+                && self.layer_embeddings.is_none()
+                && self.residual_scale == 1.0;
+            let expected = "forebay knows gates of one residual stream, behind norms of outputs";
+            check("gates of the residual stream", "present", plain, expected)?;
+        }
+        let Some(taps) = self.convolutions else { return Ok(()) };
+        let fits = (2..=8).contains(&taps);
+        check("width of the short convolutions", taps, fits, "forebay knows 2 to 8")?;
+        let plain = self.layers.iter().enumerate().all(|(index, layer)| {
+            let of = self.attention_of(index);
+            layer.mixer == Mixer::Attention
+                && !layer.feed_forward.is_none()
+                && layer.keys_of.is_none()
+                && of.latent.is_none()
+                && of.shared.is_none()
+                && of.bias == AttentionBias::None
+                && of.values == Values::PLAIN
+        });
+        let expected =
+            "forebay knows them in layers of attention with keys and values of their own";
+        check("short convolutions", "present", plain, expected)
     }
 
     /// Checks that the rotation of a layer fits its heads.
@@ -185,6 +228,16 @@ impl Attention {
             let factor = factor.unwrap_or(1.0);
             check(key, factor, factor.is_finite() && factor > 0.0, "it must be positive")?;
         }
+        if let Some(of) = self.relative {
+            let size = of.rank.saturating_mul(of.extent.max(self.heads));
+            check_size("biases by distance", size)?;
+            let plain = self.latent.is_none() && self.shared.is_none() && self.indexer.is_none();
+            let expected = "forebay knows them in attention to all keys of a window";
+            check("biases by distance", "present", plain, expected)?;
+        }
+        let fits = !self.output_norm || self.latent.is_none() && self.shared.is_none();
+        let expected = "forebay knows them with grouped queries";
+        check("norms of attention's outputs", "present", fits, expected)?;
         let Some(latent) = self.latent else { return Ok(()) };
         let sized = [
             ("latent rank of queries", latent.query_rank.unwrap_or(1)),
@@ -248,6 +301,16 @@ impl Experts {
             true,
             !(self.own_norms && self.scaled_input),
             "inputs are scaled",
+        )?;
+        if let Some(latent) = self.latent {
+            check_size("width of the space of experts", latent.width)?;
+        }
+        let is_other = self.latent.is_some() || self.output_norms || self.always > 0;
+        check(
+            "experts with a space, norms or shared experts of their own",
+            true,
+            !is_other || !(self.own_norms || self.scaled_input || self.bias || self.by_token),
+            "forebay knows them with plain experts",
         )?;
         Ok(self.rule(None, None).check(self.count, self.used)?)
     }

@@ -21,7 +21,7 @@ use crate::ModelError;
 use crate::arch::{Architecture, Attention, Experts, FeedForward, Mixer};
 use crate::sharing::SubLayerPlan;
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
-use crate::weights::{LayerWeights, Weights};
+use crate::weights::{LayerWeights, ResidualGate, Weights};
 
 /// Experts chosen by the caller instead of the routers. Benchmarks use it for models with random weights, whose routers
 /// are untrained.
@@ -144,6 +144,13 @@ impl<'a> Step<'a> {
             (true, Some(of)) => (Some(&of.post_norm), layer.scale),
             (true, None) => (of_block, layer.scale),
         }
+    }
+
+    /// Returns the gates of the output that [`Backend::norm`] adds for the next block, if the model has such.
+    pub fn added_gate(&self, block: NextBlock) -> Option<&'a ResidualGate> {
+        let (layer, is_mixer) = self.added(block);
+        let layer = &self.weights.layers[layer];
+        if is_mixer { layer.attention_gate.as_ref() } else { layer.feed_forward_gate.as_ref() }
     }
 
     /// Returns the kind of the rows of a pass whose rows are all of one kind.

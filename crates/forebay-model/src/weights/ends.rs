@@ -29,6 +29,18 @@ pub(super) fn embedding(
     Ok(Embedding { extent, ty: matrix.ty, row_bytes })
 }
 
+/// Returns the embedding table of a model without the rows behind the vocabulary, for which there are no logits.
+pub(super) fn padded_embedding(
+    architecture: &Architecture,
+    name: &str,
+    tensors: &Tensors<'_>,
+) -> Result<Embedding, ModelError> {
+    let whole = embedding(architecture.embedding_rows, name, architecture.hidden, tensors)?;
+    let bytes = architecture.vocabulary as u64 * whole.row_bytes as u64;
+    let extent = whole.extent.slice(0, bytes).expect("rows of the table");
+    Ok(Embedding { extent, ..whole })
+}
+
 /// Splits the output projection into chunks of whole rows, and appends them to the dense blocks. If tensors hold the rows
 /// in several pieces, as those of GPTQ do, the only chunk is the whole projection.
 pub(super) fn head(

@@ -77,11 +77,12 @@ impl LayerBuilder<'_> {
                     0 => None,
                     width => Some(self.gated(tensors, &mut dense, "shared_", width)?),
                 };
+                let latent = self.latent_experts(tensors, &mut dense, experts)?;
                 let (parts, extents) = self.experts(tensors, experts)?;
                 let [gate, up, down] = parts;
                 let vectors = Box::new(self.expert_vectors(tensors, experts)?);
                 let weights =
-                    FeedForwardWeights::Experts { router, gate, up, down, shared, vectors };
+                    FeedForwardWeights::Experts { router, gate, up, down, shared, latent, vectors };
                 (weights, extents)
             }
         };
@@ -92,15 +93,28 @@ impl LayerBuilder<'_> {
         let [mixer_norm, mixer_post_norm] = [before, after].map(|of| of.filter(|_| has_mixer));
         let [inner_norm, inner_post_norm] =
             [before, after].map(|of| of.filter(|_| has_feed_forward));
+        let (attention_gate, attention_share) =
+            self.residual_gate(tensors, "attention_residual_gate")?.unzip();
+        let (mut feed_forward_gate, feed_forward_share) =
+            self.residual_gate(tensors, "feed_forward_residual_gate")?.unzip();
+        let feed_forward_post_norm =
+            self.norm(tensors, "feed_forward_post_norm", inner_post_norm)?;
+        // Behind a gate, the weight of this norm multiplies before it. That of attention has none.
+        let feed_forward_post_norm = match (&mut feed_forward_gate, feed_forward_share) {
+            (Some(gate), share) => {
+                gate.scale = feed_forward_post_norm;
+                share
+            }
+            (None, _) => feed_forward_post_norm,
+        };
         let layer = LayerWeights {
             attention_norm: self.norm(tensors, "attention_norm", mixer_norm)?,
-            attention_post_norm: self.norm(tensors, "attention_post_norm", mixer_post_norm)?,
+            attention_post_norm: match attention_share {
+                Some(share) => Some(share),
+                None => self.norm(tensors, "attention_post_norm", mixer_post_norm)?,
+            },
             feed_forward_norm: self.norm(tensors, "feed_forward_norm", inner_norm)?,
-            feed_forward_post_norm: self.norm(
-                tensors,
-                "feed_forward_post_norm",
-                inner_post_norm,
-            )?,
+            feed_forward_post_norm,
             attention_streams,
             feed_forward_streams,
             attention,
@@ -120,6 +134,10 @@ impl LayerBuilder<'_> {
             gatings: self.architecture.gatings_of(self.index),
             embeddings,
             ngrams,
+            attention_gate,
+            feed_forward_gate,
+            convolutions: self.convolutions(tensors)?,
+            feed_forward_scale: self.feed_forward_scale(tensors, described.has_experts())?,
             scale: match self.architecture.layer_scales {
                 true => tensors.vector(&self.name("layer_scale"), 1)?[0],
                 false => 1.0,
@@ -212,6 +230,9 @@ impl LayerBuilder<'_> {
         width: usize,
     ) -> Result<[PartMatrix; 3], ModelError> {
         let hidden = self.architecture.hidden;
+        if self.names.interleaves_gate_up() {
+            return self.interleaved(tensors, dense, width);
+        }
         let [together, gate, up, down] =
             ["gate_up", "gate", "up", "down"].map(|role| format!("{of}{role}"));
         let [gate, up] = match self.architecture.gating.has_gate() {
@@ -260,7 +281,7 @@ impl LayerBuilder<'_> {
                 (Some(shape.head_dim), Some(shape.head_dim))
             }
             QkNorm::WholeProjection => (Some(q_width), Some(k_width)),
-            QkNorm::Weightless => (None, None),
+            QkNorm::Weightless { .. } => (None, None),
         };
         let own_keys = self.architecture.layers[self.index].keys_of.is_none();
         let own_values = own_keys && !shape.values.of_keys;
@@ -274,6 +295,7 @@ impl LayerBuilder<'_> {
             (q, k.transpose()?, None)
         };
         let gate = self.output_gate(tensors, dense)?;
+        let relative = self.relative(tensors, dense)?;
         Ok(GroupedWeights {
             q,
             k,
@@ -286,6 +308,8 @@ impl LayerBuilder<'_> {
             k_norm: self.head_norm(tensors, "k_norm", k_norm.filter(|_| own_keys))?,
             // Such norms have no weight in the files.
             v_norm: (shape.values.normed && own_keys).then(|| tensors.ones(shape.value_dim)),
+            output_norm: shape.output_norm.then(|| tensors.ones(shape.value_dim)),
+            relative,
             indexer: self.indexer(tensors, dense, None)?,
         })
     }
@@ -302,7 +326,7 @@ impl LayerBuilder<'_> {
         (rows > 0).then(matrix).transpose()
     }
 
-    /// Reads the norm of queries or keys. A norm without weights has ones, in layers with rotation.
+    /// Reads the norm of queries or keys. A norm without weights has ones, in the layers that have it.
     fn head_norm(
         &self,
         tensors: &mut Tensors<'_>,
@@ -310,11 +334,11 @@ impl LayerBuilder<'_> {
         length: Option<usize>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
         let shape = self.architecture.attention_of(self.index);
-        if shape.qk_norm != QkNorm::Weightless {
+        let QkNorm::Weightless { unrotated_too } = shape.qk_norm else {
             return self.norm(tensors, role, length);
-        }
+        };
         let rotates = self.architecture.layers[self.index].rope.is_some();
-        Ok(rotates.then(|| tensors.ones(shape.head_dim)))
+        Ok((rotates || unrotated_too).then(|| tensors.ones(shape.head_dim)))
     }
 
     fn latent(
@@ -367,9 +391,14 @@ impl LayerBuilder<'_> {
     ) -> Result<ExpertVectors, ModelError> {
         let count = experts.count;
         let router_bias = self.vector(tensors, "router_bias", experts.bias.then_some(count))?;
-        let corrected = experts.correction_bias.then_some(count);
+        let corrected = experts.correction_bias.then_some(count - experts.always);
         let name = self.name("correction_bias");
-        let correction_bias = corrected.map(|count| tensors.vector(&name, count)).transpose()?;
+        let mut correction_bias =
+            corrected.map(|count| tensors.vector(&name, count)).transpose()?;
+        if let Some(bias) = &mut correction_bias {
+            // Experts that every token uses are not chosen.
+            bias.resize(count, 0.0);
+        }
         let by_token = match experts.by_token {
             true => Some(self.experts_of_tokens(tensors, experts)?),
             false => None,
@@ -396,6 +425,8 @@ impl LayerBuilder<'_> {
             shared_scale,
             biases,
             scales,
+            latent_norm: self.norm(tensors, "latent_norm", experts.latent.map(|of| of.width))?,
+            output_norm: self.expert_output_norm(tensors, experts)?,
             norms,
         })
     }
@@ -443,7 +474,10 @@ impl LayerBuilder<'_> {
         tensors: &Tensors<'_>,
         experts: &Experts,
     ) -> Result<([PartMatrix; 3], Vec<Block>), ModelError> {
-        let hidden = self.architecture.hidden;
+        if self.names.interleaves_gate_up() {
+            return self.interleaved_experts(tensors, experts);
+        }
+        let hidden = experts.outer_width(self.architecture.hidden);
         if relayout::experts_need_relayout(self.architecture.naming, experts) {
             return relayout::experts(tensors, &|role| self.name(role), experts, hidden);
         }
@@ -492,7 +526,7 @@ impl LayerBuilder<'_> {
         name: &str,
     ) -> Result<([PartMatrix; 3], Vec<Block>), ModelError> {
         let Experts { count, width, .. } = *experts;
-        let hidden = self.architecture.hidden;
+        let hidden = experts.outer_width(self.architecture.hidden);
         let down = self.name("expert_down_stack");
         let (both, gate_ups) =
             tensors.expert_matrices(&|_| name.into(), count, 2 * width, hidden)?;

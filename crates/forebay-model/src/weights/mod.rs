@@ -10,6 +10,7 @@ mod indexer;
 mod layer;
 mod mtp;
 mod ngrams;
+mod outputs;
 mod parts;
 mod quantized;
 mod relayout;
@@ -24,7 +25,8 @@ use forebay_stream::ModelBlocks;
 
 use crate::ModelError;
 use crate::arch::{
-    Architecture, LONG_FACTORS, Names, NormLayout, RopeFactors, SHORT_FACTORS, by_name,
+    Architecture, EmbeddingNorm, LONG_FACTORS, Names, NormLayout, RopeFactors, SHORT_FACTORS,
+    by_name,
 };
 pub use ends::Embedding;
 use ends::{embedding, head};
@@ -34,7 +36,8 @@ pub use parts::{
     AttentionWeights, CompressorWeights, DeltaParts, DeltaWeights, EntryIndexerWeights,
     EntryWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadChunk,
     HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights, LayerWeights, NGramWeights,
-    PartMatrix, ResidentMatrix, SharedKeyWeights, StreamWeights, TokenExperts, distinct,
+    PartMatrix, RelativeWeights, ResidentMatrix, ResidualGate, SharedKeyWeights, StreamWeights,
+    TokenExperts, distinct,
 };
 use tensors::Tensors;
 
@@ -48,6 +51,8 @@ pub struct Weights {
     pub streams_end: Option<StreamWeights<ResidentMatrix>>,
     pub head: Vec<HeadChunk>,
     pub embedding: Embedding,
+    /// Weights of the norm of embeddings, if they are normed.
+    pub embedding_norm: Option<Vec<f32>>,
     /// Table of the tokens' embeddings for all layers, one after the other in each row, if the model has such embeddings.
     pub layer_embeddings: Option<Embedding>,
     /// Divisors of the rotary frequencies for each pair of dimensions, if the file has them.
@@ -90,9 +95,16 @@ impl Weights {
             blocks.dense.push(dense);
             blocks.experts.push(experts);
         }
+        let embedding_norm = match architecture.embedding_norm {
+            EmbeddingNorm::None => None,
+            EmbeddingNorm::Weightless => Some(tensors.ones(architecture.hidden)),
+            EmbeddingNorm::Weighted => {
+                Some(tensors.norm(&names.embedding_norm(), architecture.hidden)?)
+            }
+        };
         let table =
             |name: &str, width: usize| embedding(architecture.vocabulary, name, width, &tensors);
-        let embedding = table(&names.embedding(), architecture.hidden)?;
+        let embedding = ends::padded_embedding(architecture, &names.embedding(), &tensors)?;
         let layer_width = architecture.layer_embeddings.map(|of| of.width * layers.len());
         let layer_embeddings =
             layer_width.map(|width| table(&names.layer_embeddings(), width)).transpose()?;
@@ -101,7 +113,9 @@ impl Weights {
         let final_norm = match architecture.norms {
             NormLayout::None => None,
             NormLayout::Pre | NormLayout::Sandwich | NormLayout::Post => {
-                let mut norm = tensors.norm(&names.final_norm(), architecture.hidden)?;
+                let mut norm = tensors.vector(&names.final_norm(), architecture.hidden)?;
+                let offset = names.final_norm_offset();
+                norm.iter_mut().for_each(|weight| *weight += offset);
                 // The output projection is linear, so a factor of its input is one of the logits.
                 norm.iter_mut().for_each(|weight| *weight *= architecture.logit_scale);
                 Some(norm)
@@ -128,6 +142,7 @@ impl Weights {
             streams_end,
             head,
             embedding,
+            embedding_norm,
             layer_embeddings,
             rope_factors,
             blocks,
@@ -188,8 +203,9 @@ impl Weights {
                 FeedForwardWeights::Dense { gate, up, down } => {
                     [gate, up, down].into_iter().for_each(&mut add);
                 }
-                FeedForwardWeights::Experts { gate, up, down, shared, .. } => {
-                    [gate, up, down].into_iter().chain(shared.iter().flatten()).for_each(&mut add);
+                FeedForwardWeights::Experts { gate, up, down, shared, latent, .. } => {
+                    let others = shared.iter().flatten().chain(latent.iter().flatten());
+                    [gate, up, down].into_iter().chain(others).for_each(&mut add);
                 }
             }
         }

@@ -45,8 +45,34 @@ pub struct LayerWeights {
     pub embeddings: Option<LayerEmbeddingWeights>,
     /// Weights of the embeddings of n-grams that the layer adds to the residual streams before its attention, if it does.
     pub ngrams: Option<Box<NGramWeights>>,
+    /// Gates that mix the residual stream with the outputs of the layer's blocks, if the model has such.
+    pub attention_gate: Option<ResidualGate>,
+    pub feed_forward_gate: Option<ResidualGate>,
+    /// Weights `[taps, channels]` of the short convolutions of keys, of values, and of the outputs of attention and feed-forward,
+    /// if the model has such.
+    pub convolutions: Option<Box<[Vec<f32>; 4]>>,
+    /// Factor of the feed-forward's output.
+    pub feed_forward_scale: f32,
     /// Factor of the residual stream at the layer's end.
     pub scale: f32,
+}
+
+/// Gates of a block, as vectors `[hidden]`. The share of the block's output is the weight of its norm.
+#[derive(Debug)]
+pub struct ResidualGate {
+    /// Factors of the residual stream before the output is added.
+    pub keep: Vec<f32>,
+    /// Factors of the output before its norm, if there are such.
+    pub scale: Option<Vec<f32>>,
+}
+
+/// Biases of a layer's scores by the distance of the key.
+#[derive(Debug)]
+pub struct RelativeWeights {
+    /// Projection `[heads * rank, hidden]` to how much of each profile every query head takes.
+    pub project: PartMatrix,
+    /// Profiles `[rank, extent]`, from the farthest distance to the token itself.
+    pub profiles: Vec<f32>,
 }
 
 /// Matrices and norms of a layer for the embeddings that tokens have for it. The matrices are parts of the dense block, behind
@@ -256,6 +282,10 @@ pub struct GroupedWeights {
     pub k_norm: Option<Vec<f32>>,
     /// Weight of the norm of every value, if values are normed.
     pub v_norm: Option<Vec<f32>>,
+    /// Weight of the norm of every head's sum of values, if they are normed.
+    pub output_norm: Option<Vec<f32>>,
+    /// Biases by the distance of the key, if there are any.
+    pub relative: Option<RelativeWeights>,
     /// The layer's indexer, if it has one.
     pub indexer: Option<IndexerWeights>,
 }
@@ -418,7 +448,9 @@ impl AttentionWeights {
         let indexer = self.indexer().into_iter().flat_map(IndexerWeights::matrices);
         match self {
             AttentionWeights::Grouped(of) => {
-                [Some(of.q), of.k, of.v, of.gate].into_iter().flatten().chain(indexer).collect()
+                let relative = of.relative.as_ref().map(|of| of.project);
+                let own = [Some(of.q), of.k, of.v, of.gate, relative];
+                own.into_iter().flatten().chain(indexer).collect()
             }
             AttentionWeights::Delta(of) => of.projections().copied().collect(),
             AttentionWeights::None => Vec::new(),
@@ -459,6 +491,8 @@ pub enum FeedForwardWeights {
         down: PartMatrix,
         /// Gate, up and down of the shared experts.
         shared: Option<[PartMatrix; 3]>,
+        /// Projections `[width, hidden]` to the space of the experts and `[hidden, width]` back, if they have one.
+        latent: Option<[PartMatrix; 2]>,
         vectors: Box<ExpertVectors>,
     },
 }
@@ -478,6 +512,10 @@ pub struct ExpertVectors {
     pub biases: Option<[Vec<f32>; 3]>,
     /// Factor of each expert's weight `[experts]`.
     pub scales: Option<Vec<f32>>,
+    /// Norm in the space of the experts, if they have one.
+    pub latent_norm: Option<Vec<f32>>,
+    /// Factors of the output of every expert, and the weight of the norm after them, if there are such.
+    pub output_norm: Option<[Vec<f32>; 2]>,
     /// Norms of their own, if router, experts and shared experts have such.
     pub norms: Option<ExpertNorms>,
 }

@@ -189,7 +189,10 @@ pub(super) const FAMILIES: &[Family] = &[
             ],
             ..Files::BASE
         },
-        attention: Attention { qk_norm: QkNorm::Weightless, ..Attention::BASE },
+        attention: Attention {
+            qk_norm: QkNorm::Weightless { unrotated_too: false },
+            ..Attention::BASE
+        },
         rotation: Rotation { unrotated: Some(Unrotated::LLAMA_4), ..Rotation::PAIRS },
         feed_forward: FeedForward {
             experts: true,

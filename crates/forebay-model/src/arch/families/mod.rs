@@ -4,20 +4,24 @@ mod deepseek;
 mod experts;
 mod gemma;
 mod hybrid;
+mod inkling;
 mod llama;
+mod muse;
 mod qwen;
 
 use super::family::Family;
 use crate::ModelError;
 
 /// The tables of all families.
-const TABLES: [&[Family]; 6] = [
+const TABLES: [&[Family]; 8] = [
     llama::FAMILIES,
     qwen::FAMILIES,
     gemma::FAMILIES,
     deepseek::FAMILIES,
     experts::FAMILIES,
     hybrid::FAMILIES,
+    muse::FAMILIES,
+    inkling::FAMILIES,
 ];
 
 fn families() -> impl Iterator<Item = &'static Family> {

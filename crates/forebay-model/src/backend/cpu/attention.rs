@@ -1,10 +1,13 @@
 //! The attention block: projections, append to the KV cache, attention, output projection.
 
-use forebay_compute::{Attention, AttentionRun, Cpu, GateFunction, MatmulJob, Matrix};
+use forebay_compute::{
+    Attention, AttentionRun, Cpu, GateFunction, MatmulJob, Matrix, RelativeBias,
+};
 use forebay_format::TensorType;
 use forebay_stream::{Lease, Residency};
 
 use super::backend::CpuBackend;
+use super::convolutions::Convolved;
 use super::indexer::{IndexerInputs, project_indexer};
 use super::products::{
     RowsByKind, add_bias, both_kinds, matmul_beside_reads, matrix, multiply, norm_in_place, recycle,
@@ -86,7 +89,8 @@ impl CpuBackend {
         step: &Step<'_>,
         weights: &GroupedWeights,
     ) -> Result<(), ModelError> {
-        let CpuBackend { cpu, residency, lease, ropes, scratch, positions, .. } = self;
+        let states_of = self.convolution_states(step);
+        let CpuBackend { cpu, residency, lease, states, ropes, scratch, positions, .. } = self;
         let lease = lease.as_ref().expect("the layer was entered");
         let (count, hidden) = (step.count, step.architecture.hidden);
         let head_dim = step.attention().head_dim;
@@ -104,7 +108,9 @@ impl CpuBackend {
         let k = &mut scratch.k[..count * k_rows];
         let v = &mut scratch.v[..count * v_rows];
         let ty = |of: Option<PartMatrix>| of.map_or(weights.q.ty, |of| of.ty);
-        let own = [weights.q.ty, ty(weights.k), ty(weights.v), ty(weights.gate)];
+        let of_biases = weights.relative.as_ref().map(|of| of.project);
+        let own = [weights.q, of_biases.unwrap_or(weights.q)].map(|of| of.ty);
+        let own = [own[0], ty(weights.k), ty(weights.v), ty(weights.gate), own[1]];
         let of_indexer = weights.indexer.iter().flat_map(IndexerWeights::matrices);
         let types = types_of_input(&own, of_indexer);
         scratch.input.prepare(cpu, normed, count, hidden, &types);
@@ -127,6 +133,11 @@ impl CpuBackend {
             let out = &mut scratch.output_gate[..count * gate.rows];
             multiply(cpu, residency, lease, gate, x, rows, out)?;
         }
+        let mixes = of_biases.map_or(0, |of| count * of.rows);
+        if let Some(project) = &of_biases {
+            let out = &mut scratch.relative[..mixes];
+            multiply(cpu, residency, lease, project, x, rows, out)?;
+        }
         if let (Some(indexer), Some(of)) = (&weights.indexer, attention.indexer.as_ref()) {
             let inputs = IndexerInputs {
                 normed: &scratch.input,
@@ -139,6 +150,9 @@ impl CpuBackend {
             let out = &mut scratch.indexer;
             project_indexer((cpu, residency, lease), indexer, of, inputs, out)?;
         }
+        let states = &mut states[states_of];
+        scratch.convolutions.add(cpu, step, states, Convolved::Keys, k);
+        scratch.convolutions.add(cpu, step, states, Convolved::Values, v);
         add_bias(cpu, q, weights.q_bias.as_deref());
         add_bias(cpu, k, weights.k_bias.as_deref());
         add_bias(cpu, v, weights.v_bias.as_deref());
@@ -168,6 +182,10 @@ impl CpuBackend {
             }
         }
         temper(cpu, step, positions, q, &mut scratch.row_factors);
+        if mixes > 0 {
+            let of_biases = &mut scratch.relative[..mixes];
+            temper(cpu, step, positions, of_biases, &mut scratch.row_factors);
+        }
         if norms_last {
             norm_heads(q, k);
         }
@@ -287,12 +305,23 @@ impl CpuBackend {
             table: &tables[run.table][group],
         }));
         let chosen = scratch.indexer.choose(cpu, cache, step, &runs);
-        let what = Attention { chosen, ..what };
+        let relative = match &step.layer_weights().attention {
+            AttentionWeights::Grouped(GroupedWeights { relative: Some(of), .. }) => {
+                let (mixes, rank) = (&scratch.relative[..], of.project.rows / heads);
+                Some(RelativeBias { mixes, profiles: &of.profiles, rank })
+            }
+            _ => None,
+        };
+        let what = Attention { chosen, relative, ..what };
         let q = &scratch.q[..tokens * heads * attention.head_dim];
         let attended = &mut scratch.attended[..tokens * heads * attention.value_dim];
         cpu.attention(q, cache, &what, &runs, attended);
         cpu.mix(attended, attention.mixed(cache.kind()));
         scratch.runs = recycle(runs);
+        if let AttentionWeights::Grouped(of) = &step.layer_weights().attention {
+            let epsilon = step.architecture.norm_epsilon;
+            norm_in_place(cpu, attended, of.output_norm.as_deref(), epsilon);
+        }
         // The output of latent attention becomes a sum of values later.
         if attention.latent.is_none() {
             gate_output(cpu, step, attended, &mut scratch.output_gate);
@@ -303,7 +332,8 @@ impl CpuBackend {
         if let AttentionWeights::Shared(of) = &step.layer_weights().attention {
             self.project_output_groups(step, of)?;
         }
-        let CpuBackend { cpu, residency, lease, scratch, .. } = self;
+        let states_of = self.convolution_states(step);
+        let CpuBackend { cpu, residency, lease, states, scratch, .. } = self;
         let lease = lease.as_ref().expect("the layer was entered");
         let (weights, count) = (step.layer_weights(), step.count);
         let o = weights.o.as_ref().expect("the layer has attention or is recurrent");
@@ -339,6 +369,8 @@ impl CpuBackend {
         let out = &mut scratch.block_out[..count * step.architecture.hidden];
         multiply(cpu, residency, lease, o, &scratch.input, scratch.rows.of(step), out)?;
         add_bias(cpu, out, weights.o_bias.as_deref());
+        let states = &mut states[states_of];
+        scratch.convolutions.add(cpu, step, states, Convolved::Attention, out);
         Ok(())
     }
 }
@@ -410,8 +442,8 @@ fn join_rows([a, b]: [&[f32]; 2], [first, second]: [usize; 2], rows: &mut [f32])
 fn types_of_input(
     own: &[TensorType],
     of_indexer: impl Iterator<Item = PartMatrix>,
-) -> [TensorType; 8] {
-    let mut types = [own[0]; 8];
+) -> [TensorType; 9] {
+    let mut types = [own[0]; 9];
     let all = own.iter().copied().chain(of_indexer.map(|of| of.ty));
     types.iter_mut().zip(all).for_each(|(to, ty)| *to = ty);
     types

@@ -8,13 +8,14 @@ use forebay_stream::{Lease, Residency};
 
 use super::embedding_rows::read_rows;
 use super::indexer::index_layers;
+use super::latent_experts::norm_latent;
 use super::moe::MoeStep;
 use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, multiply, norm_in_place};
 use super::scratch::{Scratch, batch_tokens};
 use super::shared_keys::entry_layers;
 use super::streams::{BlockInput, StreamRows};
 use crate::ModelError;
-use crate::arch::{self, Architecture, KvCapacity, Layer, STATES_PER_SEQUENCE};
+use crate::arch::{self, Architecture, KvCapacity, LatentNorm, Layer, STATES_PER_SEQUENCE};
 use crate::backend::{
     Backend, Batch, Begun, BlockContent, ComputeInfo, End, KvGroup, NextBlock, Restoring, Step,
     record_routing, record_rows,
@@ -191,10 +192,17 @@ impl CpuBackend {
         let hidden = step.architecture.hidden;
         let (layer, _) = step.added(block);
         let (post_norm, scale) = step.added_norm(block);
+        let gate = step.added_gate(block);
         let out = &mut self.scratch.block_out[..step.count * hidden];
-        norm_in_place(&self.cpu, out, post_norm, step.architecture.norm_epsilon);
+        if let Some(scale) = gate.and_then(|gate| gate.scale.as_deref()) {
+            self.cpu.multiply_columns(out, scale);
+        }
+        norm_in_place(&self.cpu, out, post_norm, step.architecture.post_norm_epsilon);
         let width = step.architecture.stream_width();
         let x = &mut self.scratch.x[..step.count * width];
+        if let Some(gate) = gate {
+            self.cpu.multiply_columns(x, &gate.keep);
+        }
         self.scratch.streams.add(&self.cpu, step.architecture, x, out);
         if scale != 1.0 {
             self.cpu.scale_in_place(x, scale);
@@ -357,6 +365,9 @@ impl Backend for CpuBackend {
         let width = step.architecture.stream_width();
         let rows = x.chunks_exact_mut(width).map(|row| &mut row[..hidden]);
         read_rows(&self.files, &step.weights.embedding, batch.tokens, scale, embedding_row, rows)?;
+        let norm = step.weights.embedding_norm.as_deref();
+        let rows = &mut x[..step.count * width];
+        norm_in_place(&self.cpu, rows, norm, step.architecture.norm_epsilon);
         if let Some(shape) = step.architecture.stream_shape() {
             self.cpu.spread_streams(&mut x[..step.count * width], shape);
         }
@@ -437,7 +448,9 @@ impl Backend for CpuBackend {
         let FeedForwardWeights::Dense { gate, up, down } = step.layer_weights().feed_forward else {
             unreachable!("the caller looked at the weights");
         };
-        self.gated(step, [gate, up, down])
+        self.gated(step, [gate, up, down])?;
+        self.finish_feed_forward(step);
+        Ok(())
     }
 
     fn gives_early_scores(&self) -> bool {
@@ -488,7 +501,7 @@ impl Backend for CpuBackend {
     }
 
     fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {
-        let FeedForwardWeights::Experts { router, gate, up, shared, vectors, .. } =
+        let FeedForwardWeights::Experts { router, gate, up, shared, latent, vectors, .. } =
             &step.layer_weights().feed_forward
         else {
             unreachable!("the caller looked at the weights");
@@ -500,7 +513,11 @@ impl Backend for CpuBackend {
         let out = &mut moe.scores[..count * experts.count];
         match &vectors.norms {
             None => {
-                let types = [router.ty, gate.ty, up.ty];
+                let [first, second] = match latent {
+                    Some([down, _]) => [down.ty; 2],
+                    None => [gate.ty, up.ty],
+                };
+                let types = [router.ty, first, second];
                 input.prepare(&self.cpu, &normed[..count * hidden], count, hidden, &types);
                 self.cpu.matmul(&mut both_kinds(w, input, rows.of(step), out));
             }
@@ -516,7 +533,7 @@ impl Backend for CpuBackend {
             }
         }
         add_bias(&self.cpu, out, vectors.router_bias.as_deref());
-        if shared.is_none() {
+        if shared.is_none() && latent.is_none() {
             // The dense block is no longer needed. Its slot may take the next layer while experts are computed.
             self.lease = None;
         }
@@ -528,10 +545,15 @@ impl Backend for CpuBackend {
             record_routing(moe.chosen(count, experts), routing, step.layer, layers, count);
         }
         moe.begin(step.layer, &mut self.residency)?;
+        if let Some([down, _]) = latent {
+            self.enter_expert_space(step, down, [gate.ty, up.ty]);
+        }
         if let Some(shared) = shared {
             // Runs while the missing experts are being read.
             self.gated(step, *shared)?;
-            self.lease = None;
+            if latent.is_none() {
+                self.lease = None;
+            }
             if let Some(weight) = &vectors.shared_scale {
                 let Scratch { block_out, normed, .. } = &mut self.scratch;
                 let (out, x) = (&mut block_out[..count * hidden], &normed[..count * hidden]);
@@ -562,12 +584,12 @@ impl Backend for CpuBackend {
     }
 
     fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let FeedForwardWeights::Experts { gate, up, down, shared, vectors, .. } =
+        let FeedForwardWeights::Experts { gate, up, down, shared, latent, vectors, .. } =
             &step.layer_weights().feed_forward
         else {
             unreachable!("the caller looked at the weights");
         };
-        let CpuBackend { cpu, residency, scratch, .. } = self;
+        let CpuBackend { cpu, residency, lease, scratch, .. } = self;
         let (count, hidden) = (step.count, step.architecture.hidden);
         let moe_step = MoeStep {
             experts: step.experts(),
@@ -575,8 +597,10 @@ impl Backend for CpuBackend {
             up: *up,
             down: *down,
             biases: vectors.biases.as_ref(),
+            output_norm: vectors.output_norm.as_ref(),
+            output_epsilon: step.architecture.post_norm_epsilon,
             gating: step.layer_weights().gatings.experts,
-            hidden,
+            outer: step.experts().outer_width(hidden),
             count,
             decode: step.decode,
         };
@@ -587,7 +611,19 @@ impl Backend for CpuBackend {
             Some(_) => (&mut normed[..count * hidden], Some(&mut block_out[..count * hidden])),
         };
         scratch.moe.compute(&moe_step, cpu, residency, &scratch.input)?;
-        scratch.moe.combine(&moe_step, cpu, out);
+        match latent {
+            None => scratch.moe.combine(&moe_step, cpu, out),
+            Some([_, up]) => {
+                let sums = &mut scratch.latent_experts[..count * up.cols];
+                scratch.moe.combine(&moe_step, cpu, sums);
+                norm_latent(cpu, step, LatentNorm::After, sums);
+                scratch.inner.prepare(cpu, sums, count, up.cols, &[up.ty]);
+                let lease = lease.as_ref().expect("the block holds the projection");
+                let rows = scratch.rows.of(step);
+                multiply(cpu, residency, lease, up, &scratch.inner, rows, out)?;
+            }
+        }
+        *lease = None;
         if let Some(norms) = &vectors.norms {
             cpu.rms_norm_in_place(out, &norms.output, step.architecture.norm_epsilon);
         }
@@ -597,6 +633,7 @@ impl Backend for CpuBackend {
             }
             cpu.add_assign(beside, out);
         }
+        self.finish_feed_forward(step);
         Ok(())
     }
 

@@ -2,6 +2,7 @@
 
 mod attention;
 mod backend;
+mod convolutions;
 mod delta;
 mod delta_scratch;
 mod embedding_rows;
@@ -9,6 +10,7 @@ mod embeddings;
 mod head;
 mod indexer;
 mod latent;
+mod latent_experts;
 mod moe;
 mod ngram_scratch;
 mod ngrams;

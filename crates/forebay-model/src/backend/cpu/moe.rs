@@ -25,8 +25,12 @@ pub struct MoeStep<'a> {
     pub down: PartMatrix,
     /// Biases of gate, up and down, `[experts, rows]` each.
     pub biases: Option<&'a [Vec<f32>; 3]>,
+    /// Factors of the output of every expert, and the weight of the norm after them, with the norm's epsilon.
+    pub output_norm: Option<&'a [Vec<f32>; 2]>,
+    pub output_epsilon: f32,
     pub gating: Gating,
-    pub hidden: usize,
+    /// Number of elements of an expert's input and output.
+    pub outer: usize,
     /// Number of rows in the pass, and of decode rows, which are the first.
     pub count: usize,
     pub decode: usize,
@@ -51,7 +55,7 @@ pub struct MoeScratch {
     predicted_ids: Vec<u32>,
     prediction_weights: Vec<f32>,
     predictions: Vec<ExpertIndex>,
-    /// Outputs of pairs in the order computed `[pairs, hidden]`, and each pair's row.
+    /// Outputs of pairs in the order computed `[pairs, outer width]`, and each pair's row.
     outputs: Vec<f32>,
     row_of_pair: Vec<u32>,
     gate: Vec<f32>,
@@ -80,7 +84,7 @@ impl MoeScratch {
             predicted_ids: vec![0; architecture.experts_per_token()],
             prediction_weights: vec![0.0; architecture.experts_per_token()],
             predictions: Vec::with_capacity(architecture.experts_per_token()),
-            outputs: vec![0.0; size.pairs * architecture.hidden],
+            outputs: vec![0.0; size.pairs * size.outer],
             row_of_pair: vec![0; size.pairs],
             gate: vec![0.0; size.group_pairs * size.width],
             up: vec![0.0; size.group_pairs * size.width],
@@ -96,7 +100,7 @@ impl MoeScratch {
     pub fn bytes(architecture: &Architecture, batch: usize) -> u64 {
         let size = Sizes::of(architecture, batch);
         let floats = batch * size.experts
-            + size.pairs * (architecture.hidden + 5)
+            + size.pairs * (size.outer + 5)
             + size.group_pairs * (size.width * 2 + size.width * 5 / 8 + 1);
         4 * floats as u64
     }
@@ -324,15 +328,15 @@ impl MoeScratch {
             false => cpu.activate_in_place(step.gating, inner),
         }
         self.inner.prepare(cpu, inner, group.pairs, width, &[step.down.ty]);
-        let first = group.first_row * step.hidden;
-        let mut left = &mut self.outputs[first..first + group.pairs * step.hidden];
+        let first = group.first_row * step.outer;
+        let mut left = &mut self.outputs[first..first + group.pairs * step.outer];
         let mut jobs = recycle(jobs);
         let mut inner_row = 0;
         for (expert, lease) in group.leases {
             let expert = expert.0 as usize;
             let range = self.starts[expert]..self.starts[expert + 1];
             let count = range.len();
-            let (out, rest) = left.split_at_mut(count * step.hidden);
+            let (out, rest) = left.split_at_mut(count * step.outer);
             left = rest;
             let rows = &self.rows[inner_row..inner_row + count];
             let of_decode = decode_pairs(&self.pair_tokens[range], step.decode);
@@ -345,6 +349,11 @@ impl MoeScratch {
         matmul_beside_reads(cpu, residency, &mut jobs)?;
         self.jobs = recycle(jobs);
         self.add_biases(step, cpu, group, [2]);
+        if let Some([factors, norm]) = step.output_norm {
+            let outputs = &mut self.outputs[first..first + group.pairs * step.outer];
+            cpu.multiply_columns(outputs, factors);
+            cpu.rms_norm_in_place(outputs, norm, step.output_epsilon);
+        }
         Ok(())
     }
 
@@ -361,7 +370,7 @@ impl MoeScratch {
             let (rows, first, width) = match part {
                 0 => (&mut self.gate, 0, step.experts.width),
                 1 => (&mut self.up, 0, step.experts.width),
-                _ => (&mut self.outputs, group.first_row, step.hidden),
+                _ => (&mut self.outputs, group.first_row, step.outer),
             };
             let mut left = &mut rows[first * width..(first + group.pairs) * width];
             for (expert, _) in group.leases {
@@ -374,13 +383,13 @@ impl MoeScratch {
         }
     }
 
-    /// Adds up every token's weighted expert outputs in slot order, into `out` `[tokens, hidden]`.
+    /// Adds up every token's weighted expert outputs in slot order, into `out` `[tokens, outer width]`.
     pub fn combine(&self, step: &MoeStep<'_>, cpu: &Cpu, out: &mut [f32]) {
         let pairs = step.count * step.experts.used;
         out.fill(0.0);
         let rows = &self.row_of_pair[..pairs];
         let weights = &self.weights[..pairs];
-        cpu.combine_experts(out, step.hidden, step.experts.used, weights, &self.outputs, rows);
+        cpu.combine_experts(out, step.outer, step.experts.used, weights, &self.outputs, rows);
     }
 }
 
@@ -401,6 +410,8 @@ struct Group<'a> {
 struct Sizes {
     experts: usize,
     width: usize,
+    /// Number of elements of an expert's input and output.
+    outer: usize,
     pairs: usize,
     group_pairs: usize,
 }
@@ -410,10 +421,12 @@ impl Sizes {
         let layers = || architecture.expert_layers();
         let experts = layers().map(|experts| experts.count).max().unwrap_or(0);
         let width = layers().map(|experts| experts.width).max().unwrap_or(0);
+        let outer = layers().map(|experts| experts.outer_width(architecture.hidden)).max();
+        let outer = outer.unwrap_or(0);
         let pairs = batch * architecture.experts_per_token();
         let fitting = GROUP_BYTES / (8 * width.max(1));
         // One expert may be chosen by every token of the batch.
         let group_pairs = fitting.max(batch).min(pairs);
-        Sizes { experts, width, pairs, group_pairs }
+        Sizes { experts, width, outer, pairs, group_pairs }
     }
 }

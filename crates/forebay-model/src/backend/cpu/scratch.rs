@@ -1,5 +1,6 @@
 //! Activations of one batch on the CPU, reserved at start.
 
+use super::convolutions::ConvolutionScratch;
 use super::delta_scratch::DeltaScratch;
 use super::indexer::IndexerScratch;
 use super::latent::LatentScratch;
@@ -53,6 +54,11 @@ pub struct Scratch {
     /// such gates.
     pub q_and_gate: Vec<f32>,
     pub output_gate: Vec<f32>,
+    /// How much of each profile of biases the query heads take `[tokens, heads, rank]`; empty without such biases.
+    pub relative: Vec<f32>,
+    pub convolutions: ConvolutionScratch,
+    /// Inputs and summed outputs of experts in their space `[tokens, width]`; empty if they have none.
+    pub latent_experts: Vec<f32>,
     pub latent: LatentScratch,
     pub indexer: IndexerScratch,
     pub shared_keys: SharedKeyScratch,
@@ -105,6 +111,9 @@ impl Scratch {
                 _ => 0,
             }),
             output_gate: floats(gate_width(architecture)),
+            relative: floats(relative_width(architecture)),
+            convolutions: ConvolutionScratch::reserve(architecture, batch),
+            latent_experts: floats(latent_width(architecture)),
             delta: DeltaScratch::reserve(architecture, weights, batch),
             latent: LatentScratch::reserve(architecture.latent(), batch),
             indexer: IndexerScratch::reserve(architecture.indexer(), context, batch),
@@ -142,7 +151,10 @@ impl Scratch {
         let recurrent = DeltaScratch::floats_per_token(architecture)
             + NGramScratch::floats_per_token(architecture)
             + attended;
-        let gate = 3 * gate_width(architecture);
+        let gate = 3 * gate_width(architecture)
+            + relative_width(architecture)
+            + ConvolutionScratch::floats_per_token(architecture)
+            + latent_width(architecture);
         let streams = architecture.stream_width() + StreamScratch::floats_per_token(architecture);
         1 + streams + joined_width(architecture) + 2 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate + of_layers
             // Quantised activations take one byte per value in each of two forms, and scales.
@@ -154,6 +166,17 @@ impl Scratch {
 fn inner_width(architecture: &Architecture) -> usize {
     let of_layer = architecture.layer_embeddings.map_or(0, |of| of.width);
     architecture.dense_width().max(architecture.shared_width()).max(of_layer)
+}
+
+/// Returns the width of the space of experts; 0 if they have none.
+fn latent_width(architecture: &Architecture) -> usize {
+    let widths = architecture.expert_layers().filter_map(|experts| experts.latent);
+    widths.map(|latent| latent.width).max().unwrap_or(0)
+}
+
+/// Returns the number of elements of a token's mixes of profiles; 0 if scores have no biases by distance.
+fn relative_width(architecture: &Architecture) -> usize {
+    architecture.most_of_attentions(|of| of.relative.map_or(0, |relative| of.heads * relative.rank))
 }
 
 /// Returns the number of elements of a token's embeddings for all layers; 0 if there are none.

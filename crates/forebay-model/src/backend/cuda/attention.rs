@@ -1,6 +1,6 @@
 //! The attention block: projections, KV cache writes, attention, output projection.
 
-use forebay_compute::{GateFunction, RopeLayout, Temperature};
+use forebay_compute::{GateFunction, Growth, RopeLayout, Temperature};
 use forebay_cuda::{
     Added, Attention, AttentionInputs, AttentionScratch, Columns, DevicePtr, HeadGates, HeadInput,
     Norm, Normed, PassRows, Rotation, converts_outputs, takes_inputs,
@@ -172,7 +172,8 @@ impl CudaBackend {
         let Some(temperature) = step.architecture.temperature.filter(|_| is_tempered) else {
             return Ok(());
         };
-        let Temperature { rate, step: length, first } = temperature;
+        let Temperature { rate, step: length, first, growth } = temperature;
+        assert_eq!(growth, Growth::WholeSteps, "the plan refuses others");
         let (q, positions) = (self.float(self.at().q), self.pass_rows(step).positions);
         let width = step.attention().heads * step.attention().head_dim;
         Ok(self.gpu.temper_rows(q, positions, (rate, length, first), step.count, width)?)

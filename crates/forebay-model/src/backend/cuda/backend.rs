@@ -261,7 +261,7 @@ impl CudaBackend {
         let norm = Norm {
             weight: self.vectors().offset(weight),
             width: step.architecture.hidden,
-            epsilon: step.architecture.norm_epsilon,
+            epsilon: step.architecture.post_norm_epsilon,
         };
         let (rows, more) = match added {
             Added::Nothing => return Ok(added),

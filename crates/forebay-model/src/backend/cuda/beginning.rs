@@ -1,7 +1,7 @@
 //! Start of a batch on a GPU. If VRAM has no room for the embedding table, the tokens' rows are read from the file.
 
 use forebay_compute::RowKind;
-use forebay_cuda::{DeltaRuns, EmbeddingTable, NO_STATE, PromptRun};
+use forebay_cuda::{Added, DeltaRuns, EmbeddingTable, NO_STATE, Norm, Normed, PromptRun};
 
 use super::backend::CudaBackend;
 use super::exchange::KvPlace;
@@ -80,7 +80,7 @@ impl CudaBackend {
         match resumes {
             true => self.copy_stream(step, self.at().paused, self.at().x)?,
             false if step.architecture.streams.is_some() => self.embed_streams(step)?,
-            false => self.embed(step, self.at().x)?,
+            false => self.embed_normed(step)?,
         }
         if forks {
             self.lanes.fork(&self.gpu)?;
@@ -103,6 +103,19 @@ impl CudaBackend {
         step.count > 1
             && !self.products().takes_matvec(step.kind())
             && step.architecture.attentions.iter().any(has_heads)
+    }
+
+    /// Queues the embeddings of the rows' tokens, normed if the model norms them.
+    fn embed_normed(&self, step: &Step<'_>) -> Result<(), ModelError> {
+        self.embed(step, self.at().x)?;
+        let Some(weight) = self.plan.vectors.embedding_norm else { return Ok(()) };
+        let norm = Norm {
+            weight: self.vectors().offset(weight),
+            width: step.architecture.hidden,
+            epsilon: step.architecture.norm_epsilon,
+        };
+        let x = self.float(self.at().x);
+        Ok(self.gpu.rms_norm(x, Added::Nothing, &norm, Normed::plain(x), step.count, None)?)
     }
 
     pub(super) fn embed(&self, step: &Step<'_>, to: u64) -> Result<(), ModelError> {

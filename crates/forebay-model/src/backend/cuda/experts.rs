@@ -145,7 +145,8 @@ impl CudaBackend {
         let output = self.norm_of(step, norms.output);
         let plain = Normed::plain(out);
         gpu.rms_norm(out, Added::Experts(experts), &output, plain, rows, None)?;
-        let sum = self.norm_of(step, norms.sum);
+        let epsilon = step.architecture.post_norm_epsilon;
+        let sum = Norm { epsilon, ..self.norm_of(step, norms.sum) };
         if shared.is_null() {
             gpu.rms_norm(out, Added::Nothing, &sum, plain, rows, None)?;
         } else {

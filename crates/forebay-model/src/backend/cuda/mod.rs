@@ -40,6 +40,7 @@ mod plan;
 mod prediction;
 mod prediction_layout;
 mod products;
+mod refusals;
 mod relayout;
 mod relayout_kernels;
 mod resume;

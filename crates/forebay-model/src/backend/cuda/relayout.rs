@@ -114,7 +114,10 @@ fn run(
                 gpu.transpose(&matrices, from[extent], made, rows * cols)?;
                 made.offset(parts * step.part_bytes(0))
             }
-            Step::Copy { .. } | Step::Quantized { .. } | Step::QuantizedHeads { .. } => {
+            Step::Turns { .. }
+            | Step::Copy { .. }
+            | Step::Quantized { .. }
+            | Step::QuantizedHeads { .. } => {
                 unreachable!("these steps have no kernel")
             }
         };

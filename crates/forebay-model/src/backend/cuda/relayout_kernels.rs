@@ -17,6 +17,9 @@ pub fn has_kernel(step: &Step) -> bool {
     match *step {
         Step::Mxfp4 { .. } | Step::Transposed { .. } => true,
         Step::Heads { ty, .. } => Step::transposed(ty) == ty,
-        Step::Copy { .. } | Step::Quantized { .. } | Step::QuantizedHeads { .. } => false,
+        Step::Turns { .. }
+        | Step::Copy { .. }
+        | Step::Quantized { .. }
+        | Step::QuantizedHeads { .. } => false,
     }
 }

@@ -116,6 +116,8 @@ pub struct DeltaVectors {
 pub struct Vectors {
     pub floats: Vec<f32>,
     pub layers: Vec<LayerVectors>,
+    /// Norm of embeddings, if they are normed.
+    pub embedding_norm: Option<usize>,
     /// Norm before the output projection, if there is one.
     pub final_norm: Option<usize>,
     /// Norms of the predicting layer, if there is one.
@@ -140,6 +142,7 @@ impl Vectors {
             let of = vectors.layer(layer);
             vectors.layers.push(of);
         }
+        vectors.embedding_norm = vectors.optional(&weights.embedding_norm);
         vectors.final_norm = vectors.optional(&weights.final_norm);
         vectors.mtp = weights.mtp.as_ref().map(|of| MtpVectors {
             embedding_norm: vectors.append(&of.embedding_norm),

@@ -1,0 +1,93 @@
+//! Short convolutions of keys, values and the outputs of blocks.
+
+use std::ops::Range;
+
+use forebay_compute::{Cpu, ShortConvolution, StateRun};
+
+use super::backend::CpuBackend;
+use crate::arch::Architecture;
+use crate::backend::Step;
+
+/// What a layer's short convolutions are added to, in the order of their states and weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Convolved {
+    Keys,
+    Values,
+    Attention,
+    FeedForward,
+}
+
+/// Buffers of the convolutions. They are empty for models without them.
+pub struct ConvolutionScratch {
+    /// A copy of the rows `[tokens, channels]`.
+    inputs: Vec<f32>,
+    /// Always empty between calls; kept for its memory.
+    runs: Vec<StateRun>,
+}
+
+impl ConvolutionScratch {
+    pub fn reserve(architecture: &Architecture, batch: usize) -> ConvolutionScratch {
+        let inputs = vec![0.0; batch * ConvolutionScratch::floats_per_token(architecture)];
+        ConvolutionScratch { inputs, runs: Vec::new() }
+    }
+
+    /// Returns the number of floats for one token of a batch.
+    pub fn floats_per_token(architecture: &Architecture) -> usize {
+        let layers = 0..architecture.convolutions.map_or(0, |_| architecture.layers.len());
+        layers.flat_map(|layer| architecture.convolved(layer)).max().unwrap_or(0)
+    }
+
+    /// Adds a convolution of the layer to its rows `x`, if the layer has convolutions. `states` are those of the layer
+    /// ([`CpuBackend::convolution_states`]).
+    pub fn add(
+        &mut self,
+        cpu: &Cpu,
+        step: &Step<'_>,
+        states: &mut [f32],
+        which: Convolved,
+        x: &mut [f32],
+    ) {
+        let Some(all) = &step.layer_weights().convolutions else { return };
+        let widths = step.architecture.convolved(step.layer);
+        let number = which as usize;
+        let of = ShortConvolution { weights: &all[number], channels: widths[number] };
+        let floats = |number: usize| {
+            ShortConvolution { weights: &all[number], channels: widths[number] }.state_floats()
+        };
+        let (before, whole) =
+            ((0..number).map(floats).sum::<usize>(), (0..4).map(floats).sum::<usize>());
+        let place = |place: usize| place * whole + before;
+        let mut runs = std::mem::take(&mut self.runs);
+        runs.extend(step.runs.iter().zip(step.states).map(|(run, places)| StateRun {
+            tokens: run.count,
+            from: places.from.map(place),
+            to: place(places.to),
+        }));
+        cpu.add_short_convolution(&of, &runs, states, &mut self.inputs, x);
+        runs.clear();
+        self.runs = runs;
+    }
+}
+
+impl CpuBackend {
+    /// Returns where the states of the layer's convolutions are; nowhere if it has none.
+    pub(super) fn convolution_states(&self, step: &Step<'_>) -> Range<usize> {
+        match step.architecture.convolutions {
+            Some(_) => self.states_of(step.architecture.convolution_part(step.layer)),
+            None => 0..0,
+        }
+    }
+
+    /// Multiplies the output of the layer's feed-forward by its factor, and adds its convolution.
+    pub(super) fn finish_feed_forward(&mut self, step: &Step<'_>) {
+        let states_of = self.convolution_states(step);
+        let CpuBackend { cpu, states, scratch, .. } = self;
+        let out = &mut scratch.block_out[..step.count * step.architecture.hidden];
+        let scale = step.layer_weights().feed_forward_scale;
+        if scale != 1.0 {
+            cpu.scale_in_place(out, scale);
+        }
+        let states = &mut states[states_of];
+        scratch.convolutions.add(cpu, step, states, Convolved::FeedForward, out);
+    }
+}
