@@ -1,6 +1,6 @@
 //! The Muse models.
 
-use forebay_compute::{GateFunction, Scoring};
+use forebay_compute::{GateFunction, RopeLayout, Scoring};
 
 use super::super::architecture::{EmbeddingNorm, NormLayout, OutputGate, QkNorm};
 use super::super::family::{
@@ -24,6 +24,7 @@ const MUSE: Family = Family {
         ..Attention::BASE
     },
     rotation: Rotation {
+        gguf: RopeLayout::Interleaved,
         theta: BASE,
         unrotated: Some(Unrotated::ByBase(Bases { period: PERIOD, usual: BASE })),
         ..Rotation::BASE
