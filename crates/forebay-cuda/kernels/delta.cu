@@ -2,18 +2,10 @@
 // Linear") and Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"). Tokens are computed one after another in one fixed order, so
 // the bits of a token do not depend on where its sequence is cut, or on other sequences.
 // KEY_DIM is the most elements of a key.
-#include "gating.cuh"
 #include "pipeline.cuh"
+#include "recurrent.cuh"
 #include "reduce.cuh"
 #include "state_runs.cuh"
-
-// A product of some row length, and its columns: the first one of key head 0, and the distance to the next key head.
-#define PRODUCT(name) const float *name, int name##_row, int name##_first, int name##_step
-
-// ln(1 + e^x)
-__device__ __forceinline__ float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
-
-__device__ __forceinline__ float silu(float x) { return times_logistic(x, x); }
 
 // Computes the convolution over the last `seen` tokens and its activation: mixed [rows, channels]. Channels are the
 // queries and keys of all key heads, then the values of all value heads; `values` is the number of elements of the values
@@ -433,8 +425,8 @@ extern "C" __global__ void __launch_bounds__(128)
     for (int i = lane; i < value_dim; i += 32) own[i] = gated_output(own[i], factor, norm[i], gates[i], sigmoid_gate);
 }
 
-// Multiplies outputs [rows, groups, width] by the activated gate, then norms each group. `values` is the number of elements of
-// the gate that one key head serves. Grid (groups, rows).
+// Multiplies outputs [rows, groups, width] by the activated gate, then norms each group unless `norm` is null. `values` is the number
+// of elements of the gate that one key head serves. Grid (groups, rows).
 extern "C" __global__ void __launch_bounds__(256)
     mamba2_norm(PRODUCT(z), int values, int width, const float *norm, float epsilon, float *out) {
     wait_for_previous();
@@ -449,6 +441,7 @@ extern "C" __global__ void __launch_bounds__(256)
         own[i] = x;
         square = __fmaf_rn(x, x, square);
     }
+    if (!norm) return;
     const float scale = 1.0f / sqrtf(block_sum(square, sums) / (float)width + epsilon);
     for (int i = threadIdx.x; i < width; i += blockDim.x) own[i] = own[i] * scale * norm[first + i];
 }

@@ -12,6 +12,23 @@ extern "C" __global__ void __launch_bounds__(256)
     for (size_t row = blockIdx.y; row < (size_t)rows; row += gridDim.y) x[row * width + i] += bias[i];
 }
 
+// x [rows, width] *= factors [width]. The grid's second dimension counts rows.
+extern "C" __global__ void __launch_bounds__(256)
+    multiply_columns(float *x, const float *factors, int width, int rows) {
+    wait_for_previous();
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= width) return;
+    const float factor = factors[i];
+    for (size_t row = blockIdx.y; row < (size_t)rows; row += gridDim.y) x[row * width + i] = __fmul_rn(x[row * width + i], factor);
+}
+
+// x += factor * y, count elements.
+extern "C" __global__ void __launch_bounds__(256) add_scaled(float *x, const float *y, u64 count, float factor) {
+    wait_for_previous();
+    const u64 i = (u64)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count) x[i] = __fadd_rn(x[i], __fmul_rn(factor, y[i]));
+}
+
 // out [rows, width] = gating(gate, up); `out` may be `gate`. If `ids` is not null, row r belongs to expert
 // ids[pairs[r]], or ids[r] if `pairs` is null, and its biases [experts, width] are added first. If `ids` is null, the
 // launcher passes all rows as one, so that quads of elements are aligned for any width. With `ids`, quads are aligned

@@ -58,6 +58,10 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
             format!("outputs times {scale} before they are added to the stream"),
         );
     }
+    if architecture.feed_forward_input_scale != 1.0 {
+        let scale = architecture.feed_forward_input_scale;
+        add("scaled feed-forwards", format!("inputs times {scale}"));
+    }
     if architecture.logit_scale != 1.0 {
         add("scaled logits", format!("times {}", architecture.logit_scale));
     }
@@ -233,6 +237,7 @@ fn recurrent(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
         StateRule::GatedDelta => "gated DeltaNet",
         StateRule::KimiDelta => "Kimi Delta Attention",
         StateRule::Mamba2 => "Mamba-2",
+        StateRule::Mamba => "Mamba",
         StateRule::ShortConvolution => "gated short convolutions",
     };
     let kept = shape.convolution - 1;
@@ -240,15 +245,22 @@ fn recurrent(architecture: &Architecture, add: &mut impl FnMut(&'static str, Str
         StateRule::ShortConvolution => {
             format!("the last {kept} inputs of a convolution over {} channels", shape.channels())
         }
+        StateRule::Mamba => format!(
+            "a state of {} numbers for each of {} values and the last {kept} inputs of a convolution",
+            shape.key_dim, shape.value_dim
+        ),
         _ => format!(
             "a state of {} heads of {} x {} numbers and the last {kept} inputs of a convolution",
             shape.value_heads, shape.key_dim, shape.value_dim
         ),
     };
+    let beside =
+        architecture.layers.iter().any(|layer| layer.mixer.attends() && layer.mixer.recurs());
+    let instead = if beside { "have beside attention" } else { "keep no keys and values, but" };
     add(
         name,
         format!(
-            "{} of {} layers keep no keys and values, but {state}: {:.1} MB for a sequence of any length",
+            "{} of {} layers {instead} {state}: {:.1} MB for a sequence of any length",
             architecture.recurrent_layers(),
             architecture.layers.len(),
             architecture.state_bytes() as f64 / 1e6

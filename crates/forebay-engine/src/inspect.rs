@@ -251,12 +251,13 @@ pub fn block_kind(tensor: &TensorInfo) -> &'static str {
         || has("block_sparse_moe.gate")
     {
         "router"
-    } else if has("attn") || has(".ssm_") {
+    } else if has("attn") || has(".ssm_") || has(".mamba.") {
         "attention"
     } else if has("ffn")
         || has("ffw")
         || has("feedforward")
         || has("feed_forward")
+        || has("pre_ff_layernorm")
         || has("mlp")
         || has("post_attention")
     {

@@ -34,6 +34,23 @@ impl Cpu {
         });
     }
 
+    /// Multiplies every row of `x` `[rows, factors.len()]` by `factors`, column by column.
+    ///
+    /// # Panics
+    /// Panics if `factors` is empty or `x` is no whole number of rows.
+    pub fn multiply_columns(&self, x: &mut [f32], factors: &[f32]) {
+        assert!(
+            !factors.is_empty() && x.len().is_multiple_of(factors.len()),
+            "multiply_columns: no whole rows"
+        );
+        let share = share(x.len(), factors.len());
+        self.pool.for_each_chunk_mut(x, share, |_, _, x| {
+            for row in x.chunks_exact_mut(factors.len()) {
+                row.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
+            }
+        });
+    }
+
     /// Multiplies all elements of `x` by `factor`.
     pub fn scale_in_place(&self, x: &mut [f32], factor: f32) {
         let share = share(x.len(), 1);
@@ -205,6 +222,9 @@ mod tests {
             let mut rows = vec![1.0; 100 * 300];
             cpu.add_bias_rows(&mut rows, &bias);
             assert!(rows.iter().zip(bias.iter().cycle()).all(|(&x, &b)| x == 1.0 + b));
+            rows.fill(3.0);
+            cpu.multiply_columns(&mut rows, &bias);
+            assert!(rows.iter().zip(bias.iter().cycle()).all(|(&x, &b)| x == 3.0 * b));
         }
     }
 

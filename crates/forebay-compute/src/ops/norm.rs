@@ -40,22 +40,30 @@ impl Cpu {
         });
     }
 
-    /// Normalises the first `weight.len()` elements of every row of `x` `[rows, row]` in place, as
+    /// Normalises `weight.len()` elements from column `first` on of every row of `x` `[rows, row]` in place, as
     /// [`Cpu::rms_norm_in_place`] does. The rest of each row is unchanged. The latent part of
-    /// DeepSeek's key rows needs this.
+    /// DeepSeek's key rows needs this, and so do the parts of Jamba's compressed rows.
     ///
     /// # Panics
-    /// Panics if `weight` is empty or longer than a row, or `x` is no whole number of rows.
-    pub fn rms_norm_leading(&self, x: &mut [f32], row: usize, weight: &[f32], eps: f32) {
+    /// Panics if `weight` is empty, the elements are not in a row, or `x` is no whole number of rows.
+    pub fn rms_norm_columns(
+        &self,
+        x: &mut [f32],
+        row: usize,
+        first: usize,
+        weight: &[f32],
+        eps: f32,
+    ) {
+        let is_inside = first <= row && weight.len() <= row - first;
         assert!(
-            !weight.is_empty() && weight.len() <= row && x.len().is_multiple_of(row),
-            "rms_norm: {} of {row} elements, no whole rows",
+            !weight.is_empty() && is_inside && x.len().is_multiple_of(row),
+            "rms_norm: {} of {row} elements from {first} on, no whole rows",
             weight.len()
         );
         let share = share(x.len(), row);
         self.pool.for_each_chunk_mut(x, share, |_, _, x| {
             for x in x.chunks_exact_mut(row) {
-                norm_row(self, &mut x[..weight.len()], weight, eps);
+                norm_row(self, &mut x[first..][..weight.len()], weight, eps);
             }
         });
     }
@@ -150,16 +158,18 @@ mod tests {
     }
 
     #[test]
-    fn a_norm_of_the_leading_part_leaves_the_rest() {
+    fn a_norm_of_some_columns_leaves_the_rest() {
         for cpu in cpus() {
-            for (rows, row, n) in [(1, 9, 9), (3, 20, 12), (70, 576, 512)] {
+            for (rows, row, first, n) in
+                [(1, 9, 0, 9), (3, 20, 0, 12), (70, 576, 0, 512), (5, 36, 4, 16), (2, 7, 6, 1)]
+            {
                 let (x, weight) = (random(5, rows * row), random(6, n));
                 let mut out = x.clone();
-                cpu.rms_norm_leading(&mut out, row, &weight, 1e-6);
+                cpu.rms_norm_columns(&mut out, row, first, &weight, 1e-6);
                 for (x, out) in x.chunks(row).zip(out.chunks(row)) {
-                    let mut leading = x[..n].to_vec();
-                    cpu.rms_norm_in_place(&mut leading, &weight, 1e-6);
-                    assert_eq!((&leading[..], &x[n..]), out.split_at(n));
+                    let mut expected = x.to_vec();
+                    cpu.rms_norm_in_place(&mut expected[first..first + n], &weight, 1e-6);
+                    assert_eq!(expected, out);
                 }
             }
         }

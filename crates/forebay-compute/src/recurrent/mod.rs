@@ -5,6 +5,7 @@
 //! sequence is cut into calls, or on other sequences.
 
 mod kernels;
+mod selective;
 mod shape;
 mod steps;
 #[cfg(test)]
@@ -77,11 +78,11 @@ pub struct DeltaVectors<'a> {
     pub convolution: &'a [f32],
     /// Bias of the convolution `[channels]`.
     pub convolution_bias: Option<&'a [f32]>,
-    /// Rate of decay of each value head, at most 0.
+    /// Rate of decay of each value head, at most 0. With [`DeltaRule::Mamba`], `[values, key_dim]`.
     pub decay: &'a [f32],
-    /// Numbers that are added to the steps `[value_heads, decay_width]`.
+    /// Numbers that are added to the steps `[value_heads, decay_width]`. With [`DeltaRule::Mamba`], one for each value.
     pub step: &'a [f32],
-    /// Factor for each value head's values, which are added to its output.
+    /// Factor for each value head's values, which are added to its output. With [`DeltaRule::Mamba`], one for each value.
     pub skip: Option<&'a [f32]>,
     /// Weight of the norm of the outputs, of [`DeltaShape::norm_weights`] elements.
     pub norm: &'a [f32],
@@ -104,7 +105,7 @@ impl Cpu {
     /// [`DeltaShape::scratch_floats`] for each token.
     ///
     /// # Panics
-    /// Panics if a length does not fit the shape, or if two states overlap.
+    /// Panics if a length does not fit the shape, if two states overlap, or with [`DeltaRule::Mamba`], which takes two calls.
     #[expect(
         clippy::too_many_arguments,
         reason = "inputs, weights, states and outputs of one step"
@@ -120,6 +121,7 @@ impl Cpu {
         out: &mut [f32],
     ) {
         shape.check();
+        assert!(shape.rule != DeltaRule::Mamba, "gated_delta: {shape:?}");
         if shape.rule == DeltaRule::ShortConvolution {
             return self.short_convolution(shape, weights, inputs, runs, states, scratch, out);
         }
@@ -221,7 +223,7 @@ impl Cpu {
                     };
                     dispatch(self, kernel);
                 });
-                if matches!(shape.rule, DeltaRule::Mamba2 | DeltaRule::ShortConvolution) {
+                if !shape.norms_keys() {
                     return;
                 }
                 let (q, rest) = row.split_at_mut(shape.key_heads * shape.key_dim);
@@ -298,7 +300,7 @@ impl Cpu {
                 }
                 share[0] = match shape.rule {
                     DeltaRule::Mamba2 => step,
-                    DeltaRule::GatedDelta | DeltaRule::KimiDelta | DeltaRule::ShortConvolution => {
+                    _ => {
                         let b = inputs.b.of(token);
                         logistic(b[inputs.columns.b.of_value_head(shape, head, 1)])
                     }
@@ -327,7 +329,7 @@ impl Cpu {
                 let gate = &z[inputs.columns.z.of_value_head(shape, head, dim)..][..dim];
                 dispatch(self, GateRow { out, gate, sigmoid });
             }
-            if !norms_first {
+            if !norms_first && shape.norm_width > 0 {
                 let groups = row.chunks_exact_mut(shape.norm_width);
                 for (group, weight) in groups.zip(weights.norm.chunks_exact(shape.norm_width)) {
                     norm_row(self, group, weight, weights.epsilon);
@@ -372,7 +374,7 @@ fn history_segments<'a>(
     inputs: &DeltaInputs<'a>,
     mut f: impl FnMut(Segment<'a>),
 ) {
-    let DeltaShape { key_heads, key_dim, .. } = *shape;
+    let (key_heads, key_dim) = (shape.key_heads, shape.mixed_key_dim());
     let DeltaColumns { q, k, v, .. } = inputs.columns;
     let values = shape.values_per_key() * shape.value_dim;
     let keys = key_heads * key_dim;

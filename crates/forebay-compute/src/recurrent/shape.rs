@@ -15,6 +15,10 @@ pub enum DeltaRule {
     /// Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"): the state decays by one factor, and the value is added to it, times
     /// the length of the step. The output is multiplied by `silu(z)`, then normed.
     Mamba2,
+    /// Mamba (Gu and Dao 2023, "Mamba: Linear-Time Sequence Modeling with Selective State Spaces"), whose heads are its values:
+    /// every value has a state of `key_dim` numbers, of which each decays by its own rate. Values alone pass through the
+    /// convolution, and steps, keys and queries are products of what comes out ([`Cpu::selective_scan`](crate::Cpu::selective_scan)).
+    Mamba,
     /// A gated short convolution (LFM2), which has no keys and no state matrices: the values are multiplied by `b`, mixed by the
     /// convolution without an activation, and multiplied by `z`.
     ShortConvolution,
@@ -36,7 +40,7 @@ pub struct DeltaShape {
     /// True if value head `j` uses key head `j % key_heads`, otherwise consecutive value heads share one.
     pub tiled: bool,
     /// Number of elements of the output that are normed together: `value_dim`, or with [`DeltaRule::Mamba2`] those of several
-    /// heads.
+    /// heads, or 0 if outputs are not normed. Not read with [`DeltaRule::Mamba`], which has no such norm.
     pub norm_width: usize,
     /// True if the sigmoid of `z` gates the output, and not `silu(z)`. Read with [`DeltaRule::GatedDelta`] and
     /// [`DeltaRule::KimiDelta`] only.
@@ -50,7 +54,12 @@ pub struct DeltaShape {
 impl DeltaShape {
     /// Returns the number of channels of the convolution: queries, keys, values.
     pub fn channels(&self) -> usize {
-        2 * self.key_heads * self.key_dim + self.value_width()
+        2 * self.key_heads * self.mixed_key_dim() + self.value_width()
+    }
+
+    /// Returns the number of elements of a key that pass through the convolution.
+    pub(super) fn mixed_key_dim(&self) -> usize {
+        if self.rule == DeltaRule::Mamba { 0 } else { self.key_dim }
     }
 
     /// Returns the number of elements of a token's output.
@@ -60,15 +69,18 @@ impl DeltaShape {
 
     /// Returns the number of factors by which a head's state decays.
     pub fn decay_width(&self) -> usize {
-        if self.rule == DeltaRule::KimiDelta { self.key_dim } else { 1 }
+        match self.rule {
+            DeltaRule::KimiDelta | DeltaRule::Mamba => self.key_dim,
+            DeltaRule::GatedDelta | DeltaRule::Mamba2 | DeltaRule::ShortConvolution => 1,
+        }
     }
 
     /// Returns the number of weights of the norm of the outputs. Norms of a single head share them.
     pub fn norm_weights(&self) -> usize {
         match self.rule {
             DeltaRule::GatedDelta | DeltaRule::KimiDelta => self.value_dim,
-            DeltaRule::Mamba2 => self.value_width(),
-            DeltaRule::ShortConvolution => 0,
+            DeltaRule::Mamba2 if self.norm_width > 0 => self.value_width(),
+            DeltaRule::Mamba2 | DeltaRule::Mamba | DeltaRule::ShortConvolution => 0,
         }
     }
 
@@ -81,9 +93,14 @@ impl DeltaShape {
     /// Returns the number of floats of a token in the buffer that [`Cpu::gated_delta`](crate::Cpu::gated_delta) needs.
     pub fn scratch_floats(&self) -> usize {
         match self.rule {
-            DeltaRule::ShortConvolution => self.channels(),
+            DeltaRule::Mamba | DeltaRule::ShortConvolution => self.channels(),
             _ => self.channels() + self.value_heads * (self.decay_width() + 1),
         }
+    }
+
+    /// Returns true if queries and keys are divided by their lengths.
+    pub(super) fn norms_keys(&self) -> bool {
+        matches!(self.rule, DeltaRule::GatedDelta | DeltaRule::KimiDelta)
     }
 
     pub(super) fn tail_floats(&self) -> usize {
@@ -107,10 +124,10 @@ impl DeltaShape {
         let heads = self.key_heads > 0 && self.value_heads.is_multiple_of(self.key_heads);
         let norms = match self.rule {
             DeltaRule::Mamba2 => {
-                self.norm_width > 0 && self.value_width().is_multiple_of(self.norm_width)
+                self.norm_width == 0 || self.value_width().is_multiple_of(self.norm_width)
             }
             DeltaRule::GatedDelta | DeltaRule::KimiDelta => self.norm_width == self.value_dim,
-            DeltaRule::ShortConvolution => true,
+            DeltaRule::Mamba | DeltaRule::ShortConvolution => true,
         };
         let fits = match self.rule {
             DeltaRule::ShortConvolution => {
@@ -118,6 +135,7 @@ impl DeltaShape {
             }
             _ => fits,
         };
+        let heads = heads && (self.rule != DeltaRule::Mamba || self.value_heads == 1);
         let bounded = self.decay_bound == 0.0 || self.rule == DeltaRule::KimiDelta;
         let fits = fits && heads && norms && bounded;
         assert!(fits && self.convolution >= 2, "gated_delta: {self:?}");

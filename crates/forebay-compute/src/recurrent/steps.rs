@@ -61,7 +61,7 @@ impl<F: Fn(usize, &[f32; LANES])> Kernel for HeadSteps<'_, F> {
                 DeltaRule::GatedDelta => gated_delta(simd, &token, self.state, key_dim),
                 DeltaRule::KimiDelta => kimi_delta(simd, &token, self.state, key_dim),
                 DeltaRule::Mamba2 => mamba2(simd, &token, self.state, key_dim),
-                DeltaRule::ShortConvolution => unreachable!("it has no states for keys"),
+                DeltaRule::Mamba | DeltaRule::ShortConvolution => unreachable!("not of such heads"),
             };
             let mut stored = [0.0; LANES];
             simd.store(out, &mut stored);

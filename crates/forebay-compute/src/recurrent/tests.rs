@@ -293,7 +293,11 @@ impl Layer {
         if rule == DeltaRule::Mamba2 {
             out.iter_mut().enumerate().for_each(|(index, x)| *x *= silu(gate(index)));
         }
-        for (group, values) in out.chunks_exact_mut(shape.norm_width).enumerate() {
+        let groups = match shape.norm_width {
+            0 => out[..0].chunks_exact_mut(1),
+            width => out.chunks_exact_mut(width),
+        };
+        for (group, values) in groups.enumerate() {
             let mean = values.iter().map(|x| x * x).sum::<f64>() / values.len() as f64;
             for (i, x) in values.iter_mut().enumerate() {
                 let weight = (group * shape.norm_width + i) % shape.norm_weights();
@@ -306,7 +310,7 @@ impl Layer {
                     let gate = gate(index);
                     *x *= if shape.sigmoid_gate { logistic(gate) } else { silu(gate) };
                 }
-                DeltaRule::Mamba2 | DeltaRule::ShortConvolution => {}
+                DeltaRule::Mamba2 | DeltaRule::Mamba | DeltaRule::ShortConvolution => {}
             }
         }
         out
@@ -352,6 +356,7 @@ fn layers() -> Vec<Layer> {
         Layer::together(mamba(2, 8, 32, 16)),
         Layer::together(mamba(1, 3, 128, 64)),
         Layer::together(DeltaShape { norm_width: 24, ..mamba(1, 6, 16, 8) }),
+        Layer::together(DeltaShape { norm_width: 0, ..mamba(2, 4, 16, 24) }),
         Layer::short_convolution(3, 40),
         Layer::short_convolution(2, 8),
     ]

@@ -19,6 +19,7 @@ pub enum DeltaRule {
     GatedDelta,
     KimiDelta,
     Mamba2,
+    Mamba,
     ShortConvolution,
 }
 
@@ -36,7 +37,7 @@ pub struct DeltaShape {
     /// True if value head `j` uses key head `j % key_heads`, otherwise consecutive value heads share one.
     pub tiled: bool,
     /// Number of elements of the output that are normed together: `value_dim`, or with [`DeltaRule::Mamba2`] those of several
-    /// heads.
+    /// heads, or 0 if outputs are not normed. Not read with [`DeltaRule::Mamba`].
     pub norm_width: usize,
     /// True if the sigmoid of `z` gates the output, and not `silu(z)`. Read with [`DeltaRule::GatedDelta`] and
     /// [`DeltaRule::KimiDelta`] only.
@@ -48,7 +49,10 @@ pub struct DeltaShape {
 impl DeltaShape {
     /// Returns the number of channels of the convolution.
     pub fn channels(&self) -> usize {
-        2 * self.key_heads * self.key_dim + self.value_width()
+        match self.rule {
+            DeltaRule::Mamba => self.value_width(),
+            _ => 2 * self.key_heads * self.key_dim + self.value_width(),
+        }
     }
 
     /// Returns the number of elements of a token's output.
@@ -58,15 +62,18 @@ impl DeltaShape {
 
     /// Returns the number of factors by which a head's state decays.
     pub fn decay_width(&self) -> usize {
-        if self.rule == DeltaRule::KimiDelta { self.key_dim } else { 1 }
+        match self.rule {
+            DeltaRule::KimiDelta | DeltaRule::Mamba => self.key_dim,
+            DeltaRule::GatedDelta | DeltaRule::Mamba2 | DeltaRule::ShortConvolution => 1,
+        }
     }
 
     /// Returns the number of weights of the norm of the outputs.
     pub fn norm_weights(&self) -> usize {
         match self.rule {
             DeltaRule::GatedDelta | DeltaRule::KimiDelta => self.value_dim,
-            DeltaRule::Mamba2 => self.value_width(),
-            DeltaRule::ShortConvolution => 0,
+            DeltaRule::Mamba2 if self.norm_width > 0 => self.value_width(),
+            DeltaRule::Mamba2 | DeltaRule::Mamba | DeltaRule::ShortConvolution => 0,
         }
     }
 
@@ -80,16 +87,24 @@ impl DeltaShape {
         if self.rule == DeltaRule::ShortConvolution {
             return self.key_dim == 0 && self.value_width() > 0 && self.convolution >= 2;
         }
+        if self.rule == DeltaRule::Mamba {
+            let one_head = (self.key_heads, self.value_heads) == (1, 1);
+            let fits = (1..=KEY_DIM_MAX).contains(&self.key_dim) && self.value_dim > 0;
+            return one_head && fits && self.convolution >= 2;
+        }
         let Some((capacity, threads_max)) = self.kernel() else { return false };
+        let norms = match (self.rule, self.norm_width) {
+            (DeltaRule::Mamba2, 0) => true,
+            (DeltaRule::Mamba2, width) => self.value_width().is_multiple_of(width),
+            (_, width) => width == self.value_dim,
+        };
         let threads = self.value_dim * capacity / ROW_ELEMENTS;
         self.key_dim.is_multiple_of(4)
             && threads <= threads_max
             && threads.is_multiple_of(32)
             && self.convolution >= 2
             && self.key_heads > 0
-            && self.norm_width > 0
-            && self.value_width().is_multiple_of(self.norm_width)
-            && (self.rule == DeltaRule::Mamba2 || self.norm_width == self.value_dim)
+            && norms
             && self.value_heads.is_multiple_of(self.key_heads)
     }
 
@@ -99,6 +114,7 @@ impl DeltaShape {
     /// Panics if the shape is not supported.
     pub fn module(&self) -> &'static str {
         match self.kernel() {
+            Some(_) if self.rule == DeltaRule::Mamba => "selective",
             Some((64, _)) => "delta_64",
             Some((128, _)) => "delta_128",
             Some((256, _)) => "delta_256",
@@ -127,7 +143,7 @@ impl DeltaShape {
         }
     }
 
-    fn tail_floats(&self) -> usize {
+    pub(super) fn tail_floats(&self) -> usize {
         (self.convolution - 1) * self.channels()
     }
 
@@ -137,6 +153,9 @@ impl DeltaShape {
         kernels.into_iter().find(|(capacity, _)| self.key_dim <= *capacity)
     }
 }
+
+/// Most elements of a key.
+const KEY_DIM_MAX: usize = 256;
 
 /// Number of elements of a row of the state matrix that a thread keeps.
 const ROW_ELEMENTS: usize = 32;
@@ -158,7 +177,11 @@ pub struct ProductColumns {
 
 impl Launch {
     /// Passes products of `rows` rows and their columns.
-    fn products<const N: usize>(self, rows: usize, products: [ProductColumns; N]) -> Launch {
+    pub(super) fn products<const N: usize>(
+        self,
+        rows: usize,
+        products: [ProductColumns; N],
+    ) -> Launch {
         products.into_iter().fold(self, |launch, of| {
             let launch = launch.ptr(of.values, rows * of.row).int(of.row);
             launch.int(of.columns.first).int(of.columns.step)
@@ -208,11 +231,12 @@ pub struct Delta {
     pub convolution: DevicePtr<f32>,
     /// `[channels]`, or null.
     pub convolution_bias: DevicePtr<f32>,
-    /// `[value_heads]`
+    /// `[value_heads]`, or with [`DeltaRule::Mamba`] `[values, key_dim]`.
     pub decay: DevicePtr<f32>,
-    /// `[value_heads, decay_width]`
+    /// `[value_heads, decay_width]`, or with [`DeltaRule::Mamba`] `[values]`.
     pub step: DevicePtr<f32>,
-    /// Factor `[value_heads]` of the values that are added to the output, or null. Only for [`DeltaRule::Mamba2`].
+    /// Factor `[value_heads]` of the values that are added to the output, or null. Only for [`DeltaRule::Mamba2`], and for
+    /// [`DeltaRule::Mamba`] with one for each value.
     pub skip: DevicePtr<f32>,
     /// [`DeltaShape::norm_weights`] floats.
     pub norm: DevicePtr<f32>,
@@ -232,10 +256,10 @@ impl Gpu {
     /// Returns an error if a driver call fails.
     ///
     /// # Panics
-    /// Panics if the shape is not supported or a buffer is too small.
+    /// Panics if the shape is not supported or a buffer is too small, or with [`DeltaRule::Mamba`], which takes several calls.
     pub fn gated_delta(&self, delta: &Delta, runs: &DeltaRuns) -> Result<(), CudaError> {
         let shape = &delta.shape;
-        assert!(shape.is_supported(), "{shape:?}");
+        assert!(shape.is_supported() && shape.rule != DeltaRule::Mamba, "{shape:?}");
         let DeltaShape { rule, key_heads, value_heads, key_dim, value_dim, convolution, .. } =
             *shape;
         let (channels, rows) = (shape.channels(), runs.rows);
@@ -284,14 +308,16 @@ impl Gpu {
             return Ok(());
         }
         // The norm covers several heads, which are in different blocks of the kernel before.
-        let width = shape.norm_width;
+        let has_norm = shape.norm_width > 0;
+        let width = if has_norm { shape.norm_width } else { value_dim };
+        let norm = if has_norm { delta.norm } else { DevicePtr::null() };
         let grid = ((shape.value_width() / width) as u32, rows as u32, 1);
         let kernel = self.kernel(shape.module(), "mamba2_norm")?;
         Launch::new(kernel, grid, threads)
             .products(rows, [delta.z])
             .int(value_heads / key_heads * value_dim)
             .int(width)
-            .ptr(delta.norm, shape.norm_weights())
+            .optional(norm, shape.norm_weights())
             .float(delta.epsilon)
             .ptr(delta.out, rows * shape.value_width())
             .run(self)

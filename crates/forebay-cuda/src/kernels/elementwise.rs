@@ -90,6 +90,52 @@ impl Gpu {
             .run(self)
     }
 
+    /// Computes `x [rows, width] *= factors [width]`.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a buffer is too small.
+    pub fn multiply_columns(
+        &self,
+        x: DevicePtr<f32>,
+        factors: DevicePtr<f32>,
+        rows: usize,
+        width: usize,
+    ) -> Result<(), CudaError> {
+        let grid = (blocks(width), rows.min(GRID_Y_MAX) as u32, 1);
+        Launch::new(self.kernel("elementwise", "multiply_columns")?, grid, (THREADS as u32, 1, 1))
+            .ptr(x, rows * width)
+            .ptr(factors, width)
+            .int(width)
+            .int(rows)
+            .run(self)
+    }
+
+    /// Adds `count` values of `y`, times `factor`, to those of `x`.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a buffer is too small.
+    pub fn add_scaled(
+        &self,
+        x: DevicePtr<f32>,
+        y: DevicePtr<f32>,
+        count: usize,
+        factor: f32,
+    ) -> Result<(), CudaError> {
+        let grid = (blocks(count), 1, 1);
+        Launch::new(self.kernel("elementwise", "add_scaled")?, grid, (THREADS as u32, 1, 1))
+            .ptr(x, count)
+            .ptr(y, count)
+            .u64(count as u64)
+            .float(factor)
+            .run(self)
+    }
+
     /// Copies `words` of pinned memory to the device by a kernel. Unlike [`Gpu::queue_upload`], it does not wait for
     /// copies of other streams, which the copy engine processes one after the other.
     ///

@@ -28,6 +28,7 @@ mod quantize;
 mod router;
 mod row_gate;
 mod rows;
+mod selective;
 mod streams;
 mod top_k;
 mod weights;
@@ -74,6 +75,7 @@ pub use router::{
 };
 pub use row_gate::HeadGates;
 pub use rows::{CutPrompts, PassRows, PromptRun, PromptTiles, RowKind};
+pub use selective::CompressedParts;
 pub use streams::{STREAMS, StreamCoefficients, StreamFactors, StreamMixing, StreamRows};
 pub use top_k::{Selections, TOP_K_MAX, TopK, TopKBuffers};
 pub use weights::{

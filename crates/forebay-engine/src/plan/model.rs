@@ -5,7 +5,8 @@ use std::path::Path;
 use forebay_compute::KvType;
 use forebay_format::{Catalog, TensorType};
 use forebay_model::weights::{
-    AttentionWeights, FeedForwardWeights, LayerWeights, PartMatrix, StreamWeights, distinct,
+    AttentionWeights, DeltaWeights, FeedForwardWeights, LayerWeights, PartMatrix, StreamWeights,
+    distinct,
 };
 use forebay_model::{Architecture, CacheSize, KvCapacity, KvInVram, Weights};
 use forebay_store::FileSet;
@@ -227,13 +228,18 @@ pub(crate) fn row_bytes(cache: KvType, dim: usize) -> u64 {
 /// the second fixture set's models.
 fn more_kernels(architecture: &Architecture, index: usize, layer: &LayerWeights) -> usize {
     let indexer = || 3 * usize::from(architecture.attention_of(index).indexer.is_some());
+    let delta = |of: &DeltaWeights| {
+        let selective = if of.selective.is_some() { 3 } else { 0 };
+        1 + of.second.len() + selective + usize::from(of.factors.is_some())
+    };
     let attention = match &layer.attention {
         AttentionWeights::None => 0,
         AttentionWeights::Grouped(_) => indexer(),
         AttentionWeights::Latent(_) => 7 + indexer(),
         AttentionWeights::Shared(_) => 4,
-        AttentionWeights::Delta(of) => 1 + of.second.len(),
+        AttentionWeights::Delta(of) => delta(of),
     };
+    let beside = layer.beside.as_ref().map_or(0, |of| 3 + delta(&of.delta));
     let entries = architecture.entries_of(index);
     let entries = entries.map_or(0, |of| 2 + 3 * usize::from(of.indexer.is_some()));
     let shared = match &layer.feed_forward {
@@ -244,15 +250,15 @@ fn more_kernels(architecture: &Architecture, index: usize, layer: &LayerWeights)
     let post_norms = post_norms.into_iter().flatten().count();
     let rows =
         5 * usize::from(layer.embeddings.is_some()) + 6 * usize::from(layer.ngrams.is_some());
-    attention + entries + shared + 3 * layer.streams().count() + post_norms + rows
+    attention + beside + entries + shared + 3 * layer.streams().count() + post_norms + rows
 }
 
 impl ModelCosts {
     /// Computes the costs of a model with keys and values in f16.
     pub fn new(architecture: &Architecture, weights: &Weights, context: usize) -> ModelCosts {
         let layers = weights.layers.iter().enumerate().map(|(index, layer)| {
-            let attention = layer.attention.matrices();
-            let mut dense: Vec<&PartMatrix> = attention.iter().chain(&layer.o).collect();
+            let mixer = layer.mixer_matrices();
+            let mut dense: Vec<&PartMatrix> = mixer.iter().collect();
             let mut feed_forward = None;
             let experts = match &layer.feed_forward {
                 FeedForwardWeights::None => None,

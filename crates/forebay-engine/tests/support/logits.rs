@@ -77,6 +77,7 @@ pub const HUGGING_FACE: &[&str] = &[
     "muse_glimmer",
     "muse_spark",
     "inkling",
+    "falcon_h1",
     // Made by a script in `fixtures/formulas`.
     "hunyuan_v1_moe",
     "hunyuan_v1_dense",
@@ -138,6 +139,8 @@ pub const GGUF: &[&str] = &[
     "bailing_hybrid",
     "step3p7",
     "muse_glimmer",
+    "falcon_h1",
+    "jamba",
 ];
 
 /// Names of the fixtures with recurrent layers.
@@ -161,6 +164,8 @@ pub const RECURRENT: &[&str] = &[
     "granitehybrid",
     "qwen3_next_mtp",
     "bailing_hybrid",
+    "falcon_h1",
+    "jamba",
 ];
 
 /// Returns the context with which a fixture's short prompt and its continuation must be computed, if it matters. Phi-3 rotates

@@ -57,9 +57,6 @@ pub fn sets() -> Vec<PathBuf> {
 pub const NOT_YET: &[(&str, &str)] = &[
     ("models/gemma3n", "AltUp, LAuReL and sparse activations"),
     ("models/olmo_hybrid", "pre-norms and post-norms in one model"),
-    ("models/falcon_h1", "attention and Mamba-2 in one layer"),
-    ("gguf/falcon_h1", "attention and Mamba-2 in one layer"),
-    ("gguf/jamba", "Mamba of the first kind"),
     ("gguf/kimi_k3", "attention over earlier residuals"),
     ("models/hy_v4", "independent hyper-connections"),
     ("gguf/hy_v4", "independent hyper-connections"),
@@ -163,6 +160,9 @@ pub fn recurrent_models() -> Vec<PathBuf> {
         "gguf/lfm2/lfm2-Q8_0.gguf",
         "models/bailing_hybrid",
         "models/inkling",
+        "models/falcon_h1",
+        "gguf/falcon_h1/falcon_h1-Q4_0.gguf",
+        "gguf/jamba/jamba-Q4_0.gguf",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -155,7 +155,7 @@ impl Projection {
         let norm = &self.norm[..norm_dim];
         let normed = |heads: &mut [f32]| {
             if norm_dim > 0 {
-                context.cpu.rms_norm_leading(heads, dim, norm, EPSILON);
+                context.cpu.rms_norm_columns(heads, dim, 0, norm, EPSILON);
             }
         };
         if !norms_last {

@@ -6,8 +6,8 @@ use forebay_compute::{
     GateFunction, HeadColumns as CpuColumns, ProductRows, StateRun,
 };
 use forebay_cuda::{
-    Delta, DeltaRule, DeltaRuns, DeltaShape, DeltaStates, DevicePtr, HeadColumns, HeadGates,
-    NO_STATE, ProductColumns,
+    CompressedParts, Delta, DeltaRule, DeltaRuns, DeltaShape, DeltaStates, DevicePtr, HeadColumns,
+    HeadGates, NO_STATE, ProductColumns,
 };
 
 use crate::harness::{Check, Context, Outcome};
@@ -19,6 +19,7 @@ pub fn checks() -> Vec<Check> {
     vec![
         Check::new("delta steps", |context| over_layers(context, agrees)),
         Check::new("delta cut anywhere and beside others", |context| over_layers(context, cuts)),
+        Check::new("delta norms of compressed parts", compressed_parts),
         Check::new("gates of heads", gates_of_heads),
         Check::new("gates of whole heads", gates_of_whole_heads),
         Check::new("gates of rows", gates_of_rows),
@@ -65,6 +66,10 @@ fn over_layers(
         Layer::together(mamba(1, 5, 128, 64)),
         Layer::together(DeltaShape { norm_width: 96, ..mamba(1, 6, 64, 32) }),
         Layer::together(mamba(2, 2, 256, 8)),
+        Layer::together(DeltaShape { norm_width: 0, ..mamba(2, 4, 64, 24) }),
+        Layer::selective(136, 16, 4),
+        Layer::selective(24, 8, 2),
+        Layer::selective(40, 72, 3),
         Layer::short_convolution(3, 328),
         Layer::short_convolution(2, 8),
     ];
@@ -192,18 +197,51 @@ impl Layer {
         Layer::with(shape, all, [3 * channels; 6])
     }
 
+    /// Products of Mamba: keys and queries behind others, values and gates, steps.
+    fn selective(values: usize, key_dim: usize, convolution: usize) -> Layer {
+        const BEFORE_KEYS: usize = 3;
+        let shape = DeltaShape {
+            rule: DeltaRule::Mamba,
+            key_heads: 1,
+            value_heads: 1,
+            key_dim,
+            value_dim: values,
+            convolution,
+            tiled: false,
+            norm_width: 0,
+            sigmoid_gate: false,
+            decay_bound: 0.0,
+        };
+        let columns = |first| CpuColumns { first, step: values };
+        let all = DeltaColumns {
+            q: columns(BEFORE_KEYS + key_dim),
+            k: columns(BEFORE_KEYS),
+            v: columns(0),
+            z: columns(values),
+            b: columns(0),
+            a: columns(0),
+        };
+        let (keys, both) = (BEFORE_KEYS + 2 * key_dim, 2 * values);
+        Layer::with(shape, all, [keys, keys, both, both, values, values])
+    }
+
     fn with(shape: DeltaShape, columns: DeltaColumns, widths: [usize; 6]) -> Layer {
         let mut random = Random::new(shape.key_dim as u64);
+        // Every value of Mamba has rates, a step and a factor of its own.
+        let [rates, steps, skips] = match shape.rule {
+            DeltaRule::Mamba => [shape.value_dim * shape.key_dim, shape.value_dim, shape.value_dim],
+            _ => [shape.value_heads, shape.value_heads * shape.decay_width(), shape.value_heads],
+        };
         Layer {
             shape,
             columns,
             widths,
             convolution: random.gaussians(shape.convolution * shape.channels()),
-            decay: random.gaussians(shape.value_heads).iter().map(|x| -0.05 - x.abs()).collect(),
-            step: random.gaussians(shape.value_heads * shape.decay_width()),
+            decay: random.gaussians(rates).iter().map(|x| -0.05 - x.abs()).collect(),
+            step: random.gaussians(steps),
             norm: random.gaussians(shape.norm_weights().max(1)),
-            extra: (shape.rule == DeltaRule::Mamba2)
-                .then(|| [random.gaussians(shape.channels()), random.gaussians(shape.value_heads)]),
+            extra: matches!(shape.rule, DeltaRule::Mamba | DeltaRule::Mamba2)
+                .then(|| [random.gaussians(shape.channels()), random.gaussians(skips)]),
         }
     }
 
@@ -280,7 +318,13 @@ impl Layer {
             out: out.ptr(),
         };
         let runs = DeltaRuns { words: words.ptr(), count: runs.len() + 1, first_row: 0, rows };
-        context.gpu.gated_delta(&delta, &runs)?;
+        match self.shape.rule {
+            DeltaRule::Mamba => {
+                context.gpu.mix_values(&delta, &runs)?;
+                context.gpu.selective_scan(&delta, &runs)?;
+            }
+            _ => context.gpu.gated_delta(&delta, &runs)?,
+        }
         Ok(context.gpu.download(out.ptr(), rows * width)?)
     }
 
@@ -297,6 +341,7 @@ impl Layer {
                 DeltaRule::GatedDelta => CpuRule::GatedDelta,
                 DeltaRule::KimiDelta => CpuRule::KimiDelta,
                 DeltaRule::Mamba2 => CpuRule::Mamba2,
+                DeltaRule::Mamba => CpuRule::Mamba,
                 DeltaRule::ShortConvolution => CpuRule::ShortConvolution,
             },
             key_heads: of.key_heads,
@@ -326,7 +371,7 @@ impl Layer {
             skip: extra.map(|[_, skip]| &skip[..]),
             decay: &self.decay,
             step: &self.step,
-            norm: &self.norm,
+            norm: &self.norm[..self.shape.norm_weights()],
             epsilon: EPSILON,
         };
         let run = [StateRun { tokens, from: None, to: 0 }];
@@ -334,6 +379,11 @@ impl Layer {
         let mut scratch = vec![0.0; tokens * shape.scratch_floats()];
         let mut out = vec![0.0; tokens * shape.value_width()];
         let cpu = &context.cpu;
+        if of.rule == DeltaRule::Mamba {
+            cpu.mix_values(&shape, &weights, &inputs, &run, &mut state, &mut scratch);
+            cpu.selective_scan(&shape, &weights, &inputs, &scratch, &run, &mut state, &mut out);
+            return (out, state);
+        }
         cpu.gated_delta(&shape, &weights, &inputs, &run, &mut state, &mut scratch, &mut out);
         (out, state)
     }
@@ -389,6 +439,50 @@ fn cuts(context: &Context, layer: &Layer) -> Result<Outcome> {
     outcome = outcome.worse(Outcome::same(first, &whole[..first.len()]));
     outcome = outcome.worse(Outcome::same(second, &alone));
     Ok(outcome.worse(Outcome::same(&state(1)?, &state(2)?)))
+}
+
+/// Compares norms of the three parts of compressed rows with the CPU's. Without norms, nothing changes.
+fn compressed_parts(context: &Context) -> Result<Outcome> {
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for (rows, rank, key_dim, has_norms) in
+        [(1, 4, 16, true), (7, 160, 16, true), (3, 129, 40, true), (5, 48, 16, false)]
+    {
+        let width = rank + 2 * key_dim;
+        let mut random = Random::new(rank as u64);
+        let mut expected = random.gaussians(rows * width);
+        let device = context.upload(&expected)?;
+        let norms = [rank, key_dim, key_dim].map(|length| random.gaussians(length));
+        let mut uploaded = Vec::new();
+        for (norm, first) in norms.iter().zip([0, rank, rank + key_dim]) {
+            uploaded.push(context.upload(norm)?);
+            if has_norms {
+                context.cpu.rms_norm_columns(&mut expected, width, first, norm, EPSILON);
+            }
+        }
+        let steps = context.poisoned(rows * rank)?;
+        let parts = CompressedParts {
+            all: device.ptr(),
+            rank,
+            key_dim,
+            norms: [0, 1, 2].map(|of| match has_norms {
+                true => uploaded[of].ptr(),
+                false => DevicePtr::null(),
+            }),
+            epsilon: EPSILON,
+            steps: steps.ptr(),
+        };
+        context.gpu.norm_compressed(&parts, rows)?;
+        let mut got = context.gpu.download(device.ptr::<f32>(), rows * width)?;
+        let steps = context.gpu.download(steps.ptr::<f32>(), rows * rank)?;
+        // The steps in the rows stay as they are.
+        for (row, steps) in got.chunks_exact_mut(width).zip(steps.chunks_exact(rank)) {
+            row[..rank].copy_from_slice(steps);
+        }
+        let expected: Vec<f64> = expected.iter().map(|x| f64::from(*x)).collect();
+        let next = Outcome::of(&got, &expected, |i| 1.0 + expected[i].abs(), 1e-5);
+        outcome = outcome.worse(next.at(&format!("{rows} rows, rank {rank}")));
+    }
+    Ok(outcome)
 }
 
 fn logistic(x: f64) -> f64 {

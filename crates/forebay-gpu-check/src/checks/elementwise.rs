@@ -25,6 +25,9 @@ fn biases(context: &Context) -> Result<Outcome> {
         gpu.add_bias_rows(device.ptr(), device_bias.ptr(), rows, width)?;
         context.cpu.add_bias_rows(&mut x, &bias);
         outcome = outcome.worse(Outcome::same(&gpu.download(device.ptr(), x.len())?, &x));
+        gpu.multiply_columns(device.ptr(), device_bias.ptr(), rows, width)?;
+        context.cpu.multiply_columns(&mut x, &bias);
+        outcome = outcome.worse(Outcome::same(&gpu.download(device.ptr(), x.len())?, &x));
     }
     Ok(outcome)
 }
@@ -39,6 +42,11 @@ fn factors(context: &Context) -> Result<Outcome> {
         context.cpu.scale_in_place(&mut x, 0.707);
         // What lies behind stays as it is.
         x[count - 1] = last;
+        outcome = outcome.worse(Outcome::same(&context.gpu.download(device.ptr(), count)?, &x));
+        let y = Random::new(7).gaussians(count);
+        let added = context.upload(&y)?;
+        context.gpu.add_scaled(device.ptr(), added.ptr(), count, 0.707)?;
+        x.iter_mut().zip(&y).for_each(|(x, y)| *x += 0.707 * y);
         outcome = outcome.worse(Outcome::same(&context.gpu.download(device.ptr(), count)?, &x));
     }
     Ok(outcome)

@@ -51,6 +51,8 @@ pub struct Architecture {
     pub convolutions: Option<usize>,
     /// True if the output of every feed-forward is multiplied by a number of its own (Inkling).
     pub feed_forward_scales: bool,
+    /// Factor for the normed input of every feed-forward, which is in the weights of the norms (Falcon-H1).
+    pub feed_forward_input_scale: f32,
     /// Factor for the logits.
     pub logit_scale: f32,
     /// Cap of the logits, which become `cap * tanh(logit / cap)`.
@@ -360,8 +362,22 @@ pub enum Mixer {
     Attention,
     /// [`Architecture::recurrent`]
     Recurrent,
+    /// Both of the same normed input. Their outputs are added (Falcon-H1).
+    AttentionAndRecurrent,
     /// The layer is only a feed-forward.
     None,
+}
+
+impl Mixer {
+    /// Returns true if the layer has attention.
+    pub fn attends(self) -> bool {
+        matches!(self, Mixer::Attention | Mixer::AttentionAndRecurrent)
+    }
+
+    /// Returns true if the layer has a recurrence.
+    pub fn recurs(self) -> bool {
+        matches!(self, Mixer::Recurrent | Mixer::AttentionAndRecurrent)
+    }
 }
 
 /// One decoder layer.

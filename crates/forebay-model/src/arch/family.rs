@@ -103,6 +103,8 @@ pub struct Rotation {
 pub struct Recurrence {
     /// How tokens change the states, if the family has such layers.
     pub rule: Option<StateRule>,
+    /// True if every layer has attention beside the recurrence.
+    pub beside_attention: bool,
     /// Which value heads a key head serves in a GGUF file. In Hugging Face models they are consecutive.
     pub gguf_heads: HeadOrder,
     /// Logarithm of the fastest decay when the metadata does not say it; 0 if there is none.
@@ -326,6 +328,7 @@ impl Rotation {
 impl Recurrence {
     pub(super) const BASE: Recurrence = Recurrence {
         rule: None,
+        beside_attention: false,
         gguf_heads: HeadOrder::Consecutive,
         decay_bound: 0.0,
         sigmoid_gate: false,

@@ -4,8 +4,8 @@ use forebay_compute::{Growth, Temperature};
 use forebay_format::{Catalog, GgufMetadata};
 
 use super::architecture::{
-    Architecture, Attention, AttentionBias, Latent, Layer, LayerEmbeddings, Mixer, Naming,
-    OutputGate, QkNorm, Rope, Values,
+    Architecture, Attention, AttentionBias, Latent, Layer, LayerEmbeddings, Naming, OutputGate,
+    QkNorm, Rope, Values,
 };
 use super::deepseek4::{gating_of_gguf, of_gguf};
 use super::families;
@@ -79,6 +79,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         residual_gates: None,
         convolutions: None,
         feed_forward_scales: false,
+        feed_forward_input_scale: 1.0,
         logit_scale,
         logit_softcap: logit_softcap.filter(|cap| *cap != 0.0),
         temperature,
@@ -155,7 +156,7 @@ fn attention_and_ropes(
     layers: &mut [Layer],
 ) -> Result<(Vec<Attention>, Vec<Rope>), ModelError> {
     let attentions = attentions(catalog, keys, family, layers)?;
-    let attends = |layer: &Layer| layer.mixer == Mixer::Attention;
+    let attends = |layer: &Layer| layer.mixer.attends();
     let first = layers.iter().position(attends).unwrap_or(0);
     let heads_norm = catalog.tensor(&format!("blk.{first}.attn_q_norm.weight")).is_some();
     let qk_norm = match family.attention.qk_norm {
@@ -190,7 +191,7 @@ fn attentions(
     let count = layers.len();
     for index in 0..count {
         let layer = &layers[index];
-        if layer.mixer != Mixer::Attention {
+        if !layer.mixer.attends() {
             continue;
         }
         if let Some(of) = layer.keys_of {

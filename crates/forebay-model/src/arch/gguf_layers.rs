@@ -52,8 +52,8 @@ pub(super) fn layers(
     let with_keys =
         count - keys.optional_count("attention.shared_kv_layers")?.unwrap_or(0).min(count);
     let recurrent = match family.recurrence.rule {
-        Some(_) => recurrent_layers(keys, count)?,
-        None => vec![false; count],
+        Some(_) if !family.recurrence.beside_attention => recurrent_layers(keys, count)?,
+        _ => vec![false; count],
     };
     (0..count)
         .map(|index| {
@@ -66,7 +66,11 @@ pub(super) fn layers(
             };
             let window = windows[index];
             let keys_of = keys_of(&windows, with_keys, index)?;
-            let mixer = if recurrent[index] { Mixer::Recurrent } else { Mixer::Attention };
+            let mixer = match recurrent[index] {
+                true => Mixer::Recurrent,
+                false if family.recurrence.beside_attention => Mixer::AttentionAndRecurrent,
+                false => Mixer::Attention,
+            };
             let rope = family.rope_of(window, rotates);
             let gatings = gatings(keys, family, index)?;
             let layer = Layer {

@@ -4,7 +4,7 @@ use forebay_format::{Array, Catalog, TensorInfo};
 
 use super::family::Family;
 use super::gguf_keys::Keys;
-use super::recurrent::{Recurrent, StateRule};
+use super::recurrent::{Recurrent, RecurrentFactors, StateRule};
 use crate::ModelError;
 
 /// Returns for each layer if it is recurrent. Layers without key/value heads are, if the file counts heads by layer.
@@ -54,7 +54,10 @@ pub(super) fn recurrent(
             let inner = keys.count("ssm.inner_size")?;
             let value_dim = inner.checked_div(value_heads).unwrap_or(0);
             let groups = keys.count("ssm.group_count")?;
+            let has_norm = catalog.tensor("blk.0.ssm_norm.weight").is_some();
             let norm_width = match rule {
+                // Norms are optional in Falcon-H1 only.
+                StateRule::Mamba2 if family.recurrence.beside_attention && !has_norm => 0,
                 StateRule::Mamba2 => inner.checked_div(groups).unwrap_or(0),
                 _ => value_dim,
             };
@@ -68,10 +71,17 @@ pub(super) fn recurrent(
                 head_order: family.recurrence.gguf_heads,
                 low_rank: 0,
                 norm_width,
+                factors: RecurrentFactors::ONE,
                 sigmoid_gate: family.recurrence.sigmoid_gate,
                 decay_bound: 0.0,
             })
         }
+        StateRule::Mamba => Ok(Recurrent::mamba(
+            keys.count("ssm.inner_size")?,
+            keys.count("ssm.state_size")?,
+            keys.count("ssm.time_step_rank")?,
+            keys.count("ssm.conv_kernel")?,
+        )),
         StateRule::KimiDelta => {
             let (heads, dim) = (keys.count("attention.head_count")?, keys.count("kda.head_dim")?);
             let bound = keys.said_float("kda.gate_lower_bound")?;

@@ -5,7 +5,7 @@
 use forebay_compute::RopeScaling;
 use forebay_format::Catalog;
 
-use super::architecture::{Attention, LONG_FACTORS, Layer, Mixer, Rope, RopeFactors};
+use super::architecture::{Attention, LONG_FACTORS, Layer, Rope, RopeFactors};
 use super::family::{Family, WindowTheta};
 use super::gguf_keys::Keys;
 use super::gguf_layers::rotates;
@@ -38,7 +38,7 @@ pub(super) fn ropes(
         return Ok(Vec::new());
     }
     let dim_of = |rope: usize| {
-        let of = |layer: &&Layer| layer.mixer == Mixer::Attention && layer.rope == Some(rope);
+        let of = |layer: &&Layer| layer.mixer.attends() && layer.rope == Some(rope);
         let attention = attentions.get(layers.iter().find(of)?.attention)?;
         Some(attention.latent.map_or(attention.head_dim, |latent| latent.rotary))
     };

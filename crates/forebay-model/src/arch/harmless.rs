@@ -155,6 +155,7 @@ const CONFIG: &[(&[&str], &str)] = &[
     (
         &[
             "mamba_expand",
+            "mlp_expansion_factor",
             "expand",
             "qk_head_dim",
             "ngram_vocab_size_base",

@@ -24,6 +24,7 @@ use super::huggingface_variants::{SHARED_MLP, gating, refuse_variants};
 use super::huggingface_windows::window;
 use super::indexer::with_indexer;
 use super::layers::{keys_of, limited, temper, used};
+use super::multipliers::Multipliers;
 use super::ngrams::ngrams;
 use super::quantization::{Method, Quantization};
 use super::roots::naming;
@@ -82,7 +83,7 @@ fn of_language_model(
     let gating = gating(config, family)?;
     let naming = naming(catalog, family);
     let hidden = config.count("hidden_size")?;
-    let (attentions, ropes, mut layers) = match family.attention.compressed {
+    let (mut attentions, ropes, mut layers) = match family.attention.compressed {
         true => {
             let mut layers = layers(catalog, config, family, naming, 1)?;
             let (attentions, ropes) = of_config(config, &layers)?.describe(&mut layers);
@@ -98,6 +99,8 @@ fn of_language_model(
             (attentions, ropes, layers)
         }
     };
+    let multipliers = Multipliers::of(config)?;
+    multipliers.apply(&mut attentions, &layers)?;
     let by_ratio = ratio_temperature(config, family)?;
     let temperature = match family.rotation.unrotated.and_then(Unrotated::chunks) {
         Some(chunks) => chunks.temperature(config)?,
@@ -111,7 +114,7 @@ fn of_language_model(
     }
     let factor =
         |key: &str| Ok::<_, ModelError>(config.float(key)?.map_or(1.0, |factor| factor as f32));
-    let residual_scale = factor("residual_multiplier")?;
+    let residual_scale = factor("residual_multiplier")? * multipliers.residual();
     let epsilons =
         ["rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "layer_norm_eps"];
     let logit_softcap = config.float_or("final_logit_softcapping", family.ends.logit_softcap)?;
@@ -137,6 +140,7 @@ fn of_language_model(
             / residual_scale,
         embedding_norm: family.ends.embedding_norm,
         residual_scale,
+        feed_forward_input_scale: multipliers.feed_forward_input(),
         residual_gates: match family.layers.gated_residuals {
             true => config.float_or("residual_gate_temperature", Some(0.3))?,
             false => None,
@@ -146,7 +150,7 @@ fn of_language_model(
             false => None,
         },
         feed_forward_scales: family.layers.feed_forward_scales,
-        logit_scale: output_multiplier(config, family)?
+        logit_scale: output_multiplier(config, family)? * factor("lm_head_multiplier")?
             / (factor("logits_scaling")? * width_scale.unwrap_or(1.0)),
         layer_scales: family.layers.scales,
         layer_embeddings: config
@@ -161,7 +165,7 @@ fn of_language_model(
         recurrent: family
             .recurrence
             .rule
-            .map(|rule| recurrent(config, family, rule))
+            .map(|rule| recurrent(config, family, rule, &multipliers))
             .transpose()?,
         gating,
         layers,
@@ -283,9 +287,10 @@ fn layers(
             };
             let window = windows[index];
             let keys_of = keys_of(&windows, with_keys, index)?;
-            let mixer = match family.recurrence.rule.is_some() && is_recurrent(config, index)? {
-                true => Mixer::Recurrent,
-                false => Mixer::Attention,
+            let mixer = match family.recurrence.rule {
+                Some(_) if family.recurrence.beside_attention => Mixer::AttentionAndRecurrent,
+                Some(_) if is_recurrent(config, index)? => Mixer::Recurrent,
+                _ => Mixer::Attention,
             };
             let rope = family.rope_of(window, rotates(config, family)?);
             let attention = usize::from(shapes > 1 && window.is_some());

@@ -3,7 +3,7 @@
 use forebay_compute::RopeLayout;
 use serde_json::Value;
 
-use super::architecture::{Layer, Mixer};
+use super::architecture::Layer;
 use super::check::check;
 use super::config::Config;
 use super::family::{Family, Indexers};
@@ -96,7 +96,7 @@ pub(super) fn indexed_layers(
     layers: &[Layer],
 ) -> Result<Vec<bool>, ModelError> {
     let is = |(index, layer): (usize, &Layer)| {
-        Ok(layer.mixer == Mixer::Attention && is_indexed(config, family, index)?)
+        Ok(layer.mixer.attends() && is_indexed(config, family, index)?)
     };
     layers.iter().enumerate().map(is).collect()
 }

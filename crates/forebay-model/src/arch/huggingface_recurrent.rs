@@ -2,10 +2,12 @@
 
 use serde_json::Value;
 
+use super::check::check;
 use super::config::{Config, short};
 use super::family::Family;
 use super::huggingface_variants::has_number;
-use super::recurrent::{HeadOrder, Recurrent, StateRule};
+use super::multipliers::{Multipliers, numbers};
+use super::recurrent::{HeadOrder, Recurrent, RecurrentFactors, StateRule};
 use crate::ModelError;
 
 /// Object of Kimi Linear's configurations that describes its recurrent layers.
@@ -70,6 +72,7 @@ pub(super) fn recurrent(
     config: &Config<'_>,
     family: &Family,
     rule: StateRule,
+    multipliers: &Multipliers,
 ) -> Result<Recurrent, ModelError> {
     match rule {
         StateRule::GatedDelta => {
@@ -84,12 +87,18 @@ pub(super) fn recurrent(
                 head_order: HeadOrder::Consecutive,
                 low_rank: 0,
                 norm_width: value_dim,
+                factors: RecurrentFactors::ONE,
                 sigmoid_gate: has_sigmoid_gate(config, family)?,
                 decay_bound: 0.0,
             })
         }
         StateRule::KimiDelta => kimi(config, family),
-        StateRule::Mamba2 => mamba2(config),
+        StateRule::Mamba2 => mamba2(config, family, multipliers),
+        StateRule::Mamba => Err(ModelError::BadValue {
+            key: "model_type".into(),
+            value: family.name.into(),
+            expected: "forebay knows Mamba from GGUF files only".into(),
+        }),
         StateRule::ShortConvolution => {
             let channels = config.count("hidden_size")?;
             Ok(Recurrent::short_convolution(channels, config.count("conv_L_cache")?))
@@ -162,19 +171,31 @@ pub(super) fn one_blocks(config: &Config<'_>) -> Result<Vec<OneBlock>, ModelErro
     }
 }
 
-/// Reads the shape of Mamba-2, under the keys of Nemotron-H or of Granite.
-fn mamba2(config: &Config<'_>) -> Result<Recurrent, ModelError> {
+/// Reads the shape of Mamba-2, under the keys of Nemotron-H, Granite or Falcon-H1.
+fn mamba2(
+    config: &Config<'_>,
+    family: &Family,
+    multipliers: &Multipliers,
+) -> Result<Recurrent, ModelError> {
     check_step_limit(config)?;
     let heads = config.first_count(&["mamba_num_heads", "mamba_n_heads"])?;
     config.note(&["mamba_expand"]);
+    let inner = config.optional_count("mamba_d_ssm")?;
     let value_dim = match config.set("mamba_d_head") {
         // The default is "auto".
         Some(Value::String(_)) => {
-            let inner = config.count("hidden_size")?.saturating_mul(config.count("mamba_expand")?);
-            inner.checked_div(heads).unwrap_or(0)
+            let width = match inner {
+                Some(inner) => inner,
+                None => config.count("hidden_size")?.saturating_mul(config.count("mamba_expand")?),
+            };
+            width.checked_div(heads).unwrap_or(0)
         }
         _ => config.first_count(&["mamba_head_dim", "mamba_d_head"])?,
     };
+    if let Some(inner) = inner {
+        let fits = heads.checked_mul(value_dim) == Some(inner);
+        check("mamba_d_ssm", inner, fits, "it must be the width of all heads")?;
+    }
     let groups = config.first_count(&["n_groups", "mamba_n_groups"])?;
     Ok(Recurrent {
         rule: StateRule::Mamba2,
@@ -185,9 +206,36 @@ fn mamba2(config: &Config<'_>) -> Result<Recurrent, ModelError> {
         value_dim,
         head_order: HeadOrder::Consecutive,
         low_rank: 0,
-        norm_width: heads.saturating_mul(value_dim).checked_div(groups).unwrap_or(0),
+        norm_width: match has_norm(config, family)? {
+            true => heads.saturating_mul(value_dim).checked_div(groups).unwrap_or(0),
+            false => 0,
+        },
+        factors: factors(config, multipliers)?,
         sigmoid_gate: false,
         decay_bound: 0.0,
+    })
+}
+
+/// Returns true if the outputs of Mamba-2 are normed. Falcon-H1's configurations say it, and if so, on which side of the gate.
+fn has_norm(config: &Config<'_>, family: &Family) -> Result<bool, ModelError> {
+    let optional = family.recurrence.beside_attention;
+    let has_norm = config.flag("mamba_rms_norm")?.unwrap_or(!optional);
+    check("mamba_rms_norm", has_norm, has_norm || optional, "forebay knows true for this family")?;
+    let key = "mamba_norm_before_gate";
+    let before = config.flag(key)?.unwrap_or(optional);
+    check(key, before, !(has_norm && before), "forebay knows norms behind the gate")?;
+    Ok(has_norm)
+}
+
+/// Returns the factors of Mamba-2 (Falcon-H1).
+fn factors(config: &Config<'_>, multipliers: &Multipliers) -> Result<RecurrentFactors, ModelError> {
+    let factor =
+        |key: &str| Ok::<_, ModelError>(config.float(key)?.map_or(1.0, |factor| factor as f32));
+    let input = factor("ssm_in_multiplier")?;
+    let parts = numbers(config, "ssm_multipliers")?.unwrap_or([1.0; 5]);
+    Ok(RecurrentFactors {
+        inputs: parts.map(|part| part * input),
+        output: factor("ssm_out_multiplier")? / multipliers.residual(),
     })
 }
 

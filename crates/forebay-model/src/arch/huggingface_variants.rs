@@ -71,7 +71,7 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
     if gated.is_some_and(|gated| gated != is_gated) {
         return refuse("attn_output_gate", "set", "forebay does not know this variant");
     }
-    for key in ["mlp_bias", "use_bias", "mamba_proj_bias", "conv_bias"] {
+    for key in ["mlp_bias", "use_bias", "mamba_proj_bias", "projectors_bias", "conv_bias"] {
         if config.is_set(key)? {
             return refuse(key, "true", "forebay does not know these biases yet");
         }
@@ -97,8 +97,13 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
     if config.list("use_rope_layers")?.is_some_and(|layers| !layers.is_empty()) {
         return refuse("use_rope_layers", "set", "forebay knows rotations by kind of layer only");
     }
-    if config.flag("use_rotary_pos_emb")? == Some(false) {
-        return refuse("use_rotary_pos_emb", "false", "forebay does not know this variant");
+    for key in ["use_rotary_pos_emb", "mamba_use_mlp"] {
+        if config.flag(key)? == Some(false) {
+            return refuse(key, "false", "forebay does not know this variant");
+        }
+    }
+    if family.recurrence.beside_attention && config.set("attn_layer_indices").is_some() {
+        return refuse("attn_layer_indices", "set", "forebay knows attention in every layer");
     }
     for (key, known) in [
         ("qk_norm_type", "per_layer"),

@@ -2,7 +2,7 @@
 
 use forebay_compute::RopeLayout;
 
-use super::architecture::{Architecture, Attention, AttentionBias, Layer, Mixer, Rope};
+use super::architecture::{Architecture, Attention, AttentionBias, Layer, Rope};
 use super::check::{check, check_size};
 use super::shapes::{Indexer, IndexerRule};
 use crate::ModelError;
@@ -28,7 +28,7 @@ pub(super) fn with_indexer(
     layers: &mut [Layer],
     indexed: &[bool],
 ) -> (Vec<Attention>, Vec<Rope>) {
-    let attends = |layer: &Layer| layer.mixer == Mixer::Attention;
+    let attends = |layer: &Layer| layer.mixer.attends();
     let of_attention = || layers.iter().zip(indexed).filter(|(layer, _)| attends(layer));
     let (some, all) = (of_attention().any(|(_, has)| *has), of_attention().all(|(_, has)| *has));
     let Some(shape) = shape.filter(|_| some) else { return (attentions, ropes) };

@@ -122,7 +122,7 @@ impl Architecture {
         let looks_back = self.entries_of(layer).map_or(0, |entries| entries.looks_back());
         let layer = &self.layers[layer];
         let group = self.group_of(layer, looks_back);
-        (layer.mixer == Mixer::Attention && layer.keys_of.is_none()).then_some(group)
+        (layer.mixer.attends() && layer.keys_of.is_none()).then_some(group)
     }
 
     /// Returns the group in which a layer's keys and values are, its own or those of another layer. If some layers have an indexer
@@ -145,17 +145,22 @@ impl Architecture {
     /// Returns the numbers of the layers with attention.
     pub fn attention_layers(&self) -> impl Iterator<Item = usize> {
         let layers = self.layers.iter().enumerate();
-        layers.filter(|(_, layer)| layer.mixer == Mixer::Attention).map(|(index, _)| index)
+        layers.filter(|(_, layer)| layer.mixer.attends()).map(|(index, _)| index)
     }
 
-    /// Returns the number of recurrent layers.
+    /// Returns the number of recurrent layers, with those that have attention, too.
     pub fn recurrent_layers(&self) -> usize {
-        self.layers.iter().filter(|layer| layer.mixer == Mixer::Recurrent).count()
+        self.layers.iter().filter(|layer| layer.mixer.recurs()).count()
+    }
+
+    /// Returns true if layers have attention and a recurrence.
+    pub(crate) fn has_beside(&self) -> bool {
+        self.layers.iter().any(|layer| layer.mixer == Mixer::AttentionAndRecurrent)
     }
 
     /// Returns the number of a recurrent layer among those.
     pub fn recurrent_index(&self, layer: usize) -> usize {
-        self.layers[..layer].iter().filter(|layer| layer.mixer == Mixer::Recurrent).count()
+        self.layers[..layer].iter().filter(|layer| layer.mixer.recurs()).count()
     }
 
     /// Returns the number of floats of each part of a sequence's state: that of each recurrent layer, then that of each layer with

@@ -32,6 +32,7 @@ mod keys_read;
 mod layers;
 mod mtp;
 mod mtp_shape;
+mod multipliers;
 mod names;
 mod ngrams;
 mod quantization;

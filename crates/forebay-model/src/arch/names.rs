@@ -71,6 +71,12 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("delta_in", "ssm_in.weight", "mamba.in_proj.weight"),
     ("delta_convolution_bias", "ssm_conv1d.bias", "linear_attn.conv1d.bias"),
     ("delta_skip", "ssm_d", "mamba.D"),
+    // Mamba.
+    ("delta_compressed", "ssm_x.weight", "mamba.x_proj.weight"),
+    ("delta_steps", "ssm_dt.weight", "mamba.dt_proj.weight"),
+    ("delta_steps_norm", "ssm_dt_norm.weight", "mamba.dt_layernorm.weight"),
+    ("delta_k_norm", "ssm_b_norm.weight", "mamba.b_layernorm.weight"),
+    ("delta_q_norm", "ssm_c_norm.weight", "mamba.c_layernorm.weight"),
     // Kimi Delta Attention, beside `q`, `k` and `v`.
     ("delta_convolution_q", "ssm_conv1d_q.weight", "self_attn.q_conv1d.weight"),
     ("delta_convolution_k", "ssm_conv1d_k.weight", "self_attn.k_conv1d.weight"),

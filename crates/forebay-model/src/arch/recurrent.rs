@@ -23,14 +23,30 @@ pub struct Recurrent {
     /// Number of elements of a value.
     pub value_dim: usize,
     pub head_order: HeadOrder,
-    /// Width of the low-rank projections to decays and to gates of the output; 0 if those have one matrix.
+    /// Width of the low-rank projections to decays and to gates of the output, or to steps with [`StateRule::Mamba`]; 0 if those have
+    /// one matrix.
     pub low_rank: usize,
-    /// Number of elements of the output that are normed together.
+    /// Number of elements of the output that are normed together; 0 if outputs are not normed.
     pub norm_width: usize,
+    pub factors: RecurrentFactors,
     /// True if the sigmoid of the gate gates the output of delta rules, and not its SiLU.
     pub sigmoid_gate: bool,
     /// Logarithm of the fastest decay, with [`StateRule::KimiDelta`]; 0 if there is none (GLM-5-Next).
     pub decay_bound: f32,
+}
+
+/// Factors of a Mamba-2 recurrence (Falcon-H1). GGUF files have them in their weights.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct RecurrentFactors {
+    /// Factors of gates, values, keys, queries and steps, as the projection gives them.
+    pub inputs: [f32; 5],
+    /// Factor of the output of a recurrence beside attention.
+    pub output: f32,
+}
+
+impl RecurrentFactors {
+    /// No factors.
+    pub const ONE: RecurrentFactors = RecurrentFactors { inputs: [1.0; 5], output: 1.0 };
 }
 
 /// How a token changes the state of a head.
@@ -45,6 +61,9 @@ pub enum StateRule {
     /// Mamba-2 (Dao and Gu 2024, "Transformers are SSMs"): the state decays by one factor, and the value is added to it, times
     /// the length of the step. Its papers call values, keys and queries x, B and C.
     Mamba2,
+    /// Mamba (Gu and Dao 2023): one head, in which each value has a state of its own, and each number of it decays by its own
+    /// factor. Values alone pass through the convolution; steps, keys and queries are projections of what comes out.
+    Mamba,
     /// A gated short convolution (LFM2), which has no keys and no state matrices: only the last inputs of the convolution.
     ShortConvolution,
 }
@@ -59,10 +78,24 @@ pub enum HeadOrder {
     Tiled,
 }
 
+impl RecurrentFactors {
+    fn validate(&self, rule: StateRule) -> Result<(), ModelError> {
+        for factor in self.inputs.into_iter().chain([self.output]) {
+            let fits = factor.is_finite() && factor > 0.0;
+            check("factors of recurrent layers", factor, fits, "they must be positive")?;
+        }
+        let fits = self.inputs == RecurrentFactors::ONE.inputs || rule == StateRule::Mamba2;
+        check("factors of recurrent layers", "set", fits, "forebay knows them for Mamba-2")
+    }
+}
+
 impl Recurrent {
-    /// Returns the number of channels of the convolution: queries, keys and values of all heads.
+    /// Returns the number of channels of the convolution: queries, keys and values of all heads, or values alone.
     pub fn channels(&self) -> usize {
-        2 * self.key_heads * self.key_dim + self.value_width()
+        match self.rule {
+            StateRule::Mamba => self.value_width(),
+            _ => 2 * self.key_heads * self.key_dim + self.value_width(),
+        }
     }
 
     /// Returns the number of elements of a token's output before the output projection.
@@ -84,14 +117,24 @@ impl Recurrent {
     pub fn decay_width(&self) -> usize {
         match self.rule {
             StateRule::GatedDelta | StateRule::Mamba2 | StateRule::ShortConvolution => 1,
-            StateRule::KimiDelta => self.key_dim,
+            StateRule::KimiDelta | StateRule::Mamba => self.key_dim,
         }
+    }
+
+    /// Returns the number of compressed steps, keys and queries of [`StateRule::Mamba`] together.
+    pub fn compressed_width(&self) -> usize {
+        self.low_rank + 2 * self.key_dim
     }
 
     /// Returns the number of elements of a token's products with all projections of a layer.
     pub fn projected_width(&self) -> usize {
-        if self.rule == StateRule::ShortConvolution {
-            return 3 * self.value_width();
+        match self.rule {
+            StateRule::ShortConvolution => return 3 * self.value_width(),
+            // Values and gates, the compressed parts, steps, and compressed steps once more.
+            StateRule::Mamba => {
+                return 3 * self.value_width() + self.compressed_width() + self.low_rank;
+            }
+            _ => {}
         }
         let factors = self.value_heads * (1 + self.decay_width());
         self.channels() + self.value_width() + factors + 2 * self.low_rank
@@ -114,6 +157,7 @@ impl Recurrent {
             head_order: HeadOrder::Consecutive,
             low_rank,
             norm_width: dim,
+            factors: RecurrentFactors::ONE,
             sigmoid_gate: true,
             decay_bound: 0.0,
         }
@@ -131,8 +175,20 @@ impl Recurrent {
             head_order: HeadOrder::Consecutive,
             low_rank: 0,
             norm_width: channels,
+            factors: RecurrentFactors::ONE,
             sigmoid_gate: false,
             decay_bound: 0.0,
+        }
+    }
+
+    /// Returns the shape of Mamba with this number of values, length of their states, and rank of the projection to steps.
+    pub(super) fn mamba(values: usize, state: usize, rank: usize, convolution: usize) -> Recurrent {
+        Recurrent {
+            rule: StateRule::Mamba,
+            key_dim: state,
+            low_rank: rank,
+            norm_width: 0,
+            ..Recurrent::short_convolution(values, convolution)
         }
     }
 
@@ -173,7 +229,8 @@ impl Recurrent {
             ("key length of recurrent layers", self.key_dim),
             ("value length of recurrent layers", self.value_dim),
         ] {
-            let fits = dim.is_multiple_of(8) && dim <= 256;
+            let is_head = self.rule != StateRule::Mamba || dim == self.key_dim;
+            let fits = dim.is_multiple_of(8) && (dim <= 256 || !is_head);
             check(key, dim, fits, "it must be a multiple of 8, at most 256")?;
         }
         if self.rule == StateRule::KimiDelta {
@@ -182,12 +239,15 @@ impl Recurrent {
             let fits = (-1000.0..=0.0).contains(&bound);
             check("gate_lower_bound", bound, fits, "it must be negative, at least -1000")?;
         }
+        if self.rule == StateRule::Mamba {
+            check_size("rank of the projection to steps", self.low_rank)?;
+        }
         if self.rule == StateRule::Mamba2 {
             let (width, norm) = (self.value_width(), self.norm_width);
-            check_size("elements of recurrent layers that are normed together", norm)?;
-            let fits = width.is_multiple_of(norm);
+            let fits = norm == 0 || width.is_multiple_of(norm);
             check("groups of norms of recurrent layers", norm, fits, "it must divide the output")?;
         }
+        self.factors.validate(self.rule)?;
         check_size("channels of recurrent layers", self.channels())?;
         check_size("products of recurrent layers", self.projected_width())?;
         check_size("state of a recurrent layer", self.state_floats())

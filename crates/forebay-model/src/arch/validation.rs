@@ -7,6 +7,7 @@ use super::architecture::{
     NormLayout, QkNorm, Values,
 };
 use super::check::{check, check_size};
+use super::recurrent::{Recurrent, StateRule};
 use crate::ModelError;
 
 impl Architecture {
@@ -43,6 +44,7 @@ impl Architecture {
         for (key, factor) in [
             ("scale of the embedding", Some(self.embedding_scale)),
             ("scale of outputs added to the residual stream", Some(self.residual_scale)),
+            ("scale of the inputs of feed-forwards", Some(self.feed_forward_input_scale)),
             ("scale of logits", Some(self.logit_scale)),
             ("epsilon of norms of the residual stream", Some(self.stream_epsilon())),
             ("cap of logits", self.logit_softcap),
@@ -71,7 +73,9 @@ impl Architecture {
                 expected: "their shape must be described".into(),
             })?;
             recurrent.validate()?;
+            self.validate_beside(recurrent)?;
         }
+        self.validate_input_scale()?;
         let ropes = self.ropes.len();
         let fits = self.layers.iter().all(|layer| layer.rope.is_none_or(|rope| rope < ropes));
         check("rotations", ropes, fits, "every layer's rotation must be described")?;
@@ -164,6 +168,44 @@ impl Architecture {
         let expected =
             "forebay knows them in layers of attention with keys and values of their own";
         check("short convolutions", "present", plain, expected)
+    }
+
+    /// Checks the factor of the inputs of feed-forwards, which is in the weights of the norms before them.
+    fn validate_input_scale(&self) -> Result<(), ModelError> {
+        let scale = self.feed_forward_input_scale;
+        let is_dense = self.expert_layers().next().is_none();
+        check(
+            "scale of the inputs of feed-forwards",
+            scale,
+            scale == 1.0 || (self.norms.before() && is_dense),
+            "it must be 1 with experts, or without a norm before the feed-forward",
+        )
+    }
+
+    /// Checks the layers that have attention and a recurrence.
+    fn validate_beside(&self, recurrent: Recurrent) -> Result<(), ModelError> {
+        let beside = |layer: &&Layer| layer.mixer == Mixer::AttentionAndRecurrent;
+        let count = self.layers.iter().filter(beside).count();
+        let output = recurrent.factors.output;
+        check(
+            "factor of the output of recurrent layers",
+            output,
+            output == 1.0 || count == self.recurrent_layers(),
+            "it must be 1 if they have no attention",
+        )?;
+        let plain = |layer: &Layer| {
+            let of = &self.attentions[layer.attention];
+            of.latent.is_none() && of.shared.is_none()
+        };
+        let fits = recurrent.rule == StateRule::Mamba2
+            && self.streams.is_none()
+            && self.layers.iter().filter(beside).all(plain);
+        check(
+            "layers with attention and a recurrence",
+            count,
+            count == 0 || fits,
+            "forebay knows grouped attention beside Mamba-2, with one residual stream",
+        )
     }
 
     /// Checks that the rotation of a layer fits its heads.

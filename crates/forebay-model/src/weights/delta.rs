@@ -4,7 +4,7 @@ use forebay_compute::{DeltaColumns, HeadColumns};
 use forebay_format::Block;
 
 use super::layer::LayerBuilder;
-use super::parts::{DeltaParts, DeltaWeights, PartMatrix};
+use super::parts::{DeltaParts, DeltaWeights, PartMatrix, SelectiveWeights};
 use super::tensors::Tensors;
 use crate::ModelError;
 use crate::arch::{Naming, Recurrent, StateRule};
@@ -15,6 +15,9 @@ struct Projections {
     second: Vec<(PartMatrix, usize)>,
     parts: DeltaParts,
     columns: DeltaColumns,
+    /// Factors of the columns of the first product.
+    factors: Option<Vec<f32>>,
+    selective: Option<Box<SelectiveWeights>>,
 }
 
 fn columns(first: usize, step: usize) -> HeadColumns {
@@ -26,27 +29,53 @@ fn columns(first: usize, step: usize) -> HeadColumns {
 fn stored_channel(shape: &Recurrent, channel: usize) -> usize {
     let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
     match shape.rule {
-        StateRule::GatedDelta | StateRule::KimiDelta | StateRule::ShortConvolution => channel,
+        StateRule::GatedDelta
+        | StateRule::KimiDelta
+        | StateRule::Mamba
+        | StateRule::ShortConvolution => channel,
         StateRule::Mamba2 if channel < keys => values + keys + channel,
         StateRule::Mamba2 if channel < 2 * keys => values + channel - keys,
         StateRule::Mamba2 => channel - 2 * keys,
     }
 }
 
+/// Returns the factor of each column of Mamba-2's projection, if they are not all 1.
+fn factors_of_columns(shape: &Recurrent) -> Option<Vec<f32>> {
+    let factors = shape.factors.inputs;
+    let (keys, values) = (shape.key_heads * shape.key_dim, shape.value_width());
+    let widths = [values, values, keys, keys, shape.value_heads];
+    let of_parts = factors.into_iter().zip(widths);
+    let all = of_parts.flat_map(|(factor, width)| std::iter::repeat_n(factor, width));
+    (factors != [1.0; 5]).then(|| all.collect())
+}
+
 impl LayerBuilder<'_> {
+    /// Adds the output projection of a recurrent layer to the dense block.
+    pub(super) fn delta_output(
+        &self,
+        tensors: &Tensors<'_>,
+        dense: &mut Block,
+    ) -> Result<PartMatrix, ModelError> {
+        let width = self.architecture.recurrent.map_or(0, |of| of.value_width());
+        self.matrix(tensors, dense, "delta_o", self.architecture.hidden, width)
+    }
+
     /// Adds the projections of a recurrent layer to the dense block, and reads its vectors.
-    pub(super) fn delta(
+    pub(super) fn recurrence(
         &self,
         tensors: &mut Tensors<'_>,
         dense: &mut Block,
-        shape: &Recurrent,
     ) -> Result<DeltaWeights, ModelError> {
-        let Projections { products, second, parts, columns } = match shape.rule {
+        let shape = self.architecture.recurrent.as_ref();
+        let shape = shape.expect("descriptions of such layers are checked");
+        let projections = match shape.rule {
             StateRule::GatedDelta => self.gated_delta(tensors, dense, shape)?,
             StateRule::KimiDelta => self.kimi_delta(tensors, dense, shape)?,
             StateRule::Mamba2 => self.mamba2(tensors, dense, shape)?,
+            StateRule::Mamba => self.mamba(tensors, dense, shape)?,
             StateRule::ShortConvolution => self.short_convolution(tensors, dense, shape)?,
         };
+        let Projections { products, second, parts, columns, factors, selective } = projections;
         if shape.rule == StateRule::ShortConvolution {
             let convolution = self.convolution(tensors, shape)?;
             let none = Vec::new;
@@ -55,6 +84,8 @@ impl LayerBuilder<'_> {
                 second,
                 parts,
                 columns,
+                factors,
+                selective,
                 convolution,
                 convolution_bias: None,
                 decay: none(),
@@ -63,9 +94,13 @@ impl LayerBuilder<'_> {
                 norm: none(),
             });
         }
-        let is_mamba = shape.rule == StateRule::Mamba2;
-        let heads = shape.value_heads;
-        let mut decay = tensors.flat_vector(&self.name("delta_decay"), heads)?;
+        let is_mamba = matches!(shape.rule, StateRule::Mamba | StateRule::Mamba2);
+        // Numbers of rates, of steps, and of factors of values.
+        let [rates, steps, skips] = match shape.rule {
+            StateRule::Mamba => [shape.matrix_floats(), shape.value_width(), shape.value_width()],
+            _ => [shape.value_heads, shape.value_heads * shape.decay_width(), shape.value_heads],
+        };
+        let mut decay = tensors.flat_vector(&self.name("delta_decay"), rates)?;
         match self.architecture.naming {
             // The logarithm of the rate. GGUF files hold the rate itself.
             Naming::HuggingFace { .. } => decay.iter_mut().for_each(|rate| *rate = -rate.exp()),
@@ -79,6 +114,8 @@ impl LayerBuilder<'_> {
             second,
             parts,
             columns,
+            factors,
+            selective,
             convolution: self.convolution(tensors, shape)?,
             convolution_bias: tensors
                 .optional_vector(&self.name("delta_convolution_bias"), shape.channels())?
@@ -87,12 +124,13 @@ impl LayerBuilder<'_> {
                     (0..stored.len()).map(bias).collect()
                 }),
             decay,
-            step: tensors.vector(&self.name("delta_step"), heads * shape.decay_width())?,
+            step: tensors.vector(&self.name("delta_step"), steps)?,
             skip: match is_mamba {
-                true => Some(tensors.flat_vector(&self.name("delta_skip"), heads)?),
+                true => Some(tensors.flat_vector(&self.name("delta_skip"), skips)?),
                 false => None,
             },
             norm: match is_mamba {
+                true if shape.norm_width == 0 => Vec::new(),
                 true => tensors.flat_vector(&self.name("delta_norm"), shape.value_width())?,
                 false => tensors.vector(&self.name("delta_norm"), shape.value_dim)?,
             },
@@ -114,8 +152,8 @@ impl LayerBuilder<'_> {
             ("delta_convolution_v", shape.value_width()),
         ];
         let tensors_of: &[(&str, usize)] = match shape.rule {
-            StateRule::GatedDelta | StateRule::Mamba2 | StateRule::ShortConvolution => &all,
             StateRule::KimiDelta => &apart,
+            _ => &all,
         };
         let mut by_channel = Vec::with_capacity(channels * width);
         for (role, channels) in tensors_of {
@@ -143,6 +181,49 @@ impl LayerBuilder<'_> {
             second: Vec::new(),
             parts: DeltaParts { q: 0, k: 0, v: 0, z: 0, b: 0, a: 0 },
             columns: DeltaColumns { q: v, k: v, v, z, b, a: b },
+            factors: None,
+            selective: None,
+        })
+    }
+
+    /// Adds the projections of Mamba: values and gates, then compressed steps, keys and queries of what the convolution gives, then
+    /// steps. Its papers call the last three dt, B and C.
+    fn mamba(
+        &self,
+        tensors: &mut Tensors<'_>,
+        dense: &mut Block,
+        shape: &Recurrent,
+    ) -> Result<Projections, ModelError> {
+        let (hidden, values) = (self.architecture.hidden, shape.value_width());
+        let (rank, dim) = (shape.low_rank, shape.key_dim);
+        let mut matrix =
+            |role: &str, rows: usize, cols: usize| self.matrix(tensors, dense, role, rows, cols);
+        let both = matrix("delta_in", 2 * values, hidden)?;
+        let compressed = matrix("delta_compressed", shape.compressed_width(), values)?;
+        let steps = matrix("delta_steps", values, rank)?;
+        let roles = [("delta_steps_norm", rank), ("delta_k_norm", dim), ("delta_q_norm", dim)];
+        let norms = match tensors.optional(&self.name(roles[0].0)) {
+            None => None,
+            Some(_) => {
+                let [a, k, q] = roles.map(|(role, length)| tensors.norm(&self.name(role), length));
+                Some([a?, k?, q?])
+            }
+        };
+        Ok(Projections {
+            products: vec![both],
+            second: Vec::new(),
+            parts: DeltaParts { q: 1, k: 1, v: 0, z: 0, b: 2, a: 2 },
+            columns: DeltaColumns {
+                q: columns(rank + dim, dim),
+                k: columns(rank, dim),
+                v: columns(0, values),
+                z: columns(values, values),
+                // There are no shares.
+                b: columns(0, values),
+                a: columns(0, values),
+            },
+            factors: None,
+            selective: Some(Box::new(SelectiveWeights { compressed, steps, norms })),
         })
     }
 
@@ -173,6 +254,8 @@ impl LayerBuilder<'_> {
                 b: steps,
                 a: steps,
             },
+            factors: factors_of_columns(shape),
+            selective: None,
         })
     }
 
@@ -215,6 +298,8 @@ impl LayerBuilder<'_> {
             second: Vec::new(),
             parts: DeltaParts { q: qkv, k: qkv, v: qkv, z, b, a },
             columns: DeltaColumns { q: q_at, k: k_at, v: v_at, z: z_at, b: b_at, a: a_at },
+            factors: None,
+            selective: None,
         })
     }
 
@@ -260,6 +345,8 @@ impl LayerBuilder<'_> {
                 b: columns(0, per_key),
                 a: columns(0, per_key * shape.decay_width()),
             },
+            factors: None,
+            selective: None,
         })
     }
 }

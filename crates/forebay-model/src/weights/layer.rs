@@ -4,7 +4,7 @@ use forebay_format::{Block, TensorType};
 
 use super::parts::{
     AttentionWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadMatrices,
-    LatentWeights, LayerEmbeddingWeights, LayerWeights, PartMatrix,
+    LatentWeights, LayerEmbeddingWeights, LayerWeights, PartMatrix, RecurrenceBeside,
 };
 use super::tensors::Tensors;
 use super::{quantized, relayout};
@@ -33,34 +33,32 @@ impl LayerBuilder<'_> {
         let hidden = self.architecture.hidden;
         let mut dense = Block::default();
         let mixer = self.architecture.layers[self.index].mixer;
-        let attends = mixer == Mixer::Attention;
+        let attends = mixer.attends();
         let ngrams = self.ngrams(tensors, &mut dense)?;
         let attention = match (mixer, shape.latent) {
             (Mixer::None, _) => AttentionWeights::None,
-            (Mixer::Attention, _) if shape.shared.is_some() => {
+            (Mixer::Recurrent, _) => AttentionWeights::Delta(self.recurrence(tensors, &mut dense)?),
+            (_, _) if shape.shared.is_some() => {
                 AttentionWeights::Shared(self.shared_keys(tensors, &mut dense)?)
             }
-            (Mixer::Recurrent, _) => {
-                let recurrent = self.architecture.recurrent.as_ref();
-                let recurrent = recurrent.expect("descriptions of such layers are checked");
-                AttentionWeights::Delta(self.delta(tensors, &mut dense, recurrent)?)
-            }
-            (Mixer::Attention, None) => {
-                AttentionWeights::Grouped(self.grouped(tensors, &mut dense)?)
-            }
-            (Mixer::Attention, Some(latent)) => {
+            (_, None) => AttentionWeights::Grouped(self.grouped(tensors, &mut dense)?),
+            (_, Some(latent)) => {
                 AttentionWeights::Latent(self.latent(tensors, &mut dense, &latent)?)
             }
         };
         let o = match mixer {
             Mixer::None => None,
-            Mixer::Recurrent => {
-                let width = self.architecture.recurrent.map_or(0, |of| of.value_width());
-                Some(self.matrix(tensors, &mut dense, "delta_o", hidden, width)?)
-            }
-            Mixer::Attention => {
+            Mixer::Recurrent => Some(self.delta_output(tensors, &mut dense)?),
+            Mixer::Attention | Mixer::AttentionAndRecurrent => {
                 Some(self.matrix(tensors, &mut dense, "o", hidden, shape.output_width())?)
             }
+        };
+        let beside = match mixer {
+            Mixer::AttentionAndRecurrent => Some(Box::new(RecurrenceBeside {
+                delta: self.recurrence(tensors, &mut dense)?,
+                o: self.delta_output(tensors, &mut dense)?,
+            })),
+            Mixer::Attention | Mixer::Recurrent | Mixer::None => None,
         };
         let [attention_streams, feed_forward_streams] = self.streams(tensors, &mut dense)?;
         let attention_parts = dense.part_bytes().len();
@@ -113,7 +111,7 @@ impl LayerBuilder<'_> {
                 Some(share) => Some(share),
                 None => self.norm(tensors, "attention_post_norm", mixer_post_norm)?,
             },
-            feed_forward_norm: self.norm(tensors, "feed_forward_norm", inner_norm)?,
+            feed_forward_norm: self.feed_forward_norm(tensors, inner_norm)?,
             feed_forward_post_norm,
             attention_streams,
             feed_forward_streams,
@@ -123,6 +121,7 @@ impl LayerBuilder<'_> {
                 "sinks",
                 (attends && shape.sinks).then_some(shape.heads),
             )?,
+            beside,
             o,
             o_bias: self.vector(
                 tensors,
@@ -144,6 +143,20 @@ impl LayerBuilder<'_> {
             },
         };
         Ok((layer, dense, experts))
+    }
+
+    /// Reads the norm before the feed-forward, if `length` is given. Its weights have the factor of the inputs of feed-forwards.
+    fn feed_forward_norm(
+        &self,
+        tensors: &mut Tensors<'_>,
+        length: Option<usize>,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        let mut norm = self.norm(tensors, "feed_forward_norm", length)?;
+        let scale = self.architecture.feed_forward_input_scale;
+        if scale != 1.0 {
+            norm.iter_mut().flatten().for_each(|weight| *weight *= scale);
+        }
+        Ok(norm)
     }
 
     /// Returns what the layer does with the tokens' embeddings for it.

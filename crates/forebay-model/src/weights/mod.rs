@@ -36,8 +36,8 @@ pub use parts::{
     AttentionWeights, CompressorWeights, DeltaParts, DeltaWeights, EntryIndexerWeights,
     EntryWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadChunk,
     HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights, LayerWeights, NGramWeights,
-    PartMatrix, RelativeWeights, ResidentMatrix, ResidualGate, SharedKeyWeights, StreamWeights,
-    TokenExperts, distinct,
+    PartMatrix, RecurrenceBeside, RelativeWeights, ResidentMatrix, ResidualGate, SelectiveWeights,
+    SharedKeyWeights, StreamWeights, TokenExperts, distinct,
 };
 use tensors::Tensors;
 
@@ -190,7 +190,7 @@ impl Weights {
         };
         let mut add = |matrix: &PartMatrix| add_type(matrix.ty);
         for layer in &self.layers {
-            layer.attention.matrices().iter().chain(&layer.o).for_each(&mut add);
+            layer.mixer_matrices().iter().for_each(&mut add);
             layer.streams().flat_map(StreamWeights::matrices).for_each(&mut add);
             if let Some(of) = &layer.ngrams {
                 [&of.key, &of.value].into_iter().for_each(&mut add);

@@ -33,6 +33,8 @@ pub struct LayerWeights {
     pub attention: AttentionWeights,
     /// Attention sinks, one for each head.
     pub sinks: Option<Vec<f32>>,
+    /// Recurrence beside the attention, if the layer has both.
+    pub beside: Option<Box<RecurrenceBeside>>,
     /// Output projection of attention or of a recurrent layer; `None` if the layer has neither.
     pub o: Option<PartMatrix>,
     pub o_bias: Option<Vec<f32>>,
@@ -158,7 +160,31 @@ pub struct ResidentMatrix {
     pub data: Vec<u8>,
 }
 
+/// A recurrence that reads the same normed input as the layer's attention. Its output is added to that of attention.
+#[derive(Debug)]
+pub struct RecurrenceBeside {
+    pub delta: DeltaWeights,
+    /// Output projection `[hidden, values]`.
+    pub o: PartMatrix,
+}
+
 impl LayerWeights {
+    /// Returns all matrices of attention and of a recurrence, with their output projections. The matrices of all heads count as one.
+    pub fn mixer_matrices(&self) -> Vec<PartMatrix> {
+        let beside =
+            self.beside.iter().flat_map(|of| of.delta.projections().copied().chain([of.o]));
+        self.attention.matrices().into_iter().chain(self.o).chain(beside).collect()
+    }
+
+    /// Returns the weights of the layer's recurrence, if it has one.
+    pub fn delta(&self) -> Option<&DeltaWeights> {
+        match (&self.attention, &self.beside) {
+            (AttentionWeights::Delta(of), _) => Some(of),
+            (_, Some(of)) => Some(&of.delta),
+            _ => None,
+        }
+    }
+
     /// Returns what collapses the residual streams for the layer's blocks, if there are several.
     pub fn streams(&self) -> impl Iterator<Item = &StreamWeights<PartMatrix>> {
         self.attention_streams.iter().chain(&self.feed_forward_streams)
@@ -230,18 +256,34 @@ pub struct DeltaWeights {
     pub parts: DeltaParts,
     /// Which columns of the products are which.
     pub columns: DeltaColumns,
+    /// Factors of the columns of the first product, if they are not all 1.
+    pub factors: Option<Vec<f32>>,
+    /// Projections of what the convolution gives, if the layer's rule has them ([`crate::arch::StateRule::Mamba`]).
+    pub selective: Option<Box<SelectiveWeights>>,
     /// Weights of the convolution `[convolution, channels]`.
     pub convolution: Vec<f32>,
     /// Bias of the convolution `[channels]`.
     pub convolution_bias: Option<Vec<f32>>,
-    /// Rate of decay of each value head, at most 0.
+    /// Rate of decay of each value head, at most 0. Mamba has `[values, key_dim]`.
     pub decay: Vec<f32>,
-    /// Numbers that are added to the steps `[value_heads, decay_width]`.
+    /// Numbers that are added to the steps `[value_heads, decay_width]`. Mamba has one for each value.
     pub step: Vec<f32>,
-    /// Factor for each value head's values, which are added to its output.
+    /// Factor for each value head's values, which are added to its output. Mamba has one for each value.
     pub skip: Option<Vec<f32>>,
     /// Weight of the norm of the outputs.
     pub norm: Vec<f32>,
+}
+
+/// Projections of Mamba that multiply what the convolution gives. Their products are numbered after those of
+/// [`DeltaWeights::products`].
+#[derive(Debug)]
+pub struct SelectiveWeights {
+    /// Projection `[rank + 2 * key_dim, values]` to compressed steps, keys and queries.
+    pub compressed: PartMatrix,
+    /// Projection `[values, rank]` of compressed steps.
+    pub steps: PartMatrix,
+    /// Norms of compressed steps, keys and queries, if they have norms (Jamba).
+    pub norms: Option<[Vec<f32>; 3]>,
 }
 
 /// Numbers of the products that hold a recurrent layer's inputs. Several may be columns of the same product.
@@ -261,7 +303,8 @@ pub struct DeltaParts {
 impl DeltaWeights {
     /// Returns the matrices of the projections, in the order of their products.
     pub fn projections(&self) -> impl Iterator<Item = &PartMatrix> {
-        self.products.iter().chain(self.second.iter().map(|(matrix, _)| matrix))
+        let selective = self.selective.iter().flat_map(|of| [&of.compressed, &of.steps]);
+        self.products.iter().chain(self.second.iter().map(|(matrix, _)| matrix)).chain(selective)
     }
 }
 

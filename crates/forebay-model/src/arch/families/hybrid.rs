@@ -81,6 +81,48 @@ pub(super) const FAMILIES: &[Family] = &[
         ends: Ends { gguf_factors: Factors::AllOfGranite, ..Ends::BASE },
         ..Family::BASE
     },
+    Family {
+        name: "falcon-h1",
+        files: Files {
+            gguf: &["falcon-h1"],
+            huggingface: &["falcon_h1"],
+            names: FALCON_H1,
+            ..Files::BASE
+        },
+        recurrence: Recurrence {
+            rule: Some(StateRule::Mamba2),
+            beside_attention: true,
+            ..Recurrence::BASE
+        },
+        ..Family::BASE
+    },
+    Family {
+        name: "jamba",
+        files: Files { gguf: &["jamba"], ..Files::BASE },
+        rotation: Rotation { rotates: false, ..Rotation::BASE },
+        recurrence: Recurrence { rule: Some(StateRule::Mamba), ..Recurrence::BASE },
+        feed_forward: FeedForward {
+            experts: true,
+            dense_too: true,
+            renormalise: false,
+            ..FeedForward::BASE
+        },
+        ..Family::BASE
+    },
+];
+
+const FALCON_H1: OwnNames = &[
+    ("final_norm", "", "final_layernorm.weight"),
+    ("feed_forward_norm", "ffn_norm", "pre_ff_layernorm.weight"),
+    ("gate", "", "feed_forward.gate_proj.weight"),
+    ("up", "", "feed_forward.up_proj.weight"),
+    ("down", "", "feed_forward.down_proj.weight"),
+    ("delta_decay", "", "mamba.A_log"),
+    ("delta_step", "", "mamba.dt_bias"),
+    ("delta_convolution", "", "mamba.conv1d.weight"),
+    ("delta_convolution_bias", "", "mamba.conv1d.bias"),
+    ("delta_norm", "", "mamba.norm.weight"),
+    ("delta_o", "", "mamba.out_proj.weight"),
 ];
 
 const NEMOTRON_H_NAMES: OwnNames = &[

@@ -17,6 +17,7 @@ use crate::arch::{Latent, OutputGate, QkNorm};
 use crate::backend::Step;
 use crate::weights::{
     AttentionWeights, GroupedWeights, HeadMatrices, IndexerWeights, LatentWeights, PartMatrix,
+    RecurrenceBeside,
 };
 
 /// Multiplies queries by the factor of their positions, in layers that have one.
@@ -47,6 +48,9 @@ fn gate_output(cpu: &Cpu, step: &Step<'_>, values: &mut [f32], gates: &mut [f32]
 
 impl CpuBackend {
     pub(super) fn project_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        if let Some(beside) = &step.layer_weights().beside {
+            self.project_delta(step, &beside.delta)?;
+        }
         match &step.layer_weights().attention {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights)?,
             AttentionWeights::Latent(weights) => self.project_latent(step, weights)?,
@@ -371,6 +375,23 @@ impl CpuBackend {
         add_bias(cpu, out, weights.o_bias.as_deref());
         let states = &mut states[states_of];
         scratch.convolutions.add(cpu, step, states, Convolved::Attention, out);
+        match &weights.beside {
+            Some(beside) => self.add_beside(step, beside),
+            None => Ok(()),
+        }
+    }
+
+    /// Adds the output of a recurrence beside attention to that of attention.
+    fn add_beside(&mut self, step: &Step<'_>, beside: &RecurrenceBeside) -> Result<(), ModelError> {
+        let CpuBackend { cpu, residency, lease, scratch, .. } = self;
+        let lease = lease.as_ref().expect("the layer was entered");
+        let (o, count, hidden) = (&beside.o, step.count, step.architecture.hidden);
+        scratch.input.prepare(cpu, scratch.delta.beside(count, o.cols), count, o.cols, &[o.ty]);
+        // The normed input is not needed any more.
+        let own = &mut scratch.normed[..count * hidden];
+        multiply(cpu, residency, lease, o, &scratch.input, scratch.rows.of(step), own)?;
+        let factor = step.architecture.recurrent.map_or(1.0, |of| of.factors.output);
+        cpu.add_scaled(&mut scratch.block_out[..count * hidden], factor, own);
         Ok(())
     }
 }

@@ -431,13 +431,15 @@ impl Backend for CpuBackend {
 
     fn attend(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         match &step.layer_weights().attention {
-            AttentionWeights::Delta(weights) => self.step_states(step, weights),
             AttentionWeights::Grouped(_)
             | AttentionWeights::Latent(_)
             | AttentionWeights::Shared(_) => self.attend_layer(step),
-            AttentionWeights::None => {}
+            AttentionWeights::Delta(_) | AttentionWeights::None => {}
         }
-        Ok(())
+        match step.layer_weights().delta() {
+            Some(weights) => self.step_states(step, weights),
+            None => Ok(()),
+        }
     }
 
     fn project_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {

@@ -4,10 +4,20 @@ use forebay_compute::{DeltaInputs, DeltaVectors, MatmulJob, ProductRows, StateRu
 
 use super::backend::CpuBackend;
 use super::delta_scratch::PRODUCTS_MAX;
-use super::products::{both_kinds, matmul_beside_reads, matrix, recycle};
+use super::products::{both_kinds, matmul_beside_reads, matrix, multiply, recycle};
 use crate::ModelError;
+use crate::arch::Recurrent;
 use crate::backend::Step;
-use crate::weights::DeltaWeights;
+use crate::weights::{DeltaWeights, SelectiveWeights};
+
+/// What reads and writes states in a recurrent layer.
+#[derive(Clone, Copy)]
+enum Part {
+    /// The convolution of Mamba, whose output is projected before the steps.
+    Convolution,
+    /// The steps, with the convolution except for Mamba.
+    Steps,
+}
 
 impl CpuBackend {
     /// Computes the products of the normed input with a recurrent layer's projections.
@@ -44,11 +54,65 @@ impl CpuBackend {
             matmul_beside_reads(cpu, residency, &mut jobs)?;
         }
         at.jobs = recycle(jobs);
+        if let Some(factors) = &weights.factors {
+            cpu.multiply_columns(&mut at.products[0][..count * factors.len()], factors);
+        }
         Ok(())
     }
 
+    /// Computes what Mamba projects from the values behind the convolution: compressed steps, keys and queries, and from those the
+    /// steps.
+    fn project_selective(
+        &mut self,
+        step: &Step<'_>,
+        shape: &Recurrent,
+        weights: &SelectiveWeights,
+    ) -> Result<(), ModelError> {
+        let CpuBackend { cpu, residency, lease, scratch, .. } = self;
+        let lease = lease.as_ref().expect("the layer was entered");
+        let (count, values) = (step.count, shape.value_width());
+        let rows = scratch.rows.of(step);
+        let at = &mut scratch.delta;
+        let SelectiveWeights { compressed, steps, norms } = weights;
+        let (_, after) = at.products.split_at_mut(1);
+        let [all, out, ..] = after else { unreachable!("there are more products") };
+        let (all, out) = (&mut all[..count * compressed.rows], &mut out[..count * values]);
+        let mixed = &at.scratch[..count * values];
+        scratch.inner.prepare(cpu, mixed, count, values, &[compressed.ty]);
+        multiply(cpu, residency, lease, compressed, &scratch.inner, rows, all)?;
+        let (rank, dim) = (shape.low_rank, shape.key_dim);
+        if let Some(norms) = norms {
+            let epsilon = step.architecture.norm_epsilon;
+            let firsts = [0, rank, rank + dim];
+            for (norm, first) in norms.iter().zip(firsts) {
+                cpu.rms_norm_columns(all, compressed.rows, first, norm, epsilon);
+            }
+        }
+        let narrow = &mut at.compressed[..count * rank];
+        for (to, from) in narrow.chunks_exact_mut(rank).zip(all.chunks_exact(compressed.rows)) {
+            to.copy_from_slice(&from[..rank]);
+        }
+        scratch.inner.prepare(cpu, narrow, count, rank, &[steps.ty]);
+        multiply(cpu, residency, lease, steps, &scratch.inner, rows, out)
+    }
+
     /// Moves the states of the runs over their rows, and computes the normed and gated outputs.
-    pub(super) fn step_states(&mut self, step: &Step<'_>, weights: &DeltaWeights) {
+    pub(super) fn step_states(
+        &mut self,
+        step: &Step<'_>,
+        weights: &DeltaWeights,
+    ) -> Result<(), ModelError> {
+        let own = step.architecture.recurrent.as_ref().expect("the layer is recurrent");
+        if let Some(selective) = &weights.selective {
+            self.with_states(step, weights, Part::Convolution);
+            self.project_selective(step, own, selective)?;
+        }
+        self.with_states(step, weights, Part::Steps);
+        Ok(())
+    }
+
+    /// Calls the operation that a part of a recurrent layer is.
+    fn with_states(&mut self, step: &Step<'_>, weights: &DeltaWeights, part: Part) {
         let shape = step.architecture.recurrent.as_ref().expect("the layer is recurrent");
         let (shape, count) = (shape.delta_shape(), step.count);
         let of_layer = self.states_of(step.architecture.recurrent_index(step.layer));
@@ -87,8 +151,22 @@ impl CpuBackend {
             epsilon: step.architecture.norm_epsilon,
         };
         let buffer = &mut at.scratch[..count * shape.scratch_floats()];
-        let out = &mut scratch.attended[..count * shape.value_width()];
-        cpu.gated_delta(&shape, &vectors, &inputs, &runs, states, buffer, out);
+        let out = match step.layer_weights().beside {
+            Some(_) => &mut at.beside,
+            None => &mut scratch.attended,
+        };
+        let out = &mut out[..count * shape.value_width()];
+        match (part, &weights.selective) {
+            (Part::Convolution, _) => {
+                cpu.mix_values(&shape, &vectors, &inputs, &runs, states, buffer);
+            }
+            (Part::Steps, Some(_)) => {
+                cpu.selective_scan(&shape, &vectors, &inputs, buffer, &runs, states, out);
+            }
+            (Part::Steps, None) => {
+                cpu.gated_delta(&shape, &vectors, &inputs, &runs, states, buffer, out);
+            }
+        }
         runs.clear();
         at.runs = runs;
     }

@@ -52,6 +52,9 @@ impl CudaBackend {
     }
 
     pub(super) fn project_layer(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
+        if let Some(beside) = &step.layer_weights().beside {
+            self.project_delta(step, &beside.delta)?;
+        }
         match &step.layer_weights().attention {
             AttentionWeights::Grouped(weights) => self.project_grouped(step, weights),
             AttentionWeights::Latent(weights) => self.project_latent(step, weights),
@@ -418,7 +421,10 @@ impl CudaBackend {
         if attention.latent.is_none() {
             self.gate_output(step, out)?;
         }
-        Ok(())
+        match &step.layer_weights().beside {
+            Some(beside) => self.step_states(step, &beside.delta),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn project_layer_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
@@ -445,6 +451,9 @@ impl CudaBackend {
             let bias = self.vectors().offset(bias);
             self.gpu.add_bias_rows(product.out, bias, step.count, step.architecture.hidden)?;
         }
-        Ok(())
+        match &step.layer_weights().beside {
+            Some(beside) => self.add_beside(step, beside),
+            None => Ok(()),
+        }
     }
 }

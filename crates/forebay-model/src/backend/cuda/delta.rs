@@ -1,6 +1,8 @@
 //! Recurrent layers.
 
-use forebay_cuda::{Delta, DeltaRuns, DeltaStates, HeadColumns, ProductColumns};
+use forebay_cuda::{
+    CompressedParts, Delta, DeltaRuns, DeltaStates, DevicePtr, HeadColumns, ProductColumns,
+};
 
 use super::backend::CudaBackend;
 use super::delta_shape::{PRODUCTS_MAX, device_shape};
@@ -9,7 +11,7 @@ use super::vectors::optional;
 use crate::ModelError;
 use crate::arch::STATES_PER_SEQUENCE;
 use crate::backend::Step;
-use crate::weights::DeltaWeights;
+use crate::weights::{DeltaWeights, RecurrenceBeside, SelectiveWeights};
 
 fn columns(of: forebay_compute::HeadColumns) -> HeadColumns {
     HeadColumns { first: of.first, step: of.step }
@@ -38,7 +40,40 @@ impl CudaBackend {
             products.changed(x);
             products.dense(&self.gpu, x, rows, &[self.product(step, *matrix, *out)])?;
         }
+        if let Some(factors) = self.layer_vectors(step).delta.and_then(|of| of.factors) {
+            let (factors, width) = (self.vectors().offset(factors), weights.products[0].rows);
+            self.gpu.multiply_columns(self.float(outs[0]), factors, step.count, width)?;
+        }
         Ok(())
+    }
+
+    /// Queues what Mamba projects from the values behind the convolution: compressed steps, keys and queries, and from those the steps.
+    fn project_selective(
+        &self,
+        step: &Step<'_>,
+        weights: &SelectiveWeights,
+        [mixed, all, steps, narrow]: [u64; 4],
+    ) -> Result<(), ModelError> {
+        let shape = step.architecture.recurrent.as_ref().expect("the layer is recurrent");
+        let vectors = self.layer_vectors(step).delta.expect("the layer is recurrent");
+        let (products, rows) = (self.products(), Rows::of(step));
+        let (mixed, narrow) = (self.float(mixed), self.float(narrow));
+        products.changed(mixed);
+        let product = self.product(step, weights.compressed, all);
+        products.dense(&self.gpu, mixed, rows, &[product])?;
+        let norms = vectors.selective_norms.map(|norms| norms.map(|at| self.vectors().offset(at)));
+        let parts = CompressedParts {
+            all: product.out,
+            rank: shape.low_rank,
+            key_dim: shape.key_dim,
+            norms: norms.unwrap_or([DevicePtr::null(); 3]),
+            epsilon: step.architecture.norm_epsilon,
+            steps: narrow,
+        };
+        self.gpu.norm_compressed(&parts, step.count)?;
+        products.changed(narrow);
+        let product = self.product(step, weights.steps, steps);
+        products.dense(&self.gpu, narrow, rows, &[product])
     }
 
     /// Queues the steps of the states over the rows of their runs, and the normed and gated outputs.
@@ -50,7 +85,10 @@ impl CudaBackend {
         let shape = step.architecture.recurrent.as_ref().expect("the layer is recurrent");
         let vectors = self.layer_vectors(step).delta.expect("the layer is recurrent");
         let (at, floats) = (self.at(), self.vectors());
-        let outs = at.delta.products(weights.projections().map(|matrix| matrix.rows));
+        // Behind the products are compressed steps, if the rule has such.
+        let widths = weights.projections().map(|matrix| matrix.rows);
+        let outs =
+            at.delta.products(widths.chain(weights.selective.as_ref().map(|_| shape.low_rank)));
         let mut widths = [0; PRODUCTS_MAX];
         for (width, matrix) in widths.iter_mut().zip(weights.projections()) {
             *width = matrix.rows;
@@ -61,7 +99,8 @@ impl CudaBackend {
             columns: columns(of),
         };
         let (parts, of) = (weights.parts, weights.columns);
-        let out = self.float(at.attended);
+        let beside = step.layer_weights().beside.is_some();
+        let out = self.float(if beside { at.delta.beside } else { at.attended });
         self.products().changed(out);
         let states = self.plan.kv.states(step.architecture.recurrent_index(step.layer));
         let delta = Delta {
@@ -86,7 +125,31 @@ impl CudaBackend {
             mixed: self.float(at.delta.mixed),
             out,
         };
-        Ok(self.gpu.gated_delta(&delta, &self.state_runs(step))?)
+        let runs = self.state_runs(step);
+        let Some(selective) = &weights.selective else {
+            return Ok(self.gpu.gated_delta(&delta, &runs)?);
+        };
+        self.gpu.mix_values(&delta, &runs)?;
+        let [_, all, steps, narrow, ..] = outs;
+        self.project_selective(step, selective, [at.delta.mixed, all, steps, narrow])?;
+        Ok(self.gpu.selective_scan(&delta, &runs)?)
+    }
+
+    /// Queues the addition of the output of a recurrence beside attention to that of attention.
+    pub(super) fn add_beside(
+        &self,
+        step: &Step<'_>,
+        beside: &RecurrenceBeside,
+    ) -> Result<(), ModelError> {
+        let at = self.at();
+        // The normed input is not needed any more.
+        let product = self.product(step, beside.o, at.normed);
+        let products = self.products();
+        products.dense(&self.gpu, self.float(at.delta.beside), Rows::of(step), &[product])?;
+        products.changed(product.out);
+        let factor = step.architecture.recurrent.map_or(1.0, |of| of.factors.output);
+        let (out, count) = (self.float(at.block_out), step.count * step.architecture.hidden);
+        Ok(self.gpu.add_scaled(out, product.out, count, factor)?)
     }
 
     /// Returns the runs of the current lane's rows with their states.

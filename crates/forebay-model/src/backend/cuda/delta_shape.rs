@@ -14,6 +14,7 @@ pub(super) fn device_shape(of: &Recurrent) -> DeltaShape {
             StateRule::GatedDelta => DeltaRule::GatedDelta,
             StateRule::KimiDelta => DeltaRule::KimiDelta,
             StateRule::Mamba2 => DeltaRule::Mamba2,
+            StateRule::Mamba => DeltaRule::Mamba,
             StateRule::ShortConvolution => DeltaRule::ShortConvolution,
         },
         key_heads: of.key_heads,

@@ -202,6 +202,8 @@ struct Widths {
     delta_products: usize,
     /// Channels of the convolution.
     delta_mixed: usize,
+    /// Outputs of recurrences beside attention; 0 without such layers.
+    delta_beside: usize,
     latent_q_a: usize,
     latent_q: usize,
     latent_kv_a: usize,
@@ -252,6 +254,7 @@ impl Widths {
             }),
             delta_products: delta(Recurrent::projected_width),
             delta_mixed: delta(Recurrent::channels),
+            delta_beside: if architecture.has_beside() { values } else { 0 },
             latent_q_a: latent(|of| of.query_rank.unwrap_or(0))
                 .max(architecture.most_of_shared(|shared| shared.query_rank)),
             latent_q: heads * latent(|of| of.plain + of.rotary),
@@ -481,6 +484,7 @@ impl ActivationLayout {
                 batch,
                 first_row: 0,
                 mixed: words(batch * width.delta_mixed),
+                beside: words(batch * width.delta_beside),
             },
             latent: LatentLayout::new(heads_of_latent, &width, batch, &mut words),
             embeddings: EmbeddingLayout {
@@ -550,6 +554,7 @@ impl ActivationLayout {
             delta: DeltaLayout {
                 first_row: first,
                 mixed: behind(self.delta.mixed, width.delta_mixed),
+                beside: behind(self.delta.beside, width.delta_beside),
                 ..self.delta
             },
             latent: LatentLayout {
@@ -583,6 +588,8 @@ pub struct DeltaLayout {
     /// First row of the lane.
     first_row: usize,
     pub mixed: u64,
+    /// Outputs `[batch, values]` of recurrences beside attention, if there are such layers.
+    pub beside: u64,
 }
 
 impl DeltaLayout {

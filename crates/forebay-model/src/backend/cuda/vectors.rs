@@ -2,7 +2,9 @@
 
 use forebay_cuda::DevicePtr;
 
-use crate::weights::{AttentionWeights, FeedForwardWeights, LayerWeights, StreamWeights, Weights};
+use crate::weights::{
+    AttentionWeights, DeltaWeights, FeedForwardWeights, LayerWeights, StreamWeights, Weights,
+};
 
 /// Alignment of a vector's start, in floats. Norms read 16 bytes at once.
 const ALIGNMENT: usize = 64;
@@ -109,6 +111,10 @@ pub struct DeltaVectors {
     pub step: usize,
     pub skip: Option<usize>,
     pub norm: usize,
+    /// Factors of the columns of the first product.
+    pub factors: Option<usize>,
+    /// Norms of compressed steps, keys and queries.
+    pub selective_norms: Option<[usize; 3]>,
 }
 
 /// All vectors, concatenated.
@@ -194,7 +200,7 @@ impl Vectors {
                 of.q_a_norm = weights.q_a.as_ref().map(|(_, norm)| self.append(norm));
                 of.kv_a_norm = Some(self.append(&weights.kv_a_norm));
             }
-            AttentionWeights::None => {}
+            AttentionWeights::Delta(_) | AttentionWeights::None => {}
             AttentionWeights::Shared(weights) => {
                 of.q_a_norm = Some(self.append(&weights.q_a_norm));
                 of.q_norm = Some(self.append(&weights.q_norm));
@@ -204,17 +210,8 @@ impl Vectors {
                     *to = Some([&of.bias, &of.norm].map(|vector| self.append(vector)));
                 }
             }
-            AttentionWeights::Delta(weights) => {
-                of.delta = Some(DeltaVectors {
-                    convolution: self.append(&weights.convolution),
-                    convolution_bias: self.optional(&weights.convolution_bias),
-                    decay: self.append(&weights.decay),
-                    step: self.append(&weights.step),
-                    skip: self.optional(&weights.skip),
-                    norm: self.append(&weights.norm),
-                });
-            }
         }
+        of.delta = layer.delta().map(|weights| self.delta(weights));
         if let FeedForwardWeights::Experts { vectors, .. } = &layer.feed_forward {
             of.router_bias = self.optional(&vectors.router_bias);
             of.correction_bias = self.optional(&vectors.correction_bias);
@@ -250,6 +247,20 @@ impl Vectors {
             });
         }
         of
+    }
+
+    fn delta(&mut self, weights: &DeltaWeights) -> DeltaVectors {
+        let selective = weights.selective.as_ref().and_then(|of| of.norms.as_ref());
+        DeltaVectors {
+            convolution: self.append(&weights.convolution),
+            convolution_bias: self.optional(&weights.convolution_bias),
+            decay: self.append(&weights.decay),
+            step: self.append(&weights.step),
+            skip: self.optional(&weights.skip),
+            norm: self.append(&weights.norm),
+            factors: self.optional(&weights.factors),
+            selective_norms: selective.map(|norms| norms.each_ref().map(|norm| self.append(norm))),
+        }
     }
 
     fn streams<M>(&mut self, weights: &StreamWeights<M>) -> StreamVectors {
