@@ -47,7 +47,7 @@ const EXACT: (f64, f64) = (1e-3, 1e-7);
 /// Returns the limits for a comparison with llama.cpp. It computes Gemma's gate with a table of f16 values.
 fn exact_against_llama_cpp(name: &str) -> (f64, f64) {
     match name {
-        "gemma3" => (1e-2, 1e-6),
+        "gemma3" | "gemma" | "grok" | "spark2_5" => (1e-2, 1e-6),
         "gemma4_moe" | "gemma4_ple" => (0.1, 1e-4),
         _ => EXACT,
     }

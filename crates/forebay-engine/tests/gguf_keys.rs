@@ -13,7 +13,7 @@ use gguf_file::{GgufFile, words};
 
 /// Returns the GGUF files of all sets of fixtures, one of each model.
 fn files() -> Vec<PathBuf> {
-    let sets = support::sets().into_iter();
+    let sets = support::all_sets().into_iter();
     let folders = sets.filter_map(|set| std::fs::read_dir(set.join("gguf")).ok());
     let mut files: Vec<PathBuf> =
         folders.flatten().filter_map(|entry| smallest(&entry.unwrap().path())).collect();
@@ -150,6 +150,8 @@ fn is_idle(key: &str, file: &GgufFile, described: &Architecture) -> bool {
         "attention.value_length" => architecture == "deepseek4",
         // The other key decides.
         "attention.layer_norm_epsilon" => has("attention.layer_norm_rms_epsilon"),
+        // The model takes no notice of it.
+        "router_logit_softcapping" => architecture == "grok",
         // It goes with `temperature_scale`, which is refused.
         "attention.temperature_length" => true,
         _ if key.starts_with("rope.") && !rotates => true,
@@ -195,6 +197,57 @@ fn every_key_is_used_or_harmless_or_refused_by_name() {
         }
     }
     assert!(tried > 300, "{tried}");
+}
+
+/// Returns the error of a file that must be refused.
+fn refusal(file: &GgufFile) -> String {
+    file.described().expect_err("the file must be refused").to_string()
+}
+
+#[test]
+fn layers_may_lack_blocks_only_where_the_family_says_so() {
+    let plain = |architecture: &str| {
+        let mut file = GgufFile::random(architecture, 3);
+        file.set("rope.dimension_count", 16u32);
+        file
+    };
+    let heads = |file: &GgufFile, heads: Vec<u32>, kv_heads: Vec<u32>| {
+        let file = file.with("attention.head_count", Value::from(heads));
+        file.with("attention.head_count_kv", Value::from(kv_heads))
+    };
+    let deci = plain("deci");
+    let without = heads(&deci, vec![4, 0, 4], vec![2, 0, 2]).described().unwrap();
+    assert_eq!(without.attention_layers().collect::<Vec<_>>(), [0, 2]);
+    // Such a layer multiplies its input by one matrix.
+    let error = refusal(&heads(&deci, vec![4, 4, 4], vec![2, 0, 2]));
+    assert!(error.contains("attention.head_count_kv"), "{error}");
+    let widths = deci.with("feed_forward_length", Value::from(vec![96u32, 0, 96]));
+    assert!(widths.described().unwrap().layers[1].feed_forward.is_none());
+    let error = refusal(&heads(&widths, vec![4, 0, 4], vec![2, 0, 2]));
+    assert!(error.contains("it must have attention"), "{error}");
+    let llama = plain("llama");
+    let error = refusal(&heads(&llama, vec![4, 0, 4], vec![2, 0, 2]));
+    assert!(error.contains("heads"), "{error}");
+    let error = refusal(&llama.with("feed_forward_length", Value::from(vec![96u32, 0, 96])));
+    assert!(error.contains("width"), "{error}");
+}
+
+#[test]
+fn variants_of_families_are_refused_by_name() {
+    let baichuan = GgufFile::random("baichuan", 40);
+    assert!(refusal(&baichuan).contains("baichuan.block_count"), "{}", refusal(&baichuan));
+    let granite = GgufFile::random("granite_swa", 2);
+    let flags = granite.with("attention.rope_pattern", Array::Bool(vec![true]));
+    assert!(refusal(&flags).contains("attention.rope_pattern"), "{}", refusal(&flags));
+    let flags = granite.with("attention.rope_pattern", Value::U32(4));
+    assert!(refusal(&flags).contains("attention.rope_pattern"), "{}", refusal(&flags));
+    let alpha = GgufFile::random("hunyuan-dense", 2).with("rope.scaling.alpha", 50f32);
+    assert!(refusal(&alpha).contains("rope.scaling.alpha"), "{}", refusal(&alpha));
+    let mut grok = GgufFile::random("grok", 2);
+    grok.add("blk.0.ffn_gate_inp.weight", &[4, 64]);
+    assert!(refusal(&grok).contains("blk.0.ffn_up.weight"), "{}", refusal(&grok));
+    let diffusion = GgufFile::random("llada-moe", 2);
+    assert!(refusal(&diffusion).contains("diffusion"), "{}", refusal(&diffusion));
 }
 
 #[test]

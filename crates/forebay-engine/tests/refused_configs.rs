@@ -93,6 +93,14 @@ fn values_that_cannot_be_right_are_refused() {
         ("granitemoehybrid", "mamba_norm_before_gate", json!(true), "mamba_norm_before_gate"),
         ("qwen3_moe", "mlp_multipliers", json!([0.9, 0.6]), "multipliers of attention"),
         ("mixtral", "mlp_multipliers", json!([0.5, 0.5]), "inputs of feed-forwards"),
+        ("granite_swa", "layer_rope_theta", json!([300, 500]), "layer_rope_theta"),
+        ("granite_swa", "layer_rope_theta", json!([0, -1]), "layer_rope_theta"),
+        ("granite_swa", "layer_rope_theta", json!([0, "x"]), "layer_rope_theta"),
+        ("internlm3", "qkv_bias", json!(true), "qkv_bias"),
+        ("internlm3", "bias", json!(true), "bias"),
+        ("minicpm3", "dim_model_base", json!(0), "scale of logits"),
+        ("minicpm3", "scale_depth", json!(0), "scale of"),
+        ("minicpm3", "v_head_dim", json!(0), "value"),
         ("qwen2_moe", "shared_expert_intermediate_size", huge, "width"),
     ] {
         let Some(error) = error_of(name, &[(key, value.clone())]) else { continue };

@@ -73,6 +73,17 @@ fn models() -> Vec<PathBuf> {
         "gguf/deepseek_v4/deepseek_v4-BF16.gguf",
         "models/hunyuan_v1_moe",
         "models/hunyuan_v1_dense",
+        "models/minicpm3",
+        "models/granitemoe_swa",
+        "gguf/granite_swa/granite_swa-Q4_0.gguf",
+        "gguf/maple/maple-Q4_0.gguf",
+        "gguf/bailingmoe2/bailingmoe2-Q4_0.gguf",
+        "gguf/deci/deci-Q4_0.gguf",
+        "gguf/openelm/openelm-Q4_0.gguf",
+        "gguf/qwen/qwen-Q4_0.gguf",
+        "gguf/plm/plm-Q4_0.gguf",
+        "gguf/plamo3/plamo3-Q4_0.gguf",
+        "gguf/spark2_5/spark2_5-Q4_0.gguf",
     ]
     .iter()
     .filter_map(|name| fixture(name))

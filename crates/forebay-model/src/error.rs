@@ -25,6 +25,10 @@ pub enum ModelError {
          file of this model"
     )]
     GgufOnly { name: String },
+    #[error(
+        "forebay generates text token by token, but a '{name}' model {instead}: take another model"
+    )]
+    NoNextToken { name: String, instead: &'static str },
     #[error("{source_name} has no '{key}', which the {family} architecture needs")]
     MissingKey { source_name: String, key: String, family: &'static str },
     #[error("'{key}' is {value}, but {expected}")]

@@ -54,22 +54,6 @@ impl Cpu {
     }
 }
 
-impl Cpu {
-    /// Multiplies every row of `x` `[rows, factors.len()]` by `factors`, element by element.
-    ///
-    /// # Panics
-    /// Panics if `factors` is empty or `x` is no whole number of rows.
-    pub fn multiply_columns(&self, x: &mut [f32], factors: &[f32]) {
-        let n = factors.len();
-        assert!(n > 0 && x.len().is_multiple_of(n), "multiply_columns: no whole rows");
-        self.pool.for_each_chunk_mut(x, share(x.len(), n), |_, _, x| {
-            for x in x.chunks_exact_mut(n) {
-                x.iter_mut().zip(factors).for_each(|(x, factor)| *x *= factor);
-            }
-        });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

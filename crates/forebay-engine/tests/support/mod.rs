@@ -26,11 +26,11 @@ pub fn fixtures() -> PathBuf {
     found.expect("the project's own fixtures/ are always there")
 }
 
-/// Returns a path below one of the sets of fixtures ([`sets`]), or a model that a script of the project made (`formulas`). If all
+/// Returns a path below one of the sets of fixtures ([`all_sets`]), or a model that a script of the project made (`formulas`). If all
 /// lack it, prints a message and returns `None`.
 pub fn fixture(relative: &str) -> Option<PathBuf> {
     let made = relative.strip_prefix("models/").map(|name| formulas().join(name));
-    let mut paths = sets().into_iter().map(|set| set.join(relative)).chain(made);
+    let mut paths = all_sets().into_iter().map(|set| set.join(relative)).chain(made);
     let path = paths.find(|path| path.exists());
     if path.is_none() {
         // Written directly to stderr, because the test harness captures what passing tests print.
@@ -51,6 +51,14 @@ pub fn sets() -> Vec<PathBuf> {
     let others = ["fixtures2", "fixtures3"].map(|name| first.with_file_name(name));
     let others = others.into_iter().filter(|set| set.is_dir());
     std::iter::once(first.clone()).chain(others).collect()
+}
+
+/// Returns the roots of [`sets`] and of the project's own set, which has models that the others lack.
+pub fn all_sets() -> Vec<PathBuf> {
+    let own = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+    let others = sets();
+    let is_among = others.iter().any(|set| set.canonicalize().ok() == own.canonicalize().ok());
+    others.into_iter().chain((!is_among).then_some(own)).collect()
 }
 
 /// Models of the fixtures that forebay refuses, and what it lacks for them.
@@ -136,6 +144,10 @@ pub fn models() -> Vec<PathBuf> {
         "models/hunyuan_v1_moe",
         "models/muse_glimmer",
         "models/muse_spark",
+        "models/minicpm3",
+        "gguf/granite_swa/granite_swa-Q4_0.gguf",
+        "gguf/deci/deci-Q4_0.gguf",
+        "gguf/spark2_5/spark2_5-Q4_0.gguf",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -88,7 +88,7 @@ pub struct Rotation {
     /// Layout of the pairs that rotate together. GGUF's converter reorders q and k for some families.
     pub gguf: RopeLayout,
     pub huggingface: RopeLayout,
-    /// Base of the rotation in windowed layers, if these have a rotation of their own. Such a rotation is not scaled.
+    /// Base of the rotation in windowed layers, if these have a rotation of their own.
     pub of_windows: Option<WindowTheta>,
     /// True if half of a head rotates in layers without a window, and GGUF files do not say it.
     pub half_in_gguf: bool,
@@ -156,6 +156,8 @@ pub struct FeedForward {
     pub limits_by_layer: bool,
     /// True if `config.json` gives the width of feed-forwards before it is adjusted, unless it says otherwise.
     pub adjusted_width: bool,
+    /// True if GGUF files give the widths of gate and up together (Qwen 1).
+    pub doubled_width: bool,
 }
 
 /// The order of a layer's parts, and what it does with the residual stream.
@@ -177,6 +179,8 @@ pub struct Layers {
     pub scales: bool,
     /// True if a layer is only a mixer or only a feed-forward.
     pub one_block: bool,
+    /// True if layers without heads have no attention, and layers without a width no feed-forward.
+    pub may_lack_blocks: bool,
 }
 
 /// Embeddings and logits.
@@ -204,6 +208,10 @@ pub enum Factors {
     None,
     /// Factors of embeddings and of outputs added to the residual stream, and a divisor of logits (Granite).
     AllOfGranite,
+    /// As [`Factors::AllOfGranite`], with the published values where files do not say them (MiniCPM).
+    OfMiniCpm,
+    /// Factors of embeddings and of logits, with the published values where files do not say them (Grok).
+    OfGrok,
     /// A factor of logits, and no others (Cohere).
     OfLogits,
 }
@@ -226,11 +234,13 @@ pub enum Windows {
     ButFirstOf(usize),
 }
 
-/// Base of the rotation in windowed layers, if the metadata does not give it.
+/// Base of the rotation in windowed layers, if the metadata does not give it. It is not scaled, if nothing else is said.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum WindowTheta {
     /// The base of the other layers.
     Same,
+    /// The base and the scaling of the other layers.
+    SameScaled,
     Of(f64),
 }
 
@@ -357,6 +367,7 @@ impl FeedForward {
         beside_dense: false,
         limits_by_layer: false,
         adjusted_width: false,
+        doubled_width: false,
     };
 
     /// Experts that a sigmoid scores and a bias corrects (DeepSeek-V3).
@@ -374,6 +385,7 @@ impl Layers {
         feed_forward_scales: false,
         scales: false,
         one_block: false,
+        may_lack_blocks: false,
     };
 }
 

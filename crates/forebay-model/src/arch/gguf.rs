@@ -13,7 +13,7 @@ use super::family::{Factors, Family};
 use super::gguf_experts::has_experts;
 use super::gguf_indexer::{indexed_layers, indexer};
 use super::gguf_keys::Keys;
-use super::gguf_layers::{TEMPERATURE, layers, refuse_variants};
+use super::gguf_layers::{OUTPUT_SCALE, TEMPERATURE, layers, refuse_variants};
 use super::gguf_recurrent::recurrent;
 use super::gguf_rope::{latent_magnitude, original_context, ropes, scaling};
 use super::indexer::with_indexer;
@@ -105,19 +105,27 @@ fn factors(keys: &Keys<'_>, family: &Family) -> Result<[f32; 3], ModelError> {
     let names = ["embedding_scale", "residual_scale", "logit_scale"];
     let (known, other) = match family.ends.gguf_factors {
         Factors::None => (&names[..0], &names[..]),
-        Factors::AllOfGranite => (&names[..], &names[..0]),
+        Factors::AllOfGranite | Factors::OfMiniCpm => (&names[..], &names[..0]),
+        Factors::OfGrok => (&["embedding_scale", "logit_scale"][..], &names[1..2]),
         Factors::OfLogits => (&names[2..], &names[..2]),
     };
     for key in other {
         keys.only(key, &[0.0, 1.0], "forebay knows 1 for this family")?;
     }
-    let mut factors = [1.0; 3];
+    let mut factors = match family.ends.gguf_factors {
+        Factors::OfMiniCpm => {
+            let (hidden, layers) = (keys.count("embedding_length")?, keys.count("block_count")?);
+            [12.0, 1.4 / (layers as f32).sqrt(), hidden as f32 / 256.0]
+        }
+        Factors::OfGrok => [78.383_67, 1.0, 0.577_350_26],
+        _ => [1.0; 3],
+    };
     for (factor, name) in factors.iter_mut().zip(names) {
         if known.contains(&name) {
-            *factor = keys.said_float(name)?.unwrap_or(1.0);
+            *factor = keys.said_float(name)?.unwrap_or(*factor);
         }
     }
-    if family.ends.gguf_factors == Factors::AllOfGranite {
+    if matches!(family.ends.gguf_factors, Factors::AllOfGranite | Factors::OfMiniCpm) {
         factors[2] = 1.0 / factors[2];
     }
     Ok(factors)
@@ -235,13 +243,11 @@ fn attention(
         kv_heads,
         head_dim,
         value_dim: length("attention.value_length")?.unwrap_or(head_dim),
-        scale: keys.said_float("attention.scale")?.or(family.attention.scale).unwrap_or_else(
-            || {
-                // The Gemma models with 27 billion parameters, recognised by their layer count, scale this way.
-                let per_head = [("gemma2", 46), ("gemma3", 62)].contains(&(family.name, layers));
-                1.0 / (if per_head { usual() } else { head_dim } as f32).sqrt()
-            },
-        ),
+        scale: said_scale(keys)?.or(family.attention.scale).unwrap_or_else(|| {
+            // The Gemma models with 27 billion parameters, recognised by their layer count, scale this way.
+            let per_head = [("gemma2", 46), ("gemma3", 62)].contains(&(family.name, layers));
+            1.0 / (if per_head { usual() } else { head_dim } as f32).sqrt()
+        }),
         softcap: softcap.or(family.attention.softcap).filter(|cap| *cap != 0.0),
         sinks: family.attention.sinks || has("attn_sinks.weight"),
         output_norm: family.attention.output_norm,
@@ -262,6 +268,16 @@ fn attention(
         false => Ok(grouped),
         true => latent(catalog, keys, family, layer, heads),
     }
+}
+
+/// Returns the factor of the scores, if the file says it. Grok has a key of its own for it.
+fn said_scale(keys: &Keys<'_>) -> Result<Option<f32>, ModelError> {
+    let key = "attention.scale";
+    if keys.family != "grok" {
+        return keys.said_float(key);
+    }
+    keys.only(key, &[0.0], "forebay knows attention.output_scale for this family")?;
+    keys.said_float(OUTPUT_SCALE)
 }
 
 /// Returns the shape of latent attention of a layer.
@@ -302,7 +318,12 @@ fn latent(
         rank: keys.count("attention.kv_lora_rank")?,
         plain,
         rotary,
-        value: keys.count(value_length)?,
+        value: match keys.optional_count(value_length)? {
+            Some(length) => length,
+            // The converter of MiniCPM 3 writes none.
+            None if one_tensor => keys.count("embedding_length")?.checked_div(heads).unwrap_or(0),
+            None => return Err(keys.missing(value_length)),
+        },
     };
     let magnitude = latent_magnitude(keys, scaling(keys, family, catalog)?)?;
     let output_gate = output_gate(catalog, family, layer, heads);
@@ -334,7 +355,7 @@ fn bias(catalog: &Catalog, family: &Family, first: usize) -> AttentionBias {
     let has = |name: &str| catalog.tensor(&format!("blk.{first}.{name}")).is_some();
     if has("attn_output.bias") {
         AttentionBias::All
-    } else if family.attention.qkv_bias || has("attn_q.bias") {
+    } else if family.attention.qkv_bias || has("attn_q.bias") || has("attn_qkv.bias") {
         AttentionBias::Qkv
     } else {
         AttentionBias::None

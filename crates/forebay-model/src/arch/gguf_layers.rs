@@ -10,11 +10,13 @@ use super::gguf_keys::Keys;
 use super::gguf_recurrent::recurrent_layers;
 use super::gguf_windows::{unrotate, windows};
 use super::layers::{keys_of, limited};
+use super::unrotated::Unrotated;
 use crate::ModelError;
 
 /// Rate of the factor of queries that grows with the position.
 pub(super) const TEMPERATURE: &str = "attention.temperature_scale";
-
+/// Factor of the scores of attention (Grok).
+pub(super) const OUTPUT_SCALE: &str = "attention.output_scale";
 /// Keys that mean nothing without experts.
 const OF_EXPERTS: [&str; 9] = [
     "expert_used_count",
@@ -57,17 +59,12 @@ pub(super) fn layers(
     };
     (0..count)
         .map(|index| {
-            let feed_forward = if family.feed_forward.experts && router(catalog, index).is_some() {
-                FeedForward::Experts(experts(catalog, keys, family, index)?)
-            } else {
-                let width = keys.count_of_layer("feed_forward_length", index)?;
-                let width = width.ok_or_else(|| keys.missing("feed_forward_length"))?;
-                FeedForward::Dense { width }
-            };
+            let feed_forward = feed_forward(catalog, keys, family, index)?;
             let window = windows[index];
             let keys_of = keys_of(&windows, with_keys, index)?;
-            let mixer = match recurrent[index] {
-                true => Mixer::Recurrent,
+            let mixer = match family.layers.may_lack_blocks && !has_heads(keys, index)? {
+                true => Mixer::None,
+                false if recurrent[index] => Mixer::Recurrent,
                 false if family.recurrence.beside_attention => Mixer::AttentionAndRecurrent,
                 false => Mixer::Attention,
             };
@@ -106,11 +103,57 @@ fn gatings(keys: &Keys<'_>, family: &Family, layer: usize) -> Result<Option<Gati
     Ok(Some(limited([limit("swiglu_clamp_exp")?, limit("swiglu_clamp_shexp")?])))
 }
 
+/// Returns the feed-forward of a layer, which is a mixture of experts if the layer has a router.
+fn feed_forward(
+    catalog: &Catalog,
+    keys: &Keys<'_>,
+    family: &'static Family,
+    index: usize,
+) -> Result<FeedForward, ModelError> {
+    if family.feed_forward.experts && router(catalog, index).is_some() {
+        let dense = format!("blk.{index}.ffn_up.weight");
+        if family.name == "grok" && catalog.tensor(&dense).is_some() {
+            return Err(ModelError::BadValue {
+                key: dense,
+                value: "a tensor of the file".into(),
+                expected: "forebay knows Grok 1, which has no feed-forward beside experts".into(),
+            });
+        }
+        return Ok(FeedForward::Experts(experts(catalog, keys, family, index)?));
+    }
+    let width = keys.count_of_layer("feed_forward_length", index)?;
+    let width = width.ok_or_else(|| keys.missing("feed_forward_length"))?;
+    Ok(match width {
+        0 if family.layers.may_lack_blocks => FeedForward::None,
+        width if family.feed_forward.doubled_width => FeedForward::Dense { width: width / 2 },
+        width => FeedForward::Dense { width },
+    })
+}
+
+/// Returns true if a layer has heads of attention.
+///
+/// # Errors
+/// Returns an error if the layer has heads without keys: such a layer multiplies its input by one matrix.
+fn has_heads(keys: &Keys<'_>, index: usize) -> Result<bool, ModelError> {
+    let [heads, kv_heads] = ["attention.head_count", "attention.head_count_kv"]
+        .map(|key| keys.count_of_layer(key, index));
+    match (heads?, kv_heads?) {
+        (Some(0), None | Some(0)) => Ok(false),
+        (_, Some(0)) => {
+            let expected = format!("forebay knows layers with keys, but layer {index} has none");
+            Err(keys.wrong("attention.head_count_kv", 0, &expected))
+        }
+        _ => Ok(true),
+    }
+}
+
 /// Returns true if queries and keys are rotated. Granite's converter says so with a key that is a remark in other files.
 pub(super) fn rotates(keys: &Keys<'_>, family: &Family) -> Result<bool, ModelError> {
     let said = keys.flag("rope.scaling.finetuned")?;
     let of_granite = family.ends.gguf_factors == Factors::AllOfGranite;
-    Ok(if of_granite { said.unwrap_or(true) } else { family.rotation.rotates })
+    // Some files have a flag for each layer instead.
+    let is_switch = of_granite && family.rotation.unrotated != Some(Unrotated::AsSaid);
+    Ok(if is_switch { said.unwrap_or(true) } else { family.rotation.rotates })
 }
 
 /// Returns layers of which each is only one block: those with key/value heads have attention, those with a width are
@@ -168,7 +211,15 @@ pub(super) fn refuse_variants(keys: &Keys<'_>, family: &Family) -> Result<(), Mo
             keys.only(key, &[0.0], "forebay knows models without it")?;
         }
     }
-    keys.only("attention.output_scale", &[0.0, 1.0], "forebay knows 1 for this family")?;
+    match family.name == "grok" {
+        // Grok 1 takes no notice of this cap, which its converter writes.
+        true => keys.note(&["router_logit_softcapping"]),
+        false => keys.only(OUTPUT_SCALE, &[0.0, 1.0], "forebay knows 1 for this family")?,
+    }
+    if family.name == "baichuan" {
+        let expected = "forebay knows Baichuan with 32 layers, because larger models have ALiBi instead of a rotation";
+        keys.only("block_count", &[32.0], expected)?;
+    }
     keys.note(&["attention.temperature_length"]);
     for (key, known) in [("attention.causal", true), ("ssm.dt_b_c_rms", false)] {
         if keys.flag(key)?.is_some_and(|flag| flag != known) {

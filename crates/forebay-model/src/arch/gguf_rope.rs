@@ -52,11 +52,12 @@ pub(super) fn ropes(
         Ok::<_, ModelError>(own?.or(other?).map(f64::from))
     };
     let theta = base(keys, ["rope.freq_base", "rope.global.freq_base"])?.unwrap_or(10_000.0);
+    let theta = theta * base_factor(keys, usual)?;
     let of_windows = base(keys, ["rope.freq_base_swa", "rope.local.freq_base"])?;
     let dim_of_windows = keys.optional_count("rope.dimension_count_swa")?;
     let layout = family.rotation.gguf;
     let rope = Rope { theta, rotary_dim, from: 0, layout, scaling, factors: None };
-    let usual = match family.rotation.of_windows {
+    let (usual, of_others) = match family.rotation.of_windows {
         None => {
             let is_same = of_windows.is_none_or(|of| of == theta)
                 && dim_of_windows.is_none_or(|dim| dim == rotary_dim);
@@ -66,16 +67,33 @@ pub(super) fn ropes(
             }
             return Ok(vec![rope]);
         }
-        Some(WindowTheta::Same) => theta,
-        Some(WindowTheta::Of(theta)) => theta,
+        Some(WindowTheta::Same) => (theta, None),
+        Some(WindowTheta::SameScaled) => (theta, Some(scaling)),
+        Some(WindowTheta::Of(theta)) => (theta, None),
     };
+    let scaling = of_others.unwrap_or(RopeScaling::None);
     let theta = of_windows.unwrap_or(usual);
     let rotary_dim = dim_of_windows.unwrap_or(whole);
     // Factors of the file are for the other layers if those have heads of another length.
     let is_other = dim_of(1).is_some_and(|dim| Some(dim) != dim_of(0));
     let factors = is_other.then_some(RopeFactors::None);
-    let windows = Rope { theta, rotary_dim, scaling: RopeScaling::None, factors, ..rope.clone() };
+    let windows = Rope { theta, rotary_dim, scaling, factors, ..rope.clone() };
     Ok(vec![rope, windows])
+}
+
+/// Key of the number with which the base of the rotation is stretched once for all lengths.
+const ALPHA: &str = "rope.scaling.alpha";
+
+/// Returns true if [`ALPHA`] stretches the base. Converters of other Hunyuan models write the stretched base.
+fn has_alpha(keys: &Keys<'_>) -> bool {
+    keys.architecture == "hunyuan_vl"
+}
+
+/// Returns the factor that stretches the base for heads of this length.
+fn base_factor(keys: &Keys<'_>, head_dim: usize) -> Result<f64, ModelError> {
+    let said = if has_alpha(keys) { keys.said_float(ALPHA)? } else { None };
+    let dim = head_dim as f64;
+    Ok(said.map_or(1.0, |alpha| f64::from(alpha).powf(dim / (dim - 2.0))))
 }
 
 /// What the metadata say about the scaling of a rotation.
@@ -104,7 +122,9 @@ impl<'a> Said<'a> {
         let old = keys.optional_float("rope.scale_linear")?;
         let factor = new.or(old).filter(|factor| *factor != 0.0).unwrap_or(1.0);
         let kind = keys.text("rope.scaling.type")?;
-        keys.only("rope.scaling.alpha", &[0.0], "forebay knows 0 for this family")?;
+        if !has_alpha(keys) {
+            keys.only(ALPHA, &[0.0], "forebay knows 0 for this family")?;
+        }
         // A negative number means that the type decides, which is 1 for YaRN and 0 for others.
         let mix = keys.optional_float("rope.scaling.yarn_ext_factor")?;
         let usual = if kind == Some("yarn") { 1.0 } else { 0.0 };

@@ -1,4 +1,4 @@
-//! Reads the windows of GGUF metadata.
+//! Reads the windows and other lists of flags of GGUF metadata.
 
 use forebay_format::{Array, Value};
 
@@ -37,19 +37,28 @@ pub(super) fn windows(
 /// Returns which layers have a window: from a list with a flag for each, or from a number, which means that every so many layers the
 /// last one has none (0: all have one).
 fn pattern(keys: &Keys<'_>, count: usize) -> Result<Option<Vec<bool>>, ModelError> {
-    let Some(value) = keys.get(PATTERN) else { return Ok(None) };
-    let wrong = || {
-        let expected =
-            format!("it must be a number or a list with a flag for each of {count} layers");
-        keys.wrong(PATTERN, value.describe(), &expected)
+    let Some(period) = keys.get(PATTERN).and_then(Value::as_u64) else {
+        return flags(keys, PATTERN, count, "a number or ");
     };
-    let flags: Vec<bool> = match (value, value.as_u64()) {
-        (_, Some(0)) => vec![true; count],
-        (_, Some(period)) => {
-            (0..count as u64).map(|index| !(index + 1).is_multiple_of(period)).collect()
-        }
-        (Value::Array(Array::Bool(flags)), _) => flags.clone(),
-        (Value::Array(list), _) => {
+    let slides = |index: u64| period == 0 || !(index + 1).is_multiple_of(period);
+    Ok(Some((0..count as u64).map(slides).collect()))
+}
+
+/// Returns a list with a flag for each layer. `or` says what else the key may hold.
+fn flags(
+    keys: &Keys<'_>,
+    key: &str,
+    count: usize,
+    or: &str,
+) -> Result<Option<Vec<bool>>, ModelError> {
+    let Some(value) = keys.get(key) else { return Ok(None) };
+    let wrong = || {
+        let expected = format!("it must be {or}a list with a flag for each of {count} layers");
+        keys.wrong(key, value.describe(), &expected)
+    };
+    let flags: Vec<bool> = match value {
+        Value::Array(Array::Bool(flags)) => flags.clone(),
+        Value::Array(list) => {
             let numbers = list.to_i64s().ok_or_else(wrong)?;
             numbers.into_iter().map(|number| number != 0).collect()
         }
@@ -70,6 +79,11 @@ pub(super) fn unrotate(
 ) -> Result<Layer, ModelError> {
     match which {
         Unrotated::WithoutWindow | Unrotated::ByBase(_) => Ok(without_window(layer, windows)),
+        Unrotated::AsSaid => {
+            let rotates = flags(keys, "attention.rope_pattern", windows.len(), "")?;
+            let rope = layer.rope.filter(|_| rotates.is_none_or(|flags| flags[index]));
+            Ok(Layer { rope, ..layer })
+        }
         Unrotated::Every(period) => {
             Ok(Layer { rope: layer.rope.filter(|_| !is_last(index, period)), ..layer })
         }

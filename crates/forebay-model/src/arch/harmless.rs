@@ -172,7 +172,10 @@ const CONFIG: &[(&[&str], &str)] = &[
 
 /// Keys of objects with the parameters of a rotation.
 const ROTATION: &[(&[&str], &str)] = &[
-    (&["mrope_section", "mrope_interleaved"], "positions of text are the same in all sections"),
+    (
+        &["mrope_section", "mrope_interleaved", "xdrope_section"],
+        "positions of text are the same in all sections",
+    ),
     (&["finetuned"], "a remark on how the model was trained"),
 ];
 

@@ -12,11 +12,11 @@ use super::check::check;
 use super::config::{Config, short};
 use super::deepseek4::of_config;
 use super::families;
-use super::family::Family;
+use super::family::{Factors, Family};
 use super::feed_forward_width::feed_forward_width;
 use super::head::is_tied;
 use super::huggingface_attention::attention;
-use super::huggingface_experts::{experts, is_by_token, is_sparse, output_multiplier};
+use super::huggingface_experts::{experts, has_count, is_by_token, is_sparse, output_multiplier};
 use super::huggingface_indexer::{indexed_layers, indexer};
 use super::huggingface_recurrent::{OneBlock, is_recurrent, one_blocks, recurrent};
 use super::huggingface_rotation::rotates;
@@ -112,9 +112,8 @@ fn of_language_model(
     } else if temperature.is_some() {
         temper(&mut layers, family.rotation.tempered);
     }
-    let factor =
-        |key: &str| Ok::<_, ModelError>(config.float(key)?.map_or(1.0, |factor| factor as f32));
-    let residual_scale = factor("residual_multiplier")? * multipliers.residual();
+    let [embedding_factor, residual_scale, logit_divisor] = factors(config, family)?;
+    let residual_scale = residual_scale * multipliers.residual();
     let epsilons =
         ["rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "layer_norm_eps"];
     let logit_softcap = config.float_or("final_logit_softcapping", family.ends.logit_softcap)?;
@@ -136,8 +135,7 @@ fn of_language_model(
         post_norm_epsilon,
         norms: family.layers.norms,
         streams: streams::of_huggingface(config, family)?,
-        embedding_scale: embedding_scale(config, family)? * factor("embedding_multiplier")?
-            / residual_scale,
+        embedding_scale: embedding_scale(config, family)? * embedding_factor / residual_scale,
         embedding_norm: family.ends.embedding_norm,
         residual_scale,
         feed_forward_input_scale: multipliers.feed_forward_input(),
@@ -150,8 +148,9 @@ fn of_language_model(
             false => None,
         },
         feed_forward_scales: family.layers.feed_forward_scales,
-        logit_scale: output_multiplier(config, family)? * factor("lm_head_multiplier")?
-            / (factor("logits_scaling")? * width_scale.unwrap_or(1.0)),
+        logit_scale: output_multiplier(config, family)?
+            * config.float("lm_head_multiplier")?.map_or(1.0, |factor| factor as f32)
+            / (logit_divisor * width_scale.unwrap_or(1.0)),
         layer_scales: family.layers.scales,
         layer_embeddings: config
             .optional_count("hidden_size_per_layer_input")?
@@ -186,6 +185,29 @@ fn ratio_temperature(
     let rate = config.float("log_scaling_alpha")?.unwrap_or(0.1) as f32;
     let floor = config.float("log_scaling_n_floor")?;
     Ok(floor.map(|step| Temperature { rate, step: step as f32, first: 1, growth: Growth::Ratio }))
+}
+
+/// Returns the factors of embeddings and of outputs added to the residual stream, and the divisor of logits.
+fn factors(config: &Config<'_>, family: &Family) -> Result<[f32; 3], ModelError> {
+    let factor =
+        |key: &str, usual: f64| Ok::<_, ModelError>(config.float(key)?.unwrap_or(usual) as f32);
+    if family.ends.gguf_factors != Factors::OfMiniCpm {
+        let keys = ["embedding_multiplier", "residual_multiplier", "logits_scaling"];
+        let [embedding, residual, logits] = keys.map(|key| factor(key, 1.0));
+        return Ok([embedding?, residual?, logits?]);
+    }
+    let root = (config.count("num_hidden_layers")? as f64).sqrt() as f32;
+    let hidden = config.count("hidden_size")? as f64;
+    // Null means no factor, and no key the published one.
+    let or_neutral = |key: &str, usual: f64, neutral: f64| {
+        let is_null = config.get(key).is_some_and(Value::is_null);
+        factor(key, if is_null { neutral } else { usual })
+    };
+    Ok([
+        factor("scale_emb", 12.0)?,
+        or_neutral("scale_depth", 1.4, root.into())? / root,
+        hidden as f32 / or_neutral("dim_model_base", 256.0, hidden)?,
+    ])
 }
 
 /// Returns the factor of embeddings that the family has. Trinity's configurations have a flag for it, which is false if it is absent.
@@ -249,7 +271,7 @@ fn layers(
     let blocks = if family.layers.one_block { Some(one_blocks(config)?) } else { None };
     let count = match &blocks {
         Some(blocks) => blocks.len(),
-        None => config.count("num_hidden_layers")?,
+        None => config.first_count(&["num_hidden_layers", "num_layers"])?,
     };
     if count > catalog.tensors().len() {
         return Err(ModelError::BadValue {
@@ -263,14 +285,15 @@ fn layers(
     config.note(&["use_double_wide_mlp", "intermediate_size"]);
     let shared = config.optional_count("num_kv_shared_layers")?.unwrap_or(0);
     let with_keys = count.saturating_sub(shared);
+    let of = family.feed_forward;
+    let with_experts = of.experts && (!of.dense_too || has_count(config));
     (0..count)
         .map(|index| {
             if let Some(blocks) = &blocks {
                 return one_block_layer(catalog, config, family, naming, (index, blocks[index]));
             }
             let all = family.attention.compressed;
-            let feed_forward = if family.feed_forward.experts && (all || is_sparse(config, index)?)
-            {
+            let feed_forward = if with_experts && (all || is_sparse(config, index)?) {
                 let by_token = is_by_token(config, index)?;
                 let of = experts(catalog, config, family, naming, index)?;
                 FeedForward::Experts(of.chosen_by_token(by_token))

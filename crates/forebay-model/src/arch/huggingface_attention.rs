@@ -167,7 +167,11 @@ fn latent(config: &Config<'_>, family: &Family) -> Result<(Vec<Attention>, Vec<R
         rank: config.count("kv_lora_rank")?,
         plain: config.count("qk_nope_head_dim")?,
         rotary: config.count("qk_rope_head_dim")?,
-        value: config.count("v_head_dim")?,
+        value: match config.optional_count("v_head_dim")? {
+            Some(value) => value,
+            // MiniCPM 3 says it only if it differs.
+            None => config.count("hidden_size")?.checked_div(heads).unwrap_or(0),
+        },
     };
     // The lengths of heads follow from those of their parts, and the latent vector serves all heads.
     config.note(&["head_dim", "num_key_value_heads", "partial_rotary_factor"]);
@@ -274,6 +278,13 @@ fn bias(
     let has = |role: &str| catalog.tensor(&Names::new(naming, family).layer(0, role));
     let qkv_bias = match config.flag("qkv_bias")? {
         Some(said) if family.attention.qkv_bias => said,
+        Some(true) => {
+            return Err(ModelError::BadValue {
+                key: "qkv_bias".into(),
+                value: "true".into(),
+                expected: "forebay knows this family without such biases".into(),
+            });
+        }
         _ => family.attention.qkv_bias,
     };
     // The tensors say it too.

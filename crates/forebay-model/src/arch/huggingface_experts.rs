@@ -61,6 +61,12 @@ const SCORINGS: [&str; 5] = [
     "score_function",
 ];
 
+/// Returns true if a configuration says how many experts there are.
+pub(super) fn has_count(config: &Config<'_>) -> bool {
+    config.note(&COUNTS);
+    COUNTS.iter().any(|key| config.set(key).is_some())
+}
+
 /// Returns true if a table gives the experts of every token in layer `index`.
 pub(super) fn is_by_token(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
     let layers = config.optional_count("num_hash_layers")?;

@@ -9,6 +9,7 @@ use super::config::{Config, ROTATIONS, short};
 use super::family::{Family, WindowTheta};
 use super::huggingface_windows::{FULL, WINDOWED, window};
 use super::rope_parameters::Parameters;
+use super::unrotated::LAYER_THETA;
 use crate::ModelError;
 
 /// Keys of the base of the rotation in windowed layers.
@@ -91,7 +92,8 @@ pub(super) fn rotation(
 ) -> Result<Rope, ModelError> {
     let windowed = scope == Some(WINDOWED);
     let parameters = Parameters::of(config, scope)?;
-    let scaling = if windowed { RopeScaling::None } else { parameters.scaling()? };
+    let is_scaled = !windowed || family.rotation.of_windows == Some(WindowTheta::SameScaled);
+    let scaling = if is_scaled { parameters.scaling()? } else { RopeScaling::None };
     let tempered = parameters.temperature()?.is_some();
     let fits = !tempered || family.rotation.tempered;
     check("llama_4_scaling_beta of the rotation", "set", fits, "forebay knows 0 for this family")?;
@@ -102,7 +104,11 @@ pub(super) fn rotation(
     let local = config.first_float(&LOCAL)?;
     let local = local.filter(|_| windowed);
     let beside = config.float("theta")?;
-    let theta = match of_kind(config, family, "rope_theta", scope.unwrap_or(FULL))? {
+    let of_layers = match theta_of_layers(config)? {
+        Some(theta) => Some(theta),
+        None => of_kind(config, family, "rope_theta", scope.unwrap_or(FULL))?,
+    };
+    let theta = match of_layers {
         Some(theta) => Some(theta),
         None => local.or(parameters.float("rope_theta")?).or(beside).or(usual),
     };
@@ -146,6 +152,25 @@ fn of_kind(
         check(&format!("{key} of layer {index}"), given, own.is_some() && own == first, expected)?;
     }
     Ok(found.flatten())
+}
+
+/// Returns the base of the rotation that a list gives for all layers but those that are not rotated (Granite with windows).
+///
+/// # Errors
+/// Returns an error if layers have different ones.
+fn theta_of_layers(config: &Config<'_>) -> Result<Option<f64>, ModelError> {
+    let mut found = None;
+    for value in config.list(LAYER_THETA)?.unwrap_or_default() {
+        let theta = value.as_f64().filter(|theta| *theta >= 0.0);
+        let is_same = theta.is_some_and(|theta| found.is_none_or(|found| found == theta));
+        if theta != Some(0.0) {
+            let expected =
+                "forebay knows one base for all layers, and 0 for those without rotation";
+            check(LAYER_THETA, short(value), is_same, expected)?;
+            found = theta;
+        }
+    }
+    Ok(found)
 }
 
 /// Returns the divisors of the frequencies of pairs of which only this share rotates: the first ones. The others stay where they

@@ -34,7 +34,7 @@ pub(super) fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, Mod
 }
 
 fn expect_activation(config: &Config<'_>, family: &Family) -> Result<(), ModelError> {
-    let keys = ["mlp_hidden_act", "hidden_activation", "hidden_act"];
+    let keys = ["mlp_hidden_act", "hidden_activation", "hidden_act", "activation_function"];
     config.note(&keys);
     let Some(key) = keys.into_iter().find(|key| config.set(key).is_some()) else { return Ok(()) };
     let activation = config.text(key)?.unwrap_or("");

@@ -15,6 +15,7 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("o", "attn_output.weight", "self_attn.o_proj.weight"),
     // Queries, keys and values in one matrix, in this order.
     ("qkv", "attn_qkv.weight", "self_attn.qkv_proj.weight"),
+    ("qkv_bias", "attn_qkv.bias", "self_attn.qkv_proj.bias"),
     ("q_bias", "attn_q.bias", "self_attn.q_proj.bias"),
     ("k_bias", "attn_k.bias", "self_attn.k_proj.bias"),
     ("v_bias", "attn_v.bias", "self_attn.v_proj.bias"),

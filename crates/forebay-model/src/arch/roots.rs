@@ -25,18 +25,20 @@ const ROOTS: [&str; 13] = [
 ];
 
 /// Names that the layers have below the root. Transformers 5 saves the text layers of Kimi K2.5 under the name that the layers of its
-/// vision tower have.
-const LAYERS: [&str; 2] = ["layers", "blocks"];
+/// vision tower have, and EXAONE 3 has the names of GPT-2.
+const LAYERS: [&str; 3] = ["layers", "blocks", "h"];
 
 /// Returns the prefixes of the tensor names: those under which the folder has the embedding table.
 pub(super) fn naming(catalog: &Catalog, family: &'static Family) -> Naming {
-    let of = |root: &'static str| Naming::HuggingFace { root, layers: LAYERS[0] };
+    let of = |root, layers| Naming::HuggingFace { root, layers };
     let has = |root: &&&'static str| {
-        let name = Names::new(of(root), family).embedding();
+        let name = Names::new(of(root, LAYERS[0]), family).embedding();
         catalog.tensor(&name).is_some()
     };
     let root = *ROOTS.iter().find(has).unwrap_or(&ROOTS[0]);
-    let is_renamed =
-        catalog.tensor(&format!("{root}{}.0.input_layernorm.weight", LAYERS[1])).is_some();
-    Naming::HuggingFace { root, layers: LAYERS[usize::from(is_renamed)] }
+    let has_layers = |layers: &&&'static str| {
+        let name = Names::new(of(root, layers), family).layer(0, "attention_norm");
+        catalog.tensor(&name).is_some()
+    };
+    of(root, LAYERS.iter().find(has_layers).unwrap_or(&LAYERS[0]))
 }

@@ -135,7 +135,7 @@ impl<'c, 'a> Parameters<'c, 'a> {
 
     fn alpha(&self) -> Result<Option<f64>, ModelError> {
         match self.own("alpha") {
-            Some(_) if self.kind()? == Some("dynamic") => self.float("alpha"),
+            Some(_) if matches!(self.kind()?, Some("dynamic" | "xdrope")) => self.float("alpha"),
             _ => Ok(None),
         }
     }
@@ -189,7 +189,7 @@ impl<'c, 'a> Parameters<'c, 'a> {
             "default" | "mrope" => Ok(RopeScaling::None),
             // With a fixed `alpha`, the base is stretched instead. Without it, the base is stretched for positions beyond those that
             // the model was trained for, and no context has such.
-            "dynamic" => Ok(RopeScaling::None),
+            "dynamic" | "xdrope" => Ok(RopeScaling::None),
             "proportional" => Ok(match has_factor {
                 true => RopeScaling::Linear { factor: self.needed("factor")? },
                 false => RopeScaling::None,

@@ -18,6 +18,8 @@ pub enum Unrotated {
     /// The layers whose entry of a list of bases is 0, or without such a list the last layer and every so many before it. In
     /// GGUF files, those without a window (Muse).
     ByBase(Bases),
+    /// The layers that the configuration names, or none (Granite with windows).
+    AsSaid,
     /// The last one of every so many layers. The others see a chunk of the positions (Llama 4).
     BesideChunks(Chunks),
 }
@@ -30,6 +32,9 @@ pub struct Bases {
     /// The base if the configuration gives none.
     pub usual: f64,
 }
+
+/// Key of a list with the base of the rotation of each layer. Layers with 0 are not rotated.
+pub(super) const LAYER_THETA: &str = "layer_rope_theta";
 
 /// Chunks of positions: what holds if the configuration does not say otherwise.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -58,7 +63,10 @@ impl Unrotated {
     pub(super) fn chunks(self) -> Option<Chunks> {
         match self {
             Unrotated::BesideChunks(chunks) => Some(chunks),
-            Unrotated::Every(_) | Unrotated::WithoutWindow | Unrotated::ByBase(_) => None,
+            Unrotated::Every(_)
+            | Unrotated::WithoutWindow
+            | Unrotated::AsSaid
+            | Unrotated::ByBase(_) => None,
         }
     }
 
@@ -78,16 +86,19 @@ impl Unrotated {
                 let rotates = bases.rotates(config, (index, windows.len()))?;
                 return Ok(Layer { rope: layer.rope.filter(|_| rotates), ..layer });
             }
-            Unrotated::Every(period) => period,
-            Unrotated::BesideChunks(chunks) => chunks.period,
+            Unrotated::Every(period) => Some(period),
+            Unrotated::AsSaid => None,
+            Unrotated::BesideChunks(chunks) => Some(chunks.period),
         };
-        config.note(&["no_rope_layer_interval"]);
+        config.note(&["no_rope_layer_interval", LAYER_THETA]);
         // The numbers are 1 for layers with rotation, whatever the name says.
-        let rotates = match config.flag_of_layer("no_rope_layers", index)? {
-            Some(rotates) => rotates,
-            None => {
+        let theta = config.list(LAYER_THETA)?.and_then(|list| list.get(index)?.as_f64());
+        let rotates = match (config.flag_of_layer("no_rope_layers", index)?, theta) {
+            (Some(rotates), _) => rotates,
+            (None, Some(theta)) => theta != 0.0,
+            (None, None) => {
                 let said = config.optional_count("no_rope_layer_interval")?;
-                !is_last(index, said.unwrap_or(period))
+                said.or(period).is_none_or(|period| !is_last(index, period))
             }
         };
         let rope = layer.rope.filter(|_| rotates);
@@ -118,7 +129,7 @@ impl Bases {
         config: &Config<'_>,
         (index, count): (usize, usize),
     ) -> Result<bool, ModelError> {
-        const KEY: &str = "layer_rope_theta";
+        const KEY: &str = LAYER_THETA;
         let Some(list) = config.list(KEY)? else {
             return Ok(!count.abs_diff(index + 1).is_multiple_of(self.period));
         };

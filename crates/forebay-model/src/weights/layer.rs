@@ -287,7 +287,6 @@ impl LayerBuilder<'_> {
         let (q_width, q_rows) = (shape.heads * shape.head_dim, shape.query_rows());
         let (k_width, v_width) =
             (shape.kv_heads * shape.head_dim, shape.kv_heads * shape.value_dim);
-        let biased = |width: usize| (shape.bias != AttentionBias::None).then_some(width);
         let (q_norm, k_norm) = match shape.qk_norm {
             QkNorm::None => (None, None),
             QkNorm::PerHead | QkNorm::PerRotatedHead => {
@@ -309,14 +308,17 @@ impl LayerBuilder<'_> {
         };
         let gate = self.output_gate(tensors, dense)?;
         let relative = self.relative(tensors, dense)?;
+        let [k_rows, v_rows] = [(k_width, own_keys), (v_width, own_values)]
+            .map(|(rows, is_own)| if is_own { rows } else { 0 });
+        let [q_bias, k_bias, v_bias] = self.biases(tensors, [q_rows, k_rows, v_rows])?;
         Ok(GroupedWeights {
             q,
             k,
             v,
             gate,
-            q_bias: self.vector(tensors, "q_bias", biased(q_rows))?,
-            k_bias: self.vector(tensors, "k_bias", biased(k_width).filter(|_| own_keys))?,
-            v_bias: self.vector(tensors, "v_bias", biased(v_width).filter(|_| own_values))?,
+            q_bias,
+            k_bias,
+            v_bias,
             q_norm: self.head_norm(tensors, "q_norm", q_norm)?,
             k_norm: self.head_norm(tensors, "k_norm", k_norm.filter(|_| own_keys))?,
             // Such norms have no weight in the files.
@@ -325,6 +327,34 @@ impl LayerBuilder<'_> {
             relative,
             indexer: self.indexer(tensors, dense, None)?,
         })
+    }
+
+    /// Reads the biases of queries, keys and values, if they have any, for so many rows of each. They are tensors of their own or
+    /// parts of one.
+    fn biases(
+        &self,
+        tensors: &mut Tensors<'_>,
+        rows: [usize; 3],
+    ) -> Result<[Option<Vec<f32>>; 3], ModelError> {
+        let roles = ["q_bias", "k_bias", "v_bias"];
+        if self.architecture.attention_of(self.index).bias == AttentionBias::None {
+            return Ok([None, None, None]);
+        }
+        let together = self.name("qkv_bias");
+        let is_whole = tensors.optional(&together).is_some();
+        let mut whole = match is_whole {
+            true => tensors.vector(&together, rows.iter().sum())?,
+            false => Vec::new(),
+        };
+        let mut found = [None, None, None];
+        for (index, role) in roles.into_iter().enumerate() {
+            found[index] = match rows[index] {
+                0 => None,
+                rows if is_whole => Some(whole.drain(..rows).collect()),
+                rows => Some(tensors.vector(&self.name(role), rows)?),
+            };
+        }
+        Ok(found)
     }
 
     /// Appends the projection to gates of attention's output, if there is one.

@@ -265,8 +265,8 @@ pub(super) const FAMILIES: &[Family] = &[
     Family {
         name: "hunyuan-dense",
         files: Files {
-            gguf: &["hunyuan-dense"],
-            huggingface: &["hunyuan_v1_dense"],
+            gguf: &["hunyuan-dense", "hunyuan_vl"],
+            huggingface: &["hunyuan_v1_dense", "hunyuan_vl_text", "hunyuan_vl"],
             ..HUNYUAN.files
         },
         ..HUNYUAN

@@ -40,6 +40,12 @@ pub(super) const FAMILIES: &[Family] = &[
         ..GEMMA
     },
     Family {
+        name: "gemma",
+        files: Files { gguf: &["gemma"], huggingface: &["gemma"], names: &[], ..GEMMA.files },
+        layers: Layers::BASE,
+        ..GEMMA
+    },
+    Family {
         name: "gemma2",
         files: Files { gguf: &["gemma2"], huggingface: &["gemma2"], ..GEMMA.files },
         attention: Attention {

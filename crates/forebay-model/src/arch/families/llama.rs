@@ -18,7 +18,11 @@ const GRANITE: Family = Family {
 pub(super) const FAMILIES: &[Family] = &[
     Family {
         name: "llama",
-        files: Files { gguf: &["llama"], huggingface: &["llama"], ..Files::BASE },
+        files: Files {
+            gguf: &["llama"],
+            huggingface: &["llama", "internlm3", "iquestcoder"],
+            ..Files::BASE
+        },
         rotation: Rotation { gguf: RopeLayout::Interleaved, ..Rotation::BASE },
         ..Family::BASE
     },
@@ -50,7 +54,7 @@ pub(super) const FAMILIES: &[Family] = &[
     },
     Family {
         name: "mistral",
-        files: Files { gguf: &["mistral"], huggingface: &["mistral"], ..Files::BASE },
+        files: Files { gguf: &["mistral"], huggingface: &["mistral", "ministral"], ..Files::BASE },
         attention: Attention { windows: Windows::NotInGguf, ..Attention::BASE },
         rotation: Rotation { gguf: RopeLayout::Interleaved, ..Rotation::BASE },
         ..Family::BASE

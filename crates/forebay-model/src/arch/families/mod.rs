@@ -1,11 +1,13 @@
 //! The model families that the decoder runs, as tables of their differences. A file has related families.
 
 mod deepseek;
+mod dense;
 mod experts;
 mod gemma;
 mod hybrid;
 mod inkling;
 mod llama;
+mod mixtures;
 mod muse;
 mod qwen;
 
@@ -13,7 +15,7 @@ use super::family::Family;
 use crate::ModelError;
 
 /// The tables of all families.
-const TABLES: [&[Family]; 8] = [
+const TABLES: [&[Family]; 10] = [
     llama::FAMILIES,
     qwen::FAMILIES,
     gemma::FAMILIES,
@@ -22,6 +24,35 @@ const TABLES: [&[Family]; 8] = [
     hybrid::FAMILIES,
     muse::FAMILIES,
     inkling::FAMILIES,
+    mixtures::FAMILIES,
+    dense::FAMILIES,
+];
+
+/// Architectures of GGUF files that predict no next token, and what they do instead.
+const WITHOUT_NEXT_TOKEN: &[(&[&str], &str)] = &[
+    (
+        &["dream", "llada", "llada-moe", "rnd1"],
+        "fills in masked tokens in any order, with attention to both sides (diffusion)",
+    ),
+    (
+        &[
+            "bert",
+            "eurobert",
+            "gemma-embedding",
+            "jina-bert-v2",
+            "jina-bert-v3",
+            "llama-embed",
+            "modern-bert",
+            "neo-bert",
+            "nomic-bert",
+            "nomic-bert-moe",
+            "t5encoder",
+        ],
+        "turns texts into vectors",
+    ),
+    (&["clip"], "turns images into embeddings"),
+    (&["dflash", "eagle3", "gemma4-assistant"], "drafts tokens for another model"),
+    (&["pockettts", "qwen3tts", "wavtokenizer-dec"], "generates sound"),
 ];
 
 fn families() -> impl Iterator<Item = &'static Family> {
@@ -59,6 +90,9 @@ pub fn with_mtp() -> impl Iterator<Item = &'static str> {
 
 /// Returns the error for a GGUF file's architecture that no family has. Says so if forebay runs the family from folders.
 pub fn unknown_gguf(name: &str) -> ModelError {
+    if let Some((_, instead)) = WITHOUT_NEXT_TOKEN.iter().find(|(names, _)| names.contains(&name)) {
+        return ModelError::NoNextToken { name: name.to_owned(), instead };
+    }
     match families().find(|family| is_from_folders_only(family, name)) {
         Some(_) => ModelError::FolderOnly { name: name.to_owned() },
         None => {
@@ -125,6 +159,16 @@ mod tests {
         assert!(error.contains("from GGUF files only"), "{error}");
         for error in [unknown_gguf("new_model"), unknown_huggingface("new_model")] {
             assert!(error.to_string().contains("'new_model' is not supported"), "{error}");
+        }
+    }
+
+    #[test]
+    fn models_that_generate_no_text_are_refused_with_the_reason() {
+        for (names, instead) in WITHOUT_NEXT_TOKEN {
+            for name in *names {
+                assert!(from_gguf(name, true).is_none() && from_gguf(name, false).is_none());
+                assert!(unknown_gguf(name).to_string().contains(instead), "{name}");
+            }
         }
     }
 

@@ -34,7 +34,11 @@ const QWEN_NEXT: Family = Family {
 pub(super) const FAMILIES: &[Family] = &[
     Family {
         name: "qwen2",
-        files: Files { gguf: &["qwen2"], huggingface: &["qwen2"], ..Files::BASE },
+        files: Files {
+            gguf: &["qwen2", "qwen2vl"],
+            huggingface: &["qwen2", "qwen2_vl_text", "qwen2_vl", "qwen2_5_vl_text", "qwen2_5_vl"],
+            ..Files::BASE
+        },
         attention: Attention { qkv_bias: true, ..Attention::BASE },
         ..Family::BASE
     },

@@ -180,6 +180,7 @@ fn is_about_values(error: &EngineError, model: &Path) -> bool {
         error,
         ModelError::UnknownArchitecture { .. }
             | ModelError::FolderOnly { .. }
+            | ModelError::NoNextToken { .. }
             | ModelError::GgufOnly { .. }
             | ModelError::MissingKey { .. }
             | ModelError::MissingTensor { .. }
