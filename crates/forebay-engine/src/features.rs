@@ -1,6 +1,6 @@
 //! Features that distinguish a model from a plain decoder, described in words.
 
-use forebay_compute::{GateFunction, Gating, RopeScaling, Scoring};
+use forebay_compute::{GateFunction, Gating, NormForm, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
@@ -32,7 +32,13 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
         NormLayout::Post => {
             add("post-norms", "the output of each block is normed, not its input".to_owned());
         }
+        NormLayout::Parallel => {
+            add("parallel blocks", "attention and feed-forward take the same input".to_owned());
+        }
         NormLayout::None => {}
+    }
+    if architecture.norm_form == NormForm::Layer {
+        add("layer norms", "they subtract the mean".to_owned());
     }
     streams(architecture, &mut add);
     match architecture.gating {
@@ -42,6 +48,9 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
             add("clamped SwiGLU", format!("gate and up stay within {limit}"));
         }
         Gating::SquaredRelu => add("squared ReLU", "feed-forwards without a gate".to_owned()),
+        Gating::PlainGelu | Gating::PlainGeluTanh => {
+            add("GELU", "feed-forwards without a gate".to_owned());
+        }
     }
     experts(architecture, &mut add);
     let by_token = architecture.expert_layers().filter(|of| of.by_token).count();
@@ -363,7 +372,8 @@ fn experts(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
             }
             _ => format!("of width {width} together, for every token"),
         };
-        add("shared experts", format!("{words}{gated}"));
+        let averaged = if experts.averaged { ", averaged with the others" } else { "" };
+        add("shared experts", format!("{words}{gated}{averaged}"));
     }
 }
 
@@ -372,6 +382,7 @@ fn routing_words(experts: &Experts) -> Vec<String> {
     match experts.scoring {
         Scoring::Softmax => {}
         Scoring::Sigmoid => words.push("sigmoid scores".to_owned()),
+        Scoring::SigmoidOfChosen => words.push("sigmoids of the chosen logits".to_owned()),
         Scoring::SqrtSoftplus => words.push("scores are roots of softplus".to_owned()),
     }
     if experts.correction_bias {

@@ -73,6 +73,7 @@ pub const HUGGING_FACE: &[&str] = &[
     "glm4",
     "dots1",
     "bailing_hybrid",
+    "cohere2_moe",
     // Made by a script in `fixtures/formulas`.
     "hunyuan_v1_moe",
     "hunyuan_v1_dense",
@@ -132,6 +133,7 @@ pub const GGUF: &[&str] = &[
     "granitemoe",
     "glm4",
     "bailing_hybrid",
+    "cohere2_moe",
 ];
 
 /// Names of the fixtures with recurrent layers.

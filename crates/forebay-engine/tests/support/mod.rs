@@ -67,8 +67,6 @@ pub const NOT_YET: &[(&str, &str)] = &[
     ("gguf/kimi_k3", "attention over earlier residuals"),
     ("models/hy_v4", "independent hyper-connections"),
     ("gguf/hy_v4", "independent hyper-connections"),
-    ("models/cohere2_moe", "layer norms and parallel blocks"),
-    ("gguf/cohere2_moe", "layer norms and parallel blocks"),
     ("models/step3p7", "limits behind SiLU"),
     ("gguf/step3p7", "limits behind SiLU"),
 ];

@@ -51,6 +51,8 @@ fn on_cpu(gating: Gating) -> CpuGating {
         Gating::Clamped { alpha, limit } => CpuGating::Clamped { alpha, limit },
         Gating::ClampedSilu { limit } => CpuGating::ClampedSilu { limit },
         Gating::SquaredRelu => CpuGating::SquaredRelu,
+        Gating::PlainGelu => CpuGating::PlainGelu,
+        Gating::PlainGeluTanh => CpuGating::PlainGeluTanh,
     }
 }
 
@@ -73,6 +75,9 @@ pub fn exact(gating: Gating, gate: f64, up: f64) -> f64 {
             gate / (1.0 + (-gate).exp()) * up
         }
         Gating::SquaredRelu => gate.max(0.0) * up,
+        Gating::PlainGelu | Gating::PlainGeluTanh => {
+            unreachable!("{gating:?} is compared with the CPU only")
+        }
     }
 }
 

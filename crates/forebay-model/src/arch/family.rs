@@ -1,6 +1,6 @@
 //! The description of a model family: what its files do not say.
 
-use forebay_compute::{Gating, RopeLayout, Scoring};
+use forebay_compute::{Gating, NormForm, RopeLayout, Scoring};
 
 use super::architecture::{NormLayout, OutputGate, QkNorm};
 use super::mtp_shape::MtpForm;
@@ -112,6 +112,10 @@ pub struct FeedForward {
     /// Scoring of the experts when the metadata does not say it and a bias corrects the choice. If this is given, Hugging Face
     /// models have such a bias unless their configuration denies it.
     pub corrected: Option<Scoring>,
+    /// True if logits choose experts, and their sigmoids are weights only.
+    pub chosen_by_logits: bool,
+    /// True if the output is the mean of that of experts and that of shared experts, unless a configuration says otherwise.
+    pub averaged: bool,
     /// True if expert weights are renormalised when the metadata does not say so.
     pub renormalise: bool,
     /// True if the input of an expert is multiplied by its weight.
@@ -134,6 +138,9 @@ pub struct FeedForward {
 #[derive(Debug, Clone, Copy)]
 pub struct Layers {
     pub norms: NormLayout,
+    pub norm_form: NormForm,
+    /// True if files have no weights for the norms.
+    pub weightless_norms: bool,
     /// The rule of residual streams beside each other, if the family has several.
     pub streams: Option<StreamForm>,
     /// True if every layer ends by multiplying the residual stream by a number of its own.
@@ -291,6 +298,8 @@ impl FeedForward {
         dense_too: false,
         scoring: Scoring::Softmax,
         corrected: None,
+        chosen_by_logits: false,
+        averaged: false,
         renormalise: true,
         scaled_input: false,
         bias: false,
@@ -307,8 +316,18 @@ impl FeedForward {
 }
 
 impl Layers {
-    pub(super) const BASE: Layers =
-        Layers { norms: NormLayout::Pre, streams: None, scales: false, one_block: false };
+    pub(super) const BASE: Layers = Layers {
+        norms: NormLayout::Pre,
+        norm_form: NormForm::RootMeanSquare,
+        weightless_norms: false,
+        streams: None,
+        scales: false,
+        one_block: false,
+    };
+
+    /// Layer norms before attention and feed-forward, which take the same input.
+    pub(super) const PARALLEL: Layers =
+        Layers { norms: NormLayout::Parallel, norm_form: NormForm::Layer, ..Layers::BASE };
 }
 
 impl Ends {

@@ -9,7 +9,7 @@ use super::check::check;
 use super::config::Config;
 use super::deepseek4::of_config;
 use super::families;
-use super::family::Family;
+use super::family::{Factors, Family};
 use super::feed_forward_width::feed_forward_width;
 use super::head::is_tied;
 use super::huggingface_attention::{attention, window};
@@ -24,8 +24,8 @@ use super::ngrams::ngrams;
 use super::quantization::{Method, Quantization};
 use super::roots::naming;
 use super::rope_parameters::Parameters;
-use super::streams;
 use super::unrotated::Unrotated;
+use super::{norms, streams};
 use crate::ModelError;
 
 /// Keys about experts that classes of configurations write for models without experts, too.
@@ -42,6 +42,14 @@ const KEYS_OF_EXPERTS: [&str; 12] = [
     "scoring_func",
     "topk_group",
     "topk_method",
+];
+
+/// Keys of the width of dense feed-forwards.
+const WIDTHS: [&str; 4] = [
+    "intermediate_size_mlp",
+    "dense_intermediate_size",
+    "prefix_dense_intermediate_size",
+    "intermediate_size",
 ];
 
 /// Describes the model of a Hugging Face folder.
@@ -104,8 +112,7 @@ fn of_language_model(
     let factor =
         |key: &str| Ok::<_, ModelError>(config.float(key)?.map_or(1.0, |factor| factor as f32));
     let residual_scale = factor("residual_multiplier")?;
-    let epsilons =
-        ["rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "layer_norm_eps"];
+    let (norm_form, norm_epsilon) = norms::of_config(config, family)?;
     let logit_softcap = config.float_or("final_logit_softcapping", family.ends.logit_softcap)?;
     Ok(Architecture {
         family: family.name,
@@ -113,13 +120,14 @@ fn of_language_model(
         hidden,
         vocabulary: config.count("vocab_size")?,
         context_trained: config.first_count(&["max_position_embeddings", "model_max_length"])?,
-        norm_epsilon: config.first_float(&epsilons)?.map_or(1e-6, |epsilon| epsilon as f32),
+        norm_epsilon,
         norms: family.layers.norms,
+        norm_form,
         streams: streams::of_huggingface(config, family)?,
         embedding_scale: embedding_scale(config, family)? * factor("embedding_multiplier")?
             / residual_scale,
         residual_scale,
-        logit_scale: 1.0 / factor("logits_scaling")?,
+        logit_scale: logit_scale(config, family)?,
         layer_scales: family.layers.scales,
         layer_embeddings: config
             .optional_count("hidden_size_per_layer_input")?
@@ -153,6 +161,16 @@ fn embedding_scale(config: &Config<'_>, family: &Family) -> Result<f32, ModelErr
         true => Ok(1.0),
         false => Ok(family.embedding_scale(config.count("hidden_size")?)),
     }
+}
+
+/// Returns the factor of logits. Configurations of Cohere do not write the usual one.
+fn logit_scale(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> {
+    let divisor = config.float("logits_scaling")?.unwrap_or(1.0);
+    let factor = match family.ends.gguf_factors {
+        Factors::OfLogits => config.float("logit_scale")?.unwrap_or(0.0625),
+        Factors::None | Factors::AllOfGranite => 1.0,
+    };
+    Ok(factor as f32 / divisor as f32)
 }
 
 /// Refuses forms of quantised weights that forebay does not know, for this family or for all.
@@ -207,9 +225,7 @@ fn layers(
             } else {
                 let keys = match family.feed_forward.shared_mlp {
                     true => &[SHARED_MLP][..],
-                    false => {
-                        &["intermediate_size_mlp", "dense_intermediate_size", "intermediate_size"]
-                    }
+                    false => &WIDTHS[..],
                 };
                 let width = feed_forward_width(config, family, keys)?;
                 let is_wide = index >= with_keys && config.is_set("use_double_wide_mlp")?;

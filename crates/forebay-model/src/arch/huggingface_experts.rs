@@ -5,6 +5,7 @@ use forebay_compute::Scoring;
 use forebay_format::Catalog;
 
 use super::architecture::{Experts, Naming, groups};
+use super::check::check;
 use super::config::Config;
 use super::family::Family;
 use super::huggingface_variants::{SHARED_MLP, has_number};
@@ -30,8 +31,13 @@ const SCALES: [&str; 4] =
     ["routed_scaling_factor", "router_scaling_factor", "moe_routed_scaling_factor", "route_scale"];
 
 /// Keys of the function that scores experts.
-const SCORINGS: [&str; 4] =
-    ["scoring_func", "moe_router_activation_func", "score_func", "score_function"];
+const SCORINGS: [&str; 5] = [
+    "scoring_func",
+    "moe_router_activation_func",
+    "score_func",
+    "score_function",
+    "expert_selection_fn",
+];
 
 /// Returns true if a table gives the experts of every token in layer `index`.
 pub(super) fn is_by_token(config: &Config<'_>, index: usize) -> Result<bool, ModelError> {
@@ -127,6 +133,12 @@ pub(super) fn experts(
     let groups_kept = config.optional_first_count(&["topk_group", "num_limited_groups"])?;
     let groups_kept = groups_kept.unwrap_or(n_groups);
     config.note(&COUNTS);
+    let scoring = scoring(config, family, corrected)?;
+    // A softmax of the chosen logits is one of all logits, divided by the sum of the chosen ones.
+    let of_chosen = family.feed_forward.chosen_by_logits && scoring == Scoring::Softmax;
+    let shared_width = shared_width(config, family, width)?;
+    let averaged = is_averaged(config, family)? && shared_width > 0;
+    let scale = config.first_float(&SCALES)?.map_or(1.0, |scale| scale as f32);
     Ok(Experts {
         count: match Names::new(naming, family).routed_experts(catalog, index) {
             Some(count) => count,
@@ -141,14 +153,15 @@ pub(super) fn experts(
             "experts_per_token",
         ])?,
         width,
-        scoring: scoring(config, family, corrected)?,
-        renormalise: norm.unwrap_or(family.feed_forward.renormalise || is_third),
-        scale: config.first_float(&SCALES)?.map_or(1.0, |scale| scale as f32),
+        scoring,
+        renormalise: of_chosen || norm.unwrap_or(family.feed_forward.renormalise || is_third),
+        scale: if averaged { 0.5 * scale } else { scale },
         correction_bias,
         by_token: false,
         groups: groups(n_groups, groups_kept, correction_bias),
         bias: family.feed_forward.bias,
-        shared_width: shared_width(config, family, width)?,
+        shared_width,
+        averaged,
         shared_gate: family.feed_forward.shared_gate,
         scaled_input: family.feed_forward.scaled_input,
         transposed: family.files.transposed_experts,
@@ -169,6 +182,7 @@ fn scoring(
     };
     match named {
         Some("softmax") => Ok(Scoring::Softmax),
+        Some("sigmoid") if family.feed_forward.chosen_by_logits => Ok(Scoring::SigmoidOfChosen),
         Some("sigmoid") => Ok(Scoring::Sigmoid),
         Some("sqrtsoftplus") => Ok(Scoring::SqrtSoftplus),
         None => Ok(corrected.unwrap_or(family.feed_forward.scoring)),
@@ -177,6 +191,20 @@ fn scoring(
             value: other.into(),
             expected: "forebay knows softmax, sigmoid and sqrtsoftplus".into(),
         }),
+    }
+}
+
+/// Returns true if outputs of experts and shared experts are averaged.
+fn is_averaged(config: &Config<'_>, family: &Family) -> Result<bool, ModelError> {
+    const KEY: &str = "shared_expert_combination_strategy";
+    match config.text(KEY)? {
+        None => Ok(family.feed_forward.averaged),
+        Some("average") => Ok(true),
+        Some("sum") => Ok(false),
+        Some(other) => {
+            check(KEY, other, false, "forebay knows average and sum")?;
+            Ok(false)
+        }
     }
 }
 

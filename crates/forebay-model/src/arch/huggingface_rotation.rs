@@ -42,6 +42,7 @@ fn rotary_dim(config: &Config<'_>, scope: &str, head_dim: usize) -> Result<usize
     let parameters = Parameters::of(config, Some(scope))?;
     let partial = config.float("partial_rotary_factor")?;
     let partial = partial.or(parameters.float("partial_rotary_factor")?);
+    let partial = partial.or(config.float("rotary_pct")?);
     Ok(match (partial, config.optional_count("rotary_dim")?) {
         _ if parameters.is_proportional()? => head_dim,
         (None, Some(rotary_dim)) => rotary_dim,
@@ -51,7 +52,13 @@ fn rotary_dim(config: &Config<'_>, scope: &str, head_dim: usize) -> Result<usize
 
 /// Records the keys of a rotation that the model does not have.
 pub(super) fn note_no_rotation(config: &Config<'_>) -> Result<(), ModelError> {
-    config.note(&["partial_rotary_factor", "rope_theta", "rope_interleave", "rotary_dim"]);
+    config.note(&[
+        "partial_rotary_factor",
+        "rotary_pct",
+        "rope_theta",
+        "rope_interleave",
+        "rotary_dim",
+    ]);
     Parameters::of(config, None).map(|_| ())
 }
 

@@ -3,7 +3,7 @@
 use forebay_compute::Gating;
 use serde_json::Value;
 
-use super::architecture::OutputGate;
+use super::architecture::{NormLayout, OutputGate, QkNorm};
 use super::config::Config;
 use super::family::Family;
 use crate::ModelError;
@@ -17,7 +17,7 @@ fn refuse<T>(key: &str, value: &str, expected: &str) -> Result<T, ModelError> {
 
 /// Returns the gating, with the numbers that the configuration gives.
 pub(super) fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
-    expect_activation(config, family)?;
+    let activation = expect_activation(config, family)?;
     let float = |key: &str, usual: f32| {
         Ok::<_, ModelError>(config.float(key)?.map_or(usual, |value| value as f32))
     };
@@ -29,14 +29,26 @@ pub(super) fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, Mod
         Gating::ClampedSilu { limit } => {
             Gating::ClampedSilu { limit: float("swiglu_limit", limit)? }
         }
+        Gating::PlainGelu | Gating::PlainGeluTanh => match activation {
+            Some("gelu") => Gating::PlainGelu,
+            Some(_) => Gating::PlainGeluTanh,
+            None => family.feed_forward.gating,
+        },
         other => other,
     })
 }
 
-fn expect_activation(config: &Config<'_>, family: &Family) -> Result<(), ModelError> {
-    let keys = ["mlp_hidden_act", "hidden_activation", "hidden_act"];
+/// Returns the name of the activation, if the configuration has one. It is one that the family may have.
+fn expect_activation<'a>(
+    config: &Config<'a>,
+    family: &Family,
+) -> Result<Option<&'a str>, ModelError> {
+    let keys =
+        ["mlp_hidden_act", "hidden_activation", "hidden_act", "activation_function", "activation"];
     config.note(&keys);
-    let Some(key) = keys.into_iter().find(|key| config.set(key).is_some()) else { return Ok(()) };
+    let Some(key) = keys.into_iter().find(|key| config.set(key).is_some()) else {
+        return Ok(None);
+    };
     let activation = config.text(key)?.unwrap_or("");
     let known: &[&str] = match family.feed_forward.gating {
         // Configurations of Gemma whose `hidden_act` is `gelu` mean this one.
@@ -45,12 +57,15 @@ fn expect_activation(config: &Config<'_>, family: &Family) -> Result<(), ModelEr
         }
         Gating::GeluTanh => &["gelu_pytorch_tanh", "gelu_new", "gelu_fast"],
         Gating::SquaredRelu => &["relu2"],
+        Gating::PlainGelu | Gating::PlainGeluTanh => {
+            &["gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast"]
+        }
         // MiniMax-M3 names the clamped gate.
         Gating::Clamped { .. } => &["silu", "swish", "swigluoai"],
         Gating::Silu | Gating::ClampedSilu { .. } => &["silu", "swish"],
     };
     match known.contains(&activation) {
-        true => Ok(()),
+        true => Ok(Some(activation)),
         false => {
             let expected = format!("forebay knows {} for this family", known.join(", "));
             refuse("hidden_act", activation, &expected)
@@ -79,6 +94,24 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
         if config.is_set(key)? {
             return refuse(key, "true", "forebay does not know this variant");
         }
+    }
+    for key in ["use_qk_norm", "qk_norm", "qk_layernorm"] {
+        if config.is_set(key)? && family.attention.qk_norm == QkNorm::None {
+            return refuse(key, "true", "forebay knows no such norms for this family");
+        }
+    }
+    for (key, has) in [
+        ("use_parallel_block", family.layers.norms == NormLayout::Parallel),
+        ("use_gated_activation", family.feed_forward.gating.has_gate()),
+    ] {
+        if let Some(said) = config.flag(key)?.filter(|said| *said != has) {
+            return refuse(key, &said.to_string(), &format!("forebay knows {has} for this family"));
+        }
+    }
+    let first = config.optional_count("first_k_dense_replace")?.unwrap_or(0);
+    if family.name == "cohere2moe" && first > 0 && config.set("layer_types").is_none() {
+        let expected = "forebay needs the list of layers of models that begin with dense ones";
+        return refuse("layer_types", "absent", expected);
     }
     if config.flag("use_rotary_pos_emb")? == Some(false) {
         return refuse("use_rotary_pos_emb", "false", "forebay does not know this variant");

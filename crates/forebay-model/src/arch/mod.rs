@@ -33,6 +33,7 @@ mod mtp;
 mod mtp_shape;
 mod names;
 mod ngrams;
+mod norms;
 mod quantization;
 mod recurrent;
 mod roots;

@@ -210,6 +210,11 @@ impl Names {
         }
     }
 
+    /// Returns true if the file has weights of norms.
+    pub fn has_norm_weights(&self) -> bool {
+        !self.family.layers.weightless_norms
+    }
+
     /// Returns true if the rates of decay in the file are positive numbers.
     pub fn has_positive_rates(&self) -> bool {
         self.family.recurrence.positive_rates

@@ -3,7 +3,7 @@
 use forebay_compute::Temperature;
 use serde_json::Value;
 
-use super::architecture::Layer;
+use super::architecture::{FeedForward, Layer};
 use super::config::Config;
 use super::gguf_keys::Keys;
 use super::gguf_windows::{WINDOW, pattern};
@@ -61,7 +61,14 @@ impl Unrotated {
         (index, windows): (usize, &[Option<usize>]),
     ) -> Result<Layer, ModelError> {
         let period = match self {
-            Unrotated::WithoutWindow => return Ok(without_window(layer, windows)),
+            Unrotated::WithoutWindow => {
+                // Such dense layers of Command A+ rotate.
+                let pattern = config.optional_count("prefix_dense_sliding_window_pattern")?;
+                return Ok(match layer.feed_forward {
+                    FeedForward::Dense { .. } if pattern == Some(1) => layer,
+                    _ => without_window(layer, windows),
+                });
+            }
             Unrotated::Every(period) => period,
             Unrotated::BesideChunks(chunks) => chunks.period,
         };

@@ -111,6 +111,7 @@ impl Architecture {
         }
         self.validate_indexers()?;
         self.validate_streams()?;
+        self.validate_norms()?;
         self.validate_shared_keys()?;
         self.validate_mtp()?;
         self.layers.iter().try_for_each(Layer::validate)

@@ -3,8 +3,8 @@
 use forebay_format::{Block, TensorType};
 
 use super::parts::{
-    AttentionWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadMatrices,
-    LatentWeights, LayerEmbeddingWeights, LayerWeights, PartMatrix,
+    AttentionWeights, DenseBiases, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights,
+    HeadMatrices, LatentWeights, LayerEmbeddingWeights, LayerWeights, PartMatrix,
 };
 use super::tensors::Tensors;
 use super::{quantized, relayout};
@@ -86,6 +86,7 @@ impl LayerBuilder<'_> {
             }
         };
         let embeddings = self.embeddings(tensors, &mut dense)?;
+        let biases = self.dense_biases(tensors, described)?;
         let norms = self.architecture.norms;
         let [before, after] = [norms.before(), norms.after()].map(|has| has.then_some(hidden));
         let (has_mixer, has_feed_forward) = (mixer != Mixer::None, !described.is_none());
@@ -93,9 +94,9 @@ impl LayerBuilder<'_> {
         let [inner_norm, inner_post_norm] =
             [before, after].map(|of| of.filter(|_| has_feed_forward));
         let layer = LayerWeights {
-            attention_norm: self.norm(tensors, "attention_norm", mixer_norm)?,
+            attention_norm: self.stream_norm(tensors, "attention_norm", mixer_norm)?,
             attention_post_norm: self.norm(tensors, "attention_post_norm", mixer_post_norm)?,
-            feed_forward_norm: self.norm(tensors, "feed_forward_norm", inner_norm)?,
+            feed_forward_norm: self.stream_norm(tensors, "feed_forward_norm", inner_norm)?,
             feed_forward_post_norm: self.norm(
                 tensors,
                 "feed_forward_post_norm",
@@ -117,6 +118,7 @@ impl LayerBuilder<'_> {
             )?,
             attention_parts,
             feed_forward,
+            biases,
             embeddings,
             ngrams,
             scale: match self.architecture.layer_scales {
@@ -223,6 +225,22 @@ impl LayerBuilder<'_> {
         Ok([gate, up, self.matrix(tensors, dense, &down, hidden, width)?])
     }
 
+    /// Reads the biases of a dense feed-forward, as far as the file has such.
+    fn dense_biases(
+        &self,
+        tensors: &mut Tensors<'_>,
+        described: &FeedForward,
+    ) -> Result<DenseBiases, ModelError> {
+        let FeedForward::Dense { width } = *described else { return Ok(DenseBiases::default()) };
+        let mut bias = |role: &str, length| tensors.optional_bias(&self.name(role), length);
+        let has_gate = self.architecture.gating.has_gate();
+        Ok(DenseBiases {
+            gate: if has_gate { bias("gate", width)? } else { None },
+            up: bias("up", width)?,
+            down: bias("down", self.architecture.hidden)?,
+        })
+    }
+
     /// Reads a vector, if `length` is given.
     fn vector(
         &self,
@@ -240,6 +258,17 @@ impl LayerBuilder<'_> {
         length: Option<usize>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
         length.map(|length| tensors.norm(&self.name(role), length)).transpose()
+    }
+
+    /// Reads the norm before a block.
+    fn stream_norm(
+        &self,
+        tensors: &mut Tensors<'_>,
+        role: &str,
+        length: Option<usize>,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        let (form, name) = (self.architecture.norm_form, self.name(role));
+        length.map(|length| tensors.stream_norm(form, &name, length)).transpose()
     }
 
     fn grouped(
@@ -380,7 +409,8 @@ impl LayerBuilder<'_> {
         let hidden = self.architecture.hidden;
         let shared_scale = match experts.shared_gate && experts.shared_width > 0 {
             true => Some(tensors.vector(&self.name("shared_scale"), hidden)?),
-            false => None,
+            // The sigmoid of 0 halves the output.
+            false => experts.averaged.then(|| tensors.zeros(hidden)),
         };
         let scales = experts.expert_scales.then_some(count);
         let scales = self.vector(tensors, "expert_scales", scales)?;

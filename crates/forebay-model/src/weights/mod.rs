@@ -10,6 +10,7 @@ mod indexer;
 mod layer;
 mod mtp;
 mod ngrams;
+mod norms;
 mod parts;
 mod quantized;
 mod relayout;
@@ -31,10 +32,11 @@ use ends::{embedding, head};
 use layer::LayerBuilder;
 pub use mtp::MtpWeights;
 pub use parts::{
-    AttentionWeights, CompressorWeights, DeltaParts, DeltaWeights, EntryIndexerWeights,
-    EntryWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadChunk,
-    HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights, LayerWeights, NGramWeights,
-    PartMatrix, ResidentMatrix, SharedKeyWeights, StreamWeights, TokenExperts, distinct,
+    AttentionWeights, CompressorWeights, DeltaParts, DeltaWeights, DenseBiases,
+    EntryIndexerWeights, EntryWeights, ExpertNorms, ExpertVectors, FeedForwardWeights,
+    GroupedWeights, HeadChunk, HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights,
+    LayerWeights, NGramWeights, PartMatrix, ResidentMatrix, SharedKeyWeights, StreamWeights,
+    TokenExperts, distinct,
 };
 use tensors::Tensors;
 
@@ -100,8 +102,9 @@ impl Weights {
         let head = head(architecture, &name, &tensors, &mut blocks)?;
         let final_norm = match architecture.norms {
             NormLayout::None => None,
-            NormLayout::Pre | NormLayout::Sandwich | NormLayout::Post => {
-                let mut norm = tensors.norm(&names.final_norm(), architecture.hidden)?;
+            NormLayout::Pre | NormLayout::Sandwich | NormLayout::Post | NormLayout::Parallel => {
+                let (name, form) = (names.final_norm(), architecture.norm_form);
+                let mut norm = tensors.stream_norm(form, &name, architecture.hidden)?;
                 // The output projection is linear, so a factor of its input is one of the logits.
                 norm.iter_mut().for_each(|weight| *weight *= architecture.logit_scale);
                 Some(norm)

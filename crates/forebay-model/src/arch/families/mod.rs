@@ -4,6 +4,7 @@ mod deepseek;
 mod experts;
 mod gemma;
 mod hybrid;
+mod layer_norms;
 mod llama;
 mod qwen;
 
@@ -11,13 +12,14 @@ use super::family::Family;
 use crate::ModelError;
 
 /// The tables of all families.
-const TABLES: [&[Family]; 6] = [
+const TABLES: [&[Family]; 7] = [
     llama::FAMILIES,
     qwen::FAMILIES,
     gemma::FAMILIES,
     deepseek::FAMILIES,
     experts::FAMILIES,
     hybrid::FAMILIES,
+    layer_norms::FAMILIES,
 ];
 
 fn families() -> impl Iterator<Item = &'static Family> {

@@ -22,6 +22,8 @@ pub struct IndexerVectors {
 /// Vectors of one layer, each as an index into all floats; `None` if the layer has no such vector.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LayerVectors {
+    /// Biases of a dense feed-forward.
+    pub biases: BiasVectors,
     pub attention_norm: Option<usize>,
     pub attention_post_norm: Option<usize>,
     pub feed_forward_norm: Option<usize>,
@@ -61,6 +63,14 @@ pub struct LayerVectors {
     pub ngrams: Option<NGramVectors>,
     /// Norms of the use of the tokens' embeddings for the layer.
     pub embeddings: Option<EmbeddingVectors>,
+}
+
+/// Biases of a dense feed-forward, each as an index into all floats.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BiasVectors {
+    pub gate: Option<usize>,
+    pub up: Option<usize>,
+    pub down: Option<usize>,
 }
 
 /// Vectors of what collapses residual streams, each as an index into all floats.
@@ -160,6 +170,11 @@ impl Vectors {
 
     fn layer(&mut self, layer: &LayerWeights) -> LayerVectors {
         let mut of = LayerVectors {
+            biases: BiasVectors {
+                gate: self.optional(&layer.biases.gate),
+                up: self.optional(&layer.biases.up),
+                down: self.optional(&layer.biases.down),
+            },
             attention_norm: self.optional(&layer.attention_norm),
             attention_post_norm: self.optional(&layer.attention_post_norm),
             feed_forward_norm: self.optional(&layer.feed_forward_norm),
