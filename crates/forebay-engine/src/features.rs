@@ -24,22 +24,7 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
     attention(architecture, &mut add);
     recurrent(architecture, &mut add);
     rotations(architecture, &mut add);
-    match architecture.norms {
-        NormLayout::Pre => {}
-        NormLayout::Sandwich => {
-            add("sandwich norms", "the output of each block is normed, too".to_owned());
-        }
-        NormLayout::Post => {
-            add("post-norms", "the output of each block is normed, not its input".to_owned());
-        }
-        NormLayout::Parallel => {
-            add("parallel blocks", "attention and feed-forward take the same input".to_owned());
-        }
-        NormLayout::None => {}
-    }
-    if architecture.norm_form == NormForm::Layer {
-        add("layer norms", "they subtract the mean".to_owned());
-    }
+    norms(architecture, &mut add);
     streams(architecture, &mut add);
     match architecture.gating {
         Gating::Silu => {}
@@ -98,6 +83,25 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
         add("parts left out", detail);
     }
     found
+}
+
+fn norms(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
+    match architecture.norms {
+        NormLayout::Pre => {}
+        NormLayout::Sandwich => {
+            add("sandwich norms", "the output of each block is normed, too".to_owned());
+        }
+        NormLayout::Post => {
+            add("post-norms", "the output of each block is normed, not its input".to_owned());
+        }
+        NormLayout::Parallel => {
+            add("parallel blocks", "attention and feed-forward take the same input".to_owned());
+        }
+        NormLayout::None => {}
+    }
+    if architecture.norm_form == NormForm::Layer {
+        add("layer norms", "they subtract the mean".to_owned());
+    }
 }
 
 fn streams(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {

@@ -56,6 +56,8 @@ pub struct Attention {
     pub qk_norm: QkNorm,
     /// True if q, k and v always have a bias.
     pub qkv_bias: bool,
+    /// True if the tensors of a folder say which projections have biases, and not the configuration.
+    pub bias_by_tensors: bool,
     pub sinks: bool,
     /// Factor of the scores, if the family has one that its files do not give.
     pub scale: Option<f32>,
@@ -141,6 +143,10 @@ pub struct Layers {
     pub norm_form: NormForm,
     /// True if files have no weights for the norms.
     pub weightless_norms: bool,
+    /// True if blocks beside each other have one norm.
+    pub one_norm: bool,
+    /// True if a key of the files says if blocks are beside each other. Without it, [`Layers::norms`] says so.
+    pub parallel_by_key: bool,
     /// The rule of residual streams beside each other, if the family has several.
     pub streams: Option<StreamForm>,
     /// True if every layer ends by multiplying the residual stream by a number of its own.
@@ -254,6 +260,7 @@ impl Attention {
         window: None,
         qk_norm: QkNorm::None,
         qkv_bias: false,
+        bias_by_tensors: false,
         sinks: false,
         scale: None,
         softcap: None,
@@ -320,14 +327,19 @@ impl Layers {
         norms: NormLayout::Pre,
         norm_form: NormForm::RootMeanSquare,
         weightless_norms: false,
+        one_norm: false,
+        parallel_by_key: false,
         streams: None,
         scales: false,
         one_block: false,
     };
 
-    /// Layer norms before attention and feed-forward, which take the same input.
+    /// A layer norm before attention, and one before the feed-forward.
+    pub(super) const LAYER_NORMS: Layers = Layers { norm_form: NormForm::Layer, ..Layers::BASE };
+
+    /// One layer norm for attention and feed-forward, which take the same input.
     pub(super) const PARALLEL: Layers =
-        Layers { norms: NormLayout::Parallel, norm_form: NormForm::Layer, ..Layers::BASE };
+        Layers { norms: NormLayout::Parallel, one_norm: true, ..Layers::LAYER_NORMS };
 }
 
 impl Ends {

@@ -59,7 +59,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         vocabulary: vocabulary(catalog, family)?,
         context_trained: keys.count("context_length")?,
         norm_epsilon,
-        norms: family.layers.norms,
+        norms: norms::layout(family, keys.flag("use_parallel_residual")?)?,
         norm_form,
         streams: streams::of_gguf(&keys, family)?,
         embedding_scale: family.embedding_scale(hidden) * embedding_scale / residual_scale,
@@ -317,9 +317,10 @@ fn output_gate(catalog: &Catalog, family: &Family, layer: usize, heads: usize) -
 
 fn bias(catalog: &Catalog, family: &Family, first: usize) -> AttentionBias {
     let has = |name: &str| catalog.tensor(&format!("blk.{first}.{name}")).is_some();
+    let fused = has("attn_qkv.bias");
     if has("attn_output.bias") {
         AttentionBias::All
-    } else if family.attention.qkv_bias || has("attn_q.bias") {
+    } else if family.attention.qkv_bias || has("attn_q.bias") || fused {
         AttentionBias::Qkv
     } else {
         AttentionBias::None

@@ -121,7 +121,7 @@ fn of_language_model(
         vocabulary: config.count("vocab_size")?,
         context_trained: config.first_count(&["max_position_embeddings", "model_max_length"])?,
         norm_epsilon,
-        norms: family.layers.norms,
+        norms: norms::layout(family, config.flag("use_parallel_residual")?)?,
         norm_form,
         streams: streams::of_huggingface(config, family)?,
         embedding_scale: embedding_scale(config, family)? * factor("embedding_multiplier")?

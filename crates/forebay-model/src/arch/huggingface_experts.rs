@@ -121,11 +121,7 @@ pub(super) fn experts(
     let method = config.text("topk_method")?;
     let correction_bias =
         method.map_or(corrected.is_some() && !denied, |method| method == "noaux_tc");
-    config.note(&NORMS);
-    let norm = match NORMS.iter().find(|key| config.set(key).is_some()) {
-        Some(key) => config.flag(key)?,
-        None => None,
-    };
+    let norm = norm(config)?;
     let width = config.first_count(&["moe_intermediate_size", "intermediate_size"])?;
     let of_groups =
         config.optional_first_count(&["n_group", "num_expert_group", "num_expert_groups"])?;
@@ -176,21 +172,28 @@ fn scoring(
     corrected: Option<Scoring>,
 ) -> Result<Scoring, ModelError> {
     config.note(&SCORINGS);
-    let named = match SCORINGS.iter().find(|key| config.set(key).is_some()) {
-        Some(key) => config.text(key)?,
-        None => None,
+    let Some(key) = SCORINGS.into_iter().find(|key| config.set(key).is_some()) else {
+        return Ok(corrected.unwrap_or(family.feed_forward.scoring));
     };
-    match named {
+    match config.text(key)? {
         Some("softmax") => Ok(Scoring::Softmax),
         Some("sigmoid") if family.feed_forward.chosen_by_logits => Ok(Scoring::SigmoidOfChosen),
         Some("sigmoid") => Ok(Scoring::Sigmoid),
         Some("sqrtsoftplus") => Ok(Scoring::SqrtSoftplus),
-        None => Ok(corrected.unwrap_or(family.feed_forward.scoring)),
-        Some(other) => Err(ModelError::BadValue {
-            key: "scoring_func".into(),
-            value: other.into(),
+        other => Err(ModelError::BadValue {
+            key: key.into(),
+            value: other.unwrap_or("").into(),
             expected: "forebay knows softmax, sigmoid and sqrtsoftplus".into(),
         }),
+    }
+}
+
+/// Returns true if weights of experts are renormalised, if the configuration says it.
+fn norm(config: &Config<'_>) -> Result<Option<bool>, ModelError> {
+    config.note(&NORMS);
+    match NORMS.iter().find(|key| config.set(key).is_some()) {
+        Some(key) => config.flag(key),
+        None => Ok(None),
     }
 }
 

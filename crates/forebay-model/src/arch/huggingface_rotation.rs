@@ -55,6 +55,7 @@ pub(super) fn note_no_rotation(config: &Config<'_>) -> Result<(), ModelError> {
     config.note(&[
         "partial_rotary_factor",
         "rotary_pct",
+        "rotary_emb_base",
         "rope_theta",
         "rope_interleave",
         "rotary_dim",
@@ -104,7 +105,7 @@ pub(super) fn rotation(
     };
     let local = config.first_float(&LOCAL)?;
     let local = local.filter(|_| windowed);
-    let beside = config.float("theta")?;
+    let beside = config.first_float(&["theta", "rotary_emb_base"])?;
     let theta = local.or(parameters.float("rope_theta")?).or(beside).or(usual);
     let theta = theta.unwrap_or(10_000.0);
     let theta = if windowed { theta } else { theta * parameters.base_factor(rotary_dim)? };

@@ -1,6 +1,6 @@
 //! Variants of known families that would run but generate wrong text. They are refused.
 
-use forebay_compute::Gating;
+use forebay_compute::{Gating, NormForm};
 use serde_json::Value;
 
 use super::architecture::{NormLayout, OutputGate, QkNorm};
@@ -85,7 +85,10 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
         return refuse("attn_output_gate", "set", "forebay does not know this variant");
     }
     for key in ["mlp_bias", "use_bias", "mamba_proj_bias", "conv_bias"] {
-        if config.is_set(key)? {
+        // Biases of dense feed-forwards are read if the files have them.
+        let is_dense = key == "mlp_bias" && !family.feed_forward.experts;
+        let is_known = family.attention.bias_by_tensors || is_dense;
+        if config.is_set(key)? && !is_known {
             return refuse(key, "true", "forebay does not know these biases yet");
         }
     }
@@ -95,24 +98,7 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
             return refuse(key, "true", "forebay does not know this variant");
         }
     }
-    for key in ["use_qk_norm", "qk_norm", "qk_layernorm"] {
-        if config.is_set(key)? && family.attention.qk_norm == QkNorm::None {
-            return refuse(key, "true", "forebay knows no such norms for this family");
-        }
-    }
-    for (key, has) in [
-        ("use_parallel_block", family.layers.norms == NormLayout::Parallel),
-        ("use_gated_activation", family.feed_forward.gating.has_gate()),
-    ] {
-        if let Some(said) = config.flag(key)?.filter(|said| *said != has) {
-            return refuse(key, &said.to_string(), &format!("forebay knows {has} for this family"));
-        }
-    }
-    let first = config.optional_count("first_k_dense_replace")?.unwrap_or(0);
-    if family.name == "cohere2moe" && first > 0 && config.set("layer_types").is_none() {
-        let expected = "forebay needs the list of layers of models that begin with dense ones";
-        return refuse("layer_types", "absent", expected);
-    }
+    refuse_blocks(config, family)?;
     if config.flag("use_rotary_pos_emb")? == Some(false) {
         return refuse("use_rotary_pos_emb", "false", "forebay does not know this variant");
     }
@@ -120,7 +106,10 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
         ("qk_norm_type", "per_layer"),
         ("mamba_hidden_act", "silu"),
         ("normalization_function", "rmsnorm"),
-        ("norm_type", "rms"),
+        (
+            "norm_type",
+            if family.layers.norm_form == NormForm::Layer { "layer_norm" } else { "rms" },
+        ),
     ] {
         if let Some(other) = config.text(key)?.filter(|text| *text != known) {
             return refuse(key, other, &format!("forebay knows {known}"));
@@ -150,6 +139,29 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
     let both_ways = config.set("use_bidirectional_attention");
     if both_ways.is_some_and(|value| *value == true || *value == "all") {
         return refuse("use_bidirectional_attention", "set", "forebay generates text");
+    }
+    Ok(())
+}
+
+/// Refuses other blocks than those of the family: with norms of queries and keys, one after the other, without gates.
+fn refuse_blocks(config: &Config<'_>, family: &Family) -> Result<(), ModelError> {
+    for key in ["use_qk_norm", "qk_norm", "qk_layernorm"] {
+        if config.is_set(key)? && family.attention.qk_norm == QkNorm::None {
+            return refuse(key, "true", "forebay knows no such norms for this family");
+        }
+    }
+    for (key, has) in [
+        ("use_parallel_block", family.layers.norms == NormLayout::Parallel),
+        ("use_gated_activation", family.feed_forward.gating.has_gate()),
+    ] {
+        if let Some(said) = config.flag(key)?.filter(|said| *said != has) {
+            return refuse(key, &said.to_string(), &format!("forebay knows {has} for this family"));
+        }
+    }
+    let first = config.optional_count("first_k_dense_replace")?.unwrap_or(0);
+    if family.name == "cohere2moe" && first > 0 && config.set("layer_types").is_none() {
+        let expected = "forebay needs the list of layers of models that begin with dense ones";
+        return refuse("layer_types", "absent", expected);
     }
     Ok(())
 }

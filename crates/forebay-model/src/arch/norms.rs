@@ -61,6 +61,22 @@ pub(super) fn of_gguf(keys: &Keys<'_>, family: &Family) -> Result<(NormForm, f32
     Ok((form, epsilon.ok_or_else(|| keys.missing(key))?))
 }
 
+/// Returns where norms are. Some families have blocks beside each other in some models only.
+///
+/// # Errors
+/// Returns an error if the family has such blocks always or never, and the file says otherwise.
+pub(super) fn layout(family: &Family, said: Option<bool>) -> Result<NormLayout, ModelError> {
+    let usual = family.layers.norms;
+    let Some(said) = said else { return Ok(usual) };
+    let fits = family.layers.parallel_by_key || said == (usual == NormLayout::Parallel);
+    check("use_parallel_residual", said, fits, "forebay knows the other value for this family")?;
+    Ok(match said {
+        true => NormLayout::Parallel,
+        false if usual == NormLayout::Parallel => NormLayout::Pre,
+        false => usual,
+    })
+}
+
 impl Architecture {
     pub(super) fn validate_norms(&self) -> Result<(), ModelError> {
         let is_plain = self.streams.is_none()

@@ -11,7 +11,7 @@ use super::{quantized, relayout};
 use crate::ModelError;
 use crate::arch::{
     Architecture, AttentionBias, Experts, FeedForward, Latent, LayerEmbeddings, Mixer, Names,
-    Naming, QkNorm,
+    Naming, NormLayout, QkNorm,
 };
 
 pub(super) struct LayerBuilder<'a> {
@@ -96,7 +96,7 @@ impl LayerBuilder<'_> {
         let layer = LayerWeights {
             attention_norm: self.stream_norm(tensors, "attention_norm", mixer_norm)?,
             attention_post_norm: self.norm(tensors, "attention_post_norm", mixer_post_norm)?,
-            feed_forward_norm: self.stream_norm(tensors, "feed_forward_norm", inner_norm)?,
+            feed_forward_norm: self.stream_norm(tensors, self.inner_norm(), inner_norm)?,
             feed_forward_post_norm: self.norm(
                 tensors,
                 "feed_forward_post_norm",
@@ -260,6 +260,15 @@ impl LayerBuilder<'_> {
         length.map(|length| tensors.norm(&self.name(role), length)).transpose()
     }
 
+    /// Returns the role of the norm before the feed-forward.
+    fn inner_norm(&self) -> &'static str {
+        let is_parallel = self.architecture.norms == NormLayout::Parallel;
+        match is_parallel && self.names.has_one_norm() {
+            true => "attention_norm",
+            false => "feed_forward_norm",
+        }
+    }
+
     /// Reads the norm before a block.
     fn stream_norm(
         &self,
@@ -281,7 +290,6 @@ impl LayerBuilder<'_> {
         let (q_width, q_rows) = (shape.heads * shape.head_dim, shape.query_rows());
         let (k_width, v_width) =
             (shape.kv_heads * shape.head_dim, shape.kv_heads * shape.value_dim);
-        let biased = |width: usize| (shape.bias != AttentionBias::None).then_some(width);
         let (q_norm, k_norm) = match shape.qk_norm {
             QkNorm::None => (None, None),
             QkNorm::PerHead | QkNorm::PerRotatedHead => {
@@ -302,20 +310,46 @@ impl LayerBuilder<'_> {
             (q, k.transpose()?, None)
         };
         let gate = self.output_gate(tensors, dense)?;
+        let [q_bias, k_bias, v_bias] = self.biases(tensors, [q_rows, k_width, v_width])?;
         Ok(GroupedWeights {
             q,
             k,
             v,
             gate,
-            q_bias: self.vector(tensors, "q_bias", biased(q_rows))?,
-            k_bias: self.vector(tensors, "k_bias", biased(k_width).filter(|_| own_keys))?,
-            v_bias: self.vector(tensors, "v_bias", biased(v_width).filter(|_| own_values))?,
+            q_bias,
+            k_bias,
+            v_bias,
             q_norm: self.head_norm(tensors, "q_norm", q_norm)?,
             k_norm: self.head_norm(tensors, "k_norm", k_norm.filter(|_| own_keys))?,
             // Such norms have no weight in the files.
             v_norm: (shape.values.normed && own_keys).then(|| tensors.ones(shape.value_dim)),
             indexer: self.indexer(tensors, dense, None)?,
         })
+    }
+
+    /// Reads the biases of queries, keys and values, if they have such: vectors of their own, or parts of one.
+    fn biases(
+        &self,
+        tensors: &mut Tensors<'_>,
+        lengths: [usize; 3],
+    ) -> Result<[Option<Vec<f32>>; 3], ModelError> {
+        if self.architecture.attention_of(self.index).bias == AttentionBias::None {
+            return Ok([None, None, None]);
+        }
+        let [q, k, v] = lengths;
+        if let Some(all) = tensors.optional_vector(&self.name("qkv_bias"), q + k + v)? {
+            let (of_q, rest) = all.split_at(q);
+            let (of_k, of_v) = rest.split_at(k);
+            return Ok([of_q, of_k, of_v].map(|part| Some(part.to_vec())));
+        }
+        let layer = &self.architecture.layers[self.index];
+        let own_keys = layer.keys_of.is_none();
+        let own_values = own_keys && !self.architecture.attention_of(self.index).values.of_keys;
+        Ok([
+            self.vector(tensors, "q_bias", Some(q))?,
+            self.vector(tensors, "k_bias", own_keys.then_some(k))?,
+            self.vector(tensors, "v_bias", own_values.then_some(v))?,
+        ])
     }
 
     /// Appends the projection to gates of attention's output, if there is one.

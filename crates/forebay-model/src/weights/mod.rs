@@ -28,7 +28,7 @@ use crate::arch::{
     Architecture, LONG_FACTORS, Names, NormLayout, RopeFactors, SHORT_FACTORS, by_name,
 };
 pub use ends::Embedding;
-use ends::{embedding, head};
+use ends::{embedding, head, head_bias};
 use layer::LayerBuilder;
 pub use mtp::MtpWeights;
 pub use parts::{
@@ -49,6 +49,8 @@ pub struct Weights {
     /// Weights that collapse the residual streams behind the last layer, if there are several.
     pub streams_end: Option<StreamWeights<ResidentMatrix>>,
     pub head: Vec<HeadChunk>,
+    /// Bias of the logits `[vocabulary]`, if the model has one.
+    pub head_bias: Option<Vec<f32>>,
     pub embedding: Embedding,
     /// Table of the tokens' embeddings for all layers, one after the other in each row, if the model has such embeddings.
     pub layer_embeddings: Option<Embedding>,
@@ -100,16 +102,8 @@ impl Weights {
             layer_width.map(|width| table(&names.layer_embeddings(), width)).transpose()?;
         let name = if architecture.tied_embeddings { names.embedding() } else { names.head() };
         let head = head(architecture, &name, &tensors, &mut blocks)?;
-        let final_norm = match architecture.norms {
-            NormLayout::None => None,
-            NormLayout::Pre | NormLayout::Sandwich | NormLayout::Post | NormLayout::Parallel => {
-                let (name, form) = (names.final_norm(), architecture.norm_form);
-                let mut norm = tensors.stream_norm(form, &name, architecture.hidden)?;
-                // The output projection is linear, so a factor of its input is one of the logits.
-                norm.iter_mut().for_each(|weight| *weight *= architecture.logit_scale);
-                Some(norm)
-            }
-        };
+        let head_bias = head_bias(architecture, &names.head(), &mut tensors)?;
+        let final_norm = final_norm(architecture, &names, &mut tensors)?;
         let streams_end = streams::at_end(architecture, &names, &mut tensors)?;
         let mtp = match join {
             Some(join) => {
@@ -130,6 +124,7 @@ impl Weights {
             final_norm,
             streams_end,
             head,
+            head_bias,
             embedding,
             layer_embeddings,
             rope_factors,
@@ -208,6 +203,22 @@ impl Weights {
         }
         types
     }
+}
+
+/// Reads the norm before the output projection, unless collapsing the residual streams norms them.
+fn final_norm(
+    architecture: &Architecture,
+    names: &Names,
+    tensors: &mut Tensors<'_>,
+) -> Result<Option<Vec<f32>>, ModelError> {
+    if architecture.norms == NormLayout::None {
+        return Ok(None);
+    }
+    let (name, form) = (names.final_norm(), architecture.norm_form);
+    let mut norm = tensors.stream_norm(form, &name, architecture.hidden)?;
+    // The output projection is linear, so a factor of its input is one of the logits.
+    norm.iter_mut().for_each(|weight| *weight *= architecture.logit_scale);
+    Ok(Some(norm))
 }
 
 /// Returns the divisors of the rotary frequencies that the file has.

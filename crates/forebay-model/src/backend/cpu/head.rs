@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::backend::CpuBackend;
-use super::products::{both_kinds, matmul_beside_reads, matrix, norm_or_copy};
+use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, norm_or_copy};
 use super::scratch::Scratch;
 use super::streams::collapse_at_end;
 use crate::ModelError;
@@ -61,6 +61,7 @@ impl CpuBackend {
                 logits[start..start + chunk_rows].copy_from_slice(values);
             }
         }
+        add_bias(cpu, &mut logits[base..], step.weights.head_bias.as_deref());
         if let Some(cap) = step.architecture.logit_softcap {
             cpu.softcap_in_place(&mut logits[base..], cap);
         }

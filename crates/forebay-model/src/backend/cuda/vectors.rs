@@ -2,7 +2,9 @@
 
 use forebay_cuda::DevicePtr;
 
-use crate::weights::{AttentionWeights, FeedForwardWeights, LayerWeights, StreamWeights, Weights};
+use crate::weights::{
+    AttentionWeights, DenseBiases, FeedForwardWeights, LayerWeights, StreamWeights, Weights,
+};
 
 /// Alignment of a vector's start, in floats. Norms read 16 bytes at once.
 const ALIGNMENT: usize = 64;
@@ -128,6 +130,8 @@ pub struct Vectors {
     pub layers: Vec<LayerVectors>,
     /// Norm before the output projection, if there is one.
     pub final_norm: Option<usize>,
+    /// Bias of the logits, if there is one.
+    pub head_bias: Option<usize>,
     /// Norms of the predicting layer, if there is one.
     pub mtp: Option<MtpVectors>,
     /// Vectors and matrices of what collapses residual streams behind the last layer, if there are several.
@@ -151,6 +155,7 @@ impl Vectors {
             vectors.layers.push(of);
         }
         vectors.final_norm = vectors.optional(&weights.final_norm);
+        vectors.head_bias = vectors.optional(&weights.head_bias);
         vectors.mtp = weights.mtp.as_ref().map(|of| MtpVectors {
             embedding_norm: vectors.append(&of.embedding_norm),
             hidden_norm: vectors.append(&of.hidden_norm),
@@ -170,11 +175,7 @@ impl Vectors {
 
     fn layer(&mut self, layer: &LayerWeights) -> LayerVectors {
         let mut of = LayerVectors {
-            biases: BiasVectors {
-                gate: self.optional(&layer.biases.gate),
-                up: self.optional(&layer.biases.up),
-                down: self.optional(&layer.biases.down),
-            },
+            biases: self.biases(&layer.biases),
             attention_norm: self.optional(&layer.attention_norm),
             attention_post_norm: self.optional(&layer.attention_post_norm),
             feed_forward_norm: self.optional(&layer.feed_forward_norm),
@@ -277,6 +278,11 @@ impl Vectors {
                 StreamVectors { norm: Some(self.append(norm)), ..none }
             }
         }
+    }
+
+    fn biases(&mut self, of: &DenseBiases) -> BiasVectors {
+        let [gate, up, down] = [&of.gate, &of.up, &of.down].map(|bias| self.optional(bias));
+        BiasVectors { gate, up, down }
     }
 
     fn optional(&mut self, vector: &Option<Vec<f32>>) -> Option<usize> {
