@@ -72,6 +72,9 @@ fn models() -> Vec<PathBuf> {
         "models/deepseek_v4",
         "gguf/deepseek_v4/deepseek_v4-BF16.gguf",
         "models/hunyuan_v1_moe",
+        "models/cohere2",
+        "models/starcoder2",
+        "models/phi",
         "models/hunyuan_v1_dense",
     ]
     .iter()

@@ -77,6 +77,14 @@ pub const HUGGING_FACE: &[&str] = &[
     // Made by a script in `fixtures/formulas`.
     "hunyuan_v1_moe",
     "hunyuan_v1_dense",
+    "cohere",
+    "cohere2",
+    "starcoder2",
+    "stablelm",
+    "stablelm_parallel",
+    "olmo",
+    "nemotron",
+    "phi",
 ];
 /// Names of the fixtures in GGUF form.
 pub const GGUF: &[&str] = &[

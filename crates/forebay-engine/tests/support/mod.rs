@@ -141,6 +141,9 @@ pub fn models() -> Vec<PathBuf> {
         "models/llama4",
         "models/deepseek_v4",
         "models/hunyuan_v1_moe",
+        "models/cohere2",
+        "models/starcoder2",
+        "models/phi",
     ]
     .iter()
     .filter_map(|name| fixture(name))
