@@ -29,6 +29,28 @@ extern "C" __global__ void __launch_bounds__(256) add_scaled(float *x, const flo
     if (i < count) x[i] = __fadd_rn(x[i], __fmul_rn(factor, y[i]));
 }
 
+enum Activation { SQUARED_RELU_ALONE = 0, GELU_ALONE = 1, GELU_TANH_ALONE = 2 };
+
+// x [rows, width] = activation(x + bias), without a gate; `bias` [width] may be null. The grid's second dimension counts rows.
+extern "C" __global__ void __launch_bounds__(256)
+    activate_rows(float *x, const float *bias, int width, int rows, int activation) {
+    wait_for_previous();
+    const int i = blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= width) return;
+    const float add = bias ? bias[i] : 0.0f;
+    for (size_t row = blockIdx.y; row < (size_t)rows; row += gridDim.y) {
+        const float v = x[row * width + i] + add;
+        float y;
+        if (activation == GELU_ALONE)
+            y = 0.5f * v * erfcf(v * -0.70710678f);
+        else if (activation == GELU_TANH_ALONE)
+            y = gated(GELU_TANH, v, 1.0f, 0.0f, 0.0f);
+        else
+            y = gated(SQUARED_RELU, v, v, 0.0f, 0.0f);
+        x[row * width + i] = y;
+    }
+}
+
 // out [rows, width] = gating(gate, up); `out` may be `gate`. If `ids` is not null, row r belongs to expert
 // ids[pairs[r]], or ids[r] if `pairs` is null, and its biases [experts, width] are added first. If `ids` is null, the
 // launcher passes all rows as one, so that quads of elements are aligned for any width. With `ids`, quads are aligned

@@ -48,7 +48,8 @@ __device__ inline u32 best_groups(const float *choice, int experts, int groups, 
     return chosen;
 }
 
-enum Scoring { SOFTMAX = 0, SIGMOID = 1, SQRT_SOFTPLUS = 2 };
+// With SIGMOID_OF_CHOSEN, the logits choose, and their sigmoids are weights only.
+enum Scoring { SOFTMAX = 0, SIGMOID = 1, SQRT_SOFTPLUS = 2, SIGMOID_OF_CHOSEN = 3 };
 
 // Parameters of the router kernels.
 // - logits [tokens, experts]; `logit_bias` [experts], if not null, is added to them.
@@ -102,7 +103,7 @@ __device__ inline void choose_experts(int token, const float *logits, float *sco
         } else if (scoring == SQRT_SOFTPLUS) {
             const double logit = x[n];
             x[n] = (float)sqrt(fmax(logit, 0.0) + log1p(exp(-fabs(logit))));
-        } else {
+        } else if (scoring == SOFTMAX) {
             x[n] = (float)exp((double)(x[n] - largest));
             if (lane + 32 * n < experts) sum += x[n];
         }
@@ -116,6 +117,7 @@ __device__ inline void choose_experts(int token, const float *logits, float *sco
         keys[n] = 0;
         if (expert < experts) {
             const float choice = bias ? x[n] + bias[expert] : x[n];
+            if (scoring == SIGMOID_OF_CHOSEN) x[n] = 1.0f / (1.0f + (float)exp((double)-x[n]));
             scores[expert] = x[n];
             choices[expert] = choice;
             keys[n] = ordered(choice);

@@ -1,6 +1,6 @@
 //! Features that distinguish a model from a plain decoder, described in words.
 
-use forebay_compute::{GateFunction, Gating, RopeScaling, Scoring};
+use forebay_compute::{GateFunction, Gating, NormForm, RopeScaling, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 use forebay_model::Architecture;
 use forebay_model::arch::{
@@ -24,16 +24,7 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
     attention(architecture, &mut add);
     recurrent(architecture, &mut add);
     rotations(architecture, &mut add);
-    match architecture.norms {
-        NormLayout::Pre => {}
-        NormLayout::Sandwich => {
-            add("sandwich norms", "the output of each block is normed, too".to_owned());
-        }
-        NormLayout::Post => {
-            add("post-norms", "the output of each block is normed, not its input".to_owned());
-        }
-        NormLayout::None => {}
-    }
+    norms(architecture, &mut add);
     streams(architecture, &mut add);
     match architecture.gating {
         Gating::Silu => {}
@@ -45,6 +36,9 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
             add("clamped feed-forwards", format!("SiLU and up within {limit}"));
         }
         Gating::SquaredRelu => add("squared ReLU", "feed-forwards without a gate".to_owned()),
+        Gating::PlainGelu | Gating::PlainGeluTanh => {
+            add("GELU", "feed-forwards without a gate".to_owned());
+        }
     }
     experts(architecture, &mut add);
     let by_token = architecture.expert_layers().filter(|of| of.by_token).count();
@@ -109,6 +103,25 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
         add("parts left out", detail);
     }
     found
+}
+
+fn norms(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
+    match architecture.norms {
+        NormLayout::Pre => {}
+        NormLayout::Sandwich => {
+            add("sandwich norms", "the output of each block is normed, too".to_owned());
+        }
+        NormLayout::Post => {
+            add("post-norms", "the output of each block is normed, not its input".to_owned());
+        }
+        NormLayout::Parallel => {
+            add("parallel blocks", "attention and feed-forward take the same input".to_owned());
+        }
+        NormLayout::None => {}
+    }
+    if architecture.norm_form == NormForm::Layer {
+        add("layer norms", "they subtract the mean".to_owned());
+    }
 }
 
 fn streams(architecture: &Architecture, add: &mut impl FnMut(&'static str, String)) {
@@ -411,7 +424,8 @@ fn experts(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
             }
             _ => format!("of width {width} together, for every token"),
         };
-        add("shared experts", format!("{words}{gated}"));
+        let averaged = if experts.averaged { ", averaged with the others" } else { "" };
+        add("shared experts", format!("{words}{gated}{averaged}"));
     }
 }
 
@@ -420,6 +434,7 @@ fn routing_words(experts: &Experts) -> Vec<String> {
     match experts.scoring {
         Scoring::Softmax => {}
         Scoring::Sigmoid => words.push("sigmoid scores".to_owned()),
+        Scoring::SigmoidOfChosen => words.push("sigmoids of the chosen logits".to_owned()),
         Scoring::SqrtSoftplus => words.push("scores are roots of softplus".to_owned()),
     }
     if experts.correction_bias {

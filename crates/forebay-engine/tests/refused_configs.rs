@@ -216,6 +216,40 @@ fn variants_of_text_parts_are_refused() {
 }
 
 #[test]
+fn variants_of_models_with_layer_norms_are_refused() {
+    for (name, key, value) in [
+        ("cohere2_moe", "expert_selection_fn", json!("tanh")),
+        ("cohere2_moe", "shared_expert_combination_strategy", json!("product")),
+        ("cohere2_moe", "use_parallel_block", json!(false)),
+        ("cohere2_moe", "use_gated_activation", json!(false)),
+        ("cohere2_moe", "use_qk_norm", json!(true)),
+        ("cohere2_moe", "layer_types", Value::Null),
+        ("cohere2_moe", "logit_scale", json!(0)),
+        ("cohere2_moe", "layer_norm_eps", json!(0)),
+        ("cohere", "use_qk_norm", json!(true)),
+        ("cohere", "use_parallel_residual", json!(false)),
+        ("stablelm", "qk_layernorm", json!(true)),
+        ("stablelm", "use_parallel_residual", json!("x")),
+        ("starcoder2", "norm_type", json!("rms")),
+        ("starcoder2", "hidden_act", json!("relu")),
+        ("phi", "hidden_act", json!("silu")),
+        ("phi", "qk_layernorm", json!(true)),
+        ("phi", "partial_rotary_factor", json!(0)),
+        ("nemotron", "hidden_act", json!("silu")),
+        ("olmo", "clip_qkv", json!(8.0)),
+    ] {
+        let Some(error) = error_of(name, &[(key, value.clone())]) else { continue };
+        let named = match key {
+            "logit_scale" => "scale of logits",
+            "layer_norm_eps" => "norm epsilon",
+            "partial_rotary_factor" => "rotary dimension",
+            key => key,
+        };
+        assert!(error.contains(named), "{name} with {key} {value}: {error}");
+    }
+}
+
+#[test]
 fn variants_of_hunyuan_are_refused() {
     let stretched = |alpha: Value| json!({"type": "dynamic", "alpha": alpha});
     for (name, key, value, named) in [

@@ -11,22 +11,24 @@ use forebay_format::gguf::writer::GgufWriter;
 use forebay_format::{TensorType, Value};
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value as Json;
-use support::fixture;
+use support::{changed, fixture};
 
 /// Type, shape and bytes.
 type Contents = (TensorType, Vec<u64>, Vec<u8>);
 
 /// Parts of names in folders and in GGUF. Longer parts come before those that they contain.
-const NAMES: [(&str, &str); 29] = [
+const NAMES: [(&str, &str); 35] = [
     ("model.layers.", "blk."),
     ("model.embed_tokens", "token_embd"),
     ("model.norm", "output_norm"),
+    ("model.final_layernorm", "output_norm"),
     ("lm_head", "output"),
     ("self_attn.qkv_proj", "attn_qkv"),
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
     ("self_attn.v_proj", "attn_v"),
     ("self_attn.o_proj", "attn_output"),
+    ("self_attn.dense", "attn_output"),
     ("self_attn.q_norm", "attn_q_norm"),
     ("self_attn.k_norm", "attn_k_norm"),
     ("self_attn.query_layernorm", "attn_q_norm"),
@@ -41,6 +43,10 @@ const NAMES: [(&str, &str); 29] = [
     ("mlp.shared_expert.up_proj", "ffn_up_shexp"),
     ("mlp.shared_expert.down_proj", "ffn_down_shexp"),
     ("mlp.gate_up_proj", "ffn_up"),
+    ("mlp.c_fc", "ffn_up"),
+    ("mlp.c_proj", "ffn_down"),
+    ("mlp.fc1", "ffn_up"),
+    ("mlp.fc2", "ffn_down"),
     ("mlp.gate_proj", "ffn_gate"),
     ("mlp.up_proj", "ffn_up"),
     ("mlp.down_proj", "ffn_down"),
@@ -92,6 +98,11 @@ fn write(out: &Path, folder: &Path, architecture: &str, more: Vec<(&str, Value)>
     let config = std::fs::read_to_string(folder.join("config.json")).unwrap();
     let config: Json = serde_json::from_str(&config).unwrap();
     let mut tensors = tensors(folder, architecture);
+    match architecture {
+        "nemotron" => tensors.iter_mut().for_each(|(name, of)| whole_norm(name, of)),
+        "olmo" => tensors.iter_mut().for_each(|(name, of)| in_pairs(&config, name, of)),
+        _ => {}
+    }
     for which in ["long", "short"] {
         let Some(factors) = config["rope_scaling"][format!("{which}_factor")].as_array() else {
             continue;
@@ -108,6 +119,8 @@ fn write(out: &Path, folder: &Path, architecture: &str, more: Vec<(&str, Value)>
     let count = |key: &str| config[key].as_u64().unwrap() as u32;
     let (hidden, heads) = (count("hidden_size"), count("num_attention_heads"));
     let dim = config["attention_head_dim"].as_u64().map_or(hidden / heads, |dim| dim as u32);
+    let share = config["partial_rotary_factor"].as_f64().unwrap_or(1.0);
+    let rotary = (share * f64::from(dim)) as u32;
     let theta = config["rope_theta"].as_f64().unwrap();
     // Hunyuan's converter stretches the base.
     let stretched = config["rope_scaling"]["alpha"].as_f64();
@@ -122,12 +135,13 @@ fn write(out: &Path, folder: &Path, architecture: &str, more: Vec<(&str, Value)>
         ("attention.head_count_kv", Value::from(count("num_key_value_heads"))),
         ("attention.key_length", Value::from(dim)),
         ("attention.value_length", Value::from(dim)),
-        ("rope.dimension_count", Value::from(dim)),
+        ("rope.dimension_count", Value::from(rotary)),
         ("rope.freq_base", Value::from(theta as f32)),
-        (
-            "attention.layer_norm_rms_epsilon",
-            Value::from(config["rms_norm_eps"].as_f64().unwrap() as f32),
-        ),
+        match config["rms_norm_eps"].as_f64() {
+            Some(epsilon) => ("attention.layer_norm_rms_epsilon", Value::from(epsilon as f32)),
+            // All of these have the same.
+            None => ("attention.layer_norm_epsilon", Value::from(1e-5_f32)),
+        },
     ];
     for (key, value) in keys.into_iter().chain(more) {
         writer.set(&format!("{architecture}.{key}"), value).unwrap();
@@ -142,6 +156,35 @@ fn write(out: &Path, folder: &Path, architecture: &str, more: Vec<(&str, Value)>
     std::fs::write(out, data.finish().unwrap()).unwrap();
 }
 
+/// Adds 1 to the weights of a norm, as Nemotron's converter does.
+fn whole_norm(name: &str, (ty, _, bytes): &mut Contents) {
+    if !name.ends_with("norm.weight") {
+        return;
+    }
+    assert_eq!(*ty, TensorType::BF16);
+    let halves = bytes.as_chunks::<2>().0.iter();
+    let numbers = halves.map(|half| f32::from_bits(u32::from(u16::from_le_bytes(*half)) << 16));
+    *bytes = numbers.flat_map(|number| (number + 1.0).to_le_bytes()).collect();
+    *ty = TensorType::F32;
+}
+
+/// Reorders the rows of queries and keys, as OLMo's converter does: elements that rotate together become neighbours.
+fn in_pairs(config: &Json, name: &str, (_, shape, bytes): &mut Contents) {
+    let key = match name.rsplit_once("attn_") {
+        Some((_, "q.weight")) => "num_attention_heads",
+        Some((_, "k.weight")) => "num_key_value_heads",
+        _ => return,
+    };
+    let heads = config[key].as_u64().unwrap() as usize;
+    let half = shape[0] as usize / heads / 2;
+    let rows: Vec<&[u8]> = bytes.chunks_exact(bytes.len() / shape[0] as usize).collect();
+    let row = |to: usize| {
+        let (head, at) = (to / (2 * half), to % (2 * half));
+        rows[head * 2 * half + at % 2 * half + at / 2]
+    };
+    *bytes = (0..rows.len()).flat_map(row).copied().collect();
+}
+
 fn logits(path: &Path, context: usize) -> Vec<f32> {
     let options =
         SessionOptions { exact: true, context: Some(context), ..SessionOptions::default() };
@@ -152,12 +195,17 @@ fn logits(path: &Path, context: usize) -> Vec<f32> {
 
 /// Writes a fixture and compares the logits for contexts of both sizes.
 fn check(name: &str, architecture: &str, more: Vec<(&str, Value)>) {
-    let Some(folder) = fixture(&format!("models/{name}")) else { return };
+    if let Some(folder) = fixture(&format!("models/{name}")) {
+        check_folder(name, &folder, architecture, more);
+    }
+}
+
+fn check_folder(name: &str, folder: &Path, architecture: &str, more: Vec<(&str, Value)>) {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("model.gguf");
-    write(&path, &folder, architecture, more);
+    write(&path, folder, architecture, more);
     for context in [64, 256] {
-        let (found, expected) = (logits(&path, context), logits(&folder, context));
+        let (found, expected) = (logits(&path, context), logits(folder, context));
         let pairs = found.iter().zip(&expected);
         let largest = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         eprintln!("{name}, context {context}: max abs {largest:.1e}");
@@ -214,6 +262,31 @@ fn phi3_is_read_from_gguf() {
         ("rope.scaling.attn_factor", Value::from(magnitude)),
     ];
     check("phi3", "phi3", keys);
+}
+
+#[test]
+fn models_with_layer_norms_are_read_from_gguf() {
+    check("cohere", "command-r", vec![("logit_scale", Value::from(0.5_f32))]);
+    let keys = vec![
+        ("logit_scale", Value::from(0.75_f32)),
+        ("attention.sliding_window", count(16)),
+        ("attention.sliding_window_pattern", count(2)),
+    ];
+    check("cohere2", "cohere2", keys);
+    check("stablelm", "stablelm", vec![("use_parallel_residual", Value::from(false))]);
+    check("stablelm_parallel", "stablelm", vec![("use_parallel_residual", Value::from(true))]);
+    check("olmo", "olmo", Vec::new());
+    check("nemotron", "nemotron", Vec::new());
+    check("phi", "phi2", Vec::new());
+}
+
+/// GGUF files do not carry the window of StarCoder 2, so the folder must have none.
+#[test]
+fn starcoder2_is_read_from_gguf() {
+    let Some(folder) = changed("starcoder2", |config| config["sliding_window"] = Json::Null) else {
+        return;
+    };
+    check_folder("starcoder2", folder.path(), "starcoder2", Vec::new());
 }
 
 #[test]

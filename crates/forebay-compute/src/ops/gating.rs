@@ -21,12 +21,16 @@ pub enum Gating {
     SiluClamped { limit: f32 },
     /// `max(u, 0)^2`, without a gate (So et al. 2021, "Primer").
     SquaredRelu,
+    /// `gelu(u)`, without a gate: `u` times the probability that a normal number is less.
+    PlainGelu,
+    /// The same with the approximation of [`Gating::GeluTanh`].
+    PlainGeluTanh,
 }
 
 impl Gating {
     /// Returns true if feed-forwards have a gate matrix beside the up matrix.
     pub fn has_gate(self) -> bool {
-        !matches!(self, Gating::SquaredRelu)
+        !matches!(self, Gating::SquaredRelu | Gating::PlainGelu | Gating::PlainGeluTanh)
     }
 }
 
@@ -66,6 +70,8 @@ impl Cpu {
             Gating::ClampedSilu { limit } => self.apply(ClampedSilu { limit }, gate, up),
             Gating::SiluClamped { limit } => self.apply(SiluClamped { limit }, gate, up),
             Gating::SquaredRelu => self.apply(SquaredRelu, gate, up),
+            Gating::PlainGelu => self.apply(PlainGelu, gate, up),
+            Gating::PlainGeluTanh => self.apply(PlainGeluTanh, gate, up),
         }
     }
 
@@ -74,9 +80,22 @@ impl Cpu {
     /// # Panics
     /// Panics if the activation has a gate.
     pub fn activate_in_place(&self, gating: Gating, x: &mut [f32]) {
-        assert!(!gating.has_gate(), "activate_in_place: {gating:?}");
+        match gating {
+            Gating::SquaredRelu => self.activate(SquaredRelu, x),
+            Gating::PlainGelu => self.activate(PlainGelu, x),
+            Gating::PlainGeluTanh => self.activate(PlainGeluTanh, x),
+            Gating::Silu
+            | Gating::GeluTanh
+            | Gating::Clamped { .. }
+            | Gating::ClampedSilu { .. }
+            | Gating::SiluClamped { .. } => panic!("activate_in_place: {gating:?}"),
+        }
+    }
+
+    fn activate<G: Gate>(&self, gating: G, x: &mut [f32]) {
         let share = share(x.len(), LANES);
-        self.pool.for_each_chunk_mut(x, share, |_, _, x| dispatch(self, Activate(x)));
+        let of_share = |_, _, x: &mut [f32]| dispatch(self, Activate { gating, x });
+        self.pool.for_each_chunk_mut(x, share, of_share);
     }
 
     /// Computes `x = x / (1 + e^-gate)` element by element.
@@ -206,23 +225,72 @@ impl Gate for SquaredRelu {
     }
 }
 
-/// [`SquaredRelu`] of each element with itself.
-struct Activate<'a>(&'a mut [f32]);
+/// GELU of the first operand. The second one is not used.
+#[derive(Clone, Copy)]
+struct PlainGelu;
 
-impl Kernel for Activate<'_> {
+impl Gate for PlainGelu {
+    #[inline(always)]
+    fn of<S: Simd>(self, simd: S, gate: S::V, _: S::V) -> S::V {
+        // Coefficients of a polynomial in 1 / (1 + z / 2), whose exponential gives erfc(z) for z >= 0 with an error of less than
+        // 1.2e-7 times the value (Press et al., "Numerical Recipes").
+        const COEFFICIENTS: [f32; 9] = [
+            -0.822_152_2,
+            1.488_515_9,
+            -1.135_203_98,
+            0.278_868_07,
+            -0.186_288_06,
+            0.096_784_18,
+            0.374_091_96,
+            1.000_023_68,
+            -1.265_512_23,
+        ];
+        let zero = simd.splat(0.0);
+        let negative = simd.sub(zero, gate);
+        let z = simd.mul(simd.max(gate, negative), simd.splat(std::f32::consts::FRAC_1_SQRT_2));
+        let one = simd.splat(1.0);
+        let t = simd.div(one, simd.mul_add(z, simd.splat(0.5), one));
+        let mut sum = simd.splat(0.170_872_77);
+        for coefficient in COEFFICIENTS {
+            sum = simd.mul_add(sum, t, simd.splat(coefficient));
+        }
+        let exponent = simd.sub(sum, simd.mul(z, z));
+        let tail = simd.mul(simd.mul(t, simd.exp(exponent)), simd.splat(0.5));
+        simd.mul(gate, simd.select_less(gate, zero, tail, simd.sub(one, tail)))
+    }
+}
+
+/// The first operand's GELU by the approximation with tanh. The second one is not used.
+#[derive(Clone, Copy)]
+struct PlainGeluTanh;
+
+impl Gate for PlainGeluTanh {
+    #[inline(always)]
+    fn of<S: Simd>(self, simd: S, gate: S::V, _: S::V) -> S::V {
+        GeluTanh.of(simd, gate, simd.splat(1.0))
+    }
+}
+
+/// The gate of each element with itself.
+struct Activate<'a, G> {
+    gating: G,
+    x: &'a mut [f32],
+}
+
+impl<G: Gate> Kernel for Activate<'_, G> {
     type Output = ();
 
     #[inline(always)]
     fn run<S: Simd>(self, simd: S) {
-        let (blocks, rest) = self.0.as_chunks_mut::<LANES>();
+        let (blocks, rest) = self.x.as_chunks_mut::<LANES>();
         for x in blocks {
             let v = simd.load(x);
-            simd.store(SquaredRelu.of(simd, v, v), x);
+            simd.store(self.gating.of(simd, v, v), x);
         }
         let mut last = [0.0; LANES];
         last[..rest.len()].copy_from_slice(rest);
         let v = simd.load(&last);
-        simd.store(SquaredRelu.of(simd, v, v), &mut last);
+        simd.store(self.gating.of(simd, v, v), &mut last);
         rest.copy_from_slice(&last[..rest.len()]);
     }
 }
@@ -289,6 +357,47 @@ mod tests {
                 (g / (1.0 + (-g).exp())).min(limit) * u.clamp(-limit, limit)
             }
             Gating::SquaredRelu => g.max(0.0) * u,
+            Gating::PlainGelu => {
+                0.5 * g * complementary_error(-g * std::f64::consts::FRAC_1_SQRT_2)
+            }
+            Gating::PlainGeluTanh => exact(Gating::GeluTanh, gate, 1.0),
+        }
+    }
+
+    /// Integrates the bell curve from `z` on, by Simpson's rule.
+    fn complementary_error(z: f64) -> f64 {
+        if z < 0.0 {
+            return 2.0 - complementary_error(-z);
+        }
+        let (steps, width) = (4000, 8.0);
+        let at = |step: usize| (-(z + width * step as f64 / steps as f64).powi(2)).exp();
+        let weight = |step: usize| match step {
+            0 => 1.0,
+            _ if step == steps => 1.0,
+            _ => [2.0, 4.0][step % 2],
+        };
+        let sum: f64 = (0..=steps).map(|step| weight(step) * at(step)).sum();
+        sum * width / steps as f64 / 3.0 * std::f64::consts::FRAC_2_SQRT_PI
+    }
+
+    #[test]
+    fn gelu_without_a_gate_is_accurate() {
+        for cpu in cpus() {
+            let before: Vec<f32> = random(9, 901).iter().map(|x| x * 5.0).collect();
+            for gating in [Gating::PlainGelu, Gating::PlainGeluTanh] {
+                let (mut x, mut gate) = (before.clone(), before.clone());
+                cpu.activate_in_place(gating, &mut x);
+                cpu.gate_in_place(gating, &mut gate, &before);
+                assert_eq!(x, gate);
+                for (x, before) in x.iter().zip(&before) {
+                    let exact = exact(gating, *before, 0.0);
+                    let error = (f64::from(*x) - exact).abs();
+                    assert!(error <= 2e-6 * exact.abs() + 1e-7, "{gating:?} {before}: {x} {exact}");
+                }
+            }
+            let mut x = [f32::NAN, 0.0, -30.0, 30.0];
+            cpu.activate_in_place(Gating::PlainGelu, &mut x);
+            assert!(x[0].is_nan() && x[1..] == [0.0, 0.0, 30.0], "{x:?}");
         }
     }
 

@@ -14,6 +14,7 @@ mod softmax;
 
 pub(crate) use gating::times_logistic;
 pub use gating::{GateFunction, Gating};
+pub use norm::NormForm;
 pub(crate) use norm::{norm_row, row_scale};
 pub use rope::{RopeConfig, RopeLayout, RopeScaling, RopeTable};
 pub use router::{RouterGroups, RouterRule, Scoring};

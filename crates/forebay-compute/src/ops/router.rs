@@ -12,6 +12,8 @@ pub enum Scoring {
     Softmax,
     /// Logistic function of each logit separately (DeepSeek-V3, GLM-4-MoE).
     Sigmoid,
+    /// The same, but the logits choose (Cohere): the function gives equal scores to large logits that differ.
+    SigmoidOfChosen,
     /// Square root of `ln(1 + e^x)` of each logit separately (DeepSeek-V4).
     SqrtSoftplus,
 }
@@ -149,7 +151,10 @@ impl Cpu {
         {
             check_finite(token, logits)?;
             score(rule, logits, scores);
-            choice.copy_from_slice(scores);
+            choice.copy_from_slice(match rule.scoring {
+                Scoring::SigmoidOfChosen => logits,
+                Scoring::Softmax | Scoring::Sigmoid | Scoring::SqrtSoftplus => scores,
+            });
             if let Some(bias) = rule.correction_bias {
                 choice.iter_mut().zip(bias).for_each(|(choice, bias)| *choice += bias);
             }
@@ -219,7 +224,7 @@ fn check_finite(token: usize, logits: &[f32]) -> Result<(), ComputeError> {
 fn score(rule: &RouterRule<'_>, logits: &[f32], scores: &mut [f32]) {
     let logits = logits.iter().map(|x| x * rule.logit_scale);
     match rule.scoring {
-        Scoring::Sigmoid => {
+        Scoring::Sigmoid | Scoring::SigmoidOfChosen => {
             for (score, x) in scores.iter_mut().zip(logits) {
                 *score = logistic(x);
             }
@@ -358,10 +363,23 @@ mod tests {
     }
 
     #[test]
+    fn large_logits_choose_although_their_scores_are_equal() {
+        let logits = [30.0, 31.0, -1.0, 40.0];
+        for (scoring, expected) in [(Scoring::Sigmoid, [0, 1]), (Scoring::SigmoidOfChosen, [3, 1])]
+        {
+            let rule = RouterRule { scoring, ..RouterRule::softmax(true) };
+            let (ids, weights) = route(&rule, &logits, 4, 2).unwrap();
+            assert_eq!((&ids[..], &weights[..]), (&expected[..], &[0.5, 0.5][..]), "{scoring:?}");
+        }
+    }
+
+    #[test]
     fn experts_chosen_before_get_the_weights_of_the_rule() {
         let logits: Vec<f32> = random(3, 5 * 16).iter().map(|x| x * 6.0).collect();
         let scales = random(4, 16);
-        for scoring in [Scoring::Softmax, Scoring::Sigmoid, Scoring::SqrtSoftplus] {
+        for scoring in
+            [Scoring::Softmax, Scoring::Sigmoid, Scoring::SigmoidOfChosen, Scoring::SqrtSoftplus]
+        {
             let rule = RouterRule {
                 scoring,
                 scale: 1.5,

@@ -20,6 +20,10 @@ pub enum Gating {
     SquaredRelu,
     /// `silu(g) * u`, with `silu(g)` capped at `limit` and `u` clamped to `-limit..limit`.
     SiluClamped { limit: f32 },
+    /// `gelu(u)`, without a gate ([`Gpu::activate_rows`]).
+    PlainGelu,
+    /// The same, approximated with tanh.
+    PlainGeluTanh,
 }
 
 /// Biases of experts, added before the gated activation.
@@ -52,10 +56,18 @@ pub struct Gate {
 impl Gating {
     /// Returns true if feed-forwards have a gate matrix beside the up matrix.
     pub fn has_gate(self) -> bool {
-        self != Gating::SquaredRelu
+        !matches!(self, Gating::SquaredRelu | Gating::PlainGelu | Gating::PlainGeluTanh)
+    }
+
+    /// Returns true if only [`Gpu::activate_rows`] computes the function, and no kernel beside a product.
+    pub fn is_alone(self) -> bool {
+        matches!(self, Gating::PlainGelu | Gating::PlainGeluTanh)
     }
 
     /// Returns the kernels' number of the function, with alpha and limit.
+    ///
+    /// # Panics
+    /// Panics if no kernel beside a product computes the function ([`Gating::is_alone`]).
     pub(super) fn arguments(self) -> (usize, f32, f32) {
         match self {
             Gating::Silu => (0, 0.0, 0.0),
@@ -64,11 +76,43 @@ impl Gating {
             Gating::SquaredRelu => (3, 0.0, 0.0),
             Gating::ClampedSilu { limit } => (4, 1.0, limit),
             Gating::SiluClamped { limit } => (5, 1.0, limit),
+            Gating::PlainGelu | Gating::PlainGeluTanh => panic!("{self:?} beside a product"),
         }
     }
 }
 
 impl Gpu {
+    /// Computes `x = gating(x + bias)` for `x [rows, width]`, with an activation that has no gate. A null `bias` is none.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics if a buffer is too small, or if the activation has a gate.
+    pub fn activate_rows(
+        &self,
+        x: DevicePtr<f32>,
+        bias: DevicePtr<f32>,
+        rows: usize,
+        width: usize,
+        gating: Gating,
+    ) -> Result<(), CudaError> {
+        let kind = match gating {
+            Gating::SquaredRelu => 0,
+            Gating::PlainGelu => 1,
+            Gating::PlainGeluTanh => 2,
+            _ => panic!("{gating:?} has a gate"),
+        };
+        let grid = (blocks(width), rows.min(GRID_Y_MAX) as u32, 1);
+        Launch::new(self.kernel("elementwise", "activate_rows")?, grid, (THREADS as u32, 1, 1))
+            .ptr(x, rows * width)
+            .optional(bias, width)
+            .int(width)
+            .int(rows)
+            .int(kind)
+            .run(self)
+    }
+
     /// Computes `out = gating(gate, up)`.
     ///
     /// # Errors

@@ -67,7 +67,7 @@ pub use matmul::{
 pub use matvec::{DECODE_ROWS, Pairing};
 pub use needed::{ModelKernels, modules_needed};
 pub use ngrams::NGramRows;
-pub use norm::{Added, Converted, Norm, Normed};
+pub use norm::{Added, Converted, Norm, NormForm, Normed};
 pub use quantize::{RoundedActivations, TiledActivations};
 pub use router::{
     RouterChoice, RouterGroups, RouterMatrix, RouterOutputs, RouterScoring, SortedPairs,

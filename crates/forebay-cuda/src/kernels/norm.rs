@@ -1,4 +1,4 @@
-//! Root-mean-square norms.
+//! Root-mean-square norms and layer norms.
 
 use super::{ExpertOutputs, FiniteFlag, NarrowActivations, NarrowForm, RoundedActivations};
 use crate::launch::Launch;
@@ -86,6 +86,15 @@ impl Normed {
     }
 }
 
+/// How rows are normed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NormForm {
+    /// `weight * x / sqrt(mean(x^2) + epsilon)`, with a weight `[width]`.
+    RootMeanSquare,
+    /// `weight * (x - mean) / sqrt(variance + epsilon) + bias`. The weight is `[2, width]`: factors, then biases.
+    Layer,
+}
+
 /// A norm over rows of `width` elements: `weight * x / sqrt(mean(x^2) + epsilon)`.
 #[derive(Clone, Copy)]
 pub struct Norm {
@@ -148,6 +157,25 @@ impl Gpu {
         rows: usize,
         flag: Option<FiniteFlag>,
     ) -> Result<(), CudaError> {
+        self.norm_of_scaled(NormForm::RootMeanSquare, x, (added, factor), norm, out, (rows, flag))
+    }
+
+    /// Does the same as [`Gpu::rms_norm_of_scaled`] with a norm of another form.
+    ///
+    /// # Errors
+    /// Returns an error if a driver call fails.
+    ///
+    /// # Panics
+    /// Panics as [`Gpu::rms_norm`] does, and if a layer norm is to add experts' outputs with biases.
+    pub fn norm_of_scaled(
+        &self,
+        form: NormForm,
+        x: DevicePtr<f32>,
+        (added, factor): (Added, f32),
+        norm: &Norm,
+        out: Normed,
+        (rows, flag): (usize, Option<FiniteFlag>),
+    ) -> Result<(), CudaError> {
         assert!(!out.rows.is_null() || out.also.is_none(), "no rows to convert");
         let (add, experts) = added.parts(norm.width);
         norm.check(&[x, out.rows, add, experts.parts, experts.bias]);
@@ -165,11 +193,18 @@ impl Gpu {
         assert!(!rounds || norm.width.is_multiple_of(32), "no whole groups of 32");
         let values = rows * norm.width;
         let (grid, block) = ((rows as u32, 1, 1), (norm.threads(), 1, 1));
-        let kernel = if experts.bias.is_null() { "rms_norm" } else { "rms_norm_biased" };
+        // Without a weight, there is no norm.
+        let is_layer = form == NormForm::Layer && !norm.weight.is_null();
+        assert!(!is_layer || experts.bias.is_null(), "a layer norm after experts with biases");
+        let kernel = match (is_layer, experts.bias.is_null()) {
+            (true, _) => "layer_norm",
+            (false, true) => "rms_norm",
+            (false, false) => "rms_norm_biased",
+        };
         Launch::new(self.kernel("norm", kernel)?, grid, block)
             .ptr(x, values)
             .added((add, experts), rows)
-            .optional(norm.weight, norm.width)
+            .optional(norm.weight, norm.width * (1 + usize::from(is_layer)))
             .optional(out.rows, values)
             .optional(codes, values)
             .optional(scales, values / 32)

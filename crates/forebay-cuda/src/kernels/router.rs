@@ -29,6 +29,8 @@ pub enum RouterScoring {
     Softmax,
     /// Logistic function of each logit.
     Sigmoid,
+    /// The same, but the logits choose.
+    SigmoidOfChosen,
     /// Square root of `ln(1 + e^x)` of each logit.
     SqrtSoftplus,
 }
@@ -168,6 +170,7 @@ impl RouterChoice {
             RouterScoring::Softmax => 0,
             RouterScoring::Sigmoid => 1,
             RouterScoring::SqrtSoftplus => 2,
+            RouterScoring::SigmoidOfChosen => 3,
         };
         let launch = launch
             .optional(self.logit_bias, self.experts)

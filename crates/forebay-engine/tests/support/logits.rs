@@ -81,6 +81,7 @@ pub const HUGGING_FACE: &[&str] = &[
     // Made by a script in `fixtures/formulas`.
     "hunyuan_v1_moe",
     "hunyuan_v1_dense",
+    "cohere2_moe",
     // Made by `fixtures/transformers/make.py`.
     "arcee",
     "ernie4_5",
@@ -104,6 +105,14 @@ pub const HUGGING_FACE: &[&str] = &[
     "helium",
     "hunyuan_vl",
     "solar_open",
+    "cohere",
+    "cohere2",
+    "starcoder2",
+    "stablelm",
+    "stablelm_parallel",
+    "olmo",
+    "nemotron",
+    "phi",
 ];
 /// Names of the fixtures in GGUF form.
 pub const GGUF: &[&str] = &[
@@ -195,6 +204,7 @@ pub const GGUF: &[&str] = &[
     "spark2_5",
     "plamo3",
     "gemma",
+    "cohere2_moe",
 ];
 
 /// Names of the fixtures with recurrent layers.

@@ -68,8 +68,6 @@ pub const NOT_YET: &[(&str, &str)] = &[
     ("gguf/kimi_k3", "attention over earlier residuals"),
     ("models/hy_v4", "independent hyper-connections"),
     ("gguf/hy_v4", "independent hyper-connections"),
-    ("models/cohere2_moe", "layer norms and parallel blocks"),
-    ("gguf/cohere2_moe", "layer norms and parallel blocks"),
 ];
 
 /// Returns the models of the third set that run: folders, and the first file of each folder with GGUF files.
@@ -148,6 +146,9 @@ pub fn models() -> Vec<PathBuf> {
         "gguf/granite_swa/granite_swa-Q4_0.gguf",
         "gguf/deci/deci-Q4_0.gguf",
         "gguf/spark2_5/spark2_5-Q4_0.gguf",
+        "models/cohere2",
+        "models/starcoder2",
+        "models/phi",
     ]
     .iter()
     .filter_map(|name| fixture(name))

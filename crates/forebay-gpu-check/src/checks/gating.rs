@@ -27,7 +27,43 @@ pub fn checks() -> Vec<Check> {
             Check::new(format!("gating {name} of experts"), move |context| biased(context, gating));
         [plain, biased]
     };
-    kinds.into_iter().flat_map(check).collect()
+    let alone = [
+        ("squared relu", Gating::SquaredRelu),
+        ("gelu", Gating::PlainGelu),
+        ("gelu with tanh", Gating::PlainGeluTanh),
+    ];
+    let without_gate = |(name, gating): (&str, Gating)| {
+        Check::new(format!("activation without a gate {name}"), move |context| {
+            activated(context, gating)
+        })
+    };
+    kinds.into_iter().flat_map(check).chain(alone.map(without_gate)).collect()
+}
+
+/// Compares activations of rows, with a bias and without, with the CPU.
+fn activated(context: &Context, gating: Gating) -> Result<Outcome> {
+    let mut outcome = Outcome::same::<f32>(&[], &[]);
+    for (rows, width) in [(1, 1), (3, 7), (5, 128), (70, 1000)] {
+        for biased in [false, true] {
+            let mut random = Random::new((rows * width) as u64);
+            let x: Vec<f32> = random.gaussians(rows * width).iter().map(|x| x * 4.0).collect();
+            let bias = random.gaussians(width);
+            let (device, device_bias) = (context.upload(&x)?, context.upload(&bias)?);
+            let at = if biased { device_bias.ptr() } else { DevicePtr::null() };
+            context.gpu.activate_rows(device.ptr(), at, rows, width, gating)?;
+            let mut cpu = x;
+            if biased {
+                context.cpu.add_bias_rows(&mut cpu, &bias);
+            }
+            context.cpu.activate_in_place(on_cpu(gating), &mut cpu);
+            let cpu: Vec<f64> = cpu.into_iter().map(f64::from).collect();
+            let got = context.gpu.download::<f32>(device.ptr(), rows * width)?;
+            // Far below zero, GELU is a difference of nearly equal numbers.
+            let beside = |i: usize| cpu[i].abs().max(0.1);
+            outcome = outcome.worse(Outcome::of(&got, &cpu, beside, 4e-6));
+        }
+    }
+    Ok(outcome)
 }
 
 pub fn benches() -> Vec<Bench> {
@@ -53,6 +89,8 @@ fn on_cpu(gating: Gating) -> CpuGating {
         Gating::ClampedSilu { limit } => CpuGating::ClampedSilu { limit },
         Gating::SiluClamped { limit } => CpuGating::SiluClamped { limit },
         Gating::SquaredRelu => CpuGating::SquaredRelu,
+        Gating::PlainGelu => CpuGating::PlainGelu,
+        Gating::PlainGeluTanh => CpuGating::PlainGeluTanh,
     }
 }
 
@@ -79,6 +117,9 @@ pub fn exact(gating: Gating, gate: f64, up: f64) -> f64 {
             (gate / (1.0 + (-gate).exp())).min(limit) * up.clamp(-limit, limit)
         }
         Gating::SquaredRelu => gate.max(0.0) * up,
+        Gating::PlainGelu | Gating::PlainGeluTanh => {
+            unreachable!("{gating:?} is compared with the CPU only")
+        }
     }
 }
 

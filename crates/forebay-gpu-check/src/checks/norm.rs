@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use forebay_cuda::{
-    Added, Converted, DevicePtr, ExpertOutputs, FiniteFlag, NO_EXPERT, Norm, Normed,
+    Added, Converted, DevicePtr, ExpertOutputs, FiniteFlag, NO_EXPERT, Norm, NormForm, Normed,
     RoundedActivations,
 };
 
@@ -24,6 +24,8 @@ pub fn checks() -> Vec<Check> {
         Check::new("norm after experts", |context| over_shapes(context, after_experts)),
         Check::new("norm rounded", |context| over_shapes(context, rounded)),
         Check::new("norm as halves", |context| over_shapes(context, as_halves)),
+        Check::new("layer norm after addition", |context| over_shapes(context, layer_norm)),
+        Check::new("layer norm rounded", |context| over_shapes(context, layer_norm_rounded)),
         Check::new("norm reports what is not finite", reports),
     ]
 }
@@ -289,6 +291,69 @@ fn as_halves(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
     let normed = Normed { rows: out.ptr(), also: Some(Converted::Halves(halves.checked())) };
     context.gpu.rms_norm(device.ptr(), Added::Nothing, &norm, normed, rows, None)?;
     halves.compare(context, out.ptr())
+}
+
+/// Returns the factors and the biases of a layer norm.
+fn layer_weights(width: usize) -> Vec<f32> {
+    Random::new(79).gaussians(2 * width)
+}
+
+/// Compares layer norms after an addition with the CPU and with f64 arithmetic.
+fn layer_norm(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
+    let (x, _) = inputs(rows, width);
+    let (add, weights) = (Random::new(80).gaussians(x.len()), layer_weights(width));
+    let (device, device_add) = (context.upload(&x)?, context.upload(&add)?);
+    let (device_weights, out) = (context.upload(&weights)?, context.poisoned(x.len())?);
+    let norm = Norm { weight: device_weights.ptr(), width, epsilon: EPSILON };
+    let added = (Added::Rows(device_add.ptr()), 1.0);
+    let to = Normed::plain(out.ptr());
+    let form = NormForm::Layer;
+    context.gpu.norm_of_scaled(form, device.ptr(), added, &norm, to, (rows, None))?;
+    let sums: Vec<f32> = x.iter().zip(&add).map(|(x, add)| x + add).collect();
+    let row = |x: &[f32]| {
+        let mean = x.iter().map(|x| f64::from(*x)).sum::<f64>() / width as f64;
+        let squares: f64 = x.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum();
+        let scale = 1.0 / (squares / width as f64 + f64::from(EPSILON)).sqrt();
+        let of = |i: usize| {
+            (f64::from(x[i]) - mean) * scale * f64::from(weights[i]) + f64::from(weights[width + i])
+        };
+        (0..width).map(of).collect::<Vec<f64>>()
+    };
+    let exact: Vec<f64> = sums.chunks(width).flat_map(row).collect();
+    let mut cpu = vec![f32::NAN; x.len()];
+    context.cpu.layer_norm(&sums, &weights, EPSILON, &mut cpu);
+    let cpu: Vec<f64> = cpu.into_iter().map(f64::from).collect();
+    let got = context.gpu.download::<f32>(out.ptr(), x.len())?;
+    let summed = context.gpu.download::<f32>(device.ptr(), x.len())?;
+    // Differences from the mean and sums with biases may cancel.
+    let beside = |i: usize| exact[i].abs().max(1.0);
+    let outcome = Outcome::of(&got, &exact, beside, 2.0 * TOLERANCE);
+    let outcome = outcome.worse(Outcome::of(&got, &cpu, beside, 4.0 * TOLERANCE));
+    Ok(outcome.worse(Outcome::same(&summed, &sums)))
+}
+
+/// Checks that rounding in the kernel of layer norms gives the same bits as rounding the rows afterwards.
+fn layer_norm_rounded(context: &Context, rows: usize, width: usize) -> Result<Outcome> {
+    if !width.is_multiple_of(32) {
+        return Ok(Outcome::same::<f32>(&[], &[]));
+    }
+    let (x, _) = inputs(rows, width);
+    let (device, device_weights) = (context.upload(&x)?, context.upload(&layer_weights(width))?);
+    let out = context.poisoned(x.len())?;
+    let (codes, scales) = RoundedActivations::bytes(rows, width);
+    let memory = context.poisoned(2 * (codes + scales))?;
+    let place = |first: usize| RoundedActivations {
+        codes: memory.ptr::<i8>().offset(first),
+        scales: memory.ptr::<u8>().offset(first + codes).cast(),
+    };
+    let norm = Norm { weight: device_weights.ptr(), width, epsilon: EPSILON };
+    let normed = Normed { rows: out.ptr(), also: Some(Converted::Rounded(place(0))) };
+    let none = (Added::Nothing, 1.0);
+    let form = NormForm::Layer;
+    context.gpu.norm_of_scaled(form, device.ptr(), none, &norm, normed, (rows, None))?;
+    context.gpu.quantize_q8(out.ptr(), place(codes + scales), rows, width)?;
+    let got = context.gpu.download::<u8>(memory.ptr(), 2 * (codes + scales))?;
+    Ok(Outcome::same(&got[..codes + scales], &got[codes + scales..]))
 }
 
 fn reports(context: &Context) -> Result<Outcome> {

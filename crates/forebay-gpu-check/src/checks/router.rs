@@ -95,6 +95,7 @@ fn choices(context: &Context) -> Result<Outcome> {
         Case { experts: 128, k: 8, scales: true, ..plain },
         // DeepSeek-V4.
         Case { experts: 256, k: 6, scoring: Scoring::SqrtSoftplus, ..sigmoid },
+        Case { experts: 128, k: 8, scoring: Scoring::SigmoidOfChosen, ..plain },
     ];
     for case in cases {
         for ties in [false, true] {
@@ -245,6 +246,7 @@ impl Biases {
             scoring: match case.scoring {
                 Scoring::Softmax => RouterScoring::Softmax,
                 Scoring::Sigmoid => RouterScoring::Sigmoid,
+                Scoring::SigmoidOfChosen => RouterScoring::SigmoidOfChosen,
                 Scoring::SqrtSoftplus => RouterScoring::SqrtSoftplus,
             },
             by_token: None,

@@ -1,7 +1,7 @@
 //! Model architectures that the decoder can run.
 
 use forebay_compute::{
-    GateFunction, Gating, KV_BLOCK, KvShape, KvType, RopeConfig, RopeLayout, RopeScaling,
+    GateFunction, Gating, KV_BLOCK, KvShape, KvType, NormForm, RopeConfig, RopeLayout, RopeScaling,
     RopeTable, RouterGroups, RouterRule, Scoring, Temperature, rows_for_window,
 };
 use serde::Serialize;
@@ -28,6 +28,9 @@ pub struct Architecture {
     /// Number that norms of the outputs of blocks add to the mean of squares.
     pub post_norm_epsilon: f32,
     pub norms: NormLayout,
+    /// What the norms of the residual stream compute.
+    #[serde(skip)]
+    pub norm_form: NormForm,
     /// Residual streams beside each other; `None` means that there is one, to which outputs are added.
     pub streams: Option<Streams>,
     /// Factor for the rows of the embedding table, which are the first residual stream.
@@ -80,18 +83,6 @@ pub struct Architecture {
     pub naming: Naming,
 }
 
-impl NormLayout {
-    /// Returns true if attention and feed-forward take normed rows of the residual stream.
-    pub fn before(self) -> bool {
-        matches!(self, NormLayout::Pre | NormLayout::Sandwich)
-    }
-
-    /// Returns true if their output is normed before it is added to the residual stream.
-    pub fn after(self) -> bool {
-        matches!(self, NormLayout::Post | NormLayout::Sandwich)
-    }
-}
-
 /// Embeddings of every token for each layer (Gemma 4). After its feed-forward, a layer gates the row of its own part of a table
 /// and adds a projection of it to the residual stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -126,6 +117,9 @@ pub enum NormLayout {
     Sandwich,
     /// A norm on the output of each of them, and none before it (OLMo 2).
     Post,
+    /// A norm before each of them. Both take the residual stream as it is before the layer, and both outputs are added to it (Cohere).
+    /// Files may have one norm for both.
+    Parallel,
     /// No norm of its own, because collapsing the streams norms them (Qwen4).
     None,
 }
@@ -476,6 +470,8 @@ pub struct Experts {
     pub shared_width: usize,
     /// True if the output of the shared experts is multiplied by the sigmoid of a product of the input with a vector.
     pub shared_gate: bool,
+    /// True if the output is the mean of that of the experts and that of the shared experts. Half of it is in [`Experts::scale`].
+    pub averaged: bool,
     /// True if the input of an expert is multiplied by its weight, and not the output (llama4).
     pub scaled_input: bool,
     /// True if a Hugging Face folder holds the transposed matrices of all experts as two tensors.

@@ -1,6 +1,6 @@
 //! The description of a model family: what its files do not say.
 
-use forebay_compute::{Gating, RopeLayout, Scoring};
+use forebay_compute::{Gating, NormForm, RopeLayout, Scoring};
 
 use super::architecture::{EmbeddingNorm, NormLayout, OutputGate, QkNorm};
 use super::mtp_shape::MtpForm;
@@ -60,6 +60,8 @@ pub struct Attention {
     pub qk_norm: QkNorm,
     /// True if q, k and v always have a bias.
     pub qkv_bias: bool,
+    /// True if the tensors of a folder say which projections have biases, and not the configuration.
+    pub bias_by_tensors: bool,
     pub sinks: bool,
     /// Factor of the scores, if the family has one that its files do not give.
     pub scale: Option<f32>,
@@ -128,6 +130,10 @@ pub struct FeedForward {
     /// Scoring of the experts when the metadata does not say it and a bias corrects the choice. If this is given, Hugging Face
     /// models have such a bias unless their configuration denies it.
     pub corrected: Option<Scoring>,
+    /// True if logits choose experts, and their sigmoids are weights only.
+    pub chosen_by_logits: bool,
+    /// True if the output is the mean of that of experts and that of shared experts, unless a configuration says otherwise.
+    pub averaged: bool,
     /// True if expert weights are renormalised when the metadata does not say so.
     pub renormalise: bool,
     /// True if the router scores shared experts, too, and their weights are among those that are renormalised.
@@ -167,6 +173,13 @@ pub struct Layers {
     /// Number that norms of the outputs of blocks add to the mean of squares, if it is another than that of the other norms and
     /// files need not say it.
     pub post_norm_epsilon: Option<f32>,
+    pub norm_form: NormForm,
+    /// True if files have no weights for the norms.
+    pub weightless_norms: bool,
+    /// True if blocks beside each other have one norm.
+    pub one_norm: bool,
+    /// True if a key of the files says if blocks are beside each other. Without it, [`Layers::norms`] says so.
+    pub parallel_by_key: bool,
     /// The rule of residual streams beside each other, if the family has several.
     pub streams: Option<StreamForm>,
     /// True if gates mix the residual stream with the outputs of blocks.
@@ -303,6 +316,7 @@ impl Attention {
         window: None,
         qk_norm: QkNorm::None,
         qkv_bias: false,
+        bias_by_tensors: false,
         sinks: false,
         scale: None,
         query_scale: 1.0,
@@ -353,6 +367,8 @@ impl FeedForward {
         dense_too: false,
         scoring: Scoring::Softmax,
         corrected: None,
+        chosen_by_logits: false,
+        averaged: false,
         renormalise: true,
         scored_shared: false,
         scale: 1.0,
@@ -379,6 +395,10 @@ impl Layers {
     pub(super) const BASE: Layers = Layers {
         norms: NormLayout::Pre,
         post_norm_epsilon: None,
+        norm_form: NormForm::RootMeanSquare,
+        weightless_norms: false,
+        one_norm: false,
+        parallel_by_key: false,
         streams: None,
         gated_residuals: false,
         convolutions: false,
@@ -387,6 +407,13 @@ impl Layers {
         one_block: false,
         may_lack_blocks: false,
     };
+
+    /// A layer norm before attention, and one before the feed-forward.
+    pub(super) const LAYER_NORMS: Layers = Layers { norm_form: NormForm::Layer, ..Layers::BASE };
+
+    /// One layer norm for attention and feed-forward, which take the same input.
+    pub(super) const PARALLEL: Layers =
+        Layers { norms: NormLayout::Parallel, one_norm: true, ..Layers::LAYER_NORMS };
 }
 
 impl Ends {

@@ -19,7 +19,7 @@ use super::gguf_rope::{latent_magnitude, original_context, ropes, scaling};
 use super::indexer::with_indexer;
 use super::layers::{temper, used};
 use super::unrotated::Unrotated;
-use super::{ngrams, streams};
+use super::{ngrams, norms, streams};
 use crate::ModelError;
 
 /// Describes the model of a GGUF file.
@@ -47,6 +47,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
     let logit_softcap = logit_softcap.or(family.ends.logit_softcap);
     let [embedding_scale, residual_scale, logit_scale] = factors(&keys, family)?;
     let ngrams = ngrams::of_gguf(&keys)?;
+    let (norm_form, norm_epsilon) = norms::of_gguf(&keys, family)?;
     let temperature = temperature(&keys, family, &layers)?;
     if temperature.is_some() {
         temper(&mut layers, family.rotation.tempered);
@@ -58,13 +59,11 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         vocabulary: vocabulary(catalog, family)?,
         embedding_rows: vocabulary(catalog, family)?,
         context_trained: keys.count("context_length")?,
-        norm_epsilon: norm_epsilon(&keys)?,
+        norm_epsilon,
         // GGUF files have no key for it.
-        post_norm_epsilon: match family.layers.post_norm_epsilon {
-            Some(epsilon) => epsilon,
-            None => norm_epsilon(&keys)?,
-        },
-        norms: family.layers.norms,
+        post_norm_epsilon: family.layers.post_norm_epsilon.unwrap_or(norm_epsilon),
+        norms: norms::layout(family, keys.flag("use_parallel_residual")?)?,
+        norm_form,
         streams: streams::of_gguf(&keys, family)?,
         embedding_scale: family.embedding_scale(hidden) * embedding_scale / residual_scale,
         embedding_norm: family.ends.embedding_norm,
@@ -149,13 +148,6 @@ fn temperature(
     Ok(Some(Temperature { rate, step, first: 0, growth: Growth::WholeSteps }))
 }
 
-/// Returns the epsilon of the norms. Some converters write the key of layer norms for models that have other norms only.
-fn norm_epsilon(keys: &Keys<'_>) -> Result<f32, ModelError> {
-    let key = "attention.layer_norm_rms_epsilon";
-    let other = keys.optional_float("attention.layer_norm_epsilon")?;
-    keys.optional_float(key)?.or(other).ok_or_else(|| keys.missing(key))
-}
-
 /// Returns the shapes of attention and the rotations, and writes the numbers of the shapes to the layers.
 fn attention_and_ropes(
     catalog: &Catalog,
@@ -168,6 +160,13 @@ fn attention_and_ropes(
     let first = layers.iter().position(attends).unwrap_or(0);
     let heads_norm = catalog.tensor(&format!("blk.{first}.attn_q_norm.weight")).is_some();
     let qk_norm = match family.attention.qk_norm {
+        QkNorm::None if heads_norm => {
+            return Err(ModelError::BadValue {
+                key: format!("blk.{first}.attn_q_norm.weight"),
+                value: "a tensor of the file".into(),
+                expected: "forebay knows no norms of queries and keys for this family".into(),
+            });
+        }
         // Of the Llama 4 models, the one with 128 experts has no such norms. The file does not say it otherwise.
         QkNorm::Weightless { unrotated_too: false }
             if keys.optional_count("expert_count")? != Some(128) =>
@@ -353,9 +352,10 @@ fn output_gate(catalog: &Catalog, family: &Family, layer: usize, heads: usize) -
 
 fn bias(catalog: &Catalog, family: &Family, first: usize) -> AttentionBias {
     let has = |name: &str| catalog.tensor(&format!("blk.{first}.{name}")).is_some();
+    let fused = has("attn_qkv.bias");
     if has("attn_output.bias") {
         AttentionBias::All
-    } else if family.attention.qkv_bias || has("attn_q.bias") || has("attn_qkv.bias") {
+    } else if family.attention.qkv_bias || has("attn_q.bias") || has("attn_qkv.bias") || fused {
         AttentionBias::Qkv
     } else {
         AttentionBias::None

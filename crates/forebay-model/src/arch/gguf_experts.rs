@@ -46,6 +46,9 @@ pub(super) fn experts(
     let groups_kept = keys.optional_count("expert_group_used_count")?.unwrap_or(n_groups);
     let scale = keys.said_float("expert_weights_scale")?;
     let hashed = keys.optional_count("hash_layer_count")?;
+    let shared_width = shared_width(catalog, keys, family, layer, width)?;
+    let averaged = family.feed_forward.averaged && shared_width > 0;
+    let scale = scale.unwrap_or(1.0);
     Ok(Experts {
         count: match Names::new(Naming::Gguf, family).routed_experts(catalog, layer) {
             Some(count) => count,
@@ -59,12 +62,13 @@ pub(super) fn experts(
         logit_scale: 1.0,
         scoring: scoring(keys, family, correction_bias)?,
         renormalise: keys.flag("expert_weights_norm")?.unwrap_or(family.feed_forward.renormalise),
-        scale: scale.unwrap_or(1.0),
+        scale: if averaged { 0.5 * scale } else { scale },
         correction_bias,
         by_token: hashed.is_some_and(|layers| layer < layers),
         groups: groups(n_groups, groups_kept, correction_bias),
         bias: family.feed_forward.bias,
-        shared_width: shared_width(catalog, keys, family, layer, width)?,
+        shared_width,
+        averaged,
         shared_gate: family.feed_forward.shared_gate,
         scaled_input: family.feed_forward.scaled_input,
         transposed: false,
@@ -83,6 +87,7 @@ fn scoring(keys: &Keys<'_>, family: &Family, correction_bias: bool) -> Result<Sc
         // Value 3 is the softmax over the chosen experts only. This equals the softmax over all, renormalised.
         None | Some(0) => Ok(family.feed_forward.scoring),
         Some(1 | 3) => Ok(Scoring::Softmax),
+        Some(2) if family.feed_forward.chosen_by_logits => Ok(Scoring::SigmoidOfChosen),
         Some(2) => Ok(Scoring::Sigmoid),
         Some(4) => Ok(Scoring::SqrtSoftplus),
         Some(other) => {

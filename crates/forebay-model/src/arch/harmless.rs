@@ -114,6 +114,7 @@ const CONFIG: &[(&[&str], &str)] = &[
             "use_cache",
             "use_grouped_mm",
             "use_mamba_kernels",
+            "use_parallel_embedding",
             "for_llm_compressor",
             "chunk_size_feed_forward",
             "chunk_size",
@@ -136,7 +137,13 @@ const CONFIG: &[(&[&str], &str)] = &[
         "the files show their layers that predict further tokens",
     ),
     (
-        &["mamba_conv_bias", "use_conv_bias", "tie_encoder_decoder", "moe_shared_expert_overlap"],
+        &[
+            "mamba_conv_bias",
+            "use_conv_bias",
+            "tie_encoder_decoder",
+            "moe_shared_expert_overlap",
+            "use_embedding_sharing",
+        ],
         "the files show which tensors there are",
     ),
     (

@@ -39,21 +39,21 @@ pub(super) fn is_tied(
     let head = Names::new(naming, family).head();
     // Quantised projections have other ends of their names.
     let stem = head.strip_suffix("weight").unwrap_or(&head);
-    let bias = format!("{stem}bias");
     let elsewhere = |name: &str| {
         name != head
             && name.ends_with("lm_head.weight")
             && !name.split('.').any(|part| part == "mtp")
     };
     let names = || catalog.tensors().iter().map(|tensor| &tensor.name);
-    if let Some(other) = names().find(|name| **name == bias || elsewhere(name)) {
+    if let Some(other) = names().find(|name| elsewhere(name)) {
         return Err(ModelError::BadValue {
             key: other.clone(),
             value: "a tensor of the files".into(),
-            expected: format!("forebay knows an output projection '{head}' without a bias"),
+            expected: format!("forebay knows an output projection '{head}'"),
         });
     }
-    if names().any(|name| name.starts_with(stem)) {
+    let bias = format!("{stem}bias");
+    if names().any(|name| name.starts_with(stem) && *name != bias) {
         return Ok(false);
     }
     let is_absent = catalog.absent.iter().find(|of| of.tensor == head);

@@ -29,8 +29,8 @@ use super::ngrams::ngrams;
 use super::quantization::{Method, Quantization};
 use super::roots::naming;
 use super::rope_parameters::Parameters;
-use super::streams;
 use super::unrotated::Unrotated;
+use super::{norms, streams};
 use crate::ModelError;
 
 /// Keys about experts that classes of configurations write for models without experts, too.
@@ -47,6 +47,14 @@ const KEYS_OF_EXPERTS: [&str; 12] = [
     "scoring_func",
     "topk_group",
     "topk_method",
+];
+
+/// Keys of the width of dense feed-forwards.
+const WIDTHS: [&str; 4] = [
+    "intermediate_size_mlp",
+    "dense_intermediate_size",
+    "prefix_dense_intermediate_size",
+    "intermediate_size",
 ];
 
 /// Describes the model of a Hugging Face folder.
@@ -114,10 +122,8 @@ fn of_language_model(
     }
     let [embedding_factor, residual_scale, logit_divisor] = factors(config, family)?;
     let residual_scale = residual_scale * multipliers.residual();
-    let epsilons =
-        ["rms_norm_eps", "layer_norm_epsilon", "layernorm_epsilon", "norm_eps", "layer_norm_eps"];
+    let (norm_form, norm_epsilon) = norms::of_config(config, family)?;
     let logit_softcap = config.float_or("final_logit_softcapping", family.ends.logit_softcap)?;
-    let norm_epsilon = config.first_float(&epsilons)?.map_or(1e-6, |epsilon| epsilon as f32);
     let post_norm_epsilon =
         config.float_or("post_norm_eps", family.layers.post_norm_epsilon)?.unwrap_or(norm_epsilon);
     let width_scale = config.float_or("logits_mup_width_multiplier", family.ends.width_scale)?;
@@ -133,7 +139,8 @@ fn of_language_model(
         context_trained: config.first_count(&["max_position_embeddings", "model_max_length"])?,
         norm_epsilon,
         post_norm_epsilon,
-        norms: family.layers.norms,
+        norms: norms::layout(family, config.flag("use_parallel_residual")?)?,
+        norm_form,
         streams: streams::of_huggingface(config, family)?,
         embedding_scale: embedding_scale(config, family)? * embedding_factor / residual_scale,
         embedding_norm: family.ends.embedding_norm,
@@ -149,6 +156,7 @@ fn of_language_model(
         },
         feed_forward_scales: family.layers.feed_forward_scales,
         logit_scale: output_multiplier(config, family)?
+            * logit_factor(config, family)?
             * config.float("lm_head_multiplier")?.map_or(1.0, |factor| factor as f32)
             / (logit_divisor * width_scale.unwrap_or(1.0)),
         layer_scales: family.layers.scales,
@@ -247,6 +255,14 @@ fn gatings(
     Ok(Some(limited([limit("swiglu_limits")?, limit("swiglu_limits_shared")?])))
 }
 
+/// Returns the factor of logits of Cohere's models, whose configurations do not write the usual one.
+fn logit_factor(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> {
+    Ok(match family.ends.gguf_factors {
+        Factors::OfLogits => config.float("logit_scale")?.unwrap_or(0.0625) as f32,
+        _ => 1.0,
+    })
+}
+
 /// Refuses forms of quantised weights that forebay does not know, for this family or for all.
 fn expect_quantization(config: &Value, family: &Family) -> Result<(), ModelError> {
     let quantization = Quantization::of_config(config)?;
@@ -300,9 +316,7 @@ fn layers(
             } else {
                 let keys = match family.feed_forward.shared_mlp {
                     true => &[SHARED_MLP][..],
-                    false => {
-                        &["intermediate_size_mlp", "dense_intermediate_size", "intermediate_size"]
-                    }
+                    false => &WIDTHS[..],
                 };
                 let width = feed_forward_width(config, family, keys)?;
                 let is_wide = index >= with_keys && config.is_set("use_double_wide_mlp")?;

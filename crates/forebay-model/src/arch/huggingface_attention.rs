@@ -268,6 +268,9 @@ fn first_window(config: &Config<'_>, family: &Family) -> Result<Option<usize>, M
     Ok(windows.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().next())
 }
 
+/// Keys that say which projections have biases. The tensors say it too.
+const BIASES: [&str; 4] = ["attention_bias", "use_bias", "use_qkv_bias", "bias"];
+
 /// Returns which projections have biases.
 fn bias(
     catalog: &Catalog,
@@ -276,6 +279,14 @@ fn bias(
     naming: Naming,
 ) -> Result<AttentionBias, ModelError> {
     let has = |role: &str| catalog.tensor(&Names::new(naming, family).layer(0, role));
+    if family.attention.bias_by_tensors {
+        config.note(&BIASES);
+        return Ok(match (has("o_bias"), has("q_bias").or(has("qkv_bias"))) {
+            (Some(_), _) => AttentionBias::All,
+            (None, Some(_)) => AttentionBias::Qkv,
+            (None, None) => AttentionBias::None,
+        });
+    }
     let qkv_bias = match config.flag("qkv_bias")? {
         Some(said) if family.attention.qkv_bias => said,
         Some(true) => {

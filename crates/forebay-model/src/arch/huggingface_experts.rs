@@ -53,12 +53,13 @@ const SCALES: [&str; 5] = [
 ];
 
 /// Keys of the function that scores experts.
-const SCORINGS: [&str; 5] = [
+const SCORINGS: [&str; 6] = [
     "scoring_func",
     "moe_router_activation_func",
     "moe_router_activation",
     "score_func",
     "score_function",
+    "expert_selection_fn",
 ];
 
 /// Returns true if a configuration says how many experts there are.
@@ -154,11 +155,7 @@ pub(super) fn experts(
     let method = config.text("topk_method")?;
     let correction_bias =
         method.map_or(corrected.is_some() && !denied, |method| method == "noaux_tc");
-    config.note(&NORMS);
-    let norm = match NORMS.iter().find(|key| config.set(key).is_some()) {
-        Some(key) => config.flag(key)?,
-        None => None,
-    };
+    let norm = norm(config)?;
     let width = config.first_count(&["moe_intermediate_size", "intermediate_size"])?;
     let of_groups =
         config.optional_first_count(&["n_group", "num_expert_group", "num_expert_groups"])?;
@@ -170,6 +167,13 @@ pub(super) fn experts(
         true => scored_shared(config)?,
         false => 0,
     };
+    let scoring = scoring(config, family, corrected)?;
+    // A softmax of the chosen logits is one of all logits, divided by the sum of the chosen ones.
+    let of_chosen = family.feed_forward.chosen_by_logits && scoring == Scoring::Softmax;
+    let shared_width = if always > 0 { 0 } else { shared_width(config, family, width)? };
+    let averaged = is_averaged(config, family)? && shared_width > 0;
+    let scale =
+        config.first_float(&SCALES)?.map_or(family.feed_forward.scale, |scale| scale as f32);
     Ok(Experts {
         count: match Names::new(naming, family).routed_experts(catalog, index) {
             Some(count) => count,
@@ -187,14 +191,15 @@ pub(super) fn experts(
             true => output_multiplier(config, family)?,
             false => 1.0,
         },
-        scoring: scoring(config, family, corrected)?,
-        renormalise: norm.unwrap_or(family.feed_forward.renormalise || is_third),
-        scale: config.first_float(&SCALES)?.map_or(family.feed_forward.scale, |scale| scale as f32),
+        scoring,
+        renormalise: of_chosen || norm.unwrap_or(family.feed_forward.renormalise || is_third),
+        scale: if averaged { 0.5 * scale } else { scale },
         correction_bias,
         by_token: false,
         groups: groups(n_groups, groups_kept, correction_bias),
         bias: family.feed_forward.bias,
-        shared_width: if always > 0 { 0 } else { shared_width(config, family, width)? },
+        shared_width,
+        averaged,
         shared_gate: family.feed_forward.shared_gate,
         scaled_input: family.feed_forward.scaled_input,
         transposed: family.files.transposed_experts,
@@ -227,20 +232,42 @@ fn scoring(
     corrected: Option<Scoring>,
 ) -> Result<Scoring, ModelError> {
     config.note(&SCORINGS);
-    let named = match SCORINGS.iter().find(|key| config.set(key).is_some()) {
-        Some(key) => config.text(key)?,
-        None => None,
+    let Some(key) = SCORINGS.into_iter().find(|key| config.set(key).is_some()) else {
+        return Ok(corrected.unwrap_or(family.feed_forward.scoring));
     };
-    match named {
+    match config.text(key)? {
         Some("softmax") => Ok(Scoring::Softmax),
+        Some("sigmoid") if family.feed_forward.chosen_by_logits => Ok(Scoring::SigmoidOfChosen),
         Some("sigmoid") => Ok(Scoring::Sigmoid),
         Some("sqrtsoftplus") => Ok(Scoring::SqrtSoftplus),
-        None => Ok(corrected.unwrap_or(family.feed_forward.scoring)),
-        Some(other) => Err(ModelError::BadValue {
-            key: "scoring_func".into(),
-            value: other.into(),
+        other => Err(ModelError::BadValue {
+            key: key.into(),
+            value: other.unwrap_or("").into(),
             expected: "forebay knows softmax, sigmoid and sqrtsoftplus".into(),
         }),
+    }
+}
+
+/// Returns true if weights of experts are renormalised, if the configuration says it.
+fn norm(config: &Config<'_>) -> Result<Option<bool>, ModelError> {
+    config.note(&NORMS);
+    match NORMS.iter().find(|key| config.set(key).is_some()) {
+        Some(key) => config.flag(key),
+        None => Ok(None),
+    }
+}
+
+/// Returns true if outputs of experts and shared experts are averaged.
+fn is_averaged(config: &Config<'_>, family: &Family) -> Result<bool, ModelError> {
+    const KEY: &str = "shared_expert_combination_strategy";
+    match config.text(KEY)? {
+        None => Ok(family.feed_forward.averaged),
+        Some("average") => Ok(true),
+        Some("sum") => Ok(false),
+        Some(other) => {
+            check(KEY, other, false, "forebay knows average and sum")?;
+            Ok(false)
+        }
     }
 }
 

@@ -47,6 +47,7 @@ fn rotary_dim(
     let parameters = Parameters::of(config, Some(scope))?;
     let partial = of_kind.or(config.float("partial_rotary_factor")?);
     let partial = partial.or(parameters.float("partial_rotary_factor")?);
+    let partial = partial.or(config.float("rotary_pct")?);
     Ok(match (partial, config.optional_count("rotary_dim")?) {
         _ if parameters.is_proportional()? => head_dim,
         (None, Some(rotary_dim)) => rotary_dim,
@@ -56,7 +57,14 @@ fn rotary_dim(
 
 /// Records the keys of a rotation that the model does not have.
 pub(super) fn note_no_rotation(config: &Config<'_>) -> Result<(), ModelError> {
-    config.note(&["partial_rotary_factor", "rope_theta", "rope_interleave", "rotary_dim"]);
+    config.note(&[
+        "partial_rotary_factor",
+        "rotary_pct",
+        "rotary_emb_base",
+        "rope_theta",
+        "rope_interleave",
+        "rotary_dim",
+    ]);
     Parameters::of(config, None).map(|_| ())
 }
 
@@ -103,7 +111,7 @@ pub(super) fn rotation(
     };
     let local = config.first_float(&LOCAL)?;
     let local = local.filter(|_| windowed);
-    let beside = config.float("theta")?;
+    let beside = config.first_float(&["theta", "rotary_emb_base"])?;
     let of_layers = match theta_of_layers(config)? {
         Some(theta) => Some(theta),
         None => of_kind(config, family, "rope_theta", scope.unwrap_or(FULL))?,

@@ -1,9 +1,9 @@
 //! Variants of known families that would run but generate wrong text. They are refused.
 
-use forebay_compute::Gating;
+use forebay_compute::{Gating, NormForm};
 use serde_json::Value;
 
-use super::architecture::OutputGate;
+use super::architecture::{NormLayout, OutputGate, QkNorm};
 use super::config::Config;
 use super::family::Family;
 use crate::ModelError;
@@ -17,7 +17,7 @@ fn refuse<T>(key: &str, value: &str, expected: &str) -> Result<T, ModelError> {
 
 /// Returns the gating, with the numbers that the configuration gives.
 pub(super) fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, ModelError> {
-    expect_activation(config, family)?;
+    let activation = expect_activation(config, family)?;
     let float = |key: &str, usual: f32| {
         Ok::<_, ModelError>(config.float(key)?.map_or(usual, |value| value as f32))
     };
@@ -29,14 +29,26 @@ pub(super) fn gating(config: &Config<'_>, family: &Family) -> Result<Gating, Mod
         Gating::ClampedSilu { limit } => {
             Gating::ClampedSilu { limit: float("swiglu_limit", limit)? }
         }
+        Gating::PlainGelu | Gating::PlainGeluTanh => match activation {
+            Some("gelu") => Gating::PlainGelu,
+            Some(_) => Gating::PlainGeluTanh,
+            None => family.feed_forward.gating,
+        },
         other => other,
     })
 }
 
-fn expect_activation(config: &Config<'_>, family: &Family) -> Result<(), ModelError> {
-    let keys = ["mlp_hidden_act", "hidden_activation", "hidden_act", "activation_function"];
+/// Returns the name of the activation, if the configuration has one. It is one that the family may have.
+fn expect_activation<'a>(
+    config: &Config<'a>,
+    family: &Family,
+) -> Result<Option<&'a str>, ModelError> {
+    let keys =
+        ["mlp_hidden_act", "hidden_activation", "hidden_act", "activation_function", "activation"];
     config.note(&keys);
-    let Some(key) = keys.into_iter().find(|key| config.set(key).is_some()) else { return Ok(()) };
+    let Some(key) = keys.into_iter().find(|key| config.set(key).is_some()) else {
+        return Ok(None);
+    };
     let activation = config.text(key)?.unwrap_or("");
     let known: &[&str] = match family.feed_forward.gating {
         // Configurations of Gemma whose `hidden_act` is `gelu` mean this one.
@@ -45,6 +57,9 @@ fn expect_activation(config: &Config<'_>, family: &Family) -> Result<(), ModelEr
         }
         Gating::GeluTanh => &["gelu_pytorch_tanh", "gelu_new", "gelu_fast"],
         Gating::SquaredRelu => &["relu2"],
+        Gating::PlainGelu | Gating::PlainGeluTanh => {
+            &["gelu", "gelu_pytorch_tanh", "gelu_new", "gelu_fast"]
+        }
         // MiniMax-M3 names the clamped gate.
         Gating::Clamped { .. } => &["silu", "swish", "swigluoai"],
         Gating::Silu | Gating::ClampedSilu { .. } | Gating::SiluClamped { .. } => {
@@ -52,7 +67,7 @@ fn expect_activation(config: &Config<'_>, family: &Family) -> Result<(), ModelEr
         }
     };
     match known.contains(&activation) {
-        true => Ok(()),
+        true => Ok(Some(activation)),
         false => {
             let expected = format!("forebay knows {} for this family", known.join(", "));
             refuse("hidden_act", activation, &expected)
@@ -72,7 +87,10 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
         return refuse("attn_output_gate", "set", "forebay does not know this variant");
     }
     for key in ["mlp_bias", "use_bias", "mamba_proj_bias", "projectors_bias", "conv_bias"] {
-        if config.is_set(key)? {
+        // Biases of dense feed-forwards are read if the files have them.
+        let is_dense = key == "mlp_bias" && !family.feed_forward.experts;
+        let is_known = family.attention.bias_by_tensors || is_dense;
+        if config.is_set(key)? && !is_known {
             return refuse(key, "true", "forebay does not know these biases yet");
         }
     }
@@ -82,6 +100,7 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
             return refuse(key, "true", "forebay does not know this variant");
         }
     }
+    refuse_blocks(config, family)?;
     // Variants of Step and Laguna.
     for (key, known) in [
         ("sink", false),
@@ -109,7 +128,10 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
         ("qk_norm_type", "per_layer"),
         ("mamba_hidden_act", "silu"),
         ("normalization_function", "rmsnorm"),
-        ("norm_type", "rms"),
+        (
+            "norm_type",
+            if family.layers.norm_form == NormForm::Layer { "layer_norm" } else { "rms" },
+        ),
     ] {
         if let Some(other) = config.text(key)?.filter(|text| *text != known) {
             return refuse(key, other, &format!("forebay knows {known}"));
@@ -144,6 +166,29 @@ pub(super) fn refuse_variants(config: &Config<'_>, family: &Family) -> Result<()
     let both_ways = config.set("use_bidirectional_attention");
     if both_ways.is_some_and(|value| *value == true || *value == "all") {
         return refuse("use_bidirectional_attention", "set", "forebay generates text");
+    }
+    Ok(())
+}
+
+/// Refuses other blocks than those of the family: with norms of queries and keys, one after the other, without gates.
+fn refuse_blocks(config: &Config<'_>, family: &Family) -> Result<(), ModelError> {
+    for key in ["use_qk_norm", "qk_norm", "qk_layernorm"] {
+        if config.is_set(key)? && family.attention.qk_norm == QkNorm::None {
+            return refuse(key, "true", "forebay knows no such norms for this family");
+        }
+    }
+    for (key, has) in [
+        ("use_parallel_block", family.layers.norms == NormLayout::Parallel),
+        ("use_gated_activation", family.feed_forward.gating.has_gate()),
+    ] {
+        if let Some(said) = config.flag(key)?.filter(|said| *said != has) {
+            return refuse(key, &said.to_string(), &format!("forebay knows {has} for this family"));
+        }
+    }
+    let first = config.optional_count("first_k_dense_replace")?.unwrap_or(0);
+    if family.name == "cohere2moe" && first > 0 && config.set("layer_types").is_none() {
+        let expected = "forebay needs the list of layers of models that begin with dense ones";
+        return refuse("layer_types", "absent", expected);
     }
     Ok(())
 }

@@ -35,6 +35,7 @@ mod mtp_shape;
 mod multipliers;
 mod names;
 mod ngrams;
+mod norms;
 mod quantization;
 mod recurrent;
 mod roots;

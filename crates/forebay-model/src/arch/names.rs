@@ -20,6 +20,8 @@ const LAYER: &[(&str, &str, &str)] = &[
     ("k_bias", "attn_k.bias", "self_attn.k_proj.bias"),
     ("v_bias", "attn_v.bias", "self_attn.v_proj.bias"),
     ("o_bias", "attn_output.bias", "self_attn.o_proj.bias"),
+    // Those of queries, keys and values in one vector.
+    ("qkv_bias", "attn_qkv.bias", "self_attn.qkv_proj.bias"),
     ("output_gate", "attn_gate.weight", "self_attn.g_proj.weight"),
     ("q_norm", "attn_q_norm.weight", "self_attn.q_norm.weight"),
     ("k_norm", "attn_k_norm.weight", "self_attn.k_norm.weight"),
@@ -220,6 +222,16 @@ impl Names {
     /// Returns true if rows of gate and up are one matrix, alternately.
     pub fn interleaves_gate_up(&self) -> bool {
         self.naming != Naming::Gguf && self.family.files.interleaved_gate_up
+    }
+
+    /// Returns true if the file has weights of norms.
+    pub fn has_norm_weights(&self) -> bool {
+        !self.family.layers.weightless_norms
+    }
+
+    /// Returns true if blocks beside each other have one norm.
+    pub fn has_one_norm(&self) -> bool {
+        self.family.layers.one_norm
     }
 
     /// Returns true if the rates of decay in the file are positive numbers.

@@ -3,7 +3,7 @@
 use forebay_compute::{Growth, Temperature};
 use serde_json::Value;
 
-use super::architecture::Layer;
+use super::architecture::{FeedForward, Layer};
 use super::config::{Config, short};
 use super::rope_parameters::Parameters;
 use crate::ModelError;
@@ -81,7 +81,14 @@ impl Unrotated {
         (index, windows): (usize, &[Option<usize>]),
     ) -> Result<Layer, ModelError> {
         let period = match self {
-            Unrotated::WithoutWindow => return Ok(without_window(layer, windows)),
+            Unrotated::WithoutWindow => {
+                // Such dense layers of Command A+ rotate.
+                let pattern = config.optional_count("prefix_dense_sliding_window_pattern")?;
+                return Ok(match layer.feed_forward {
+                    FeedForward::Dense { .. } if pattern == Some(1) => layer,
+                    _ => without_window(layer, windows),
+                });
+            }
             Unrotated::ByBase(bases) => {
                 let rotates = bases.rotates(config, (index, windows.len()))?;
                 return Ok(Layer { rope: layer.rope.filter(|_| rotates), ..layer });

@@ -116,7 +116,11 @@ impl Architecture {
                 Gating::Clamped { limit, .. }
                 | Gating::ClampedSilu { limit }
                 | Gating::SiluClamped { limit } => limit,
-                Gating::Silu | Gating::GeluTanh | Gating::SquaredRelu => continue,
+                Gating::Silu
+                | Gating::GeluTanh
+                | Gating::SquaredRelu
+                | Gating::PlainGelu
+                | Gating::PlainGeluTanh => continue,
             };
             let fits = limit.is_finite() && limit > 0.0;
             check("limit of gate and up", limit, fits, "it must be positive")?;
@@ -135,6 +139,7 @@ impl Architecture {
         self.validate_gates_and_convolutions()?;
         self.validate_indexers()?;
         self.validate_streams()?;
+        self.validate_norms()?;
         self.validate_shared_keys()?;
         self.validate_mtp()?;
         self.layers.iter().try_for_each(Layer::validate)

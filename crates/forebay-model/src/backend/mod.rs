@@ -18,7 +18,7 @@ use forebay_stream::{LayerUses, MemoryPlan, Residency};
 
 pub use self::selector::{CHANGES_MAX, RowSelection, Selector};
 use crate::ModelError;
-use crate::arch::{Architecture, Attention, Experts, FeedForward, Mixer};
+use crate::arch::{Architecture, Attention, Experts, FeedForward, Mixer, NormLayout};
 use crate::sharing::SubLayerPlan;
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
 use crate::weights::{LayerWeights, ResidualGate, Weights};
@@ -113,6 +113,16 @@ impl<'a> Step<'a> {
             NextBlock::FeedForward => !self.has_mixer(),
             NextBlock::Embeddings => false,
         }
+    }
+
+    /// Returns true if the block takes the residual stream as it was before the layer: the feed-forward of a parallel block.
+    pub fn takes_layer_input(&self, block: NextBlock) -> bool {
+        block == NextBlock::FeedForward && self.has_parallel_blocks()
+    }
+
+    /// Returns true if attention and feed-forward of a layer take the same input.
+    pub fn has_parallel_blocks(&self) -> bool {
+        self.architecture.norms == NormLayout::Parallel
     }
 
     /// Returns the layer whose output [`Backend::norm`] adds, and true if the layer's attention or recurrence gave it, or is the

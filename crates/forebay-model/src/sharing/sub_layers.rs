@@ -42,7 +42,7 @@ pub struct SubLayer {
     /// Bytes on disk and in host memory.
     pub bytes: u64,
     pub in_vram: bool,
-    /// True if the CPU can compute the sub-layer: it has gate, up and down only.
+    /// True if the CPU can compute the sub-layer: it has gate, up and down only, without biases.
     pub for_cpu: bool,
     /// True if the CPU computes the sub-layer for batches of few tokens.
     pub on_cpu: bool,
@@ -121,7 +121,8 @@ impl SubLayerPlan {
         for layer in 0..weights.layers.len() {
             let part_bytes = weights.blocks.dense[layer].part_bytes();
             let attention = weights.layers[layer].attention_parts;
-            let is_plain = weights.layers[layer].embeddings.is_none();
+            let of = &weights.layers[layer];
+            let is_plain = of.embeddings.is_none() && of.biases.is_empty();
             let both = [(0..attention, false), (attention..part_bytes.len(), true)];
             for (parts, is_feed_forward) in both {
                 let lengths = part_bytes[parts.clone()].iter().copied();

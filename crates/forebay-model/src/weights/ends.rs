@@ -69,3 +69,26 @@ pub(super) fn head(
     }
     Ok(chunks)
 }
+
+/// Reads the bias of the logits, if the file has one for the output projection `name`.
+///
+/// # Errors
+/// Returns an error if the model has a predicting layer too, or if the bias has another length or cannot be read.
+pub(super) fn head_bias(
+    architecture: &Architecture,
+    name: &str,
+    tensors: &mut Tensors<'_>,
+) -> Result<Option<Vec<f32>>, ModelError> {
+    let Some(mut bias) = tensors.optional_bias(name, architecture.vocabulary)? else {
+        return Ok(None);
+    };
+    if architecture.mtp.is_some() {
+        return Err(ModelError::BadValue {
+            key: name.into(),
+            value: "with a bias".into(),
+            expected: "forebay knows predicting layers of models without a bias of logits".into(),
+        });
+    }
+    bias.iter_mut().for_each(|bias| *bias *= architecture.logit_scale);
+    Ok(Some(bias))
+}

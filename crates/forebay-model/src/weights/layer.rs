@@ -3,15 +3,15 @@
 use forebay_format::{Block, TensorType};
 
 use super::parts::{
-    AttentionWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadMatrices,
-    LatentWeights, LayerEmbeddingWeights, LayerWeights, PartMatrix, RecurrenceBeside,
+    AttentionWeights, DenseBiases, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights,
+    HeadMatrices, LatentWeights, LayerEmbeddingWeights, LayerWeights, PartMatrix, RecurrenceBeside,
 };
 use super::tensors::Tensors;
 use super::{quantized, relayout};
 use crate::ModelError;
 use crate::arch::{
     Architecture, AttentionBias, Experts, FeedForward, Latent, LayerEmbeddings, Mixer, Names,
-    Naming, QkNorm,
+    Naming, NormLayout, QkNorm,
 };
 
 pub(super) struct LayerBuilder<'a> {
@@ -85,6 +85,7 @@ impl LayerBuilder<'_> {
             }
         };
         let embeddings = self.embeddings(tensors, &mut dense)?;
+        let biases = self.dense_biases(tensors, described)?;
         let norms = self.architecture.norms;
         let [before, after] = [norms.before(), norms.after()].map(|has| has.then_some(hidden));
         let (has_mixer, has_feed_forward) = (mixer != Mixer::None, !described.is_none());
@@ -106,7 +107,7 @@ impl LayerBuilder<'_> {
             (None, _) => feed_forward_post_norm,
         };
         let layer = LayerWeights {
-            attention_norm: self.norm(tensors, "attention_norm", mixer_norm)?,
+            attention_norm: self.stream_norm(tensors, "attention_norm", mixer_norm)?,
             attention_post_norm: match attention_share {
                 Some(share) => Some(share),
                 None => self.norm(tensors, "attention_post_norm", mixer_post_norm)?,
@@ -131,6 +132,7 @@ impl LayerBuilder<'_> {
             attention_parts,
             feed_forward,
             gatings: self.architecture.gatings_of(self.index),
+            biases,
             embeddings,
             ngrams,
             attention_gate,
@@ -151,7 +153,7 @@ impl LayerBuilder<'_> {
         tensors: &mut Tensors<'_>,
         length: Option<usize>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
-        let mut norm = self.norm(tensors, "feed_forward_norm", length)?;
+        let mut norm = self.stream_norm(tensors, self.inner_norm(), length)?;
         let scale = self.architecture.feed_forward_input_scale;
         if scale != 1.0 {
             norm.iter_mut().flatten().for_each(|weight| *weight *= scale);
@@ -258,6 +260,22 @@ impl LayerBuilder<'_> {
         Ok([gate, up, self.matrix(tensors, dense, &down, hidden, width)?])
     }
 
+    /// Reads the biases of a dense feed-forward, as far as the file has such.
+    fn dense_biases(
+        &self,
+        tensors: &mut Tensors<'_>,
+        described: &FeedForward,
+    ) -> Result<DenseBiases, ModelError> {
+        let FeedForward::Dense { width } = *described else { return Ok(DenseBiases::default()) };
+        let mut bias = |role: &str, length| tensors.optional_bias(&self.name(role), length);
+        let has_gate = self.architecture.gating.has_gate();
+        Ok(DenseBiases {
+            gate: if has_gate { bias("gate", width)? } else { None },
+            up: bias("up", width)?,
+            down: bias("down", self.architecture.hidden)?,
+        })
+    }
+
     /// Reads a vector, if `length` is given.
     fn vector(
         &self,
@@ -275,6 +293,26 @@ impl LayerBuilder<'_> {
         length: Option<usize>,
     ) -> Result<Option<Vec<f32>>, ModelError> {
         length.map(|length| tensors.norm(&self.name(role), length)).transpose()
+    }
+
+    /// Returns the role of the norm before the feed-forward.
+    fn inner_norm(&self) -> &'static str {
+        let is_parallel = self.architecture.norms == NormLayout::Parallel;
+        match is_parallel && self.names.has_one_norm() {
+            true => "attention_norm",
+            false => "feed_forward_norm",
+        }
+    }
+
+    /// Reads the norm before a block.
+    fn stream_norm(
+        &self,
+        tensors: &mut Tensors<'_>,
+        role: &str,
+        length: Option<usize>,
+    ) -> Result<Option<Vec<f32>>, ModelError> {
+        let (form, name) = (self.architecture.norm_form, self.name(role));
+        length.map(|length| tensors.stream_norm(form, &name, length)).transpose()
     }
 
     fn grouped(
@@ -453,7 +491,8 @@ impl LayerBuilder<'_> {
         let hidden = self.architecture.hidden;
         let shared_scale = match experts.shared_gate && experts.shared_width > 0 {
             true => Some(tensors.vector(&self.name("shared_scale"), hidden)?),
-            false => None,
+            // The sigmoid of 0 halves the output.
+            false => experts.averaged.then(|| tensors.zeros(hidden)),
         };
         let scales = experts.expert_scales.then_some(count);
         let scales = self.vector(tensors, "expert_scales", scales)?;

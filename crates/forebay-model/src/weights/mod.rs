@@ -10,6 +10,7 @@ mod indexer;
 mod layer;
 mod mtp;
 mod ngrams;
+mod norms;
 mod outputs;
 mod parts;
 mod quantized;
@@ -19,6 +20,7 @@ mod streams;
 mod tensors;
 mod token_experts;
 
+use forebay_compute::NormForm;
 use forebay_format::{Catalog, Extent, TensorType};
 use forebay_store::FileSet;
 use forebay_stream::ModelBlocks;
@@ -29,15 +31,15 @@ use crate::arch::{
     by_name,
 };
 pub use ends::Embedding;
-use ends::{embedding, head};
+use ends::{embedding, head, head_bias};
 use layer::LayerBuilder;
 pub use mtp::MtpWeights;
 pub use parts::{
-    AttentionWeights, CompressorWeights, DeltaParts, DeltaWeights, EntryIndexerWeights,
-    EntryWeights, ExpertNorms, ExpertVectors, FeedForwardWeights, GroupedWeights, HeadChunk,
-    HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights, LayerWeights, NGramWeights,
-    PartMatrix, RecurrenceBeside, RelativeWeights, ResidentMatrix, ResidualGate, SelectiveWeights,
-    SharedKeyWeights, StreamWeights, TokenExperts, distinct,
+    AttentionWeights, CompressorWeights, DeltaParts, DeltaWeights, DenseBiases,
+    EntryIndexerWeights, EntryWeights, ExpertNorms, ExpertVectors, FeedForwardWeights,
+    GroupedWeights, HeadChunk, HeadMatrices, IndexerWeights, LatentWeights, LayerEmbeddingWeights,
+    LayerWeights, NGramWeights, PartMatrix, RecurrenceBeside, RelativeWeights, ResidentMatrix,
+    ResidualGate, SelectiveWeights, SharedKeyWeights, StreamWeights, TokenExperts, distinct,
 };
 use tensors::Tensors;
 
@@ -50,6 +52,8 @@ pub struct Weights {
     /// Weights that collapse the residual streams behind the last layer, if there are several.
     pub streams_end: Option<StreamWeights<ResidentMatrix>>,
     pub head: Vec<HeadChunk>,
+    /// Bias of the logits `[vocabulary]`, if the model has one.
+    pub head_bias: Option<Vec<f32>>,
     pub embedding: Embedding,
     /// Weights of the norm of embeddings, if they are normed.
     pub embedding_norm: Option<Vec<f32>>,
@@ -110,17 +114,8 @@ impl Weights {
             layer_width.map(|width| table(&names.layer_embeddings(), width)).transpose()?;
         let name = if architecture.tied_embeddings { names.embedding() } else { names.head() };
         let head = head(architecture, &name, &tensors, &mut blocks)?;
-        let final_norm = match architecture.norms {
-            NormLayout::None => None,
-            NormLayout::Pre | NormLayout::Sandwich | NormLayout::Post => {
-                let mut norm = tensors.vector(&names.final_norm(), architecture.hidden)?;
-                let offset = names.final_norm_offset();
-                norm.iter_mut().for_each(|weight| *weight += offset);
-                // The output projection is linear, so a factor of its input is one of the logits.
-                norm.iter_mut().for_each(|weight| *weight *= architecture.logit_scale);
-                Some(norm)
-            }
-        };
+        let head_bias = head_bias(architecture, &names.head(), &mut tensors)?;
+        let final_norm = final_norm(architecture, &names, &mut tensors)?;
         let streams_end = streams::at_end(architecture, &names, &mut tensors)?;
         let mtp = match join {
             Some(join) => {
@@ -141,6 +136,7 @@ impl Weights {
             final_norm,
             streams_end,
             head,
+            head_bias,
             embedding,
             embedding_norm,
             layer_embeddings,
@@ -221,6 +217,31 @@ impl Weights {
         }
         types
     }
+}
+
+/// Reads the norm before the output projection, unless collapsing the residual streams norms them.
+fn final_norm(
+    architecture: &Architecture,
+    names: &Names,
+    tensors: &mut Tensors<'_>,
+) -> Result<Option<Vec<f32>>, ModelError> {
+    if architecture.norms == NormLayout::None {
+        return Ok(None);
+    }
+    let (name, form) = (names.final_norm(), architecture.norm_form);
+    let mut norm = match form {
+        // What this norm lacks may differ from what the others lack.
+        NormForm::RootMeanSquare if names.has_norm_weights() => {
+            let mut norm = tensors.vector(&name, architecture.hidden)?;
+            let offset = names.final_norm_offset();
+            norm.iter_mut().for_each(|weight| *weight += offset);
+            norm
+        }
+        _ => tensors.stream_norm(form, &name, architecture.hidden)?,
+    };
+    // The output projection is linear, so a factor of its input is one of the logits.
+    norm.iter_mut().for_each(|weight| *weight *= architecture.logit_scale);
+    Ok(Some(norm))
 }
 
 /// Returns the divisors of the rotary frequencies that the file has.

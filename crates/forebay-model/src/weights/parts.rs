@@ -43,6 +43,8 @@ pub struct LayerWeights {
     pub attention_parts: usize,
     pub feed_forward: FeedForwardWeights,
     pub gatings: Gatings,
+    /// Biases of a dense feed-forward.
+    pub biases: DenseBiases,
     /// What the layer does with the tokens' embeddings for it, if the model has such embeddings.
     pub embeddings: Option<LayerEmbeddingWeights>,
     /// Weights of the embeddings of n-grams that the layer adds to the residual streams before its attention, if it does.
@@ -75,6 +77,21 @@ pub struct RelativeWeights {
     pub project: PartMatrix,
     /// Profiles `[rank, extent]`, from the farthest distance to the token itself.
     pub profiles: Vec<f32>,
+}
+
+/// Biases of a dense feed-forward, as far as it has such: `[width]` for gate and up, `[hidden]` for down.
+#[derive(Debug, Default)]
+pub struct DenseBiases {
+    pub gate: Option<Vec<f32>>,
+    pub up: Option<Vec<f32>>,
+    pub down: Option<Vec<f32>>,
+}
+
+impl DenseBiases {
+    /// Returns true if there are none.
+    pub fn is_empty(&self) -> bool {
+        self.gate.is_none() && self.up.is_none() && self.down.is_none()
+    }
 }
 
 /// Matrices and norms of a layer for the embeddings that tokens have for it. The matrices are parts of the dense block, behind

@@ -37,6 +37,10 @@ impl<'a> Tensors<'a> {
         self.names.family()
     }
 
+    pub(super) fn names(&self) -> &Names {
+        &self.names
+    }
+
     /// Returns true if some matrix is in packed codes.
     pub(super) fn has_packed(&self) -> bool {
         self.has_packed
@@ -207,6 +211,12 @@ impl<'a> Tensors<'a> {
             true => self.floats(name, &shape.clone()),
             false => self.floats(name, &[length as u64]),
         }
+    }
+
+    /// Returns a vector of zeros that is in no file.
+    pub fn zeros(&mut self, length: usize) -> Vec<f32> {
+        self.count_bytes(4 * length as u64);
+        vec![0.0; length]
     }
 
     /// Returns the weights of a norm that has none in the file.

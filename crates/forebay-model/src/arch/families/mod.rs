@@ -6,6 +6,7 @@ mod experts;
 mod gemma;
 mod hybrid;
 mod inkling;
+mod layer_norms;
 mod llama;
 mod mixtures;
 mod muse;
@@ -15,7 +16,7 @@ use super::family::Family;
 use crate::ModelError;
 
 /// The tables of all families.
-const TABLES: [&[Family]; 10] = [
+const TABLES: [&[Family]; 11] = [
     llama::FAMILIES,
     qwen::FAMILIES,
     gemma::FAMILIES,
@@ -26,6 +27,7 @@ const TABLES: [&[Family]; 10] = [
     inkling::FAMILIES,
     mixtures::FAMILIES,
     dense::FAMILIES,
+    layer_norms::FAMILIES,
 ];
 
 /// Architectures of GGUF files that predict no next token, and what they do instead.

@@ -20,7 +20,7 @@ use crate::backend::{
     Backend, Batch, Begun, BlockContent, ComputeInfo, End, KvGroup, NextBlock, Restoring, Step,
     record_routing, record_rows,
 };
-use crate::weights::{AttentionWeights, FeedForwardWeights, PartMatrix, Weights};
+use crate::weights::{AttentionWeights, DenseBiases, FeedForwardWeights, PartMatrix, Weights};
 
 /// The CPU with its KV cache, and the residency from which it leases blocks.
 pub struct CpuBackend {
@@ -217,7 +217,12 @@ impl CpuBackend {
     }
 
     /// Computes a gated feed-forward of the layer's dense block, from the normed stream into `block_out`.
-    fn gated(&mut self, step: &Step<'_>, parts: [PartMatrix; 3]) -> Result<(), ModelError> {
+    fn gated(
+        &mut self,
+        step: &Step<'_>,
+        parts: [PartMatrix; 3],
+        biases: Option<&DenseBiases>,
+    ) -> Result<(), ModelError> {
         let [gate, up, down] = parts;
         let CpuBackend { cpu, residency, lease, scratch, .. } = self;
         let lease = lease.as_ref().expect("the layer was entered");
@@ -233,13 +238,25 @@ impl CpuBackend {
         let jobs = if gating.has_gate() { 4 } else { 2 };
         matmul_beside_reads(cpu, residency, &mut [a, b, c, d][..jobs])?;
         let inner = &mut scratch.gate[..count * width];
+        let up_out = &mut scratch.up[..count * width];
+        let none = DenseBiases::default();
+        let biases = biases.unwrap_or(&none);
         match gating.has_gate() {
-            true => cpu.gate_in_place(gating, inner, &scratch.up[..count * width]),
-            false => cpu.activate_in_place(gating, inner),
+            true => {
+                add_bias(cpu, inner, biases.gate.as_deref());
+                add_bias(cpu, up_out, biases.up.as_deref());
+                cpu.gate_in_place(gating, inner, up_out);
+            }
+            false => {
+                add_bias(cpu, inner, biases.up.as_deref());
+                cpu.activate_in_place(gating, inner);
+            }
         }
         scratch.inner.prepare(cpu, inner, count, width, &[down.ty]);
         let out = &mut scratch.block_out[..count * hidden];
-        multiply(cpu, residency, lease, &down, &scratch.inner, scratch.rows.of(step), out)
+        multiply(cpu, residency, lease, &down, &scratch.inner, scratch.rows.of(step), out)?;
+        add_bias(cpu, out, biases.down.as_deref());
+        Ok(())
     }
 }
 
@@ -400,7 +417,9 @@ impl Backend for CpuBackend {
     }
 
     fn norm(&mut self, step: &Step<'_>, block: NextBlock, add: bool) -> Result<(), ModelError> {
-        if add {
+        // The feed-forward of a parallel block takes the stream without the output of attention.
+        let adds_later = step.takes_layer_input(block);
+        if add && !adds_later {
             self.add(step, block)?;
         }
         let layer = step.layer_weights();
@@ -422,7 +441,10 @@ impl Backend for CpuBackend {
         let x = &scratch.x[..step.count * step.architecture.stream_width()];
         let normed = &mut scratch.normed[..step.count * step.architecture.hidden];
         input.write(cpu, &mut scratch.streams, x, &of, normed);
-        Ok(())
+        match add && adds_later {
+            true => self.add(step, block),
+            false => Ok(()),
+        }
     }
 
     fn project(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
@@ -450,7 +472,7 @@ impl Backend for CpuBackend {
         let FeedForwardWeights::Dense { gate, up, down } = step.layer_weights().feed_forward else {
             unreachable!("the caller looked at the weights");
         };
-        self.gated(step, [gate, up, down])?;
+        self.gated(step, [gate, up, down], Some(&step.layer_weights().biases))?;
         self.finish_feed_forward(step);
         Ok(())
     }
@@ -552,7 +574,7 @@ impl Backend for CpuBackend {
         }
         if let Some(shared) = shared {
             // Runs while the missing experts are being read.
-            self.gated(step, *shared)?;
+            self.gated(step, *shared, None)?;
             if latent.is_none() {
                 self.lease = None;
             }

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::backend::CpuBackend;
-use super::products::{both_kinds, matmul_beside_reads, matrix, norm_in_place, norm_or_copy};
+use super::products::{add_bias, both_kinds, matmul_beside_reads, matrix, norm_or_copy};
 use super::scratch::Scratch;
 use super::streams::collapse_at_end;
 use crate::ModelError;
@@ -32,7 +32,8 @@ impl CpuBackend {
         }
         let normed = &mut scratch.normed[..rows * hidden];
         let epsilon = step.architecture.stream_epsilon();
-        norm_or_copy(cpu, block_out, step.head_norm(), epsilon, normed);
+        let form = step.architecture.norm_form;
+        norm_or_copy(cpu, form, block_out, step.head_norm(), epsilon, normed);
         let (head, first_block) = step.head();
         let ty = head[0].matrix.ty;
         scratch.input.prepare(cpu, normed, rows, hidden, &[ty]);
@@ -60,6 +61,7 @@ impl CpuBackend {
                 logits[start..start + chunk_rows].copy_from_slice(values);
             }
         }
+        add_bias(cpu, &mut logits[base..], step.weights.head_bias.as_deref());
         if let Some(cap) = step.architecture.logit_softcap {
             cpu.softcap_in_place(&mut logits[base..], cap);
         }
@@ -85,6 +87,8 @@ impl CpuBackend {
         let Scratch { x, streams, rows: numbers, .. } = &mut self.scratch;
         let out = &mut out[base..];
         collapse_at_end(&self.cpu, (x, streams, numbers), step, rows.start, out);
-        norm_in_place(&self.cpu, out, weight.as_deref(), epsilon);
+        if let Some(weight) = weight {
+            self.cpu.norm_in_place(step.architecture.norm_form, out, weight, epsilon);
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! Products of leased matrices, and operations on their rows.
 
-use forebay_compute::{Activations, Cpu, MatmulJob, Matrix, RowKind};
+use forebay_compute::{Activations, Cpu, MatmulJob, Matrix, NormForm, RowKind};
 use forebay_stream::{Lease, Residency};
 
 use crate::ModelError;
@@ -86,13 +86,14 @@ pub(super) fn norm_in_place(cpu: &Cpu, values: &mut [f32], weight: Option<&[f32]
 /// Writes the normed rows of `x` to `out`, or the rows themselves if there is no weight.
 pub(super) fn norm_or_copy(
     cpu: &Cpu,
+    form: NormForm,
     x: &[f32],
     weight: Option<&[f32]>,
     epsilon: f32,
     out: &mut [f32],
 ) {
     match weight {
-        Some(weight) => cpu.rms_norm(x, weight, epsilon, out),
+        Some(weight) => cpu.norm(form, x, weight, epsilon, out),
         None => out.copy_from_slice(x),
     }
 }

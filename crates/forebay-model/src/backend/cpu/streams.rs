@@ -144,7 +144,7 @@ impl BlockInput<'_> {
     ) {
         let epsilon = of.architecture.stream_epsilon();
         let Some(weights) = self.streams else {
-            return norm_or_copy(cpu, x, self.norm, epsilon, out);
+            return norm_or_copy(cpu, of.architecture.norm_form, x, self.norm, epsilon, out);
         };
         let (residency, lease) = self.block;
         scratch.collapse(cpu, weights, |part| matrix(residency, lease, part), x, of, out);

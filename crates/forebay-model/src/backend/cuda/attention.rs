@@ -430,7 +430,7 @@ impl CudaBackend {
     pub(super) fn project_layer_output(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
         let at = self.at();
         let o = step.layer_weights().o.expect("the layer has attention or is recurrent");
-        let product = self.product(step, o, at.block_out);
+        let product = self.product(step, o, self.mixer_out(step));
         let mut attended = self.float(at.attended);
         let by_head = match &step.layer_weights().attention {
             AttentionWeights::Latent(weights) => Some((&weights.v_b, 1)),

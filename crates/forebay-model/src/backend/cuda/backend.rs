@@ -19,11 +19,11 @@ use super::lanes::PassLanes;
 use super::layout::ActivationLayout;
 use super::memory::{Device, DeviceArena, DevicePlan};
 use super::ngram_tables::NGramTable;
-use super::products::{Product, Products, Rows};
+use super::products::{Product, Products};
 use super::row_kind::row_kind;
 use super::selections::SelectionWords;
 use super::source::WeightSource;
-use super::vectors::{LayerVectors, optional};
+use super::vectors::LayerVectors;
 use crate::ModelError;
 use crate::arch::Architecture;
 use crate::backend::{
@@ -32,7 +32,7 @@ use crate::backend::{
 };
 use crate::sharing::{SubLayerPlan, attention_of, feed_forward_of};
 use crate::statistics::{DeviceExperts, DeviceSubLayers, VramUse};
-use crate::weights::{FeedForwardWeights, PartMatrix, Weights};
+use crate::weights::{PartMatrix, Weights};
 
 /// A GPU with a model in its memory.
 pub struct CudaBackend {
@@ -276,81 +276,6 @@ impl CudaBackend {
         };
         self.gpu.rms_norm(rows, more, &norm, Normed::plain(rows), step.count, None)?;
         Ok(Added::Rows(rows))
-    }
-
-    /// Queues the norm before a block, for the rows of a lane.
-    pub(super) fn norm_rows(
-        &mut self,
-        step: &Step<'_>,
-        block: NextBlock,
-        add: bool,
-    ) -> Result<(), ModelError> {
-        if let Some(streams) = &step.architecture.streams {
-            return self.norm_streams(step, streams, block, add);
-        }
-        let weight = match block {
-            NextBlock::Attention => self.layer_vectors(step).attention_norm,
-            NextBlock::FeedForward => self.layer_vectors(step).feed_forward_norm,
-            NextBlock::Head => match step.prediction(true) {
-                Some(_) => self.plan.vectors.mtp.map(|of| of.norm),
-                None => self.plan.vectors.final_norm,
-            },
-            // The stream itself is what follows.
-            NextBlock::NGrams | NextBlock::Embeddings => None,
-        };
-        // Without a weight, rows are added and converted, but not normed.
-        let norm = Norm {
-            weight: optional(self.vectors(), weight),
-            width: step.architecture.hidden,
-            epsilon: step.architecture.stream_epsilon(),
-        };
-        let x = self.float(self.at().x);
-        let exchanged = match block {
-            NextBlock::FeedForward => self.source.exchanged(step.layer),
-            NextBlock::NGrams | NextBlock::Attention | NextBlock::Embeddings | NextBlock::Head => {
-                None
-            }
-        };
-        let has_input = !matches!(block, NextBlock::NGrams | NextBlock::Embeddings);
-        let usual = if has_input { self.float(self.at().normed) } else { DevicePtr::null() };
-        let rows = exchanged.map_or(usual, |[input, _]| input);
-        let (mut added, mut flag, mut factor) = (Added::Nothing, None, 1.0);
-        if add {
-            let usual = Added::Rows(self.float(self.at().block_out));
-            added = self.lanes.current_mut().outputs.take().unwrap_or(usual);
-            added = self.post_norm(step, block, added)?;
-            factor = step.added_norm(block).1;
-            let (layer, is_mixer) = step.added(block);
-            let block = 2 * layer + usize::from(!is_mixer);
-            flag = Some(self.finite_flag(block, 0));
-        }
-        let also = match exchanged {
-            None if has_input => {
-                self.products().converted_too(rows, Rows::of(step), step.architecture.hidden)
-            }
-            _ => None,
-        };
-        self.products().changed(x);
-        let out = Normed { rows, also };
-        self.gpu.rms_norm_of_scaled(x, (added, factor), &norm, out, step.count, flag)?;
-        Ok(())
-    }
-
-    /// Queues a dense feed-forward whose weights are there, for the rows of a lane.
-    fn multiply_dense(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let FeedForwardWeights::Dense { gate, up, down } = step.layer_weights().feed_forward else {
-            unreachable!("the caller looked at the weights");
-        };
-        if let Some(out) = self.source.compute_on_cpu(&self.gpu, step, [gate, up, down])? {
-            self.lanes.current_mut().outputs = Some(Added::Rows(out));
-            return Ok(());
-        }
-        let (gpu, at, products) = (&self.gpu, self.at(), self.products());
-        let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
-        let gating = device_gating(step.layer_weights().gatings.others);
-        products.gated(gpu, gating, self.float(at.normed), Rows::of(step), pair)?;
-        let down = self.product(step, down, at.block_out);
-        products.dense(gpu, self.float(at.gate), Rows::of(step), &[down])
     }
 
     /// Sets how attention of each shape cuts the contexts of the batch's rows. Returns the most parts of one row, added up over
@@ -693,5 +618,7 @@ pub(super) fn device_gating(gating: forebay_compute::Gating) -> Gating {
         forebay_compute::Gating::ClampedSilu { limit } => Gating::ClampedSilu { limit },
         forebay_compute::Gating::SiluClamped { limit } => Gating::SiluClamped { limit },
         forebay_compute::Gating::SquaredRelu => Gating::SquaredRelu,
+        forebay_compute::Gating::PlainGelu => Gating::PlainGelu,
+        forebay_compute::Gating::PlainGeluTanh => Gating::PlainGeluTanh,
     }
 }

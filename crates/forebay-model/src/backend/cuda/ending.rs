@@ -35,6 +35,9 @@ impl CudaBackend {
         let x = x.offset(from * step.architecture.hidden);
         let of_step = Rows { kind: step.kind(), count: rows };
         self.products().dense(&self.gpu, x, of_step, &[Product { matrix, data, out }])?;
+        if let Some(bias) = self.plan.vectors.head_bias {
+            self.gpu.add_bias_rows(out, self.vectors().offset(bias), rows, vocabulary)?;
+        }
         if let Some(cap) = step.architecture.logit_softcap {
             self.gpu.softcap(out, rows, vocabulary, cap)?;
         }

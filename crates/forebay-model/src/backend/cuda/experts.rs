@@ -36,6 +36,7 @@ impl CudaBackend {
             scoring: match experts.scoring {
                 Scoring::Softmax => RouterScoring::Softmax,
                 Scoring::Sigmoid => RouterScoring::Sigmoid,
+                Scoring::SigmoidOfChosen => RouterScoring::SigmoidOfChosen,
                 Scoring::SqrtSoftplus => RouterScoring::SqrtSoftplus,
             },
             by_token: vectors.by_token.map(|table| self.experts_of_tokens(step, table)),

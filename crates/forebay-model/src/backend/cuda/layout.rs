@@ -17,7 +17,9 @@ use super::selections::selection_words;
 use super::shared_keys_layout::{self, SharedKeyLayout};
 use super::stream_layout::StreamLayout;
 use crate::ModelError;
-use crate::arch::{Architecture, Attention, Latent, MTP_ROWS_MAX, OutputGate, Recurrent};
+use crate::arch::{
+    Architecture, Attention, Latent, MTP_ROWS_MAX, NormLayout, OutputGate, Recurrent,
+};
 use crate::sharing::{ALIGNMENT, SubLayerPlan};
 use crate::weights::{FeedForwardWeights, PartMatrix, Weights, distinct};
 
@@ -208,6 +210,8 @@ struct Widths {
     latent_q: usize,
     latent_kv_a: usize,
     latent_heads: usize,
+    /// Output of attention of parallel blocks; 0 if there are none.
+    beside: usize,
     /// Inputs of routers that have norms of their own; 0 if there are none.
     router_input: usize,
     /// Copy of the usual embeddings, embeddings for one layer, and for all layers; 0 if there are none for layers.
@@ -268,6 +272,7 @@ impl Widths {
                 0
             },
             embedded: architecture.layer_embeddings.map_or(0, |_| hidden),
+            beside: if architecture.norms == NormLayout::Parallel { hidden } else { 0 },
             layer_width,
             layer_widths: layer_width * architecture.layers.len(),
         }
@@ -306,6 +311,8 @@ pub struct ActivationLayout {
     /// Inputs of routers `[batch, hidden]`, if they have a norm of their own.
     pub router_input: u64,
     pub block_out: u64,
+    /// Output of attention `[batch, hidden]` until the feed-forward beside it has ended, in parallel blocks.
+    pub beside: u64,
     pub q: u64,
     pub k: u64,
     pub v: u64,
@@ -446,6 +453,7 @@ impl ActivationLayout {
             expert_input: words(if own_inputs { batch * width.hidden } else { 0 }),
             router_input: words(batch * width.router_input),
             block_out: words(batch * width.hidden),
+            beside: words(batch * width.beside),
             q: words(batch * width.q),
             k: words(batch * width.k),
             v: words(batch * width.v),
@@ -532,6 +540,7 @@ impl ActivationLayout {
         ActivationLayout {
             expert_input: behind(self.expert_input, width.hidden),
             block_out: behind(self.block_out, width.hidden),
+            beside: behind(self.beside, width.beside),
             q: behind(self.q, width.q),
             k: behind(self.k, width.k),
             v: behind(self.v, width.v),

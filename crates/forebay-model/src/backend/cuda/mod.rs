@@ -10,6 +10,7 @@
 mod attention;
 mod backend;
 mod beginning;
+mod blocks;
 mod cpu_sub_layers;
 mod delta;
 mod delta_shape;

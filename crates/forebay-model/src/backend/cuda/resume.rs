@@ -37,8 +37,11 @@ impl CudaBackend {
         let interrupt = Interrupt::new();
         for layer in first..step.architecture.main_layers() {
             let step = Step { layer, ..*step };
-            if layer > first {
-                layer_step(self, &step, true, None, &interrupt)?;
+            // The residual stream of a parallel block has no output of attention yet, so its layer begins again. That writes the same
+            // keys and values.
+            let begins_again = layer == first && step.has_parallel_blocks();
+            if layer > first || begins_again {
+                layer_step(self, &step, !begins_again, None, &interrupt)?;
                 continue;
             }
             // The residual stream already has the output of this layer's attention.

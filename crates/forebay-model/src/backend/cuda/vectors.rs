@@ -3,7 +3,8 @@
 use forebay_cuda::DevicePtr;
 
 use crate::weights::{
-    AttentionWeights, DeltaWeights, FeedForwardWeights, LayerWeights, StreamWeights, Weights,
+    AttentionWeights, DeltaWeights, DenseBiases, FeedForwardWeights, LayerWeights, StreamWeights,
+    Weights,
 };
 
 /// Alignment of a vector's start, in floats. Norms read 16 bytes at once.
@@ -24,6 +25,8 @@ pub struct IndexerVectors {
 /// Vectors of one layer, each as an index into all floats; `None` if the layer has no such vector.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LayerVectors {
+    /// Biases of a dense feed-forward.
+    pub biases: BiasVectors,
     pub attention_norm: Option<usize>,
     pub attention_post_norm: Option<usize>,
     pub feed_forward_norm: Option<usize>,
@@ -63,6 +66,14 @@ pub struct LayerVectors {
     pub ngrams: Option<NGramVectors>,
     /// Norms of the use of the tokens' embeddings for the layer.
     pub embeddings: Option<EmbeddingVectors>,
+}
+
+/// Biases of a dense feed-forward, each as an index into all floats.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct BiasVectors {
+    pub gate: Option<usize>,
+    pub up: Option<usize>,
+    pub down: Option<usize>,
 }
 
 /// Vectors of what collapses residual streams, each as an index into all floats.
@@ -126,6 +137,8 @@ pub struct Vectors {
     pub embedding_norm: Option<usize>,
     /// Norm before the output projection, if there is one.
     pub final_norm: Option<usize>,
+    /// Bias of the logits, if there is one.
+    pub head_bias: Option<usize>,
     /// Norms of the predicting layer, if there is one.
     pub mtp: Option<MtpVectors>,
     /// Vectors and matrices of what collapses residual streams behind the last layer, if there are several.
@@ -150,6 +163,7 @@ impl Vectors {
         }
         vectors.embedding_norm = vectors.optional(&weights.embedding_norm);
         vectors.final_norm = vectors.optional(&weights.final_norm);
+        vectors.head_bias = vectors.optional(&weights.head_bias);
         vectors.mtp = weights.mtp.as_ref().map(|of| MtpVectors {
             embedding_norm: vectors.append(&of.embedding_norm),
             hidden_norm: vectors.append(&of.hidden_norm),
@@ -169,6 +183,7 @@ impl Vectors {
 
     fn layer(&mut self, layer: &LayerWeights) -> LayerVectors {
         let mut of = LayerVectors {
+            biases: self.biases(&layer.biases),
             attention_norm: self.optional(&layer.attention_norm),
             attention_post_norm: self.optional(&layer.attention_post_norm),
             feed_forward_norm: self.optional(&layer.feed_forward_norm),
@@ -276,6 +291,11 @@ impl Vectors {
                 StreamVectors { norm: Some(self.append(norm)), ..none }
             }
         }
+    }
+
+    fn biases(&mut self, of: &DenseBiases) -> BiasVectors {
+        let [gate, up, down] = [&of.gate, &of.up, &of.down].map(|bias| self.optional(bias));
+        BiasVectors { gate, up, down }
     }
 
     fn optional(&mut self, vector: &Option<Vec<f32>>) -> Option<usize> {

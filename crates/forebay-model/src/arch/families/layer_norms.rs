@@ -1,0 +1,112 @@
+//! Models with layer norms. Many of them compute attention and feed-forward side by side.
+
+use forebay_compute::{Gating, RopeLayout};
+
+use super::super::family::{
+    Attention, Ends, Factors, Family, FeedForward, Files, Layers, Rotation, Windows,
+};
+use super::super::unrotated::Unrotated;
+
+/// Common properties of Cohere's models.
+const COHERE: Family = Family {
+    rotation: Rotation::PAIRS,
+    layers: Layers::PARALLEL,
+    ends: Ends { tied: true, gguf_factors: Factors::OfLogits, ..Ends::BASE },
+    ..Family::BASE
+};
+
+/// Those of which some layers have a window, and rotate.
+const COHERE_2: Family = Family {
+    attention: Attention { windows: Windows::ButEvery(4), window: Some(4096), ..Attention::BASE },
+    rotation: Rotation { unrotated: Some(Unrotated::WithoutWindow), ..Rotation::PAIRS },
+    ..COHERE
+};
+
+/// Common properties of models whose tensors say which biases there are.
+const BIASED: Family = Family {
+    attention: Attention { bias_by_tensors: true, ..Attention::BASE },
+    layers: Layers::LAYER_NORMS,
+    ..Family::BASE
+};
+
+/// Feed-forwards without a gate.
+const PLAIN_GELU: FeedForward = FeedForward { gating: Gating::PlainGeluTanh, ..FeedForward::BASE };
+
+pub(super) const FAMILIES: &[Family] = &[
+    Family {
+        name: "command-r",
+        files: Files { gguf: &["command-r"], huggingface: &["cohere"], ..Files::BASE },
+        ..COHERE
+    },
+    Family {
+        name: "cohere2",
+        files: Files { gguf: &["cohere2"], huggingface: &["cohere2"], ..Files::BASE },
+        ..COHERE_2
+    },
+    Family {
+        name: "cohere2moe",
+        files: Files { gguf: &["cohere2moe"], huggingface: &["cohere2_moe"], ..Files::BASE },
+        feed_forward: FeedForward {
+            experts: true,
+            chosen_by_logits: true,
+            averaged: true,
+            ..FeedForward::BASE
+        },
+        ..COHERE_2
+    },
+    Family {
+        name: "starcoder2",
+        files: Files {
+            gguf: &["starcoder2"],
+            huggingface: &["starcoder2"],
+            names: &[("up", "", "mlp.c_fc.weight"), ("down", "", "mlp.c_proj.weight")],
+            ..Files::BASE
+        },
+        attention: Attention { windows: Windows::NotInGguf, ..BIASED.attention },
+        feed_forward: PLAIN_GELU,
+        ends: Ends { tied: true, ..Ends::BASE },
+        ..BIASED
+    },
+    Family {
+        name: "stablelm",
+        files: Files { gguf: &["stablelm"], huggingface: &["stablelm"], ..Files::BASE },
+        layers: Layers { one_norm: true, parallel_by_key: true, ..Layers::LAYER_NORMS },
+        ..BIASED
+    },
+    Family {
+        name: "olmo",
+        files: Files { gguf: &["olmo"], huggingface: &["olmo"], ..Files::BASE },
+        rotation: Rotation { gguf: RopeLayout::Interleaved, ..Rotation::BASE },
+        layers: Layers { weightless_norms: true, ..Layers::LAYER_NORMS },
+        ..BIASED
+    },
+    Family {
+        name: "nemotron",
+        files: Files {
+            gguf: &["nemotron"],
+            huggingface: &["nemotron"],
+            norms_less_one: true,
+            ..Files::BASE
+        },
+        feed_forward: FeedForward { gating: Gating::SquaredRelu, ..FeedForward::BASE },
+        ..BIASED
+    },
+    Family {
+        name: "phi2",
+        files: Files {
+            gguf: &["phi2"],
+            huggingface: &["phi"],
+            names: &[
+                ("final_norm", "", "final_layernorm.weight"),
+                ("o", "", "self_attn.dense.weight"),
+                ("o_bias", "", "self_attn.dense.bias"),
+                ("up", "", "mlp.fc1.weight"),
+                ("down", "", "mlp.fc2.weight"),
+            ],
+            ..Files::BASE
+        },
+        feed_forward: PLAIN_GELU,
+        layers: Layers::PARALLEL,
+        ..BIASED
+    },
+];
