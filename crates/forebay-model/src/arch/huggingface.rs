@@ -6,7 +6,7 @@ use forebay_format::{Catalog, HfMetadata};
 use serde_json::Value;
 
 use super::architecture::{
-    Architecture, FeedForward, Gatings, Layer, LayerEmbeddings, Mixer, Naming,
+    Architecture, FeedForward, Gatings, Layer, LayerEmbeddings, Mixer, Naming, QkNorm,
 };
 use super::check::check;
 use super::config::{Config, short};
@@ -75,6 +75,11 @@ pub fn describe(catalog: &Catalog, metadata: &HfMetadata) -> Result<Architecture
     let architecture = of_language_model(catalog, [&whole, config], family)?;
     if architecture.layers.iter().all(|layer| layer.experts() == 0) {
         [&whole, config].iter().for_each(|config| config.note(&KEYS_OF_EXPERTS));
+    }
+    // HunYuan-VL says it beside the description of its language model.
+    if let (Some(_), Some(said)) = (&inner, whole.flag("use_qk_norm")?) {
+        let has = architecture.attentions.iter().all(|of| of.qk_norm != QkNorm::None);
+        check("use_qk_norm", said, said == has, "forebay knows the other value for this model")?;
     }
     whole.finish()?;
     Ok(architecture)
@@ -156,7 +161,6 @@ fn of_language_model(
         },
         feed_forward_scales: family.layers.feed_forward_scales,
         logit_scale: output_multiplier(config, family)?
-            * logit_factor(config, family)?
             * config.float("lm_head_multiplier")?.map_or(1.0, |factor| factor as f32)
             / (logit_divisor * width_scale.unwrap_or(1.0)),
         layer_scales: family.layers.scales,
@@ -253,14 +257,6 @@ fn gatings(
         }
     };
     Ok(Some(limited([limit("swiglu_limits")?, limit("swiglu_limits_shared")?])))
-}
-
-/// Returns the factor of logits of Cohere's models, whose configurations do not write the usual one.
-fn logit_factor(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> {
-    Ok(match family.ends.gguf_factors {
-        Factors::OfLogits => config.float("logit_scale")?.unwrap_or(0.0625) as f32,
-        _ => 1.0,
-    })
 }
 
 /// Refuses forms of quantised weights that forebay does not know, for this family or for all.

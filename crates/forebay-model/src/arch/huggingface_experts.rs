@@ -220,10 +220,10 @@ fn scored_shared(config: &Config<'_>) -> Result<usize, ModelError> {
     Ok(count)
 }
 
-/// Returns the factor of the logits before their cap.
+/// Returns the factor of the logits before their cap. Configurations of Cohere do not write the usual one.
 pub(super) fn output_multiplier(config: &Config<'_>, family: &Family) -> Result<f32, ModelError> {
-    let said = config.float_or("output_multiplier", Some(family.ends.logit_scale))?;
-    Ok(said.unwrap_or(1.0))
+    let said = config.first_float(&["output_multiplier", "logit_scale"])?;
+    Ok(said.map_or(family.ends.logit_scale, |said| said as f32))
 }
 
 fn scoring(

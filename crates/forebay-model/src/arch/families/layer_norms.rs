@@ -11,7 +11,7 @@ use super::super::unrotated::Unrotated;
 const COHERE: Family = Family {
     rotation: Rotation::PAIRS,
     layers: Layers::PARALLEL,
-    ends: Ends { tied: true, gguf_factors: Factors::OfLogits, ..Ends::BASE },
+    ends: Ends { tied: true, logit_scale: 0.0625, gguf_factors: Factors::OfLogits, ..Ends::BASE },
     ..Family::BASE
 };
 

@@ -16,11 +16,18 @@ const STACKED: OwnNames = &[
 ];
 
 pub(super) const FAMILIES: &[Family] = &[
-    // DeepSeek-MoE, and the text part of DeepSeek-OCR.
+    // DeepSeek-MoE.
     Family {
         name: "deepseek",
-        files: Files { gguf: &["deepseek", "deepseek2-ocr"], names: STACKED, ..Files::BASE },
+        files: Files { gguf: &["deepseek"], names: STACKED, ..Files::BASE },
         rotation: LLAMA,
+        feed_forward: FeedForward { experts: true, renormalise: false, ..FeedForward::BASE },
+        ..Family::BASE
+    },
+    // The text part of DeepSeek-OCR.
+    Family {
+        name: "deepseek2-ocr",
+        files: Files { gguf: &["deepseek2-ocr"], names: STACKED, ..Files::BASE },
         feed_forward: FeedForward { experts: true, renormalise: false, ..FeedForward::BASE },
         ..Family::BASE
     },
