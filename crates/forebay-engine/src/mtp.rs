@@ -82,6 +82,8 @@ pub(crate) struct Proposals {
     statistics: MtpStatistics,
     /// Buffer for the logits of a proposal.
     logits: Vec<f32>,
+    /// Gets the logits of all rows whose next token is known, while the caller wants them.
+    kept: Option<Vec<f32>>,
 }
 
 /// A pass with a proposal about which nothing is decided yet.
@@ -113,6 +115,7 @@ impl Proposals {
             open: None,
             statistics: MtpStatistics::default(),
             logits: Vec::new(),
+            kept: None,
         }))
     }
 
@@ -192,16 +195,25 @@ impl Session {
         let end = self.cached.len();
         mtp.append(end - count, self.runner.decoder.final_rows());
         let tokens = self.cached[mtp.first + 1..].to_vec();
-        self.run_predictions(kind, &tokens, None)
+        let Some(mut kept) = mtp.kept.take() else {
+            let unused = &mut Outputs::Logits(&mut Vec::new());
+            return self.run_predictions(kind, &tokens, Logits::None, unused);
+        };
+        let ran = self.run_predictions(kind, &tokens, Logits::All, &mut Outputs::Logits(&mut kept));
+        if let Some(mtp) = &mut self.mtp {
+            mtp.kept = Some(kept);
+        }
+        ran
     }
 
     /// Runs the first states through the predicting layer, one for each of `tokens`, which are those behind their positions. `output`
-    /// gets the logits of the last row.
+    /// gets the logits of the last row, of all rows, or of none.
     fn run_predictions(
         &mut self,
         kind: RowKind,
         tokens: &[u32],
-        mut output: Option<&mut Outputs<'_>>,
+        logits: Logits,
+        output: &mut Outputs<'_>,
     ) -> Result<(), EngineError> {
         let Some(mtp) = &mut self.mtp else { return Ok(()) };
         let backend = self.runner.decoder.backend();
@@ -212,26 +224,67 @@ impl Session {
         let mut left = tokens;
         while !left.is_empty() {
             let (part, others) = left.split_at(left.len().min(most));
-            let last = [part.len() as u32 - 1];
-            let wanted = output.is_some() && others.is_empty();
+            let all = 0..part.len() as u32;
+            let outputs: Vec<u32> = match logits {
+                Logits::All => all.collect(),
+                Logits::Last if others.is_empty() => all.last().into_iter().collect(),
+                _ => Vec::new(),
+            };
             let rows = PredictionRows {
                 kind,
                 position: mtp.first,
                 tokens: part,
                 hidden: &mtp.hidden[..part.len() * mtp.width],
-                outputs: if wanted { &last } else { &[] },
+                outputs: &outputs,
             };
-            match &mut output {
-                Some(output) if wanted => self.runner.predict(self.sequence, &rows, output)?,
-                _ => {
-                    let unused = &mut Outputs::Logits(&mut Vec::new());
-                    self.runner.predict(self.sequence, &rows, unused)?;
-                }
-            }
+            self.runner.predict(self.sequence, &rows, output)?;
             mtp.drop_first(part.len());
             left = others;
         }
         Ok(())
+    }
+
+    fn require_mtp(&self) -> Result<(), EngineError> {
+        match self.mtp {
+            Some(_) => Ok(()),
+            None => Err(EngineError::BadOption {
+                name: "--mtp",
+                value: "off".into(),
+                expected: "the layer that proposes tokens is not loaded".into(),
+            }),
+        }
+    }
+
+    /// Returns the logits of a text as [`Session::logits`] does, and those of the predicting layer, both `[tokens, vocabulary]`. Row
+    /// `t` of the latter is about the token at `t + 2` and follows from the one at `t + 1`. For the last row, this is the likeliest
+    /// token behind the text.
+    ///
+    /// # Errors
+    /// Returns an error if the layer is not loaded or there are no tokens, or an error of [`Session::logits`].
+    pub fn logits_and_predictions(
+        &mut self,
+        tokens: &[u32],
+        routing: Option<&mut Vec<i32>>,
+    ) -> Result<(Vec<f32>, Vec<f32>), EngineError> {
+        self.require_mtp()?;
+        if tokens.is_empty() {
+            return Err(EngineError::EmptyPrompt);
+        }
+        let vocabulary = self.vocab_size();
+        if let Some(mtp) = &mut self.mtp {
+            mtp.kept = Some(Vec::with_capacity(tokens.len() * vocabulary));
+        }
+        let ran = self.logits(tokens, routing);
+        let kept = self.mtp.as_mut().and_then(|mtp| mtp.kept.take());
+        let (logits, mut predicted) = (ran?, kept.unwrap_or_default());
+        let next = argmax(&logits[logits.len() - vocabulary..]);
+        // The token that will follow may be another one, so the last state stays for it.
+        let state = self.mtp.as_ref().map(|mtp| (mtp.first, mtp.hidden.clone()));
+        self.propose(RowKind::Prompt, next, &mut Outputs::Logits(&mut predicted))?;
+        if let (Some(mtp), Some((first, hidden))) = (&mut self.mtp, state) {
+            (mtp.first, mtp.hidden) = (first, hidden);
+        }
+        Ok((logits, predicted))
     }
 
     /// Returns the logits of the predicting layer for a text, of which the first `prompt` tokens are read together and the others one by
@@ -244,13 +297,7 @@ impl Session {
         tokens: &[u32],
         prompt: usize,
     ) -> Result<Vec<f32>, EngineError> {
-        if self.mtp.is_none() {
-            return Err(EngineError::BadOption {
-                name: "--mtp",
-                value: "off".into(),
-                expected: "the layer that proposes tokens is not loaded".into(),
-            });
-        }
+        self.require_mtp()?;
         let (prompt, answer) = tokens.split_at(prompt.min(tokens.len()));
         if prompt.is_empty() {
             return Err(EngineError::EmptyPrompt);
@@ -262,7 +309,7 @@ impl Session {
         self.run_tokens(RowKind::Prompt, prompt, Logits::None, unused, None)?;
         let mut all = Vec::new();
         for id in answer {
-            self.propose(*id, &mut Outputs::Logits(&mut all))?;
+            self.propose(RowKind::Decode, *id, &mut Outputs::Logits(&mut all))?;
             self.run_tokens(RowKind::Decode, std::slice::from_ref(id), Logits::None, unused, None)?;
         }
         Ok(all)
@@ -270,7 +317,12 @@ impl Session {
 
     /// Has the logits of the token that follows `id` in `output`, where `id` is the token behind the cached ones. Returns false if there
     /// are none, because the predicting layer has not seen the last of these.
-    fn propose(&mut self, id: u32, output: &mut Outputs<'_>) -> Result<bool, EngineError> {
+    fn propose(
+        &mut self,
+        kind: RowKind,
+        id: u32,
+        output: &mut Outputs<'_>,
+    ) -> Result<bool, EngineError> {
         let cached = self.cached.len();
         let Some(mtp) = &self.mtp else { return Ok(false) };
         if mtp.hidden.is_empty() || mtp.end() != cached {
@@ -278,7 +330,7 @@ impl Session {
         }
         let mut tokens = self.cached[mtp.first + 1..].to_vec();
         tokens.push(id);
-        self.run_predictions(RowKind::Decode, &tokens, Some(output))?;
+        self.run_predictions(kind, &tokens, Logits::Last, output)?;
         Ok(true)
     }
 
@@ -286,13 +338,14 @@ impl Session {
     fn propose_likeliest(&mut self, id: u32) -> Result<Option<u32>, EngineError> {
         if self.runner.decoder.backend().largest_count() > 0 {
             let mut largest = Vec::with_capacity(1);
-            let proposed = self.propose(id, &mut Outputs::Largest(1, &mut largest))?;
+            let output = &mut Outputs::Largest(1, &mut largest);
+            let proposed = self.propose(RowKind::Decode, id, output)?;
             return Ok(largest.first().filter(|_| proposed).map(|(_, id)| *id));
         }
         let mut logits = self.mtp.as_mut().map(|mtp| std::mem::take(&mut mtp.logits));
         let Some(logits) = &mut logits else { return Ok(None) };
         logits.clear();
-        let proposed = self.propose(id, &mut Outputs::Logits(logits))?;
+        let proposed = self.propose(RowKind::Decode, id, &mut Outputs::Logits(logits))?;
         let likeliest = proposed.then(|| argmax(logits));
         if let Some(mtp) = &mut self.mtp {
             // The buffer is used again.

@@ -58,6 +58,8 @@ struct Model {
     short: Vec<String>,
     /// Names of the reference logits of the long prompt, best first.
     long: Vec<String>,
+    /// Name of the reference logits of the predicting layer for the short prompt, which few models have.
+    predicted: String,
     /// True if weights are numbers of 16 or 32 bits.
     float: bool,
     /// Limits for f32 throughout.
@@ -90,6 +92,7 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
                 path: folder,
                 short: vec!["hf.short.logits".into()],
                 long: vec!["hf.long.logits_last8".into()],
+                predicted: "mtp.short.logits".into(),
                 float: !ROUNDING.contains(name),
                 exact_limits: Limits::EXACT,
                 long_limits: Some(Limits::EXACT),
@@ -164,6 +167,14 @@ pub fn checks(fixtures: &Path, ordinal: usize) -> Result<Vec<Check>> {
                 checked.with_context(|| tiers.path.display().to_string())
             }));
         }
+        if let Some(expected) = References::open(&model.references).floats(&model.predicted) {
+            let mtp = model.clone();
+            checks.push(Check::new(format!("model mtp {}", model.name), move |_| {
+                let ids = prompt(&json(&mtp.prompts), "short");
+                let checked = crate::mtp::check_references(&mtp.path, &ids, &expected, ordinal);
+                checked.with_context(|| mtp.path.display().to_string())
+            }));
+        }
         let beside = model.clone();
         checks.push(Check::new(format!("model beside {}", model.name), move |_| {
             let ids = beside.beginning(0);
@@ -216,6 +227,7 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
             references: folder.join("llamacpp.safetensors"),
             short: names("short.logits"),
             long: names("long.logits_last8"),
+            predicted: format!("{label}.exact.mtp.short.logits"),
             float: ["BF16", "F16", "F32"].contains(&label.as_str()) && !ROUNDING.contains(&name),
             exact_limits,
             long_limits: of_long_prompt(name, exact_limits),

@@ -69,6 +69,27 @@ pub fn check(ordinal: usize) -> Result<Outcome> {
     Ok(worst)
 }
 
+/// Compares the layer's logits in f32 with references, and answers with proposals with those without: resident, and with slots for
+/// few of the experts.
+///
+/// # Errors
+/// Returns an error if the model cannot be opened.
+pub fn check_references(
+    path: &Path,
+    ids: &[u32],
+    expected: &[f32],
+    ordinal: usize,
+) -> Result<Outcome> {
+    let exact = SessionOptions { exact: true, ..options(ordinal) };
+    let (_, predicted) = open(path, exact)?.logits_and_predictions(ids, None)?;
+    let expected: Vec<f64> = expected.iter().map(|value| f64::from(*value)).collect();
+    let mut worst = Outcome::of(&predicted, &expected, |_| 1.0, 1e-3);
+    let resident = |options: &SessionOptions| open(path, options.clone());
+    worst = worst.worse(answers(&options(ordinal), &resident)?.0);
+    let slots = |options: &SessionOptions| with_slots(path, options, 0);
+    Ok(worst.worse(answers(&options(ordinal), &slots)?.0.at("slots")))
+}
+
 /// Opens a model with `more` bytes than the least VRAM, in which only some of the experts have slots.
 fn with_slots(path: &Path, options: &SessionOptions, more: u64) -> Result<Session> {
     let (session, _) = open_smallest(path, options, more)?;

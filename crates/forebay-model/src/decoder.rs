@@ -58,7 +58,7 @@ impl Routing {
 
     /// Appends empty rows for `tokens` tokens.
     fn grow(&mut self, tokens: usize, architecture: &Architecture) {
-        let values = tokens * architecture.layers.len() * architecture.experts_per_token();
+        let values = tokens * architecture.main_layers() * architecture.experts_per_token();
         self.experts.resize(self.experts.len() + values, -1);
         self.weights.resize(self.weights.len() + values, 0.0);
         if let Some(scores) = &mut self.scores {

@@ -33,7 +33,7 @@ pub enum ModelError {
     MissingKey { source_name: String, key: String, family: &'static str },
     #[error("'{key}' is {value}, but {expected}")]
     BadValue { key: String, value: String, expected: String },
-    #[error("multi-token prediction: {why}: leave out --mtp on")]
+    #[error("multi-token prediction: {why}: leave out --mtp")]
     NoMtp { why: String },
     #[error("the model has no tensor '{name}', which the {family} architecture needs")]
     MissingTensor { name: String, family: &'static str },

@@ -414,6 +414,9 @@ pub struct LogitsArgs {
     /// Also write the chosen experts: `routing`, i32 [tokens, layers, experts per token]
     #[arg(long)]
     pub routing: bool,
+    /// Also write the logits of the layer for multi-token prediction: `mtp_logits`, f32 [tokens, vocab]
+    #[arg(long)]
+    pub mtp: bool,
     #[command(flatten)]
     pub budget: BudgetArgs,
     #[command(flatten)]

@@ -241,6 +241,10 @@ Examples:
   forebay logits model.gguf --tokens 1,2,3 -o logits.safetensors
   forebay logits model.gguf --tokens @ids.txt --routing -o out.safetensors
   forebay logits model.gguf --tokens 1,2,3 --ram 2GiB -o small.safetensors
+  forebay logits model.gguf --tokens 1,2,3 --mtp -o predicted.safetensors
+
+Row i of `mtp_logits` is about token i + 2, and follows from token i + 1. For the last row, this is the likeliest
+token behind the given ones.
 
 The same model, tokens and arithmetic give the same bytes under every budget, policy and reader.";
 

@@ -41,7 +41,7 @@ pub(super) fn add_mtp(
     };
     let layer = architecture.layers.len();
     let names = Names::new(architecture.naming, family);
-    let of = |prefix| MtpNames { layer, prefix };
+    let of = |prefix| MtpNames { layer, prefix, last_norm: false };
     let has = |of: MtpNames, role: &str| {
         let name = names.with_mtp(Some(of)).mtp(role);
         name.is_some_and(|name| catalog.tensor(&name).is_some())
@@ -56,6 +56,7 @@ pub(super) fn add_mtp(
         let why = "the model's files have no layers that predict further tokens".into();
         return Err(ModelError::NoMtp { why });
     };
+    let own = MtpNames { last_norm: !has(own, "norm") && has(own, "last_norm"), ..own };
     let names = names.with_mtp(Some(own));
     let is_attention = |layer: &&Layer| layer.mixer == Mixer::Attention;
     let Some(last) = architecture.layers.iter().rfind(is_attention).cloned() else {

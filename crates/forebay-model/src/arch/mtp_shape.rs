@@ -33,6 +33,9 @@ pub struct MtpNames {
     pub layer: usize,
     /// Prefix of the module beside the model's layers; `None` if the tensors are behind those of the last layer.
     pub prefix: Option<&'static str>,
+    /// True if the norm before the output projection is named as the last norm of the layer, not as a part of the projection
+    /// (Hy3, Ling 3).
+    pub last_norm: bool,
 }
 
 /// Most rows of a pass that checks a proposal: up to two tokens and the proposal.
@@ -44,6 +47,7 @@ const ROLES: &[(&str, &str, &str, &str)] = &[
     ("embedding_norm", "nextn.enorm.weight", "enorm.weight", "pre_fc_norm_embedding.weight"),
     ("hidden_norm", "nextn.hnorm.weight", "hnorm.weight", "pre_fc_norm_hidden.weight"),
     ("norm", "nextn.shared_head_norm.weight", "shared_head.norm.weight", "norm.weight"),
+    ("last_norm", "layer_output_norm.weight", "final_layernorm.weight", ""),
     ("head", "nextn.shared_head_head.weight", "shared_head.head.weight", ""),
     ("embedding", "nextn.embed_tokens.weight", "embed_tokens.weight", "embed_tokens.weight"),
 ];
@@ -51,6 +55,7 @@ const ROLES: &[(&str, &str, &str, &str)] = &[
 impl MtpNames {
     /// Returns the name with a role, and the prefix if it is not behind that of the layer.
     pub fn name(self, role: &str, is_gguf: bool) -> Option<(&'static str, Option<&'static str>)> {
+        let role = if role == "norm" && self.last_norm { "last_norm" } else { role };
         let of = ROLES.iter().find(|(of, ..)| *of == role);
         let (_, gguf, behind, beside) = of.unwrap_or_else(|| unreachable!("no tensor has {role}"));
         let name = match self.prefix {

@@ -336,7 +336,7 @@ impl Names {
         let usual = usual.unwrap_or_else(|| unreachable!("no tensor has the role {role}"));
         let (gguf, hf) = self.or_usual(role, usual);
         match self.mtp {
-            Some(MtpNames { layer: own, prefix: Some(prefix) }) if own == layer => {
+            Some(MtpNames { layer: own, prefix: Some(prefix), .. }) if own == layer => {
                 format!("{prefix}layers.0.{hf}")
             }
             _ => self.of_layer(layer, gguf, hf),

@@ -31,6 +31,7 @@ struct Document<'a> {
 pub fn run(args: LogitsArgs) -> Outcome {
     let ids = config::token_ids(&args.tokens)?;
     let mut options = config::session(&args.budget)?;
+    options.mtp = args.mtp;
     let context_for = if options.context.is_some() { "--ctx" } else { "--tokens" };
     options.context.get_or_insert(ids.len());
     if args.json {
@@ -47,14 +48,18 @@ pub fn run(args: LogitsArgs) -> Outcome {
 
     let started = Instant::now();
     let mut routing = Vec::new();
-    let logits = session.logits(&ids, args.routing.then_some(&mut routing))?;
+    let experts = args.routing.then_some(&mut routing);
+    let (logits, predicted) = match args.mtp {
+        true => session.logits_and_predictions(&ids, experts)?,
+        false => (session.logits(&ids, experts)?, Vec::new()),
+    };
     let compute_seconds = started.elapsed().as_secs_f64();
 
-    let mut tensors = vec![Tensor {
-        name: "logits",
-        shape: vec![ids.len(), session.vocab_size()],
-        data: Data::F32(&logits),
-    }];
+    let shape = || vec![ids.len(), session.vocab_size()];
+    let mut tensors = vec![Tensor { name: "logits", shape: shape(), data: Data::F32(&logits) }];
+    if args.mtp {
+        tensors.push(Tensor { name: "mtp_logits", shape: shape(), data: Data::F32(&predicted) });
+    }
     if args.routing {
         let experts = session.info().experts_per_token;
         // A dense model chooses no experts, so its routing is an empty tensor.

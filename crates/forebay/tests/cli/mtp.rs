@@ -1,6 +1,9 @@
-//! Layers for multi-token prediction: `--mtp` of `run`, `bench` and `synth`.
+//! Layers for multi-token prediction: `--mtp` of `run`, `bench`, `logits` and `synth`.
 
 use std::path::Path;
+
+use safetensors::SafeTensors;
+use serde_json::Value;
 
 use crate::harness::{demo, forebay};
 
@@ -58,6 +61,48 @@ fn synthetic_models_may_have_the_layer() {
     assert!(refused.contains("has no layer for multi-token prediction"), "{refused}");
 }
 
+/// Returns the values of a tensor as they are in the file.
+fn data(file: &[u8], tensor: &str) -> Option<(Vec<usize>, Vec<u8>)> {
+    let file = SafeTensors::deserialize(file).unwrap();
+    let tensor = file.tensor(tensor).ok()?;
+    Some((tensor.shape().to_vec(), tensor.data().to_vec()))
+}
+
+#[test]
+fn logits_of_the_layer_are_what_the_formulas_say() {
+    let directory = tempfile::tempdir().unwrap();
+    let out = directory.path().join("out.safetensors");
+    for name in ["glm-mtp", "qwen35-mtp"] {
+        let model = formulas(name);
+        let reference = std::fs::read(Path::new(&model).join("reference.json")).unwrap();
+        let reference: Value = serde_json::from_slice(&reference).unwrap();
+        let ids: Vec<u32> = serde_json::from_value(reference["ids"].clone()).unwrap();
+        let list = ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+        let written = |more: &[&str]| {
+            let out = out.to_str().unwrap();
+            let args = ["logits", &model, "--tokens", &list, "--exact", "--force", "-o", out];
+            forebay(&[&args[..], more].concat()).ok();
+            std::fs::read(out).unwrap()
+        };
+        let (with, without) = (written(&["--mtp", "--routing"]), written(&["--routing"]));
+        for tensor in ["logits", "routing"] {
+            assert_eq!(data(&with, tensor), data(&without, tensor), "{name}, {tensor}");
+        }
+        assert_eq!(data(&without, "mtp_logits"), None);
+        let (shape, bytes) = data(&with, "mtp_logits").unwrap();
+        let expected: Vec<Vec<f32>> =
+            serde_json::from_value(reference["proposals"].clone()).unwrap();
+        assert_eq!(shape, [ids.len(), expected[0].len()]);
+        let found = bytes.chunks_exact(4).map(|of| f32::from_le_bytes(of.try_into().unwrap()));
+        let pairs = expected.iter().flatten().zip(found);
+        let worst = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(expected.len() + 1 == ids.len() && worst < 1e-4, "{name}: {worst}");
+    }
+    let (demo, out) = (demo(), out.to_str().unwrap());
+    let none = forebay(&["logits", &demo, "--tokens", "1,2", "--mtp", "--force", "-o", out]);
+    assert!(none.failed(2).contains("leave out --mtp"));
+}
+
 #[test]
 fn what_cannot_check_proposals_refuses_them() {
     let (model, demo) = (formulas("glm-mtp"), demo());
@@ -70,6 +115,6 @@ fn what_cannot_check_proposals_refuses_them() {
         &["run", &demo, "-p", "x", "--raw", "--mtp", "on"],
     ] {
         let error = forebay(args).failed(2);
-        assert!(error.contains("--mtp on"), "{args:?}: {error}");
+        assert!(error.contains("--mtp"), "{args:?}: {error}");
     }
 }

@@ -118,6 +118,7 @@ pub(super) const FAMILIES: &[Family] = &[
         files: Files {
             gguf: &["bailingmoe3"],
             huggingface: &["bailing_hybrid"],
+            mtp: Some(MtpForm::Behind),
             names: BAILING,
             ..Files::BASE
         },

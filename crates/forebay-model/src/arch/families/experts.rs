@@ -58,6 +58,7 @@ pub(super) const FAMILIES: &[Family] = &[
         files: Files {
             gguf: &["hy_v3"],
             huggingface: &["hy_v3"],
+            mtp: Some(MtpForm::Behind),
             names: &[
                 ("router", "", "mlp.router.gate.weight"),
                 ("correction_bias", "", "mlp.expert_bias"),

@@ -565,7 +565,7 @@ impl Backend for CpuBackend {
         let by_token = vectors.experts_of(&self.tokens);
         moe.route(&self.cpu, count, experts, &rule, by_token, step.chosen)?;
         if let Some(routing) = routing {
-            let layers = step.architecture.layers.len();
+            let layers = step.architecture.main_layers();
             record_routing(moe.chosen(count, experts), routing, step.layer, layers, count);
         }
         moe.begin(step.layer, &mut self.residency)?;
@@ -603,7 +603,7 @@ impl Backend for CpuBackend {
 
     fn routing_weights(&self, step: &Step<'_>, weights: &mut [f32]) {
         let chosen = self.scratch.moe.chosen_weights(step.count, step.experts());
-        let layers = step.architecture.layers.len();
+        let layers = step.architecture.main_layers();
         record_rows(chosen, |weight| weight, weights, step.layer, layers, step.count);
     }
 

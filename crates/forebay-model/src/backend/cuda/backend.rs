@@ -548,7 +548,7 @@ impl Backend for CudaBackend {
 
     fn recorded_routing(&self, step: &Step<'_>, routing: &mut [i32]) {
         self.source.graph_experts(|layer, ids| {
-            record_routing(ids, routing, layer, step.architecture.layers.len(), step.count);
+            record_routing(ids, routing, layer, step.architecture.main_layers(), step.count);
         });
     }
 

@@ -81,7 +81,7 @@ impl CudaBackend {
         let chosen = &mut chosen[..step.count * experts.used];
         let is_here = source.download_choice(gpu, ids, chosen, routing.is_some())?;
         if let Some(routing) = routing.filter(|_| is_here) {
-            let layers = step.architecture.layers.len();
+            let layers = step.architecture.main_layers();
             record_routing(chosen, routing, step.layer, layers, step.count);
         }
         Ok(())
