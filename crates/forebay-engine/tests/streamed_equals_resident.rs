@@ -82,7 +82,6 @@ fn models() -> Vec<PathBuf> {
         "gguf/maple/maple-Q4_0.gguf",
         "gguf/bailingmoe2/bailingmoe2-Q4_0.gguf",
         "gguf/deci/deci-Q4_0.gguf",
-        "gguf/openelm/openelm-Q4_0.gguf",
         "gguf/qwen/qwen-Q4_0.gguf",
         "gguf/plm/plm-Q4_0.gguf",
         "gguf/plamo3/plamo3-Q4_0.gguf",

@@ -196,7 +196,6 @@ pub const GGUF: &[&str] = &[
     "chatglm",
     "qwen",
     "qwen2vl",
-    "openelm",
     "maincoder",
     "hunyuan_vl",
     "plm",

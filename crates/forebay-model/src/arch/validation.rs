@@ -138,6 +138,9 @@ impl Architecture {
         }
         self.validate_gates_and_convolutions()?;
         self.validate_indexers()?;
+        let whole = self.kv_groups().iter().filter(|group| group.window.is_none()).count();
+        let expected = "forebay keeps keys and values of one shape in layers without a window";
+        check("shapes of attention without a window", whole, whole <= 1, expected)?;
         self.validate_streams()?;
         self.validate_norms()?;
         self.validate_shared_keys()?;

@@ -107,12 +107,6 @@ pub(super) const FAMILIES: &[Family] = &[
         ..Family::BASE
     },
     Family {
-        name: "openelm",
-        files: Files { gguf: &["openelm"], ..Files::BASE },
-        attention: Attention { qk_norm: QkNorm::PerHead, ..Attention::BASE },
-        ..Family::BASE
-    },
-    Family {
         name: "maincoder",
         files: Files { gguf: &["maincoder"], ..Files::BASE },
         attention: Attention { qk_norm: QkNorm::PerRotatedHead, ..Attention::BASE },
