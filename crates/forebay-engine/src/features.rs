@@ -37,6 +37,10 @@ pub(crate) fn features(architecture: &Architecture, catalog: &Catalog) -> Vec<Fe
     streams(architecture, &mut add);
     match architecture.gating {
         Gating::Silu => {}
+        Gating::Situ { limit, up_limit } => {
+            let words = format!("tangents keep gate and up within {limit} and {up_limit}");
+            add("SiTU", words);
+        }
         Gating::GeluTanh => add("GeGLU", "gates by GELU instead of SiLU".to_owned()),
         Gating::Clamped { limit, .. } | Gating::ClampedSilu { limit } => {
             add("clamped SwiGLU", format!("gate and up stay within {limit}"));
@@ -99,6 +103,11 @@ fn streams(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
         }
         Some(Streams { count, rule: StreamRule::Gated { .. } }) => {
             add("gated residual streams", format!("{count} of them"));
+        }
+        Some(Streams { count, rule: StreamRule::Bank { period } }) => {
+            let kept = count - 1;
+            let words = format!("{kept} states, one of every {period} layers, beside the last");
+            add("attention over earlier residuals", words);
         }
     }
 }
@@ -350,6 +359,10 @@ fn experts(architecture: &Architecture, add: &mut impl FnMut(&'static str, Strin
     }
     if experts.bias {
         add("expert biases", "of the router and of every matrix".to_owned());
+    }
+    if let Some(latent) = experts.latent {
+        let words = format!("between projections to {latent} numbers and back, with a norm");
+        add("experts in a latent space", words);
     }
     if experts.own_norms {
         add("norms of experts", "router, experts and shared experts have their own".to_owned());

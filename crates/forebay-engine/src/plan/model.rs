@@ -240,11 +240,16 @@ fn more_kernels(architecture: &Architecture, index: usize, layer: &LayerWeights)
         FeedForwardWeights::Experts { shared: Some(_), .. } => 2,
         _ => 0,
     };
+    let latent = match &layer.feed_forward {
+        // The projections, the sum of the outputs, and that with the shared experts.
+        FeedForwardWeights::Experts { latent: Some(_), .. } => 5,
+        _ => 0,
+    };
     let post_norms = [&layer.attention_post_norm, &layer.feed_forward_post_norm];
     let post_norms = post_norms.into_iter().flatten().count();
     let rows =
         5 * usize::from(layer.embeddings.is_some()) + 6 * usize::from(layer.ngrams.is_some());
-    attention + entries + shared + 3 * layer.streams().count() + post_norms + rows
+    attention + entries + shared + latent + 3 * layer.streams().count() + post_norms + rows
 }
 
 impl ModelCosts {
@@ -264,9 +269,10 @@ impl ModelCosts {
                     dense.extend((up.part != gate.part).then_some(up));
                     None
                 }
-                FeedForwardWeights::Experts { router, gate, up, down, shared, .. } => {
+                FeedForwardWeights::Experts { router, gate, up, down, shared, latent, .. } => {
                     dense.push(router);
                     dense.extend(shared.iter().flat_map(distinct));
+                    dense.extend(latent.iter().flatten());
                     let count = weights.blocks.experts[index].len();
                     Some(ExpertCosts {
                         count,

@@ -132,6 +132,7 @@ pub const GGUF: &[&str] = &[
     "granitemoe",
     "glm4",
     "bailing_hybrid",
+    "kimi_k3",
 ];
 
 /// Names of the fixtures with recurrent layers.
@@ -155,6 +156,7 @@ pub const RECURRENT: &[&str] = &[
     "granitehybrid",
     "qwen3_next_mtp",
     "bailing_hybrid",
+    "kimi_k3",
 ];
 
 /// Returns the context with which a fixture's short prompt and its continuation must be computed, if it matters. Phi-3 rotates

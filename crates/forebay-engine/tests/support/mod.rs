@@ -64,7 +64,6 @@ pub const NOT_YET: &[(&str, &str)] = &[
     ("models/falcon_h1", "attention and Mamba-2 in one layer"),
     ("gguf/falcon_h1", "attention and Mamba-2 in one layer"),
     ("gguf/jamba", "Mamba of the first kind"),
-    ("gguf/kimi_k3", "attention over earlier residuals"),
     ("models/hy_v4", "independent hyper-connections"),
     ("gguf/hy_v4", "independent hyper-connections"),
     ("models/cohere2_moe", "layer norms and parallel blocks"),
@@ -166,6 +165,7 @@ pub fn recurrent_models() -> Vec<PathBuf> {
         "gguf/qwen4_exp/qwen4_exp-Q8_0.gguf",
         "gguf/lfm2/lfm2-Q8_0.gguf",
         "models/bailing_hybrid",
+        "gguf/kimi_k3/kimi_k3-Q8_0.gguf",
     ]
     .iter()
     .filter_map(|name| fixture(name))

@@ -50,7 +50,7 @@ pub struct Architecture {
     /// Factor of queries in some layers, if it grows with the position ([`Layer::tempered`]).
     #[serde(skip)]
     pub temperature: Option<Temperature>,
-    /// Gating of all feed-forwards, including those of experts.
+    /// Gating of feed-forwards, including those of experts, in layers that have none of their own.
     #[serde(skip)]
     pub gating: Gating,
     /// One entry per layer. The last one is the predicting layer if there is [`Architecture::mtp`].
@@ -333,6 +333,17 @@ pub struct Layer {
     /// True if queries are multiplied by [`Architecture::temperature`].
     pub tempered: bool,
     pub feed_forward: FeedForward,
+    /// Gatings of the layer, if they are not [`Architecture::gating`].
+    #[serde(skip)]
+    pub gatings: Option<Gatings>,
+}
+
+/// Gatings of a layer's feed-forwards.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Gatings {
+    pub experts: Gating,
+    /// Gating of a dense feed-forward, or of shared experts.
+    pub others: Gating,
 }
 
 impl Layer {
@@ -400,6 +411,9 @@ pub struct Experts {
     pub own_norms: bool,
     /// True if every expert has a factor for its weight.
     pub expert_scales: bool,
+    /// Length of the experts' inputs and outputs, if they are not those of the hidden size (Kimi K3). A matrix projects the input,
+    /// and the sum of the outputs is normed and projected back. Router and shared experts take the input itself.
+    pub latent: Option<usize>,
 }
 
 /// Returns the expert groups of a router, if there are several. Models with a correction bias score a group by its best
@@ -414,6 +428,11 @@ pub(super) fn groups(
 }
 
 impl Experts {
+    /// Returns the number of elements of the experts' inputs and outputs in a model of this hidden size.
+    pub fn row_width(&self, hidden: usize) -> usize {
+        self.latent.unwrap_or(hidden)
+    }
+
     /// Returns the experts with a table that gives those of every token, if `by_token`. No bias corrects such a choice.
     pub(super) fn chosen_by_token(self, by_token: bool) -> Experts {
         let correction_bias = self.correction_bias && !by_token;
@@ -524,6 +543,12 @@ impl Architecture {
             FeedForward::None | FeedForward::Experts(_) => 0,
         });
         widths.max().unwrap_or(0)
+    }
+
+    /// Returns the gatings of a layer's feed-forwards.
+    pub fn gatings_of(&self, layer: usize) -> Gatings {
+        let usual = Gatings { experts: self.gating, others: self.gating };
+        self.layers[layer].gatings.unwrap_or(usual)
     }
 
     /// Returns the width of the widest shared experts.

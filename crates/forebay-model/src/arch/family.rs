@@ -126,6 +126,8 @@ pub struct FeedForward {
     pub shared_mlp: bool,
     /// True if experts are beside a dense feed-forward, which counts as a shared expert, with norms and factors of their own.
     pub beside_dense: bool,
+    /// True if experts may have inputs and outputs of a length of their own, with projections around them.
+    pub latent: bool,
     /// True if `config.json` gives the width of feed-forwards before it is adjusted, unless it says otherwise.
     pub adjusted_width: bool,
 }
@@ -298,6 +300,7 @@ impl FeedForward {
         shared_gate: false,
         shared_mlp: false,
         beside_dense: false,
+        latent: false,
         adjusted_width: false,
     };
 

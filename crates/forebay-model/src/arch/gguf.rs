@@ -7,10 +7,10 @@ use super::architecture::{
     Architecture, Attention, AttentionBias, Latent, Layer, LayerEmbeddings, Mixer, Naming,
     OutputGate, QkNorm, Rope, Values,
 };
-use super::deepseek4::{gating_of_gguf, of_gguf};
+use super::deepseek4::of_gguf;
 use super::families;
 use super::family::{Factors, Family};
-use super::gguf_experts::has_experts;
+use super::gguf_experts::{gating, has_experts};
 use super::gguf_indexer::{indexed_layers, indexer};
 use super::gguf_keys::Keys;
 use super::gguf_layers::{TEMPERATURE, layers, refuse_variants};
@@ -59,7 +59,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
         context_trained: keys.count("context_length")?,
         norm_epsilon: norm_epsilon(&keys)?,
         norms: family.layers.norms,
-        streams: streams::of_gguf(&keys, family)?,
+        streams: streams::of_gguf(&keys, family, layers.len())?,
         embedding_scale: family.embedding_scale(hidden) * embedding_scale / residual_scale,
         layer_scales: family.layers.scales,
         layer_embeddings: keys
@@ -79,7 +79,7 @@ pub fn describe(catalog: &Catalog, metadata: &GgufMetadata) -> Result<Architectu
             .rule
             .map(|rule| recurrent(catalog, &keys, family, rule))
             .transpose()?,
-        gating: gating_of_gguf(&keys, family.feed_forward.gating)?,
+        gating: gating(&keys, family.feed_forward.gating)?,
         layers,
         mtp: None,
         tied_embeddings: catalog.tensor("output.weight").is_none(),

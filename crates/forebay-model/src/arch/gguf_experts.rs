@@ -1,6 +1,6 @@
 //! Reads the experts of GGUF metadata. Tensors decide how many there are: layers of pruned models have different numbers.
 
-use forebay_compute::Scoring;
+use forebay_compute::{Gating, Scoring};
 use forebay_format::{Catalog, TensorInfo};
 
 use super::architecture::{Experts, Naming, groups};
@@ -66,6 +66,7 @@ pub(super) fn experts(
         transposed: false,
         own_norms: family.feed_forward.beside_dense,
         expert_scales: family.feed_forward.beside_dense,
+        latent: keys.optional_count("expert_latent_length")?.filter(|_| family.feed_forward.latent),
     })
 }
 
@@ -86,6 +87,32 @@ fn scoring(keys: &Keys<'_>, family: &Family, correction_bias: bool) -> Result<Sc
             Err(keys.wrong("expert_gating_func", other, expected))
         }
     }
+}
+
+/// Returns the gating that the metadata describes. Limits of clamped gates are given for each layer, for experts and for shared
+/// experts.
+pub(super) fn gating(keys: &Keys<'_>, usual: Gating) -> Result<Gating, ModelError> {
+    let required = |key: &str| keys.optional_float(key)?.ok_or_else(|| keys.missing(key));
+    let usual = match usual {
+        Gating::ClampedSilu { limit } => limit,
+        Gating::Situ { .. } => {
+            return Ok(Gating::Situ {
+                limit: required("activation.situ_beta")?,
+                up_limit: required("activation.situ_linear_beta")?,
+            });
+        }
+        other => return Ok(other),
+    };
+    let mut found = None;
+    for key in ["swiglu_clamp_exp", "swiglu_clamp_shexp"] {
+        for limit in keys.floats(key)?.unwrap_or_default() {
+            if found.is_some_and(|found: f32| found != limit) {
+                return Err(keys.wrong(key, limit, "forebay knows one limit for all layers"));
+            }
+            found = Some(limit);
+        }
+    }
+    Ok(Gating::ClampedSilu { limit: found.unwrap_or(usual) })
 }
 
 /// Returns the width of a layer's shared experts. Their tensors decide, if there are any.

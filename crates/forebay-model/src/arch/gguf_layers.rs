@@ -76,6 +76,7 @@ pub(super) fn layers(
                 rope,
                 tempered: false,
                 feed_forward,
+                gatings: None,
             };
             match family.rotation.unrotated {
                 Some(unrotated) => unrotated.of_gguf(keys, layer, (index, &windows)),
@@ -180,6 +181,7 @@ pub(super) fn refuse_variants(keys: &Keys<'_>, family: &Family) -> Result<(), Mo
     let known: &[&str] = match family.feed_forward.gating {
         Gating::GeluTanh => &["gelu", "gelu_pytorch_tanh", "gelu_new"],
         Gating::SquaredRelu => &["relu2", "relu_sqr"],
+        Gating::Situ { .. } => &["situ"],
         Gating::Silu | Gating::Clamped { .. } | Gating::ClampedSilu { .. } => {
             &["silu", "swish", "swiglu", "swigluoai"]
         }

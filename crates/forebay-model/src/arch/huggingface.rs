@@ -232,6 +232,7 @@ fn layers(
                 rope,
                 tempered: false,
                 feed_forward,
+                gatings: None,
             };
             match family.rotation.unrotated {
                 Some(unrotated) => unrotated.of_config(config, layer, (index, &windows)),

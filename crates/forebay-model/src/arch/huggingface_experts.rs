@@ -153,6 +153,8 @@ pub(super) fn experts(
         scaled_input: family.feed_forward.scaled_input,
         transposed: family.files.transposed_experts,
         own_norms: family.feed_forward.beside_dense,
+        // Configurations that say otherwise are refused.
+        latent: None,
         expert_scales: family.feed_forward.beside_dense,
     })
 }

@@ -83,6 +83,7 @@ pub(super) fn recurrent(
                 value_dim,
                 head_order: HeadOrder::Consecutive,
                 low_rank: 0,
+                gate_rank: 0,
                 norm_width: value_dim,
                 sigmoid_gate: has_sigmoid_gate(config, family)?,
                 decay_bound: 0.0,
@@ -185,6 +186,7 @@ fn mamba2(config: &Config<'_>) -> Result<Recurrent, ModelError> {
         value_dim,
         head_order: HeadOrder::Consecutive,
         low_rank: 0,
+        gate_rank: 0,
         norm_width: heads.saturating_mul(value_dim).checked_div(groups).unwrap_or(0),
         sigmoid_gate: false,
         decay_bound: 0.0,
@@ -234,7 +236,7 @@ fn kimi(config: &Config<'_>, family: &Family) -> Result<Recurrent, ModelError> {
     };
     let decay_bound = decay_bound(config, family)?;
     let low_rank = if is_whole { 0 } else { dim };
-    Ok(Recurrent { decay_bound, ..Recurrent::kimi(heads, dim, convolution, low_rank) })
+    Ok(Recurrent { decay_bound, ..Recurrent::kimi(heads, dim, convolution, [low_rank; 2]) })
 }
 
 /// Returns the logarithm of the fastest decay, or 0 if there is none. `null` means the family's usual one, unless the configuration

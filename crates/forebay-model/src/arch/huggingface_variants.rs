@@ -45,6 +45,7 @@ fn expect_activation(config: &Config<'_>, family: &Family) -> Result<(), ModelEr
         }
         Gating::GeluTanh => &["gelu_pytorch_tanh", "gelu_new", "gelu_fast"],
         Gating::SquaredRelu => &["relu2"],
+        Gating::Situ { .. } => &["situ"],
         // MiniMax-M3 names the clamped gate.
         Gating::Clamped { .. } => &["silu", "swish", "swigluoai"],
         Gating::Silu | Gating::ClampedSilu { .. } => &["silu", "swish"],

@@ -47,6 +47,7 @@ impl Layer {
             rope,
             tempered: false,
             feed_forward,
+            gatings: None,
         }
     }
 }

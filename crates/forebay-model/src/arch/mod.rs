@@ -43,9 +43,9 @@ mod unrotated;
 mod validation;
 
 pub use architecture::{
-    Architecture, Attention, AttentionBias, Experts, FeedForward, KvCapacity, KvInVram, Latent,
-    Layer, LayerEmbeddings, Mixer, Naming, NormLayout, OutputGate, QkNorm, Rope, RopeFactors,
-    Values,
+    Architecture, Attention, AttentionBias, Experts, FeedForward, Gatings, KvCapacity, KvInVram,
+    Latent, Layer, LayerEmbeddings, Mixer, Naming, NormLayout, OutputGate, QkNorm, Rope,
+    RopeFactors, Values,
 };
 pub(crate) use architecture::{LONG_FACTORS, SHORT_FACTORS};
 pub(crate) use families::by_name;

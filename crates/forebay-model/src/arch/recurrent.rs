@@ -23,8 +23,10 @@ pub struct Recurrent {
     /// Number of elements of a value.
     pub value_dim: usize,
     pub head_order: HeadOrder,
-    /// Width of the low-rank projections to decays and to gates of the output; 0 if those have one matrix.
+    /// Width of the low-rank projection to decays; 0 if there is one matrix.
     pub low_rank: usize,
+    /// Width of the low-rank projection to gates of the output; 0 if there is one matrix.
+    pub gate_rank: usize,
     /// Number of elements of the output that are normed together.
     pub norm_width: usize,
     /// True if the sigmoid of the gate gates the output of delta rules, and not its SiLU.
@@ -94,7 +96,7 @@ impl Recurrent {
             return 3 * self.value_width();
         }
         let factors = self.value_heads * (1 + self.decay_width());
-        self.channels() + self.value_width() + factors + 2 * self.low_rank
+        self.channels() + self.value_width() + factors + self.low_rank + self.gate_rank
     }
 
     /// Returns the number of floats of the state of one sequence in one layer.
@@ -102,8 +104,14 @@ impl Recurrent {
         self.tail_floats() + self.matrix_floats()
     }
 
-    /// Returns the shape of Kimi Delta Attention, which has as many elements of a key as of a value.
-    pub(super) fn kimi(heads: usize, dim: usize, convolution: usize, low_rank: usize) -> Recurrent {
+    /// Returns the shape of Kimi Delta Attention, which has as many elements of a key as of a value. `ranks` are those of the
+    /// projections to decays and to gates.
+    pub(super) fn kimi(
+        heads: usize,
+        dim: usize,
+        convolution: usize,
+        [low_rank, gate_rank]: [usize; 2],
+    ) -> Recurrent {
         Recurrent {
             rule: StateRule::KimiDelta,
             convolution,
@@ -113,6 +121,7 @@ impl Recurrent {
             value_dim: dim,
             head_order: HeadOrder::Consecutive,
             low_rank,
+            gate_rank,
             norm_width: dim,
             sigmoid_gate: true,
             decay_bound: 0.0,
@@ -130,6 +139,7 @@ impl Recurrent {
             value_dim: channels,
             head_order: HeadOrder::Consecutive,
             low_rank: 0,
+            gate_rank: 0,
             norm_width: channels,
             sigmoid_gate: false,
             decay_bound: 0.0,
@@ -177,7 +187,8 @@ impl Recurrent {
             check(key, dim, fits, "it must be a multiple of 8, at most 256")?;
         }
         if self.rule == StateRule::KimiDelta {
-            check_size("rank of the projections of recurrent layers", self.low_rank.max(1))?;
+            let rank = self.low_rank.max(self.gate_rank).max(1);
+            check_size("rank of the projections of recurrent layers", rank)?;
             let bound = self.decay_bound;
             let fits = (-1000.0..=0.0).contains(&bound);
             check("gate_lower_bound", bound, fits, "it must be negative, at least -1000")?;

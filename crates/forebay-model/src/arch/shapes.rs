@@ -257,6 +257,10 @@ pub enum StreamRule {
         /// Width of the low-rank projection.
         rank: usize,
     },
+    /// A bank of earlier states (Kimi K3): the first stream is the state, and blocks read a mixture of it and of the states in the
+    /// bank, by the softmax of products. In every `period`-th layer, beginning with the first, the state moves to the bank when
+    /// the output of attention or the recurrence is added, and the output replaces it.
+    Bank { period: usize },
 }
 
 /// The collapse of mixed streams behind the last layer.
@@ -273,13 +277,33 @@ pub enum StreamsEnd {
 pub enum StreamForm {
     Mixed(StreamsEnd),
     Gated,
+    Bank,
 }
 
 impl Streams {
+    /// Returns the number of streams that hold something, which are the first, when a block of a layer reads them: its feed-forward
+    /// if `after_mixer`. The number of layers stands for what follows the last layer.
+    pub(crate) fn filled(&self, layer: usize, after_mixer: bool) -> usize {
+        match self.rule {
+            StreamRule::Mixed { .. } | StreamRule::Gated { .. } => self.count,
+            StreamRule::Bank { period } => 1 + (layer + usize::from(after_mixer)).div_ceil(period),
+        }
+    }
+
+    /// Returns the stream to which the state moves when the output of a layer's attention or recurrence is added, if it moves.
+    pub(crate) fn banked(&self, layer: usize) -> Option<usize> {
+        match self.rule {
+            StreamRule::Mixed { .. } | StreamRule::Gated { .. } => None,
+            StreamRule::Bank { period } => {
+                layer.is_multiple_of(period).then_some(1 + layer / period)
+            }
+        }
+    }
+
     /// Returns what turns products of mixed streams into coefficients.
     ///
     /// # Panics
-    /// Panics if the streams are gated.
+    /// Panics if the streams are not mixed.
     pub(crate) fn mixing<'a>(
         &self,
         scales: &'a [f32],
@@ -287,7 +311,7 @@ impl Streams {
         norm_epsilon: f32,
     ) -> StreamMixing<'a> {
         let StreamRule::Mixed { iterations, epsilon, .. } = self.rule else {
-            unreachable!("gated streams have no such weights");
+            unreachable!("other streams have no such weights");
         };
         StreamMixing { scales, base, iterations, epsilon, norm_epsilon }
     }

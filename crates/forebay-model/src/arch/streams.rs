@@ -2,7 +2,7 @@
 
 use forebay_compute::{STREAMS_MAX, StreamShape};
 
-use super::architecture::{Architecture, NormLayout};
+use super::architecture::{Architecture, Layer, Mixer, NormLayout};
 use super::check::{check, check_size};
 use super::config::Config;
 use super::family::Family;
@@ -27,7 +27,13 @@ impl Architecture {
         match streams.rule {
             StreamRule::Mixed { .. } => [shape.coefficients(), 0, 0],
             StreamRule::Gated { rank } => [shape.count, shape.row(), rank],
+            StreamRule::Bank { .. } => [0; 3],
         }
+    }
+
+    /// Returns true if the residual streams are a state and a bank of earlier ones.
+    pub(crate) fn has_bank(&self) -> bool {
+        self.streams.is_some_and(|streams| matches!(streams.rule, StreamRule::Bank { .. }))
     }
 
     pub(super) fn validate_streams(&self) -> Result<(), ModelError> {
@@ -48,6 +54,13 @@ impl Architecture {
         check_size("width of all residual streams", count.saturating_mul(self.hidden))?;
         match rule {
             StreamRule::Gated { rank } => check_size("rank of the streams' gates", rank)?,
+            StreamRule::Bank { .. } => {
+                let whole =
+                    |layer: &Layer| layer.mixer != Mixer::None && !layer.feed_forward.is_none();
+                let fits = self.layers.iter().all(whole) && self.mtp.is_none();
+                let expected = "every layer must have attention or a recurrence and a feed-forward";
+                check("layers that keep earlier states", count - 1, fits, expected)?;
+            }
             StreamRule::Mixed { iterations, epsilon, .. } => {
                 let fits = (1..=1000).contains(&iterations);
                 check("iterations of hyper-connections", iterations, fits, "from 1 to 1000")?;
@@ -98,11 +111,22 @@ pub(super) fn of_huggingface(
             count: config.count("hc_count")?,
             rule: StreamRule::Gated { rank: config.count("hc_lowrank")? },
         },
+        StreamForm::Bank => return Err(ModelError::GgufOnly { name: family.name.into() }),
     }))
 }
 
+/// Returns the streams of a model with so many layers, in every `period`-th of which a bank takes the state.
+fn bank(period: usize, layers: usize) -> Result<Streams, ModelError> {
+    check("layers between those that keep earlier states", period, period > 0, "at least 1")?;
+    Ok(Streams { count: 1 + layers.div_ceil(period), rule: StreamRule::Bank { period } })
+}
+
 /// Reads the residual streams of a family that has several from GGUF metadata.
-pub(super) fn of_gguf(keys: &Keys<'_>, family: &Family) -> Result<Option<Streams>, ModelError> {
+pub(super) fn of_gguf(
+    keys: &Keys<'_>,
+    family: &Family,
+    layers: usize,
+) -> Result<Option<Streams>, ModelError> {
     let epsilon = "hyper_connection.epsilon";
     match family.layers.streams {
         None => Ok(None),
@@ -118,5 +142,6 @@ pub(super) fn of_gguf(keys: &Keys<'_>, family: &Family) -> Result<Option<Streams
             count: keys.count("hyper_connection.count")?,
             rule: StreamRule::Gated { rank: keys.count("hyper_connection.low_rank")? },
         })),
+        Some(StreamForm::Bank) => Ok(Some(bank(keys.count("attn_res.block_size")?, layers)?)),
     }
 }

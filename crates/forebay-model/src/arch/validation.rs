@@ -94,9 +94,17 @@ impl Architecture {
                 of.width.saturating_mul(self.layers.len()),
             )?;
         }
-        if let Gating::Clamped { limit, .. } | Gating::ClampedSilu { limit } = self.gating {
-            let fits = limit.is_finite() && limit > 0.0;
-            check("limit of gate and up", limit, fits, "it must be positive")?;
+        let own = (0..self.layers.len()).map(|layer| self.gatings_of(layer));
+        for gating in own.flat_map(|of| [of.experts, of.others]) {
+            let limits = match gating {
+                Gating::Clamped { limit, .. } | Gating::ClampedSilu { limit } => [limit; 2],
+                Gating::Situ { limit, up_limit } => [limit, up_limit],
+                Gating::Silu | Gating::GeluTanh | Gating::SquaredRelu => continue,
+            };
+            for limit in limits {
+                let fits = limit.is_finite() && limit > 0.0;
+                check("limit of gate and up", limit, fits, "it must be positive")?;
+            }
         }
         if let Some(of) = &self.ngrams {
             of.validate(self.layers.len())?;
@@ -113,7 +121,7 @@ impl Architecture {
         self.validate_streams()?;
         self.validate_shared_keys()?;
         self.validate_mtp()?;
-        self.layers.iter().try_for_each(Layer::validate)
+        self.layers.iter().try_for_each(|layer| layer.validate(self.hidden))
     }
 
     /// Checks that the rotation of a layer fits its heads.
@@ -192,7 +200,7 @@ impl Attention {
 }
 
 impl Layer {
-    fn validate(&self) -> Result<(), ModelError> {
+    fn validate(&self, hidden: usize) -> Result<(), ModelError> {
         let is_empty = self.mixer == Mixer::None && self.feed_forward.is_none();
         check(
             "layer",
@@ -206,13 +214,13 @@ impl Layer {
         match &self.feed_forward {
             FeedForward::None => Ok(()),
             FeedForward::Dense { width } => check_size("feed-forward width", *width),
-            FeedForward::Experts(experts) => experts.validate(),
+            FeedForward::Experts(experts) => experts.validate(hidden),
         }
     }
 }
 
 impl Experts {
-    fn validate(&self) -> Result<(), ModelError> {
+    fn validate(&self, hidden: usize) -> Result<(), ModelError> {
         let fits = self.count > 0 && self.count <= 65_536;
         check("expert count", self.count, fits, "it must be from 1 to 65536")?;
         let fits = self.used > 0 && self.used <= self.count.min(256);
@@ -242,6 +250,13 @@ impl Experts {
             !(self.own_norms && self.scaled_input),
             "inputs are scaled",
         )?;
+        if let Some(latent) = self.latent {
+            let fits = (1..=hidden).contains(&latent);
+            check("length of the experts' inputs", latent, fits, "from 1 to the hidden size")?;
+            let is_plain = !(self.own_norms || self.scaled_input || self.bias || self.transposed);
+            let expected = "forebay knows it without biases, norms of experts and scaled inputs";
+            check("length of the experts' inputs", latent, is_plain, expected)?;
+        }
         Ok(self.rule(None, None).check(self.count, self.used)?)
     }
 }

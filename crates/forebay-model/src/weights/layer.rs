@@ -73,6 +73,13 @@ impl LayerBuilder<'_> {
             }
             FeedForward::Experts(experts) => {
                 let router = self.matrix(tensors, &mut dense, "router", experts.count, hidden)?;
+                let latent = match experts.latent {
+                    None => None,
+                    Some(width) => Some([
+                        self.matrix(tensors, &mut dense, "latent_down", width, hidden)?,
+                        self.matrix(tensors, &mut dense, "latent_up", hidden, width)?,
+                    ]),
+                };
                 let shared = match experts.shared_width {
                     0 => None,
                     width => Some(self.gated(tensors, &mut dense, "shared_", width)?),
@@ -81,7 +88,7 @@ impl LayerBuilder<'_> {
                 let [gate, up, down] = parts;
                 let vectors = Box::new(self.expert_vectors(tensors, experts)?);
                 let weights =
-                    FeedForwardWeights::Experts { router, gate, up, down, shared, vectors };
+                    FeedForwardWeights::Experts { router, gate, up, down, shared, latent, vectors };
                 (weights, extents)
             }
         };
@@ -117,6 +124,7 @@ impl LayerBuilder<'_> {
             )?,
             attention_parts,
             feed_forward,
+            gatings: self.architecture.gatings_of(self.index),
             embeddings,
             ngrams,
             scale: match self.architecture.layer_scales {
@@ -396,6 +404,7 @@ impl LayerBuilder<'_> {
             biases,
             scales,
             norms,
+            latent_norm: self.norm(tensors, "latent_norm", experts.latent)?,
         })
     }
 
@@ -442,7 +451,7 @@ impl LayerBuilder<'_> {
         tensors: &Tensors<'_>,
         experts: &Experts,
     ) -> Result<([PartMatrix; 3], Vec<Block>), ModelError> {
-        let hidden = self.architecture.hidden;
+        let hidden = experts.row_width(self.architecture.hidden);
         if relayout::experts_need_relayout(self.architecture.naming, experts) {
             return relayout::experts(tensors, &|role| self.name(role), experts, hidden);
         }
@@ -491,7 +500,7 @@ impl LayerBuilder<'_> {
         name: &str,
     ) -> Result<([PartMatrix; 3], Vec<Block>), ModelError> {
         let Experts { count, width, .. } = *experts;
-        let hidden = self.architecture.hidden;
+        let hidden = experts.row_width(self.architecture.hidden);
         let down = self.name("expert_down_stack");
         let (both, gate_ups) =
             tensors.expert_matrices(&|_| name.into(), count, 2 * width, hidden)?;

@@ -188,8 +188,9 @@ impl Weights {
                 FeedForwardWeights::Dense { gate, up, down } => {
                     [gate, up, down].into_iter().for_each(&mut add);
                 }
-                FeedForwardWeights::Experts { gate, up, down, shared, .. } => {
-                    [gate, up, down].into_iter().chain(shared.iter().flatten()).for_each(&mut add);
+                FeedForwardWeights::Experts { gate, up, down, shared, latent, .. } => {
+                    let beside = shared.iter().flatten().chain(latent.iter().flatten());
+                    [gate, up, down].into_iter().chain(beside).for_each(&mut add);
                 }
             }
         }

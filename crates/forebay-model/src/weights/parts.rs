@@ -3,7 +3,7 @@
 use forebay_compute::{DeltaColumns, RouterRule};
 use forebay_format::TensorType;
 
-use crate::arch::Experts;
+use crate::arch::{Experts, Gatings};
 use crate::ngrams::NGramHashes;
 use crate::rows::RowTable;
 
@@ -40,6 +40,7 @@ pub struct LayerWeights {
     /// feed-forward matrices, or router and shared experts, follow.
     pub attention_parts: usize,
     pub feed_forward: FeedForwardWeights,
+    pub gatings: Gatings,
     /// What the layer does with the tokens' embeddings for it, if the model has such embeddings.
     pub embeddings: Option<LayerEmbeddingWeights>,
     /// Weights of the embeddings of n-grams that the layer adds to the residual streams before its attention, if it does.
@@ -104,6 +105,8 @@ pub enum StreamWeights<M> {
         /// Matrix `[streams, streams * hidden]` for the factors of the output. There is none behind the last layer.
         inject: Option<M>,
     },
+    /// Weights `[hidden]` of the products that choose among the streams of a bank.
+    Bank { scores: Vec<f32> },
     /// The mean of the streams.
     Mean,
 }
@@ -112,7 +115,7 @@ impl<M> StreamWeights<M> {
     /// Returns the matrices.
     pub fn matrices(&self) -> impl Iterator<Item = &M> {
         let all = match self {
-            StreamWeights::Mean => [None, None, None],
+            StreamWeights::Mean | StreamWeights::Bank { .. } => [None, None, None],
             StreamWeights::Mixed { mix, .. } => [Some(mix), None, None],
             StreamWeights::Gated { down, up, inject, .. } => {
                 [Some(down), Some(up), inject.as_ref()]
@@ -458,6 +461,9 @@ pub enum FeedForwardWeights {
         down: PartMatrix,
         /// Gate, up and down of the shared experts.
         shared: Option<[PartMatrix; 3]>,
+        /// Projections around the experts, if these have inputs and outputs of their own length: of the input `[latent, hidden]`,
+        /// and of the normed sum `[hidden, latent]`.
+        latent: Option<[PartMatrix; 2]>,
         vectors: Box<ExpertVectors>,
     },
 }
@@ -479,6 +485,8 @@ pub struct ExpertVectors {
     pub scales: Option<Vec<f32>>,
     /// Norms of their own, if router, experts and shared experts have such.
     pub norms: Option<ExpertNorms>,
+    /// Norm `[latent]` of the sum of the experts' outputs before the projection, if there is one.
+    pub latent_norm: Option<Vec<f32>>,
 }
 
 /// Norms of a layer whose experts are beside a feed-forward for every token. All vectors are `[hidden]`.

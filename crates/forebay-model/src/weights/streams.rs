@@ -46,6 +46,9 @@ impl LayerBuilder<'_> {
                     up: self.matrix(tensors, dense, &role("up"), width, rank)?,
                     inject: Some(self.matrix(tensors, dense, &role("inject"), count, width)?),
                 },
+                StreamRule::Bank { .. } => StreamWeights::Bank {
+                    scores: tensors.vector(&self.name(&role("scores")), shape.width)?,
+                },
             });
         }
         Ok(found)
@@ -77,6 +80,9 @@ pub(super) fn at_end(
             up: matrix("up", width, rank)?,
             norm: tensors.norm(&names.streams_end("norm"), width)?,
             inject: None,
+        },
+        StreamRule::Bank { .. } => StreamWeights::Bank {
+            scores: tensors.vector(&names.streams_end("scores"), architecture.hidden)?,
         },
     }))
 }

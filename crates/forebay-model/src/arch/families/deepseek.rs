@@ -150,8 +150,33 @@ pub(super) const FAMILIES: &[Family] = &[
         feed_forward: FeedForward::CORRECTED_EXPERTS,
         ..Family::BASE
     },
+    Family {
+        name: "kimi-k3",
+        files: Files { gguf: &["kimi-k3"], names: KIMI_K3, ..Files::BASE },
+        attention: Attention {
+            latent: true,
+            output_gate: OutputGate::ByElement(GateFunction::Sigmoid),
+            ..Attention::BASE
+        },
+        rotation: Rotation { rotates: false, ..Rotation::BASE },
+        recurrence: Recurrence {
+            rule: Some(StateRule::KimiDelta),
+            decay_bound: -5.0,
+            ..Recurrence::BASE
+        },
+        feed_forward: FeedForward {
+            // Files give the limits.
+            gating: Gating::Situ { limit: 1.0, up_limit: 1.0 },
+            latent: true,
+            ..FeedForward::CORRECTED_EXPERTS
+        },
+        layers: Layers { streams: Some(StreamForm::Bank), ..Layers::BASE },
+        ..Family::BASE
+    },
     DEEPSEEK_4,
 ];
+
+const KIMI_K3: OwnNames = &[("delta_g", "ssm_g.weight", ""), ("delta_o", "attn_output.weight", "")];
 
 const BAILING: OwnNames = &[
     ("embedding", "", "word_embeddings.weight"),

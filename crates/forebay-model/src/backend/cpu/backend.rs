@@ -200,7 +200,7 @@ impl CpuBackend {
         norm_in_place(&self.cpu, out, post_norm, step.architecture.norm_epsilon);
         let width = step.architecture.stream_width();
         let x = &mut self.scratch.x[..step.count * width];
-        self.scratch.streams.add(&self.cpu, step.architecture, x, out);
+        self.scratch.streams.add(&self.cpu, step.architecture, step.banked_stream(block), x, out);
         if scale != 1.0 {
             self.cpu.scale_in_place(x, scale);
         }
@@ -226,7 +226,7 @@ impl CpuBackend {
         let (x, rows) = (&scratch.dense_input, scratch.rows.of(step));
         let [a, b] = both_kinds(matrix(residency, lease, &gate), x, rows, gate_out);
         let [c, d] = both_kinds(matrix(residency, lease, &up), x, rows, up_out);
-        let gating = step.architecture.gating;
+        let gating = step.layer_weights().gatings.others;
         let jobs = if gating.has_gate() { 4 } else { 2 };
         matmul_beside_reads(cpu, residency, &mut [a, b, c, d][..jobs])?;
         let inner = &mut scratch.gate[..count * width];
@@ -412,6 +412,7 @@ impl Backend for CpuBackend {
             architecture: step.architecture,
             rows: scratch.rows.of(step),
             have_output: true,
+            filled: step.filled_streams(step.layer, block == NextBlock::FeedForward),
         };
         let x = &scratch.x[..step.count * step.architecture.stream_width()];
         let normed = &mut scratch.normed[..step.count * step.architecture.hidden];
@@ -471,6 +472,8 @@ impl Backend for CpuBackend {
             architecture: step.architecture,
             rows: scratch.rows.of(step),
             have_output: false,
+            // The stream is the one before the layer.
+            filled: step.filled_streams(step.layer, false),
         };
         let early = &early[..count * step.architecture.stream_width()];
         input.write(cpu, &mut scratch.streams, early, &of, normed);
@@ -493,7 +496,7 @@ impl Backend for CpuBackend {
     }
 
     fn route(&mut self, step: &Step<'_>, routing: Option<&mut [i32]>) -> Result<(), ModelError> {
-        let FeedForwardWeights::Experts { router, gate, up, shared, vectors, .. } =
+        let FeedForwardWeights::Experts { router, gate, up, shared, latent, vectors, .. } =
             &step.layer_weights().feed_forward
         else {
             unreachable!("the caller looked at the weights");
@@ -501,15 +504,26 @@ impl Backend for CpuBackend {
         let (experts, count, hidden) = (step.experts(), step.count, step.architecture.hidden);
         let lease = self.lease.as_ref().expect("the layer was entered");
         let w = matrix(&self.residency, lease, router);
-        let Scratch { input, inner, x, block_out, normed, moe, rows, .. } = &mut self.scratch;
+        let Scratch { input, inner, x, block_out, normed, moe, rows, latent_rows, .. } =
+            &mut self.scratch;
         let out = &mut moe.scores[..count * experts.count];
-        match &vectors.norms {
-            None => {
+        match (&vectors.norms, latent) {
+            (None, Some([down, _])) => {
+                let own = &mut latent_rows[..count * down.rows];
+                let types = [router.ty, down.ty];
+                inner.prepare(&self.cpu, &normed[..count * hidden], count, hidden, &types);
+                let [a, b] = both_kinds(w, inner, rows.of(step), &mut *out);
+                let w_down = matrix(&self.residency, lease, down);
+                let [c, d] = both_kinds(w_down, inner, rows.of(step), &mut *own);
+                self.cpu.matmul(&mut [a, b, c, d]);
+                input.prepare(&self.cpu, own, count, down.rows, &[gate.ty, up.ty]);
+            }
+            (None, None) => {
                 let types = [router.ty, gate.ty, up.ty];
                 input.prepare(&self.cpu, &normed[..count * hidden], count, hidden, &types);
                 self.cpu.matmul(&mut both_kinds(w, input, rows.of(step), out));
             }
-            Some(norms) => {
+            (Some(norms), _) => {
                 // The output of attention has been added, and `inner` is free until a feed-forward is computed.
                 let (x, own) = (&x[..count * hidden], &mut block_out[..count * hidden]);
                 let epsilon = step.architecture.stream_epsilon();
@@ -521,7 +535,7 @@ impl Backend for CpuBackend {
             }
         }
         add_bias(&self.cpu, out, vectors.router_bias.as_deref());
-        if shared.is_none() {
+        if shared.is_none() && latent.is_none() {
             // The dense block is no longer needed. Its slot may take the next layer while experts are computed.
             self.lease = None;
         }
@@ -536,7 +550,7 @@ impl Backend for CpuBackend {
         if let Some(shared) = shared {
             // Runs while the missing experts are being read.
             self.gated(step, *shared)?;
-            self.lease = None;
+            self.lease = self.lease.take().filter(|_| latent.is_some());
             if let Some(weight) = &vectors.shared_scale {
                 let Scratch { block_out, normed, .. } = &mut self.scratch;
                 let (out, x) = (&mut block_out[..count * hidden], &normed[..count * hidden]);
@@ -567,12 +581,12 @@ impl Backend for CpuBackend {
     }
 
     fn experts(&mut self, step: &Step<'_>) -> Result<(), ModelError> {
-        let FeedForwardWeights::Experts { gate, up, down, shared, vectors, .. } =
+        let FeedForwardWeights::Experts { gate, up, down, shared, latent, vectors, .. } =
             &step.layer_weights().feed_forward
         else {
             unreachable!("the caller looked at the weights");
         };
-        let CpuBackend { cpu, residency, scratch, .. } = self;
+        let CpuBackend { cpu, residency, scratch, lease, .. } = self;
         let (count, hidden) = (step.count, step.architecture.hidden);
         let moe_step = MoeStep {
             experts: step.experts(),
@@ -580,8 +594,8 @@ impl Backend for CpuBackend {
             up: *up,
             down: *down,
             biases: vectors.biases.as_ref(),
-            gating: step.architecture.gating,
-            hidden,
+            gating: step.layer_weights().gatings.experts,
+            hidden: step.experts().row_width(hidden),
             count,
             decode: step.decode,
         };
@@ -592,7 +606,23 @@ impl Backend for CpuBackend {
             Some(_) => (&mut normed[..count * hidden], Some(&mut block_out[..count * hidden])),
         };
         scratch.moe.compute(&moe_step, cpu, residency, &scratch.input)?;
-        scratch.moe.combine(&moe_step, cpu, out);
+        match latent {
+            None => scratch.moe.combine(&moe_step, cpu, out),
+            Some([_, back]) => {
+                let sum = &mut scratch.latent_rows[..count * back.cols];
+                scratch.moe.combine(&moe_step, cpu, sum);
+                norm_in_place(
+                    cpu,
+                    sum,
+                    vectors.latent_norm.as_deref(),
+                    step.architecture.norm_epsilon,
+                );
+                scratch.inner.prepare(cpu, sum, count, back.cols, &[back.ty]);
+                let lease = lease.take().expect("the block was kept for this matrix");
+                let rows = scratch.rows.of(step);
+                multiply(cpu, residency, &lease, back, &scratch.inner, rows, out)?;
+            }
+        }
         if let Some(norms) = &vectors.norms {
             cpu.rms_norm_in_place(out, &norms.output, step.architecture.norm_epsilon);
         }

@@ -26,6 +26,7 @@ pub struct MoeStep<'a> {
     /// Biases of gate, up and down, `[experts, rows]` each.
     pub biases: Option<&'a [Vec<f32>; 3]>,
     pub gating: Gating,
+    /// Number of elements of the experts' inputs and outputs.
     pub hidden: usize,
     /// Number of rows in the pass, and of decode rows, which are the first.
     pub count: usize,

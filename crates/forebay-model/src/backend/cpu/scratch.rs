@@ -68,6 +68,8 @@ pub struct Scratch {
     pub embedding_row: Vec<u8>,
     pub chunk_logits: Vec<f32>,
     pub moe: MoeScratch,
+    /// Inputs of experts, and later the sums of their outputs `[tokens, latent]`, if they are not of the hidden size.
+    pub latent_rows: Vec<f32>,
     pub rows: RowNumbers,
     /// Factors of the rows of a pass.
     pub row_factors: Vec<f32>,
@@ -118,6 +120,7 @@ impl Scratch {
             embedding_row: Vec::with_capacity(longest_row(weights)),
             chunk_logits: Vec::new(),
             moe: MoeScratch::reserve(architecture, batch),
+            latent_rows: floats(latent_width(architecture)),
             rows: RowNumbers((0..batch as u32).collect()),
             row_factors: Vec::with_capacity(batch),
             embedded: floats(if layer_widths > 0 { architecture.hidden } else { 0 }),
@@ -144,7 +147,7 @@ impl Scratch {
             + attended;
         let gate = 3 * gate_width(architecture);
         let streams = architecture.stream_width() + StreamScratch::floats_per_token(architecture);
-        1 + streams + joined_width(architecture) + 2 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate + of_layers
+        1 + streams + latent_width(architecture) + joined_width(architecture) + 2 * architecture.hidden + 2 * q_width + 2 * kv_width + 2 * width + latent + recurrent + gate + of_layers
             // Quantised activations take one byte per value in each of two forms, and scales.
             + (architecture.hidden.max(q_width) + width) * 5 / 8
     }
@@ -164,6 +167,11 @@ fn layer_widths(architecture: &Architecture) -> usize {
 /// Returns the number of elements of a row that a predicting layer joins; 0 if there is no such layer.
 fn joined_width(architecture: &Architecture) -> usize {
     if architecture.mtp.is_some() { 2 * architecture.hidden } else { 0 }
+}
+
+/// Returns the length of the experts' inputs if it is not the hidden size; 0 if it is.
+fn latent_width(architecture: &Architecture) -> usize {
+    architecture.expert_layers().filter_map(|experts| experts.latent).max().unwrap_or(0)
 }
 
 /// Returns the bytes of the longest row of an embedding table.

@@ -347,7 +347,7 @@ impl CudaBackend {
         }
         let (gpu, at, products) = (&self.gpu, self.at(), self.products());
         let pair = [self.product(step, gate, at.gate), self.product(step, up, at.up)];
-        let gating = device_gating(step.architecture.gating);
+        let gating = device_gating(step.layer_weights().gatings.others);
         products.gated(gpu, gating, self.float(at.normed), Rows::of(step), pair)?;
         let down = self.product(step, down, at.block_out);
         products.dense(gpu, self.float(at.gate), Rows::of(step), &[down])
@@ -691,6 +691,7 @@ pub(super) fn device_gating(gating: forebay_compute::Gating) -> Gating {
         forebay_compute::Gating::GeluTanh => Gating::GeluTanh,
         forebay_compute::Gating::Clamped { alpha, limit } => Gating::Clamped { alpha, limit },
         forebay_compute::Gating::ClampedSilu { limit } => Gating::ClampedSilu { limit },
+        forebay_compute::Gating::Situ { limit, up_limit } => Gating::Situ { limit, up_limit },
         forebay_compute::Gating::SquaredRelu => Gating::SquaredRelu,
     }
 }

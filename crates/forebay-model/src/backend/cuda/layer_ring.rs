@@ -332,7 +332,7 @@ impl LayerRing {
         cpu.compute(
             host,
             &sub_layer.lease.0,
-            &SubLayerMatrices { gate, up, down, gating: step.architecture.gating },
+            &SubLayerMatrices { gate, up, down, gating: step.layer_weights().gatings.others },
             step.count,
         )?;
         clock.goes_on();

@@ -63,7 +63,7 @@ pub struct ExpertMatrices<'a> {
 }
 
 /// Returns the matrices of a layer's experts, or `None` if the layer is dense.
-pub fn expert_matrices(layer: &LayerWeights, gating: Gating) -> Option<ExpertMatrices<'_>> {
+pub fn expert_matrices(layer: &LayerWeights) -> Option<ExpertMatrices<'_>> {
     match &layer.feed_forward {
         FeedForwardWeights::None | FeedForwardWeights::Dense { .. } => None,
         FeedForwardWeights::Experts { gate, up, down, vectors, .. } => Some(ExpertMatrices {
@@ -71,7 +71,7 @@ pub fn expert_matrices(layer: &LayerWeights, gating: Gating) -> Option<ExpertMat
             up: *up,
             down: *down,
             biases: vectors.biases.as_ref(),
-            gating,
+            gating: layer.gatings.experts,
         }),
     }
 }
@@ -91,7 +91,6 @@ pub struct BatchRows {
 /// The CPU that computes experts, with buffers for its exchange with the GPU.
 pub struct CpuExperts {
     cpu: Cpu,
-    pub gating: Gating,
     pub cpu_offload: CpuOffloadControl,
     /// Normed inputs, followed by an output row for each pair of a token and a chosen expert.
     words: HostWords,
@@ -133,7 +132,6 @@ impl CpuExperts {
         cpu.pool().set_spin(AWAKE);
         let mut experts = CpuExperts {
             cpu,
-            gating: of.gating,
             cpu_offload: CpuOffloadControl::new(
                 &wanted,
                 (rates.unwrap_or(UNMEASURED), true),

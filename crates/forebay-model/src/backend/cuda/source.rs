@@ -69,8 +69,7 @@ impl WeightSource {
             HostWeights::Experts(host) => {
                 let batch = on.plan.activations.batch;
                 let sizes = (batch, DECODE_ROWS, architecture.experts_per_token());
-                let gating = architecture.gating;
-                let of = weights.layers.iter().find_map(|layer| expert_matrices(layer, gating));
+                let of = weights.layers.iter().find_map(expert_matrices);
                 let of = of.expect("a model with slots for experts has some");
                 let serves = captures.then(|| architecture.main_layers());
                 let cache = ExpertCache::new(on, host, sizes, &of, serves)?;

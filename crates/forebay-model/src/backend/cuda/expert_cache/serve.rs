@@ -330,7 +330,7 @@ impl ExpertCache {
         service.times.host_seconds += began.elapsed().as_secs_f64();
         let computed = answered.and_then(|()| match (&mut self.cpu, self.for_cpu.is_empty()) {
             (Some(cpu), false) => {
-                let of = expert_matrices(&weights.layers[layer.0 as usize], cpu.gating);
+                let of = expert_matrices(&weights.layers[layer.0 as usize]);
                 let of = of.expect("the layer has experts");
                 let (mailbox, leases) = (&mut service.mailbox, &self.for_cpu);
                 cpu.compute_for(mailbox, &mut self.host, &of, chosen, leases)?;
